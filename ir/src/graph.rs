@@ -1,0 +1,149 @@
+//! The Graph: entry points over shared weights and state.
+
+use crate::op::Op;
+use crate::types::Type;
+use crate::weights::Weight;
+use bincode::{Decode, Encode};
+use std::fmt;
+
+/// A value of one graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+/// A weight of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WeightId(pub u32);
+/// A state of the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StateId(pub u32);
+/// Index of a node in its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+/// One operand of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Operand {
+    /// A value of this graph.
+    Value(ValueId),
+    /// A weight of the module.
+    Weight(WeightId),
+    /// A state of the module, before this graph writes it.
+    State(StateId),
+}
+
+/// An operator applied.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What is computed.
+    pub op: Op,
+    /// From what, as [`Op::signature`] orders it.
+    pub inputs: Vec<Operand>,
+    /// Results, one or two.
+    pub outputs: Vec<ValueId>,
+    /// Where it stands in the model: `embed`, `layers.0.attn`, `layers.0.ffn`, `head`. Rewriting never
+    /// looks across scopes.
+    pub scope: String,
+}
+
+/// Which entry point a graph is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
+pub enum EntryKind {
+    /// Up to this many tokens of one sequence.
+    Prefill(u32),
+    /// One token of each of up to this many sequences.
+    Decode(u32),
+}
+
+impl EntryKind {
+    /// Token rows `T`.
+    pub const fn rows(self) -> usize {
+        match self {
+            Self::Prefill(n) | Self::Decode(n) => n as usize,
+        }
+    }
+}
+
+impl fmt::Display for EntryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Prefill(n) => write!(f, "prefill[{n}]"),
+            Self::Decode(n) => write!(f, "decode[{n}]"),
+        }
+    }
+}
+
+/// One entry point. Its inputs are always the first four values:
+///
+/// | value | type | what |
+/// |---|---|---|
+/// | `%0` ids | `i32[T]` | token ids, 0 on padding rows |
+/// | `%1` pos | `i32[T]` | position in the sequence, −1 on padding rows |
+/// | `%2` slot | `i32[T]` | KV-cache slot of the sequence |
+/// | `%3` rows | `i32[R]` | the rows whose logits are wanted, −1 past the last |
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    /// Which entry point.
+    pub kind: EntryKind,
+    /// Type of every value, by id.
+    pub values: Vec<Type>,
+    /// Nodes in an order of execution.
+    pub nodes: Vec<Node>,
+    /// Logits `f32[R, vocab]`.
+    pub output: ValueId,
+}
+
+/// Number of graph inputs.
+pub const INPUTS: usize = 4;
+
+impl Graph {
+    /// Token ids.
+    pub const IDS: ValueId = ValueId(0);
+    /// Positions.
+    pub const POS: ValueId = ValueId(1);
+    /// Slots.
+    pub const SLOT: ValueId = ValueId(2);
+    /// Rows whose logits are wanted.
+    pub const ROWS: ValueId = ValueId(3);
+
+    /// Type of a value.
+    pub fn ty(&self, v: ValueId) -> &Type {
+        &self.values[v.0 as usize]
+    }
+
+    /// The node that defines a value; `None` for inputs.
+    pub fn def(&self, v: ValueId) -> Option<NodeId> {
+        self.nodes.iter().position(|n| n.outputs.contains(&v)).map(|i| NodeId(i as u32))
+    }
+}
+
+/// A KV-cache tensor that outlives a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateDecl {
+    /// Name, unique in the module.
+    pub name: String,
+    /// `f32[slots, heads, ctx, dim]`
+    pub ty: Type,
+}
+
+/// A model: entry points that share weights and states.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Module {
+    /// Weights.
+    pub weights: Vec<Weight>,
+    /// States.
+    pub states: Vec<StateDecl>,
+    /// Entry points.
+    pub entries: Vec<Graph>,
+}
+
+impl Module {
+    /// A weight.
+    pub fn weight(&self, id: WeightId) -> &Weight {
+        &self.weights[id.0 as usize]
+    }
+    /// A state.
+    pub fn state(&self, id: StateId) -> &StateDecl {
+        &self.states[id.0 as usize]
+    }
+}
+
+pub struct GraphBuilder;

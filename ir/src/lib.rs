@@ -1,0 +1,27 @@
+//! The two languages of moec.
+//!
+//! * [`graph`]: **what** to compute. Static-shape SSA over rows of tokens, one graph per entry point,
+//!   sharing weights and KV-cache state. Its meaning is executable: [`eval`] is the naive f32
+//!   reference that every other executor is held against.
+//! * [`plan`]: **how, where and when**. Buffers with arena offsets, weight segments, steps.
+//!
+//! Both have a text form ([`text`]) that prints, parses back and compares equal, and a verifier
+//! ([`verify`]).
+//!
+//! Architecture invariant: this crate knows no device, no model family, no file system and no LLVM.
+
+pub mod eval;
+pub mod graph;
+pub mod op;
+pub mod plan;
+pub mod text;
+pub mod types;
+pub mod verify;
+pub mod weights;
+
+pub use graph::{
+    EntryKind, Graph, GraphBuilder, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId,
+};
+pub use op::{Activation, Glu, Op, RopeStyle, RouterDesc};
+pub use types::{DType, Format, Type};
+pub use weights::{Axis, Encoding, Leaf, Source, Weight, WeightClass, WeightExpr};

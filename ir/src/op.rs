@@ -1,0 +1,423 @@
+//! The operators of the Graph.
+//!
+//! Activations are two-dimensional, `[rows, channels]`: a row is a token, and heads are ranges of
+//! channels. `T` is the row count of the entry point. A row whose position is negative is **padding**:
+//! it writes no cache, attends to nothing, and what it computes is never read.
+//!
+//! Operands of every operator stand in one table, [`Op::signature`].
+
+/// Element-wise activation functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Activation {
+    /// `x · sigmoid(x)`
+    Silu,
+    /// `x/2 · (1 + erf(x/√2))`
+    Gelu,
+    /// `x/2 · (1 + tanh(√(2/π)(x + 0.044715 x³)))`
+    GeluTanh,
+    /// `max(x, 0)`
+    Relu,
+    /// `1 / (1 + e^-x)`
+    Sigmoid,
+}
+
+impl Activation {
+    /// Every activation.
+    pub const ALL: [Self; 5] = [Self::Silu, Self::Gelu, Self::GeluTanh, Self::Relu, Self::Sigmoid];
+
+    /// Name in the text form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Silu => "silu",
+            Self::Gelu => "gelu",
+            Self::GeluTanh => "gelu_tanh",
+            Self::Relu => "relu",
+            Self::Sigmoid => "sigmoid",
+        }
+    }
+}
+
+/// How a gated feed-forward network joins its gate `g` and its up projection `u`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Glu {
+    /// `act(g) · u`: SwiGLU, GeGLU, ReGLU.
+    Gated(Activation),
+    /// `relu(g) · relu(u)`: dReLU (arXiv 2406.05955, eq. 2).
+    DRelu,
+    /// gpt-oss: `g' = min(g, limit)`, `u' = clamp(u, ±limit)`, `(u' + 1) · g' · sigmoid(alpha · g')`.
+    Clamped {
+        /// Slope inside the sigmoid.
+        alpha: f32,
+        /// Clamp of both inputs.
+        limit: f32,
+    },
+}
+
+/// Which channels of a head a rotation pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeStyle {
+    /// Channel `i` with `i + rotary/2`.
+    Half,
+    /// Channel `2i` with `2i + 1`; the result keeps the interleaved order.
+    Interleaved,
+}
+
+/// How router logits become scores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Score {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each logit.
+    Sigmoid,
+    /// The logit itself.
+    Identity,
+}
+
+/// How the score of a group of experts is formed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GroupScore {
+    /// The largest score in the group (DeepSeek-V2).
+    Max,
+    /// The sum of the two largest (DeepSeek-V3).
+    Top2Sum,
+}
+
+/// Group-limited selection: of `n` groups only the best `keep` may be chosen from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Groups {
+    /// Number of groups; divides the number of experts.
+    pub n: usize,
+    /// Groups kept.
+    pub keep: usize,
+    /// Score of a group.
+    pub score: GroupScore,
+    /// Score of an expert in a dropped group: −∞ if true, 0 if false.
+    pub mask_neg_inf: bool,
+}
+
+/// Where the routing weight of a selected expert comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum WeightFrom {
+    /// Its score, without the selection bias.
+    Score,
+    /// Softmax over the selected logits only.
+    SoftmaxTopk,
+    /// Sigmoid of its logit.
+    SigmoidTopk,
+    /// Phi-MoE's SparseMixer at inference; `k` must be 2.
+    SparseMixer {
+        /// Jitter that decides which near ties share the weight.
+        eps: f32,
+    },
+}
+
+/// How the weights of the selected experts are normalised.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Renorm {
+    /// They stay as they are.
+    None,
+    /// Divided by their sum plus `eps`.
+    Sum {
+        /// Added to the sum.
+        eps: f32,
+    },
+    /// Divided by their sum, which is at least `min`.
+    Clamp {
+        /// Smallest divisor.
+        min: f32,
+    },
+}
+
+/// Routing of every supported family, from logits to `k` experts with weights per token.
+///
+/// 1. `s = score(z)`; the choice is made on `c = s + select_bias` (operand, if there).
+/// 2. With `groups`, experts outside of the kept groups are masked in `c`.
+/// 3. The `k` largest `c` are selected, the **lowest index wins ties**, slots in descending order of `c`.
+/// 4. Weights come from `weight_from`, are renormalised, then multiplied by `scale`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RouterDesc {
+    /// Number of experts.
+    pub experts: usize,
+    /// Experts per token.
+    pub k: usize,
+    /// Scores.
+    pub score: Score,
+    /// Whether a selection bias operand follows the logits.
+    pub select_bias: bool,
+    /// Group-limited selection.
+    pub groups: Option<Groups>,
+    /// Weights of the selected.
+    pub weight_from: WeightFrom,
+    /// Normalisation of the weights.
+    pub renorm: Renorm,
+    /// Factor on the weights, last.
+    pub scale: f32,
+}
+
+/// An operator with its attributes. The comment gives operands → results; `@` marks weights and `$`
+/// cache state; `?` marks what may be absent, as the attribute of that name says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    /// `ids i32[T], @table[V, H] → f32[T, H]`
+    Embed,
+    /// `x[T, groups·C], @weight[C]? → same`. Root mean square norm of each group of channels, in f32.
+    RmsNorm {
+        /// Added to the mean square.
+        eps: f32,
+        /// Groups of channels normalised apart (1, or the heads of a per-head norm).
+        groups: usize,
+        /// Whether the weight is there.
+        weight: bool,
+    },
+    /// `x[T, C], @weight[C], @bias[C] → same`
+    LayerNorm {
+        /// Added to the variance.
+        eps: f32,
+    },
+    /// `x[T, K], @w[N, K], @bias[N]? → f32[T, N]`
+    Linear {
+        /// Whether the bias is there.
+        bias: bool,
+    },
+    /// `x[T, K], @w[2I, K], @bias[2I]? → f32[T, I]`: gate (first I rows) and up (last I) in one pass.
+    LinearGlu {
+        /// How gate and up join.
+        glu: Glu,
+        /// Whether the bias is there.
+        bias: bool,
+    },
+    /// `x[T, heads·K], @w[heads, N, K] → f32[T, heads·N]`: each head has its own matrix.
+    HeadLinear {
+        /// Number of heads.
+        heads: usize,
+    },
+    /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
+    /// `pos · inv_freq`, times `scale`. Past `switch` tokens of sequence the long frequencies hold.
+    RopeAngles {
+        /// Attention factor on cosine and sine (YaRN, LongRoPE).
+        scale: f32,
+        /// LongRoPE: sequence length up to which the short frequencies hold, and the factor past it.
+        switch: Option<LongSwitch>,
+    },
+    /// `x[T, heads·dim], angles[T, R] → same`: rotates channels `offset .. offset + R` of each head.
+    Rope {
+        /// Number of heads.
+        heads: usize,
+        /// First rotated channel in a head.
+        offset: usize,
+        /// Pairing.
+        style: RopeStyle,
+    },
+    /// `$state[slots, heads, ctx, dim], x[T, heads·dim], pos i32[T], slot i32[T] → state`: rows with a
+    /// position ≥ 0 are stored at (slot, ·, pos, ·). The result is the updated state, in place.
+    CacheWrite,
+    /// `q[T, heads·qk_dim], k(state), v(state)?, pos i32[T], slot i32[T], @sinks[heads]? → f32[T, heads·v_dim]`
+    ///
+    /// Row `t` attends to positions `0 ..= pos[t]` of its slot, the last `window` of them if set.
+    Attention(AttentionDesc),
+    /// `logits[T, E], @select_bias[E]? → i32[T, k], f32[T, k]`
+    Router(RouterDesc),
+    /// `ids i32[T, k] → i32[dispatch_words(T, k, experts)]`: token rows grouped by expert, see
+    /// [`DispatchLayout`].
+    Dispatch {
+        /// Number of experts.
+        experts: usize,
+    },
+    /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
+    /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order.
+    ExpertFfn {
+        /// How gate and up join.
+        glu: Glu,
+        /// Whether both biases are there.
+        bias: bool,
+    },
+    /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots.
+    Combine,
+    /// `a, b → a + b`, element by element.
+    Add,
+    /// `a[T, C], b[T, C] or b[T, 1] → a · b`; one column is broadcast.
+    Mul,
+    /// `x → factor · x`
+    Scale {
+        /// The factor.
+        factor: f32,
+    },
+    /// `x[T, C], @w[C] → x · w`, per channel.
+    ScaleCols,
+    /// `x → min(max(x, lo), hi)`
+    Clamp {
+        /// Lower bound.
+        lo: f32,
+        /// Upper bound.
+        hi: f32,
+    },
+    /// `x → act(x)`
+    Act(Activation),
+    /// `g, u → glu(g, u)`
+    Glu(Glu),
+    /// `x[T, C] → softmax over C`
+    Softmax,
+    /// `a[T, A], b[T, B], … → [T, A + B + …]`
+    Concat,
+    /// `x[T, C] → x[:, start .. start + len]`
+    Slice {
+        /// First channel.
+        start: usize,
+        /// Channels kept.
+        len: usize,
+    },
+    /// `x[T, C], rows i32[R] → f32[R, C]`: row `rows[r]` of `x`; a negative index gives a padding row.
+    GatherRows,
+}
+
+/// Where LongRoPE changes frequencies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LongSwitch {
+    /// Sequences of at most this many tokens use the short frequencies.
+    pub after: usize,
+    /// Attention factor of the long ones.
+    pub long_scale: f32,
+}
+
+/// Attributes of [`Op::Attention`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionDesc {
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Channels of a query and of a key.
+    pub qk_dim: usize,
+    /// Channels of a value.
+    pub v_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Sliding window in tokens, the query's own included.
+    pub window: Option<usize>,
+    /// One extra softmax column per head that is dropped after normalisation (gpt-oss).
+    pub sinks: bool,
+    /// Values are the first `v_dim` channels of the keys (latent attention); no `v` operand.
+    pub v_from_k: bool,
+}
+
+/// What an operand slot of an operator takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A value.
+    Value,
+    /// A weight.
+    Weight,
+    /// A state, or the value that [`Op::CacheWrite`] returned for it.
+    State,
+}
+
+impl Op {
+    /// Mnemonic in the text form.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Embed => "embed",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::Linear { .. } => "linear",
+            Self::LinearGlu { .. } => "linear_glu",
+            Self::HeadLinear { .. } => "head_linear",
+            Self::RopeAngles { .. } => "rope_angles",
+            Self::Rope { .. } => "rope",
+            Self::CacheWrite => "cache_write",
+            Self::Attention(_) => "attention",
+            Self::Router(_) => "router",
+            Self::Dispatch { .. } => "dispatch",
+            Self::ExpertFfn { .. } => "expert_ffn",
+            Self::Combine => "combine",
+            Self::Add => "add",
+            Self::Mul => "mul",
+            Self::Scale { .. } => "scale",
+            Self::ScaleCols => "scale_cols",
+            Self::Clamp { .. } => "clamp",
+            Self::Act(a) => a.name(),
+            Self::Glu(_) => "glu",
+            Self::Softmax => "softmax",
+            Self::Concat => "concat",
+            Self::Slice { .. } => "slice",
+            Self::GatherRows => "gather_rows",
+        }
+    }
+
+    /// Operand kinds in order. [`Op::Concat`] takes two or more values; its signature gives two.
+    pub fn signature(&self) -> Vec<Kind> {
+        use Kind::{State as S, Value as V, Weight as W};
+        let mut kinds = match self {
+            Self::Embed | Self::ScaleCols => vec![V, W],
+            Self::RmsNorm { weight, .. } => if *weight { vec![V, W] } else { vec![V] },
+            Self::LayerNorm { .. } => vec![V, W, W],
+            Self::Linear { .. } | Self::LinearGlu { .. } | Self::HeadLinear { .. } => vec![V, W],
+            Self::RopeAngles { switch, .. } => if switch.is_some() { vec![V, W, W] } else { vec![V, W] },
+            Self::Rope { .. } | Self::Add | Self::Mul | Self::Glu(_) | Self::Concat | Self::GatherRows => vec![V, V],
+            Self::CacheWrite => vec![S, V, V, V],
+            Self::Attention(d) => {
+                let mut kinds = vec![V, S];
+                if !d.v_from_k {
+                    kinds.push(S);
+                }
+                kinds.extend([V, V]);
+                if d.sinks {
+                    kinds.push(W);
+                }
+                kinds
+            }
+            Self::Router(d) => if d.select_bias { vec![V, W] } else { vec![V] },
+            Self::ExpertFfn { .. } => vec![V, V, W, W],
+            Self::Combine => vec![V, V, V],
+            Self::Dispatch { .. } | Self::Scale { .. } | Self::Clamp { .. } | Self::Act(_) | Self::Softmax | Self::Slice { .. } => vec![V],
+        };
+        match self {
+            Self::Linear { bias: true } | Self::LinearGlu { bias: true, .. } => kinds.push(W),
+            Self::ExpertFfn { bias: true, .. } => kinds.extend([W, W]),
+            _ => {}
+        }
+        kinds
+    }
+}
+
+/// The layout of the dispatch table: i32 words that [`Op::Dispatch`] writes and the expert kernels read.
+///
+/// | words | content |
+/// |---|---|
+/// | 0 | active experts `A` |
+/// | 1 | slots in use, `valid rows · k` |
+/// | `expert() ..` `[E]` | ids of the active experts, the busiest first, ties by id |
+/// | `start() ..` `[E+1]` | first slot of each active expert, then the number of slots |
+/// | `token() ..` `[T·k]` | token row of each slot |
+/// | `slot() ..` `[T·k]` | slot of each (token, choice) |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DispatchLayout {
+    /// Token rows `T`.
+    pub rows: usize,
+    /// Experts per token.
+    pub k: usize,
+    /// Experts.
+    pub experts: usize,
+}
+
+impl DispatchLayout {
+    /// First word of the expert list.
+    pub const fn expert(self) -> usize {
+        4
+    }
+    /// First word of the slot starts.
+    pub const fn start(self) -> usize {
+        self.expert() + self.experts
+    }
+    /// First word of the token rows.
+    pub const fn token(self) -> usize {
+        self.start() + self.experts + 1
+    }
+    /// First word of the slots of each (token, choice).
+    pub const fn slot(self) -> usize {
+        self.token() + self.rows * self.k
+    }
+    /// Words in all.
+    pub const fn words(self) -> usize {
+        self.slot() + self.rows * self.k
+    }
+}

@@ -1,0 +1,345 @@
+//! The Plan: what the runtime executes.
+//!
+//! Everything is decided: buffers have arena offsets, weights have file offsets, steps have kernels,
+//! arguments and barriers. The total memory is known before anything is allocated.
+//!
+//! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
+
+use crate::graph::EntryKind;
+use crate::types::{DType, Format};
+use bincode::{Decode, Encode};
+
+/// Version of the stored form. A runtime refuses any other.
+pub const PLAN_VERSION: u32 = 1;
+
+/// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
+pub const ALIGN: u64 = 64;
+
+/// A model compiled for a target.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Plan {
+    /// [`PLAN_VERSION`] of the writer.
+    pub version: u32,
+    /// The model.
+    pub model: ModelInfo,
+    /// The target.
+    pub target: TargetInfo,
+    /// Bytes of the arena that all entry points share.
+    pub arena_bytes: u64,
+    /// Bytes of kernel scratch per thread.
+    pub scratch_bytes: u64,
+    /// Files of the bundle that the plan reads.
+    pub files: Vec<FileRef>,
+    /// Packed weights.
+    pub segments: Vec<Segment>,
+    /// KV cache.
+    pub states: Vec<StateBuf>,
+    /// Kernels of the object code.
+    pub kernels: Vec<KernelRef>,
+    /// Entry points, prefill first, then decode, each by ascending rows.
+    pub entries: Vec<Entry>,
+    /// One table per MoE layer.
+    pub experts: Vec<ExpertTable>,
+}
+
+/// What the runtime must know of the model.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct ModelInfo {
+    /// Family (`qwen3_moe`).
+    pub family: String,
+    /// Vocabulary size: ids are `0 .. vocab`.
+    pub vocab: u32,
+    /// Hidden size.
+    pub hidden: u32,
+    /// Layers.
+    pub layers: u32,
+    /// Longest sequence, in tokens.
+    pub max_context: u32,
+    /// Sequences that the KV cache holds.
+    pub slots: u32,
+    /// Token put in front of every text, if the tokenizer's configuration asks for one.
+    pub bos: Option<u32>,
+    /// Tokens that end a generation.
+    pub eos: Vec<u32>,
+    /// Parameters in all.
+    pub parameters: u64,
+    /// Parameters that one token uses.
+    pub active_parameters: u64,
+}
+
+/// What the object code was compiled for.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct TargetInfo {
+    /// Name given to `--target`.
+    pub name: String,
+    /// LLVM triple.
+    pub triple: String,
+    /// LLVM CPU name.
+    pub cpu: String,
+    /// Features that the processor must have, in `/proc/cpuinfo`-independent LLVM spelling (`avx512f`).
+    pub features: Vec<String>,
+    /// Units that steps run on; `cpu` is unit 0.
+    pub units: Vec<String>,
+}
+
+/// A file of the bundle.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct FileRef {
+    /// Path relative to the bundle, with `/`.
+    pub path: String,
+    /// Size.
+    pub bytes: u64,
+    /// SHA-256.
+    pub sha256: [u8; 32],
+}
+
+/// How a packed weight lies in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Layout {
+    /// Row-major `[lead, rows, cols]`.
+    Rows,
+    /// Panels of `nr` output channels: `[lead][⌈N/nr⌉][K][nr]`, zero-padded.
+    Panels {
+        /// Output channels per panel.
+        nr: u32,
+    },
+    /// As `Panels`, but every panel holds `nr/2` gate channels, then the `nr/2` up channels of the same
+    /// outputs: `[lead][⌈I/(nr/2)⌉][K][nr]`.
+    GluPanels {
+        /// Columns per panel.
+        nr: u32,
+    },
+}
+
+/// A packed weight.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Segment {
+    /// Name of the weight in the Graph.
+    pub name: String,
+    /// Index into [`Plan::files`].
+    pub file: u32,
+    /// Offset in the file, a multiple of [`ALIGN`].
+    pub offset: u64,
+    /// Size.
+    pub bytes: u64,
+    /// Shape of the weight in the Graph.
+    pub shape: Vec<u32>,
+    /// Number format.
+    pub format: Format,
+    /// Order of the numbers.
+    pub layout: Layout,
+}
+
+/// A KV-cache tensor: f32 `[slots, heads, ctx, dim]`.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct StateBuf {
+    /// Name.
+    pub name: String,
+    /// Extents.
+    pub shape: [u32; 4],
+}
+
+impl StateBuf {
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().map(|&d| u64::from(d)).product::<u64>() * 4
+    }
+}
+
+/// A kernel of the object code.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct KernelRef {
+    /// Symbol.
+    pub symbol: String,
+}
+
+/// A function that the runtime itself brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Builtin {
+    /// `[pos, inv_freq, (inv_freq_long), out]`: angles of RoPE. See [`crate::Op::RopeAngles`].
+    RopeAngles {
+        /// Half the rotated channels: length of `inv_freq`.
+        half: u32,
+        /// Bits of the f32 attention factor.
+        scale: u32,
+        /// LongRoPE: tokens after which the long frequencies hold, and the bits of their factor.
+        long: Option<(u32, u32)>,
+    },
+    /// `[ids, out]`: groups slots by expert. See [`crate::op::DispatchLayout`].
+    Dispatch {
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token.
+        k: u32,
+        /// Experts.
+        experts: u32,
+    },
+}
+
+/// Code of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Code {
+    /// Index into [`Plan::kernels`].
+    Kernel(u32),
+    /// Part of the runtime; runs on one thread.
+    Builtin(Builtin),
+}
+
+/// One argument: an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Arg {
+    /// Buffer of the entry, plus bytes into it (a slice of its columns).
+    Buffer(u32, u32),
+    /// Segment of the plan.
+    Segment(u32),
+    /// State of the plan.
+    State(u32),
+}
+
+/// Which rows of an entry a step walks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum RowSpace {
+    /// The valid token rows.
+    Tokens,
+    /// The rows whose logits are wanted.
+    Outputs,
+}
+
+/// How many work items a step has, given `n` valid rows. Threads share the items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Grid {
+    /// One item, one thread.
+    One,
+    /// `⌈n / rows⌉ · tiles`: item `i` is row block `i % blocks`, tile `i / blocks`.
+    Tiles {
+        /// Rows per block.
+        rows: u32,
+        /// Tiles (panels, heads).
+        tiles: u32,
+    },
+    /// `A · tiles` with `A` the active experts of the dispatch table in argument `table`: item `i` is
+    /// active expert `i / tiles`, tile `i % tiles`.
+    Experts {
+        /// Index of the argument that holds the dispatch table.
+        table: u32,
+        /// Tiles per expert.
+        tiles: u32,
+    },
+}
+
+/// One launch.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Step {
+    /// Index into [`TargetInfo::units`].
+    pub unit: u32,
+    /// What runs.
+    pub code: Code,
+    /// Addresses that it gets, in the kernel's order.
+    pub args: Vec<Arg>,
+    /// Rows that it walks.
+    pub rows: RowSpace,
+    /// Work items.
+    pub grid: Grid,
+    /// Whether every earlier step must have ended on all threads before this one starts.
+    pub barrier: bool,
+    /// Steps of this entry whose results it reads or whose buffers it overwrites, ascending.
+    pub deps: Vec<u32>,
+    /// Node of the entry's Graph that this step, perhaps with others, computes.
+    pub node: u32,
+}
+
+/// A place in the arena. Rows are `stride` elements apart.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Buffer {
+    /// Value of the Graph (`%12`) that it holds first.
+    pub name: String,
+    /// Offset in the arena, a multiple of [`ALIGN`].
+    pub offset: u64,
+    /// Size.
+    pub bytes: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Rows.
+    pub rows: u32,
+    /// Elements from one row to the next.
+    pub stride: u32,
+}
+
+/// Where the value of a Graph lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Place {
+    /// Buffer.
+    pub buffer: u32,
+    /// First column.
+    pub column: u32,
+    /// Columns.
+    pub cols: u32,
+}
+
+/// One entry point.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Entry {
+    /// Which.
+    pub kind: EntryKind,
+    /// Rows of logits per call.
+    pub out_rows: u32,
+    /// Buffers; the first four hold ids, positions, slots and output rows.
+    pub buffers: Vec<Buffer>,
+    /// Buffer of the logits.
+    pub logits: u32,
+    /// Place of every value of the Graph that has one in memory, by value id.
+    pub places: Vec<Option<Place>>,
+    /// Steps in order.
+    pub steps: Vec<Step>,
+}
+
+/// Decisions about the experts of one layer.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ExpertTable {
+    /// Layer.
+    pub layer: u32,
+    /// Experts per token.
+    pub k: u32,
+    /// One row per expert.
+    pub experts: Vec<ExpertRow>,
+}
+
+/// Decisions about one expert.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ExpertRow {
+    /// Most tokens per call that it takes; 0: no limit (dynamic shapes).
+    pub capacity: u32,
+    /// Group that it is fused into.
+    pub group: u32,
+    /// Unit that runs it.
+    pub unit: u32,
+}
+
+impl Plan {
+    /// The stored form.
+    ///
+    /// # Errors
+    /// None in practice: the types hold nothing that cannot be encoded.
+    pub fn encode(&self) -> Result<Vec<u8>, bincode::error::EncodeError> {
+        bincode::encode_to_vec(self, config())
+    }
+
+    /// Reads the stored form. The result is well-formed as a value only: [`crate::verify::plan`] checks it.
+    ///
+    /// # Errors
+    /// Truncated, oversized or malformed bytes, or bytes left over.
+    pub fn decode(bytes: &[u8]) -> Result<Self, bincode::error::DecodeError> {
+        let (plan, read) = bincode::decode_from_slice::<Self, _>(bytes, config())?;
+        if read != bytes.len() {
+            return Err(bincode::error::DecodeError::Other("bytes after the end of the plan"));
+        }
+        Ok(plan)
+    }
+}
+
+/// Largest plan that is read, in bytes: keeps a hostile length from allocating.
+const LIMIT: usize = 1 << 30;
+
+fn config() -> bincode::config::Configuration<bincode::config::LittleEndian, bincode::config::Varint, bincode::config::Limit<LIMIT>> {
+    bincode::config::standard().with_limit::<LIMIT>()
+}

@@ -1,0 +1,138 @@
+//! Weights as expressions over checkpoint tensors.
+//!
+//! A weight of the Graph is never held whole. It is an expression, and every expression can give any
+//! rectangle of its last two axes, so that packing walks a weight panel by panel and its peak memory
+//! does not grow with the model.
+
+use crate::types::Format;
+use std::error::Error;
+use std::ops::Range;
+
+/// What a weight is for; `model.toml` chooses the storage format per class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WeightClass {
+    /// Matrices of routed experts.
+    Experts,
+    /// Matrices of attention, dense and shared feed-forward networks.
+    Attention,
+    /// Embedding table and language-model head.
+    Embeddings,
+    /// Norms, biases, routers, frequencies: small, always f32.
+    Exact,
+}
+
+/// How a checkpoint stores the numbers of a leaf.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// f32, bf16 or f16, as the checkpoint's header says.
+    Plain,
+    /// MXFP4 (OCP Microscaling 1.0): blocks of 32 E2M1 numbers along the last axis, E8M0 scales.
+    Mxfp4 {
+        /// Tensor of the scales; the leaf's own name is that of the blocks.
+        scales: String,
+    },
+    /// FP8 E4M3 with one f32 `scale_inv` per 128×128 block (DeepSeek-V3).
+    Fp8Block {
+        /// Tensor of the block scales.
+        scales: String,
+    },
+}
+
+/// A tensor of the checkpoint, with the shape that it must have after decoding.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Leaf {
+    /// Name in the checkpoint.
+    pub tensor: String,
+    /// Decoded shape, at most three axes.
+    pub shape: Vec<usize>,
+    /// Storage.
+    pub encoding: Encoding,
+}
+
+/// One of the last two axes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// The last but one.
+    Rows,
+    /// The last.
+    Cols,
+}
+
+/// A weight as a function of checkpoint tensors. Shapes have one to three axes, `[lead,] [rows,] cols`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum WeightExpr {
+    /// A checkpoint tensor.
+    Leaf(Leaf),
+    /// Numbers computed at import (frequencies), one axis.
+    Const(Vec<f32>),
+    /// The last two axes exchanged.
+    Transpose(Box<WeightExpr>),
+    /// `len` indices of one axis from `start`, every `step`-th.
+    Slice {
+        /// Axis.
+        axis: Axis,
+        /// First index.
+        start: usize,
+        /// Distance between indices, at least 1.
+        step: usize,
+        /// Number of indices.
+        len: usize,
+        /// What is sliced.
+        of: Box<WeightExpr>,
+    },
+    /// Joined along one axis.
+    Concat {
+        /// Axis.
+        axis: Axis,
+        /// Parts in order.
+        of: Vec<WeightExpr>,
+    },
+    /// Equal shapes under a new leading axis (rows for vectors).
+    Stack(Vec<WeightExpr>),
+    /// `[heads·R, C]` as `[heads, R, C]`.
+    Split {
+        /// Number of heads.
+        heads: usize,
+        /// What is split.
+        of: Box<WeightExpr>,
+    },
+    /// Column `c` times `by[c]`.
+    ScaleCols {
+        /// The matrix.
+        of: Box<WeightExpr>,
+        /// One factor per column.
+        by: Box<WeightExpr>,
+    },
+}
+
+/// A declared weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weight {
+    /// Name, unique in the module; `layers.3.attn.q` style.
+    pub name: String,
+    /// Shape, equal to `expr.shape()`.
+    pub shape: Vec<usize>,
+    /// Class.
+    pub class: WeightClass,
+    /// Storage format in the bundle.
+    pub format: Format,
+    /// Value.
+    pub expr: WeightExpr,
+}
+
+/// Where checkpoint tensors come from.
+pub trait Source {
+    /// Decodes one rectangle of a leaf into `out`, row-major, as f32. Shapes of fewer than three axes
+    /// have `lead` 0, and a vector has the single row 0.
+    ///
+    /// # Errors
+    /// Whatever keeps the numbers from being read, naming file and tensor.
+    fn read(
+        &self,
+        leaf: &Leaf,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), Box<dyn Error + Send + Sync>>;
+}

@@ -1,0 +1,1 @@
+//! What ships: executes a Plan.
