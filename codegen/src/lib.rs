@@ -1,1 +1,27 @@
 //! What is written: LLVM kernels, packed weights, the Rust source of a baked plan.
+//!
+//! * [`spec`]: the kernels that can be asked for; [`compile`] writes them to one ELF object.
+//! * [`machine`]: what they are compiled for.
+//! * [`pack`]: weights in the order that kernels read.
+//! * [`jit`]: an object loaded into this process.
+//! * [`source`]: the Rust source of a baked plan.
+//!
+//! Architecture invariant: this crate knows kernels, not models; it decides nothing.
+
+pub mod error;
+pub mod jit;
+pub mod machine;
+pub mod pack;
+pub mod source;
+pub mod spec;
+mod version;
+
+mod dsl;
+mod emit;
+mod kernels;
+
+pub use emit::{assembly, compile, llvm_ir};
+pub use error::{Error, Result};
+pub use machine::{Isa, Machine};
+pub use spec::{KernelSpec, MapOp, NormKind};
+pub use version::llvm_version;

@@ -1,5 +1,22 @@
 //! The ahead-of-time compiler for Mixture-of-Experts models: what is decided.
+//!
+//! [`pipeline`] lists the passes in order; [`import`] is the only place that knows Hugging Face;
+//! [`bundle`] writes what comes out; [`cli`] is what the user sees.
 
+pub mod build;
+pub mod bundle;
+pub mod cli;
+pub mod config;
+mod disk;
 pub mod error;
+pub mod evaluate;
+pub mod human;
+pub mod import;
+pub mod interrupt;
+pub mod passes;
+pub mod pipeline;
+pub mod progress;
+pub mod synth;
+pub mod verify;
 
 pub use error::{Error, Fault, Result};

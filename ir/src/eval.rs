@@ -1,1 +1,183 @@
-//! (being written)
+//! The naive reference: what a Graph means, in plain loops.
+//!
+//! Inputs and results of every node are f32; dot products, means and softmaxes are accumulated in f64, so
+//! that this is the more exact side of every comparison. Nothing here is fast, and everything else is held
+//! against it.
+
+mod basic;
+mod cache;
+mod evaluator;
+mod experts;
+mod route;
+mod tensor;
+
+pub use evaluator::{Evaluator, Observer, WeightMap};
+pub use tensor::{Data, Tensor};
+
+use crate::infer::TypeError;
+use crate::op::Op;
+use crate::types::Type;
+use thiserror::Error;
+
+/// Why a graph could not be evaluated.
+#[derive(Debug, Error)]
+pub enum EvalError {
+    /// Operands that do not fit the operator.
+    #[error(transparent)]
+    Type(#[from] TypeError),
+    /// A number that is out of range: an id, a position, a slot, an expert.
+    #[error("{op}: {message}")]
+    Value {
+        /// Mnemonic of the operator.
+        op: &'static str,
+        /// What is wrong.
+        message: String,
+    },
+    /// A weight that cannot be read.
+    #[error("weight {name} cannot be read")]
+    Weight {
+        /// Name of the weight.
+        name: String,
+        /// What the source says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A call that does not fit the entry point.
+    #[error("{0}")]
+    Call(String),
+}
+
+/// One operand of [`op`].
+#[derive(Debug)]
+pub enum Arg<'a> {
+    /// A value, a weight, or a state that is only read.
+    Tensor(&'a Tensor),
+    /// The state that [`Op::CacheWrite`] updates.
+    State(&'a mut Tensor),
+}
+
+/// The operands of one node, with errors that name it.
+struct Args<'a> {
+    op: &'static str,
+    list: Vec<&'a Tensor>,
+}
+
+impl<'a> Args<'a> {
+    fn error(&self, message: impl Into<String>) -> EvalError {
+        EvalError::Value { op: self.op, message: message.into() }
+    }
+
+    /// Operand `i`; its type has been checked.
+    fn get(&self, i: usize) -> Result<&'a Tensor, EvalError> {
+        self.list.get(i).copied().ok_or_else(|| self.error(format!("operand {i} is missing")))
+    }
+
+    fn f32(&self, i: usize) -> Result<&'a [f32], EvalError> {
+        match &self.get(i)?.data {
+            Data::F32(x) => Ok(x),
+            Data::I32(_) => Err(self.error(format!("operand {i} holds integers"))),
+        }
+    }
+
+    fn i32(&self, i: usize) -> Result<&'a [i32], EvalError> {
+        match &self.get(i)?.data {
+            Data::I32(x) => Ok(x),
+            Data::F32(_) => Err(self.error(format!("operand {i} holds floats"))),
+        }
+    }
+
+    fn rows(&self, i: usize) -> Result<usize, EvalError> {
+        Ok(self.get(i)?.ty.rows())
+    }
+
+    fn cols(&self, i: usize) -> Result<usize, EvalError> {
+        Ok(self.get(i)?.ty.cols())
+    }
+
+    /// An index that must lie in `0 .. end`.
+    fn index(&self, what: &str, index: i32, end: usize) -> Result<usize, EvalError> {
+        usize::try_from(index)
+            .ok()
+            .filter(|&i| i < end)
+            .ok_or_else(|| self.error(format!("{what} {index} is not in 0 .. {end}")))
+    }
+}
+
+/// Evaluates one node on given operands, in the order of [`Op::signature`].
+///
+/// The result of [`Op::CacheWrite`] is its state itself, updated in place: the list is empty. Every other
+/// operator gives one tensor per result.
+///
+/// # Errors
+/// Operands that do not fit, or numbers out of range.
+pub fn op(op: &Op, mut args: Vec<Arg<'_>>) -> Result<Vec<Tensor>, EvalError> {
+    let tensor = |arg: &Arg<'_>| -> Type {
+        match arg {
+            Arg::Tensor(t) => t.ty.clone(),
+            Arg::State(t) => t.ty.clone(),
+        }
+    };
+    let types: Vec<Type> = args.iter().map(tensor).collect();
+    let results = op.infer(&types.iter().collect::<Vec<_>>())?;
+    let whole = |arg: &Arg<'_>| match arg {
+        Arg::Tensor(t) => t.is_whole(),
+        Arg::State(t) => t.is_whole(),
+    };
+    let name = op.name();
+    let error = |message: &str| EvalError::Value { op: name, message: message.to_owned() };
+    if !args.iter().all(whole) {
+        return Err(error("an operand's data do not fit its type"));
+    }
+    if matches!(op, Op::CacheWrite) {
+        let Arg::State(state) = args.remove(0) else {
+            return Err(error("the state must be given as `Arg::State`"));
+        };
+        let list = args.iter().map(as_tensor).collect();
+        cache::write(&Args { op: name, list }, state)?;
+        return Ok(Vec::new());
+    }
+    let list = args.iter().map(as_tensor).collect();
+    let data = compute(op, &Args { op: name, list }, &results)?;
+    Ok(results.into_iter().zip(data).map(|(ty, data)| Tensor { ty, data }).collect())
+}
+
+fn as_tensor<'a>(arg: &'a Arg<'_>) -> &'a Tensor {
+    match arg {
+        Arg::Tensor(t) => t,
+        Arg::State(t) => t,
+    }
+}
+
+fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalError> {
+    let one = |x: Vec<f32>| Ok(vec![Data::F32(x)]);
+    match op {
+        Op::Embed => one(basic::embed(a)?),
+        Op::RmsNorm { eps, groups, weight } => one(basic::rms_norm(a, *eps, *groups, *weight)?),
+        Op::LayerNorm { eps } => one(basic::layer_norm(a, *eps)?),
+        Op::Linear { bias } => one(basic::linear(a, *bias)?),
+        Op::LinearGlu { glu, bias } => one(basic::linear_glu(a, *glu, *bias)?),
+        Op::HeadLinear { heads } => one(basic::head_linear(a, *heads)?),
+        Op::RopeAngles { scale, switch } => one(cache::rope_angles(a, *scale, *switch)?),
+        Op::Rope { heads, offset, style } => one(cache::rope(a, *heads, *offset, *style)?),
+        // Handled by `op`, which holds the state.
+        Op::CacheWrite => Ok(Vec::new()),
+        Op::Attention(d) => one(cache::attention(a, d)?),
+        Op::Router(d) => {
+            let (ids, weights) = route::router(a, d)?;
+            Ok(vec![Data::I32(ids), Data::F32(weights)])
+        }
+        Op::Dispatch { experts } => Ok(vec![Data::I32(experts::dispatch(a, *experts)?)]),
+        Op::ExpertFfn { glu, bias } => one(experts::expert_ffn(a, *glu, *bias, results)?),
+        Op::Combine => one(experts::combine(a)?),
+        Op::Add => one(basic::zip(a, |x, y| x + y)?),
+        Op::Glu(glu) => one(basic::zip(a, |g, u| basic::glu(*glu, g, u))?),
+        Op::Mul => one(basic::mul(a)?),
+        Op::ScaleCols => one(basic::scale_cols(a)?),
+        Op::Scale { factor } => one(basic::map(a, |x| x * factor)?),
+        Op::Clamp { lo, hi } => one(basic::map(a, |x| x.max(*lo).min(*hi))?),
+        Op::Act(act) => one(basic::map(a, |x| basic::activate(*act, x))?),
+        Op::Softmax => one(basic::softmax_rows(a)?),
+        Op::Concat { heads } => one(basic::concat(a, *heads)?),
+        Op::Slice { heads, start, len } => one(basic::slice(a, *heads, *start, *len)?),
+        Op::GatherRows => one(basic::gather_rows(a)?),
+    }
+}

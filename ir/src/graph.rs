@@ -145,5 +145,3 @@ impl Module {
         &self.states[id.0 as usize]
     }
 }
-
-pub struct GraphBuilder;

@@ -10,8 +10,11 @@
 //!
 //! Architecture invariant: this crate knows no device, no model family, no file system and no LLVM.
 
+pub mod builder;
 pub mod eval;
+pub mod expr;
 pub mod graph;
+pub mod infer;
 pub mod op;
 pub mod plan;
 pub mod text;
@@ -19,9 +22,9 @@ pub mod types;
 pub mod verify;
 pub mod weights;
 
-pub use graph::{
-    EntryKind, Graph, GraphBuilder, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId,
-};
+pub use builder::GraphBuilder;
+pub use graph::{EntryKind, Graph, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId};
+pub use infer::TypeError;
 pub use op::{Activation, Glu, Op, RopeStyle, RouterDesc};
 pub use types::{DType, Format, Type};
 pub use weights::{Axis, Encoding, Leaf, Source, Weight, WeightClass, WeightExpr};

@@ -192,7 +192,8 @@ pub enum Op {
         heads: usize,
     },
     /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
-    /// `pos · inv_freq`, times `scale`. Past `switch` tokens of sequence the long frequencies hold.
+    /// `pos · inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor
+    /// hold for every row whose own position is `switch.after` or more.
     RopeAngles {
         /// Attention factor on cosine and sine (YaRN, LongRoPE).
         scale: f32,
@@ -231,7 +232,8 @@ pub enum Op {
         /// Whether both biases are there.
         bias: bool,
     },
-    /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots.
+    /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows past
+    /// those that the table counts are padding.
     Combine,
     /// `a, b → a + b`, element by element.
     Add,
@@ -257,13 +259,18 @@ pub enum Op {
     Glu(Glu),
     /// `x[T, C] → softmax over C`
     Softmax,
-    /// `a[T, A], b[T, B], … → [T, A + B + …]`
-    Concat,
-    /// `x[T, C] → x[:, start .. start + len]`
+    /// `a[T, heads·A], b[T, heads·B], … → [T, heads·(A + B + …)]`: joined head by head.
+    Concat {
+        /// Number of heads in every operand; 1 joins whole rows.
+        heads: usize,
+    },
+    /// `x[T, heads·C] → f32[T, heads·len]`: channels `start .. start + len` of each head.
     Slice {
-        /// First channel.
+        /// Number of heads; 1 slices whole rows.
+        heads: usize,
+        /// First channel in a head.
         start: usize,
-        /// Channels kept.
+        /// Channels kept of each head.
         len: usize,
     },
     /// `x[T, C], rows i32[R] → f32[R, C]`: row `rows[r]` of `x`; a negative index gives a padding row.
@@ -311,6 +318,17 @@ pub enum Kind {
     State,
 }
 
+impl Kind {
+    /// Name in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Value => "value",
+            Self::Weight => "weight",
+            Self::State => "state",
+        }
+    }
+}
+
 impl Op {
     /// Mnemonic in the text form.
     pub const fn name(&self) -> &'static str {
@@ -337,22 +355,37 @@ impl Op {
             Self::Act(a) => a.name(),
             Self::Glu(_) => "glu",
             Self::Softmax => "softmax",
-            Self::Concat => "concat",
+            Self::Concat { .. } => "concat",
             Self::Slice { .. } => "slice",
             Self::GatherRows => "gather_rows",
         }
     }
 
     /// Operand kinds in order. [`Op::Concat`] takes two or more values; its signature gives two.
+    /// [`Self::takes`] tells whether a number of operands is right.
     pub fn signature(&self) -> Vec<Kind> {
         use Kind::{State as S, Value as V, Weight as W};
         let mut kinds = match self {
-            Self::Embed | Self::ScaleCols => vec![V, W],
-            Self::RmsNorm { weight, .. } => if *weight { vec![V, W] } else { vec![V] },
+            Self::Embed
+            | Self::ScaleCols
+            | Self::RmsNorm { weight: true, .. }
+            | Self::Linear { .. }
+            | Self::LinearGlu { .. }
+            | Self::HeadLinear { .. } => vec![V, W],
             Self::LayerNorm { .. } => vec![V, W, W],
-            Self::Linear { .. } | Self::LinearGlu { .. } | Self::HeadLinear { .. } => vec![V, W],
-            Self::RopeAngles { switch, .. } => if switch.is_some() { vec![V, W, W] } else { vec![V, W] },
-            Self::Rope { .. } | Self::Add | Self::Mul | Self::Glu(_) | Self::Concat | Self::GatherRows => vec![V, V],
+            Self::RopeAngles { switch, .. } => {
+                if switch.is_some() {
+                    vec![V, W, W]
+                } else {
+                    vec![V, W]
+                }
+            }
+            Self::Rope { .. }
+            | Self::Add
+            | Self::Mul
+            | Self::Glu(_)
+            | Self::Concat { .. }
+            | Self::GatherRows => vec![V, V],
             Self::CacheWrite => vec![S, V, V, V],
             Self::Attention(d) => {
                 let mut kinds = vec![V, S];
@@ -365,10 +398,22 @@ impl Op {
                 }
                 kinds
             }
-            Self::Router(d) => if d.select_bias { vec![V, W] } else { vec![V] },
+            Self::Router(d) => {
+                if d.select_bias {
+                    vec![V, W]
+                } else {
+                    vec![V]
+                }
+            }
             Self::ExpertFfn { .. } => vec![V, V, W, W],
             Self::Combine => vec![V, V, V],
-            Self::Dispatch { .. } | Self::Scale { .. } | Self::Clamp { .. } | Self::Act(_) | Self::Softmax | Self::Slice { .. } => vec![V],
+            Self::Dispatch { .. }
+            | Self::Scale { .. }
+            | Self::RmsNorm { weight: false, .. }
+            | Self::Clamp { .. }
+            | Self::Act(_)
+            | Self::Softmax
+            | Self::Slice { .. } => vec![V],
         };
         match self {
             Self::Linear { bias: true } | Self::LinearGlu { bias: true, .. } => kinds.push(W),
@@ -419,5 +464,10 @@ impl DispatchLayout {
     /// Words in all.
     pub const fn words(self) -> usize {
         self.slot() + self.rows * self.k
+    }
+    /// Words in all, or `None` where that overflows.
+    pub fn checked_words(self) -> Option<usize> {
+        let slots = self.rows.checked_mul(self.k)?.checked_mul(2)?;
+        self.experts.checked_mul(2)?.checked_add(5)?.checked_add(slots)
     }
 }

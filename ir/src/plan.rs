@@ -130,6 +130,31 @@ pub struct Segment {
     pub layout: Layout,
 }
 
+impl Segment {
+    /// Shape as `(lead, rows, cols)`, 1 where absent.
+    pub fn extents(&self) -> (u32, u32, u32) {
+        let axis = |i: usize| self.shape.iter().rev().nth(i).copied().unwrap_or(1);
+        (axis(2), axis(1), axis(0))
+    }
+
+    /// Bytes that shape, format and layout need, padding of the last panel included; `None` where that
+    /// overflows or the layout does not fit the shape.
+    pub fn packed_bytes(&self) -> Option<u64> {
+        let (lead, rows, cols) = self.extents();
+        let stored_rows = match self.layout {
+            Layout::Rows => u64::from(rows),
+            Layout::Panels { nr } if nr > 0 => u64::from(rows.div_ceil(nr)).checked_mul(u64::from(nr))?,
+            Layout::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows % 2 == 0 => {
+                u64::from((rows / 2).div_ceil(nr / 2)).checked_mul(u64::from(nr))?
+            }
+            Layout::Panels { .. } | Layout::GluPanels { .. } => return None,
+        };
+        let size = self.format.bytes(1) as u64;
+        let row = u64::from(cols).checked_mul(size)?;
+        u64::from(lead).checked_mul(stored_rows)?.checked_mul(row)
+    }
+}
+
 /// A KV-cache tensor: f32 `[slots, heads, ctx, dim]`.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct StateBuf {
@@ -140,9 +165,14 @@ pub struct StateBuf {
 }
 
 impl StateBuf {
-    /// Size in bytes.
+    /// Size in bytes, or `None` where that overflows.
+    pub fn checked_bytes(&self) -> Option<u64> {
+        self.shape.iter().try_fold(4_u64, |n, &d| n.checked_mul(u64::from(d)))
+    }
+
+    /// Size in bytes, of a state that [`crate::verify::plan`] accepts.
     pub fn bytes(&self) -> u64 {
-        self.shape.iter().map(|&d| u64::from(d)).product::<u64>() * 4
+        self.checked_bytes().unwrap_or(u64::MAX)
     }
 }
 
@@ -340,6 +370,10 @@ impl Plan {
 /// Largest plan that is read, in bytes: keeps a hostile length from allocating.
 const LIMIT: usize = 1 << 30;
 
-fn config() -> bincode::config::Configuration<bincode::config::LittleEndian, bincode::config::Varint, bincode::config::Limit<LIMIT>> {
+fn config() -> bincode::config::Configuration<
+    bincode::config::LittleEndian,
+    bincode::config::Varint,
+    bincode::config::Limit<LIMIT>,
+> {
     bincode::config::standard().with_limit::<LIMIT>()
 }

@@ -1,1 +1,57 @@
-//! (being written)
+//! The text forms of [`Module`] and [`Plan`]: printed for people, parsed back equal.
+//!
+//! Printing is [`std::fmt::Display`]; parsing is [`parse_module`] and [`parse_plan`]. Line breaks mean
+//! nothing, `;` starts a comment, names that are no plain words are quoted, and floats are printed as
+//! the shortest decimal that reads back the same. The parser checks syntax and names only;
+//! [`crate::verify`] checks the rest.
+
+mod attrs;
+mod cursor;
+mod expr;
+mod lex;
+mod ops;
+mod parse_graph;
+mod parse_plan;
+mod print_graph;
+mod print_plan;
+
+use crate::graph::Module;
+use crate::plan::Plan;
+use crate::weights::WeightExpr;
+use thiserror::Error;
+
+/// Why a text is not what it should be, and where.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{line}:{column}: {message}")]
+pub struct ParseError {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column in characters, from 1.
+    pub column: usize,
+    /// What was expected and what was found.
+    pub message: String,
+}
+
+/// Parses the text form of a module.
+///
+/// # Errors
+/// Malformed text or an unknown name, with its place.
+pub fn parse_module(text: &str) -> Result<Module, ParseError> {
+    parse_graph::parse(text)
+}
+
+/// Parses the text form of a plan.
+///
+/// # Errors
+/// Malformed text, with its place.
+pub fn parse_plan(text: &str) -> Result<Plan, ParseError> {
+    parse_plan::parse(text)
+}
+
+/// Parses the text form of a weight expression, such as `transpose(t"w"[4, 8])`.
+///
+/// # Errors
+/// Malformed text, with its place.
+pub fn parse_expr(text: &str) -> Result<WeightExpr, ParseError> {
+    expr::parse(text)
+}

@@ -1,1 +1,99 @@
-//! (being written)
+//! The verifiers of the two languages: what every pass, file and executor may take for granted.
+//!
+//! # Module
+//!
+//! 1. Weight and state names are nonempty and unique.
+//! 2. The shape of a weight is that of its expression, and no constant in it is NaN.
+//! 3. A state is `f32[slots, heads, ctx, dim]` of nonzero extents.
+//! 4. There is at most one entry per kind and size; its rows and output rows are not zero, and its inputs
+//!    have the types that [`Graph`](crate::Graph) lists.
+//! 5. Every value is defined exactly once, before it is used.
+//! 6. Operands are of the kinds, and in the number, that [`Op::signature`](crate::Op::signature) says. An
+//!    operand that takes a state takes a state or the result of a cache write, and nothing else takes these.
+//! 7. Declared types equal inferred ones, and their sizes in bytes do not overflow. No attribute is NaN.
+//! 8. An entry writes a state at most once. If it does, every reader reads the result of that write.
+//! 9. Token rows and output rows do not mix: only `gather_rows` goes from the first to the second, by
+//!    the entry's row list.
+//! 10. The output of an entry is `f32[R, vocab]` in output rows, with one `vocab` for all entries.
+//!
+//! # Plan
+//!
+//! A plan is untrusted: nothing below panics or overflows on any plan, however made.
+//!
+//! 1. The version is this crate's; vocabulary, hidden size, layers, context and slots are not zero; the
+//!    token put in front is in the vocabulary.
+//! 2. There is at least one unit, and every unit index is in range.
+//! 3. File paths are relative, name no parent, current or empty folder, and are unique.
+//! 4. A segment has one to three nonzero axes, is aligned to [`ALIGN`](crate::plan::ALIGN), lies inside its
+//!    file and has exactly the size that shape, format and layout need.
+//! 5. State names are unique, and every state has room for the model's slots and context.
+//! 6. Kernel symbols are C identifiers and unique.
+//! 7. Entries are ordered: prefill first, then decode, each by strictly ascending rows.
+//! 8. Buffers are aligned, inside the arena, and as large as rows, stride and element type need. The first
+//!    four hold the inputs; the logits buffer is `f32` with room for `[R, vocab]`.
+//! 9. Places lie inside the columns of their buffer.
+//! 10. Steps refer to units, kernels, buffers, segments and states that exist; offsets into buffers are
+//!     whole elements inside of them; the dispatch table of a grid is an `i32` buffer argument; built-in
+//!     functions have the arguments, of the sizes, that they need.
+//! 11. Dependencies are ascending and point backwards, and a barrier stands between a step and each of its
+//!     dependencies.
+//! 12. Buffers that are live at once do not overlap. A buffer is live from the first to the last step that
+//!     takes it, widened to the whole stretch between two barriers, since steps in one stretch run at the
+//!     same time. Inputs are live from the start, logits to the end.
+//! 13. Expert tables are in ascending order of layer; `k` is at most the number of experts; groups are
+//!     numbered below it.
+
+mod graphs;
+mod plans;
+
+use crate::graph::Module;
+use crate::infer::TypeError;
+use crate::plan::Plan;
+use thiserror::Error;
+
+/// A broken invariant.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{at}: {message}")]
+pub struct VerifyError {
+    /// Where, as a path: `prefill[8] node 3 (add)`, `entries[0].steps[7]`.
+    pub at: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl VerifyError {
+    pub(crate) fn new(at: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { at: at.into(), message: message.into() }
+    }
+}
+
+impl From<TypeError> for VerifyError {
+    fn from(e: TypeError) -> Self {
+        Self::new(e.at, e.message)
+    }
+}
+
+/// Checks the invariants of a module.
+///
+/// # Errors
+/// The first broken invariant found.
+pub fn module(module: &Module) -> Result<(), VerifyError> {
+    graphs::check(module)
+}
+
+/// Checks the invariants of a plan. Never panics, whatever the plan.
+///
+/// # Errors
+/// The first broken invariant found.
+pub fn plan(plan: &Plan) -> Result<(), VerifyError> {
+    plans::check(plan)
+}
+
+/// `Ok` if the condition holds, else an error at this place.
+fn require(
+    holds: bool,
+    at: impl FnOnce() -> String,
+    message: impl FnOnce() -> String,
+) -> Result<(), VerifyError> {
+    if holds { Ok(()) } else { Err(VerifyError::new(at(), message())) }
+}

@@ -4,6 +4,7 @@
 //! rectangle of its last two axes, so that packing walks a weight panel by panel and its peak memory
 //! does not grow with the model.
 
+use crate::infer::TypeError;
 use crate::types::Format;
 use std::error::Error;
 use std::ops::Range;
@@ -135,4 +136,54 @@ pub trait Source {
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+impl WeightClass {
+    /// Every class.
+    pub const ALL: [Self; 4] = [Self::Experts, Self::Attention, Self::Embeddings, Self::Exact];
+
+    /// Name in the text form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Experts => "experts",
+            Self::Attention => "attention",
+            Self::Embeddings => "embeddings",
+            Self::Exact => "exact",
+        }
+    }
+}
+
+impl Weight {
+    /// Checks that the declared shape is that of the expression.
+    ///
+    /// # Errors
+    /// The expression has no shape, or another one.
+    pub fn check(&self) -> Result<(), TypeError> {
+        let at = || format!("weight {}", self.name);
+        let shape = self.expr.shape().map_err(|e| e.within(&at()))?;
+        if shape == self.shape {
+            Ok(())
+        } else {
+            Err(TypeError::new(at(), format!("declared {:?}, but its expression is {shape:?}", self.shape)))
+        }
+    }
+
+    fn axis_from_last(&self, i: usize) -> usize {
+        self.shape.iter().rev().nth(i).copied().unwrap_or(1)
+    }
+
+    /// Extent of the leading axis; 1 where absent.
+    pub fn lead(&self) -> usize {
+        self.axis_from_last(2)
+    }
+
+    /// Extent of the last axis but one; 1 where absent.
+    pub fn rows(&self) -> usize {
+        self.axis_from_last(1)
+    }
+
+    /// Extent of the last axis; 1 where absent.
+    pub fn cols(&self) -> usize {
+        self.axis_from_last(0)
+    }
 }

@@ -1,1 +1,43 @@
 //! What ships: executes a Plan.
+//!
+//! * [`program`]: the executable form of a Plan, constant data that a generated runner holds;
+//!   [`LoadedProgram`] builds it from a decoded Plan instead.
+//! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
+//! * [`unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
+//! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
+//!
+//! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
+//! (mapped files), `cpu` and `cli::interrupt` (questions to the system), and nowhere else.
+//!
+//! Architecture invariant: this crate reaches the Plan's types and nothing else of the workspace, so that
+//! it builds beside a generated runner.
+
+pub mod abi;
+pub mod barrier;
+pub mod builtin;
+mod call;
+pub mod cli;
+pub mod cpu;
+pub mod engine;
+pub mod error;
+pub mod generate;
+pub mod loaded;
+pub mod memory;
+pub mod pool;
+pub mod program;
+pub mod sampler;
+pub mod store;
+pub mod text;
+pub mod trace;
+pub mod unit;
+pub mod validate;
+
+pub use engine::{Engine, Memory, Options, Row, Want};
+pub use error::{Error, Fault, Result};
+pub use generate::{Generation, generate};
+pub use loaded::LoadedProgram;
+pub use program::Program;
+pub use sampler::{Sampler, Sampling};
+pub use store::CheckLevel;
+pub use text::Text;
+pub use trace::{Moment, StepView};

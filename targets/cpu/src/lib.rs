@@ -1,1 +1,108 @@
-//! The CPU target family: emitter and host executor.
+//! The CPU target family: which kernels compute a node, object code, weight packing, the runner's
+//! source, and the executor that loads a bundle's object code into this process.
+
+mod host;
+mod packing;
+mod select;
+
+pub use host::{HostError, HostUnit};
+pub use moec_codegen::source::SourceFile;
+pub use moec_codegen::{Error as CodegenError, KernelSpec};
+pub use packing::{PackError, pack, packed_bytes, round, unpack};
+pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
+
+use moec_codegen::{Isa, Machine};
+use moec_device::Device;
+use moec_ir::plan::{Grid, Layout, Plan, TargetInfo};
+
+/// A CPU to compile for.
+#[derive(Clone, Debug)]
+pub struct CpuTarget {
+    name: String,
+    machine: Machine,
+    isa: Isa,
+}
+
+impl CpuTarget {
+    /// The target that a device file describes; `cpu = "native"` is this machine.
+    ///
+    /// # Errors
+    /// A CPU that LLVM does not know, or a host that cannot be described.
+    pub fn new(device: &Device) -> Result<Self, CodegenError> {
+        let machine = if device.is_native() {
+            Machine::host()?
+        } else {
+            let (triple, cpu) = (device.triple.clone(), device.cpu.clone());
+            Machine { triple, cpu, features: device.features.clone() }
+        };
+        let isa = machine.isa();
+        Ok(Self { name: device.name.clone(), machine, isa })
+    }
+
+    /// Name of the target.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the plan says of the target.
+    pub fn info(&self) -> TargetInfo {
+        TargetInfo {
+            name: self.name.clone(),
+            triple: self.machine.triple.clone(),
+            cpu: self.machine.cpu.clone(),
+            features: self.machine.all_features(),
+            units: vec!["cpu".to_owned()],
+        }
+    }
+
+    /// Whether this machine can link and run what is compiled for the target.
+    pub fn runs_here(&self) -> bool {
+        self.machine.triple.starts_with(std::env::consts::ARCH) && self.machine.triple.contains(std::env::consts::OS)
+    }
+
+    /// Cost of one launch in element moves, for the rewriting pass. A launch is a barrier of about a
+    /// microsecond, in which a core moves some thousand elements from its second-level cache.
+    pub fn launch_cost(&self) -> f64 {
+        4096.0
+    }
+
+    /// Symbol of a kernel.
+    pub fn symbol(&self, spec: &KernelSpec) -> String {
+        spec.symbol(&self.isa)
+    }
+
+    /// Work items of a kernel.
+    pub fn grid(&self, spec: &KernelSpec) -> Grid {
+        spec.grid(&self.isa)
+    }
+
+    /// Scratch that a kernel needs per thread, in bytes.
+    pub fn scratch_bytes(&self, spec: &KernelSpec) -> usize {
+        spec.scratch_bytes(&self.isa)
+    }
+
+    fn weight_layout(&self, spec: &KernelSpec) -> Option<Layout> {
+        spec.layout(&self.isa)
+    }
+
+    /// Object code of kernels.
+    ///
+    /// # Errors
+    /// Our bugs, as LLVM reports them.
+    pub fn compile(&self, kernels: &[KernelSpec]) -> Result<Vec<u8>, CodegenError> {
+        moec_codegen::compile(&self.machine, kernels)
+    }
+}
+
+/// Sources of the runner crate.
+///
+/// # Errors
+/// Our bug: a plan whose tokens are no Rust.
+pub fn runner_source(plan: &Plan) -> Result<Vec<SourceFile>, String> {
+    moec_codegen::source::runner(plan).map_err(|e| e.to_string())
+}
+
+/// Version of LLVM that this build is linked to.
+pub fn llvm_version() -> String {
+    moec_codegen::llvm_version()
+}

@@ -1,1 +1,138 @@
-//! Device descriptions.
+//! Device descriptions: what a machine is, as far as the compiler needs to know.
+//!
+//! A device is a TOML file. Three are built in ([`BUILT_IN`]); [`Device::find`] takes the name of one of
+//! them or the path of a user's own file. Every figure carries its source, and a figure that nobody
+//! measured or published is absent: nothing here guesses.
+//!
+//! Invariant: this crate knows no model family and no LLVM.
+
+mod error;
+mod figures;
+mod find;
+mod host;
+mod nearest;
+
+pub use error::DeviceError;
+pub use figures::{Bandwidth, Cache, Figure, Link, Memory, Peak, Power, Unit, UnitKind};
+pub use find::BUILT_IN;
+pub use host::{KNOWN_FEATURES, host_has};
+pub use nearest::nearest;
+
+use serde::{Deserialize, Serialize};
+
+/// Value of [`Device::cpu`] and [`Device::triple`] that stands for the machine that runs the build.
+pub const NATIVE: &str = "native";
+
+/// A device description, checked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// Name, as in `--target`.
+    pub name: String,
+    /// What it is, in a line.
+    pub description: String,
+    /// Which target family compiles for it.
+    pub family: Family,
+    /// LLVM triple, or [`NATIVE`].
+    pub triple: String,
+    /// LLVM processor name, or [`NATIVE`].
+    pub cpu: String,
+    /// Features that the processor must have at run time, in LLVM's spelling (`avx512f`), no sign in front.
+    /// Empty for `native`: the host's own are taken.
+    #[serde(default)]
+    pub features: Vec<String>,
+    /// Graph operations that the device can run.
+    #[serde(default)]
+    pub legal_ops: LegalOps,
+    /// Units that compute.
+    #[serde(default, rename = "unit", skip_serializing_if = "Vec::is_empty")]
+    pub units: Vec<Unit>,
+    /// Memories.
+    #[serde(default, rename = "memory", skip_serializing_if = "Vec::is_empty")]
+    pub memories: Vec<Memory>,
+    /// Caches of one core, or shared by several.
+    #[serde(default, rename = "cache", skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<Cache>,
+    /// Links between units and memories.
+    #[serde(default, rename = "link", skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<Link>,
+    /// Power.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power: Option<Power>,
+}
+
+/// A target family: one crate that emits for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Object code from LLVM, run by the processor.
+    Cpu,
+}
+
+impl Family {
+    /// Name in device files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+/// Which operations of the Graph a device can run, by their text-form names (`expert_ffn`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum LegalOps {
+    /// Every one: written `"all"`.
+    #[default]
+    #[serde(with = "all")]
+    All,
+    /// These alone.
+    Only(Vec<String>),
+}
+
+/// `LegalOps::All` is the string `"all"`.
+mod all {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str("all")
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<(), D::Error> {
+        let word = String::deserialize(d)?;
+        if word == "all" { Ok(()) } else { Err(D::Error::custom("expected `all` or a list of operations")) }
+    }
+}
+
+impl LegalOps {
+    /// Whether the operation of that name can run.
+    pub fn allows(&self, op: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(ops) => ops.iter().any(|o| o == op),
+        }
+    }
+}
+
+impl Device {
+    /// Whether the description stands for the machine that runs the build.
+    pub fn is_native(&self) -> bool {
+        self.cpu == NATIVE
+    }
+
+    /// Features that this machine lacks to run code for the device. Features whose presence cannot be
+    /// asked for here (another architecture, a name that this version does not know) count as lacking.
+    pub fn lacks(&self) -> Vec<&str> {
+        self.features.iter().map(String::as_str).filter(|f| host_has(f) != Some(true)).collect()
+    }
+
+    /// Cost of starting one step on a unit, in microseconds, where the file states it.
+    pub fn dispatch_cost_us(&self, unit: usize) -> Option<f64> {
+        self.units.get(unit)?.dispatch_cost_us.as_ref().map(|f| f.value)
+    }
+
+    /// Size of the cache of that level in bytes, where the file states it.
+    pub fn cache_bytes(&self, level: u8) -> Option<u64> {
+        self.caches.iter().find(|c| c.level == level).map(|c| c.bytes)
+    }
+}

@@ -1,0 +1,207 @@
+//! Control flow of the kernel language: loops, branches, work items, columns.
+
+use super::{F, I, Index, Kb, P, Span};
+use inkwell::basic_block::BasicBlock;
+use inkwell::values::{BasicValue, BasicValueEnum, PhiValue};
+
+/// What a loop can carry from one iteration to the next.
+pub(crate) trait Carry<'k>: Copy {
+    /// The value.
+    fn value(self) -> BasicValueEnum<'k>;
+    /// The value with its type again.
+    fn wrap(k: &'k Kb<'k>, v: BasicValueEnum<'k>) -> Self;
+}
+
+impl<'k> Carry<'k> for F<'k> {
+    fn value(self) -> BasicValueEnum<'k> {
+        self.v
+    }
+    fn wrap(k: &'k Kb<'k>, v: BasicValueEnum<'k>) -> Self {
+        F { k, v }
+    }
+}
+
+impl<'k> Carry<'k> for I<'k> {
+    fn value(self) -> BasicValueEnum<'k> {
+        self.v
+    }
+    fn wrap(k: &'k Kb<'k>, v: BasicValueEnum<'k>) -> Self {
+        I { k, v }
+    }
+}
+
+impl<'k> Kb<'k> {
+    fn block(&'k self, name: &str) -> BasicBlock<'k> {
+        self.ctx.append_basic_block(self.func, name)
+    }
+
+    fn jump(&self, to: BasicBlock<'k>) {
+        self.done(self.b.build_unconditional_branch(to));
+    }
+
+    fn phi(&self, init: BasicValueEnum<'k>, from: Option<BasicBlock<'k>>) -> Option<PhiValue<'k>> {
+        match self.b.build_phi(init.get_type(), "") {
+            Ok(phi) => {
+                if let Some(from) = from {
+                    phi.add_incoming(&[(&init as &dyn BasicValue<'k>, from)]);
+                }
+                Some(phi)
+            }
+            Err(e) => {
+                self.fail(e);
+                None
+            }
+        }
+    }
+
+    /// `for i in (start .. end).step_by(step)` with values carried along; returns their last.
+    pub(crate) fn fold<T: Carry<'k>>(
+        &'k self,
+        start: impl Index<'k>,
+        end: impl Index<'k>,
+        step: usize,
+        init: &[T],
+        body: impl FnOnce(I<'k>, &[T]) -> Vec<T>,
+    ) -> Vec<T> {
+        let (start, end) = (start.int(self), end.int(self));
+        let (head, inside, after) = (self.block("loop"), self.block("body"), self.block("end"));
+        let before = self.b.get_insert_block();
+        self.jump(head);
+        self.b.position_at_end(head);
+        let index = self.phi(start.v, before);
+        let phis: Vec<_> = init.iter().map(|x| self.phi(x.value(), before)).collect();
+        let value = |phi: &Option<PhiValue<'k>>, otherwise: BasicValueEnum<'k>| {
+            phi.map_or(otherwise, |p| p.as_basic_value())
+        };
+        let i = I { k: self, v: value(&index, start.v) };
+        let carried: Vec<T> =
+            phis.iter().zip(init).map(|(p, x)| T::wrap(self, value(p, x.value()))).collect();
+        self.done(self.b.build_conditional_branch(i.lt(end).scalar(), inside, after));
+        self.b.position_at_end(inside);
+        let next = body(i, &carried);
+        let next_i = i + step;
+        if let Some(last) = self.b.get_insert_block() {
+            if let Some(p) = index {
+                p.add_incoming(&[(&next_i.v as &dyn BasicValue<'k>, last)]);
+            }
+            for (phi, x) in phis.iter().zip(&next) {
+                if let Some(p) = phi {
+                    p.add_incoming(&[(&x.value() as &dyn BasicValue<'k>, last)]);
+                }
+            }
+        }
+        if next.len() != init.len() {
+            self.fail("a loop gives back another number of values than it takes");
+        }
+        self.jump(head);
+        self.b.position_at_end(after);
+        carried
+    }
+
+    /// `for i in (start .. end).step_by(step)`
+    pub(crate) fn each(
+        &'k self,
+        start: impl Index<'k>,
+        end: impl Index<'k>,
+        step: usize,
+        body: impl FnOnce(I<'k>),
+    ) {
+        self.fold::<I<'k>>(start, end, step, &[], |i, _| {
+            body(i);
+            Vec::new()
+        });
+    }
+
+    /// Runs `then` if the condition holds.
+    pub(crate) fn when(&'k self, condition: I<'k>, then: impl FnOnce()) {
+        self.branch(condition, then, || {});
+    }
+
+    /// Runs one of the two.
+    pub(crate) fn branch(&'k self, condition: I<'k>, then: impl FnOnce(), otherwise: impl FnOnce()) {
+        let (yes, no, after) = (self.block("then"), self.block("else"), self.block("join"));
+        self.done(self.b.build_conditional_branch(condition.scalar(), yes, no));
+        self.b.position_at_end(yes);
+        then();
+        self.jump(after);
+        self.b.position_at_end(no);
+        otherwise();
+        self.jump(after);
+        self.b.position_at_end(after);
+    }
+
+    /// The work items of a `Grid::Tiles`: `body(tile, first row, end row)`.
+    pub(crate) fn tiles(&'k self, rows: usize, body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
+        let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
+        let blocks = (n + (rows - 1)).div(self.i(rows as i64));
+        self.each(begin, end, 1, |item| {
+            let (block, tile) = (item.rem(blocks), item.div(blocks));
+            let first = block * rows;
+            body(tile, first, (first + rows).min(n));
+        });
+    }
+
+    /// The rows of work items with one tile.
+    pub(crate) fn rows(&'k self, rows: usize, body: impl FnOnce(I<'k>)) {
+        self.tiles(rows, |_, first, end| self.each(first, end, 1, body));
+    }
+
+    /// The work items of a `Grid::Experts`: `body(active expert, tile)`.
+    pub(crate) fn expert_tiles(&'k self, tiles: usize, body: impl FnOnce(I<'k>, I<'k>)) {
+        let (begin, end) = (self.int_param(2), self.int_param(3));
+        let tiles = self.i(tiles as i64);
+        self.each(begin, end, 1, |item| body(item.div(tiles), item.rem(tiles)));
+    }
+
+    /// `count` columns by vectors: `body(first column, lanes that are there)`. Written once for the whole
+    /// vectors and once for the rest.
+    pub(crate) fn columns(&'k self, count: usize, mut body: impl FnMut(I<'k>, Span<'k>)) {
+        let whole = count / self.lanes() * self.lanes();
+        match whole / self.lanes() {
+            0 => {}
+            1 => body(self.i(0), Span::Full),
+            _ => self.each(0, whole, self.lanes(), |c| body(c, Span::Full)),
+        }
+        if count > whole {
+            body(self.i(whole as i64), self.span(count - whole));
+        }
+    }
+
+    /// Folds `count` columns by vectors: `body(values, first column, lanes that are there)`. `unroll`
+    /// sets of values take turns, which hides the latency of the operation; they are joined at the end.
+    pub(crate) fn fold_columns(
+        &'k self,
+        count: usize,
+        unroll: usize,
+        init: F<'k>,
+        mut body: impl FnMut(F<'k>, I<'k>, Span<'k>) -> F<'k>,
+        join: impl Fn(F<'k>, F<'k>) -> F<'k>,
+    ) -> F<'k> {
+        let lanes = self.lanes();
+        let unroll = unroll.min(count / lanes).max(1);
+        let stride = unroll * lanes;
+        let whole = count / stride * stride;
+        let mut values = vec![init; unroll];
+        if whole > 0 {
+            values = self.fold(0, whole, stride, &values, |c, values| {
+                values.iter().enumerate().map(|(u, &x)| body(x, c + u * lanes, Span::Full)).collect()
+            });
+        }
+        for (u, c) in (whole..count).step_by(lanes).enumerate() {
+            values[u % unroll] = body(values[u % unroll], self.i(c as i64), self.span(count - c));
+        }
+        let mut values = values.into_iter();
+        let first = values.next().unwrap_or(init);
+        values.fold(first, join)
+    }
+
+    /// Copies `count` words.
+    pub(crate) fn copy(&'k self, from: P<'k>, to: P<'k>, count: usize) {
+        self.columns(count, |c, span| to.words(c).store_vec(from.words(c).load_vec(span), span));
+    }
+
+    /// Zeroes `count` words.
+    pub(crate) fn zero(&'k self, to: P<'k>, count: usize) {
+        self.columns(count, |c, span| to.words(c).store_vec(self.fv(0.0), span));
+    }
+}

@@ -1,0 +1,100 @@
+//! Elementary functions as inlined polynomials, and what is made of them. No library is called.
+
+use super::F;
+use moec_ir::op::{Activation, Glu};
+
+/// `(e^r − 1 − r) / r²` on `|r| ≤ ln 2 / 2`, minimax; relative error of `e^r` 3e-9.
+const EXP: [f32; 5] = [0.499_999_94, 0.166_665_2, 0.041_668_393, 0.008_368_781, 0.001_381_446_7];
+/// `e^(t²) erfc(t) / u` in powers of `u = 1 / (1 + 0.4 t)`, `0 ≤ t ≤ 10`, minimax; relative error 6e-8.
+const ERFC: [f32; 9] = [
+    0.225_634_23,
+    0.226_443_11,
+    0.201_887_56,
+    0.193_393_32,
+    0.079_756_24,
+    0.087_964_72,
+    0.083_986_95,
+    -0.140_319_06,
+    0.041_253_004,
+];
+const ERFC_SLOPE: f32 = 0.4;
+
+/// `ln 2` in two parts; the first has few bits, so that its products with exponents are exact.
+const LN2_HI: f32 = 0.693_115_23;
+const LN2_LO: f32 = 3.194_618_3e-5;
+/// Adding it rounds to an integer, which then stands in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
+impl<'k> F<'k> {
+    /// A polynomial in `self`, constant term first.
+    fn polynomial(self, coefficients: &[f32]) -> F<'k> {
+        let mut terms = coefficients.iter().rev().map(|&c| self.k.f(c));
+        let first = terms.next().unwrap_or(self);
+        terms.fold(first, |sum, c| sum.fma(self, c))
+    }
+
+    /// `e^x`, to 2 units in the last place; 0 and ∞ where that under- and overflows.
+    pub(crate) fn exp(self) -> F<'k> {
+        let k = self.k;
+        let x = self.max(k.f(-104.0)).min(k.f(89.0));
+        let shifted = x.fma(k.f(std::f32::consts::LOG2_E), k.f(ROUND));
+        let n = shifted - ROUND;
+        let r = n.fma(k.f(-LN2_LO), n.fma(k.f(-LN2_HI), x));
+        let tail = r.polynomial(&EXP);
+        let value = (r * r).fma(tail, r) + 1.0;
+        // Scaled in two steps, since 2^n alone may be out of range.
+        let n = shifted.bits() - k.f(ROUND).bits();
+        let half = n.shr(1);
+        let power = |e: super::I<'k>| (e + 127).shl(23).as_float();
+        value * power(half) * power(n - half)
+    }
+
+    /// `1 / (1 + e^-x)`
+    pub(crate) fn sigmoid(self) -> F<'k> {
+        let k = self.k;
+        let e = (-self.abs()).exp();
+        let numerator = self.lt(k.f(0.0)).pick(e, k.f(1.0));
+        numerator / (e + 1.0)
+    }
+
+    /// Probability that a normal variable is below `x`: `(1 + erf(x/√2)) / 2`.
+    fn normal_cdf(self) -> F<'k> {
+        let k = self.k;
+        let t = (self * std::f32::consts::FRAC_1_SQRT_2).abs();
+        let t = t.min(k.f(10.0));
+        let u = k.f(1.0) / t.fma(k.f(ERFC_SLOPE), k.f(1.0));
+        let half_erfc = (-(t * t)).exp() * u * u.polynomial(&ERFC) * 0.5;
+        self.lt(k.f(0.0)).pick(half_erfc, k.f(1.0) - half_erfc)
+    }
+
+    /// An activation function.
+    pub(crate) fn activate(self, act: Activation) -> F<'k> {
+        let k = self.k;
+        match act {
+            Activation::Silu => self * self.sigmoid(),
+            Activation::Gelu => self * self.normal_cdf(),
+            Activation::GeluTanh => {
+                // (1 + tanh(u)) / 2 = sigmoid(2u)
+                let cubic = (self * self).fma(k.f(0.044_715), k.f(1.0));
+                let u2 = self * cubic * (2.0 * (2.0 / std::f32::consts::PI).sqrt());
+                self * u2.sigmoid()
+            }
+            Activation::Relu => self.max(k.f(0.0)),
+            Activation::Sigmoid => self.sigmoid(),
+        }
+    }
+
+    /// Gate `self` and up projection `up` joined.
+    pub(crate) fn glu(self, up: F<'k>, glu: Glu) -> F<'k> {
+        let k = self.k;
+        match glu {
+            Glu::Gated(act) => self.activate(act) * up,
+            Glu::DRelu => self.max(k.f(0.0)) * up.max(k.f(0.0)),
+            Glu::Clamped { alpha, limit } => {
+                let g = self.min(k.f(limit));
+                let u = up.max(k.f(-limit)).min(k.f(limit));
+                (u + 1.0) * g * (g * alpha).sigmoid()
+            }
+        }
+    }
+}

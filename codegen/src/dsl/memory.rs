@@ -1,0 +1,237 @@
+//! Addresses, loads and stores. The one module of the language with `unsafe`: LLVM's address arithmetic.
+
+use super::{Elem, F, I, Index, Kb, elem_type};
+use inkwell::types::BasicTypeEnum;
+use inkwell::values::{BasicValue, BasicValueEnum, InstructionValue, PointerValue};
+use moec_ir::types::Format;
+
+/// An address.
+#[derive(Clone, Copy)]
+pub(crate) struct P<'k> {
+    k: &'k Kb<'k>,
+    v: PointerValue<'k>,
+}
+
+/// The lanes of a vector that are there.
+#[derive(Clone, Copy)]
+pub(crate) enum Span<'k> {
+    /// All of them.
+    Full,
+    /// Those of the mask.
+    Part(I<'k>),
+}
+
+impl<'k> Kb<'k> {
+    /// The first `n` lanes; every lane if `n` is the width or more.
+    pub(crate) fn span(&'k self, n: usize) -> Span<'k> {
+        if n >= self.lanes() { Span::Full } else { Span::Part(self.first_lanes(n)) }
+    }
+
+    /// The lanes before `n`, which may be negative or more than the width.
+    pub(crate) fn span_before(&'k self, n: I<'k>) -> Span<'k> {
+        Span::Part(self.lane_ids().lt(n.narrow().splat(self.lanes())))
+    }
+
+    /// Address of operand `i`.
+    pub(crate) fn arg(&'k self, i: usize) -> P<'k> {
+        let args = P { k: self, v: self.pointer_param(0) };
+        let at = args.bytes(i * 8);
+        let ty = at.v.get_type();
+        match self.b.build_load(ty, at.v, "") {
+            Ok(BasicValueEnum::PointerValue(v)) => P { k: self, v },
+            Ok(_) => args,
+            Err(e) => {
+                self.fail(e);
+                args
+            }
+        }
+    }
+
+    /// The thread's scratch.
+    pub(crate) fn scratch(&'k self) -> P<'k> {
+        P { k: self, v: self.pointer_param(4) }
+    }
+
+    fn pointer_param(&self, i: u32) -> PointerValue<'k> {
+        match self.func.get_nth_param(i) {
+            Some(BasicValueEnum::PointerValue(v)) => v,
+            _ => {
+                self.fail("a kernel parameter is missing");
+                self.ctx.ptr_type(inkwell::AddressSpace::default()).const_null()
+            }
+        }
+    }
+
+    /// An integer parameter of the kernel.
+    pub(super) fn int_param(&'k self, i: u32) -> I<'k> {
+        match self.func.get_nth_param(i) {
+            Some(v @ BasicValueEnum::IntValue(_)) => I { k: self, v },
+            _ => {
+                self.fail("a kernel parameter is missing");
+                self.i(0)
+            }
+        }
+    }
+
+    fn align(&self, instruction: Option<InstructionValue<'k>>, bytes: u32) {
+        if let Some(Err(e)) = instruction.map(|i| i.set_alignment(bytes)) {
+            self.fail(e);
+        }
+    }
+}
+
+impl<'k> P<'k> {
+    fn step(self, index: I<'k>, ty: BasicTypeEnum<'k>) -> Self {
+        // SAFETY: the instruction is only built here. When it runs, kernels stay within the extents that
+        // their specification documents, so the result is inside of the operand or one past its end.
+        let v = unsafe { self.k.b.build_in_bounds_gep(ty, self.v, &[index.scalar()], "") };
+        Self { k: self.k, v: self.k.keep(v, self.v) }
+    }
+
+    /// `n` bytes on.
+    pub(crate) fn bytes(self, n: impl Index<'k>) -> Self {
+        self.step(n.int(self.k), self.k.ctx.i8_type().into())
+    }
+
+    /// `n` 32-bit words on.
+    pub(crate) fn words(self, n: impl Index<'k>) -> Self {
+        self.step(n.int(self.k), self.k.f32t().into())
+    }
+
+    /// `n` elements of a weight on.
+    pub(crate) fn elements(self, n: impl Index<'k>, format: Format) -> Self {
+        match format {
+            Format::F32 => self.words(n),
+            Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
+        }
+    }
+
+    /// Whether two addresses are the same.
+    pub(crate) fn equals(self, o: Self) -> I<'k> {
+        let k = self.k;
+        let zero = k.ctx.bool_type().const_zero();
+        let v = k.b.build_int_compare(inkwell::IntPredicate::EQ, self.v, o.v, "");
+        I { k, v: k.keep(v, zero).into() }
+    }
+
+    fn load_as(self, ty: BasicTypeEnum<'k>, align: u32) -> BasicValueEnum<'k> {
+        let k = self.k;
+        let v = k.keep(k.b.build_load(ty, self.v, ""), ty.const_zero());
+        k.align(v.as_instruction_value(), align);
+        v
+    }
+
+    /// One f32.
+    pub(crate) fn load(self) -> F<'k> {
+        F { k: self.k, v: self.load_as(self.k.f32t().into(), 4) }
+    }
+
+    /// One i32, widened.
+    pub(crate) fn load_int(self) -> I<'k> {
+        I { k: self.k, v: self.load_as(self.k.ctx.i32_type().into(), 4) }.wide()
+    }
+
+    /// A vector of f32; lanes outside of the span are zero.
+    pub(crate) fn load_vec(self, span: Span<'k>) -> F<'k> {
+        F { k: self.k, v: self.load_elems(Elem::F32, span) }
+    }
+
+    /// A vector of 32-bit integers, read whole.
+    pub(crate) fn load_ints(self) -> I<'k> {
+        let ty = self.k.ctx.i32_type().vec_type(self.k.lanes() as u32);
+        I { k: self.k, v: self.load_as(ty.into(), 4) }
+    }
+
+    /// A vector of weights as f32; lanes outside of the span are zero.
+    pub(crate) fn load_weights(self, format: Format, span: Span<'k>) -> F<'k> {
+        let k = self.k;
+        match format {
+            Format::F32 => self.load_vec(span),
+            Format::Bf16 => I { k, v: self.load_elems(Elem::I16, span) }.zext16().shl(16).as_float(),
+            Format::F16 if k.converts_f16 => {
+                let to = k.f32t().vec_type(k.lanes() as u32);
+                match self.load_elems(Elem::F16, span) {
+                    BasicValueEnum::VectorValue(v) => {
+                        let wide = k.b.build_float_ext(v, to, "");
+                        F { k, v: k.keep(wide, to.const_zero()).into() }
+                    }
+                    _ => k.fv(0.0),
+                }
+            }
+            Format::F16 => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
+        }
+    }
+
+    fn load_elems(self, elem: Elem, span: Span<'k>) -> BasicValueEnum<'k> {
+        let (k, lanes) = (self.k, self.k.lanes() as u32);
+        let ty = elem_type(k.ctx, elem, lanes);
+        let align = if elem == Elem::F32 { 4 } else { 2 };
+        match span {
+            Span::Full => self.load_as(ty, align),
+            Span::Part(mask) => {
+                let mut args = vec![self.v.into(), mask.v.into(), ty.const_zero().into()];
+                k.with_align(&mut args, "llvm.masked.load", elem, 1, align);
+                k.call("llvm.masked.load", elem, lanes, &args).unwrap_or(ty.const_zero())
+            }
+        }
+    }
+
+    /// Stores a scalar, or a vector whole.
+    pub(crate) fn store(self, x: F<'k>) {
+        self.store_value(x.v);
+    }
+
+    /// Stores a 32-bit integer, or a vector of them whole.
+    pub(crate) fn store_int(self, x: I<'k>) {
+        self.store_value(x.v);
+    }
+
+    fn store_value(self, v: BasicValueEnum<'k>) {
+        match self.k.b.build_store(self.v, v) {
+            Ok(store) => self.k.align(Some(store), 4),
+            Err(e) => self.k.fail(e),
+        }
+    }
+
+    /// Stores the lanes of a vector that are in the span.
+    pub(crate) fn store_vec(self, x: F<'k>, span: Span<'k>) {
+        let k = self.k;
+        match span {
+            Span::Full => self.store(x),
+            Span::Part(mask) => {
+                let mut args = vec![x.v.into(), self.v.into(), mask.v.into()];
+                k.with_align(&mut args, "llvm.masked.store", Elem::F32, 2, 4);
+                let _ = k.call("llvm.masked.store", Elem::F32, k.lanes() as u32, &args);
+            }
+        }
+    }
+}
+
+impl<'k> Kb<'k> {
+    /// Up to LLVM 21 masked accesses take their alignment as an argument; later as an attribute.
+    fn with_align(
+        &self,
+        args: &mut Vec<inkwell::values::BasicMetadataValueEnum<'k>>,
+        name: &'static str,
+        elem: Elem,
+        at: usize,
+        align: u32,
+    ) {
+        let key = (name, elem, self.lanes() as u32);
+        if self.intrinsics.get(&key).is_some_and(|f| f.count_params() as usize > args.len()) {
+            args.insert(at, self.ctx.i32_type().const_int(u64::from(align), false).into());
+        }
+    }
+}
+
+/// binary16 in the low half of each lane to f32, by integer arithmetic.
+fn f16_by_bits(h: I<'_>) -> F<'_> {
+    let k = h.k;
+    let magnitude = (h & 0x7fff).shl(13);
+    // Rebiases the exponent by 112, which also normalises subnormals.
+    let finite = magnitude.as_float() * f32::from_bits((127 + 112) << 23);
+    let special = (magnitude | 0x7f80_0000).as_float();
+    let is_finite = magnitude.lt(k.i32(0x7c00 << 13));
+    let sign = (h & 0x8000).shl(16);
+    (is_finite.pick(finite, special).bits() | sign).as_float()
+}

@@ -1,0 +1,31 @@
+//! The weighted sum of the expert outputs of each token.
+
+use crate::dsl::Kb;
+use crate::spec::{KernelSpec, ROWS};
+
+pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let KernelSpec::Combine { layout, hidden, out_ld, residual_ld } = *spec else {
+        return k.fail("not a combine");
+    };
+    let (y, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
+    let residual = residual_ld.map(|ld| (k.arg(3), ld));
+    let out = k.arg(3 + usize::from(residual.is_some()));
+    k.rows(ROWS, |row| {
+        let slots = dispatch.words(layout.slot()).words(row * layout.k);
+        let terms: Vec<_> = (0..layout.k)
+            .map(|j| {
+                let weight = weights.words(row * layout.k).words(j).load().splat();
+                (y.words(slots.words(j).load_int() * hidden), weight)
+            })
+            .collect();
+        let out = out.words(row * out_ld);
+        k.columns(hidden, |c, span| {
+            let start = match residual {
+                Some((r, ld)) => r.words(row * ld).words(c).load_vec(span),
+                None => k.fv(0.0),
+            };
+            let sum = terms.iter().fold(start, |sum, (y, w)| y.words(c).load_vec(span).fma(*w, sum));
+            out.words(c).store_vec(sum, span);
+        });
+    });
+}

@@ -1,0 +1,44 @@
+//! `x · wᵀ` with bias, residual or gate in the epilogue.
+
+use super::micro::{Columns, Panel, product, row_groups};
+use crate::dsl::Kb;
+use crate::spec::{KernelSpec, LINEAR_ROWS, panels};
+
+pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let KernelSpec::Linear { k: depth, n, format, groups, x_ld, out_ld, bias, residual_ld, glu } = *spec
+    else {
+        return k.fail("not a linear");
+    };
+    let mut args = (0..).map(|i| k.arg(i));
+    let mut arg = || args.next().unwrap_or(k.scratch());
+    let (x, weights) = (arg(), arg());
+    let bias = bias.then(&mut arg);
+    let residual = residual_ld.map(|ld| (arg(), ld));
+    let out = arg();
+
+    let per_group = panels(&k.isa, n, glu.is_some());
+    let columns_out = if glu.is_some() { n / 2 } else { n };
+    k.tiles(LINEAR_ROWS, |tile, first, end| {
+        let (group, p) = if groups == 1 {
+            (k.i(0), tile)
+        } else {
+            let count = k.i(per_group as i64);
+            (tile.div(count), tile.rem(count))
+        };
+        let weights = weights.elements(tile * (depth * k.isa.nr), format);
+        let panel = Panel { weights, depth, format };
+        let columns = Columns::of(k, p, n, glu);
+        let bias = bias.map(|b| b.words(group * n));
+        row_groups(k, first, end, |row, m| {
+            let at = x.words(row * x_ld + group * depth);
+            let rows: Vec<_> = (0..m).map(|i| at.words(i * x_ld)).collect();
+            let sums = product(k, &rows, &panel);
+            let bias = bias.map(|b| columns.bias(k, b));
+            for (i, sums) in sums.into_iter().enumerate() {
+                let residual = residual.map(|(r, ld)| r.words(row * ld + group * columns_out).words(i * ld));
+                let out = out.words(row * out_ld + group * columns_out).words(i * out_ld);
+                columns.store(sums, bias, residual, out);
+            }
+        });
+    });
+}

@@ -1,0 +1,70 @@
+//! Element-wise functions of one or two operands, as a table.
+
+use crate::dsl::{F, Kb};
+use crate::spec::{KernelSpec, MapOp, ROWS};
+
+/// Where the second operand of a [`MapOp`] comes from.
+enum Second {
+    /// There is none.
+    None,
+    /// A row of the same width.
+    Row(usize),
+    /// One number per row.
+    Column(usize),
+    /// One number per channel.
+    Channels,
+}
+
+fn second(op: MapOp) -> Second {
+    match op {
+        MapOp::Add { b_ld, broadcast_b } | MapOp::Mul { b_ld, broadcast_b } => {
+            if broadcast_b {
+                Second::Column(b_ld)
+            } else {
+                Second::Row(b_ld)
+            }
+        }
+        MapOp::Glu { b_ld, .. } => Second::Row(b_ld),
+        MapOp::ScaleCols => Second::Channels,
+        MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) => Second::None,
+    }
+}
+
+fn apply<'k>(op: MapOp, a: F<'k>, b: F<'k>) -> F<'k> {
+    match op {
+        MapOp::Add { .. } => a + b,
+        MapOp::Mul { .. } | MapOp::ScaleCols => a * b,
+        MapOp::Glu { glu, .. } => a.glu(b, glu),
+        MapOp::Scale { factor } => a * factor,
+        MapOp::Clamp { lo, hi } => a.at_least(lo).at_most(hi),
+        MapOp::Act(act) => a.activate(act),
+    }
+}
+
+pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let KernelSpec::Map { op, cols, a_ld, out_ld } = *spec else {
+        return k.fail("not a map");
+    };
+    let second = second(op);
+    let a = k.arg(0);
+    let (b, out) = match second {
+        Second::None => (a, k.arg(1)),
+        _ => (k.arg(1), k.arg(2)),
+    };
+    k.rows(ROWS, |row| {
+        let (a, out) = (a.words(row * a_ld), out.words(row * out_ld));
+        let (b, column) = match second {
+            Second::Row(ld) => (b.words(row * ld), None),
+            Second::Column(ld) => (b, Some(b.words(row * ld).load().splat())),
+            Second::None | Second::Channels => (b, None),
+        };
+        k.columns(cols, |c, span| {
+            let x = a.words(c).load_vec(span);
+            let y = match second {
+                Second::None => x,
+                _ => column.unwrap_or_else(|| b.words(c).load_vec(span)),
+            };
+            out.words(c).store_vec(apply(op, x, y), span);
+        });
+    });
+}

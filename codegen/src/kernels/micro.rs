@@ -1,0 +1,158 @@
+//! The matrix microkernel: a few rows times one weight panel, accumulated in registers.
+
+use crate::dsl::{F, I, Kb, P, Span};
+use crate::machine::Isa;
+use moec_ir::op::Glu;
+use moec_ir::types::Format;
+
+/// Steps of the inner loop that are written out.
+const UNROLL: usize = 4;
+
+/// A weight panel: `depth` steps of [`Isa::nr`] columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Panel<'k> {
+    /// Its first element.
+    pub(crate) weights: P<'k>,
+    /// Input channels.
+    pub(crate) depth: usize,
+    /// Format of the weights.
+    pub(crate) format: Format,
+}
+
+/// Numbers of rows that the microkernel is written for, the largest first. 1 is the last.
+fn variants(isa: &Isa) -> impl Iterator<Item = usize> {
+    std::iter::once(isa.mr).chain([8, 4, 2, 1].into_iter().filter({
+        let mr = isa.mr;
+        move |&m| m < mr
+    }))
+}
+
+/// Cuts rows `first .. end` greedily into groups that the microkernel is written for.
+pub(crate) fn row_groups<'k>(k: &'k Kb<'k>, first: I<'k>, end: I<'k>, mut body: impl FnMut(I<'k>, usize)) {
+    let mut first = first;
+    for m in variants(&k.isa) {
+        let stop = if m == 1 { end } else { first + (end - first).div(k.i(m as i64)) * m };
+        k.each(first, stop, m, |row| body(row, m));
+        first = stop;
+    }
+}
+
+/// Rows times panel: two vectors of columns for each row.
+pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> Vec<[F<'k>; 2]> {
+    // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
+    let splits = match rows.len() {
+        1 => 4,
+        2 => 2,
+        _ => 1,
+    };
+    let mut sums = vec![k.fv(0.0); splits * rows.len() * 2];
+    let step = |at: I<'k>, u: usize, sums: &mut [F<'k>]| {
+        let w = load_step(k, panel, at, u);
+        let set = &mut sums[u % splits * rows.len() * 2..];
+        for (row, sums) in rows.iter().zip(set.chunks_exact_mut(2)) {
+            let x = row.words(at).words(u).load().splat();
+            for (sum, w) in sums.iter_mut().zip(w) {
+                *sum = x.fma(w, *sum);
+            }
+        }
+    };
+    let whole = panel.depth / UNROLL * UNROLL;
+    if whole > 0 {
+        sums = k.fold(0, whole, UNROLL, &sums, |at, sums| {
+            let mut sums = sums.to_vec();
+            for u in 0..UNROLL {
+                step(at, u, &mut sums);
+            }
+            sums
+        });
+    }
+    for u in 0..panel.depth - whole {
+        step(k.i(whole as i64), u, &mut sums);
+    }
+    let mut sets = sums.chunks_exact(rows.len() * 2);
+    let mut total = sets.next().unwrap_or_default().to_vec();
+    for set in sets {
+        for (t, &s) in total.iter_mut().zip(set) {
+            *t = *t + s;
+        }
+    }
+    total.chunks_exact(2).map(|pair| in_order(panel.format, [pair[0], pair[1]])).collect()
+}
+
+/// The columns of step `at + u`, as two vectors. Of bf16, a 32-bit lane holds two: the even columns are
+/// one shift away from f32 and the odd ones one mask, so they stay apart until [`in_order`].
+fn load_step<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, at: I<'k>, u: usize) -> [F<'k>; 2] {
+    let nr = k.isa.nr;
+    let from = panel.weights.elements(at * nr, panel.format).elements(u * nr, panel.format);
+    if panel.format == Format::Bf16 {
+        let pairs = from.load_ints();
+        [pairs.shl(16).as_float(), (pairs & 0xffff_0000).as_float()]
+    } else {
+        let second = from.elements(k.lanes(), panel.format);
+        [from.load_weights(panel.format, Span::Full), second.load_weights(panel.format, Span::Full)]
+    }
+}
+
+fn in_order(format: Format, sums: [F<'_>; 2]) -> [F<'_>; 2] {
+    if format == Format::Bf16 { sums[0].zip(sums[1]) } else { sums }
+}
+
+/// The output columns of a panel: one vector with a gated epilogue, else two.
+pub(crate) struct Columns<'k> {
+    first: I<'k>,
+    /// Rows of the weight up to the up projection, with a gated epilogue.
+    gates: usize,
+    glu: Option<Glu>,
+    spans: Vec<Span<'k>>,
+}
+
+impl<'k> Columns<'k> {
+    /// Those of panel `p` of a weight with `n` rows.
+    pub(crate) fn of(k: &'k Kb<'k>, p: I<'k>, n: usize, glu: Option<Glu>) -> Self {
+        let (width, count) = if glu.is_some() { (k.isa.nr / 2, n / 2) } else { (k.isa.nr, n) };
+        let first = p * width;
+        let spans = (0..width)
+            .step_by(k.lanes())
+            .map(|at| {
+                let left = k.i(count as i64) - (first + at);
+                if count.is_multiple_of(width) { Span::Full } else { k.span_before(left) }
+            })
+            .collect();
+        Self { first, gates: n / 2, glu, spans }
+    }
+
+    /// The bias of the two accumulators, in the weight's natural order.
+    pub(crate) fn bias(&self, k: &'k Kb<'k>, bias: P<'k>) -> [F<'k>; 2] {
+        let at = bias.words(self.first);
+        let second = if self.glu.is_some() { self.gates } else { k.lanes() };
+        let span = |i: usize| self.spans.get(i).or(self.spans.first()).copied().unwrap_or(Span::Full);
+        [at.load_vec(span(0)), at.words(second).load_vec(span(1))]
+    }
+
+    /// Epilogue of one row: bias, gate, residual, store. `out` and `residual` are where the row begins.
+    pub(crate) fn store(
+        &self,
+        sums: [F<'k>; 2],
+        bias: Option<[F<'k>; 2]>,
+        residual: Option<P<'k>>,
+        out: P<'k>,
+    ) {
+        let [a, b] = match bias {
+            Some([x, y]) => [sums[0] + x, sums[1] + y],
+            None => sums,
+        };
+        let values = match self.glu {
+            Some(glu) => vec![a.glu(b, glu)],
+            None => vec![a, b],
+        };
+        let mut at = 0;
+        for (x, &span) in values.into_iter().zip(&self.spans) {
+            let x = match residual {
+                Some(r) => x + r.words(self.first).words(at).load_vec(span),
+                None => x,
+            };
+            out.words(self.first).words(at).store_vec(x, span);
+            at += x.width();
+        }
+    }
+}

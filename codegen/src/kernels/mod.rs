@@ -1,0 +1,100 @@
+//! One kernel family per file. [`write`] is the table of them.
+
+pub(crate) mod attention;
+mod combine;
+pub(crate) mod expert;
+mod linear;
+mod map;
+mod micro;
+mod norm;
+mod position;
+pub(crate) mod router;
+mod rows;
+mod softmax;
+
+use crate::dsl::Kb;
+use crate::machine::Isa;
+use crate::spec::KernelSpec;
+
+/// Writes the body of a kernel.
+pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    match spec {
+        KernelSpec::Embed { .. } => rows::embed(k, spec),
+        KernelSpec::GatherRows { .. } => rows::gather(k, spec),
+        KernelSpec::Copy { .. } => rows::copy(k, spec),
+        KernelSpec::Norm { .. } => norm::write(k, spec),
+        KernelSpec::Linear { .. } => linear::write(k, spec),
+        KernelSpec::Rope { .. } => position::rope(k, spec),
+        KernelSpec::CacheWrite { .. } => position::cache_write(k, spec),
+        KernelSpec::Attention { .. } => attention::write(k, spec),
+        KernelSpec::Router { .. } => router::write(k, spec),
+        KernelSpec::ExpertGateUp { .. } => expert::gate_up(k, spec),
+        KernelSpec::ExpertDown { .. } => expert::down(k, spec),
+        KernelSpec::Combine { .. } => combine::write(k, spec),
+        KernelSpec::Map { .. } => map::write(k, spec),
+        KernelSpec::Softmax { .. } => softmax::write(k, spec),
+    }
+}
+
+/// Contradictions in a specification that would make the kernel read or write out of bounds.
+pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
+    let rules: Vec<(bool, &str)> = match spec {
+        KernelSpec::Embed { hidden, out_ld, .. } => {
+            vec![(out_ld >= hidden, "rows of the output overlap")]
+        }
+        KernelSpec::GatherRows { cols, x_ld, out_ld } | KernelSpec::Softmax { cols, x_ld, out_ld } => {
+            vec![(x_ld >= cols && out_ld >= cols, "rows overlap"), (*cols > 0, "no columns")]
+        }
+        KernelSpec::Copy { groups, cols, in_group, out_group, in_ld, out_ld } => {
+            let width = |group: &usize| groups.saturating_sub(1) * group + cols;
+            vec![
+                (*in_ld >= width(in_group) && *out_ld >= width(out_group), "rows overlap"),
+                (*groups == 1 || out_group >= cols, "groups of the output overlap"),
+            ]
+        }
+        KernelSpec::Norm { width, groups, x_ld, out_ld, .. } => vec![
+            (*width > 0, "no channels"),
+            (*x_ld >= width * groups && *out_ld >= width * groups, "rows overlap"),
+        ],
+        KernelSpec::Linear { k, n, groups, x_ld, out_ld, residual_ld, glu, .. } => {
+            let out = if glu.is_some() { n / 2 } else { *n };
+            vec![
+                (*k > 0 && *n > 0 && *groups > 0, "an extent is zero"),
+                (glu.is_none() || n % 2 == 0, "a gated weight has an odd number of rows"),
+                (glu.is_none() || residual_ld.is_none(), "gate and residual exclude each other"),
+                (*x_ld >= k * groups && *out_ld >= out * groups, "rows overlap"),
+            ]
+        }
+        KernelSpec::Rope { heads, dim, rotary, offset, x_ld, out_ld, angles_ld, .. } => vec![
+            (rotary % 2 == 0, "an odd number of rotated channels"),
+            (offset + rotary <= *dim, "rotated channels outside of the head"),
+            (*x_ld >= heads * dim && *out_ld >= heads * dim && angles_ld >= rotary, "rows overlap"),
+        ],
+        KernelSpec::CacheWrite { heads, dim, x_ld, .. } => vec![(*x_ld >= heads * dim, "rows overlap")],
+        KernelSpec::Attention { desc: d, q_ld, out_ld, ctx } => vec![
+            (
+                d.kv_heads > 0 && d.heads.is_multiple_of(d.kv_heads.max(1)),
+                "heads that no key-value head serves",
+            ),
+            (!d.v_from_k || d.v_dim <= d.qk_dim, "values wider than the keys that they are part of"),
+            (*q_ld >= d.heads * d.qk_dim && *out_ld >= d.heads * d.v_dim, "rows overlap"),
+            (*ctx > 0 && d.qk_dim > 0 && d.v_dim > 0, "an extent is zero"),
+            (d.window != Some(0), "an empty window"),
+        ],
+        KernelSpec::Router { desc, logits_ld } => router::rules(desc, *logits_ld),
+        KernelSpec::ExpertGateUp { hidden, inter, x_ld, .. } => {
+            vec![(*hidden > 0 && *inter > 0, "an extent is zero"), (x_ld >= hidden, "rows overlap")]
+        }
+        KernelSpec::ExpertDown { hidden, inter, .. } => {
+            vec![(*hidden > 0 && *inter > 0, "an extent is zero")]
+        }
+        KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
+        KernelSpec::Map { cols, a_ld, out_ld, .. } => {
+            vec![(a_ld >= cols && out_ld >= cols, "rows overlap")]
+        }
+    };
+    match rules.iter().find(|(holds, _)| !holds) {
+        Some((_, what)) => Err(format!("{what} ({spec:?} on {isa:?})")),
+        None => Ok(()),
+    }
+}

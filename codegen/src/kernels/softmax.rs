@@ -1,0 +1,31 @@
+//! Softmax over the columns of a row.
+
+use crate::dsl::{F, Kb, P};
+use crate::spec::{KernelSpec, ROWS};
+
+pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let KernelSpec::Softmax { cols, x_ld, out_ld } = *spec else {
+        return k.fail("not a softmax");
+    };
+    let (x, out) = (k.arg(0), k.arg(1));
+    k.rows(ROWS, |row| {
+        let (x, out) = (x.words(row * x_ld), out.words(row * out_ld));
+        let sum = exponentials(k, x, out, cols);
+        k.columns(cols, |c, span| {
+            let at = out.words(c);
+            at.store_vec(at.load_vec(span) / sum, span);
+        });
+    });
+}
+
+/// Writes `e^(x − max x)` to `out`, which may be `x`, and returns the sum.
+pub(super) fn exponentials<'k>(k: &'k Kb<'k>, x: P<'k>, out: P<'k>, cols: usize) -> F<'k> {
+    let largest = |m: F<'k>, c, span| m.max(x.words(c).load_vec(span).within(span, f32::NEG_INFINITY));
+    let max = k.fold_columns(cols, 2, k.fv(f32::NEG_INFINITY), largest, F::max).lanes_max();
+    let add = |sum: F<'k>, c, span| {
+        let e = (x.words(c).load_vec(span) - max).exp();
+        out.words(c).store_vec(e, span);
+        sum + e.within(span, 0.0)
+    };
+    k.fold_columns(cols, 1, k.fv(0.0), add, |a, b| a + b).sum()
+}

@@ -1,0 +1,179 @@
+//! The feed-forward network of the experts: gate and up, down, combination.
+
+use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
+use crate::simple::glu;
+use moec_codegen::{KernelSpec, pack};
+use moec_ir::op::{Activation, DispatchLayout, Glu};
+use moec_ir::types::Format;
+
+/// A dispatch table of random choices, as the runtime's builtin writes it.
+pub(crate) fn dispatch(rng: &mut Rng, layout: DispatchLayout, n: usize) -> Vec<i32> {
+    let DispatchLayout { k, experts, .. } = layout;
+    let mut chosen = vec![Vec::new(); experts];
+    for t in 0..n {
+        let mut free: Vec<usize> = (0..experts).collect();
+        for j in 0..k {
+            // Low experts are chosen more often.
+            let at = rng.below(free.len()).min(rng.below(free.len()));
+            chosen[free.remove(at)].push((t, j));
+        }
+    }
+    let mut active: Vec<usize> = (0..experts).filter(|&e| !chosen[e].is_empty()).collect();
+    active.sort_by_key(|&e| (usize::MAX - chosen[e].len(), e));
+    let mut words = vec![0; layout.words()];
+    words[0] = active.len() as i32;
+    words[1] = (n * k) as i32;
+    let mut slot = 0;
+    for (i, &e) in active.iter().enumerate() {
+        words[layout.expert() + i] = e as i32;
+        words[layout.start() + i] = slot as i32;
+        for &(t, j) in &chosen[e] {
+            words[layout.token() + slot] = t as i32;
+            words[layout.slot() + t * k + j] = slot as i32;
+            slot += 1;
+        }
+    }
+    words[layout.start() + active.len()] = slot as i32;
+    words
+}
+
+/// Expert of each slot.
+fn experts_of_slots(layout: DispatchLayout, table: &[i32]) -> Vec<usize> {
+    (0..table[0] as usize)
+        .flat_map(|a| {
+            let slots = table[layout.start() + a + 1] - table[layout.start() + a];
+            std::iter::repeat_n(table[layout.expert() + a] as usize, slots as usize)
+        })
+        .collect()
+}
+
+const LAYOUTS: [(usize, usize, usize, usize); 4] =
+    [(40, 2, 3, 40), (33, 4, 8, 9), (4, 2, 16, 1), (64, 3, 4, 50)];
+
+#[test]
+fn gate_and_up_of_gathered_rows() {
+    let mut rng = Rng::new(20);
+    let mut cases = Vec::new();
+    for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
+        for format in Format::ALL {
+            let layout = DispatchLayout { rows, k, experts };
+            let (hidden, inter) = (rng.pick(&[80, 56, 24, 17]), rng.pick(&[5, 16, 17, 48]));
+            let g = if i % 2 == 0 { Glu::Gated(Activation::Silu) } else { Glu::DRelu };
+            let table = dispatch(&mut rng, layout, n);
+            let of_slot = experts_of_slots(layout, &table);
+            let x_ld = hidden + 3;
+            let x = random(&mut rng, n, hidden, x_ld);
+            let w = rng.floats(experts * 2 * inter * hidden);
+            let bias = (i < 2).then(|| rng.floats(experts * 2 * inter));
+            let expected = strided(rows * k, inter, inter, |slot, c| {
+                let Some(&e) = of_slot.get(slot) else { return 0.0 };
+                let row = &x[table[layout.token() + slot] as usize * x_ld..][..hidden];
+                let dot = |j: usize| {
+                    let w = &w[(e * 2 * inter + j) * hidden..][..hidden];
+                    let sum: f32 = row.iter().zip(w).map(|(a, &b)| a * pack::round(format, b)).sum();
+                    sum + bias.as_ref().map_or(0.0, |b| b[e * 2 * inter + j])
+                };
+                glu(g, dot(c), dot(inter + c))
+            });
+            let mut operands = vec![
+                Operand::Floats(x),
+                Operand::Ints(table),
+                Operand::Weight(format, [experts, 2 * inter, hidden], w),
+            ];
+            let with_bias = bias.is_some();
+            operands.extend(bias.map(Operand::Floats));
+            let at = operands.len();
+            operands.push(Operand::Floats(vec![0.0; rows * k * inter]));
+            cases.push(Case {
+                spec: KernelSpec::ExpertGateUp {
+                    layout,
+                    hidden,
+                    inter,
+                    format,
+                    x_ld,
+                    glu: g,
+                    bias: with_bias,
+                },
+                n,
+                operands,
+                expect: vec![(at, Expect::Floats(expected, 5e-5))],
+            });
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn down_projection_of_slots() {
+    let mut rng = Rng::new(21);
+    let mut cases = Vec::new();
+    for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
+        for format in Format::ALL {
+            let layout = DispatchLayout { rows, k, experts };
+            let (hidden, inter) = (rng.pick(&[80, 32, 24, 17]), rng.pick(&[5, 16, 17, 48]));
+            let table = dispatch(&mut rng, layout, n);
+            let of_slot = experts_of_slots(layout, &table);
+            let h = rng.floats(rows * k * inter);
+            let w = rng.floats(experts * hidden * inter);
+            let bias = (i % 2 == 0).then(|| rng.floats(experts * hidden));
+            let expected = strided(rows * k, hidden, hidden, |slot, c| {
+                let Some(&e) = of_slot.get(slot) else { return 0.0 };
+                let w = &w[(e * hidden + c) * inter..][..inter];
+                let row = &h[slot * inter..][..inter];
+                let sum: f32 = row.iter().zip(w).map(|(a, &b)| a * pack::round(format, b)).sum();
+                sum + bias.as_ref().map_or(0.0, |b| b[e * hidden + c])
+            });
+            let mut operands = vec![
+                Operand::Floats(h),
+                Operand::Ints(table),
+                Operand::Weight(format, [experts, hidden, inter], w),
+            ];
+            let with_bias = bias.is_some();
+            operands.extend(bias.map(Operand::Floats));
+            let at = operands.len();
+            operands.push(Operand::Floats(vec![0.0; rows * k * hidden]));
+            cases.push(Case {
+                spec: KernelSpec::ExpertDown { layout, inter, hidden, format, bias: with_bias },
+                n,
+                operands,
+                expect: vec![(at, Expect::Floats(expected, 5e-5))],
+            });
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn combination_of_slots() {
+    let mut rng = Rng::new(22);
+    let mut cases = Vec::new();
+    for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
+        let layout = DispatchLayout { rows, k, experts };
+        let hidden = rng.pick(&[80, 56, 24, 17]);
+        let table = dispatch(&mut rng, layout, n);
+        let y = rng.floats(rows * k * hidden);
+        let weights = rng.floats(rows * k);
+        let out_ld = hidden + 1;
+        let residual = (i % 2 == 0).then(|| random(&mut rng, n, hidden, out_ld));
+        let expected = strided(n, hidden, out_ld, |t, c| {
+            let start = residual.as_ref().map_or(0.0, |r| r[t * out_ld + c]);
+            (0..k).fold(start, |sum, j| {
+                let slot = table[layout.slot() + t * k + j] as usize;
+                sum + weights[t * k + j] * y[slot * hidden + c]
+            })
+        });
+        let mut operands = vec![Operand::Floats(y), Operand::Ints(table), Operand::Floats(weights)];
+        let residual_ld = residual.is_some().then_some(out_ld);
+        match residual {
+            Some(r) => operands.extend([Operand::Floats(r), Operand::Same(3)]),
+            None => operands.push(Operand::Floats(strided(n, hidden, out_ld, |_, _| 0.0))),
+        }
+        cases.push(Case {
+            spec: KernelSpec::Combine { layout, hidden, out_ld, residual_ld },
+            n,
+            operands,
+            expect: vec![(3, Expect::Floats(expected, 1e-5))],
+        });
+    }
+    check(&cases);
+}

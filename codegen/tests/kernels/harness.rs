@@ -1,0 +1,228 @@
+//! Runs kernels on guarded memory, for several machines, with work split in several ways.
+
+use moec_codegen::jit::{KernelFn, Loaded};
+use moec_codegen::pack::{Geometry, pack_slice};
+use moec_codegen::{Isa, KernelSpec, Machine, compile};
+use moec_ir::plan::Grid;
+use moec_ir::types::Format;
+use std::ptr;
+
+/// An operand.
+#[derive(Clone, Debug)]
+pub(crate) enum Operand {
+    Floats(Vec<f32>),
+    Ints(Vec<i32>),
+    /// `[lead, rows, cols]`, packed as the kernel wants it.
+    Weight(Format, [usize; 3], Vec<f32>),
+    /// The operand of that number again.
+    Same(usize),
+}
+
+/// What an operand must hold afterwards.
+#[derive(Clone, Debug)]
+pub(crate) enum Expect {
+    /// Numbers within `tolerance · (1 + |expected|)`. NaN: anything.
+    Floats(Vec<f32>, f32),
+    Ints(Vec<i32>),
+}
+
+/// A kernel with its operands and what must come out.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) spec: KernelSpec,
+    pub(crate) n: usize,
+    pub(crate) operands: Vec<Operand>,
+    pub(crate) expect: Vec<(usize, Expect)>,
+}
+
+/// A small deterministic generator.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        (self.next() >> 16) as usize % n
+    }
+    /// In −1 .. 1.
+    pub(crate) fn float(&mut self) -> f32 {
+        (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+    pub(crate) fn floats(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.float()).collect()
+    }
+    pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+}
+
+/// Memory that ends where an unreadable page begins.
+struct Guarded {
+    base: *mut libc::c_void,
+    mapped: usize,
+    start: *mut u8,
+    len: usize,
+}
+
+impl Guarded {
+    fn new(bytes: &[u8]) -> Self {
+        const PAGE: usize = 4096;
+        let body = bytes.len().next_multiple_of(PAGE);
+        // SAFETY: a fresh anonymous mapping of one page more than the data; the last page is closed, and
+        // the data is copied to right before it.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let prot = libc::PROT_READ | libc::PROT_WRITE;
+            let base = libc::mmap(ptr::null_mut(), body + PAGE, prot, flags, -1, 0);
+            assert_ne!(base, libc::MAP_FAILED);
+            let end = base.cast::<u8>().add(body);
+            assert_eq!(libc::mprotect(end.cast(), PAGE, libc::PROT_NONE), 0);
+            let start = end.sub(bytes.len());
+            ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len());
+            Self { base, mapped: body + PAGE, start, len: bytes.len() }
+        }
+    }
+
+    fn words(&self) -> Vec<u32> {
+        // SAFETY: `len` bytes from `start` are mapped and initialised.
+        let bytes = unsafe { std::slice::from_raw_parts(self.start, self.len) };
+        bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made by `new`.
+        unsafe { libc::munmap(self.base, self.mapped) };
+    }
+}
+
+fn host_runs(level: u8) -> bool {
+    match level {
+        4 => {
+            is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+        }
+        3 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+        _ => true,
+    }
+}
+
+/// Checks the cases on every x86-64 level that this host runs; levels that it lacks are skipped, and said.
+pub(crate) fn check(cases: &[Case]) {
+    for level in [4, 3, 1] {
+        if host_runs(level) {
+            check_on(&Machine::x86_64_level(level), cases);
+        } else {
+            println!("skipped: this host is no x86-64-v{level}");
+        }
+    }
+}
+
+fn check_on(machine: &Machine, cases: &[Case]) {
+    let isa = machine.isa();
+    let specs: Vec<KernelSpec> = cases.iter().map(|c| c.spec.clone()).collect();
+    let object = compile(machine, &specs).unwrap_or_else(|e| panic!("{e}"));
+    let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
+    for case in cases {
+        let kernel = loaded.kernel(&case.spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
+        let whole = run(kernel, &isa, case, usize::MAX);
+        for chunk in [1, 3] {
+            let split = run(kernel, &isa, case, chunk);
+            assert_eq!(whole, split, "work split by {chunk}: {:?} n={} on {isa:?}", case.spec, case.n);
+        }
+        for (i, expect) in &case.expect {
+            compare(&whole[*i], expect, || format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n));
+        }
+    }
+}
+
+fn compare(got: &[u32], expect: &Expect, what: impl Fn() -> String) {
+    match expect {
+        Expect::Ints(want) => {
+            let got: Vec<i32> = got.iter().map(|&b| b.cast_signed()).collect();
+            assert_eq!(&got, want, "{}", what());
+        }
+        Expect::Floats(want, tolerance) => {
+            assert_eq!(got.len(), want.len(), "{}", what());
+            for (at, (&bits, &want)) in got.iter().zip(want).enumerate() {
+                let got = f32::from_bits(bits);
+                let fits = want.is_nan() || (got - want).abs() <= tolerance * (1.0 + want.abs());
+                assert!(fits, "{got} at {at}, not {want}: {}", what());
+            }
+        }
+    }
+}
+
+/// Runs a kernel with work items in chunks, the last chunk first; the operands' words afterwards.
+fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> {
+    let mut memory: Vec<Option<Guarded>> = Vec::new();
+    let mut args: Vec<*mut u8> = Vec::new();
+    let mut active = 0;
+    for operand in &case.operands {
+        let bytes: Vec<u8> = match operand {
+            Operand::Floats(x) => x.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            Operand::Ints(x) => {
+                active = x.first().map_or(0, |&a| a.max(0) as usize);
+                x.iter().flat_map(|v| v.to_le_bytes()).collect()
+            }
+            Operand::Weight(format, [lead, rows, cols], values) => {
+                let layout = case.spec.layout(isa).expect("a weight");
+                let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
+                pack_slice(&geometry, values).expect("packs")
+            }
+            Operand::Same(i) => {
+                args.push(args[*i]);
+                memory.push(None);
+                continue;
+            }
+        };
+        let guarded = Guarded::new(&bytes);
+        args.push(guarded.start);
+        memory.push(Some(guarded));
+    }
+    assert_eq!(args.len(), case.spec.args(), "{:?}", case.spec);
+    let items = match case.spec.grid(isa) {
+        Grid::One => 1,
+        Grid::Tiles { rows, tiles } => case.n.div_ceil(rows as usize) * tiles as usize,
+        Grid::Experts { tiles, .. } => active * tiles as usize,
+    };
+    // Scratch is 64-byte aligned by contract.
+    let scratch = Guarded::new(&vec![0xff; case.spec.scratch_bytes(isa).next_multiple_of(64)]);
+    let mut end = items;
+    while end > 0 {
+        let begin = end.saturating_sub(chunk);
+        // SAFETY: operands have the extents that the kernel documents, and guard pages behind them.
+        unsafe { kernel(args.as_ptr(), case.n as i64, begin as i64, end as i64, scratch.start) };
+        end = begin;
+    }
+    memory.iter().map(|m| m.as_ref().map(Guarded::words).unwrap_or_default()).collect()
+}
+
+/// A row-strided matrix whose gaps hold a marker.
+pub(crate) const GAP: f32 = 777.0;
+
+/// `rows × cols` numbers with rows `ld` apart, gaps marked. The last row has no gap.
+pub(crate) fn strided(
+    rows: usize,
+    cols: usize,
+    ld: usize,
+    mut f: impl FnMut(usize, usize) -> f32,
+) -> Vec<f32> {
+    let len = if rows == 0 { 0 } else { (rows - 1) * ld + cols };
+    (0..len).map(|i| if i % ld < cols { f(i / ld, i % ld) } else { GAP }).collect()
+}
+
+/// As [`strided`], random.
+pub(crate) fn random(rng: &mut Rng, rows: usize, cols: usize, ld: usize) -> Vec<f32> {
+    strided(rows, cols, ld, |_, _| rng.float())
+}

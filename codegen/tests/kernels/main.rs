@@ -1,0 +1,6 @@
+//! Every kernel, run in this process, against plain loops.
+
+mod experts;
+mod harness;
+mod matrix;
+mod simple;

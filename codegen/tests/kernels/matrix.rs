@@ -1,0 +1,139 @@
+//! Linear layers in every format, with every epilogue.
+
+use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
+use crate::simple::glu;
+use moec_codegen::{KernelSpec, pack};
+use moec_ir::op::{Activation, Glu};
+use moec_ir::types::Format;
+
+struct Shape {
+    n_rows: usize,
+    k: usize,
+    n: usize,
+    groups: usize,
+    format: Format,
+    bias: bool,
+    residual: bool,
+    glu: Option<Glu>,
+}
+
+fn case(rng: &mut Rng, s: &Shape) -> Case {
+    let columns = if s.glu.is_some() { s.n / 2 } else { s.n };
+    let (x_ld, out_ld) = (s.k * s.groups + rng.below(3), columns * s.groups + rng.below(5));
+    let x = random(rng, s.n_rows, s.k * s.groups, x_ld);
+    let w = rng.floats(s.groups * s.n * s.k);
+    let bias = s.bias.then(|| rng.floats(s.groups * s.n));
+    let residual = s.residual.then(|| random(rng, s.n_rows, columns * s.groups, out_ld));
+    let dot = |row: usize, group: usize, j: usize| -> f32 {
+        let sum: f64 = (0..s.k)
+            .map(|i| {
+                let w = pack::round(s.format, w[(group * s.n + j) * s.k + i]);
+                f64::from(x[row * x_ld + group * s.k + i]) * f64::from(w)
+            })
+            .sum();
+        sum as f32 + bias.as_ref().map_or(0.0, |b| b[group * s.n + j])
+    };
+    let expected = strided(s.n_rows, columns * s.groups, out_ld, |row, c| {
+        let (group, j) = (c / columns, c % columns);
+        let value = match s.glu {
+            Some(g) => glu(g, dot(row, group, j), dot(row, group, columns + j)),
+            None => dot(row, group, j),
+        };
+        value + residual.as_ref().map_or(0.0, |r| r[row * out_ld + c])
+    });
+    let mut operands = vec![Operand::Floats(x), Operand::Weight(s.format, [s.groups, s.n, s.k], w)];
+    operands.extend(bias.map(Operand::Floats));
+    let out = operands.len() + usize::from(s.residual);
+    let residual_at = operands.len();
+    // The output lies on the residual.
+    let at = match residual {
+        Some(r) => {
+            operands.extend([Operand::Floats(r), Operand::Same(residual_at)]);
+            residual_at
+        }
+        None => {
+            operands.push(Operand::Floats(strided(s.n_rows, columns * s.groups, out_ld, |_, _| 0.0)));
+            out
+        }
+    };
+    Case {
+        spec: KernelSpec::Linear {
+            k: s.k,
+            n: s.n,
+            format: s.format,
+            groups: s.groups,
+            x_ld,
+            out_ld,
+            bias: s.bias,
+            residual_ld: s.residual.then_some(out_ld),
+            glu: s.glu,
+        },
+        n: s.n_rows,
+        operands,
+        expect: vec![(at, Expect::Floats(expected, 3e-5))],
+    }
+}
+
+#[test]
+fn linear_equals_plain_loops() {
+    let mut rng = Rng::new(1);
+    let mut cases = Vec::new();
+    for (i, n_rows) in [1, 2, 3, 5, 11, 12, 17, 27, 40, 97].into_iter().enumerate() {
+        for format in Format::ALL {
+            let shape = Shape {
+                n_rows,
+                k: rng.pick(&[80, 56, 24, 17, 1, 3, 128]),
+                n: rng.pick(&[1, 5, 15, 17, 33, 64, 80]),
+                groups: 1,
+                format,
+                bias: i % 2 == 0,
+                residual: i % 3 == 0,
+                glu: None,
+            };
+            cases.push(case(&mut rng, &shape));
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn linear_joins_gate_and_up() {
+    let mut rng = Rng::new(2);
+    let glus = [
+        Glu::Gated(Activation::Silu),
+        Glu::Gated(Activation::Gelu),
+        Glu::DRelu,
+        Glu::Clamped { alpha: 1.702, limit: 0.7 },
+    ];
+    let mut cases = Vec::new();
+    for (i, glu) in glus.into_iter().enumerate() {
+        for n_rows in [1, 7, 33] {
+            let shape = Shape {
+                n_rows,
+                k: rng.pick(&[80, 56, 24, 17]),
+                n: 2 * rng.pick(&[1, 5, 15, 16, 17, 33]),
+                groups: 1,
+                format: Format::ALL[i % 3],
+                bias: i % 2 == 0,
+                residual: false,
+                glu: Some(glu),
+            };
+            cases.push(case(&mut rng, &shape));
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn each_head_has_its_matrix() {
+    let mut rng = Rng::new(3);
+    let mut cases = Vec::new();
+    for (groups, k, n) in [(2, 24, 33), (4, 17, 16), (3, 8, 64)] {
+        for n_rows in [1, 6, 13] {
+            let format = rng.pick(&Format::ALL);
+            let shape = Shape { n_rows, k, n, groups, format, bias: false, residual: false, glu: None };
+            cases.push(case(&mut rng, &shape));
+        }
+    }
+    check(&cases);
+}

@@ -1,0 +1,92 @@
+//! `moec build`, from a `model.toml` to a bundle on disk.
+
+use crate::bundle::write::{self, Summary};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::import::{self, ImportOptions};
+use crate::pipeline::{Compilation, Stops};
+use crate::progress::Progress;
+use moec_cpu::CpuTarget;
+use moec_device::{Device, DeviceError};
+use moec_ir::plan::Plan;
+use std::path::{Path, PathBuf};
+
+/// What to build.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The `model.toml`.
+    pub config: &'a Path,
+    /// Name of a target, or a path of a device file.
+    pub target: &'a str,
+    /// Folder of the bundle.
+    pub output: Option<&'a Path>,
+    /// Whether `run` is linked.
+    pub link: bool,
+    /// Where to print and to stop.
+    pub stops: Stops<'a>,
+}
+
+/// A bundle that was written.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its plan.
+    pub plan: Plan,
+    /// What was written.
+    pub summary: Summary,
+}
+
+/// Builds. Gives `None` where the request stops before a bundle is written.
+///
+/// # Errors
+/// Whatever is wrong with the request, the checkpoint or the machine; nothing is left behind then.
+pub fn build(request: &Request<'_>, progress: &Progress, print: &mut dyn FnMut(&str)) -> Result<Option<Built>> {
+    let target = target(request.target)?;
+    let config = Config::load(request.config)?;
+    let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
+    progress.stage("Reading", &config.model.source.display().to_string());
+    let (checkpoint, spec) = import::open(&config.model.source, &options)?;
+    spec.warnings.iter().for_each(|w| progress.warn(w));
+    let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
+    if !compilation.run(request.stops, progress, print)? {
+        return Ok(None);
+    }
+    crate::interrupt::check()?;
+    let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
+    let summary = write::write(&mut compilation, &folder, request.link, progress)?;
+    let plan = compilation.plan()?.clone();
+    Ok(Some(Built { folder, plan, summary }))
+}
+
+/// The target of that name or device file.
+///
+/// # Errors
+/// No such target, or one that this build of moec cannot compile for.
+pub fn target(name: &str) -> Result<CpuTarget> {
+    let device = device(name)?;
+    CpuTarget::new(&device).map_err(|e| Error::limit(format!("cannot compile for `{name}`")).because(e))
+}
+
+/// The device of that name or path.
+///
+/// # Errors
+/// No such target, or its file is wrong.
+pub fn device(name: &str) -> Result<Device> {
+    Device::find(name).map_err(|e| {
+        let hint = e.hint();
+        let error = match &e {
+            DeviceError::Unknown { .. } => Error::usage(e.to_string()),
+            DeviceError::Read { source, .. } => Error::input(e.to_string()).because(source),
+            DeviceError::Parse { .. } | DeviceError::Invalid { .. } => Error::input(e.to_string()),
+        };
+        error.hint(hint)
+    })
+}
+
+/// `olmoe-native.moec`, beside the `model.toml`.
+fn default_output(config: &Config, target: &str) -> PathBuf {
+    let source = std::fs::canonicalize(&config.model.source).unwrap_or_else(|_| config.model.source.clone());
+    let name = source.file_name().map_or_else(|| "model".to_owned(), |n| n.to_string_lossy().into_owned());
+    config.path.with_file_name(format!("{name}-{target}.moec"))
+}

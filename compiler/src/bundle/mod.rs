@@ -1,0 +1,34 @@
+//! Bundles: written whole or not at all, and read back.
+//!
+//! | path | what |
+//! |---|---|
+//! | `manifest.json` | versions, and size and SHA-256 of every file |
+//! | `plan.bin`, `plan.txt` | the Plan, for machines and for readers |
+//! | `weights/dense.bin`, `weights/experts.bin` | packed weights |
+//! | `artifacts/kernels.o` | object code |
+//! | `artifacts/graph.moe` | the Graph that the plan computes, for `moec verify` |
+//! | `artifacts/tokenizer.json` | the checkpoint's tokenizer, if it has one |
+//! | `runner/` | the generated crate |
+//! | `run` | its binary, where the host can link for the target |
+
+pub mod hashing;
+pub mod manifest;
+pub mod partial;
+pub mod read;
+pub mod runner;
+pub mod write;
+
+/// Weights that every token reads.
+pub const DENSE: &str = "weights/dense.bin";
+/// Weights of routed experts.
+pub const EXPERTS: &str = "weights/experts.bin";
+/// Object code.
+pub const KERNELS: &str = "artifacts/kernels.o";
+/// Text of the Graph.
+pub const GRAPH: &str = "artifacts/graph.moe";
+/// Tokenizer.
+pub const TOKENIZER: &str = "artifacts/tokenizer.json";
+/// Binary form of the plan.
+pub const PLAN: &str = "plan.bin";
+/// Text form of the plan.
+pub const PLAN_TEXT: &str = "plan.txt";

@@ -1,0 +1,78 @@
+//! Reading a bundle back.
+
+use super::manifest::Manifest;
+use super::partial::io_error;
+use super::{GRAPH, KERNELS, PLAN};
+use crate::error::{Error, Result};
+use moec_cpu::HostUnit;
+use moec_ir::Module;
+use moec_ir::plan::Plan;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A bundle on disk, its plan decoded and verified.
+#[derive(Debug)]
+pub struct Bundle {
+    /// Folder.
+    pub folder: PathBuf,
+    /// Manifest.
+    pub manifest: Manifest,
+    /// Plan.
+    pub plan: Plan,
+}
+
+impl Bundle {
+    /// Opens a bundle: sizes of all files and hashes of the small ones are checked, the plan is verified.
+    ///
+    /// # Errors
+    /// What is missing, changed or malformed, by file.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let manifest = Manifest::read(folder)?;
+        manifest.check(folder, false)?;
+        let small = Manifest {
+            files: manifest
+                .files
+                .iter()
+                .filter(|(name, _)| !name.starts_with("weights/") && *name != "run")
+                .map(|(name, entry)| (name.clone(), entry.clone()))
+                .collect(),
+            ..manifest.clone()
+        };
+        small.check(folder, true)?;
+        let path = folder.join(PLAN);
+        let bytes = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
+        let malformed = |cause: String| {
+            Error::input(format!("`{}` is no plan of this version", path.display()))
+                .because(cause)
+                .hint("build the bundle again")
+        };
+        let plan = Plan::decode(&bytes).map_err(|e| malformed(e.to_string()))?;
+        moec_ir::verify::plan(&plan).map_err(|e| malformed(e.to_string()))?;
+        Ok(Self { folder: folder.to_owned(), manifest, plan })
+    }
+
+    /// The Graph that the plan computes.
+    ///
+    /// # Errors
+    /// A text that does not parse or verify.
+    pub fn graph(&self) -> Result<Module> {
+        let path = self.folder.join(GRAPH);
+        let text = fs::read_to_string(&path).map_err(|e| io_error("read", &path, &e))?;
+        let malformed = |cause: String| {
+            Error::input(format!("`{}` is no graph", path.display())).because(cause)
+        };
+        let module = moec_ir::text::parse_module(&text).map_err(|e| malformed(e.to_string()))?;
+        moec_ir::verify::module(&module).map_err(|e| malformed(e.to_string()))?;
+        Ok(module)
+    }
+
+    /// Loads the object code into this process.
+    ///
+    /// # Errors
+    /// A processor that lacks a feature, or code that does not load.
+    pub fn unit(&self) -> Result<HostUnit> {
+        let path = self.folder.join(KERNELS);
+        let object = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
+        HostUnit::load(&object, &self.plan.target).map_err(|e| Error::limit(e.to_string()))
+    }
+}

@@ -1,0 +1,153 @@
+//! Writing a bundle.
+
+use super::hashing::{HashingWriter, hex, sha256};
+use super::manifest::{BUNDLE_VERSION, Manifest, entry};
+use super::partial::{MANIFEST, Partial, io_error};
+use super::{DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
+use crate::error::{Error, Result};
+use crate::pipeline::Compilation;
+use crate::progress::Progress;
+use moec_ir::plan::{FileRef, Plan};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+/// What was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Bytes of packed weights.
+    pub weight_bytes: u64,
+    /// Whether `run` is there.
+    pub run: bool,
+}
+
+/// Writes the compiled model to `destination`.
+///
+/// # Errors
+/// Whatever keeps a file from being written; nothing is left behind then.
+pub fn write(c: &mut Compilation<'_>, destination: &Path, link: bool, progress: &Progress) -> Result<Summary> {
+    let partial = Partial::create(destination)?;
+    let root = partial.path();
+    for folder in ["weights", "artifacts", "runner"] {
+        let path = root.join(folder);
+        fs::create_dir(&path).map_err(|e| io_error("create", &path, &e))?;
+    }
+
+    progress.stage("Compiling", &format!("{} kernels for {}", c.kernels.len(), c.target.name()));
+    let object = c.target.compile(&c.kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+    put(&root.join(KERNELS), &object)?;
+    put(&root.join(GRAPH), c.module.to_string().as_bytes())?;
+    if let Some(tokenizer) = c.tokenizer()? {
+        put(&root.join(TOKENIZER), &tokenizer)?;
+    }
+
+    let mut plan = c.plan()?.clone();
+    let weight_bytes = pack(c, &mut plan, root, progress)?;
+    for file in &mut plan.files {
+        if file.bytes == 0 {
+            let path = root.join(&file.path);
+            let bytes = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
+            (file.bytes, file.sha256) = (bytes.len() as u64, sha256(&bytes));
+        }
+    }
+    moec_ir::verify::plan(&plan).map_err(|e| Error::bug("the plan does not verify").because(e))?;
+    let encoded = plan.encode().map_err(|e| Error::bug("the plan cannot be encoded").because(e))?;
+    put(&root.join(PLAN), &encoded)?;
+    put(&root.join(PLAN_TEXT), plan.to_string().as_bytes())?;
+
+    let generated =
+        moec_cpu::runner_source(&plan).map_err(|e| Error::bug("the generated source is no Rust").because(e))?;
+    runner::write_sources(&root.join("runner"), &generated)?;
+    let run = link && c.target.runs_here() && {
+        progress.stage("Linking", "run");
+        runner::build(root, &generated, &object)?
+    };
+    interrupted()?;
+
+    let mut manifest = Manifest {
+        bundle_version: BUNDLE_VERSION,
+        moec_version: env!("CARGO_PKG_VERSION").to_owned(),
+        family: plan.model.family.clone(),
+        target: plan.target.name.clone(),
+        llvm: moec_cpu::llvm_version(),
+        source_fingerprint: c.checkpoint.fingerprint(),
+        files: std::collections::BTreeMap::new(),
+    };
+    list(root, root, &plan, &mut manifest)?;
+    let text = serde_json::to_string_pretty(&manifest).map_err(|e| Error::bug(e.to_string()))?;
+    put(&root.join(MANIFEST), format!("{text}\n").as_bytes())?;
+    partial.commit()?;
+    c.plan = Some(plan);
+    Ok(Summary { weight_bytes, run })
+}
+
+fn put(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).map_err(|e| io_error("write", path, &e))
+}
+
+fn interrupted() -> Result<()> {
+    if crate::interrupt::requested() {
+        return Err(Error::environment("interrupted; nothing was left behind"));
+    }
+    Ok(())
+}
+
+/// Packs every segment into its file, one panel at a time. Sets size and hash of the weight files.
+fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<u64> {
+    let total = plan.segments.iter().map(|s| s.bytes).sum();
+    let bar = progress.bytes("Packing", total);
+    for (index, file) in plan.files.iter_mut().enumerate() {
+        if ![DENSE, EXPERTS].contains(&file.path.as_str()) {
+            continue;
+        }
+        let path = root.join(&file.path);
+        let failed = |e: &io::Error| {
+            if crate::interrupt::requested() {
+                return Error::environment("interrupted; nothing was left behind");
+            }
+            io_error("write", &path, e)
+        };
+        let mut out = HashingWriter::create(&path).map_err(|e| failed(&e))?;
+        for (segment, &weight) in plan.segments.iter().zip(&c.segment_weights) {
+            if segment.file as usize != index {
+                continue;
+            }
+            bar.label(&segment.name);
+            out.pad_to(segment.offset).map_err(|e| failed(&e))?;
+            let before = out.position();
+            let weight = c.module.weight(weight);
+            moec_cpu::pack(segment, weight, c.checkpoint, &mut out, &mut |bytes| bar.add(bytes)).map_err(|e| match e {
+                moec_cpu::PackError::Write(e) => failed(&e),
+                moec_cpu::PackError::Read(e) => Error::input(e.to_string()),
+            })?;
+            if out.position() - before != segment.bytes {
+                return Err(Error::bug(format!("`{}` was packed to another size than planned", segment.name)));
+            }
+            weight.expr.leaves().for_each(|leaf| c.checkpoint.release_leaf(leaf));
+        }
+        let (bytes, sha256) = out.finish().map_err(|e| failed(&e))?;
+        *file = FileRef { path: file.path.clone(), bytes, sha256 };
+    }
+    bar.finish();
+    Ok(total)
+}
+
+/// Enters every file below `folder` into the manifest; those of the plan are already hashed.
+fn list(root: &Path, folder: &Path, plan: &Plan, manifest: &mut Manifest) -> Result<()> {
+    let entries = fs::read_dir(folder).map_err(|e| io_error("read", folder, &e))?;
+    for found in entries {
+        let path = found.map_err(|e| io_error("read", folder, &e))?.path();
+        if path.is_dir() {
+            list(root, &path, plan, manifest)?;
+            continue;
+        }
+        let name = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().replace('\\', "/");
+        let known = plan.files.iter().find(|f| f.path == name);
+        let entry = match known {
+            Some(f) => super::manifest::FileEntry { bytes: f.bytes, sha256: hex(&f.sha256) },
+            None => entry(&path)?,
+        };
+        manifest.files.insert(name, entry);
+    }
+    Ok(())
+}

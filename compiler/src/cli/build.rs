@@ -1,0 +1,44 @@
+//! `moec build`.
+
+use super::verbs;
+use crate::progress::Progress;
+use crate::{Result, interrupt};
+use std::path::PathBuf;
+
+/// Compile a model into a bundle
+///
+/// A bundle is a folder with packed weights, object code, a plan and a program that runs it. It is written
+/// whole or not at all, and replaces an earlier bundle of the same name. Building twice gives the same bytes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// What to build
+    #[arg(value_name = "MODEL.TOML")]
+    pub config: PathBuf,
+    /// A name that `moec targets` lists, or a path of your own device file
+    #[arg(long, short, value_name = "TARGET", default_value = "native")]
+    pub target: String,
+    /// Folder to write [default: the checkpoint's name, the target and `.moec`]
+    #[arg(long, short, value_name = "DIR")]
+    pub output: Option<PathBuf>,
+    /// Print the IR after this pass to stdout
+    #[arg(long, value_name = "PASS")]
+    pub print_after: Option<String>,
+    /// Stop after this pass, and write nothing
+    #[arg(long, value_name = "PASS")]
+    pub stop_after: Option<String>,
+    /// Write no `run` program (it needs cargo and a C linker)
+    #[arg(long)]
+    pub no_run: bool,
+    /// Print one JSON object to stdout when done
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Builds.
+///
+/// # Errors
+/// Whatever keeps the bundle from being written.
+pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    interrupt::install();
+    verbs::build(args, progress)
+}

@@ -1,0 +1,172 @@
+//! `moec doctor`: what this machine has of what moec needs.
+
+use super::{output, targets};
+use crate::{Result, disk, human};
+use moec_device::{BUILT_IN, Device};
+use serde_json::json;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+/// Oldest Rust that a bundle's `run` builds with.
+const RUST: (u32, u32) = (1, 95);
+/// Below this much free space builds are likely to fail.
+const LITTLE_SPACE: u64 = 4 << 30;
+
+/// Check what this machine has of what moec needs
+///
+/// Fails when something is missing that a build needs.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a check went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Ok,
+    /// Something works less well.
+    Warn,
+    /// A build fails.
+    Fail,
+}
+
+impl Status {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warn => "warning",
+            Self::Fail => "failed",
+        }
+    }
+}
+
+/// A check: its result, what was found, and what to do.
+struct Found(Status, String, &'static str);
+
+/// A check.
+type Check = (&'static str, fn() -> Found);
+
+/// Every check.
+const CHECKS: &[Check] = &[
+    ("moec", || Found(Status::Ok, format!("version {}", env!("CARGO_PKG_VERSION")), "")),
+    ("llvm", || Found(Status::Ok, format!("version {}, linked in", moec_cpu::llvm_version()), "")),
+    ("processor", processor),
+    ("rustc", || rust("RUSTC", "rustc")),
+    ("cargo", || rust("CARGO", "cargo")),
+    ("linker", linker),
+    ("cache", cache),
+    ("disk", space),
+];
+
+/// Prints what was found; the exit code says whether a build can work.
+///
+/// # Errors
+/// Stdout cannot be written.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let found: Vec<_> = CHECKS.iter().map(|(name, check)| (*name, check())).collect();
+    let ok = found.iter().all(|(_, Found(status, ..))| *status != Status::Fail);
+    if args.json {
+        let checks: Vec<_> = found
+            .iter()
+            .map(|(name, Found(status, what, hint))| {
+                json!({"name": name, "status": status.name(), "found": what, "hint": (!hint.is_empty()).then_some(hint)})
+            })
+            .collect();
+        output::json(&json!({"ok": ok, "checks": checks}))?;
+    } else {
+        let rows: Vec<_> = found
+            .iter()
+            .map(|(name, Found(status, what, _))| vec![(*name).to_owned(), status.name().into(), what.clone()])
+            .collect();
+        let mut text = output::table(&rows);
+        for (name, Found(status, _, hint)) in &found {
+            if *status != Status::Ok {
+                text.extend(["\n", name, ": ", hint]);
+            }
+        }
+        output::data(&text)?;
+    }
+    Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Which targets this processor runs.
+fn processor() -> Found {
+    let here: Vec<_> = BUILT_IN
+        .iter()
+        .filter_map(|(name, _)| Device::find(name).ok())
+        .filter(|d| targets::built_for_this_machine(d) && d.lacks().is_empty())
+        .map(|d| d.name)
+        .collect();
+    Found(Status::Ok, format!("{}, runs {}", std::env::consts::ARCH, here.join(", ")), "")
+}
+
+/// First line of what a tool says to `--version`.
+fn version(tool: &str) -> Option<String> {
+    let out = Command::new(tool).arg("--version").output().ok().filter(|o| o.status.success())?;
+    Some(String::from_utf8_lossy(&out.stdout).lines().next().unwrap_or_default().to_owned())
+}
+
+/// `rustc` or `cargo`, of the version that `run` needs.
+fn rust(variable: &str, tool: &str) -> Found {
+    let hint = "`run` is built with Rust 1.95 or later (https://rustup.rs); `moec build --no-run` needs none";
+    let tool = std::env::var(variable).unwrap_or_else(|_| tool.to_owned());
+    let Some(line) = version(&tool) else {
+        return Found(Status::Warn, format!("`{tool}` not found"), hint);
+    };
+    let status = if parsed(&line).is_some_and(|v| v >= RUST) { Status::Ok } else { Status::Warn };
+    Found(status, line, hint)
+}
+
+/// Major and minor version of `rustc 1.95.0 (…)`.
+fn parsed(line: &str) -> Option<(u32, u32)> {
+    let mut parts = line.split_whitespace().nth(1)?.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// The C compiler that rustc links with.
+fn linker() -> Found {
+    let hint = "`run` is linked with `cc`: install gcc or clang; `moec build --no-run` needs none";
+    match version("cc") {
+        Some(line) => Found(Status::Ok, format!("cc: {line}"), hint),
+        None => Found(Status::Warn, "`cc` not found".into(), hint),
+    }
+}
+
+/// The cache folder, which must be writable.
+fn cache() -> Found {
+    let hint = "set `MOEC_CACHE` to a folder that you can write";
+    let Ok(folder) = crate::bundle::runner::cache_dir() else {
+        return Found(Status::Fail, "there is no cache folder".into(), hint);
+    };
+    let probe = folder.join(format!(".doctor-{}", std::process::id()));
+    let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&probe, "")).and_then(|()| std::fs::remove_file(&probe));
+    match written {
+        Ok(()) => Found(Status::Ok, format!("`{}` is writable", folder.display()), hint),
+        Err(e) => Found(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint),
+    }
+}
+
+/// Free space where bundles go: the folder that the user stands in.
+fn space() -> Found {
+    let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
+    let hint = "a bundle takes about as much as its weights; `moec init` estimates it";
+    match disk::free_bytes(&here) {
+        None => Found(Status::Warn, "free space is not known".into(), hint),
+        Some(n) if n < LITTLE_SPACE => Found(Status::Warn, format!("only {} free here", human::bytes(n)), hint),
+        Some(n) => Found(Status::Ok, format!("{} free here", human::bytes(n)), hint),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parsed;
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(parsed("rustc 1.95.0 (f2d3ce0bd 2026-03-21)"), Some((1, 95)));
+        assert_eq!(parsed("cargo 2.0.0-nightly"), Some((2, 0)));
+        assert_eq!(parsed("rustc"), None);
+    }
+}

@@ -1,0 +1,39 @@
+//! `moec eval`.
+
+use super::verbs;
+use crate::progress::Progress;
+use crate::{Result, interrupt};
+use std::path::PathBuf;
+
+/// Measure a bundle's quality: perplexity, exact match
+#[derive(Clone, Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["text", "qa"]))]
+pub struct Args {
+    /// The bundle
+    pub bundle: PathBuf,
+    /// Text whose perplexity is measured
+    #[arg(long, value_name = "FILE")]
+    pub text: Option<PathBuf>,
+    /// Questions: one `{"prompt": …, "answer": …}` per line; counted when every token of the answer is the
+    /// greedy choice
+    #[arg(long, value_name = "FILE.JSONL")]
+    pub qa: Option<PathBuf>,
+    /// Tokens per window of the text; windows do not overlap and share no context
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u32).range(2..=1 << 20))]
+    pub window: u32,
+    /// Windows to measure [default: the whole text]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub windows: Option<u32>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measures.
+///
+/// # Errors
+/// The bundle cannot be executed here, or a file cannot be read.
+pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    interrupt::install();
+    verbs::eval(args, progress)
+}

@@ -1,0 +1,139 @@
+//! `moec inspect`.
+
+use super::{facts, output, verbs};
+use crate::config::{Config, Facts};
+use crate::import::{self, ImportOptions, ModelSpec};
+use crate::{Error, Result, human};
+use moec_ir::{Format, WeightClass};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+
+/// Say what a model.toml, a checkpoint or a bundle is, and what was decided
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// A `model.toml`, a checkpoint's folder or a bundle
+    pub path: PathBuf,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Says it.
+///
+/// # Errors
+/// The path is none of these, or what it holds is wrong.
+pub fn run(args: &Args) -> Result<()> {
+    let path = &args.path;
+    let shown = path.display();
+    if path.join("manifest.json").is_file() {
+        verbs::inspect_bundle(args)
+    } else if path.join("config.json").is_file() {
+        let (_, spec) = import::open(path, &ImportOptions::default())?;
+        print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
+    } else if path.is_dir() {
+        Err(Error::input(format!("`{shown}` is neither a bundle nor a checkpoint"))
+            .hint("a bundle has a `manifest.json`, a checkpoint a `config.json`"))
+    } else {
+        config(args, &Config::load(path)?)
+    }
+}
+
+/// What a `model.toml` asks for.
+fn config(args: &Args, config: &Config) -> Result<()> {
+    let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
+    let (_, spec) = import::open(&config.model.source, &options)?;
+    let shapes = config.shapes_for(spec.max_positions)?;
+    let facts = facts::of(&spec);
+    let bytes: u64 = facts
+        .by_class
+        .iter()
+        .map(|(class, n)| n * config.weights.format(*class).bytes(1) as u64)
+        .sum();
+    let slots = shapes.decode_batch.last().copied().unwrap_or(1) as u64;
+    let cache = facts.kv_bytes_per_token * shapes.max_context as u64 * slots;
+    let w = &config.weights;
+    let value = json!({
+        "kind": "model.toml",
+        "source": config.model.source,
+        "model": model(&spec),
+        "shapes": {
+            "max_context": shapes.max_context,
+            "prefill_chunk": shapes.prefill_chunk,
+            "decode_batch": shapes.decode_batch,
+        },
+        "weights": {
+            "experts": w.experts.name(),
+            "attention": w.attention.name(),
+            "embeddings": w.embeddings.name(),
+            "activations": w.activations.name(),
+        },
+        "estimate": {"weight_bytes": bytes, "kv_cache_bytes": cache},
+    });
+    let mut rows = model_rows(&config.model.source, &spec);
+    let row = |a: &str, b: String| vec![a.to_owned(), b];
+    let batch: Vec<String> = shapes.decode_batch.iter().map(ToString::to_string).collect();
+    rows.extend([
+        row("shapes", format!("{} tokens, prefill by {}, decode by {}", shapes.max_context, shapes.prefill_chunk, batch.join(", "))),
+        row("weights", format!("experts {}, attention {}, embeddings {}; activations {}", w.experts, w.attention, w.embeddings, w.activations.name())),
+        row("estimate", format!("{} of weights, {} of KV cache", human::bytes(bytes), human::bytes(cache))),
+    ]);
+    print(args, &value, rows)
+}
+
+fn print(args: &Args, value: &Value, rows: Vec<Vec<String>>) -> Result<()> {
+    if args.json { output::json(value) } else { output::data(&output::table(&rows)) }
+}
+
+/// A model as JSON.
+fn model(spec: &ModelSpec) -> Value {
+    let Facts { family, parameters, active_parameters, layers, moe_layers, experts, .. } = facts::of(spec);
+    let facts = facts::of(spec);
+    let by_class: serde_json::Map<_, _> =
+        facts.by_class.iter().map(|(class, n)| (class_name(*class).to_owned(), json!(n))).collect();
+    json!({
+        "family": family,
+        "parameters": parameters,
+        "active_parameters": active_parameters,
+        "parameters_by_class": by_class,
+        "layers": layers,
+        "moe_layers": moe_layers,
+        "experts": experts,
+        "experts_per_token": facts.experts_per_token,
+        "hidden": spec.hidden,
+        "vocab": spec.vocab,
+        "max_context": spec.max_positions,
+        "kv_bytes_per_token": facts.kv_bytes_per_token,
+        "warnings": spec.warnings,
+    })
+}
+
+const fn class_name(class: WeightClass) -> &'static str {
+    match class {
+        WeightClass::Experts => "experts",
+        WeightClass::Attention => "attention",
+        WeightClass::Embeddings => "embeddings",
+        WeightClass::Exact => "exact",
+    }
+}
+
+/// A model in words.
+fn model_rows(source: &Path, spec: &ModelSpec) -> Vec<Vec<String>> {
+    let f = facts::of(spec);
+    let row = |a: &str, b: String| vec![a.to_owned(), b];
+    let classes: Vec<String> =
+        f.by_class.iter().map(|(c, n)| format!("{} {}", class_name(*c), human::count(*n))).collect();
+    let sizes: Vec<String> =
+        Format::ALL.iter().map(|&format| format!("{format} {}", human::bytes(f.bundle_bytes(format)))).collect();
+    let mut rows = vec![
+        row("checkpoint", source.display().to_string()),
+        row("family", format!("{} ({})", spec.title, spec.family)),
+        row("parameters", format!("{}, {} used per token", human::count(f.parameters), human::count(f.active_parameters))),
+        row("", classes.join(", ")),
+        row("layers", format!("{}, {} of them with {} experts, {} per token", f.layers, f.moe_layers, f.experts, f.experts_per_token)),
+        row("width", format!("{} hidden, {} vocabulary", spec.hidden, spec.vocab)),
+        row("context", format!("{} tokens, {} of cache each", spec.max_positions, human::bytes(f.kv_bytes_per_token))),
+        row("sizes", sizes.join(", ")),
+    ];
+    rows.extend(spec.warnings.iter().map(|w| row("warning", w.clone())));
+    rows
+}

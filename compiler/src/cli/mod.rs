@@ -1,0 +1,118 @@
+//! The command line: arguments, and one file per verb.
+//!
+//! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed) or 2 (bad use).
+
+pub mod build;
+pub mod completions;
+pub mod docs;
+pub mod doctor;
+pub mod eval;
+pub mod facts;
+pub mod init;
+pub mod inspect;
+pub mod output;
+pub mod run;
+pub mod synth;
+pub mod targets;
+pub mod verbs;
+pub mod verify;
+
+use crate::Result;
+use crate::progress::Progress;
+use clap::{ColorChoice, Parser, Subcommand};
+use std::process::ExitCode;
+
+const AFTER: &str = "\
+A first model:
+  moec init path/to/checkpoint       writes model.toml, every key explained
+  moec build model.toml -o out.moec  compiles it for this machine
+  out.moec/run generate --prompt \"Once upon a time\"
+
+Environment:
+  MOEC_CACHE        folder for what later builds can use (default: ~/.cache/moec)
+  MOEC_NO_PROGRESS  no progress bars
+  NO_COLOR          no colours";
+
+/// Ahead-of-time compiler for Mixture-of-Experts language models
+#[derive(Debug, Parser)]
+#[command(name = "moec", version, after_help = AFTER, max_term_width = 100, disable_help_subcommand = true)]
+pub struct Cli {
+    #[command(flatten)]
+    global: Global,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+/// Options of every verb.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Global options")]
+struct Global {
+    /// Say nothing but errors, warnings and data
+    #[arg(long, short, global = true)]
+    quiet: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    color: ColorChoice,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Init(init::Args),
+    Build(build::Args),
+    Inspect(inspect::Args),
+    Verify(verify::Args),
+    Run(run::Args),
+    Eval(eval::Args),
+    Targets(targets::Args),
+    Doctor(doctor::Args),
+    Completions(completions::Args),
+    #[command(hide = true)]
+    Synth(synth::Args),
+    #[command(hide = true)]
+    Docs(docs::Args),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => {
+            // A closed stream leaves nobody to tell.
+            let _ = e.print();
+            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
+        }
+    };
+    match cli.global.color {
+        ColorChoice::Auto => {}
+        ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
+        ColorChoice::Never => anstream::ColorChoice::Never.write_global(),
+    }
+    let progress = Progress::new(cli.global.quiet);
+    match cli.verb.run(&progress) {
+        Ok(code) => code,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+impl Verb {
+    fn run(&self, progress: &Progress) -> Result<ExitCode> {
+        match self {
+            Self::Init(args) => init::run(args, progress),
+            Self::Build(args) => build::run(args, progress),
+            Self::Inspect(args) => inspect::run(args),
+            Self::Verify(args) => verify::run(args, progress),
+            Self::Run(args) => return run::run(args, progress),
+            Self::Eval(args) => eval::run(args, progress),
+            Self::Targets(args) => targets::run(args),
+            Self::Doctor(args) => return doctor::run(args),
+            Self::Completions(args) => completions::run(args),
+            Self::Synth(args) => synth::run(args, progress),
+            Self::Docs(args) => docs::run(args),
+        }
+        .map(|()| ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,92 @@
+//! What the command prints: data to stdout, errors to stderr.
+
+use crate::{Error, Result};
+use anstyle::{AnsiColor, Style};
+use std::fmt::Write as _;
+use std::io::{ErrorKind, Write as _};
+
+const ERROR: Style = AnsiColor::Red.on_default().bold();
+const HINT: Style = AnsiColor::Cyan.on_default().bold();
+
+/// Prints data. A reader who went away (`moec inspect … | head`) is no error.
+///
+/// # Errors
+/// Stdout cannot be written.
+pub fn data(text: &str) -> Result<()> {
+    let mut out = anstream::stdout().lock();
+    let done = out.write_all(text.as_bytes()).and_then(|()| {
+        if !text.ends_with('\n') {
+            out.write_all(b"\n")?;
+        }
+        out.flush()
+    });
+    match done {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => {
+            Err(Error::environment("stdout cannot be written").because(e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints one JSON object.
+///
+/// # Errors
+/// Stdout cannot be written.
+pub fn json(value: &serde_json::Value) -> Result<()> {
+    data(&format!("{value:#}"))
+}
+
+/// An error as the user reads it.
+pub fn render(error: &Error) -> String {
+    let mut out = format!("{ERROR}error{ERROR:#}: {}\n", error.message);
+    for cause in &error.causes {
+        // A cause of several lines (what a tool said) stays below its own first one.
+        let cause = cause.trim_end().replace('\n', "\n    ");
+        let _ = writeln!(out, "  caused by: {cause}");
+    }
+    if let Some(hint) = &error.hint {
+        let _ = write!(out, "\n{HINT}hint{HINT:#}: {hint}\n");
+    }
+    out
+}
+
+/// Prints an error.
+pub fn error(error: &Error) {
+    // A closed stderr leaves nobody to tell.
+    let _ = anstream::stderr().lock().write_all(render(error).as_bytes());
+}
+
+/// Rows in columns, two spaces apart; the last column is as wide as it likes.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut out = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let _ = write!(line, "{cell:width$}  ");
+        }
+        out += line.trim_end();
+        out.push('\n');
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_causes_and_a_hint() {
+        let e = Error::input("`a` is wrong").because("b\nc").because("d").hint("do `e`");
+        let plain = anstream::adapter::strip_str(&render(&e)).to_string();
+        assert_eq!(plain, "error: `a` is wrong\n  caused by: b\n    c\n  caused by: d\n\nhint: do `e`\n");
+    }
+
+    #[test]
+    fn tables_are_aligned() {
+        let rows = [vec!["a".into(), "long".into(), "x".into()], vec!["bcd".into(), String::new()]];
+        assert_eq!(table(&rows), "a    long  x\nbcd\n");
+    }
+}

@@ -1,0 +1,87 @@
+//! `moec targets`.
+
+use super::output;
+use crate::{Error, Result};
+use moec_device::{BUILT_IN, Device, DeviceError};
+use serde_json::{Value, json};
+
+/// List the targets, or print one as a device file
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// A name, or a path of a device file
+    pub name: Option<String>,
+    /// Print JSON to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Prints them.
+///
+/// # Errors
+/// No such target, or its file is wrong.
+pub fn run(args: &Args) -> Result<()> {
+    if let Some(name) = &args.name {
+        let device = find(name)?;
+        return if args.json { output::json(&describe(&device)) } else { output::data(&file(name, &device)?) };
+    }
+    let devices: Vec<Device> = BUILT_IN.iter().map(|(name, _)| find(name)).collect::<Result<_>>()?;
+    if args.json {
+        return output::json(&devices.iter().map(describe).collect());
+    }
+    let rows: Vec<_> =
+        devices.iter().map(|d| vec![d.name.clone(), runs_here(d), d.description.clone()]).collect();
+    output::data(&output::table(&rows))
+}
+
+/// The device of that name or path.
+///
+/// # Errors
+/// No such target, or its file is wrong.
+pub fn find(name: &str) -> Result<Device> {
+    Device::find(name).map_err(|e| {
+        let hint = e.hint();
+        let error = match &e {
+            DeviceError::Unknown { .. } => Error::usage(e.to_string()),
+            DeviceError::Read { source, .. } => Error::input(e.to_string()).because(source),
+            DeviceError::Parse { .. } | DeviceError::Invalid { .. } => Error::input(e.to_string()),
+        };
+        error.hint(hint)
+    })
+}
+
+/// Whether this machine can run code for the device, in words.
+fn runs_here(device: &Device) -> String {
+    let lacks = device.lacks();
+    if !built_for_this_machine(device) {
+        "other machines".into()
+    } else if lacks.is_empty() {
+        "runs here".into()
+    } else {
+        format!("lacks {}", lacks.join(", "))
+    }
+}
+
+/// Whether architecture and system are those of this machine.
+pub(super) fn built_for_this_machine(device: &Device) -> bool {
+    device.is_native()
+        || device.triple.starts_with(std::env::consts::ARCH) && device.triple.contains(std::env::consts::OS)
+}
+
+/// A device as JSON: the file's keys, and what this machine makes of it.
+fn describe(device: &Device) -> Value {
+    let mut value = serde_json::to_value(device).unwrap_or_default();
+    if let Value::Object(map) = &mut value {
+        let lacks = device.lacks();
+        map.insert("runs_here".into(), json!(built_for_this_machine(device) && lacks.is_empty()));
+        map.insert("lacks".into(), json!(lacks));
+    }
+    value
+}
+
+/// The text of a device file.
+fn file(name: &str, device: &Device) -> Result<String> {
+    match BUILT_IN.iter().find(|(n, _)| *n == name) {
+        Some((_, text)) => Ok((*text).to_owned()),
+        None => toml::to_string(device).map_err(|e| Error::bug("a device cannot be written").because(e)),
+    }
+}

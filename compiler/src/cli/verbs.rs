@@ -1,0 +1,201 @@
+//! Where the verbs meet the compiler: the bodies of `build`, `inspect`, `verify`, `run` and `eval`.
+
+use super::{build, eval, inspect, output, run, verify};
+use crate::bundle::read::Bundle;
+use crate::evaluate::{self, Tasks};
+use crate::import::{Checkpoint, ImportOptions};
+use crate::pipeline::Stops;
+use crate::progress::Progress;
+use crate::verify::{BOUND, Report};
+use crate::{Error, Result, human};
+use moec_ir::plan::Plan;
+use moec_runtime::LoadedProgram;
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// `moec build`.
+pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
+    let start = Instant::now();
+    let request = crate::build::Request {
+        config: &args.config,
+        target: &args.target,
+        output: args.output.as_deref(),
+        link: !args.no_run,
+        stops: Stops { print_after: args.print_after.as_deref(), stop_after: args.stop_after.as_deref() },
+    };
+    let mut printed = Ok(());
+    let built = crate::build::build(&request, progress, &mut |text| printed = output::data(text))?;
+    printed?;
+    let Some(built) = built else { return Ok(()) };
+    let folder = built.folder.display();
+    if !built.summary.run && !args.no_run {
+        progress.warn(&format!("`{folder}` has no `run`: there is no cargo here, or it is for another machine; use `moec run {folder} …`"));
+    }
+    progress.finished(&format!("{folder} ({})", human::bytes(built.summary.weight_bytes)), start);
+    if args.json {
+        output::json(&json!({
+            "bundle": built.folder,
+            "run": built.summary.run,
+            "weight_bytes": built.summary.weight_bytes,
+            "plan": plan_facts(&built.plan),
+        }))?;
+    }
+    Ok(())
+}
+
+/// What a plan decided, in numbers.
+fn plan_facts(plan: &Plan) -> Value {
+    let weights: u64 = plan.segments.iter().map(|s| s.bytes).sum();
+    let cache: u64 = plan.states.iter().map(moec_ir::plan::StateBuf::bytes).sum();
+    json!({
+        "family": plan.model.family,
+        "target": plan.target.name,
+        "features": plan.target.features,
+        "parameters": plan.model.parameters,
+        "active_parameters": plan.model.active_parameters,
+        "layers": plan.model.layers,
+        "moe_layers": plan.experts.len(),
+        "max_context": plan.model.max_context,
+        "entries": plan.entries.iter().map(|e| json!({
+            "entry": e.kind.to_string(),
+            "steps": e.steps.len(),
+            "barriers": e.steps.iter().filter(|s| s.barrier).count(),
+        })).collect::<Vec<_>>(),
+        "kernels": plan.kernels.len(),
+        "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes, "scratch_per_thread": plan.scratch_bytes},
+    })
+}
+
+/// `moec inspect` of a bundle.
+pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
+    let bundle = Bundle::open(&args.path)?;
+    let facts = plan_facts(&bundle.plan);
+    if args.json {
+        return output::json(&json!({
+            "kind": "bundle",
+            "moec_version": bundle.manifest.moec_version,
+            "llvm": bundle.manifest.llvm,
+            "source_fingerprint": bundle.manifest.source_fingerprint,
+            "files": bundle.manifest.files,
+            "plan": facts,
+        }));
+    }
+    let plan = &bundle.plan;
+    let text = |key: &str| facts["memory"][key].as_u64().map(human::bytes).unwrap_or_default();
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let mut rows = vec![
+        row("bundle", args.path.display().to_string()),
+        row("model", format!("{}, {} parameters, {} active", plan.model.family, human::count(plan.model.parameters), human::count(plan.model.active_parameters))),
+        row("target", format!("{} ({}, {})", plan.target.name, plan.target.triple, plan.target.cpu)),
+        row("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
+        row("context", format!("{} tokens, {} sequences", plan.model.max_context, plan.model.slots)),
+        row("weights", text("weights")),
+        row("KV cache", text("kv_cache")),
+        row("arena", text("arena")),
+        row("kernels", plan.kernels.len().to_string()),
+    ];
+    for e in &plan.entries {
+        let barriers = e.steps.iter().filter(|s| s.barrier).count();
+        rows.push(row(&e.kind.to_string(), format!("{} steps, {barriers} barriers", e.steps.len())));
+    }
+    output::data(&output::table(&rows))
+}
+
+/// `moec verify`.
+pub(super) fn verify(args: &verify::Args, progress: &Progress) -> Result<()> {
+    let start = Instant::now();
+    let bundle = Bundle::open(&args.bundle)?;
+    let checkpoint = args.source.as_deref().map(|dir| open_source(&bundle, dir)).transpose()?;
+    let bound = args.bound.unwrap_or(BOUND);
+    let report = crate::verify::verify(&bundle, checkpoint.as_ref(), bound, progress)?;
+    if args.json {
+        let value = serde_json::to_value(&report).map_err(|e| Error::bug(e.to_string()))?;
+        output::json(&value)?;
+    } else {
+        output::data(&output::table(&report_rows(&report)))?;
+    }
+    let failures = report.failures();
+    if failures.is_empty() {
+        progress.finished(&format!("{} is right", args.bundle.display()), start);
+        return Ok(());
+    }
+    let error = Error::input(format!("`{}` passes the bound of {bound:e}", args.bundle.display()));
+    Err(failures.iter().take(8).fold(error, Error::because))
+}
+
+/// The checkpoint that a bundle was built from.
+fn open_source(bundle: &Bundle, dir: &Path) -> Result<Checkpoint> {
+    let checkpoint = Checkpoint::open(dir, &ImportOptions { allow_nonfinite: true })?;
+    if checkpoint.fingerprint() == bundle.manifest.source_fingerprint {
+        return Ok(checkpoint);
+    }
+    Err(Error::input(format!("the bundle was not built from `{}`", dir.display()))
+        .hint("name the checkpoint's folder that the `model.toml` named"))
+}
+
+/// The worst step of every operator in every entry point.
+fn report_rows(report: &Report) -> Vec<Vec<String>> {
+    let mut rows = vec![["entry", "operator", "steps", "worst local", "worst chained", "where"].map(str::to_owned).to_vec()];
+    for entry in &report.entries {
+        let mut ops: Vec<&str> = entry.nodes.iter().map(|n| n.op).collect();
+        ops.sort_unstable();
+        ops.dedup();
+        for op in ops {
+            let nodes: Vec<_> = entry.nodes.iter().filter(|n| n.op == op).collect();
+            let chained = nodes.iter().map(|n| n.chained.relative).fold(0.0, f64::max);
+            let Some(worst) = nodes.iter().max_by(|a, b| a.local.relative.total_cmp(&b.local.relative)) else { continue };
+            rows.push(vec![
+                entry.entry.clone(),
+                op.to_owned(),
+                nodes.len().to_string(),
+                format!("{:.1e}", worst.local.relative),
+                format!("{chained:.1e}"),
+                worst.scope.clone(),
+            ]);
+        }
+        let logits = format!("{:.1e}", entry.logits.relative);
+        rows.push(vec![entry.entry.clone(), "(logits)".into(), String::new(), String::new(), logits, String::new()]);
+    }
+    rows
+}
+
+/// `moec run`; the bundle's own verb decides the exit code.
+pub(super) fn run(args: &run::Args, _progress: &Progress) -> Result<ExitCode> {
+    let bundle = Bundle::open(&args.bundle)?;
+    let unit = bundle.unit()?;
+    let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
+        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+    let name = format!("moec run {}", args.bundle.display());
+    let all = std::iter::once(name.clone().into()).chain(args.args.iter().cloned());
+    Ok(program.with(|program| moec_runtime::cli::run(program, &bundle.folder, all.skip(1), &name)))
+}
+
+/// `moec eval`.
+pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).map_err(|e| crate::bundle::partial::io_error("read", path, &e))
+    };
+    let questions = |path: &Path| evaluate::questions(&read(path)?, &path.display().to_string());
+    let tasks = Tasks {
+        text: args.text.as_deref().map(read).transpose()?,
+        questions: args.qa.as_deref().map(questions).transpose()?,
+        window: args.window as usize,
+        windows: args.windows.map(|w| w as usize),
+    };
+    let bundle = Bundle::open(&args.bundle)?;
+    let quality = evaluate::evaluate(&bundle, &tasks, progress)?;
+    if args.json {
+        let value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
+        return output::json(&value);
+    }
+    let mut rows = Vec::new();
+    if let (Some(p), Some(n), Some(w)) = (quality.perplexity, quality.tokens, quality.windows) {
+        rows.push(vec!["perplexity".to_owned(), format!("{p:.4}"), format!("{n} tokens in {w} windows")]);
+    }
+    if let (Some(x), Some(n)) = (quality.exact_match, quality.questions) {
+        rows.push(vec!["exact match".to_owned(), format!("{:.2} %", 100.0 * x), format!("{n} questions")]);
+    }
+    output::data(&output::table(&rows))
+}

@@ -1,0 +1,39 @@
+//! `moec verify`.
+
+use super::verbs;
+use crate::progress::Progress;
+use crate::{Error, Result, interrupt};
+use std::path::PathBuf;
+
+/// Execute a bundle's artifacts against the reference, and report the error
+///
+/// Checks every file against its hash, then runs every compiled step on this machine beside the reference
+/// evaluator.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The bundle
+    pub bundle: PathBuf,
+    /// Checkpoint to compare the packed weights with
+    #[arg(long, value_name = "HF_DIR")]
+    pub source: Option<PathBuf>,
+    /// Largest error that passes, relative to the largest value of the step
+    #[arg(long, value_name = "X")]
+    pub bound: Option<f64>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Verifies.
+///
+/// # Errors
+/// The bundle cannot be executed here, or it is wrong.
+pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    if let Some(bound) = args.bound
+        && !(bound.is_finite() && bound >= 0.0)
+    {
+        return Err(Error::usage(format!("`--bound` is {bound}, expected a number of at least 0")));
+    }
+    interrupt::install();
+    verbs::verify(args, progress)
+}

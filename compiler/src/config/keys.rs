@@ -1,0 +1,160 @@
+//! The keys of `model.toml`, one row each.
+
+use super::read::{Value, Wrong};
+use super::{Activations, Config};
+use moec_ir::Format;
+
+/// A key.
+pub struct Key {
+    /// Section.
+    pub section: &'static str,
+    /// Name.
+    pub name: &'static str,
+    /// Default, as TOML or in words.
+    pub default: &'static str,
+    /// What it may be.
+    pub range: &'static str,
+    /// What it does. One line each in `model.toml`.
+    pub help: &'static [&'static str],
+    /// Reads a value.
+    pub(super) set: fn(&mut Config, &Value<'_>) -> Result<(), Wrong>,
+}
+
+impl Key {
+    /// `section.name`.
+    pub fn path(&self) -> String {
+        format!("{}.{}", self.section, self.name)
+    }
+}
+
+/// Every key, in the order of the file.
+pub const KEYS: &[Key] = &[
+    Key {
+        section: "model",
+        name: "source",
+        default: "\".\"",
+        range: "a path",
+        help: &["Folder of the checkpoint (`config.json`, `*.safetensors`), seen from this file."],
+        set: |c, v| {
+            let path = v.text()?;
+            if path.is_empty() {
+                return Err(Wrong::Range);
+            }
+            c.model.source = match (path, super::folder(&c.path)) {
+                (".", folder) => folder.into(),
+                (path, folder) if folder.as_os_str() == "." => path.into(),
+                (path, folder) => folder.join(path),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "model",
+        name: "allow_nonfinite",
+        default: "false",
+        range: "true or false",
+        help: &["Whether weights may hold infinities and NaNs. They are refused otherwise."],
+        set: |c, v| v.boolean().map(|b| c.model.allow_nonfinite = b),
+    },
+    Key {
+        section: "shapes",
+        name: "max_context",
+        default: "4096, or the model's own limit if that is shorter",
+        range: "1..=1048576, and at most the model's own limit",
+        help: &["Longest sequence in tokens, prompt and answer together. The KV cache has this length."],
+        set: |c, v| v.integer(1..=1 << 20).map(|n| c.shapes.max_context = Some(n)),
+    },
+    Key {
+        section: "shapes",
+        name: "prefill_chunk",
+        default: "256",
+        range: "1..=4096",
+        help: &["Tokens of the prompt per step. Larger is faster on long prompts and takes more memory."],
+        set: |c, v| v.integer(1..=4096).map(|n| c.shapes.prefill_chunk = n),
+    },
+    Key {
+        section: "shapes",
+        name: "decode_batch",
+        default: "[1]",
+        range: "a list of integers in 1..=64, ascending",
+        help: &["Sequences that are decoded together. One graph is compiled for each size."],
+        set: |c, v| {
+            let sizes = v.integers(1..=64)?;
+            if sizes.is_empty() || !sizes.is_sorted_by(|a, b| a < b) {
+                return Err(Wrong::Range);
+            }
+            c.shapes.decode_batch = sizes;
+            Ok(())
+        },
+    },
+    Key {
+        section: "weights",
+        name: "experts",
+        default: "\"bf16\"",
+        range: FORMATS,
+        help: &["Storage of the routed experts."],
+        set: |c, v| format(v).map(|f| c.weights.experts = f),
+    },
+    Key {
+        section: "weights",
+        name: "attention",
+        default: "\"bf16\"",
+        range: FORMATS,
+        help: &["Storage of attention, dense and shared feed-forward matrices."],
+        set: |c, v| format(v).map(|f| c.weights.attention = f),
+    },
+    Key {
+        section: "weights",
+        name: "embeddings",
+        default: "\"bf16\"",
+        range: FORMATS,
+        help: &["Storage of the embedding table and the language-model head."],
+        set: |c, v| format(v).map(|f| c.weights.embeddings = f),
+    },
+    Key {
+        section: "weights",
+        name: "activations",
+        default: "\"auto\"",
+        range: "\"auto\" or \"f32\"",
+        help: &["Arithmetic between the weights. `auto` takes what suits the target and loses nothing."],
+        set: |c, v| {
+            c.weights.activations = match v.text()? {
+                "auto" => Activations::Auto,
+                "f32" => Activations::F32,
+                "bf16" => return Err(Wrong::Unsupported),
+                _ => return Err(Wrong::Range),
+            };
+            Ok(())
+        },
+    },
+];
+
+/// Sections that later versions read, and what for. They are refused by name, never skipped.
+pub const RESERVED: &[(&str, &str)] = &[
+    ("calibrate", "texts and tokens of the calibration run"),
+    ("experts", "capacity tiers, groups and overflow of experts"),
+    ("memory", "memory budget"),
+    ("quality", "loss of quality that the user accepts"),
+];
+
+/// Range of the storage keys; a test holds it against [`Format::ALL`].
+const FORMATS: &str = "\"f32\", \"bf16\" or \"f16\"";
+
+/// Storage formats that moec is to have and this version has not.
+const LATER_FORMATS: &[&str] = &["q8", "q4", "q4o"];
+
+fn format(v: &Value<'_>) -> Result<Format, Wrong> {
+    let name = v.text()?;
+    Format::parse(name)
+        .ok_or(if LATER_FORMATS.contains(&name) { Wrong::Unsupported } else { Wrong::Range })
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_range_of_the_storage_keys_lists_every_format() {
+        let names = moec_ir::Format::ALL.map(|f| format!("\"{f}\""));
+        let (last, others) = names.split_last().expect("there are formats");
+        assert_eq!(super::FORMATS, format!("{} or {last}", others.join(", ")));
+    }
+}

@@ -1,0 +1,192 @@
+//! `model.toml`: what the user asks for.
+//!
+//! Every key is a row of [`KEYS`]: its default, its range, what it does and how it is read. Messages, the
+//! file that `moec init` writes and the reference page come from those rows.
+
+mod keys;
+mod page;
+mod read;
+mod template;
+#[cfg(test)]
+mod tests;
+
+pub use keys::{KEYS, Key, RESERVED};
+pub use page::markdown;
+pub use template::{Facts, template};
+
+use crate::{Error, Result};
+use moec_ir::{Format, WeightClass};
+use std::path::{Path, PathBuf};
+
+/// Longest sequence where `shapes.max_context` is not given and the model's own limit is not shorter.
+pub const DEFAULT_MAX_CONTEXT: usize = 4096;
+
+/// A `model.toml`, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The file itself, as it was named.
+    pub path: PathBuf,
+    /// `[model]`.
+    pub model: Model,
+    /// `[shapes]`.
+    pub shapes: ShapesKeys,
+    /// `[weights]`.
+    pub weights: Weights,
+}
+
+/// `[model]`: the checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// Folder of the checkpoint; what the file says, seen from the file's own folder.
+    pub source: PathBuf,
+    /// Whether weights may hold infinities and NaNs.
+    pub allow_nonfinite: bool,
+}
+
+/// `[shapes]`: the static shapes, as written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShapesKeys {
+    /// Longest sequence in tokens; `None`: the smaller of [`DEFAULT_MAX_CONTEXT`] and the model's limit.
+    pub max_context: Option<usize>,
+    /// Tokens per prefill step.
+    pub prefill_chunk: usize,
+    /// Sequences per decode step, ascending.
+    pub decode_batch: Vec<usize>,
+}
+
+/// The static shapes of a build. See [`Config::shapes_for`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shapes {
+    /// Longest sequence in tokens.
+    pub max_context: usize,
+    /// Tokens per prefill step, at most `max_context`.
+    pub prefill_chunk: usize,
+    /// Sequences per decode step, ascending.
+    pub decode_batch: Vec<usize>,
+}
+
+/// `[weights]`: storage formats by class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weights {
+    /// Matrices of routed experts.
+    pub experts: Format,
+    /// Matrices of attention, of dense and of shared feed-forward networks.
+    pub attention: Format,
+    /// Embedding table and language-model head.
+    pub embeddings: Format,
+    /// Arithmetic of activations.
+    pub activations: Activations,
+}
+
+/// Arithmetic of activations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// The best that the target has for each weight format, among what this version writes kernels for.
+    #[default]
+    Auto,
+    /// f32 everywhere.
+    F32,
+}
+
+impl Activations {
+    /// Name in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+impl Weights {
+    /// Storage format of a class.
+    pub fn format(&self, class: WeightClass) -> Format {
+        match class {
+            WeightClass::Experts => self.experts,
+            WeightClass::Attention => self.attention,
+            WeightClass::Embeddings => self.embeddings,
+            WeightClass::Exact => Format::F32,
+        }
+    }
+}
+
+impl Config {
+    /// What an empty file at that path says.
+    pub fn defaults(path: &Path) -> Self {
+        Self {
+            path: path.into(),
+            model: Model { source: folder(path).into(), allow_nonfinite: false },
+            shapes: ShapesKeys { max_context: None, prefill_chunk: 256, decode_batch: vec![1] },
+            weights: Weights {
+                experts: Format::Bf16,
+                attention: Format::Bf16,
+                embeddings: Format::Bf16,
+                activations: Activations::Auto,
+            },
+        }
+    }
+
+    /// Reads and checks a file, and that the checkpoint's folder is there.
+    ///
+    /// # Errors
+    /// The file cannot be read or is wrong; the message names file, line and key.
+    pub fn load(path: &Path) -> Result<Self> {
+        let shown = path.display();
+        if path.is_dir() {
+            return Err(Error::input(format!("`{shown}` is a folder, expected a `model.toml`"))
+                .hint(format!("`moec init {shown}` writes one for a checkpoint")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            let error = Error::input(format!("`{shown}` cannot be read")).because(&e);
+            if e.kind() == std::io::ErrorKind::NotFound {
+                return error.hint("`moec init HF_DIR` writes a `model.toml` for a checkpoint");
+            }
+            error
+        })?;
+        let (config, at) = read::read(&text, path)?;
+        if !config.model.source.is_dir() {
+            return Err(Error::input(format!(
+                "`{shown}:{at}`: `model.source`: there is no folder `{}`",
+                config.model.source.display()
+            ))
+            .hint("`source` is the folder that holds the checkpoint's `config.json`, seen from this file"));
+        }
+        Ok(config)
+    }
+
+    /// Reads and checks a text; `path` is its file, which need not exist.
+    ///
+    /// # Errors
+    /// The text is wrong; the message names file, line and key.
+    pub fn parse(text: &str, path: &Path) -> Result<Self> {
+        read::read(text, path).map(|(config, _)| config)
+    }
+
+    /// The static shapes, for a model whose own limit is `model_max` tokens.
+    ///
+    /// # Errors
+    /// `shapes.max_context` is longer than that limit.
+    pub fn shapes_for(&self, model_max: usize) -> Result<Shapes> {
+        let max_context = self.shapes.max_context.unwrap_or(DEFAULT_MAX_CONTEXT.min(model_max));
+        if max_context > model_max {
+            return Err(Error::input(format!(
+                "`{}`: `shapes.max_context` is {max_context}, but the model ends at {model_max}",
+                self.path.display()
+            ))
+            .hint(format!("set it to {model_max} or less (`max_position_embeddings` in `config.json`)")));
+        }
+        Ok(Shapes {
+            max_context,
+            prefill_chunk: self.shapes.prefill_chunk.min(max_context),
+            decode_batch: self.shapes.decode_batch.clone(),
+        })
+    }
+}
+
+/// The folder of a file; `.` for a bare name.
+fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(p) if !p.as_os_str().is_empty() => p,
+        _ => Path::new("."),
+    }
+}

@@ -1,0 +1,128 @@
+//! The `model.toml` that `moec init` writes: every key with what it does and the model's own figures.
+
+use super::{DEFAULT_MAX_CONTEXT, KEYS};
+use crate::human;
+use moec_ir::{Format, WeightClass};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// What the comments say of the model.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Family (`qwen3_moe`).
+    pub family: String,
+    /// Parameters in all.
+    pub parameters: u64,
+    /// Parameters that one token uses.
+    pub active_parameters: u64,
+    /// Layers.
+    pub layers: usize,
+    /// Layers with routed experts.
+    pub moe_layers: usize,
+    /// Routed experts per such layer.
+    pub experts: usize,
+    /// Experts per token.
+    pub experts_per_token: usize,
+    /// Longest sequence that the model was made for.
+    pub max_context: usize,
+    /// Bytes of KV cache per token and sequence.
+    pub kv_bytes_per_token: u64,
+    /// Parameters by class.
+    pub by_class: Vec<(WeightClass, u64)>,
+}
+
+impl Facts {
+    /// Parameters of a class.
+    fn of(&self, class: WeightClass) -> u64 {
+        self.by_class.iter().filter(|(c, _)| *c == class).map(|(_, n)| n).sum()
+    }
+
+    /// About how many bytes the weights of a bundle take when all three storage keys are `format`.
+    pub fn bundle_bytes(&self, format: Format) -> u64 {
+        let bytes = |class| format.bytes(1) as u64 * self.of(class);
+        bytes(WeightClass::Experts)
+            + bytes(WeightClass::Attention)
+            + bytes(WeightClass::Embeddings)
+            + 4 * self.of(WeightClass::Exact)
+    }
+}
+
+/// The text of a `model.toml` for the checkpoint in `source`, a path seen from the file's folder. It builds
+/// as it stands and says nothing but defaults.
+pub fn template(source: &Path, facts: &Facts) -> String {
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "# {}: {} parameters, {} used per token; {} layers, {} of them with {} experts, {} per token.\n#\n\
+         # What moec is to build from this checkpoint:\n\
+         #     moec build model.toml\n\
+         # Every key below stands at its default and may be left out.",
+        comment(&facts.family),
+        human::count(facts.parameters),
+        human::count(facts.active_parameters),
+        facts.layers,
+        facts.moe_layers,
+        facts.experts,
+        facts.experts_per_token,
+    );
+    let mut section = "";
+    for key in KEYS {
+        if key.section != section {
+            section = key.section;
+            let _ = write!(out, "\n[{section}]\n");
+            if section == "weights" {
+                let _ = writeln!(out, "# About the size of a bundle:{}.", sizes(facts));
+            }
+        }
+        for line in key.help {
+            let _ = writeln!(out, "# {line}");
+        }
+        for line in figures(key.name, facts) {
+            let _ = writeln!(out, "# {line}");
+        }
+        let value = match (section, key.name) {
+            ("model", "source") => toml::Value::from(source.to_string_lossy().as_ref()).to_string(),
+            ("shapes", "max_context") => facts.max_context.min(DEFAULT_MAX_CONTEXT).to_string(),
+            _ => key.default.to_owned(),
+        };
+        let _ = writeln!(out, "{} = {value}  # {}", key.name, key.range);
+    }
+    out
+}
+
+/// Lines with the model's own figures for a key.
+fn figures(key: &str, facts: &Facts) -> Vec<String> {
+    let parameters = |class| {
+        let n = facts.of(class);
+        let share = 100.0 * n as f64 / facts.parameters.max(1) as f64;
+        vec![format!("{} parameters, {share:.0}% of the model.", human::count(n))]
+    };
+    match key {
+        "max_context" => vec![
+            format!("The model was made for {} tokens at most.", facts.max_context),
+            format!(
+                "The cache takes {} per token and sequence.",
+                human::bytes(facts.kv_bytes_per_token)
+            ),
+        ],
+        "experts" => parameters(WeightClass::Experts),
+        "attention" => parameters(WeightClass::Attention),
+        "embeddings" => parameters(WeightClass::Embeddings),
+        _ => Vec::new(),
+    }
+}
+
+/// ` f32 24 MiB, bf16 12 MiB, …`; formats of one size stand together.
+fn sizes(facts: &Facts) -> String {
+    let mut out = String::new();
+    for (i, format) in Format::ALL.into_iter().enumerate() {
+        let comma = if i == 0 { "" } else { "," };
+        let _ = write!(out, "{comma} {format} {}", human::bytes(facts.bundle_bytes(format)));
+    }
+    out
+}
+
+/// A name that can stand in a comment: what would end the line is dropped.
+fn comment(s: &str) -> String {
+    s.chars().filter(|c| !c.is_control()).collect()
+}

@@ -1,0 +1,162 @@
+//! `moec eval`: quality of a compiled model on real text.
+
+use crate::bundle::read::Bundle;
+use crate::error::{Error, Result};
+use crate::progress::Progress;
+use moec_runtime::text::Text;
+use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Want};
+use serde::{Deserialize, Serialize};
+
+/// What to measure.
+#[derive(Clone, Debug, Default)]
+pub struct Tasks {
+    /// A text, for perplexity.
+    pub text: Option<String>,
+    /// Questions.
+    pub questions: Option<Vec<Question>>,
+    /// Tokens per window of the text.
+    pub window: usize,
+    /// Most windows.
+    pub windows: Option<usize>,
+}
+
+/// A question with the answer that the model should give.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Question {
+    /// What the model reads.
+    pub prompt: String,
+    /// What it should go on with.
+    pub answer: String,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Quality {
+    /// Perplexity of the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+    /// Tokens predicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<usize>,
+    /// Windows measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windows: Option<usize>,
+    /// Share of questions whose every answer token is the greedy choice.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exact_match: Option<f64>,
+    /// Questions asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub questions: Option<usize>,
+}
+
+/// Reads one question per line.
+///
+/// # Errors
+/// The first line that is no question, by number.
+pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
+    let parse = |(i, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|e| {
+            Error::input(format!("`{file}` line {} is no question", i + 1))
+                .because(e)
+                .hint("every line is an object `{\"prompt\": …, \"answer\": …}`")
+        })
+    };
+    let all: Vec<_> = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).map(parse).collect::<Result<_>>()?;
+    if all.is_empty() {
+        return Err(Error::input(format!("`{file}` holds no question")));
+    }
+    Ok(all)
+}
+
+/// Measures a bundle on this machine.
+///
+/// # Errors
+/// A bundle that does not run here, or a window or a question longer than its context.
+pub fn evaluate(bundle: &Bundle, tasks: &Tasks, progress: &Progress) -> Result<Quality> {
+    let unit = bundle.unit()?;
+    let runtime = |e: moec_runtime::Error| {
+        let error = Error::input(e.to_string());
+        match e.hint() {
+            Some(hint) => error.hint(hint),
+            None => error,
+        }
+    };
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(runtime)?;
+    let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(runtime)?;
+    program.with(|program| {
+        let options = Options { threads: None, check: CheckLevel::default(), stop: None };
+        let mut engine = Engine::open(program, &bundle.folder, options).map_err(runtime)?;
+        let mut quality = Quality::default();
+        if let Some(corpus) = &tasks.text {
+            let ids = text.encode(corpus).map_err(runtime)?;
+            let window = tasks.window.min(bundle.plan.model.max_context as usize);
+            let windows: Vec<&[u32]> =
+                ids.chunks(window).filter(|w| w.len() > 1).take(tasks.windows.unwrap_or(usize::MAX)).collect();
+            if windows.is_empty() {
+                return Err(Error::input("the text is shorter than two tokens"));
+            }
+            let bar = progress.items("Reading", windows.len() as u64);
+            let (mut loss, mut count) = (0.0, 0);
+            for ids in &windows {
+                crate::interrupt::check()?;
+                loss += negative_log_likelihood(&mut engine, ids).map_err(runtime)?;
+                count += ids.len() - 1;
+                bar.add(1);
+            }
+            bar.finish();
+            quality.perplexity = Some((loss / count as f64).exp());
+            quality.tokens = Some(count);
+            quality.windows = Some(windows.len());
+        }
+        if let Some(questions) = &tasks.questions {
+            let bar = progress.items("Asking", questions.len() as u64);
+            let mut right = 0;
+            for q in questions {
+                crate::interrupt::check()?;
+                let prompt = text.encode(&q.prompt).map_err(runtime)?;
+                let answer = text.encode_plain(&q.answer).map_err(runtime)?;
+                right += usize::from(answers(&mut engine, &prompt, &answer).map_err(runtime)?);
+                bar.add(1);
+            }
+            bar.finish();
+            quality.exact_match = Some(right as f64 / questions.len() as f64);
+            quality.questions = Some(questions.len());
+        }
+        Ok(quality)
+    })
+}
+
+/// Sum over a window of −ln p(next token), in f64.
+fn negative_log_likelihood(engine: &mut Engine<'_>, ids: &[u32]) -> moec_runtime::Result<f64> {
+    engine.reset(0)?;
+    let mut loss = 0.0;
+    engine.prefill(0, 0, ids, Want::All, &mut |pos, logits| {
+        if let Some(&next) = ids.get(pos + 1) {
+            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
+            loss += sum.ln() - f64::from(logits[next as usize] - max);
+        }
+        Ok(())
+    })?;
+    Ok(loss)
+}
+
+/// Whether every token of the answer is the greedy choice after what stands before it.
+fn answers(engine: &mut Engine<'_>, prompt: &[u32], answer: &[u32]) -> moec_runtime::Result<bool> {
+    engine.reset(0)?;
+    let ids: Vec<u32> = prompt.iter().chain(answer).copied().collect();
+    let mut right = true;
+    engine.prefill(0, 0, &ids[..ids.len() - 1], Want::All, &mut |pos, logits| {
+        if pos + 1 >= prompt.len() {
+            right &= greedy(logits) == ids[pos + 1] as usize;
+        }
+        Ok(())
+    })?;
+    Ok(right)
+}
+
+/// Index of the largest logit; the lowest wins ties.
+fn greedy(logits: &[f32]) -> usize {
+    let best = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
+    (0..logits.len()).fold(0, best)
+}

@@ -1,0 +1,44 @@
+//! DeepSeek-V3 and what is built like it (Kimi K2, Moonlight): latent attention, sigmoid routing with a
+//! selection bias (`noaux_tc`).
+
+use super::Family;
+use crate::error::Result;
+use crate::import::checkpoint::Checkpoint;
+use crate::import::common::Base;
+use crate::import::config::Config;
+use crate::import::moe::{NoAux, dense_first};
+use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use moec_ir::RopeStyle;
+
+pub(super) static FAMILY: Family = Family {
+    name: "deepseek_v3",
+    title: "DeepSeek-V3",
+    architectures: &["DeepseekV3ForCausalLM"],
+    examples: &[
+        "deepseek-ai/DeepSeek-V3",
+        "deepseek-ai/DeepSeek-R1",
+        "moonshotai/Kimi-K2-Instruct",
+        "moonshotai/Moonlight-16B-A3B-Instruct",
+    ],
+    read,
+};
+
+fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
+    let b = Base::read(config, checkpoint)?;
+    let moe = NoAux::read(&b, (8, 4), 2.5)?;
+    let dense = dense_first(config, 3)?;
+    let style =
+        if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };
+    let layers = b.each_layer(|l| {
+        let at = b.layer(l);
+        let ffn = if dense(l) { b.dense(l, false)? } else { Ffn::Moe(Box::new(moe.moe(&b, l)?)) };
+        Ok(LayerSpec {
+            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
+            attention: Attention::Mla(Box::new(b.mla(l, style)?)),
+            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
+            ffn,
+        })
+    })?;
+    let norm = b.rms_norm("model.norm")?;
+    b.finish(&FAMILY, layers, norm, false)
+}

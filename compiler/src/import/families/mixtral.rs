@@ -1,0 +1,46 @@
+//! Mixtral: softmax over all experts, weights always renormalised.
+
+use super::Family;
+use crate::error::Result;
+use crate::import::checkpoint::Checkpoint;
+use crate::import::common::{Base, GqaOptions};
+use crate::import::config::Config;
+use crate::import::moe::{Fused, W123, plain_router, renorm};
+use crate::import::rope;
+use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use moec_ir::op::{Score, WeightFrom};
+
+pub(super) static FAMILY: Family = Family {
+    name: "mixtral",
+    title: "Mixtral",
+    architectures: &["MixtralForCausalLM"],
+    examples: &["mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x22B-Instruct-v0.1"],
+    read,
+};
+
+fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
+    let b = Base::read(config, checkpoint)?;
+    let (experts, k) = b.expert_counts()?;
+    let inner = config.size(&["intermediate_size"])?.into();
+    let attention = GqaOptions {
+        window: config.opt_size(&["sliding_window"])?.map(|s| s.n),
+        rope: rope::Defaults { theta: 1e6, ..rope::Defaults::default() },
+        ..GqaOptions::default()
+    };
+    let layers = b.each_layer(|l| {
+        let at = b.layer(l);
+        let gate = b.first_of(&["block_sparse_moe", "mlp"].map(|m| format!("{at}.{m}.gate.weight")));
+        let gate = gate.trim_end_matches(".weight");
+        let block = gate.trim_end_matches(".gate");
+        let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm(true));
+        let read = b.experts(&format!("{block}.experts"), W123, Fused::OutIn, &experts, &inner, b.glu)?;
+        Ok(LayerSpec {
+            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
+            attention: Attention::Gqa(Box::new(b.gqa(l, attention)?)),
+            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
+            ffn: Ffn::Moe(Box::new(b.simple_moe(gate, router, &experts, read)?)),
+        })
+    })?;
+    let norm = b.rms_norm("model.norm")?;
+    b.finish(&FAMILY, layers, norm, false)
+}

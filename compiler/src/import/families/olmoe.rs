@@ -1,0 +1,47 @@
+//! OLMoE: query and key normalised over their full width, and optionally clipped.
+
+use super::Family;
+use crate::error::Result;
+use crate::import::checkpoint::Checkpoint;
+use crate::import::common::{Base, GqaOptions, QkNormKind};
+use crate::import::config::Config;
+use crate::import::moe::{Fused, PROJ, plain_router, renorm};
+use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use moec_ir::op::{Score, WeightFrom};
+
+pub(super) static FAMILY: Family = Family {
+    name: "olmoe",
+    title: "OLMoE",
+    architectures: &["OlmoeForCausalLM"],
+    examples: &["allenai/OLMoE-1B-7B-0924", "allenai/OLMoE-1B-7B-0125-Instruct"],
+    read,
+};
+
+fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
+    let b = Base::read(config, checkpoint)?;
+    let (experts, k) = b.expert_counts()?;
+    let inner = config.size(&["intermediate_size"])?.into();
+    let renorm = renorm(config.flag_or("norm_topk_prob", false)?);
+    let bias = config.flag_or("attention_bias", false)?;
+    let clip = if config.has("clip_qkv") { Some(config.positive_or("clip_qkv", 0.0)? as f32) } else { None };
+    let attention = GqaOptions {
+        qkv_bias: bias,
+        o_bias: bias,
+        qk_norm: Some(QkNormKind::Full),
+        clip,
+        ..GqaOptions::default()
+    };
+    let layers = b.each_layer(|l| {
+        let at = b.layer(l);
+        let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
+        let read = b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::OutIn, &experts, &inner, b.glu)?;
+        Ok(LayerSpec {
+            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
+            attention: Attention::Gqa(Box::new(b.gqa(l, attention)?)),
+            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
+            ffn: Ffn::Moe(Box::new(b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?)),
+        })
+    })?;
+    let norm = b.rms_norm("model.norm")?;
+    b.finish(&FAMILY, layers, norm, false)
+}

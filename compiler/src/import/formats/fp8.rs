@@ -1,0 +1,89 @@
+//! FP8 E4M3 with one factor per 128×128 block, as DeepSeek-V3 and the FP8 checkpoints of Qwen3 store it.
+
+/// Rows and columns of a block.
+pub const BLOCK: usize = 128;
+
+/// A number of E4M3 in the `fn` variant: bias 7, no infinity, 0x7F and 0xFF are not a number.
+pub const fn e4m3(bits: u8) -> f32 {
+    let magnitude = bits & 0x7f;
+    let (exponent, mantissa) = (magnitude >> 3, magnitude & 7);
+    let value = if magnitude == 0x7f {
+        f32::NAN
+    } else if exponent == 0 {
+        // Subnormal: mantissa · 2^−9.
+        mantissa as f32 / 512.0
+    } else {
+        f32::from_bits(((exponent as u32 + 120) << 23) | ((mantissa as u32) << 20))
+    };
+    if bits & 0x80 == 0 { value } else { -value }
+}
+
+/// Every E4M3 number by its bits.
+static TABLE: [f32; 256] = {
+    let mut table = [0.0; 256];
+    let mut i = 0;
+    while i < 256 {
+        table[i] = e4m3(i as u8);
+        i += 1;
+    }
+    table
+};
+
+/// Decodes consecutive columns of one row, the first being column `from`; `factors` are those of the
+/// row's blocks, from column 0. What lies past the end of either input stays as it was.
+pub fn decode_row(stored: &[u8], factors: &[f32], from: usize, out: &mut [f32]) {
+    let mut col = from;
+    let mut done = 0;
+    while done < out.len() {
+        let n = (BLOCK - col % BLOCK).min(out.len() - done);
+        let (Some(&factor), Some(bytes)) = (factors.get(col / BLOCK), stored.get(done..done + n)) else {
+            return;
+        };
+        for (x, &b) in out[done..done + n].iter_mut().zip(bytes) {
+            *x = TABLE[usize::from(b)] * factor;
+        }
+        col += n;
+        done += n;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_landmarks_of_the_format() {
+        // Table 1 of "FP8 Formats for Deep Learning" (arXiv 2209.05433).
+        assert_eq!(e4m3(0b0111_1110), 448.0);
+        assert_eq!(e4m3(0b0000_1000), 2.0_f32.powi(-6));
+        assert_eq!(e4m3(0b0000_0111), 0.875 * 2.0_f32.powi(-6));
+        assert_eq!(e4m3(0b0000_0001), 2.0_f32.powi(-9));
+        assert_eq!(e4m3(0), 0.0);
+        assert_eq!(e4m3(0x80).to_bits(), (-0.0_f32).to_bits());
+        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
+        assert_eq!(e4m3(0b1011_1100), -1.5);
+    }
+
+    #[test]
+    fn every_number_by_the_formula() {
+        for bits in (0..=255_u8).filter(|b| b & 0x7f != 0x7f) {
+            let (s, e, m) = (bits >> 7, i32::from(bits >> 3 & 15), f32::from(bits & 7));
+            let v = if e == 0 { m / 8.0 * 2.0_f32.powi(-6) } else { (1.0 + m / 8.0) * 2.0_f32.powi(e - 7) };
+            assert_eq!(e4m3(bits), if s == 1 { -v } else { v });
+        }
+    }
+
+    #[test]
+    fn each_block_of_columns_has_its_factor() {
+        let stored = [0b0011_1000_u8; 300];
+        let mut out = [0.0; 300];
+        decode_row(&stored, &[1.0, 2.0, 3.0], 0, &mut out);
+        assert_eq!(
+            (out[0], out[127], out[128], out[255], out[256], out[299]),
+            (1.0, 1.0, 2.0, 2.0, 3.0, 3.0)
+        );
+        let mut part = [0.0; 10];
+        decode_row(&stored[..10], &[1.0, 2.0, 3.0], 250, &mut part);
+        assert_eq!(part, [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
+    }
+}

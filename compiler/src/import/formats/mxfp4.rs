@@ -1,0 +1,99 @@
+//! MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 E2M1 numbers that share an E8M0 scale.
+
+use std::ops::Range;
+
+/// Numbers in a block (section 5.2 of the specification).
+pub const BLOCK: usize = 32;
+/// Bytes that hold them.
+pub const BYTES: usize = BLOCK / 2;
+
+/// The sixteen E2M1 numbers: sign, two bits of exponent with bias 1, one bit of mantissa.
+pub const E2M1: [f32; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+/// An E8M0 scale, `2^(s − 127)`; 255 is not a number.
+pub fn scale(s: u8) -> f32 {
+    match s {
+        255 => f32::NAN,
+        // 2^−127 is subnormal in f32.
+        0 => f32::from_bits(1 << 22),
+        s => f32::from_bits(u32::from(s) << 23),
+    }
+}
+
+/// Decodes columns of one row. `blocks` holds 16 bytes for each block of the row, the low nibble being
+/// the even column; `scales` one byte for each. What lies past the end of either stays as it was.
+pub fn decode_row(blocks: &[u8], scales: &[u8], cols: Range<usize>, out: &mut [f32]) {
+    let mut col = cols.start;
+    let mut out = out;
+    while col < cols.end {
+        let block = col / BLOCK;
+        let n = ((block + 1) * BLOCK).min(cols.end) - col;
+        let (Some(bytes), Some(&s)) = (blocks.get(block * BYTES..(block + 1) * BYTES), scales.get(block))
+        else {
+            return;
+        };
+        let Some((now, rest)) = std::mem::take(&mut out).split_at_mut_checked(n) else { return };
+        let s = scale(s);
+        for (x, c) in now.iter_mut().zip(col % BLOCK..) {
+            let nibble = (bytes[c / 2] >> (4 * (c % 2))) & 15;
+            *x = E2M1[usize::from(nibble)] * s;
+        }
+        out = rest;
+        col += n;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_that_of_the_specification() {
+        // Table 5 of OCP MX 1.0: (−1)^s · 2^(e−1) · (1 + m/2), and m/2 where e = 0.
+        for (bits, &value) in E2M1.iter().enumerate() {
+            let (s, e, m) = (bits >> 3, (bits >> 1) & 3, (bits & 1) as f32 / 2.0);
+            let magnitude = if e == 0 { m } else { (1 << (e - 1)) as f32 * (1.0 + m) };
+            let expect = if s == 1 { -magnitude } else { magnitude };
+            assert_eq!(value.to_bits(), expect.to_bits());
+        }
+    }
+
+    #[test]
+    fn scales_are_powers_of_two() {
+        for s in 0..=254_u8 {
+            assert_eq!(f64::from(scale(s)), 2.0_f64.powi(i32::from(s) - 127));
+        }
+        assert!(scale(255).is_nan());
+    }
+
+    #[test]
+    fn low_nibble_first() {
+        // Two blocks: bytes 0x21 are 0.5 then 1.0; scales 2^0 and 2^3.
+        let blocks = [0x21_u8; 2 * BYTES];
+        let mut out = [0.0; 64];
+        decode_row(&blocks, &[127, 130], 0..64, &mut out);
+        assert_eq!(out[..4], [0.5, 1.0, 0.5, 1.0]);
+        assert_eq!(out[32..36], [4.0, 8.0, 4.0, 8.0]);
+    }
+
+    #[test]
+    fn any_range_of_columns() {
+        let blocks: Vec<u8> = (0..3 * BYTES).map(|i| (i * 37 % 256) as u8).collect();
+        let scales = [125, 127, 128];
+        let mut whole = [0.0; 96];
+        decode_row(&blocks, &scales, 0..96, &mut whole);
+        for (from, to) in [(0, 1), (31, 33), (5, 90), (33, 64), (95, 96)] {
+            let mut part = vec![0.0; to - from];
+            decode_row(&blocks, &scales, from..to, &mut part);
+            assert_eq!(part, whole[from..to]);
+        }
+    }
+
+    #[test]
+    fn short_input_does_not_panic() {
+        let mut out = [7.0; 64];
+        decode_row(&[0; 20], &[127], 0..64, &mut out);
+        assert_eq!(out[40], 7.0);
+    }
+}

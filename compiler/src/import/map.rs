@@ -1,0 +1,52 @@
+//! Read-only maps of checkpoint files. The only `unsafe` code of the compiler's import.
+
+use memmap2::Mmap;
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, Range};
+use std::path::Path;
+
+/// A file mapped for reading.
+#[derive(Debug)]
+pub(crate) struct Map(Mmap);
+
+impl Map {
+    /// Maps a file; an empty file gives an empty map.
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        // SAFETY: the map is only read, and every byte pattern is a valid `u8`. A checkpoint that another
+        // process rewrites during a build gives wrong numbers, and one that it shortens ends the build with
+        // a bus error; neither breaks memory safety of this process.
+        let map = unsafe { Mmap::map(&file)? };
+        Ok(Self(map))
+    }
+
+    /// Tells the system that these bytes are not needed any more, so that they leave memory. They can
+    /// still be read, and are then fetched from the file anew. Bytes out of range are ignored.
+    pub(crate) fn release(&self, range: Range<usize>) {
+        if range.start >= range.end || range.end > self.0.len() {
+            return;
+        }
+        #[cfg(unix)]
+        {
+            use memmap2::UncheckedAdvice::DontNeed;
+            // SAFETY: the map is a file mapping that nobody writes through, so dropping its pages loses
+            // nothing: the next read faults them in with the file's content. Bytes that share a page with
+            // the range are the same file and come back the same way. The range was checked above.
+            let advised =
+                unsafe { self.0.unchecked_advise_range(DontNeed, range.start, range.end - range.start) };
+            // A refusal costs memory, not correctness.
+            drop(advised);
+        }
+    }
+}
+
+impl Deref for Map {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}

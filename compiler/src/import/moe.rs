@@ -1,0 +1,282 @@
+//! Mixtures of experts: expert matrices in every layout that checkpoints have, and common routers.
+
+use super::common::{Base, EXPERTS};
+use super::config::Config;
+use super::spec::{Experts, Moe, Projection, Shared};
+use super::tensors::Dim;
+use crate::error::{Error, Result};
+use moec_ir::op::{GroupScore, Groups, Renorm, Score, WeightFrom};
+use moec_ir::{Axis, Glu, RouterDesc, WeightExpr};
+
+/// How a family names the parts of an expert that has tensors of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Parts {
+    /// Gate projection.
+    pub gate: &'static str,
+    /// Up projection.
+    pub up: &'static str,
+    /// Down projection.
+    pub down: &'static str,
+}
+
+/// As most families do.
+pub const PROJ: Parts = Parts { gate: "gate_proj", up: "up_proj", down: "down_proj" };
+/// As Mixtral does.
+pub const W123: Parts = Parts { gate: "w1", up: "w3", down: "w2" };
+
+/// Whether fused tensors are stored as `[experts, out, in]` with gate before up, or as gpt-oss does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fused {
+    /// `[experts, 2·inner, hidden]`, gate in front of up.
+    OutIn,
+    /// `[experts, hidden, 2·inner]`, gate and up taking turns, and biases; or blocks of MXFP4.
+    InOut,
+}
+
+/// Router of softmax, sigmoid or plain scores without further parts.
+pub fn plain_router(
+    experts: usize,
+    k: usize,
+    score: Score,
+    weight_from: WeightFrom,
+    renorm: Renorm,
+) -> RouterDesc {
+    RouterDesc { experts, k, score, select_bias: false, groups: None, weight_from, renorm, scale: 1.0 }
+}
+
+/// Renormalisation by the sum if the config says so, as Qwen and OLMoE have it.
+pub fn renorm(norm_topk_prob: bool) -> Renorm {
+    if norm_topk_prob { Renorm::Sum { eps: 0.0 } } else { Renorm::None }
+}
+
+/// Which layers of Qwen's models are mixtures of experts.
+///
+/// # Errors
+/// Keys of the wrong type.
+pub fn sparse_layers(config: &Config) -> Result<impl Fn(usize) -> bool + use<>> {
+    let dense = config.opt_ids("mlp_only_layers")?.unwrap_or_default();
+    let step = config.opt_size(&["decoder_sparse_step"])?.map_or(1, |s| s.n);
+    Ok(move |layer: usize| !dense.iter().any(|&d| d as usize == layer) && (layer + 1).is_multiple_of(step))
+}
+
+/// Which layers of DeepSeek's models and their like are dense: the first few, and any that
+/// `moe_layer_freq` leaves out.
+///
+/// # Errors
+/// Keys of the wrong type.
+pub fn dense_first(config: &Config, default: usize) -> Result<impl Fn(usize) -> bool + use<>> {
+    let first = config.opt_count(&["first_k_dense_replace"])?.map_or(default, |s| s.n);
+    let step = config.opt_size(&["moe_layer_freq"])?.map_or(1, |s| s.n);
+    Ok(move |layer: usize| layer < first || !layer.is_multiple_of(step))
+}
+
+/// The mixture of DeepSeek-V3 (arXiv 2412.19437, section 2.1): sigmoid scores, a selection bias that
+/// balances load without an auxiliary loss (`noaux_tc`), groups, ungated shared experts.
+#[derive(Clone, Debug)]
+pub struct NoAux {
+    router: RouterDesc,
+    experts: Dim,
+    inner: Dim,
+    shared: Option<Dim>,
+}
+
+impl NoAux {
+    /// Reads the routing. Where the config is silent, there are `groups` of experts of which some are
+    /// kept, and weights are multiplied by `scale`.
+    ///
+    /// # Errors
+    /// Keys that are missing or do not fit, and kinds of routing that are not supported.
+    pub fn read(b: &Base<'_>, groups: (usize, usize), scale: f64) -> Result<Self> {
+        let c = b.config;
+        for (key, known) in [("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+            match c.opt_text(key)? {
+                Some(other) if other != known => return Err(c.unsupported(key, other, &[known])),
+                _ => {}
+            }
+        }
+        let (experts, k) = b.expert_counts()?;
+        let n = c.opt_size(&["n_group"])?.map_or(groups.0, |s| s.n);
+        let keep = c.opt_size(&["topk_group"])?.map_or(groups.1, |s| s.n);
+        let groups = Groups { n, keep, score: GroupScore::Top2Sum, mask_neg_inf: true };
+        let renorm =
+            if c.flag_or("norm_topk_prob", true)? { Renorm::Sum { eps: 1e-20 } } else { Renorm::None };
+        let inner = Dim::from(c.size(&["moe_intermediate_size"])?);
+        let shared = c.opt_count(&["n_shared_experts"])?.filter(|s| s.n > 0);
+        Ok(Self {
+            router: RouterDesc {
+                select_bias: true,
+                groups: b.groups(groups, &experts, k)?,
+                scale: c.number_or("routed_scaling_factor", scale)? as f32,
+                ..plain_router(experts.n, k, Score::Sigmoid, WeightFrom::Score, renorm)
+            },
+            shared: shared.map(|n| inner.times(&n.into())),
+            experts,
+            inner,
+        })
+    }
+
+    /// Reads the mixture of a layer.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn moe(&self, b: &Base<'_>, layer: usize) -> Result<Moe> {
+        let at = format!("{}.mlp", b.layer(layer));
+        let read =
+            b.experts(&format!("{at}.experts"), PROJ, Fused::OutIn, &self.experts, &self.inner, b.glu)?;
+        let bias = b.tensors.take(&format!("{at}.gate.e_score_correction_bias"), &[&self.experts])?;
+        let shared = match &self.shared {
+            Some(inner) => {
+                Some(Shared { mlp: b.mlp(&format!("{at}.shared_experts"), inner, false)?, gate: None })
+            }
+            None => None,
+        };
+        let moe = b.simple_moe(&format!("{at}.gate"), self.router.clone(), &self.experts, read)?;
+        Ok(Moe { select_bias: Some(bias), shared, ..moe })
+    }
+}
+
+impl Base<'_> {
+    /// Number of routed experts and of experts per token.
+    ///
+    /// # Errors
+    /// Keys that are missing or do not fit each other.
+    pub fn expert_counts(&self) -> Result<(Dim, usize)> {
+        let experts = self.config.size(&EXPERTS)?;
+        let k = self.config.size(&["num_experts_per_tok"])?;
+        if k.n > experts.n {
+            return Err(Error::input(format!(
+                "{} is {}, more than `{}`, which is {}",
+                self.config.name(k.key),
+                k.n,
+                experts.key,
+                experts.n
+            )));
+        }
+        Ok((experts.into(), k.n))
+    }
+
+    /// The first of the names that the checkpoint has, or the first of all.
+    pub fn first_of(&self, names: &[String]) -> String {
+        let found = names.iter().find(|n| self.tensors.has(n)).or(names.first());
+        found.cloned().unwrap_or_default()
+    }
+
+    /// The router's matrix, `{at}.weight`.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn router(&self, at: &str, experts: &Dim, bias: bool) -> Result<Projection> {
+        self.tensors.projection(at, experts, &self.hidden, bias)
+    }
+
+    /// A mixture without selection bias and shared expert.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn simple_moe(&self, gate: &str, router: RouterDesc, experts: &Dim, read: Experts) -> Result<Moe> {
+        let logits = self.router(gate, experts, false)?;
+        Ok(Moe { router, logits, select_bias: None, experts: read, shared: None })
+    }
+
+    /// Checks groups of experts, of which the router keeps the best; `None` where all are kept.
+    ///
+    /// # Errors
+    /// Groups that do not fit the experts.
+    pub fn groups(&self, groups: Groups, experts: &Dim, k: usize) -> Result<Option<Groups>> {
+        let Groups { n, keep, score, .. } = groups;
+        let size = experts.n / n.max(1);
+        let whole = n > 0 && experts.n.is_multiple_of(n) && (1..=n).contains(&keep);
+        if !whole || k > keep * size || (score == GroupScore::Top2Sum && size < 2) {
+            return Err(Error::input(format!(
+                "`n_group` {n} and `topk_group` {keep} in `config.json` do not fit {} {} and `num_experts_per_tok` {k}",
+                experts.why, experts.n
+            )));
+        }
+        Ok((keep < n).then_some(groups))
+    }
+
+    /// Reads the routed experts below `at`: fused into one tensor, as MXFP4 blocks, or one by one.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn experts(
+        &self,
+        at: &str,
+        parts: Parts,
+        fused: Fused,
+        experts: &Dim,
+        inner: &Dim,
+        glu: Glu,
+    ) -> Result<Experts> {
+        let (t, hidden) = (&self.tensors, &self.hidden);
+        let (gate_up, down) = (format!("{at}.gate_up_proj"), format!("{at}.down_proj"));
+        let both = inner.twice();
+        if t.has(&format!("{gate_up}_blocks")) {
+            let matrices = [
+                interleaved(t.take_mxfp4(&gate_up, &[experts, &both, hidden])?, Axis::Rows, inner.n),
+                t.take_mxfp4(&down, &[experts, hidden, inner])?,
+            ];
+            return self.assemble(at, matrices, experts, inner, glu);
+        }
+        if t.has(&gate_up) {
+            let matrices = if fused == Fused::InOut {
+                let gate_up = transpose(t.take(&gate_up, &[experts, hidden, &both])?);
+                let down = transpose(t.take(&down, &[experts, inner, hidden])?);
+                [interleaved(gate_up, Axis::Rows, inner.n), down]
+            } else {
+                [self.out_in(&gate_up, experts, &both, hidden)?, self.out_in(&down, experts, hidden, inner)?]
+            };
+            return self.assemble(at, matrices, experts, inner, glu);
+        }
+        let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
+        for e in 0..experts.n {
+            let part = |name: &str, out: &Dim, input: &Dim| {
+                t.take(&format!("{at}.{e}.{name}.weight"), &[out, input])
+            };
+            let of = vec![part(parts.gate, inner, hidden)?, part(parts.up, inner, hidden)?];
+            gate_ups.push(WeightExpr::Concat { axis: Axis::Rows, of });
+            downs.push(part(parts.down, hidden, inner)?);
+        }
+        let (gate_up, down) = (WeightExpr::Stack(gate_ups), WeightExpr::Stack(downs));
+        Ok(Experts { inner: inner.n, gate_up, down, bias: None, glu })
+    }
+
+    /// A fused tensor as `[experts, out, in]`, which some checkpoints store with the axes exchanged.
+    fn out_in(&self, name: &str, experts: &Dim, out: &Dim, input: &Dim) -> Result<WeightExpr> {
+        let exchanged = [experts.n, input.n, out.n];
+        if out.n != input.n && self.tensors.shape(name) == Some(exchanged.as_slice()) {
+            return self.tensors.take(name, &[experts, input, out]).map(transpose);
+        }
+        self.tensors.take(name, &[experts, out, input])
+    }
+
+    /// Adds the biases of fused experts, where the checkpoint has them.
+    fn assemble(
+        &self,
+        at: &str,
+        matrices: [WeightExpr; 2],
+        experts: &Dim,
+        inner: &Dim,
+        glu: Glu,
+    ) -> Result<Experts> {
+        let (t, [gate_up, down]) = (&self.tensors, matrices);
+        let (gate_up_bias, down_bias) = (format!("{at}.gate_up_proj_bias"), format!("{at}.down_proj_bias"));
+        let bias = if t.has(&gate_up_bias) {
+            let gate_up = t.take(&gate_up_bias, &[experts, &inner.twice()])?;
+            Some((interleaved(gate_up, Axis::Cols, inner.n), t.take(&down_bias, &[experts, &self.hidden])?))
+        } else {
+            None
+        };
+        Ok(Experts { inner: inner.n, gate_up, down, bias, glu })
+    }
+}
+
+fn transpose(of: WeightExpr) -> WeightExpr {
+    WeightExpr::Transpose(Box::new(of))
+}
+
+/// Gate (even) and up (odd) one behind the other.
+fn interleaved(of: WeightExpr, axis: Axis, len: usize) -> WeightExpr {
+    let half = |start| WeightExpr::Slice { axis, start, step: 2, len, of: Box::new(of.clone()) };
+    WeightExpr::Concat { axis, of: vec![half(0), half(1)] }
+}

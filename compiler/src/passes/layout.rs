@@ -1,0 +1,388 @@
+//! Pass `layout`: Graph to Plan.
+//!
+//! The target chooses kernels and weight layouts node by node; slices become views, additions of a
+//! residual go into the epilogue of what produced the other operand. Every buffer gets a place of its
+//! own and every step a barrier, so the plan already runs; `memory` and `schedule` then make it tight.
+
+use super::memory::aligned;
+use super::schedule::Writes;
+use crate::bundle::{DENSE, EXPERTS};
+use crate::error::{Error, Result};
+use moec_cpu::{CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Work};
+use moec_ir::graph::INPUTS;
+use moec_ir::plan::{
+    ALIGN, Arg, Buffer, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
+    PLAN_VERSION, Place, Plan, RowSpace, Segment, StateBuf, Step,
+};
+use moec_ir::{Graph, Module, Node, Op, Operand, Type, ValueId, WeightClass, WeightId};
+use std::collections::HashMap;
+
+/// The plan with what later passes and the writer need beside it.
+#[derive(Debug)]
+pub struct Draft {
+    /// Plan.
+    pub plan: Plan,
+    /// Kernels, in the order of [`Plan::kernels`].
+    pub kernels: Vec<KernelSpec>,
+    /// Weight that each segment packs.
+    pub segment_weights: Vec<WeightId>,
+    /// What each step writes.
+    pub writes: Writes,
+}
+
+/// Lays out `module` for `target`. `artifacts` are further files that the runtime reads.
+///
+/// # Errors
+/// An operator that the target has no kernel for, or sizes past the plan's 32-bit fields.
+pub fn layout(module: &Module, model: ModelInfo, target: &CpuTarget, artifacts: &[&str]) -> Result<Draft> {
+    let files = [DENSE, EXPERTS].iter().chain(artifacts);
+    let mut builder = Builder {
+        module,
+        target,
+        kernels: Vec::new(),
+        kernel_ids: HashMap::new(),
+        segments: Vec::new(),
+        segment_ids: HashMap::new(),
+        segment_weights: Vec::new(),
+        ends: [0; 2],
+        scratch: 0,
+    };
+    let mut entries = Vec::new();
+    let mut writes = Vec::new();
+    for graph in &module.entries {
+        let (entry, w) = builder.entry(graph)?;
+        entries.push(entry);
+        writes.push(w);
+    }
+    let states = module
+        .states
+        .iter()
+        .map(|s| {
+            let shape = match s.ty.shape.as_slice() {
+                &[a, b, c, d] => [int(a)?, int(b)?, int(c)?, int(d)?],
+                _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
+            };
+            Ok(StateBuf { name: s.name.clone(), shape })
+        })
+        .collect::<Result<_>>()?;
+    let plan = Plan {
+        version: PLAN_VERSION,
+        model,
+        target: target.info(),
+        arena_bytes: entries.iter().flat_map(|e: &Entry| &e.buffers).map(|b| b.offset + aligned(b.bytes)).max().unwrap_or(0),
+        scratch_bytes: builder.scratch,
+        // Sizes and hashes are known when the files are written; weight files have their sizes now.
+        files: files
+            .enumerate()
+            .map(|(i, path)| FileRef {
+                path: (*path).to_owned(),
+                bytes: builder.ends.get(i).copied().unwrap_or(0),
+                sha256: [0; 32],
+            })
+            .collect(),
+        segments: builder.segments,
+        states,
+        kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
+        entries,
+        experts: expert_tables(module)?,
+    };
+    Ok(Draft { plan, kernels: builder.kernels, segment_weights: builder.segment_weights, writes })
+}
+
+/// One table per MoE layer: on a CPU every expert has its own group and no capacity.
+fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
+    let Some(graph) = module.entries.first() else { return Ok(Vec::new()) };
+    let mut tables = Vec::new();
+    for node in &graph.nodes {
+        if let Op::Router(desc) = &node.op {
+            let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
+            let experts = (0..desc.experts)
+                .map(|e| Ok(ExpertRow { capacity: 0, group: int(e)?, unit: 0 }))
+                .collect::<Result<_>>()?;
+            tables.push(ExpertTable { layer: layer.unwrap_or(int(tables.len())?), k: int(desc.k)?, experts });
+        }
+    }
+    Ok(tables)
+}
+
+fn int(x: usize) -> Result<u32> {
+    u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
+}
+
+/// Where a value is.
+#[derive(Clone, Copy)]
+enum Home {
+    Buffer { buffer: u32, column: usize, ld: usize },
+    State(u32),
+}
+
+struct Builder<'a> {
+    module: &'a Module,
+    target: &'a CpuTarget,
+    kernels: Vec<KernelSpec>,
+    kernel_ids: HashMap<String, u32>,
+    segments: Vec<Segment>,
+    segment_ids: HashMap<WeightId, u32>,
+    segment_weights: Vec<WeightId>,
+    ends: [u64; 2],
+    scratch: u64,
+}
+
+/// One entry being laid out.
+struct Frame<'g> {
+    graph: &'g Graph,
+    homes: Vec<Option<Home>>,
+    buffers: Vec<Buffer>,
+    end: u64,
+}
+
+impl Frame<'_> {
+    fn buffer(&mut self, name: String, ty: &Type) -> Result<Home> {
+        let (rows, ld) = match ty.shape.as_slice() {
+            &[n] => (n, 1),
+            shape => (shape[..shape.len() - 1].iter().product(), ty.cols()),
+        };
+        let bytes = ty.bytes() as u64;
+        let buffer = int(self.buffers.len())?;
+        self.buffers.push(Buffer { name, offset: self.end, bytes, dtype: ty.dtype, rows: int(rows)?, stride: int(ld)? });
+        self.end += aligned(bytes);
+        Ok(Home::Buffer { buffer, column: 0, ld })
+    }
+
+    fn home(&self, v: ValueId) -> Result<Home> {
+        self.homes[v.0 as usize].ok_or_else(|| Error::bug(format!("%{} has no place", v.0)))
+    }
+}
+
+impl Builder<'_> {
+    fn entry(&mut self, graph: &Graph) -> Result<(Entry, Vec<Vec<usize>>)> {
+        let spaces = graph.row_spaces(self.module);
+        let mut frame =
+            Frame { graph, homes: vec![None; graph.values.len()], buffers: Vec::new(), end: 0 };
+        for v in 0..INPUTS {
+            let ty = graph.ty(ValueId(v as u32));
+            frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty)?);
+        }
+        let residuals = residuals(graph);
+        let mut steps = Vec::new();
+        let mut writes = Vec::new();
+        for (at, node) in graph.nodes.iter().enumerate() {
+            if residuals.values().any(|&(producer, _)| producer == at) || view(&mut frame, node)? {
+                continue;
+            }
+            let (producer, residual) = match residuals.get(&at) {
+                Some(&(producer, other)) => (&graph.nodes[producer], Some(other)),
+                None => (node, None),
+            };
+            for (step, w) in self.steps(&mut frame, at, node, producer, residual, &spaces)? {
+                steps.push(step);
+                writes.push(w);
+            }
+        }
+        let Home::Buffer { buffer: logits, .. } = frame.home(graph.output)? else {
+            return Err(Error::bug("the logits are a state"));
+        };
+        let places = frame
+            .homes
+            .iter()
+            .zip(&graph.values)
+            .map(|(home, ty)| match *home {
+                Some(Home::Buffer { buffer, column, .. }) => {
+                    let cols = if ty.shape.len() < 2 { 1 } else { ty.cols() };
+                    Ok(Some(Place { buffer, column: int(column)?, cols: int(cols)? }))
+                }
+                _ => Ok(None),
+            })
+            .collect::<Result<_>>()?;
+        let out_rows = int(graph.ty(Graph::ROWS).rows())?;
+        let entry = Entry { kind: graph.kind, out_rows, buffers: frame.buffers, logits, places, steps };
+        Ok((entry, writes))
+    }
+
+    /// The steps of `node`, which computes `producer` and adds `residual` to it.
+    fn steps(
+        &mut self,
+        frame: &mut Frame<'_>,
+        at: usize,
+        node: &Node,
+        producer: &Node,
+        residual: Option<ValueId>,
+        spaces: &[RowSpace],
+    ) -> Result<Vec<(Step, Vec<usize>)>> {
+        let graph = frame.graph;
+        let ld_of = |home: Home| match home {
+            Home::Buffer { ld, .. } => ld,
+            Home::State(_) => 0,
+        };
+        let inputs = producer
+            .inputs
+            .iter()
+            .map(|&input| {
+                Ok(match input {
+                    Operand::Value(v) => match frame.home(v)? {
+                        Home::State(_) => InputView::State { shape: &graph.ty(v).shape },
+                        home => InputView::Value { ty: graph.ty(v), ld: ld_of(home) },
+                    },
+                    Operand::Weight(w) => {
+                        let w = self.module.weight(w);
+                        InputView::Weight { shape: &w.shape, format: w.format }
+                    }
+                    Operand::State(s) => InputView::State { shape: &self.module.state(s).ty.shape },
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let outputs = node.outputs.iter().map(|&v| graph.ty(v)).collect();
+        let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
+        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld };
+        let selection = self.target.select(&view).map_err(|e| {
+            Error::limit(format!("target `{}` cannot run `{}` in `{}`", self.target.name(), node.op.name(), node.scope))
+                .because(e)
+        })?;
+
+        for &v in &node.outputs {
+            let home = match &producer.op {
+                Op::CacheWrite => self.operand_state(producer)?,
+                _ => frame.buffer(format!("%{}", v.0), graph.ty(v))?,
+            };
+            frame.homes[v.0 as usize] = Some(home);
+        }
+        let temps = selection
+            .temps
+            .iter()
+            .enumerate()
+            .map(|(i, ty)| frame.buffer(format!("%{}.{i}", node.outputs[0].0), ty))
+            .collect::<Result<Vec<_>>>()?;
+        let rows = spaces[node.outputs[0].0 as usize];
+        let layout = |i: usize| {
+            selection.layouts.iter().find(|(input, _)| *input == i).map_or(Layout::Rows, |&(_, layout)| layout)
+        };
+        let mut steps = Vec::new();
+        for Launch { work, args, writes } in &selection.launches {
+            let mut addresses = Vec::new();
+            for role in args {
+                let mut from = 0;
+                let home = match *role {
+                    Role::In(i) | Role::InAt(i, _) => match producer.inputs[i] {
+                        Operand::Weight(w) => {
+                            addresses.push(Arg::Segment(self.segment(w, layout(i))?));
+                            continue;
+                        }
+                        Operand::State(s) => Home::State(s.0),
+                        Operand::Value(v) => frame.home(v)?,
+                    },
+                    Role::Out(i) | Role::OutAt(i, _) => frame.home(node.outputs[i])?,
+                    Role::Temp(i) => temps[i],
+                    Role::Residual => frame.home(residual.ok_or_else(|| Error::bug("no residual"))?)?,
+                };
+                if let Role::InAt(_, column) | Role::OutAt(_, column) = *role {
+                    from = column;
+                }
+                addresses.push(match home {
+                    Home::Buffer { buffer, column, .. } => Arg::Buffer(buffer, int((column + from) * 4)?),
+                    Home::State(s) => Arg::State(s),
+                });
+            }
+            let (code, grid) = match work {
+                Work::Kernel(spec) => {
+                    self.scratch = self.scratch.max(aligned(self.target.scratch_bytes(spec) as u64));
+                    (Code::Kernel(self.kernel(spec)?), self.target.grid(spec))
+                }
+                Work::Builtin(b) => (Code::Builtin(*b), moec_ir::plan::Grid::One),
+            };
+            let step =
+                Step { unit: 0, code, args: addresses, rows, grid, barrier: true, deps: Vec::new(), node: int(at)? };
+            steps.push((step, writes.clone()));
+        }
+        Ok(steps)
+    }
+
+    fn operand_state(&self, node: &Node) -> Result<Home> {
+        match node.inputs.first() {
+            Some(Operand::State(s)) => Ok(Home::State(s.0)),
+            _ => Err(Error::bug("a cache write without its state")),
+        }
+    }
+
+    fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
+        let symbol = self.target.symbol(spec);
+        if let Some(&id) = self.kernel_ids.get(&symbol) {
+            return Ok(id);
+        }
+        let id = int(self.kernels.len())?;
+        self.kernels.push(spec.clone());
+        self.kernel_ids.insert(symbol, id);
+        Ok(id)
+    }
+
+    fn segment(&mut self, id: WeightId, layout: Layout) -> Result<u32> {
+        if let Some(&segment) = self.segment_ids.get(&id)
+            && self.segments[segment as usize].layout == layout
+        {
+            return Ok(segment);
+        }
+        let weight = self.module.weight(id);
+        let file = usize::from(weight.class == WeightClass::Experts);
+        let offset = self.ends[file].next_multiple_of(ALIGN);
+        let bytes = moec_cpu::packed_bytes(layout, weight.format, &weight.shape)
+            .ok_or_else(|| Error::limit(format!("weight `{}` is past what a plan can hold", weight.name)))?;
+        self.ends[file] = offset + bytes;
+        let index = int(self.segments.len())?;
+        let shape = weight.shape.iter().map(|&d| int(d)).collect::<Result<_>>()?;
+        self.segments.push(Segment {
+            name: weight.name.clone(),
+            file: file as u32,
+            offset,
+            bytes,
+            shape,
+            format: weight.format,
+            layout,
+        });
+        self.segment_weights.push(id);
+        self.segment_ids.insert(id, index);
+        Ok(index)
+    }
+}
+
+/// Additions that go into the epilogue of one operand's producer: add node → (producer, other operand).
+fn residuals(graph: &Graph) -> HashMap<usize, (usize, ValueId)> {
+    let mut readers: HashMap<ValueId, usize> = HashMap::new();
+    let mut definition: HashMap<ValueId, usize> = HashMap::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        for input in &node.inputs {
+            if let Operand::Value(v) = input {
+                *readers.entry(*v).or_default() += 1;
+            }
+        }
+        definition.extend(node.outputs.iter().map(|&v| (v, at)));
+    }
+    let fuses = |v: ValueId| {
+        let at = *definition.get(&v)?;
+        let op = &graph.nodes[at].op;
+        let able = matches!(op, Op::Linear { .. } | Op::Combine);
+        (able && readers.get(&v) == Some(&1) && v != graph.output).then_some(at)
+    };
+    let mut found = HashMap::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        if let (Op::Add, &[Operand::Value(a), Operand::Value(b)]) = (&node.op, node.inputs.as_slice()) {
+            // The later producer keeps its inputs alive for less long.
+            let options = [(fuses(a), b), (fuses(b), a)];
+            let best = options.into_iter().filter_map(|(p, other)| Some((p?, other))).max_by_key(|(p, _)| *p);
+            if let Some((producer, other)) = best.filter(|_| a != b) {
+                found.insert(at, (producer, other));
+            }
+        }
+    }
+    found
+}
+
+/// Slices of whole rows are views of their source. Gives true where nothing is left to do.
+fn view(frame: &mut Frame<'_>, node: &Node) -> Result<bool> {
+    let (&Op::Slice { heads: 1, start, .. }, &[Operand::Value(source)]) = (&node.op, node.inputs.as_slice()) else {
+        return Ok(false);
+    };
+    if let Home::Buffer { buffer, column, ld } = frame.home(source)? {
+        frame.homes[node.outputs[0].0 as usize] = Some(Home::Buffer { buffer, column: column + start, ld });
+        return Ok(true);
+    }
+    Ok(false)
+}

@@ -1,0 +1,313 @@
+//! Lowering: from what a checkpoint computes to Graphs, one for each entry point.
+//!
+//! The form is naive: one operator for each step of the equations. What can be computed better is found
+//! by the passes behind, whatever family it came from.
+
+use crate::error::{Error, Result};
+use crate::import::spec::{Attention, Ffn, Gqa, LayerSpec, Mla, Mlp, ModelSpec, Moe, Norm, Projection, Rope};
+use moec_ir::infer::TypeError;
+use moec_ir::op::{AttentionDesc, LongSwitch};
+use moec_ir::{
+    Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Module, Op, Operand, RopeStyle, StateDecl,
+    StateId, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
+};
+
+/// Sizes that are fixed when a model is compiled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shapes {
+    /// Tokens of a sequence that the KV cache holds.
+    pub max_context: usize,
+    /// Tokens of a prefill call.
+    pub prefill_chunk: usize,
+    /// Rows of logits of a prefill call.
+    pub prefill_out_rows: usize,
+    /// Sequences of each decode entry point.
+    pub decode_batch: Vec<usize>,
+    /// Sequences that the KV cache holds.
+    pub slots: usize,
+}
+
+impl Shapes {
+    /// The entry points, and the rows of logits of each.
+    pub fn entries(&self) -> impl Iterator<Item = (EntryKind, usize)> {
+        let prefill = (EntryKind::Prefill(self.prefill_chunk as u32), self.prefill_out_rows);
+        let decode = self.decode_batch.iter().map(|&b| (EntryKind::Decode(b as u32), b));
+        std::iter::once(prefill).chain(decode)
+    }
+}
+
+/// Lowers a model to a module of one graph per entry point. Weights are f32 until a later pass chooses.
+///
+/// # Errors
+/// Shapes out of range. A specification whose parts do not fit each other is a bug of the import.
+pub fn lower(spec: &ModelSpec, shapes: &Shapes) -> Result<Module> {
+    let sizes = [shapes.max_context, shapes.prefill_chunk, shapes.prefill_out_rows, shapes.slots];
+    if sizes.iter().chain(&shapes.decode_batch).any(|&n| n == 0 || n > i32::MAX as usize) {
+        return Err(Error::usage(format!("shapes out of range: {shapes:?}")));
+    }
+    if spec.layers.is_empty() {
+        return Err(Error::bug("a model without layers"));
+    }
+    let mut module = Module::default();
+    for (kind, out_rows) in shapes.entries() {
+        let mut lowering =
+            Lowering { spec, shapes, g: GraphBuilder::new(&mut module, kind, out_rows), angles: Vec::new() };
+        let logits = lowering.model().map_err(bug)?;
+        lowering.g.finish(logits).map_err(bug)?;
+    }
+    Ok(module)
+}
+
+fn bug(e: TypeError) -> Error {
+    Error::bug("a model does not lower").because(e)
+}
+
+type Built<T = ValueId> = std::result::Result<T, TypeError>;
+
+struct Lowering<'a, 'm> {
+    spec: &'a ModelSpec,
+    shapes: &'a Shapes,
+    g: GraphBuilder<'m>,
+    /// Angles of each rotation, which layers share.
+    angles: Vec<(&'a Rope, ValueId)>,
+}
+
+impl<'a> Lowering<'a, '_> {
+    fn model(&mut self) -> Built {
+        let spec = self.spec;
+        self.g.scope("embed");
+        let table = self.weight("embed", WeightClass::Embeddings, &spec.embed)?;
+        let mut x = self.g.one(Op::Embed, &[Graph::IDS.into(), table.into()])?;
+        for layer in &spec.layers {
+            self.rope(match &layer.attention {
+                Attention::Gqa(a) => &a.rope,
+                Attention::Mla(a) => &a.rope,
+            })?;
+        }
+        for (i, layer) in spec.layers.iter().enumerate() {
+            x = self.layer(i, layer, x)?;
+        }
+        self.g.scope("head");
+        let x = self.g.one(Op::GatherRows, &[x.into(), Graph::ROWS.into()])?;
+        let x = self.norm("norm", &spec.final_norm, x)?;
+        let head = match &spec.head {
+            Some(head) => self.weight("head", WeightClass::Embeddings, head)?,
+            None => table,
+        };
+        let mut inputs = vec![x.into(), head.into()];
+        if let Some(bias) = &spec.head_bias {
+            inputs.push(self.weight("head.bias", WeightClass::Exact, bias)?.into());
+        }
+        self.g.one(Op::Linear { bias: spec.head_bias.is_some() }, &inputs)
+    }
+
+    fn layer(&mut self, i: usize, layer: &'a LayerSpec, x: ValueId) -> Built {
+        let at = format!("layers.{i}");
+        self.g.scope(&format!("{at}.attn"));
+        let h = self.norm(&format!("{at}.attn.norm"), &layer.attn_norm, x)?;
+        let h = match &layer.attention {
+            Attention::Gqa(a) => self.gqa(&at, a, h)?,
+            Attention::Mla(a) => self.mla(&at, a, h)?,
+        };
+        let x = self.g.one(Op::Add, &[x.into(), h.into()])?;
+        self.g.scope(&format!("{at}.ffn"));
+        let h = self.norm(&format!("{at}.ffn.norm"), &layer.ffn_norm, x)?;
+        let h = match &layer.ffn {
+            Ffn::Dense(mlp) => self.mlp(&format!("{at}.ffn"), mlp, h)?,
+            Ffn::Moe(moe) => self.moe(&at, moe, h)?,
+        };
+        self.g.one(Op::Add, &[x.into(), h.into()])
+    }
+
+    fn gqa(&mut self, at: &str, a: &'a Gqa, x: ValueId) -> Built {
+        let angles = self.rope(&a.rope)?;
+        let mut q = self.linear(&format!("{at}.attn.q"), WeightClass::Attention, &a.q, x)?;
+        let mut k = self.linear(&format!("{at}.attn.k"), WeightClass::Attention, &a.k, x)?;
+        let mut v = self.linear(&format!("{at}.attn.v"), WeightClass::Attention, &a.v, x)?;
+        if let Some(n) = &a.qk_norm {
+            let groups = |heads: usize| if n.per_head { heads } else { 1 };
+            q = self.rms(&format!("{at}.attn.q_norm"), n.eps, groups(a.heads), &n.q, q)?;
+            k = self.rms(&format!("{at}.attn.k_norm"), n.eps, groups(a.kv_heads), &n.k, k)?;
+        }
+        if let Some(c) = a.clip {
+            for x in [&mut q, &mut k, &mut v] {
+                *x = self.g.one(Op::Clamp { lo: -c, hi: c }, &[(*x).into()])?;
+            }
+        }
+        let rotate = |heads| Op::Rope { heads, offset: 0, style: RopeStyle::Half };
+        let q = self.g.one(rotate(a.heads), &[q.into(), angles.into()])?;
+        let k = self.g.one(rotate(a.kv_heads), &[k.into(), angles.into()])?;
+        let keys = self.cache(&format!("{at}.k"), a.kv_heads, a.head_dim, k)?;
+        let values = self.cache(&format!("{at}.v"), a.kv_heads, a.head_dim, v)?;
+        let desc = AttentionDesc {
+            heads: a.heads,
+            kv_heads: a.kv_heads,
+            qk_dim: a.head_dim,
+            v_dim: a.head_dim,
+            scale: a.scale,
+            // A window as long as the context hides nothing.
+            window: a.window.filter(|&w| w < self.shapes.max_context),
+            sinks: a.sinks.is_some(),
+            v_from_k: false,
+        };
+        let mut inputs = vec![q.into(), keys, values, Graph::POS.into(), Graph::SLOT.into()];
+        if let Some(sinks) = &a.sinks {
+            inputs.push(self.weight(&format!("{at}.attn.sinks"), WeightClass::Exact, sinks)?.into());
+        }
+        let y = self.g.one(Op::Attention(desc), &inputs)?;
+        self.linear(&format!("{at}.attn.o"), WeightClass::Attention, &a.o, y)
+    }
+
+    /// The absorbed form: see [`Mla`].
+    fn mla(&mut self, at: &str, a: &'a Mla, x: ValueId) -> Built {
+        const CLASS: WeightClass = WeightClass::Attention;
+        let angles = self.rope(&a.rope)?;
+        let rank = match &a.q_down {
+            None => x,
+            Some((down, norm)) => {
+                let rank = self.linear(&format!("{at}.attn.q_down"), CLASS, down, x)?;
+                self.norm(&format!("{at}.attn.q_norm"), norm, rank)?
+            }
+        };
+        let q = self.linear(&format!("{at}.attn.q"), CLASS, &a.q, rank)?;
+        let slice = |heads, start, len| Op::Slice { heads, start, len };
+        let plain = self.g.one(slice(a.heads, 0, a.nope), &[q.into()])?;
+        let rotated = self.g.one(slice(a.heads, a.nope, a.rotated), &[q.into()])?;
+        let k_up = self.weight(&format!("{at}.attn.k_up"), CLASS, &a.k_up)?;
+        let plain = self.g.one(Op::HeadLinear { heads: a.heads }, &[plain.into(), k_up.into()])?;
+        let rotate = |heads| Op::Rope { heads, offset: 0, style: a.style };
+        let rotated = self.g.one(rotate(a.heads), &[rotated.into(), angles.into()])?;
+        let q = self.g.one(Op::Concat { heads: a.heads }, &[plain.into(), rotated.into()])?;
+
+        let kv = self.linear(&format!("{at}.attn.kv_down"), CLASS, &a.kv_down, x)?;
+        let latent = self.g.one(slice(1, 0, a.latent), &[kv.into()])?;
+        let latent = self.norm(&format!("{at}.attn.kv_norm"), &a.kv_norm, latent)?;
+        let rotated = self.g.one(slice(1, a.latent, a.rotated), &[kv.into()])?;
+        let rotated = self.g.one(rotate(1), &[rotated.into(), angles.into()])?;
+        let k = self.g.one(Op::Concat { heads: 1 }, &[latent.into(), rotated.into()])?;
+        let dim = a.latent + a.rotated;
+        let keys = self.cache(&format!("{at}.k"), 1, dim, k)?;
+        let desc = AttentionDesc {
+            heads: a.heads,
+            kv_heads: 1,
+            qk_dim: dim,
+            v_dim: a.latent,
+            scale: a.scale,
+            window: None,
+            sinks: false,
+            v_from_k: true,
+        };
+        let y = self.g.one(Op::Attention(desc), &[q.into(), keys, Graph::POS.into(), Graph::SLOT.into()])?;
+        let v_up = self.weight(&format!("{at}.attn.v_up"), CLASS, &a.v_up)?;
+        let y = self.g.one(Op::HeadLinear { heads: a.heads }, &[y.into(), v_up.into()])?;
+        self.linear(&format!("{at}.attn.o"), CLASS, &a.o, y)
+    }
+
+    fn mlp(&mut self, at: &str, mlp: &Mlp, x: ValueId) -> Built {
+        const CLASS: WeightClass = WeightClass::Attention;
+        let gate = self.linear(&format!("{at}.gate"), CLASS, &mlp.gate, x)?;
+        let up = self.linear(&format!("{at}.up"), CLASS, &mlp.up, x)?;
+        let h = match mlp.glu {
+            Glu::Gated(activation) => {
+                let gate = self.g.one(Op::Act(activation), &[gate.into()])?;
+                self.g.one(Op::Mul, &[gate.into(), up.into()])?
+            }
+            glu => self.g.one(Op::Glu(glu), &[gate.into(), up.into()])?,
+        };
+        self.linear(&format!("{at}.down"), CLASS, &mlp.down, h)
+    }
+
+    fn moe(&mut self, at: &str, moe: &Moe, x: ValueId) -> Built {
+        let logits = self.linear(&format!("{at}.moe.router"), WeightClass::Exact, &moe.logits, x)?;
+        let mut inputs = vec![logits.into()];
+        if let Some(bias) = &moe.select_bias {
+            inputs.push(self.weight(&format!("{at}.moe.select_bias"), WeightClass::Exact, bias)?.into());
+        }
+        let routed = self.g.push(Op::Router(moe.router.clone()), &inputs)?;
+        let [ids, weights] = routed[..] else {
+            return Err(TypeError::new("router", "does not give ids and weights"));
+        };
+        let dispatch = self.g.one(Op::Dispatch { experts: moe.router.experts }, &[ids.into()])?;
+        let e = &moe.experts;
+        let gate_up = self.weight(&format!("{at}.moe.gate_up"), WeightClass::Experts, &e.gate_up)?;
+        let down = self.weight(&format!("{at}.moe.down"), WeightClass::Experts, &e.down)?;
+        let mut inputs: Vec<Operand> = vec![x.into(), dispatch.into(), gate_up.into(), down.into()];
+        if let Some((gate_up, down)) = &e.bias {
+            inputs.push(self.weight(&format!("{at}.moe.gate_up.bias"), WeightClass::Exact, gate_up)?.into());
+            inputs.push(self.weight(&format!("{at}.moe.down.bias"), WeightClass::Exact, down)?.into());
+        }
+        let y = self.g.one(Op::ExpertFfn { glu: e.glu, bias: e.bias.is_some() }, &inputs)?;
+        let y = self.g.one(Op::Combine, &[y.into(), dispatch.into(), weights.into()])?;
+        let Some(shared) = &moe.shared else { return Ok(y) };
+        let mut h = self.mlp(&format!("{at}.shared"), &shared.mlp, x)?;
+        if let Some(gate) = &shared.gate {
+            let gate = self.weight(&format!("{at}.shared.weight"), WeightClass::Exact, gate)?;
+            let gate = self.g.one(Op::Linear { bias: false }, &[x.into(), gate.into()])?;
+            let gate = self.g.one(Op::Act(Activation::Sigmoid), &[gate.into()])?;
+            h = self.g.one(Op::Mul, &[h.into(), gate.into()])?;
+        }
+        self.g.one(Op::Add, &[y.into(), h.into()])
+    }
+
+    fn norm(&mut self, name: &str, norm: &Norm, x: ValueId) -> Built {
+        match norm {
+            Norm::Rms { eps, weight } => self.rms(name, *eps, 1, weight, x),
+            Norm::Layer { eps, weight, bias } => {
+                let weight = self.weight(name, WeightClass::Exact, weight)?;
+                let bias = self.weight(&format!("{name}.bias"), WeightClass::Exact, bias)?;
+                self.g.one(Op::LayerNorm { eps: *eps }, &[x.into(), weight.into(), bias.into()])
+            }
+        }
+    }
+
+    fn rms(&mut self, name: &str, eps: f32, groups: usize, weight: &WeightExpr, x: ValueId) -> Built {
+        let weight = self.weight(name, WeightClass::Exact, weight)?;
+        self.g.one(Op::RmsNorm { eps, groups, weight: true }, &[x.into(), weight.into()])
+    }
+
+    fn linear(&mut self, name: &str, class: WeightClass, p: &Projection, x: ValueId) -> Built {
+        let mut inputs = vec![x.into(), self.weight(name, class, &p.weight)?.into()];
+        if let Some(bias) = &p.bias {
+            inputs.push(self.weight(&format!("{name}.bias"), WeightClass::Exact, bias)?.into());
+        }
+        self.g.one(Op::Linear { bias: p.bias.is_some() }, &inputs)
+    }
+
+    /// Angles of a rotation, computed once for the layers that share it.
+    fn rope(&mut self, rope: &'a Rope) -> Built {
+        if let Some((_, angles)) = self.angles.iter().find(|(r, _)| *r == rope) {
+            return Ok(*angles);
+        }
+        let name = match self.angles.len() {
+            0 => "rope".to_owned(),
+            n => format!("rope{n}"),
+        };
+        let table = |inv_freq: &[f32]| WeightExpr::Const(inv_freq.to_vec());
+        let short = self.weight(&format!("{name}.inv_freq"), WeightClass::Exact, &table(&rope.inv_freq))?;
+        let mut inputs = vec![Graph::POS.into(), short.into()];
+        // A context that the short frequencies cover never switches.
+        let long = rope.long.as_ref().filter(|l| self.shapes.max_context > l.after);
+        if let Some(long) = long {
+            let name = format!("{name}.inv_freq_long");
+            inputs.push(self.weight(&name, WeightClass::Exact, &table(&long.inv_freq))?.into());
+        }
+        let switch = long.map(|l| LongSwitch { after: l.after, long_scale: l.scale });
+        let angles = self.g.one(Op::RopeAngles { scale: rope.scale, switch }, &inputs)?;
+        self.angles.push((rope, angles));
+        Ok(angles)
+    }
+
+    /// Stores keys or values, and returns the cache as it is then.
+    fn cache(&mut self, name: &str, heads: usize, dim: usize, x: ValueId) -> Built<Operand> {
+        let ty = Type::f32([self.shapes.slots, heads, self.shapes.max_context, dim]);
+        let state: StateId = self.g.module().add_state(StateDecl { name: name.to_owned(), ty });
+        let inputs = [state.into(), x.into(), Graph::POS.into(), Graph::SLOT.into()];
+        Ok(self.g.one(Op::CacheWrite, &inputs)?.into())
+    }
+
+    fn weight(&mut self, name: &str, class: WeightClass, expr: &WeightExpr) -> Built<WeightId> {
+        let shape = expr.shape()?;
+        let weight = Weight { name: name.to_owned(), shape, class, format: Format::F32, expr: expr.clone() };
+        self.g.weight(weight)
+    }
+}

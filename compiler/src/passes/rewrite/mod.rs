@@ -1,0 +1,144 @@
+//! Pass `rewrite`: equality saturation over each block of the model (egg, Willsey et al., POPL 2021).
+//!
+//! Every region gets its own e-graph, all [`rules`] run to saturation, and the target's cost picks one
+//! form of each value. Limits are counts, never times, so that a build is reproducible.
+
+pub mod language;
+mod region;
+pub mod rules;
+
+use crate::error::{Error, Result};
+use egg::{Extractor, Runner, SimpleScheduler};
+use moec_ir::{Graph, GraphBuilder, Module, Operand, ValueId, WeightId};
+use region::{Rebuild, Region, Traffic};
+use std::collections::{BTreeMap, HashMap};
+
+/// Most iterations of saturation per region; blocks of real models need four or five.
+const ITERATIONS: usize = 16;
+/// Most e-nodes per region.
+const NODES: usize = 20_000;
+
+/// What rewriting did: how often each rule changed a region.
+pub type Applied = BTreeMap<String, usize>;
+
+/// Which rules run and what a launch costs.
+pub struct Options<'a> {
+    /// Keeps a rule; `None` keeps all. Tests bisect with it.
+    pub keep: Option<&'a dyn Fn(&str) -> bool>,
+    /// Cost of a launch in element moves.
+    pub launch: f64,
+}
+
+/// Rewrites every entry point of `module`.
+///
+/// # Errors
+/// Only our bugs: a rule that makes an ill-typed node.
+pub fn rewrite(module: &mut Module, options: &Options<'_>) -> Result<Applied> {
+    let rules: Vec<_> = rules::all()
+        .into_iter()
+        .map(|row| row.rule)
+        .filter(|rule| options.keep.is_none_or(|keep| keep(rule.name.as_str())))
+        .collect();
+    let mut applied = Applied::new();
+    let entries = std::mem::take(&mut module.entries);
+    for graph in &entries {
+        rewrite_entry(module, graph, &rules, options.launch, &mut applied)?;
+    }
+    drop_unused_weights(module);
+    Ok(applied)
+}
+
+fn rewrite_entry(
+    module: &mut Module,
+    graph: &Graph,
+    rules: &[egg::Rewrite<language::Moe, language::Facts>],
+    launch: f64,
+    applied: &mut Applied,
+) -> Result<()> {
+    let out_rows = graph.ty(Graph::ROWS).rows();
+    let last_use = last_uses(graph);
+    let snapshot = Module { entries: Vec::new(), ..module.clone() };
+    let mut builder = GraphBuilder::new(module, graph.kind, out_rows);
+    let mut renamed: HashMap<ValueId, ValueId> =
+        [Graph::IDS, Graph::POS, Graph::SLOT, Graph::ROWS].map(|v| (v, v)).into();
+
+    let mut start = 0;
+    while start < graph.nodes.len() {
+        let scope = &graph.nodes[start].scope;
+        let len = graph.nodes[start..].iter().take_while(|n| n.scope == *scope).count();
+        let nodes = &graph.nodes[start..start + len];
+        start += len;
+
+        let mut region = Region::load(&snapshot, graph, nodes);
+        let runner = Runner::<_, _, ()>::new(language::Facts::default())
+            .with_egraph(std::mem::take(&mut region.egraph))
+            .with_scheduler(SimpleScheduler)
+            .with_iter_limit(ITERATIONS)
+            .with_node_limit(NODES)
+            .with_time_limit(std::time::Duration::from_secs(3600))
+            .run(rules);
+        for (rule, count) in runner.iterations.iter().flat_map(|i| &i.applied) {
+            *applied.entry(rule.to_string()).or_default() += count;
+        }
+        region.egraph = runner.egraph;
+
+        builder.scope(scope);
+        let extractor = Extractor::new(&region.egraph, Traffic { egraph: &region.egraph, launch });
+        let mut rebuild =
+            Rebuild { region: &region, extractor, builder: &mut builder, outside: &renamed, memo: HashMap::new() };
+        let roots: Vec<ValueId> = nodes
+            .iter()
+            .flat_map(|n| n.outputs.iter().copied())
+            .filter(|v| *v == graph.output || last_use.get(v).is_some_and(|&at| at >= start))
+            .collect();
+        let mut fresh = Vec::new();
+        for root in roots {
+            let class = region.class(root).ok_or_else(|| Error::bug(format!("%{} was lost", root.0)))?;
+            match rebuild.operand(class)? {
+                Operand::Value(v) => fresh.push((root, v)),
+                _ => return Err(Error::bug("a root became a weight")),
+            }
+        }
+        renamed.extend(fresh);
+    }
+    let logits = renamed.get(&graph.output).copied().ok_or_else(|| Error::bug("the logits were lost"))?;
+    builder.finish(logits).map_err(|e| Error::bug("the rewritten graph is ill-typed").because(e))
+}
+
+/// Index of the last node that reads each value.
+fn last_uses(graph: &Graph) -> HashMap<ValueId, usize> {
+    let mut last = HashMap::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        for input in &node.inputs {
+            if let Operand::Value(v) = input {
+                last.insert(*v, at);
+            }
+        }
+    }
+    last
+}
+
+/// Drops weights that no node reads and renumbers the others.
+fn drop_unused_weights(module: &mut Module) {
+    let mut used = vec![false; module.weights.len()];
+    let operands = |m: &mut Module, f: &mut dyn FnMut(&mut WeightId)| {
+        for input in m.entries.iter_mut().flat_map(|g| &mut g.nodes).flat_map(|n| &mut n.inputs) {
+            if let Operand::Weight(w) = input {
+                f(w);
+            }
+        }
+    };
+    operands(module, &mut |w| used[w.0 as usize] = true);
+    let mut next = 0;
+    let renumbered: Vec<u32> = used
+        .iter()
+        .map(|&u| {
+            let id = next;
+            next += u32::from(u);
+            id
+        })
+        .collect();
+    operands(module, &mut |w| *w = WeightId(renumbered[w.0 as usize]));
+    let mut keep = used.iter();
+    module.weights.retain(|_| keep.next().copied().unwrap_or(false));
+}

@@ -1,0 +1,209 @@
+//! The rewrite rules, one per line, each under its equation.
+//!
+//! Rules for rules: they are directional; the right side is never worse than the left on any target
+//! that finds it legal; nothing commutes; a rule that changes rounding says so in its condition.
+
+use super::language::{Atom, Attr, Facts, Moe, attr_of};
+use egg::{Applier, Condition, EGraph, Id, PatternAst, Rewrite, Subst, Symbol, Var, rewrite};
+use moec_ir::{Activation, Format, Glu};
+
+type Rule = Rewrite<Moe, Facts>;
+type Graph = EGraph<Moe, Facts>;
+
+/// A rule with the equation that it stands for.
+pub struct Row {
+    /// Rule.
+    pub rule: Rule,
+    /// What it states.
+    pub equation: &'static str,
+}
+
+/// Every rule.
+pub fn all() -> Vec<Row> {
+    let row = |equation, rule| Row { rule, equation };
+    vec![
+        row("silu(g) · u = glu_silu(g, u), for every activation",
+            rewrite!("act-mul"; "(mul (act ?k ?g) ?u)" => "(glu ?k ?g ?u)" if same_cols("?g", "?u"))),
+        row("u · silu(g) = glu_silu(g, u)",
+            rewrite!("mul-act"; "(mul ?u (act ?k ?g))" => "(glu ?k ?g ?u)" if same_cols("?g", "?u"))),
+        row("relu(g) · relu(u) = drelu(g, u)",
+            rewrite!("drelu"; "(glu relu ?g (act relu ?u))" => { DRelu })),
+        row("glu(x Wgᵀ, x Wuᵀ) = linear_glu(x, [Wg; Wu])",
+            rewrite!("gate-up"; "(glu ?k (linear ?x ?g) (linear ?x ?u))" => "(linear_glu ?k ?x (w_rows ?g ?u))"
+                if same_storage("?g", "?u"))),
+        row("glu(x Wgᵀ + bg, x Wuᵀ + bu) = linear_glu(x, [Wg; Wu], [bg, bu])",
+            rewrite!("gate-up-bias"; "(glu ?k (linear_bias ?x ?g ?bg) (linear_bias ?x ?u ?bu))"
+                => "(linear_glu_bias ?k ?x (w_rows ?g ?u) (w_rows ?bg ?bu))" if same_storage("?g", "?u"))),
+        row("rms_norm(x, w) = rms_norm(x, 1) · w, where every reader can fold w",
+            rewrite!("norm-split"; "(rms_norm ?a ?x ?w)" => "(scale_cols (rms_unit ?a ?x) ?w)" if foldable("?a"))),
+        row("(x · s) Wᵀ = x (W · s)ᵀ, exact only while W is stored in f32",
+            rewrite!("fold-linear"; "(linear (scale_cols ?x ?s) ?w)" => "(linear ?x (w_scale ?w ?s))" if exact("?w"))),
+        row("(x · s) Wᵀ + b = x (W · s)ᵀ + b",
+            rewrite!("fold-linear-bias"; "(linear_bias (scale_cols ?x ?s) ?w ?b)" => "(linear_bias ?x (w_scale ?w ?s) ?b)" if exact("?w"))),
+        row("linear_glu(x · s, W) = linear_glu(x, W · s)",
+            rewrite!("fold-glu"; "(linear_glu ?k (scale_cols ?x ?s) ?w)" => "(linear_glu ?k ?x (w_scale ?w ?s))" if exact("?w"))),
+        row("linear_glu(x · s, W, b) = linear_glu(x, W · s, b)",
+            rewrite!("fold-glu-bias"; "(linear_glu_bias ?k (scale_cols ?x ?s) ?w ?b)" => "(linear_glu_bias ?k ?x (w_scale ?w ?s) ?b)" if exact("?w"))),
+        row("expert_ffn(x · s, Wgu, Wd) = expert_ffn(x, Wgu · s, Wd)",
+            rewrite!("fold-experts"; "(expert_ffn ?k (scale_cols ?x ?s) ?d ?gu ?dn)" => "(expert_ffn ?k ?x ?d (w_scale ?gu ?s) ?dn)" if exact("?gu"))),
+        row("expert_ffn(x · s, Wgu, Wd, b) = expert_ffn(x, Wgu · s, Wd, b)",
+            rewrite!("fold-experts-bias"; "(expert_ffn_bias ?k (scale_cols ?x ?s) ?d ?gu ?dn ?gb ?db)" => "(expert_ffn_bias ?k ?x ?d (w_scale ?gu ?s) ?dn ?gb ?db)" if exact("?gu"))),
+        row("1 · x = x",
+            rewrite!("scale-one"; "(scale ?a ?x)" => "?x" if attr_is("?a", |a| *a == Attr::Factor(1.0)))),
+        row("clamp(x, −∞, ∞) = x",
+            rewrite!("clamp-all"; "(clamp ?a ?x)" => "?x" if attr_is("?a", |a| *a == Attr::Bounds(f32::NEG_INFINITY, f32::INFINITY)))),
+        row("x[0 .. C] = x",
+            rewrite!("slice-all"; "(slice ?a ?x)" => "?x" if whole("?a", "?x"))),
+        row("(x[a ..])[b ..] = x[a + b ..], over the same heads",
+            rewrite!("slice-slice"; "(slice ?a (slice ?b ?x))" => { SliceSlice })),
+        row("[a | b][.. |a|] = a and [a | b][|a| ..] = b; a slice inside one part is a slice of it",
+            rewrite!("slice-concat"; "(slice ?a (concat ?h ?x ?y))" => { SliceConcat })),
+        row("[x[.. m] | x[m ..]] = x",
+            rewrite!("concat-slices"; "(concat ?h (slice ?a ?x) (slice ?b ?x))" => { ConcatSlices })),
+    ]
+}
+
+fn var(name: &str) -> Var {
+    // Every name stands as a literal in this file.
+    #[expect(clippy::unwrap_used, reason = "variable names are literals of the rule table")]
+    name.parse().unwrap()
+}
+
+/// Both operands have as many columns: no broadcast is fused away.
+fn same_cols(a: &str, b: &str) -> impl Condition<Moe, Facts> {
+    let (a, b) = (var(a), var(b));
+    move |g: &mut Graph, _: Id, s: &Subst| g[s[a]].data.shape == g[s[b]].data.shape
+}
+
+/// Both weights are stored alike.
+fn same_storage(a: &str, b: &str) -> impl Condition<Moe, Facts> {
+    let (a, b) = (var(a), var(b));
+    move |g: &mut Graph, _: Id, s: &Subst| g[s[a]].data.storage == g[s[b]].data.storage
+}
+
+/// The weight is stored in f32, so that scaling it rounds no more than scaling the activation.
+fn exact(w: &str) -> impl Condition<Moe, Facts> {
+    let w = var(w);
+    move |g: &mut Graph, _: Id, s: &Subst| matches!(g[s[w]].data.storage, Some((Format::F32, _)))
+}
+
+fn attr_is(a: &str, holds: fn(&Attr) -> bool) -> impl Condition<Moe, Facts> {
+    let a = var(a);
+    move |g: &mut Graph, _: Id, s: &Subst| attr_of(g, s[a]).is_some_and(|x| holds(&x))
+}
+
+fn foldable(a: &str) -> impl Condition<Moe, Facts> {
+    attr_is(a, |a| matches!(a, Attr::Rms { foldable: true, .. }))
+}
+
+/// The slice keeps every channel of `x`.
+fn whole(a: &str, x: &str) -> impl Condition<Moe, Facts> {
+    let (a, x) = (var(a), var(x));
+    move |g: &mut Graph, _: Id, s: &Subst| match attr_of(g, s[a]) {
+        Some(Attr::Slice { heads, start, len }) => start == 0 && heads * len == g[s[x]].data.cols(),
+        _ => false,
+    }
+}
+
+/// Adds `node`, joins it with `class`, and reports the change.
+fn join(egraph: &mut Graph, class: Id, node: Id, rule: Symbol) -> Vec<Id> {
+    if egraph.union_trusted(class, node, rule) { vec![class] } else { Vec::new() }
+}
+
+fn add_slice(egraph: &mut Graph, heads: usize, start: usize, len: usize, x: Id) -> Id {
+    let leaf = egraph.analysis.attr(Attr::Slice { heads, start, len });
+    let attr = egraph.add(leaf);
+    egraph.add(Moe::Slice([attr, x]))
+}
+
+struct DRelu;
+
+impl Applier<Moe, Facts> for DRelu {
+    fn apply_one(&self, g: &mut Graph, class: Id, s: &Subst, _: Option<&PatternAst<Moe>>, rule: Symbol) -> Vec<Id> {
+        let leaf = g.analysis.attr(Attr::Glu(Glu::DRelu));
+        let kind = g.add(leaf);
+        let node = g.add(Moe::Glu([kind, s[var("?g")], s[var("?u")]]));
+        join(g, class, node, rule)
+    }
+}
+
+struct SliceSlice;
+
+impl Applier<Moe, Facts> for SliceSlice {
+    fn apply_one(&self, g: &mut Graph, class: Id, s: &Subst, _: Option<&PatternAst<Moe>>, rule: Symbol) -> Vec<Id> {
+        let (Some(Attr::Slice { heads: ha, start: sa, len }), Some(Attr::Slice { heads: hb, start: sb, .. })) =
+            (attr_of(g, s[var("?a")]), attr_of(g, s[var("?b")]))
+        else {
+            return Vec::new();
+        };
+        if ha != hb {
+            return Vec::new();
+        }
+        let node = add_slice(g, ha, sa + sb, len, s[var("?x")]);
+        join(g, class, node, rule)
+    }
+}
+
+struct SliceConcat;
+
+impl Applier<Moe, Facts> for SliceConcat {
+    fn apply_one(&self, g: &mut Graph, class: Id, s: &Subst, _: Option<&PatternAst<Moe>>, rule: Symbol) -> Vec<Id> {
+        let (Some(Attr::Slice { heads, start, len }), Some(Attr::Heads(joined))) =
+            (attr_of(g, s[var("?a")]), attr_of(g, s[var("?h")]))
+        else {
+            return Vec::new();
+        };
+        let (x, y) = (s[var("?x")], s[var("?y")]);
+        let split = g[x].data.cols() / heads.max(1);
+        let node = if heads != joined {
+            return Vec::new();
+        } else if start + len <= split {
+            add_slice(g, heads, start, len, x)
+        } else if start >= split {
+            add_slice(g, heads, start - split, len, y)
+        } else {
+            return Vec::new();
+        };
+        join(g, class, node, rule)
+    }
+}
+
+struct ConcatSlices;
+
+impl Applier<Moe, Facts> for ConcatSlices {
+    fn apply_one(&self, g: &mut Graph, class: Id, s: &Subst, _: Option<&PatternAst<Moe>>, rule: Symbol) -> Vec<Id> {
+        let (
+            Some(Attr::Heads(heads)),
+            Some(Attr::Slice { heads: ha, start: sa, len: la }),
+            Some(Attr::Slice { heads: hb, start: sb, len: lb }),
+        ) = (attr_of(g, s[var("?h")]), attr_of(g, s[var("?a")]), attr_of(g, s[var("?b")]))
+        else {
+            return Vec::new();
+        };
+        if heads != ha || heads != hb || sa + la != sb {
+            return Vec::new();
+        }
+        let node = add_slice(g, heads, sa, la + lb, s[var("?x")]);
+        join(g, class, node, rule)
+    }
+}
+
+/// The GLU that a kind leaf stands for.
+pub fn glu_of(egraph: &Graph, id: Id) -> Option<Glu> {
+    if let Some(Attr::Glu(glu)) = attr_of(egraph, id) {
+        return Some(glu);
+    }
+    egraph[id].nodes.iter().find_map(|n| match n {
+        Moe::Atom(Atom::Kind(k)) => Some(Glu::Gated(*k)),
+        _ => None,
+    })
+}
+
+/// The activation that a kind leaf stands for.
+pub fn activation_of(egraph: &Graph, id: Id) -> Option<Activation> {
+    egraph[id].nodes.iter().find_map(|n| match n {
+        Moe::Atom(Atom::Kind(k)) => Some(*k),
+        _ => None,
+    })
+}
+

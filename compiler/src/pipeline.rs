@@ -1,0 +1,248 @@
+//! The pipeline: one list, in order.
+
+use crate::bundle::partial::io_error;
+use crate::bundle::{KERNELS, TOKENIZER};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::import::{Checkpoint, ModelSpec};
+use crate::passes::rewrite::Applied;
+use crate::passes::schedule::Writes;
+use crate::passes::{format, layout, lower, memory, rewrite, schedule};
+use crate::progress::Progress;
+use moec_cpu::{CpuTarget, KernelSpec};
+use moec_ir::plan::{ModelInfo, Plan};
+use moec_ir::{Module, WeightId};
+use std::path::PathBuf;
+
+/// Most bytes of logits that one call may give: a longer chunk gives fewer rows per call.
+const LOGITS_BYTES: usize = 64 << 20;
+
+/// A model on its way through the compiler.
+#[derive(Debug)]
+pub struct Compilation<'a> {
+    /// What the user asked for.
+    pub config: &'a Config,
+    /// The checkpoint.
+    pub checkpoint: &'a Checkpoint,
+    /// What import made of it.
+    pub spec: &'a ModelSpec,
+    /// For which CPU.
+    pub target: &'a CpuTarget,
+    /// The Graph, from `lower` on.
+    pub module: Module,
+    /// The Plan, from `layout` on.
+    pub plan: Option<Plan>,
+    /// Kernels of the plan.
+    pub kernels: Vec<KernelSpec>,
+    /// Weight that each segment of the plan packs.
+    pub segment_weights: Vec<WeightId>,
+    /// What each step of the plan writes.
+    pub writes: Writes,
+    /// How often each rewrite rule applied.
+    pub applied: Applied,
+}
+
+/// A pass: its name, why it stands where it stands, and what it does.
+pub struct Pass {
+    /// Name for `--print-after` and `--stop-after`.
+    pub name: &'static str,
+    /// Why it stands there.
+    pub why: &'static str,
+    run: fn(&mut Compilation<'_>) -> Result<()>,
+}
+
+/// Every pass, in order.
+pub const PIPELINE: &[Pass] = &[
+    Pass { name: "lower", why: "the model's description becomes a Graph, op by op as the reference computes", run: run_lower },
+    Pass { name: "format", why: "before rewriting, which may fold a factor only into exact weights", run: run_format },
+    Pass { name: "rewrite", why: "on the Graph, where equations hold; the target's cost picks the form", run: run_rewrite },
+    Pass { name: "layout", why: "kernels and weight layouts are chosen for the final form of every node", run: run_layout },
+    Pass { name: "memory", why: "all buffers are known now, and how long each one lives", run: run_memory },
+    Pass { name: "schedule", why: "last, since buffers that share bytes add dependencies", run: run_schedule },
+];
+
+/// Names of the passes.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    PIPELINE.iter().map(|p| p.name)
+}
+
+/// What to print and where to stop.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stops<'a> {
+    /// Print the IR after this pass.
+    pub print_after: Option<&'a str>,
+    /// Run no pass after this one.
+    pub stop_after: Option<&'a str>,
+}
+
+impl<'a> Compilation<'a> {
+    /// A model before its first pass.
+    pub fn new(config: &'a Config, checkpoint: &'a Checkpoint, spec: &'a ModelSpec, target: &'a CpuTarget) -> Self {
+        Self {
+            config,
+            checkpoint,
+            spec,
+            target,
+            module: Module::default(),
+            plan: None,
+            kernels: Vec::new(),
+            segment_weights: Vec::new(),
+            writes: Writes::new(),
+            applied: Applied::new(),
+        }
+    }
+
+    /// Runs the pipeline; `print` gets the text that `stops` asks for. Gives whether it ran to its end.
+    ///
+    /// # Errors
+    /// A name that is no pass, a pass that fails, or a verifier that objects, naming the pass.
+    pub fn run(&mut self, stops: Stops<'_>, progress: &Progress, print: &mut dyn FnMut(&str)) -> Result<bool> {
+        for name in [stops.print_after, stops.stop_after].into_iter().flatten() {
+            check_name(name)?;
+        }
+        for pass in PIPELINE {
+            progress.stage("Running", pass.name);
+            (pass.run)(self).map_err(|e| e.context(format!("pass `{}` failed", pass.name)))?;
+            self.verify().map_err(|e| e.context(format!("the IR is wrong after pass `{}`", pass.name)))?;
+            if stops.print_after == Some(pass.name) {
+                print(&self.text());
+            }
+            if stops.stop_after == Some(pass.name) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The plan.
+    ///
+    /// # Errors
+    /// Before `layout` there is none.
+    pub fn plan(&self) -> Result<&Plan> {
+        self.plan.as_ref().ok_or_else(|| Error::bug("there is no plan yet"))
+    }
+
+    /// Text of the plan, or of the Graph while there is no plan.
+    pub fn text(&self) -> String {
+        self.plan.as_ref().map_or_else(|| self.module.to_string(), ToString::to_string)
+    }
+
+    /// Files beside weights that the runtime reads.
+    fn artifacts(&self) -> Vec<&'static str> {
+        let tokenizer = self.tokenizer_path().is_file().then_some(TOKENIZER);
+        [KERNELS].into_iter().chain(tokenizer).collect()
+    }
+
+    fn tokenizer_path(&self) -> PathBuf {
+        self.checkpoint.dir().join("tokenizer.json")
+    }
+
+    /// The checkpoint's tokenizer, if it has one.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn tokenizer(&self) -> Result<Option<Vec<u8>>> {
+        let path = self.tokenizer_path();
+        let read = || std::fs::read(&path).map_err(|e| io_error("read", &path, &e));
+        path.is_file().then(read).transpose()
+    }
+
+    /// Sizes that this build fixes.
+    ///
+    /// # Errors
+    /// A context that the model does not have.
+    pub fn shapes(&self) -> Result<lower::Shapes> {
+        let shapes = self.config.shapes_for(self.spec.max_positions)?;
+        let row = self.spec.vocab.max(1) * 4;
+        let fit = LOGITS_BYTES / row;
+        let rows = shapes.prefill_chunk;
+        let prefill_out_rows = if rows <= fit { rows } else { (fit / 16 * 16).clamp(1, rows) };
+        Ok(lower::Shapes {
+            max_context: shapes.max_context,
+            prefill_chunk: rows,
+            prefill_out_rows,
+            slots: shapes.decode_batch.iter().copied().max().unwrap_or(1),
+            decode_batch: shapes.decode_batch,
+        })
+    }
+
+    fn model_info(&self) -> Result<ModelInfo> {
+        let spec = self.spec;
+        let shapes = self.shapes()?;
+        let int = |x: usize| u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")));
+        Ok(ModelInfo {
+            family: spec.family.to_owned(),
+            vocab: int(spec.vocab)?,
+            hidden: int(spec.hidden)?,
+            layers: int(spec.layers.len())?,
+            max_context: int(shapes.max_context)?,
+            slots: int(shapes.slots)?,
+            bos: self.first_token()?,
+            eos: spec.eos.clone(),
+            parameters: spec.params,
+            active_parameters: spec.active_params,
+        })
+    }
+
+    /// The token in front of every text, where the tokenizer's configuration asks for one.
+    fn first_token(&self) -> Result<Option<u32>> {
+        let config = crate::import::Config::read(self.checkpoint.dir(), "tokenizer_config.json")?;
+        let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
+        Ok(self.spec.bos.filter(|_| asks))
+    }
+
+    fn verify(&self) -> Result<()> {
+        moec_ir::verify::module(&self.module).map_err(|e| Error::bug(e.to_string()))?;
+        self.plan.as_ref().map_or(Ok(()), |plan| moec_ir::verify::plan(plan).map_err(|e| Error::bug(e.to_string())))
+    }
+
+    fn plan_mut(&mut self) -> Result<&mut Plan> {
+        self.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))
+    }
+}
+
+fn check_name(name: &str) -> Result<()> {
+    if names().any(|n| n == name) {
+        return Ok(());
+    }
+    let all: Vec<_> = names().collect();
+    Err(Error::usage(format!("there is no pass `{name}`")).hint(format!("the passes are {}", all.join(", "))))
+}
+
+fn run_lower(c: &mut Compilation<'_>) -> Result<()> {
+    c.module = lower::lower(c.spec, &c.shapes()?)?;
+    Ok(())
+}
+
+fn run_format(c: &mut Compilation<'_>) -> Result<()> {
+    format::format(&mut c.module, &c.config.weights);
+    Ok(())
+}
+
+fn run_rewrite(c: &mut Compilation<'_>) -> Result<()> {
+    let options = rewrite::Options { keep: None, launch: c.target.launch_cost() };
+    c.applied = rewrite::rewrite(&mut c.module, &options)?;
+    Ok(())
+}
+
+fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
+    let artifacts = c.artifacts();
+    let draft = layout::layout(&c.module, c.model_info()?, c.target, &artifacts)?;
+    c.plan = Some(draft.plan);
+    c.kernels = draft.kernels;
+    c.segment_weights = draft.segment_weights;
+    c.writes = draft.writes;
+    Ok(())
+}
+
+fn run_memory(c: &mut Compilation<'_>) -> Result<()> {
+    memory::memory(c.plan_mut()?);
+    Ok(())
+}
+
+fn run_schedule(c: &mut Compilation<'_>) -> Result<()> {
+    let writes = std::mem::take(&mut c.writes);
+    schedule::schedule(c.plan_mut()?, &writes);
+    c.writes = writes;
+    Ok(())
+}

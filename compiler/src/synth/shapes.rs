@@ -1,0 +1,215 @@
+//! Shapes of real models: one row each.
+
+use serde_json::{Value, json};
+
+/// The models whose shapes are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Like {
+    /// OLMoE-1B-7B: 6.9 billion parameters, 16 layers, 64 experts, 8 per token
+    Olmoe,
+    /// Qwen3-30B-A3B: 30.5 billion parameters, 48 layers, 128 experts, 8 per token
+    #[value(name = "qwen3-30b-a3b")]
+    Qwen3_30bA3b,
+    /// Phi-tiny-MoE: 3.8 billion parameters, 32 layers, 16 experts, 2 per token
+    PhiTiny,
+}
+
+/// A normal distribution.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Draw {
+    /// Mean.
+    pub(super) mean: f64,
+    /// Standard deviation.
+    pub(super) std: f64,
+}
+
+/// Matrices and embeddings, as models are initialised.
+const WEIGHT: Draw = Draw { mean: 0.0, std: 0.02 };
+/// Weights of norms.
+const NORM: Draw = Draw { mean: 1.0, std: 0.1 };
+
+/// A tensor to write, in bf16.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tensor {
+    /// Name.
+    pub(super) name: String,
+    /// Shape.
+    pub(super) shape: Vec<usize>,
+    /// Its numbers.
+    pub(super) draw: Draw,
+}
+
+impl Tensor {
+    /// Size.
+    pub(super) fn bytes(&self) -> u64 {
+        self.shape.iter().map(|&d| d as u64).product::<u64>() * 2
+    }
+}
+
+/// What the models have in common, and where they differ.
+struct Shape {
+    layers: usize,
+    hidden: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    experts: usize,
+    inner: usize,
+    vocab: usize,
+    /// Channels of the norms of query and key.
+    qk_norm: Option<(usize, usize)>,
+    /// Biases of norms, attention and head.
+    biases: bool,
+    /// The layer's feed-forward block.
+    block: &'static str,
+    /// Names of gate, up and down.
+    names: [&'static str; 3],
+    /// The rest of `config.json`.
+    config: Value,
+}
+
+impl Like {
+    fn shape(self) -> Shape {
+        match self {
+            Self::Olmoe => Shape {
+                layers: 16,
+                hidden: 2048,
+                heads: 16,
+                kv_heads: 16,
+                head_dim: 128,
+                experts: 64,
+                inner: 1024,
+                vocab: 50304,
+                qk_norm: Some((2048, 2048)),
+                biases: false,
+                block: "mlp",
+                names: ["gate_proj", "up_proj", "down_proj"],
+                config: json!({
+                    "architectures": ["OlmoeForCausalLM"], "model_type": "olmoe", "clip_qkv": null,
+                    "intermediate_size": 1024, "num_experts": 64, "num_experts_per_tok": 8,
+                    "norm_topk_prob": false, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+                    "rope_theta": 10000.0, "eos_token_id": 50279, "pad_token_id": 1,
+                }),
+            },
+            Self::Qwen3_30bA3b => Shape {
+                layers: 48,
+                hidden: 2048,
+                heads: 32,
+                kv_heads: 4,
+                head_dim: 128,
+                experts: 128,
+                inner: 768,
+                vocab: 151_936,
+                qk_norm: Some((128, 128)),
+                biases: false,
+                block: "mlp",
+                names: ["gate_proj", "up_proj", "down_proj"],
+                config: json!({
+                    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "head_dim": 128,
+                    "decoder_sparse_step": 1, "intermediate_size": 6144, "moe_intermediate_size": 768,
+                    "mlp_only_layers": [], "num_experts": 128, "num_experts_per_tok": 8,
+                    "norm_topk_prob": true, "max_position_embeddings": 40960, "rms_norm_eps": 1e-6,
+                    "rope_theta": 1_000_000.0, "use_sliding_window": false, "sliding_window": null,
+                    "bos_token_id": 151_643, "eos_token_id": 151_645,
+                }),
+            },
+            // Heads are 128 wide, not hidden / heads: only so does the count of parameters come out.
+            Self::PhiTiny => Shape {
+                layers: 32,
+                hidden: 4096,
+                heads: 16,
+                kv_heads: 4,
+                head_dim: 128,
+                experts: 16,
+                inner: 448,
+                vocab: 32064,
+                qk_norm: None,
+                biases: true,
+                block: "block_sparse_moe",
+                names: ["w1", "w3", "w2"],
+                config: json!({
+                    "architectures": ["PhiMoEForCausalLM"], "model_type": "phimoe", "head_dim": 128,
+                    "intermediate_size": 448, "num_local_experts": 16, "num_experts_per_tok": 2,
+                    "attention_bias": true, "lm_head_bias": true, "router_jitter_noise": 0.01,
+                    "input_jitter_noise": 0.0, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+                    "rope_theta": 10000.0, "sliding_window": null, "bos_token_id": 1, "eos_token_id": 32000,
+                }),
+            },
+        }
+    }
+
+    /// `config.json`, and every tensor in order.
+    pub(super) fn describe(self, layers: Option<usize>) -> (Value, Vec<Tensor>) {
+        let mut s = self.shape();
+        s.layers = layers.unwrap_or(s.layers);
+        let mut config = std::mem::take(&mut s.config);
+        for (key, value) in [
+            ("num_hidden_layers", json!(s.layers)),
+            ("hidden_size", json!(s.hidden)),
+            ("num_attention_heads", json!(s.heads)),
+            ("num_key_value_heads", json!(s.kv_heads)),
+            ("vocab_size", json!(s.vocab)),
+            ("attention_dropout", json!(0.0)),
+            ("hidden_act", json!("silu")),
+            ("initializer_range", json!(0.02)),
+            ("rope_scaling", Value::Null),
+            ("tie_word_embeddings", json!(false)),
+            ("torch_dtype", json!("bfloat16")),
+            ("use_cache", json!(true)),
+        ] {
+            config[key] = value;
+        }
+        (config, s.tensors())
+    }
+}
+
+impl Shape {
+    fn tensors(&self) -> Vec<Tensor> {
+        let mut all = Vec::new();
+        let mut put = |name: String, shape: Vec<usize>, draw| all.push(Tensor { name, shape, draw });
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        put("model.embed_tokens.weight".into(), vec![self.vocab, self.hidden], WEIGHT);
+        for l in 0..self.layers {
+            let at = format!("model.layers.{l}");
+            for (name, out, inp) in [
+                ("q_proj", q, self.hidden),
+                ("k_proj", kv, self.hidden),
+                ("v_proj", kv, self.hidden),
+                ("o_proj", self.hidden, q),
+            ] {
+                put(format!("{at}.self_attn.{name}.weight"), vec![out, inp], WEIGHT);
+                if self.biases {
+                    put(format!("{at}.self_attn.{name}.bias"), vec![out], WEIGHT);
+                }
+            }
+            if let Some((q, k)) = self.qk_norm {
+                put(format!("{at}.self_attn.q_norm.weight"), vec![q], NORM);
+                put(format!("{at}.self_attn.k_norm.weight"), vec![k], NORM);
+            }
+            let block = format!("{at}.{}", self.block);
+            put(format!("{block}.gate.weight"), vec![self.experts, self.hidden], WEIGHT);
+            for e in 0..self.experts {
+                let [gate, up, down] = self.names.map(|n| format!("{block}.experts.{e}.{n}.weight"));
+                put(gate, vec![self.inner, self.hidden], WEIGHT);
+                put(up, vec![self.inner, self.hidden], WEIGHT);
+                put(down, vec![self.hidden, self.inner], WEIGHT);
+            }
+            for name in ["input_layernorm", "post_attention_layernorm"] {
+                self.norm(&format!("{at}.{name}"), &mut put);
+            }
+        }
+        self.norm("model.norm", &mut put);
+        put("lm_head.weight".into(), vec![self.vocab, self.hidden], WEIGHT);
+        if self.biases {
+            put("lm_head.bias".into(), vec![self.vocab], WEIGHT);
+        }
+        all
+    }
+
+    fn norm(&self, name: &str, put: &mut impl FnMut(String, Vec<usize>, Draw)) {
+        put(format!("{name}.weight"), vec![self.hidden], NORM);
+        if self.biases {
+            put(format!("{name}.bias"), vec![self.hidden], WEIGHT);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! `moec verify`: executes every compiled step against the reference evaluator.
+//!
+//! Two errors are measured for each node of the Graph. The **local** one gives the evaluator exactly what
+//! the compiled step got, so it is that step's alone. The **chained** one compares with an evaluator that
+//! ran the whole entry point by itself, so it shows what errors add up to, layer by layer.
+
+mod compare;
+mod probe;
+mod weights;
+
+use crate::bundle::read::Bundle;
+use crate::error::{Error, Result};
+use crate::import::Checkpoint;
+use crate::progress::Progress;
+use moec_ir::eval::{Evaluator, Tensor};
+use moec_ir::{EntryKind, Graph, Module, NodeId};
+use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Row};
+use serde::Serialize;
+use std::collections::HashMap;
+
+pub use compare::Distance;
+
+/// Largest local error that passes, as root mean square relative to the reference's.
+pub const BOUND: f64 = 1e-4;
+/// How much larger than the bound of one step the error of the logits may be.
+pub const CHAIN: f64 = 10.0;
+/// Most token rows of a probe.
+const PROBE_ROWS: usize = 12;
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Files whose hash was checked.
+    pub files: usize,
+    /// Largest local error allowed.
+    pub bound: f64,
+    /// Entry points.
+    pub entries: Vec<EntryReport>,
+}
+
+/// Errors of one entry point.
+#[derive(Clone, Debug, Serialize)]
+pub struct EntryReport {
+    /// `prefill[256]`
+    pub entry: String,
+    /// Nodes in order.
+    pub nodes: Vec<NodeReport>,
+    /// Error of the logits against the evaluator's own run.
+    pub logits: Distance,
+}
+
+/// Errors of one node.
+#[derive(Clone, Debug, Serialize)]
+pub struct NodeReport {
+    /// Index in the Graph.
+    pub node: u32,
+    /// `layers.0.attn`
+    pub scope: String,
+    /// `linear`
+    pub op: &'static str,
+    /// Kernels that compute it.
+    pub kernels: Vec<String>,
+    /// Against the evaluator on the same operands.
+    pub local: Distance,
+    /// Against the evaluator's own run.
+    pub chained: Distance,
+}
+
+impl Report {
+    /// What passes a bound: a step's local error, or the logits' chained one.
+    pub fn failures(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        for entry in &self.entries {
+            for node in entry.nodes.iter().filter(|n| !n.local.within(self.bound)) {
+                found.push(format!(
+                    "{} `{}` in `{}` is off by {:.1e}",
+                    entry.entry, node.op, node.scope, node.local.relative
+                ));
+            }
+            if !entry.logits.within(self.bound * CHAIN) {
+                found.push(format!("{} logits are off by {:.1e}", entry.entry, entry.logits.relative));
+            }
+        }
+        found
+    }
+}
+
+/// Verifies a bundle. With `source` the reference reads the checkpoint's weights instead of the bundle's.
+///
+/// # Errors
+/// A bundle that cannot be read or run here. Errors past the bound are in the report, not here.
+pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, bound: f64, progress: &Progress) -> Result<Report> {
+    progress.stage("Checking", &format!("{} files", bundle.manifest.files.len()));
+    bundle.manifest.check(&bundle.folder, true)?;
+    let mut module = bundle.graph()?;
+    agree(bundle, &module)?;
+    let packed = weights::Packed::open(bundle)?;
+    if source.is_none() {
+        weights::read_from_bundle(&mut module);
+    }
+    let mut evaluator = match source {
+        Some(checkpoint) => Evaluator::new(&module, checkpoint),
+        None => Evaluator::new(&module, &packed),
+    };
+    evaluator.keep_weights(false);
+    if source.is_some() {
+        evaluator.map_weights(weights::round);
+    }
+
+    let unit = bundle.unit()?;
+    let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
+        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+    let entries = program.with(|program| {
+        let options = Options { threads: Some(1), check: CheckLevel::default(), stop: None };
+        let mut engine = Engine::open(program, &bundle.folder, options)
+            .map_err(|e| Error::input("the bundle does not open").because(e))?;
+        let bar = progress.items("Verifying", module.entries.iter().map(|g| g.nodes.len() as u64).sum());
+        let mut reports = Vec::new();
+        for (index, graph) in module.entries.iter().enumerate() {
+            bar.label(&graph.kind.to_string());
+            let mut job = Job { bundle, module: &module, index, graph };
+            reports.push(job.run(&mut engine, &mut evaluator, &|| bar.add(1))?);
+        }
+        bar.finish();
+        Ok::<_, Error>(reports)
+    })?;
+    Ok(Report { files: bundle.manifest.files.len(), bound, entries })
+}
+
+/// The plan and the graph must be of one build.
+fn agree(bundle: &Bundle, module: &Module) -> Result<()> {
+    let fits = bundle.plan.entries.len() == module.entries.len()
+        && bundle.plan.entries.iter().zip(&module.entries).all(|(e, g)| {
+            e.kind == g.kind
+                && e.places.len() == g.values.len()
+                && e.steps.iter().all(|s| (s.node as usize) < g.nodes.len())
+        });
+    if fits { Ok(()) } else { Err(Error::input("plan and graph are of two builds").hint("build the bundle again")) }
+}
+
+/// One entry point being verified.
+struct Job<'a> {
+    bundle: &'a Bundle,
+    module: &'a Module,
+    index: usize,
+    graph: &'a Graph,
+}
+
+impl Job<'_> {
+    fn run(&mut self, engine: &mut Engine<'_>, evaluator: &mut Evaluator<'_>, tick: &dyn Fn()) -> Result<EntryReport> {
+        evaluator.reset();
+        let calls = self.calls();
+        let mut nodes = Vec::new();
+        let mut logits = Distance::default();
+        for (i, rows) in calls.iter().enumerate() {
+            let measured = i + 1 == calls.len();
+            let wanted: Vec<usize> = {
+                let most = self.graph.ty(Graph::ROWS).rows().min(rows.len());
+                (rows.len() - most..rows.len()).collect()
+            };
+            let own = self.evaluate(evaluator, rows, &wanted)?;
+            let mut probe = probe::Probe::new(self.module, self.graph, &self.bundle.plan.entries[self.index], &own);
+            let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
+            let mut failed = None;
+            let result = engine.trace_entry(self.index, rows, &wanted, seq_len, &mut |moment, view| {
+                if measured && failed.is_none() {
+                    match probe.observe(evaluator, moment, view) {
+                        Ok(true) => tick(),
+                        Ok(false) => {}
+                        Err(e) => failed = Some(e),
+                    }
+                }
+                Ok(())
+            });
+            result.map_err(|e| Error::input("a compiled step failed").because(e))?;
+            if let Some(e) = failed {
+                return Err(e);
+            }
+            if measured {
+                (nodes, logits) = probe.finish(&self.bundle.plan);
+            }
+        }
+        Ok(EntryReport { entry: self.graph.kind.to_string(), nodes, logits })
+    }
+
+    /// Token rows of each call; the last one is measured, on a cache that is not empty.
+    fn calls(&self) -> Vec<Vec<Row>> {
+        let (vocab, context) = (self.bundle.plan.model.vocab, self.bundle.plan.model.max_context as usize);
+        // Fixed, spread over the vocabulary (Knuth's multiplicative hashing).
+        let id = |i: usize| (i as u32 + 1).wrapping_mul(2_654_435_761) % vocab;
+        match self.graph.kind {
+            EntryKind::Prefill(t) => {
+                let n = (t as usize).min(PROBE_ROWS).min((context / 2).max(1));
+                let calls = if 2 * n <= context { 2 } else { 1 };
+                let row = |pos| Row { slot: 0, pos, id: id(pos) };
+                (0..calls).map(|c| (c * n..(c + 1) * n).map(row).collect()).collect()
+            }
+            EntryKind::Decode(b) => {
+                let row = |slot: u32, pos: usize| Row { slot, pos, id: id(pos * b as usize + slot as usize) };
+                (0..context.min(4)).map(|pos| (0..b).map(|slot| row(slot, pos)).collect()).collect()
+            }
+        }
+    }
+
+    /// The evaluator's own run: results of every node.
+    fn evaluate(
+        &self,
+        evaluator: &mut Evaluator<'_>,
+        rows: &[Row],
+        wanted: &[usize],
+    ) -> Result<HashMap<NodeId, Vec<Tensor>>> {
+        let t = self.graph.kind.rows();
+        let out = self.graph.ty(Graph::ROWS).rows();
+        let column = |pad: i32, len: usize, of: &dyn Fn(usize) -> i32, n: usize| -> Vec<i32> {
+            (0..len).map(|i| if i < n { of(i) } else { pad }).collect()
+        };
+        let ids = column(0, t, &|i| rows[i].id as i32, rows.len());
+        let pos = column(-1, t, &|i| rows[i].pos as i32, rows.len());
+        let slot = column(0, t, &|i| rows[i].slot as i32, rows.len());
+        let picked = column(-1, out, &|i| wanted[i] as i32, wanted.len());
+        let mut own = HashMap::new();
+        let mut keep = |id: NodeId, results: &[&Tensor]| {
+            own.insert(id, results.iter().map(|&t| t.clone()).collect::<Vec<_>>());
+        };
+        evaluator
+            .run_with(self.index, &ids, &pos, &slot, &picked, &mut keep)
+            .map_err(|e| Error::bug("the evaluator failed").because(e))?;
+        Ok(own)
+    }
+}

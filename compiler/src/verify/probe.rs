@@ -1,0 +1,259 @@
+//! Looks at a traced run of one entry point, node by node.
+
+use super::compare::Distance;
+use super::NodeReport;
+use crate::error::{Error, Result};
+use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
+use moec_ir::graph::INPUTS;
+use moec_ir::plan::{Code, Entry, Plan, RowSpace};
+use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, Type, ValueId};
+use moec_runtime::{Moment, StepView};
+use std::collections::HashMap;
+
+/// Observer of one traced run.
+pub(super) struct Probe<'a> {
+    module: &'a Module,
+    graph: &'a Graph,
+    entry: &'a Entry,
+    own: &'a HashMap<NodeId, Vec<Tensor>>,
+    spaces: Vec<RowSpace>,
+    /// What the evaluator makes of the operands of the node that is running.
+    expected: Vec<Tensor>,
+    reports: Vec<NodeReport>,
+    logits: Distance,
+}
+
+impl<'a> Probe<'a> {
+    pub(super) fn new(
+        module: &'a Module,
+        graph: &'a Graph,
+        entry: &'a Entry,
+        own: &'a HashMap<NodeId, Vec<Tensor>>,
+    ) -> Self {
+        let spaces = graph.row_spaces(module);
+        Self {
+            module,
+            graph,
+            entry,
+            own,
+            spaces,
+            expected: Vec::new(),
+            reports: Vec::new(),
+            logits: Distance::default(),
+        }
+    }
+
+    /// Called around every step. Gives whether a node has just been measured.
+    pub(super) fn observe(&mut self, evaluator: &mut Evaluator<'_>, moment: Moment, view: &StepView<'_>) -> Result<bool> {
+        let at = view.index();
+        let node = self.entry.steps[at].node;
+        let other = |i: Option<usize>| i.and_then(|i| self.entry.steps.get(i)).is_none_or(|s| s.node != node);
+        match moment {
+            Moment::Before if other(at.checked_sub(1)) => {
+                self.expected = self.reference(evaluator, view, NodeId(node))?;
+                Ok(false)
+            }
+            Moment::After if other(Some(at + 1)) => {
+                self.measure(view, NodeId(node))?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Reports of all nodes, and the distance of the logits.
+    pub(super) fn finish(self, plan: &Plan) -> (Vec<NodeReport>, Distance) {
+        let mut reports = self.reports;
+        for report in &mut reports {
+            let steps = self.entry.steps.iter().filter(|s| s.node == report.node);
+            report.kernels = steps
+                .map(|s| match s.code {
+                    Code::Kernel(k) => plan.kernels[k as usize].symbol.clone(),
+                    Code::Builtin(_) => "runtime".to_owned(),
+                })
+                .collect();
+        }
+        (reports, self.logits)
+    }
+
+    fn node(&self, id: NodeId) -> &'a Node {
+        &self.graph.nodes[id.0 as usize]
+    }
+
+    /// The state that an operand stands for, directly or through a cache write.
+    fn state_of(&self, operand: Operand) -> Option<StateId> {
+        match operand {
+            Operand::State(s) => Some(s),
+            Operand::Value(v) => {
+                let node = self.node(self.graph.def(v)?);
+                matches!(node.op, Op::CacheWrite).then(|| self.state_of(node.inputs[0])).flatten()
+            }
+            Operand::Weight(_) => None,
+        }
+    }
+
+    /// Evaluates a node on what the compiled steps are about to read.
+    fn reference(&self, evaluator: &mut Evaluator<'_>, view: &StepView<'_>, id: NodeId) -> Result<Vec<Tensor>> {
+        let node = self.node(id);
+        let failed = |e: eval::EvalError| {
+            Error::bug(format!("the evaluator failed at `{}` in `{}`", node.op.name(), node.scope)).because(e)
+        };
+        if let Op::Dispatch { experts } = node.op {
+            return self.dispatch(view, node, experts).map(|t| vec![t]);
+        }
+        let mut operands = Vec::new();
+        for &input in &node.inputs {
+            operands.push(match (self.state_of(input), input) {
+                (Some(s), _) => self.state(view, s)?,
+                (None, Operand::Value(v)) => self.value(evaluator, view, v)?,
+                (None, Operand::Weight(w)) => (*evaluator.weight(w).map_err(failed)?).clone(),
+                (None, Operand::State(_)) => return Err(Error::bug("a state without itself")),
+            });
+        }
+        if matches!(node.op, Op::CacheWrite) {
+            let (state, rest) = operands.split_first_mut().ok_or_else(|| Error::bug("a cache write of nothing"))?;
+            let mut args = vec![Arg::State(state)];
+            args.extend(rest.iter().map(Arg::Tensor));
+            eval::op(&node.op, args).map_err(failed)?;
+            operands.truncate(1);
+            return Ok(operands);
+        }
+        eval::op(&node.op, operands.iter().map(Arg::Tensor).collect()).map_err(failed)
+    }
+
+    /// The table for the valid rows alone: padding rows are not dispatched.
+    fn dispatch(&self, view: &StepView<'_>, node: &Node, experts: usize) -> Result<Tensor> {
+        let Some(&Operand::Value(ids)) = node.inputs.first() else {
+            return Err(Error::bug("a dispatch of nothing"));
+        };
+        let all = self.placed(view, ids)?.ok_or_else(|| Error::bug("choices without a place"))?;
+        let k = all.ty.cols();
+        let valid = all.as_i32()[..view.n() * k].to_vec();
+        let ids = Tensor::i32([view.n(), k], valid);
+        let mut results = eval::op(&Op::Dispatch { experts }, vec![Arg::Tensor(&ids)])
+            .map_err(|e| Error::input("a router made up an expert").because(e))?;
+        results.pop().ok_or_else(|| Error::bug("a dispatch without table"))
+    }
+
+    /// A value as the compiled steps left it; what was fused away is evaluated from what it was made of.
+    fn value(&self, evaluator: &mut Evaluator<'_>, view: &StepView<'_>, v: ValueId) -> Result<Tensor> {
+        if let Some(tensor) = self.placed(view, v)? {
+            return Ok(tensor);
+        }
+        let def = self.graph.def(v).ok_or_else(|| Error::bug(format!("%{} has no place", v.0)))?;
+        let which = self.node(def).outputs.iter().position(|&o| o == v).unwrap_or(0);
+        let mut results = self.reference(evaluator, view, def)?;
+        Ok(results.swap_remove(which))
+    }
+
+    /// Reads a value from its place. Rows that are not valid are zero.
+    fn placed(&self, view: &StepView<'_>, v: ValueId) -> Result<Option<Tensor>> {
+        let Some(place) = self.entry.places[v.0 as usize] else { return Ok(None) };
+        let ty = self.graph.ty(v);
+        let out = || Error::bug(format!("the place of %{} is outside of its buffer", v.0));
+        let bytes = view.buffer(place.buffer).ok_or_else(out)?;
+        let words: Vec<[u8; 4]> = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect();
+        let stride = self.entry.buffers[place.buffer as usize].stride as usize;
+        let cols = place.cols as usize;
+        let rows = ty.elements() / cols.max(1);
+        let valid = if (v.0 as usize) < INPUTS { rows } else { self.valid_rows(view, v, ty) };
+        let mut picked = Vec::with_capacity(ty.elements());
+        for r in 0..rows {
+            let from = place.column as usize + r * stride;
+            match words.get(from..from + cols) {
+                _ if r >= valid => picked.extend(std::iter::repeat_n([0; 4], cols)),
+                Some(row) => picked.extend_from_slice(row),
+                None => return Err(out()),
+            }
+        }
+        Ok(Some(tensor(ty, &picked)))
+    }
+
+    /// Rows of a value that hold something: a share of `n` or `m`, and all of a table.
+    fn valid_rows(&self, view: &StepView<'_>, v: ValueId, ty: &Type) -> usize {
+        if ty.shape.len() < 2 {
+            return ty.elements();
+        }
+        let (all, valid) = match self.spaces[v.0 as usize] {
+            RowSpace::Tokens => (self.graph.kind.rows(), view.n()),
+            RowSpace::Outputs => (self.graph.ty(Graph::ROWS).rows(), view.m()),
+        };
+        ty.rows() / all.max(1) * valid
+    }
+
+    fn state(&self, view: &StepView<'_>, s: StateId) -> Result<Tensor> {
+        let bytes = view.state(s.0).ok_or_else(|| Error::bug("a state without memory"))?;
+        let words: Vec<[u8; 4]> = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect();
+        Ok(tensor(&self.module.state(s).ty, &words))
+    }
+
+    /// Compares what a node's steps have written.
+    fn measure(&mut self, view: &StepView<'_>, id: NodeId) -> Result<()> {
+        let node = self.node(id);
+        let (mut local, mut chained) = (Distance::default(), Distance::default());
+        for (i, &v) in node.outputs.iter().enumerate() {
+            let got = match self.state_of(Operand::Value(v)) {
+                Some(s) => self.state(view, s)?,
+                None => match self.placed(view, v)? {
+                    Some(got) => got,
+                    None => continue,
+                },
+            };
+            let Some(want) = self.expected.get(i) else { continue };
+            if let Op::Dispatch { experts } = node.op {
+                // The evaluator's own table counts padding rows: there is nothing to chain.
+                local = local.max(same_dispatch(self.graph, node, experts, &got, want, view.n()));
+                continue;
+            }
+            let len = match node.op {
+                Op::CacheWrite => got.ty.elements(),
+                _ => self.valid_rows(view, v, &got.ty) * (got.ty.elements() / got.ty.rows().max(1)),
+            };
+            local = local.max(Distance::of(&got, want, len));
+            let slots_of_padding = matches!(node.op, Op::ExpertFfn { .. });
+            if let Some(own) = self.own.get(&id).and_then(|own| own.get(i)).filter(|_| !slots_of_padding) {
+                let d = Distance::of(&got, own, len);
+                chained = chained.max(d);
+                if v == self.graph.output {
+                    self.logits = d;
+                }
+            }
+        }
+        self.reports.push(NodeReport {
+            node: id.0,
+            scope: node.scope.clone(),
+            op: node.op.name(),
+            kernels: Vec::new(),
+            local,
+            chained,
+        });
+        Ok(())
+    }
+}
+
+fn tensor(ty: &Type, words: &[[u8; 4]]) -> Tensor {
+    let data = match ty.dtype {
+        moec_ir::DType::F32 => Data::F32(words.iter().map(|&w| f32::from_le_bytes(w)).collect()),
+        moec_ir::DType::I32 => Data::I32(words.iter().map(|&w| i32::from_le_bytes(w)).collect()),
+    };
+    Tensor { ty: ty.clone(), data }
+}
+
+/// Compares a table for `T` rows with one for the `n` valid ones: same content, other offsets.
+fn same_dispatch(graph: &Graph, node: &Node, experts: usize, got: &Tensor, want: &Tensor, n: usize) -> Distance {
+    use moec_ir::op::DispatchLayout;
+    let Some(&Operand::Value(ids)) = node.inputs.first() else { return Distance::exact(false) };
+    let k = graph.ty(ids).cols();
+    let (a, b) = (DispatchLayout { rows: graph.kind.rows(), k, experts }, DispatchLayout { rows: n, k, experts });
+    let (x, y) = (got.as_i32(), want.as_i32());
+    let active = y.first().map_or(0, |&n| n as usize);
+    let parts = [
+        (0, 0, 2),
+        (a.expert(), b.expert(), active),
+        (a.start(), b.start(), active + 1),
+        (a.token(), b.token(), n * k),
+        (a.slot(), b.slot(), n * k),
+    ];
+    let part = |t: &[i32], from: usize, len: usize| t.get(from..from + len).map(<[i32]>::to_vec);
+    Distance::exact(parts.iter().all(|&(i, j, len)| part(x, i, len).is_some() && part(x, i, len) == part(y, j, len)))
+}

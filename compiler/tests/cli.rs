@@ -1,0 +1,217 @@
+//! The command line as a user meets it: the real binary, its stdout, stderr and exit code.
+//!
+//! Snapshots lie in `tests/snapshots`; `INSTA_UPDATE=always cargo test -p moec --test cli` blesses them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+const FERRIS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../golden/models/ferris");
+
+/// Runs moec in a folder, with nothing of the caller's environment that changes what it prints.
+fn moec(dir: &Path, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_moec"));
+    for variable in ["NO_COLOR", "CLICOLOR_FORCE", "CLICOLOR", "MOEC_CACHE", "COLUMNS"] {
+        command.env_remove(variable);
+    }
+    command.env("MOEC_CACHE", dir.join("cache")).current_dir(dir).args(args).output().expect("moec starts")
+}
+
+/// Stdout, stderr and exit code as one text.
+fn shown(dir: &Path, args: &[&str]) -> String {
+    let out = moec(dir, args);
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("UTF-8");
+    let code = out.status.code().expect("an exit code");
+    format!("exit {code}\n--- stdout\n{}--- stderr\n{}", text(&out.stdout), text(&out.stderr))
+}
+
+/// An empty folder.
+fn empty() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+/// A folder with a `model.toml` of that text.
+fn with_model(text: &str) -> tempfile::TempDir {
+    let dir = empty();
+    fs::write(dir.path().join("model.toml"), text).unwrap();
+    dir
+}
+
+/// Holds what moec prints against a snapshot, without what differs between machines.
+macro_rules! check {
+    ($name:literal, $dir:expr, $args:expr) => {{
+        let dir = $dir;
+        let mut settings = insta::Settings::clone_current();
+        settings.set_prepend_module_to_snapshot(false);
+        settings.set_omit_expression(true);
+        settings.add_filter(&regex_escape(&dir.path().to_string_lossy()), "DIR");
+        settings.add_filter(&regex_escape(FERRIS), "FERRIS");
+        settings.add_filter(r"\d+\.\d+s\b", "TIME");
+        settings.bind(|| insta::assert_snapshot!($name, shown(dir.path(), &$args)));
+    }};
+}
+
+/// A text as a regular expression that matches it alone.
+fn regex_escape(text: &str) -> String {
+    text.chars().flat_map(|c| c.is_ascii_punctuation().then_some('\\').into_iter().chain([c])).collect()
+}
+
+#[test]
+fn no_verb() {
+    check!("no_verb", empty(), [] as [&str; 0]);
+    check!("help", empty(), ["--help"]);
+}
+
+#[test]
+fn help_of_every_verb() {
+    for verb in ["init", "build", "inspect", "verify", "run", "eval", "targets", "doctor", "completions", "synth"] {
+        let dir = empty();
+        let mut settings = insta::Settings::clone_current();
+        settings.set_prepend_module_to_snapshot(false);
+        settings.set_omit_expression(true);
+        settings.bind(|| insta::assert_snapshot!(format!("help_{verb}"), shown(dir.path(), &[verb, "--help"])));
+    }
+}
+
+#[test]
+fn bad_use_is_exit_2() {
+    check!("unknown_verb", empty(), ["biuld"]);
+    check!("unknown_option", empty(), ["build", "model.toml", "--traget", "native"]);
+    check!("missing_argument", empty(), ["build"]);
+    check!("wrong_number", empty(), ["eval", "b", "--text", "t", "--window", "1"]);
+    check!("eval_of_nothing", empty(), ["eval", "b"]);
+    check!("wrong_bound", empty(), ["verify", "b", "--bound", "nan"]);
+}
+
+#[test]
+fn targets() {
+    check!("unknown_target", empty(), ["targets", "x86-64-v5"]);
+    check!("unknown_target_far", empty(), ["targets", "abacus"]);
+    check!("missing_device_file", empty(), ["targets", "no/such.toml"]);
+    check!("target_file", empty(), ["targets", "x86-64-v3"]);
+    let dir = empty();
+    fs::write(dir.path().join("box.toml"), "name = \"box\"\nfamly = \"cpu\"\n").unwrap();
+    check!("wrong_device_file", dir, ["targets", "box.toml"]);
+    let list = moec(empty().path(), &["targets", "--json"]);
+    let list: serde_json::Value = serde_json::from_slice(&list.stdout).unwrap();
+    assert_eq!(list[0]["name"], "native");
+    assert_eq!(list[0]["runs_here"], true);
+    assert_eq!(list[1]["legal_ops"], "all");
+}
+
+#[test]
+fn model_toml_is_checked() {
+    let inspect = ["inspect", "model.toml"];
+    check!("model_toml_missing", empty(), inspect);
+    check!("model_toml_is_a_folder", empty(), ["inspect", "."]);
+    check!("source_missing", with_model("[model]\nsource = \"hf\"\n"), inspect);
+    check!("source_is_no_checkpoint", with_model("[model]\nsource = \".\"\n"), inspect);
+    check!("unknown_key", with_model("[shapes]\nmax_contxt = 64\n"), inspect);
+    check!("unknown_section", with_model("[weight]\nexperts = \"bf16\"\n"), inspect);
+    check!("reserved_section", with_model("[memory]\nbudget = \"8GiB\"\n"), inspect);
+    check!("out_of_range", with_model("[shapes]\nprefill_chunk = 100000\n"), inspect);
+    check!("wrong_type", with_model("[shapes]\ndecode_batch = 1\n"), inspect);
+    check!("later_format", with_model("[weights]\nexperts = \"q4\"\n"), inspect);
+    check!("no_toml", with_model("[shapes\n"), inspect);
+    let long = format!("[model]\nsource = '{FERRIS}'\n[shapes]\nmax_context = 4096\n");
+    check!("longer_than_the_model", with_model(&long), inspect);
+}
+
+#[test]
+fn init_writes_a_file_that_says_the_defaults() {
+    let dir = empty();
+    check!("init", dir, ["init", FERRIS]);
+    let dir = empty();
+    assert!(moec(dir.path(), &["init", FERRIS]).status.success());
+    let text = fs::read_to_string(dir.path().join("model.toml")).unwrap();
+    insta::with_settings!({ prepend_module_to_snapshot => false, omit_expression => true,
+        filters => vec![(r#"source = ".*""#, r#"source = "FERRIS""#)] }, {
+        insta::assert_snapshot!("init_model_toml", text);
+    });
+    assert!(moec(dir.path(), &["inspect", "model.toml"]).status.success());
+    check!("init_again", dir, ["init", FERRIS]);
+    let dir = empty();
+    check!("init_of_nothing", dir, ["init", "nowhere"]);
+    let quiet = moec(empty().path(), &["--quiet", "init", FERRIS]);
+    assert!(quiet.status.success() && quiet.stdout.is_empty() && quiet.stderr.is_empty());
+    let forced = empty();
+    fs::write(forced.path().join("m.toml"), "x".repeat(100_000)).unwrap();
+    assert!(moec(forced.path(), &["init", FERRIS, "-o", "m.toml", "--force"]).status.success());
+    assert_eq!(
+        fs::read_to_string(forced.path().join("m.toml")).unwrap().lines().count(),
+        text.lines().count()
+    );
+}
+
+#[test]
+fn inspect_of_the_committed_model() {
+    check!("inspect_model_toml", empty(), ["inspect", &format!("{FERRIS}/model.toml")]);
+    check!("inspect_model_toml_json", empty(), ["inspect", &format!("{FERRIS}/model.toml"), "--json"]);
+    check!("inspect_checkpoint", empty(), ["inspect", FERRIS]);
+}
+
+#[test]
+fn estimates_count_every_parameter_once() {
+    let out = moec(empty().path(), &["inspect", FERRIS, "--json"]);
+    let model = &serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap()["model"];
+    let classes = model["parameters_by_class"].as_object().unwrap();
+    let sum: u64 = classes.values().filter_map(serde_json::Value::as_u64).sum();
+    assert_eq!(Some(sum), model["parameters"].as_u64());
+}
+
+#[test]
+fn colours_only_where_asked_for() {
+    let escape = |args: &[&str]| moec(empty().path(), args).stderr.contains(&0x1b);
+    assert!(!escape(&["targets", "abacus"]));
+    assert!(escape(&["--color", "always", "targets", "abacus"]));
+    assert!(!escape(&["--color", "never", "targets", "abacus"]));
+}
+
+#[test]
+fn doctor_finds_what_a_build_needs() {
+    let out = moec(empty().path(), &["doctor", "--json"]);
+    let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(found["ok"].as_bool(), Some(out.status.success()));
+    let names: Vec<_> = found["checks"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
+    assert_eq!(names, ["moec", "llvm", "processor", "rustc", "cargo", "linker", "cache", "disk"]);
+    // A cache that cannot be: a file stands in its way.
+    let dir = with_model("");
+    let out = Command::new(env!("CARGO_BIN_EXE_moec"))
+        .env("MOEC_CACHE", dir.path().join("model.toml/cache"))
+        .args(["doctor"])
+        .output()
+        .unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&out.stdout).contains("cache: set `MOEC_CACHE`"));
+}
+
+#[test]
+fn completions_name_the_verbs() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let out = moec(empty().path(), &["completions", shell]);
+        assert!(out.status.success() && String::from_utf8_lossy(&out.stdout).contains("inspect"), "{shell}");
+    }
+}
+
+#[test]
+fn a_synthetic_checkpoint_is_a_checkpoint() {
+    let dir = empty();
+    let out = moec(dir.path(), &["synth", "--like", "phi-tiny", "--layers", "1", "phi"]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    let out = moec(dir.path(), &["inspect", "phi", "--json"]);
+    let said: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    assert_eq!(said["model"]["family"], "phimoe");
+    assert_eq!(said["model"]["experts"], 16);
+    check!("synth_again", dir, ["synth", "--like", "phi-tiny", "phi"]);
+}
+
+#[test]
+fn generated_pages_are_fresh() {
+    let pages = moec(empty().path(), &["docs"]);
+    let docs = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs"));
+    for page in String::from_utf8(pages.stdout).unwrap().lines() {
+        let fresh = moec(empty().path(), &["docs", page]).stdout;
+        let stored = fs::read(docs.join(page)).unwrap_or_default();
+        assert!(fresh == stored, "`docs/{page}` is stale\nhint: cargo xtask docs");
+    }
+}

@@ -1,0 +1,264 @@
+//! Configs that are wrong, do not fit the weights, or ask for what is not supported.
+
+use super::support::{Folder, Tensor, refusal};
+use serde_json::{Value, json};
+use std::fs;
+
+/// The error after setting one key of a golden config.
+fn set(family: &str, key: &str, value: impl Into<Value>) -> String {
+    refusal(Folder::golden(family).set(key, value).write().path())
+}
+
+/// The error after removing one key of a golden config.
+fn cut(family: &str, key: &str) -> String {
+    let mut folder = Folder::golden(family);
+    folder.cut(key).unwrap();
+    refusal(folder.write().path())
+}
+
+#[test]
+fn no_config() {
+    let dir = tempfile::tempdir().unwrap();
+    insta::assert_snapshot!(refusal(dir.path()), @"
+    Input: `DIR` has no `config.json`
+      hint: give the folder of a Hugging Face checkpoint
+    ");
+    fs::write(dir.path().join("config.json"), "{").unwrap();
+    insta::assert_snapshot!(refusal(dir.path()), @"
+    Input: `config.json` is not valid JSON
+      because EOF while parsing an object at line 1 column 1
+      hint: the file may be that of another model, or damaged; download it again
+    ");
+    fs::write(dir.path().join("config.json"), "[]").unwrap();
+    insta::assert_snapshot!(refusal(dir.path()), @"
+    Input: `config.json` is not a JSON object
+      hint: the file may be that of another model, or damaged; download it again
+    ");
+    fs::write(dir.path().join("config.json"), "{}").unwrap();
+    insta::assert_snapshot!(refusal(dir.path()), @"
+    Input: `architectures` in `config.json` and `model_type` are both absent
+      hint: the file does not describe a language model; download it again
+    ");
+}
+
+#[test]
+fn unknown_architecture() {
+    insta::assert_snapshot!(set("olmoe", "architectures", json!(["GemmaForCausalLM"])), @r#"
+    Limit: `architectures` in `config.json` is "GemmaForCausalLM", which is not supported
+      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM
+    "#);
+    let mut folder = Folder::golden("olmoe").set("model_type", "gemma");
+    folder.cut("architectures");
+    insta::assert_snapshot!(refusal(folder.write().path()), @r#"
+    Limit: `model_type` in `config.json` is "gemma", which is not supported
+      hint: supported: mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss
+    "#);
+}
+
+#[test]
+fn missing_keys() {
+    insta::assert_snapshot!(cut("olmoe", "hidden_size"), @"
+    Input: `config.json` has no `hidden_size`
+      hint: the file may be that of another model, or damaged; download it again
+    ");
+    insta::assert_snapshot!(cut("qwen2_moe", "num_experts"), @"
+    Input: `config.json` has none of `num_experts`, `num_local_experts`, `n_routed_experts`
+      hint: the file may be that of another model, or damaged; download it again
+    ");
+    insta::assert_snapshot!(cut("deepseek_v2", "kv_lora_rank"), @"
+    Input: `config.json` has no `kv_lora_rank`
+      hint: the file may be that of another model, or damaged; download it again
+    ");
+    insta::assert_snapshot!(cut("gpt_oss", "rope_parameters"), @"
+    Input: `rope_scaling` in `config.json` and `rope_parameters` are both absent
+      hint: the file may be damaged; download it again
+    ");
+}
+
+#[test]
+fn values_of_the_wrong_kind() {
+    insta::assert_snapshot!(set("olmoe", "hidden_size", "64"), @r#"Input: `hidden_size` in `config.json` is "64", expected a whole number"#);
+    insta::assert_snapshot!(set("olmoe", "hidden_size", 0), @"Input: `hidden_size` in `config.json` is 0, expected a whole number of at least 1");
+    insta::assert_snapshot!(set("olmoe", "hidden_size", -64), @"Input: `hidden_size` in `config.json` is -64, expected a whole number");
+    insta::assert_snapshot!(set("olmoe", "num_hidden_layers", 1.5), @"Input: `num_hidden_layers` in `config.json` is 1.5, expected a whole number");
+    insta::assert_snapshot!(set("olmoe", "vocab_size", u64::MAX), @"Input: `vocab_size` in `config.json` is 18446744073709551615, expected at most 268435456");
+    insta::assert_snapshot!(set("olmoe", "norm_topk_prob", 1), @"Input: `norm_topk_prob` in `config.json` is 1, expected true or false");
+    insta::assert_snapshot!(set("olmoe", "rms_norm_eps", "small"), @r#"Input: `rms_norm_eps` in `config.json` is "small", expected a number"#);
+    insta::assert_snapshot!(set("olmoe", "clip_qkv", -1.0), @"Input: `clip_qkv` in `config.json` is -1.0, expected a number above 0");
+    insta::assert_snapshot!(set("olmoe", "rope_parameters", 5), @"Input: `rope_parameters` in `config.json` is 5, expected an object");
+    insta::assert_snapshot!(set("olmoe", "eos_token_id", "end"), @r#"Input: `eos_token_id` in `config.json` is "end", expected a token id or a list of them"#);
+    insta::assert_snapshot!(set("qwen2_moe", "layer_types", json!([1, 2])), @"Input: `layer_types` in `config.json` is [1,2], expected a list of strings");
+    insta::assert_snapshot!(set("olmoe", "architectures", "x".repeat(200)), @r#"Input: `architectures` in `config.json` is "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx…, expected a list of strings"#);
+}
+
+#[test]
+fn kinds_that_are_not_supported() {
+    insta::assert_snapshot!(set("olmoe", "hidden_act", "xielu"), @r#"
+    Limit: `hidden_act` in `config.json` is "xielu", which is not supported
+      hint: supported: silu, swish, gelu, gelu_new, gelu_pytorch_tanh, relu, sigmoid
+    "#);
+    insta::assert_snapshot!(set("deepseek_v2", "topk_method", "noaux_tc"), @r#"
+    Limit: `topk_method` in `config.json` is "noaux_tc", which is not supported
+      hint: supported: greedy, group_limited_greedy
+    "#);
+    insta::assert_snapshot!(set("deepseek_v2", "scoring_func", "sigmoid"), @r#"
+    Limit: `scoring_func` in `config.json` is "sigmoid", which is not supported
+      hint: supported: softmax
+    "#);
+    insta::assert_snapshot!(set("deepseek_v2", "norm_topk_prob", true), @"
+    Limit: `norm_topk_prob` in `config.json` is true, which is not supported
+      hint: supported: false
+    ");
+    insta::assert_snapshot!(set("deepseek_v3", "topk_method", "greedy"), @r#"
+    Limit: `topk_method` in `config.json` is "greedy", which is not supported
+      hint: supported: noaux_tc
+    "#);
+    insta::assert_snapshot!(set("glm4_moe", "scoring_func", "softmax"), @r#"
+    Limit: `scoring_func` in `config.json` is "softmax", which is not supported
+      hint: supported: sigmoid
+    "#);
+    insta::assert_snapshot!(set("phimoe", "num_experts_per_tok", 3), @"
+    Limit: `num_experts_per_tok` in `config.json` is 3, which is not supported
+      hint: supported: 2
+    ");
+}
+
+#[test]
+fn quantisations_that_are_not_supported() {
+    insta::assert_snapshot!(set("olmoe", "quantization_config", json!({"quant_method": "awq", "bits": 4})), @r#"
+    Limit: `quantization_config.quant_method` in `config.json` is "awq", which is not supported
+      hint: supported: fp8, mxfp4
+    "#);
+    insta::assert_snapshot!(set("olmoe", "quantization_config", json!({"quant_method": "fp8"})), @r#"
+    Limit: `quantization_config.quant_method` in `config.json` is "fp8", which is not supported
+      hint: supported: fp8 with `weight_block_size`, mxfp4
+    "#);
+    let odd = json!({"quant_method": "fp8", "weight_block_size": [64, 64]});
+    insta::assert_snapshot!(set("olmoe", "quantization_config", odd), @"
+    Limit: `quantization_config.weight_block_size` in `config.json` is [64.0, 64.0], which is not supported
+      hint: supported: [128, 128]
+    ");
+}
+
+#[test]
+fn rotations_that_are_not_supported() {
+    insta::assert_snapshot!(set("olmoe", "rope_scaling", json!({"type": "dynamic", "factor": 2.0})), @r#"
+    Limit: `rope_scaling.type` in `config.json` is "dynamic", which is not supported
+      hint: supported: default, linear, yarn, longrope, llama3
+    "#);
+    insta::assert_snapshot!(set("olmoe", "rope_parameters", json!({"rope_type": "mrope"})), @r#"
+    Limit: `rope_parameters.rope_type` in `config.json` is "mrope", which is not supported
+      hint: supported: default, linear, yarn, longrope, llama3
+    "#);
+    let nested =
+        json!({"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}});
+    insta::assert_snapshot!(set("olmoe", "rope_parameters", nested), @"Limit: `rope_parameters.full_attention` in `config.json` differs by kind of layer, which is not supported");
+    insta::assert_snapshot!(set("glm4_moe", "rope_parameters", json!({"partial_rotary_factor": 0.2})), @"
+    Limit: 3.2 of 16 channels would be rotated in each head, expected an even number
+      because `config.json` sets it with `head_dim` and `partial_rotary_factor`
+    ");
+    insta::assert_snapshot!(set("olmoe", "rope_parameters", json!({"rope_theta": 1.0})), @"Input: `rope_theta` in `config.json` is 1, expected more than 1");
+    let factors = json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
+    insta::assert_snapshot!(set("phimoe", "rope_parameters", factors), @"Input: `rope_parameters.short_factor` in `config.json` has 1 numbers, expected 8 above 0");
+}
+
+#[test]
+fn shapes_that_do_not_fit() {
+    insta::assert_snapshot!(set("qwen3_moe", "head_dim", 16), @"
+    Input: tensor `model.layers.0.self_attn.q_norm.weight` in `model.safetensors` has shape [32], but `config.json` asks for [16]
+      because axis 0 is 32, which `head_dim` sets to 16
+      hint: `config.json` and the weights may be of different models; download both again
+    ");
+    insta::assert_snapshot!(set("olmoe", "vocab_size", 321), @"
+    Input: tensor `model.embed_tokens.weight` in `model.safetensors` has shape [320, 64], but `config.json` asks for [321, 64]
+      because axis 0 is 320, which `vocab_size` sets to 321
+      hint: `config.json` and the weights may be of different models; download both again
+    ");
+    insta::assert_snapshot!(set("qwen2_moe", "shared_expert_intermediate_size", 65), @"
+    Input: tensor `model.layers.0.mlp.shared_expert.gate_proj.weight` in `model.safetensors` has shape [64, 64], but `config.json` asks for [65, 64]
+      because axis 0 is 64, which `shared_expert_intermediate_size` sets to 65
+      hint: `config.json` and the weights may be of different models; download both again
+    ");
+    insta::assert_snapshot!(set("deepseek_v2", "v_head_dim", 8), @"
+    Input: tensor `model.layers.0.self_attn.kv_b_proj.weight` in `model.safetensors` has shape [128, 32], but `config.json` asks for [96, 32]
+      because axis 0 is 128, which `num_attention_heads` · (`qk_nope_head_dim` + `v_head_dim`) sets to 96
+      hint: `config.json` and the weights may be of different models; download both again
+    ");
+    insta::assert_snapshot!(set("gpt_oss", "num_local_experts", 4), @"
+    Input: tensor `model.layers.0.mlp.router.weight` in `model.safetensors` has shape [8, 64], but `config.json` asks for [4, 64]
+      because axis 0 is 8, which `num_local_experts` sets to 4
+      hint: `config.json` and the weights may be of different models; download both again
+    ");
+    insta::assert_snapshot!(set("mixtral", "num_attention_heads", 6), @"
+    Input: tensor `model.layers.0.self_attn.q_proj.weight` of shape [64, 64] does not divide into 6 heads
+      because `num_attention_heads` in `config.json` gives the heads, and there is no `head_dim`
+    ");
+    insta::assert_snapshot!(set("mixtral", "num_key_value_heads", 3), @"Input: `num_attention_heads` in `config.json` is 4, not a multiple of `num_key_value_heads`, which is 3");
+    let mut folder = Folder::golden("olmoe");
+    folder.tensors.insert("model.norm.weight".into(), Tensor::f32(&[1, 64], &[1.0; 64]));
+    insta::assert_snapshot!(refusal(folder.write().path()), @"
+    Input: tensor `model.norm.weight` in `model.safetensors` has shape [1, 64], but `config.json` asks for [64]
+      because it has 2 axes, expected 1
+      hint: `config.json` and the weights may be of different models; download both again
+    ");
+}
+
+#[test]
+fn missing_tensors() {
+    insta::assert_snapshot!(set("qwen3_moe", "num_local_experts", 17), @"
+    Input: `model.safetensors` has no tensor `model.layers.0.mlp.experts.16.gate_proj.weight`
+      hint: the download may be incomplete, or `config.json` may be that of another model
+    ");
+    insta::assert_snapshot!(set("olmoe", "num_hidden_layers", 200_000_000), @"
+    Input: `model.safetensors` has no tensor `model.layers.2.mlp.experts.0.gate_proj.weight`
+      hint: the download may be incomplete, or `config.json` may be that of another model
+    ");
+    insta::assert_snapshot!(set("glm4_moe", "use_qk_norm", true), @"
+    Input: `model.safetensors` has no tensor `model.layers.0.self_attn.q_norm.weight`
+      hint: the download may be incomplete, or `config.json` may be that of another model
+    ");
+    let dir = {
+        let mut folder = Folder::golden("deepseek_v3");
+        folder.take("model.layers.2.mlp.gate.e_score_correction_bias");
+        folder.write_sharded()
+    };
+    insta::assert_snapshot!(refusal(dir.path()), @"
+    Input: `model.safetensors.index.json` has no tensor `model.layers.2.mlp.gate.e_score_correction_bias`
+      hint: the download may be incomplete, or `config.json` may be that of another model
+    ");
+}
+
+#[test]
+fn routing_that_does_not_fit() {
+    insta::assert_snapshot!(set("olmoe", "num_experts_per_tok", 9), @"Input: `num_experts_per_tok` in `config.json` is 9, more than `num_experts`, which is 8");
+    insta::assert_snapshot!(set("deepseek_v3", "n_group", 3), @"Input: `n_group` 3 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
+    insta::assert_snapshot!(set("deepseek_v3", "topk_group", 3), @"Input: `n_group` 2 and `topk_group` 3 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 2");
+    let groups = Folder::golden("deepseek_v2").set("topk_method", "group_limited_greedy").set("n_group", 8);
+    insta::assert_snapshot!(refusal(groups.write().path()), @"Input: `n_group` 8 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 3");
+}
+
+/// Every key of every golden config, replaced by values that do not belong there: never a panic.
+#[test]
+fn nonsense_in_any_key_does_not_panic() {
+    let families = ["deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "phimoe", "qwen2_moe"];
+    for family in families {
+        let folder = Folder::golden(family);
+        let dir = folder.write();
+        for key in folder.config.as_object().unwrap().keys() {
+            for value in [
+                json!(0),
+                json!(1),
+                json!(7),
+                json!(1u64 << 28),
+                json!(1e300),
+                json!("x"),
+                json!([]),
+                json!({}),
+            ] {
+                let config = folder.clone().set(key, value).config;
+                fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+                refusal(dir.path());
+            }
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! One checkpoint in the many forms that it may be published in: the logits stay the same.
+
+use super::support::{Folder, Tensor, distance, expected, golden, logits, shard, spec, write_index};
+use safetensors::tensor::Dtype;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::Path;
+
+const FAMILIES: [&str; 9] = [
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "gpt_oss",
+    "mixtral",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_moe",
+];
+
+/// Holds a changed form of a golden checkpoint against the logits of transformers.
+fn check(family: &str, dir: &Path) {
+    let (ids, want) = expected(&golden("hf").join(family));
+    let off = distance(&logits(dir, &ids, 20), &want);
+    assert!(off < 1e-4, "{family}: logits differ by {off}");
+}
+
+/// Spells a config as transformers 4 did.
+fn version_4(mut folder: Folder, family: &str) -> Folder {
+    let experts = ["num_experts", "num_local_experts", "n_routed_experts"];
+    let n = experts.iter().find_map(|key| folder.cut(key)).unwrap();
+    let key = match family {
+        "mixtral" | "phimoe" | "gpt_oss" => "num_local_experts",
+        "deepseek_v2" | "deepseek_v3" | "glm4_moe" => "n_routed_experts",
+        _ => "num_experts",
+    };
+    folder.config[key] = n;
+    folder.config["torch_dtype"] = folder.cut("dtype").unwrap();
+    folder.cut("transformers_version");
+    let Some(Value::Object(mut rope)) = folder.cut("rope_parameters") else { panic!("no rope") };
+    folder.config["rope_theta"] = rope.shift_remove("rope_theta").unwrap();
+    if let Some(partial) = rope.shift_remove("partial_rotary_factor") {
+        folder.config["partial_rotary_factor"] = partial;
+    }
+    let kind = rope.shift_remove("rope_type").unwrap();
+    folder.config["rope_scaling"] = if kind == "default" {
+        Value::Null
+    } else {
+        rope.insert("type".to_owned(), kind);
+        rope.into()
+    };
+    folder
+}
+
+#[test]
+fn the_spelling_of_transformers_4() {
+    for family in FAMILIES {
+        let folder = version_4(Folder::golden(family), family);
+        assert!(!folder.config.to_string().contains("rope_parameters"));
+        check(family, folder.write().path());
+    }
+}
+
+#[test]
+fn keys_that_older_configs_leave_out() {
+    for (family, keys) in [
+        ("mixtral", ["head_dim", "sliding_window"].as_slice()),
+        (
+            "qwen2_moe",
+            &["qkv_bias", "layer_types", "mlp_only_layers", "decoder_sparse_step", "norm_topk_prob"],
+        ),
+        ("qwen3_moe", &["head_dim", "architectures"]),
+        ("deepseek_v3", &["head_dim", "qk_head_dim", "rope_interleave"]),
+        ("glm4_moe", &["use_qk_norm", "first_k_dense_replace", "head_dim"]),
+        ("gpt_oss", &["layer_types", "swiglu_alpha", "swiglu_limit", "head_dim", "attention_bias"]),
+        ("phimoe", &["router_jitter_noise"]),
+    ] {
+        let mut folder = Folder::golden(family);
+        for key in keys {
+            folder.cut(key);
+        }
+        check(family, folder.write().path());
+    }
+}
+
+#[test]
+fn the_type_alone_names_the_family() {
+    let mut folder = Folder::golden("olmoe");
+    folder.cut("architectures");
+    assert_eq!(spec(folder.write().path()).family, "olmoe");
+}
+
+#[test]
+fn sharded() {
+    for family in ["mixtral", "gpt_oss", "deepseek_v3"] {
+        check(family, Folder::golden(family).write_sharded().path());
+    }
+}
+
+#[test]
+fn shards_in_a_subfolder() {
+    let folder = Folder::golden("olmoe");
+    let dir = folder.write_sharded();
+    fs::create_dir(dir.path().join("weights")).unwrap();
+    let mut map = serde_json::Map::new();
+    for i in 0..2 {
+        fs::rename(dir.path().join(shard(i)), dir.path().join("weights").join(shard(i))).unwrap();
+    }
+    for (i, name) in folder.tensors.keys().enumerate() {
+        map.insert(name.clone(), format!("weights/{}", shard(i % 2)).into());
+    }
+    write_index(dir.path(), map.into());
+    check("olmoe", dir.path());
+}
+
+/// The download cache of Hugging Face links each file of a snapshot to a blob.
+#[cfg(unix)]
+#[test]
+fn the_cache_of_hugging_face() {
+    let flat = Folder::golden("olmoe").write_sharded();
+    let cache = tempfile::tempdir().unwrap();
+    let (blobs, snapshot) = (cache.path().join("blobs"), cache.path().join("snapshots/0123abcd"));
+    fs::create_dir_all(&blobs).unwrap();
+    fs::create_dir_all(&snapshot).unwrap();
+    for (i, entry) in fs::read_dir(flat.path()).unwrap().enumerate() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), blobs.join(i.to_string())).unwrap();
+        std::os::unix::fs::symlink(format!("../../blobs/{i}"), snapshot.join(entry.file_name())).unwrap();
+    }
+    check("olmoe", &snapshot);
+}
+
+#[test]
+fn other_dtypes() {
+    for dtype in [Dtype::F32, Dtype::F16] {
+        let mut folder = Folder::golden("qwen2_moe");
+        for t in folder.tensors.values_mut() {
+            let numbers = t.numbers();
+            *t = Tensor::f32(&t.shape, &numbers);
+            if dtype == Dtype::F16 {
+                t.dtype = dtype;
+                t.data = numbers.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes()).collect();
+            }
+        }
+        let dir = folder.write();
+        let (ids, want) = expected(&golden("hf/qwen2_moe"));
+        let off = distance(&logits(dir.path(), &ids, 20), &want);
+        // The numbers of bf16 are those of f32, but small ones lose digits in f16.
+        let bound = if dtype == Dtype::F16 { 2e-3 } else { 1e-4 };
+        assert!(off < bound, "{dtype}: logits differ by {off}");
+    }
+}
+
+/// Fuses experts that have tensors of their own: `[experts, 2·inner, hidden]` and `[experts, hidden, inner]`.
+fn fuse(folder: &mut Folder, from: &str, to: &str, parts: [&str; 3], experts: usize, exchanged: bool) {
+    let mut names: Vec<String> = folder.tensors.keys().filter(|n| n.contains(from)).cloned().collect();
+    names.retain(|n| n.contains(".0.") && n.ends_with(&format!("experts.0.{}.weight", parts[0])));
+    for name in names {
+        let at = name.split(&format!(".0.{}", parts[0])).next().unwrap().to_owned();
+        let mut fused = [Vec::new(), Vec::new()];
+        let mut shapes = [Vec::new(), Vec::new()];
+        for e in 0..experts {
+            let [gate, up, down] = parts.map(|p| folder.take(&format!("{at}.{e}.{p}.weight")));
+            let both = Tensor {
+                shape: vec![gate.shape[0] * 2, gate.shape[1]],
+                data: [gate.data, up.data].concat(),
+                dtype: gate.dtype,
+            };
+            for (i, t) in [both, down].into_iter().enumerate() {
+                let t = if exchanged { transpose(&t) } else { t };
+                fused[i].extend(t.data);
+                shapes[i] = [vec![experts], t.shape].concat();
+            }
+        }
+        let at = at.replace(from, to);
+        for (i, part) in ["gate_up_proj", "down_proj"].into_iter().enumerate() {
+            let data = std::mem::take(&mut fused[i]);
+            folder.tensors.insert(format!("{at}.{part}"), Tensor::bytes(Dtype::BF16, &shapes[i], data));
+        }
+    }
+}
+
+fn transpose(t: &Tensor) -> Tensor {
+    let (rows, cols) = (t.shape[0], t.shape[1]);
+    let at = |r: usize, c: usize| &t.data[2 * (r * cols + c)..2 * (r * cols + c) + 2];
+    let data = (0..cols).flat_map(|c| (0..rows).flat_map(move |r| at(r, c).to_vec())).collect();
+    Tensor::bytes(t.dtype, &[cols, rows], data)
+}
+
+#[test]
+fn fused_experts() {
+    for (family, experts) in
+        [("qwen3_moe", 16), ("qwen2_moe", 6), ("olmoe", 8), ("deepseek_v2", 8), ("glm4_moe", 8)]
+    {
+        for exchanged in [false, true] {
+            let mut folder = Folder::golden(family);
+            fuse(
+                &mut folder,
+                "experts",
+                "experts",
+                ["gate_proj", "up_proj", "down_proj"],
+                experts,
+                exchanged,
+            );
+            assert!(folder.tensors.contains_key("model.layers.1.mlp.experts.gate_up_proj"));
+            let dir = folder.write();
+            check(family, dir.path());
+            assert_eq!(spec(dir.path()).warnings, Vec::<String>::new());
+        }
+    }
+}
+
+#[test]
+fn names_of_transformers_5() {
+    for (family, router) in [("mixtral", "gate"), ("phimoe", "router")] {
+        let mut folder = Folder::golden(family);
+        fuse(&mut folder, "block_sparse_moe", "mlp", ["w1", "w3", "w2"], 8, false);
+        for layer in 0..2 {
+            let gate = folder.take(&format!("model.layers.{layer}.block_sparse_moe.gate.weight"));
+            folder.tensors.insert(format!("model.layers.{layer}.mlp.{router}.weight"), gate);
+        }
+        let dir = folder.write();
+        check(family, dir.path());
+        assert_eq!(spec(dir.path()).warnings, Vec::<String>::new());
+    }
+}
+
+#[test]
+fn layers_that_predict_further_tokens_are_skipped() {
+    let mut folder = Folder::golden("deepseek_v3");
+    for (name, t) in folder.tensors.clone() {
+        if let Some(rest) = name.strip_prefix("model.layers.2.") {
+            folder.tensors.insert(format!("model.layers.3.{rest}"), t);
+        }
+    }
+    let dir = folder.write();
+    check("deepseek_v3", dir.path());
+    let spec = spec(dir.path());
+    assert_eq!((spec.layers.len(), spec.warnings), (3, vec![]));
+}
+
+#[test]
+fn tensors_that_nothing_reads_are_reported() {
+    let mut folder = Folder::golden("olmoe");
+    folder.tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), Tensor::f32(&[1], &[1.0]));
+    assert_eq!(spec(folder.write().path()).warnings, Vec::<String>::new());
+    for i in 0..4 {
+        folder.tensors.insert(format!("model.extra{i}"), Tensor::f32(&[1], &[1.0]));
+    }
+    insta::assert_snapshot!(spec(folder.write().path()).warnings.join("\n"), @"4 tensors of the checkpoint are not used: `model.extra0`, `model.extra1`, `model.extra2`, …");
+}
+
+#[test]
+fn a_tied_head_is_the_embedding_table() {
+    let mut folder = Folder::golden("olmoe").set("tie_word_embeddings", true);
+    let with_head = spec(folder.write().path());
+    assert_eq!((&with_head.head, &with_head.warnings), (&None, &vec![]));
+    folder.take("lm_head.weight");
+    assert_eq!(spec(folder.write().path()), with_head);
+}
+
+#[test]
+fn the_end_of_a_sequence() {
+    let folder = Folder::golden("olmoe").set("eos_token_id", 7).set("bos_token_id", 1);
+    let dir = folder.write();
+    assert_eq!((spec(dir.path()).bos, spec(dir.path()).eos), (Some(1), vec![7]));
+    let generation = json!({"eos_token_id": [5, 6], "bos_token_id": null});
+    fs::write(dir.path().join("generation_config.json"), generation.to_string()).unwrap();
+    assert_eq!((spec(dir.path()).bos, spec(dir.path()).eos), (Some(1), vec![5, 6]));
+}
+
+#[test]
+fn parameters_in_all_and_active() {
+    // Of 8 experts with 3 · 48 · 64 parameters, 2 are active, in both layers.
+    let olmoe = spec(&golden("hf/olmoe"));
+    let idle = 2 * 6 * 3 * 48 * 64;
+    let count =
+        |name: &str| Folder::golden(name).tensors.values().map(|t| t.numbers().len() as u64).sum::<u64>();
+    assert_eq!((olmoe.params, olmoe.active_params), (count("olmoe"), count("olmoe") - idle));
+    // Experts that share a tensor, with biases.
+    let gpt_oss = spec(&golden("hf/gpt_oss"));
+    let idle = 2 * 6 * (3 * 48 * 64 + 2 * 48 + 64);
+    assert_eq!((gpt_oss.params, gpt_oss.active_params), (count("gpt_oss"), count("gpt_oss") - idle));
+}

@@ -1,0 +1,93 @@
+//! Experts: grouping slots, running the networks, joining the results.
+
+use super::basic::{gated, matvec};
+use super::{Args, EvalError};
+use crate::op::{DispatchLayout, Glu};
+use crate::types::Type;
+use std::cmp::Reverse;
+
+/// The dispatch table of [`DispatchLayout`]; words that it leaves unused are 0.
+pub(super) fn dispatch(a: &Args<'_>, experts: usize) -> Result<Vec<i32>, EvalError> {
+    let ids = a.i32(0)?;
+    let layout = DispatchLayout { rows: a.rows(0)?, k: a.cols(0)?, experts };
+    // (row, choice) pairs of each expert, flattened, in order of rows.
+    let mut members: Vec<Vec<usize>> = vec![Vec::new(); experts];
+    for (pair, &id) in ids.iter().enumerate() {
+        members[a.index("expert", id, experts)?].push(pair);
+    }
+    let mut active: Vec<usize> = (0..experts).filter(|&e| !members[e].is_empty()).collect();
+    active.sort_by_key(|&e| (Reverse(members[e].len()), e));
+    let mut table = vec![0; layout.words()];
+    table[0] = active.len() as i32;
+    table[1] = ids.len() as i32;
+    let mut slot = 0;
+    for (i, &e) in active.iter().enumerate() {
+        table[layout.expert() + i] = e as i32;
+        table[layout.start() + i] = slot as i32;
+        for &pair in &members[e] {
+            table[layout.token() + slot] = (pair / layout.k) as i32;
+            table[layout.slot() + pair] = slot as i32;
+            slot += 1;
+        }
+    }
+    table[layout.start() + active.len()] = slot as i32;
+    Ok(table)
+}
+
+/// Slots that no active expert has are 0.
+pub(super) fn expert_ffn(
+    a: &Args<'_>,
+    glu: Glu,
+    bias: bool,
+    results: &[Type],
+) -> Result<Vec<f32>, EvalError> {
+    let (rows, hidden, x, table) = (a.rows(0)?, a.cols(0)?, a.f32(0)?, a.i32(1)?);
+    let (experts, gate_up, down) = (a.rows(2)?, a.f32(2)?, a.f32(3)?);
+    let slots = results.first().map_or(0, Type::rows);
+    let layout = DispatchLayout { rows, k: slots / rows, experts };
+    let (gate_up_size, down_size) = (gate_up.len() / experts, down.len() / experts);
+    let inner = down_size / hidden;
+    let mut out = vec![0.0; slots * hidden];
+    let active = a.index("number of active experts", table[0], experts + 1)?;
+    for i in 0..active {
+        let e = a.index("expert", table[layout.expert() + i], experts)?;
+        let first = a.index("slot", table[layout.start() + i], slots + 1)?;
+        let end = a.index("slot", table[layout.start() + i + 1], slots + 1)?;
+        let (mut gate_up_bias, mut down_bias) = (None, None);
+        if bias {
+            gate_up_bias = Some(&a.f32(4)?[e * 2 * inner..(e + 1) * 2 * inner]);
+            down_bias = Some(&a.f32(5)?[e * hidden..(e + 1) * hidden]);
+        }
+        for slot in first..end {
+            let row = a.index("row", table[layout.token() + slot], rows)?;
+            let x = &x[row * hidden..(row + 1) * hidden];
+            let h = gated(x, &gate_up[e * gate_up_size..(e + 1) * gate_up_size], gate_up_bias, glu);
+            let y = matvec(&h, &down[e * down_size..(e + 1) * down_size], down_bias);
+            out[slot * hidden..(slot + 1) * hidden].copy_from_slice(&y);
+        }
+    }
+    Ok(out)
+}
+
+/// Rows past those that the table counts are padding, and 0.
+pub(super) fn combine(a: &Args<'_>) -> Result<Vec<f32>, EvalError> {
+    let (slots, hidden, y, table) = (a.rows(0)?, a.cols(0)?, a.f32(0)?, a.i32(1)?);
+    let (rows, k, weights) = (a.rows(2)?, a.cols(2)?, a.f32(2)?);
+    // The slots of the pairs are the last words of the table.
+    let of_pair = &table[table.len() - slots..];
+    let valid = a.index("number of slots", table[1], slots + 1)? / k;
+    let mut out = Vec::new();
+    for row in 0..rows {
+        let mut sum = vec![0.0_f64; hidden];
+        if row < valid {
+            for pair in row * k..(row + 1) * k {
+                let slot = a.index("slot", of_pair[pair], slots)?;
+                for (s, &y) in sum.iter_mut().zip(&y[slot * hidden..(slot + 1) * hidden]) {
+                    *s += f64::from(weights[pair]) * f64::from(y);
+                }
+            }
+        }
+        out.extend(sum.into_iter().map(|s| s as f32));
+    }
+    Ok(out)
+}

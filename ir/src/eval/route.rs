@@ -1,0 +1,98 @@
+//! Routing, as [`RouterDesc`] defines it.
+//!
+//! Scores are rounded to f32 before the choice is made on them, since two experts tie where their f32
+//! scores do.
+
+use super::basic::{sigmoid, softmax};
+use super::{Args, EvalError};
+use crate::op::{GroupScore, Groups, Renorm, RouterDesc, Score, WeightFrom};
+
+/// The `n` largest, in descending order; the lowest index wins ties.
+fn top(x: &[f32], n: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..x.len()).collect();
+    // The sort is stable: equal numbers keep their order. NaN goes last, at a place of its own.
+    order.sort_by(|&i, &j| x[j].partial_cmp(&x[i]).unwrap_or_else(|| x[i].is_nan().cmp(&x[j].is_nan())));
+    order.truncate(n);
+    order
+}
+
+fn scores(z: &[f32], score: Score) -> Vec<f32> {
+    match score {
+        Score::Softmax => softmax(z).into_iter().map(|p| p as f32).collect(),
+        Score::Sigmoid => z.iter().map(|&z| sigmoid(f64::from(z)) as f32).collect(),
+        Score::Identity => z.to_vec(),
+    }
+}
+
+fn mask_groups(choice: &mut [f32], g: Groups) {
+    let size = choice.len() / g.n;
+    let of_groups: Vec<f32> = choice
+        .chunks_exact(size)
+        .map(|group| match g.score {
+            GroupScore::Max => group[top(group, 1)[0]],
+            GroupScore::Top2Sum => top(group, 2).into_iter().map(|i| group[i]).sum(),
+        })
+        .collect();
+    let kept = top(&of_groups, g.keep);
+    let masked = if g.mask_neg_inf { f32::NEG_INFINITY } else { 0.0 };
+    for (i, group) in choice.chunks_exact_mut(size).enumerate() {
+        if !kept.contains(&i) {
+            group.fill(masked);
+        }
+    }
+}
+
+/// SparseMixer's weight of expert `at`, the largest of `candidates`: the softmax over the candidates that
+/// are near it. `z` are the original logits, from which nearness is measured; `removed` is −∞ in the softmax.
+fn sparse_mixer(z: &[f32], at: usize, removed: Option<usize>, eps: f32) -> f64 {
+    let max = z[at];
+    let kept = z.iter().enumerate().filter(|&(j, &zj)| {
+        // `!(a > b)`, since 0/0 keeps the expert.
+        let far = (max - zj) / zj.abs().max(max) > 2.0 * eps;
+        !far && Some(j) != removed
+    });
+    let sum: f64 = kept.map(|(_, &zj)| (f64::from(zj) - f64::from(max)).exp()).sum();
+    1.0 / sum
+}
+
+fn weights(z: &[f32], s: &[f32], chosen: &[usize], d: &RouterDesc) -> Vec<f64> {
+    let mut w: Vec<f64> = match d.weight_from {
+        WeightFrom::Score => chosen.iter().map(|&i| f64::from(s[i])).collect(),
+        WeightFrom::SoftmaxTopk => softmax(&chosen.iter().map(|&i| z[i]).collect::<Vec<_>>()),
+        WeightFrom::SigmoidTopk => chosen.iter().map(|&i| sigmoid(f64::from(z[i]))).collect(),
+        WeightFrom::SparseMixer { eps } => {
+            let removed = std::iter::once(None).chain(chosen.iter().map(|&i| Some(i)));
+            chosen.iter().zip(removed).map(|(&i, removed)| sparse_mixer(z, i, removed, eps)).collect()
+        }
+    };
+    let sum: f64 = w.iter().sum();
+    let divisor = match d.renorm {
+        Renorm::None => 1.0,
+        Renorm::Sum { eps } => sum + f64::from(eps),
+        Renorm::Clamp { min } => sum.max(f64::from(min)),
+    };
+    for w in &mut w {
+        *w = *w / divisor * f64::from(d.scale);
+    }
+    w
+}
+
+/// Experts and weights of every row, `[T, k]` each.
+pub(super) fn router(a: &Args<'_>, d: &RouterDesc) -> Result<(Vec<i32>, Vec<f32>), EvalError> {
+    let bias = if d.select_bias { Some(a.f32(1)?) } else { None };
+    let (mut ids, mut out) = (Vec::new(), Vec::new());
+    for z in a.f32(0)?.chunks_exact(d.experts) {
+        let s = scores(z, d.score);
+        let mut choice = s.clone();
+        for (c, b) in choice.iter_mut().zip(bias.unwrap_or_default()) {
+            *c += b;
+        }
+        if let Some(groups) = d.groups {
+            mask_groups(&mut choice, groups);
+        }
+        let chosen = top(&choice, d.k);
+        out.extend(weights(z, &s, &chosen, d).into_iter().map(|w| w as f32));
+        ids.extend(chosen.into_iter().map(|i| i as i32));
+    }
+    Ok((ids, out))
+}

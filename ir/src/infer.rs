@@ -1,0 +1,318 @@
+//! Type inference: the result types of an operator, or why its operands do not fit.
+
+use crate::op::{AttentionDesc, DispatchLayout, GroupScore, Op, RouterDesc, WeightFrom};
+use crate::types::{DType, Type};
+use thiserror::Error;
+
+/// Why a node, weight or entry is ill-typed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{at}: {message}")]
+pub struct TypeError {
+    /// Mnemonic of the operator, or what else is at fault.
+    pub at: String,
+    /// What is wrong, with the types found and expected.
+    pub message: String,
+}
+
+impl TypeError {
+    /// An error at a place.
+    pub fn new(at: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { at: at.into(), message: message.into() }
+    }
+
+    /// The same error with an outer place in front: `prefill[8] node 3 (add): …`.
+    pub(crate) fn within(self, outer: &str) -> Self {
+        Self { at: format!("{outer} ({})", self.at), message: self.message }
+    }
+}
+
+/// Operands of one node, read with checks.
+struct Operands<'a> {
+    op: &'static str,
+    types: &'a [&'a Type],
+}
+
+impl Operands<'_> {
+    fn error(&self, message: impl Into<String>) -> TypeError {
+        TypeError::new(self.op, message)
+    }
+
+    fn require(&self, holds: bool, message: impl FnOnce() -> String) -> Result<(), TypeError> {
+        if holds { Ok(()) } else { Err(self.error(message())) }
+    }
+
+    fn get(&self, i: usize) -> Result<&Type, TypeError> {
+        self.types.get(i).copied().ok_or_else(|| self.error(format!("operand {i} is missing")))
+    }
+
+    /// The shape of operand `i`, which must have this element type and `N` axes.
+    fn shape<const N: usize>(&self, i: usize, what: &str, dtype: DType) -> Result<[usize; N], TypeError> {
+        let ty = self.get(i)?;
+        match <[usize; N]>::try_from(ty.shape.as_slice()) {
+            Ok(shape) if ty.dtype == dtype => Ok(shape),
+            _ => Err(self.error(format!("{what} is {ty}, expected {N} axes of {dtype}"))),
+        }
+    }
+
+    fn matrix(&self, i: usize, what: &str) -> Result<[usize; 2], TypeError> {
+        self.shape(i, what, DType::F32)
+    }
+
+    /// Operand `i` must have exactly this type.
+    fn exact(&self, i: usize, what: &str, expected: &Type) -> Result<(), TypeError> {
+        let ty = self.get(i)?;
+        self.require(ty == expected, || format!("{what} is {ty}, expected {expected}"))
+    }
+
+    fn mul(&self, a: usize, b: usize) -> Result<usize, TypeError> {
+        a.checked_mul(b).ok_or_else(|| self.error(format!("{a} · {b} overflows")))
+    }
+
+    /// `total / parts`, which must be whole.
+    fn part(&self, total: usize, parts: usize, what: &str) -> Result<usize, TypeError> {
+        self.require(parts > 0 && total > 0 && total.is_multiple_of(parts), || {
+            format!("{total} channels do not divide into {parts} {what}")
+        })?;
+        Ok(total / parts)
+    }
+}
+
+fn f32(shape: &[usize]) -> Type {
+    Type::f32(shape)
+}
+
+fn i32(shape: &[usize]) -> Type {
+    Type::i32(shape)
+}
+
+impl Op {
+    /// Whether this many operands are right.
+    pub fn takes(&self, operands: usize) -> bool {
+        let n = self.signature().len();
+        operands == n || (matches!(self, Self::Concat { .. }) && operands > n)
+    }
+
+    /// Result types for operand types in the order of [`Op::signature`]. Weights count as `f32` of
+    /// their shape, states by their declared type.
+    ///
+    /// # Errors
+    /// A wrong number of operands, a wrong element type or shape, or attributes out of range.
+    pub fn infer(&self, operands: &[&Type]) -> Result<Vec<Type>, TypeError> {
+        let o = Operands { op: self.name(), types: operands };
+        o.require(self.takes(operands.len()), || {
+            format!("{} operands, expected {}", operands.len(), self.signature().len())
+        })?;
+        if let Some(empty) = operands.iter().find(|t| t.shape.contains(&0)) {
+            return Err(o.error(format!("operand of type {empty} is empty")));
+        }
+        Ok(vec![match self {
+            Self::Embed => {
+                let [t] = o.shape(0, "ids", DType::I32)?;
+                let [_, h] = o.matrix(1, "table")?;
+                f32(&[t, h])
+            }
+            Self::RmsNorm { groups, weight, .. } => {
+                let [t, width] = o.matrix(0, "x")?;
+                let c = o.part(width, *groups, "groups")?;
+                if *weight {
+                    o.exact(1, "weight", &f32(&[c]))?;
+                }
+                f32(&[t, width])
+            }
+            Self::LayerNorm { .. } => {
+                let [t, c] = o.matrix(0, "x")?;
+                o.exact(1, "weight", &f32(&[c]))?;
+                o.exact(2, "bias", &f32(&[c]))?;
+                f32(&[t, c])
+            }
+            Self::Linear { bias } | Self::LinearGlu { bias, .. } => {
+                let [t, k] = o.matrix(0, "x")?;
+                let [n, wk] = o.matrix(1, "weight")?;
+                o.require(k == wk, || format!("x has {k} channels, the weight takes {wk}"))?;
+                if *bias {
+                    o.exact(2, "bias", &f32(&[n]))?;
+                }
+                let out = if matches!(self, Self::Linear { .. }) { n } else { o.part(n, 2, "halves")? };
+                f32(&[t, out])
+            }
+            Self::HeadLinear { heads } => {
+                let [t, width] = o.matrix(0, "x")?;
+                let k = o.part(width, *heads, "heads")?;
+                let [wh, n, wk] = o.shape(1, "weight", DType::F32)?;
+                o.require(wh == *heads && wk == k, || {
+                    format!("weight is f32{:?}, expected f32[{heads}, _, {k}]", [wh, n, wk])
+                })?;
+                f32(&[t, o.mul(*heads, n)?])
+            }
+            Self::RopeAngles { switch, .. } => {
+                let [t] = o.shape(0, "pos", DType::I32)?;
+                let [half] = o.shape(1, "inv_freq", DType::F32)?;
+                if switch.is_some() {
+                    o.exact(2, "inv_freq_long", &f32(&[half]))?;
+                }
+                f32(&[t, o.mul(half, 2)?])
+            }
+            Self::Rope { heads, offset, .. } => {
+                let [t, width] = o.matrix(0, "x")?;
+                let dim = o.part(width, *heads, "heads")?;
+                let [at, r] = o.matrix(1, "angles")?;
+                o.require(at == t, || format!("x has {t} rows, angles {at}"))?;
+                o.require(r % 2 == 0, || format!("{r} rotated channels are odd"))?;
+                o.require(offset.checked_add(r).is_some_and(|end| end <= dim), || {
+                    format!("channels {offset} .. {offset} + {r} exceed the head's {dim}")
+                })?;
+                f32(&[t, width])
+            }
+            Self::CacheWrite => {
+                let [_, heads, _, dim] = o.shape(0, "state", DType::F32)?;
+                let [t, width] = o.matrix(1, "x")?;
+                let want = o.mul(heads, dim)?;
+                o.require(width == want, || format!("x has {width} channels, the state's row {want}"))?;
+                o.exact(2, "pos", &i32(&[t]))?;
+                o.exact(3, "slot", &i32(&[t]))?;
+                o.get(0)?.clone()
+            }
+            Self::Attention(d) => attention(&o, d)?,
+            Self::Router(d) => return router(&o, d),
+            Self::Dispatch { experts } => {
+                let [rows, k] = o.shape(0, "ids", DType::I32)?;
+                o.require(*experts > 0, || "no experts".to_owned())?;
+                let words = DispatchLayout { rows, k, experts: *experts }.checked_words();
+                i32(&[words.ok_or_else(|| o.error("dispatch table overflows"))?])
+            }
+            Self::ExpertFfn { bias, .. } => {
+                let [t, h] = o.matrix(0, "x")?;
+                let [words] = o.shape(1, "dispatch", DType::I32)?;
+                let [e, two_i, gh] = o.shape(2, "gate_up", DType::F32)?;
+                o.require(gh == h, || format!("x has {h} channels, gate_up takes {gh}"))?;
+                let i = o.part(two_i, 2, "halves")?;
+                o.exact(3, "down", &f32(&[e, h, i]))?;
+                if *bias {
+                    o.exact(4, "gate_up_bias", &f32(&[e, two_i]))?;
+                    o.exact(5, "down_bias", &f32(&[e, h]))?;
+                }
+                let slots = slots_of(words, e).filter(|slots| slots % t == 0);
+                let slots = slots.ok_or_else(|| {
+                    o.error(format!("dispatch of {words} words fits no k for {t} rows and {e} experts"))
+                })?;
+                f32(&[slots, h])
+            }
+            Self::Combine => {
+                let [slots, h] = o.matrix(0, "y")?;
+                let [words] = o.shape(1, "dispatch", DType::I32)?;
+                let [t, k] = o.matrix(2, "weights")?;
+                let want = o.mul(t, k)?;
+                o.require(slots == want, || format!("y has {slots} rows, the weights {t} · {k}"))?;
+                // The number of experts is not an operand: the table must fit for some number ≥ 1.
+                let rest = slots.checked_mul(2).and_then(|s| words.checked_sub(s));
+                o.require(rest.is_some_and(|r| r >= 7 && r % 2 == 1), || {
+                    format!("dispatch of {words} words does not hold {slots} slots")
+                })?;
+                f32(&[t, h])
+            }
+            Self::Add | Self::Glu(_) => {
+                let [t, c] = o.matrix(0, "a")?;
+                o.exact(1, "b", &f32(&[t, c]))?;
+                f32(&[t, c])
+            }
+            Self::Mul => {
+                let [t, c] = o.matrix(0, "a")?;
+                let [bt, bc] = o.matrix(1, "b")?;
+                o.require(bt == t && (bc == c || bc == 1), || {
+                    format!("b is f32[{bt}, {bc}], expected f32[{t}, {c}] or f32[{t}, 1]")
+                })?;
+                f32(&[t, c])
+            }
+            Self::ScaleCols => {
+                let [t, c] = o.matrix(0, "x")?;
+                o.exact(1, "w", &f32(&[c]))?;
+                f32(&[t, c])
+            }
+            Self::Scale { .. } | Self::Act(_) | Self::Softmax => f32(&o.matrix(0, "x")?),
+            Self::Clamp { lo, hi } => {
+                o.require(lo <= hi, || format!("bounds {lo:?} .. {hi:?} are empty"))?;
+                f32(&o.matrix(0, "x")?)
+            }
+            Self::Concat { heads } => {
+                let [t, mut width] = o.matrix(0, "operand 0")?;
+                o.part(width, *heads, "heads")?;
+                for i in 1..operands.len() {
+                    let [rows, c] = o.matrix(i, &format!("operand {i}"))?;
+                    o.require(rows == t, || format!("operand {i} has {rows} rows, expected {t}"))?;
+                    o.part(c, *heads, "heads")?;
+                    width = width.checked_add(c).ok_or_else(|| o.error("width overflows"))?;
+                }
+                f32(&[t, width])
+            }
+            Self::Slice { heads, start, len } => {
+                let [t, width] = o.matrix(0, "x")?;
+                let c = o.part(width, *heads, "heads")?;
+                o.require(*len > 0 && start.checked_add(*len).is_some_and(|end| end <= c), || {
+                    format!("channels {start} .. {start} + {len} of {c}")
+                })?;
+                f32(&[t, o.mul(*heads, *len)?])
+            }
+            Self::GatherRows => {
+                let [_, c] = o.matrix(0, "x")?;
+                let [r] = o.shape(1, "rows", DType::I32)?;
+                f32(&[r, c])
+            }
+        }])
+    }
+}
+
+/// Slots `T·k` of a dispatch table of this many words.
+fn slots_of(words: usize, experts: usize) -> Option<usize> {
+    let head = DispatchLayout { rows: 0, k: 0, experts }.checked_words()?;
+    let slots = words.checked_sub(head)?;
+    (slots > 0 && slots.is_multiple_of(2)).then_some(slots / 2)
+}
+
+fn attention(o: &Operands<'_>, d: &AttentionDesc) -> Result<Type, TypeError> {
+    o.require(d.qk_dim > 0 && d.v_dim > 0, || "a head without channels".to_owned())?;
+    o.require(d.kv_heads > 0 && d.heads > 0 && d.heads.is_multiple_of(d.kv_heads), || {
+        format!("{} query heads over {} key-value heads", d.heads, d.kv_heads)
+    })?;
+    o.require(d.window != Some(0), || "a window of 0 tokens".to_owned())?;
+    let [t, width] = o.matrix(0, "q")?;
+    let want = o.mul(d.heads, d.qk_dim)?;
+    o.require(width == want, || format!("q has {width} channels, expected {want}"))?;
+    let [slots, kv_heads, ctx, dim] = o.shape(1, "k", DType::F32)?;
+    o.require(kv_heads == d.kv_heads && dim == d.qk_dim, || {
+        format!("k is f32{:?}, expected f32[_, {}, _, {}]", [slots, kv_heads, ctx, dim], d.kv_heads, d.qk_dim)
+    })?;
+    let mut next = 2;
+    if d.v_from_k {
+        o.require(d.v_dim <= d.qk_dim, || {
+            format!("{} value channels of {} key channels", d.v_dim, d.qk_dim)
+        })?;
+    } else {
+        o.exact(next, "v", &f32(&[slots, kv_heads, ctx, d.v_dim]))?;
+        next += 1;
+    }
+    o.exact(next, "pos", &i32(&[t]))?;
+    o.exact(next + 1, "slot", &i32(&[t]))?;
+    if d.sinks {
+        o.exact(next + 2, "sinks", &f32(&[d.heads]))?;
+    }
+    Ok(f32(&[t, o.mul(d.heads, d.v_dim)?]))
+}
+
+fn router(o: &Operands<'_>, d: &RouterDesc) -> Result<Vec<Type>, TypeError> {
+    let [t, e] = o.matrix(0, "logits")?;
+    o.require(e == d.experts, || format!("{e} logits for {} experts", d.experts))?;
+    o.require((1..=e).contains(&d.k), || format!("{} of {e} experts per token", d.k))?;
+    if d.select_bias {
+        o.exact(1, "select_bias", &f32(&[e]))?;
+    }
+    if let Some(g) = &d.groups {
+        let size = o.part(e, g.n, "groups")?;
+        o.require((1..=g.n).contains(&g.keep), || format!("{} of {} groups kept", g.keep, g.n))?;
+        o.require(d.k <= g.keep * size, || format!("{} experts out of {} groups of {size}", d.k, g.keep))?;
+        o.require(g.score == GroupScore::Max || size >= 2, || format!("top2sum over groups of {size}"))?;
+    }
+    if matches!(d.weight_from, WeightFrom::SparseMixer { .. }) {
+        o.require(d.k == 2, || format!("sparsemixer with k = {}", d.k))?;
+    }
+    Ok(vec![i32(&[t, d.k]), f32(&[t, d.k])])
+}

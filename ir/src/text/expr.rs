@@ -1,0 +1,133 @@
+//! Weight expressions: `concat rows(t"a"[4, 8], transpose(fp8"b" scales"s"[8, 4]))`.
+
+use super::cursor::{Cursor, MAX_DEPTH, Parsed};
+use super::lex::quote;
+use crate::weights::{Axis, Encoding, Leaf, WeightExpr};
+use std::fmt;
+
+impl Axis {
+    /// Name in the text form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Rows => "rows",
+            Self::Cols => "cols",
+        }
+    }
+}
+
+impl fmt::Display for Leaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = quote(&self.tensor);
+        match &self.encoding {
+            Encoding::Plain => write!(f, "t{name}")?,
+            Encoding::Mxfp4 { scales } => write!(f, "mxfp4{name} scales{}", quote(scales))?,
+            Encoding::Fp8Block { scales } => write!(f, "fp8{name} scales{}", quote(scales))?,
+        }
+        write!(f, "{:?}", self.shape)
+    }
+}
+
+fn join(f: &mut fmt::Formatter<'_>, parts: &[WeightExpr]) -> fmt::Result {
+    f.write_str("(")?;
+    for (i, part) in parts.iter().enumerate() {
+        let comma = if i == 0 { "" } else { ", " };
+        write!(f, "{comma}{part}")?;
+    }
+    f.write_str(")")
+}
+
+impl fmt::Display for WeightExpr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Leaf(leaf) => write!(f, "{leaf}"),
+            Self::Const(values) => write!(f, "const {values:?}"),
+            Self::Transpose(of) => write!(f, "transpose({of})"),
+            Self::Slice { axis, start, step, len, of } => {
+                write!(f, "slice {} {start}:{len}:{step} ({of})", axis.name())
+            }
+            Self::Concat { axis, of } => {
+                write!(f, "concat {}", axis.name())?;
+                join(f, of)
+            }
+            Self::Stack(of) => {
+                f.write_str("stack")?;
+                join(f, of)
+            }
+            Self::Split { heads, of } => write!(f, "split {heads}({of})"),
+            Self::ScaleCols { of, by } => write!(f, "scale_cols({of}, {by})"),
+        }
+    }
+}
+
+/// A whole text that is one expression.
+pub(super) fn parse(text: &str) -> Parsed<WeightExpr> {
+    let mut c = Cursor::new(text)?;
+    let expr = read(&mut c, MAX_DEPTH)?;
+    if c.at_end() { Ok(expr) } else { c.expected("the end of the text") }
+}
+
+fn axis(c: &mut Cursor<'_>) -> Parsed<Axis> {
+    if c.eat_word("rows")? {
+        return Ok(Axis::Rows);
+    }
+    if c.eat_word("cols")? { Ok(Axis::Cols) } else { c.expected("`rows` or `cols`") }
+}
+
+fn leaf(
+    c: &mut Cursor<'_>,
+    encoding: impl FnOnce(&mut Cursor<'_>) -> Parsed<Encoding>,
+) -> Parsed<WeightExpr> {
+    let tensor = c.string("the name of a tensor")?;
+    let encoding = encoding(c)?;
+    let shape = c.ints("an extent")?;
+    Ok(WeightExpr::Leaf(Leaf { tensor, shape, encoding }))
+}
+
+fn scales(c: &mut Cursor<'_>) -> Parsed<String> {
+    c.keyword("scales")?;
+    c.string("the name of a tensor")
+}
+
+fn one(c: &mut Cursor<'_>, depth: usize) -> Parsed<Box<WeightExpr>> {
+    c.punct('(')?;
+    let expr = read(c, depth)?;
+    c.punct(')')?;
+    Ok(Box::new(expr))
+}
+
+/// Reads one expression, nested at most `depth` deep.
+pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
+    let at = c.at();
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err(c.error_at(at, "the expression is nested too deeply"));
+    };
+    let word = c.word("a weight expression")?;
+    Ok(match word {
+        "t" => leaf(c, |_| Ok(Encoding::Plain))?,
+        "mxfp4" => leaf(c, |c| Ok(Encoding::Mxfp4 { scales: scales(c)? }))?,
+        "fp8" => leaf(c, |c| Ok(Encoding::Fp8Block { scales: scales(c)? }))?,
+        "const" => WeightExpr::Const(c.list('[', ']', Cursor::float)?),
+        "transpose" => WeightExpr::Transpose(one(c, depth)?),
+        "slice" => {
+            let axis = axis(c)?;
+            let start = c.int("the first index")?;
+            c.punct(':')?;
+            let len = c.int("the number of indices")?;
+            c.punct(':')?;
+            let step = c.int("a step")?;
+            WeightExpr::Slice { axis, start, step, len, of: one(c, depth)? }
+        }
+        "concat" => WeightExpr::Concat { axis: axis(c)?, of: c.list('(', ')', |c| read(c, depth))? },
+        "stack" => WeightExpr::Stack(c.list('(', ')', |c| read(c, depth))?),
+        "split" => WeightExpr::Split { heads: c.int("the number of heads")?, of: one(c, depth)? },
+        "scale_cols" => {
+            c.punct('(')?;
+            let of = Box::new(read(c, depth)?);
+            c.punct(',')?;
+            let by = Box::new(read(c, depth)?);
+            c.punct(')')?;
+            WeightExpr::ScaleCols { of, by }
+        }
+        _ => return Err(c.error_at(at, format!("expected a weight expression, found `{word}`"))),
+    })
+}

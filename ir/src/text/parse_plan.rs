@@ -1,0 +1,322 @@
+//! Parsing plans.
+
+use super::attrs::{Attrs, Value};
+use super::cursor::{Cursor, Parsed};
+use super::parse_graph::{dtype, format, kind};
+use crate::plan::{
+    Arg, Buffer, Builtin, Code, Entry, ExpertRow, ExpertTable, FileRef, Grid, KernelRef, Layout, ModelInfo,
+    Place, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
+};
+
+/// Reads the index that every numbered line carries; it must be the next one.
+fn index(c: &mut Cursor<'_>, next: usize) -> Parsed<()> {
+    let at = c.at();
+    let found: usize = c.int("an index")?;
+    if found == next {
+        Ok(())
+    } else {
+        Err(c.error_at(at, format!("expected the index {next}, found {found}")))
+    }
+}
+
+/// An attribute list whose reader takes every attribute.
+fn with_attrs<'t, T>(
+    c: &mut Cursor<'t>,
+    read: impl FnOnce(&Cursor<'t>, &mut Attrs<'t>) -> Parsed<T>,
+) -> Parsed<T> {
+    let mut attrs = Attrs::braces(c)?;
+    let value = read(c, &mut attrs)?;
+    attrs.finish(c)?;
+    Ok(value)
+}
+
+fn string(v: Value<'_>) -> Option<String> {
+    match v {
+        Value::Str(s) => Some(s),
+        _ => None,
+    }
+}
+
+pub(super) fn parse(text: &str) -> Parsed<Plan> {
+    let mut cursor = Cursor::new(text)?;
+    let c = &mut cursor;
+    c.keyword("plan")?;
+    let version = c.int("a version")?;
+    let (arena_bytes, scratch_bytes) =
+        with_attrs(c, |c, a| Ok((a.int(c, "arena_bytes")?, a.int(c, "scratch_bytes")?)))?;
+    let model = model(c)?;
+    let target = target(c)?;
+    let mut plan = Plan {
+        version,
+        model,
+        target,
+        arena_bytes,
+        scratch_bytes,
+        files: Vec::new(),
+        segments: Vec::new(),
+        states: Vec::new(),
+        kernels: Vec::new(),
+        entries: Vec::new(),
+        experts: Vec::new(),
+    };
+    while !c.at_end() {
+        if c.eat_word("file")? {
+            index(c, plan.files.len())?;
+            plan.files.push(file(c)?);
+        } else if c.eat_word("segment")? {
+            index(c, plan.segments.len())?;
+            plan.segments.push(segment(c)?);
+        } else if c.eat_word("state")? {
+            index(c, plan.states.len())?;
+            plan.states.push(state(c)?);
+        } else if c.eat_word("kernel")? {
+            index(c, plan.kernels.len())?;
+            plan.kernels.push(KernelRef { symbol: c.string("a symbol")? });
+        } else if c.eat_word("entry")? {
+            plan.entries.push(entry(c)?);
+        } else if c.eat_word("experts")? {
+            plan.experts.push(experts(c)?);
+        } else {
+            return c.expected("`file`, `segment`, `state`, `kernel`, `entry` or `experts`");
+        }
+    }
+    Ok(plan)
+}
+
+fn model(c: &mut Cursor<'_>) -> Parsed<ModelInfo> {
+    c.keyword("model")?;
+    let family = c.string("a model family")?;
+    with_attrs(c, |c, a| {
+        Ok(ModelInfo {
+            family,
+            vocab: a.int(c, "vocab")?,
+            hidden: a.int(c, "hidden")?,
+            layers: a.int(c, "layers")?,
+            max_context: a.int(c, "max_context")?,
+            slots: a.int(c, "slots")?,
+            bos: a.optional_int(c, "bos")?,
+            eos: a.list(c, "eos", "a list of ids", Value::number)?,
+            parameters: a.int(c, "parameters")?,
+            active_parameters: a.int(c, "active_parameters")?,
+        })
+    })
+}
+
+fn target(c: &mut Cursor<'_>) -> Parsed<TargetInfo> {
+    c.keyword("target")?;
+    let name = c.string("a target name")?;
+    with_attrs(c, |c, a| {
+        Ok(TargetInfo {
+            name,
+            triple: a.string(c, "triple")?,
+            cpu: a.string(c, "cpu")?,
+            features: a.list(c, "features", "a list of strings", string)?,
+            units: a.list(c, "units", "a list of strings", string)?,
+        })
+    })
+}
+
+fn unhex(text: &str) -> Option<[u8; 32]> {
+    let digits: Option<Vec<u32>> = text.chars().map(|c| c.to_digit(16)).collect();
+    let bytes: Vec<u8> = digits?.chunks(2).map(|d| d.iter().fold(0, |n, d| n * 16 + d) as u8).collect();
+    if text.len() == 64 { bytes.try_into().ok() } else { None }
+}
+
+fn file(c: &mut Cursor<'_>) -> Parsed<FileRef> {
+    let path = c.string("a path")?;
+    with_attrs(c, |c, a| {
+        let bytes = a.int(c, "bytes")?;
+        let sha256 =
+            a.required(c, "sha256", "64 hexadecimal digits", |v, _| Ok(string(v).and_then(|s| unhex(&s))))?;
+        Ok(FileRef { path, bytes, sha256 })
+    })
+}
+
+fn segment(c: &mut Cursor<'_>) -> Parsed<Segment> {
+    let name = c.string("a weight name")?;
+    let format = format(c)?;
+    let shape = c.ints("an extent")?;
+    let layout = if c.eat_word("rows")? {
+        Layout::Rows
+    } else if c.eat_word("panels")? {
+        Layout::Panels { nr: c.int("a panel width")? }
+    } else if c.eat_word("glu_panels")? {
+        Layout::GluPanels { nr: c.int("a panel width")? }
+    } else {
+        return c.expected("`rows`, `panels` or `glu_panels`");
+    };
+    with_attrs(c, |c, a| {
+        Ok(Segment {
+            name,
+            file: a.int(c, "file")?,
+            offset: a.int(c, "offset")?,
+            bytes: a.int(c, "bytes")?,
+            shape,
+            format,
+            layout,
+        })
+    })
+}
+
+fn state(c: &mut Cursor<'_>) -> Parsed<StateBuf> {
+    let name = c.string("a state name")?;
+    let at = c.at();
+    let shape = c.ints("an extent")?.try_into().map_err(|_| c.error_at(at, "expected four extents"))?;
+    Ok(StateBuf { name, shape })
+}
+
+fn entry(c: &mut Cursor<'_>) -> Parsed<Entry> {
+    let kind = kind(c)?;
+    let (out_rows, logits) = with_attrs(c, |c, a| Ok((a.int(c, "out_rows")?, a.int(c, "logits")?)))?;
+    let mut entry =
+        Entry { kind, out_rows, buffers: Vec::new(), logits, places: Vec::new(), steps: Vec::new() };
+    c.punct('{')?;
+    while !c.eat('}')? {
+        if c.eat_word("buffer")? {
+            index(c, entry.buffers.len())?;
+            entry.buffers.push(buffer(c)?);
+        } else if c.eat_word("place")? {
+            c.punct('%')?;
+            index(c, entry.places.len())?;
+            entry.places.push(place(c)?);
+        } else if c.eat_word("step")? {
+            index(c, entry.steps.len())?;
+            entry.steps.push(step(c)?);
+        } else {
+            return c.expected("`buffer`, `place`, `step` or `}`");
+        }
+    }
+    Ok(entry)
+}
+
+/// `[a, b]`
+fn pair(c: &mut Cursor<'_>, what: &str) -> Parsed<[u32; 2]> {
+    let at = c.at();
+    c.ints("an integer")?.try_into().map_err(|_| c.error_at(at, format!("expected {what}")))
+}
+
+fn buffer(c: &mut Cursor<'_>) -> Parsed<Buffer> {
+    let name = c.string("a buffer name")?;
+    let dtype = dtype(c)?;
+    let [rows, stride] = pair(c, "rows and stride")?;
+    with_attrs(c, |c, a| {
+        Ok(Buffer { name, offset: a.int(c, "offset")?, bytes: a.int(c, "bytes")?, dtype, rows, stride })
+    })
+}
+
+fn place(c: &mut Cursor<'_>) -> Parsed<Option<Place>> {
+    if c.eat_word("none")? {
+        return Ok(None);
+    }
+    c.keyword("buffer")?;
+    let buffer = c.int("the index of a buffer")?;
+    let [column, cols] = pair(c, "first column and number of columns")?;
+    Ok(Some(Place { buffer, column, cols }))
+}
+
+fn arg(c: &mut Cursor<'_>) -> Parsed<Arg> {
+    if c.eat_word("buffer")? {
+        let b = c.int("the index of a buffer")?;
+        let offset = if c.eat('+')? { c.int("an offset in bytes")? } else { 0 };
+        return Ok(Arg::Buffer(b, offset));
+    }
+    if c.eat_word("segment")? {
+        return Ok(Arg::Segment(c.int("the index of a segment")?));
+    }
+    if c.eat_word("state")? {
+        return Ok(Arg::State(c.int("the index of a state")?));
+    }
+    c.expected("`buffer`, `segment` or `state`")
+}
+
+/// The bits of a float, or `bits(of = …)` for those that are no number.
+fn bits<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>, key: &str) -> Parsed<u32> {
+    a.required(c, key, "a number", |v, c| match v {
+        Value::Word("bits", mut args) => {
+            let of = args.int(c, "of")?;
+            args.finish(c)?;
+            Ok(Some(of))
+        }
+        v => Ok(v.float().map(f32::to_bits)),
+    })
+}
+
+fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
+    if c.eat_word("kernel")? {
+        return Ok(Code::Kernel(c.int("the index of a kernel")?));
+    }
+    let builtin = if c.eat_word("rope_angles")? {
+        with_attrs(c, |c, a| {
+            let half = a.int(c, "half")?;
+            let scale = bits(c, a, "scale")?;
+            let long = a.optional_variant(c, "long", "`long(…)`", |word, args| {
+                if word != "long" {
+                    return Ok(None);
+                }
+                Ok(Some((args.int(c, "after")?, bits(c, args, "scale")?)))
+            })?;
+            Ok(Builtin::RopeAngles { half, scale, long })
+        })?
+    } else if c.eat_word("dispatch")? {
+        with_attrs(c, |c, a| {
+            Ok(Builtin::Dispatch {
+                rows: a.int(c, "rows")?,
+                k: a.int(c, "k")?,
+                experts: a.int(c, "experts")?,
+            })
+        })?
+    } else {
+        return c.expected("`kernel` or a built-in function");
+    };
+    Ok(Code::Builtin(builtin))
+}
+
+fn step(c: &mut Cursor<'_>) -> Parsed<Step> {
+    let code = code(c)?;
+    let args = c.list('(', ')', arg)?;
+    with_attrs(c, |c, a| {
+        Ok(Step {
+            unit: a.int(c, "unit")?,
+            code,
+            args,
+            rows: a.variant(c, "rows", "`tokens` or `outputs`", |word, _| {
+                Ok(match word {
+                    "tokens" => Some(RowSpace::Tokens),
+                    "outputs" => Some(RowSpace::Outputs),
+                    _ => None,
+                })
+            })?,
+            grid: a.variant(c, "grid", "`one`, `tiles` or `experts`", |word, args| {
+                Ok(match word {
+                    "one" => Some(Grid::One),
+                    "tiles" => Some(Grid::Tiles { rows: args.int(c, "rows")?, tiles: args.int(c, "tiles")? }),
+                    "experts" => {
+                        Some(Grid::Experts { table: args.int(c, "table")?, tiles: args.int(c, "tiles")? })
+                    }
+                    _ => None,
+                })
+            })?,
+            barrier: a.flag(c, "barrier")?,
+            deps: a.list(c, "deps", "a list of steps", Value::number)?,
+            node: a.int(c, "node")?,
+        })
+    })
+}
+
+fn experts(c: &mut Cursor<'_>) -> Parsed<ExpertTable> {
+    let (layer, k) = with_attrs(c, |c, a| Ok((a.int(c, "layer")?, a.int(c, "k")?)))?;
+    let mut table = ExpertTable { layer, k, experts: Vec::new() };
+    c.punct('{')?;
+    while !c.eat('}')? {
+        c.keyword("expert")?;
+        index(c, table.experts.len())?;
+        table.experts.push(with_attrs(c, |c, a| {
+            Ok(ExpertRow {
+                capacity: a.int(c, "capacity")?,
+                group: a.int(c, "group")?,
+                unit: a.int(c, "unit")?,
+            })
+        })?);
+    }
+    Ok(table)
+}

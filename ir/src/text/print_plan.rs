@@ -1,0 +1,190 @@
+//! Printing plans.
+
+use super::lex::quote;
+use crate::plan::{Arg, Builtin, Code, Entry, ExpertRow, FileRef, Grid, Layout, Place, Plan, RowSpace, Step};
+use std::fmt::{self, Write};
+
+/// The bits of an f32, as a float where that keeps them.
+struct Bits(u32);
+
+impl fmt::Display for Bits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let x = f32::from_bits(self.0);
+        if x.is_nan() { write!(f, "bits(of = {})", self.0) } else { write!(f, "{x:?}") }
+    }
+}
+
+fn quoted(items: &[String]) -> String {
+    let items: Vec<_> = items.iter().map(|s| quote(s)).collect();
+    format!("[{}]", items.join(", "))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut out, b| {
+        // Writing to a string does not fail.
+        let _ = write!(out, "{b:02x}");
+        out
+    })
+}
+
+fn layout(layout: Layout) -> String {
+    match layout {
+        Layout::Rows => "rows".into(),
+        Layout::Panels { nr } => format!("panels {nr}"),
+        Layout::GluPanels { nr } => format!("glu_panels {nr}"),
+    }
+}
+
+fn arg(arg: Arg) -> String {
+    match arg {
+        Arg::Buffer(b, 0) => format!("buffer {b}"),
+        Arg::Buffer(b, offset) => format!("buffer {b} + {offset}"),
+        Arg::Segment(s) => format!("segment {s}"),
+        Arg::State(s) => format!("state {s}"),
+    }
+}
+
+fn code(code: Code) -> String {
+    match code {
+        Code::Kernel(k) => format!("kernel {k}"),
+        Code::Builtin(Builtin::RopeAngles { half, scale, long }) => {
+            let long =
+                long.map(|(after, scale)| format!(", long = long(after = {after}, scale = {})", Bits(scale)));
+            format!("rope_angles {{half = {half}, scale = {}{}}}", Bits(scale), long.unwrap_or_default())
+        }
+        Code::Builtin(Builtin::Dispatch { rows, k, experts }) => {
+            format!("dispatch {{rows = {rows}, k = {k}, experts = {experts}}}")
+        }
+    }
+}
+
+fn grid(grid: Grid) -> String {
+    match grid {
+        Grid::One => "one".into(),
+        Grid::Tiles { rows, tiles } => format!("tiles(rows = {rows}, tiles = {tiles})"),
+        Grid::Experts { table, tiles } => format!("experts(table = {table}, tiles = {tiles})"),
+    }
+}
+
+fn write_step(f: &mut fmt::Formatter<'_>, plan: &Plan, i: usize, step: &Step) -> fmt::Result {
+    let args: Vec<_> = step.args.iter().map(|&a| arg(a)).collect();
+    write!(f, "  step {i} {} ({}) {{unit = {}", code(step.code), args.join(", "), step.unit)?;
+    let rows = match step.rows {
+        RowSpace::Tokens => "tokens",
+        RowSpace::Outputs => "outputs",
+    };
+    write!(f, ", rows = {rows}, grid = {}", grid(step.grid))?;
+    if step.barrier {
+        f.write_str(", barrier = true")?;
+    }
+    write!(f, ", deps = {:?}, node = {}}}", step.deps, step.node)?;
+    if let Code::Kernel(k) = step.code
+        && let Some(kernel) = plan.kernels.get(k as usize)
+    {
+        // A comment must stay on its line, whatever the symbol.
+        write!(f, "  ; {}", kernel.symbol.escape_default())?;
+    }
+    writeln!(f)
+}
+
+fn write_entry(f: &mut fmt::Formatter<'_>, plan: &Plan, entry: &Entry) -> fmt::Result {
+    writeln!(f, "\nentry {} {{out_rows = {}, logits = {}}} {{", entry.kind, entry.out_rows, entry.logits)?;
+    for (i, b) in entry.buffers.iter().enumerate() {
+        writeln!(
+            f,
+            "  buffer {i} {} {}[{}, {}] {{offset = {}, bytes = {}}}",
+            quote(&b.name),
+            b.dtype,
+            b.rows,
+            b.stride,
+            b.offset,
+            b.bytes
+        )?;
+    }
+    for (i, place) in entry.places.iter().enumerate() {
+        match place {
+            None => writeln!(f, "  place %{i} none")?,
+            Some(Place { buffer, column, cols }) => {
+                writeln!(f, "  place %{i} buffer {buffer} [{column}, {cols}]")?;
+            }
+        }
+    }
+    for (i, step) in entry.steps.iter().enumerate() {
+        write_step(f, plan, i, step)?;
+    }
+    writeln!(f, "}}")
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let m = &self.model;
+        let t = &self.target;
+        writeln!(
+            f,
+            "plan {} {{arena_bytes = {}, scratch_bytes = {}}}",
+            self.version, self.arena_bytes, self.scratch_bytes
+        )?;
+        write!(
+            f,
+            "model {} {{vocab = {}, hidden = {}, layers = {}, max_context = {}, slots = {}",
+            quote(&m.family),
+            m.vocab,
+            m.hidden,
+            m.layers,
+            m.max_context,
+            m.slots
+        )?;
+        if let Some(bos) = m.bos {
+            write!(f, ", bos = {bos}")?;
+        }
+        writeln!(
+            f,
+            ", eos = {:?}, parameters = {}, active_parameters = {}}}",
+            m.eos, m.parameters, m.active_parameters
+        )?;
+        writeln!(
+            f,
+            "target {} {{triple = {}, cpu = {}, features = {}, units = {}}}\n",
+            quote(&t.name),
+            quote(&t.triple),
+            quote(&t.cpu),
+            quoted(&t.features),
+            quoted(&t.units)
+        )?;
+        for (i, file) in self.files.iter().enumerate() {
+            let FileRef { path, bytes, sha256 } = file;
+            writeln!(f, "file {i} {} {{bytes = {bytes}, sha256 = \"{}\"}}", quote(path), hex(sha256))?;
+        }
+        for (i, s) in self.segments.iter().enumerate() {
+            writeln!(
+                f,
+                "segment {i} {} {}{:?} {} {{file = {}, offset = {}, bytes = {}}}",
+                quote(&s.name),
+                s.format,
+                s.shape,
+                layout(s.layout),
+                s.file,
+                s.offset,
+                s.bytes
+            )?;
+        }
+        for (i, s) in self.states.iter().enumerate() {
+            writeln!(f, "state {i} {} {:?}", quote(&s.name), s.shape)?;
+        }
+        for (i, k) in self.kernels.iter().enumerate() {
+            writeln!(f, "kernel {i} {}", quote(&k.symbol))?;
+        }
+        for entry in &self.entries {
+            write_entry(f, self, entry)?;
+        }
+        for table in &self.experts {
+            writeln!(f, "\nexperts {{layer = {}, k = {}}} {{", table.layer, table.k)?;
+            for (e, row) in table.experts.iter().enumerate() {
+                let ExpertRow { capacity, group, unit } = row;
+                writeln!(f, "  expert {e} {{capacity = {capacity}, group = {group}, unit = {unit}}}")?;
+            }
+            writeln!(f, "}}")?;
+        }
+        Ok(())
+    }
+}

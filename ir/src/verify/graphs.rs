@@ -1,0 +1,167 @@
+//! Checks of modules; [`super`] lists the invariants.
+
+use super::{VerifyError, require};
+use crate::graph::{Graph, Module, Operand};
+use crate::op::{Glu, Kind, Op, Renorm, RouterDesc, WeightFrom};
+use crate::plan::RowSpace;
+use crate::types::{DType, Type};
+use crate::weights::WeightExpr;
+use std::collections::HashSet;
+
+pub(super) fn check(module: &Module) -> Result<(), VerifyError> {
+    let mut names = HashSet::new();
+    for w in &module.weights {
+        let at = || format!("weight {}", w.name);
+        require(!w.name.is_empty(), at, || "no name".into())?;
+        require(names.insert(&w.name), at, || "declared twice".into())?;
+        w.check()?;
+        require(!has_nan(&w.expr), at, || "a constant is NaN".into())?;
+    }
+    names.clear();
+    for s in &module.states {
+        let at = || format!("state {}", s.name);
+        require(!s.name.is_empty(), at, || "no name".into())?;
+        require(names.insert(&s.name), at, || "declared twice".into())?;
+        let cache = s.ty.dtype == DType::F32 && s.ty.shape.len() == 4 && sized(&s.ty);
+        require(cache, at, || format!("{} is not f32[slots, heads, ctx, dim]", s.ty))?;
+    }
+    let mut kinds = HashSet::new();
+    let mut vocab = None;
+    for graph in &module.entries {
+        let at = || graph.kind.to_string();
+        require(kinds.insert(graph.kind), at, || "declared twice".into())?;
+        check_entry(module, graph)?;
+        let cols = graph.ty(graph.output).cols();
+        let first = *vocab.get_or_insert(cols);
+        require(cols == first, at, || format!("{cols} logits per row, other entries {first}"))?;
+    }
+    Ok(())
+}
+
+/// Nonzero extents, and a size in bytes that an address space holds.
+fn sized(ty: &Type) -> bool {
+    let bytes = ty.shape.iter().try_fold(ty.dtype.bytes(), |n, &d| n.checked_mul(d));
+    bytes.is_some_and(|n| n > 0 && isize::try_from(n).is_ok())
+}
+
+fn has_nan(expr: &WeightExpr) -> bool {
+    match expr {
+        WeightExpr::Leaf(_) => false,
+        WeightExpr::Const(values) => values.iter().any(|x| x.is_nan()),
+        WeightExpr::Transpose(of) | WeightExpr::Slice { of, .. } | WeightExpr::Split { of, .. } => {
+            has_nan(of)
+        }
+        WeightExpr::Concat { of, .. } | WeightExpr::Stack(of) => of.iter().any(has_nan),
+        WeightExpr::ScaleCols { of, by } => has_nan(of) || has_nan(by),
+    }
+}
+
+fn check_entry(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
+    let entry = || graph.kind.to_string();
+    let rows = graph.kind.rows();
+    let inputs: Vec<_> = graph.values.iter().take(4).collect();
+    let [ids, pos, slot, wanted] = inputs[..] else {
+        return Err(VerifyError::new(entry(), "fewer values than graph inputs"));
+    };
+    let tokens = Type::i32([rows]);
+    let out_rows = wanted.rows();
+    require(rows > 0, entry, || "no rows".into())?;
+    for (v, ty) in [ids, pos, slot].into_iter().enumerate() {
+        require(*ty == tokens, entry, || format!("input %{v} is {ty}, expected {tokens}"))?;
+    }
+    require(*wanted == Type::i32([out_rows]) && out_rows > 0, entry, || {
+        format!("input %3 is {wanted}, expected i32[R]")
+    })?;
+
+    let types = graph.infer_all(module)?;
+    for (v, (have, want)) in graph.values.iter().zip(&types).enumerate() {
+        require(
+            have == want,
+            || format!("{} %{v}", graph.kind),
+            || format!("declared {have}, but it is {want}"),
+        )?;
+        require(sized(have), || format!("{} %{v}", graph.kind), || format!("the size of {have} overflows"))?;
+    }
+    for (i, node) in graph.nodes.iter().enumerate() {
+        require(!nan_attribute(&node.op), || at_node(graph, i), || "an attribute is NaN".into())?;
+    }
+    check_states(graph)?;
+    check_row_spaces(module, graph)?;
+
+    let output = graph.values.get(graph.output.0 as usize);
+    let is_logits = output.is_some_and(|ty| *ty == Type::f32([out_rows, ty.cols()]));
+    require(is_logits, entry, || {
+        let found = output.map_or("nothing".into(), Type::to_string);
+        format!("output %{} is {found}, expected f32[{out_rows}, vocab]", graph.output.0)
+    })?;
+    let space = graph.row_spaces(module)[graph.output.0 as usize];
+    require(space == RowSpace::Outputs, entry, || {
+        format!("output %{} has token rows; gather_rows is missing", graph.output.0)
+    })
+}
+
+fn at_node(graph: &Graph, i: usize) -> String {
+    let node = &graph.nodes[i];
+    format!("{} node {i} ({}) in {:?}", graph.kind, node.op.name(), node.scope)
+}
+
+/// At most one write per state, and no reader that bypasses it. Operand kinds are checked already.
+fn check_states(graph: &Graph) -> Result<(), VerifyError> {
+    let mut written = HashSet::new();
+    for (i, node) in graph.nodes.iter().enumerate() {
+        if let (Op::CacheWrite, Some(Operand::State(s))) = (&node.op, node.inputs.first()) {
+            require(written.insert(*s), || at_node(graph, i), || format!("state {} is written twice", s.0))?;
+        }
+    }
+    for (i, node) in graph.nodes.iter().enumerate() {
+        for input in &node.inputs {
+            if let (Operand::State(s), false) = (input, matches!(node.op, Op::CacheWrite)) {
+                require(
+                    !written.contains(s),
+                    || at_node(graph, i),
+                    || format!("state {} is written in this entry: read the result of the write", s.0),
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn check_row_spaces(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
+    let spaces = graph.row_spaces(module);
+    for (i, node) in graph.nodes.iter().enumerate() {
+        let signature = node.op.signature();
+        let mut used = node.inputs.iter().enumerate().filter_map(|(at, input)| match input {
+            Operand::Value(v) if signature.get(at) != Some(&Kind::State) => Some(spaces[v.0 as usize]),
+            _ => None,
+        });
+        let fits = if matches!(node.op, Op::GatherRows) {
+            used.eq([RowSpace::Tokens, RowSpace::Outputs])
+        } else {
+            let first = used.next();
+            used.all(|s| Some(s) == first)
+                && !(matches!(node.op, Op::CacheWrite) && first == Some(RowSpace::Outputs))
+        };
+        require(fits, || at_node(graph, i), || "token rows and output rows mix".into())?;
+    }
+    Ok(())
+}
+
+fn nan_attribute(op: &Op) -> bool {
+    let glu_nan =
+        |glu: &Glu| matches!(glu, Glu::Clamped { alpha, limit } if alpha.is_nan() || limit.is_nan());
+    match op {
+        Op::RmsNorm { eps, .. } | Op::LayerNorm { eps } => eps.is_nan(),
+        Op::LinearGlu { glu, .. } | Op::ExpertFfn { glu, .. } | Op::Glu(glu) => glu_nan(glu),
+        Op::RopeAngles { scale, switch } => scale.is_nan() || switch.is_some_and(|s| s.long_scale.is_nan()),
+        Op::Attention(d) => d.scale.is_nan(),
+        Op::Router(RouterDesc { weight_from, renorm, scale, .. }) => {
+            scale.is_nan()
+                || matches!(weight_from, WeightFrom::SparseMixer { eps } if eps.is_nan())
+                || matches!(renorm, Renorm::Sum { eps: x } | Renorm::Clamp { min: x } if x.is_nan())
+        }
+        Op::Scale { factor } => factor.is_nan(),
+        Op::Clamp { lo, hi } => lo.is_nan() || hi.is_nan(),
+        _ => false,
+    }
+}

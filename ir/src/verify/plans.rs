@@ -1,0 +1,374 @@
+//! Checks of plans; [`super`] lists the invariants.
+
+use super::{VerifyError, require};
+use crate::graph::EntryKind;
+use crate::op::DispatchLayout;
+use crate::plan::{
+    ALIGN, Arg, Buffer, Builtin, Code, Entry, Grid, Layout, PLAN_VERSION, Plan, RowSpace, Segment, Step,
+};
+use crate::types::{DType, Format};
+use std::collections::{BTreeMap, HashSet};
+
+pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
+    let at = || "plan".to_owned();
+    require(plan.version == PLAN_VERSION, at, || {
+        format!("version {}, this is version {PLAN_VERSION}", plan.version)
+    })?;
+    check_model(plan)?;
+    require(
+        isize::try_from(plan.arena_bytes).is_ok() && isize::try_from(plan.scratch_bytes).is_ok(),
+        at,
+        || "arena or scratch exceeds the address space".into(),
+    )?;
+    check_files(plan)?;
+    check_segments(plan)?;
+    check_states(plan)?;
+    check_kernels(plan)?;
+    for (i, entry) in plan.entries.iter().enumerate() {
+        let here = format!("entries[{i}]");
+        let previous = i.checked_sub(1).map(|p| order(plan.entries[p].kind));
+        require(
+            previous < Some(order(entry.kind)),
+            || here.clone(),
+            || format!("{} is out of order", entry.kind),
+        )?;
+        check_entry(plan, entry, &here)?;
+    }
+    check_experts(plan)
+}
+
+/// Prefill before decode, each by rows.
+fn order(kind: EntryKind) -> (u32, u32) {
+    match kind {
+        EntryKind::Prefill(n) => (0, n),
+        EntryKind::Decode(n) => (1, n),
+    }
+}
+
+fn check_model(plan: &Plan) -> Result<(), VerifyError> {
+    let m = &plan.model;
+    let at = || "model".to_owned();
+    let sizes = [m.vocab, m.hidden, m.layers, m.max_context, m.slots];
+    require(!sizes.contains(&0), at, || "a size is zero".into())?;
+    // Positions and ids are i32.
+    require(sizes.iter().all(|&n| i32::try_from(n).is_ok()), at, || "a size exceeds i32".into())?;
+    require(m.bos.is_none_or(|id| id < m.vocab), at, || "bos is not in the vocabulary".into())?;
+    require(!plan.target.units.is_empty(), || "target".into(), || "no units".into())
+}
+
+fn check_files(plan: &Plan) -> Result<(), VerifyError> {
+    let mut paths = HashSet::new();
+    for (i, file) in plan.files.iter().enumerate() {
+        let at = || format!("files[{i}]");
+        // A backslash or a colon means a folder, a drive or a stream on some systems.
+        let odd = |c: char| c.is_control() || c == '\\' || c == ':';
+        let clean =
+            !file.path.contains(odd) && file.path.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        require(clean, at, || format!("path {:?} does not stay inside the bundle", file.path))?;
+        require(paths.insert(&file.path), at, || format!("path {:?} comes twice", file.path))?;
+    }
+    Ok(())
+}
+
+fn check_segments(plan: &Plan) -> Result<(), VerifyError> {
+    for (i, s) in plan.segments.iter().enumerate() {
+        let at = || format!("segments[{i}] ({})", s.name);
+        require(!s.name.is_empty(), at, || "no name".into())?;
+        require((1..=3).contains(&s.shape.len()) && !s.shape.contains(&0), at, || {
+            format!("shape {:?}", s.shape)
+        })?;
+        require(s.offset % ALIGN == 0, at, || format!("offset {} is not aligned", s.offset))?;
+        let needed = s.packed_bytes();
+        require(needed == Some(s.bytes), at, || format!("{} bytes, expected {needed:?}", s.bytes))?;
+        let file = plan.files.get(s.file as usize);
+        let inside = file.zip(s.offset.checked_add(s.bytes)).is_some_and(|(f, end)| end <= f.bytes);
+        require(inside, at, || format!("does not lie inside file {}", s.file))?;
+    }
+    Ok(())
+}
+
+fn check_states(plan: &Plan) -> Result<(), VerifyError> {
+    let mut names = HashSet::new();
+    for (i, s) in plan.states.iter().enumerate() {
+        let at = || format!("states[{i}] ({})", s.name);
+        require(!s.name.is_empty() && names.insert(&s.name), at, || "no name, or one that is taken".into())?;
+        let fits = s.checked_bytes().is_some_and(|n| n > 0 && isize::try_from(n).is_ok());
+        require(fits, at, || format!("extents {:?}", s.shape))?;
+        let [slots, _, ctx, _] = s.shape;
+        require(slots >= plan.model.slots && ctx >= plan.model.max_context, at, || {
+            format!(
+                "{slots} slots of {ctx} tokens do not hold the model's {} of {}",
+                plan.model.slots, plan.model.max_context
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether a name is an identifier of C: `[A-Za-z_][A-Za-z0-9_]*`.
+fn is_identifier(name: &str) -> bool {
+    name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && name.bytes().next().is_some_and(|b| !b.is_ascii_digit())
+}
+
+fn check_kernels(plan: &Plan) -> Result<(), VerifyError> {
+    let mut symbols = HashSet::new();
+    for (i, k) in plan.kernels.iter().enumerate() {
+        let at = || format!("kernels[{i}]");
+        require(is_identifier(&k.symbol), at, || format!("{:?} is not a C identifier", k.symbol))?;
+        require(symbols.insert(&k.symbol), at, || format!("{} comes twice", k.symbol))?;
+    }
+    Ok(())
+}
+
+fn check_experts(plan: &Plan) -> Result<(), VerifyError> {
+    let mut previous = None;
+    for (i, table) in plan.experts.iter().enumerate() {
+        let at = || format!("experts[{i}]");
+        require(previous < Some(table.layer) && table.layer < plan.model.layers, at, || {
+            format!("layer {} is out of order or range", table.layer)
+        })?;
+        previous = Some(table.layer);
+        let n = table.experts.len();
+        require(table.k > 0 && table.k as usize <= n, at, || {
+            format!("{} of {n} experts per token", table.k)
+        })?;
+        for (e, row) in table.experts.iter().enumerate() {
+            let fits = (row.group as usize) < n && (row.unit as usize) < plan.target.units.len();
+            require(
+                fits,
+                || format!("experts[{i}].experts[{e}]"),
+                || format!("group {} or unit {} is out of range", row.group, row.unit),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+/// Bytes from the start of a matrix of 4-byte elements to the end of its last row.
+fn extent(rows: u32, stride: u32, cols: u32) -> Option<u64> {
+    let before = u64::from(rows.checked_sub(1)?).checked_mul(u64::from(stride))?;
+    before.checked_add(u64::from(cols))?.checked_mul(4)
+}
+
+fn check_entry(plan: &Plan, entry: &Entry, here: &str) -> Result<(), VerifyError> {
+    let tokens = entry.kind.rows() as u32;
+    require(tokens > 0 && entry.out_rows > 0, || here.into(), || "no rows".into())?;
+    require(
+        i32::try_from(tokens).is_ok() && i32::try_from(entry.out_rows).is_ok(),
+        || here.into(),
+        || "rows exceed i32".into(),
+    )?;
+    for (i, b) in entry.buffers.iter().enumerate() {
+        let at = || format!("{here}.buffers[{i}] ({})", b.name);
+        require(b.offset % ALIGN == 0, at, || format!("offset {} is not aligned", b.offset))?;
+        let inside = b.offset.checked_add(b.bytes).is_some_and(|end| end <= plan.arena_bytes);
+        require(inside, at, || format!("exceeds the arena of {} bytes", plan.arena_bytes))?;
+        let needed = extent(b.rows, b.stride, b.stride).filter(|&n| n > 0);
+        require(needed.is_some_and(|n| n <= b.bytes), at, || {
+            format!("{} bytes do not hold {} rows of {}", b.bytes, b.rows, b.stride)
+        })?;
+    }
+    let inputs = [tokens, tokens, tokens, entry.out_rows];
+    require(entry.buffers.len() >= inputs.len(), || here.into(), || "fewer than four buffers".into())?;
+    for (i, (b, rows)) in entry.buffers.iter().zip(inputs).enumerate() {
+        require(
+            b.dtype == DType::I32 && b.rows >= rows && b.stride == 1,
+            || format!("{here}.buffers[{i}]"),
+            || format!("input is not i32[{rows}]"),
+        )?;
+    }
+    let logits = entry.buffers.get(entry.logits as usize);
+    let fits = |b: &Buffer| b.dtype == DType::F32 && b.rows >= entry.out_rows && b.stride >= plan.model.vocab;
+    require(
+        logits.is_some_and(fits),
+        || format!("{here}.logits"),
+        || format!("buffer {} is not f32[{}, {}]", entry.logits, entry.out_rows, plan.model.vocab),
+    )?;
+    for (i, place) in entry.places.iter().enumerate() {
+        if let Some(p) = place {
+            let end = p.column.checked_add(p.cols);
+            let buffer = entry.buffers.get(p.buffer as usize);
+            let inside = buffer.zip(end).is_some_and(|(b, end)| p.cols > 0 && end <= b.stride);
+            require(
+                inside,
+                || format!("{here}.places[{i}]"),
+                || format!("columns {} + {} are not in buffer {}", p.column, p.cols, p.buffer),
+            )?;
+        }
+    }
+    let mut phases = Vec::with_capacity(entry.steps.len());
+    let mut phase = 0_usize;
+    for (i, step) in entry.steps.iter().enumerate() {
+        let at = format!("{here}.steps[{i}]");
+        phase += usize::from(step.barrier);
+        check_step(plan, entry, step, &at)?;
+        for pair in step.deps.windows(2) {
+            require(pair[0] < pair[1], || at.clone(), || "dependencies are not ascending".into())?;
+        }
+        for &d in &step.deps {
+            let earlier = phases.get(d as usize).copied();
+            require(
+                earlier.is_some(),
+                || at.clone(),
+                || format!("depends on step {d}, which is not before it"),
+            )?;
+            require(
+                earlier < Some(phase),
+                || at.clone(),
+                || format!("depends on step {d} with no barrier in between"),
+            )?;
+        }
+        phases.push(phase);
+    }
+    check_overlap(entry, &phases, here)
+}
+
+fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), VerifyError> {
+    let at = || at.to_owned();
+    require((step.unit as usize) < plan.target.units.len(), at, || {
+        format!("unit {} is out of range", step.unit)
+    })?;
+    for (i, arg) in step.args.iter().enumerate() {
+        let exists = match *arg {
+            Arg::Buffer(b, offset) => {
+                entry.buffers.get(b as usize).is_some_and(|b| offset % 4 == 0 && u64::from(offset) < b.bytes)
+            }
+            Arg::Segment(s) => (s as usize) < plan.segments.len(),
+            Arg::State(s) => (s as usize) < plan.states.len(),
+        };
+        require(exists, at, || format!("argument {i} ({arg:?}) is out of range"))?;
+    }
+    match step.grid {
+        Grid::One => {}
+        Grid::Tiles { rows, tiles } => {
+            require(rows > 0 && tiles > 0, at, || "an empty grid".into())?;
+        }
+        Grid::Experts { table, tiles } => {
+            require(tiles > 0, at, || "an empty grid".into())?;
+            let is_table = match step.args.get(table as usize) {
+                Some(&Arg::Buffer(b, _)) => {
+                    entry.buffers.get(b as usize).is_some_and(|b| b.dtype == DType::I32)
+                }
+                _ => false,
+            };
+            require(is_table, at, || format!("argument {table} is no dispatch table"))?;
+        }
+    }
+    match step.code {
+        Code::Kernel(k) => {
+            require((k as usize) < plan.kernels.len(), at, || format!("kernel {k} is out of range"))
+        }
+        Code::Builtin(builtin) => {
+            require(step.grid == Grid::One, at, || "a built-in function has one work item".into())?;
+            let rows = match step.rows {
+                RowSpace::Tokens => entry.kind.rows() as u32,
+                RowSpace::Outputs => entry.out_rows,
+            };
+            let fits = builtin_fits(plan, entry, &step.args, builtin, rows);
+            require(fits, at, || format!("arguments {:?} do not fit {builtin:?}", step.args))
+        }
+    }
+}
+
+/// Whether the arguments of a built-in function are of the kinds and sizes that it takes.
+fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows: u32) -> bool {
+    // Whether an argument is a buffer of this type with room for `[rows, cols]` behind its offset.
+    let holds = |arg: Arg, dtype: DType, cols: Option<u32>| -> bool {
+        let Arg::Buffer(b, offset) = arg else {
+            return false;
+        };
+        let (Some(b), Some(cols)) = (entry.buffers.get(b as usize), cols) else {
+            return false;
+        };
+        let end = extent(rows, b.stride, cols).and_then(|n| n.checked_add(u64::from(offset)));
+        b.dtype == dtype && cols <= b.stride && end.is_some_and(|end| end <= b.bytes)
+    };
+    match builtin {
+        Builtin::RopeAngles { half, long, .. } => {
+            let is_table =
+                |s: &Segment| s.format == Format::F32 && s.layout == Layout::Rows && s.shape == [half];
+            let table = |arg: &Arg| match *arg {
+                Arg::Segment(s) => plan.segments.get(s as usize).is_some_and(is_table),
+                _ => false,
+            };
+            let [pos, tables @ .., out] = args else {
+                return false;
+            };
+            let wanted = if long.is_some() { 2 } else { 1 };
+            tables.len() == wanted
+                && tables.iter().all(table)
+                && holds(*pos, DType::I32, Some(1))
+                && holds(*out, DType::F32, half.checked_mul(2))
+        }
+        Builtin::Dispatch { rows: table_rows, k, experts } => {
+            let [ids, Arg::Buffer(out, offset)] = args else {
+                return false;
+            };
+            let layout =
+                DispatchLayout { rows: table_rows as usize, k: k as usize, experts: experts as usize };
+            let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
+            let end = bytes.and_then(|n| n.checked_add(u64::from(*offset)));
+            let out = entry.buffers.get(*out as usize);
+            k > 0
+                && experts > 0
+                && table_rows >= rows
+                && holds(*ids, DType::I32, Some(k))
+                && out.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
+        }
+    }
+}
+
+/// Sweeps over the phases with the set of live buffers, ordered by offset. What is live never overlaps, so
+/// a new buffer need only be compared with its two neighbours.
+fn check_overlap(entry: &Entry, phases: &[usize], here: &str) -> Result<(), VerifyError> {
+    let end = phases.last().map_or(0, |p| p + 1);
+    let mut lives: Vec<Option<(usize, usize)>> = vec![None; entry.buffers.len()];
+    for life in lives.iter_mut().take(4) {
+        *life = Some((0, 0));
+    }
+    for (step, &phase) in entry.steps.iter().zip(phases) {
+        for arg in &step.args {
+            if let Arg::Buffer(b, _) = *arg
+                && let Some(life) = lives.get_mut(b as usize)
+            {
+                *life = Some((life.map_or(phase, |l| l.0), phase));
+            }
+        }
+    }
+    if let Some(life) = lives.get_mut(entry.logits as usize) {
+        *life = Some((life.map_or(end, |l| l.0), end));
+    }
+    let mut births: Vec<(usize, usize)> = Vec::new();
+    let mut deaths: Vec<(usize, usize)> = Vec::new();
+    for (i, life) in lives.iter().enumerate() {
+        if let Some((first, last)) = life {
+            births.push((*first, i));
+            deaths.push((*last, i));
+        }
+    }
+    births.sort_unstable();
+    deaths.sort_unstable();
+    let mut dead = deaths.into_iter().peekable();
+    let mut live: BTreeMap<u64, usize> = BTreeMap::new();
+    for (phase, i) in births {
+        while let Some((_, d)) = dead.next_if(|&(last, _)| last < phase) {
+            live.remove(&entry.buffers[d].offset);
+        }
+        let new = &entry.buffers[i];
+        // Offsets and sizes are inside the arena by now, so that these sums do not overflow.
+        let before = live.range(..=new.offset).next_back();
+        let after = live.range(new.offset..).next();
+        for &other in [before, after].into_iter().flatten().map(|(_, other)| other) {
+            let old = &entry.buffers[other];
+            let apart = old.offset + old.bytes <= new.offset || new.offset + new.bytes <= old.offset;
+            require(
+                apart,
+                || format!("{here}.buffers[{i}] ({})", new.name),
+                || format!("overlaps buffer {other} ({}) while both are live", old.name),
+            )?;
+        }
+        live.insert(new.offset, i);
+    }
+    Ok(())
+}

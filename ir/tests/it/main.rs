@@ -1,0 +1,12 @@
+//! Tests of the crate from outside, in one binary.
+
+// The lint's exception for tests does not reach their helper functions.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod model;
+mod ops;
+mod plans;
+mod text;
+mod verify;
+mod weights;

@@ -1,0 +1,352 @@
+//! Every operator against numbers worked out by hand or by another formula.
+
+use crate::common::{close, router, tensor};
+use moec_ir::eval::{Arg, Data, EvalError, Tensor, op};
+use moec_ir::op::{AttentionDesc, DispatchLayout, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
+use moec_ir::{Activation, Glu, Op, RopeStyle, RouterDesc};
+
+fn ints(data: &[i32]) -> Tensor {
+    Tensor::i32([data.len()], data.to_vec())
+}
+
+fn run(node: &Op, inputs: &[&Tensor]) -> Vec<Tensor> {
+    op(node, inputs.iter().map(|t| Arg::Tensor(t)).collect()).unwrap()
+}
+
+/// The single f32 result must be `want`.
+fn check(node: &Op, inputs: &[&Tensor], want: &[f32]) {
+    let out = run(node, inputs);
+    assert_eq!(out.len(), 1);
+    close(out[0].as_f32(), want);
+}
+
+#[test]
+fn embedding_and_gathering_pick_rows() {
+    let table = tensor(&[3, 2], &[0., 1., 10., 11., 20., 21.]);
+    check(&Op::Embed, &[&ints(&[2, 0]), &table], &[20., 21., 0., 1.]);
+    check(&Op::GatherRows, &[&table, &ints(&[1, -1])], &[10., 11., 0., 0.]);
+}
+
+#[test]
+fn norms() {
+    let x = tensor(&[1, 4], &[3., 4., 6., 8.]);
+    let w = tensor(&[4], &[1., 2., 3., 4.]);
+    let whole = (125_f32 / 4.).sqrt();
+    let want = [3., 8., 18., 32.].map(|v: f32| v / whole);
+    check(&Op::RmsNorm { eps: 0., groups: 1, weight: true }, &[&x, &w], &want);
+    // Two groups of two, without a weight: means of squares 12.5 and 50.
+    let (a, b) = (12.5_f32.sqrt(), 50_f32.sqrt());
+    check(&Op::RmsNorm { eps: 0., groups: 2, weight: false }, &[&x], &[3. / a, 4. / a, 6. / b, 8. / b]);
+    check(
+        &Op::RmsNorm { eps: 18.75, groups: 1, weight: false },
+        &[&x],
+        &[3., 4., 6., 8.].map(|v| v / 50_f32.sqrt()),
+    );
+    let x = tensor(&[1, 2], &[1., 5.]);
+    let (w, b) = (tensor(&[2], &[2., 3.]), tensor(&[2], &[10., 20.]));
+    check(&Op::LayerNorm { eps: 0. }, &[&x, &w, &b], &[8., 23.]);
+}
+
+#[test]
+fn matrices() {
+    let x = tensor(&[2, 2], &[1., 2., 3., 4.]);
+    let w = tensor(&[4, 2], &[1., 0., 0., 1., 1., 1., 1., -1.]);
+    check(&Op::Linear { bias: false }, &[&x, &w], &[1., 2., 3., -1., 3., 4., 7., -1.]);
+    let bias = tensor(&[4], &[10., 20., 30., 40.]);
+    check(&Op::Linear { bias: true }, &[&x, &w, &bias], &[11., 22., 33., 39., 13., 24., 37., 39.]);
+    // Gates are rows 0 and 1, ups rows 2 and 3.
+    let relu = Op::LinearGlu { glu: Glu::Gated(Activation::Relu), bias: false };
+    check(&relu, &[&x, &w], &[3., -2., 21., -4.]);
+    let drelu = Op::LinearGlu { glu: Glu::DRelu, bias: true };
+    check(&drelu, &[&x, &w, &bias], &[11. * 33., 22. * 39., 13. * 37., 24. * 39.]);
+    // Two heads of two channels each, with matrices [1, 2].
+    let x = tensor(&[1, 4], &[1., 2., 3., 4.]);
+    let w = tensor(&[2, 1, 2], &[1., 10., 100., 1000.]);
+    check(&Op::HeadLinear { heads: 2 }, &[&x, &w], &[21., 4300.]);
+}
+
+#[test]
+fn element_by_element() {
+    let a = tensor(&[2, 2], &[1., -2., 3., -4.]);
+    let b = tensor(&[2, 2], &[10., 20., 30., 40.]);
+    check(&Op::Add, &[&a, &b], &[11., 18., 33., 36.]);
+    check(&Op::Mul, &[&a, &b], &[10., -40., 90., -160.]);
+    check(&Op::Mul, &[&a, &tensor(&[2, 1], &[2., 3.])], &[2., -4., 9., -12.]);
+    check(&Op::Scale { factor: 0.5 }, &[&a], &[0.5, -1., 1.5, -2.]);
+    check(&Op::ScaleCols, &[&a, &tensor(&[2], &[2., 3.])], &[2., -6., 6., -12.]);
+    check(&Op::Clamp { lo: -3., hi: 2. }, &[&a], &[1., -2., 2., -3.]);
+    check(&Op::Glu(Glu::DRelu), &[&a, &b], &[10., 0., 90., 0.]);
+    let clamped = Op::Glu(Glu::Clamped { alpha: 1.702, limit: 7. });
+    let sigmoid = |x: f32| 1. / (1. + (-x).exp());
+    let (g, u) = (tensor(&[1, 2], &[9., -8.]), tensor(&[1, 2], &[-9., 0.5]));
+    check(&clamped, &[&g, &u], &[-6. * 7. * sigmoid(1.702 * 7.), 1.5 * -8. * sigmoid(1.702 * -8.)]);
+    check(&Op::Softmax, &[&tensor(&[1, 2], &[1000., 1000. + 3_f32.ln()])], &[0.25, 0.75]);
+}
+
+#[test]
+fn activations() {
+    let x = tensor(&[1, 4], &[-1., 0., 1., 3.]);
+    let case = |act, want: [f32; 4]| check(&Op::Act(act), &[&x], &want);
+    case(Activation::Relu, [0., 0., 1., 3.]);
+    case(Activation::Sigmoid, [0.268_941_43, 0.5, 0.731_058_6, 0.952_574_13]);
+    case(Activation::Silu, [-0.268_941_43, 0., 0.731_058_6, 2.857_722_3]);
+    case(Activation::Gelu, [-0.158_655_25, 0., 0.841_344_8, 2.995_950_3]);
+    case(Activation::GeluTanh, [-0.158_808_01, 0., 0.841_192, 2.996_362_7]);
+    // Far out, where the error function is by its other formula.
+    check(&Op::Act(Activation::Gelu), &[&tensor(&[1, 2], &[-4., 6.])], &[-0.000_126_685, 6.]);
+}
+
+#[test]
+fn joining_and_cutting_head_by_head() {
+    let a = tensor(&[1, 4], &[1., 2., 3., 4.]);
+    let b = tensor(&[1, 2], &[10., 20.]);
+    check(&Op::Concat { heads: 1 }, &[&a, &b], &[1., 2., 3., 4., 10., 20.]);
+    check(&Op::Concat { heads: 2 }, &[&a, &b, &b], &[1., 2., 10., 10., 3., 4., 20., 20.]);
+    check(&Op::Slice { heads: 1, start: 1, len: 2 }, &[&a], &[2., 3.]);
+    check(&Op::Slice { heads: 2, start: 1, len: 1 }, &[&a], &[2., 4.]);
+}
+
+#[test]
+fn rotary_embedding() {
+    let pos = ints(&[0, 2]);
+    let freq = tensor(&[1], &[0.25]);
+    let (c, s) = (0.5_f32.cos(), 0.5_f32.sin());
+    let plain = Op::RopeAngles { scale: 2., switch: None };
+    check(&plain, &[&pos, &freq], &[2., 0., 2. * c, 2. * s]);
+    // Position 2 is the third token: past a switch after two, not after three.
+    let long = tensor(&[1], &[0.5]);
+    let switch = |after| Op::RopeAngles { scale: 1., switch: Some(LongSwitch { after, long_scale: 3. }) };
+    check(&switch(2), &[&pos, &freq, &long], &[1., 0., 3. * 1_f32.cos(), 3. * 1_f32.sin()]);
+    check(&switch(3), &[&pos, &freq, &long], &[1., 0., c, s]);
+    // Quarter turns by 90° and 180° of the last four of five channels; cos 0, −1 and sin 1, 0.
+    let x = tensor(&[1, 5], &[9., 1., 2., 3., 4.]);
+    let angles = tensor(&[1, 4], &[0., -1., 1., 0.]);
+    let rope = |style| Op::Rope { heads: 1, offset: 1, style };
+    check(&rope(RopeStyle::Half), &[&x, &angles], &[9., -3., -2., 1., -4.]);
+    check(&rope(RopeStyle::Interleaved), &[&x, &angles], &[9., -2., 1., -3., -4.]);
+    let x = tensor(&[1, 4], &[1., 2., 3., 4.]);
+    let quarter = tensor(&[1, 2], &[0., 1.]);
+    check(&Op::Rope { heads: 2, offset: 0, style: RopeStyle::Half }, &[&x, &quarter], &[-2., 1., -4., 3.]);
+}
+
+#[test]
+fn cache_writes_skip_padding() {
+    let mut state = tensor(&[2, 2, 2, 1], &[0.; 8]);
+    let x = tensor(&[3, 2], &[1., 2., 3., 4., 5., 6.]);
+    let (pos, slot) = (ints(&[0, -1, 1]), ints(&[1, 0, 0]));
+    let out = op(
+        &Op::CacheWrite,
+        vec![Arg::State(&mut state), Arg::Tensor(&x), Arg::Tensor(&pos), Arg::Tensor(&slot)],
+    );
+    assert_eq!(out.unwrap(), []);
+    // [slot, head, position]
+    assert_eq!(state.as_f32(), [0., 5., 0., 6., 1., 0., 2., 0.]);
+}
+
+fn attention() -> AttentionDesc {
+    AttentionDesc {
+        heads: 2,
+        kv_heads: 1,
+        qk_dim: 1,
+        v_dim: 1,
+        scale: 1.,
+        window: None,
+        sinks: false,
+        v_from_k: false,
+    }
+}
+
+#[test]
+fn attention_weighs_the_past() {
+    let ln = |x: f32| x.ln();
+    let k = tensor(&[1, 1, 4, 1], &[ln(1.), ln(2.), ln(5.), 100.]);
+    let v = tensor(&[1, 1, 4, 1], &[1., 10., 100., 1e9]);
+    // Both query heads share the key head; the second ignores the keys.
+    let q = tensor(&[2, 2], &[1., 0., 1., 1.]);
+    let (pos, slot) = (ints(&[2, -1]), ints(&[0, 0]));
+    let d = attention();
+    check(&Op::Attention(d.clone()), &[&q, &k, &v, &pos, &slot], &[521. / 8., 111. / 3., 0., 0.]);
+    let window = AttentionDesc { window: Some(2), ..d.clone() };
+    check(&Op::Attention(window), &[&q, &k, &v, &pos, &slot], &[520. / 7., 55., 0., 0.]);
+    let sinks = AttentionDesc { sinks: true, ..d.clone() };
+    let sink = tensor(&[2], &[ln(2.), ln(97.)]);
+    check(&Op::Attention(sinks), &[&q, &k, &v, &pos, &slot, &sink], &[52.1, 1.11, 0., 0.]);
+    let shared = AttentionDesc { v_from_k: true, ..d };
+    let want = (2. * ln(2.) + 5. * ln(5.)) / 8.;
+    check(&Op::Attention(shared), &[&q, &k, &pos, &slot], &[want, (ln(2.) + ln(5.)) / 3., 0., 0.]);
+}
+
+/// Experts and weights of one row of logits.
+fn route(d: RouterDesc, z: &[f32], bias: Option<&[f32]>) -> (Vec<i32>, Vec<f32>) {
+    let d = RouterDesc { experts: z.len(), select_bias: bias.is_some(), ..d };
+    let z = tensor(&[1, z.len()], z);
+    let bias = bias.map(|b| tensor(&[b.len()], b));
+    let inputs: Vec<_> = [Some(&z), bias.as_ref()].into_iter().flatten().collect();
+    let out = run(&Op::Router(d), &inputs);
+    (out[0].as_i32().to_vec(), out[1].as_f32().to_vec())
+}
+
+#[test]
+fn routing_by_softmax() {
+    let z = [1_f32, 4., 2., 1.].map(f32::ln);
+    let plain = RouterDesc { renorm: Renorm::None, ..router(4, 2) };
+    let (ids, w) = route(plain.clone(), &z, None);
+    assert_eq!(ids, [1, 2]);
+    close(&w, &[0.5, 0.25]);
+    let (_, w) = route(RouterDesc { scale: 3., ..router(4, 2) }, &z, None);
+    close(&w, &[2., 1.]);
+    let (_, w) = route(RouterDesc { renorm: Renorm::Clamp { min: 1.5 }, ..router(4, 2) }, &z, None);
+    close(&w, &[1. / 3., 1. / 6.]);
+    let (_, w) = route(
+        RouterDesc { weight_from: WeightFrom::SoftmaxTopk, score: Score::Identity, ..plain.clone() },
+        &z,
+        None,
+    );
+    close(&w, &[2. / 3., 1. / 3.]);
+    // Ties: the lowest index wins.
+    let (ids, _) = route(RouterDesc { k: 3, ..plain }, &[1., 2., 1., 2.], None);
+    assert_eq!(ids, [1, 3, 0]);
+}
+
+#[test]
+fn routing_by_sigmoid_chooses_with_the_bias_and_weighs_without() {
+    let d = RouterDesc { score: Score::Sigmoid, renorm: Renorm::Sum { eps: 1. }, ..router(4, 2) };
+    let z = [0., 3_f32.ln(), 0., 9_f32.ln()];
+    let (ids, w) = route(d.clone(), &z, Some(&[0.6, 0., 0., 0.]));
+    assert_eq!(ids, [0, 3]);
+    close(&w, &[0.5 / 2.4, 0.9 / 2.4]);
+    let topk = RouterDesc {
+        weight_from: WeightFrom::SigmoidTopk,
+        score: Score::Identity,
+        renorm: Renorm::None,
+        ..d
+    };
+    let (ids, w) = route(topk, &z, None);
+    assert_eq!(ids, [3, 1]);
+    close(&w, &[0.9, 0.75]);
+}
+
+#[test]
+fn routing_within_groups() {
+    let d = |score, keep, mask_neg_inf, k| RouterDesc {
+        score: Score::Identity,
+        renorm: Renorm::None,
+        groups: Some(Groups { n: 2, keep, score, mask_neg_inf }),
+        ..router(4, k)
+    };
+    // Group 0 has the largest expert, group 1 the largest pair.
+    let z = [5., 0., 3., 4.];
+    assert_eq!(route(d(GroupScore::Max, 1, true, 2), &z, None).0, [0, 1]);
+    assert_eq!(route(d(GroupScore::Top2Sum, 1, true, 2), &z, None).0, [3, 2]);
+    assert_eq!(route(d(GroupScore::Max, 2, true, 2), &z, None).0, [0, 3]);
+    // With the mask 0, a dropped expert beats a negative one.
+    let z = [5., -1., 3., 4.];
+    assert_eq!(route(d(GroupScore::Max, 1, true, 2), &z, None).0, [0, 1]);
+    assert_eq!(route(d(GroupScore::Max, 1, false, 2), &z, None).0, [0, 2]);
+}
+
+/// SparseMixer as Phi-MoE's code writes it down, over dense masks.
+fn sparse_mixer(z: &[f32], eps: f32) -> ([usize; 2], [f32; 2]) {
+    let argmax = |x: &[f32]| (0..x.len()).rev().max_by(|&i, &j| x[i].total_cmp(&x[j])).unwrap();
+    let weight = |x: &[f32]| {
+        let i = argmax(x);
+        let masked: Vec<f32> = x
+            .iter()
+            .zip(z)
+            .map(|(&xj, &zj)| {
+                let far = (x[i] - zj) / zj.abs().max(x[i]) > 2. * eps;
+                if far { f32::NEG_INFINITY } else { xj }
+            })
+            .collect();
+        let sum: f32 = masked.iter().map(|m| (m - x[i]).exp()).sum();
+        (i, 1. / sum)
+    };
+    let (i, wi) = weight(z);
+    let mut rest = z.to_vec();
+    rest[i] = f32::NEG_INFINITY;
+    let (j, wj) = weight(&rest);
+    ([i, j], [wi, wj])
+}
+
+#[test]
+fn sparse_mixer_is_that_of_phi_moe() {
+    let d = |eps| RouterDesc {
+        score: Score::Identity,
+        weight_from: WeightFrom::SparseMixer { eps },
+        renorm: Renorm::None,
+        ..router(5, 2)
+    };
+    for (z, eps) in [
+        ([1., 2., 3., 2.99, 0.], 0.01),
+        ([1., 2., 3., 2.99, 2.98], 0.01),
+        ([-3., -2.99, -1., -1.01, -5.], 0.01),
+        ([0.; 5], 0.1),
+        ([4., 1., 3.9, 3.8, 3.85], 0.05),
+    ] {
+        let (ids, w) = route(d(eps), &z, None);
+        let (want_ids, want) = sparse_mixer(&z, eps);
+        assert_eq!(ids, want_ids.map(|i| i as i32), "{z:?}");
+        close(&w, &want);
+    }
+    // Two near ties share the first weight; the second expert is alone once the first is gone.
+    let (_, w) = route(d(0.01), &[1., 2., 3., 3., 0.], None);
+    close(&w, &[0.5, 1.]);
+}
+
+#[test]
+fn experts_run_busiest_first() {
+    // Rows choose (2, 1), (1, 0), (1, 2) of four experts.
+    let ids = Tensor::i32([3, 2], vec![2, 1, 1, 0, 1, 2]);
+    let table = run(&Op::Dispatch { experts: 4 }, &[&ids]).remove(0);
+    let l = DispatchLayout { rows: 3, k: 2, experts: 4 };
+    let t = table.as_i32();
+    assert_eq!(t.len(), l.words());
+    assert_eq!(t[..2], [3, 6]);
+    assert_eq!(t[l.expert()..][..3], [1, 2, 0]);
+    assert_eq!(t[l.start()..][..4], [0, 3, 5, 6]);
+    assert_eq!(t[l.token()..][..6], [0, 1, 2, 0, 2, 1]);
+    assert_eq!(t[l.slot()..][..6], [3, 0, 1, 5, 2, 4]);
+
+    // Expert e multiplies the gate by 1 and the up by e + 1, so that relu(x)·(e+1)·x comes out, times 10.
+    let x = tensor(&[3, 1], &[1., 2., 3.]);
+    let gate_up = tensor(&[4, 2, 1], &[1., 1., 1., 2., 1., 3., 1., 4.]);
+    let down = tensor(&[4, 1, 1], &[10.; 4]);
+    let ffn = |bias| Op::ExpertFfn { glu: Glu::Gated(Activation::Relu), bias };
+    let y = run(&ffn(false), &[&x, &table, &gate_up, &down]).remove(0);
+    close(y.as_f32(), &[20., 80., 180., 30., 270., 40.]);
+    let weights = tensor(&[3, 2], &[1., 2., 3., 4., 5., 6.]);
+    check(&Op::Combine, &[&y, &table, &weights], &[70., 400., 2520.]);
+
+    let gate_up_bias = tensor(&[4, 2], &[0., 1., 0., 1., 0., 1., 0., 1.]);
+    let down_bias = tensor(&[4, 1], &[0.5; 4]);
+    let y = run(&ffn(true), &[&x, &table, &gate_up, &down, &gate_up_bias, &down_bias]).remove(0);
+    close(y.as_f32(), &[30.5, 100.5, 210.5, 40.5, 300.5, 60.5]);
+
+    // A table that counts two rows: the third is padding.
+    let mut short = table.clone();
+    if let Data::I32(t) = &mut short.data {
+        t[1] = 4;
+    }
+    let y = tensor(&[6, 1], &[20., 80., 180., 30., 270., 40.]);
+    check(&Op::Combine, &[&y, &short, &weights], &[70., 400., 0.]);
+}
+
+#[test]
+fn faults_are_errors() {
+    let x = tensor(&[1, 2], &[1., 2.]);
+    let ids = Tensor::i32([1, 1], vec![4]);
+    let fault = |node: &Op, inputs: &[&Tensor]| {
+        op(node, inputs.iter().map(|t| Arg::Tensor(t)).collect()).unwrap_err()
+    };
+    assert!(matches!(fault(&Op::Add, &[&x]), EvalError::Type(_)));
+    assert!(matches!(fault(&Op::Dispatch { experts: 4 }, &[&ids]), EvalError::Value { .. }));
+    let torn = Tensor { data: Data::F32(vec![0.]), ..x.clone() };
+    assert!(matches!(fault(&Op::Softmax, &[&torn]), EvalError::Value { .. }));
+    // A dispatch table full of nonsense.
+    let table = Tensor::i32([4 + 2 + 3 + 2], vec![99; 11]);
+    let (gate_up, down) = (tensor(&[2, 2, 2], &[0.; 8]), tensor(&[2, 2, 1], &[0.; 4]));
+    let ffn = Op::ExpertFfn { glu: Glu::DRelu, bias: false };
+    assert!(matches!(fault(&ffn, &[&x, &table, &gate_up, &down]), EvalError::Value { .. }));
+    let (y, w) = (tensor(&[1, 2], &[0.; 2]), tensor(&[1, 1], &[1.]));
+    assert!(matches!(fault(&Op::Combine, &[&y, &table, &w]), EvalError::Value { .. }));
+}

@@ -1,0 +1,113 @@
+//! A small plan, shared by the tests of the verifier and of the text form.
+
+use moec_ir::plan::*;
+use moec_ir::{DType, EntryKind, Format};
+
+fn buffer(name: &str, offset: u64, dtype: DType, rows: u32, stride: u32) -> Buffer {
+    Buffer {
+        name: name.into(),
+        offset,
+        bytes: u64::from(rows * stride * 4).next_multiple_of(64),
+        dtype,
+        rows,
+        stride,
+    }
+}
+
+fn step(code: Code, args: Vec<Arg>, deps: &[u32], node: u32) -> Step {
+    let grid = match code {
+        Code::Kernel(_) => Grid::Tiles { rows: 4, tiles: 1 },
+        Code::Builtin(_) => Grid::One,
+    };
+    Step { unit: 0, code, args, rows: RowSpace::Tokens, grid, barrier: true, deps: deps.to_vec(), node }
+}
+
+/// Angles, then a matrix, then a dispatch table, then logits in the place of the angles.
+pub(crate) fn plan() -> Plan {
+    let (i, f) = (DType::I32, DType::F32);
+    let buffers = vec![
+        buffer("%0", 0, i, 4, 1),
+        buffer("%1", 64, i, 4, 1),
+        buffer("%2", 128, i, 4, 1),
+        buffer("%3", 192, i, 2, 1),
+        buffer("%4", 256, f, 4, 8),
+        buffer("%5", 384, f, 4, 8),
+        buffer("%6", 512, i, 27, 1),
+        buffer("%7", 256, f, 2, 10),
+    ];
+    let b = |b| Arg::Buffer(b, 0);
+    let rope = Code::Builtin(Builtin::RopeAngles { half: 4, scale: 1_f32.to_bits(), long: None });
+    let dispatch = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7 });
+    let last = Step {
+        rows: RowSpace::Outputs,
+        grid: Grid::Experts { table: 1, tiles: 2 },
+        ..step(Code::Kernel(1), vec![Arg::Buffer(5, 16), b(6), Arg::State(0), b(7)], &[0, 1, 2], 3)
+    };
+    let entry = Entry {
+        kind: EntryKind::Prefill(4),
+        out_rows: 2,
+        buffers,
+        logits: 7,
+        places: vec![
+            Some(Place { buffer: 0, column: 0, cols: 1 }),
+            None,
+            Some(Place { buffer: 5, column: 4, cols: 4 }),
+        ],
+        steps: vec![
+            step(rope, vec![b(1), Arg::Segment(0), b(4)], &[], 0),
+            step(Code::Kernel(0), vec![b(4), Arg::Segment(1), b(5)], &[0], 1),
+            step(dispatch, vec![b(0), b(6)], &[], 2),
+            last,
+        ],
+    };
+    let segment = |name: &str, offset, bytes, shape: &[u32], format, layout| Segment {
+        name: name.into(),
+        file: 0,
+        offset,
+        bytes,
+        shape: shape.into(),
+        format,
+        layout,
+    };
+    Plan {
+        version: PLAN_VERSION,
+        model: ModelInfo {
+            family: "test".into(),
+            vocab: 10,
+            hidden: 8,
+            layers: 2,
+            max_context: 16,
+            slots: 2,
+            bos: Some(1),
+            eos: vec![2, 3],
+            parameters: 1 << 40,
+            active_parameters: 7,
+        },
+        target: TargetInfo {
+            name: "native \"x\"\n; no comment".into(),
+            triple: "x86_64-unknown-linux-gnu".into(),
+            cpu: "znver4".into(),
+            features: vec!["avx2".into(), "fma".into()],
+            units: vec!["cpu".into()],
+        },
+        arena_bytes: 640,
+        scratch_bytes: 100,
+        files: vec![FileRef { path: "weights/a.bin".into(), bytes: 4096, sha256: [0xa5; 32] }],
+        segments: vec![
+            segment("freqs", 0, 16, &[4], Format::F32, Layout::Rows),
+            segment("w", 64, 2 * 16 * 8 * 2, &[2, 10, 8], Format::Bf16, Layout::Panels { nr: 8 }),
+            segment("g", 640, 2 * 8 * 4 * 2, &[12, 4], Format::F16, Layout::GluPanels { nr: 8 }),
+        ],
+        states: vec![StateBuf { name: "layers.0.k".into(), shape: [2, 1, 16, 4] }],
+        kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
+        entries: vec![entry],
+        experts: vec![ExpertTable {
+            layer: 1,
+            k: 1,
+            experts: vec![
+                ExpertRow { capacity: 0, group: 1, unit: 0 },
+                ExpertRow { capacity: 16, group: 0, unit: 0 },
+            ],
+        }],
+    }
+}

@@ -1,0 +1,444 @@
+//! The text forms: printed, parsed back, equal; and no text makes the parser panic.
+
+use crate::common::{leaf, model, router, weight};
+use crate::plans::plan;
+use moec_ir::eval::{self, Tensor};
+use moec_ir::op::{AttentionDesc, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
+use moec_ir::plan::*;
+use moec_ir::text::{parse_expr, parse_module, parse_plan};
+use moec_ir::{
+    Activation, DType, EntryKind, Format, Glu, Graph, Module, Node, Op, Operand, RopeStyle, RouterDesc,
+    StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightId,
+};
+use proptest::prelude::*;
+
+#[test]
+fn the_form_is_readable() {
+    insta::assert_snapshot!("module", model());
+    insta::assert_snapshot!("plan", plan());
+}
+
+#[test]
+fn examples_round_trip() {
+    let m = model();
+    assert_eq!(parse_module(&m.to_string()).unwrap(), m);
+    let p = plan();
+    assert_eq!(parse_plan(&p.to_string()).unwrap(), p);
+}
+
+#[test]
+fn errors_have_a_place() {
+    let error = |text: &str| parse_module(text).unwrap_err().to_string();
+    assert_eq!(error("weight @a: f31[2]"), "1:12: expected a number format, found `f31`");
+    assert_eq!(error("; é\n  entri"), "2:3: expected `weight`, `state` or `entry`, found `entri`");
+    assert_eq!(error("weight @a"), "1:10: expected `:`, found the end of the text");
+    assert_eq!(error("state $\"a\\q\""), "1:11: expected one of \\n \\t \\\" \\\\ \\u{…}");
+    let entry =
+        "state $s: f32[1]\nentry decode[1] -> %4 {\n inputs %0: i32[1], %1: i32[1], %2: i32[1], %3: i32[1]\n";
+    let error = |line: &str| error(&format!("{entry}{line}\n}}"));
+    assert_eq!(error("%4: f32[1] = add @x"), "4:18: no weight \"x\" is declared above");
+    assert_eq!(error("%4: f32[1] = sub %0"), "4:14: expected an operator, found `sub`");
+    assert_eq!(error("%4: f32[1] = add %0 {x = 1}"), "4:22: `x` is unknown or comes twice");
+    assert_eq!(error("%4: f32[1] = scale %0 {factor = nan}"), "4:24: expected a number for `factor`");
+    assert_eq!(error("%4: f32[1] = scale %0"), "5:1: expected the attribute `factor`");
+    assert_eq!(error("%400: f32[1] = add %0"), "4:1: %400 leaves a gap in the numbers of the values");
+    assert_eq!(error("%3: f32[1] = add %0"), "4:1: %3 is defined twice");
+}
+
+#[test]
+fn deep_nesting_is_an_error() {
+    let deep = "transpose(".repeat(100_000);
+    assert!(parse_expr(&deep).unwrap_err().message.contains("deeply"));
+    let entry = "entry decode[1] -> %4 { inputs %0: i32[1], %1: i32[1], %2: i32[1], %3: i32[1] %4: f32[1] = add %0 {a = ";
+    for nest in ["[", "b(a = "] {
+        let text = format!("{entry}{}", nest.repeat(100_000));
+        assert!(parse_module(&text).unwrap_err().message.contains("deeply"));
+    }
+}
+
+fn list<S: Strategy>(of: S, n: std::ops::Range<usize>) -> impl Strategy<Value = Vec<S::Value>> {
+    prop::collection::vec(of, n)
+}
+
+fn float() -> impl Strategy<Value = f32> {
+    prop::num::f32::ANY.prop_filter("NaN has no text", |x| !x.is_nan())
+}
+
+fn small() -> impl Strategy<Value = usize> {
+    prop_oneof![0..100_usize, any::<usize>()]
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof!["[a-z_][a-z0-9_.]{0,8}", "\\PC{0,6}", any::<String>()]
+}
+
+fn activation() -> impl Strategy<Value = Activation> {
+    prop::sample::select(Activation::ALL.to_vec())
+}
+
+fn glu() -> impl Strategy<Value = Glu> {
+    prop_oneof![
+        activation().prop_map(Glu::Gated),
+        Just(Glu::DRelu),
+        (float(), float()).prop_map(|(alpha, limit)| Glu::Clamped { alpha, limit }),
+    ]
+}
+
+fn router_desc() -> impl Strategy<Value = RouterDesc> {
+    let groups = (small(), small(), any::<[bool; 2]>()).prop_map(|(n, keep, [max, mask_neg_inf])| Groups {
+        n,
+        keep,
+        score: if max { GroupScore::Max } else { GroupScore::Top2Sum },
+        mask_neg_inf,
+    });
+    let score = prop::sample::select(vec![Score::Softmax, Score::Sigmoid, Score::Identity]);
+    let from = prop_oneof![
+        Just(WeightFrom::Score),
+        Just(WeightFrom::SoftmaxTopk),
+        Just(WeightFrom::SigmoidTopk),
+        float().prop_map(|eps| WeightFrom::SparseMixer { eps }),
+    ];
+    let renorm = prop_oneof![
+        Just(Renorm::None),
+        float().prop_map(|eps| Renorm::Sum { eps }),
+        float().prop_map(|min| Renorm::Clamp { min }),
+    ];
+    (small(), score, any::<bool>(), prop::option::of(groups), from, renorm, float()).prop_map(
+        |(k, score, select_bias, groups, weight_from, renorm, scale)| RouterDesc {
+            score,
+            select_bias,
+            groups,
+            weight_from,
+            renorm,
+            scale,
+            ..router(8, k)
+        },
+    )
+}
+
+fn attention() -> impl Strategy<Value = AttentionDesc> {
+    (small(), small(), small(), small(), float(), prop::option::of(small()), any::<[bool; 2]>()).prop_map(
+        |(heads, kv_heads, qk_dim, v_dim, scale, window, [sinks, v_from_k])| AttentionDesc {
+            heads,
+            kv_heads,
+            qk_dim,
+            v_dim,
+            scale,
+            window,
+            sinks,
+            v_from_k,
+        },
+    )
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let plain = vec![
+        Op::Embed,
+        Op::CacheWrite,
+        Op::Combine,
+        Op::Add,
+        Op::Mul,
+        Op::ScaleCols,
+        Op::Softmax,
+        Op::GatherRows,
+    ];
+    let switch = (small(), float()).prop_map(|(after, long_scale)| LongSwitch { after, long_scale });
+    let style = prop::sample::select(vec![RopeStyle::Half, RopeStyle::Interleaved]);
+    prop_oneof![
+        prop::sample::select(plain),
+        activation().prop_map(Op::Act),
+        glu().prop_map(Op::Glu),
+        (float(), small(), any::<bool>()).prop_map(|(eps, groups, weight)| Op::RmsNorm {
+            eps,
+            groups,
+            weight
+        }),
+        float().prop_map(|eps| Op::LayerNorm { eps }),
+        any::<bool>().prop_map(|bias| Op::Linear { bias }),
+        (glu(), any::<bool>()).prop_map(|(glu, bias)| Op::LinearGlu { glu, bias }),
+        (glu(), any::<bool>()).prop_map(|(glu, bias)| Op::ExpertFfn { glu, bias }),
+        small().prop_map(|heads| Op::HeadLinear { heads }),
+        small().prop_map(|heads| Op::Concat { heads }),
+        small().prop_map(|experts| Op::Dispatch { experts }),
+        (small(), small(), small()).prop_map(|(heads, start, len)| Op::Slice { heads, start, len }),
+        (float(), prop::option::of(switch)).prop_map(|(scale, switch)| Op::RopeAngles { scale, switch }),
+        (small(), small(), style).prop_map(|(heads, offset, style)| Op::Rope { heads, offset, style }),
+        attention().prop_map(Op::Attention),
+        router_desc().prop_map(Op::Router),
+        float().prop_map(|factor| Op::Scale { factor }),
+        (float(), float()).prop_map(|(lo, hi)| Op::Clamp { lo, hi }),
+    ]
+}
+
+fn ty() -> impl Strategy<Value = Type> {
+    (any::<bool>(), prop::collection::vec(small(), 0..4))
+        .prop_map(|(f, shape)| Type { dtype: if f { DType::F32 } else { DType::I32 }, shape })
+}
+
+fn kind() -> impl Strategy<Value = EntryKind> {
+    (any::<bool>(), any::<u32>())
+        .prop_map(|(p, n)| if p { EntryKind::Prefill(n) } else { EntryKind::Decode(n) })
+}
+
+/// A graph that refers to the given numbers of weights and states. Only the numbering of values and the
+/// declared names need to be right for the text.
+fn graph(weights: u32, states: u32) -> impl Strategy<Value = Graph> {
+    let operand = prop_oneof![
+        3 => (0..50_u32).prop_map(|v| Operand::Value(ValueId(v))),
+        1 => (0..weights).prop_map(|w| Operand::Weight(WeightId(w))),
+        1 => (0..states).prop_map(|s| Operand::State(StateId(s))),
+    ];
+    let node = (op(), prop::collection::vec(operand, 1..4), prop::collection::vec(ty(), 1..3), text());
+    (kind(), any::<u32>(), prop::collection::vec(ty(), 4), prop::collection::vec(node, 0..8)).prop_map(
+        |(kind, output, mut values, list)| {
+            let mut nodes = Vec::new();
+            for (op, inputs, results, scope) in list {
+                let outputs =
+                    (values.len()..values.len() + results.len()).map(|v| ValueId(v as u32)).collect();
+                values.extend(results);
+                nodes.push(Node { op, inputs, outputs, scope });
+            }
+            Graph { kind, values, nodes, output: ValueId(output) }
+        },
+    )
+}
+
+fn module() -> impl Strategy<Value = Module> {
+    let names = |n| prop::collection::hash_set(text(), n);
+    let class = prop::sample::select(WeightClass::ALL.to_vec());
+    let format = prop::sample::select(Format::ALL.to_vec());
+    let weights = names(1..4).prop_flat_map(move |names| {
+        let n = names.len();
+        let rest = prop::collection::vec(
+            (class.clone(), format.clone(), prop::collection::vec(small(), 0..4), text()),
+            n,
+        );
+        (Just(names), rest)
+    });
+    let states = (names(1..4), prop::collection::vec(ty(), 4));
+    (weights, states).prop_flat_map(|((names, rest), (states, types))| {
+        let weights: Vec<Weight> = names
+            .into_iter()
+            .zip(rest)
+            .map(|(name, (class, format, shape, tensor))| Weight {
+                name,
+                shape,
+                class,
+                format,
+                expr: leaf(&tensor, &[2, 3]),
+            })
+            .collect();
+        let states: Vec<StateDecl> =
+            states.into_iter().zip(types).map(|(name, ty)| StateDecl { name, ty }).collect();
+        let graphs = prop::collection::vec(graph(weights.len() as u32, states.len() as u32), 0..3);
+        graphs.prop_map(move |entries| Module { weights: weights.clone(), states: states.clone(), entries })
+    })
+}
+
+fn layout() -> impl Strategy<Value = Layout> {
+    (0..3, any::<u32>()).prop_map(|(which, nr)| match which {
+        0 => Layout::Rows,
+        1 => Layout::Panels { nr },
+        _ => Layout::GluPanels { nr },
+    })
+}
+
+fn code() -> impl Strategy<Value = Code> {
+    prop_oneof![
+        any::<u32>().prop_map(Code::Kernel),
+        any::<(u32, u32, Option<(u32, u32)>)>()
+            .prop_map(|(half, scale, long)| Code::Builtin(Builtin::RopeAngles { half, scale, long })),
+        any::<[u32; 3]>().prop_map(|[rows, k, experts]| Code::Builtin(Builtin::Dispatch {
+            rows,
+            k,
+            experts
+        })),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let arg = prop_oneof![
+        any::<(u32, u32)>().prop_map(|(b, o)| Arg::Buffer(b, o)),
+        any::<u32>().prop_map(|b| Arg::Buffer(b, 0)),
+        any::<u32>().prop_map(Arg::Segment),
+        any::<u32>().prop_map(Arg::State),
+    ];
+    let grid = prop_oneof![
+        Just(Grid::One),
+        any::<(u32, u32)>().prop_map(|(rows, tiles)| Grid::Tiles { rows, tiles }),
+        any::<(u32, u32)>().prop_map(|(table, tiles)| Grid::Experts { table, tiles }),
+    ];
+    let deps = prop::collection::vec(any::<u32>(), 0..4);
+    (code(), prop::collection::vec(arg, 0..4), grid, deps, any::<(u32, bool, bool, u32)>()).prop_map(
+        |(code, args, grid, deps, (unit, outputs, barrier, node))| Step {
+            unit,
+            code,
+            args,
+            rows: if outputs { RowSpace::Outputs } else { RowSpace::Tokens },
+            grid,
+            barrier,
+            deps,
+            node,
+        },
+    )
+}
+
+fn entry() -> impl Strategy<Value = Entry> {
+    let buffer =
+        (text(), any::<(u64, u64, bool, u32, u32)>()).prop_map(|(name, (offset, bytes, f, rows, stride))| {
+            Buffer { name, offset, bytes, dtype: if f { DType::F32 } else { DType::I32 }, rows, stride }
+        });
+    let place =
+        prop::option::of(any::<[u32; 3]>().prop_map(|[buffer, column, cols]| Place { buffer, column, cols }));
+    (kind(), any::<(u32, u32)>(), list(buffer, 0..4), list(place, 0..4), list(step(), 0..4)).prop_map(
+        |(kind, (out_rows, logits), buffers, places, steps)| Entry {
+            kind,
+            out_rows,
+            buffers,
+            logits,
+            places,
+            steps,
+        },
+    )
+}
+
+fn random_plan() -> impl Strategy<Value = Plan> {
+    let segment = (text(), any::<(u32, u64, u64)>(), list(any::<u32>(), 0..4), layout()).prop_map(
+        |(name, (file, offset, bytes), shape, layout)| Segment {
+            name,
+            file,
+            offset,
+            bytes,
+            shape,
+            format: Format::F16,
+            layout,
+        },
+    );
+    let file = (text(), any::<(u64, [u8; 32])>()).prop_map(|(path, (bytes, sha256))| FileRef {
+        path,
+        bytes,
+        sha256,
+    });
+    let state = (text(), any::<[u32; 4]>()).prop_map(|(name, shape)| StateBuf { name, shape });
+    let row = any::<[u32; 3]>().prop_map(|[capacity, group, unit]| ExpertRow { capacity, group, unit });
+    let table = (any::<(u32, u32)>(), list(row, 0..3)).prop_map(|((layer, k), experts)| ExpertTable {
+        layer,
+        k,
+        experts,
+    });
+    let texts =
+        (list(text(), 0..3), list(text(), 0..3), [text(), text(), text(), text()], list(text(), 0..3));
+    let numbers = any::<([u32; 6], Option<u32>, Vec<u32>, [u64; 4])>();
+    let lists =
+        (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), list(table, 0..3));
+    (texts, numbers, lists).prop_map(
+        |((features, units, [family, name, triple, cpu], symbols), (n, bos, eos, long), lists)| Plan {
+            version: n[0],
+            model: ModelInfo {
+                family,
+                vocab: n[1],
+                hidden: n[2],
+                layers: n[3],
+                max_context: n[4],
+                slots: n[5],
+                bos,
+                eos,
+                parameters: long[0],
+                active_parameters: long[1],
+            },
+            target: TargetInfo { name, triple, cpu, features, units },
+            arena_bytes: long[2],
+            scratch_bytes: long[3],
+            files: lists.0,
+            segments: lists.1,
+            states: lists.2,
+            kernels: symbols.into_iter().map(|symbol| KernelRef { symbol }).collect(),
+            entries: lists.3,
+            experts: lists.4,
+        },
+    )
+}
+
+/// Cuts out, repeats and swaps bytes; what remains valid UTF-8 is text.
+fn mutate(text: &str, edits: &[(usize, u8, u8)]) -> String {
+    let mut bytes = text.as_bytes().to_vec();
+    for &(at, what, byte) in edits {
+        let at = at % bytes.len().max(1);
+        match what % 4 {
+            0 if at < bytes.len() => bytes[at] = byte,
+            1 => bytes.insert(at, b" \n%@${}[](),:=-+;\"\\0x"[byte as usize % 21]),
+            2 => bytes.truncate(at),
+            _ => drop(bytes.drain(at..(at + byte as usize % 20).min(bytes.len()))),
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Cases of each property.
+const CASES: u32 = 128;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(CASES))]
+
+    #[test]
+    fn modules_round_trip(m in module()) {
+        let text = m.to_string();
+        let back = parse_module(&text);
+        prop_assert_eq!(back.as_ref().ok(), Some(&m), "{}\n{:?}", text, back.as_ref().err());
+        // Whatever it is, the verifier gives an answer.
+        let _ = moec_ir::verify::module(&m);
+    }
+
+    #[test]
+    fn plans_round_trip(p in random_plan()) {
+        let text = p.to_string();
+        let back = parse_plan(&text);
+        prop_assert_eq!(back.as_ref().ok(), Some(&p), "{}\n{:?}", text, back.as_ref().err());
+        let _ = moec_ir::verify::plan(&p);
+        prop_assert_eq!(Plan::decode(&p.encode().unwrap()).unwrap(), p);
+    }
+
+    #[test]
+    fn nearly_right_texts_do_not_panic(edits in prop::collection::vec(any::<(usize, u8, u8)>(), 1..6)) {
+        if let Ok(m) = parse_module(&mutate(&model().to_string(), &edits)) {
+            let _ = moec_ir::verify::module(&m);
+            let _ = m.to_string();
+        }
+        if let Ok(p) = parse_plan(&mutate(&plan().to_string(), &edits)) {
+            let _ = moec_ir::verify::plan(&p);
+        }
+    }
+
+    #[test]
+    fn random_nodes_do_not_panic(
+        node in op(),
+        types in list((any::<bool>(), prop::collection::vec(prop_oneof![8 => 1..5_usize, 1 => small()], 1..4)), 0..6),
+    ) {
+        let types: Vec<_> = types.into_iter().map(|(f, s)| if f { Type::f32(s) } else { Type::i32(s) }).collect();
+        let Ok(results) = node.infer(&types.iter().collect::<Vec<_>>()) else { return Ok(()) };
+        let size = |ty: &Type| ty.shape.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
+        if types.iter().chain(&results).all(|ty| size(ty).is_some_and(|n| n < 100_000)) {
+            let tensors: Vec<_> = types.into_iter().map(Tensor::zeros).collect();
+            let args = tensors.iter().map(eval::Arg::Tensor).collect();
+            if let Ok(out) = eval::op(&node, args) {
+                prop_assert_eq!(out.into_iter().map(|t| t.ty).collect::<Vec<_>>(), results);
+            }
+        }
+    }
+
+    #[test]
+    fn random_texts_do_not_panic(text in any::<String>()) {
+        let _ = (parse_module(&text), parse_plan(&text), parse_expr(&text));
+    }
+}
+
+#[test]
+fn printing_survives_faults() {
+    let mut m = model();
+    m.weights.truncate(1);
+    m.states.clear();
+    m.entries[0].values.truncate(2);
+    assert!(m.to_string().contains("@?1"));
+    assert!(parse_module(&m.to_string()).is_err());
+    assert_eq!(weight("w", leaf("t", &[2])).to_string(), "weight @w: bf16[2] experts = t\"t\"[2]");
+}

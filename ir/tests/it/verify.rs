@@ -1,0 +1,226 @@
+//! The verifiers accept what is right and name what is wrong.
+
+use crate::common::{leaf, model, weight};
+use crate::plans::plan;
+use moec_ir::plan::*;
+use moec_ir::{DType, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify};
+use moec_ir::{EntryKind, StateDecl};
+
+#[test]
+fn a_good_module_passes() {
+    verify::module(&model()).unwrap();
+    verify::module(&Module::default()).unwrap();
+}
+
+/// A change to the module must be refused with a message that contains `message`.
+#[track_caller]
+fn refuse(message: &str, change: impl FnOnce(&mut Module)) {
+    let mut module = model();
+    change(&mut module);
+    let error = verify::module(&module).unwrap_err().to_string();
+    assert!(error.contains(message), "{error}");
+}
+
+fn find(graph: &Graph, name: &str) -> usize {
+    graph.nodes.iter().position(|n| n.op.name() == name).unwrap()
+}
+
+#[test]
+fn bad_modules_are_refused() {
+    refuse("declared twice", |m| m.weights[1].name = "embed".into());
+    refuse("no name", |m| m.weights[0].name.clear());
+    refuse("its expression is", |m| m.weights[0].shape = vec![3]);
+    refuse("NaN", |m| {
+        m.weights.push(weight("nan", WeightExpr::Const(vec![f32::NAN])));
+    });
+    refuse("f32[slots", |m| m.states[0].ty = Type::f32([1, 2, 3]));
+    refuse("f32[slots", |m| m.states[0].ty = Type::f32([usize::MAX, 2, 2, 2]));
+    refuse("declared twice", |m| m.entries[1].kind = m.entries[0].kind);
+    refuse("input %1", |m| m.entries[0].values[1] = Type::i32([4]));
+    refuse("input %3", |m| m.entries[0].values[3] = Type::f32([5]));
+    refuse("declared f32[1, 2], but it is", |m| m.entries[0].values[4] = Type::f32([1, 2]));
+    refuse("is never defined", |m| {
+        m.entries[0].values.push(Type::f32([1]));
+    });
+    refuse("defined twice", |m| m.entries[0].nodes[1].outputs = vec![ValueId(4)]);
+    refuse("is not defined before it is used", |m| m.entries[0].nodes.swap(0, 2));
+    refuse("not in the module", |m| m.entries[0].nodes[0].inputs[1] = Operand::Weight(moec_ir::WeightId(99)));
+    refuse("expected a weight", |m| m.entries[0].nodes[0].inputs[1] = Operand::Value(ValueId(0)));
+    refuse("1 operands, expected 2", |m| {
+        m.entries[0].nodes[0].inputs.pop();
+    });
+    refuse("1 results, not 0", |m| m.entries[0].nodes[0].outputs.clear());
+    refuse("attribute is NaN", |m| {
+        let i = find(&m.entries[0], "rms_norm");
+        m.entries[0].nodes[i].op = Op::RmsNorm { eps: f32::NAN, groups: 1, weight: true };
+    });
+    refuse("read the result of the write", |m| {
+        let i = find(&m.entries[0], "attention");
+        m.entries[0].nodes[i].inputs[1] = Operand::State(StateId(0));
+    });
+    refuse("written twice", |m| {
+        let i = find(&m.entries[0], "cache_write");
+        m.entries[0].nodes[i + 1].inputs[0] = Operand::State(StateId(0));
+    });
+    refuse("expected a value", |m| {
+        let (i, add) = (find(&m.entries[0], "cache_write"), find(&m.entries[0], "add"));
+        let cache = m.entries[0].nodes[i].outputs[0];
+        m.entries[0].nodes[add].inputs[0] = cache.into();
+    });
+    refuse("output", |m| m.entries[0].output = ValueId(4));
+    refuse("output %999 is nothing", |m| m.entries[0].output = ValueId(999));
+}
+
+#[test]
+fn row_spaces_do_not_mix() {
+    // In a decode entry both spaces can have the same number of rows.
+    let build = |tail: fn(&mut GraphBuilder<'_>, ValueId) -> ValueId| {
+        let mut m = Module::default();
+        let mut b = GraphBuilder::new(&mut m, EntryKind::Decode(2), 2);
+        let w = b.weight(weight("w", leaf("w", &[3, 4]))).unwrap();
+        let x = b.one(Op::Embed, &[Graph::IDS.into(), w.into()]).unwrap();
+        let out = tail(&mut b, x);
+        b.finish(out).unwrap();
+        (verify::module(&m), m)
+    };
+    let (ok, m) = build(|b, x| b.one(Op::GatherRows, &[x.into(), Graph::ROWS.into()]).unwrap());
+    ok.unwrap();
+    let spaces = m.entries[0].row_spaces(&m);
+    assert_eq!(spaces[4], RowSpace::Tokens);
+    assert_eq!(spaces[5], RowSpace::Outputs);
+    let message = |r: Result<(), verify::VerifyError>| r.unwrap_err().to_string();
+    assert!(message(build(|_, x| x).0).contains("gather_rows is missing"));
+    let mixed = build(|b, x| {
+        let g = b.one(Op::GatherRows, &[x.into(), Graph::ROWS.into()]).unwrap();
+        b.one(Op::Add, &[g.into(), x.into()]).unwrap()
+    });
+    assert!(message(mixed.0).contains("mix"));
+    let twice = build(|b, x| {
+        let g = b.one(Op::GatherRows, &[x.into(), Graph::ROWS.into()]).unwrap();
+        b.one(Op::GatherRows, &[g.into(), Graph::ROWS.into()]).unwrap()
+    });
+    assert!(message(twice.0).contains("mix"));
+    let by_ids = build(|b, x| b.one(Op::GatherRows, &[x.into(), Graph::IDS.into()]).unwrap());
+    assert!(message(by_ids.0).contains("mix"));
+}
+
+#[test]
+fn the_builder_types_every_node() {
+    let mut m = Module::default();
+    let mut b = GraphBuilder::new(&mut m, EntryKind::Prefill(4), 1);
+    b.scope("embed");
+    let w = b.weight(weight("w", leaf("w", &[3, 4]))).unwrap();
+    assert_eq!(b.weight(weight("w", leaf("w", &[3, 4]))).unwrap(), w);
+    assert!(b.weight(weight("w", leaf("v", &[3, 4]))).is_err());
+    let s = StateDecl { name: "s".into(), ty: Type::f32([1, 1, 4, 4]) };
+    let s1 = b.module().add_state(s.clone());
+    assert_eq!(b.module().add_state(s), s1);
+    let x = b.one(Op::Embed, &[Graph::IDS.into(), w.into()]).unwrap();
+    assert_eq!(b.ty(x).unwrap(), &Type::f32([4, 4]));
+    let error = b.push(Op::Add, &[x.into(), Graph::IDS.into()]).unwrap_err().to_string();
+    assert_eq!(error, "prefill[4] embed node 1 (add): b is i32[4], expected f32[4, 4]");
+    assert!(b.push(Op::Add, &[x.into(), ValueId(99).into()]).is_err());
+    assert!(b.finish(x).is_err());
+}
+
+#[test]
+fn a_good_plan_passes() {
+    verify::plan(&plan()).unwrap();
+    let bytes = plan().encode().unwrap();
+    assert_eq!(Plan::decode(&bytes).unwrap(), plan());
+}
+
+/// A change to the plan must be refused at this place with a message that contains `message`.
+#[track_caller]
+fn refuse_plan(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
+    let mut plan = plan();
+    change(&mut plan);
+    let error = verify::plan(&plan).unwrap_err();
+    assert!(error.at.starts_with(at) && error.message.contains(message), "{error}");
+}
+
+#[test]
+fn bad_plans_are_refused() {
+    refuse_plan("plan", "version", |p| p.version += 1);
+    refuse_plan("model", "zero", |p| p.model.hidden = 0);
+    refuse_plan("model", "i32", |p| p.model.vocab = u32::MAX);
+    refuse_plan("model", "bos", |p| p.model.bos = Some(10));
+    refuse_plan("target", "no units", |p| p.target.units.clear());
+    refuse_plan("plan", "address space", |p| p.arena_bytes = u64::MAX);
+    for path in ["/a", "../a", "a/../b", "a//b", "", "a/", "./a", "a\\b", "c:a", "a\0"] {
+        refuse_plan("files[0]", "inside the bundle", |p| p.files[0].path = path.into());
+    }
+    refuse_plan("files[1]", "twice", |p| p.files.push(p.files[0].clone()));
+    refuse_plan("segments[0]", "aligned", |p| p.segments[0].offset = 32);
+    refuse_plan("segments[0]", "file", |p| p.segments[0].offset = 4096);
+    refuse_plan("segments[0]", "file", |p| p.segments[0].offset = u64::MAX - 63);
+    refuse_plan("segments[0]", "file", |p| p.segments[0].file = 1);
+    refuse_plan("segments[0]", "bytes", |p| p.segments[0].bytes = 15);
+    refuse_plan("segments[1]", "bytes", |p| p.segments[1].layout = Layout::Panels { nr: 0 });
+    refuse_plan("segments[1]", "bytes", |p| p.segments[1].shape = vec![u32::MAX; 3]);
+    refuse_plan("segments[2]", "bytes", |p| p.segments[2].layout = Layout::GluPanels { nr: 7 });
+    refuse_plan("segments[0]", "shape", |p| p.segments[0].shape = vec![]);
+    refuse_plan("states[0]", "extents", |p| p.states[0].shape = [u32::MAX; 4]);
+    refuse_plan("states[0]", "do not hold", |p| p.model.max_context = 17);
+    refuse_plan("states[1]", "taken", |p| p.states.push(p.states[0].clone()));
+    for symbol in ["", "1a", "a-b", "ä"] {
+        refuse_plan("kernels[0]", "identifier", |p| p.kernels[0].symbol = symbol.into());
+    }
+    refuse_plan("kernels[1]", "twice", |p| p.kernels[1] = p.kernels[0].clone());
+    refuse_plan("entries[1]", "order", |p| p.entries.push(p.entries[0].clone()));
+    refuse_plan("experts[0]", "layer", |p| p.experts[0].layer = 2);
+    refuse_plan("experts[0]", "per token", |p| p.experts[0].k = 3);
+    refuse_plan("experts[0].experts[1]", "range", |p| p.experts[0].experts[1].group = 2);
+}
+
+#[test]
+fn bad_entries_are_refused() {
+    let refuse = |at: &str, message: &str, change: fn(&mut Entry)| {
+        refuse_plan(&format!("entries[0]{at}"), message, |p| change(&mut p.entries[0]));
+    };
+    refuse("", "no rows", |e| e.kind = EntryKind::Prefill(0));
+    refuse(".buffers[0]", "i32[5]", |e| e.kind = EntryKind::Prefill(5));
+    refuse(".buffers[4]", "aligned", |e| e.buffers[4].offset = 260);
+    refuse(".buffers[4]", "arena", |e| e.buffers[4].offset = 576);
+    refuse(".buffers[4]", "arena", |e| e.buffers[4].bytes = u64::MAX - 10);
+    refuse(".buffers[4]", "do not hold", |e| e.buffers[4].stride = u32::MAX);
+    refuse(".buffers[4]", "do not hold", |e| e.buffers[4].rows = 0);
+    refuse(".buffers[0]", "input", |e| e.buffers[0].dtype = DType::F32);
+    refuse(".logits", "not f32", |e| e.logits = 5 + 1);
+    refuse(".logits", "not f32", |e| e.logits = 99);
+    refuse(".places[2]", "columns", |e| e.places[2] = Some(Place { buffer: 5, column: 5, cols: 4 }));
+    refuse(".places[2]", "columns", |e| e.places[2] = Some(Place { buffer: 5, column: u32::MAX, cols: 4 }));
+    refuse(".steps[0]", "unit", |e| e.steps[0].unit = 1);
+    refuse(".steps[1]", "kernel", |e| e.steps[1].code = Code::Kernel(2));
+    refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 128));
+    refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 2));
+    refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Segment(3));
+    refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::State(1));
+    refuse(".steps[1]", "empty grid", |e| e.steps[1].grid = Grid::Tiles { rows: 0, tiles: 1 });
+    refuse(".steps[3]", "dispatch table", |e| e.steps[3].grid = Grid::Experts { table: 0, tiles: 1 });
+    refuse(".steps[3]", "dispatch table", |e| e.steps[3].grid = Grid::Experts { table: 9, tiles: 1 });
+    refuse(".steps[0]", "one work item", |e| e.steps[0].grid = Grid::Tiles { rows: 1, tiles: 1 });
+    refuse(".steps[0]", "do not fit", |e| {
+        e.steps[0].args.pop();
+    });
+    refuse(".steps[0]", "do not fit", |e| e.steps[0].args[1] = Arg::Segment(1));
+    refuse(".steps[0]", "do not fit", |e| e.steps[0].args[2] = Arg::Buffer(4, 4));
+    refuse(".steps[2]", "do not fit", |e| {
+        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: u32::MAX, experts: u32::MAX });
+    });
+    refuse(".steps[2]", "do not fit", |e| {
+        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12 });
+    });
+    refuse(".steps[3]", "ascending", |e| e.steps[3].deps = vec![1, 0]);
+    refuse(".steps[1]", "not before", |e| e.steps[1].deps = vec![1]);
+    refuse(".steps[1]", "no barrier", |e| e.steps[1].barrier = false);
+    // The logits take the place of the angles, which step 1 still reads.
+    refuse(".buffers[7]", "overlaps buffer 4", |e| {
+        e.steps[3].barrier = false;
+        e.steps[2].barrier = false;
+        e.steps[3].deps = vec![0];
+    });
+    refuse(".buffers[6]", "overlaps buffer 5", |e| e.buffers[6].offset = 448);
+    refuse(".buffers[4]", "overlaps", |e| e.buffers[4].offset = 64);
+    refuse(".buffers[3]", "overlaps", |e| e.buffers[3].offset = 128);
+}

@@ -1,0 +1,141 @@
+//! The functions that the runtime itself brings.
+
+use moec_ir::op::DispatchLayout;
+
+/// Groups the slots (token, choice) of the first `n` rows by expert.
+///
+/// `ids` is `i32[rows, k]`, `out` is the table that [`DispatchLayout`] describes. Words of `out` that the
+/// layout leaves open (experts and starts past the active ones, tokens and slots past the valid rows) are
+/// −1, so that the table is a function of the valid rows alone.
+///
+/// # Errors
+/// The id that is no expert. The table is then empty.
+///
+/// # Panics
+/// If `ids` or `out` is shorter than the layout says.
+pub fn dispatch(layout: DispatchLayout, n: usize, ids: &[i32], out: &mut [i32]) -> Result<(), i32> {
+    let DispatchLayout { rows, k, experts } = layout;
+    let slots = n.min(rows) * k;
+    let ids = &ids[..slots];
+    out[..layout.words()].fill(-1);
+    out[..layout.expert()].fill(0);
+    if let Some(&bad) = ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= experts)) {
+        return Err(bad);
+    }
+    let mut count = vec![0usize; experts];
+    for &id in ids {
+        count[id as usize] += 1;
+    }
+    let mut active: Vec<usize> = (0..experts).filter(|&e| count[e] > 0).collect();
+    // A stable sort: ties stay in the order of ids.
+    active.sort_by_key(|&e| std::cmp::Reverse(count[e]));
+    let mut next = count; // becomes the next free slot of each expert
+    let mut start = 0;
+    for (rank, &e) in active.iter().enumerate() {
+        out[layout.expert() + rank] = e as i32;
+        out[layout.start() + rank] = start as i32;
+        start += std::mem::replace(&mut next[e], start);
+    }
+    out[layout.start() + active.len()] = start as i32;
+    for (i, &id) in ids.iter().enumerate() {
+        let slot = next[id as usize];
+        next[id as usize] += 1;
+        out[layout.token() + slot] = (i / k) as i32;
+        out[layout.slot() + i] = slot as i32;
+    }
+    out[0] = active.len() as i32;
+    out[1] = slots as i32;
+    Ok(())
+}
+
+/// Cosines, then sines, of `pos · inv_freq`, times `scale`: row `t` of `out` (`f32[T, 2·half]`) belongs to
+/// `pos[t]`.
+pub fn rope_angles(pos: &[i32], inv_freq: &[f32], scale: f32, out: &mut [f32]) {
+    let half = inv_freq.len();
+    if half == 0 {
+        return;
+    }
+    for (&pos, row) in pos.iter().zip(out.chunks_exact_mut(2 * half)) {
+        let (cos, sin) = row.split_at_mut(half);
+        for ((&f, c), s) in inv_freq.iter().zip(cos).zip(sin) {
+            let angle = pos as f32 * f;
+            *c = angle.cos() * scale;
+            *s = angle.sin() * scale;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The table as its description reads, without cleverness.
+    fn naive(layout: DispatchLayout, n: usize, ids: &[i32]) -> Vec<i32> {
+        let DispatchLayout { rows: _, k, experts } = layout;
+        let slots_of = |e: i32| (0..n * k).filter(move |&i| ids[i] == e).collect::<Vec<_>>();
+        let mut lists: Vec<(i32, Vec<usize>)> = (0..experts as i32).map(|e| (e, slots_of(e))).collect();
+        lists.retain(|(_, l)| !l.is_empty());
+        lists.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then(a.0.cmp(&b.0)));
+        let mut out = vec![-1; layout.words()];
+        out[..4].copy_from_slice(&[lists.len() as i32, (n * k) as i32, 0, 0]);
+        let mut slot = 0;
+        for (rank, (e, list)) in lists.iter().enumerate() {
+            out[layout.expert() + rank] = *e;
+            out[layout.start() + rank] = slot as i32;
+            for &i in list {
+                out[layout.token() + slot] = (i / k) as i32;
+                out[layout.slot() + i] = slot as i32;
+                slot += 1;
+            }
+        }
+        out[layout.start() + lists.len()] = slot as i32;
+        out
+    }
+
+    fn case() -> impl Strategy<Value = (DispatchLayout, usize, Vec<i32>)> {
+        (1usize..20, 1usize..5, 1usize..12).prop_flat_map(|(rows, k, experts)| {
+            let layout = DispatchLayout { rows, k, experts };
+            (Just(layout), 0..=rows, prop::collection::vec(0..experts as i32, rows * k))
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn dispatch_is_naive_dispatch((layout, n, ids) in case()) {
+            let mut out = vec![77; layout.words()];
+            dispatch(layout, n, &ids, &mut out).unwrap();
+            prop_assert_eq!(out, naive(layout, n, &ids));
+        }
+    }
+
+    #[test]
+    fn busiest_first_ties_by_id() {
+        let layout = DispatchLayout { rows: 4, k: 2, experts: 4 };
+        let mut out = vec![0; layout.words()];
+        dispatch(layout, 3, &[3, 1, 1, 3, 2, 1, 0, 0], &mut out).unwrap();
+        assert_eq!(out[..2], [3, 6]);
+        assert_eq!(out[layout.expert()..layout.start()], [1, 3, 2, -1]);
+        assert_eq!(out[layout.start()..layout.token()], [0, 3, 5, 6, -1]);
+        assert_eq!(out[layout.token()..layout.slot()], [0, 1, 2, 0, 1, 2, -1, -1]);
+        assert_eq!(out[layout.slot()..], [3, 0, 1, 4, 5, 2, -1, -1]);
+    }
+
+    #[test]
+    fn an_unknown_expert_is_refused() {
+        let layout = DispatchLayout { rows: 1, k: 2, experts: 4 };
+        for bad in [-1, 4, i32::MAX, i32::MIN] {
+            let mut out = vec![9; layout.words()];
+            assert_eq!(dispatch(layout, 1, &[0, bad], &mut out), Err(bad));
+            assert_eq!(out[0], 0);
+        }
+    }
+
+    #[test]
+    fn angles() {
+        let mut out = [0.0; 8];
+        rope_angles(&[0, 3], &[1.0, 0.25], 2.0, &mut out);
+        assert_eq!(out[..4], [2.0, 2.0, 0.0, 0.0]);
+        assert_eq!(out[4..], [3f32.cos() * 2.0, 0.75f32.cos() * 2.0, 3f32.sin() * 2.0, 0.75f32.sin() * 2.0]);
+    }
+}

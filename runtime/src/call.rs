@@ -1,0 +1,126 @@
+//! One call of an entry point: its steps with their addresses, and how the lanes walk them.
+
+use crate::barrier::Barrier;
+use crate::error::{Error, Result};
+use crate::memory::Addr;
+use crate::program::{Arg, Code, EntryRef, Grid, RowSpace};
+use crate::store::Store;
+use crate::unit::{BadExpert, Lane, Launch, Unit};
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+
+/// A step with its addresses.
+struct BoundStep {
+    code: Code,
+    args: Range<usize>,
+    rows: RowSpace,
+    grid: Grid,
+    barrier: bool,
+}
+
+/// The steps of an entry point, with the addresses of all of them in one row.
+pub(crate) struct Bound {
+    steps: Vec<BoundStep>,
+    args: Vec<Addr>,
+}
+
+/// What a call of an entry point is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    pub(crate) n: usize,
+    pub(crate) m: usize,
+    pub(crate) seq_len: usize,
+}
+
+impl Bound {
+    /// Number of steps.
+    pub(crate) fn len(&self) -> usize {
+        self.steps.len()
+    }
+}
+
+impl Extent {
+    fn rows(self, space: RowSpace) -> usize {
+        match space {
+            RowSpace::Tokens => self.n,
+            RowSpace::Outputs => self.m,
+        }
+    }
+}
+
+/// Turns the arguments of an entry point's steps into addresses.
+pub(crate) fn bind(entry: &EntryRef<'_>, arena: Addr, states: &[Addr], store: &dyn Store) -> Result<Bound> {
+    let mut bound = Bound { steps: Vec::with_capacity(entry.steps.len()), args: Vec::new() };
+    for step in entry.steps {
+        let first = bound.args.len();
+        for &arg in step.args {
+            let addr = match arg {
+                Arg::Buffer(i, skip) => {
+                    entry.buffers.get(i as usize).map(|b| arena.plus(b.offset as usize + skip as usize))
+                }
+                Arg::Segment(i) => store.segment(i),
+                Arg::State(i) => states.get(i as usize).copied(),
+            };
+            bound.args.push(addr.ok_or_else(|| Error::Plan(format!("{arg:?} names nothing")))?);
+        }
+        bound.steps.push(BoundStep {
+            code: step.code,
+            args: first..bound.args.len(),
+            rows: step.rows,
+            grid: step.grid,
+            barrier: step.barrier,
+        });
+    }
+    Ok(bound)
+}
+
+/// One call of an entry point, as its lanes see it.
+pub(crate) struct Walk<'a> {
+    pub(crate) bound: &'a Bound,
+    pub(crate) unit: &'a dyn Unit,
+    pub(crate) taken: &'a [AtomicUsize],
+    pub(crate) fault: &'a OnceLock<BadExpert>,
+    pub(crate) extent: Extent,
+}
+
+impl Walk<'_> {
+    /// Walks all steps.
+    ///
+    /// # Safety
+    /// The inputs are written, and all lanes of `barrier` walk, each as one of the lanes that
+    /// [`Unit::execute`] asks for.
+    pub(crate) unsafe fn all(&self, lane: Lane, barrier: &Barrier) {
+        for (i, step) in self.bound.steps.iter().enumerate() {
+            if step.barrier {
+                barrier.wait();
+            }
+            // SAFETY: the barriers of the plan stand before every step that depends on an earlier one.
+            unsafe { self.step(i, lane) };
+        }
+    }
+
+    /// Executes a lane's share of step `i`. A step without rows is skipped.
+    ///
+    /// # Safety
+    /// As [`Unit::execute`].
+    pub(crate) unsafe fn step(&self, i: usize, lane: Lane) {
+        let step = &self.bound.steps[i];
+        let n = self.extent.rows(step.rows);
+        if n == 0 {
+            return;
+        }
+        let launch = Launch {
+            code: step.code,
+            args: &self.bound.args[step.args.clone()],
+            grid: step.grid,
+            n,
+            seq_len: self.extent.seq_len,
+            taken: &self.taken[i],
+            step: i,
+            fault: self.fault,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { self.unit.execute(&launch, lane) };
+    }
+}

@@ -1,0 +1,133 @@
+//! What the verbs take.
+
+use crate::cpu::MAX_THREADS;
+use clap::{Args, Parser, Subcommand};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// A Mixture-of-Experts language model, compiled by moec.
+#[derive(Parser)]
+#[command(no_binary_name = true, version, subcommand_required = true, arg_required_else_help = true)]
+pub(super) struct Cli {
+    #[command(subcommand)]
+    pub(super) verb: Verb,
+}
+
+#[derive(Subcommand)]
+pub(super) enum Verb {
+    /// Continue a text.
+    Generate(Generate),
+    /// Write the logits of every position to a file.
+    Logits(Logits),
+    /// Measure speed and memory.
+    Bench(Bench),
+    /// Say what was compiled, for what, and what it needs.
+    Info(Info),
+}
+
+#[derive(Args)]
+pub(super) struct Common {
+    /// Threads [default: `MOEC_THREADS`, else one per core]
+    #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
+    pub(super) threads: Option<usize>,
+    /// Check the SHA-256 of all files first, not only of those up to 64 MiB
+    #[arg(long)]
+    pub(super) check: bool,
+}
+
+#[derive(Args)]
+pub(super) struct Generate {
+    /// Text to continue; `-` reads it from standard input, as does leaving it out
+    #[arg(long, value_name = "TEXT", conflicts_with = "ids", allow_hyphen_values = true)]
+    pub(super) prompt: Option<String>,
+    /// Token ids to continue, taken as they are: none is put in front, and end tokens do not end it
+    #[arg(long, value_name = "ID,ID,…", value_delimiter = ',', num_args = 1, allow_hyphen_values = true)]
+    pub(super) ids: Option<Vec<u32>>,
+    /// Tokens to generate at most [default: 128, or what the context leaves]
+    #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
+    pub(super) n: Option<usize>,
+    /// Divides the logits before one is drawn; 0 takes the likeliest token
+    #[arg(long, value_name = "T", default_value = "0", value_parser = between(0f32..=100.0, "from 0 to 100"), allow_negative_numbers = true)]
+    pub(super) temperature: f32,
+    /// Draw from the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", default_value = "1", value_parser = between(f32::MIN_POSITIVE..=1.0, "above 0, up to 1"), allow_negative_numbers = true)]
+    pub(super) top_p: f32,
+    /// Draw from this many of the likeliest tokens; 0 from all
+    #[arg(long, value_name = "K", default_value = "0", allow_negative_numbers = true)]
+    pub(super) top_k: usize,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "S", default_value = "0", allow_negative_numbers = true)]
+    pub(super) seed: u64,
+    /// End at an end token, also with `--ids`
+    #[arg(long, conflicts_with = "ignore_eos")]
+    pub(super) stop_at_eos: bool,
+    /// Do not end at an end token
+    #[arg(long)]
+    pub(super) ignore_eos: bool,
+    /// Print one JSON object when all is done
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Do not print the rates
+    #[arg(long, short)]
+    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+#[derive(Args)]
+pub(super) struct Logits {
+    /// Token ids
+    #[arg(
+        long,
+        value_name = "ID,ID,…",
+        value_delimiter = ',',
+        num_args = 1,
+        allow_hyphen_values = true,
+        required = true
+    )]
+    pub(super) ids: Vec<u32>,
+    /// File to write: safetensors with one tensor, `logits`, f32 [ids, vocabulary]
+    #[arg(long, value_name = "FILE")]
+    pub(super) out: PathBuf,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+#[derive(Args)]
+pub(super) struct Bench {
+    /// Tokens of the prompt [default: 512, or half the context]
+    #[arg(long, value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
+    pub(super) prompt: Option<usize>,
+    /// Tokens to generate [default: 64, or what the context leaves]
+    #[arg(long, value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
+    pub(super) r#gen: Option<usize>,
+    /// Measurements, of which the medians count
+    #[arg(long, value_name = "R", default_value = "3", value_parser = between(1..=1000usize, "from 1 to 1000"), allow_negative_numbers = true)]
+    pub(super) repeat: usize,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+    #[command(flatten)]
+    pub(super) common: Common,
+}
+
+#[derive(Args)]
+pub(super) struct Info {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// A parser of numbers in a range, which `words` describe. NaN is in none.
+fn between<T>(
+    range: RangeInclusive<T>,
+    words: &'static str,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: FromStr + PartialOrd + Clone + Send + Sync + 'static,
+{
+    move |text| {
+        text.parse().ok().filter(|n| range.contains(n)).ok_or_else(|| format!("must be a number {words}"))
+    }
+}

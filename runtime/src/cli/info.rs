@@ -1,0 +1,98 @@
+//! `info`: what was compiled, for what, and what it needs.
+
+use super::args::Info;
+use super::{Context, Failure, Io, size};
+use crate::cpu;
+use crate::text;
+use serde_json::json;
+
+pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Result<(), Failure> {
+    let p = context.program;
+    let (m, t) = (&p.model, &p.target);
+    let weights: u64 = p.segments.iter().map(|s| s.bytes).sum();
+    let kv: u64 = p.states.iter().sum();
+    let missing = cpu::missing(t.features);
+    let runs_here = cpu::check(t).is_ok();
+    let tokenizer = text::path(context.bundle).is_file();
+    let entries: Vec<_> = p.entries.iter().map(|e| (e.kind.to_string(), e.out_rows, e.steps.len())).collect();
+    if args.json {
+        let report = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "model": {
+                "family": m.family,
+                "vocab": m.vocab,
+                "hidden": m.hidden,
+                "layers": m.layers,
+                "max_context": m.max_context,
+                "slots": m.slots,
+                "bos": m.bos,
+                "eos": m.eos,
+                "parameters": m.parameters,
+                "active_parameters": m.active_parameters,
+            },
+            "target": {
+                "name": t.name,
+                "triple": t.triple,
+                "cpu": t.cpu,
+                "features": t.features,
+                "missing": missing,
+                "runs_here": runs_here,
+            },
+            "memory": {
+                "arena_bytes": p.arena_bytes,
+                "scratch_bytes_per_thread": p.scratch_bytes,
+                "weight_bytes": weights,
+                "kv_bytes": kv,
+            },
+            "entries": entries.iter().map(|(kind, out_rows, steps)| {
+                json!({ "kind": kind, "out_rows": out_rows, "steps": steps })
+            }).collect::<Vec<_>>(),
+            "files": p.files.iter().map(|f| {
+                json!({ "path": f.path, "bytes": f.bytes, "sha256": hex(&f.sha256) })
+            }).collect::<Vec<_>>(),
+            "tokenizer": tokenizer,
+        });
+        io.say(&format!("{report}\n"))?;
+        return Ok(());
+    }
+    let here = match (runs_here, missing.is_empty()) {
+        (true, _) => "runs here".to_owned(),
+        (false, true) => "does not run here".to_owned(),
+        (false, false) => format!("does not run here: this machine lacks {}", missing.join(", ")),
+    };
+    let entries: Vec<_> = entries.iter().map(|(kind, _, steps)| format!("{kind} ({steps} steps)")).collect();
+    let lines = [
+        (
+            "model",
+            format!("{}: {} layers, hidden size {}, vocabulary {}", m.family, m.layers, m.hidden, m.vocab),
+        ),
+        (
+            "parameters",
+            format!("{}, of which a token uses {}", count(m.parameters), count(m.active_parameters)),
+        ),
+        ("context", format!("{} tokens, {} sequences", m.max_context, m.slots)),
+        ("target", format!("{} ({}, {}); {here}", t.name, t.triple, t.cpu)),
+        ("weights", format!("{} in {} files", size(weights), p.files.len())),
+        ("KV cache", format!("{} when full", size(kv))),
+        ("arena", format!("{}, and {} of scratch per thread", size(p.arena_bytes), size(p.scratch_bytes))),
+        ("entry points", entries.join(", ")),
+        ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
+    ];
+    io.say(&lines.map(|(what, value)| format!("{what:13} {value}\n")).concat())?;
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let digit = |n: u8| char::from_digit(u32::from(n), 16).unwrap_or('?');
+    bytes.iter().flat_map(|b| [digit(b >> 4), digit(b & 15)]).collect()
+}
+
+/// A number of parameters, with three digits.
+fn count(n: u64) -> String {
+    match n as f64 {
+        x if x >= 1e9 => format!("{:.2} B", x / 1e9),
+        x if x >= 1e6 => format!("{:.2} M", x / 1e6),
+        x if x >= 1e3 => format!("{:.1} K", x / 1e3),
+        _ => n.to_string(),
+    }
+}

@@ -1,0 +1,188 @@
+//! The verbs of a bundle: `generate`, `logits`, `bench`, `info`.
+//!
+//! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 for
+//! bad use; 130 after an interrupt. A reader that closes the output early has had enough: that is no error.
+
+mod args;
+mod bench;
+mod generate;
+mod info;
+mod interrupt;
+mod logits;
+
+use crate::engine::{Engine, Options};
+use crate::error::{Error, Result};
+use crate::program::Program;
+use crate::store::CheckLevel;
+use args::{Cli, Common, Verb};
+use clap::{CommandFactory, FromArgMatches};
+use std::ffi::OsString;
+use std::io::{self, ErrorKind, IsTerminal, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Exit status for bad use.
+const BAD_USE: u8 = 2;
+/// Exit status after an interrupt: 128 + SIGINT.
+const INTERRUPTED: u8 = 130;
+
+/// Where a verb reads and writes.
+pub struct Io<'a> {
+    /// Standard input; none if it is a terminal.
+    pub input: Option<&'a mut dyn Read>,
+    /// Data.
+    pub out: &'a mut dyn Write,
+    /// Everything else.
+    pub err: &'a mut dyn Write,
+}
+
+impl Io<'_> {
+    /// Writes data and passes it on at once.
+    fn say(&mut self, text: &str) -> Result<()> {
+        self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(Error::Output)
+    }
+
+    /// Writes a note. That nobody can read it is no reason to stop.
+    fn note(&mut self, text: &str) {
+        let _ = writeln!(self.err, "{text}");
+    }
+}
+
+/// What every verb gets.
+struct Context<'a, 'p> {
+    program: &'a Program<'p>,
+    bundle: &'a Path,
+    name: &'a str,
+}
+
+impl<'p> Context<'_, 'p> {
+    fn open(&self, common: &Common) -> Result<Engine<'p>> {
+        let check = if common.check { CheckLevel::All } else { CheckLevel::Small };
+        let stop = Some(interrupt::flag());
+        Engine::open(self.program, self.bundle, Options { threads: common.threads, check, stop })
+    }
+}
+
+/// How a verb can end without success.
+enum Failure {
+    /// It failed.
+    Error(Error),
+    /// It was asked for something that makes no sense.
+    Use { what: String, hint: String },
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        Self::Error(e)
+    }
+}
+
+/// The whole of a generated runner: the bundle is the folder that the executable lies in.
+pub fn main(program: &Program<'_>) -> ExitCode {
+    let exe = std::env::current_exe().and_then(std::fs::canonicalize);
+    let bundle = exe.as_ref().ok().and_then(|e| e.parent()).unwrap_or(Path::new("."));
+    run(program, bundle, std::env::args_os().skip(1), "run")
+}
+
+/// Runs a verb of the bundle in the folder `bundle` on the standard streams. `args` begins with the verb;
+/// `name` is how the user calls this (`moec run BUNDLE`).
+pub fn run(
+    program: &Program<'_>,
+    bundle: &Path,
+    args: impl Iterator<Item = OsString>,
+    name: &str,
+) -> ExitCode {
+    let stdin = io::stdin();
+    let terminal = stdin.is_terminal();
+    let mut stdin = stdin.lock();
+    let io = Io {
+        input: if terminal { None } else { Some(&mut stdin) },
+        out: &mut io::stdout().lock(),
+        err: &mut io::stderr().lock(),
+    };
+    ExitCode::from(run_with(program, bundle, args, name, io))
+}
+
+/// As [`run`], on any streams. Returns the exit status.
+pub fn run_with(
+    program: &Program<'_>,
+    bundle: &Path,
+    args: impl Iterator<Item = OsString>,
+    name: &str,
+    mut io: Io<'_>,
+) -> u8 {
+    let command = Cli::command().bin_name(name);
+    let parsed = command.try_get_matches_from(args).and_then(|m| Cli::from_arg_matches(&m));
+    let verb = match parsed {
+        Ok(cli) => cli.verb,
+        Err(e) => return refuse(&e, name, &mut io),
+    };
+    let context = Context { program, bundle, name };
+    let done = match verb {
+        Verb::Generate(args) => generate::run(&context, &args, &mut io),
+        Verb::Logits(args) => logits::run(&context, &args, &mut io),
+        Verb::Bench(args) => bench::run(&context, &args, &mut io),
+        Verb::Info(args) => info::run(&context, &args, &mut io),
+    };
+    match done {
+        Ok(()) => 0,
+        Err(Failure::Use { what, hint }) => {
+            io.note(&format!("error: {what}\nhint: {hint}"));
+            BAD_USE
+        }
+        Err(Failure::Error(Error::Output(e))) if e.kind() == ErrorKind::BrokenPipe => 0,
+        Err(Failure::Error(Error::Interrupted)) => INTERRUPTED,
+        Err(Failure::Error(e)) => {
+            io.note(&format!("error: {e}"));
+            if let Some(hint) = e.hint() {
+                io.note(&format!("hint: {hint}"));
+            }
+            if matches!(e, Error::Range { .. }) { BAD_USE } else { 1 }
+        }
+    }
+}
+
+/// Prints what clap has to say: help and version are data, the rest is an error.
+fn refuse(e: &clap::Error, name: &str, io: &mut Io<'_>) -> u8 {
+    let text = e.render().to_string();
+    if !e.use_stderr() {
+        let _ = io.say(&text);
+        return 0;
+    }
+    if text.starts_with("error: ") {
+        let (hints, rest): (Vec<_>, Vec<_>) = text
+            .lines()
+            .filter(|l| !l.is_empty() && !l.starts_with("For more information"))
+            .partition(|l| l.starts_with("  tip: "));
+        io.note(&rest.join("\n"));
+        for hint in hints {
+            io.note(&hint.replacen("  tip: ", "hint: ", 1));
+        }
+        io.note(&format!("hint: `{name} help` lists the verbs, `{name} help VERB` the options of one"));
+    } else {
+        io.note(text.trim_end());
+    }
+    BAD_USE
+}
+
+/// A size for people: three digits and a binary unit.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0);
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn sizes() {
+        let shown = [0, 999, 1000, 1536, 10 << 20, 3 << 30, 200 << 40].map(super::size);
+        assert_eq!(shown, ["0 B", "999 B", "1.0 KiB", "1.5 KiB", "10.0 MiB", "3.0 GiB", "200 TiB"]);
+    }
+}

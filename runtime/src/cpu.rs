@@ -1,0 +1,294 @@
+//! What this processor can do, and how many threads it should run.
+
+use crate::error::{Error, Result};
+use crate::program::TargetRef;
+
+/// How a feature is found out.
+#[derive(Clone, Copy)]
+enum Test {
+    /// Every processor of the architecture has it.
+    Always,
+    /// A function knows.
+    Ask(fn() -> bool),
+    /// A bit of CPUID, for features without state that the system would have to save.
+    #[cfg(target_arch = "x86_64")]
+    Bit { leaf: u32, sub: u32, reg: Reg, bit: u32 },
+}
+
+/// A register that CPUID answers in.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+enum Reg {
+    A,
+    B,
+    C,
+    D,
+}
+
+impl Test {
+    fn holds(self) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Ask(f) => f(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Bit { leaf, sub, reg, bit } => cpuid(leaf, sub, reg) >> bit & 1 != 0,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! x86 {
+    ($($name:tt)*) => { [$(($name, Test::Ask(|| std::arch::is_x86_feature_detected!($name)))),*] };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! arm {
+    ($($llvm:tt = $std:tt)*) => { [$(($llvm, Test::Ask(|| std::arch::is_aarch64_feature_detected!($std)))),*] };
+}
+
+/// Features by LLVM's name where the standard library has the same one.
+#[cfg(target_arch = "x86_64")]
+static DETECTED: &[(&str, Test)] = &x86![
+    "sse3" "ssse3" "sse4.1" "sse4.2" "sse4a" "popcnt" "lzcnt" "movbe" "aes" "pclmulqdq" "sha" "rdrand" "rdseed"
+    "xsave" "xsaveopt" "xsavec" "xsaves" "f16c" "fma" "bmi2" "avx" "avx2" "adx"
+    "avx512f" "avx512cd" "avx512bw" "avx512dq" "avx512vl" "avx512ifma" "avx512vbmi" "avx512vbmi2" "avx512vnni"
+    "avx512bitalg" "avx512vpopcntdq" "avx512bf16" "avx512fp16" "avx512vp2intersect"
+    "gfni" "vaes" "vpclmulqdq" "avxvnni" "avxifma" "avxneconvert" "avxvnniint8" "avxvnniint16" "tbm" "fxsr"
+];
+
+/// Features whose LLVM name differs, or that need a question of our own.
+#[cfg(target_arch = "x86_64")]
+static SPECIAL: &[(&str, Test)] = &[
+    ("64bit", Test::Always),
+    ("cmov", Test::Always),
+    ("cx8", Test::Always),
+    ("mmx", Test::Always),
+    ("x87", Test::Always),
+    ("sse", Test::Always),
+    ("sse2", Test::Always),
+    ("bmi", Test::Ask(|| std::arch::is_x86_feature_detected!("bmi1"))),
+    ("cx16", Test::Ask(|| std::arch::is_x86_feature_detected!("cmpxchg16b"))),
+    ("crc32", Test::Ask(|| std::arch::is_x86_feature_detected!("sse4.2"))),
+    ("evex512", Test::Ask(|| std::arch::is_x86_feature_detected!("avx512f"))),
+    ("amx-tile", Test::Ask(|| amx(7, 0, Reg::D, 24))),
+    ("amx-int8", Test::Ask(|| amx(7, 0, Reg::D, 25))),
+    ("amx-bf16", Test::Ask(|| amx(7, 0, Reg::D, 22))),
+    ("amx-fp16", Test::Ask(|| amx(7, 1, Reg::A, 21))),
+    ("amx-complex", Test::Ask(|| amx(7, 1, Reg::D, 8))),
+    ("sahf", bit(0x8000_0001, 0, Reg::C, 0)),
+    ("prfchw", bit(0x8000_0001, 0, Reg::C, 8)),
+    ("mwaitx", bit(0x8000_0001, 0, Reg::C, 29)),
+    ("clzero", bit(0x8000_0008, 0, Reg::B, 0)),
+    ("rdpru", bit(0x8000_0008, 0, Reg::B, 4)),
+    ("wbnoinvd", bit(0x8000_0008, 0, Reg::B, 9)),
+    ("fsgsbase", bit(7, 0, Reg::B, 0)),
+    ("sgx", bit(7, 0, Reg::B, 2)),
+    ("invpcid", bit(7, 0, Reg::B, 10)),
+    ("clflushopt", bit(7, 0, Reg::B, 23)),
+    ("clwb", bit(7, 0, Reg::B, 24)),
+    ("pku", bit(7, 0, Reg::C, 4)),
+    ("waitpkg", bit(7, 0, Reg::C, 5)),
+    ("shstk", bit(7, 0, Reg::C, 7)),
+    ("rdpid", bit(7, 0, Reg::C, 22)),
+    ("cldemote", bit(7, 0, Reg::C, 25)),
+    ("movdiri", bit(7, 0, Reg::C, 27)),
+    ("movdir64b", bit(7, 0, Reg::C, 28)),
+    ("enqcmd", bit(7, 0, Reg::C, 29)),
+    ("uintr", bit(7, 0, Reg::D, 5)),
+    ("serialize", bit(7, 0, Reg::D, 14)),
+    ("tsxldtrk", bit(7, 0, Reg::D, 16)),
+    ("pconfig", bit(7, 0, Reg::D, 18)),
+    ("cmpccxadd", bit(7, 1, Reg::A, 7)),
+    ("hreset", bit(7, 1, Reg::A, 22)),
+    ("prefetchi", bit(7, 1, Reg::D, 14)),
+    ("ptwrite", bit(0x14, 0, Reg::B, 4)),
+];
+
+#[cfg(target_arch = "x86_64")]
+const fn bit(leaf: u32, sub: u32, reg: Reg, bit: u32) -> Test {
+    Test::Bit { leaf, sub, reg, bit }
+}
+
+#[cfg(target_arch = "aarch64")]
+static DETECTED: &[(&str, Test)] = &arm![
+    "neon" = "neon" "dotprod" = "dotprod" "i8mm" = "i8mm" "bf16" = "bf16" "fullfp16" = "fp16" "fp16fml" = "fhm"
+    "lse" = "lse" "lse2" = "lse2" "rcpc" = "rcpc" "rcpc-immo" = "rcpc2" "rdm" = "rdm" "crc" = "crc" "aes" = "aes"
+    "sha2" = "sha2" "sha3" = "sha3" "sve" = "sve" "sve2" = "sve2" "sve2-bitperm" = "sve2-bitperm"
+    "fcma" = "fcma" "complxnum" = "fcma" "jsconv" = "jsconv" "frintts" = "frintts" "fptoint" = "frintts"
+    "flagm" = "flagm" "ssbs" = "ssbs" "sb" = "sb" "bti" = "bti" "dpb" = "dpb" "ccpp" = "dpb" "dpb2" = "dpb2"
+    "ccdp" = "dpb2" "pauth" = "paca"
+];
+#[cfg(target_arch = "aarch64")]
+static SPECIAL: &[(&str, Test)] = &[("fp-armv8", Test::Always), ("outline-atomics", Test::Always)];
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+static DETECTED: &[(&str, Test)] = &[];
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+static SPECIAL: &[(&str, Test)] = &[];
+
+/// A register of a CPUID leaf; 0 if the processor has no such leaf.
+#[cfg(target_arch = "x86_64")]
+fn cpuid(leaf: u32, sub: u32, reg: Reg) -> u32 {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    if __cpuid(leaf & 0x8000_0000).eax < leaf || (sub > 0 && __cpuid_count(leaf, 0).eax < sub) {
+        return 0;
+    }
+    let r = __cpuid_count(leaf, sub);
+    match reg {
+        Reg::A => r.eax,
+        Reg::B => r.ebx,
+        Reg::C => r.ecx,
+        Reg::D => r.edx,
+    }
+}
+
+/// Whether the processor has an AMX feature and the system lets this process use tiles. Linux wants to be
+/// asked first; asking twice is harmless.
+#[cfg(target_arch = "x86_64")]
+fn amx(leaf: u32, sub: u32, reg: Reg, at: u32) -> bool {
+    bit(leaf, sub, reg, at).holds() && tiles_permitted()
+}
+
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tiles_permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: this `arch_prctl` takes two integers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn tiles_permitted() -> bool {
+    false
+}
+
+/// The test of a feature. LLVM's `+` in front is allowed.
+fn test(name: &str) -> Option<Test> {
+    let name = name.strip_prefix('+').unwrap_or(name);
+    DETECTED.iter().chain(SPECIAL).find(|(n, _)| *n == name).map(|&(_, t)| t)
+}
+
+/// The features, of those given, that this processor lacks or this runtime does not know.
+///
+/// Names are LLVM's (`avx512f`, `dotprod`).
+pub fn missing<'a>(features: &[&'a str]) -> Vec<&'a str> {
+    features.iter().copied().filter(|f| !test(f).is_some_and(Test::holds)).collect()
+}
+
+/// The features, of those given, that this runtime does not know.
+pub fn unknown<'a>(features: &[&'a str]) -> Vec<&'a str> {
+    features.iter().copied().filter(|f| test(f).is_none()).collect()
+}
+
+/// Refuses a target that this machine cannot execute.
+///
+/// # Errors
+/// [`Error::WrongArch`], [`Error::UnknownFeatures`], [`Error::MissingFeatures`].
+pub fn check(target: &TargetRef<'_>) -> Result<()> {
+    let arch = match target.triple.split('-').next().unwrap_or_default() {
+        "arm64" => "aarch64",
+        "amd64" => "x86_64",
+        arch => arch,
+    };
+    if arch != std::env::consts::ARCH {
+        return Err(Error::WrongArch { triple: target.triple.to_owned(), host: std::env::consts::ARCH });
+    }
+    let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
+    let unknown = owned(unknown(target.features));
+    if !unknown.is_empty() {
+        return Err(Error::UnknownFeatures { unknown, target: target.name.to_owned() });
+    }
+    let missing = owned(missing(target.features));
+    if !missing.is_empty() {
+        return Err(Error::MissingFeatures { missing, target: target.name.to_owned() });
+    }
+    Ok(())
+}
+
+/// Most threads that are accepted.
+pub const MAX_THREADS: usize = 1024;
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Threads to run: `requested`, else `MOEC_THREADS`, else one per core.
+///
+/// # Errors
+/// [`Error::Range`] for a number outside of `1 ..= MAX_THREADS`, or a `MOEC_THREADS` that is no number.
+pub fn threads(requested: Option<usize>) -> Result<usize> {
+    let range = |what, found| Error::Range { what, range: "a number from 1 to 1024", found };
+    let (what, n) = match (requested, std::env::var("MOEC_THREADS")) {
+        (Some(n), _) => ("the number of threads", n),
+        (None, Ok(text)) if !text.is_empty() => match text.trim().parse() {
+            Ok(n) => ("`MOEC_THREADS`", n),
+            Err(_) => return Err(range("`MOEC_THREADS`", format!("`{text}`"))),
+        },
+        _ => return Ok(cores().min(MAX_THREADS)),
+    };
+    if (1..=MAX_THREADS).contains(&n) { Ok(n) } else { Err(range(what, n.to_string())) }
+}
+
+/// Whether `MOEC_PIN=1` asks for one core per thread, and there are as many.
+pub fn pinning(threads: usize) -> bool {
+    threads <= cores() && std::env::var("MOEC_PIN").is_ok_and(|v| v == "1")
+}
+
+/// Binds the calling thread to the `index`-th core that it may use. Best effort: without it the program
+/// is only slower.
+#[cfg(target_os = "linux")]
+pub fn pin(index: usize) {
+    // SAFETY: both calls get a set that lives on this stack and its exact size; 0 is the calling thread.
+    unsafe {
+        let size = size_of::<libc::cpu_set_t>();
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        if libc::sched_getaffinity(0, size, &raw mut allowed) != 0 {
+            return;
+        }
+        let core = (0..libc::CPU_SETSIZE as usize).filter(|&c| libc::CPU_ISSET(c, &allowed)).nth(index);
+        if let Some(core) = core {
+            let mut one: libc::cpu_set_t = std::mem::zeroed();
+            libc::CPU_SET(core, &mut one);
+            libc::sched_setaffinity(0, size, &raw const one);
+        }
+    }
+}
+
+/// Binds the calling thread to a core; does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+pub fn pin(_index: usize) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features() {
+        assert_eq!(missing(&[]), Vec::<&str>::new());
+        assert_eq!(missing(&["no-such-feature"]), ["no-such-feature"]);
+        assert_eq!(unknown(&["no-such-feature"]), ["no-such-feature"]);
+        #[cfg(target_arch = "x86_64")]
+        {
+            assert_eq!(unknown(&["avx512f", "+avx2", "bmi", "amx-int8", "sahf"]), Vec::<&str>::new());
+            assert_eq!(missing(&["sse2", "cx16", "+sse4.2"]), Vec::<&str>::new());
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_feature() {
+        let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let target = |triple, features| TargetRef { name: "t", triple, cpu: "generic", features };
+        assert!(check(&target(&triple, &[])).is_ok());
+        let e = check(&target(&triple, &["warp-drive"])).unwrap_err().to_string();
+        assert!(e.contains("`warp-drive`"), "{e}");
+        let e = check(&target("riscv64-linux", &[])).unwrap_err().to_string();
+        assert!(e.contains("riscv64"), "{e}");
+    }
+
+    #[test]
+    fn thread_counts() {
+        assert_eq!(threads(Some(3)).unwrap(), 3);
+        assert!(threads(Some(0)).is_err());
+        assert!(threads(Some(MAX_THREADS + 1)).is_err());
+    }
+}

@@ -1,0 +1,409 @@
+//! Executes a Program: sequences in, logits out.
+
+use crate::call::{Bound, Extent, Walk, bind};
+use crate::cpu;
+use crate::error::{Error, Result};
+use crate::memory::{Addr, Region};
+use crate::pool::Pool;
+use crate::program::{EntryKind, EntryRef, Program};
+use crate::store::{CheckLevel, MappedStore, Store};
+use crate::unit::{BadExpert, Cpu, Lane, Unit};
+use crate::validate;
+use moec_ir::plan::ALIGN;
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// How to run.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Threads; `None`: `MOEC_THREADS`, else one per core.
+    pub threads: Option<usize>,
+    /// How much of the bundle is checked first.
+    pub check: CheckLevel,
+    /// Looked at between calls of entry points: once true, work ends with [`Error::Interrupted`].
+    pub stop: Option<&'static AtomicBool>,
+}
+
+/// Which rows of a prefill give logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// None: only the KV cache is filled.
+    None,
+    /// The last one, from which generation goes on.
+    Last,
+    /// Every one.
+    All,
+}
+
+/// One token row of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// KV-cache slot of its sequence.
+    pub slot: u32,
+    /// Position in the sequence.
+    pub pos: usize,
+    /// Token.
+    pub id: u32,
+}
+
+/// Bytes that the plan takes, known before anything is allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Intermediate results of all entry points.
+    pub arena: u64,
+    /// Kernel scratch of all threads.
+    pub scratch: u64,
+    /// Packed weights.
+    pub weights: u64,
+    /// KV cache when every slot is full; the system backs only what was written.
+    pub kv: u64,
+}
+
+/// A program with its memory and threads.
+///
+/// One call at a time; sequences live in the slots of the KV cache. Kernels are trusted: see
+/// [`crate::abi::KernelFn`].
+pub struct Engine<'p> {
+    pub(crate) program: Program<'p>,
+    pub(crate) unit: Box<dyn Unit>,
+    pub(crate) store: Box<dyn Store + 'p>,
+    pub(crate) arena: Region,
+    pub(crate) states: Region,
+    pub(crate) state_at: Vec<Addr>,
+    pub(crate) bound: Vec<Bound>,
+    pub(crate) scratch: Region,
+    scratch_stride: usize,
+    pub(crate) taken: Vec<AtomicUsize>,
+    pool: Pool,
+    lens: Vec<usize>,
+    stop: Option<&'static AtomicBool>,
+}
+
+impl<'p> Engine<'p> {
+    /// Checks the program, this machine and the bundle's files, maps the weights and takes the memory.
+    ///
+    /// # Errors
+    /// What [`validate::program`], [`cpu::check`] and [`MappedStore::open`] find; memory or threads
+    /// refused.
+    pub fn open(program: &Program<'p>, bundle: &Path, options: Options) -> Result<Self> {
+        validate::program(program)?;
+        let store = MappedStore::open(program, bundle, options.check)?;
+        Self::with_store(program, Box::new(store), options)
+    }
+
+    /// As [`Engine::open`], with weights from another store.
+    ///
+    /// # Errors
+    /// As [`Engine::open`].
+    pub fn with_store(program: &Program<'p>, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
+        validate::program(program)?;
+        cpu::check(&program.target)?;
+        let threads = cpu::threads(options.threads)?;
+        let arena = Region::new("activations", program.arena_bytes)?;
+        let mut kv_bytes = 0u64;
+        let mut offsets = Vec::with_capacity(program.states.len());
+        for &bytes in program.states {
+            offsets.push(kv_bytes);
+            let end = bytes.checked_next_multiple_of(ALIGN).and_then(|b| kv_bytes.checked_add(b));
+            kv_bytes =
+                end.ok_or_else(|| Error::Plan("the KV cache is larger than memory can be".to_owned()))?;
+        }
+        let states = Region::new("KV cache", kv_bytes)?;
+        let state_at: Vec<_> = offsets.into_iter().map(|o| states.base().plus(o as usize)).collect();
+        // One more line between threads, so that the prefetcher of one does not pull at the next.
+        let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
+        let scratch_bytes = stride.and_then(|s| s.checked_mul(threads as u64)).unwrap_or(u64::MAX);
+        let scratch = Region::new("scratch", scratch_bytes)?;
+        let mut bound = Vec::with_capacity(program.entries.len());
+        for entry in program.entries {
+            bound.push(bind(entry, arena.base(), &state_at, store.as_ref())?);
+        }
+        let most = bound.iter().map(Bound::len).max().unwrap_or(0);
+        Ok(Self {
+            program: *program,
+            unit: Box::new(Cpu),
+            store,
+            arena,
+            states,
+            state_at,
+            bound,
+            scratch,
+            scratch_stride: stride.unwrap_or(0) as usize,
+            taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
+            pool: Pool::new(threads, cpu::pinning(threads))?,
+            lens: vec![0; program.model.slots as usize],
+            stop: options.stop,
+        })
+    }
+
+    /// The program that runs.
+    pub fn program(&self) -> &Program<'p> {
+        &self.program
+    }
+
+    /// Threads.
+    pub fn threads(&self) -> usize {
+        self.pool.lanes()
+    }
+
+    /// What the plan takes.
+    pub fn memory(&self) -> Memory {
+        Memory {
+            arena: self.arena.bytes() as u64,
+            scratch: self.scratch.bytes() as u64,
+            weights: self.store.bytes(),
+            kv: self.states.bytes() as u64,
+        }
+    }
+
+    /// Tokens in a slot; 0 if there is no such slot.
+    pub fn len(&self, slot: u32) -> usize {
+        self.lens.get(slot as usize).copied().unwrap_or(0)
+    }
+
+    /// Whether a slot holds no tokens.
+    pub fn is_empty(&self, slot: u32) -> bool {
+        self.len(slot) == 0
+    }
+
+    /// Forgets the sequence in a slot.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`].
+    pub fn reset(&mut self, slot: u32) -> Result<()> {
+        let slots = self.program.model.slots;
+        // The cache itself needs no clearing: a row attends to positions up to its own, and those have
+        // been written since.
+        self.lens.get_mut(slot as usize).map(|len| *len = 0).ok_or(Error::BadSlot { slot, slots })
+    }
+
+    /// Appends `ids` to the sequence in `slot` at position `start`, in chunks of the entry points that
+    /// there are. Tokens at `start` and later are replaced.
+    ///
+    /// `sink` gets the position in the sequence and the logits (`f32[vocab]`) of every row that `want`
+    /// names, in order. Its error ends the work.
+    ///
+    /// # Errors
+    /// Before any work: an empty prompt, an id outside of the vocabulary, more tokens than the context
+    /// holds, a slot that is not there, a hole before `start`. Then: [`Error::Interrupted`], a router
+    /// that makes up experts, and what `sink` returns.
+    pub fn prefill(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        want: Want,
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let room = |e: &EntryRef<'_>| match want {
+            Want::All => e.kind.rows().min(e.out_rows as usize),
+            Want::None | Want::Last => e.kind.rows(),
+        };
+        if ids.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        let what = if start == 0 { "the prompt has" } else { "the sequence would have" };
+        self.check_context(what, start.saturating_add(ids.len()))?;
+        ids.iter().try_for_each(|&id| self.check_id(id))?;
+        self.check_place(slot, start)?;
+        let entries = self.entries(|k| matches!(k, EntryKind::Prefill(_)), room);
+        let seq_len = start + ids.len();
+        let mut done = 0;
+        while done < ids.len() {
+            let left = ids.len() - done;
+            let (entry, room) = pick(&entries, left).ok_or(Error::NoEntry("prefill"))?;
+            let n = left.min(room);
+            let rows: Vec<Row> = (done..done + n).map(|i| Row { slot, pos: start + i, id: ids[i] }).collect();
+            let wanted = match want {
+                Want::All => 0..n,
+                Want::Last if done + n == ids.len() => n - 1..n,
+                Want::None | Want::Last => 0..0,
+            };
+            let wanted: Vec<usize> = wanted.collect();
+            self.call(entry, &rows, &wanted, seq_len)?;
+            for (i, &row) in wanted.iter().enumerate() {
+                sink(start + done + row, self.logits(entry, i))?;
+            }
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Appends one token to each of the sequences in `batch` (`slot`, position, id), in the smallest
+    /// decode entry point that takes them all, or in several calls of the largest. `sink` gets the index
+    /// in the batch and the logits (`f32[vocab]`) of each, in order.
+    ///
+    /// # Errors
+    /// As [`Engine::prefill`]; also a slot that the batch names twice.
+    pub fn decode(
+        &mut self,
+        batch: &[(u32, usize, u32)],
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        let mut seen = vec![false; self.lens.len()];
+        for &(slot, pos, id) in batch {
+            self.check_context("the sequence would have", pos.saturating_add(1))?;
+            self.check_id(id)?;
+            self.check_place(slot, pos)?;
+            if std::mem::replace(&mut seen[slot as usize], true) {
+                return Err(Error::SlotTwice(slot));
+            }
+        }
+        let entries =
+            self.entries(|k| matches!(k, EntryKind::Decode(_)), |e| e.kind.rows().min(e.out_rows as usize));
+        let mut done = 0;
+        while done < batch.len() {
+            let left = batch.len() - done;
+            let (entry, room) = pick(&entries, left).ok_or(Error::NoEntry("decode"))?;
+            let n = left.min(room);
+            let rows = batch[done..done + n].iter().map(|&(slot, pos, id)| Row { slot, pos, id });
+            let rows: Vec<Row> = rows.collect();
+            let wanted: Vec<usize> = (0..n).collect();
+            let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
+            self.call(entry, &rows, &wanted, seq_len)?;
+            for i in 0..n {
+                sink(done + i, self.logits(entry, i))?;
+            }
+            done += n;
+        }
+        Ok(())
+    }
+
+    /// Indexes and room of the entry points of a kind.
+    fn entries(
+        &self,
+        kind: fn(EntryKind) -> bool,
+        room: impl Fn(&EntryRef<'_>) -> usize,
+    ) -> Vec<(usize, usize)> {
+        let of_kind = self.program.entries.iter().enumerate().filter(|(_, e)| kind(e.kind));
+        of_kind.map(|(i, e)| (i, room(e))).collect()
+    }
+
+    fn check_context(&self, what: &'static str, needed: usize) -> Result<()> {
+        let max = self.program.model.max_context as usize;
+        if needed > max { Err(Error::Context { what, needed, max }) } else { Ok(()) }
+    }
+
+    fn check_id(&self, id: u32) -> Result<()> {
+        let vocab = self.program.model.vocab;
+        if id >= vocab { Err(Error::BadId { id, vocab }) } else { Ok(()) }
+    }
+
+    /// Refuses a slot that is not there and a position that leaves a hole in it.
+    fn check_place(&self, slot: u32, pos: usize) -> Result<()> {
+        match self.lens.get(slot as usize) {
+            None => Err(Error::BadSlot { slot, slots: self.program.model.slots }),
+            Some(&len) if pos > len => Err(Error::Gap { slot, pos, len }),
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Runs an entry point on all threads.
+    fn call(&mut self, entry: usize, rows: &[Row], wanted: &[usize], seq_len: usize) -> Result<()> {
+        if self.stop.is_some_and(|s| s.load(Ordering::Relaxed)) {
+            return Err(Error::Interrupted);
+        }
+        let extent = self.begin(entry, rows, wanted, seq_len)?;
+        let fault = OnceLock::new();
+        let walk = Walk {
+            bound: &self.bound[entry],
+            unit: self.unit.as_ref(),
+            taken: &self.taken,
+            fault: &fault,
+            extent,
+        };
+        let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
+        self.pool.run(&|index, barrier| {
+            // SAFETY: `open` has validated the program, `begin` the rows; all lanes of the pool walk the
+            // same steps, each with its own part of the scratch; `&mut self` keeps every other use of
+            // the memory away.
+            unsafe { walk.all(Lane { index, of, scratch: scratch.plus(index * stride) }, barrier) }
+        });
+        self.end(rows, fault.into_inner())
+    }
+
+    /// Writes the inputs of an entry point, and padding behind them.
+    pub(crate) fn begin(
+        &mut self,
+        entry: usize,
+        rows: &[Row],
+        wanted: &[usize],
+        seq_len: usize,
+    ) -> Result<Extent> {
+        let e = self.program.entries.get(entry).ok_or(Error::NoEntry("such"))?;
+        if rows.len() > e.kind.rows()
+            || wanted.len() > e.out_rows as usize
+            || wanted.iter().any(|&w| w >= rows.len())
+        {
+            return Err(Error::Plan(format!(
+                "{} does not take {} rows and {} outputs",
+                e.kind,
+                rows.len(),
+                wanted.len()
+            )));
+        }
+        let (kind, out_rows) = (e.kind, e.out_rows as usize);
+        for row in rows {
+            self.check_id(row.id)?;
+            self.check_context("the sequence would have", row.pos.saturating_add(1))?;
+            let slots = self.program.model.slots;
+            if row.slot >= slots {
+                return Err(Error::BadSlot { slot: row.slot, slots });
+            }
+        }
+        self.write(entry, 0, kind.rows(), 0, rows.iter().map(|r| r.id as i32));
+        self.write(entry, 1, kind.rows(), -1, rows.iter().map(|r| r.pos as i32));
+        self.write(entry, 2, kind.rows(), 0, rows.iter().map(|r| r.slot as i32));
+        self.write(entry, 3, out_rows, -1, wanted.iter().map(|&w| w as i32));
+        self.taken.iter().for_each(|t| t.store(0, Ordering::Relaxed));
+        Ok(Extent { n: rows.len(), m: wanted.len(), seq_len })
+    }
+
+    /// Fills an input buffer with `words` words: the values, then padding.
+    fn write(
+        &mut self,
+        entry: usize,
+        buffer: usize,
+        words: usize,
+        pad: i32,
+        values: impl Iterator<Item = i32>,
+    ) {
+        let at = self.arena.base().plus(self.program.entries[entry].buffers[buffer].offset as usize);
+        let at = at.of::<i32>();
+        for (i, value) in values.chain(std::iter::repeat(pad)).take(words).enumerate() {
+            // SAFETY: `validate` has found `words` aligned words in the buffer, and `&mut self` says that
+            // no step is running.
+            unsafe { at.add(i).write(value) };
+        }
+    }
+
+    /// Books what a call has done.
+    pub(crate) fn end(&mut self, rows: &[Row], fault: Option<BadExpert>) -> Result<()> {
+        if let Some(BadExpert { step, expert, experts }) = fault {
+            return Err(Error::BadExpert { expert, experts, step });
+        }
+        for row in rows {
+            self.lens[row.slot as usize] = row.pos + 1;
+        }
+        Ok(())
+    }
+
+    /// A row of the logits of the last call of an entry point.
+    fn logits(&self, entry: usize, row: usize) -> &[f32] {
+        let e = &self.program.entries[entry];
+        let at = self.arena.base().plus(e.buffers[e.logits as usize].offset as usize);
+        // SAFETY: `row < out_rows`, for which `validate` has found room; the arena is initialised memory
+        // and nothing writes to it while `self` is borrowed.
+        unsafe {
+            let first = at.of::<f32>().add(row * e.logits_stride as usize);
+            std::slice::from_raw_parts(first, self.program.model.vocab as usize)
+        }
+    }
+}
+
+/// The smallest room that is enough for `left`, else the largest there is.
+fn pick(entries: &[(usize, usize)], left: usize) -> Option<(usize, usize)> {
+    let enough = entries.iter().filter(|(_, room)| *room >= left).min_by_key(|(_, room)| *room);
+    enough.or_else(|| entries.iter().max_by_key(|(_, room)| *room)).copied()
+}

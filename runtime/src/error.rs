@@ -1,0 +1,297 @@
+//! What can go wrong, whose fault it is and what to do about it.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Whose fault an error is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The request: an argument out of range, a prompt too long.
+    Request,
+    /// The bundle: a file missing, short or changed.
+    Bundle,
+    /// This machine: a processor feature missing, memory refused, a failing disk.
+    Host,
+    /// moec itself, or a kernel that it generated.
+    Moec,
+}
+
+/// An error of the runtime.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The operating system refused something.
+    #[error("cannot {doing} `{}`: {source}", .path.display())]
+    Io {
+        /// What was attempted (`read`, `create`).
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The output cannot be written.
+    #[error("cannot write the output: {0}")]
+    Output(io::Error),
+    /// The standard input cannot be read.
+    #[error("cannot read the standard input: {0}")]
+    Input(io::Error),
+    /// A file of the bundle does not exist.
+    #[error("`{}` is missing from the bundle", .0.display())]
+    MissingFile(PathBuf),
+    /// A path of the plan leaves the bundle.
+    #[error("the plan names `{0}`, which is not a path inside the bundle")]
+    OutsideBundle(String),
+    /// A file of the bundle has another size than the plan says.
+    #[error("`{}` has {found} bytes, but the plan was built for {expected}", .path.display())]
+    WrongSize {
+        /// The file.
+        path: PathBuf,
+        /// Size that the plan names.
+        expected: u64,
+        /// Size of the file.
+        found: u64,
+    },
+    /// A file of the bundle has other content than the plan says.
+    #[error("`{}` was changed after the build: its SHA-256 starts with {}, but the plan expects {}", .path.display(), Hex(.found), Hex(.expected))]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// Hash that the plan names.
+        expected: [u8; 32],
+        /// Hash of the file.
+        found: [u8; 32],
+    },
+    /// Memory was refused.
+    #[error("cannot get {bytes} bytes of memory for the {what}: {source}")]
+    Memory {
+        /// What for.
+        what: &'static str,
+        /// How many.
+        bytes: u64,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A thread could not be started.
+    #[error("cannot start a worker thread: {0}")]
+    Thread(io::Error),
+    /// The processor lacks features that the object code uses.
+    #[error("this processor lacks {}, which target `{target}` needs", list(.missing))]
+    MissingFeatures {
+        /// Features not there.
+        missing: Vec<String>,
+        /// Target of the program.
+        target: String,
+    },
+    /// The program asks for features that the runtime has never heard of.
+    #[error("target `{target}` needs {}, which this runtime cannot detect", list(.unknown))]
+    UnknownFeatures {
+        /// Features not in the table of [`crate::cpu`].
+        unknown: Vec<String>,
+        /// Target of the program.
+        target: String,
+    },
+    /// The object code is for another architecture.
+    #[error("the bundle was built for `{triple}`, but this machine is {host}")]
+    WrongArch {
+        /// Triple of the program.
+        triple: String,
+        /// Architecture of this machine.
+        host: &'static str,
+    },
+    /// The plan is not one that can run.
+    #[error("the plan is not valid: {0}")]
+    Plan(String),
+    /// A kernel of the plan is not in the object code.
+    #[error("the object code has no kernel `{0}`")]
+    NoKernel(String),
+    /// The program has no entry point of the kind asked for.
+    #[error("the bundle has no {0} entry point")]
+    NoEntry(&'static str),
+    /// Nothing to work on.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// A token id outside of the vocabulary.
+    #[error("token id {id} is outside of the vocabulary of {vocab} tokens")]
+    BadId {
+        /// The id.
+        id: u32,
+        /// Vocabulary size.
+        vocab: u32,
+    },
+    /// A KV-cache slot that is not there.
+    #[error("slot {slot} does not exist: the KV cache holds {slots} sequences")]
+    BadSlot {
+        /// The slot.
+        slot: u32,
+        /// Slots.
+        slots: u32,
+    },
+    /// A batch names a slot twice.
+    #[error("slot {0} is twice in one batch")]
+    SlotTwice(u32),
+    /// A sequence would have a hole.
+    #[error("position {pos} leaves a hole: slot {slot} holds {len} tokens")]
+    Gap {
+        /// The slot.
+        slot: u32,
+        /// First position asked for.
+        pos: usize,
+        /// Tokens in the slot.
+        len: usize,
+    },
+    /// The sequence would be longer than the KV cache.
+    #[error("{what} {needed} tokens, but the context holds {max}")]
+    Context {
+        /// Subject and verb (`the prompt has`).
+        what: &'static str,
+        /// Tokens needed.
+        needed: usize,
+        /// Tokens that fit.
+        max: usize,
+    },
+    /// A router kernel chose an expert that does not exist.
+    #[error("a router chose expert {expert} of {experts} (step {step})")]
+    BadExpert {
+        /// The choice.
+        expert: i32,
+        /// Experts.
+        experts: u32,
+        /// Dispatch step.
+        step: usize,
+    },
+    /// Logits without a largest one.
+    #[error("the model returned logits that are not numbers")]
+    NotFinite,
+    /// A value out of its range.
+    #[error("{what} must be {range}, not {found}")]
+    Range {
+        /// Which (`--temperature`).
+        what: &'static str,
+        /// The range, in words.
+        range: &'static str,
+        /// The value.
+        found: String,
+    },
+    /// Text was given or wanted, but the bundle has no tokenizer.
+    #[error("the bundle has no tokenizer (`{}`)", .0.display())]
+    NoTokenizer(PathBuf),
+    /// The tokenizer file cannot be used.
+    #[error("cannot use the tokenizer `{}`: {reason}", .path.display())]
+    BadTokenizer {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The tokenizer failed on a text or on ids.
+    #[error("the tokenizer failed: {0}")]
+    Tokenizer(String),
+    /// The text is not UTF-8.
+    #[error("the prompt is not UTF-8")]
+    NotUtf8,
+    /// A stop was asked for (an interrupt from the keyboard).
+    #[error("interrupted")]
+    Interrupted,
+    /// The caller's own condition ended the work.
+    #[error("{0}")]
+    Stopped(String),
+}
+
+impl Error {
+    /// Whose fault it is.
+    pub fn fault(&self) -> Fault {
+        match self {
+            Self::Output(_)
+            | Self::Input(_)
+            | Self::EmptyPrompt
+            | Self::BadId { .. }
+            | Self::BadSlot { .. }
+            | Self::SlotTwice(_)
+            | Self::Gap { .. }
+            | Self::Context { .. }
+            | Self::Range { .. }
+            | Self::NoTokenizer(_)
+            | Self::NotUtf8
+            | Self::Interrupted
+            | Self::Stopped(_) => Fault::Request,
+            Self::MissingFile(_)
+            | Self::OutsideBundle(_)
+            | Self::WrongSize { .. }
+            | Self::Changed { .. }
+            | Self::NoKernel(_)
+            | Self::NoEntry(_)
+            | Self::Plan(_)
+            | Self::BadTokenizer { .. } => Fault::Bundle,
+            Self::Io { .. }
+            | Self::Memory { .. }
+            | Self::Thread(_)
+            | Self::MissingFeatures { .. }
+            | Self::WrongArch { .. } => Fault::Host,
+            Self::UnknownFeatures { .. } | Self::BadExpert { .. } | Self::NotFinite | Self::Tokenizer(_) => {
+                Fault::Moec
+            }
+        }
+    }
+
+    /// What to do about it, if there is anything.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::MissingFile(_) | Self::WrongSize { .. } | Self::Changed { .. } => {
+                "the bundle is damaged or incomplete; copy it again, or rebuild it with `moec build`"
+            }
+            Self::OutsideBundle(_) | Self::Plan(_) | Self::NoKernel(_) | Self::NoEntry(_) => {
+                "rebuild the bundle with `moec build`"
+            }
+            Self::BadTokenizer { .. } => {
+                "replace the file by the checkpoint's `tokenizer.json`, or give `--ids`"
+            }
+            Self::MissingFeatures { .. } | Self::WrongArch { .. } => {
+                "build for this machine with `moec build --target native`, or run the bundle on one that has them"
+            }
+            Self::UnknownFeatures { .. } => "build the bundle and its runner with the same version of moec",
+            Self::Memory { .. } => "build with a smaller `max_context` or fewer `decode_batch` slots",
+            Self::Thread(_) => "give fewer with `--threads`",
+            Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
+            Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
+            Self::Context { .. } => {
+                "shorten the prompt, ask for fewer tokens with `-n`, or build with a larger `max_context`"
+            }
+            Self::NoTokenizer(_) => {
+                "give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there"
+            }
+            Self::BadExpert { .. } | Self::NotFinite => {
+                "check the bundle with `moec verify`; if it passes, this is a bug of moec"
+            }
+            Self::Io { .. }
+            | Self::Output(_)
+            | Self::Input(_)
+            | Self::BadSlot { .. }
+            | Self::SlotTwice(_)
+            | Self::Gap { .. }
+            | Self::Range { .. }
+            | Self::Tokenizer(_)
+            | Self::NotUtf8
+            | Self::Interrupted
+            | Self::Stopped(_) => return None,
+        };
+        Some(hint.to_owned())
+    }
+}
+
+/// The first eight bytes of a hash, in hexadecimal.
+struct Hex<'a>(&'a [u8; 32]);
+
+impl fmt::Display for Hex<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().take(8).try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+/// Names in backticks, joined by commas.
+fn list(names: &[String]) -> String {
+    names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
+}

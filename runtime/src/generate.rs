@@ -1,0 +1,95 @@
+//! Prompt in, tokens out.
+
+use crate::engine::{Engine, Want};
+use crate::error::{Error, Result};
+use crate::sampler::Sampler;
+use std::time::{Duration, Instant};
+
+/// What a generation has produced and how long it took.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Generation {
+    /// The generated ids, an end token included.
+    pub ids: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Time to the logits after the prompt.
+    pub prefill: Duration,
+    /// Time of the calls that followed, one per id but the first.
+    pub decode: Duration,
+}
+
+impl Generation {
+    /// Prompt tokens per second.
+    pub fn prefill_rate(&self) -> Option<f64> {
+        rate(self.prompt, self.prefill)
+    }
+
+    /// Generated tokens per second, the first one aside; none if there was only that one.
+    pub fn decode_rate(&self) -> Option<f64> {
+        rate(self.ids.len().saturating_sub(1), self.decode)
+    }
+}
+
+/// Per second; none of nothing.
+pub fn rate(tokens: usize, time: Duration) -> Option<f64> {
+    (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
+}
+
+/// Refuses a prompt and a number of tokens that do not fit the context together.
+///
+/// # Errors
+/// [`Error::EmptyPrompt`], [`Error::Context`].
+pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
+    let over = |what, needed| Err(Error::Context { what, needed, max });
+    match prompt.saturating_add(n) {
+        _ if prompt == 0 => Err(Error::EmptyPrompt),
+        _ if prompt > max => over("the prompt has", prompt),
+        needed if needed > max => over("prompt and generated tokens together have", needed),
+        _ => Ok(()),
+    }
+}
+
+/// Generates up to `n` tokens after `prompt` in `slot`, which is reset first; fewer if one of `end` comes
+/// up. `on_token` gets each id as it is chosen; its error ends the work.
+///
+/// # Errors
+/// Before any work: what [`check_room`] and [`Engine::prefill`] refuse. Then: [`Error::Interrupted`],
+/// logits that are no numbers, and what `on_token` returns.
+pub fn generate(
+    engine: &mut Engine<'_>,
+    slot: u32,
+    prompt: &[u32],
+    n: usize,
+    sampler: &mut Sampler,
+    end: &[u32],
+    on_token: &mut dyn FnMut(u32) -> Result<()>,
+) -> Result<Generation> {
+    check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
+    engine.reset(slot)?;
+    let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
+    let mut next = Err(Error::NotFinite);
+    let start = Instant::now();
+    engine.prefill(slot, 0, prompt, Want::Last, &mut |_, logits| {
+        next = sampler.sample(logits);
+        Ok(())
+    })?;
+    out.prefill = start.elapsed();
+    let start = Instant::now();
+    while out.ids.len() < n {
+        if let Some(&last) = out.ids.last() {
+            let pos = prompt.len() + out.ids.len() - 1;
+            engine.decode(&[(slot, pos, last)], &mut |_, logits| {
+                next = sampler.sample(logits);
+                Ok(())
+            })?;
+        }
+        let id = std::mem::replace(&mut next, Err(Error::NotFinite))?;
+        out.ids.push(id);
+        out.decode = start.elapsed();
+        on_token(id)?;
+        if end.contains(&id) {
+            break;
+        }
+    }
+    Ok(out)
+}

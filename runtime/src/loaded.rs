@@ -1,0 +1,118 @@
+//! A Program built from a decoded Plan, for running a bundle in process.
+
+use crate::abi::KernelFn;
+use crate::error::{Error, Result};
+use crate::program::{BufferRef, Code, EntryRef, FileInfo, ModelRef, Program, SegmentRef, Step, TargetRef};
+use crate::validate;
+use moec_ir::plan::{self, Plan};
+
+/// A Plan with the addresses of its kernels.
+#[derive(Clone, Debug)]
+pub struct LoadedProgram {
+    plan: Plan,
+    kernels: Vec<KernelFn>,
+}
+
+impl LoadedProgram {
+    /// Checks a plan and finds its kernels.
+    ///
+    /// The code that `resolve` returns must stay in memory as long as the result (and every engine opened
+    /// on it) is used.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for a plan of another version or one that is not valid, [`Error::NoKernel`] for a
+    /// symbol that `resolve` does not know.
+    pub fn from_plan(plan: &Plan, resolve: &dyn Fn(&str) -> Option<KernelFn>) -> Result<Self> {
+        if plan.version != plan::PLAN_VERSION {
+            let (found, ours) = (plan.version, plan::PLAN_VERSION);
+            return Err(Error::Plan(format!("it has version {found}, this runtime reads {ours}")));
+        }
+        moec_ir::verify::plan(plan).map_err(|e| Error::Plan(e.to_string()))?;
+        let find = |k: &plan::KernelRef| resolve(&k.symbol).ok_or_else(|| Error::NoKernel(k.symbol.clone()));
+        let kernels = plan.kernels.iter().map(find).collect::<Result<Vec<_>>>()?;
+        let loaded = Self { plan: plan.clone(), kernels };
+        loaded.with(validate::program)?;
+        Ok(loaded)
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Lends the program.
+    pub fn with<R>(&self, f: impl FnOnce(&Program<'_>) -> R) -> R {
+        let Plan { model, target, .. } = &self.plan;
+        let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
+        let files: Vec<_> = self.plan.files.iter().map(file).collect();
+        let segments: Vec<_> = self.plan.segments.iter().map(segment).collect();
+        let states: Vec<u64> = self.plan.states.iter().map(plan::StateBuf::bytes).collect();
+        let buffers: Vec<Vec<BufferRef>> =
+            self.plan.entries.iter().map(|e| e.buffers.iter().map(buffer).collect()).collect();
+        let steps: Vec<Vec<Step<'_>>> =
+            self.plan.entries.iter().map(|e| e.steps.iter().map(|s| self.step(s)).collect()).collect();
+        let entries: Vec<EntryRef<'_>> = (self.plan.entries.iter().zip(&buffers).zip(&steps))
+            .map(|((e, buffers), steps)| EntryRef {
+                kind: e.kind,
+                out_rows: e.out_rows,
+                buffers,
+                logits: e.logits,
+                logits_stride: e.buffers.get(e.logits as usize).map_or(0, |b| b.stride),
+                steps,
+            })
+            .collect();
+        f(&Program {
+            model: ModelRef {
+                family: &model.family,
+                vocab: model.vocab,
+                hidden: model.hidden,
+                layers: model.layers,
+                max_context: model.max_context,
+                slots: model.slots,
+                bos: model.bos,
+                eos: &model.eos,
+                parameters: model.parameters,
+                active_parameters: model.active_parameters,
+            },
+            target: TargetRef {
+                name: &target.name,
+                triple: &target.triple,
+                cpu: &target.cpu,
+                features: &features,
+            },
+            arena_bytes: self.plan.arena_bytes,
+            scratch_bytes: self.plan.scratch_bytes,
+            files: &files,
+            segments: &segments,
+            states: &states,
+            entries: &entries,
+        })
+    }
+
+    fn step<'a>(&'a self, s: &'a plan::Step) -> Step<'a> {
+        Step {
+            code: match s.code {
+                // The verifier has checked the index.
+                plan::Code::Kernel(k) => Code::Kernel(self.kernels[k as usize]),
+                plan::Code::Builtin(b) => Code::Builtin(b),
+            },
+            args: &s.args,
+            rows: s.rows,
+            grid: s.grid,
+            barrier: s.barrier,
+            node: s.node,
+        }
+    }
+}
+
+fn file(f: &plan::FileRef) -> FileInfo<'_> {
+    FileInfo { path: &f.path, bytes: f.bytes, sha256: f.sha256 }
+}
+
+fn segment(s: &plan::Segment) -> SegmentRef {
+    SegmentRef { file: s.file, offset: s.offset, bytes: s.bytes }
+}
+
+fn buffer(b: &plan::Buffer) -> BufferRef {
+    BufferRef { offset: b.offset, bytes: b.bytes }
+}

@@ -1,0 +1,155 @@
+//! A small thread pool: one wake per call, after which all threads run the same code.
+
+use crate::barrier::Barrier;
+use crate::cpu;
+use crate::error::{Error, Result};
+use std::cell::UnsafeCell;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+/// What all threads run, given their lane and the place to meet.
+type Job = dyn Fn(usize, &Barrier) + Sync;
+
+struct Shared {
+    barrier: Barrier,
+    /// Written by lane 0 while all other lanes wait at the barrier, read by them after it.
+    job: UnsafeCell<Option<*const Job>>,
+}
+
+// SAFETY: `job` is written only by lane 0 (there is one: `Pool::run` borrows mutably) while every other
+// lane waits at the barrier, which orders that write before their reads. The pointee is `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; nothing in it belongs to one thread.
+unsafe impl Send for Shared {}
+
+/// Threads that walk steps together. The caller of [`Pool::run`] is lane 0.
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// A pool of `lanes` threads, the caller's included, each bound to a core if `pin`.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] if the system starts no more threads.
+    pub fn new(lanes: usize, pin: bool) -> Result<Self> {
+        let shared = Arc::new(Shared { barrier: Barrier::new(lanes.max(1)), job: UnsafeCell::new(None) });
+        // Nobody enters the barrier before all threads exist: with one missing it would never open.
+        let complete = Arc::new(OnceLock::new());
+        let mut threads = Vec::new();
+        for lane in 1..lanes {
+            let (shared, gate) = (Arc::clone(&shared), Arc::clone(&complete));
+            let body = move || {
+                if *gate.wait() {
+                    if pin {
+                        cpu::pin(lane);
+                    }
+                    work(&shared, lane);
+                }
+            };
+            match std::thread::Builder::new().name(format!("moec-{lane}")).spawn(body) {
+                Ok(handle) => threads.push(handle),
+                Err(e) => {
+                    let _ = complete.set(false);
+                    for thread in threads {
+                        drop(thread.join());
+                    }
+                    return Err(Error::Thread(e));
+                }
+            }
+        }
+        let _ = complete.set(true);
+        if pin {
+            cpu::pin(0);
+        }
+        Ok(Self { shared, threads })
+    }
+
+    /// Threads, the caller's included.
+    pub fn lanes(&self) -> usize {
+        self.shared.barrier.lanes()
+    }
+
+    /// Runs `job` on every lane and returns when all are done. Every lane must meet the others equally
+    /// often. A panic in a job ends the process: the other lanes would wait for ever.
+    pub fn run(&mut self, job: &(dyn Fn(usize, &Barrier) + Sync)) {
+        let barrier = &self.shared.barrier;
+        if !self.threads.is_empty() {
+            #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot lengthen the lifetime")]
+            // SAFETY: only the lifetime changes; all lanes are done with the job when `run` returns.
+            let job = unsafe {
+                std::mem::transmute::<*const (dyn Fn(usize, &Barrier) + Sync + '_), *const Job>(job)
+            };
+            self.post(Some(job));
+        }
+        let guard = AbortOnPanic;
+        job(0, barrier);
+        std::mem::forget(guard);
+        barrier.wait();
+    }
+
+    fn post(&self, job: Option<*const Job>) {
+        // SAFETY: every other lane waits at the barrier (or will, before it reads) and this is lane 0.
+        unsafe { *self.shared.job.get() = job };
+        self.shared.barrier.wait();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if !self.threads.is_empty() {
+            self.post(None);
+        }
+        for thread in self.threads.drain(..) {
+            drop(thread.join());
+        }
+    }
+}
+
+fn work(shared: &Shared, lane: usize) {
+    loop {
+        shared.barrier.wait();
+        // SAFETY: lane 0 wrote it before the meeting above and writes again only after the next one.
+        let Some(job) = (unsafe { *shared.job.get() }) else { return };
+        let guard = AbortOnPanic;
+        // SAFETY: `run` keeps the job alive until this lane has met it at the barrier below.
+        unsafe { (*job)(lane, &shared.barrier) };
+        std::mem::forget(guard);
+        shared.barrier.wait();
+    }
+}
+
+/// Ends the process when dropped, that is, when a job unwinds.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        std::process::abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn every_lane_runs_every_job() {
+        for lanes in [1, 2, 3, 5] {
+            let mut pool = Pool::new(lanes, false).unwrap();
+            assert_eq!(pool.lanes(), lanes);
+            let (first, second) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            for round in 1..=300 {
+                pool.run(&|lane, barrier| {
+                    first.fetch_add(lane + 1, Ordering::Relaxed);
+                    barrier.wait();
+                    assert_eq!(first.load(Ordering::Relaxed), round * lanes * (lanes + 1) / 2);
+                    barrier.wait();
+                    second.fetch_add(1, Ordering::Relaxed);
+                });
+                assert_eq!(second.load(Ordering::Relaxed), round * lanes);
+            }
+        }
+    }
+}

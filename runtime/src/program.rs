@@ -1,0 +1,141 @@
+//! The executable form of a Plan, borrowed and constant: what a generated runner holds in a `static`.
+//!
+//! Every field is public and every type can be built in a constant, so that the generated source is one
+//! expression. [`crate::LoadedProgram`] builds the same from a decoded Plan.
+
+use crate::abi::KernelFn;
+pub use moec_ir::EntryKind;
+pub use moec_ir::plan::{Arg, Builtin, Grid, RowSpace};
+
+/// Code of a step.
+#[derive(Clone, Copy, Debug)]
+pub enum Code {
+    /// A kernel of the object code. See [`KernelFn`] for what it must keep to.
+    Kernel(KernelFn),
+    /// A function of the runtime; runs on one thread.
+    Builtin(Builtin),
+}
+
+/// One launch. See [`moec_ir::plan::Step`].
+#[derive(Clone, Copy, Debug)]
+pub struct Step<'a> {
+    /// What runs.
+    pub code: Code,
+    /// Addresses that it gets, in the kernel's order.
+    pub args: &'a [Arg],
+    /// Rows that it walks.
+    pub rows: RowSpace,
+    /// Work items.
+    pub grid: Grid,
+    /// Whether every earlier step must have ended on all threads before this one starts.
+    pub barrier: bool,
+    /// Node of the entry's Graph that this step, perhaps with others, computes.
+    pub node: u32,
+}
+
+/// A place in the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BufferRef {
+    /// Offset in the arena in bytes, a multiple of 64.
+    pub offset: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// One entry point.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryRef<'a> {
+    /// Which.
+    pub kind: EntryKind,
+    /// Rows of logits per call, at least 1.
+    pub out_rows: u32,
+    /// Buffers; the first four hold ids, positions, slots (`i32[T]`) and output rows (`i32[out_rows]`).
+    pub buffers: &'a [BufferRef],
+    /// Buffer of the logits, `f32[out_rows, vocab]`.
+    pub logits: u32,
+    /// Elements from one row of the logits to the next, at least the vocabulary size.
+    pub logits_stride: u32,
+    /// Steps in order.
+    pub steps: &'a [Step<'a>],
+}
+
+/// A file of the bundle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileInfo<'a> {
+    /// Path relative to the bundle, with `/`.
+    pub path: &'a str,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// SHA-256.
+    pub sha256: [u8; 32],
+}
+
+/// A packed weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentRef {
+    /// Index into [`Program::files`].
+    pub file: u32,
+    /// Offset in the file in bytes, a multiple of 64.
+    pub offset: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// What the runtime must know of the model. See [`moec_ir::plan::ModelInfo`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelRef<'a> {
+    /// Family (`qwen3_moe`).
+    pub family: &'a str,
+    /// Vocabulary size: ids are `0 .. vocab`.
+    pub vocab: u32,
+    /// Hidden size.
+    pub hidden: u32,
+    /// Layers.
+    pub layers: u32,
+    /// Longest sequence, in tokens.
+    pub max_context: u32,
+    /// Sequences that the KV cache holds.
+    pub slots: u32,
+    /// Token put in front of every text.
+    pub bos: Option<u32>,
+    /// Tokens that end a generation.
+    pub eos: &'a [u32],
+    /// Parameters in all.
+    pub parameters: u64,
+    /// Parameters that one token uses.
+    pub active_parameters: u64,
+}
+
+/// What the object code was compiled for. See [`moec_ir::plan::TargetInfo`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TargetRef<'a> {
+    /// Name given to `--target`.
+    pub name: &'a str,
+    /// LLVM triple.
+    pub triple: &'a str,
+    /// LLVM CPU name.
+    pub cpu: &'a str,
+    /// Features that the processor must have, in LLVM spelling (`avx512f`).
+    pub features: &'a [&'a str],
+}
+
+/// A model compiled for a target, ready to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Program<'a> {
+    /// The model.
+    pub model: ModelRef<'a>,
+    /// The target.
+    pub target: TargetRef<'a>,
+    /// Bytes of the arena that all entry points share.
+    pub arena_bytes: u64,
+    /// Bytes of kernel scratch per thread.
+    pub scratch_bytes: u64,
+    /// Files of the bundle that the program reads.
+    pub files: &'a [FileInfo<'a>],
+    /// Packed weights.
+    pub segments: &'a [SegmentRef],
+    /// Bytes of each KV-cache tensor.
+    pub states: &'a [u64],
+    /// Entry points, prefill first, then decode, each by ascending rows.
+    pub entries: &'a [EntryRef<'a>],
+}

@@ -1,0 +1,149 @@
+//! Where packed weights come from.
+
+use crate::error::{Error, Result};
+use crate::memory::Addr;
+use crate::program::{FileInfo, Program};
+use memmap2::Mmap;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::path::{Component, Path, PathBuf};
+
+/// Gives the addresses of weight segments: mapped files today, a cache over flash for models that do not
+/// fit in memory.
+///
+/// # Safety
+/// For every index of [`Program::segments`], `segment` returns an address, aligned to 64 bytes, of at
+/// least the segment's bytes, that stays the same and readable as long as the store lives.
+pub unsafe trait Store: Send + Sync {
+    /// Address of a segment of the program that the store was opened for.
+    fn segment(&self, index: u32) -> Option<Addr>;
+    /// Bytes of weights that the store serves.
+    fn bytes(&self) -> u64;
+}
+
+/// How much of the bundle is checked before it runs. Sizes always are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CheckLevel {
+    /// Sizes only.
+    Sizes,
+    /// Also the SHA-256 of files of at most [`SMALL_FILE`] bytes.
+    #[default]
+    Small,
+    /// The SHA-256 of every file.
+    All,
+}
+
+/// Largest file whose content is checked at every start, in bytes.
+pub const SMALL_FILE: u64 = 64 << 20;
+
+/// Weight files mapped into memory, read-only. Pages come from disk when a kernel first reads them.
+///
+/// Shortening a file under a running program ends the process (SIGBUS), as with every mapped file.
+#[derive(Debug)]
+pub struct MappedStore {
+    // Held so that the addresses stay valid.
+    _maps: Vec<Option<Mmap>>,
+    segments: Vec<Addr>,
+    bytes: u64,
+}
+
+impl MappedStore {
+    /// Checks the files of the bundle and maps those that hold segments.
+    ///
+    /// # Errors
+    /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
+    /// outside of its file; what the system refuses.
+    pub fn open(program: &Program<'_>, bundle: &Path, check: CheckLevel) -> Result<Self> {
+        let paths = program.files.iter().map(|f| file_path(bundle, f.path)).collect::<Result<Vec<_>>>()?;
+        // Sizes of all files first: they cost nothing and catch most damage.
+        for (info, path) in program.files.iter().zip(&paths) {
+            check_size(info, path)?;
+        }
+        let mut maps = Vec::with_capacity(paths.len());
+        for (i, (info, path)) in program.files.iter().zip(&paths).enumerate() {
+            let hash = check == CheckLevel::All || (check == CheckLevel::Small && info.bytes <= SMALL_FILE);
+            let used = program.segments.iter().any(|s| s.file as usize == i);
+            let map = if hash || used { map_file(info, path)? } else { None };
+            if hash {
+                check_hash(info, path, map.as_deref().unwrap_or_default())?;
+            }
+            maps.push(map.filter(|_| used));
+        }
+        let mut segments = Vec::with_capacity(program.segments.len());
+        let mut bytes = 0u64;
+        for (i, s) in program.segments.iter().enumerate() {
+            let outside = || Error::Plan(format!("segment {i} lies outside of its file"));
+            let map: &[u8] = maps.get(s.file as usize).ok_or_else(outside)?.as_deref().unwrap_or_default();
+            let end = s.offset.checked_add(s.bytes).ok_or_else(outside)?;
+            let range = usize::try_from(s.offset).map_err(|_| outside())?
+                ..usize::try_from(end).map_err(|_| outside())?;
+            let bytes_of = map.get(range).ok_or_else(outside)?;
+            segments.push(Addr::read_only(bytes_of.as_ptr()));
+            bytes = bytes.saturating_add(s.bytes);
+        }
+        Ok(Self { _maps: maps, segments, bytes })
+    }
+}
+
+// SAFETY: every address lies in a mapping that the store holds, page-aligned plus an offset that
+// `validate` has found to be a multiple of 64, with the segment's bytes inside of the mapping (`open`).
+unsafe impl Store for MappedStore {
+    fn segment(&self, index: u32) -> Option<Addr> {
+        self.segments.get(index as usize).copied()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// The path of a file of the bundle. Absolute paths and `..` are refused.
+fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
+    let path = Path::new(relative);
+    if path.components().next().is_none() || path.components().any(|c| !matches!(c, Component::Normal(_))) {
+        return Err(Error::OutsideBundle(relative.to_owned()));
+    }
+    Ok(bundle.join(path))
+}
+
+fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
+    let found = match std::fs::metadata(path) {
+        Ok(meta) if meta.is_file() => meta.len(),
+        Ok(_) => return Err(Error::MissingFile(path.to_owned())),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Error::MissingFile(path.to_owned()));
+        }
+        Err(source) => return Err(Error::Io { doing: "read", path: path.to_owned(), source }),
+    };
+    if found == info.bytes {
+        Ok(())
+    } else {
+        Err(Error::WrongSize { path: path.to_owned(), expected: info.bytes, found })
+    }
+}
+
+/// Maps a file of `info.bytes` bytes; none if it is empty.
+fn map_file(info: &FileInfo<'_>, path: &Path) -> Result<Option<Mmap>> {
+    if info.bytes == 0 {
+        return Ok(None);
+    }
+    let failed = |source| Error::Io { doing: "map", path: path.to_owned(), source };
+    let file = File::open(path).map_err(failed)?;
+    // SAFETY: the mapping is private to reads; a change of the file by others under a running program is
+    // outside of what any reader of mapped files can guard against, and documented on the type.
+    let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+    if map.len() as u64 == info.bytes {
+        Ok(Some(map))
+    } else {
+        Err(Error::WrongSize { path: path.to_owned(), expected: info.bytes, found: map.len() as u64 })
+    }
+}
+
+fn check_hash(info: &FileInfo<'_>, path: &Path, content: &[u8]) -> Result<()> {
+    let found: [u8; 32] = Sha256::digest(content).into();
+    if found == info.sha256 {
+        Ok(())
+    } else {
+        Err(Error::Changed { path: path.to_owned(), expected: info.sha256, found })
+    }
+}

@@ -1,0 +1,109 @@
+//! Text to ids and back, with the checkpoint's own tokenizer.
+
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
+
+/// Where a bundle keeps its tokenizer.
+pub fn path(bundle: &Path) -> PathBuf {
+    bundle.join("artifacts").join("tokenizer.json")
+}
+
+/// A tokenizer.
+pub struct Text {
+    tokenizer: Tokenizer,
+    bos: Option<u32>,
+}
+
+impl Text {
+    /// Reads the bundle's tokenizer. `bos` is put in front of every text that does not start with it.
+    ///
+    /// # Errors
+    /// [`Error::NoTokenizer`] if there is no file, [`Error::BadTokenizer`] if it cannot be used.
+    pub fn open(bundle: &Path, bos: Option<u32>) -> Result<Self> {
+        let path = path(bundle);
+        if !path.is_file() {
+            return Err(Error::NoTokenizer(path));
+        }
+        match Tokenizer::from_file(&path) {
+            Ok(tokenizer) => Ok(Self { tokenizer, bos }),
+            Err(e) => Err(Error::BadTokenizer { path, reason: e.to_string() }),
+        }
+    }
+
+    /// Ids of a text.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.tokenizer.encode(text, true).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        let ids = encoding.get_ids();
+        let bos = self.bos.filter(|bos| ids.first() != Some(bos));
+        Ok(bos.into_iter().chain(ids.iter().copied()).collect())
+    }
+
+    /// Ids of a text that goes on from another: nothing is put in front.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.tokenizer.encode(text, false).map_err(|e| Error::Tokenizer(e.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Text of ids, without special tokens.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        self.tokenizer.decode(ids, true).map_err(|e| Error::Tokenizer(e.to_string()))
+    }
+
+    /// A decoder that is fed id by id.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream { text: self, window: Vec::new(), settled: 0, emitted: 0 }
+    }
+}
+
+/// Decodes ids as they come. The pieces, joined, are the text of all ids; no piece ends inside of a
+/// character.
+pub struct TextStream<'a> {
+    text: &'a Text,
+    /// The last ids: those of the previous piece, for decoders that look back (a space in front of a
+    /// word), then the new ones.
+    window: Vec<u32>,
+    /// Ids of the window that were there when it was last moved.
+    settled: usize,
+    /// Bytes of the window's text that have been returned.
+    emitted: usize,
+}
+
+impl TextStream<'_> {
+    /// The text that is certain after one more id; often empty.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        self.window.push(id);
+        let text = self.text.decode(&self.window)?;
+        // A character whose bytes have not all come decodes to a replacement character at the end.
+        let certain = text.trim_end_matches('\u{fffd}');
+        let piece = certain.get(self.emitted..).unwrap_or_default().to_owned();
+        self.emitted = self.emitted.max(certain.len());
+        if certain.len() == text.len() && !piece.is_empty() {
+            self.window.drain(..self.settled);
+            self.settled = self.window.len();
+            self.emitted = self.text.decode(&self.window)?.len();
+        }
+        Ok(piece)
+    }
+
+    /// What is left: characters that never became whole, as replacement characters.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`].
+    pub fn finish(self) -> Result<String> {
+        let text = self.text.decode(&self.window)?;
+        Ok(text.get(self.emitted..).unwrap_or_default().to_owned())
+    }
+}

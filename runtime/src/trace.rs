@@ -1,0 +1,129 @@
+//! A single-threaded run of one entry point that lets an observer look at memory around every step.
+
+use crate::call::Walk;
+use crate::engine::{Engine, Row};
+use crate::error::Result;
+use crate::memory::Addr;
+use crate::program::{EntryKind, EntryRef, Step};
+use crate::unit::Lane;
+use std::sync::OnceLock;
+
+/// When the observer is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The step is next.
+    Before,
+    /// The step has ended.
+    After,
+}
+
+/// What the observer sees.
+pub struct StepView<'a> {
+    engine: &'a Engine<'a>,
+    entry: &'a EntryRef<'a>,
+    index: usize,
+    n: usize,
+    m: usize,
+}
+
+impl StepView<'_> {
+    /// The entry point that runs.
+    pub fn kind(&self) -> EntryKind {
+        self.entry.kind
+    }
+
+    /// The step, before or after which this is.
+    pub fn step(&self) -> &Step<'_> {
+        &self.entry.steps[self.index]
+    }
+
+    /// Its index in the entry point.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Valid token rows.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Wanted output rows.
+    pub fn m(&self) -> usize {
+        self.m
+    }
+
+    /// Bytes of a buffer of the entry point.
+    pub fn buffer(&self, index: u32) -> Option<&[u8]> {
+        let b = self.entry.buffers.get(index as usize)?;
+        Some(self.look(self.engine.arena.base().plus(b.offset as usize), b.bytes))
+    }
+
+    /// Bytes of a KV-cache tensor.
+    pub fn state(&self, index: u32) -> Option<&[u8]> {
+        let at = self.engine.state_at.get(index as usize)?;
+        Some(self.look(*at, *self.engine.program.states.get(index as usize)?))
+    }
+
+    /// Bytes of a packed weight.
+    pub fn segment(&self, index: u32) -> Option<&[u8]> {
+        let s = self.engine.program.segments.get(index as usize)?;
+        Some(self.look(self.engine.store.segment(index)?, s.bytes))
+    }
+
+    #[allow(clippy::unused_self, reason = "its lifetime is the slice's")]
+    fn look(&self, at: Addr, bytes: u64) -> &[u8] {
+        // SAFETY: `validate` has found the extent inside of its region, which lives as long as the engine
+        // and is initialised; no step runs while the view, and with it the slice, is alive.
+        unsafe { std::slice::from_raw_parts(at.ptr(), bytes as usize) }
+    }
+}
+
+impl Engine<'_> {
+    /// Runs entry point `entry` on the calling thread for `rows`, with logits of the rows `wanted`, as part
+    /// of a sequence of `seq_len` tokens. `observe` is called before and after every step, those without
+    /// rows included; its error ends the run.
+    ///
+    /// The KV cache is written as in any call. Unlike [`Engine::prefill`], a hole before the rows is
+    /// allowed: what the cache holds there is the caller's affair.
+    ///
+    /// # Errors
+    /// An entry point that is not there or does not take the rows; ids, positions and slots out of range;
+    /// what `observe` returns.
+    pub fn trace_entry(
+        &mut self,
+        entry: usize,
+        rows: &[Row],
+        wanted: &[usize],
+        seq_len: usize,
+        observe: &mut dyn FnMut(Moment, &StepView<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let extent = self.begin(entry, rows, wanted, seq_len)?;
+        let fault = OnceLock::new();
+        {
+            let engine = &*self;
+            let walk = Walk {
+                bound: &engine.bound[entry],
+                unit: engine.unit.as_ref(),
+                taken: &engine.taken,
+                fault: &fault,
+                extent,
+            };
+            let lane = Lane { index: 0, of: 1, scratch: engine.scratch.base() };
+            let of = &engine.program.entries[entry];
+            for index in 0..of.steps.len() {
+                let view = || StepView { engine, entry: of, index, n: extent.n, m: extent.m };
+                observe(Moment::Before, &view())?;
+                // SAFETY: the program is valid, the inputs are written, this thread is the only lane, and
+                // no view is alive.
+                unsafe { walk.step(index, lane) };
+                observe(Moment::After, &view())?;
+            }
+        }
+        self.end(rows, fault.into_inner())
+    }
+
+    /// Index of the entry point of a kind.
+    pub fn entry(&self, kind: EntryKind) -> Option<usize> {
+        self.program.entries.iter().position(|e| e.kind == kind)
+    }
+}

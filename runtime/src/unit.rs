@@ -1,0 +1,275 @@
+//! What executes steps: the CPU today, other units of a target behind the same trait.
+
+use crate::abi::KernelFn;
+use crate::builtin;
+use crate::memory::Addr;
+use crate::program::{Builtin, Code, Grid};
+use moec_ir::op::DispatchLayout;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// One thread of those that walk the steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Lane {
+    /// Which, from 0.
+    pub index: usize,
+    /// Of how many.
+    pub of: usize,
+    /// Scratch of this thread.
+    pub scratch: Addr,
+}
+
+/// A step with its addresses, in one call of its entry point.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// What runs.
+    pub code: Code,
+    /// One address per argument.
+    pub args: &'a [Addr],
+    /// Work items.
+    pub grid: Grid,
+    /// Valid rows, at least 1.
+    pub n: usize,
+    /// Tokens of the longest sequence in this call, those of earlier calls included.
+    pub seq_len: usize,
+    /// Items that lanes have taken so far; 0 when the call begins.
+    pub taken: &'a AtomicUsize,
+    /// Index in the entry point.
+    pub step: usize,
+    /// Receives what went wrong first.
+    pub fault: &'a OnceLock<BadExpert>,
+}
+
+/// A router kernel chose an expert that does not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadExpert {
+    /// Dispatch step.
+    pub step: usize,
+    /// The choice.
+    pub expert: i32,
+    /// Experts.
+    pub experts: u32,
+}
+
+/// Executes steps.
+pub trait Unit: Send + Sync {
+    /// Name in the plan's table of units.
+    fn name(&self) -> &'static str;
+
+    /// Does a lane's share of a step. Every lane of a call comes here once per step; the shares are
+    /// disjoint and together the whole.
+    ///
+    /// # Safety
+    /// The addresses are those of a program that [`crate::validate::program`] has accepted, alive and
+    /// with no reference into them; every step that this one depends on has ended on all lanes; lanes of
+    /// one call have distinct indexes below the common `of`, each with its own scratch.
+    unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane);
+}
+
+/// The processor that runs the program.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cpu;
+
+impl Unit for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
+        match launch.code {
+            // SAFETY: the caller's promise is the one that these ask for.
+            Code::Kernel(f) => unsafe { kernel(f, launch, lane) },
+            Code::Builtin(b) => {
+                if lane.index == 0 {
+                    // SAFETY: as above; this is the one lane that runs it.
+                    unsafe { run_builtin(b, launch) };
+                }
+            }
+        }
+    }
+}
+
+/// Runs a lane's share of a kernel.
+///
+/// # Safety
+/// As [`Unit::execute`].
+unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
+    let call = |begin: usize, end: usize| {
+        if begin < end {
+            // SAFETY: the kernel is the step's own, its addresses are the step's arguments (`Addr` is
+            // transparent over a pointer), the scratch is this lane's, and the range is nobody else's.
+            unsafe {
+                f(launch.args.as_ptr().cast(), launch.n as i64, begin as i64, end as i64, lane.scratch.ptr());
+            }
+        }
+    };
+    match launch.grid {
+        Grid::One => {
+            if lane.index == 0 {
+                call(0, 1);
+            }
+        }
+        Grid::Tiles { rows, tiles } => {
+            // Equal work: an even split, by index alone.
+            let items = launch.n.div_ceil(rows.max(1) as usize) * tiles as usize;
+            call(items * lane.index / lane.of, items * (lane.index + 1) / lane.of);
+        }
+        Grid::Experts { table, tiles } => {
+            let Some(table) = launch.args.get(table as usize) else { return };
+            // SAFETY: the argument is a buffer of at least a word (validated), aligned to four bytes, and
+            // the step that writes it has ended.
+            let active = unsafe { table.of::<i32>().read() };
+            let items = usize::try_from(active).unwrap_or(0) * tiles as usize;
+            // Experts are uneven: lanes come back for more, in chunks of an eighth of an even share.
+            let chunk = (items / (lane.of * 8)).max(1);
+            if lane.of == 1 {
+                return call(0, items);
+            }
+            loop {
+                let begin = launch.taken.fetch_add(chunk, Ordering::Relaxed);
+                if begin >= items {
+                    return;
+                }
+                call(begin, (begin + chunk).min(items));
+            }
+        }
+    }
+}
+
+/// Runs a builtin on the calling thread.
+///
+/// # Safety
+/// As [`Unit::execute`], and no other lane runs it.
+unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
+    let (args, n) = (launch.args, launch.n);
+    match (b, args) {
+        (Builtin::RopeAngles { half, scale, long }, [pos, freqs @ .., out]) => {
+            let half = half as usize;
+            let (freq, scale) = match (long, freqs) {
+                (Some((after, long_scale)), [_, long]) if launch.seq_len > after as usize => {
+                    (long, long_scale)
+                }
+                (_, [short, ..]) => (short, scale),
+                (_, []) => return,
+            };
+            // SAFETY: `validate` has found `n` positions, `half` frequencies and `n · 2 · half` results
+            // there, aligned, and the results apart from both.
+            let (pos, freq, out) = unsafe {
+                (
+                    std::slice::from_raw_parts(pos.of::<i32>(), n),
+                    std::slice::from_raw_parts(freq.of::<f32>(), half),
+                    std::slice::from_raw_parts_mut(out.of::<f32>(), n * 2 * half),
+                )
+            };
+            builtin::rope_angles(pos, freq, f32::from_bits(scale), out);
+        }
+        (Builtin::Dispatch { rows, k, experts }, [ids, out]) => {
+            let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
+            // SAFETY: `validate` has found the ids of all rows and the whole table there, aligned and apart.
+            let (ids, out) = unsafe {
+                (
+                    std::slice::from_raw_parts(ids.of::<i32>(), layout.rows * layout.k),
+                    std::slice::from_raw_parts_mut(out.of::<i32>(), layout.words()),
+                )
+            };
+            if let Err(expert) = builtin::dispatch(layout, n, ids, out) {
+                // Only the first one counts.
+                let _ = launch.fault.set(BadExpert { step: launch.step, expert, experts });
+            }
+        }
+        // `validate` refuses builtins with other arguments.
+        (Builtin::RopeAngles { .. } | Builtin::Dispatch { .. }, _) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Region;
+
+    fn launch<'a>(
+        b: Builtin,
+        args: &'a [Addr],
+        n: usize,
+        seq_len: usize,
+        taken: &'a AtomicUsize,
+    ) -> Launch<'a> {
+        static FAULT: OnceLock<BadExpert> = OnceLock::new();
+        Launch { code: Code::Builtin(b), args, grid: Grid::One, n, seq_len, taken, step: 0, fault: &FAULT }
+    }
+
+    #[test]
+    fn long_sequences_use_the_long_frequencies() {
+        let region = Region::new("test", 512).unwrap();
+        let at = |i: usize| region.base().plus(64 * i);
+        // SAFETY: the region has room for all of them, and nothing else uses it.
+        unsafe {
+            at(0).of::<i32>().write(2);
+            at(1).of::<f32>().write(1.0);
+            at(2).of::<f32>().write(0.25);
+        }
+        let angles = |scale: f32, long: Option<(u32, u32)>, args: &[Addr], seq_len| {
+            let b = Builtin::RopeAngles { half: 1, scale: scale.to_bits(), long };
+            let taken = AtomicUsize::new(0);
+            // SAFETY: one position, one frequency each and two results are there; this is the only lane.
+            unsafe {
+                let lane = Lane { index: 0, of: 1, scratch: at(7) };
+                Cpu.execute(&launch(b, args, 1, seq_len, &taken), lane);
+                [at(3).of::<f32>().read(), at(3).of::<f32>().add(1).read()]
+            }
+        };
+        let switch = Some((10, 3f32.to_bits()));
+        let all = [at(0), at(1), at(2), at(3)];
+        assert_eq!(angles(2.0, None, &[at(0), at(1), at(3)], 99), [2f32.cos() * 2.0, 2f32.sin() * 2.0]);
+        assert_eq!(angles(2.0, switch, &all, 10), [2f32.cos() * 2.0, 2f32.sin() * 2.0]);
+        assert_eq!(angles(2.0, switch, &all, 11), [0.5f32.cos() * 3.0, 0.5f32.sin() * 3.0]);
+    }
+
+    /// Writes its items into the buffer: how often each was called.
+    unsafe extern "C" fn count(args: *const *mut u8, n: i64, begin: i64, end: i64, _scratch: *mut u8) {
+        assert!(n == 5 && begin < end);
+        for i in begin..end {
+            // SAFETY: the test's table has a word per item behind its first.
+            unsafe { *Addr::read_only(*args).of::<i32>().add(1 + i as usize) += 1 };
+        }
+    }
+
+    #[test]
+    fn lanes_share_all_items_and_none_twice() {
+        let grids = [
+            (Grid::One, 1),
+            (Grid::Tiles { rows: 2, tiles: 7 }, 21),
+            (Grid::Tiles { rows: 16, tiles: 1 }, 1),
+            (Grid::Tiles { rows: 1, tiles: 0 }, 0),
+            (Grid::Experts { table: 0, tiles: 9 }, 27),
+        ];
+        for (grid, items) in grids {
+            for of in [1, 2, 3, 40] {
+                let region = Region::new("test", 400).unwrap();
+                let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
+                let args = [region.base()];
+                // SAFETY: the region is the test's alone.
+                unsafe { args[0].of::<i32>().write(3) };
+                let code = Code::Kernel(count);
+                let launch = Launch {
+                    code,
+                    args: &args,
+                    grid,
+                    n: 5,
+                    seq_len: 5,
+                    taken: &taken,
+                    step: 0,
+                    fault: &fault,
+                };
+                for index in 0..of {
+                    // SAFETY: the lanes come one after the other.
+                    unsafe { Cpu.execute(&launch, Lane { index, of, scratch: region.base() }) };
+                }
+                // SAFETY: as above.
+                let seen = unsafe { std::slice::from_raw_parts(args[0].of::<i32>().add(1), 99) };
+                let expected: Vec<i32> = (0..99).map(|i| i32::from(i < items)).collect();
+                assert_eq!(seen, expected, "{grid:?} on {of}");
+            }
+        }
+    }
+}

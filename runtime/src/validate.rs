@@ -1,0 +1,153 @@
+//! What must hold of a Program before a single step of it runs.
+//!
+//! Cheap (one pass over the steps), so it is done at every start, for baked programs and decoded plans
+//! alike. What it cannot know is whether kernels keep to the extents of their arguments.
+
+use crate::error::{Error, Result};
+use crate::program::{Arg, Builtin, Code, EntryRef, Grid, Program, RowSpace, Step};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::ALIGN;
+use std::ops::Range;
+
+/// Checks every index and every range of a program.
+///
+/// # Errors
+/// [`Error::Plan`], naming the place.
+pub fn program(p: &Program<'_>) -> Result<()> {
+    let m = &p.model;
+    for (what, n) in [("vocab", m.vocab), ("max_context", m.max_context), ("slots", m.slots)] {
+        ensure(n >= 1 && i32::try_from(n).is_ok(), || format!("{what} is {n}"))?;
+    }
+    ensure(m.bos.is_none_or(|id| id < m.vocab), || "bos is outside of the vocabulary".to_owned())?;
+    for (i, s) in p.segments.iter().enumerate() {
+        let file = p.files.get(s.file as usize);
+        ensure(file.is_some_and(|f| inside(s.offset, s.bytes, f.bytes)), || {
+            format!("segment {i} lies outside of its file")
+        })?;
+        ensure(s.offset.is_multiple_of(ALIGN), || format!("segment {i} is not aligned"))?;
+    }
+    for e in p.entries {
+        entry(p, e).map_err(|why| Error::Plan(format!("{}: {why}", e.kind)))?;
+    }
+    Ok(())
+}
+
+fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(Error::Plan(why())) }
+}
+
+fn inside(offset: u64, bytes: u64, of: u64) -> bool {
+    offset.checked_add(bytes).is_some_and(|end| end <= of)
+}
+
+fn entry(p: &Program<'_>, e: &EntryRef<'_>) -> Result<(), String> {
+    let (t, r) = (e.kind.rows() as u64, u64::from(e.out_rows));
+    if t == 0 || r == 0 || i32::try_from(t).is_err() {
+        return Err(format!("{t} rows and {r} output rows"));
+    }
+    for (i, b) in e.buffers.iter().enumerate() {
+        if !inside(b.offset, b.bytes, p.arena_bytes) || !b.offset.is_multiple_of(ALIGN) {
+            return Err(format!("buffer {i} is not an aligned place in the arena"));
+        }
+    }
+    for (i, rows) in [t, t, t, r].into_iter().enumerate() {
+        if e.buffers.get(i).is_none_or(|b| b.bytes < rows * 4) {
+            return Err(format!("input {i} has no room for {rows} rows"));
+        }
+    }
+    let (stride, vocab) = (u64::from(e.logits_stride), u64::from(p.model.vocab));
+    let logits = e.buffers.get(e.logits as usize).map(|b| b.bytes / 4);
+    if stride < vocab || logits.is_none_or(|n| n < (r - 1).saturating_mul(stride).saturating_add(vocab)) {
+        return Err("the logits have no room".to_owned());
+    }
+    for (i, s) in e.steps.iter().enumerate() {
+        step(p, e, s).map_err(|why| format!("step {i}: {why}"))?;
+    }
+    Ok(())
+}
+
+fn step(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>) -> Result<(), String> {
+    for (i, &arg) in s.args.iter().enumerate() {
+        extent(p, e, arg).ok_or_else(|| format!("argument {i} names nothing"))?;
+    }
+    match s.grid {
+        Grid::Tiles { rows: 0, .. } => return Err("blocks of no rows".to_owned()),
+        Grid::Experts { table, .. } => {
+            let words = s.args.get(table as usize).and_then(|&a| words(p, e, a));
+            if !matches!(s.args.get(table as usize), Some(Arg::Buffer(..)))
+                || words.is_none_or(|w| w.is_empty())
+            {
+                return Err(format!("argument {table} is no dispatch table"));
+            }
+        }
+        Grid::One | Grid::Tiles { .. } => {}
+    }
+    let n = match s.rows {
+        RowSpace::Tokens => e.kind.rows() as u64,
+        RowSpace::Outputs => u64::from(e.out_rows),
+    };
+    let Code::Builtin(builtin) = s.code else { return Ok(()) };
+    // Smallest extent of each argument in words; the last one is written.
+    let needs: Vec<u64> = match builtin {
+        Builtin::RopeAngles { half, long, .. } => {
+            let half = u64::from(half);
+            let mut needs = vec![n, half];
+            needs.extend(long.map(|_| half));
+            needs.push(n * 2 * half);
+            needs
+        }
+        Builtin::Dispatch { rows, k, experts } => {
+            if u64::from(rows) < n {
+                return Err(format!("a dispatch table of {rows} rows for {n}"));
+            }
+            let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
+            let slots = u64::from(rows) * u64::from(k);
+            if i32::try_from(slots).is_err() || i32::try_from(experts).is_err() {
+                return Err(format!("a dispatch table of {slots} slots"));
+            }
+            vec![slots, layout.words() as u64]
+        }
+    };
+    fits(p, e, s, &needs)
+}
+
+/// Whether the arguments of a builtin are there, large enough, and the result apart from the operands.
+fn fits(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>, needs: &[u64]) -> Result<(), String> {
+    if s.args.len() != needs.len() {
+        return Err(format!("{} arguments, not {}", s.args.len(), needs.len()));
+    }
+    let mut places = Vec::new();
+    for (i, (&arg, &need)) in s.args.iter().zip(needs).enumerate() {
+        let found = words(p, e, arg).filter(|w| w.end - w.start >= need);
+        let found = found.ok_or_else(|| format!("argument {i} has no room for {need} words"))?;
+        places.push(found.start..found.start + need);
+    }
+    let (Some(&out), Some(to)) = (s.args.last(), places.pop()) else { return Ok(()) };
+    if !matches!(out, Arg::Buffer(..)) {
+        return Err("the result is no buffer".to_owned());
+    }
+    for (&arg, from) in s.args.iter().zip(&places) {
+        if matches!(arg, Arg::Buffer(..)) && from.start < to.end && to.start < from.end {
+            return Err("the result overlaps an operand".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Bytes that an argument gives access to: in the arena for a buffer, else from 0.
+fn extent(p: &Program<'_>, e: &EntryRef<'_>, arg: Arg) -> Option<Range<u64>> {
+    match arg {
+        Arg::Buffer(i, skip) => {
+            let b = e.buffers.get(i as usize)?;
+            let start = b.offset + u64::from(skip);
+            (u64::from(skip) <= b.bytes).then_some(start..b.offset + b.bytes)
+        }
+        Arg::Segment(i) => p.segments.get(i as usize).map(|s| 0..s.bytes),
+        Arg::State(i) => p.states.get(i as usize).map(|&bytes| 0..bytes),
+    }
+}
+
+/// As [`extent`], in 4-byte words; none if not aligned to them.
+fn words(p: &Program<'_>, e: &EntryRef<'_>, arg: Arg) -> Option<Range<u64>> {
+    extent(p, e, arg).filter(|r| r.start.is_multiple_of(4)).map(|r| r.start / 4..r.end / 4)
+}

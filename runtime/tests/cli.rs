@@ -1,0 +1,261 @@
+//! The verbs as a user meets them: arguments in; output, notes and exit status out.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_runtime::cli::{Io, run_with};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::io::{self, Read, Write};
+use std::path::Path;
+
+struct Done {
+    status: u8,
+    out: String,
+    err: String,
+}
+
+fn run_in(bundle: &Path, args: &str, input: Option<&str>) -> Done {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut input = input.map(str::as_bytes);
+    let input = input.as_mut().map(|i| i as &mut dyn Read);
+    let args = args.split_whitespace().map(|a| OsString::from(a.replace('_', " ")));
+    let io = Io { input, out: &mut out, err: &mut err };
+    let status = program(&ENTRIES).with(|p| run_with(p, bundle, args, "run", io));
+    let text = |b| String::from_utf8(b).unwrap();
+    Done { status, out: text(out), err: text(err) }
+}
+
+/// Runs in a bundle with a tokenizer.
+fn run(args: &str) -> Done {
+    let dir = bundle();
+    add_tokenizer(dir.path());
+    run_in(dir.path(), args, None)
+}
+
+fn joined(ids: &[u32]) -> String {
+    ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn bytes(text: &str) -> Vec<u32> {
+    [BOS].into_iter().chain(text.bytes().map(u32::from)).collect()
+}
+
+#[test]
+fn generate_json_from_ids() {
+    let ids = [72, 101, 108];
+    for threads in [1, 2, 3] {
+        let done = run(&format!("generate --ids {} -n 24 --json --threads {threads}", joined(&ids)));
+        assert_eq!((done.status, done.err.as_str()), (0, ""));
+        let json: Value = serde_json::from_str(&done.out).unwrap();
+        assert_eq!(json["ids"], serde_json::json!(continuation(&ids, 24)));
+        assert!(json["text"].is_string());
+        assert!(json["prefill_tokens_per_s"].as_f64().unwrap() > 0.0);
+        assert!(json["decode_tokens_per_s"].as_f64().unwrap() > 0.0);
+        assert_eq!(json.as_object().unwrap().len(), 4);
+    }
+}
+
+#[test]
+fn generate_without_tokenizer() {
+    let dir = bundle();
+    let done = run_in(dir.path(), "generate --ids 7,8 -n 5 --json", None);
+    let json: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((&json["text"], json["ids"].as_array().unwrap().len()), (&Value::Null, 5));
+    let done = run_in(dir.path(), "generate --ids 7,8 -n 5", None);
+    assert_eq!(done.out, format!("{}\n", joined(&continuation(&[7, 8], 5))));
+    assert!(done.err.starts_with("prefill: 2 tokens"), "{}", done.err);
+    let done = run_in(dir.path(), "generate --ids 7,8 -n 5 --quiet", None);
+    assert_eq!(done.err, "");
+    let done = run_in(dir.path(), "generate --prompt hi", None);
+    assert_eq!(done.status, 1);
+    assert!(done.err.contains("has no tokenizer") && done.err.contains("hint: give token ids with `--ids`"));
+}
+
+#[test]
+fn generate_from_text() {
+    let dir = bundle();
+    add_tokenizer(dir.path());
+    let expected = continuation(&bytes("hi there"), 9);
+    let by_flag = run_in(dir.path(), "generate --prompt hi_there -n 9 --ignore-eos --json", None);
+    let by_dash = run_in(dir.path(), "generate --prompt - -n 9 --ignore-eos --json", Some("hi there\n"));
+    let by_pipe = run_in(dir.path(), "generate -n 9 --ignore-eos --json", Some("hi there"));
+    for done in [by_flag, by_dash, by_pipe] {
+        assert_eq!((done.status, done.err.as_str()), (0, ""));
+        let json: Value = serde_json::from_str(&done.out).unwrap();
+        assert_eq!(json["ids"], serde_json::json!(expected));
+    }
+    // As it comes, and all at once.
+    let json = run_in(dir.path(), "generate --prompt hi_there -n 9 --ignore-eos --json", None);
+    let json: Value = serde_json::from_str(&json.out).unwrap();
+    let text = run_in(dir.path(), "generate --prompt hi_there -n 9 --ignore-eos", None);
+    assert_eq!(text.out, format!("{}\n", json["text"].as_str().unwrap()));
+}
+
+#[test]
+fn an_end_token_ends_text_but_not_ids() {
+    // A prompt after which greedy decoding soon comes to the end token.
+    let found = (1..256u32).flat_map(|a| (1..256).map(move |b| vec![a, b])).find_map(|prompt| {
+        let at = continuation(&prompt, 12).iter().position(|&id| id == EOS)?;
+        (at < 11).then_some((prompt, at))
+    });
+    let (prompt, at) = found.unwrap();
+    let count = |flags: &str| {
+        let done = run(&format!("generate --ids {} -n 12 --json {flags}", joined(&prompt)));
+        assert_eq!(done.status, 0, "{}", done.err);
+        serde_json::from_str::<Value>(&done.out).unwrap()["ids"].as_array().unwrap().len()
+    };
+    assert_eq!(count(""), 12);
+    assert_eq!(count("--ignore-eos"), 12);
+    assert_eq!(count("--stop-at-eos"), at + 1);
+}
+
+#[test]
+fn a_seed_is_a_text() {
+    let draw = |seed: u32| {
+        run(&format!(
+            "generate --ids 1,2,3 -n 20 --temperature 30 --top-p 0.9 --top-k 50 --seed {seed} --quiet"
+        ))
+        .out
+    };
+    assert_eq!(draw(1), draw(1));
+    assert_ne!(draw(1), draw(2));
+}
+
+#[test]
+fn refusals() {
+    let cases: &[(&str, u8, &[&str])] = &[
+        ("", 2, &["Usage: run"]),
+        ("fly", 2, &["error: unrecognized subcommand 'fly'", "hint:"]),
+        ("generate --wings", 2, &["error: unexpected argument '--wings'", "hint:"]),
+        (
+            "generate",
+            2,
+            &["error: there is nothing to continue", "hint: give text with `run generate --prompt TEXT`"],
+        ),
+        ("generate --prompt -", 2, &["error: standard input is a terminal"]),
+        ("generate --ids 1,x", 2, &["error: invalid value 'x'"]),
+        ("generate --ids 1 --prompt a", 2, &["error: ", "cannot be used with"]),
+        ("generate --ids 1 --temperature -1", 2, &["--temperature"]),
+        ("generate --ids 1 --temperature nan", 2, &["must be a number from 0 to 100"]),
+        ("generate --ids 1 --temperature 101", 2, &["must be a number from 0 to 100"]),
+        ("generate --ids 1 --top-p 0", 2, &["must be a number above 0, up to 1"]),
+        ("generate --ids 1 --top-p 1.1", 2, &["must be a number above 0, up to 1"]),
+        ("generate --ids 1 -n 0", 2, &["must be a number from 1 up"]),
+        ("generate --ids 1 --threads 0", 2, &["must be a number from 1 to 1024"]),
+        (
+            "generate --ids 1,260",
+            1,
+            &["error: token id 260 is outside of the vocabulary of 260 tokens", "hint: ids are 0 to 259"],
+        ),
+        ("generate --ids 1,2 -n 63", 1, &["65 tokens, but the context holds 64", "hint: "]),
+        ("logits --ids 1", 2, &["--out"]),
+        ("logits --ids 1 --out /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
+        ("bench --prompt 60 --gen 10", 1, &["70 tokens, but the context holds 64"]),
+    ];
+    for (args, status, words) in cases {
+        let done = run(args);
+        assert_eq!(done.status, *status, "{args}: {}", done.err);
+        assert_eq!(done.out, "", "{args}");
+        for word in *words {
+            assert!(done.err.contains(word), "{args}: `{word}` is not in\n{}", done.err);
+        }
+    }
+    let long = joined(&[1; 65]);
+    let done = run(&format!("generate --ids {long}"));
+    assert!(
+        done.err.starts_with("error: the prompt has 65 tokens, but the context holds 64\nhint: "),
+        "{}",
+        done.err
+    );
+    let dir = bundle();
+    add_tokenizer(dir.path());
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let input: &mut dyn Read = &mut &b"\xff\xfe"[..];
+    let io = Io { input: Some(input), out: &mut out, err: &mut err };
+    let args = ["generate"].map(OsString::from).into_iter();
+    let status = program(&ENTRIES).with(|p| run_with(p, dir.path(), args, "run", io));
+    assert_eq!((status, String::from_utf8(err).unwrap().as_str()), (1, "error: the prompt is not UTF-8\n"));
+}
+
+#[test]
+fn damage_is_an_error_with_a_hint() {
+    let dir = bundle();
+    let path = dir.path().join("weights/model.bin");
+    let mut content = std::fs::read(&path).unwrap();
+    content[0] ^= 0x80;
+    std::fs::write(&path, content).unwrap();
+    let done = run_in(dir.path(), "generate --ids 1", None);
+    assert_eq!((done.status, done.out.as_str()), (1, ""));
+    assert!(done.err.starts_with("error: `") && done.err.contains("model.bin` was changed after the build"));
+    assert!(done.err.contains("\nhint: "), "{}", done.err);
+}
+
+#[test]
+fn logits_of_every_position() {
+    let dir = bundle();
+    let file = dir.path().join("out.safetensors");
+    let ids: Vec<u32> = (0..37).map(|i| i * 7 % 256).collect();
+    let done = run_in(dir.path(), &format!("logits --ids {} --out {}", joined(&ids), file.display()), None);
+    assert_eq!((done.status, done.out.as_str()), (0, ""), "{}", done.err);
+    let content = std::fs::read(&file).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&content).unwrap();
+    let logits = tensors.tensor("logits").unwrap();
+    assert_eq!((logits.dtype(), logits.shape()), (safetensors::Dtype::F32, &[37, V][..]));
+    let expected: Vec<u8> = (1..=37).flat_map(|n| reference(&ids[..n])).flat_map(f32::to_le_bytes).collect();
+    assert_eq!(logits.data(), expected);
+    // What fails leaves nothing behind.
+    let bad = dir.path().join("bad.safetensors");
+    let done = run_in(dir.path(), &format!("logits --ids 1,999 --out {}", bad.display()), None);
+    assert_eq!(done.status, 1);
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|f| f.unwrap().file_name()).collect();
+    assert_eq!(left.len(), 2, "{left:?}");
+}
+
+#[test]
+fn bench_and_info() {
+    let done = run("bench --prompt 20 --gen 5 --repeat 2 --threads 2 --json");
+    assert_eq!(done.status, 0, "{}", done.err);
+    let json: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((json["prompt"].as_u64(), json["threads"].as_u64()), (Some(20), Some(2)));
+    for key in ["prefill_tokens_per_s", "decode_tokens_per_s", "arena_bytes", "weight_bytes", "kv_bytes"] {
+        assert!(json[key].as_f64().unwrap() > 0.0, "{key}");
+    }
+    assert!(run("bench --repeat 1").out.starts_with("prefill"));
+    let json: Value = serde_json::from_str(&run("info --json").out).unwrap();
+    assert_eq!(json["model"]["vocab"], 260);
+    assert_eq!(json["target"]["runs_here"], true);
+    assert_eq!(json["entries"][1]["kind"], "prefill[16]");
+    let text = run("info").out;
+    assert!(text.contains("toy") && text.contains("runs here"), "{text}");
+    // It needs no weights.
+    let empty = tempfile::tempdir().unwrap();
+    assert_eq!(run_in(empty.path(), "info", None).status, 0);
+    assert!(run("help").out.contains("generate"));
+    assert!(run("generate --help").out.contains("--top-p"));
+}
+
+/// A pipe whose reader has gone.
+struct Closed;
+
+impl Write for Closed {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_closed_pipe_is_quiet() {
+    let dir = bundle();
+    for args in ["generate --ids 1,2 -n 9", "generate --ids 1,2 --json", "info", "bench --repeat 1", "help"] {
+        let mut err = Vec::new();
+        let io = Io { input: None, out: &mut Closed, err: &mut err };
+        let args = args.split(' ').map(OsString::from);
+        assert_eq!(program(&ENTRIES).with(|p| run_with(p, dir.path(), args, "run", io)), 0);
+        assert_eq!(String::from_utf8(err).unwrap(), "");
+    }
+}

@@ -1,0 +1,205 @@
+//! What comes out of the engine depends on the sequence alone: not on chunks, slots, batches or threads.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_ir::EntryKind::{Decode, Prefill};
+use moec_runtime::{Engine, Error, Options, Row, Want};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+fn sequence(n: usize, seed: usize) -> Vec<u32> {
+    (0..n).map(|i| ((i * i * 7 + i * 31 + seed * 53) % 256) as u32).collect()
+}
+
+/// All logits that a prefill gives, checked against the reference.
+fn check_prefill(engine: &mut Engine<'_>, slot: u32, start: usize, whole: &[u32], want: Want) {
+    let mut seen = Vec::new();
+    engine
+        .prefill(slot, start, &whole[start..], want, &mut |pos, logits| {
+            assert_eq!(logits, reference(&whole[..=pos]), "position {pos}");
+            seen.push(pos);
+            Ok(())
+        })
+        .unwrap();
+    let expected: Vec<usize> = match want {
+        Want::None => vec![],
+        Want::Last => vec![whole.len() - 1],
+        Want::All => (start..whole.len()).collect(),
+    };
+    assert_eq!(seen, expected);
+    assert_eq!(engine.len(slot), whole.len());
+}
+
+#[test]
+fn any_length_any_threads() {
+    for threads in [1, 2, 3] {
+        with_engine(&ENTRIES, threads, |engine| {
+            assert_eq!(engine.threads(), threads);
+            for n in [1, 2, 3, 4, 5, 15, 16, 17, 20, 33, 48, CTX] {
+                for want in [Want::None, Want::Last, Want::All] {
+                    check_prefill(engine, (n % SLOTS) as u32, 0, &sequence(n, n), want);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn any_entry_points() {
+    let sets: [&[_]; 4] = [
+        &[(Prefill(1), 1)],
+        &[(Prefill(7), 1)],
+        &[(Prefill(64), 64)],
+        &[(Prefill(2), 2), (Prefill(8), 8), (Prefill(32), 3)],
+    ];
+    for set in sets {
+        with_engine(set, 2, |engine| {
+            for n in [1, 7, 8, 9, 30] {
+                check_prefill(engine, 0, 0, &sequence(n, 1), Want::All);
+                check_prefill(engine, 1, 0, &sequence(n, 2), Want::Last);
+            }
+        });
+    }
+}
+
+#[test]
+fn sequences_go_on_and_do_not_mix() {
+    with_engine(&ENTRIES, 2, |engine| {
+        let seqs: Vec<Vec<u32>> = (0..SLOTS).map(|s| sequence(40, s)).collect();
+        for (slot, seq) in seqs.iter().enumerate() {
+            check_prefill(engine, slot as u32, 0, &seq[..9 + slot], Want::Last);
+        }
+        // On with a second prefill, then all three in batches of two and one.
+        check_prefill(engine, 1, 10, &seqs[1][..23], Want::All);
+        for step in 0..5 {
+            let lens: Vec<usize> = (0..SLOTS).map(|s| engine.len(s as u32)).collect();
+            let batch: Vec<_> = (0..SLOTS).map(|s| (s as u32, lens[s], seqs[s][lens[s]])).collect();
+            let mut seen = Vec::new();
+            engine
+                .decode(&batch, &mut |i, logits| {
+                    assert_eq!(logits, reference(&seqs[i][..=lens[i]]), "step {step} slot {i}");
+                    seen.push(i);
+                    Ok(())
+                })
+                .unwrap();
+            assert_eq!(seen, [0, 1, 2]);
+        }
+        // Back, and on from there.
+        let other_end = [&seqs[2][..4], &seqs[1][..6]].concat();
+        check_prefill(engine, 2, 4, &other_end, Want::All);
+        engine.reset(2).unwrap();
+        assert!(engine.is_empty(2));
+        check_prefill(engine, 2, 0, &seqs[0], Want::Last);
+    });
+}
+
+#[test]
+fn refusals_come_before_work() {
+    with_engine(&ENTRIES, 2, |engine| {
+        let mut sink = |_: usize, _: &[f32]| -> moec_runtime::Result<()> { panic!("no logits expected") };
+        let long = sequence(CTX + 1, 0);
+        let e = engine.prefill(0, 0, &long, Want::All, &mut sink).unwrap_err();
+        assert_eq!(e.to_string(), "the prompt has 65 tokens, but the context holds 64");
+        assert!(e.hint().is_some());
+        let e = engine.prefill(0, 0, &[1, 2, V as u32], Want::All, &mut sink).unwrap_err();
+        assert_eq!(e.to_string(), "token id 260 is outside of the vocabulary of 260 tokens");
+        let e = engine.prefill(SLOTS as u32, 0, &[1], Want::All, &mut sink).unwrap_err();
+        assert!(matches!(e, Error::BadSlot { slot: 3, slots: 3 }));
+        assert!(matches!(engine.prefill(0, 0, &[], Want::All, &mut sink), Err(Error::EmptyPrompt)));
+        assert!(matches!(engine.prefill(0, 1, &[1], Want::All, &mut sink), Err(Error::Gap { .. })));
+        assert!(matches!(engine.decode(&[(0, 5, 1)], &mut sink), Err(Error::Gap { .. })));
+        assert!(matches!(engine.decode(&[(0, 0, 1), (0, 0, 2)], &mut sink), Err(Error::SlotTwice(0))));
+        assert!(matches!(engine.decode(&[(1, 0, 999)], &mut sink), Err(Error::BadId { .. })));
+        assert!(matches!(engine.decode(&[(1, usize::MAX, 9)], &mut sink), Err(Error::Context { .. })));
+        assert!(engine.is_empty(0) && engine.is_empty(1));
+        engine.prefill(0, 0, &long[..CTX], Want::None, &mut sink).unwrap();
+        let e = engine.decode(&[(0, CTX, 1)], &mut sink).unwrap_err();
+        assert_eq!(e.to_string(), "the sequence would have 65 tokens, but the context holds 64");
+    });
+    with_engine(&[(Prefill(2), 2)], 1, |engine| {
+        assert!(matches!(engine.decode(&[(0, 0, 1)], &mut |_, _| Ok(())), Err(Error::NoEntry("decode"))));
+    });
+}
+
+#[test]
+fn a_sink_can_end_the_work() {
+    with_engine(&ENTRIES, 2, |engine| {
+        let mut rows = 0;
+        let e = engine.prefill(0, 0, &sequence(30, 0), Want::All, &mut |_, _| {
+            rows += 1;
+            if rows == 3 { Err(Error::Stopped("enough".to_owned())) } else { Ok(()) }
+        });
+        assert!(matches!(e, Err(Error::Stopped(_))));
+        assert_eq!(rows, 3);
+    });
+}
+
+#[test]
+fn a_stop_flag_interrupts() {
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let dir = bundle();
+    program(&ENTRIES).with(|p| {
+        let options = Options { threads: Some(2), stop: Some(&STOP), ..Options::default() };
+        let mut engine = Engine::open(p, dir.path(), options).unwrap();
+        let result = engine.prefill(0, 0, &sequence(30, 0), Want::All, &mut |_, _| {
+            STOP.store(true, Ordering::Relaxed);
+            Ok(())
+        });
+        assert!(matches!(result, Err(Error::Interrupted)));
+    });
+}
+
+#[test]
+fn many_calls_on_more_threads_than_cores() {
+    with_engine(&[(Prefill(8), 8), (Decode(3), 3)], 5, |engine| {
+        let seq = sequence(CTX, 5);
+        for _ in 0..20 {
+            engine.reset(0).unwrap();
+            check_prefill(engine, 0, 0, &seq[..3], Want::All);
+            for pos in 3..30 {
+                engine
+                    .decode(&[(0, pos, seq[pos])], &mut |_, logits| {
+                        assert_eq!(logits, reference(&seq[..=pos]));
+                        Ok(())
+                    })
+                    .unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+fn a_trace_shows_every_step() {
+    with_engine(&ENTRIES, 2, |engine| {
+        let entry = engine.entry(Prefill(4)).unwrap();
+        let rows: Vec<Row> = [(0, 10), (1, 20)].map(|(pos, id)| Row { slot: 1, pos, id }).to_vec();
+        let mut moments = Vec::new();
+        let mut logits = Vec::new();
+        engine
+            .trace_entry(entry, &rows, &[1], 2, &mut |moment, view| {
+                moments.push((view.index(), moment));
+                assert_eq!((view.n(), view.m(), view.kind()), (2, 1, Prefill(4)));
+                assert_eq!(view.buffer(1).unwrap()[..16], [0i32, 1, -1, -1].map(i32::to_le_bytes).concat());
+                assert_eq!(view.segment(1).unwrap().len(), E * 4);
+                assert_eq!(view.state(0).unwrap().len(), SLOTS * CTX * 4);
+                assert!(view.buffer(99).is_none() && view.state(1).is_none() && view.segment(9).is_none());
+                logits = view.buffer(8).unwrap()[..V * 4].to_vec();
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(moments.len(), 14);
+        let expected: Vec<u8> = reference(&[10, 20]).iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(logits, expected);
+        // The cache is as after a prefill.
+        engine
+            .decode(&[(1, 2, 30)], &mut |_, logits| {
+                assert_eq!(logits, reference(&[10, 20, 30]));
+                Ok(())
+            })
+            .unwrap();
+        let too_many = [Row { slot: 0, pos: 0, id: 0 }; 5];
+        assert!(engine.trace_entry(entry, &too_many, &[], 5, &mut |_, _| Ok(())).is_err());
+        assert!(engine.trace_entry(99, &rows, &[], 2, &mut |_, _| Ok(())).is_err());
+    });
+}

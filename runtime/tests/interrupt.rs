@@ -1,0 +1,46 @@
+//! Ctrl-C in the middle of a generation. Alone in its process: signals are global.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_runtime::LoadedProgram;
+use moec_runtime::abi::KernelFn;
+use moec_runtime::cli::{Io, run_with};
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+/// As `store_ids`; the fifth call presses Ctrl-C.
+unsafe extern "C" fn store_ids(a: *const *mut u8, n: i64, begin: i64, end: i64, scratch: *mut u8) {
+    if CALLS.fetch_add(1, Ordering::Relaxed) == 4 {
+        // SAFETY: a signal to this thread; the handler is the command line's.
+        unsafe { libc::raise(libc::SIGINT) };
+    }
+    let kernel = resolve("store_ids").unwrap();
+    // SAFETY: the arguments are those of this kernel.
+    unsafe { kernel(a, n, begin, end, scratch) };
+}
+
+#[test]
+fn an_interrupt_ends_cleanly() {
+    let dir = bundle();
+    let resolve = |s: &str| if s == "store_ids" { Some(store_ids as KernelFn) } else { resolve(s) };
+    let program = LoadedProgram::from_plan(&plan(&ENTRIES), &resolve).unwrap();
+    let run = |args: &str| {
+        CALLS.store(0, Ordering::Relaxed);
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let args = args.split(' ').map(OsString::from);
+        let io = Io { input: None, out: &mut out, err: &mut err };
+        let status = program.with(|p| run_with(p, dir.path(), args, "run", io));
+        (status, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
+    };
+    // One prefill and four decode calls: five tokens are out before the next call sees the flag.
+    let expected = continuation(&[1, 2], 5).iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let out = run("generate --ids 1,2 -n 40 --threads 1");
+    assert_eq!(out, (130, format!("{expected}\n"), String::new()));
+    // Half a JSON object would be worse than none.
+    assert_eq!(run("generate --ids 1,2 -n 40 --threads 1 --json"), (130, String::new(), String::new()));
+}

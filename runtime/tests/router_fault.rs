@@ -1,0 +1,19 @@
+//! A router that chooses an expert which does not exist. Alone in its process: the switch is global.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_runtime::{Error, Want};
+use std::sync::atomic::Ordering;
+
+#[test]
+fn a_made_up_expert_is_an_error() {
+    BAD_CHOICE.store(100, Ordering::Relaxed);
+    with_engine(&ENTRIES, 3, |engine| {
+        let e = engine.prefill(0, 0, &[1, 2, 3], Want::Last, &mut |_, _| Ok(())).unwrap_err();
+        assert!(matches!(e, Error::BadExpert { expert: 100.., experts: 6, step: 4 }), "{e}");
+        assert!(e.hint().is_some());
+        assert!(engine.is_empty(0));
+    });
+}

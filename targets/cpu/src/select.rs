@@ -1,0 +1,355 @@
+//! Which kernels compute a node: one row per operator.
+
+use crate::{CpuTarget, KernelSpec};
+use moec_codegen::{MapOp, NormKind};
+use moec_ir::op::{AttentionDesc, DispatchLayout, LongSwitch};
+use moec_ir::plan::{Builtin, Layout};
+use moec_ir::{Format, Op, Type};
+
+/// A node as selection sees it.
+#[derive(Clone, Debug)]
+pub struct NodeView<'a> {
+    /// Operator.
+    pub op: &'a Op,
+    /// Operands.
+    pub inputs: Vec<InputView<'a>>,
+    /// Types of the results.
+    pub outputs: Vec<&'a Type>,
+    /// Row distance of a residual that the epilogue adds, in elements.
+    pub residual_ld: Option<usize>,
+}
+
+/// One operand.
+#[derive(Clone, Copy, Debug)]
+pub enum InputView<'a> {
+    /// A value in the arena.
+    Value {
+        /// Type.
+        ty: &'a Type,
+        /// Elements from row to row.
+        ld: usize,
+    },
+    /// A weight.
+    Weight {
+        /// Shape.
+        shape: &'a [usize],
+        /// Storage.
+        format: Format,
+    },
+    /// A state `[slots, heads, ctx, dim]`.
+    State {
+        /// Shape.
+        shape: &'a [usize],
+    },
+}
+
+/// An address that a launch gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Operand of the node.
+    In(usize),
+    /// Operand of the node, from this column on.
+    InAt(usize, usize),
+    /// Result of the node.
+    Out(usize),
+    /// Result of the node, from this column on.
+    OutAt(usize, usize),
+    /// Temporary of the selection.
+    Temp(usize),
+    /// The residual.
+    Residual,
+}
+
+/// What a launch runs.
+#[derive(Clone, Debug)]
+pub enum Work {
+    /// A generated kernel.
+    Kernel(KernelSpec),
+    /// A function of the runtime.
+    Builtin(Builtin),
+}
+
+/// One launch.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Code.
+    pub work: Work,
+    /// Addresses, in the kernel's order.
+    pub args: Vec<Role>,
+    /// Indices of the arguments that it writes.
+    pub writes: Vec<usize>,
+}
+
+/// How a node is computed.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// Launches in order.
+    pub launches: Vec<Launch>,
+    /// Temporaries.
+    pub temps: Vec<Type>,
+    /// Layouts of weight operands that are not row-major.
+    pub layouts: Vec<(usize, Layout)>,
+}
+
+/// Why a node cannot be computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unsupported(pub String);
+
+type Result<T> = std::result::Result<T, Unsupported>;
+
+impl NodeView<'_> {
+    fn value(&self, i: usize) -> Result<(&Type, usize)> {
+        match self.inputs.get(i) {
+            Some(&InputView::Value { ty, ld }) => Ok((ty, ld)),
+            _ => Err(Unsupported(format!("operand {i} is no value"))),
+        }
+    }
+    fn weight(&self, i: usize) -> Result<(&[usize], Format)> {
+        match self.inputs.get(i) {
+            Some(&InputView::Weight { shape, format }) => Ok((shape, format)),
+            _ => Err(Unsupported(format!("operand {i} is no weight"))),
+        }
+    }
+    fn state(&self, i: usize) -> Result<&[usize]> {
+        match self.inputs.get(i) {
+            Some(InputView::State { shape }) => Ok(shape),
+            _ => Err(Unsupported(format!("operand {i} is no state"))),
+        }
+    }
+    /// Whether the second operand is one column for all.
+    fn broadcasts(&self) -> Result<bool> {
+        Ok(self.value(1)?.0.cols() == 1 && self.out()?.cols() != 1)
+    }
+    fn out(&self) -> Result<&Type> {
+        self.outputs.first().copied().ok_or_else(|| Unsupported("no result".into()))
+    }
+}
+
+impl CpuTarget {
+    /// Kernels for a node.
+    ///
+    /// # Errors
+    /// An operator, or a combination of its attributes, without a kernel.
+    pub fn select(&self, node: &NodeView<'_>) -> Result<Selection> {
+        let mut s = Selection::default();
+        match node.op {
+            Op::Embed => {
+                let (shape, format) = node.weight(1)?;
+                let (vocab, hidden) = two(shape)?;
+                s.kernel(KernelSpec::Embed { vocab, hidden, format, out_ld: hidden }, inputs(2), 1);
+            }
+            &Op::RmsNorm { eps, groups, weight } => {
+                let (ty, x_ld) = node.value(0)?;
+                let width = ty.cols() / groups;
+                let out_ld = ty.cols();
+                let spec = KernelSpec::Norm { kind: NormKind::Rms, width, groups, x_ld, out_ld, eps, weight };
+                s.kernel(spec, inputs(1 + usize::from(weight)), 1);
+            }
+            &Op::LayerNorm { eps } => {
+                let (ty, x_ld) = node.value(0)?;
+                let (width, out_ld) = (ty.cols(), ty.cols());
+                let kind = NormKind::Layer;
+                let spec = KernelSpec::Norm { kind, width, groups: 1, x_ld, out_ld, eps, weight: true };
+                s.kernel(spec, inputs(3), 1);
+            }
+            &Op::Linear { bias } => self.linear(&mut s, node, 1, bias, None)?,
+            &Op::LinearGlu { glu, bias } => self.linear(&mut s, node, 1, bias, Some(glu))?,
+            &Op::HeadLinear { heads } => self.linear(&mut s, node, heads, false, None)?,
+            Op::RopeAngles { scale, switch } => rope_angles(&mut s, node, *scale, *switch)?,
+            &Op::Rope { heads, offset, style } => {
+                let (ty, x_ld) = node.value(0)?;
+                let (angles, angles_ld) = node.value(1)?;
+                let dim = ty.cols() / heads;
+                let (rotary, out_ld) = (angles.cols(), ty.cols());
+                let spec = KernelSpec::Rope { heads, dim, rotary, offset, style, x_ld, out_ld, angles_ld };
+                s.kernel(spec, inputs(2), 1);
+            }
+            Op::CacheWrite => {
+                let (_, x_ld) = node.value(1)?;
+                let &[_, heads, ctx, dim] = node.state(0)? else {
+                    return Err(Unsupported("a state needs four axes".into()));
+                };
+                let work = Work::Kernel(KernelSpec::CacheWrite { heads, dim, ctx, x_ld });
+                s.launches.push(Launch { work, args: inputs(4), writes: vec![0] });
+            }
+            Op::Attention(desc) => attention(&mut s, node, desc)?,
+            Op::Router(desc) => {
+                let (_, logits_ld) = node.value(0)?;
+                let n = 1 + usize::from(desc.select_bias);
+                s.kernel(KernelSpec::Router { desc: desc.clone(), logits_ld }, inputs(n), 2);
+            }
+            &Op::Dispatch { experts } => {
+                let (ids, _) = node.value(0)?;
+                let (rows, k) = two(&ids.shape)?;
+                let work = Work::Builtin(Builtin::Dispatch { rows: int(rows)?, k: int(k)?, experts: int(experts)? });
+                s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)], writes: vec![1] });
+            }
+            &Op::ExpertFfn { glu, bias } => self.expert_ffn(&mut s, node, glu, bias)?,
+            Op::Combine => {
+                let (y, _) = node.value(0)?;
+                let (table, _) = node.value(1)?;
+                let (weights, _) = node.value(2)?;
+                let (rows, k) = two(&weights.shape)?;
+                let layout = dispatch_layout(rows, k, table)?;
+                let hidden = y.cols();
+                let residual_ld = node.residual_ld;
+                let spec = KernelSpec::Combine { layout, hidden, out_ld: hidden, residual_ld };
+                let mut args = inputs(3);
+                args.extend(residual_ld.map(|_| Role::Residual));
+                s.kernel(spec, args, 1);
+            }
+            Op::Add => s.map(node, MapOp::Add { b_ld: node.value(1)?.1, broadcast_b: node.broadcasts()? })?,
+            Op::Mul => s.map(node, MapOp::Mul { b_ld: node.value(1)?.1, broadcast_b: node.broadcasts()? })?,
+            &Op::Glu(glu) => s.map(node, MapOp::Glu { glu, b_ld: node.value(1)?.1 })?,
+            &Op::Scale { factor } => s.map(node, MapOp::Scale { factor })?,
+            Op::ScaleCols => s.map(node, MapOp::ScaleCols)?,
+            &Op::Clamp { lo, hi } => s.map(node, MapOp::Clamp { lo, hi })?,
+            &Op::Act(kind) => s.map(node, MapOp::Act(kind))?,
+            Op::Softmax => {
+                let (ty, x_ld) = node.value(0)?;
+                s.kernel(KernelSpec::Softmax { cols: ty.cols(), x_ld, out_ld: ty.cols() }, inputs(1), 1);
+            }
+            Op::GatherRows => {
+                let (ty, x_ld) = node.value(0)?;
+                s.kernel(KernelSpec::GatherRows { cols: ty.cols(), x_ld, out_ld: ty.cols() }, inputs(2), 1);
+            }
+            &Op::Slice { heads, start, len } => {
+                let (ty, in_ld) = node.value(0)?;
+                let (in_group, out_ld) = (ty.cols() / heads, heads * len);
+                let spec = KernelSpec::Copy { groups: heads, cols: len, in_group, out_group: len, in_ld, out_ld };
+                s.kernel(spec, vec![Role::InAt(0, start)], 1);
+            }
+            &Op::Concat { heads } => {
+                let out_ld = node.out()?.cols();
+                let mut at = 0;
+                for i in 0..node.inputs.len() {
+                    let (ty, in_ld) = node.value(i)?;
+                    let (cols, out_group) = (ty.cols() / heads, out_ld / heads);
+                    let spec = KernelSpec::Copy { groups: heads, cols, in_group: cols, out_group, in_ld, out_ld };
+                    let args = vec![Role::In(i), Role::OutAt(0, at)];
+                    s.launches.push(Launch { work: Work::Kernel(spec), args, writes: vec![1] });
+                    at += cols;
+                }
+            }
+        }
+        Ok(s)
+    }
+
+    fn linear(
+        &self,
+        s: &mut Selection,
+        node: &NodeView<'_>,
+        groups: usize,
+        bias: bool,
+        glu: Option<moec_ir::Glu>,
+    ) -> Result<()> {
+        let (_, x_ld) = node.value(0)?;
+        let (shape, format) = node.weight(1)?;
+        let (n, k) = match *shape {
+            [n, k] | [_, n, k] => (n, k),
+            _ => return Err(Unsupported("a matrix needs two or three axes".into())),
+        };
+        let out_ld = node.out()?.cols();
+        let residual_ld = node.residual_ld;
+        let spec = KernelSpec::Linear { k, n, format, groups, x_ld, out_ld, bias, residual_ld, glu };
+        s.layouts.extend(self.weight_layout(&spec).map(|l| (1, l)));
+        let mut args = inputs(2 + usize::from(bias));
+        args.extend(residual_ld.map(|_| Role::Residual));
+        s.kernel(spec, args, 1);
+        Ok(())
+    }
+
+    fn expert_ffn(&self, s: &mut Selection, node: &NodeView<'_>, glu: moec_ir::Glu, bias: bool) -> Result<()> {
+        let (x, x_ld) = node.value(0)?;
+        let (table, _) = node.value(1)?;
+        let (gate_up, format) = node.weight(2)?;
+        let &[experts, two_inter, hidden] = gate_up else {
+            return Err(Unsupported("expert matrices need three axes".into()));
+        };
+        let (_, down_format) = node.weight(3)?;
+        let inter = two_inter / 2;
+        let rows = x.rows();
+        let slots = node.out()?.rows();
+        let layout = dispatch_layout(rows, slots / rows.max(1), table)?;
+        if layout.experts != experts {
+            return Err(Unsupported("the dispatch table is for other experts".into()));
+        }
+        s.temps.push(Type::f32([slots, inter]));
+        let up = KernelSpec::ExpertGateUp { layout, hidden, inter, format, x_ld, glu, bias };
+        let down = KernelSpec::ExpertDown { layout, inter, hidden, format: down_format, bias };
+        s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
+        s.layouts.extend(self.weight_layout(&down).map(|l| (3, l)));
+        let mut args = vec![Role::In(0), Role::In(1), Role::In(2)];
+        args.extend(bias.then_some(Role::In(4)));
+        args.push(Role::Temp(0));
+        s.launches.push(Launch { work: Work::Kernel(up), writes: vec![args.len() - 1], args });
+        let mut args = vec![Role::Temp(0), Role::In(1), Role::In(3)];
+        args.extend(bias.then_some(Role::In(5)));
+        s.kernel(down, args, 1);
+        Ok(())
+    }
+}
+
+impl Selection {
+    /// An element-wise kernel.
+    fn map(&mut self, node: &NodeView<'_>, op: MapOp) -> Result<()> {
+        let (_, a_ld) = node.value(0)?;
+        let cols = node.out()?.cols();
+        self.kernel(KernelSpec::Map { op, cols, a_ld, out_ld: cols }, inputs(node.inputs.len()), 1);
+        Ok(())
+    }
+
+    /// A kernel whose last arguments are the node's `outs` results.
+    fn kernel(&mut self, spec: KernelSpec, mut args: Vec<Role>, outs: usize) {
+        let first = args.len();
+        args.extend((0..outs).map(Role::Out));
+        self.launches.push(Launch { work: Work::Kernel(spec), writes: (first..args.len()).collect(), args });
+    }
+}
+
+fn inputs(n: usize) -> Vec<Role> {
+    (0..n).map(Role::In).collect()
+}
+
+/// Extents of a matrix.
+fn two(shape: &[usize]) -> Result<(usize, usize)> {
+    match *shape {
+        [a, b] => Ok((a, b)),
+        _ => Err(Unsupported("a matrix needs two axes".into())),
+    }
+}
+
+fn int(x: usize) -> Result<u32> {
+    u32::try_from(x).map_err(|_| Unsupported(format!("{x} is too large")))
+}
+
+/// The layout of a dispatch table of `k` choices for `rows` tokens: its size gives the experts.
+fn dispatch_layout(rows: usize, k: usize, table: &Type) -> Result<DispatchLayout> {
+    let rest = DispatchLayout { rows, k, experts: 0 }.words();
+    let experts = table.elements().saturating_sub(rest) / 2;
+    let layout = DispatchLayout { rows, k, experts };
+    if layout.words() == table.elements() { Ok(layout) } else { Err(Unsupported("no dispatch table".into())) }
+}
+
+fn rope_angles(s: &mut Selection, node: &NodeView<'_>, scale: f32, switch: Option<LongSwitch>) -> Result<()> {
+    let (shape, _) = node.weight(1)?;
+    let half = int(shape.iter().product())?;
+    let long = switch.map(|l| Ok((int(l.after)?, l.long_scale.to_bits()))).transpose()?;
+    let work = Work::Builtin(Builtin::RopeAngles { half, scale: scale.to_bits(), long });
+    let mut args = inputs(2 + usize::from(switch.is_some()));
+    args.push(Role::Out(0));
+    s.launches.push(Launch { work, writes: vec![args.len() - 1], args });
+    Ok(())
+}
+
+fn attention(s: &mut Selection, node: &NodeView<'_>, desc: &AttentionDesc) -> Result<()> {
+    let (_, q_ld) = node.value(0)?;
+    let &[_, _, ctx, _] = node.state(1)? else {
+        return Err(Unsupported("a state needs four axes".into()));
+    };
+    let out_ld = node.out()?.cols();
+    let n = node.inputs.len();
+    s.kernel(KernelSpec::Attention { desc: desc.clone(), q_ld, out_ld, ctx }, inputs(n), 1);
+    Ok(())
+}

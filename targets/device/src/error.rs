@@ -1,0 +1,63 @@
+//! Errors of device descriptions.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why there is no device.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// No built-in device has that name.
+    #[error("no target is named `{name}`")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Known names that come near, nearest first.
+        nearest: Vec<&'static str>,
+    },
+    /// The file cannot be read.
+    #[error("device file `{}` cannot be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is not TOML, or a key is unknown, missing or of another type.
+    #[error("device file `{}`, line {line}, column {column}: {message}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1.
+        column: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// A value makes no sense.
+    #[error("device file `{}`: `{key}`: {message}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// The key, with its section.
+        key: String,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+impl DeviceError {
+    /// What the user can do.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Unknown { nearest, .. } => match nearest.first() {
+                Some(name) => format!("did you mean `{name}`? `moec targets` lists them all"),
+                None => "`moec targets` lists the names; a path of your own device file ends in `.toml`".into(),
+            },
+            Self::Read { .. } => "`--target` takes a name that `moec targets` lists, or a device file".into(),
+            Self::Parse { .. } | Self::Invalid { .. } => {
+                "`moec targets x86-64-v3` prints a device file that is right".into()
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Figures of a device: what it can do, each with the place where the number comes from.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A number and its source.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    /// The number; the field that holds it says the unit.
+    pub value: f64,
+    /// Where it comes from: a document with its page, or how it was measured.
+    pub source: String,
+}
+
+/// What kind of unit it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UnitKind {
+    /// Cores of a general processor.
+    Cpu,
+}
+
+impl UnitKind {
+    /// Name in device files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+/// Throughput of one number format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Peak {
+    /// 10⁹ operations per second over the whole unit; a multiply-add counts as two.
+    pub gops: f64,
+    /// Where it comes from.
+    pub source: String,
+}
+
+/// Something that computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unit {
+    /// Name, unique in the device.
+    pub name: String,
+    /// Kind.
+    pub kind: UnitKind,
+    /// Cores, or what comes closest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
+    /// Microseconds to start one step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dispatch_cost_us: Option<Figure>,
+    /// Peak by number format (`f32`, `bf16`, `int8`).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub peak: BTreeMap<String, Peak>,
+}
+
+/// Read bandwidth of a memory for one block size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bandwidth {
+    /// Bytes per access.
+    pub block_bytes: u64,
+    /// 10⁹ bytes per second.
+    pub gb_per_s: f64,
+    /// Where it comes from.
+    pub source: String,
+}
+
+/// A memory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// Name, unique in the device.
+    pub name: String,
+    /// Bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<Figure>,
+    /// Bandwidth by block size, ascending.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bandwidth: Vec<Bandwidth>,
+}
+
+/// A cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// 1, 2 or 3.
+    pub level: u8,
+    /// Size.
+    pub bytes: u64,
+    /// Cores that share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_by: Option<u32>,
+    /// Where it comes from.
+    pub source: String,
+}
+
+/// A link between two units or memories, by their names.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// One end.
+    pub from: String,
+    /// The other.
+    pub to: String,
+    /// 10⁹ bytes per second in that direction.
+    pub gb_per_s: f64,
+    /// Where it comes from.
+    pub source: String,
+}
+
+/// Power.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Power {
+    /// Watts when nothing runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_w: Option<Figure>,
+    /// Watts when every unit works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_w: Option<Figure>,
+}

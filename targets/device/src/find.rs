@@ -1,0 +1,129 @@
+//! Finding, reading and checking a device description.
+
+use crate::{Device, DeviceError, NATIVE, nearest};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The built-in devices: name and text of the file, in the order in which they are listed.
+pub const BUILT_IN: &[(&str, &str)] = &[
+    ("native", include_str!("../../devices/native.toml")),
+    ("x86-64-v3", include_str!("../../devices/x86-64-v3.toml")),
+    ("x86-64-v4", include_str!("../../devices/x86-64-v4.toml")),
+];
+
+impl Device {
+    /// The device of that name, or of the user's own file: what ends in `.toml` or holds a `/` is a path.
+    ///
+    /// # Errors
+    /// No such name, the file cannot be read, or its contents are wrong.
+    pub fn find(name_or_path: &str) -> Result<Self, DeviceError> {
+        let path = Path::new(name_or_path);
+        if let Some((name, text)) = BUILT_IN.iter().find(|(name, _)| *name == name_or_path) {
+            return Self::parse(text, Path::new(&format!("{name}.toml")));
+        }
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) || name_or_path.contains('/') {
+            let text = std::fs::read_to_string(path)
+                .map_err(|source| DeviceError::Read { path: path.into(), source })?;
+            return Self::parse(&text, path);
+        }
+        Err(DeviceError::Unknown {
+            name: name_or_path.into(),
+            nearest: nearest(name_or_path, BUILT_IN.iter().map(|(name, _)| *name)),
+        })
+    }
+
+    /// Reads a description; `path` is for messages only.
+    ///
+    /// # Errors
+    /// The text is not a device description.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, DeviceError> {
+        let device: Self = toml::from_str(text).map_err(|e| {
+            let at = e.span().map_or(0, |s| s.start);
+            let before = text.get(..at).unwrap_or(text);
+            DeviceError::Parse {
+                path: path.into(),
+                line: before.matches('\n').count() + 1,
+                column: before.rsplit('\n').next().unwrap_or(before).chars().count() + 1,
+                message: e.message().into(),
+            }
+        })?;
+        device.check().map_err(|(key, message)| DeviceError::Invalid { path: path.into(), key, message })?;
+        Ok(device)
+    }
+
+    /// The first value that makes no sense: its key, and why.
+    fn check(&self) -> Result<(), (String, String)> {
+        let bad = |key: &str, message: &str| Err((key.to_owned(), message.to_owned()));
+        let word = |s: &str| {
+            !s.is_empty() && s.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+        };
+        for (key, value) in [("name", &self.name), ("triple", &self.triple), ("cpu", &self.cpu)] {
+            if !word(value) {
+                return bad(key, "expected letters, digits, `-`, `_` and `.`, at least one");
+            }
+        }
+        if (self.cpu == NATIVE) != (self.triple == NATIVE) {
+            return bad("cpu", "`cpu` and `triple` are both `native`, or neither is");
+        }
+        if self.is_native() && !self.features.is_empty() {
+            return bad("features", "`native` takes the features of the machine that builds: leave them out");
+        }
+        if let Some(f) = self.features.iter().find(|f| !word(f)) {
+            return bad("features", &format!("`{f}` is no LLVM feature name; write them without `+`"));
+        }
+        let mut names = BTreeSet::new();
+        for (key, name) in self
+            .units
+            .iter()
+            .map(|u| ("unit.name", &u.name))
+            .chain(self.memories.iter().map(|m| ("memory.name", &m.name)))
+        {
+            if !word(name) || !names.insert(name.as_str()) {
+                return bad(key, &format!("`{name}` is empty, badly spelt or already taken"));
+            }
+        }
+        for l in &self.links {
+            if let Some(end) = [&l.from, &l.to].into_iter().find(|e| !names.contains(e.as_str())) {
+                return bad("link", &format!("no unit or memory is named `{end}`"));
+            }
+        }
+        let mut levels = BTreeSet::new();
+        for c in &self.caches {
+            if !(1..=3).contains(&c.level) || !levels.insert(c.level) {
+                return bad("cache.level", &format!("{} is not in 1..=3, or given twice", c.level));
+            }
+            if c.bytes == 0 {
+                return bad("cache.bytes", "a cache holds at least one byte");
+            }
+        }
+        for (key, value, source) in self.figures() {
+            if !value.is_finite() || value < 0.0 {
+                return bad(key, &format!("{value} is not a finite number of at least 0"));
+            }
+            if source.trim().is_empty() {
+                return bad(key, "a figure needs a `source`");
+            }
+        }
+        Ok(())
+    }
+
+    /// Every figure: key, value, source.
+    fn figures(&self) -> Vec<(&'static str, f64, &str)> {
+        let mut out = Vec::new();
+        for u in &self.units {
+            out.extend(u.dispatch_cost_us.iter().map(|f| ("unit.dispatch_cost_us", f.value, &*f.source)));
+            out.extend(u.peak.values().map(|p| ("unit.peak", p.gops, &*p.source)));
+        }
+        for m in &self.memories {
+            out.extend(m.capacity.iter().map(|f| ("memory.capacity", f.value, &*f.source)));
+            out.extend(m.bandwidth.iter().map(|b| ("memory.bandwidth", b.gb_per_s, &*b.source)));
+        }
+        out.extend(self.caches.iter().map(|c| ("cache", c.bytes as f64, &*c.source)));
+        out.extend(self.links.iter().map(|l| ("link", l.gb_per_s, &*l.source)));
+        if let Some(p) = &self.power {
+            out.extend(p.idle_w.iter().map(|f| ("power.idle_w", f.value, &*f.source)));
+            out.extend(p.busy_w.iter().map(|f| ("power.busy_w", f.value, &*f.source)));
+        }
+        out
+    }
+}

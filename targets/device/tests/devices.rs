@@ -1,0 +1,155 @@
+//! Device files: the built-in ones, a full one, and wrong ones.
+
+use moec_device::{BUILT_IN, Device, DeviceError, Family, KNOWN_FEATURES, LegalOps};
+use proptest::prelude::*;
+use std::path::Path;
+
+const FULL: &str = r#"
+name = "box"
+description = "a box"
+family = "cpu"
+triple = "x86_64-unknown-linux-gnu"
+cpu = "sapphirerapids"
+features = ["avx512f", "amx-bf16"]
+legal_ops = ["linear", "add"]
+
+[[unit]]
+name = "cores"
+kind = "cpu"
+cores = 2
+dispatch_cost_us = { value = 1.5, source = "measured" }
+peak.bf16 = { gops = 5800, source = "measured, two threads" }
+
+[[memory]]
+name = "dram"
+capacity = { value = 24e9, source = "/proc/meminfo" }
+bandwidth = [{ block_bytes = 4096, gb_per_s = 25.4, source = "measured" }]
+
+[[cache]]
+level = 2
+bytes = 2097152
+source = "cpuid"
+
+[[link]]
+from = "cores"
+to = "dram"
+gb_per_s = 25.4
+source = "measured"
+
+[power]
+idle_w = { value = 20, source = "wall meter" }
+"#;
+
+fn parse(text: &str) -> Result<Device, DeviceError> {
+    Device::parse(text, Path::new("box.toml"))
+}
+
+/// The error of a text, as the user reads it.
+fn error(text: &str) -> String {
+    parse(text).expect_err("the text is wrong").to_string()
+}
+
+#[test]
+fn built_in_files_are_right_and_named_like_their_files() {
+    for (name, _) in BUILT_IN {
+        let d = Device::find(name).unwrap();
+        assert_eq!(d.name, *name);
+        assert_eq!(d.family, Family::Cpu);
+        assert!(d.legal_ops.allows("expert_ffn"));
+        for f in &d.features {
+            assert!(KNOWN_FEATURES.contains(&f.as_str()), "{name}: `{f}` cannot be detected");
+        }
+    }
+    assert!(Device::find("native").unwrap().is_native());
+    assert!(Device::find("native").unwrap().lacks().is_empty());
+}
+
+#[test]
+fn every_file_of_the_folder_is_built_in() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../devices");
+    for file in dir.read_dir().unwrap() {
+        let path = file.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        assert!(BUILT_IN.contains(&(name, &text)), "`{name}` is missing in BUILT_IN");
+    }
+}
+
+#[test]
+fn levels_contain_each_other() {
+    let (v3, v4) = (Device::find("x86-64-v3").unwrap(), Device::find("x86-64-v4").unwrap());
+    assert!(v3.features.iter().all(|f| v4.features.contains(f)));
+}
+
+#[test]
+fn a_full_file_is_read_and_written() {
+    let d = parse(FULL).unwrap();
+    assert_eq!(d.dispatch_cost_us(0), Some(1.5));
+    assert_eq!(d.dispatch_cost_us(1), None);
+    assert_eq!(d.cache_bytes(2), Some(2 << 20));
+    assert_eq!(d.cache_bytes(3), None);
+    assert_eq!(d.units[0].peak["bf16"].gops, 5800.0);
+    assert!(d.legal_ops.allows("add") && !d.legal_ops.allows("softmax"));
+    assert_eq!(parse(&toml::to_string(&d).unwrap()).unwrap(), d);
+    let all = parse(&FULL.replace(r#"["linear", "add"]"#, "\"all\"")).unwrap();
+    assert_eq!(all.legal_ops, LegalOps::All);
+    assert_eq!(parse(&toml::to_string(&all).unwrap()).unwrap(), all);
+}
+
+#[test]
+fn a_file_of_the_users_is_found_by_its_path() {
+    let path = std::env::temp_dir().join(format!("moec-device-{}.toml", std::process::id()));
+    std::fs::write(&path, FULL).unwrap();
+    let found = Device::find(path.to_str().unwrap());
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(found.unwrap().name, "box");
+    let gone = Device::find("no/such.toml").expect_err("there is no such file");
+    assert_eq!(gone.to_string(), "device file `no/such.toml` cannot be read");
+}
+
+#[test]
+fn unknown_names_get_the_nearest() {
+    let e = Device::find("x86-64-v5").expect_err("no such device");
+    assert_eq!(e.to_string(), "no target is named `x86-64-v5`");
+    assert_eq!(e.hint(), "did you mean `x86-64-v3`? `moec targets` lists them all");
+    let e = Device::find("quantum").expect_err("no such device");
+    assert!(e.hint().starts_with("`moec targets` lists"));
+}
+
+#[test]
+fn wrong_files_are_refused_with_line_and_key() {
+    for (from, to, expected) in [
+        ("cores = 2", "coers = 2", "line 13, column 1: unknown field `coers`, expected one of `name`, `kind`"),
+        ("family = \"cpu\"", "family = \"gpu\"", "line 4, column 10: unknown variant `gpu`, expected `cpu`"),
+        ("name = \"box\"", "name = 3", "line 2, column 8: invalid type: integer `3`, expected a string"),
+        ("level = 2", "level = 9", "`cache.level`: 9 is not in 1..=3"),
+        ("value = 1.5", "value = -1.5", "`unit.dispatch_cost_us`: -1.5 is not a finite number of at least 0"),
+        ("source = \"cpuid\"", "source = \" \"", "`cache`: a figure needs a `source`"),
+        ("to = \"dram\"", "to = \"flash\"", "`link`: no unit or memory is named `flash`"),
+        ("name = \"dram\"", "name = \"cores\"", "`memory.name`: `cores` is empty, badly spelt or already taken"),
+        ("\"avx512f\"", "\"+avx512f\"", "`features`: `+avx512f` is no LLVM feature name"),
+        ("cpu = \"sapphirerapids\"", "cpu = \"native\"", "`cpu` and `triple` are both `native`"),
+        ("cpu = \"sapphirerapids\"\n", "", "missing field `cpu`"),
+    ] {
+        let message = error(&FULL.replacen(from, to, 1));
+        assert!(message.contains(expected), "`{to}`: {message}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_it_panic(text in "\\PC{0,200}") {
+        let _ = parse(&text);
+    }
+
+    #[test]
+    fn no_change_of_a_line_makes_it_panic(line in 0usize..40, with in "[a-z_]{0,9} ?=? ?[\\[\\]{}\"0-9a-z.,=-]{0,20}") {
+        let text: Vec<&str> = FULL.lines().enumerate().map(|(i, l)| if i == line { &*with } else { l }).collect();
+        let _ = parse(&text.join("\n"));
+    }
+
+    #[test]
+    fn no_name_makes_it_panic(name in "\\PC{0,40}") {
+        let _ = Device::find(&name);
+    }
+}

@@ -1,0 +1,110 @@
+//! Every family, compiled and run as a user would, against what transformers computed.
+
+mod support;
+
+use std::path::Path;
+use support::{FAMILIES, Setup, checkpoint, clean, distance, expected, ferris, list, logits_file, moec, ok, runs_here};
+
+/// Largest difference of any logit.
+const TOLERANCE: f32 = 2e-3;
+
+/// Builds `source` and compares logits and greedy tokens, with each number of threads. `own_binary`
+/// goes through `BUNDLE/run`, else through `moec run`.
+fn compare(source: &Path, target: &str, setup: Setup<'_>, own_binary: bool) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let toml = setup.write(source, folder.path());
+    let bundle = folder.path().join("b");
+    let mut build = moec();
+    build.arg("build").arg(&toml).args(["--target", target, "--quiet", "-o"]).arg(&bundle);
+    if !own_binary {
+        build.arg("--no-run");
+    }
+    ok(&mut build);
+    let run = || {
+        if own_binary {
+            clean(std::process::Command::new(bundle.join("run")))
+        } else {
+            let mut command = moec();
+            command.arg("run").arg(&bundle);
+            command
+        }
+    };
+    let want = expected(source);
+    let what = format!("{} for {target}, {setup:?}", source.display());
+    let prompt = want.greedy.len() - 24;
+    for threads in ["1", "2"] {
+        let out = folder.path().join("logits.safetensors");
+        ok(run().args(["logits", "--ids", &list(&want.ids), "--threads", threads, "--out"]).arg(&out));
+        let (shape, logits) = logits_file(&out);
+        assert_eq!(shape, [want.ids.len(), want.logits.len() / want.ids.len()], "{what}");
+        let worst = distance(&logits, &want.logits);
+        assert!(worst <= TOLERANCE, "{what}, {threads} threads: a logit is off by {worst}");
+
+        let ids = list(&want.greedy[..prompt]);
+        let output = ok(run().args(["generate", "--ids", &ids, "-n", "24", "--json", "--threads", threads]));
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).expect("a list of ids");
+        assert_eq!(ids, want.greedy[prompt..], "{what}, {threads} threads");
+    }
+}
+
+fn matrix(target: &str, format: &str) {
+    if !runs_here(target) {
+        eprintln!("skipped: this processor cannot run {target}");
+        return;
+    }
+    for family in FAMILIES {
+        // 16 divides the prompt of 48, 20 does not, 64 holds it whole.
+        for chunk in [16, 20, 64] {
+            let setup = Setup { format, chunk, batch: &[1], context: 96 };
+            compare(&checkpoint(family), target, setup, false);
+        }
+    }
+}
+
+#[test]
+fn families_in_f32_for_avx2() {
+    matrix("x86-64-v3", "f32");
+}
+
+#[test]
+fn families_in_f32_for_avx512() {
+    matrix("x86-64-v4", "f32");
+}
+
+#[test]
+fn families_in_bf16_for_avx2() {
+    matrix("x86-64-v3", "bf16");
+}
+
+#[test]
+fn families_in_bf16_for_avx512() {
+    matrix("x86-64-v4", "bf16");
+}
+
+#[test]
+fn families_through_their_own_binary() {
+    for family in FAMILIES {
+        let setup = Setup { format: "f32", chunk: 20, batch: &[1, 2], context: 96 };
+        compare(&checkpoint(family), "native", setup, true);
+    }
+}
+
+#[test]
+fn the_demo_model_in_its_own_format() {
+    let source = ferris();
+    let folder = tempfile::tempdir().expect("a folder");
+    let toml = Setup { format: "bf16", chunk: 256, batch: &[1], context: 1024 }.write(&source, folder.path());
+    let bundle = folder.path().join("b");
+    ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
+    let want = expected(&source);
+    let out = folder.path().join("logits.safetensors");
+    ok(moec().arg("run").arg(&bundle).args(["logits", "--ids", &list(&want.ids), "--out"]).arg(&out));
+    let worst = distance(&logits_file(&out).1, &want.logits);
+    assert!(worst <= TOLERANCE, "a logit is off by {worst}");
+    let ids = list(&want.greedy[..64]);
+    let output = ok(moec().arg("run").arg(&bundle).args(["generate", "--ids", &ids, "-n", "64", "--json"]));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).expect("a list of ids");
+    assert_eq!(ids, want.greedy[64..]);
+}

@@ -1,1 +1,0 @@
-//! End-to-end tests, as a user would run them.

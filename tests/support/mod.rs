@@ -1,0 +1,166 @@
+//! What the end-to-end tests share: running the real binary, reading reference outputs.
+#![allow(dead_code, reason = "every test file uses its own part")]
+
+use safetensors::{Dtype, SafeTensors};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The nine tiny checkpoints.
+pub const FAMILIES: [&str; 9] =
+    ["deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"];
+
+/// The project's root.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the compiler lies in the root").to_owned()
+}
+
+/// Folder of a tiny checkpoint.
+pub fn checkpoint(family: &str) -> PathBuf {
+    root().join("golden/hf").join(family)
+}
+
+/// The trained demo model.
+pub fn ferris() -> PathBuf {
+    root().join("golden/models/ferris")
+}
+
+/// The binary under test, without progress, colours or the user's settings.
+pub fn moec() -> Command {
+    clean(Command::new(env!("CARGO_BIN_EXE_moec")))
+}
+
+/// Any binary in the same environment.
+pub fn clean(mut command: Command) -> Command {
+    command.env("MOEC_NO_PROGRESS", "1").env("NO_COLOR", "1").env_remove("MOEC_THREADS").env_remove("MOEC_PIN");
+    command
+}
+
+/// Runs a command that must succeed.
+pub fn ok(command: &mut Command) -> Output {
+    let output = command.output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} failed with {}:\n{said}", output.status);
+    output
+}
+
+/// Runs a command that must fail, and gives its exit code and what it said on stderr.
+pub fn fails(command: &mut Command) -> (i32, String) {
+    let output = command.output().expect("the binary starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{command:?} succeeded:\n{said}");
+    assert!(!said.contains("panicked"), "{command:?} panicked:\n{said}");
+    (output.status.code().expect("an exit code"), said)
+}
+
+/// Whether this machine can execute a target's code.
+pub fn runs_here(target: &str) -> bool {
+    match target {
+        "x86-64-v3" => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
+        "x86-64-v4" => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
+        _ => true,
+    }
+}
+
+/// What a `model.toml` of the tests says.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'a> {
+    /// Format of every class.
+    pub format: &'a str,
+    /// Tokens per prefill chunk.
+    pub chunk: usize,
+    /// Sequences per decode call.
+    pub batch: &'a [usize],
+    /// Longest sequence.
+    pub context: usize,
+}
+
+impl Setup<'_> {
+    /// Writes `model.toml` for the checkpoint `source` into `folder`.
+    pub fn write(&self, source: &Path, folder: &Path) -> PathBuf {
+        let Self { format, chunk, batch, context } = self;
+        let path = folder.join("model.toml");
+        let text = format!(
+            "[model]\nsource = {source:?}\n[shapes]\nmax_context = {context}\nprefill_chunk = {chunk}\n\
+             decode_batch = {batch:?}\n[weights]\nexperts = \"{format}\"\nattention = \"{format}\"\n\
+             embeddings = \"{format}\"\n"
+        );
+        std::fs::write(&path, text).expect("model.toml is written");
+        path
+    }
+}
+
+/// Reference outputs of a checkpoint.
+pub struct Expected {
+    /// Prompt.
+    pub ids: Vec<u32>,
+    /// Logits of every position, row after row.
+    pub logits: Vec<f32>,
+    /// Start of the prompt and what follows it greedily.
+    pub greedy: Vec<u32>,
+}
+
+/// Reads `expected.safetensors` of a checkpoint.
+pub fn expected(folder: &Path) -> Expected {
+    let bytes = std::fs::read(folder.join("expected.safetensors")).expect("the reference is there");
+    let tensors = SafeTensors::deserialize(&bytes).expect("the reference is well-formed");
+    Expected {
+        ids: ints(&tensors, "input_ids"),
+        logits: floats(&tensors, "logits"),
+        greedy: ints(&tensors, "greedy_ids"),
+    }
+}
+
+/// The tensor `logits` of a file.
+pub fn logits_file(path: &Path) -> (Vec<usize>, Vec<f32>) {
+    let bytes = std::fs::read(path).expect("logits were written");
+    let tensors = SafeTensors::deserialize(&bytes).expect("logits are well-formed");
+    (tensors.tensor("logits").expect("logits are there").shape().to_vec(), floats(&tensors, "logits"))
+}
+
+fn ints(tensors: &SafeTensors<'_>, name: &str) -> Vec<u32> {
+    let t = tensors.tensor(name).expect("the tensor is there");
+    assert_eq!(t.dtype(), Dtype::I32);
+    t.data().chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+}
+
+fn floats(tensors: &SafeTensors<'_>, name: &str) -> Vec<f32> {
+    let t = tensors.tensor(name).expect("the tensor is there");
+    assert_eq!(t.dtype(), Dtype::F32);
+    t.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect()
+}
+
+/// `1,2,3`
+pub fn list(ids: &[u32]) -> String {
+    ids.iter().enumerate().fold(String::new(), |mut s, (i, id)| {
+        let _ = write!(s, "{}{id}", if i == 0 { "" } else { "," });
+        s
+    })
+}
+
+/// Largest absolute difference; infinite where lengths differ or a number is none.
+pub fn distance(a: &[f32], b: &[f32]) -> f32 {
+    if a.len() != b.len() {
+        return f32::INFINITY;
+    }
+    a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
+}
+
+/// Files below a folder with their bytes, sorted by path.
+pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    fn walk(root: &Path, folder: &Path, out: &mut Vec<(String, Vec<u8>)>) {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                walk(root, &path, out);
+            } else {
+                let name = path.strip_prefix(root).expect("below").to_string_lossy().into_owned();
+                out.push((name, std::fs::read(&path).expect("a file")));
+            }
+        }
+    }
+    let mut out = Vec::new();
+    walk(folder, folder, &mut out);
+    out.sort();
+    out
+}
