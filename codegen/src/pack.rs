@@ -117,7 +117,7 @@ pub fn pack<E: From<io::Error>>(
             match g.layout {
                 Layout::Rows => encode(g.format, &rows, &mut bytes),
                 Layout::Panels { nr } => {
-                    interleave(g, nr as usize, &[nr as usize], &ranges, &rows, &mut bytes)
+                    interleave(g, nr as usize, &[nr as usize], &ranges, &rows, &mut bytes);
                 }
                 Layout::GluPanels { nr } => {
                     let half = nr as usize / 2;

@@ -373,7 +373,6 @@ impl KernelSpec {
         match self {
             Self::Attention { desc, .. } => crate::kernels::attention::Scratch::of(desc, isa).bytes(),
             Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
-            Self::ExpertGateUp { hidden, .. } => crate::kernels::expert::scratch_bytes(*hidden, isa),
             _ => 0,
         }
     }

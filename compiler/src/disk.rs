@@ -4,7 +4,7 @@ use std::path::Path;
 
 /// Bytes that this user can still write below a folder, if the system tells.
 #[cfg(unix)]
-pub fn free_bytes(folder: &Path) -> Option<u64> {
+pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(folder.as_os_str().as_bytes()).ok()?;
     // SAFETY: `path` is a C string and `stat` is a valid `statvfs` to write to (zero is a valid bit pattern of
@@ -22,11 +22,11 @@ pub fn free_bytes(folder: &Path) -> Option<u64> {
 
 /// Bytes that this user can still write below a folder, if the system tells.
 #[cfg(not(unix))]
-pub fn free_bytes(_folder: &Path) -> Option<u64> {
+pub(crate) fn free_bytes(_folder: &Path) -> Option<u64> {
     None
 }
 
 /// The nearest ancestor of a path that exists: where its space will be taken from.
-pub fn existing(path: &Path) -> &Path {
+pub(crate) fn existing(path: &Path) -> &Path {
     path.ancestors().find(|p| p.exists()).unwrap_or(Path::new("."))
 }

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
-use crate::passes::{format, layout, lower, memory, rewrite, schedule};
+use crate::passes::{barriers, format, layout, lower, memory, rewrite, schedule};
 use crate::progress::Progress;
 use moec_cpu::{CpuTarget, KernelSpec};
 use moec_ir::plan::{ModelInfo, Plan};
@@ -57,8 +57,9 @@ pub const PIPELINE: &[Pass] = &[
     Pass { name: "format", why: "before rewriting, which may fold a factor only into exact weights", run: run_format },
     Pass { name: "rewrite", why: "on the Graph, where equations hold; the target's cost picks the form", run: run_rewrite },
     Pass { name: "layout", why: "kernels and weight layouts are chosen for the final form of every node", run: run_layout },
-    Pass { name: "memory", why: "all buffers are known now, and how long each one lives", run: run_memory },
-    Pass { name: "schedule", why: "last, since buffers that share bytes add dependencies", run: run_schedule },
+    Pass { name: "schedule", why: "steps that do not wait for each other stand together", run: run_schedule },
+    Pass { name: "memory", why: "the order is final, and with it how long each buffer lives", run: run_memory },
+    Pass { name: "barriers", why: "last, since buffers that share bytes must wait for each other", run: run_barriers },
 ];
 
 /// Names of the passes.
@@ -235,14 +236,21 @@ fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
     Ok(())
 }
 
+fn run_schedule(c: &mut Compilation<'_>) -> Result<()> {
+    let mut writes = std::mem::take(&mut c.writes);
+    schedule::schedule(c.plan_mut()?, &mut writes);
+    c.writes = writes;
+    Ok(())
+}
+
 fn run_memory(c: &mut Compilation<'_>) -> Result<()> {
     memory::memory(c.plan_mut()?);
     Ok(())
 }
 
-fn run_schedule(c: &mut Compilation<'_>) -> Result<()> {
+fn run_barriers(c: &mut Compilation<'_>) -> Result<()> {
     let writes = std::mem::take(&mut c.writes);
-    schedule::schedule(c.plan_mut()?, &writes);
+    barriers::barriers(c.plan_mut()?, &writes);
     c.writes = writes;
     Ok(())
 }

@@ -28,7 +28,11 @@ impl Progress {
 
     /// Says nothing.
     pub fn silent() -> Self {
-        Self { quiet: true, bars: MultiProgress::with_draw_target(ProgressDrawTarget::hidden()), draws: false }
+        Self {
+            quiet: true,
+            bars: MultiProgress::with_draw_target(ProgressDrawTarget::hidden()),
+            draws: false,
+        }
     }
 
     /// A line `     Packing layers.3`.
@@ -66,7 +70,8 @@ impl Progress {
         // Two drawn bars never differ but in verb and figures, and both come from this crate.
         let template = format!("{{prefix:>12.green.bold}} [{{bar:24}}] {figures}  {{msg}}");
         let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar = ProgressBar::new(total).with_style(style.progress_chars("=> ")).with_prefix(verb.to_owned());
+        let bar =
+            ProgressBar::new(total).with_style(style.progress_chars("=> ")).with_prefix(verb.to_owned());
         let bar = self.bars.add(bar);
         bar.enable_steady_tick(Duration::from_millis(200));
         Bar(bar)

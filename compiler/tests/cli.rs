@@ -33,7 +33,7 @@ fn empty() -> tempfile::TempDir {
 /// A folder with a `model.toml` of that text.
 fn with_model(text: &str) -> tempfile::TempDir {
     let dir = empty();
-    fs::write(dir.path().join("model.toml"), text).unwrap();
+    fs::write(dir.path().join("model.toml"), text).expect("a file");
     dir
 }
 
@@ -64,12 +64,15 @@ fn no_verb() {
 
 #[test]
 fn help_of_every_verb() {
-    for verb in ["init", "build", "inspect", "verify", "run", "eval", "targets", "doctor", "completions", "synth"] {
+    for verb in
+        ["init", "build", "inspect", "verify", "run", "eval", "targets", "doctor", "completions", "synth"]
+    {
         let dir = empty();
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
         settings.set_omit_expression(true);
-        settings.bind(|| insta::assert_snapshot!(format!("help_{verb}"), shown(dir.path(), &[verb, "--help"])));
+        settings
+            .bind(|| insta::assert_snapshot!(format!("help_{verb}"), shown(dir.path(), &[verb, "--help"])));
     }
 }
 
@@ -172,7 +175,8 @@ fn doctor_finds_what_a_build_needs() {
     let out = moec(empty().path(), &["doctor", "--json"]);
     let found: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(found["ok"].as_bool(), Some(out.status.success()));
-    let names: Vec<_> = found["checks"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
+    let names: Vec<_> =
+        found["checks"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
     assert_eq!(names, ["moec", "llvm", "processor", "rustc", "cargo", "linker", "cache", "disk"]);
     // A cache that cannot be: a file stands in its way.
     let dir = with_model("");

@@ -3,7 +3,7 @@
 //! * [`program`]: the executable form of a Plan, constant data that a generated runner holds;
 //!   [`LoadedProgram`] builds it from a decoded Plan instead.
 //! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
-//! * [`unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
+//! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`

@@ -1,1 +1,60 @@
-fn main() {}
+//! The project's own commands: `cargo xtask demo`, `cargo xtask test`, …
+//!
+//! Depends on nothing but std, so that a fresh machine has it in a second.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
+
+mod demo;
+mod docs;
+mod llvm;
+mod setup;
+mod shell;
+mod suite;
+
+use shell::Failed;
+use std::process::ExitCode;
+
+/// A command: name, what it does, and its function.
+type Command = (&'static str, &'static str, fn() -> Result<(), Failed>);
+
+/// Every command.
+const COMMANDS: &[Command] = &[
+    ("demo", "build moec, compile the model of golden/models/ferris, generate text, measure", demo::run),
+    ("test", "formatting, lints, documentation and every test", suite::run),
+    ("setup", "find LLVM and a C compiler; install them as root on Debian or Ubuntu", || {
+        setup::run().map(drop)
+    }),
+    ("docs", "write the generated pages of docs/", docs::run),
+    ("fmt-check", "check the formatting", suite::formatting),
+    ("help", "this list", help),
+];
+
+#[expect(clippy::unnecessary_wraps, reason = "a row of the table")]
+fn help() -> Result<(), Failed> {
+    println!("Usage: cargo xtask COMMAND\n");
+    for (name, what, _) in COMMANDS {
+        println!("  {name:<10} {what}");
+    }
+    Ok(())
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let name = match &*args {
+        [] => "help",
+        [one] if one == "--help" || one == "-h" => "help",
+        [one] => one,
+        _ => "",
+    };
+    let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {
+        let names: Vec<_> = COMMANDS.iter().map(|(n, ..)| *n).collect();
+        eprintln!("error: no command `{}`\n\nhint: the commands are {}", args.join(" "), names.join(", "));
+        return ExitCode::from(2);
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failed) => {
+            eprintln!("error: {failed}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -70,12 +70,12 @@ impl<'k> Kb<'k> {
         self.b.position_at_end(head);
         let index = self.phi(start.v, before);
         let phis: Vec<_> = init.iter().map(|x| self.phi(x.value(), before)).collect();
-        let value = |phi: &Option<PhiValue<'k>>, otherwise: BasicValueEnum<'k>| {
-            phi.map_or(otherwise, |p| p.as_basic_value())
+        let value = |phi: Option<PhiValue<'k>>, otherwise: BasicValueEnum<'k>| {
+            phi.map_or(otherwise, PhiValue::as_basic_value)
         };
-        let i = I { k: self, v: value(&index, start.v) };
+        let i = I { k: self, v: value(index, start.v) };
         let carried: Vec<T> =
-            phis.iter().zip(init).map(|(p, x)| T::wrap(self, value(p, x.value()))).collect();
+            phis.iter().zip(init).map(|(&p, x)| T::wrap(self, value(p, x.value()))).collect();
         self.done(self.b.build_conditional_branch(i.lt(end).scalar(), inside, after));
         self.b.position_at_end(inside);
         let next = body(i, &carried);

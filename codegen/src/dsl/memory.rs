@@ -53,24 +53,20 @@ impl<'k> Kb<'k> {
     }
 
     fn pointer_param(&self, i: u32) -> PointerValue<'k> {
-        match self.func.get_nth_param(i) {
-            Some(BasicValueEnum::PointerValue(v)) => v,
-            _ => {
-                self.fail("a kernel parameter is missing");
-                self.ctx.ptr_type(inkwell::AddressSpace::default()).const_null()
-            }
+        if let Some(BasicValueEnum::PointerValue(v)) = self.func.get_nth_param(i) {
+            return v;
         }
+        self.fail("a kernel parameter is missing");
+        self.ctx.ptr_type(inkwell::AddressSpace::default()).const_null()
     }
 
     /// An integer parameter of the kernel.
     pub(super) fn int_param(&'k self, i: u32) -> I<'k> {
-        match self.func.get_nth_param(i) {
-            Some(v @ BasicValueEnum::IntValue(_)) => I { k: self, v },
-            _ => {
-                self.fail("a kernel parameter is missing");
-                self.i(0)
-            }
+        if let Some(v @ BasicValueEnum::IntValue(_)) = self.func.get_nth_param(i) {
+            return I { k: self, v };
         }
+        self.fail("a kernel parameter is missing");
+        self.i(0)
     }
 
     fn align(&self, instruction: Option<InstructionValue<'k>>, bytes: u32) {
@@ -86,6 +82,15 @@ impl<'k> P<'k> {
         // their specification documents, so the result is inside of the operand or one past its end.
         let v = unsafe { self.k.b.build_in_bounds_gep(ty, self.v, &[index.scalar()], "") };
         Self { k: self.k, v: self.k.keep(v, self.v) }
+    }
+
+    /// `n` bytes on, perhaps outside of the operand: not to be read.
+    pub(crate) fn beyond(self, n: usize) -> Self {
+        let k = self.k;
+        let index = k.i64t().const_int(n as u64, false);
+        // SAFETY: an address without `inbounds` may be anything as long as it is not accessed.
+        let v = unsafe { k.b.build_gep(k.ctx.i8_type(), self.v, &[index], "") };
+        Self { k, v: k.keep(v, self.v) }
     }
 
     /// `n` bytes on.
@@ -174,6 +179,14 @@ impl<'k> P<'k> {
                 k.call("llvm.masked.load", elem, lanes, &args).unwrap_or(ty.const_zero())
             }
         }
+    }
+
+    /// Asks for the cache line of the address, which need not be mapped.
+    pub(crate) fn prefetch(self) {
+        let k = self.k;
+        let flag = |x: u64| k.ctx.i32_type().const_int(x, false).into();
+        // A read, to stay in the caches, of data.
+        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(0), flag(3), flag(1)], ""));
     }
 
     /// Stores a scalar, or a vector whole.

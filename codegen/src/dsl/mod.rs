@@ -5,7 +5,9 @@
 //! kernel reads like the mathematics that it computes. Errors stick: after the first one values are
 //! arbitrary, and [`Kb::finish`] returns it.
 
+mod float;
 mod flow;
+mod int;
 mod math;
 mod memory;
 mod value;
@@ -50,6 +52,7 @@ pub(crate) struct Kb<'c> {
     func: FunctionValue<'c>,
     /// By name, element and width (1: scalar).
     intrinsics: HashMap<(&'static str, Elem, u32), FunctionValue<'c>>,
+    prefetch: FunctionValue<'c>,
     converts_f16: bool,
     error: RefCell<Option<String>>,
 }
@@ -105,10 +108,14 @@ impl<'c> Kb<'c> {
             }
         }
 
+        let prefetch =
+            Intrinsic::find("llvm.prefetch").and_then(|i| i.get_declaration(module, &[ptr.into()]));
+        let prefetch = prefetch.ok_or_else(|| Error::bug("LLVM has no llvm.prefetch"))?;
+
         let b = ctx.create_builder();
         b.position_at_end(ctx.append_basic_block(func, "entry"));
         let converts_f16 = machine.converts_f16();
-        Ok(Self { isa, ctx, b, func, intrinsics, converts_f16, error: RefCell::new(None) })
+        Ok(Self { isa, ctx, b, func, intrinsics, prefetch, converts_f16, error: RefCell::new(None) })
     }
 
     /// Ends the kernel.

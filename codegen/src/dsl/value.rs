@@ -1,10 +1,8 @@
-//! Numbers of the kernel language, and their arithmetic.
+//! Numbers of the kernel language: constants, broadcasting, and what both kinds share.
 
-use super::{Elem, Kb, Span};
+use super::Kb;
 use inkwell::types::{BasicTypeEnum, VectorType};
-use inkwell::values::{BasicValue, BasicValueEnum, IntValue, VectorValue};
-use inkwell::{FloatPredicate, IntPredicate};
-use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Sub};
+use inkwell::values::{BasicValueEnum, VectorValue};
 
 /// An f32, or a vector of them.
 #[derive(Clone, Copy)]
@@ -38,7 +36,7 @@ impl<'k> Index<'k> for I<'k> {
     }
 }
 
-fn width(v: BasicValueEnum<'_>) -> u32 {
+pub(super) fn width(v: BasicValueEnum<'_>) -> u32 {
     match v {
         BasicValueEnum::VectorValue(v) => v.get_type().get_size(),
         _ => 1,
@@ -116,12 +114,12 @@ impl<'k> Kb<'k> {
         I { k: self, v: VectorType::const_vector(&bits).into() }
     }
 
-    fn mismatch(&self, v: BasicValueEnum<'k>) -> BasicValueEnum<'k> {
+    pub(super) fn mismatch(&self, v: BasicValueEnum<'k>) -> BasicValueEnum<'k> {
         self.fail("operands of different kinds");
         v
     }
 
-    fn same_width(
+    pub(super) fn same_width(
         &'k self,
         a: BasicValueEnum<'k>,
         b: BasicValueEnum<'k>,
@@ -133,7 +131,7 @@ impl<'k> Kb<'k> {
         }
     }
 
-    fn splat_value(&'k self, v: BasicValueEnum<'k>, n: u32) -> BasicValueEnum<'k> {
+    pub(super) fn splat_value(&'k self, v: BasicValueEnum<'k>, n: u32) -> BasicValueEnum<'k> {
         let ty = match v.get_type() {
             BasicTypeEnum::FloatType(t) => t.vec_type(n),
             BasicTypeEnum::IntType(t) => t.vec_type(n),
@@ -145,16 +143,21 @@ impl<'k> Kb<'k> {
         self.keep(self.b.build_shuffle_vector(one, ty.get_poison(), mask, ""), one).into()
     }
 
-    fn shuffle_value(&self, a: VectorValue<'k>, b: VectorValue<'k>, order: &[usize]) -> BasicValueEnum<'k> {
+    pub(super) fn shuffle_value(
+        &self,
+        a: VectorValue<'k>,
+        b: VectorValue<'k>,
+        order: &[usize],
+    ) -> BasicValueEnum<'k> {
         let ids: Vec<_> = order.iter().map(|&i| self.ctx.i32_type().const_int(i as u64, false)).collect();
         self.keep(self.b.build_shuffle_vector(a, b, VectorType::const_vector(&ids), ""), a).into()
     }
 
-    fn bitcast(&self, v: BasicValueEnum<'k>, to: BasicTypeEnum<'k>) -> BasicValueEnum<'k> {
+    pub(super) fn bitcast(&self, v: BasicValueEnum<'k>, to: BasicTypeEnum<'k>) -> BasicValueEnum<'k> {
         self.keep(self.b.build_bit_cast(v, to, ""), v)
     }
 
-    fn select_value(
+    pub(super) fn select_value(
         &'k self,
         mask: BasicValueEnum<'k>,
         a: BasicValueEnum<'k>,
@@ -172,7 +175,7 @@ impl<'k> Kb<'k> {
     }
 
     /// Integer type as wide as `v`, 32 bits per lane.
-    fn i32_like(&self, v: BasicValueEnum<'k>) -> BasicTypeEnum<'k> {
+    pub(super) fn i32_like(&self, v: BasicValueEnum<'k>) -> BasicTypeEnum<'k> {
         match width(v) {
             1 => self.ctx.i32_type().into(),
             n => self.ctx.i32_type().vec_type(n).into(),
@@ -180,7 +183,7 @@ impl<'k> Kb<'k> {
     }
 
     /// f32 type as wide as `v`.
-    fn f32_like(&self, v: BasicValueEnum<'k>) -> BasicTypeEnum<'k> {
+    pub(super) fn f32_like(&self, v: BasicValueEnum<'k>) -> BasicTypeEnum<'k> {
         match width(v) {
             1 => self.f32t().into(),
             n => self.f32t().vec_type(n).into(),
@@ -188,408 +191,4 @@ impl<'k> Kb<'k> {
     }
 }
 
-impl<'k> F<'k> {
-    fn with(self, v: BasicValueEnum<'k>) -> Self {
-        Self { k: self.k, v }
-    }
-
-    /// The scalar in every lane; a vector as it is.
-    pub(crate) fn splat(self) -> Self {
-        if width(self.v) > 1 { self } else { self.with(self.k.splat_value(self.v, self.k.lanes() as u32)) }
-    }
-
-    /// `self · b + c`, fused where the machine can.
-    pub(crate) fn fma(self, b: Self, c: Self) -> Self {
-        let (a, b) = self.k.same_width(self.v, b.v);
-        let (a, c) = self.k.same_width(a, c.v);
-        let (b, c) = self.k.same_width(b, c);
-        let args = [a.into(), b.into(), c.into()];
-        self.with(self.k.call("llvm.fmuladd", Elem::F32, width(a), &args).unwrap_or(a))
-    }
-
-    fn unary(self, name: &'static str) -> Self {
-        self.with(self.k.call(name, Elem::F32, width(self.v), &[self.v.into()]).unwrap_or(self.v))
-    }
-
-    /// Square root.
-    pub(crate) fn sqrt(self) -> Self {
-        self.unary("llvm.sqrt")
-    }
-
-    /// Absolute value.
-    pub(crate) fn abs(self) -> Self {
-        self.unary("llvm.fabs")
-    }
-
-    fn cmp(self, p: FloatPredicate, o: Self) -> I<'k> {
-        let k = self.k;
-        I { k, v: compare!(k, self.v, o.v, FloatValue, build_float_compare, p) }
-    }
-
-    /// `self < o`; false if either is NaN.
-    pub(crate) fn lt(self, o: Self) -> I<'k> {
-        self.cmp(FloatPredicate::OLT, o)
-    }
-
-    /// `self > o`; false if either is NaN.
-    pub(crate) fn gt(self, o: Self) -> I<'k> {
-        self.cmp(FloatPredicate::OGT, o)
-    }
-
-    /// `self ≤ o`; false if either is NaN.
-    pub(crate) fn le(self, o: Self) -> I<'k> {
-        self.cmp(FloatPredicate::OLE, o)
-    }
-
-    /// `self = o`; false if either is NaN.
-    pub(crate) fn equals(self, o: Self) -> I<'k> {
-        self.cmp(FloatPredicate::OEQ, o)
-    }
-
-    /// The larger; `self` where that is NaN, and where `o` is.
-    pub(crate) fn max(self, o: Self) -> Self {
-        o.gt(self).pick(o, self)
-    }
-
-    /// The smaller; `self` where that is NaN, and where `o` is.
-    pub(crate) fn min(self, o: Self) -> Self {
-        o.lt(self).pick(o, self)
-    }
-
-    /// At least `lo`.
-    pub(crate) fn at_least(self, lo: f32) -> Self {
-        self.max(self.k.f(lo))
-    }
-
-    /// At most `hi`.
-    pub(crate) fn at_most(self, hi: f32) -> Self {
-        self.min(self.k.f(hi))
-    }
-
-    /// The lanes of the span; `otherwise` in the rest.
-    pub(crate) fn within(self, span: Span<'k>, otherwise: f32) -> Self {
-        match span {
-            Span::Full => self,
-            Span::Part(mask) => mask.pick(self, self.k.fv(otherwise)),
-        }
-    }
-
-    /// Lanes; 1 for a scalar.
-    pub(crate) fn width(self) -> usize {
-        width(self.v) as usize
-    }
-
-    /// The bits, 32 per lane.
-    pub(crate) fn bits(self) -> I<'k> {
-        I { k: self.k, v: self.k.bitcast(self.v, self.k.i32_like(self.v)) }
-    }
-
-    /// Lane `i`.
-    pub(crate) fn lane(self, i: usize) -> Self {
-        match self.v {
-            BasicValueEnum::VectorValue(v) => {
-                let i = self.k.ctx.i32_type().const_int(i as u64, false);
-                self.with(self.k.keep(self.k.b.build_extract_element(v, i, ""), self.v))
-            }
-            _ => self,
-        }
-    }
-
-    /// Lanes of `self`, then of `o`, chosen by number. Both must be vectors.
-    pub(crate) fn shuffle(self, o: Self, order: &[usize]) -> Self {
-        match (self.v, o.v) {
-            (BasicValueEnum::VectorValue(a), BasicValueEnum::VectorValue(b)) => {
-                self.with(self.k.shuffle_value(a, b, order))
-            }
-            _ => self.with(self.k.mismatch(self.v)),
-        }
-    }
-
-    /// Combines the lanes of a vector pairwise, in a fixed order, to a scalar.
-    fn reduce(self, join: impl Fn(Self, Self) -> Self) -> Self {
-        let mut v = self;
-        let mut n = width(self.v) as usize;
-        while n > 1 {
-            n /= 2;
-            let lo: Vec<usize> = (0..n).collect();
-            let hi: Vec<usize> = (n..2 * n).collect();
-            v = join(v.shuffle(v, &lo), v.shuffle(v, &hi));
-        }
-        v.lane(0)
-    }
-
-    /// Sum of the lanes.
-    pub(crate) fn sum(self) -> Self {
-        self.reduce(|a, b| a + b)
-    }
-
-    /// Largest of the lanes; NaN lanes are skipped unless they come first.
-    pub(crate) fn lanes_max(self) -> Self {
-        self.reduce(Self::max)
-    }
-
-    /// Values of two vectors in turn: `a0 b0 a1 b1 …`, as two vectors.
-    pub(crate) fn zip(self, o: Self) -> [Self; 2] {
-        let n = width(self.v) as usize;
-        let order: Vec<usize> = (0..n).flat_map(|i| [i, i + n]).collect();
-        [self.shuffle(o, &order[..n]), self.shuffle(o, &order[n..])]
-    }
-
-    /// Even lanes, then odd lanes of two vectors: the inverse of [`Self::zip`].
-    pub(crate) fn unzip(self, o: Self) -> [Self; 2] {
-        let n = width(self.v) as usize;
-        let order = |odd: usize| (0..n).map(|i| 2 * i + odd).collect::<Vec<_>>();
-        [self.shuffle(o, &order(0)), self.shuffle(o, &order(1))]
-    }
-}
-
-impl<'k> I<'k> {
-    fn with(self, v: BasicValueEnum<'k>) -> Self {
-        Self { k: self.k, v }
-    }
-
-    /// The scalar in each of `n` lanes.
-    pub(crate) fn splat(self, n: usize) -> Self {
-        self.with(self.k.splat_value(self.v, n as u32))
-    }
-
-    fn cmp(self, p: IntPredicate, o: Self) -> Self {
-        let k = self.k;
-        self.with(compare!(k, self.v, o.v, IntValue, build_int_compare, p))
-    }
-
-    /// `self < o`, signed.
-    pub(crate) fn lt(self, o: Self) -> Self {
-        self.cmp(IntPredicate::SLT, o)
-    }
-
-    /// `self ≥ o`, signed.
-    pub(crate) fn ge(self, o: Self) -> Self {
-        self.cmp(IntPredicate::SGE, o)
-    }
-
-    /// `self = o`.
-    pub(crate) fn equals(self, o: Self) -> Self {
-        self.cmp(IntPredicate::EQ, o)
-    }
-
-    /// The smaller, signed.
-    pub(crate) fn min(self, o: Self) -> Self {
-        self.lt(o).pick_int(self, o)
-    }
-
-    /// The larger, signed.
-    pub(crate) fn max(self, o: Self) -> Self {
-        self.lt(o).pick_int(o, self)
-    }
-
-    /// Truth value: `a` where true, else `b`.
-    pub(crate) fn pick(self, a: F<'k>, b: F<'k>) -> F<'k> {
-        F { k: self.k, v: self.k.select_value(self.v, a.v, b.v) }
-    }
-
-    /// Truth value: `a` where true, else `b`.
-    pub(crate) fn pick_int(self, a: Self, b: Self) -> Self {
-        self.with(self.k.select_value(self.v, a.v, b.v))
-    }
-
-    /// Truth value: both.
-    pub(crate) fn and(self, o: Self) -> Self {
-        let k = self.k;
-        self.with(binary!(k, self.v, o.v, IntValue, build_and))
-    }
-
-    /// Truth value: the opposite.
-    pub(crate) fn not(self) -> Self {
-        let v = match self.v {
-            BasicValueEnum::IntValue(v) => self.k.keep(self.k.b.build_not(v, "").map(Into::into), self.v),
-            BasicValueEnum::VectorValue(v) => self.k.keep(self.k.b.build_not(v, "").map(Into::into), self.v),
-            _ => self.k.mismatch(self.v),
-        };
-        self.with(v)
-    }
-
-    /// Shifted left.
-    pub(crate) fn shl(self, bits: i64) -> Self {
-        let (k, by) = (self.k, self.constant(bits));
-        self.with(binary!(k, self.v, by, IntValue, build_left_shift))
-    }
-
-    /// Shifted right, the sign kept.
-    pub(crate) fn shr(self, bits: i64) -> Self {
-        let (k, by) = (self.k, self.constant(bits));
-        self.with(match k.same_width(self.v, by) {
-            (BasicValueEnum::IntValue(a), BasicValueEnum::IntValue(b)) => {
-                k.keep(k.b.build_right_shift(a, b, true, "").map(Into::into), self.v)
-            }
-            (BasicValueEnum::VectorValue(a), BasicValueEnum::VectorValue(b)) => {
-                k.keep(k.b.build_right_shift(a, b, true, "").map(Into::into), self.v)
-            }
-            _ => k.mismatch(self.v),
-        })
-    }
-
-    /// Quotient by a positive number, of a number that is not negative.
-    pub(crate) fn div(self, o: Self) -> Self {
-        let k = self.k;
-        self.with(binary!(k, self.v, o.v, IntValue, build_int_unsigned_div))
-    }
-
-    /// Remainder by a positive number, of a number that is not negative.
-    pub(crate) fn rem(self, o: Self) -> Self {
-        let k = self.k;
-        self.with(binary!(k, self.v, o.v, IntValue, build_int_unsigned_rem))
-    }
-
-    /// 32 bits reread as f32.
-    pub(crate) fn as_float(self) -> F<'k> {
-        F { k: self.k, v: self.k.bitcast(self.v, self.k.f32_like(self.v)) }
-    }
-
-    /// 32-bit scalar widened to 64, the sign kept.
-    pub(crate) fn wide(self) -> Self {
-        match self.v {
-            BasicValueEnum::IntValue(v) => self
-                .with(self.k.keep(self.k.b.build_int_s_extend(v, self.k.i64t(), "").map(Into::into), self.v)),
-            _ => self.with(self.k.mismatch(self.v)),
-        }
-    }
-
-    /// 64-bit scalar cut to 32.
-    pub(crate) fn narrow(self) -> Self {
-        let to = self.k.ctx.i32_type();
-        match self.v {
-            BasicValueEnum::IntValue(v) => {
-                self.with(self.k.keep(self.k.b.build_int_truncate(v, to, "").map(Into::into), self.v))
-            }
-            _ => self.with(self.k.mismatch(self.v)),
-        }
-    }
-
-    /// Each lane widened from 16 to 32 bits by zeros.
-    pub(super) fn zext16(self) -> Self {
-        let to = self.k.i32_like(self.v);
-        self.with(match (self.v, to) {
-            (BasicValueEnum::VectorValue(v), BasicTypeEnum::VectorType(t)) => {
-                self.k.keep(self.k.b.build_int_z_extend(v, t, "").map(Into::into), self.v)
-            }
-            (BasicValueEnum::IntValue(v), BasicTypeEnum::IntType(t)) => {
-                self.k.keep(self.k.b.build_int_z_extend(v, t, "").map(Into::into), self.v)
-            }
-            _ => self.k.mismatch(self.v),
-        })
-    }
-
-    /// Smallest lane of a 32-bit vector.
-    pub(crate) fn lanes_min(self) -> Self {
-        let mut v = self;
-        let mut n = width(self.v) as usize;
-        while n > 1 {
-            n /= 2;
-            let BasicValueEnum::VectorValue(x) = v.v else { return v };
-            let lo: Vec<usize> = (0..n).collect();
-            let hi: Vec<usize> = (n..2 * n).collect();
-            v = v.with(self.k.shuffle_value(x, x, &lo)).min(v.with(self.k.shuffle_value(x, x, &hi)));
-        }
-        match v.v {
-            BasicValueEnum::VectorValue(x) => {
-                let zero = self.k.ctx.i32_type().const_zero();
-                v.with(self.k.keep(self.k.b.build_extract_element(x, zero, ""), v.v))
-            }
-            _ => v,
-        }
-    }
-
-    /// A constant of the same type, scalar.
-    fn constant(self, x: i64) -> BasicValueEnum<'k> {
-        let ty = match self.v.get_type() {
-            BasicTypeEnum::IntType(t) => t,
-            BasicTypeEnum::VectorType(t) => match t.get_element_type() {
-                BasicTypeEnum::IntType(t) => t,
-                _ => self.k.i64t(),
-            },
-            _ => self.k.i64t(),
-        };
-        ty.const_int(x as u64, true).into()
-    }
-
-    pub(super) fn scalar(self) -> IntValue<'k> {
-        match self.v {
-            BasicValueEnum::IntValue(v) => v,
-            _ => {
-                self.k.fail("a vector where a scalar is wanted");
-                self.k.i64t().const_zero()
-            }
-        }
-    }
-
-    /// Whether this is a 64-bit scalar: an index, which never overflows.
-    fn is_index(self) -> bool {
-        matches!(self.v, BasicValueEnum::IntValue(v) if v.get_type().get_bit_width() == 64)
-    }
-}
-
-/// Operators on floats, also with a constant on the right.
-macro_rules! float_operator {
-    ($op:ident, $name:ident, $method:ident) => {
-        impl<'k> $op for F<'k> {
-            type Output = Self;
-            fn $name(self, o: Self) -> Self {
-                let k = self.k;
-                self.with(binary!(k, self.v, o.v, FloatValue, $method))
-            }
-        }
-        impl<'k> $op<f32> for F<'k> {
-            type Output = Self;
-            fn $name(self, o: f32) -> Self {
-                self.$name(self.k.f(o))
-            }
-        }
-    };
-}
-
-float_operator!(Add, add, build_float_add);
-float_operator!(Sub, sub, build_float_sub);
-float_operator!(Mul, mul, build_float_mul);
-float_operator!(Div, div, build_float_div);
-
-impl Neg for F<'_> {
-    type Output = Self;
-    fn neg(self) -> Self {
-        let k = self.k;
-        self.with(match self.v {
-            BasicValueEnum::FloatValue(v) => k.keep(k.b.build_float_neg(v, "").map(Into::into), self.v),
-            BasicValueEnum::VectorValue(v) => k.keep(k.b.build_float_neg(v, "").map(Into::into), self.v),
-            _ => k.mismatch(self.v),
-        })
-    }
-}
-
-/// Operators on integers, also with a constant on the right. Indices do not overflow; bit patterns may.
-macro_rules! int_operator {
-    ($op:ident, $name:ident, $index:ident, $method:ident) => {
-        impl<'k> $op for I<'k> {
-            type Output = Self;
-            fn $name(self, o: Self) -> Self {
-                let k = self.k;
-                self.with(if self.is_index() {
-                    binary!(k, self.v, o.v, IntValue, $index)
-                } else {
-                    binary!(k, self.v, o.v, IntValue, $method)
-                })
-            }
-        }
-        impl<'k> $op<usize> for I<'k> {
-            type Output = Self;
-            fn $name(self, o: usize) -> Self {
-                self.$name(Self { k: self.k, v: self.constant(o as i64) })
-            }
-        }
-    };
-}
-
-int_operator!(Add, add, build_int_nsw_add, build_int_add);
-int_operator!(Sub, sub, build_int_nsw_sub, build_int_sub);
-int_operator!(Mul, mul, build_int_nsw_mul, build_int_mul);
-int_operator!(BitAnd, bitand, build_and, build_and);
-int_operator!(BitOr, bitor, build_or, build_or);
+pub(super) use {binary, compare};

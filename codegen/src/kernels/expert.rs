@@ -2,22 +2,8 @@
 
 use super::micro::{Columns, Panel, product, row_groups};
 use crate::dsl::{I, Kb, P};
-use crate::machine::Isa;
 use crate::spec::{KernelSpec, panels};
 use moec_ir::op::DispatchLayout;
-
-/// Groups of at most so many rows are read where they lie; larger ones are gathered in scratch first,
-/// because so many row addresses do not fit the registers.
-const DIRECT_ROWS: usize = 4;
-
-/// Words from row to row of the gathered rows: off the powers of two, which share cache sets.
-fn gathered_ld(hidden: usize) -> usize {
-    hidden.next_multiple_of(16) + 16
-}
-
-pub(crate) fn scratch_bytes(hidden: usize, isa: &Isa) -> usize {
-    if isa.mr > DIRECT_ROWS { isa.mr * gathered_ld(hidden) * 4 } else { 0 }
-}
 
 /// An active expert: its id and its slots.
 struct Expert<'k> {
@@ -51,18 +37,8 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let columns = Columns::of(k, p, 2 * inter, Some(glu));
         row_groups(k, e.first, e.end, |slot, m| {
             let tokens = dispatch.words(layout.token()).words(slot);
-            let rows: Vec<_> = (0..m)
-                .map(|i| {
-                    let row = x.words(tokens.words(i).load_int() * x_ld);
-                    if m <= DIRECT_ROWS {
-                        row
-                    } else {
-                        let gathered = k.scratch().words(i * gathered_ld(hidden));
-                        k.copy(row, gathered, hidden);
-                        gathered
-                    }
-                })
-                .collect();
+            // Rows are read where they lie: gathering them first costs more than their addresses do.
+            let rows: Vec<_> = (0..m).map(|i| x.words(tokens.words(i).load_int() * x_ld)).collect();
             let sums = product(k, &rows, &panel);
             let bias = bias.map(|b| columns.bias(k, b.words(e.id * (2 * inter))));
             for (i, sums) in sums.into_iter().enumerate() {

@@ -7,6 +7,10 @@ use moec_ir::types::Format;
 
 /// Steps of the inner loop that are written out.
 const UNROLL: usize = 4;
+/// Bytes ahead that weights are asked for: hardware does not look beyond a page.
+const AHEAD: usize = 4096;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// A weight panel: `depth` steps of [`Isa::nr`] columns.
 #[derive(Clone, Copy)]
@@ -60,6 +64,10 @@ pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
     if whole > 0 {
         sums = k.fold(0, whole, UNROLL, &sums, |at, sums| {
             let mut sums = sums.to_vec();
+            let here = panel.weights.elements(at * k.isa.nr, panel.format);
+            for line in (0..panel.format.bytes(UNROLL * k.isa.nr)).step_by(LINE) {
+                here.beyond(AHEAD + line).prefetch();
+            }
             for u in 0..UNROLL {
                 step(at, u, &mut sums);
             }

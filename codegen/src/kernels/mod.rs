@@ -2,7 +2,7 @@
 
 pub(crate) mod attention;
 mod combine;
-pub(crate) mod expert;
+mod expert;
 mod linear;
 mod map;
 mod micro;

@@ -46,15 +46,12 @@ fn case(rng: &mut Rng, s: &Shape) -> Case {
     let out = operands.len() + usize::from(s.residual);
     let residual_at = operands.len();
     // The output lies on the residual.
-    let at = match residual {
-        Some(r) => {
-            operands.extend([Operand::Floats(r), Operand::Same(residual_at)]);
-            residual_at
-        }
-        None => {
-            operands.push(Operand::Floats(strided(s.n_rows, columns * s.groups, out_ld, |_, _| 0.0)));
-            out
-        }
+    let at = if let Some(r) = residual {
+        operands.extend([Operand::Floats(r), Operand::Same(residual_at)]);
+        residual_at
+    } else {
+        operands.push(Operand::Floats(strided(s.n_rows, columns * s.groups, out_ld, |_, _| 0.0)));
+        out
     };
     Case {
         spec: KernelSpec::Linear {

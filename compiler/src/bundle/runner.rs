@@ -221,3 +221,40 @@ fn rustflags(home: &Path) -> OsString {
     }
     flags
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The embedded lock file must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews it.
+    #[test]
+    fn the_embedded_lock_file_is_fresh() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        write_sources(folder.path(), &[SourceFile { path: "src/main.rs", text: "fn main() {}".into() }]).unwrap();
+        let lock = folder.path().join("Cargo.lock");
+        fs::copy(root.join("Cargo.lock"), &lock).unwrap();
+        let offline = Command::new(cargo())
+            .current_dir(folder.path())
+            .args(["metadata", "--format-version", "1", "--quiet"])
+            .output()
+            .unwrap();
+        assert!(offline.status.success(), "{}", String::from_utf8_lossy(&offline.stderr));
+        let fresh = fs::read_to_string(&lock).unwrap();
+        if std::env::var_os("MOEC_BLESS").is_some() {
+            fs::write(root.join("compiler/runner/Cargo.lock"), &fresh).unwrap();
+        } else {
+            assert!(fresh == LOCK, "compiler/runner/Cargo.lock is stale; run the test with MOEC_BLESS=1");
+        }
+    }
+
+    #[test]
+    fn what_travels_is_whole_and_points_nowhere() {
+        let files = fixed_files().unwrap();
+        assert!(files.iter().any(|(p, _)| p == Path::new("vendor/moec-runtime/src/lib.rs")));
+        assert!(files.iter().any(|(p, _)| p == Path::new("vendor/moec-ir/src/lib.rs")));
+        for (path, text) in files {
+            assert!(!text.contains(env!("CARGO_MANIFEST_DIR")), "{} names a checkout", path.display());
+        }
+    }
+}

@@ -1,8 +1,8 @@
 //! `moec docs`: the generated pages of `docs/`. Hidden; `cargo xtask docs` calls it.
 
 use super::{Cli, output};
-use crate::{Error, Result, config};
 use crate::import::FAMILIES;
+use crate::{Error, Result, config};
 use clap::CommandFactory as _;
 use moec_device::{BUILT_IN, Device};
 use std::fmt::Write as _;
@@ -43,7 +43,9 @@ pub fn run(args: &Args) -> Result<()> {
 fn command_line() -> String {
     let mut command = Cli::command().term_width(100);
     command.build();
-    let mut out = String::from("# Command line\n\nWhat `moec VERB --help` prints. Exit code: 0, 1 (failed), 2 (bad use).\n");
+    let mut out = String::from(
+        "# Command line\n\nWhat `moec VERB --help` prints. Exit code: 0, 1 (failed), 2 (bad use).\n",
+    );
     let _ = write!(out, "\n```text\n{}\n```\n", trimmed(&mut command));
     for verb in command.get_subcommands_mut().filter(|c| !c.is_hide_set()) {
         let help = trimmed(verb);
@@ -80,7 +82,14 @@ fn models() -> String {
     );
     for f in FAMILIES {
         let names: Vec<_> = f.architectures.iter().map(|a| format!("`{a}`")).collect();
-        let _ = writeln!(out, "| {} | `{}` | {} | {} |", f.title, f.name, names.join(", "), f.examples.join(", "));
+        let _ = writeln!(
+            out,
+            "| {} | `{}` | {} | {} |",
+            f.title,
+            f.name,
+            names.join(", "),
+            f.examples.join(", ")
+        );
     }
     out
 }

@@ -78,7 +78,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     } else {
         let rows: Vec<_> = found
             .iter()
-            .map(|(name, Found(status, what, _))| vec![(*name).to_owned(), status.name().into(), what.clone()])
+            .map(|(name, Found(status, what, _))| {
+                vec![(*name).to_owned(), status.name().into(), what.clone()]
+            })
             .collect();
         let mut text = output::table(&rows);
         for (name, Found(status, _, hint)) in &found {
@@ -141,7 +143,9 @@ fn cache() -> Found {
         return Found(Status::Fail, "there is no cache folder".into(), hint);
     };
     let probe = folder.join(format!(".doctor-{}", std::process::id()));
-    let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&probe, "")).and_then(|()| std::fs::remove_file(&probe));
+    let written = std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(&probe, ""))
+        .and_then(|()| std::fs::remove_file(&probe));
     match written {
         Ok(()) => Found(Status::Ok, format!("`{}` is writable", folder.display()), hint),
         Err(e) => Found(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint),
@@ -154,7 +158,9 @@ fn space() -> Found {
     let hint = "a bundle takes about as much as its weights; `moec init` estimates it";
     match disk::free_bytes(&here) {
         None => Found(Status::Warn, "free space is not known".into(), hint),
-        Some(n) if n < LITTLE_SPACE => Found(Status::Warn, format!("only {} free here", human::bytes(n)), hint),
+        Some(n) if n < LITTLE_SPACE => {
+            Found(Status::Warn, format!("only {} free here", human::bytes(n)), hint)
+        }
         Some(n) => Found(Status::Ok, format!("{} free here", human::bytes(n)), hint),
     }
 }

@@ -44,7 +44,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         .open(&args.output);
     opened.and_then(|mut f| f.write_all(text.as_bytes())).map_err(|e| {
         if e.kind() == ErrorKind::AlreadyExists {
-            return Error::input(format!("`{shown}` exists already")).hint("`--force` replaces it, `-o` names another");
+            return Error::input(format!("`{shown}` exists already"))
+                .hint("`--force` replaces it, `-o` names another");
         }
         Error::environment(format!("`{shown}` cannot be written")).because(e)
     })?;

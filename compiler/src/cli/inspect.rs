@@ -44,11 +44,8 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     let (_, spec) = import::open(&config.model.source, &options)?;
     let shapes = config.shapes_for(spec.max_positions)?;
     let facts = facts::of(&spec);
-    let bytes: u64 = facts
-        .by_class
-        .iter()
-        .map(|(class, n)| n * config.weights.format(*class).bytes(1) as u64)
-        .sum();
+    let bytes: u64 =
+        facts.by_class.iter().map(|(class, n)| n * config.weights.format(*class).bytes(1) as u64).sum();
     let slots = shapes.decode_batch.last().copied().unwrap_or(1) as u64;
     let cache = facts.kv_bytes_per_token * shapes.max_context as u64 * slots;
     let w = &config.weights;
@@ -73,8 +70,25 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     let row = |a: &str, b: String| vec![a.to_owned(), b];
     let batch: Vec<String> = shapes.decode_batch.iter().map(ToString::to_string).collect();
     rows.extend([
-        row("shapes", format!("{} tokens, prefill by {}, decode by {}", shapes.max_context, shapes.prefill_chunk, batch.join(", "))),
-        row("weights", format!("experts {}, attention {}, embeddings {}; activations {}", w.experts, w.attention, w.embeddings, w.activations.name())),
+        row(
+            "shapes",
+            format!(
+                "{} tokens, prefill by {}, decode by {}",
+                shapes.max_context,
+                shapes.prefill_chunk,
+                batch.join(", ")
+            ),
+        ),
+        row(
+            "weights",
+            format!(
+                "experts {}, attention {}, embeddings {}; activations {}",
+                w.experts,
+                w.attention,
+                w.embeddings,
+                w.activations.name()
+            ),
+        ),
         row("estimate", format!("{} of weights, {} of KV cache", human::bytes(bytes), human::bytes(cache))),
     ]);
     print(args, &value, rows)
@@ -122,16 +136,30 @@ fn model_rows(source: &Path, spec: &ModelSpec) -> Vec<Vec<String>> {
     let row = |a: &str, b: String| vec![a.to_owned(), b];
     let classes: Vec<String> =
         f.by_class.iter().map(|(c, n)| format!("{} {}", class_name(*c), human::count(*n))).collect();
-    let sizes: Vec<String> =
-        Format::ALL.iter().map(|&format| format!("{format} {}", human::bytes(f.bundle_bytes(format)))).collect();
+    let sizes: Vec<String> = Format::ALL
+        .iter()
+        .map(|&format| format!("{format} {}", human::bytes(f.bundle_bytes(format))))
+        .collect();
     let mut rows = vec![
         row("checkpoint", source.display().to_string()),
         row("family", format!("{} ({})", spec.title, spec.family)),
-        row("parameters", format!("{}, {} used per token", human::count(f.parameters), human::count(f.active_parameters))),
+        row(
+            "parameters",
+            format!("{}, {} used per token", human::count(f.parameters), human::count(f.active_parameters)),
+        ),
         row("", classes.join(", ")),
-        row("layers", format!("{}, {} of them with {} experts, {} per token", f.layers, f.moe_layers, f.experts, f.experts_per_token)),
+        row(
+            "layers",
+            format!(
+                "{}, {} of them with {} experts, {} per token",
+                f.layers, f.moe_layers, f.experts, f.experts_per_token
+            ),
+        ),
         row("width", format!("{} hidden, {} vocabulary", spec.hidden, spec.vocab)),
-        row("context", format!("{} tokens, {} of cache each", spec.max_positions, human::bytes(f.kv_bytes_per_token))),
+        row(
+            "context",
+            format!("{} tokens, {} of cache each", spec.max_positions, human::bytes(f.kv_bytes_per_token)),
+        ),
         row("sizes", sizes.join(", ")),
     ];
     rows.extend(spec.warnings.iter().map(|w| row("warning", w.clone())));

@@ -22,7 +22,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
         let device = find(name)?;
-        return if args.json { output::json(&describe(&device)) } else { output::data(&file(name, &device)?) };
+        return if args.json {
+            output::json(&describe(&device))
+        } else {
+            output::data(&file(name, &device)?)
+        };
     }
     let devices: Vec<Device> = BUILT_IN.iter().map(|(name, _)| find(name)).collect::<Result<_>>()?;
     if args.json {

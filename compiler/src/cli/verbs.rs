@@ -61,7 +61,7 @@ fn plan_facts(plan: &Plan) -> Value {
         "entries": plan.entries.iter().map(|e| json!({
             "entry": e.kind.to_string(),
             "steps": e.steps.len(),
-            "barriers": e.steps.iter().filter(|s| s.barrier).count(),
+            "barriers": crate::passes::barriers::count(e),
         })).collect::<Vec<_>>(),
         "kernels": plan.kernels.len(),
         "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes, "scratch_per_thread": plan.scratch_bytes},
@@ -97,7 +97,7 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         row("kernels", plan.kernels.len().to_string()),
     ];
     for e in &plan.entries {
-        let barriers = e.steps.iter().filter(|s| s.barrier).count();
+        let barriers = crate::passes::barriers::count(e);
         rows.push(row(&e.kind.to_string(), format!("{} steps, {barriers} barriers", e.steps.len())));
     }
     output::data(&output::table(&rows))

@@ -145,8 +145,7 @@ const LATER_FORMATS: &[&str] = &["q8", "q4", "q4o"];
 
 fn format(v: &Value<'_>) -> Result<Format, Wrong> {
     let name = v.text()?;
-    Format::parse(name)
-        .ok_or(if LATER_FORMATS.contains(&name) { Wrong::Unsupported } else { Wrong::Range })
+    Format::parse(name).ok_or(if LATER_FORMATS.contains(&name) { Wrong::Unsupported } else { Wrong::Range })
 }
 
 #[cfg(test)]

@@ -15,7 +15,10 @@ pub fn markdown() -> String {
     for key in KEYS {
         if key.section != section {
             section = key.section;
-            let _ = write!(out, "\n## [{section}]\n\n| key | default | may be | what it does |\n|---|---|---|---|\n");
+            let _ = write!(
+                out,
+                "\n## [{section}]\n\n| key | default | may be | what it does |\n|---|---|---|---|\n"
+            );
         }
         let _ = writeln!(
             out,

@@ -42,7 +42,9 @@ impl<'a> Value<'a> {
         let list = self.0.as_array().ok_or(Wrong::Type("a list of integers"))?;
         list.iter()
             .map(|v| Value(v.get_ref()).integer(range.clone()))
-            .map(|r| r.map_err(|w| if let Wrong::Type(_) = w { Wrong::Type("a list of integers") } else { w }))
+            .map(|r| {
+                r.map_err(|w| if let Wrong::Type(_) = w { Wrong::Type("a list of integers") } else { w })
+            })
             .collect()
     }
 }
@@ -83,9 +85,11 @@ pub(super) fn read(text: &str, path: &Path) -> Result<(Config, At)> {
         let at = At::of(text, section.span().start);
         let section = section.get_ref().as_ref();
         if let Some((_, purpose)) = RESERVED.iter().find(|(name, _)| *name == section) {
-            return Err(Error::limit(format!("`{file}:{at}`: `[{section}]` is not supported by this version"))
-                .because(format!("it is kept for a later one ({purpose})"))
-                .hint(format!("remove it; this version reads {}", sections())));
+            return Err(Error::limit(format!(
+                "`{file}:{at}`: `[{section}]` is not supported by this version"
+            ))
+            .because(format!("it is kept for a later one ({purpose})"))
+            .hint(format!("remove it; this version reads {}", sections())));
         }
         if !KEYS.iter().any(|k| k.section == section) {
             return Err(unknown_section(&format!("{file}:{at}"), section));
@@ -165,15 +169,14 @@ fn refused(at: &str, key: &Key, wrong: Wrong, value: &DeValue<'_>, shown: &str) 
     };
     let shown = shown.lines().next().unwrap_or_default();
     match wrong {
-        Wrong::Type(expected) => Error::input(format!(
-            "`{at}`: `{path}` is {}, expected {expected}",
-            type_name(value)
-        ))
-        .hint(format!("it may be {}; the default is {}", key.range, key.default)),
-        Wrong::Range => Error::input(format!("`{at}`: `{path}` is {shown}, expected {}", key.range))
+        Wrong::Type(expected) => {
+            Error::input(format!("`{at}`: `{path}` is {}, expected {expected}", type_name(value)))
+                .hint(format!("it may be {}; the default is {}", key.range, key.default))
+        }
+        Wrong::Range => Error::input(format!("`{at}`: `{path}` is `{shown}`, expected {}", key.range))
             .hint(format!("the default is {}", key.default)),
         Wrong::Unsupported => {
-            Error::limit(format!("`{at}`: `{path}` is {shown}, which this version does not support"))
+            Error::limit(format!("`{at}`: `{path}` is `{shown}`, which this version does not support"))
                 .hint(format!("it may be {}", key.range))
         }
     }

@@ -100,10 +100,7 @@ fn figures(key: &str, facts: &Facts) -> Vec<String> {
     match key {
         "max_context" => vec![
             format!("The model was made for {} tokens at most.", facts.max_context),
-            format!(
-                "The cache takes {} per token and sequence.",
-                human::bytes(facts.kv_bytes_per_token)
-            ),
+            format!("The cache takes {} per token and sequence.", human::bytes(facts.kv_bytes_per_token)),
         ],
         "experts" => parameters(WeightClass::Experts),
         "attention" => parameters(WeightClass::Attention),

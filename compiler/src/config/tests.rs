@@ -90,26 +90,83 @@ fn shapes_follow_the_models_own_limit() {
 #[test]
 fn wrong_files_are_refused_by_line_and_key() {
     for (text, expected) in [
-        ("[shapes]\nmax_contxt = 1", "`dir/model.toml:2:1`: unknown key `shapes.max_contxt` | did you mean `max_context`?"),
-        ("[shapes]\nfish = 1", "`dir/model.toml:2:1`: unknown key `shapes.fish` | the keys of `[shapes]` are `max_context`, `prefill_chunk`, `decode_batch`"),
-        ("[model]\nmax_context = 1", "`dir/model.toml:2:1`: unknown key `model.max_context` | `max_context` belongs under `[shapes]`"),
+        (
+            "[shapes]\nmax_contxt = 1",
+            "`dir/model.toml:2:1`: unknown key `shapes.max_contxt` | did you mean `max_context`?",
+        ),
+        (
+            "[shapes]\nfish = 1",
+            "`dir/model.toml:2:1`: unknown key `shapes.fish` | the keys of `[shapes]` are `max_context`, `prefill_chunk`, `decode_batch`",
+        ),
+        (
+            "[model]\nmax_context = 1",
+            "`dir/model.toml:2:1`: unknown key `model.max_context` | `max_context` belongs under `[shapes]`",
+        ),
         ("[shape]\n", "`dir/model.toml:1:2`: unknown section `[shape]` | did you mean `[shapes]`?"),
-        ("source = \".\"", "`dir/model.toml:1:1`: `source` stands outside of its section | put it under `[model]`"),
-        ("model = 3", "`dir/model.toml:1:1`: `model` is an integer, expected a section | write `[model]` on a line of its own and its keys below it"),
-        ("\n[quality]\n", "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[model]`, `[shapes]`, `[weights]`"),
-        ("[shapes]\nprefill_chunk = 0", "`dir/model.toml:2:17`: `shapes.prefill_chunk` is 0, expected 1..=4096 | the default is 256"),
-        ("[shapes]\nprefill_chunk = -1", "`dir/model.toml:2:17`: `shapes.prefill_chunk` is -1, expected 1..=4096 | the default is 256"),
-        ("[shapes]\nprefill_chunk = \"8\"", "`dir/model.toml:2:17`: `shapes.prefill_chunk` is a string, expected an integer | it may be 1..=4096; the default is 256"),
-        ("[shapes]\ndecode_batch = [2, 1]", "`dir/model.toml:2:16`: `shapes.decode_batch` is [2, 1], expected a list of integers in 1..=64, ascending | the default is [1]"),
-        ("[shapes]\ndecode_batch = [1, 1]", "`dir/model.toml:2:16`: `shapes.decode_batch` is [1, 1], expected a list of integers in 1..=64, ascending | the default is [1]"),
-        ("[shapes]\ndecode_batch = []", "`dir/model.toml:2:16`: `shapes.decode_batch` is [], expected a list of integers in 1..=64, ascending | the default is [1]"),
-        ("[shapes]\ndecode_batch = [1, 65]", "`dir/model.toml:2:16`: `shapes.decode_batch` is [1, 65], expected a list of integers in 1..=64, ascending | the default is [1]"),
-        ("[shapes]\ndecode_batch = [1.5]", "`dir/model.toml:2:16`: `shapes.decode_batch` is a list, expected a list of integers | it may be a list of integers in 1..=64, ascending; the default is [1]"),
-        ("[weights]\nexperts = \"q4\"", "`dir/model.toml:2:11`: `weights.experts` is \"q4\", which this version does not support | it may be \"f32\", \"bf16\" or \"f16\""),
-        ("[weights]\nexperts = \"int4\"", "`dir/model.toml:2:11`: `weights.experts` is \"int4\", expected \"f32\", \"bf16\" or \"f16\" | the default is \"bf16\""),
-        ("[weights]\nactivations = \"bf16\"", "`dir/model.toml:2:15`: `weights.activations` is \"bf16\", which this version does not support | it may be \"auto\" or \"f32\""),
-        ("[model]\nsource = \"\"", "`dir/model.toml:2:10`: `model.source` is \"\", expected a path | the default is \".\""),
-        ("[model]\nsource = \".\"\nsource = \".\"", "`dir/model.toml:3:1`: duplicate key | the file is TOML: `key = value` under `[section]`"),
+        (
+            "source = \".\"",
+            "`dir/model.toml:1:1`: `source` stands outside of its section | put it under `[model]`",
+        ),
+        (
+            "model = 3",
+            "`dir/model.toml:1:1`: `model` is an integer, expected a section | write `[model]` on a line of its own and its keys below it",
+        ),
+        (
+            "\n[quality]\n",
+            "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[model]`, `[shapes]`, `[weights]`",
+        ),
+        (
+            "[shapes]\nprefill_chunk = 0",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `0`, expected 1..=4096 | the default is 256",
+        ),
+        (
+            "[shapes]\nprefill_chunk = -1",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is `-1`, expected 1..=4096 | the default is 256",
+        ),
+        (
+            "[shapes]\nprefill_chunk = \"8\"",
+            "`dir/model.toml:2:17`: `shapes.prefill_chunk` is a string, expected an integer | it may be 1..=4096; the default is 256",
+        ),
+        (
+            "[shapes]\ndecode_batch = [2, 1]",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is `[2, 1]`, expected a list of integers in 1..=64, ascending | the default is [1]",
+        ),
+        (
+            "[shapes]\ndecode_batch = [1, 1]",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is `[1, 1]`, expected a list of integers in 1..=64, ascending | the default is [1]",
+        ),
+        (
+            "[shapes]\ndecode_batch = []",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is `[]`, expected a list of integers in 1..=64, ascending | the default is [1]",
+        ),
+        (
+            "[shapes]\ndecode_batch = [1, 65]",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is `[1, 65]`, expected a list of integers in 1..=64, ascending | the default is [1]",
+        ),
+        (
+            "[shapes]\ndecode_batch = [1.5]",
+            "`dir/model.toml:2:16`: `shapes.decode_batch` is a list, expected a list of integers | it may be a list of integers in 1..=64, ascending; the default is [1]",
+        ),
+        (
+            "[weights]\nexperts = \"q4\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"q4\"`, which this version does not support | it may be \"f32\", \"bf16\" or \"f16\"",
+        ),
+        (
+            "[weights]\nexperts = \"int4\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\" or \"f16\" | the default is \"bf16\"",
+        ),
+        (
+            "[weights]\nactivations = \"bf16\"",
+            "`dir/model.toml:2:15`: `weights.activations` is `\"bf16\"`, which this version does not support | it may be \"auto\" or \"f32\"",
+        ),
+        (
+            "[model]\nsource = \"\"",
+            "`dir/model.toml:2:10`: `model.source` is `\"\"`, expected a path | the default is \".\"",
+        ),
+        (
+            "[model]\nsource = \".\"\nsource = \".\"",
+            "`dir/model.toml:3:1`: duplicate key | the file is TOML: `key = value` under `[section]`",
+        ),
     ] {
         assert_eq!(error(text), expected);
     }

@@ -2,7 +2,7 @@
 //!
 //! The target chooses kernels and weight layouts node by node; slices become views, additions of a
 //! residual go into the epilogue of what produced the other operand. Every buffer gets a place of its
-//! own and every step a barrier, so the plan already runs; `memory` and `schedule` then make it tight.
+//! own and every step a barrier, so the plan already runs; the passes behind only make it tight.
 
 use super::memory::aligned;
 use super::schedule::Writes;

@@ -8,9 +8,17 @@ use moec_ir::graph::INPUTS;
 use moec_ir::plan::{ALIGN, Arg, Buffer, Entry, Plan};
 use std::ops::RangeInclusive;
 
-/// Assigns arena offsets in every entry point, which share one arena.
+/// Assigns arena offsets in every entry point, which share one arena. An entry whose buffers all fit side
+/// by side into the arena that another one needs is left without sharing, and so with fewer barriers.
 pub fn memory(plan: &mut Plan) {
+    let apart: Vec<Vec<u64>> = plan.entries.iter().map(|e| e.buffers.iter().map(|b| b.offset).collect()).collect();
     plan.arena_bytes = plan.entries.iter_mut().map(assign).max().unwrap_or(0);
+    for (entry, offsets) in plan.entries.iter_mut().zip(apart) {
+        let end = entry.buffers.iter().zip(&offsets).map(|(b, offset)| offset + aligned(b.bytes)).max();
+        if end.is_some_and(|end| end <= plan.arena_bytes) {
+            entry.buffers.iter_mut().zip(offsets).for_each(|(b, offset)| b.offset = offset);
+        }
+    }
 }
 
 /// Steps during which each buffer of `entry` holds something.

@@ -1,5 +1,6 @@
 //! The passes, one file each. Their order stands in [`crate::pipeline`].
 
+pub mod barriers;
 pub mod format;
 pub mod layout;
 pub mod lower;

@@ -1,84 +1,35 @@
-//! Pass `schedule`: barriers and dependencies.
+//! Pass `schedule`: the order of the steps.
 //!
-//! All threads walk the steps of an entry together. A step must wait for the others only where it
-//! conflicts with a step since the last barrier: one of the two writes bytes that the other touches.
+//! A step's wave is one more than the latest wave that it waits for. Ordered by waves, steps that do not
+//! depend on each other stand together, and one barrier serves them all.
 
-use moec_ir::plan::{Arg, Entry, Plan, Step};
+use super::barriers::{Access, accesses};
+use moec_ir::plan::{Entry, Plan};
 
 /// What each step writes: indices into its arguments, by entry and step.
 pub type Writes = Vec<Vec<Vec<usize>>>;
 
-/// Sets `barrier` and `deps` of every step.
-pub fn schedule(plan: &mut Plan, writes: &Writes) {
+/// Orders the steps of every entry; `writes` is ordered alike.
+pub fn schedule(plan: &mut Plan, writes: &mut Writes) {
     for (entry, writes) in plan.entries.iter_mut().zip(writes) {
-        let touched: Vec<Vec<Access>> =
-            entry.steps.iter().zip(writes).map(|(step, w)| accesses(entry, step, w)).collect();
-        let mut since = 0;
-        for at in 0..entry.steps.len() {
-            let barrier = (since..at).any(|before| conflict(&touched[before], &touched[at]));
-            if barrier {
-                since = at;
-            }
-            entry.steps[at].barrier = barrier;
-            entry.steps[at].deps = dependencies(&touched, at);
-        }
+        let order = order(entry, writes);
+        entry.steps = order.iter().map(|&i| entry.steps[i].clone()).collect();
+        *writes = order.iter().map(|&i| writes[i].clone()).collect();
     }
 }
 
-/// One argument's memory: space (0 the arena, else a state), bytes, and whether it is written.
-#[derive(Clone, Copy, Debug)]
-struct Access {
-    space: u32,
-    from: u64,
-    to: u64,
-    write: bool,
-}
-
-impl Access {
-    fn overlaps(&self, other: &Self) -> bool {
-        self.space == other.space && self.from < other.to && other.from < self.to
+fn order(entry: &Entry, writes: &[Vec<usize>]) -> Vec<usize> {
+    let touched: Vec<Vec<Access>> = entry.steps.iter().zip(writes).map(|(s, w)| accesses(entry, s, w)).collect();
+    let mut waves: Vec<usize> = Vec::with_capacity(touched.len());
+    for (at, mine) in touched.iter().enumerate() {
+        let waits = |before: usize| {
+            touched[before].iter().any(|x| mine.iter().any(|y| (x.write || y.write) && x.overlaps(y)))
+        };
+        let wave = (0..at).filter(|&b| waits(b)).map(|b| waves[b] + 1).max().unwrap_or(0);
+        waves.push(wave);
     }
-}
-
-fn accesses(entry: &Entry, step: &Step, writes: &[usize]) -> Vec<Access> {
-    let of = |(i, arg): (usize, &Arg)| {
-        let write = writes.contains(&i);
-        match *arg {
-            Arg::Buffer(b, _) => {
-                let b = &entry.buffers[b as usize];
-                Some(Access { space: 0, from: b.offset, to: b.offset + b.bytes, write })
-            }
-            Arg::State(s) => Some(Access { space: s + 1, from: 0, to: 1, write }),
-            Arg::Segment(_) => None,
-        }
-    };
-    step.args.iter().enumerate().filter_map(of).collect()
-}
-
-fn conflict(a: &[Access], b: &[Access]) -> bool {
-    a.iter().any(|x| b.iter().any(|y| (x.write || y.write) && x.overlaps(y)))
-}
-
-/// The last writer of what step `at` reads, and the last writer and later readers of what it writes.
-fn dependencies(touched: &[Vec<Access>], at: usize) -> Vec<u32> {
-    let mut deps = Vec::new();
-    for mine in &touched[at] {
-        for before in (0..at).rev() {
-            let theirs = touched[before].iter().filter(|t| t.overlaps(mine));
-            let (mut touches, mut wrote) = (false, false);
-            for t in theirs {
-                touches = true;
-                wrote |= t.write;
-            }
-            if wrote || (touches && mine.write) {
-                deps.push(before as u32);
-            }
-            if wrote {
-                break;
-            }
-        }
-    }
-    deps.sort_unstable();
-    deps.dedup();
-    deps
+    let mut order: Vec<usize> = (0..touched.len()).collect();
+    // Stable: within a wave the order of the Graph stays.
+    order.sort_by_key(|&i| waves[i]);
+    order
 }

@@ -90,7 +90,13 @@ fn write_files(
             bar.label(tensor);
             bar.add(bytes);
         })
-        .map_err(|e| if interrupt::requested() { Error::environment("interrupted; nothing was left behind") } else { failed(&path, &e) })?;
+        .map_err(|e| {
+            if interrupt::requested() {
+                Error::environment("interrupted; nothing was left behind")
+            } else {
+                failed(&path, &e)
+            }
+        })?;
         weight_map.extend(part.iter().map(|t| (t.name.clone(), json!(name))));
     }
     if shards.len() > 1 {
@@ -121,13 +127,21 @@ fn split(tensors: &[Tensor], limit: u64) -> Vec<&[Tensor]> {
 }
 
 /// One safetensors file: the header's length, the header, the numbers.
-fn write_shard(path: &Path, tensors: &[Tensor], seed: u64, wrote: &mut dyn FnMut(&str, u64)) -> io::Result<()> {
+fn write_shard(
+    path: &Path,
+    tensors: &[Tensor],
+    seed: u64,
+    wrote: &mut dyn FnMut(&str, u64),
+) -> io::Result<()> {
     let mut header = Map::new();
     header.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut offset = 0;
     for t in tensors {
         let end = offset + t.bytes();
-        header.insert(t.name.clone(), json!({"dtype": "BF16", "shape": t.shape, "data_offsets": [offset, end]}));
+        header.insert(
+            t.name.clone(),
+            json!({"dtype": "BF16", "shape": t.shape, "data_offsets": [offset, end]}),
+        );
         offset = end;
     }
     let mut header = Value::Object(header).to_string();
@@ -259,11 +273,17 @@ mod tests {
         for t in &tensors {
             let file = index["weight_map"][&t.name].as_str().unwrap();
             let part = fs::read(out.join(file)).unwrap();
-            let part = safetensors::SafeTensors::deserialize(&part).unwrap().tensor(&t.name).unwrap().data().to_vec();
+            let part = safetensors::SafeTensors::deserialize(&part)
+                .unwrap()
+                .tensor(&t.name)
+                .unwrap()
+                .data()
+                .to_vec();
             assert_eq!(part.len() as u64, t.bytes());
             assert_eq!(part, whole.tensor(&t.name).unwrap().data());
         }
-        let e = write_tensors(&out, &json!({}), &tensors, 1, SHARD, &Progress::silent()).expect_err("it is there");
+        let e = write_tensors(&out, &json!({}), &tensors, 1, SHARD, &Progress::silent())
+            .expect_err("it is there");
         assert!(e.message.ends_with("exists already"));
     }
 }

@@ -52,7 +52,9 @@ impl DeviceError {
         match self {
             Self::Unknown { nearest, .. } => match nearest.first() {
                 Some(name) => format!("did you mean `{name}`? `moec targets` lists them all"),
-                None => "`moec targets` lists the names; a path of your own device file ends in `.toml`".into(),
+                None => {
+                    "`moec targets` lists the names; a path of your own device file ends in `.toml`".into()
+                }
             },
             Self::Read { .. } => "`--target` takes a name that `moec targets` lists, or a device file".into(),
             Self::Parse { .. } | Self::Invalid { .. } => {

@@ -119,14 +119,22 @@ fn unknown_names_get_the_nearest() {
 #[test]
 fn wrong_files_are_refused_with_line_and_key() {
     for (from, to, expected) in [
-        ("cores = 2", "coers = 2", "line 13, column 1: unknown field `coers`, expected one of `name`, `kind`"),
+        (
+            "cores = 2",
+            "coers = 2",
+            "line 13, column 1: unknown field `coers`, expected one of `name`, `kind`",
+        ),
         ("family = \"cpu\"", "family = \"gpu\"", "line 4, column 10: unknown variant `gpu`, expected `cpu`"),
         ("name = \"box\"", "name = 3", "line 2, column 8: invalid type: integer `3`, expected a string"),
         ("level = 2", "level = 9", "`cache.level`: 9 is not in 1..=3"),
         ("value = 1.5", "value = -1.5", "`unit.dispatch_cost_us`: -1.5 is not a finite number of at least 0"),
         ("source = \"cpuid\"", "source = \" \"", "`cache`: a figure needs a `source`"),
         ("to = \"dram\"", "to = \"flash\"", "`link`: no unit or memory is named `flash`"),
-        ("name = \"dram\"", "name = \"cores\"", "`memory.name`: `cores` is empty, badly spelt or already taken"),
+        (
+            "name = \"dram\"",
+            "name = \"cores\"",
+            "`memory.name`: `cores` is empty, badly spelt or already taken",
+        ),
         ("\"avx512f\"", "\"+avx512f\"", "`features`: `+avx512f` is no LLVM feature name"),
         ("cpu = \"sapphirerapids\"", "cpu = \"native\"", "`cpu` and `triple` are both `native`"),
         ("cpu = \"sapphirerapids\"\n", "", "missing field `cpu`"),

@@ -1,0 +1,286 @@
+//! How fast the kernels are on this host, on one thread, next to what the machine can do.
+//!
+//! `cargo run --release -p moec-codegen --example kernel_rate -- [PART OF A NAME]`
+#![allow(clippy::print_stdout)]
+
+use moec_codegen::jit::Loaded;
+use moec_codegen::{KernelSpec, Machine, compile};
+use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu};
+use moec_ir::plan::Grid;
+use moec_ir::types::Format;
+
+type Outcome = Result<(), Box<dyn std::error::Error>>;
+
+/// Processor time of this thread, in seconds: other processes on a busy host do not count.
+fn now() -> f64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` receives the time.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut t) };
+    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
+}
+
+/// Fastest of several runs, in seconds per call.
+fn fastest(mut call: impl FnMut()) -> f64 {
+    call();
+    let mut best = f64::INFINITY;
+    for _ in 0..15 {
+        let start = now();
+        call();
+        best = best.min(now() - start);
+    }
+    best
+}
+
+/// A cache line: operands are aligned as in a plan.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line {
+    _words: [u32; 16],
+}
+
+impl Line {
+    fn new(words: [u32; 16]) -> Self {
+        Self { _words: words }
+    }
+}
+
+/// A kernel, its rows, floating-point operations and bytes of weights or cache per call.
+struct Probe {
+    name: &'static str,
+    spec: KernelSpec,
+    n: usize,
+    operations: f64,
+    bytes: f64,
+    /// Operands in f32 words; the integer ones are given whole.
+    operands: Vec<Operand>,
+}
+
+enum Operand {
+    Words(usize),
+    Ints(Vec<i32>),
+}
+
+fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format) -> Probe {
+    let glu = None;
+    Probe {
+        name,
+        spec: KernelSpec::Linear {
+            k,
+            n: cols,
+            format,
+            groups: 1,
+            x_ld: k,
+            out_ld: cols,
+            bias: false,
+            residual_ld: None,
+            glu,
+        },
+        n,
+        operations: 2.0 * (n * k * cols) as f64,
+        bytes: format.bytes(k * cols) as f64,
+        operands: vec![
+            Operand::Words(n * k),
+            Operand::Words(format.bytes(k * cols) / 4),
+            Operand::Words(n * cols),
+        ],
+    }
+}
+
+fn experts(name: &'static str, tokens: usize) -> Probe {
+    let (experts, hidden, inter) = (16, 2048, 1024);
+    let layout = DispatchLayout { rows: tokens, k: 1, experts };
+    let mut table = vec![0; layout.words()];
+    table[0] = experts as i32;
+    for e in 0..experts {
+        table[layout.expert() + e] = e as i32;
+        table[layout.start() + e + 1] = ((e + 1) * tokens / experts) as i32;
+    }
+    for t in 0..tokens {
+        // Rows of a token are anywhere.
+        table[layout.token() + t] = (t * 7 % tokens) as i32;
+    }
+    let format = Format::Bf16;
+    let weights = experts * 2 * inter * hidden;
+    Probe {
+        name,
+        spec: KernelSpec::ExpertGateUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            x_ld: hidden,
+            glu: Glu::Gated(Activation::Silu),
+            bias: false,
+        },
+        n: tokens,
+        operations: 2.0 * (tokens * 2 * inter * hidden) as f64,
+        bytes: format.bytes(weights) as f64,
+        operands: vec![
+            Operand::Words(tokens * hidden),
+            Operand::Ints(table),
+            Operand::Words(format.bytes(weights) / 4),
+            Operand::Words(tokens * inter),
+        ],
+    }
+}
+
+fn attention(name: &'static str, heads: usize, kv_heads: usize, rows: usize, context: usize) -> Probe {
+    let dim = 128;
+    let desc = AttentionDesc {
+        heads,
+        kv_heads,
+        qk_dim: dim,
+        v_dim: dim,
+        scale: 0.1,
+        window: None,
+        sinks: false,
+        v_from_k: false,
+    };
+    let positions: Vec<i32> = (0..rows).map(|r| (context - rows + r) as i32).collect();
+    let keys: i64 = positions.iter().map(|&p| i64::from(p) + 1).sum();
+    Probe {
+        name,
+        spec: KernelSpec::Attention { desc, q_ld: heads * dim, out_ld: heads * dim, ctx: context },
+        n: rows,
+        operations: 4.0 * keys as f64 * (heads * dim) as f64,
+        bytes: (2 * kv_heads * context * dim * 4) as f64,
+        operands: vec![
+            Operand::Words(rows * heads * dim),
+            Operand::Words(kv_heads * context * dim),
+            Operand::Words(kv_heads * context * dim),
+            Operand::Ints(positions),
+            Operand::Ints(vec![0; rows]),
+            Operand::Words(rows * heads * dim),
+        ],
+    }
+}
+
+fn measure(machine: &Machine, probe: &Probe) -> Outcome {
+    let isa = machine.isa();
+    let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&probe.spec))?)?;
+    let kernel = loaded.kernel(&probe.spec.symbol(&isa))?;
+    let mut memory: Vec<Vec<Line>> = Vec::new();
+    let mut active = 0;
+    for operand in &probe.operands {
+        memory.push(match operand {
+            // Small numbers in every format.
+            Operand::Words(n) => vec![Line::new([0x3c00_3c00; 16]); n.div_ceil(16)],
+            Operand::Ints(ints) => {
+                active = ints[0].max(0) as usize;
+                let words: Vec<u32> = ints.iter().map(|x| x.cast_unsigned()).collect();
+                let line =
+                    |chunk: &[u32]| Line::new(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0)));
+                words.chunks(16).map(line).collect()
+            }
+        });
+    }
+    let args: Vec<*mut u8> = memory.iter_mut().map(|m| m.as_mut_ptr().cast()).collect();
+    let mut scratch = vec![Line::new([0; 16]); probe.spec.scratch_bytes(&isa).div_ceil(64)];
+    let items = match probe.spec.grid(&isa) {
+        Grid::One => 1,
+        Grid::Tiles { rows, tiles } => probe.n.div_ceil(rows as usize) * tiles as usize,
+        Grid::Experts { tiles, .. } => active * tiles as usize,
+    };
+    let seconds = fastest(|| {
+        // SAFETY: the operands have the extents that the kernel documents.
+        unsafe {
+            kernel(args.as_ptr(), probe.n as i64, 0, items as i64, scratch.as_mut_ptr().cast());
+        }
+    });
+    println!(
+        "{:34} {:9.1} GFLOP/s {:8.1} GB/s {:10.3} ms",
+        probe.name,
+        probe.operations / seconds / 1e9,
+        probe.bytes / seconds / 1e9,
+        seconds * 1e3,
+    );
+    Ok(())
+}
+
+/// Fused multiply-adds per second that this core can issue on f32 vectors, times two, in GFLOP/s.
+#[cfg(target_arch = "x86_64")]
+fn peak() -> f64 {
+    use std::arch::x86_64::*;
+    const STEPS: usize = 1_000_000;
+    #[target_feature(enable = "avx512f")]
+    fn wide() -> f32 {
+        let mut sums = [_mm512_set1_ps(1.0); 16];
+        let x = _mm512_set1_ps(std::hint::black_box(0.5));
+        for _ in 0..STEPS {
+            for s in &mut sums {
+                *s = _mm512_fmadd_ps(*s, x, x);
+            }
+        }
+        sums.into_iter().map(|s| _mm512_reduce_add_ps(s)).sum()
+    }
+    #[target_feature(enable = "avx2,fma")]
+    fn narrow() -> f32 {
+        let mut sums = [_mm256_set1_ps(1.0); 12];
+        let x = _mm256_set1_ps(std::hint::black_box(0.5));
+        for _ in 0..STEPS {
+            for s in &mut sums {
+                *s = _mm256_fmadd_ps(*s, x, x);
+            }
+        }
+        sums.into_iter().map(|s| _mm256_cvtss_f32(s)).sum()
+    }
+    if is_x86_feature_detected!("avx512f") {
+        let seconds = fastest(|| {
+            // SAFETY: the feature was detected.
+            std::hint::black_box(unsafe { wide() });
+        });
+        (STEPS * 16 * 16 * 2) as f64 / seconds / 1e9
+    } else if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+        let seconds = fastest(|| {
+            // SAFETY: the features were detected.
+            std::hint::black_box(unsafe { narrow() });
+        });
+        (STEPS * 12 * 8 * 2) as f64 / seconds / 1e9
+    } else {
+        f64::NAN
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn peak() -> f64 {
+    f64::NAN
+}
+
+fn main() -> Outcome {
+    let host = Machine::host()?;
+    let wanted = std::env::args().nth(1).unwrap_or_default();
+    println!("{} {:?}", host.cpu, host.isa());
+    println!("{:34} {:9.1} GFLOP/s", "fused multiply-adds in registers", peak());
+    let memory = vec![1_u64; 32 << 20];
+    let seconds = fastest(|| {
+        std::hint::black_box(memory.iter().copied().fold(0, u64::wrapping_add));
+    });
+    println!("{:34} {:9} {:15.1} GB/s", "reading memory", "", 256.0 * (1 << 20) as f64 / seconds / 1e9);
+    let probes = [
+        linear("linear bf16, 1 row, from memory", 1, 2048, 65536, Format::Bf16),
+        linear("linear f32, 1 row, from memory", 1, 2048, 32768, Format::F32),
+        linear("linear bf16, 1 row, in cache", 1, 2048, 128, Format::Bf16),
+        linear("linear f16, 1 row, in cache", 1, 2048, 128, Format::F16),
+        linear("linear bf16, 4 rows, in cache", 4, 2048, 128, Format::Bf16),
+        linear("linear bf16, 12 rows", 12, 2048, 2048, Format::Bf16),
+        linear("linear bf16, 96 rows", 96, 2048, 2048, Format::Bf16),
+        linear("linear bf16, 96 rows, k 2080", 96, 2080, 2048, Format::Bf16),
+        linear("linear f16, 96 rows", 96, 2048, 2048, Format::F16),
+        linear("linear f32, 96 rows", 96, 2048, 2048, Format::F32),
+        linear("linear bf16, 96 rows, k 8192", 96, 8192, 1024, Format::Bf16),
+        experts("experts, 1 token each", 16),
+        experts("experts, 12 tokens each", 192),
+        experts("experts, 64 tokens each", 1024),
+        attention("attention 32/4, 1 row of 4096", 32, 4, 1, 4096),
+        attention("attention 16/16, 1 row of 4096", 16, 16, 1, 4096),
+        attention("attention 32/4, 256 rows of 1024", 32, 4, 256, 1024),
+        attention("attention 16/16, 256 rows of 1024", 16, 16, 256, 1024),
+    ];
+    for machine in [host, Machine::x86_64_level(3)] {
+        println!("\n{} {:?}", machine.cpu, machine.isa());
+        for probe in probes.iter().filter(|p| p.name.contains(&wanted)) {
+            measure(&machine, probe)?;
+        }
+    }
+    Ok(())
+}

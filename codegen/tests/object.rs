@@ -1,0 +1,269 @@
+//! Symbols, objects, intermediate code.
+#![allow(clippy::unwrap_used, clippy::panic)] // this is a test, though not all of it a test function
+
+use moec_codegen::jit::Loaded;
+use moec_codegen::machine::FEATURES;
+use moec_codegen::{Error, Isa, KernelSpec, Machine, MapOp, NormKind, compile, llvm_ir};
+use moec_ir::op::{
+    Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
+    WeightFrom,
+};
+use moec_ir::types::Format;
+use std::collections::{BTreeMap, BTreeSet};
+
+fn norm() -> KernelSpec {
+    let kind = NormKind::Rms;
+    KernelSpec::Norm { kind, width: 24, groups: 1, x_ld: 24, out_ld: 24, eps: 1e-6, weight: true }
+}
+
+fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
+    KernelSpec::Linear { k, n, format, groups: 1, x_ld: k, out_ld: n, bias: false, residual_ld: None, glu }
+}
+
+fn router() -> RouterDesc {
+    RouterDesc {
+        experts: 16,
+        k: 2,
+        score: Score::Softmax,
+        select_bias: false,
+        groups: None,
+        weight_from: WeightFrom::Score,
+        renorm: Renorm::None,
+        scale: 1.0,
+    }
+}
+
+fn attention() -> AttentionDesc {
+    AttentionDesc {
+        heads: 4,
+        kv_heads: 2,
+        qk_dim: 16,
+        v_dim: 16,
+        scale: 0.25,
+        window: None,
+        sinks: false,
+        v_from_k: false,
+    }
+}
+
+/// One kernel of every family, and many that differ in one parameter only.
+fn specs() -> Vec<KernelSpec> {
+    let layout = DispatchLayout { rows: 8, k: 2, experts: 4 };
+    let silu = Glu::Gated(Activation::Silu);
+    let (hidden, inter, format) = (24, 16, Format::Bf16);
+    let map = |op| KernelSpec::Map { op, cols: 24, a_ld: 24, out_ld: 24 };
+    let route = |desc| KernelSpec::Router { desc, logits_ld: 16 };
+    let attend = |desc| KernelSpec::Attention { desc, q_ld: 64, out_ld: 64, ctx: 32 };
+    let rope = |style, offset, rotary| KernelSpec::Rope {
+        heads: 2,
+        dim: 24,
+        rotary,
+        offset,
+        style,
+        x_ld: 48,
+        out_ld: 48,
+        angles_ld: 24,
+    };
+    let group = |score, mask_neg_inf| Some(Groups { n: 4, keep: 2, score, mask_neg_inf });
+    let mut all = vec![
+        KernelSpec::Embed { vocab: 7, hidden, format, out_ld: 24 },
+        KernelSpec::Embed { vocab: 72, hidden, format, out_ld: 24 },
+        norm(),
+        rope(RopeStyle::Half, 0, 24),
+        rope(RopeStyle::Interleaved, 0, 24),
+        rope(RopeStyle::Half, 2, 22),
+        KernelSpec::CacheWrite { heads: 2, dim: 16, ctx: 32, x_ld: 32 },
+        attend(attention()),
+        attend(AttentionDesc { window: Some(4), ..attention() }),
+        attend(AttentionDesc { sinks: true, ..attention() }),
+        attend(AttentionDesc { v_from_k: true, ..attention() }),
+        attend(AttentionDesc { scale: -0.25, ..attention() }),
+        route(router()),
+        route(RouterDesc { score: Score::Sigmoid, ..router() }),
+        route(RouterDesc { score: Score::Identity, ..router() }),
+        route(RouterDesc { select_bias: true, ..router() }),
+        route(RouterDesc { groups: group(GroupScore::Max, false), ..router() }),
+        route(RouterDesc { groups: group(GroupScore::Top2Sum, false), ..router() }),
+        route(RouterDesc { groups: group(GroupScore::Top2Sum, true), ..router() }),
+        route(RouterDesc { weight_from: WeightFrom::SoftmaxTopk, ..router() }),
+        route(RouterDesc { weight_from: WeightFrom::SigmoidTopk, ..router() }),
+        route(RouterDesc { weight_from: WeightFrom::SparseMixer { eps: 0.01 }, ..router() }),
+        route(RouterDesc { weight_from: WeightFrom::SparseMixer { eps: 0.1 }, ..router() }),
+        route(RouterDesc { renorm: Renorm::Sum { eps: 1e-20 }, ..router() }),
+        route(RouterDesc { renorm: Renorm::Sum { eps: 0.0 }, ..router() }),
+        route(RouterDesc { renorm: Renorm::Clamp { min: 1e-20 }, ..router() }),
+        route(RouterDesc { scale: 2.5, ..router() }),
+        KernelSpec::ExpertGateUp { layout, hidden, inter, format, x_ld: 24, glu: silu, bias: false },
+        KernelSpec::ExpertGateUp { layout, hidden, inter, format, x_ld: 24, glu: silu, bias: true },
+        KernelSpec::ExpertDown { layout, inter, hidden, format, bias: false },
+        KernelSpec::ExpertDown { layout, inter, hidden, format, bias: true },
+        KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: None },
+        KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: Some(24) },
+        KernelSpec::Copy { groups: 2, cols: 8, in_group: 12, out_group: 8, in_ld: 24, out_ld: 24 },
+        KernelSpec::Softmax { cols: 24, x_ld: 24, out_ld: 24 },
+        KernelSpec::GatherRows { cols: 24, x_ld: 24, out_ld: 24 },
+    ];
+    let glus = [
+        Glu::DRelu,
+        Glu::Clamped { alpha: 1.702, limit: 7.0 },
+        Glu::Clamped { alpha: 1.702, limit: -7.0 },
+        Glu::Clamped { alpha: 17.02, limit: 7.0 },
+    ];
+    let glus = Activation::ALL.into_iter().map(Glu::Gated).chain(glus);
+    for glu in glus {
+        all.push(linear(24, 48, Format::F32, Some(glu)));
+        all.push(map(MapOp::Glu { glu, b_ld: 24 }));
+    }
+    for format in Format::ALL {
+        all.push(linear(24, 48, format, None));
+    }
+    let maps = [
+        MapOp::Add { b_ld: 24, broadcast_b: false },
+        MapOp::Add { b_ld: 24, broadcast_b: true },
+        MapOp::Mul { b_ld: 24, broadcast_b: false },
+        MapOp::Mul { b_ld: 25, broadcast_b: false },
+        MapOp::ScaleCols,
+        MapOp::Scale { factor: 1.0 },
+        MapOp::Scale { factor: 10.0 },
+        MapOp::Clamp { lo: -1.0, hi: 1.0 },
+        MapOp::Clamp { lo: 1.0, hi: 1.0 },
+    ];
+    all.extend(maps.map(map));
+    all.extend(Activation::ALL.map(|act| map(MapOp::Act(act))));
+    all
+}
+
+#[test]
+fn different_kernels_have_different_symbols() {
+    let isa = Machine::x86_64_level(3).isa();
+    let mut seen = BTreeMap::new();
+    for spec in specs() {
+        let symbol = spec.symbol(&isa);
+        assert!(symbol.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'), "{symbol}");
+        assert_eq!(symbol, spec.clone().symbol(&isa));
+        if let Some(other) = seen.insert(symbol, spec.clone()) {
+            panic!("{spec:?} and {other:?} share a symbol");
+        }
+    }
+}
+
+#[test]
+fn machines_have_their_vectors() {
+    let lanes = |m: Machine| m.isa().lanes;
+    assert_eq!(lanes(Machine::x86_64_level(1)), 4);
+    assert_eq!(lanes(Machine::x86_64_level(3)), 8);
+    assert_eq!(lanes(Machine::x86_64_level(4)), 16);
+    assert_eq!(aarch64().isa(), Isa { lanes: 4, nr: 8, mr: 8 });
+    let host = Machine::host().unwrap();
+    assert!(host.features.iter().all(|f| FEATURES.iter().any(|(llvm, _)| llvm == f)), "{host:?}");
+}
+
+fn aarch64() -> Machine {
+    Machine {
+        triple: "aarch64-unknown-linux-gnu".to_string(),
+        cpu: "neoverse-v2".to_string(),
+        features: vec!["dotprod".to_string()],
+    }
+}
+
+/// Names of the symbols that an ELF object wants from elsewhere, and of those that it defines, in order.
+fn symbols(elf: &[u8]) -> (BTreeSet<String>, Vec<String>) {
+    let int = |at: usize, n: usize| elf[at..at + n].iter().rev().fold(0, |x, &b| x << 8 | usize::from(b));
+    assert_eq!(&elf[..4], b"\x7fELF");
+    let (sections, size, count) = (int(0x28, 8), int(0x3a, 2), int(0x3c, 2));
+    let (mut wanted, mut defined) = (BTreeSet::new(), Vec::new());
+    for section in (0..count).map(|i| sections + i * size) {
+        const SYMBOL_TABLE: usize = 2;
+        if int(section + 4, 4) != SYMBOL_TABLE {
+            continue;
+        }
+        let names = int(sections + int(section + 0x28, 4) * size + 0x18, 8);
+        let (start, len) = (int(section + 0x18, 8), int(section + 0x20, 8));
+        for symbol in (start..start + len).step_by(24) {
+            let name = elf[names + int(symbol, 4)..].split(|&b| b == 0).next().unwrap();
+            let name = String::from_utf8(name.to_vec()).unwrap();
+            let (global, function, elsewhere) =
+                (elf[symbol + 4] >> 4 == 1, elf[symbol + 4] & 15 == 2, int(symbol + 6, 2) == 0);
+            if global && elsewhere {
+                wanted.insert(name);
+            } else if function && global {
+                defined.push(name);
+            }
+        }
+    }
+    (wanted, defined)
+}
+
+#[test]
+fn objects_are_self_contained_and_their_symbols_sorted() {
+    let mut all = specs();
+    all.reverse();
+    for machine in [1, 2, 3, 4].map(Machine::x86_64_level).into_iter().chain([aarch64()]) {
+        let (wanted, defined) = symbols(&compile(&machine, &all).unwrap());
+        let allowed = ["memcpy", "memmove", "memset"];
+        assert!(wanted.iter().all(|s| allowed.contains(&s.as_str())), "{wanted:?} on {machine:?}");
+        let mut want: Vec<String> = all.iter().map(|s| s.symbol(&machine.isa())).collect();
+        want.sort();
+        assert_eq!(defined, want);
+    }
+}
+
+#[test]
+fn the_same_kernels_give_the_same_bytes() {
+    let machine = Machine::x86_64_level(3);
+    let mut kernels = vec![norm(), linear(24, 33, Format::Bf16, None), norm()];
+    let first = compile(&machine, &kernels).unwrap();
+    kernels.reverse();
+    assert!(first == compile(&machine, &kernels).unwrap());
+}
+
+#[test]
+fn contradictions_are_refused_by_name() {
+    let machine = Machine::x86_64_level(3);
+    let bad = [
+        linear(24, 33, Format::F32, Some(Glu::DRelu)),
+        KernelSpec::Softmax { cols: 9, x_ld: 8, out_ld: 9 },
+        KernelSpec::Router { desc: RouterDesc { k: 17, ..router() }, logits_ld: 16 },
+        KernelSpec::Attention {
+            desc: AttentionDesc { kv_heads: 3, ..attention() },
+            q_ld: 64,
+            out_ld: 64,
+            ctx: 8,
+        },
+    ];
+    for spec in bad {
+        assert!(
+            matches!(compile(&machine, std::slice::from_ref(&spec)), Err(Error::Spec { .. })),
+            "{spec:?}"
+        );
+    }
+    let mips = Machine { triple: "mips-unknown-linux-gnu".to_string(), ..machine };
+    assert!(matches!(compile(&mips, &[norm()]), Err(Error::Target { .. })));
+}
+
+#[test]
+fn objects_that_do_not_fit_are_refused() {
+    let load = |bytes: &[u8]| Loaded::new(bytes).and_then(|l| l.kernel("moec_nothing").map(|_| ()));
+    assert!(matches!(load(b"no object"), Err(Error::Load(_))));
+    assert!(matches!(load(&compile(&aarch64(), &[norm()]).unwrap()), Err(Error::Load(_))));
+    let own = compile(&Machine::x86_64_level(1), &[norm()]).unwrap();
+    assert!(matches!(load(&own), Err(Error::Load(_))));
+}
+
+// LLVM's spelling changes with its version.
+#[cfg(feature = "llvm22")]
+#[test]
+fn intermediate_code_of_a_norm() {
+    insta::assert_snapshot!(llvm_ir(&Machine::x86_64_level(3), &norm(), false).unwrap());
+}
+
+#[cfg(feature = "llvm22")]
+#[test]
+fn intermediate_code_of_a_linear_layer() {
+    let text = llvm_ir(&Machine::x86_64_level(3), &linear(6, 16, Format::Bf16, None), false).unwrap();
+    // The end of the function: the loop over rows that are met one by one.
+    let loops =
+        text.match_indices("\nloop").filter(|(at, _)| text[at + 1..].find(':') < text[at + 1..].find('\n'));
+    let (start, _) = loops.collect::<Vec<_>>().into_iter().rev().nth(1).unwrap();
+    insta::assert_snapshot!(text[start..].split("\n}").next().unwrap());
+}

@@ -1,0 +1,34 @@
+//! `cargo xtask demo`: from a fresh clone to generated text.
+
+use crate::setup;
+use crate::shell::{self, Failed, cargo, program, root, shown, stage};
+
+const MODEL: &str = "golden/models/ferris/model.toml";
+const PROMPT: &str = "The borrow checker";
+
+/// Builds moec, compiles a model, runs it.
+pub(crate) fn run() -> Result<(), Failed> {
+    let llvm = setup::run()?;
+    let bundle = root().join("target/demo/ferris.moec");
+    if let Some(folder) = bundle.parent() {
+        std::fs::create_dir_all(folder).map_err(|e| Failed::new(format!("`{}`: {e}", folder.display())))?;
+    }
+    stage("Building", "moec");
+    shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
+    let mut moec = cargo("run", Some(&llvm));
+    moec.args(["--release", "--locked", "--quiet", "--package", "moec", "--", "build", MODEL, "-o"])
+        .arg(&bundle);
+    step("moec build golden/models/ferris/model.toml -o target/demo/ferris.moec", &mut moec)?;
+    let mut generate = program(bundle.join("run"));
+    generate.args(["generate", "--prompt", PROMPT, "-n", "64"]);
+    step(&shown(&generate), &mut generate)?;
+    let mut bench = program(bundle.join("run"));
+    bench.arg("bench");
+    step(&shown(&bench), &mut bench)
+}
+
+/// Says a command line and runs it.
+fn step(line: &str, command: &mut std::process::Command) -> Result<(), Failed> {
+    eprintln!("\n$ {line}");
+    shell::run(command)
+}

@@ -1,0 +1,71 @@
+//! `cargo xtask setup`: what moec is built with.
+
+use crate::llvm::{Llvm, VERSIONS};
+use crate::shell::{self, Failed, output, program, shown, stage};
+use std::process::Command;
+
+/// Finds LLVM and a C compiler. Where one is missing it is installed on Debian and Ubuntu, by root.
+pub(crate) fn run() -> Result<Llvm, Failed> {
+    let (llvm, cc) = (Llvm::find(), has_cc());
+    let llvm = match llvm {
+        Some(llvm) if cc => llvm,
+        llvm => {
+            install(llvm.is_none(), !cc)?;
+            llvm.or_else(Llvm::find).ok_or_else(|| Failed::new("LLVM is still not found"))?
+        }
+    };
+    stage("Found", &format!("LLVM {} in {}", llvm.version, llvm.prefix.display()));
+    Ok(llvm)
+}
+
+fn has_cc() -> bool {
+    output(program("cc").arg("--version")).is_some()
+}
+
+/// Installs packages with apt, or says what to install.
+fn install(llvm: bool, cc: bool) -> Result<(), Failed> {
+    let missing = match (llvm, cc) {
+        (true, true) => "LLVM and a C compiler are missing",
+        (true, false) => "LLVM is missing",
+        _ => "a C compiler is missing",
+    };
+    let majors = VERSIONS.map(|(major, _)| major.to_string()).join(", ");
+    if output(program("apt-get").arg("--version")).is_none() {
+        return Err(Failed::new(missing)
+            .hint(format!("install LLVM ({majors}) with its headers and shared library, and a C compiler")));
+    }
+    let root = output(program("id").arg("-u")).is_some_and(|id| id == "0");
+    if root {
+        stage("Updating", "the lists of apt");
+        shell::run(program("apt-get").args(["update", "-qq"]))?;
+    }
+    let mut packages = Vec::new();
+    if llvm {
+        let newest = VERSIONS.iter().map(|(major, _)| format!("llvm-{major}-dev")).find(|p| available(p));
+        packages.push(newest.ok_or_else(|| {
+            let hint = "https://apt.llvm.org has them for every release of Debian and Ubuntu";
+            let lists = if root { "" } else { " (run `apt-get update` first if its lists are old)" };
+            Failed::new(format!("{missing}, and apt knows none of LLVM {majors}{lists}")).hint(hint)
+        })?);
+    }
+    if cc {
+        packages.extend(["gcc".into(), "libc6-dev".into()]);
+    }
+    let mut command = program("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").args(["install", "-y", "--no-install-recommends"]);
+    command.args(&packages);
+    if !root {
+        return Err(
+            Failed::new(missing).hint(format!("run this as root, then try again:\n    {}", shown(&command)))
+        );
+    }
+    stage("Installing", &packages.join(", "));
+    shell::run(&mut command)
+}
+
+/// Whether apt could install a package.
+fn available(package: &str) -> bool {
+    let policy =
+        output(Command::new("apt-cache").env("LC_ALL", "C").args(["policy", package])).unwrap_or_default();
+    policy.lines().any(|l| l.trim().starts_with("Candidate:") && !l.contains("(none)"))
+}
