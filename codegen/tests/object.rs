@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // this is a test, though not all of it a test function
 
 use moec_codegen::jit::Loaded;
+#[cfg(feature = "llvm22")]
+use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
-use moec_codegen::{Error, Isa, KernelSpec, Machine, MapOp, NormKind, compile, llvm_ir};
+use moec_codegen::{Error, Isa, KernelSpec, Machine, MapOp, NormKind, compile};
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
     WeightFrom,
@@ -250,7 +252,7 @@ fn objects_that_do_not_fit_are_refused() {
     assert!(matches!(load(&own), Err(Error::Load(_))));
 }
 
-// LLVM's spelling changes with its version.
+// LLVM's spelling changes with its version; these are of LLVM 22.
 #[cfg(feature = "llvm22")]
 #[test]
 fn intermediate_code_of_a_norm() {

@@ -90,17 +90,19 @@ pub fn evaluate(bundle: &Bundle, tasks: &Tasks, progress: &Progress) -> Result<Q
         if let Some(corpus) = &tasks.text {
             let ids = text.encode(corpus).map_err(runtime)?;
             let window = tasks.window.min(bundle.plan.model.max_context as usize);
-            let windows: Vec<&[u32]> =
-                ids.chunks(window).filter(|w| w.len() > 1).take(tasks.windows.unwrap_or(usize::MAX)).collect();
+            // The last token of a window predicts the first of the next.
+            let ends = (0..ids.len().saturating_sub(1)).step_by(window).map(|start| start..(start + window).min(ids.len() - 1));
+            let windows: Vec<_> = ends.take(tasks.windows.unwrap_or(usize::MAX)).collect();
             if windows.is_empty() {
                 return Err(Error::input("the text is shorter than two tokens"));
             }
             let bar = progress.items("Reading", windows.len() as u64);
             let (mut loss, mut count) = (0.0, 0);
-            for ids in &windows {
+            for window in &windows {
                 crate::interrupt::check()?;
-                loss += negative_log_likelihood(&mut engine, ids).map_err(runtime)?;
-                count += ids.len() - 1;
+                let next = &ids[window.start + 1..=window.end];
+                loss += negative_log_likelihood(&mut engine, &ids[window.clone()], next).map_err(runtime)?;
+                count += next.len();
                 bar.add(1);
             }
             bar.finish();
@@ -126,12 +128,12 @@ pub fn evaluate(bundle: &Bundle, tasks: &Tasks, progress: &Progress) -> Result<Q
     })
 }
 
-/// Sum over a window of −ln p(next token), in f64.
-fn negative_log_likelihood(engine: &mut Engine<'_>, ids: &[u32]) -> moec_runtime::Result<f64> {
+/// Sum over a window of −ln p(next token), in f64; `next[i]` follows `ids[i]`.
+fn negative_log_likelihood(engine: &mut Engine<'_>, ids: &[u32], next: &[u32]) -> moec_runtime::Result<f64> {
     engine.reset(0)?;
     let mut loss = 0.0;
     engine.prefill(0, 0, ids, Want::All, &mut |pos, logits| {
-        if let Some(&next) = ids.get(pos + 1) {
+        if let Some(&next) = next.get(pos) {
             let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
             loss += sum.ln() - f64::from(logits[next as usize] - max);

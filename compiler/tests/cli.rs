@@ -155,11 +155,15 @@ fn inspect_of_the_committed_model() {
 
 #[test]
 fn estimates_count_every_parameter_once() {
-    let out = moec(empty().path(), &["inspect", FERRIS, "--json"]);
-    let model = &serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap()["model"];
-    let classes = model["parameters_by_class"].as_object().unwrap();
-    let sum: u64 = classes.values().filter_map(serde_json::Value::as_u64).sum();
-    assert_eq!(Some(sum), model["parameters"].as_u64());
+    let tiny = Path::new(FERRIS).join("../../hf");
+    let folders = tiny.read_dir().unwrap().map(|f| f.unwrap().path()).filter(|p| p.is_dir());
+    for folder in folders.chain([FERRIS.into()]) {
+        let out = moec(empty().path(), &["inspect", folder.to_str().unwrap(), "--json"]);
+        let model = &serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap()["model"];
+        let classes = model["parameters_by_class"].as_object().unwrap();
+        let sum: u64 = classes.values().filter_map(serde_json::Value::as_u64).sum();
+        assert_eq!(Some(sum), model["parameters"].as_u64(), "{}", folder.display());
+    }
 }
 
 #[test]
@@ -200,13 +204,36 @@ fn completions_name_the_verbs() {
 #[test]
 fn a_synthetic_checkpoint_is_a_checkpoint() {
     let dir = empty();
-    let out = moec(dir.path(), &["synth", "--like", "phi-tiny", "--layers", "1", "phi"]);
+    let out = moec(dir.path(), &["synth", "--like", "phi-tiny", "--layers", "1", "--vocab", "64", "phi"]);
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let out = moec(dir.path(), &["inspect", "phi", "--json"]);
     let said: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
     assert_eq!(said["model"]["family"], "phimoe");
     assert_eq!(said["model"]["experts"], 16);
     check!("synth_again", dir, ["synth", "--like", "phi-tiny", "phi"]);
+}
+
+/// An interrupt leaves nothing behind.
+#[cfg(unix)]
+#[test]
+fn an_interrupt_cleans_up() {
+    let dir = empty();
+    let started = dir.path().join("olmoe/config.json");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_moec"))
+        .current_dir(dir.path())
+        .args(["synth", "--like", "olmoe", "--layers", "2", "olmoe"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !started.exists() && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let out = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.ends_with("error: interrupted; nothing was left behind\n"), "{said}");
+    assert!(!dir.path().join("olmoe").exists());
 }
 
 #[test]

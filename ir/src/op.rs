@@ -193,7 +193,8 @@ pub enum Op {
     },
     /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
     /// `pos · inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor
-    /// hold for every row whose own position is `switch.after` or more.
+    /// hold for all rows once the sequence is longer than `switch.after`: once the largest position of the
+    /// call is `after` or more. A runtime that splits a prompt into calls counts the whole prompt.
     RopeAngles {
         /// Attention factor on cosine and sine (YaRN, LongRoPE).
         scale: f32,

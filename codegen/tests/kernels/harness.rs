@@ -23,6 +23,8 @@ pub(crate) enum Operand {
 pub(crate) enum Expect {
     /// Numbers within `tolerance · (1 + |expected|)`. NaN: anything.
     Floats(Vec<f32>, f32),
+    /// Numbers within `tolerance · |expected|`.
+    Relative(Vec<f32>, f32),
     Ints(Vec<i32>),
 }
 
@@ -152,11 +154,12 @@ fn compare(got: &[u32], expect: &Expect, what: impl Fn() -> String) {
             let got: Vec<i32> = got.iter().map(|&b| b.cast_signed()).collect();
             assert_eq!(&got, want, "{}", what());
         }
-        Expect::Floats(want, tolerance) => {
+        Expect::Floats(want, tolerance) | Expect::Relative(want, tolerance) => {
+            let absolute = if matches!(expect, Expect::Floats(..)) { 1.0 } else { 0.0 };
             assert_eq!(got.len(), want.len(), "{}", what());
             for (at, (&bits, &want)) in got.iter().zip(want).enumerate() {
                 let got = f32::from_bits(bits);
-                let fits = want.is_nan() || (got - want).abs() <= tolerance * (1.0 + want.abs());
+                let fits = want.is_nan() || (got - want).abs() <= tolerance * (absolute + want.abs());
                 assert!(fits, "{got} at {at}, not {want}: {}", what());
             }
         }

@@ -183,6 +183,20 @@ fn activations_over_the_whole_range() {
 }
 
 #[test]
+fn exponentials_are_accurate_to_the_last_places() {
+    // Far below zero the sigmoid is the exponential function.
+    let x: Vec<f32> = (0..3000).map(|i| -87.0 + 0.0237 * i as f32).collect();
+    let want = x.iter().map(|&x| activation(Activation::Sigmoid, x)).collect();
+    let n = x.len();
+    check(&[Case {
+        spec: KernelSpec::Map { op: MapOp::Act(Activation::Sigmoid), cols: n, a_ld: n, out_ld: n },
+        n: 1,
+        operands: vec![Operand::Floats(x), Operand::Floats(vec![0.0; n])],
+        expect: vec![(1, Expect::Relative(want, 3.0 * f32::EPSILON))],
+    }]);
+}
+
+#[test]
 fn extreme_values_stay_finite_or_exact() {
     let inputs = [0.0, -0.0, 1e30, -1e30, f32::MAX, f32::MIN, 1e-40, -1e-40, 88.8, -88.8, -104.5, 60.0];
     let run = |act: Activation, want: Vec<f32>| Case {

@@ -110,5 +110,6 @@ pub fn of(spec: &ModelSpec) -> Facts {
             (WeightClass::Embeddings, c.embeddings),
             (WeightClass::Exact, c.exact),
         ],
+        tied_embeddings: spec.head.is_none(),
     }
 }

@@ -1,10 +1,10 @@
 //! `moec inspect`.
 
 use super::{facts, output, verbs};
-use crate::config::{Config, Facts};
+use crate::config::{Config, sizes};
 use crate::import::{self, ImportOptions, ModelSpec};
 use crate::{Error, Result, human};
-use moec_ir::{Format, WeightClass};
+use moec_ir::WeightClass;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -44,8 +44,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     let (_, spec) = import::open(&config.model.source, &options)?;
     let shapes = config.shapes_for(spec.max_positions)?;
     let facts = facts::of(&spec);
-    let bytes: u64 =
-        facts.by_class.iter().map(|(class, n)| n * config.weights.format(*class).bytes(1) as u64).sum();
+    let bytes = facts.bundle_bytes(&config.weights);
     let slots = shapes.decode_batch.last().copied().unwrap_or(1) as u64;
     let cache = facts.kv_bytes_per_token * shapes.max_context as u64 * slots;
     let w = &config.weights;
@@ -100,18 +99,17 @@ fn print(args: &Args, value: &Value, rows: Vec<Vec<String>>) -> Result<()> {
 
 /// A model as JSON.
 fn model(spec: &ModelSpec) -> Value {
-    let Facts { family, parameters, active_parameters, layers, moe_layers, experts, .. } = facts::of(spec);
     let facts = facts::of(spec);
     let by_class: serde_json::Map<_, _> =
         facts.by_class.iter().map(|(class, n)| (class_name(*class).to_owned(), json!(n))).collect();
     json!({
-        "family": family,
-        "parameters": parameters,
-        "active_parameters": active_parameters,
+        "family": facts.family,
+        "parameters": facts.parameters,
+        "active_parameters": facts.active_parameters,
         "parameters_by_class": by_class,
-        "layers": layers,
-        "moe_layers": moe_layers,
-        "experts": experts,
+        "layers": facts.layers,
+        "moe_layers": facts.moe_layers,
+        "experts": facts.experts,
         "experts_per_token": facts.experts_per_token,
         "hidden": spec.hidden,
         "vocab": spec.vocab,
@@ -136,10 +134,6 @@ fn model_rows(source: &Path, spec: &ModelSpec) -> Vec<Vec<String>> {
     let row = |a: &str, b: String| vec![a.to_owned(), b];
     let classes: Vec<String> =
         f.by_class.iter().map(|(c, n)| format!("{} {}", class_name(*c), human::count(*n))).collect();
-    let sizes: Vec<String> = Format::ALL
-        .iter()
-        .map(|&format| format!("{format} {}", human::bytes(f.bundle_bytes(format))))
-        .collect();
     let mut rows = vec![
         row("checkpoint", source.display().to_string()),
         row("family", format!("{} ({})", spec.title, spec.family)),
@@ -160,7 +154,7 @@ fn model_rows(source: &Path, spec: &ModelSpec) -> Vec<Vec<String>> {
             "context",
             format!("{} tokens, {} of cache each", spec.max_positions, human::bytes(f.kv_bytes_per_token)),
         ),
-        row("sizes", sizes.join(", ")),
+        row("sizes", sizes(&f)),
     ];
     rows.extend(spec.warnings.iter().map(|w| row("warning", w.clone())));
     rows

@@ -6,7 +6,7 @@ use crate::evaluate::{self, Tasks};
 use crate::import::{Checkpoint, ImportOptions};
 use crate::pipeline::Stops;
 use crate::progress::Progress;
-use crate::verify::{BOUND, Report};
+use crate::verify::{BOUND, Distance, Report};
 use crate::{Error, Result, human};
 use moec_ir::plan::Plan;
 use moec_runtime::LoadedProgram;
@@ -144,14 +144,14 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
         ops.dedup();
         for op in ops {
             let nodes: Vec<_> = entry.nodes.iter().filter(|n| n.op == op).collect();
-            let chained = nodes.iter().map(|n| n.chained.relative).fold(0.0, f64::max);
+            let chained = nodes.iter().filter_map(|n| n.chained).reduce(Distance::max);
             let Some(worst) = nodes.iter().max_by(|a, b| a.local.relative.total_cmp(&b.local.relative)) else { continue };
             rows.push(vec![
                 entry.entry.clone(),
                 op.to_owned(),
                 nodes.len().to_string(),
                 format!("{:.1e}", worst.local.relative),
-                format!("{chained:.1e}"),
+                chained.map_or_else(|| "-".to_owned(), |d| format!("{:.1e}", d.relative)),
                 worst.scope.clone(),
             ]);
         }

@@ -12,6 +12,7 @@ mod tests;
 
 pub use keys::{KEYS, Key, RESERVED};
 pub use page::markdown;
+pub(crate) use template::sizes;
 pub use template::{Facts, template};
 
 use crate::{Error, Result};

@@ -1,6 +1,6 @@
 //! The `model.toml` that `moec init` writes: every key with what it does and the model's own figures.
 
-use super::{DEFAULT_MAX_CONTEXT, KEYS};
+use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Weights};
 use crate::human;
 use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
@@ -29,6 +29,9 @@ pub struct Facts {
     pub kv_bytes_per_token: u64,
     /// Parameters by class.
     pub by_class: Vec<(WeightClass, u64)>,
+    /// Whether the embedding table serves as head, too. A bundle then stores it twice, in the order of
+    /// either use.
+    pub tied_embeddings: bool,
 }
 
 impl Facts {
@@ -37,13 +40,13 @@ impl Facts {
         self.by_class.iter().filter(|(c, _)| *c == class).map(|(_, n)| n).sum()
     }
 
-    /// About how many bytes the weights of a bundle take when all three storage keys are `format`.
-    pub fn bundle_bytes(&self, format: Format) -> u64 {
-        let bytes = |class| format.bytes(1) as u64 * self.of(class);
-        bytes(WeightClass::Experts)
-            + bytes(WeightClass::Attention)
-            + bytes(WeightClass::Embeddings)
-            + 4 * self.of(WeightClass::Exact)
+    /// About how many bytes the weights of a bundle take.
+    pub fn bundle_bytes(&self, weights: &Weights) -> u64 {
+        let bytes = |&(class, n): &(WeightClass, u64)| {
+            let copies = if class == WeightClass::Embeddings && self.tied_embeddings { 2 } else { 1 };
+            copies * n * weights.format(class).bytes(1) as u64
+        };
+        self.by_class.iter().map(bytes).sum()
     }
 }
 
@@ -71,7 +74,7 @@ pub fn template(source: &Path, facts: &Facts) -> String {
             section = key.section;
             let _ = write!(out, "\n[{section}]\n");
             if section == "weights" {
-                let _ = writeln!(out, "# About the size of a bundle:{}.", sizes(facts));
+                let _ = writeln!(out, "# About the size of a bundle: {}.", sizes(facts));
             }
         }
         for line in key.help {
@@ -109,14 +112,14 @@ fn figures(key: &str, facts: &Facts) -> Vec<String> {
     }
 }
 
-/// ` f32 24 MiB, bf16 12 MiB, …`; formats of one size stand together.
-fn sizes(facts: &Facts) -> String {
-    let mut out = String::new();
-    for (i, format) in Format::ALL.into_iter().enumerate() {
-        let comma = if i == 0 { "" } else { "," };
-        let _ = write!(out, "{comma} {format} {}", human::bytes(facts.bundle_bytes(format)));
-    }
-    out
+/// `f32 24.0 MiB, bf16 12.0 MiB, …`: about the size of a bundle that stores everything in one format.
+pub(crate) fn sizes(facts: &Facts) -> String {
+    let size = |format| {
+        let activations = Activations::Auto;
+        let weights = Weights { experts: format, attention: format, embeddings: format, activations };
+        format!("{format} {}", human::bytes(facts.bundle_bytes(&weights)))
+    };
+    Format::ALL.map(size).join(", ")
 }
 
 /// A name that can stand in a comment: what would end the line is dropped.

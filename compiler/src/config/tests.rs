@@ -30,6 +30,7 @@ fn facts() -> Facts {
             (WeightClass::Embeddings, 393_216),
             (WeightClass::Exact, 38_152),
         ],
+        tied_embeddings: true,
     }
 }
 

@@ -5,7 +5,7 @@
 
 mod shapes;
 
-pub use shapes::Like;
+pub use shapes::{Cut, Like};
 
 use crate::progress::Progress;
 use crate::{Error, Result, disk, human, interrupt};
@@ -22,8 +22,8 @@ const SHARD: u64 = 2_000_000_000;
 ///
 /// # Errors
 /// The folder exists, the disk is full, or the user interrupts.
-pub fn write(dir: &Path, like: Like, layers: Option<usize>, seed: u64, progress: &Progress) -> Result<()> {
-    let (config, tensors) = like.describe(layers);
+pub fn write(dir: &Path, like: Like, cut: Cut, seed: u64, progress: &Progress) -> Result<()> {
+    let (config, tensors) = like.describe(cut);
     write_tensors(dir, &config, &tensors, seed, SHARD, progress)
 }
 
@@ -237,7 +237,7 @@ mod tests {
         for (like, billions, layers) in
             [(Like::Olmoe, 6.92, 16), (Like::Qwen3_30bA3b, 30.53, 48), (Like::PhiTiny, 3.76, 32)]
         {
-            let (config, tensors) = like.describe(None);
+            let (config, tensors) = like.describe(Cut::default());
             let count: u64 = tensors.iter().map(|t| t.bytes() / 2).sum();
             assert!((count as f64 / 1e9 - billions).abs() < 0.01, "{like:?}: {count}");
             assert_eq!(config["num_hidden_layers"], layers);
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn shards_hold_every_tensor_once() {
-        let (_, tensors) = Like::Olmoe.describe(None);
+        let (_, tensors) = Like::Olmoe.describe(Cut::default());
         let shards = split(&tensors, SHARD);
         assert_eq!(shards.concat(), tensors);
         assert!(shards.iter().all(|s| s.iter().map(Tensor::bytes).sum::<u64>() <= SHARD));

@@ -14,6 +14,15 @@ pub enum Like {
     PhiTiny,
 }
 
+/// What is smaller than in the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// Layers; `None`: all.
+    pub layers: Option<usize>,
+    /// Vocabulary; `None`: all.
+    pub vocab: Option<usize>,
+}
+
 /// A normal distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Draw {
@@ -139,9 +148,10 @@ impl Like {
     }
 
     /// `config.json`, and every tensor in order.
-    pub(super) fn describe(self, layers: Option<usize>) -> (Value, Vec<Tensor>) {
+    pub(super) fn describe(self, cut: Cut) -> (Value, Vec<Tensor>) {
         let mut s = self.shape();
-        s.layers = layers.unwrap_or(s.layers);
+        s.layers = cut.layers.unwrap_or(s.layers);
+        s.vocab = cut.vocab.unwrap_or(s.vocab);
         let mut config = std::mem::take(&mut s.config);
         for (key, value) in [
             ("num_hidden_layers", json!(s.layers)),

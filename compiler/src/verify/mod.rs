@@ -62,8 +62,9 @@ pub struct NodeReport {
     pub kernels: Vec<String>,
     /// Against the evaluator on the same operands.
     pub local: Distance,
-    /// Against the evaluator's own run.
-    pub chained: Distance,
+    /// Against the evaluator's own run; `None` for what depends on padding rows or on earlier sequences
+    /// (dispatch tables, expert slots, whole caches).
+    pub chained: Option<Distance>,
 }
 
 impl Report {

@@ -11,14 +11,25 @@ use moec_runtime::{Moment, StepView};
 use std::collections::HashMap;
 
 /// Observer of one traced run.
+///
+/// Steps of a node need not stand together, and buffers are reused. So what a node has computed is kept
+/// until every node that reads it has been measured.
 pub(super) struct Probe<'a> {
     module: &'a Module,
     graph: &'a Graph,
     entry: &'a Entry,
     own: &'a HashMap<NodeId, Vec<Tensor>>,
     spaces: Vec<RowSpace>,
-    /// What the evaluator makes of the operands of the node that is running.
-    expected: Vec<Tensor>,
+    /// Steps of each node that have not run.
+    pending: Vec<usize>,
+    /// Values that each node with steps reads, through nodes that have none.
+    reads: HashMap<NodeId, Vec<ValueId>>,
+    /// Nodes that have still to read each value.
+    readers: HashMap<ValueId, usize>,
+    /// What compiled steps have computed.
+    kept: HashMap<ValueId, Tensor>,
+    /// What the evaluator makes of a cache write, whose state is there only before it.
+    written: HashMap<NodeId, Vec<Tensor>>,
     reports: Vec<NodeReport>,
     logits: Distance,
 }
@@ -30,35 +41,78 @@ impl<'a> Probe<'a> {
         entry: &'a Entry,
         own: &'a HashMap<NodeId, Vec<Tensor>>,
     ) -> Self {
-        let spaces = graph.row_spaces(module);
-        Self {
+        let mut pending = vec![0; graph.nodes.len()];
+        for step in &entry.steps {
+            pending[step.node as usize] += 1;
+        }
+        let mut probe = Self {
             module,
             graph,
             entry,
             own,
-            spaces,
-            expected: Vec::new(),
+            spaces: graph.row_spaces(module),
+            pending,
+            reads: HashMap::new(),
+            readers: HashMap::new(),
+            kept: HashMap::new(),
+            written: HashMap::new(),
             reports: Vec::new(),
             logits: Distance::default(),
+        };
+        for id in (0..graph.nodes.len()).map(|i| NodeId(i as u32)).filter(|id| probe.pending[id.0 as usize] > 0) {
+            let mut reads = Vec::new();
+            probe.collect_reads(id, &mut reads);
+            reads.sort_unstable();
+            reads.dedup();
+            for &v in &reads {
+                *probe.readers.entry(v).or_default() += 1;
+            }
+            probe.reads.insert(id, reads);
         }
+        probe
+    }
+
+    fn collect_reads(&self, id: NodeId, reads: &mut Vec<ValueId>) {
+        for input in &self.node(id).inputs {
+            if let Operand::Value(v) = *input
+                && let Some(def) = self.graph.def(v)
+            {
+                if self.has_steps(def) { reads.push(v) } else { self.collect_reads(def, reads) }
+            }
+        }
+    }
+
+    fn has_steps(&self, id: NodeId) -> bool {
+        self.entry.steps.iter().any(|s| s.node == id.0)
     }
 
     /// Called around every step. Gives whether a node has just been measured.
     pub(super) fn observe(&mut self, evaluator: &mut Evaluator<'_>, moment: Moment, view: &StepView<'_>) -> Result<bool> {
-        let at = view.index();
-        let node = self.entry.steps[at].node;
-        let other = |i: Option<usize>| i.and_then(|i| self.entry.steps.get(i)).is_none_or(|s| s.node != node);
-        match moment {
-            Moment::Before if other(at.checked_sub(1)) => {
-                self.expected = self.reference(evaluator, view, NodeId(node))?;
-                Ok(false)
+        let id = NodeId(self.entry.steps[view.index()].node);
+        if moment == Moment::Before {
+            if matches!(self.node(id).op, Op::CacheWrite) {
+                let expected = self.reference(evaluator, view, id)?;
+                self.written.insert(id, expected);
             }
-            Moment::After if other(Some(at + 1)) => {
-                self.measure(view, NodeId(node))?;
-                Ok(true)
-            }
-            _ => Ok(false),
+            return Ok(false);
         }
+        self.pending[id.0 as usize] -= 1;
+        if self.pending[id.0 as usize] > 0 {
+            return Ok(false);
+        }
+        let expected = match self.written.remove(&id) {
+            Some(expected) => expected,
+            None => self.reference(evaluator, view, id)?,
+        };
+        self.measure(view, id, &expected)?;
+        for v in self.reads.remove(&id).unwrap_or_default() {
+            let left = self.readers.entry(v).or_default();
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                self.kept.remove(&v);
+            }
+        }
+        Ok(true)
     }
 
     /// Reports of all nodes, and the distance of the logits.
@@ -92,7 +146,7 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Evaluates a node on what the compiled steps are about to read.
+    /// Evaluates a node on what the compiled steps have read.
     fn reference(&self, evaluator: &mut Evaluator<'_>, view: &StepView<'_>, id: NodeId) -> Result<Vec<Tensor>> {
         let node = self.node(id);
         let failed = |e: eval::EvalError| {
@@ -126,7 +180,7 @@ impl<'a> Probe<'a> {
         let Some(&Operand::Value(ids)) = node.inputs.first() else {
             return Err(Error::bug("a dispatch of nothing"));
         };
-        let all = self.placed(view, ids)?.ok_or_else(|| Error::bug("choices without a place"))?;
+        let all = self.kept.get(&ids).ok_or_else(|| Error::bug("choices without a place"))?;
         let k = all.ty.cols();
         let valid = all.as_i32()[..view.n() * k].to_vec();
         let ids = Tensor::i32([view.n(), k], valid);
@@ -135,12 +189,14 @@ impl<'a> Probe<'a> {
         results.pop().ok_or_else(|| Error::bug("a dispatch without table"))
     }
 
-    /// A value as the compiled steps left it; what was fused away is evaluated from what it was made of.
+    /// A value as the compiled steps left it; what has no steps of its own (views, what was fused into an
+    /// epilogue) is evaluated from what it is made of.
     fn value(&self, evaluator: &mut Evaluator<'_>, view: &StepView<'_>, v: ValueId) -> Result<Tensor> {
-        if let Some(tensor) = self.placed(view, v)? {
-            return Ok(tensor);
+        if let Some(tensor) = self.kept.get(&v) {
+            return Ok(tensor.clone());
         }
-        let def = self.graph.def(v).ok_or_else(|| Error::bug(format!("%{} has no place", v.0)))?;
+        let missing = || Error::bug(format!("%{} has no place", v.0));
+        let Some(def) = self.graph.def(v) else { return self.placed(view, v)?.ok_or_else(missing) };
         let which = self.node(def).outputs.iter().position(|&o| o == v).unwrap_or(0);
         let mut results = self.reference(evaluator, view, def)?;
         Ok(results.swap_remove(which))
@@ -188,9 +244,10 @@ impl<'a> Probe<'a> {
     }
 
     /// Compares what a node's steps have written.
-    fn measure(&mut self, view: &StepView<'_>, id: NodeId) -> Result<()> {
+    fn measure(&mut self, view: &StepView<'_>, id: NodeId, expected: &[Tensor]) -> Result<()> {
         let node = self.node(id);
-        let (mut local, mut chained) = (Distance::default(), Distance::default());
+        let (mut local, mut chained) = (Distance::default(), None::<Distance>);
+        let comparable = !matches!(node.op, Op::ExpertFfn { .. } | Op::CacheWrite);
         for (i, &v) in node.outputs.iter().enumerate() {
             let got = match self.state_of(Operand::Value(v)) {
                 Some(s) => self.state(view, s)?,
@@ -199,10 +256,11 @@ impl<'a> Probe<'a> {
                     None => continue,
                 },
             };
-            let Some(want) = self.expected.get(i) else { continue };
+            let Some(want) = expected.get(i) else { continue };
             if let Op::Dispatch { experts } = node.op {
                 // The evaluator's own table counts padding rows: there is nothing to chain.
                 local = local.max(same_dispatch(self.graph, node, experts, &got, want, view.n()));
+                self.kept.insert(v, got);
                 continue;
             }
             let len = match node.op {
@@ -210,13 +268,15 @@ impl<'a> Probe<'a> {
                 _ => self.valid_rows(view, v, &got.ty) * (got.ty.elements() / got.ty.rows().max(1)),
             };
             local = local.max(Distance::of(&got, want, len));
-            let slots_of_padding = matches!(node.op, Op::ExpertFfn { .. });
-            if let Some(own) = self.own.get(&id).and_then(|own| own.get(i)).filter(|_| !slots_of_padding) {
+            if let Some(own) = self.own.get(&id).and_then(|own| own.get(i)).filter(|_| comparable) {
                 let d = Distance::of(&got, own, len);
-                chained = chained.max(d);
+                chained = Some(chained.unwrap_or_default().max(d));
                 if v == self.graph.output {
                     self.logits = d;
                 }
+            }
+            if !matches!(node.op, Op::CacheWrite) {
+                self.kept.insert(v, got);
             }
         }
         self.reports.push(NodeReport {

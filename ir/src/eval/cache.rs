@@ -13,13 +13,14 @@ pub(super) fn rope_angles(
     switch: Option<LongSwitch>,
 ) -> Result<Vec<f32>, EvalError> {
     let short = a.f32(1)?;
+    let longest = a.i32(0)?.iter().copied().max().unwrap_or(-1);
+    let past = switch.filter(|s| usize::try_from(longest).is_ok_and(|pos| pos >= s.after));
+    let (freqs, scale) = match past {
+        Some(s) => (a.f32(2)?, s.long_scale),
+        None => (short, scale),
+    };
     let mut out = Vec::new();
     for &pos in a.i32(0)? {
-        let past = switch.filter(|s| usize::try_from(pos).is_ok_and(|pos| pos >= s.after));
-        let (freqs, scale) = match past {
-            Some(s) => (a.f32(2)?, s.long_scale),
-            None => (short, scale),
-        };
         let angles = || freqs.iter().map(|&f| f64::from(pos as f32 * f));
         out.extend(angles().map(|t| (t.cos() * f64::from(scale)) as f32));
         out.extend(angles().map(|t| (t.sin() * f64::from(scale)) as f32));

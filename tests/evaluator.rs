@@ -1,0 +1,86 @@
+//! The evaluator and the compiled code agree, layer by layer; rewriting keeps the meaning of the Graph.
+
+mod support;
+
+use moec::build::{Request, build, target};
+use moec::bundle::read::Bundle;
+use moec::config::Config;
+use moec::import::{self, ImportOptions};
+use moec::pipeline::{Compilation, Stops};
+use moec::progress::Progress;
+use moec::verify::{BOUND, verify};
+use moec_ir::eval::Evaluator;
+use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, moec, ok};
+
+/// Largest relative error of any value anywhere in a model, evaluator against compiled code.
+const CHAINED: f64 = 2e-5;
+
+#[test]
+fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
+    for family in FAMILIES {
+        for format in ["f32", "bf16", "f16"] {
+            let folder = tempfile::tempdir().unwrap();
+            let source = checkpoint(family);
+            let toml = Setup { format, chunk: 16, batch: &[1, 3], context: 64 }.write(&source, folder.path());
+            let bundle = folder.path().join("b");
+            let request = Request {
+                config: &toml,
+                target: "native",
+                output: Some(&bundle),
+                link: false,
+                stops: Stops::default(),
+            };
+            build(&request, &Progress::silent(), &mut |_| {}).unwrap();
+            let bundle = Bundle::open(&bundle).unwrap();
+            let (checkpoint, _) = import::open(&source, &ImportOptions::default()).unwrap();
+            // Against the bundle's own weights, and against the checkpoint's, rounded.
+            for source in [None, Some(&checkpoint)] {
+                let report = verify(&bundle, source, BOUND, &Progress::silent()).unwrap();
+                assert_eq!(report.failures(), Vec::<String>::new(), "{family} in {format}");
+                assert_eq!(report.entries.len(), 3);
+                for entry in &report.entries {
+                    assert!(entry.nodes.len() > 20, "{family}: only {} nodes were looked at", entry.nodes.len());
+                    for node in &entry.nodes {
+                        let chained = node.chained.unwrap_or_default();
+                        assert!(chained.within(CHAINED), "{family} {format} {}: {node:?}", entry.entry);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rewriting_keeps_what_the_graph_means() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let setup = Setup { format: "f32", chunk: 20, batch: &[1], context: 64 };
+        let config = Config::load(&setup.write(&checkpoint(family), folder.path())).unwrap();
+        let (source, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+        let target = target("x86-64-v3").unwrap();
+        let want = expected(&checkpoint(family));
+        let logits = |pass| {
+            let mut c = Compilation::new(&config, &source, &spec, &target);
+            let stops = Stops { print_after: None, stop_after: Some(pass) };
+            c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
+            Evaluator::new(&c.module, &source).logits(&want.ids).unwrap().as_f32().to_vec()
+        };
+        let (before, after) = (logits("lower"), logits("rewrite"));
+        assert!(distance(&before, &want.logits) <= 1e-4, "{family}: the graph is not the model");
+        assert!(distance(&before, &after) <= 1e-5, "{family}: rewriting changed the result");
+    }
+}
+
+#[test]
+fn a_wrong_step_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }
+        .write(&checkpoint("qwen3_moe"), folder.path());
+    let bundle = folder.path().join("b");
+    ok(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
+    ok(moec().arg("verify").arg(&bundle));
+    // No compiled step keeps to a bound of nothing.
+    let (code, said) = fails(moec().arg("verify").arg(&bundle).args(["--bound", "0"]));
+    assert_eq!(code, 1);
+    assert!(said.contains("passes the bound") && said.contains("`linear` in `layers."), "{said}");
+}

@@ -1,0 +1,118 @@
+//! Golden snapshots: every family after every pass, the plan, the generated source.
+//!
+//! The target is a fixed one, so that snapshots do not depend on the machine. After `lower`, `rewrite`
+//! and `barriers` the whole text stands in `golden/snapshots`; after the passes between them, what the
+//! pass changed. `INSTA_UPDATE=always cargo test --test passes` renews them; read the difference.
+
+mod support;
+
+use moec::build::target;
+use moec::config::Config;
+use moec::import::{self, ImportOptions};
+use moec::pipeline::{Compilation, PIPELINE, Stops};
+use moec::progress::Progress;
+use similar::{ChangeTag, TextDiff};
+use std::fmt::Write;
+use support::{FAMILIES, Setup, checkpoint};
+
+/// Passes whose whole result is kept.
+const WHOLE: [&str; 3] = ["lower", "rewrite", "barriers"];
+
+fn settings() -> insta::Settings {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(support::root().join("golden/snapshots"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings
+}
+
+/// Texts after each pass, and the final state.
+fn texts(family: &str, format: &str, visit: &mut dyn FnMut(&Compilation<'_>)) -> Vec<(&'static str, String)> {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = Setup { format, chunk: 8, batch: &[1], context: 32 };
+    let config = Config::load(&setup.write(&checkpoint(family), folder.path())).unwrap();
+    let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+    let target = target("x86-64-v3").unwrap();
+    PIPELINE
+        .iter()
+        .map(|pass| {
+            let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
+            let stops = Stops { print_after: None, stop_after: Some(pass.name) };
+            c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
+            visit(&c);
+            (pass.name, c.text())
+        })
+        .collect()
+}
+
+/// Lines that differ, without context.
+fn changes(before: &str, after: &str) -> String {
+    let diff = TextDiff::from_lines(before, after);
+    diff.iter_all_changes().fold(String::new(), |mut out, change| {
+        match change.tag() {
+            ChangeTag::Delete => write!(out, "- {change}").unwrap(),
+            ChangeTag::Insert => write!(out, "+ {change}").unwrap(),
+            ChangeTag::Equal => {}
+        }
+        out
+    })
+}
+
+#[test]
+fn every_family_after_every_pass() {
+    settings().bind(|| {
+        for family in FAMILIES {
+            let all = texts(family, "f32", &mut |_| {});
+            let mut before = "";
+            for (pass, text) in &all {
+                let name = format!("{family}@{pass}");
+                if WHOLE.contains(pass) {
+                    insta::assert_snapshot!(name, text);
+                } else if *pass != "layout" {
+                    // From Graph to Plan everything changes; the plan is kept at its end.
+                    insta::assert_snapshot!(name, changes(before, text));
+                }
+                before = text;
+            }
+        }
+    });
+}
+
+#[test]
+fn bf16_weights_are_left_as_they_are() {
+    settings().bind(|| {
+        let all = texts("olmoe", "bf16", &mut |_| {});
+        for (pass, text) in &all[..3] {
+            insta::assert_snapshot!(format!("olmoe-bf16@{pass}"), text);
+        }
+    });
+}
+
+#[test]
+fn text_forms_parse_back() {
+    for family in FAMILIES {
+        texts(family, "bf16", &mut |c| {
+            let graph = moec_ir::text::parse_module(&c.module.to_string()).unwrap();
+            assert!(graph == c.module, "{family}: the graph does not survive its text form");
+            if let Some(plan) = &c.plan {
+                let parsed = moec_ir::text::parse_plan(&plan.to_string()).unwrap();
+                assert!(parsed == *plan, "{family}: the plan does not survive its text form");
+                let stored = moec_ir::plan::Plan::decode(&plan.encode().unwrap()).unwrap();
+                assert!(stored == *plan, "{family}: the plan does not survive its stored form");
+            }
+        });
+    }
+}
+
+#[test]
+fn the_generated_source_is_readable() {
+    settings().bind(|| {
+        texts("olmoe", "f32", &mut |c| {
+            if let Some(plan) = c.plan.as_ref().filter(|p| p.entries[0].steps.iter().any(|s| !s.barrier)) {
+                for file in moec_cpu::runner_source(plan).unwrap() {
+                    insta::assert_snapshot!(format!("olmoe@{}", file.path.replace('/', "-")), file.text);
+                }
+            }
+        });
+    });
+}

@@ -1,0 +1,37 @@
+//! Two builds of the same input give the same bytes.
+
+mod support;
+
+use std::path::Path;
+use support::{Setup, checkpoint, moec, ok, tree};
+
+/// Builds in a folder of its own, with a cache of its own.
+fn build(folder: &Path, cache: &Path) -> Vec<(String, Vec<u8>)> {
+    let source = folder.join("checkpoint");
+    std::fs::create_dir(&source).unwrap();
+    for file in std::fs::read_dir(checkpoint("deepseek_v3")).unwrap() {
+        let file = file.unwrap().path();
+        std::fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
+    }
+    let toml = Setup { format: "bf16", chunk: 16, batch: &[1, 2], context: 64 }.write(&source, folder);
+    let bundle = folder.join("model.moec");
+    ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(&bundle).env("MOEC_CACHE", cache));
+    tree(&bundle)
+}
+
+#[test]
+fn bundles_are_equal_byte_for_byte() {
+    let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    // The second folder is deeper, and its cache is another one: no path may show.
+    let deep = b.path().join("some/where/else");
+    std::fs::create_dir_all(&deep).unwrap();
+    let (one, two) = (build(a.path(), &a.path().join("cache")), build(&deep, &deep.join("another-cache")));
+    let names = |t: &[(String, Vec<u8>)]| t.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&one), names(&two));
+    assert!(one.iter().any(|(n, _)| n == "run"), "the bundle has no `run`");
+    for ((name, x), (_, y)) in one.iter().zip(&two) {
+        assert!(x == y, "`{name}` differs between two builds");
+        let path = a.path().to_string_lossy();
+        assert!(!x.windows(path.len()).any(|w| w == path.as_bytes()), "`{name}` names a folder of the build");
+    }
+}
