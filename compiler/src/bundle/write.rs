@@ -118,12 +118,17 @@ fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
             let weight = c.module.weight(weight);
             moec_cpu::pack(segment, weight, c.checkpoint, &mut out, &mut |bytes| bar.add(bytes)).map_err(|e| match e {
                 moec_cpu::PackError::Write(e) => failed(&e),
-                moec_cpu::PackError::Read(e) => Error::input(e.to_string()),
+                moec_cpu::PackError::Read(e) => match e.downcast::<Error>() {
+                    Ok(e) => *e,
+                    Err(e) => Error::input(e.to_string()),
+                },
+                e @ moec_cpu::PackError::Range { .. } => {
+                    Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
+                }
             })?;
             if out.position() - before != segment.bytes {
                 return Err(Error::bug(format!("`{}` was packed to another size than planned", segment.name)));
             }
-            weight.expr.leaves().for_each(|leaf| c.checkpoint.release_leaf(leaf));
         }
         let (bytes, sha256) = out.finish().map_err(|e| failed(&e))?;
         *file = FileRef { path: file.path.clone(), bytes, sha256 };

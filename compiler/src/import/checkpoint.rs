@@ -9,6 +9,7 @@ use moec_ir::{Encoding, Leaf, Source};
 pub use safetensors::tensor::Dtype;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How checkpoints are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -24,7 +25,13 @@ pub struct Checkpoint {
     files: Vec<(String, Map)>,
     tensors: IndexMap<String, Tensor>,
     options: ImportOptions,
+    /// Bytes of the maps that were looked at since they were last let go.
+    touched: AtomicUsize,
 }
+
+/// Bytes of the checkpoint that reading may keep in memory. They are the system's cache and come back when
+/// they are wanted, but they count as this process's own.
+const RESIDENT: usize = 128 << 20;
 
 /// A tensor as the checkpoint stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +74,7 @@ impl Checkpoint {
             files: Vec::new(),
             tensors: IndexMap::new(),
             options: options.clone(),
+            touched: AtomicUsize::new(0),
         };
         for (name, path) in shards.files {
             let map = Map::open(&path)
@@ -147,18 +155,12 @@ impl Checkpoint {
         }
     }
 
-    /// Lets the memory of a tensor go. It can be read again.
-    pub fn release(&self, tensor: &str) {
-        if let Some(t) = self.tensors.get(tensor) {
-            self.files[t.file].1.release(t.bytes.clone());
-        }
-    }
-
-    /// Lets the memory of the tensors go that a weight is made of.
-    pub fn release_leaf(&self, leaf: &Leaf) {
-        self.release(&leaf.tensor);
-        if let Encoding::Mxfp4 { scales } | Encoding::Fp8Block { scales } = &leaf.encoding {
-            self.release(scales);
+    /// Counts bytes about to be read; past [`RESIDENT`] all maps are let go, so that memory does not grow
+    /// with the model.
+    fn touch(&self, bytes: usize) {
+        if self.touched.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > RESIDENT {
+            self.touched.store(0, Ordering::Relaxed);
+            self.files.iter().for_each(|(_, map)| map.release(0..map.len()));
         }
     }
 
@@ -285,6 +287,8 @@ impl Source for Checkpoint {
         if out.is_empty() {
             return Ok(());
         }
+        // Whole rows: the pages of a strip of columns are those of its rows.
+        self.touch(rows.len().saturating_mul(extent.1).saturating_mul(4));
         let at = Rect { lead, rows, cols, extent };
         self.decode(leaf, &at, out)?;
         if !self.options.allow_nonfinite

@@ -174,14 +174,15 @@ fn mxfp4_rectangles() {
 }
 
 #[test]
-fn released_tensors_can_be_read_again() {
+fn what_leaves_memory_can_be_read_again() {
+    // More than reading may keep resident: the maps are let go in between.
     let numbers: Vec<f32> = (0..2 * 40 * 50).map(|i| i as f32).collect();
     let (_dir, checkpoint) = open([("w".to_owned(), Tensor::f32(&[2, 40, 50], &numbers))].into());
     let leaf = Leaf { tensor: "w".into(), shape: vec![2, 40, 50], encoding: Encoding::Plain };
-    assert_eq!(read_all(&checkpoint, &leaf), numbers);
-    checkpoint.release_leaf(&leaf);
-    checkpoint.release("no such tensor");
-    assert_eq!(read_all(&checkpoint, &leaf), numbers);
+    let reads = (160 << 20) / (numbers.len() * 4);
+    for _ in 0..reads {
+        assert_eq!(read_all(&checkpoint, &leaf), numbers);
+    }
 }
 
 #[test]

@@ -13,6 +13,16 @@ pub enum PackError {
     /// Its tensors could not be read.
     #[error("{0}")]
     Read(Box<dyn Error + Send + Sync>),
+    /// A number is past what the format holds.
+    #[error("weight `{name}` holds {value:e}, which is past what {format} can hold")]
+    Range {
+        /// Weight.
+        name: String,
+        /// Format.
+        format: Format,
+        /// Number.
+        value: f32,
+    },
     /// The segment could not be written.
     #[error(transparent)]
     Write(#[from] io::Error),
@@ -59,6 +69,10 @@ pub fn pack(
     let read = |lead: usize, rows: Range<usize>, into: &mut [f32]| {
         let bytes = per_row * rows.len() as u64;
         weight.expr.read(lead, rows, 0..g.cols, source, into).map_err(PackError::Read)?;
+        if let Some(x) = into.iter().find(|x| !pack::round(g.format, **x).is_finite() && x.is_finite()) {
+            let (name, format) = (weight.name.clone(), g.format);
+            return Err(PackError::Range { name, format, value: *x });
+        }
         done(bytes);
         Ok::<(), PackError>(())
     };
