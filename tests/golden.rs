@@ -1,9 +1,12 @@
 //! Every family, compiled and run as a user would, against what transformers computed.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 mod support;
 
 use std::path::Path;
-use support::{FAMILIES, Setup, checkpoint, clean, distance, expected, ferris, list, logits_file, moec, ok, runs_here};
+use support::{
+    FAMILIES, Setup, checkpoint, clean, distance, expected, ferris, list, logits_file, moec, ok, runs_here,
+};
 
 /// Largest difference of any logit.
 const TOLERANCE: f32 = 2e-3;

@@ -63,7 +63,7 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
     let m = &plan.model;
     let (family, vocab, hidden, layers) = (&m.family, num(m.vocab), num(m.hidden), num(m.layers));
     let (max_context, slots) = (num(m.max_context), num(m.slots));
-    let bos = option(m.bos.map(|b| num(b)));
+    let bos = option(m.bos.map(num));
     let eos = m.eos.iter().map(|&e| num(e));
     let (parameters, active) = (long(m.parameters), long(m.active_parameters));
     let t = &plan.target;

@@ -41,7 +41,11 @@ pub struct Built {
 ///
 /// # Errors
 /// Whatever is wrong with the request, the checkpoint or the machine; nothing is left behind then.
-pub fn build(request: &Request<'_>, progress: &Progress, print: &mut dyn FnMut(&str)) -> Result<Option<Built>> {
+pub fn build(
+    request: &Request<'_>,
+    progress: &Progress,
+    print: &mut dyn FnMut(&str),
+) -> Result<Option<Built>> {
     let target = target(request.target)?;
     let config = Config::load(request.config)?;
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };

@@ -61,7 +61,8 @@ pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
                 .hint("every line is an object `{\"prompt\": …, \"answer\": …}`")
         })
     };
-    let all: Vec<_> = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).map(parse).collect::<Result<_>>()?;
+    let all: Vec<_> =
+        text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).map(parse).collect::<Result<_>>()?;
     if all.is_empty() {
         return Err(Error::input(format!("`{file}` holds no question")));
     }
@@ -91,7 +92,9 @@ pub fn evaluate(bundle: &Bundle, tasks: &Tasks, progress: &Progress) -> Result<Q
             let ids = text.encode(corpus).map_err(runtime)?;
             let window = tasks.window.min(bundle.plan.model.max_context as usize);
             // The last token of a window predicts the first of the next.
-            let ends = (0..ids.len().saturating_sub(1)).step_by(window).map(|start| start..(start + window).min(ids.len() - 1));
+            let ends = (0..ids.len().saturating_sub(1))
+                .step_by(window)
+                .map(|start| start..(start + window).min(ids.len() - 1));
             let windows: Vec<_> = ends.take(tasks.windows.unwrap_or(usize::MAX)).collect();
             if windows.is_empty() {
                 return Err(Error::input("the text is shorter than two tokens"));

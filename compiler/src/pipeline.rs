@@ -53,13 +53,37 @@ pub struct Pass {
 
 /// Every pass, in order.
 pub const PIPELINE: &[Pass] = &[
-    Pass { name: "lower", why: "the model's description becomes a Graph, op by op as the reference computes", run: run_lower },
-    Pass { name: "format", why: "before rewriting, which may fold a factor only into exact weights", run: run_format },
-    Pass { name: "rewrite", why: "on the Graph, where equations hold; the target's cost picks the form", run: run_rewrite },
-    Pass { name: "layout", why: "kernels and weight layouts are chosen for the final form of every node", run: run_layout },
+    Pass {
+        name: "lower",
+        why: "the model's description becomes a Graph, op by op as the reference computes",
+        run: run_lower,
+    },
+    Pass {
+        name: "format",
+        why: "before rewriting, which may fold a factor only into exact weights",
+        run: run_format,
+    },
+    Pass {
+        name: "rewrite",
+        why: "on the Graph, where equations hold; the target's cost picks the form",
+        run: run_rewrite,
+    },
+    Pass {
+        name: "layout",
+        why: "kernels and weight layouts are chosen for the final form of every node",
+        run: run_layout,
+    },
     Pass { name: "schedule", why: "steps that do not wait for each other stand together", run: run_schedule },
-    Pass { name: "memory", why: "the order is final, and with it how long each buffer lives", run: run_memory },
-    Pass { name: "barriers", why: "last, since buffers that share bytes must wait for each other", run: run_barriers },
+    Pass {
+        name: "memory",
+        why: "the order is final, and with it how long each buffer lives",
+        run: run_memory,
+    },
+    Pass {
+        name: "barriers",
+        why: "last, since buffers that share bytes must wait for each other",
+        run: run_barriers,
+    },
 ];
 
 /// Names of the passes.
@@ -78,7 +102,12 @@ pub struct Stops<'a> {
 
 impl<'a> Compilation<'a> {
     /// A model before its first pass.
-    pub fn new(config: &'a Config, checkpoint: &'a Checkpoint, spec: &'a ModelSpec, target: &'a CpuTarget) -> Self {
+    pub fn new(
+        config: &'a Config,
+        checkpoint: &'a Checkpoint,
+        spec: &'a ModelSpec,
+        target: &'a CpuTarget,
+    ) -> Self {
         Self {
             config,
             checkpoint,
@@ -97,7 +126,12 @@ impl<'a> Compilation<'a> {
     ///
     /// # Errors
     /// A name that is no pass, a pass that fails, or a verifier that objects, naming the pass.
-    pub fn run(&mut self, stops: Stops<'_>, progress: &Progress, print: &mut dyn FnMut(&str)) -> Result<bool> {
+    pub fn run(
+        &mut self,
+        stops: Stops<'_>,
+        progress: &Progress,
+        print: &mut dyn FnMut(&str),
+    ) -> Result<bool> {
         for name in [stops.print_after, stops.stop_after].into_iter().flatten() {
             check_name(name)?;
         }
@@ -170,7 +204,9 @@ impl<'a> Compilation<'a> {
     fn model_info(&self) -> Result<ModelInfo> {
         let spec = self.spec;
         let shapes = self.shapes()?;
-        let int = |x: usize| u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")));
+        let int = |x: usize| {
+            u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
+        };
         Ok(ModelInfo {
             family: spec.family.to_owned(),
             vocab: int(spec.vocab)?,
@@ -194,7 +230,9 @@ impl<'a> Compilation<'a> {
 
     fn verify(&self) -> Result<()> {
         moec_ir::verify::module(&self.module).map_err(|e| Error::bug(e.to_string()))?;
-        self.plan.as_ref().map_or(Ok(()), |plan| moec_ir::verify::plan(plan).map_err(|e| Error::bug(e.to_string())))
+        self.plan
+            .as_ref()
+            .map_or(Ok(()), |plan| moec_ir::verify::plan(plan).map_err(|e| Error::bug(e.to_string())))
     }
 
     fn plan_mut(&mut self) -> Result<&mut Plan> {
@@ -210,13 +248,14 @@ fn check_name(name: &str) -> Result<()> {
     Err(Error::usage(format!("there is no pass `{name}`")).hint(format!("the passes are {}", all.join(", "))))
 }
 
-fn run_lower(c: &mut Compilation<'_>) -> Result<()> {
-    c.module = lower::lower(c.spec, &c.shapes()?)?;
+#[expect(clippy::unnecessary_wraps, reason = "a pass may fail; this one does not")]
+fn run_format(c: &mut Compilation<'_>) -> Result<()> {
+    format::format(&mut c.module, &c.config.weights);
     Ok(())
 }
 
-fn run_format(c: &mut Compilation<'_>) -> Result<()> {
-    format::format(&mut c.module, &c.config.weights);
+fn run_lower(c: &mut Compilation<'_>) -> Result<()> {
+    c.module = lower::lower(c.spec, &c.shapes()?)?;
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 //! What the end-to-end tests share: running the real binary, reading reference outputs.
-#![allow(dead_code, reason = "every test file uses its own part")]
+#![allow(dead_code, unreachable_pub, clippy::pedantic, reason = "every test file uses its own part")]
 
 use safetensors::{Dtype, SafeTensors};
 use std::fmt::Write;
@@ -7,8 +7,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// The nine tiny checkpoints.
-pub const FAMILIES: [&str; 9] =
-    ["deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"];
+pub const FAMILIES: [&str; 9] = [
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "gpt_oss",
+    "mixtral",
+    "olmoe",
+    "phimoe",
+    "qwen2_moe",
+    "qwen3_moe",
+];
 
 /// The project's root.
 pub fn root() -> PathBuf {
@@ -32,7 +41,11 @@ pub fn moec() -> Command {
 
 /// Any binary in the same environment.
 pub fn clean(mut command: Command) -> Command {
-    command.env("MOEC_NO_PROGRESS", "1").env("NO_COLOR", "1").env_remove("MOEC_THREADS").env_remove("MOEC_PIN");
+    command
+        .env("MOEC_NO_PROGRESS", "1")
+        .env("NO_COLOR", "1")
+        .env_remove("MOEC_THREADS")
+        .env_remove("MOEC_PIN");
     command
 }
 
@@ -143,7 +156,10 @@ pub fn distance(a: &[f32], b: &[f32]) -> f32 {
     if a.len() != b.len() {
         return f32::INFINITY;
     }
-    a.iter().zip(b).map(|(x, y)| (x - y).abs()).fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
+    a.iter()
+        .zip(b)
+        .map(|(x, y)| (x - y).abs())
+        .fold(0.0, |m, d| if d.is_nan() { f32::INFINITY } else { m.max(d) })
 }
 
 /// Files below a folder with their bytes, sorted by path.

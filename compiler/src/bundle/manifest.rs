@@ -93,10 +93,7 @@ impl Manifest {
             if hash {
                 let found = hash_file(&path)?;
                 if found != entry.sha256 {
-                    return Err(changed(format!(
-                        "SHA-256 {:.12}… instead of {:.12}…",
-                        found, entry.sha256
-                    )));
+                    return Err(changed(format!("SHA-256 {:.12}… instead of {:.12}…", found, entry.sha256)));
                 }
             }
         }

@@ -83,8 +83,10 @@ fn check_destination(path: &Path) -> Result<()> {
     match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(e) => Err(io_error("look at", path, &e)),
-        Ok(meta) if !meta.is_dir() => Err(Error::usage(format!("`{shown}` exists and is no folder"))
-            .hint("name another folder with `-o`")),
+        Ok(meta) if !meta.is_dir() => {
+            Err(Error::usage(format!("`{shown}` exists and is no folder"))
+                .hint("name another folder with `-o`"))
+        }
         Ok(_) => {
             let empty = fs::read_dir(path).map_err(|e| io_error("read", path, &e))?.next().is_none();
             if empty || path.join(MANIFEST).is_file() {

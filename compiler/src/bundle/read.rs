@@ -58,9 +58,8 @@ impl Bundle {
     pub fn graph(&self) -> Result<Module> {
         let path = self.folder.join(GRAPH);
         let text = fs::read_to_string(&path).map_err(|e| io_error("read", &path, &e))?;
-        let malformed = |cause: String| {
-            Error::input(format!("`{}` is no graph", path.display())).because(cause)
-        };
+        let malformed =
+            |cause: String| Error::input(format!("`{}` is no graph", path.display())).because(cause);
         let module = moec_ir::text::parse_module(&text).map_err(|e| malformed(e.to_string()))?;
         moec_ir::verify::module(&module).map_err(|e| malformed(e.to_string()))?;
         Ok(module)

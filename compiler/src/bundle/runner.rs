@@ -231,7 +231,8 @@ mod tests {
     fn the_embedded_lock_file_is_fresh() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        write_sources(folder.path(), &[SourceFile { path: "src/main.rs", text: "fn main() {}".into() }]).unwrap();
+        write_sources(folder.path(), &[SourceFile { path: "src/main.rs", text: "fn main() {}".into() }])
+            .unwrap();
         let lock = folder.path().join("Cargo.lock");
         fs::copy(root.join("Cargo.lock"), &lock).unwrap();
         let offline = Command::new(cargo())

@@ -25,7 +25,12 @@ pub struct Summary {
 ///
 /// # Errors
 /// Whatever keeps a file from being written; nothing is left behind then.
-pub fn write(c: &mut Compilation<'_>, destination: &Path, link: bool, progress: &Progress) -> Result<Summary> {
+pub fn write(
+    c: &mut Compilation<'_>,
+    destination: &Path,
+    link: bool,
+    progress: &Progress,
+) -> Result<Summary> {
     let partial = Partial::create(destination)?;
     let root = partial.path();
     for folder in ["weights", "artifacts", "runner"] {
@@ -34,7 +39,8 @@ pub fn write(c: &mut Compilation<'_>, destination: &Path, link: bool, progress: 
     }
 
     progress.stage("Compiling", &format!("{} kernels for {}", c.kernels.len(), c.target.name()));
-    let object = c.target.compile(&c.kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+    let object =
+        c.target.compile(&c.kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
     put(&root.join(KERNELS), &object)?;
     put(&root.join(GRAPH), c.module.to_string().as_bytes())?;
     if let Some(tokenizer) = c.tokenizer()? {
@@ -55,8 +61,8 @@ pub fn write(c: &mut Compilation<'_>, destination: &Path, link: bool, progress: 
     put(&root.join(PLAN), &encoded)?;
     put(&root.join(PLAN_TEXT), plan.to_string().as_bytes())?;
 
-    let generated =
-        moec_cpu::runner_source(&plan).map_err(|e| Error::bug("the generated source is no Rust").because(e))?;
+    let generated = moec_cpu::runner_source(&plan)
+        .map_err(|e| Error::bug("the generated source is no Rust").because(e))?;
     runner::write_sources(&root.join("runner"), &generated)?;
     let run = link && c.target.runs_here() && {
         progress.stage("Linking", "run");
@@ -116,18 +122,23 @@ fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
             out.pad_to(segment.offset).map_err(|e| failed(&e))?;
             let before = out.position();
             let weight = c.module.weight(weight);
-            moec_cpu::pack(segment, weight, c.checkpoint, &mut out, &mut |bytes| bar.add(bytes)).map_err(|e| match e {
-                moec_cpu::PackError::Write(e) => failed(&e),
-                moec_cpu::PackError::Read(e) => match e.downcast::<Error>() {
-                    Ok(e) => *e,
-                    Err(e) => Error::input(e.to_string()),
+            moec_cpu::pack(segment, weight, c.checkpoint, &mut out, &mut |bytes| bar.add(bytes)).map_err(
+                |e| match e {
+                    moec_cpu::PackError::Write(e) => failed(&e),
+                    moec_cpu::PackError::Read(e) => match e.downcast::<Error>() {
+                        Ok(e) => *e,
+                        Err(e) => Error::input(e.to_string()),
+                    },
+                    e @ moec_cpu::PackError::Range { .. } => {
+                        Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
+                    }
                 },
-                e @ moec_cpu::PackError::Range { .. } => {
-                    Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
-                }
-            })?;
+            )?;
             if out.position() - before != segment.bytes {
-                return Err(Error::bug(format!("`{}` was packed to another size than planned", segment.name)));
+                return Err(Error::bug(format!(
+                    "`{}` was packed to another size than planned",
+                    segment.name
+                )));
             }
         }
         let (bytes, sha256) = out.finish().map_err(|e| failed(&e))?;

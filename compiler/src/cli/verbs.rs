@@ -87,7 +87,15 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let mut rows = vec![
         row("bundle", args.path.display().to_string()),
-        row("model", format!("{}, {} parameters, {} active", plan.model.family, human::count(plan.model.parameters), human::count(plan.model.active_parameters))),
+        row(
+            "model",
+            format!(
+                "{}, {} parameters, {} active",
+                plan.model.family,
+                human::count(plan.model.parameters),
+                human::count(plan.model.active_parameters)
+            ),
+        ),
         row("target", format!("{} ({}, {})", plan.target.name, plan.target.triple, plan.target.cpu)),
         row("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
         row("context", format!("{} tokens, {} sequences", plan.model.max_context, plan.model.slots)),
@@ -137,7 +145,9 @@ fn open_source(bundle: &Bundle, dir: &Path) -> Result<Checkpoint> {
 
 /// The worst step of every operator in every entry point.
 fn report_rows(report: &Report) -> Vec<Vec<String>> {
-    let mut rows = vec![["entry", "operator", "steps", "worst local", "worst chained", "where"].map(str::to_owned).to_vec()];
+    let mut rows = vec![
+        ["entry", "operator", "steps", "worst local", "worst chained", "where"].map(str::to_owned).to_vec(),
+    ];
     for entry in &report.entries {
         let mut ops: Vec<&str> = entry.nodes.iter().map(|n| n.op).collect();
         ops.sort_unstable();
@@ -145,7 +155,10 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
         for op in ops {
             let nodes: Vec<_> = entry.nodes.iter().filter(|n| n.op == op).collect();
             let chained = nodes.iter().filter_map(|n| n.chained).reduce(Distance::max);
-            let Some(worst) = nodes.iter().max_by(|a, b| a.local.relative.total_cmp(&b.local.relative)) else { continue };
+            let Some(worst) = nodes.iter().max_by(|a, b| a.local.relative.total_cmp(&b.local.relative))
+            else {
+                continue;
+            };
             rows.push(vec![
                 entry.entry.clone(),
                 op.to_owned(),
@@ -156,7 +169,14 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
             ]);
         }
         let logits = format!("{:.1e}", entry.logits.relative);
-        rows.push(vec![entry.entry.clone(), "(logits)".into(), String::new(), String::new(), logits, String::new()]);
+        rows.push(vec![
+            entry.entry.clone(),
+            "(logits)".into(),
+            String::new(),
+            String::new(),
+            logits,
+            String::new(),
+        ]);
     }
     rows
 }

@@ -1,16 +1,11 @@
 //! Pass `format`: the storage format of every weight, by class.
 
 use crate::config::Weights;
-use moec_ir::{Format, Module, WeightClass};
+use moec_ir::Module;
 
 /// Sets the formats that `model.toml` asks for. Norms, biases, routers and frequencies stay f32.
 pub fn format(module: &mut Module, weights: &Weights) {
     for weight in &mut module.weights {
-        weight.format = match weight.class {
-            WeightClass::Experts => weights.experts,
-            WeightClass::Attention => weights.attention,
-            WeightClass::Embeddings => weights.embeddings,
-            WeightClass::Exact => Format::F32,
-        };
+        weight.format = weights.format(weight.class);
     }
 }

@@ -69,7 +69,12 @@ pub fn layout(module: &Module, model: ModelInfo, target: &CpuTarget, artifacts: 
         version: PLAN_VERSION,
         model,
         target: target.info(),
-        arena_bytes: entries.iter().flat_map(|e: &Entry| &e.buffers).map(|b| b.offset + aligned(b.bytes)).max().unwrap_or(0),
+        arena_bytes: entries
+            .iter()
+            .flat_map(|e: &Entry| &e.buffers)
+            .map(|b| b.offset + aligned(b.bytes))
+            .max()
+            .unwrap_or(0),
         scratch_bytes: builder.scratch,
         // Sizes and hashes are known when the files are written; weight files have their sizes now.
         files: files
@@ -144,7 +149,14 @@ impl Frame<'_> {
         };
         let bytes = ty.bytes() as u64;
         let buffer = int(self.buffers.len())?;
-        self.buffers.push(Buffer { name, offset: self.end, bytes, dtype: ty.dtype, rows: int(rows)?, stride: int(ld)? });
+        self.buffers.push(Buffer {
+            name,
+            offset: self.end,
+            bytes,
+            dtype: ty.dtype,
+            rows: int(rows)?,
+            stride: int(ld)?,
+        });
         self.end += aligned(bytes);
         Ok(Home::Buffer { buffer, column: 0, ld })
     }
@@ -157,8 +169,7 @@ impl Frame<'_> {
 impl Builder<'_> {
     fn entry(&mut self, graph: &Graph) -> Result<(Entry, Vec<Vec<usize>>)> {
         let spaces = graph.row_spaces(self.module);
-        let mut frame =
-            Frame { graph, homes: vec![None; graph.values.len()], buffers: Vec::new(), end: 0 };
+        let mut frame = Frame { graph, homes: vec![None; graph.values.len()], buffers: Vec::new(), end: 0 };
         for v in 0..INPUTS {
             let ty = graph.ty(ValueId(v as u32));
             frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty)?);
@@ -221,7 +232,7 @@ impl Builder<'_> {
                 Ok(match input {
                     Operand::Value(v) => match frame.home(v)? {
                         Home::State(_) => InputView::State { shape: &graph.ty(v).shape },
-                        home => InputView::Value { ty: graph.ty(v), ld: ld_of(home) },
+                        home @ Home::Buffer { .. } => InputView::Value { ty: graph.ty(v), ld: ld_of(home) },
                     },
                     Operand::Weight(w) => {
                         let w = self.module.weight(w);
@@ -235,13 +246,18 @@ impl Builder<'_> {
         let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
         let view = NodeView { op: &producer.op, inputs, outputs, residual_ld };
         let selection = self.target.select(&view).map_err(|e| {
-            Error::limit(format!("target `{}` cannot run `{}` in `{}`", self.target.name(), node.op.name(), node.scope))
-                .because(e)
+            Error::limit(format!(
+                "target `{}` cannot run `{}` in `{}`",
+                self.target.name(),
+                node.op.name(),
+                node.scope
+            ))
+            .because(e)
         })?;
 
         for &v in &node.outputs {
             let home = match &producer.op {
-                Op::CacheWrite => self.operand_state(producer)?,
+                Op::CacheWrite => written_state(producer)?,
                 _ => frame.buffer(format!("%{}", v.0), graph.ty(v))?,
             };
             frame.homes[v.0 as usize] = Some(home);
@@ -254,7 +270,11 @@ impl Builder<'_> {
             .collect::<Result<Vec<_>>>()?;
         let rows = spaces[node.outputs[0].0 as usize];
         let layout = |i: usize| {
-            selection.layouts.iter().find(|(input, _)| *input == i).map_or(Layout::Rows, |&(_, layout)| layout)
+            selection
+                .layouts
+                .iter()
+                .find(|(input, _)| *input == i)
+                .map_or(Layout::Rows, |&(_, layout)| layout)
         };
         let mut steps = Vec::new();
         for Launch { work, args, writes } in &selection.launches {
@@ -289,18 +309,19 @@ impl Builder<'_> {
                 }
                 Work::Builtin(b) => (Code::Builtin(*b), moec_ir::plan::Grid::One),
             };
-            let step =
-                Step { unit: 0, code, args: addresses, rows, grid, barrier: true, deps: Vec::new(), node: int(at)? };
+            let step = Step {
+                unit: 0,
+                code,
+                args: addresses,
+                rows,
+                grid,
+                barrier: true,
+                deps: Vec::new(),
+                node: int(at)?,
+            };
             steps.push((step, writes.clone()));
         }
         Ok(steps)
-    }
-
-    fn operand_state(&self, node: &Node) -> Result<Home> {
-        match node.inputs.first() {
-            Some(Operand::State(s)) => Ok(Home::State(s.0)),
-            _ => Err(Error::bug("a cache write without its state")),
-        }
     }
 
     fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
@@ -343,6 +364,14 @@ impl Builder<'_> {
     }
 }
 
+/// Home of what a cache write gives.
+fn written_state(node: &Node) -> Result<Home> {
+    match node.inputs.first() {
+        Some(Operand::State(s)) => Ok(Home::State(s.0)),
+        _ => Err(Error::bug("a cache write without its state")),
+    }
+}
+
 /// Additions that go into the epilogue of one operand's producer: add node → (producer, other operand).
 fn residuals(graph: &Graph) -> HashMap<usize, (usize, ValueId)> {
     let mut readers: HashMap<ValueId, usize> = HashMap::new();
@@ -377,7 +406,8 @@ fn residuals(graph: &Graph) -> HashMap<usize, (usize, ValueId)> {
 
 /// Slices of whole rows are views of their source. Gives true where nothing is left to do.
 fn view(frame: &mut Frame<'_>, node: &Node) -> Result<bool> {
-    let (&Op::Slice { heads: 1, start, .. }, &[Operand::Value(source)]) = (&node.op, node.inputs.as_slice()) else {
+    let (&Op::Slice { heads: 1, start, .. }, &[Operand::Value(source)]) = (&node.op, node.inputs.as_slice())
+    else {
         return Ok(false);
     };
     if let Home::Buffer { buffer, column, ld } = frame.home(source)? {

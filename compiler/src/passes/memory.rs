@@ -11,7 +11,8 @@ use std::ops::RangeInclusive;
 /// Assigns arena offsets in every entry point, which share one arena. An entry whose buffers all fit side
 /// by side into the arena that another one needs is left without sharing, and so with fewer barriers.
 pub fn memory(plan: &mut Plan) {
-    let apart: Vec<Vec<u64>> = plan.entries.iter().map(|e| e.buffers.iter().map(|b| b.offset).collect()).collect();
+    let apart: Vec<Vec<u64>> =
+        plan.entries.iter().map(|e| e.buffers.iter().map(|b| b.offset).collect()).collect();
     plan.arena_bytes = plan.entries.iter_mut().map(assign).max().unwrap_or(0);
     for (entry, offsets) in plan.entries.iter_mut().zip(apart) {
         let end = entry.buffers.iter().zip(&offsets).map(|(b, offset)| offset + aligned(b.bytes)).max();
@@ -53,7 +54,8 @@ fn assign(entry: &mut Entry) -> u64 {
     let mut placed: Vec<usize> = Vec::new();
     for b in order {
         let together = |&o: &usize| lives[o].start() <= lives[b].end() && lives[b].start() <= lives[o].end();
-        let mut busy: Vec<(u64, u64)> = placed.iter().copied().filter(together).map(|o| extent(&entry.buffers[o])).collect();
+        let mut busy: Vec<(u64, u64)> =
+            placed.iter().copied().filter(together).map(|o| extent(&entry.buffers[o])).collect();
         busy.sort_unstable();
         let need = aligned(entry.buffers[b].bytes);
         let mut offset = 0;

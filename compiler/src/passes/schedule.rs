@@ -19,7 +19,8 @@ pub fn schedule(plan: &mut Plan, writes: &mut Writes) {
 }
 
 fn order(entry: &Entry, writes: &[Vec<usize>]) -> Vec<usize> {
-    let touched: Vec<Vec<Access>> = entry.steps.iter().zip(writes).map(|(s, w)| accesses(entry, s, w)).collect();
+    let touched: Vec<Vec<Access>> =
+        entry.steps.iter().zip(writes).map(|(s, w)| accesses(entry, s, w)).collect();
     let mut waves: Vec<usize> = Vec::with_capacity(touched.len());
     for (at, mine) in touched.iter().enumerate() {
         let waits = |before: usize| {

@@ -28,7 +28,9 @@ impl Distance {
     pub fn of(got: &Tensor, want: &Tensor, len: usize) -> Self {
         match (&got.data, &want.data) {
             (Data::F32(a), Data::F32(b)) => floats(a, b, len),
-            (Data::I32(a), Data::I32(b)) => Self::exact(a.get(..len).is_some() && a.get(..len) == b.get(..len)),
+            (Data::I32(a), Data::I32(b)) => {
+                Self::exact(a.get(..len).is_some() && a.get(..len) == b.get(..len))
+            }
             _ => Self::exact(false),
         }
     }

@@ -90,7 +90,12 @@ impl Report {
 ///
 /// # Errors
 /// A bundle that cannot be read or run here. Errors past the bound are in the report, not here.
-pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, bound: f64, progress: &Progress) -> Result<Report> {
+pub fn verify(
+    bundle: &Bundle,
+    source: Option<&Checkpoint>,
+    bound: f64,
+    progress: &Progress,
+) -> Result<Report> {
     progress.stage("Checking", &format!("{} files", bundle.manifest.files.len()));
     bundle.manifest.check(&bundle.folder, true)?;
     let mut module = bundle.graph()?;
@@ -136,7 +141,11 @@ fn agree(bundle: &Bundle, module: &Module) -> Result<()> {
                 && e.places.len() == g.values.len()
                 && e.steps.iter().all(|s| (s.node as usize) < g.nodes.len())
         });
-    if fits { Ok(()) } else { Err(Error::input("plan and graph are of two builds").hint("build the bundle again")) }
+    if fits {
+        Ok(())
+    } else {
+        Err(Error::input("plan and graph are of two builds").hint("build the bundle again"))
+    }
 }
 
 /// One entry point being verified.
@@ -148,7 +157,12 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run(&mut self, engine: &mut Engine<'_>, evaluator: &mut Evaluator<'_>, tick: &dyn Fn()) -> Result<EntryReport> {
+    fn run(
+        &mut self,
+        engine: &mut Engine<'_>,
+        evaluator: &mut Evaluator<'_>,
+        tick: &dyn Fn(),
+    ) -> Result<EntryReport> {
         evaluator.reset();
         let calls = self.calls();
         let mut nodes = Vec::new();
@@ -160,7 +174,8 @@ impl Job<'_> {
                 (rows.len() - most..rows.len()).collect()
             };
             let own = self.evaluate(evaluator, rows, &wanted)?;
-            let mut probe = probe::Probe::new(self.module, self.graph, &self.bundle.plan.entries[self.index], &own);
+            let mut probe =
+                probe::Probe::new(self.module, self.graph, &self.bundle.plan.entries[self.index], &own);
             let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
             let mut failed = None;
             let result = engine.trace_entry(self.index, rows, &wanted, seq_len, &mut |moment, view| {

@@ -1,7 +1,7 @@
 //! Looks at a traced run of one entry point, node by node.
 
-use super::compare::Distance;
 use super::NodeReport;
+use super::compare::Distance;
 use crate::error::{Error, Result};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::graph::INPUTS;
@@ -59,7 +59,9 @@ impl<'a> Probe<'a> {
             reports: Vec::new(),
             logits: Distance::default(),
         };
-        for id in (0..graph.nodes.len()).map(|i| NodeId(i as u32)).filter(|id| probe.pending[id.0 as usize] > 0) {
+        for id in
+            (0..graph.nodes.len()).map(|i| NodeId(i as u32)).filter(|id| probe.pending[id.0 as usize] > 0)
+        {
             let mut reads = Vec::new();
             probe.collect_reads(id, &mut reads);
             reads.sort_unstable();
@@ -87,7 +89,12 @@ impl<'a> Probe<'a> {
     }
 
     /// Called around every step. Gives whether a node has just been measured.
-    pub(super) fn observe(&mut self, evaluator: &mut Evaluator<'_>, moment: Moment, view: &StepView<'_>) -> Result<bool> {
+    pub(super) fn observe(
+        &mut self,
+        evaluator: &mut Evaluator<'_>,
+        moment: Moment,
+        view: &StepView<'_>,
+    ) -> Result<bool> {
         let id = NodeId(self.entry.steps[view.index()].node);
         if moment == Moment::Before {
             if matches!(self.node(id).op, Op::CacheWrite) {
@@ -147,7 +154,12 @@ impl<'a> Probe<'a> {
     }
 
     /// Evaluates a node on what the compiled steps have read.
-    fn reference(&self, evaluator: &mut Evaluator<'_>, view: &StepView<'_>, id: NodeId) -> Result<Vec<Tensor>> {
+    fn reference(
+        &self,
+        evaluator: &mut Evaluator<'_>,
+        view: &StepView<'_>,
+        id: NodeId,
+    ) -> Result<Vec<Tensor>> {
         let node = self.node(id);
         let failed = |e: eval::EvalError| {
             Error::bug(format!("the evaluator failed at `{}` in `{}`", node.op.name(), node.scope)).because(e)
@@ -165,7 +177,8 @@ impl<'a> Probe<'a> {
             });
         }
         if matches!(node.op, Op::CacheWrite) {
-            let (state, rest) = operands.split_first_mut().ok_or_else(|| Error::bug("a cache write of nothing"))?;
+            let (state, rest) =
+                operands.split_first_mut().ok_or_else(|| Error::bug("a cache write of nothing"))?;
             let mut args = vec![Arg::State(state)];
             args.extend(rest.iter().map(Arg::Tensor));
             eval::op(&node.op, args).map_err(failed)?;
@@ -300,11 +313,19 @@ fn tensor(ty: &Type, words: &[[u8; 4]]) -> Tensor {
 }
 
 /// Compares a table for `T` rows with one for the `n` valid ones: same content, other offsets.
-fn same_dispatch(graph: &Graph, node: &Node, experts: usize, got: &Tensor, want: &Tensor, n: usize) -> Distance {
+fn same_dispatch(
+    graph: &Graph,
+    node: &Node,
+    experts: usize,
+    got: &Tensor,
+    want: &Tensor,
+    n: usize,
+) -> Distance {
     use moec_ir::op::DispatchLayout;
     let Some(&Operand::Value(ids)) = node.inputs.first() else { return Distance::exact(false) };
     let k = graph.ty(ids).cols();
-    let (a, b) = (DispatchLayout { rows: graph.kind.rows(), k, experts }, DispatchLayout { rows: n, k, experts });
+    let (a, b) =
+        (DispatchLayout { rows: graph.kind.rows(), k, experts }, DispatchLayout { rows: n, k, experts });
     let (x, y) = (got.as_i32(), want.as_i32());
     let active = y.first().map_or(0, |&n| n as usize);
     let parts = [
@@ -315,5 +336,7 @@ fn same_dispatch(graph: &Graph, node: &Node, experts: usize, got: &Tensor, want:
         (a.slot(), b.slot(), n * k),
     ];
     let part = |t: &[i32], from: usize, len: usize| t.get(from..from + len).map(<[i32]>::to_vec);
-    Distance::exact(parts.iter().all(|&(i, j, len)| part(x, i, len).is_some() && part(x, i, len) == part(y, j, len)))
+    Distance::exact(
+        parts.iter().all(|&(i, j, len)| part(x, i, len).is_some() && part(x, i, len) == part(y, j, len)),
+    )
 }

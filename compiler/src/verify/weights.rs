@@ -62,4 +62,3 @@ pub(super) fn read_from_bundle(module: &mut Module) {
 pub(super) fn round(weight: &Weight, values: &mut [f32]) {
     moec_cpu::round(weight.format, values);
 }
-

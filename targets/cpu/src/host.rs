@@ -34,7 +34,8 @@ impl HostUnit {
     /// A feature that this processor lacks, or bytes that are no object for it.
     pub fn load(object: &[u8], target: &TargetInfo) -> Result<Self, HostError> {
         let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
-        let missing: Vec<String> = moec_runtime::cpu::missing(&features).iter().map(|&f| f.to_owned()).collect();
+        let missing: Vec<String> =
+            moec_runtime::cpu::missing(&features).iter().map(|&f| f.to_owned()).collect();
         if !missing.is_empty() {
             return Err(HostError::Features { target: target.name.clone(), missing });
         }

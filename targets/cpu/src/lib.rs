@@ -57,7 +57,8 @@ impl CpuTarget {
 
     /// Whether this machine can link and run what is compiled for the target.
     pub fn runs_here(&self) -> bool {
-        self.machine.triple.starts_with(std::env::consts::ARCH) && self.machine.triple.contains(std::env::consts::OS)
+        self.machine.triple.starts_with(std::env::consts::ARCH)
+            && self.machine.triple.contains(std::env::consts::OS)
     }
 
     /// Cost of one launch in element moves, for the rewriting pass. A launch is a barrier of about a

@@ -182,7 +182,8 @@ impl CpuTarget {
             &Op::Dispatch { experts } => {
                 let (ids, _) = node.value(0)?;
                 let (rows, k) = two(&ids.shape)?;
-                let work = Work::Builtin(Builtin::Dispatch { rows: int(rows)?, k: int(k)?, experts: int(experts)? });
+                let work =
+                    Work::Builtin(Builtin::Dispatch { rows: int(rows)?, k: int(k)?, experts: int(experts)? });
                 s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)], writes: vec![1] });
             }
             &Op::ExpertFfn { glu, bias } => self.expert_ffn(&mut s, node, glu, bias)?,
@@ -217,7 +218,8 @@ impl CpuTarget {
             &Op::Slice { heads, start, len } => {
                 let (ty, in_ld) = node.value(0)?;
                 let (in_group, out_ld) = (ty.cols() / heads, heads * len);
-                let spec = KernelSpec::Copy { groups: heads, cols: len, in_group, out_group: len, in_ld, out_ld };
+                let spec =
+                    KernelSpec::Copy { groups: heads, cols: len, in_group, out_group: len, in_ld, out_ld };
                 s.kernel(spec, vec![Role::InAt(0, start)], 1);
             }
             &Op::Concat { heads } => {
@@ -226,7 +228,8 @@ impl CpuTarget {
                 for i in 0..node.inputs.len() {
                     let (ty, in_ld) = node.value(i)?;
                     let (cols, out_group) = (ty.cols() / heads, out_ld / heads);
-                    let spec = KernelSpec::Copy { groups: heads, cols, in_group: cols, out_group, in_ld, out_ld };
+                    let spec =
+                        KernelSpec::Copy { groups: heads, cols, in_group: cols, out_group, in_ld, out_ld };
                     let args = vec![Role::In(i), Role::OutAt(0, at)];
                     s.launches.push(Launch { work: Work::Kernel(spec), args, writes: vec![1] });
                     at += cols;
@@ -246,9 +249,8 @@ impl CpuTarget {
     ) -> Result<()> {
         let (_, x_ld) = node.value(0)?;
         let (shape, format) = node.weight(1)?;
-        let (n, k) = match *shape {
-            [n, k] | [_, n, k] => (n, k),
-            _ => return Err(Unsupported("a matrix needs two or three axes".into())),
+        let ([n, k] | [_, n, k]) = *shape else {
+            return Err(Unsupported("a matrix needs two or three axes".into()));
         };
         let out_ld = node.out()?.cols();
         let residual_ld = node.residual_ld;
@@ -260,7 +262,13 @@ impl CpuTarget {
         Ok(())
     }
 
-    fn expert_ffn(&self, s: &mut Selection, node: &NodeView<'_>, glu: moec_ir::Glu, bias: bool) -> Result<()> {
+    fn expert_ffn(
+        &self,
+        s: &mut Selection,
+        node: &NodeView<'_>,
+        glu: moec_ir::Glu,
+        bias: bool,
+    ) -> Result<()> {
         let (x, x_ld) = node.value(0)?;
         let (table, _) = node.value(1)?;
         let (gate_up, format) = node.weight(2)?;

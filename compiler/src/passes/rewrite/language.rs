@@ -194,8 +194,9 @@ impl Analysis<Moe> for Facts {
             Moe::LinearGlu([_, x, w]) | Moe::LinearGluBias([_, x, w, _]) => {
                 value(with_cols(shape(x), rows_of(w) / 2))
             }
-            Moe::ExpertFfn([_, x, _, _, _]) | Moe::ExpertFfnBias([_, x, ..]) => value(shape(x)),
-            Moe::RmsNorm([_, x, _])
+            Moe::ExpertFfn([_, x, _, _, _])
+            | Moe::ExpertFfnBias([_, x, ..])
+            | Moe::RmsNorm([_, x, _])
             | Moe::RmsUnit([_, x])
             | Moe::ScaleCols([x, _])
             | Moe::Act([_, x])

@@ -75,7 +75,7 @@ fn rewrite_entry(
             .with_scheduler(SimpleScheduler)
             .with_iter_limit(ITERATIONS)
             .with_node_limit(NODES)
-            .with_time_limit(std::time::Duration::from_secs(3600))
+            .with_time_limit(std::time::Duration::MAX)
             .run(rules);
         for (rule, count) in runner.iterations.iter().flat_map(|i| &i.applied) {
             *applied.entry(rule.to_string()).or_default() += count;
@@ -84,8 +84,13 @@ fn rewrite_entry(
 
         builder.scope(scope);
         let extractor = Extractor::new(&region.egraph, Traffic { egraph: &region.egraph, launch });
-        let mut rebuild =
-            Rebuild { region: &region, extractor, builder: &mut builder, outside: &renamed, memo: HashMap::new() };
+        let mut rebuild = Rebuild {
+            region: &region,
+            extractor,
+            builder: &mut builder,
+            outside: &renamed,
+            memo: HashMap::new(),
+        };
         let roots: Vec<ValueId> = nodes
             .iter()
             .flat_map(|n| n.outputs.iter().copied())

@@ -55,15 +55,15 @@ impl Region {
 
     fn operand(&mut self, module: &Module, graph: &Graph, operand: Operand) -> Id {
         match operand {
-            Operand::Value(v) => match self.classes.get(&v) {
-                Some(&id) => id,
-                None => {
-                    let fact = Fact { shape: graph.ty(v).shape.clone(), ..Fact::default() };
-                    let id = self.leaf(Atom::Value(v.0), fact);
-                    self.classes.insert(v, id);
-                    id
+            Operand::Value(v) => {
+                if let Some(&id) = self.classes.get(&v) {
+                    return id;
                 }
-            },
+                let fact = Fact { shape: graph.ty(v).shape.clone(), ..Fact::default() };
+                let id = self.leaf(Atom::Value(v.0), fact);
+                self.classes.insert(v, id);
+                id
+            }
             Operand::Weight(w) => {
                 let weight = module.weight(w);
                 let storage = Some((weight.format, weight.class));
@@ -139,17 +139,16 @@ impl Region {
 fn folds(module: &Module, nodes: &[Node], norm: &Node) -> bool {
     let value = Operand::Value(norm.outputs[0]);
     let mut readers = nodes.iter().filter(|n| n.inputs.contains(&value)).peekable();
-    readers.peek().is_some()
-        && readers.all(|n| {
-            let weight = match n.op {
-                Op::Linear { .. } | Op::LinearGlu { .. } => n.inputs.get(1),
-                Op::ExpertFfn { .. } => n.inputs.get(2),
-                _ => None,
-            };
-            n.inputs.iter().filter(|i| **i == value).count() == 1
-                && n.inputs.first() == Some(&value)
-                && matches!(weight, Some(Operand::Weight(w)) if module.weight(*w).format == moec_ir::Format::F32)
-        })
+    readers.peek().is_some() && readers.all(|n| {
+        let weight = match n.op {
+            Op::Linear { .. } | Op::LinearGlu { .. } => n.inputs.get(1),
+            Op::ExpertFfn { .. } => n.inputs.get(2),
+            _ => None,
+        };
+        n.inputs.iter().filter(|i| **i == value).count() == 1
+            && n.inputs.first() == Some(&value)
+            && matches!(weight, Some(Operand::Weight(w)) if module.weight(*w).format == moec_ir::Format::F32)
+    })
 }
 
 /// Writes the cheapest form of a region's roots back as nodes.
@@ -166,7 +165,7 @@ pub(super) struct Rebuild<'r, 'b, 'm, C: egg::CostFunction<Moe>> {
     pub(super) memo: HashMap<Id, Vec<Operand>>,
 }
 
-impl<'r, C: egg::CostFunction<Moe>> Rebuild<'r, '_, '_, C> {
+impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
     /// The operand that stands for a class.
     pub(super) fn operand(&mut self, id: Id) -> Result<Operand> {
         let all = self.operands(id)?;
@@ -304,7 +303,8 @@ impl egg::CostFunction<Moe> for Traffic<'_> {
             Moe::WRows(_) | Moe::WScale(_) => 1.0,
             _ => {
                 let reads = enode.fold(0, |sum, id| sum + self.egraph[id].data.elements());
-                let writes = self.egraph.lookup(enode.clone()).map_or(0, |id| self.egraph[id].data.elements());
+                let writes =
+                    self.egraph.lookup(enode.clone()).map_or(0, |id| self.egraph[id].data.elements());
                 self.launch + (reads + writes) as f64
             }
         };
