@@ -111,3 +111,22 @@ fn the_demo_model_in_its_own_format() {
     let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).expect("a list of ids");
     assert_eq!(ids, want.greedy[64..]);
 }
+
+#[test]
+fn the_demo_model_is_as_good_as_its_reference() {
+    let source = ferris();
+    let folder = tempfile::tempdir().expect("a folder");
+    let toml = Setup { format: "bf16", chunk: 128, batch: &[1], context: 1024 }.write(&source, folder.path());
+    let bundle = folder.path().join("b");
+    ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
+    let mut eval = moec();
+    eval.arg("eval").arg(&bundle).args(["--windows", "40", "--json", "--text"]).arg(source.join("eval/text.txt"));
+    let output = ok(eval.arg("--qa").arg(source.join("eval/needle.jsonl")));
+    let got: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    let text = std::fs::read_to_string(source.join("reference_metrics.json")).expect("the reference is there");
+    let want: serde_json::Value = serde_json::from_str(&text).expect("the reference is well-formed");
+    let number = |v: &serde_json::Value| v.as_f64().expect("a number");
+    let (perplexity, reference) = (number(&got["perplexity"]), number(&want["perplexity"]));
+    assert!((perplexity / reference - 1.0).abs() < 1e-5, "perplexity {perplexity} instead of {reference}");
+    assert_eq!(number(&got["exact_match"]), number(&want["needle"]));
+}

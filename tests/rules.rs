@@ -245,3 +245,17 @@ fn scales_are_not_folded_into_rounded_weights() {
     rewrite(&mut m, &Options { keep: None, launch: 64.0 }).unwrap();
     assert_eq!(m.to_string(), before);
 }
+
+#[test]
+fn what_nobody_reads_is_dropped() {
+    let mut m = module(|b| {
+        let unread = b.linear("unread", b.x, 4, false);
+        b.act(Activation::Relu, unread);
+        b.linear("w", b.x, 6, false)
+    });
+    let before = logits(&m);
+    rewrite(&mut m, &Options { keep: None, launch: 64.0 }).unwrap();
+    verify::module(&m).unwrap();
+    assert!(!m.to_string().contains("unread"), "{m}");
+    assert_eq!(logits(&m), before);
+}

@@ -258,6 +258,14 @@ pub fn pin(index: usize) {
 #[cfg(not(target_os = "linux"))]
 pub fn pin(_index: usize) {}
 
+/// Most memory that this process has had resident, in bytes; mapped weights that were read included.
+pub fn peak_memory() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

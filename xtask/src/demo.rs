@@ -4,23 +4,24 @@ use crate::setup;
 use crate::shell::{self, Failed, cargo, program, root, shown, stage};
 
 const MODEL: &str = "golden/models/ferris/model.toml";
-const PROMPT: &str = "The borrow checker";
+const BUNDLE: &str = "target/demo/ferris.moec";
+const PROMPT: &str = "Each value in Rust has";
 
 /// Builds moec, compiles a model, runs it.
 pub(crate) fn run() -> Result<(), Failed> {
     let llvm = setup::run()?;
-    let bundle = root().join("target/demo/ferris.moec");
+    let bundle = root().join(BUNDLE);
     if let Some(folder) = bundle.parent() {
         std::fs::create_dir_all(folder).map_err(|e| Failed::new(format!("`{}`: {e}", folder.display())))?;
     }
     stage("Building", "moec");
     shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
     let mut moec = cargo("run", Some(&llvm));
-    moec.args(["--release", "--locked", "--quiet", "--package", "moec", "--", "build", MODEL, "-o"])
-        .arg(&bundle);
-    step("moec build golden/models/ferris/model.toml -o target/demo/ferris.moec", &mut moec)?;
+    moec.args(["--release", "--locked", "--quiet", "--package", "moec", "--", "build", MODEL, "-o", BUNDLE]);
+    step(&format!("moec build {MODEL} -o {BUNDLE}"), &mut moec)?;
     let mut generate = program(bundle.join("run"));
     generate.args(["generate", "--prompt", PROMPT, "-n", "64"]);
+    generate.args(["--temperature", "0.8", "--top-p", "0.9", "--seed", "1"]);
     step(&shown(&generate), &mut generate)?;
     let mut bench = program(bundle.join("run"));
     bench.arg("bench");

@@ -39,6 +39,8 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
             "bundle": built.folder,
             "run": built.summary.run,
             "weight_bytes": built.summary.weight_bytes,
+            "seconds": start.elapsed().as_secs_f64(),
+            "peak_memory_bytes": moec_runtime::cpu::peak_memory(),
             "plan": plan_facts(&built.plan),
         }))?;
     }

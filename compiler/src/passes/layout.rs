@@ -127,7 +127,7 @@ struct Builder<'a> {
     kernels: Vec<KernelSpec>,
     kernel_ids: HashMap<String, u32>,
     segments: Vec<Segment>,
-    segment_ids: HashMap<WeightId, u32>,
+    segment_ids: HashMap<(WeightId, Layout), u32>,
     segment_weights: Vec<WeightId>,
     ends: [u64; 2],
     scratch: u64,
@@ -336,9 +336,7 @@ impl Builder<'_> {
     }
 
     fn segment(&mut self, id: WeightId, layout: Layout) -> Result<u32> {
-        if let Some(&segment) = self.segment_ids.get(&id)
-            && self.segments[segment as usize].layout == layout
-        {
+        if let Some(&segment) = self.segment_ids.get(&(id, layout)) {
             return Ok(segment);
         }
         let weight = self.module.weight(id);
@@ -359,7 +357,7 @@ impl Builder<'_> {
             layout,
         });
         self.segment_weights.push(id);
-        self.segment_ids.insert(id, index);
+        self.segment_ids.insert((id, layout), index);
         Ok(index)
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     }
     let (prefill, decode) = (rate(prompt, median(prefill)), rate(n, median(decode)));
     let memory = engine.memory();
-    let peak = peak_memory();
+    let peak = crate::cpu::peak_memory();
     // What a token cannot avoid: its share of the weights, and the cache of the tokens before it.
     let active = model.active_parameters as f64 / model.parameters.max(1) as f64;
     let cached = (prompt + n / 2) as f64 / (f64::from(model.slots) * f64::from(model.max_context));
@@ -91,12 +91,4 @@ fn once(engine: &mut Engine<'_>, ids: &[u32], n: usize) -> Result<(Duration, Dur
 fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
-}
-
-/// Most memory that this process has had resident, in bytes; mapped weights that were read included.
-fn peak_memory() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
