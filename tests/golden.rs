@@ -120,10 +120,14 @@ fn the_demo_model_is_as_good_as_its_reference() {
     let bundle = folder.path().join("b");
     ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
     let mut eval = moec();
-    eval.arg("eval").arg(&bundle).args(["--windows", "40", "--json", "--text"]).arg(source.join("eval/text.txt"));
+    eval.arg("eval")
+        .arg(&bundle)
+        .args(["--windows", "40", "--json", "--text"])
+        .arg(source.join("eval/text.txt"));
     let output = ok(eval.arg("--qa").arg(source.join("eval/needle.jsonl")));
     let got: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    let text = std::fs::read_to_string(source.join("reference_metrics.json")).expect("the reference is there");
+    let text =
+        std::fs::read_to_string(source.join("reference_metrics.json")).expect("the reference is there");
     let want: serde_json::Value = serde_json::from_str(&text).expect("the reference is well-formed");
     let number = |v: &serde_json::Value| v.as_f64().expect("a number");
     let (perplexity, reference) = (number(&got["perplexity"]), number(&want["perplexity"]));
