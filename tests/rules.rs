@@ -216,7 +216,8 @@ fn both_sides_of_every_rule_are_equal() {
         verify::module(&before).unwrap();
         let mut after = before.clone();
         let keep = |name: &str| name == rule || helpers.contains(&name);
-        let applied = rewrite(&mut after, &Options { keep: Some(&keep), launch: 64.0 }).unwrap();
+        let applied =
+            rewrite(&mut after, &Options { keep: Some(&keep), legal: &|_| true, launch: 64.0 }).unwrap();
         assert!(applied.get(rule).is_some_and(|&n| n > 0), "`{rule}` did not apply: {applied:?}");
         verify::module(&after).unwrap_or_else(|e| panic!("`{rule}` made a wrong graph: {e}\n{after}"));
         assert_ne!(before.to_string(), after.to_string(), "`{rule}` changed nothing");
@@ -242,7 +243,7 @@ fn scales_are_not_folded_into_rounded_weights() {
         }
     }
     let before = m.to_string();
-    rewrite(&mut m, &Options { keep: None, launch: 64.0 }).unwrap();
+    rewrite(&mut m, &Options { keep: None, legal: &|_| true, launch: 64.0 }).unwrap();
     assert_eq!(m.to_string(), before);
 }
 
@@ -254,8 +255,20 @@ fn what_nobody_reads_is_dropped() {
         b.linear("w", b.x, 6, false)
     });
     let before = logits(&m);
-    rewrite(&mut m, &Options { keep: None, launch: 64.0 }).unwrap();
+    rewrite(&mut m, &Options { keep: None, legal: &|_| true, launch: 64.0 }).unwrap();
     verify::module(&m).unwrap();
     assert!(!m.to_string().contains("unread"), "{m}");
     assert_eq!(logits(&m), before);
+}
+
+#[test]
+fn what_the_target_may_not_run_is_not_chosen() {
+    let mut m = module(|b| {
+        let (g, u) = (b.linear("g", b.x, 6, false), b.linear("u", b.x, 6, false));
+        let g = b.act(Activation::Silu, g);
+        b.op(Op::Mul, &[g.into(), u.into()])
+    });
+    rewrite(&mut m, &Options { keep: None, legal: &|op| op != "linear_glu", launch: 64.0 }).unwrap();
+    let text = m.to_string();
+    assert!(text.contains(" = glu ") && !text.contains("linear_glu"), "{text}");
 }

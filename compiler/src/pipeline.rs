@@ -260,7 +260,9 @@ fn run_lower(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_rewrite(c: &mut Compilation<'_>) -> Result<()> {
-    let options = rewrite::Options { keep: None, launch: c.target.launch_cost() };
+    let target = c.target;
+    let options =
+        rewrite::Options { keep: None, legal: &|op| target.is_legal(op), launch: target.launch_cost() };
     c.applied = rewrite::rewrite(&mut c.module, &options)?;
     Ok(())
 }

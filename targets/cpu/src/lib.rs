@@ -12,7 +12,7 @@ pub use packing::{PackError, pack, packed_bytes, round, unpack};
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
 
 use moec_codegen::{Isa, Machine};
-use moec_device::Device;
+use moec_device::{Device, LegalOps};
 use moec_ir::plan::{Grid, Layout, Plan, TargetInfo};
 
 /// A CPU to compile for.
@@ -21,6 +21,7 @@ pub struct CpuTarget {
     name: String,
     machine: Machine,
     isa: Isa,
+    legal: LegalOps,
 }
 
 impl CpuTarget {
@@ -36,7 +37,7 @@ impl CpuTarget {
             Machine { triple, cpu, features: device.features.clone() }
         };
         let isa = machine.isa();
-        Ok(Self { name: device.name.clone(), machine, isa })
+        Ok(Self { name: device.name.clone(), machine, isa, legal: device.legal_ops.clone() })
     }
 
     /// Name of the target.
@@ -59,6 +60,11 @@ impl CpuTarget {
     pub fn runs_here(&self) -> bool {
         self.machine.triple.starts_with(std::env::consts::ARCH)
             && self.machine.triple.contains(std::env::consts::OS)
+    }
+
+    /// Whether the device may run an operator, by its name in the Graph.
+    pub fn is_legal(&self, op: &str) -> bool {
+        self.legal.allows(op)
     }
 
     /// Cost of one launch in element moves, for the rewriting pass. A launch is a barrier of about a

@@ -132,6 +132,12 @@ impl CpuTarget {
     /// # Errors
     /// An operator, or a combination of its attributes, without a kernel.
     pub fn select(&self, node: &NodeView<'_>) -> Result<Selection> {
+        if !self.is_legal(node.op.name()) {
+            return Err(Unsupported(format!(
+                "`{}` is not in the `legal_ops` of its device file",
+                node.op.name()
+            )));
+        }
         let mut s = Selection::default();
         match node.op {
             Op::Embed => {

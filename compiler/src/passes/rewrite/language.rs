@@ -167,6 +167,34 @@ impl Facts {
     }
 }
 
+/// Name of the operator of the Graph that an e-node becomes; empty for leaves and weight expressions.
+pub fn op_name(egraph: &EGraph<Moe, Facts>, enode: &Moe) -> &'static str {
+    match enode {
+        Moe::Linear(_) | Moe::LinearBias(_) => "linear",
+        Moe::LinearGlu(_) | Moe::LinearGluBias(_) => "linear_glu",
+        Moe::ExpertFfn(_) | Moe::ExpertFfnBias(_) => "expert_ffn",
+        Moe::RmsNorm(_) | Moe::RmsUnit(_) => "rms_norm",
+        Moe::ScaleCols(_) => "scale_cols",
+        Moe::Act([kind, _]) => egraph[*kind]
+            .nodes
+            .iter()
+            .find_map(|n| match n {
+                Moe::Atom(Atom::Kind(k)) => Some(k.name()),
+                _ => None,
+            })
+            .unwrap_or_default(),
+        Moe::Glu(_) => "glu",
+        Moe::Mul(_) => "mul",
+        Moe::Add(_) => "add",
+        Moe::Scale(_) => "scale",
+        Moe::Clamp(_) => "clamp",
+        Moe::Slice(_) => "slice",
+        Moe::Concat(_) => "concat",
+        Moe::Other(op, _) => egraph.analysis.others[op.0 as usize].0.name(),
+        Moe::WRows(_) | Moe::WScale(_) | Moe::First(_) | Moe::Second(_) | Moe::Atom(_) => "",
+    }
+}
+
 /// The attribute that a class stands for.
 pub fn attr_of(egraph: &EGraph<Moe, Facts>, id: Id) -> Option<Attr> {
     egraph[id].data.attr.map(|i| egraph.analysis.attrs[i as usize].clone())

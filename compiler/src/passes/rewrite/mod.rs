@@ -25,6 +25,8 @@ pub type Applied = BTreeMap<String, usize>;
 pub struct Options<'a> {
     /// Keeps a rule; `None` keeps all. Tests bisect with it.
     pub keep: Option<&'a dyn Fn(&str) -> bool>,
+    /// Whether the target may run an operator, by its name in the Graph.
+    pub legal: &'a dyn Fn(&str) -> bool,
     /// Cost of a launch in element moves.
     pub launch: f64,
 }
@@ -42,7 +44,7 @@ pub fn rewrite(module: &mut Module, options: &Options<'_>) -> Result<Applied> {
     let mut applied = Applied::new();
     let entries = std::mem::take(&mut module.entries);
     for graph in &entries {
-        rewrite_entry(module, graph, &rules, options.launch, &mut applied)?;
+        rewrite_entry(module, graph, &rules, options, &mut applied)?;
     }
     drop_unused_weights(module);
     Ok(applied)
@@ -52,7 +54,7 @@ fn rewrite_entry(
     module: &mut Module,
     graph: &Graph,
     rules: &[egg::Rewrite<language::Moe, language::Facts>],
-    launch: f64,
+    options: &Options<'_>,
     applied: &mut Applied,
 ) -> Result<()> {
     let out_rows = graph.ty(Graph::ROWS).rows();
@@ -83,7 +85,10 @@ fn rewrite_entry(
         region.egraph = runner.egraph;
 
         builder.scope(scope);
-        let extractor = Extractor::new(&region.egraph, Traffic { egraph: &region.egraph, launch });
+        let extractor = Extractor::new(
+            &region.egraph,
+            Traffic { egraph: &region.egraph, launch: options.launch, legal: options.legal },
+        );
         let mut rebuild = Rebuild {
             region: &region,
             extractor,

@@ -3,7 +3,7 @@
 //! A region is a run of nodes of one scope (an attention block, a feed-forward block). What crosses its
 //! border is a leaf, so an e-graph stays small and its greedy extraction compares local costs only.
 
-use super::language::{Atom, Attr, Fact, Facts, Moe, Opaque, attr_of};
+use super::language::{Atom, Attr, Fact, Facts, Moe, Opaque, attr_of, op_name};
 use super::rules::{activation_of, glu_of};
 use crate::error::{Error, Result};
 use egg::{EGraph, Extractor, Id, Language};
@@ -284,12 +284,14 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
 }
 
 /// Cost of an e-node in element moves: what it reads and writes, plus a launch. Weight expressions
-/// cost nothing at run time.
+/// cost nothing at run time, and what the target may not run costs without end.
 pub(super) struct Traffic<'a> {
     /// E-graph.
     pub(super) egraph: &'a EGraph<Moe, Facts>,
     /// Cost of one launch, in element moves.
     pub(super) launch: f64,
+    /// Whether the target may run an operator.
+    pub(super) legal: &'a dyn Fn(&str) -> bool,
 }
 
 impl egg::CostFunction<Moe> for Traffic<'_> {
@@ -305,7 +307,11 @@ impl egg::CostFunction<Moe> for Traffic<'_> {
                 let reads = enode.fold(0, |sum, id| sum + self.egraph[id].data.elements());
                 let writes =
                     self.egraph.lookup(enode.clone()).map_or(0, |id| self.egraph[id].data.elements());
-                self.launch + (reads + writes) as f64
+                if (self.legal)(op_name(self.egraph, enode)) {
+                    self.launch + (reads + writes) as f64
+                } else {
+                    f64::INFINITY
+                }
             }
         };
         below + own
