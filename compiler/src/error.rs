@@ -87,3 +87,15 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl From<moec_runtime::Error> for Error {
+    fn from(e: moec_runtime::Error) -> Self {
+        let fault = match e.fault() {
+            moec_runtime::Fault::Request => Fault::Usage,
+            moec_runtime::Fault::Bundle => Fault::Input,
+            moec_runtime::Fault::Host => Fault::Environment,
+            moec_runtime::Fault::Moec => Fault::Bug,
+        };
+        Self { hint: e.hint(), ..Self::new(fault, e.to_string()) }
+    }
+}

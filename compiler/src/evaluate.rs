@@ -75,21 +75,14 @@ pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
 /// A bundle that does not run here, or a window or a question longer than its context.
 pub fn evaluate(bundle: &Bundle, tasks: &Tasks, progress: &Progress) -> Result<Quality> {
     let unit = bundle.unit()?;
-    let runtime = |e: moec_runtime::Error| {
-        let error = Error::input(e.to_string());
-        match e.hint() {
-            Some(hint) => error.hint(hint),
-            None => error,
-        }
-    };
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(runtime)?;
-    let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(runtime)?;
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
+    let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
     program.with(|program| {
         let options = Options { threads: None, check: CheckLevel::default(), stop: None };
-        let mut engine = Engine::open(program, &bundle.folder, options).map_err(runtime)?;
+        let mut engine = Engine::open(program, &bundle.folder, options).map_err(Error::from)?;
         let mut quality = Quality::default();
         if let Some(corpus) = &tasks.text {
-            let ids = text.encode(corpus).map_err(runtime)?;
+            let ids = text.encode(corpus).map_err(Error::from)?;
             let window = tasks.window.min(bundle.plan.model.max_context as usize);
             // The last token of a window predicts the first of the next.
             let ends = (0..ids.len().saturating_sub(1))
@@ -104,7 +97,8 @@ pub fn evaluate(bundle: &Bundle, tasks: &Tasks, progress: &Progress) -> Result<Q
             for window in &windows {
                 crate::interrupt::check()?;
                 let next = &ids[window.start + 1..=window.end];
-                loss += negative_log_likelihood(&mut engine, &ids[window.clone()], next).map_err(runtime)?;
+                loss +=
+                    negative_log_likelihood(&mut engine, &ids[window.clone()], next).map_err(Error::from)?;
                 count += next.len();
                 bar.add(1);
             }
@@ -118,9 +112,9 @@ pub fn evaluate(bundle: &Bundle, tasks: &Tasks, progress: &Progress) -> Result<Q
             let mut right = 0;
             for q in questions {
                 crate::interrupt::check()?;
-                let prompt = text.encode(&q.prompt).map_err(runtime)?;
-                let answer = text.encode_plain(&q.answer).map_err(runtime)?;
-                right += usize::from(answers(&mut engine, &prompt, &answer).map_err(runtime)?);
+                let prompt = text.encode(&q.prompt).map_err(Error::from)?;
+                let answer = text.encode_plain(&q.answer).map_err(Error::from)?;
+                right += usize::from(answers(&mut engine, &prompt, &answer).map_err(Error::from)?);
                 bar.add(1);
             }
             bar.finish();

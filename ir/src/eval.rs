@@ -59,6 +59,8 @@ pub enum Arg<'a> {
 struct Args<'a> {
     op: &'static str,
     list: Vec<&'a Tensor>,
+    /// Tokens of the prompt that the rows are part of; 0 where every row is a sequence of its own.
+    sequence: usize,
 }
 
 impl<'a> Args<'a> {
@@ -109,7 +111,16 @@ impl<'a> Args<'a> {
 ///
 /// # Errors
 /// Operands that do not fit, or numbers out of range.
-pub fn op(op: &Op, mut args: Vec<Arg<'_>>) -> Result<Vec<Tensor>, EvalError> {
+pub fn op(op: &Op, args: Vec<Arg<'_>>) -> Result<Vec<Tensor>, EvalError> {
+    op_in(op, args, 0)
+}
+
+/// As [`op`], for rows of a prompt of `sequence` tokens; 0 where every row is a sequence of its own. Only
+/// [`Op::RopeAngles`] asks.
+///
+/// # Errors
+/// As [`op`].
+pub fn op_in(op: &Op, mut args: Vec<Arg<'_>>, sequence: usize) -> Result<Vec<Tensor>, EvalError> {
     let tensor = |arg: &Arg<'_>| -> Type {
         match arg {
             Arg::Tensor(t) => t.ty.clone(),
@@ -132,11 +143,11 @@ pub fn op(op: &Op, mut args: Vec<Arg<'_>>) -> Result<Vec<Tensor>, EvalError> {
             return Err(error("the state must be given as `Arg::State`"));
         };
         let list = args.iter().map(as_tensor).collect();
-        cache::write(&Args { op: name, list }, state)?;
+        cache::write(&Args { op: name, list, sequence }, state)?;
         return Ok(Vec::new());
     }
     let list = args.iter().map(as_tensor).collect();
-    let data = compute(op, &Args { op: name, list }, &results)?;
+    let data = compute(op, &Args { op: name, list, sequence }, &results)?;
     Ok(results.into_iter().zip(data).map(|(ty, data)| Tensor { ty, data }).collect())
 }
 

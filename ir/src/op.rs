@@ -193,8 +193,8 @@ pub enum Op {
     },
     /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
     /// `pos · inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor
-    /// hold for all rows once the sequence is longer than `switch.after`: once the largest position of the
-    /// call is `after` or more. A runtime that splits a prompt into calls counts the whole prompt.
+    /// hold for a row whose sequence is longer than `switch.after` tokens. A sequence ends with its row, or
+    /// with the prompt that is being read: rows of a prompt switch together, as in the reference.
     RopeAngles {
         /// Attention factor on cosine and sine (YaRN, LongRoPE).
         scale: f32,

@@ -367,8 +367,9 @@ impl Plan {
     }
 }
 
-/// Largest plan that is read, in bytes: keeps a hostile length from allocating.
-const LIMIT: usize = 1 << 30;
+/// Most bytes that decoding may allocate: a hostile length cannot ask for more. The plan of a model of 100
+/// layers and five entry points takes about one MiB.
+const LIMIT: usize = 64 << 20;
 
 fn config() -> bincode::config::Configuration<
     bincode::config::LittleEndian,

@@ -20,6 +20,8 @@ pub fn dispatch(layout: DispatchLayout, n: usize, ids: &[i32], out: &mut [i32]) 
     out[..layout.words()].fill(-1);
     out[..layout.expert()].fill(0);
     if let Some(&bad) = ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= experts)) {
+        // Nothing is active, and no slot points outside of its buffer: what runs behind stays in bounds.
+        out[layout.slot()..layout.words()].fill(0);
         return Err(bad);
     }
     let mut count = vec![0usize; experts];
@@ -48,20 +50,13 @@ pub fn dispatch(layout: DispatchLayout, n: usize, ids: &[i32], out: &mut [i32]) 
     Ok(())
 }
 
-/// Cosines, then sines, of `pos · inv_freq`, times `scale`: row `t` of `out` (`f32[T, 2·half]`) belongs to
-/// `pos[t]`.
-pub fn rope_angles(pos: &[i32], inv_freq: &[f32], scale: f32, out: &mut [f32]) {
-    let half = inv_freq.len();
-    if half == 0 {
-        return;
-    }
-    for (&pos, row) in pos.iter().zip(out.chunks_exact_mut(2 * half)) {
-        let (cos, sin) = row.split_at_mut(half);
-        for ((&f, c), s) in inv_freq.iter().zip(cos).zip(sin) {
-            let angle = pos as f32 * f;
-            *c = angle.cos() * scale;
-            *s = angle.sin() * scale;
-        }
+/// Cosines, then sines, of `pos · inv_freq`, times `scale`: one row `f32[2·half]`.
+pub fn rope_angles(pos: i32, inv_freq: &[f32], scale: f32, row: &mut [f32]) {
+    let (cos, sin) = row.split_at_mut(row.len() / 2);
+    for ((&f, c), s) in inv_freq.iter().zip(cos).zip(sin) {
+        let angle = pos as f32 * f;
+        *c = angle.cos() * scale;
+        *s = angle.sin() * scale;
     }
 }
 
@@ -134,7 +129,9 @@ mod tests {
     #[test]
     fn angles() {
         let mut out = [0.0; 8];
-        rope_angles(&[0, 3], &[1.0, 0.25], 2.0, &mut out);
+        for (pos, row) in [0, 3].into_iter().zip(out.chunks_exact_mut(4)) {
+            rope_angles(pos, &[1.0, 0.25], 2.0, row);
+        }
         assert_eq!(out[..4], [2.0, 2.0, 0.0, 0.0]);
         assert_eq!(out[4..], [3f32.cos() * 2.0, 0.75f32.cos() * 2.0, 3f32.sin() * 2.0, 0.75f32.sin() * 2.0]);
     }

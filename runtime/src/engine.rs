@@ -260,8 +260,8 @@ impl<'p> Engine<'p> {
             let rows = batch[done..done + n].iter().map(|&(slot, pos, id)| Row { slot, pos, id });
             let rows: Vec<Row> = rows.collect();
             let wanted: Vec<usize> = (0..n).collect();
-            let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
-            self.call(entry, &rows, &wanted, seq_len)?;
+            // Every row is a sequence of its own, which ends with it.
+            self.call(entry, &rows, &wanted, 0)?;
             for i in 0..n {
                 sink(done + i, self.logits(entry, i))?;
             }
@@ -351,6 +351,11 @@ impl<'p> Engine<'p> {
             if row.slot >= slots {
                 return Err(Error::BadSlot { slot: row.slot, slots });
             }
+        }
+        // What is overwritten is forgotten first, should the call end in an error.
+        for row in rows {
+            let len = &mut self.lens[row.slot as usize];
+            *len = (*len).min(row.pos);
         }
         self.write(entry, 0, kind.rows(), 0, rows.iter().map(|r| r.id as i32));
         self.write(entry, 1, kind.rows(), -1, rows.iter().map(|r| r.pos as i32));

@@ -9,8 +9,8 @@
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
 //! (mapped files), `cpu` and `cli::interrupt` (questions to the system), and nowhere else.
 //!
-//! Architecture invariant: this crate reaches the Plan's types and nothing else of the workspace, so that
-//! it builds beside a generated runner.
+//! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
+//! builds beside a generated runner.
 
 pub mod abi;
 pub mod barrier;

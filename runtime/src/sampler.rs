@@ -76,6 +76,8 @@ impl Sampler {
         if self.how.top_k > 0 && self.how.top_k < c.len() {
             c.select_nth_unstable_by(self.how.top_k - 1, likelier);
             c.truncate(self.how.top_k);
+            // The order of what is left decides which token a seed draws.
+            c.sort_unstable_by(likelier);
         }
         let mut total: f64 = c.iter().map(|(w, _)| w).sum();
         if self.how.top_p < 1.0 {

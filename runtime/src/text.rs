@@ -25,7 +25,13 @@ impl Text {
         if !path.is_file() {
             return Err(Error::NoTokenizer(path));
         }
-        match Tokenizer::from_file(&path) {
+        // A prompt is encoded whole, whatever the file says of cutting and padding.
+        let read = Tokenizer::from_file(&path).and_then(|mut tokenizer| {
+            tokenizer.with_truncation(None)?;
+            tokenizer.with_padding(None);
+            Ok(tokenizer)
+        });
+        match read {
             Ok(tokenizer) => Ok(Self { tokenizer, bos }),
             Err(e) => Err(Error::BadTokenizer { path, reason: e.to_string() }),
         }

@@ -145,23 +145,25 @@ unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
     match (b, args) {
         (Builtin::RopeAngles { half, scale, long }, [pos, freqs @ .., out]) => {
             let half = half as usize;
-            let (freq, scale) = match (long, freqs) {
-                (Some((after, long_scale)), [_, long]) if launch.seq_len > after as usize => {
-                    (long, long_scale)
-                }
-                (_, [short, ..]) => (short, scale),
-                (_, []) => return,
-            };
-            // SAFETY: `validate` has found `n` positions, `half` frequencies and `n · 2 · half` results
-            // there, aligned, and the results apart from both.
-            let (pos, freq, out) = unsafe {
+            // SAFETY: `validate` has found `n` positions, `half` frequencies in each table and
+            // `n · 2 · half` results there, aligned, and the results apart from the others.
+            let (pos, out) = unsafe {
                 (
                     std::slice::from_raw_parts(pos.of::<i32>(), n),
-                    std::slice::from_raw_parts(freq.of::<f32>(), half),
                     std::slice::from_raw_parts_mut(out.of::<f32>(), n * 2 * half),
                 )
             };
-            builtin::rope_angles(pos, freq, f32::from_bits(scale), out);
+            // SAFETY: as above.
+            let table = |at: &Addr| unsafe { std::slice::from_raw_parts(at.of::<f32>(), half) };
+            for (&pos, row) in pos.iter().zip(out.chunks_exact_mut((2 * half).max(1))) {
+                let length = launch.seq_len.max(usize::try_from(pos).map_or(0, |p| p + 1));
+                let (freq, scale) = match (long, freqs) {
+                    (Some((after, long_scale)), [_, long]) if length > after as usize => (long, long_scale),
+                    (_, [short, ..]) => (short, scale),
+                    (_, []) => return,
+                };
+                builtin::rope_angles(pos, table(freq), f32::from_bits(scale), row);
+            }
         }
         (Builtin::Dispatch { rows, k, experts }, [ids, out]) => {
             let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };

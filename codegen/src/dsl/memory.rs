@@ -78,9 +78,10 @@ impl<'k> Kb<'k> {
 
 impl<'k> P<'k> {
     fn step(self, index: I<'k>, ty: BasicTypeEnum<'k>) -> Self {
-        // SAFETY: the instruction is only built here. When it runs, kernels stay within the extents that
-        // their specification documents, so the result is inside of the operand or one past its end.
-        let v = unsafe { self.k.b.build_in_bounds_gep(ty, self.v, &[index.scalar()], "") };
+        // SAFETY: the instruction is only built here. Without `inbounds` its result is defined wherever it
+        // points, which the last lanes of masked tails need; what is read and written stays within the
+        // extents that the kernel's specification documents.
+        let v = unsafe { self.k.b.build_gep(ty, self.v, &[index.scalar()], "") };
         Self { k: self.k, v: self.k.keep(v, self.v) }
     }
 

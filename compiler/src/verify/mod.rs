@@ -174,9 +174,13 @@ impl Job<'_> {
                 (rows.len() - most..rows.len()).collect()
             };
             let own = self.evaluate(evaluator, rows, &wanted)?;
-            let mut probe =
-                probe::Probe::new(self.module, self.graph, &self.bundle.plan.entries[self.index], &own);
-            let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
+            // The rows of a prefill are one prompt, those of decoding are sequences of their own.
+            let seq_len = match self.graph.kind {
+                EntryKind::Prefill(_) => rows.iter().map(|r| r.pos + 1).max().unwrap_or(0),
+                EntryKind::Decode(_) => 0,
+            };
+            let entry = &self.bundle.plan.entries[self.index];
+            let mut probe = probe::Probe::new(self.module, self.graph, entry, &own, seq_len);
             let mut failed = None;
             let result = engine.trace_entry(self.index, rows, &wanted, seq_len, &mut |moment, view| {
                 if measured && failed.is_none() {

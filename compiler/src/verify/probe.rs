@@ -19,6 +19,8 @@ pub(super) struct Probe<'a> {
     graph: &'a Graph,
     entry: &'a Entry,
     own: &'a HashMap<NodeId, Vec<Tensor>>,
+    /// Tokens of the prompt that the rows belong to, 0 in decoding.
+    sequence: usize,
     spaces: Vec<RowSpace>,
     /// Steps of each node that have not run.
     pending: Vec<usize>,
@@ -40,6 +42,7 @@ impl<'a> Probe<'a> {
         graph: &'a Graph,
         entry: &'a Entry,
         own: &'a HashMap<NodeId, Vec<Tensor>>,
+        sequence: usize,
     ) -> Self {
         let mut pending = vec![0; graph.nodes.len()];
         for step in &entry.steps {
@@ -50,6 +53,7 @@ impl<'a> Probe<'a> {
             graph,
             entry,
             own,
+            sequence,
             spaces: graph.row_spaces(module),
             pending,
             reads: HashMap::new(),
@@ -185,7 +189,7 @@ impl<'a> Probe<'a> {
             operands.truncate(1);
             return Ok(operands);
         }
-        eval::op(&node.op, operands.iter().map(Arg::Tensor).collect()).map_err(failed)
+        eval::op_in(&node.op, operands.iter().map(Arg::Tensor).collect(), self.sequence).map_err(failed)
     }
 
     /// The table for the valid rows alone: padding rows are not dispatched.

@@ -6,21 +6,20 @@ use super::{Args, EvalError};
 use crate::op::{AttentionDesc, LongSwitch, RopeStyle};
 
 /// Angles are `pos · inv_freq` rounded to f32, as the models compute them; the long frequencies of LongRoPE
-/// hold for a row whose own position lies past the switch.
+/// hold for a row whose sequence, or whose prompt, is longer than the switch.
 pub(super) fn rope_angles(
     a: &Args<'_>,
     scale: f32,
     switch: Option<LongSwitch>,
 ) -> Result<Vec<f32>, EvalError> {
     let short = a.f32(1)?;
-    let longest = a.i32(0)?.iter().copied().max().unwrap_or(-1);
-    let past = switch.filter(|s| usize::try_from(longest).is_ok_and(|pos| pos >= s.after));
-    let (freqs, scale) = match past {
-        Some(s) => (a.f32(2)?, s.long_scale),
-        None => (short, scale),
-    };
     let mut out = Vec::new();
     for &pos in a.i32(0)? {
+        let length = a.sequence.max(usize::try_from(pos).map_or(0, |pos| pos + 1));
+        let (freqs, scale) = match switch.filter(|s| length > s.after) {
+            Some(s) => (a.f32(2)?, s.long_scale),
+            None => (short, scale),
+        };
         let angles = || freqs.iter().map(|&f| f64::from(pos as f32 * f));
         out.extend(angles().map(|t| (t.cos() * f64::from(scale)) as f32));
         out.extend(angles().map(|t| (t.sin() * f64::from(scale)) as f32));

@@ -1,7 +1,7 @@
 //! Running whole entry points, with the KV cache kept from call to call.
 
 use super::tensor::Tensor;
-use super::{Arg, EvalError, op};
+use super::{Arg, EvalError, op_in};
 use crate::graph::{EntryKind, Graph, Module, NodeId, Operand, StateId, WeightId};
 use crate::op::Op;
 use crate::types::Type;
@@ -23,6 +23,10 @@ pub struct Evaluator<'a> {
     keep: bool,
     weights: HashMap<WeightId, Rc<Tensor>>,
     states: Vec<Option<Tensor>>,
+    /// Tokens of the prompt that a run of calls reads, 0 where a call stands alone.
+    prompt: usize,
+    /// What [`op_in`] gets.
+    sequence: usize,
 }
 
 impl<'a> Evaluator<'a> {
@@ -30,7 +34,16 @@ impl<'a> Evaluator<'a> {
     /// Weights are read when first used and kept.
     pub fn new(module: &'a Module, source: &'a dyn Source) -> Self {
         let states = module.states.iter().map(|_| None).collect();
-        Self { module, source, map: None, keep: true, weights: HashMap::new(), states }
+        Self {
+            module,
+            source,
+            map: None,
+            keep: true,
+            weights: HashMap::new(),
+            states,
+            prompt: 0,
+            sequence: 0,
+        }
     }
 
     /// Whether weights stay in memory between uses (the default).
@@ -123,6 +136,11 @@ impl<'a> Evaluator<'a> {
         let module = self.module;
         let unknown = || EvalError::Call(format!("no entry {entry}"));
         let graph = module.entries.get(entry).ok_or_else(unknown)?;
+        let longest = pos.iter().copied().max().and_then(|p| usize::try_from(p).ok()).map_or(0, |p| p + 1);
+        self.sequence = match graph.kind {
+            EntryKind::Prefill(_) => self.prompt.max(longest),
+            EntryKind::Decode(_) => 0,
+        };
         let mut run = Run::new(graph);
         for (i, given) in [ids, pos, slot, rows].into_iter().enumerate() {
             let want = graph.values.get(i).map_or(0, Type::rows);
@@ -202,7 +220,7 @@ impl<'a> Evaluator<'a> {
             }
         });
         let args: Result<Vec<_>, _> = args.collect();
-        let results = args.and_then(|args| op(&node.op, args));
+        let results = args.and_then(|args| op_in(&node.op, args, self.sequence));
         if let Some((s, tensor)) = written {
             self.states[s.0 as usize] = Some(tensor);
         }
@@ -237,6 +255,14 @@ impl<'a> Evaluator<'a> {
         start: usize,
         ids: &[u32],
     ) -> Result<Tensor, EvalError> {
+        // All chunks belong to one prompt.
+        self.prompt = start.saturating_add(ids.len());
+        let logits = self.chunks(entry, slot, start, ids);
+        self.prompt = 0;
+        logits
+    }
+
+    fn chunks(&mut self, entry: usize, slot: i32, start: usize, ids: &[u32]) -> Result<Tensor, EvalError> {
         let unknown = || EvalError::Call(format!("no entry {entry}"));
         let graph = self.module.entries.get(entry).ok_or_else(unknown)?;
         let rows = graph.kind.rows();

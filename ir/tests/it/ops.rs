@@ -116,8 +116,11 @@ fn rotary_embedding() {
     // Position 2 is the third token: past a switch after two, not after three.
     let long = tensor(&[1], &[0.5]);
     let switch = |after| Op::RopeAngles { scale: 1., switch: Some(LongSwitch { after, long_scale: 3. }) };
-    // All rows of the call switch together.
-    check(&switch(2), &[&pos, &freq, &long], &[3., 0., 3. * 1_f32.cos(), 3. * 1_f32.sin()]);
+    // Rows that are sequences of their own switch apart, rows of one prompt together.
+    check(&switch(2), &[&pos, &freq, &long], &[1., 0., 3. * 1_f32.cos(), 3. * 1_f32.sin()]);
+    let args = [&pos, &freq, &long].map(Arg::Tensor).into();
+    let together = moec_ir::eval::op_in(&switch(2), args, 3).unwrap();
+    close(together[0].as_f32(), &[3., 0., 3. * 1_f32.cos(), 3. * 1_f32.sin()]);
     check(&switch(3), &[&pos, &freq, &long], &[1., 0., c, s]);
     // Quarter turns by 90° and 180° of the last four of five channels; cos 0, −1 and sin 1, 0.
     let x = tensor(&[1, 5], &[9., 1., 2., 3., 4.]);

@@ -28,7 +28,7 @@ pub(super) enum Verb {
 
 #[derive(Args)]
 pub(super) struct Common {
-    /// Threads [default: `MOEC_THREADS`, else one per core]
+    /// Threads [default: `MOEC_THREADS`, else one per core; `MOEC_PIN=1` binds each to a core]
     #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
     /// Check the SHA-256 of all files first, not only of those up to 64 MiB

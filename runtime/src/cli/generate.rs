@@ -26,7 +26,13 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
     let mut engine = context.open(&args.common)?;
     // The ids are data of their own; without a tokenizer they are all there is.
     let tokenizer = match tokenizer {
-        None if text::path(context.bundle).is_file() => Some(Text::open(context.bundle, model.bos)?),
+        None if text::path(context.bundle).is_file() => match Text::open(context.bundle, model.bos) {
+            Ok(tokenizer) => Some(tokenizer),
+            Err(e) => {
+                io.note(&format!("warning: {e}; ids are printed"));
+                None
+            }
+        },
         other => other,
     };
     let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { model.eos };
@@ -38,7 +44,9 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
     });
     let interrupt = interrupt::guard();
     let mut printer = Printer { stream: tokenizer.as_ref().map(Text::stream), first: true };
+    let mut any = false;
     let done = generate(&mut engine, 0, &prompt, n, &mut sampler, end, &mut |id| {
+        any = true;
         if args.json { Ok(()) } else { printer.push(id, io) }
     });
     drop(interrupt);
@@ -47,8 +55,8 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         let text = tokenizer.as_ref().map(|t| t.decode(&done.ids)).transpose()?;
         io.say(&format!("{}\n", report(&done, text)))?;
     } else {
-        // Also after an interrupt: what is there stays, whole.
-        if matches!(done, Ok(_) | Err(Error::Interrupted)) {
+        // Also after an interrupt or an error: what is there stays, whole, on a line of its own.
+        if (any || done.is_ok()) && !matches!(done, Err(Error::Output(_))) {
             printer.finish(io)?;
         }
         let done = done?;

@@ -9,8 +9,8 @@ use serde_json::json;
 pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Result<(), Failure> {
     let p = context.program;
     let (m, t) = (&p.model, &p.target);
-    let weights: u64 = p.segments.iter().map(|s| s.bytes).sum();
-    let kv: u64 = p.states.iter().sum();
+    let weights: u64 = p.segments.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
+    let kv: u64 = p.states.iter().fold(0, |sum, &s| sum.saturating_add(s));
     let missing = cpu::missing(t.features);
     let runs_here = cpu::check(t).is_ok();
     let tokenizer = text::path(context.bundle).is_file();

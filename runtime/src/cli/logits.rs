@@ -51,12 +51,16 @@ impl NewFile {
     fn create(path: &Path) -> Result<Self> {
         let failed = |source| Error::Io { doing: "create", path: path.to_owned(), source };
         let name = path.file_name().ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?;
+        // A device or a pipe would be replaced by a file.
         if path.is_dir() {
             return Err(failed(io::ErrorKind::IsADirectory.into()));
         }
+        if path.exists() && !path.is_file() {
+            return Err(failed(io::Error::other("it exists and is no regular file")));
+        }
         // In the same folder, so that renaming it is one act.
         let hidden = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
-        let file = File::create(&hidden).map_err(failed)?;
+        let file = File::create_new(&hidden).map_err(failed)?;
         Ok(Self {
             path: path.to_owned(),
             hidden,
