@@ -302,7 +302,7 @@ impl Source for Checkpoint {
                 "tensor `{tensor}` in `{file}` is {} at {index:?}",
                 out[bad.at]
             ))
-            .hint("the checkpoint is damaged, or its training diverged; download it again")
+            .hint("the checkpoint is damaged, or its training diverged: download it again, or set `allow_nonfinite = true` under `[model]`")
             .into());
         }
         Ok(())

@@ -1,0 +1,354 @@
+//! Bad input, as a user meets it: a clear error, exit code 1 or 2, and nothing half-written.
+//!
+//! What a checkpoint's files can have wrong is tested case by case in `compiler/tests/import`; here a few of
+//! them go through the binary, and everything that only a whole run can show.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::{Setup, checkpoint, clean, fails, ferris, moec, ok, tree};
+use tempfile::TempDir;
+
+/// A folder with a copy of a checkpoint and a `model.toml` for it.
+struct Case {
+    folder: TempDir,
+    source: PathBuf,
+    toml: PathBuf,
+}
+
+impl Case {
+    fn new(family: &str) -> Self {
+        Self::of(&checkpoint(family))
+    }
+
+    fn of(original: &Path) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("hf");
+        fs::create_dir(&source).unwrap();
+        for file in fs::read_dir(original).unwrap() {
+            let file = file.unwrap().path();
+            if file.is_file() {
+                fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
+            }
+        }
+        let toml =
+            Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }.write(&source, folder.path());
+        Self { folder, source, toml }
+    }
+
+    fn output(&self) -> PathBuf {
+        self.folder.path().join("out.moec")
+    }
+
+    fn build(&self) -> Command {
+        let mut command = moec();
+        command.arg("build").arg(&self.toml).args(["--quiet", "--no-run", "-o"]).arg(self.output());
+        command
+    }
+
+    /// The build must fail, say all `words`, and leave nothing.
+    fn refused(&self, words: &[&str]) {
+        let (code, said) = fails(&mut self.build());
+        assert!(code == 1 || code == 2, "exit code {code}: {said}");
+        for word in words {
+            assert!(said.contains(word), "`{word}` is not in:\n{said}");
+        }
+        self.nothing_left();
+    }
+
+    fn nothing_left(&self) {
+        let left: Vec<_> = fs::read_dir(self.folder.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .filter(|n| n != "hf" && n != "model.toml")
+            .collect();
+        assert!(left.is_empty(), "left behind: {left:?}");
+    }
+
+    fn edit(&self, file: &str, change: impl FnOnce(String) -> String) {
+        let path = self.source.join(file);
+        fs::write(&path, change(fs::read_to_string(&path).unwrap())).unwrap();
+    }
+
+    fn weights(&self, change: impl FnOnce(&mut Vec<u8>)) {
+        let path = self.source.join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        change(&mut bytes);
+        fs::write(&path, bytes).unwrap();
+    }
+}
+
+/// Length of a safetensors header, its eight bytes of length included.
+fn header_len(bytes: &[u8]) -> usize {
+    8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize
+}
+
+#[test]
+fn damaged_checkpoints() {
+    let cases: [(&[&str], fn(&mut Vec<u8>)); 4] = [
+        (&["model.safetensors"], |b| b.truncate(b.len() - 100)),
+        (&["model.safetensors", "header"], |b| b[..8].copy_from_slice(&u64::MAX.to_le_bytes())),
+        (&["model.safetensors"], |b| {
+            // The first offset in the header moves by one digit.
+            let end = header_len(b);
+            let at = b[..end].windows(15).position(|w| w == b"data_offsets\":[").unwrap() + 15;
+            b[at] = b'9';
+        }),
+        (&["lm_head.weight", "model.safetensors"], |b| {
+            let end = header_len(b);
+            let at = b[..end].windows(14).position(|w| w == b"lm_head.weight").unwrap();
+            b[at] = b'L';
+        }),
+    ];
+    for (words, change) in cases {
+        let case = Case::new("qwen3_moe");
+        case.weights(change);
+        case.refused(words);
+    }
+}
+
+#[test]
+fn a_missing_shard_and_a_path_that_leaves() {
+    for (file, words) in [
+        ("gone.safetensors", ["gone.safetensors", "model.safetensors.index.json"]),
+        ("../elsewhere.safetensors", ["../elsewhere.safetensors", "model.safetensors.index.json"]),
+        ("/etc/passwd", ["/etc/passwd", "model.safetensors.index.json"]),
+    ] {
+        let case = Case::new("qwen3_moe");
+        fs::remove_file(case.source.join("model.safetensors")).unwrap();
+        let index = serde_json::json!({"weight_map": {"lm_head.weight": file}});
+        fs::write(case.source.join("model.safetensors.index.json"), index.to_string()).unwrap();
+        case.refused(&words);
+    }
+}
+
+#[test]
+fn a_config_that_disagrees_with_the_tensors() {
+    let case = Case::new("qwen3_moe");
+    case.edit("config.json", |t| t.replace("\"hidden_size\": 64", "\"hidden_size\": 80"));
+    case.refused(&["config.json", "hidden_size", "[48, 64]", "[48, 80]"]);
+
+    let case = Case::new("qwen3_moe");
+    case.edit("config.json", |t| t.replace("\"num_local_experts\": 16", "\"num_local_experts\": 17"));
+    case.refused(&["experts.16", "config.json"]);
+
+    let case = Case::new("qwen3_moe");
+    case.edit("config.json", |t| {
+        t.replace("Qwen3MoeForCausalLM", "Qwen9MoeForCausalLM").replace("qwen3_moe", "qwen9")
+    });
+    case.refused(&["Qwen9MoeForCausalLM"]);
+
+    let case = Case::new("deepseek_v2");
+    case.edit("config.json", |t| t.replace("\"greedy\"", "\"greediest\""));
+    case.refused(&["topk_method", "greediest", "group_limited_greedy"]);
+}
+
+#[test]
+fn weights_that_are_no_numbers() {
+    let case = Case::new("qwen3_moe");
+    case.weights(|b| {
+        // A bf16 NaN in the last tensor.
+        let end = b.len();
+        b[end - 2..].copy_from_slice(&[0xc0, 0x7f]);
+    });
+    case.refused(&["NaN", "model.safetensors", "allow_nonfinite"]);
+    let text = fs::read_to_string(&case.toml).unwrap();
+    fs::write(&case.toml, text.replace("[shapes]", "allow_nonfinite = true\n[shapes]")).unwrap();
+    ok(&mut case.build());
+}
+
+#[test]
+fn a_model_toml_with_mistakes() {
+    let cases: [(&str, &str, &[&str]); 4] = [
+        ("prefill_chunk", "prefil_chunk", &["prefil_chunk", "prefill_chunk", "model.toml"]),
+        ("prefill_chunk = 16", "prefill_chunk = 0", &["prefill_chunk", "0"]),
+        ("\"bf16\"", "\"q3\"", &["q3", "bf16"]),
+        ("max_context = 64", "max_context = 100000", &["max_context", "100000", "512"]),
+    ];
+    for (from, to, words) in cases {
+        let case = Case::new("qwen3_moe");
+        let text = fs::read_to_string(&case.toml).unwrap();
+        fs::write(&case.toml, text.replace(from, to)).unwrap();
+        case.refused(words);
+    }
+    let case = Case::new("qwen3_moe");
+    let (code, said) = fails(case.build().args(["--target", "x86-64-v33"]));
+    assert_eq!(code, 2);
+    assert!(said.contains("x86-64-v33") && said.contains("did you mean `x86-64-v3`"), "{said}");
+    let (code, said) = fails(case.build().args(["--print-after", "rewrit"]));
+    assert_eq!(code, 2);
+    assert!(said.contains("rewrit") && said.contains("barriers"), "{said}");
+    case.nothing_left();
+}
+
+#[test]
+fn an_output_that_is_something_else() {
+    let case = Case::new("qwen3_moe");
+    fs::create_dir(case.output()).unwrap();
+    fs::write(case.output().join("thesis.txt"), "years of work").unwrap();
+    let (code, said) = fails(&mut case.build());
+    assert_eq!(code, 2);
+    assert!(said.contains("is no bundle"), "{said}");
+    assert_eq!(tree(&case.output()), [("thesis.txt".to_owned(), b"years of work".to_vec())]);
+}
+
+#[test]
+fn an_earlier_bundle_stays_until_the_new_one_is_whole() {
+    let case = Case::new("qwen3_moe");
+    ok(&mut case.build());
+    let before = tree(&case.output());
+    case.weights(|b| b.truncate(b.len() - 100));
+    fails(&mut case.build());
+    assert!(tree(&case.output()) == before, "a failed build changed the earlier bundle");
+    case.weights(|b| *b = fs::read(checkpoint("qwen3_moe").join("model.safetensors")).unwrap());
+    ok(&mut case.build());
+    assert!(tree(&case.output()) == before, "the same input gave another bundle");
+    fs::remove_dir_all(case.output()).unwrap();
+    case.nothing_left();
+}
+
+#[test]
+fn a_full_disk() {
+    let case = Case::of(&ferris());
+    let small = case.folder.path().join("small");
+    fs::create_dir(&small).unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"])
+        .arg(&small)
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success());
+    if !mounted {
+        eprintln!("skipped: no small disk can be mounted here");
+        return;
+    }
+    let mut build = moec();
+    build.arg("build").arg(&case.toml).args(["--quiet", "--no-run", "-o"]).arg(small.join("out.moec"));
+    let output = build.output().unwrap();
+    let left = fs::read_dir(&small).unwrap().count();
+    Command::new("umount").arg(&small).status().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("the disk is full") && said.contains("cannot write"), "{said}");
+    assert_eq!(left, 0, "something was left on the full disk");
+}
+
+#[test]
+fn an_interrupt_in_the_middle() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("hf");
+    ok(moec().args(["synth", "--like", "olmoe", "--layers", "1", "--quiet"]).arg(&source));
+    let toml = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }.write(&source, folder.path());
+    for signal in ["INT", "TERM"] {
+        let output = folder.path().join("out.moec");
+        let mut build = moec();
+        build.arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&output).stderr(Stdio::piped());
+        let child = build.spawn().unwrap();
+        // Once the weights are being written there is something to leave behind.
+        let hidden = folder.path().join(format!(".out.moec.partial-{}", child.id()));
+        for _ in 0..600 {
+            if fs::metadata(hidden.join("weights/dense.bin")).is_ok_and(|m| m.len() > 0) {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert!(hidden.exists(), "the build was over before it could be interrupted");
+        let pid = child.id().to_string();
+        assert!(Command::new("kill").args([&format!("-{signal}"), &pid]).status().unwrap().success());
+        let done = child.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && said.contains("interrupted"), "SIG{signal}: {said}");
+        let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left.len(), 2, "SIG{signal} left something behind: {left:?}");
+    }
+}
+
+#[test]
+fn a_bundle_whose_file_was_changed_by_one_byte() {
+    let case = Case::of(&ferris());
+    let mut build = moec();
+    ok(build.arg("build").arg(&case.toml).args(["--quiet", "-o"]).arg(case.output()));
+    let own = || clean(Command::new(case.output().join("run")));
+    let generate = ["generate", "--prompt", "a", "-n", "1"];
+    ok(own().args(generate));
+    for (file, by_own_binary) in [
+        ("weights/dense.bin", true),
+        ("weights/experts.bin", true),
+        ("artifacts/tokenizer.json", true),
+        ("artifacts/kernels.o", true),
+        ("artifacts/graph.moe", false),
+        ("plan.bin", false),
+        ("plan.txt", false),
+    ] {
+        let path = case.output().join(file);
+        let whole = fs::read(&path).unwrap();
+        let name = Path::new(file).file_name().unwrap().to_str().unwrap();
+        let mut changed = whole.clone();
+        let middle = changed.len() / 2;
+        changed[middle] ^= 1;
+        let mut longer = whole.clone();
+        longer.push(0);
+        for damage in [Some(changed), Some(whole[..middle].to_vec()), Some(longer), None] {
+            match &damage {
+                Some(bytes) => fs::write(&path, bytes).unwrap(),
+                None => fs::remove_file(&path).unwrap(),
+            }
+            let mut commands = vec![moec()];
+            commands[0].arg("verify").arg(case.output());
+            let mut run = moec();
+            run.arg("run").arg(case.output()).args(generate);
+            commands.push(run);
+            if by_own_binary {
+                let mut run = own();
+                run.args(generate);
+                commands.push(run);
+            }
+            for mut command in commands {
+                let (code, said) = fails(&mut command);
+                assert_eq!(code, 1, "{said}");
+                assert!(said.contains(name), "`{name}` is not named:\n{said}");
+            }
+        }
+        fs::write(&path, whole).unwrap();
+    }
+    let manifest = case.output().join("manifest.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, text.replacen("\"weights/dense.bin\"", "\"../dense.bin\"", 1)).unwrap();
+    let (_, said) = fails(moec().arg("verify").arg(case.output()));
+    assert!(said.contains("../dense.bin"), "{said}");
+    fs::write(&manifest, text).unwrap();
+    ok(own().args(generate));
+}
+
+#[test]
+fn requests_that_cannot_be_met() {
+    let case = Case::new("qwen3_moe");
+    ok(&mut case.build());
+    let run = |args: &[&str]| {
+        let mut command = moec();
+        command.arg("run").arg(case.output()).args(args);
+        fails(&mut command)
+    };
+    let long = vec!["1"; 65].join(",");
+    let (_, said) = run(&["generate", "--ids", &long, "-n", "1"]);
+    assert!(said.contains("65") && said.contains("64"), "{said}");
+    let logits = case.folder.path().join("logits.safetensors");
+    let (_, said) = run(&["logits", "--ids", &long, "--out", logits.to_str().unwrap()]);
+    assert!(said.contains("65") && said.contains("64") && !logits.exists(), "{said}");
+    let (_, said) = run(&["generate", "--ids", "1,320", "-n", "1"]);
+    assert!(said.contains("320") && said.contains("vocabulary"), "{said}");
+    let (_, said) = run(&["generate", "--prompt", "hello"]);
+    assert!(said.contains("--ids"), "{said}");
+    let questions = case.folder.path().join("qa.jsonl");
+    fs::write(&questions, "{\"prompt\": \"a\", \"answer\": \"b\"}\n{\"prompt\": 1}\n").unwrap();
+    let (_, said) = fails(moec().arg("eval").arg(case.output()).arg("--qa").arg(&questions));
+    assert!(said.contains("qa.jsonl") && said.contains("line 2"), "{said}");
+    let (_, said) = fails(moec().arg("verify").arg(case.output()).arg("--source").arg(checkpoint("olmoe")));
+    assert!(said.contains("was not built from"), "{said}");
+    let (_, said) = fails(moec().arg("inspect").arg(case.folder.path()));
+    assert!(said.contains("neither a bundle nor a checkpoint"), "{said}");
+}
