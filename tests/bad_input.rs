@@ -89,7 +89,8 @@ fn header_len(bytes: &[u8]) -> usize {
 
 #[test]
 fn damaged_checkpoints() {
-    let cases: [(&[&str], fn(&mut Vec<u8>)); 4] = [
+    type Damage = fn(&mut Vec<u8>);
+    let cases: [(&[&str], Damage); 4] = [
         (&["model.safetensors"], |b| b.truncate(b.len() - 100)),
         (&["model.safetensors", "header"], |b| b[..8].copy_from_slice(&u64::MAX.to_le_bytes())),
         (&["model.safetensors"], |b| {

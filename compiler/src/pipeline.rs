@@ -53,38 +53,20 @@ pub struct Pass {
 
 /// Every pass, in order.
 pub const PIPELINE: &[Pass] = &[
-    Pass {
-        name: "lower",
-        why: "the model's description becomes a Graph, op by op as the reference computes",
-        run: run_lower,
-    },
-    Pass {
-        name: "format",
-        why: "before rewriting, which may fold a factor only into exact weights",
-        run: run_format,
-    },
-    Pass {
-        name: "rewrite",
-        why: "on the Graph, where equations hold; the target's cost picks the form",
-        run: run_rewrite,
-    },
-    Pass {
-        name: "layout",
-        why: "kernels and weight layouts are chosen for the final form of every node",
-        run: run_layout,
-    },
-    Pass { name: "schedule", why: "steps that do not wait for each other stand together", run: run_schedule },
-    Pass {
-        name: "memory",
-        why: "the order is final, and with it how long each buffer lives",
-        run: run_memory,
-    },
-    Pass {
-        name: "barriers",
-        why: "last, since buffers that share bytes must wait for each other",
-        run: run_barriers,
-    },
+    // The Graph: what to compute.
+    pass("lower", run_lower, "the model's description becomes a Graph, op by op as the reference computes"),
+    pass("format", run_format, "before rewriting, which may fold a factor only into exact weights"),
+    pass("rewrite", run_rewrite, "on the Graph, where equations hold; the target's cost picks the form"),
+    // The Plan: how, where and when.
+    pass("layout", run_layout, "kernels and weight layouts are chosen for the final form of every node"),
+    pass("schedule", run_schedule, "steps that do not wait for each other stand together"),
+    pass("memory", run_memory, "the order is final, and with it how long each buffer lives"),
+    pass("barriers", run_barriers, "last, since buffers that share bytes must wait for each other"),
 ];
+
+const fn pass(name: &'static str, run: fn(&mut Compilation<'_>) -> Result<()>, why: &'static str) -> Pass {
+    Pass { name, why, run }
+}
 
 /// Names of the passes.
 pub fn names() -> impl Iterator<Item = &'static str> {

@@ -1,8 +1,9 @@
 //! `moec targets`.
 
 use super::output;
+use crate::build::device;
 use crate::{Error, Result};
-use moec_device::{BUILT_IN, Device, DeviceError};
+use moec_device::{BUILT_IN, Device};
 use serde_json::{Value, json};
 
 /// List the targets, or print one as a device file
@@ -21,36 +22,20 @@ pub struct Args {
 /// No such target, or its file is wrong.
 pub fn run(args: &Args) -> Result<()> {
     if let Some(name) = &args.name {
-        let device = find(name)?;
+        let device = device(name)?;
         return if args.json {
             output::json(&describe(&device))
         } else {
             output::data(&file(name, &device)?)
         };
     }
-    let devices: Vec<Device> = BUILT_IN.iter().map(|(name, _)| find(name)).collect::<Result<_>>()?;
+    let devices: Vec<Device> = BUILT_IN.iter().map(|(name, _)| device(name)).collect::<Result<_>>()?;
     if args.json {
         return output::json(&devices.iter().map(describe).collect());
     }
     let rows: Vec<_> =
         devices.iter().map(|d| vec![d.name.clone(), runs_here(d), d.description.clone()]).collect();
     output::data(&output::table(&rows))
-}
-
-/// The device of that name or path.
-///
-/// # Errors
-/// No such target, or its file is wrong.
-pub fn find(name: &str) -> Result<Device> {
-    Device::find(name).map_err(|e| {
-        let hint = e.hint();
-        let error = match &e {
-            DeviceError::Unknown { .. } => Error::usage(e.to_string()),
-            DeviceError::Read { source, .. } => Error::input(e.to_string()).because(source),
-            DeviceError::Parse { .. } | DeviceError::Invalid { .. } => Error::input(e.to_string()),
-        };
-        error.hint(hint)
-    })
 }
 
 /// Whether this machine can run code for the device, in words.

@@ -19,77 +19,69 @@ pub struct Row {
 }
 
 /// Every rule.
+#[rustfmt::skip]
 pub fn all() -> Vec<Row> {
     let row = |equation, rule| Row { rule, equation };
     vec![
-        row(
-            "silu(g) · u = glu_silu(g, u), for every activation",
-            rewrite!("act-mul"; "(mul (act ?k ?g) ?u)" => "(glu ?k ?g ?u)" if same_cols("?g", "?u")),
-        ),
-        row(
-            "u · silu(g) = glu_silu(g, u)",
-            rewrite!("mul-act"; "(mul ?u (act ?k ?g))" => "(glu ?k ?g ?u)" if same_cols("?g", "?u")),
-        ),
-        row("relu(g) · relu(u) = drelu(g, u)", rewrite!("drelu"; "(glu relu ?g (act relu ?u))" => { DRelu })),
-        row(
-            "glu(x Wgᵀ, x Wuᵀ) = linear_glu(x, [Wg; Wu])",
-            rewrite!("gate-up"; "(glu ?k (linear ?x ?g) (linear ?x ?u))" => "(linear_glu ?k ?x (w_rows ?g ?u))"
-                if same_storage("?g", "?u")),
-        ),
-        row(
-            "glu(x Wgᵀ + bg, x Wuᵀ + bu) = linear_glu(x, [Wg; Wu], [bg, bu])",
-            rewrite!("gate-up-bias"; "(glu ?k (linear_bias ?x ?g ?bg) (linear_bias ?x ?u ?bu))"
-                => "(linear_glu_bias ?k ?x (w_rows ?g ?u) (w_rows ?bg ?bu))" if same_storage("?g", "?u")),
-        ),
-        row(
-            "rms_norm(x, w) = rms_norm(x, 1) · w, where every reader can fold w",
-            rewrite!("norm-split"; "(rms_norm ?a ?x ?w)" => "(scale_cols (rms_unit ?a ?x) ?w)" if foldable("?a")),
-        ),
-        row(
-            "(x · s) Wᵀ = x (W · s)ᵀ, exact only while W is stored in f32",
-            rewrite!("fold-linear"; "(linear (scale_cols ?x ?s) ?w)" => "(linear ?x (w_scale ?w ?s))" if exact("?w")),
-        ),
-        row(
-            "(x · s) Wᵀ + b = x (W · s)ᵀ + b",
-            rewrite!("fold-linear-bias"; "(linear_bias (scale_cols ?x ?s) ?w ?b)" => "(linear_bias ?x (w_scale ?w ?s) ?b)" if exact("?w")),
-        ),
-        row(
-            "linear_glu(x · s, W) = linear_glu(x, W · s)",
-            rewrite!("fold-glu"; "(linear_glu ?k (scale_cols ?x ?s) ?w)" => "(linear_glu ?k ?x (w_scale ?w ?s))" if exact("?w")),
-        ),
-        row(
-            "linear_glu(x · s, W, b) = linear_glu(x, W · s, b)",
-            rewrite!("fold-glu-bias"; "(linear_glu_bias ?k (scale_cols ?x ?s) ?w ?b)" => "(linear_glu_bias ?k ?x (w_scale ?w ?s) ?b)" if exact("?w")),
-        ),
-        row(
-            "expert_ffn(x · s, Wgu, Wd) = expert_ffn(x, Wgu · s, Wd)",
-            rewrite!("fold-experts"; "(expert_ffn ?k (scale_cols ?x ?s) ?d ?gu ?dn)" => "(expert_ffn ?k ?x ?d (w_scale ?gu ?s) ?dn)" if exact("?gu")),
-        ),
-        row(
-            "expert_ffn(x · s, Wgu, Wd, b) = expert_ffn(x, Wgu · s, Wd, b)",
-            rewrite!("fold-experts-bias"; "(expert_ffn_bias ?k (scale_cols ?x ?s) ?d ?gu ?dn ?gb ?db)" => "(expert_ffn_bias ?k ?x ?d (w_scale ?gu ?s) ?dn ?gb ?db)" if exact("?gu")),
-        ),
-        row(
-            "1 · x = x",
-            rewrite!("scale-one"; "(scale ?a ?x)" => "?x" if attr_is("?a", |a| *a == Attr::Factor(1.0))),
-        ),
-        row(
-            "clamp(x, −∞, ∞) = x",
-            rewrite!("clamp-all"; "(clamp ?a ?x)" => "?x" if attr_is("?a", |a| *a == Attr::Bounds(f32::NEG_INFINITY, f32::INFINITY))),
-        ),
-        row("x[0 .. C] = x", rewrite!("slice-all"; "(slice ?a ?x)" => "?x" if whole("?a", "?x"))),
-        row(
-            "(x[a ..])[b ..] = x[a + b ..], over the same heads",
-            rewrite!("slice-slice"; "(slice ?a (slice ?b ?x))" => { SliceSlice }),
-        ),
-        row(
-            "[a | b][.. |a|] = a and [a | b][|a| ..] = b; a slice inside one part is a slice of it",
-            rewrite!("slice-concat"; "(slice ?a (concat ?h ?x ?y))" => { SliceConcat }),
-        ),
-        row(
-            "[x[.. m] | x[m ..]] = x",
-            rewrite!("concat-slices"; "(concat ?h (slice ?a ?x) (slice ?b ?x))" => { ConcatSlices }),
-        ),
+        // Gated feed-forward networks.
+        row("act(g) · u = glu(g, u)",
+            rewrite!("act-mul"; "(mul (act ?k ?g) ?u)" => "(glu ?k ?g ?u)" if same_cols("?g", "?u"))),
+        row("u · act(g) = glu(g, u)",
+            rewrite!("mul-act"; "(mul ?u (act ?k ?g))" => "(glu ?k ?g ?u)" if same_cols("?g", "?u"))),
+        row("relu(g) · relu(u) = drelu(g, u)",
+            rewrite!("drelu"; "(glu relu ?g (act relu ?u))" => { DRelu })),
+        row("glu(x Wgᵀ, x Wuᵀ) = linear_glu(x, [Wg; Wu])",
+            rewrite!("gate-up";
+                "(glu ?k (linear ?x ?g) (linear ?x ?u))" => "(linear_glu ?k ?x (w_rows ?g ?u))"
+                if same_storage("?g", "?u"))),
+        row("glu(x Wgᵀ + bg, x Wuᵀ + bu) = linear_glu(x, [Wg; Wu], [bg, bu])",
+            rewrite!("gate-up-bias";
+                "(glu ?k (linear_bias ?x ?g ?bg) (linear_bias ?x ?u ?bu))"
+                => "(linear_glu_bias ?k ?x (w_rows ?g ?u) (w_rows ?bg ?bu))"
+                if same_storage("?g", "?u"))),
+
+        // The scale of a norm goes into the weights behind it, exact only while they are stored in f32.
+        row("rms_norm(x, w) = rms_norm(x, 1) · w, where every reader can fold w",
+            rewrite!("norm-split"; "(rms_norm ?a ?x ?w)" => "(scale_cols (rms_unit ?a ?x) ?w)" if foldable("?a"))),
+        row("(x · s) Wᵀ = x (W · s)ᵀ",
+            rewrite!("fold-linear";
+                "(linear (scale_cols ?x ?s) ?w)" => "(linear ?x (w_scale ?w ?s))" if exact("?w"))),
+        row("(x · s) Wᵀ + b = x (W · s)ᵀ + b",
+            rewrite!("fold-linear-bias";
+                "(linear_bias (scale_cols ?x ?s) ?w ?b)" => "(linear_bias ?x (w_scale ?w ?s) ?b)" if exact("?w"))),
+        row("linear_glu(x · s, W) = linear_glu(x, W · s)",
+            rewrite!("fold-glu";
+                "(linear_glu ?k (scale_cols ?x ?s) ?w)" => "(linear_glu ?k ?x (w_scale ?w ?s))" if exact("?w"))),
+        row("linear_glu(x · s, W, b) = linear_glu(x, W · s, b)",
+            rewrite!("fold-glu-bias";
+                "(linear_glu_bias ?k (scale_cols ?x ?s) ?w ?b)" => "(linear_glu_bias ?k ?x (w_scale ?w ?s) ?b)"
+                if exact("?w"))),
+        row("expert_ffn(x · s, Wgu, Wd) = expert_ffn(x, Wgu · s, Wd)",
+            rewrite!("fold-experts";
+                "(expert_ffn ?k (scale_cols ?x ?s) ?d ?gu ?dn)" => "(expert_ffn ?k ?x ?d (w_scale ?gu ?s) ?dn)"
+                if exact("?gu"))),
+        row("expert_ffn(x · s, Wgu, Wd, b) = expert_ffn(x, Wgu · s, Wd, b)",
+            rewrite!("fold-experts-bias";
+                "(expert_ffn_bias ?k (scale_cols ?x ?s) ?d ?gu ?dn ?gb ?db)"
+                => "(expert_ffn_bias ?k ?x ?d (w_scale ?gu ?s) ?dn ?gb ?db)"
+                if exact("?gu"))),
+
+        // Identities.
+        row("1 · x = x",
+            rewrite!("scale-one"; "(scale ?a ?x)" => "?x" if attr_is("?a", |a| *a == Attr::Factor(1.0)))),
+        row("clamp(x, −∞, ∞) = x",
+            rewrite!("clamp-all"; "(clamp ?a ?x)" => "?x"
+                if attr_is("?a", |a| *a == Attr::Bounds(f32::NEG_INFINITY, f32::INFINITY)))),
+        row("x[0 .. C] = x",
+            rewrite!("slice-all"; "(slice ?a ?x)" => "?x" if whole("?a", "?x"))),
+
+        // Slices and joins cancel.
+        row("(x[a ..])[b ..] = x[a + b ..], over the same heads",
+            rewrite!("slice-slice"; "(slice ?a (slice ?b ?x))" => { SliceSlice })),
+        row("[a | b][.. |a|] = a, [a | b][|a| ..] = b; a slice inside one part is a slice of it",
+            rewrite!("slice-concat"; "(slice ?a (concat ?h ?x ?y))" => { SliceConcat })),
+        row("[x[.. m] | x[m ..]] = x",
+            rewrite!("concat-slices"; "(concat ?h (slice ?a ?x) (slice ?b ?x))" => { ConcatSlices })),
     ]
 }
 
