@@ -5,6 +5,7 @@ use super::manifest::{BUNDLE_VERSION, Manifest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
 use super::{DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use crate::pipeline::Compilation;
 use crate::progress::Progress;
 use moec_ir::plan::{FileRef, Plan};
@@ -66,9 +67,12 @@ pub fn write(
     runner::write_sources(&root.join("runner"), &generated)?;
     let run = link && c.target.runs_here() && {
         progress.stage("Linking", "run");
-        runner::build(root, &generated, &object)?
+        let built = runner::build(root, &generated, &object);
+        // An interrupt ends cargo, too: that is no failure of its own.
+        interrupt::check()?;
+        built?
     };
-    interrupted()?;
+    interrupt::check()?;
 
     let mut manifest = Manifest {
         bundle_version: BUNDLE_VERSION,
@@ -91,13 +95,6 @@ fn put(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).map_err(|e| io_error("write", path, &e))
 }
 
-fn interrupted() -> Result<()> {
-    if crate::interrupt::requested() {
-        return Err(Error::environment("interrupted; nothing was left behind"));
-    }
-    Ok(())
-}
-
 /// Packs every segment into its file, one panel at a time. Sets size and hash of the weight files.
 fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<u64> {
     let total = plan.segments.iter().map(|s| s.bytes).sum();
@@ -107,12 +104,7 @@ fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
             continue;
         }
         let path = root.join(&file.path);
-        let failed = |e: &io::Error| {
-            if crate::interrupt::requested() {
-                return Error::environment("interrupted; nothing was left behind");
-            }
-            io_error("write", &path, e)
-        };
+        let failed = |e: &io::Error| interrupt::check().err().unwrap_or_else(|| io_error("write", &path, e));
         let mut out = HashingWriter::create(&path).map_err(|e| failed(&e))?;
         for (segment, &weight) in plan.segments.iter().zip(&c.segment_weights) {
             if segment.file as usize != index {
