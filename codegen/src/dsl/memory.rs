@@ -8,8 +8,8 @@ use moec_ir::types::Format;
 /// An address.
 #[derive(Clone, Copy)]
 pub(crate) struct P<'k> {
-    k: &'k Kb<'k>,
-    v: PointerValue<'k>,
+    pub(super) k: &'k Kb<'k>,
+    pub(super) v: PointerValue<'k>,
 }
 
 /// The lanes of a vector that are there.
@@ -104,9 +104,13 @@ impl<'k> P<'k> {
         self.step(n.int(self.k), self.k.f32t().into())
     }
 
-    /// `n` elements of a weight on.
+    /// `n` elements of a weight on. Of groups no element has an address.
     pub(crate) fn elements(self, n: impl Index<'k>, format: Format) -> Self {
         match format {
+            Format::Q8 | Format::Q4 => {
+                self.k.fail("an element of a group");
+                self
+            }
             Format::F32 => self.words(n),
             Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
         }
@@ -120,7 +124,7 @@ impl<'k> P<'k> {
         I { k, v: k.keep(v, zero).into() }
     }
 
-    fn load_as(self, ty: BasicTypeEnum<'k>, align: u32) -> BasicValueEnum<'k> {
+    pub(super) fn load_as(self, ty: BasicTypeEnum<'k>, align: u32) -> BasicValueEnum<'k> {
         let k = self.k;
         let v = k.keep(k.b.build_load(ty, self.v, ""), ty.const_zero());
         k.align(v.as_instruction_value(), align);
@@ -148,10 +152,14 @@ impl<'k> P<'k> {
         I { k: self.k, v: self.load_as(ty.into(), 4) }
     }
 
-    /// A vector of weights as f32; lanes outside of the span are zero.
+    /// A vector of weights as f32; lanes outside of the span are zero. Groups are read by their kernels.
     pub(crate) fn load_weights(self, format: Format, span: Span<'k>) -> F<'k> {
         let k = self.k;
         match format {
+            Format::Q8 | Format::Q4 => {
+                k.fail("groups read as numbers");
+                k.fv(0.0)
+            }
             Format::F32 => self.load_vec(span),
             Format::Bf16 => I { k, v: self.load_elems(Elem::I16, span) }.zext16().shl(16).as_float(),
             Format::F16 if k.converts_f16 => {
@@ -201,8 +209,12 @@ impl<'k> P<'k> {
     }
 
     fn store_value(self, v: BasicValueEnum<'k>) {
+        self.store_aligned(v, 4);
+    }
+
+    pub(super) fn store_aligned(self, v: BasicValueEnum<'k>, align: u32) {
         match self.k.b.build_store(self.v, v) {
-            Ok(store) => self.k.align(Some(store), 4),
+            Ok(store) => self.k.align(Some(store), align),
             Err(e) => self.k.fail(e),
         }
     }
@@ -223,7 +235,7 @@ impl<'k> P<'k> {
 
 impl<'k> Kb<'k> {
     /// Up to LLVM 21 masked accesses take their alignment as an argument; later as an attribute.
-    fn with_align(
+    pub(super) fn with_align(
         &self,
         args: &mut Vec<inkwell::values::BasicMetadataValueEnum<'k>>,
         name: &'static str,
