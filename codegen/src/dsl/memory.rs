@@ -113,6 +113,10 @@ impl<'k> P<'k> {
             }
             Format::F32 => self.words(n),
             Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
+            Format::Q8 | Format::Q4 => {
+                self.k.fail("numbers of a group have no address of their own");
+                self
+            }
         }
     }
 
@@ -173,6 +177,10 @@ impl<'k> P<'k> {
                 }
             }
             Format::F16 => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
+            Format::Q8 | Format::Q4 => {
+                k.fail("numbers of a group have no address of their own");
+                k.fv(0.0)
+            }
         }
     }
 

@@ -138,10 +138,10 @@ pub const RESERVED: &[(&str, &str)] = &[
 ];
 
 /// Range of the storage keys; a test holds it against [`Format::ALL`].
-const FORMATS: &str = "\"f32\", \"bf16\" or \"f16\"";
+const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"";
 
 /// Storage formats that moec is to have and this version has not.
-const LATER_FORMATS: &[&str] = &["q8", "q4", "q4o"];
+const LATER_FORMATS: &[&str] = &["q4o"];
 
 fn format(v: &Value<'_>) -> Result<Format, Wrong> {
     let name = v.text()?;

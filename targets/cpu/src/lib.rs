@@ -10,7 +10,7 @@ pub use arithmetic::Activations;
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Error as CodegenError, KernelSpec};
-pub use packing::{PackError, pack, packed_bytes, round, unpack};
+pub use packing::{PackError, WeightImportance, pack, packed_bytes, round_as_packed, unpack};
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
 
 use moec_codegen::{Isa, Machine};
