@@ -104,13 +104,9 @@ impl<'k> P<'k> {
         self.step(n.int(self.k), self.k.f32t().into())
     }
 
-    /// `n` elements of a weight on. Of groups no element has an address.
+    /// `n` elements of a weight on.
     pub(crate) fn elements(self, n: impl Index<'k>, format: Format) -> Self {
         match format {
-            Format::Q8 | Format::Q4 => {
-                self.k.fail("an element of a group");
-                self
-            }
             Format::F32 => self.words(n),
             Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
             Format::Q8 | Format::Q4 => {
@@ -156,14 +152,10 @@ impl<'k> P<'k> {
         I { k: self.k, v: self.load_as(ty.into(), 4) }
     }
 
-    /// A vector of weights as f32; lanes outside of the span are zero. Groups are read by their kernels.
+    /// A vector of weights as f32; lanes outside of the span are zero.
     pub(crate) fn load_weights(self, format: Format, span: Span<'k>) -> F<'k> {
         let k = self.k;
         match format {
-            Format::Q8 | Format::Q4 => {
-                k.fail("groups read as numbers");
-                k.fv(0.0)
-            }
             Format::F32 => self.load_vec(span),
             Format::Bf16 => I { k, v: self.load_elems(Elem::I16, span) }.zext16().shl(16).as_float(),
             Format::F16 if k.converts_f16 => {
