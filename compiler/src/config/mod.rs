@@ -33,6 +33,8 @@ pub struct Config {
     pub shapes: ShapesKeys,
     /// `[weights]`.
     pub weights: Weights,
+    /// `[memory]`.
+    pub memory: Memory,
 }
 
 /// `[model]`: the checkpoint.
@@ -79,23 +81,78 @@ pub struct Weights {
     pub activations: Activations,
 }
 
-/// Arithmetic of activations.
+/// Arithmetic of the inputs of matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// The best that the target has for each weight format, among what this version writes kernels for.
+    /// The fastest that the target has for each weight format and that costs less than the weights' rounding.
     #[default]
     Auto,
-    /// f32 everywhere.
+    /// Exact.
     F32,
+    /// Rounded to bf16.
+    Bf16,
+    /// Rounded to 8 bits in groups of 32, each with a scale of its own.
+    I8,
 }
 
 impl Activations {
+    /// Every one, in the order that messages list them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::I8];
+
     /// Name in `model.toml`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
             Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::I8 => "i8",
         }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+}
+
+/// `[memory]`: what a bundle holds while it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Storage of the KV cache.
+    pub kv_cache: KvCache,
+}
+
+/// Storage of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvCache {
+    /// bf16, or f32 where all weights are f32.
+    #[default]
+    Auto,
+    /// The upper half of f32.
+    Bf16,
+    /// Exact.
+    F32,
+    /// 8 bits in groups of 32, each with a scale of its own.
+    Q8,
+}
+
+impl KvCache {
+    /// Every one, in the order that messages list them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Bf16, Self::F32, Self::Q8];
+
+    /// Name in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+            Self::Q8 => "q8",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|k| k.name() == name)
     }
 }
 
@@ -124,6 +181,7 @@ impl Config {
                 embeddings: Format::Bf16,
                 activations: Activations::Auto,
             },
+            memory: Memory::default(),
         }
     }
 

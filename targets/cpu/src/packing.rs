@@ -5,6 +5,7 @@ use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::GROUP;
 use moec_ir::{Format, Source, Weight};
 use std::error::Error;
+use std::fmt;
 use std::io::{self, Write};
 use std::ops::Range;
 
@@ -41,7 +42,7 @@ pub enum PackError {
 
 /// How much errors of weights matter, by input channel: say the mean square of what the channel carries.
 /// Grouped formats choose scales and codes by it.
-pub trait WeightImportance {
+pub trait WeightImportance: fmt::Debug {
     /// For matrix `lead` (0 but for experts and heads) of a weight, by its name in the Graph: one number per
     /// input channel (column), finite and not negative, of which only the proportions count. `None`: all
     /// channels of that matrix matter the same.
