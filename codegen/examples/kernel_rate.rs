@@ -69,14 +69,7 @@ fn weight_bytes(format: Format, elements: usize) -> usize {
     }
 }
 
-fn linear(
-    name: &'static str,
-    n: usize,
-    k: usize,
-    cols: usize,
-    format: Format,
-    compute: Compute,
-) -> Probe {
+fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, compute: Compute) -> Probe {
     let (glu, x_ld) = (None, packed_words(k, compute));
     Probe {
         name,

@@ -373,7 +373,12 @@ impl KernelSpec {
             Self::Router { desc, logits_ld } => s.router(desc, *logits_ld),
             Self::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias } => {
                 s.word("expert_gate_up").layout(*layout).num("h", *hidden).num("i", *inter);
-                s.word(format.name()).compute(*compute).num("p", isa.nr).num("x", *x_ld).flag("bias", *bias).glu(*glu);
+                s.word(format.name())
+                    .compute(*compute)
+                    .num("p", isa.nr)
+                    .num("x", *x_ld)
+                    .flag("bias", *bias)
+                    .glu(*glu);
             }
             Self::ExpertDown { layout, inter, hidden, format, compute, bias } => {
                 s.word("expert_down").layout(*layout).num("i", *inter).num("h", *hidden);

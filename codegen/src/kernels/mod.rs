@@ -65,7 +65,10 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
         KernelSpec::Quantise { cols, groups, per_row, x_ld, to } => vec![
             (*cols > 0 && *groups > 0 && *per_row > 0, "an extent is zero"),
             (*x_ld >= cols * groups, "rows overlap"),
-            (*to != Compute::I8 || isa.bytes != ByteDot::None, "bytes on a machine that does not multiply them"),
+            (
+                *to != Compute::I8 || isa.bytes != ByteDot::None,
+                "bytes on a machine that does not multiply them",
+            ),
         ],
         KernelSpec::Linear { k, n, format, compute, groups, x_ld, out_ld, residual_ld, glu, .. } => {
             let out = if glu.is_some() { n / 2 } else { *n };

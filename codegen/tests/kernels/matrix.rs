@@ -147,7 +147,9 @@ fn each_head_has_its_matrix() {
 fn rows_are_brought_into_every_form() {
     let mut rng = Rng::new(4);
     let mut cases = Vec::new();
-    for (n, per_row, groups, cols) in [(5, 1, 1, 80), (3, 4, 1, 17), (9, 1, 3, 33), (1, 1, 2, 64), (2, 2, 1, 1)] {
+    for (n, per_row, groups, cols) in
+        [(5, 1, 1, 80), (3, 4, 1, 17), (9, 1, 3, 33), (1, 1, 2, 64), (2, 2, 1, 1)]
+    {
         for to in [Compute::Bf16, Compute::I8] {
             let x_ld = groups * cols + rng.below(3);
             let mut x = random(&mut rng, n * per_row, groups * cols, x_ld);

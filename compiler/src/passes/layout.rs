@@ -171,7 +171,13 @@ impl Frame<'_> {
 impl Builder<'_> {
     fn entry(&mut self, graph: &Graph) -> Result<(Entry, Vec<Vec<usize>>)> {
         let spaces = graph.row_spaces(self.module);
-        let mut frame = Frame { graph, homes: vec![None; graph.values.len()], buffers: Vec::new(), end: 0, forms: HashMap::new() };
+        let mut frame = Frame {
+            graph,
+            homes: vec![None; graph.values.len()],
+            buffers: Vec::new(),
+            end: 0,
+            forms: HashMap::new(),
+        };
         for v in 0..INPUTS {
             let ty = graph.ty(ValueId(v as u32));
             frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty)?);
@@ -346,7 +352,8 @@ impl Builder<'_> {
                     Home::State(_) => None,
                 }
             });
-            if let Some((at, &home)) = form.as_ref().and_then(|(at, key)| Some((*at, frame.forms.get(key)?))) {
+            if let Some((at, &home)) = form.as_ref().and_then(|(at, key)| Some((*at, frame.forms.get(key)?)))
+            {
                 homes.push(home);
                 done.push(at);
                 continue;

@@ -39,6 +39,26 @@ pub(crate) struct Form {
     pub(crate) to: Compute,
 }
 
+impl Activations {
+    /// Every one, in the order that messages list them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::I8];
+
+    /// Name in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::I8 => "i8",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+}
+
 impl CpuTarget {
     /// How `rows` rows meet weights of a format.
     pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<Compute> {

@@ -1,7 +1,7 @@
 //! Which kernels compute a node: one row per operator.
 
-use crate::{CpuTarget, KernelSpec};
 use crate::arithmetic::Form;
+use crate::{CpuTarget, KernelSpec};
 use moec_codegen::{Compute, MapOp, NormKind, packed_words};
 use moec_ir::op::{AttentionDesc, DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
