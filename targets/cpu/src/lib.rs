@@ -3,6 +3,7 @@
 
 mod host;
 mod packing;
+pub mod roofline;
 mod select;
 
 pub use host::{HostError, HostUnit};
