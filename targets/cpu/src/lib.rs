@@ -4,6 +4,7 @@
 mod arithmetic;
 mod host;
 mod packing;
+pub mod roofline;
 mod select;
 
 pub use arithmetic::Activations;
