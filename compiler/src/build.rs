@@ -56,6 +56,7 @@ pub fn build(
     if !compilation.run(request.stops, progress, print)? {
         return Ok(None);
     }
+    compilation.importance = crate::calibrate::importance(&compilation, progress)?;
     crate::interrupt::check()?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     let summary = write::write(&mut compilation, &folder, request.link, progress)?;

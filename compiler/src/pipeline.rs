@@ -8,6 +8,7 @@ use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
 use crate::passes::{barriers, format, layout, lower, memory, rewrite, schedule};
+use crate::profile::Importance;
 use crate::progress::Progress;
 use moec_cpu::{CpuTarget, KernelSpec};
 use moec_ir::plan::{ModelInfo, Plan};
@@ -40,6 +41,10 @@ pub struct Compilation<'a> {
     pub writes: Writes,
     /// How often each rewrite rule applied.
     pub applied: Applied,
+    /// No rule applies: weights and nodes stay what `lower` made of them, for who looks at them by name.
+    pub as_lowered: bool,
+    /// How much each input channel of a weight matters to its rounding.
+    pub importance: Option<Importance>,
 }
 
 /// A pass: its name, why it stands where it stands, and what it does.
@@ -101,6 +106,8 @@ impl<'a> Compilation<'a> {
             segment_weights: Vec::new(),
             writes: Writes::new(),
             applied: Applied::new(),
+            as_lowered: false,
+            importance: None,
         }
     }
 
@@ -243,8 +250,9 @@ fn run_lower(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_rewrite(c: &mut Compilation<'_>) -> Result<()> {
     let target = c.target;
-    let options =
-        rewrite::Options { keep: None, legal: &|op| target.is_legal(op), launch: target.launch_cost() };
+    let none: &dyn Fn(&str) -> bool = &|_| false;
+    let keep = c.as_lowered.then_some(none);
+    let options = rewrite::Options { keep, legal: &|op| target.is_legal(op), launch: target.launch_cost() };
     c.applied = rewrite::rewrite(&mut c.module, &options)?;
     Ok(())
 }

@@ -33,6 +33,8 @@ pub struct Config {
     pub shapes: ShapesKeys,
     /// `[weights]`.
     pub weights: Weights,
+    /// `[calibrate]`.
+    pub calibrate: Calibrate,
 }
 
 /// `[model]`: the checkpoint.
@@ -77,6 +79,17 @@ pub struct Weights {
     pub embeddings: Format,
     /// Arithmetic of activations.
     pub activations: Activations,
+}
+
+/// `[calibrate]`: what calibration reads, and the profile that a build takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Calibrate {
+    /// Texts; what the file says, seen from the file's own folder.
+    pub text: Vec<PathBuf>,
+    /// The profile.
+    pub profile: Option<PathBuf>,
+    /// Most tokens to read, over all texts.
+    pub tokens: usize,
 }
 
 /// Arithmetic of activations.
@@ -124,6 +137,7 @@ impl Config {
                 embeddings: Format::Bf16,
                 activations: Activations::Auto,
             },
+            calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
         }
     }
 
@@ -181,6 +195,14 @@ impl Config {
             prefill_chunk: self.shapes.prefill_chunk.min(max_context),
             decode_batch: self.shapes.decode_batch.clone(),
         })
+    }
+}
+
+/// A path that a file names, seen from that file's folder.
+fn beside(file: &Path, path: &str) -> PathBuf {
+    match folder(file) {
+        folder if folder.as_os_str() == "." => path.into(),
+        folder => folder.join(path),
     }
 }
 
