@@ -46,7 +46,8 @@ impl Case {
             "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
         });
         fs::write(source.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-        let toml = Setup { format: "bf16", chunk: CHUNK, batch: &[1], context: 64 }.write(&source, folder.path());
+        let toml =
+            Setup { format: "bf16", chunk: CHUNK, batch: &[1], context: 64 }.write(&source, folder.path());
         Self { folder, toml }
     }
 
@@ -83,7 +84,9 @@ impl Case {
             entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
         };
         let mut left = names(self.folder.path());
-        left.retain(|n| !["hf", "model.toml", "cache"].contains(&n.as_str()) && !besides.contains(&n.as_str()));
+        left.retain(|n| {
+            !["hf", "model.toml", "cache"].contains(&n.as_str()) && !besides.contains(&n.as_str())
+        });
         assert!(left.is_empty(), "left behind: {left:?}");
         let mut cache = names(&self.path("cache"));
         cache.retain(|n| n != "profiles");
@@ -266,8 +269,7 @@ fn two_texts_are_what_their_profiles_merge_to() {
     };
     let merged = merge("a.trace", "b.trace", "m.trace");
     assert!(merged == merge("b.trace", "a.trace", "n.trace"), "merging depends on the order");
-    let (merged, both) =
-        (Profile::decode(&merged).unwrap(), Profile::read(&case.path("ab.trace")).unwrap());
+    let (merged, both) = (Profile::decode(&merged).unwrap(), Profile::read(&case.path("ab.trace")).unwrap());
     assert_eq!(merged.reading.texts, both.reading.texts);
     for (a, b) in merged.layers.iter().zip(&both.layers) {
         assert_eq!((a.layer, &a.chosen), (b.layer, &b.chosen));
@@ -295,7 +297,8 @@ fn inspect_shows_a_profile() {
     let said = json(moec().arg("inspect").arg(case.path("own.trace")));
     assert_eq!((&said["kind"], &said["model"]["family"]), (&"profile".into(), &"olmoe".into()));
     assert_eq!((&said["tokens"], &said["layers"][1]["layer"]), (&96.into(), &1.into()));
-    let per_expert: Vec<u64> = serde_json::from_value(said["layers"][0]["tokens_per_expert"].clone()).unwrap();
+    let per_expert: Vec<u64> =
+        serde_json::from_value(said["layers"][0]["tokens_per_expert"].clone()).unwrap();
     assert_eq!((per_expert.len(), per_expert.iter().sum::<u64>()), (8, 2 * 96));
     assert!(said["perplexity"].as_f64().unwrap() > 1.0);
     let text = ok(moec().arg("inspect").arg(case.path("own.trace"))).stdout;

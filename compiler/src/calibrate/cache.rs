@@ -37,7 +37,8 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Imp
     if let Some(few) = too_few(&profile) {
         progress.warn(&few);
     }
-    Importance::new(profile, &lower(c.spec, &c.shapes()?)?).map(Some)
+    let lowered = lower(c.spec, &c.shapes()?)?;
+    Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| takes_importance(w.format)).map(Some)
 }
 
 /// Whether any weight is stored in a format whose rounding can be weighted.

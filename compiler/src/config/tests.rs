@@ -114,7 +114,7 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "\n[quality]\n",
-            "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[model]`, `[shapes]`, `[weights]`",
+            "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[calibrate]`, `[model]`, `[shapes]`, `[weights]`",
         ),
         (
             "[shapes]\nprefill_chunk = 0",

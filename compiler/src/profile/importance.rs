@@ -7,9 +7,10 @@
 //! The profile knows weights by the names that lowering gives them. Rewriting joins and scales weights; what a
 //! rewritten one is made of stands in its expression, and its channels follow from that.
 
-use super::Profile;
+use super::{Moments, Profile};
 use crate::error::{Error, Result};
 use moec_ir::{Axis, Module, Source, Weight, WeightExpr};
+use std::collections::HashMap;
 
 /// Tokens from which an expert's own channels count. With fewer, the layer's mean stands in for them.
 pub const ENOUGH: u64 = 64;
@@ -17,20 +18,31 @@ pub const ENOUGH: u64 = 64;
 /// silent must not be rounded to anything.
 const FLOOR: f32 = 0.01;
 
-/// The importance of every input channel of a model's weights.
+/// The importance of every input channel of a model's weights, by their names in the Graph that is compiled.
+#[derive(Clone, Debug, Default)]
+pub struct Importance(HashMap<String, Channels>);
+
+/// `[lead, cols]`, 1 on average over each matrix.
 #[derive(Clone, Debug)]
-pub struct Importance {
-    profile: Profile,
-    /// Names of the profile and what lowering made of them.
-    known: Vec<(String, WeightExpr)>,
+struct Channels {
+    cols: usize,
+    all: Vec<f32>,
 }
 
 impl Importance {
-    /// From a profile and the model as it was lowered, before rewriting.
+    /// For the weights that `wanted` picks of `module`, which rewriting may have changed since it was `lowered`.
+    /// A weight that calibration has no say in has none.
     ///
     /// # Errors
-    /// A profile whose shapes are not those of the model.
-    pub fn new(profile: Profile, lowered: &Module) -> Result<Self> {
+    /// A profile whose shapes are not those of the model; those of `source`, from which the factors of scaled
+    /// weights are read.
+    pub fn new(
+        profile: &Profile,
+        lowered: &Module,
+        module: &Module,
+        source: &dyn Source,
+        wanted: impl Fn(&Weight) -> bool,
+    ) -> Result<Self> {
         let mut known = Vec::new();
         for weight in &lowered.weights {
             let Some(moments) = profile.weights.get(&weight.name) else { continue };
@@ -44,45 +56,50 @@ impl Importance {
                 ))
                 .hint("take it anew with `moec calibrate`"));
             }
-            known.push((weight.name.clone(), weight.expr.clone()));
+            known.push((moments, &weight.expr));
         }
-        Ok(Self { profile, known })
-    }
-
-    /// The profile.
-    pub fn profile(&self) -> &Profile {
-        &self.profile
-    }
-
-    /// Importance of the input channels of a weight, `[lead, cols]`, 1 on average over each matrix. `None` for
-    /// a weight that calibration has no say in: a table that is read by rows, and what is never quantised.
-    ///
-    /// # Errors
-    /// Those of `source`, from which the factors of scaled weights are read.
-    pub fn of(&self, weight: &Weight, source: &dyn Source) -> Result<Option<Vec<f32>>> {
-        let Some(mut channels) = self.squares(&weight.expr, source)? else { return Ok(None) };
-        if channels.len() != weight.lead() * weight.cols() {
-            return Ok(None);
+        let known = Known { weights: known, source };
+        let mut found = HashMap::new();
+        for weight in module.weights.iter().filter(|w| wanted(w)) {
+            let cols = weight.cols();
+            let fits = |all: &Vec<f32>| all.len() == weight.lead() * cols;
+            if let Some(mut all) = known.squares(&weight.expr)?.filter(fits) {
+                all.chunks_exact_mut(cols.max(1)).for_each(normalise);
+                found.insert(weight.name.clone(), Channels { cols, all });
+            }
         }
-        channels.chunks_exact_mut(weight.cols().max(1)).for_each(normalise);
-        Ok(Some(channels))
+        Ok(Self(found))
     }
 
+    /// Importance of the input channels of a matrix of a weight.
+    pub fn channels(&self, weight: &str, lead: usize) -> Option<&[f32]> {
+        let Channels { cols, all } = self.0.get(weight)?;
+        all.get(lead * cols..(lead + 1) * cols)
+    }
+}
+
+/// What the profile knows of weights, by what lowering made of them.
+struct Known<'a> {
+    weights: Vec<(&'a Moments, &'a WeightExpr)>,
+    source: &'a dyn Source,
+}
+
+impl Known<'_> {
     /// Mean squares of the inputs of an expression, `[lead, cols]`.
-    fn squares(&self, expr: &WeightExpr, source: &dyn Source) -> Result<Option<Vec<f32>>> {
-        if let Some((name, _)) = self.known.iter().find(|(_, known)| known == expr) {
-            return Ok(self.recorded(name));
+    fn squares(&self, expr: &WeightExpr) -> Result<Option<Vec<f32>>> {
+        if let Some((moments, _)) = self.weights.iter().find(|(_, known)| *known == expr) {
+            return Ok(Some(recorded(moments)));
         }
         match expr {
             // Rows that are joined or picked read the same channels.
             WeightExpr::Concat { axis: Axis::Rows, of } => {
-                of.first().map_or(Ok(None), |first| self.squares(first, source))
+                of.first().map_or(Ok(None), |first| self.squares(first))
             }
-            WeightExpr::Slice { axis: Axis::Rows, of, .. } => self.squares(of, source),
+            WeightExpr::Slice { axis: Axis::Rows, of, .. } => self.squares(of),
             WeightExpr::Concat { axis: Axis::Cols, of } => {
                 let mut all = Vec::new();
                 for part in of {
-                    match self.squares(part, source)? {
+                    match self.squares(part)? {
                         Some(channels) if part.shape().is_ok_and(|s| s.len() == 2) => all.extend(channels),
                         _ => return Ok(None),
                     }
@@ -91,10 +108,11 @@ impl Importance {
             }
             // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
             WeightExpr::ScaleCols { of, by } => {
-                let Some(mut channels) = self.squares(of, source)? else { return Ok(None) };
+                let Some(mut channels) = self.squares(of)? else { return Ok(None) };
                 let cols = by.shape().ok().and_then(|s| s.last().copied()).unwrap_or(0);
                 let mut factors = vec![0.0; cols];
-                by.read(0, 0..1, 0..cols, source, &mut factors).map_err(|e| Error::input(e.to_string()))?;
+                by.read(0, 0..1, 0..cols, self.source, &mut factors)
+                    .map_err(|e| Error::input(e.to_string()))?;
                 for row in channels.chunks_exact_mut(cols.max(1)) {
                     for (x, f) in row.iter_mut().zip(&factors) {
                         *x = if *f == 0.0 { 0.0 } else { *x / (f * f) };
@@ -105,13 +123,13 @@ impl Importance {
             _ => Ok(None),
         }
     }
+}
 
-    fn recorded(&self, name: &str) -> Option<Vec<f32>> {
-        let moments = self.profile.weights.get(name)?;
-        let mean = moments.mean();
-        let own = |lead: usize| if moments.tokens[lead] < ENOUGH { &mean[..] } else { moments.of(lead) };
-        Some((0..moments.lead()).flat_map(|lead| own(lead).iter().copied()).collect())
-    }
+/// Mean squares `[lead, cols]`; those of all matrices together for one that saw too little.
+fn recorded(moments: &Moments) -> Vec<f32> {
+    let mean = moments.mean();
+    let own = |lead: usize| if moments.tokens[lead] < ENOUGH { &mean[..] } else { moments.of(lead) };
+    (0..moments.lead()).flat_map(|lead| own(lead).iter().copied()).collect()
 }
 
 /// Scales channels to a mean of 1 and lifts the silent ones. Where nothing was seen at all, every channel

@@ -251,26 +251,32 @@ mod channels {
     }
 
     /// Two matrices with one input, of mean squares 3 and 1, and two experts of which one saw little.
-    fn importance() -> Importance {
+    fn profile() -> Profile {
         let seen = |lead: &[u64], sums: &[f32]| Moments::from_sums(2, lead.to_vec(), sums).unwrap();
-        let mut profile = example();
-        profile.weights = [
+        let weights = [
             ("gate".to_owned(), seen(&[100], &[300.0, 100.0])),
             ("up".to_owned(), seen(&[100], &[300.0, 100.0])),
             ("experts".to_owned(), seen(&[ENOUGH, ENOUGH - 1], &[64.0, 64.0, 63.0, 0.0])),
-        ]
-        .into();
-        let weights = vec![
+        ];
+        Profile { weights: weights.into(), ..example() }
+    }
+
+    fn importance(lowered: Vec<Weight>, rewritten: Weight) -> Result<Option<Vec<f32>>> {
+        let module = |weights| Module { weights, ..Module::default() };
+        let (leads, lowered, rewritten) = (rewritten.lead(), module(lowered), module(vec![rewritten]));
+        let found = Importance::new(&profile(), &lowered, &rewritten, &Twos, |_| true)?;
+        assert_eq!(found.channels("w", leads), None);
+        Ok((0..leads).map(|lead| found.channels("w", lead)).collect::<Option<Vec<_>>>().map(|c| c.concat()))
+    }
+
+    fn of(expr: WeightExpr) -> Option<Vec<f32>> {
+        let lowered = vec![
             weight("gate", leaf("g", &[4, 2])),
             weight("up", leaf("u", &[4, 2])),
             weight("experts", leaf("e", &[2, 4, 2])),
             weight("norm", leaf("n", &[2])),
         ];
-        Importance::new(profile, &Module { weights, ..Module::default() }).unwrap()
-    }
-
-    fn of(expr: WeightExpr) -> Option<Vec<f32>> {
-        importance().of(&weight("w", expr), &Twos).unwrap()
+        importance(lowered, weight("w", expr)).unwrap()
     }
 
     fn near(got: &Option<Vec<f32>>, want: &[f32]) {
@@ -304,21 +310,20 @@ mod channels {
 
     #[test]
     fn are_never_silent() {
-        let profile = Profile {
-            weights: [("w".to_owned(), Moments::from_sums(2, vec![100], &[100.0, 0.0]).unwrap())].into(),
-            ..example()
-        };
-        let w = weight("w", leaf("w", &[4, 2]));
-        let module = Module { weights: vec![w.clone()], ..Module::default() };
-        let channels = Importance::new(profile, &module).unwrap().of(&w, &Twos).unwrap().unwrap();
+        let mut profile = profile();
+        profile.weights = [("w".to_owned(), Moments::from_sums(2, vec![100], &[100.0, 0.0]).unwrap())].into();
+        let module = Module { weights: vec![weight("w", leaf("w", &[4, 2]))], ..Module::default() };
+        let found = Importance::new(&profile, &module, &module, &Twos, |_| true).unwrap();
+        let channels = found.channels("w", 0).unwrap();
         assert!(channels[1] > 0.0 && channels[1] < 0.02, "{channels:?}");
+        let none = Importance::new(&profile, &module, &module, &Twos, |_| false).unwrap();
+        assert_eq!(none.channels("w", 0), None);
     }
 
     #[test]
     fn of_another_shape_are_refused() {
-        let module = Module { weights: vec![weight("gate", leaf("g", &[4, 3]))], ..Module::default() };
-        let profile = importance().profile().clone();
-        assert!(Importance::new(profile, &module).is_err());
+        let e = importance(vec![weight("gate", leaf("g", &[4, 3]))], weight("w", leaf("g", &[4, 3])));
+        assert!(e.expect_err("three channels").to_string().contains("`gate`"));
     }
 
     #[test]
