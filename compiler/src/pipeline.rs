@@ -8,9 +8,8 @@ use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
 use crate::passes::{barriers, format, layout, lower, memory, rewrite, schedule};
-use crate::profile::Importance;
 use crate::progress::Progress;
-use moec_cpu::{CpuTarget, KernelSpec};
+use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
 use moec_ir::plan::{ModelInfo, Plan};
 use moec_ir::{Module, WeightId};
 use std::path::PathBuf;
@@ -43,8 +42,8 @@ pub struct Compilation<'a> {
     pub applied: Applied,
     /// No rule applies: weights and nodes stay what `lower` made of them, for who looks at them by name.
     pub as_lowered: bool,
-    /// How much each input channel of a weight matters to its rounding.
-    pub importance: Option<Importance>,
+    /// Which errors of weights matter, for grouped formats; `None`: all the same.
+    pub importance: Option<&'a dyn WeightImportance>,
 }
 
 /// A pass: its name, why it stands where it stands, and what it does.

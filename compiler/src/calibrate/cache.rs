@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 /// A profile that cannot be used, or is of another model; a calibration that fails.
 pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Importance>> {
     let wanted = &c.config.calibrate;
-    let rounds = quantises(c);
+    let rounds = c.module.weights.iter().any(|w| w.format.is_grouped());
     let origin = Origin::of(c.checkpoint, c.spec)?;
     let profile = match &wanted.profile {
         Some(path) => {
@@ -38,17 +38,7 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Imp
         progress.warn(&few);
     }
     let lowered = lower(c.spec, &c.shapes()?)?;
-    Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| takes_importance(w.format)).map(Some)
-}
-
-/// Whether any weight is stored in a format whose rounding can be weighted.
-fn quantises(c: &Compilation<'_>) -> bool {
-    c.module.weights.iter().any(|w| takes_importance(w.format))
-}
-
-/// Whether a format rounds in groups.
-fn takes_importance(_: moec_ir::Format) -> bool {
-    false
+    Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped()).map(Some)
 }
 
 /// The profile of the texts of `model.toml`, from the cache if it is there.

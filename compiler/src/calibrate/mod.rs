@@ -15,7 +15,7 @@ use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
 use crate::bundle::runner::cache_dir;
 use crate::bundle::write;
-use crate::config::{Activations, Config, Weights};
+use crate::config::{Activations, Config, KvCache, Weights};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::lower::lower;
@@ -69,7 +69,8 @@ pub fn calibrate(
     own.model = config.model.clone();
     own.shapes.max_context = Some(window);
     own.shapes.prefill_chunk = shapes.prefill_chunk.min(window);
-    let target = crate::build::target("native")?;
+    own.memory.kv_cache = KvCache::F32;
+    let target = crate::build::target("native")?.with_activations(Activations::F32);
 
     let mut compilation = Compilation::new(&own, checkpoint, spec, &target);
     let weights = as_stored(checkpoint, &lower(spec, &compilation.shapes()?)?);

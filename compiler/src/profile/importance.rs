@@ -9,6 +9,7 @@
 
 use super::{Moments, Profile};
 use crate::error::{Error, Result};
+use moec_cpu::WeightImportance;
 use moec_ir::{Axis, Module, Source, Weight, WeightExpr};
 use std::collections::HashMap;
 
@@ -70,9 +71,10 @@ impl Importance {
         }
         Ok(Self(found))
     }
+}
 
-    /// Importance of the input channels of a matrix of a weight.
-    pub fn channels(&self, weight: &str, lead: usize) -> Option<&[f32]> {
+impl WeightImportance for Importance {
+    fn importance(&self, weight: &str, lead: usize) -> Option<&[f32]> {
         let Channels { cols, all } = self.0.get(weight)?;
         all.get(lead * cols..(lead + 1) * cols)
     }

@@ -221,6 +221,7 @@ fn figures_of_a_layer() {
 mod channels {
     use super::*;
     use crate::profile::importance::{ENOUGH, too_few};
+    use moec_cpu::WeightImportance;
     use moec_ir::{Axis, Encoding, Format, Leaf, Module, Source, Weight, WeightClass, WeightExpr};
     use std::ops::Range;
 
@@ -265,8 +266,8 @@ mod channels {
         let module = |weights| Module { weights, ..Module::default() };
         let (leads, lowered, rewritten) = (rewritten.lead(), module(lowered), module(vec![rewritten]));
         let found = Importance::new(&profile(), &lowered, &rewritten, &Twos, |_| true)?;
-        assert_eq!(found.channels("w", leads), None);
-        Ok((0..leads).map(|lead| found.channels("w", lead)).collect::<Option<Vec<_>>>().map(|c| c.concat()))
+        assert_eq!(found.importance("w", leads), None);
+        Ok((0..leads).map(|lead| found.importance("w", lead)).collect::<Option<Vec<_>>>().map(|c| c.concat()))
     }
 
     fn of(expr: WeightExpr) -> Option<Vec<f32>> {
@@ -314,7 +315,7 @@ mod channels {
         profile.weights = [("w".to_owned(), Moments::from_sums(2, vec![100], &[100.0, 0.0]).unwrap())].into();
         let module = Module { weights: vec![weight("w", leaf("w", &[4, 2]))], ..Module::default() };
         let found = Importance::new(&profile, &module, &module, &Twos, |_| true).unwrap();
-        let channels = found.channels("w", 0).unwrap();
+        let channels = found.importance("w", 0).unwrap();
         assert!(channels[1] > 0.0 && channels[1] < 0.02, "{channels:?}");
         let none = Importance::new(&profile, &module, &module, &Twos, |_| false).unwrap();
         assert_eq!(none.channels("w", 0), None);
