@@ -16,6 +16,7 @@ pub(crate) use template::sizes;
 pub use template::{Facts, template};
 
 use crate::{Error, Result};
+pub use moec_cpu::Activations;
 use moec_ir::{Format, WeightClass};
 use std::path::{Path, PathBuf};
 
@@ -79,40 +80,6 @@ pub struct Weights {
     pub embeddings: Format,
     /// Arithmetic of activations.
     pub activations: Activations,
-}
-
-/// Arithmetic of the inputs of matrices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Activations {
-    /// The fastest that the target has for each weight format and that costs less than the weights' rounding.
-    #[default]
-    Auto,
-    /// Exact.
-    F32,
-    /// Rounded to bf16.
-    Bf16,
-    /// Rounded to 8 bits in groups of 32, each with a scale of its own.
-    I8,
-}
-
-impl Activations {
-    /// Every one, in the order that messages list them.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::I8];
-
-    /// Name in `model.toml`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::I8 => "i8",
-        }
-    }
-
-    /// The one of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|a| a.name() == name)
-    }
 }
 
 /// `[memory]`: what a bundle holds while it runs.
