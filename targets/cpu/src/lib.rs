@@ -1,6 +1,7 @@
 //! The CPU target family: which kernels compute a node, object code, weight packing, the runner's
 //! source, and the executor that loads a bundle's object code into this process.
 
+pub mod emulate;
 mod host;
 mod packing;
 mod select;
