@@ -29,7 +29,9 @@ impl HostError {
     /// What to do about it, if something can be done.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            Self::Features { missing, .. } if missing.iter().all(|f| emulate::FEATURES.contains(&f.as_str())) => {
+            Self::Features { missing, .. }
+                if missing.iter().all(|f| emulate::FEATURES.contains(&f.as_str())) =>
+            {
                 Some("`moec run BUNDLE --emulate …` emulates AMX, slowly; or build for `native`")
             }
             Self::Features { .. } => Some("build the bundle for `native`, or run it on its own machine"),
