@@ -22,6 +22,6 @@ mod kernels;
 
 pub use emit::{assembly, compile, llvm_ir};
 pub use error::{Error, Result};
-pub use machine::{Isa, Machine};
-pub use spec::{KernelSpec, MapOp, NormKind};
+pub use machine::{ByteDot, Isa, Machine};
+pub use spec::{Compute, KernelSpec, MapOp, NormKind, packed_words};
 pub use version::llvm_version;

@@ -18,7 +18,7 @@ pub struct Machine {
 }
 
 /// Features that kernels may use: LLVM's name, and the name that Rust's feature detection knows it by.
-pub const FEATURES: [(&str, &str); 33] = [
+pub const FEATURES: [(&str, &str); 36] = [
     ("sse3", "sse3"),
     ("ssse3", "ssse3"),
     ("sse4.1", "sse4.1"),
@@ -43,6 +43,9 @@ pub const FEATURES: [(&str, &str); 33] = [
     ("avx512bitalg", "avx512bitalg"),
     ("avx512vpopcntdq", "avx512vpopcntdq"),
     ("avx512bf16", "avx512bf16"),
+    ("amx-tile", "amx-tile"),
+    ("amx-bf16", "amx-bf16"),
+    ("amx-int8", "amx-int8"),
     ("gfni", "gfni"),
     ("vaes", "vaes"),
     ("vpclmulqdq", "vpclmulqdq"),
@@ -67,13 +70,32 @@ pub struct Isa {
     pub nr: usize,
     /// Most rows that a matrix kernel holds in registers.
     pub mr: usize,
+    /// Whether there are dot products of bf16 pairs (AVX512-BF16, NEON with BF16).
+    pub bf16: bool,
+    /// How bytes are multiplied.
+    pub bytes: ByteDot,
+    /// Whether there are tile registers that multiply pairs of bf16 (AMX-BF16), beside AVX-512.
+    pub tiles: bool,
+}
+
+/// How a machine multiplies four bytes at a time and adds them to a 32-bit lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ByteDot {
+    /// Not at all.
+    None,
+    /// `vpdpbusd`: unsigned by signed, one instruction (AVX512-VNNI, AVX-VNNI).
+    Vnni,
+    /// `vpmaddubsw` and `vpmaddwd` (AVX2).
+    Maddubs,
+    /// `sdot`: signed by signed (NEON with dot products).
+    Sdot,
 }
 
 impl Isa {
-    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12 };
-    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6 };
-    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8 };
-    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4 };
+    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None, tiles: false };
+    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs, tiles: false };
+    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false };
+    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None, tiles: false };
 }
 
 impl Machine {
@@ -125,15 +147,18 @@ impl Machine {
 
     /// Vector shape.
     pub fn isa(&self) -> Isa {
-        if self.is_aarch64() {
-            return Isa::NEON;
-        }
         let features = self.all_features();
         let has = |f: &str| features.iter().any(|g| g == f);
-        if has("avx512f") {
-            Isa::AVX512
+        let bytes = |feature, dot, otherwise| if has(feature) { dot } else { otherwise };
+        if self.is_aarch64() {
+            let bytes = bytes("dotprod", ByteDot::Sdot, ByteDot::None);
+            Isa { bf16: has("bf16"), bytes, ..Isa::NEON }
+        } else if has("avx512f") {
+            let bytes = bytes("avx512vnni", ByteDot::Vnni, ByteDot::None);
+            let tiles = has("amx-tile") && has("amx-bf16");
+            Isa { bf16: has("avx512bf16"), bytes, tiles, ..Isa::AVX512 }
         } else if has("avx2") && has("fma") {
-            Isa::AVX2
+            Isa { bytes: bytes("avxvnni", ByteDot::Vnni, ByteDot::Maddubs), ..Isa::AVX2 }
         } else {
             Isa::SSE2
         }

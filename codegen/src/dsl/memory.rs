@@ -8,8 +8,8 @@ use moec_ir::types::Format;
 /// An address.
 #[derive(Clone, Copy)]
 pub(crate) struct P<'k> {
-    k: &'k Kb<'k>,
-    v: PointerValue<'k>,
+    pub(super) k: &'k Kb<'k>,
+    pub(super) v: PointerValue<'k>,
 }
 
 /// The lanes of a vector that are there.
@@ -109,6 +109,10 @@ impl<'k> P<'k> {
         match format {
             Format::F32 => self.words(n),
             Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
+            Format::Q8 | Format::Q4 => {
+                self.k.fail("numbers of a group have no address of their own");
+                self
+            }
         }
     }
 
@@ -120,7 +124,7 @@ impl<'k> P<'k> {
         I { k, v: k.keep(v, zero).into() }
     }
 
-    fn load_as(self, ty: BasicTypeEnum<'k>, align: u32) -> BasicValueEnum<'k> {
+    pub(super) fn load_as(self, ty: BasicTypeEnum<'k>, align: u32) -> BasicValueEnum<'k> {
         let k = self.k;
         let v = k.keep(k.b.build_load(ty, self.v, ""), ty.const_zero());
         k.align(v.as_instruction_value(), align);
@@ -165,6 +169,10 @@ impl<'k> P<'k> {
                 }
             }
             Format::F16 => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
+            Format::Q8 | Format::Q4 => {
+                k.fail("numbers of a group have no address of their own");
+                k.fv(0.0)
+            }
         }
     }
 
@@ -184,10 +192,19 @@ impl<'k> P<'k> {
 
     /// Asks for the cache line of the address, which need not be mapped.
     pub(crate) fn prefetch(self) {
+        self.prefetch_to(3);
+    }
+
+    /// As [`P::prefetch`], no nearer than the second-level cache: for what is wanted later.
+    pub(crate) fn prefetch_far(self) {
+        self.prefetch_to(2);
+    }
+
+    fn prefetch_to(self, locality: u64) {
         let k = self.k;
         let flag = |x: u64| k.ctx.i32_type().const_int(x, false).into();
         // A read, to stay in the caches, of data.
-        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(0), flag(3), flag(1)], ""));
+        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(0), flag(locality), flag(1)], ""));
     }
 
     /// Stores a scalar, or a vector whole.
@@ -201,8 +218,12 @@ impl<'k> P<'k> {
     }
 
     fn store_value(self, v: BasicValueEnum<'k>) {
+        self.store_aligned(v, 4);
+    }
+
+    pub(super) fn store_aligned(self, v: BasicValueEnum<'k>, align: u32) {
         match self.k.b.build_store(self.v, v) {
-            Ok(store) => self.k.align(Some(store), 4),
+            Ok(store) => self.k.align(Some(store), align),
             Err(e) => self.k.fail(e),
         }
     }
@@ -223,7 +244,7 @@ impl<'k> P<'k> {
 
 impl<'k> Kb<'k> {
     /// Up to LLVM 21 masked accesses take their alignment as an argument; later as an attribute.
-    fn with_align(
+    pub(super) fn with_align(
         &self,
         args: &mut Vec<inkwell::values::BasicMetadataValueEnum<'k>>,
         name: &'static str,

@@ -17,7 +17,7 @@
 //! its share of the lines, by the number of blocks that the panel meets.
 
 use super::micro::Panel;
-use super::multiply::{Ahead, Rows};
+use super::multiply::Rows;
 use crate::dsl::{F, I, Kb, P, Span, TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 use crate::machine::Isa;
 
@@ -51,15 +51,19 @@ pub(super) fn multiply<'k>(
     ahead: &Ahead<'k>,
     store: &dyn Fn(I<'k>, [F<'k>; 2]),
 ) {
-    let (first, end) = rows.range;
-    let job = Job { k, panel, rows, sums: scratch, config: scratch.words(BLOCK * k.isa.nr) };
-    let lines = ahead.share(k, rows, BLOCK, job.steps());
+    let [first, end] = rows.range;
+    let Some(apart) = rows.apart else { return k.fail("rows of a tile anywhere") };
+    let config = scratch.words(BLOCK * k.isa.nr);
+    let job = Job { k, panel, at: rows.at, apart, sums: scratch, config };
+    let blocks = (rows.all[1] - rows.all[0] + (BLOCK - 1)).div(k.i(BLOCK as i64));
+    let lines = ahead.share(k, blocks * job.steps().max(1));
     job.shape(k.i(TILE_ROWS as i64), k.i(TILE_ROWS as i64), STEP);
     k.each(first, end, BLOCK, |row| {
         let left = (end - row).min(k.i(BLOCK as i64));
-        let asking = |step: I<'k>| ahead.ask(k, rows.block(row, BLOCK) * job.steps() + step, lines);
+        let before = (row - rows.all[0]).div(k.i(BLOCK as i64)) * job.steps();
+        let asking = |step: I<'k>| ahead.ask(k, before + step, lines);
         k.branch(
-            left.gt(k.i(TILE_ROWS as i64)),
+            k.i(TILE_ROWS as i64).lt(left),
             || job.block(row, [k.i(TILE_ROWS as i64), left - TILE_ROWS], 2, &asking),
             || job.block(row, [left, k.i(1)], 1, &asking),
         );
@@ -70,10 +74,37 @@ pub(super) fn multiply<'k>(
     });
 }
 
+/// The panel that follows in memory, as it is packed.
+pub(super) struct Ahead<'k> {
+    at: P<'k>,
+    lines: usize,
+}
+
+impl<'k> Ahead<'k> {
+    /// `bytes` from `at` on, which need not be mapped.
+    pub(super) fn of(at: P<'k>, bytes: usize) -> Self {
+        Self { at, lines: bytes.div_ceil(LINE) }
+    }
+
+    /// Lines to ask for in each of `steps` steps.
+    fn share(&self, k: &'k Kb<'k>, steps: I<'k>) -> I<'k> {
+        (k.i(self.lines as i64) + steps - k.i(1)).div(steps)
+    }
+
+    /// Asks for the share of a step.
+    fn ask(&self, k: &'k Kb<'k>, step: I<'k>, lines: I<'k>) {
+        let from = self.at.bytes(step * lines * LINE);
+        k.each(0, lines, 1, |line| from.bytes(line * LINE).prefetch_far());
+    }
+}
+
 struct Job<'j, 'k> {
     k: &'k Kb<'k>,
     panel: &'j Panel<'k>,
-    rows: &'j Rows<'j, 'k>,
+    at: &'j dyn Fn(I<'k>) -> P<'k>,
+    /// Words from row to row.
+    apart: usize,
+    /// Scratch: the sums of a block.
     sums: P<'k>,
     config: P<'k>,
 }
@@ -123,7 +154,7 @@ impl<'k> Job<'_, 'k> {
             }
         };
         each_sum(&|tile, _| k.zero_tile(tile));
-        let rows = [0, TILE_ROWS].map(|r| self.rows.at(row).words(r * self.rows.apart_or(k)));
+        let rows = [0, TILE_ROWS].map(|r| (self.at)(row).words(r * self.apart));
         if steps > 0 {
             k.each(0, steps, 1, |step| {
                 asking(step);
@@ -148,7 +179,7 @@ impl<'k> Job<'_, 'k> {
                     weights.bytes(c * TILE_ROW_BYTES).load_tile(*b, self.pitch());
                 }
                 if c == 0 {
-                    row.words(step * STEP).load_tile(A[r], 4 * self.rows.apart_or(self.k));
+                    row.words(step * STEP).load_tile(A[r], 4 * self.apart);
                 }
                 self.k.dot_tiles(SUMS[r][c], A[r], *b);
             }
