@@ -28,8 +28,11 @@ fn a_measured_device_is_a_target() {
     assert_eq!(described["runs_here"], true, "{described}");
     let config = dir.path().join("model.toml");
     let source = checkpoint("olmoe");
-    std::fs::write(&config, format!("[model]\nsource = {source:?}\n[shapes]\nmax_context = 64\nprefill_chunk = 16\n"))
-        .unwrap();
+    std::fs::write(
+        &config,
+        format!("[model]\nsource = {source:?}\n[shapes]\nmax_context = 64\nprefill_chunk = 16\n"),
+    )
+    .unwrap();
     let bundle = dir.path().join("olmoe.moec");
     ok(moec().arg("build").arg(&config).arg("--target").arg(&device).arg("--no-run").arg("-o").arg(&bundle));
 

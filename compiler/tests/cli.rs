@@ -65,8 +65,18 @@ fn no_verb() {
 #[test]
 fn help_of_every_verb() {
     for verb in [
-        "init", "build", "inspect", "verify", "run", "eval", "steps", "profile-device", "targets", "doctor",
-        "completions", "synth",
+        "init",
+        "build",
+        "inspect",
+        "verify",
+        "run",
+        "eval",
+        "steps",
+        "profile-device",
+        "targets",
+        "doctor",
+        "completions",
+        "synth",
     ] {
         let dir = empty();
         let mut settings = insta::Settings::clone_current();

@@ -91,8 +91,13 @@ impl Bundle {
         let path = self.folder.join(KERNELS);
         let object = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
         how(&object, &self.plan.target).map_err(|e| {
-            let error = Error::limit(e.to_string());
-            match e.hint() {
+            let hint = e.hint();
+            let error: Error = match e {
+                HostError::Machine(e) => e.into(),
+                HostError::Emulate(e) => Error::limit(e.to_string()),
+                HostError::Load(e) => Error::limit(e.to_string()),
+            };
+            match hint {
                 Some(hint) => error.hint(hint),
                 None => error,
             }

@@ -113,7 +113,7 @@ fn unit(found: &Roofline) -> Unit {
 
 fn memory(found: &Roofline) -> Memory {
     let read = found.read_gb_per_s;
-    let what = "reading 256 MiB per thread once, in order";
+    let what = "reading 128 MiB per thread, in order";
     Memory {
         name: "dram".to_owned(),
         capacity: memory_total()

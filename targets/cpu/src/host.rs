@@ -5,18 +5,15 @@ use moec_codegen::Error as CodegenError;
 use moec_codegen::jit::Loaded;
 use moec_ir::plan::TargetInfo;
 use moec_runtime::abi::KernelFn;
+use moec_runtime::cpu;
+use moec_runtime::program::TargetRef;
 
 /// Why object code cannot run here.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// This processor cannot run it.
-    #[error("the bundle is for `{target}`; this processor lacks {}", missing.join(", "))]
-    Features {
-        /// Target of the bundle.
-        target: String,
-        /// What is missing.
-        missing: Vec<String>,
-    },
+    /// This machine cannot run it: another architecture, or features that the processor lacks.
+    #[error(transparent)]
+    Machine(#[from] moec_runtime::Error),
     /// It cannot be emulated either.
     #[error(transparent)]
     Emulate(#[from] EmulateError),
@@ -26,17 +23,11 @@ pub enum HostError {
 }
 
 impl HostError {
-    /// What to do about it, if something can be done.
+    /// What to do about it, where this is better than the cause's own advice.
     pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Features { missing, .. }
-                if missing.iter().all(|f| emulate::FEATURES.contains(&f.as_str())) =>
-            {
-                Some("`moec run BUNDLE --emulate …` emulates AMX, slowly; or build for `native`")
-            }
-            Self::Features { .. } => Some("build the bundle for `native`, or run it on its own machine"),
-            Self::Emulate(_) | Self::Load(_) => None,
-        }
+        let Self::Machine(moec_runtime::Error::MissingFeatures { missing, .. }) = self else { return None };
+        let emulable = missing.iter().all(|f| emulate::FEATURES.contains(&f.as_str()));
+        emulable.then_some("`moec run BUNDLE --emulate …` emulates AMX, slowly; or build for `native`")
     }
 }
 
@@ -67,15 +58,15 @@ impl HostUnit {
 
     fn load_with(object: &[u8], target: &TargetInfo, emulable: &[&str]) -> Result<Self, HostError> {
         let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
-        let lacking = moec_runtime::cpu::missing(&features);
-        let (emulated, missing): (Vec<_>, Vec<_>) =
-            lacking.into_iter().map(str::to_owned).partition(|f| emulable.contains(&f.as_str()));
-        if !missing.is_empty() {
-            return Err(HostError::Features { target: target.name.clone(), missing });
-        }
+        let emulated: Vec<&str> =
+            cpu::missing(&features).into_iter().filter(|f| emulable.contains(f)).collect();
+        let asked: Vec<&str> = features.iter().copied().filter(|f| !emulated.contains(f)).collect();
+        let TargetInfo { name, triple, cpu: tuned, .. } = target;
+        cpu::check(&TargetRef { name, triple, cpu: tuned, features: &asked })?;
         if !emulated.is_empty() {
             emulate::install()?;
         }
+        let emulated = emulated.into_iter().map(str::to_owned).collect();
         Ok(Self { loaded: Loaded::new(object)?, emulated })
     }
 
