@@ -216,11 +216,12 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 /// `moec run`; the bundle's own verb decides the exit code.
-pub(super) fn run(args: &run::Args, _progress: &Progress) -> Result<ExitCode> {
+pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
-    let unit = bundle.unit()?;
+    let unit = if args.emulate { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
-        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .emulating(unit.emulated());
     let name = format!("moec run {}", args.bundle.display());
     let all = std::iter::once(name.clone().into()).chain(args.args.iter().cloned());
     Ok(program.with(|program| moec_runtime::cli::run(program, &bundle.folder, all.skip(1), &name)))

@@ -2,6 +2,7 @@
 //! source, and the executor that loads a bundle's object code into this process.
 
 mod arithmetic;
+pub mod emulate;
 mod host;
 mod packing;
 pub mod roofline;
