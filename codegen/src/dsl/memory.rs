@@ -211,10 +211,19 @@ impl<'k> P<'k> {
 
     /// Asks for the cache line of the address, which need not be mapped.
     pub(crate) fn prefetch(self) {
+        self.prefetch_to(3);
+    }
+
+    /// As [`P::prefetch`], no nearer than the second-level cache: for what is wanted later.
+    pub(crate) fn prefetch_far(self) {
+        self.prefetch_to(2);
+    }
+
+    fn prefetch_to(self, locality: u64) {
         let k = self.k;
         let flag = |x: u64| k.ctx.i32_type().const_int(x, false).into();
         // A read, to stay in the caches, of data.
-        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(0), flag(3), flag(1)], ""));
+        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(0), flag(locality), flag(1)], ""));
     }
 
     /// Stores a scalar, or a vector whole.
