@@ -1,6 +1,7 @@
 //! Runs kernels on guarded memory, for several machines, with work split in several ways.
 
 use half::bf16;
+use crate::machines::machines;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice, round_rows};
 use moec_codegen::{ByteDot, Compute, Isa, KernelSpec, Machine, compile, packed_words};
@@ -105,23 +106,6 @@ impl Drop for Guarded {
         // SAFETY: the mapping made by `new`.
         unsafe { libc::munmap(self.base, self.mapped) };
     }
-}
-
-/// Machines that this host runs: the x86-64 levels, and the host itself.
-fn machines() -> Vec<Machine> {
-    #[cfg(not(target_arch = "x86_64"))]
-    let levels: [(u8, bool); 0] = [];
-    #[cfg(target_arch = "x86_64")]
-    let levels = [
-        (4, is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq")),
-        (3, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
-        (1, true),
-    ];
-    for (level, _) in levels.iter().filter(|(_, runs)| !runs) {
-        println!("skipped: this host is no x86-64-v{level}");
-    }
-    let levels = levels.iter().filter(|(_, runs)| *runs).map(|(level, _)| Machine::x86_64_level(*level));
-    levels.chain([Machine::host().unwrap_or_else(|e| panic!("{e}"))]).collect()
 }
 
 /// Whether a machine multiplies in that form.

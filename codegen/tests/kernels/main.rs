@@ -6,6 +6,7 @@ mod attention;
 mod emulated;
 mod experts;
 mod harness;
+mod machines;
 mod matrix;
 mod routing;
 mod simple;

@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed) or 2 (bad use).
 
 pub mod build;
+pub mod calibrate;
 pub mod completions;
 pub mod docs;
 pub mod doctor;
@@ -11,9 +12,12 @@ pub mod facts;
 pub mod init;
 pub mod inspect;
 pub mod output;
+pub mod profile_device;
 pub mod run;
+pub mod steps;
 pub mod synth;
 pub mod targets;
+mod trace;
 pub mod verbs;
 pub mod verify;
 
@@ -59,11 +63,14 @@ struct Global {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Init(init::Args),
+    Calibrate(calibrate::Args),
     Build(build::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
     Run(run::Args),
     Eval(eval::Args),
+    Steps(steps::Args),
+    ProfileDevice(profile_device::Args),
     Targets(targets::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
@@ -102,11 +109,14 @@ impl Verb {
     fn run(&self, progress: &Progress) -> Result<ExitCode> {
         match self {
             Self::Init(args) => init::run(args, progress),
+            Self::Calibrate(args) => calibrate::run(args, progress),
             Self::Build(args) => build::run(args, progress),
             Self::Inspect(args) => inspect::run(args),
             Self::Verify(args) => verify::run(args, progress),
             Self::Run(args) => return run::run(args, progress),
             Self::Eval(args) => eval::run(args, progress),
+            Self::Steps(args) => steps::run(args),
+            Self::ProfileDevice(args) => profile_device::run(args, progress),
             Self::Targets(args) => targets::run(args),
             Self::Doctor(args) => return doctor::run(args),
             Self::Completions(args) => completions::run(args),

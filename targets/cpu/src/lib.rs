@@ -2,8 +2,10 @@
 //! source, and the executor that loads a bundle's object code into this process.
 
 mod arithmetic;
+pub mod emulate;
 mod host;
 mod packing;
+pub mod roofline;
 mod select;
 
 pub use arithmetic::Activations;
