@@ -5,9 +5,7 @@ use crate::progress::Progress;
 use crate::{Error, Result, human};
 use moec_cpu::CpuTarget;
 use moec_cpu::roofline::{self, Roofline};
-use moec_device::{
-    Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind, host_has,
-};
+use moec_device::{Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind};
 use moec_runtime::cpu;
 use serde_json::{Value, json};
 use std::fs;
@@ -59,7 +57,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         family: Family::Cpu,
         triple: info.triple,
         cpu: info.cpu,
-        features: info.features.into_iter().filter(|f| host_has(f) == Some(true)).collect(),
+        features: info.features.into_iter().filter(|f| cpu::missing(&[f]).is_empty()).collect(),
         legal_ops: LegalOps::All,
         units: vec![unit(&found)],
         memories: vec![memory(&found)],

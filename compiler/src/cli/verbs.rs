@@ -240,7 +240,8 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
         windows: args.windows.map(|w| w as usize),
     };
     let bundle = Bundle::open(&args.bundle)?;
-    let quality = evaluate::evaluate(&bundle, &tasks, progress)?;
+    let against = args.against.as_deref().map(Bundle::open).transpose()?;
+    let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, progress)?;
     if args.json {
         let value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
         return output::json(&value);
@@ -248,6 +249,18 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
     let mut rows = Vec::new();
     if let (Some(p), Some(n), Some(w)) = (quality.perplexity, quality.tokens, quality.windows) {
         rows.push(vec!["perplexity".to_owned(), format!("{p:.4}"), format!("{n} tokens in {w} windows")]);
+    }
+    if let (Some(same), Some(kl)) = (quality.same_choice, quality.divergence) {
+        rows.push(vec![
+            "same choice".to_owned(),
+            format!("{:.2} %", 100.0 * same),
+            "of next tokens".to_owned(),
+        ]);
+        rows.push(vec![
+            "divergence".to_owned(),
+            format!("{kl:.6}"),
+            "nats per token (Kullback-Leibler)".to_owned(),
+        ]);
     }
     if let (Some(x), Some(n)) = (quality.exact_match, quality.questions) {
         rows.push(vec!["exact match".to_owned(), format!("{:.2} %", 100.0 * x), format!("{n} questions")]);
