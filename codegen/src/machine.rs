@@ -18,7 +18,7 @@ pub struct Machine {
 }
 
 /// Features that kernels may use: LLVM's name, and the name that Rust's feature detection knows it by.
-pub const FEATURES: [(&str, &str); 33] = [
+pub const FEATURES: [(&str, &str); 38] = [
     ("sse3", "sse3"),
     ("ssse3", "ssse3"),
     ("sse4.1", "sse4.1"),
@@ -43,6 +43,11 @@ pub const FEATURES: [(&str, &str); 33] = [
     ("avx512bitalg", "avx512bitalg"),
     ("avx512vpopcntdq", "avx512vpopcntdq"),
     ("avx512bf16", "avx512bf16"),
+    ("avx512fp16", "avx512fp16"),
+    ("avxvnni", "avxvnni"),
+    ("amx-tile", "amx-tile"),
+    ("amx-bf16", "amx-bf16"),
+    ("amx-int8", "amx-int8"),
     ("gfni", "gfni"),
     ("vaes", "vaes"),
     ("vpclmulqdq", "vpclmulqdq"),
@@ -71,6 +76,8 @@ pub struct Isa {
     pub bf16: bool,
     /// How bytes are multiplied.
     pub bytes: ByteDot,
+    /// Whether there are tile registers that multiply pairs of bf16 (AMX-BF16), beside AVX-512.
+    pub tiles: bool,
 }
 
 /// How a machine multiplies four bytes at a time and adds them to a 32-bit lane.
@@ -87,10 +94,10 @@ pub enum ByteDot {
 }
 
 impl Isa {
-    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None };
-    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs };
-    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None };
-    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None };
+    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None, tiles: false };
+    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs, tiles: false };
+    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false };
+    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None, tiles: false };
 }
 
 impl Machine {
@@ -150,7 +157,8 @@ impl Machine {
             Isa { bf16: has("bf16"), bytes, ..Isa::NEON }
         } else if has("avx512f") {
             let bytes = bytes("avx512vnni", ByteDot::Vnni, ByteDot::None);
-            Isa { bf16: has("avx512bf16"), bytes, ..Isa::AVX512 }
+            let tiles = has("amx-tile") && has("amx-bf16");
+            Isa { bf16: has("avx512bf16"), bytes, tiles, ..Isa::AVX512 }
         } else if has("avx2") && has("fma") {
             Isa { bytes: bytes("avxvnni", ByteDot::Vnni, ByteDot::Maddubs), ..Isa::AVX2 }
         } else {

@@ -439,8 +439,11 @@ impl KernelSpec {
         match self {
             Self::Attention { desc, .. } => crate::kernels::attention::Scratch::of(desc, isa).bytes(),
             Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
+            &Self::ExpertGateUp { layout, hidden, format, compute, .. } => {
+                let products = crate::kernels::multiply::scratch_bytes(isa, hidden, format, compute);
+                products + crate::kernels::expert::gathered_bytes(isa, layout.rows, hidden, compute)
+            }
             &Self::Linear { k: depth, format, compute, .. }
-            | &Self::ExpertGateUp { hidden: depth, format, compute, .. }
             | &Self::ExpertDown { inter: depth, format, compute, .. } => {
                 crate::kernels::multiply::scratch_bytes(isa, depth, format, compute)
             }

@@ -64,9 +64,20 @@ fn no_verb() {
 
 #[test]
 fn help_of_every_verb() {
-    for verb in
-        ["init", "build", "inspect", "verify", "run", "eval", "targets", "doctor", "completions", "synth"]
-    {
+    for verb in [
+        "init",
+        "build",
+        "inspect",
+        "verify",
+        "run",
+        "eval",
+        "steps",
+        "profile-device",
+        "targets",
+        "doctor",
+        "completions",
+        "synth",
+    ] {
         let dir = empty();
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);

@@ -3,9 +3,11 @@
 //! Depends on nothing but std, so that a fresh machine has it in a second.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
+mod cross;
 mod demo;
 mod docs;
 mod llvm;
+mod peers;
 mod setup;
 mod shell;
 mod suite;
@@ -20,10 +22,19 @@ type Command = (&'static str, &'static str, fn() -> Result<(), Failed>);
 const COMMANDS: &[Command] = &[
     ("demo", "build moec, compile the model of golden/models/ferris, generate text, measure", demo::run),
     ("test", "formatting, lints, documentation and every test", suite::run),
-    ("setup", "find LLVM and a C compiler; install them as root on Debian or Ubuntu", || {
-        setup::run().map(drop)
-    }),
+    (
+        "setup",
+        "find LLVM, a C compiler, what links and runs AArch64; install them on Debian or Ubuntu",
+        || {
+            setup::run()?;
+            cross::run().iter().for_each(|what| shell::stage("Missing", what));
+            Ok(())
+        },
+    ),
     ("docs", "write the generated pages of docs/", docs::run),
+    ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {
+        peers::run(&std::env::args().skip(2).collect::<Vec<_>>())
+    }),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];
@@ -32,7 +43,7 @@ const COMMANDS: &[Command] = &[
 fn help() -> Result<(), Failed> {
     println!("Usage: cargo xtask COMMAND\n");
     for (name, what, _) in COMMANDS {
-        println!("  {name:<10} {what}");
+        println!("  {name:<12} {what}");
     }
     Ok(())
 }
@@ -43,6 +54,8 @@ fn main() -> ExitCode {
         [] => "help",
         [one] if one == "--help" || one == "-h" => "help",
         [one] => one,
+        // The only one with options of its own.
+        [one, ..] if one == "bench-peers" => one,
         _ => "",
     };
     let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {

@@ -46,6 +46,9 @@ pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> R
             _ => (BF16_ARM, vec![vector(float, lanes), vector(half, 2 * lanes)]),
         });
     }
+    if isa.tiles {
+        wanted.extend(super::tiles::INSTRUCTIONS.map(|name| (name, vec![])));
+    }
     match isa.bytes {
         ByteDot::None => {}
         ByteDot::Vnni => wanted.push((if lanes == 16 { VNNI_512 } else { VNNI_256 }, vec![])),

@@ -16,7 +16,7 @@ use crate::machine::{ByteDot, Isa};
 use moec_ir::types::{Format, GROUP};
 
 /// Rows whose sums wait in scratch together.
-const BLOCK: usize = 64;
+const BLOCK: usize = 128;
 /// Words of four channels in a group.
 const QUADS: usize = GROUP / 4;
 /// Bytes ahead that weights are asked for.
@@ -106,7 +106,13 @@ fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> 
             let terms: Vec<_> = weights.iter().zip(&words).map(|(w, &x)| (w[half], x)).collect();
             k.dot_nibbles(start, &terms)
         } else {
-            weights.iter().zip(&words).fold(start, |sum, (w, &x)| k.dot_bytes(sum, w[half], x))
+            // Two chains: one alone would be twice as long as the machine can look ahead.
+            let (w, v) = weights.split_at(QUADS / 2);
+            let (x, y) = words.split_at(QUADS / 2);
+            let chain = |start, w: &[[I<'k>; 2]], x: &[I<'k>]| {
+                w.iter().zip(x).fold(start, |sum, (w, &x)| k.dot_bytes(sum, w[half], x))
+            };
+            chain(start, w, x) + chain(k.i32v(0), v, y)
         }
     })
 }

@@ -1,9 +1,10 @@
 //! One kernel family per file. [`write`] is the table of them.
 
+mod amx;
 pub(crate) mod attention;
 mod bytes;
 mod combine;
-mod expert;
+pub(crate) mod expert;
 mod linear;
 mod map;
 mod micro;

@@ -3,6 +3,7 @@
 use super::hashing::{HashingWriter, hex, sha256};
 use super::manifest::{BUNDLE_VERSION, Manifest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
+use super::toolchain::{Missing, Toolchain};
 use super::{DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -20,6 +21,8 @@ pub struct Summary {
     pub weight_bytes: u64,
     /// Whether `run` is there.
     pub run: bool,
+    /// Why it is not, though it was wanted.
+    pub missing: Option<Missing>,
 }
 
 /// Writes the compiled model to `destination`.
@@ -65,13 +68,14 @@ pub fn write(
     let generated = moec_cpu::runner_source(&plan)
         .map_err(|e| Error::bug("the generated source is no Rust").because(e))?;
     runner::write_sources(&root.join("runner"), &generated)?;
-    let run = link && c.target.runs_here() && {
+    let tools = link.then(|| Toolchain::find(c.target.triple())).transpose();
+    if let Ok(Some(tools)) = &tools {
         progress.stage("Linking", "run");
-        let built = runner::build(root, &generated, &object);
+        let built = runner::build(root, &generated, &object, tools);
         // An interrupt ends cargo, too: that is no failure of its own.
         interrupt::check()?;
-        built?
-    };
+        built?;
+    }
     interrupt::check()?;
 
     let mut manifest = Manifest {
@@ -88,7 +92,7 @@ pub fn write(
     put(&root.join(MANIFEST), format!("{text}\n").as_bytes())?;
     partial.commit()?;
     c.plan = Some(plan);
-    Ok(Summary { weight_bytes, run })
+    Ok(Summary { weight_bytes, run: matches!(tools, Ok(Some(_))), missing: tools.err() })
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<()> {

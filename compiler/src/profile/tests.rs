@@ -127,7 +127,7 @@ fn what_does_not_hold_is_refused() {
         ("more tokens than anyone", |p| p.reading.texts = [([0; 32], u64::MAX)].into()),
         ("more predictions than tokens", |p| p.reading.predicted = 101),
         ("a loss of NaN", |p| p.reading.loss = f64::NAN),
-        ("layer 0: 2 experts with 1 weights", |p| drop(p.layers[0].weight.pop())),
+        ("layer 0: 2 experts with 1 weights", |p| { let _ = p.layers[0].weight.pop(); }),
         ("layer 0: 101 choices", |p| p.layers[0].chosen[0] = 100),
         ("routing weight that is not finite", |p| p.layers[0].weight[0] = f64::INFINITY),
         ("weight name", |p| {
@@ -318,7 +318,7 @@ mod channels {
         let channels = found.importance("w", 0).unwrap();
         assert!(channels[1] > 0.0 && channels[1] < 0.02, "{channels:?}");
         let none = Importance::new(&profile, &module, &module, &Twos, |_| false).unwrap();
-        assert_eq!(none.channels("w", 0), None);
+        assert_eq!(none.importance("w", 0), None);
     }
 
     #[test]
