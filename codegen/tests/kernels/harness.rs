@@ -1,7 +1,7 @@
 //! Runs kernels on guarded memory, for several machines, with work split in several ways.
 
-use half::bf16;
 use crate::machines::machines;
+use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice, round_rows};
 use moec_codegen::{ByteDot, Compute, Isa, KernelSpec, Machine, compile, packed_words};

@@ -9,7 +9,8 @@ use moec_ir::types::Format;
 fn loops(assembly: &str) -> Vec<Vec<&str>> {
     let mut found = Vec::new();
     let lines: Vec<&str> = assembly.lines().map(str::trim).collect();
-    let label_of = |line: &str| line.strip_prefix('.').and_then(|l| l.split_once(':')).map(|(l, _)| format!(".{l}"));
+    let label_of =
+        |line: &str| line.strip_prefix('.').and_then(|l| l.split_once(':')).map(|(l, _)| format!(".{l}"));
     for (start, line) in lines.iter().enumerate() {
         let Some(label) = label_of(line) else { continue };
         let back = lines[start..].iter().position(|l| {
