@@ -104,7 +104,7 @@ impl Engine<'_> {
         seq_len: usize,
         observe: &mut dyn FnMut(Moment, &StepView<'_>) -> Result<()>,
     ) -> Result<()> {
-        let extent = self.begin(entry, rows, wanted, seq_len)?;
+        let extent = self.begin(entry, rows, wanted.iter().copied(), seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],
@@ -150,7 +150,7 @@ impl Engine<'_> {
         wanted: &[usize],
         seq_len: usize,
     ) -> Result<Vec<Duration>> {
-        let extent = self.begin(entry, rows, wanted, seq_len)?;
+        let extent = self.begin(entry, rows, wanted.iter().copied(), seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],

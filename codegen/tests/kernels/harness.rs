@@ -1,6 +1,6 @@
 //! Runs kernels on guarded memory, for several machines, with work split in several ways.
 
-use crate::machines::machines;
+use crate::machines::{machines, wanted};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice, round_rows};
@@ -126,7 +126,8 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
 /// Checks the cases on every machine that this host runs, as far as they can multiply so.
 pub(crate) fn check(cases: &[Case]) {
     for machine in machines() {
-        let cases: Vec<Case> = cases.iter().filter(|c| able(&machine.isa(), &c.spec)).cloned().collect();
+        let wanted = |c: &&Case| able(&machine.isa(), &c.spec) && wanted(&c.spec);
+        let cases: Vec<Case> = cases.iter().filter(wanted).cloned().collect();
         check_on(&machine, &cases);
     }
     #[cfg(not(target_arch = "aarch64"))]

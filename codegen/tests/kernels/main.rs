@@ -5,6 +5,7 @@ mod attention;
 #[cfg(not(target_arch = "aarch64"))]
 mod emulated;
 mod experts;
+mod gates;
 mod harness;
 mod machines;
 mod matrix;

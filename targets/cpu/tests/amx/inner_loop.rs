@@ -32,7 +32,7 @@ fn loops(assembly: &str) -> Vec<Vec<&str>> {
 
 #[test]
 fn four_loads_for_four_products_and_no_spill() {
-    let (k, n) = (256, 64);
+    let (k, n) = (2048, 64);
     let compute = Compute::Bf16;
     let spec = KernelSpec::Linear {
         k,
