@@ -3,7 +3,9 @@
 use crate::common::{leaf, model, weight};
 use crate::plans::plan;
 use moec_ir::plan::*;
-use moec_ir::{DType, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify};
+use moec_ir::{
+    DType, Format, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify,
+};
 use moec_ir::{EntryKind, StateDecl};
 
 #[test]
@@ -159,6 +161,14 @@ fn bad_plans_are_refused() {
     refuse_plan("segments[1]", "bytes", |p| p.segments[1].layout = Layout::Panels { nr: 0 });
     refuse_plan("segments[1]", "bytes", |p| p.segments[1].shape = vec![u32::MAX; 3]);
     refuse_plan("segments[2]", "bytes", |p| p.segments[2].layout = Layout::GluPanels { nr: 7 });
+    // As many bytes as without the padding, as another grouped format, as plain numbers.
+    refuse_plan("segments[3]", "bytes", |p| p.segments[3].bytes = 8 * 3 * 2);
+    refuse_plan("segments[4]", "bytes", |p| p.segments[4].bytes = 2 * 8 * (40 + 2));
+    refuse_plan("segments[4]", "bytes", |p| p.segments[4].format = Format::Q4);
+    refuse_plan("segments[5]", "bytes", |p| p.segments[5].format = Format::Q8);
+    refuse_plan("segments[5]", "bytes", |p| p.segments[5].shape = vec![12, 33]);
+    refuse_plan("segments[6]", "bytes", |p| p.segments[6].layout = Layout::Panels { nr: 8 });
+    refuse_plan("segments[6]", "bytes", |p| p.segments[6].shape = vec![u32::MAX; 3]);
     refuse_plan("segments[0]", "shape", |p| p.segments[0].shape = vec![]);
     refuse_plan("states[0]", "extents", |p| p.states[0].shape = [u32::MAX; 4]);
     refuse_plan("states[0]", "do not hold", |p| p.model.max_context = 17);
