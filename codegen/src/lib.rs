@@ -22,6 +22,7 @@ mod kernels;
 
 pub use emit::{assembly, compile, llvm_ir};
 pub use error::{Error, Result};
-pub use machine::{Isa, Machine};
-pub use spec::{KernelSpec, MapOp, NormKind};
+pub use kernels::cache::{key_order, value_order};
+pub use machine::{ByteDot, Isa, Machine};
+pub use spec::{Compute, KernelSpec, MapOp, NormKind};
 pub use version::llvm_version;

@@ -67,13 +67,30 @@ pub struct Isa {
     pub nr: usize,
     /// Most rows that a matrix kernel holds in registers.
     pub mr: usize,
+    /// Whether there are dot products of bf16 pairs (AVX512-BF16, NEON with BF16).
+    pub bf16: bool,
+    /// How bytes are multiplied.
+    pub bytes: ByteDot,
+}
+
+/// How a machine multiplies four bytes at a time and adds them to a 32-bit lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ByteDot {
+    /// Not at all.
+    None,
+    /// `vpdpbusd`: unsigned by signed, one instruction (AVX512-VNNI, AVX-VNNI).
+    Vnni,
+    /// `vpmaddubsw` and `vpmaddwd` (AVX2).
+    Maddubs,
+    /// `sdot`: signed by signed (NEON with dot products).
+    Sdot,
 }
 
 impl Isa {
-    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12 };
-    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6 };
-    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8 };
-    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4 };
+    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None };
+    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs };
+    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None };
+    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None };
 }
 
 impl Machine {
@@ -125,15 +142,17 @@ impl Machine {
 
     /// Vector shape.
     pub fn isa(&self) -> Isa {
-        if self.is_aarch64() {
-            return Isa::NEON;
-        }
         let features = self.all_features();
         let has = |f: &str| features.iter().any(|g| g == f);
-        if has("avx512f") {
-            Isa::AVX512
+        let bytes = |feature, dot, otherwise| if has(feature) { dot } else { otherwise };
+        if self.is_aarch64() {
+            let bytes = bytes("dotprod", ByteDot::Sdot, ByteDot::None);
+            Isa { bf16: has("bf16"), bytes, ..Isa::NEON }
+        } else if has("avx512f") {
+            let bytes = bytes("avx512vnni", ByteDot::Vnni, ByteDot::None);
+            Isa { bf16: has("avx512bf16"), bytes, ..Isa::AVX512 }
         } else if has("avx2") && has("fma") {
-            Isa::AVX2
+            Isa { bytes: bytes("avxvnni", ByteDot::Vnni, ByteDot::Maddubs), ..Isa::AVX2 }
         } else {
             Isa::SSE2
         }

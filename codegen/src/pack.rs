@@ -160,7 +160,7 @@ fn put(format: Format, x: f32, cell: &mut [u8]) {
     match format {
         Format::F32 => cell[..4].copy_from_slice(&x.to_le_bytes()),
         Format::Bf16 => cell[..2].copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
-        Format::F16 => cell[..2].copy_from_slice(&f16::from_f32(x).to_le_bytes()),
+        _ => cell[..2].copy_from_slice(&f16::from_f32(x).to_le_bytes()),
     }
 }
 
@@ -186,7 +186,7 @@ pub fn round(format: Format, x: f32) -> f32 {
     match format {
         Format::F32 => x,
         Format::Bf16 => bf16::from_f32(x).to_f32(),
-        Format::F16 => f16::from_f32(x).to_f32(),
+        _ => f16::from_f32(x).to_f32(),
     }
 }
 

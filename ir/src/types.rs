@@ -36,11 +36,18 @@ pub enum Format {
     Bf16,
     /// IEEE binary16.
     F16,
+    /// Codes of 8 bits in groups of [`GROUP`], one bf16 scale each.
+    Q8,
+    /// Codes of 4 bits in groups of [`GROUP`], one bf16 scale each.
+    Q4,
 }
+
+/// Numbers that share a scale in q8 and q4.
+pub const GROUP: usize = 32;
 
 impl Format {
     /// Every format, in the order that messages list them.
-    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::F16];
+    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::Q8, Self::Q4];
 
     /// Name in the text form and in `model.toml`.
     pub const fn name(self) -> &'static str {
@@ -48,6 +55,8 @@ impl Format {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
             Self::F16 => "f16",
+            Self::Q8 => "q8",
+            Self::Q4 => "q4",
         }
     }
 
@@ -61,6 +70,8 @@ impl Format {
         match self {
             Self::F32 => elements * 4,
             Self::Bf16 | Self::F16 => elements * 2,
+            Self::Q8 => elements.div_ceil(GROUP) * (GROUP + 2),
+            Self::Q4 => elements.div_ceil(GROUP) * (GROUP / 2 + 2),
         }
     }
 }

@@ -157,6 +157,25 @@ impl<'k> F<'k> {
         level[0]
     }
 
+    /// As many vectors as they have lanes, rows and columns exchanged.
+    pub(crate) fn transpose(vectors: &[Self]) -> Vec<Self> {
+        let mut all = vectors.to_vec();
+        let n = vectors.len();
+        let mut run = 1;
+        while run < n {
+            // Lanes with the bit `run` change places between vectors without it and with it.
+            let low: Vec<usize> = (0..n).map(|l| if l & run == 0 { l } else { n + l - run }).collect();
+            let high: Vec<usize> = (0..n).map(|l| if l & run == 0 { l + run } else { n + l }).collect();
+            for i in (0..n).filter(|i| i & run == 0) {
+                let (a, b) = (all[i], all[i | run]);
+                all[i] = a.shuffle(b, &low);
+                all[i | run] = a.shuffle(b, &high);
+            }
+            run *= 2;
+        }
+        all
+    }
+
     /// Sum of the lanes.
     pub(crate) fn sum(self) -> Self {
         self.reduce(|a, b| a + b)

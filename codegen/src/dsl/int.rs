@@ -5,7 +5,7 @@ use super::{F, I};
 use inkwell::IntPredicate;
 use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValue, BasicValueEnum, IntValue};
-use std::ops::{Add, BitAnd, BitOr, Mul, Sub};
+use std::ops::{Add, BitAnd, BitOr, BitXor, Mul, Sub};
 
 impl<'k> I<'k> {
     fn with(self, v: BasicValueEnum<'k>) -> Self {
@@ -219,3 +219,4 @@ int_operator!(Sub, sub, build_int_nsw_sub, build_int_sub);
 int_operator!(Mul, mul, build_int_nsw_mul, build_int_mul);
 int_operator!(BitAnd, bitand, build_and, build_and);
 int_operator!(BitOr, bitor, build_or, build_or);
+int_operator!(BitXor, bitxor, build_xor, build_xor);

@@ -8,8 +8,8 @@ use moec_ir::types::Format;
 /// An address.
 #[derive(Clone, Copy)]
 pub(crate) struct P<'k> {
-    k: &'k Kb<'k>,
-    v: PointerValue<'k>,
+    pub(super) k: &'k Kb<'k>,
+    pub(super) v: PointerValue<'k>,
 }
 
 /// The lanes of a vector that are there.
@@ -108,7 +108,7 @@ impl<'k> P<'k> {
     pub(crate) fn elements(self, n: impl Index<'k>, format: Format) -> Self {
         match format {
             Format::F32 => self.words(n),
-            Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
+            _ => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
         }
     }
 
@@ -120,7 +120,7 @@ impl<'k> P<'k> {
         I { k, v: k.keep(v, zero).into() }
     }
 
-    fn load_as(self, ty: BasicTypeEnum<'k>, align: u32) -> BasicValueEnum<'k> {
+    pub(super) fn load_as(self, ty: BasicTypeEnum<'k>, align: u32) -> BasicValueEnum<'k> {
         let k = self.k;
         let v = k.keep(k.b.build_load(ty, self.v, ""), ty.const_zero());
         k.align(v.as_instruction_value(), align);
@@ -164,7 +164,7 @@ impl<'k> P<'k> {
                     _ => k.fv(0.0),
                 }
             }
-            Format::F16 => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
+            _ => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
         }
     }
 
@@ -201,8 +201,12 @@ impl<'k> P<'k> {
     }
 
     fn store_value(self, v: BasicValueEnum<'k>) {
+        self.store_aligned(v, 4);
+    }
+
+    pub(super) fn store_aligned(self, v: BasicValueEnum<'k>, align: u32) {
         match self.k.b.build_store(self.v, v) {
-            Ok(store) => self.k.align(Some(store), 4),
+            Ok(store) => self.k.align(Some(store), align),
             Err(e) => self.k.fail(e),
         }
     }
@@ -223,7 +227,7 @@ impl<'k> P<'k> {
 
 impl<'k> Kb<'k> {
     /// Up to LLVM 21 masked accesses take their alignment as an argument; later as an attribute.
-    fn with_align(
+    pub(super) fn with_align(
         &self,
         args: &mut Vec<inkwell::values::BasicMetadataValueEnum<'k>>,
         name: &'static str,

@@ -5,11 +5,13 @@
 //! kernel reads like the mathematics that it computes. Errors stick: after the first one values are
 //! arbitrary, and [`Kb::finish`] returns it.
 
+mod dot;
 mod float;
 mod flow;
 mod int;
 mod math;
 mod memory;
+mod narrow;
 mod value;
 
 pub(crate) use memory::{P, Span};
@@ -52,6 +54,7 @@ pub(crate) struct Kb<'c> {
     func: FunctionValue<'c>,
     /// By name, element and width (1: scalar).
     intrinsics: HashMap<(&'static str, Elem, u32), FunctionValue<'c>>,
+    instructions: dot::Instructions<'c>,
     prefetch: FunctionValue<'c>,
     converts_f16: bool,
     error: RefCell<Option<String>>,
@@ -115,7 +118,9 @@ impl<'c> Kb<'c> {
         let b = ctx.create_builder();
         b.position_at_end(ctx.append_basic_block(func, "entry"));
         let converts_f16 = machine.converts_f16();
-        Ok(Self { isa, ctx, b, func, intrinsics, prefetch, converts_f16, error: RefCell::new(None) })
+        let instructions = dot::declare(ctx, module, &isa)?;
+        let error = RefCell::new(None);
+        Ok(Self { isa, ctx, b, func, intrinsics, instructions, prefetch, converts_f16, error })
     }
 
     /// Ends the kernel.

@@ -33,7 +33,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     k.expert_tiles(tiles, |active, p| {
         let e = expert(dispatch, layout, active);
         let weights = weights.elements(e.id * (tiles * panel_words) + p * panel_words, format);
-        let panel = Panel { weights, depth: hidden, format };
+        let panel = Panel { weights, depth: hidden, format, compute: crate::spec::Compute::F32 };
         let columns = Columns::of(k, p, 2 * inter, Some(glu));
         row_groups(k, e.first, e.end, |slot, m| {
             let tokens = dispatch.words(layout.token()).words(slot);
@@ -60,7 +60,7 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     k.expert_tiles(tiles, |active, p| {
         let e = expert(dispatch, layout, active);
         let weights = weights.elements(e.id * (tiles * panel_words) + p * panel_words, format);
-        let panel = Panel { weights, depth: inter, format };
+        let panel = Panel { weights, depth: inter, format, compute: crate::spec::Compute::F32 };
         let columns = Columns::of(k, p, hidden, None);
         row_groups(k, e.first, e.end, |slot, m| {
             let at = h.words(slot * inter);

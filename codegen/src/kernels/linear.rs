@@ -26,7 +26,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             (tile.div(count), tile.rem(count))
         };
         let weights = weights.elements(tile * (depth * k.isa.nr), format);
-        let panel = Panel { weights, depth, format };
+        let panel = Panel { weights, depth, format, compute: crate::spec::Compute::F32 };
         let columns = Columns::of(k, p, n, glu);
         let bias = bias.map(|b| b.words(group * n));
         row_groups(k, first, end, |row, m| {

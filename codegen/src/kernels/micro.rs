@@ -2,6 +2,7 @@
 
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
+use crate::spec::Compute;
 use moec_ir::op::Glu;
 use moec_ir::types::Format;
 
@@ -12,7 +13,7 @@ const AHEAD: usize = 4096;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// A weight panel: `depth` steps of [`Isa::nr`] columns.
+/// A weight panel: `depth` input channels of [`Isa::nr`] columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel<'k> {
     /// Its first element.
@@ -21,10 +22,12 @@ pub(crate) struct Panel<'k> {
     pub(crate) depth: usize,
     /// Format of the weights.
     pub(crate) format: Format,
+    /// Form of the rows that meet them: f32, or pairs of bf16.
+    pub(crate) compute: Compute,
 }
 
 /// Numbers of rows that the microkernel is written for, the largest first. 1 is the last.
-fn variants(isa: &Isa) -> impl Iterator<Item = usize> {
+pub(super) fn variants(isa: &Isa) -> impl Iterator<Item = usize> {
     std::iter::once(isa.mr).chain([8, 4, 2, 1].into_iter().filter({
         let mr = isa.mr;
         move |&m| m < mr
@@ -41,7 +44,9 @@ pub(crate) fn row_groups<'k>(k: &'k Kb<'k>, first: I<'k>, end: I<'k>, mut body: 
     }
 }
 
-/// Rows times panel: two vectors of columns for each row.
+/// Rows times panel, for panels of f32, f16 and bf16: two vectors of columns for each row.
+///
+/// A step is one channel, or the pair of channels that a word of bf16 holds.
 pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> Vec<[F<'k>; 2]> {
     // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
     let splits = match rows.len() {
@@ -50,32 +55,47 @@ pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
         _ => 1,
     };
     let mut sums = vec![k.fv(0.0); splits * rows.len() * 2];
-    let step = |at: I<'k>, u: usize, sums: &mut [F<'k>]| {
-        let w = load_step(k, panel, at, u);
+    let per_step = if panel.format == Format::Bf16 { 2 } else { 1 };
+    let bytes = panel.format.bytes(per_step * k.isa.nr);
+    let step = |at: I<'k>, u: usize, channels: usize, sums: &mut [F<'k>]| {
+        let from = panel.weights.bytes(at * bytes).bytes(u * bytes);
         let set = &mut sums[u % splits * rows.len() * 2..];
-        for (row, sums) in rows.iter().zip(set.chunks_exact_mut(2)) {
-            let x = row.words(at).words(u).load().splat();
-            for (sum, w) in sums.iter_mut().zip(w) {
-                *sum = x.fma(w, *sum);
+        match (panel.format, panel.compute) {
+            (Format::Bf16, Compute::Bf16) => pairs(k, rows, from, at, u, set),
+            (Format::Bf16, _) => {
+                for odd in 0..channels {
+                    let rows: Vec<P<'k>> = rows.iter().map(|r| r.words(at * 2).words(2 * u + odd)).collect();
+                    outer(&rows, widened(k, from, odd), set);
+                }
+            }
+            (format, _) => {
+                let rows: Vec<P<'k>> = rows.iter().map(|r| r.words(at).words(u)).collect();
+                let second = from.elements(k.lanes(), format);
+                let w = [from.load_weights(format, Span::Full), second.load_weights(format, Span::Full)];
+                outer(&rows, w, set);
             }
         }
     };
-    let whole = panel.depth / UNROLL * UNROLL;
+    let steps = panel.depth / per_step;
+    let whole = steps / UNROLL * UNROLL;
     if whole > 0 {
         sums = k.fold(0, whole, UNROLL, &sums, |at, sums| {
             let mut sums = sums.to_vec();
-            let here = panel.weights.elements(at * k.isa.nr, panel.format);
-            for line in (0..panel.format.bytes(UNROLL * k.isa.nr)).step_by(LINE) {
+            let here = panel.weights.bytes(at * bytes);
+            for line in (0..UNROLL * bytes).step_by(LINE) {
                 here.beyond(AHEAD + line).prefetch();
             }
             for u in 0..UNROLL {
-                step(at, u, &mut sums);
+                step(at, u, per_step, &mut sums);
             }
             sums
         });
     }
-    for u in 0..panel.depth - whole {
-        step(k.i(whole as i64), u, &mut sums);
+    for u in 0..steps - whole {
+        step(k.i(whole as i64), u, per_step, &mut sums);
+    }
+    if panel.depth > steps * per_step {
+        step(k.i(whole as i64), steps - whole, 1, &mut sums);
     }
     let mut sets = sums.chunks_exact(rows.len() * 2);
     let mut total = sets.next().unwrap_or_default().to_vec();
@@ -84,25 +104,36 @@ pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
             *t = *t + s;
         }
     }
-    total.chunks_exact(2).map(|pair| in_order(panel.format, [pair[0], pair[1]])).collect()
+    total.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect()
 }
 
-/// The columns of step `at + u`, as two vectors. Of bf16, a 32-bit lane holds two: the even columns are
-/// one shift away from f32 and the odd ones one mask, so they stay apart until [`in_order`].
-fn load_step<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, at: I<'k>, u: usize) -> [F<'k>; 2] {
-    let nr = k.isa.nr;
-    let from = panel.weights.elements(at * nr, panel.format).elements(u * nr, panel.format);
-    if panel.format == Format::Bf16 {
-        let pairs = from.load_ints();
-        [pairs.shl(16).as_float(), (pairs & 0xffff_0000).as_float()]
-    } else {
-        let second = from.elements(k.lanes(), panel.format);
-        [from.load_weights(panel.format, Span::Full), second.load_weights(panel.format, Span::Full)]
+/// One channel: the number at each row's address times two vectors of weights.
+pub(super) fn outer<'k>(rows: &[P<'k>], w: [F<'k>; 2], sums: &mut [F<'k>]) {
+    for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(2)) {
+        let x = row.load().splat();
+        for (sum, w) in sums.iter_mut().zip(w) {
+            *sum = x.fma(w, *sum);
+        }
     }
 }
 
-fn in_order(format: Format, sums: [F<'_>; 2]) -> [F<'_>; 2] {
-    if format == Format::Bf16 { sums[0].zip(sums[1]) } else { sums }
+/// Two channels of bf16 at once.
+pub(super) fn pairs<'k>(k: &'k Kb<'k>, rows: &[P<'k>], from: P<'k>, at: I<'k>, u: usize, sums: &mut [F<'k>]) {
+    let w = [from.load_ints(), from.words(k.lanes()).load_ints()];
+    for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(2)) {
+        let x = row.words(at).words(u).load_word().splat(k.lanes());
+        for (sum, w) in sums.iter_mut().zip(w) {
+            *sum = k.dot_pairs(*sum, w, x);
+        }
+    }
+}
+
+/// The even or the odd channel of a row of bf16 pairs, as f32: one shift or one mask away.
+pub(super) fn widened<'k>(k: &'k Kb<'k>, from: P<'k>, odd: usize) -> [F<'k>; 2] {
+    [from, from.words(k.lanes())].map(|p| {
+        let pairs = p.load_ints();
+        if odd == 0 { pairs.shl(16).as_float() } else { (pairs & 0xffff_0000).as_float() }
+    })
 }
 
 /// The output columns of a panel: one vector with a gated epilogue, else two.

@@ -1,8 +1,9 @@
 //! Runs kernels on guarded memory, for several machines, with work split in several ways.
 
+use crate::cache::Cache;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice};
-use moec_codegen::{Isa, KernelSpec, Machine, compile};
+use moec_codegen::{Compute, Isa, KernelSpec, Machine, compile};
 use moec_ir::plan::Grid;
 use moec_ir::types::Format;
 use std::ptr;
@@ -14,6 +15,8 @@ pub(crate) enum Operand {
     Ints(Vec<i32>),
     /// `[lead, rows, cols]`, packed as the kernel wants it.
     Weight(Format, [usize; 3], Vec<f32>),
+    /// A KV-cache tensor.
+    Cache(Cache),
     /// The operand of that number again.
     Same(usize),
 }
@@ -26,6 +29,8 @@ pub(crate) enum Expect {
     /// Numbers within `tolerance · |expected|`.
     Relative(Vec<f32>, f32),
     Ints(Vec<i32>),
+    /// A KV-cache tensor with these numbers, to the bit.
+    Cache(Cache),
 }
 
 /// A kernel with its operands and what must come out.
@@ -35,6 +40,15 @@ pub(crate) struct Case {
     pub(crate) n: usize,
     pub(crate) operands: Vec<Operand>,
     pub(crate) expect: Vec<(usize, Expect)>,
+}
+
+/// A kernel whose operand `from` is operand `to` of another one.
+#[derive(Clone, Debug)]
+pub(crate) struct Chain {
+    pub(crate) first: Case,
+    pub(crate) from: usize,
+    pub(crate) then: Case,
+    pub(crate) to: usize,
 }
 
 /// A small deterministic generator.
@@ -106,6 +120,14 @@ impl Drop for Guarded {
     }
 }
 
+/// Whether a machine multiplies in that form.
+fn able(isa: &Isa, spec: &KernelSpec) -> bool {
+    match spec {
+        KernelSpec::Attention { compute, .. } => *compute == Compute::F32 || isa.bf16,
+        _ => true,
+    }
+}
+
 fn host_runs(level: u8) -> bool {
     match level {
         4 => {
@@ -123,11 +145,40 @@ fn host_runs(level: u8) -> bool {
 pub(crate) fn check(cases: &[Case]) {
     for level in [4, 3, 1] {
         if host_runs(level) {
-            check_on(&Machine::x86_64_level(level), cases);
+            check_able(&Machine::x86_64_level(level), cases);
         } else {
             println!("skipped: this host is no x86-64-v{level}");
         }
     }
+    check_able(&Machine::host().unwrap_or_else(|e| panic!("{e}")), cases);
+}
+
+/// As [`check`], for pairs of kernels.
+pub(crate) fn check_chains(chains: &[Chain]) {
+    let levels = [4, 3, 1].into_iter().filter(|&l| host_runs(l)).map(Machine::x86_64_level);
+    for machine in levels.chain([Machine::host().unwrap_or_else(|e| panic!("{e}"))]) {
+        let isa = machine.isa();
+        let mut then = Vec::new();
+        for chain in chains.iter().filter(|c| able(&isa, &c.first.spec)) {
+            let case = &chain.first;
+            let object =
+                compile(&machine, std::slice::from_ref(&case.spec)).unwrap_or_else(|e| panic!("{e}"));
+            let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
+            let kernel = loaded.kernel(&case.spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
+            let results = run(kernel, &isa, case, usize::MAX);
+            assert_eq!(results, run(kernel, &isa, case, 1), "work split by 1: {:?} on {isa:?}", case.spec);
+            let mut next = chain.then.clone();
+            next.operands[chain.to] =
+                Operand::Floats(results[chain.from].iter().map(|&w| f32::from_bits(w)).collect());
+            then.push(next);
+        }
+        check_on(&machine, &then);
+    }
+}
+
+fn check_able(machine: &Machine, cases: &[Case]) {
+    let cases: Vec<Case> = cases.iter().filter(|c| able(&machine.isa(), &c.spec)).cloned().collect();
+    check_on(machine, &cases);
 }
 
 fn check_on(machine: &Machine, cases: &[Case]) {
@@ -143,13 +194,19 @@ fn check_on(machine: &Machine, cases: &[Case]) {
             assert_eq!(whole, split, "work split by {chunk}: {:?} n={} on {isa:?}", case.spec, case.n);
         }
         for (i, expect) in &case.expect {
-            compare(&whole[*i], expect, || format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n));
+            compare(&isa, &whole[*i], expect, || {
+                format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n)
+            });
         }
     }
 }
 
-fn compare(got: &[u32], expect: &Expect, what: impl Fn() -> String) {
+fn compare(isa: &Isa, got: &[u32], expect: &Expect, what: impl Fn() -> String) {
     match expect {
+        Expect::Cache(want) => {
+            let bytes: Vec<u8> = got.iter().flat_map(|w| w.to_le_bytes()).collect();
+            assert_eq!(bytes, want.pack(isa), "{}", what());
+        }
         Expect::Ints(want) => {
             let got: Vec<i32> = got.iter().map(|&b| b.cast_signed()).collect();
             assert_eq!(&got, want, "{}", what());
@@ -183,6 +240,7 @@ fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> 
                 let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
                 pack_slice(&geometry, values).expect("packs")
             }
+            Operand::Cache(cache) => cache.pack(isa),
             Operand::Same(i) => {
                 args.push(args[*i]);
                 memory.push(None);

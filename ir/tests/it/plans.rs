@@ -98,7 +98,12 @@ pub(crate) fn plan() -> Plan {
             segment("w", 64, 2 * 16 * 8 * 2, &[2, 10, 8], Format::Bf16, Layout::Panels { nr: 8 }),
             segment("g", 640, 2 * 8 * 4 * 2, &[12, 4], Format::F16, Layout::GluPanels { nr: 8 }),
         ],
-        states: vec![StateBuf { name: "layers.0.k".into(), shape: [2, 1, 16, 4] }],
+        states: vec![StateBuf {
+            name: "layers.0.k".into(),
+            shape: [2, 1, 16, 4],
+            format: Format::Bf16,
+            order: CacheOrder::Values { nr: 8, block: 32 },
+        }],
         kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
         entries: vec![entry],
         experts: vec![ExpertTable {

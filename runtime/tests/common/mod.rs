@@ -282,7 +282,12 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             segment("experts", experts_at, E),
             segment("freqs", freqs_at, 2),
         ],
-        states: vec![StateBuf { name: "kv".to_owned(), shape: [SLOTS as u32, 1, CTX as u32, 1] }],
+        states: vec![StateBuf {
+            name: "kv".to_owned(),
+            shape: [SLOTS as u32, 1, CTX as u32, 1],
+            format: Format::F32,
+            order: CacheOrder::Rows,
+        }],
         kernels: KERNELS.map(kernel).to_vec(),
         entries,
         experts: vec![],

@@ -1,0 +1,257 @@
+//! Dot products of small numbers, and the conversions around them: what matrix kernels stand on.
+//!
+//! Packed numbers travel as vectors of 32-bit words ([`I`]): two bf16 or four bytes each.
+
+use super::value::width;
+use super::{Elem, F, I, Kb, P, Span, elem_type};
+use crate::error::{Error, Result};
+use crate::machine::{ByteDot, Isa};
+use inkwell::context::Context;
+use inkwell::intrinsics::Intrinsic;
+use inkwell::module::Module;
+use inkwell::types::{BasicType, BasicTypeEnum};
+use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue};
+use std::collections::HashMap;
+
+/// Instructions of the machine, by name.
+pub(super) type Instructions<'c> = HashMap<&'static str, FunctionValue<'c>>;
+
+const BF16_X86: &str = "llvm.x86.avx512bf16.dpbf16ps.512";
+const BF16_ARM: &str = "llvm.aarch64.neon.bfdot";
+const VNNI_512: &str = "llvm.x86.avx512.vpdpbusd.512";
+const VNNI_256: &str = "llvm.x86.avx512.vpdpbusd.256";
+const SIGN: &str = "llvm.x86.avx2.psign.b";
+const ABS: &str = "llvm.abs";
+const MADD_BYTES: &str = "llvm.x86.avx2.pmadd.ub.sw";
+const MADD_WORDS: &str = "llvm.x86.avx2.pmadd.wd";
+const SDOT: &str = "llvm.aarch64.neon.sdot";
+const RINT: &str = "llvm.rint";
+
+/// Declares what the machine has.
+pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> Result<Instructions<'c>> {
+    let vector = |t: BasicTypeEnum<'c>, n: usize| -> BasicTypeEnum<'c> {
+        match t {
+            BasicTypeEnum::FloatType(t) => t.vec_type(n as u32).into(),
+            BasicTypeEnum::IntType(t) => t.vec_type(n as u32).into(),
+            other => other,
+        }
+    };
+    let (byte, int) = (ctx.i8_type().as_basic_type_enum(), ctx.i32_type().as_basic_type_enum());
+    let (float, half) = (ctx.f32_type().as_basic_type_enum(), ctx.bf16_type().as_basic_type_enum());
+    let lanes = isa.lanes;
+    let mut wanted: Vec<(&'static str, Vec<BasicTypeEnum<'c>>)> = vec![(RINT, vec![vector(float, lanes)])];
+    if isa.bf16 {
+        wanted.push(match lanes {
+            16 => (BF16_X86, vec![]),
+            _ => (BF16_ARM, vec![vector(float, lanes), vector(half, 2 * lanes)]),
+        });
+    }
+    match isa.bytes {
+        ByteDot::None => {}
+        ByteDot::Vnni => wanted.push((if lanes == 16 { VNNI_512 } else { VNNI_256 }, vec![])),
+        ByteDot::Maddubs => {
+            wanted.extend([(SIGN, vec![]), (MADD_BYTES, vec![]), (MADD_WORDS, vec![])]);
+            wanted.push((ABS, vec![vector(byte, 4 * lanes)]));
+        }
+        ByteDot::Sdot => wanted.push((SDOT, vec![vector(int, lanes), vector(byte, 4 * lanes)])),
+    }
+    wanted
+        .into_iter()
+        .map(|(name, types)| {
+            let found = Intrinsic::find(name).and_then(|i| i.get_declaration(module, &types));
+            found.map(|f| (name, f)).ok_or_else(|| Error::bug(format!("LLVM has no {name}")))
+        })
+        .collect()
+}
+
+impl<'k> Kb<'k> {
+    /// Calls an instruction of the machine. Operands are reread as the types that it wants.
+    fn instruction(
+        &'k self,
+        name: &'static str,
+        args: &[BasicValueEnum<'k>],
+        otherwise: BasicValueEnum<'k>,
+    ) -> BasicValueEnum<'k> {
+        let Some(function) = self.instructions.get(name) else {
+            self.fail(format!("this machine has no {name}"));
+            return otherwise;
+        };
+        let types = function.get_type().get_param_types();
+        let args: Vec<BasicMetadataValueEnum<'k>> = args
+            .iter()
+            .zip(&types)
+            .map(|(&a, &t)| match BasicTypeEnum::try_from(t) {
+                Ok(t) if t != a.get_type() => self.bitcast(a, t).into(),
+                _ => a.into(),
+            })
+            .collect();
+        match self.b.build_call(*function, &args, "") {
+            Ok(call) => call.try_as_basic_value().basic().unwrap_or(otherwise),
+            Err(e) => {
+                self.fail(e);
+                otherwise
+            }
+        }
+    }
+
+    /// `sum + a₀·b₀ + a₁·b₁` in every lane, of pairs of bf16.
+    pub(crate) fn dot_pairs(&'k self, sum: F<'k>, a: I<'k>, b: I<'k>) -> F<'k> {
+        let name = if self.lanes() == 16 { BF16_X86 } else { BF16_ARM };
+        F { k: self, v: self.instruction(name, &[sum.v, a.v, b.v], sum.v) }
+    }
+
+    /// `sum + Σ wᵢ·xᵢ` in every lane, of four bytes each; `x` is signed. What `w` must be follows from
+    /// [`Isa::bytes`]: `code + 128` for VNNI, the signed code otherwise.
+    pub(crate) fn dot_bytes(&'k self, sum: I<'k>, w: I<'k>, x: I<'k>) -> I<'k> {
+        let v = match self.isa.bytes {
+            ByteDot::Vnni => {
+                let name = if self.lanes() == 16 { VNNI_512 } else { VNNI_256 };
+                self.instruction(name, &[sum.v, w.v, x.v], sum.v)
+            }
+            ByteDot::Sdot => self.instruction(SDOT, &[sum.v, w.v, x.v], sum.v),
+            ByteDot::Maddubs => {
+                // |x| · (w with the sign of x): no product of two overflows 16 bits, since |w|, |x| ≤ 127.
+                let keep = self.ctx.bool_type().const_zero();
+                let magnitude = self.abs_bytes(x, keep.into());
+                let signed = self.instruction(SIGN, &[w.v, x.v], w.v);
+                let pairs = self.instruction(MADD_BYTES, &[magnitude, signed], w.v);
+                return sum + self.add_pairs(pairs, sum);
+            }
+            ByteDot::None => self.mismatch(sum.v),
+        };
+        I { k: self, v }
+    }
+
+    /// As [`Self::dot_bytes`] over several words, of `w` in 0 ..= 15: sums of up to 8 stay below 2¹⁵.
+    pub(crate) fn dot_nibbles(&'k self, sum: I<'k>, terms: &[(I<'k>, I<'k>)]) -> I<'k> {
+        let mut pairs: Option<I<'k>> = None;
+        for (w, x) in terms {
+            let term = self.instruction(MADD_BYTES, &[w.v, x.v], w.v);
+            pairs = Some(match pairs {
+                Some(p) => p + I { k: self, v: term },
+                None => I { k: self, v: term },
+            });
+        }
+        pairs.map_or(sum, |p| sum + self.add_pairs(p.v, sum))
+    }
+
+    /// Two vectors rounded to bf16 and joined lane by lane, the first in the low halves.
+    pub(crate) fn join_bf16(&'k self, [low, high]: [F<'k>; 2]) -> I<'k> {
+        low.halfwords() | high.halfwords().shl(16)
+    }
+
+    /// A vector rounded to bf16, as 16-bit integers.
+    fn round_bf16(&'k self, x: F<'k>) -> BasicValueEnum<'k> {
+        let lanes = self.lanes() as u32;
+        let half = self.ctx.bf16_type().vec_type(lanes);
+        let BasicValueEnum::VectorValue(v) = x.v else { return self.mismatch(x.v) };
+        let rounded = self.keep(self.b.build_float_trunc(v, half, "").map(Into::into), x.v);
+        self.bitcast(rounded, elem_type(self.ctx, Elem::I16, lanes))
+    }
+
+    fn abs_bytes(&'k self, x: I<'k>, poison: BasicValueEnum<'k>) -> BasicValueEnum<'k> {
+        self.instruction(ABS, &[x.v, poison], x.v)
+    }
+
+    /// Sums of pairs of 16-bit numbers, 32 bits each.
+    fn add_pairs(&'k self, pairs: BasicValueEnum<'k>, like: I<'k>) -> I<'k> {
+        let ones = self.i32v(0x0001_0001);
+        I { k: self, v: self.instruction(MADD_WORDS, &[pairs, ones.v], like.v) }
+    }
+}
+
+impl<'k> I<'k> {
+    /// 32-bit lanes as f32.
+    pub(crate) fn to_float(self) -> F<'k> {
+        let k = self.k;
+        let v = match (self.v, k.f32_like(self.v)) {
+            (BasicValueEnum::VectorValue(v), BasicTypeEnum::VectorType(t)) => {
+                k.keep(k.b.build_signed_int_to_float(v, t, "").map(Into::into), self.v)
+            }
+            (BasicValueEnum::IntValue(v), BasicTypeEnum::FloatType(t)) => {
+                k.keep(k.b.build_signed_int_to_float(v, t, "").map(Into::into), self.v)
+            }
+            _ => k.mismatch(self.v),
+        };
+        F { k, v }
+    }
+
+    /// Sum of the lanes of a 32-bit vector.
+    pub(crate) fn lanes_sum(self) -> Self {
+        let k = self.k;
+        let (mut v, mut n) = (self, width(self.v) as usize);
+        while n > 1 {
+            n /= 2;
+            let BasicValueEnum::VectorValue(x) = v.v else { return v };
+            let half = |from: usize| (from..from + n).collect::<Vec<_>>();
+            let part = |from| I { k, v: k.shuffle_value(x, x, &half(from)) };
+            v = part(0) + part(n);
+        }
+        match v.v {
+            BasicValueEnum::VectorValue(x) => {
+                let zero = k.ctx.i32_type().const_zero();
+                I { k, v: k.keep(k.b.build_extract_element(x, zero, ""), v.v) }
+            }
+            _ => v,
+        }
+    }
+}
+
+impl<'k> F<'k> {
+    /// Vector lanes rounded to the nearest integer, ties to even, as 32-bit integers.
+    pub(crate) fn to_int(self) -> I<'k> {
+        let k = self.k;
+        let rounded = k.instruction(RINT, &[self.v], self.v);
+        let v = match (rounded, k.i32_like(self.v)) {
+            (BasicValueEnum::VectorValue(v), BasicTypeEnum::VectorType(t)) => {
+                k.keep(k.b.build_float_to_signed_int(v, t, "").map(Into::into), rounded)
+            }
+            _ => k.mismatch(rounded),
+        };
+        I { k, v }
+    }
+}
+
+impl<'k> F<'k> {
+    /// A vector rounded to bf16, each in the low half of a word.
+    fn halfwords(self) -> I<'k> {
+        let k = self.k;
+        I { k, v: k.round_bf16(self) }.zext16()
+    }
+}
+
+impl<'k> P<'k> {
+    /// One 32-bit integer, as it is.
+    pub(crate) fn load_word(self) -> I<'k> {
+        let k = self.k;
+        I { k, v: self.load_as(k.ctx.i32_type().into(), 4) }
+    }
+
+    /// Stores the low byte of every lane.
+    pub(crate) fn store_bytes(self, x: I<'k>) {
+        let k = self.k;
+        let to = k.ctx.i8_type().vec_type(width(x.v));
+        match x.v {
+            BasicValueEnum::VectorValue(v) => {
+                let bytes = k.keep(k.b.build_int_truncate(v, to, "").map(Into::into), x.v);
+                self.store_aligned(bytes, 1);
+            }
+            _ => k.fail("bytes of a scalar"),
+        }
+    }
+
+    /// Stores the lanes of a vector that are in the span, rounded to bf16.
+    pub(crate) fn store_bf16(self, x: F<'k>, span: Span<'k>) {
+        let k = self.k;
+        let lanes = k.lanes() as u32;
+        let words = k.round_bf16(x);
+        match span {
+            Span::Full => self.store_aligned(words, 2),
+            Span::Part(mask) => {
+                let mut args = vec![words.into(), self.v.into(), mask.v.into()];
+                k.with_align(&mut args, "llvm.masked.store", Elem::I16, 2, 2);
+                let _ = k.call("llvm.masked.store", Elem::I16, lanes, &args);
+            }
+        }
+    }
+}
