@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;
-use moec_codegen::{KernelSpec, Machine, compile};
+use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, compile, packed_words};
 use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu};
 use moec_ir::plan::Grid;
 use moec_ir::types::Format;
@@ -60,16 +60,26 @@ enum Operand {
     Ints(Vec<i32>),
 }
 
-fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format) -> Probe {
-    let glu = None;
+/// Bytes of a weight, its scales included.
+fn weight_bytes(format: Format, elements: usize) -> usize {
+    match format {
+        Format::Q8 => elements / 32 * 34,
+        Format::Q4 => elements / 32 * 18,
+        plain => plain.bytes(elements),
+    }
+}
+
+fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, compute: Compute) -> Probe {
+    let (glu, x_ld) = (None, packed_words(k, compute));
     Probe {
         name,
         spec: KernelSpec::Linear {
             k,
             n: cols,
             format,
+            compute,
             groups: 1,
-            x_ld: k,
+            x_ld,
             out_ld: cols,
             bias: false,
             residual_ld: None,
@@ -77,16 +87,16 @@ fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format) -
         },
         n,
         operations: 2.0 * (n * k * cols) as f64,
-        bytes: format.bytes(k * cols) as f64,
+        bytes: weight_bytes(format, k * cols) as f64,
         operands: vec![
-            Operand::Words(n * k),
-            Operand::Words(format.bytes(k * cols) / 4),
+            Operand::Words(n * x_ld),
+            Operand::Words(weight_bytes(format, k * cols) / 4),
             Operand::Words(n * cols),
         ],
     }
 }
 
-fn experts(name: &'static str, tokens: usize) -> Probe {
+fn experts(name: &'static str, tokens: usize, format: Format, compute: Compute) -> Probe {
     let (experts, hidden, inter) = (16, 2048, 1024);
     let layout = DispatchLayout { rows: tokens, k: 1, experts };
     let mut table = vec![0; layout.words()];
@@ -99,7 +109,7 @@ fn experts(name: &'static str, tokens: usize) -> Probe {
         // Rows of a token are anywhere.
         table[layout.token() + t] = (t * 7 % tokens) as i32;
     }
-    let format = Format::Bf16;
+    let x_ld = packed_words(hidden, compute);
     let weights = experts * 2 * inter * hidden;
     Probe {
         name,
@@ -108,17 +118,18 @@ fn experts(name: &'static str, tokens: usize) -> Probe {
             hidden,
             inter,
             format,
-            x_ld: hidden,
+            compute,
+            x_ld,
             glu: Glu::Gated(Activation::Silu),
             bias: false,
         },
         n: tokens,
         operations: 2.0 * (tokens * 2 * inter * hidden) as f64,
-        bytes: format.bytes(weights) as f64,
+        bytes: weight_bytes(format, weights) as f64,
         operands: vec![
-            Operand::Words(tokens * hidden),
+            Operand::Words(tokens * x_ld),
             Operand::Ints(table),
-            Operand::Words(format.bytes(weights) / 4),
+            Operand::Words(weight_bytes(format, weights) / 4),
             Operand::Words(tokens * inter),
         ],
     }
@@ -256,21 +267,36 @@ fn main() -> Outcome {
         std::hint::black_box(memory.iter().copied().fold(0, u64::wrapping_add));
     });
     println!("{:34} {:9} {:15.1} GB/s", "reading memory", "", 256.0 * (1 << 20) as f64 / seconds / 1e9);
+    use Compute::{Bf16 as Pairs, F32, I8};
+    use Format::{Bf16, F16, Q4, Q8};
     let probes = [
-        linear("linear bf16, 1 row, from memory", 1, 2048, 65536, Format::Bf16),
-        linear("linear f32, 1 row, from memory", 1, 2048, 32768, Format::F32),
-        linear("linear bf16, 1 row, in cache", 1, 2048, 128, Format::Bf16),
-        linear("linear f16, 1 row, in cache", 1, 2048, 128, Format::F16),
-        linear("linear bf16, 4 rows, in cache", 4, 2048, 128, Format::Bf16),
-        linear("linear bf16, 12 rows", 12, 2048, 2048, Format::Bf16),
-        linear("linear bf16, 96 rows", 96, 2048, 2048, Format::Bf16),
-        linear("linear bf16, 96 rows, k 2080", 96, 2080, 2048, Format::Bf16),
-        linear("linear f16, 96 rows", 96, 2048, 2048, Format::F16),
-        linear("linear f32, 96 rows", 96, 2048, 2048, Format::F32),
-        linear("linear bf16, 96 rows, k 8192", 96, 8192, 1024, Format::Bf16),
-        experts("experts, 1 token each", 16),
-        experts("experts, 12 tokens each", 192),
-        experts("experts, 64 tokens each", 1024),
+        linear("linear bf16, 1 row, from memory", 1, 2048, 65536, Bf16, F32),
+        linear("linear f32, 1 row, from memory", 1, 2048, 32768, Format::F32, F32),
+        linear("linear q8 i8, 1 row, from memory", 1, 2048, 65536, Q8, I8),
+        linear("linear q4 i8, 1 row, from memory", 1, 2048, 65536, Q4, I8),
+        linear("linear q8 f32, 1 row, from memory", 1, 2048, 65536, Q8, F32),
+        linear("linear q4 i8, 4 rows, from memory", 4, 2048, 65536, Q4, I8),
+        linear("linear bf16, 1 row, in cache", 1, 2048, 128, Bf16, F32),
+        linear("linear q8 i8, 1 row, in cache", 1, 2048, 128, Q8, I8),
+        linear("linear q4 i8, 1 row, in cache", 1, 2048, 128, Q4, I8),
+        linear("linear bf16, 4 rows, in cache", 4, 2048, 128, Bf16, F32),
+        linear("linear bf16, 12 rows", 12, 2048, 2048, Bf16, F32),
+        linear("linear bf16, 96 rows", 96, 2048, 2048, Bf16, F32),
+        linear("linear bf16 pairs, 96 rows", 96, 2048, 2048, Bf16, Pairs),
+        linear("linear q8 i8, 96 rows", 96, 2048, 2048, Q8, I8),
+        linear("linear q4 i8, 96 rows", 96, 2048, 2048, Q4, I8),
+        linear("linear q8 pairs, 96 rows", 96, 2048, 2048, Q8, Pairs),
+        linear("linear q4 f32, 96 rows", 96, 2048, 2048, Q4, F32),
+        linear("linear f16, 96 rows", 96, 2048, 2048, F16, F32),
+        linear("linear f32, 96 rows", 96, 2048, 2048, Format::F32, F32),
+        linear("linear bf16 pairs, 96 rows, k 8192", 96, 8192, 1024, Bf16, Pairs),
+        experts("experts bf16, 1 token each", 16, Bf16, F32),
+        experts("experts bf16, 64 tokens each", 1024, Bf16, F32),
+        experts("experts bf16 pairs, 64 tokens each", 1024, Bf16, Pairs),
+        experts("experts q8 i8, 1 token each", 16, Q8, I8),
+        experts("experts q8 i8, 64 tokens each", 1024, Q8, I8),
+        experts("experts q4 i8, 1 token each", 16, Q4, I8),
+        experts("experts q4 i8, 64 tokens each", 1024, Q4, I8),
         attention("attention 32/4, 1 row of 4096", 32, 4, 1, 4096),
         attention("attention 16/16, 1 row of 4096", 16, 16, 1, 4096),
         attention("attention 32/4, 256 rows of 1024", 32, 4, 256, 1024),
@@ -278,7 +304,16 @@ fn main() -> Outcome {
     ];
     for machine in [host, Machine::x86_64_level(3)] {
         println!("\n{} {:?}", machine.cpu, machine.isa());
-        for probe in probes.iter().filter(|p| p.name.contains(&wanted)) {
+        let isa = machine.isa();
+        let able = |p: &&Probe| match &p.spec {
+            KernelSpec::Linear { compute, .. } | KernelSpec::ExpertGateUp { compute, .. } => match compute {
+                F32 => true,
+                Pairs => isa.bf16,
+                I8 => isa.bytes != ByteDot::None,
+            },
+            _ => true,
+        };
+        for probe in probes.iter().filter(|p| p.name.contains(&wanted)).filter(able) {
             measure(&machine, probe)?;
         }
     }

@@ -24,5 +24,5 @@ pub use emit::{assembly, compile, llvm_ir};
 pub use error::{Error, Result};
 pub use kernels::cache::{key_order, value_order};
 pub use machine::{ByteDot, Isa, Machine};
-pub use spec::{Compute, KernelSpec, MapOp, NormKind};
+pub use spec::{Compute, KernelSpec, MapOp, NormKind, packed_words};
 pub use version::llvm_version;

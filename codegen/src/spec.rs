@@ -11,7 +11,7 @@ use moec_ir::op::{
     WeightFrom,
 };
 use moec_ir::plan::{Grid, Layout};
-use moec_ir::types::Format;
+use moec_ir::types::{Format, GROUP};
 use std::fmt::Write as _;
 
 /// Which norm.
@@ -43,6 +43,18 @@ impl Compute {
             Self::Bf16 => "bf16",
             Self::I8 => "i8",
         }
+    }
+}
+
+/// Words of 32 bits that a row of `cols` numbers takes in the form that `compute` multiplies.
+///
+/// bf16: one word per pair. Bytes: for every group of 32 its codes, the scale (f32) and `−128 · Σ codes`
+/// (i32), ten words; absent codes are zero.
+pub const fn packed_words(cols: usize, compute: Compute) -> usize {
+    match compute {
+        Compute::F32 => cols,
+        Compute::Bf16 => cols.div_ceil(2),
+        Compute::I8 => cols.div_ceil(GROUP) * 10,
     }
 }
 
@@ -119,7 +131,21 @@ pub enum KernelSpec {
         /// Whether the weight is there, f32 `[width]`.
         weight: bool,
     },
-    /// `[x, w, bias? f32 [n], residual?, out]`: `x · wᵀ`. `out` may be `residual`.
+    /// `[x, out]`: rows in the form that a matrix kernel multiplies, [`packed_words`] per group.
+    Quantise {
+        /// Columns of a group.
+        cols: usize,
+        /// Groups of a row, each packed by itself.
+        groups: usize,
+        /// Rows of `x` per valid row (slots per token).
+        per_row: usize,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// The form.
+        to: Compute,
+    },
+    /// `[x, w, bias? f32 [n], residual?, out]`: `x · wᵀ`. `out` may be `residual`. `x` is packed as
+    /// `compute` says, and so is `x_ld` counted, in words.
     ///
     /// With `groups > 1` group `g` reads columns `g·k ..` of `x` and writes columns `g·n ..` of `out`.
     /// With `glu`, `n` is `2I`: gate (first I) and up (last I) join, and `out` has I columns.
@@ -130,6 +156,8 @@ pub enum KernelSpec {
         n: usize,
         /// Format of the weight.
         format: Format,
+        /// How it multiplies.
+        compute: Compute,
         /// Matrices, each with its own range of columns.
         groups: usize,
         /// Row distance of `x`.
@@ -233,6 +261,8 @@ pub enum KernelSpec {
         inter: usize,
         /// Format of the weight.
         format: Format,
+        /// How it multiplies; `x` is packed accordingly.
+        compute: Compute,
         /// Row distance of `x`.
         x_ld: usize,
         /// How gate and up join.
@@ -250,6 +280,8 @@ pub enum KernelSpec {
         hidden: usize,
         /// Format of the weight.
         format: Format,
+        /// How it multiplies; `h` is packed accordingly.
+        compute: Compute,
         /// Whether the bias is there.
         bias: bool,
     },
@@ -335,8 +367,13 @@ impl KernelSpec {
                 s.num("c", *width).num("g", *groups).num("x", *x_ld).num("o", *out_ld).float("eps", *eps);
                 s.flag("weight", *weight);
             }
-            Self::Linear { k, n, format, groups, x_ld, out_ld, bias, residual_ld, glu } => {
+            Self::Quantise { cols, groups, per_row, x_ld, to } => {
+                s.word("quantise").num("c", *cols).num("g", *groups).num("r", *per_row).num("x", *x_ld);
+                s.word(to.name());
+            }
+            Self::Linear { k, n, format, compute, groups, x_ld, out_ld, bias, residual_ld, glu } => {
                 s.word("linear").num("k", *k).num("n", *n).word(format.name()).num("p", isa.nr);
+                s.compute(*compute);
                 s.num("g", *groups).num("x", *x_ld).num("o", *out_ld).flag("bias", *bias);
                 s.option("r", *residual_ld);
                 if let Some(glu) = glu {
@@ -367,13 +404,18 @@ impl KernelSpec {
                 s.flag("sinks", *sinks).num("o", *out_ld);
             }
             Self::Router { desc, logits_ld } => s.router(desc, *logits_ld),
-            Self::ExpertGateUp { layout, hidden, inter, format, x_ld, glu, bias } => {
+            Self::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias } => {
                 s.word("expert_gate_up").layout(*layout).num("h", *hidden).num("i", *inter);
-                s.word(format.name()).num("p", isa.nr).num("x", *x_ld).flag("bias", *bias).glu(*glu);
+                s.word(format.name())
+                    .compute(*compute)
+                    .num("p", isa.nr)
+                    .num("x", *x_ld)
+                    .flag("bias", *bias)
+                    .glu(*glu);
             }
-            Self::ExpertDown { layout, inter, hidden, format, bias } => {
+            Self::ExpertDown { layout, inter, hidden, format, compute, bias } => {
                 s.word("expert_down").layout(*layout).num("i", *inter).num("h", *hidden);
-                s.word(format.name()).num("p", isa.nr).flag("bias", *bias);
+                s.word(format.name()).compute(*compute).num("p", isa.nr).flag("bias", *bias);
             }
             Self::Combine { layout, hidden, out_ld, residual_ld } => {
                 s.word("combine").layout(*layout).num("h", *hidden).num("o", *out_ld);
@@ -414,6 +456,7 @@ impl KernelSpec {
                 Grid::Experts { table: 1, tiles: panels(isa, *hidden, false) as u32 }
             }
             Self::Norm { .. }
+            | Self::Quantise { .. }
             | Self::Rope { .. }
             | Self::CacheWrite { .. }
             | Self::Router { .. }
@@ -432,6 +475,11 @@ impl KernelSpec {
             Self::Attention { .. } => crate::kernels::attention::scratch_bytes(self, isa),
             Self::AttentionMerge { splits, .. } => splits * 4,
             Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
+            &Self::Linear { k: depth, format, compute, .. }
+            | &Self::ExpertGateUp { hidden: depth, format, compute, .. }
+            | &Self::ExpertDown { inter: depth, format, compute, .. } => {
+                crate::kernels::multiply::scratch_bytes(isa, depth, format, compute)
+            }
             _ => 0,
         }
     }
@@ -464,7 +512,7 @@ impl KernelSpec {
                 MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) => 2,
                 MapOp::Add { .. } | MapOp::Mul { .. } | MapOp::Glu { .. } | MapOp::ScaleCols => 3,
             },
-            Self::Copy { .. } | Self::Softmax { .. } => 2,
+            Self::Copy { .. } | Self::Softmax { .. } | Self::Quantise { .. } => 2,
         }
     }
 }
@@ -500,6 +548,11 @@ impl Symbol {
             self.word(word);
         }
         self
+    }
+
+    /// Silent about f32, which needs no name.
+    fn compute(&mut self, compute: Compute) -> &mut Self {
+        if compute == Compute::F32 { self } else { self.word("as").word(compute.name()) }
     }
 
     fn float(&mut self, tag: &str, value: f32) -> &mut Self {

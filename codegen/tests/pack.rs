@@ -1,9 +1,13 @@
 //! Packing and its inverse.
 #![allow(clippy::unwrap_used)] // this is a test, though not all of it a test function
 
-use moec_codegen::pack::{Geometry, pack, pack_slice, packed_bytes, round, unpack_rows};
+use half::bf16;
+use moec_codegen::pack::quantise::{Group, LARGEST};
+use moec_codegen::pack::{
+    Geometry, holds, pack, pack_slice, packed_bytes, round, round_as_packed, round_rows, unpack_rows,
+};
 use moec_ir::plan::{Layout, Segment};
-use moec_ir::types::Format;
+use moec_ir::types::{Format, GROUP};
 use proptest::prelude::*;
 use std::io;
 use std::ops::Range;
@@ -15,7 +19,8 @@ fn geometries() -> impl Strategy<Value = Geometry> {
         prop::sample::select(vec![8, 16, 32]).prop_map(|nr| Layout::GluPanels { nr }),
     ];
     let format = prop::sample::select(Format::ALL.to_vec());
-    (layout, format, 1..4_usize, 1..70_usize, 1..40_usize).prop_map(|(layout, format, lead, rows, cols)| {
+    let extent = || prop_oneof![1..70_usize, prop::sample::select(vec![1, 15, 17, 24, 56, 80])];
+    (layout, format, 1..4_usize, extent(), extent()).prop_map(|(layout, format, lead, rows, cols)| {
         let rows = if matches!(layout, Layout::GluPanels { .. }) { rows * 2 } else { rows };
         Geometry { layout, format, lead, rows, cols }
     })
@@ -25,10 +30,11 @@ proptest! {
     #[test]
     fn unpacking_gives_the_rounded_numbers(
         g in geometries(),
-        values in prop::collection::vec(-1e5_f32..1e5, 3 * 140 * 40),
+        values in prop::collection::vec(-1e5_f32..1e5, 1000),
     ) {
-        let values = &values[..g.lead * g.rows * g.cols];
-        let packed = pack_slice(&g, values).unwrap();
+        // Rows that differ, of odd length next to any extent.
+        let values: Vec<f32> = values[..997].iter().copied().cycle().take(g.lead * g.rows * g.cols).collect();
+        let packed = pack_slice(&g, &values).unwrap();
         prop_assert_eq!(packed.len() as u64, packed_bytes(g.layout, g.format, g.lead, g.rows, g.cols));
         let segment = Segment {
             name: String::new(),
@@ -41,33 +47,115 @@ proptest! {
         };
         prop_assert_eq!(segment.packed_bytes(), Some(packed.len() as u64));
         for lead in 0..g.lead {
+            let mut want = values[lead * g.rows * g.cols..][..g.rows * g.cols].to_vec();
+            let mut as_packed = want.clone();
             let mut out = vec![f32::NAN; g.rows * g.cols];
             unpack_rows(&g, &packed, lead, 0..g.rows, &mut out).unwrap();
-            let want: Vec<f32> = values[lead * g.rows * g.cols..][..g.rows * g.cols]
-                .iter()
-                .map(|&x| round(g.format, x))
-                .collect();
-            prop_assert_eq!(out, want);
+            round_rows(g.format, g.cols, &mut want);
+            prop_assert_eq!(&out, &want);
+            round_as_packed(&g, &packed, lead, 0..g.rows, &mut as_packed).unwrap();
+            prop_assert_eq!(&as_packed, &want);
         }
     }
 }
 
+/// Bytes of the numbers `0, 1, 2, …` row by row, which groups of up to 8 or 128 of them hold exactly.
+fn counted(
+    layout: Layout,
+    format: Format,
+    rows: usize,
+    cols: usize,
+    number: impl Fn(usize, usize) -> f32,
+) -> Vec<u8> {
+    let g = Geometry { layout, format, lead: 1, rows, cols };
+    let values: Vec<f32> = (0..rows * cols).map(|i| number(i / cols, i % cols)).collect();
+    pack_slice(&g, &values).unwrap()
+}
+
 #[test]
 fn panels_hold_columns_of_consecutive_rows_and_zeros() {
-    let g = Geometry { layout: Layout::Panels { nr: 4 }, format: Format::F32, lead: 1, rows: 5, cols: 2 };
     // Row r holds 10 r + 1 and 10 r + 2.
-    let rows: Vec<f32> = (0..5).flat_map(|r| [10.0 * r as f32 + 1.0, 10.0 * r as f32 + 2.0]).collect();
+    let bytes = counted(Layout::Panels { nr: 4 }, Format::F32, 5, 2, |r, c| (10 * r + c + 1) as f32);
     let want = [1., 11., 21., 31., 2., 12., 22., 32., 41., 0., 0., 0., 42., 0., 0., 0.];
-    let bytes: Vec<u8> = want.iter().flat_map(|x: &f32| x.to_le_bytes()).collect();
-    assert_eq!(pack_slice(&g, &rows).unwrap(), bytes);
+    let want: Vec<u8> = want.iter().flat_map(|x: &f32| x.to_le_bytes()).collect();
+    assert_eq!(bytes, want);
 }
 
 #[test]
 fn gated_panels_hold_gate_then_up() {
-    let g = Geometry { layout: Layout::GluPanels { nr: 4 }, format: Format::F32, lead: 1, rows: 6, cols: 1 };
+    let bytes = counted(Layout::GluPanels { nr: 4 }, Format::F32, 6, 1, |r, _| r as f32);
     let want = [0., 1., 3., 4., 2., 0., 5., 0.];
-    let bytes: Vec<u8> = want.iter().flat_map(|x: &f32| x.to_le_bytes()).collect();
-    assert_eq!(pack_slice(&g, &[0., 1., 2., 3., 4., 5.]).unwrap(), bytes);
+    let want: Vec<u8> = want.iter().flat_map(|x: &f32| x.to_le_bytes()).collect();
+    assert_eq!(bytes, want);
+}
+
+#[test]
+fn panels_of_bf16_hold_pairs() {
+    // Three input channels: two pairs, the second one filled up.
+    let bytes = counted(Layout::Panels { nr: 2 }, Format::Bf16, 3, 3, |r, c| (10 * r + c + 1) as f32);
+    let want = [1., 2., 11., 12., 3., 0., 13., 0., 21., 22., 0., 0., 23., 0., 0., 0.];
+    let want: Vec<u8> = want.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
+    assert_eq!(bytes, want);
+    let bytes = counted(Layout::Rows, Format::Bf16, 2, 3, |r, c| (10 * r + c + 1) as f32);
+    let want: Vec<u8> =
+        [1., 2., 3., 11., 12., 13.].iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
+    assert_eq!(bytes, want);
+}
+
+#[test]
+fn panels_of_q8_hold_quads_then_scales() {
+    // Every group of 32 holds a 127, so that codes are the numbers themselves at scale 1; row 1 is at scale 2.
+    let number = |r: usize, c: usize| (r + 1) as f32 * if c % GROUP == 0 { 127.0 } else { c as f32 };
+    let (nr, cols) = (2, 34);
+    let bytes = counted(Layout::Panels { nr: nr as u32 }, Format::Q8, 3, cols, number);
+    assert_eq!(bytes.len(), 2 * 2 * nr * 34);
+    for row in 0..4 {
+        for c in 0..2 * GROUP {
+            let at = row / nr * 2 * nr * 34 + c / GROUP * nr * 34;
+            let code = bytes[at + (c % GROUP / 4 * nr + row % nr) * 4 + c % 4];
+            let want = if row < 3 && c < cols { number(0, c) as u8 } else { 0 };
+            assert_eq!(code, want, "row {row}, column {c}");
+            let scale = bytes[at + nr * 32 + row % nr * 2..][..2].try_into().unwrap();
+            let want = if row < 3 { (row + 1) as f32 } else { 0.0 };
+            assert_eq!(bf16::from_le_bytes(scale).to_f32(), want, "row {row}, column {c}");
+        }
+    }
+    let rows = counted(Layout::Rows, Format::Q8, 2, cols, number);
+    assert_eq!(rows.len(), 2 * (64 + 4));
+    let codes: Vec<u8> = (0..64).map(|c| if c < cols { number(0, c) as u8 } else { 0 }).collect();
+    assert_eq!((&rows[..64], &rows[68..132]), (&codes[..], &codes[..]));
+    assert_eq!(rows[132..], [bf16::from_f32(2.0).to_le_bytes(); 2].concat());
+}
+
+#[test]
+fn panels_of_q4_hold_nibbles_then_scales() {
+    // Every group holds a −8, so that codes are the numbers themselves at scale 1; row 1 is at scale −2.
+    let code = |c: usize| if c.is_multiple_of(GROUP) { -8 } else { (c * 5 % 16) as i32 - 8 };
+    let scale = |r: usize| [1.0, -2.0, 4.0][r];
+    let number = |r: usize, c: usize| scale(r) * code(c) as f32;
+    let (nr, cols) = (2, 34);
+    let bytes = counted(Layout::Panels { nr: nr as u32 }, Format::Q4, 3, cols, number);
+    assert_eq!(bytes.len(), 2 * 2 * nr * 18);
+    let nibble = |row: usize, c: usize| if row < 3 && c < cols { (code(c) + 8) as u8 } else { 8 };
+    for row in 0..4 {
+        for group in 0..2 {
+            let at = row / nr * 2 * nr * 18 + group * nr * 18;
+            for c in 0..16 {
+                let byte = bytes[at + (c / 4 * nr + row % nr) * 4 + c % 4];
+                let (low, high) = (nibble(row, group * GROUP + c), nibble(row, group * GROUP + 16 + c));
+                assert_eq!(byte, low | high << 4, "row {row}, column {c} of group {group}");
+            }
+            let stored = bytes[at + nr * 16 + row % nr * 2..][..2].try_into().unwrap();
+            let want = if row < 3 { scale(row) } else { 0.0 };
+            assert_eq!(bf16::from_le_bytes(stored).to_f32(), want, "row {row}, group {group}");
+        }
+    }
+    let rows = counted(Layout::Rows, Format::Q4, 2, cols, number);
+    assert_eq!(rows.len(), 2 * (32 + 4));
+    let row: Vec<u8> =
+        (0..32).map(|j| j / 16 * 32 + j % 16).map(|c| nibble(0, c) | nibble(0, c + 16) << 4).collect();
+    assert_eq!((&rows[..32], &rows[36..68]), (&row[..], &row[..]));
+    assert_eq!(rows[68..], [bf16::from_f32(-2.0).to_le_bytes(); 2].concat());
 }
 
 #[test]
@@ -89,17 +177,170 @@ fn at_most_one_panel_is_asked_for_at_a_time() {
         out.fill(1.0);
         Ok::<(), io::Error>(())
     };
-    let written = pack(&g, read, &mut io::sink()).unwrap();
+    let written = pack(&g, &|_| None, read, &mut io::sink()).unwrap();
     assert_eq!((written, largest), (g.bytes(), 8));
+}
+
+#[test]
+fn panels_come_in_order_however_many_threads_take_part() {
+    let (rows, cols) = (1024, 4096);
+    for (format, layout) in [(Format::F32, Layout::Rows), (Format::Q4, Layout::Panels { nr: 32 })] {
+        let g = Geometry { layout, format, lead: 1, rows, cols };
+        let read = |_: usize, rows: Range<usize>, out: &mut [f32]| {
+            for (row, out) in rows.zip(out.chunks_exact_mut(cols)) {
+                out.fill((row + 1) as f32);
+            }
+            Ok::<(), io::Error>(())
+        };
+        let mut packed = Vec::new();
+        pack(&g, &|_| None, read, &mut packed).unwrap();
+        let mut row = vec![0.0; cols];
+        for r in [0, 1, 31, 32, 511, 1023] {
+            unpack_rows(&g, &packed, 0, r..r + 1, &mut row).unwrap();
+            assert!(row.iter().all(|&x| (x / (r + 1) as f32 - 1.0).abs() < 4e-3), "row {r} is {}", row[0]);
+        }
+    }
 }
 
 #[test]
 fn errors_of_the_source_come_back() {
     let g = Geometry { layout: Layout::Rows, format: Format::F32, lead: 1, rows: 2, cols: 2 };
-    let failed = pack(&g, |_, _, _: &mut [f32]| Err(io::Error::other("unreadable")), &mut io::sink());
+    let failed =
+        pack(&g, &|_| None, |_, _, _: &mut [f32]| Err(io::Error::other("unreadable")), &mut io::sink());
     assert_eq!(failed.unwrap_err().to_string(), "unreadable");
     let mut out = [0.0; 4];
     assert!(unpack_rows(&g, &[0; 15], 0, 0..2, &mut out).is_err());
     assert!(unpack_rows(&g, &[0; 16], 1, 0..2, &mut out).is_err());
     assert!(unpack_rows(&g, &[0; 16], 0, 1..3, &mut out).is_err());
+    let g = Geometry { layout: Layout::Panels { nr: 2 }, format: Format::Q4, ..g };
+    assert!(unpack_rows(&g, &[0; 36], 0, 0..2, &mut out).is_ok());
+    assert!(unpack_rows(&g, &[0; 35], 0, 0..2, &mut out).is_err());
+}
+
+const GROUPED: [Format; 2] = [Format::Q8, Format::Q4];
+
+/// What the largest magnitude alone says: `q8` puts it at 127, `q4` at −8.
+fn plain(format: Format, x: &[f32; GROUP]) -> [f32; GROUP] {
+    let extreme = x.iter().fold(0.0_f32, |a, &x| if x.abs() > a.abs() { x } else { a });
+    let scale = if format == Format::Q8 { extreme.abs() / 127.0 } else { extreme / -8.0 };
+    let scale = bf16::from_f32(scale).to_f32();
+    let (low, high) = if format == Format::Q8 { (-127.0, 127.0) } else { (-8.0, 7.0) };
+    x.map(|x| if scale == 0.0 { 0.0 } else { (x / scale).round_ties_even().clamp(low, high) * scale })
+}
+
+fn error(x: &[f32; GROUP], got: &[f32; GROUP], w: &[f32; GROUP]) -> f64 {
+    let each = x.iter().zip(got).zip(w).map(|((&a, &b), &w)| f64::from(w) * f64::from(a - b).powi(2));
+    each.sum()
+}
+
+fn group(numbers: impl Strategy<Value = f32>) -> impl Strategy<Value = [f32; GROUP]> {
+    prop::collection::vec(numbers, GROUP).prop_map(|x| x.try_into().unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn never_worse_than_by_the_largest_magnitude(
+        x in prop_oneof![
+            group(-1.0_f32..1.0),
+            group((-1.0_f32..1.0).prop_map(|x| x * x * x)),
+            group(prop_oneof![9 => Just(0.0), 1 => -1.0_f32..1.0]),
+            group(0.0_f32..1.0),
+        ],
+        w in prop_oneof![
+            Just([1.0; GROUP]),
+            group(0.0_f32..1.0),
+            group((0.0_f32..1.0).prop_map(|x| x.powi(8) * 1e4)),
+        ],
+        exponent in -25..30_i32,
+    ) {
+        let x = x.map(|x| x * 10.0_f32.powi(exponent));
+        for format in GROUPED {
+            let found = Group::nearest(format, &x, &w);
+            let (ours, theirs) = (error(&x, &found.values(), &w), error(&x, &plain(format, &x), &w));
+            prop_assert!(ours <= theirs * (1.0 + 1e-4), "{format}: {ours} against {theirs} of {x:?}");
+            // The codes are settled by the scale.
+            prop_assert_eq!(Group::with_scale(format, &x, found.scale), found);
+        }
+    }
+
+    #[test]
+    fn any_bits_give_finite_numbers(bits in prop::collection::vec(any::<u32>(), 2 * GROUP)) {
+        let (x, w) = bits.split_at(GROUP);
+        let floats = |bits: &[u32]| -> [f32; GROUP] {
+            bits.iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>().try_into().unwrap()
+        };
+        for format in GROUPED {
+            let g = Group::nearest(format, &floats(x), &floats(w));
+            prop_assert!(g.values().iter().all(|x| x.is_finite()), "{g:?}");
+        }
+    }
+}
+
+#[test]
+fn what_matters_more_is_nearer() {
+    // One large number among small ones: by itself it decides the scale, unless it matters little.
+    let mut x: [f32; GROUP] = std::array::from_fn(|i| ((i * 7 % 32) as f32 - 15.5) / 16.0);
+    x[5] = 2.0;
+    let mut w = [1.0; GROUP];
+    w[5] = 1e-4;
+    for format in [Format::Q4] {
+        let even = Group::nearest(format, &x, &[1.0; GROUP]).values();
+        let uneven = Group::nearest(format, &x, &w).values();
+        assert!(error(&x, &uneven, &w) < 0.7 * error(&x, &even, &w), "{format}");
+        assert!((uneven[5] - 2.0).abs() > (even[5] - 2.0).abs(), "{format}");
+    }
+}
+
+#[test]
+fn zeros_and_the_ends_of_the_range() {
+    for format in GROUPED {
+        let one = [1.0; GROUP];
+        assert_eq!(Group::nearest(format, &[0.0; GROUP], &one), Group::ZERO);
+        assert_eq!(Group::nearest(format, &[-0.0; GROUP], &one), Group::ZERO);
+        assert_eq!(Group::nearest(format, &[f32::from_bits(1); GROUP], &one), Group::ZERO);
+        let ends = std::array::from_fn(|i| if i % 2 == 0 { LARGEST } else { -LARGEST });
+        let stored = Group::nearest(format, &ends, &one).values();
+        assert!(stored.iter().zip(ends).all(|(s, x)| (s / x - 1.0).abs() < 0.1), "{format}: {stored:?}");
+        // Weights of zero are as good as none.
+        let x = std::array::from_fn(|i| i as f32);
+        assert_eq!(Group::nearest(format, &x, &[0.0; GROUP]), Group::nearest(format, &x, &one));
+        assert!(holds(format, LARGEST) && holds(format, 0.0));
+        assert!(!holds(format, f32::MAX) && !holds(format, f32::INFINITY) && !holds(format, f32::NAN));
+    }
+    assert!(holds(Format::Bf16, f32::INFINITY) && !holds(Format::F16, 1e5) && !holds(Format::Bf16, f32::MAX));
+}
+
+#[test]
+fn importance_is_that_of_matrix_and_column() {
+    let (lead, rows, cols) = (2, 3, 40);
+    let values: Vec<f32> = (0..lead * rows * cols).map(|i| ((i * 37 % 101) as f32 - 50.0).powi(3)).collect();
+    let w: Vec<f32> = (0..lead * cols).map(|i| (i * 13 % 29) as f32).collect();
+    for layout in [Layout::Rows, Layout::Panels { nr: 8 }] {
+        let g = Geometry { layout, format: Format::Q4, lead, rows, cols };
+        let read = |l: usize, r: Range<usize>, out: &mut [f32]| {
+            out.copy_from_slice(&values[(l * rows + r.start) * cols..][..out.len()]);
+            Ok::<(), io::Error>(())
+        };
+        let mut packed = Vec::new();
+        pack(&g, &|l| w.chunks(cols).nth(l), read, &mut packed).unwrap();
+        let mut out = vec![0.0; rows * cols];
+        for l in 0..lead {
+            unpack_rows(&g, &packed, l, 0..rows, &mut out).unwrap();
+            for (i, got) in out.chunks(cols).enumerate() {
+                let from = &values[(l * rows + i) * cols..][..cols];
+                let (mut x, mut by) = ([0.0; GROUP], [0.0; GROUP]);
+                x[..8].copy_from_slice(&from[GROUP..]);
+                by[..8].copy_from_slice(&w[l * cols + GROUP..][..8]);
+                let first = Group::nearest(
+                    g.format,
+                    from.first_chunk().unwrap(),
+                    w[l * cols..].first_chunk().unwrap(),
+                );
+                assert_eq!(got[..GROUP], first.values());
+                assert_eq!(got[GROUP..], Group::nearest(g.format, &x, &by).values()[..8]);
+            }
+        }
+    }
 }

@@ -48,6 +48,7 @@ pub fn build(
 ) -> Result<Option<Built>> {
     let target = target(request.target)?;
     let config = Config::load(request.config)?;
+    let target = target.with_activations(config.weights.activations);
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
     progress.stage("Reading", &config.model.source.display().to_string());
     let (checkpoint, spec) = import::open(&config.model.source, &options)?;

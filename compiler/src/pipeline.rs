@@ -9,7 +9,7 @@ use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
 use crate::passes::{barriers, format, layout, lower, memory, rewrite, schedule};
 use crate::progress::Progress;
-use moec_cpu::{CpuTarget, KernelSpec};
+use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
 use moec_ir::plan::{ModelInfo, Plan};
 use moec_ir::{Module, WeightId};
 use std::path::PathBuf;
@@ -40,6 +40,8 @@ pub struct Compilation<'a> {
     pub writes: Writes,
     /// How often each rewrite rule applied.
     pub applied: Applied,
+    /// Which errors of weights matter, for grouped formats; `None`: all the same.
+    pub importance: Option<&'a dyn WeightImportance>,
 }
 
 /// A pass: its name, why it stands where it stands, and what it does.
@@ -101,6 +103,7 @@ impl<'a> Compilation<'a> {
             segment_weights: Vec::new(),
             writes: Writes::new(),
             applied: Applied::new(),
+            importance: None,
         }
     }
 

@@ -64,9 +64,20 @@ fn no_verb() {
 
 #[test]
 fn help_of_every_verb() {
-    for verb in
-        ["init", "build", "inspect", "verify", "run", "eval", "targets", "doctor", "completions", "synth"]
-    {
+    for verb in [
+        "init",
+        "build",
+        "inspect",
+        "verify",
+        "run",
+        "eval",
+        "steps",
+        "profile-device",
+        "targets",
+        "doctor",
+        "completions",
+        "synth",
+    ] {
         let dir = empty();
         let mut settings = insta::Settings::clone_current();
         settings.set_prepend_module_to_snapshot(false);
@@ -111,10 +122,10 @@ fn model_toml_is_checked() {
     check!("source_is_no_checkpoint", with_model("[model]\nsource = \".\"\n"), inspect);
     check!("unknown_key", with_model("[shapes]\nmax_contxt = 64\n"), inspect);
     check!("unknown_section", with_model("[weight]\nexperts = \"bf16\"\n"), inspect);
-    check!("reserved_section", with_model("[memory]\nbudget = \"8GiB\"\n"), inspect);
+    check!("reserved_section", with_model("[experts]\ntiers = 3\n"), inspect);
     check!("out_of_range", with_model("[shapes]\nprefill_chunk = 100000\n"), inspect);
     check!("wrong_type", with_model("[shapes]\ndecode_batch = 1\n"), inspect);
-    check!("later_format", with_model("[weights]\nexperts = \"q4\"\n"), inspect);
+    check!("later_format", with_model("[weights]\nexperts = \"q4o\"\n"), inspect);
     check!("no_toml", with_model("[shapes\n"), inspect);
     let long = format!("[model]\nsource = '{FERRIS}'\n[shapes]\nmax_context = 4096\n");
     check!("longer_than_the_model", with_model(&long), inspect);

@@ -11,7 +11,7 @@ use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -95,21 +95,54 @@ pub struct FileRef {
 }
 
 /// How a packed weight lies in its file.
+///
+/// A panel holds `nr` output channels, its columns, in an order that follows the format:
+/// * `f32`, `f16`: `[K][nr]`.
+/// * `bf16`: pairs, `[⌈K/2⌉][nr][2]`: two consecutive input channels in one 32-bit word.
+/// * `q8`: per group of 32 input channels `[8][nr][4]` codes (i8), then `nr` bf16 scales.
+/// * `q4`: per group `[4][nr][4]` bytes, then `nr` bf16 scales. Byte `(i, column, j)` holds the codes of the
+///   group's channels `4i + j` (low nibble) and `16 + 4i + j` (high nibble), each plus 8.
+///
+/// A row of a row-major grouped weight holds its codes in order (`q4`: per group 16 bytes, byte `j` the codes
+/// of `j` and `16 + j`), then its scales. What pads a panel, a pair or a group is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Layout {
     /// Row-major `[lead, rows, cols]`.
     Rows,
-    /// Panels of `nr` output channels: `[lead][⌈N/nr⌉][K][nr]`, zero-padded.
+    /// Panels of `nr` output channels: `[lead][⌈N/nr⌉]` panels, zero-padded.
     Panels {
         /// Output channels per panel.
         nr: u32,
     },
     /// As `Panels`, but every panel holds `nr/2` gate channels, then the `nr/2` up channels of the same
-    /// outputs: `[lead][⌈I/(nr/2)⌉][K][nr]`.
+    /// outputs: `[lead][⌈I/(nr/2)⌉]` panels.
     GluPanels {
         /// Columns per panel.
         nr: u32,
     },
+}
+
+impl Layout {
+    /// Rows of a matrix that are stored, those included that pad the last panel; `None` where the layout does
+    /// not fit.
+    pub const fn stored_rows(self, rows: u64) -> Option<u64> {
+        match self {
+            Self::Rows => Some(rows),
+            Self::Panels { nr } if nr > 0 => rows.div_ceil(nr as u64).checked_mul(nr as u64),
+            Self::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows % 2 == 0 => {
+                (rows / 2).div_ceil(nr as u64 / 2).checked_mul(nr as u64)
+            }
+            Self::Panels { .. } | Self::GluPanels { .. } => None,
+        }
+    }
+
+    /// Bytes of one stored row.
+    pub const fn row_bytes(self, format: Format, cols: usize) -> usize {
+        match self {
+            Self::Rows => format.row_bytes(cols),
+            Self::Panels { .. } | Self::GluPanels { .. } => format.column_bytes(cols),
+        }
+    }
 }
 
 /// A packed weight.
@@ -142,16 +175,8 @@ impl Segment {
     /// overflows or the layout does not fit the shape.
     pub fn packed_bytes(&self) -> Option<u64> {
         let (lead, rows, cols) = self.extents();
-        let stored_rows = match self.layout {
-            Layout::Rows => u64::from(rows),
-            Layout::Panels { nr } if nr > 0 => u64::from(rows.div_ceil(nr)).checked_mul(u64::from(nr))?,
-            Layout::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows % 2 == 0 => {
-                u64::from((rows / 2).div_ceil(nr / 2)).checked_mul(u64::from(nr))?
-            }
-            Layout::Panels { .. } | Layout::GluPanels { .. } => return None,
-        };
-        let size = self.format.bytes(1) as u64;
-        let row = u64::from(cols).checked_mul(size)?;
+        let stored_rows = self.layout.stored_rows(u64::from(rows))?;
+        let row = self.layout.row_bytes(self.format, cols as usize) as u64;
         u64::from(lead).checked_mul(stored_rows)?.checked_mul(row)
     }
 }

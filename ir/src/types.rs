@@ -27,6 +27,9 @@ impl DType {
     }
 }
 
+/// Numbers of a row that share a scale in [`Format::Q8`] and [`Format::Q4`].
+pub const GROUP: usize = 32;
+
 /// How a weight is stored in the bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub enum Format {
@@ -36,14 +39,11 @@ pub enum Format {
     Bf16,
     /// IEEE binary16.
     F16,
-    /// Codes of 8 bits in groups of [`GROUP`], one bf16 scale each.
+    /// Groups of [`GROUP`] numbers of a row: whole codes in −127..=127 times one bf16 scale.
     Q8,
-    /// Codes of 4 bits in groups of [`GROUP`], one bf16 scale each.
+    /// Groups of [`GROUP`] numbers of a row: whole codes in −8..=7 times one bf16 scale of either sign.
     Q4,
 }
-
-/// Numbers that share a scale in q8 and q4.
-pub const GROUP: usize = 32;
 
 impl Format {
     /// Every format, in the order that messages list them.
@@ -65,14 +65,47 @@ impl Format {
         Self::ALL.into_iter().find(|f| f.name() == name)
     }
 
-    /// Bytes that `elements` elements take.
-    pub const fn bytes(self, elements: usize) -> usize {
+    /// Whether numbers are stored in groups of [`GROUP`] with a common scale.
+    pub const fn is_grouped(self) -> bool {
+        matches!(self, Self::Q8 | Self::Q4)
+    }
+
+    /// Bytes of one group and its scale; `None` for the formats whose numbers stand alone.
+    pub const fn group_bytes(self) -> Option<usize> {
         match self {
-            Self::F32 => elements * 4,
-            Self::Bf16 | Self::F16 => elements * 2,
-            Self::Q8 => elements.div_ceil(GROUP) * (GROUP + 2),
-            Self::Q4 => elements.div_ceil(GROUP) * (GROUP / 2 + 2),
+            Self::F32 | Self::Bf16 | Self::F16 => None,
+            Self::Q8 => Some(GROUP + 2),
+            Self::Q4 => Some(GROUP / 2 + 2),
         }
+    }
+
+    /// Bytes of a row of `cols` numbers in row-major order; the last group is stored whole.
+    pub const fn row_bytes(self, cols: usize) -> usize {
+        match self {
+            Self::F32 => cols * 4,
+            Self::Bf16 | Self::F16 => cols * 2,
+            Self::Q8 => cols.div_ceil(GROUP) * (GROUP + 2),
+            Self::Q4 => cols.div_ceil(GROUP) * (GROUP / 2 + 2),
+        }
+    }
+
+    /// Bytes that one output channel of `depth` numbers takes of a panel. As [`Self::row_bytes`], but bf16
+    /// lies in whole pairs.
+    pub const fn column_bytes(self, depth: usize) -> usize {
+        match self {
+            Self::Bf16 => depth.div_ceil(2) * 4,
+            _ => self.row_bytes(depth),
+        }
+    }
+
+    /// Bytes that `elements` elements take in row-major order.
+    pub const fn bytes(self, elements: usize) -> usize {
+        self.row_bytes(elements)
+    }
+
+    /// Bits per number of long rows, scales included.
+    pub const fn bits(self) -> f64 {
+        self.row_bytes(GROUP) as f64 * 8.0 / GROUP as f64
     }
 }
 

@@ -73,9 +73,9 @@ pub struct Engine<'p> {
     pub(crate) state_at: Vec<Addr>,
     pub(crate) bound: Vec<Bound>,
     pub(crate) scratch: Region,
-    scratch_stride: usize,
+    pub(crate) scratch_stride: usize,
     pub(crate) taken: Vec<AtomicUsize>,
-    pool: Pool,
+    pub(crate) pool: Pool,
     lens: Vec<usize>,
     stop: Option<&'static AtomicBool>,
 }

@@ -1,4 +1,5 @@
-//! A single-threaded run of one entry point that lets an observer look at memory around every step.
+//! Runs of one entry point step by step: on one thread, with an observer who looks at memory around every
+//! step; and on all, with a clock.
 
 use crate::call::Walk;
 use crate::engine::{Engine, Row};
@@ -7,6 +8,7 @@ use crate::memory::Addr;
 use crate::program::{EntryKind, EntryRef, Step};
 use crate::unit::Lane;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 /// When the observer is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +122,43 @@ impl Engine<'_> {
             }
         }
         self.end(rows, fault.into_inner())
+    }
+
+    /// Runs entry point `entry` on all threads as [`Engine::trace_entry`] does on one, and gives the time of
+    /// every step. All threads meet around each: the times hold a barrier, and no step overlaps the next.
+    ///
+    /// # Errors
+    /// As [`Engine::trace_entry`].
+    pub fn time_steps(
+        &mut self,
+        entry: usize,
+        rows: &[Row],
+        wanted: &[usize],
+        seq_len: usize,
+    ) -> Result<Vec<Duration>> {
+        let extent = self.begin(entry, rows, wanted, seq_len)?;
+        let fault = OnceLock::new();
+        let walk = Walk {
+            bound: &self.bound[entry],
+            unit: self.unit.as_ref(),
+            taken: &self.taken,
+            fault: &fault,
+            extent,
+        };
+        let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
+        let mut times = Vec::with_capacity(walk.bound.len());
+        for index in 0..walk.bound.len() {
+            let start = Instant::now();
+            self.pool.run(&|lane, _| {
+                let lane = Lane { index: lane, of, scratch: scratch.plus(lane * stride) };
+                // SAFETY: the program is valid and the inputs are written; `Pool::run` returns when all lanes
+                // are done, so every earlier step has ended; each lane has its own part of the scratch.
+                unsafe { walk.step(index, lane) };
+            });
+            times.push(start.elapsed());
+        }
+        self.end(rows, fault.into_inner())?;
+        Ok(times)
     }
 
     /// Index of the entry point of a kind.

@@ -236,6 +236,25 @@ fn bench_and_info() {
     assert!(run("generate --help").out.contains("--top-p"));
 }
 
+#[test]
+fn bench_by_turns() {
+    let dir = bundle();
+    let done = run_in(dir.path(), "bench --stdin --threads 2", Some("20 3 1\n5 2 2\n"));
+    assert_eq!((done.status, done.err.as_str()), (0, ""));
+    let answers: Vec<Value> = done.out.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let asked = |a: &Value| ["prompt", "gen", "batch"].map(|k| a[k].as_u64().unwrap());
+    assert_eq!(answers.iter().map(asked).collect::<Vec<_>>(), [[20, 3, 1], [5, 2, 2]]);
+    assert!(answers.iter().all(|a| a["decode_tokens_per_s"].as_f64().unwrap() > 0.0));
+    for (input, word) in
+        [("5 2\n", "`5 2`"), ("5 0 1\n", "from 1 up"), ("60 10 1\n", "context"), ("1 1 99\n", "slot")]
+    {
+        let done = run_in(dir.path(), "bench --stdin", Some(input));
+        assert!(done.status != 0 && done.err.contains(word), "{input}: {}", done.err);
+    }
+    let text = run("bench --batch 2 --repeat 1").out;
+    assert!(text.contains("2 sequences") && !text.contains("read per token"), "{text}");
+}
+
 /// A pipe whose reader has gone.
 struct Closed;
 

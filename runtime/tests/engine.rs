@@ -170,6 +170,25 @@ fn many_calls_on_more_threads_than_cores() {
 }
 
 #[test]
+fn timed_steps_compute_what_a_call_does() {
+    for threads in [1, 3] {
+        with_engine(&ENTRIES, threads, |engine| {
+            let entry = engine.entry(Prefill(4)).unwrap();
+            let rows: Vec<Row> = [(0, 10), (1, 20)].map(|(pos, id)| Row { slot: 1, pos, id }).to_vec();
+            let times = engine.time_steps(entry, &rows, &[1], 2).unwrap();
+            assert_eq!(times.len(), engine.program().entries[entry].steps.len());
+            engine
+                .decode(&[(1, 2, 30)], &mut |_, logits| {
+                    assert_eq!(logits, reference(&[10, 20, 30]));
+                    Ok(())
+                })
+                .unwrap();
+            assert!(engine.time_steps(99, &rows, &[], 2).is_err());
+        });
+    }
+}
+
+#[test]
 fn a_trace_shows_every_step() {
     with_engine(&ENTRIES, 2, |engine| {
         let entry = engine.entry(Prefill(4)).unwrap();

@@ -6,6 +6,7 @@
 mod demo;
 mod docs;
 mod llvm;
+mod peers;
 mod setup;
 mod shell;
 mod suite;
@@ -24,6 +25,9 @@ const COMMANDS: &[Command] = &[
         setup::run().map(drop)
     }),
     ("docs", "write the generated pages of docs/", docs::run),
+    ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {
+        peers::run(&std::env::args().skip(2).collect::<Vec<_>>())
+    }),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];
@@ -32,7 +36,7 @@ const COMMANDS: &[Command] = &[
 fn help() -> Result<(), Failed> {
     println!("Usage: cargo xtask COMMAND\n");
     for (name, what, _) in COMMANDS {
-        println!("  {name:<10} {what}");
+        println!("  {name:<12} {what}");
     }
     Ok(())
 }
@@ -43,6 +47,8 @@ fn main() -> ExitCode {
         [] => "help",
         [one] if one == "--help" || one == "-h" => "help",
         [one] => one,
+        // The only one with options of its own.
+        [one, ..] if one == "bench-peers" => one,
         _ => "",
     };
     let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {

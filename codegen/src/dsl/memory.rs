@@ -108,7 +108,11 @@ impl<'k> P<'k> {
     pub(crate) fn elements(self, n: impl Index<'k>, format: Format) -> Self {
         match format {
             Format::F32 => self.words(n),
-            _ => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
+            Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
+            Format::Q8 | Format::Q4 => {
+                self.k.fail("numbers of a group have no address of their own");
+                self
+            }
         }
     }
 
@@ -164,7 +168,11 @@ impl<'k> P<'k> {
                     _ => k.fv(0.0),
                 }
             }
-            _ => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
+            Format::F16 => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
+            Format::Q8 | Format::Q4 => {
+                k.fail("numbers of a group have no address of their own");
+                k.fv(0.0)
+            }
         }
     }
 

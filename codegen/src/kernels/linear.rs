@@ -1,11 +1,13 @@
 //! `x · wᵀ` with bias, residual or gate in the epilogue.
 
-use super::micro::{Columns, Panel, product, row_groups};
+use super::micro::{Columns, Panel};
+use super::multiply::{multiply, panel_bytes};
 use crate::dsl::Kb;
-use crate::spec::{KernelSpec, LINEAR_ROWS, panels};
+use crate::spec::{KernelSpec, LINEAR_ROWS, packed_words, panels};
 
 pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Linear { k: depth, n, format, groups, x_ld, out_ld, bias, residual_ld, glu } = *spec
+    let KernelSpec::Linear { k: depth, n, format, compute, groups, x_ld, out_ld, bias, residual_ld, glu } =
+        *spec
     else {
         return k.fail("not a linear");
     };
@@ -18,6 +20,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 
     let per_group = panels(&k.isa, n, glu.is_some());
     let columns_out = if glu.is_some() { n / 2 } else { n };
+    let words = packed_words(depth, compute);
     k.tiles(LINEAR_ROWS, |tile, first, end| {
         let (group, p) = if groups == 1 {
             (k.i(0), tile)
@@ -25,20 +28,15 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             let count = k.i(per_group as i64);
             (tile.div(count), tile.rem(count))
         };
-        let weights = weights.elements(tile * (depth * k.isa.nr), format);
-        let panel = Panel { weights, depth, format, compute: crate::spec::Compute::F32 };
+        let weights = weights.bytes(tile * panel_bytes(&k.isa, depth, format));
+        let panel = Panel { weights, depth, format, compute };
         let columns = Columns::of(k, p, n, glu);
         let bias = bias.map(|b| b.words(group * n));
-        row_groups(k, first, end, |row, m| {
-            let at = x.words(row * x_ld + group * depth);
-            let rows: Vec<_> = (0..m).map(|i| at.words(i * x_ld)).collect();
-            let sums = product(k, &rows, &panel);
+        let row = |row| x.words(row * x_ld + group * words);
+        multiply(k, &panel, first, end, &row, &|row, sums| {
             let bias = bias.map(|b| columns.bias(k, b));
-            for (i, sums) in sums.into_iter().enumerate() {
-                let residual = residual.map(|(r, ld)| r.words(row * ld + group * columns_out).words(i * ld));
-                let out = out.words(row * out_ld + group * columns_out).words(i * out_ld);
-                columns.store(sums, bias, residual, out);
-            }
+            let residual = residual.map(|(r, ld)| r.words(row * ld + group * columns_out));
+            columns.store(sums, bias, residual, out.words(row * out_ld + group * columns_out));
         });
     });
 }

@@ -1,21 +1,26 @@
 //! One kernel family per file. [`write`] is the table of them.
 
 pub(crate) mod attention;
+mod bytes;
 pub(crate) mod cache;
 mod combine;
 mod expert;
 mod linear;
 mod map;
 mod micro;
+pub(crate) mod multiply;
 mod norm;
 mod position;
+mod quantise;
 pub(crate) mod router;
 mod rows;
 mod softmax;
+mod unpack;
 
 use crate::dsl::Kb;
-use crate::machine::Isa;
-use crate::spec::KernelSpec;
+use crate::machine::{ByteDot, Isa};
+use crate::spec::{Compute, KernelSpec, packed_words};
+use moec_ir::types::Format;
 
 /// Writes the body of a kernel.
 pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
@@ -24,6 +29,7 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         KernelSpec::GatherRows { .. } => rows::gather(k, spec),
         KernelSpec::Copy { .. } => rows::copy(k, spec),
         KernelSpec::Norm { .. } => norm::write(k, spec),
+        KernelSpec::Quantise { .. } => quantise::write(k, spec),
         KernelSpec::Linear { .. } => linear::write(k, spec),
         KernelSpec::Rope { .. } => position::rope(k, spec),
         KernelSpec::CacheWrite { .. } => cache::write(k, spec),
@@ -58,13 +64,22 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (*width > 0, "no channels"),
             (*x_ld >= width * groups && *out_ld >= width * groups, "rows overlap"),
         ],
-        KernelSpec::Linear { k, n, groups, x_ld, out_ld, residual_ld, glu, .. } => {
+        KernelSpec::Quantise { cols, groups, per_row, x_ld, to } => vec![
+            (*cols > 0 && *groups > 0 && *per_row > 0, "an extent is zero"),
+            (*x_ld >= cols * groups, "rows overlap"),
+            (
+                *to != Compute::I8 || isa.bytes != ByteDot::None,
+                "bytes on a machine that does not multiply them",
+            ),
+        ],
+        KernelSpec::Linear { k, n, format, compute, groups, x_ld, out_ld, residual_ld, glu, .. } => {
             let out = if glu.is_some() { n / 2 } else { *n };
             vec![
                 (*k > 0 && *n > 0 && *groups > 0, "an extent is zero"),
                 (glu.is_none() || n % 2 == 0, "a gated weight has an odd number of rows"),
                 (glu.is_none() || residual_ld.is_none(), "gate and residual exclude each other"),
-                (*x_ld >= k * groups && *out_ld >= out * groups, "rows overlap"),
+                (*x_ld >= packed_words(*k, *compute) * groups && *out_ld >= out * groups, "rows overlap"),
+                can_multiply(isa, *format, *compute),
             ]
         }
         KernelSpec::Rope { heads, dim, rotary, offset, x_ld, out_ld, angles_ld, .. } => vec![
@@ -83,11 +98,13 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (*out_ld >= heads * v_dim, "rows overlap"),
         ],
         KernelSpec::Router { desc, logits_ld } => router::rules(desc, *logits_ld),
-        KernelSpec::ExpertGateUp { hidden, inter, x_ld, .. } => {
-            vec![(*hidden > 0 && *inter > 0, "an extent is zero"), (x_ld >= hidden, "rows overlap")]
-        }
-        KernelSpec::ExpertDown { hidden, inter, .. } => {
-            vec![(*hidden > 0 && *inter > 0, "an extent is zero")]
+        KernelSpec::ExpertGateUp { hidden, inter, format, compute, x_ld, .. } => vec![
+            (*hidden > 0 && *inter > 0, "an extent is zero"),
+            (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
+            can_multiply(isa, *format, *compute),
+        ],
+        KernelSpec::ExpertDown { hidden, inter, format, compute, .. } => {
+            vec![(*hidden > 0 && *inter > 0, "an extent is zero"), can_multiply(isa, *format, *compute)]
         }
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
         KernelSpec::Map { cols, a_ld, out_ld, .. } => {
@@ -97,5 +114,21 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
     match rules.iter().find(|(holds, _)| !holds) {
         Some((_, what)) => Err(format!("{what} ({spec:?} on {isa:?})")),
         None => Ok(()),
+    }
+}
+
+/// Whether a machine multiplies weights of a format in a form.
+fn can_multiply(isa: &Isa, format: Format, compute: Compute) -> (bool, &'static str) {
+    let quantised = matches!(format, Format::Q8 | Format::Q4);
+    match compute {
+        Compute::F32 => (true, ""),
+        Compute::Bf16 => (
+            isa.bf16 && (quantised || format == Format::Bf16),
+            "bf16 rows need bf16, q8 or q4 weights, and a machine with bf16 dot products",
+        ),
+        Compute::I8 => (
+            isa.bytes != ByteDot::None && quantised,
+            "byte rows need q8 or q4 weights, and a machine with byte dot products",
+        ),
     }
 }

@@ -1,10 +1,9 @@
 //! The feed-forward network of the experts: gate and up, down, combination.
 
-use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
+use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
-use moec_codegen::{KernelSpec, pack};
+use moec_codegen::KernelSpec;
 use moec_ir::op::{Activation, DispatchLayout, Glu};
-use moec_ir::types::Format;
 
 /// A dispatch table of random choices, as the runtime's builtin writes it.
 pub(crate) fn dispatch(rng: &mut Rng, layout: DispatchLayout, n: usize) -> Vec<i32> {
@@ -55,7 +54,7 @@ fn gate_and_up_of_gathered_rows() {
     let mut rng = Rng::new(20);
     let mut cases = Vec::new();
     for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
-        for format in Format::ALL {
+        for (format, compute) in PRODUCTS {
             let layout = DispatchLayout { rows, k, experts };
             let (hidden, inter) = (rng.pick(&[80, 56, 24, 17]), rng.pick(&[5, 16, 17, 48]));
             let g = if i % 2 == 0 { Glu::Gated(Activation::Silu) } else { Glu::DRelu };
@@ -64,19 +63,21 @@ fn gate_and_up_of_gathered_rows() {
             let x_ld = hidden + 3;
             let x = random(&mut rng, n, hidden, x_ld);
             let w = rng.floats(experts * 2 * inter * hidden);
+            let held = stored(format, compute, hidden, &w);
+            let (rows_operand, row_words, x) = rows_as(compute, &x, [1, hidden, x_ld]);
             let bias = (i < 2).then(|| rng.floats(experts * 2 * inter));
             let expected = strided(rows * k, inter, inter, |slot, c| {
                 let Some(&e) = of_slot.get(slot) else { return 0.0 };
                 let row = &x[table[layout.token() + slot] as usize * x_ld..][..hidden];
                 let dot = |j: usize| {
-                    let w = &w[(e * 2 * inter + j) * hidden..][..hidden];
-                    let sum: f32 = row.iter().zip(w).map(|(a, &b)| a * pack::round(format, b)).sum();
+                    let w = &held[(e * 2 * inter + j) * hidden..][..hidden];
+                    let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
                     sum + bias.as_ref().map_or(0.0, |b| b[e * 2 * inter + j])
                 };
                 glu(g, dot(c), dot(inter + c))
             });
             let mut operands = vec![
-                Operand::Floats(x),
+                rows_operand,
                 Operand::Ints(table),
                 Operand::Weight(format, [experts, 2 * inter, hidden], w),
             ];
@@ -90,7 +91,8 @@ fn gate_and_up_of_gathered_rows() {
                     hidden,
                     inter,
                     format,
-                    x_ld,
+                    compute,
+                    x_ld: row_words,
                     glu: g,
                     bias: with_bias,
                 },
@@ -108,23 +110,25 @@ fn down_projection_of_slots() {
     let mut rng = Rng::new(21);
     let mut cases = Vec::new();
     for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
-        for format in Format::ALL {
+        for (format, compute) in PRODUCTS {
             let layout = DispatchLayout { rows, k, experts };
             let (hidden, inter) = (rng.pick(&[80, 32, 24, 17]), rng.pick(&[5, 16, 17, 48]));
             let table = dispatch(&mut rng, layout, n);
             let of_slot = experts_of_slots(layout, &table);
             let h = rng.floats(rows * k * inter);
             let w = rng.floats(experts * hidden * inter);
+            let held = stored(format, compute, inter, &w);
+            let (rows_operand, _, h) = rows_as(compute, &h, [1, inter, inter]);
             let bias = (i % 2 == 0).then(|| rng.floats(experts * hidden));
             let expected = strided(rows * k, hidden, hidden, |slot, c| {
                 let Some(&e) = of_slot.get(slot) else { return 0.0 };
-                let w = &w[(e * hidden + c) * inter..][..inter];
+                let w = &held[(e * hidden + c) * inter..][..inter];
                 let row = &h[slot * inter..][..inter];
-                let sum: f32 = row.iter().zip(w).map(|(a, &b)| a * pack::round(format, b)).sum();
+                let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
                 sum + bias.as_ref().map_or(0.0, |b| b[e * hidden + c])
             });
             let mut operands = vec![
-                Operand::Floats(h),
+                rows_operand,
                 Operand::Ints(table),
                 Operand::Weight(format, [experts, hidden, inter], w),
             ];
@@ -133,7 +137,7 @@ fn down_projection_of_slots() {
             let at = operands.len();
             operands.push(Operand::Floats(vec![0.0; rows * k * hidden]));
             cases.push(Case {
-                spec: KernelSpec::ExpertDown { layout, inter, hidden, format, bias: with_bias },
+                spec: KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias: with_bias },
                 n,
                 operands,
                 expect: vec![(at, Expect::Floats(expected, 5e-5))],

@@ -1,11 +1,12 @@
 //! Runs kernels on guarded memory, for several machines, with work split in several ways.
 
 use crate::cache::Cache;
+use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
-use moec_codegen::pack::{Geometry, pack_slice};
-use moec_codegen::{Compute, Isa, KernelSpec, Machine, compile};
+use moec_codegen::pack::{Geometry, pack_slice, round_rows};
+use moec_codegen::{ByteDot, Compute, Isa, KernelSpec, Machine, compile, packed_words};
 use moec_ir::plan::Grid;
-use moec_ir::types::Format;
+use moec_ir::types::{Format, GROUP};
 use std::ptr;
 
 /// An operand.
@@ -120,43 +121,47 @@ impl Drop for Guarded {
     }
 }
 
+/// Machines that this host runs: the x86-64 levels, and the host itself.
+fn machines() -> Vec<Machine> {
+    let levels = [
+        (4, is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq")),
+        (3, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
+        (1, true),
+    ];
+    for (level, _) in levels.iter().filter(|(_, runs)| !runs) {
+        println!("skipped: this host is no x86-64-v{level}");
+    }
+    let levels = levels.iter().filter(|(_, runs)| *runs).map(|(level, _)| Machine::x86_64_level(*level));
+    levels.chain([Machine::host().unwrap_or_else(|e| panic!("{e}"))]).collect()
+}
+
 /// Whether a machine multiplies in that form.
 fn able(isa: &Isa, spec: &KernelSpec) -> bool {
     match spec {
-        KernelSpec::Attention { compute, .. } => *compute == Compute::F32 || isa.bf16,
+        KernelSpec::Linear { compute, .. }
+        | KernelSpec::Attention { compute, .. }
+        | KernelSpec::ExpertGateUp { compute, .. }
+        | KernelSpec::ExpertDown { compute, .. }
+        | KernelSpec::Quantise { to: compute, .. } => match compute {
+            Compute::F32 => true,
+            Compute::Bf16 => isa.bf16,
+            Compute::I8 => isa.bytes != ByteDot::None,
+        },
         _ => true,
     }
 }
 
-fn host_runs(level: u8) -> bool {
-    match level {
-        4 => {
-            is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl")
-        }
-        3 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-        _ => true,
-    }
-}
-
-/// Checks the cases on every x86-64 level that this host runs; levels that it lacks are skipped, and said.
+/// Checks the cases on every machine that this host runs, as far as they can multiply so.
 pub(crate) fn check(cases: &[Case]) {
-    for level in [4, 3, 1] {
-        if host_runs(level) {
-            check_able(&Machine::x86_64_level(level), cases);
-        } else {
-            println!("skipped: this host is no x86-64-v{level}");
-        }
+    for machine in machines() {
+        let cases: Vec<Case> = cases.iter().filter(|c| able(&machine.isa(), &c.spec)).cloned().collect();
+        check_on(&machine, &cases);
     }
-    check_able(&Machine::host().unwrap_or_else(|e| panic!("{e}")), cases);
 }
 
 /// As [`check`], for pairs of kernels.
 pub(crate) fn check_chains(chains: &[Chain]) {
-    let levels = [4, 3, 1].into_iter().filter(|&l| host_runs(l)).map(Machine::x86_64_level);
-    for machine in levels.chain([Machine::host().unwrap_or_else(|e| panic!("{e}"))]) {
+    for machine in machines() {
         let isa = machine.isa();
         let mut then = Vec::new();
         for chain in chains.iter().filter(|c| able(&isa, &c.first.spec)) {
@@ -176,9 +181,73 @@ pub(crate) fn check_chains(chains: &[Chain]) {
     }
 }
 
-fn check_able(machine: &Machine, cases: &[Case]) {
-    let cases: Vec<Case> = cases.iter().filter(|c| able(&machine.isa(), &c.spec)).cloned().collect();
-    check_on(machine, &cases);
+/// Formats and the forms that they are multiplied in.
+pub(crate) const PRODUCTS: [(Format, Compute); 10] = [
+    (Format::F32, Compute::F32),
+    (Format::Bf16, Compute::F32),
+    (Format::F16, Compute::F32),
+    (Format::Q8, Compute::F32),
+    (Format::Q4, Compute::F32),
+    (Format::Bf16, Compute::Bf16),
+    (Format::Q8, Compute::Bf16),
+    (Format::Q4, Compute::Bf16),
+    (Format::Q8, Compute::I8),
+    (Format::Q4, Compute::I8),
+];
+
+/// The numbers that a packed weight of `cols` columns holds, with what unpacking to `compute` rounds.
+pub(crate) fn stored(format: Format, compute: Compute, cols: usize, w: &[f32]) -> Vec<f32> {
+    let mut w = w.to_vec();
+    round_rows(format, cols, &mut w);
+    if compute == Compute::Bf16 {
+        w.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+    }
+    w
+}
+
+/// Rows of `groups · cols` numbers, `ld` apart, as a matrix kernel takes them, their distance, and the
+/// numbers that they then stand for (in the places of `x`).
+pub(crate) fn rows_as(
+    compute: Compute,
+    x: &[f32],
+    [groups, cols, ld]: [usize; 3],
+) -> (Operand, usize, Vec<f32>) {
+    if compute == Compute::F32 {
+        return (Operand::Floats(x.to_vec()), ld, x.to_vec());
+    }
+    let (mut words, mut rounded) = (Vec::new(), x.to_vec());
+    for row in rounded.chunks_mut(ld) {
+        for group in row[..groups * cols].chunks_mut(cols) {
+            let before = words.len();
+            match compute {
+                Compute::Bf16 => pairs(group, &mut words),
+                _ => group.chunks_mut(GROUP).for_each(|g| codes(g, &mut words)),
+            }
+            assert_eq!(words.len() - before, packed_words(cols, compute));
+        }
+    }
+    (Operand::Ints(words), groups * packed_words(cols, compute), rounded)
+}
+
+fn pairs(row: &mut [f32], words: &mut Vec<i32>) {
+    for pair in row.chunks_mut(2) {
+        pair.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        let bits = |i: usize| pair.get(i).map_or(0, |&x| bf16::from_f32(x).to_bits());
+        words.push((u32::from(bits(0)) | u32::from(bits(1)) << 16).cast_signed());
+    }
+}
+
+fn codes(group: &mut [f32], words: &mut Vec<i32>) {
+    let most = group.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
+    let scale = most * (1.0 / 127.0);
+    let mut codes = [0_i8; GROUP];
+    for (code, x) in codes.iter_mut().zip(group.iter_mut()) {
+        *code = if most > 0.0 { (*x * (127.0 / most)).round_ties_even() as i8 } else { 0 };
+        *x = f32::from(*code) * scale;
+    }
+    words.extend(codes.as_chunks::<4>().0.iter().map(|c| i32::from_le_bytes(c.map(i8::cast_unsigned))));
+    words.push(scale.to_bits().cast_signed());
+    words.push(-128 * codes.iter().map(|&c| i32::from(c)).sum::<i32>());
 }
 
 fn check_on(machine: &Machine, cases: &[Case]) {

@@ -1,8 +1,8 @@
 //! Linear layers in every format, with every epilogue.
 
-use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
+use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
-use moec_codegen::{KernelSpec, pack};
+use moec_codegen::{Compute, KernelSpec};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 
@@ -12,6 +12,7 @@ struct Shape {
     n: usize,
     groups: usize,
     format: Format,
+    compute: Compute,
     bias: bool,
     residual: bool,
     glu: Option<Glu>,
@@ -22,12 +23,14 @@ fn case(rng: &mut Rng, s: &Shape) -> Case {
     let (x_ld, out_ld) = (s.k * s.groups + rng.below(3), columns * s.groups + rng.below(5));
     let x = random(rng, s.n_rows, s.k * s.groups, x_ld);
     let w = rng.floats(s.groups * s.n * s.k);
+    let held = stored(s.format, s.compute, s.k, &w);
+    let (rows, row_words, x) = rows_as(s.compute, &x, [s.groups, s.k, x_ld]);
     let bias = s.bias.then(|| rng.floats(s.groups * s.n));
     let residual = s.residual.then(|| random(rng, s.n_rows, columns * s.groups, out_ld));
     let dot = |row: usize, group: usize, j: usize| -> f32 {
         let sum: f64 = (0..s.k)
             .map(|i| {
-                let w = pack::round(s.format, w[(group * s.n + j) * s.k + i]);
+                let w = held[(group * s.n + j) * s.k + i];
                 f64::from(x[row * x_ld + group * s.k + i]) * f64::from(w)
             })
             .sum();
@@ -41,7 +44,7 @@ fn case(rng: &mut Rng, s: &Shape) -> Case {
         };
         value + residual.as_ref().map_or(0.0, |r| r[row * out_ld + c])
     });
-    let mut operands = vec![Operand::Floats(x), Operand::Weight(s.format, [s.groups, s.n, s.k], w)];
+    let mut operands = vec![rows, Operand::Weight(s.format, [s.groups, s.n, s.k], w)];
     operands.extend(bias.map(Operand::Floats));
     let out = operands.len() + usize::from(s.residual);
     let residual_at = operands.len();
@@ -58,8 +61,9 @@ fn case(rng: &mut Rng, s: &Shape) -> Case {
             k: s.k,
             n: s.n,
             format: s.format,
+            compute: s.compute,
             groups: s.groups,
-            x_ld,
+            x_ld: row_words,
             out_ld,
             bias: s.bias,
             residual_ld: s.residual.then_some(out_ld),
@@ -76,13 +80,14 @@ fn linear_equals_plain_loops() {
     let mut rng = Rng::new(1);
     let mut cases = Vec::new();
     for (i, n_rows) in [1, 2, 3, 5, 11, 12, 17, 27, 40, 97].into_iter().enumerate() {
-        for format in Format::ALL {
+        for (format, compute) in PRODUCTS {
             let shape = Shape {
                 n_rows,
                 k: rng.pick(&[80, 56, 24, 17, 1, 3, 128]),
                 n: rng.pick(&[1, 5, 15, 17, 33, 64, 80]),
                 groups: 1,
                 format,
+                compute,
                 bias: i % 2 == 0,
                 residual: i % 3 == 0,
                 glu: None,
@@ -104,13 +109,15 @@ fn linear_joins_gate_and_up() {
     ];
     let mut cases = Vec::new();
     for (i, glu) in glus.into_iter().enumerate() {
-        for n_rows in [1, 7, 33] {
+        for (j, n_rows) in [1, 7, 33, 15, 17].into_iter().enumerate() {
+            let (format, compute) = PRODUCTS[(5 * i + j) % PRODUCTS.len()];
             let shape = Shape {
                 n_rows,
                 k: rng.pick(&[80, 56, 24, 17]),
                 n: 2 * rng.pick(&[1, 5, 15, 16, 17, 33]),
                 groups: 1,
-                format: Format::ALL[i % 3],
+                format,
+                compute,
                 bias: i % 2 == 0,
                 residual: false,
                 glu: Some(glu),
@@ -127,9 +134,33 @@ fn each_head_has_its_matrix() {
     let mut cases = Vec::new();
     for (groups, k, n) in [(2, 24, 33), (4, 17, 16), (3, 8, 64)] {
         for n_rows in [1, 6, 13] {
-            let format = rng.pick(&Format::ALL);
-            let shape = Shape { n_rows, k, n, groups, format, bias: false, residual: false, glu: None };
+            let (format, compute) = rng.pick(&PRODUCTS);
+            let (bias, residual, glu) = (false, false, None);
+            let shape = Shape { n_rows, k, n, groups, format, compute, bias, residual, glu };
             cases.push(case(&mut rng, &shape));
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn rows_are_brought_into_every_form() {
+    let mut rng = Rng::new(4);
+    let mut cases = Vec::new();
+    for (n, per_row, groups, cols) in
+        [(5, 1, 1, 80), (3, 4, 1, 17), (9, 1, 3, 33), (1, 1, 2, 64), (2, 2, 1, 1)]
+    {
+        for to in [Compute::Bf16, Compute::I8] {
+            let x_ld = groups * cols + rng.below(3);
+            let mut x = random(&mut rng, n * per_row, groups * cols, x_ld);
+            // A group of zeros, and magnitudes far apart.
+            x.iter_mut().take(cols).for_each(|x| *x = 0.0);
+            x.iter_mut().skip(x_ld * (n * per_row - 1)).for_each(|x| *x *= 1e-20);
+            let (packed, ..) = rows_as(to, &x, [groups, cols, x_ld]);
+            let Operand::Ints(words) = packed else { panic!("rows of words") };
+            let spec = KernelSpec::Quantise { cols, groups, per_row, x_ld, to };
+            let operands = vec![Operand::Floats(x), Operand::Ints(vec![-1; words.len()])];
+            cases.push(Case { spec, n, operands, expect: vec![(1, Expect::Ints(words))] });
         }
     }
     check(&cases);

@@ -114,18 +114,20 @@ fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
             out.pad_to(segment.offset).map_err(|e| failed(&e))?;
             let before = out.position();
             let weight = c.module.weight(weight);
-            moec_cpu::pack(segment, weight, c.checkpoint, &mut out, &mut |bytes| bar.add(bytes)).map_err(
-                |e| match e {
-                    moec_cpu::PackError::Write(e) => failed(&e),
-                    moec_cpu::PackError::Read(e) => match e.downcast::<Error>() {
-                        Ok(e) => *e,
-                        Err(e) => Error::input(e.to_string()),
-                    },
-                    e @ moec_cpu::PackError::Range { .. } => {
-                        Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
-                    }
+            moec_cpu::pack(segment, weight, c.checkpoint, c.importance, &mut out, &mut |bytes| {
+                bar.add(bytes)
+            })
+            .map_err(|e| match e {
+                moec_cpu::PackError::Write(e) => failed(&e),
+                moec_cpu::PackError::Read(e) => match e.downcast::<Error>() {
+                    Ok(e) => *e,
+                    Err(e) => Error::input(e.to_string()),
                 },
-            )?;
+                e @ moec_cpu::PackError::Importance { .. } => Error::bug(e.to_string()),
+                e @ moec_cpu::PackError::Range { .. } => {
+                    Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
+                }
+            })?;
             if out.position() - before != segment.bytes {
                 return Err(Error::bug(format!(
                     "`{}` was packed to another size than planned",

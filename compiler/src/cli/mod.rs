@@ -11,7 +11,9 @@ pub mod facts;
 pub mod init;
 pub mod inspect;
 pub mod output;
+pub mod profile_device;
 pub mod run;
+pub mod steps;
 pub mod synth;
 pub mod targets;
 pub mod verbs;
@@ -64,6 +66,8 @@ enum Verb {
     Verify(verify::Args),
     Run(run::Args),
     Eval(eval::Args),
+    Steps(steps::Args),
+    ProfileDevice(profile_device::Args),
     Targets(targets::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
@@ -107,6 +111,8 @@ impl Verb {
             Self::Verify(args) => verify::run(args, progress),
             Self::Run(args) => return run::run(args, progress),
             Self::Eval(args) => eval::run(args, progress),
+            Self::Steps(args) => steps::run(args),
+            Self::ProfileDevice(args) => profile_device::run(args, progress),
             Self::Targets(args) => targets::run(args),
             Self::Doctor(args) => return doctor::run(args),
             Self::Completions(args) => completions::run(args),

@@ -8,7 +8,8 @@ use crate::pipeline::Stops;
 use crate::progress::Progress;
 use crate::verify::{BOUND, Distance, Report};
 use crate::{Error, Result, human};
-use moec_ir::plan::Plan;
+use moec_ir::Format;
+use moec_ir::plan::{Plan, Segment};
 use moec_runtime::LoadedProgram;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -47,6 +48,23 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
+/// Segments of one format: format, numbers, bytes.
+fn by_format(plan: &Plan) -> Vec<(Format, u64, u64)> {
+    let all = Format::ALL.into_iter().map(|format| {
+        let segments = plan.segments.iter().filter(|s| s.format == format);
+        let sum = |(numbers, bytes): (u64, u64), s: &Segment| {
+            (numbers + s.shape.iter().map(|&d| u64::from(d)).product::<u64>(), bytes + s.bytes)
+        };
+        let (numbers, bytes) = segments.fold((0, 0), sum);
+        (format, numbers, bytes)
+    });
+    all.filter(|&(_, numbers, _)| numbers > 0).collect()
+}
+
+fn bits(numbers: u64, bytes: u64) -> f64 {
+    bytes as f64 * 8.0 / numbers.max(1) as f64
+}
+
 /// What a plan decided, in numbers.
 fn plan_facts(plan: &Plan) -> Value {
     let weights: u64 = plan.segments.iter().map(|s| s.bytes).sum();
@@ -66,6 +84,12 @@ fn plan_facts(plan: &Plan) -> Value {
             "barriers": crate::passes::barriers::count(e),
         })).collect::<Vec<_>>(),
         "kernels": plan.kernels.len(),
+        "formats": by_format(plan).into_iter().map(|(format, numbers, bytes)| json!({
+            "format": format.name(),
+            "weights": numbers,
+            "bytes": bytes,
+            "bits_per_weight": bits(numbers, bytes),
+        })).collect::<Vec<_>>(),
         "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes, "scratch_per_thread": plan.scratch_bytes},
     })
 }
@@ -87,6 +111,11 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
     let plan = &bundle.plan;
     let text = |key: &str| facts["memory"][key].as_u64().map(human::bytes).unwrap_or_default();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let formats = by_format(plan).into_iter().map(|(format, numbers, bytes)| {
+        let bits = bits(numbers, bytes);
+        format!("{format} {} ({bits:.2} bits each)", human::bytes(bytes))
+    });
+    let formats: Vec<_> = formats.collect();
     let mut rows = vec![
         row("bundle", args.path.display().to_string()),
         row(
@@ -101,7 +130,7 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         row("target", format!("{} ({}, {})", plan.target.name, plan.target.triple, plan.target.cpu)),
         row("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
         row("context", format!("{} tokens, {} sequences", plan.model.max_context, plan.model.slots)),
-        row("weights", text("weights")),
+        row("weights", format!("{}: {}", text("weights"), formats.join(", "))),
         row("KV cache", text("kv_cache")),
         row("arena", text("arena")),
         row("kernels", plan.kernels.len().to_string()),

@@ -1,7 +1,7 @@
 //! The keys of `model.toml`, one row each.
 
 use super::read::{Value, Wrong};
-use super::{Activations, Config};
+use super::{Activations, Config, KvCache};
 use moec_ir::Format;
 
 /// A key.
@@ -115,17 +115,20 @@ pub const KEYS: &[Key] = &[
         section: "weights",
         name: "activations",
         default: "\"auto\"",
-        range: "\"auto\" or \"f32\"",
-        help: &["Arithmetic between the weights. `auto` takes what suits the target and loses nothing."],
-        set: |c, v| {
-            c.weights.activations = match v.text()? {
-                "auto" => Activations::Auto,
-                "f32" => Activations::F32,
-                "bf16" => return Err(Wrong::Unsupported),
-                _ => return Err(Wrong::Range),
-            };
-            Ok(())
-        },
+        range: "\"auto\", \"f32\", \"bf16\" or \"i8\"",
+        help: &[
+            "Arithmetic of the matrices' inputs: exact, rounded to bf16, or to 8 bits by groups of 32. `auto` takes",
+            "what suits the target and the weights' format and costs less than the weights' own rounding.",
+        ],
+        set: |c, v| Activations::parse(v.text()?).map(|a| c.weights.activations = a).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "memory",
+        name: "kv_cache",
+        default: "\"auto\"",
+        range: "\"auto\", \"bf16\", \"f32\" or \"q8\"",
+        help: &["Storage of the KV cache. `auto` is bf16, or f32 where all weights are f32."],
+        set: |c, v| KvCache::parse(v.text()?).map(|k| c.memory.kv_cache = k).ok_or(Wrong::Range),
     },
 ];
 
@@ -133,15 +136,14 @@ pub const KEYS: &[Key] = &[
 pub const RESERVED: &[(&str, &str)] = &[
     ("calibrate", "texts and tokens of the calibration run"),
     ("experts", "capacity tiers, groups and overflow of experts"),
-    ("memory", "memory budget"),
     ("quality", "loss of quality that the user accepts"),
 ];
 
 /// Range of the storage keys; a test holds it against [`Format::ALL`].
-const FORMATS: &str = "\"f32\", \"bf16\" or \"f16\"";
+const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"";
 
 /// Storage formats that moec is to have and this version has not.
-const LATER_FORMATS: &[&str] = &["q8", "q4", "q4o"];
+const LATER_FORMATS: &[&str] = &["q4o"];
 
 fn format(v: &Value<'_>) -> Result<Format, Wrong> {
     let name = v.text()?;
@@ -150,10 +152,23 @@ fn format(v: &Value<'_>) -> Result<Format, Wrong> {
 
 #[cfg(test)]
 mod tests {
+    use crate::config::{Activations, KvCache};
+
+    fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+        let names: Vec<_> = names.map(|n| format!("\"{n}\"")).collect();
+        let (last, others) = names.split_last().expect("there are names");
+        format!("{} or {last}", others.join(", "))
+    }
+
     #[test]
     fn the_range_of_the_storage_keys_lists_every_format() {
-        let names = moec_ir::Format::ALL.map(|f| format!("\"{f}\""));
-        let (last, others) = names.split_last().expect("there are formats");
-        assert_eq!(super::FORMATS, format!("{} or {last}", others.join(", ")));
+        assert_eq!(super::FORMATS, listed(moec_ir::Format::ALL.iter().map(|f| f.name())));
+    }
+
+    #[test]
+    fn the_ranges_of_names_list_every_one() {
+        let range = |name: &str| super::KEYS.iter().find(|k| k.name == name).expect("a key").range;
+        assert_eq!(range("activations"), listed(Activations::ALL.iter().map(|a| a.name())));
+        assert_eq!(range("kv_cache"), listed(KvCache::ALL.iter().map(|k| k.name())));
     }
 }

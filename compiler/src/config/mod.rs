@@ -16,6 +16,7 @@ pub(crate) use template::sizes;
 pub use template::{Facts, template};
 
 use crate::{Error, Result};
+pub use moec_cpu::Activations;
 use moec_ir::{Format, WeightClass};
 use std::path::{Path, PathBuf};
 
@@ -33,6 +34,8 @@ pub struct Config {
     pub shapes: ShapesKeys,
     /// `[weights]`.
     pub weights: Weights,
+    /// `[memory]`.
+    pub memory: Memory,
 }
 
 /// `[model]`: the checkpoint.
@@ -79,23 +82,44 @@ pub struct Weights {
     pub activations: Activations,
 }
 
-/// Arithmetic of activations.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Activations {
-    /// The best that the target has for each weight format, among what this version writes kernels for.
-    #[default]
-    Auto,
-    /// f32 everywhere.
-    F32,
+/// `[memory]`: what a bundle holds while it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    /// Storage of the KV cache.
+    pub kv_cache: KvCache,
 }
 
-impl Activations {
+/// Storage of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvCache {
+    /// bf16, or f32 where all weights are f32.
+    #[default]
+    Auto,
+    /// The upper half of f32.
+    Bf16,
+    /// Exact.
+    F32,
+    /// 8 bits in groups of 32, each with a scale of its own.
+    Q8,
+}
+
+impl KvCache {
+    /// Every one, in the order that messages list them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::Bf16, Self::F32, Self::Q8];
+
     /// Name in `model.toml`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
+            Self::Bf16 => "bf16",
             Self::F32 => "f32",
+            Self::Q8 => "q8",
         }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|k| k.name() == name)
     }
 }
 
@@ -124,6 +148,7 @@ impl Config {
                 embeddings: Format::Bf16,
                 activations: Activations::Auto,
             },
+            memory: Memory::default(),
         }
     }
 

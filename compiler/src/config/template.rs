@@ -44,7 +44,7 @@ impl Facts {
     pub fn bundle_bytes(&self, weights: &Weights) -> u64 {
         let bytes = |&(class, n): &(WeightClass, u64)| {
             let copies = if class == WeightClass::Embeddings && self.tied_embeddings { 2 } else { 1 };
-            copies * n * weights.format(class).bytes(1) as u64
+            ((copies * n) as f64 * weights.format(class).bits() / 8.0) as u64
         };
         self.by_class.iter().map(bytes).sum()
     }

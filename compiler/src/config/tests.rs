@@ -58,7 +58,8 @@ fn every_key_is_read() {
     let c = parse(
         "[model]\nsource = \"../hf\"\nallow_nonfinite = true\n\
          [shapes]\nmax_context = 1_024\nprefill_chunk = 0x40\ndecode_batch = [1, 2, 4]\n\
-         [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"bf16\"\nactivations = \"f32\"\n",
+         [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
+         [memory]\nkv_cache = \"q8\"\n",
     )
     .unwrap();
     assert_eq!(c.model.source, Path::new("dir/../hf"));
@@ -72,10 +73,11 @@ fn every_key_is_read() {
         Weights {
             experts: Format::F16,
             attention: Format::F32,
-            embeddings: Format::Bf16,
-            activations: Activations::F32,
+            embeddings: Format::Q4,
+            activations: Activations::I8,
         }
     );
+    assert_eq!(c.memory.kv_cache, KvCache::Q8);
     assert_eq!(c.weights.format(WeightClass::Exact), Format::F32);
 }
 
@@ -114,7 +116,7 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "\n[quality]\n",
-            "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[model]`, `[shapes]`, `[weights]`",
+            "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[model]`, `[shapes]`, `[weights]`, `[memory]`",
         ),
         (
             "[shapes]\nprefill_chunk = 0",
@@ -149,16 +151,20 @@ fn wrong_files_are_refused_by_line_and_key() {
             "`dir/model.toml:2:16`: `shapes.decode_batch` is a list, expected a list of integers | it may be a list of integers in 1..=64, ascending; the default is [1]",
         ),
         (
-            "[weights]\nexperts = \"q4\"",
-            "`dir/model.toml:2:11`: `weights.experts` is `\"q4\"`, which this version does not support | it may be \"f32\", \"bf16\" or \"f16\"",
+            "[weights]\nexperts = \"q4o\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"",
         ),
         (
             "[weights]\nexperts = \"int4\"",
-            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\" or \"f16\" | the default is \"bf16\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\" | the default is \"bf16\"",
         ),
         (
-            "[weights]\nactivations = \"bf16\"",
-            "`dir/model.toml:2:15`: `weights.activations` is `\"bf16\"`, which this version does not support | it may be \"auto\" or \"f32\"",
+            "[weights]\nactivations = \"f16\"",
+            "`dir/model.toml:2:15`: `weights.activations` is `\"f16\"`, expected \"auto\", \"f32\", \"bf16\" or \"i8\" | the default is \"auto\"",
+        ),
+        (
+            "[memory]\nkv_cache = \"q4\"",
+            "`dir/model.toml:2:12`: `memory.kv_cache` is `\"q4\"`, expected \"auto\", \"bf16\", \"f32\" or \"q8\" | the default is \"auto\"",
         ),
         (
             "[model]\nsource = \"\"",
@@ -176,8 +182,8 @@ fn wrong_files_are_refused_by_line_and_key() {
 #[test]
 fn whose_fault_it_is() {
     use crate::Fault;
-    assert_eq!(parse("[weights]\nexperts = \"q8\"").expect_err("not yet").fault, Fault::Limit);
-    assert_eq!(parse("[memory]\n").expect_err("not yet").fault, Fault::Limit);
+    assert_eq!(parse("[weights]\nexperts = \"q4o\"").expect_err("not yet").fault, Fault::Limit);
+    assert_eq!(parse("[experts]\n").expect_err("not yet").fault, Fault::Limit);
     assert_eq!(parse("[weights]\nexperts = \"f64\"").expect_err("never").fault, Fault::Input);
 }
 

@@ -1,11 +1,13 @@
 //! Pass `format`: the storage format of every weight, by class.
 
 use crate::config::Weights;
-use moec_ir::Module;
+use moec_ir::{Module, WeightClass};
 
-/// Sets the formats that `model.toml` asks for. Norms, biases, routers and frequencies stay f32.
+/// Sets the formats that `model.toml` asks for. Norms, biases, routers and frequencies stay f32, as does
+/// whatever has one axis only: its kernels read plain numbers.
 pub fn format(module: &mut Module, weights: &Weights) {
     for weight in &mut module.weights {
-        weight.format = weights.format(weight.class);
+        let class = if weight.shape.len() > 1 { weight.class } else { WeightClass::Exact };
+        weight.format = weights.format(class);
     }
 }

@@ -8,7 +8,7 @@ use super::memory::aligned;
 use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
-use moec_cpu::{CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Work};
+use moec_cpu::{CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
     ALIGN, Arg, Buffer, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
@@ -139,6 +139,8 @@ struct Frame<'g> {
     homes: Vec<Option<Home>>,
     buffers: Vec<Buffer>,
     end: u64,
+    /// Rows brought into another form, by where they lie and the kernel that does it.
+    forms: HashMap<(u32, usize, String), Home>,
 }
 
 impl Frame<'_> {
@@ -169,7 +171,13 @@ impl Frame<'_> {
 impl Builder<'_> {
     fn entry(&mut self, graph: &Graph) -> Result<(Entry, Vec<Vec<usize>>)> {
         let spaces = graph.row_spaces(self.module);
-        let mut frame = Frame { graph, homes: vec![None; graph.values.len()], buffers: Vec::new(), end: 0 };
+        let mut frame = Frame {
+            graph,
+            homes: vec![None; graph.values.len()],
+            buffers: Vec::new(),
+            end: 0,
+            forms: HashMap::new(),
+        };
         for v in 0..INPUTS {
             let ty = graph.ty(ValueId(v as u32));
             frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty)?);
@@ -262,12 +270,8 @@ impl Builder<'_> {
             };
             frame.homes[v.0 as usize] = Some(home);
         }
-        let temps = selection
-            .temps
-            .iter()
-            .enumerate()
-            .map(|(i, ty)| frame.buffer(format!("%{}.{i}", node.outputs[0].0), ty))
-            .collect::<Result<Vec<_>>>()?;
+        let name = format!("%{}", node.outputs[0].0);
+        let (temps, done) = self.temps(frame, &producer.inputs, &selection, &name)?;
         let rows = spaces[node.outputs[0].0 as usize];
         let layout = |i: usize| {
             selection
@@ -277,7 +281,8 @@ impl Builder<'_> {
                 .map_or(Layout::Rows, |&(_, layout)| layout)
         };
         let mut steps = Vec::new();
-        for Launch { work, args, writes } in &selection.launches {
+        let launches = selection.launches.iter().enumerate().filter(|(i, _)| !done.contains(i));
+        for (_, Launch { work, args, writes }) in launches {
             let mut addresses = Vec::new();
             for role in args {
                 let mut from = 0;
@@ -322,6 +327,42 @@ impl Builder<'_> {
             steps.push((step, writes.clone()));
         }
         Ok(steps)
+    }
+
+    /// Homes of a selection's temporaries, and the launches whose results are already there: a value that
+    /// several matrices read is brought into their form once.
+    fn temps(
+        &self,
+        frame: &mut Frame<'_>,
+        inputs: &[Operand],
+        selection: &Selection,
+        name: &str,
+    ) -> Result<(Vec<Home>, Vec<usize>)> {
+        let mut done = Vec::new();
+        let mut homes = Vec::new();
+        for (i, ty) in selection.temps.iter().enumerate() {
+            let form = selection.launches.iter().enumerate().find_map(|(at, launch)| {
+                let Work::Kernel(spec @ KernelSpec::Quantise { .. }) = &launch.work else { return None };
+                let &[Role::In(from), Role::Temp(to)] = launch.args.as_slice() else { return None };
+                let &Operand::Value(v) = inputs.get(from).filter(|_| to == i)? else { return None };
+                match frame.home(v).ok()? {
+                    Home::Buffer { buffer, column, .. } => {
+                        Some((at, (buffer, column, self.target.symbol(spec))))
+                    }
+                    Home::State(_) => None,
+                }
+            });
+            if let Some((at, &home)) = form.as_ref().and_then(|(at, key)| Some((*at, frame.forms.get(key)?)))
+            {
+                homes.push(home);
+                done.push(at);
+                continue;
+            }
+            let home = frame.buffer(format!("{name}.{i}"), ty)?;
+            homes.push(home);
+            frame.forms.extend(form.map(|(_, key)| (key, home)));
+        }
+        Ok((homes, done))
     }
 
     fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {

@@ -110,7 +110,7 @@ pub fn verify(
     };
     evaluator.keep_weights(false);
     if source.is_some() {
-        evaluator.map_weights(weights::round);
+        evaluator.map_weights(|weight, values| packed.round(weight, values));
     }
 
     let unit = bundle.unit()?;

@@ -29,6 +29,26 @@ impl Packed {
         let segments = plan.segments.iter().map(|s| (s.name.clone(), s.clone())).collect();
         Ok(Self { files, segments })
     }
+
+    /// The segment of a weight, and its bytes.
+    fn segment(&self, weight: &str) -> Option<(&Segment, &[u8])> {
+        let segment = self.segments.get(weight)?;
+        let file = self.files.get(segment.file as usize)?.as_ref()?;
+        let from = usize::try_from(segment.offset).ok()?;
+        let end = from.checked_add(usize::try_from(segment.bytes).ok()?)?;
+        Some((segment, file.get(from..end)?))
+    }
+
+    /// Rounds a weight of the checkpoint as the bundle stores it. Grouped formats keep the bundle's scales, for
+    /// which errors may have mattered in some way that only the build knew; the codes are then settled.
+    pub(super) fn round(&self, weight: &Weight, values: &mut [f32]) {
+        let rounded =
+            self.segment(&weight.name).map(|(s, packed)| moec_cpu::round_as_packed(s, packed, values));
+        if !matches!(rounded, Some(Ok(()))) {
+            // There is no such weight in the bundle: nothing equals it.
+            values.fill(f32::NAN);
+        }
+    }
 }
 
 impl Source for Packed {
@@ -41,10 +61,7 @@ impl Source for Packed {
         out: &mut [f32],
     ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let missing = || format!("there is no segment `{}`", leaf.tensor);
-        let segment = self.segments.get(&leaf.tensor).ok_or_else(missing)?;
-        let file = self.files.get(segment.file as usize).and_then(Option::as_ref).ok_or_else(missing)?;
-        let from = usize::try_from(segment.offset)?;
-        let packed = file.get(from..from + usize::try_from(segment.bytes)?).ok_or_else(missing)?;
+        let (segment, packed) = self.segment(&leaf.tensor).ok_or_else(missing)?;
         moec_cpu::unpack(segment, packed, lead, rows, cols, out)?;
         Ok(())
     }
@@ -56,9 +73,4 @@ pub(super) fn read_from_bundle(module: &mut Module) {
         let leaf = Leaf { tensor: w.name.clone(), shape: w.shape.clone(), encoding: Encoding::Plain };
         w.expr = WeightExpr::Leaf(leaf);
     }
-}
-
-/// Rounds a weight of the checkpoint to the format that the bundle stores it in.
-pub(super) fn round(weight: &Weight, values: &mut [f32]) {
-    moec_cpu::round(weight.format, values);
 }

@@ -102,6 +102,13 @@ pub(super) struct Bench {
     /// Tokens to generate [default: 64, or what the context leaves]
     #[arg(long, value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
     pub(super) r#gen: Option<usize>,
+    /// Sequences that are decoded together, each with a prompt of its own
+    #[arg(long, value_name = "B", default_value = "1", value_parser = between(1..=1000usize, "from 1 to 1000"), allow_negative_numbers = true)]
+    pub(super) batch: usize,
+    /// Measure once per line `PROMPT GEN BATCH` of standard input instead, and answer each with one JSON
+    /// object: for programs that measure several things by turns
+    #[arg(long, conflicts_with_all = ["prompt", "gen", "repeat", "batch", "json"])]
+    pub(super) stdin: bool,
     /// Measurements, of which the medians count
     #[arg(long, value_name = "R", default_value = "3", value_parser = between(1..=1000usize, "from 1 to 1000"), allow_negative_numbers = true)]
     pub(super) repeat: usize,

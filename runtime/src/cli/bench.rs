@@ -2,88 +2,169 @@
 
 use super::args::Bench;
 use super::{Context, Failure, Io, interrupt, size};
-use crate::engine::{Engine, Want};
-use crate::error::Result;
+use crate::engine::{Engine, Memory, Want};
+use crate::error::{Error, Result};
 use crate::generate::{check_room, rate};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
 pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> Result<(), Failure> {
-    let model = &context.program.model;
-    let max = model.max_context as usize;
+    let max = context.program.model.max_context as usize;
+    if args.stdin {
+        let mut engine = context.open(&args.common)?;
+        let _interrupt = interrupt::guard();
+        return answer(&mut engine, io);
+    }
     let prompt = args.prompt.unwrap_or_else(|| 512.min(max / 2).max(1));
     let n = args.r#gen.unwrap_or_else(|| 64.min(max.saturating_sub(prompt)).max(1));
+    let what = Task { prompt, n, batch: args.batch };
     check_room(prompt, n, max)?;
     let mut engine = context.open(&args.common)?;
     let _interrupt = interrupt::guard();
-    let ids = prompt_ids(prompt, model.vocab);
-    once(&mut engine, &ids, n.min(4))?; // a warm-up: pages come from disk, threads start
-    let mut prefill = Vec::new();
-    let mut decode = Vec::new();
-    for _ in 0..args.repeat {
-        let (p, d) = once(&mut engine, &ids, n)?;
-        prefill.push(p);
-        decode.push(d);
-    }
-    let (prefill, decode) = (rate(prompt, median(prefill)), rate(n, median(decode)));
-    let memory = engine.memory();
-    let peak = crate::cpu::peak_memory();
-    // What a token cannot avoid: its share of the weights, and the cache of the tokens before it.
-    let active = model.active_parameters as f64 / model.parameters.max(1) as f64;
-    let cached = (prompt + n / 2) as f64 / (f64::from(model.slots) * f64::from(model.max_context));
-    let weights_per_token = (memory.weights as f64 * active.min(1.0)) as u64;
-    let kv_per_token = (memory.kv as f64 * cached.min(1.0)) as u64;
+    once(&mut engine, Task { n: n.min(4), ..what })?; // a warm-up: pages come from disk, threads start
+    let times = (0..args.repeat).map(|_| once(&mut engine, what)).collect::<Result<Vec<_>>>()?;
+    let report = Report::new(&engine, what, &times);
     if args.json {
-        let report = json!({
-            "prompt": prompt,
-            "gen": n,
-            "repeat": args.repeat,
-            "threads": engine.threads(),
-            "prefill_tokens_per_s": prefill,
-            "decode_tokens_per_s": decode,
-            "peak_memory_bytes": peak,
-            "arena_bytes": memory.arena,
-            "scratch_bytes": memory.scratch,
-            "weight_bytes": memory.weights,
-            "kv_bytes": memory.kv,
-            "bytes_per_decoded_token": weights_per_token + kv_per_token,
-        });
-        io.say(&format!("{report}\n"))?;
+        io.say(&format!("{}\n", report.json()))?;
         return Ok(());
     }
     let rate = |r: Option<f64>| r.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"));
-    let bandwidth = decode.map_or(0.0, |d| d * (weights_per_token + kv_per_token) as f64 / 1e9);
+    let memory = engine.memory();
+    let read = report.bytes_per_call;
+    let bandwidth = report.decode.map_or(0.0, |d| d / args.batch as f64 * read as f64 / 1e9);
+    let sequences = if args.batch > 1 { format!(", {} sequences", args.batch) } else { String::new() };
     let lines = [
-        ("prefill", format!("{} ({prompt} tokens)", rate(prefill))),
-        ("decode", format!("{} ({n} tokens)", rate(decode))),
+        ("prefill", format!("{} ({prompt} tokens{sequences})", rate(report.prefill))),
+        ("decode", format!("{} ({n} tokens{sequences})", rate(report.decode))),
         ("threads", engine.threads().to_string()),
-        ("peak memory", peak.map_or("unknown".to_owned(), size)),
+        ("peak memory", crate::cpu::peak_memory().map_or("unknown".to_owned(), size)),
         ("weights", size(memory.weights)),
         ("KV cache", format!("{} when full", size(memory.kv))),
         ("arena", format!("{}, and {} of scratch", size(memory.arena), size(memory.scratch))),
-        (
-            "read per token",
-            format!("about {} (decode: {bandwidth:.1} GB/s)", size(weights_per_token + kv_per_token)),
-        ),
+        ("read per token", format!("about {} (decode: {bandwidth:.1} GB/s)", size(read))),
     ];
-    io.say(&lines.map(|(what, value)| format!("{what:15} {value}\n")).concat())?;
+    // What sequences read together is not known before: it depends on which experts they share.
+    let known = if args.batch > 1 { &lines[..lines.len() - 1] } else { &lines[..] };
+    let text: String = known.iter().map(|(what, value)| format!("{what:15} {value}\n")).collect();
+    io.say(&text)?;
     Ok(())
 }
 
-/// Ids that are spread over the vocabulary, the same on every machine.
-fn prompt_ids(n: usize, vocab: u32) -> Vec<u32> {
-    (0..n as u64).map(|i| (i.wrapping_mul(2_654_435_761) >> 8) as u32 % vocab).collect()
+/// Measures what the lines of standard input ask for.
+fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
+    let max = engine.program().model.max_context as usize;
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let Some(input) = &mut io.input else { return Ok(()) };
+        let mut byte = [0];
+        while input.read(&mut byte).map_err(Error::Input)? == 1 && byte[0] != b'\n' {
+            line.push(byte[0]);
+        }
+        let text = String::from_utf8_lossy(&line);
+        let words: Vec<usize> = text.split_whitespace().map_while(|w| w.parse().ok()).collect();
+        let (prompt, n, batch) = match *words {
+            [] if line.is_empty() => return Ok(()),
+            [prompt, n, batch] if prompt > 0 && n > 0 && batch > 0 => (prompt, n, batch),
+            _ => {
+                let what = format!("`{}` asks for nothing that can be measured", text.trim());
+                let hint = "write three numbers from 1 up: PROMPT GEN BATCH".to_owned();
+                return Err(Failure::Use { what, hint });
+            }
+        };
+        check_room(prompt, n, max)?;
+        let what = Task { prompt, n, batch };
+        let times = [once(engine, what)?];
+        io.say(&format!("{}\n", Report::new(engine, what, &times).json()))?;
+    }
 }
 
-/// Times of one prefill and of `n` decode calls after it.
-fn once(engine: &mut Engine<'_>, ids: &[u32], n: usize) -> Result<(Duration, Duration)> {
-    engine.reset(0)?;
+/// What is measured.
+#[derive(Clone, Copy)]
+struct Task {
+    /// Tokens of each prompt.
+    prompt: usize,
+    /// Decode calls.
+    n: usize,
+    /// Sequences.
+    batch: usize,
+}
+
+/// What came out.
+struct Report {
+    what: Task,
+    repeat: usize,
+    threads: usize,
+    /// Tokens per second, those of all sequences together.
+    prefill: Option<f64>,
+    decode: Option<f64>,
+    memory: Memory,
+    /// What a decode call of one sequence cannot avoid reading.
+    bytes_per_call: u64,
+}
+
+impl Report {
+    fn new(engine: &Engine<'_>, what: Task, times: &[(Duration, Duration)]) -> Self {
+        let (model, memory) = (&engine.program().model, engine.memory());
+        let Task { prompt, n, batch } = what;
+        // A token's share of the weights, and the cache of the tokens before it.
+        let active = model.active_parameters as f64 / model.parameters.max(1) as f64;
+        let cached = (prompt + n / 2) as f64 / (f64::from(model.slots) * f64::from(model.max_context));
+        let weights = (memory.weights as f64 * active.min(1.0)) as u64;
+        Self {
+            what,
+            repeat: times.len(),
+            threads: engine.threads(),
+            prefill: rate(prompt * batch, median(times.iter().map(|t| t.0).collect())),
+            decode: rate(n * batch, median(times.iter().map(|t| t.1).collect())),
+            memory,
+            bytes_per_call: weights + (memory.kv as f64 * cached.min(1.0)) as u64,
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "prompt": self.what.prompt,
+            "gen": self.what.n,
+            "batch": self.what.batch,
+            "repeat": self.repeat,
+            "threads": self.threads,
+            "prefill_tokens_per_s": self.prefill,
+            "decode_tokens_per_s": self.decode,
+            "peak_memory_bytes": crate::cpu::peak_memory(),
+            "arena_bytes": self.memory.arena,
+            "scratch_bytes": self.memory.scratch,
+            "weight_bytes": self.memory.weights,
+            "kv_bytes": self.memory.kv,
+            "bytes_per_decoded_token": self.bytes_per_call,
+        })
+    }
+}
+
+/// Ids that are spread over the vocabulary, the same on every machine; those of the next sequence begin where
+/// these end.
+fn prompt_ids(sequence: usize, n: usize, vocab: u32) -> Vec<u32> {
+    let id = |i: u64| (i.wrapping_mul(2_654_435_761) >> 8) as u32 % vocab;
+    (0..n).map(|i| id((sequence * n + i) as u64)).collect()
+}
+
+/// Times of the prefill of every sequence and of the decode calls after it.
+fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
+    let Task { prompt, n, batch } = what;
+    let vocab = engine.program().model.vocab;
+    let ids: Vec<_> = (0..batch).map(|s| prompt_ids(s, prompt, vocab)).collect();
+    let mut prefill = Duration::ZERO;
+    for (slot, ids) in ids.iter().enumerate() {
+        engine.reset(slot as u32)?;
+        let start = Instant::now();
+        engine.prefill(slot as u32, 0, ids, Want::Last, &mut |_, _| Ok(()))?;
+        prefill += start.elapsed();
+    }
+    let rows = |i: usize| ids.iter().enumerate().map(move |(s, ids)| (s as u32, prompt + i, ids[i % prompt]));
+    let calls: Vec<Vec<_>> = (0..n).map(|i| rows(i).collect()).collect();
     let start = Instant::now();
-    engine.prefill(0, 0, ids, Want::Last, &mut |_, _| Ok(()))?;
-    let prefill = start.elapsed();
-    let start = Instant::now();
-    for i in 0..n {
-        engine.decode(&[(0, ids.len() + i, ids[i % ids.len()])], &mut |_, _| Ok(()))?;
+    for call in &calls {
+        engine.decode(call, &mut |_, _| Ok(()))?;
     }
     Ok((prefill, start.elapsed()))
 }

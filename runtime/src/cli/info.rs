@@ -11,6 +11,8 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
     let (m, t) = (&p.model, &p.target);
     let weights: u64 = p.segments.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
     let kv: u64 = p.states.iter().fold(0, |sum, &s| sum.saturating_add(s));
+    // Padding and weights that are stored twice count, too.
+    let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
     let missing = cpu::missing(t.features);
     let runs_here = cpu::check(t).is_ok();
     let tokenizer = text::path(context.bundle).is_file();
@@ -42,6 +44,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
                 "arena_bytes": p.arena_bytes,
                 "scratch_bytes_per_thread": p.scratch_bytes,
                 "weight_bytes": weights,
+                "bits_per_parameter": bits,
                 "kv_bytes": kv,
             },
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
@@ -72,7 +75,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
         ),
         ("context", format!("{} tokens, {} sequences", m.max_context, m.slots)),
         ("target", format!("{} ({}, {}); {here}", t.name, t.triple, t.cpu)),
-        ("weights", format!("{} in {} files", size(weights), p.files.len())),
+        ("weights", format!("{} in {} files, {bits:.2} bits per parameter", size(weights), p.files.len())),
         ("KV cache", format!("{} when full", size(kv))),
         ("arena", format!("{}, and {} of scratch per thread", size(p.arena_bytes), size(p.scratch_bytes))),
         ("entry points", entries.join(", ")),

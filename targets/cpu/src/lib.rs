@@ -1,14 +1,17 @@
 //! The CPU target family: which kernels compute a node, object code, weight packing, the runner's
 //! source, and the executor that loads a bundle's object code into this process.
 
+mod arithmetic;
 mod host;
 mod packing;
+pub mod roofline;
 mod select;
 
+pub use arithmetic::Activations;
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Error as CodegenError, KernelSpec};
-pub use packing::{PackError, pack, packed_bytes, round, unpack};
+pub use packing::{PackError, WeightImportance, pack, packed_bytes, round_as_packed, unpack};
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
 
 use moec_codegen::{Isa, Machine};
@@ -22,6 +25,7 @@ pub struct CpuTarget {
     machine: Machine,
     isa: Isa,
     legal: LegalOps,
+    activations: Activations,
 }
 
 impl CpuTarget {
@@ -37,7 +41,14 @@ impl CpuTarget {
             Machine { triple, cpu, features: device.features.clone() }
         };
         let isa = machine.isa();
-        Ok(Self { name: device.name.clone(), machine, isa, legal: device.legal_ops.clone() })
+        let legal = device.legal_ops.clone();
+        Ok(Self { name: device.name.clone(), machine, isa, legal, activations: Activations::default() })
+    }
+
+    /// The same target with another arithmetic between the weights.
+    #[must_use]
+    pub fn with_activations(self, activations: Activations) -> Self {
+        Self { activations, ..self }
     }
 
     /// Name of the target.

@@ -2,8 +2,10 @@
 
 use moec_codegen::pack::{self, Geometry};
 use moec_ir::plan::{Layout, Segment};
+use moec_ir::types::GROUP;
 use moec_ir::{Format, Source, Weight};
 use std::error::Error;
+use std::fmt;
 use std::io::{self, Write};
 use std::ops::Range;
 
@@ -23,9 +25,28 @@ pub enum PackError {
         /// Number.
         value: f32,
     },
+    /// The importance of its channels is not what packing takes.
+    #[error("the importance of matrix {lead} of weight `{name}` is not {cols} finite numbers from 0 on")]
+    Importance {
+        /// Weight.
+        name: String,
+        /// Matrix.
+        lead: usize,
+        /// Input channels.
+        cols: usize,
+    },
     /// The segment could not be written.
     #[error(transparent)]
     Write(#[from] io::Error),
+}
+
+/// How much errors of weights matter, by input channel: say the mean square of what the channel carries.
+/// Grouped formats choose scales and codes by it.
+pub trait WeightImportance: fmt::Debug {
+    /// For matrix `lead` (0 but for experts and heads) of a weight, by its name in the Graph: one number per
+    /// input channel (column), finite and not negative, of which only the proportions count. `None`: all
+    /// channels of that matrix matter the same.
+    fn importance(&self, weight: &str, lead: usize) -> Option<&[f32]>;
 }
 
 /// Extents of a weight as `[lead, rows, cols]`.
@@ -41,8 +62,8 @@ fn extents(shape: &[usize]) -> Option<[usize; 3]> {
 /// Bytes of a packed weight; `None` where they are past what 64 bits hold.
 pub fn packed_bytes(layout: Layout, format: Format, shape: &[usize]) -> Option<u64> {
     let [lead, rows, cols] = extents(shape)?;
-    // Padding adds less than a panel per matrix.
-    let bound = (lead as u128) * (rows as u128 + 4096) * (cols as u128) * 4;
+    // Padding adds less than a panel per matrix and a group per row.
+    let bound = (lead as u128) * (rows as u128 + 4096) * (cols as u128 + GROUP as u128) * 4;
     (bound < u128::from(u64::MAX)).then(|| pack::packed_bytes(layout, format, lead, rows, cols))
 }
 
@@ -52,7 +73,8 @@ fn geometry(segment: &Segment) -> Option<Geometry> {
     Some(Geometry { layout: segment.layout, format: segment.format, lead, rows, cols })
 }
 
-/// Packs a weight in the order of its segment, panel by panel. `done` hears of the bytes written.
+/// Packs a weight in the order of its segment, panel by panel. `importance` tells grouped formats which errors
+/// matter; `None`: all the same. `done` hears of the bytes read, as they will be written.
 ///
 /// # Errors
 /// [`PackError`].
@@ -60,23 +82,29 @@ pub fn pack(
     segment: &Segment,
     weight: &Weight,
     source: &dyn Source,
+    importance: Option<&dyn WeightImportance>,
     out: &mut impl Write,
     done: &mut dyn FnMut(u64),
 ) -> Result<(), PackError> {
     let g = geometry(segment).ok_or_else(|| io::Error::other("a weight of four axes"))?;
+    let by = |lead: usize| importance.and_then(|i| i.importance(&weight.name, lead));
+    let usable = |w: &[f32]| w.len() == g.cols && w.iter().all(|w| w.is_finite() && *w >= 0.0);
+    if let Some(lead) = (0..g.lead).find(|&lead| by(lead).is_some_and(|w| !usable(w))) {
+        return Err(PackError::Importance { name: weight.name.clone(), lead, cols: g.cols });
+    }
     let matrix = g.bytes() / (g.lead.max(1) as u64);
     let per_row = matrix / (g.rows.max(1) as u64);
     let read = |lead: usize, rows: Range<usize>, into: &mut [f32]| {
         let bytes = per_row * rows.len() as u64;
         weight.expr.read(lead, rows, 0..g.cols, source, into).map_err(PackError::Read)?;
-        if let Some(x) = into.iter().find(|x| !pack::round(g.format, **x).is_finite() && x.is_finite()) {
+        if let Some(x) = into.iter().find(|x| !pack::holds(g.format, **x)) {
             let (name, format) = (weight.name.clone(), g.format);
             return Err(PackError::Range { name, format, value: *x });
         }
         done(bytes);
         Ok::<(), PackError>(())
     };
-    pack::pack(&g, read, out)?;
+    pack::pack(&g, &by, read, out)?;
     Ok(())
 }
 
@@ -104,9 +132,19 @@ pub fn unpack(
     Ok(())
 }
 
-/// Rounds numbers to what a format holds.
-pub fn round(format: Format, values: &mut [f32]) {
-    for x in values {
-        *x = pack::round(format, *x);
+/// Rounds a whole weight as it was when it was packed into `segment`, whose bytes are `packed`: grouped formats
+/// keep the scales that were chosen then.
+///
+/// # Errors
+/// A segment that is too short, or numbers that are not the whole of it.
+pub fn round_as_packed(segment: &Segment, packed: &[u8], values: &mut [f32]) -> io::Result<()> {
+    let g = geometry(segment).ok_or(io::ErrorKind::InvalidInput)?;
+    let matrix = g.rows * g.cols;
+    if values.len() != g.lead * matrix {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
+    for (lead, values) in values.chunks_exact_mut(matrix.max(1)).enumerate() {
+        pack::round_as_packed(&g, packed, lead, 0..g.rows, values)?;
+    }
+    Ok(())
 }

@@ -1,7 +1,8 @@
 //! Which kernels compute a node: one row per operator.
 
+use crate::arithmetic::Form;
 use crate::{CpuTarget, KernelSpec};
-use moec_codegen::{MapOp, NormKind};
+use moec_codegen::{Compute, MapOp, NormKind, packed_words};
 use moec_ir::op::{AttentionDesc, DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
@@ -96,7 +97,7 @@ pub struct Selection {
 #[error("{0}")]
 pub struct Unsupported(pub String);
 
-type Result<T> = std::result::Result<T, Unsupported>;
+pub(crate) type Result<T> = std::result::Result<T, Unsupported>;
 
 impl NodeView<'_> {
     fn value(&self, i: usize) -> Result<(&Type, usize)> {
@@ -253,16 +254,20 @@ impl CpuTarget {
         bias: bool,
         glu: Option<moec_ir::Glu>,
     ) -> Result<()> {
-        let (_, x_ld) = node.value(0)?;
+        let (x, x_ld) = node.value(0)?;
         let (shape, format) = node.weight(1)?;
         let ([n, k] | [_, n, k]) = *shape else {
             return Err(Unsupported("a matrix needs two or three axes".into()));
         };
+        let compute = self.compute(format, x.rows())?;
+        let form = Form { cols: k, groups, per_row: 1, ld: x_ld, to: compute };
+        let (x, x_ld) = s.rows(Role::In(0), x.rows(), form);
         let out_ld = node.out()?.cols();
         let residual_ld = node.residual_ld;
-        let spec = KernelSpec::Linear { k, n, format, groups, x_ld, out_ld, bias, residual_ld, glu };
+        let spec = KernelSpec::Linear { k, n, format, compute, groups, x_ld, out_ld, bias, residual_ld, glu };
         s.layouts.extend(self.weight_layout(&spec).map(|l| (1, l)));
         let mut args = inputs(2 + usize::from(bias));
+        args[0] = x;
         args.extend(residual_ld.map(|_| Role::Residual));
         s.kernel(spec, args, 1);
         Ok(())
@@ -285,20 +290,35 @@ impl CpuTarget {
         let inter = two_inter / 2;
         let rows = x.rows();
         let slots = node.out()?.rows();
-        let layout = dispatch_layout(rows, slots / rows.max(1), table)?;
+        let k = slots / rows.max(1);
+        let layout = dispatch_layout(rows, k, table)?;
         if layout.experts != experts {
             return Err(Unsupported("the dispatch table is for other experts".into()));
         }
-        s.temps.push(Type::f32([slots, inter]));
-        let up = KernelSpec::ExpertGateUp { layout, hidden, inter, format, x_ld, glu, bias };
-        let down = KernelSpec::ExpertDown { layout, inter, hidden, format: down_format, bias };
+        let compute = self.compute(format, rows)?;
+        let down_compute = self.compute(down_format, rows)?;
+        let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
+        let (x, x_ld) = s.rows(Role::In(0), rows, form);
+        let h = s.temp(Type::f32([slots, inter]));
+        let up = KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias };
         s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
-        s.layouts.extend(self.weight_layout(&down).map(|l| (3, l)));
-        let mut args = vec![Role::In(0), Role::In(1), Role::In(2)];
+        let mut args = vec![x, Role::In(1), Role::In(2)];
         args.extend(bias.then_some(Role::In(4)));
-        args.push(Role::Temp(0));
+        args.push(h);
         s.launches.push(Launch { work: Work::Kernel(up), writes: vec![args.len() - 1], args });
-        let mut args = vec![Role::Temp(0), Role::In(1), Role::In(3)];
+
+        let form = Form { cols: inter, groups: 1, per_row: k, ld: inter, to: down_compute };
+        let (h, _) = s.rows(h, rows, form);
+        let down = KernelSpec::ExpertDown {
+            layout,
+            inter,
+            hidden,
+            format: down_format,
+            compute: down_compute,
+            bias,
+        };
+        s.layouts.extend(self.weight_layout(&down).map(|l| (3, l)));
+        let mut args = vec![h, Role::In(1), Role::In(3)];
         args.extend(bias.then_some(Role::In(5)));
         s.kernel(down, args, 1);
         Ok(())
@@ -312,6 +332,25 @@ impl Selection {
         let cols = node.out()?.cols();
         self.kernel(KernelSpec::Map { op, cols, a_ld, out_ld: cols }, inputs(node.inputs.len()), 1);
         Ok(())
+    }
+
+    /// A temporary.
+    fn temp(&mut self, ty: Type) -> Role {
+        self.temps.push(ty);
+        Role::Temp(self.temps.len() - 1)
+    }
+
+    /// `rows` rows of f32 in the form that a matrix kernel multiplies, and their distance in words.
+    fn rows(&mut self, x: Role, rows: usize, form: Form) -> (Role, usize) {
+        let Form { cols, groups, per_row, ld: x_ld, to } = form;
+        if to == Compute::F32 {
+            return (x, x_ld);
+        }
+        let words = groups * packed_words(cols, to);
+        let packed = self.temp(Type::i32([rows * per_row, words]));
+        let work = Work::Kernel(KernelSpec::Quantise { cols, groups, per_row, x_ld, to });
+        self.launches.push(Launch { work, args: vec![x, packed], writes: vec![1] });
+        (packed, words)
     }
 
     /// A kernel whose last arguments are the node's `outs` results.

@@ -1,0 +1,162 @@
+"""Writes a checkpoint as GGUF, in bf16, and quantises it with llama.cpp's own quantiser.
+
+    to_gguf.py CHECKPOINT OUT FORMAT [--exact-ends]
+
+`FORMAT` is bf16, q8 (Q8_0) or q4 (Q4_0), for every matrix alike, as moec stores them; norms, biases and routers are
+f32. `--exact-ends` keeps embedding and head in f32. There is no tokenizer: ids go in, logits come out.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+F32, BF16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.BF16
+ARCHITECTURES = {"OlmoeForCausalLM": "olmoe", "Qwen3MoeForCausalLM": "qwen3moe", "PhiMoEForCausalLM": "phimoe"}
+ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+BLOCK = {
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
+}
+EXPERTS = {
+    "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
+}
+
+
+class Checkpoint:
+    """Tensors of a folder of safetensors, mapped."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        self.config = json.loads((self.folder / "config.json").read_text())
+        self.tensors = {}
+        for path in sorted(self.folder.glob("*.safetensors")):
+            with open(path, "rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                header = json.loads(file.read(size))
+            data = np.memmap(path, np.uint8, "r", offset=8 + size)
+            for name, info in header.items():
+                if name != "__metadata__":
+                    begin, end = info["data_offsets"]
+                    self.tensors[name] = (info["dtype"], info["shape"], data[begin:end])
+
+    def bits(self, name):
+        """bf16 as u16."""
+        dtype, shape, data = self.tensors[name]
+        if dtype != "BF16":
+            raise SystemExit(f"{name} is {dtype}, not BF16")
+        return data.view(np.uint16).reshape(shape)
+
+    def f32(self, name):
+        return (self.bits(name).astype(np.uint32) << 16).view(np.float32)
+
+
+def plan(checkpoint):
+    """GGUF name → names of the tensors that it stacks, or the one that it is."""
+    names = {}
+    for name in checkpoint.tensors:
+        stem, _, kind = name.rpartition(".")
+        if stem in ENDS:
+            names[f"{ENDS[stem]}.{kind}"] = name
+            continue
+        _, _, layer, rest = stem.split(".", 3)
+        if rest in BLOCK:
+            names[f"blk.{layer}.{BLOCK[rest]}.{kind}"] = name
+            continue
+        block, _, expert, matrix = rest.split(".")
+        names.setdefault(f"blk.{layer}.{EXPERTS[matrix]}.{kind}", {})[int(expert)] = name
+    return {k: [v[e] for e in sorted(v)] if isinstance(v, dict) else v for k, v in names.items()}
+
+
+def stays_f32(name, shape, exact_ends):
+    """Norms and biases (one dimension), routers, and ends that shall be exact."""
+    return len(shape) == 1 or "ffn_gate_inp" in name or (exact_ends and name in ("token_embd.weight", "output.weight"))
+
+
+def write(checkpoint, out, exact_ends):
+    c = checkpoint.config
+    writer = gguf.GGUFWriter(str(out), ARCHITECTURES[c["architectures"][0]])
+    heads = c["num_attention_heads"]
+    head_dim = c.get("head_dim") or c["hidden_size"] // heads
+    inner = c.get("moe_intermediate_size") or c["intermediate_size"]
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_expert_feed_forward_length(inner)
+    writer.add_expert_count(c.get("num_experts") or c["num_local_experts"])
+    writer.add_expert_used_count(c["num_experts_per_tok"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(c["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    rope = c.get("rope_parameters") or {}
+    writer.add_rope_freq_base(float(c.get("rope_theta") or rope["rope_theta"]))
+    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_layer_norm_eps(c["rms_norm_eps"])
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_vocab_size(c["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+
+    names = plan(checkpoint)
+    for name, source in names.items():
+        shape = checkpoint.tensors[source][1] if isinstance(source, str) else None
+        shape = shape or [len(source), *checkpoint.tensors[source[0]][1]]
+        exact = stays_f32(name, shape, exact_ends)
+        count = int(np.prod(shape))
+        writer.add_tensor_info(
+            name, shape if exact else [*shape[:-1], shape[-1] * 2], np.dtype(np.float32 if exact else np.uint8),
+            count * (4 if exact else 2), raw_dtype=F32 if exact else BF16,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for name, source in names.items():
+        if isinstance(source, list):
+            writer.write_tensor_data(np.stack([checkpoint.bits(s) for s in source]).view(np.uint8))
+        elif stays_f32(name, checkpoint.tensors[source][1], exact_ends):
+            writer.write_tensor_data(np.ascontiguousarray(checkpoint.f32(source)))
+        else:
+            writer.write_tensor_data(np.ascontiguousarray(checkpoint.bits(source)).view(np.uint8))
+    writer.close()
+
+
+def quantise(source, out, fmt, exact_ends):
+    import llama_cpp as api
+
+    params = api.llama_model_quantize_default_params()
+    params.ftype = {"q8": api.LLAMA_FTYPE_MOSTLY_Q8_0, "q4": api.LLAMA_FTYPE_MOSTLY_Q4_0}[fmt]
+    params.nthread = os.cpu_count()
+    params.allow_requantize = params.pure = True
+    if exact_ends:
+        params.token_embedding_type = params.output_tensor_type = int(F32)
+    if api.llama_model_quantize(str(source).encode(), str(out).encode(), params):
+        raise SystemExit(f"{source} cannot be quantised")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("checkpoint")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("format", choices=["bf16", "q8", "q4"])
+    parser.add_argument("--exact-ends", action="store_true")
+    args = parser.parse_args()
+    # A file that is there is whole.
+    hidden = args.out.with_name(f".{args.out.name}")
+    if args.format == "bf16":
+        write(Checkpoint(args.checkpoint), hidden, args.exact_ends)
+    else:
+        bf16 = args.out.with_name(args.out.name.replace(args.format, "bf16"))
+        quantise(bf16, hidden, args.format, args.exact_ends)
+    hidden.rename(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The engines: how each is installed, and a process that answers requests, one JSON object per line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CLANGS = ["clang-22", "clang-21", "clang-20", "clang-19", "clang"]
+"""llama.cpp is compiled with clang: GCC 12 drops the configuration of AMX tiles, and the result crashes."""
+AVX2 = "-DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"
+AVX512 = AVX2 + " -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON"
+
+
+class Failed(Exception):
+    """An engine that cannot be installed, or does not do what it is asked."""
+
+
+def log(text):
+    """Progress, on stderr."""
+    print(f"{text}", file=sys.stderr, flush=True)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One engine, as PyPI has it."""
+
+    title: str
+    package: str
+    worker: str
+    formats: tuple
+    venv: str
+    """Engines that get on with each other share a folder: torch is large."""
+    packages: tuple = ()
+    """What it needs beside itself."""
+    no_deps: bool = False
+    """Its own requirements would bring a second torch."""
+    cmake: str = ""
+    """Compiled here, with these options."""
+    environment: dict = field(default_factory=dict)
+    note: str = ""
+
+
+LLAMA = ("gguf", "safetensors", "tokenizers")
+PEERS = {
+    "llama": Peer(
+        "llama.cpp", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4"), "llama", LLAMA, cmake="-DGGML_NATIVE=ON",
+        note="compiled by clang for this processor; weights mapped, repacked where it does so by default; flash "
+        "attention on its default; f16 cache; n_batch = n_ubatch = 512",
+    ),
+    "ik": Peer(
+        "ik_llama.cpp", "ik-llama-cpp-python", "ik.py", ("bf16", "q8", "q4"), "ik", ("safetensors", "tokenizers"),
+        cmake="-DGGML_NATIVE=ON",
+        note="a third party's package of it; compiled by clang for this processor; weights repacked at load time "
+        "(`-rtr`), fused gate and up (`-fmoe`), flash attention; f16 cache; n_batch = n_ubatch = 512",
+    ),
+    "transformers": Peer(
+        "transformers + torch", "transformers", "transformers_model.py", ("bf16",), "torch",
+        ("torch", "safetensors", "numpy"), note="bf16, `grouped_mm` experts, SDPA attention, the prompt in one piece",
+    ),
+    "openvino": Peer(
+        "OpenVINO GenAI", "openvino-genai", "openvino_model.py", ("q8",), "openvino", ("optimum-intel",),
+        note="exported by optimum-intel with int8 weights (one scale per channel)",
+    ),
+    "kt": Peer(
+        "kt-kernel", "kt-kernel", "kt.py", ("bf16", "q8"), "torch",
+        ("torch", "safetensors", "numpy", "gguf", "typer", "rich", "pyyaml", "httpx", "packaging"), no_deps=True,
+        note="bf16: `BF16`; 8 bits: `AMXINT8`, which needs no AMX; one scale per row",
+    ),
+    "llama-avx512": Peer(
+        "llama.cpp, AVX-512 without AMX", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4"), "llama-avx512", LLAMA,
+        cmake=AVX512,
+    ),
+    "llama-avx2": Peer(
+        "llama.cpp, AVX2", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4"), "llama-avx2", LLAMA, cmake=AVX2,
+    ),
+}
+
+
+class Venvs:
+    """Virtual environments in the cache folder. One that is whole holds a file `ready`."""
+
+    def __init__(self, cache):
+        self.root, self.logs = cache, cache / "log"
+
+    def python(self, name):
+        """The interpreter that a peer runs in, installed first where it is missing."""
+        peer = PEERS[name]
+        folder = self.root / f"venv-{peer.venv}"
+        ready, python = folder / f"ready-{name}", folder / "bin" / "python"
+        if not ready.exists():
+            self.install(name, peer, folder, python)
+            ready.write_text(self.version(python, peer.package))
+        return python
+
+    def version(self, python, package):
+        code = f"import importlib.metadata as m; print(m.version({package!r}))"
+        return subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+    def install(self, name, peer, folder, python):
+        self.logs.mkdir(parents=True, exist_ok=True)
+        path = self.logs / f"install-{name}.log"
+        log(f"  installing {peer.package} for {peer.title} (log: {path})")
+        environment = dict(os.environ, **peer.environment)
+        first = []
+        if peer.cmake:
+            clang = next((c for c in CLANGS if shutil.which(c)), None)
+            if not clang:
+                raise Failed("needs clang: apt-get install clang-22 libomp-22-dev")
+            environment |= {"CC": clang, "CXX": clang.replace("clang", "clang++"), "CMAKE_ARGS": f"{peer.cmake} -DLLAVA_BUILD=OFF"}
+            first = ["--no-binary", peer.package]
+        steps = [["-m", "pip", "install", *first, *(["--no-deps"] if peer.no_deps else []), peer.package]]
+        if peer.packages:
+            steps.append(["-m", "pip", "install", *peer.packages])
+        with open(path, "w") as out:
+            if not python.exists():
+                subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, stdout=out, stderr=out)
+            for step in steps:
+                done = subprocess.run([str(python), *step], env=environment, stdout=out, stderr=out)
+                if done.returncode:
+                    raise Failed(f"could not be installed: {last_line(path)}")
+
+
+def last_line(path):
+    """The line of a log that says most: the last one with an error, else the last."""
+    lines = [line.strip() for line in Path(path).read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return ((errors or lines or ["no output"])[-1])[:200]
+
+
+class Process:
+    """A program that answers each line of its input with a line of its output."""
+
+    def __init__(self, command, log_path, environment=None):
+        self.log_path = Path(log_path)
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.log = open(self.log_path, "w")
+        pipe = subprocess.PIPE
+        env = dict(os.environ, **(environment or {}))
+        self.child = subprocess.Popen(
+            [str(c) for c in command], stdin=pipe, stdout=pipe, stderr=self.log, text=True, env=env
+        )
+
+    def ask(self, line, timeout=900):
+        """The answer, parsed. What is no JSON object (libraries print to stdout) is passed over."""
+        timer = threading.Timer(timeout, self.child.kill)
+        timer.start()
+        try:
+            self.child.stdin.write(line + "\n")
+            self.child.stdin.flush()
+            for answer in self.child.stdout:
+                if answer.startswith("{"):
+                    value = json.loads(answer)
+                    if "error" in value:
+                        raise Failed(value["error"])
+                    return value
+        except BrokenPipeError:
+            pass
+        finally:
+            timer.cancel()
+        code = self.child.wait()
+        raise Failed(f"ended with status {code}: {last_line(self.log_path)}")
+
+    def close(self):
+        try:
+            self.child.stdin.close()
+            self.child.wait(30)
+        except (subprocess.TimeoutExpired, OSError):
+            self.child.kill()
+            self.child.wait()
+        self.log.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class Worker(Process):
+    """A peer with a model."""
+
+    def __init__(self, venvs, name, model, threads, context, fmt):
+        peer = PEERS[name]
+        environment = {
+            "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONPATH": str(HERE),
+            "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
+        }
+        command = [venvs.python(name), HERE / "workers" / peer.worker, model, threads, context, fmt]
+        super().__init__(command, venvs.logs / f"{name}-{fmt}.log", environment | peer.environment)
+
+    def do(self, what, **values):
+        return self.ask(json.dumps({"do": what, **values}))

@@ -1,0 +1,354 @@
+"""moec beside other engines: same weights, same prompts, by turns. `cargo xtask bench-peers` starts it.
+
+Nothing here is needed to build or to run a model. Python 3.10 or later, std only; each peer has an environment of its
+own in the cache folder. What a peer cannot do becomes a row that says why.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import time
+from pathlib import Path
+
+import limits
+import table
+from engines import PEERS, Failed, Process, Venvs, Worker, log
+from models import FERRIS, LAYERS, Models
+
+FORMATS = ["bf16", "q8", "q4"]
+MAIN = ["llama", "ik", "transformers", "openvino"]
+WINDOW, WINDOWS = 512, 40
+"""As in `reference_metrics.json` of ferris."""
+PAUSE = 0.3
+"""Seconds between turns: threads of the one that has finished may still spin."""
+
+
+def arguments():
+    numbers = lambda text: [int(n) for n in text.split(",")]
+    words = lambda text: [w for w in text.split(",") if w]
+    p = argparse.ArgumentParser(prog="cargo xtask bench-peers", description="Compare moec with other engines on this machine.")
+    p.add_argument("--moec", type=Path, required=True, help=argparse.SUPPRESS)
+    p.add_argument("--cache", type=Path, required=True, help="folder for environments and converted models")
+    p.add_argument("--out", type=Path, default=Path("bench/results.json"))
+    p.add_argument("--readme", type=Path, default=Path("README.md"), help="file with the markers of the table")
+    p.add_argument("--models", type=words, default=list(LAYERS), help=f"of {','.join(LAYERS)}; the first has every row")
+    p.add_argument("--layers", type=int, help="layers of the first model")
+    p.add_argument("--peers", type=words, default=list(PEERS), help=f"of {','.join(PEERS)}")
+    p.add_argument("--formats", type=words, default=FORMATS)
+    p.add_argument("--prompt", type=numbers, default=[512, 2048, 8192], help="moec measures each, peers the first")
+    p.add_argument("--peer-prompt", type=numbers, help="prompts that peers measure")
+    p.add_argument("--gen", type=int, default=32, help="tokens to decode after each prompt")
+    p.add_argument("--repeat", type=int, default=5)
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--quick", action="store_true", help="first model only, 2 layers, prompts of 256 and 1024, 3 repetitions")
+    p.add_argument("--no-install", action="store_true", help="leave out peers that are not installed")
+    p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
+    args = p.parse_args()
+    if args.quick:
+        args.models, args.layers = args.models[:1], args.layers or 2
+        args.prompt, args.gen, args.repeat = [256, 1024], 16, 3
+    args.peer_prompt = args.peer_prompt or args.prompt[:1]
+    args.context = -(-(max(args.prompt) + args.gen + 64) // 64) * 64
+    unknown = [x for x in args.models if x not in LAYERS] + [x for x in args.peers if x not in PEERS]
+    if unknown:
+        p.error(f"unknown: {', '.join(unknown)}")
+    return args
+
+
+class Moec(Process):
+    """`run bench --stdin` of a bundle, in moec's own process."""
+
+    def __init__(self, bench, bundle):
+        words = [bench.args.moec, "run", bundle, "bench", "--stdin", "--threads", bench.args.threads]
+        super().__init__(words, bench.cache / "log" / f"moec-{bundle.stem}.log")
+
+    def time(self, prompt, gen, batch=1):
+        found = self.ask(f"{prompt} {gen} {batch}")
+        return {"prefill": found["prefill_tokens_per_s"], "decode": found["decode_tokens_per_s"]}
+
+
+def median(values):
+    return statistics.median(values)
+
+
+class Bench:
+    def __init__(self, args):
+        self.args, self.cache = args, args.cache.resolve()
+        self.venvs = Venvs(self.cache)
+        if args.no_install:
+            self.venvs.install = self.refuse
+        self.models = Models(self.cache, args.moec.resolve(), self.venvs)
+        self.rows, self.versions, self.failures = [], {}, {}
+        self.machine, self.report = None, None
+
+    def refuse(self, *_):
+        raise Failed("not installed")
+
+    def profile(self):
+        """The roofline; called again at the end, and the better figures count."""
+        log("measuring the machine")
+        words = [self.args.moec, "profile-device", "--quiet", "--json", "--threads", self.args.threads]
+        report = json.loads(self.models.run(words, "profile-device"))
+        if self.report:
+            for old, new in zip(self.report["peaks"], report["peaks"]):
+                new["gops"] = max(old["gops"], new["gops"])
+            report["read_gb_per_s"] = max(self.report["read_gb_per_s"], report["read_gb_per_s"])
+        self.report, self.machine = report, limits.Machine.of(report)
+
+    def peers(self, names, fmt):
+        return [p for p in names if p in self.args.peers and fmt in PEERS[p].formats]
+
+    def attempt(self, peer, fmt, what, work):
+        """Runs what a peer is asked for; a failure is noted, never fatal."""
+        try:
+            return work()
+        except (Failed, subprocess.SubprocessError, OSError) as e:
+            log(f"  {PEERS[peer].title} {fmt}: {e}")
+            self.failures[f"{peer} {fmt} {what}"] = str(e)
+            self.rows.append({"section": what, "engine": peer, "format": fmt, "failed": str(e)})
+            return None
+
+    def note_version(self, peer, worker):
+        if peer not in self.versions:
+            self.versions[peer] = worker.do("version")
+
+    def row(self, section, engine, fmt, task, rate, limit, **more):
+        self.rows.append({
+            "section": section, "engine": engine, "format": fmt, "bits": limits.BITS[fmt], "task": task,
+            "rate": rate, "limit": limit, **more,
+        })
+
+    def alone(self, model, folder, fmt, target="native", section="model"):
+        """moec by itself: every prompt, and four sequences at once, by turns."""
+        shape, args = self.models.shape(folder), self.args
+        bundle = self.models.bundle(folder, fmt, args.context, target)
+        tasks = [(prompt, 1) for prompt in args.prompt] + [(64, 4)]
+        found = {task: [] for task in tasks}
+        with Moec(self, bundle) as moec:
+            moec.time(args.prompt[0], 2)
+            for _ in range(args.repeat):
+                for prompt, batch in tasks:
+                    found[prompt, batch].append(moec.time(prompt, args.gen, batch))
+        for (prompt, batch), times in found.items():
+            rate = lambda what: median([t[what] for t in times])
+            if batch == 1:
+                self.row(section, "moec", fmt, f"prefill {prompt}", rate("prefill"),
+                         limits.prefill(self.machine, shape, fmt, prompt), model=model)
+            self.row(section, "moec", fmt, f"decode {batch} at {prompt}", rate("decode"),
+                     limits.decode(self.machine, shape, fmt, prompt + args.gen / 2, batch), model=model)
+
+    def pair(self, peer, model, folder, fmt, target="native", section="model"):
+        """moec and a peer by turns."""
+        shape, args = self.models.shape(folder), self.args
+        bundle = self.models.bundle(folder, fmt, args.context, target)
+        source = self.models.source(peer, folder, fmt)
+        context = max(args.peer_prompt) + args.gen + 64
+        with Moec(self, bundle) as moec, Worker(self.venvs, peer, source, args.threads, context, fmt) as worker:
+            self.note_version(peer, worker)
+            for prompt in args.peer_prompt:
+                ours, theirs = [], []
+                moec.time(prompt, 2), worker.do("time", prompt=prompt, gen=2)
+                for _ in range(args.repeat):
+                    time.sleep(PAUSE)
+                    ours.append(moec.time(prompt, args.gen))
+                    time.sleep(PAUSE)
+                    theirs.append(worker.do("time", prompt=prompt, gen=args.gen))
+                for what, task, limit in [
+                    ("prefill", f"prefill {prompt}", limits.prefill(self.machine, shape, fmt, prompt)),
+                    ("decode", f"decode 1 at {prompt}", limits.decode(self.machine, shape, fmt, prompt + args.gen / 2)),
+                ]:
+                    rate, mine = median([t[what] for t in theirs]), median([t[what] for t in ours])
+                    self.row(section, peer, fmt, task, rate, limit, model=model, moec=mine, ratio=mine / rate)
+                    log(f"  {fmt} {task}: {PEERS[peer].title} {rate:.1f}, moec {mine:.1f} tokens/s ({mine / rate:.2f}x)")
+
+    def speed(self):
+        """Whole models."""
+        for i, model in enumerate(self.args.models):
+            layers = (self.args.layers if i == 0 else None) or LAYERS[model]
+            log(f"{model}, {layers} layers")
+            folder = self.models.checkpoint(model, layers, self.args.context)
+            for fmt in self.args.formats:
+                self.moec_alone(model, folder, fmt)
+                for peer in self.peers(MAIN if i == 0 else ["llama"], fmt):
+                    self.attempt(peer, fmt, "model", lambda p=peer, f=fmt: self.pair(p, model, folder, f))
+            if i == 0:
+                self.restricted(model, folder)
+
+    def moec_alone(self, model, folder, fmt, **more):
+        try:
+            self.alone(model, folder, fmt, **more)
+        except Failed as e:
+            log(f"  moec {fmt}: {e}")
+            self.failures[f"moec {fmt} {more.get('section', 'model')}"] = str(e)
+
+    def restricted(self, model, folder):
+        """The same machine with fewer instructions."""
+        targets = {"llama-avx2": "x86-64-v3"}
+        amx = [f for f in self.report["features"] if f.startswith("amx")]
+        if amx:
+            targets["llama-avx512"] = self.without_amx()
+        for peer, target in targets.items():
+            for fmt in [f for f in self.args.formats if self.peers([peer], f)]:
+                self.attempt(peer, fmt, peer, lambda p=peer, t=target, f=fmt: self.pair(p, model, folder, f, t, section=p))
+
+    def without_amx(self):
+        r = self.report
+        features = [f for f in r["features"] if not f.startswith("amx")]
+        path = self.cache / "avx512.toml"
+        path.write_text(
+            f'name = "avx512"\ndescription = "this machine without AMX"\nfamily = "cpu"\n'
+            f'triple = "{r["triple"]}"\ncpu = "{r["cpu"]}"\nfeatures = {json.dumps(features)}\n'
+        )
+        return str(path)
+
+    def layer(self):
+        """The experts of one layer."""
+        log("one layer of experts")
+        probe, args = self.models.probe(), self.args
+        shape, tokens = self.models.shape(probe), args.prompt[0]
+        for fmt in args.formats:
+            try:
+                bundle = self.models.bundle(probe, fmt, 1024, ends="f32")
+                steps = lambda: self.moec_layer(bundle, tokens)
+                steps()
+                limit = limits.layer(self.machine, shape, fmt, tokens)
+                if self.peers(["kt"], fmt):
+                    self.attempt("kt", fmt, "layer", lambda f=fmt, l=limit, s=steps: self.kt(probe, f, tokens, s, l))
+                ours = median([steps() for _ in range(args.repeat)])
+                self.row("layer", "moec", fmt, f"layer {tokens}", ours, limit)
+            except Failed as e:
+                log(f"  moec {fmt}: {e}")
+
+    def moec_layer(self, bundle, tokens):
+        """Seconds from the sorted pairs to the summed output: what kt-kernel does in one call."""
+        words = [self.args.moec, "steps", bundle, "--prefill", tokens, "--repeat", 1, "--json", "--threads", self.args.threads]
+        steps = json.loads(self.models.run(words, "steps"))["steps"]
+        return sum(s["seconds"] for s in steps if s["op"].startswith(("dispatch", "expert", "combine")))
+
+    def kt(self, probe, fmt, tokens, steps, limit):
+        ids = [i % 2048 for i in range(tokens)]
+        with Worker(self.venvs, "kt", probe, self.args.threads, 1024, fmt) as worker:
+            self.note_version("kt", worker)
+            ours, theirs = [], []
+            worker.do("layer_time", ids=ids)
+            for _ in range(self.args.repeat):
+                time.sleep(PAUSE)
+                ours.append(steps())
+                time.sleep(PAUSE)
+                theirs.append(worker.do("layer_time", ids=ids)["seconds"])
+            rate, mine = median(theirs), median(ours)
+            self.row("layer", "kt", fmt, f"layer {tokens}", rate, limit, moec=mine, ratio=rate / mine)
+            log(f"  {fmt}: kt-kernel {rate * 1e3:.1f} ms, moec {mine * 1e3:.1f} ms")
+
+    def quality(self):
+        """Errors of formats: of a layer, and as perplexity of ferris."""
+        log("errors of the formats")
+        for fmt, activations in [("bf16", "f32")] + [(f, "auto") for f in self.args.formats]:
+            name = fmt if activations == "auto" else f"{fmt} weights, f32 activations"
+            try:
+                self.rows.append({"section": "quality", "engine": "moec", "format": name, "bits": limits.BITS[fmt],
+                                  **self.moec_quality(fmt, activations)})
+            except Failed as e:
+                log(f"  moec {name}: {e}")
+                self.rows.append({"section": "quality", "engine": "moec", "format": name, "failed": str(e)})
+        for fmt in self.args.formats:
+            for peer in self.peers(["llama", "ik", "transformers", "kt"], fmt):
+                found = self.attempt(peer, fmt, "quality", lambda p=peer, f=fmt: self.peer_quality(p, f))
+                if found:
+                    self.rows.append({"section": "quality", "engine": peer, "format": fmt, "bits": limits.BITS[fmt], **found})
+
+    def moec_quality(self, fmt, activations):
+        ids = ",".join(str(i) for i in range(64))
+        bundle = self.models.bundle(self.models.probe(), fmt, 1024, ends="f32", activations=activations)
+        out = self.cache / "moec-logits.safetensors"
+        out.unlink(missing_ok=True)
+        self.models.run([self.args.moec, "run", bundle, "logits", "--ids", ids, "--out", out], "logits")
+        error = self.models.layer_error(out)
+        ferris = self.models.bundle(FERRIS, fmt, 1024, activations=activations)
+        words = [self.args.moec, "eval", "--quiet", ferris, "--text", FERRIS / "eval" / "text.txt", "--window", WINDOW,
+                 "--windows", WINDOWS, "--json"]
+        perplexity = json.loads(self.models.run(words, "eval"))["perplexity"]
+        log(f"  moec {fmt}, activations {activations}: layer {error:.2e}, perplexity {perplexity:.4f}")
+        return {"layer_error": error, "perplexity": perplexity}
+
+    def peer_quality(self, peer, fmt):
+        probe, found = self.models.probe(), {}
+        out, ids = str(self.cache / f"{peer}-logits.npy"), list(range(64))
+        source = self.models.source(peer, probe, fmt, exact_ends=True)
+        with Worker(self.venvs, peer, source, self.args.threads, 1024, fmt) as worker:
+            self.note_version(peer, worker)
+            worker.do("output" if peer == "kt" else "logits", ids=ids, out=out)
+        found["layer_error"] = self.models.layer_error(out, output=peer == "kt")
+        if peer in ("llama", "ik"):
+            source = self.models.gguf(FERRIS, fmt)
+            with Worker(self.venvs, peer, source, self.args.threads, 1024, fmt) as worker:
+                found |= worker.do("perplexity", folder=str(FERRIS), text=str(FERRIS / "eval" / "text.txt"),
+                                   window=WINDOW, windows=WINDOWS)
+        log(f"  {PEERS[peer].title} {fmt}: {found}")
+        return found
+
+    def startup(self):
+        """Wall time of `run generate` to its first token, process start included."""
+        log("start to first token")
+        try:
+            bundle = self.models.bundle(FERRIS, "bf16", 1024, link=True)
+        except Failed as e:
+            log(f"  {e}")
+            return
+        times = []
+        for _ in range(2 * self.args.repeat + 1):
+            start = time.perf_counter()
+            words = [bundle / "run", "generate", "--ids", "1,2,3,4,5,6,7,8", "-n", "1", "--threads", str(self.args.threads)]
+            subprocess.run(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+            times.append(time.perf_counter() - start)
+        self.rows.append({"section": "startup", "engine": "moec", "seconds": median(times)})
+
+    def facts(self):
+        """Cost of builds, of those that are large enough to say something."""
+        for name, b in self.models.built.items():
+            if b["weight_bytes"] > 1e9:
+                gb = b["weight_bytes"] / 1e9
+                self.rows.append({"section": "build", "name": name, "gb": gb, "seconds_per_gb": b["seconds"] / gb,
+                                  "peak_memory_bytes": b["peak_memory_bytes"]})
+
+    def results(self, seconds):
+        return {
+            "conditions": {
+                "threads": self.args.threads, "repetitions": self.args.repeat, "gen": self.args.gen,
+                "prompts": self.args.prompt, "models": {m: (self.args.layers if i == 0 else None) or LAYERS[m]
+                                                         for i, m in enumerate(self.args.models)},
+                "quick": self.args.quick, "load_before": self.load,
+            },
+            "machine": self.report, "versions": self.versions, "failures": self.failures, "rows": self.rows,
+            "seconds": round(seconds),
+        }
+
+    def run(self):
+        start = time.perf_counter()
+        self.load = os.getloadavg()[0]
+        self.profile()
+        self.quality()
+        self.layer()
+        self.speed()
+        self.startup()
+        self.facts()
+        self.profile()
+        return self.results(time.perf_counter() - start)
+
+
+def main():
+    args = arguments()
+    args.cache.mkdir(parents=True, exist_ok=True)
+    results = Bench(args).run()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    text = table.markdown(results, PEERS)
+    written = table.insert(args.readme, text)
+    log(f"wrote {args.out}" + (f" and the table in {args.readme}" if written else ""))
+    print(json.dumps(results, indent=1) if args.json else text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The results as Markdown, and into the README between its markers."""
+
+START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
+FORMAT = {"bf16": "bf16", "q8": "8 bits", "q4": "4 bits"}
+QUOTED = {
+    "ik": "not measured here: {why}. Elsewhere (2 cores with AMX, same shapes) it had 1.3, 3.0 and 2.4 times "
+    "llama.cpp's prefill in bf16, 8 and 4 bits, and 1.16, 1.14 and 1.05 times its decode",
+}
+"""What is known of a peer from another machine, where it fails on this one."""
+
+
+def cells(*values):
+    return "| " + " | ".join(values) + " |"
+
+
+def rule(n):
+    return cells(*["---"] * n)
+
+
+def number(x):
+    """Three digits; whole from 100 up."""
+    return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def find(rows, **wanted):
+    return next((r for r in rows if all(r.get(k) == v for k, v in wanted.items())), None)
+
+
+def ordered(values):
+    return list(dict.fromkeys(values))
+
+
+def title(engine, peers, versions):
+    if engine == "moec":
+        return "**moec**"
+    version = versions.get(engine, {}).get("version", "")
+    return f"{peers[engine].title} {version}".strip()
+
+
+def errors(results, engine, fmt):
+    """Error of a layer and perplexity of ferris, as two cells."""
+    found = find([r for r in results["rows"] if "failed" not in r], section="quality", engine=engine, format=fmt) or {}
+    layer, perplexity = found.get("layer_error"), found.get("perplexity")
+    return [f"{layer:.1e}" if layer else "–", f"{perplexity:.3f}" if perplexity else "–"]
+
+
+def speeds(results, peers, model, section="model"):
+    """Rates of one model: the limit, moec, then the peers, format by format."""
+    rows = [r for r in results["rows"] if r["section"] == section and r.get("model", model) == model]
+    good = [r for r in rows if "failed" not in r]
+    tasks = ordered(r["task"] for r in good)
+    head = ["tokens/s", "bits per weight", *tasks, "error of a layer", "perplexity of ferris"]
+    out = [cells(*head), rule(len(head))]
+    for fmt in ordered(r["format"] for r in rows):
+        of_format = [r for r in good if r["format"] == fmt]
+        limits = [find(of_format, task=t) for t in tasks]
+        if section == "model" and of_format:
+            out.append(cells(f"*limit, {FORMAT[fmt]}*", "", *[f"*{number(r['limit'])}*" if r else "–" for r in limits], "", ""))
+        bits = f"{of_format[0]['bits']:g}" if of_format else "–"
+        for engine in ordered(r["engine"] for r in rows if r["format"] == fmt):
+            failed = find([r for r in rows if "failed" in r], engine=engine, format=fmt)
+            name = title(engine, peers, results["versions"])
+            if failed:
+                why = QUOTED.get(engine, "{why}").format(why=failed["failed"])
+                out.append(cells(f"{name}: {why.replace('|', '/')}", *["–"] * (len(head) - 1)))
+                continue
+            found = [find(of_format, engine=engine, task=t) for t in tasks]
+            out.append(cells(name, bits, *[rate(r) for r in found], *errors(results, engine.split("-")[0], fmt)))
+        if section != "model":
+            mine = [find([r for r in of_format if "moec" in r], task=t) for t in tasks]
+            if any(mine):
+                out.append(cells("**moec**", bits, *[number(r["moec"]) if r else "–" for r in mine], "", ""))
+    return out
+
+
+def rate(row):
+    """`1234 (56 % of the limit)` of moec, `123 (moec 4.5×)` of a peer."""
+    if not row:
+        return "–"
+    if "ratio" in row:
+        return f"{number(row['rate'])} (moec {row['ratio']:.2f}×)"
+    return f"**{number(row['rate'])}** ({100 * row['rate'] / row['limit']:.0f} %)"
+
+
+def layer(results, peers):
+    rows = [r for r in results["rows"] if r["section"] == "layer"]
+    out = [cells("experts of one layer", "bits per weight", "ms", "of the limit", "error"), rule(5)]
+    for r in rows:
+        name = title(r["engine"], peers, results["versions"])
+        if "failed" in r:
+            out.append(cells(f"{name}, {FORMAT[r['format']]}: {r['failed']}", *["–"] * 4))
+            continue
+        ratio = f" (moec {r['ratio']:.2f}×)" if "ratio" in r else ""
+        bits = "8 and a scale per row" if (r["engine"], r["format"]) == ("kt", "q8") else f"{r['bits']:g}"
+        out.append(cells(name, bits, f"{number(1e3 * r['rate'])}{ratio}", f"{100 * r['limit'] / r['rate']:.0f} %",
+                         errors(results, r["engine"], r["format"])[0]))
+    return out
+
+
+def quality(results, peers):
+    rows = [r for r in results["rows"] if r["section"] == "quality" and "failed" not in r]
+    base = find(rows, engine="moec", format="bf16 weights, f32 activations") or {}
+    out = [cells("format", "bits per weight", "error of a layer", "perplexity of ferris", "change"), rule(5)]
+    for r in rows:
+        perplexity = r.get("perplexity")
+        change = f"{100 * (perplexity / base['perplexity'] - 1):+.3f} %" if perplexity and base else "–"
+        out.append(cells(f"{title(r['engine'], peers, results['versions'])}, {r['format']}", f"{r['bits']:g}",
+                         f"{r['layer_error']:.1e}", f"{perplexity:.4f}" if perplexity else "–", change))
+    return out
+
+
+def conditions(results, peers):
+    c, m = results["conditions"], results["machine"]
+    models = ", ".join(f"{name} ({n} layers)" for name, n in c["models"].items())
+    best = {}
+    for p in m["peaks"]:
+        if p["gops"] >= best.get(p["format"], {"gops": 0})["gops"]:
+            best[p["format"]] = p
+    peaks = ", ".join(f"{f} {p['gops'] / 1e3:.2f} T{'FLOP' if f != 'int8' else 'OP'}/s ({p['instruction']})" for f, p in best.items())
+    notes = "; ".join(f"{title(n, peers, results['versions'])}: {peers[n].note}" for n in results["versions"] if peers[n].note)
+    return [
+        f"Written by `cargo xtask bench-peers{' --quick' if c['quick'] else ''}`. Machine: {m['description'].split(', measured')[0]}; "
+        f"measured in the same run: {m['read_gb_per_s']:.1f} GB/s of memory read ({m['read_gb_per_s_one_thread']:.1f} with one "
+        f"thread), {peaks}.", "",
+        f"Equal conditions: {c['threads']} threads; random weights in the shapes of {models}; the same weights in every engine, "
+        f"every matrix in the row's format (routers and norms f32); the same token ids; one sequence unless the column says "
+        f"otherwise (`decode 4 at 64`: four sequences that hold 64 tokens each, tokens of all together); {c['gen']} tokens "
+        f"decoded; medians of {c['repetitions']}, moec and peer by turns. moec: activations `auto`, "
+        f"prompts in chunks of 512, KV cache `auto`. {notes}.", "",
+        "The limit is the larger of bytes over bandwidth and operations over peak, every weight read once; in brackets the "
+        "share of it, or how many times faster moec was in the same turns. Error of a layer: of the experts' output for 64 "
+        "tokens, relative to f64 on the bf16 weights. Perplexity: 40 windows of 512 tokens of ferris's evaluation text.",
+    ]
+
+
+def markdown(results, peers):
+    rows, parts = results["rows"], conditions(results, peers)
+    for name, layers in results["conditions"]["models"].items():
+        if any(r.get("model") == name for r in rows):
+            parts += ["", f"{name}, {layers} layers:", "", *speeds(results, peers, name)]
+    first = next(iter(results["conditions"]["models"]))
+    for section in ordered(r["section"] for r in rows if r["section"].startswith("llama-")):
+        parts += ["", f"The same machine restricted ({peers[section].title.split(', ')[1]}), both engines compiled for that:", "",
+                  *speeds(results, peers, first, section)]
+    if not any(f.startswith("amx") for f in results["machine"]["features"]):
+        parts += ["", "This machine has no AMX: its first table is the one restricted to AVX-512."]
+    if any(r["section"] == "layer" for r in rows):
+        parts += ["", *layer(results, peers)]
+    parts += ["", *quality(results, peers), ""]
+    start = find(rows, section="startup")
+    if start:
+        parts.append(f"Start of the process to the first token of ferris: {1e3 * start['seconds']:.0f} ms.")
+    builds = [r for r in rows if r["section"] == "build"]
+    if builds:
+        worst = max(builds, key=lambda r: r["seconds_per_gb"])
+        peak = max(r["peak_memory_bytes"] for r in builds)
+        parts.append(f"`moec build`: at most {worst['seconds_per_gb']:.1f} s per GB of weights written, {peak / 2**20:.0f} MiB of memory.")
+    return "\n".join(parts) + "\n"
+
+
+def insert(path, text):
+    """Puts the text between the markers; false where there are none."""
+    if not path.exists():
+        return False
+    old = path.read_text()
+    before, found, rest = old.partition(START)
+    _, closed, after = rest.partition(END)
+    if not (found and closed):
+        return False
+    path.write_text(f"{before}{START}\n{text}{END}{after}")
+    return True

@@ -1,0 +1,118 @@
+//! Rows of bytes times a panel of q8 or q4: integer dot products within a group of 32 channels, joined in
+//! f32 by the group's two scales.
+//!
+//! A group of the panel is unpacked into registers once and meets every row of a block; the sums of the
+//! block wait in scratch, which stays in the first-level cache. So unpacking is paid once per block, and a
+//! row costs its dot products and one multiply-add per group and vector.
+//!
+//! With VNNI the weights are unsigned: `Σ (code + 128)·x = Σ code·x + 128·Σ x`. The packed row carries
+//! `−128·Σ x` of every group, from which the integer sum starts.
+
+use super::micro::Panel;
+use super::quantise::{CORRECTION, ROW_GROUP, SCALE};
+use super::unpack::{codes, high_nibbles, scale};
+use crate::dsl::{F, I, Kb, P, Span};
+use crate::machine::{ByteDot, Isa};
+use moec_ir::types::{Format, GROUP};
+
+/// Rows whose sums wait in scratch together.
+const BLOCK: usize = 128;
+/// Words of four channels in a group.
+const QUADS: usize = GROUP / 4;
+/// Bytes ahead that weights are asked for.
+const AHEAD: usize = 4096;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Bytes of scratch.
+pub(super) fn scratch_bytes(isa: &Isa) -> usize {
+    BLOCK * isa.nr * 4
+}
+
+/// As [`super::multiply::multiply`].
+pub(super) fn multiply<'k>(
+    k: &'k Kb<'k>,
+    panel: &Panel<'k>,
+    first: I<'k>,
+    end: I<'k>,
+    row: &dyn Fn(I<'k>) -> P<'k>,
+    store: &dyn Fn(I<'k>, [F<'k>; 2]),
+) {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
+    k.each(first, end, BLOCK, |start| {
+        let stop = (start + BLOCK).min(end);
+        let sums = |i: I<'k>| k.scratch().words((i - start) * nr);
+        k.each(start, stop, 1, |i| k.zero(sums(i), nr));
+        k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
+            let from = panel.weights.bytes(group * bytes);
+            for line in (0..bytes).step_by(LINE) {
+                from.beyond(AHEAD + line).prefetch();
+            }
+            let weights: Vec<[I<'k>; 2]> =
+                (0..QUADS).map(|quad| [0, lanes].map(|c| operand(k, panel.format, from, quad, c))).collect();
+            let at = from.bytes(bytes - 2 * nr);
+            let scales = [0, lanes * 2].map(|c| weight_scale(k, panel.format, at.bytes(c)));
+            k.each(start, stop, 1, |i| {
+                let x = row(i).bytes(group * ROW_GROUP);
+                let by = x.bytes(SCALE).load().splat();
+                let found = dots(k, panel.format, &weights, x);
+                for (half, (found, scale)) in found.into_iter().zip(scales).enumerate() {
+                    let at = sums(i).words(half * lanes);
+                    at.store(found.to_float().fma(scale * by, at.load_vec(Span::Full)));
+                }
+            });
+        });
+        k.each(start, stop, 1, |i| {
+            store(i, [0, lanes].map(|c| sums(i).words(c).load_vec(Span::Full)));
+        });
+    });
+}
+
+/// Whether q4 is multiplied as plain nibbles, several words to one widening.
+fn nibbles(k: &Kb<'_>, format: Format) -> bool {
+    format == Format::Q4 && k.isa.bytes == ByteDot::Maddubs
+}
+
+/// One quad of the weights, as the machine wants it.
+fn operand<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, quad: usize, column: usize) -> I<'k> {
+    match (k.isa.bytes, format) {
+        (ByteDot::Vnni, Format::Q4) => high_nibbles(group, k.isa.nr, quad, column),
+        (ByteDot::Vnni, _) => codes(format, group, k.isa.nr, quad, column) ^ 0x8080_8080,
+        _ if nibbles(k, format) => {
+            let packed = group.words(quad % 4 * k.isa.nr + column).load_ints();
+            (if quad < 4 { packed } else { packed.shr(4) }) & 0x0f0f_0f0f
+        }
+        _ => codes(format, group, k.isa.nr, quad, column),
+    }
+}
+
+fn weight_scale<'k>(k: &'k Kb<'k>, format: Format, at: P<'k>) -> F<'k> {
+    if nibbles(k, format) { at.load_weights(Format::Bf16, Span::Full) } else { scale(k, format, at) }
+}
+
+/// The integer sums of one row and group.
+fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> [I<'k>; 2] {
+    let words: Vec<I<'k>> = (0..QUADS).map(|q| x.words(q).load_word().splat(k.lanes())).collect();
+    let correction = || x.bytes(CORRECTION).load_word();
+    let start = match k.isa.bytes {
+        ByteDot::Vnni => correction().splat(k.lanes()),
+        // Nibbles are `code + 8`: a sixteenth of 128.
+        _ if nibbles(k, format) => correction().shr(4).splat(k.lanes()),
+        _ => k.i32v(0),
+    };
+    [0, 1].map(|half| {
+        if nibbles(k, format) {
+            let terms: Vec<_> = weights.iter().zip(&words).map(|(w, &x)| (w[half], x)).collect();
+            k.dot_nibbles(start, &terms)
+        } else {
+            // Two chains: one alone would be twice as long as the machine can look ahead.
+            let (w, v) = weights.split_at(QUADS / 2);
+            let (x, y) = words.split_at(QUADS / 2);
+            let chain = |start, w: &[[I<'k>; 2]], x: &[I<'k>]| {
+                w.iter().zip(x).fold(start, |sum, (w, &x)| k.dot_bytes(sum, w[half], x))
+            };
+            chain(start, w, x) + chain(k.i32v(0), v, y)
+        }
+    })
+}

@@ -1,0 +1,70 @@
+//! Rows of f32 in the form that a matrix kernel multiplies: pairs of bf16, or bytes by groups.
+
+use crate::dsl::{F, I, Kb, P, Span};
+use crate::spec::{Compute, KernelSpec, ROWS, packed_words};
+use moec_ir::types::GROUP;
+
+/// Bytes of a packed group: 32 codes, the scale as f32, and `−128 · Σ codes` as i32.
+pub(crate) const ROW_GROUP: usize = GROUP + 8;
+/// Where the scale stands.
+pub(crate) const SCALE: usize = GROUP;
+/// Where the correction stands.
+pub(crate) const CORRECTION: usize = GROUP + 4;
+
+pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let KernelSpec::Quantise { cols, groups, per_row, x_ld, to } = *spec else {
+        return k.fail("not a quantisation");
+    };
+    let (x, out) = (k.arg(0), k.arg(1));
+    let words = packed_words(cols, to);
+    k.tiles(ROWS, |_, first, end| {
+        k.each(first * per_row, end * per_row, 1, |row| {
+            k.each(0, groups, 1, |g| {
+                let from = x.words(row * x_ld + g * cols);
+                let to_row = out.words(row * (groups * words) + g * words);
+                match to {
+                    Compute::F32 => k.copy(from, to_row, cols),
+                    Compute::Bf16 => pairs(k, from, to_row, cols),
+                    Compute::I8 => bytes(k, from, to_row, cols),
+                }
+            });
+        });
+    });
+}
+
+fn pairs<'k>(k: &'k Kb<'k>, from: P<'k>, to: P<'k>, cols: usize) {
+    let lanes = k.lanes();
+    let whole = cols / lanes * lanes;
+    k.each(0, whole, lanes, |c| to.bytes(c * 2).store_bf16(from.words(c).load_vec(Span::Full), Span::Full));
+    if cols > whole {
+        // The upper half of the last word of an odd row is zero.
+        let (there, stored) = (k.span(cols - whole), k.span(cols.next_multiple_of(2) - whole));
+        to.bytes(whole * 2).store_bf16(from.words(whole).load_vec(there), stored);
+    }
+}
+
+/// Symmetric groups of 32: codes in −127 ..= 127 of the largest magnitude.
+fn bytes<'k>(k: &'k Kb<'k>, from: P<'k>, to: P<'k>, cols: usize) {
+    let whole = cols / GROUP;
+    k.each(0, whole, 1, |g| group(k, from.words(g * GROUP), to.bytes(g * ROW_GROUP), GROUP));
+    if !cols.is_multiple_of(GROUP) {
+        group(k, from.words(whole * GROUP), to.bytes(whole * ROW_GROUP), cols % GROUP);
+    }
+}
+
+fn group<'k>(k: &'k Kb<'k>, from: P<'k>, to: P<'k>, count: usize) {
+    let lanes = k.lanes();
+    let values: Vec<F<'k>> = (0..GROUP)
+        .step_by(lanes)
+        .map(|c| if c < count { from.words(c).load_vec(k.span(count - c)) } else { k.fv(0.0) })
+        .collect();
+    let most = values.iter().skip(1).fold(values[0].abs(), |most, x| most.max(x.abs())).lanes_max();
+    let by = most.gt(k.f(0.0)).pick(k.f(127.0) / most, k.f(0.0)).splat();
+    let codes: Vec<I<'k>> = values.iter().map(|&x| (x * by).to_int()).collect();
+    for (i, &c) in codes.iter().enumerate() {
+        to.bytes(i * lanes).store_bytes(c);
+    }
+    let sum = codes.iter().skip(1).fold(codes[0], |sum, &c| sum + c).lanes_sum();
+    to.bytes(SCALE).store(most * (1.0 / 127.0));
+    to.bytes(CORRECTION).store_int(k.i32(0) - sum.shl(7));
+}

@@ -1,0 +1,76 @@
+//! Panels of q8 and q4: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
+
+use super::micro::Panel;
+use crate::dsl::{F, I, Kb, P, Span};
+use crate::spec::Compute;
+use moec_ir::types::{Format, GROUP};
+
+/// Format of the unpacked panel.
+pub(super) fn format(compute: Compute) -> Format {
+    if compute == Compute::Bf16 { Format::Bf16 } else { Format::F32 }
+}
+
+/// Channels of the unpacked panel: whole groups.
+pub(super) const fn depth(channels: usize) -> usize {
+    channels.next_multiple_of(GROUP)
+}
+
+/// Writes the panel to the beginning of the scratch.
+pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let (to, format) = (k.scratch(), format(panel.compute));
+    let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
+    k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
+        let from = panel.weights.bytes(group * bytes);
+        let to = to.bytes(group * format.bytes(GROUP * nr));
+        let scales = from.bytes(bytes - 2 * nr);
+        for half in 0..2 {
+            let scale = scale(k, panel.format, scales.bytes(half * lanes * 2));
+            let channels =
+                |quad: usize, j: usize| byte(codes(panel.format, from, nr, quad, half * lanes), j) * scale;
+            for quad in 0..GROUP / 4 {
+                for pair in 0..2 {
+                    let c = quad * 4 + pair * 2;
+                    let values = [channels(quad, pair * 2), channels(quad, pair * 2 + 1)];
+                    match format {
+                        Format::Bf16 => to.words((c / 2) * nr + half * lanes).store_int(k.join_bf16(values)),
+                        _ => {
+                            for (i, x) in values.into_iter().enumerate() {
+                                to.words((c + i) * nr + half * lanes).store(x);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    });
+    Panel { weights: to, depth: panel.depth, format, compute: panel.compute }
+}
+
+/// A vector of scales, for codes as [`codes`] and [`high_nibbles`] give them.
+pub(super) fn scale<'k>(k: &'k Kb<'k>, format: Format, at: P<'k>) -> F<'k> {
+    let scale = at.load_weights(Format::Bf16, Span::Full);
+    if format == Format::Q4 { scale * k.f(1.0 / 16.0) } else { scale }
+}
+
+/// Signed codes of one quad, four bytes a lane, for the columns from `column` on.
+pub(super) fn codes<'k>(format: Format, group: P<'k>, nr: usize, quad: usize, column: usize) -> I<'k> {
+    if format == Format::Q8 {
+        return group.words(quad * nr + column).load_ints();
+    }
+    // In the upper nibble `16 · (code + 8)`, a sign bit away from `16 · code`: [`scale`] takes the 16 out.
+    high_nibbles(group, nr, quad, column) ^ 0x8080_8080
+}
+
+/// `16 · (code + 8)` of one quad of q4, four bytes a lane.
+pub(super) fn high_nibbles<'k>(group: P<'k>, nr: usize, quad: usize, column: usize) -> I<'k> {
+    let packed = group.words(quad % 4 * nr + column).load_ints();
+    let high = if quad < 4 { packed.shl(4) } else { packed };
+    high & 0xf0f0_f0f0
+}
+
+/// Byte `j` of every lane, signed, as f32.
+fn byte(words: I<'_>, j: usize) -> F<'_> {
+    let up = if j == 3 { words } else { words.shl(24 - 8 * j as i64) };
+    up.shr(24).to_float()
+}

@@ -1,0 +1,333 @@
+//! Weight packing: logical rows of f32 to the exact order and format that kernels read, and back.
+//!
+//! Packing streams: it asks for the rows of one panel at a time, and holds as many panels as keep the
+//! processor's threads busy, so memory does not grow with the weight. The orders are those of [`Layout`].
+
+mod order;
+pub mod quantise;
+
+use half::{bf16, f16};
+use moec_ir::plan::Layout;
+use moec_ir::types::{Format, GROUP};
+use order::Lane;
+use quantise::Group;
+use std::io::{self, Write};
+use std::ops::Range;
+use std::thread;
+
+/// Extents and storage of a packed weight `[lead, rows, cols]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Order of the numbers.
+    pub layout: Layout,
+    /// Number format.
+    pub format: Format,
+    /// Matrices (experts, heads); 1 for a plain matrix.
+    pub lead: usize,
+    /// Rows (output channels) of a matrix.
+    pub rows: usize,
+    /// Columns (input channels) of a matrix.
+    pub cols: usize,
+}
+
+/// How much errors matter: of a matrix, by its number in the weight, one number per column. They are finite
+/// and not negative, and only their proportions count. `None`: all the same.
+pub type Importance<'a> = dyn Fn(usize) -> Option<&'a [f32]> + 'a;
+
+/// Rows of a matrix that are read together when the layout is [`Layout::Rows`].
+const ROWS_AT_ONCE: usize = 16;
+
+/// Numbers that a thread gets at a time: quantising them takes some milliseconds, starting it some dozen
+/// microseconds.
+const SHARE: usize = 1 << 18;
+
+/// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
+pub const fn packed_bytes(layout: Layout, format: Format, lead: usize, rows: usize, cols: usize) -> u64 {
+    Geometry { layout, format, lead, rows, cols }.bytes()
+}
+
+impl Geometry {
+    /// Bytes in all.
+    pub const fn bytes(&self) -> u64 {
+        self.lead as u64 * self.matrix_bytes()
+    }
+
+    /// Bytes of one matrix; 0 where the layout does not fit it.
+    pub const fn matrix_bytes(&self) -> u64 {
+        match self.layout.stored_rows(self.rows as u64) {
+            Some(rows) => rows * self.row_bytes() as u64,
+            None => 0,
+        }
+    }
+
+    /// Bytes of a stored row.
+    const fn row_bytes(&self) -> usize {
+        self.layout.row_bytes(self.format, self.cols)
+    }
+
+    /// Rows that panel `p` holds, by column, in ranges: two of them in a gated panel. Every range comes with
+    /// the columns that are there for it.
+    fn panel_rows(&self, p: usize) -> Vec<(Range<usize>, usize)> {
+        let cut = |start: usize, len: usize, end: usize| (start.min(end)..(start + len).min(end), len);
+        match self.layout {
+            Layout::Rows => {
+                let (rows, _) = cut(p * ROWS_AT_ONCE, ROWS_AT_ONCE, self.rows);
+                let there = rows.len();
+                vec![(rows, there)]
+            }
+            Layout::Panels { nr } => vec![cut(p * nr as usize, nr as usize, self.rows)],
+            Layout::GluPanels { nr } => {
+                let (half, inter) = (nr as usize / 2, self.rows / 2);
+                let (gate, _) = cut(p * half, half, inter);
+                let up = gate.start + inter..gate.end + inter;
+                vec![(gate, half), (up, half)]
+            }
+        }
+    }
+
+    fn panels(&self) -> usize {
+        match self.layout {
+            Layout::Rows => self.rows.div_ceil(ROWS_AT_ONCE),
+            Layout::Panels { nr } => self.rows.div_ceil(nr as usize),
+            Layout::GluPanels { nr } => (self.rows / 2).div_ceil(nr as usize / 2),
+        }
+    }
+
+    /// Where a row lies: the first byte of its panel in its matrix, and its place in there.
+    fn locate(&self, row: usize) -> (usize, Lane) {
+        let (panel, column, nr) = match self.layout {
+            Layout::Rows => return (row * self.row_bytes(), Lane::of_row(self.format, self.cols)),
+            Layout::Panels { nr } => (row / nr as usize, row % nr as usize, nr as usize),
+            Layout::GluPanels { nr } => {
+                let (nr, half, inter) = (nr as usize, nr as usize / 2, self.rows / 2);
+                let (column, first) = if row < inter { (row, 0) } else { (row - inter, half) };
+                (column / half, first + column % half, nr)
+            }
+        };
+        (panel * nr * self.row_bytes(), Lane::of_panel(self.format, nr, column))
+    }
+
+    /// Place of column `column` in a panel of this layout, and its first byte in the panel: rows that are by
+    /// themselves follow each other.
+    fn lane(&self, column: usize) -> (usize, Lane) {
+        match self.layout {
+            Layout::Rows => (column * self.row_bytes(), Lane::of_row(self.format, self.cols)),
+            Layout::Panels { nr } | Layout::GluPanels { nr } => {
+                (0, Lane::of_panel(self.format, nr as usize, column))
+            }
+        }
+    }
+}
+
+/// One panel on its way.
+struct Panel<'a> {
+    /// Rows by range, and the columns that are there for it.
+    ranges: Vec<(Range<usize>, usize)>,
+    /// Row-major.
+    rows: Vec<f32>,
+    importance: Option<&'a [f32]>,
+    bytes: Vec<u8>,
+}
+
+/// Packs a weight.
+///
+/// `read(lead, rows, out)` fills `out`, row-major with full columns, with those rows of that matrix.
+/// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`quantise`] says, by
+/// `importance`. Padding is zero. Returns the bytes written, which are [`Geometry::bytes`].
+///
+/// # Errors
+/// Those of `read` and of the writer.
+pub fn pack<'a, E: From<io::Error>>(
+    geometry: &Geometry,
+    importance: &Importance<'a>,
+    mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
+    out: &mut impl Write,
+) -> Result<u64, E> {
+    let g = geometry;
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    let mut panels = (0..g.lead).flat_map(|lead| (0..g.panels()).map(move |p| (lead, p)));
+    let mut batch: Vec<Panel<'a>> = Vec::new();
+    loop {
+        // Panels of the last batch give their memory to those of the next.
+        let mut spare = std::mem::take(&mut batch);
+        let mut numbers = 0;
+        while numbers < threads * SHARE
+            && let Some((lead, p)) = panels.next()
+        {
+            let (mut rows, bytes) = spare.pop().map_or_else(Default::default, |p| (p.rows, p.bytes));
+            rows.clear();
+            let ranges = g.panel_rows(p);
+            for (range, _) in &ranges {
+                let start = rows.len();
+                rows.resize(start + range.len() * g.cols, 0.0);
+                read(lead, range.clone(), &mut rows[start..])?;
+            }
+            numbers += rows.len().max(1);
+            batch.push(Panel { ranges, rows, importance: importance(lead), bytes });
+        }
+        if batch.is_empty() {
+            return Ok(g.bytes());
+        }
+        let share = batch.len().div_ceil(numbers.div_ceil(SHARE).clamp(1, threads));
+        thread::scope(|scope| {
+            let mut shares = batch.chunks_mut(share);
+            let mine = shares.next();
+            for theirs in shares {
+                scope.spawn(|| theirs.iter_mut().for_each(|p| encode(g, p)));
+            }
+            mine.into_iter().flatten().for_each(|p| encode(g, p));
+        });
+        for panel in &batch {
+            out.write_all(&panel.bytes)?;
+        }
+    }
+}
+
+/// Fills the bytes of a panel.
+fn encode(g: &Geometry, panel: &mut Panel<'_>) {
+    let columns: usize = panel.ranges.iter().map(|(_, columns)| columns).sum();
+    panel.bytes.clear();
+    panel.bytes.resize(columns * g.row_bytes(), 0);
+    let mut rows = panel.rows.chunks_exact(g.cols.max(1));
+    let mut first = 0;
+    for (range, columns) in &panel.ranges {
+        for column in 0..*columns {
+            let (at, lane) = g.lane(first + column);
+            let bytes = panel.bytes.get_mut(at..).unwrap_or_default();
+            match if column < range.len() { rows.next() } else { None } {
+                Some(row) => lane.put(row, panel.importance, bytes),
+                None => lane.pad(g.cols, bytes),
+            }
+        }
+        first += columns;
+    }
+}
+
+/// Rounds whole rows of `cols` numbers to what a format holds.
+pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
+    if !format.is_grouped() {
+        for x in values {
+            *x = round(format, *x);
+        }
+        return;
+    }
+    for row in values.chunks_mut(cols.max(1)) {
+        for (g, x) in row.chunks_mut(GROUP).enumerate() {
+            let stored = order::quantised(format, g, x, None).values();
+            x.copy_from_slice(&stored[..x.len()]);
+        }
+    }
+}
+
+/// Whether a format holds something near a number: neither an infinity nor, if it is grouped, none at all.
+pub fn holds(format: Format, x: f32) -> bool {
+    if format.is_grouped() {
+        x.abs() <= quantise::LARGEST
+    } else {
+        !x.is_finite() || round(format, x).is_finite()
+    }
+}
+
+/// Value that a number has after it was stored in a format whose numbers stand alone. In the others it depends
+/// on its neighbours, which [`round_rows`] sees; here it stays what it is.
+pub fn round(format: Format, x: f32) -> f32 {
+    match format {
+        Format::Bf16 => bf16::from_f32(x).to_f32(),
+        Format::F16 => f16::from_f32(x).to_f32(),
+        Format::F32 | Format::Q8 | Format::Q4 => x,
+    }
+}
+
+impl Geometry {
+    /// The bytes of a matrix in a packed weight, if `rows` of it and `numbers` numbers fit each other.
+    fn matrix<'p>(
+        &self,
+        packed: &'p [u8],
+        lead: usize,
+        rows: &Range<usize>,
+        numbers: usize,
+    ) -> io::Result<&'p [u8]> {
+        if lead >= self.lead || rows.end > self.rows || numbers != rows.len() * self.cols {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("rows {rows:?} of matrix {lead} into {numbers} numbers do not fit {self:?}"),
+            ));
+        }
+        let size = self.matrix_bytes() as usize;
+        Ok(packed.get(lead * size..).ok_or(io::ErrorKind::UnexpectedEof)?)
+    }
+}
+
+/// Reads rows `rows` of matrix `lead` back from a packed weight into `out`, row-major `[rows, cols]`.
+///
+/// # Errors
+/// `UnexpectedEof` if `packed` is shorter than the geometry says, `InvalidInput` if the rows or `out` do
+/// not fit it.
+pub fn unpack_rows(
+    geometry: &Geometry,
+    packed: &[u8],
+    lead: usize,
+    rows: Range<usize>,
+    out: &mut [f32],
+) -> io::Result<()> {
+    let g = geometry;
+    let matrix = g.matrix(packed, lead, &rows, out.len())?;
+    for (row, out) in rows.zip(out.chunks_exact_mut(g.cols.max(1))) {
+        let (panel, lane) = g.locate(row);
+        let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
+        lane.get(bytes, out).ok_or(io::ErrorKind::UnexpectedEof)?;
+    }
+    Ok(())
+}
+
+/// Rounds rows `rows` of matrix `lead` as they were when they were packed: in grouped formats to the nearest
+/// codes of the scales that `packed` holds, whatever errors mattered when these were chosen. A group that was
+/// stored without a scale must be as good as zero, and stays what it is otherwise.
+///
+/// # Errors
+/// As [`unpack_rows`].
+pub fn round_as_packed(
+    geometry: &Geometry,
+    packed: &[u8],
+    lead: usize,
+    rows: Range<usize>,
+    values: &mut [f32],
+) -> io::Result<()> {
+    let g = geometry;
+    if !g.format.is_grouped() {
+        round_rows(g.format, g.cols, values);
+        return Ok(());
+    }
+    let matrix = g.matrix(packed, lead, &rows, values.len())?;
+    for (row, values) in rows.zip(values.chunks_exact_mut(g.cols.max(1))) {
+        let (panel, lane) = g.locate(row);
+        let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
+        for (i, x) in values.chunks_mut(GROUP).enumerate() {
+            let scale = lane.group(i, bytes).ok_or(io::ErrorKind::UnexpectedEof)?.scale;
+            let all = order::filled(x);
+            if scale == bf16::ZERO && Group::nearest(g.format, &all, &[1.0; GROUP]) != Group::ZERO {
+                continue;
+            }
+            let stored = Group::with_scale(g.format, &all, scale).values();
+            x.copy_from_slice(&stored[..x.len()]);
+        }
+    }
+    Ok(())
+}
+
+/// Packs a weight that is at hand as f32, row-major `[lead, rows, cols]`. All errors matter the same.
+///
+/// # Errors
+/// `UnexpectedEof` if `values` are too few.
+pub fn pack_slice(geometry: &Geometry, values: &[f32]) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(geometry.bytes() as usize);
+    let cols = geometry.cols;
+    let read = |lead: usize, rows: Range<usize>, out: &mut [f32]| {
+        let start = (lead * geometry.rows + rows.start) * cols;
+        let from = values.get(start..start + out.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(from);
+        Ok::<(), io::Error>(())
+    };
+    pack(geometry, &|_| None, read, &mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,182 @@
+//! Where the numbers of a row lie in a panel, for every format.
+//!
+//! Writing and reading take the same places, so that one undoes the other.
+
+use super::quantise::Group;
+use half::{bf16, f16};
+use moec_ir::types::{Format, GROUP};
+
+/// Codes that lie together: an input of the dot-product instructions.
+const QUAD: usize = 4;
+
+/// One row of a packed matrix, in the bytes of its panel or of itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lane {
+    format: Format,
+    /// Numbers that lie side by side: a pair of bf16, else one.
+    side: usize,
+    /// Bytes up to the row's first number.
+    first: usize,
+    /// Bytes from those that lie side by side, or from quad to quad, to the next.
+    step: usize,
+    /// Bytes from group to group.
+    group: usize,
+    /// Bytes up to the row's first scale.
+    scale: usize,
+    /// Bytes from scale to scale.
+    scale_step: usize,
+}
+
+impl Lane {
+    /// Column `column` of a panel of `nr`.
+    pub(super) const fn of_panel(format: Format, nr: usize, column: usize) -> Self {
+        let (side, size) = match format {
+            Format::F32 => (1, 4),
+            Format::Bf16 => (2, 4),
+            Format::F16 => (1, 2),
+            Format::Q8 | Format::Q4 => (1, QUAD),
+        };
+        let group = format.column_bytes(GROUP) * nr;
+        let codes = group - 2 * nr;
+        let (first, scale) = (column * size, codes + column * 2);
+        Self { format, side, first, step: nr * size, group, scale, scale_step: group }
+    }
+
+    /// A row of `cols` numbers by itself.
+    pub(super) const fn of_row(format: Format, cols: usize) -> Self {
+        let (step, group) = match format {
+            Format::F32 => (4, 0),
+            Format::Bf16 | Format::F16 => (2, 0),
+            Format::Q8 => (QUAD, GROUP),
+            Format::Q4 => (QUAD, GROUP / 2),
+        };
+        let scale = cols.div_ceil(GROUP) * group;
+        Self { format, side: 1, first: 0, step, group, scale, scale_step: 2 }
+    }
+
+    /// Byte of number `i`, in formats whose numbers stand alone.
+    fn cell(&self, i: usize) -> usize {
+        self.first + i / self.side * self.step + i % self.side * 2
+    }
+
+    /// Writes the row's numbers. `weights` are those of its columns.
+    pub(super) fn put(&self, values: &[f32], weights: Option<&[f32]>, bytes: &mut [u8]) {
+        match self.format {
+            Format::F32 => self.put_cells(values, bytes, f32::to_le_bytes),
+            Format::Bf16 => self.put_cells(values, bytes, |x| bf16::from_f32(x).to_le_bytes()),
+            Format::F16 => self.put_cells(values, bytes, |x| f16::from_f32(x).to_le_bytes()),
+            Format::Q8 | Format::Q4 => {
+                for (g, x) in values.chunks(GROUP).enumerate() {
+                    self.put_group(g, &quantised(self.format, g, x, weights), bytes);
+                }
+            }
+        }
+    }
+
+    /// Writes the zeros of a row that pads its panel, where they are not bytes of zero.
+    pub(super) fn pad(&self, cols: usize, bytes: &mut [u8]) {
+        if self.format.is_grouped() {
+            for g in 0..cols.div_ceil(GROUP) {
+                self.put_group(g, &Group::ZERO, bytes);
+            }
+        }
+    }
+
+    fn put_cells<const N: usize>(&self, values: &[f32], bytes: &mut [u8], to: impl Fn(f32) -> [u8; N]) {
+        for (i, &x) in values.iter().enumerate() {
+            let at = self.cell(i);
+            if let Some(cell) = bytes.get_mut(at..at + N) {
+                cell.copy_from_slice(&to(x));
+            }
+        }
+    }
+
+    fn put_group(&self, g: usize, group: &Group, bytes: &mut [u8]) {
+        let first = self.first + g * self.group;
+        let byte = |code: usize| group.codes[code].cast_unsigned();
+        let quads = if self.format == Format::Q8 { GROUP / QUAD } else { GROUP / 2 / QUAD };
+        for i in 0..quads {
+            let at = first + i * self.step;
+            let Some(quad) = bytes.get_mut(at..at + QUAD) else { continue };
+            for (j, cell) in quad.iter_mut().enumerate() {
+                let code = i * QUAD + j;
+                *cell = if self.format == Format::Q8 {
+                    byte(code)
+                } else {
+                    byte(code).wrapping_add(8) | byte(code + GROUP / 2).wrapping_add(8) << 4
+                };
+            }
+        }
+        let at = self.scale + g * self.scale_step;
+        if let Some(cell) = bytes.get_mut(at..at + 2) {
+            cell.copy_from_slice(&group.scale.to_le_bytes());
+        }
+    }
+
+    /// Reads the row's numbers; `None` if the bytes end before it does.
+    pub(super) fn get(&self, bytes: &[u8], out: &mut [f32]) -> Option<()> {
+        match self.format {
+            Format::F32 => self.get_cells(bytes, out, f32::from_le_bytes),
+            Format::Bf16 => self.get_cells(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
+            Format::F16 => self.get_cells(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
+            Format::Q8 | Format::Q4 => {
+                for (g, out) in out.chunks_mut(GROUP).enumerate() {
+                    let values = self.group(g, bytes)?.values();
+                    out.copy_from_slice(&values[..out.len()]);
+                }
+                Some(())
+            }
+        }
+    }
+
+    fn get_cells<const N: usize>(
+        &self,
+        bytes: &[u8],
+        out: &mut [f32],
+        from: impl Fn([u8; N]) -> f32,
+    ) -> Option<()> {
+        for (i, x) in out.iter_mut().enumerate() {
+            *x = from(*bytes.get(self.cell(i)..)?.first_chunk()?);
+        }
+        Some(())
+    }
+
+    /// Group `g` of the row.
+    pub(super) fn group(&self, g: usize, bytes: &[u8]) -> Option<Group> {
+        let first = self.first + g * self.group;
+        let mut codes = [0; GROUP];
+        let nibble = |b: u8| (b & 15).cast_signed() - 8;
+        if self.format == Format::Q8 {
+            for (i, quad) in codes.chunks_exact_mut(QUAD).enumerate() {
+                let stored: &[u8; QUAD] = bytes.get(first + i * self.step..)?.first_chunk()?;
+                quad.copy_from_slice(&stored.map(u8::cast_signed));
+            }
+        } else {
+            let (low, high) = codes.split_at_mut(GROUP / 2);
+            let quads = low.chunks_exact_mut(QUAD).zip(high.chunks_exact_mut(QUAD));
+            for (i, (low, high)) in quads.enumerate() {
+                let stored: &[u8; QUAD] = bytes.get(first + i * self.step..)?.first_chunk()?;
+                low.copy_from_slice(&stored.map(nibble));
+                high.copy_from_slice(&stored.map(|b| nibble(b >> 4)));
+            }
+        }
+        let scale = bytes.get(self.scale + g * self.scale_step..)?.first_chunk()?;
+        Some(Group { scale: bf16::from_le_bytes(*scale), codes })
+    }
+}
+
+/// Group `g` of a row: up to [`GROUP`] numbers, filled up with zeros, and the weights of the row's columns.
+pub(super) fn quantised(format: Format, g: usize, x: &[f32], weights: Option<&[f32]>) -> Group {
+    let weights =
+        weights.and_then(|w| w.get(g * GROUP..)).map_or([1.0; GROUP], |w| filled(&w[..w.len().min(x.len())]));
+    Group::nearest(format, &filled(x), &weights)
+}
+
+/// The first numbers of a group, then zeros.
+pub(super) fn filled(x: &[f32]) -> [f32; GROUP] {
+    let mut all = [0.0; GROUP];
+    for (to, &x) in all.iter_mut().zip(x) {
+        *to = x;
+    }
+    all
+}

@@ -1,0 +1,248 @@
+//! Groups of numbers as whole codes times a scale.
+//!
+//! A group's scale and codes are chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` is small, with
+//! `s` the scale as it is stored, in bf16. The codes are always the nearest ones to that scale, which
+//! [`Group::with_scale`] can thus repeat.
+//!
+//! Everything here is written as loops over fixed arrays, which the compiler turns into vector code, and uses
+//! no operation whose result depends on the machine: two builds give the same bytes.
+
+use half::bf16;
+use moec_ir::types::{Format, GROUP};
+
+/// Numbers that are summed side by side.
+const LANES: usize = 8;
+
+/// Groups with no larger number are stored as zero: their scale would leave the range of bf16.
+const SMALLEST: f32 = 1e-30;
+
+/// Largest magnitude that a grouped format takes. The largest code times a scale that was rounded up must
+/// still be finite.
+pub const LARGEST: f32 = 1e38;
+
+/// A group as it is stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Group {
+    /// Scale.
+    pub scale: bf16,
+    /// Codes.
+    pub codes: [i8; GROUP],
+}
+
+/// Codes of a grouped format.
+#[derive(Clone, Copy, Debug)]
+struct Codes {
+    lowest: f32,
+    highest: f32,
+}
+
+impl Codes {
+    const Q8: Self = Self { lowest: -127.0, highest: 127.0 };
+    const Q4: Self = Self { lowest: -8.0, highest: 7.0 };
+
+    const fn of(format: Format) -> Self {
+        match format {
+            Format::Q4 => Self::Q4,
+            _ => Self::Q8,
+        }
+    }
+
+    /// The nearest code, ties to even.
+    fn nearest(self, x: f32) -> f32 {
+        // Comparisons written out: `clamp` minds NaN, which costs instructions.
+        let x = if x < self.lowest { self.lowest } else { x };
+        let x = if x > self.highest { self.highest } else { x };
+        // Numbers of this size have no fraction.
+        const WHOLE: f32 = 12_582_912.0;
+        (x + WHOLE) - WHOLE
+    }
+}
+
+impl Group {
+    /// All zeros.
+    pub const ZERO: Self = Self { scale: bf16::ZERO, codes: [0; GROUP] };
+
+    /// The group that stands for `x` in a grouped format. `weights` says how much an error in each number
+    /// matters; finite and not negative, all of them zero is as all of them one. Numbers of `x` are at most
+    /// [`LARGEST`] in magnitude.
+    pub fn nearest(format: Format, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
+        let extreme = extreme(x);
+        let size = extreme.abs();
+        if size.is_nan() || !(SMALLEST..=LARGEST).contains(&size) {
+            return Self::ZERO;
+        }
+        // Divided by a power of two: products neither overflow nor lose digits.
+        let power = size.to_bits() & 0x7f80_0000;
+        let (up, down) = (f32::from_bits(power), f32::from_bits(0x7f00_0000 - power));
+        let total = weights.iter().sum::<f32>();
+        let even = total.is_nan() || !(1e-30..=1e30).contains(&total);
+        let w = if even { [1.0; GROUP] } else { *weights };
+        let fit = Fit::new(x.map(|x| x * down), w, Codes::of(format));
+        let extreme = extreme * down;
+        let (scale, codes) = match format {
+            Format::Q4 => fit.q4(extreme),
+            _ => fit.q8(extreme),
+        };
+        Self { scale: bf16::from_f32(scale * up), codes: codes.map(|q| q as i8) }
+    }
+
+    /// The nearest codes to a scale that is given.
+    pub fn with_scale(format: Format, x: &[f32; GROUP], scale: bf16) -> Self {
+        let by = 1.0 / scale.to_f32();
+        if !by.is_finite() {
+            return Self::ZERO;
+        }
+        let codes = Codes::of(format);
+        Self { scale, codes: x.map(|x| codes.nearest(x * by) as i8) }
+    }
+
+    /// The numbers that are stored.
+    pub fn values(&self) -> [f32; GROUP] {
+        let scale = self.scale.to_f32();
+        self.codes.map(|q| f32::from(q) * scale)
+    }
+}
+
+/// The number of the largest magnitude, with its sign; NaN if there is one.
+fn extreme(x: &[f32; GROUP]) -> f32 {
+    let (mut low, mut high, mut sum) = ([0.0_f32; LANES], [0.0_f32; LANES], [0.0_f32; LANES]);
+    for x in x.chunks_exact(LANES) {
+        for (i, &x) in x.iter().enumerate() {
+            low[i] = if x < low[i] { x } else { low[i] };
+            high[i] = if x > high[i] { x } else { high[i] };
+            sum[i] += x * 0.0;
+        }
+    }
+    let low = low.into_iter().fold(0.0_f32, f32::min);
+    let high = high.into_iter().fold(0.0_f32, f32::max);
+    // Infinities and NaNs times zero are NaN.
+    (if -low > high { low } else { high }) + total(sum)
+}
+
+fn total(lanes: [f32; LANES]) -> f32 {
+    let [a, b, c, d, e, f, g, h] = lanes;
+    ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// Numbers whose scale is looked for.
+struct Fit {
+    x: [f32; GROUP],
+    w: [f32; GROUP],
+    wx: [f32; GROUP],
+    range: Codes,
+}
+
+/// A scale, its codes, and what they miss.
+#[derive(Clone, Copy)]
+struct Trial {
+    scale: f32,
+    codes: [f32; GROUP],
+    error: f32,
+}
+
+impl Fit {
+    fn new(x: [f32; GROUP], w: [f32; GROUP], range: Codes) -> Self {
+        let mut wx = [0.0; GROUP];
+        for i in 0..GROUP {
+            wx[i] = w[i] * x[i];
+        }
+        Self { x, w, wx, range }
+    }
+
+    /// `Σ w x q` and `Σ w q²` of the codes at `1 / scale`. The best scale for those codes is their quotient,
+    /// and `Σ w x²` less `(Σ w x q)² / Σ w q²` is what it misses.
+    #[inline(always)]
+    fn sums(&self, by: f32) -> (f32, f32) {
+        let (mut xq, mut qq) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+        for at in (0..GROUP).step_by(LANES) {
+            for i in 0..LANES {
+                let q = self.range.nearest(self.x[at + i] * by);
+                xq[i] += self.wx[at + i] * q;
+                qq[i] += self.w[at + i] * q * q;
+            }
+        }
+        (total(xq), total(qq))
+    }
+
+    /// Codes and error of a scale, rounded to bf16.
+    #[inline(always)]
+    fn at(&self, scale: f32) -> Trial {
+        let scale = bf16::from_f32(scale).to_f32();
+        let by = 1.0 / scale;
+        let mut codes = [0.0; GROUP];
+        let mut error = [0.0_f32; LANES];
+        for at in (0..GROUP).step_by(LANES) {
+            for i in 0..LANES {
+                let q = self.range.nearest(self.x[at + i] * by);
+                let d = self.x[at + i] - scale * q;
+                error[i] += self.w[at + i] * d * d;
+                codes[at + i] = q;
+            }
+        }
+        Trial { scale, codes, error: total(error) }
+    }
+
+    /// The best scale for the codes of a trial, as long as that makes it better.
+    fn refined(&self, mut best: Trial) -> Trial {
+        for _ in 0..2 {
+            let (mut xq, mut qq) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+            for at in (0..GROUP).step_by(LANES) {
+                for i in 0..LANES {
+                    let q = best.codes[at + i];
+                    xq[i] += self.wx[at + i] * q;
+                    qq[i] += self.w[at + i] * q * q;
+                }
+            }
+            let scale = total(xq) / total(qq);
+            if !scale.is_normal() {
+                break;
+            }
+            let next = self.at(scale);
+            if next.error >= best.error {
+                break;
+            }
+            best = next;
+        }
+        best
+    }
+
+    /// With so many codes the errors of near scales hardly differ: those next to the plain one do.
+    fn q8(&self, extreme: f32) -> (f32, [f32; GROUP]) {
+        let plain = bf16::from_f32(extreme.abs() / 127.0);
+        let mut best = self.at(plain.to_f32());
+        for step in [-2_i16, -1, 1, 2] {
+            let near = bf16::from_bits(plain.to_bits().wrapping_add_signed(step));
+            let trial = self.at(near.to_f32());
+            if trial.error < best.error {
+                best = trial;
+            }
+        }
+        let best = self.refined(best);
+        (best.scale, best.codes)
+    }
+
+    /// Scales that put the largest magnitude near −8, and some that put it near 7; the best one is refined.
+    fn q4(&self, extreme: f32) -> (f32, [f32; GROUP]) {
+        let plain = self.at(extreme / -8.0);
+        let by = 1.0 / extreme;
+        let mut best = (0.0, plain.scale);
+        for top in TOPS {
+            let (xq, qq) = self.sums(top * by);
+            let gain = xq * xq;
+            // Compared as fractions: a division per scale would cost as much as the sums.
+            if gain > best.0 * qq {
+                best = (gain / qq, xq / qq);
+            }
+        }
+        let trial = if best.1.is_normal() { self.refined(self.at(best.1)) } else { plain };
+        let best = if trial.error < plain.error { trial } else { self.refined(plain) };
+        (best.scale, best.codes)
+    }
+}
+
+/// Where the scales that are tried for `q4` put the largest magnitude, in codes. Beyond the range of codes it
+/// is cut off, for the good of the others.
+const TOPS: [f32; 26] = [
+    -6.6, -6.8, -7.0, -7.2, -7.4, -7.6, -7.8, -8.0, -8.2, -8.4, -8.6, -8.8, -9.0, -9.4, -9.8, -10.4, -13.0,
+    -16.0, 6.4, 6.7, 7.0, 7.3, 7.6, 7.9, 8.3, 8.8,
+];

@@ -1,0 +1,235 @@
+//! `moec profile-device`: what this machine can do, as a device file.
+
+use super::output;
+use crate::progress::Progress;
+use crate::{Error, Result, human};
+use moec_cpu::CpuTarget;
+use moec_cpu::roofline::{self, Roofline};
+use moec_device::{
+    Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind, host_has,
+};
+use moec_runtime::cpu;
+use serde_json::{Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Bytes that one access of the measured stream of reads takes.
+const BLOCK: u64 = 64;
+
+/// Measure this machine, write a device file
+///
+/// Peaks of f32, bf16 and int8 arithmetic, memory bandwidth, caches, and what starting a step costs. The
+/// file serves as `--target FILE`, here and elsewhere. Takes a few seconds; other work disturbs it.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// Folder to write `NAME.toml` to [default: print it to stdout]
+    pub dir: Option<PathBuf>,
+    /// Name of the device [default: what LLVM calls this processor]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Threads [default: `MOEC_THREADS`, else one per core]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Measures and writes.
+///
+/// # Errors
+/// The file exists or cannot be written, or the name is none that a device can have.
+pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    let start = Instant::now();
+    let threads = cpu::threads(args.threads).map_err(Error::from)?;
+    let native = CpuTarget::new(&Device::find(NATIVE).map_err(|e| Error::bug(e.to_string()))?)
+        .map_err(|e| Error::limit("this machine is none that moec compiles for").because(e))?;
+    let info = native.info();
+    let name = args.name.clone().unwrap_or_else(|| info.cpu.clone());
+    let path = args.dir.as_ref().map(|dir| dir.join(format!("{name}.toml")));
+    if let Some(path) = path.as_ref().filter(|p| p.exists()) {
+        return Err(Error::input(format!("`{}` exists already", path.display()))
+            .hint("give another `--name`, or remove it first"));
+    }
+    let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
+        .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
+    let device = Device {
+        description: format!("{}, measured by `moec profile-device`", processor_name()),
+        family: Family::Cpu,
+        triple: info.triple,
+        cpu: info.cpu,
+        features: info.features.into_iter().filter(|f| host_has(f) == Some(true)).collect(),
+        legal_ops: LegalOps::All,
+        units: vec![unit(&found)],
+        memories: vec![memory(&found)],
+        caches: caches(Path::new("/sys/devices/system/cpu/cpu0/cache")),
+        links: Vec::new(),
+        power: None,
+        name,
+    };
+    let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
+    // What was written must be read again: a name may be none.
+    let device = Device::parse(&text, path.as_deref().unwrap_or(Path::new("stdout")))
+        .map_err(|e| Error::usage(e.to_string()).hint("`--name` takes letters, digits, `-`, `_` and `.`"))?;
+    if let Some(path) = &path {
+        let failed = |e| Error::environment(format!("`{}` cannot be written", path.display())).because(e);
+        path.parent()
+            .map_or(Ok(()), fs::create_dir_all)
+            .and_then(|()| fs::write(path, &text))
+            .map_err(failed)?;
+        progress.finished(&format!("`{}`", path.display()), start);
+    }
+    match (args.json, path) {
+        (true, path) => output::json(&report(&device, &found, path.as_deref())),
+        (false, None) => output::data(&text),
+        (false, Some(_)) => Ok(()),
+    }
+}
+
+/// How a figure was measured.
+fn source(what: &str, threads: usize, one: f64, unit: &str) -> String {
+    format!("moec profile-device: {what}, {threads} threads; one thread: {one:.1} {unit}")
+}
+
+fn unit(found: &Roofline) -> Unit {
+    let n = found.threads;
+    let peak = |format: &str| {
+        let p = found.best(format)?;
+        let source = source(p.instruction, n, p.gops.one, "GOP/s");
+        Some((format.to_owned(), Peak { gops: rounded(p.gops.all), source }))
+    };
+    Unit {
+        name: "cpu".to_owned(),
+        kind: UnitKind::Cpu,
+        cores: Some(cpu::cores() as u32),
+        dispatch_cost_us: Some(Figure {
+            value: rounded(found.meeting_us),
+            source: format!("moec profile-device: a barrier of {n} threads"),
+        }),
+        peak: ["f32", "bf16", "int8"].into_iter().filter_map(peak).collect(),
+    }
+}
+
+fn memory(found: &Roofline) -> Memory {
+    let read = found.read_gb_per_s;
+    let what = "reading 256 MiB per thread once, in order";
+    Memory {
+        name: "dram".to_owned(),
+        capacity: memory_total()
+            .map(|bytes| Figure { value: bytes as f64, source: "/proc/meminfo".to_owned() }),
+        bandwidth: vec![Bandwidth {
+            block_bytes: BLOCK,
+            gb_per_s: rounded(read.all),
+            source: source(what, found.threads, read.one, "GB/s"),
+        }],
+    }
+}
+
+/// Three digits: more than a measurement has.
+fn rounded(x: f64) -> f64 {
+    let scale = 10_f64.powf(2.0 - x.abs().max(1e-9).log10().floor());
+    (x * scale).round() / scale
+}
+
+/// The caches of a core that hold data, as Linux lists them; none elsewhere.
+fn caches(folder: &Path) -> Vec<Cache> {
+    let read = |i: usize, file: &str| {
+        let text = fs::read_to_string(folder.join(format!("index{i}/{file}"))).ok()?;
+        Some(text.trim().to_owned())
+    };
+    let cache = |i| {
+        let holds_data = read(i, "type")? != "Instruction";
+        let (level, size) = (read(i, "level")?.parse().ok()?, cache_bytes(&read(i, "size")?)?);
+        let shared_by = read(i, "shared_cpu_list").and_then(|list| cpus(&list));
+        let source = format!("{}/index{i}", folder.display());
+        holds_data.then_some(Cache { level, bytes: size, shared_by, source })
+    };
+    let mut found: Vec<Cache> = (0..8).filter_map(cache).filter(|c| (1..=3).contains(&c.level)).collect();
+    found.sort_by_key(|c| c.level);
+    found.dedup_by_key(|c| c.level);
+    found
+}
+
+/// `48K` or `32768K`.
+fn cache_bytes(size: &str) -> Option<u64> {
+    let units = [("K", 1 << 10), ("M", 1 << 20), ("", 1)];
+    units.iter().find_map(|(unit, n)| size.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*n))
+}
+
+/// How many processors a list like `0-3,8` names.
+fn cpus(list: &str) -> Option<u32> {
+    let count = |part: &str| match part.split_once('-') {
+        Some((a, b)) => (b.parse::<u32>().ok()?).checked_sub(a.parse().ok()?)?.checked_add(1),
+        None => part.parse::<u32>().ok().map(|_| 1),
+    };
+    list.split(',').map(count).sum()
+}
+
+fn memory_total() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What the processor calls itself, or its architecture.
+fn processor_name() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let line = text.lines().find(|l| l.starts_with("model name"));
+    let name = line.and_then(|l| l.split_once(':')).map(|(_, n)| n.trim().to_owned());
+    let name = name.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    memory_total().map_or(name.clone(), |m| format!("{name}, {} cores, {}", cpu::cores(), human::bytes(m)))
+}
+
+/// Every figure, those of slower instructions too.
+fn report(device: &Device, found: &Roofline, path: Option<&Path>) -> Value {
+    json!({
+        "name": device.name,
+        "description": device.description,
+        "file": path,
+        "triple": device.triple,
+        "cpu": device.cpu,
+        "features": device.features,
+        "threads": found.threads,
+        "peaks": found.peaks.iter().map(|p| json!({
+            "format": p.format, "instruction": p.instruction,
+            "gops_one_thread": p.gops.one, "gops": p.gops.all,
+        })).collect::<Vec<_>>(),
+        "read_gb_per_s_one_thread": found.read_gb_per_s.one,
+        "read_gb_per_s": found.read_gb_per_s.all,
+        "barrier_us": found.meeting_us,
+        "caches": device.caches,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_cpu::roofline::{PeakRate, Rates};
+
+    #[test]
+    fn lists_and_sizes() {
+        assert_eq!([cpus("0"), cpus("0-3,8"), cpus("3-1"), cpus("x")], [Some(1), Some(5), None, None]);
+        assert_eq!(
+            [cache_bytes("48K"), cache_bytes("2M"), cache_bytes("7"), cache_bytes("K")],
+            [Some(48 << 10), Some(2 << 20), Some(7), None]
+        );
+        assert_eq!([rounded(1234.5), rounded(0.012_345), rounded(58.04)], [1230.0, 0.0123, 58.0]);
+    }
+
+    #[test]
+    fn a_device_file_of_the_fastest_instructions() {
+        let peak = |format, instruction, all| PeakRate { format, instruction, gops: Rates { one: 1.0, all } };
+        let found = Roofline {
+            threads: 2,
+            peaks: vec![peak("f32", "slow", 2.0), peak("f32", "fast", 5.0), peak("int8", "dot", 9.0)],
+            read_gb_per_s: Rates { one: 29.0, all: 58.0 },
+            meeting_us: 0.25,
+        };
+        let unit = unit(&found);
+        assert_eq!(unit.peak.keys().collect::<Vec<_>>(), ["f32", "int8"]);
+        assert_eq!(unit.peak["f32"].gops, 5.0);
+        assert!(unit.peak["f32"].source.contains("fast"));
+        assert_eq!(memory(&found).bandwidth[0].gb_per_s, 58.0);
+    }
+}

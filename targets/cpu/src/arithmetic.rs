@@ -1,0 +1,88 @@
+//! In what form matrix kernels multiply: what `activations` of `model.toml` means on a machine.
+
+use crate::select::Result;
+use crate::{CpuTarget, Unsupported};
+use moec_codegen::{ByteDot, Compute};
+use moec_ir::Format;
+
+/// What the user asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Activations {
+    /// What suits the machine: bf16 where it multiplies pairs of bf16, bytes for q8 and q4 where it
+    /// multiplies bytes, else f32.
+    #[default]
+    Auto,
+    /// Exact: f32 everywhere.
+    F32,
+    /// bf16 for bf16, q8 and q4 weights.
+    Bf16,
+    /// Bytes for q8 and q4 weights, bf16 for bf16 weights.
+    I8,
+}
+
+/// Most rows of a call that is bound by reading weights. bf16 weights then meet f32 rows, which costs no
+/// time and rounds nothing.
+pub(crate) const FEW_ROWS: usize = 8;
+
+/// Rows to be brought into the form of a matrix kernel.
+#[derive(Clone, Copy)]
+pub(crate) struct Form {
+    /// Columns of a group.
+    pub(crate) cols: usize,
+    /// Groups of a row.
+    pub(crate) groups: usize,
+    /// Rows per valid row.
+    pub(crate) per_row: usize,
+    /// Words from row to row.
+    pub(crate) ld: usize,
+    /// Form.
+    pub(crate) to: Compute,
+}
+
+impl Activations {
+    /// Every one, in the order that messages list them.
+    pub const ALL: [Self; 4] = [Self::Auto, Self::F32, Self::Bf16, Self::I8];
+
+    /// Name in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::I8 => "i8",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+}
+
+impl CpuTarget {
+    /// How `rows` rows meet weights of a format.
+    pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<Compute> {
+        use Activations::{Auto, Bf16, F32, I8};
+        let quantised = matches!(format, Format::Q8 | Format::Q4);
+        let (pairs, bytes) = (self.isa.bf16, self.isa.bytes != ByteDot::None);
+        let lacks = |what: &str, asked: &str| {
+            Err(Unsupported(format!(
+                "`{}` has no dot products of {what}, which `activations = \"{asked}\"` asks for; \
+                 `auto` takes what the target has",
+                self.name
+            )))
+        };
+        match (self.activations, quantised) {
+            (F32, _) => Ok(Compute::F32),
+            (Auto | I8, true) if bytes => Ok(Compute::I8),
+            (Auto, true) => Ok(Compute::F32),
+            (I8, true) => lacks("bytes", "i8"),
+            (Bf16, _) if !pairs => lacks("bf16", "bf16"),
+            (Bf16, true) => Ok(Compute::Bf16),
+            (Auto | Bf16 | I8, false) if format == Format::Bf16 && pairs && rows > FEW_ROWS => {
+                Ok(Compute::Bf16)
+            }
+            (Auto | Bf16 | I8, false) => Ok(Compute::F32),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What this machine can do at most: multiply-adds per second by number format, and bytes read from memory.
+//!
+//! Loops are written in assembly, so that they measure the instruction and not what a compiler made of it.
+//! Each runs on one thread and on all, several times, and the fastest counts: other work on the machine
+//! can only slow a loop down.
+
+#[cfg(target_arch = "aarch64")]
+mod aarch64;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "aarch64")]
+use aarch64::{LOOPS, READS};
+#[cfg(target_arch = "x86_64")]
+use x86::{LOOPS, READS};
+
+use moec_runtime::cpu;
+use moec_runtime::pool::Pool;
+use std::sync::Barrier;
+use std::time::Instant;
+
+/// A loop of one instruction.
+struct Loop {
+    /// Number format, as device files name it.
+    format: &'static str,
+    /// The instruction, for people.
+    instruction: &'static str,
+    /// What the processor must have, in LLVM's names.
+    features: &'static [&'static str],
+    /// Operations of one turn; a multiply-add counts as two.
+    operations: u64,
+    /// Runs that many turns, at least one.
+    run: unsafe fn(u64),
+}
+
+/// A loop that reads memory.
+struct Read {
+    features: &'static [&'static str],
+    /// Reads that many bytes, a multiple of [`TURN`], from there.
+    run: unsafe fn(*const u8, usize),
+}
+
+/// Bytes that one turn of a reading loop takes.
+const TURN: usize = 512;
+/// Bytes that every thread reads: far more than a cache holds.
+const BUFFER: usize = 256 << 20;
+/// How often each figure is taken.
+const ROUNDS: usize = 7;
+/// Length of a measured loop, in seconds.
+const SPAN: f64 = 0.03;
+
+/// A figure with one thread and with all.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// One thread.
+    pub one: f64,
+    /// All threads together.
+    pub all: f64,
+}
+
+/// Throughput of an instruction.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PeakRate {
+    /// Number format (`f32`, `bf16`, `int8`).
+    pub format: &'static str,
+    /// Instruction.
+    pub instruction: &'static str,
+    /// 10⁹ operations per second; a multiply-add counts as two.
+    pub gops: Rates,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Roofline {
+    /// Threads that "all" stands for.
+    pub threads: usize,
+    /// Instructions that this processor has.
+    pub peaks: Vec<PeakRate>,
+    /// 10⁹ bytes per second read from memory, one after the other.
+    pub read_gb_per_s: Rates,
+    /// Microseconds for all threads to meet, which is what starting a step costs.
+    pub meeting_us: f64,
+}
+
+impl Roofline {
+    /// The fastest instruction of a format.
+    pub fn best(&self, format: &str) -> Option<&PeakRate> {
+        let of_format = self.peaks.iter().filter(|p| p.format == format);
+        of_format.max_by(|a, b| a.gops.all.total_cmp(&b.gops.all))
+    }
+}
+
+/// Measures this machine with `threads` threads. `tick` is called after every figure.
+///
+/// Takes a few seconds, and 256 MiB of memory per thread.
+///
+/// # Errors
+/// The system starts no threads.
+pub fn measure(threads: usize, tick: &mut dyn FnMut(&str)) -> moec_runtime::Result<Roofline> {
+    let threads = threads.max(1);
+    let has = |features: &[&str]| cpu::missing(features).is_empty();
+    let mut peaks = Vec::new();
+    for l in LOOPS.iter().filter(|l| has(l.features)) {
+        let gops = |threads| {
+            // SAFETY: the features were detected, and the loop touches nothing but registers.
+            let turns = |n| unsafe { (l.run)(n) };
+            (l.operations * threads as u64) as f64 * turns_per_second(threads, &turns) / 1e9
+        };
+        let gops = Rates { one: gops(1), all: gops(threads) };
+        peaks.push(PeakRate { format: l.format, instruction: l.instruction, gops });
+        tick(l.instruction);
+    }
+    // Every page has a frame of its own: the system shares those that were never written.
+    let memory: Vec<Vec<u8>> = (0..threads).map(|_| vec![1; BUFFER]).collect();
+    let read = |memory: &[Vec<u8>]| {
+        let best = READS.iter().filter(|r| has(r.features)).map(|r| {
+            let seconds = fastest(memory.len(), &|i| {
+                // SAFETY: the features were detected; the buffer has that many bytes.
+                unsafe { (r.run)(memory[i].as_ptr(), BUFFER) }
+            });
+            (BUFFER * memory.len()) as f64 / seconds / 1e9
+        });
+        best.fold(0.0, f64::max)
+    };
+    let read_gb_per_s = Rates { one: read(&memory[..1]), all: read(&memory) };
+    tick("reading memory");
+    drop(memory);
+    Ok(Roofline { threads, peaks, read_gb_per_s, meeting_us: meeting(threads)? })
+}
+
+/// Turns per second of one thread while as many as said run.
+fn turns_per_second(threads: usize, turns: &(dyn Fn(u64) + Sync)) -> f64 {
+    let mut n = 1 << 14;
+    loop {
+        let start = Instant::now();
+        turns(n);
+        let seconds = start.elapsed().as_secs_f64();
+        if seconds > SPAN / 8.0 {
+            n = (n as f64 * SPAN / seconds) as u64;
+            break;
+        }
+        n *= 2;
+    }
+    n.max(1) as f64 / fastest(threads, &|_| turns(n.max(1)))
+}
+
+/// Seconds that threads take from their common start to the end of the last, in the fastest round.
+fn fastest(threads: usize, work: &(dyn Fn(usize) + Sync)) -> f64 {
+    let start_line = Barrier::new(threads);
+    let rounds = |i: usize| -> Vec<(Instant, Instant)> {
+        let round = |_| {
+            start_line.wait();
+            let start = Instant::now();
+            work(i);
+            (start, Instant::now())
+        };
+        (0..ROUNDS).map(round).collect()
+    };
+    let times: Vec<_> = std::thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|i| scope.spawn(move || rounds(i))).collect();
+        let mut all = vec![rounds(0)];
+        all.extend(others.into_iter().filter_map(|t| t.join().ok()));
+        all
+    });
+    let span = |round: usize| {
+        let start = times.iter().map(|t| t[round].0).min();
+        let end = times.iter().map(|t| t[round].1).max();
+        end.zip(start).map_or(f64::INFINITY, |(end, start)| (end - start).as_secs_f64())
+    };
+    (0..ROUNDS).map(span).fold(f64::INFINITY, f64::min)
+}
+
+/// Microseconds from one meeting of all threads of a pool to the next.
+fn meeting(threads: usize) -> moec_runtime::Result<f64> {
+    const MEETINGS: usize = 2000;
+    let mut pool = Pool::new(threads, cpu::pinning(threads))?;
+    let mut best = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let start = Instant::now();
+        pool.run(&|_, barrier| (0..MEETINGS).for_each(|_| barrier.wait()));
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    Ok(best / MEETINGS as f64 * 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No time is tested, but every loop that this processor has must run and end.
+    #[test]
+    fn every_loop_runs() {
+        let mut formats = Vec::new();
+        for l in LOOPS.iter().filter(|l| cpu::missing(l.features).is_empty()) {
+            // SAFETY: the features were detected.
+            unsafe { (l.run)(3) };
+            assert!(cpu::unknown(l.features).is_empty() && l.operations > 0);
+            formats.push(l.format);
+        }
+        assert!(formats.contains(&"f32"), "{formats:?}");
+        let memory = vec![1_u8; 8 * TURN];
+        for r in READS.iter().filter(|r| cpu::missing(r.features).is_empty()) {
+            // SAFETY: the features were detected; the buffer has that many bytes.
+            unsafe { (r.run)(memory.as_ptr(), memory.len()) };
+        }
+    }
+
+    #[test]
+    fn the_fastest_instruction_counts() {
+        let peak = |instruction, all| PeakRate { format: "f32", instruction, gops: Rates { one: 1.0, all } };
+        let read_gb_per_s = Rates { one: 1.0, all: 1.0 };
+        let peaks = vec![peak("a", 2.0), peak("b", 3.0), peak("c", 1.0)];
+        let r = Roofline { threads: 2, peaks, read_gb_per_s, meeting_us: 1.0 };
+        assert_eq!(r.best("f32").map(|p| p.instruction), Some("b"));
+        assert_eq!(r.best("int8"), None);
+    }
+
+    #[test]
+    fn threads_meet() {
+        assert!(meeting(2).unwrap() > 0.0);
+    }
+}

@@ -1,0 +1,52 @@
+//! Measuring verbs: what they write must be of use, whatever the times are.
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use serde_json::Value;
+use support::{checkpoint, fails, moec, ok};
+
+#[test]
+fn a_measured_device_is_a_target() {
+    let dir = tempfile::tempdir().unwrap();
+    let profile = |args: &[&str]| {
+        let mut command = moec();
+        command.current_dir(&dir).args(["profile-device", "--threads", "1", "--name", "here"]).args(args);
+        command
+    };
+    let report: Value = serde_json::from_slice(&ok(&mut profile(&["devices", "--json"])).stdout).unwrap();
+    let peaks = report["peaks"].as_array().unwrap();
+    assert!(peaks.iter().any(|p| p["format"] == "f32" && p["gops"].as_f64().unwrap() > 0.0));
+    assert!(report["read_gb_per_s"].as_f64().unwrap() > 0.0);
+    // A file of that name stays.
+    assert!(fails(&mut profile(&["devices"])).1.contains("exists already"));
+    assert!(fails(moec().args(["profile-device", "--name", "no such/name"])).1.contains("hint"));
+
+    let device = dir.path().join("devices/here.toml");
+    let described = ok(moec().args(["targets", "--json"]).arg(&device)).stdout;
+    let described: Value = serde_json::from_slice(&described).unwrap();
+    assert_eq!(described["runs_here"], true, "{described}");
+    let config = dir.path().join("model.toml");
+    let source = checkpoint("olmoe");
+    std::fs::write(
+        &config,
+        format!("[model]\nsource = {source:?}\n[shapes]\nmax_context = 64\nprefill_chunk = 16\n"),
+    )
+    .unwrap();
+    let bundle = dir.path().join("olmoe.moec");
+    ok(moec().arg("build").arg(&config).arg("--target").arg(&device).arg("--no-run").arg("-o").arg(&bundle));
+
+    let steps = |args: &[&str]| {
+        let out = ok(moec().arg("steps").arg(&bundle).args(["--threads", "2", "--json"]).args(args)).stdout;
+        serde_json::from_slice::<Value>(&out).unwrap()
+    };
+    let report = steps(&["--prefill", "5"]);
+    assert_eq!((report["entry"].as_str(), report["rows"].as_u64()), (Some("prefill[16]"), Some(5)));
+    let steps_of = report["steps"].as_array().unwrap();
+    let op = |wanted: &str| steps_of.iter().any(|s| s["op"] == wanted && s["kernel"] != "");
+    assert!(op("router") && op("dispatch") && op("attention"), "{report}");
+    assert!(steps_of.iter().all(|s| s["seconds"].as_f64().unwrap() >= 0.0));
+    assert_eq!(steps(&["--decode", "1", "--context", "9"])["entry"], "decode[1]");
+    let (code, said) = fails(moec().arg("steps").arg(&bundle).args(["--prefill", "17"]));
+    assert!(code == 2 && said.contains("the largest of that kind takes 16"), "{said}");
+}
