@@ -2,12 +2,14 @@
 //! source, and the executor that loads a bundle's object code into this process.
 
 mod arithmetic;
+mod attend;
 mod host;
 mod packing;
 pub mod roofline;
 mod select;
 
 pub use arithmetic::Activations;
+pub use attend::CacheView;
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Error as CodegenError, KernelSpec};
