@@ -18,7 +18,7 @@ pub struct Machine {
 }
 
 /// Features that kernels may use: LLVM's name, and the name that Rust's feature detection knows it by.
-pub const FEATURES: [(&str, &str); 33] = [
+pub const FEATURES: [(&str, &str); 38] = [
     ("sse3", "sse3"),
     ("ssse3", "ssse3"),
     ("sse4.1", "sse4.1"),
@@ -43,6 +43,11 @@ pub const FEATURES: [(&str, &str); 33] = [
     ("avx512bitalg", "avx512bitalg"),
     ("avx512vpopcntdq", "avx512vpopcntdq"),
     ("avx512bf16", "avx512bf16"),
+    ("avx512fp16", "avx512fp16"),
+    ("avxvnni", "avxvnni"),
+    ("amx-tile", "amx-tile"),
+    ("amx-bf16", "amx-bf16"),
+    ("amx-int8", "amx-int8"),
     ("gfni", "gfni"),
     ("vaes", "vaes"),
     ("vpclmulqdq", "vpclmulqdq"),

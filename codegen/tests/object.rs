@@ -5,12 +5,17 @@ use moec_codegen::jit::Loaded;
 #[cfg(feature = "llvm22")]
 use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
-use moec_codegen::{Error, Isa, KernelSpec, Machine, MapOp, NormKind, compile};
+use moec_codegen::{
+    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, compile, packed_words,
+};
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
     WeightFrom,
 };
 use moec_ir::types::Format;
+use object::{
+    Architecture, BinaryFormat, Object as _, ObjectKind, ObjectSection as _, ObjectSymbol as _, SectionKind,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 fn norm() -> KernelSpec {
@@ -19,7 +24,71 @@ fn norm() -> KernelSpec {
 }
 
 fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
-    KernelSpec::Linear { k, n, format, groups: 1, x_ld: k, out_ld: n, bias: false, residual_ld: None, glu }
+    let compute = Compute::F32;
+    KernelSpec::Linear {
+        k,
+        n,
+        format,
+        compute,
+        groups: 1,
+        x_ld: k,
+        out_ld: n,
+        bias: false,
+        residual_ld: None,
+        glu,
+    }
+}
+
+/// Products of small numbers: a machine has them or not.
+fn small_products() -> Vec<KernelSpec> {
+    let mut all = Vec::new();
+    for (format, compute) in [
+        (Format::Bf16, Compute::Bf16),
+        (Format::Q8, Compute::Bf16),
+        (Format::Q4, Compute::Bf16),
+        (Format::Q8, Compute::I8),
+        (Format::Q4, Compute::I8),
+    ] {
+        let layout = DispatchLayout { rows: 8, k: 2, experts: 4 };
+        let (hidden, inter, bias, glu) = (40, 16, false, Glu::Gated(Activation::Silu));
+        let x_ld = packed_words(hidden, compute);
+        let (groups, out_ld, residual_ld) = (1, 48, None);
+        all.extend([
+            KernelSpec::Linear {
+                k: hidden,
+                n: 48,
+                format,
+                compute,
+                groups,
+                x_ld,
+                out_ld,
+                bias,
+                residual_ld,
+                glu: None,
+            },
+            KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias },
+            KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias },
+        ]);
+    }
+    let quantise = |to| KernelSpec::Quantise { cols: 40, groups: 1, per_row: 1, x_ld: 40, to };
+    all.extend([Compute::Bf16, Compute::I8].map(quantise));
+    all
+}
+
+/// Whether a machine multiplies in the form that a kernel wants.
+fn multiplies(machine: &Machine, spec: &KernelSpec) -> bool {
+    let isa = machine.isa();
+    match spec {
+        KernelSpec::Linear { compute, .. }
+        | KernelSpec::ExpertGateUp { compute, .. }
+        | KernelSpec::ExpertDown { compute, .. }
+        | KernelSpec::Quantise { to: compute, .. } => match compute {
+            Compute::F32 => true,
+            Compute::Bf16 => isa.bf16,
+            Compute::I8 => isa.bytes != ByteDot::None,
+        },
+        _ => true,
+    }
 }
 
 fn router() -> RouterDesc {
@@ -52,7 +121,7 @@ fn attention() -> AttentionDesc {
 fn specs() -> Vec<KernelSpec> {
     let layout = DispatchLayout { rows: 8, k: 2, experts: 4 };
     let silu = Glu::Gated(Activation::Silu);
-    let (hidden, inter, format) = (24, 16, Format::Bf16);
+    let (hidden, inter, format, compute) = (24, 16, Format::Bf16, Compute::F32);
     let map = |op| KernelSpec::Map { op, cols: 24, a_ld: 24, out_ld: 24 };
     let route = |desc| KernelSpec::Router { desc, logits_ld: 16 };
     let arithmetic = |desc, cache, compute, rows, splits| {
@@ -109,10 +178,10 @@ fn specs() -> Vec<KernelSpec> {
         route(RouterDesc { renorm: Renorm::Sum { eps: 0.0 }, ..router() }),
         route(RouterDesc { renorm: Renorm::Clamp { min: 1e-20 }, ..router() }),
         route(RouterDesc { scale: 2.5, ..router() }),
-        KernelSpec::ExpertGateUp { layout, hidden, inter, format, x_ld: 24, glu: silu, bias: false },
-        KernelSpec::ExpertGateUp { layout, hidden, inter, format, x_ld: 24, glu: silu, bias: true },
-        KernelSpec::ExpertDown { layout, inter, hidden, format, bias: false },
-        KernelSpec::ExpertDown { layout, inter, hidden, format, bias: true },
+        KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld: 24, glu: silu, bias: false },
+        KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld: 24, glu: silu, bias: true },
+        KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias: false },
+        KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias: true },
         KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: None },
         KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: Some(24) },
         KernelSpec::Copy { groups: 2, cols: 8, in_group: 12, out_group: 8, in_ld: 24, out_ld: 24 },
@@ -146,6 +215,7 @@ fn specs() -> Vec<KernelSpec> {
     ];
     all.extend(maps.map(map));
     all.extend(Activation::ALL.map(|act| map(MapOp::Act(act))));
+    all.extend(small_products());
     all
 }
 
@@ -169,7 +239,8 @@ fn machines_have_their_vectors() {
     assert_eq!(lanes(Machine::x86_64_level(1)), 4);
     assert_eq!(lanes(Machine::x86_64_level(3)), 8);
     assert_eq!(lanes(Machine::x86_64_level(4)), 16);
-    assert_eq!(aarch64().isa(), Isa { lanes: 4, nr: 8, mr: 8 });
+    let bytes = ByteDot::Sdot;
+    assert_eq!(aarch64().isa(), Isa { lanes: 4, nr: 8, mr: 8, bf16: false, bytes });
     let host = Machine::host().unwrap();
     assert!(host.features.iter().all(|f| FEATURES.iter().any(|(llvm, _)| llvm == f)), "{host:?}");
 }
@@ -182,41 +253,66 @@ fn aarch64() -> Machine {
     }
 }
 
-/// Names of the symbols that an ELF object wants from elsewhere, and of those that it defines, in order.
-fn symbols(elf: &[u8]) -> (BTreeSet<String>, Vec<String>) {
-    let int = |at: usize, n: usize| elf[at..at + n].iter().rev().fold(0, |x, &b| x << 8 | usize::from(b));
-    assert_eq!(&elf[..4], b"\x7fELF");
-    let (sections, size, count) = (int(0x28, 8), int(0x3a, 2), int(0x3c, 2));
+/// Every machine that a device file names: the x86-64 levels, Xeon with AMX, two of Arm's, one of Apple's.
+fn all_machines() -> Vec<Machine> {
+    let machine = |triple: &str, cpu: &str, features: &[&str]| Machine {
+        triple: triple.to_string(),
+        cpu: cpu.to_string(),
+        features: features.iter().map(|f| (*f).to_string()).collect(),
+    };
+    let v4 = Machine::x86_64_level(4).all_features();
+    let mut amx: Vec<&str> = v4.iter().map(String::as_str).collect();
+    amx.extend(["avx512vnni", "avx512bf16", "avx512fp16", "avxvnni", "amx-tile", "amx-bf16", "amx-int8"]);
+    let arm = ["neon", "fullfp16", "dotprod", "i8mm", "bf16", "lse"];
+    let mut all: Vec<Machine> = [1, 2, 3, 4].map(Machine::x86_64_level).into();
+    all.extend([
+        aarch64(),
+        machine("x86_64-unknown-linux-gnu", "sapphirerapids", &amx),
+        machine("aarch64-unknown-linux-gnu", "neoverse-v2", &arm),
+        machine("aarch64-unknown-linux-gnu", "cortex-x4", &arm),
+        machine("arm64-apple-macosx14.0.0", "apple-m2", &arm),
+    ]);
+    all
+}
+
+/// Names of the symbols that an object wants from elsewhere, and of the functions that it defines, in order.
+fn symbols(machine: &Machine, bytes: &[u8]) -> (BTreeSet<String>, Vec<String>) {
+    let file = object::File::parse(bytes).unwrap();
+    let apple = machine.triple.contains("apple");
+    assert_eq!(file.format(), if apple { BinaryFormat::MachO } else { BinaryFormat::Elf });
+    let arm = !machine.triple.starts_with("x86_64");
+    assert_eq!(file.architecture(), if arm { Architecture::Aarch64 } else { Architecture::X86_64 });
+    assert!(file.is_64() && file.is_little_endian() && file.kind() == ObjectKind::Relocatable);
+    // Apple's linker wants an underscore in front of C's names.
+    let name = |s: &object::Symbol<'_, '_>| {
+        let name = s.name().unwrap();
+        if apple { name.strip_prefix('_').unwrap().to_string() } else { name.to_string() }
+    };
     let (mut wanted, mut defined) = (BTreeSet::new(), Vec::new());
-    for section in (0..count).map(|i| sections + i * size) {
-        const SYMBOL_TABLE: usize = 2;
-        if int(section + 4, 4) != SYMBOL_TABLE {
-            continue;
-        }
-        let names = int(sections + int(section + 0x28, 4) * size + 0x18, 8);
-        let (start, len) = (int(section + 0x18, 8), int(section + 0x20, 8));
-        for symbol in (start..start + len).step_by(24) {
-            let name = elf[names + int(symbol, 4)..].split(|&b| b == 0).next().unwrap();
-            let name = String::from_utf8(name.to_vec()).unwrap();
-            let (global, function, elsewhere) =
-                (elf[symbol + 4] >> 4 == 1, elf[symbol + 4] & 15 == 2, int(symbol + 6, 2) == 0);
-            if global && elsewhere {
-                wanted.insert(name);
-            } else if function && global {
-                defined.push(name);
-            }
+    for symbol in file.symbols().filter(object::ObjectSymbol::is_global) {
+        if symbol.is_undefined() {
+            wanted.insert(name(&symbol));
+        } else {
+            // A function lies inside of executable code, and every place that a linker fills is inside, too.
+            let section = file.section_by_index(symbol.section_index().unwrap()).unwrap();
+            assert_eq!(section.kind(), SectionKind::Text);
+            assert!((section.address()..section.address() + section.size()).contains(&symbol.address()));
+            assert!(section.relocations().all(|(at, _)| at < section.size()));
+            defined.push((symbol.address(), name(&symbol)));
         }
     }
-    (wanted, defined)
+    defined.sort();
+    (wanted, defined.into_iter().map(|(_, name)| name).collect())
 }
 
 #[test]
 fn objects_are_self_contained_and_their_symbols_sorted() {
     let mut all = specs();
     all.reverse();
-    for machine in [1, 2, 3, 4].map(Machine::x86_64_level).into_iter().chain([aarch64()]) {
-        let (wanted, defined) = symbols(&compile(&machine, &all).unwrap());
-        let allowed = ["memcpy", "memmove", "memset"];
+    for machine in all_machines() {
+        let all: Vec<KernelSpec> = all.iter().filter(|s| multiplies(&machine, s)).cloned().collect();
+        let (wanted, defined) = symbols(&machine, &compile(&machine, &all).unwrap());
+        let allowed = ["memcpy", "memmove", "memset", "bzero"];
         assert!(wanted.iter().all(|s| allowed.contains(&s.as_str())), "{wanted:?} on {machine:?}");
         let mut want: Vec<String> = all.iter().map(|s| s.symbol(&machine.isa())).collect();
         want.sort();

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::import::{self, ImportOptions};
 use crate::pipeline::{Compilation, Stops};
 use crate::progress::Progress;
-use moec_cpu::CpuTarget;
+use moec_cpu::{CpuTarget, WeightImportance};
 use moec_device::{Device, DeviceError};
 use moec_ir::plan::Plan;
 use std::path::{Path, PathBuf};
@@ -53,10 +53,13 @@ pub fn build(
     progress.stage("Reading", &config.model.source.display().to_string());
     let (checkpoint, spec) = import::open(&config.model.source, &options)?;
     spec.warnings.iter().for_each(|w| progress.warn(w));
+    let importance;
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
     if !compilation.run(request.stops, progress, print)? {
         return Ok(None);
     }
+    importance = crate::calibrate::importance(&compilation, progress)?;
+    compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
     crate::interrupt::check()?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     let summary = write::write(&mut compilation, &folder, request.link, progress)?;

@@ -5,6 +5,7 @@
 
 pub mod build;
 pub mod bundle;
+pub mod calibrate;
 pub mod cli;
 pub mod config;
 mod disk;
@@ -15,6 +16,7 @@ pub mod import;
 pub mod interrupt;
 pub mod passes;
 pub mod pipeline;
+pub mod profile;
 pub mod progress;
 pub mod synth;
 pub mod verify;

@@ -40,6 +40,8 @@ pub struct Compilation<'a> {
     pub writes: Writes,
     /// How often each rewrite rule applied.
     pub applied: Applied,
+    /// No rule applies: weights and nodes stay what `lower` made of them, for who looks at them by name.
+    pub as_lowered: bool,
     /// Which errors of weights matter, for grouped formats; `None`: all the same.
     pub importance: Option<&'a dyn WeightImportance>,
 }
@@ -103,6 +105,7 @@ impl<'a> Compilation<'a> {
             segment_weights: Vec::new(),
             writes: Writes::new(),
             applied: Applied::new(),
+            as_lowered: false,
             importance: None,
         }
     }
@@ -246,8 +249,9 @@ fn run_lower(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_rewrite(c: &mut Compilation<'_>) -> Result<()> {
     let target = c.target;
-    let options =
-        rewrite::Options { keep: None, legal: &|op| target.is_legal(op), launch: target.launch_cost() };
+    let none: &dyn Fn(&str) -> bool = &|_| false;
+    let keep = c.as_lowered.then_some(none);
+    let options = rewrite::Options { keep, legal: &|op| target.is_legal(op), launch: target.launch_cost() };
     c.applied = rewrite::rewrite(&mut c.module, &options)?;
     Ok(())
 }

@@ -179,6 +179,14 @@ pub fn unknown<'a>(features: &[&'a str]) -> Vec<&'a str> {
     features.iter().copied().filter(|f| test(f).is_none()).collect()
 }
 
+/// Words of triples, and the systems that programs with them are for. Others are not told apart.
+static SYSTEMS: &[(&str, &[&str])] = &[
+    ("linux", &["linux", "android"]),
+    ("darwin", &["macos"]),
+    ("macos", &["macos"]),
+    ("windows", &["windows"]),
+];
+
 /// Refuses a target that this machine cannot execute.
 ///
 /// # Errors
@@ -189,8 +197,12 @@ pub fn check(target: &TargetRef<'_>) -> Result<()> {
         "amd64" => "x86_64",
         arch => arch,
     };
-    if arch != std::env::consts::ARCH {
-        return Err(Error::WrongArch { triple: target.triple.to_owned(), host: std::env::consts::ARCH });
+    let system = std::env::consts::OS;
+    let other =
+        |&(word, systems): &(&str, &[&str])| target.triple.contains(word) && !systems.contains(&system);
+    if arch != std::env::consts::ARCH || SYSTEMS.iter().any(other) {
+        let host = format!("{} under {system}", std::env::consts::ARCH);
+        return Err(Error::WrongArch { triple: target.triple.to_owned(), host });
     }
     let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
     let unknown = owned(unknown(target.features));
@@ -284,13 +296,17 @@ mod tests {
 
     #[test]
     fn refusals_name_the_feature() {
-        let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+        let triple = format!("{}-unknown-{}", std::env::consts::ARCH, std::env::consts::OS);
         let target = |triple, features| TargetRef { name: "t", triple, cpu: "generic", features };
         assert!(check(&target(&triple, &[])).is_ok());
         let e = check(&target(&triple, &["warp-drive"])).unwrap_err().to_string();
         assert!(e.contains("`warp-drive`"), "{e}");
-        let e = check(&target("riscv64-linux", &[])).unwrap_err().to_string();
-        assert!(e.contains("riscv64"), "{e}");
+        let elsewhere = if cfg!(target_os = "macos") { "linux-gnu" } else { "apple-macosx14.0.0" };
+        let elsewhere = format!("{}-{elsewhere}", std::env::consts::ARCH);
+        for triple in ["riscv64-linux", &elsewhere] {
+            let e = check(&target(triple, &[])).unwrap_err().to_string();
+            assert!(e.contains(triple) && e.contains(std::env::consts::OS), "{e}");
+        }
     }
 
     #[test]

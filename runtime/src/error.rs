@@ -94,13 +94,13 @@ pub enum Error {
         /// Target of the program.
         target: String,
     },
-    /// The object code is for another architecture.
+    /// The object code is for another architecture or operating system.
     #[error("the bundle was built for `{triple}`, but this machine is {host}")]
     WrongArch {
         /// Triple of the program.
         triple: String,
-        /// Architecture of this machine.
-        host: &'static str,
+        /// Architecture and system of this machine.
+        host: String,
     },
     /// The plan is not one that can run.
     #[error("the plan is not valid: {0}")]

@@ -5,7 +5,8 @@ use crate::call::Walk;
 use crate::engine::{Engine, Row};
 use crate::error::Result;
 use crate::memory::Addr;
-use crate::program::{EntryKind, EntryRef, Step};
+use crate::program::{EntryKind, EntryRef, Program, Step};
+use crate::store::Store;
 use crate::unit::Lane;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -21,7 +22,10 @@ pub enum Moment {
 
 /// What the observer sees.
 pub struct StepView<'a> {
-    engine: &'a Engine<'a>,
+    program: &'a Program<'a>,
+    arena: Addr,
+    state_at: &'a [Addr],
+    store: &'a dyn Store,
     entry: &'a EntryRef<'a>,
     index: usize,
     n: usize,
@@ -57,19 +61,19 @@ impl StepView<'_> {
     /// Bytes of a buffer of the entry point.
     pub fn buffer(&self, index: u32) -> Option<&[u8]> {
         let b = self.entry.buffers.get(index as usize)?;
-        Some(self.look(self.engine.arena.base().plus(b.offset as usize), b.bytes))
+        Some(self.look(self.arena.plus(b.offset as usize), b.bytes))
     }
 
     /// Bytes of a KV-cache tensor.
     pub fn state(&self, index: u32) -> Option<&[u8]> {
-        let at = self.engine.state_at.get(index as usize)?;
-        Some(self.look(*at, *self.engine.program.states.get(index as usize)?))
+        let at = self.state_at.get(index as usize)?;
+        Some(self.look(*at, *self.program.states.get(index as usize)?))
     }
 
     /// Bytes of a packed weight.
     pub fn segment(&self, index: u32) -> Option<&[u8]> {
-        let s = self.engine.program.segments.get(index as usize)?;
-        Some(self.look(self.engine.store.segment(index)?, s.bytes))
+        let s = self.program.segments.get(index as usize)?;
+        Some(self.look(self.store.segment(index)?, s.bytes))
     }
 
     #[allow(clippy::unused_self, reason = "its lifetime is the slice's")]
@@ -81,9 +85,10 @@ impl StepView<'_> {
 }
 
 impl Engine<'_> {
-    /// Runs entry point `entry` on the calling thread for `rows`, with logits of the rows `wanted`, as part
-    /// of a sequence of `seq_len` tokens. `observe` is called before and after every step, those without
-    /// rows included; its error ends the run.
+    /// Runs entry point `entry` for `rows`, with logits of the rows `wanted`, as part of a sequence of
+    /// `seq_len` tokens. All threads share each step and wait for each other behind it. `observe` is called
+    /// on the calling thread before and after every step, those without rows included; its error ends the
+    /// run.
     ///
     /// The KV cache is written as in any call. Unlike [`Engine::prefill`], a hole before the rows is
     /// allowed: what the cache holds there is the caller's affair.
@@ -101,25 +106,34 @@ impl Engine<'_> {
     ) -> Result<()> {
         let extent = self.begin(entry, rows, wanted, seq_len)?;
         let fault = OnceLock::new();
-        {
-            let engine = &*self;
-            let walk = Walk {
-                bound: &engine.bound[entry],
-                unit: engine.unit.as_ref(),
-                taken: &engine.taken,
-                fault: &fault,
-                extent,
+        let walk = Walk {
+            bound: &self.bound[entry],
+            unit: self.unit.as_ref(),
+            taken: &self.taken,
+            fault: &fault,
+            extent,
+        };
+        let of = &self.program.entries[entry];
+        let (scratch, stride, lanes) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
+        for index in 0..of.steps.len() {
+            let view = || StepView {
+                program: &self.program,
+                arena: self.arena.base(),
+                state_at: &self.state_at,
+                store: self.store.as_ref(),
+                entry: of,
+                index,
+                n: extent.n,
+                m: extent.m,
             };
-            let lane = Lane { index: 0, of: 1, scratch: engine.scratch.base() };
-            let of = &engine.program.entries[entry];
-            for index in 0..of.steps.len() {
-                let view = || StepView { engine, entry: of, index, n: extent.n, m: extent.m };
-                observe(Moment::Before, &view())?;
-                // SAFETY: the program is valid, the inputs are written, this thread is the only lane, and
-                // no view is alive.
-                unsafe { walk.step(index, lane) };
-                observe(Moment::After, &view())?;
-            }
+            observe(Moment::Before, &view())?;
+            self.pool.run(&|lane, _| {
+                let scratch = scratch.plus(lane * stride);
+                // SAFETY: the program is valid, the inputs are written, all lanes of the pool take part, each
+                // with its own part of the scratch, and no view is alive.
+                unsafe { walk.step(index, Lane { index: lane, of: lanes, scratch }) }
+            });
+            observe(Moment::After, &view())?;
         }
         self.end(rows, fault.into_inner())
     }

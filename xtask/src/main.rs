@@ -3,6 +3,7 @@
 //! Depends on nothing but std, so that a fresh machine has it in a second.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
+mod cross;
 mod demo;
 mod docs;
 mod llvm;
@@ -21,9 +22,15 @@ type Command = (&'static str, &'static str, fn() -> Result<(), Failed>);
 const COMMANDS: &[Command] = &[
     ("demo", "build moec, compile the model of golden/models/ferris, generate text, measure", demo::run),
     ("test", "formatting, lints, documentation and every test", suite::run),
-    ("setup", "find LLVM and a C compiler; install them as root on Debian or Ubuntu", || {
-        setup::run().map(drop)
-    }),
+    (
+        "setup",
+        "find LLVM, a C compiler, what links and runs AArch64; install them on Debian or Ubuntu",
+        || {
+            setup::run()?;
+            cross::run().iter().for_each(|what| shell::stage("Missing", what));
+            Ok(())
+        },
+    ),
     ("docs", "write the generated pages of docs/", docs::run),
     ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {
         peers::run(&std::env::args().skip(2).collect::<Vec<_>>())

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: everything that must hold before a change goes in.
 
-use crate::setup;
 use crate::shell::{self, Failed, cargo, output, program, shown, stage};
+use crate::{cross, setup};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -10,18 +10,18 @@ use std::time::Instant;
 pub(crate) fn run() -> Result<(), Failed> {
     let start = Instant::now();
     let llvm = setup::run()?;
-    let mut skipped = Vec::new();
+    let mut skipped: Vec<String> = cross::run().into_iter().collect();
     if has("fmt") {
         formatting()?;
     } else {
-        skipped.push("formatting (rustup component add rustfmt)");
+        skipped.push("formatting (rustup component add rustfmt)".into());
     }
     if has("clippy") {
         let mut clippy = cargo("clippy", Some(&llvm));
         clippy.args(["--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
         step(&mut clippy)?;
     } else {
-        skipped.push("lints (rustup component add clippy)");
+        skipped.push("lints (rustup component add clippy)".into());
     }
     let mut doc = cargo("doc", Some(&llvm));
     doc.args(["--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
@@ -30,7 +30,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     test.args(["--workspace", "--locked"]);
     let totals = tests(&mut test)?;
     for what in skipped {
-        stage("Skipped", what);
+        stage("Skipped", &what);
     }
     println!("\n{totals}; everything in {:.0}s", start.elapsed().as_secs_f64());
     Ok(())

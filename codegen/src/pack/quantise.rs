@@ -130,6 +130,8 @@ struct Fit {
     w: [f32; GROUP],
     wx: [f32; GROUP],
     range: Codes,
+    /// Whether errors matter differently.
+    uneven: bool,
 }
 
 /// A scale, its codes, and what they miss.
@@ -142,11 +144,12 @@ struct Trial {
 
 impl Fit {
     fn new(x: [f32; GROUP], w: [f32; GROUP], range: Codes) -> Self {
+        let uneven = w != [w[0]; GROUP];
         let mut wx = [0.0; GROUP];
         for i in 0..GROUP {
             wx[i] = w[i] * x[i];
         }
-        Self { x, w, wx, range }
+        Self { x, w, wx, range, uneven }
     }
 
     /// `Σ w x q` and `Σ w q²` of the codes at `1 / scale`. The best scale for those codes is their quotient,
@@ -180,6 +183,21 @@ impl Fit {
             }
         }
         Trial { scale, codes, error: total(error) }
+    }
+
+    /// Of scales that put the number `1 / by` at these codes, what the best one gains, and its own best scale;
+    /// or what is known already.
+    fn best_of(&self, tops: &[f32], by: f32, known: (f32, f32)) -> (f32, f32) {
+        let mut best = known;
+        for top in tops {
+            let (xq, qq) = self.sums(top * by);
+            let gain = xq * xq;
+            // Compared as fractions: a division each would cost as much as the sums.
+            if gain > best.0 * qq {
+                best = (gain / qq, xq / qq);
+            }
+        }
+        best
     }
 
     /// The best scale for the codes of a trial, as long as that makes it better.
@@ -225,14 +243,9 @@ impl Fit {
     fn q4(&self, extreme: f32) -> (f32, [f32; GROUP]) {
         let plain = self.at(extreme / -8.0);
         let by = 1.0 / extreme;
-        let mut best = (0.0, plain.scale);
-        for top in TOPS {
-            let (xq, qq) = self.sums(top * by);
-            let gain = xq * xq;
-            // Compared as fractions: a division per scale would cost as much as the sums.
-            if gain > best.0 * qq {
-                best = (gain / qq, xq / qq);
-            }
+        let mut best = self.best_of(&TOPS, by, (0.0, plain.scale));
+        if self.uneven {
+            best = self.best_of(&MORE_TOPS, by, best);
         }
         let trial = if best.1.is_normal() { self.refined(self.at(best.1)) } else { plain };
         let best = if trial.error < plain.error { trial } else { self.refined(plain) };
@@ -242,7 +255,8 @@ impl Fit {
 
 /// Where the scales that are tried for `q4` put the largest magnitude, in codes. Beyond the range of codes it
 /// is cut off, for the good of the others.
-const TOPS: [f32; 26] = [
-    -6.6, -6.8, -7.0, -7.2, -7.4, -7.6, -7.8, -8.0, -8.2, -8.4, -8.6, -8.8, -9.0, -9.4, -9.8, -10.4, -13.0,
-    -16.0, 6.4, 6.7, 7.0, 7.3, 7.6, 7.9, 8.3, 8.8,
-];
+const TOPS: [f32; 9] = [-7.0, -7.5, -8.0, -8.5, -9.0, -13.0, 6.7, 7.2, 7.8];
+
+/// More of them, for numbers that do not all matter the same: what to cut off is then worth more thought.
+const MORE_TOPS: [f32; 16] =
+    [-6.6, -6.8, -7.2, -7.7, -8.2, -8.7, -9.3, -9.7, -10.4, -11.5, -16.0, -20.0, 6.4, 7.0, 7.5, 8.5];

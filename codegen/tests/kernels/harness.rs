@@ -123,6 +123,9 @@ impl Drop for Guarded {
 
 /// Machines that this host runs: the x86-64 levels, and the host itself.
 fn machines() -> Vec<Machine> {
+    #[cfg(not(target_arch = "x86_64"))]
+    let levels: [(u8, bool); 0] = [];
+    #[cfg(target_arch = "x86_64")]
     let levels = [
         (4, is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq")),
         (3, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
@@ -136,7 +139,7 @@ fn machines() -> Vec<Machine> {
 }
 
 /// Whether a machine multiplies in that form.
-fn able(isa: &Isa, spec: &KernelSpec) -> bool {
+pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
     match spec {
         KernelSpec::Linear { compute, .. }
         | KernelSpec::Attention { compute, .. }
@@ -157,6 +160,8 @@ pub(crate) fn check(cases: &[Case]) {
         let cases: Vec<Case> = cases.iter().filter(|c| able(&machine.isa(), &c.spec)).cloned().collect();
         check_on(&machine, &cases);
     }
+    #[cfg(not(target_arch = "aarch64"))]
+    crate::emulated::check(cases);
 }
 
 /// As [`check`], for pairs of kernels.
@@ -257,16 +262,18 @@ fn check_on(machine: &Machine, cases: &[Case]) {
     let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
     for case in cases {
         let kernel = loaded.kernel(&case.spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
-        let whole = run(kernel, &isa, case, usize::MAX);
-        for chunk in [1, 3] {
-            let split = run(kernel, &isa, case, chunk);
-            assert_eq!(whole, split, "work split by {chunk}: {:?} n={} on {isa:?}", case.spec, case.n);
-        }
-        for (i, expect) in &case.expect {
-            compare(&isa, &whole[*i], expect, || {
-                format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n)
-            });
-        }
+        check_case(case, &isa, &[usize::MAX, 1, 3].map(|chunk| run(kernel, &isa, case, chunk)));
+    }
+}
+
+/// Checks the operands' words after runs with the work as a whole and split.
+pub(crate) fn check_case(case: &Case, isa: &Isa, results: &[Vec<Vec<u32>>]) {
+    let whole = &results[0];
+    for split in &results[1..] {
+        assert_eq!(whole, split, "work is split: {:?} n={} on {isa:?}", case.spec, case.n);
+    }
+    for (i, expect) in &case.expect {
+        compare(isa, &whole[*i], expect, || format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n));
     }
 }
 
@@ -292,26 +299,48 @@ fn compare(isa: &Isa, got: &[u32], expect: &Expect, what: impl Fn() -> String) {
     }
 }
 
+/// Bytes of an operand, or the number of the one that it is again.
+pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>, usize> {
+    match operand {
+        Operand::Floats(x) => Ok(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        Operand::Ints(x) => Ok(x.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        Operand::Weight(format, [lead, rows, cols], values) => {
+            let layout = case.spec.layout(isa).expect("a weight");
+            let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
+            Ok(pack_slice(&geometry, values).expect("packs"))
+        }
+        Operand::Cache(cache) => Ok(cache.pack(isa)),
+        Operand::Same(i) => Err(*i),
+    }
+}
+
+/// Active experts: what the last table of integers begins with.
+pub(crate) fn active(case: &Case) -> usize {
+    let ints = case.operands.iter().rev().find_map(|o| match o {
+        Operand::Ints(x) => x.first().copied(),
+        _ => None,
+    });
+    ints.map_or(0, |a| a.max(0) as usize)
+}
+
+/// Work items of a case.
+pub(crate) fn items(isa: &Isa, case: &Case, active: usize) -> usize {
+    match case.spec.grid(isa) {
+        Grid::One => 1,
+        Grid::Tiles { rows, tiles } => case.n.div_ceil(rows as usize) * tiles as usize,
+        Grid::Experts { tiles, .. } => active * tiles as usize,
+    }
+}
+
 /// Runs a kernel with work items in chunks, the last chunk first; the operands' words afterwards.
 fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> {
     let mut memory: Vec<Option<Guarded>> = Vec::new();
     let mut args: Vec<*mut u8> = Vec::new();
-    let mut active = 0;
     for operand in &case.operands {
-        let bytes: Vec<u8> = match operand {
-            Operand::Floats(x) => x.iter().flat_map(|v| v.to_le_bytes()).collect(),
-            Operand::Ints(x) => {
-                active = x.first().map_or(0, |&a| a.max(0) as usize);
-                x.iter().flat_map(|v| v.to_le_bytes()).collect()
-            }
-            Operand::Weight(format, [lead, rows, cols], values) => {
-                let layout = case.spec.layout(isa).expect("a weight");
-                let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
-                pack_slice(&geometry, values).expect("packs")
-            }
-            Operand::Cache(cache) => cache.pack(isa),
-            Operand::Same(i) => {
-                args.push(args[*i]);
+        let bytes = match bytes(operand, case, isa) {
+            Ok(bytes) => bytes,
+            Err(i) => {
+                args.push(args[i]);
                 memory.push(None);
                 continue;
             }
@@ -321,11 +350,7 @@ fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> 
         memory.push(Some(guarded));
     }
     assert_eq!(args.len(), case.spec.args(), "{:?}", case.spec);
-    let items = match case.spec.grid(isa) {
-        Grid::One => 1,
-        Grid::Tiles { rows, tiles } => case.n.div_ceil(rows as usize) * tiles as usize,
-        Grid::Experts { tiles, .. } => active * tiles as usize,
-    };
+    let items = items(isa, case, active(case));
     // Scratch is 64-byte aligned by contract.
     let scratch = Guarded::new(&vec![0xff; case.spec.scratch_bytes(isa).next_multiple_of(64)]);
     let mut end = items;

@@ -1,8 +1,10 @@
-//! Every kernel, run in this process, against plain loops.
+//! Every kernel, run in this process and for AArch64 in an emulator, against plain loops.
 #![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
 mod attention;
 mod cache;
+#[cfg(not(target_arch = "aarch64"))]
+mod emulated;
 mod experts;
 mod harness;
 mod matrix;

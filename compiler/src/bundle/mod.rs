@@ -16,6 +16,7 @@ pub mod manifest;
 pub mod partial;
 pub mod read;
 pub mod runner;
+pub mod toolchain;
 pub mod write;
 
 /// Weights that every token reads.

@@ -4,7 +4,7 @@ use super::manifest::Manifest;
 use super::partial::io_error;
 use super::{GRAPH, KERNELS, PLAN};
 use crate::error::{Error, Result};
-use moec_cpu::HostUnit;
+use moec_cpu::{HostError, HostUnit};
 use moec_ir::Module;
 use moec_ir::plan::Plan;
 use std::fs;
@@ -72,6 +72,9 @@ impl Bundle {
     pub fn unit(&self) -> Result<HostUnit> {
         let path = self.folder.join(KERNELS);
         let object = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
-        HostUnit::load(&object, &self.plan.target).map_err(|e| Error::limit(e.to_string()))
+        HostUnit::load(&object, &self.plan.target).map_err(|e| match e {
+            HostError::Machine(e) => e.into(),
+            HostError::Load(e) => Error::limit(e.to_string()),
+        })
     }
 }

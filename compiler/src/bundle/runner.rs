@@ -7,6 +7,7 @@
 
 use super::hashing::{hex, sha256};
 use super::partial::io_error;
+use super::toolchain::{Cross, Toolchain};
 use crate::error::{Error, Result};
 use include_dir::{Dir, include_dir};
 use moec_cpu::SourceFile;
@@ -144,21 +145,15 @@ pub fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Version line of the compiler that cargo would use, if there is one.
-pub fn rustc_version() -> Option<String> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let out = Command::new(rustc).arg("-vV").output().ok()?;
-    out.status.success().then(|| String::from_utf8_lossy(&out.stdout).into_owned())
-}
-
 /// Builds `run` for a bundle whose sources and object stand in `bundle`, and puts it there.
-/// Gives false where there is no cargo.
 ///
 /// # Errors
 /// A build that fails, with the end of what cargo said.
-pub fn build(bundle: &Path, generated: &[SourceFile], object: &[u8]) -> Result<bool> {
-    let Some(rustc) = rustc_version() else { return Ok(false) };
-    let mut key = rustc.into_bytes();
+pub fn build(bundle: &Path, generated: &[SourceFile], object: &[u8], tools: &Toolchain) -> Result<()> {
+    let mut key = tools.version.clone().into_bytes();
+    if let Some(cross) = tools.cross {
+        key.extend(cross.triple.bytes());
+    }
     for (path, text) in fixed_files()? {
         key.extend(path.to_string_lossy().as_bytes());
         key.extend(text.as_bytes());
@@ -173,21 +168,23 @@ pub fn build(bundle: &Path, generated: &[SourceFile], object: &[u8]) -> Result<b
     let runner = home.join("runner");
     write_sources(&runner, generated)?;
     write(&home.join("artifacts/kernels.o"), object)?;
-    let output = Command::new(cargo())
+    let mut command = Command::new(cargo());
+    command
         .current_dir(&runner)
         .args(["build", "--release", "--locked", "--quiet", "--target-dir"])
         .arg(home.join("target"))
-        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&home))
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&home, tools.cross))
         .env("CARGO_TERM_COLOR", "never")
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_BUILD_TARGET")
-        .env_remove("RUSTC_WRAPPER")
-        .output();
-    let output = match output {
-        Ok(output) => output,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(e) => return Err(Error::environment("cannot start cargo").because(e)),
-    };
+        .env_remove("RUSTC_WRAPPER");
+    let mut built = home.join("target");
+    if let Some(cross) = tools.cross {
+        // With `--target`, flags and linker are the target's alone; build scripts and macros stay the host's.
+        command.args(["--target", cross.triple]).env("RUSTC", &tools.rustc);
+        built.push(cross.triple);
+    }
+    let output = command.output().map_err(|e| Error::environment("cannot start cargo").because(e))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<&str> = said.lines().collect();
@@ -198,13 +195,13 @@ pub fn build(bundle: &Path, generated: &[SourceFile], object: &[u8]) -> Result<b
         ));
     }
     let to = bundle.join("run");
-    let built = home.join("target/release/moec-runner");
+    built.push("release/moec-runner");
     fs::copy(&built, &to).map_err(|e| io_error("write", &to, &e))?;
-    Ok(true)
+    Ok(())
 }
 
-/// Flags that keep the binary independent of this machine's folders.
-fn rustflags(home: &Path) -> OsString {
+/// Flags that keep the binary independent of this machine's folders, and those of another target.
+fn rustflags(home: &Path, cross: Option<&Cross>) -> OsString {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cargo")));
@@ -218,6 +215,10 @@ fn rustflags(home: &Path) -> OsString {
             flags.push(from);
             flags.push(format!("={to}"));
         }
+    }
+    if let Some(cross) = cross {
+        flags.push(format!("\u{1f}-Clinker={}", cross.linker));
+        cross.flags.iter().for_each(|f| flags.push(format!("\u{1f}{f}")));
     }
     flags
 }

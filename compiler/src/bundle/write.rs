@@ -3,12 +3,13 @@
 use super::hashing::{HashingWriter, hex, sha256};
 use super::manifest::{BUNDLE_VERSION, Manifest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
+use super::toolchain::{Missing, Toolchain};
 use super::{DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::pipeline::Compilation;
 use crate::progress::Progress;
-use moec_ir::plan::{FileRef, Plan};
+use moec_ir::plan::{FileRef, Layout, Plan};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -20,6 +21,8 @@ pub struct Summary {
     pub weight_bytes: u64,
     /// Whether `run` is there.
     pub run: bool,
+    /// Why it is not, though it was wanted.
+    pub missing: Option<Missing>,
 }
 
 /// Writes the compiled model to `destination`.
@@ -65,13 +68,14 @@ pub fn write(
     let generated = moec_cpu::runner_source(&plan)
         .map_err(|e| Error::bug("the generated source is no Rust").because(e))?;
     runner::write_sources(&root.join("runner"), &generated)?;
-    let run = link && c.target.runs_here() && {
+    let tools = link.then(|| Toolchain::find(c.target.triple())).transpose();
+    if let Ok(Some(tools)) = &tools {
         progress.stage("Linking", "run");
-        let built = runner::build(root, &generated, &object);
+        let built = runner::build(root, &generated, &object, tools);
         // An interrupt ends cargo, too: that is no failure of its own.
         interrupt::check()?;
-        built?
-    };
+        built?;
+    }
     interrupt::check()?;
 
     let mut manifest = Manifest {
@@ -88,7 +92,7 @@ pub fn write(
     put(&root.join(MANIFEST), format!("{text}\n").as_bytes())?;
     partial.commit()?;
     c.plan = Some(plan);
-    Ok(Summary { weight_bytes, run })
+    Ok(Summary { weight_bytes, run: matches!(tools, Ok(Some(_))), missing: tools.err() })
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -114,20 +118,20 @@ fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
             out.pad_to(segment.offset).map_err(|e| failed(&e))?;
             let before = out.position();
             let weight = c.module.weight(weight);
-            moec_cpu::pack(segment, weight, c.checkpoint, c.importance, &mut out, &mut |bytes| {
-                bar.add(bytes)
-            })
-            .map_err(|e| match e {
-                moec_cpu::PackError::Write(e) => failed(&e),
-                moec_cpu::PackError::Read(e) => match e.downcast::<Error>() {
-                    Ok(e) => *e,
-                    Err(e) => Error::input(e.to_string()),
-                },
-                e @ moec_cpu::PackError::Importance { .. } => Error::bug(e.to_string()),
-                e @ moec_cpu::PackError::Range { .. } => {
-                    Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
-                }
-            })?;
+            // Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
+            let importance = c.importance.filter(|_| segment.layout != Layout::Rows);
+            moec_cpu::pack(segment, weight, c.checkpoint, importance, &mut out, &mut |bytes| bar.add(bytes))
+                .map_err(|e| match e {
+                    moec_cpu::PackError::Write(e) => failed(&e),
+                    moec_cpu::PackError::Read(e) => match e.downcast::<Error>() {
+                        Ok(e) => *e,
+                        Err(e) => Error::input(e.to_string()),
+                    },
+                    e @ moec_cpu::PackError::Importance { .. } => Error::bug(e.to_string()),
+                    e @ moec_cpu::PackError::Range { .. } => {
+                        Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
+                    }
+                })?;
             if out.position() - before != segment.bytes {
                 return Err(Error::bug(format!(
                     "`{}` was packed to another size than planned",

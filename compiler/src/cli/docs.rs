@@ -1,10 +1,11 @@
 //! `moec docs`: the generated pages of `docs/`. Hidden; `cargo xtask docs` calls it.
 
 use super::{Cli, output};
+use crate::bundle::toolchain::CROSS;
 use crate::import::FAMILIES;
-use crate::{Error, Result, config};
+use crate::{Error, Result, config, human};
 use clap::CommandFactory as _;
-use moec_device::{BUILT_IN, Device};
+use moec_device::{BUILT_IN, Cache, Device};
 use std::fmt::Write as _;
 
 /// A page: its file in `docs/`, and what writes it.
@@ -60,16 +61,49 @@ fn trimmed(command: &mut clap::Command) -> String {
     help.lines().map(str::trim_end).collect::<Vec<_>>().join("\n").trim_end().to_owned()
 }
 
-/// The built-in devices.
+/// The built-in devices, and what links for other machines than one's own.
 fn targets() -> Result<String> {
     let mut out = String::from(
         "# Targets\n\n`--target` takes one of these names, or the path of a device file of your own (`moec targets NAME`\n\
-         prints one to start from).\n\n| name | what | LLVM's name | features needed at run time |\n|---|---|---|---|\n",
+         prints one to start from). Every target compiles on every machine. A processor that lacks a feature refuses the\n\
+         bundle before it starts, and names the feature.\n\n\
+         | name | what | triple | LLVM's name | caches for data | features needed at run time |\n\
+         |---|---|---|---|---|---|\n",
     );
     for (name, _) in BUILT_IN {
         let d = Device::find(name).map_err(|e| Error::bug(e.to_string()))?;
-        let features = if d.is_native() { "this machine's".to_owned() } else { d.features.join(", ") };
-        let _ = writeln!(out, "| `{name}` | {} | `{}` | {features} |", d.description, d.cpu);
+        let (triple, cpu) = (&d.triple, &d.cpu);
+        let [caches, features] = if d.is_native() {
+            ["this machine's".to_owned(), "this machine's".to_owned()]
+        } else {
+            let cache = |c: &Cache| {
+                let cores = c.shared_by.filter(|n| *n > 1).map_or_else(String::new, |n| format!(" for {n}"));
+                format!("L{} {}{cores}", c.level, human::bytes(c.bytes))
+            };
+            [d.caches.iter().map(cache).collect::<Vec<_>>().join(", "), d.features.join(", ")]
+        };
+        let _ =
+            writeln!(out, "| `{name}` | {} | `{triple}` | `{cpu}` | {caches} | {features} |", d.description);
+    }
+    out.push_str(
+        "\n## `run` for other machines\n\n\
+         A bundle's object code needs nothing but moec. Its program `run` is linked by cargo and a C compiler: on a\n\
+         machine of the target's kind by its own, elsewhere by these. `moec doctor` says what is missing, with the\n\
+         command that installs it. Without them a bundle has all but `run`, and its folder `runner` builds with cargo\n\
+         on the machine that it is for. Cross-linked programs are static: they need no library of the system that\n\
+         they run on.\n\n\
+         | system | linker | Debian's packages | standard library | runs elsewhere with |\n|---|---|---|---|---|\n",
+    );
+    for c in CROSS {
+        let _ = writeln!(
+            out,
+            "| `{}` | `{}` | `{}` | {} | `{}` |",
+            c.triple,
+            c.linker,
+            c.packages,
+            c.install_std(),
+            c.emulator.join(" ")
+        );
     }
     Ok(out)
 }

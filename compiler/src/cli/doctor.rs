@@ -1,14 +1,13 @@
 //! `moec doctor`: what this machine has of what moec needs.
 
 use super::{output, targets};
+use crate::bundle::toolchain::{CROSS, Cross, RUST, Toolchain, parsed};
 use crate::{Result, disk, human};
-use moec_device::{BUILT_IN, Device};
+use moec_device::{BUILT_IN, Device, is_host};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-/// Oldest Rust that a bundle's `run` builds with.
-const RUST: (u32, u32) = (1, 95);
 /// Below this much free space builds are likely to fail.
 const LITTLE_SPACE: u64 = 4 << 30;
 
@@ -43,15 +42,21 @@ impl Status {
 }
 
 /// A check: its result, what was found, and what to do.
-struct Found(Status, String, &'static str);
+struct Found(Status, String, String);
+
+impl Found {
+    fn new(status: Status, what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self(status, what.into(), hint.into())
+    }
+}
 
 /// A check.
 type Check = (&'static str, fn() -> Found);
 
 /// Every check.
 const CHECKS: &[Check] = &[
-    ("moec", || Found(Status::Ok, format!("version {}", env!("CARGO_PKG_VERSION")), "")),
-    ("llvm", || Found(Status::Ok, format!("version {}, linked in", moec_cpu::llvm_version()), "")),
+    ("moec", || Found::new(Status::Ok, format!("version {}", env!("CARGO_PKG_VERSION")), "")),
+    ("llvm", || Found::new(Status::Ok, format!("version {}, linked in", moec_cpu::llvm_version()), "")),
     ("processor", processor),
     ("rustc", || rust("RUSTC", "rustc")),
     ("cargo", || rust("CARGO", "cargo")),
@@ -65,7 +70,8 @@ const CHECKS: &[Check] = &[
 /// # Errors
 /// Stdout cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let found: Vec<_> = CHECKS.iter().map(|(name, check)| (*name, check())).collect();
+    let mut found: Vec<_> = CHECKS.iter().map(|(name, check)| (*name, check())).collect();
+    found.extend(CROSS.iter().filter(|c| !is_host(c.triple)).map(|c| (c.triple, cross(c))));
     let ok = found.iter().all(|(_, Found(status, ..))| *status != Status::Fail);
     if args.json {
         let checks: Vec<_> = found
@@ -98,10 +104,10 @@ fn processor() -> Found {
     let here: Vec<_> = BUILT_IN
         .iter()
         .filter_map(|(name, _)| Device::find(name).ok())
-        .filter(|d| targets::built_for_this_machine(d) && d.lacks().is_empty())
+        .filter(|d| d.is_host() && targets::lacks(d).is_empty())
         .map(|d| d.name)
         .collect();
-    Found(Status::Ok, format!("{}, runs {}", std::env::consts::ARCH, here.join(", ")), "")
+    Found::new(Status::Ok, format!("{}, runs {}", std::env::consts::ARCH, here.join(", ")), "")
 }
 
 /// First line of what a tool says to `--version`.
@@ -115,24 +121,39 @@ fn rust(variable: &str, tool: &str) -> Found {
     let hint = "`run` is built with Rust 1.95 or later (https://rustup.rs); `moec build --no-run` needs none";
     let tool = std::env::var(variable).unwrap_or_else(|_| tool.to_owned());
     let Some(line) = version(&tool) else {
-        return Found(Status::Warn, format!("`{tool}` not found"), hint);
+        return Found::new(Status::Warn, format!("`{tool}` not found"), hint);
     };
     let status = if parsed(&line).is_some_and(|v| v >= RUST) { Status::Ok } else { Status::Warn };
-    Found(status, line, hint)
-}
-
-/// Major and minor version of `rustc 1.95.0 (…)`.
-fn parsed(line: &str) -> Option<(u32, u32)> {
-    let mut parts = line.split_whitespace().nth(1)?.split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+    Found::new(status, line, hint)
 }
 
 /// The C compiler that rustc links with.
 fn linker() -> Found {
     let hint = "`run` is linked with `cc`: install gcc or clang; `moec build --no-run` needs none";
     match version("cc") {
-        Some(line) => Found(Status::Ok, format!("cc: {line}"), hint),
-        None => Found(Status::Warn, "`cc` not found".into(), hint),
+        Some(line) => Found::new(Status::Ok, format!("cc: {line}"), hint),
+        None => Found::new(Status::Warn, "`cc` not found", hint),
+    }
+}
+
+/// What links `run` for machines of another kind.
+fn cross(to: &Cross) -> Found {
+    match Toolchain::find(to.triple) {
+        Ok(tools) => {
+            let rustc = tools.version.lines().next().unwrap_or_default();
+            let emulator = to.emulator.join(" ");
+            let runs =
+                if to.emulated() { format!("`{emulator}` runs it") } else { "nothing here runs it".into() };
+            Found::new(
+                Status::Ok,
+                format!("`run` is linked with {}, {rustc}; {runs}", to.linker),
+                to.install(),
+            )
+        }
+        Err(missing) => {
+            let hint = format!("to link `run` for this target: {}", missing.hint());
+            Found::new(Status::Warn, missing.to_string(), hint)
+        }
     }
 }
 
@@ -140,15 +161,15 @@ fn linker() -> Found {
 fn cache() -> Found {
     let hint = "set `MOEC_CACHE` to a folder that you can write";
     let Ok(folder) = crate::bundle::runner::cache_dir() else {
-        return Found(Status::Fail, "there is no cache folder".into(), hint);
+        return Found::new(Status::Fail, "there is no cache folder", hint);
     };
     let probe = folder.join(format!(".doctor-{}", std::process::id()));
     let written = std::fs::create_dir_all(&folder)
         .and_then(|()| std::fs::write(&probe, ""))
         .and_then(|()| std::fs::remove_file(&probe));
     match written {
-        Ok(()) => Found(Status::Ok, format!("`{}` is writable", folder.display()), hint),
-        Err(e) => Found(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint),
+        Ok(()) => Found::new(Status::Ok, format!("`{}` is writable", folder.display()), hint),
+        Err(e) => Found::new(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint),
     }
 }
 
@@ -157,22 +178,10 @@ fn space() -> Found {
     let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("."));
     let hint = "a bundle takes about as much as its weights; `moec init` estimates it";
     match disk::free_bytes(&here) {
-        None => Found(Status::Warn, "free space is not known".into(), hint),
+        None => Found::new(Status::Warn, "free space is not known", hint),
         Some(n) if n < LITTLE_SPACE => {
-            Found(Status::Warn, format!("only {} free here", human::bytes(n)), hint)
+            Found::new(Status::Warn, format!("only {} free here", human::bytes(n)), hint)
         }
-        Some(n) => Found(Status::Ok, format!("{} free here", human::bytes(n)), hint),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::parsed;
-
-    #[test]
-    fn versions_are_read() {
-        assert_eq!(parsed("rustc 1.95.0 (f2d3ce0bd 2026-03-21)"), Some((1, 95)));
-        assert_eq!(parsed("cargo 2.0.0-nightly"), Some((2, 0)));
-        assert_eq!(parsed("rustc"), None);
+        Some(n) => Found::new(Status::Ok, format!("{} free here", human::bytes(n)), hint),
     }
 }

@@ -1,6 +1,6 @@
 //! `moec inspect`.
 
-use super::{facts, output, verbs};
+use super::{facts, output, trace, verbs};
 use crate::config::{Config, sizes};
 use crate::import::{self, ImportOptions, ModelSpec};
 use crate::{Error, Result, human};
@@ -8,10 +8,10 @@ use moec_ir::WeightClass;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Say what a model.toml, a checkpoint or a bundle is, and what was decided
+/// Say what a model.toml, a checkpoint, a profile or a bundle is, and what was decided
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A `model.toml`, a checkpoint's folder or a bundle
+    /// A `model.toml`, a checkpoint's folder, a profile (`.trace`) or a bundle
     pub path: PathBuf,
     /// Print one JSON object to stdout
     #[arg(long)]
@@ -30,6 +30,8 @@ pub fn run(args: &Args) -> Result<()> {
     } else if path.join("config.json").is_file() {
         let (_, spec) = import::open(path, &ImportOptions::default())?;
         print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
+    } else if trace::is_one(path) {
+        trace::inspect(path, args.json)
     } else if path.is_dir() {
         Err(Error::input(format!("`{shown}` is neither a bundle nor a checkpoint"))
             .hint("a bundle has a `manifest.json`, a checkpoint a `config.json`"))

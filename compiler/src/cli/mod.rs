@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed) or 2 (bad use).
 
 pub mod build;
+pub mod calibrate;
 pub mod completions;
 pub mod docs;
 pub mod doctor;
@@ -16,6 +17,7 @@ pub mod run;
 pub mod steps;
 pub mod synth;
 pub mod targets;
+mod trace;
 pub mod verbs;
 pub mod verify;
 
@@ -61,6 +63,7 @@ struct Global {
 #[derive(Debug, Subcommand)]
 enum Verb {
     Init(init::Args),
+    Calibrate(calibrate::Args),
     Build(build::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
@@ -106,6 +109,7 @@ impl Verb {
     fn run(&self, progress: &Progress) -> Result<ExitCode> {
         match self {
             Self::Init(args) => init::run(args, progress),
+            Self::Calibrate(args) => calibrate::run(args, progress),
             Self::Build(args) => build::run(args, progress),
             Self::Inspect(args) => inspect::run(args),
             Self::Verify(args) => verify::run(args, progress),

@@ -6,7 +6,7 @@ use crate::{Error, Result, human};
 use moec_cpu::CpuTarget;
 use moec_cpu::roofline::{self, Roofline};
 use moec_device::{
-    Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind, host_has,
+    Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind,
 };
 use moec_runtime::cpu;
 use serde_json::{Value, json};
@@ -59,7 +59,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         family: Family::Cpu,
         triple: info.triple,
         cpu: info.cpu,
-        features: info.features.into_iter().filter(|f| host_has(f) == Some(true)).collect(),
+        features: info.features.into_iter().filter(|f| cpu::missing(&[f]).is_empty()).collect(),
         legal_ops: LegalOps::All,
         units: vec![unit(&found)],
         memories: vec![memory(&found)],
@@ -113,7 +113,7 @@ fn unit(found: &Roofline) -> Unit {
 
 fn memory(found: &Roofline) -> Memory {
     let read = found.read_gb_per_s;
-    let what = "reading 256 MiB per thread once, in order";
+    let what = "reading 128 MiB per thread, in order";
     Memory {
         name: "dram".to_owned(),
         capacity: memory_total()

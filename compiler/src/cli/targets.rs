@@ -40,8 +40,8 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Whether this machine can run code for the device, in words.
 fn runs_here(device: &Device) -> String {
-    let lacks = device.lacks();
-    if !built_for_this_machine(device) {
+    let lacks = lacks(device);
+    if !device.is_host() {
         "other machines".into()
     } else if lacks.is_empty() {
         "runs here".into()
@@ -50,18 +50,18 @@ fn runs_here(device: &Device) -> String {
     }
 }
 
-/// Whether architecture and system are those of this machine.
-pub(super) fn built_for_this_machine(device: &Device) -> bool {
-    device.is_native()
-        || device.triple.starts_with(std::env::consts::ARCH) && device.triple.contains(std::env::consts::OS)
+/// Features that this machine lacks to run code for the device. Of another architecture all are lacking.
+pub(super) fn lacks(device: &Device) -> Vec<&str> {
+    let features: Vec<&str> = device.features.iter().map(String::as_str).collect();
+    moec_runtime::cpu::missing(&features)
 }
 
 /// A device as JSON: the file's keys, and what this machine makes of it.
 fn describe(device: &Device) -> Value {
     let mut value = serde_json::to_value(device).unwrap_or_default();
     if let Value::Object(map) = &mut value {
-        let lacks = device.lacks();
-        map.insert("runs_here".into(), json!(built_for_this_machine(device) && lacks.is_empty()));
+        let lacks = lacks(device);
+        map.insert("runs_here".into(), json!(device.is_host() && lacks.is_empty()));
         map.insert("lacks".into(), json!(lacks));
     }
     value
@@ -70,7 +70,8 @@ fn describe(device: &Device) -> Value {
 /// The text of a device file.
 fn file(name: &str, device: &Device) -> Result<String> {
     match BUILT_IN.iter().find(|(n, _)| *n == name) {
-        Some((_, text)) => Ok((*text).to_owned()),
-        None => toml::to_string(device).map_err(|e| Error::bug("a device cannot be written").because(e)),
+        // What was detected is in none of the files.
+        Some((_, text)) if !device.is_native() => Ok((*text).to_owned()),
+        _ => toml::to_string(device).map_err(|e| Error::bug("a device cannot be written").because(e)),
     }
 }

@@ -31,8 +31,11 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
     printed?;
     let Some(built) = built else { return Ok(()) };
     let folder = built.folder.display();
-    if !built.summary.run && !args.no_run {
-        progress.warn(&format!("`{folder}` has no `run`: there is no cargo here, or it is for another machine; use `moec run {folder} …`"));
+    if let Some(missing) = &built.summary.missing {
+        progress.warn(&format!(
+            "`{folder}` has no `run`: {missing} (`moec doctor` says what to install); `moec run {folder} …` \
+             needs none on a machine of the target's kind"
+        ));
     }
     progress.finished(&format!("{folder} ({})", human::bytes(built.summary.weight_bytes)), start);
     if args.json {

@@ -40,10 +40,9 @@ pub const KEYS: &[Key] = &[
             if path.is_empty() {
                 return Err(Wrong::Range);
             }
-            c.model.source = match (path, super::folder(&c.path)) {
-                (".", folder) => folder.into(),
-                (path, folder) if folder.as_os_str() == "." => path.into(),
-                (path, folder) => folder.join(path),
+            c.model.source = match path {
+                "." => super::folder(&c.path).into(),
+                path => super::beside(&c.path, path),
             };
             Ok(())
         },
@@ -130,11 +129,50 @@ pub const KEYS: &[Key] = &[
         help: &["Storage of the KV cache. `auto` is bf16, or f32 where all weights are f32."],
         set: |c, v| KvCache::parse(v.text()?).map(|k| c.memory.kv_cache = k).ok_or(Wrong::Range),
     },
+    Key {
+        section: "calibrate",
+        name: "text",
+        default: "[]",
+        range: "a list of paths",
+        help: &[
+            "Texts to calibrate on, in UTF-8, seen from this file. What they make of the model's activations",
+            "decides how q8 and q4 weights are rounded.",
+        ],
+        set: |c, v| {
+            let texts = v.texts()?;
+            if texts.iter().any(|t| t.is_empty()) {
+                return Err(Wrong::Range);
+            }
+            c.calibrate.text = texts.into_iter().map(|t| super::beside(&c.path, t)).collect();
+            Ok(())
+        },
+    },
+    Key {
+        section: "calibrate",
+        name: "profile",
+        default: "\"\"",
+        range: "a path, or \"\" for none",
+        help: &[
+            "Profile that `moec calibrate` writes and builds take. Without it, a build reads the texts itself.",
+        ],
+        set: |c, v| {
+            let path = v.text()?;
+            c.calibrate.profile = (!path.is_empty()).then(|| super::beside(&c.path, path));
+            Ok(())
+        },
+    },
+    Key {
+        section: "calibrate",
+        name: "tokens",
+        default: "65536",
+        range: "1..=16777216",
+        help: &["Tokens to read at most, over all texts."],
+        set: |c, v| v.integer(1..=1 << 24).map(|n| c.calibrate.tokens = n),
+    },
 ];
 
 /// Sections that later versions read, and what for. They are refused by name, never skipped.
 pub const RESERVED: &[(&str, &str)] = &[
-    ("calibrate", "texts and tokens of the calibration run"),
     ("experts", "capacity tiers, groups and overflow of experts"),
     ("quality", "loss of quality that the user accepts"),
 ];

@@ -36,6 +36,8 @@ pub struct Config {
     pub weights: Weights,
     /// `[memory]`.
     pub memory: Memory,
+    /// `[calibrate]`.
+    pub calibrate: Calibrate,
 }
 
 /// `[model]`: the checkpoint.
@@ -80,6 +82,17 @@ pub struct Weights {
     pub embeddings: Format,
     /// Arithmetic of activations.
     pub activations: Activations,
+}
+
+/// `[calibrate]`: what calibration reads, and the profile that a build takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Calibrate {
+    /// Texts; what the file says, seen from the file's own folder.
+    pub text: Vec<PathBuf>,
+    /// The profile.
+    pub profile: Option<PathBuf>,
+    /// Most tokens to read, over all texts.
+    pub tokens: usize,
 }
 
 /// `[memory]`: what a bundle holds while it runs.
@@ -160,6 +173,7 @@ impl Config {
                 activations: Activations::Auto,
             },
             memory: Memory::default(),
+            calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
         }
     }
 
@@ -217,6 +231,14 @@ impl Config {
             prefill_chunk: self.shapes.prefill_chunk.min(max_context),
             decode_batch: self.shapes.decode_batch.clone(),
         })
+    }
+}
+
+/// A path that a file names, seen from that file's folder.
+fn beside(file: &Path, path: &str) -> PathBuf {
+    match folder(file) {
+        folder if folder.as_os_str() == "." => path.into(),
+        folder => folder.join(path),
     }
 }
 

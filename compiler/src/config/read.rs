@@ -28,6 +28,12 @@ impl<'a> Value<'a> {
         self.0.as_str().ok_or(Wrong::Type("a string"))
     }
 
+    pub(super) fn texts(&self) -> Result<Vec<&'a str>, Wrong> {
+        let wrong = || Wrong::Type("a list of strings");
+        let list = self.0.as_array().ok_or_else(wrong)?;
+        list.iter().map(|v| v.get_ref().as_str().ok_or_else(wrong)).collect()
+    }
+
     pub(super) fn boolean(&self) -> Result<bool, Wrong> {
         self.0.as_bool().ok_or(Wrong::Type("true or false"))
     }

@@ -116,7 +116,7 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "\n[quality]\n",
-            "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[model]`, `[shapes]`, `[weights]`, `[memory]`",
+            "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[model]`, `[shapes]`, `[weights]`, `[memory]`, `[calibrate]`",
         ),
         (
             "[shapes]\nprefill_chunk = 0",

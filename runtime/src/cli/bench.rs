@@ -45,8 +45,9 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     ];
     // What sequences read together is not known before: it depends on which experts they share.
     let known = if args.batch > 1 { &lines[..lines.len() - 1] } else { &lines[..] };
-    let text: String = known.iter().map(|(what, value)| format!("{what:15} {value}\n")).collect();
-    io.say(&text)?;
+    for (what, value) in known {
+        io.say(&format!("{what:15} {value}\n"))?;
+    }
     Ok(())
 }
 

@@ -265,7 +265,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         },
         target: TargetInfo {
             name: "native".to_owned(),
-            triple: format!("{}-unknown-linux-gnu", std::env::consts::ARCH),
+            triple: format!("{}-unknown-{}", std::env::consts::ARCH, std::env::consts::OS),
             cpu: "generic".to_owned(),
             features: vec![],
             units: vec!["cpu".to_owned()],

@@ -4,18 +4,14 @@ use moec_codegen::Error as CodegenError;
 use moec_codegen::jit::Loaded;
 use moec_ir::plan::TargetInfo;
 use moec_runtime::abi::KernelFn;
+use moec_runtime::program::TargetRef;
 
 /// Why object code cannot run here.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// This processor cannot run it.
-    #[error("the bundle is for `{target}`; this processor lacks {}", missing.join(", "))]
-    Features {
-        /// Target of the bundle.
-        target: String,
-        /// What is missing.
-        missing: Vec<String>,
-    },
+    /// This machine cannot run it: another architecture, or features that the processor lacks.
+    #[error(transparent)]
+    Machine(#[from] moec_runtime::Error),
     /// It does not load.
     #[error(transparent)]
     Load(#[from] CodegenError),
@@ -34,11 +30,12 @@ impl HostUnit {
     /// A feature that this processor lacks, or bytes that are no object for it.
     pub fn load(object: &[u8], target: &TargetInfo) -> Result<Self, HostError> {
         let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
-        let missing: Vec<String> =
-            moec_runtime::cpu::missing(&features).iter().map(|&f| f.to_owned()).collect();
-        if !missing.is_empty() {
-            return Err(HostError::Features { target: target.name.clone(), missing });
-        }
+        moec_runtime::cpu::check(&TargetRef {
+            name: &target.name,
+            triple: &target.triple,
+            cpu: &target.cpu,
+            features: &features,
+        })?;
         Ok(Self { loaded: Loaded::new(object)? })
     }
 

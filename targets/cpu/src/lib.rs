@@ -37,7 +37,10 @@ impl CpuTarget {
     /// A CPU that LLVM does not know, or a host that cannot be described.
     pub fn new(device: &Device) -> Result<Self, CodegenError> {
         let machine = if device.is_native() {
-            Machine::host()?
+            let mut machine = Machine::host()?;
+            // LLVM reads what the processor has; the system may keep some of it from us (tiles, in a sandbox).
+            machine.features.retain(|f| moec_runtime::cpu::missing(&[f]).is_empty());
+            machine
         } else {
             let (triple, cpu) = (device.triple.clone(), device.cpu.clone());
             Machine { triple, cpu, features: device.features.clone() }
@@ -69,10 +72,9 @@ impl CpuTarget {
         }
     }
 
-    /// Whether this machine can link and run what is compiled for the target.
-    pub fn runs_here(&self) -> bool {
-        self.machine.triple.starts_with(std::env::consts::ARCH)
-            && self.machine.triple.contains(std::env::consts::OS)
+    /// LLVM triple.
+    pub fn triple(&self) -> &str {
+        &self.machine.triple
     }
 
     /// Whether the device may run an operator, by its name in the Graph.

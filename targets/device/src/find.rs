@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, NATIVE, nearest};
+use crate::{Device, DeviceError, NATIVE, host, nearest};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -9,6 +9,10 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("native", include_str!("../../devices/native.toml")),
     ("x86-64-v3", include_str!("../../devices/x86-64-v3.toml")),
     ("x86-64-v4", include_str!("../../devices/x86-64-v4.toml")),
+    ("sapphire-rapids", include_str!("../../devices/sapphire-rapids.toml")),
+    ("neoverse-v2", include_str!("../../devices/neoverse-v2.toml")),
+    ("apple-m2", include_str!("../../devices/apple-m2.toml")),
+    ("cortex-x4", include_str!("../../devices/cortex-x4.toml")),
 ];
 
 impl Device {
@@ -37,7 +41,7 @@ impl Device {
     /// # Errors
     /// The text is not a device description.
     pub fn parse(text: &str, path: &Path) -> Result<Self, DeviceError> {
-        let device: Self = toml::from_str(text).map_err(|e| {
+        let mut device: Self = toml::from_str(text).map_err(|e| {
             let at = e.span().map_or(0, |s| s.start);
             let before = text.get(..at).unwrap_or(text);
             DeviceError::Parse {
@@ -48,6 +52,9 @@ impl Device {
             }
         })?;
         device.check().map_err(|(key, message)| DeviceError::Invalid { path: path.into(), key, message })?;
+        if device.is_native() && device.caches.is_empty() {
+            device.caches = host::caches();
+        }
         Ok(device)
     }
 
@@ -94,6 +101,9 @@ impl Device {
             }
             if c.bytes == 0 {
                 return bad("cache.bytes", "a cache holds at least one byte");
+            }
+            if c.shared_by == Some(0) {
+                return bad("cache.shared_by", "a cache belongs to at least one core");
             }
         }
         for (key, value, source) in self.figures() {

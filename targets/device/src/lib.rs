@@ -1,6 +1,6 @@
 //! Device descriptions: what a machine is, as far as the compiler needs to know.
 //!
-//! A device is a TOML file. Three are built in ([`BUILT_IN`]); [`Device::find`] takes the name of one of
+//! A device is a TOML file. Some are built in ([`BUILT_IN`]); [`Device::find`] takes the name of one of
 //! them or the path of a user's own file. Every figure carries its source, and a figure that nobody
 //! measured or published is absent: nothing here guesses.
 //!
@@ -15,7 +15,6 @@ mod nearest;
 pub use error::DeviceError;
 pub use figures::{Bandwidth, Cache, Figure, Link, Memory, Peak, Power, Unit, UnitKind};
 pub use find::BUILT_IN;
-pub use host::{KNOWN_FEATURES, host_has};
 pub use nearest::nearest;
 
 use serde::{Deserialize, Serialize};
@@ -50,7 +49,7 @@ pub struct Device {
     /// Memories.
     #[serde(default, rename = "memory", skip_serializing_if = "Vec::is_empty")]
     pub memories: Vec<Memory>,
-    /// Caches of one core, or shared by several.
+    /// Caches of one core, or shared by several. For `native` they are this machine's, if the file has none.
     #[serde(default, rename = "cache", skip_serializing_if = "Vec::is_empty")]
     pub caches: Vec<Cache>,
     /// Links between units and memories.
@@ -114,16 +113,28 @@ impl LegalOps {
     }
 }
 
+/// Whether programs of an LLVM triple are of this machine's architecture and operating system.
+///
+/// ```
+/// assert!(moec_device::is_host(&format!("{}-unknown-{}", std::env::consts::ARCH, std::env::consts::OS)));
+/// assert!(!moec_device::is_host("riscv64-unknown-linux-gnu") || cfg!(target_arch = "riscv64"));
+/// ```
+pub fn is_host(triple: &str) -> bool {
+    let (arch, rest) = triple.split_once('-').unwrap_or((triple, ""));
+    // Apple's word for it.
+    let arch = if arch == "arm64" { "aarch64" } else { arch };
+    arch == std::env::consts::ARCH && rest.contains(std::env::consts::OS)
+}
+
 impl Device {
+    /// Whether this machine's architecture and operating system are the device's.
+    pub fn is_host(&self) -> bool {
+        self.is_native() || is_host(&self.triple)
+    }
+
     /// Whether the description stands for the machine that runs the build.
     pub fn is_native(&self) -> bool {
         self.cpu == NATIVE
-    }
-
-    /// Features that this machine lacks to run code for the device. Features whose presence cannot be
-    /// asked for here (another architecture, a name that this version does not know) count as lacking.
-    pub fn lacks(&self) -> Vec<&str> {
-        self.features.iter().map(String::as_str).filter(|f| host_has(f) != Some(true)).collect()
     }
 
     /// Cost of starting one step on a unit, in microseconds, where the file states it.
@@ -134,5 +145,12 @@ impl Device {
     /// Size of the cache of that level in bytes, where the file states it.
     pub fn cache_bytes(&self, level: u8) -> Option<u64> {
         self.caches.iter().find(|c| c.level == level).map(|c| c.bytes)
+    }
+
+    /// What of the cache of that level is left for one core when all that share it work, in bytes, where the
+    /// file states the size. A cache that nobody is said to share belongs to one core.
+    pub fn cache_per_core(&self, level: u8) -> Option<u64> {
+        let cache = self.caches.iter().find(|c| c.level == level)?;
+        Some(cache.bytes / u64::from(cache.shared_by.unwrap_or(1).max(1)))
     }
 }

@@ -42,12 +42,14 @@ struct Read {
 
 /// Bytes that one turn of a reading loop takes.
 const TURN: usize = 512;
-/// Bytes that every thread reads: far more than a cache holds.
+/// Bytes of a thread's buffer, and those of it that one round reads: far more than a cache holds, and by the
+/// time that they are read again other ones have been.
 const BUFFER: usize = 256 << 20;
+const PART: usize = 128 << 20;
 /// How often each figure is taken.
-const ROUNDS: usize = 7;
-/// Length of a measured loop, in seconds.
-const SPAN: f64 = 0.03;
+const ROUNDS: usize = 16;
+/// Length of a measured loop, in seconds: short enough that some round is not interrupted.
+const SPAN: f64 = 0.01;
 
 /// A figure with one thread and with all.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -114,11 +116,12 @@ pub fn measure(threads: usize, tick: &mut dyn FnMut(&str)) -> moec_runtime::Resu
     let memory: Vec<Vec<u8>> = (0..threads).map(|_| vec![1; BUFFER]).collect();
     let read = |memory: &[Vec<u8>]| {
         let best = READS.iter().filter(|r| has(r.features)).map(|r| {
-            let seconds = fastest(memory.len(), &|i| {
-                // SAFETY: the features were detected; the buffer has that many bytes.
-                unsafe { (r.run)(memory[i].as_ptr(), BUFFER) }
+            let seconds = fastest(memory.len(), &|i, round| {
+                let part = &memory[i][round * PART % BUFFER..][..PART];
+                // SAFETY: the features were detected; the slice has that many bytes.
+                unsafe { (r.run)(part.as_ptr(), part.len()) }
             });
-            (BUFFER * memory.len()) as f64 / seconds / 1e9
+            (PART * memory.len()) as f64 / seconds / 1e9
         });
         best.fold(0.0, f64::max)
     };
@@ -141,17 +144,18 @@ fn turns_per_second(threads: usize, turns: &(dyn Fn(u64) + Sync)) -> f64 {
         }
         n *= 2;
     }
-    n.max(1) as f64 / fastest(threads, &|_| turns(n.max(1)))
+    n.max(1) as f64 / fastest(threads, &|_, _| turns(n.max(1)))
 }
 
-/// Seconds that threads take from their common start to the end of the last, in the fastest round.
-fn fastest(threads: usize, work: &(dyn Fn(usize) + Sync)) -> f64 {
+/// Seconds that threads take from their common start to the end of the last, in the fastest round. `work` gets
+/// the thread's index and the round's.
+fn fastest(threads: usize, work: &(dyn Fn(usize, usize) + Sync)) -> f64 {
     let start_line = Barrier::new(threads);
     let rounds = |i: usize| -> Vec<(Instant, Instant)> {
-        let round = |_| {
+        let round = |round| {
             start_line.wait();
             let start = Instant::now();
-            work(i);
+            work(i, round);
             (start, Instant::now())
         };
         (0..ROUNDS).map(round).collect()

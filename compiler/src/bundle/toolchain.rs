@@ -1,0 +1,235 @@
+//! What links `run`: this machine's own tools, or those that link for another one.
+//!
+//! `run` needs three things: cargo, a rustc that has the standard library of the target, and a linker. For this
+//! machine's own kind the first two are enough, because rustc knows its linker. For others [`CROSS`] has a row.
+
+use super::runner::{cache_dir, cargo};
+use moec_device::is_host;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Oldest Rust that `run` builds with.
+pub const RUST: (u32, u32) = (1, 95);
+
+/// How `run` is linked for a system on a machine of another kind, and how it is executed there.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Cross {
+    /// Rust's name of the system, which is LLVM's, too.
+    pub triple: &'static str,
+    /// The linker: a C compiler for the system.
+    pub linker: &'static str,
+    /// Flags of rustc. Linked without the system's libraries, `run` starts under any kernel of the kind.
+    pub flags: &'static [&'static str],
+    /// Command that runs its programs on other machines.
+    pub emulator: &'static [&'static str],
+    /// What Debian and Ubuntu call linker and emulator.
+    pub packages: &'static str,
+    /// Debian's word for the architecture.
+    pub debian: &'static str,
+}
+
+/// Every system that can be linked for from elsewhere.
+pub const CROSS: &[Cross] = &[
+    Cross {
+        triple: "aarch64-unknown-linux-gnu",
+        linker: "aarch64-linux-gnu-gcc",
+        flags: &["-Ctarget-feature=+crt-static"],
+        emulator: &["qemu-aarch64", "-cpu", "max"],
+        packages: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
+        debian: "arm64",
+    },
+    Cross {
+        triple: "x86_64-unknown-linux-gnu",
+        linker: "x86_64-linux-gnu-gcc",
+        flags: &["-Ctarget-feature=+crt-static"],
+        emulator: &["qemu-x86_64", "-cpu", "max"],
+        packages: "gcc-x86-64-linux-gnu libc6-dev-amd64-cross qemu-user",
+        debian: "amd64",
+    },
+];
+
+impl Cross {
+    /// Command that installs linker and emulator on Debian and Ubuntu.
+    pub fn install(&self) -> String {
+        format!("apt-get install --no-install-recommends {}", self.packages)
+    }
+
+    /// Commands that install the standard library: rustup's, and Debian's own.
+    pub fn install_std(&self) -> String {
+        let Self { triple, debian, .. } = self;
+        format!(
+            "`rustup target add {triple}`, or without rustup on Debian `dpkg --add-architecture {debian} && \
+             apt-get update && apt-get install --no-install-recommends rustc-web libstd-rust-web-dev:{debian}`"
+        )
+    }
+
+    /// Whether its emulator is there.
+    pub fn emulated(&self) -> bool {
+        self.emulator.first().is_some_and(|e| said(&(*e).into(), &["--version"]).is_some())
+    }
+}
+
+/// Tools that link `run` for one target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Toolchain {
+    /// The compiler.
+    pub rustc: OsString,
+    /// What it says to `-vV`.
+    pub version: String,
+    /// The row of the target, if it is another kind of machine.
+    pub cross: Option<&'static Cross>,
+}
+
+/// Why `run` cannot be linked for a target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// There is no cargo or no rustc.
+    Rust,
+    /// No row of [`CROSS`] links for the system.
+    System(String),
+    /// There is no linker for the system.
+    Linker(&'static Cross),
+    /// No rustc of this machine has the system's standard library.
+    Std(&'static Cross),
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rust => f.write_str("there is no cargo or no rustc here"),
+            Self::System(triple) => write!(f, "nothing here links for `{triple}`"),
+            Self::Linker(c) => write!(f, "it is for `{}`, and there is no `{}` here", c.triple, c.linker),
+            Self::Std(c) => {
+                let (major, minor) = RUST;
+                write!(
+                    f,
+                    "no rustc here, {major}.{minor} or later, has the standard library of `{}`",
+                    c.triple
+                )
+            }
+        }
+    }
+}
+
+impl Missing {
+    /// What to do.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Rust => "install Rust 1.95 or later (https://rustup.rs)".into(),
+            Self::System(_) => {
+                "copy the bundle to such a machine and build its folder `runner` with cargo there".into()
+            }
+            Self::Linker(c) => format!("`{}`", c.install()),
+            Self::Std(c) => c.install_std(),
+        }
+    }
+}
+
+impl Toolchain {
+    /// The tools that link for programs of `triple`.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn find(triple: &str) -> Result<Self, Missing> {
+        if said(&cargo(), &["--version"]).is_none() {
+            return Err(Missing::Rust);
+        }
+        if is_host(triple) {
+            let rustc = own_rustc();
+            let version = said(&rustc, &["-vV"]).ok_or(Missing::Rust)?;
+            return Ok(Self { rustc, version, cross: None });
+        }
+        let cross =
+            CROSS.iter().find(|c| c.triple == triple).ok_or_else(|| Missing::System(triple.to_owned()))?;
+        if said(&cross.linker.into(), &["--version"]).is_none() {
+            return Err(Missing::Linker(cross));
+        }
+        rustcs(triple)
+            .into_iter()
+            .find_map(|rustc| {
+                let version = said(&rustc, &["-vV"])?;
+                (parsed(&version)? >= RUST && has_std(&rustc, triple)).then_some(())?;
+                Some(Self { rustc, version, cross: Some(cross) })
+            })
+            .ok_or(Missing::Std(cross))
+    }
+}
+
+/// The compiler that cargo would use.
+fn own_rustc() -> OsString {
+    std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())
+}
+
+/// Compilers that may have the standard library of another system: cargo's own, one that was unpacked into
+/// moec's cache (`cargo xtask setup` does it), the distribution's.
+fn rustcs(triple: &str) -> Vec<OsString> {
+    let mut all = vec![own_rustc()];
+    if let Ok(cache) = cache_dir() {
+        all.push(cache.join("toolchains").join(triple).join("bin/rustc").into());
+    }
+    all.push("/usr/bin/rustc".into());
+    all
+}
+
+/// Whether a compiler has the standard library of a system.
+fn has_std(rustc: &OsString, triple: &str) -> bool {
+    let Some(folder) = said(rustc, &["--print", "target-libdir", "--target", triple]) else { return false };
+    let Ok(entries) = PathBuf::from(folder.trim()).read_dir() else { return false };
+    entries.flatten().any(|e| {
+        let name = e.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with("libstd-") && name.ends_with(".rlib")
+    })
+}
+
+/// What a program prints to stdout, if it is there and succeeds.
+fn said(program: &OsString, args: &[&str]) -> Option<String> {
+    let out = Command::new(program).args(args).output().ok().filter(|o| o.status.success())?;
+    Some(String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
+/// Major and minor version of `rustc 1.95.0 (…)`.
+pub fn parsed(line: &str) -> Option<(u32, u32)> {
+    let mut parts = line.split_whitespace().nth(1)?.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read() {
+        assert_eq!(parsed("rustc 1.95.0 (f2d3ce0bd 2026-03-21)"), Some((1, 95)));
+        assert_eq!(parsed("cargo 2.0.0-nightly"), Some((2, 0)));
+        assert_eq!(parsed("rustc"), None);
+    }
+
+    #[test]
+    fn every_elf_device_has_a_row() {
+        for (name, _) in moec_device::BUILT_IN {
+            let device = moec_device::Device::find(name).unwrap();
+            assert!(
+                device.is_native()
+                    || !device.triple.contains("linux")
+                    || CROSS.iter().any(|c| c.triple == device.triple),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_a_way_out() {
+        let said = Toolchain::find("riscv64gc-unknown-linux-gnu").map_err(|m| (m.to_string(), m.hint()));
+        let (what, hint) = said.expect_err("there is no row for it");
+        assert!(what.contains("riscv64gc-unknown-linux-gnu") && hint.contains("runner"), "{what}; {hint}");
+        for c in CROSS {
+            assert!(Missing::Linker(c).to_string().contains(c.linker));
+            assert!(Missing::Linker(c).hint().contains("apt-get install"));
+            assert!(Missing::Std(c).hint().contains(&format!("rustup target add {}", c.triple)));
+            assert!(Missing::Std(c).hint().contains(&format!("libstd-rust-web-dev:{}", c.debian)));
+        }
+    }
+}

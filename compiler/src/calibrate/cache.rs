@@ -1,0 +1,68 @@
+//! The importance that a build takes: from the profile that `model.toml` names, or from its texts.
+//!
+//! A profile that a build takes itself is kept in the cache under a hash of everything that it depends on.
+
+use super::{Request, WINDOW, calibrate, read_texts};
+use crate::bundle::hashing::{hex, sha256};
+use crate::bundle::runner::cache_dir;
+use crate::error::{Error, Result};
+use crate::passes::lower::lower;
+use crate::pipeline::Compilation;
+use crate::profile::importance::too_few;
+use crate::profile::{Importance, Origin, Profile, file};
+use crate::progress::Progress;
+use std::fmt::Write as _;
+
+/// The importance of weights for a build. `None` where `model.toml` says nothing of calibration, or where no
+/// weight is rounded so far that it would tell.
+///
+/// # Errors
+/// A profile that cannot be used, or is of another model; a calibration that fails.
+pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Importance>> {
+    let wanted = &c.config.calibrate;
+    let rounds = c.module.weights.iter().any(|w| w.format.is_grouped());
+    let origin = Origin::of(c.checkpoint, c.spec)?;
+    let profile = match &wanted.profile {
+        Some(path) => {
+            let profile = Profile::read(path)?;
+            profile.origin.must_be(&origin, &path.display().to_string())?;
+            profile
+        }
+        None if !wanted.text.is_empty() && rounds => cached(c, &origin, progress)?,
+        None => return Ok(None),
+    };
+    if !rounds {
+        return Ok(None);
+    }
+    if let Some(few) = too_few(&profile) {
+        progress.warn(&few);
+    }
+    let lowered = lower(c.spec, &c.shapes()?)?;
+    Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped()).map(Some)
+}
+
+/// The profile of the texts of `model.toml`, from the cache if it is there.
+fn cached(c: &Compilation<'_>, origin: &Origin, progress: &Progress) -> Result<Profile> {
+    let wanted = &c.config.calibrate;
+    let texts = read_texts(&wanted.text)?;
+    let tokenizer = c.tokenizer()?.unwrap_or_default();
+    let mut key = format!("{} {}", env!("CARGO_PKG_VERSION"), file::VERSION);
+    let shapes = c.config.shapes_for(c.spec.max_positions)?;
+    let window = WINDOW.min(shapes.max_context);
+    let _ = write!(key, " {window} {} {}", shapes.prefill_chunk, wanted.tokens);
+    for hash in [origin.checkpoint, sha256(&tokenizer)].iter().chain(texts.iter().map(|t| &t.hash)) {
+        let _ = write!(key, " {}", hex(hash));
+    }
+    let name = format!("{}.trace", hex(&sha256(key.as_bytes())));
+    let path = cache_dir()?.join("profiles").join(name);
+    // A file that cannot be used is taken anew, whatever is wrong with it.
+    if let Some(kept) = Profile::read(&path).ok().filter(|p| p.origin == *origin) {
+        progress.stage("Calibrated", &format!("before ({})", path.display()));
+        return Ok(kept);
+    }
+    let request = Request { texts: &texts, tokens: wanted.tokens, window: WINDOW };
+    let profile = calibrate(c.config, c.checkpoint, c.spec, &request, progress)
+        .map_err(|e: Error| e.context("the calibration that `[calibrate]` asks for failed"))?;
+    profile.write(&path)?;
+    Ok(profile)
+}

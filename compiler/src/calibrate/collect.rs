@@ -1,0 +1,370 @@
+//! Looks at a traced run, step by step, and adds up what a profile holds.
+//!
+//! Which step reads which weight stands in the plan; which value that weight is multiplied by stands in the
+//! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
+//! of experts are read right before the step that reads the expert's weight.
+
+use crate::error::{Error, Result};
+use crate::profile::{Moments, Routing};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{Arg, Entry, Place, RowSpace};
+use moec_ir::{DType, Graph, Module, Node, Op, Operand, ValueId, WeightClass, WeightId};
+use moec_runtime::{Moment, StepView};
+use std::collections::BTreeMap;
+
+/// Numbers in memory: rows of `cols` that are `stride` apart.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    buffer: u32,
+    column: usize,
+    cols: usize,
+    stride: usize,
+}
+
+/// A dispatch table in memory.
+#[derive(Clone, Copy, Debug)]
+struct Table {
+    rows: Rows,
+    layout: DispatchLayout,
+}
+
+/// What to look at around a step.
+#[derive(Clone, Copy, Debug)]
+enum Tap {
+    /// The input of a matrix, or of one matrix per head, before the step.
+    Input { x: Rows, space: RowSpace, sum: usize },
+    /// The input of experts, gathered by the table, before the step.
+    Routed { x: Rows, table: Table, sum: usize },
+    /// The input of experts that lies in the order of the table, before the step.
+    Slots { x: Rows, table: Table, sum: usize },
+    /// Choices and weights of a router, after the step.
+    Router { ids: Rows, weights: Rows, layer: usize },
+}
+
+/// Sums of one weight.
+struct Sum {
+    name: String,
+    cols: usize,
+    /// Tokens that each of its matrices has seen.
+    tokens: Vec<u64>,
+    /// `[lead, cols]`.
+    squares: Vec<f32>,
+}
+
+/// Observer of the runs of one entry point.
+pub(super) struct Collector<'a> {
+    entry: &'a Entry,
+    before: Vec<Vec<Tap>>,
+    after: Vec<Vec<Tap>>,
+    sums: Vec<Sum>,
+    layers: Vec<Routing>,
+    /// Sums of one chunk; small numbers are added to small ones first.
+    part: Vec<f32>,
+    /// Whether all that the taps name was there.
+    whole: bool,
+}
+
+impl<'a> Collector<'a> {
+    /// For entry point `index` of `module`, laid out as `entry`. `segments` says which weight each segment of
+    /// the plan packs.
+    ///
+    /// # Errors
+    /// Only our bugs: a weight that no step reads, or a value that has no place.
+    pub(super) fn new(
+        module: &'a Module,
+        entry: &'a Entry,
+        index: usize,
+        segments: &[WeightId],
+    ) -> Result<Self> {
+        let graph = module.entries.get(index).ok_or_else(|| Error::bug("a plan without its graph"))?;
+        let steps = entry.steps.len();
+        let mut collector = Self {
+            entry,
+            before: vec![Vec::new(); steps],
+            after: vec![Vec::new(); steps],
+            sums: Vec::new(),
+            layers: Vec::new(),
+            part: Vec::new(),
+            whole: true,
+        };
+        let spaces = graph.row_spaces(module);
+        for node in &graph.nodes {
+            if let Op::Router(desc) = &node.op {
+                collector.router(graph, node, desc)?;
+            }
+            for (operand, input) in node.inputs.iter().enumerate() {
+                let Operand::Weight(id) = *input else { continue };
+                let weight = module.weight(id);
+                if weight.class == WeightClass::Exact || matches!(node.op, Op::Embed) {
+                    continue;
+                }
+                let step = collector.reader(graph, node, id, segments)?;
+                let sum = collector.sums.len();
+                let tap = match node.op {
+                    Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } => {
+                        let x = value(node, 0)?;
+                        Tap::Input { x: collector.rows(x)?, space: spaces[x.0 as usize], sum }
+                    }
+                    Op::ExpertFfn { .. } => {
+                        let x = value(node, 0)?;
+                        let table = collector.table(graph, node)?;
+                        if operand == 2 {
+                            Tap::Routed { x: collector.rows(x)?, table, sum }
+                        } else {
+                            Tap::Slots { x: collector.hidden(step, node, weight.cols())?, table, sum }
+                        }
+                    }
+                    _ => return Err(Error::bug(format!("`{}` reads `{}`", node.op.name(), weight.name))),
+                };
+                collector.before[step].push(tap);
+                let (lead, cols) = (weight.lead(), weight.cols());
+                let name = weight.name.clone();
+                collector.sums.push(Sum {
+                    name,
+                    cols,
+                    tokens: vec![0; lead],
+                    squares: vec![0.0; lead * cols],
+                });
+            }
+        }
+        Ok(collector)
+    }
+
+    fn router(&mut self, graph: &Graph, node: &Node, desc: &moec_ir::op::RouterDesc) -> Result<()> {
+        let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
+        let last = self.entry.steps.iter().rposition(|s| Some(s.node as usize) == at);
+        let last = last.ok_or_else(|| Error::bug("a router without step"))?;
+        let (&[ids, weights], layer) = (node.outputs.as_slice(), self.layers.len()) else {
+            return Err(Error::bug("a router without choices"));
+        };
+        let tap = Tap::Router { ids: self.rows(ids)?, weights: self.rows(weights)?, layer };
+        self.after[last].push(tap);
+        let number = node.scope.split('.').nth(1).and_then(|n| n.parse().ok()).unwrap_or(layer as u32);
+        self.layers.push(Routing::new(number, desc.k as u32, desc.experts));
+        Ok(())
+    }
+
+    /// The step that reads a weight for a node. A step's own node may be an addition that took the node into
+    /// its epilogue.
+    fn reader(&self, graph: &Graph, node: &Node, weight: WeightId, segments: &[WeightId]) -> Result<usize> {
+        let reads = |arg: &Arg| matches!(arg, Arg::Segment(s) if segments.get(*s as usize) == Some(&weight));
+        let of_node = |at: u32| {
+            let own = &graph.nodes[at as usize];
+            let takes = |v: &ValueId| own.inputs.contains(&Operand::Value(*v));
+            std::ptr::eq(own, node) || matches!(own.op, Op::Add) && node.outputs.iter().any(takes)
+        };
+        let found = self.entry.steps.iter().position(|s| s.args.iter().any(reads) && of_node(s.node));
+        found.ok_or_else(|| Error::bug(format!("no step of `{}` reads its weight", node.scope)))
+    }
+
+    /// Where a value lies.
+    fn rows(&self, v: ValueId) -> Result<Rows> {
+        let missing = || Error::bug(format!("%{} has no place", v.0));
+        let Place { buffer, column, cols } =
+            self.entry.places.get(v.0 as usize).copied().flatten().ok_or_else(missing)?;
+        let stride = self.entry.buffers.get(buffer as usize).ok_or_else(missing)?.stride as usize;
+        Ok(Rows { buffer, column: column as usize, cols: cols as usize, stride })
+    }
+
+    fn table(&self, graph: &Graph, node: &Node) -> Result<Table> {
+        let v = value(node, 1)?;
+        let def = graph.def(v).and_then(|id| graph.nodes.get(id.0 as usize));
+        let Some(Node { op: Op::Dispatch { experts }, inputs, .. }) = def else {
+            return Err(Error::bug("experts without a dispatch table"));
+        };
+        let Some(&Operand::Value(ids)) = inputs.first() else {
+            return Err(Error::bug("a dispatch of nothing"));
+        };
+        let k = graph.ty(ids).cols();
+        let layout = DispatchLayout { rows: graph.kind.rows(), k, experts: *experts };
+        Ok(Table { rows: self.rows(v)?, layout })
+    }
+
+    /// What the down projections of experts read: a buffer of the node's own, `cols` wide.
+    fn hidden(&self, step: usize, node: &Node, cols: usize) -> Result<Rows> {
+        let own = |name: &str| node.outputs.iter().any(|v| name.starts_with(&format!("%{}.", v.0)));
+        let found = self.entry.steps[step].args.iter().find_map(|arg| {
+            let &Arg::Buffer(buffer, 0) = arg else { return None };
+            let b = self.entry.buffers.get(buffer as usize)?;
+            let fits = own(&b.name) && b.dtype == DType::F32 && b.stride as usize == cols;
+            fits.then_some(Rows { buffer, column: 0, cols, stride: cols })
+        });
+        found.ok_or_else(|| Error::bug("the hidden channels of experts have no buffer of their own"))
+    }
+
+    /// Called around every step.
+    pub(super) fn observe(&mut self, moment: Moment, view: &StepView<'_>) {
+        let taps = match moment {
+            Moment::Before => &self.before,
+            Moment::After => &self.after,
+        };
+        for tap in taps.get(view.index()).cloned().unwrap_or_default() {
+            self.whole &= self.look(tap, view).is_some();
+        }
+    }
+
+    fn look(&mut self, tap: Tap, view: &StepView<'_>) -> Option<()> {
+        match tap {
+            Tap::Input { x, space, sum } => {
+                let n = match space {
+                    RowSpace::Tokens => view.n(),
+                    RowSpace::Outputs => view.m(),
+                };
+                let x = x.see(view)?;
+                let sum = &mut self.sums[sum];
+                self.part.clear();
+                self.part.resize(sum.squares.len(), 0.0);
+                for i in 0..n {
+                    add_squares(&mut self.part, x.row(i)?);
+                }
+                sum.squares.iter_mut().zip(&self.part).for_each(|(s, p)| *s += p);
+                sum.tokens.iter_mut().for_each(|t| *t += n as u64);
+            }
+            Tap::Routed { x, table, sum } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                seen.each(|expert, slots| {
+                    let rows = slots.map(|slot| x.row(seen.word(table.layout.token() + slot)?));
+                    self.sums[sum].add(expert, rows, &mut self.part)
+                })?;
+            }
+            Tap::Slots { x, table, sum } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                seen.each(|expert, slots| {
+                    self.sums[sum].add(expert, slots.map(|slot| x.row(slot)), &mut self.part)
+                })?;
+            }
+            Tap::Router { ids, weights, layer } => {
+                let (ids, weights) = (ids.see(view)?, weights.see(view)?);
+                let layer = &mut self.layers[layer];
+                for i in 0..view.n() {
+                    let ids = ids.row(i)?.chunks_exact(4).map(word);
+                    let weights = weights.row(i)?.chunks_exact(4).map(number);
+                    for (id, weight) in ids.zip(weights) {
+                        let expert = usize::try_from(id).ok()?;
+                        *layer.chosen.get_mut(expert)? += 1;
+                        layer.weight[expert] += f64::from(weight);
+                    }
+                }
+                layer.tokens += view.n() as u64;
+            }
+        }
+        Some(())
+    }
+
+    /// What was seen.
+    ///
+    /// # Errors
+    /// Activations that are not finite, by weight.
+    pub(super) fn finish(self) -> Result<(Vec<Routing>, BTreeMap<String, Moments>)> {
+        if !self.whole {
+            return Err(Error::bug("values were not where the plan says"));
+        }
+        let mut weights = BTreeMap::new();
+        for sum in self.sums {
+            let moments = Moments::from_sums(sum.cols, sum.tokens, &sum.squares).ok_or_else(|| {
+                Error::input(format!("the inputs of `{}` are not finite", sum.name))
+                    .hint("the model diverges on these texts: is the checkpoint whole?")
+            })?;
+            // A weight that two nodes read has two inputs; both count.
+            weights
+                .entry(sum.name)
+                .and_modify(|old: &mut Moments| {
+                    if let Some(both) = old.merge(&moments) {
+                        *old = both;
+                    }
+                })
+                .or_insert(moments);
+        }
+        let mut layers = self.layers;
+        layers.sort_by_key(|l| l.layer);
+        Ok((layers, weights))
+    }
+}
+
+impl Sum {
+    /// Adds the rows that one of the matrices read.
+    fn add<'v>(
+        &mut self,
+        lead: usize,
+        rows: impl Iterator<Item = Option<&'v [u8]>>,
+        part: &mut Vec<f32>,
+    ) -> Option<()> {
+        part.clear();
+        part.resize(self.cols, 0.0);
+        for row in rows {
+            add_squares(part, row?);
+            *self.tokens.get_mut(lead)? += 1;
+        }
+        let sums = self.squares.get_mut(lead * self.cols..(lead + 1) * self.cols)?;
+        sums.iter_mut().zip(&*part).for_each(|(s, p)| *s += p);
+        Some(())
+    }
+}
+
+fn add_squares(sums: &mut [f32], row: &[u8]) {
+    for (sum, x) in sums.iter_mut().zip(row.chunks_exact(4).map(number)) {
+        *sum += x * x;
+    }
+}
+
+fn number(b: &[u8]) -> f32 {
+    f32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+fn word(b: &[u8]) -> i32 {
+    i32::from_le_bytes([b[0], b[1], b[2], b[3]])
+}
+
+/// Rows, while the run stands still.
+struct Seen<'v> {
+    bytes: &'v [u8],
+    at: Rows,
+}
+
+impl Rows {
+    fn see<'v>(self, view: &'v StepView<'_>) -> Option<Seen<'v>> {
+        Some(Seen { bytes: view.buffer(self.buffer)?, at: self })
+    }
+}
+
+impl<'v> Seen<'v> {
+    fn row(&self, i: usize) -> Option<&'v [u8]> {
+        let first = i.checked_mul(self.at.stride)?.checked_add(self.at.column)?.checked_mul(4)?;
+        self.bytes.get(first..first.checked_add(self.at.cols * 4)?)
+    }
+}
+
+/// A dispatch table, while the run stands still.
+struct SeenTable<'v> {
+    bytes: &'v [u8],
+    layout: DispatchLayout,
+}
+
+impl Table {
+    fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenTable<'v>> {
+        Some(SeenTable { bytes: view.buffer(self.rows.buffer)?, layout: self.layout })
+    }
+}
+
+impl SeenTable<'_> {
+    fn word(&self, i: usize) -> Option<usize> {
+        usize::try_from(word(self.bytes.get(i * 4..i * 4 + 4)?)).ok()
+    }
+
+    /// Every active expert with its slots.
+    fn each(&self, mut f: impl FnMut(usize, std::ops::Range<usize>) -> Option<()>) -> Option<()> {
+        for active in 0..self.word(0)? {
+            let start = self.word(self.layout.start() + active)?;
+            let end = self.word(self.layout.start() + active + 1)?;
+            f(self.word(self.layout.expert() + active)?, start..end)?;
+        }
+        Some(())
+    }
+}
+
+fn value(node: &Node, input: usize) -> Result<ValueId> {
+    match node.inputs.get(input) {
+        Some(&Operand::Value(v)) => Ok(v),
+        _ => Err(Error::bug(format!("`{}` reads no value", node.op.name()))),
+    }
+}

@@ -1,0 +1,282 @@
+//! Calibration: runs a model over texts on this machine and records a [`Profile`].
+//!
+//! The model is compiled as it is: weights in the checkpoint's own format, activations in f32, no rewriting,
+//! so that every weight is met under the name that lowering gave it. The bundle lives in a folder of its own
+//! under the cache and is removed with the run.
+
+mod cache;
+mod collect;
+mod texts;
+
+pub use cache::importance;
+pub use texts::{Corpus, read_texts};
+
+use crate::bundle::partial::io_error;
+use crate::bundle::read::Bundle;
+use crate::bundle::runner::cache_dir;
+use crate::bundle::write;
+use crate::config::{Activations, Config, KvCache, Weights};
+use crate::error::{Error, Result};
+use crate::import::{Checkpoint, ModelSpec};
+use crate::passes::lower::lower;
+use crate::pipeline::{Compilation, Stops};
+use crate::profile::{Origin, Profile, Reading};
+use crate::progress::Progress;
+use crate::{disk, human, interrupt};
+use collect::Collector;
+use moec_ir::plan::Plan;
+use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
+use moec_runtime::text::Text;
+use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Row};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use texts::Window;
+
+/// Tokens of a text that are read as one sequence, unless told otherwise. As in `moec eval`.
+pub const WINDOW: usize = 512;
+/// Logits that are computed per chunk. On a large vocabulary only a sample of the tokens is scored, and seen by
+/// the head.
+const LOGITS: usize = 1 << 21;
+
+/// What to read.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Texts.
+    pub texts: &'a [Corpus],
+    /// Most tokens, over all texts.
+    pub tokens: usize,
+    /// Most tokens of one sequence.
+    pub window: usize,
+}
+
+/// Runs the model of `config` over texts and says what was seen.
+///
+/// # Errors
+/// A checkpoint that does not compile or run here, one without tokenizer, texts too short to read, an
+/// interrupt. Nothing is left behind.
+pub fn calibrate(
+    config: &Config,
+    checkpoint: &Checkpoint,
+    spec: &ModelSpec,
+    request: &Request<'_>,
+    progress: &Progress,
+) -> Result<Profile> {
+    let origin = Origin::of(checkpoint, spec)?;
+    let shapes = config.shapes_for(spec.max_positions)?;
+    let window = request.window.min(shapes.max_context);
+    let mut own = Config::defaults(&config.path);
+    own.model = config.model.clone();
+    own.shapes.max_context = Some(window);
+    own.shapes.prefill_chunk = shapes.prefill_chunk.min(window);
+    own.memory.kv_cache = KvCache::F32;
+    let target = crate::build::target("native")?.with_activations(Activations::F32);
+
+    let mut compilation = Compilation::new(&own, checkpoint, spec, &target);
+    let weights = as_stored(checkpoint, &lower(spec, &compilation.shapes()?)?);
+    let own = Config { weights, ..own.clone() };
+    compilation = Compilation::new(&own, checkpoint, spec, &target);
+    compilation.as_lowered = true;
+    compilation.run(Stops::default(), &Progress::silent(), &mut |_| {})?;
+    interrupt::check()?;
+
+    let scratch = Scratch::create(compilation.plan()?)?;
+    let folder = scratch.0.join("model.moec");
+    write::write(&mut compilation, &folder, false, progress)?;
+    let bundle = Bundle::open(&folder)?;
+    let text = Text::open(&folder, bundle.plan.model.bos).map_err(|_| {
+        Error::input(format!("`{}` has no tokenizer that can be used", checkpoint.dir().display()))
+            .hint("calibration reads text: put the model's `tokenizer.json` into the folder")
+    })?;
+    let windows = texts::windows(request.texts, &text, request.tokens, window)?;
+    interrupt::check()?;
+
+    let unit = bundle.unit()?;
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
+    program.with(|program| {
+        let options = Options { threads: None, check: CheckLevel::default(), stop: None };
+        let mut engine = Engine::open(program, &folder, options).map_err(Error::from)?;
+        let mut run = Run::new(&compilation, &bundle.plan)?;
+        let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum());
+        let mut reading = Reading::default();
+        for window in &windows {
+            run.window(&mut engine, window, &|n| bar.add(n))?;
+            *reading.texts.entry(request.texts[window.text].hash).or_default() += window.ids.len() as u64;
+        }
+        bar.finish();
+        (reading.predicted, reading.loss) = (run.predicted, run.loss);
+        let (layers, weights) = run.collector.finish()?;
+        Ok(Profile { origin, reading, layers, weights })
+    })
+}
+
+/// The format of each class that holds what the checkpoint holds. What is stored in blocks is computed in
+/// bf16, as everywhere.
+fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
+    use crate::import::checkpoint::Dtype;
+    let of = |class: WeightClass| {
+        let mut found: Option<Format> = None;
+        for weight in module.weights.iter().filter(|w| w.class == class) {
+            for leaf in weight.expr.leaves() {
+                let format = match checkpoint.get(&leaf.tensor).map(|t| t.dtype) {
+                    _ if matches!(weight.expr, WeightExpr::ScaleCols { .. }) => Format::F32,
+                    Some(Dtype::F32) => Format::F32,
+                    Some(Dtype::F16) => Format::F16,
+                    _ => Format::Bf16,
+                };
+                found = Some(found.map_or(format, |f| if f == format { f } else { Format::F32 }));
+            }
+        }
+        found.unwrap_or(Format::F32)
+    };
+    Weights {
+        experts: of(WeightClass::Experts),
+        attention: of(WeightClass::Attention),
+        embeddings: of(WeightClass::Embeddings),
+        activations: Activations::F32,
+    }
+}
+
+/// A run over windows of text.
+struct Run<'a> {
+    plan: &'a Plan,
+    /// Index of the prefill entry point.
+    entry: usize,
+    collector: Collector<'a>,
+    predicted: u64,
+    loss: f64,
+}
+
+impl<'a> Run<'a> {
+    fn new(compilation: &'a Compilation<'_>, plan: &'a Plan) -> Result<Self> {
+        let entry = plan.entries.iter().position(|e| matches!(e.kind, EntryKind::Prefill(_)));
+        let entry = entry.ok_or_else(|| Error::bug("a model without prefill"))?;
+        let collector =
+            Collector::new(&compilation.module, &plan.entries[entry], entry, &compilation.segment_weights)?;
+        Ok(Self { plan, entry, collector, predicted: 0, loss: 0.0 })
+    }
+
+    /// Reads one sequence, chunk by chunk.
+    fn window(&mut self, engine: &mut Engine<'_>, window: &Window, tick: &dyn Fn(u64)) -> Result<()> {
+        let entry = &self.plan.entries[self.entry];
+        let vocab = self.plan.model.vocab as usize;
+        let most = (LOGITS / vocab.max(1)).clamp(1, entry.out_rows as usize);
+        engine.reset(0).map_err(Error::from)?;
+        let mut start = 0;
+        for ids in window.ids.chunks(entry.kind.rows()) {
+            interrupt::check()?;
+            let rows: Vec<Row> =
+                ids.iter().enumerate().map(|(i, &id)| Row { slot: 0, pos: start + i, id }).collect();
+            let wanted = spread(rows.len(), most);
+            let collector = &mut self.collector;
+            let mut scored = (0, 0.0);
+            let last = entry.steps.len().saturating_sub(1);
+            let result =
+                engine.trace_entry(self.entry, &rows, &wanted, window.ids.len(), &mut |moment, view| {
+                    collector.observe(moment, view);
+                    if view.index() == last && moment == moec_runtime::Moment::After {
+                        scored = score(view, entry, vocab, &wanted, &window.ids[start..]);
+                    }
+                    Ok(())
+                });
+            result.map_err(Error::from)?;
+            self.predicted += scored.0;
+            self.loss += scored.1;
+            start += ids.len();
+            tick(ids.len() as u64);
+        }
+        Ok(())
+    }
+}
+
+/// Number of predictions and sum of −ln p over the wanted rows; `ids[i]` is the token of row `i`.
+fn score(
+    view: &moec_runtime::StepView<'_>,
+    entry: &moec_ir::plan::Entry,
+    vocab: usize,
+    wanted: &[usize],
+    ids: &[u32],
+) -> (u64, f64) {
+    let (mut predicted, mut loss) = (0, 0.0);
+    let stride = entry.buffers.get(entry.logits as usize).map_or(vocab, |b| b.stride as usize);
+    let logits = view.buffer(entry.logits).unwrap_or_default();
+    for (row, &at) in logits.chunks(stride.max(1) * 4).zip(wanted) {
+        let Some(&next) = ids.get(at + 1) else { continue };
+        let row = row.chunks_exact(4).take(vocab).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let max = row.clone().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = row.clone().map(|z| f64::from((z - max).exp())).sum();
+        let nll = sum.ln() - row.clone().nth(next as usize).map_or(0.0, |z| f64::from(z - max));
+        if nll.is_finite() {
+            predicted += 1;
+            loss += nll.max(0.0);
+        }
+    }
+    (predicted, loss)
+}
+
+/// At most `most` of `n` rows, evenly spread, ascending.
+fn spread(n: usize, most: usize) -> Vec<usize> {
+    let count = n.min(most);
+    (0..count).map(|i| i * n / count).collect()
+}
+
+/// A folder under the cache that goes away with the run.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn create(plan: &Plan) -> Result<Self> {
+        let cache = cache_dir()?;
+        fs::create_dir_all(&cache).map_err(|e| io_error("create", &cache, &e))?;
+        remove_stale(&cache);
+        let need = plan.segments.iter().map(|s| s.bytes).sum();
+        if let Some(free) = disk::free_bytes(&cache).filter(|&free| free < need) {
+            return Err(Error::environment(format!(
+                "calibration needs {} in `{}`, where {} are free",
+                human::bytes(need),
+                cache.display(),
+                human::bytes(free)
+            ))
+            .hint("set `MOEC_CACHE` to a folder on a larger disk"));
+        }
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = cache.join(format!("{SCRATCH}{}-{number}", std::process::id()));
+        fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
+        Ok(Self(folder))
+    }
+}
+
+const SCRATCH: &str = "calibrate-";
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes what killed runs left behind.
+fn remove_stale(cache: &Path) {
+    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if let Some((pid, _)) = name.strip_prefix(SCRATCH).and_then(|rest| rest.split_once('-'))
+            && Path::new("/proc/self").exists()
+            && !Path::new("/proc").join(pid).exists()
+        {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spread;
+
+    #[test]
+    fn rows_are_spread_over_the_chunk() {
+        assert_eq!(spread(4, 9), [0, 1, 2, 3]);
+        assert_eq!(spread(9, 3), [0, 3, 6]);
+        assert_eq!(spread(5, 1), [0]);
+        assert!(spread(0, 3).is_empty());
+    }
+}

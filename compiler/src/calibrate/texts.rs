@@ -1,0 +1,153 @@
+//! The texts of a calibration, and the pieces of them that are read.
+
+use crate::bundle::hashing::sha256;
+use crate::bundle::partial::io_error;
+use crate::error::{Error, Result};
+use moec_runtime::text::Text;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Largest text. Calibration reads some ten thousand tokens; a larger file is a mistake more often than not.
+const MOST_BYTES: u64 = 256 << 20;
+
+/// A text.
+#[derive(Clone, Debug)]
+pub struct Corpus {
+    /// Its file.
+    pub path: PathBuf,
+    /// SHA-256 of its bytes.
+    pub hash: [u8; 32],
+    content: String,
+}
+
+/// A piece of a text that is read as one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    /// Index of the text.
+    pub(super) text: usize,
+    /// Tokens, with what the tokenizer puts in front of a text.
+    pub(super) ids: Vec<u32>,
+}
+
+/// Reads texts.
+///
+/// # Errors
+/// The first file that cannot be read, is no UTF-8 or is too large.
+pub fn read_texts(paths: &[PathBuf]) -> Result<Vec<Corpus>> {
+    paths.iter().map(|p| read(p)).collect()
+}
+
+fn read(path: &Path) -> Result<Corpus> {
+    let shown = path.display();
+    let bytes = fs::metadata(path).map_err(|e| io_error("read", path, &e))?.len();
+    if bytes > MOST_BYTES {
+        return Err(Error::limit(format!("`{shown}` has {bytes} bytes; a text may have {MOST_BYTES}"))
+            .hint("calibration reads some ten thousand tokens: cut a sample out of it"));
+    }
+    let bytes = fs::read(path).map_err(|e| io_error("read", path, &e))?;
+    let hash = sha256(&bytes);
+    let content = String::from_utf8(bytes).map_err(|e| {
+        Error::input(format!("`{shown}` is no text in UTF-8"))
+            .because(format!("byte {} is the first that cannot be", e.utf8_error().valid_up_to()))
+    })?;
+    Ok(Corpus { path: path.to_owned(), hash, content })
+}
+
+/// Pieces of at most `window` tokens, `tokens` of them in all. Each text gets an even share, a short one what
+/// it has; where a text is longer than its share, the pieces are spread over it.
+///
+/// # Errors
+/// Text that cannot be tokenised, or none that has two tokens.
+pub(super) fn windows(
+    texts: &[Corpus],
+    tokenizer: &Text,
+    tokens: usize,
+    window: usize,
+) -> Result<Vec<Window>> {
+    let head = tokenizer.encode("").map_err(Error::from)?;
+    let mut all = Vec::new();
+    for text in texts {
+        crate::interrupt::check()?;
+        all.push(tokenizer.encode_plain(&text.content).map_err(Error::from)?);
+    }
+    let body = window.saturating_sub(head.len()).max(1);
+    // What is put in front of every piece counts, too.
+    let tokens = (tokens as u128 * body as u128 / window.max(1) as u128) as usize;
+    let shares = shares(&all.iter().map(Vec::len).collect::<Vec<_>>(), tokens.max(1));
+    let mut found = Vec::new();
+    for (text, (ids, share)) in all.iter().zip(shares).enumerate() {
+        for range in pieces(ids.len(), share, body) {
+            let ids: Vec<u32> = head.iter().chain(&ids[range]).copied().take(window).collect();
+            if ids.len() > 1 {
+                found.push(Window { text, ids });
+            }
+        }
+    }
+    if found.is_empty() {
+        let names: Vec<_> = texts.iter().map(|t| format!("`{}`", t.path.display())).collect();
+        return Err(Error::input(format!("there is nothing to read in {}", names.join(", ")))
+            .hint("calibration wants some ten thousand tokens of the text that the model is for"));
+    }
+    Ok(found)
+}
+
+/// How many tokens of each text are read, `tokens` in all at most.
+fn shares(lens: &[usize], tokens: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..lens.len()).collect();
+    order.sort_by_key(|&i| lens[i]);
+    let (mut left, mut shares) = (tokens, vec![0; lens.len()]);
+    for (done, &i) in order.iter().enumerate() {
+        shares[i] = lens[i].min(left / (lens.len() - done));
+        left -= shares[i];
+    }
+    shares
+}
+
+/// Ranges of at most `body` tokens, `share` of `len` in all: side by side where that is everything, else
+/// spread.
+fn pieces(len: usize, share: usize, body: usize) -> Vec<std::ops::Range<usize>> {
+    if share >= len {
+        return (0..len).step_by(body).map(|start| start..(start + body).min(len)).collect();
+    }
+    let count = share.div_ceil(body);
+    let lens = (0..count).map(|i| body.min(share - i * body));
+    let room = len - share;
+    lens.enumerate()
+        .map(|(i, n)| {
+            let start = i * body + if count > 1 { room * i / (count - 1) } else { 0 };
+            start..start + n
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn short_texts_leave_their_share_to_long_ones() {
+        assert_eq!(shares(&[10, 1000, 1000], 100), [10, 45, 45]);
+        assert_eq!(shares(&[10, 20], 100), [10, 20]);
+        assert_eq!(shares(&[10, 20], 1), [0, 1]);
+    }
+
+    #[test]
+    fn pieces_are_spread_over_a_long_text() {
+        assert_eq!(pieces(100, 30, 10), [0..10, 45..55, 90..100]);
+        assert_eq!(pieces(100, 25, 10), [0..10, 47..57, 95..100]);
+        assert_eq!(pieces(25, 30, 10), [0..10, 10..20, 20..25]);
+        assert_eq!(pieces(100, 5, 10), [0..5]);
+        assert!(pieces(100, 0, 10).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_lie_inside_and_apart(len in 0_usize..5000, share in 0_usize..6000, body in 1_usize..700) {
+            let pieces = pieces(len, share, body);
+            prop_assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), share.min(len));
+            prop_assert!(pieces.iter().all(|p| !p.is_empty() && p.len() <= body && p.end <= len));
+            prop_assert!(pieces.is_sorted_by(|a, b| a.end <= b.start));
+        }
+    }
+}

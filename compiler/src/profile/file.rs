@@ -1,0 +1,140 @@
+//! A profile on disk: magic, version, length, checksum, then the deflated stored form.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0..8 | [`MAGIC`] |
+//! | 8..12 | [`VERSION`], little-endian |
+//! | 12..20 | bytes of the stored form, little-endian |
+//! | 20..52 | SHA-256 of the stored form |
+//! | 52.. | the stored form (bincode), deflated |
+
+use super::Profile;
+use crate::bundle::hashing::sha256;
+use crate::bundle::partial::io_error;
+use crate::error::{Error, Result};
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+/// First bytes of every profile.
+pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
+/// Version of the stored form that this moec writes and reads.
+pub const VERSION: u32 = 1;
+
+const HEADER: usize = 52;
+/// Largest stored form: the largest model that is published needs half of it.
+const MOST_BYTES: usize = 1 << 31;
+/// No deflated byte stands for more.
+const MOST_RATIO: usize = 1032;
+/// How hard it is deflated: past this, time goes up and size hardly down.
+const EFFORT: u8 = 6;
+
+/// Whether these first bytes of a file are those of a profile.
+pub fn is_profile(start: &[u8]) -> bool {
+    start.starts_with(&MAGIC)
+}
+
+/// Whether a file starts as a profile does. A file that cannot be read is none.
+pub fn looks_like_one(path: &Path) -> bool {
+    let mut start = [0; MAGIC.len()];
+    fs::File::open(path).and_then(|mut f| f.read_exact(&mut start)).is_ok() && is_profile(&start)
+}
+
+impl Profile {
+    /// The bytes of a file.
+    ///
+    /// # Errors
+    /// More than a profile may hold.
+    pub fn encode(&self) -> Result<Vec<u8>> {
+        self.check().map_err(|e| Error::bug("a profile that does not hold").because(e))?;
+        let stored = bincode::encode_to_vec(self, bincode::config::standard())
+            .map_err(|e| Error::bug("a profile cannot be stored").because(e))?;
+        if stored.len() > MOST_BYTES {
+            return Err(Error::limit(format!("a profile of {} bytes is too large", stored.len())));
+        }
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend((stored.len() as u64).to_le_bytes());
+        bytes.extend(sha256(&stored));
+        bytes.extend(miniz_oxide::deflate::compress_to_vec(&stored, EFFORT));
+        Ok(bytes)
+    }
+
+    /// Reads the bytes of a file back.
+    ///
+    /// # Errors
+    /// Bytes that are no profile of this version, and why. Never more memory than the file is honest about.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        if !is_profile(bytes) {
+            return Err(Error::input("it is no profile").hint("`moec calibrate` writes one"));
+        }
+        let damaged = |why: &str| {
+            Error::input("it is damaged")
+                .because(why)
+                .hint("copy it again, or take it anew with `moec calibrate`")
+        };
+        let header = bytes.get(..HEADER).ok_or_else(|| damaged("it ends in its header"))?;
+        let word = |at: usize| header[at..at + 4].iter().rev().fold(0_u32, |n, &b| n << 8 | u32::from(b));
+        if word(8) != VERSION {
+            return Err(Error::limit(format!("it is of version {}", word(8)))
+                .because(format!("this moec reads version {VERSION}"))
+                .hint("take it anew with `moec calibrate`"));
+        }
+        let len = u64::from(word(12)) | u64::from(word(16)) << 32;
+        let packed = &bytes[HEADER..];
+        let len = usize::try_from(len).ok().filter(|&n| n <= MOST_BYTES && n <= packed.len() * MOST_RATIO);
+        let len = len.ok_or_else(|| damaged("its length cannot be right"))?;
+        let stored = miniz_oxide::inflate::decompress_to_vec_with_limit(packed, len)
+            .map_err(|e| damaged(&format!("it does not inflate ({:?})", e.status)))?;
+        if stored.len() != len || sha256(&stored) != header[20..HEADER] {
+            return Err(damaged("its checksum is wrong"));
+        }
+        let config = bincode::config::standard().with_limit::<{ MOST_BYTES }>();
+        let (profile, read): (Self, usize) =
+            bincode::decode_from_slice(&stored, config).map_err(|e| damaged(&e.to_string()))?;
+        if read != stored.len() {
+            return Err(damaged("it goes on behind its end"));
+        }
+        profile.check().map_err(|e| damaged(&e))?;
+        Ok(profile)
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or is no profile of this version.
+    pub fn read(path: &Path) -> Result<Self> {
+        let bytes = fs::read(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => Error::input(format!("there is no profile `{}`", path.display()))
+                .hint("`moec calibrate MODEL.TOML` writes one"),
+            _ => io_error("read", path, &e),
+        })?;
+        Self::decode(&bytes)
+            .map_err(|e| e.context(format!("`{}` cannot be used as a profile", path.display())))
+    }
+
+    /// Writes a file, whole or not at all. Gives its size.
+    ///
+    /// # Errors
+    /// A folder that cannot be written.
+    pub fn write(&self, path: &Path) -> Result<u64> {
+        let bytes = self.encode()?;
+        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
+        let mut name = path.file_name().unwrap_or_default().to_owned();
+        name.push(format!(".partial-{}", std::process::id()));
+        let partial = Partial(parent.join(name));
+        fs::write(&partial.0, &bytes).map_err(|e| io_error("write", path, &e))?;
+        fs::rename(&partial.0, path).map_err(|e| io_error("write", path, &e))?;
+        Ok(bytes.len() as u64)
+    }
+}
+
+/// A file that goes away unless it was renamed.
+struct Partial(PathBuf);
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,98 @@
+//! The profile: what calibration saw when it ran a model over text.
+//!
+//! A profile has one part per question, each in a file of its own: [`Reading`] (which texts, how well the
+//! model predicts them), [`Routing`] (which experts the tokens chose) and [`Moments`] (how large the inputs of
+//! each matrix are). A part knows how to check itself and how to merge; a further one is a further field of
+//! [`Profile`] and a new [`file::VERSION`].
+//!
+//! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
+
+pub mod file;
+pub mod importance;
+mod moments;
+mod origin;
+mod reading;
+mod routing;
+#[cfg(test)]
+mod tests;
+
+pub use importance::Importance;
+pub use moments::Moments;
+pub use origin::Origin;
+pub use reading::Reading;
+pub use routing::Routing;
+
+use crate::error::{Error, Result};
+use bincode::{Decode, Encode};
+use std::collections::BTreeMap;
+
+/// Most tokens that a profile may count; sums stay far from the end of 64 bits.
+const MOST_TOKENS: u64 = 1 << 48;
+/// Most layers, experts and channels; far past any model, and what keeps a damaged file harmless.
+const MOST: usize = 1 << 20;
+
+/// What calibration saw.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Profile {
+    /// The model that it was taken from.
+    pub origin: Origin,
+    /// What was read.
+    pub reading: Reading,
+    /// Layers with routed experts, ascending.
+    pub layers: Vec<Routing>,
+    /// Inputs of every matrix that may be quantised, by the name that the weight has when a model is lowered
+    /// (`layers.3.attn.q`), before any rewriting.
+    pub weights: BTreeMap<String, Moments>,
+}
+
+/// What is wrong with a profile.
+pub(crate) type Wrong = String;
+
+impl Profile {
+    /// What both saw, as if one run had read the texts of both. Commutative.
+    ///
+    /// # Errors
+    /// Profiles of different models, or more tokens than a profile counts.
+    pub fn merge(&self, other: &Self) -> Result<Self> {
+        self.origin.same(&other.origin).map_err(|e| {
+            Error::input("the profiles are of different models")
+                .because(e)
+                .hint("only profiles of the same checkpoint can be merged")
+        })?;
+        let differ = || Error::input("the profiles are of one model, but do not list the same parts of it");
+        if self.layers.len() != other.layers.len() || !self.weights.keys().eq(other.weights.keys()) {
+            return Err(differ());
+        }
+        let layers: Option<Vec<_>> = self.layers.iter().zip(&other.layers).map(|(a, b)| a.merge(b)).collect();
+        let pairs = self.weights.iter().zip(other.weights.values());
+        let weights: Option<BTreeMap<_, _>> =
+            pairs.map(|((name, a), b)| Some((name.clone(), a.merge(b)?))).collect();
+        let merged = Self {
+            origin: self.origin.clone(),
+            reading: self.reading.merge(&other.reading),
+            layers: layers.ok_or_else(differ)?,
+            weights: weights.ok_or_else(differ)?,
+        };
+        merged
+            .check()
+            .map_err(|e| Error::limit("the merged profile is past what one can hold").because(e))?;
+        Ok(merged)
+    }
+
+    /// Checks what every reader of a profile relies on.
+    fn check(&self) -> Result<(), Wrong> {
+        self.origin.check()?;
+        self.reading.check()?;
+        if self.layers.len() > MOST || !self.layers.is_sorted_by(|a, b| a.layer < b.layer) {
+            return Err("its layers are not in order".to_owned());
+        }
+        self.layers.iter().try_for_each(|l| l.check().map_err(|e| format!("layer {}: {e}", l.layer)))?;
+        for (name, moments) in &self.weights {
+            if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) {
+                return Err(format!("weight name {name:?}"));
+            }
+            moments.check().map_err(|e| format!("weight `{name}`: {e}"))?;
+        }
+        Ok(())
+    }
+}

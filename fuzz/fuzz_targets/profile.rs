@@ -1,0 +1,43 @@
+//! A stored profile: whatever decodes is stored as itself, merges with itself, and can be looked at.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use moec::bundle::hashing::sha256;
+use moec::profile::importance::too_few;
+use moec::profile::{Profile, file};
+
+/// A file whose header fits what is in it, so that mutations reach behind the checksum. The input is the
+/// stored form as it is before it is deflated; stored blocks need no compressor.
+fn wrapped(stored: &[u8]) -> Vec<u8> {
+    let mut bytes = file::MAGIC.to_vec();
+    bytes.extend(file::VERSION.to_le_bytes());
+    bytes.extend((stored.len() as u64).to_le_bytes());
+    bytes.extend(sha256(stored));
+    let blocks = stored.chunks(0xffff).count().max(1);
+    for i in 0..blocks {
+        let block = stored.chunks(0xffff).nth(i).unwrap_or_default();
+        bytes.push(u8::from(i + 1 == blocks));
+        bytes.extend((block.len() as u16).to_le_bytes());
+        bytes.extend((!(block.len() as u16)).to_le_bytes());
+        bytes.extend(block);
+    }
+    bytes
+}
+
+fuzz_target!(|bytes: &[u8]| {
+    for file in [bytes.to_vec(), wrapped(bytes)] {
+        let Ok(profile) = Profile::decode(&file) else { continue };
+        let again = profile.encode().expect("what was read can be written");
+        assert!(Profile::decode(&again).is_ok_and(|p| p == profile), "stored form");
+        // Only counts past what a profile may hold keep it from merging with itself.
+        let _ = profile.merge(&profile);
+        let _ = (too_few(&profile), profile.reading.perplexity());
+        for layer in &profile.layers {
+            let _ = (layer.used(), layer.imbalance(), layer.least_used(), layer.mean_weight(0));
+        }
+        for moments in profile.weights.values() {
+            assert_eq!(moments.mean().len(), moments.cols);
+            assert_eq!(moments.of(0).len(), moments.cols);
+        }
+    }
+});

@@ -1,0 +1,174 @@
+//! AArch64: the nine families compiled for Neoverse V2, linked, and run as a user would. On other machines the
+//! cross toolchain links them and an emulator runs them; where either is absent the tests are skipped by name.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::bundle::toolchain::Toolchain;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{FAMILIES, checkpoint, clean, distance, expected, fails, list, logits_file, moec, ok};
+
+const TARGET: &str = "neoverse-v2";
+const TRIPLE: &str = "aarch64-unknown-linux-gnu";
+/// Largest difference of any logit.
+const TOLERANCE: f32 = 2e-3;
+
+/// What starts AArch64 programs: nothing on such a machine, else an emulator. `None` says why a test is skipped.
+fn emulator() -> Option<&'static [&'static str]> {
+    let missing = match Toolchain::find(TRIPLE) {
+        Ok(Toolchain { cross: None, .. }) => return Some(&[]),
+        Ok(Toolchain { cross: Some(cross), .. }) if cross.emulated() => return Some(cross.emulator),
+        Ok(Toolchain { cross: Some(cross), .. }) => {
+            format!("there is no `{}`; install it with `{}`", cross.emulator[0], cross.install())
+        }
+        Err(missing) => format!("{missing}; install it with {}", missing.hint()),
+    };
+    eprintln!("skipped: AArch64 programs cannot be linked or run here: {missing}");
+    None
+}
+
+/// `program`, started by `emulator`.
+fn under(emulator: &[&str], program: &Path) -> Command {
+    let mut words = emulator.iter().copied();
+    match words.next() {
+        None => clean(Command::new(program)),
+        Some(first) => {
+            let mut command = clean(Command::new(first));
+            command.args(words).arg(program);
+            command
+        }
+    }
+}
+
+/// `model.toml` of the tests: weights of one format, rows in one form.
+fn settings(source: &Path, format: &str, activations: &str, folder: &Path) -> PathBuf {
+    let path = folder.join("model.toml");
+    let text = format!(
+        "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1]\n\
+         [weights]\nexperts = \"{format}\"\nattention = \"{format}\"\nembeddings = \"{format}\"\n\
+         activations = \"{activations}\"\n"
+    );
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+/// Builds a bundle with its `run`.
+fn build(family: &str, format: &str, activations: &str, folder: &Path) -> PathBuf {
+    let toml = settings(&checkpoint(family), format, activations, folder);
+    let bundle = folder.join("b");
+    ok(moec().arg("build").arg(&toml).args(["--target", TARGET, "--quiet", "-o"]).arg(&bundle));
+    bundle
+}
+
+/// What the command that begins like `start()` computes: logits of `ids`, and 24 tokens after `prompt`.
+fn answers(
+    start: &dyn Fn() -> Command,
+    threads: &str,
+    ids: &[u32],
+    prompt: &[u32],
+    folder: &Path,
+) -> (Vec<f32>, Vec<u32>) {
+    let out = folder.join("logits.safetensors");
+    ok(start().args(["logits", "--ids", &list(ids), "--threads", threads, "--out"]).arg(&out));
+    let (shape, logits) = logits_file(&out);
+    assert_eq!(shape, [ids.len(), logits.len() / ids.len()]);
+    let output =
+        ok(start().args(["generate", "--ids", &list(prompt), "-n", "24", "--json", "--threads", threads]));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    (logits, serde_json::from_value(said["ids"].clone()).unwrap())
+}
+
+/// Logits and greedy tokens of `run`, with one thread and two, against what transformers computed.
+fn compare(family: &str, format: &str, emulator: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = build(family, format, "f32", folder.path()).join("run");
+    let want = expected(&checkpoint(family));
+    let (prompt, rest) = want.greedy.split_at(want.greedy.len() - 24);
+    for threads in ["1", "2"] {
+        let what = format!("{family} in {format}, {threads} threads");
+        let (logits, ids) = answers(&|| under(emulator, &run), threads, &want.ids, prompt, folder.path());
+        let worst = distance(&logits, &want.logits);
+        assert!(worst <= TOLERANCE, "{what}: a logit is off by {worst}");
+        assert_eq!(ids, rest, "{what}");
+    }
+}
+
+/// Root of the mean square of the difference, relative to that of `b`.
+fn relative(a: &[f32], b: &[f32]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let sum = |of: &dyn Fn(usize) -> f32| (0..a.len()).map(|i| f64::from(of(i)).powi(2)).sum::<f64>();
+    (sum(&|i| a[i] - b[i]) / sum(&|i| b[i])).sqrt()
+}
+
+#[test]
+fn families_in_f32() {
+    let Some(emulator) = emulator() else { return };
+    FAMILIES.iter().for_each(|family| compare(family, "f32", emulator));
+}
+
+#[test]
+fn families_in_bf16() {
+    let Some(emulator) = emulator() else { return };
+    FAMILIES.iter().for_each(|family| compare(family, "bf16", emulator));
+}
+
+/// Formats and forms of rows whose results depend on the machine's rounding: bf16 dot products (`bfdot`), dot
+/// products of bytes (`sdot`), and panels unpacked to f32.
+const ROUNDED: [(&str, &str); 5] =
+    [("bf16", "bf16"), ("q8", "i8"), ("q4", "i8"), ("q8", "bf16"), ("q4", "f32")];
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn small_numbers_mean_the_same_as_on_x86() {
+    let Some(emulator) = emulator() else { return };
+    // The same arithmetic on this machine, or the exact one where it has not the instructions.
+    let pairs = std::arch::is_x86_feature_detected!("avx512bf16");
+    for (i, (format, activations)) in ROUNDED.into_iter().enumerate() {
+        // Dense and latent attention, gates with biases, shared experts: three families stand for all.
+        let family = ["olmoe", "deepseek_v3", "gpt_oss", "qwen2_moe", "mixtral"][i];
+        let want = expected(&checkpoint(family));
+        let prompt = &want.greedy[..want.greedy.len() - 24];
+        let folder = tempfile::tempdir().unwrap();
+        let run = build(family, format, activations, folder.path()).join("run");
+        let (logits, tokens) = answers(&|| under(emulator, &run), "1", &want.ids, prompt, folder.path());
+        assert_eq!(
+            answers(&|| under(emulator, &run), "2", &want.ids, prompt, folder.path()),
+            (logits.clone(), tokens.clone()),
+            "threads change nothing"
+        );
+        let here = if activations == "bf16" && !pairs { "f32" } else { activations };
+        let toml = settings(&checkpoint(family), format, here, folder.path());
+        let own = folder.path().join("own");
+        let target = if here == "bf16" { "native" } else { "x86-64-v3" };
+        ok(moec().arg("build").arg(&toml).args(["--target", target, "--no-run", "--quiet", "-o"]).arg(&own));
+        let start = || {
+            let mut command = moec();
+            command.arg("run").arg(&own);
+            command
+        };
+        let (same, _) = answers(&start, "1", &want.ids, prompt, folder.path());
+        let far = relative(&logits, &same);
+        let bound = if here == activations { 2e-3 } else { 2e-2 };
+        println!("{family}, {format} weights, {activations} rows: {far:.1e} from {target}");
+        assert!(far <= bound, "{family} in {format} with {activations}: {far} from the same on {target}");
+    }
+}
+
+#[test]
+fn an_older_processor_is_refused_by_the_features_that_it_lacks() {
+    let Some(emulator) = emulator() else { return };
+    let [program, cpu, _] = emulator else {
+        eprintln!("skipped: only an emulator has an older processor");
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let run = build("olmoe", "bf16", "auto", folder.path()).join("run");
+    let (code, said) =
+        fails(under(&[program, cpu, "cortex-a57"], &run).args(["generate", "--ids", "1,2", "-n", "1"]));
+    assert_eq!(code, 1, "{said}");
+    for feature in ["bf16", "dotprod", "fullfp16", "i8mm", "lse"] {
+        assert!(said.contains(&format!("`{feature}`")), "`{feature}` is not in: {said}");
+    }
+    assert!(!said.contains("`neon`") && said.contains("hint:"), "{said}");
+}

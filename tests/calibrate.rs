@@ -1,0 +1,405 @@
+//! Calibration as a user meets it, and against the evaluator: what a profile says is what the Graph means.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::calibrate::{Request, calibrate, read_texts};
+use moec::config::Config;
+use moec::import::{self, ImportOptions};
+use moec::pipeline::{Compilation, Stops};
+use moec::profile::Profile;
+use moec::progress::Progress;
+use moec_ir::eval::{self, Arg, Evaluator, Tensor};
+use moec_ir::{Graph, Module, Op, Operand, ValueId, WeightClass};
+use serde_json::Value;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::{FAMILIES, Setup, checkpoint, fails, ferris, moec, ok};
+use tempfile::TempDir;
+
+const CHUNK: usize = 16;
+const WINDOW: usize = 24;
+const VOCAB: usize = 320;
+
+/// A checkpoint with a tokenizer, which the tiny ones lack: the words `w0` … `w319`.
+struct Case {
+    folder: TempDir,
+    toml: PathBuf,
+}
+
+impl Case {
+    fn new(family: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("hf");
+        fs::create_dir(&source).unwrap();
+        for file in fs::read_dir(checkpoint(family)).unwrap() {
+            let file = file.unwrap().path();
+            fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
+        }
+        let vocab: serde_json::Map<_, _> = (0..VOCAB).map(|i| (format!("w{i}"), i.into())).collect();
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
+        });
+        fs::write(source.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let toml =
+            Setup { format: "bf16", chunk: CHUNK, batch: &[1], context: 64 }.write(&source, folder.path());
+        Self { folder, toml }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes words as a text.
+    fn text(&self, name: &str, ids: &[u32]) -> PathBuf {
+        let text = ids.iter().fold(String::new(), |mut s, id| {
+            let _ = write!(s, "w{id} ");
+            s
+        });
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn append(&self, text: &str) {
+        let old = fs::read_to_string(&self.toml).unwrap();
+        fs::write(&self.toml, format!("{old}{text}")).unwrap();
+    }
+
+    fn calibrate(&self) -> Command {
+        let mut command = moec();
+        command.env("MOEC_CACHE", self.path("cache")).arg("calibrate").arg(&self.toml).arg("--quiet");
+        command
+    }
+
+    /// Nothing but what was there, and no model in the cache.
+    fn nothing_left(&self, besides: &[&str]) {
+        let names = |folder: &Path| -> Vec<String> {
+            let entries = fs::read_dir(folder).into_iter().flatten();
+            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        let mut left = names(self.folder.path());
+        left.retain(|n| {
+            !["hf", "model.toml", "cache"].contains(&n.as_str()) && !besides.contains(&n.as_str())
+        });
+        assert!(left.is_empty(), "left behind: {left:?}");
+        let mut cache = names(&self.path("cache"));
+        cache.retain(|n| n != "profiles");
+        assert!(cache.is_empty(), "left in the cache: {cache:?}");
+    }
+}
+
+/// Ids that lie spread over the vocabulary.
+fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i + 1).wrapping_mul(2_654_435_761) % VOCAB as u32).collect()
+}
+
+fn json(command: &mut Command) -> Value {
+    serde_json::from_slice(&ok(command.arg("--json")).stdout).unwrap()
+}
+
+/// Sums of squares and counts per matrix of a weight, by its name.
+type Sums = BTreeMap<String, (Vec<f64>, Vec<u64>)>;
+
+/// What the evaluator's values are in one call of `n` rows from position `start`.
+struct Call<'a> {
+    module: &'a Module,
+    graph: &'a Graph,
+    values: HashMap<ValueId, Tensor>,
+    n: usize,
+}
+
+impl Call<'_> {
+    fn value(&self, operand: Operand) -> &Tensor {
+        let Operand::Value(v) = operand else { panic!("a value is expected") };
+        &self.values[&v]
+    }
+
+    fn row(&self, operand: Operand, i: usize) -> &[f32] {
+        let t = self.value(operand);
+        &t.as_f32()[i * t.ty.cols()..(i + 1) * t.ty.cols()]
+    }
+
+    /// Adds up what every matrix of the graph reads.
+    fn add(&self, evaluator: &mut Evaluator<'_>, sums: &mut Sums) {
+        for node in &self.graph.nodes {
+            let weight = |i: usize| match node.inputs.get(i) {
+                Some(Operand::Weight(w)) => Some((*w, self.module.weight(*w))),
+                _ => None,
+            };
+            let mut add = |name: &str, leads: usize, lead: usize, x: &[f32]| {
+                let new = || (vec![0.0; leads * x.len()], vec![0; leads]);
+                let (squares, tokens) = sums.entry(name.to_owned()).or_insert_with(new);
+                tokens[lead] += 1;
+                let into = &mut squares[lead * x.len()..(lead + 1) * x.len()];
+                into.iter_mut().zip(x).for_each(|(s, x)| *s += f64::from(*x).powi(2));
+            };
+            match &node.op {
+                Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } => {
+                    let (_, w) = weight(1).unwrap();
+                    if w.class == WeightClass::Exact {
+                        continue;
+                    }
+                    for i in 0..self.n {
+                        for (lead, x) in self.row(node.inputs[0], i).chunks_exact(w.cols()).enumerate() {
+                            add(&w.name, w.lead(), lead, x);
+                        }
+                    }
+                }
+                &Op::ExpertFfn { glu, bias } => {
+                    let ((gate_up, up), (_, down)) = (weight(2).unwrap(), weight(3).unwrap());
+                    let Operand::Value(table) = node.inputs[1] else { panic!("a table is expected") };
+                    let dispatch = &self.graph.nodes[self.graph.def(table).unwrap().0 as usize];
+                    let matrices = evaluator.weight(gate_up).unwrap();
+                    let biases = weight(4).map(|(b, _)| evaluator.weight(b).unwrap());
+                    let chosen = self.value(dispatch.inputs[0]);
+                    let k = chosen.ty.cols();
+                    for (slot, &expert) in chosen.as_i32()[..self.n * k].iter().enumerate() {
+                        let (x, e) = (self.row(node.inputs[0], slot / k), expert as usize);
+                        add(&up.name, up.lead(), e, x);
+                        let part = |t: &Tensor, len: usize| t.as_f32()[e * len..(e + 1) * len].to_vec();
+                        let (rows, cols) = (up.rows(), up.cols());
+                        let x = Tensor::f32([1, cols], x.to_vec());
+                        let w = Tensor::f32([rows, cols], part(&matrices, rows * cols));
+                        let b = biases.as_ref().map(|b| Tensor::f32([rows], part(b, rows)));
+                        let args = [&x, &w].into_iter().chain(&b).map(Arg::Tensor).collect();
+                        let h = eval::op(&Op::LinearGlu { glu, bias }, args).unwrap();
+                        add(&down.name, down.lead(), e, h[0].as_f32());
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What the evaluator says of the texts' one window.
+fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> Sums {
+    let graph = &module.entries[0];
+    let (rows, out) = (graph.kind.rows(), graph.ty(Graph::ROWS).rows());
+    assert!(out == rows, "every row has logits");
+    let mut evaluator = Evaluator::new(module, source);
+    let mut sums = Sums::new();
+    for (c, ids) in ids.chunks(rows).enumerate() {
+        let padded = |pad: i32, of: &dyn Fn(usize) -> i32| -> Vec<i32> {
+            (0..rows).map(|i| if i < ids.len() { of(i) } else { pad }).collect()
+        };
+        let mut values = HashMap::new();
+        evaluator
+            .run_with(
+                0,
+                &padded(0, &|i| ids[i] as i32),
+                &padded(-1, &|i| (c * rows + i) as i32),
+                &padded(0, &|_| 0),
+                &padded(-1, &|i| i as i32),
+                &mut |id, results: &[&Tensor]| {
+                    let node = &graph.nodes[id.0 as usize];
+                    values.extend(node.outputs.iter().copied().zip(results.iter().map(|&t| t.clone())));
+                },
+            )
+            .unwrap();
+        Call { module, graph, values, n: ids.len() }.add(&mut evaluator, &mut sums);
+    }
+    sums
+}
+
+#[test]
+fn a_profile_says_what_the_evaluator_sees() {
+    for family in FAMILIES {
+        let case = Case::new(family);
+        let ids = ids(WINDOW);
+        let texts = read_texts(&[case.text("text.txt", &ids)]).unwrap();
+        let config = Config::load(&case.toml).unwrap();
+        let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+        let request = Request { texts: &texts, tokens: 1000, window: WINDOW };
+        let profile = calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap();
+        assert_eq!(profile.reading.tokens(), WINDOW as u64, "{family}");
+        assert_eq!(profile.reading.predicted, WINDOW as u64 - 1, "{family}");
+
+        let device = moec::build::target("native").unwrap();
+        let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
+        let stops = Stops { print_after: None, stop_after: Some("lower") };
+        lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
+        let sums = reference(&lowered.module, &checkpoint, &ids);
+        assert!(profile.weights.keys().eq(sums.keys()), "{family}: other weights");
+        for (name, (squares, tokens)) in &sums {
+            let moments = &profile.weights[name];
+            assert_eq!(&moments.tokens, tokens, "{family} {name}");
+            for (lead, &n) in tokens.iter().enumerate() {
+                for (c, &got) in moments.of(lead).iter().enumerate() {
+                    let want = squares[lead * moments.cols + c] / n.max(1) as f64;
+                    let error = (f64::from(got) - want).abs();
+                    assert!(error <= want * 2e-3 + 1e-9, "{family} {name} [{lead}, {c}]: {got}, not {want}");
+                }
+            }
+        }
+        for layer in &profile.layers {
+            let of_gate_up = &profile.weights[&format!("layers.{}.moe.gate_up", layer.layer)].tokens;
+            assert_eq!(&layer.chosen, of_gate_up, "{family} layer {}", layer.layer);
+            let weight: f64 = layer.weight.iter().sum();
+            assert!(weight > 0.0, "{family} layer {}: no routing weights", layer.layer);
+        }
+    }
+}
+
+#[test]
+fn two_texts_are_what_their_profiles_merge_to() {
+    let case = Case::new("qwen3_moe");
+    let a = case.text("a.txt", &ids(40));
+    let b = case.text("b.txt", &ids(100)[40..]);
+    let take = |texts: &[&PathBuf], out: &str| {
+        let mut command = case.calibrate();
+        texts.iter().for_each(|t| drop(command.arg("--text").arg(t)));
+        json(command.arg("--window").arg(WINDOW.to_string()).arg("-o").arg(case.path(out)))
+    };
+    take(&[&a], "a.trace");
+    take(&[&b], "b.trace");
+    let both = take(&[&a, &b], "ab.trace");
+    assert_eq!((both["tokens"].as_u64(), both["texts"].as_array().map(Vec::len)), (Some(100), Some(2)));
+    let merge = |first: &str, second: &str, out: &str| {
+        let mut command = case.calibrate();
+        command.arg("--merge").arg(case.path(first)).arg("--merge").arg(case.path(second));
+        ok(command.arg("-o").arg(case.path(out)));
+        fs::read(case.path(out)).unwrap()
+    };
+    let merged = merge("a.trace", "b.trace", "m.trace");
+    assert!(merged == merge("b.trace", "a.trace", "n.trace"), "merging depends on the order");
+    let (merged, both) = (Profile::decode(&merged).unwrap(), Profile::read(&case.path("ab.trace")).unwrap());
+    assert_eq!(merged.reading.texts, both.reading.texts);
+    for (a, b) in merged.layers.iter().zip(&both.layers) {
+        assert_eq!((a.layer, &a.chosen), (b.layer, &b.chosen));
+    }
+    for (name, a) in &merged.weights {
+        let b = &both.weights[name];
+        assert_eq!(a.tokens, b.tokens, "{name}");
+        let close = |(a, b): (&f32, &f32)| (a - b).abs() <= b * 2e-3;
+        assert!((0..a.lead()).all(|l| a.of(l).iter().zip(b.of(l)).all(close)), "{name}");
+    }
+    // Reading and merging in one go.
+    let mut command = case.calibrate();
+    command.arg("--text").arg(&a).arg("--merge").arg(case.path("b.trace"));
+    let read = json(command.args(["--window", "24", "-o"]).arg(case.path("o.trace")));
+    assert_eq!(read["tokens"], 100);
+    case.nothing_left(&["a.txt", "b.txt", "a.trace", "b.trace", "ab.trace", "m.trace", "n.trace", "o.trace"]);
+}
+
+#[test]
+fn inspect_shows_a_profile() {
+    let case = Case::new("olmoe");
+    case.text("corpus.txt", &ids(200));
+    case.append("[calibrate]\ntext = [\"corpus.txt\"]\nprofile = \"own.trace\"\ntokens = 96\n");
+    ok(&mut case.calibrate());
+    let said = json(moec().arg("inspect").arg(case.path("own.trace")));
+    assert_eq!((&said["kind"], &said["model"]["family"]), (&"profile".into(), &"olmoe".into()));
+    assert_eq!((&said["tokens"], &said["layers"][1]["layer"]), (&96.into(), &1.into()));
+    let per_expert: Vec<u64> =
+        serde_json::from_value(said["layers"][0]["tokens_per_expert"].clone()).unwrap();
+    assert_eq!((per_expert.len(), per_expert.iter().sum::<u64>()), (8, 2 * 96));
+    assert!(said["perplexity"].as_f64().unwrap() > 1.0);
+    let text = ok(moec().arg("inspect").arg(case.path("own.trace"))).stdout;
+    let text = String::from_utf8(text).unwrap();
+    for words in ["olmoe, 2 layers", "96 tokens of 1 texts", "busiest / mean", "of 8"] {
+        assert!(text.contains(words), "`{words}` is not in:\n{text}");
+    }
+    // The same input gives the same bytes, on any number of threads.
+    let first = fs::read(case.path("own.trace")).unwrap();
+    ok(case.calibrate().env("MOEC_THREADS", "1"));
+    assert!(first == fs::read(case.path("own.trace")).unwrap(), "a profile depends on the number of threads");
+}
+
+#[test]
+fn what_cannot_be_calibrated_is_said() {
+    let case = Case::new("olmoe");
+    let refused = |change: &dyn Fn(&mut Command), code: i32, words: &[&str]| {
+        let mut command = case.calibrate();
+        change(&mut command);
+        let (found, said) = fails(&mut command);
+        assert_eq!(found, code, "{said}");
+        for word in words {
+            assert!(said.contains(word), "`{word}` is not in:\n{said}");
+        }
+        assert!(said.contains("hint:"), "no hint in:\n{said}");
+    };
+    refused(&|_| {}, 2, &["no text", "--text"]);
+    let text = case.text("t.txt", &ids(100));
+    fs::write(case.path("empty.txt"), "").unwrap();
+    fs::write(case.path("x.bin"), b"w1 \xff w2").unwrap();
+    refused(&|c| drop(c.arg("--text").arg(case.path("empty.txt"))), 1, &["nothing to read", "empty.txt"]);
+    let mut command = case.calibrate();
+    let (_, said) = fails(command.arg("--text").arg(case.path("x.bin")));
+    assert!(said.contains("UTF-8") && said.contains("byte 3"), "{said}");
+    let mut command = case.calibrate();
+    let (_, said) = fails(command.arg("--text").arg(case.path("gone.txt")));
+    assert!(said.contains("gone.txt"), "{said}");
+
+    // A profile of another model, one that is damaged, and one that is not there.
+    let other = Case::new("mixtral");
+    let foreign = case.path("mixtral.trace");
+    ok(other.calibrate().arg("--text").arg(&text).arg("-o").arg(&foreign));
+    refused(&|c| drop(c.arg("--merge").arg(&foreign)), 1, &["mixtral.trace", "another model", "olmoe"]);
+    let mut bytes = fs::read(&foreign).unwrap();
+    bytes.truncate(bytes.len() - 7);
+    fs::write(&foreign, bytes).unwrap();
+    refused(&|c| drop(c.arg("--merge").arg(&foreign)), 1, &["mixtral.trace", "damaged"]);
+    refused(&|c| drop(c.arg("--merge").arg(case.path("no.trace"))), 1, &["no.trace"]);
+
+    fs::remove_file(case.path("hf/tokenizer.json")).unwrap();
+    refused(&|c| drop(c.arg("--text").arg(&text)), 1, &["no tokenizer", "tokenizer.json"]);
+    case.nothing_left(&["t.txt", "empty.txt", "x.bin", "mixtral.trace"]);
+}
+
+#[test]
+fn a_build_refuses_a_profile_that_is_not_its_models() {
+    let case = Case::new("olmoe");
+    let other = Case::new("mixtral");
+    let text = case.text("t.txt", &ids(50));
+    ok(other.calibrate().arg("--text").arg(&text).arg("-o").arg(case.path("x.trace")));
+    case.append("[calibrate]\nprofile = \"x.trace\"\n");
+    let build = || {
+        let mut command = moec();
+        command.arg("build").arg(&case.toml).args(["--quiet", "--no-run", "-o"]).arg(case.path("out.moec"));
+        fails(&mut command)
+    };
+    let (code, said) = build();
+    assert!(code == 1 && said.contains("x.trace") && said.contains("another model"), "{said}");
+    fs::write(case.path("x.trace"), "no profile").unwrap();
+    let (code, said) = build();
+    assert!(code == 1 && said.contains("x.trace") && said.contains("no profile"), "{said}");
+    fs::remove_file(case.path("x.trace")).unwrap();
+    let (code, said) = build();
+    assert!(code == 1 && said.contains("x.trace") && said.contains("moec calibrate"), "{said}");
+    case.nothing_left(&["t.txt"]);
+}
+
+#[test]
+fn an_interrupt_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = Setup { format: "bf16", chunk: 4, batch: &[1], context: 512 }.write(&ferris(), folder.path());
+    let (cache, out) = (folder.path().join("cache"), folder.path().join("x.trace"));
+    let mut command = moec();
+    command.env("MOEC_CACHE", &cache).arg("calibrate").arg(&toml).arg("--quiet");
+    command.arg("--text").arg(ferris().join("eval/calibration.txt")).args(["--tokens", "16777216"]);
+    let child = command.arg("-o").arg(&out).stderr(Stdio::piped()).spawn().unwrap();
+    let written = || {
+        let mut entries = fs::read_dir(&cache).into_iter().flatten().flatten();
+        entries.any(|e| e.path().join("model.moec/manifest.json").exists())
+    };
+    for _ in 0..1500 {
+        if written() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(written(), "the run was over before it could be interrupted");
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    let done = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(1) && said.contains("interrupted"), "{said}");
+    assert!(!out.exists() && fs::read_dir(&cache).unwrap().next().is_none(), "something was left");
+}

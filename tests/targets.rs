@@ -1,0 +1,138 @@
+//! Every target compiles from any machine, and a machine that cannot run what was compiled says why.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec_device::{BUILT_IN, Device};
+use object::{Architecture, BinaryFormat, Object as _, ObjectSymbol as _};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{FAMILIES, Setup, checkpoint, clean, fails, moec, ok, tree};
+
+const SETUP: Setup<'_> = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 };
+
+/// Builds a family for a target; gives the bundle and what was said on stderr.
+fn build(family: &str, target: &str, folder: &Path, more: &[&str]) -> (PathBuf, String) {
+    let toml = SETUP.write(&checkpoint(family), folder);
+    let bundle = folder.join(format!("{family}.moec"));
+    let mut command = moec();
+    command.arg("build").arg(&toml).args(["--quiet", "--target", target]).args(more).arg("-o").arg(&bundle);
+    let output = ok(&mut command);
+    (bundle, String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn every_target_compiles_every_family_here() {
+    for (target, _) in BUILT_IN {
+        let device = Device::find(target).unwrap();
+        if device.is_native() {
+            continue;
+        }
+        let architecture = match device.triple.split('-').next().unwrap() {
+            "x86_64" => Architecture::X86_64,
+            "aarch64" | "arm64" => Architecture::Aarch64,
+            other => panic!("{other}"),
+        };
+        let apple = device.triple.contains("macos");
+        for family in FAMILIES {
+            let folder = tempfile::tempdir().unwrap();
+            let (bundle, _) = build(family, target, folder.path(), &["--no-run"]);
+            let bytes = fs::read(bundle.join("artifacts/kernels.o")).unwrap();
+            let file = object::File::parse(&*bytes).unwrap();
+            let format = if apple { BinaryFormat::MachO } else { BinaryFormat::Elf };
+            assert_eq!((file.format(), file.architecture()), (format, architecture), "{family} for {target}");
+            let defined: BTreeSet<&str> = file
+                .symbols()
+                .filter(|s| s.is_definition() && s.is_global())
+                .map(|s| s.name().unwrap())
+                // Apple's linker wants an underscore in front of C's names.
+                .map(|s| if apple { s.strip_prefix('_').unwrap() } else { s })
+                .collect();
+            let plan = fs::read(bundle.join("plan.bin")).unwrap();
+            let plan = moec_ir::plan::Plan::decode(&plan).unwrap();
+            assert!(!plan.kernels.is_empty());
+            for kernel in &plan.kernels {
+                assert!(defined.contains(kernel.symbol.as_str()), "{} for {target}", kernel.symbol);
+            }
+            assert!(!bundle.join("run").exists());
+        }
+    }
+}
+
+/// A target of this machine's kind with features that no processor has together.
+fn impossible(folder: &Path) -> PathBuf {
+    let features = match std::env::consts::ARCH {
+        "x86_64" => r#""avx2", "fma", "tbm", "avx512f", "amx-complex""#,
+        _ => r#""neon", "sve2-bitperm", "sve2", "sve", "jsconv", "sha3", "bti""#,
+    };
+    let system = if cfg!(target_os = "macos") { "apple-macosx14.0.0" } else { "unknown-linux-gnu" };
+    let path = folder.join("impossible.toml");
+    let text = format!(
+        "name = \"impossible\"\ndescription = \"none\"\nfamily = \"cpu\"\ntriple = \"{}-{system}\"\ncpu = \
+         \"generic\"\nfeatures = [{features}]\n",
+        std::env::consts::ARCH
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// `run` of a bundle, and `moec run`.
+fn both(bundle: &Path) -> [Command; 2] {
+    let mut through_moec = moec();
+    through_moec.arg("run").arg(bundle);
+    [clean(Command::new(bundle.join("run"))), through_moec]
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn a_processor_without_the_features_is_refused_by_their_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = impossible(folder.path());
+    for target in ["sapphire-rapids", device.to_str().unwrap()] {
+        let features = Device::find(target).unwrap().features;
+        let features: Vec<&str> = features.iter().map(String::as_str).collect();
+        let lacking = moec_runtime::cpu::missing(&features);
+        if lacking.is_empty() {
+            assert_eq!(target, "sapphire-rapids", "no processor has these features");
+            continue;
+        }
+        let (bundle, _) = build("olmoe", target, folder.path(), &[]);
+        let before = tree(&bundle);
+        for mut run in both(&bundle) {
+            let (code, said) = fails(run.args(["generate", "--ids", "1,2", "-n", "1"]));
+            assert_eq!(code, 1, "{said}");
+            for feature in &lacking {
+                assert!(said.contains(&format!("`{feature}`")), "`{feature}` is not in: {said}");
+            }
+            assert!(said.contains("hint:") && !said.contains("`sse3`"), "{said}");
+        }
+        assert_eq!(before, tree(&bundle));
+    }
+}
+
+#[test]
+fn a_bundle_for_another_architecture_or_system_is_refused() {
+    let arm = cfg!(target_arch = "aarch64");
+    let others = ["apple-m2", if arm { "x86-64-v3" } else { "neoverse-v2" }];
+    for target in others.into_iter().filter(|t| !Device::find(t).unwrap().is_host()) {
+        let folder = tempfile::tempdir().unwrap();
+        let (bundle, _) = build("olmoe", target, folder.path(), &["--no-run"]);
+        let triple = Device::find(target).unwrap().triple;
+        let (code, said) =
+            fails(moec().arg("run").arg(&bundle).args(["generate", "--ids", "1,2", "-n", "1"]));
+        assert_eq!(code, 1, "{said}");
+        assert!(said.contains(&triple) && said.contains(std::env::consts::ARCH), "{said}");
+        assert!(said.contains("hint:"), "{said}");
+    }
+}
+
+#[test]
+#[cfg(not(target_os = "macos"))]
+fn a_system_that_nothing_links_for_gets_its_code_but_no_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let (bundle, said) = build("olmoe", "apple-m2", folder.path(), &[]);
+    assert!(!bundle.join("run").exists() && bundle.join("runner/src/main.rs").exists());
+    assert!(said.contains("arm64-apple-macosx14.0.0") && said.contains("moec doctor"), "{said}");
+}
