@@ -273,7 +273,9 @@ pub(crate) fn check_case(case: &Case, isa: &Isa, results: &[Vec<Vec<u32>>]) {
         assert_eq!(whole, split, "work is split: {:?} n={} on {isa:?}", case.spec, case.n);
     }
     for (i, expect) in &case.expect {
-        compare(isa, &whole[*i], expect, || format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n));
+        compare(isa, &whole[*i], expect, || {
+            format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n)
+        });
     }
 }
 

@@ -3,7 +3,9 @@
 use crate::common::{leaf, model, weight};
 use crate::plans::plan;
 use moec_ir::plan::*;
-use moec_ir::{DType, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify};
+use moec_ir::{
+    DType, Format, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify,
+};
 use moec_ir::{EntryKind, StateDecl};
 
 #[test]

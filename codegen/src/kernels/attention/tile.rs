@@ -4,6 +4,7 @@ use super::{Kernel, LOWEST};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::kernels::cache::{self, BLOCK};
 use crate::kernels::micro::{Panel, outer, pairs, product, variants, widened};
+use crate::machine::Isa;
 use crate::spec::Compute;
 use moec_ir::types::Format;
 
@@ -113,14 +114,16 @@ impl<'k> Kernel<'_, 'k> {
         Block { first: token, keys, key_panel, values }
     }
 
-    /// Cuts `count` queries into groups.
+    /// Cuts `count` queries, a multiple of those that share a head, into groups.
     fn groups(&self, count: I<'k>, mut body: impl FnMut(Group<'k>)) {
-        let (k, most) = (self.k, self.s.queries());
+        let (k, shared) = (self.k, self.s.shared());
+        let single = self.s.rows == 1;
         let mut first = k.i(0);
-        let mut left = most;
-        for m in variants(&k.isa).filter(|&m| m <= most) {
-            // With one row the number of queries is known.
-            if self.s.rows == 1 && left < m {
+        let mut left = shared;
+        for m in variants(&k.isa) {
+            // How many remain after larger groups: exactly `left` of a single row, else any multiple of `shared`.
+            let needed = if single { left >= m } else { m <= self.s.queries() && few(&k.isa, m, shared) };
+            if !needed {
                 continue;
             }
             let stop = if m == 1 { count } else { first + (count - first).div(k.i(m as i64)) * m };
@@ -284,6 +287,13 @@ impl<'k> Kernel<'_, 'k> {
             });
         });
     }
+}
+
+/// Whether groups of `m` queries are written for tiles of several rows. Each costs code, and a tile has a few
+/// queries left over at most: all that is there is the largest group, the fourth, and single ones.
+fn few(isa: &Isa, m: usize, shared: usize) -> bool {
+    let fours = shared.is_multiple_of(4) && isa.mr.is_multiple_of(4);
+    m == isa.mr || m == 4 || (m == 1 && !fours)
 }
 
 /// Rows times `depth` tokens of a panel, on top of `sums`: two vectors for each row.
