@@ -161,11 +161,6 @@ impl<'k> Kb<'k> {
         pairs.map_or(sum, |p| sum + self.add_pairs(p.v, sum))
     }
 
-    /// Two vectors rounded to bf16 and joined lane by lane, the first in the low halves.
-    pub(crate) fn join_bf16(&'k self, [low, high]: [F<'k>; 2]) -> I<'k> {
-        low.halfwords() | high.halfwords().shl(16)
-    }
-
     /// A vector rounded to bf16, as 16-bit integers.
     fn round_bf16(&'k self, x: F<'k>) -> BasicValueEnum<'k> {
         let lanes = self.lanes() as u32;
@@ -235,14 +230,6 @@ impl<'k> F<'k> {
             _ => k.mismatch(rounded),
         };
         I { k, v }
-    }
-}
-
-impl<'k> F<'k> {
-    /// A vector rounded to bf16, each in the low half of a word.
-    fn halfwords(self) -> I<'k> {
-        let k = self.k;
-        I { k, v: k.round_bf16(self) }.zext16()
     }
 }
 

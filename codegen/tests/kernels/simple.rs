@@ -309,36 +309,3 @@ fn rotations() {
     }
     check(&cases);
 }
-
-#[test]
-fn cache_rows_outside_of_the_context_are_skipped() {
-    let mut rng = Rng::new(17);
-    let mut cases = Vec::new();
-    for dim in COLUMNS {
-        let (heads, ctx, slots, n) = (2, 5, 3, 6);
-        let x_ld = heads * dim + 1;
-        let x = random(&mut rng, n, heads * dim, x_ld);
-        let (pos, slot) = (vec![0, 4, -1, 5, 2, 0], vec![0, 2, 1, 1, 1, 1]);
-        let mut expected = vec![9.0; slots * heads * ctx * dim];
-        for r in 0..n {
-            if (0..ctx as i32).contains(&pos[r]) {
-                for c in 0..heads * dim {
-                    let at = ((slot[r] as usize * heads + c / dim) * ctx + pos[r] as usize) * dim;
-                    expected[at + c % dim] = x[r * x_ld + c];
-                }
-            }
-        }
-        cases.push(Case {
-            spec: KernelSpec::CacheWrite { heads, dim, ctx, x_ld },
-            n,
-            operands: vec![
-                Operand::Floats(vec![9.0; slots * heads * ctx * dim]),
-                Operand::Floats(x),
-                Operand::Ints(pos),
-                Operand::Ints(slot),
-            ],
-            expect: vec![(0, Expect::Floats(expected, 0.0))],
-        });
-    }
-    check(&cases);
-}

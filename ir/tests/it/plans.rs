@@ -103,7 +103,12 @@ pub(crate) fn plan() -> Plan {
             segment("p", 1920, 2 * 8 * 18, &[12, 32], Format::Q4, Layout::GluPanels { nr: 8 }),
             segment("t", 2240, 5 * 2 * 18, &[5, 33], Format::Q4, Layout::Rows),
         ],
-        states: vec![StateBuf { name: "layers.0.k".into(), shape: [2, 1, 16, 4] }],
+        states: vec![StateBuf {
+            name: "layers.0.k".into(),
+            shape: [2, 1, 16, 4],
+            format: Format::Bf16,
+            order: CacheOrder::Values { nr: 8, block: 32 },
+        }],
         kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
         entries: vec![entry],
         experts: vec![ExpertTable {

@@ -171,6 +171,8 @@ fn bad_plans_are_refused() {
     refuse_plan("segments[6]", "bytes", |p| p.segments[6].shape = vec![u32::MAX; 3]);
     refuse_plan("segments[0]", "shape", |p| p.segments[0].shape = vec![]);
     refuse_plan("states[0]", "extents", |p| p.states[0].shape = [u32::MAX; 4]);
+    refuse_plan("states[0]", "f16", |p| p.states[0].format = Format::F16);
+    refuse_plan("states[0]", "Keys", |p| p.states[0].order = CacheOrder::Keys { nr: 0 });
     refuse_plan("states[0]", "do not hold", |p| p.model.max_context = 17);
     refuse_plan("states[1]", "taken", |p| p.states.push(p.states[0].clone()));
     for symbol in ["", "1a", "a-b", "ä"] {

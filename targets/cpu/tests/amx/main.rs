@@ -9,6 +9,8 @@ mod emulated;
 mod experts;
 #[path = "../../../../codegen/tests/kernels/gates.rs"]
 mod gates;
+#[path = "../../../../codegen/tests/kernels/cache.rs"]
+mod cache;
 #[path = "../../../../codegen/tests/kernels/harness.rs"]
 mod harness;
 mod inner_loop;
