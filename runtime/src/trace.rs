@@ -163,7 +163,7 @@ impl Engine<'_> {
         self.end(rows, fault.into_inner())
     }
 
-    /// Runs entry point `entry` on all threads as [`Engine::trace_entry`] does on one, and gives the time of
+    /// Runs entry point `entry` as [`Engine::trace_entry`] does, with nobody looking, and gives the time of
     /// every step. All threads meet around each: the times hold a barrier, and no step overlaps the next.
     ///
     /// # Errors
