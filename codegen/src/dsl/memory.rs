@@ -176,6 +176,25 @@ impl<'k> P<'k> {
         }
     }
 
+    /// As many bytes as a vector has lanes, widened by zeros.
+    pub(crate) fn load_bytes(self) -> I<'k> {
+        let k = self.k;
+        let lanes = k.lanes() as u32;
+        let wide = k.ctx.i32_type().vec_type(lanes);
+        match self.load_as(k.ctx.i8_type().vec_type(lanes).into(), 1) {
+            BasicValueEnum::VectorValue(v) => {
+                let v = k.keep(k.b.build_int_z_extend(v, wide, ""), wide.const_zero());
+                I { k, v: v.into() }
+            }
+            v => I { k, v: k.mismatch(v) },
+        }
+    }
+
+    /// One bf16, as f32.
+    pub(crate) fn load_bf16(self) -> F<'k> {
+        I { k: self.k, v: self.load_as(self.k.ctx.i16_type().into(), 2) }.zext16().shl(16).as_float()
+    }
+
     fn load_elems(self, elem: Elem, span: Span<'k>) -> BasicValueEnum<'k> {
         let (k, lanes) = (self.k, self.k.lanes() as u32);
         let ty = elem_type(k.ctx, elem, lanes);
