@@ -117,6 +117,7 @@ pub fn verify(
     let mut module = bundle.graph()?;
     agree(bundle, &module)?;
     let packed = weights::Packed::open(bundle)?;
+    weights::split_tables(&mut module, &packed);
     if source.is_none() {
         weights::read_from_bundle(&mut module);
     }
