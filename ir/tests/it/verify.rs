@@ -206,7 +206,7 @@ fn bad_entries_are_refused() {
     refuse(".steps[1]", "kernel", |e| e.steps[1].code = Code::Kernel(2));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 128));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 2));
-    refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Segment(3));
+    refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Segment(99));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::State(1));
     refuse(".steps[1]", "empty grid", |e| e.steps[1].grid = Grid::Tiles { rows: 0, tiles: 1 });
     refuse(".steps[3]", "dispatch table", |e| e.steps[3].grid = Grid::Experts { table: 0, tiles: 1 });
