@@ -475,8 +475,11 @@ impl KernelSpec {
             Self::Attention { .. } => crate::kernels::attention::scratch_bytes(self, isa),
             Self::AttentionMerge { splits, .. } => splits * 4,
             Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
+            &Self::ExpertGateUp { layout, hidden, format, compute, .. } => {
+                let products = crate::kernels::multiply::scratch_bytes(isa, hidden, format, compute);
+                products + crate::kernels::expert::gathered_bytes(isa, layout.rows, hidden, compute)
+            }
             &Self::Linear { k: depth, format, compute, .. }
-            | &Self::ExpertGateUp { hidden: depth, format, compute, .. }
             | &Self::ExpertDown { inter: depth, format, compute, .. } => {
                 crate::kernels::multiply::scratch_bytes(isa, depth, format, compute)
             }

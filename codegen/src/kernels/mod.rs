@@ -1,10 +1,11 @@
 //! One kernel family per file. [`write`] is the table of them.
 
+mod amx;
 pub(crate) mod attention;
 mod bytes;
 pub(crate) mod cache;
 mod combine;
-mod expert;
+pub(crate) mod expert;
 mod linear;
 mod map;
 mod micro;

@@ -16,9 +16,9 @@ pub(super) const fn depth(channels: usize) -> usize {
 }
 
 /// Writes the panel to the beginning of the scratch.
-pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
+pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
-    let (to, format) = (k.scratch(), format(panel.compute));
+    let Panel { weights: to, format, .. } = unpacked(k, panel);
     let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
     k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
         let from = panel.weights.bytes(group * bytes);
@@ -44,7 +44,11 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
             }
         }
     });
-    Panel { weights: to, depth: panel.depth, format, compute: panel.compute }
+}
+
+/// The panel that [`unpack`] writes.
+pub(super) fn unpacked<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
+    Panel { weights: k.scratch(), format: format(panel.compute), ..*panel }
 }
 
 /// A vector of scales, for codes as [`codes`] and [`high_nibbles`] give them.

@@ -1,6 +1,7 @@
 //! Runs kernels on guarded memory, for several machines, with work split in several ways.
 
 use crate::cache::Cache;
+use crate::machines::{machines, wanted};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice, round_rows};
@@ -121,23 +122,6 @@ impl Drop for Guarded {
     }
 }
 
-/// Machines that this host runs: the x86-64 levels, and the host itself.
-fn machines() -> Vec<Machine> {
-    #[cfg(not(target_arch = "x86_64"))]
-    let levels: [(u8, bool); 0] = [];
-    #[cfg(target_arch = "x86_64")]
-    let levels = [
-        (4, is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq")),
-        (3, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
-        (1, true),
-    ];
-    for (level, _) in levels.iter().filter(|(_, runs)| !runs) {
-        println!("skipped: this host is no x86-64-v{level}");
-    }
-    let levels = levels.iter().filter(|(_, runs)| *runs).map(|(level, _)| Machine::x86_64_level(*level));
-    levels.chain([Machine::host().unwrap_or_else(|e| panic!("{e}"))]).collect()
-}
-
 /// Whether a machine multiplies in that form.
 pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
     match spec {
@@ -157,7 +141,8 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
 /// Checks the cases on every machine that this host runs, as far as they can multiply so.
 pub(crate) fn check(cases: &[Case]) {
     for machine in machines() {
-        let cases: Vec<Case> = cases.iter().filter(|c| able(&machine.isa(), &c.spec)).cloned().collect();
+        let wanted = |c: &&Case| able(&machine.isa(), &c.spec) && wanted(&c.spec);
+        let cases: Vec<Case> = cases.iter().filter(wanted).cloned().collect();
         check_on(&machine, &cases);
     }
     #[cfg(not(target_arch = "aarch64"))]

@@ -6,7 +6,9 @@ mod cache;
 #[cfg(not(target_arch = "aarch64"))]
 mod emulated;
 mod experts;
+mod gates;
 mod harness;
+mod machines;
 mod matrix;
 mod routing;
 mod simple;

@@ -217,11 +217,12 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 /// `moec run`; the bundle's own verb decides the exit code.
-pub(super) fn run(args: &run::Args, _progress: &Progress) -> Result<ExitCode> {
+pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
-    let unit = bundle.unit()?;
+    let unit = if args.emulate { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
-        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .emulating(unit.emulated());
     let name = format!("moec run {}", args.bundle.display());
     let all = std::iter::once(name.clone().into()).chain(args.args.iter().cloned());
     Ok(program.with(|program| moec_runtime::cli::run(program, &bundle.folder, all.skip(1), &name)))
@@ -240,7 +241,8 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
         windows: args.windows.map(|w| w as usize),
     };
     let bundle = Bundle::open(&args.bundle)?;
-    let quality = evaluate::evaluate(&bundle, &tasks, progress)?;
+    let against = args.against.as_deref().map(Bundle::open).transpose()?;
+    let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, progress)?;
     if args.json {
         let value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
         return output::json(&value);
@@ -248,6 +250,18 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
     let mut rows = Vec::new();
     if let (Some(p), Some(n), Some(w)) = (quality.perplexity, quality.tokens, quality.windows) {
         rows.push(vec!["perplexity".to_owned(), format!("{p:.4}"), format!("{n} tokens in {w} windows")]);
+    }
+    if let (Some(same), Some(kl)) = (quality.same_choice, quality.divergence) {
+        rows.push(vec![
+            "same choice".to_owned(),
+            format!("{:.2} %", 100.0 * same),
+            "of next tokens".to_owned(),
+        ]);
+        rows.push(vec![
+            "divergence".to_owned(),
+            format!("{kl:.6}"),
+            "nats per token (Kullback-Leibler)".to_owned(),
+        ]);
     }
     if let (Some(x), Some(n)) = (quality.exact_match, quality.questions) {
         rows.push(vec!["exact match".to_owned(), format!("{:.2} %", 100.0 * x), format!("{n} questions")]);

@@ -129,9 +129,10 @@ pub fn verify(
         evaluator.map_weights(|weight, values| packed.round(weight, values));
     }
 
-    let unit = bundle.unit()?;
+    let unit = bundle.emulated_unit(progress)?;
     let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
-        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .emulating(unit.emulated());
     let entries = program.with(|program| {
         let options = Options { threads: Some(1), check: CheckLevel::default(), stop: None };
         let mut engine = Engine::open(program, &bundle.folder, options)

@@ -3,6 +3,7 @@
 
 mod arithmetic;
 mod attend;
+pub mod emulate;
 mod host;
 mod packing;
 pub mod roofline;
