@@ -9,12 +9,8 @@ impl<'k> F<'k> {
     /// Lanes rounded to bf16, which then stands in the low half of every 32-bit lane; the upper is zero.
     pub(crate) fn to_bf16(self) -> I<'k> {
         let k = self.k;
-        let lanes = k.lanes() as u32;
-        if let (true, BasicValueEnum::VectorValue(v)) = (k.isa.bf16, self.v) {
-            let half = k.ctx.bf16_type().vec_type(lanes);
-            let rounded = k.keep(k.b.build_float_trunc(v, half, "").map(Into::into), self.v);
-            let halves = k.bitcast(rounded, elem_type(k.ctx, Elem::I16, lanes));
-            return I { k, v: halves }.zext16();
+        if k.isa.bf16 && width(self.v) > 1 {
+            return I { k, v: k.round_bf16(self) }.zext16();
         }
         // To the nearest, ties to even. A NaN stays one.
         let bits = self.bits();
@@ -23,11 +19,6 @@ impl<'k> F<'k> {
         let quiet = bits | 0x0040_0000;
         let upper = self.equals(self).pick_int(rounded, quiet).shr(16);
         upper & 0xffff
-    }
-
-    /// Two vectors rounded to bf16: lane by lane one word, `self` in its low half.
-    pub(crate) fn pair_bf16(self, upper: Self) -> I<'k> {
-        self.to_bf16() | upper.to_bf16().shl(16)
     }
 }
 
@@ -65,12 +56,6 @@ impl<'k> P<'k> {
     pub(crate) fn load_halves(self) -> I<'k> {
         let k = self.k;
         I { k, v: self.load_as(elem_type(k.ctx, Elem::I16, k.lanes() as u32), 2) }.zext16()
-    }
-
-    /// One bf16.
-    pub(crate) fn load_bf16(self) -> F<'k> {
-        let k = self.k;
-        I { k, v: self.load_as(k.ctx.i16_type().into(), 2) }.zext16().shl(16).as_float()
     }
 
     /// Stores the low half of a 32-bit integer, or of every lane.

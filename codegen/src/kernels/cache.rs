@@ -164,7 +164,7 @@ fn store_pair<'k>(k: &'k Kb<'k>, to: P<'k>, format: Format, pair: I<'k>, column:
         to.store(both[0]);
         to.words(nr).store(both[1]);
     } else {
-        to.words(pair * nr).words(column).store_int(both[0].pair_bf16(both[1]));
+        to.words(pair * nr).words(column).store_int(k.join_bf16(both));
     }
 }
 

@@ -41,7 +41,12 @@ impl CpuTarget {
         Ok(())
     }
 
-    pub(crate) fn attention(&self, s: &mut Selection, node: &NodeView<'_>, desc: &AttentionDesc) -> Result<()> {
+    pub(crate) fn attention(
+        &self,
+        s: &mut Selection,
+        node: &NodeView<'_>,
+        desc: &AttentionDesc,
+    ) -> Result<()> {
         let (q, q_ld) = node.value(0)?;
         let (cached, [_, _, ctx, _]) = cache(node, 1)?;
         let (cache, count) = (cached.format, q.rows());
