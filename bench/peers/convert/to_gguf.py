@@ -36,7 +36,7 @@ class Checkpoint:
         self.folder = Path(folder)
         self.config = json.loads((self.folder / "config.json").read_text())
         self.tensors = {}
-        for path in sorted(self.folder.glob("*.safetensors")):
+        for path in sorted(self.folder.glob("model*.safetensors")):
             with open(path, "rb") as file:
                 size = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(size))
