@@ -91,6 +91,8 @@ pub enum ByteDot {
     Maddubs,
     /// `sdot`: signed by signed (NEON with dot products).
     Sdot,
+    /// `sdot` for one row, `smmla` for two at a time: eight bytes of two columns each (NEON with I8MM).
+    Smmla,
 }
 
 impl Isa {
@@ -153,7 +155,11 @@ impl Machine {
         let has = |f: &str| features.iter().any(|g| g == f);
         let bytes = |feature, dot, otherwise| if has(feature) { dot } else { otherwise };
         if self.is_aarch64() {
-            let bytes = bytes("dotprod", ByteDot::Sdot, ByteDot::None);
+            let bytes = match (has("dotprod"), has("i8mm")) {
+                (true, true) => ByteDot::Smmla,
+                (true, false) => ByteDot::Sdot,
+                _ => ByteDot::None,
+            };
             Isa { bf16: has("bf16"), bytes, ..Isa::NEON }
         } else if has("avx512f") {
             let bytes = bytes("avx512vnni", ByteDot::Vnni, ByteDot::None);

@@ -170,6 +170,19 @@ impl<'k> Kb<'k> {
         });
     }
 
+    /// As [`Self::tiles`], for blocks that take the longer the later they are: light and heavy ones take
+    /// turns, so that every range of work items takes about its share of the time.
+    pub(crate) fn mixed_tiles(&'k self, rows: usize, body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
+        let n = self.int_param(1);
+        self.tiles(rows, |tile, first, _| {
+            let (block, last) = (first.div(self.i(rows as i64)), (n - 1).div(self.i(rows as i64)));
+            let half = block.div(self.i(2));
+            let block = block.equals(half * 2).pick_int(half, last - half);
+            let first = block * rows;
+            body(tile, first, (first + rows).min(n));
+        });
+    }
+
     /// The rows of work items with one tile.
     pub(crate) fn rows(&'k self, rows: usize, body: impl FnOnce(I<'k>)) {
         self.tiles(rows, |_, first, end| self.each(first, end, 1, body));

@@ -190,11 +190,6 @@ impl<'k> P<'k> {
         }
     }
 
-    /// One bf16, as f32.
-    pub(crate) fn load_bf16(self) -> F<'k> {
-        I { k: self.k, v: self.load_as(self.k.ctx.i16_type().into(), 2) }.zext16().shl(16).as_float()
-    }
-
     fn load_elems(self, elem: Elem, span: Span<'k>) -> BasicValueEnum<'k> {
         let (k, lanes) = (self.k, self.k.lanes() as u32);
         let ty = elem_type(k.ctx, elem, lanes);

@@ -11,6 +11,7 @@ mod flow;
 mod int;
 mod math;
 mod memory;
+mod narrow;
 mod tiles;
 mod value;
 

@@ -33,7 +33,9 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
                     let c = quad * 4 + pair * 2;
                     let values = [channels(quad, pair * 2), channels(quad, pair * 2 + 1)];
                     match format {
-                        Format::Bf16 => to.words((c / 2) * nr + half * lanes).store_int(k.join_bf16(values)),
+                        Format::Bf16 => {
+                            to.words((c / 2) * nr + half * lanes).store_int(values[0].pair_bf16(values[1]))
+                        }
                         _ => {
                             for (i, x) in values.into_iter().enumerate() {
                                 to.words((c + i) * nr + half * lanes).store(x);

@@ -1,6 +1,6 @@
 //! What the kernels are compiled for here.
 
-use moec_codegen::Machine;
+use moec_codegen::{KernelSpec, Machine};
 
 /// Machines that this host runs: the x86-64 levels, and the host itself.
 pub(crate) fn machines() -> Vec<Machine> {
@@ -17,4 +17,9 @@ pub(crate) fn machines() -> Vec<Machine> {
     }
     let levels = levels.iter().filter(|(_, runs)| *runs).map(|(level, _)| Machine::x86_64_level(*level));
     levels.chain([Machine::host().unwrap_or_else(|e| panic!("{e}"))]).collect()
+}
+
+/// Whether a kernel is to be checked on them: every one is.
+pub(crate) fn wanted(_: &KernelSpec) -> bool {
+    true
 }

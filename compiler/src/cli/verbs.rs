@@ -93,6 +93,7 @@ fn plan_facts(plan: &Plan) -> Value {
             "bytes": bytes,
             "bits_per_weight": bits(numbers, bytes),
         })).collect::<Vec<_>>(),
+        "kv_cache_format": plan.states.first().map(|s| s.format.name()),
         "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes, "scratch_per_thread": plan.scratch_bytes},
     })
 }
@@ -134,7 +135,10 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         row("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
         row("context", format!("{} tokens, {} sequences", plan.model.max_context, plan.model.slots)),
         row("weights", format!("{}: {}", text("weights"), formats.join(", "))),
-        row("KV cache", text("kv_cache")),
+        row(
+            "KV cache",
+            format!("{} of {}", text("kv_cache"), facts["kv_cache_format"].as_str().unwrap_or("nothing")),
+        ),
         row("arena", text("arena")),
         row("kernels", plan.kernels.len().to_string()),
     ];

@@ -2,6 +2,7 @@
 //! source, and the executor that loads a bundle's object code into this process.
 
 mod arithmetic;
+mod attend;
 pub mod emulate;
 mod host;
 mod packing;
@@ -9,6 +10,7 @@ pub mod roofline;
 mod select;
 
 pub use arithmetic::Activations;
+pub use attend::CacheView;
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Error as CodegenError, KernelSpec};

@@ -1,6 +1,6 @@
 //! What the kernels are compiled for here.
 
-use moec_codegen::Machine;
+use moec_codegen::{Compute, KernelSpec, Machine};
 use moec_cpu::emulate;
 
 /// AVX-512 with VNNI and bf16, as every processor with tiles has them, and AMX.
@@ -28,4 +28,14 @@ pub(crate) fn machines() -> Vec<Machine> {
         emulate::install().unwrap_or_else(|e| panic!("{e}"));
     }
     vec![machine]
+}
+
+/// Whether a kernel is to be checked on them: those that use tiles, since the others are as on AVX-512.
+pub(crate) fn wanted(spec: &KernelSpec) -> bool {
+    matches!(
+        spec,
+        KernelSpec::Linear { compute: Compute::Bf16, .. }
+            | KernelSpec::ExpertGateUp { compute: Compute::Bf16, .. }
+            | KernelSpec::ExpertDown { compute: Compute::Bf16, .. }
+    )
 }
