@@ -287,7 +287,7 @@ class Bench:
         with Worker(self.venvs, peer, source, self.args.threads, 1024, fmt) as worker:
             self.note_version(peer, worker)
             worker.do("output" if direct else "logits", ids=ids, out=out)
-        found["layer_error"] = self.models.layer_error(out, output=direct)
+        found["layer_error"] = self.models.layer_error(out, *["--output"] * direct, *["--renorm"] * (peer == "ik"))
         if peer in ("llama", "ik"):
             source = self.models.gguf(FERRIS, fmt)
             with Worker(self.venvs, peer, source, self.args.threads, 1024, fmt) as worker:
