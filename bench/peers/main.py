@@ -281,13 +281,13 @@ class Bench:
         return {"layer_error": error, "perplexity": perplexity}
 
     def peer_quality(self, peer, fmt):
-        probe, found = self.models.probe(), {}
+        probe, found, direct = self.models.probe(), {}, peer in ("kt", "transformers")
         out, ids = str(self.cache / f"{peer}-logits.npy"), list(range(64))
         source = self.models.source(peer, probe, fmt, exact_ends=True)
         with Worker(self.venvs, peer, source, self.args.threads, 1024, fmt) as worker:
             self.note_version(peer, worker)
-            worker.do("output" if peer == "kt" else "logits", ids=ids, out=out)
-        found["layer_error"] = self.models.layer_error(out, output=peer == "kt")
+            worker.do("output" if direct else "logits", ids=ids, out=out)
+        found["layer_error"] = self.models.layer_error(out, *["--output"] * direct, *["--renorm"] * (peer == "ik"))
         if peer in ("llama", "ik"):
             source = self.models.gguf(FERRIS, fmt)
             with Worker(self.venvs, peer, source, self.args.threads, 1024, fmt) as worker:

@@ -122,6 +122,16 @@ class Models:
             self.run(words + (["--exact-ends"] if exact_ends else []), f"gguf-{path.stem}")
         return path
 
+    def relabelled(self, source):
+        """OLMoE under a name that ik_llama.cpp knows: a copy, gone with the bundles of its format."""
+        out = self.cache / "bundles" / self.stamp / f"{source.stem}-qwen3moe.gguf"
+        if not out.exists():
+            log(f"  converting {out.name}")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            words = [self.venvs.python("llama"), HERE / "convert" / "to_gguf.py", source, out, "qwen3moe"]
+            self.run(words, f"gguf-{out.stem}")
+        return out
+
     def openvino(self, folder):
         out = self.cache / "openvino" / folder.name
         if not (out / "openvino_model.xml").exists():
@@ -132,11 +142,13 @@ class Models:
 
     def source(self, peer, folder, fmt, exact_ends=False):
         """What a peer loads."""
-        if peer.startswith(("llama", "ik")):
+        if peer == "ik":
+            return self.relabelled(self.gguf(folder, fmt, exact_ends))
+        if peer.startswith("llama"):
             return self.gguf(folder, fmt, exact_ends)
         return self.openvino(folder) if peer == "openvino" else folder
 
-    def layer_error(self, path, output=False):
-        """Relative error of a layer's output against f64, from logits that an engine gave for the probe."""
-        words = [self.venvs.python("llama"), HERE / "convert" / "probe.py", "error", self.probe(), path]
-        return json.loads(self.run(words + (["--output"] if output else []), "error"))["error"]
+    def layer_error(self, path, *flags):
+        """Relative error of a layer's output against f64, from what an engine gave for the probe."""
+        words = [self.venvs.python("llama"), HERE / "convert" / "probe.py", "error", self.probe(), path, *flags]
+        return json.loads(self.run(words, "error"))["error"]

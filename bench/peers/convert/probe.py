@@ -1,7 +1,8 @@
 """A checkpoint whose logits show what its only layer of experts gives, and the error of an engine on it.
 
     probe.py make SYNTH OUT       from a random OLMoE of one layer and as many tokens as channels
-    probe.py error PROBE FILE     relative error of logits (or of the experts' own output, `--output`)
+    probe.py error PROBE FILE     relative error of logits (or of the experts' own output, `--output`; `--renorm`: of an
+                                  engine that lets the weights of the chosen experts add up to one)
 
 Attention adds nothing (its output projection is zero), the head is the identity and the last norm's weight is one,
 so that logits are `(e + m) / rms(e + m)` of embedding `e` and experts' output `m`. The experts give zero in channel 0,
@@ -52,7 +53,7 @@ def make(source, out):
 
 
 def reference(checkpoint):
-    """Embeddings, and the experts' output in f64."""
+    """Embeddings, the experts' output in f64, and what the weights of the chosen ones add up to."""
     config, get = checkpoint.config, lambda name: checkpoint.f32(name).astype(np.float64)
     e = get("model.embed_tokens.weight")[:TOKENS]
     x = e / np.sqrt((e * e).mean(1, keepdims=True) + config["rms_norm_eps"])
@@ -61,6 +62,7 @@ def reference(checkpoint):
     scores = np.exp(scores - scores.max(1, keepdims=True))
     scores /= scores.sum(1, keepdims=True)
     chosen = np.argsort(-scores, axis=1, kind="stable")[:, : config["num_experts_per_tok"]]
+    total = np.take_along_axis(scores, chosen, 1).sum(1, keepdims=True)
     m = np.zeros_like(e)
     for expert in range(scores.shape[1]):
         rows = np.nonzero((chosen == expert).any(1))[0]
@@ -71,7 +73,7 @@ def reference(checkpoint):
         )
         g = x[rows] @ gate.T
         m[rows] += scores[rows, expert, None] * ((g / (1 + np.exp(-g)) * (x[rows] @ up.T)) @ down.T)
-    return e, m
+    return e, m, total
 
 
 def load(path):
@@ -83,12 +85,13 @@ def load(path):
         return np.fromfile(file, np.float32).reshape(info["shape"]).astype(np.float64)
 
 
-def error(probe, path, is_output):
+def error(probe, path, is_output, renorm):
     checkpoint = Checkpoint(probe)
-    kept = Path(probe) / "reference.npz"
+    kept = Path(probe) / "experts.npz"
     if not kept.exists():
-        np.savez(kept, **dict(zip("em", reference(checkpoint))))
-    e, m = np.load(kept)["e"], np.load(kept)["m"]
+        np.savez(kept, **dict(zip("emt", reference(checkpoint))))
+    e, m, total = (np.load(kept)[name] for name in "emt")
+    m = m / total if renorm else m
     found = load(path)
     if not is_output:
         found = found * (MARK / found[:, :1]) - e
@@ -101,11 +104,12 @@ def main():
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     parser.add_argument("--output", action="store_true")
+    parser.add_argument("--renorm", action="store_true")
     args = parser.parse_args()
     if args.what == "make":
         make(args.first, args.second)
     else:
-        print(json.dumps({"error": error(args.first, args.second, args.output)}))
+        print(json.dumps({"error": error(args.first, args.second, args.output, args.renorm)}))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,11 @@
 
 `FORMAT` is bf16, q8 (Q8_0) or q4 (Q4_0), for every matrix alike, as moec stores them; norms, biases and routers are
 f32. `--exact-ends` keeps embedding and head in f32. There is no tokenizer: ids go in, logits come out.
+
+    to_gguf.py OLMOE.gguf OUT qwen3moe
+
+The same weights under an architecture that differs in norms alone: for ik_llama.cpp, which knows no OLMoE. Queries and
+keys are normalised head by head, and the weights of the chosen experts add up to one.
 """
 
 import argparse
@@ -36,7 +41,7 @@ class Checkpoint:
         self.folder = Path(folder)
         self.config = json.loads((self.folder / "config.json").read_text())
         self.tensors = {}
-        for path in sorted(self.folder.glob("*.safetensors")):
+        for path in sorted(self.folder.glob("model*.safetensors")):
             with open(path, "rb") as file:
                 size = int.from_bytes(file.read(8), "little")
                 header = json.loads(file.read(size))
@@ -141,16 +146,37 @@ def quantise(source, out, fmt, exact_ends):
         raise SystemExit(f"{source} cannot be quantised")
 
 
+def relabel(source, out):
+    reader = gguf.GGUFReader(source)
+    writer = gguf.GGUFWriter(str(out), "qwen3moe")
+    for key, field in reader.fields.items():
+        if key.startswith("olmoe.") or key in ("tokenizer.ggml.model", "general.file_type"):
+            writer.add_key_value(key.replace("olmoe.", "qwen3moe."), field.contents(), field.types[0])
+    head_dim = reader.fields["olmoe.attention.key_length"].contents()
+    data = {t.name: t.data[:head_dim] if t.name.endswith(("q_norm.weight", "k_norm.weight")) else t.data for t in reader.tensors}
+    for t in reader.tensors:
+        d = data[t.name]
+        writer.add_tensor_info(t.name, d.shape, d.dtype, d.nbytes, raw_dtype=t.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for t in reader.tensors:
+        writer.write_tensor_data(np.ascontiguousarray(data[t.name]))
+    writer.close()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("checkpoint")
     parser.add_argument("out", type=Path)
-    parser.add_argument("format", choices=["bf16", "q8", "q4"])
+    parser.add_argument("format", choices=["bf16", "q8", "q4", "qwen3moe"])
     parser.add_argument("--exact-ends", action="store_true")
     args = parser.parse_args()
     # A file that is there is whole.
     hidden = args.out.with_name(f".{args.out.name}")
-    if args.format == "bf16":
+    if args.format == "qwen3moe":
+        relabel(args.checkpoint, hidden)
+    elif args.format == "bf16":
         write(Checkpoint(args.checkpoint), hidden, args.exact_ends)
     else:
         bf16 = args.out.with_name(args.out.name.replace(args.format, "bf16"))

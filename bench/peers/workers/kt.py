@@ -20,37 +20,40 @@ class Kt:
         config = json.loads((Path(path) / "config.json").read_text())
         self.k, self.hidden, self.experts = config["num_experts_per_tok"], config["hidden_size"], config["num_experts"]
         self.eps = config["rms_norm_eps"]
-        for file in sorted(Path(path).glob("*.safetensors")):
+        for file in sorted(Path(path).glob("model*.safetensors")):
             with safe_open(file, "pt") as tensors:
                 self.layer |= {name: tensors.get_tensor(name) for name in tensors.keys()}
-        self.wrapper, self.moe = self.open(path, threads, context, config["intermediate_size"], fmt)
+        self.infer = self.pool(threads)
+        self.moe = self.open(context, config["intermediate_size"], fmt)
 
-    def open(self, path, threads, context, inner, fmt):
-        from kt_kernel import KTMoEWrapper
+    def pool(self, threads):
+        """One pool of threads, as `BaseMoEWrapper` makes it. The wrappers themselves want a CUDA driver."""
+        from kt_kernel import kt_kernel_ext as ext
 
-        method = {"bf16": "BF16", "q8": "AMXINT8"}[fmt]
-        wrapper = KTMoEWrapper(
-            layer_idx=0, num_experts=self.experts, num_experts_per_tok=self.k, hidden_size=self.hidden,
-            moe_intermediate_size=inner, gpu_experts_mask=None, cpuinfer_threads=threads, threadpool_count=1,
-            weight_path=path, chunked_prefill_size=context, method=method,
-        )
-        order = self.torch.arange(self.experts, dtype=self.torch.int64)
-        if fmt == "bf16":
-            wrapper.load_weights(order)
-            return wrapper, wrapper.moe
-        return wrapper, self.quantized(wrapper, order, context, inner)
+        config = ext.WorkerPoolConfig()
+        config.subpool_count, config.subpool_numa_map, config.subpool_thread_count = 1, [0], [threads]
+        return ext.CPUInfer(config)
 
-    def quantized(self, wrapper, order, context, inner):
-        """As the wrapper does it, without writing the weights to the checkpoint's folder."""
-        from kt_kernel_ext.moe import AMXInt8_MOE, MOEConfig
+    def open(self, context, inner, fmt):
+        """The layer's experts: bf16 as they are (`BF16`), or quantised while they are loaded (`AMXINT8`)."""
+        import kt_kernel_ext.moe as ext
 
-        config = MOEConfig(self.experts, self.k, self.hidden, inner, wrapper.gpu_experts_mask.data_ptr())
-        config.layer_idx, config.pool, config.max_len = 0, wrapper.cpu_infer.backend_, context
+        self.on_gpu = self.torch.zeros(self.experts, dtype=self.torch.bool)
+        config = ext.MOEConfig(self.experts, self.k, self.hidden, inner, self.on_gpu.data_ptr())
+        config.layer_idx, config.pool, config.max_len = 0, self.infer.backend_, context
         self.kept = [self.stack(name) for name in ("gate_proj", "up_proj", "down_proj")]
-        config.gate_proj, config.up_proj, config.down_proj = (t.data_ptr() for t in self.kept)
-        moe = AMXInt8_MOE(config)
-        wrapper.cpu_infer.submit(moe.load_weights_task(order.data_ptr()))
-        wrapper.cpu_infer.sync()
+        if fmt == "q8":
+            config.gate_proj, config.up_proj, config.down_proj = (t.data_ptr() for t in self.kept)
+            moe = ext.AMXInt8_MOE(config)
+        else:
+            pointers = [[[t[e].data_ptr() for e in range(self.experts)]] for t in self.kept]
+            config.gate_projs, config.up_projs, config.down_projs = pointers
+            config.gate_scales = config.up_scales = config.down_scales = [[0] * self.experts]
+            moe = getattr(ext, "AMXBF16_MOE", None) or ext.AVX2BF16_MOE
+            moe = moe(config)
+        self.order = self.torch.arange(self.experts, dtype=self.torch.int64)
+        self.infer.submit(moe.load_weights_task(self.order.data_ptr()))
+        self.infer.sync()
         return moe
 
     def stack(self, name):
@@ -71,11 +74,10 @@ class Kt:
         out = self.torch.zeros_like(x)
         rows = self.torch.tensor([x.shape[0]], dtype=self.torch.int32)
         pointers = [t.data_ptr() for t in (experts, weights, x, out)]
-        infer = self.wrapper.cpu_infer
 
         def work():
-            infer.submit(self.moe.forward_task(rows.data_ptr(), self.k, *pointers, False))
-            infer.sync()
+            self.infer.submit(self.moe.forward_task(rows.data_ptr(), self.k, *pointers, False))
+            self.infer.sync()
 
         return timed(work)[0], out
 
