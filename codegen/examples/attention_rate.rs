@@ -131,6 +131,7 @@ fn main() -> Outcome {
         (Format::Bf16, Compute::Bf16),
         (Format::Bf16, Compute::F32),
         (Format::Q8, Compute::Bf16),
+        (Format::Q8, Compute::F32),
         (Format::F32, Compute::F32),
     ];
     for machine in [Machine::host()?, Machine::x86_64_level(3)] {
