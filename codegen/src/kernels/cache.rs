@@ -84,7 +84,7 @@ fn put_key<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &Toke
         Format::Q8 => quantise(k, x, dim, |group, _, scale| {
             let panel = panel.bytes(group * (nr * (GROUP + 2)));
             panel.bytes(nr * GROUP).halves(t).store_halves(scale);
-            k.each(0, GROUP / 2, 1, |c| small.halves(c).copy_half(panel.halves(c * nr + t)));
+            k.each(0, GROUP, 1, |c| small.bytes(c).copy_byte(panel.bytes(c * nr + t)));
         }),
         _ => {
             // An odd last channel has a zero beside it.
@@ -117,7 +117,11 @@ fn put_value<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &To
             let scales = block.bytes(dim.next_multiple_of(nr) * BLOCK);
             quantise(k, x, dim, |group, width, scale| {
                 scales.halves(group * BLOCK + t).store_halves(scale);
-                k.each(0, width, 1, |c| small.bytes(c).copy_byte(block.bytes(place(group * GROUP + c))));
+                k.each(0, width, 1, |i| {
+                    let c = group * GROUP + i;
+                    let to = c.div(index(nr)) * (nr * BLOCK) + t * nr + c.rem(index(nr));
+                    small.bytes(i).copy_byte(block.bytes(to));
+                });
             });
         }
         _ => {
@@ -188,8 +192,8 @@ pub(super) fn widen_keys<'k>(
             for column in (0..nr).step_by(lanes) {
                 let scale = from.bytes(nr * GROUP).halves(column).load_halves().shl(16).as_float();
                 k.each(0, GROUP / 2, 1, |pair| {
-                    let codes = from.halves(pair * nr).halves(column).load_halves();
-                    let both = [0, 1].map(|b| codes.byte(b).to_float() * scale);
+                    let codes = from.bytes(pair * (2 * nr)).bytes(column);
+                    let both = [0, nr].map(|row| codes.bytes(row).load_codes().to_float() * scale);
                     store_pair(k, to, format, pair, column, both);
                 });
             }
@@ -220,10 +224,10 @@ pub(super) fn widen_values<'k>(
             let group = (panel * nr + column).div(k.i(GROUP as i64));
             let scales = scales.halves(group * BLOCK);
             k.each(first.div(k.i(2)), end.div(k.i(2)), 1, |pair| {
-                let codes = from.halves(pair * nr).halves(column).load_halves();
-                let both = [0, 1].map(|b| {
-                    let scale = scales.halves(pair * 2).halves(b).load_bf16();
-                    codes.byte(b as i64).to_float() * scale
+                let codes = from.bytes(pair * (2 * nr)).bytes(column);
+                let both = [0, 1].map(|row| {
+                    let scale = scales.halves(pair * 2).halves(row).load_bf16();
+                    codes.bytes(row * nr).load_codes().to_float() * scale
                 });
                 store_pair(k, to, format, pair, column, both);
             });
