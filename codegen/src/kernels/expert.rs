@@ -23,7 +23,9 @@ fn expert<'k>(dispatch: P<'k>, layout: DispatchLayout, active: I<'k>) -> Expert<
 }
 
 pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias } = *spec else {
+    let KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, schedule } =
+        *spec
+    else {
         return k.fail("not a gate and up");
     };
     let (x, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
@@ -34,7 +36,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     k.expert_tiles(tiles, |active, p| {
         let e = expert(dispatch, layout, active);
         let weights = weights.bytes(e.id * (tiles * bytes) + p * bytes);
-        let panel = Panel { weights, depth: hidden, format, compute };
+        let panel = Panel { weights, depth: hidden, format, compute, schedule };
         let columns = Columns::of(k, p, 2 * inter, Some(glu));
         let tokens = dispatch.words(layout.token());
         // Rows are read where they lie: gathering them first costs more than their addresses do.
@@ -47,7 +49,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 }
 
 pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias } = *spec else {
+    let KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias, schedule } = *spec else {
         return k.fail("not a down projection");
     };
     let (h, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
@@ -59,7 +61,7 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     k.expert_tiles(tiles, |active, p| {
         let e = expert(dispatch, layout, active);
         let weights = weights.bytes(e.id * (tiles * bytes) + p * bytes);
-        let panel = Panel { weights, depth: inter, format, compute };
+        let panel = Panel { weights, depth: inter, format, compute, schedule };
         let columns = Columns::of(k, p, hidden, None);
         multiply(k, &panel, e.first, e.end, &|slot| h.words(slot * words), &|slot, sums| {
             let bias = bias.map(|b| columns.bias(k, b.words(e.id * hidden)));

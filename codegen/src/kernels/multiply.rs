@@ -12,6 +12,7 @@ use super::micro::{Panel, product, row_groups};
 use super::{bytes, unpack};
 use crate::dsl::{F, I, Kb, P};
 use crate::machine::Isa;
+use crate::schedule::Schedule;
 use crate::spec::Compute;
 use moec_ir::types::{Format, GROUP};
 
@@ -26,10 +27,16 @@ pub(crate) fn panel_bytes(isa: &Isa, depth: usize, format: Format) -> usize {
 }
 
 /// Bytes of scratch for products over `depth` channels.
-pub(crate) fn scratch_bytes(isa: &Isa, depth: usize, format: Format, compute: Compute) -> usize {
+pub(crate) fn scratch_bytes(
+    isa: &Isa,
+    depth: usize,
+    format: Format,
+    compute: Compute,
+    schedule: Schedule,
+) -> usize {
     match (format, compute) {
         (Format::F32 | Format::F16 | Format::Bf16, _) => 0,
-        (_, Compute::I8) => bytes::scratch_bytes(isa),
+        (_, Compute::I8) => bytes::scratch_bytes(isa, schedule),
         (_, compute) => panel_bytes(isa, unpack::depth(depth), unpack::format(compute)),
     }
 }
@@ -51,7 +58,7 @@ pub(crate) fn multiply<'k>(
         (Format::Q8 | Format::Q4, _) => unpack::unpack(k, panel),
         _ => *panel,
     };
-    row_groups(k, first, end, |at, m| {
+    row_groups(k, panel.schedule.mr(&k.isa), first, end, |at, m| {
         let rows: Vec<_> = (0..m).map(|i| row(at + i)).collect();
         for (i, sums) in product(k, &rows, &panel).into_iter().enumerate() {
             store(at + i, sums);

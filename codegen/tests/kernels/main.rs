@@ -8,4 +8,5 @@ mod experts;
 mod harness;
 mod matrix;
 mod routing;
+mod schedules;
 mod simple;

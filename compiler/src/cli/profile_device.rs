@@ -5,9 +5,7 @@ use crate::progress::Progress;
 use crate::{Error, Result, human};
 use moec_cpu::CpuTarget;
 use moec_cpu::roofline::{self, Roofline};
-use moec_device::{
-    Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind,
-};
+use moec_device::{Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind};
 use moec_runtime::cpu;
 use serde_json::{Value, json};
 use std::fs;

@@ -14,7 +14,7 @@ use moec_runtime::LoadedProgram;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// `moec build`.
 pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
@@ -23,6 +23,7 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
         config: &args.config,
         target: &args.target,
         output: args.output.as_deref(),
+        tune: args.tune.then(|| Duration::from_secs(u64::from(args.tune_time))),
         link: !args.no_run,
         stops: Stops { print_after: args.print_after.as_deref(), stop_after: args.stop_after.as_deref() },
     };
