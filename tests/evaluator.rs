@@ -11,7 +11,7 @@ use moec::pipeline::{Compilation, Stops};
 use moec::progress::Progress;
 use moec::verify::{BOUND, verify};
 use moec_ir::eval::Evaluator;
-use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, moec, ok};
+use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, ferris, moec, ok};
 
 /// Largest relative error of any value anywhere in a model, evaluator against compiled code.
 const CHAINED: f64 = 2e-5;
@@ -19,7 +19,7 @@ const CHAINED: f64 = 2e-5;
 #[test]
 fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
     for family in FAMILIES {
-        for format in ["f32", "bf16", "f16"] {
+        for format in ["f32", "bf16", "f16", "q8", "q4"] {
             let folder = tempfile::tempdir().unwrap();
             let source = checkpoint(family);
             let toml = Setup { format, chunk: 16, batch: &[1, 3], context: 64 }.write(&source, folder.path());
@@ -75,6 +75,22 @@ fn rewriting_keeps_what_the_graph_means() {
         assert!(distance(&before, &want.logits) <= 1e-4, "{family}: the graph is not the model");
         assert!(distance(&before, &after) <= 1e-5, "{family}: rewriting changed the result");
     }
+}
+
+#[test]
+fn what_was_rounded_by_importance_verifies() {
+    // The demo model has a tokenizer, and its table is its head: they are rounded apart from each other.
+    let folder = tempfile::tempdir().unwrap();
+    let toml = Setup { format: "q4", chunk: 16, batch: &[1], context: 64 }.write(&ferris(), folder.path());
+    let text = ferris().join("eval/text.txt");
+    let calibrate = format!("[calibrate]\ntext = [{text:?}]\ntokens = 512\n");
+    std::fs::write(&toml, std::fs::read_to_string(&toml).unwrap() + &calibrate).unwrap();
+    let bundle = folder.path().join("b");
+    let mut build = moec();
+    build.env("MOEC_CACHE", folder.path().join("cache"));
+    ok(build.arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
+    ok(moec().arg("verify").arg(&bundle));
+    ok(moec().arg("verify").arg(&bundle).arg("--source").arg(ferris()));
 }
 
 #[test]

@@ -43,6 +43,9 @@ class Peer:
     """Compiled here, with these options."""
     environment: dict = field(default_factory=dict)
     note: str = ""
+    """What a reader of the table must know."""
+    above: str = ""
+    """Folder whose packages are seen where this one has none of that name."""
 
 
 LLAMA = ("gguf", "safetensors", "tokenizers")
@@ -63,7 +66,7 @@ PEERS = {
         ("torch", "safetensors", "numpy"), note="bf16, `grouped_mm` experts, SDPA attention, the prompt in one piece",
     ),
     "openvino": Peer(
-        "OpenVINO GenAI", "openvino-genai", "openvino_model.py", ("q8",), "openvino", ("optimum-intel",),
+        "OpenVINO GenAI", "openvino-genai", "openvino_model.py", ("q8",), "openvino", ("optimum-intel",), above="torch",
         note="exported by optimum-intel with int8 weights (one scale per channel)",
     ),
     "kt": Peer(
@@ -119,6 +122,12 @@ class Venvs:
         with open(path, "w") as out:
             if not python.exists():
                 subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, stdout=out, stderr=out)
+            if peer.above:
+                below = next((self.root / f"venv-{peer.above}").glob("lib/python*/site-packages"), None)
+                if not below:
+                    raise Failed("needs torch, which is not installed")
+                site = next(folder.glob("lib/python*/site-packages"))
+                (site / "above.pth").write_text(f"{below}\n")
             for step in steps:
                 done = subprocess.run([str(python), *step], env=environment, stdout=out, stderr=out)
                 if done.returncode:

@@ -18,7 +18,8 @@ from engines import PEERS, Failed, Process, Venvs, Worker, log
 from models import FERRIS, LAYERS, Models
 
 FORMATS = ["bf16", "q8", "q4"]
-MAIN = ["llama", "ik", "transformers", "openvino"]
+MAIN = {"olmoe": ["llama", "ik", "transformers"], "qwen3-30b-a3b": ["llama", "openvino"], "phi-tiny": ["llama"]}
+"""Peers of whole models. optimum-intel exports no OLMoE."""
 WINDOW, WINDOWS = 512, 40
 """As in `reference_metrics.json` of ferris."""
 PAUSE = 0.3
@@ -43,6 +44,7 @@ def arguments():
     p.add_argument("--repeat", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--quick", action="store_true", help="first model only, 2 layers, prompts of 256 and 1024, 3 repetitions")
+    p.add_argument("--keep", action="store_true", help="keep the files of every model, not only of the first")
     p.add_argument("--no-install", action="store_true", help="leave out peers that are not installed")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
     args = p.parse_args()
@@ -100,14 +102,15 @@ class Bench:
     def peers(self, names, fmt):
         return [p for p in names if p in self.args.peers and fmt in PEERS[p].formats]
 
-    def attempt(self, peer, fmt, what, work):
+    def attempt(self, peer, fmt, what, work, model=None):
         """Runs what a peer is asked for; a failure is noted, never fatal."""
         try:
             return work()
         except (Failed, subprocess.SubprocessError, OSError) as e:
             log(f"  {PEERS[peer].title} {fmt}: {e}")
             self.failures[f"{peer} {fmt} {what}"] = str(e)
-            self.rows.append({"section": what, "engine": peer, "format": fmt, "failed": str(e)})
+            row = {"section": what, "engine": peer, "format": fmt, "failed": str(e)}
+            self.rows.append(row | ({"model": model} if model else {}))
             return None
 
     def note_version(self, peer, worker):
@@ -171,10 +174,13 @@ class Bench:
             folder = self.models.checkpoint(model, layers, self.args.context)
             for fmt in self.args.formats:
                 self.moec_alone(model, folder, fmt)
-                for peer in self.peers(MAIN if i == 0 else ["llama"], fmt):
-                    self.attempt(peer, fmt, "model", lambda p=peer, f=fmt: self.pair(p, model, folder, f))
+                for peer in self.peers(MAIN[model], fmt):
+                    self.attempt(peer, fmt, "model", lambda p=peer, f=fmt: self.pair(p, model, folder, f), model)
+                self.models.drop_bundles()
             if i == 0:
                 self.restricted(model, folder)
+            elif not self.args.keep:
+                self.models.drop(folder)
 
     def moec_alone(self, model, folder, fmt, **more):
         try:
@@ -192,6 +198,7 @@ class Bench:
         for peer, target in targets.items():
             for fmt in [f for f in self.args.formats if self.peers([peer], f)]:
                 self.attempt(peer, fmt, peer, lambda p=peer, t=target, f=fmt: self.pair(p, model, folder, f, t, section=p))
+                self.models.drop_bundles()
 
     def without_amx(self):
         r = self.report

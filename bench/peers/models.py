@@ -10,7 +10,7 @@ from limits import Shape
 
 ROOT = HERE.parent.parent
 FERRIS = ROOT / "golden" / "models" / "ferris"
-LAYERS = {"olmoe": 4, "qwen3-30b-a3b": 1, "phi-tiny": 8}
+LAYERS = {"olmoe": 4, "qwen3-30b-a3b": 1, "phi-tiny": 4}
 """Layers that are kept: what 24 GB hold several times."""
 CHUNK = 512
 """Tokens of a prompt that moec computes at once, as llama.cpp's n_ubatch."""
@@ -34,7 +34,7 @@ class Models:
     def __init__(self, cache, moec, venvs):
         self.cache, self.moec, self.venvs = cache, Path(moec), venvs
         stat = self.moec.stat()
-        # Bundles are of one compiler; GGUF files and checkpoints are of none.
+        # Bundles are of one compiler and built in less time than they are measured; GGUF files and checkpoints stay.
         self.stamp = f"{stat.st_size:x}-{stat.st_mtime_ns:x}"
         self.built = {}
 
@@ -83,11 +83,11 @@ class Models:
     def bundle(self, folder, fmt, context, target="native", ends=None, activations="auto", link=False):
         """A bundle; builds it unless this very compiler has."""
         ends = ends or fmt
-        name = f"{folder.name}-{fmt}-{ends}-{activations}-{Path(target).stem}-{context}{'-run' if link else ''}"
+        name = f"{folder.name}-{fmt}-{ends}-{activations}-{Path(target).stem}-{context}"
         out = self.cache / "bundles" / self.stamp / f"{name}.moec"
         facts = out.with_suffix(".json")
         if not facts.exists():
-            self.drop_stale()
+            self.drop_bundles(but=self.stamp)
             log(f"  building {name}")
             out.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(out, ignore_errors=True)
@@ -100,11 +100,16 @@ class Models:
         self.built[name] = json.loads(facts.read_text())
         return out
 
-    def drop_stale(self):
-        """Bundles of another compiler are of no use, and large."""
+    def drop_bundles(self, but=None):
+        """Bundles are large. Those of another compiler are of no use at all."""
         for old in (self.cache / "bundles").glob("*"):
-            if old.name != self.stamp:
+            if old.name != but:
                 shutil.rmtree(old)
+
+    def drop(self, folder):
+        """Removes a checkpoint and everything that was made of it."""
+        for path in [folder, *self.cache.glob(f"gguf/{folder.name}-*"), *self.cache.glob(f"openvino/{folder.name}")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def gguf(self, folder, fmt, exact_ends=False):
         path = self.cache / "gguf" / f"{folder.name}-{fmt}.gguf"

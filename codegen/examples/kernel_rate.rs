@@ -137,7 +137,13 @@ fn experts(name: &'static str, tokens: usize, format: Format, compute: Compute) 
     }
 }
 
-fn attention(name: &'static str, heads: usize, kv_heads: usize, rows: usize, context: usize) -> Probe {
+fn attention(
+    name: &'static str,
+    compute: Compute,
+    [heads, kv_heads]: [usize; 2],
+    rows: usize,
+    context: usize,
+) -> Probe {
     let dim = 128;
     let desc = AttentionDesc {
         heads,
@@ -153,10 +159,19 @@ fn attention(name: &'static str, heads: usize, kv_heads: usize, rows: usize, con
     let keys: i64 = positions.iter().map(|&p| i64::from(p) + 1).sum();
     Probe {
         name,
-        spec: KernelSpec::Attention { desc, q_ld: heads * dim, out_ld: heads * dim, ctx: context },
+        spec: KernelSpec::Attention {
+            desc,
+            cache: Format::Bf16,
+            compute,
+            ctx: context,
+            rows: if rows == 1 { 1 } else { (96 * kv_heads / heads).max(1) },
+            splits: 1,
+            q_ld: heads * dim,
+            out_ld: heads * dim,
+        },
         n: rows,
         operations: 4.0 * keys as f64 * (heads * dim) as f64,
-        bytes: (2 * kv_heads * context * dim * 4) as f64,
+        bytes: (2 * kv_heads * context * dim * 2) as f64,
         operands: vec![
             Operand::Words(rows * heads * dim),
             Operand::Words(kv_heads * context * dim),
@@ -299,16 +314,21 @@ fn main() -> Outcome {
         experts("experts q8 i8, 64 tokens each", 1024, Q8, I8),
         experts("experts q4 i8, 1 token each", 16, Q4, I8),
         experts("experts q4 i8, 64 tokens each", 1024, Q4, I8),
-        attention("attention 32/4, 1 row of 4096", 32, 4, 1, 4096),
-        attention("attention 16/16, 1 row of 4096", 16, 16, 1, 4096),
-        attention("attention 32/4, 256 rows of 1024", 32, 4, 256, 1024),
-        attention("attention 16/16, 256 rows of 1024", 16, 16, 256, 1024),
+        attention("attention 32/4, 1 row of 4096", F32, [32, 4], 1, 4096),
+        attention("attention 16/16, 1 row of 8192", F32, [16, 16], 1, 8192),
+        attention("attention 32/4, 256 rows of 1024", F32, [32, 4], 256, 1024),
+        attention("attention 16/16, 512 rows of 512", F32, [16, 16], 512, 512),
+        attention("attention pairs 32/4, 512 rows of 2048", Pairs, [32, 4], 512, 2048),
+        attention("attention pairs 16/16, 512 rows of 512", Pairs, [16, 16], 512, 512),
+        attention("attention pairs 16/16, 512 rows of 8192", Pairs, [16, 16], 512, 8192),
     ];
     for machine in [host, Machine::x86_64_level(3)] {
         println!("\n{} {:?}", machine.cpu, machine.isa());
         let isa = machine.isa();
         let able = |p: &&Probe| match &p.spec {
-            KernelSpec::Linear { compute, .. } | KernelSpec::ExpertGateUp { compute, .. } => match compute {
+            KernelSpec::Linear { compute, .. }
+            | KernelSpec::ExpertGateUp { compute, .. }
+            | KernelSpec::Attention { compute, .. } => match compute {
                 F32 => true,
                 Pairs => isa.bf16,
                 I8 => isa.bytes != ByteDot::None,

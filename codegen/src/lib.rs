@@ -24,6 +24,7 @@ mod kernels;
 
 pub use emit::{assembly, compile, llvm_ir};
 pub use error::{Error, Result};
+pub use kernels::cache::{key_order, value_order};
 pub use machine::{ByteDot, Isa, Machine};
 pub use schedule::{Knob, Schedule};
 pub use spec::{Compute, KernelSpec, MapOp, NormKind, packed_words};

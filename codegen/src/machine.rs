@@ -76,6 +76,8 @@ pub struct Isa {
     pub bf16: bool,
     /// How bytes are multiplied.
     pub bytes: ByteDot,
+    /// Whether there are tile registers that multiply pairs of bf16 (AMX-BF16), beside AVX-512.
+    pub tiles: bool,
 }
 
 /// How a machine multiplies four bytes at a time and adds them to a 32-bit lane.
@@ -89,13 +91,15 @@ pub enum ByteDot {
     Maddubs,
     /// `sdot`: signed by signed (NEON with dot products).
     Sdot,
+    /// `sdot` for one row, `smmla` for two at a time: eight bytes of two columns each (NEON with I8MM).
+    Smmla,
 }
 
 impl Isa {
-    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None };
-    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs };
-    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None };
-    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None };
+    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None, tiles: false };
+    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs, tiles: false };
+    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false };
+    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None, tiles: false };
 }
 
 impl Machine {
@@ -151,11 +155,16 @@ impl Machine {
         let has = |f: &str| features.iter().any(|g| g == f);
         let bytes = |feature, dot, otherwise| if has(feature) { dot } else { otherwise };
         if self.is_aarch64() {
-            let bytes = bytes("dotprod", ByteDot::Sdot, ByteDot::None);
+            let bytes = match (has("dotprod"), has("i8mm")) {
+                (true, true) => ByteDot::Smmla,
+                (true, false) => ByteDot::Sdot,
+                _ => ByteDot::None,
+            };
             Isa { bf16: has("bf16"), bytes, ..Isa::NEON }
         } else if has("avx512f") {
             let bytes = bytes("avx512vnni", ByteDot::Vnni, ByteDot::None);
-            Isa { bf16: has("avx512bf16"), bytes, ..Isa::AVX512 }
+            let tiles = has("amx-tile") && has("amx-bf16");
+            Isa { bf16: has("avx512bf16"), bytes, tiles, ..Isa::AVX512 }
         } else if has("avx2") && has("fma") {
             Isa { bytes: bytes("avxvnni", ByteDot::Vnni, ByteDot::Maddubs), ..Isa::AVX2 }
         } else {

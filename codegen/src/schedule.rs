@@ -61,13 +61,15 @@ impl Knob {
     }
 
     /// Whether the kernel of a specification looks at it.
-    pub fn turns(self, spec: &KernelSpec) -> bool {
-        let Some(compute) = spec.compute() else { return false };
+    pub fn turns(self, spec: &KernelSpec, isa: &Isa) -> bool {
+        let Some((compute, format)) = spec.compute().zip(spec.weight_format()) else { return false };
+        let tiles = isa.tiles && compute == Compute::Bf16;
         match self {
             Self::Rows => matches!(spec, KernelSpec::Linear { .. }),
-            Self::Mr | Self::Unroll => compute != Compute::I8,
+            Self::Mr | Self::Unroll => compute != Compute::I8 && !tiles,
             Self::Block => compute == Compute::I8,
-            Self::Ahead => true,
+            // Tiles ask for the next panel by themselves; unpacking does not.
+            Self::Ahead => !tiles || format.is_grouped(),
         }
     }
 }
@@ -136,7 +138,7 @@ impl Schedule {
 
     /// For readers: the fields that a kernel looks at.
     pub fn describe(&self, spec: &KernelSpec, isa: &Isa) -> String {
-        let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec));
+        let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec, isa));
         turned.map(|k| format!("{k} {}", self.get(k, isa))).collect::<Vec<_>>().join(", ")
     }
 }

@@ -193,29 +193,58 @@ pub enum KernelSpec {
         /// Row distance of `angles`.
         angles_ld: usize,
     },
-    /// `[state f32 [slots][heads][ctx][dim], x, pos i32, slot i32]`. Rows with a position outside of
-    /// `0 .. ctx` are skipped.
+    /// `[state, x, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as [`crate::key_order`] or
+    /// [`crate::value_order`] says. Rows with a position outside of `0 .. ctx` are skipped.
     CacheWrite {
         /// Heads.
         heads: usize,
         /// Channels of a head.
         dim: usize,
-        /// Positions of the state.
+        /// Tokens of the state.
         ctx: usize,
+        /// Format of the state.
+        cache: Format,
+        /// Whether they are values, not keys.
+        values: bool,
         /// Row distance of `x`.
         x_ld: usize,
     },
-    /// `[q, k_state, v_state?, pos i32, slot i32, sinks? f32 [heads], out]`; states are
-    /// `[slots][kv_heads][ctx][dim]`. `v_state` is absent with `v_from_k`. `pos < 0`: zeros.
+    /// `[q, k_state, v_state?, pos i32, slot i32, sinks? f32 [heads], out]`. States are ordered as
+    /// [`crate::key_order`] and [`crate::value_order`] say; `v_state` is absent with `v_from_k`. `pos < 0`: zeros.
+    ///
+    /// With `splits > 1` the tokens of the cache are cut into so many parts, `sinks` is absent, and `out` is
+    /// what [`KernelSpec::AttentionMerge`] reads.
     Attention {
         /// Heads, dimensions, scale, window, sinks.
         desc: AttentionDesc,
+        /// Format of the states.
+        cache: Format,
+        /// Form of queries and weights.
+        compute: Compute,
+        /// Tokens of the states.
+        ctx: usize,
+        /// Token rows per work item.
+        rows: usize,
+        /// Parts that the tokens of the cache are cut into.
+        splits: usize,
         /// Row distance of `q`.
         q_ld: usize,
         /// Row distance of `out`.
         out_ld: usize,
-        /// Positions of the states.
-        ctx: usize,
+    },
+    /// `[parts f32 [T, heads, splits, 2 + v_dim], sinks? f32 [heads], out]`: parts of attention joined. A part
+    /// is its maximum (of scores times log2 e), its sum, and its sum of values.
+    AttentionMerge {
+        /// Query heads.
+        heads: usize,
+        /// Channels of a head's result.
+        v_dim: usize,
+        /// Parts.
+        splits: usize,
+        /// Whether the sinks are there.
+        sinks: bool,
+        /// Row distance of `out`.
+        out_ld: usize,
     },
     /// `[logits, select_bias? f32 [E], ids out i32 [T, k], weights out f32 [T, k]]`.
     Router {
@@ -326,8 +355,6 @@ pub enum KernelSpec {
 pub(crate) const ROWS: usize = 4;
 /// Rows per work item of [`KernelSpec::Embed`].
 pub(crate) const EMBED_ROWS: usize = 8;
-/// Queries (rows × query heads of a key-value head) that an attention work item holds.
-const ATTENTION_QUERIES: usize = 32;
 
 impl KernelSpec {
     /// Symbol: readable, and equal exactly for equal parameters (on the same [`Isa`]).
@@ -379,14 +406,20 @@ impl KernelSpec {
                 s.num("h", *heads).num("d", *dim).num("r", *rotary).num("at", *offset);
                 s.num("x", *x_ld).num("o", *out_ld).num("a", *angles_ld);
             }
-            Self::CacheWrite { heads, dim, ctx, x_ld } => {
-                s.word("cache_write").num("h", *heads).num("d", *dim).num("ctx", *ctx).num("x", *x_ld);
+            Self::CacheWrite { heads, dim, ctx, cache, values, x_ld } => {
+                s.word("cache_write").word(if *values { "values" } else { "keys" }).word(cache.name());
+                s.num("p", isa.nr).num("h", *heads).num("d", *dim).num("ctx", *ctx).num("x", *x_ld);
             }
-            Self::Attention { desc, q_ld, out_ld, ctx } => {
+            Self::Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld } => {
                 s.word("attention").num("h", desc.heads).num("kv", desc.kv_heads).num("d", desc.qk_dim);
                 s.num("v", desc.v_dim).float("s", desc.scale).option("w", desc.window);
                 s.flag("sinks", desc.sinks).flag("latent", desc.v_from_k);
+                s.word(cache.name()).word(compute.name()).num("p", isa.nr).num("r", *rows).num("n", *splits);
                 s.num("q", *q_ld).num("o", *out_ld).num("ctx", *ctx);
+            }
+            Self::AttentionMerge { heads, v_dim, splits, sinks, out_ld } => {
+                s.word("attention_merge").num("h", *heads).num("v", *v_dim).num("n", *splits);
+                s.flag("sinks", *sinks).num("o", *out_ld);
             }
             Self::Router { desc, logits_ld } => s.router(desc, *logits_ld),
             Self::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, schedule } => {
@@ -434,7 +467,8 @@ impl KernelSpec {
             Self::Linear { n, groups, glu, schedule, .. } => {
                 tiles(schedule.rows, groups * panels(isa, *n, glu.is_some()))
             }
-            Self::Attention { desc, .. } => tiles(attention_rows(desc), desc.kv_heads),
+            Self::Attention { desc, rows, splits, .. } => tiles(*rows, desc.kv_heads * splits),
+            Self::AttentionMerge { heads, .. } => tiles(1, *heads),
             Self::ExpertGateUp { inter, .. } => {
                 Grid::Experts { table: 1, tiles: panels(isa, 2 * inter, true) as u32 }
             }
@@ -457,10 +491,16 @@ impl KernelSpec {
     /// Bytes of scratch that one thread needs; the scratch must be aligned to 64 bytes.
     pub fn scratch_bytes(&self, isa: &Isa) -> usize {
         match self {
-            Self::Attention { desc, .. } => crate::kernels::attention::Scratch::of(desc, isa).bytes(),
+            Self::CacheWrite { dim, .. } => crate::kernels::cache::scratch_bytes(*dim),
+            Self::Attention { .. } => crate::kernels::attention::scratch_bytes(self, isa),
+            Self::AttentionMerge { splits, .. } => splits * 4,
             Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
+            &Self::ExpertGateUp { layout, hidden, format, compute, schedule, .. } => {
+                let products =
+                    crate::kernels::multiply::scratch_bytes(isa, hidden, format, compute, schedule);
+                products + crate::kernels::expert::gathered_bytes(isa, layout.rows, hidden, compute)
+            }
             &Self::Linear { k: depth, format, compute, schedule, .. }
-            | &Self::ExpertGateUp { hidden: depth, format, compute, schedule, .. }
             | &Self::ExpertDown { inter: depth, format, compute, schedule, .. } => {
                 crate::kernels::multiply::scratch_bytes(isa, depth, format, compute, schedule)
             }
@@ -522,6 +562,7 @@ impl KernelSpec {
             Self::Rope { .. } => "rope",
             Self::CacheWrite { .. } => "cache_write",
             Self::Attention { .. } => "attention",
+            Self::AttentionMerge { .. } => "attention_merge",
             Self::Router { .. } => "router",
             Self::ExpertGateUp { .. } => "expert_gate_up",
             Self::ExpertDown { .. } => "expert_down",
@@ -551,7 +592,8 @@ impl KernelSpec {
             Self::Norm { kind, weight, .. } => 2 + opt(*weight) + opt(*kind == NormKind::Layer),
             Self::Linear { bias, residual_ld, .. } => 3 + opt(*bias) + opt(residual_ld.is_some()),
             Self::CacheWrite { .. } => 4,
-            Self::Attention { desc, .. } => 5 + opt(!desc.v_from_k) + opt(desc.sinks),
+            Self::Attention { desc, splits, .. } => 5 + opt(!desc.v_from_k) + opt(desc.sinks && *splits == 1),
+            Self::AttentionMerge { sinks, .. } => 2 + opt(*sinks),
             Self::Router { desc, .. } => 3 + opt(desc.select_bias),
             Self::ExpertGateUp { bias, .. } | Self::ExpertDown { bias, .. } => 4 + opt(*bias),
             Self::Combine { residual_ld, .. } => 4 + opt(residual_ld.is_some()),
@@ -567,11 +609,6 @@ impl KernelSpec {
 /// Panels of a weight of `n` rows. A gated panel holds half of its columns from either half of the rows.
 pub(crate) fn panels(isa: &Isa, n: usize, glu: bool) -> usize {
     if glu { (n / 2).div_ceil(isa.nr / 2) } else { n.div_ceil(isa.nr) }
-}
-
-/// Rows per work item of attention: as many as keep the queries of one key-value head few enough.
-pub(crate) fn attention_rows(desc: &AttentionDesc) -> usize {
-    (ATTENTION_QUERIES / (desc.heads / desc.kv_heads.max(1)).max(1)).clamp(1, 16)
 }
 
 /// A symbol under construction. Every part begins with `_` and a tag, so that no two read alike.

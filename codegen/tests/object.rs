@@ -144,7 +144,13 @@ fn specs() -> Vec<KernelSpec> {
     let (hidden, inter, format, compute) = (24, 16, Format::Bf16, Compute::F32);
     let map = |op| KernelSpec::Map { op, cols: 24, a_ld: 24, out_ld: 24 };
     let route = |desc| KernelSpec::Router { desc, logits_ld: 16 };
-    let attend = |desc| KernelSpec::Attention { desc, q_ld: 64, out_ld: 64, ctx: 32 };
+    let arithmetic = |desc, cache, compute, rows, splits| {
+        let out_ld = if splits > 1 { 4 * splits * 18 } else { 64 };
+        KernelSpec::Attention { desc, cache, compute, ctx: 32, rows, splits, q_ld: 64, out_ld }
+    };
+    let attend = |desc| arithmetic(desc, Format::Bf16, Compute::F32, 4, 1);
+    let write =
+        |cache, values| KernelSpec::CacheWrite { heads: 2, dim: 16, ctx: 32, cache, values, x_ld: 32 };
     let rope = |style, offset, rotary| KernelSpec::Rope {
         heads: 2,
         dim: 24,
@@ -163,12 +169,20 @@ fn specs() -> Vec<KernelSpec> {
         rope(RopeStyle::Half, 0, 24),
         rope(RopeStyle::Interleaved, 0, 24),
         rope(RopeStyle::Half, 2, 22),
-        KernelSpec::CacheWrite { heads: 2, dim: 16, ctx: 32, x_ld: 32 },
+        write(Format::F32, true),
+        write(Format::Bf16, true),
+        write(Format::Q8, false),
         attend(attention()),
         attend(AttentionDesc { window: Some(4), ..attention() }),
         attend(AttentionDesc { sinks: true, ..attention() }),
         attend(AttentionDesc { v_from_k: true, ..attention() }),
-        attend(AttentionDesc { scale: -0.25, ..attention() }),
+        attend(AttentionDesc { scale: 0.5, ..attention() }),
+        arithmetic(attention(), Format::F32, Compute::F32, 4, 1),
+        arithmetic(attention(), Format::Q8, Compute::F32, 4, 1),
+        arithmetic(attention(), Format::Bf16, Compute::F32, 5, 1),
+        arithmetic(attention(), Format::Bf16, Compute::F32, 1, 2),
+        KernelSpec::AttentionMerge { heads: 4, v_dim: 16, splits: 2, sinks: false, out_ld: 64 },
+        KernelSpec::AttentionMerge { heads: 4, v_dim: 16, splits: 2, sinks: true, out_ld: 64 },
         route(router()),
         route(RouterDesc { score: Score::Sigmoid, ..router() }),
         route(RouterDesc { score: Score::Identity, ..router() }),
@@ -282,7 +296,7 @@ fn machines_have_their_vectors() {
     assert_eq!(lanes(Machine::x86_64_level(3)), 8);
     assert_eq!(lanes(Machine::x86_64_level(4)), 16);
     let bytes = ByteDot::Sdot;
-    assert_eq!(aarch64().isa(), Isa { lanes: 4, nr: 8, mr: 8, bf16: false, bytes });
+    assert_eq!(aarch64().isa(), Isa { lanes: 4, nr: 8, mr: 8, bf16: false, bytes, tiles: false });
     let host = Machine::host().unwrap();
     assert!(host.features.iter().all(|f| FEATURES.iter().any(|(llvm, _)| llvm == f)), "{host:?}");
 }
@@ -380,9 +394,13 @@ fn contradictions_are_refused_by_name() {
         KernelSpec::Router { desc: RouterDesc { k: 17, ..router() }, logits_ld: 16 },
         KernelSpec::Attention {
             desc: AttentionDesc { kv_heads: 3, ..attention() },
+            cache: Format::Bf16,
+            compute: Compute::F32,
+            ctx: 8,
+            rows: 4,
+            splits: 1,
             q_ld: 64,
             out_ld: 64,
-            ctx: 8,
         },
     ];
     for spec in bad {

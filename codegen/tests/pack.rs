@@ -4,7 +4,7 @@
 use half::bf16;
 use moec_codegen::pack::quantise::{Group, LARGEST};
 use moec_codegen::pack::{
-    Geometry, holds, pack, pack_slice, packed_bytes, round, round_as_packed, round_rows, unpack_rows,
+    Geometry, holds, pack, pack_slice, packed_bytes, round_as_packed, round_rows, unpack_rows,
 };
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::{Format, GROUP};
@@ -160,11 +160,14 @@ fn panels_of_q4_hold_nibbles_then_scales() {
 
 #[test]
 fn rounding_goes_to_even() {
+    let rounded = |format, mut x: [f32; 2]| {
+        round_rows(format, 2, &mut x);
+        x
+    };
     // 1 + 2^-8 lies between 1 and 1 + 2^-7; 1 + 3 · 2^-8 between that and 1 + 2^-6.
-    assert_eq!(round(Format::Bf16, 1.0 + 1.0 / 256.0), 1.0);
-    assert_eq!(round(Format::Bf16, 1.0 + 3.0 / 256.0), 1.0 + 4.0 / 256.0);
-    assert_eq!(round(Format::F16, 2049.0), 2048.0);
-    assert_eq!(round(Format::F16, 2051.0), 2052.0);
+    assert_eq!(rounded(Format::Bf16, [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0]), [1.0, 1.0 + 4.0 / 256.0]);
+    assert_eq!(rounded(Format::F16, [2049.0, 2051.0]), [2048.0, 2052.0]);
+    assert_eq!(rounded(Format::F32, [0.1, 0.2]), [0.1, 0.2]);
 }
 
 #[test]

@@ -41,6 +41,12 @@ pub struct Quality {
     /// Windows measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub windows: Option<usize>,
+    /// Share of tokens after which the most probable next token is that of the other bundle.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub same_choice: Option<f64>,
+    /// Mean Kullback-Leibler divergence from the other bundle's probabilities, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub divergence: Option<f64>,
     /// Share of questions whose every answer token is the greedy choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exact_match: Option<f64>,
@@ -69,75 +75,124 @@ pub fn questions(text: &str, file: &str) -> Result<Vec<Question>> {
     Ok(all)
 }
 
-/// Measures a bundle on this machine.
+/// Measures a bundle on this machine; `against` is the bundle that it is compared with.
 ///
 /// # Errors
-/// A bundle that does not run here, or a window or a question longer than its context.
-pub fn evaluate(bundle: &Bundle, tasks: &Tasks, progress: &Progress) -> Result<Quality> {
-    let unit = bundle.unit()?;
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
+/// A bundle that does not run here, two bundles of different vocabularies, or a window or a question longer than
+/// the context.
+pub fn evaluate(
+    bundle: &Bundle,
+    against: Option<&Bundle>,
+    tasks: &Tasks,
+    progress: &Progress,
+) -> Result<Quality> {
     let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
-    program.with(|program| {
-        let options = Options { threads: None, check: CheckLevel::default(), stop: None };
-        let mut engine = Engine::open(program, &bundle.folder, options).map_err(Error::from)?;
-        let mut quality = Quality::default();
-        if let Some(corpus) = &tasks.text {
-            let ids = text.encode(corpus).map_err(Error::from)?;
-            let window = tasks.window.min(bundle.plan.model.max_context as usize);
-            // The last token of a window predicts the first of the next.
-            let ends = (0..ids.len().saturating_sub(1))
-                .step_by(window)
-                .map(|start| start..(start + window).min(ids.len() - 1));
-            let windows: Vec<_> = ends.take(tasks.windows.unwrap_or(usize::MAX)).collect();
-            if windows.is_empty() {
-                return Err(Error::input("the text is shorter than two tokens"));
-            }
-            let bar = progress.items("Reading", windows.len() as u64);
-            let (mut loss, mut count) = (0.0, 0);
-            for window in &windows {
-                crate::interrupt::check()?;
-                let next = &ids[window.start + 1..=window.end];
-                loss +=
-                    negative_log_likelihood(&mut engine, &ids[window.clone()], next).map_err(Error::from)?;
-                count += next.len();
-                bar.add(1);
-            }
-            bar.finish();
-            quality.perplexity = Some((loss / count as f64).exp());
-            quality.tokens = Some(count);
-            quality.windows = Some(windows.len());
+    with_engine(bundle, |engine| match against {
+        None => measure(engine, None, bundle, &text, tasks, progress),
+        Some(other) if other.plan.model.vocab != bundle.plan.model.vocab => {
+            Err(Error::usage("the two bundles have different vocabularies")
+                .hint("compare bundles that were built from one checkpoint"))
         }
-        if let Some(questions) = &tasks.questions {
-            let bar = progress.items("Asking", questions.len() as u64);
-            let mut right = 0;
-            for q in questions {
-                crate::interrupt::check()?;
-                let prompt = text.encode(&q.prompt).map_err(Error::from)?;
-                let answer = text.encode_plain(&q.answer).map_err(Error::from)?;
-                right += usize::from(answers(&mut engine, &prompt, &answer).map_err(Error::from)?);
-                bar.add(1);
-            }
-            bar.finish();
-            quality.exact_match = Some(right as f64 / questions.len() as f64);
-            quality.questions = Some(questions.len());
+        Some(other) => {
+            with_engine(other, |other| measure(engine, Some(other), bundle, &text, tasks, progress))
         }
-        Ok(quality)
     })
 }
 
-/// Sum over a window of −ln p(next token), in f64; `next[i]` follows `ids[i]`.
-fn negative_log_likelihood(engine: &mut Engine<'_>, ids: &[u32], next: &[u32]) -> moec_runtime::Result<f64> {
-    engine.reset(0)?;
-    let mut loss = 0.0;
-    engine.prefill(0, 0, ids, Want::All, &mut |pos, logits| {
-        if let Some(&next) = next.get(pos) {
-            let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
-            loss += sum.ln() - f64::from(logits[next as usize] - max);
+/// Runs `body` with a bundle's engine.
+fn with_engine<T>(bundle: &Bundle, body: impl FnOnce(&mut Engine<'_>) -> Result<T>) -> Result<T> {
+    let unit = bundle.unit()?;
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
+    program.with(|program| {
+        let options = Options { threads: None, check: CheckLevel::default(), stop: None };
+        let mut engine = Engine::open(program, &bundle.folder, options).map_err(Error::from)?;
+        body(&mut engine)
+    })
+}
+
+fn measure(
+    engine: &mut Engine<'_>,
+    mut against: Option<&mut Engine<'_>>,
+    bundle: &Bundle,
+    text: &Text,
+    tasks: &Tasks,
+    progress: &Progress,
+) -> Result<Quality> {
+    let mut quality = Quality::default();
+    if let Some(corpus) = &tasks.text {
+        let ids = text.encode(corpus).map_err(Error::from)?;
+        let window = tasks.window.min(bundle.plan.model.max_context as usize);
+        // The last token of a window predicts the first of the next.
+        let ends = (0..ids.len().saturating_sub(1))
+            .step_by(window)
+            .map(|start| start..(start + window).min(ids.len() - 1));
+        let windows: Vec<_> = ends.take(tasks.windows.unwrap_or(usize::MAX)).collect();
+        if windows.is_empty() {
+            return Err(Error::input("the text is shorter than two tokens"));
         }
+        let bar = progress.items("Reading", windows.len() as u64);
+        let (mut loss, mut count, mut same, mut divergence) = (0.0, 0, 0, 0.0);
+        for window in &windows {
+            crate::interrupt::check()?;
+            let (ids, next) = (&ids[window.clone()], &ids[window.start + 1..=window.end]);
+            let reference = match &mut against {
+                Some(other) => Some(log_probabilities(other, ids).map_err(Error::from)?),
+                None => None,
+            };
+            let found = log_probabilities(engine, ids).map_err(Error::from)?;
+            for (at, (row, &next)) in found.iter().zip(next).enumerate() {
+                loss -= f64::from(row[next as usize]);
+                if let Some(other) = reference.as_ref().and_then(|r| r.get(at)) {
+                    same += usize::from(greedy(row) == greedy(other));
+                    divergence += kl(other, row);
+                }
+            }
+            count += next.len();
+            bar.add(1);
+        }
+        bar.finish();
+        quality.perplexity = Some((loss / count as f64).exp());
+        quality.tokens = Some(count);
+        quality.windows = Some(windows.len());
+        if against.is_some() {
+            quality.same_choice = Some(same as f64 / count as f64);
+            quality.divergence = Some(divergence / count as f64);
+        }
+    }
+    if let Some(questions) = &tasks.questions {
+        let bar = progress.items("Asking", questions.len() as u64);
+        let mut right = 0;
+        for q in questions {
+            crate::interrupt::check()?;
+            let prompt = text.encode(&q.prompt).map_err(Error::from)?;
+            let answer = text.encode_plain(&q.answer).map_err(Error::from)?;
+            right += usize::from(answers(engine, &prompt, &answer).map_err(Error::from)?);
+            bar.add(1);
+        }
+        bar.finish();
+        quality.exact_match = Some(right as f64 / questions.len() as f64);
+        quality.questions = Some(questions.len());
+    }
+    Ok(quality)
+}
+
+/// Logarithms of the probabilities after each token: one row per token.
+fn log_probabilities(engine: &mut Engine<'_>, ids: &[u32]) -> moec_runtime::Result<Vec<Vec<f32>>> {
+    engine.reset(0)?;
+    let mut rows = Vec::with_capacity(ids.len());
+    engine.prefill(0, 0, ids, Want::All, &mut |_, logits| {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
+        let shift = f64::from(max) + sum.ln();
+        rows.push(logits.iter().map(|&z| (f64::from(z) - shift) as f32).collect());
         Ok(())
     })?;
-    Ok(loss)
+    Ok(rows)
+}
+
+/// Kullback-Leibler divergence of two rows of log probabilities, `Σ p (ln p − ln q)`, in nats.
+fn kl(p: &[f32], q: &[f32]) -> f64 {
+    p.iter().zip(q).map(|(&p, &q)| f64::from(p).exp() * (f64::from(p) - f64::from(q))).sum()
 }
 
 /// Whether every token of the answer is the greedy choice after what stands before it.

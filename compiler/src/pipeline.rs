@@ -267,7 +267,8 @@ fn run_rewrite(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
     let artifacts = c.artifacts();
-    let draft = layout::layout(&c.module, c.model_info()?, c.target, &artifacts)?;
+    let cache = c.config.kv_format();
+    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts)?;
     c.plan = Some(draft.plan);
     c.kernels = draft.kernels;
     c.segment_weights = draft.segment_weights;

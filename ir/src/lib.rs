@@ -17,6 +17,7 @@ pub mod graph;
 pub mod infer;
 pub mod op;
 pub mod plan;
+pub mod state;
 pub mod text;
 pub mod types;
 pub mod verify;

@@ -6,6 +6,7 @@
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
 use crate::graph::EntryKind;
+pub use crate::state::CacheOrder;
 use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
@@ -180,25 +181,17 @@ impl Segment {
     }
 }
 
-/// A KV-cache tensor: f32 `[slots, heads, ctx, dim]`.
+/// A KV-cache tensor `[slots, heads, ctx, dim]`. Its memory begins as zeros.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct StateBuf {
     /// Name.
     pub name: String,
     /// Extents.
     pub shape: [u32; 4],
-}
-
-impl StateBuf {
-    /// Size in bytes, or `None` where that overflows.
-    pub fn checked_bytes(&self) -> Option<u64> {
-        self.shape.iter().try_fold(4_u64, |n, &d| n.checked_mul(u64::from(d)))
-    }
-
-    /// Size in bytes, of a state that [`crate::verify::plan`] accepts.
-    pub fn bytes(&self) -> u64 {
-        self.checked_bytes().unwrap_or(u64::MAX)
-    }
+    /// Number format: f32, bf16 or q8.
+    pub format: Format,
+    /// Order of the numbers.
+    pub order: CacheOrder,
 }
 
 /// A kernel of the object code.

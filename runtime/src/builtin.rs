@@ -2,6 +2,9 @@
 
 use moec_ir::op::DispatchLayout;
 
+/// Experts whose counts fit on the stack. Kimi-K2 has 384.
+const FEW: usize = 1024;
+
 /// Groups the slots (token, choice) of the first `n` rows by expert.
 ///
 /// `ids` is `i32[rows, k]`, `out` is the table that [`DispatchLayout`] describes. Words of `out` that the
@@ -24,28 +27,41 @@ pub fn dispatch(layout: DispatchLayout, n: usize, ids: &[i32], out: &mut [i32]) 
         out[layout.slot()..layout.words()].fill(0);
         return Err(bad);
     }
-    let mut count = vec![0usize; experts];
+    // Decoding comes here once per layer: no allocation unless a model has more experts than any we know.
+    let (mut few, mut many) = ([0usize; FEW], Vec::new());
+    let next = match few.get_mut(..experts) {
+        Some(few) => few,
+        None => {
+            many.resize(experts, 0);
+            &mut many[..]
+        }
+    };
     for &id in ids {
-        count[id as usize] += 1;
+        next[id as usize] += 1;
     }
-    let mut active: Vec<usize> = (0..experts).filter(|&e| count[e] > 0).collect();
-    // A stable sort: ties stay in the order of ids.
-    active.sort_by_key(|&e| std::cmp::Reverse(count[e]));
-    let mut next = count; // becomes the next free slot of each expert
+    let mut active = 0;
+    for e in (0..experts).filter(|&e| next[e] > 0) {
+        out[layout.expert() + active] = e as i32;
+        active += 1;
+    }
+    // Ties stay in the order of ids.
+    let ranked = &mut out[layout.expert()..layout.expert() + active];
+    ranked.sort_unstable_by_key(|&e| (std::cmp::Reverse(next[e as usize]), e));
+    // Counts become the next free slot of each expert.
     let mut start = 0;
-    for (rank, &e) in active.iter().enumerate() {
-        out[layout.expert() + rank] = e as i32;
+    for rank in 0..active {
+        let e = out[layout.expert() + rank] as usize;
         out[layout.start() + rank] = start as i32;
         start += std::mem::replace(&mut next[e], start);
     }
-    out[layout.start() + active.len()] = start as i32;
+    out[layout.start() + active] = start as i32;
     for (i, &id) in ids.iter().enumerate() {
         let slot = next[id as usize];
         next[id as usize] += 1;
         out[layout.token() + slot] = (i / k) as i32;
         out[layout.slot() + i] = slot as i32;
     }
-    out[0] = active.len() as i32;
+    out[0] = active as i32;
     out[1] = slots as i32;
     Ok(())
 }

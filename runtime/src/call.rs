@@ -91,8 +91,17 @@ impl Walk<'_> {
     /// The inputs are written, and all lanes of `barrier` walk, each as one of the lanes that
     /// [`Unit::execute`] asks for.
     pub(crate) unsafe fn all(&self, lane: Lane, barrier: &Barrier) {
-        for (i, step) in self.bound.steps.iter().enumerate() {
-            if step.barrier {
+        // SAFETY: the caller's promise; nothing comes before the first step.
+        unsafe { self.span(0..self.bound.len(), lane, barrier) };
+    }
+
+    /// Walks some steps.
+    ///
+    /// # Safety
+    /// As [`Walk::all`]; the steps before them have ended.
+    pub(crate) unsafe fn span(&self, steps: Range<usize>, lane: Lane, barrier: &Barrier) {
+        for i in steps {
+            if self.bound.steps[i].barrier {
                 barrier.wait();
             }
             // SAFETY: the barriers of the plan stand before every step that depends on an earlier one.

@@ -10,6 +10,7 @@ use crate::store::{CheckLevel, MappedStore, Store};
 use crate::unit::{BadExpert, Cpu, Lane, Unit};
 use crate::validate;
 use moec_ir::plan::ALIGN;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -77,6 +78,8 @@ pub struct Engine<'p> {
     pub(crate) taken: Vec<AtomicUsize>,
     pub(crate) pool: Pool,
     lens: Vec<usize>,
+    /// Rows of a call, kept for the next one.
+    rows: Vec<Row>,
     stop: Option<&'static AtomicBool>,
 }
 
@@ -133,6 +136,7 @@ impl<'p> Engine<'p> {
             taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
             pool: Pool::new(threads, cpu::pinning(threads))?,
             lens: vec![0; program.model.slots as usize],
+            rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
         })
     }
@@ -207,22 +211,21 @@ impl<'p> Engine<'p> {
         self.check_context(what, start.saturating_add(ids.len()))?;
         ids.iter().try_for_each(|&id| self.check_id(id))?;
         self.check_place(slot, start)?;
-        let entries = self.entries(|k| matches!(k, EntryKind::Prefill(_)), room);
+        let prefill = |k| matches!(k, EntryKind::Prefill(_));
         let seq_len = start + ids.len();
         let mut done = 0;
         while done < ids.len() {
             let left = ids.len() - done;
-            let (entry, room) = pick(&entries, left).ok_or(Error::NoEntry("prefill"))?;
+            let (entry, room) = self.pick(prefill, room, left).ok_or(Error::NoEntry("prefill"))?;
             let n = left.min(room);
-            let rows: Vec<Row> = (done..done + n).map(|i| Row { slot, pos: start + i, id: ids[i] }).collect();
+            let rows = (done..done + n).map(|i| Row { slot, pos: start + i, id: ids[i] });
             let wanted = match want {
                 Want::All => 0..n,
                 Want::Last if done + n == ids.len() => n - 1..n,
                 Want::None | Want::Last => 0..0,
             };
-            let wanted: Vec<usize> = wanted.collect();
-            self.call(entry, &rows, &wanted, seq_len)?;
-            for (i, &row) in wanted.iter().enumerate() {
+            self.call(entry, rows, wanted.clone(), seq_len)?;
+            for (i, row) in wanted.enumerate() {
                 sink(start + done + row, self.logits(entry, i))?;
             }
             done += n;
@@ -241,27 +244,24 @@ impl<'p> Engine<'p> {
         batch: &[(u32, usize, u32)],
         sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let mut seen = vec![false; self.lens.len()];
-        for &(slot, pos, id) in batch {
+        for (i, &(slot, pos, id)) in batch.iter().enumerate() {
             self.check_context("the sequence would have", pos.saturating_add(1))?;
             self.check_id(id)?;
             self.check_place(slot, pos)?;
-            if std::mem::replace(&mut seen[slot as usize], true) {
+            if batch[..i].iter().any(|&(other, ..)| other == slot) {
                 return Err(Error::SlotTwice(slot));
             }
         }
-        let entries =
-            self.entries(|k| matches!(k, EntryKind::Decode(_)), |e| e.kind.rows().min(e.out_rows as usize));
+        let decode = |k| matches!(k, EntryKind::Decode(_));
+        let room = |e: &EntryRef<'_>| e.kind.rows().min(e.out_rows as usize);
         let mut done = 0;
         while done < batch.len() {
             let left = batch.len() - done;
-            let (entry, room) = pick(&entries, left).ok_or(Error::NoEntry("decode"))?;
+            let (entry, room) = self.pick(decode, room, left).ok_or(Error::NoEntry("decode"))?;
             let n = left.min(room);
             let rows = batch[done..done + n].iter().map(|&(slot, pos, id)| Row { slot, pos, id });
-            let rows: Vec<Row> = rows.collect();
-            let wanted: Vec<usize> = (0..n).collect();
             // Every row is a sequence of its own, which ends with it.
-            self.call(entry, &rows, &wanted, 0)?;
+            self.call(entry, rows, 0..n, 0)?;
             for i in 0..n {
                 sink(done + i, self.logits(entry, i))?;
             }
@@ -270,14 +270,20 @@ impl<'p> Engine<'p> {
         Ok(())
     }
 
-    /// Indexes and room of the entry points of a kind.
-    fn entries(
+    /// Of the entry points of a kind, the one with the smallest room that is enough for `left` rows, else the
+    /// one with the largest; and its room.
+    fn pick(
         &self,
-        kind: fn(EntryKind) -> bool,
+        kind: impl Fn(EntryKind) -> bool,
         room: impl Fn(&EntryRef<'_>) -> usize,
-    ) -> Vec<(usize, usize)> {
-        let of_kind = self.program.entries.iter().enumerate().filter(|(_, e)| kind(e.kind));
-        of_kind.map(|(i, e)| (i, room(e))).collect()
+        left: usize,
+    ) -> Option<(usize, usize)> {
+        let of_kind = || {
+            let entries = self.program.entries.iter().enumerate().filter(|(_, e)| kind(e.kind));
+            entries.map(|(i, e)| (i, room(e)))
+        };
+        let enough = of_kind().filter(|(_, room)| *room >= left).min_by_key(|(_, room)| *room);
+        enough.or_else(|| of_kind().max_by_key(|(_, room)| *room))
     }
 
     fn check_context(&self, what: &'static str, needed: usize) -> Result<()> {
@@ -299,11 +305,26 @@ impl<'p> Engine<'p> {
         }
     }
 
-    /// Runs an entry point on all threads.
-    fn call(&mut self, entry: usize, rows: &[Row], wanted: &[usize], seq_len: usize) -> Result<()> {
+    /// Runs an entry point on all threads. Allocates nothing, as long as it has no more rows than its entry point.
+    fn call(
+        &mut self,
+        entry: usize,
+        rows: impl Iterator<Item = Row>,
+        wanted: Range<usize>,
+        seq_len: usize,
+    ) -> Result<()> {
         if self.stop.is_some_and(|s| s.load(Ordering::Relaxed)) {
             return Err(Error::Interrupted);
         }
+        let mut kept = std::mem::take(&mut self.rows);
+        kept.clear();
+        kept.extend(rows);
+        let done = self.walk(entry, &kept, wanted, seq_len);
+        self.rows = kept;
+        done
+    }
+
+    fn walk(&mut self, entry: usize, rows: &[Row], wanted: Range<usize>, seq_len: usize) -> Result<()> {
         let extent = self.begin(entry, rows, wanted, seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
@@ -328,19 +349,20 @@ impl<'p> Engine<'p> {
         &mut self,
         entry: usize,
         rows: &[Row],
-        wanted: &[usize],
+        wanted: impl Iterator<Item = usize> + Clone,
         seq_len: usize,
     ) -> Result<Extent> {
+        let outputs = wanted.clone().count();
         let e = self.program.entries.get(entry).ok_or(Error::NoEntry("such"))?;
         if rows.len() > e.kind.rows()
-            || wanted.len() > e.out_rows as usize
-            || wanted.iter().any(|&w| w >= rows.len())
+            || outputs > e.out_rows as usize
+            || wanted.clone().any(|w| w >= rows.len())
         {
             return Err(Error::Plan(format!(
                 "{} does not take {} rows and {} outputs",
                 e.kind,
                 rows.len(),
-                wanted.len()
+                outputs
             )));
         }
         let (kind, out_rows) = (e.kind, e.out_rows as usize);
@@ -360,9 +382,9 @@ impl<'p> Engine<'p> {
         self.write(entry, 0, kind.rows(), 0, rows.iter().map(|r| r.id as i32));
         self.write(entry, 1, kind.rows(), -1, rows.iter().map(|r| r.pos as i32));
         self.write(entry, 2, kind.rows(), 0, rows.iter().map(|r| r.slot as i32));
-        self.write(entry, 3, out_rows, -1, wanted.iter().map(|&w| w as i32));
+        self.write(entry, 3, out_rows, -1, wanted.map(|w| w as i32));
         self.taken.iter().for_each(|t| t.store(0, Ordering::Relaxed));
-        Ok(Extent { n: rows.len(), m: wanted.len(), seq_len })
+        Ok(Extent { n: rows.len(), m: outputs, seq_len })
     }
 
     /// Fills an input buffer with `words` words: the values, then padding.
@@ -405,10 +427,4 @@ impl<'p> Engine<'p> {
             std::slice::from_raw_parts(first, self.program.model.vocab as usize)
         }
     }
-}
-
-/// The smallest room that is enough for `left`, else the largest there is.
-fn pick(entries: &[(usize, usize)], left: usize) -> Option<(usize, usize)> {
-    let enough = entries.iter().filter(|(_, room)| *room >= left).min_by_key(|(_, room)| *room);
-    enough.or_else(|| entries.iter().max_by_key(|(_, room)| *room)).copied()
 }

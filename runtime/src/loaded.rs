@@ -35,6 +35,14 @@ impl LoadedProgram {
         Ok(loaded)
     }
 
+    /// The same program without these features among what it asks of the processor, because somebody in
+    /// this process executes their instructions.
+    #[must_use]
+    pub fn emulating(mut self, features: &[String]) -> Self {
+        self.plan.target.features.retain(|f| !features.contains(f));
+        self
+    }
+
     /// The plan.
     pub fn plan(&self) -> &Plan {
         &self.plan

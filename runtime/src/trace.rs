@@ -104,7 +104,23 @@ impl Engine<'_> {
         seq_len: usize,
         observe: &mut dyn FnMut(Moment, &StepView<'_>) -> Result<()>,
     ) -> Result<()> {
-        let extent = self.begin(entry, rows, wanted, seq_len)?;
+        self.trace_steps(entry, rows, wanted, seq_len, &|_| true, observe)
+    }
+
+    /// As [`Engine::trace_entry`], stopping only around the steps, by index, that `stops` names.
+    ///
+    /// # Errors
+    /// As [`Engine::trace_entry`].
+    pub fn trace_steps(
+        &mut self,
+        entry: usize,
+        rows: &[Row],
+        wanted: &[usize],
+        seq_len: usize,
+        stops: &dyn Fn(usize) -> bool,
+        observe: &mut dyn FnMut(Moment, &StepView<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let extent = self.begin(entry, rows, wanted.iter().copied(), seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],
@@ -115,30 +131,39 @@ impl Engine<'_> {
         };
         let of = &self.program.entries[entry];
         let (scratch, stride, lanes) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
-        for index in 0..of.steps.len() {
+        let mut start = 0;
+        while start < of.steps.len() {
+            let stop = stops(start);
+            let free = (start..of.steps.len()).take_while(|&i| !stops(i)).count();
+            let end = start + free.max(1);
             let view = || StepView {
                 program: &self.program,
                 arena: self.arena.base(),
                 state_at: &self.state_at,
                 store: self.store.as_ref(),
                 entry: of,
-                index,
+                index: start,
                 n: extent.n,
                 m: extent.m,
             };
-            observe(Moment::Before, &view())?;
-            self.pool.run(&|lane, _| {
-                let scratch = scratch.plus(lane * stride);
+            if stop {
+                observe(Moment::Before, &view())?;
+            }
+            self.pool.run(&|index, barrier| {
+                let lane = Lane { index, of: lanes, scratch: scratch.plus(index * stride) };
                 // SAFETY: the program is valid, the inputs are written, all lanes of the pool take part, each
-                // with its own part of the scratch, and no view is alive.
-                unsafe { walk.step(index, Lane { index: lane, of: lanes, scratch }) }
+                // with its own part of the scratch, what came before has ended, and no view is alive.
+                unsafe { walk.span(start..end, lane, barrier) }
             });
-            observe(Moment::After, &view())?;
+            if stop {
+                observe(Moment::After, &view())?;
+            }
+            start = end;
         }
         self.end(rows, fault.into_inner())
     }
 
-    /// Runs entry point `entry` on all threads as [`Engine::trace_entry`] does on one, and gives the time of
+    /// Runs entry point `entry` as [`Engine::trace_entry`] does, with nobody looking, and gives the time of
     /// every step. All threads meet around each: the times hold a barrier, and no step overlaps the next.
     ///
     /// # Errors
@@ -150,7 +175,7 @@ impl Engine<'_> {
         wanted: &[usize],
         seq_len: usize,
     ) -> Result<Vec<Duration>> {
-        let extent = self.begin(entry, rows, wanted, seq_len)?;
+        let extent = self.begin(entry, rows, wanted.iter().copied(), seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],

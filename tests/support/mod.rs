@@ -89,14 +89,14 @@ pub struct Setup<'a> {
 }
 
 impl Setup<'_> {
-    /// Writes `model.toml` for the checkpoint `source` into `folder`.
+    /// Writes `model.toml` for the checkpoint `source` into `folder`; activations stay exact.
     pub fn write(&self, source: &Path, folder: &Path) -> PathBuf {
         let Self { format, chunk, batch, context } = self;
         let path = folder.join("model.toml");
         let text = format!(
             "[model]\nsource = {source:?}\n[shapes]\nmax_context = {context}\nprefill_chunk = {chunk}\n\
              decode_batch = {batch:?}\n[weights]\nexperts = \"{format}\"\nattention = \"{format}\"\n\
-             embeddings = \"{format}\"\n"
+             embeddings = \"{format}\"\nactivations = \"f32\"\n"
         );
         std::fs::write(&path, text).expect("model.toml is written");
         path

@@ -25,6 +25,7 @@ const ABS: &str = "llvm.abs";
 const MADD_BYTES: &str = "llvm.x86.avx2.pmadd.ub.sw";
 const MADD_WORDS: &str = "llvm.x86.avx2.pmadd.wd";
 const SDOT: &str = "llvm.aarch64.neon.sdot";
+const SMMLA: &str = "llvm.aarch64.neon.smmla";
 const RINT: &str = "llvm.rint";
 
 /// Declares what the machine has.
@@ -46,6 +47,9 @@ pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> R
             _ => (BF16_ARM, vec![vector(float, lanes), vector(half, 2 * lanes)]),
         });
     }
+    if isa.tiles {
+        wanted.extend(super::tiles::INSTRUCTIONS.map(|name| (name, vec![])));
+    }
     match isa.bytes {
         ByteDot::None => {}
         ByteDot::Vnni => wanted.push((if lanes == 16 { VNNI_512 } else { VNNI_256 }, vec![])),
@@ -53,7 +57,13 @@ pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> R
             wanted.extend([(SIGN, vec![]), (MADD_BYTES, vec![]), (MADD_WORDS, vec![])]);
             wanted.push((ABS, vec![vector(byte, 4 * lanes)]));
         }
-        ByteDot::Sdot => wanted.push((SDOT, vec![vector(int, lanes), vector(byte, 4 * lanes)])),
+        ByteDot::Sdot | ByteDot::Smmla => {
+            let types = vec![vector(int, lanes), vector(byte, 4 * lanes)];
+            if isa.bytes == ByteDot::Smmla {
+                wanted.push((SMMLA, types.clone()));
+            }
+            wanted.push((SDOT, types));
+        }
     }
     wanted
         .into_iter()
@@ -108,7 +118,7 @@ impl<'k> Kb<'k> {
                 let name = if self.lanes() == 16 { VNNI_512 } else { VNNI_256 };
                 self.instruction(name, &[sum.v, w.v, x.v], sum.v)
             }
-            ByteDot::Sdot => self.instruction(SDOT, &[sum.v, w.v, x.v], sum.v),
+            ByteDot::Sdot | ByteDot::Smmla => self.instruction(SDOT, &[sum.v, w.v, x.v], sum.v),
             ByteDot::Maddubs => {
                 // |x| · (w with the sign of x): no product of two overflows 16 bits, since |w|, |x| ≤ 127.
                 let keep = self.ctx.bool_type().const_zero();
@@ -122,6 +132,22 @@ impl<'k> Kb<'k> {
         I { k: self, v }
     }
 
+    /// `sum + a·bᵀ` of signed bytes: `a` holds eight of two rows, `b` eight of two columns, `sum` their four
+    /// products, row by row.
+    pub(crate) fn dot_rows(&'k self, sum: I<'k>, a: I<'k>, b: I<'k>) -> I<'k> {
+        I { k: self, v: self.instruction(SMMLA, &[sum.v, a.v, b.v], sum.v) }
+    }
+
+    /// Lanes of two vectors in a new order: those of `b` count on where `a` ends.
+    pub(crate) fn arrange(&'k self, a: I<'k>, b: I<'k>, order: [usize; 4]) -> I<'k> {
+        match (a.v, b.v) {
+            (BasicValueEnum::VectorValue(x), BasicValueEnum::VectorValue(y)) => {
+                I { k: self, v: self.shuffle_value(x, y, &order) }
+            }
+            _ => I { k: self, v: self.mismatch(a.v) },
+        }
+    }
+
     /// As [`Self::dot_bytes`] over several words, of `w` in 0 ..= 15: sums of up to 8 stay below 2¹⁵.
     pub(crate) fn dot_nibbles(&'k self, sum: I<'k>, terms: &[(I<'k>, I<'k>)]) -> I<'k> {
         let mut pairs: Option<I<'k>> = None;
@@ -133,11 +159,6 @@ impl<'k> Kb<'k> {
             });
         }
         pairs.map_or(sum, |p| sum + self.add_pairs(p.v, sum))
-    }
-
-    /// Two vectors rounded to bf16 and joined lane by lane, the first in the low halves.
-    pub(crate) fn join_bf16(&'k self, [low, high]: [F<'k>; 2]) -> I<'k> {
-        low.halfwords() | high.halfwords().shl(16)
     }
 
     /// A vector rounded to bf16, as 16-bit integers.
@@ -209,14 +230,6 @@ impl<'k> F<'k> {
             _ => k.mismatch(rounded),
         };
         I { k, v }
-    }
-}
-
-impl<'k> F<'k> {
-    /// A vector rounded to bf16, each in the low half of a word.
-    fn halfwords(self) -> I<'k> {
-        let k = self.k;
-        I { k, v: k.round_bf16(self) }.zext16()
     }
 }
 

@@ -135,26 +135,23 @@ impl<'k> F<'k> {
         v.lane(0)
     }
 
-    /// Lane `i` is the sum of the lanes of vector `i`; there are as many vectors as lanes.
-    pub(crate) fn sums(vectors: &[Self]) -> Self {
-        let mut level = vectors.to_vec();
+    /// As many vectors as they have lanes, rows and columns exchanged.
+    pub(crate) fn transpose(vectors: &[Self]) -> Vec<Self> {
+        let mut all = vectors.to_vec();
         let n = vectors.len();
         let mut run = 1;
-        while level.len() > 1 {
-            // Within every `2 · run` lanes: sums of `a` in the lower run, of `b` in the upper.
-            let lane = |i: usize, upper: usize| {
-                let (base, from) = (i / (2 * run) * 2 * run, if (i / run).is_multiple_of(2) { 0 } else { n });
-                from + base + upper * run + i % run
-            };
-            let order = |upper: usize| (0..n).map(|i| lane(i, upper)).collect::<Vec<_>>();
-            let (lower, upper) = (order(0), order(1));
-            level = level
-                .chunks_exact(2)
-                .map(|p| p[0].shuffle(p[1], &lower) + p[0].shuffle(p[1], &upper))
-                .collect();
+        while run < n {
+            // Lanes with the bit `run` change places between vectors without it and with it.
+            let low: Vec<usize> = (0..n).map(|l| if l & run == 0 { l } else { n + l - run }).collect();
+            let high: Vec<usize> = (0..n).map(|l| if l & run == 0 { l + run } else { n + l }).collect();
+            for i in (0..n).filter(|i| i & run == 0) {
+                let (a, b) = (all[i], all[i | run]);
+                all[i] = a.shuffle(b, &low);
+                all[i | run] = a.shuffle(b, &high);
+            }
             run *= 2;
         }
-        level[0]
+        all
     }
 
     /// Sum of the lanes.

@@ -130,12 +130,54 @@ impl<'k> Kb<'k> {
         self.b.position_at_end(after);
     }
 
+    /// Valid rows.
+    pub(crate) fn row_count(&'k self) -> I<'k> {
+        self.int_param(1)
+    }
+
+    /// As [`Kb::tiles`]; `body` also learns whether the tile is that of the item before in this call.
+    pub(crate) fn tiles_in_turn(&'k self, rows: usize, body: impl FnOnce(I<'k>, [I<'k>; 2], I<'k>)) {
+        let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
+        let blocks = (n + (rows - 1)).div(self.i(rows as i64));
+        self.fold(begin, end, 1, &[self.i(-1)], |item, before| {
+            let (block, tile) = (item.rem(blocks), item.div(blocks));
+            let first = block * rows;
+            body(tile, [first, (first + rows).min(n)], tile.equals(before[0]));
+            vec![tile]
+        });
+    }
+
+    /// As [`Kb::expert_tiles`]; `body` also learns whether the expert is that of the item before in this
+    /// call.
+    pub(crate) fn experts_in_turn(&'k self, tiles: usize, body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
+        let (begin, end) = (self.int_param(2), self.int_param(3));
+        let tiles = self.i(tiles as i64);
+        self.fold(begin, end, 1, &[self.i(-1)], |item, before| {
+            let active = item.div(tiles);
+            body(active, item.rem(tiles), active.equals(before[0]));
+            vec![active]
+        });
+    }
+
     /// The work items of a `Grid::Tiles`: `body(tile, first row, end row)`.
     pub(crate) fn tiles(&'k self, rows: usize, body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
         let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
         let blocks = (n + (rows - 1)).div(self.i(rows as i64));
         self.each(begin, end, 1, |item| {
             let (block, tile) = (item.rem(blocks), item.div(blocks));
+            let first = block * rows;
+            body(tile, first, (first + rows).min(n));
+        });
+    }
+
+    /// As [`Self::tiles`], for blocks that take the longer the later they are: light and heavy ones take
+    /// turns, so that every range of work items takes about its share of the time.
+    pub(crate) fn mixed_tiles(&'k self, rows: usize, body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
+        let n = self.int_param(1);
+        self.tiles(rows, |tile, first, _| {
+            let (block, last) = (first.div(self.i(rows as i64)), (n - 1).div(self.i(rows as i64)));
+            let half = block.div(self.i(2));
+            let block = block.equals(half * 2).pick_int(half, last - half);
             let first = block * rows;
             body(tile, first, (first + rows).min(n));
         });

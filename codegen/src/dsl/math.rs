@@ -5,6 +5,10 @@ use moec_ir::op::{Activation, Glu};
 
 /// `(e^r − 1 − r) / r²` on `|r| ≤ ln 2 / 2`, minimax; relative error of `e^r` 3e-9.
 const EXP: [f32; 5] = [0.499_999_94, 0.166_665_2, 0.041_668_393, 0.008_368_781, 0.001_381_446_7];
+/// `(2^r − 1) / r` on `|r| ≤ ½`, minimax; relative error of `2^r` 9e-8.
+const EXP2: [f32; 5] = [0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_472_7];
+/// As [`EXP2`], relative error 1e-4.
+const EXP2_ROUGH: [f32; 3] = [0.693_282_9, 0.242_210_97, 0.055_008_933];
 /// `e^(t²) erfc(t) / u` in powers of `u = 1 / (1 + 0.4 t)`, `0 ≤ t ≤ 10`, minimax; relative error 6e-8.
 const ERFC: [f32; 9] = [
     0.225_634_23,
@@ -47,6 +51,17 @@ impl<'k> F<'k> {
         let half = n.shr(1);
         let power = |e: super::I<'k>| (e + 127).shl(23).as_float();
         value * power(half) * power(n - half)
+    }
+
+    /// `2^x` for `x ≤ 0`, exactly 1 at 0; below −126 it is 2^−126. With `rough`, to 1e-4.
+    pub(crate) fn exp2_down(self, rough: bool) -> F<'k> {
+        let k = self.k;
+        let x = self.max(k.f(-126.0));
+        let shifted = x + ROUND;
+        let r = x - (shifted - ROUND);
+        let tail = r.polynomial(if rough { &EXP2_ROUGH } else { &EXP2 });
+        // The integer part stands in the low bits of `shifted`, and goes to the exponent.
+        (r.fma(tail, k.f(1.0)).bits() + shifted.bits().shl(23)).as_float()
     }
 
     /// `1 / (1 + e^-x)`

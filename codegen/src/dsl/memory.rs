@@ -176,6 +176,20 @@ impl<'k> P<'k> {
         }
     }
 
+    /// As many bytes as a vector has lanes, widened by zeros.
+    pub(crate) fn load_bytes(self) -> I<'k> {
+        let k = self.k;
+        let lanes = k.lanes() as u32;
+        let wide = k.ctx.i32_type().vec_type(lanes);
+        match self.load_as(k.ctx.i8_type().vec_type(lanes).into(), 1) {
+            BasicValueEnum::VectorValue(v) => {
+                let v = k.keep(k.b.build_int_z_extend(v, wide, ""), wide.const_zero());
+                I { k, v: v.into() }
+            }
+            v => I { k, v: k.mismatch(v) },
+        }
+    }
+
     fn load_elems(self, elem: Elem, span: Span<'k>) -> BasicValueEnum<'k> {
         let (k, lanes) = (self.k, self.k.lanes() as u32);
         let ty = elem_type(k.ctx, elem, lanes);
@@ -192,10 +206,19 @@ impl<'k> P<'k> {
 
     /// Asks for the cache line of the address, which need not be mapped.
     pub(crate) fn prefetch(self) {
+        self.prefetch_to(3);
+    }
+
+    /// As [`P::prefetch`], no nearer than the second-level cache: for what is wanted later.
+    pub(crate) fn prefetch_far(self) {
+        self.prefetch_to(2);
+    }
+
+    fn prefetch_to(self, locality: u64) {
         let k = self.k;
         let flag = |x: u64| k.ctx.i32_type().const_int(x, false).into();
         // A read, to stay in the caches, of data.
-        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(0), flag(3), flag(1)], ""));
+        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(0), flag(locality), flag(1)], ""));
     }
 
     /// Stores a scalar, or a vector whole.

@@ -11,9 +11,12 @@ mod flow;
 mod int;
 mod math;
 mod memory;
+mod narrow;
+mod tiles;
 mod value;
 
 pub(crate) use memory::{P, Span};
+pub(crate) use tiles::{TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 pub(crate) use value::{F, I, Index};
 
 use crate::error::{Error, Result};

@@ -1,7 +1,7 @@
 //! `x · wᵀ` with bias, residual or gate in the epilogue.
 
 use super::micro::{Columns, Panel};
-use super::multiply::{multiply, panel_bytes};
+use super::multiply::{Rows, finish, multiply, panel_bytes};
 use crate::dsl::Kb;
 use crate::spec::{KernelSpec, packed_words, panels};
 
@@ -32,7 +32,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let per_group = panels(&k.isa, n, glu.is_some());
     let columns_out = if glu.is_some() { n / 2 } else { n };
     let words = packed_words(depth, compute);
-    k.tiles(schedule.rows, |tile, first, end| {
+    k.tiles_in_turn(schedule.rows, |tile, range, again| {
         let (group, p) = if groups == 1 {
             (k.i(0), tile)
         } else {
@@ -43,11 +43,13 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let panel = Panel { weights, depth, format, compute, schedule };
         let columns = Columns::of(k, p, n, glu);
         let bias = bias.map(|b| b.words(group * n));
-        let row = |row| x.words(row * x_ld + group * words);
-        multiply(k, &panel, first, end, &row, &|row, sums| {
+        let at = |row| x.words(row * x_ld + group * words);
+        let rows = Rows { range, at: &at, apart: Some(x_ld), all: [k.i(0), k.row_count()] };
+        multiply(k, &panel, &rows, Some(again), &|row, sums| {
             let bias = bias.map(|b| columns.bias(k, b));
             let residual = residual.map(|(r, ld)| r.words(row * ld + group * columns_out));
             columns.store(sums, bias, residual, out.words(row * out_ld + group * columns_out));
         });
     });
+    finish(k, compute);
 }

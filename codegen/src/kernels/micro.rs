@@ -25,7 +25,7 @@ pub(crate) struct Panel<'k> {
 }
 
 /// Numbers of rows that the microkernel is written for, the largest first. 1 is the last.
-fn variants(mr: usize) -> impl Iterator<Item = usize> {
+pub(super) fn variants(mr: usize) -> impl Iterator<Item = usize> {
     std::iter::once(mr).chain([8, 4, 2, 1].into_iter().filter(move |&m| m < mr))
 }
 
@@ -114,7 +114,7 @@ pub(super) fn fetch(from: P<'_>, bytes: usize, ahead: usize) {
 }
 
 /// One channel: the number at each row's address times two vectors of weights.
-fn outer<'k>(rows: &[P<'k>], w: [F<'k>; 2], sums: &mut [F<'k>]) {
+pub(super) fn outer<'k>(rows: &[P<'k>], w: [F<'k>; 2], sums: &mut [F<'k>]) {
     for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(2)) {
         let x = row.load().splat();
         for (sum, w) in sums.iter_mut().zip(w) {
@@ -124,7 +124,7 @@ fn outer<'k>(rows: &[P<'k>], w: [F<'k>; 2], sums: &mut [F<'k>]) {
 }
 
 /// Two channels of bf16 at once.
-fn pairs<'k>(k: &'k Kb<'k>, rows: &[P<'k>], from: P<'k>, at: I<'k>, u: usize, sums: &mut [F<'k>]) {
+pub(super) fn pairs<'k>(k: &'k Kb<'k>, rows: &[P<'k>], from: P<'k>, at: I<'k>, u: usize, sums: &mut [F<'k>]) {
     let w = [from.load_ints(), from.words(k.lanes()).load_ints()];
     for (row, sums) in rows.iter().zip(sums.chunks_exact_mut(2)) {
         let x = row.words(at).words(u).load_word().splat(k.lanes());
@@ -135,7 +135,7 @@ fn pairs<'k>(k: &'k Kb<'k>, rows: &[P<'k>], from: P<'k>, at: I<'k>, u: usize, su
 }
 
 /// The even or the odd channel of a row of bf16 pairs, as f32: one shift or one mask away.
-fn widened<'k>(k: &'k Kb<'k>, from: P<'k>, odd: usize) -> [F<'k>; 2] {
+pub(super) fn widened<'k>(k: &'k Kb<'k>, from: P<'k>, odd: usize) -> [F<'k>; 2] {
     [from, from.words(k.lanes())].map(|p| {
         let pairs = p.load_ints();
         if odd == 0 { pairs.shl(16).as_float() } else { (pairs & 0xffff_0000).as_float() }

@@ -1,9 +1,11 @@
 //! One kernel family per file. [`write`] is the table of them.
 
+mod amx;
 pub(crate) mod attention;
 mod bytes;
+pub(crate) mod cache;
 mod combine;
-mod expert;
+pub(crate) mod expert;
 mod linear;
 mod map;
 mod micro;
@@ -31,8 +33,9 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         KernelSpec::Quantise { .. } => quantise::write(k, spec),
         KernelSpec::Linear { .. } => linear::write(k, spec),
         KernelSpec::Rope { .. } => position::rope(k, spec),
-        KernelSpec::CacheWrite { .. } => position::cache_write(k, spec),
+        KernelSpec::CacheWrite { .. } => cache::write(k, spec),
         KernelSpec::Attention { .. } => attention::write(k, spec),
+        KernelSpec::AttentionMerge { .. } => attention::merge::write(k, spec),
         KernelSpec::Router { .. } => router::write(k, spec),
         KernelSpec::ExpertGateUp { .. } => expert::gate_up(k, spec),
         KernelSpec::ExpertDown { .. } => expert::down(k, spec),
@@ -85,16 +88,15 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (offset + rotary <= *dim, "rotated channels outside of the head"),
             (*x_ld >= heads * dim && *out_ld >= heads * dim && angles_ld >= rotary, "rows overlap"),
         ],
-        KernelSpec::CacheWrite { heads, dim, x_ld, .. } => vec![(*x_ld >= heads * dim, "rows overlap")],
-        KernelSpec::Attention { desc: d, q_ld, out_ld, ctx } => vec![
-            (
-                d.kv_heads > 0 && d.heads.is_multiple_of(d.kv_heads.max(1)),
-                "heads that no key-value head serves",
-            ),
-            (!d.v_from_k || d.v_dim <= d.qk_dim, "values wider than the keys that they are part of"),
-            (*q_ld >= d.heads * d.qk_dim && *out_ld >= d.heads * d.v_dim, "rows overlap"),
-            (*ctx > 0 && d.qk_dim > 0 && d.v_dim > 0, "an extent is zero"),
-            (d.window != Some(0), "an empty window"),
+        KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld } => vec![
+            (*x_ld >= heads * dim, "rows overlap"),
+            (*dim > 0 && *ctx > 0, "an extent is zero"),
+            (cache::head_bytes(isa, *cache, *values, *ctx, *dim) > 0, "a cache of another format"),
+        ],
+        KernelSpec::Attention { .. } => attention::rules(spec),
+        KernelSpec::AttentionMerge { heads, v_dim, splits, out_ld, .. } => vec![
+            (*heads > 0 && *v_dim > 0 && *splits > 0, "an extent is zero"),
+            (*out_ld >= heads * v_dim, "rows overlap"),
         ],
         KernelSpec::Router { desc, logits_ld } => router::rules(desc, *logits_ld),
         KernelSpec::ExpertGateUp { hidden, inter, format, compute, x_ld, .. } => vec![

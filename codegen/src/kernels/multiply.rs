@@ -6,10 +6,11 @@
 //! | f32, f16, bf16 | f32 | multiply-adds, weights widened in registers ([`super::micro`]) |
 //! | bf16 | bf16 | dot products of pairs ([`super::micro`]) |
 //! | q8, q4 | bytes | dot products of four bytes, one scale per group ([`super::bytes`]) |
-//! | q8, q4 | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the first two |
+//! | q8, q4 | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
+//! | bf16 | bf16, on tile registers | [`super::amx`] |
 
 use super::micro::{Panel, product, row_groups};
-use super::{bytes, unpack};
+use super::{amx, bytes, unpack};
 use crate::dsl::{F, I, Kb, P};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
@@ -34,34 +35,86 @@ pub(crate) fn scratch_bytes(
     compute: Compute,
     schedule: Schedule,
 ) -> usize {
+    let unpacked = unpacked_bytes(isa, depth, format, compute);
+    match compute {
+        Compute::I8 => unpacked + bytes::scratch_bytes(isa, schedule),
+        Compute::Bf16 if isa.tiles => unpacked + amx::scratch_bytes(isa),
+        _ => unpacked,
+    }
+}
+
+/// Bytes at the beginning of the scratch that hold an unpacked panel.
+fn unpacked_bytes(isa: &Isa, depth: usize, format: Format, compute: Compute) -> usize {
     match (format, compute) {
-        (Format::F32 | Format::F16 | Format::Bf16, _) => 0,
-        (_, Compute::I8) => bytes::scratch_bytes(isa, schedule),
+        (Format::F32 | Format::F16 | Format::Bf16, _) | (_, Compute::I8) => 0,
         (_, compute) => panel_bytes(isa, unpack::depth(depth), unpack::format(compute)),
     }
 }
 
-/// Multiplies rows `first .. end` by a panel.
+/// Whether such products run on tile registers. Rows must then lie a fixed distance apart.
+pub(crate) fn on_tiles(isa: &Isa, compute: Compute) -> bool {
+    isa.tiles && compute == Compute::Bf16
+}
+
+/// Rows that meet a panel.
+pub(crate) struct Rows<'r, 'k> {
+    /// The first, and the one behind the last.
+    pub(crate) range: [I<'k>; 2],
+    /// Where a row lies, in the form that [`Panel::compute`] names.
+    pub(crate) at: &'r dyn Fn(I<'k>) -> P<'k>,
+    /// Words from row to row, where that is the same for all.
+    pub(crate) apart: Option<usize>,
+    /// As `range`: all that meet the panel in this step, in one call or in several.
+    pub(crate) all: [I<'k>; 2],
+}
+
+/// Multiplies rows by a panel; `store(i, sums)` gets the two vectors of columns of row `i`.
 ///
-/// `row(i)` is the address of row `i`, in the form that [`Panel::compute`] names; `store(i, sums)` gets its
-/// two vectors of columns.
+/// `again` is true where the call before, in the same kernel call, had the same panel.
 pub(crate) fn multiply<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
-    first: I<'k>,
-    end: I<'k>,
-    row: &dyn Fn(I<'k>) -> P<'k>,
+    rows: &Rows<'_, 'k>,
+    again: Option<I<'k>>,
     store: &dyn Fn(I<'k>, [F<'k>; 2]),
 ) {
-    let panel = match (panel.format, panel.compute) {
-        (Format::Q8 | Format::Q4, Compute::I8) => return bytes::multiply(k, panel, first, end, row, store),
-        (Format::Q8 | Format::Q4, _) => unpack::unpack(k, panel),
+    let [first, end] = rows.range;
+    let ready = match (panel.format, panel.compute) {
+        (Format::Q8 | Format::Q4, Compute::I8) => {
+            return bytes::multiply(k, panel, first, end, rows.at, store);
+        }
+        (Format::Q8 | Format::Q4, _) => {
+            match again {
+                Some(again) => k.branch(again, || {}, || unpack::unpack(k, panel)),
+                None => unpack::unpack(k, panel),
+            }
+            unpack::unpacked(k, panel)
+        }
         _ => *panel,
     };
+    if on_tiles(&k.isa, panel.compute) {
+        let scratch = k.scratch().bytes(unpacked_bytes(&k.isa, panel.depth, panel.format, panel.compute));
+        let bytes = panel_bytes(&k.isa, panel.depth, panel.format);
+        return amx::multiply(
+            k,
+            &ready,
+            rows,
+            scratch,
+            &amx::Ahead::of(panel.weights.beyond(bytes), bytes),
+            store,
+        );
+    }
     row_groups(k, panel.schedule.mr(&k.isa), first, end, |at, m| {
-        let rows: Vec<_> = (0..m).map(|i| row(at + i)).collect();
-        for (i, sums) in product(k, &rows, &panel).into_iter().enumerate() {
+        let rows: Vec<_> = (0..m).map(|i| (rows.at)(at + i)).collect();
+        for (i, sums) in product(k, &rows, &ready).into_iter().enumerate() {
             store(at + i, sums);
         }
     });
+}
+
+/// Ends the products of a kernel call.
+pub(crate) fn finish(k: &Kb<'_>, compute: Compute) {
+    if on_tiles(&k.isa, compute) {
+        k.release_tiles();
+    }
 }

@@ -1,4 +1,4 @@
-//! Kernels of positions: rotary embedding, and writing keys and values to the cache.
+//! Rotary embedding.
 
 use crate::dsl::{Kb, P};
 use crate::spec::{KernelSpec, ROWS};
@@ -55,22 +55,4 @@ fn rotate<'k>(k: &'k Kb<'k>, x: P<'k>, out: P<'k>, angles: P<'k>, rotary: usize,
             }
         }
     }
-}
-
-pub(super) fn cache_write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::CacheWrite { heads, dim, ctx, x_ld } = *spec else {
-        return k.fail("not a cache write");
-    };
-    let (state, x, pos, slot) = (k.arg(0), k.arg(1), k.arg(2), k.arg(3));
-    k.rows(ROWS, |row| {
-        let at = pos.words(row).load_int();
-        let inside = at.ge(k.i(0)).and(at.lt(k.i(ctx as i64)));
-        k.when(inside, || {
-            let first = slot.words(row).load_int() * heads;
-            k.each(0, heads, 1, |head| {
-                let to = state.words(((first + head) * ctx + at) * dim);
-                k.copy(x.words(row * x_ld + head * dim), to, dim);
-            });
-        });
-    });
 }

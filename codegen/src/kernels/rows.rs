@@ -1,7 +1,8 @@
 //! Kernels that move rows: embedding, gathering, copying.
 
-use crate::dsl::Kb;
+use crate::dsl::{I, Kb, P};
 use crate::spec::{EMBED_ROWS, KernelSpec, ROWS};
+use moec_ir::types::{Format, GROUP};
 
 pub(super) fn embed<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let KernelSpec::Embed { hidden, format, out_ld, .. } = *spec else {
@@ -9,12 +10,43 @@ pub(super) fn embed<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     };
     let (ids, table, out) = (k.arg(0), k.arg(1), k.arg(2));
     k.rows(EMBED_ROWS, |row| {
-        let from = table.elements(ids.words(row).load_int() * hidden, format);
+        let id = ids.words(row).load_int();
         let out = out.words(row * out_ld);
+        if format.is_grouped() {
+            return grouped(k, format, table.bytes(id * format.row_bytes(hidden)), hidden, out);
+        }
+        let from = table.elements(id * hidden, format);
         k.columns(hidden, |c, span| {
             out.words(c).store_vec(from.elements(c, format).load_weights(format, span), span);
         });
     });
+}
+
+/// A row of codes, then of scales, as f32. Vectors of codes are read whole: the last group is padded.
+fn grouped<'k>(k: &'k Kb<'k>, format: Format, from: P<'k>, hidden: usize, out: P<'k>) {
+    let bytes = format.row_bytes(GROUP) - 2;
+    let scales = from.bytes(hidden.div_ceil(GROUP) * bytes);
+    let group = |g: I<'k>, count: usize| {
+        let (scale, from, out) =
+            (scales.bytes(g * 2).load_bf16(), from.bytes(g * bytes), out.words(g * GROUP));
+        for at in (0..count).step_by(k.lanes()) {
+            let codes = from.bytes(at % bytes).load_bytes();
+            let codes = match format {
+                Format::Q4 if at < bytes => (codes & 15) - 8,
+                Format::Q4 => codes.shr(4) - 8,
+                // The sign of a byte, in all of its lane.
+                _ => codes.shl(24).shr(24),
+            };
+            out.words(at).store_vec(codes.to_float() * scale, k.span(count - at));
+        }
+    };
+    let whole = hidden / GROUP;
+    if whole > 0 {
+        k.each(0, whole, 1, |g| group(g, GROUP));
+    }
+    if hidden > whole * GROUP {
+        group(k.i(whole as i64), hidden - whole * GROUP);
+    }
 }
 
 pub(super) fn gather<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {

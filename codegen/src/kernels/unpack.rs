@@ -17,9 +17,9 @@ pub(super) const fn depth(channels: usize) -> usize {
 }
 
 /// Writes the panel to the beginning of the scratch.
-pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
+pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
-    let (to, format) = (k.scratch(), format(panel.compute));
+    let Panel { weights: to, format, .. } = unpacked(k, panel);
     let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
     k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
         let from = panel.weights.bytes(group * bytes);
@@ -35,7 +35,9 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
                     let c = quad * 4 + pair * 2;
                     let values = [channels(quad, pair * 2), channels(quad, pair * 2 + 1)];
                     match format {
-                        Format::Bf16 => to.words((c / 2) * nr + half * lanes).store_int(k.join_bf16(values)),
+                        Format::Bf16 => {
+                            to.words((c / 2) * nr + half * lanes).store_int(values[0].pair_bf16(values[1]))
+                        }
                         _ => {
                             for (i, x) in values.into_iter().enumerate() {
                                 to.words((c + i) * nr + half * lanes).store(x);
@@ -46,9 +48,13 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
             }
         }
     });
+}
+
+/// The panel that [`unpack`] writes.
+pub(super) fn unpacked<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
     // What was just written needs no fetching.
     let schedule = Schedule { ahead: 0, ..panel.schedule };
-    Panel { weights: to, depth: panel.depth, format, compute: panel.compute, schedule }
+    Panel { weights: k.scratch(), format: format(panel.compute), schedule, ..*panel }
 }
 
 /// A vector of scales, for codes as [`codes`] and [`high_nibbles`] give them.

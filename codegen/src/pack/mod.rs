@@ -228,9 +228,8 @@ pub fn holds(format: Format, x: f32) -> bool {
     }
 }
 
-/// Value that a number has after it was stored in a format whose numbers stand alone. In the others it depends
-/// on its neighbours, which [`round_rows`] sees; here it stays what it is.
-pub fn round(format: Format, x: f32) -> f32 {
+/// Value that a number has after it was stored in a format whose numbers stand alone.
+fn round(format: Format, x: f32) -> f32 {
     match format {
         Format::Bf16 => bf16::from_f32(x).to_f32(),
         Format::F16 => f16::from_f32(x).to_f32(),

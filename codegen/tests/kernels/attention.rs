@@ -1,79 +1,142 @@
-//! Attention: grouped heads, windows, sinks, latent values, padding rows.
+//! Attention: grouped heads, windows, sinks, latent values, padding rows, formats of the cache, parts.
 
-use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
-use moec_codegen::KernelSpec;
+use crate::cache::{Cache, FORMATS};
+use crate::harness::{Case, Chain, Expect, Operand, Rng, check, check_chains, random, strided};
+use moec_codegen::{Compute, KernelSpec};
 use moec_ir::op::AttentionDesc;
+use moec_ir::types::Format;
 
+#[derive(Clone)]
 struct Setting {
     desc: AttentionDesc,
     ctx: usize,
+    cache: Format,
+    compute: Compute,
+    /// Rows of a work item.
+    tile: usize,
     /// (position, slot) of each row.
     rows: Vec<(i32, i32)>,
 }
 
-fn case(rng: &mut Rng, s: Setting) -> Case {
-    let Setting { desc: d, ctx, rows } = s;
-    let (n, slots) = (rows.len(), 3);
-    let (q_ld, out_ld) = (d.heads * d.qk_dim + 2, d.heads * d.v_dim + 1);
-    let q = random(rng, n, d.heads * d.qk_dim, q_ld);
-    // What no row attends to must not matter, be it never so bad.
-    let mut state = |dim: usize| -> Vec<f32> {
-        let mut x = rng.floats(slots * d.kv_heads * ctx * dim);
-        for (i, x) in x.iter_mut().enumerate() {
-            let (key, slot) = ((i / dim % ctx) as i32, (i / dim / ctx / d.kv_heads) as i32);
-            if !rows.iter().any(|&(pos, s)| s == slot && key <= pos) {
-                *x = f32::NAN;
+/// Everything but the parts of the cache.
+struct Problem {
+    s: Setting,
+    q: Vec<f32>,
+    keys: Cache,
+    values: Option<Cache>,
+    sinks: Option<Vec<f32>>,
+}
+
+impl Problem {
+    fn new(rng: &mut Rng, s: Setting) -> Self {
+        let (d, ctx, slots) = (&s.desc, s.ctx, 3);
+        let q = random(rng, s.rows.len(), d.heads * d.qk_dim, d.heads * d.qk_dim + 2);
+        // What no row attends to must not matter, be it as bad as a number can be.
+        let mut state = |values: bool, dim: usize| {
+            let mut numbers = rng.floats(slots * d.kv_heads * ctx * dim);
+            for (i, x) in numbers.iter_mut().enumerate() {
+                let (key, slot) = ((i / dim % ctx) as i32, (i / dim / ctx / d.kv_heads) as i32);
+                if !s.rows.iter().any(|&(pos, s)| s == slot && key <= pos) {
+                    *x = 1e30;
+                }
+            }
+            Cache { format: s.cache, values, ctx, dim, numbers }
+        };
+        let keys = state(false, d.qk_dim);
+        let values = (!d.v_from_k).then(|| state(true, d.v_dim));
+        let sinks = d.sinks.then(|| rng.floats(d.heads));
+        Self { q, keys, values, sinks, s }
+    }
+
+    fn q_ld(&self) -> usize {
+        self.s.desc.heads * self.s.desc.qk_dim + 2
+    }
+
+    /// The formula, in f64, on the cache as it is stored: heads apart, tokens `[from, to)` of what a row sees.
+    fn expected(&self) -> Vec<f32> {
+        let (d, ctx) = (&self.s.desc, self.s.ctx);
+        let keys = self.keys.rounded();
+        let (values, v_ld) = match &self.values {
+            Some(v) => (v.rounded(), d.v_dim),
+            None => (keys.clone(), d.qk_dim),
+        };
+        let out_ld = d.heads * d.v_dim + 1;
+        let mut expected = strided(self.s.rows.len(), d.heads * d.v_dim, out_ld, |_, _| 0.0);
+        for (t, &(pos, slot)) in self.s.rows.iter().enumerate().filter(|(_, row)| row.0 >= 0) {
+            for h in 0..d.heads {
+                let base = (slot as usize * d.kv_heads + h / (d.heads / d.kv_heads)) * ctx;
+                let first = d.window.map_or(0, |w| (pos as usize + 1).saturating_sub(w));
+                let query = &self.q[t * self.q_ld() + h * d.qk_dim..][..d.qk_dim];
+                let scores: Vec<f64> = (first..=pos as usize)
+                    .map(|p| {
+                        let key = &keys[(base + p) * d.qk_dim..][..d.qk_dim];
+                        let dot: f64 =
+                            query.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
+                        dot * f64::from(d.scale)
+                    })
+                    .collect();
+                let sink = self.sinks.as_ref().map(|s| f64::from(s[h]));
+                let total: f64 = scores.iter().copied().chain(sink).map(f64::exp).sum();
+                for c in 0..d.v_dim {
+                    let value = |i: usize| f64::from(values[(base + first + i) * v_ld + c]);
+                    let sum: f64 = scores.iter().enumerate().map(|(i, s)| s.exp() * value(i)).sum();
+                    expected[t * out_ld + h * d.v_dim + c] = (sum / total) as f32;
+                }
             }
         }
-        x
-    };
-    let keys = state(d.qk_dim);
-    let values = (!d.v_from_k).then(|| state(d.v_dim));
-    let sinks = d.sinks.then(|| rng.floats(d.heads));
-    let (v, v_ld) = match &values {
-        Some(v) => (v, d.v_dim),
-        None => (&keys, d.qk_dim),
-    };
-    let mut expected = strided(n, d.heads * d.v_dim, out_ld, |_, _| 0.0);
-    for (t, &(pos, slot)) in rows.iter().enumerate() {
-        for h in 0..d.heads {
-            if pos < 0 {
-                continue;
-            }
-            let base = (slot as usize * d.kv_heads + h / (d.heads / d.kv_heads)) * ctx;
-            let first = d.window.map_or(0, |w| (pos as usize + 1).saturating_sub(w));
-            let query = &q[t * q_ld + h * d.qk_dim..][..d.qk_dim];
-            let scores: Vec<f64> = (first..=pos as usize)
-                .map(|p| {
-                    let key = &keys[(base + p) * d.qk_dim..][..d.qk_dim];
-                    let dot: f64 = query.iter().zip(key).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-                    dot * f64::from(d.scale)
-                })
-                .collect();
-            let sink = sinks.as_ref().map(|s| f64::from(s[h]));
-            let total: f64 = scores.iter().copied().chain(sink).map(f64::exp).sum();
-            for c in 0..d.v_dim {
-                let sum: f64 = scores
-                    .iter()
-                    .enumerate()
-                    .map(|(i, s)| s.exp() * f64::from(v[(base + first + i) * v_ld + c]))
-                    .sum();
-                expected[t * out_ld + h * d.v_dim + c] = (sum / total) as f32;
-            }
+        expected
+    }
+
+    fn operands(&self, sinks: bool) -> Vec<Operand> {
+        let mut operands = vec![Operand::Floats(self.q.clone()), Operand::Cache(self.keys.clone())];
+        operands.extend(self.values.clone().map(Operand::Cache));
+        operands.push(Operand::Ints(self.s.rows.iter().map(|r| r.0).collect()));
+        operands.push(Operand::Ints(self.s.rows.iter().map(|r| r.1).collect()));
+        operands.extend(self.sinks.clone().filter(|_| sinks).map(Operand::Floats));
+        operands
+    }
+
+    fn spec(&self, splits: usize, out_ld: usize) -> KernelSpec {
+        let Setting { desc, ctx, cache, compute, tile, .. } = self.s.clone();
+        KernelSpec::Attention { desc, cache, compute, ctx, rows: tile, splits, q_ld: self.q_ld(), out_ld }
+    }
+
+    fn tolerance(&self) -> f32 {
+        match self.s.compute {
+            Compute::F32 => 1e-5,
+            // Queries and weights have 8 bits; the sums of products of theirs err less.
+            _ => 1.5e-2,
         }
     }
-    let mut operands = vec![Operand::Floats(q), Operand::Floats(keys)];
-    operands.extend(values.map(Operand::Floats));
-    operands.push(Operand::Ints(rows.iter().map(|r| r.0).collect()));
-    operands.push(Operand::Ints(rows.iter().map(|r| r.1).collect()));
-    operands.extend(sinks.map(Operand::Floats));
-    let at = operands.len();
-    operands.push(Operand::Floats(strided(n, d.heads * d.v_dim, out_ld, |_, _| 3.0)));
-    Case {
-        spec: KernelSpec::Attention { desc: d, q_ld, out_ld, ctx },
-        n,
-        operands,
-        expect: vec![(at, Expect::Floats(expected, 1e-5))],
+
+    /// The whole cache at once.
+    fn case(&self) -> Case {
+        let d = &self.s.desc;
+        let (n, out_ld) = (self.s.rows.len(), d.heads * d.v_dim + 1);
+        let mut operands = self.operands(true);
+        let at = operands.len();
+        operands.push(Operand::Floats(strided(n, d.heads * d.v_dim, out_ld, |_, _| 3.0)));
+        let expect = vec![(at, Expect::Floats(self.expected(), self.tolerance()))];
+        Case { spec: self.spec(1, out_ld), n, operands, expect }
+    }
+
+    /// The cache in parts; then those joined.
+    fn parts(&self, splits: usize) -> Chain {
+        let d = &self.s.desc;
+        let (n, out_ld) = (self.s.rows.len(), d.heads * d.v_dim + 1);
+        let words = d.heads * splits * (d.v_dim + 2);
+        let mut operands = self.operands(false);
+        let from = operands.len();
+        operands.push(Operand::Floats(vec![3.0; n * words]));
+        let first = Case { spec: self.spec(splits, words), n, operands, expect: Vec::new() };
+        let mut operands = vec![Operand::Floats(Vec::new())];
+        operands.extend(self.sinks.clone().map(Operand::Floats));
+        let at = operands.len();
+        operands.push(Operand::Floats(strided(n, d.heads * d.v_dim, out_ld, |_, _| 3.0)));
+        let (heads, v_dim, sinks) = (d.heads, d.v_dim, d.sinks);
+        let spec = KernelSpec::AttentionMerge { heads, v_dim, splits, sinks, out_ld };
+        let expect = vec![(at, Expect::Floats(self.expected(), self.tolerance()))];
+        Chain { first, from, then: Case { spec, n, operands, expect }, to: 0 }
     }
 }
 
@@ -85,16 +148,35 @@ fn prefill(start: i32, len: i32) -> Vec<(i32, i32)> {
     (start..start + len).map(|p| (p, 1)).collect()
 }
 
+/// Formats of the cache with what they are multiplied in.
+fn arithmetics() -> Vec<(Format, Compute)> {
+    let exact = FORMATS.map(|f| (f, Compute::F32));
+    exact.into_iter().chain([(Format::Bf16, Compute::Bf16), (Format::Q8, Compute::Bf16)]).collect()
+}
+
 #[test]
 fn prefill_and_decode() {
     let mut rng = Rng::new(40);
     let mut cases = Vec::new();
-    for (heads, kv, qk, v) in [(4, 4, 16, 16), (8, 2, 24, 17), (6, 1, 80, 64), (2, 2, 128, 144), (4, 2, 5, 3)]
-    {
-        for ctx in [48, 100] {
-            let batch = vec![(40, 0), (0, 2), (-1, 1), (33, 2), (31, 1), (47, 1)];
-            for rows in [prefill(0, 40), prefill(29, 7), vec![(47, 2)], vec![(0, 0)], batch] {
-                cases.push(case(&mut rng, Setting { desc: desc(heads, kv, qk, v), ctx, rows }));
+    let heads = [(4, 4, 16, 16), (8, 2, 24, 17), (6, 1, 80, 56), (2, 2, 128, 144), (5, 5, 24, 80)];
+    let arithmetics = arithmetics();
+    for (i, (heads, kv, qk, v)) in heads.into_iter().enumerate() {
+        for j in [0, 2] {
+            let (cache, compute) = arithmetics[(i + j) % arithmetics.len()];
+            let (ctx, tile) = ([48, 100, 300][(i + j) % 3], [16, 5, 48][i % 3]);
+            let last = ctx as i32 - 1;
+            let batch = vec![(40, 0), (0, 2), (-1, 1), (33, 2), (31, 1), (47, 1), (last, 1)];
+            for (rows, tile) in [
+                (prefill(0, 40), tile),
+                (prefill(29, 7), tile),
+                (prefill(last - 46, 47), tile),
+                (vec![(0, 0)], tile),
+                (batch.clone(), tile),
+                (vec![(last, 2)], 1),
+                (batch, 1),
+            ] {
+                let desc = desc(heads, kv, qk, v);
+                cases.push(Problem::new(&mut rng, Setting { desc, ctx, cache, compute, tile, rows }).case());
             }
         }
     }
@@ -105,12 +187,13 @@ fn prefill_and_decode() {
 fn windows_and_sinks() {
     let mut rng = Rng::new(41);
     let mut cases = Vec::new();
-    for (window, sinks) in
-        [(Some(1), false), (Some(7), true), (Some(40), false), (Some(500), true), (None, true)]
-    {
-        for rows in [prefill(0, 70), prefill(60, 5), vec![(69, 0), (-3, 0), (2, 1)]] {
+    let windows = [(Some(1), false), (Some(7), true), (Some(150), true), (Some(500), false), (None, true)];
+    for ((window, sinks), (cache, compute)) in windows.into_iter().zip(arithmetics()) {
+        for (rows, tile) in
+            [(prefill(0, 170), 24), (prefill(160, 105), 24), (vec![(69, 0), (-3, 0), (2, 1), (269, 2)], 1)]
+        {
             let desc = AttentionDesc { window, sinks, ..desc(8, 2, 32, 24) };
-            cases.push(case(&mut rng, Setting { desc, ctx: 70, rows }));
+            cases.push(Problem::new(&mut rng, Setting { desc, ctx: 270, cache, compute, tile, rows }).case());
         }
     }
     check(&cases);
@@ -120,10 +203,56 @@ fn windows_and_sinks() {
 fn latent_values_are_part_of_the_keys() {
     let mut rng = Rng::new(42);
     let mut cases = Vec::new();
-    for (heads, qk, v) in [(16, 576, 512), (3, 40, 32), (40, 24, 24)] {
-        for rows in [prefill(0, 20), vec![(33, 0), (5, 2)]] {
+    let shapes = [(16, 576, 512), (3, 40, 32), (20, 24, 24), (5, 33, 31), (2, 64, 48)];
+    for ((heads, qk, v), (cache, compute)) in shapes.into_iter().zip(arithmetics().into_iter().rev()) {
+        for (rows, tile) in [(prefill(100, 20), 6), (vec![(133, 0), (5, 2)], 1)] {
             let desc = AttentionDesc { v_from_k: true, scale: 0.1, ..desc(heads, 1, qk, v) };
-            cases.push(case(&mut rng, Setting { desc, ctx: 64, rows }));
+            cases.push(Problem::new(&mut rng, Setting { desc, ctx: 144, cache, compute, tile, rows }).case());
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn parts_of_the_cache_join_to_the_whole() {
+    let mut rng = Rng::new(43);
+    let mut chains = Vec::new();
+    let heads = [(4, 4, None, false, false), (8, 2, Some(200), true, false), (4, 1, None, true, true)];
+    let arithmetics = arithmetics();
+    for (i, splits) in [2, 3, 16].into_iter().enumerate() {
+        for (j, (heads, kv, window, sinks, v_from_k)) in heads.into_iter().enumerate() {
+            let (cache, compute) = arithmetics[(i + 2 * j) % arithmetics.len()];
+            let ctx = [900, 130, 700][i];
+            let last = ctx as i32 - 1;
+            let rows = vec![(last, 0), (0, 1), (-1, 0), (128, 2), (last / 2, 1)];
+            let desc = AttentionDesc { window, sinks, v_from_k, ..desc(heads, kv, 40, 40) };
+            let setting = Setting { desc, ctx, cache, compute, tile: 1 + i % 2, rows };
+            chains.push(Problem::new(&mut rng, setting).parts(splits));
+        }
+    }
+    check_chains(&chains);
+}
+
+#[test]
+fn any_shape() {
+    let mut rng = Rng::new(44);
+    let mut cases = Vec::new();
+    for _ in 0..16 {
+        let kv = rng.pick(&[1, 2, 3]);
+        let (cache, compute) = rng.pick(&arithmetics());
+        let v_from_k = rng.below(4) == 0;
+        let qk = 1 + rng.below(140);
+        let v = if v_from_k { 1 + rng.below(qk) } else { 1 + rng.below(140) };
+        let window = Some(1 + rng.below(300)).filter(|w| w % 3 == 0);
+        let sinks = rng.below(3) == 0;
+        let shared = 1 + rng.below(14);
+        let desc = AttentionDesc { window, sinks, v_from_k, scale: 0.3, ..desc(kv * shared, kv, qk, v) };
+        let (ctx, tile) = (1 + rng.below(400), 1 + rng.below(30));
+        for _ in 0..3 {
+            let start = rng.below(ctx) as i32;
+            let rows = prefill(start, (ctx as i32 - start).min(1 + rng.below(60) as i32));
+            let desc = desc.clone();
+            cases.push(Problem::new(&mut rng, Setting { desc, ctx, cache, compute, tile, rows }).case());
         }
     }
     check(&cases);

@@ -1,7 +1,7 @@
 //! AArch64 kernels, linked with a small driver and run by an emulator.
 
 use crate::harness::{Case, able, active, bytes, check_case, items};
-use moec_codegen::{Machine, compile};
+use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, compile};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -30,14 +30,19 @@ static THERE: LazyLock<bool> = LazyLock::new(|| {
     missing.is_empty()
 });
 
-/// A machine with every instruction that kernels know, and one with none but the architecture's own.
-fn machines() -> [Machine; 2] {
+/// A machine with every instruction that kernels know, one with none but the architecture's own, and one that
+/// multiplies bytes a row at a time.
+fn machines() -> [Machine; 3] {
     let machine = |cpu: &str, features: &[&str]| Machine {
         triple: "aarch64-unknown-linux-gnu".to_string(),
         cpu: cpu.to_string(),
         features: features.iter().map(|f| (*f).to_string()).collect(),
     };
-    [machine("neoverse-v2", &["fullfp16", "dotprod", "i8mm", "bf16", "lse"]), machine("generic", &[])]
+    [
+        machine("neoverse-v2", &["fullfp16", "dotprod", "i8mm", "bf16", "lse"]),
+        machine("generic", &[]),
+        machine("cortex-a76", &["fullfp16", "dotprod", "lse"]),
+    ]
 }
 
 /// Checks the cases on every machine, as far as they can multiply so.
@@ -46,11 +51,24 @@ pub(crate) fn check(cases: &[Case]) {
         return;
     }
     for machine in machines() {
-        let cases: Vec<&Case> = cases.iter().filter(|c| able(&machine.isa(), &c.spec)).collect();
+        let isa = machine.isa();
+        // The rest is the same as on the others.
+        let bytes_only = isa.bytes == ByteDot::Sdot;
+        let wanted = |c: &&Case| able(&isa, &c.spec) && (!bytes_only || multiplies_bytes(&c.spec));
+        let cases: Vec<&Case> = cases.iter().filter(wanted).collect();
         if !cases.is_empty() {
             check_on(&machine, &cases);
         }
     }
+}
+
+fn multiplies_bytes(spec: &KernelSpec) -> bool {
+    matches!(
+        spec,
+        KernelSpec::Linear { compute: Compute::I8, .. }
+            | KernelSpec::ExpertGateUp { compute: Compute::I8, .. }
+            | KernelSpec::ExpertDown { compute: Compute::I8, .. }
+    )
 }
 
 fn check_on(machine: &Machine, cases: &[&Case]) {

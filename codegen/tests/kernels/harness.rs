@@ -1,5 +1,7 @@
 //! Runs kernels on guarded memory, for several machines, with work split in several ways.
 
+use crate::cache::Cache;
+use crate::machines::{machines, wanted};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice, round_rows};
@@ -15,6 +17,8 @@ pub(crate) enum Operand {
     Ints(Vec<i32>),
     /// `[lead, rows, cols]`, packed as the kernel wants it.
     Weight(Format, [usize; 3], Vec<f32>),
+    /// A KV-cache tensor.
+    Cache(Cache),
     /// The operand of that number again.
     Same(usize),
 }
@@ -27,6 +31,8 @@ pub(crate) enum Expect {
     /// Numbers within `tolerance · |expected|`.
     Relative(Vec<f32>, f32),
     Ints(Vec<i32>),
+    /// A KV-cache tensor with these numbers, to the bit.
+    Cache(Cache),
 }
 
 /// A kernel with its operands and what must come out.
@@ -36,6 +42,15 @@ pub(crate) struct Case {
     pub(crate) n: usize,
     pub(crate) operands: Vec<Operand>,
     pub(crate) expect: Vec<(usize, Expect)>,
+}
+
+/// A kernel whose operand `from` is operand `to` of another one.
+#[derive(Clone, Debug)]
+pub(crate) struct Chain {
+    pub(crate) first: Case,
+    pub(crate) from: usize,
+    pub(crate) then: Case,
+    pub(crate) to: usize,
 }
 
 /// A small deterministic generator.
@@ -107,27 +122,11 @@ impl Drop for Guarded {
     }
 }
 
-/// Machines that this host runs: the x86-64 levels, and the host itself.
-fn machines() -> Vec<Machine> {
-    #[cfg(not(target_arch = "x86_64"))]
-    let levels: [(u8, bool); 0] = [];
-    #[cfg(target_arch = "x86_64")]
-    let levels = [
-        (4, is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq")),
-        (3, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
-        (1, true),
-    ];
-    for (level, _) in levels.iter().filter(|(_, runs)| !runs) {
-        println!("skipped: this host is no x86-64-v{level}");
-    }
-    let levels = levels.iter().filter(|(_, runs)| *runs).map(|(level, _)| Machine::x86_64_level(*level));
-    levels.chain([Machine::host().unwrap_or_else(|e| panic!("{e}"))]).collect()
-}
-
 /// Whether a machine multiplies in that form.
 pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
     match spec {
         KernelSpec::Linear { compute, .. }
+        | KernelSpec::Attention { compute, .. }
         | KernelSpec::ExpertGateUp { compute, .. }
         | KernelSpec::ExpertDown { compute, .. }
         | KernelSpec::Quantise { to: compute, .. } => match compute {
@@ -142,7 +141,8 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
 /// Checks the cases on every machine that this host runs, as far as they can multiply so.
 pub(crate) fn check(cases: &[Case]) {
     for machine in machines() {
-        let cases: Vec<Case> = cases.iter().filter(|c| able(&machine.isa(), &c.spec)).cloned().collect();
+        let wanted = |c: &&Case| able(&machine.isa(), &c.spec) && wanted(&c.spec);
+        let cases: Vec<Case> = cases.iter().filter(wanted).cloned().collect();
         check_on(&machine, &cases);
     }
     #[cfg(not(target_arch = "aarch64"))]
@@ -156,7 +156,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
         let isa = machine.isa();
         let mut specs = Vec::new();
         let mut pairs = Vec::new();
-        for (case, schedules) in cases.iter().filter(|(c, _)| able(&isa, &c.spec)) {
+        for (case, schedules) in cases.iter().filter(|(c, _)| able(&isa, &c.spec) && wanted(&c.spec)) {
             specs.push(case.spec.clone());
             for schedule in schedules.iter().filter(|s| s.fits(&isa)) {
                 let other = Case { spec: case.spec.with_schedule(*schedule), ..case.clone() };
@@ -164,7 +164,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
                 pairs.push((case, other));
             }
         }
-        assert!(pairs.len() >= cases.len() / 4, "{} schedules for {} cases", pairs.len(), cases.len());
+        assert!(pairs.len() >= cases.len() / 5, "{} schedules for {} cases", pairs.len(), cases.len());
         let loaded = Loaded::new(&compile(&machine, &specs).unwrap_or_else(|e| panic!("{e}")));
         let loaded = loaded.unwrap_or_else(|e| panic!("{e}"));
         let kernel = |spec: &KernelSpec| loaded.kernel(&spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
@@ -173,6 +173,28 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
             let found = run(kernel(&other.spec), &isa, &other, 2);
             assert_eq!(found, expected, "{:?} n={} on {isa:?}", other.spec, other.n);
         }
+    }
+}
+
+/// As [`check`], for pairs of kernels.
+pub(crate) fn check_chains(chains: &[Chain]) {
+    for machine in machines() {
+        let isa = machine.isa();
+        let mut then = Vec::new();
+        for chain in chains.iter().filter(|c| able(&isa, &c.first.spec)) {
+            let case = &chain.first;
+            let object =
+                compile(&machine, std::slice::from_ref(&case.spec)).unwrap_or_else(|e| panic!("{e}"));
+            let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
+            let kernel = loaded.kernel(&case.spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
+            let results = run(kernel, &isa, case, usize::MAX);
+            assert_eq!(results, run(kernel, &isa, case, 1), "work split by 1: {:?} on {isa:?}", case.spec);
+            let mut next = chain.then.clone();
+            next.operands[chain.to] =
+                Operand::Floats(results[chain.from].iter().map(|&w| f32::from_bits(w)).collect());
+            then.push(next);
+        }
+        check_on(&machine, &then);
     }
 }
 
@@ -263,12 +285,18 @@ pub(crate) fn check_case(case: &Case, isa: &Isa, results: &[Vec<Vec<u32>>]) {
         assert_eq!(whole, split, "work is split: {:?} n={} on {isa:?}", case.spec, case.n);
     }
     for (i, expect) in &case.expect {
-        compare(&whole[*i], expect, || format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n));
+        compare(isa, &whole[*i], expect, || {
+            format!("operand {i} of {:?} n={} on {isa:?}", case.spec, case.n)
+        });
     }
 }
 
-fn compare(got: &[u32], expect: &Expect, what: impl Fn() -> String) {
+fn compare(isa: &Isa, got: &[u32], expect: &Expect, what: impl Fn() -> String) {
     match expect {
+        Expect::Cache(want) => {
+            let bytes: Vec<u8> = got.iter().flat_map(|w| w.to_le_bytes()).collect();
+            assert_eq!(bytes, want.pack(isa), "{}", what());
+        }
         Expect::Ints(want) => {
             let got: Vec<i32> = got.iter().map(|&b| b.cast_signed()).collect();
             assert_eq!(&got, want, "{}", what());
@@ -295,6 +323,7 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
             let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
             Ok(pack_slice(&geometry, values).expect("packs"))
         }
+        Operand::Cache(cache) => Ok(cache.pack(isa)),
         Operand::Same(i) => Err(*i),
     }
 }

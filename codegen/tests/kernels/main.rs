@@ -2,10 +2,13 @@
 #![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
 mod attention;
+mod cache;
 #[cfg(not(target_arch = "aarch64"))]
 mod emulated;
 mod experts;
+mod gates;
 mod harness;
+mod machines;
 mod matrix;
 mod routing;
 mod schedules;

@@ -100,6 +100,25 @@ fn linear_equals_plain_loops() {
 }
 
 #[test]
+fn rows_and_channels_that_fill_no_block() {
+    let mut rng = Rng::new(4);
+    let mut cases = Vec::new();
+    for (i, n_rows) in [1, 15, 16, 17, 33].into_iter().enumerate() {
+        for (j, k) in [80, 56, 24, 64].into_iter().enumerate() {
+            for format in [Format::Bf16, Format::Q8, Format::Q4] {
+                let (bias, residual, glu) = (false, (i + j) % 2 == 0, None);
+                let (n, compute) = (rng.pick(&[24, 32, 56, 80]), Compute::Bf16);
+                cases.push(case(
+                    &mut rng,
+                    &Shape { n_rows, k, n, groups: 1, format, compute, bias, residual, glu },
+                ));
+            }
+        }
+    }
+    check(&cases);
+}
+
+#[test]
 fn linear_joins_gate_and_up() {
     let mut rng = Rng::new(2);
     let glus = [

@@ -5,9 +5,10 @@ use super::partial::io_error;
 use super::{DECISIONS, GRAPH, KERNELS, PLAN};
 use crate::decisions::{Decisions, VERSION};
 use crate::error::{Error, Result};
+use crate::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
 use moec_ir::Module;
-use moec_ir::plan::Plan;
+use moec_ir::plan::{Plan, TargetInfo};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -92,11 +93,36 @@ impl Bundle {
     /// # Errors
     /// A processor that lacks a feature, or code that does not load.
     pub fn unit(&self) -> Result<HostUnit> {
+        self.load(HostUnit::load)
+    }
+
+    /// As [`Bundle::unit`]; instructions that this processor lacks are emulated where that is possible, which
+    /// is said.
+    ///
+    /// # Errors
+    /// As [`Bundle::unit`].
+    pub fn emulated_unit(&self, progress: &Progress) -> Result<HostUnit> {
+        let unit = self.load(HostUnit::load_emulated)?;
+        if !unit.emulated().is_empty() {
+            progress.warn(&format!("this processor lacks {}: emulated, slowly", unit.emulated().join(", ")));
+        }
+        Ok(unit)
+    }
+
+    fn load(&self, how: impl FnOnce(&[u8], &TargetInfo) -> Result<HostUnit, HostError>) -> Result<HostUnit> {
         let path = self.folder.join(KERNELS);
         let object = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
-        HostUnit::load(&object, &self.plan.target).map_err(|e| match e {
-            HostError::Machine(e) => e.into(),
-            HostError::Load(e) => Error::limit(e.to_string()),
+        how(&object, &self.plan.target).map_err(|e| {
+            let hint = e.hint();
+            let error: Error = match e {
+                HostError::Machine(e) => e.into(),
+                HostError::Emulate(e) => Error::limit(e.to_string()),
+                HostError::Load(e) => Error::limit(e.to_string()),
+            };
+            match hint {
+                Some(hint) => error.hint(hint),
+                None => error,
+            }
         })
     }
 }

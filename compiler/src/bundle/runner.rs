@@ -150,13 +150,12 @@ pub fn cargo() -> OsString {
 /// # Errors
 /// A build that fails, with the end of what cargo said.
 pub fn build(bundle: &Path, generated: &[SourceFile], object: &[u8], tools: &Toolchain) -> Result<()> {
+    // One folder per compiler and set of dependencies: what differs from build to build, the generated crate and
+    // moec's own two, cargo compiles anew where it was written anew. The lock keeps it to one build at a time.
     let mut key = tools.version.clone().into_bytes();
+    key.extend(LOCK.bytes());
     if let Some(cross) = tools.cross {
         key.extend(cross.triple.bytes());
-    }
-    for (path, text) in fixed_files()? {
-        key.extend(path.to_string_lossy().as_bytes());
-        key.extend(text.as_bytes());
     }
     let home = cache_dir()?.join(format!("runner-{}", &hex(&sha256(&key))[..16]));
     fs::create_dir_all(&home).map_err(|e| io_error("create", &home, &e))?;

@@ -192,7 +192,12 @@ impl<'a> Collector<'a> {
         found.ok_or_else(|| Error::bug("the hidden channels of experts have no buffer of their own"))
     }
 
-    /// Called around every step.
+    /// Steps around which there is something to see, by index.
+    pub(super) fn stops(&self) -> Vec<bool> {
+        self.before.iter().zip(&self.after).map(|(a, b)| !a.is_empty() || !b.is_empty()).collect()
+    }
+
+    /// Called around those steps.
     pub(super) fn observe(&mut self, moment: Moment, view: &StepView<'_>) {
         let taps = match moment {
             Moment::Before => &self.before,

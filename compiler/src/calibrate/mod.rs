@@ -27,7 +27,7 @@ use collect::Collector;
 use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
 use moec_runtime::text::Text;
-use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Row};
+use moec_runtime::{CheckLevel, Engine, LoadedProgram, Moment, Options, Row, StepView};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -143,6 +143,8 @@ struct Run<'a> {
     /// Index of the prefill entry point.
     entry: usize,
     collector: Collector<'a>,
+    /// Steps that the collector looks at.
+    stops: Vec<bool>,
     predicted: u64,
     loss: f64,
 }
@@ -153,7 +155,8 @@ impl<'a> Run<'a> {
         let entry = entry.ok_or_else(|| Error::bug("a model without prefill"))?;
         let collector =
             Collector::new(&compilation.module, &plan.entries[entry], entry, &compilation.segment_weights)?;
-        Ok(Self { plan, entry, collector, predicted: 0, loss: 0.0 })
+        let stops = collector.stops();
+        Ok(Self { plan, entry, collector, stops, predicted: 0, loss: 0.0 })
     }
 
     /// Reads one sequence, chunk by chunk.
@@ -171,14 +174,15 @@ impl<'a> Run<'a> {
             let collector = &mut self.collector;
             let mut scored = (0, 0.0);
             let last = entry.steps.len().saturating_sub(1);
-            let result =
-                engine.trace_entry(self.entry, &rows, &wanted, window.ids.len(), &mut |moment, view| {
-                    collector.observe(moment, view);
-                    if view.index() == last && moment == moec_runtime::Moment::After {
-                        scored = score(view, entry, vocab, &wanted, &window.ids[start..]);
-                    }
-                    Ok(())
-                });
+            let stops = |i: usize| i == last || self.stops.get(i).copied().unwrap_or(true);
+            let len = window.ids.len();
+            let result = engine.trace_steps(self.entry, &rows, &wanted, len, &stops, &mut |moment, view| {
+                collector.observe(moment, view);
+                if view.index() == last && moment == Moment::After {
+                    scored = score(view, entry, vocab, &wanted, &window.ids[start..]);
+                }
+                Ok(())
+            });
             result.map_err(Error::from)?;
             self.predicted += scored.0;
             self.loss += scored.1;
@@ -191,7 +195,7 @@ impl<'a> Run<'a> {
 
 /// Number of predictions and sum of −ln p over the wanted rows; `ids[i]` is the token of row `i`.
 fn score(
-    view: &moec_runtime::StepView<'_>,
+    view: &StepView<'_>,
     entry: &moec_ir::plan::Entry,
     vocab: usize,
     wanted: &[usize],

@@ -24,6 +24,10 @@ pub struct Args {
     /// Windows to measure [default: the whole text]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub windows: Option<u32>,
+    /// Another bundle of the same checkpoint: also measure how often both choose the same next token of the text,
+    /// and how far their probabilities are apart
+    #[arg(long, value_name = "BUNDLE", requires = "text")]
+    pub against: Option<PathBuf>,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,

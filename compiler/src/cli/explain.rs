@@ -138,12 +138,13 @@ fn weights(
     shares
 }
 
-/// Bits per number of the cache, and its bytes per token.
-fn cache(states: &[&StateBuf]) -> Option<(f64, u64)> {
+/// The KV cache: its format, bits per number, and bytes per token.
+fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64)> {
+    let first = states.first()?;
     let numbers: u64 = states.iter().map(|s| s.shape.iter().map(|&d| u64::from(d)).product::<u64>()).sum();
     let bytes: u64 = states.iter().map(|s| s.bytes()).sum();
-    let tokens = states.first().map(|s| u64::from(s.shape[0]) * u64::from(s.shape[2]))?;
-    Some((bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1)))
+    let tokens = u64::from(first.shape[0]) * u64::from(first.shape[2]);
+    Some((first.format.name(), bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1)))
 }
 
 fn head(
@@ -166,8 +167,8 @@ fn head(
         row("weights", format!("{class}: {format}, {bits:.2} bits each, {bytes}"))
     }));
     rows.extend(
-        cache(states).map(|(bits, bytes)| {
-            row("KV cache", format!("{bits:.2} bits per number, {bytes} bytes per token"))
+        cache(states).map(|(format, bits, bytes)| {
+            row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
         }),
     );
     rows.extend(
@@ -252,8 +253,8 @@ fn report(
             "class": class, "format": format, "weights": share.numbers, "bytes": share.bytes,
             "bits_per_weight": share.bits(),
         })).collect::<Vec<_>>(),
-        "kv_cache": cache(states).map(|(bits, bytes)| json!({
-            "bits_per_number": bits, "bytes_per_token": bytes,
+        "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
+            "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
         })),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);

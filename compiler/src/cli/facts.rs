@@ -77,13 +77,13 @@ impl Count {
     }
 }
 
-/// Bytes of KV cache that a layer takes per token: f32.
-fn kv_bytes(l: &LayerSpec) -> u64 {
+/// Numbers of KV cache that a layer takes per token.
+fn kv_numbers(l: &LayerSpec) -> u64 {
     let channels = match &l.attention {
         Attention::Gqa(a) => 2 * a.kv_heads * a.head_dim,
         Attention::Mla(a) => a.latent + a.rotated,
     };
-    4 * channels as u64
+    channels as u64
 }
 
 /// The figures of a model.
@@ -103,7 +103,7 @@ pub fn of(spec: &ModelSpec) -> Facts {
         experts: spec.experts(),
         experts_per_token: moe().map(|m| m.router.k).max().unwrap_or(0),
         max_context: spec.max_positions,
-        kv_bytes_per_token: spec.layers.iter().map(kv_bytes).sum(),
+        kv_numbers_per_token: spec.layers.iter().map(kv_numbers).sum(),
         by_class: vec![
             (WeightClass::Experts, c.experts),
             (WeightClass::Attention, c.attention),

@@ -4,7 +4,7 @@ use super::{facts, output, trace, verbs};
 use crate::config::{Config, sizes};
 use crate::import::{self, ImportOptions, ModelSpec};
 use crate::{Error, Result, human};
-use moec_ir::WeightClass;
+use moec_ir::{Format, WeightClass};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -48,7 +48,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     let facts = facts::of(&spec);
     let bytes = facts.bundle_bytes(&config.weights);
     let slots = shapes.decode_batch.last().copied().unwrap_or(1) as u64;
-    let cache = facts.kv_bytes_per_token * shapes.max_context as u64 * slots;
+    let cache = facts.kv_bytes_per_token(config.kv_format()) * shapes.max_context as u64 * slots;
     let w = &config.weights;
     let value = json!({
         "kind": "model.toml",
@@ -116,7 +116,7 @@ fn model(spec: &ModelSpec) -> Value {
         "hidden": spec.hidden,
         "vocab": spec.vocab,
         "max_context": spec.max_positions,
-        "kv_bytes_per_token": facts.kv_bytes_per_token,
+        "kv_bytes_per_token": facts.kv_bytes_per_token(Format::Bf16),
         "warnings": spec.warnings,
     })
 }
@@ -154,7 +154,11 @@ fn model_rows(source: &Path, spec: &ModelSpec) -> Vec<Vec<String>> {
         row("width", format!("{} hidden, {} vocabulary", spec.hidden, spec.vocab)),
         row(
             "context",
-            format!("{} tokens, {} of cache each", spec.max_positions, human::bytes(f.kv_bytes_per_token)),
+            format!(
+                "{} tokens, {} of bf16 cache each",
+                spec.max_positions,
+                human::bytes(f.kv_bytes_per_token(Format::Bf16))
+            ),
         ),
         row("sizes", sizes(&f)),
     ];

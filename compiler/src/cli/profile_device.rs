@@ -57,7 +57,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         family: Family::Cpu,
         triple: info.triple,
         cpu: info.cpu,
-        features: info.features.into_iter().filter(|f| moec_runtime::cpu::missing(&[f]).is_empty()).collect(),
+        features: info.features.into_iter().filter(|f| cpu::missing(&[f]).is_empty()).collect(),
         legal_ops: LegalOps::All,
         units: vec![unit(&found)],
         memories: vec![memory(&found)],

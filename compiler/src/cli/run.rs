@@ -12,6 +12,9 @@ use std::process::ExitCode;
 /// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, logits, bench, info.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
+    /// Emulate the AMX instructions that this machine lacks, slowly. Stands before the verb
+    #[arg(long)]
+    pub emulate: bool,
     /// The bundle
     pub bundle: PathBuf,
     /// Verb and its arguments, passed on as they are

@@ -2,6 +2,7 @@
 
 use super::{build, eval, inspect, output, run, verify};
 use crate::bundle::read::Bundle;
+use crate::decisions::By;
 use crate::evaluate::{self, Tasks};
 use crate::import::{Checkpoint, ImportOptions};
 use crate::pipeline::Stops;
@@ -94,6 +95,7 @@ fn plan_facts(plan: &Plan) -> Value {
             "bytes": bytes,
             "bits_per_weight": bits(numbers, bytes),
         })).collect::<Vec<_>>(),
+        "kv_cache_format": plan.states.first().map(|s| s.format.name()),
         "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes, "scratch_per_thread": plan.scratch_bytes},
     })
 }
@@ -135,10 +137,18 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         row("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
         row("context", format!("{} tokens, {} sequences", plan.model.max_context, plan.model.slots)),
         row("weights", format!("{}: {}", text("weights"), formats.join(", "))),
-        row("KV cache", text("kv_cache")),
+        row(
+            "KV cache",
+            format!("{} of {}", text("kv_cache"), facts["kv_cache_format"].as_str().unwrap_or("nothing")),
+        ),
         row("arena", text("arena")),
         row("kernels", plan.kernels.len().to_string()),
     ];
+    if let Ok(decisions) = bundle.decisions() {
+        let timed = decisions.kernels.iter().filter(|d| d.by == By::Clock).count();
+        let who = if timed > 0 { "measured" } else { "chosen by the cost model" };
+        rows.push(row("schedules", format!("{who}; `moec explain {}` says why", args.path.display())));
+    }
     for e in &plan.entries {
         let barriers = crate::passes::barriers::count(e);
         rows.push(row(&e.kind.to_string(), format!("{} steps, {barriers} barriers", e.steps.len())));
@@ -217,11 +227,12 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
 }
 
 /// `moec run`; the bundle's own verb decides the exit code.
-pub(super) fn run(args: &run::Args, _progress: &Progress) -> Result<ExitCode> {
+pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
-    let unit = bundle.unit()?;
+    let unit = if args.emulate { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
-        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .emulating(unit.emulated());
     let name = format!("moec run {}", args.bundle.display());
     let all = std::iter::once(name.clone().into()).chain(args.args.iter().cloned());
     Ok(program.with(|program| moec_runtime::cli::run(program, &bundle.folder, all.skip(1), &name)))
@@ -240,7 +251,8 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
         windows: args.windows.map(|w| w as usize),
     };
     let bundle = Bundle::open(&args.bundle)?;
-    let quality = evaluate::evaluate(&bundle, &tasks, progress)?;
+    let against = args.against.as_deref().map(Bundle::open).transpose()?;
+    let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, progress)?;
     if args.json {
         let value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
         return output::json(&value);
@@ -248,6 +260,18 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
     let mut rows = Vec::new();
     if let (Some(p), Some(n), Some(w)) = (quality.perplexity, quality.tokens, quality.windows) {
         rows.push(vec!["perplexity".to_owned(), format!("{p:.4}"), format!("{n} tokens in {w} windows")]);
+    }
+    if let (Some(same), Some(kl)) = (quality.same_choice, quality.divergence) {
+        rows.push(vec![
+            "same choice".to_owned(),
+            format!("{:.2} %", 100.0 * same),
+            "of next tokens".to_owned(),
+        ]);
+        rows.push(vec![
+            "divergence".to_owned(),
+            format!("{kl:.6}"),
+            "nats per token (Kullback-Leibler)".to_owned(),
+        ]);
     }
     if let (Some(x), Some(n)) = (quality.exact_match, quality.questions) {
         rows.push(vec!["exact match".to_owned(), format!("{:.2} %", 100.0 * x), format!("{n} questions")]);

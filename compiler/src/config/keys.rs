@@ -126,7 +126,7 @@ pub const KEYS: &[Key] = &[
         name: "kv_cache",
         default: "\"auto\"",
         range: "\"auto\", \"bf16\", \"f32\" or \"q8\"",
-        help: &["Storage of the KV cache. `auto` is bf16, or f32 where all weights are f32."],
+        help: &["Storage of the KV cache. `auto` is bf16, or f32 where activations or attention are f32."],
         set: |c, v| KvCache::parse(v.text()?).map(|k| c.memory.kv_cache = k).ok_or(Wrong::Range),
     },
     Key {

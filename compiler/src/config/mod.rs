@@ -105,7 +105,7 @@ pub struct Memory {
 /// Storage of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum KvCache {
-    /// bf16, or f32 where all weights are f32.
+    /// bf16; f32 where activations or the attention's weights are f32.
     #[default]
     Auto,
     /// The upper half of f32.
@@ -149,6 +149,17 @@ impl Weights {
 }
 
 impl Config {
+    /// Storage format of the KV cache.
+    pub fn kv_format(&self) -> Format {
+        let exact = self.weights.activations == Activations::F32 || self.weights.attention == Format::F32;
+        match self.memory.kv_cache {
+            KvCache::Auto if exact => Format::F32,
+            KvCache::Auto | KvCache::Bf16 => Format::Bf16,
+            KvCache::F32 => Format::F32,
+            KvCache::Q8 => Format::Q8,
+        }
+    }
+
     /// What an empty file at that path says.
     pub fn defaults(path: &Path) -> Self {
         Self {

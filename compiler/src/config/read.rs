@@ -3,7 +3,6 @@
 use super::{Config, KEYS, Key, RESERVED};
 use crate::{Error, Result};
 use moec_device::nearest;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -137,8 +136,9 @@ fn in_order<'a, 'i>(
 
 /// The sections of this version, for a hint.
 fn sections() -> String {
-    let names: BTreeSet<_> = KEYS.iter().map(|k| format!("`[{}]`", k.section)).collect();
-    names.into_iter().collect::<Vec<_>>().join(", ")
+    let mut names: Vec<_> = KEYS.iter().map(|k| format!("`[{}]`", k.section)).collect();
+    names.dedup();
+    names.join(", ")
 }
 
 fn unknown_section(at: &str, section: &str) -> Error {

@@ -2,6 +2,7 @@
 
 use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Weights};
 use crate::human;
+use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -25,8 +26,8 @@ pub struct Facts {
     pub experts_per_token: usize,
     /// Longest sequence that the model was made for.
     pub max_context: usize,
-    /// Bytes of KV cache per token and sequence.
-    pub kv_bytes_per_token: u64,
+    /// Numbers of KV cache per token and sequence.
+    pub kv_numbers_per_token: u64,
     /// Parameters by class.
     pub by_class: Vec<(WeightClass, u64)>,
     /// Whether the embedding table serves as head, too. A bundle then stores it twice, in the order of
@@ -38,6 +39,12 @@ impl Facts {
     /// Parameters of a class.
     fn of(&self, class: WeightClass) -> u64 {
         self.by_class.iter().filter(|(c, _)| *c == class).map(|(_, n)| n).sum()
+    }
+
+    /// Bytes of KV cache per token and sequence, in a format.
+    pub fn kv_bytes_per_token(&self, format: Format) -> u64 {
+        // Formats are counted by groups, which no head of a model cuts.
+        format.bytes(GROUP) as u64 * self.kv_numbers_per_token / GROUP as u64
     }
 
     /// About how many bytes the weights of a bundle take.
@@ -103,7 +110,10 @@ fn figures(key: &str, facts: &Facts) -> Vec<String> {
     match key {
         "max_context" => vec![
             format!("The model was made for {} tokens at most.", facts.max_context),
-            format!("The cache takes {} per token and sequence.", human::bytes(facts.kv_bytes_per_token)),
+            format!(
+                "The cache takes {} per token and sequence in bf16.",
+                human::bytes(facts.kv_bytes_per_token(Format::Bf16))
+            ),
         ],
         "experts" => parameters(WeightClass::Experts),
         "attention" => parameters(WeightClass::Attention),

@@ -8,14 +8,16 @@ use super::memory::aligned;
 use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
-use moec_cpu::{CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
+use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
     ALIGN, Arg, Buffer, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
     PLAN_VERSION, Place, Plan, RowSpace, Segment, StateBuf, Step,
 };
-use moec_ir::{Graph, Module, Node, Op, Operand, Type, ValueId, WeightClass, WeightId};
-use std::collections::HashMap;
+use moec_ir::{
+    EntryKind, Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId,
+};
+use std::collections::{HashMap, HashSet};
 
 /// The plan with what later passes and the writer need beside it.
 #[derive(Debug)]
@@ -30,15 +32,23 @@ pub struct Draft {
     pub writes: Writes,
 }
 
-/// Lays out `module` for `target`. `artifacts` are further files that the runtime reads.
+/// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads.
 ///
 /// # Errors
 /// An operator that the target has no kernel for, or sizes past the plan's 32-bit fields.
-pub fn layout(module: &Module, model: ModelInfo, target: &CpuTarget, artifacts: &[&str]) -> Result<Draft> {
+pub fn layout(
+    module: &Module,
+    model: ModelInfo,
+    target: &CpuTarget,
+    cache: Format,
+    artifacts: &[&str],
+) -> Result<Draft> {
     let files = [DENSE, EXPERTS].iter().chain(artifacts);
     let mut builder = Builder {
         module,
         target,
+        cache,
+        values: values(module),
         kernels: Vec::new(),
         kernel_ids: HashMap::new(),
         segments: Vec::new(),
@@ -57,12 +67,14 @@ pub fn layout(module: &Module, model: ModelInfo, target: &CpuTarget, artifacts: 
     let states = module
         .states
         .iter()
-        .map(|s| {
+        .enumerate()
+        .map(|(i, s)| {
             let shape = match s.ty.shape.as_slice() {
                 &[a, b, c, d] => [int(a)?, int(b)?, int(c)?, int(d)?],
                 _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
             };
-            Ok(StateBuf { name: s.name.clone(), shape })
+            let order = target.cache_order(builder.values.contains(&StateId(i as u32)));
+            Ok(StateBuf { name: s.name.clone(), shape, format: cache, order })
         })
         .collect::<Result<_>>()?;
     let plan = Plan {
@@ -124,6 +136,10 @@ enum Home {
 struct Builder<'a> {
     module: &'a Module,
     target: &'a CpuTarget,
+    /// Format of the KV cache.
+    cache: Format,
+    /// Its tensors that are values, not keys.
+    values: HashSet<StateId>,
     kernels: Vec<KernelSpec>,
     kernel_ids: HashMap<String, u32>,
     segments: Vec<Segment>,
@@ -239,20 +255,21 @@ impl Builder<'_> {
             .map(|&input| {
                 Ok(match input {
                     Operand::Value(v) => match frame.home(v)? {
-                        Home::State(_) => InputView::State { shape: &graph.ty(v).shape },
+                        Home::State(s) => InputView::State(self.cached(StateId(s))),
                         home @ Home::Buffer { .. } => InputView::Value { ty: graph.ty(v), ld: ld_of(home) },
                     },
                     Operand::Weight(w) => {
                         let w = self.module.weight(w);
                         InputView::Weight { shape: &w.shape, format: w.format }
                     }
-                    Operand::State(s) => InputView::State { shape: &self.module.state(s).ty.shape },
+                    Operand::State(s) => InputView::State(self.cached(s)),
                 })
             })
             .collect::<Result<Vec<_>>>()?;
         let outputs = node.outputs.iter().map(|&v| graph.ty(v)).collect();
         let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
-        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld };
+        let apart = matches!(graph.kind, EntryKind::Decode(_));
+        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart };
         let selection = self.target.select(&view).map_err(|e| {
             Error::limit(format!(
                 "target `{}` cannot run `{}` in `{}`",
@@ -365,6 +382,11 @@ impl Builder<'_> {
         Ok((homes, done))
     }
 
+    fn cached(&self, s: StateId) -> CacheView<'_> {
+        let values = self.values.contains(&s);
+        CacheView { shape: &self.module.state(s).ty.shape, format: self.cache, values }
+    }
+
     fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
         let symbol = self.target.symbol(spec);
         if let Some(&id) = self.kernel_ids.get(&symbol) {
@@ -401,6 +423,24 @@ impl Builder<'_> {
         self.segment_ids.insert((id, layout), index);
         Ok(index)
     }
+}
+
+/// Tensors of the KV cache that attention reads as values.
+fn values(module: &Module) -> HashSet<StateId> {
+    let mut found = HashSet::new();
+    for graph in &module.entries {
+        for node in &graph.nodes {
+            let Op::Attention(desc) = &node.op else { continue };
+            let mut operand = node.inputs.get(2).copied().filter(|_| !desc.v_from_k);
+            while let Some(Operand::Value(v)) = operand {
+                operand = graph.def(v).and_then(|n| graph.nodes[n.0 as usize].inputs.first().copied());
+            }
+            if let Some(Operand::State(s)) = operand {
+                found.insert(s);
+            }
+        }
+    }
+    found
 }
 
 /// Home of what a cache write gives.

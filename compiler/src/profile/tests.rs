@@ -127,7 +127,9 @@ fn what_does_not_hold_is_refused() {
         ("more tokens than anyone", |p| p.reading.texts = [([0; 32], u64::MAX)].into()),
         ("more predictions than tokens", |p| p.reading.predicted = 101),
         ("a loss of NaN", |p| p.reading.loss = f64::NAN),
-        ("layer 0: 2 experts with 1 weights", |p| drop(p.layers[0].weight.pop())),
+        ("layer 0: 2 experts with 1 weights", |p| {
+            let _ = p.layers[0].weight.pop();
+        }),
         ("layer 0: 101 choices", |p| p.layers[0].chosen[0] = 100),
         ("routing weight that is not finite", |p| p.layers[0].weight[0] = f64::INFINITY),
         ("weight name", |p| {

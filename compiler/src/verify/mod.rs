@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::import::Checkpoint;
 use crate::progress::Progress;
 use moec_ir::eval::{Evaluator, Tensor};
-use moec_ir::{EntryKind, Graph, Module, NodeId};
+use moec_ir::{EntryKind, Format, Graph, Module, NodeId};
 use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Row};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -62,27 +62,43 @@ pub struct NodeReport {
     pub kernels: Vec<String>,
     /// Against the evaluator on the same operands.
     pub local: Distance,
+    /// Local error that the formats of its operands explain; 0 where it computes in f32.
+    pub rounding: f64,
     /// Against the evaluator's own run; `None` for what depends on padding rows or on earlier sequences
     /// (dispatch tables, expert slots, whole caches).
     pub chained: Option<Distance>,
 }
 
 impl Report {
-    /// What passes a bound: a step's local error, or the logits' chained one.
+    /// What passes a bound: a step's local error, or the logits' chained one. Formats that round raise it.
     pub fn failures(&self) -> Vec<String> {
         let mut found = Vec::new();
         for entry in &self.entries {
-            for node in entry.nodes.iter().filter(|n| !n.local.within(self.bound)) {
+            for node in entry.nodes.iter().filter(|n| !n.local.within(self.bound.max(n.rounding))) {
                 found.push(format!(
                     "{} `{}` in `{}` is off by {:.1e}",
                     entry.entry, node.op, node.scope, node.local.relative
                 ));
             }
-            if !entry.logits.within(self.bound * CHAIN) {
+            let rounding = entry.nodes.iter().map(|n| n.rounding).fold(self.bound, f64::max);
+            if !entry.logits.within(rounding * CHAIN) {
                 found.push(format!("{} logits are off by {:.1e}", entry.entry, entry.logits.relative));
             }
         }
         found
+    }
+}
+
+/// Relative error, as root mean square, that storing numbers in a format explains.
+fn rounding(format: Format) -> f64 {
+    match format {
+        Format::F32 => 0.0,
+        // Half a unit in the eighth bit.
+        Format::Bf16 => 2.0_f64.powi(-9),
+        Format::F16 => 2.0_f64.powi(-12),
+        // Half a step of a group whose other numbers are small beside its largest.
+        Format::Q8 => 0.5 / 127.0 * 32.0_f64.sqrt(),
+        Format::Q4 => 0.5 / 7.0 * 32.0_f64.sqrt(),
     }
 }
 
@@ -101,6 +117,7 @@ pub fn verify(
     let mut module = bundle.graph()?;
     agree(bundle, &module)?;
     let packed = weights::Packed::open(bundle)?;
+    weights::split_tables(&mut module, &packed);
     if source.is_none() {
         weights::read_from_bundle(&mut module);
     }
@@ -113,9 +130,10 @@ pub fn verify(
         evaluator.map_weights(|weight, values| packed.round(weight, values));
     }
 
-    let unit = bundle.unit()?;
+    let unit = bundle.emulated_unit(progress)?;
     let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
-        .map_err(|e| Error::input("the plan does not run here").because(e))?;
+        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .emulating(unit.emulated());
     let entries = program.with(|program| {
         let options = Options { threads: Some(1), check: CheckLevel::default(), stop: None };
         let mut engine = Engine::open(program, &bundle.folder, options)
@@ -180,7 +198,8 @@ impl Job<'_> {
                 EntryKind::Decode(_) => 0,
             };
             let entry = &self.bundle.plan.entries[self.index];
-            let mut probe = probe::Probe::new(self.module, self.graph, entry, &own, seq_len);
+            let states = &self.bundle.plan.states;
+            let mut probe = probe::Probe::new(self.module, self.graph, entry, states, &own, seq_len);
             let mut failed = None;
             let result = engine.trace_entry(self.index, rows, &wanted, seq_len, &mut |moment, view| {
                 if measured && failed.is_none() {

@@ -1,12 +1,12 @@
 //! Looks at a traced run of one entry point, node by node.
 
-use super::NodeReport;
 use super::compare::Distance;
+use super::{NodeReport, rounding};
 use crate::error::{Error, Result};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::graph::INPUTS;
-use moec_ir::plan::{Code, Entry, Plan, RowSpace};
-use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, Type, ValueId};
+use moec_ir::plan::{Code, Entry, Plan, RowSpace, StateBuf};
+use moec_ir::{Format, Graph, Module, Node, NodeId, Op, Operand, StateId, Type, ValueId};
 use moec_runtime::{Moment, StepView};
 use std::collections::HashMap;
 
@@ -18,6 +18,8 @@ pub(super) struct Probe<'a> {
     module: &'a Module,
     graph: &'a Graph,
     entry: &'a Entry,
+    /// KV cache.
+    states: &'a [StateBuf],
     own: &'a HashMap<NodeId, Vec<Tensor>>,
     /// Tokens of the prompt that the rows belong to, 0 in decoding.
     sequence: usize,
@@ -41,6 +43,7 @@ impl<'a> Probe<'a> {
         module: &'a Module,
         graph: &'a Graph,
         entry: &'a Entry,
+        states: &'a [StateBuf],
         own: &'a HashMap<NodeId, Vec<Tensor>>,
         sequence: usize,
     ) -> Self {
@@ -52,6 +55,7 @@ impl<'a> Probe<'a> {
             module,
             graph,
             entry,
+            states,
             own,
             sequence,
             spaces: graph.row_spaces(module),
@@ -254,10 +258,22 @@ impl<'a> Probe<'a> {
         ty.rows() / all.max(1) * valid
     }
 
+    /// Local error that the formats of a node's operands explain.
+    fn rounding(&self, op: &Op) -> f64 {
+        let cache = self.states.iter().map(|s| s.format).max().unwrap_or(Format::F32);
+        match op {
+            Op::CacheWrite => rounding(cache),
+            // Queries, weights and values in pairs of bf16, whose errors add up.
+            Op::Attention(_) if cache != Format::F32 => 4.0 * rounding(Format::Bf16),
+            _ => 0.0,
+        }
+    }
+
     fn state(&self, view: &StepView<'_>, s: StateId) -> Result<Tensor> {
-        let bytes = view.state(s.0).ok_or_else(|| Error::bug("a state without memory"))?;
-        let words: Vec<[u8; 4]> = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect();
-        Ok(tensor(&self.module.state(s).ty, &words))
+        let wrong = || Error::bug(format!("state {} has not the memory of its order", s.0));
+        let state = self.states.get(s.0 as usize).ok_or_else(wrong)?;
+        let numbers = view.state(s.0).and_then(|bytes| state.read(bytes)).ok_or_else(wrong)?;
+        Ok(Tensor { ty: self.module.state(s).ty.clone(), data: Data::F32(numbers) })
     }
 
     /// Compares what a node's steps have written.
@@ -302,6 +318,7 @@ impl<'a> Probe<'a> {
             op: node.op.name(),
             kernels: Vec::new(),
             local,
+            rounding: self.rounding(&node.op),
             chained,
         });
         Ok(())

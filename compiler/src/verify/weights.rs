@@ -4,8 +4,8 @@ use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
 use crate::error::Result;
 use crate::import::map::Map;
-use moec_ir::plan::Segment;
-use moec_ir::{Encoding, Leaf, Module, Source, Weight, WeightExpr};
+use moec_ir::plan::{Layout, Segment};
+use moec_ir::{Encoding, Leaf, Module, Op, Operand, Source, Weight, WeightExpr, WeightId};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -26,8 +26,7 @@ impl Packed {
             let open = || Map::open(&path).map_err(|e| io_error("read", &path, &e));
             files.push(used.then(open).transpose()?);
         }
-        let segments = plan.segments.iter().map(|s| (s.name.clone(), s.clone())).collect();
-        Ok(Self { files, segments })
+        Ok(Self { files, segments: by_name(&plan.segments) })
     }
 
     /// The segment of a weight, and its bytes.
@@ -67,10 +66,80 @@ impl Source for Packed {
     }
 }
 
+/// Segments by the name of their weight. Of a weight that is stored twice, the one in rows goes by another.
+fn by_name(segments: &[Segment]) -> HashMap<String, Segment> {
+    let mut found: HashMap<String, Segment> = HashMap::new();
+    for segment in segments {
+        let mut new = segment.clone();
+        if let Some(old) = found.get_mut(&segment.name) {
+            if new.layout != Layout::Rows {
+                std::mem::swap(old, &mut new);
+            }
+            found.insert(in_rows(&segment.name), new);
+        } else {
+            found.insert(segment.name.clone(), new);
+        }
+    }
+    found
+}
+
+/// Name of the rows of a weight that is stored in panels, too.
+fn in_rows(weight: &str) -> String {
+    format!("{weight} in rows")
+}
+
+/// Gives tables that are also stored in panels a weight of their own: the two may be rounded differently, since
+/// errors of a matrix matter by what it is multiplied by.
+pub(super) fn split_tables(module: &mut Module, packed: &Packed) {
+    let Module { weights, entries, .. } = module;
+    let mut tables: HashMap<WeightId, WeightId> = HashMap::new();
+    for node in entries.iter_mut().flat_map(|g| &mut g.nodes).filter(|n| matches!(n.op, Op::Embed)) {
+        for input in &mut node.inputs {
+            let Operand::Weight(id) = input else { continue };
+            let Some(weight) = weights.get(id.0 as usize) else { continue };
+            let name = in_rows(&weight.name);
+            if packed.segments.contains_key(&name) {
+                let table = Weight { name, ..weight.clone() };
+                *id = *tables.entry(*id).or_insert_with(|| {
+                    weights.push(table);
+                    WeightId(weights.len() as u32 - 1)
+                });
+            }
+        }
+    }
+}
+
 /// Replaces every weight's expression by the segment of its name.
 pub(super) fn read_from_bundle(module: &mut Module) {
     for w in &mut module.weights {
         let leaf = Leaf { tensor: w.name.clone(), shape: w.shape.clone(), encoding: Encoding::Plain };
         w.expr = WeightExpr::Leaf(leaf);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_ir::Format;
+
+    #[test]
+    fn of_two_segments_the_rows_have_a_name_of_their_own() {
+        let segment = |name: &str, offset, layout| Segment {
+            name: name.into(),
+            file: 0,
+            offset,
+            bytes: 64,
+            shape: vec![8, 2],
+            format: Format::F32,
+            layout,
+        };
+        let (rows, panels) = (Layout::Rows, Layout::Panels { nr: 8 });
+        let (a, b) = (segment("e", 0, rows), segment("e", 64, panels));
+        let other = segment("t", 128, rows);
+        for order in [[&a, &b, &other], [&b, &other, &a]] {
+            let found = by_name(&order.map(Clone::clone));
+            assert_eq!(found.len(), 3);
+            assert_eq!((&found["e"], &found["e in rows"], &found["t"]), (&b, &a, &other));
+        }
     }
 }

@@ -4,8 +4,8 @@ use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::parse_graph::{dtype, format, kind};
 use crate::plan::{
-    Arg, Buffer, Builtin, Code, Entry, ExpertRow, ExpertTable, FileRef, Grid, KernelRef, Layout, ModelInfo,
-    Place, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
+    Arg, Buffer, Builtin, CacheOrder, Code, Entry, ExpertRow, ExpertTable, FileRef, Grid, KernelRef, Layout,
+    ModelInfo, Place, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
 };
 
 /// Reads the index that every numbered line carries; it must be the next one.
@@ -160,9 +160,19 @@ fn segment(c: &mut Cursor<'_>) -> Parsed<Segment> {
 
 fn state(c: &mut Cursor<'_>) -> Parsed<StateBuf> {
     let name = c.string("a state name")?;
+    let format = format(c)?;
     let at = c.at();
     let shape = c.ints("an extent")?.try_into().map_err(|_| c.error_at(at, "expected four extents"))?;
-    Ok(StateBuf { name, shape })
+    let order = if c.eat_word("rows")? {
+        CacheOrder::Rows
+    } else if c.eat_word("keys")? {
+        CacheOrder::Keys { nr: c.int("a panel width")? }
+    } else if c.eat_word("values")? {
+        CacheOrder::Values { nr: c.int("a panel width")?, block: c.int("a block")? }
+    } else {
+        return c.expected("`rows`, `keys` or `values`");
+    };
+    Ok(StateBuf { name, shape, format, order })
 }
 
 fn entry(c: &mut Cursor<'_>) -> Parsed<Entry> {

@@ -1,7 +1,9 @@
 //! Printing plans.
 
 use super::lex::quote;
-use crate::plan::{Arg, Builtin, Code, Entry, ExpertRow, FileRef, Grid, Layout, Place, Plan, RowSpace, Step};
+use crate::plan::{
+    Arg, Builtin, CacheOrder, Code, Entry, ExpertRow, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
+};
 use std::fmt::{self, Write};
 
 /// The bits of an f32, as a float where that keeps them.
@@ -32,6 +34,14 @@ fn layout(layout: Layout) -> String {
         Layout::Rows => "rows".into(),
         Layout::Panels { nr } => format!("panels {nr}"),
         Layout::GluPanels { nr } => format!("glu_panels {nr}"),
+    }
+}
+
+fn order(order: CacheOrder) -> String {
+    match order {
+        CacheOrder::Rows => "rows".into(),
+        CacheOrder::Keys { nr } => format!("keys {nr}"),
+        CacheOrder::Values { nr, block } => format!("values {nr} {block}"),
     }
 }
 
@@ -169,7 +179,7 @@ impl fmt::Display for Plan {
             )?;
         }
         for (i, s) in self.states.iter().enumerate() {
-            writeln!(f, "state {i} {} {:?}", quote(&s.name), s.shape)?;
+            writeln!(f, "state {i} {} {}{:?} {}", quote(&s.name), s.format, s.shape, order(s.order))?;
         }
         for (i, k) in self.kernels.iter().enumerate() {
             writeln!(f, "kernel {i} {}", quote(&k.symbol))?;

@@ -93,7 +93,7 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
         let at = || format!("states[{i}] ({})", s.name);
         require(!s.name.is_empty() && names.insert(&s.name), at, || "no name, or one that is taken".into())?;
         let fits = s.checked_bytes().is_some_and(|n| n > 0 && isize::try_from(n).is_ok());
-        require(fits, at, || format!("extents {:?}", s.shape))?;
+        require(fits, at, || format!("extents {:?} of {} in the order {:?}", s.shape, s.format, s.order))?;
         let [slots, _, ctx, _] = s.shape;
         require(slots >= plan.model.slots && ctx >= plan.model.max_context, at, || {
             format!(

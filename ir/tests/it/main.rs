@@ -7,6 +7,7 @@ mod common;
 mod model;
 mod ops;
 mod plans;
+mod state;
 mod text;
 mod verify;
 mod weights;

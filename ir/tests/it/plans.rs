@@ -97,8 +97,18 @@ pub(crate) fn plan() -> Plan {
             segment("freqs", 0, 16, &[4], Format::F32, Layout::Rows),
             segment("w", 64, 2 * 16 * 8 * 2, &[2, 10, 8], Format::Bf16, Layout::Panels { nr: 8 }),
             segment("g", 640, 2 * 8 * 4 * 2, &[12, 4], Format::F16, Layout::GluPanels { nr: 8 }),
+            // Pairs, groups and panels are stored whole.
+            segment("b", 768, 8 * 2 * 4, &[5, 3], Format::Bf16, Layout::Panels { nr: 8 }),
+            segment("q", 832, 2 * 8 * 2 * 34, &[2, 5, 40], Format::Q8, Layout::Panels { nr: 8 }),
+            segment("p", 1920, 2 * 8 * 18, &[12, 32], Format::Q4, Layout::GluPanels { nr: 8 }),
+            segment("t", 2240, 5 * 2 * 18, &[5, 33], Format::Q4, Layout::Rows),
         ],
-        states: vec![StateBuf { name: "layers.0.k".into(), shape: [2, 1, 16, 4] }],
+        states: vec![StateBuf {
+            name: "layers.0.k".into(),
+            shape: [2, 1, 16, 4],
+            format: Format::Bf16,
+            order: CacheOrder::Values { nr: 8, block: 32 },
+        }],
         kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
         entries: vec![entry],
         experts: vec![ExpertTable {

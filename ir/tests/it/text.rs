@@ -319,7 +319,14 @@ fn random_plan() -> impl Strategy<Value = Plan> {
         bytes,
         sha256,
     });
-    let state = (text(), any::<[u32; 4]>()).prop_map(|(name, shape)| StateBuf { name, shape });
+    let order = prop_oneof![
+        Just(CacheOrder::Rows),
+        any::<u32>().prop_map(|nr| CacheOrder::Keys { nr }),
+        any::<(u32, u32)>().prop_map(|(nr, block)| CacheOrder::Values { nr, block }),
+    ];
+    let formats = prop::sample::select(Format::ALL.to_vec());
+    let state = (text(), any::<[u32; 4]>(), formats, order)
+        .prop_map(|(name, shape, format, order)| StateBuf { name, shape, format, order });
     let row = any::<[u32; 3]>().prop_map(|[capacity, group, unit]| ExpertRow { capacity, group, unit });
     let table = (any::<(u32, u32)>(), list(row, 0..3)).prop_map(|((layer, k), experts)| ExpertTable {
         layer,

@@ -3,7 +3,9 @@
 use crate::common::{leaf, model, weight};
 use crate::plans::plan;
 use moec_ir::plan::*;
-use moec_ir::{DType, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify};
+use moec_ir::{
+    DType, Format, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify,
+};
 use moec_ir::{EntryKind, StateDecl};
 
 #[test]
@@ -159,8 +161,18 @@ fn bad_plans_are_refused() {
     refuse_plan("segments[1]", "bytes", |p| p.segments[1].layout = Layout::Panels { nr: 0 });
     refuse_plan("segments[1]", "bytes", |p| p.segments[1].shape = vec![u32::MAX; 3]);
     refuse_plan("segments[2]", "bytes", |p| p.segments[2].layout = Layout::GluPanels { nr: 7 });
+    // As many bytes as without the padding, as another grouped format, as plain numbers.
+    refuse_plan("segments[3]", "bytes", |p| p.segments[3].bytes = 8 * 3 * 2);
+    refuse_plan("segments[4]", "bytes", |p| p.segments[4].bytes = 2 * 8 * (40 + 2));
+    refuse_plan("segments[4]", "bytes", |p| p.segments[4].format = Format::Q4);
+    refuse_plan("segments[5]", "bytes", |p| p.segments[5].format = Format::Q8);
+    refuse_plan("segments[5]", "bytes", |p| p.segments[5].shape = vec![12, 33]);
+    refuse_plan("segments[6]", "bytes", |p| p.segments[6].layout = Layout::Panels { nr: 8 });
+    refuse_plan("segments[6]", "bytes", |p| p.segments[6].shape = vec![u32::MAX; 3]);
     refuse_plan("segments[0]", "shape", |p| p.segments[0].shape = vec![]);
     refuse_plan("states[0]", "extents", |p| p.states[0].shape = [u32::MAX; 4]);
+    refuse_plan("states[0]", "f16", |p| p.states[0].format = Format::F16);
+    refuse_plan("states[0]", "Keys", |p| p.states[0].order = CacheOrder::Keys { nr: 0 });
     refuse_plan("states[0]", "do not hold", |p| p.model.max_context = 17);
     refuse_plan("states[1]", "taken", |p| p.states.push(p.states[0].clone()));
     for symbol in ["", "1a", "a-b", "ä"] {
@@ -194,7 +206,7 @@ fn bad_entries_are_refused() {
     refuse(".steps[1]", "kernel", |e| e.steps[1].code = Code::Kernel(2));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 128));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 2));
-    refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Segment(3));
+    refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Segment(99));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::State(1));
     refuse(".steps[1]", "empty grid", |e| e.steps[1].grid = Grid::Tiles { rows: 0, tiles: 1 });
     refuse(".steps[3]", "dispatch table", |e| e.steps[3].grid = Grid::Experts { table: 0, tiles: 1 });

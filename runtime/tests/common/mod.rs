@@ -5,6 +5,7 @@
 #![allow(clippy::undocumented_unsafe_blocks, reason = "all for one reason: a kernel trusts its arguments")]
 
 use moec_ir::EntryKind;
+use moec_ir::Format;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::*;
 use moec_runtime::abi::KernelFn;
@@ -282,7 +283,12 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             segment("experts", experts_at, E),
             segment("freqs", freqs_at, 2),
         ],
-        states: vec![StateBuf { name: "kv".to_owned(), shape: [SLOTS as u32, 1, CTX as u32, 1] }],
+        states: vec![StateBuf {
+            name: "kv".to_owned(),
+            shape: [SLOTS as u32, 1, CTX as u32, 1],
+            format: Format::F32,
+            order: CacheOrder::Rows,
+        }],
         kernels: KERNELS.map(kernel).to_vec(),
         entries,
         experts: vec![],

@@ -9,7 +9,8 @@ use moec_ir::Format;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
     /// What suits the machine: bf16 where it multiplies pairs of bf16, bytes for q8 and q4 where it
-    /// multiplies bytes, else f32.
+    /// multiplies bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows meet every
+    /// format on them.
     #[default]
     Auto,
     /// Exact: f32 everywhere.
@@ -74,6 +75,7 @@ impl CpuTarget {
         };
         match (self.activations, quantised) {
             (F32, _) => Ok(Compute::F32),
+            (Auto, true) if self.isa.tiles && rows > FEW_ROWS => Ok(Compute::Bf16),
             (Auto | I8, true) if bytes => Ok(Compute::I8),
             (Auto, true) => Ok(Compute::F32),
             (I8, true) => lacks("bytes", "i8"),

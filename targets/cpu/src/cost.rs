@@ -8,7 +8,7 @@
 //!   where its panel and its rows do not fit into the second-level cache together;
 //! * a block of byte sums costs [`PER_BLOCK`] more, for unpacking the weights, and an eighth of its rows where
 //!   its sums are more than three quarters of the first-level cache;
-//! * a panel of q8 or q4 that is unpacked to f32 or bf16 costs [`PER_UNPACKING`] more per work item;
+//! * a panel of q8 or q4 that is unpacked to f32 or bf16 costs as much as [`PER_UNPACKING`] rows of f32;
 //! * work items that do not come out even between cores leave some of them waiting.
 //!
 //! What the model does not know (fetching ahead, unrolling) it leaves as it is; `moec build --tune` measures it.
@@ -19,12 +19,14 @@ use moec_device::Device;
 use moec_ir::Format;
 use moec_ir::plan::Grid;
 
-/// Rows that a register group costs beside its own.
+/// Rows that a register group, or a block of tiles, costs beside its own.
 const PER_GROUP: f64 = 1.0;
 /// Rows that unpacking the weights of a block of byte sums costs: q8, and q4 with its nibbles.
 const PER_BLOCK: [f64; 2] = [1.0, 2.0];
-/// Rows that unpacking a panel costs: shift, shift, convert, multiply, store beside one multiply-add.
+/// Rows of f32 that unpacking a panel costs: shift, shift, convert, multiply, store beside one multiply-add.
 const PER_UNPACKING: f64 = 5.0;
+/// Rows of a block of tiles.
+const TILES: usize = 32;
 /// Cycles per second where the device file gives no rate.
 const CLOCK: f64 = 3e9;
 /// Bytes per second that a core reads where the device file gives no figure.
@@ -68,7 +70,8 @@ impl Figures {
     /// Those of a device file, completed by what its instructions promise. `has` tells its features.
     pub(crate) fn of(device: &Device, isa: &Isa, has: &dyn Fn(&str) -> bool) -> Self {
         let unit = device.units.first();
-        let cores = unit.and_then(|u| u.cores).unwrap_or(CORES).max(1);
+        // A unit of one core is a unit of measurement, not a machine.
+        let cores = unit.and_then(|u| u.cores).filter(|n| *n > 1).unwrap_or(CORES);
         let stated = |name: &str| {
             let p = unit?.peak.get(name)?;
             let value = p.gops * 1e9 / f64::from(unit?.cores.unwrap_or(1).max(1));
@@ -93,8 +96,13 @@ impl Figures {
         let bytes = match isa.bytes {
             ByteDot::None => times(1.0, "widening"),
             dot => stated_bytes.unwrap_or_else(|| {
-                let by = if dot == ByteDot::Maddubs { 2.0 } else { 4.0 };
-                times(by, "dot products of four bytes")
+                let by = match dot {
+                    ByteDot::None => 1.0,
+                    ByteDot::Maddubs => 2.0,
+                    ByteDot::Vnni | ByteDot::Sdot => 4.0,
+                    ByteDot::Smmla => 8.0,
+                };
+                times(by, "dot products of bytes")
             }),
         };
         let read = device.memories.first().and_then(|m| m.bandwidth.last()).filter(|b| b.gb_per_s > 0.0);
@@ -228,7 +236,12 @@ impl CpuTarget {
         let panel_bytes = weights / panels.max(1) as f64;
         let item = |r: usize| self.rows_beside(format, compute, schedule, r, panel_bytes, row_bytes);
         let left = rows % most;
-        let beside = (rows / most) as f64 * item(most) + if left > 0 { item(left) } else { 0.0 };
+        let mut beside = (rows / most) as f64 * item(most) + if left > 0 { item(left) } else { 0.0 };
+        let peak = self.figures.rate(compute).value;
+        if format.is_grouped() && compute != Compute::I8 {
+            // Work items of one panel follow each other, and the later ones find it unpacked.
+            beside += PER_UNPACKING * peak / self.figures.f32.value;
+        }
         let overhead = 1.0 + beside / rows as f64;
 
         let items = match spec.grid(&self.isa) {
@@ -242,7 +255,7 @@ impl CpuTarget {
         Some(Estimate {
             operations,
             bytes,
-            arithmetic: operations * overhead / self.figures.rate(compute).value,
+            arithmetic: operations * overhead / peak,
             memory: bytes / self.figures.read.value,
             overhead,
             waiting,
@@ -268,11 +281,13 @@ impl CpuTarget {
             return rows.div_ceil(schedule.block) as f64 * PER_BLOCK[usize::from(format == Format::Q4)]
                 + spilt;
         }
+        if compute == Compute::Bf16 && self.isa.tiles {
+            return rows.div_ceil(TILES) as f64 * PER_GROUP;
+        }
         let mr = schedule.mr(&self.isa);
         let groups = rows / mr + usize::try_from((rows % mr).count_ones()).unwrap_or(0);
         let fits = panel_bytes + (mr * row_bytes) as f64 <= l2;
-        let unpacking = if format.is_grouped() { PER_UNPACKING } else { 0.0 };
-        groups as f64 * PER_GROUP * if fits { 1.0 } else { 2.0 } + unpacking
+        groups as f64 * PER_GROUP * if fits { 1.0 } else { 2.0 }
     }
 
     /// Panels of a kernel's matrix.
@@ -301,7 +316,7 @@ impl CpuTarget {
             (Knob::Ahead, &[(0, 1), (2048, 1), (8192, 1)]),
         ];
         let mut all = vec![usual];
-        for (knob, values) in values.into_iter().filter(|(knob, _)| knob.turns(spec)) {
+        for (knob, values) in values.into_iter().filter(|(knob, _)| knob.turns(spec, &self.isa)) {
             let meant = values.iter().filter(|(_, from)| load.rows >= *from);
             all.extend(meant.map(|&(value, _)| usual.with(knob, value, &self.isa)));
         }
@@ -396,17 +411,33 @@ mod tests {
     }
 
     #[test]
-    fn panels_that_are_unpacked_are_unpacked_seldom() {
-        let t = target("x86-64-v4");
-        let chosen = |format, n| t.cheapest(&linear(2048, 8192, format, Compute::F32), n).unwrap();
-        // Every work item unpacks its panel: few, large ones.
-        assert_eq!(chosen(Format::Q8, 512).rows, 768);
-        // Nothing is gained where weights are read as they are, and by one row.
-        assert_eq!(chosen(Format::Bf16, 512), Schedule::default());
-        assert_eq!(chosen(Format::Q8, 1), Schedule::default());
-        // A matrix of one panel is split between cores.
-        let small = t.cheapest(&linear(64, 32, Format::Q8, Compute::F32), 512).unwrap();
-        assert!(small.rows <= 96, "{small:?}");
+    fn what_the_model_changes() {
+        let t = target("sapphire-rapids");
+        let chosen = |k, n, format, compute, rows| t.cheapest(&linear(k, n, format, compute), rows).unwrap();
+        // Blocks of byte sums are cut by work items: larger ones make fewer blocks.
+        assert_eq!(chosen(2048, 8192, Format::Q8, Compute::I8, 512).rows, 384);
+        // Nothing is gained where all panels are enough work for all cores, and by one row.
+        assert_eq!(chosen(2048, 8192, Format::Bf16, Compute::F32, 512), Schedule::default());
+        assert_eq!(chosen(2048, 8192, Format::Q8, Compute::F32, 1), Schedule::default());
+        // A matrix of one panel is split between cores by rows.
+        let eight = target("x86-64-v4");
+        let small = eight.cheapest(&linear(64, 32, Format::F32, Compute::F32), 100).unwrap();
+        assert_eq!(small.rows, 48);
+    }
+
+    #[test]
+    fn unpacking_is_paid_once_and_weighs_more_on_tiles() {
+        let t = target("sapphire-rapids");
+        let overhead =
+            |format, compute, n| t.estimate(&linear(2048, 2048, format, compute), n).unwrap().overhead;
+        // Two rows: one group of two.
+        assert_eq!(overhead(Format::Bf16, Compute::F32, 2), 1.5);
+        assert_eq!(overhead(Format::Q8, Compute::F32, 2), 1.5 + PER_UNPACKING / 2.0);
+        let tiles = t.figures().bf16.value / t.figures().f32.value;
+        assert!(
+            (overhead(Format::Q8, Compute::Bf16, 320) - (1.0 + (10.0 + PER_UNPACKING * tiles) / 320.0)).abs()
+                < 0.01
+        );
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The host executor: a bundle's object code, loaded into this process.
 
+use crate::emulate::{self, EmulateError};
 use moec_codegen::Error as CodegenError;
 use moec_codegen::jit::Loaded;
 use moec_ir::plan::TargetInfo;
 use moec_runtime::abi::KernelFn;
+use moec_runtime::cpu;
 use moec_runtime::program::TargetRef;
 
 /// Why object code cannot run here.
@@ -12,15 +14,28 @@ pub enum HostError {
     /// This machine cannot run it: another architecture, or features that the processor lacks.
     #[error(transparent)]
     Machine(#[from] moec_runtime::Error),
+    /// It cannot be emulated either.
+    #[error(transparent)]
+    Emulate(#[from] EmulateError),
     /// It does not load.
     #[error(transparent)]
     Load(#[from] CodegenError),
+}
+
+impl HostError {
+    /// What to do about it, where this is better than the cause's own advice.
+    pub fn hint(&self) -> Option<&'static str> {
+        let Self::Machine(moec_runtime::Error::MissingFeatures { missing, .. }) = self else { return None };
+        let emulable = missing.iter().all(|f| emulate::FEATURES.contains(&f.as_str()));
+        emulable.then_some("`moec run BUNDLE --emulate …` emulates AMX, slowly; or build for `native`")
+    }
 }
 
 /// Kernels in this process; they stay callable as long as this lives.
 #[derive(Debug)]
 pub struct HostUnit {
     loaded: Loaded,
+    emulated: Vec<String>,
 }
 
 impl HostUnit {
@@ -29,14 +44,35 @@ impl HostUnit {
     /// # Errors
     /// A feature that this processor lacks, or bytes that are no object for it.
     pub fn load(object: &[u8], target: &TargetInfo) -> Result<Self, HostError> {
+        Self::load_with(object, target, &[])
+    }
+
+    /// As [`HostUnit::load`]; instructions of the features in [`emulate::FEATURES`] that this processor
+    /// lacks are emulated from now on, in the whole process.
+    ///
+    /// # Errors
+    /// As [`HostUnit::load`], and what [`emulate::install`] finds.
+    pub fn load_emulated(object: &[u8], target: &TargetInfo) -> Result<Self, HostError> {
+        Self::load_with(object, target, emulate::FEATURES)
+    }
+
+    fn load_with(object: &[u8], target: &TargetInfo, emulable: &[&str]) -> Result<Self, HostError> {
         let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
-        moec_runtime::cpu::check(&TargetRef {
-            name: &target.name,
-            triple: &target.triple,
-            cpu: &target.cpu,
-            features: &features,
-        })?;
-        Ok(Self { loaded: Loaded::new(object)? })
+        let emulated: Vec<&str> =
+            cpu::missing(&features).into_iter().filter(|f| emulable.contains(f)).collect();
+        let asked: Vec<&str> = features.iter().copied().filter(|f| !emulated.contains(f)).collect();
+        let TargetInfo { name, triple, cpu: tuned, .. } = target;
+        cpu::check(&TargetRef { name, triple, cpu: tuned, features: &asked })?;
+        if !emulated.is_empty() {
+            emulate::install()?;
+        }
+        let emulated = emulated.into_iter().map(str::to_owned).collect();
+        Ok(Self { loaded: Loaded::new(object)?, emulated })
+    }
+
+    /// Features of the target that are emulated here.
+    pub fn emulated(&self) -> &[String] {
+        &self.emulated
     }
 
     /// The kernel of that symbol.

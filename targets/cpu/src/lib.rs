@@ -2,7 +2,9 @@
 //! source, and the executor that loads a bundle's object code into this process.
 
 mod arithmetic;
+mod attend;
 mod cost;
+pub mod emulate;
 mod host;
 mod packing;
 pub mod roofline;
@@ -10,6 +12,7 @@ mod select;
 mod tune;
 
 pub use arithmetic::Activations;
+pub use attend::CacheView;
 pub use cost::{Bound, Estimate, Figures, Load, Rate};
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::source::SourceFile;
@@ -120,7 +123,7 @@ impl CpuTarget {
 
     /// The fields of a kernel's schedule that it looks at, with their values.
     pub fn pieces(&self, spec: &KernelSpec, schedule: Schedule) -> Vec<(Knob, usize)> {
-        let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec));
+        let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec, &self.isa));
         turned.map(|k| (k, schedule.get(k, &self.isa))).collect()
     }
 

@@ -1,9 +1,10 @@
 //! Which kernels compute a node: one row per operator.
 
 use crate::arithmetic::Form;
+use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
 use moec_codegen::{Compute, MapOp, NormKind, Schedule, packed_words};
-use moec_ir::op::{AttentionDesc, DispatchLayout, LongSwitch};
+use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
 
@@ -18,6 +19,8 @@ pub struct NodeView<'a> {
     pub outputs: Vec<&'a Type>,
     /// Row distance of a residual that the epilogue adds, in elements.
     pub residual_ld: Option<usize>,
+    /// Whether every row is a sequence of its own, as in decoding.
+    pub apart: bool,
 }
 
 /// One operand.
@@ -37,11 +40,8 @@ pub enum InputView<'a> {
         /// Storage.
         format: Format,
     },
-    /// A state `[slots, heads, ctx, dim]`.
-    State {
-        /// Shape.
-        shape: &'a [usize],
-    },
+    /// A tensor of the KV cache.
+    State(CacheView<'a>),
 }
 
 /// An address that a launch gets.
@@ -100,7 +100,7 @@ pub struct Unsupported(pub String);
 pub(crate) type Result<T> = std::result::Result<T, Unsupported>;
 
 impl NodeView<'_> {
-    fn value(&self, i: usize) -> Result<(&Type, usize)> {
+    pub(crate) fn value(&self, i: usize) -> Result<(&Type, usize)> {
         match self.inputs.get(i) {
             Some(&InputView::Value { ty, ld }) => Ok((ty, ld)),
             _ => Err(Unsupported(format!("operand {i} is no value"))),
@@ -112,17 +112,11 @@ impl NodeView<'_> {
             _ => Err(Unsupported(format!("operand {i} is no weight"))),
         }
     }
-    fn state(&self, i: usize) -> Result<&[usize]> {
-        match self.inputs.get(i) {
-            Some(InputView::State { shape }) => Ok(shape),
-            _ => Err(Unsupported(format!("operand {i} is no state"))),
-        }
-    }
     /// Whether the second operand is one column for all.
     fn broadcasts(&self) -> Result<bool> {
         Ok(self.value(1)?.0.cols() == 1 && self.out()?.cols() != 1)
     }
-    fn out(&self) -> Result<&Type> {
+    pub(crate) fn out(&self) -> Result<&Type> {
         self.outputs.first().copied().ok_or_else(|| Unsupported("no result".into()))
     }
 }
@@ -172,15 +166,8 @@ impl CpuTarget {
                 let spec = KernelSpec::Rope { heads, dim, rotary, offset, style, x_ld, out_ld, angles_ld };
                 s.kernel(spec, inputs(2), 1);
             }
-            Op::CacheWrite => {
-                let (_, x_ld) = node.value(1)?;
-                let &[_, heads, ctx, dim] = node.state(0)? else {
-                    return Err(Unsupported("a state needs four axes".into()));
-                };
-                let work = Work::Kernel(KernelSpec::CacheWrite { heads, dim, ctx, x_ld });
-                s.launches.push(Launch { work, args: inputs(4), writes: vec![0] });
-            }
-            Op::Attention(desc) => attention(&mut s, node, desc)?,
+            Op::CacheWrite => self.cache_write(&mut s, node)?,
+            Op::Attention(desc) => self.attention(&mut s, node, desc)?,
             Op::Router(desc) => {
                 let (_, logits_ld) = node.value(0)?;
                 let n = 1 + usize::from(desc.select_bias);
@@ -358,7 +345,7 @@ impl Selection {
     }
 
     /// A temporary.
-    fn temp(&mut self, ty: Type) -> Role {
+    pub(crate) fn temp(&mut self, ty: Type) -> Role {
         self.temps.push(ty);
         Role::Temp(self.temps.len() - 1)
     }
@@ -377,7 +364,7 @@ impl Selection {
     }
 
     /// A kernel whose last arguments are the node's `outs` results.
-    fn kernel(&mut self, spec: KernelSpec, mut args: Vec<Role>, outs: usize) {
+    pub(crate) fn kernel(&mut self, spec: KernelSpec, mut args: Vec<Role>, outs: usize) {
         let first = args.len();
         args.extend((0..outs).map(Role::Out));
         self.launches.push(Launch { work: Work::Kernel(spec), writes: (first..args.len()).collect(), args });
@@ -416,16 +403,5 @@ fn rope_angles(s: &mut Selection, node: &NodeView<'_>, scale: f32, switch: Optio
     let mut args = inputs(2 + usize::from(switch.is_some()));
     args.push(Role::Out(0));
     s.launches.push(Launch { work, writes: vec![args.len() - 1], args });
-    Ok(())
-}
-
-fn attention(s: &mut Selection, node: &NodeView<'_>, desc: &AttentionDesc) -> Result<()> {
-    let (_, q_ld) = node.value(0)?;
-    let &[_, _, ctx, _] = node.state(1)? else {
-        return Err(Unsupported("a state needs four axes".into()));
-    };
-    let out_ld = node.out()?.cols();
-    let n = node.inputs.len();
-    s.kernel(KernelSpec::Attention { desc: desc.clone(), q_ld, out_ld, ctx }, inputs(n), 1);
     Ok(())
 }

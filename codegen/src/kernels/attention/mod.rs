@@ -1,0 +1,249 @@
+//! Attention with an online softmax over blocks of the KV cache.
+//!
+//! A work item holds a tile of queries: some rows, and all query heads that share a key-value head. Each
+//! block of tokens is met by the tile in groups of as many queries as the microkernel takes: scores are the
+//! product with panels of keys, results grow by the product of the weights with panels of values.
+//!
+//! With few rows, as in decoding, the tokens of the cache are cut into parts that are work items of their
+//! own; [`merge`] joins them. Parts follow from a row's position alone, never from the number of threads.
+
+pub(crate) mod merge;
+mod tile;
+
+use super::cache::{self, BLOCK};
+use crate::dsl::{I, Kb, P};
+use crate::machine::Isa;
+use crate::spec::{Compute, KernelSpec};
+use moec_ir::op::AttentionDesc;
+use moec_ir::types::Format;
+
+/// A maximum below every score: not infinite, so that differences of two are numbers.
+const LOWEST: f32 = -1e30;
+
+/// What is fixed at build time.
+#[derive(Clone, Copy)]
+struct Shape<'a> {
+    d: &'a AttentionDesc,
+    cache: Format,
+    compute: Compute,
+    ctx: usize,
+    rows: usize,
+    splits: usize,
+    q_ld: usize,
+    out_ld: usize,
+}
+
+impl<'a> Shape<'a> {
+    fn of(spec: &'a KernelSpec) -> Option<Self> {
+        match spec {
+            &KernelSpec::Attention { ref desc, cache, compute, ctx, rows, splits, q_ld, out_ld } => {
+                Some(Self { d: desc, cache, compute, ctx, rows, splits, q_ld, out_ld })
+            }
+            _ => None,
+        }
+    }
+
+    /// Query heads per key-value head.
+    fn shared(&self) -> usize {
+        self.d.heads / self.d.kv_heads.max(1)
+    }
+
+    /// Queries of a full tile.
+    fn queries(&self) -> usize {
+        self.rows * self.shared()
+    }
+
+    /// Format of the panels that the microkernel reads: q8 is widened to what the queries are in.
+    fn panels(&self) -> Format {
+        match (self.cache, self.compute) {
+            (Format::Q8, Compute::Bf16) => Format::Bf16,
+            (Format::Q8, _) => Format::F32,
+            (format, _) => format,
+        }
+    }
+
+    /// Words of a query.
+    fn query_words(&self) -> usize {
+        match self.compute {
+            Compute::Bf16 => self.d.qk_dim.div_ceil(2),
+            _ => self.d.qk_dim,
+        }
+    }
+
+    /// Words of a part's result: maximum, sum, values.
+    fn part_words(&self) -> usize {
+        self.d.v_dim + 2
+    }
+}
+
+/// Contradictions in a specification.
+pub(crate) fn rules(spec: &KernelSpec) -> Vec<(bool, &'static str)> {
+    let Some(s) = Shape::of(spec) else { return vec![(false, "not an attention")] };
+    let d = s.d;
+    let out = if s.splits > 1 { d.heads * s.splits * s.part_words() } else { d.heads * d.v_dim };
+    vec![
+        (d.kv_heads > 0 && d.heads.is_multiple_of(d.kv_heads.max(1)), "heads that no key-value head serves"),
+        (!d.v_from_k || d.v_dim <= d.qk_dim, "values wider than the keys that they are part of"),
+        (s.q_ld >= d.heads * d.qk_dim && s.out_ld >= out, "rows overlap"),
+        (s.ctx > 0 && d.qk_dim > 0 && d.v_dim > 0 && s.rows > 0 && s.splits > 0, "an extent is zero"),
+        (d.window != Some(0), "an empty window"),
+        (d.scale > 0.0, "a factor that does not keep the order of scores"),
+        (matches!(s.cache, Format::F32 | Format::Bf16 | Format::Q8), "a cache of another format"),
+        (
+            matches!((s.cache, s.compute), (_, Compute::F32) | (Format::Bf16 | Format::Q8, Compute::Bf16)),
+            "an arithmetic that the cache is not stored for",
+        ),
+    ]
+}
+
+/// Places in the scratch, in words.
+struct Scratch {
+    /// Words from query to query.
+    query: usize,
+    /// Words from row to row of scores.
+    score: usize,
+    /// Words from row to row of results.
+    output: usize,
+    queries: usize,
+    firsts: usize,
+    ends: usize,
+    maxima: usize,
+    sums: usize,
+    fades: usize,
+    scores: usize,
+    outputs: usize,
+    keys: usize,
+    values: usize,
+    words: usize,
+}
+
+impl Scratch {
+    fn of(s: &Shape<'_>, isa: &Isa) -> Self {
+        let lanes = isa.lanes;
+        let mut words = 0;
+        let mut take = |n: usize| {
+            let at = words;
+            words += n.next_multiple_of(16);
+            at
+        };
+        // A vector behind each row: neighbours then do not fall into the same sets of a cache.
+        let query = s.query_words().next_multiple_of(lanes) + lanes;
+        let score = BLOCK + lanes;
+        let output = s.d.v_dim.next_multiple_of(isa.nr) + lanes;
+        let count = s.queries();
+        let group = count.min(isa.mr);
+        let wide = s.panels();
+        let keys = if s.cache == Format::Q8 {
+            BLOCK / isa.nr * cache::wide_panel_bytes(isa, wide, s.d.qk_dim)
+        } else {
+            0
+        };
+        let values = if s.cache == Format::Q8 || s.d.v_from_k {
+            cache::value_block_bytes(isa, wide, s.d.v_dim)
+        } else {
+            0
+        };
+        let mut scratch = Self {
+            query,
+            score,
+            output,
+            queries: take(count * query),
+            firsts: take(count),
+            ends: take(count),
+            maxima: take(count),
+            sums: take(count * lanes),
+            fades: take(group),
+            scores: take(group * score),
+            outputs: take(count * output),
+            keys: take(keys / 4),
+            values: take(values / 4),
+            words: 0,
+        };
+        scratch.words = words;
+        scratch
+    }
+}
+
+/// Bytes of scratch.
+pub(crate) fn scratch_bytes(spec: &KernelSpec, isa: &Isa) -> usize {
+    Shape::of(spec).map_or(0, |s| Scratch::of(&s, isa).words * 4)
+}
+
+/// Addresses of a kernel.
+struct Kernel<'a, 'k> {
+    k: &'k Kb<'k>,
+    s: Shape<'a>,
+    scratch: Scratch,
+    q: P<'k>,
+    keys: P<'k>,
+    /// Absent where the keys are the values.
+    values: Option<P<'k>>,
+    pos: P<'k>,
+    slot: P<'k>,
+    sinks: Option<P<'k>>,
+    out: P<'k>,
+}
+
+pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let Some(s) = Shape::of(spec) else {
+        return k.fail("not an attention");
+    };
+    let mut args = (0..).map(|i| k.arg(i));
+    let mut arg = || args.next().unwrap_or(k.scratch());
+    let (q, keys) = (arg(), arg());
+    let values = (!s.d.v_from_k).then(&mut arg);
+    let (pos, slot) = (arg(), arg());
+    let sinks = (s.d.sinks && s.splits == 1).then(&mut arg);
+    let out = arg();
+    let kernel = Kernel { k, s, scratch: Scratch::of(&s, &k.isa), q, keys, values, pos, slot, sinks, out };
+    k.mixed_tiles(s.rows, |tile, first, end| {
+        let (head, part) = match s.splits {
+            1 => (tile, k.i(0)),
+            n => (tile.div(k.i(n as i64)), tile.rem(k.i(n as i64))),
+        };
+        if s.rows == 1 {
+            return kernel.tile(first, end, head, part);
+        }
+        // A tile's rows share a slot: others begin a tile of their own.
+        k.each(first, end, 1, |row| {
+            let own = kernel.slot_of(row);
+            let begins = row.equals(first).or(kernel.slot_of((row - 1).max(first)).equals(own).not());
+            k.when(begins, || {
+                let stop = k.fold(row + 1, end, 1, &[row + 1], |at, stop| {
+                    let goes_on = at.equals(stop[0]).and(kernel.slot_of(at).equals(own));
+                    vec![goes_on.pick_int(at + 1, stop[0])]
+                });
+                kernel.tile(row, stop[0], head, part);
+            });
+        });
+    });
+}
+
+impl<'k> Kernel<'_, 'k> {
+    fn slot_of(&self, row: I<'k>) -> I<'k> {
+        self.slot.words(row).load_int()
+    }
+
+    fn at(&self, words: usize) -> P<'k> {
+        self.k.scratch().words(words)
+    }
+
+    /// Tokens that a row attends to in a part: first, and one past the last. Empty for a padding row.
+    fn range(&self, row: I<'k>, part: I<'k>) -> [I<'k>; 2] {
+        let (k, ctx) = (self.k, self.s.ctx);
+        let end = (self.pos.words(row).load_int().min(k.i(ctx as i64 - 1)) + 1).max(k.i(0));
+        let first = match self.s.d.window {
+            Some(w) => (end - w.min(ctx)).max(k.i(0)),
+            None => k.i(0),
+        };
+        if self.s.splits == 1 {
+            return [first, end];
+        }
+        // Parts are whole blocks, as many in each as can be.
+        let block = k.i(BLOCK as i64);
+        let (from, to) = (first.div(block), (end + (BLOCK - 1)).div(block));
+        let splits = k.i(self.s.splits as i64);
+        let border = |part: I<'k>| (from + ((to - from) * part).div(splits)) * BLOCK;
+        [first.max(border(part)), end.min(border(part + 1))]
+    }
+}

@@ -1,0 +1,350 @@
+//! One tile of queries over the blocks of its tokens.
+
+use super::{Kernel, LOWEST};
+use crate::dsl::{F, I, Kb, P, Span};
+use crate::kernels::cache::{self, BLOCK};
+use crate::kernels::micro::{Panel, outer, pairs, product, variants, widened};
+use crate::machine::Isa;
+use crate::schedule::Schedule;
+use crate::spec::Compute;
+use moec_ir::types::Format;
+
+/// Steps of a product that are written out. A panel of tokens has a multiple of them.
+const UNROLL: usize = 4;
+const LOG2_E: f32 = std::f32::consts::LOG2_E;
+
+/// Where the panels of one block are.
+struct Block<'k> {
+    /// Its first token.
+    first: I<'k>,
+    /// Panels of keys, the first one's.
+    keys: P<'k>,
+    key_panel: usize,
+    /// Panels of values.
+    values: P<'k>,
+}
+
+/// Queries that the microkernel takes together.
+#[derive(Clone, Copy)]
+struct Group<'k> {
+    first: I<'k>,
+    len: usize,
+}
+
+impl<'k> Kernel<'_, 'k> {
+    /// Rows `first .. end`, all of one slot, with the query heads of one key-value head, over one part.
+    pub(super) fn tile(&self, first: I<'k>, end: I<'k>, head: I<'k>, part: I<'k>) {
+        let k = self.k;
+        let shared = self.s.shared();
+        let count = if self.s.rows == 1 { k.i(shared as i64) } else { (end - first) * shared };
+        let reach = self.start(first, end, head, part);
+        let at = self.slot_of(first) * self.s.d.kv_heads + head;
+        let size = |values, dim| cache::head_bytes(&k.isa, self.s.cache, values, self.s.ctx, dim);
+        let keys = self.keys.bytes(at * size(false, self.s.d.qk_dim));
+        let values = self.values.map(|v| v.bytes(at * size(true, self.s.d.v_dim)));
+        k.each(reach[0].div(k.i(BLOCK as i64)) * BLOCK, reach[1], BLOCK, |token| {
+            let block = self.block(token, reach, keys, values);
+            self.groups(count, |group| self.meet(&block, group));
+        });
+        self.finish(first, end, head, part);
+    }
+
+    /// Every query of rows: `body(query, row, query head)`.
+    fn each_query(&self, first: I<'k>, end: I<'k>, head: I<'k>, body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
+        let shared = self.s.shared();
+        self.k.each(first, end, 1, |row| {
+            self.k.each(0, shared, 1, |i| body((row - first) * shared + i, row, head * shared + i));
+        });
+    }
+
+    /// Packs the queries and sets their ranges; gives the tokens that any of them attends to.
+    fn start(&self, first: I<'k>, end: I<'k>, head: I<'k>, part: I<'k>) -> Vec<I<'k>> {
+        let (k, s, d) = (self.k, &self.scratch, self.s.d);
+        self.each_query(first, end, head, |query, row, head| {
+            let from = self.q.words(row * self.s.q_ld + head * d.qk_dim);
+            let to = self.at(s.queries).words(query * s.query);
+            match self.s.compute {
+                Compute::Bf16 => k.round_row(from, to, d.qk_dim),
+                _ => k.copy(from, to, d.qk_dim),
+            }
+            let [lo, hi] = self.range(row, part);
+            self.at(s.firsts).words(query).store_int(lo.narrow());
+            self.at(s.ends).words(query).store_int(hi.narrow());
+            // A sink is a key without a value.
+            let max = self.sinks.map_or(k.f(LOWEST), |p| p.words(head).load() * LOG2_E);
+            self.at(s.maxima).words(query).store(max);
+            self.at(s.sums).words(query * k.lanes()).store(k.fv(0.0));
+            k.zero(self.at(s.outputs).words(query * s.output), d.v_dim.next_multiple_of(k.isa.nr));
+        });
+        let none = [k.i(i64::from(i32::MAX)), k.i(0)];
+        k.fold(first, end, 1, &none, |row, reach| {
+            let [lo, hi] = self.range(row, part);
+            let some = lo.lt(hi);
+            vec![some.pick_int(lo, none[0]).min(reach[0]), some.pick_int(hi, none[1]).max(reach[1])]
+        })
+    }
+
+    /// The panels of the block at `token`, brought into their form where they are not.
+    fn block(&self, token: I<'k>, reach: Vec<I<'k>>, keys: P<'k>, values: Option<P<'k>>) -> Block<'k> {
+        let (k, d, isa, cached) = (self.k, self.s.d, &self.k.isa, self.s.cache);
+        let wide = self.s.panels();
+        let nr = isa.nr;
+        let lo = (reach[0].max(token) - token).div(k.i(nr as i64)) * nr;
+        let hi = (reach[1].min(token + BLOCK) - token + (nr - 1)).div(k.i(nr as i64)) * nr;
+        let stored = cache::key_panel_bytes(isa, cached, d.qk_dim);
+        let mut keys = keys.bytes(token.div(k.i(nr as i64)) * stored);
+        let mut key_panel = stored;
+        if cached == Format::Q8 {
+            let to = self.at(self.scratch.keys);
+            cache::widen_keys(k, [lo, hi], d.qk_dim, keys, to, wide);
+            (keys, key_panel) = (to, cache::wide_panel_bytes(isa, wide, d.qk_dim));
+        }
+        let at = token.div(k.i(BLOCK as i64)) * cache::value_block_bytes(isa, cached, d.v_dim);
+        let own = self.at(self.scratch.values);
+        let values = match values.map(|v| v.bytes(at)) {
+            Some(values) if cached == Format::Q8 => {
+                cache::widen_values(k, [lo, hi], d.v_dim, values, own, wide);
+                own
+            }
+            Some(values) => values,
+            None => {
+                cache::turn_keys(k, [lo, hi], [d.qk_dim, d.v_dim], (keys, key_panel), own, wide);
+                own
+            }
+        };
+        Block { first: token, keys, key_panel, values }
+    }
+
+    /// Cuts `count` queries, a multiple of those that share a head, into groups.
+    fn groups(&self, count: I<'k>, mut body: impl FnMut(Group<'k>)) {
+        let (k, shared) = (self.k, self.s.shared());
+        let single = self.s.rows == 1;
+        let mut first = k.i(0);
+        let mut left = shared;
+        for m in variants(k.isa.mr) {
+            // How many remain after larger groups: exactly `left` of a single row, else any multiple of `shared`.
+            let needed = if single { left >= m } else { m <= self.s.queries() && few(&k.isa, m, shared) };
+            if !needed {
+                continue;
+            }
+            let stop = if m == 1 { count } else { first + (count - first).div(k.i(m as i64)) * m };
+            k.each(first, stop, m, |query| body(Group { first: query, len: m }));
+            first = stop;
+            left %= m;
+        }
+    }
+
+    /// A group of queries meets a block.
+    fn meet(&self, block: &Block<'k>, group: Group<'k>) {
+        let (k, s, nr) = (self.k, &self.scratch, self.k.isa.nr);
+        let ends = [k.i(i64::from(i32::MAX)), k.i(0)];
+        let (mut lowest, mut last_lowest) = (ends[0], ends[1]);
+        let (mut highest, mut least_highest) = (ends[1], ends[0]);
+        for i in 0..group.len {
+            let lo = self.at(s.firsts).words(group.first).words(i).load_int();
+            let hi = self.at(s.ends).words(group.first).words(i).load_int();
+            (lowest, last_lowest) = (lowest.min(lo), last_lowest.max(lo));
+            (highest, least_highest) = (highest.max(hi), least_highest.min(hi));
+        }
+        // Columns of the block, whole panels of them.
+        let first = (lowest.max(block.first) - block.first).div(k.i(nr as i64)) * nr;
+        let end = highest.min(block.first + BLOCK) - block.first;
+        k.when(first.lt(end), || {
+            let end = (end + (nr - 1)).div(k.i(nr as i64)) * nr;
+            self.scores(block, group, [first, end]);
+            let whole = last_lowest.lt(block.first + first + 1).and(least_highest.ge(block.first + end));
+            k.branch(
+                whole,
+                || self.weights(block, group, [first, end], false),
+                || self.weights(block, group, [first, end], true),
+            );
+            self.grow(block, group, [first, end]);
+        });
+    }
+
+    /// Products of the queries with the keys of columns `first .. end`.
+    fn scores(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2]) {
+        let (k, s, nr) = (self.k, &self.scratch, self.k.isa.nr);
+        let query = self.at(s.queries).words(group.first * s.query);
+        let rows: Vec<P<'k>> = (0..group.len).map(|i| query.words(i * s.query)).collect();
+        k.each(first, end, nr, |column| {
+            let weights = block.keys.bytes(column.div(k.i(nr as i64)) * block.key_panel);
+            let panel = Panel {
+                weights,
+                depth: self.s.d.qk_dim,
+                format: self.s.panels(),
+                compute: self.s.compute,
+                schedule: Schedule::default(),
+            };
+            for (i, sums) in product(k, &rows, &panel).into_iter().enumerate() {
+                let to = self.at(s.scores).words(column).words(i * s.score);
+                to.store(sums[0]);
+                to.words(k.lanes()).store(sums[1]);
+            }
+        });
+    }
+
+    /// Scores to weights `2^(score − maximum)`, in the form that the values are multiplied in; maxima, sums and
+    /// what is left of earlier results. `masked`: a query may not attend to all of the columns.
+    fn weights(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2], masked: bool) {
+        let (k, s, lanes, nr) = (self.k, &self.scratch, self.k.lanes(), self.k.isa.nr);
+        let rough = self.s.compute == Compute::Bf16;
+        let factor = self.s.d.scale * LOG2_E;
+        k.each(0, group.len, 1, |i| {
+            let query = group.first + i;
+            let row = self.at(s.scores).words(i * s.score);
+            let border = |at: usize| {
+                let at = self.at(at).words(query).load_int() - block.first;
+                at.narrow().splat(lanes)
+            };
+            let range = masked.then(|| [border(s.firsts), border(s.ends)]);
+            let seen = |column: I<'k>| {
+                range.map(|[lo, hi]| {
+                    let ids = k.lane_ids() + column.narrow().splat(lanes);
+                    ids.ge(lo).and(ids.lt(hi))
+                })
+            };
+            let low = k.fv(f32::NEG_INFINITY);
+            let tops = k.fold(first, end, nr, &[low; 2], |column, tops| {
+                let top = |(u, &top): (usize, &F<'k>)| {
+                    let column = column + u * lanes;
+                    let score = row.words(column).load_vec(Span::Full);
+                    let score = seen(column).map_or(score, |seen| seen.pick(score, low));
+                    top.max(score)
+                };
+                tops.iter().enumerate().map(top).collect()
+            });
+            let before = self.at(s.maxima).words(query).load();
+            let top = tops[0].max(tops[1]).lanes_max() * factor;
+            let max = before.max(top);
+            self.at(s.maxima).words(query).store(max);
+            let fade = (before - max).splat().exp2_down(false);
+            self.at(s.fades).words(i).store(fade.lane(0));
+            let below = -max.splat();
+            let sums = k.fold(first, end, nr, &[k.fv(0.0); 2], |column, sums| {
+                let weight = |(u, &sum): (usize, &F<'k>)| {
+                    let column = column + u * lanes;
+                    let score = row.words(column).load_vec(Span::Full);
+                    let weight = score.fma(k.f(factor), below).exp2_down(rough);
+                    // What a query does not attend to counts nothing, be it what it may.
+                    let weight = seen(column).map_or(weight, |seen| seen.pick(weight, k.fv(0.0)));
+                    match self.s.compute {
+                        Compute::Bf16 => row.halves(column).store_bf16(weight, Span::Full),
+                        _ => row.words(column).store(weight),
+                    }
+                    sum + weight
+                };
+                sums.iter().enumerate().map(weight).collect()
+            });
+            let at = self.at(s.sums).words(query * lanes);
+            at.store(at.load_vec(Span::Full).fma(fade, sums[0] + sums[1]));
+        });
+    }
+
+    /// `output · fade + Σ weight · value` over columns `first .. end`, panel by panel of value channels.
+    fn grow(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2]) {
+        let (k, s, nr, lanes) = (self.k, &self.scratch, self.k.isa.nr, self.k.lanes());
+        let format = self.s.panels();
+        let weights = match self.s.compute {
+            Compute::Bf16 => self.at(s.scores).halves(first),
+            _ => self.at(s.scores).words(first),
+        };
+        let rows: Vec<P<'k>> = (0..group.len).map(|i| weights.words(i * s.score)).collect();
+        let values = block.values.bytes(first * format.bytes(nr));
+        let outputs = self.at(s.outputs).words(group.first * s.output);
+        k.each(0, self.s.d.v_dim.div_ceil(nr), 1, |panel| {
+            let output = |i: usize, half: usize| outputs.words(panel * nr).words(i * s.output + half * lanes);
+            let sums = (0..group.len)
+                .flat_map(|i| {
+                    let fade = self.at(s.fades).words(i).load().splat();
+                    [0, 1].map(|half| output(i, half).load_vec(Span::Full) * fade)
+                })
+                .collect();
+            let from = values.bytes(panel * format.bytes(nr * BLOCK));
+            let sums = accumulate(k, &rows, from, (format, self.s.compute), end - first, sums);
+            for (at, sum) in sums.into_iter().enumerate() {
+                output(at / 2, at % 2).store(sum);
+            }
+        });
+    }
+
+    /// Results of the queries, or of their parts.
+    fn finish(&self, first: I<'k>, end: I<'k>, head: I<'k>, part: I<'k>) {
+        let (k, s, d) = (self.k, &self.scratch, self.s.d);
+        self.each_query(first, end, head, |query, row, head| {
+            let from = self.at(s.outputs).words(query * s.output);
+            let max = self.at(s.maxima).words(query).load();
+            let sum = self.at(s.sums).words(query * k.lanes()).load_vec(Span::Full).sum();
+            let out = self.out.words(row * self.s.out_ld);
+            if self.s.splits > 1 {
+                let to = out.words((head * self.s.splits + part) * self.s.part_words());
+                to.store(max);
+                to.words(1).store(sum);
+                return k.copy(from, to.words(2), d.v_dim);
+            }
+            let sum = match self.sinks {
+                Some(p) => sum + (p.words(head).load() * LOG2_E - max).splat().exp2_down(false).lane(0),
+                None => sum,
+            };
+            let factor = sum.gt(k.f(0.0)).pick(k.f(1.0) / sum, k.f(0.0)).splat();
+            let to = out.words(head * d.v_dim);
+            k.columns(d.v_dim, |c, span| {
+                to.words(c).store_vec(from.words(c).load_vec(Span::Full) * factor, span);
+            });
+        });
+    }
+}
+
+/// Whether groups of `m` queries are written for tiles of several rows. Each costs code, and a tile has a few
+/// queries left over at most: all that is there is the largest group, the fourth, and single ones.
+fn few(isa: &Isa, m: usize, shared: usize) -> bool {
+    let fours = shared.is_multiple_of(4) && isa.mr.is_multiple_of(4);
+    m == isa.mr || m == 4 || (m == 1 && !fours)
+}
+
+/// Rows times `depth` tokens of a panel, on top of `sums`: two vectors for each row.
+fn accumulate<'k>(
+    k: &'k Kb<'k>,
+    rows: &[P<'k>],
+    weights: P<'k>,
+    (format, compute): (Format, Compute),
+    depth: I<'k>,
+    sums: Vec<F<'k>>,
+) -> Vec<F<'k>> {
+    // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
+    let sets = if rows.len() == 1 { UNROLL } else { 1 + usize::from(rows.len() == 2) };
+    let mut all = sums;
+    let width = all.len();
+    all.resize(sets * width, k.fv(0.0));
+    let (tokens, words) = if format == Format::Bf16 { (2, k.isa.nr) } else { (1, k.isa.nr) };
+    let all = k.fold(0, depth.div(k.i(tokens)), UNROLL, &all, |at, sums| {
+        let mut sums = sums.to_vec();
+        for u in 0..UNROLL {
+            let from = weights.words(at * words).words(u * words);
+            let set = &mut sums[u % sets * width..][..width];
+            match (format, compute) {
+                (Format::Bf16, Compute::Bf16) => pairs(k, rows, from, at, u, set),
+                (Format::Bf16, _) => {
+                    for odd in 0..2 {
+                        let rows: Vec<_> = rows.iter().map(|r| r.words(at * 2).words(2 * u + odd)).collect();
+                        outer(&rows, widened(k, from, odd), set);
+                    }
+                }
+                _ => {
+                    let rows: Vec<_> = rows.iter().map(|r| r.words(at).words(u)).collect();
+                    let second = from.words(k.lanes()).load_vec(Span::Full);
+                    outer(&rows, [from.load_vec(Span::Full), second], set);
+                }
+            }
+        }
+        sums
+    });
+    let (first, rest) = all.split_at(width);
+    let mut total = first.to_vec();
+    for set in rest.chunks_exact(width) {
+        for (t, &s) in total.iter_mut().zip(set) {
+            *t = *t + s;
+        }
+    }
+    total
+}

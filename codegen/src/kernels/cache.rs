@@ -1,0 +1,285 @@
+//! The KV cache: writing tokens in the order that attention reads, and bringing blocks of it into the form
+//! of a weight panel where they are not in it already.
+
+use crate::dsl::{F, I, Kb, P, Span};
+use crate::machine::Isa;
+use crate::spec::{KernelSpec, ROWS};
+use moec_ir::plan::CacheOrder;
+use moec_ir::state::CacheHead;
+use moec_ir::types::{Format, GROUP};
+
+/// Tokens of a block of values, and of a step of attention.
+pub(crate) const BLOCK: usize = 128;
+
+/// Order of the keys that attention reads.
+pub fn key_order(isa: &Isa) -> CacheOrder {
+    CacheOrder::Keys { nr: isa.nr as u32 }
+}
+
+/// Order of the values that attention reads.
+pub fn value_order(isa: &Isa) -> CacheOrder {
+    CacheOrder::Values { nr: isa.nr as u32, block: BLOCK as u32 }
+}
+
+/// Bytes of a (slot, head).
+pub(crate) fn head_bytes(isa: &Isa, format: Format, values: bool, ctx: usize, dim: usize) -> usize {
+    let order = if values { value_order(isa) } else { key_order(isa) };
+    CacheHead { format, order, ctx, dim }.bytes().unwrap_or(0)
+}
+
+/// Bytes of one panel of keys.
+pub(crate) fn key_panel_bytes(isa: &Isa, format: Format, dim: usize) -> usize {
+    head_bytes(isa, format, false, isa.nr, dim)
+}
+
+/// Bytes of one block of values.
+pub(crate) fn value_block_bytes(isa: &Isa, format: Format, dim: usize) -> usize {
+    head_bytes(isa, format, true, BLOCK, dim)
+}
+
+/// Scratch of a cache write: a token of one head in bf16, or one group of codes.
+pub(crate) fn scratch_bytes(dim: usize) -> usize {
+    // Room for a whole vector behind the last number.
+    (dim * 2).next_multiple_of(64) + 64
+}
+
+/// Where a token goes: its (slot, head), and its number in it.
+struct Token<'k> {
+    head: P<'k>,
+    at: I<'k>,
+}
+
+pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld } = *spec else {
+        return k.fail("not a cache write");
+    };
+    let head_bytes = head_bytes(&k.isa, cache, values, ctx, dim);
+    let (state, x, pos, slot) = (k.arg(0), k.arg(1), k.arg(2), k.arg(3));
+    k.rows(ROWS, |row| {
+        let at = pos.words(row).load_int();
+        let inside = at.ge(k.i(0)).and(at.lt(k.i(ctx as i64)));
+        k.when(inside, || {
+            let first = slot.words(row).load_int() * heads;
+            k.each(0, heads, 1, |head| {
+                let token = Token { head: state.bytes((first + head) * head_bytes), at };
+                let x = x.words(row * x_ld + head * dim);
+                if values {
+                    put_value(k, cache, dim, x, &token);
+                } else {
+                    put_key(k, cache, dim, x, &token);
+                }
+            });
+        });
+    });
+}
+
+/// Stores one token of one head among the keys.
+fn put_key<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &Token<'k>) {
+    let (nr, small) = (k.isa.nr, k.scratch());
+    let width = k.i(nr as i64);
+    let panel = token.head.bytes(token.at.div(width) * key_panel_bytes(&k.isa, format, dim));
+    let t = token.at.rem(width);
+    match format {
+        Format::F32 => k.each(0, dim, 1, |c| panel.words(c * nr + t).store(x.words(c).load())),
+        Format::Q8 => quantise(k, x, dim, |group, _, scale| {
+            let panel = panel.bytes(group * (nr * (GROUP + 2)));
+            panel.bytes(nr * GROUP).halves(t).store_halves(scale);
+            k.each(0, GROUP / 2, 1, |c| small.halves(c).copy_half(panel.halves(c * nr + t)));
+        }),
+        _ => {
+            // An odd last channel has a zero beside it.
+            k.round_row(x, small, dim);
+            k.each(0, dim.div_ceil(2), 1, |c| panel.words(c * nr + t).store_int(small.words(c).load_word()));
+        }
+    }
+}
+
+/// Stores one token of one head among the values.
+fn put_value<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &Token<'k>) {
+    let (nr, small) = (k.isa.nr, k.scratch());
+    let index = |n: usize| k.i(n as i64);
+    let block = token.head.bytes(token.at.div(index(BLOCK)) * value_block_bytes(&k.isa, format, dim));
+    let t = token.at.rem(index(BLOCK));
+    // Tokens stand in pairs, so that neighbours share a word: only the own half is written.
+    let pair = t.div(index(2)) * (2 * nr) + t.rem(index(2));
+    let place = |c: I<'k>| c.div(index(nr)) * (nr * BLOCK) + pair + c.rem(index(nr)) * 2;
+    match format {
+        Format::F32 => {
+            let panel = |p: I<'k>, width| {
+                k.copy(x.words(p * nr), block.words(p * (nr * BLOCK) + t * nr), width);
+            };
+            k.each(0, dim / nr, 1, |p| panel(p, nr));
+            if dim % nr > 0 {
+                panel(index(dim / nr), dim % nr);
+            }
+        }
+        Format::Q8 => {
+            let scales = block.bytes(dim.next_multiple_of(nr) * BLOCK);
+            quantise(k, x, dim, |group, width, scale| {
+                scales.halves(group * BLOCK + t).store_halves(scale);
+                k.each(0, width, 1, |c| small.bytes(c).copy_byte(block.bytes(place(group * GROUP + c))));
+            });
+        }
+        _ => {
+            k.round_row(x, small, dim);
+            k.each(0, dim, 1, |c| small.halves(c).copy_half(block.halves(place(c))));
+        }
+    }
+}
+
+/// Quantises `dim` numbers group by group: `store(group, numbers in it, scale as bf16)` finds the codes in
+/// the scratch.
+fn quantise<'k>(k: &'k Kb<'k>, x: P<'k>, dim: usize, store: impl Fn(I<'k>, usize, I<'k>)) {
+    let lanes = k.lanes();
+    let group = |g: I<'k>, width: usize| {
+        let x = x.words(g * GROUP);
+        let parts: Vec<F<'k>> = (0..GROUP)
+            .step_by(lanes)
+            .map(|c| match width.saturating_sub(c) {
+                0 => k.fv(0.0),
+                n => x.words(c).load_vec(k.span(n)),
+            })
+            .collect();
+        let top = parts.iter().fold(k.fv(0.0), |top, p| top.max(p.abs())).lanes_max();
+        let scale = (top.splat() * (1.0 / 127.0)).to_bf16();
+        let step = scale.shl(16).as_float();
+        let inverse = step.gt(k.fv(0.0)).pick(k.fv(1.0) / step, k.fv(0.0));
+        for (i, &p) in parts.iter().enumerate() {
+            let code = (p * inverse).at_least(-127.0).at_most(127.0).to_int();
+            k.scratch().bytes(i * lanes).store_bytes(code);
+        }
+        store(g, width, scale.first());
+    };
+    k.each(0, dim / GROUP, 1, |g| group(g, GROUP));
+    if dim % GROUP > 0 {
+        group(k.i((dim / GROUP) as i64), dim % GROUP);
+    }
+}
+
+/// Two vectors of numbers that share words, in the form of a panel: f32 in two rows of it, or bf16 in one.
+fn store_pair<'k>(k: &'k Kb<'k>, to: P<'k>, format: Format, pair: I<'k>, column: usize, both: [F<'k>; 2]) {
+    let nr = k.isa.nr;
+    if format == Format::F32 {
+        let to = to.words(pair * (2 * nr)).words(column);
+        to.store(both[0]);
+        to.words(nr).store(both[1]);
+    } else {
+        to.words(pair * nr).words(column).store_int(both[0].pair_bf16(both[1]));
+    }
+}
+
+/// Widens panels of q8 keys to panels of `format`: tokens `first .. end` of a block, multiples of `nr`.
+pub(super) fn widen_keys<'k>(
+    k: &'k Kb<'k>,
+    [first, end]: [I<'k>; 2],
+    dim: usize,
+    from: P<'k>,
+    to: P<'k>,
+    format: Format,
+) {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let groups = dim.div_ceil(GROUP);
+    k.each(first, end, nr, |t| {
+        let panel = t.div(k.i(nr as i64));
+        let to = to.bytes(panel * wide_panel_bytes(&k.isa, format, dim));
+        k.each(0, groups, 1, |g| {
+            let from = from.bytes((panel * groups + g) * (nr * (GROUP + 2)));
+            let to = to.bytes(g * format.bytes(GROUP * nr));
+            for column in (0..nr).step_by(lanes) {
+                let scale = from.bytes(nr * GROUP).halves(column).load_halves().shl(16).as_float();
+                k.each(0, GROUP / 2, 1, |pair| {
+                    let codes = from.halves(pair * nr).halves(column).load_halves();
+                    let both = [0, 1].map(|b| codes.byte(b).to_float() * scale);
+                    store_pair(k, to, format, pair, column, both);
+                });
+            }
+        });
+    });
+}
+
+/// Bytes of a panel of widened keys.
+pub(super) fn wide_panel_bytes(isa: &Isa, format: Format, dim: usize) -> usize {
+    format.bytes(dim.next_multiple_of(GROUP) * isa.nr)
+}
+
+/// Widens tokens `first .. end` of a block of q8 values, multiples of `nr`, to a block of `format`.
+pub(super) fn widen_values<'k>(
+    k: &'k Kb<'k>,
+    [first, end]: [I<'k>; 2],
+    dim: usize,
+    from: P<'k>,
+    to: P<'k>,
+    format: Format,
+) {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let scales = from.bytes(dim.next_multiple_of(nr) * BLOCK);
+    k.each(0, dim.div_ceil(nr), 1, |panel| {
+        let from = from.bytes(panel * (nr * BLOCK));
+        let to = to.bytes(panel * format.bytes(nr * BLOCK));
+        for column in (0..nr).step_by(lanes) {
+            let group = (panel * nr + column).div(k.i(GROUP as i64));
+            let scales = scales.halves(group * BLOCK);
+            k.each(first.div(k.i(2)), end.div(k.i(2)), 1, |pair| {
+                let codes = from.halves(pair * nr).halves(column).load_halves();
+                let both = [0, 1].map(|b| {
+                    let scale = scales.halves(pair * 2).halves(b).load_bf16();
+                    codes.byte(b as i64).to_float() * scale
+                });
+                store_pair(k, to, format, pair, column, both);
+            });
+        }
+    });
+}
+
+/// Keys that are values too: their first `dim` channels, tokens `first .. end` (multiples of `nr`) of panels
+/// of keys with `key_dim` channels and `panel_bytes` each, to a block of values of the same format.
+pub(super) fn turn_keys<'k>(
+    k: &'k Kb<'k>,
+    [first, end]: [I<'k>; 2],
+    [key_dim, dim]: [usize; 2],
+    (from, panel_bytes): (P<'k>, usize),
+    to: P<'k>,
+    format: Format,
+) {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    k.each(first, end, nr, |t| {
+        let from = from.bytes(t.div(k.i(nr as i64)) * panel_bytes);
+        // As many channels as a vector has lanes; `there` of them are in the keys.
+        let turn = |c: I<'k>, there: usize| {
+            let panel = to.bytes(c.div(k.i(nr as i64)) * format.bytes(nr * BLOCK));
+            let to = panel.words(c.rem(k.i(nr as i64)));
+            let store = |row: I<'k>, channels: &[F<'k>]| {
+                for (i, x) in F::transpose(channels).into_iter().enumerate() {
+                    to.words((row + i) * nr).store(x);
+                }
+            };
+            if format == Format::F32 {
+                for column in (0..nr).step_by(lanes) {
+                    let row = |i: usize| match i < there {
+                        true => from.words((c + i) * nr).words(column).load_vec(Span::Full),
+                        false => k.fv(0.0),
+                    };
+                    store(t + column, &(0..lanes).map(row).collect::<Vec<_>>());
+                }
+            } else {
+                let pair = |i: usize| match 2 * i < there {
+                    true => split_pairs(from.words((c.div(k.i(2)) + i) * nr), lanes),
+                    false => [k.fv(0.0); 2],
+                };
+                store(t.div(k.i(2)), &(0..lanes / 2).flat_map(pair).collect::<Vec<_>>());
+            }
+        };
+        let whole = dim / lanes * lanes;
+        k.each(0, whole, lanes, |c| turn(c, lanes));
+        if dim > whole {
+            turn(k.i(whole as i64), lanes.min(key_dim - whole));
+        }
+    });
+}
+
+/// Words of channel pairs, one for each token of a panel, as words of token pairs for either channel.
+fn split_pairs<'k>(from: P<'k>, lanes: usize) -> [F<'k>; 2] {
+    let [even, odd] = from.load_vec(Span::Full).unzip(from.words(lanes).load_vec(Span::Full));
+    let (even, odd) = (even.bits(), odd.bits());
+    [(even & 0xffff) | odd.shl(16), (even.shr(16) & 0xffff) | (odd & 0xffff_0000)].map(I::as_float)
+}

@@ -1,0 +1,119 @@
+//! KV-cache tensors as kernels read and write them.
+
+use crate::harness::{Case, Expect, Operand, Rng, check, random};
+use half::bf16;
+use moec_codegen::{Isa, KernelSpec, key_order, value_order};
+use moec_ir::state::CacheHead;
+use moec_ir::types::{Format, GROUP};
+
+/// A tensor `[slots · heads, ctx, dim]`.
+#[derive(Clone, Debug)]
+pub(crate) struct Cache {
+    pub(crate) format: Format,
+    pub(crate) values: bool,
+    pub(crate) ctx: usize,
+    pub(crate) dim: usize,
+    pub(crate) numbers: Vec<f32>,
+}
+
+/// Codes and scale of a group, as the kernels round.
+fn group(x: &[f32]) -> (Vec<i8>, f32) {
+    let top = x.iter().fold(0.0_f32, |top, x| top.max(x.abs()));
+    let scale = bf16::from_f32(top * (1.0 / 127.0)).to_f32();
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    (x.iter().map(|x| (x * inverse).clamp(-127.0, 127.0).round_ties_even() as i8).collect(), scale)
+}
+
+impl Cache {
+    /// The numbers as they are stored.
+    pub(crate) fn rounded(&self) -> Vec<f32> {
+        match self.format {
+            Format::F32 => self.numbers.clone(),
+            Format::Q8 => self
+                .numbers
+                .chunks(self.dim)
+                .flat_map(|row| row.chunks(GROUP))
+                .flat_map(|x| {
+                    let (codes, scale) = group(x);
+                    codes.into_iter().map(move |c| f32::from(c) * scale)
+                })
+                .collect(),
+            _ => self.numbers.iter().map(|&x| bf16::from_f32(x).to_f32()).collect(),
+        }
+    }
+
+    /// Its memory.
+    pub(crate) fn pack(&self, isa: &Isa) -> Vec<u8> {
+        let order = if self.values { value_order(isa) } else { key_order(isa) };
+        let head = CacheHead { format: self.format, order, ctx: self.ctx, dim: self.dim };
+        let size = head.bytes().expect("a format of caches");
+        let mut memory = Vec::new();
+        for numbers in self.numbers.chunks(self.ctx * self.dim) {
+            let mut bytes = vec![0; size];
+            for (t, row) in numbers.chunks(self.dim).enumerate() {
+                for (c, x) in row.iter().enumerate() {
+                    let place = head.place(t, c);
+                    match self.format {
+                        Format::F32 => bytes[place.at..][..4].copy_from_slice(&x.to_le_bytes()),
+                        Format::Q8 => {
+                            let (codes, scale) =
+                                group(&row[c / GROUP * GROUP..][..GROUP.min(self.dim - c / GROUP * GROUP)]);
+                            bytes[place.at] = codes[c % GROUP].cast_unsigned();
+                            let at = place.scale.expect("codes have a scale");
+                            bytes[at..][..2].copy_from_slice(&bf16::from_f32(scale).to_le_bytes());
+                        }
+                        _ => bytes[place.at..][..2].copy_from_slice(&bf16::from_f32(*x).to_le_bytes()),
+                    }
+                    let back = head.read(&bytes, place).expect("inside");
+                    assert!(back.is_nan() || (back - x).abs() <= x.abs().max(1.0) * 0.01 || x.abs() > 1e9);
+                }
+            }
+            memory.extend(bytes);
+        }
+        memory
+    }
+}
+
+/// Formats of a cache.
+pub(crate) const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::Q8];
+
+#[test]
+fn rows_outside_of_the_context_are_skipped() {
+    let mut rng = Rng::new(17);
+    let mut cases = Vec::new();
+    for (i, dim) in [1, 5, 24, 32, 56, 80, 128, 131].into_iter().enumerate() {
+        for cache in FORMATS {
+            for values in [false, true] {
+                let (heads, ctx, slots, n) = (2, [5, 200][i % 2], 3, 9);
+                let x_ld = heads * dim + 1;
+                let x = random(&mut rng, n, heads * dim, x_ld);
+                let last = ctx as i32 - 1;
+                let (pos, slot) =
+                    (vec![0, last, -1, last + 1, 2, 0, 3, 1, 4], vec![0, 2, 1, 1, 1, 1, 1, 1, 0]);
+                let before = rng.floats(slots * heads * ctx * dim);
+                let mut after = before.clone();
+                for r in 0..n {
+                    if (0..ctx as i32).contains(&pos[r]) {
+                        for c in 0..heads * dim {
+                            let at = ((slot[r] as usize * heads + c / dim) * ctx + pos[r] as usize) * dim;
+                            after[at + c % dim] = x[r * x_ld + c];
+                        }
+                    }
+                }
+                let tensor = |numbers| Cache { format: cache, values, ctx, dim, numbers };
+                cases.push(Case {
+                    spec: KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld },
+                    n,
+                    operands: vec![
+                        Operand::Cache(tensor(before)),
+                        Operand::Floats(x),
+                        Operand::Ints(pos),
+                        Operand::Ints(slot),
+                    ],
+                    expect: vec![(0, Expect::Cache(tensor(after)))],
+                });
+            }
+        }
+    }
+    check(&cases);
+}

@@ -1,0 +1,178 @@
+//! How a KV-cache tensor lies in memory: its number format, and the order that its kernels read.
+//!
+//! Keys and values are stored as the panels of a weight are, so that `q · kᵀ` and `p · v` are matrix
+//! products like any other. Every (slot, head) is contiguous; the last panel is padded.
+
+use crate::plan::StateBuf;
+use crate::types::{Format, GROUP};
+use bincode::{Decode, Encode};
+
+/// Order of a KV-cache tensor within a (slot, head).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum CacheOrder {
+    /// `[ctx][dim]`, f32 only.
+    Rows,
+    /// Panels of `nr` tokens, the columns of `q · kᵀ`. f32: `[⌈ctx/nr⌉][dim][nr]`; bf16, channels in pairs:
+    /// `[⌈ctx/nr⌉][⌈dim/2⌉][nr][2]`; q8: `[⌈ctx/nr⌉][⌈dim/32⌉]` of codes `[16][nr][2]`, then `nr` scales.
+    Keys {
+        /// Tokens per panel.
+        nr: u32,
+    },
+    /// Blocks of `block` tokens, in each panels of `nr` channels, the columns of `p · v`. f32:
+    /// `[⌈ctx/block⌉][⌈dim/nr⌉][block][nr]`; bf16, tokens in pairs:
+    /// `[⌈ctx/block⌉][⌈dim/nr⌉][block/2][nr][2]`; q8: in each block the codes ordered as bf16, then the
+    /// scales `[⌈dim/32⌉][block]`.
+    Values {
+        /// Channels per panel.
+        nr: u32,
+        /// Tokens per block, even.
+        block: u32,
+    },
+}
+
+/// One (slot, head) of a KV-cache tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CacheHead {
+    /// Number format: f32, bf16 or q8.
+    pub format: Format,
+    /// Order.
+    pub order: CacheOrder,
+    /// Tokens.
+    pub ctx: usize,
+    /// Channels.
+    pub dim: usize,
+}
+
+/// Where a number is stored: byte offsets from the start of its (slot, head).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachePlace {
+    /// The number, or its code.
+    pub at: usize,
+    /// Its bf16 scale, in q8.
+    pub scale: Option<usize>,
+}
+
+impl CacheHead {
+    /// Bytes with padding; `None` where that overflows, and where the format has no such order.
+    pub fn bytes(&self) -> Option<usize> {
+        let Self { format, order, ctx, dim } = *self;
+        let padded = |n: usize, to: u32| n.checked_next_multiple_of(to as usize).filter(|_| to > 0);
+        let product = |factors: &[usize]| factors.iter().try_fold(1_usize, |n, &f| n.checked_mul(f));
+        match (order, format) {
+            (CacheOrder::Rows, Format::F32) => product(&[ctx, dim, 4]),
+            (CacheOrder::Keys { nr }, Format::F32) => product(&[padded(ctx, nr)?, dim, 4]),
+            (CacheOrder::Keys { nr }, Format::Bf16) => product(&[padded(ctx, nr)?, dim.div_ceil(2), 4]),
+            (CacheOrder::Keys { nr }, Format::Q8) => {
+                product(&[padded(ctx, nr)?, dim.div_ceil(GROUP), GROUP + 2])
+            }
+            (CacheOrder::Values { block, .. }, _) if block % 2 == 1 => None,
+            (CacheOrder::Values { nr, block }, Format::F32) => {
+                product(&[padded(ctx, block)?, padded(dim, nr)?, 4])
+            }
+            (CacheOrder::Values { nr, block }, Format::Bf16) => {
+                product(&[padded(ctx, block)?, padded(dim, nr)?, 2])
+            }
+            (CacheOrder::Values { nr, block }, Format::Q8) => {
+                let token = padded(dim, nr)?.checked_add(product(&[dim.div_ceil(GROUP), 2])?)?;
+                product(&[padded(ctx, block)?, token])
+            }
+            _ => None,
+        }
+    }
+
+    /// Where channel `c` of token `t` is; of a head that [`Self::bytes`] gives a size.
+    pub fn place(&self, t: usize, c: usize) -> CachePlace {
+        let plain = |at: usize| CachePlace { at, scale: None };
+        // Two neighbours in one word, words in steps of a panel's width.
+        let pair = |along: usize, across: usize, nr: usize| (along / 2 * nr + across) * 2 + along % 2;
+        let size = match self.format {
+            Format::F32 => 4,
+            Format::Q8 => 1,
+            _ => 2,
+        };
+        match self.order {
+            CacheOrder::Rows => plain((t * self.dim + c) * 4),
+            CacheOrder::Keys { nr } => {
+                let nr = nr as usize;
+                let (panel, t) = (t / nr, t % nr);
+                match self.format {
+                    Format::F32 => plain(((panel * self.dim + c) * nr + t) * 4),
+                    Format::Q8 => {
+                        let group = (panel * self.dim.div_ceil(GROUP) + c / GROUP) * nr * (GROUP + 2);
+                        let scale = Some(group + nr * GROUP + t * 2);
+                        CachePlace { at: group + pair(c % GROUP, t, nr), scale }
+                    }
+                    _ => plain((panel * self.dim.div_ceil(2) * 2 * nr + pair(c, t, nr)) * size),
+                }
+            }
+            CacheOrder::Values { nr, block } => {
+                let (nr, block) = (nr as usize, block as usize);
+                let (index, t) = (t / block, t % block);
+                let codes = self.dim.next_multiple_of(nr) * block;
+                let panel = c / nr * nr * block;
+                let within = match self.format {
+                    Format::F32 => t * nr + c % nr,
+                    _ => pair(t, c % nr, nr),
+                };
+                if self.format == Format::Q8 {
+                    let start = index * (codes + self.dim.div_ceil(GROUP) * block * 2);
+                    let scale = Some(start + codes + (c / GROUP * block + t) * 2);
+                    return CachePlace { at: start + panel + within, scale };
+                }
+                plain((index * codes + panel + within) * size)
+            }
+        }
+    }
+
+    /// The number at a place of `head`, as f32; `None` outside of it.
+    pub fn read(&self, head: &[u8], place: CachePlace) -> Option<f32> {
+        let bf16 = |at: usize| {
+            let bytes = head.get(at..at.checked_add(2)?)?;
+            Some(f32::from_bits(u32::from(u16::from_le_bytes(bytes.try_into().ok()?)) << 16))
+        };
+        match self.format {
+            Format::F32 => {
+                let bytes = head.get(place.at..place.at.checked_add(4)?)?;
+                Some(f32::from_le_bytes(bytes.try_into().ok()?))
+            }
+            Format::Q8 => Some(f32::from(head.get(place.at)?.cast_signed()) * bf16(place.scale?)?),
+            _ => bf16(place.at),
+        }
+    }
+}
+
+impl StateBuf {
+    /// One (slot, head).
+    pub fn head(&self) -> CacheHead {
+        let [_, _, ctx, dim] = self.shape.map(|n| n as usize);
+        CacheHead { format: self.format, order: self.order, ctx, dim }
+    }
+
+    /// Size in bytes, or `None` where that overflows or the format has no such order.
+    pub fn checked_bytes(&self) -> Option<u64> {
+        let [slots, heads, ..] = self.shape;
+        let heads = u64::from(slots).checked_mul(u64::from(heads))?;
+        heads.checked_mul(self.head().bytes()? as u64)
+    }
+
+    /// Size in bytes, of a state that [`crate::verify::plan`] accepts.
+    pub fn bytes(&self) -> u64 {
+        self.checked_bytes().unwrap_or(u64::MAX)
+    }
+
+    /// The tensor `[slots, heads, ctx, dim]` as f32, from the memory of the state; `None` where that is too
+    /// short.
+    pub fn read(&self, memory: &[u8]) -> Option<Vec<f32>> {
+        let head = self.head();
+        let [slots, heads, ctx, dim] = self.shape.map(|n| n as usize);
+        let mut out = Vec::with_capacity(slots.checked_mul(heads)?.checked_mul(ctx)?.checked_mul(dim)?);
+        for bytes in memory.get(..self.bytes() as usize)?.chunks_exact(head.bytes()?.max(1)) {
+            for t in 0..ctx {
+                for c in 0..dim {
+                    out.push(head.read(bytes, head.place(t, c))?);
+                }
+            }
+        }
+        Some(out)
+    }
+}

@@ -1,0 +1,56 @@
+//! Decoding allocates nothing.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_runtime::Want;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The system's allocator, counted.
+struct Counted;
+
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call goes to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counted {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) };
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counted = Counted;
+
+#[test]
+fn decoding_allocates_nothing() {
+    with_engine(&ENTRIES, 2, |engine| {
+        for slot in 0..SLOTS as u32 {
+            engine.prefill(slot, 0, &[1, 2, 3], Want::None, &mut |_, _| Ok(())).unwrap();
+        }
+        let mut rows = 0;
+        let mut step = |at: usize| {
+            let batch: [_; SLOTS] = std::array::from_fn(|slot| (slot as u32, at, 7));
+            engine
+                .decode(&batch, &mut |_, _| {
+                    rows += 1;
+                    Ok(())
+                })
+                .unwrap();
+        };
+        step(3);
+        let before = COUNT.load(Ordering::Relaxed);
+        for at in 4..20 {
+            step(at);
+        }
+        assert_eq!(COUNT.load(Ordering::Relaxed) - before, 0);
+        assert_eq!(rows, 17 * SLOTS);
+    });
+}

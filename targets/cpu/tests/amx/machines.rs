@@ -1,0 +1,41 @@
+//! What the kernels are compiled for here.
+
+use moec_codegen::{Compute, KernelSpec, Machine};
+use moec_cpu::emulate;
+
+/// AVX-512 with VNNI and bf16, as every processor with tiles has them, and AMX.
+pub(crate) fn sapphire_rapids() -> Machine {
+    let mut machine = Machine::x86_64_level(4);
+    for feature in ["avx512vnni", "avx512bf16", "amx-tile", "amx-bf16", "amx-int8"] {
+        machine.features.push(feature.to_string());
+    }
+    machine
+}
+
+/// A machine with tiles, where this host has the rest; what it lacks of AMX is emulated.
+pub(crate) fn machines() -> Vec<Machine> {
+    let machine = sapphire_rapids();
+    let all = machine.all_features();
+    let features: Vec<&str> = all.iter().map(String::as_str).collect();
+    let (emulated, missing): (Vec<&str>, Vec<&str>) = moec_runtime::cpu::missing(&features)
+        .into_iter()
+        .partition(|feature| emulate::FEATURES.contains(feature));
+    if !missing.is_empty() {
+        println!("skipped: this host has no {}", missing.join(", "));
+        return Vec::new();
+    }
+    if !emulated.is_empty() {
+        emulate::install().unwrap_or_else(|e| panic!("{e}"));
+    }
+    vec![machine]
+}
+
+/// Whether a kernel is to be checked on them: those that use tiles, since the others are as on AVX-512.
+pub(crate) fn wanted(spec: &KernelSpec) -> bool {
+    matches!(
+        spec,
+        KernelSpec::Linear { compute: Compute::Bf16, .. }
+            | KernelSpec::ExpertGateUp { compute: Compute::Bf16, .. }
+            | KernelSpec::ExpertDown { compute: Compute::Bf16, .. }
+    )
+}

@@ -1,0 +1,27 @@
+//! The matrix kernels on tile registers, in this process: on the processor's own, or emulated.
+//!
+//! The cases are those of `moec-codegen`; they stand in this crate because the emulator does.
+#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
+
+#[path = "../../../../codegen/tests/kernels/cache.rs"]
+mod cache;
+mod emulated;
+#[path = "../../../../codegen/tests/kernels/experts.rs"]
+mod experts;
+#[path = "../../../../codegen/tests/kernels/gates.rs"]
+mod gates;
+#[path = "../../../../codegen/tests/kernels/harness.rs"]
+mod harness;
+mod inner_loop;
+mod machines;
+#[path = "../../../../codegen/tests/kernels/matrix.rs"]
+mod matrix;
+
+#[path = "../../../../codegen/tests/kernels/schedules.rs"]
+mod schedules;
+
+/// The name that the cases know them by.
+mod simple {
+    pub(crate) use crate::gates::glu;
+}

@@ -1,0 +1,99 @@
+//! A bundle for a processor with AMX, built and run as a user would: on tiles of its own, or emulated.
+#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use support::{Expected, checkpoint, distance, expected, fails, list, logits_file, moec, ok};
+
+const TARGET: &str = "sapphire-rapids";
+/// Largest difference of any logit with exact activations, as on every target.
+const EXACT: f32 = 2e-3;
+/// Largest difference of any logit where weights and activations are rounded to bf16; the logits reach 4.
+const ROUNDED: f32 = 5e-2;
+/// As [`ROUNDED`], root mean square relative to that of the logits.
+const ROUNDED_RELATIVE: f32 = 1e-2;
+
+/// Whether this machine has what is not emulated.
+fn has_the_rest() -> bool {
+    let there = is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vbmi2")
+        && is_x86_feature_detected!("avx512vnni")
+        && is_x86_feature_detected!("avx512bf16")
+        && is_x86_feature_detected!("avx512bitalg")
+        && is_x86_feature_detected!("avx512vpopcntdq")
+        && is_x86_feature_detected!("avxvnni");
+    if !there {
+        eprintln!("skipped: this processor lacks more than AMX of {TARGET}");
+    }
+    there
+}
+
+fn build(folder: &Path, format: &str, activations: &str) -> PathBuf {
+    let toml = folder.join(format!("{activations}.toml"));
+    // 20 rows: a tile and a part of one; 48 of the prompt are no multiple of it.
+    let text = format!(
+        "[model]\nsource = {:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\n[weights]\nexperts = \"{format}\"\n\
+         attention = \"{format}\"\nembeddings = \"{format}\"\nactivations = \"{activations}\"\n",
+        checkpoint("olmoe")
+    );
+    std::fs::write(&toml, text).unwrap();
+    let bundle = toml.with_extension("moec");
+    ok(moec().arg("build").arg(&toml).args(["--target", TARGET, "--quiet", "--no-run", "-o"]).arg(&bundle));
+    bundle
+}
+
+/// Logits of the reference's prompt.
+fn logits(bundle: &Path, want: &Expected, threads: &str) -> Vec<f32> {
+    let out = bundle.join(format!("../logits-{threads}.safetensors"));
+    let mut run = moec();
+    run.arg("run").arg(bundle).args(["--emulate", "logits", "--ids", &list(&want.ids)]);
+    let said = ok(run.args(["--threads", threads, "--out"]).arg(&out));
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert_eq!(said.contains("emulated"), !amx_here(), "{said}");
+    logits_file(&out).1
+}
+
+fn amx_here() -> bool {
+    std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|info| info.contains("amx_bf16"))
+}
+
+#[test]
+fn prefill_on_tiles() {
+    if !has_the_rest() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(folder.path(), "bf16", "auto");
+    let plan = std::fs::read_to_string(bundle.join("plan.txt")).unwrap();
+    assert!(plan.contains("_bf16_p32_as_bf16_"), "kernels multiply on tiles:\n{plan}");
+    let want = expected(&checkpoint("olmoe"));
+    let one = logits(&bundle, &want, "1");
+    assert_eq!(one, logits(&bundle, &want, "2"), "results depend on the number of threads");
+    let worst = distance(&one, &want.logits);
+    let squares = |of: &dyn Fn(usize) -> f32| (0..one.len()).map(|i| of(i).powi(2)).sum::<f32>();
+    let relative = (squares(&|i| one[i] - want.logits[i]) / squares(&|i| want.logits[i])).sqrt();
+    eprintln!("off by {worst:.1e}, {relative:.1e} of the whole");
+    assert!(worst <= ROUNDED && relative <= ROUNDED_RELATIVE, "off by {worst:e}, {relative:e} of the whole");
+
+    let mut verify = moec();
+    ok(verify.arg("verify").arg(&bundle).args(["--quiet", "--bound", "1e-2"]));
+    if !amx_here() {
+        let (code, said) = fails(moec().arg("run").arg(&bundle).arg("info").args(["--nonsense"]));
+        assert_eq!(code, 1, "{said}");
+        assert!(said.contains("`amx-tile`") && said.contains("--emulate"), "{said}");
+    }
+}
+
+#[test]
+fn exact_activations_use_no_tiles() {
+    if !has_the_rest() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(folder.path(), "f32", "f32");
+    let want = expected(&checkpoint("olmoe"));
+    let worst = distance(&logits(&bundle, &want, "2"), &want.logits);
+    assert!(worst <= EXACT, "a logit is off by {worst}");
+}

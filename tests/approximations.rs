@@ -1,0 +1,52 @@
+//! What rounding costs: every storage format and every form of arithmetic on real text, against the exact model.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::path::{Path, PathBuf};
+use support::{ferris, moec, ok};
+
+/// Builds ferris in one format for the host.
+fn build(folder: &Path, format: &str, activations: &str) -> PathBuf {
+    let toml = folder.join(format!("{format}-{activations}.toml"));
+    let text = format!(
+        "[model]\nsource = {:?}\n[shapes]\nmax_context = 512\nprefill_chunk = 256\n[weights]\nexperts = \"{format}\"\n\
+         attention = \"{format}\"\nembeddings = \"{format}\"\nactivations = \"{activations}\"\n",
+        ferris()
+    );
+    std::fs::write(&toml, text).unwrap();
+    let bundle = toml.with_extension("moec");
+    ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
+    bundle
+}
+
+#[test]
+fn rounding_costs_what_is_said_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let exact = build(folder.path(), "bf16", "f32");
+    let reference = std::fs::read_to_string(ferris().join("reference_metrics.json")).unwrap();
+    let reference: serde_json::Value = serde_json::from_str(&reference).unwrap();
+    let reference = reference["perplexity"].as_f64().unwrap();
+    // Format, arithmetic, largest change of perplexity, smallest share of equal choices.
+    let rows = [
+        ("bf16", "auto", 0.0005, 0.995),
+        ("q8", "f32", 0.001, 0.98),
+        ("q8", "auto", 0.001, 0.98),
+        ("q4", "f32", 0.03, 0.85),
+        ("q4", "auto", 0.03, 0.85),
+    ];
+    for (format, activations, most, least) in rows {
+        let bundle = build(folder.path(), format, activations);
+        let mut eval = moec();
+        eval.arg("eval").arg(&bundle).args(["--windows", "40", "--json", "--text"]);
+        let output = ok(eval.arg(ferris().join("eval/text.txt")).arg("--against").arg(&exact));
+        let got: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let number = |key: &str| got[key].as_f64().unwrap();
+        let change = number("perplexity") / reference - 1.0;
+        let what = format!("{format}, {activations}: {got}, perplexity {:+.4} %", 100.0 * change);
+        println!("{what}");
+        assert!(change.abs() < most, "{what}");
+        assert!(number("same_choice") >= least, "{what}");
+        assert!(number("divergence") >= -1e-6, "{what}");
+    }
+}
