@@ -166,11 +166,9 @@ fn head(
         let (bits, bytes) = (share.bits(), human::bytes(share.bytes));
         row("weights", format!("{class}: {format}, {bits:.2} bits each, {bytes}"))
     }));
-    rows.extend(
-        cache(states).map(|(format, bits, bytes)| {
-            row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
-        }),
-    );
+    rows.extend(cache(states).map(|(format, bits, bytes)| {
+        row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
+    }));
     rows.extend(
         decisions
             .figures

@@ -436,7 +436,7 @@ mod tests {
         let tiles = t.figures().bf16.value / t.figures().f32.value;
         assert!(
             (overhead(Format::Q8, Compute::Bf16, 320) - (1.0 + (10.0 + PER_UNPACKING * tiles) / 320.0)).abs()
-                < 0.01
+                < 1e-9
         );
     }
 
