@@ -1,7 +1,8 @@
 //! Panels of q8 and q4: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
 
-use super::micro::Panel;
+use super::micro::{Panel, fetch};
 use crate::dsl::{F, I, Kb, P, Span};
+use crate::schedule::Schedule;
 use crate::spec::Compute;
 use moec_ir::types::{Format, GROUP};
 
@@ -22,6 +23,7 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
     let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
     k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
         let from = panel.weights.bytes(group * bytes);
+        fetch(from, bytes, panel.schedule.ahead);
         let to = to.bytes(group * format.bytes(GROUP * nr));
         let scales = from.bytes(bytes - 2 * nr);
         for half in 0..2 {
@@ -50,7 +52,9 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
 
 /// The panel that [`unpack`] writes.
 pub(super) fn unpacked<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
-    Panel { weights: k.scratch(), format: format(panel.compute), ..*panel }
+    // What was just written needs no fetching.
+    let schedule = Schedule { ahead: 0, ..panel.schedule };
+    Panel { weights: k.scratch(), format: format(panel.compute), schedule, ..*panel }
 }
 
 /// A vector of scales, for codes as [`codes`] and [`high_nibbles`] give them.

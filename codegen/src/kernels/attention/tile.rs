@@ -5,6 +5,7 @@ use crate::dsl::{F, I, Kb, P, Span};
 use crate::kernels::cache::{self, BLOCK};
 use crate::kernels::micro::{Panel, outer, pairs, product, variants, widened};
 use crate::machine::Isa;
+use crate::schedule::Schedule;
 use crate::spec::Compute;
 use moec_ir::types::{Format, GROUP};
 
@@ -124,7 +125,7 @@ impl<'k> Kernel<'_, 'k> {
         let single = self.s.rows == 1;
         let mut first = k.i(0);
         let mut left = shared;
-        for m in variants(&k.isa) {
+        for m in variants(k.isa.mr) {
             // How many remain after larger groups: exactly `left` of a single row, else any multiple of `shared`.
             let needed = if single { left >= m } else { m <= self.s.queries() && few(&k.isa, m, shared) };
             if !needed {
@@ -176,7 +177,7 @@ impl<'k> Kernel<'_, 'k> {
                 grouped(k, &rows, weights, self.s.query_words() / GROUP)
             } else {
                 let (depth, format, compute) = (self.s.d.qk_dim, self.s.panels(), self.s.compute);
-                product(k, &rows, &Panel { weights, depth, format, compute })
+                product(k, &rows, &Panel { weights, depth, format, compute, schedule: Schedule::default() })
             };
             for (i, sums) in sums.into_iter().enumerate() {
                 let to = self.at(s.scores).words(column).words(i * s.score);
