@@ -1,5 +1,10 @@
 //! Schedules by the clock and by the cost model, and what `moec explain` says of them.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unnecessary_debug_formatting,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod support;
 

@@ -58,13 +58,13 @@ pub fn build(
     progress.stage("Reading", &config.model.source.display().to_string());
     let (checkpoint, spec) = import::open(&config.model.source, &options)?;
     spec.warnings.iter().for_each(|w| progress.warn(w));
-    let importance;
+
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
     compilation.tuner = tuner;
     if !compilation.run(request.stops, progress, print)? {
         return Ok(None);
     }
-    importance = crate::calibrate::importance(&compilation, progress)?;
+    let importance = crate::calibrate::importance(&compilation, progress)?;
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
     crate::interrupt::check()?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);

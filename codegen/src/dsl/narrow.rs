@@ -31,7 +31,7 @@ impl<'k> F<'k> {
     }
 }
 
-impl<'k> I<'k> {
+impl I<'_> {
     /// The first lane; a scalar as it is.
     pub(crate) fn first(self) -> Self {
         let k = self.k;

@@ -109,7 +109,7 @@ fn put_value<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &To
                 k.copy(x.words(p * nr), block.words(p * (nr * BLOCK) + t * nr), width);
             };
             k.each(0, dim / nr, 1, |p| panel(p, nr));
-            if dim % nr > 0 {
+            if !dim.is_multiple_of(nr) {
                 panel(index(dim / nr), dim % nr);
             }
         }
@@ -155,7 +155,7 @@ fn quantise<'k>(k: &'k Kb<'k>, x: P<'k>, dim: usize, store: impl Fn(I<'k>, usize
         store(g, width, scale.first());
     };
     k.each(0, dim / GROUP, 1, |g| group(g, GROUP));
-    if dim % GROUP > 0 {
+    if !dim.is_multiple_of(GROUP) {
         group(k.i((dim / GROUP) as i64), dim % GROUP);
     }
 }
@@ -259,16 +259,22 @@ pub(super) fn turn_keys<'k>(
             };
             if format == Format::F32 {
                 for column in (0..nr).step_by(lanes) {
-                    let row = |i: usize| match i < there {
-                        true => from.words((c + i) * nr).words(column).load_vec(Span::Full),
-                        false => k.fv(0.0),
+                    let row = |i: usize| {
+                        if i < there {
+                            from.words((c + i) * nr).words(column).load_vec(Span::Full)
+                        } else {
+                            k.fv(0.0)
+                        }
                     };
                     store(t + column, &(0..lanes).map(row).collect::<Vec<_>>());
                 }
             } else {
-                let pair = |i: usize| match 2 * i < there {
-                    true => split_pairs(from.words((c.div(k.i(2)) + i) * nr), lanes),
-                    false => [k.fv(0.0); 2],
+                let pair = |i: usize| {
+                    if 2 * i < there {
+                        split_pairs(from.words((c.div(k.i(2)) + i) * nr), lanes)
+                    } else {
+                        [k.fv(0.0); 2]
+                    }
                 };
                 store(t.div(k.i(2)), &(0..lanes / 2).flat_map(pair).collect::<Vec<_>>());
             }
@@ -282,7 +288,7 @@ pub(super) fn turn_keys<'k>(
 }
 
 /// Words of channel pairs, one for each token of a panel, as words of token pairs for either channel.
-fn split_pairs<'k>(from: P<'k>, lanes: usize) -> [F<'k>; 2] {
+fn split_pairs(from: P<'_>, lanes: usize) -> [F<'_>; 2] {
     let [even, odd] = from.load_vec(Span::Full).unzip(from.words(lanes).load_vec(Span::Full));
     let (even, odd) = (even.bits(), odd.bits());
     [(even & 0xffff) | odd.shl(16), (even.shr(16) & 0xffff) | (odd & 0xffff_0000)].map(I::as_float)

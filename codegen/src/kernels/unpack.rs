@@ -36,7 +36,7 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
                     let values = [channels(quad, pair * 2), channels(quad, pair * 2 + 1)];
                     match format {
                         Format::Bf16 => {
-                            to.words((c / 2) * nr + half * lanes).store_int(values[0].pair_bf16(values[1]))
+                            to.words((c / 2) * nr + half * lanes).store_int(values[0].pair_bf16(values[1]));
                         }
                         _ => {
                             for (i, x) in values.into_iter().enumerate() {
@@ -64,7 +64,7 @@ pub(super) fn scale<'k>(k: &'k Kb<'k>, format: Format, at: P<'k>) -> F<'k> {
 }
 
 /// Signed codes of one quad, four bytes a lane, for the columns from `column` on.
-pub(super) fn codes<'k>(format: Format, group: P<'k>, nr: usize, quad: usize, column: usize) -> I<'k> {
+pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
     if format == Format::Q8 {
         return group.words(quad * nr + column).load_ints();
     }
@@ -73,7 +73,7 @@ pub(super) fn codes<'k>(format: Format, group: P<'k>, nr: usize, quad: usize, co
 }
 
 /// `16 · (code + 8)` of one quad of q4, four bytes a lane.
-pub(super) fn high_nibbles<'k>(group: P<'k>, nr: usize, quad: usize, column: usize) -> I<'k> {
+pub(super) fn high_nibbles(group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
     let packed = group.words(quad % 4 * nr + column).load_ints();
     let high = if quad < 4 { packed.shl(4) } else { packed };
     high & 0xf0f0_f0f0

@@ -186,7 +186,9 @@ pub(crate) fn stored(format: Format, compute: Compute, cols: usize, w: &[f32]) -
     let mut w = w.to_vec();
     round_rows(format, cols, &mut w);
     if compute == Compute::Bf16 {
-        w.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        for x in &mut w {
+            *x = bf16::from_f32(*x).to_f32();
+        }
     }
     w
 }
@@ -217,7 +219,9 @@ pub(crate) fn rows_as(
 
 fn pairs(row: &mut [f32], words: &mut Vec<i32>) {
     for pair in row.chunks_mut(2) {
-        pair.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        for x in pair.iter_mut() {
+            *x = bf16::from_f32(*x).to_f32();
+        }
         let bits = |i: usize| pair.get(i).map_or(0, |&x| bf16::from_f32(x).to_bits());
         words.push((u32::from(bits(0)) | u32::from(bits(1)) << 16).cast_signed());
     }

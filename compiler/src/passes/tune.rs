@@ -32,7 +32,7 @@ struct Found {
 fn rows(entry: &Entry, of: RowSpace) -> usize {
     match (of, entry.kind) {
         (RowSpace::Outputs, EntryKind::Prefill(_)) => 1,
-        (RowSpace::Tokens, kind) | (RowSpace::Outputs, kind) => kind.rows(),
+        (RowSpace::Tokens | RowSpace::Outputs, kind) => kind.rows(),
     }
 }
 

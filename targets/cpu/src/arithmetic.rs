@@ -74,17 +74,15 @@ impl CpuTarget {
             )))
         };
         match (self.activations, quantised) {
-            (F32, _) => Ok(Compute::F32),
             (Auto, true) if self.isa.tiles && rows > FEW_ROWS => Ok(Compute::Bf16),
             (Auto | I8, true) if bytes => Ok(Compute::I8),
-            (Auto, true) => Ok(Compute::F32),
             (I8, true) => lacks("bytes", "i8"),
             (Bf16, _) if !pairs => lacks("bf16", "bf16"),
             (Bf16, true) => Ok(Compute::Bf16),
             (Auto | Bf16 | I8, false) if format == Format::Bf16 && pairs && rows > FEW_ROWS => {
                 Ok(Compute::Bf16)
             }
-            (Auto | Bf16 | I8, false) => Ok(Compute::F32),
+            _ => Ok(Compute::F32),
         }
     }
 

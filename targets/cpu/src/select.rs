@@ -166,7 +166,7 @@ impl CpuTarget {
                 let spec = KernelSpec::Rope { heads, dim, rotary, offset, style, x_ld, out_ld, angles_ld };
                 s.kernel(spec, inputs(2), 1);
             }
-            Op::CacheWrite => self.cache_write(&mut s, node)?,
+            Op::CacheWrite => Self::cache_write(&mut s, node)?,
             Op::Attention(desc) => self.attention(&mut s, node, desc)?,
             Op::Router(desc) => {
                 let (_, logits_ld) = node.value(0)?;

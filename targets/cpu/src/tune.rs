@@ -94,7 +94,7 @@ impl Operand {
 impl fmt::Debug for Stopwatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (threads, bytes) = (self.pool.lanes(), self.weights.bytes());
-        f.debug_struct("Stopwatch").field("threads", &threads).field("bytes", &bytes).finish()
+        f.debug_struct("Stopwatch").field("threads", &threads).field("bytes", &bytes).finish_non_exhaustive()
     }
 }
 
