@@ -113,7 +113,7 @@ fn unpack(to: &Path) -> Result<(), Failed> {
         let mut command = program(tool);
         command.current_dir(&debs);
         for option in options {
-            command.args(["-o", option]);
+            command.args(["-o", &option]);
         }
         command.arg(verb);
         command

@@ -63,7 +63,7 @@ impl Activations {
 impl CpuTarget {
     /// How `rows` rows meet weights of a format.
     pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<Compute> {
-        use Activations::{Auto, Bf16, F32, I8};
+        use Activations::{Auto, Bf16, I8};
         let quantised = matches!(format, Format::Q8 | Format::Q4);
         let (pairs, bytes) = (self.isa.bf16, self.isa.bytes != ByteDot::None);
         let lacks = |what: &str, asked: &str| {
