@@ -112,8 +112,8 @@ fn unpack(to: &Path) -> Result<(), Failed> {
     let apt = |tool: &str, verb: &str| {
         let mut command = program(tool);
         command.current_dir(&debs);
-        for option in options {
-            command.args(["-o", &option]);
+        for option in &options {
+            command.args(["-o", option]);
         }
         command.arg(verb);
         command
