@@ -7,7 +7,7 @@ use std::fmt;
 /// The pieces of a matrix kernel.
 ///
 /// Kernels of one matrix and of different schedules give the same bits. Sums of a row are taken in an order
-/// that depends on whether its group has one row, two or more; [`Schedule::check`] refuses what would move a
+/// that depends on whether its group has one row, two or more; `check` refuses what would move a
 /// row from one of these to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Schedule {

@@ -27,7 +27,9 @@ const COMMANDS: &[Command] = &[
         "find LLVM, a C compiler, what links and runs AArch64; install them on Debian or Ubuntu",
         || {
             setup::run()?;
-            cross::run().iter().for_each(|what| shell::stage("Missing", what));
+            for what in cross::run() {
+                shell::stage("Missing", &what);
+            }
             Ok(())
         },
     ),
