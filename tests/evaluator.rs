@@ -47,7 +47,9 @@ fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
                     );
                     for node in &entry.nodes {
                         let chained = node.chained.unwrap_or_default();
-                        assert!(chained.within(CHAINED), "{family} {format} {}: {node:?}", entry.entry);
+                        // A gate of one column may be next to nothing, and is then far off in proportion.
+                        let same = chained.within(CHAINED) || chained.max_abs < 1e-6;
+                        assert!(same, "{family} {format} {}: {node:?}", entry.entry);
                     }
                 }
             }

@@ -5,7 +5,7 @@
 
 use moec_codegen::jit::Loaded;
 use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, compile, packed_words};
-use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu};
+use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::plan::Grid;
 use moec_ir::types::Format;
 
@@ -131,52 +131,6 @@ fn experts(name: &'static str, tokens: usize, format: Format, compute: Compute) 
             Operand::Ints(table),
             Operand::Words(weight_bytes(format, weights) / 4),
             Operand::Words(tokens * inter),
-        ],
-    }
-}
-
-fn attention(
-    name: &'static str,
-    compute: Compute,
-    [heads, kv_heads]: [usize; 2],
-    rows: usize,
-    context: usize,
-) -> Probe {
-    let dim = 128;
-    let desc = AttentionDesc {
-        heads,
-        kv_heads,
-        qk_dim: dim,
-        v_dim: dim,
-        scale: 0.1,
-        window: None,
-        sinks: false,
-        v_from_k: false,
-    };
-    let positions: Vec<i32> = (0..rows).map(|r| (context - rows + r) as i32).collect();
-    let keys: i64 = positions.iter().map(|&p| i64::from(p) + 1).sum();
-    Probe {
-        name,
-        spec: KernelSpec::Attention {
-            desc,
-            cache: Format::Bf16,
-            compute,
-            ctx: context,
-            rows: if rows == 1 { 1 } else { (96 * kv_heads / heads).max(1) },
-            splits: 1,
-            q_ld: heads * dim,
-            out_ld: heads * dim,
-        },
-        n: rows,
-        operations: 4.0 * keys as f64 * (heads * dim) as f64,
-        bytes: (2 * kv_heads * context * dim * 2) as f64,
-        operands: vec![
-            Operand::Words(rows * heads * dim),
-            Operand::Words(kv_heads * context * dim),
-            Operand::Words(kv_heads * context * dim),
-            Operand::Ints(positions),
-            Operand::Ints(vec![0; rows]),
-            Operand::Words(rows * heads * dim),
         ],
     }
 }
@@ -312,21 +266,12 @@ fn main() -> Outcome {
         experts("experts q8 i8, 64 tokens each", 1024, Q8, I8),
         experts("experts q4 i8, 1 token each", 16, Q4, I8),
         experts("experts q4 i8, 64 tokens each", 1024, Q4, I8),
-        attention("attention 32/4, 1 row of 4096", F32, [32, 4], 1, 4096),
-        attention("attention 16/16, 1 row of 8192", F32, [16, 16], 1, 8192),
-        attention("attention 32/4, 256 rows of 1024", F32, [32, 4], 256, 1024),
-        attention("attention 16/16, 512 rows of 512", F32, [16, 16], 512, 512),
-        attention("attention pairs 32/4, 512 rows of 2048", Pairs, [32, 4], 512, 2048),
-        attention("attention pairs 16/16, 512 rows of 512", Pairs, [16, 16], 512, 512),
-        attention("attention pairs 16/16, 512 rows of 8192", Pairs, [16, 16], 512, 8192),
     ];
     for machine in [host, Machine::x86_64_level(3)] {
         println!("\n{} {:?}", machine.cpu, machine.isa());
         let isa = machine.isa();
         let able = |p: &&Probe| match &p.spec {
-            KernelSpec::Linear { compute, .. }
-            | KernelSpec::ExpertGateUp { compute, .. }
-            | KernelSpec::Attention { compute, .. } => match compute {
+            KernelSpec::Linear { compute, .. } | KernelSpec::ExpertGateUp { compute, .. } => match compute {
                 F32 => true,
                 Pairs => isa.bf16,
                 I8 => isa.bytes != ByteDot::None,

@@ -332,20 +332,18 @@ fn the_same_kernels_give_the_same_bytes() {
 #[test]
 fn contradictions_are_refused_by_name() {
     let machine = Machine::x86_64_level(3);
+    let attend = |desc, cache| {
+        let (compute, rows, splits) = (Compute::F32, 4, 1);
+        KernelSpec::Attention { desc, cache, compute, ctx: 8, rows, splits, q_ld: 64, out_ld: 64 }
+    };
     let bad = [
         linear(24, 33, Format::F32, Some(Glu::DRelu)),
         KernelSpec::Softmax { cols: 9, x_ld: 8, out_ld: 9 },
         KernelSpec::Router { desc: RouterDesc { k: 17, ..router() }, logits_ld: 16 },
-        KernelSpec::Attention {
-            desc: AttentionDesc { kv_heads: 3, ..attention() },
-            cache: Format::Bf16,
-            compute: Compute::F32,
-            ctx: 8,
-            rows: 4,
-            splits: 1,
-            q_ld: 64,
-            out_ld: 64,
-        },
+        attend(AttentionDesc { kv_heads: 3, ..attention() }, Format::Bf16),
+        attend(AttentionDesc { scale: -0.25, ..attention() }, Format::Bf16),
+        attend(attention(), Format::F16),
+        KernelSpec::CacheWrite { heads: 2, dim: 16, ctx: 32, cache: Format::Q4, values: true, x_ld: 32 },
     ];
     for spec in bad {
         assert!(

@@ -192,7 +192,8 @@ fn doctor_finds_what_a_build_needs() {
     assert_eq!(found["ok"].as_bool(), Some(out.status.success()));
     let names: Vec<_> =
         found["checks"].as_array().unwrap().iter().filter_map(|c| c["name"].as_str()).collect();
-    assert_eq!(names, ["moec", "llvm", "processor", "rustc", "cargo", "linker", "cache", "disk"]);
+    let always = ["moec", "llvm", "processor", "rustc", "cargo", "linker", "cache", "disk"];
+    assert_eq!(names[..always.len()], always);
     // A cache that cannot be: a file stands in its way.
     let dir = with_model("");
     let out = Command::new(env!("CARGO_BIN_EXE_moec"))

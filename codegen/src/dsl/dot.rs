@@ -162,7 +162,7 @@ impl<'k> Kb<'k> {
     }
 
     /// A vector rounded to bf16, as 16-bit integers.
-    fn round_bf16(&'k self, x: F<'k>) -> BasicValueEnum<'k> {
+    pub(super) fn round_bf16(&'k self, x: F<'k>) -> BasicValueEnum<'k> {
         let lanes = self.lanes() as u32;
         let half = self.ctx.bf16_type().vec_type(lanes);
         let BasicValueEnum::VectorValue(v) = x.v else { return self.mismatch(x.v) };

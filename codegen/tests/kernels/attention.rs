@@ -1,10 +1,21 @@
 //! Attention: grouped heads, windows, sinks, latent values, padding rows, formats of the cache, parts.
 
 use crate::cache::{Cache, FORMATS};
-use crate::harness::{Case, Chain, Expect, Operand, Rng, check, check_chains, random, strided};
-use moec_codegen::{Compute, KernelSpec};
+use crate::harness::{Case, Expect, Operand, Rng, able, check, check_on, random, run, strided};
+use crate::machines::{machines, wanted};
+use moec_codegen::jit::Loaded;
+use moec_codegen::{Compute, KernelSpec, compile};
 use moec_ir::op::AttentionDesc;
 use moec_ir::types::Format;
+
+/// A kernel whose operand `from` is operand `to` of another one.
+#[derive(Clone, Debug)]
+struct Chain {
+    first: Case,
+    from: usize,
+    then: Case,
+    to: usize,
+}
 
 #[derive(Clone)]
 struct Setting {
@@ -152,6 +163,69 @@ fn prefill(start: i32, len: i32) -> Vec<(i32, i32)> {
 fn arithmetics() -> Vec<(Format, Compute)> {
     let exact = FORMATS.map(|f| (f, Compute::F32));
     exact.into_iter().chain([(Format::Bf16, Compute::Bf16), (Format::Q8, Compute::Bf16)]).collect()
+}
+
+/// As [`check`], for pairs of kernels.
+fn check_chains(chains: &[Chain]) {
+    for machine in machines() {
+        let isa = machine.isa();
+        let mut then = Vec::new();
+        for chain in chains.iter().filter(|c| able(&isa, &c.first.spec) && wanted(&c.first.spec)) {
+            let case = &chain.first;
+            let object =
+                compile(&machine, std::slice::from_ref(&case.spec)).unwrap_or_else(|e| panic!("{e}"));
+            let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
+            let kernel = loaded.kernel(&case.spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
+            let results = run(kernel, &isa, case, usize::MAX);
+            assert_eq!(results, run(kernel, &isa, case, 1), "work split by 1: {:?} on {isa:?}", case.spec);
+            let mut next = chain.then.clone();
+            next.operands[chain.to] =
+                Operand::Floats(results[chain.from].iter().map(|&w| f32::from_bits(w)).collect());
+            then.push(next);
+        }
+        check_on(&machine, &then);
+    }
+}
+
+#[test]
+fn rows_outside_of_the_context_are_skipped() {
+    let mut rng = Rng::new(17);
+    let mut cases = Vec::new();
+    for (i, dim) in [1, 5, 24, 32, 56, 80, 128, 131].into_iter().enumerate() {
+        for cache in FORMATS {
+            for values in [false, true] {
+                let (heads, ctx, slots, n) = (2, [5, 200][i % 2], 3, 9);
+                let x_ld = heads * dim + 1;
+                let x = random(&mut rng, n, heads * dim, x_ld);
+                let last = ctx as i32 - 1;
+                let (pos, slot) =
+                    (vec![0, last, -1, last + 1, 2, 0, 3, 1, 4], vec![0, 2, 1, 1, 1, 1, 1, 1, 0]);
+                let before = rng.floats(slots * heads * ctx * dim);
+                let mut after = before.clone();
+                for r in 0..n {
+                    if (0..ctx as i32).contains(&pos[r]) {
+                        for c in 0..heads * dim {
+                            let at = ((slot[r] as usize * heads + c / dim) * ctx + pos[r] as usize) * dim;
+                            after[at + c % dim] = x[r * x_ld + c];
+                        }
+                    }
+                }
+                let tensor = |numbers| Cache { format: cache, values, ctx, dim, numbers };
+                cases.push(Case {
+                    spec: KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld },
+                    n,
+                    operands: vec![
+                        Operand::Cache(tensor(before)),
+                        Operand::Floats(x),
+                        Operand::Ints(pos),
+                        Operand::Ints(slot),
+                    ],
+                    expect: vec![(0, Expect::Cache(tensor(after)))],
+                });
+            }
+        }
+    }
+    check(&cases);
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! KV-cache tensors as kernels read and write them.
 
-use crate::harness::{Case, Expect, Operand, Rng, check, random};
 use half::bf16;
-use moec_codegen::{Isa, KernelSpec, key_order, value_order};
+use moec_codegen::{Isa, key_order, value_order};
 use moec_ir::state::CacheHead;
 use moec_ir::types::{Format, GROUP};
 
@@ -76,44 +75,3 @@ impl Cache {
 
 /// Formats of a cache.
 pub(crate) const FORMATS: [Format; 3] = [Format::F32, Format::Bf16, Format::Q8];
-
-#[test]
-fn rows_outside_of_the_context_are_skipped() {
-    let mut rng = Rng::new(17);
-    let mut cases = Vec::new();
-    for (i, dim) in [1, 5, 24, 32, 56, 80, 128, 131].into_iter().enumerate() {
-        for cache in FORMATS {
-            for values in [false, true] {
-                let (heads, ctx, slots, n) = (2, [5, 200][i % 2], 3, 9);
-                let x_ld = heads * dim + 1;
-                let x = random(&mut rng, n, heads * dim, x_ld);
-                let last = ctx as i32 - 1;
-                let (pos, slot) =
-                    (vec![0, last, -1, last + 1, 2, 0, 3, 1, 4], vec![0, 2, 1, 1, 1, 1, 1, 1, 0]);
-                let before = rng.floats(slots * heads * ctx * dim);
-                let mut after = before.clone();
-                for r in 0..n {
-                    if (0..ctx as i32).contains(&pos[r]) {
-                        for c in 0..heads * dim {
-                            let at = ((slot[r] as usize * heads + c / dim) * ctx + pos[r] as usize) * dim;
-                            after[at + c % dim] = x[r * x_ld + c];
-                        }
-                    }
-                }
-                let tensor = |numbers| Cache { format: cache, values, ctx, dim, numbers };
-                cases.push(Case {
-                    spec: KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld },
-                    n,
-                    operands: vec![
-                        Operand::Cache(tensor(before)),
-                        Operand::Floats(x),
-                        Operand::Ints(pos),
-                        Operand::Ints(slot),
-                    ],
-                    expect: vec![(0, Expect::Cache(tensor(after)))],
-                });
-            }
-        }
-    }
-    check(&cases);
-}

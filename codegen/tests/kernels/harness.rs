@@ -44,15 +44,6 @@ pub(crate) struct Case {
     pub(crate) expect: Vec<(usize, Expect)>,
 }
 
-/// A kernel whose operand `from` is operand `to` of another one.
-#[derive(Clone, Debug)]
-pub(crate) struct Chain {
-    pub(crate) first: Case,
-    pub(crate) from: usize,
-    pub(crate) then: Case,
-    pub(crate) to: usize,
-}
-
 /// A small deterministic generator.
 pub(crate) struct Rng(u64);
 
@@ -149,28 +140,6 @@ pub(crate) fn check(cases: &[Case]) {
     crate::emulated::check(cases);
 }
 
-/// As [`check`], for pairs of kernels.
-pub(crate) fn check_chains(chains: &[Chain]) {
-    for machine in machines() {
-        let isa = machine.isa();
-        let mut then = Vec::new();
-        for chain in chains.iter().filter(|c| able(&isa, &c.first.spec)) {
-            let case = &chain.first;
-            let object =
-                compile(&machine, std::slice::from_ref(&case.spec)).unwrap_or_else(|e| panic!("{e}"));
-            let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
-            let kernel = loaded.kernel(&case.spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
-            let results = run(kernel, &isa, case, usize::MAX);
-            assert_eq!(results, run(kernel, &isa, case, 1), "work split by 1: {:?} on {isa:?}", case.spec);
-            let mut next = chain.then.clone();
-            next.operands[chain.to] =
-                Operand::Floats(results[chain.from].iter().map(|&w| f32::from_bits(w)).collect());
-            then.push(next);
-        }
-        check_on(&machine, &then);
-    }
-}
-
 /// Formats and the forms that they are multiplied in.
 pub(crate) const PRODUCTS: [(Format, Compute); 10] = [
     (Format::F32, Compute::F32),
@@ -240,7 +209,7 @@ fn codes(group: &mut [f32], words: &mut Vec<i32>) {
     words.push(-128 * codes.iter().map(|&c| i32::from(c)).sum::<i32>());
 }
 
-fn check_on(machine: &Machine, cases: &[Case]) {
+pub(crate) fn check_on(machine: &Machine, cases: &[Case]) {
     let isa = machine.isa();
     let specs: Vec<KernelSpec> = cases.iter().map(|c| c.spec.clone()).collect();
     let object = compile(machine, &specs).unwrap_or_else(|e| panic!("{e}"));
@@ -320,7 +289,7 @@ pub(crate) fn items(isa: &Isa, case: &Case, active: usize) -> usize {
 }
 
 /// Runs a kernel with work items in chunks, the last chunk first; the operands' words afterwards.
-fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> {
+pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> {
     let mut memory: Vec<Option<Guarded>> = Vec::new();
     let mut args: Vec<*mut u8> = Vec::new();
     for operand in &case.operands {

@@ -4,13 +4,16 @@
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
+// Attention has no kernel on tiles.
+#[allow(dead_code)]
+#[path = "../../../../codegen/tests/kernels/cache.rs"]
+mod cache;
 mod emulated;
 #[path = "../../../../codegen/tests/kernels/experts.rs"]
 mod experts;
 #[path = "../../../../codegen/tests/kernels/gates.rs"]
 mod gates;
-#[path = "../../../../codegen/tests/kernels/cache.rs"]
-mod cache;
+#[allow(dead_code)]
 #[path = "../../../../codegen/tests/kernels/harness.rs"]
 mod harness;
 mod inner_loop;
