@@ -136,7 +136,8 @@ class Venvs:
             for step in steps:
                 done = subprocess.run([str(python), *step], env=environment, stdout=out, stderr=out)
                 if done.returncode:
-                    raise Failed(f"could not be installed: {last_line(path)}")
+                    killed = f" (ended by signal {-done.returncode})" if done.returncode < 0 else ""
+                    raise Failed(f"could not be installed: {last_line(path)}{killed}")
 
 
 def last_line(path):
