@@ -1,6 +1,12 @@
 //! AArch64: the nine families compiled for Neoverse V2, linked, and run as a user would. On other machines the
 //! cross toolchain links them and an emulator runs them; where either is absent the tests are skipped by name.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unnecessary_debug_formatting,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
 
 mod support;
 
@@ -104,13 +110,17 @@ fn relative(a: &[f32], b: &[f32]) -> f64 {
 #[test]
 fn families_in_f32() {
     let Some(emulator) = emulator() else { return };
-    FAMILIES.iter().for_each(|family| compare(family, "f32", emulator));
+    for family in FAMILIES {
+        compare(family, "f32", emulator);
+    }
 }
 
 #[test]
 fn families_in_bf16() {
     let Some(emulator) = emulator() else { return };
-    FAMILIES.iter().for_each(|family| compare(family, "bf16", emulator));
+    for family in FAMILIES {
+        compare(family, "bf16", emulator);
+    }
 }
 
 /// Formats and forms of rows whose results depend on the machine's rounding: bf16 dot products (`bfdot`), dot

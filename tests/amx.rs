@@ -1,6 +1,12 @@
 //! A bundle for a processor with AMX, built and run as a user would: on tiles of its own, or emulated.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
-#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unnecessary_debug_formatting,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
 
 mod support;
 

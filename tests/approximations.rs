@@ -1,5 +1,10 @@
 //! What rounding costs: every storage format and every form of arithmetic on real text, against the exact model.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unnecessary_debug_formatting,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
 
 mod support;
 

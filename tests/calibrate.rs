@@ -256,7 +256,9 @@ fn two_texts_are_what_their_profiles_merge_to() {
     let b = case.text("b.txt", &ids(100)[40..]);
     let take = |texts: &[&PathBuf], out: &str| {
         let mut command = case.calibrate();
-        texts.iter().for_each(|t| drop(command.arg("--text").arg(t)));
+        for text in texts {
+            command.arg("--text").arg(text);
+        }
         json(command.arg("--window").arg(WINDOW.to_string()).arg("-o").arg(case.path(out)))
     };
     take(&[&a], "a.trace");
@@ -331,7 +333,13 @@ fn what_cannot_be_calibrated_is_said() {
     let text = case.text("t.txt", &ids(100));
     fs::write(case.path("empty.txt"), "").unwrap();
     fs::write(case.path("x.bin"), b"w1 \xff w2").unwrap();
-    refused(&|c| drop(c.arg("--text").arg(case.path("empty.txt"))), 1, &["nothing to read", "empty.txt"]);
+    refused(
+        &|c| {
+            c.arg("--text").arg(case.path("empty.txt"));
+        },
+        1,
+        &["nothing to read", "empty.txt"],
+    );
     let mut command = case.calibrate();
     let (_, said) = fails(command.arg("--text").arg(case.path("x.bin")));
     assert!(said.contains("UTF-8") && said.contains("byte 3"), "{said}");
@@ -343,15 +351,39 @@ fn what_cannot_be_calibrated_is_said() {
     let other = Case::new("mixtral");
     let foreign = case.path("mixtral.trace");
     ok(other.calibrate().arg("--text").arg(&text).arg("-o").arg(&foreign));
-    refused(&|c| drop(c.arg("--merge").arg(&foreign)), 1, &["mixtral.trace", "another model", "olmoe"]);
+    refused(
+        &|c| {
+            c.arg("--merge").arg(&foreign);
+        },
+        1,
+        &["mixtral.trace", "another model", "olmoe"],
+    );
     let mut bytes = fs::read(&foreign).unwrap();
     bytes.truncate(bytes.len() - 7);
     fs::write(&foreign, bytes).unwrap();
-    refused(&|c| drop(c.arg("--merge").arg(&foreign)), 1, &["mixtral.trace", "damaged"]);
-    refused(&|c| drop(c.arg("--merge").arg(case.path("no.trace"))), 1, &["no.trace"]);
+    refused(
+        &|c| {
+            c.arg("--merge").arg(&foreign);
+        },
+        1,
+        &["mixtral.trace", "damaged"],
+    );
+    refused(
+        &|c| {
+            c.arg("--merge").arg(case.path("no.trace"));
+        },
+        1,
+        &["no.trace"],
+    );
 
     fs::remove_file(case.path("hf/tokenizer.json")).unwrap();
-    refused(&|c| drop(c.arg("--text").arg(&text)), 1, &["no tokenizer", "tokenizer.json"]);
+    refused(
+        &|c| {
+            c.arg("--text").arg(&text);
+        },
+        1,
+        &["no tokenizer", "tokenizer.json"],
+    );
     case.nothing_left(&["t.txt", "empty.txt", "x.bin", "mixtral.trace"]);
 }
 

@@ -28,6 +28,7 @@ fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
                 config: &toml,
                 target: "native",
                 output: Some(&bundle),
+                tune: None,
                 link: false,
                 stops: Stops::default(),
             };

@@ -40,7 +40,9 @@ fn fastest(mut call: impl FnMut()) -> f64 {
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u32; 16]);
+struct Line {
+    _words: [u32; 16],
+}
 
 /// Lines of small bf16 numbers, of either sign.
 fn lines(bytes: usize) -> Vec<Line> {
@@ -51,12 +53,12 @@ fn lines(bytes: usize) -> Vec<Line> {
         let half = |bits: u32| (bits & 0x807f) | 0x3e00;
         half(state >> 16) << 16 | half(state >> 3)
     };
-    (0..bytes.div_ceil(64)).map(|_| Line(std::array::from_fn(|_| word()))).collect()
+    (0..bytes.div_ceil(64)).map(|_| Line { _words: std::array::from_fn(|_| word()) }).collect()
 }
 
 fn ints(values: impl Iterator<Item = usize>) -> Vec<Line> {
     let words: Vec<u32> = values.map(|x| x as u32).collect();
-    let line = |c: &[u32]| Line(std::array::from_fn(|i| c.get(i).copied().unwrap_or(0)));
+    let line = |c: &[u32]| Line { _words: std::array::from_fn(|i| c.get(i).copied().unwrap_or(0)) };
     words.chunks(16).map(line).collect()
 }
 
@@ -129,6 +131,7 @@ fn main() -> Outcome {
         (Format::Bf16, Compute::Bf16),
         (Format::Bf16, Compute::F32),
         (Format::Q8, Compute::Bf16),
+        (Format::Q8, Compute::F32),
         (Format::F32, Compute::F32),
     ];
     for machine in [Machine::host()?, Machine::x86_64_level(3)] {

@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;
-use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, compile, packed_words};
+use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, Schedule, compile, packed_words};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::plan::Grid;
 use moec_ir::types::Format;
@@ -84,6 +84,7 @@ fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, c
             bias: false,
             residual_ld: None,
             glu,
+            schedule: Schedule::default(),
         },
         n,
         operations: 2.0 * (n * k * cols) as f64,
@@ -122,6 +123,7 @@ fn experts(name: &'static str, tokens: usize, format: Format, compute: Compute) 
             x_ld,
             glu: Glu::Gated(Activation::Silu),
             bias: false,
+            schedule: Schedule::default(),
         },
         n: tokens,
         operations: 2.0 * (tokens * 2 * inter * hidden) as f64,

@@ -1,6 +1,7 @@
 //! What is written: LLVM kernels, packed weights, the Rust source of a baked plan.
 //!
 //! * [`spec`]: the kernels that can be asked for; [`compile`] writes them to one ELF object.
+//! * [`schedule`]: how matrix kernels cut their work.
 //! * [`machine`]: what they are compiled for.
 //! * [`pack`]: weights in the order that kernels read.
 //! * [`jit`]: an object loaded into this process.
@@ -12,6 +13,7 @@ pub mod error;
 pub mod jit;
 pub mod machine;
 pub mod pack;
+pub mod schedule;
 pub mod source;
 pub mod spec;
 mod version;
@@ -24,5 +26,6 @@ pub use emit::{assembly, compile, llvm_ir};
 pub use error::{Error, Result};
 pub use kernels::cache::{key_order, value_order};
 pub use machine::{ByteDot, Isa, Machine};
+pub use schedule::{Knob, Schedule};
 pub use spec::{Compute, KernelSpec, MapOp, NormKind, packed_words};
 pub use version::llvm_version;

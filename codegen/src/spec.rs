@@ -6,6 +6,7 @@
 //! from row to row, in elements. Results do not depend on how work items are split.
 
 use crate::machine::Isa;
+use crate::schedule::Schedule;
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Renorm, RopeStyle, RouterDesc, Score,
     WeightFrom,
@@ -170,6 +171,8 @@ pub enum KernelSpec {
         residual_ld: Option<usize>,
         /// Gated epilogue.
         glu: Option<Glu>,
+        /// How it cuts its work.
+        schedule: Schedule,
     },
     /// `[x, angles (cos[rotary/2], sin[rotary/2] per row), out]`; `out` may be `x`.
     Rope {
@@ -269,6 +272,8 @@ pub enum KernelSpec {
         glu: Glu,
         /// Whether the bias is there.
         bias: bool,
+        /// How it cuts its work.
+        schedule: Schedule,
     },
     /// `[h f32 [slots, I], dispatch i32, w (Panels [E]), bias? f32 [E, H], y out f32 [slots, H]]`.
     ExpertDown {
@@ -284,6 +289,8 @@ pub enum KernelSpec {
         compute: Compute,
         /// Whether the bias is there.
         bias: bool,
+        /// How it cuts its work.
+        schedule: Schedule,
     },
     /// `[y f32 [slots, H], dispatch i32, weights f32 [T, k], residual?, out]`: the weighted sum of each
     /// token's slots, on top of the residual. `out` may be `residual`.
@@ -348,8 +355,6 @@ pub enum KernelSpec {
 pub(crate) const ROWS: usize = 4;
 /// Rows per work item of [`KernelSpec::Embed`].
 pub(crate) const EMBED_ROWS: usize = 8;
-/// Rows per work item of [`KernelSpec::Linear`]: a multiple of every [`Isa::mr`].
-pub(crate) const LINEAR_ROWS: usize = 96;
 
 impl KernelSpec {
     /// Symbol: readable, and equal exactly for equal parameters (on the same [`Isa`]).
@@ -371,7 +376,19 @@ impl KernelSpec {
                 s.word("quantise").num("c", *cols).num("g", *groups).num("r", *per_row).num("x", *x_ld);
                 s.word(to.name());
             }
-            Self::Linear { k, n, format, compute, groups, x_ld, out_ld, bias, residual_ld, glu } => {
+            Self::Linear {
+                k,
+                n,
+                format,
+                compute,
+                groups,
+                x_ld,
+                out_ld,
+                bias,
+                residual_ld,
+                glu,
+                schedule,
+            } => {
                 s.word("linear").num("k", *k).num("n", *n).word(format.name()).num("p", isa.nr);
                 s.compute(*compute);
                 s.num("g", *groups).num("x", *x_ld).num("o", *out_ld).flag("bias", *bias);
@@ -379,6 +396,7 @@ impl KernelSpec {
                 if let Some(glu) = glu {
                     s.glu(*glu);
                 }
+                s.schedule(schedule, isa);
             }
             Self::Rope { heads, dim, rotary, offset, style, x_ld, out_ld, angles_ld } => {
                 s.word("rope").word(match style {
@@ -404,18 +422,20 @@ impl KernelSpec {
                 s.flag("sinks", *sinks).num("o", *out_ld);
             }
             Self::Router { desc, logits_ld } => s.router(desc, *logits_ld),
-            Self::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias } => {
+            Self::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, schedule } => {
                 s.word("expert_gate_up").layout(*layout).num("h", *hidden).num("i", *inter);
                 s.word(format.name())
                     .compute(*compute)
                     .num("p", isa.nr)
                     .num("x", *x_ld)
                     .flag("bias", *bias)
-                    .glu(*glu);
+                    .glu(*glu)
+                    .schedule(schedule, isa);
             }
-            Self::ExpertDown { layout, inter, hidden, format, compute, bias } => {
+            Self::ExpertDown { layout, inter, hidden, format, compute, bias, schedule } => {
                 s.word("expert_down").layout(*layout).num("i", *inter).num("h", *hidden);
                 s.word(format.name()).compute(*compute).num("p", isa.nr).flag("bias", *bias);
+                s.schedule(schedule, isa);
             }
             Self::Combine { layout, hidden, out_ld, residual_ld } => {
                 s.word("combine").layout(*layout).num("h", *hidden).num("o", *out_ld);
@@ -444,8 +464,8 @@ impl KernelSpec {
         let tiles = |rows: usize, tiles: usize| Grid::Tiles { rows: rows as u32, tiles: tiles as u32 };
         match self {
             Self::Embed { .. } => tiles(EMBED_ROWS, 1),
-            Self::Linear { n, groups, glu, .. } => {
-                tiles(LINEAR_ROWS, groups * panels(isa, *n, glu.is_some()))
+            Self::Linear { n, groups, glu, schedule, .. } => {
+                tiles(schedule.rows, groups * panels(isa, *n, glu.is_some()))
             }
             Self::Attention { desc, rows, splits, .. } => tiles(*rows, desc.kv_heads * splits),
             Self::AttentionMerge { heads, .. } => tiles(1, *heads),
@@ -475,13 +495,14 @@ impl KernelSpec {
             Self::Attention { .. } => crate::kernels::attention::scratch_bytes(self, isa),
             Self::AttentionMerge { splits, .. } => splits * 4,
             Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
-            &Self::ExpertGateUp { layout, hidden, format, compute, .. } => {
-                let products = crate::kernels::multiply::scratch_bytes(isa, hidden, format, compute);
+            &Self::ExpertGateUp { layout, hidden, format, compute, schedule, .. } => {
+                let products =
+                    crate::kernels::multiply::scratch_bytes(isa, hidden, format, compute, schedule);
                 products + crate::kernels::expert::gathered_bytes(isa, layout.rows, hidden, compute)
             }
-            &Self::Linear { k: depth, format, compute, .. }
-            | &Self::ExpertDown { inter: depth, format, compute, .. } => {
-                crate::kernels::multiply::scratch_bytes(isa, depth, format, compute)
+            &Self::Linear { k: depth, format, compute, schedule, .. }
+            | &Self::ExpertDown { inter: depth, format, compute, schedule, .. } => {
+                crate::kernels::multiply::scratch_bytes(isa, depth, format, compute, schedule)
             }
             _ => 0,
         }
@@ -494,6 +515,71 @@ impl KernelSpec {
             Self::Embed { .. } => Some(Layout::Rows),
             Self::Linear { glu: Some(_), .. } | Self::ExpertGateUp { .. } => Some(Layout::GluPanels { nr }),
             Self::Linear { glu: None, .. } | Self::ExpertDown { .. } => Some(Layout::Panels { nr }),
+            _ => None,
+        }
+    }
+
+    /// How it cuts its work, if it multiplies by a matrix.
+    pub fn schedule(&self) -> Option<Schedule> {
+        match self {
+            Self::Linear { schedule, .. }
+            | Self::ExpertGateUp { schedule, .. }
+            | Self::ExpertDown { schedule, .. } => Some(*schedule),
+            _ => None,
+        }
+    }
+
+    /// The same kernel with its work cut otherwise; nothing changes where there is no matrix.
+    #[must_use]
+    pub fn with_schedule(&self, to: Schedule) -> Self {
+        let mut spec = self.clone();
+        if let Self::Linear { schedule, .. }
+        | Self::ExpertGateUp { schedule, .. }
+        | Self::ExpertDown { schedule, .. } = &mut spec
+        {
+            *schedule = to;
+        }
+        spec
+    }
+
+    /// Format of its matrix, if it multiplies by one.
+    pub fn weight_format(&self) -> Option<Format> {
+        match self {
+            Self::Linear { format, .. }
+            | Self::ExpertGateUp { format, .. }
+            | Self::ExpertDown { format, .. } => Some(*format),
+            _ => None,
+        }
+    }
+
+    /// What it does, in a word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Embed { .. } => "embed",
+            Self::Norm { .. } => "norm",
+            Self::Quantise { .. } => "quantise",
+            Self::Linear { .. } => "linear",
+            Self::Rope { .. } => "rope",
+            Self::CacheWrite { .. } => "cache_write",
+            Self::Attention { .. } => "attention",
+            Self::AttentionMerge { .. } => "attention_merge",
+            Self::Router { .. } => "router",
+            Self::ExpertGateUp { .. } => "expert_gate_up",
+            Self::ExpertDown { .. } => "expert_down",
+            Self::Combine { .. } => "combine",
+            Self::Map { .. } => "map",
+            Self::Copy { .. } => "copy",
+            Self::Softmax { .. } => "softmax",
+            Self::GatherRows { .. } => "gather_rows",
+        }
+    }
+
+    /// In what form it multiplies, if it multiplies by a matrix.
+    pub fn compute(&self) -> Option<Compute> {
+        match self {
+            Self::Linear { compute, .. }
+            | Self::ExpertGateUp { compute, .. }
+            | Self::ExpertDown { compute, .. } => Some(*compute),
             _ => None,
         }
     }
@@ -556,6 +642,14 @@ impl Symbol {
     /// Silent about f32, which needs no name.
     fn compute(&mut self, compute: Compute) -> &mut Self {
         if compute == Compute::F32 { self } else { self.word("as").word(compute.name()) }
+    }
+
+    /// Silent about what is usual on the machine.
+    fn schedule(&mut self, schedule: &Schedule, isa: &Isa) -> &mut Self {
+        for (knob, value) in schedule.unusual(isa) {
+            self.num(knob.name(), value);
+        }
+        self
     }
 
     fn float(&mut self, tag: &str, value: f32) -> &mut Self {

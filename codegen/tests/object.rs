@@ -6,7 +6,7 @@ use moec_codegen::jit::Loaded;
 use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
 use moec_codegen::{
-    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, compile, packed_words,
+    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Schedule, compile, packed_words,
 };
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
@@ -36,6 +36,7 @@ fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
         bias: false,
         residual_ld: None,
         glu,
+        schedule: Schedule::default(),
     }
 }
 
@@ -65,9 +66,28 @@ fn small_products() -> Vec<KernelSpec> {
                 bias,
                 residual_ld,
                 glu: None,
+                schedule: Schedule::default(),
             },
-            KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias },
-            KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias },
+            KernelSpec::ExpertGateUp {
+                layout,
+                hidden,
+                inter,
+                format,
+                compute,
+                x_ld,
+                glu,
+                bias,
+                schedule: Schedule::default(),
+            },
+            KernelSpec::ExpertDown {
+                layout,
+                inter,
+                hidden,
+                format,
+                compute,
+                bias,
+                schedule: Schedule::default(),
+            },
         ]);
     }
     let quantise = |to| KernelSpec::Quantise { cols: 40, groups: 1, per_row: 1, x_ld: 40, to };
@@ -178,10 +198,46 @@ fn specs() -> Vec<KernelSpec> {
         route(RouterDesc { renorm: Renorm::Sum { eps: 0.0 }, ..router() }),
         route(RouterDesc { renorm: Renorm::Clamp { min: 1e-20 }, ..router() }),
         route(RouterDesc { scale: 2.5, ..router() }),
-        KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld: 24, glu: silu, bias: false },
-        KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld: 24, glu: silu, bias: true },
-        KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias: false },
-        KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias: true },
+        KernelSpec::ExpertGateUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            compute,
+            x_ld: 24,
+            glu: silu,
+            bias: false,
+            schedule: Schedule::default(),
+        },
+        KernelSpec::ExpertGateUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            compute,
+            x_ld: 24,
+            glu: silu,
+            bias: true,
+            schedule: Schedule::default(),
+        },
+        KernelSpec::ExpertDown {
+            layout,
+            inter,
+            hidden,
+            format,
+            compute,
+            bias: false,
+            schedule: Schedule::default(),
+        },
+        KernelSpec::ExpertDown {
+            layout,
+            inter,
+            hidden,
+            format,
+            compute,
+            bias: true,
+            schedule: Schedule::default(),
+        },
         KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: None },
         KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: Some(24) },
         KernelSpec::Copy { groups: 2, cols: 8, in_group: 12, out_group: 8, in_ld: 24, out_ld: 24 },

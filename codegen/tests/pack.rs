@@ -105,7 +105,7 @@ fn panels_of_bf16_hold_pairs() {
 #[test]
 fn panels_of_q8_hold_quads_then_scales() {
     // Every group of 32 holds a 127, so that codes are the numbers themselves at scale 1; row 1 is at scale 2.
-    let number = |r: usize, c: usize| (r + 1) as f32 * if c % GROUP == 0 { 127.0 } else { c as f32 };
+    let number = |r: usize, c: usize| (r + 1) as f32 * if c.is_multiple_of(GROUP) { 127.0 } else { c as f32 };
     let (nr, cols) = (2, 34);
     let bytes = counted(Layout::Panels { nr: nr as u32 }, Format::Q8, 3, cols, number);
     assert_eq!(bytes.len(), 2 * 2 * nr * 34);
@@ -288,7 +288,8 @@ fn what_matters_more_is_nearer() {
     x[5] = 2.0;
     let mut w = [1.0; GROUP];
     w[5] = 1e-4;
-    for format in [Format::Q4] {
+    {
+        let format = Format::Q4;
         let even = Group::nearest(format, &x, &[1.0; GROUP]).values();
         let uneven = Group::nearest(format, &x, &w).values();
         assert!(error(&x, &uneven, &w) < 0.7 * error(&x, &even, &w), "{format}");

@@ -6,10 +6,12 @@ use crate::error::{Error, Result};
 use crate::import::{self, ImportOptions};
 use crate::pipeline::{Compilation, Stops};
 use crate::progress::Progress;
+use crate::tuner::Tuner;
 use moec_cpu::{CpuTarget, WeightImportance};
 use moec_device::{Device, DeviceError};
 use moec_ir::plan::Plan;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What to build.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +22,8 @@ pub struct Request<'a> {
     pub target: &'a str,
     /// Folder of the bundle.
     pub output: Option<&'a Path>,
+    /// How long kernels are timed, if they are.
+    pub tune: Option<Duration>,
     /// Whether `run` is linked.
     pub link: bool,
     /// Where to print and to stop.
@@ -49,16 +53,18 @@ pub fn build(
     let target = target(request.target)?;
     let config = Config::load(request.config)?;
     let target = target.with_activations(config.weights.activations);
+    let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
     progress.stage("Reading", &config.model.source.display().to_string());
     let (checkpoint, spec) = import::open(&config.model.source, &options)?;
     spec.warnings.iter().for_each(|w| progress.warn(w));
-    let importance;
+
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
+    compilation.tuner = tuner;
     if !compilation.run(request.stops, progress, print)? {
         return Ok(None);
     }
-    importance = crate::calibrate::importance(&compilation, progress)?;
+    let importance = crate::calibrate::importance(&compilation, progress)?;
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
     crate::interrupt::check()?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);

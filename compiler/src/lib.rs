@@ -8,6 +8,7 @@ pub mod bundle;
 pub mod calibrate;
 pub mod cli;
 pub mod config;
+pub mod decisions;
 mod disk;
 pub mod error;
 pub mod evaluate;
@@ -19,6 +20,7 @@ pub mod pipeline;
 pub mod profile;
 pub mod progress;
 pub mod synth;
+pub mod tuner;
 pub mod verify;
 
 pub use error::{Error, Fault, Result};

@@ -3,12 +3,14 @@
 use crate::bundle::partial::io_error;
 use crate::bundle::{KERNELS, TOKENIZER};
 use crate::config::Config;
+use crate::decisions::Decisions;
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
-use crate::passes::{barriers, format, layout, lower, memory, rewrite, schedule};
+use crate::passes::{barriers, format, layout, lower, memory, rewrite, schedule, tune};
 use crate::progress::Progress;
+use crate::tuner::Tuner;
 use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
 use moec_ir::plan::{ModelInfo, Plan};
 use moec_ir::{Module, WeightId};
@@ -38,6 +40,10 @@ pub struct Compilation<'a> {
     pub segment_weights: Vec<WeightId>,
     /// What each step of the plan writes.
     pub writes: Writes,
+    /// Times kernels, where the build was asked to.
+    pub tuner: Option<Tuner<'a>>,
+    /// Why kernels are what they are, from `tune` on.
+    pub decisions: Option<Decisions>,
     /// How often each rewrite rule applied.
     pub applied: Applied,
     /// No rule applies: weights and nodes stay what `lower` made of them, for who looks at them by name.
@@ -63,6 +69,7 @@ pub const PIPELINE: &[Pass] = &[
     pass("rewrite", run_rewrite, "on the Graph, where equations hold; the target's cost picks the form"),
     // The Plan: how, where and when.
     pass("layout", run_layout, "kernels and weight layouts are chosen for the final form of every node"),
+    pass("tune", run_tune, "what a kernel computes is settled; how it cuts its work changes no result"),
     pass("schedule", run_schedule, "steps that do not wait for each other stand together"),
     pass("memory", run_memory, "the order is final, and with it how long each buffer lives"),
     pass("barriers", run_barriers, "last, since buffers that share bytes must wait for each other"),
@@ -104,6 +111,8 @@ impl<'a> Compilation<'a> {
             kernels: Vec::new(),
             segment_weights: Vec::new(),
             writes: Writes::new(),
+            tuner: None,
+            decisions: None,
             applied: Applied::new(),
             as_lowered: false,
             importance: None,
@@ -264,6 +273,12 @@ fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
     c.kernels = draft.kernels;
     c.segment_weights = draft.segment_weights;
     c.writes = draft.writes;
+    Ok(())
+}
+
+fn run_tune(c: &mut Compilation<'_>) -> Result<()> {
+    let plan = c.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))?;
+    c.decisions = Some(tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?);
     Ok(())
 }
 

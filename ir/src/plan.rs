@@ -129,7 +129,7 @@ impl Layout {
         match self {
             Self::Rows => Some(rows),
             Self::Panels { nr } if nr > 0 => rows.div_ceil(nr as u64).checked_mul(nr as u64),
-            Self::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows % 2 == 0 => {
+            Self::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows.is_multiple_of(2) => {
                 (rows / 2).div_ceil(nr as u64 / 2).checked_mul(nr as u64)
             }
             Self::Panels { .. } | Self::GluPanels { .. } => None,

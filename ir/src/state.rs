@@ -13,14 +13,14 @@ pub enum CacheOrder {
     /// `[ctx][dim]`, f32 only.
     Rows,
     /// Panels of `nr` tokens, the columns of `q · kᵀ`. f32: `[⌈ctx/nr⌉][dim][nr]`; bf16, channels in pairs:
-    /// `[⌈ctx/nr⌉][⌈dim/2⌉][nr][2]`; q8: `[⌈ctx/nr⌉][⌈dim/32⌉]` of codes `[16][nr][2]`, then `nr` scales.
+    /// `[⌈ctx/nr⌉][⌈dim/2⌉][nr][2]`; q8: `[⌈ctx/nr⌉][⌈dim/32⌉]` of codes `[32][nr]`, then `nr` scales.
     Keys {
         /// Tokens per panel.
         nr: u32,
     },
     /// Blocks of `block` tokens, in each panels of `nr` channels, the columns of `p · v`. f32:
     /// `[⌈ctx/block⌉][⌈dim/nr⌉][block][nr]`; bf16, tokens in pairs:
-    /// `[⌈ctx/block⌉][⌈dim/nr⌉][block/2][nr][2]`; q8: in each block the codes ordered as bf16, then the
+    /// `[⌈ctx/block⌉][⌈dim/nr⌉][block/2][nr][2]`; q8: in each block the codes ordered as f32, then the
     /// scales `[⌈dim/32⌉][block]`.
     Values {
         /// Channels per panel.
@@ -100,7 +100,7 @@ impl CacheHead {
                     Format::Q8 => {
                         let group = (panel * self.dim.div_ceil(GROUP) + c / GROUP) * nr * (GROUP + 2);
                         let scale = Some(group + nr * GROUP + t * 2);
-                        CachePlace { at: group + pair(c % GROUP, t, nr), scale }
+                        CachePlace { at: group + c % GROUP * nr + t, scale }
                     }
                     _ => plain((panel * self.dim.div_ceil(2) * 2 * nr + pair(c, t, nr)) * size),
                 }
@@ -111,7 +111,7 @@ impl CacheHead {
                 let codes = self.dim.next_multiple_of(nr) * block;
                 let panel = c / nr * nr * block;
                 let within = match self.format {
-                    Format::F32 => t * nr + c % nr,
+                    Format::F32 | Format::Q8 => t * nr + c % nr,
                     _ => pair(t, c % nr, nr),
                 };
                 if self.format == Format::Q8 {

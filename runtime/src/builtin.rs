@@ -29,12 +29,11 @@ pub fn dispatch(layout: DispatchLayout, n: usize, ids: &[i32], out: &mut [i32]) 
     }
     // Decoding comes here once per layer: no allocation unless a model has more experts than any we know.
     let (mut few, mut many) = ([0usize; FEW], Vec::new());
-    let next = match few.get_mut(..experts) {
-        Some(few) => few,
-        None => {
-            many.resize(experts, 0);
-            &mut many[..]
-        }
+    let next = if let Some(few) = few.get_mut(..experts) {
+        few
+    } else {
+        many.resize(experts, 0);
+        &mut many[..]
     };
     for &id in ids {
         next[id as usize] += 1;

@@ -112,7 +112,9 @@ fn unpack(to: &Path) -> Result<(), Failed> {
     let apt = |tool: &str, verb: &str| {
         let mut command = program(tool);
         command.current_dir(&debs);
-        options.iter().for_each(|o| drop(command.args(["-o", o])));
+        for option in &options {
+            command.args(["-o", option]);
+        }
         command.arg(verb);
         command
     };

@@ -31,12 +31,7 @@ impl<'k> F<'k> {
     }
 }
 
-impl<'k> I<'k> {
-    /// The signed byte in bits `8 · byte ..` of every lane.
-    pub(crate) fn byte(self, byte: i64) -> Self {
-        self.shl(24 - 8 * byte).shr(24)
-    }
-
+impl I<'_> {
     /// The first lane; a scalar as it is.
     pub(crate) fn first(self) -> Self {
         let k = self.k;
@@ -71,6 +66,20 @@ impl<'k> P<'k> {
     pub(crate) fn load_bf16(self) -> F<'k> {
         let k = self.k;
         I { k, v: self.load_as(k.ctx.i16_type().into(), 2) }.zext16().shl(16).as_float()
+    }
+
+    /// A vector of signed bytes in 32-bit lanes.
+    pub(crate) fn load_codes(self) -> I<'k> {
+        let k = self.k;
+        let bytes = self.load_as(k.ctx.i8_type().vec_type(k.lanes() as u32).into(), 1);
+        let to = k.ctx.i32_type().vec_type(k.lanes() as u32);
+        let v = match bytes {
+            BasicValueEnum::VectorValue(v) => {
+                k.keep(k.b.build_int_s_extend(v, to, "").map(Into::into), bytes)
+            }
+            _ => k.mismatch(bytes),
+        };
+        I { k, v }
     }
 
     /// Stores the low half of a 32-bit integer, or of every lane.

@@ -10,25 +10,20 @@
 //! With VNNI the weights are unsigned: `Σ (code + 128)·x = Σ code·x + 128·Σ x`. The packed row carries
 //! `−128·Σ x` of every group, from which the integer sum starts.
 
-use super::micro::Panel;
+use super::micro::{Panel, fetch};
 use super::quantise::{CORRECTION, ROW_GROUP, SCALE};
 use super::unpack::{codes, high_nibbles, scale};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::{ByteDot, Isa};
+use crate::schedule::Schedule;
 use moec_ir::types::{Format, GROUP};
 
-/// Rows whose sums wait in scratch together.
-const BLOCK: usize = 128;
 /// Words of four channels in a group.
 const QUADS: usize = GROUP / 4;
-/// Bytes ahead that weights are asked for.
-const AHEAD: usize = 4096;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// Bytes of scratch.
-pub(super) fn scratch_bytes(isa: &Isa) -> usize {
-    BLOCK * isa.nr * 4
+pub(super) fn scratch_bytes(isa: &Isa, schedule: Schedule) -> usize {
+    schedule.block * isa.nr * 4
 }
 
 /// As [`super::multiply::multiply`].
@@ -42,15 +37,14 @@ pub(super) fn multiply<'k>(
 ) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
-    k.each(first, end, BLOCK, |start| {
-        let stop = (start + BLOCK).min(end);
+    let Schedule { block, ahead, .. } = panel.schedule;
+    k.each(first, end, block, |start| {
+        let stop = (start + block).min(end);
         let sums = |i: I<'k>| k.scratch().words((i - start) * nr);
         k.each(start, stop, 1, |i| k.zero(sums(i), nr));
         k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
             let from = panel.weights.bytes(group * bytes);
-            for line in (0..bytes).step_by(LINE) {
-                from.beyond(AHEAD + line).prefetch();
-            }
+            fetch(from, bytes, ahead);
             let weights: Vec<[I<'k>; 2]> =
                 (0..QUADS).map(|quad| [0, lanes].map(|c| operand(k, panel.format, from, quad, c))).collect();
             let at = from.bytes(bytes - 2 * nr);

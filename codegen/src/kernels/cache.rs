@@ -84,7 +84,7 @@ fn put_key<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &Toke
         Format::Q8 => quantise(k, x, dim, |group, _, scale| {
             let panel = panel.bytes(group * (nr * (GROUP + 2)));
             panel.bytes(nr * GROUP).halves(t).store_halves(scale);
-            k.each(0, GROUP / 2, 1, |c| small.halves(c).copy_half(panel.halves(c * nr + t)));
+            k.each(0, GROUP, 1, |c| small.bytes(c).copy_byte(panel.bytes(c * nr + t)));
         }),
         _ => {
             // An odd last channel has a zero beside it.
@@ -109,7 +109,7 @@ fn put_value<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &To
                 k.copy(x.words(p * nr), block.words(p * (nr * BLOCK) + t * nr), width);
             };
             k.each(0, dim / nr, 1, |p| panel(p, nr));
-            if dim % nr > 0 {
+            if !dim.is_multiple_of(nr) {
                 panel(index(dim / nr), dim % nr);
             }
         }
@@ -117,7 +117,11 @@ fn put_value<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &To
             let scales = block.bytes(dim.next_multiple_of(nr) * BLOCK);
             quantise(k, x, dim, |group, width, scale| {
                 scales.halves(group * BLOCK + t).store_halves(scale);
-                k.each(0, width, 1, |c| small.bytes(c).copy_byte(block.bytes(place(group * GROUP + c))));
+                k.each(0, width, 1, |i| {
+                    let c = group * GROUP + i;
+                    let to = c.div(index(nr)) * (nr * BLOCK) + t * nr + c.rem(index(nr));
+                    small.bytes(i).copy_byte(block.bytes(to));
+                });
             });
         }
         _ => {
@@ -151,7 +155,7 @@ fn quantise<'k>(k: &'k Kb<'k>, x: P<'k>, dim: usize, store: impl Fn(I<'k>, usize
         store(g, width, scale.first());
     };
     k.each(0, dim / GROUP, 1, |g| group(g, GROUP));
-    if dim % GROUP > 0 {
+    if !dim.is_multiple_of(GROUP) {
         group(k.i((dim / GROUP) as i64), dim % GROUP);
     }
 }
@@ -188,8 +192,8 @@ pub(super) fn widen_keys<'k>(
             for column in (0..nr).step_by(lanes) {
                 let scale = from.bytes(nr * GROUP).halves(column).load_halves().shl(16).as_float();
                 k.each(0, GROUP / 2, 1, |pair| {
-                    let codes = from.halves(pair * nr).halves(column).load_halves();
-                    let both = [0, 1].map(|b| codes.byte(b).to_float() * scale);
+                    let codes = from.bytes(pair * (2 * nr)).bytes(column);
+                    let both = [0, nr].map(|row| codes.bytes(row).load_codes().to_float() * scale);
                     store_pair(k, to, format, pair, column, both);
                 });
             }
@@ -220,10 +224,10 @@ pub(super) fn widen_values<'k>(
             let group = (panel * nr + column).div(k.i(GROUP as i64));
             let scales = scales.halves(group * BLOCK);
             k.each(first.div(k.i(2)), end.div(k.i(2)), 1, |pair| {
-                let codes = from.halves(pair * nr).halves(column).load_halves();
-                let both = [0, 1].map(|b| {
-                    let scale = scales.halves(pair * 2).halves(b).load_bf16();
-                    codes.byte(b as i64).to_float() * scale
+                let codes = from.bytes(pair * (2 * nr)).bytes(column);
+                let both = [0, 1].map(|row| {
+                    let scale = scales.halves(pair * 2).halves(row).load_bf16();
+                    codes.bytes(row * nr).load_codes().to_float() * scale
                 });
                 store_pair(k, to, format, pair, column, both);
             });
@@ -255,16 +259,22 @@ pub(super) fn turn_keys<'k>(
             };
             if format == Format::F32 {
                 for column in (0..nr).step_by(lanes) {
-                    let row = |i: usize| match i < there {
-                        true => from.words((c + i) * nr).words(column).load_vec(Span::Full),
-                        false => k.fv(0.0),
+                    let row = |i: usize| {
+                        if i < there {
+                            from.words((c + i) * nr).words(column).load_vec(Span::Full)
+                        } else {
+                            k.fv(0.0)
+                        }
                     };
                     store(t + column, &(0..lanes).map(row).collect::<Vec<_>>());
                 }
             } else {
-                let pair = |i: usize| match 2 * i < there {
-                    true => split_pairs(from.words((c.div(k.i(2)) + i) * nr), lanes),
-                    false => [k.fv(0.0); 2],
+                let pair = |i: usize| {
+                    if 2 * i < there {
+                        split_pairs(from.words((c.div(k.i(2)) + i) * nr), lanes)
+                    } else {
+                        [k.fv(0.0); 2]
+                    }
                 };
                 store(t.div(k.i(2)), &(0..lanes / 2).flat_map(pair).collect::<Vec<_>>());
             }
@@ -278,7 +288,7 @@ pub(super) fn turn_keys<'k>(
 }
 
 /// Words of channel pairs, one for each token of a panel, as words of token pairs for either channel.
-fn split_pairs<'k>(from: P<'k>, lanes: usize) -> [F<'k>; 2] {
+fn split_pairs(from: P<'_>, lanes: usize) -> [F<'_>; 2] {
     let [even, odd] = from.load_vec(Span::Full).unzip(from.words(lanes).load_vec(Span::Full));
     let (even, odd) = (even.bits(), odd.bits());
     [(even & 0xffff) | odd.shl(16), (even.shr(16) & 0xffff) | (odd & 0xffff_0000)].map(I::as_float)

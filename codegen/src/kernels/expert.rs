@@ -24,7 +24,9 @@ fn expert<'k>(dispatch: P<'k>, layout: DispatchLayout, active: I<'k>) -> Expert<
 }
 
 pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias } = *spec else {
+    let KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, schedule } =
+        *spec
+    else {
         return k.fail("not a gate and up");
     };
     let (x, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
@@ -34,12 +36,16 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let bytes = panel_bytes(&k.isa, hidden, format);
     let gathered = on_tiles(&k.isa, compute).then(|| {
         let words = packed_words(hidden, compute);
-        (k.scratch().bytes(scratch_bytes(&k.isa, hidden, format, compute)), words, gathered_ld(words))
+        (
+            k.scratch().bytes(scratch_bytes(&k.isa, hidden, format, compute, schedule)),
+            words,
+            gathered_ld(words),
+        )
     });
     k.experts_in_turn(tiles, |active, p, again| {
         let e = expert(dispatch, layout, active);
         let weights = weights.bytes(e.id * (tiles * bytes) + p * bytes);
-        let panel = Panel { weights, depth: hidden, format, compute };
+        let panel = Panel { weights, depth: hidden, format, compute, schedule };
         let columns = Columns::of(k, p, 2 * inter, Some(glu));
         let tokens = dispatch.words(layout.token());
         let lies = |slot| x.words(tokens.words(slot).load_int() * x_ld);
@@ -81,7 +87,7 @@ pub(crate) fn gathered_bytes(isa: &Isa, rows: usize, hidden: usize, compute: Com
 }
 
 pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias } = *spec else {
+    let KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias, schedule } = *spec else {
         return k.fail("not a down projection");
     };
     let (h, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
@@ -93,7 +99,7 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     k.expert_tiles(tiles, |active, p| {
         let e = expert(dispatch, layout, active);
         let weights = weights.bytes(e.id * (tiles * bytes) + p * bytes);
-        let panel = Panel { weights, depth: inter, format, compute };
+        let panel = Panel { weights, depth: inter, format, compute, schedule };
         let columns = Columns::of(k, p, hidden, None);
         let range = [e.first, e.end];
         let at = |slot| h.words(slot * words);

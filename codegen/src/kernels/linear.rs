@@ -3,11 +3,22 @@
 use super::micro::{Columns, Panel};
 use super::multiply::{Rows, finish, multiply, panel_bytes};
 use crate::dsl::Kb;
-use crate::spec::{KernelSpec, LINEAR_ROWS, packed_words, panels};
+use crate::spec::{KernelSpec, packed_words, panels};
 
 pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Linear { k: depth, n, format, compute, groups, x_ld, out_ld, bias, residual_ld, glu } =
-        *spec
+    let KernelSpec::Linear {
+        k: depth,
+        n,
+        format,
+        compute,
+        groups,
+        x_ld,
+        out_ld,
+        bias,
+        residual_ld,
+        glu,
+        schedule,
+    } = *spec
     else {
         return k.fail("not a linear");
     };
@@ -21,7 +32,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let per_group = panels(&k.isa, n, glu.is_some());
     let columns_out = if glu.is_some() { n / 2 } else { n };
     let words = packed_words(depth, compute);
-    k.tiles_in_turn(LINEAR_ROWS, |tile, range, again| {
+    k.tiles_in_turn(schedule.rows, |tile, range, again| {
         let (group, p) = if groups == 1 {
             (k.i(0), tile)
         } else {
@@ -29,7 +40,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             (tile.div(count), tile.rem(count))
         };
         let weights = weights.bytes(tile * panel_bytes(&k.isa, depth, format));
-        let panel = Panel { weights, depth, format, compute };
+        let panel = Panel { weights, depth, format, compute, schedule };
         let columns = Columns::of(k, p, n, glu);
         let bias = bias.map(|b| b.words(group * n));
         let at = |row| x.words(row * x_ld + group * words);

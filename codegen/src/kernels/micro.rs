@@ -1,15 +1,11 @@
 //! The matrix microkernel: a few rows times one weight panel, accumulated in registers.
 
 use crate::dsl::{F, I, Kb, P, Span};
-use crate::machine::Isa;
+use crate::schedule::Schedule;
 use crate::spec::Compute;
 use moec_ir::op::Glu;
 use moec_ir::types::Format;
 
-/// Steps of the inner loop that are written out.
-const UNROLL: usize = 4;
-/// Bytes ahead that weights are asked for: hardware does not look beyond a page.
-const AHEAD: usize = 4096;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
@@ -24,20 +20,25 @@ pub(crate) struct Panel<'k> {
     pub(crate) format: Format,
     /// Form of the rows that meet them: f32, or pairs of bf16.
     pub(crate) compute: Compute,
+    /// How work is cut.
+    pub(crate) schedule: Schedule,
 }
 
 /// Numbers of rows that the microkernel is written for, the largest first. 1 is the last.
-pub(super) fn variants(isa: &Isa) -> impl Iterator<Item = usize> {
-    std::iter::once(isa.mr).chain([8, 4, 2, 1].into_iter().filter({
-        let mr = isa.mr;
-        move |&m| m < mr
-    }))
+pub(super) fn variants(mr: usize) -> impl Iterator<Item = usize> {
+    std::iter::once(mr).chain([8, 4, 2, 1].into_iter().filter(move |&m| m < mr))
 }
 
 /// Cuts rows `first .. end` greedily into groups that the microkernel is written for.
-pub(crate) fn row_groups<'k>(k: &'k Kb<'k>, first: I<'k>, end: I<'k>, mut body: impl FnMut(I<'k>, usize)) {
+pub(crate) fn row_groups<'k>(
+    k: &'k Kb<'k>,
+    mr: usize,
+    first: I<'k>,
+    end: I<'k>,
+    mut body: impl FnMut(I<'k>, usize),
+) {
     let mut first = first;
-    for m in variants(&k.isa) {
+    for m in variants(mr) {
         let stop = if m == 1 { end } else { first + (end - first).div(k.i(m as i64)) * m };
         k.each(first, stop, m, |row| body(row, m));
         first = stop;
@@ -76,16 +77,14 @@ pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
             }
         }
     };
+    let Schedule { unroll, ahead, .. } = panel.schedule;
     let steps = panel.depth / per_step;
-    let whole = steps / UNROLL * UNROLL;
+    let whole = steps / unroll * unroll;
     if whole > 0 {
-        sums = k.fold(0, whole, UNROLL, &sums, |at, sums| {
+        sums = k.fold(0, whole, unroll, &sums, |at, sums| {
             let mut sums = sums.to_vec();
-            let here = panel.weights.bytes(at * bytes);
-            for line in (0..UNROLL * bytes).step_by(LINE) {
-                here.beyond(AHEAD + line).prefetch();
-            }
-            for u in 0..UNROLL {
+            fetch(panel.weights.bytes(at * bytes), unroll * bytes, ahead);
+            for u in 0..unroll {
                 step(at, u, per_step, &mut sums);
             }
             sums
@@ -105,6 +104,13 @@ pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
         }
     }
     total.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect()
+}
+
+/// Asks for the `bytes` that lie `ahead` of an address, unless that is 0.
+pub(super) fn fetch(from: P<'_>, bytes: usize, ahead: usize) {
+    for line in (0..bytes).step_by(LINE).filter(|_| ahead > 0) {
+        from.beyond(ahead + line).prefetch();
+    }
 }
 
 /// One channel: the number at each row's address times two vectors of weights.

@@ -112,7 +112,8 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             vec![(a_ld >= cols && out_ld >= cols, "rows overlap")]
         }
     };
-    match rules.iter().find(|(holds, _)| !holds) {
+    let schedule = spec.schedule().map(|s| s.check(isa));
+    match rules.iter().chain(schedule.iter().flatten()).find(|(holds, _)| !holds) {
         Some((_, what)) => Err(format!("{what} ({spec:?} on {isa:?})")),
         None => Ok(()),
     }

@@ -13,6 +13,7 @@ use super::micro::{Panel, product, row_groups};
 use super::{amx, bytes, unpack};
 use crate::dsl::{F, I, Kb, P};
 use crate::machine::Isa;
+use crate::schedule::Schedule;
 use crate::spec::Compute;
 use moec_ir::types::{Format, GROUP};
 
@@ -27,10 +28,16 @@ pub(crate) fn panel_bytes(isa: &Isa, depth: usize, format: Format) -> usize {
 }
 
 /// Bytes of scratch for products over `depth` channels.
-pub(crate) fn scratch_bytes(isa: &Isa, depth: usize, format: Format, compute: Compute) -> usize {
+pub(crate) fn scratch_bytes(
+    isa: &Isa,
+    depth: usize,
+    format: Format,
+    compute: Compute,
+    schedule: Schedule,
+) -> usize {
     let unpacked = unpacked_bytes(isa, depth, format, compute);
     match compute {
-        Compute::I8 => unpacked + bytes::scratch_bytes(isa),
+        Compute::I8 => unpacked + bytes::scratch_bytes(isa, schedule),
         Compute::Bf16 if isa.tiles => unpacked + amx::scratch_bytes(isa),
         _ => unpacked,
     }
@@ -97,7 +104,7 @@ pub(crate) fn multiply<'k>(
             store,
         );
     }
-    row_groups(k, first, end, |at, m| {
+    row_groups(k, panel.schedule.mr(&k.isa), first, end, |at, m| {
         let rows: Vec<_> = (0..m).map(|i| (rows.at)(at + i)).collect();
         for (i, sums) in product(k, &rows, &ready).into_iter().enumerate() {
             store(at + i, sums);

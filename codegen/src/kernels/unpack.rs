@@ -1,7 +1,8 @@
 //! Panels of q8 and q4: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
 
-use super::micro::Panel;
+use super::micro::{Panel, fetch};
 use crate::dsl::{F, I, Kb, P, Span};
+use crate::schedule::Schedule;
 use crate::spec::Compute;
 use moec_ir::types::{Format, GROUP};
 
@@ -22,6 +23,7 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
     let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
     k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
         let from = panel.weights.bytes(group * bytes);
+        fetch(from, bytes, panel.schedule.ahead);
         let to = to.bytes(group * format.bytes(GROUP * nr));
         let scales = from.bytes(bytes - 2 * nr);
         for half in 0..2 {
@@ -34,7 +36,7 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
                     let values = [channels(quad, pair * 2), channels(quad, pair * 2 + 1)];
                     match format {
                         Format::Bf16 => {
-                            to.words((c / 2) * nr + half * lanes).store_int(values[0].pair_bf16(values[1]))
+                            to.words((c / 2) * nr + half * lanes).store_int(values[0].pair_bf16(values[1]));
                         }
                         _ => {
                             for (i, x) in values.into_iter().enumerate() {
@@ -50,7 +52,9 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
 
 /// The panel that [`unpack`] writes.
 pub(super) fn unpacked<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
-    Panel { weights: k.scratch(), format: format(panel.compute), ..*panel }
+    // What was just written needs no fetching.
+    let schedule = Schedule { ahead: 0, ..panel.schedule };
+    Panel { weights: k.scratch(), format: format(panel.compute), schedule, ..*panel }
 }
 
 /// A vector of scales, for codes as [`codes`] and [`high_nibbles`] give them.
@@ -60,7 +64,7 @@ pub(super) fn scale<'k>(k: &'k Kb<'k>, format: Format, at: P<'k>) -> F<'k> {
 }
 
 /// Signed codes of one quad, four bytes a lane, for the columns from `column` on.
-pub(super) fn codes<'k>(format: Format, group: P<'k>, nr: usize, quad: usize, column: usize) -> I<'k> {
+pub(super) fn codes(format: Format, group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
     if format == Format::Q8 {
         return group.words(quad * nr + column).load_ints();
     }
@@ -69,7 +73,7 @@ pub(super) fn codes<'k>(format: Format, group: P<'k>, nr: usize, quad: usize, co
 }
 
 /// `16 · (code + 8)` of one quad of q4, four bytes a lane.
-pub(super) fn high_nibbles<'k>(group: P<'k>, nr: usize, quad: usize, column: usize) -> I<'k> {
+pub(super) fn high_nibbles(group: P<'_>, nr: usize, quad: usize, column: usize) -> I<'_> {
     let packed = group.words(quad % 4 * nr + column).load_ints();
     let high = if quad < 4 { packed.shl(4) } else { packed };
     high & 0xf0f0_f0f0

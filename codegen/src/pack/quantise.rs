@@ -154,6 +154,7 @@ impl Fit {
 
     /// `Σ w x q` and `Σ w q²` of the codes at `1 / scale`. The best scale for those codes is their quotient,
     /// and `Σ w x²` less `(Σ w x q)² / Σ w q²` is what it misses.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn sums(&self, by: f32) -> (f32, f32) {
         let (mut xq, mut qq) = ([0.0_f32; LANES], [0.0_f32; LANES]);
@@ -168,6 +169,7 @@ impl Fit {
     }
 
     /// Codes and error of a scale, rounded to bf16.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
     fn at(&self, scale: f32) -> Trial {
         let scale = bf16::from_f32(scale).to_f32();

@@ -56,7 +56,7 @@ impl Problem {
         let keys = state(false, d.qk_dim);
         let values = (!d.v_from_k).then(|| state(true, d.v_dim));
         let sinks = d.sinks.then(|| rng.floats(d.heads));
-        Self { q, keys, values, sinks, s }
+        Self { s, q, keys, values, sinks }
     }
 
     fn q_ld(&self) -> usize {

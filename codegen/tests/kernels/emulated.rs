@@ -92,7 +92,9 @@ fn check_on(machine: &Machine, cases: &[&Case]) {
                 case.spec.scratch_bytes(&isa).next_multiple_of(64) as i64,
                 case.operands.len() as i64,
             ];
-            header.into_iter().for_each(|x| jobs.extend(x.to_le_bytes()));
+            for x in header {
+                jobs.extend(x.to_le_bytes());
+            }
             for operand in &case.operands {
                 match bytes(operand, case, &isa) {
                     Ok(data) => {
@@ -101,7 +103,9 @@ fn check_on(machine: &Machine, cases: &[&Case]) {
                         jobs.extend(data);
                     }
                     Err(again) => {
-                        [-1, again as i64].into_iter().for_each(|x| jobs.extend(x.to_le_bytes()));
+                        for x in [-1, again as i64] {
+                            jobs.extend(x.to_le_bytes());
+                        }
                         sizes.push(0);
                     }
                 }

@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
-use moec_codegen::KernelSpec;
+use moec_codegen::{KernelSpec, Schedule};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 
 /// A dispatch table of random choices, as the runtime's builtin writes it.
@@ -49,19 +49,17 @@ fn experts_of_slots(layout: DispatchLayout, table: &[i32]) -> Vec<usize> {
 const LAYOUTS: [(usize, usize, usize, usize); 4] =
     [(40, 2, 3, 40), (33, 4, 8, 9), (4, 2, 16, 1), (64, 3, 4, 50)];
 
-#[test]
-fn gate_and_up_of_gathered_rows() {
-    let mut rng = Rng::new(20);
+pub(crate) fn gate_up_cases(rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
         for (format, compute) in PRODUCTS {
             let layout = DispatchLayout { rows, k, experts };
             let (hidden, inter) = (rng.pick(&[80, 56, 24, 17]), rng.pick(&[5, 16, 17, 48]));
             let g = if i % 2 == 0 { Glu::Gated(Activation::Silu) } else { Glu::DRelu };
-            let table = dispatch(&mut rng, layout, n);
+            let table = dispatch(rng, layout, n);
             let of_slot = experts_of_slots(layout, &table);
             let x_ld = hidden + 3;
-            let x = random(&mut rng, n, hidden, x_ld);
+            let x = random(rng, n, hidden, x_ld);
             let w = rng.floats(experts * 2 * inter * hidden);
             let held = stored(format, compute, hidden, &w);
             let (rows_operand, row_words, x) = rows_as(compute, &x, [1, hidden, x_ld]);
@@ -95,6 +93,7 @@ fn gate_and_up_of_gathered_rows() {
                     x_ld: row_words,
                     glu: g,
                     bias: with_bias,
+                    schedule: Schedule::default(),
                 },
                 n,
                 operands,
@@ -102,18 +101,21 @@ fn gate_and_up_of_gathered_rows() {
             });
         }
     }
-    check(&cases);
+    cases
 }
 
 #[test]
-fn down_projection_of_slots() {
-    let mut rng = Rng::new(21);
+fn gate_and_up_of_gathered_rows() {
+    check(&gate_up_cases(&mut Rng::new(20)));
+}
+
+pub(crate) fn down_cases(rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
         for (format, compute) in PRODUCTS {
             let layout = DispatchLayout { rows, k, experts };
             let (hidden, inter) = (rng.pick(&[80, 32, 24, 17]), rng.pick(&[5, 16, 17, 48]));
-            let table = dispatch(&mut rng, layout, n);
+            let table = dispatch(rng, layout, n);
             let of_slot = experts_of_slots(layout, &table);
             let h = rng.floats(rows * k * inter);
             let w = rng.floats(experts * hidden * inter);
@@ -137,14 +139,27 @@ fn down_projection_of_slots() {
             let at = operands.len();
             operands.push(Operand::Floats(vec![0.0; rows * k * hidden]));
             cases.push(Case {
-                spec: KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias: with_bias },
+                spec: KernelSpec::ExpertDown {
+                    layout,
+                    inter,
+                    hidden,
+                    format,
+                    compute,
+                    bias: with_bias,
+                    schedule: Schedule::default(),
+                },
                 n,
                 operands,
                 expect: vec![(at, Expect::Floats(expected, 5e-5))],
             });
         }
     }
-    check(&cases);
+    cases
+}
+
+#[test]
+fn down_projection_of_slots() {
+    check(&down_cases(&mut Rng::new(21)));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use crate::machines::{machines, wanted};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice, round_rows};
-use moec_codegen::{ByteDot, Compute, Isa, KernelSpec, Machine, compile, packed_words};
+use moec_codegen::{ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, packed_words};
 use moec_ir::plan::Grid;
 use moec_ir::types::{Format, GROUP};
 use std::ptr;
@@ -140,6 +140,33 @@ pub(crate) fn check(cases: &[Case]) {
     crate::emulated::check(cases);
 }
 
+/// Checks that every schedule gives the bits of the usual one, on every machine that this host runs. A
+/// schedule that a machine has no kernels of is passed over, but some must be left.
+pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
+    for machine in machines() {
+        let isa = machine.isa();
+        let mut specs = Vec::new();
+        let mut pairs = Vec::new();
+        for (case, schedules) in cases.iter().filter(|(c, _)| able(&isa, &c.spec) && wanted(&c.spec)) {
+            specs.push(case.spec.clone());
+            for schedule in schedules.iter().filter(|s| s.fits(&isa)) {
+                let other = Case { spec: case.spec.with_schedule(*schedule), ..case.clone() };
+                specs.push(other.spec.clone());
+                pairs.push((case, other));
+            }
+        }
+        assert!(pairs.len() >= cases.len() / 5, "{} schedules for {} cases", pairs.len(), cases.len());
+        let loaded = Loaded::new(&compile(&machine, &specs).unwrap_or_else(|e| panic!("{e}")));
+        let loaded = loaded.unwrap_or_else(|e| panic!("{e}"));
+        let kernel = |spec: &KernelSpec| loaded.kernel(&spec.symbol(&isa)).unwrap_or_else(|e| panic!("{e}"));
+        for (usual, other) in pairs {
+            let expected = run(kernel(&usual.spec), &isa, usual, usize::MAX);
+            let found = run(kernel(&other.spec), &isa, &other, 2);
+            assert_eq!(found, expected, "{:?} n={} on {isa:?}", other.spec, other.n);
+        }
+    }
+}
+
 /// Formats and the forms that they are multiplied in.
 pub(crate) const PRODUCTS: [(Format, Compute); 10] = [
     (Format::F32, Compute::F32),
@@ -159,7 +186,9 @@ pub(crate) fn stored(format: Format, compute: Compute, cols: usize, w: &[f32]) -
     let mut w = w.to_vec();
     round_rows(format, cols, &mut w);
     if compute == Compute::Bf16 {
-        w.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        for x in &mut w {
+            *x = bf16::from_f32(*x).to_f32();
+        }
     }
     w
 }
@@ -190,7 +219,9 @@ pub(crate) fn rows_as(
 
 fn pairs(row: &mut [f32], words: &mut Vec<i32>) {
     for pair in row.chunks_mut(2) {
-        pair.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32());
+        for x in pair.iter_mut() {
+            *x = bf16::from_f32(*x).to_f32();
+        }
         let bits = |i: usize| pair.get(i).map_or(0, |&x| bf16::from_f32(x).to_bits());
         words.push((u32::from(bits(0)) | u32::from(bits(1)) << 16).cast_signed());
     }

@@ -11,4 +11,5 @@ mod harness;
 mod machines;
 mod matrix;
 mod routing;
+mod schedules;
 mod simple;

@@ -2,23 +2,23 @@
 
 use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
-use moec_codegen::{Compute, KernelSpec};
+use moec_codegen::{Compute, KernelSpec, Schedule};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 
-struct Shape {
-    n_rows: usize,
-    k: usize,
-    n: usize,
-    groups: usize,
-    format: Format,
-    compute: Compute,
-    bias: bool,
-    residual: bool,
-    glu: Option<Glu>,
+pub(crate) struct Shape {
+    pub(crate) n_rows: usize,
+    pub(crate) k: usize,
+    pub(crate) n: usize,
+    pub(crate) groups: usize,
+    pub(crate) format: Format,
+    pub(crate) compute: Compute,
+    pub(crate) bias: bool,
+    pub(crate) residual: bool,
+    pub(crate) glu: Option<Glu>,
 }
 
-fn case(rng: &mut Rng, s: &Shape) -> Case {
+pub(crate) fn case(rng: &mut Rng, s: &Shape) -> Case {
     let columns = if s.glu.is_some() { s.n / 2 } else { s.n };
     let (x_ld, out_ld) = (s.k * s.groups + rng.below(3), columns * s.groups + rng.below(5));
     let x = random(rng, s.n_rows, s.k * s.groups, x_ld);
@@ -68,6 +68,7 @@ fn case(rng: &mut Rng, s: &Shape) -> Case {
             bias: s.bias,
             residual_ld: s.residual.then_some(out_ld),
             glu: s.glu,
+            schedule: Schedule::default(),
         },
         n: s.n_rows,
         operands,

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `manifest.json` | versions, and size and SHA-256 of every file |
 //! | `plan.bin`, `plan.txt` | the Plan, for machines and for readers |
+//! | `decisions.json` | why kernels are what they are, for `moec explain` |
 //! | `weights/dense.bin`, `weights/experts.bin` | packed weights |
 //! | `artifacts/kernels.o` | object code |
 //! | `artifacts/graph.moe` | the Graph that the plan computes, for `moec verify` |
@@ -33,3 +34,5 @@ pub const TOKENIZER: &str = "artifacts/tokenizer.json";
 pub const PLAN: &str = "plan.bin";
 /// Text form of the plan.
 pub const PLAN_TEXT: &str = "plan.txt";
+/// Why kernels are what they are.
+pub const DECISIONS: &str = "decisions.json";

@@ -2,7 +2,8 @@
 
 use super::manifest::Manifest;
 use super::partial::io_error;
-use super::{GRAPH, KERNELS, PLAN};
+use super::{DECISIONS, GRAPH, KERNELS, PLAN};
+use crate::decisions::{Decisions, VERSION};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
@@ -64,6 +65,27 @@ impl Bundle {
         let module = moec_ir::text::parse_module(&text).map_err(|e| malformed(e.to_string()))?;
         moec_ir::verify::module(&module).map_err(|e| malformed(e.to_string()))?;
         Ok(module)
+    }
+
+    /// Why kernels are what they are.
+    ///
+    /// # Errors
+    /// A bundle of an earlier moec, or a file that is not well-formed.
+    pub fn decisions(&self) -> Result<Decisions> {
+        let path = self.folder.join(DECISIONS);
+        let bytes = fs::read(&path).map_err(|e| {
+            io_error("read", &path, &e).hint("build the bundle again: earlier versions of moec wrote none")
+        })?;
+        let decisions: Decisions = serde_json::from_slice(&bytes).map_err(|e| {
+            Error::input(format!("`{}` is not well-formed", path.display()))
+                .because(e)
+                .hint("build the bundle again")
+        })?;
+        if decisions.version != VERSION {
+            return Err(Error::limit(format!("`{}` is of another version of moec", path.display()))
+                .hint("build the bundle again"));
+        }
+        Ok(decisions)
     }
 
     /// Loads the object code into this process.

@@ -4,7 +4,7 @@ use super::hashing::{HashingWriter, hex, sha256};
 use super::manifest::{BUNDLE_VERSION, Manifest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
 use super::toolchain::{Missing, Toolchain};
-use super::{DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
+use super::{DECISIONS, DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::pipeline::Compilation;
@@ -64,6 +64,10 @@ pub fn write(
     let encoded = plan.encode().map_err(|e| Error::bug("the plan cannot be encoded").because(e))?;
     put(&root.join(PLAN), &encoded)?;
     put(&root.join(PLAN_TEXT), plan.to_string().as_bytes())?;
+
+    let decisions = c.decisions.as_ref().ok_or_else(|| Error::bug("nothing was decided"))?;
+    let text = serde_json::to_string_pretty(decisions).map_err(|e| Error::bug(e.to_string()))?;
+    put(&root.join(DECISIONS), format!("{text}\n").as_bytes())?;
 
     let generated = moec_cpu::runner_source(&plan)
         .map_err(|e| Error::bug("the generated source is no Rust").because(e))?;

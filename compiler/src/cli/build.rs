@@ -20,6 +20,12 @@ pub struct Args {
     /// Folder to write [default: the checkpoint's name, the target and `.moec`]
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,
+    /// Time kernels on this machine, and take the fastest; results are kept for later builds
+    #[arg(long)]
+    pub tune: bool,
+    /// Seconds that `--tune` takes at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86400))]
+    pub tune_time: u32,
     /// Print the IR after this pass to stdout
     #[arg(long, value_name = "PASS")]
     pub print_after: Option<String>,

@@ -8,6 +8,7 @@ pub mod completions;
 pub mod docs;
 pub mod doctor;
 pub mod eval;
+pub mod explain;
 pub mod facts;
 pub mod init;
 pub mod inspect;
@@ -66,6 +67,7 @@ enum Verb {
     Calibrate(calibrate::Args),
     Build(build::Args),
     Inspect(inspect::Args),
+    Explain(explain::Args),
     Verify(verify::Args),
     Run(run::Args),
     Eval(eval::Args),
@@ -112,6 +114,7 @@ impl Verb {
             Self::Calibrate(args) => calibrate::run(args, progress),
             Self::Build(args) => build::run(args, progress),
             Self::Inspect(args) => inspect::run(args),
+            Self::Explain(args) => explain::run(args),
             Self::Verify(args) => verify::run(args, progress),
             Self::Run(args) => return run::run(args, progress),
             Self::Eval(args) => eval::run(args, progress),

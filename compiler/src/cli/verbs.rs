@@ -2,6 +2,7 @@
 
 use super::{build, eval, inspect, output, run, verify};
 use crate::bundle::read::Bundle;
+use crate::decisions::By;
 use crate::evaluate::{self, Tasks};
 use crate::import::{Checkpoint, ImportOptions};
 use crate::pipeline::Stops;
@@ -14,7 +15,7 @@ use moec_runtime::LoadedProgram;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// `moec build`.
 pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
@@ -23,6 +24,7 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
         config: &args.config,
         target: &args.target,
         output: args.output.as_deref(),
+        tune: args.tune.then(|| Duration::from_secs(u64::from(args.tune_time))),
         link: !args.no_run,
         stops: Stops { print_after: args.print_after.as_deref(), stop_after: args.stop_after.as_deref() },
     };
@@ -142,6 +144,11 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         row("arena", text("arena")),
         row("kernels", plan.kernels.len().to_string()),
     ];
+    if let Ok(decisions) = bundle.decisions() {
+        let timed = decisions.kernels.iter().filter(|d| d.by == By::Clock).count();
+        let who = if timed > 0 { "measured" } else { "chosen by the cost model" };
+        rows.push(row("schedules", format!("{who}; `moec explain {}` says why", args.path.display())));
+    }
     for e in &plan.entries {
         let barriers = crate::passes::barriers::count(e);
         rows.push(row(&e.kind.to_string(), format!("{} steps, {barriers} barriers", e.steps.len())));

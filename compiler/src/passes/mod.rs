@@ -7,3 +7,4 @@ pub mod lower;
 pub mod memory;
 pub mod rewrite;
 pub mod schedule;
+pub mod tune;

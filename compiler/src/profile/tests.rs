@@ -282,6 +282,7 @@ mod channels {
         importance(lowered, weight("w", expr)).unwrap()
     }
 
+    #[allow(clippy::ref_option, reason = "what is looked at is an option")]
     fn near(got: &Option<Vec<f32>>, want: &[f32]) {
         let got = got.as_ref().expect("there is an importance");
         assert_eq!(got.len(), want.len());

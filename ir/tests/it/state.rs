@@ -30,7 +30,10 @@ fn every_number_has_a_place_of_its_own() {
                 for t in 0..ctx {
                     for c in 0..dim {
                         let place = head.place(t, c);
-                        assert!(place.at + size <= bytes && place.at % size == 0, "{head:?} {t} {c}");
+                        assert!(
+                            place.at + size <= bytes && place.at.is_multiple_of(size),
+                            "{head:?} {t} {c}"
+                        );
                         assert!(taken.insert(place.at), "{head:?} {t} {c}");
                         scales.extend(place.scale.map(|at| (at, t, c / 32)));
                     }

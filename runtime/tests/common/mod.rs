@@ -242,7 +242,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         offset: offset as u64,
         bytes: n as u64 * 4,
         shape: vec![n as u32],
-        format: moec_ir::Format::F32,
+        format: Format::F32,
         layout: Layout::Rows,
     };
     let experts_at = (V * 4).next_multiple_of(64);

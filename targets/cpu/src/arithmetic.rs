@@ -63,7 +63,7 @@ impl Activations {
 impl CpuTarget {
     /// How `rows` rows meet weights of a format.
     pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<Compute> {
-        use Activations::{Auto, Bf16, F32, I8};
+        use Activations::{Auto, Bf16, I8};
         let quantised = matches!(format, Format::Q8 | Format::Q4);
         let (pairs, bytes) = (self.isa.bf16, self.isa.bytes != ByteDot::None);
         let lacks = |what: &str, asked: &str| {
@@ -74,17 +74,33 @@ impl CpuTarget {
             )))
         };
         match (self.activations, quantised) {
-            (F32, _) => Ok(Compute::F32),
             (Auto, true) if self.isa.tiles && rows > FEW_ROWS => Ok(Compute::Bf16),
             (Auto | I8, true) if bytes => Ok(Compute::I8),
-            (Auto, true) => Ok(Compute::F32),
             (I8, true) => lacks("bytes", "i8"),
             (Bf16, _) if !pairs => lacks("bf16", "bf16"),
             (Bf16, true) => Ok(Compute::Bf16),
             (Auto | Bf16 | I8, false) if format == Format::Bf16 && pairs && rows > FEW_ROWS => {
                 Ok(Compute::Bf16)
             }
-            (Auto | Bf16 | I8, false) => Ok(Compute::F32),
+            _ => Ok(Compute::F32),
+        }
+    }
+
+    /// Why `rows` rows meet weights of a format in a form, for readers.
+    pub fn why(&self, format: Format, compute: Compute, rows: usize) -> String {
+        use Activations::{Auto, F32};
+        let asked = format!("`activations = \"{}\"` asks for it", self.activations.name());
+        match (compute, format) {
+            (Compute::F32, _) if self.activations == F32 => asked,
+            (Compute::F32, Format::F32 | Format::F16) => format!("weights of {format} meet rows of f32"),
+            (Compute::F32, Format::Bf16) if self.isa.bf16 && rows <= FEW_ROWS => {
+                "so few rows wait for the weights: f32 costs no time and rounds nothing".to_owned()
+            }
+            (Compute::F32, Format::Bf16) => "the target has no dot products of bf16".to_owned(),
+            (Compute::F32, Format::Q8 | Format::Q4) => "the target has no dot products of bytes".to_owned(),
+            (Compute::Bf16 | Compute::I8, _) if self.activations != Auto => asked,
+            (Compute::Bf16, _) => "the target multiplies pairs of bf16 faster than f32".to_owned(),
+            (Compute::I8, _) => "the target multiplies four bytes at a time".to_owned(),
         }
     }
 }

@@ -32,7 +32,7 @@ impl CpuTarget {
         if values { value_order(&self.isa) } else { key_order(&self.isa) }
     }
 
-    pub(crate) fn cache_write(&self, s: &mut Selection, node: &NodeView<'_>) -> Result<()> {
+    pub(crate) fn cache_write(s: &mut Selection, node: &NodeView<'_>) -> Result<()> {
         let (_, x_ld) = node.value(1)?;
         let (cache, [_, heads, ctx, dim]) = cache(node, 0)?;
         let (format, values) = (cache.format, cache.values);

@@ -3,19 +3,23 @@
 
 mod arithmetic;
 mod attend;
+mod cost;
 pub mod emulate;
 mod host;
 mod packing;
 pub mod roofline;
 mod select;
+mod tune;
 
 pub use arithmetic::Activations;
 pub use attend::CacheView;
+pub use cost::{Bound, Estimate, Figures, Load, Rate};
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::source::SourceFile;
-pub use moec_codegen::{Error as CodegenError, KernelSpec};
+pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, Schedule};
 pub use packing::{PackError, WeightImportance, pack, packed_bytes, round_as_packed, unpack};
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
+pub use tune::{Stopwatch, TuneError};
 
 use moec_codegen::{Isa, Machine};
 use moec_device::{Device, LegalOps};
@@ -29,6 +33,7 @@ pub struct CpuTarget {
     isa: Isa,
     legal: LegalOps,
     activations: Activations,
+    figures: Figures,
 }
 
 impl CpuTarget {
@@ -48,13 +53,21 @@ impl CpuTarget {
         };
         let isa = machine.isa();
         let legal = device.legal_ops.clone();
-        Ok(Self { name: device.name.clone(), machine, isa, legal, activations: Activations::default() })
+        let features = machine.all_features();
+        let figures = Figures::of(device, &isa, &|f| features.iter().any(|g| g == f));
+        let activations = Activations::default();
+        Ok(Self { name: device.name.clone(), machine, isa, legal, activations, figures })
     }
 
     /// The same target with another arithmetic between the weights.
     #[must_use]
     pub fn with_activations(self, activations: Activations) -> Self {
         Self { activations, ..self }
+    }
+
+    /// The arithmetic that was asked for.
+    pub fn activations(&self) -> Activations {
+        self.activations
     }
 
     /// Name of the target.
@@ -106,6 +119,18 @@ impl CpuTarget {
 
     fn weight_layout(&self, spec: &KernelSpec) -> Option<Layout> {
         spec.layout(&self.isa)
+    }
+
+    /// The fields of a kernel's schedule that it looks at, with their values.
+    pub fn pieces(&self, spec: &KernelSpec, schedule: Schedule) -> Vec<(Knob, usize)> {
+        let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec, &self.isa));
+        turned.map(|k| (k, schedule.get(k, &self.isa))).collect()
+    }
+
+    /// The schedule of these fields; the others are the usual ones. `None`: the target has no kernels of it.
+    pub fn schedule(&self, pieces: &[(Knob, usize)]) -> Option<Schedule> {
+        let with = |s: Schedule, &(knob, value): &(Knob, usize)| s.with(knob, value, &self.isa);
+        Some(pieces.iter().fold(Schedule::default(), with)).filter(|s| s.fits(&self.isa))
     }
 
     /// Object code of kernels.

@@ -3,7 +3,7 @@
 use crate::arithmetic::Form;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
-use moec_codegen::{Compute, MapOp, NormKind, packed_words};
+use moec_codegen::{Compute, MapOp, NormKind, Schedule, packed_words};
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
@@ -166,7 +166,7 @@ impl CpuTarget {
                 let spec = KernelSpec::Rope { heads, dim, rotary, offset, style, x_ld, out_ld, angles_ld };
                 s.kernel(spec, inputs(2), 1);
             }
-            Op::CacheWrite => self.cache_write(&mut s, node)?,
+            Op::CacheWrite => Self::cache_write(&mut s, node)?,
             Op::Attention(desc) => self.attention(&mut s, node, desc)?,
             Op::Router(desc) => {
                 let (_, logits_ld) = node.value(0)?;
@@ -251,7 +251,19 @@ impl CpuTarget {
         let (x, x_ld) = s.rows(Role::In(0), x.rows(), form);
         let out_ld = node.out()?.cols();
         let residual_ld = node.residual_ld;
-        let spec = KernelSpec::Linear { k, n, format, compute, groups, x_ld, out_ld, bias, residual_ld, glu };
+        let spec = KernelSpec::Linear {
+            k,
+            n,
+            format,
+            compute,
+            groups,
+            x_ld,
+            out_ld,
+            bias,
+            residual_ld,
+            glu,
+            schedule: Schedule::default(),
+        };
         s.layouts.extend(self.weight_layout(&spec).map(|l| (1, l)));
         let mut args = inputs(2 + usize::from(bias));
         args[0] = x;
@@ -287,7 +299,17 @@ impl CpuTarget {
         let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         let (x, x_ld) = s.rows(Role::In(0), rows, form);
         let h = s.temp(Type::f32([slots, inter]));
-        let up = KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias };
+        let up = KernelSpec::ExpertGateUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            compute,
+            x_ld,
+            glu,
+            bias,
+            schedule: Schedule::default(),
+        };
         s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
         let mut args = vec![x, Role::In(1), Role::In(2)];
         args.extend(bias.then_some(Role::In(4)));
@@ -303,6 +325,7 @@ impl CpuTarget {
             format: down_format,
             compute: down_compute,
             bias,
+            schedule: Schedule::default(),
         };
         s.layouts.extend(self.weight_layout(&down).map(|l| (3, l)));
         let mut args = vec![h, Role::In(1), Role::In(3)];

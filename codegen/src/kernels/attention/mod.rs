@@ -15,7 +15,7 @@ use crate::dsl::{I, Kb, P};
 use crate::machine::Isa;
 use crate::spec::{Compute, KernelSpec};
 use moec_ir::op::AttentionDesc;
-use moec_ir::types::Format;
+use moec_ir::types::{Format, GROUP};
 
 /// A maximum below every score: not infinite, so that differences of two are numbers.
 const LOWEST: f32 = -1e30;
@@ -53,6 +53,12 @@ impl<'a> Shape<'a> {
         self.rows * self.shared()
     }
 
+    /// Whether codes are multiplied as they are, with f32, and their scales on the results: fewest steps for a
+    /// byte that comes from memory. Else they are widened first, once for all queries.
+    fn direct(&self) -> bool {
+        self.cache == Format::Q8 && self.compute == Compute::F32 && !self.d.v_from_k
+    }
+
     /// Format of the panels that the microkernel reads: q8 is widened to what the queries are in.
     fn panels(&self) -> Format {
         match (self.cache, self.compute) {
@@ -66,6 +72,8 @@ impl<'a> Shape<'a> {
     fn query_words(&self) -> usize {
         match self.compute {
             Compute::Bf16 => self.d.qk_dim.div_ceil(2),
+            // Absent channels of a group have the code zero.
+            _ if self.direct() => self.d.qk_dim.next_multiple_of(GROUP),
             _ => self.d.qk_dim,
         }
     }
@@ -111,6 +119,8 @@ struct Scratch {
     sums: usize,
     fades: usize,
     scores: usize,
+    /// Weights times the scales of a group of values.
+    scaled: usize,
     outputs: usize,
     keys: usize,
     values: usize,
@@ -133,16 +143,9 @@ impl Scratch {
         let count = s.queries();
         let group = count.min(isa.mr);
         let wide = s.panels();
-        let keys = if s.cache == Format::Q8 {
-            BLOCK / isa.nr * cache::wide_panel_bytes(isa, wide, s.d.qk_dim)
-        } else {
-            0
-        };
-        let values = if s.cache == Format::Q8 || s.d.v_from_k {
-            cache::value_block_bytes(isa, wide, s.d.v_dim)
-        } else {
-            0
-        };
+        let widened = s.cache == Format::Q8 && !s.direct();
+        let keys = if widened { BLOCK / isa.nr * cache::wide_panel_bytes(isa, wide, s.d.qk_dim) } else { 0 };
+        let values = if widened || s.d.v_from_k { cache::value_block_bytes(isa, wide, s.d.v_dim) } else { 0 };
         let mut scratch = Self {
             query,
             score,
@@ -154,6 +157,7 @@ impl Scratch {
             sums: take(count * lanes),
             fades: take(group),
             scores: take(group * score),
+            scaled: take(if s.direct() { group * score } else { 0 }),
             outputs: take(count * output),
             keys: take(keys / 4),
             values: take(values / 4),

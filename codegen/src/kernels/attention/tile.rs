@@ -5,8 +5,9 @@ use crate::dsl::{F, I, Kb, P, Span};
 use crate::kernels::cache::{self, BLOCK};
 use crate::kernels::micro::{Panel, outer, pairs, product, variants, widened};
 use crate::machine::Isa;
+use crate::schedule::Schedule;
 use crate::spec::Compute;
-use moec_ir::types::Format;
+use moec_ir::types::{Format, GROUP};
 
 /// Steps of a product that are written out. A panel of tokens has a multiple of them.
 const UNROLL: usize = 4;
@@ -66,6 +67,9 @@ impl<'k> Kernel<'_, 'k> {
                 Compute::Bf16 => k.round_row(from, to, d.qk_dim),
                 _ => k.copy(from, to, d.qk_dim),
             }
+            if self.s.direct() {
+                k.zero(to.words(d.qk_dim), self.s.query_words() - d.qk_dim);
+            }
             let [lo, hi] = self.range(row, part);
             self.at(s.firsts).words(query).store_int(lo.narrow());
             self.at(s.ends).words(query).store_int(hi.narrow());
@@ -93,7 +97,8 @@ impl<'k> Kernel<'_, 'k> {
         let stored = cache::key_panel_bytes(isa, cached, d.qk_dim);
         let mut keys = keys.bytes(token.div(k.i(nr as i64)) * stored);
         let mut key_panel = stored;
-        if cached == Format::Q8 {
+        let widen = cached == Format::Q8 && !self.s.direct();
+        if widen {
             let to = self.at(self.scratch.keys);
             cache::widen_keys(k, [lo, hi], d.qk_dim, keys, to, wide);
             (keys, key_panel) = (to, cache::wide_panel_bytes(isa, wide, d.qk_dim));
@@ -101,7 +106,7 @@ impl<'k> Kernel<'_, 'k> {
         let at = token.div(k.i(BLOCK as i64)) * cache::value_block_bytes(isa, cached, d.v_dim);
         let own = self.at(self.scratch.values);
         let values = match values.map(|v| v.bytes(at)) {
-            Some(values) if cached == Format::Q8 => {
+            Some(values) if widen => {
                 cache::widen_values(k, [lo, hi], d.v_dim, values, own, wide);
                 own
             }
@@ -120,7 +125,7 @@ impl<'k> Kernel<'_, 'k> {
         let single = self.s.rows == 1;
         let mut first = k.i(0);
         let mut left = shared;
-        for m in variants(&k.isa) {
+        for m in variants(k.isa.mr) {
             // How many remain after larger groups: exactly `left` of a single row, else any multiple of `shared`.
             let needed = if single { left >= m } else { m <= self.s.queries() && few(&k.isa, m, shared) };
             if !needed {
@@ -168,9 +173,13 @@ impl<'k> Kernel<'_, 'k> {
         let rows: Vec<P<'k>> = (0..group.len).map(|i| query.words(i * s.query)).collect();
         k.each(first, end, nr, |column| {
             let weights = block.keys.bytes(column.div(k.i(nr as i64)) * block.key_panel);
-            let panel =
-                Panel { weights, depth: self.s.d.qk_dim, format: self.s.panels(), compute: self.s.compute };
-            for (i, sums) in product(k, &rows, &panel).into_iter().enumerate() {
+            let sums = if self.s.direct() {
+                grouped(k, &rows, weights, self.s.query_words() / GROUP)
+            } else {
+                let (depth, format, compute) = (self.s.d.qk_dim, self.s.panels(), self.s.compute);
+                product(k, &rows, &Panel { weights, depth, format, compute, schedule: Schedule::default() })
+            };
+            for (i, sums) in sums.into_iter().enumerate() {
                 let to = self.at(s.scores).words(column).words(i * s.score);
                 to.store(sums[0]);
                 to.words(k.lanes()).store(sums[1]);
@@ -238,15 +247,20 @@ impl<'k> Kernel<'_, 'k> {
     /// `output · fade + Σ weight · value` over columns `first .. end`, panel by panel of value channels.
     fn grow(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2]) {
         let (k, s, nr, lanes) = (self.k, &self.scratch, self.k.isa.nr, self.k.lanes());
-        let format = self.s.panels();
+        let (format, direct) = (self.s.panels(), self.s.direct());
         let weights = match self.s.compute {
             Compute::Bf16 => self.at(s.scores).halves(first),
+            _ if direct => self.at(s.scaled).words(first),
             _ => self.at(s.scores).words(first),
         };
         let rows: Vec<P<'k>> = (0..group.len).map(|i| weights.words(i * s.score)).collect();
-        let values = block.values.bytes(first * format.bytes(nr));
+        let size = if direct { nr } else { format.bytes(nr) };
+        let values = block.values.bytes(first * size);
         let outputs = self.at(s.outputs).words(group.first * s.output);
         k.each(0, self.s.d.v_dim.div_ceil(nr), 1, |panel| {
+            if direct {
+                self.scale(block, group, [first, end], panel);
+            }
             let output = |i: usize, half: usize| outputs.words(panel * nr).words(i * s.output + half * lanes);
             let sums = (0..group.len)
                 .flat_map(|i| {
@@ -254,12 +268,39 @@ impl<'k> Kernel<'_, 'k> {
                     [0, 1].map(|half| output(i, half).load_vec(Span::Full) * fade)
                 })
                 .collect();
-            let from = values.bytes(panel * format.bytes(nr * BLOCK));
-            let sums = accumulate(k, &rows, from, (format, self.s.compute), end - first, sums);
+            let from = values.bytes(panel * (size * BLOCK));
+            let sums = if direct {
+                accumulate(k, rows.len(), end - first, sums, &codes(k, &rows, from))
+            } else {
+                let steps = if format == Format::Bf16 { (end - first).div(k.i(2)) } else { end - first };
+                accumulate(k, rows.len(), steps, sums, &numbers(k, &rows, from, format, self.s.compute))
+            };
             for (at, sum) in sums.into_iter().enumerate() {
                 output(at / 2, at % 2).store(sum);
             }
         });
+    }
+
+    /// Weights of columns `first .. end` times the scales that the values of a panel have there.
+    fn scale(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2], panel: I<'k>) {
+        let (k, s, nr, lanes) = (self.k, &self.scratch, self.k.isa.nr, self.k.lanes());
+        let scales = block.values.bytes(self.s.d.v_dim.next_multiple_of(nr) * BLOCK);
+        let scales = scales.halves((panel * nr).div(k.i(GROUP as i64)) * BLOCK);
+        let fill = || {
+            k.each(first, end, lanes, |column| {
+                let scale = scales.halves(column).load_halves().shl(16).as_float();
+                for i in 0..group.len {
+                    let at = |row: usize| self.at(row).words(column).words(i * s.score);
+                    at(s.scaled).store(at(s.scores).load_vec(Span::Full) * scale);
+                }
+            });
+        };
+        if nr < GROUP {
+            // Panels of one group follow each other.
+            k.when((panel * nr).rem(k.i(GROUP as i64)).equals(k.i(0)), fill);
+        } else {
+            fill();
+        }
     }
 
     /// Results of the queries, or of their parts.
@@ -296,40 +337,30 @@ fn few(isa: &Isa, m: usize, shared: usize) -> bool {
     m == isa.mr || m == 4 || (m == 1 && !fours)
 }
 
-/// Rows times `depth` tokens of a panel, on top of `sums`: two vectors for each row.
+/// What a step of a product does to one set of sums.
+type Step<'a, 'k> = dyn Fn(I<'k>, usize, &mut [F<'k>]) + 'a;
+
+/// `steps` steps of `rows` rows, a multiple of [`UNROLL`], on top of `sums`: two vectors for each row.
 fn accumulate<'k>(
     k: &'k Kb<'k>,
-    rows: &[P<'k>],
-    weights: P<'k>,
-    (format, compute): (Format, Compute),
-    depth: I<'k>,
+    rows: usize,
+    steps: I<'k>,
     sums: Vec<F<'k>>,
+    step: &Step<'_, 'k>,
 ) -> Vec<F<'k>> {
     // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
-    let sets = if rows.len() == 1 { UNROLL } else { 1 + usize::from(rows.len() == 2) };
+    let sets = match rows {
+        1 => UNROLL,
+        2 => 2,
+        _ => 1,
+    };
     let mut all = sums;
     let width = all.len();
     all.resize(sets * width, k.fv(0.0));
-    let (tokens, words) = if format == Format::Bf16 { (2, k.isa.nr) } else { (1, k.isa.nr) };
-    let all = k.fold(0, depth.div(k.i(tokens)), UNROLL, &all, |at, sums| {
+    let all = k.fold(0, steps, UNROLL, &all, |at, sums| {
         let mut sums = sums.to_vec();
         for u in 0..UNROLL {
-            let from = weights.words(at * words).words(u * words);
-            let set = &mut sums[u % sets * width..][..width];
-            match (format, compute) {
-                (Format::Bf16, Compute::Bf16) => pairs(k, rows, from, at, u, set),
-                (Format::Bf16, _) => {
-                    for odd in 0..2 {
-                        let rows: Vec<_> = rows.iter().map(|r| r.words(at * 2).words(2 * u + odd)).collect();
-                        outer(&rows, widened(k, from, odd), set);
-                    }
-                }
-                _ => {
-                    let rows: Vec<_> = rows.iter().map(|r| r.words(at).words(u)).collect();
-                    let second = from.words(k.lanes()).load_vec(Span::Full);
-                    outer(&rows, [from.load_vec(Span::Full), second], set);
-                }
-            }
+            step(at, u, &mut sums[u % sets * width..][..width]);
         }
         sums
     });
@@ -341,4 +372,57 @@ fn accumulate<'k>(
         }
     }
     total
+}
+
+/// Steps over a panel of numbers: one channel, or a pair of bf16.
+fn numbers<'k>(
+    k: &'k Kb<'k>,
+    rows: &[P<'k>],
+    panel: P<'k>,
+    format: Format,
+    compute: Compute,
+) -> impl Fn(I<'k>, usize, &mut [F<'k>]) {
+    let nr = k.isa.nr;
+    move |at, u, sums| {
+        let from = panel.words(at * nr).words(u * nr);
+        match (format, compute) {
+            (Format::Bf16, Compute::Bf16) => pairs(k, rows, from, at, u, sums),
+            (Format::Bf16, _) => {
+                for odd in 0..2 {
+                    let rows: Vec<_> = rows.iter().map(|r| r.words(at * 2).words(2 * u + odd)).collect();
+                    outer(&rows, widened(k, from, odd), sums);
+                }
+            }
+            _ => {
+                let rows: Vec<_> = rows.iter().map(|r| r.words(at).words(u)).collect();
+                outer(&rows, [from, from.words(k.lanes())].map(|p| p.load_vec(Span::Full)), sums);
+            }
+        }
+    }
+}
+
+/// Steps over a panel of codes, without their scales.
+fn codes<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: P<'k>) -> impl Fn(I<'k>, usize, &mut [F<'k>]) {
+    let nr = k.isa.nr;
+    move |at, u, sums| {
+        let from = panel.bytes(at * nr).bytes(u * nr);
+        let rows: Vec<_> = rows.iter().map(|r| r.words(at).words(u)).collect();
+        outer(&rows, [from, from.bytes(k.lanes())].map(|p| p.load_codes().to_float()), sums);
+    }
+}
+
+/// Rows times a panel of q8 keys: two vectors for each row.
+fn grouped<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: P<'k>, groups: usize) -> Vec<[F<'k>; 2]> {
+    let nr = k.isa.nr;
+    let zero = vec![k.fv(0.0); 2 * rows.len()];
+    let total = k.fold(0, groups, 1, &zero, |group, total| {
+        let rows: Vec<_> = rows.iter().map(|r| r.words(group * GROUP)).collect();
+        let from = panel.bytes(group * (nr * (GROUP + 2)));
+        let sums = accumulate(k, rows.len(), k.i(GROUP as i64), zero.clone(), &codes(k, &rows, from));
+        let scales = [0, k.lanes()]
+            .map(|column| from.bytes(nr * GROUP).halves(column).load_halves().shl(16).as_float());
+        let grown = sums.iter().zip(total).enumerate();
+        grown.map(|(i, (sum, &total))| sum.fma(scales[i % 2], total)).collect()
+    });
+    total.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect()
 }

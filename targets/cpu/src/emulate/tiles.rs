@@ -195,6 +195,7 @@ fn dot_bf16_wide(row: &mut [u32; WORDS], first: &[u32], second: &[[u32; WORDS]])
     dot_bf16_plain(row, first, second);
 }
 
+#[allow(clippy::inline_always, reason = "the caller compiles it for its own target features")]
 #[inline(always)]
 fn dot_bf16_plain(row: &mut [u32; WORDS], first: &[u32], second: &[[u32; WORDS]]) {
     let (mut low, mut high) = ([0f32; WORDS], [0f32; WORDS]);
@@ -210,17 +211,20 @@ fn dot_bf16_plain(row: &mut [u32; WORDS], first: &[u32], second: &[[u32; WORDS]]
     }
 }
 
+#[allow(clippy::inline_always, reason = "the caller compiles it for its own target features")]
 #[inline(always)]
 fn bf16_low(pair: u32) -> f32 {
     f32::from_bits(pair << 16)
 }
 
+#[allow(clippy::inline_always, reason = "the caller compiles it for its own target features")]
 #[inline(always)]
 fn bf16_high(pair: u32) -> f32 {
     f32::from_bits(pair & 0xffff_0000)
 }
 
 /// A denormal becomes a zero of its sign.
+#[allow(clippy::inline_always, reason = "the caller compiles it for its own target features")]
 #[inline(always)]
 fn flush(x: f32) -> f32 {
     let bits = x.to_bits();

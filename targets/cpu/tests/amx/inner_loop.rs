@@ -1,7 +1,7 @@
 //! What the inner loop is made of.
 
 use crate::machines::sapphire_rapids;
-use moec_codegen::{Compute, KernelSpec, assembly, packed_words};
+use moec_codegen::{Compute, KernelSpec, Schedule, assembly, packed_words};
 use moec_ir::types::Format;
 
 /// The instructions of the loops that multiply tiles, by mnemonic, loop by loop: from a label to the jump
@@ -45,6 +45,7 @@ fn four_loads_for_four_products_and_no_spill() {
         bias: false,
         residual_ld: None,
         glu: None,
+        schedule: Schedule::default(),
     };
     let text = assembly(&sapphire_rapids(), &spec).unwrap_or_else(|e| panic!("{e}"));
     let (load, dot) = ("tileloadd", "tdpbf16ps");

@@ -21,6 +21,9 @@ mod machines;
 #[path = "../../../../codegen/tests/kernels/matrix.rs"]
 mod matrix;
 
+#[path = "../../../../codegen/tests/kernels/schedules.rs"]
+mod schedules;
+
 /// The name that the cases know them by.
 mod simple {
     pub(crate) use crate::gates::glu;

@@ -1,0 +1,54 @@
+//! Schedules: however a matrix kernel cuts its work, every bit of its results stays.
+
+use crate::experts::{down_cases, gate_up_cases};
+use crate::harness::{Case, PRODUCTS, Rng, same_bits};
+use crate::matrix::{Shape, case};
+use moec_codegen::Schedule;
+use moec_ir::op::{Activation, Glu};
+
+/// A schedule in which every field may differ from the usual one; machines refuse some.
+fn random(rng: &mut Rng) -> Schedule {
+    Schedule {
+        rows: rng.pick(&[4, 12, 24, 36, 48, 96, 192, 384]),
+        mr: rng.pick(&[None, Some(4), Some(8)]),
+        unroll: rng.pick(&[4, 8, 16]),
+        block: rng.pick(&[1, 3, 7, 32, 64, 200, 4096]),
+        ahead: rng.pick(&[0, 64, 2048, 8192]),
+    }
+}
+
+fn with_schedules(rng: &mut Rng, cases: Vec<Case>, each: usize) -> Vec<(Case, Vec<Schedule>)> {
+    cases.into_iter().map(|c| (c, (0..each).map(|_| random(rng)).collect())).collect()
+}
+
+#[test]
+fn no_schedule_changes_a_linear_layer() {
+    let mut rng = Rng::new(60);
+    let mut cases = Vec::new();
+    for n_rows in [1, 2, 3, 7, 13, 15, 26, 49, 101, 203] {
+        for (format, compute) in PRODUCTS {
+            let glu = rng.pick(&[None, Some(Glu::Gated(Activation::Silu))]);
+            let shape = Shape {
+                n_rows,
+                k: rng.pick(&[80, 56, 24, 17, 1, 35, 131]),
+                n: 2 * rng.pick(&[1, 5, 15, 17, 40]),
+                groups: rng.pick(&[1, 1, 2]),
+                format,
+                compute,
+                bias: rng.pick(&[true, false]),
+                residual: glu.is_none() && rng.pick(&[true, false]),
+                glu,
+            };
+            cases.push(case(&mut rng, &shape));
+        }
+    }
+    same_bits(&with_schedules(&mut rng, cases, 4));
+}
+
+#[test]
+fn no_schedule_changes_experts() {
+    let mut rng = Rng::new(61);
+    let mut cases = gate_up_cases(&mut rng);
+    cases.extend(down_cases(&mut rng));
+    same_bits(&with_schedules(&mut rng, cases, 3));
+}

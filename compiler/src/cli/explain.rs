@@ -1,0 +1,278 @@
+//! `moec explain`: why a bundle is what it is.
+
+use super::output;
+use crate::bundle::read::Bundle;
+use crate::decisions::{By, Decision, Decisions, shown};
+use crate::{Error, Result, human};
+use moec_ir::plan::{Code, StateBuf};
+use moec_ir::{Module, WeightClass};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// Say why a bundle is what it is: arithmetic, schedules and formats, with the cost model's and the clock's reasons
+///
+/// For every matrix kernel: in what form it multiplies and why, how it cuts its work, what the cost model
+/// predicts for one core, and, after `build --tune`, what the clock said of every schedule that was tried.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The bundle
+    pub bundle: PathBuf,
+    /// Only what this layer runs, counted from 0
+    #[arg(long, value_name = "L")]
+    pub layer: Option<u32>,
+    /// Print one JSON object to stdout
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Weights of one class and format.
+#[derive(Clone, Copy, Default)]
+struct Share {
+    numbers: u64,
+    bytes: u64,
+}
+
+impl Share {
+    fn bits(self) -> f64 {
+        self.bytes as f64 * 8.0 / self.numbers.max(1) as f64
+    }
+}
+
+/// Where a kernel runs in an entry point: scopes with `*` for the layer, and steps.
+#[derive(Clone, Debug, Default)]
+struct Use {
+    scopes: Vec<String>,
+    steps: usize,
+}
+
+/// Says it.
+///
+/// # Errors
+/// The bundle cannot be read, is of an earlier moec, or has no such layer.
+pub fn run(args: &Args) -> Result<()> {
+    let bundle = Bundle::open(&args.bundle)?;
+    let decisions = bundle.decisions()?;
+    let layers = bundle.plan.model.layers;
+    if let Some(layer) = args.layer.filter(|l| *l >= layers) {
+        return Err(Error::usage(format!("the model has no layer {layer}"))
+            .hint(format!("its layers are 0 to {}", layers.saturating_sub(1))));
+    }
+    let module = bundle.graph()?;
+    let uses = uses(&bundle, &module, args.layer);
+    let kernels: Vec<(&Decision, &Use)> =
+        decisions.kernels.iter().filter_map(|d| Some((d, uses.get(&(d.entry.clone(), d.kernel))?))).collect();
+    let weights = weights(&bundle, &module, args.layer);
+    let states: Vec<&StateBuf> =
+        bundle.plan.states.iter().filter(|s| args.layer.is_none_or(|l| in_layer(&s.name, l))).collect();
+    if args.json {
+        return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states));
+    }
+    let mut text = output::table(&head(args, &bundle, &decisions, &kernels, &weights, &states));
+    let mut entry = "";
+    for (decision, at) in kernels {
+        if entry != decision.entry {
+            entry = &decision.entry;
+            let _ = write!(text, "\n{entry}\n");
+        }
+        text += &paragraph(decision, at, decisions.threads);
+    }
+    output::data(&text)
+}
+
+/// Whether a name (`layers.3.attn.q`) belongs to a layer.
+fn in_layer(name: &str, layer: u32) -> bool {
+    name.strip_prefix("layers.")
+        .and_then(|rest| rest.split('.').next())
+        .is_some_and(|n| n.parse() == Ok(layer))
+}
+
+/// `layers.*.attn`
+fn any_layer(scope: &str) -> String {
+    let mut parts: Vec<&str> = scope.split('.').collect();
+    if parts.first() == Some(&"layers") && parts.len() > 1 {
+        parts[1] = "*";
+    }
+    parts.join(".")
+}
+
+/// Uses of every kernel, by entry point, in one layer or in all.
+fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String, u32), Use> {
+    let mut uses: HashMap<(String, u32), Use> = HashMap::new();
+    for (entry, graph) in bundle.plan.entries.iter().zip(&module.entries) {
+        for step in &entry.steps {
+            let (Code::Kernel(kernel), Some(node)) = (step.code, graph.nodes.get(step.node as usize)) else {
+                continue;
+            };
+            if layer.is_some_and(|l| !in_layer(&node.scope, l)) {
+                continue;
+            }
+            let at = uses.entry((entry.kind.to_string(), kernel)).or_default();
+            let scope = if layer.is_some() { node.scope.clone() } else { any_layer(&node.scope) };
+            at.steps += 1;
+            if !at.scopes.contains(&scope) {
+                at.scopes.push(scope);
+            }
+        }
+    }
+    uses
+}
+
+/// Weights by class and format, in one layer or in all.
+fn weights(
+    bundle: &Bundle,
+    module: &Module,
+    layer: Option<u32>,
+) -> BTreeMap<(&'static str, &'static str), Share> {
+    let classes: HashMap<&str, WeightClass> =
+        module.weights.iter().map(|w| (w.name.as_str(), w.class)).collect();
+    let mut shares: BTreeMap<_, Share> = BTreeMap::new();
+    let wanted = bundle.plan.segments.iter().filter(|s| layer.is_none_or(|l| in_layer(&s.name, l)));
+    for segment in wanted {
+        let class = classes.get(segment.name.as_str()).map_or("exact", |c| c.name());
+        let share = shares.entry((class, segment.format.name())).or_default();
+        share.numbers += segment.shape.iter().map(|&d| u64::from(d)).product::<u64>();
+        share.bytes += segment.bytes;
+    }
+    shares
+}
+
+/// The KV cache: its format, bits per number, and bytes per token.
+fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64)> {
+    let first = states.first()?;
+    let numbers: u64 = states.iter().map(|s| s.shape.iter().map(|&d| u64::from(d)).product::<u64>()).sum();
+    let bytes: u64 = states.iter().map(|s| s.bytes()).sum();
+    let tokens = u64::from(first.shape[0]) * u64::from(first.shape[2]);
+    Some((first.format.name(), bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1)))
+}
+
+fn head(
+    args: &Args,
+    bundle: &Bundle,
+    decisions: &Decisions,
+    kernels: &[(&Decision, &Use)],
+    weights: &BTreeMap<(&'static str, &'static str), Share>,
+    states: &[&StateBuf],
+) -> Vec<Vec<String>> {
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let target = &bundle.plan.target;
+    let mut rows = vec![
+        row("bundle", args.bundle.display().to_string()),
+        row("target", format!("{} ({}, {})", target.name, target.triple, target.cpu)),
+        row("activations", format!("`{}` in model.toml", decisions.activations)),
+    ];
+    rows.extend(weights.iter().map(|((class, format), share)| {
+        let (bits, bytes) = (share.bits(), human::bytes(share.bytes));
+        row("weights", format!("{class}: {format}, {bits:.2} bits each, {bytes}"))
+    }));
+    rows.extend(cache(states).map(|(format, bits, bytes)| {
+        row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
+    }));
+    rows.extend(
+        decisions
+            .figures
+            .iter()
+            .map(|f| row("one core", format!("{}: {:.4} {} ({})", f.what, f.value, f.unit, f.source))),
+    );
+    let timed = kernels.iter().filter(|(d, _)| d.by == By::Clock).count();
+    let all = kernels.len();
+    rows.push(row(
+        "schedules",
+        match (timed, decisions.threads) {
+            (0, _) => format!("{all}, by the cost model; `moec build --tune` measures"),
+            (_, threads) => {
+                let threads = threads.unwrap_or(1);
+                format!("{all}, {timed} of them measured with {threads} threads")
+            }
+        },
+    ));
+    rows
+}
+
+/// A kernel in words.
+fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
+    let mut out = String::new();
+    let load = &d.load;
+    let matrices = if load.matrices == 1 { String::new() } else { format!("{} × ", load.matrices) };
+    let rows = if load.rows == 1 { "1 row".to_owned() } else { format!("{} rows", load.rows) };
+    let steps = if at.steps == 1 { "1 step".to_owned() } else { format!("{} steps", at.steps) };
+    let _ = writeln!(
+        out,
+        "  {} {matrices}{} → {} in {}, {rows}{}; {steps} in {}",
+        d.kind,
+        load.k,
+        load.n,
+        d.format,
+        if load.matrices == 1 { "" } else { " each" },
+        at.scopes.join(", "),
+    );
+    let _ = writeln!(out, "    arithmetic  {}: {}", d.compute, d.why);
+    let by = if d.by == By::Clock { "measured" } else { "by the cost model" };
+    let _ = writeln!(out, "    schedule    {} ({by})", shown(&d.schedule));
+    let p = &d.predicted;
+    let beside = 100.0 * (p.overhead - 1.0);
+    let _ = writeln!(
+        out,
+        "    predicted   {:.3} ms on one core, {:.0} GOP/s, {:.1} GB/s, bound by {}; {beside:.0} % of arithmetic beside the products",
+        p.ms, p.gops, p.gb_per_s, p.bound,
+    );
+    for (i, m) in d.measured.iter().enumerate() {
+        let name = if i == 0 { "measured" } else { "" };
+        let chosen = if m.schedule == d.schedule { "  ← chosen" } else { "" };
+        let what = if i == 0 {
+            format!("  (part of the matrix, {} threads)", threads.unwrap_or(1))
+        } else {
+            String::new()
+        };
+        let _ = writeln!(out, "    {name:<10}  {:.3} ms  {}{chosen}{what}", m.ms, shown(&m.schedule));
+    }
+    out
+}
+
+fn report(
+    args: &Args,
+    bundle: &Bundle,
+    decisions: &Decisions,
+    kernels: &[(&Decision, &Use)],
+    weights: &BTreeMap<(&'static str, &'static str), Share>,
+    states: &[&StateBuf],
+) -> Value {
+    let symbol = |d: &Decision| bundle.plan.kernels.get(d.kernel as usize).map(|k| k.symbol.clone());
+    json!({
+        "bundle": args.bundle,
+        "layer": args.layer,
+        "target": bundle.plan.target.name,
+        "cpu": bundle.plan.target.cpu,
+        "activations": decisions.activations,
+        "figures": decisions.figures,
+        "threads": decisions.threads,
+        "weights": weights.iter().map(|((class, format), share)| json!({
+            "class": class, "format": format, "weights": share.numbers, "bytes": share.bytes,
+            "bits_per_weight": share.bits(),
+        })).collect::<Vec<_>>(),
+        "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
+            "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
+        })),
+        "kernels": kernels.iter().map(|(d, at)| {
+            let mut value = json!(d);
+            if let Value::Object(map) = &mut value {
+                map.insert("symbol".into(), json!(symbol(d)));
+                map.insert("scopes".into(), json!(at.scopes));
+                map.insert("steps".into(), json!(at.steps));
+            }
+            value
+        }).collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_have_names() {
+        assert!(in_layer("layers.3.attn.q", 3) && !in_layer("layers.30.attn.q", 3) && !in_layer("head", 0));
+        assert_eq!([any_layer("layers.3.ffn"), any_layer("head")], ["layers.*.ffn", "head"]);
+    }
+}

@@ -1,0 +1,141 @@
+//! `decisions.json` of a bundle: why each matrix kernel is what it is. `moec explain` reads it.
+
+use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Version of the file.
+pub const VERSION: u32 = 1;
+
+/// Fields of a schedule that a kernel looks at, by name.
+pub type Pieces = BTreeMap<String, usize>;
+
+/// The file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decisions {
+    /// [`VERSION`].
+    pub version: u32,
+    /// `activations` of `model.toml`.
+    pub activations: String,
+    /// Threads of the measurements, if there were any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// What the cost model knew of a core.
+    pub figures: Vec<Figure>,
+    /// Matrix kernels, once for every entry point that calls them.
+    pub kernels: Vec<Decision>,
+}
+
+/// A figure of the target.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    /// Of what.
+    pub what: String,
+    /// In `unit`.
+    pub value: f64,
+    /// `GOP/s` or `GB/s`.
+    pub unit: String,
+    /// Where it comes from.
+    pub source: String,
+}
+
+/// Who chose a schedule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// The cost model.
+    Model,
+    /// Measurements, which may have confirmed the model.
+    Clock,
+}
+
+/// A matrix kernel in an entry point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// Index into the kernels of the plan.
+    pub kernel: u32,
+    /// What it computes (`expert_gate_up`).
+    pub kind: String,
+    /// Entry point.
+    pub entry: String,
+    /// Rows of a call that was planned for.
+    pub rows: usize,
+    /// What such a call does.
+    pub load: DecisionLoad,
+    /// Format of the weights.
+    pub format: String,
+    /// Form of the arithmetic.
+    pub compute: String,
+    /// Why that form.
+    pub why: String,
+    /// The schedule.
+    pub schedule: Pieces,
+    /// Who chose it.
+    pub by: By,
+    /// What the cost model says.
+    pub predicted: Predicted,
+    /// What the clock says of a part of the matrix, in every schedule that was tried.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<Measured>,
+}
+
+/// What a call does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecisionLoad {
+    /// Matrices.
+    pub matrices: usize,
+    /// Rows that meet each.
+    pub rows: usize,
+    /// Input channels.
+    pub k: usize,
+    /// Output channels.
+    pub n: usize,
+}
+
+/// The cost model's prediction for one core.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Predicted {
+    /// Milliseconds.
+    pub ms: f64,
+    /// 10⁹ operations per second.
+    pub gops: f64,
+    /// 10⁹ bytes per second.
+    pub gb_per_s: f64,
+    /// `arithmetic` or `memory`.
+    pub bound: String,
+    /// Arithmetic with what the schedule adds, over arithmetic without.
+    pub overhead: f64,
+}
+
+/// A measured schedule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// The schedule.
+    pub schedule: Pieces,
+    /// Median milliseconds.
+    pub ms: f64,
+}
+
+/// A schedule by the names of its fields.
+pub fn pieces(target: &CpuTarget, spec: &KernelSpec, schedule: Schedule) -> Pieces {
+    target.pieces(spec, schedule).into_iter().map(|(knob, value)| (knob.name().to_owned(), value)).collect()
+}
+
+/// The schedule of these fields; `None` where a name is none or the target has no such kernels.
+pub fn schedule(target: &CpuTarget, pieces: &Pieces) -> Option<Schedule> {
+    let knob = |name: &str| Knob::ALL.into_iter().find(|k| k.name() == name);
+    let all = pieces.iter().map(|(name, value)| Some((knob(name)?, *value))).collect::<Option<Vec<_>>>()?;
+    target.schedule(&all)
+}
+
+/// `mr 12, unroll 4`
+pub fn shown(pieces: &Pieces) -> String {
+    let fields = Knob::ALL.into_iter().filter_map(|k| Some(format!("{k} {}", pieces.get(k.name())?)));
+    fields.collect::<Vec<_>>().join(", ")
+}

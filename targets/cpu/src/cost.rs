@@ -1,0 +1,479 @@
+//! What a matrix kernel should take on a machine, and the schedule that should take least.
+//!
+//! A kernel takes as long as the slower of two things: its arithmetic at the peak of its form, and its weights,
+//! rows and results at the bandwidth of memory. Both are those of one core. What a schedule decides is counted
+//! in rows, each as much arithmetic as a row of the matrix takes:
+//!
+//! * a group of rows in registers costs [`PER_GROUP`] more than it has, for loading the weights; twice that
+//!   where its panel and its rows do not fit into the second-level cache together;
+//! * a block of byte sums costs [`PER_BLOCK`] more, for unpacking the weights, and an eighth of its rows where
+//!   its sums are more than three quarters of the first-level cache;
+//! * a panel of q8 or q4 that is unpacked to f32 or bf16 costs as much as [`PER_UNPACKING`] rows of f32;
+//! * work items that do not come out even between cores leave some of them waiting.
+//!
+//! What the model does not know (fetching ahead, unrolling) it leaves as it is; `moec build --tune` measures it.
+
+use crate::{CpuTarget, KernelSpec};
+use moec_codegen::{ByteDot, Compute, Isa, Knob, Schedule};
+use moec_device::Device;
+use moec_ir::Format;
+use moec_ir::plan::Grid;
+
+/// Rows that a register group, or a block of tiles, costs beside its own.
+const PER_GROUP: f64 = 1.0;
+/// Rows that unpacking the weights of a block of byte sums costs: q8, and q4 with its nibbles.
+const PER_BLOCK: [f64; 2] = [1.0, 2.0];
+/// Rows of f32 that unpacking a panel costs: shift, shift, convert, multiply, store beside one multiply-add.
+const PER_UNPACKING: f64 = 5.0;
+/// Rows of a block of tiles.
+const TILES: usize = 32;
+/// Cycles per second where the device file gives no rate.
+const CLOCK: f64 = 3e9;
+/// Bytes per second that a core reads where the device file gives no figure.
+const READ: f64 = 20e9;
+/// The most that one core reads, however many channels the machine has.
+const READ_MOST: f64 = 40e9;
+/// Caches where the device file gives none: the smallest of today's.
+const CACHES: [u64; 2] = [32 << 10, 256 << 10];
+/// Cores where the device file gives none.
+const CORES: u32 = 8;
+
+/// A figure and where it comes from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rate {
+    /// Per second: operations (a multiply-add is two), or bytes.
+    pub value: f64,
+    /// The device file's source, or what was assumed.
+    pub source: String,
+}
+
+/// What the model knows of a machine: figures of one core.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figures {
+    /// Bytes of the first-level and the second-level cache.
+    pub caches: [u64; 2],
+    /// Bytes of the last-level cache, where it is known.
+    pub last_cache: Option<u64>,
+    /// Cores that share work.
+    pub cores: u32,
+    /// Operations per second in f32.
+    pub f32: Rate,
+    /// In bf16.
+    pub bf16: Rate,
+    /// In bytes.
+    pub bytes: Rate,
+    /// Bytes read from memory per second.
+    pub read: Rate,
+}
+
+impl Figures {
+    /// Those of a device file, completed by what its instructions promise. `has` tells its features.
+    pub(crate) fn of(device: &Device, isa: &Isa, has: &dyn Fn(&str) -> bool) -> Self {
+        let unit = device.units.first();
+        // A unit of one core is a unit of measurement, not a machine.
+        let cores = unit.and_then(|u| u.cores).filter(|n| *n > 1).unwrap_or(CORES);
+        let stated = |name: &str| {
+            let p = unit?.peak.get(name)?;
+            let value = p.gops * 1e9 / f64::from(unit?.cores.unwrap_or(1).max(1));
+            (value > 0.0).then(|| Rate { value, source: p.source.clone() })
+        };
+        let lanes = isa.lanes as f64;
+        let f32 = stated("f32").unwrap_or_else(|| Rate {
+            value: 4.0 * lanes * CLOCK,
+            source: format!("assumed: two multiply-adds of {lanes} lanes per cycle at 3 GHz"),
+        });
+        let times = |by: f64, what: &str| Rate {
+            value: by * f32.value,
+            source: format!("assumed: {by} times f32, by {what}"),
+        };
+        let bf16 = if isa.bf16 {
+            stated("bf16").unwrap_or_else(|| times(2.0, "dot products of pairs"))
+        } else {
+            times(1.0, "widening")
+        };
+        // The figure of a machine with tiles is theirs; kernels of bytes run on vectors.
+        let stated_bytes = stated("int8").filter(|_| !has("amx-int8"));
+        let bytes = match isa.bytes {
+            ByteDot::None => times(1.0, "widening"),
+            dot => stated_bytes.unwrap_or_else(|| {
+                let by = match dot {
+                    ByteDot::None => 1.0,
+                    ByteDot::Maddubs => 2.0,
+                    ByteDot::Vnni | ByteDot::Sdot => 4.0,
+                    ByteDot::Smmla => 8.0,
+                };
+                times(by, "dot products of bytes")
+            }),
+        };
+        let read = device.memories.first().and_then(|m| m.bandwidth.last()).filter(|b| b.gb_per_s > 0.0);
+        let read = read.map_or_else(
+            || Rate { value: READ, source: "assumed: 20 GB/s for a core".to_owned() },
+            |b| {
+                let share = b.gb_per_s * 1e9 / f64::from(unit.and_then(|u| u.cores).unwrap_or(1).max(1));
+                Rate { value: share.min(READ_MOST), source: b.source.clone() }
+            },
+        );
+        let cache = |level: u8, otherwise| device.cache_bytes(level).unwrap_or(otherwise);
+        let caches = [cache(1, CACHES[0]), cache(2, CACHES[1])];
+        Self { caches, last_cache: device.cache_bytes(3), cores, f32, bf16, bytes, read }
+    }
+
+    /// The rate of a form of arithmetic.
+    pub fn rate(&self, compute: Compute) -> &Rate {
+        match compute {
+            Compute::F32 => &self.f32,
+            Compute::Bf16 => &self.bf16,
+            Compute::I8 => &self.bytes,
+        }
+    }
+}
+
+/// What a call of a matrix kernel has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Load {
+    /// Matrices that are multiplied by: groups, or the experts that are active.
+    pub matrices: usize,
+    /// Rows that meet each of them. Experts: as many as an even routing gives.
+    pub rows: usize,
+    /// Input channels.
+    pub k: usize,
+    /// Output channels.
+    pub n: usize,
+}
+
+/// What binds a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Its arithmetic.
+    Arithmetic,
+    /// Reading and writing memory.
+    Memory,
+}
+
+impl Bound {
+    /// For readers.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Arithmetic => "arithmetic",
+            Self::Memory => "memory",
+        }
+    }
+}
+
+/// What the model says of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// Operations; a multiply-add is two.
+    pub operations: f64,
+    /// Bytes of weights, rows and results, each counted once.
+    pub bytes: f64,
+    /// Seconds of arithmetic on one core, what the schedule adds included.
+    pub arithmetic: f64,
+    /// Seconds of reading and writing on one core.
+    pub memory: f64,
+    /// Arithmetic with what the schedule adds, over arithmetic without; at least 1.
+    pub overhead: f64,
+    /// How much longer all cores take than an even split would; at least 1.
+    pub waiting: f64,
+}
+
+impl Estimate {
+    /// Seconds on one core.
+    pub fn seconds(&self) -> f64 {
+        self.arithmetic.max(self.memory)
+    }
+
+    /// What binds it.
+    pub fn bound(&self) -> Bound {
+        if self.arithmetic >= self.memory { Bound::Arithmetic } else { Bound::Memory }
+    }
+}
+
+impl CpuTarget {
+    /// What the cost model knows of the target.
+    pub fn figures(&self) -> &Figures {
+        &self.figures
+    }
+
+    /// What a call with `n` valid rows does; `None`: the kernel multiplies by no matrix.
+    pub fn load(&self, spec: &KernelSpec, n: usize) -> Option<Load> {
+        let of_experts = |tokens: usize, k: usize, experts: usize| {
+            let slots = tokens.max(1) * k;
+            let matrices = experts.min(slots).max(1);
+            (matrices, (slots + matrices / 2) / matrices)
+        };
+        Some(match *spec {
+            KernelSpec::Linear { k, n: outputs, groups, .. } => {
+                Load { matrices: groups, rows: n.max(1), k, n: outputs }
+            }
+            KernelSpec::ExpertGateUp { layout, hidden, inter, .. } => {
+                let (matrices, rows) = of_experts(n, layout.k, layout.experts);
+                Load { matrices, rows, k: hidden, n: 2 * inter }
+            }
+            KernelSpec::ExpertDown { layout, inter, hidden, .. } => {
+                let (matrices, rows) = of_experts(n, layout.k, layout.experts);
+                Load { matrices, rows, k: inter, n: hidden }
+            }
+            _ => return None,
+        })
+    }
+
+    /// What the model says of a kernel with its schedule, called with `n` valid rows; `None`: no matrix.
+    pub fn estimate(&self, spec: &KernelSpec, n: usize) -> Option<Estimate> {
+        let (load, schedule) = (self.load(spec, n)?, spec.schedule()?);
+        let (format, compute) = (spec.weight_format()?, spec.compute()?);
+        let layout = spec.layout(&self.isa)?;
+        let Load { matrices, rows, k, n: outputs } = load;
+        let products = (matrices * rows * k) as f64 * outputs as f64;
+        let weights = crate::packed_bytes(layout, format, &[1, outputs, k])? as f64;
+        let row_bytes = 4 * moec_codegen::packed_words(k, compute);
+        let (gated, panels) = (matches!(layout, moec_ir::plan::Layout::GluPanels { .. }), self.panels(spec));
+        let results = if gated { outputs / 2 } else { outputs };
+        let bytes = matrices as f64 * (weights + (rows * (row_bytes + 4 * results)) as f64);
+
+        // Rows of each work item: whole ones, and one of what is left.
+        let most = if matches!(spec, KernelSpec::Linear { .. }) { schedule.rows } else { rows };
+        let panel_bytes = weights / panels.max(1) as f64;
+        let item = |r: usize| self.rows_beside(format, compute, schedule, r, panel_bytes, row_bytes);
+        let left = rows % most;
+        let mut beside = (rows / most) as f64 * item(most) + if left > 0 { item(left) } else { 0.0 };
+        let peak = self.figures.rate(compute).value;
+        if format.is_grouped() && compute != Compute::I8 {
+            // Work items of one panel follow each other, and the later ones find it unpacked.
+            beside += PER_UNPACKING * peak / self.figures.f32.value;
+        }
+        let overhead = 1.0 + beside / rows as f64;
+
+        let items = match spec.grid(&self.isa) {
+            Grid::One => 1,
+            Grid::Tiles { rows: block, tiles } => rows.div_ceil(block as usize) * tiles as usize,
+            Grid::Experts { tiles, .. } => matrices * tiles as usize,
+        };
+        let cores = self.figures.cores as usize;
+        let waiting = (items.div_ceil(cores) * cores) as f64 / items.max(1) as f64;
+        let operations = 2.0 * products;
+        Some(Estimate {
+            operations,
+            bytes,
+            arithmetic: operations * overhead / peak,
+            memory: bytes / self.figures.read.value,
+            overhead,
+            waiting,
+        })
+    }
+
+    /// Rows' worth of arithmetic that a work item of `rows` rows takes beside its own.
+    fn rows_beside(
+        &self,
+        format: Format,
+        compute: Compute,
+        schedule: Schedule,
+        rows: usize,
+        panel_bytes: f64,
+        row_bytes: usize,
+    ) -> f64 {
+        let [l1, l2] = self.figures.caches.map(|b| b as f64);
+        if compute == Compute::I8 {
+            let block = schedule.block.min(rows);
+            // Sums of a row, and the cache line of it that a group of weights meets.
+            let held = (block * (4 * self.isa.nr + 64)) as f64;
+            let spilt = if held > 0.75 * l1 { rows as f64 / 8.0 } else { 0.0 };
+            return rows.div_ceil(schedule.block) as f64 * PER_BLOCK[usize::from(format == Format::Q4)]
+                + spilt;
+        }
+        if compute == Compute::Bf16 && self.isa.tiles {
+            return rows.div_ceil(TILES) as f64 * PER_GROUP;
+        }
+        let mr = schedule.mr(&self.isa);
+        let groups = rows / mr + usize::try_from((rows % mr).count_ones()).unwrap_or(0);
+        let fits = panel_bytes + (mr * row_bytes) as f64 <= l2;
+        groups as f64 * PER_GROUP * if fits { 1.0 } else { 2.0 }
+    }
+
+    /// Panels of a kernel's matrix.
+    pub(crate) fn panels(&self, spec: &KernelSpec) -> usize {
+        match spec.grid(&self.isa) {
+            Grid::One => 1,
+            Grid::Tiles { tiles, .. } => match *spec {
+                KernelSpec::Linear { groups, .. } => tiles as usize / groups.max(1),
+                _ => tiles as usize,
+            },
+            Grid::Experts { tiles, .. } => tiles as usize,
+        }
+    }
+
+    /// Schedules that are worth a thought for a kernel that is called with `n` valid rows: the usual one first,
+    /// then others that differ in one field.
+    pub fn candidates(&self, spec: &KernelSpec, n: usize) -> Vec<Schedule> {
+        let Some(load) = self.load(spec, n) else { return Vec::new() };
+        let usual = Schedule::default();
+        // Values of each field, and from how many rows on they mean something.
+        let values: [(Knob, &[(usize, usize)]); 5] = [
+            (Knob::Rows, &[(48, 49), (192, 97), (384, 193), (768, 385)]),
+            (Knob::Mr, &[(8, 9), (4, 5)]),
+            (Knob::Unroll, &[(8, 1)]),
+            (Knob::Block, &[(64, 65), (256, 129)]),
+            (Knob::Ahead, &[(0, 1), (2048, 1), (8192, 1)]),
+        ];
+        let mut all = vec![usual];
+        for (knob, values) in values.into_iter().filter(|(knob, _)| knob.turns(spec, &self.isa)) {
+            let meant = values.iter().filter(|(_, from)| load.rows >= *from);
+            all.extend(meant.map(|&(value, _)| usual.with(knob, value, &self.isa)));
+        }
+        all.retain(|s| s.fits(&self.isa));
+        let mut seen = Vec::new();
+        all.retain(|s| {
+            !seen.contains(s) && {
+                seen.push(*s);
+                true
+            }
+        });
+        all
+    }
+
+    /// The schedule that the model chooses: of the candidates that which takes least, and the usual one where
+    /// others take no less. `None`: no matrix.
+    pub fn cheapest(&self, spec: &KernelSpec, n: usize) -> Option<Schedule> {
+        let cost = |s: &Schedule| {
+            let e = self.estimate(&spec.with_schedule(*s), n)?;
+            Some(e.seconds() * e.waiting)
+        };
+        let mut best: Option<(Schedule, f64)> = None;
+        for schedule in self.candidates(spec, n) {
+            let cost = cost(&schedule)?;
+            if best.is_none_or(|(_, least)| cost < least) {
+                best = Some((schedule, cost));
+            }
+        }
+        best.map(|(schedule, _)| schedule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_ir::op::{Activation, DispatchLayout, Glu};
+
+    fn target(name: &str) -> CpuTarget {
+        CpuTarget::new(&Device::find(name).unwrap()).unwrap()
+    }
+
+    fn linear(k: usize, n: usize, format: Format, compute: Compute) -> KernelSpec {
+        KernelSpec::Linear {
+            k,
+            n,
+            format,
+            compute,
+            groups: 1,
+            x_ld: moec_codegen::packed_words(k, compute),
+            out_ld: n,
+            bias: false,
+            residual_ld: None,
+            glu: None,
+            schedule: Schedule::default(),
+        }
+    }
+
+    #[test]
+    fn one_row_is_bound_by_memory_and_many_by_arithmetic() {
+        let t = target("x86-64-v4");
+        let spec = linear(2048, 2048, Format::Bf16, Compute::F32);
+        let (one, many) = (t.estimate(&spec, 1).unwrap(), t.estimate(&spec, 512).unwrap());
+        assert_eq!([one.bound(), many.bound()], [Bound::Memory, Bound::Arithmetic]);
+        // 8 MiB of weights at 20 GB/s.
+        assert!((one.seconds() - (2048.0 * 2048.0 * 2.0 + 16384.0) / 20e9).abs() < 1e-6, "{one:?}");
+        assert_eq!(many.operations, 2.0 * 512.0 * 2048.0 * 2048.0);
+        // Twelve rows a group: a row more for each.
+        let groups = 5.0 * 8.0 + 3.0 + 0.0; // five items of 96, one of 32 = 12 + 12 + 8
+        assert!((many.overhead - (1.0 + groups / 512.0)).abs() < 1e-9, "{}", many.overhead);
+    }
+
+    #[test]
+    fn rows_of_experts_are_those_of_an_even_routing() {
+        let t = target("x86-64-v4");
+        let spec = |k, experts| KernelSpec::ExpertGateUp {
+            layout: DispatchLayout { rows: 512, k, experts },
+            hidden: 2048,
+            inter: 1024,
+            format: Format::Q8,
+            compute: Compute::F32,
+            x_ld: 2048,
+            glu: Glu::Gated(Activation::Silu),
+            bias: false,
+            schedule: Schedule::default(),
+        };
+        let of = |n, k, experts| t.load(&spec(k, experts), n).map(|l| (l.matrices, l.rows)).unwrap();
+        assert_eq!(
+            [of(512, 8, 64), of(1, 8, 64), of(4, 2, 8), of(3, 2, 4)],
+            [(64, 64), (8, 1), (8, 1), (4, 2)]
+        );
+        assert_eq!(t.load(&KernelSpec::Softmax { cols: 8, x_ld: 8, out_ld: 8 }, 4), None);
+    }
+
+    #[test]
+    fn what_the_model_changes() {
+        let t = target("sapphire-rapids");
+        let chosen = |k, n, format, compute, rows| t.cheapest(&linear(k, n, format, compute), rows).unwrap();
+        // Blocks of byte sums are cut by work items: larger ones make fewer blocks.
+        assert_eq!(chosen(2048, 8192, Format::Q8, Compute::I8, 512).rows, 384);
+        // Nothing is gained where all panels are enough work for all cores, and by one row.
+        assert_eq!(chosen(2048, 8192, Format::Bf16, Compute::F32, 512), Schedule::default());
+        assert_eq!(chosen(2048, 8192, Format::Q8, Compute::F32, 1), Schedule::default());
+        // A matrix of one panel is split between cores by rows.
+        let eight = target("x86-64-v4");
+        let small = eight.cheapest(&linear(64, 32, Format::F32, Compute::F32), 100).unwrap();
+        assert_eq!(small.rows, 48);
+    }
+
+    #[test]
+    fn unpacking_is_paid_once_and_weighs_more_on_tiles() {
+        let t = target("sapphire-rapids");
+        let overhead =
+            |format, compute, n| t.estimate(&linear(2048, 2048, format, compute), n).unwrap().overhead;
+        // Two rows: one group of two.
+        assert_eq!(overhead(Format::Bf16, Compute::F32, 2), 1.5);
+        assert_eq!(overhead(Format::Q8, Compute::F32, 2), 1.5 + PER_UNPACKING / 2.0);
+        let tiles = t.figures().bf16.value / t.figures().f32.value;
+        assert!(
+            (overhead(Format::Q8, Compute::Bf16, 320) - (1.0 + (10.0 + PER_UNPACKING * tiles) / 320.0)).abs()
+                < 1e-9
+        );
+    }
+
+    #[test]
+    fn the_choice_is_among_the_candidates_and_always_the_same() {
+        for name in ["x86-64-v3", "x86-64-v4", "neoverse-v2", "sapphire-rapids", "native"] {
+            let t = target(name);
+            for (format, compute) in
+                [(Format::Bf16, Compute::F32), (Format::Q4, Compute::F32), (Format::Q8, Compute::I8)]
+            {
+                for n in [1, 7, 100, 512, 2048] {
+                    let spec = linear(200, 300, format, compute);
+                    let all = t.candidates(&spec, n);
+                    let chosen = t.cheapest(&spec, n).unwrap();
+                    assert!(all.contains(&chosen) && all.iter().all(|s| s.fits(&t.isa)), "{name} {n}");
+                    assert_eq!(
+                        (all.first(), t.cheapest(&spec, n)),
+                        (Some(&Schedule::default()), Some(chosen))
+                    );
+                    let e = t.estimate(&spec.with_schedule(chosen), n).unwrap();
+                    assert!(e.overhead >= 1.0 && e.waiting >= 1.0 && e.seconds() > 0.0, "{name} {n} {e:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn figures_are_those_of_the_file_by_core() {
+        let t = target("sapphire-rapids");
+        assert_eq!((t.figures().f32.value, t.figures().caches[1]), (160e9, 2 << 20));
+        assert!(t.figures().f32.source.starts_with("measured"));
+        // 307 GB/s are of a socket; a core cannot take them.
+        assert_eq!(t.figures().read.value, READ_MOST);
+        // The file's int8 is that of tiles.
+        assert_eq!(t.figures().bytes.value, 4.0 * 160e9);
+        let v3 = target("x86-64-v3");
+        assert!(v3.figures().f32.source.starts_with("assumed") && v3.figures().f32.value == 96e9);
+        assert_eq!(v3.figures().caches, [32 << 10, 256 << 10]);
+    }
+}

@@ -1,0 +1,148 @@
+//! Schedules by the clock and by the cost model, and what `moec explain` says of them.
+#![allow(
+    clippy::unnecessary_debug_formatting,
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "a test fails by panicking"
+)]
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{fails, ferris, moec, ok, tree};
+
+fn model_toml(folder: &Path) -> PathBuf {
+    let path = folder.join("model.toml");
+    let text = format!(
+        "[model]\nsource = {:?}\n[shapes]\nmax_context = 128\nprefill_chunk = 64\n[weights]\nexperts = \"q4\"\n\
+         attention = \"bf16\"\nembeddings = \"q8\"\n",
+        ferris()
+    );
+    fs::write(&path, text).unwrap();
+    path
+}
+
+fn build(folder: &Path, bundle: &str, more: &[&str]) -> Command {
+    let mut command = moec();
+    command.env("MOEC_CACHE", folder.join("cache"));
+    command.arg("build").arg(model_toml(folder)).args(["--no-run", "-o"]).arg(folder.join(bundle)).args(more);
+    command
+}
+
+fn explain(bundle: &Path, more: &[&str]) -> String {
+    let output = ok(moec().arg("explain").arg(bundle).args(more));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn logits(folder: &Path, bundle: &str) -> Vec<u8> {
+    let out = folder.join("logits.safetensors");
+    let ids: Vec<String> = (1..60).map(|i| (i * 7 % 200).to_string()).collect();
+    ok(moec()
+        .arg("run")
+        .arg(folder.join(bundle))
+        .args(["logits", "--ids", &ids.join(","), "--out"])
+        .arg(&out));
+    fs::read(out).unwrap()
+}
+
+#[test]
+fn tuning_is_kept_explained_and_changes_no_result() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    ok(&mut build(folder, "plain", &[]));
+    let said = |bundle: &str| {
+        let output = ok(&mut build(folder, bundle, &["--tune", "--tune-time", "900"]));
+        let text = String::from_utf8(output.stderr).unwrap();
+        let line = text.lines().find(|l| l.contains("known from before")).unwrap_or_else(|| panic!("{text}"));
+        let mut numbers = line.split_whitespace().filter_map(|w| w.parse::<usize>().ok());
+        (numbers.next().unwrap(), numbers.next().unwrap())
+    };
+    let (timed, known) = said("tuned");
+    assert!(timed > 0 && known == 0, "{timed} {known}");
+    // The second build times nothing, and gives the same bytes.
+    assert_eq!(said("again"), (0, timed));
+    assert!(tree(&folder.join("tuned")) == tree(&folder.join("again")), "two tuned builds differ");
+    // What cannot be read is timed anew.
+    let kept = fs::read_dir(folder.join("cache/schedules")).unwrap().next().unwrap().unwrap().path();
+    fs::write(kept, "{\"kernel\": 1}").unwrap();
+    assert_eq!(said("mended"), (1, timed - 1));
+
+    assert!(logits(folder, "plain") == logits(folder, "tuned"), "a schedule changed a result");
+
+    let report: Value = serde_json::from_str(&explain(&folder.join("tuned"), &["--json"])).unwrap();
+    let kernels = report["kernels"].as_array().unwrap();
+    assert!(report["threads"].as_u64().unwrap() > 0 && kernels.len() >= timed);
+    for k in kernels {
+        let measured = k["measured"].as_array().unwrap();
+        assert!(k["by"] == "clock" && measured.len() > 1, "{k}");
+        let chosen = measured.iter().find(|m| m["schedule"] == k["schedule"]).unwrap();
+        let times = measured.iter().map(|m| m["ms"].as_f64().unwrap());
+        let least = times.fold(f64::INFINITY, f64::min);
+        assert!(least > 0.0);
+        // The usual schedule stands first. What was chosen instead is no slower.
+        if measured[0] != *chosen && k["compute"] != "i8" {
+            assert!(chosen["ms"].as_f64() <= measured[0]["ms"].as_f64(), "{k}");
+        }
+        assert!(k["symbol"].as_str().unwrap().starts_with("moec_"), "{k}");
+    }
+    let text = explain(&folder.join("tuned"), &[]);
+    assert!(text.contains("← chosen") && text.contains("measured with"), "{text}");
+}
+
+#[test]
+fn the_cost_model_explains_itself() {
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path();
+    ok(&mut build(folder, "plain", &["--target", "x86-64-v3"]));
+    let bundle = folder.join("plain");
+    let manifest = fs::read_to_string(bundle.join("manifest.json")).unwrap();
+    assert!(manifest.contains("\"decisions.json\""), "{manifest}");
+
+    let report: Value = serde_json::from_str(&explain(&bundle, &["--json"])).unwrap();
+    let kernels = report["kernels"].as_array().unwrap();
+    let of = |key: &str, value: &str| kernels.iter().filter(|k| k[key] == value).count();
+    assert!(of("kind", "linear") > 0 && of("kind", "expert_gate_up") > 0 && of("kind", "expert_down") > 0);
+    assert!(of("entry", "prefill[64]") > 0 && of("entry", "decode[1]") > 0);
+    assert_eq!(of("by", "model"), kernels.len());
+    for k in kernels {
+        let p = &k["predicted"];
+        assert!(p["ms"].as_f64().unwrap() > 0.0 && p["overhead"].as_f64().unwrap() >= 1.0, "{k}");
+        assert!(["arithmetic", "memory"].contains(&p["bound"].as_str().unwrap()) && k["why"] != "", "{k}");
+        assert!(k.get("measured").is_none() && k["steps"].as_u64().unwrap() > 0, "{k}");
+    }
+    let weights = report["weights"].as_array().unwrap();
+    let experts = weights.iter().find(|w| w["class"] == "experts").unwrap();
+    assert!(experts["format"] == "q4" && experts["bits_per_weight"].as_f64().unwrap() < 6.0, "{experts}");
+    assert!(report["kv_cache"]["bits_per_number"].as_f64().unwrap() >= 8.0);
+
+    let text = explain(&bundle, &[]);
+    for part in ["prefill[64]", "arithmetic ", "by the cost model", "bound by", "layers.*.", "assumed"] {
+        assert!(text.contains(part), "`{part}` is missing:\n{text}");
+    }
+    let layer = explain(&bundle, &["--layer", "0"]);
+    assert!(
+        layer.contains("layers.0.") && !layer.contains("head") && !layer.contains("layers.1."),
+        "{layer}"
+    );
+    let (code, said) = fails(moec().arg("explain").arg(&bundle).args(["--layer", "99"]));
+    assert!(code == 2 && said.contains("no layer 99") && said.contains("hint"), "{said}");
+    let shown = ok(moec().arg("inspect").arg(&bundle)).stdout;
+    assert!(String::from_utf8_lossy(&shown).contains("moec explain"));
+
+    // A changed file is no bundle, and a bundle of an earlier moec says what to do.
+    fs::write(bundle.join("decisions.json"), "{}").unwrap();
+    assert!(fails(moec().arg("explain").arg(&bundle)).1.contains("changed after the build"));
+}
+
+#[test]
+fn another_machine_is_not_timed() {
+    let dir = tempfile::tempdir().unwrap();
+    let elsewhere = if cfg!(target_arch = "x86_64") { "neoverse-v2" } else { "x86-64-v3" };
+    let (code, said) = fails(&mut build(dir.path(), "b", &["--tune", "--target", elsewhere]));
+    assert_eq!(code, 2, "{said}");
+    assert!(said.contains(&format!("which is not a `{elsewhere}`")) && said.contains("hint"), "{said}");
+    assert!(!dir.path().join("b").exists());
+}
