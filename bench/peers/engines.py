@@ -41,6 +41,8 @@ class Peer:
     """Its own requirements would bring a second torch."""
     cmake: str = ""
     """Compiled here, with these options."""
+    lacks: tuple = ()
+    """What must not appear among the features that it says it was compiled for."""
     environment: dict = field(default_factory=dict)
     note: str = ""
     """What a reader of the table must know."""
@@ -77,10 +79,11 @@ PEERS = {
     ),
     "llama-avx512": Peer(
         "llama.cpp, AVX-512 without AMX", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4"), "llama-avx512", LLAMA,
-        cmake=AVX512,
+        cmake=AVX512, lacks=("AMX_INT8",),
     ),
     "llama-avx2": Peer(
         "llama.cpp, AVX2", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4"), "llama-avx2", LLAMA, cmake=AVX2,
+        lacks=("AVX512",),
     ),
 }
 
@@ -116,7 +119,8 @@ class Venvs:
             if not clang:
                 raise Failed("needs clang: apt-get install clang-22 libomp-22-dev")
             environment |= {"CC": clang, "CXX": clang.replace("clang", "clang++"), "CMAKE_ARGS": f"{peer.cmake} -DLLAVA_BUILD=OFF"}
-            first = ["--no-binary", peer.package]
+            # pip would take the wheel that it built with other options.
+            first = ["--no-cache-dir", "--no-binary", peer.package]
         steps = [["-m", "pip", "install", *first, *(["--no-deps"] if peer.no_deps else []), peer.package]]
         if peer.packages:
             steps.append(["-m", "pip", "install", *peer.packages])
@@ -132,7 +136,8 @@ class Venvs:
             for step in steps:
                 done = subprocess.run([str(python), *step], env=environment, stdout=out, stderr=out)
                 if done.returncode:
-                    raise Failed(f"could not be installed: {last_line(path)}")
+                    killed = f" (ended by signal {-done.returncode})" if done.returncode < 0 else ""
+                    raise Failed(f"could not be installed: {last_line(path)}{killed}")
 
 
 def last_line(path):
@@ -202,6 +207,15 @@ class Worker(Process):
         }
         command = [venvs.python(name), HERE / "workers" / peer.worker, model, threads, context, fmt]
         super().__init__(command, venvs.logs / f"{name}-{fmt}.log", environment | peer.environment)
+        self.name, self.peer = name, peer
+
+    def version(self):
+        """Its version; refuses a build that uses more of the processor than the row says."""
+        found = self.do("version")
+        too_much = [f for f in self.peer.lacks if f"{f} = 1" in found.get("system", "")]
+        if too_much:
+            raise Failed(f"was compiled with {', '.join(too_much)}")
+        return found
 
     def do(self, what, **values):
         return self.ask(json.dumps({"do": what, **values}))

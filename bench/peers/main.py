@@ -115,7 +115,7 @@ class Bench:
 
     def note_version(self, peer, worker):
         if peer not in self.versions:
-            self.versions[peer] = worker.do("version")
+            self.versions[peer] = worker.version()
 
     def row(self, section, engine, fmt, task, rate, limit, **more):
         self.rows.append({
