@@ -164,7 +164,10 @@ fn small_numbers_mean_the_same_as_on_x86() {
         let vocab = logits.len() / want.ids.len();
         let rows = logits.chunks(vocab).zip(same.chunks(vocab));
         let near = rows.filter(|(a, b)| relative(a, b) <= bound).count();
-        println!("{family}, {format} weights, {activations} rows: {near} of {} near {target}", want.ids.len());
+        println!(
+            "{family}, {format} weights, {activations} rows: {near} of {} near {target}",
+            want.ids.len()
+        );
         let far = relative(&logits, &same);
         assert!(
             4 * near >= 3 * want.ids.len(),
