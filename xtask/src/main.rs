@@ -27,7 +27,7 @@ const COMMANDS: &[Command] = &[
         "find LLVM, a C compiler, what links and runs AArch64; install them on Debian or Ubuntu",
         || {
             setup::run()?;
-            for what in cross::run() {
+            if let Some(what) = cross::run() {
                 shell::stage("Missing", &what);
             }
             Ok(())
