@@ -120,12 +120,7 @@ impl<'k> Kb<'k> {
             }
             ByteDot::Sdot | ByteDot::Smmla => self.instruction(SDOT, &[sum.v, w.v, x.v], sum.v),
             ByteDot::Maddubs => {
-                // |x| · (w with the sign of x): no product of two overflows 16 bits, since |w|, |x| ≤ 127.
-                let keep = self.ctx.bool_type().const_zero();
-                let magnitude = self.abs_bytes(x, keep.into());
-                let signed = self.instruction(SIGN, &[w.v, x.v], w.v);
-                let pairs = self.instruction(MADD_BYTES, &[magnitude, signed], w.v);
-                return sum + self.add_pairs(pairs, sum);
+                return sum + self.add_pairs(self.pairs_signed(self.abs_bytes(x), x, w));
             }
             ByteDot::None => self.mismatch(sum.v),
         };
@@ -150,15 +145,32 @@ impl<'k> Kb<'k> {
 
     /// As [`Self::dot_bytes`] over several words, of `w` in 0 ..= 15: sums of up to 8 stay below 2¹⁵.
     pub(crate) fn dot_nibbles(&'k self, sum: I<'k>, terms: &[(I<'k>, I<'k>)]) -> I<'k> {
-        let mut pairs: Option<I<'k>> = None;
-        for (w, x) in terms {
-            let term = self.instruction(MADD_BYTES, &[w.v, x.v], w.v);
-            pairs = Some(match pairs {
-                Some(p) => p + I { k: self, v: term },
-                None => I { k: self, v: term },
-            });
-        }
-        pairs.map_or(sum, |p| sum + self.add_pairs(p.v, sum))
+        let pairs = terms.iter().map(|&(w, x)| self.pairs(w, x)).reduce(|sum, p| sum + p);
+        pairs.map_or(sum, |p| sum + self.add_pairs(p))
+    }
+
+    /// Products of unsigned and signed bytes, added by twos in 16 bits.
+    pub(crate) fn pairs(&'k self, unsigned: I<'k>, signed: I<'k>) -> I<'k> {
+        I { k: self, v: self.instruction(MADD_BYTES, &[unsigned.v, signed.v], signed.v) }
+    }
+
+    /// As [`Self::pairs`], of signed bytes: `|a|` by `b` with the sign of `a`. Two products of numbers in −127 ..= 127
+    /// do not overflow 16 bits.
+    pub(crate) fn pairs_signed(&'k self, magnitude: I<'k>, a: I<'k>, b: I<'k>) -> I<'k> {
+        let signed = I { k: self, v: self.instruction(SIGN, &[b.v, a.v], b.v) };
+        self.pairs(magnitude, signed)
+    }
+
+    /// Sums of pairs of 16-bit numbers, 32 bits each.
+    pub(crate) fn add_pairs(&'k self, pairs: I<'k>) -> I<'k> {
+        let ones = self.i32v(0x0001_0001);
+        I { k: self, v: self.instruction(MADD_WORDS, &[pairs.v, ones.v], ones.v) }
+    }
+
+    /// Magnitudes of signed bytes.
+    pub(crate) fn abs_bytes(&'k self, x: I<'k>) -> I<'k> {
+        let keep = self.ctx.bool_type().const_zero();
+        I { k: self, v: self.instruction(ABS, &[x.v, keep.into()], x.v) }
     }
 
     /// A vector rounded to bf16, as 16-bit integers.
@@ -168,16 +180,6 @@ impl<'k> Kb<'k> {
         let BasicValueEnum::VectorValue(v) = x.v else { return self.mismatch(x.v) };
         let rounded = self.keep(self.b.build_float_trunc(v, half, "").map(Into::into), x.v);
         self.bitcast(rounded, elem_type(self.ctx, Elem::I16, lanes))
-    }
-
-    fn abs_bytes(&'k self, x: I<'k>, poison: BasicValueEnum<'k>) -> BasicValueEnum<'k> {
-        self.instruction(ABS, &[x.v, poison], x.v)
-    }
-
-    /// Sums of pairs of 16-bit numbers, 32 bits each.
-    fn add_pairs(&'k self, pairs: BasicValueEnum<'k>, like: I<'k>) -> I<'k> {
-        let ones = self.i32v(0x0001_0001);
-        I { k: self, v: self.instruction(MADD_WORDS, &[pairs, ones.v], like.v) }
     }
 }
 

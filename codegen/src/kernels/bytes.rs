@@ -5,7 +5,9 @@
 //! block wait in scratch, which stays in the first-level cache. So unpacking is paid once per block, and a
 //! row costs its dot products and one multiply-add per group and vector.
 //!
-//! With I8MM two rows meet the group at once, in half as many instructions. The sums are the same integers.
+//! With I8MM two rows meet the group at once, in half as many instructions. With AVX2 four rows do, because
+//! the group does not fit into its sixteen registers: a vector of weights is loaded once for the four. The
+//! sums are the same integers.
 //!
 //! With VNNI the weights are unsigned: `Σ (code + 128)·x = Σ code·x + 128·Σ x`. The packed row carries
 //! `−128·Σ x` of every group, from which the integer sum starts.
@@ -58,12 +60,16 @@ pub(super) fn multiply<'k>(
             };
             let x = |i: I<'k>| row(i).bytes(group * ROW_GROUP);
             let mut single = start;
-            if k.isa.bytes == ByteDot::Smmla {
-                single = start + (stop - start).div(k.i(2)) * 2;
-                let columns = columns(k, &weights);
-                k.each(start, single, 2, |i| {
-                    let rows = [x(i), x(i + 1)];
-                    let found = two_rows(k, &columns, rows);
+            let several = at_once(k.isa.bytes);
+            if several > 1 {
+                single = start + (stop - start).div(k.i(several as i64)) * several;
+                let columns = (k.isa.bytes == ByteDot::Smmla).then(|| columns(k, &weights));
+                k.each(start, single, several, |i| {
+                    let rows: Vec<P<'k>> = (0..several).map(|j| x(i + j)).collect();
+                    let found = match (&columns, rows.as_slice()) {
+                        (Some(columns), &[a, b]) => two_rows(k, columns, [a, b]).to_vec(),
+                        _ => some_rows(k, panel.format, from, &rows),
+                    };
                     for (j, (x, found)) in rows.into_iter().zip(found).enumerate() {
                         add(i + j, x, found);
                     }
@@ -75,6 +81,15 @@ pub(super) fn multiply<'k>(
             store(i, [0, lanes].map(|c| sums(i).words(c).load_vec(Span::Full)));
         });
     });
+}
+
+/// Rows that meet a group at once.
+const fn at_once(bytes: ByteDot) -> usize {
+    match bytes {
+        ByteDot::Smmla => 2,
+        ByteDot::Maddubs => 4,
+        ByteDot::None | ByteDot::Vnni | ByteDot::Sdot => 1,
+    }
 }
 
 /// Whether q4 is multiplied as plain nibbles, several words to one widening.
@@ -123,6 +138,45 @@ fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> 
             chain(start, w, x) + chain(k.i32v(0), v, y)
         }
     })
+}
+
+/// The integer sums of some rows and a group, as [`dots`] gives them. A loop, because written out the sums
+/// would be joined as a tree, for which there are no registers.
+fn some_rows<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let zero = k.i32v(0);
+    let load = |quad: I<'k>| [0, lanes].map(|c| group.words(quad * nr + c).load_ints());
+    let word = |x: &P<'k>, quad: I<'k>| x.words(quad).load_word().splat(lanes);
+    let sums = if nibbles(k, format) {
+        // Added up in 16 bits.
+        let start = vec![k.pairs(zero, zero); 2 * x.len()];
+        let sums = k.fold(0, QUADS / 2, 1, &start, |quad, sums| {
+            let packed = load(quad);
+            let low = packed.map(|w| w & 0x0f0f_0f0f);
+            let high = packed.map(|w| w.shr(4) & 0x0f0f_0f0f);
+            let rows = x.iter().zip(sums.chunks_exact(2));
+            rows.flat_map(|(x, sums)| {
+                let (x, y) = (word(x, quad), word(x, quad + QUADS / 2));
+                [0, 1].map(|half| sums[half] + k.pairs(low[half], x) + k.pairs(high[half], y))
+            })
+            .collect()
+        });
+        // Nibbles are `code + 8`: a sixteenth of 128.
+        let start = |i: usize| x[i / 2].bytes(CORRECTION).load_word().shr(4).splat(lanes);
+        sums.into_iter().enumerate().map(|(i, pairs)| start(i) + k.add_pairs(pairs)).collect()
+    } else {
+        k.fold(0, QUADS, 1, &vec![zero; 2 * x.len()], |quad, sums| {
+            let weights = load(quad);
+            let magnitudes = weights.map(|w| k.abs_bytes(w));
+            let rows = x.iter().zip(sums.chunks_exact(2));
+            rows.flat_map(|(x, sums)| {
+                let x = word(x, quad);
+                [0, 1].map(|half| sums[half] + k.add_pairs(k.pairs_signed(magnitudes[half], weights[half], x)))
+            })
+            .collect()
+        })
+    };
+    sums.chunks_exact(2).map(|halves| [halves[0], halves[1]]).collect()
 }
 
 /// Lanes of two vectors that stand in the lower and the upper halves.

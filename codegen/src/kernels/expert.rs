@@ -57,7 +57,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         match gathered {
             // Rows are read where they lie: gathering them first costs more than their addresses do.
             None => {
-                let rows = Rows { range, at: &lies, apart: None, all: range };
+                let rows = Rows { range, at: &lies, apart: None, all: range, onward: true };
                 multiply(k, &panel, &rows, None, &store);
             }
             // The rows of a tile must lie a fixed distance apart: those of an expert are gathered once.
@@ -68,7 +68,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
                     || {},
                     || k.each(e.first, e.end, 1, |slot| k.copy(lies(slot), at(slot), words)),
                 );
-                multiply(k, &panel, &Rows { range, at: &at, apart: Some(ld), all: range }, None, &store);
+                multiply(k, &panel, &Rows { range, at: &at, apart: Some(ld), all: range, onward: true }, None, &store);
             }
         }
     });
@@ -103,7 +103,7 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let columns = Columns::of(k, p, hidden, None);
         let range = [e.first, e.end];
         let at = |slot| h.words(slot * words);
-        multiply(k, &panel, &Rows { range, at: &at, apart: Some(words), all: range }, None, &|slot, sums| {
+        multiply(k, &panel, &Rows { range, at: &at, apart: Some(words), all: range, onward: true }, None, &|slot, sums| {
             let bias = bias.map(|b| columns.bias(k, b.words(e.id * hidden)));
             columns.store(sums, bias, None, out.words(slot * hidden));
         });

@@ -44,7 +44,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let columns = Columns::of(k, p, n, glu);
         let bias = bias.map(|b| b.words(group * n));
         let at = |row| x.words(row * x_ld + group * words);
-        let rows = Rows { range, at: &at, apart: Some(x_ld), all: [k.i(0), k.row_count()] };
+        let rows = Rows { range, at: &at, apart: Some(x_ld), all: [k.i(0), k.row_count()], onward: false };
         multiply(k, &panel, &rows, Some(again), &|row, sums| {
             let bias = bias.map(|b| columns.bias(k, b));
             let residual = residual.map(|(r, ld)| r.words(row * ld + group * columns_out));

@@ -9,6 +9,9 @@ use moec_ir::types::Format;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
+/// Passes over a panel that fetch the next one together.
+pub(super) const QUARTERS: usize = 4;
+
 /// A weight panel: `depth` input channels of [`Isa::nr`] columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel<'k> {
@@ -47,8 +50,14 @@ pub(crate) fn row_groups<'k>(
 
 /// Rows times panel, for panels of f32, f16 and bf16: two vectors of columns for each row.
 ///
-/// A step is one channel, or the pair of channels that a word of bf16 holds.
-pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> Vec<[F<'k>; 2]> {
+/// A step is one channel, or the pair of channels that a word of bf16 holds. `later` is a quarter of a panel that is
+/// wanted after this one: it is asked for meanwhile.
+pub(crate) fn product<'k>(
+    k: &'k Kb<'k>,
+    rows: &[P<'k>],
+    panel: &Panel<'k>,
+    later: Option<P<'k>>,
+) -> Vec<[F<'k>; 2]> {
     // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
     let splits = match rows.len() {
         1 => 4,
@@ -84,6 +93,12 @@ pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> V
         sums = k.fold(0, whole, unroll, &sums, |at, sums| {
             let mut sums = sums.to_vec();
             fetch(panel.weights.bytes(at * bytes), unroll * bytes, ahead);
+            if let Some(later) = later {
+                let quarter = later.bytes(at * (bytes / QUARTERS));
+                for line in (0..unroll * bytes / QUARTERS).step_by(LINE) {
+                    quarter.beyond(line).prefetch_far();
+                }
+            }
             for u in 0..unroll {
                 step(at, u, per_step, &mut sums);
             }

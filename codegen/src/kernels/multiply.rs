@@ -9,7 +9,7 @@
 //! | q8, q4 | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
 //! | bf16 | bf16, on tile registers | [`super::amx`] |
 
-use super::micro::{Panel, product, row_groups};
+use super::micro::{Panel, QUARTERS, product, row_groups};
 use super::{amx, bytes, unpack};
 use crate::dsl::{F, I, Kb, P};
 use crate::machine::Isa;
@@ -66,6 +66,8 @@ pub(crate) struct Rows<'r, 'k> {
     pub(crate) apart: Option<usize>,
     /// As `range`: all that meet the panel in this step, in one call or in several.
     pub(crate) all: [I<'k>; 2],
+    /// Whether the panel behind this one is wanted next.
+    pub(crate) onward: bool,
 }
 
 /// Multiplies rows by a panel; `store(i, sums)` gets the two vectors of columns of row `i`.
@@ -104,9 +106,17 @@ pub(crate) fn multiply<'k>(
             store,
         );
     }
-    row_groups(k, panel.schedule.mr(&k.isa), first, end, |at, m| {
+    let mr = panel.schedule.mr(&k.isa);
+    row_groups(k, mr, first, end, |at, m| {
+        let later = (m == mr && rows.onward && panel.schedule.ahead > 0).then(|| {
+            // Hardware fetches a panel as fast as its first rows pass, which is faster than memory gives it. The rows
+            // that follow have it in the second-level cache, and leave memory idle.
+            let pass = (at - first).div(k.i(mr as i64)).min(k.i(QUARTERS as i64 - 1));
+            let bytes = panel_bytes(&k.isa, panel.depth, panel.format);
+            panel.weights.beyond(bytes).bytes(pass * (bytes / QUARTERS))
+        });
         let rows: Vec<_> = (0..m).map(|i| (rows.at)(at + i)).collect();
-        for (i, sums) in product(k, &rows, &ready).into_iter().enumerate() {
+        for (i, sums) in product(k, &rows, &ready, later).into_iter().enumerate() {
             store(at + i, sums);
         }
     });
