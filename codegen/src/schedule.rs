@@ -7,14 +7,12 @@ use std::fmt;
 /// The pieces of a matrix kernel.
 ///
 /// Kernels of one matrix and of different schedules give the same bits. Sums of a row are taken in an order
-/// that depends on whether its group has one row, two or more; `check` refuses what would move a
-/// row from one of these to another.
+/// that depends on whether its group has one row, two or more; `check` refuses work items so small that they could
+/// move a row from one of these to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Schedule {
     /// Rows of a work item, of [`KernelSpec::Linear`] only: experts take all of theirs.
     pub rows: usize,
-    /// Most rows that are held in registers, of arithmetic in f32 and bf16; `None`: [`Isa::mr`].
-    pub mr: Option<usize>,
     /// Steps of the inner loop that are written out, of arithmetic in f32 and bf16.
     pub unroll: usize,
     /// Rows whose sums wait in scratch together, of arithmetic in bytes.
@@ -23,10 +21,30 @@ pub struct Schedule {
     pub ahead: usize,
 }
 
+/// Fewest rows of a group in registers, where there are enough to cut them evenly: `mr` at most.
+pub const fn least(mr: usize) -> usize {
+    let two_thirds = mr * 2 / 3;
+    if two_thirds < 3 { 3 } else { two_thirds }
+}
+
+/// Rows from which on all groups have [`least`] or more.
+pub const fn evenly_from(mr: usize) -> usize {
+    // Two groups are the hardest: three and more differ by less.
+    let (mut from, least) = (2 * least(mr), least(mr));
+    let mut rows = from;
+    while rows < 8 * mr {
+        if rows / rows.div_ceil(mr) < least {
+            from = rows + 1;
+        }
+        rows += 1;
+    }
+    from
+}
+
 impl Default for Schedule {
     /// A page ahead, because hardware does not look beyond one; sums that fit into a first-level cache.
     fn default() -> Self {
-        Self { rows: 96, mr: None, unroll: 4, block: 128, ahead: 4096 }
+        Self { rows: 96, unroll: 4, block: 128, ahead: 4096 }
     }
 }
 
@@ -35,8 +53,6 @@ impl Default for Schedule {
 pub enum Knob {
     /// [`Schedule::rows`]
     Rows,
-    /// [`Schedule::mr`]
-    Mr,
     /// [`Schedule::unroll`]
     Unroll,
     /// [`Schedule::block`]
@@ -47,13 +63,12 @@ pub enum Knob {
 
 impl Knob {
     /// Every one, in the order of the fields.
-    pub const ALL: [Self; 5] = [Self::Rows, Self::Mr, Self::Unroll, Self::Block, Self::Ahead];
+    pub const ALL: [Self; 4] = [Self::Rows, Self::Unroll, Self::Block, Self::Ahead];
 
     /// Name in symbols and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rows => "rows",
-            Self::Mr => "mr",
             Self::Unroll => "unroll",
             Self::Block => "block",
             Self::Ahead => "ahead",
@@ -66,7 +81,7 @@ impl Knob {
         let tiles = isa.tiles && compute == Compute::Bf16;
         match self {
             Self::Rows => matches!(spec, KernelSpec::Linear { .. }),
-            Self::Mr | Self::Unroll => compute != Compute::I8 && !tiles,
+            Self::Unroll => compute != Compute::I8 && !tiles,
             Self::Block => compute == Compute::I8,
             // Tiles ask for the next panel by themselves; unpacking does not.
             Self::Ahead => !tiles || format.is_grouped(),
@@ -75,16 +90,10 @@ impl Knob {
 }
 
 impl Schedule {
-    /// Rows held in registers on a machine.
-    pub fn mr(&self, isa: &Isa) -> usize {
-        self.mr.unwrap_or(isa.mr)
-    }
-
-    /// The field's value on a machine.
-    pub fn get(&self, knob: Knob, isa: &Isa) -> usize {
+    /// The field's value.
+    pub fn get(&self, knob: Knob) -> usize {
         match knob {
             Knob::Rows => self.rows,
-            Knob::Mr => self.mr(isa),
             Knob::Unroll => self.unroll,
             Knob::Block => self.block,
             Knob::Ahead => self.ahead,
@@ -93,10 +102,9 @@ impl Schedule {
 
     /// The same but for one field.
     #[must_use]
-    pub fn with(self, knob: Knob, value: usize, isa: &Isa) -> Self {
+    pub fn with(self, knob: Knob, value: usize) -> Self {
         match knob {
             Knob::Rows => Self { rows: value, ..self },
-            Knob::Mr => Self { mr: (value != isa.mr).then_some(value), ..self },
             Knob::Unroll => Self { unroll: value, ..self },
             Knob::Block => Self { block: value, ..self },
             Knob::Ahead => Self { ahead: value, ..self },
@@ -104,18 +112,12 @@ impl Schedule {
     }
 
     /// What a schedule must keep, and what is wrong where it does not.
-    pub(crate) fn check(&self, isa: &Isa) -> [(bool, &'static str); 6] {
-        let mr = self.mr(isa);
-        // Where groups are fours, any number of fours leaves the same rows over.
-        let whole = if isa.mr.is_multiple_of(4) { 4 } else { isa.mr };
+    pub(crate) fn check(&self, isa: &Isa) -> [(bool, &'static str); 5] {
         [
+            // Rows are cut evenly: an item has at least half as many.
             (
-                self.rows > 0 && self.rows.is_multiple_of(whole) && self.rows <= 1 << 16,
-                "a schedule's work items are no whole register tiles",
-            ),
-            (
-                mr == isa.mr || (mr > 0 && mr < isa.mr && whole == 4 && mr.is_multiple_of(4)),
-                "a schedule's register tile does not fit, or would sum in another order",
+                self.rows / 2 >= evenly_from(isa.mr) && self.rows.is_multiple_of(16) && self.rows <= 1 << 16,
+                "a schedule's work items are no whole tiles, or so small that they would sum in another order",
             ),
             (matches!(self.unroll, 4 | 8 | 16), "a schedule's loop would sum in another order"),
             ((1..=1 << 12).contains(&self.block), "a schedule's block of sums is empty or huge"),
@@ -130,16 +132,16 @@ impl Schedule {
     }
 
     /// Fields that are not the usual ones.
-    pub(crate) fn unusual(&self, isa: &Isa) -> impl Iterator<Item = (Knob, usize)> {
-        let (this, usual, isa) = (*self, Self::default(), *isa);
-        let values = Knob::ALL.into_iter().map(move |k| (k, this.get(k, &isa)));
-        values.filter(move |&(k, value)| value != usual.get(k, &isa))
+    pub(crate) fn unusual(&self) -> impl Iterator<Item = (Knob, usize)> {
+        let (this, usual) = (*self, Self::default());
+        let values = Knob::ALL.into_iter().map(move |k| (k, this.get(k)));
+        values.filter(move |&(k, value)| value != usual.get(k))
     }
 
     /// For readers: the fields that a kernel looks at.
     pub fn describe(&self, spec: &KernelSpec, isa: &Isa) -> String {
         let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec, isa));
-        turned.map(|k| format!("{k} {}", self.get(k, isa))).collect::<Vec<_>>().join(", ")
+        turned.map(|k| format!("{k} {}", self.get(k))).collect::<Vec<_>>().join(", ")
     }
 }
 
@@ -159,13 +161,10 @@ mod tests {
         let (wide, narrow) = (Machine::x86_64_level(4).isa(), Machine::x86_64_level(3).isa());
         let usual = Schedule::default();
         assert!(usual.fits(&wide) && usual.fits(&narrow));
-        assert!(Schedule { mr: Some(8), rows: 100, ..usual }.fits(&wide));
         for wrong in [
             Schedule { rows: 0, ..usual },
             Schedule { rows: 98, ..usual },
-            Schedule { mr: Some(16), ..usual },
-            Schedule { mr: Some(6), ..usual },
-            Schedule { mr: Some(0), ..usual },
+            Schedule { rows: 16, ..usual },
             Schedule { unroll: 2, ..usual },
             Schedule { block: 0, ..usual },
             Schedule { ahead: 100, ..usual },
@@ -173,16 +172,24 @@ mod tests {
         ] {
             assert!(!wrong.fits(&wide), "{wrong:?}");
         }
-        // Six rows in registers leave other rows over than four do.
-        assert!(!Schedule { mr: Some(4), ..usual }.fits(&narrow));
-        assert!(!Schedule { rows: 100, ..usual }.fits(&narrow));
+        // Fewer rows in registers make even groups of fewer rows.
+        assert!(Schedule { rows: 16, ..usual }.fits(&narrow));
+    }
+
+    #[test]
+    fn groups_are_even_from_some_number_of_rows_on() {
+        for mr in [4, 6, 8, 12] {
+            let from = evenly_from(mr);
+            let smallest = |rows: usize| rows / rows.div_ceil(mr);
+            assert!(smallest(from - 1) < least(mr), "{mr}");
+            assert!((from..4096).all(|rows| smallest(rows) >= least(mr)), "{mr}");
+        }
     }
 
     #[test]
     fn a_name_says_what_is_unusual() {
-        let isa = Machine::x86_64_level(4).isa();
-        let s = Schedule::default().with(Knob::Rows, 192, &isa).with(Knob::Mr, isa.mr, &isa);
-        assert_eq!(s.unusual(&isa).collect::<Vec<_>>(), [(Knob::Rows, 192)]);
-        assert_eq!(Schedule::default().unusual(&isa).count(), 0);
+        let s = Schedule::default().with(Knob::Rows, 192);
+        assert_eq!(s.unusual().collect::<Vec<_>>(), [(Knob::Rows, 192)]);
+        assert_eq!(Schedule::default().unusual().count(), 0);
     }
 }

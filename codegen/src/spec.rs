@@ -396,7 +396,7 @@ impl KernelSpec {
                 if let Some(glu) = glu {
                     s.glu(*glu);
                 }
-                s.schedule(schedule, isa);
+                s.schedule(schedule);
             }
             Self::Rope { heads, dim, rotary, offset, style, x_ld, out_ld, angles_ld } => {
                 s.word("rope").word(match style {
@@ -430,12 +430,12 @@ impl KernelSpec {
                     .num("x", *x_ld)
                     .flag("bias", *bias)
                     .glu(*glu)
-                    .schedule(schedule, isa);
+                    .schedule(schedule);
             }
             Self::ExpertDown { layout, inter, hidden, format, compute, bias, schedule } => {
                 s.word("expert_down").layout(*layout).num("i", *inter).num("h", *hidden);
                 s.word(format.name()).compute(*compute).num("p", isa.nr).flag("bias", *bias);
-                s.schedule(schedule, isa);
+                s.schedule(schedule);
             }
             Self::Combine { layout, hidden, out_ld, residual_ld } => {
                 s.word("combine").layout(*layout).num("h", *hidden).num("o", *out_ld);
@@ -644,9 +644,9 @@ impl Symbol {
         if compute == Compute::F32 { self } else { self.word("as").word(compute.name()) }
     }
 
-    /// Silent about what is usual on the machine.
-    fn schedule(&mut self, schedule: &Schedule, isa: &Isa) -> &mut Self {
-        for (knob, value) in schedule.unusual(isa) {
+    /// Silent about what is usual.
+    fn schedule(&mut self, schedule: &Schedule) -> &mut Self {
+        for (knob, value) in schedule.unusual() {
             self.num(knob.name(), value);
         }
         self

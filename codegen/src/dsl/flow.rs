@@ -135,14 +135,25 @@ impl<'k> Kb<'k> {
         self.int_param(1)
     }
 
-    /// As [`Kb::tiles`]; `body` also learns whether the tile is that of the item before in this call.
-    pub(crate) fn tiles_in_turn(&'k self, rows: usize, body: impl FnOnce(I<'k>, [I<'k>; 2], I<'k>)) {
+    /// As [`Kb::tiles`], but with blocks of even sizes, at most `rows`, that begin at multiples of `whole` rows; `body` also
+    /// learns whether the tile is that of the item before in this call.
+    pub(crate) fn even_tiles_in_turn(
+        &'k self,
+        rows: usize,
+        whole: usize,
+        body: impl FnOnce(I<'k>, [I<'k>; 2], I<'k>),
+    ) {
         let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
         let blocks = (n + (rows - 1)).div(self.i(rows as i64));
+        let start = |block: I<'k>| {
+            let row = (block * n).div(blocks);
+            if whole == 1 { row } else { row.div(self.i(whole as i64)) * whole }
+        };
         self.fold(begin, end, 1, &[self.i(-1)], |item, before| {
             let (block, tile) = (item.rem(blocks), item.div(blocks));
-            let first = block * rows;
-            body(tile, [first, (first + rows).min(n)], tile.equals(before[0]));
+            // The last block ends where the rows do, at no whole number of them.
+            let stop = (block + 1).lt(blocks).pick_int(start(block + 1), n);
+            body(tile, [start(block), stop], tile.equals(before[0]));
             vec![tile]
         });
     }

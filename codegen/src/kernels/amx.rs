@@ -26,7 +26,7 @@ const STEP: usize = TILE_ROW_BYTES / 4;
 /// Columns of a tile of sums.
 const COLUMNS: usize = TILE_ROW_BYTES / 4;
 /// Rows of a block.
-const BLOCK: usize = 2 * TILE_ROWS;
+pub(super) const BLOCK: usize = 2 * TILE_ROWS;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 

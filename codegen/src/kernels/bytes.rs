@@ -171,7 +171,8 @@ fn some_rows<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, x: &[P<'k>]) -> Ve
             let rows = x.iter().zip(sums.chunks_exact(2));
             rows.flat_map(|(x, sums)| {
                 let x = word(x, quad);
-                [0, 1].map(|half| sums[half] + k.add_pairs(k.pairs_signed(magnitudes[half], weights[half], x)))
+                [0, 1]
+                    .map(|half| sums[half] + k.add_pairs(k.pairs_signed(magnitudes[half], weights[half], x)))
             })
             .collect()
         })

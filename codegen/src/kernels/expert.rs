@@ -68,7 +68,13 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
                     || {},
                     || k.each(e.first, e.end, 1, |slot| k.copy(lies(slot), at(slot), words)),
                 );
-                multiply(k, &panel, &Rows { range, at: &at, apart: Some(ld), all: range, onward: true }, None, &store);
+                multiply(
+                    k,
+                    &panel,
+                    &Rows { range, at: &at, apart: Some(ld), all: range, onward: true },
+                    None,
+                    &store,
+                );
             }
         }
     });
@@ -103,10 +109,16 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let columns = Columns::of(k, p, hidden, None);
         let range = [e.first, e.end];
         let at = |slot| h.words(slot * words);
-        multiply(k, &panel, &Rows { range, at: &at, apart: Some(words), all: range, onward: true }, None, &|slot, sums| {
-            let bias = bias.map(|b| columns.bias(k, b.words(e.id * hidden)));
-            columns.store(sums, bias, None, out.words(slot * hidden));
-        });
+        multiply(
+            k,
+            &panel,
+            &Rows { range, at: &at, apart: Some(words), all: range, onward: true },
+            None,
+            &|slot, sums| {
+                let bias = bias.map(|b| columns.bias(k, b.words(e.id * hidden)));
+                columns.store(sums, bias, None, out.words(slot * hidden));
+            },
+        );
     });
     finish(k, compute);
 }

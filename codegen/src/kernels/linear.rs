@@ -1,7 +1,8 @@
 //! `x · wᵀ` with bias, residual or gate in the epilogue.
 
+use super::amx;
 use super::micro::{Columns, Panel};
-use super::multiply::{Rows, finish, multiply, panel_bytes};
+use super::multiply::{Rows, finish, multiply, on_tiles, panel_bytes};
 use crate::dsl::Kb;
 use crate::spec::{KernelSpec, packed_words, panels};
 
@@ -32,7 +33,8 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let per_group = panels(&k.isa, n, glu.is_some());
     let columns_out = if glu.is_some() { n / 2 } else { n };
     let words = packed_words(depth, compute);
-    k.tiles_in_turn(schedule.rows, |tile, range, again| {
+    let whole = if on_tiles(&k.isa, compute) { amx::BLOCK } else { 1 };
+    k.even_tiles_in_turn(schedule.rows, whole, |tile, range, again| {
         let (group, p) = if groups == 1 {
             (k.i(0), tile)
         } else {

@@ -1,7 +1,7 @@
 //! The matrix microkernel: a few rows times one weight panel, accumulated in registers.
 
 use crate::dsl::{F, I, Kb, P, Span};
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, least};
 use crate::spec::Compute;
 use moec_ir::op::Glu;
 use moec_ir::types::Format;
@@ -29,10 +29,12 @@ pub(crate) struct Panel<'k> {
 
 /// Numbers of rows that the microkernel is written for, the largest first. 1 is the last.
 pub(super) fn variants(mr: usize) -> impl Iterator<Item = usize> {
-    std::iter::once(mr).chain([8, 4, 2, 1].into_iter().filter(move |&m| m < mr))
+    let least = least(mr);
+    (least..=mr).rev().chain([4, 2, 1].into_iter().filter(move |&m| m < least))
 }
 
-/// Cuts rows `first .. end` greedily into groups that the microkernel is written for.
+/// Cuts rows `first .. end` into groups that the microkernel is written for: evenly where there are enough rows, since a
+/// small group waits for its sums and for the weights; else greedily.
 pub(crate) fn row_groups<'k>(
     k: &'k Kb<'k>,
     mr: usize,
@@ -40,9 +42,22 @@ pub(crate) fn row_groups<'k>(
     end: I<'k>,
     mut body: impl FnMut(I<'k>, usize),
 ) {
+    let rows = end - first;
+    let groups = (rows + (mr - 1)).div(k.i(mr as i64)).max(k.i(1));
+    let (each, larger) = (rows.div(groups), rows.rem(groups));
+    let evenly = each.ge(k.i(least(mr) as i64));
     let mut first = first;
     for m in variants(mr) {
-        let stop = if m == 1 { end } else { first + (end - first).div(k.i(m as i64)) * m };
+        let size = k.i(m as i64);
+        let greedily = (end - first).div(size);
+        let count = if m >= least(mr) {
+            let even = each.equals(size).pick_int(groups - larger, k.i(0));
+            let even = (each + 1).equals(size).pick_int(larger, even);
+            evenly.pick_int(even, greedily)
+        } else {
+            greedily
+        };
+        let stop = if m == 1 { end } else { first + count * m };
         k.each(first, stop, m, |row| body(row, m));
         first = stop;
     }
@@ -87,6 +102,8 @@ pub(crate) fn product<'k>(
         }
     };
     let Schedule { unroll, ahead, .. } = panel.schedule;
+    // Many rows are work enough for an iteration.
+    let unroll = if rows.len() >= least(k.isa.mr) { unroll / 2 } else { unroll };
     let steps = panel.depth / per_step;
     let whole = steps / unroll * unroll;
     if whole > 0 {

@@ -13,7 +13,7 @@ use super::micro::{Panel, QUARTERS, product, row_groups};
 use super::{amx, bytes, unpack};
 use crate::dsl::{F, I, Kb, P};
 use crate::machine::Isa;
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, least};
 use crate::spec::Compute;
 use moec_ir::types::{Format, GROUP};
 
@@ -106,12 +106,12 @@ pub(crate) fn multiply<'k>(
             store,
         );
     }
-    let mr = panel.schedule.mr(&k.isa);
+    let mr = k.isa.mr;
     row_groups(k, mr, first, end, |at, m| {
-        let later = (m == mr && rows.onward && panel.schedule.ahead > 0).then(|| {
-            // Hardware fetches a panel as fast as its first rows pass, which is faster than memory gives it. The rows
-            // that follow have it in the second-level cache, and leave memory idle.
-            let pass = (at - first).div(k.i(mr as i64)).min(k.i(QUARTERS as i64 - 1));
+        let later = (m >= least(mr) && rows.onward && panel.schedule.ahead > 0).then(|| {
+            // The first group of rows wants its panel faster than memory gives it. Those that follow find it in the
+            // second-level cache and leave memory idle: time to fetch the next one.
+            let pass = (at - first).div(k.i(m as i64)).min(k.i(QUARTERS as i64 - 1));
             let bytes = panel_bytes(&k.isa, panel.depth, panel.format);
             panel.weights.beyond(bytes).bytes(pass * (bytes / QUARTERS))
         });

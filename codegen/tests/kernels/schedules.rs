@@ -9,8 +9,7 @@ use moec_ir::op::{Activation, Glu};
 /// A schedule in which every field may differ from the usual one; machines refuse some.
 fn random(rng: &mut Rng) -> Schedule {
     Schedule {
-        rows: rng.pick(&[4, 12, 24, 36, 48, 96, 192, 384]),
-        mr: rng.pick(&[None, Some(4), Some(8)]),
+        rows: rng.pick(&[16, 32, 48, 96, 192, 384]),
         unroll: rng.pick(&[4, 8, 16]),
         block: rng.pick(&[1, 3, 7, 32, 64, 200, 4096]),
         ahead: rng.pick(&[0, 64, 2048, 8192]),

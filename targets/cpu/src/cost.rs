@@ -14,7 +14,7 @@
 //! What the model does not know (fetching ahead, unrolling) it leaves as it is; `moec build --tune` measures it.
 
 use crate::{CpuTarget, KernelSpec};
-use moec_codegen::{ByteDot, Compute, Isa, Knob, Schedule};
+use moec_codegen::{ByteDot, Compute, Isa, Knob, Schedule, evenly_from, least};
 use moec_device::Device;
 use moec_ir::Format;
 use moec_ir::plan::Grid;
@@ -231,12 +231,15 @@ impl CpuTarget {
         let results = if gated { outputs / 2 } else { outputs };
         let bytes = matrices as f64 * (weights + (rows * (row_bytes + 4 * results)) as f64);
 
-        // Rows of each work item: whole ones, and one of what is left.
+        // Work items take even shares of the rows.
         let most = if matches!(spec, KernelSpec::Linear { .. }) { schedule.rows } else { rows };
         let panel_bytes = weights / panels.max(1) as f64;
         let item = |r: usize| self.rows_beside(format, compute, schedule, r, panel_bytes, row_bytes);
-        let left = rows % most;
-        let mut beside = (rows / most) as f64 * item(most) + if left > 0 { item(left) } else { 0.0 };
+        // Those of tiles begin at whole blocks of them.
+        let blocks = if self.isa.tiles && compute == Compute::Bf16 { 1 } else { rows.div_ceil(most) };
+        let larger = rows % blocks;
+        let mut beside = (blocks - larger) as f64 * item(rows / blocks)
+            + if larger > 0 { larger as f64 * item(rows / blocks + 1) } else { 0.0 };
         let peak = self.figures.rate(compute).value;
         if format.is_grouped() && compute != Compute::I8 {
             // Work items of one panel follow each other, and the later ones find it unpacked.
@@ -284,8 +287,13 @@ impl CpuTarget {
         if compute == Compute::Bf16 && self.isa.tiles {
             return rows.div_ceil(TILES) as f64 * PER_GROUP;
         }
-        let mr = schedule.mr(&self.isa);
-        let groups = rows / mr + usize::try_from((rows % mr).count_ones()).unwrap_or(0);
+        let mr = self.isa.mr;
+        let evenly = rows.div_ceil(mr);
+        let groups = if rows >= evenly_from(mr) || rows <= mr && rows >= least(mr) {
+            evenly
+        } else {
+            rows / mr + usize::try_from((rows % mr).count_ones()).unwrap_or(0)
+        };
         let fits = panel_bytes + (mr * row_bytes) as f64 <= l2;
         groups as f64 * PER_GROUP * if fits { 1.0 } else { 2.0 }
     }
@@ -308,9 +316,8 @@ impl CpuTarget {
         let Some(load) = self.load(spec, n) else { return Vec::new() };
         let usual = Schedule::default();
         // Values of each field, and from how many rows on they mean something.
-        let values: [(Knob, &[(usize, usize)]); 5] = [
+        let values: [(Knob, &[(usize, usize)]); 4] = [
             (Knob::Rows, &[(48, 49), (192, 97), (384, 193), (768, 385)]),
-            (Knob::Mr, &[(8, 9), (4, 5)]),
             (Knob::Unroll, &[(8, 1)]),
             (Knob::Block, &[(64, 65), (256, 129)]),
             (Knob::Ahead, &[(0, 1), (2048, 1), (8192, 1)]),
@@ -318,7 +325,7 @@ impl CpuTarget {
         let mut all = vec![usual];
         for (knob, values) in values.into_iter().filter(|(knob, _)| knob.turns(spec, &self.isa)) {
             let meant = values.iter().filter(|(_, from)| load.rows >= *from);
-            all.extend(meant.map(|&(value, _)| usual.with(knob, value, &self.isa)));
+            all.extend(meant.map(|&(value, _)| usual.with(knob, value)));
         }
         all.retain(|s| s.fits(&self.isa));
         let mut seen = Vec::new();
@@ -383,8 +390,8 @@ mod tests {
         // 8 MiB of weights at 20 GB/s.
         assert!((one.seconds() - (2048.0 * 2048.0 * 2.0 + 16384.0) / 20e9).abs() < 1e-6, "{one:?}");
         assert_eq!(many.operations, 2.0 * 512.0 * 2048.0 * 2048.0);
-        // Twelve rows a group: a row more for each.
-        let groups = 5.0 * 8.0 + 3.0 + 0.0; // five items of 96, one of 32 = 12 + 12 + 8
+        // Twelve rows a group at most, a row more for each: six items of 85 and 86 rows.
+        let groups = 6.0 * 8.0;
         assert!((many.overhead - (1.0 + groups / 512.0)).abs() < 1e-9, "{}", many.overhead);
     }
 
@@ -416,8 +423,8 @@ mod tests {
         let chosen = |k, n, format, compute, rows| t.cheapest(&linear(k, n, format, compute), rows).unwrap();
         // Blocks of byte sums are cut by work items: larger ones make fewer blocks.
         assert_eq!(chosen(2048, 8192, Format::Q8, Compute::I8, 512).rows, 384);
-        // Nothing is gained where all panels are enough work for all cores, and by one row.
-        assert_eq!(chosen(2048, 8192, Format::Bf16, Compute::F32, 512), Schedule::default());
+        // Panels that are enough work for all cores meet all rows at once; nothing is gained by one row.
+        assert_eq!(chosen(2048, 8192, Format::Bf16, Compute::F32, 512).rows, 768);
         assert_eq!(chosen(2048, 8192, Format::Q8, Compute::F32, 1), Schedule::default());
         // A matrix of one panel is split between cores by rows.
         let eight = target("x86-64-v4");

@@ -124,12 +124,12 @@ impl CpuTarget {
     /// The fields of a kernel's schedule that it looks at, with their values.
     pub fn pieces(&self, spec: &KernelSpec, schedule: Schedule) -> Vec<(Knob, usize)> {
         let turned = Knob::ALL.into_iter().filter(|k| k.turns(spec, &self.isa));
-        turned.map(|k| (k, schedule.get(k, &self.isa))).collect()
+        turned.map(|k| (k, schedule.get(k))).collect()
     }
 
     /// The schedule of these fields; the others are the usual ones. `None`: the target has no kernels of it.
     pub fn schedule(&self, pieces: &[(Knob, usize)]) -> Option<Schedule> {
-        let with = |s: Schedule, &(knob, value): &(Knob, usize)| s.with(knob, value, &self.isa);
+        let with = |s: Schedule, &(knob, value): &(Knob, usize)| s.with(knob, value);
         Some(pieces.iter().fold(Schedule::default(), with)).filter(|s| s.fits(&self.isa))
     }
 

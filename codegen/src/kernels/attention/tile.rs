@@ -177,7 +177,12 @@ impl<'k> Kernel<'_, 'k> {
                 grouped(k, &rows, weights, self.s.query_words() / GROUP)
             } else {
                 let (depth, format, compute) = (self.s.d.qk_dim, self.s.panels(), self.s.compute);
-                product(k, &rows, &Panel { weights, depth, format, compute, schedule: Schedule::default() }, None)
+                product(
+                    k,
+                    &rows,
+                    &Panel { weights, depth, format, compute, schedule: Schedule::default() },
+                    None,
+                )
             };
             for (i, sums) in sums.into_iter().enumerate() {
                 let to = self.at(s.scores).words(column).words(i * s.score);
