@@ -59,7 +59,8 @@ PEERS = {
     ),
     "ik": Peer(
         "ik_llama.cpp", "ik-llama-cpp-python", "ik.py", ("bf16", "q8", "q4"), "ik", ("safetensors", "tokenizers"),
-        cmake="-DGGML_NATIVE=ON",
+        # Attention over quantised caches takes most of the time to compile, and is not measured.
+        cmake="-DGGML_NATIVE=ON -DGGML_IQK_FA_ALL_QUANTS=OFF",
         note="a third party's package of it, compiled by clang for this processor; it knows no OLMoE, so the same "
         "weights under the name qwen3moe, which differs in norms alone; 8 and 4 bits repacked at load time (`-rtr`), "
         "fused gate and up (`-fmoe`), flash attention; f16 cache; n_batch = n_ubatch = 512",

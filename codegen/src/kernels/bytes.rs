@@ -68,7 +68,8 @@ pub(super) fn multiply<'k>(
                     let rows: Vec<P<'k>> = (0..several).map(|j| x(i + j)).collect();
                     let found = match (&columns, rows.as_slice()) {
                         (Some(columns), &[a, b]) => two_rows(k, columns, [a, b]).to_vec(),
-                        _ => some_rows(k, panel.format, from, &rows),
+                        _ if panel.format == Format::Q8 => code_rows(k, from, &rows),
+                        _ => nibble_rows(k, from, &rows),
                     };
                     for (j, (x, found)) in rows.into_iter().zip(found).enumerate() {
                         add(i + j, x, found);
@@ -140,43 +141,50 @@ fn dots<'k>(k: &'k Kb<'k>, format: Format, weights: &[[I<'k>; 2]], x: P<'k>) -> 
     })
 }
 
-/// The integer sums of some rows and a group, as [`dots`] gives them. A loop, because written out the sums
+/// Four bytes of a row, in every lane.
+fn word<'k>(k: &'k Kb<'k>, x: P<'k>, quad: I<'k>) -> I<'k> {
+    x.words(quad).load_word().splat(k.lanes())
+}
+
+/// The integer sums of some rows and a group of q4, as [`dots`] gives them. A loop, because written out the sums
 /// would be joined as a tree, for which there are no registers.
-fn some_rows<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
+fn nibble_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
     let (nr, lanes) = (k.isa.nr, k.lanes());
-    let zero = k.i32v(0);
-    let load = |quad: I<'k>| [0, lanes].map(|c| group.words(quad * nr + c).load_ints());
-    let word = |x: &P<'k>, quad: I<'k>| x.words(quad).load_word().splat(lanes);
-    let sums = if nibbles(k, format) {
-        // Added up in 16 bits.
-        let start = vec![k.pairs(zero, zero); 2 * x.len()];
-        let sums = k.fold(0, QUADS / 2, 1, &start, |quad, sums| {
-            let packed = load(quad);
-            let low = packed.map(|w| w & 0x0f0f_0f0f);
-            let high = packed.map(|w| w.shr(4) & 0x0f0f_0f0f);
-            let rows = x.iter().zip(sums.chunks_exact(2));
-            rows.flat_map(|(x, sums)| {
-                let (x, y) = (word(x, quad), word(x, quad + QUADS / 2));
-                [0, 1].map(|half| sums[half] + k.pairs(low[half], x) + k.pairs(high[half], y))
-            })
-            .collect()
-        });
-        // Nibbles are `code + 8`: a sixteenth of 128.
-        let start = |i: usize| x[i / 2].bytes(CORRECTION).load_word().shr(4).splat(lanes);
-        sums.into_iter().enumerate().map(|(i, pairs)| start(i) + k.add_pairs(pairs)).collect()
-    } else {
-        k.fold(0, QUADS, 1, &vec![zero; 2 * x.len()], |quad, sums| {
-            let weights = load(quad);
-            let magnitudes = weights.map(|w| k.abs_bytes(w));
-            let rows = x.iter().zip(sums.chunks_exact(2));
-            rows.flat_map(|(x, sums)| {
-                let x = word(x, quad);
-                [0, 1]
-                    .map(|half| sums[half] + k.add_pairs(k.pairs_signed(magnitudes[half], weights[half], x)))
-            })
-            .collect()
+    let none = k.pairs(k.i32v(0), k.i32v(0));
+    let sums = k.fold(0, QUADS / 2, 1, &vec![none; 2 * x.len()], |quad, sums| {
+        let packed = [0, lanes].map(|c| group.words(quad * nr + c).load_ints());
+        let low = packed.map(|w| w & 0x0f0f_0f0f);
+        let high = packed.map(|w| w.shr(4) & 0x0f0f_0f0f);
+        let rows = x.iter().zip(sums.chunks_exact(2));
+        rows.flat_map(|(x, sums)| {
+            let (x, y) = (word(k, *x, quad), word(k, *x, quad + QUADS / 2));
+            [0, 1].map(|half| sums[half] + k.pairs(low[half], x) + k.pairs(high[half], y))
         })
-    };
+        .collect()
+    });
+    let rows = x.iter().zip(sums.chunks_exact(2));
+    rows.map(|(x, sums)| {
+        // Nibbles are `code + 8`: a sixteenth of 128.
+        let start = x.bytes(CORRECTION).load_word().shr(4).splat(lanes);
+        [0, 1].map(|half| start + k.add_pairs(sums[half]))
+    })
+    .collect()
+}
+
+/// As [`nibble_rows`], of q8.
+fn code_rows<'k>(k: &'k Kb<'k>, group: P<'k>, x: &[P<'k>]) -> Vec<[I<'k>; 2]> {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let sums = k.fold(0, QUADS, 1, &vec![k.i32v(0); 2 * x.len()], |quad, sums| {
+        let weights = [0, lanes].map(|c| group.words(quad * nr + c).load_ints());
+        let magnitudes = weights.map(|w| k.abs_bytes(w));
+        let rows = x.iter().zip(sums.chunks_exact(2));
+        rows.flat_map(|(x, sums)| {
+            let x = word(k, *x, quad);
+            let pairs = |half: usize| k.pairs_signed(magnitudes[half], weights[half], x);
+            [0, 1].map(|half| sums[half] + k.add_pairs(pairs(half)))
+        })
+        .collect()
+    });
     sums.chunks_exact(2).map(|halves| [halves[0], halves[1]]).collect()
 }
 
