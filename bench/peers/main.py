@@ -18,7 +18,7 @@ from engines import PEERS, Failed, Process, Venvs, Worker, log
 from models import FERRIS, LAYERS, Models
 
 FORMATS = ["bf16", "q8", "q4"]
-MAIN = {"olmoe": ["llama", "ik", "transformers"], "qwen3-30b-a3b": ["llama", "openvino"], "phi-tiny": ["llama"]}
+MAIN = {"olmoe": ["llama", "ik", "transformers"], "qwen3-30b-a3b": ["llama", "openvino"], "phi-tiny": ["llama", "transformers"]}
 """Peers of whole models. optimum-intel exports no OLMoE."""
 WINDOW, WINDOWS = 512, 40
 """As in `reference_metrics.json` of ferris."""

@@ -62,6 +62,14 @@ class Checkpoint:
         return (self.bits(name).astype(np.uint32) << 16).view(np.float32)
 
 
+def check(config):
+    """Ends where llama.cpp has no such model."""
+    heads = config["num_attention_heads"]
+    channels = heads * (config.get("head_dim") or config["hidden_size"] // heads)
+    if config["architectures"][0] == "PhiMoEForCausalLM" and channels != config["hidden_size"]:
+        raise SystemExit(f"error: llama.cpp's phimoe wants heads of {config['hidden_size']} channels in all, not {channels}")
+
+
 def plan(checkpoint):
     """GGUF name → names of the tensors that it stacks, or the one that it is."""
     names = {}
@@ -102,7 +110,8 @@ def write(checkpoint, out, exact_ends):
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
-    rope = c.get("rope_parameters") or {}
+    check(checkpoint.config)
+    names = plan(checkpoint)
     writer.add_rope_freq_base(float(c.get("rope_theta") or rope["rope_theta"]))
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_layer_norm_eps(c["rms_norm_eps"])
