@@ -93,6 +93,7 @@ def stays_f32(name, shape, exact_ends):
 
 
 def write(checkpoint, out, exact_ends):
+    check(checkpoint.config)
     c = checkpoint.config
     writer = gguf.GGUFWriter(str(out), ARCHITECTURES[c["architectures"][0]])
     heads = c["num_attention_heads"]
@@ -110,8 +111,7 @@ def write(checkpoint, out, exact_ends):
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(head_dim)
-    check(checkpoint.config)
-    names = plan(checkpoint)
+    rope = c.get("rope_parameters") or {}
     writer.add_rope_freq_base(float(c.get("rope_theta") or rope["rope_theta"]))
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_layer_norm_eps(c["rms_norm_eps"])
