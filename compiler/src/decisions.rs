@@ -134,7 +134,7 @@ pub fn schedule(target: &CpuTarget, pieces: &Pieces) -> Option<Schedule> {
     target.schedule(&all)
 }
 
-/// `mr 12, unroll 4`
+/// `rows 96, unroll 4`
 pub fn shown(pieces: &Pieces) -> String {
     let fields = Knob::ALL.into_iter().filter_map(|k| Some(format!("{k} {}", pieces.get(k.name())?)));
     fields.collect::<Vec<_>>().join(", ")
