@@ -231,9 +231,12 @@ fn the_bytes_of_a_graph_are_known_before_it_is_written() {
     }
 }
 
+/// What is said of a description, and what is wrong with it.
+type Fault = (&'static str, fn(&mut Attention));
+
 #[test]
 fn descriptions_that_contradict_themselves_are_refused() {
-    let cases: [(&str, fn(&mut Attention)); 5] = [
+    let cases: [Fault; 5] = [
         ("4 query heads share 3 of keys", |a| a.kv_heads = 3),
         ("does not fit 64 positions", |a| a.chunks = vec![Chunk { rows: 16, start: Some(56) }]),
         ("in heads of 32 channels", |a| {

@@ -76,7 +76,9 @@ fn a_shared_expert_is_gated_by_a_number_per_row() {
         let gate = store.tensor(&gate);
         for (x, y) in x.chunks(dense.hidden).zip(want.chunks_mut(dense.hidden)) {
             let logit: f32 = x.iter().zip(gate.as_f32()).map(|(x, w)| x * w).sum();
-            y.iter_mut().for_each(|y| *y /= 1.0 + (-logit).exp());
+            for y in y {
+                *y /= 1.0 + (-logit).exp();
+            }
         }
         assert!(difference(&got["y"], &want) < 1e-6);
     }

@@ -235,10 +235,14 @@ fn broadcast(x: &Array, y: &Array, g: &dyn Fn(f64, f64) -> f64) -> Array {
 
 fn reduce(x: &Array, axes: &[usize], start: f64, g: &dyn Fn(f64, f64) -> f64) -> Array {
     let mut shape = x.0.clone();
-    axes.iter().for_each(|&a| shape[a] = 1);
+    for &a in axes {
+        shape[a] = 1;
+    }
     let mut data = vec![start; shape.iter().product()];
     for (mut i, v) in each(&x.0).zip(&x.1) {
-        axes.iter().for_each(|&a| i[a] = 0);
+        for &a in axes {
+            i[a] = 0;
+        }
         let at = place(&shape, &i);
         data[at] = g(data[at], *v);
     }

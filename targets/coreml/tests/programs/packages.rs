@@ -3,7 +3,7 @@
 use crate::store::{FILE, Store, ane};
 use moec_coreml::emit::Chunk;
 use moec_coreml::helper::{Helper, HelperError, Package};
-use moec_coreml::program::Program;
+use moec_coreml::program::{Arg, FunctionBuilder, Mode, OpKind, Program, Rules, WeightRef};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -87,6 +87,69 @@ fn packages_store_weights_once_and_are_the_same_every_time() {
     let again = Package { program: &programs[0], weights: folder.path(), out: &first[0].out };
     helper.emit(&[again], &mut |_| ()).unwrap();
     assert!(files(&first[0].out) == files(&second[0].out));
+}
+
+/// A function in which every operator of the table stands.
+fn everything() -> Program {
+    let mut weights = Vec::new();
+    let mut b = FunctionBuilder::new("main", &mut weights);
+    let x = b.input("x", &[1, 32, 1, 32]);
+    let state = b.state("s", &[32, 32]);
+    let weight = WeightRef { name: "w".into(), file: FILE.into(), offset: 0, shape: vec![32, 32, 1, 1] };
+    let mut y = b.conv(x, &weight, None).unwrap();
+    for op in [OpKind::Silu, OpKind::Sigmoid, OpKind::Relu, OpKind::Abs] {
+        y = b.unary(op, y).unwrap();
+    }
+    for mode in [Mode::Exact, Mode::TanhApproximation] {
+        y = b.gelu(y, mode).unwrap();
+    }
+    y = b.clip(y, 0.0, 2.0).unwrap();
+    for op in [OpKind::Add, OpKind::Sub, OpKind::Mul, OpKind::Maximum, OpKind::Minimum, OpKind::RealDiv] {
+        y = b.scalar(op, y, 0.5).unwrap();
+    }
+    y = b.rsqrt(y, 1.0 / 1024.0).unwrap();
+    for op in [OpKind::ReduceMean, OpKind::ReduceMax, OpKind::ReduceSum] {
+        let reduced = b.reduce(op, y, 1).unwrap();
+        y = b.binary(OpKind::Add, y, reduced).unwrap();
+    }
+    let axes = |list: &[usize]| ("axes", Arg::Ints(list.to_vec()));
+    y = b.one(OpKind::Squeeze, &[("x", Arg::Value(y)), axes(&[0, 2])]).unwrap();
+    let old = b.read_state(state).unwrap();
+    y = b.matmul(old, y, true).unwrap();
+    b.write_state(state, y).unwrap();
+    y = b.softmax(y, 1).unwrap();
+    let halves = [("x", Arg::Value(y)), ("split_sizes", Arg::Ints(vec![8, 24])), ("axis", Arg::Int(1))];
+    let halves = b.op(OpKind::Split, &halves).unwrap();
+    y = b.concat(&[halves[1], halves[0]], 1).unwrap();
+    let part = b.slice(y, 1, 4, 12).unwrap();
+    y = b.slice_update(y, part, &[0, 20]).unwrap();
+    y = b.one(OpKind::ExpandDims, &[("x", Arg::Value(y)), axes(&[0, 2])]).unwrap();
+    y = b.tile(y, &[1, 1, 3, 1]).unwrap();
+    y = b.transpose(y, &[0, 2, 1, 3]).unwrap();
+    y = b.reshape(y, &[1, 96, 32]).unwrap();
+    let function = b.finish(&[("y", y)]);
+    Program { name: "everything".into(), weights, functions: vec![function] }
+}
+
+#[test]
+fn coremltools_takes_every_operator_and_infers_the_same_shapes() {
+    let program = everything();
+    program.verify(&Rules::ANE).unwrap();
+    let used = |kind| program.functions[0].ops.iter().any(|op| op.op == kind);
+    assert_eq!(OpKind::all().filter(|&kind| !used(kind)).collect::<Vec<_>>(), []);
+    let Some(helper) = helper("coremltools_takes_every_operator_and_infers_the_same_shapes") else { return };
+    let mut store = Store::default();
+    store.matrix(32, 32);
+    let folder = folder(&store);
+    let out = folder.path().join("everything.mlpackage");
+    // The helper compares the shape of every value.
+    let emit = |program| helper.emit(&[Package { program, weights: folder.path(), out: &out }], &mut |_| ());
+    emit(&program).unwrap();
+    let mut wrong = program.clone();
+    let value = wrong.functions[0].ops.iter().find(|op| op.op == OpKind::Softmax).unwrap().results[0];
+    wrong.functions[0].values[value.index()].shape = vec![32, 33];
+    let error = emit(&wrong).unwrap_err().to_string();
+    assert!(error.contains("(softmax) is [32, 32] for coremltools, [32, 33] in the program"), "{error}");
 }
 
 #[test]

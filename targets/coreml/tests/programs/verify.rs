@@ -141,13 +141,16 @@ fn weights_stand_in_files_below_their_folder() {
     refused(&weight("w.bin", u64::MAX - 1, &[4]), &Rules::ANE, "at byte 18446744073709551614");
 }
 
+/// An operator, its arguments, and what is said of it.
+type Case = (OpKind, Vec<(&'static str, Arg)>, &'static str);
+
 #[test]
 fn shapes_that_do_not_fit_are_refused_where_they_are_written() {
     let mut weights = Vec::new();
     let mut b = FunctionBuilder::new("f", &mut weights);
     let x = b.input("x", &[2, 3, 4]);
     let ints = |list: &[usize]| Arg::Ints(list.to_vec());
-    let cases: Vec<(OpKind, Vec<(&str, Arg)>, &str)> = vec![
+    let cases: Vec<Case> = vec![
         (OpKind::Transpose, vec![("perm", ints(&[0, 1, 1]))], "axes [0, 1, 1]"),
         (OpKind::Transpose, vec![("perm", ints(&[0, 1]))], "does not order"),
         (OpKind::Reshape, vec![("shape", ints(&[5, 5]))], "has other elements"),
