@@ -311,6 +311,8 @@ fn fill(b: &mut FunctionBuilder, x: ValueId, width: usize) -> Result<ValueId> {
         return Ok(x);
     }
     *channels = width.saturating_sub(*channels);
-    let zeros = b.splat(0.0, &shape)?;
+    // Repeated from one number: an array of zeros would be stored, for every shape anew.
+    let zero = b.splat(0.0, &[1; 4])?;
+    let zeros = b.tile(zero, &shape)?;
     Ok(b.concat(&[x, zeros], 3)?)
 }
