@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The helper that is installed for this user.
-fn helper(test: &str) -> Option<Helper> {
+pub(crate) fn helper(test: &str) -> Option<Helper> {
     let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
     let cache = from("MOEC_CACHE")
         .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
@@ -24,7 +24,7 @@ fn helper(test: &str) -> Option<Helper> {
 }
 
 /// A folder with the store's file.
-fn folder(store: &Store) -> tempfile::TempDir {
+pub(crate) fn folder(store: &Store) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join(FILE), store.bytes()).unwrap();
     folder
