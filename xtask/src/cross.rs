@@ -3,10 +3,10 @@
 //! Nothing of the system's Rust is replaced: where rustup cannot give the standard library, Debian's compiler and
 //! library are unpacked into moec's cache folder, where moec looks for them.
 
-use crate::shell::{self, Failed, output, program, shown, stage};
+use crate::shell::{self, Failed, cache_dir, output, program, shown, stage};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
@@ -81,15 +81,6 @@ fn has_library(rustc: &Path) -> bool {
     let found = output(program(rustc).args(["--print", "target-libdir", "--target", TRIPLE]));
     let entries = found.and_then(|folder| Path::new(&folder).read_dir().ok());
     entries.is_some_and(|e| e.flatten().any(|f| f.file_name().to_string_lossy().starts_with("libstd-")))
-}
-
-/// The folder that moec uses, too.
-fn cache_dir() -> Result<PathBuf, Failed> {
-    let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
-    from("MOEC_CACHE")
-        .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
-        .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
-        .ok_or_else(|| Failed::new("there is no cache folder").hint("set `MOEC_CACHE` to one"))
 }
 
 /// Unpacks Debian's compiler, which follows new releases for the sake of its browsers, with the libraries of this

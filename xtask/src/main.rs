@@ -3,6 +3,7 @@
 //! Depends on nothing but std, so that a fresh machine has it in a second.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
+mod coreml;
 mod cross;
 mod demo;
 mod docs;
@@ -32,6 +33,11 @@ const COMMANDS: &[Command] = &[
             }
             Ok(())
         },
+    ),
+    (
+        "coreml",
+        "install what writes Core ML packages: coremltools in a folder of its own, and the helper",
+        coreml::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
     ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {

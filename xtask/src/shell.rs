@@ -37,6 +37,15 @@ pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
 }
 
+/// The folder where moec keeps what later builds can use.
+pub(crate) fn cache_dir() -> Result<PathBuf, Failed> {
+    let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
+    from("MOEC_CACHE")
+        .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
+        .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
+        .ok_or_else(|| Failed::new("there is no cache folder").hint("set `MOEC_CACHE` to one"))
+}
+
 /// A line `    Building moec`.
 pub(crate) fn stage(verb: &str, what: &str) {
     eprintln!("{verb:>12} {what}");

@@ -1,0 +1,318 @@
+//! Attention over a chunk of a prompt, with the KV cache as the graph's state.
+//!
+//! **State.** Keys and values of the layer lie in one state, `kv[2, kv_heads, context, width]`: keys, then values. The
+//! width is that of the wider of the two, up to the unit's multiple; what is beyond is zero.
+//!
+//! **Where a chunk is written.** The Neural Engine slices at fixed places only, so a beginning that is known when the
+//! graph runs is no option. There are two ways, both static:
+//!
+//! * At any position: the input `write[1, 1, context, T]` has a 1 where row `t` is stored at position `p`, else 0, and
+//!   the state becomes `kv · (1 − Σₜ write) + write · new`. Zeros and ones are exact in f16, so what is not written
+//!   stays as it was to the bit, and padding rows, whose columns are zero, write nothing. It costs a product of the
+//!   size of one head's scores and passes over the state.
+//! * At a fixed position ([`Chunk::start`]): `slice_update` between constants, and the scores cover no more than what
+//!   has been written by then. A prompt that is read in whole chunks calls one function after the other: half of the
+//!   scores on average, and functions share weights, so that they cost no memory. Padding rows are stored as well;
+//!   those places are written anew before a mask lets anyone see them.
+//!
+//! **Inputs.** `x[T, H, 1, 1]`; `angles[T, R, 1, 1]` if there is a rotation; `mask[1, 1, T, W]`, 0 where a row may look
+//! and [`MASKED`] where not (a sliding window is a matter of the mask), `W` being the context, or `start + T`; `write`.
+//! The norm in front and the residual stay outside (NPUMoE, §3), unless [`Attention::norm`] is given.
+
+use super::rope::Angles;
+use super::{EmitError, Limits, Norm, Raw, Result, Rope, check_rows, checked, within};
+use crate::program::{Function, FunctionBuilder, OpKind, Program, ValueId, WeightRef};
+
+/// What a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any other.
+pub const MASKED: f32 = -1e4;
+
+/// A linear layer.
+#[derive(Clone, Debug)]
+pub struct Projection {
+    /// `[out, in]`.
+    pub weight: Raw,
+    /// `[out]`.
+    pub bias: Option<Raw>,
+}
+
+impl Projection {
+    fn check(&self, graph: &str, name: &str, out: usize, channels: usize) -> Result<()> {
+        self.weight.expect(graph, name, &[out, channels])?;
+        self.bias.as_ref().map_or(Ok(()), |bias| bias.expect(graph, &format!("{name}_bias"), &[out]))
+    }
+
+    fn apply(&self, b: &mut FunctionBuilder, x: ValueId, name: &str) -> Result<ValueId> {
+        let bias = self.bias.as_ref().map(|raw| raw.weight(&format!("{name}_bias"), raw.shape.clone()));
+        Ok(b.conv(x, &self.weight.conv(name), bias.as_ref())?)
+    }
+}
+
+/// Rows that enter together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// Rows `T`.
+    pub rows: usize,
+    /// Position of the first, if that is fixed.
+    pub start: Option<usize>,
+}
+
+/// Attention of one layer.
+#[derive(Clone, Debug)]
+pub struct Attention {
+    /// Name of the graph.
+    pub name: String,
+    /// Channels `H` of a token.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Channels of a query and of a key.
+    pub qk_dim: usize,
+    /// Channels of a value.
+    pub v_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Positions that the cache holds.
+    pub context: usize,
+    /// `[heads·qk_dim, H]`.
+    pub q: Projection,
+    /// `[kv_heads·qk_dim, H]`.
+    pub k: Projection,
+    /// `[kv_heads·v_dim, H]`.
+    pub v: Projection,
+    /// `[H, heads·v_dim]`.
+    pub o: Projection,
+    /// Bound on the magnitude of queries, keys and values.
+    pub clip_qkv: Option<f32>,
+    /// Norm of queries: per head if its weight has `qk_dim` channels, else over all.
+    pub q_norm: Option<Norm>,
+    /// Norm of keys, likewise.
+    pub k_norm: Option<Norm>,
+    /// Rotation.
+    pub rope: Option<Rope>,
+    /// Logit per head that takes part in the softmax and is dropped, `[heads]` (gpt-oss).
+    pub sinks: Option<Raw>,
+    /// Norm in front, where it is not done outside.
+    pub norm: Option<Norm>,
+    /// Chunks; each becomes a function.
+    pub chunks: Vec<Chunk>,
+}
+
+impl Attention {
+    /// Writes the program: a function `chunk{T}` or `chunk{T}_at{P}` for each chunk.
+    ///
+    /// # Errors
+    /// Weights of other shapes, chunks that the unit does not take or that end past the context, or more bytes than a
+    /// graph may have.
+    pub fn emit(&self, limits: &Limits) -> Result<Program> {
+        self.check(limits)?;
+        let mut weights = Vec::new();
+        let functions = self.chunks.iter().map(|chunk| self.function(*chunk, limits, &mut weights));
+        let functions = functions.collect::<Result<_>>()?;
+        let program = Program { name: self.name.clone(), weights, functions };
+        let bytes = program.weight_bytes();
+        within(&self.name, limits, 1, "layers", |layers| if layers == 0 { 0 } else { bytes })?;
+        checked(program, limits)
+    }
+
+    /// Width of a row of the state: elements of a key or value, with what fills it up.
+    pub fn state_width(&self, limits: &Limits) -> usize {
+        self.qk_dim.max(self.v_dim).next_multiple_of(limits.rules.state_multiple)
+    }
+
+    fn projections(&self) -> [(&'static str, &Projection, usize, usize); 4] {
+        [
+            ("q", &self.q, self.heads * self.qk_dim, self.hidden),
+            ("k", &self.k, self.kv_heads * self.qk_dim, self.hidden),
+            ("v", &self.v, self.kv_heads * self.v_dim, self.hidden),
+            ("o", &self.o, self.hidden, self.heads * self.v_dim),
+        ]
+    }
+
+    fn check(&self, limits: &Limits) -> Result<()> {
+        let fault = |what| EmitError::Description { graph: self.name.clone(), what };
+        if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(fault(format!("{} query heads share {} of keys", self.heads, self.kv_heads)));
+        }
+        for (name, projection, out, channels) in self.projections() {
+            projection.check(&self.name, name, out, channels)?;
+        }
+        for (name, norm, heads) in
+            [("q_norm", &self.q_norm, self.heads), ("k_norm", &self.k_norm, self.kv_heads)]
+        {
+            if let Some(norm) = norm {
+                norm.check(&self.name, name, self.qk_dim * self.groups(norm, heads).1)?;
+            }
+        }
+        if let Some(norm) = &self.norm {
+            norm.check(&self.name, "norm", self.hidden)?;
+        }
+        if let Some(sinks) = &self.sinks {
+            sinks.expect(&self.name, "sinks", &[self.heads])?;
+        }
+        if let Some(rope) = self.rope
+            && (!rope.channels.is_multiple_of(2) || rope.offset.saturating_add(rope.channels) > self.qk_dim)
+        {
+            return Err(fault(format!("{rope:?} in heads of {} channels", self.qk_dim)));
+        }
+        for (i, chunk) in self.chunks.iter().enumerate() {
+            let end = chunk.start.unwrap_or(0).saturating_add(chunk.rows);
+            if end > self.context || self.chunks[..i].contains(chunk) {
+                return Err(fault(format!(
+                    "{chunk:?} comes twice, or does not fit {} positions",
+                    self.context
+                )));
+            }
+        }
+        let mut rows: Vec<_> = self.chunks.iter().map(|c| c.rows).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        check_rows(&self.name, "numbers of rows", &rows, limits)
+    }
+
+    /// Groups of a norm of `heads` heads, and heads in each.
+    fn groups(&self, norm: &Norm, heads: usize) -> (usize, usize) {
+        let channels = norm.weight.as_ref().and_then(|w| w.shape.first()).copied();
+        if channels.is_none_or(|c| c == self.qk_dim) { (heads, 1) } else { (1, heads) }
+    }
+
+    fn function(&self, chunk: Chunk, limits: &Limits, weights: &mut Vec<WeightRef>) -> Result<Function> {
+        let rows = chunk.rows;
+        let name = match chunk.start {
+            None => format!("chunk{rows}"),
+            Some(start) => format!("chunk{rows}_at{start}"),
+        };
+        let mut builder = FunctionBuilder::new(name, weights);
+        let b = &mut builder;
+        let window = chunk.start.map_or(self.context, |start| start + rows);
+        let width = self.state_width(limits);
+        let x = b.input("x", &[rows, self.hidden, 1, 1]);
+        let angles = self.rope.map(|rope| rope.input(b, rows)).transpose()?;
+        let mask = b.input("mask", &[1, 1, rows, window]);
+
+        let mut x = b.transpose(x, &[2, 1, 3, 0])?;
+        if let Some(norm) = &self.norm {
+            x = norm.whole(b, x, "norm")?;
+        }
+        let q = self.rows(b, x, ("q", &self.q, self.q_norm.as_ref()), self.heads, angles.as_ref())?;
+        let k = self.rows(b, x, ("k", &self.k, self.k_norm.as_ref()), self.kv_heads, angles.as_ref())?;
+        let v = self.heads(b, x, ("v", &self.v), self.kv_heads, self.v_dim)?;
+        let v = b.transpose(v, &[0, 1, 3, 2])?;
+        // Scaled before the product, which is thus as small as it can be.
+        let q = b.scalar(OpKind::Mul, q, self.scale)?;
+        let (q, k, v) = (fill(b, q, width)?, fill(b, k, width)?, fill(b, v, width)?);
+
+        let kv = b.concat(&[k, v], 0)?;
+        let kv = self.store(b, kv, chunk, width)?;
+        let kv = b.slice(kv, 2, 0, window)?;
+        let (k, v) = (b.slice(kv, 0, 0, 1)?, b.slice(kv, 0, 1, 1)?);
+
+        // Query heads that share keys are rows of one product.
+        let shared = self.heads / self.kv_heads * rows;
+        let q = b.reshape(q, &[1, self.kv_heads, shared, width])?;
+        let scores = b.matmul(q, k, true)?;
+        let scores = b.reshape(scores, &[1, self.heads, rows, window])?;
+        let scores = b.binary(OpKind::Add, scores, mask)?;
+        let shares = self.softmax(b, scores, rows, window)?;
+        let shares = b.reshape(shares, &[1, self.kv_heads, shared, window])?;
+        let y = b.matmul(shares, v, false)?;
+
+        let y = b.reshape(y, &[1, self.heads, rows, width])?;
+        let y = b.slice(y, 3, 0, self.v_dim)?;
+        let y = b.transpose(y, &[0, 1, 3, 2])?;
+        let y = b.reshape(y, &[1, self.heads * self.v_dim, 1, rows])?;
+        let y = self.o.apply(b, y, "o")?;
+        let y = b.transpose(y, &[3, 1, 0, 2])?;
+        Ok(builder.finish(&[("y", y)]))
+    }
+
+    /// Projects `x[1, H, 1, T]` to `[1, heads, dim, T]`.
+    fn heads(
+        &self,
+        b: &mut FunctionBuilder,
+        x: ValueId,
+        (name, projection): (&str, &Projection),
+        heads: usize,
+        dim: usize,
+    ) -> Result<ValueId> {
+        let rows = b.shape(x).last().copied().unwrap_or(0);
+        let mut y = projection.apply(b, x, name)?;
+        if let Some(bound) = self.clip_qkv {
+            y = b.clip(y, -bound, bound)?;
+        }
+        Ok(b.reshape(y, &[1, heads, dim, rows])?)
+    }
+
+    /// Queries or keys with norm and rotation: `[1, heads, T, qk_dim]`.
+    fn rows(
+        &self,
+        b: &mut FunctionBuilder,
+        x: ValueId,
+        (name, projection, norm): (&str, &Projection, Option<&Norm>),
+        heads: usize,
+        angles: Option<&Angles>,
+    ) -> Result<ValueId> {
+        let rows = b.shape(x).last().copied().unwrap_or(0);
+        let mut y = self.heads(b, x, (name, projection), heads, self.qk_dim)?;
+        if let Some(norm) = norm {
+            let (groups, joined) = self.groups(norm, heads);
+            y = b.reshape(y, &[1, groups, joined * self.qk_dim, rows])?;
+            y = norm.grouped(b, y, &format!("{name}_norm"))?;
+            y = b.reshape(y, &[1, heads, self.qk_dim, rows])?;
+        }
+        if let (Some(rope), Some(angles)) = (self.rope, angles) {
+            y = rope.apply(b, y, angles)?;
+        }
+        Ok(b.transpose(y, &[0, 1, 3, 2])?)
+    }
+
+    /// Stores `new[2, kv_heads, T, width]`; gives the whole state as it is then.
+    fn store(&self, b: &mut FunctionBuilder, new: ValueId, chunk: Chunk, width: usize) -> Result<ValueId> {
+        let state = b.state("kv", &[2, self.kv_heads, self.context, width]);
+        let old = b.read_state(state)?;
+        let kv = if let Some(start) = chunk.start {
+            b.slice_update(old, new, &[0, 0, start, 0])?
+        } else {
+            let write = b.input("write", &[1, 1, self.context, chunk.rows]);
+            let written = b.reduce(OpKind::ReduceSum, write, 3)?;
+            let one = b.splat(1.0, &[])?;
+            let keep = b.binary(OpKind::Sub, one, written)?;
+            let kept = b.binary(OpKind::Mul, old, keep)?;
+            let placed = b.matmul(write, new, false)?;
+            b.binary(OpKind::Add, kept, placed)?
+        };
+        b.write_state(state, kv)?;
+        Ok(kv)
+    }
+
+    /// Over the last axis of `scores[1, heads, T, W]`, sinks taking their share.
+    fn softmax(
+        &self,
+        b: &mut FunctionBuilder,
+        scores: ValueId,
+        rows: usize,
+        window: usize,
+    ) -> Result<ValueId> {
+        let Some(sinks) = &self.sinks else { return Ok(b.softmax(scores, 3)?) };
+        let sinks = b.weight(&sinks.weight("sinks", [1, self.heads, 1, 1]))?;
+        let sinks = b.tile(sinks, &[1, 1, rows, 1])?;
+        let all = b.concat(&[scores, sinks], 3)?;
+        let shares = b.softmax(all, 3)?;
+        Ok(b.slice(shares, 3, 0, window)?)
+    }
+}
+
+/// Zeros behind the channels of `x[1, heads, T, dim]`, up to `width`.
+fn fill(b: &mut FunctionBuilder, x: ValueId, width: usize) -> Result<ValueId> {
+    let mut shape = b.shape(x).to_vec();
+    let Some(channels) = shape.last_mut() else { return Ok(x) };
+    if *channels == width {
+        return Ok(x);
+    }
+    *channels = width.saturating_sub(*channels);
+    // Repeated from one number: an array of zeros would be stored, for every shape anew.
+    let zero = b.splat(0.0, &[1; 4])?;
+    let zeros = b.tile(zero, &shape)?;
+    Ok(b.concat(&[x, zeros], 3)?)
+}

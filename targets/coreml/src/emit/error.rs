@@ -1,0 +1,73 @@
+//! Why a graph is not written.
+
+use crate::program::ProgramError;
+use thiserror::Error;
+
+/// A part of a model that cannot be a graph as asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum EmitError {
+    /// More weights than a graph may have.
+    #[error(
+        "graph `{graph}` has {bytes} bytes of weights ({parts} {unit}); a graph may have {limit}\nhint: {}",
+        fitting(*fits, unit)
+    )]
+    TooLarge {
+        /// Name of the graph.
+        graph: String,
+        /// Its weights.
+        bytes: u64,
+        /// The limit.
+        limit: u64,
+        /// What it has of its unit.
+        parts: usize,
+        /// What it could be cut into: `experts`, `vocabulary entries`, `layers`.
+        unit: &'static str,
+        /// Most parts that fit.
+        fits: usize,
+    },
+    /// A tensor of another shape than its part of the model has.
+    #[error("graph `{graph}`: `{tensor}` is {found:?}, {expected:?} is wanted")]
+    Shape {
+        /// Name of the graph.
+        graph: String,
+        /// Which tensor.
+        tensor: String,
+        /// Its shape.
+        found: Vec<usize>,
+        /// The shape it should have.
+        expected: Vec<usize>,
+    },
+    /// Capacities or chunks that the unit does not take.
+    #[error(
+        "graph `{graph}`: {}\nhint: {what} are different multiples of {multiple}",
+        value.map_or_else(|| format!("there are no {what}"), |v| format!("{v} is not among possible {what}"))
+    )]
+    Rows {
+        /// Name of the graph.
+        graph: String,
+        /// `capacities`, `chunks`, …
+        what: &'static str,
+        /// The one at fault; none where there is none at all.
+        value: Option<usize>,
+        /// What they must be multiples of.
+        multiple: usize,
+    },
+    /// Numbers that do not go together.
+    #[error("graph `{graph}`: {what}")]
+    Description {
+        /// Name of the graph.
+        graph: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A program that the unit does not run.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+}
+
+fn fitting(fits: usize, unit: &str) -> String {
+    match fits {
+        0 => "not even one part of it fits: keep it on another unit".to_owned(),
+        n => format!("{n} {unit} fit in one graph"),
+    }
+}

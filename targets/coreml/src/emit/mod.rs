@@ -1,0 +1,96 @@
+//! Writes the programs of a model's parts.
+//!
+//! | part | function | inputs → results |
+//! |---|---|---|
+//! | [`ExpertGroup`] | `cap{C}` | `x[(G·C), H, 1, 1]` → `y` of the same shape |
+//! | [`Attention`] | `chunk{T}`, `chunk{T}_at{P}` | `x[T, H, 1, 1]`, angles, mask, where to write → `y[T, H, 1, 1]`; state `kv` |
+//! | [`Dense`] | `rows{T}` | `x[T, H, 1, 1]` → `y` of the same shape |
+//! | [`Head`] | `rows{T}` | `x[T, H, 1, 1]` → `logits0[T, n, 1, 1]`, `logits1`, … |
+//!
+//! At every boundary a row is a token and its channels lie side by side, as in the rest of moec: what enters is the
+//! row in f16, and nothing is transposed outside. Linear layers are 1×1 convolutions (NPUMoE, §3 and §4.2).
+//! Functions of one program differ in rows only, and share weights.
+//!
+//! The bytes of a graph are known before it is written; one that is over the limit of its unit is refused by name,
+//! with its bytes and with how much of it would fit.
+
+mod attention;
+mod error;
+mod ffn;
+mod group;
+mod head;
+mod layout;
+mod norm;
+mod raw;
+mod rope;
+
+pub use attention::{Attention, Chunk, MASKED, Projection};
+pub use error::EmitError;
+pub use ffn::{Dense, Expert, Gate};
+pub use group::ExpertGroup;
+pub use head::Head;
+pub use layout::Layout;
+pub use norm::Norm;
+pub use raw::Raw;
+pub use rope::Rope;
+
+use crate::program::{Program, Rules};
+
+type Result<T> = std::result::Result<T, EmitError>;
+
+/// What a unit takes.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Operators, states, extents.
+    pub rules: Rules,
+    /// Most bytes of weights in a graph. Over it, NPUMoE (§4.2) saw graphs of an M2 Ultra fall back to the CPU at
+    /// about 1.2 GB.
+    pub graph_bytes: u64,
+}
+
+/// Refuses a graph that is over the limit. `bytes(n)` is what `n` of its `parts` take; it grows with `n`.
+fn within(
+    graph: &str,
+    limits: &Limits,
+    parts: usize,
+    unit: &'static str,
+    bytes: impl Fn(usize) -> u64,
+) -> Result<()> {
+    if bytes(parts) <= limits.graph_bytes {
+        return Ok(());
+    }
+    // The largest number that fits lies where bytes cross the limit.
+    let (mut fits, mut over) = (0, parts);
+    while over - fits > 1 {
+        let middle = fits + (over - fits) / 2;
+        if bytes(middle) <= limits.graph_bytes { fits = middle } else { over = middle }
+    }
+    Err(EmitError::TooLarge {
+        graph: graph.to_owned(),
+        bytes: bytes(parts),
+        limit: limits.graph_bytes,
+        parts,
+        unit,
+        fits,
+    })
+}
+
+/// Rows of a function must fill the unit's alignment, and none may come twice.
+fn check_rows(graph: &str, what: &'static str, rows: &[usize], limits: &Limits) -> Result<()> {
+    let multiple = limits.rules.rows_multiple;
+    let fault = |value| EmitError::Rows { graph: graph.to_owned(), what, value, multiple };
+    if rows.is_empty() {
+        return Err(fault(None));
+    }
+    let twice = |i: usize| rows[..i].contains(&rows[i]);
+    match (0..rows.len()).find(|&i| rows[i] == 0 || !rows[i].is_multiple_of(multiple) || twice(i)) {
+        Some(i) => Err(fault(Some(rows[i]))),
+        None => Ok(()),
+    }
+}
+
+/// A finished program that the unit may run.
+fn checked(program: Program, limits: &Limits) -> Result<Program> {
+    program.verify(&limits.rules)?;
+    Ok(program)
+}

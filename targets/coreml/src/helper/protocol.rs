@@ -1,0 +1,59 @@
+//! What is said between moec and its helper.
+
+use crate::program::Program;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// Version of the protocol. `emit.py` has the same.
+pub(super) const PROTOCOL: u32 = 1;
+
+/// What is asked for.
+#[derive(Serialize)]
+pub(super) struct Jobs<'a> {
+    pub(super) protocol: u32,
+    pub(super) packages: &'a [Job<'a>],
+}
+
+/// A package that is asked for.
+#[derive(Serialize)]
+pub(super) struct Job<'a> {
+    pub(super) program: &'a Program,
+    pub(super) weights: &'a Path,
+    pub(super) out: &'a Path,
+}
+
+/// A package that has been written.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Emitted {
+    /// Name of its program.
+    pub name: String,
+    /// The folder.
+    pub out: PathBuf,
+    /// Bytes of its weight file.
+    pub weight_bytes: u64,
+    /// Bytes in all.
+    pub bytes: u64,
+}
+
+/// What decides the bytes of a package, besides its program.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Versions {
+    /// Of the protocol.
+    pub protocol: u32,
+    /// Of Python.
+    pub python: String,
+    /// Of coremltools.
+    pub coremltools: String,
+    /// Of numpy.
+    pub numpy: String,
+}
+
+/// A line of what the helper says.
+#[derive(Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(super) enum Event {
+    Versions(Versions),
+    Package(Emitted),
+    Done,
+    Error { kind: String, message: String, hint: Option<String> },
+}

@@ -1,0 +1,11 @@
+//! The Core ML target family.
+//!
+//! [`emit`] writes [programs](program) for the Neural Engine: groups of experts at fixed capacities, attention over a
+//! chunk with its KV cache as state, the head in parts. [`helper`] starts `moec-coreml`, a program of its own that
+//! turns them into `.mlpackage` folders with coremltools, wherever Python runs: no Mac is needed to build for one.
+//!
+//! Invariant: this crate knows no model family, and links no Python.
+
+pub mod emit;
+pub mod helper;
+pub mod program;

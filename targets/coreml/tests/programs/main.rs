@@ -1,0 +1,11 @@
+//! Programs of parts of a model: what they look like, what they compute, what is refused, and the packages made of
+//! them.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test fails by panicking")]
+
+mod attention;
+mod experts;
+mod head;
+mod interpret;
+mod packages;
+mod store;
+mod verify;

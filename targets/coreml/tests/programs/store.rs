@@ -1,0 +1,147 @@
+//! A file of weights with numbers that look random, and descriptions of small parts of a model over it.
+
+use half::f16;
+use moec_coreml::emit::{
+    Attention, Chunk, Expert, ExpertGroup, Head, Layout, Limits, Norm, Projection, Raw, Rope,
+};
+use moec_coreml::program::Rules;
+use moec_ir::eval::Tensor;
+use moec_ir::{Activation, Glu, RopeStyle};
+
+pub(crate) const FILE: &str = "weights.bin";
+
+/// No limit on bytes.
+pub(crate) fn ane() -> Limits {
+    Limits { rules: Rules::ANE, graph_bytes: u64::MAX }
+}
+
+#[derive(Default)]
+pub(crate) struct Store {
+    pub(crate) data: Vec<f16>,
+    seed: u64,
+}
+
+impl Store {
+    /// A number between −1 and 1.
+    pub(crate) fn number(&mut self) -> f32 {
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.seed >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// Rows of numbers that f16 holds.
+    pub(crate) fn rows(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| f16::from_f32(self.number()).to_f32()).collect()
+    }
+
+    /// A tensor of numbers between `middle − spread` and `middle + spread`.
+    pub(crate) fn raw(&mut self, shape: &[usize], middle: f32, spread: f32) -> Raw {
+        let offset = self.data.len() as u64 * 2;
+        for _ in 0..shape.iter().product() {
+            let x = middle + spread * self.number();
+            self.data.push(f16::from_f32(x));
+        }
+        Raw { file: FILE.into(), offset, shape: shape.to_vec() }
+    }
+
+    /// A matrix that keeps the magnitude of what it is multiplied by.
+    pub(crate) fn matrix(&mut self, out: usize, channels: usize) -> Raw {
+        self.raw(&[out, channels], 0.0, 1.5 / (channels as f32).sqrt())
+    }
+
+    /// What a reference is given.
+    pub(crate) fn tensor(&self, raw: &Raw) -> Tensor {
+        let start = raw.offset as usize / 2;
+        let count: usize = raw.shape.iter().product();
+        let data = self.data[start..start + count].iter().map(|x| x.to_f32()).collect();
+        Tensor::f32(raw.shape.clone(), data)
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.data.iter().flat_map(|x| x.to_le_bytes()).collect()
+    }
+
+    /// Experts of 32 channels with 48 between.
+    pub(crate) fn group(&mut self, experts: usize, glu: Glu, bias: bool, layout: Layout) -> ExpertGroup {
+        let (hidden, intermediate) = (32, 48);
+        let experts = (0..experts).map(|e| Expert {
+            name: format!("expert{e}"),
+            gate_up: self.matrix(2 * intermediate, hidden),
+            down: self.matrix(hidden, intermediate),
+            gate_up_bias: bias.then(|| self.raw(&[2 * intermediate], 0.0, 0.5)),
+            down_bias: bias.then(|| self.raw(&[hidden], 0.0, 0.5)),
+        });
+        ExpertGroup {
+            name: "layer0.group0".into(),
+            hidden,
+            intermediate,
+            glu,
+            experts: experts.collect(),
+            capacities: vec![16, 32],
+            layout,
+        }
+    }
+
+    /// The usual expert group: SwiGLU without biases.
+    pub(crate) fn swiglu(&mut self, experts: usize) -> ExpertGroup {
+        self.group(experts, Glu::Gated(Activation::Silu), false, Layout::Rows)
+    }
+
+    fn projection(&mut self, out: usize, channels: usize, bias: bool) -> Projection {
+        let weight = self.matrix(out, channels);
+        Projection { weight, bias: bias.then(|| self.raw(&[out], 0.0, 0.3)) }
+    }
+
+    /// Four heads of 32 channels over two of keys, 64 positions, 16 rows at any position.
+    pub(crate) fn attention(&mut self) -> Attention {
+        self.attention_of([4, 2, 32, 32], false)
+    }
+
+    /// The same with other heads, key-value heads, channels of keys and of values, and with biases.
+    pub(crate) fn attention_of(
+        &mut self,
+        [heads, kv_heads, qk_dim, v_dim]: [usize; 4],
+        bias: bool,
+    ) -> Attention {
+        let hidden = 32;
+        Attention {
+            name: "layer0.attention".into(),
+            hidden,
+            heads,
+            kv_heads,
+            qk_dim,
+            v_dim,
+            scale: 1.0 / (qk_dim as f32).sqrt(),
+            context: 64,
+            q: self.projection(heads * qk_dim, hidden, bias),
+            k: self.projection(kv_heads * qk_dim, hidden, bias),
+            v: self.projection(kv_heads * v_dim, hidden, bias),
+            o: self.projection(hidden, heads * v_dim, bias),
+            clip_qkv: None,
+            q_norm: None,
+            k_norm: None,
+            rope: Some(Rope { offset: 0, channels: qk_dim, style: RopeStyle::Half }),
+            sinks: None,
+            norm: None,
+            chunks: vec![Chunk { rows: 16, start: None }],
+        }
+    }
+
+    pub(crate) fn norm(&mut self, channels: usize) -> Norm {
+        Norm { weight: Some(self.raw(&[channels], 1.0, 0.2)), bias: None, eps: 1e-6, center: false }
+    }
+
+    /// A vocabulary of 100 in parts of 48.
+    pub(crate) fn head(&mut self) -> Head {
+        Head {
+            name: "head".into(),
+            hidden: 32,
+            weight: self.matrix(100, 32),
+            bias: None,
+            entries: 0..100,
+            split: 48,
+            norm: None,
+            rows: vec![16],
+            layout: Layout::Rows,
+        }
+    }
+}
