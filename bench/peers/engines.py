@@ -41,6 +41,8 @@ class Peer:
     """Its own requirements would bring a second torch."""
     cmake: str = ""
     """Compiled here, with these options."""
+    missing: dict = field(default_factory=dict)
+    """Files that its source package forgot and its build asks for."""
     lacks: tuple = ()
     """What must not appear among the features that it says it was compiled for."""
     environment: dict = field(default_factory=dict)
@@ -61,6 +63,11 @@ PEERS = {
         "ik_llama.cpp", "ik-llama-cpp-python", "ik.py", ("bf16", "q8", "q4"), "ik", ("safetensors", "tokenizers"),
         # Attention over quantised caches takes most of the time to compile, and is not measured.
         cmake="-DGGML_NATIVE=ON -DGGML_IQK_FA_ALL_QUANTS=OFF",
+        missing={
+            "vendor/ik_llama.cpp/common/cmake/build-info-gen-cpp.cmake":
+                'foreach(name NUMBER COMMIT COMPILER TARGET)\n  set(BUILD_${name} 0)\nendforeach()\n'
+                'configure_file("common/build-info.cpp.in" "common/build-info.cpp" @ONLY)\n',
+        },
         note="a third party's package of it, compiled by clang for this processor; it knows no OLMoE, so the same "
         "weights under the name qwen3moe, which differs in norms alone; 8 and 4 bits repacked at load time (`-rtr`), "
         "fused gate and up (`-fmoe`), flash attention; f16 cache; n_batch = n_ubatch = 512",
@@ -122,12 +129,13 @@ class Venvs:
             environment |= {"CC": clang, "CXX": clang.replace("clang", "clang++"), "CMAKE_ARGS": f"{peer.cmake} -DLLAVA_BUILD=OFF"}
             # pip would take the wheel that it built with other options.
             first = ["--no-cache-dir", "--no-binary", peer.package]
-        steps = [["-m", "pip", "install", *first, *(["--no-deps"] if peer.no_deps else []), peer.package]]
-        if peer.packages:
-            steps.append(["-m", "pip", "install", *peer.packages])
         with open(path, "w") as out:
             if not python.exists():
                 subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True, stdout=out, stderr=out)
+            source = self.completed(peer, python, out) if peer.missing else peer.package
+            steps = [["-m", "pip", "install", *first, *(["--no-deps"] if peer.no_deps else []), str(source)]]
+            if peer.packages:
+                steps.append(["-m", "pip", "install", *peer.packages])
             if peer.above:
                 below = next((self.root / f"venv-{peer.above}").glob("lib/python*/site-packages"), None)
                 if not below:
@@ -139,6 +147,22 @@ class Venvs:
                 if done.returncode:
                     killed = f" (ended by signal {-done.returncode})" if done.returncode < 0 else ""
                     raise Failed(f"could not be installed: {last_line(path)}{killed}")
+
+
+    def completed(self, peer, python, out):
+        """A source package, unpacked, with the files that it lacks."""
+        folder = self.root / "source" / peer.package
+        shutil.rmtree(folder, ignore_errors=True)
+        words = [str(python), "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
+        if subprocess.run([*words, peer.package], stdout=out, stderr=out).returncode:
+            raise Failed("its source could not be downloaded")
+        archive = next(folder.glob("*.tar.gz"))
+        shutil.unpack_archive(archive, folder, filter="data")
+        unpacked = next(path for path in folder.iterdir() if path.is_dir())
+        for name, text in peer.missing.items():
+            (unpacked / name).parent.mkdir(parents=True, exist_ok=True)
+            (unpacked / name).write_text(text)
+        return unpacked
 
 
 def last_line(path):
