@@ -8,7 +8,7 @@ use moec_coreml::package::Package;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use tempfile::TempDir;
 
 /// Largest tensor of a function that is run, in elements.
@@ -38,6 +38,7 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     }
     let Ok(package) = Package::open(folder) else { return };
+    let package = Arc::new(package);
     let findings = check(&package, &Limits::default());
     assert!(findings.iter().all(|f| !f.message.is_empty()));
     for (name, f) in &package.program.functions {

@@ -17,7 +17,7 @@ from coremltools.converters.mil.mil import Function, Program, types
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TARGET = ct.target.iOS18
-rng = np.random.default_rng(1)
+rng = None
 
 
 def f16(x):
@@ -171,16 +171,16 @@ def compressed():
         whole = mb.constexpr_blockwise_shift_scale(
             data=bytes_, scale=byte_scale.reshape(-1, 1, 1, 1), offset=byte_zero.reshape(-1, 1, 1, 1)
         )
-        names = ("lut", "int4", "uint8")
+        names = ("by_table", "by_block", "by_channel")
         return tuple(mb.conv(x=x, weight=w, name=n) for n, w in zip(names, (lut, block, whole)))
 
     saved(program, os.path.join(folder("compressed"), "compressed.mlpackage"))
     half = np.arange(outputs)[:, None] // (outputs // 2)
     by_block = [np.repeat(a[:, :, 0, 0], inputs // 2, axis=1) for a in (f64(scale), offset)]
     dense = {
-        "lut": f64(table)[half, 0, 0, 0, indices[:, :, 0, 0], 0],
-        "int4": (codes[:, :, 0, 0] - by_block[1]) * by_block[0],
-        "uint8": (bytes_[:, :, 0, 0].astype(float) - byte_zero[:, None]) * f64(byte_scale)[:, None],
+        "by_table": f64(table)[half, 0, 0, 0, indices[:, :, 0, 0], 0],
+        "by_block": (codes[:, :, 0, 0] - by_block[1]) * by_block[0],
+        "by_channel": (bytes_[:, :, 0, 0].astype(float) - byte_zero[:, None]) * f64(byte_scale)[:, None],
     }
     x = normal(1, inputs, 1, rows)
     made = {n: np.einsum("oi,bihs->bohs", w, f64(x)) for n, w in dense.items()}
@@ -190,4 +190,5 @@ def compressed():
 if __name__ == "__main__":
     for make in (experts, attention, compressed):
         if len(sys.argv) < 2 or make.__name__ in sys.argv[1:]:
+            rng = np.random.default_rng(1)
             make()

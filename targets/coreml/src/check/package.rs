@@ -113,7 +113,7 @@ pub(super) fn shared(scope: &mut Scope<'_>) {
             None => equal.push(blob),
         }
     }
-    let read: BTreeSet<Blob> = package.program.functions.values().flat_map(blobs).collect();
+    let read: BTreeSet<Blob> = package.program.functions.values().flat_map(|f| blobs(f)).collect();
     for file in 0..package.weights.files() {
         let Some((name, stored)) = package.weights.file(file) else { continue };
         let count = read.iter().filter(|b| b.file == file).count();

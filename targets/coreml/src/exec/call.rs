@@ -49,11 +49,6 @@ impl<'a> Call<'a> {
         self.ty_of(parameter, self.required(parameter)?)
     }
 
-    /// Number of results that the package declares.
-    pub(super) fn results(&self) -> usize {
-        self.op.results.len()
-    }
-
     /// An argument that is a tensor; a constant is decoded.
     pub(super) fn tensor(&self, parameter: &'static str) -> Result<Arc<Tensor>, Fault> {
         self.tensor_of(parameter, self.required(parameter)?)
@@ -103,10 +98,10 @@ impl<'a> Call<'a> {
         let count =
             count.ok_or_else(|| Fault::argument(parameter, format!("{} is too large", constant.ty)))?;
         let mut values = vec![0.0; count];
-        match constant.floats(self.weights, 0, &mut values) {
-            true => Ok(values),
-            false => Err(Fault::argument(parameter, "a string in place of numbers")),
+        if !constant.floats(self.weights, 0, &mut values) {
+            return Err(Fault::argument(parameter, "a string in place of numbers"));
         }
+        Ok(values)
     }
 
     /// A floating-point argument.
@@ -218,10 +213,10 @@ impl<'a> Call<'a> {
         let mut axes: Vec<usize> =
             axes.iter().map(|&a| normal(parameter, a, rank)).collect::<Result<_, _>>()?;
         axes.sort_unstable();
-        match axes.windows(2).any(|w| w[0] == w[1]) {
-            true => Err(Fault::argument(parameter, "an axis is named twice")),
-            false => Ok(axes),
+        if axes.windows(2).any(|w| w[0] == w[1]) {
+            return Err(Fault::argument(parameter, "an axis is named twice"));
         }
+        Ok(axes)
     }
 }
 

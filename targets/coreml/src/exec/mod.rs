@@ -65,10 +65,10 @@ impl States {
 }
 
 /// A function, loaded: operators are known, and compressed weights are dense.
-pub struct Executor<'a> {
-    package: &'a Package,
+pub struct Executor {
+    package: Arc<Package>,
     name: String,
-    function: &'a Function,
+    function: Arc<Function>,
     /// Values that are known already, by number: the results of `constexpr` operations.
     loaded: Vec<Option<Arc<Tensor>>>,
     /// The operation after which each value is read no more.
@@ -76,12 +76,12 @@ pub struct Executor<'a> {
     threads: usize,
 }
 
-impl<'a> Executor<'a> {
+impl Executor {
     /// Loads a function, or the default one.
     ///
     /// # Errors
     /// [`ExecError`] if there is none of that name, or an operation in it cannot be executed.
-    pub fn new(package: &'a Package, name: Option<&str>) -> Result<Self, ExecError> {
+    pub fn new(package: &Arc<Package>, name: Option<&str>) -> Result<Self, ExecError> {
         let name = name.unwrap_or(&package.program.default_function).to_owned();
         let Some(function) = package.program.functions.get(&name) else {
             return Err(ExecError::NoFunction {
@@ -95,9 +95,9 @@ impl<'a> Executor<'a> {
         }
         function.outputs.iter().for_each(|id| last_use[id.0] = usize::MAX);
         let mut executor = Self {
-            package,
+            package: Arc::clone(package),
             name,
-            function,
+            function: Arc::clone(function),
             loaded: vec![None; function.values.len()],
             last_use,
             threads: available_parallelism().map_or(1, NonZero::get),
@@ -113,8 +113,8 @@ impl<'a> Executor<'a> {
     }
 
     /// The function that is executed.
-    pub fn function(&self) -> &'a Function {
-        self.function
+    pub fn function(&self) -> &Function {
+        &self.function
     }
 
     fn failed(&self, op: &Op, fault: Fault) -> ExecError {
@@ -123,7 +123,7 @@ impl<'a> Executor<'a> {
 
     /// Checks every operation, and computes those of constants alone.
     fn load(&mut self) -> Result<(), ExecError> {
-        let function = self.function;
+        let function = Arc::clone(&self.function);
         for op in &function.ops {
             let check = || {
                 let row = table::find(&op.kind).ok_or(Fault::UnknownOp)?;
@@ -214,7 +214,7 @@ impl<'a> Executor<'a> {
         inputs: &BTreeMap<String, Tensor>,
         values: &mut [Option<Arc<Tensor>>],
     ) -> Result<(), ExecError> {
-        let function = self.function;
+        let function = &self.function;
         for &id in &function.inputs {
             let value = &function.values[id.0];
             let fail = |message: String| self.given("input", &value.name, message);

@@ -70,11 +70,7 @@ static TABLE: &[Row] = &[
         run: Run::Load(constexpr::lut),
     },
     row("conv", CONV, product::conv),
-    Row {
-        name: "coreml_update_state",
-        parameters: &["state", "value"],
-        run: Run::Stateful(|c, s| state::update(c, s)),
-    },
+    Row { name: "coreml_update_state", parameters: &["state", "value"], run: Run::Stateful(state::update) },
     row("exp", X, |c| each::unary(c, f32::exp)),
     row("expand_dims", &["x", "axes"], layout::expand_dims),
     row("gelu", &["x", "mode"], each::gelu),
@@ -107,11 +103,7 @@ static TABLE: &[Row] = &[
     row("tanh", X, |c| each::unary(c, f32::tanh)),
     row("tile", &["x", "reps"], layout::tile),
     row("transpose", &["x", "perm"], layout::transpose),
-    Row {
-        name: "write_state",
-        parameters: &["input", "data"],
-        run: Run::Stateful(|c, s| state::write_state(c, s)),
-    },
+    Row { name: "write_state", parameters: &["input", "data"], run: Run::Stateful(state::write_state) },
 ];
 
 /// Names of all operators, in order.

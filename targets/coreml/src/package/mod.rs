@@ -26,6 +26,7 @@ pub use weights::{ALIGN, Blob, Weights};
 
 use prost::Message;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Largest model that is read, in bytes. Decoded messages take some 100 times the space of the smallest
 /// encoding, hence the limit; a model whose weights lie in files has some hundred bytes per operation.
@@ -62,6 +63,6 @@ impl Package {
 
     /// The function of that name, or the default one.
     pub fn function(&self, name: Option<&str>) -> Option<&Function> {
-        self.program.functions.get(name.unwrap_or(&self.program.default_function))
+        self.program.functions.get(name.unwrap_or(&self.program.default_function)).map(Arc::as_ref)
     }
 }

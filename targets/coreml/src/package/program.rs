@@ -3,12 +3,13 @@
 use super::constant::Constant;
 use super::types::TensorType;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A program: its functions, and how its interface is described to those who call it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     /// Functions by name.
-    pub functions: BTreeMap<String, Function>,
+    pub functions: BTreeMap<String, Arc<Function>>,
     /// The function that runs when none is named.
     pub default_function: String,
     /// What the model's description says of each function.

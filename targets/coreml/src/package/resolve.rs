@@ -8,6 +8,7 @@ use super::types::{Dtype, TensorType, elements};
 use super::weights::Weights;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::Arc;
 
 /// Most functions of a program.
 pub const MAX_FUNCTIONS: usize = 256;
@@ -31,7 +32,7 @@ pub(super) fn program(model: &proto::Model, weights: &mut Weights) -> Found<Prog
         return Err(at_model(Flaw::TooMany { what: "functions", limit: MAX_FUNCTIONS }));
     }
     let functions = (program.functions.iter())
-        .map(|(name, f)| Ok((name.clone(), function(name, f, weights)?)))
+        .map(|(name, f)| Ok((name.clone(), Arc::new(function(name, f, weights)?))))
         .collect::<Found<BTreeMap<_, _>>>()?;
     let empty = proto::ModelDescription::default();
     let description = model.description.as_ref().unwrap_or(&empty);

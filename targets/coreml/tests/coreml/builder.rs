@@ -8,15 +8,16 @@ use prost::Message;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use tempfile::TempDir;
 
 /// Folder of the model in a package.
-pub const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";
-pub const WEIGHTS: &str = "Data/com.apple.CoreML/weights/weight.bin";
+pub(crate) const MODEL: &str = "Data/com.apple.CoreML/model.mlmodel";
+pub(crate) const WEIGHTS: &str = "Data/com.apple.CoreML/weights/weight.bin";
 const MANIFEST: &str = r#"{"fileFormatVersion": "1.0.0", "rootModelIdentifier": "A", "itemInfoEntries": {
   "A": {"author": "com.apple.CoreML", "name": "model.mlmodel", "path": "com.apple.CoreML/model.mlmodel"}}}"#;
 
-pub fn ty(dtype: Dtype, shape: &[usize]) -> TensorType {
+pub(crate) fn ty(dtype: Dtype, shape: &[usize]) -> TensorType {
     TensorType { dtype, shape: shape.to_vec() }
 }
 
@@ -26,13 +27,13 @@ fn tensor_type(ty: &TensorType) -> proto::ValueType {
 
 /// An argument.
 #[derive(Clone)]
-pub enum Arg {
+pub(crate) enum Arg {
     Name(&'static str),
     Names(Vec<&'static str>),
     Value(proto::Value),
 }
 
-pub fn immediate(ty: &TensorType, elements: Elements) -> proto::Value {
+pub(crate) fn immediate(ty: &TensorType, elements: Elements) -> proto::Value {
     let tensor = Some(proto::TensorValue { elements: Some(elements) });
     proto::Value {
         r#type: Some(tensor_type(ty)),
@@ -40,51 +41,51 @@ pub fn immediate(ty: &TensorType, elements: Elements) -> proto::Value {
     }
 }
 
-pub fn name(name: &'static str) -> Arg {
+pub(crate) fn name(name: &'static str) -> Arg {
     Arg::Name(name)
 }
 
-pub fn int(value: i32) -> Arg {
+pub(crate) fn int(value: i32) -> Arg {
     Arg::Value(immediate(&ty(Dtype::I32, &[]), Elements::Ints(proto::Ints { values: vec![value] })))
 }
 
-pub fn ints(values: &[i32]) -> Arg {
+pub(crate) fn ints(values: &[i32]) -> Arg {
     let elements = Elements::Ints(proto::Ints { values: values.to_vec() });
     Arg::Value(immediate(&ty(Dtype::I32, &[values.len()]), elements))
 }
 
-pub fn flag(value: bool) -> Arg {
+pub(crate) fn flag(value: bool) -> Arg {
     Arg::Value(immediate(&ty(Dtype::Bool, &[]), Elements::Bools(proto::Bools { values: vec![value] })))
 }
 
-pub fn flags(values: &[bool]) -> Arg {
+pub(crate) fn flags(values: &[bool]) -> Arg {
     let elements = Elements::Bools(proto::Bools { values: values.to_vec() });
     Arg::Value(immediate(&ty(Dtype::Bool, &[values.len()]), elements))
 }
 
-pub fn text(value: &str) -> Arg {
+pub(crate) fn text(value: &str) -> Arg {
     let elements = Elements::Strings(proto::Strings { values: vec![value.into()] });
     Arg::Value(immediate(&ty(Dtype::String, &[]), elements))
 }
 
 /// Numbers as fp16.
-pub fn halves(shape: &[usize], values: &[f32]) -> Arg {
+pub(crate) fn halves(shape: &[usize], values: &[f32]) -> Arg {
     let bytes = values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
     raw(Dtype::F16, shape, bytes)
 }
 
 /// A constant of these bytes.
-pub fn raw(dtype: Dtype, shape: &[usize], values: Vec<u8>) -> Arg {
+pub(crate) fn raw(dtype: Dtype, shape: &[usize], values: Vec<u8>) -> Arg {
     Arg::Value(immediate(&ty(dtype, shape), Elements::Bytes(proto::Bytes { values })))
 }
 
 /// A function that is being built.
 #[derive(Clone, Default)]
-pub struct Builder {
-    pub inputs: Vec<proto::NamedValueType>,
-    pub described: proto::FunctionDescription,
-    pub block: proto::Block,
-    pub weights: Vec<u8>,
+pub(crate) struct Builder {
+    pub(crate) inputs: Vec<proto::NamedValueType>,
+    pub(crate) described: proto::FunctionDescription,
+    pub(crate) block: proto::Block,
+    pub(crate) weights: Vec<u8>,
 }
 
 fn feature(name: &str, ty: &TensorType, state: bool) -> proto::FeatureDescription {
@@ -103,13 +104,13 @@ fn feature(name: &str, ty: &TensorType, state: bool) -> proto::FeatureDescriptio
 }
 
 impl Builder {
-    pub fn input(mut self, name: &str, ty: &TensorType) -> Self {
+    pub(crate) fn input(mut self, name: &str, ty: &TensorType) -> Self {
         self.inputs.push(proto::NamedValueType { name: name.into(), r#type: Some(tensor_type(ty)) });
         self.described.input.push(feature(name, ty, false));
         self
     }
 
-    pub fn state(mut self, name: &str, ty: &TensorType) -> Self {
+    pub(crate) fn state(mut self, name: &str, ty: &TensorType) -> Self {
         let state = proto::StateType { wrapped: Some(tensor_type(ty)) };
         let r#type = Some(proto::ValueType { kind: Some(Kind::State(Box::new(state))) });
         self.inputs.push(proto::NamedValueType { name: name.into(), r#type });
@@ -117,12 +118,12 @@ impl Builder {
         self
     }
 
-    pub fn operation(mut self, operation: proto::Operation) -> Self {
+    pub(crate) fn operation(mut self, operation: proto::Operation) -> Self {
         self.block.operations.push(operation);
         self
     }
 
-    pub fn op(self, kind: &str, args: &[(&str, Arg)], results: &[(&str, TensorType)]) -> Self {
+    pub(crate) fn op(self, kind: &str, args: &[(&str, Arg)], results: &[(&str, TensorType)]) -> Self {
         let bind = |bound| proto::Binding { binding: Some(bound) };
         let inputs = args.iter().map(|(parameter, arg)| {
             let arguments = match arg {
@@ -146,7 +147,7 @@ impl Builder {
     }
 
     /// A constant in the weight file, fp16.
-    pub fn weight(mut self, name: &str, shape: &[usize], values: &[f32]) -> Self {
+    pub(crate) fn weight(mut self, name: &str, shape: &[usize], values: &[f32]) -> Self {
         if self.weights.is_empty() {
             self.weights = vec![0; 64];
             self.weights[4] = 2;
@@ -166,7 +167,7 @@ impl Builder {
     }
 
     /// A constant whose metadata is said to be at `offset`.
-    pub fn constant(self, name: &str, ty: &TensorType, offset: u64) -> Self {
+    pub(crate) fn constant(self, name: &str, ty: &TensorType, offset: u64) -> Self {
         let file_name = "@model_path/weights/weight.bin".into();
         let value = proto::Value {
             r#type: Some(tensor_type(ty)),
@@ -179,7 +180,7 @@ impl Builder {
         self.operation(operation)
     }
 
-    pub fn output(mut self, name: &str, ty: &TensorType) -> Self {
+    pub(crate) fn output(mut self, name: &str, ty: &TensorType) -> Self {
         self.block.outputs.push(name.into());
         self.described.output.push(feature(name, ty, false));
         self
@@ -194,22 +195,22 @@ impl Builder {
     }
 
     /// A model of this function alone, called `main`.
-    pub fn model(&self) -> proto::Model {
+    pub(crate) fn model(&self) -> proto::Model {
         model(&[("main", self)])
     }
 
     /// Writes the package.
-    pub fn save(&self) -> Saved {
+    pub(crate) fn save(&self) -> Saved {
         Saved::new(&self.model(), &self.weights)
     }
 
-    pub fn open(&self) -> Package {
-        self.save().open().expect("opens")
+    pub(crate) fn open(&self) -> Arc<Package> {
+        Arc::new(self.save().open().expect("opens"))
     }
 }
 
 /// A model of several functions, of which the first is the default.
-pub fn model(functions: &[(&str, &Builder)]) -> proto::Model {
+pub(crate) fn model(functions: &[(&str, &Builder)]) -> proto::Model {
     let described = |(name, b): &(&str, &Builder)| proto::FunctionDescription {
         name: (*name).into(),
         ..b.described.clone()
@@ -229,10 +230,10 @@ pub fn model(functions: &[(&str, &Builder)]) -> proto::Model {
 }
 
 /// A package in a temporary folder.
-pub struct Saved(TempDir);
+pub(crate) struct Saved(TempDir);
 
 impl Saved {
-    pub fn new(model: &proto::Model, weights: &[u8]) -> Self {
+    pub(crate) fn new(model: &proto::Model, weights: &[u8]) -> Self {
         let saved = Self(tempfile::tempdir().expect("a folder"));
         fs::create_dir_all(saved.path().join(WEIGHTS).parent().expect("a folder")).expect("made");
         saved.write("Manifest.json", MANIFEST.as_bytes());
@@ -241,26 +242,26 @@ impl Saved {
         saved
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.0.path().to_path_buf()
     }
 
-    pub fn write(&self, file: &str, bytes: &[u8]) {
+    pub(crate) fn write(&self, file: &str, bytes: &[u8]) {
         fs::write(self.0.path().join(file), bytes).expect("written");
     }
 
-    pub fn open(&self) -> Result<Package, PackageError> {
+    pub(crate) fn open(&self) -> Result<Package, PackageError> {
         Package::open(self.0.path())
     }
 }
 
 /// Where the golden packages are.
-pub fn golden() -> PathBuf {
+pub(crate) fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/coreml")
 }
 
 /// A tensor of a type, from numbers.
-pub fn tensor(ty: &TensorType, values: &[f32]) -> Tensor {
+pub(crate) fn tensor(ty: &TensorType, values: &[f32]) -> Tensor {
     let data = match ty.dtype {
         Dtype::F16 => Data::F16(values.iter().map(|&x| f16::from_f32(x)).collect()),
         Dtype::F32 => Data::F32(values.to_vec()),
@@ -270,13 +271,16 @@ pub fn tensor(ty: &TensorType, values: &[f32]) -> Tensor {
 }
 
 /// Runs the default function once.
-pub fn run(package: &Package, inputs: &[(&str, Tensor)]) -> Result<BTreeMap<String, Tensor>, ExecError> {
+pub(crate) fn run(
+    package: &Arc<Package>,
+    inputs: &[(&str, Tensor)],
+) -> Result<BTreeMap<String, Tensor>, ExecError> {
     let inputs = inputs.iter().map(|(n, t)| ((*n).to_owned(), t.clone())).collect();
     Executor::new(package, None)?.run(&inputs, &mut States::default())
 }
 
 /// One operator on an fp16 input `x`: its only result, of shape `shape`.
-pub fn eval(
+pub(crate) fn eval(
     kind: &str,
     (x_shape, x): (&[usize], &[f32]),
     args: &[(&str, Arg)],

@@ -7,11 +7,13 @@ use moec_coreml::package::Package;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::Arc;
 
 /// Elements of a function above which it is not run here.
 const SMALL: usize = 1 << 16;
 
-fn exercise(package: &Package) {
+fn exercise(package: Package) {
+    let package = &Arc::new(package);
     let _ = check(package, &Limits::default());
     for (name, f) in &package.program.functions {
         let large = f.values.iter().map(|v| v.ty.elements()).max().is_some_and(|n| n > SMALL);
@@ -66,7 +68,7 @@ proptest! {
         saved.write(MODEL, &files[0]);
         saved.write(WEIGHTS, &files[1]);
         if let Ok(package) = saved.open() {
-            exercise(&package);
+            exercise(package);
         }
     }
 }
@@ -78,6 +80,6 @@ fn packages_that_are_whole_run() {
         let files = files(name);
         saved.write(MODEL, &files[0]);
         saved.write(WEIGHTS, &files[1]);
-        exercise(&saved.open().expect("opens"));
+        exercise(saved.open().expect("opens"));
     }
 }

@@ -79,6 +79,9 @@ fn no_path_leaves_the_package() {
         value.held = Some(proto::Held::Blob(proto::BlobFileValue { file_name: path.into(), offset: 64 }));
         let error = refused(&Saved::new(&model, &weighted().weights));
         assert!(error.contains("outside of the package"), "`{path}`: {error}");
+        if path.starts_with("@model_path//") {
+            continue; // In a manifest that is an ordinary folder.
+        }
         let saved = weighted().save();
         let manifest = format!(
             r#"{{"rootModelIdentifier": "A", "itemInfoEntries": {{"A": {{"path": {}}}}}}}"#,

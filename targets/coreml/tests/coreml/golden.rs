@@ -7,6 +7,7 @@ use moec_coreml::package::Package;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::Arc;
 
 #[derive(Deserialize)]
 struct Array {
@@ -25,8 +26,8 @@ fn rms(a: impl Iterator<Item = f64>, n: usize) -> f64 {
     (a.map(|x| x * x).sum::<f64>() / n as f64).sqrt()
 }
 
-fn open(name: &str) -> Package {
-    Package::open(&golden().join(format!("{name}/{name}.mlpackage"))).expect("opens")
+fn open(name: &str) -> Arc<Package> {
+    Arc::new(Package::open(&golden().join(format!("{name}/{name}.mlpackage"))).expect("opens"))
 }
 
 /// The findings of errors in a golden package, as text.

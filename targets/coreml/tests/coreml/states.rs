@@ -5,6 +5,7 @@ use moec_coreml::exec::ExecError;
 use moec_coreml::exec::{Executor, Fault, States};
 use moec_coreml::package::Dtype;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// `sum += x`, and the sum is the output.
 fn counter() -> Builder {
@@ -46,7 +47,7 @@ fn functions_share_states_of_a_name() {
         .op("read_state", &[("input", name("sum"))], &[("y", t.clone())])
         .output("y", &t);
     let saved = crate::builder::Saved::new(&model(&[("write", &counter()), ("read", &reader)]), &[]);
-    let package = saved.open().expect("opens");
+    let package = Arc::new(saved.open().expect("opens"));
     let mut states = States::default();
     let x = BTreeMap::from([("x".to_owned(), tensor(&t, &[5.0, 6.0]))]);
     let run = |function, inputs: &_, states: &mut _| {

@@ -36,9 +36,11 @@ pub(in super::super) fn binary(call: &Call<'_>, f: impl Fn(f32, f32) -> f32) -> 
     let shape = common(&x.shape, &y.shape).ok_or_else(|| {
         Fault::argument("y", format!("{:?} does not broadcast with {:?}", y.shape, x.shape))
     })?;
-    let spread = |shape_of: &[usize], values: Vec<f32>| match shape_of == shape {
-        true => Some(values),
-        false => View::whole(shape_of).broadcast(&shape).map(|view| view.take(&values)),
+    let spread = |own: &[usize], values: Vec<f32>| {
+        if own == shape {
+            return Some(values);
+        }
+        View::whole(own).broadcast(&shape).map(|view| view.take(&values))
     };
     let (Some(mut values), Some(other)) = (spread(&x.shape, x.values), spread(&y.shape, y.values)) else {
         return Err(Fault::argument("y", "does not broadcast"));

@@ -33,10 +33,7 @@ pub(in super::super) fn reduce(call: &Call<'_>, f: impl Fn(&[f32]) -> f32) -> Re
     let (values, len) = gathered(&x, &axes);
     let out = values.chunks(len).map(f).collect();
     let shape = (x.shape.iter().enumerate())
-        .filter_map(|(i, &d)| match axes.contains(&i) {
-            true => keep.then_some(1),
-            false => Some(d),
-        })
+        .filter_map(|(i, &d)| if axes.contains(&i) { keep.then_some(1) } else { Some(d) })
         .collect();
     one(Tensor::rounded(x.dtype, shape, out)?)
 }
@@ -66,10 +63,10 @@ pub(in super::super) fn layer_norm(call: &Call<'_>) -> Results {
         None => Ok(vec![neutral; len]),
         Some(_) => {
             let given = call.floats(parameter)?;
-            match given.values.len() == len {
-                true => Ok(given.values),
-                false => Err(Fault::argument(parameter, format!("{:?} for {len} elements", given.shape))),
+            if given.values.len() != len {
+                return Err(Fault::argument(parameter, format!("{:?} for {len} elements", given.shape)));
             }
+            Ok(given.values)
         }
     };
     let (gamma, beta) = (affine("gamma", 1.0)?, affine("beta", 0.0)?);
