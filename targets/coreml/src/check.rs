@@ -1,0 +1,142 @@
+//! What a saved package must be for the Neural Engine to run it, tested from the file.
+//!
+//! Core ML runs what the Neural Engine cannot on another unit, and says nothing. So the structure of a package
+//! is tested before it ships: rule by rule, one row of a table each. [`Package::open`] has established before
+//! that shapes are fixed, that weights are where the model says, and that there is no control flow.
+
+mod function;
+mod package;
+
+use crate::package::{Function, Package, Place};
+use std::fmt;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Severity {
+    /// It runs, but perhaps not as fast as it could, or not on the Neural Engine.
+    Warning,
+    /// It does not run on the Neural Engine, or not at all, or computes something else.
+    Error,
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// How bad it is.
+    pub severity: Severity,
+    /// Which rule found it (`projections`).
+    pub rule: &'static str,
+    /// Where.
+    pub place: Place,
+    /// What is wrong.
+    pub message: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let severity = match self.severity {
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        };
+        write!(f, "{severity} ({}): {}: {}", self.rule, self.place, self.message)
+    }
+}
+
+/// Limits that depend on the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most bytes of weights that one function reads.
+    pub graph_bytes: u64,
+    /// Most states of a function.
+    pub states: usize,
+}
+
+/// Bytes of weights that no graph may have on any machine.
+pub const HARD_GRAPH_BYTES: u64 = 2_147_483_648;
+
+impl Default for Limits {
+    /// 1.2 · 10⁹ bytes, which NPUMoE reports for the M2 Ultra, and two states.
+    fn default() -> Self {
+        Self { graph_bytes: 1_200_000_000, states: 2 }
+    }
+}
+
+/// What a rule sees.
+struct Scope<'a> {
+    package: &'a Package,
+    limits: &'a Limits,
+    rule: &'static str,
+    findings: Vec<Finding>,
+}
+
+impl Scope<'_> {
+    fn find(&mut self, severity: Severity, place: Place, message: impl Into<String>) {
+        self.findings.push(Finding { severity, rule: self.rule, place, message: message.into() });
+    }
+
+    fn error(&mut self, place: Place, message: impl Into<String>) {
+        self.find(Severity::Error, place, message);
+    }
+
+    fn warning(&mut self, place: Place, message: impl Into<String>) {
+        self.find(Severity::Warning, place, message);
+    }
+}
+
+/// What a rule looks at.
+enum Look {
+    /// One function, by its name.
+    Function(fn(&mut Scope<'_>, &str, &Function)),
+    /// The package.
+    Package(fn(&mut Scope<'_>)),
+}
+
+/// The rules: name, what it demands, test.
+const RULES: &[(&str, &str, Look)] = &[
+    ("operators", "the Neural Engine has every operator", Look::Function(function::operators)),
+    ("projections", "a product with weights is a 1×1 convolution", Look::Function(function::projections)),
+    (
+        "types",
+        "values are fp16; int32 comes in and is computed with nowhere",
+        Look::Function(function::types),
+    ),
+    ("ranks", "tensors have at most four dimensions", Look::Function(function::ranks)),
+    ("slices", "slices begin and end at constants", Look::Function(function::slices)),
+    ("capacities", "capacities are multiples of 16", Look::Function(function::capacities)),
+    ("grouped", "a grouped convolution has fewer than 65536 outputs", Look::Function(function::grouped)),
+    (
+        "states",
+        "states are few, read and written, and rows of them are multiples of 32",
+        Look::Function(function::states),
+    ),
+    ("size", "the weights of a graph are within the limit", Look::Function(function::size)),
+    ("signatures", "descriptions say what the functions are", Look::Package(package::signatures)),
+    ("finite", "constants are finite", Look::Package(package::finite)),
+    (
+        "shared",
+        "equal weights are stored once, and every stored weight is read",
+        Look::Package(package::shared),
+    ),
+];
+
+/// Names of the rules, and what each demands.
+pub fn rules() -> impl Iterator<Item = (&'static str, &'static str)> {
+    RULES.iter().map(|&(name, demand, _)| (name, demand))
+}
+
+/// Tests a package by every rule. The findings are in the order of the rules; a package without any is fit.
+///
+/// All weights are read once.
+pub fn check(package: &Package, limits: &Limits) -> Vec<Finding> {
+    let mut scope = Scope { package, limits, rule: "", findings: Vec::new() };
+    for (name, _, look) in RULES {
+        scope.rule = name;
+        match look {
+            Look::Package(test) => test(&mut scope),
+            Look::Function(test) => {
+                package.program.functions.iter().for_each(|(name, f)| test(&mut scope, name, f));
+            }
+        }
+    }
+    scope.findings
+}

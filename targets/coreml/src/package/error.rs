@@ -1,0 +1,158 @@
+//! Errors of reading a package.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a package is not read.
+#[derive(Debug, thiserror::Error)]
+pub enum PackageError {
+    /// A file of the package cannot be read.
+    #[error("`{}` cannot be read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file is larger than any that moec writes.
+    #[error("`{}` has {bytes} bytes, more than {limit}", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// Largest size that is read.
+        limit: u64,
+    },
+    /// `Manifest.json` does not lead to a model.
+    #[error("`{}`: {message}", path.display())]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// The model is not a protobuf message of Core ML.
+    #[error("`{}` is no Core ML model: {source}", path.display())]
+    Decode {
+        /// The model.
+        path: PathBuf,
+        /// What is wrong.
+        source: prost::DecodeError,
+    },
+    /// Something in the model is not as it must be.
+    #[error("`{}`: {place}: {flaw}", path.display())]
+    Model {
+        /// The model.
+        path: PathBuf,
+        /// Where: function, operation, value.
+        place: Place,
+        /// What is wrong.
+        flaw: Flaw,
+    },
+}
+
+impl PackageError {
+    /// What the user can do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "give the path of the `.mlpackage` folder itself, copied whole",
+            Self::TooLarge { .. } => {
+                "constants of ten elements and more belong into `weights/weight.bin`, not into the model"
+            }
+            Self::Manifest { .. } | Self::Decode { .. } => "build the package anew: it is damaged",
+            Self::Model { flaw, .. } => flaw.hint(),
+        }
+    }
+}
+
+/// Where in a model something is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The function, where it is in one.
+    pub function: Option<String>,
+    /// The operation, feature or value, as `type 'name'`.
+    pub item: Option<String>,
+}
+
+impl Place {
+    /// The model as a whole.
+    pub fn model() -> Self {
+        Self::default()
+    }
+
+    /// A function as a whole.
+    pub fn function(name: &str) -> Self {
+        Self { function: Some(name.into()), item: None }
+    }
+
+    /// Something in a function.
+    pub fn item(function: &str, item: impl Into<String>) -> Self {
+        Self { function: Some(function.into()), item: Some(item.into()) }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.function, &self.item) {
+            (None, None) => f.write_str("the model"),
+            (None, Some(item)) => f.write_str(item),
+            (Some(function), None) => write!(f, "function `{function}`"),
+            (Some(function), Some(item)) => write!(f, "function `{function}`, {item}"),
+        }
+    }
+}
+
+/// What is wrong with a model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Flaw {
+    /// A shape is not fixed.
+    #[error("a shape is not fixed")]
+    Flexible,
+    /// It means nothing.
+    #[error("{0}")]
+    Invalid(String),
+    /// It may mean something, but moec does not write it and does not read it.
+    #[error("{0} is not supported")]
+    Unsupported(String),
+    /// A name stands for nothing that was computed before.
+    #[error("`{0}` is not defined before it is used")]
+    Undefined(String),
+    /// A name stands for two values.
+    #[error("`{0}` is defined twice")]
+    Twice(String),
+    /// A weight is not where the model says.
+    #[error("weight at offset {offset} of `{file}`: {message}")]
+    Weight {
+        /// The file, as the model names it.
+        file: String,
+        /// Where the metadata should be, in bytes.
+        offset: u64,
+        /// What is wrong.
+        message: String,
+    },
+    /// There is more of something than any model needs.
+    #[error("more than {limit} {what}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many are read.
+        limit: usize,
+    },
+}
+
+impl Flaw {
+    /// What the user can do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Flexible => "export the model with fixed shapes, one function per capacity or length",
+            Self::Invalid(_) | Self::Undefined(_) | Self::Twice(_) => {
+                "build the package anew: it is damaged, or was written by a faulty tool"
+            }
+            Self::Unsupported(_) => "moec reads ML programs of tensors and states, as it writes them itself",
+            Self::Weight { .. } => "copy the package whole, model and weights together, or build it anew",
+            Self::TooMany { .. } => "split the model into several packages",
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! `Manifest.json`: which file of a package is the model.
+
+use super::error::PackageError;
+use super::weights::read;
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+/// Largest manifest, in bytes.
+const LIMIT: u64 = 1 << 20;
+/// Name of the manifest in a package.
+const NAME: &str = "Manifest.json";
+/// Folder that the paths of items are relative to.
+const DATA: &str = "Data";
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Manifest {
+    item_info_entries: BTreeMap<String, Item>,
+    root_model_identifier: String,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    path: String,
+}
+
+/// The path of something in a folder; `None` if it would leave the folder.
+///
+/// A link in the folder that leads out of it counts as outside.
+pub(super) fn inside(folder: &Path, relative: &str) -> Option<PathBuf> {
+    let path = Path::new(relative);
+    let plain = path.components().all(|c| matches!(c, Component::Normal(_)));
+    if relative.is_empty() || relative.contains('\0') || !plain {
+        return None;
+    }
+    let joined = folder.join(path);
+    match (joined.canonicalize(), folder.canonicalize()) {
+        (Ok(file), Ok(folder)) => file.starts_with(folder).then_some(joined),
+        // What is not there cannot be outside; opening it says so.
+        _ => Some(joined),
+    }
+}
+
+/// The path of the model of a package.
+pub(super) fn model(package: &Path) -> Result<PathBuf, PackageError> {
+    let path = package.join(NAME);
+    let bytes = read(&path, LIMIT)?;
+    let wrong = |message: String| PackageError::Manifest { path: path.clone(), message };
+    let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
+    let root = &manifest.root_model_identifier;
+    let item = manifest.item_info_entries.get(root);
+    let item = item.ok_or_else(|| wrong(format!("no item `{root}`, which should be the model")))?;
+    let data = package.join(DATA);
+    inside(&data, &item.path)
+        .ok_or_else(|| wrong(format!("item `{root}`: `{}` is outside of the package", item.path)))
+}
