@@ -29,6 +29,9 @@ text { fill: var(--soft); } .axis { stroke: var(--line); } .cell { fill: var(--c
 .name2 { fill: var(--two); } .bar { fill: var(--heat); }
 ";
 
+/// A share that an account gives.
+type Rate = fn(&Account) -> f64;
+
 /// The page.
 pub(super) fn page(profile: &Profile) -> String {
     let origin = &profile.origin;
@@ -187,8 +190,8 @@ fn by_capacity(out: &mut String, loads: &Loads) {
             at + 4.0
         );
     }
-    let lines: [(&str, &str, &dyn Fn(&Account) -> f64); 2] =
-        [("one", "past it", &Account::overflow_rate), ("two", "padding", &Account::padding_rate)];
+    let lines: [(&str, &str, Rate); 2] =
+        [("one", "past it", Account::overflow_rate), ("two", "padding", Account::padding_rate)];
     for (number, (class, name, rate)) in lines.iter().enumerate() {
         let points: Vec<String> =
             sums.iter().enumerate().map(|(i, a)| format!("{:.1},{:.1}", x(i), y(rate(a)))).collect();
@@ -216,8 +219,8 @@ fn by_capacity(out: &mut String, loads: &Loads) {
     }
     out.push_str("</svg>\n");
     for (title, rate) in [
-        ("Past the capacity, by layer", &Account::overflow_rate as &dyn Fn(&Account) -> f64),
-        ("Padding, by layer", &Account::padding_rate),
+        ("Past the capacity, by layer", Account::overflow_rate as Rate),
+        ("Padding, by layer", Account::padding_rate),
     ] {
         let _ = writeln!(out, "<h2>{title}</h2>\n<p>Columns are capacities; the darkest is 100 %.</p>");
         let rows: Vec<_> = loads

@@ -108,7 +108,7 @@ fn a_budget_buys_the_smallest_coverage_that_keeps_it() {
     };
     assert_eq!(spend(0.05, &mut loss).unwrap(), 0.5);
     assert_eq!(spend(0.011, &mut loss).unwrap(), 0.9);
-    assert_eq!(spend(0.001, &mut loss).unwrap(), 0.99);
+    assert_eq!(spend(0.0011, &mut loss).unwrap(), 0.99);
     assert_eq!(spend(0.0, &mut loss).unwrap(), 1.0);
     assert!(asked <= 16, "{asked}");
     let e = spend(0.01, &mut |_| Ok(0.02)).unwrap_err();

@@ -2,6 +2,7 @@
 
 use super::Profile;
 use crate::error::{Error, Result};
+use std::fmt::Write as _;
 
 /// Loads at a chunk size.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,14 +156,16 @@ pub fn loads(profile: &Profile, chunk: u32) -> Result<Loads> {
     let scaled = samples.iter().filter(|(n, _)| *n != chunk).count();
     for (tokens, loads) in &mut samples {
         let scale = |n: u32| (u64::from(n) * u64::from(chunk)).div_ceil(u64::from(*tokens).max(1)) as u32;
-        loads.iter_mut().for_each(|n| *n = scale(*n));
+        for n in loads {
+            *n = scale(*n);
+        }
     }
     let mut origin = format!("{} chunks of {of} tokens", trace.chunks());
     if join > 1 {
-        origin += &format!(", joined by {join}");
+        let _ = write!(origin, ", joined by {join}");
     }
     if scaled > 0 {
-        origin += &format!(", {scaled} of {} scaled to {chunk}", samples.len());
+        let _ = write!(origin, ", {scaled} of {} scaled to {chunk}", samples.len());
     }
     let mut first = 0;
     let layers = profile.layers.iter().map(|l| {

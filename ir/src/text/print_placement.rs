@@ -2,7 +2,7 @@
 
 use super::lex::quote;
 use super::print_plan::quoted;
-use crate::placement::{ExpertGroup, ExpertRow, ExpertTable, OpPlace, Placement};
+use crate::placement::{ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 use std::fmt;
 
 impl fmt::Display for Placement {
@@ -13,7 +13,7 @@ impl fmt::Display for Placement {
 
 /// A placement, as it stands at the end of a plan. One that is as if it were not there prints nothing.
 pub(super) fn write_placement(f: &mut fmt::Formatter<'_>, p: &Placement) -> fmt::Result {
-    if p.chunk != 0 || p.overflow != Default::default() || !p.units.is_empty() {
+    if p.chunk != 0 || p.overflow != Overflow::default() || !p.units.is_empty() {
         let (chunk, overflow, units) = (p.chunk, p.overflow, quoted(&p.units));
         writeln!(f, "\nplacement {{chunk = {chunk}, overflow = {overflow}, units = {units}}}")?;
     }

@@ -113,7 +113,7 @@ fn a_full_file_is_read_and_written() {
 
 /// Devices with a neural processing unit, and that unit.
 fn with_npu() -> Vec<(Device, Unit)> {
-    let all = BUILT_IN.iter().map(|(name, _)| Device::find(name).unwrap());
+    let all = BUILT_IN.iter().map(|(name, _)| Device::find(name).expect("a built-in device"));
     let found: Vec<_> =
         all.filter_map(|d| Some((d.clone(), d.units[d.unit_of(UnitKind::Npu)?].clone()))).collect();
     assert!(found.len() >= 2);
