@@ -44,7 +44,7 @@ pub(super) fn operators(scope: &mut Scope<'_>, name: &str, f: &Function) {
         let lacking = LACKING.iter().find(|(kind, _)| *kind == op.kind);
         match lacking {
             Some((_, hint)) => {
-                scope.error(at(name, op), format!("the Neural Engine has no such operator: {hint}"))
+                scope.error(at(name, op), format!("the Neural Engine has no such operator: {hint}"));
             }
             None if known.contains(&op.kind.as_str()) => {}
             None => scope.error(at(name, op), "an operator that moec neither emits nor executes"),
@@ -84,12 +84,11 @@ pub(super) fn types(scope: &mut Scope<'_>, name: &str, f: &Function) {
     for (i, v) in f.values.iter().enumerate() {
         let place = || value(name, f, ValueId(i));
         match (&v.origin, v.ty.dtype) {
-            (_, Dtype::F16) | (Origin::Input, Dtype::I32) => {}
             (Origin::Constant(c), Dtype::F32) if c.ty.elements() > 1 => {
                 scope.error(place(), format!("a constant of {}: fp16 is wanted", v.ty));
             }
             // Parameters, and what `constexpr` operators read.
-            (Origin::Constant(_), _) => {}
+            (Origin::Constant(_), _) | (_, Dtype::F16) | (Origin::Input, Dtype::I32) => {}
             _ => scope.error(place(), format!("{}: fp16 is wanted", v.ty)),
         }
     }
@@ -118,7 +117,7 @@ pub(super) fn slices(scope: &mut Scope<'_>, name: &str, f: &Function) {
         match op.kind.as_str() {
             // Exporters write caches so; whether it stays on the Neural Engine depends on the system.
             "slice_update" => {
-                scope.warning(at(name, op), message + "; write the cache by a mask or a matrix product")
+                scope.warning(at(name, op), message + "; write the cache by a mask or a matrix product");
             }
             _ => scope.error(at(name, op), message),
         }

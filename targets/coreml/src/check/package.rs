@@ -42,7 +42,7 @@ fn compare(
         let ty = &f.values[id.0].ty;
         match &feature.ty {
             Some(described) if described != ty => {
-                scope.error(place(), format!("is {ty}, described as {described}"))
+                scope.error(place(), format!("is {ty}, described as {described}"));
             }
             None if what != "outputs" => scope.error(place(), "described without a shape"),
             _ => {}

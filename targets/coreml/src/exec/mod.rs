@@ -15,8 +15,8 @@
 //! So the evaluator shows what a package computes up to rounding, not the engine's bits.
 //!
 //! A grouped feed-forward network evaluated here differs from f64 arithmetic on the same fp16 weights by 4e-4
-//! to 6e-4 in relative root mean square (`tests/exactness.rs`); about all of it is the rounding of values
-//! between operations.
+//! to 6e-4 in relative root mean square; for 8 experts of 2048 × 1024 and 64 rows each it is 4.9e-4
+//! (`tests/coreml/exactness.rs`). About all of it is the rounding of values between operations.
 //!
 //! A result that is not finite in its type is an error that names the operation, so that an overflow is
 //! found where it arises and not as a NaN in the output.

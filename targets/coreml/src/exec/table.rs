@@ -11,8 +11,8 @@ use std::sync::Arc;
 pub(super) type Results = Result<Vec<Arc<Tensor>>, Fault>;
 
 /// A single result.
-pub(super) fn one(tensor: Tensor) -> Results {
-    Ok(vec![Arc::new(tensor)])
+pub(super) fn one(tensor: Result<Tensor, Fault>) -> Results {
+    Ok(vec![Arc::new(tensor?)])
 }
 
 /// How an operator is computed.

@@ -49,7 +49,7 @@ pub enum PackageError {
         /// Where: function, operation, value.
         place: Place,
         /// What is wrong.
-        flaw: Flaw,
+        flaw: Box<Flaw>,
     },
 }
 

@@ -56,8 +56,9 @@ impl Package {
             .map_err(|source| PackageError::Decode { path: file.clone(), source })?;
         drop(bytes);
         let mut weights = Weights::new(file.parent().unwrap_or(path));
-        let program = resolve::program(&model, &mut weights)
-            .map_err(|(place, flaw)| PackageError::Model { path: file.clone(), place, flaw })?;
+        let program = resolve::program(&model, &mut weights).map_err(|(place, flaw)| {
+            PackageError::Model { path: file.clone(), place, flaw: Box::new(flaw) }
+        })?;
         Ok(Self { program, weights, specification_version: model.specification_version })
     }
 

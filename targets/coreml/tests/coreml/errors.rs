@@ -22,7 +22,7 @@ fn refused(saved: &Saved) -> String {
 
 fn flaw(saved: &Saved) -> Flaw {
     match saved.open() {
-        Err(PackageError::Model { flaw, .. }) => flaw,
+        Err(PackageError::Model { flaw, .. }) => *flaw,
         other => panic!("{other:?}"),
     }
 }

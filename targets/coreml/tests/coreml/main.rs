@@ -1,4 +1,9 @@
 //! Packages read back, executed and checked.
+#![allow(
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and one prints its measurement"
+)]
 
 mod builder;
 mod checks;

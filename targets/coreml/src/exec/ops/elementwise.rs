@@ -10,7 +10,7 @@ use crate::package::Dtype;
 pub(in super::super) fn unary(call: &Call<'_>, f: impl Fn(f32) -> f32) -> Results {
     let mut x = call.floats("x")?;
     x.values.iter_mut().for_each(|x| *x = f(*x));
-    one(Tensor::rounded(x.dtype, x.shape, x.values)?)
+    one(Tensor::rounded(x.dtype, x.shape, x.values))
 }
 
 /// The shape to which two shapes broadcast.
@@ -46,7 +46,7 @@ pub(in super::super) fn binary(call: &Call<'_>, f: impl Fn(f32, f32) -> f32) -> 
         return Err(Fault::argument("y", "does not broadcast"));
     };
     values.iter_mut().zip(&other).for_each(|(x, &y)| *x = f(*x, y));
-    one(Tensor::rounded(x.dtype, shape, values)?)
+    one(Tensor::rounded(x.dtype, shape, values))
 }
 
 /// `1 / (1 + e⁻ˣ)`.
@@ -105,7 +105,7 @@ pub(in super::super) fn cast(call: &Call<'_>) -> Results {
     let x = call.tensor("x")?;
     let shape = x.shape().to_vec();
     let data = match Dtype::from_name(&name) {
-        Some(dtype @ (Dtype::F16 | Dtype::F32)) => return one(Tensor::rounded(dtype, shape, x.to_f32())?),
+        Some(dtype @ (Dtype::F16 | Dtype::F32)) => return one(Tensor::rounded(dtype, shape, x.to_f32())),
         Some(Dtype::I32) => match x.data() {
             Data::I32(v) => Data::I32(v.clone()),
             _ => Data::I32(x.to_f32().iter().map(|&x| x as i32).collect()),
@@ -113,7 +113,7 @@ pub(in super::super) fn cast(call: &Call<'_>) -> Results {
         Some(Dtype::Bool) => Data::Bool(x.to_f32().iter().map(|&x| x != 0.0).collect()),
         _ => return Err(Fault::argument("dtype", format!("`{name}` is not fp16, fp32, int32 or bool"))),
     };
-    one(Tensor::new(&shape, data).ok_or(Fault::Missing("x"))?)
+    one(Tensor::new(&shape, data).ok_or(Fault::Missing("x")))
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ pub(in super::super) fn concat(call: &Call<'_>) -> Results {
         Data::I32(_) => join!(I32),
         Data::Bool(_) => join!(Bool),
     };
-    one(Tensor::new(&shape, data).ok_or_else(|| bad("values", &shape, first.shape()))?)
+    one(Tensor::new(&shape, data).ok_or_else(|| bad("values", &shape, first.shape())))
 }
 
 /// `split` along `axis`, into `num_splits` equal parts or those of `split_sizes`.
@@ -93,7 +93,7 @@ pub(in super::super) fn transpose(call: &Call<'_>) -> Results {
     if (0..rank).any(|a| !perm.contains(&a)) || perm.len() != rank {
         return Err(bad("perm", &perm, x.shape()));
     }
-    one(x.view(&View::whole(x.shape()).permuted(&perm)))
+    one(Ok(x.view(&View::whole(x.shape()).permuted(&perm))))
 }
 
 /// `reshape` to `shape`, of which one dimension may be −1.
@@ -110,7 +110,7 @@ pub(in super::super) fn reshape(call: &Call<'_>) -> Results {
     let rest = x.data().len() as i64 / known;
     let shape = wanted.iter().map(|&d| usize::try_from(if d == -1 { rest } else { d }));
     let shape = shape.collect::<Result<Vec<_>, _>>().map_err(|_| wrong())?;
-    one(x.reshaped(shape).ok_or_else(wrong)?)
+    one(x.reshaped(shape).ok_or_else(wrong))
 }
 
 /// `expand_dims`: dimensions of size 1 at `axes` of the result.
@@ -123,8 +123,10 @@ pub(in super::super) fn expand_dims(call: &Call<'_>) -> Results {
     }
     let axes = call.axes("axes", rank)?;
     let mut shape = x.shape().to_vec();
-    axes.iter().for_each(|&a| shape.insert(a, 1));
-    one(x.reshaped(shape).ok_or(Fault::Missing("x"))?)
+    for &axis in &axes {
+        shape.insert(axis, 1);
+    }
+    one(x.reshaped(shape).ok_or(Fault::Missing("x")))
 }
 
 /// `squeeze`: without the dimensions `axes`, or all of size 1.
@@ -137,7 +139,7 @@ pub(in super::super) fn squeeze(call: &Call<'_>) -> Results {
         return Err(bad("axes", &axes, x.shape()));
     }
     let shape = dims.filter(|(i, d)| !(axes.contains(i) && **d == 1)).map(|(_, d)| *d).collect();
-    one(x.reshaped(shape).ok_or(Fault::Missing("x"))?)
+    one(x.reshaped(shape).ok_or(Fault::Missing("x")))
 }
 
 /// `tile`: repeated `reps` times along each dimension.
@@ -160,7 +162,7 @@ pub(in super::super) fn tile(call: &Call<'_>) -> Results {
         strides: whole.strides.iter().flat_map(|&s| [0, s]).collect(),
     };
     let data = same_kind!(x.data(), v => twice.take(v));
-    one(Tensor::new(&shape, data).ok_or_else(wrong)?)
+    one(Tensor::new(&shape, data).ok_or_else(wrong))
 }
 
 /// `identity`.

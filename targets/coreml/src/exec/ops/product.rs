@@ -80,7 +80,7 @@ pub(in super::super) fn conv(call: &Call<'_>) -> Results {
         }
         Ok(())
     })?;
-    one(Tensor::rounded(x.dtype, shape, out)?)
+    one(Tensor::rounded(x.dtype, shape, out))
 }
 
 /// `linear`: `x` is `[…, inputs]`, `weight` `[outputs, inputs]`.
@@ -105,7 +105,7 @@ pub(in super::super) fn linear(call: &Call<'_>) -> Results {
     }
     let turned = View::whole(&[m, n]).permuted(&[1, 0]).take(&out);
     let values = turned.iter().enumerate().map(|(i, v)| v + bias[i % m]).collect();
-    one(Tensor::rounded(x.dtype, shape, values)?)
+    one(Tensor::rounded(x.dtype, shape, values))
 }
 
 /// `matmul`: `x` is `[…, m, k]`, `y` `[…, k, n]`, each transposed where the flags say so.
@@ -146,5 +146,5 @@ pub(in super::super) fn matmul(call: &Call<'_>) -> Results {
             return wrong();
         }
     }
-    one(Tensor::rounded(x.dtype, shape, out)?)
+    one(Tensor::rounded(x.dtype, shape, out))
 }

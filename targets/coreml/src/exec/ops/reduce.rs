@@ -35,7 +35,7 @@ pub(in super::super) fn reduce(call: &Call<'_>, f: impl Fn(&[f32]) -> f32) -> Re
     let shape = (x.shape.iter().enumerate())
         .filter_map(|(i, &d)| if axes.contains(&i) { keep.then_some(1) } else { Some(d) })
         .collect();
-    one(Tensor::rounded(x.dtype, shape, out)?)
+    one(Tensor::rounded(x.dtype, shape, out))
 }
 
 /// `softmax` over one axis.
@@ -45,12 +45,16 @@ pub(in super::super) fn softmax(call: &Call<'_>) -> Results {
     let (mut values, len) = gathered(&x, &axis);
     for row in values.chunks_mut(len) {
         let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter_mut().for_each(|x| *x = (*x - max).exp());
+        for x in row.iter_mut() {
+            *x = (*x - max).exp();
+        }
         let sum: f32 = row.iter().sum();
-        row.iter_mut().for_each(|x| *x /= sum);
+        for x in row.iter_mut() {
+            *x /= sum;
+        }
     }
     let values = scattered(&values, &x.shape, &axis);
-    one(Tensor::rounded(x.dtype, x.shape, values)?)
+    one(Tensor::rounded(x.dtype, x.shape, values))
 }
 
 /// `layer_norm` over `axes`, with `gamma` and `beta` of their shape.
@@ -59,15 +63,15 @@ pub(in super::super) fn layer_norm(call: &Call<'_>) -> Results {
     let axes = call.axes("axes", x.shape.len())?;
     let epsilon = call.scalar("epsilon")?.unwrap_or(1e-5);
     let (mut values, len) = gathered(&x, &axes);
-    let affine = |parameter, neutral: f32| match call.optional(parameter)? {
-        None => Ok(vec![neutral; len]),
-        Some(_) => {
-            let given = call.floats(parameter)?;
-            if given.values.len() != len {
-                return Err(Fault::argument(parameter, format!("{:?} for {len} elements", given.shape)));
-            }
-            Ok(given.values)
+    let affine = |parameter, neutral: f32| {
+        if call.optional(parameter)?.is_none() {
+            return Ok(vec![neutral; len]);
         }
+        let given = call.floats(parameter)?;
+        if given.values.len() != len {
+            return Err(Fault::argument(parameter, format!("{:?} for {len} elements", given.shape)));
+        }
+        Ok(given.values)
     };
     let (gamma, beta) = (affine("gamma", 1.0)?, affine("beta", 0.0)?);
     for row in values.chunks_mut(len) {
@@ -77,5 +81,5 @@ pub(in super::super) fn layer_norm(call: &Call<'_>) -> Results {
         (row.iter_mut().zip(&gamma).zip(&beta)).for_each(|((x, g), b)| *x = (*x - mean) * scale * g + b);
     }
     let values = scattered(&values, &x.shape, &axes);
-    one(Tensor::rounded(x.dtype, x.shape, values)?)
+    one(Tensor::rounded(x.dtype, x.shape, values))
 }

@@ -60,7 +60,7 @@ fn by_index(call: &Call<'_>, shape: &[usize]) -> Result<Part, Fault> {
 pub(in super::super) fn slice_by_index(call: &Call<'_>) -> Results {
     let x = call.tensor("x")?;
     let part = by_index(call, x.shape())?;
-    one(x.view(&part.view).reshaped(part.squeezed).ok_or(Fault::Missing("x"))?)
+    one(x.view(&part.view).reshaped(part.squeezed).ok_or(Fault::Missing("x")))
 }
 
 /// `slice_by_size`: `size` places from `begin`; a size of −1 goes to the end.
@@ -85,7 +85,7 @@ pub(in super::super) fn slice_by_size(call: &Call<'_>) -> Results {
         };
         view = view.part(axis, start, len, 1);
     }
-    one(x.view(&view))
+    one(Ok(x.view(&view)))
 }
 
 /// `slice_update`: `x` with `update` in the places that `slice_by_index` would show.
@@ -116,5 +116,5 @@ pub(in super::super) fn slice_update(call: &Call<'_>) -> Results {
         (Data::Bool(x), Data::Bool(u)) => write!(x, u, Bool),
         _ => return Err(Fault::argument("update", "another element type than `x`")),
     };
-    one(Tensor::new(x.shape(), data).ok_or(Fault::Missing("x"))?)
+    one(Tensor::new(x.shape(), data).ok_or(Fault::Missing("x")))
 }
