@@ -11,6 +11,7 @@ use moec_coreml::package::Package as Saved;
 use moec_coreml::program::{Function, Program};
 use moec_ir::{Activation, Glu, RopeStyle};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Numbers for the inputs of a function: a mask that leaves the first half, rows that are written in order.
 fn inputs(function: &Function, store: &mut Store) -> Vec<(String, Vec<usize>, Vec<f32>)> {
@@ -33,7 +34,8 @@ fn packages_compute_what_their_programs_say() {
     let mut store = Store::default();
     let clamped = Glu::Clamped { alpha: 1.702, limit: 1.5 };
     let gelu = Glu::Gated(Activation::GeluTanh);
-    let mut groups = [store.group(3, clamped, true, Layout::Columns), store.group(2, gelu, false, Layout::Rows)];
+    let mut groups =
+        [store.group(3, clamped, true, Layout::Columns), store.group(2, gelu, false, Layout::Rows)];
     groups[1].name = "layer1.group0".into();
     let mut attention = store.attention_of([4, 2, 24, 16], true);
     attention.rope = Some(Rope { offset: 8, channels: 16, style: RopeStyle::Interleaved });
@@ -51,7 +53,7 @@ fn packages_compute_what_their_programs_say() {
     for program in &programs {
         let out = folder.path().join(format!("{}.mlpackage", program.name));
         helper.emit(&[Package { program, weights: folder.path(), out: &out }], &mut |_| ()).unwrap();
-        let saved = Saved::open(&out).unwrap();
+        let saved = Arc::new(Saved::open(&out).unwrap());
         let limits = check::Limits { graph_bytes: program.weight_bytes(), ..check::Limits::default() };
         let findings = check::check(&saved, &limits);
         for finding in &findings {
