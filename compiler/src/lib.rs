@@ -8,6 +8,7 @@ pub mod bundle;
 pub mod calibrate;
 pub mod cli;
 pub mod config;
+pub mod coreml;
 pub mod decisions;
 mod disk;
 pub mod error;

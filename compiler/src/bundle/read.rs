@@ -35,7 +35,9 @@ impl Bundle {
             files: manifest
                 .files
                 .iter()
-                .filter(|(name, _)| !name.starts_with("weights/") && *name != "run")
+                .filter(|(name, _)| {
+                    !name.starts_with("weights/") && !name.contains(".mlpackage/") && *name != "run"
+                })
                 .map(|(name, entry)| (name.clone(), entry.clone()))
                 .collect(),
             ..manifest.clone()

@@ -5,6 +5,7 @@ use super::manifest::{BUNDLE_VERSION, Manifest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
 use super::toolchain::{Missing, Toolchain};
 use super::{DECISIONS, DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
+use crate::coreml;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::pipeline::Compilation;
@@ -19,6 +20,8 @@ use std::path::Path;
 pub struct Summary {
     /// Bytes of packed weights.
     pub weight_bytes: u64,
+    /// Bytes of weights in packages of other units.
+    pub package_bytes: u64,
     /// Whether `run` is there.
     pub run: bool,
     /// Why it is not, though it was wanted.
@@ -51,6 +54,7 @@ pub fn write(
         put(&root.join(TOKENIZER), &tokenizer)?;
     }
 
+    let package_bytes = coreml::emit::packages(c, root, progress)?;
     let mut plan = c.plan()?.clone();
     let weight_bytes = pack(c, &mut plan, root, progress)?;
     for file in &mut plan.files {
@@ -96,7 +100,7 @@ pub fn write(
     put(&root.join(MANIFEST), format!("{text}\n").as_bytes())?;
     partial.commit()?;
     c.plan = Some(plan);
-    Ok(Summary { weight_bytes, run: matches!(tools, Ok(Some(_))), missing: tools.err() })
+    Ok(Summary { weight_bytes, package_bytes, run: matches!(tools, Ok(Some(_))), missing: tools.err() })
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<()> {

@@ -45,6 +45,7 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
             "bundle": built.folder,
             "run": built.summary.run,
             "weight_bytes": built.summary.weight_bytes,
+            "package_bytes": built.summary.package_bytes,
             "seconds": start.elapsed().as_secs_f64(),
             "peak_memory_bytes": moec_runtime::cpu::peak_memory(),
             "plan": plan_facts(&built.plan),
@@ -167,7 +168,12 @@ pub(super) fn verify(args: &verify::Args, progress: &Progress) -> Result<()> {
         let value = serde_json::to_value(&report).map_err(|e| Error::bug(e.to_string()))?;
         output::json(&value)?;
     } else {
-        output::data(&output::table(&report_rows(&report)))?;
+        if !report.entries.is_empty() {
+            output::data(&output::table(&report_rows(&report)))?;
+        }
+        if !report.packages.is_empty() {
+            output::data(&output::table(&package_rows(&report)))?;
+        }
     }
     let failures = report.failures();
     if failures.is_empty() {
@@ -186,6 +192,23 @@ fn open_source(bundle: &Bundle, dir: &Path) -> Result<Checkpoint> {
     }
     Err(Error::input(format!("the bundle was not built from `{}`", dir.display()))
         .hint("name the checkpoint's folder that the `model.toml` named"))
+}
+
+/// Every function of every package.
+fn package_rows(report: &Report) -> Vec<Vec<String>> {
+    let head = ["package", "function", "experts", "error", "bound", "findings"].map(str::to_owned).to_vec();
+    let rows = report.packages.iter().map(|f| {
+        let found = if f.findings.is_empty() { "-".to_owned() } else { f.findings.join("; ") };
+        vec![
+            f.package.clone(),
+            f.function.clone(),
+            f.experts.to_string(),
+            format!("{:.1e}", f.error.relative),
+            format!("{:.1e}", f.bound),
+            found,
+        ]
+    });
+    std::iter::once(head).chain(rows).collect()
 }
 
 /// The worst step of every operator in every entry point.

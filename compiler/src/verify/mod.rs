@@ -9,6 +9,7 @@ mod probe;
 mod weights;
 
 use crate::bundle::read::Bundle;
+use crate::coreml::{self, verify::FunctionReport};
 use crate::error::{Error, Result};
 use crate::import::Checkpoint;
 use crate::progress::Progress;
@@ -34,8 +35,11 @@ pub struct Report {
     pub files: usize,
     /// Largest local error allowed.
     pub bound: f64,
-    /// Entry points.
+    /// Entry points; none where this machine cannot execute the target's kernels.
     pub entries: Vec<EntryReport>,
+    /// Functions of packages for other units.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub packages: Vec<FunctionReport>,
 }
 
 /// Errors of one entry point.
@@ -85,12 +89,24 @@ impl Report {
                 found.push(format!("{} logits are off by {:.1e}", entry.entry, entry.logits.relative));
             }
         }
+        for function in &self.packages {
+            let place = format!("`{}` of `{}`", function.function, function.package);
+            if !function.error.within(function.bound) {
+                found.push(format!("{place} is off by {:.1e}", function.error.relative));
+            }
+            if function.refused {
+                found.push(format!(
+                    "{place} cannot run on the Neural Engine: {}",
+                    function.findings.join("; ")
+                ));
+            }
+        }
         found
     }
 }
 
 /// Relative error, as root mean square, that storing numbers in a format explains.
-fn rounding(format: Format) -> f64 {
+pub(crate) fn rounding(format: Format) -> f64 {
     match format {
         Format::F32 => 0.0,
         // Half a unit in the eighth bit.
@@ -130,6 +146,18 @@ pub fn verify(
         evaluator.map_weights(|weight, values| packed.round(weight, values));
     }
 
+    let mut exact = match source {
+        Some(checkpoint) => Evaluator::new(&module, checkpoint),
+        None => Evaluator::new(&module, &packed),
+    };
+    exact.keep_weights(false);
+    let packages = coreml::verify::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
+    let files = bundle.manifest.files.len();
+    if !packages.is_empty() && !bundle.plan.target.triple.starts_with(std::env::consts::ARCH) {
+        let triple = &bundle.plan.target.triple;
+        progress.warn(&format!("the kernels are for {triple}: only packages were executed"));
+        return Ok(Report { files, bound, entries: Vec::new(), packages });
+    }
     let unit = bundle.emulated_unit(progress)?;
     let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?
@@ -148,7 +176,7 @@ pub fn verify(
         bar.finish();
         Ok::<_, Error>(reports)
     })?;
-    Ok(Report { files: bundle.manifest.files.len(), bound, entries })
+    Ok(Report { files, bound, entries, packages })
 }
 
 /// The plan and the graph must be of one build.

@@ -1,0 +1,57 @@
+//! Groups of experts as Core ML packages: written at build time, read back and executed by `moec verify`.
+//!
+//! A package lies at `artifacts/layers.L.group.G.mlpackage`. Its function `cap{C}` takes the packed rows of the group's
+//! experts (NPUMoE, §4.2). Weights are the checkpoint's, cast to f16.
+
+pub mod emit;
+pub mod verify;
+mod weights;
+
+use moec_ir::plan::{ExpertTable, Placement};
+use moec_ir::{Glu, Graph, Module, Node, Op, Operand, WeightId};
+
+/// Where the package of a group lies in a bundle.
+fn path(table: &ExpertTable, group: usize) -> String {
+    format!("artifacts/{}.mlpackage", table.group_name(group))
+}
+
+/// Groups that a placement gives to the unit of that name: layer tables with indices of groups.
+fn groups<'a>(placement: &'a Placement, unit: &'a str) -> impl Iterator<Item = (&'a ExpertTable, usize)> {
+    placement.experts.iter().flat_map(move |table| {
+        let on_unit = move |&(_, g): &(usize, &moec_ir::plan::ExpertGroup)| placement.unit(g.unit) == unit;
+        table.groups.iter().enumerate().filter(on_unit).map(move |(i, _)| (table, i))
+    })
+}
+
+/// The experts of a layer, as the Graph has them.
+#[derive(Clone, Copy, Debug)]
+struct Experts {
+    /// How gate and up join.
+    glu: Glu,
+    /// `[E, 2I, H]`
+    gate_up: WeightId,
+    /// `[E, H, I]`
+    down: WeightId,
+    /// `[E, 2I]` and `[E, H]`
+    biases: Option<[WeightId; 2]>,
+}
+
+impl Experts {
+    /// Those of a layer.
+    fn of(module: &Module, layer: u32) -> Option<Self> {
+        let graph: &Graph = module.entries.first()?;
+        let in_layer = |n: &&Node| n.scope.split('.').nth(1).and_then(|l| l.parse().ok()) == Some(layer);
+        graph.nodes.iter().filter(in_layer).find_map(|node| {
+            let Op::ExpertFfn { glu, .. } = node.op else { return None };
+            let weights = node.inputs.iter().filter_map(|o| match o {
+                Operand::Weight(id) => Some(*id),
+                _ => None,
+            });
+            match *weights.collect::<Vec<_>>().as_slice() {
+                [gate_up, down] => Some(Self { glu, gate_up, down, biases: None }),
+                [gate_up, down, a, b] => Some(Self { glu, gate_up, down, biases: Some([a, b]) }),
+                _ => None,
+            }
+        })
+    }
+}
