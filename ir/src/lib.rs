@@ -5,7 +5,10 @@
 //!   reference that every other executor is held against.
 //! * [`plan`]: **how, where and when**. Buffers with arena offsets, weight segments, steps.
 //!
-//! Both have a text form ([`text`]) that prints, parses back and compares equal, and a verifier
+//! * [`placement`]: the part of a plan that says where operators and experts run. It exists before the plan
+//!   does, from the passes that decide it.
+//!
+//! All have a text form ([`text`]) that prints, parses back and compares equal, and a verifier
 //! ([`verify`]).
 //!
 //! Architecture invariant: this crate knows no device, no model family, no file system and no LLVM.
@@ -16,6 +19,7 @@ pub mod expr;
 pub mod graph;
 pub mod infer;
 pub mod op;
+pub mod placement;
 pub mod plan;
 pub mod state;
 pub mod text;

@@ -6,12 +6,13 @@
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
 use crate::graph::EntryKind;
+pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 pub use crate::state::CacheOrder;
 use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 2;
+pub const PLAN_VERSION: u32 = 3;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -39,8 +40,8 @@ pub struct Plan {
     pub kernels: Vec<KernelRef>,
     /// Entry points, prefill first, then decode, each by ascending rows.
     pub entries: Vec<Entry>,
-    /// One table per MoE layer.
-    pub experts: Vec<ExpertTable>,
+    /// Where operators and experts run.
+    pub placement: Placement,
 }
 
 /// What the runtime must know of the model.
@@ -341,28 +342,6 @@ pub struct Entry {
     pub steps: Vec<Step>,
 }
 
-/// Decisions about the experts of one layer.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct ExpertTable {
-    /// Layer.
-    pub layer: u32,
-    /// Experts per token.
-    pub k: u32,
-    /// One row per expert.
-    pub experts: Vec<ExpertRow>,
-}
-
-/// Decisions about one expert.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct ExpertRow {
-    /// Most tokens per call that it takes; 0: no limit (dynamic shapes).
-    pub capacity: u32,
-    /// Group that it is fused into.
-    pub group: u32,
-    /// Unit that runs it.
-    pub unit: u32,
-}
-
 impl Plan {
     /// The stored form.
     ///
@@ -375,11 +354,15 @@ impl Plan {
     /// Reads the stored form. The result is well-formed as a value only: [`crate::verify::plan`] checks it.
     ///
     /// # Errors
-    /// Truncated, oversized or malformed bytes, or bytes left over.
+    /// Truncated, oversized or malformed bytes, bytes left over, or numbers that are not finite.
     pub fn decode(bytes: &[u8]) -> Result<Self, bincode::error::DecodeError> {
         let (plan, read) = bincode::decode_from_slice::<Self, _>(bytes, config())?;
         if read != bytes.len() {
             return Err(bincode::error::DecodeError::Other("bytes after the end of the plan"));
+        }
+        // What is no number equals nothing, not even itself, and has no text.
+        if !plan.placement.is_finite() {
+            return Err(bincode::error::DecodeError::Other("a number that is not finite"));
         }
         Ok(plan)
     }

@@ -1,6 +1,6 @@
-//! The text forms of [`Module`] and [`Plan`]: printed for people, parsed back equal.
+//! The text forms of [`Module`], [`Plan`] and [`Placement`]: printed for people, parsed back equal.
 //!
-//! Printing is [`std::fmt::Display`]; parsing is [`parse_module`] and [`parse_plan`]. Line breaks mean
+//! Printing is [`std::fmt::Display`]; parsing is [`parse_module`], [`parse_plan`] and [`parse_placement`]. Line breaks mean
 //! nothing, `;` starts a comment, names that are no plain words are quoted, and floats are printed as
 //! the shortest decimal that reads back the same. The parser checks syntax and names only;
 //! [`crate::verify`] checks the rest.
@@ -11,11 +11,14 @@ mod expr;
 mod lex;
 mod ops;
 mod parse_graph;
+mod parse_placement;
 mod parse_plan;
 mod print_graph;
+mod print_placement;
 mod print_plan;
 
 use crate::graph::Module;
+use crate::placement::Placement;
 use crate::plan::Plan;
 use crate::weights::WeightExpr;
 use thiserror::Error;
@@ -46,6 +49,14 @@ pub fn parse_module(text: &str) -> Result<Module, ParseError> {
 /// Malformed text, with its place.
 pub fn parse_plan(text: &str) -> Result<Plan, ParseError> {
     parse_plan::parse(text)
+}
+
+/// Parses the text form of a placement.
+///
+/// # Errors
+/// Malformed text, with its place.
+pub fn parse_placement(text: &str) -> Result<Placement, ParseError> {
+    parse_placement::parse(text)
 }
 
 /// Parses the text form of a weight expression, such as `transpose(t"w"[4, 8])`.

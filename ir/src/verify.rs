@@ -40,14 +40,28 @@
 //! 12. Buffers that are live at once do not overlap. A buffer is live from the first to the last step that
 //!     takes it, widened to the whole stretch between two barriers, since steps in one stretch run at the
 //!     same time. Inputs are live from the start, logits to the end.
-//! 13. Expert tables are in ascending order of layer; `k` is at most the number of experts; groups are
-//!     numbered below it.
+//! 13. Its placement holds; one with static shapes names the units of the plan.
+//!
+//! # Placement
+//!
+//! 1. Unit indices are in range, and names of units unique.
+//! 2. Expert tables are in ascending order of layer; `k` is at most the number of experts; groups are
+//!    numbered below it.
+//! 3. Where shapes are dynamic, nothing has a tier, a capacity or a group graph.
+//! 4. Where they are static, there are one to six tiers of strictly descending multiples of 16, and every
+//!    expert has one; its capacity is its tier's, or 0 where it has no limit.
+//! 5. Where there are groups, each expert is in exactly one, the one that its row names, with the group's
+//!    tier and unit.
+//! 6. What spills has somewhere to go: a fallback other than its own unit. What is pruned has none.
+//! 7. Rates lie in 0 ..= 1; loads, costs and imbalances are finite and not negative.
 
 mod graphs;
+mod placements;
 mod plans;
 
 use crate::graph::Module;
 use crate::infer::TypeError;
+use crate::placement::Placement;
 use crate::plan::Plan;
 use thiserror::Error;
 
@@ -87,6 +101,16 @@ pub fn module(module: &Module) -> Result<(), VerifyError> {
 /// The first broken invariant found.
 pub fn plan(plan: &Plan) -> Result<(), VerifyError> {
     plans::check(plan)
+}
+
+/// Checks the invariants of a placement. Never panics, whatever the placement.
+///
+/// # Errors
+/// The first broken invariant found.
+pub fn placement(placement: &Placement) -> Result<(), VerifyError> {
+    // Where shapes are dynamic units have no names; the plan that holds the placement knows them.
+    let units = if placement.is_dynamic() { usize::MAX } else { placement.units.len() };
+    placements::check(placement, units)
 }
 
 /// `Ok` if the condition holds, else an error at this place.

@@ -3,13 +3,14 @@
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::parse_graph::{dtype, format, kind};
+use super::parse_placement::part as placement;
 use crate::plan::{
-    Arg, Buffer, Builtin, CacheOrder, Code, Entry, ExpertRow, ExpertTable, FileRef, Grid, KernelRef, Layout,
-    ModelInfo, Place, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
+    Arg, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
+    Placement, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
 };
 
 /// Reads the index that every numbered line carries; it must be the next one.
-fn index(c: &mut Cursor<'_>, next: usize) -> Parsed<()> {
+pub(super) fn index(c: &mut Cursor<'_>, next: usize) -> Parsed<()> {
     let at = c.at();
     let found: usize = c.int("an index")?;
     if found == next {
@@ -20,7 +21,7 @@ fn index(c: &mut Cursor<'_>, next: usize) -> Parsed<()> {
 }
 
 /// An attribute list whose reader takes every attribute.
-fn with_attrs<'t, T>(
+pub(super) fn with_attrs<'t, T>(
     c: &mut Cursor<'t>,
     read: impl FnOnce(&Cursor<'t>, &mut Attrs<'t>) -> Parsed<T>,
 ) -> Parsed<T> {
@@ -30,7 +31,7 @@ fn with_attrs<'t, T>(
     Ok(value)
 }
 
-fn string(v: Value<'_>) -> Option<String> {
+pub(super) fn string(v: Value<'_>) -> Option<String> {
     match v {
         Value::Str(s) => Some(s),
         _ => None,
@@ -57,7 +58,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         states: Vec::new(),
         kernels: Vec::new(),
         entries: Vec::new(),
-        experts: Vec::new(),
+        placement: Placement::default(),
     };
     while !c.at_end() {
         if c.eat_word("file")? {
@@ -74,10 +75,10 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.kernels.push(KernelRef { symbol: c.string("a symbol")? });
         } else if c.eat_word("entry")? {
             plan.entries.push(entry(c)?);
-        } else if c.eat_word("experts")? {
-            plan.experts.push(experts(c)?);
-        } else {
-            return c.expected("`file`, `segment`, `state`, `kernel`, `entry` or `experts`");
+        } else if !placement(c, &mut plan.placement)? {
+            return c.expected(
+                "`file`, `segment`, `state`, `kernel`, `entry`, `placement`, `placed` or `experts`",
+            );
         }
     }
     Ok(plan)
@@ -311,22 +312,4 @@ fn step(c: &mut Cursor<'_>) -> Parsed<Step> {
             node: a.int(c, "node")?,
         })
     })
-}
-
-fn experts(c: &mut Cursor<'_>) -> Parsed<ExpertTable> {
-    let (layer, k) = with_attrs(c, |c, a| Ok((a.int(c, "layer")?, a.int(c, "k")?)))?;
-    let mut table = ExpertTable { layer, k, experts: Vec::new() };
-    c.punct('{')?;
-    while !c.eat('}')? {
-        c.keyword("expert")?;
-        index(c, table.experts.len())?;
-        table.experts.push(with_attrs(c, |c, a| {
-            Ok(ExpertRow {
-                capacity: a.int(c, "capacity")?,
-                group: a.int(c, "group")?,
-                unit: a.int(c, "unit")?,
-            })
-        })?);
-    }
-    Ok(table)
 }

@@ -1,8 +1,9 @@
 //! Printing plans.
 
 use super::lex::quote;
+use super::print_placement::write_placement;
 use crate::plan::{
-    Arg, Builtin, CacheOrder, Code, Entry, ExpertRow, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
+    Arg, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
 };
 use std::fmt::{self, Write};
 
@@ -16,7 +17,7 @@ impl fmt::Display for Bits {
     }
 }
 
-fn quoted(items: &[String]) -> String {
+pub(super) fn quoted(items: &[String]) -> String {
     let items: Vec<_> = items.iter().map(|s| quote(s)).collect();
     format!("[{}]", items.join(", "))
 }
@@ -187,14 +188,6 @@ impl fmt::Display for Plan {
         for entry in &self.entries {
             write_entry(f, self, entry)?;
         }
-        for table in &self.experts {
-            writeln!(f, "\nexperts {{layer = {}, k = {}}} {{", table.layer, table.k)?;
-            for (e, row) in table.experts.iter().enumerate() {
-                let ExpertRow { capacity, group, unit } = row;
-                writeln!(f, "  expert {e} {{capacity = {capacity}, group = {group}, unit = {unit}}}")?;
-            }
-            writeln!(f, "}}")?;
-        }
-        Ok(())
+        write_placement(f, &self.placement)
     }
 }

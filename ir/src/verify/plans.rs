@@ -1,6 +1,6 @@
 //! Checks of plans; [`super`] lists the invariants.
 
-use super::{VerifyError, require};
+use super::{VerifyError, placements, require};
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
@@ -34,7 +34,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         )?;
         check_entry(plan, entry, &here)?;
     }
-    check_experts(plan)
+    placements::check_in_plan(plan)
 }
 
 /// Prefill before decode, each by rows.
@@ -117,30 +117,6 @@ fn check_kernels(plan: &Plan) -> Result<(), VerifyError> {
         let at = || format!("kernels[{i}]");
         require(is_identifier(&k.symbol), at, || format!("{:?} is not a C identifier", k.symbol))?;
         require(symbols.insert(&k.symbol), at, || format!("{} comes twice", k.symbol))?;
-    }
-    Ok(())
-}
-
-fn check_experts(plan: &Plan) -> Result<(), VerifyError> {
-    let mut previous = None;
-    for (i, table) in plan.experts.iter().enumerate() {
-        let at = || format!("experts[{i}]");
-        require(previous < Some(table.layer) && table.layer < plan.model.layers, at, || {
-            format!("layer {} is out of order or range", table.layer)
-        })?;
-        previous = Some(table.layer);
-        let n = table.experts.len();
-        require(table.k > 0 && table.k as usize <= n, at, || {
-            format!("{} of {n} experts per token", table.k)
-        })?;
-        for (e, row) in table.experts.iter().enumerate() {
-            let fits = (row.group as usize) < n && (row.unit as usize) < plan.target.units.len();
-            require(
-                fits,
-                || format!("experts[{i}].experts[{e}]"),
-                || format!("group {} or unit {} is out of range", row.group, row.unit),
-            )?;
-        }
     }
     Ok(())
 }

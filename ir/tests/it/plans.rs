@@ -88,7 +88,7 @@ pub(crate) fn plan() -> Plan {
             triple: "x86_64-unknown-linux-gnu".into(),
             cpu: "znver4".into(),
             features: vec!["avx2".into(), "fma".into()],
-            units: vec!["cpu".into()],
+            units: vec!["cpu".into(), "npu".into()],
         },
         arena_bytes: 640,
         scratch_bytes: 100,
@@ -111,12 +111,52 @@ pub(crate) fn plan() -> Plan {
         }],
         kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
         entries: vec![entry],
+        placement: placement(),
+    }
+}
+
+/// Four experts of one layer: two on the NPU in two tiers, two on the CPU.
+pub(crate) fn placement() -> Placement {
+    let row = |capacity, group, unit, tier, load| ExpertRow {
+        capacity,
+        group,
+        unit,
+        tier: Some(tier),
+        fallback: (capacity > 0).then_some(0),
+        load: Some(load),
+        few: load < 1.0,
+    };
+    let group = |tier, unit, experts: &[u32]| ExpertGroup {
+        tier,
+        unit,
+        experts: experts.into(),
+        bytes: 1 << 33,
+        cost_us: vec![1.5, 0.1],
+        why: "hot; \"so\"".into(),
+    };
+    Placement {
+        chunk: 4,
+        overflow: Overflow::Spill,
+        units: vec!["cpu".into(), "npu".into()],
+        ops: vec![OpPlace {
+            entry: EntryKind::Prefill(4),
+            scope: "layers.*.attn".into(),
+            op: "linear".into(),
+            unit: 1,
+            nodes: 3,
+            why: "dense and static".into(),
+        }],
         experts: vec![ExpertTable {
             layer: 1,
-            k: 1,
+            k: 2,
+            tiers: vec![48, 16],
+            expected: Some(Expected { imbalance: 1.5, overflow: 0.125, padding: 0.3 }),
+            groups: vec![group(0, 1, &[2]), group(1, 1, &[0]), group(1, 0, &[3, 1])],
             experts: vec![
-                ExpertRow { capacity: 0, group: 1, unit: 0 },
-                ExpertRow { capacity: 16, group: 0, unit: 0 },
+                row(16, 1, 1, 1, 9.0),
+                row(0, 2, 0, 1, 0.25),
+                row(48, 0, 1, 0, 40.0),
+                row(0, 2, 0, 1, 2.0),
             ],
         }],
     }

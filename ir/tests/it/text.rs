@@ -5,7 +5,7 @@ use crate::plans::plan;
 use moec_ir::eval::{self, Tensor};
 use moec_ir::op::{AttentionDesc, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
 use moec_ir::plan::*;
-use moec_ir::text::{parse_expr, parse_module, parse_plan};
+use moec_ir::text::{parse_expr, parse_module, parse_placement, parse_plan};
 use moec_ir::{
     Activation, DType, EntryKind, Format, Glu, Graph, Module, Node, Op, Operand, RopeStyle, RouterDesc,
     StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightId,
@@ -302,6 +302,52 @@ fn entry() -> impl Strategy<Value = Entry> {
     )
 }
 
+fn random_placement() -> impl Strategy<Value = Placement> {
+    let number = || -1e3_f32..1e9;
+    let row = (any::<[u32; 3]>(), any::<[Option<u32>; 2]>(), prop::option::of(number()), any::<bool>())
+        .prop_map(|([capacity, group, unit], [tier, fallback], load, few)| ExpertRow {
+            capacity,
+            group,
+            unit,
+            tier,
+            fallback,
+            load,
+            few,
+        });
+    let group = (any::<([u32; 2], u64, Vec<u32>)>(), list(number(), 0..3), text()).prop_map(
+        |(([tier, unit], bytes, experts), cost_us, why)| ExpertGroup {
+            tier,
+            unit,
+            experts,
+            bytes,
+            cost_us,
+            why,
+        },
+    );
+    let expected = (number(), number(), number()).prop_map(|(imbalance, overflow, padding)| Expected {
+        imbalance,
+        overflow,
+        padding,
+    });
+    let table =
+        (any::<(u32, u32, Vec<u32>)>(), prop::option::of(expected), list(group, 0..3), list(row, 0..3))
+            .prop_map(|((layer, k, tiers), expected, groups, experts)| ExpertTable {
+                layer,
+                k,
+                tiers,
+                expected,
+                groups,
+                experts,
+            });
+    let op =
+        (any::<(u32, u32, u32)>(), text(), text(), text()).prop_map(|((n, unit, nodes), scope, op, why)| {
+            OpPlace { entry: EntryKind::Prefill(n), scope, op, unit, nodes, why }
+        });
+    let overflow = prop::sample::select(Overflow::ALL.to_vec());
+    (any::<u32>(), overflow, list(text(), 0..3), list(op, 0..3), list(table, 0..3))
+        .prop_map(|(chunk, overflow, units, ops, experts)| Placement { chunk, overflow, units, ops, experts })
+}
+
 fn random_plan() -> impl Strategy<Value = Plan> {
     let segment = (text(), any::<(u32, u64, u64)>(), list(any::<u32>(), 0..4), layout()).prop_map(
         |(name, (file, offset, bytes), shape, layout)| Segment {
@@ -327,17 +373,11 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let formats = prop::sample::select(Format::ALL.to_vec());
     let state = (text(), any::<[u32; 4]>(), formats, order)
         .prop_map(|(name, shape, format, order)| StateBuf { name, shape, format, order });
-    let row = any::<[u32; 3]>().prop_map(|[capacity, group, unit]| ExpertRow { capacity, group, unit });
-    let table = (any::<(u32, u32)>(), list(row, 0..3)).prop_map(|((layer, k), experts)| ExpertTable {
-        layer,
-        k,
-        experts,
-    });
     let texts =
         (list(text(), 0..3), list(text(), 0..3), [text(), text(), text(), text()], list(text(), 0..3));
     let numbers = any::<([u32; 6], Option<u32>, Vec<u32>, [u64; 4])>();
     let lists =
-        (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), list(table, 0..3));
+        (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists).prop_map(
         |((features, units, [family, name, triple, cpu], symbols), (n, bos, eos, long), lists)| Plan {
             version: n[0],
@@ -361,7 +401,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
             states: lists.2,
             kernels: symbols.into_iter().map(|symbol| KernelRef { symbol }).collect(),
             entries: lists.3,
-            experts: lists.4,
+            placement: lists.4,
         },
     )
 }
@@ -403,6 +443,14 @@ proptest! {
         prop_assert_eq!(back.as_ref().ok(), Some(&p), "{}\n{:?}", text, back.as_ref().err());
         let _ = moec_ir::verify::plan(&p);
         prop_assert_eq!(Plan::decode(&p.encode().unwrap()).unwrap(), p);
+    }
+
+    #[test]
+    fn placements_round_trip(p in random_placement()) {
+        let text = p.to_string();
+        let back = parse_placement(&text);
+        prop_assert_eq!(back.as_ref().ok(), Some(&p), "{}\n{:?}", text, back.as_ref().err());
+        let _ = moec_ir::verify::placement(&p);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The verifiers accept what is right and name what is wrong.
 
 use crate::common::{leaf, model, weight};
-use crate::plans::plan;
+use crate::plans::{placement, plan};
 use moec_ir::plan::*;
 use moec_ir::{
     DType, Format, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify,
@@ -180,9 +180,8 @@ fn bad_plans_are_refused() {
     }
     refuse_plan("kernels[1]", "twice", |p| p.kernels[1] = p.kernels[0].clone());
     refuse_plan("entries[1]", "order", |p| p.entries.push(p.entries[0].clone()));
-    refuse_plan("experts[0]", "layer", |p| p.experts[0].layer = 2);
-    refuse_plan("experts[0]", "per token", |p| p.experts[0].k = 3);
-    refuse_plan("experts[0].experts[1]", "range", |p| p.experts[0].experts[1].group = 2);
+    refuse_plan("placement", "layer", |p| p.placement.experts[0].layer = 2);
+    refuse_plan("placement", "units", |p| p.placement.units.swap(0, 1));
 }
 
 #[test]
@@ -202,7 +201,7 @@ fn bad_entries_are_refused() {
     refuse(".logits", "not f32", |e| e.logits = 99);
     refuse(".places[2]", "columns", |e| e.places[2] = Some(Place { buffer: 5, column: 5, cols: 4 }));
     refuse(".places[2]", "columns", |e| e.places[2] = Some(Place { buffer: 5, column: u32::MAX, cols: 4 }));
-    refuse(".steps[0]", "unit", |e| e.steps[0].unit = 1);
+    refuse(".steps[0]", "unit", |e| e.steps[0].unit = 2);
     refuse(".steps[1]", "kernel", |e| e.steps[1].code = Code::Kernel(2));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 128));
     refuse(".steps[1]", "argument 0", |e| e.steps[1].args[0] = Arg::Buffer(4, 2));
@@ -235,4 +234,52 @@ fn bad_entries_are_refused() {
     refuse(".buffers[6]", "overlaps buffer 5", |e| e.buffers[6].offset = 448);
     refuse(".buffers[4]", "overlaps", |e| e.buffers[4].offset = 64);
     refuse(".buffers[3]", "overlaps", |e| e.buffers[3].offset = 128);
+}
+
+/// A change to the placement must be refused with a message that contains `message`.
+#[track_caller]
+fn refuse_placement(message: &str, change: impl FnOnce(&mut Placement)) {
+    let mut p = placement();
+    change(&mut p);
+    let error = verify::placement(&p).unwrap_err().to_string();
+    assert!(error.contains(message), "{error}");
+}
+
+#[test]
+fn bad_placements_are_refused() {
+    verify::placement(&placement()).unwrap();
+    verify::placement(&Placement::default()).unwrap();
+    refuse_placement("two of one name", |p| p.units[1] = "cpu".into());
+    refuse_placement("where shapes are dynamic", |p| p.chunk = 0);
+    refuse_placement("ops[0]: unit 2", |p| p.ops[0].unit = 2);
+    refuse_placement("per token", |p| p.experts[0].k = 5);
+    refuse_placement("experts[1]: layer 1", |p| p.experts.push(p.experts[0].clone()));
+    for tiers in
+        [vec![], vec![48, 48], vec![16, 48], vec![48, 17], vec![0], vec![112, 96, 80, 64, 48, 32, 16]]
+    {
+        refuse_placement("tiers", |p| p.experts[0].tiers = tiers);
+    }
+    let rates = Expected { imbalance: 1.0, overflow: 1.5, padding: 0.0 };
+    refuse_placement("rate", |p| p.experts[0].expected = Some(rates));
+    refuse_placement("experts[3]: group 4", |p| p.experts[0].experts[3].group = 4);
+    refuse_placement("capacity 32", |p| p.experts[0].experts[0].capacity = 32);
+    refuse_placement("capacity 16 in tier None", |p| p.experts[0].experts[0].tier = None);
+    refuse_placement("a load", |p| p.experts[0].experts[0].load = Some(f32::NAN));
+    refuse_placement("fallback None", |p| p.experts[0].experts[0].fallback = None);
+    refuse_placement("fallback Some(1)", |p| p.experts[0].experts[0].fallback = Some(1));
+    refuse_placement("fallback Some(0)", |p| p.overflow = Overflow::Prune);
+    refuse_placement("groups[0]: unit 7", |p| p.experts[0].groups[0].unit = 7);
+    refuse_placement("costs", |p| p.experts[0].groups[0].cost_us = vec![1.0]);
+    refuse_placement("holds nothing", |p| p.experts[0].groups[0].experts.clear());
+    refuse_placement("expert 0", |p| p.experts[0].groups[0].experts.push(0));
+    refuse_placement("expert 3", |p| p.experts[0].groups[2].experts.push(3));
+    refuse_placement("in no group", |p| drop(p.experts[0].groups.pop()));
+}
+
+#[test]
+fn a_stored_plan_holds_no_number_that_is_none() {
+    let mut p = plan();
+    assert!(Plan::decode(&p.encode().unwrap()).is_ok());
+    p.placement.experts[0].groups[0].cost_us[0] = f32::NAN;
+    assert!(Plan::decode(&p.encode().unwrap()).is_err());
 }

@@ -291,7 +291,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         }],
         kernels: KERNELS.map(kernel).to_vec(),
         entries,
-        experts: vec![],
+        placement: Placement::default(),
     }
 }
 

@@ -1,0 +1,178 @@
+//! Where things run: the unit of every operator, and tier, capacity, group and home of every expert.
+//!
+//! On a target whose shapes are dynamic every expert takes any number of tokens, and a placement says no more
+//! than that. On one whose graphs are static it holds what the passes `tier`, `group` and `reside` decided
+//! (NPUMoE, §4.1 to §4.3), each group and operator with the reason.
+
+use crate::graph::EntryKind;
+use bincode::{Decode, Encode};
+use std::fmt;
+
+/// Capacities are multiples of this many tokens: the alignment of the ANE and the rows of an AMX tile.
+pub const CAPACITY_ALIGN: u32 = 16;
+/// Most capacity tiers of a layer.
+pub const MOST_TIERS: usize = 6;
+
+/// Where everything runs.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+pub struct Placement {
+    /// Tokens per call that capacities are for; 0: shapes are dynamic, and nothing has a capacity.
+    pub chunk: u32,
+    /// What happens to tokens past an expert's capacity.
+    pub overflow: Overflow,
+    /// Names of the units that indices stand for; empty where shapes are dynamic.
+    pub units: Vec<String>,
+    /// Operators, in the order of the Graph.
+    pub ops: Vec<OpPlace>,
+    /// One table per MoE layer, ascending.
+    pub experts: Vec<ExpertTable>,
+}
+
+/// What happens to the tokens that an expert has no room for (NPUMoE, §3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Overflow {
+    /// Those of the lowest saliency, the L2 norm of the attention output, lose this expert's part.
+    #[default]
+    Prune,
+    /// They run on the fallback unit with the same weights: nothing is lost.
+    Spill,
+}
+
+impl Overflow {
+    /// Every policy, in the order that messages list them.
+    pub const ALL: [Self; 2] = [Self::Prune, Self::Spill];
+
+    /// Name in the text form and in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prune => "prune",
+            Self::Spill => "spill",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|o| o.name() == name)
+    }
+}
+
+impl fmt::Display for Overflow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Where the nodes of one operator run that stand at one place of the model, in all layers.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct OpPlace {
+    /// Entry point.
+    pub entry: EntryKind,
+    /// Scope, with `*` for the layer: `layers.*.attn`.
+    pub scope: String,
+    /// Operator, by its name in the Graph.
+    pub op: String,
+    /// Index of the unit.
+    pub unit: u32,
+    /// How many nodes.
+    pub nodes: u32,
+    /// Why there.
+    pub why: String,
+}
+
+/// Decisions about the experts of one layer.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct ExpertTable {
+    /// Layer.
+    pub layer: u32,
+    /// Experts per token.
+    pub k: u32,
+    /// Capacities of the tiers in tokens, descending; empty: shapes are dynamic.
+    pub tiers: Vec<u32>,
+    /// What the profile predicts.
+    pub expected: Option<Expected>,
+    /// Groups that share a static graph, the most popular first; empty: there is no such graph.
+    pub groups: Vec<ExpertGroup>,
+    /// One row per expert.
+    pub experts: Vec<ExpertRow>,
+}
+
+/// What the profile predicts for a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
+pub struct Expected {
+    /// Load of the busiest expert over the mean load, r (NPUMoE, §4.1).
+    pub imbalance: f32,
+    /// Share of the routed (token, expert) pairs that find no room: dropped or spilled, as the policy says.
+    pub overflow: f32,
+    /// Share of the rows of executed graphs that are padding.
+    pub padding: f32,
+}
+
+/// Experts of one tier that one static graph holds.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct ExpertGroup {
+    /// Index into [`ExpertTable::tiers`].
+    pub tier: u32,
+    /// Index of the unit that runs it.
+    pub unit: u32,
+    /// Its experts, in the order of the graph's slices.
+    pub experts: Vec<u32>,
+    /// Bytes of the graph's weights.
+    pub bytes: u64,
+    /// Expected microseconds per call on each unit, launch and waiting included; empty: not known yet.
+    pub cost_us: Vec<f32>,
+    /// Why it runs there.
+    pub why: String,
+}
+
+/// Decisions about one expert.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Encode, Decode)]
+pub struct ExpertRow {
+    /// Most tokens per call that it takes; 0: no limit (dynamic shapes).
+    pub capacity: u32,
+    /// Group that it is fused into.
+    pub group: u32,
+    /// Unit that runs it.
+    pub unit: u32,
+    /// Index into [`ExpertTable::tiers`].
+    pub tier: Option<u32>,
+    /// Unit that runs the tokens that are past its capacity; none: they are pruned.
+    pub fallback: Option<u32>,
+    /// Mean tokens per call that the profile saw.
+    pub load: Option<f32>,
+    /// Whether the profile saw too few tokens to judge it.
+    pub few: bool,
+}
+
+impl Placement {
+    /// That of a target with dynamic shapes.
+    pub fn dynamic(experts: Vec<ExpertTable>) -> Self {
+        Self { experts, ..Self::default() }
+    }
+
+    /// Whether shapes are dynamic.
+    pub fn is_dynamic(&self) -> bool {
+        self.chunk == 0
+    }
+
+    /// Whether every number in it is finite.
+    pub fn is_finite(&self) -> bool {
+        self.experts.iter().all(|table| {
+            let rates = table.expected.iter().flat_map(|e| [e.imbalance, e.overflow, e.padding]);
+            let costs = table.groups.iter().flat_map(|g| &g.cost_us).copied();
+            let loads = table.experts.iter().filter_map(|row| row.load);
+            rates.chain(costs).chain(loads).all(f32::is_finite)
+        })
+    }
+
+    /// Name of a unit.
+    pub fn unit(&self, index: u32) -> &str {
+        self.units.get(index as usize).map_or("?", String::as_str)
+    }
+}
+
+impl ExpertTable {
+    /// Name of a group's graph: `layers.3.group.0`.
+    pub fn group_name(&self, group: usize) -> String {
+        format!("layers.{}.group.{group}", self.layer)
+    }
+}
