@@ -1,5 +1,6 @@
 //! Figures of a device: what it can do, each with the place where the number comes from.
 
+use crate::{Legality, MatmulTime};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -14,11 +15,14 @@ pub struct Figure {
 }
 
 /// What kind of unit it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UnitKind {
     /// Cores of a general processor.
+    #[default]
     Cpu,
+    /// A neural processing unit: static graphs of dense operations.
+    Npu,
 }
 
 impl UnitKind {
@@ -26,6 +30,7 @@ impl UnitKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
+            Self::Npu => "npu",
         }
     }
 }
@@ -41,7 +46,7 @@ pub struct Peak {
 }
 
 /// Something that computes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unit {
     /// Name, unique in the device.
@@ -54,9 +59,30 @@ pub struct Unit {
     /// Microseconds to start one step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dispatch_cost_us: Option<Figure>,
+    /// Microseconds for another unit to learn that a step has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sync_cost_us: Option<Figure>,
+    /// Most bytes of weights in one graph.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_graph_bytes: Option<Figure>,
+    /// Rows of a graph are multiples of this many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_alignment: Option<Figure>,
+    /// 10⁹ bytes per second that the unit reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_gb_per_s: Option<Figure>,
+    /// Watts when it works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_w: Option<Figure>,
     /// Peak by number format (`f32`, `bf16`, `int8`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub peak: BTreeMap<String, Peak>,
+    /// Times of matrix products by ascending rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub matmul: Vec<MatmulTime>,
+    /// Operations that it has and has not; empty: it runs every operator.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub legality: Vec<Legality>,
 }
 
 /// Read bandwidth of a memory for one block size.
@@ -72,7 +98,7 @@ pub struct Bandwidth {
 }
 
 /// A memory.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Memory {
     /// Name, unique in the device.
@@ -80,6 +106,9 @@ pub struct Memory {
     /// Bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<Figure>,
+    /// Watts when units move data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_w: Option<Figure>,
     /// Bandwidth by block size, ascending.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bandwidth: Vec<Bandwidth>,

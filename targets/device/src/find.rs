@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, NATIVE, host, nearest};
+use crate::{Device, DeviceError, Family, NATIVE, Unit, UnitKind, host, nearest};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -13,6 +13,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("neoverse-v2", include_str!("../../devices/neoverse-v2.toml")),
     ("apple-m2", include_str!("../../devices/apple-m2.toml")),
     ("cortex-x4", include_str!("../../devices/cortex-x4.toml")),
+    ("m2-max", include_str!("../../devices/m2-max.toml")),
+    ("m2-ultra", include_str!("../../devices/m2-ultra.toml")),
 ];
 
 impl Device {
@@ -94,6 +96,9 @@ impl Device {
                 return bad("link", &format!("no unit or memory is named `{end}`"));
             }
         }
+        for u in &self.units {
+            self.check_unit(u)?;
+        }
         let mut levels = BTreeSet::new();
         for c in &self.caches {
             if !(1..=3).contains(&c.level) || !levels.insert(c.level) {
@@ -114,6 +119,46 @@ impl Device {
                 return bad(key, "a figure needs a `source`");
             }
         }
+        self.check_family()
+    }
+
+    /// Tables of a unit, and what a family needs of it.
+    fn check_unit(&self, u: &Unit) -> Result<(), (String, String)> {
+        let bad = |key: &str, message: String| Err((key.to_owned(), message));
+        if !u.matmul.is_sorted_by(|a, b| a.rows < b.rows) || u.matmul.iter().any(|m| m.rows == 0) {
+            return bad("unit.matmul", "rows ascend, from 1".into());
+        }
+        if u.matmul.iter().any(|m| m.weights == 0 || m.ms <= 0.0) {
+            return bad("unit.matmul", "matrices have weights, and take time".into());
+        }
+        let mut ops = BTreeSet::new();
+        if let Some(op) = u.legality.iter().flat_map(|row| &row.ops).find(|op| !ops.insert(op.as_str())) {
+            return bad("unit.legality", format!("`{op}` stands in two rows"));
+        }
+        // What is not whole would make capacities and limits that no graph has.
+        let whole = [("max_graph_bytes", &u.max_graph_bytes), ("capacity_alignment", &u.capacity_alignment)];
+        for (key, figure) in whole {
+            if figure.as_ref().is_some_and(|f| f.value < 1.0 || f.value.fract() != 0.0) {
+                return bad(&format!("unit.{key}"), "expected a whole number of at least 1".into());
+            }
+        }
+        let needs = self.family == Family::Coreml && u.kind == UnitKind::Npu;
+        let has = !u.legality.is_empty() && u.max_graph_bytes.is_some() && !u.matmul.is_empty();
+        if needs && !has {
+            let needs = "an NPU of the family `coreml` needs `legality`, `matmul` and `max_graph_bytes`";
+            return bad("unit", needs.into());
+        }
+        Ok(())
+    }
+
+    /// What a family needs of a device as a whole.
+    fn check_family(&self) -> Result<(), (String, String)> {
+        let cpu = self.units.iter().find(|u| u.kind == UnitKind::Cpu);
+        let npu = self.units.iter().find(|u| u.kind == UnitKind::Npu);
+        if self.family == Family::Coreml && (npu.is_none() || cpu.is_none_or(|u| u.matmul.is_empty())) {
+            let needs = "the family `coreml` needs a unit of kind `npu` and one of kind `cpu` with `matmul`";
+            return Err(("unit".into(), needs.into()));
+        }
         Ok(())
     }
 
@@ -121,11 +166,24 @@ impl Device {
     fn figures(&self) -> Vec<(&'static str, f64, &str)> {
         let mut out = Vec::new();
         for u in &self.units {
-            out.extend(u.dispatch_cost_us.iter().map(|f| ("unit.dispatch_cost_us", f.value, &*f.source)));
+            let figures = [
+                ("unit.dispatch_cost_us", &u.dispatch_cost_us),
+                ("unit.sync_cost_us", &u.sync_cost_us),
+                ("unit.max_graph_bytes", &u.max_graph_bytes),
+                ("unit.capacity_alignment", &u.capacity_alignment),
+                ("unit.bandwidth_gb_per_s", &u.bandwidth_gb_per_s),
+                ("unit.busy_w", &u.busy_w),
+            ];
+            for (key, figure) in figures {
+                out.extend(figure.iter().map(|f| (key, f.value, &*f.source)));
+            }
+            out.extend(u.matmul.iter().map(|m| ("unit.matmul", m.ms, &*m.source)));
+            out.extend(u.legality.iter().map(|l| ("unit.legality", 0.0, &*l.source)));
             out.extend(u.peak.values().map(|p| ("unit.peak", p.gops, &*p.source)));
         }
         for m in &self.memories {
             out.extend(m.capacity.iter().map(|f| ("memory.capacity", f.value, &*f.source)));
+            out.extend(m.busy_w.iter().map(|f| ("memory.busy_w", f.value, &*f.source)));
             out.extend(m.bandwidth.iter().map(|b| ("memory.bandwidth", b.gb_per_s, &*b.source)));
         }
         out.extend(self.caches.iter().map(|c| ("cache", c.bytes as f64, &*c.source)));

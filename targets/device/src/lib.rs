@@ -6,15 +6,19 @@
 //!
 //! Invariant: this crate knows no model family and no LLVM.
 
+mod cost;
 mod error;
 mod figures;
 mod find;
 mod host;
+mod legality;
 mod nearest;
 
+pub use cost::MatmulTime;
 pub use error::DeviceError;
 pub use figures::{Bandwidth, Cache, Figure, Link, Memory, Peak, Power, Unit, UnitKind};
 pub use find::BUILT_IN;
+pub use legality::Legality;
 pub use nearest::nearest;
 
 use serde::{Deserialize, Serialize};
@@ -66,6 +70,8 @@ pub struct Device {
 pub enum Family {
     /// Object code from LLVM, run by the processor.
     Cpu,
+    /// Core ML programs for the Apple Neural Engine, beside object code for the processor.
+    Coreml,
 }
 
 impl Family {
@@ -73,6 +79,7 @@ impl Family {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
+            Self::Coreml => "coreml",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Device files: the built-in ones, a full one, and wrong ones.
 
-use moec_device::{BUILT_IN, Device, DeviceError, Family, LegalOps};
+use moec_device::{BUILT_IN, Device, DeviceError, Family, LegalOps, Unit, UnitKind};
 use proptest::prelude::*;
 use std::path::Path;
 
@@ -54,7 +54,6 @@ fn built_in_files_are_right_and_named_like_their_files() {
     for (name, _) in BUILT_IN {
         let d = Device::find(name).unwrap();
         assert_eq!(d.name, *name);
-        assert_eq!(d.family, Family::Cpu);
         assert!(d.legal_ops.allows("expert_ffn"));
         let text = toml::to_string(&d).unwrap();
         assert_eq!(Device::parse(&text, Path::new(name)).unwrap(), d, "written and read again");
@@ -112,6 +111,49 @@ fn a_full_file_is_read_and_written() {
     assert_eq!(parse(&toml::to_string(&all).unwrap()).unwrap(), all);
 }
 
+/// Devices with a neural processing unit, and that unit.
+fn with_npu() -> Vec<(Device, Unit)> {
+    let all = BUILT_IN.iter().map(|(name, _)| Device::find(name).expect("a built-in device"));
+    let found: Vec<_> =
+        all.filter_map(|d| Some((d.clone(), d.units[d.unit_of(UnitKind::Npu)?].clone()))).collect();
+    assert!(found.len() >= 2);
+    found
+}
+
+#[test]
+fn an_npu_runs_what_a_legal_row_names_and_nothing_else() {
+    for (device, npu) in with_npu() {
+        assert_eq!(device.family, Family::Coreml);
+        assert!(["linear", "attention", "expert_ffn", "add"].iter().all(|op| npu.is_legal(op)));
+        // NPUMoE, Figure 4.
+        let dynamic = ["router", "dispatch", "combine", "embed", "gather_rows", "layer_norm"];
+        assert!(dynamic.iter().all(|op| npu.row(op).is_some() && !npu.is_legal(op)));
+        assert!(!npu.is_legal("an operator of tomorrow"));
+        assert!(device.units[device.unit_of(UnitKind::Cpu).unwrap()].is_legal("router"));
+    }
+}
+
+#[test]
+fn costs_follow_the_table_of_times() {
+    for (_, npu) in with_npu() {
+        let (first, second) = (&npu.matmul[0], &npu.matmul[1]);
+        let us = |rows: f64| npu.matmul_us(rows, first.weights as f64).unwrap();
+        let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-6 * b, "{a} instead of {b}");
+        near(us(f64::from(first.rows)), first.ms * 1e3);
+        near(us(f64::from(first.rows + second.rows) / 2.0), (first.ms + second.ms) * 500.0);
+        let last = npu.matmul.last().unwrap();
+        near(us(f64::from(last.rows) * 3.0), last.ms * 3e3);
+        near(npu.matmul_us(7.0, 2.0).unwrap(), npu.matmul_us(7.0, 1.0).unwrap() * 2.0);
+        assert_eq!(us(0.0), 0.0);
+        assert!(us(1.0) > 0.0 && us(1.0) < us(16.0));
+        near(npu.launch_us(), 2800.0);
+        // Eight experts of Phi-3.5-MoE fit, nine do not (NPUMoE, §4.2 and Table 5).
+        let expert = 3 * 4096 * 6400 * 2;
+        assert_eq!(npu.graph_limit().unwrap() / expert, 8);
+    }
+    assert_eq!(Unit::default().matmul_us(1.0, 1.0), None);
+}
+
 #[test]
 fn a_file_of_the_users_is_found_by_its_path() {
     let path = std::env::temp_dir().join(format!("moec-device-{}.toml", std::process::id()));
@@ -140,7 +182,11 @@ fn wrong_files_are_refused_with_line_and_key() {
             "coers = 2",
             "line 13, column 1: unknown field `coers`, expected one of `name`, `kind`",
         ),
-        ("family = \"cpu\"", "family = \"gpu\"", "line 4, column 10: unknown variant `gpu`, expected `cpu`"),
+        (
+            "family = \"cpu\"",
+            "family = \"gpu\"",
+            "line 4, column 10: unknown variant `gpu`, expected `cpu` or `coreml`",
+        ),
         ("name = \"box\"", "name = 3", "line 2, column 8: invalid type: integer `3`, expected a string"),
         ("level = 2", "level = 9", "`cache.level`: 9 is not in 1..=3"),
         ("level = 2", "shared_by = 0\nlevel = 2", "`cache.shared_by`: a cache belongs to at least one core"),
@@ -155,6 +201,32 @@ fn wrong_files_are_refused_with_line_and_key() {
         ("\"avx512f\"", "\"+avx512f\"", "`features`: `+avx512f` is no LLVM feature name"),
         ("cpu = \"sapphirerapids\"", "cpu = \"native\"", "`cpu` and `triple` are both `native`"),
         ("cpu = \"sapphirerapids\"\n", "", "missing field `cpu`"),
+        ("family = \"cpu\"", "family = \"coreml\"", "`unit`: the family `coreml` needs a unit of kind `npu`"),
+        (
+            "cores = 2",
+            "max_graph_bytes = { value = 0.5, source = \"x\" }",
+            "`unit.max_graph_bytes`: expected a whole",
+        ),
+        (
+            "cores = 2",
+            "matmul = [{ rows = 1, weights = 0, ms = 1, source = \"x\" }]",
+            "`unit.matmul`: matrices have",
+        ),
+        (
+            "cores = 2",
+            "matmul = [{ rows = 0, weights = 1, ms = 1, source = \"x\" }]",
+            "`unit.matmul`: rows ascend",
+        ),
+        (
+            "cores = 2",
+            "legality = [{ operation = \"a\", legal = true, ops = [\"add\", \"add\"], source = \"x\" }]",
+            "`unit.legality`: `add` stands in two rows",
+        ),
+        (
+            "cores = 2",
+            "legality = [{ operation = \"a\", legal = true, source = \"\" }]",
+            "`unit.legality`: a figure",
+        ),
     ] {
         let message = error(&FULL.replacen(from, to, 1));
         assert!(message.contains(expected), "`{to}`: {message}");

@@ -1,0 +1,55 @@
+//! What a unit's matrix products and launches cost, from its table of measured times.
+
+use crate::{Figure, Unit};
+use serde::{Deserialize, Serialize};
+
+/// A measured time of matrix products: `rows` rows times matrices of `weights` numbers in all.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MatmulTime {
+    /// Rows of the input.
+    pub rows: u32,
+    /// Numbers of the matrices that they meet.
+    pub weights: u64,
+    /// Milliseconds, without launching and waiting.
+    pub ms: f64,
+    /// Where it comes from.
+    pub source: String,
+}
+
+impl Unit {
+    /// Microseconds of a product of `rows` rows with matrices of `weights` numbers; `None` where the file has
+    /// no table. 0 for no rows.
+    ///
+    /// The time per number is a line from entry to entry of the table. Below the first entry the line between
+    /// the first two goes on, since what is left at no rows is the reading of the weights; past the last one
+    /// the time grows with the rows.
+    pub fn matmul_us(&self, rows: f64, weights: f64) -> Option<f64> {
+        let per_weight = |t: &MatmulTime| (f64::from(t.rows), t.ms * 1e3 / t.weights as f64);
+        let points: Vec<(f64, f64)> = self.matmul.iter().map(per_weight).collect();
+        let (&first, &last) = points.first().zip(points.last())?;
+        if rows <= 0.0 {
+            return Some(0.0);
+        }
+        let line = |a: (f64, f64), b: (f64, f64)| a.1 + (b.1 - a.1) * (rows - a.0) / (b.0 - a.0);
+        let time = if rows >= last.0 {
+            last.1 * rows / last.0
+        } else if rows < first.0 {
+            points.get(1).map_or(first.1, |&second| line(first, second)).max(0.0)
+        } else {
+            points.windows(2).find(|w| rows <= w[1].0).map_or(last.1, |w| line(w[0], w[1]))
+        };
+        Some(time * weights)
+    }
+
+    /// Microseconds to launch a graph on the unit and to wait for it; 0 where the file states neither.
+    pub fn launch_us(&self) -> f64 {
+        let of = |f: &Option<Figure>| f.as_ref().map_or(0.0, |f| f.value);
+        of(&self.dispatch_cost_us) + of(&self.sync_cost_us)
+    }
+
+    /// Most bytes of weights in one graph, where there is a limit.
+    pub fn graph_limit(&self) -> Option<u64> {
+        self.max_graph_bytes.as_ref().map(|f| f.value as u64)
+    }
+}

@@ -1,0 +1,40 @@
+//! Which operators a unit may run, row by row, as a published table of its operations says.
+
+use crate::{Device, Unit, UnitKind};
+use serde::{Deserialize, Serialize};
+
+/// A row of a table of operations: what a kind of operation is called there, whether the unit has it, and which
+/// operators of the Graph are of that kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Legality {
+    /// The operation, as the source names it.
+    pub operation: String,
+    /// Whether the unit runs it.
+    pub legal: bool,
+    /// Operators of the Graph, by their text-form names (`expert_ffn`).
+    #[serde(default)]
+    pub ops: Vec<String>,
+    /// Where it comes from.
+    pub source: String,
+}
+
+impl Unit {
+    /// The row that speaks of an operator; none: nobody says that the unit can run it.
+    pub fn row(&self, op: &str) -> Option<&Legality> {
+        self.legality.iter().find(|row| row.ops.iter().any(|o| o == op))
+    }
+
+    /// Whether the unit may run an operator, by its name in the Graph. A unit with no table runs everything;
+    /// one with a table only what a legal row of it names.
+    pub fn is_legal(&self, op: &str) -> bool {
+        self.legality.is_empty() || self.row(op).is_some_and(|row| row.legal)
+    }
+}
+
+impl Device {
+    /// Index of the first unit of a kind.
+    pub fn unit_of(&self, kind: UnitKind) -> Option<usize> {
+        self.units.iter().position(|u| u.kind == kind)
+    }
+}
