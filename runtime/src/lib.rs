@@ -4,6 +4,7 @@
 //!   [`LoadedProgram`] builds it from a decoded Plan instead.
 //! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
+//! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
@@ -23,6 +24,7 @@ pub mod error;
 pub mod generate;
 pub mod loaded;
 pub mod memory;
+pub mod overflow;
 pub mod pool;
 pub mod program;
 pub mod sampler;

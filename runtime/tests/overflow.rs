@@ -1,0 +1,118 @@
+//! What becomes of tokens past a capacity: nobody gets more than fits, nothing is lost in spilling, and what is pruned
+//! is what matters least.
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+use moec_runtime::overflow::{Choices, Decider, Fate, Misrouted, Overflow, Tally};
+use proptest::prelude::*;
+
+fn decide(
+    ids: &[i32],
+    k: usize,
+    saliency: &[f32],
+    capacities: &[u32],
+    policy: Overflow,
+) -> (Vec<Fate>, Tally) {
+    let (mut decider, mut tally) = (Decider::default(), Tally::default());
+    let choices = Choices { ids, k, saliency };
+    let fates = decider.decide(&choices, capacities, policy, &mut tally).unwrap().to_vec();
+    (fates, tally)
+}
+
+#[test]
+fn the_least_salient_tokens_go_and_ties_keep_the_lowest_index() {
+    use Fate::{Pruned as P, Spilled, Stays as S};
+    let ids = [0, 0, 0, 1, 0];
+    assert_eq!(decide(&ids, 1, &[1.0, 3.0, 2.0, 0.0, 2.0], &[2, 2], Overflow::Prune).0, [P, S, S, S, P]);
+    assert_eq!(decide(&ids, 1, &[1.0; 5], &[2, 1], Overflow::Prune).0, [S, S, P, S, P]);
+    assert_eq!(decide(&ids, 1, &[1.0; 5], &[0, 1], Overflow::Prune).0, [S; 5]);
+    assert_eq!(decide(&ids, 1, &[1.0; 5], &[3, 1], Overflow::Spill).0[4], Spilled);
+    // What is no number is kept: it is an error that must be seen.
+    assert_eq!(decide(&[0, 0], 1, &[9.0, f32::NAN], &[1], Overflow::Prune).0, [P, S]);
+}
+
+#[test]
+fn rates_are_counted() {
+    let ids = [0, 1, 0, 1, 0, 1, 0, 2];
+    let (_, mut tally) = decide(&ids, 2, &[1.0; 4], &[2, 0, 16], Overflow::Prune);
+    tally.executed(2, [2]);
+    tally.executed(16, [1]);
+    assert_eq!(tally, Tally { routed: 8, pruned: 2, spilled: 0, rows: 18, padding: 15 });
+    assert_eq!((tally.drop_rate(), tally.spill_rate()), (0.25, 0.0));
+    let mut both = tally;
+    both.add(&tally);
+    assert_eq!((both.routed, both.padding_rate()), (16, tally.padding_rate()));
+    assert_eq!(Tally::default().drop_rate() + Tally::default().padding_rate(), 0.0);
+}
+
+#[test]
+fn wrong_choices_are_refused() {
+    let (mut decider, mut tally) = (Decider::default(), Tally::default());
+    let mut run = |ids: &[i32], k, rows: usize| {
+        let saliency = vec![0.0; rows];
+        decider.decide(&Choices { ids, k, saliency: &saliency }, &[1, 1], Overflow::Prune, &mut tally).err()
+    };
+    assert_eq!(run(&[0, 2], 1, 2), Some(Misrouted::Expert { expert: 2, experts: 2 }));
+    assert_eq!(run(&[0, -1], 1, 2), Some(Misrouted::Expert { expert: -1, experts: 2 }));
+    assert_eq!(run(&[0, 1, 0], 2, 2), Some(Misrouted::Shape { choices: 3, k: 2, rows: 2 }));
+    assert_eq!(run(&[], usize::MAX, 2), Some(Misrouted::Shape { choices: 0, k: usize::MAX, rows: 2 }));
+    assert_eq!(run(&[], 2, 0), None);
+    assert_eq!(tally, Tally::default());
+}
+
+/// Routing of a chunk with distinct experts per token, saliency with ties, capacities with and without a limit.
+fn chunk() -> impl Strategy<Value = (Vec<i32>, usize, Vec<f32>, Vec<u32>)> {
+    (1_usize..=160, 0_usize..100).prop_flat_map(|(experts, rows)| {
+        let k = experts.min(8);
+        let choice = prop::sample::subsequence((0..experts as i32).collect::<Vec<_>>(), k);
+        let ids = prop::collection::vec(choice, rows).prop_map(|rows| rows.concat());
+        let saliency = prop::collection::vec((0_u8..6).prop_map(f32::from), rows);
+        let capacities = prop::collection::vec(prop::sample::select(vec![0, 1, 2, 16, 32]), experts);
+        (ids, Just(k), saliency, capacities)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn no_expert_gets_more_than_fits_and_none_has_room_left_where_something_went(
+        (ids, k, saliency, capacities) in chunk(),
+        spill in any::<bool>(),
+    ) {
+        let policy = if spill { Overflow::Spill } else { Overflow::Prune };
+        let (fates, tally) = decide(&ids, k, &saliency, &capacities, policy);
+        prop_assert_eq!(fates.len(), ids.len());
+        let mut gone = 0;
+        for (e, &capacity) in capacities.iter().enumerate() {
+            let of = |fate: Fate| ids.iter().zip(&fates).filter(|(id, f)| **id as usize == e && **f == fate).count();
+            let load = ids.iter().filter(|id| **id as usize == e).count();
+            let room = if capacity == 0 { load } else { capacity as usize };
+            prop_assert_eq!(of(Fate::Stays), load.min(room));
+            // Spilling loses nothing, pruning runs nothing elsewhere.
+            prop_assert_eq!(of(if spill { Fate::Pruned } else { Fate::Spilled }), 0);
+            gone += load - load.min(room);
+        }
+        prop_assert_eq!(tally.routed, ids.len() as u64);
+        prop_assert_eq!((tally.pruned, tally.spilled), if spill { (0, gone as u64) } else { (gone as u64, 0) });
+    }
+
+    #[test]
+    fn what_goes_is_what_matters_least((ids, k, saliency, capacities) in chunk()) {
+        let (fates, _) = decide(&ids, k, &saliency, &capacities, Overflow::Prune);
+        for a in 0..ids.len() {
+            for b in 0..ids.len() {
+                if ids[a] == ids[b] && fates[a] == Fate::Pruned && fates[b] == Fate::Stays {
+                    let (x, y) = (saliency[a / k], saliency[b / k]);
+                    prop_assert!(x < y || (x == y && a > b), "{x} at {a} went, {y} at {b} stayed");
+                }
+            }
+        }
+        // The same memory, used again, decides the same.
+        let mut decider = Decider::default();
+        for _ in 0..2 {
+            let choices = Choices { ids: &ids, k, saliency: &saliency };
+            let again = decider.decide(&choices, &capacities, Overflow::Prune, &mut Tally::default()).unwrap();
+            prop_assert_eq!(again, &fates[..]);
+        }
+    }
+}
