@@ -180,13 +180,80 @@ impl Call<'_> {
     }
 }
 
+/// What routers and attention did, layer by layer.
+#[derive(Default)]
+struct Behaviour {
+    /// Experts of every token, chunk by chunk.
+    chosen: BTreeMap<u32, Vec<Vec<Vec<usize>>>>,
+    /// L2 norms of what attention adds, token by token.
+    norms: BTreeMap<u32, Vec<f64>>,
+}
+
+impl Behaviour {
+    fn add(&mut self, call: &Call<'_>) {
+        for node in &call.graph.nodes {
+            let layer = || node.scope.split('.').nth(1).unwrap().parse().unwrap();
+            match &node.op {
+                Op::Router(d) => {
+                    let ids = call.values[&node.outputs[0]].as_i32()[..call.n * d.k].chunks_exact(d.k);
+                    let ids = ids.map(|ids| ids.iter().map(|&e| e as usize).collect()).collect();
+                    self.chosen.entry(layer()).or_default().push(ids);
+                }
+                // x + o, of which o is the attention's output.
+                Op::Add if node.scope.split('.').nth(2) == Some("attn") => {
+                    let norm =
+                        |i| call.row(node.inputs[1], i).iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
+                    self.norms.entry(layer()).or_default().extend((0..call.n).map(|i| norm(i).sqrt()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn check(&self, profile: &Profile, family: &str) {
+        let chunks: Vec<_> = profile.trace.sequences.iter().flatten().collect();
+        assert_eq!(chunks.iter().map(|c| c.tokens as usize).sum::<usize>(), WINDOW, "{family}");
+        let mut first = 0;
+        for layer in &profile.layers {
+            let chosen = &self.chosen[&layer.layer];
+            let mut together = vec![0; layer.together.len()];
+            for (chunk, tokens) in chunks.iter().zip(chosen) {
+                let mut loads = vec![0_u16; layer.chosen.len()];
+                for experts in tokens {
+                    for &e in experts {
+                        loads[e] += 1;
+                    }
+                    for (i, &a) in experts.iter().enumerate() {
+                        for &b in &experts[..i] {
+                            together[layer.pair(a, b).unwrap()] += 1;
+                        }
+                    }
+                }
+                assert_eq!(chunk.loads[first..first + loads.len()], loads, "{family} layer {}", layer.layer);
+            }
+            assert_eq!(layer.together, together, "{family} layer {}", layer.layer);
+            first += layer.chosen.len();
+        }
+        assert!(profile.saliency.iter().map(|s| s.layer).eq(self.norms.keys().copied()), "{family}");
+        for saliency in &profile.saliency {
+            let norms = &self.norms[&saliency.layer];
+            let mean = norms.iter().sum::<f64>() / norms.len() as f64;
+            assert_eq!(saliency.tokens(), norms.len() as u64, "{family}");
+            let (got, most) = (saliency.mean(), norms.iter().copied().fold(0.0, f64::max));
+            assert!((got - mean).abs() < 1e-3 * mean, "{family} layer {}: {got}, not {mean}", saliency.layer);
+            let ratio = saliency.quantile(1.0) / most;
+            assert!((0.9..1.1).contains(&ratio), "{family} layer {}: {ratio}", saliency.layer);
+        }
+    }
+}
+
 /// What the evaluator says of the texts' one window.
-fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> Sums {
+fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> (Sums, Behaviour) {
     let graph = &module.entries[0];
     let (rows, out) = (graph.kind.rows(), graph.ty(Graph::ROWS).rows());
     assert!(out == rows, "every row has logits");
     let mut evaluator = Evaluator::new(module, source);
-    let mut sums = Sums::new();
+    let (mut sums, mut behaviour) = (Sums::new(), Behaviour::default());
     for (c, ids) in ids.chunks(rows).enumerate() {
         let padded = |pad: i32, of: &dyn Fn(usize) -> i32| -> Vec<i32> {
             (0..rows).map(|i| if i < ids.len() { of(i) } else { pad }).collect()
@@ -205,9 +272,11 @@ fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> Sums
                 },
             )
             .unwrap();
-        Call { module, graph, values, n: ids.len() }.add(&mut evaluator, &mut sums);
+        let call = Call { module, graph, values, n: ids.len() };
+        call.add(&mut evaluator, &mut sums);
+        behaviour.add(&call);
     }
-    sums
+    (sums, behaviour)
 }
 
 #[test]
@@ -227,7 +296,8 @@ fn a_profile_says_what_the_evaluator_sees() {
         let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
         let stops = Stops { print_after: None, stop_after: Some("lower") };
         lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
-        let sums = reference(&lowered.module, &checkpoint, &ids);
+        let (sums, behaviour) = reference(&lowered.module, &checkpoint, &ids);
+        behaviour.check(&profile, family);
         assert!(profile.weights.keys().eq(sums.keys()), "{family}: other weights");
         for (name, (squares, tokens)) in &sums {
             let moments = &profile.weights[name];
@@ -276,8 +346,9 @@ fn two_texts_are_what_their_profiles_merge_to() {
     let (merged, both) = (Profile::decode(&merged).unwrap(), Profile::read(&case.path("ab.trace")).unwrap());
     assert_eq!(merged.reading.texts, both.reading.texts);
     for (a, b) in merged.layers.iter().zip(&both.layers) {
-        assert_eq!((a.layer, &a.chosen), (b.layer, &b.chosen));
+        assert_eq!((a.layer, &a.chosen, &a.together), (b.layer, &b.chosen, &b.together));
     }
+    assert_eq!(merged.trace, both.trace);
     for (name, a) in &merged.weights {
         let b = &both.weights[name];
         assert_eq!(a.tokens, b.tokens, "{name}");

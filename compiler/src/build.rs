@@ -4,6 +4,8 @@ use crate::bundle::write::{self, Summary};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::import::{self, ImportOptions};
+use crate::passes::tier;
+use crate::passes::units::Units;
 use crate::pipeline::{Compilation, Stops};
 use crate::progress::Progress;
 use crate::tuner::Tuner;
@@ -50,7 +52,8 @@ pub fn build(
     progress: &Progress,
     print: &mut dyn FnMut(&str),
 ) -> Result<Option<Built>> {
-    let target = target(request.target)?;
+    let device = device(request.target)?;
+    let target = target_of(&device, request.target)?;
     let config = Config::load(request.config)?;
     let target = target.with_activations(config.weights.activations);
     let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
@@ -60,8 +63,18 @@ pub fn build(
     spec.warnings.iter().for_each(|w| progress.warn(w));
 
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
+    let profile = match Units::of(&device) {
+        Some(_) => crate::calibrate::profile(&compilation, progress)?,
+        None => None,
+    };
+    compilation.units = Units::of(&device);
+    compilation.profile = profile.as_ref();
     compilation.tuner = tuner;
-    if !compilation.run(request.stops, progress, print)? {
+    let ran = compilation.run(request.stops, progress, print);
+    if let Some(few) = compilation.placement.as_ref().and_then(tier::few) {
+        progress.warn(&few);
+    }
+    if !ran? {
         return Ok(None);
     }
     let importance = crate::calibrate::importance(&compilation, progress)?;
@@ -78,8 +91,12 @@ pub fn build(
 /// # Errors
 /// No such target, or one that this build of moec cannot compile for.
 pub fn target(name: &str) -> Result<CpuTarget> {
-    let device = device(name)?;
-    CpuTarget::new(&device).map_err(|e| Error::limit(format!("cannot compile for `{name}`")).because(e))
+    target_of(&device(name)?, name)
+}
+
+/// The processor of a device.
+fn target_of(device: &Device, name: &str) -> Result<CpuTarget> {
+    CpuTarget::new(device).map_err(|e| Error::limit(format!("cannot compile for `{name}`")).because(e))
 }
 
 /// The device of that name or path.

@@ -8,12 +8,16 @@ use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
-use crate::passes::{barriers, format, layout, lower, memory, rewrite, schedule, tune};
+use crate::passes::units::Units;
+use crate::passes::{barriers, format, group, layout, lower, memory, reside, rewrite, schedule, tier, tune};
+use crate::profile::Profile;
+use crate::profile::loads::{Loads, loads};
 use crate::progress::Progress;
 use crate::tuner::Tuner;
 use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
+use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{ModelInfo, Plan};
-use moec_ir::{Module, WeightId};
+use moec_ir::{Module, Op, WeightId};
 use std::path::PathBuf;
 
 /// Most bytes of logits that one call may give: a longer chunk gives fewer rows per call.
@@ -32,6 +36,16 @@ pub struct Compilation<'a> {
     pub target: &'a CpuTarget,
     /// The Graph, from `lower` on.
     pub module: Module,
+    /// The units that share the model, where graphs are static; `None` where shapes are dynamic.
+    pub units: Option<Units<'a>>,
+    /// What calibration saw. Static graphs need it.
+    pub profile: Option<&'a Profile>,
+    /// Measures what a placement costs in quality, where the user states what it may cost.
+    pub quality: Option<&'a dyn QualityProbe>,
+    /// Loads of the experts in chunks of the build, from `tier` on where graphs are static.
+    pub loads: Option<Loads>,
+    /// Where things run, from `tier` on where graphs are static.
+    pub placement: Option<Placement>,
     /// The Plan, from `layout` on.
     pub plan: Option<Plan>,
     /// Kernels of the plan.
@@ -52,6 +66,15 @@ pub struct Compilation<'a> {
     pub importance: Option<&'a dyn WeightImportance>,
 }
 
+/// Measures what a placement costs in quality.
+pub trait QualityProbe: std::fmt::Debug {
+    /// By how much perplexity on held-out text rises, as a share, when experts have the capacities of a placement.
+    ///
+    /// # Errors
+    /// The model cannot be run so.
+    fn perplexity_increase(&self, placement: &Placement) -> Result<f64>;
+}
+
 /// A pass: its name, why it stands where it stands, and what it does.
 pub struct Pass {
     /// Name for `--print-after` and `--stop-after`.
@@ -67,6 +90,14 @@ pub const PIPELINE: &[Pass] = &[
     pass("lower", run_lower, "the model's description becomes a Graph, op by op as the reference computes"),
     pass("format", run_format, "before rewriting, which may fold a factor only into exact weights"),
     pass("rewrite", run_rewrite, "on the Graph, where equations hold; the target's cost picks the form"),
+    // The placement: what fits into static graphs, and where it lives. Shapes of a processor are dynamic.
+    pass(
+        "tier",
+        run_tier,
+        "the operators are final; capacities are the first thing that a static graph must know",
+    ),
+    pass("group", run_group, "experts of one capacity can share a graph"),
+    pass("reside", run_reside, "what a launch of a whole group costs decides where the group lives"),
     // The Plan: how, where and when.
     pass("layout", run_layout, "kernels and weight layouts are chosen for the final form of every node"),
     pass("tune", run_tune, "what a kernel computes is settled; how it cuts its work changes no result"),
@@ -107,6 +138,11 @@ impl<'a> Compilation<'a> {
             spec,
             target,
             module: Module::default(),
+            units: None,
+            profile: None,
+            quality: None,
+            loads: None,
+            placement: None,
             plan: None,
             kernels: Vec::new(),
             segment_weights: Vec::new(),
@@ -154,9 +190,13 @@ impl<'a> Compilation<'a> {
         self.plan.as_ref().ok_or_else(|| Error::bug("there is no plan yet"))
     }
 
-    /// Text of the plan, or of the Graph while there is no plan.
+    /// Text of the plan; while there is none of the placement, and while there is none of the Graph.
     pub fn text(&self) -> String {
-        self.plan.as_ref().map_or_else(|| self.module.to_string(), ToString::to_string)
+        match (&self.plan, &self.placement) {
+            (Some(plan), _) => plan.to_string(),
+            (None, Some(placement)) => placement.to_string(),
+            (None, None) => self.module.to_string(),
+        }
     }
 
     /// Files beside weights that the runtime reads.
@@ -227,6 +267,9 @@ impl<'a> Compilation<'a> {
 
     fn verify(&self) -> Result<()> {
         moec_ir::verify::module(&self.module).map_err(|e| Error::bug(e.to_string()))?;
+        if let Some(placement) = &self.placement {
+            moec_ir::verify::placement(placement).map_err(|e| Error::bug(e.to_string()))?;
+        }
         self.plan
             .as_ref()
             .map_or(Ok(()), |plan| moec_ir::verify::plan(plan).map_err(|e| Error::bug(e.to_string())))
@@ -265,7 +308,66 @@ fn run_rewrite(c: &mut Compilation<'_>) -> Result<()> {
     Ok(())
 }
 
+fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
+    let Some(units) = &c.units else { return Ok(()) };
+    let profile = c.profile.ok_or_else(|| {
+        Error::input("static capacities come from the loads that calibration saw, and there is no profile").hint(
+            "`moec calibrate` records one; name it as `profile` under `[calibrate]`, or name `text` to read",
+        )
+    })?;
+    let chunk = u32::try_from(c.shapes()?.prefill_chunk).map_err(|_| Error::limit("a chunk past 32 bits"))?;
+    let loads = loads(profile, chunk)?;
+    let routers = c.module.entries.first().into_iter().flat_map(|g| &g.nodes).filter_map(|n| match &n.op {
+        Op::Router(d) => Some((d.experts, d.k as u32)),
+        _ => None,
+    });
+    if !routers.eq(loads.layers.iter().map(|l| (l.experts(), l.k))) {
+        return Err(Error::input("the profile has other experts than the model")
+            .hint("take it anew with `moec calibrate`"));
+    }
+    let wanted = &c.config.experts;
+    let coverage = match c.config.quality.max_perplexity_increase {
+        // What spills is computed all the same.
+        Some(budget) if wanted.overflow == Overflow::Prune => {
+            let probe = c.quality.ok_or_else(|| {
+                Error::limit(format!("nothing here measures the loss of quality on `{}`", units.device.name))
+                    .hint("set `coverage` under `[experts]`, and leave `max_perplexity_increase` at \"none\"")
+            })?;
+            let mut loss =
+                |coverage: f64| probe.perplexity_increase(&tier::tier(&loads, units, wanted, coverage));
+            tier::spend(budget, &mut loss)?
+        }
+        _ => wanted.coverage,
+    };
+    c.placement = Some(tier::tier(&loads, units, wanted, coverage));
+    c.loads = Some(loads);
+    Ok(())
+}
+
+fn run_group(c: &mut Compilation<'_>) -> Result<()> {
+    let Some(((units, placement), loads)) = c.units.as_ref().zip(c.placement.as_mut()).zip(c.loads.as_ref())
+    else {
+        return Ok(());
+    };
+    let options = group::Options { group: c.config.experts.group, home: c.config.placement.experts };
+    group::group(placement, loads, &c.module, units, options)
+}
+
+fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
+    let Some(((units, placement), loads)) = c.units.as_ref().zip(c.placement.as_mut()).zip(c.loads.as_ref())
+    else {
+        return Ok(());
+    };
+    reside::reside(placement, loads, &c.module, units, c.config.placement)
+}
+
 fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
+    if let Some(units) = &c.units {
+        let (name, family) = (&units.device.name, units.device.family.name());
+        return Err(Error::limit(format!("this version writes no bundle for `{name}`"))
+            .because(format!("nothing emits programs of the family `{family}` yet"))
+            .hint("`--stop-after reside --print-after reside` prints what was decided"));
+    }
     let artifacts = c.artifacts();
     let cache = c.config.kv_format();
     let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts)?;

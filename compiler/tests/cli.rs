@@ -122,7 +122,7 @@ fn model_toml_is_checked() {
     check!("source_is_no_checkpoint", with_model("[model]\nsource = \".\"\n"), inspect);
     check!("unknown_key", with_model("[shapes]\nmax_contxt = 64\n"), inspect);
     check!("unknown_section", with_model("[weight]\nexperts = \"bf16\"\n"), inspect);
-    check!("reserved_section", with_model("[experts]\ntiers = 3\n"), inspect);
+    check!("wrong_coverage", with_model("[experts]\ncoverage = 2.0\n"), inspect);
     check!("out_of_range", with_model("[shapes]\nprefill_chunk = 100000\n"), inspect);
     check!("wrong_type", with_model("[shapes]\ndecode_batch = 1\n"), inspect);
     check!("later_format", with_model("[weights]\nexperts = \"q4o\"\n"), inspect);

@@ -4,6 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use moec::bundle::hashing::sha256;
 use moec::profile::importance::too_few;
+use moec::profile::loads::loads;
+use moec::profile::overlap::overlap;
 use moec::profile::{Profile, file};
 
 /// A file whose header fits what is in it, so that mutations reach behind the checksum. The input is the
@@ -32,7 +34,15 @@ fuzz_target!(|bytes: &[u8]| {
         // Only counts past what a profile may hold keep it from merging with itself.
         let _ = profile.merge(&profile);
         let _ = (too_few(&profile), profile.reading.perplexity());
+        let _ = overlap(&profile, &profile, 4);
+        for layer in loads(&profile, 64).iter().flat_map(|l| &l.layers) {
+            let _ = (layer.quantile(0, 0.9), layer.imbalance(), layer.account(&|_| Some(16), &|e| e));
+        }
+        for saliency in &profile.saliency {
+            let _ = (saliency.mean(), saliency.quantile(0.5));
+        }
         for layer in &profile.layers {
+            let _ = layer.closest(3);
             let _ = (layer.used(), layer.imbalance(), layer.least_used(), layer.mean_weight(0));
         }
         for moments in profile.weights.values() {

@@ -1,4 +1,4 @@
-//! The importance that a build takes: from the profile that `model.toml` names, or from its texts.
+//! The profile that a build takes, and the importance of weights that follows from it: from the profile that `model.toml` names, or from its texts.
 //!
 //! A profile that a build takes itself is kept in the cache under a hash of everything that it depends on.
 
@@ -12,6 +12,28 @@ use crate::profile::importance::too_few;
 use crate::profile::{Importance, Origin, Profile, file};
 use crate::progress::Progress;
 use std::fmt::Write as _;
+use std::path::Path;
+
+/// The profile for a build: the one that `model.toml` names, else that of the texts that it names. `None` where it
+/// says nothing of calibration.
+///
+/// # Errors
+/// A profile that cannot be used, or is of another model; a calibration that fails.
+pub fn profile(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Profile>> {
+    let origin = Origin::of(c.checkpoint, c.spec)?;
+    Ok(match &c.config.calibrate.profile {
+        Some(path) => Some(named(path, &origin)?),
+        None if !c.config.calibrate.text.is_empty() => Some(cached(c, &origin, progress)?),
+        None => None,
+    })
+}
+
+/// A profile of a file, of this model.
+fn named(path: &Path, origin: &Origin) -> Result<Profile> {
+    let profile = Profile::read(path)?;
+    profile.origin.must_be(origin, &path.display().to_string())?;
+    Ok(profile)
+}
 
 /// The importance of weights for a build. `None` where `model.toml` says nothing of calibration, or where no
 /// weight is rounded so far that it would tell.
@@ -19,21 +41,14 @@ use std::fmt::Write as _;
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
 pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Importance>> {
-    let wanted = &c.config.calibrate;
-    let rounds = c.module.weights.iter().any(|w| w.format.is_grouped());
-    let origin = Origin::of(c.checkpoint, c.spec)?;
-    let profile = match &wanted.profile {
-        Some(path) => {
-            let profile = Profile::read(path)?;
-            profile.origin.must_be(&origin, &path.display().to_string())?;
-            profile
+    if !c.module.weights.iter().any(|w| w.format.is_grouped()) {
+        // A profile that is named must be right all the same.
+        if let Some(path) = &c.config.calibrate.profile {
+            named(path, &Origin::of(c.checkpoint, c.spec)?)?;
         }
-        None if !wanted.text.is_empty() && rounds => cached(c, &origin, progress)?,
-        None => return Ok(None),
-    };
-    if !rounds {
         return Ok(None);
     }
+    let Some(profile) = profile(c, progress)? else { return Ok(None) };
     if let Some(few) = too_few(&profile) {
         progress.warn(&few);
     }

@@ -5,7 +5,7 @@
 //! of experts are read right before the step that reads the expert's weight.
 
 use crate::error::{Error, Result};
-use crate::profile::{Moments, Routing};
+use crate::profile::{Chunk, Moments, Routing, Saliency, Trace};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
 use moec_ir::{DType, Graph, Module, Node, Op, Operand, ValueId, WeightClass, WeightId};
@@ -39,6 +39,10 @@ enum Tap {
     Slots { x: Rows, table: Table, sum: usize },
     /// Choices and weights of a router, after the step.
     Router { ids: Rows, weights: Rows, layer: usize },
+    /// The residual stream in front of an attention's addition, before the step.
+    Residual { x: Rows },
+    /// The residual stream behind it, after the step: what was added is the attention's output.
+    Attended { x: Rows, layer: usize },
 }
 
 /// Sums of one weight.
@@ -51,6 +55,14 @@ struct Sum {
     squares: Vec<f32>,
 }
 
+/// What was seen.
+pub(super) struct Seen {
+    pub(super) layers: Vec<Routing>,
+    pub(super) trace: Trace,
+    pub(super) saliency: Vec<Saliency>,
+    pub(super) weights: BTreeMap<String, Moments>,
+}
+
 /// Observer of the runs of one entry point.
 pub(super) struct Collector<'a> {
     entry: &'a Entry,
@@ -58,6 +70,12 @@ pub(super) struct Collector<'a> {
     after: Vec<Vec<Tap>>,
     sums: Vec<Sum>,
     layers: Vec<Routing>,
+    trace: Trace,
+    /// Loads of the chunk that is being read, by layer.
+    loads: Vec<Vec<u16>>,
+    saliency: Vec<Saliency>,
+    /// The residual stream in front of the addition that comes next.
+    residual: Vec<u8>,
     /// Sums of one chunk; small numbers are added to small ones first.
     part: Vec<f32>,
     /// Whether all that the taps name was there.
@@ -84,6 +102,10 @@ impl<'a> Collector<'a> {
             after: vec![Vec::new(); steps],
             sums: Vec::new(),
             layers: Vec::new(),
+            trace: Trace::new(entry.kind.rows() as u32),
+            loads: Vec::new(),
+            saliency: Vec::new(),
+            residual: Vec::new(),
             part: Vec::new(),
             whole: true,
         };
@@ -91,6 +113,9 @@ impl<'a> Collector<'a> {
         for node in &graph.nodes {
             if let Op::Router(desc) = &node.op {
                 collector.router(graph, node, desc)?;
+            }
+            if let (Op::Add, Some(layer)) = (&node.op, attention(&node.scope)) {
+                collector.attended(graph, node, layer)?;
             }
             for (operand, input) in node.inputs.iter().enumerate() {
                 let Operand::Weight(id) = *input else { continue };
@@ -141,7 +166,36 @@ impl<'a> Collector<'a> {
         self.after[last].push(tap);
         let number = node.scope.split('.').nth(1).and_then(|n| n.parse().ok()).unwrap_or(layer as u32);
         self.layers.push(Routing::new(number, desc.k as u32, desc.experts));
+        self.loads.push(vec![0; desc.experts]);
         Ok(())
+    }
+
+    /// Looks at the addition of an attention's output to the residual stream. The output itself may lie nowhere:
+    /// the addition goes into the epilogue of the matrix that gives it.
+    fn attended(&mut self, graph: &Graph, node: &Node, layer: u32) -> Result<()> {
+        let at = graph.nodes.iter().position(|n| std::ptr::eq(n, node));
+        let own = |s: &moec_ir::plan::Step| Some(s.node as usize) == at;
+        let first = self.entry.steps.iter().position(own);
+        let last = self.entry.steps.iter().rposition(own);
+        let (first, last) = first.zip(last).ok_or_else(|| Error::bug("an addition without step"))?;
+        let &[out] = node.outputs.as_slice() else { return Err(Error::bug("an addition of no result")) };
+        let (before, after) = (self.rows(value(node, 0)?)?, self.rows(out)?);
+        let index = self.saliency.len();
+        self.before[first].push(Tap::Residual { x: before });
+        self.after[last].push(Tap::Attended { x: after, layer: index });
+        self.saliency.push(Saliency::new(layer));
+        Ok(())
+    }
+
+    /// A text begins.
+    pub(super) fn begin(&mut self) {
+        self.trace.begin();
+    }
+
+    /// A chunk of `tokens` tokens was read.
+    pub(super) fn end_chunk(&mut self, tokens: usize) {
+        let loads = self.loads.iter_mut().flat_map(|l| l.iter_mut().map(std::mem::take)).collect();
+        self.trace.push(Chunk { tokens: tokens as u32, loads });
     }
 
     /// The step that reads a weight for a node. A step's own node may be an addition that took the node into
@@ -240,17 +294,41 @@ impl<'a> Collector<'a> {
             }
             Tap::Router { ids, weights, layer } => {
                 let (ids, weights) = (ids.see(view)?, weights.see(view)?);
-                let layer = &mut self.layers[layer];
+                let (layer, loads) = (&mut self.layers[layer], &mut self.loads[layer]);
+                let mut chosen: Vec<usize> = Vec::new();
                 for i in 0..view.n() {
                     let ids = ids.row(i)?.chunks_exact(4).map(word);
                     let weights = weights.row(i)?.chunks_exact(4).map(number);
+                    chosen.clear();
                     for (id, weight) in ids.zip(weights) {
                         let expert = usize::try_from(id).ok()?;
                         *layer.chosen.get_mut(expert)? += 1;
                         layer.weight[expert] += f64::from(weight);
+                        loads[expert] = loads[expert].saturating_add(1);
+                        for &other in &chosen {
+                            let pair = layer.pair(expert, other)?;
+                            layer.together[pair] += 1;
+                        }
+                        chosen.push(expert);
                     }
                 }
                 layer.tokens += view.n() as u64;
+            }
+            Tap::Residual { x } => {
+                let x = x.see(view)?;
+                self.residual.clear();
+                for i in 0..view.n() {
+                    self.residual.extend_from_slice(x.row(i)?);
+                }
+            }
+            Tap::Attended { x, layer } => {
+                let (seen, width) = (x.see(view)?, x.cols * 4);
+                for i in 0..view.n() {
+                    let before = self.residual.get(i * width..(i + 1) * width)?.chunks_exact(4).map(number);
+                    let after = seen.row(i)?.chunks_exact(4).map(number);
+                    let square: f64 = before.zip(after).map(|(a, b)| f64::from(b - a).powi(2)).sum();
+                    self.saliency[layer].add(square.sqrt());
+                }
             }
         }
         Some(())
@@ -260,7 +338,7 @@ impl<'a> Collector<'a> {
     ///
     /// # Errors
     /// Activations that are not finite, by weight.
-    pub(super) fn finish(self) -> Result<(Vec<Routing>, BTreeMap<String, Moments>)> {
+    pub(super) fn finish(self) -> Result<Seen> {
         if !self.whole {
             return Err(Error::bug("values were not where the plan says"));
         }
@@ -280,9 +358,14 @@ impl<'a> Collector<'a> {
                 })
                 .or_insert(moments);
         }
-        let mut layers = self.layers;
-        layers.sort_by_key(|l| l.layer);
-        Ok((layers, weights))
+        let layers = self.layers;
+        let (mut saliency, mut trace) = (self.saliency, self.trace);
+        if !layers.is_sorted_by_key(|l| l.layer) {
+            return Err(Error::bug("routers that do not stand in the order of their layers"));
+        }
+        saliency.sort_by_key(|s| s.layer);
+        trace.sequences.sort();
+        Ok(Seen { layers, trace, saliency, weights })
     }
 }
 
@@ -321,18 +404,18 @@ fn word(b: &[u8]) -> i32 {
 }
 
 /// Rows, while the run stands still.
-struct Seen<'v> {
+struct SeenRows<'v> {
     bytes: &'v [u8],
     at: Rows,
 }
 
 impl Rows {
-    fn see<'v>(self, view: &'v StepView<'_>) -> Option<Seen<'v>> {
-        Some(Seen { bytes: view.buffer(self.buffer)?, at: self })
+    fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenRows<'v>> {
+        Some(SeenRows { bytes: view.buffer(self.buffer)?, at: self })
     }
 }
 
-impl<'v> Seen<'v> {
+impl<'v> SeenRows<'v> {
     fn row(&self, i: usize) -> Option<&'v [u8]> {
         let first = i.checked_mul(self.at.stride)?.checked_add(self.at.column)?.checked_mul(4)?;
         self.bytes.get(first..first.checked_add(self.at.cols * 4)?)
@@ -365,6 +448,11 @@ impl SeenTable<'_> {
         }
         Some(())
     }
+}
+
+/// The layer whose attention a scope is: 3 for `layers.3.attn`.
+fn attention(scope: &str) -> Option<u32> {
+    scope.strip_prefix("layers.")?.strip_suffix(".attn")?.parse().ok()
 }
 
 fn value(node: &Node, input: usize) -> Result<ValueId> {

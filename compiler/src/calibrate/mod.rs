@@ -8,7 +8,7 @@ mod cache;
 mod collect;
 mod texts;
 
-pub use cache::importance;
+pub use cache::{importance, profile};
 pub use texts::{Corpus, read_texts};
 
 use crate::bundle::partial::io_error;
@@ -23,7 +23,7 @@ use crate::pipeline::{Compilation, Stops};
 use crate::profile::{Origin, Profile, Reading};
 use crate::progress::Progress;
 use crate::{disk, human, interrupt};
-use collect::Collector;
+use collect::{Collector, Seen};
 use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
 use moec_runtime::text::Text;
@@ -105,8 +105,8 @@ pub fn calibrate(
         }
         bar.finish();
         (reading.predicted, reading.loss) = (run.predicted, run.loss);
-        let (layers, weights) = run.collector.finish()?;
-        Ok(Profile { origin, reading, layers, weights })
+        let Seen { layers, trace, saliency, weights } = run.collector.finish()?;
+        Ok(Profile { origin, reading, layers, trace, saliency, weights })
     })
 }
 
@@ -165,6 +165,7 @@ impl<'a> Run<'a> {
         let vocab = self.plan.model.vocab as usize;
         let most = (LOGITS / vocab.max(1)).clamp(1, entry.out_rows as usize);
         engine.reset(0).map_err(Error::from)?;
+        self.collector.begin();
         let mut start = 0;
         for ids in window.ids.chunks(entry.kind.rows()) {
             interrupt::check()?;
@@ -184,6 +185,7 @@ impl<'a> Run<'a> {
                 Ok(())
             });
             result.map_err(Error::from)?;
+            self.collector.end_chunk(ids.len());
             self.predicted += scored.0;
             self.loss += scored.1;
             start += ids.len();

@@ -85,6 +85,7 @@ fn targets() -> Result<String> {
         let _ =
             writeln!(out, "| `{name}` | {} | `{triple}` | `{cpu}` | {caches} | {features} |", d.description);
     }
+    static_targets(&mut out)?;
     out.push_str(
         "\n## `run` for other machines\n\n\
          A bundle's object code needs nothing but moec. Its program `run` is linked by cargo and a C compiler: on a\n\
@@ -106,6 +107,27 @@ fn targets() -> Result<String> {
         );
     }
     Ok(out)
+}
+
+/// Devices whose graphs are static: what their units can.
+fn static_targets(out: &mut String) -> Result<()> {
+    out.push_str(
+        "\n## Static graphs\n\nUnits that run static graphs only. Which operators of the Graph an operation means, and the source of every\n\
+         figure, stands in the device's file (`moec targets NAME`). No bundles are written for these devices yet;\n\
+         `--stop-after reside --print-after reside` shows what is decided for them.\n\n\
+         | device | unit | bytes of a graph, at most | launch and wait | never runs |\n|---|---|---|---|---|\n",
+    );
+    for (name, _) in BUILT_IN {
+        let d = Device::find(name).map_err(|e| Error::bug(e.to_string()))?;
+        for u in d.units.iter().filter(|u| !u.legality.is_empty()) {
+            let limit = u.graph_limit().map_or_else(String::new, |n| n.to_string());
+            let never: Vec<&str> =
+                u.legality.iter().filter(|row| !row.legal).map(|row| row.operation.as_str()).collect();
+            let (unit, launch) = (&u.name, u.launch_us());
+            let _ = writeln!(out, "| `{name}` | {unit} | {limit} | {launch} µs | {} |", never.join(", "));
+        }
+    }
+    Ok(())
 }
 
 /// The supported families.

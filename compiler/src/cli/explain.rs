@@ -1,10 +1,11 @@
 //! `moec explain`: why a bundle is what it is.
 
-use super::output;
+use super::{output, placement};
 use crate::bundle::read::Bundle;
 use crate::decisions::{By, Decision, Decisions, shown};
+use crate::passes::reside::any_layer;
 use crate::{Error, Result, human};
-use moec_ir::plan::{Code, StateBuf};
+use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf};
 use moec_ir::{Module, WeightClass};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
@@ -22,6 +23,9 @@ pub struct Args {
     /// Only what this layer runs, counted from 0
     #[arg(long, value_name = "L")]
     pub layer: Option<u32>,
+    /// Only what was decided about this expert of every layer, or of the layer that `--layer` names
+    #[arg(long, value_name = "E")]
+    pub expert: Option<u32>,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
@@ -59,6 +63,15 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::usage(format!("the model has no layer {layer}"))
             .hint(format!("its layers are 0 to {}", layers.saturating_sub(1))));
     }
+    let placement = &bundle.plan.placement;
+    if let Some(expert) = args.expert {
+        let wanted = |t: &&ExpertTable| args.layer.is_none_or(|l| l == t.layer);
+        let experts = placement.experts.iter().filter(wanted).map(|t| t.experts.len()).max().unwrap_or(0);
+        if expert as usize >= experts {
+            return Err(Error::usage(format!("there is no expert {expert}"))
+                .hint(format!("there are {experts}, counted from 0")));
+        }
+    }
     let module = bundle.graph()?;
     let uses = uses(&bundle, &module, args.layer);
     let kernels: Vec<(&Decision, &Use)> =
@@ -69,7 +82,15 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states));
     }
+    let placed = placement::shown(placement, args.layer, args.expert);
     let mut text = output::table(&head(args, &bundle, &decisions, &kernels, &weights, &states));
+    text += &placed;
+    if args.expert.is_some() {
+        if placed.is_empty() {
+            text += "\nevery expert takes the tokens that choose it: the target's shapes are dynamic\n";
+        }
+        return output::data(&text);
+    }
     let mut entry = "";
     for (decision, at) in kernels {
         if entry != decision.entry {
@@ -86,15 +107,6 @@ fn in_layer(name: &str, layer: u32) -> bool {
     name.strip_prefix("layers.")
         .and_then(|rest| rest.split('.').next())
         .is_some_and(|n| n.parse() == Ok(layer))
-}
-
-/// `layers.*.attn`
-fn any_layer(scope: &str) -> String {
-    let mut parts: Vec<&str> = scope.split('.').collect();
-    if parts.first() == Some(&"layers") && parts.len() > 1 {
-        parts[1] = "*";
-    }
-    parts.join(".")
 }
 
 /// Uses of every kernel, by entry point, in one layer or in all.
@@ -254,6 +266,7 @@ fn report(
         "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
             "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
         })),
+        "placement": placement_json(&bundle.plan.placement, args),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);
             if let Value::Object(map) = &mut value {
@@ -266,6 +279,43 @@ fn report(
     })
 }
 
+/// The placement, where shapes are static.
+fn placement_json(p: &Placement, args: &Args) -> Option<Value> {
+    let wanted = |t: &&ExpertTable| args.layer.is_none_or(|l| l == t.layer);
+    let expert = |t: &ExpertTable, e: usize| {
+        let row = &t.experts[e];
+        json!({
+            "expert": e, "tier": row.tier, "capacity": row.capacity, "group": row.group,
+            "unit": p.unit(row.unit), "fallback": row.fallback.map(|u| p.unit(u)), "load": row.load,
+            "too_few_tokens": row.few,
+        })
+    };
+    let table = |t: &ExpertTable| {
+        let all = (0..t.experts.len()).filter(|&e| args.expert.is_none_or(|x| x as usize == e));
+        json!({
+            "layer": t.layer, "experts_per_token": t.k, "tiers": t.tiers,
+            "expected": t.expected.map(|x| json!({
+                "imbalance": x.imbalance, "overflow": x.overflow, "padding": x.padding,
+            })),
+            "groups": t.groups.iter().map(|g| json!({
+                "tier": g.tier, "unit": p.unit(g.unit), "experts": g.experts, "bytes": g.bytes,
+                "cost_us": g.cost_us, "why": g.why,
+            })).collect::<Vec<_>>(),
+            "experts": all.map(|e| expert(t, e)).collect::<Vec<_>>(),
+        })
+    };
+    (!p.is_dynamic()).then(|| {
+        json!({
+            "chunk": p.chunk, "overflow": p.overflow.name(),
+            "operators": p.ops.iter().map(|o| json!({
+                "entry": o.entry.to_string(), "scope": o.scope, "op": o.op, "nodes": o.nodes,
+                "unit": p.unit(o.unit), "why": o.why,
+            })).collect::<Vec<_>>(),
+            "layers": p.experts.iter().filter(wanted).map(table).collect::<Vec<_>>(),
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,6 +323,5 @@ mod tests {
     #[test]
     fn layers_have_names() {
         assert!(in_layer("layers.3.attn.q", 3) && !in_layer("layers.30.attn.q", 3) && !in_layer("head", 0));
-        assert_eq!([any_layer("layers.3.ffn"), any_layer("head")], ["layers.*.ffn", "head"]);
     }
 }

@@ -13,6 +13,15 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// A `model.toml`, a checkpoint's folder, a profile (`.trace`) or a bundle
     pub path: PathBuf,
+    /// Write a profile as a page with heat maps, for a browser
+    #[arg(long, value_name = "FILE.HTML", conflicts_with = "against")]
+    pub html: Option<PathBuf>,
+    /// Say how far a profile agrees with this one on the busiest experts of each layer (Overlap@K)
+    #[arg(long, value_name = "FILE.TRACE")]
+    pub against: Option<PathBuf>,
+    /// How many of the busiest experts `--against` compares [default: 4,8]
+    #[arg(long, value_name = "K", value_delimiter = ',', requires = "against", value_parser = clap::value_parser!(u32).range(1..))]
+    pub top: Vec<u32>,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
@@ -25,13 +34,17 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let path = &args.path;
     let shown = path.display();
+    if (args.html.is_some() || args.against.is_some()) && !trace::is_one(path) {
+        return Err(Error::usage(format!("`{shown}` is no profile, and `--html` and `--against` take one"))
+            .hint("`moec calibrate model.toml` records a profile"));
+    }
     if path.join("manifest.json").is_file() {
         verbs::inspect_bundle(args)
     } else if path.join("config.json").is_file() {
         let (_, spec) = import::open(path, &ImportOptions::default())?;
         print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
     } else if trace::is_one(path) {
-        trace::inspect(path, args.json)
+        trace::inspect(args)
     } else if path.is_dir() {
         Err(Error::input(format!("`{shown}` is neither a bundle nor a checkpoint"))
             .hint("a bundle has a `manifest.json`, a checkpoint a `config.json`"))

@@ -106,6 +106,7 @@ fn unit(found: &Roofline) -> Unit {
             source: format!("moec profile-device: a barrier of {n} threads"),
         }),
         peak: ["f32", "bf16", "int8"].into_iter().filter_map(peak).collect(),
+        ..Unit::default()
     }
 }
 
@@ -121,6 +122,7 @@ fn memory(found: &Roofline) -> Memory {
             gb_per_s: rounded(read.all),
             source: source(what, found.threads, read.one, "GB/s"),
         }],
+        ..Memory::default()
     }
 }
 

@@ -1,7 +1,8 @@
 //! `moec inspect` of a profile.
 
-use super::output;
+use super::{heat, inspect, loads, output};
 use crate::bundle::hashing::hex;
+use crate::bundle::partial::io_error;
 use crate::profile::{Profile, Routing, file};
 use crate::{Result, human};
 use serde_json::{Value, json};
@@ -19,8 +20,15 @@ pub(super) fn is_one(path: &Path) -> bool {
 ///
 /// # Errors
 /// It cannot be read.
-pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
+pub(super) fn inspect(args: &inspect::Args) -> Result<()> {
+    let (path, as_json) = (args.path.as_path(), args.json);
     let profile = Profile::read(path)?;
+    if let Some(other) = &args.against {
+        return loads::overlap(&profile, &Profile::read(other)?, &args.top, as_json);
+    }
+    if let Some(page) = &args.html {
+        std::fs::write(page, heat::page(&profile)).map_err(|e| io_error("write", page, &e))?;
+    }
     if as_json {
         return output::json(&json(&profile));
     }
@@ -52,6 +60,7 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
         text.push('\n');
         text += &output::table(&rows);
     }
+    text += &loads::tables(&profile);
     output::data(&text)
 }
 
@@ -99,6 +108,7 @@ pub(super) fn json(profile: &Profile) -> Value {
         "texts": reading.texts.iter().map(|(hash, n)| json!({"sha256": hex(hash), "tokens": n})).collect::<Vec<_>>(),
         "predicted": reading.predicted,
         "perplexity": reading.perplexity(),
+        "loads": loads::json(profile),
         "layers": profile.layers.iter().map(layer).collect::<Vec<_>>(),
         "weights": profile.weights.iter().map(|(name, m)| json!({
             "name": name,

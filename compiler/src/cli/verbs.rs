@@ -81,7 +81,7 @@ fn plan_facts(plan: &Plan) -> Value {
         "parameters": plan.model.parameters,
         "active_parameters": plan.model.active_parameters,
         "layers": plan.model.layers,
-        "moe_layers": plan.experts.len(),
+        "moe_layers": plan.placement.experts.len(),
         "max_context": plan.model.max_context,
         "entries": plan.entries.iter().map(|e| json!({
             "entry": e.kind.to_string(),

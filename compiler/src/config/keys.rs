@@ -1,8 +1,9 @@
 //! The keys of `model.toml`, one row each.
 
 use super::read::{Value, Wrong};
-use super::{Activations, Config, KvCache};
+use super::{Activations, Config, Home, KvCache, Overflow};
 use moec_ir::Format;
+use moec_ir::placement::MOST_TIERS;
 
 /// A key.
 pub struct Key {
@@ -169,13 +170,103 @@ pub const KEYS: &[Key] = &[
         help: &["Tokens to read at most, over all texts."],
         set: |c, v| v.integer(1..=1 << 24).map(|n| c.calibrate.tokens = n),
     },
+    Key {
+        section: "experts",
+        name: "tiers",
+        default: "3",
+        range: "1..=6",
+        help: &[
+            "Different capacities that the experts of a layer may have, on targets whose graphs are static. More",
+            "tiers pad less. Targets with dynamic shapes give every expert the tokens that it gets, and heed none of",
+            "these keys.",
+        ],
+        set: |c, v| v.integer(1..=MOST_TIERS).map(|n| c.experts.tiers = n),
+    },
+    Key {
+        section: "experts",
+        name: "group",
+        default: "\"auto\"",
+        range: "\"auto\" or 1..=1024",
+        help: &[
+            "Experts of one tier that share a static graph. `auto` takes what costs least within the device's limit.",
+        ],
+        set: |c, v| {
+            c.experts.group = match v.text() {
+                Ok("auto") => None,
+                Ok(_) => return Err(Wrong::Range),
+                Err(_) => Some(v.integer(1..=1024).map_err(|w| w.of("\"auto\" or an integer"))?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "experts",
+        name: "overflow",
+        default: "\"prune\"",
+        range: "\"prune\" or \"spill\"",
+        help: &[
+            "What happens to tokens past an expert's capacity: those whose attention output is smallest lose its part,",
+            "or they run on the CPU, and nothing is lost.",
+        ],
+        set: |c, v| Overflow::parse(v.text()?).map(|o| c.experts.overflow = o).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "experts",
+        name: "coverage",
+        default: "0.95",
+        range: "a number in 0.5..=1.0",
+        help: &[
+            "Share of the calibration's chunks in which an expert's capacity holds all tokens that chose it. Less pads",
+            "less and overflows more.",
+        ],
+        set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.coverage = x),
+    },
+    Key {
+        section: "placement",
+        name: "attention",
+        default: "\"auto\"",
+        range: HOMES,
+        help: &[
+            "Where attention and dense feed-forward networks run, on targets with more than one unit. `auto` is the NPU",
+            "for prompts and what costs less for decoding. What a unit cannot run never goes there.",
+        ],
+        set: |c, v| Home::parse(v.text()?).map(|h| c.placement.attention = h).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "placement",
+        name: "experts",
+        default: "\"auto\"",
+        range: HOMES,
+        help: &[
+            "Where groups of experts run. `auto` is what costs less under the load that calibration saw.",
+        ],
+        set: |c, v| Home::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "quality",
+        name: "max_perplexity_increase",
+        default: "\"none\"",
+        range: "\"none\", or a share in \"0%\"..=\"100%\"",
+        help: &[
+            "Most by which the perplexity of held-out text may rise (\"1%\"). The compiler then chooses the capacities",
+            "itself, and `coverage` says nothing. Targets with dynamic shapes lose nothing.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let share = |t: &str| -> Option<f64> {
+                t.strip_suffix('%')?.trim().parse().ok().filter(|x| (0.0..=100.0).contains(x))
+            };
+            c.quality.max_perplexity_increase = match text {
+                "none" => None,
+                text => Some(share(text).ok_or(Wrong::Range)? / 100.0),
+            };
+            Ok(())
+        },
+    },
 ];
 
-/// Sections that later versions read, and what for. They are refused by name, never skipped.
-pub const RESERVED: &[(&str, &str)] = &[
-    ("experts", "capacity tiers, groups and overflow of experts"),
-    ("quality", "loss of quality that the user accepts"),
-];
+/// Range of the keys of `[placement]`; a test holds it against [`Home::ALL`].
+const HOMES: &str = "\"auto\", \"npu\" or \"cpu\"";
 
 /// Range of the storage keys; a test holds it against [`Format::ALL`].
 const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"";
@@ -190,7 +281,7 @@ fn format(v: &Value<'_>) -> Result<Format, Wrong> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Activations, KvCache};
+    use crate::config::{Activations, Home, KvCache};
 
     fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
         let names: Vec<_> = names.map(|n| format!("\"{n}\"")).collect();
@@ -207,6 +298,7 @@ mod tests {
     fn the_ranges_of_names_list_every_one() {
         let range = |name: &str| super::KEYS.iter().find(|k| k.name == name).expect("a key").range;
         assert_eq!(range("activations"), listed(Activations::ALL.iter().map(|a| a.name())));
+        assert_eq!(super::HOMES, listed(Home::ALL.iter().map(|h| h.name())));
         assert_eq!(range("kv_cache"), listed(KvCache::ALL.iter().map(|k| k.name())));
     }
 }

@@ -10,13 +10,14 @@ mod template;
 #[cfg(test)]
 mod tests;
 
-pub use keys::{KEYS, Key, RESERVED};
+pub use keys::{KEYS, Key};
 pub use page::markdown;
 pub(crate) use template::sizes;
 pub use template::{Facts, template};
 
 use crate::{Error, Result};
 pub use moec_cpu::Activations;
+pub use moec_ir::placement::Overflow;
 use moec_ir::{Format, WeightClass};
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 pub const DEFAULT_MAX_CONTEXT: usize = 4096;
 
 /// A `model.toml`, checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The file itself, as it was named.
     pub path: PathBuf,
@@ -38,6 +39,12 @@ pub struct Config {
     pub memory: Memory,
     /// `[calibrate]`.
     pub calibrate: Calibrate,
+    /// `[experts]`.
+    pub experts: Experts,
+    /// `[placement]`.
+    pub placement: Homes,
+    /// `[quality]`.
+    pub quality: Quality,
 }
 
 /// `[model]`: the checkpoint.
@@ -93,6 +100,66 @@ pub struct Calibrate {
     pub profile: Option<PathBuf>,
     /// Most tokens to read, over all texts.
     pub tokens: usize,
+}
+
+/// `[experts]`: static shapes of experts, for targets whose graphs are static.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// Most capacity tiers of a layer.
+    pub tiers: usize,
+    /// Experts per graph; `None`: what costs least.
+    pub group: Option<usize>,
+    /// What happens to tokens past a capacity.
+    pub overflow: Overflow,
+    /// Share of the calibration's chunks whose load an expert's capacity covers.
+    pub coverage: f64,
+}
+
+/// `[placement]`: which unit runs what more than one can run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Homes {
+    /// Attention and dense feed-forward networks.
+    pub attention: Home,
+    /// Groups of experts.
+    pub experts: Home,
+}
+
+/// A unit to run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Home {
+    /// What the device's tables say.
+    #[default]
+    Auto,
+    /// The neural processing unit, where it is legal.
+    Npu,
+    /// The processor.
+    Cpu,
+}
+
+impl Home {
+    /// Every one, in the order that messages list them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Npu, Self::Cpu];
+
+    /// Name in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Npu => "npu",
+            Self::Cpu => "cpu",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|h| h.name() == name)
+    }
+}
+
+/// `[quality]`: the loss that the user accepts.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Quality {
+    /// Most by which perplexity may rise, as a share (0.01 for 1 %); `None`: `experts.coverage` decides.
+    pub max_perplexity_increase: Option<f64>,
 }
 
 /// `[memory]`: what a bundle holds while it runs.
@@ -174,6 +241,9 @@ impl Config {
             },
             memory: Memory::default(),
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
+            experts: Experts { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.95 },
+            placement: Homes::default(),
+            quality: Quality::default(),
         }
     }
 

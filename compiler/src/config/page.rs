@@ -1,6 +1,6 @@
 //! The reference page of `model.toml`, from the rows of [`KEYS`].
 
-use super::{KEYS, RESERVED};
+use super::KEYS;
 use std::fmt::Write as _;
 
 /// The page, as Markdown.
@@ -28,12 +28,6 @@ pub fn markdown() -> String {
             code(key.range),
             key.help.join(" ")
         );
-    }
-    out.push_str(
-        "\n## Sections of later versions\n\nThis version refuses them by name.\n\n| section | for |\n|---|---|\n",
-    );
-    for (name, purpose) in RESERVED {
-        let _ = writeln!(out, "| `[{name}]` | {purpose} |");
     }
     out
 }

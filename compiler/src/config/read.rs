@@ -1,6 +1,6 @@
 //! Reading the text: every error names file, line and key.
 
-use super::{Config, KEYS, Key, RESERVED};
+use super::{Config, KEYS, Key};
 use crate::{Error, Result};
 use moec_device::nearest;
 use std::fmt;
@@ -22,6 +22,13 @@ pub(super) enum Wrong {
     Unsupported,
 }
 
+impl Wrong {
+    /// The same for a key that takes another type, too.
+    pub(super) fn of(self, expected: &'static str) -> Self {
+        if let Self::Type(_) = self { Self::Type(expected) } else { self }
+    }
+}
+
 impl<'a> Value<'a> {
     pub(super) fn text(&self) -> Result<&'a str, Wrong> {
         self.0.as_str().ok_or(Wrong::Type("a string"))
@@ -41,6 +48,14 @@ impl<'a> Value<'a> {
         let n = self.0.as_integer().ok_or(Wrong::Type("an integer"))?;
         let n = usize::from_str_radix(n.as_str(), n.radix()).map_err(|_| Wrong::Range)?;
         if range.contains(&n) { Ok(n) } else { Err(Wrong::Range) }
+    }
+
+    /// A float, or an integer as one.
+    pub(super) fn number(&self, range: RangeInclusive<f64>) -> Result<f64, Wrong> {
+        let text = self.0.as_float().map(|x| x.as_str().to_owned());
+        let text = text.or_else(|| self.0.as_integer().map(|n| n.as_str().to_owned()));
+        let x: f64 = text.ok_or(Wrong::Type("a number"))?.parse().map_err(|_| Wrong::Range)?;
+        if range.contains(&x) { Ok(x) } else { Err(Wrong::Range) }
     }
 
     pub(super) fn integers(&self, range: RangeInclusive<usize>) -> Result<Vec<usize>, Wrong> {
@@ -89,13 +104,6 @@ pub(super) fn read(text: &str, path: &Path) -> Result<(Config, At)> {
     for (section, value) in in_order(table.get_ref()) {
         let at = At::of(text, section.span().start);
         let section = section.get_ref().as_ref();
-        if let Some((_, purpose)) = RESERVED.iter().find(|(name, _)| *name == section) {
-            return Err(Error::limit(format!(
-                "`{file}:{at}`: `[{section}]` is not supported by this version"
-            ))
-            .because(format!("it is kept for a later one ({purpose})"))
-            .hint(format!("remove it; this version reads {}", sections())));
-        }
         if !KEYS.iter().any(|k| k.section == section) {
             return Err(unknown_section(&format!("{file}:{at}"), section));
         }

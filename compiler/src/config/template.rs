@@ -87,7 +87,7 @@ pub fn template(source: &Path, facts: &Facts) -> String {
         for line in key.help {
             let _ = writeln!(out, "# {line}");
         }
-        for line in figures(key.name, facts) {
+        for line in figures(key.section, key.name, facts) {
             let _ = writeln!(out, "# {line}");
         }
         let value = match (section, key.name) {
@@ -101,23 +101,23 @@ pub fn template(source: &Path, facts: &Facts) -> String {
 }
 
 /// Lines with the model's own figures for a key.
-fn figures(key: &str, facts: &Facts) -> Vec<String> {
+fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
     let parameters = |class| {
         let n = facts.of(class);
         let share = 100.0 * n as f64 / facts.parameters.max(1) as f64;
         vec![format!("{} parameters, {share:.0}% of the model.", human::count(n))]
     };
-    match key {
-        "max_context" => vec![
+    match (section, key) {
+        ("shapes", "max_context") => vec![
             format!("The model was made for {} tokens at most.", facts.max_context),
             format!(
                 "The cache takes {} per token and sequence in bf16.",
                 human::bytes(facts.kv_bytes_per_token(Format::Bf16))
             ),
         ],
-        "experts" => parameters(WeightClass::Experts),
-        "attention" => parameters(WeightClass::Attention),
-        "embeddings" => parameters(WeightClass::Embeddings),
+        ("weights", "experts") => parameters(WeightClass::Experts),
+        ("weights", "attention") => parameters(WeightClass::Attention),
+        ("weights", "embeddings") => parameters(WeightClass::Embeddings),
         _ => Vec::new(),
     }
 }

@@ -59,7 +59,10 @@ fn every_key_is_read() {
         "[model]\nsource = \"../hf\"\nallow_nonfinite = true\n\
          [shapes]\nmax_context = 1_024\nprefill_chunk = 0x40\ndecode_batch = [1, 2, 4]\n\
          [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
-         [memory]\nkv_cache = \"q8\"\n",
+         [memory]\nkv_cache = \"q8\"\n\
+         [experts]\ntiers = 2\ngroup = 8\noverflow = \"spill\"\ncoverage = 1\n\
+         [placement]\nattention = \"cpu\"\nexperts = \"npu\"\n\
+         [quality]\nmax_perplexity_increase = \"0.1%\"\n",
     )
     .unwrap();
     assert_eq!(c.model.source, Path::new("dir/../hf"));
@@ -78,6 +81,9 @@ fn every_key_is_read() {
         }
     );
     assert_eq!(c.memory.kv_cache, KvCache::Q8);
+    assert_eq!(c.experts, Experts { tiers: 2, group: Some(8), overflow: Overflow::Spill, coverage: 1.0 });
+    assert_eq!(c.placement, Homes { attention: Home::Cpu, experts: Home::Npu });
+    assert_eq!(c.quality.max_perplexity_increase, Some(0.001));
     assert_eq!(c.weights.format(WeightClass::Exact), Format::F32);
 }
 
@@ -114,9 +120,39 @@ fn wrong_files_are_refused_by_line_and_key() {
             "model = 3",
             "`dir/model.toml:1:1`: `model` is an integer, expected a section | write `[model]` on a line of its own and its keys below it",
         ),
+        ("\n[qualty]\n", "`dir/model.toml:2:2`: unknown section `[qualty]` | did you mean `[quality]`?"),
+        ("[experts]\ntier = 3", "`dir/model.toml:2:1`: unknown key `experts.tier` | did you mean `tiers`?"),
         (
-            "\n[quality]\n",
-            "`dir/model.toml:2:2`: `[quality]` is not supported by this version: it is kept for a later one (loss of quality that the user accepts) | remove it; this version reads `[model]`, `[shapes]`, `[weights]`, `[memory]`, `[calibrate]`",
+            "[experts]\ntiers = 7",
+            "`dir/model.toml:2:9`: `experts.tiers` is `7`, expected 1..=6 | the default is 3",
+        ),
+        (
+            "[experts]\ngroup = \"all\"",
+            "`dir/model.toml:2:9`: `experts.group` is `\"all\"`, expected \"auto\" or 1..=1024 | the default is \"auto\"",
+        ),
+        (
+            "[experts]\ngroup = 1.5",
+            "`dir/model.toml:2:9`: `experts.group` is a float, expected \"auto\" or an integer | it may be \"auto\" or 1..=1024; the default is \"auto\"",
+        ),
+        (
+            "[experts]\noverflow = \"drop\"",
+            "`dir/model.toml:2:12`: `experts.overflow` is `\"drop\"`, expected \"prune\" or \"spill\" | the default is \"prune\"",
+        ),
+        (
+            "[experts]\ncoverage = 0.4",
+            "`dir/model.toml:2:12`: `experts.coverage` is `0.4`, expected a number in 0.5..=1.0 | the default is 0.95",
+        ),
+        (
+            "[experts]\ncoverage = \"95%\"",
+            "`dir/model.toml:2:12`: `experts.coverage` is a string, expected a number | it may be a number in 0.5..=1.0; the default is 0.95",
+        ),
+        (
+            "[placement]\nattention = \"gpu\"",
+            "`dir/model.toml:2:13`: `placement.attention` is `\"gpu\"`, expected \"auto\", \"npu\" or \"cpu\" | the default is \"auto\"",
+        ),
+        (
+            "[quality]\nmax_perplexity_increase = \"101%\"",
+            "`dir/model.toml:2:27`: `quality.max_perplexity_increase` is `\"101%\"`, expected \"none\", or a share in \"0%\"..=\"100%\" | the default is \"none\"",
         ),
         (
             "[shapes]\nprefill_chunk = 0",
@@ -183,7 +219,6 @@ fn wrong_files_are_refused_by_line_and_key() {
 fn whose_fault_it_is() {
     use crate::Fault;
     assert_eq!(parse("[weights]\nexperts = \"q4o\"").expect_err("not yet").fault, Fault::Limit);
-    assert_eq!(parse("[experts]\n").expect_err("not yet").fault, Fault::Limit);
     assert_eq!(parse("[weights]\nexperts = \"f64\"").expect_err("never").fault, Fault::Input);
 }
 

@@ -12,7 +12,7 @@ use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Ro
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
     ALIGN, Arg, Buffer, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
-    PLAN_VERSION, Place, Plan, RowSpace, Segment, StateBuf, Step,
+    PLAN_VERSION, Place, Placement, Plan, RowSpace, Segment, StateBuf, Step,
 };
 use moec_ir::{
     EntryKind, Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId,
@@ -101,7 +101,7 @@ pub fn layout(
         states,
         kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
         entries,
-        experts: expert_tables(module)?,
+        placement: Placement::dynamic(expert_tables(module)?),
     };
     Ok(Draft { plan, kernels: builder.kernels, segment_weights: builder.segment_weights, writes })
 }
@@ -114,9 +114,16 @@ fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
         if let Op::Router(desc) = &node.op {
             let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
             let experts = (0..desc.experts)
-                .map(|e| Ok(ExpertRow { capacity: 0, group: int(e)?, unit: 0 }))
+                .map(|e| Ok(ExpertRow { group: int(e)?, ..ExpertRow::default() }))
                 .collect::<Result<_>>()?;
-            tables.push(ExpertTable { layer: layer.unwrap_or(int(tables.len())?), k: int(desc.k)?, experts });
+            tables.push(ExpertTable {
+                layer: layer.unwrap_or(int(tables.len())?),
+                k: int(desc.k)?,
+                tiers: Vec::new(),
+                expected: None,
+                groups: Vec::new(),
+                experts,
+            });
         }
     }
     Ok(tables)

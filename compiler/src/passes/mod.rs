@@ -2,9 +2,15 @@
 
 pub mod barriers;
 pub mod format;
+pub mod group;
 pub mod layout;
 pub mod lower;
 pub mod memory;
+pub mod reside;
 pub mod rewrite;
 pub mod schedule;
+#[cfg(test)]
+mod tests;
+pub mod tier;
 pub mod tune;
+pub mod units;

@@ -1,26 +1,33 @@
 //! The profile: what calibration saw when it ran a model over text.
 //!
 //! A profile has one part per question, each in a file of its own: [`Reading`] (which texts, how well the
-//! model predicts them), [`Routing`] (which experts the tokens chose) and [`Moments`] (how large the inputs of
-//! each matrix are). A part knows how to check itself and how to merge; a further one is a further field of
-//! [`Profile`] and a new [`file::VERSION`].
+//! model predicts them), [`Routing`] (which experts the tokens chose, and which together), [`Trace`] (the load of
+//! every expert chunk by chunk), [`Saliency`] (how large attention outputs are) and [`Moments`] (how large the
+//! inputs of each matrix are). A part knows how to check itself and how to merge; a further one is a further field
+//! of [`Profile`] and a new [`file::VERSION`]. [`loads`] and [`mod@overlap`] answer what passes and people ask.
 //!
 //! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
 
 pub mod file;
 pub mod importance;
+pub mod loads;
 mod moments;
 mod origin;
+pub mod overlap;
 mod reading;
 mod routing;
+mod saliency;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 pub use importance::Importance;
 pub use moments::Moments;
 pub use origin::Origin;
 pub use reading::Reading;
 pub use routing::Routing;
+pub use saliency::Saliency;
+pub use trace::{Chunk, Trace};
 
 use crate::error::{Error, Result};
 use bincode::{Decode, Encode};
@@ -40,6 +47,10 @@ pub struct Profile {
     pub reading: Reading,
     /// Layers with routed experts, ascending.
     pub layers: Vec<Routing>,
+    /// Loads of their experts, chunk by chunk.
+    pub trace: Trace,
+    /// Attention outputs, by ascending layer.
+    pub saliency: Vec<Saliency>,
     /// Inputs of every matrix that may be quantised, by the name that the weight has when a model is lowered
     /// (`layers.3.attn.q`), before any rewriting.
     pub weights: BTreeMap<String, Moments>,
@@ -64,6 +75,18 @@ impl Profile {
             return Err(differ());
         }
         let layers: Option<Vec<_>> = self.layers.iter().zip(&other.layers).map(|(a, b)| a.merge(b)).collect();
+        let trace = self.trace.merge(&other.trace).ok_or_else(|| {
+            Error::input(format!(
+                "one profile has chunks of {} tokens, the other of {}",
+                self.trace.chunk, other.trace.chunk
+            ))
+            .hint("take both with the same `prefill_chunk` and the same `--window`")
+        })?;
+        let saliency: Option<Vec<_>> = (self.saliency.len() == other.saliency.len())
+            .then(|| {
+                self.saliency.iter().zip(&other.saliency).map(|(a, b)| a.merge(b)).collect::<Option<_>>()
+            })
+            .flatten();
         let pairs = self.weights.iter().zip(other.weights.values());
         let weights: Option<BTreeMap<_, _>> =
             pairs.map(|((name, a), b)| Some((name.clone(), a.merge(b)?))).collect();
@@ -71,6 +94,8 @@ impl Profile {
             origin: self.origin.clone(),
             reading: self.reading.merge(&other.reading),
             layers: layers.ok_or_else(differ)?,
+            trace,
+            saliency: saliency.ok_or_else(differ)?,
             weights: weights.ok_or_else(differ)?,
         };
         merged
@@ -87,6 +112,11 @@ impl Profile {
             return Err("its layers are not in order".to_owned());
         }
         self.layers.iter().try_for_each(|l| l.check().map_err(|e| format!("layer {}: {e}", l.layer)))?;
+        self.trace.check(&self.layers)?;
+        if self.saliency.len() > MOST || !self.saliency.is_sorted_by(|a, b| a.layer < b.layer) {
+            return Err("its layers of attention are not in order".to_owned());
+        }
+        self.saliency.iter().try_for_each(|s| s.check().map_err(|e| format!("layer {}: {e}", s.layer)))?;
         for (name, moments) in &self.weights {
             if name.is_empty() || name.len() > 256 || name.chars().any(char::is_control) {
                 return Err(format!("weight name {name:?}"));

@@ -16,12 +16,48 @@ pub struct Routing {
     pub chosen: Vec<u64>,
     /// Sum of the routing weights that each expert was given.
     pub weight: Vec<f64>,
+    /// Tokens that chose two experts together: row after row of the pairs `(a, b)` with `a < b`.
+    pub together: Vec<u64>,
+}
+
+/// Pairs of `experts` experts.
+const fn pairs(experts: usize) -> usize {
+    experts * experts.saturating_sub(1) / 2
 }
 
 impl Routing {
     /// Of a layer that has seen nothing.
     pub fn new(layer: u32, k: u32, experts: usize) -> Self {
-        Self { layer, k, tokens: 0, chosen: vec![0; experts], weight: vec![0.0; experts] }
+        Self {
+            layer,
+            k,
+            tokens: 0,
+            chosen: vec![0; experts],
+            weight: vec![0.0; experts],
+            together: vec![0; pairs(experts)],
+        }
+    }
+
+    /// Place of a pair in `together`; `None` for an expert with itself.
+    pub fn pair(&self, a: usize, b: usize) -> Option<usize> {
+        let (a, b) = (a.min(b), a.max(b));
+        let n = self.chosen.len();
+        (a < b && b < n).then(|| a * (2 * n - a - 1) / 2 + b - a - 1)
+    }
+
+    /// Tokens that chose both experts.
+    pub fn both(&self, a: usize, b: usize) -> u64 {
+        self.pair(a, b).and_then(|i| self.together.get(i)).copied().unwrap_or(0)
+    }
+
+    /// Pairs by the tokens that chose both, the most first, ties by index.
+    pub fn closest(&self, most: usize) -> Vec<(usize, usize, u64)> {
+        let n = self.chosen.len();
+        let all = (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b)));
+        let mut all: Vec<_> = all.map(|(a, b)| (a, b, self.both(a, b))).filter(|p| p.2 > 0).collect();
+        all.sort_by_key(|p| std::cmp::Reverse(p.2));
+        all.truncate(most);
+        all
     }
 
     /// Experts that at least one token chose.
@@ -64,6 +100,7 @@ impl Routing {
             tokens: self.tokens.saturating_add(other.tokens),
             chosen: self.chosen.iter().zip(&other.chosen).map(|(a, b)| a.saturating_add(*b)).collect(),
             weight: self.weight.iter().zip(&other.weight).map(|(a, b)| a + b).collect(),
+            together: self.together.iter().zip(&other.together).map(|(a, b)| a.saturating_add(*b)).collect(),
         })
     }
 
@@ -78,6 +115,11 @@ impl Routing {
         let chosen: u128 = self.chosen.iter().map(|&n| u128::from(n)).sum();
         if chosen != u128::from(self.tokens) * u128::from(self.k) {
             return Err(format!("{chosen} choices of {} tokens, {} each", self.tokens, self.k));
+        }
+        let together: u128 = self.together.iter().map(|&n| u128::from(n)).sum();
+        let each = pairs(self.k as usize) as u128;
+        if self.together.len() != pairs(experts) || together != u128::from(self.tokens) * each {
+            return Err(format!("{together} pairs of choices of {} tokens, {each} each", self.tokens));
         }
         if self.weight.iter().all(|w| w.is_finite()) {
             Ok(())

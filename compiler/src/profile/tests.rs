@@ -19,7 +19,13 @@ fn routing(layer: u32, k: u32, experts: usize) -> impl Strategy<Value = Routing>
     (TOKENS, vec(-1e3_f64..1e9, experts)).prop_map(move |(tokens, weight)| {
         let mut chosen = vec![0; experts];
         (0..k as usize).for_each(|i| chosen[i] = tokens);
-        Routing { layer, k, tokens, chosen, weight }
+        // The same experts for every token: each pair of them as often as there are tokens.
+        let mut routing = Routing { tokens, chosen, weight, ..Routing::new(layer, k, experts) };
+        for (a, b) in (0..k as usize).flat_map(|a| (a + 1..k as usize).map(move |b| (a, b))) {
+            let pair = routing.pair(a, b).unwrap();
+            routing.together[pair] = tokens;
+        }
+        routing
     })
 }
 
@@ -27,14 +33,35 @@ fn routing(layer: u32, k: u32, experts: usize) -> impl Strategy<Value = Routing>
 fn profile() -> impl Strategy<Value = Profile> {
     let reading = (btree_map(any::<[u8; 32]>(), TOKENS, 0..3), 0.0_f64..1e12)
         .prop_map(|(texts, loss)| Reading { predicted: texts.values().sum(), texts, loss });
-    (reading, routing(0, 2, 4), routing(1, 1, 3), moments(1, 5), moments(4, 3)).prop_map(
-        |(reading, a, b, q, down)| Profile {
-            origin: origin(),
-            reading,
-            layers: vec![a, b],
-            weights: [("layers.0.attn.q".to_owned(), q), ("layers.0.moe.down".to_owned(), down)].into(),
+    let norms = vec(1e-12_f64..1e12, 0..9).prop_map(|norms| {
+        let mut saliency = Saliency::new(0);
+        norms.into_iter().for_each(|n| saliency.add(n));
+        saliency
+    });
+    // One token per chunk, where both layers have seen that many.
+    let sequences = vec(1_usize..4, 0..3);
+    let parts = (routing(0, 2, 4), routing(1, 1, 3), moments(1, 5), moments(4, 3));
+    (reading, parts, norms, sequences).prop_map(|(reading, (a, b, q, down), norms, sequences)| Profile {
+        origin: origin(),
+        reading,
+        trace: {
+            let mut trace = Trace::new(2);
+            let most = a.tokens.min(b.tokens).min(9) as usize;
+            for len in sequences {
+                trace.begin();
+                (0..len).for_each(|_| trace.push(Chunk { tokens: 1, loads: vec![1, 1, 0, 0, 1, 0, 0] }));
+            }
+            if trace.chunks() > most { Trace::new(2) } else { trace }
         },
-    )
+        saliency: vec![norms],
+        layers: vec![a, b],
+        weights: [("layers.0.attn.q".to_owned(), q), ("layers.0.moe.down".to_owned(), down)].into(),
+    })
+}
+
+/// A chunk of which the first of two experts gets `first` tokens.
+fn chunk(tokens: u32, first: u16) -> Chunk {
+    Chunk { tokens, loads: vec![first, tokens as u16 - first] }
 }
 
 fn example() -> Profile {
@@ -44,6 +71,8 @@ fn example() -> Profile {
         origin: origin(),
         reading: Reading { texts: [([1; 32], 100)].into(), predicted: 100, loss: 300.0 },
         layers: vec![layer],
+        trace: Trace { chunk: 64, sequences: vec![vec![chunk(64, 63), chunk(36, 36)]] },
+        saliency: vec![Saliency::new(0)],
         weights: [(
             "layers.0.moe.down".to_owned(),
             Moments::from_sums(2, vec![99, 1], &[99.0, 198.0, 7.0, 8.0]).unwrap(),
@@ -122,7 +151,7 @@ fn wrapped(version: u32, len: u64, stored: &[u8]) -> Vec<u8> {
 #[test]
 fn what_does_not_hold_is_refused() {
     type Change = fn(&mut Profile);
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 15] = [
         ("family", |p| p.origin.family = "a\nb".into()),
         ("more tokens than anyone", |p| p.reading.texts = [([0; 32], u64::MAX)].into()),
         ("more predictions than tokens", |p| p.reading.predicted = 101),
@@ -132,6 +161,12 @@ fn what_does_not_hold_is_refused() {
         }),
         ("layer 0: 101 choices", |p| p.layers[0].chosen[0] = 100),
         ("routing weight that is not finite", |p| p.layers[0].weight[0] = f64::INFINITY),
+        ("layer 0: 1 pairs of choices", |p| p.layers[0].together[0] = 1),
+        ("a chunk of 65 tokens", |p| p.trace.sequences[0][0].tokens = 65),
+        ("a chunk of 0 tokens", |p| p.trace.sequences[0].push(chunk(0, 0))),
+        ("layer 0: 63 choices in a chunk", |p| p.trace.sequences[0][0].loads[0] = 62),
+        ("more choices than its layers", |p| p.trace.sequences.push(vec![chunk(2, 2)])),
+        ("a sum of norms of -1", |p| p.saliency[0].sum = -1.0),
         ("weight name", |p| {
             let m = p.weights["layers.0.moe.down"].clone();
             p.weights.insert(String::new(), m);
@@ -160,7 +195,7 @@ fn what_is_no_profile_is_refused() {
         ("no profile", b"MOECTRX\n".to_vec()),
         ("no profile", Vec::new()),
         ("ends in its header", whole[..30].to_vec()),
-        ("version 2", wrapped(2, len, &stored)),
+        ("version 1", wrapped(1, len, &stored)),
         ("length", wrapped(file::VERSION, u64::MAX, &stored)),
         ("length", wrapped(file::VERSION, 1 << 31, &stored)),
         ("checksum", wrapped(file::VERSION, len + 1, &stored)),
@@ -210,14 +245,130 @@ fn only_profiles_of_one_model_merge() {
 
 #[test]
 fn figures_of_a_layer() {
-    let layer =
-        Routing { layer: 3, k: 2, tokens: 6, chosen: vec![6, 0, 4, 2], weight: vec![3.0, 0.0, 1.0, 2.0] };
+    let layer = Routing {
+        tokens: 6,
+        chosen: vec![6, 0, 4, 2],
+        weight: vec![3.0, 0.0, 1.0, 2.0],
+        together: vec![0, 4, 2, 0, 0, 0],
+        ..Routing::new(3, 2, 4)
+    };
     assert_eq!(layer.used(), 3);
     assert_eq!(layer.imbalance(), 2.0);
     assert_eq!(layer.least_used(), [1, 3, 2, 0]);
     assert_eq!(layer.below(4), [1, 3]);
     assert_eq!([0, 1, 2].map(|e| layer.mean_weight(e)), [0.5, 0.0, 0.25]);
     assert_eq!(Routing::new(0, 1, 4).imbalance(), 0.0);
+    assert_eq!([layer.both(0, 2), layer.both(3, 0), layer.both(1, 1), layer.both(0, 9)], [4, 2, 0, 0]);
+    assert_eq!(layer.closest(5), [(0, 2, 4), (0, 3, 2)]);
+}
+
+#[test]
+fn every_pair_has_a_place_of_its_own() {
+    for n in [1, 2, 5, 160] {
+        let layer = Routing::new(0, 1, n);
+        let all: Vec<_> = (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b))).collect();
+        let places: Vec<_> = all.iter().map(|&(a, b)| layer.pair(a, b).unwrap()).collect();
+        assert!(places.iter().copied().eq(0..layer.together.len()), "{n}");
+    }
+}
+
+#[test]
+fn norms_have_a_mean_and_quantiles() {
+    let mut s = Saliency::new(0);
+    assert_eq!((s.mean(), s.quantile(0.5)), (0.0, 0.0));
+    (1..=100).for_each(|n| s.add(f64::from(n)));
+    [f64::NAN, f64::INFINITY, -1.0].into_iter().for_each(|n| s.add(n));
+    assert_eq!((s.tokens(), s.mean()), (100, 50.5));
+    for (q, want) in [(0.1, 10.0), (0.5, 50.0), (1.0, 100.0)] {
+        let got = s.quantile(q);
+        assert!((got / want - 1.0).abs() < 0.1, "{got} instead of {want}");
+    }
+    s.add(0.0);
+    s.add(1e300);
+    assert_eq!(s.tokens(), 102);
+}
+
+mod overlapping {
+    use super::*;
+    use crate::profile::overlap::overlap;
+
+    fn profile(layers: &[[u64; 4]]) -> Profile {
+        let layer = |(i, chosen): (usize, &[u64; 4])| Routing {
+            chosen: chosen.to_vec(),
+            ..Routing::new(i as u32, 1, 4)
+        };
+        let layers = layers.iter().enumerate().map(layer).collect();
+        Profile { layers, trace: Trace::default(), ..example() }
+    }
+
+    #[test]
+    fn counts_the_busiest_that_both_share() {
+        let a = profile(&[[9, 5, 1, 0], [4, 3, 2, 1], [7, 7, 7, 7]]);
+        let b = profile(&[[9, 1, 5, 0], [1, 2, 3, 4], [1, 1, 1, 1]]);
+        let o = overlap(&a, &b, 2).unwrap();
+        // Ties go to the lowest index, so that the last layer agrees.
+        assert_eq!(o.layers, [(0, 0.5), (1, 0.0), (2, 1.0)]);
+        assert_eq!((o.median, o.mean), (0.5, 0.5));
+        assert_eq!(overlap(&b, &a, 2).unwrap(), o);
+        assert_eq!(overlap(&a, &a, 3).unwrap().median, 1.0);
+        assert_eq!(overlap(&a, &b, 4).unwrap().mean, 1.0);
+        assert!(overlap(&a, &profile(&[[1, 0, 0, 0]]), 2).is_err());
+    }
+}
+
+mod chunks {
+    use super::*;
+    use crate::profile::loads::{Account, loads};
+
+    #[test]
+    fn are_joined_and_scaled_to_the_size_of_a_build() {
+        let p = example();
+        // As read: the half chunk counts, scaled up.
+        let own = loads(&p, 64).unwrap();
+        assert_eq!(own.layers[0].samples, [[63, 1], [64, 0]]);
+        assert!(own.origin.contains("1 of 2 scaled to 64"), "{}", own.origin);
+        assert_eq!(loads(&p, 32).unwrap().layers[0].samples, [[32, 1], [32, 0]]);
+        // Joined to one of 100 tokens, scaled to 128; halves round up.
+        let joined = loads(&p, 128).unwrap();
+        assert_eq!(joined.layers[0].samples, [[127, 2]]);
+        assert_eq!(
+            loads(&Profile { trace: Trace::default(), ..p }, 64).unwrap_err().fault,
+            crate::Fault::Input
+        );
+    }
+
+    #[test]
+    fn a_short_rest_does_not_count() {
+        let mut p = example();
+        p.trace.sequences = vec![vec![chunk(64, 63), chunk(31, 31)]];
+        assert_eq!(loads(&p, 64).unwrap().layers[0].samples, [[63, 1]]);
+        p.trace.sequences = vec![vec![chunk(31, 31)]];
+        assert_eq!(loads(&p, 64).unwrap().layers[0].samples, [[64, 0]], "there is nothing else");
+    }
+
+    #[test]
+    fn quantiles_and_means_are_those_of_the_samples() {
+        let mut layer = loads(&example(), 64).unwrap().layers.remove(0);
+        layer.samples = vec![vec![4, 0], vec![1, 3], vec![2, 2], vec![3, 1]];
+        assert_eq!([0.0, 0.25, 0.5, 0.75, 1.0].map(|q| layer.quantile(0, q)), [1, 1, 2, 3, 4]);
+        assert_eq!((layer.mean(0, 100), layer.mean(1, 100)), (99.0, 1.0));
+        assert_eq!(layer.imbalance(), 99.0 * 2.0 / 100.0);
+    }
+
+    /// NPUMoE, §4.2: four experts get 64, 32, 32 and 0 tokens with room for 64 each.
+    #[test]
+    fn rows_past_a_capacity_and_padding_are_counted() {
+        let mut layer = loads(&example(), 64).unwrap().layers.remove(0);
+        (layer.chosen, layer.samples) = (vec![64, 32, 32, 0], vec![vec![64, 32, 32, 0]]);
+        let grouped = layer.account(&|_| Some(64), &|_| 0);
+        assert_eq!(grouped, Account { routed: 128, overflow: 0, rows: 256, padding: 128 });
+        // On its own, the expert without tokens is not launched.
+        let apart = layer.account(&|_| Some(48), &|e| e);
+        assert_eq!(apart, Account { routed: 128, overflow: 16, rows: 144, padding: 32 });
+        let free = layer.account(&|e| (e > 0).then_some(16), &|e| e);
+        assert_eq!((free.overflow, free.rows), (32, 32));
+        assert_eq!((apart.and(apart).overflow_rate(), apart.padding_rate()), (0.125, 32.0 / 144.0));
+    }
 }
 
 mod channels {

@@ -1,0 +1,106 @@
+//! A placement in words, for `moec explain`.
+
+use super::output;
+use moec_ir::placement::{ExpertTable, Placement};
+use std::fmt::Write as _;
+
+/// What was decided about where things run, in one layer or in all. Nothing where shapes are dynamic.
+pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u32>) -> String {
+    if placement.is_dynamic() {
+        return String::new();
+    }
+    let mut text = String::new();
+    if layer.is_none() && expert.is_none() {
+        let head = ["entry point", "where", "operator", "nodes", "runs on", "why"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        rows.extend(placement.ops.iter().map(|o| {
+            let (entry, unit) = (o.entry.to_string(), placement.unit(o.unit).to_owned());
+            vec![entry, o.scope.clone(), o.op.clone(), o.nodes.to_string(), unit, o.why.clone()]
+        }));
+        let _ = write!(text, "\noperators\n{}", output::table(&rows));
+    }
+    for table in placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer)) {
+        text += &layer_text(placement, table, expert);
+    }
+    text
+}
+
+fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
+    let tiers: Vec<String> = table.tiers.iter().map(ToString::to_string).collect();
+    let mut text = format!("\nlayer {}: capacities {} of {}", table.layer, tiers.join(", "), placement.chunk);
+    if let Some(e) = table.expected {
+        let what = placement.overflow.name();
+        let _ = write!(
+            text,
+            "; expected: {:.2} % past them ({what}), {:.2} % padding; imbalance {:.2}",
+            e.overflow * 100.0,
+            e.padding * 100.0,
+            e.imbalance
+        );
+    }
+    text.push('\n');
+    if let Some(expert) = expert {
+        return text + &expert_text(placement, table, expert);
+    }
+    let head = ["  group", "experts", "capacity", "runs on", "why"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    rows.extend(table.groups.iter().enumerate().map(|(i, g)| {
+        let experts: Vec<String> = g.experts.iter().map(ToString::to_string).collect();
+        let capacity = table.tiers.get(g.tier as usize).map_or_else(String::new, ToString::to_string);
+        vec![format!("  {i}"), experts.join(","), capacity, placement.unit(g.unit).to_owned(), g.why.clone()]
+    }));
+    text += &output::table(&rows);
+    let few: Vec<String> =
+        table.experts.iter().enumerate().filter(|(_, r)| r.few).map(|(e, _)| e.to_string()).collect();
+    if !few.is_empty() {
+        let _ = writeln!(text, "  hardly seen in calibration: {}", few.join(", "));
+    }
+    text
+}
+
+fn expert_text(placement: &Placement, table: &ExpertTable, expert: u32) -> String {
+    let Some(row) = table.experts.get(expert as usize) else { return String::new() };
+    let capacity = match row.capacity {
+        0 => "any number of tokens".to_owned(),
+        c => format!("at most {c} tokens per call"),
+    };
+    let tier = row.tier.map_or_else(String::new, |t| format!(", tier {t}"));
+    let load = row.load.map_or_else(String::new, |l| format!("; calibration saw {l:.2} per call"));
+    let fallback =
+        row.fallback.map_or_else(String::new, |u| format!("; what is past it runs on {}", placement.unit(u)));
+    let few = if row.few { "; too few to judge it" } else { "" };
+    let why = table.groups.get(row.group as usize).map_or("", |g| g.why.as_str());
+    format!(
+        "  expert {expert}: {capacity}{tier}, group {}, on {}{load}{few}{fallback}\n  {why}\n",
+        row.group,
+        placement.unit(row.unit)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+    use moec_ir::text::parse_placement;
+
+    const TEXT: &str = r#"
+placement {chunk = 64, overflow = spill, units = ["cpu", "npu"]}
+placed prefill[64] "layers.*.attn" "linear" {unit = 1, nodes = 8, why = "nn.Linear (as Conv2d)"}
+experts {layer = 3, k = 1, tiers = [32, 16], expected = rates(imbalance = 1.5, overflow = 0.25, padding = 0.5)} {
+  group 0 {tier = 0, unit = 1, experts = [1], bytes = 64, cost_us = [9.0, 3.0], why = "hot: so"}
+  group 1 {tier = 1, unit = 0, experts = [0], bytes = 64, cost_us = [1.0, 3.0], why = "cold: so"}
+  expert 0 {capacity = 0, group = 1, unit = 0, tier = 1, load = 0.5, few = true}
+  expert 1 {capacity = 32, group = 0, unit = 1, tier = 0, fallback = 0, load = 31.5}
+}
+"#;
+
+    #[test]
+    fn a_placement_is_told_by_operator_group_and_expert() {
+        let p = parse_placement(TEXT).unwrap();
+        moec_ir::verify::placement(&p).unwrap();
+        insta::assert_snapshot!("placement", shown(&p, None, None));
+        insta::assert_snapshot!("placement_of_a_hot_expert", shown(&p, Some(3), Some(1)));
+        insta::assert_snapshot!("placement_of_a_cold_expert", shown(&p, Some(3), Some(0)));
+        assert_eq!(shown(&p, Some(2), None), "");
+        assert_eq!(shown(&moec_ir::placement::Placement::default(), None, None), "");
+    }
+}

@@ -1,0 +1,287 @@
+//! Pass `reside`: where everything lives (NPUMoE, §3.2 and §4.3).
+//!
+//! **Groups of experts.** A launch on the NPU must be paid for by the tokens that it computes. A group stays there when
+//! launching, waiting and computing, padding included, cost less than its expected load costs on the processor; else
+//! it is cold, and its experts run on the processor, where they take any number of tokens. There they have no
+//! capacity, and drop nothing.
+//!
+//! **Operators.** What the device's table of operations does not name as legal never goes to the NPU. Of the rest, a
+//! graph runs from its first matrix to its last: what stands in front of the first or behind the last would only
+//! widen what is handed over, and single element-wise operators would not pay for a launch. Matrices that must stay
+//! exact (routers: they decide ties) stay on the processor, since the NPU computes in f16. Prompts run so; decoding
+//! has too few rows to pay, so there the table of costs decides.
+
+use super::tier::predict;
+use super::units::{ExpertSize, Units, expert_sizes};
+use crate::config::{Home, Homes};
+use crate::error::{Error, Result};
+use crate::profile::loads::{LayerLoads, Loads};
+use moec_ir::placement::{ExpertTable, OpPlace, Placement};
+use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, WeightClass};
+use std::collections::{BTreeMap, HashMap};
+
+/// Gives every group and every operator its unit.
+///
+/// # Errors
+/// Our bug: a layer of experts without sizes or loads.
+pub fn reside(
+    placement: &mut Placement,
+    loads: &Loads,
+    module: &Module,
+    units: &Units<'_>,
+    homes: Homes,
+) -> Result<()> {
+    for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
+        reside_layer(table, layer, units, homes.experts);
+    }
+    let sizes = expert_sizes(module)?;
+    placement.ops = operators(module, placement, &sizes, units, homes.attention)?;
+    Ok(())
+}
+
+/// Gives every group of a layer its unit.
+pub fn reside_layer(table: &mut ExpertTable, layer: &LayerLoads, units: &Units<'_>, home: Home) {
+    let (cpu, npu) = (units.cpu_index(), units.npu_index());
+    for group in &mut table.groups {
+        let cost = |unit: u32| group.cost_us.get(unit as usize).copied().unwrap_or(0.0);
+        let (on_cpu, on_npu) = (cost(cpu), cost(npu));
+        let hot = match home {
+            Home::Auto => on_npu < on_cpu,
+            Home::Npu => true,
+            Home::Cpu => false,
+        };
+        let load: f32 = group.experts.iter().filter_map(|&e| table.experts.get(e as usize)?.load).sum();
+        let costs =
+            format!("{load:.1} tokens per call; {on_npu:.1} µs on the NPU, {on_cpu:.1} µs on the CPU");
+        group.why = match home {
+            Home::Auto if hot => format!("hot: {costs}"),
+            Home::Auto => format!("cold: {costs}"),
+            Home::Npu | Home::Cpu => format!("asked for by `placement.experts`: {costs}"),
+        };
+        group.unit = if hot { npu } else { cpu };
+        for &e in &group.experts {
+            if let Some(row) = table.experts.get_mut(e as usize) {
+                row.unit = group.unit;
+                if !hot {
+                    (row.capacity, row.fallback) = (0, None);
+                }
+            }
+        }
+    }
+    table.expected = Some(predict(layer, table));
+}
+
+/// Where every operator of every entry point runs, alike ones of all layers together.
+fn operators(
+    module: &Module,
+    placement: &Placement,
+    sizes: &BTreeMap<u32, ExpertSize>,
+    units: &Units<'_>,
+    home: Home,
+) -> Result<Vec<OpPlace>> {
+    let mut found: Vec<OpPlace> = Vec::new();
+    let mut seen: HashMap<(EntryKind, String, &'static str, u32, String), usize> = HashMap::new();
+    let mut add = |entry: EntryKind, node: &Node, unit: u32, why: String| {
+        let (scope, op) = (any_layer(&node.scope), node.op.name());
+        let key = (entry, scope.clone(), op, unit, why.clone());
+        let next = found.len();
+        let at = *seen.entry(key).or_insert(next);
+        if at == next {
+            found.push(OpPlace { entry, scope, op: op.to_owned(), unit, nodes: 0, why });
+        }
+        found[at].nodes += 1;
+    };
+    for graph in &module.entries {
+        let homes = partition(module, graph, units, home);
+        for (node, place) in graph.nodes.iter().zip(homes) {
+            if let Op::ExpertFfn { .. } = node.op {
+                let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
+                let table = placement.experts.iter().find(|t| Some(t.layer) == layer);
+                let size = layer.and_then(|l| sizes.get(&l));
+                let (table, size) =
+                    table.zip(size).ok_or_else(|| Error::bug(format!("`{}` has no table", node.scope)))?;
+                for (unit, why) in experts(graph.kind, table, *size, units) {
+                    add(graph.kind, node, unit, why);
+                }
+            } else {
+                let (on_npu, why) = place;
+                add(graph.kind, node, if on_npu { units.npu_index() } else { units.cpu_index() }, why);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Units that run experts of a layer in an entry point, with the reason.
+fn experts(kind: EntryKind, table: &ExpertTable, size: ExpertSize, units: &Units<'_>) -> Vec<(u32, String)> {
+    let (cpu, npu) = (units.cpu_index(), units.npu_index());
+    let hot = table.groups.iter().filter(|g| g.unit == npu).count();
+    let of = table.groups.len();
+    let cold = of - hot;
+    let on_npu = || (npu, format!("hot groups: {}", row_of(units, "expert_ffn")));
+    let on_cpu = || (cpu, "cold groups: their load does not pay for a launch".to_owned());
+    let legal = units.npu.is_legal("expert_ffn");
+    match kind {
+        _ if hot == 0 && cold > 0 && legal => vec![on_cpu()],
+        _ if !legal => vec![(cpu, row_of(units, "expert_ffn"))],
+        EntryKind::Prefill(_) if cold == 0 => vec![on_npu()],
+        EntryKind::Prefill(_) => vec![on_npu(), on_cpu()],
+        EntryKind::Decode(rows) => {
+            // One launch of the smallest group at least, against the experts that the rows choose.
+            let capacity = table.tiers.last().copied().unwrap_or(0);
+            let least = table.groups.iter().map(|g| g.experts.len()).min().unwrap_or(1);
+            let launch = units.graph_us(least, capacity, size);
+            let one = units.cpu.matmul_us(1.0, size.weights as f64).unwrap_or(0.0);
+            if launch < f64::from(rows * table.k) * one {
+                let mut both = vec![on_npu()];
+                both.extend((cold > 0).then(on_cpu));
+                both
+            } else {
+                vec![(cpu, "decode: a launch costs more than the few rows do here".to_owned())]
+            }
+        }
+    }
+}
+
+/// What the device's table says of an operator.
+fn row_of(units: &Units<'_>, op: &str) -> String {
+    match units.npu.row(op) {
+        Some(row) if row.legal => row.operation.clone(),
+        Some(row) => format!("the NPU has no {}", row.operation),
+        None => "the NPU's table of operations does not name it".to_owned(),
+    }
+}
+
+/// Whether each node of a graph runs on the NPU, and why there or not.
+fn partition(module: &Module, graph: &Graph, units: &Units<'_>, home: Home) -> Vec<(bool, String)> {
+    let ctx = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(0);
+    let refused: Vec<Option<String>> = graph.nodes.iter().map(|n| refusal(module, n, units)).collect();
+    let mut out: Vec<(bool, String)> =
+        refused.iter().map(|p| (false, p.clone().unwrap_or_default())).collect();
+    for region in regions(graph, &refused) {
+        let inner = between_matrices(graph, &region);
+        let us = |unit: &moec_device::Unit| -> f64 {
+            let matrices = inner.iter().map(|&i| {
+                let rows = graph.kind.rows() as f64;
+                unit.matmul_us(rows, weights(module, &graph.nodes[i], ctx)).unwrap_or(0.0)
+            });
+            matrices.sum()
+        };
+        let (on_cpu, on_npu) = (us(units.cpu), us(units.npu) + units.npu.launch_us());
+        let (wins, decode) = match (home, graph.kind) {
+            (Home::Cpu, _) => (false, Some("asked for by `placement.attention`")),
+            (Home::Npu, _) | (Home::Auto, EntryKind::Prefill(_)) => (true, None),
+            (Home::Auto, EntryKind::Decode(_)) => {
+                (on_npu < on_cpu, Some("decode: a launch costs more than the few rows do here"))
+            }
+        };
+        for &i in &region {
+            let node = &graph.nodes[i];
+            let inside = inner.contains(&i);
+            out[i] = match (inside, wins) {
+                (true, true) => (true, row_of(units, node.op.name())),
+                (true, false) => (false, decode.unwrap_or_default().to_owned()),
+                (false, _) => (false, "no matrix in front of it and behind it: no launch for it".to_owned()),
+            };
+        }
+    }
+    out
+}
+
+/// Why a node cannot run on the NPU, whatever it costs.
+fn refusal(module: &Module, node: &Node, units: &Units<'_>) -> Option<String> {
+    if !units.npu.is_legal(node.op.name()) {
+        return Some(row_of(units, node.op.name()));
+    }
+    let exact = |input: &Operand| match input {
+        Operand::Weight(id) => module.weight(*id).class == WeightClass::Exact,
+        _ => false,
+    };
+    let routes = matches!(node.op, Op::Linear { .. }) && node.inputs.get(1).is_some_and(exact);
+    routes.then(|| "its weights are exact: routing decides ties, and the NPU computes in f16".to_owned())
+}
+
+/// Whether an operator is a matrix product, and what graphs are made for.
+fn is_matrix(op: &Op) -> bool {
+    matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Attention(_))
+}
+
+/// Numbers of the matrices that a node multiplies with; keys and values are matrices of the whole context.
+fn weights(module: &Module, node: &Node, ctx: usize) -> f64 {
+    match &node.op {
+        Op::Attention(a) => (a.heads * (a.qk_dim + a.v_dim)) as f64 * ctx as f64,
+        op if is_matrix(op) => match node.inputs.get(1) {
+            Some(Operand::Weight(id)) => module.weight(*id).shape.iter().map(|&d| d as f64).product(),
+            _ => 0.0,
+        },
+        _ => 0.0,
+    }
+}
+
+/// Indices of nodes that are not refused and hang together within one scope, in ascending order.
+fn regions(graph: &Graph, refused: &[Option<String>]) -> Vec<Vec<usize>> {
+    let candidate = |i: usize| refused[i].is_none() && !matches!(graph.nodes[i].op, Op::ExpertFfn { .. });
+    let mut region: Vec<usize> = (0..graph.nodes.len()).collect();
+    for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| candidate(*i)) {
+        for before in sources(graph, node) {
+            if candidate(before) && graph.nodes[before].scope == node.scope {
+                let (old, new) = (region[before].max(region[i]), region[before].min(region[i]));
+                region.iter_mut().filter(|r| **r == old).for_each(|r| *r = new);
+            }
+        }
+    }
+    let mut all: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for i in (0..graph.nodes.len()).filter(|&i| candidate(i)) {
+        all.entry(region[i]).or_default().push(i);
+    }
+    all.into_values().collect()
+}
+
+/// Nodes whose results a node reads.
+fn sources(graph: &Graph, node: &Node) -> Vec<usize> {
+    let of = |input: &Operand| match input {
+        Operand::Value(v) => graph.def(*v).map(|id| id.0 as usize),
+        _ => None,
+    };
+    node.inputs.iter().filter_map(of).collect()
+}
+
+/// Those nodes of a region that are matrices, or have one upstream and one downstream in it.
+fn between_matrices(graph: &Graph, region: &[usize]) -> Vec<usize> {
+    let place: HashMap<usize, usize> = region.iter().enumerate().map(|(at, &i)| (i, at)).collect();
+    let inside: Vec<Vec<usize>> = region
+        .iter()
+        .map(|&i| sources(graph, &graph.nodes[i]).iter().filter_map(|s| place.get(s).copied()).collect())
+        .collect();
+    let matrix: Vec<bool> = region.iter().map(|&i| is_matrix(&graph.nodes[i].op)).collect();
+    let mut above = matrix.clone();
+    for at in 0..region.len() {
+        above[at] |= inside[at].iter().any(|&s| above[s]);
+    }
+    let mut below = matrix.clone();
+    for at in (0..region.len()).rev() {
+        if below[at] {
+            inside[at].iter().for_each(|&s| below[s] = true);
+        }
+    }
+    region.iter().enumerate().filter(|(at, _)| above[*at] && below[*at]).map(|(_, &i)| i).collect()
+}
+
+/// A scope with `*` for its layer: `layers.*.attn`.
+pub fn any_layer(scope: &str) -> String {
+    let mut parts: Vec<&str> = scope.split('.').collect();
+    if parts.first() == Some(&"layers") && parts.len() > 1 {
+        parts[1] = "*";
+    }
+    parts.join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::any_layer;
+
+    #[test]
+    fn scopes_of_layers_are_alike() {
+        assert_eq!([any_layer("layers.3.ffn"), any_layer("head")], ["layers.*.ffn", "head"]);
+    }
+}

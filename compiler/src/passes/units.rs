@@ -1,0 +1,110 @@
+//! The two units that `tier`, `group` and `reside` divide a model between, and what experts cost on them.
+
+use crate::error::{Error, Result};
+use crate::profile::loads::LayerLoads;
+use moec_device::{Device, Unit, UnitKind};
+use moec_ir::placement::CAPACITY_ALIGN;
+use moec_ir::{Module, Op, Operand};
+use std::collections::BTreeMap;
+
+/// A processor and a neural processing unit, with their indices in the device.
+#[derive(Clone, Debug)]
+pub struct Units<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// Its processor.
+    pub cpu: &'a Unit,
+    /// Its neural processing unit.
+    pub npu: &'a Unit,
+    cpu_index: u32,
+    npu_index: u32,
+}
+
+/// The matrices of one expert of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertSize {
+    /// Numbers of its matrices.
+    pub weights: u64,
+    /// Bytes that it takes in a graph, in f16, biases included.
+    pub bytes: u64,
+}
+
+impl<'a> Units<'a> {
+    /// The units of a device; `None` where it has no neural processing unit, and shapes are dynamic.
+    pub fn of(device: &'a Device) -> Option<Self> {
+        let (cpu, npu) = (device.unit_of(UnitKind::Cpu)?, device.unit_of(UnitKind::Npu)?);
+        let index = |i: usize| u32::try_from(i).ok();
+        Some(Self {
+            device,
+            cpu: device.units.get(cpu)?,
+            npu: device.units.get(npu)?,
+            cpu_index: index(cpu)?,
+            npu_index: index(npu)?,
+        })
+    }
+
+    /// Index of the processor.
+    pub fn cpu_index(&self) -> u32 {
+        self.cpu_index
+    }
+
+    /// Index of the neural processing unit.
+    pub fn npu_index(&self) -> u32 {
+        self.npu_index
+    }
+
+    /// Names of the device's units.
+    pub fn names(&self) -> Vec<String> {
+        self.device.units.iter().map(|u| u.name.clone()).collect()
+    }
+
+    /// Capacities are multiples of this: the device's alignment, and [`CAPACITY_ALIGN`] in any case.
+    pub fn alignment(&self) -> u32 {
+        let own = self.npu.capacity_alignment.as_ref().map_or(1, |f| f.value as u32).max(1);
+        if own.is_multiple_of(CAPACITY_ALIGN) { own } else { own.saturating_mul(CAPACITY_ALIGN) }
+    }
+
+    /// Microseconds of a launch of `experts` experts with `capacity` rows each on the NPU. Padding costs what
+    /// rows cost.
+    pub fn graph_us(&self, experts: usize, capacity: u32, size: ExpertSize) -> f64 {
+        let each = self.npu.matmul_us(f64::from(capacity), size.weights as f64).unwrap_or(0.0);
+        self.npu.launch_us() + experts as f64 * each
+    }
+
+    /// Expected microseconds per call of experts in one graph: it is launched when one of them has a token.
+    pub fn npu_us(&self, layer: &LayerLoads, experts: &[usize], capacity: u32, size: ExpertSize) -> f64 {
+        let busy = layer.samples.iter().filter(|s| experts.iter().any(|&e| s[e] > 0)).count();
+        let share = busy as f64 / layer.samples.len().max(1) as f64;
+        share * self.graph_us(experts.len(), capacity, size)
+    }
+
+    /// Expected microseconds per call of one expert on the processor, which computes no padding.
+    pub fn cpu_us(&self, layer: &LayerLoads, expert: usize, size: ExpertSize) -> f64 {
+        let cost = |n: u32| self.cpu.matmul_us(f64::from(n), size.weights as f64).unwrap_or(0.0);
+        layer.samples.iter().map(|s| cost(s[expert])).sum::<f64>() / layer.samples.len().max(1) as f64
+    }
+}
+
+/// Sizes of the experts of every MoE layer.
+///
+/// # Errors
+/// Our bug: a layer of experts without matrices.
+pub fn expert_sizes(module: &Module) -> Result<BTreeMap<u32, ExpertSize>> {
+    let mut sizes = BTreeMap::new();
+    let Some(graph) = module.entries.first() else { return Ok(sizes) };
+    for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+        let (mut weights, mut numbers) = (0_u64, 0_u64);
+        for input in &node.inputs {
+            let Operand::Weight(id) = *input else { continue };
+            let weight = module.weight(id);
+            let each = weight.shape.iter().skip(1).map(|&d| d as u64).product::<u64>();
+            numbers += each;
+            // Biases are one number per row; they cost nothing beside the matrices.
+            weights += if weight.shape.len() > 2 { each } else { 0 };
+        }
+        let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
+        let layer = layer.filter(|_| weights > 0).ok_or_else(|| Error::bug("experts without a layer"))?;
+        sizes.insert(layer, ExpertSize { weights, bytes: numbers * 2 });
+    }
+    Ok(sizes)
+}

@@ -1,0 +1,98 @@
+//! How the load of the experts went, chunk by chunk.
+//!
+//! What the layers' totals cannot say: how far the load of an expert strays from its mean, which experts are busy
+//! together, and in what order a simulation meets them.
+
+use super::{MOST, Routing, Wrong};
+use bincode::{Decode, Encode};
+
+/// Numbers that a trace holds at most. Past them nothing is added; the totals still count everything.
+const MOST_LOADS: usize = 1 << 26;
+
+/// Loads of every chunk that was read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Trace {
+    /// Tokens of a whole chunk; 0: nothing was recorded.
+    pub chunk: u32,
+    /// Texts that were read as one sequence each. Their order means nothing.
+    pub sequences: Vec<Vec<Chunk>>,
+}
+
+/// Loads of one chunk.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Encode, Decode)]
+pub struct Chunk {
+    /// Tokens; the last chunk of a sequence may have fewer than a whole one.
+    pub tokens: u32,
+    /// Tokens that chose each expert, layer after layer.
+    pub loads: Vec<u16>,
+}
+
+impl Trace {
+    /// Of chunks of `chunk` tokens, nothing read yet.
+    pub fn new(chunk: u32) -> Self {
+        Self { chunk, sequences: Vec::new() }
+    }
+
+    /// Starts a sequence.
+    pub fn begin(&mut self) {
+        self.sequences.push(Vec::new());
+    }
+
+    /// Adds a chunk to the sequence that was begun last.
+    pub fn push(&mut self, chunk: Chunk) {
+        let held: usize = self.sequences.iter().map(Vec::len).sum::<usize>() * chunk.loads.len();
+        if held + chunk.loads.len() <= MOST_LOADS
+            && let Some(last) = self.sequences.last_mut()
+        {
+            last.push(chunk);
+        }
+    }
+
+    /// Chunks in all.
+    pub fn chunks(&self) -> usize {
+        self.sequences.iter().map(Vec::len).sum()
+    }
+
+    /// What both saw; sequences are put in order, so that it does not matter which is the first. `None` for chunks
+    /// of different sizes.
+    pub(super) fn merge(&self, other: &Self) -> Option<Self> {
+        let chunk = match (self.chunk, other.chunk) {
+            (0, c) | (c, 0) => c,
+            (a, b) if a == b => a,
+            _ => return None,
+        };
+        let mut sequences: Vec<_> = self.sequences.iter().chain(&other.sequences).cloned().collect();
+        sequences.sort();
+        Some(Self { chunk, sequences })
+    }
+
+    /// Checks a trace against the layers that it belongs to.
+    pub(super) fn check(&self, layers: &[Routing]) -> Result<(), Wrong> {
+        if self.sequences.len() > MOST || self.chunk > u32::from(u16::MAX) {
+            return Err(format!("{} sequences of chunks of {} tokens", self.sequences.len(), self.chunk));
+        }
+        let width: usize = layers.iter().map(|l| l.chosen.len()).sum();
+        let mut sums = vec![0_u64; width];
+        for chunk in self.sequences.iter().flatten() {
+            if chunk.tokens == 0 || chunk.tokens > self.chunk || chunk.loads.len() != width {
+                return Err(format!("a chunk of {} tokens with {} loads", chunk.tokens, chunk.loads.len()));
+            }
+            let mut rest = chunk.loads.as_slice();
+            for layer in layers {
+                let (own, further) = rest.split_at(layer.chosen.len());
+                rest = further;
+                let sum: u64 = own.iter().map(|&n| u64::from(n)).sum();
+                if sum != u64::from(chunk.tokens) * u64::from(layer.k) {
+                    return Err(format!("layer {}: {sum} choices in a chunk", layer.layer));
+                }
+            }
+            sums.iter_mut().zip(&chunk.loads).for_each(|(s, &n)| *s += u64::from(n));
+        }
+        let chosen = layers.iter().flat_map(|l| &l.chosen);
+        if sums.iter().zip(chosen).all(|(s, c)| s <= c) {
+            Ok(())
+        } else {
+            Err("its chunks hold more choices than its layers".to_owned())
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! Placements for devices with a neural processing unit: what the passes decide for real models, that nothing illegal
+//! goes where it cannot run, and how a user meets it.
+//!
+//! Snapshots lie in `golden/snapshots`; `INSTA_UPDATE=always cargo test --test placement` renews them.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::config::Config;
+use moec::import::{self, ImportOptions};
+use moec::passes::units::Units;
+use moec::pipeline::{Compilation, QualityProbe, Stops};
+use moec::profile::{Chunk, Origin, Profile, Reading, Routing, Trace};
+use moec::progress::Progress;
+use moec_device::{BUILT_IN, Device};
+use moec_ir::placement::Placement;
+use moec_ir::text::parse_placement;
+use moec_ir::{EntryKind, Op};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{FAMILIES, Setup, checkpoint, fails, ferris, moec, ok};
+
+/// Passes that make a placement.
+const PASSES: [&str; 3] = ["tier", "group", "reside"];
+const CHUNK: u32 = 64;
+
+/// Devices with a neural processing unit.
+fn devices() -> Vec<Device> {
+    let all = BUILT_IN.iter().map(|(name, _)| Device::find(name).unwrap());
+    all.filter(|d| Units::of(d).is_some()).collect()
+}
+
+/// A profile as skewed as those of large models, the same on every machine: expert `e` is chosen about half as often
+/// as expert `e / 2`. The last expert of every layer is hardly ever met.
+fn skewed(spec: &import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile {
+    let mut state = 1_u32;
+    let mut random = move |below: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as usize % below
+    };
+    let mut layers: Vec<Routing> =
+        routers.iter().map(|&(layer, experts, k)| Routing::new(layer, k as u32, experts)).collect();
+    let mut trace = Trace::new(CHUNK);
+    for _ in 0..4 {
+        trace.begin();
+        for _ in 0..8 {
+            let mut loads = Vec::new();
+            for layer in &mut layers {
+                let n = layer.chosen.len();
+                let mut own = vec![0_u16; n];
+                for _ in 0..CHUNK {
+                    let mut chosen: Vec<usize> = Vec::new();
+                    while chosen.len() < layer.k as usize {
+                        let (a, b) = (random(n), random(n));
+                        let e = a.min(b);
+                        if !chosen.contains(&e) {
+                            chosen.push(e);
+                        }
+                    }
+                    for (i, &a) in chosen.iter().enumerate() {
+                        own[a] += 1;
+                        layer.chosen[a] += 1;
+                        for &b in &chosen[..i] {
+                            let pair = layer.pair(a, b).unwrap();
+                            layer.together[pair] += 1;
+                        }
+                    }
+                }
+                layer.tokens += u64::from(CHUNK);
+                loads.extend(own);
+            }
+            trace.push(Chunk { tokens: CHUNK, loads });
+        }
+    }
+    let origin = Origin {
+        family: spec.family.to_owned(),
+        hidden: spec.hidden as u32,
+        vocab: spec.vocab as u32,
+        layers: spec.layers.len() as u32,
+        checkpoint: [0; 32],
+    };
+    let (reading, weights) = (Reading::default(), BTreeMap::new());
+    Profile { origin, reading, layers, trace, saliency: Vec::new(), weights }
+}
+
+/// Compiles up to a pass for a device, and lets `visit` look.
+fn compile(
+    source: &Path,
+    device: &Device,
+    more: &str,
+    pass: &str,
+    quality: Option<&dyn QualityProbe>,
+    visit: &mut dyn FnMut(&Compilation<'_>),
+) -> moec::Result<()> {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = Setup { format: "f16", chunk: CHUNK as usize, batch: &[1], context: 128 };
+    let toml = setup.write(source, folder.path());
+    fs::write(&toml, fs::read_to_string(&toml).unwrap() + more).unwrap();
+    let config = Config::load(&toml).unwrap();
+    let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+    let target = moec_cpu::CpuTarget::new(device).unwrap();
+    let mut lowered = Compilation::new(&config, &checkpoint, &spec, &target);
+    let until = |pass| Stops { print_after: None, stop_after: Some(pass) };
+    lowered.run(until("lower"), &Progress::silent(), &mut |_| {}).unwrap();
+    let routers = lowered.module.entries[0].nodes.iter().filter_map(|n| match &n.op {
+        Op::Router(d) => Some((n.scope.split('.').nth(1).unwrap().parse().unwrap(), d.experts, d.k)),
+        _ => None,
+    });
+    let profile = skewed(&spec, &routers.collect::<Vec<_>>());
+    let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
+    (c.units, c.profile, c.quality) = (Units::of(device), Some(&profile), quality);
+    c.run(until(pass), &Progress::silent(), &mut |_| {})?;
+    visit(&c);
+    Ok(())
+}
+
+#[test]
+fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
+    let homes =
+        ["", "[placement]\nattention = \"npu\"\nexperts = \"npu\"\n", "[placement]\nattention = \"cpu\"\n"];
+    for device in devices() {
+        let units = Units::of(&device).unwrap();
+        for source in FAMILIES.map(checkpoint).into_iter().chain([ferris()]) {
+            for home in homes {
+                compile(&source, &device, home, "reside", None, &mut |c| {
+                    let p = c.placement.as_ref().unwrap();
+                    for op in p.ops.iter().filter(|o| o.unit == units.npu_index()) {
+                        assert!(units.npu.is_legal(&op.op), "{} of {} in {source:?}", op.op, op.scope);
+                        assert!(!home.contains("cpu") || op.op == "expert_ffn", "{op:?}");
+                    }
+                    for graph in &c.module.entries {
+                        let placed = p.ops.iter().filter(|o| o.entry == graph.kind && o.op != "expert_ffn");
+                        let of_graph = graph.nodes.iter().filter(|n| !matches!(n.op, Op::ExpertFfn { .. }));
+                        let placed: u32 = placed.map(|o| o.nodes).sum();
+                        assert_eq!(placed as usize, of_graph.count(), "{source:?}");
+                        assert!(
+                            graph.nodes.iter().all(|n| units.npu.row(n.op.name()).is_some()),
+                            "{source:?}"
+                        );
+                    }
+                    if home.contains("npu") {
+                        let npu = |t: &moec_ir::placement::ExpertTable| {
+                            t.groups.iter().all(|g| g.unit == units.npu_index())
+                        };
+                        assert!(p.experts.iter().all(npu), "{source:?}");
+                    }
+                    assert!(parse_placement(&p.to_string()).unwrap() == *p, "{source:?}");
+                })
+                .unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn prompts_attend_on_the_npu_and_decoding_on_the_cpu() {
+    let device = Device::find("m2-ultra").unwrap();
+    let units = Units::of(&device).unwrap();
+    compile(&ferris(), &device, "", "reside", None, &mut |c| {
+        let p = c.placement.as_ref().unwrap();
+        let of = |prefill: bool, op: &str| -> Vec<u32> {
+            let entry =
+                |o: &&moec_ir::placement::OpPlace| matches!(o.entry, EntryKind::Prefill(_)) == prefill;
+            p.ops.iter().filter(entry).filter(|o| o.op == op).map(|o| o.unit).collect()
+        };
+        let (cpu, npu) = (units.cpu_index(), units.npu_index());
+        assert_eq!((of(true, "attention"), of(false, "attention")), (vec![npu], vec![cpu]));
+        assert!(p.ops.iter().all(|o| matches!(o.entry, EntryKind::Prefill(_)) || o.unit == cpu));
+        // The residual and the router stay (NPUMoE, §3.2 and Table 4).
+        for op in ["add", "router", "dispatch", "combine", "embed"] {
+            assert!(of(true, op).iter().all(|u| *u == cpu), "{op}");
+        }
+    })
+    .unwrap();
+}
+
+#[test]
+fn each_pass_on_two_models() {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(support::root().join("golden/snapshots"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    let device = Device::find("m2-ultra").unwrap();
+    let npu = "[placement]\nexperts = \"npu\"\n[experts]\noverflow = \"spill\"\n";
+    settings.bind(|| {
+        for (name, source, more) in [("ferris", ferris(), npu), ("qwen2_moe", checkpoint("qwen2_moe"), "")] {
+            for pass in PASSES {
+                compile(&source, &device, more, pass, None, &mut |c| {
+                    insta::assert_snapshot!(format!("{name}-m2-ultra@{pass}"), c.text());
+                })
+                .unwrap();
+            }
+        }
+    });
+}
+
+/// Loses one percent for each percent of the pairs that are dropped.
+#[derive(Debug)]
+struct Proportional;
+
+impl QualityProbe for Proportional {
+    fn perplexity_increase(&self, placement: &Placement) -> moec::Result<f64> {
+        let tables = &placement.experts;
+        let sum: f32 = tables.iter().map(|t| t.expected.unwrap().overflow).sum();
+        Ok(f64::from(sum) / tables.len() as f64)
+    }
+}
+
+#[test]
+fn a_quality_budget_chooses_the_capacities() {
+    let device = Device::find("m2-ultra").unwrap();
+    let mut rows = Vec::new();
+    for budget in ["0.1%", "1%", "10%"] {
+        let more = format!("[quality]\nmax_perplexity_increase = \"{budget}\"\n");
+        compile(&ferris(), &device, &more, "tier", Some(&Proportional), &mut |c| {
+            let p = c.placement.as_ref().unwrap();
+            let budget = c.config.quality.max_perplexity_increase.unwrap();
+            assert!(Proportional.perplexity_increase(p).unwrap() <= budget);
+            rows.push(p.experts.iter().flat_map(|t| &t.experts).map(|r| r.capacity).sum::<u32>());
+        })
+        .unwrap();
+    }
+    assert!(rows.is_sorted_by(|a, b| a > b), "a larger budget computes fewer rows: {rows:?}");
+    // Without something that measures, a promise cannot be kept; spilling needs none.
+    let budget = "[quality]\nmax_perplexity_increase = \"1%\"\n";
+    let e = compile(&ferris(), &device, budget, "tier", None, &mut |_| {}).unwrap_err();
+    assert!(e.to_string().contains("m2-ultra") && e.hint.unwrap().contains("coverage"));
+    let spill = format!("{budget}[experts]\noverflow = \"spill\"\n");
+    compile(&ferris(), &device, &spill, "tier", None, &mut |_| {}).unwrap();
+}
+
+/// ferris with a profile of two thousand tokens, taken by the command line.
+struct Calibrated {
+    folder: tempfile::TempDir,
+    toml: PathBuf,
+}
+
+impl Calibrated {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };
+        let toml = setup.write(&ferris(), folder.path());
+        Self { folder, toml }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn moec(&self, verb: &str) -> Command {
+        let mut command = moec();
+        command.env("MOEC_CACHE", self.path("cache")).env("MOEC_THREADS", "1").arg(verb).arg("--quiet");
+        command
+    }
+
+    fn calibrate(&self, text: &str, out: &str) {
+        let mut command = self.moec("calibrate");
+        command.arg(&self.toml).arg("--text").arg(ferris().join("eval").join(text));
+        ok(command.args(["--tokens", "2048", "--window", "256", "-o"]).arg(self.path(out)));
+    }
+
+    /// Builds for a target; the rest are further arguments.
+    fn build(&self, more: &[&str]) -> Command {
+        let mut command = self.moec("build");
+        command.arg(&self.toml).args(["--target", "m2-ultra", "-o"]).arg(self.path("out.moec")).args(more);
+        command
+    }
+}
+
+fn stdout(command: &mut Command) -> String {
+    String::from_utf8(ok(command).stdout).unwrap()
+}
+
+#[test]
+fn a_profile_decides_a_placement_and_is_shown() {
+    let case = Calibrated::new();
+    let (code, said) = fails(&mut case.build(&[]));
+    assert!(code == 1 && said.contains("no profile") && said.contains("moec calibrate"), "{said}");
+
+    case.calibrate("calibration.txt", "a.trace");
+    case.calibrate("text.txt", "b.trace");
+    let toml = fs::read_to_string(&case.toml).unwrap();
+    fs::write(&case.toml, toml + "[calibrate]\nprofile = \"a.trace\"\n[experts]\ntiers = 2\n").unwrap();
+    let text = stdout(&mut case.build(&["--stop-after", "reside", "--print-after", "reside"]));
+    let p = parse_placement(&text).unwrap();
+    moec_ir::verify::placement(&p).unwrap();
+    assert_eq!((p.chunk, p.experts.len(), p.experts[0].experts.len()), (64, 4, 24));
+    assert!(p.experts.iter().all(|t| t.tiers.len() == 2 && t.expected.unwrap().imbalance > 1.0));
+    assert!(p.ops.iter().any(|o| o.unit == 1 && o.op == "attention"));
+    // Until something emits for the device, there is no bundle, and nothing is left behind.
+    let (code, said) = fails(&mut case.build(&[]));
+    assert!(code == 1 && said.contains("m2-ultra") && said.contains("`coreml`"), "{said}");
+    assert!(
+        said.contains("hint:") && said.contains("--stop-after reside") && !case.path("out.moec").exists()
+    );
+
+    let shown = stdout(case.moec("inspect").arg(case.path("a.trace")));
+    for words in [
+        "tokens per expert and chunk of 64",
+        "capacity of all experts",
+        "norm of attention output",
+        "chosen together most often",
+    ] {
+        assert!(shown.contains(words), "`{words}` is not in:\n{shown}");
+    }
+    let json: Value =
+        serde_json::from_str(&stdout(case.moec("inspect").arg(case.path("a.trace")).arg("--json"))).unwrap();
+    assert_eq!((&json["loads"]["chunk"], &json["loads"]["chunks"]), (&64.into(), &32.into()));
+    let rates = json["loads"]["capacities"].as_array().unwrap();
+    let rate = |i: usize, of: &str| rates[i][of].as_f64().unwrap();
+    let last = rates.len() - 1;
+    assert!(rate(0, "overflow") > 0.0 && rate(last, "overflow") == 0.0);
+    assert!(rate(0, "padding") < rate(last, "padding"));
+
+    let page = case.path("a.html");
+    ok(case.moec("inspect").arg(case.path("a.trace")).arg("--html").arg(&page));
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    // A cell for each expert of each layer, and nothing from elsewhere.
+    assert_eq!(page.matches("× the mean</title>").count(), 4 * 24);
+    assert!(!page.contains("http") && !page.contains("<script") && page.contains("prefers-color-scheme"));
+
+    let against = |other: &str| {
+        let mut command = case.moec("inspect");
+        command.arg(case.path("a.trace")).arg("--against").arg(case.path(other)).arg("--json");
+        serde_json::from_str::<Value>(&stdout(&mut command)).unwrap()["overlap"].clone()
+    };
+    let (own, other) = (against("a.trace"), against("b.trace"));
+    assert_eq!((&own[0]["k"], &own[1]["k"], &own[0]["median"]), (&4.into(), &8.into(), &1.0.into()));
+    // Held-out text of the same kind keeps its busy experts.
+    assert!((0.5..=1.0).contains(&other[1]["median"].as_f64().unwrap()), "{other}");
+    let mut command = case.moec("inspect");
+    command.arg(case.path("a.trace")).arg("--against").arg(case.path("b.trace")).args(["--top", "2,24"]);
+    let table = stdout(&mut command);
+    assert!(table.contains("Overlap@2") && table.contains("median") && table.contains("100.0 %"), "{table}");
+    let mut command = case.moec("inspect");
+    command.arg(case.path("a.trace")).arg("--against").arg(case.path("b.trace")).args(["--top", "25"]);
+    assert!(fails(&mut command).1.contains("24 experts"));
+    let (code, said) = fails(case.moec("inspect").arg(&case.toml).arg("--html").arg(case.path("x.html")));
+    assert!(code == 2 && said.contains("is no profile"), "{said}");
+}
