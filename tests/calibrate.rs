@@ -200,7 +200,7 @@ impl Behaviour {
                     self.chosen.entry(layer()).or_default().push(ids);
                 }
                 // x + o, of which o is the attention's output.
-                Op::Add if node.scope.ends_with(".attn") => {
+                Op::Add if node.scope.split('.').nth(2) == Some("attn") => {
                     let norm =
                         |i| call.row(node.inputs[1], i).iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
                     self.norms.entry(layer()).or_default().extend((0..call.n).map(|i| norm(i).sqrt()));
@@ -220,9 +220,13 @@ impl Behaviour {
             for (chunk, tokens) in chunks.iter().zip(chosen) {
                 let mut loads = vec![0_u16; layer.chosen.len()];
                 for experts in tokens {
-                    experts.iter().for_each(|&e| loads[e] += 1);
+                    for &e in experts {
+                        loads[e] += 1;
+                    }
                     for (i, &a) in experts.iter().enumerate() {
-                        experts[..i].iter().for_each(|&b| together[layer.pair(a, b).unwrap()] += 1);
+                        for &b in &experts[..i] {
+                            together[layer.pair(a, b).unwrap()] += 1;
+                        }
                     }
                 }
                 assert_eq!(chunk.loads[first..first + loads.len()], loads, "{family} layer {}", layer.layer);
