@@ -8,10 +8,12 @@
 mod support;
 
 use moec::build::target;
+use moec::bundle::extents;
 use moec::config::Config;
 use moec::import::{self, ImportOptions};
 use moec::pipeline::{Compilation, PIPELINE, Stops};
 use moec::progress::Progress;
+use moec_runtime::flash::{Extent, ExtentTable, FileEntry};
 use similar::{ChangeTag, TextDiff};
 use std::fmt::Write;
 use support::{FAMILIES, Setup, checkpoint};
@@ -123,4 +125,29 @@ fn the_generated_source_is_readable() {
             }
         });
     });
+}
+
+/// Every expert of every family can be read in one piece: aligned, apart from the others, and whole.
+#[test]
+fn experts_have_extents() {
+    let extent = |p: &extents::Part| Extent { file: 0, offset: p.offset, bytes: p.bytes, crc32c: 0 };
+    for family in FAMILIES {
+        texts(family, "q8", &mut |c| {
+            let Ok(plan) = c.plan() else { return };
+            let groups = extents::groups(plan).unwrap();
+            let read: Vec<_> = groups.iter().map(|g| (g.table as usize, g.experts as usize)).collect();
+            let routed: Vec<_> = plan.experts.iter().map(|t| t.experts.len()).enumerate().collect();
+            assert_eq!(read, routed, "{family}");
+            assert!(groups.iter().all(|g| g.segments.len() == 2), "{family}: {groups:?}");
+            let layout = extents::layout(&plan.segments, &groups, &|_, _| 0).unwrap();
+            let parts: u64 = layout.parts.iter().map(|p| p.bytes).sum();
+            let segments = groups.iter().flat_map(|g| &g.segments).map(|&s| &plan.segments[s as usize]);
+            assert_eq!(parts, segments.map(|s| s.bytes).sum::<u64>(), "{family}");
+            let file = FileEntry { path: "experts.bin".into(), bytes: layout.bytes };
+            let table = ExtentTable::new(vec![file], layout.parts.iter().map(extent).collect()).unwrap();
+            for first in (0..layout.parts.len() as u32).step_by(2) {
+                table.run(first, 2).unwrap();
+            }
+        });
+    }
 }

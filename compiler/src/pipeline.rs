@@ -362,17 +362,12 @@ fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
-    if let Some(units) = &c.units {
-        let (name, family) = (&units.device.name, units.device.family.name());
-        return Err(Error::limit(format!("this version writes no bundle for `{name}`"))
-            .because(format!("nothing emits programs of the family `{family}` yet"))
-            .hint("`--stop-after reside --print-after reside` prints what was decided"));
-    }
     let artifacts = c.artifacts();
     let cache = c.config.kv_format();
     let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts)?;
     let mut plan = draft.plan;
     if let Some(placement) = &c.placement {
+        plan.target.units.clone_from(&placement.units);
         plan.placement = placement.clone();
     }
     c.plan = Some(plan);

@@ -78,6 +78,12 @@ pub enum Error {
     /// A thread could not be started.
     #[error("cannot start a worker thread: {0}")]
     Thread(io::Error),
+    /// An extent of the weights cannot be read from flash.
+    #[error(transparent)]
+    Flash(Box<crate::flash::ReadError>),
+    /// io_uring was asked for and is not there.
+    #[error("cannot use io_uring: {0}")]
+    NoUring(io::Error),
     /// The processor lacks features that the object code uses.
     #[error("this processor lacks {}, which target `{target}` needs", list(.missing))]
     MissingFeatures {
@@ -205,6 +211,7 @@ impl Error {
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
         match self {
+            Self::Flash(e) if e.fault.is_of_the_file() => Fault::Bundle,
             Self::Output(_)
             | Self::Input(_)
             | Self::EmptyPrompt
@@ -227,6 +234,8 @@ impl Error {
             | Self::Plan(_)
             | Self::BadTokenizer { .. } => Fault::Bundle,
             Self::Io { .. }
+            | Self::Flash(_)
+            | Self::NoUring(_)
             | Self::Memory { .. }
             | Self::Thread(_)
             | Self::MissingFeatures { .. }
@@ -243,6 +252,13 @@ impl Error {
             Self::MissingFile(_) | Self::WrongSize { .. } | Self::Changed { .. } => {
                 "the bundle is damaged or incomplete; copy it again, or rebuild it with `moec build`"
             }
+            Self::Flash(e) if e.fault.is_of_the_file() => {
+                "the file was changed or damaged after the build; copy the bundle again, or rebuild it with `moec build`"
+            }
+            Self::Flash(_) => {
+                "the disk does not answer as it should; see the system's log, or copy the bundle to another one"
+            }
+            Self::NoUring(_) => "set `MOEC_FLASH=pread`, or leave it to moec with `auto`",
             Self::OutsideBundle(_) | Self::Plan(_) | Self::NoKernel(_) | Self::NoEntry(_) => {
                 "rebuild the bundle with `moec build`"
             }

@@ -5,10 +5,12 @@
 //! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
+//! * [`flash`]: reads weights that are not held in memory.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
-//! (mapped files), `cpu` and `cli::interrupt` (questions to the system), and nowhere else.
+//! (mapped files), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
+//! `cpu` and `cli::interrupt` (questions to the system), and nowhere else.
 //!
 //! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
 //! builds beside a generated runner.
@@ -21,6 +23,7 @@ pub mod cli;
 pub mod cpu;
 pub mod engine;
 pub mod error;
+pub mod flash;
 pub mod generate;
 pub mod loaded;
 pub mod memory;

@@ -12,6 +12,7 @@
 //! | `runner/` | the generated crate |
 //! | `run` | its binary, where the host can link for the target |
 
+pub mod extents;
 pub mod hashing;
 pub mod manifest;
 pub mod partial;

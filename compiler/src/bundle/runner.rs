@@ -84,9 +84,15 @@ fn root_manifest() -> Result<String> {
     let all = table(&outer, "dependencies");
     let mut dependencies = Table::new();
     for manifest in [RUNTIME_MANIFEST, IR_MANIFEST] {
-        for name in table(&parse(manifest)?, "dependencies").keys() {
-            if let Some(value) = all.get(name) {
-                dependencies.insert(name.clone(), value.clone());
+        let manifest = parse(manifest)?;
+        // Some are asked for on one system only (`[target.'cfg(…)'.dependencies]`).
+        let targets = table(&manifest, "target");
+        let of_targets = targets.values().filter_map(Value::as_table);
+        for part in of_targets.chain([&manifest]) {
+            for name in table(part, "dependencies").keys() {
+                if let Some(value) = all.get(name) {
+                    dependencies.insert(name.clone(), value.clone());
+                }
             }
         }
     }

@@ -113,8 +113,8 @@ fn targets() -> Result<String> {
 fn static_targets(out: &mut String) -> Result<()> {
     out.push_str(
         "\n## Static graphs\n\nUnits that run static graphs only. Which operators of the Graph an operation means, and the source of every\n\
-         figure, stands in the device's file (`moec targets NAME`). No bundles are written for these devices yet;\n\
-         `--stop-after reside --print-after reside` shows what is decided for them.\n\n\
+         figure, stands in the device's file (`moec targets NAME`). Groups of experts that live on\n\
+         such a unit become packages; `--stop-after reside --print-after reside` shows what is decided.\n\n\
          | device | unit | bytes of a graph, at most | launch and wait | never runs |\n|---|---|---|---|---|\n",
     );
     for (name, _) in BUILT_IN {

@@ -2,23 +2,29 @@
 
 use super::output;
 use crate::progress::Progress;
-use crate::{Error, Result, human};
+use crate::{Error, Result, disk, human};
 use moec_cpu::CpuTarget;
 use moec_cpu::roofline::{self, Roofline};
 use moec_device::{Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind};
 use moec_runtime::cpu;
+use moec_runtime::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
+use moec_runtime::flash::{Choice, Options};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that one access of the measured stream of reads takes.
 const BLOCK: u64 = 64;
 
+/// How long each figure of flash is measured.
+const SPAN: Duration = Duration::from_millis(100);
+
 /// Measure this machine, write a device file
 ///
-/// Peaks of f32, bf16 and int8 arithmetic, memory bandwidth, caches, and what starting a step costs. The
-/// file serves as `--target FILE`, here and elsewhere. Takes a few seconds; other work disturbs it.
+/// Peaks of f32, bf16 and int8 arithmetic, memory bandwidth, caches, what starting a step costs, and with
+/// `--flash` how fast a disk is read. The file serves as `--target FILE`, here and elsewhere. Takes a few
+/// seconds; other work disturbs it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Folder to write `NAME.toml` to [default: print it to stdout]
@@ -29,6 +35,13 @@ pub struct Args {
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Measure the disk of this folder, too, with a file that is removed again; `MOEC_FLASH` chooses how
+    /// it is read (`io_uring`, `pread`)
+    #[arg(long, value_name = "FOLDER")]
+    pub flash: Option<PathBuf>,
+    /// Size of that file in MiB: more than the drive itself caches
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=65536))]
+    pub flash_size: u32,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
@@ -52,6 +65,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     }
     let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
         .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
+    let flash =
+        args.flash.as_ref().map(|folder| measure_disk(folder, args.flash_size, progress)).transpose()?;
     let device = Device {
         description: format!("{}, measured by `moec profile-device`", processor_name()),
         family: Family::Cpu,
@@ -60,7 +75,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         features: info.features.into_iter().filter(|f| cpu::missing(&[f]).is_empty()).collect(),
         legal_ops: LegalOps::All,
         units: vec![unit(&found)],
-        memories: vec![memory(&found)],
+        memories: [Some(memory(&found)), flash.as_ref().map(flash_memory)].into_iter().flatten().collect(),
         caches: caches(Path::new("/sys/devices/system/cpu/cpu0/cache")),
         links: Vec::new(),
         power: None,
@@ -79,7 +94,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         progress.finished(&format!("`{}`", path.display()), start);
     }
     match (args.json, path) {
-        (true, path) => output::json(&report(&device, &found, path.as_deref())),
+        (true, path) => output::json(&report(&device, &found, flash.as_ref(), path.as_deref())),
         (false, None) => output::data(&text),
         (false, Some(_)) => Ok(()),
     }
@@ -123,6 +138,41 @@ fn memory(found: &Roofline) -> Memory {
             source: source(what, found.threads, read.one, "GB/s"),
         }],
         ..Memory::default()
+    }
+}
+
+/// Reads the disk that holds a folder.
+fn measure_disk(folder: &Path, mib: u32, progress: &Progress) -> Result<FlashRates> {
+    let bytes = u64::from(mib) << 20;
+    if disk::free_bytes(folder).is_some_and(|free| free < bytes) {
+        return Err(Error::environment(format!("`{}` has no room for {mib} MiB", folder.display()))
+            .hint("give another folder with `--flash`, or fewer MiB with `--flash-size`"));
+    }
+    let options = Options { reader: Choice::from_env().map_err(Error::from)?, ..Options::default() };
+    let scratch = Scratch::create(folder, bytes).map_err(Error::from)?;
+    let mut tick = |r: &Rate| {
+        let order = if r.point.random { "random" } else { "sequential" };
+        let (block, depth) = (r.point.block_bytes >> 10, r.point.depth);
+        progress.stage("Measured", &format!("{order} reads of {block} KiB, {depth} in flight"));
+    };
+    measure_flash(scratch.path(), &points(bytes), &options, SPAN, &mut tick).map_err(Error::from)
+}
+
+fn flash_memory(flash: &FlashRates) -> Memory {
+    let figure = |r: Rate| Bandwidth {
+        block_bytes: u64::from(r.point.block_bytes),
+        gb_per_s: rounded(r.gb_per_s),
+        source: format!(
+            "moec profile-device: random reads within {} MiB, {} in flight; {}",
+            r.point.range_bytes >> 20,
+            r.point.depth,
+            if flash.direct { "direct" } else { "through the page cache" },
+        ),
+    };
+    Memory {
+        name: "flash".to_owned(),
+        capacity: None,
+        bandwidth: flash.best().into_iter().map(figure).collect(),
     }
 }
 
@@ -182,7 +232,7 @@ fn processor_name() -> String {
 }
 
 /// Every figure, those of slower instructions too.
-fn report(device: &Device, found: &Roofline, path: Option<&Path>) -> Value {
+fn report(device: &Device, found: &Roofline, flash: Option<&FlashRates>, path: Option<&Path>) -> Value {
     json!({
         "name": device.name,
         "description": device.description,
@@ -199,6 +249,17 @@ fn report(device: &Device, found: &Roofline, path: Option<&Path>) -> Value {
         "read_gb_per_s": found.read_gb_per_s.all,
         "barrier_us": found.meeting_us,
         "caches": device.caches,
+        "flash": flash.map(|flash| json!({
+            "reader": flash.reader,
+            "direct": flash.direct,
+            "rates": flash.rates.iter().map(|r| json!({
+                "block_bytes": r.point.block_bytes,
+                "depth": r.point.depth,
+                "order": if r.point.random { "random" } else { "sequential" },
+                "range_bytes": r.point.range_bytes,
+                "gb_per_s": rounded(r.gb_per_s),
+            })).collect::<Vec<_>>(),
+        })),
     })
 }
 

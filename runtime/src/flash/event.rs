@@ -1,0 +1,67 @@
+//! What is asked of a store and what it tells.
+
+use super::buffer::{Buffer, Loaded};
+use super::error::ReadError;
+
+/// Most extents of one fetch.
+pub const MAX_PARTS: usize = 8;
+
+/// How urgent a fetch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Somebody waits for it.
+    Demand,
+    /// Somebody may want it soon. Read while there is no demand.
+    Prefetch,
+}
+
+/// Names a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ticket {
+    /// Index of its buffer.
+    pub(super) buffer: u32,
+    /// Number of the fetch since the start.
+    pub(super) serial: u64,
+}
+
+/// What became of a fetch.
+#[derive(Debug)]
+pub enum Event {
+    /// An extent is there while others of its fetch are not yet. It lies in the buffer, [`BLOCK`]-aligned
+    /// behind those before it, and is not written to until the buffer is submitted again.
+    Arrived {
+        /// Fetch.
+        ticket: Ticket,
+        /// Index of the extent in the table.
+        extent: u32,
+    },
+    /// All extents are there. The last to arrive is not told apart.
+    Done {
+        /// Fetch.
+        ticket: Ticket,
+        /// Its bytes.
+        loaded: Loaded,
+    },
+    /// An extent cannot be read. Its buffer is free once the last read into it has ended.
+    Failed {
+        /// Fetch.
+        ticket: Ticket,
+        /// Which and why.
+        error: ReadError,
+    },
+    /// It was cancelled. Its buffer is free once the last read into it has ended.
+    Cancelled {
+        /// Fetch.
+        ticket: Ticket,
+    },
+}
+
+/// What a fetch is to do.
+#[derive(Debug)]
+pub(super) struct Fetch {
+    pub(super) ticket: Ticket,
+    pub(super) first: u32,
+    pub(super) count: u32,
+    pub(super) priority: Priority,
+    pub(super) buffer: Buffer,
+}

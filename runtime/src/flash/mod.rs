@@ -1,0 +1,39 @@
+//! Weights that stay on flash: extents of the weight files, read into memory taken beforehand.
+//!
+//! * [`extent`]: which bytes of which file are read and checked together.
+//! * [`buffer`]: the memory that they are read into.
+//! * [`reader`]: one attempt to read one block; [`uring`] and [`threads`] are the two ways to do it.
+//! * `scheduler`: extents cut into blocks, the urgent ones first; what failed is read again or ends in an
+//!   error that names file and extent.
+//! * [`handle`]: [`Flash`], which does that on a thread of its own.
+//! * [`measure`]: how fast a disk is by block size, depth and range.
+//! * [`fault`]: a reader that fails as it is told, for tests.
+//!
+//! Invariant: bytes are handed out only after all of them were read, and, where a checksum was asked for or
+//! any read of the extent failed on the way, after the checksum agreed.
+
+pub mod buffer;
+pub mod clock;
+pub mod error;
+mod event;
+pub mod extent;
+pub mod fault;
+pub mod files;
+pub mod handle;
+pub mod measure;
+mod options;
+mod progress;
+pub mod reader;
+mod scheduler;
+pub mod threads;
+#[cfg(target_os = "linux")]
+pub mod uring;
+
+pub use buffer::{Buffer, Buffers, Class, Loaded};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use error::{ReadError, ReadFault};
+pub use event::{Event, MAX_PARTS, Priority, Ticket};
+pub use extent::{BLOCK, Extent, ExtentTable, FileEntry, checksum};
+pub use handle::{Flash, Stats};
+pub use options::{Choice, LARGEST_BLOCK, Options, SMALLEST_BLOCK};
+pub use reader::{Done, Read, Reader, Wake};

@@ -1,0 +1,69 @@
+//! How far fetches and their blocks are.
+
+use super::buffer::Buffer;
+use super::event::{MAX_PARTS, Priority, Ticket};
+use super::extent::{Extent, ExtentTable};
+use std::time::Duration;
+
+/// Progress of one extent.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Part {
+    /// Bytes that were cut into blocks.
+    pub(super) cut: u64,
+    /// Bytes that are not there yet.
+    pub(super) left: u64,
+    /// Times that it was read whole.
+    pub(super) readings: u32,
+    /// Whether a read of it failed on the way.
+    pub(super) doubtful: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Active {
+    pub(super) ticket: Ticket,
+    pub(super) first: u32,
+    pub(super) count: u32,
+    pub(super) priority: Priority,
+    pub(super) buffer: Buffer,
+    /// Reads and retries that hold the buffer.
+    pub(super) in_flight: u32,
+    /// It has failed or was cancelled, and waits for its reads only.
+    pub(super) over: bool,
+    pub(super) parts: [Part; MAX_PARTS],
+}
+
+/// A block that is read or will be read again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Block {
+    pub(super) ticket: Ticket,
+    pub(super) part: u32,
+    /// Place in the extent.
+    pub(super) at: u64,
+    /// Bytes wanted, and how many of them are there: a multiple of [`BLOCK`] while some are missing.
+    pub(super) bytes: u32,
+    pub(super) got: u32,
+    pub(super) failures: u32,
+    pub(super) interruptions: u32,
+    pub(super) since: Duration,
+    pub(super) overdue: bool,
+}
+
+impl Active {
+    /// Whether there may be blocks to cut.
+    pub(super) fn unfinished(&self) -> bool {
+        !self.over && self.parts.iter().any(|p| p.left > 0)
+    }
+}
+
+pub(super) fn extents(table: &ExtentTable, first: u32, count: u32) -> &[Extent] {
+    let range = first as usize..first as usize + (count as usize).min(MAX_PARTS);
+    table.extents().get(range).unwrap_or_default()
+}
+
+pub(super) fn find(active: &[Option<Active>], ticket: Ticket) -> Option<&Active> {
+    active.get(ticket.buffer as usize)?.as_ref().filter(|f| f.ticket == ticket)
+}
+
+pub(super) fn find_mut(active: &mut [Option<Active>], ticket: Ticket) -> Option<&mut Active> {
+    active.get_mut(ticket.buffer as usize)?.as_mut().filter(|f| f.ticket == ticket)
+}
