@@ -136,7 +136,7 @@ fn experts_have_extents() {
             let Ok(plan) = c.plan() else { return };
             let groups = extents::groups(plan).unwrap();
             let read: Vec<_> = groups.iter().map(|g| (g.table as usize, g.experts as usize)).collect();
-            let routed: Vec<_> = plan.experts.iter().map(|t| t.experts.len()).enumerate().collect();
+            let routed: Vec<_> = plan.placement.experts.iter().map(|t| t.experts.len()).enumerate().collect();
             assert_eq!(read, routed, "{family}");
             assert!(groups.iter().all(|g| g.segments.len() == 2), "{family}: {groups:?}");
             let layout = extents::layout(&plan.segments, &groups, &|_, _| 0).unwrap();

@@ -2,7 +2,12 @@
 //! goes where it cannot run, and how a user meets it.
 //!
 //! Snapshots lie in `golden/snapshots`; `INSTA_UPDATE=always cargo test --test placement` renews them.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it skips"
+)]
 
 mod support;
 
@@ -319,7 +324,8 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
     }
 
     // One weight is another: the package no longer computes what the checkpoint says, and its hash tells.
-    let weights = case.path("out.moec/artifacts/layers.0.group.0.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
+    let weights =
+        case.path("out.moec/artifacts/layers.0.group.0.mlpackage/Data/com.apple.CoreML/weights/weight.bin");
     let mut bytes = fs::read(&weights).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 0x40;

@@ -172,6 +172,7 @@ fn flash_memory(flash: &FlashRates) -> Memory {
     Memory {
         name: "flash".to_owned(),
         capacity: None,
+        busy_w: None,
         bandwidth: flash.best().into_iter().map(figure).collect(),
     }
 }

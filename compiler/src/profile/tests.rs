@@ -35,7 +35,9 @@ fn profile() -> impl Strategy<Value = Profile> {
         .prop_map(|(texts, loss)| Reading { predicted: texts.values().sum(), texts, loss });
     let norms = vec(1e-12_f64..1e12, 0..9).prop_map(|norms| {
         let mut saliency = Saliency::new(0);
-        norms.into_iter().for_each(|n| saliency.add(n));
+        for n in norms {
+            saliency.add(n);
+        }
         saliency
     });
     // One token per chunk, where both layers have seen that many.
@@ -277,7 +279,9 @@ fn norms_have_a_mean_and_quantiles() {
     let mut s = Saliency::new(0);
     assert_eq!((s.mean(), s.quantile(0.5)), (0.0, 0.0));
     (1..=100).for_each(|n| s.add(f64::from(n)));
-    [f64::NAN, f64::INFINITY, -1.0].into_iter().for_each(|n| s.add(n));
+    for n in [f64::NAN, f64::INFINITY, -1.0] {
+        s.add(n);
+    }
     assert_eq!((s.tokens(), s.mean()), (100, 50.5));
     for (q, want) in [(0.1, 10.0), (0.5, 50.0), (1.0, 100.0)] {
         let got = s.quantile(q);
