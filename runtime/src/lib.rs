@@ -4,6 +4,7 @@
 //!   [`LoadedProgram`] builds it from a decoded Plan instead.
 //! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
+//! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
@@ -15,6 +16,7 @@
 pub mod abi;
 pub mod barrier;
 pub mod builtin;
+pub mod cache;
 mod call;
 pub mod cli;
 pub mod cpu;
