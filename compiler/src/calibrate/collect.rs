@@ -4,8 +4,9 @@
 //! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
 //! of experts are read right before the step that reads the expert's weight.
 
+use super::record::Recorder;
 use crate::error::{Error, Result};
-use crate::profile::{Moments, Routing};
+use crate::profile::{Moments, Routes, Routing};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
 use moec_ir::{DType, Graph, Module, Node, Op, Operand, ValueId, WeightClass, WeightId};
@@ -37,8 +38,8 @@ enum Tap {
     Routed { x: Rows, table: Table, sum: usize },
     /// The input of experts that lies in the order of the table, before the step.
     Slots { x: Rows, table: Table, sum: usize },
-    /// Choices and weights of a router, after the step.
-    Router { ids: Rows, weights: Rows, layer: usize },
+    /// Choices, weights and logits of a router, after the step.
+    Router { ids: Rows, weights: Rows, logits: Rows, layer: usize },
 }
 
 /// Sums of one weight.
@@ -58,6 +59,7 @@ pub(super) struct Collector<'a> {
     after: Vec<Vec<Tap>>,
     sums: Vec<Sum>,
     layers: Vec<Routing>,
+    pub(super) recorder: Recorder,
     /// Sums of one chunk; small numbers are added to small ones first.
     part: Vec<f32>,
     /// Whether all that the taps name was there.
@@ -84,6 +86,7 @@ impl<'a> Collector<'a> {
             after: vec![Vec::new(); steps],
             sums: Vec::new(),
             layers: Vec::new(),
+            recorder: Recorder::default(),
             part: Vec::new(),
             whole: true,
         };
@@ -137,10 +140,13 @@ impl<'a> Collector<'a> {
         let (&[ids, weights], layer) = (node.outputs.as_slice(), self.layers.len()) else {
             return Err(Error::bug("a router without choices"));
         };
-        let tap = Tap::Router { ids: self.rows(ids)?, weights: self.rows(weights)?, layer };
+        let logits = self.rows(value(node, 0)?)?;
+        let tap = Tap::Router { ids: self.rows(ids)?, weights: self.rows(weights)?, logits, layer };
         self.after[last].push(tap);
         let number = node.scope.split('.').nth(1).and_then(|n| n.parse().ok()).unwrap_or(layer as u32);
-        self.layers.push(Routing::new(number, desc.k as u32, desc.experts));
+        let routing = Routing::new(number, desc.k as u32, desc.experts);
+        self.recorder.layer(&routing, desc.score);
+        self.layers.push(routing);
         Ok(())
     }
 
@@ -238,8 +244,13 @@ impl<'a> Collector<'a> {
                     self.sums[sum].add(expert, slots.map(|slot| x.row(slot)), &mut self.part)
                 })?;
             }
-            Tap::Router { ids, weights, layer } => {
-                let (ids, weights) = (ids.see(view)?, weights.see(view)?);
+            Tap::Router { ids, weights, logits, layer } => {
+                let (ids, weights, logits) = (ids.see(view)?, weights.see(view)?, logits.see(view)?);
+                for i in 0..view.n() {
+                    let chosen = ids.row(i)?.chunks_exact(4).map(|b| usize::try_from(word(b)).unwrap_or(0));
+                    let logits = logits.row(i)?.chunks_exact(4).map(number);
+                    self.recorder.token(layer, chosen, logits);
+                }
                 let layer = &mut self.layers[layer];
                 for i in 0..view.n() {
                     let ids = ids.row(i)?.chunks_exact(4).map(word);
@@ -256,11 +267,21 @@ impl<'a> Collector<'a> {
         Some(())
     }
 
+    /// Layers with routers.
+    pub(super) fn layers(&self) -> &[Routing] {
+        &self.layers
+    }
+
+    /// A chunk of `tokens` tokens was read.
+    pub(super) fn end_chunk(&mut self, tokens: usize) {
+        self.recorder.end_chunk(tokens, Routes::most(&self.layers));
+    }
+
     /// What was seen.
     ///
     /// # Errors
     /// Activations that are not finite, by weight.
-    pub(super) fn finish(self) -> Result<(Vec<Routing>, BTreeMap<String, Moments>)> {
+    pub(super) fn finish(self) -> Result<(Vec<Routing>, BTreeMap<String, Moments>, Routes)> {
         if !self.whole {
             return Err(Error::bug("values were not where the plan says"));
         }
@@ -280,9 +301,11 @@ impl<'a> Collector<'a> {
                 })
                 .or_insert(moments);
         }
-        let mut layers = self.layers;
-        layers.sort_by_key(|l| l.layer);
-        Ok((layers, weights))
+        let layers = self.layers;
+        if !layers.is_sorted_by_key(|l| l.layer) {
+            return Err(Error::bug("routers that do not stand in the order of their layers"));
+        }
+        Ok((layers, weights, self.recorder.finish()))
     }
 }
 

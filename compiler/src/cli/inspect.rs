@@ -1,6 +1,6 @@
 //! `moec inspect`.
 
-use super::{facts, output, trace, verbs};
+use super::{caches, facts, output, trace, verbs};
 use crate::config::{Config, sizes};
 use crate::import::{self, ImportOptions, ModelSpec};
 use crate::{Error, Result, human};
@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// A `model.toml`, a checkpoint's folder, a profile (`.trace`) or a bundle
     pub path: PathBuf,
+    /// Replay the routing of a profile through every cache policy, for caches of these sizes (25%,50%,75%)
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    pub cache: Vec<caches::Share>,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
@@ -25,13 +28,20 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let path = &args.path;
     let shown = path.display();
+    if !args.cache.is_empty() && !trace::is_one(path) {
+        return Err(Error::usage(format!("`{shown}` is no profile, and `--cache` takes one"))
+            .hint("`moec calibrate model.toml` records a profile"));
+    }
     if path.join("manifest.json").is_file() {
         verbs::inspect_bundle(args)
     } else if path.join("config.json").is_file() {
         let (_, spec) = import::open(path, &ImportOptions::default())?;
         print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
     } else if trace::is_one(path) {
-        trace::inspect(path, args.json)
+        match args.cache.as_slice() {
+            [] => trace::inspect(path, args.json),
+            sizes => caches::inspect(path, sizes, args.json),
+        }
     } else if path.is_dir() {
         Err(Error::input(format!("`{shown}` is neither a bundle nor a checkpoint"))
             .hint("a bundle has a `manifest.json`, a checkpoint a `config.json`"))

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
 /// Version of the stored form that this moec writes and reads.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 const HEADER: usize = 52;
 /// Largest stored form: the largest model that is published needs half of it.

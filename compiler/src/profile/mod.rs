@@ -1,8 +1,8 @@
 //! The profile: what calibration saw when it ran a model over text.
 //!
 //! A profile has one part per question, each in a file of its own: [`Reading`] (which texts, how well the
-//! model predicts them), [`Routing`] (which experts the tokens chose) and [`Moments`] (how large the inputs of
-//! each matrix are). A part knows how to check itself and how to merge; a further one is a further field of
+//! model predicts them), [`Routing`] (which experts the tokens chose), [`Moments`] (how large the inputs of
+//! each matrix are) and [`Routes`] (which experts a sample of the tokens chose, one after the other). A part knows how to check itself and how to merge; a further one is a further field of
 //! [`Profile`] and a new [`file::VERSION`].
 //!
 //! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
@@ -12,6 +12,7 @@ pub mod importance;
 mod moments;
 mod origin;
 mod reading;
+pub mod routes;
 mod routing;
 #[cfg(test)]
 mod tests;
@@ -20,6 +21,7 @@ pub use importance::Importance;
 pub use moments::Moments;
 pub use origin::Origin;
 pub use reading::Reading;
+pub use routes::Routes;
 pub use routing::Routing;
 
 use crate::error::{Error, Result};
@@ -43,6 +45,8 @@ pub struct Profile {
     /// Inputs of every matrix that may be quantised, by the name that the weight has when a model is lowered
     /// (`layers.3.attn.q`), before any rewriting.
     pub weights: BTreeMap<String, Moments>,
+    /// Choices of single tokens, in order.
+    pub routes: Routes,
 }
 
 /// What is wrong with a profile.
@@ -72,6 +76,7 @@ impl Profile {
             reading: self.reading.merge(&other.reading),
             layers: layers.ok_or_else(differ)?,
             weights: weights.ok_or_else(differ)?,
+            routes: self.routes.merge(&other.routes, &self.layers),
         };
         merged
             .check()
@@ -93,6 +98,6 @@ impl Profile {
             }
             moments.check().map_err(|e| format!("weight `{name}`: {e}"))?;
         }
-        Ok(())
+        self.routes.check(&self.layers)
     }
 }

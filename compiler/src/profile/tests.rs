@@ -33,6 +33,7 @@ fn profile() -> impl Strategy<Value = Profile> {
             reading,
             layers: vec![a, b],
             weights: [("layers.0.attn.q".to_owned(), q), ("layers.0.moe.down".to_owned(), down)].into(),
+            routes: Routes::default(),
         },
     )
 }
@@ -49,6 +50,16 @@ fn example() -> Profile {
             Moments::from_sums(2, vec![99, 1], &[99.0, 198.0, 7.0, 8.0]).unwrap(),
         )]
         .into(),
+        routes: Routes { sequences: vec![sequence(3)] },
+    }
+}
+
+/// Tokens of which each chose expert 0 of two.
+fn sequence(tokens: usize) -> routes::Sequence {
+    routes::Sequence {
+        chosen: vec![0; tokens],
+        ranked: [0, 1].repeat(tokens),
+        scores: [200, 100].repeat(tokens),
     }
 }
 
@@ -122,7 +133,7 @@ fn wrapped(version: u32, len: u64, stored: &[u8]) -> Vec<u8> {
 #[test]
 fn what_does_not_hold_is_refused() {
     type Change = fn(&mut Profile);
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 10] = [
         ("family", |p| p.origin.family = "a\nb".into()),
         ("more tokens than anyone", |p| p.reading.texts = [([0; 32], u64::MAX)].into()),
         ("more predictions than tokens", |p| p.reading.predicted = 101),
@@ -136,6 +147,7 @@ fn what_does_not_hold_is_refused() {
             let m = p.weights["layers.0.moe.down"].clone();
             p.weights.insert(String::new(), m);
         }),
+        ("recorded routing", |p| p.routes.sequences[0].chosen[0] = 2),
         ("numbers for 1 × 2 channels", |p| {
             if let Some(m) = p.weights.get_mut("layers.0.moe.down") {
                 m.tokens.pop();
@@ -160,7 +172,7 @@ fn what_is_no_profile_is_refused() {
         ("no profile", b"MOECTRX\n".to_vec()),
         ("no profile", Vec::new()),
         ("ends in its header", whole[..30].to_vec()),
-        ("version 2", wrapped(2, len, &stored)),
+        ("version 77", wrapped(77, len, &stored)),
         ("length", wrapped(file::VERSION, u64::MAX, &stored)),
         ("length", wrapped(file::VERSION, 1 << 31, &stored)),
         ("checksum", wrapped(file::VERSION, len + 1, &stored)),

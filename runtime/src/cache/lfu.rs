@@ -18,6 +18,8 @@ pub(super) struct Lfu {
     layers: usize,
     /// Steps (layers of tokens) so far.
     steps: u64,
+    /// Uses of residents so far.
+    clock: u64,
     /// What a use weighs now.
     weight: f64,
     /// Growth of the weight per token.
@@ -29,7 +31,16 @@ impl Lfu {
     /// Over `n` experts in `layers` layers. `half_life` is in tokens; 0: uses never age.
     pub(super) fn new(n: usize, layers: usize, half_life: f64, bypass: bool) -> Self {
         let growth = if half_life > 0.0 { (1.0 / half_life).exp2() } else { 1.0 };
-        Self { count: vec![0.0; n], resident: Heap::new(n), layers, steps: 0, weight: 1.0, growth, bypass }
+        Self {
+            count: vec![0.0; n],
+            resident: Heap::new(n),
+            layers,
+            steps: 0,
+            clock: 0,
+            weight: 1.0,
+            growth,
+            bypass,
+        }
     }
 
     fn used(&mut self, id: Id) {
@@ -37,7 +48,8 @@ impl Lfu {
     }
 
     fn place(&mut self, id: Id) {
-        self.resident.set(id, (self.count[id as usize], self.steps));
+        self.clock += 1;
+        self.resident.set(id, (self.count[id as usize], self.clock));
     }
 }
 
@@ -71,7 +83,7 @@ impl Policy for Lfu {
 
     fn victim(&mut self, incoming: Id, force: bool, pins: Pins<'_>) -> Option<Id> {
         let least = self.resident.least(|id| pins.holds(id))?;
-        let own = (self.count[incoming as usize], self.steps);
+        let own = (self.count[incoming as usize], self.clock + 1);
         let stays = self.bypass && !force && compare(own, self.resident.rank(least)).is_lt();
         (!stays).then_some(least)
     }
@@ -87,6 +99,6 @@ impl Policy for Lfu {
     fn reset(&mut self) {
         self.count.fill(0.0);
         self.resident.clear();
-        (self.steps, self.weight) = (0, 1.0);
+        (self.steps, self.clock, self.weight) = (0, 0, 1.0);
     }
 }

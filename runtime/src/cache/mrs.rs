@@ -25,7 +25,8 @@ pub(super) struct Mrs {
     layers: Vec<Layer>,
     /// Layer of every expert.
     layer_of: Vec<u16>,
-    steps: u64,
+    /// Uses of residents so far.
+    clock: u64,
     alpha: f64,
     depth: usize,
     bypass: bool,
@@ -54,7 +55,7 @@ impl Mrs {
         };
         let layers: Vec<_> = experts.layers().iter().enumerate().map(layer).collect();
         let layer_of = (0..layers.len()).flat_map(|l| experts.ids(l).map(move |_| l as u16)).collect();
-        Self { layers, layer_of, steps: 0, alpha, depth, bypass }
+        Self { layers, layer_of, clock: 0, alpha, depth, bypass }
     }
 
     fn layer(&mut self, id: Id) -> (&mut Layer, Id) {
@@ -64,9 +65,10 @@ impl Mrs {
     }
 
     fn place(&mut self, id: Id) {
-        let steps = self.steps;
+        self.clock += 1;
+        let clock = self.clock;
         let (layer, own) = self.layer(id);
-        layer.resident.set(own, (layer.score[own as usize], steps));
+        layer.resident.set(own, (layer.score[own as usize], clock));
     }
 }
 
@@ -95,7 +97,6 @@ impl Policy for Mrs {
     }
 
     fn on_scores(&mut self, layer: usize, ranked: &[(u16, f32)]) {
-        self.steps += 1;
         let Some(layer) = self.layers.get_mut(layer) else { return };
         layer.factor *= 1.0 - self.alpha;
         if layer.factor < FADED {
@@ -126,9 +127,9 @@ impl Policy for Mrs {
             }
         }
         let (rank, id) = least?;
-        let steps = self.steps;
+        let next = self.clock + 1;
         let (layer, own) = self.layer(incoming);
-        let new = (layer.score[own as usize] * layer.factor, steps);
+        let new = (layer.score[own as usize] * layer.factor, next);
         let stays = self.bypass && !force && compare(new, rank).is_lt();
         (!stays).then_some(id)
     }
@@ -143,7 +144,7 @@ impl Policy for Mrs {
     }
 
     fn reset(&mut self) {
-        self.steps = 0;
+        self.clock = 0;
         for layer in &mut self.layers {
             layer.factor = 1.0;
             layer.score.fill(0.0);

@@ -55,12 +55,14 @@ impl<S> Naive<'_, S> {
     fn run(mut self, trace: &Trace, slots: usize) -> String {
         let mut out = String::new();
         let mut resident: BTreeMap<(usize, u16), usize> = BTreeMap::new();
-        for (tick, (_, layer, step)) in trace.steps().enumerate() {
+        let mut tick = 0;
+        for (_, layer, step) in trace.steps() {
             (self.hear)(&mut self.state, layer, step.ranked);
             let keys: Vec<_> = step.chosen.iter().map(|&e| (layer, e)).collect();
             let (hits, misses): (Vec<_>, Vec<_>) = keys.iter().partition(|k| resident.contains_key(*k));
             for key in hits {
                 (self.used)(&mut self.state, key);
+                tick += 1;
                 resident.insert(key, tick);
                 out.push('h');
             }
@@ -72,12 +74,13 @@ impl<S> Naive<'_, S> {
                     let others = resident.iter().filter(|(k, _)| !keys.contains(k));
                     let least =
                         others.map(|(k, &t)| (rank(k, t), *k)).min_by(|a, b| a.partial_cmp(b).unwrap());
-                    kept &= least.is_some_and(|(r, _)| !self.bypass || r <= rank(&key, tick));
+                    kept &= least.is_some_and(|(r, _)| !self.bypass || r <= rank(&key, tick + 1));
                     if let Some((_, victim)) = least.filter(|_| kept) {
                         resident.remove(&victim);
                     }
                 }
                 if kept {
+                    tick += 1;
                     resident.insert(key, tick);
                 }
                 out.push(if kept { 'm' } else { 's' });
@@ -190,7 +193,7 @@ proptest! {
     #[test]
     fn a_cache_that_was_reset_is_a_new_one(trace in traces(false), capacity in 0_u64..40, setting in any_setting()) {
         let mut cache = Cache::new(trace.experts(), capacity, &setting);
-        let mut run = |cache: &mut Cache| {
+        let run = |cache: &mut Cache| {
             let mut events = Vec::new();
             for (_, layer, step) in trace.steps() {
                 cache.step(layer, step.chosen, step.ranked, |e| events.push(e)).unwrap();

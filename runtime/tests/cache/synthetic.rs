@@ -81,7 +81,8 @@ proptest! {
         prop_assert_ne!(make(seed), make(seed.wrapping_add(1)));
         let top = make(seed);
         for (_, _, step) in top.steps() {
-            prop_assert_eq!([step.ranked[0].0, step.ranked[1].0].as_slice(), step.chosen);
+            let first = [step.ranked[0].0, step.ranked[1].0];
+            prop_assert_eq!(first.as_slice(), step.chosen);
             prop_assert!(step.ranked.iter().map(|r| r.1).sum::<f32>() <= 1.0001);
         }
     }
