@@ -3,7 +3,7 @@
 use super::output;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
-use moec_runtime::cache::{Choice, MARGIN, Reason, Tally, Trace, choose};
+use moec_runtime::cache::{Choice, Reason, Tally, Trace, choose};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::str::FromStr;
@@ -91,7 +91,7 @@ fn text(trace: &Trace, sized: &[Sized]) -> String {
             choice.setting.to_string(),
             percent(choice.held_out),
             percent(choice.held_out_lru),
-            why(choice.reason),
+            why(choice),
         ]);
     }
     out += &output::table(&rows);
@@ -105,11 +105,11 @@ fn text(trace: &Trace, sized: &[Sized]) -> String {
     out + &output::table(&rows)
 }
 
-fn why(reason: Reason) -> String {
-    let margin = MARGIN * 100.0;
-    match reason {
-        Reason::BeatsLru => format!("gains {margin} points or more on LRU where it was not chosen"),
-        Reason::NothingBeatsLru => format!("no other gains {margin} points on LRU where it was not chosen"),
+fn why(choice: &Choice) -> String {
+    let margin = 100.0 * choice.margin();
+    match choice.reason {
+        Reason::BeatsLru => format!("gains {margin:.1} points or more on held-out tokens"),
+        Reason::NothingBeatsLru => format!("nothing gains {margin:.1} points on held-out tokens"),
     }
 }
 

@@ -11,7 +11,8 @@ use super::trace::Trace;
 const FOLDS: usize = 4;
 /// Fewest tokens of a stretch.
 const FOLD_TOKENS: usize = 16;
-/// What a policy must gain on LRU in hit rate on held-out stretches, lest chance decides: half a percent.
+/// What a policy must gain on LRU in hit rate on held-out stretches, besides what chance may give it: half a
+/// point.
 pub const MARGIN: f64 = 0.005;
 
 /// What one setting did on the whole trace.
@@ -26,7 +27,7 @@ pub struct Row {
 /// Why a setting was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It beats LRU by [`MARGIN`] or more on held-out stretches, and is worse on none.
+    /// It beats LRU by [`Choice::margin`] or more on held-out stretches, and is worse on none.
     BeatsLru,
     /// Nothing does: LRU stays.
     NothingBeatsLru,
@@ -55,6 +56,12 @@ impl Choice {
         self.rows.iter().find(|r| r.setting == self.setting).map_or(Tally::default(), |r| r.tally)
     }
 
+    /// What another policy must gain on LRU: [`MARGIN`], and twice the standard error of a hit rate over as many
+    /// uses, so that a short trace does not decide by chance.
+    pub fn margin(&self) -> f64 {
+        margin(self.held_out_lru)
+    }
+
     /// The best row of every policy, in the order of the table.
     pub fn best_of_each(&self) -> Vec<&Row> {
         let mut best: Vec<&Row> = Vec::new();
@@ -73,7 +80,8 @@ impl Choice {
 ///
 /// Settings that are worse than LRU on any stretch are out. Of the others the one that reads least wins, the
 /// earlier among equals. To see what such a choice is worth, it is made for every stretch on the other ones
-/// alone and then looked at on that stretch: where the gain on LRU stays below [`MARGIN`] in all, LRU is chosen.
+/// alone and then looked at on that stretch: where the gain on LRU stays below [`Choice::margin`] in all, LRU is
+/// chosen.
 ///
 /// # Errors
 /// [`CacheError::TooShort`].
@@ -90,7 +98,7 @@ pub fn choose(trace: &Trace, capacity: u64) -> Result<Choice, CacheError> {
         held_out_lru += runs[0].folds[fold];
     }
     let found = best(&runs, |_| true);
-    let gains = found > 0 && held_out.hit_rate() >= held_out_lru.hit_rate() + MARGIN;
+    let gains = found > 0 && held_out.hit_rate() >= held_out_lru.hit_rate() + margin(held_out_lru);
     let rows = settings.into_iter().zip(&runs).map(|(setting, run)| Row { setting, tally: run.total() });
     let rows: Vec<Row> = rows.collect();
     Ok(Choice {
@@ -101,6 +109,11 @@ pub fn choose(trace: &Trace, capacity: u64) -> Result<Choice, CacheError> {
         held_out,
         held_out_lru,
     })
+}
+
+fn margin(lru: Tally) -> f64 {
+    let p = lru.hit_rate();
+    MARGIN + 2.0 * (p * (1.0 - p) / lru.accesses().max(1) as f64).sqrt()
 }
 
 /// The run that reads least on some stretches, of those that read no more than the first on any of these.

@@ -11,27 +11,27 @@ mod synthetic;
 use moec_runtime::cache::{Event, Experts, Layer, Setting, Tally, Trace, replay};
 
 /// Layers of equal experts, of which `k` are used, of one byte each.
-pub fn experts(layers: usize, experts: usize, k: usize) -> Experts {
+pub(crate) fn experts(layers: usize, experts: usize, k: usize) -> Experts {
     Experts::uniform(layers, Layer { experts, k, bytes: 1 }).unwrap()
 }
 
 /// One layer of `n` experts; every token uses one.
-pub fn one_layer(n: usize, uses: &[u16]) -> Trace {
+pub(crate) fn one_layer(n: usize, uses: &[u16]) -> Trace {
     let mut trace = Trace::new(experts(1, n, 1), false);
     uses.iter().for_each(|&e| trace.push(&[e], &[]).unwrap());
     trace
 }
 
-pub fn setting(text: &str) -> Setting {
+pub(crate) fn setting(text: &str) -> Setting {
     text.parse().unwrap()
 }
 
-pub fn total(trace: &Trace, capacity: u64, text: &str) -> Tally {
+pub(crate) fn total(trace: &Trace, capacity: u64, text: &str) -> Tally {
     replay(trace, capacity, &setting(text), 1).unwrap().total()
 }
 
 /// Which of the uses of a trace hit, in order; `h`, or `m`, or `s` for a miss that is not kept.
-pub fn letters(trace: &Trace, capacity: u64, text: &str) -> String {
+pub(crate) fn letters(trace: &Trace, capacity: u64, text: &str) -> String {
     let mut cache = moec_runtime::cache::Cache::new(trace.experts(), capacity, &setting(text));
     let mut out = String::new();
     for (_, layer, step) in trace.steps() {

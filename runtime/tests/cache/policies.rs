@@ -105,7 +105,7 @@ fn what_a_step_uses_stays_while_it_runs() {
     [[0, 1], [2, 1], [1, 0]].iter().for_each(|t| trace.push(t, &[]).unwrap());
     assert_eq!(letters(&trace, 2, "lru"), "mmhmhm");
     // Too small for one step: what does not fit is read for it alone.
-    assert_eq!(letters(&trace, 1, "lru"), "msshhs");
+    assert_eq!(letters(&trace, 1, "lru"), "msmsms");
 }
 
 #[test]

@@ -266,8 +266,8 @@ proptest! {
 #[test]
 fn a_long_run_is_its_slow_model() {
     let mut trace = Trace::new(experts(1, 6, 1), true);
-    for t in 0_u16..1200 {
-        let expert = (t * t / 7 + t / 3) % 6;
+    for t in 0_u32..1200 {
+        let expert = ((t * t / 7 + t / 3) % 6) as u16;
         trace.push(&[expert], &[(expert, 0.5), ((expert + 1) % 6, 0.25)]).unwrap();
     }
     let counts = Naive {

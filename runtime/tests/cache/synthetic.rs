@@ -27,15 +27,17 @@ fn counts_are_read_by_model_and_domain() {
 
 #[test]
 fn experts_are_as_popular_as_was_asked() {
-    let found = popularity(CSV, "a", "c4").unwrap();
-    for persistence in [0.0, 0.8] {
-        let trace = trace(&experts(8, 4, 1), &found, persistence, 20_000, 5).unwrap();
-        // Layer 3 is nearer to 0, layer 4 to 7.
-        for (layer, want) in [(3, [0.6, 0.3, 0.08, 0.02]), (4, [0.25; 4])] {
-            for (got, want) in shares(&trace, layer).iter().zip(want) {
-                assert!((got - want).abs() < 0.06, "{got} instead of {want} in layer {layer}");
-            }
+    // The busiest of 32 experts is used by two thirds of the tokens.
+    let falling: Vec<f64> = (0..32).map(|e| 1.0 / (2.0 + f64::from(e))).collect();
+    let sum: f64 = falling.iter().sum();
+    let popularity = vec![(0, falling.clone()), (4, vec![1.0; 32])];
+    for persistence in [0.0, 0.6] {
+        let trace = trace(&experts(4, 32, 4), &popularity, persistence, 8000, 5).unwrap();
+        // Layer 1 is nearer to 0, layer 3 to 4.
+        for (got, f) in shares(&trace, 1).iter().zip(&falling) {
+            assert!((got - 4.0 * f / sum).abs() < 0.03, "{got} instead of {}", 4.0 * f / sum);
         }
+        assert!(shares(&trace, 3).iter().all(|got| (got - 0.125).abs() < 0.03));
     }
 }
 
