@@ -32,6 +32,7 @@ fuzz_target!(|bytes: &[u8]| {
         // Only counts past what a profile may hold keep it from merging with itself.
         let _ = profile.merge(&profile);
         let _ = (too_few(&profile), profile.reading.perplexity());
+        assert!(profile.routes.is_empty() || profile.routes.trace(&profile.layers).is_ok());
         for layer in &profile.layers {
             let _ = (layer.used(), layer.imbalance(), layer.least_used(), layer.mean_weight(0));
         }
