@@ -540,7 +540,9 @@ fn a_profile_records_the_routing_of_single_tokens() {
     for (_, layer, step) in trace.steps() {
         let mut top: Vec<u16> = step.ranked[..step.chosen.len()].iter().map(|r| r.0).collect();
         let mut own = step.chosen.to_vec();
-        own.iter().for_each(|&e| chosen[layer][usize::from(e)] += 1);
+        for &e in &own {
+            chosen[layer][usize::from(e)] += 1;
+        }
         (top.sort_unstable(), own.sort_unstable());
         assert_eq!(own, top);
     }

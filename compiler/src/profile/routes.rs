@@ -123,7 +123,9 @@ impl Routes {
         }
         let mut chosen: Vec<_> = layers.iter().map(|l| vec![0_u64; l.chosen.len()]).collect();
         for (_, layer, step) in trace.steps() {
-            step.chosen.iter().for_each(|&e| chosen[layer][usize::from(e)] += 1);
+            for &e in &step.chosen {
+                chosen[layer][usize::from(e)] += 1;
+            }
         }
         let more = |(l, own): (&Routing, &Vec<u64>)| own.iter().zip(&l.chosen).any(|(a, b)| a > b);
         if layers.iter().zip(&chosen).any(more) {

@@ -15,8 +15,8 @@ pub(super) fn compare(a: Rank, b: Rank) -> Ordering {
 /// A heap of numbers below `n`, the least rank on top.
 #[derive(Clone, Debug)]
 pub(super) struct Heap {
-    heap: Vec<Id>,
-    /// Place of each number in `heap`.
+    order: Vec<Id>,
+    /// Place of each number in `order`.
     at: Vec<u32>,
     rank: Vec<Rank>,
     /// Places that a search still has to look at.
@@ -26,7 +26,7 @@ pub(super) struct Heap {
 impl Heap {
     pub(super) fn new(n: usize) -> Self {
         Self {
-            heap: Vec::with_capacity(n),
+            order: Vec::with_capacity(n),
             at: vec![NONE; n],
             rank: vec![(0.0, 0); n],
             open: Vec::with_capacity(n + 2),
@@ -34,7 +34,7 @@ impl Heap {
     }
 
     pub(super) fn clear(&mut self) {
-        self.heap.clear();
+        self.order.clear();
         self.at.fill(NONE);
     }
 
@@ -49,8 +49,8 @@ impl Heap {
     /// Gives a number a rank; puts it in if it is not there.
     pub(super) fn set(&mut self, id: Id, rank: Rank) {
         if !self.contains(id) {
-            self.at[id as usize] = self.heap.len() as u32;
-            self.heap.push(id);
+            self.at[id as usize] = self.order.len() as u32;
+            self.order.push(id);
         }
         self.rank[id as usize] = rank;
         self.settle(self.at[id as usize] as usize);
@@ -63,10 +63,10 @@ impl Heap {
             return;
         }
         self.at[id as usize] = NONE;
-        if let Some(last) = self.heap.pop()
+        if let Some(last) = self.order.pop()
             && last != id
         {
-            self.heap[at as usize] = last;
+            self.order[at as usize] = last;
             self.at[last as usize] = at;
             self.settle(at as usize);
         }
@@ -78,7 +78,7 @@ impl Heap {
         self.open.clear();
         self.open.push(0);
         while let Some(i) = self.open.pop() {
-            let Some(&id) = self.heap.get(i) else { continue };
+            let Some(&id) = self.order.get(i) else { continue };
             if best.is_some_and(|b| compare(self.rank(b), self.rank(id)).is_le()) {
                 continue;
             }
@@ -92,13 +92,13 @@ impl Heap {
     }
 
     fn less(&self, i: usize, j: usize) -> bool {
-        compare(self.rank(self.heap[i]), self.rank(self.heap[j])).is_lt()
+        compare(self.rank(self.order[i]), self.rank(self.order[j])).is_lt()
     }
 
     fn swap(&mut self, i: usize, j: usize) {
-        self.heap.swap(i, j);
-        self.at[self.heap[i] as usize] = i as u32;
-        self.at[self.heap[j] as usize] = j as u32;
+        self.order.swap(i, j);
+        self.at[self.order[i] as usize] = i as u32;
+        self.at[self.order[j] as usize] = j as u32;
     }
 
     /// Moves whoever stands at `i` to where the rank belongs.
@@ -111,7 +111,7 @@ impl Heap {
             let (left, right) = (2 * i + 1, 2 * i + 2);
             let mut least = i;
             for child in [left, right] {
-                if child < self.heap.len() && self.less(child, least) {
+                if child < self.order.len() && self.less(child, least) {
                     least = child;
                 }
             }

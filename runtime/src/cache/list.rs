@@ -53,7 +53,7 @@ impl List {
     }
 
     /// From the back to the front.
-    pub(super) fn from_back(&self) -> impl Iterator<Item = Id> {
+    pub(super) fn back_to_front(&self) -> impl Iterator<Item = Id> {
         let own = self.own() as Id;
         std::iter::successors(Some(self.prev[own as usize]), |&i| Some(self.prev[i as usize]))
             .take_while(move |&i| i != own)
@@ -67,9 +67,11 @@ mod tests {
     #[test]
     fn keeps_the_order_of_use() {
         let mut list = List::new(4);
-        let order = |l: &List| l.from_back().collect::<Vec<_>>();
+        let order = |l: &List| l.back_to_front().collect::<Vec<_>>();
         assert!(order(&list).is_empty());
-        [2, 0, 3, 2].into_iter().for_each(|i| list.push_front(i));
+        for i in [2, 0, 3, 2] {
+            list.push_front(i);
+        }
         assert_eq!(order(&list), [0, 3, 2]);
         list.remove(3);
         list.remove(3);

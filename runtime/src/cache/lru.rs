@@ -22,7 +22,7 @@ impl Policy for Lru {
     }
 
     fn victim(&mut self, _: Id, _: bool, pins: Pins<'_>) -> Option<Id> {
-        self.order.from_back().find(|&id| !pins.holds(id))
+        self.order.back_to_front().find(|&id| !pins.holds(id))
     }
 
     fn on_insert(&mut self, id: Id) {

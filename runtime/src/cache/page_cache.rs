@@ -95,11 +95,11 @@ impl Policy for PageCache {
 
     fn victim(&mut self, _: Id, _: bool, pins: Pins<'_>) -> Option<Id> {
         while self.active.pages > self.inactive.pages * self.ratio {
-            let Some(last) = self.active.list.from_back().next() else { break };
+            let Some(last) = self.active.list.back_to_front().next() else { break };
             self.active.remove(last, self.pages[last as usize]);
             self.inactive.push(last, self.pages[last as usize]);
         }
-        let mut order = self.inactive.list.from_back().chain(self.active.list.from_back());
+        let mut order = self.inactive.list.back_to_front().chain(self.active.list.back_to_front());
         order.find(|&id| !pins.holds(id))
     }
 

@@ -177,7 +177,9 @@ proptest! {
         let total = run.total();
         prop_assert_eq!(total.accesses(), trace.accesses() as u64);
         let mut sum = Tally::default();
-        run.folds.iter().for_each(|f| sum += *f);
+        for f in &run.folds {
+            sum += *f;
+        }
         prop_assert_eq!(sum, total);
         for (tally, layer) in run.layers.iter().zip(trace.experts().layers()) {
             prop_assert_eq!(tally.accesses(), (trace.tokens() * layer.k) as u64);
@@ -257,7 +259,9 @@ proptest! {
         uses in vec((0_u16..4, 1_u16..4), 1..12), slots in 0_usize..4
     ) {
         let mut trace = Trace::new(experts(1, 4, 2), false);
-        uses.iter().for_each(|&(a, b)| trace.push(&[a, (a + b) % 4], &[]).unwrap());
+        for &(a, b) in &uses {
+            trace.push(&[a, (a + b) % 4], &[]).unwrap();
+        }
         prop_assert_eq!(optimum(&trace, slots as u64, 1).total().misses, fewest(&trace, slots));
     }
 }
@@ -272,7 +276,7 @@ fn a_long_run_is_its_slow_model() {
     }
     let counts = Naive {
         state: [0.0; 6],
-        hear: &|s: &mut [f64; 6], _, _| s.iter_mut().for_each(|c| *c /= 2.0),
+        hear: &|s: &mut [f64; 6], _, _| *s = s.map(|c| c / 2.0),
         used: &|s, key| s[usize::from(key.1)] += 1.0,
         rank: &|s, key| s[usize::from(key.1)],
         bypass: true,
@@ -281,8 +285,12 @@ fn a_long_run_is_its_slow_model() {
     let scores = Naive {
         state: [0.0; 6],
         hear: &|s: &mut [f64; 6], _, ranked: &[(u16, f32)]| {
-            s.iter_mut().for_each(|s| *s /= 2.0);
-            ranked.iter().for_each(|&(e, x)| s[usize::from(e)] += 0.5 * f64::from(x));
+            for s in &mut s {
+                *s /= 2.0;
+            }
+            for &(e, x) in &ranked {
+                s[usize::from(e)] += 0.5 * f64::from(x);
+            }
         },
         used: &|_, _| {},
         rank: &|s, key| s[usize::from(key.1)],
