@@ -94,8 +94,8 @@ impl Routes {
         let mut ranked = Vec::with_capacity(width);
         for s in &self.sequences {
             let tokens = s.chosen.len() / k;
-            let whole = [(&s.chosen.len(), k), (&s.ranked.len(), width), (&s.scores.len(), width)];
-            if whole.iter().any(|(&len, width)| Some(len) != tokens.checked_mul(*width)) {
+            let parts = [(s.chosen.len(), k), (s.ranked.len(), width), (s.scores.len(), width)];
+            if parts.iter().any(|&(len, width)| Some(len) != tokens.checked_mul(width)) {
                 return Err(format!("{} choices and {} scores", s.chosen.len(), s.scores.len()));
             }
             let rows = s.ranked.chunks_exact(width).zip(s.scores.chunks_exact(width));
@@ -123,7 +123,7 @@ impl Routes {
         }
         let mut chosen: Vec<_> = layers.iter().map(|l| vec![0_u64; l.chosen.len()]).collect();
         for (_, layer, step) in trace.steps() {
-            for &e in &step.chosen {
+            for &e in step.chosen {
                 chosen[layer][usize::from(e)] += 1;
             }
         }

@@ -18,7 +18,7 @@ pub(crate) fn experts(layers: usize, experts: usize, k: usize) -> Experts {
 /// One layer of `n` experts; every token uses one.
 pub(crate) fn one_layer(n: usize, uses: &[u16]) -> Trace {
     let mut trace = Trace::new(experts(1, n, 1), false);
-    for &e in &uses {
+    for &e in uses {
         trace.push(&[e], &[]).unwrap();
     }
     trace

@@ -29,7 +29,7 @@ fn lfu_forgets_with_age() {
 /// One layer of three experts, one of them used; p = 2.
 fn scored(tokens: &[(u16, [(u16, f32); 2])]) -> Trace {
     let mut trace = Trace::new(experts(1, 3, 1), true);
-    for (e, s) in &tokens {
+    for (e, s) in tokens {
         trace.push(&[*e], s).unwrap();
     }
     trace
@@ -61,7 +61,7 @@ fn mrs_keeps_what_scored_high_without_being_used() {
 fn pages(n: usize, uses: &[u16]) -> Trace {
     let of = Experts::uniform(1, Layer { experts: n, k: 1, bytes: 4096 }).unwrap();
     let mut trace = Trace::new(of, false);
-    for &e in &uses {
+    for &e in uses {
         trace.push(&[e], &[]).unwrap();
     }
     trace
@@ -106,8 +106,8 @@ fn the_bound_of_unequal_experts_is_one_of_bytes() {
 fn what_a_step_uses_stays_while_it_runs() {
     // Both experts of the second step: the one that is there is not evicted for the one that is not.
     let mut trace = Trace::new(experts(1, 4, 2), false);
-    for t in &[[0, 1], [2, 1], [1, 0]] {
-        trace.push(t, &[]).unwrap();
+    for t in [[0, 1], [2, 1], [1, 0]] {
+        trace.push(&t, &[]).unwrap();
     }
     assert_eq!(letters(&trace, 2, "lru"), "mmhmhm");
     // Too small for one step: what does not fit is read for it alone.

@@ -11,7 +11,7 @@ const CSV: &str = "model,domain,layer,expert,count\na,c4,0,0,600\na,c4,0,1,300\n
 fn shares(trace: &Trace, layer: usize) -> Vec<f64> {
     let mut shares = vec![0.0; trace.experts().layers()[layer].experts];
     for (_, _, step) in trace.steps().filter(|(_, l, _)| *l == layer) {
-        for &e in &step.chosen {
+        for &e in step.chosen {
             shares[usize::from(e)] += 1.0 / trace.tokens() as f64;
         }
     }
