@@ -285,9 +285,7 @@ fn a_long_run_is_its_slow_model() {
     let scores = Naive {
         state: [0.0; 6],
         hear: &|s: &mut [f64; 6], _, ranked: &[(u16, f32)]| {
-            for s in s.iter_mut() {
-                *s /= 2.0;
-            }
+            *s = s.map(|s| s / 2.0);
             for &(e, x) in ranked {
                 s[usize::from(e)] += 0.5 * f64::from(x);
             }
