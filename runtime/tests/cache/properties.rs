@@ -41,11 +41,13 @@ fn any_setting() -> impl Strategy<Value = Setting> {
     proptest::sample::select(grid(true))
 }
 
+type Hears<S> = dyn Fn(&mut S, usize, &[(u16, f32)]);
+
 /// What a slow and simple cache over all layers does with a trace, victims by `rank`: the least goes, if it ranks
 /// below the newcomer or `bypass` is off. `hear` sees every step first, `use_` every use.
-struct Naive<'a, S> {
+struct Naive<'a, S: 'a> {
     state: S,
-    hear: &'a dyn Fn(&mut S, usize, &[(u16, f32)]),
+    hear: &'a Hears<S>,
     used: &'a dyn Fn(&mut S, (usize, u16)),
     rank: &'a dyn Fn(&S, (usize, u16)) -> f64,
     bypass: bool,
@@ -210,7 +212,7 @@ proptest! {
 
     #[test]
     fn lru_is_its_slow_model(trace in traces(true), slots in 0_usize..12) {
-        let model = Naive { state: (), hear: &|_, _, _| {}, used: &|_, _| {}, rank: &|_, _| 0.0, bypass: false };
+        let model = Naive { state: 0, hear: &|_, _, _| {}, used: &|_, _| {}, rank: &|_, _| 0.0, bypass: false };
         prop_assert_eq!(letters(&trace, 3 * slots as u64, "lru"), model.run(&trace, slots));
     }
 
@@ -221,7 +223,7 @@ proptest! {
         let model = Naive {
             state: Counts::new(),
             // Counts halve when the last layer of a token has spoken.
-            hear: &|s, layer, _| if ages && layer == last { s.values_mut().for_each(|c| *c /= 2.0) },
+            hear: &|s, layer, _| if ages && layer == last { s.values_mut().map(|c| *c /= 2.0).collect() },
             used: &|s, key| *s.entry(key).or_default() += 1.0,
             rank: &|s, key| s.get(&key).copied().unwrap_or(0.0),
             bypass,
