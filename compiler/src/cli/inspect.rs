@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// A `model.toml`, a checkpoint's folder, a profile (`.trace`) or a bundle
     pub path: PathBuf,
-    /// Replay the routing of a profile through every cache policy, for caches of these sizes (25%,50%,75%)
+    /// Replay a profile's routing through every cache policy, for these sizes (25%,50%,75%)
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     pub cache: Vec<caches::Share>,
     /// Print one JSON object to stdout
