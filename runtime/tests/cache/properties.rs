@@ -41,13 +41,13 @@ fn any_setting() -> impl Strategy<Value = Setting> {
     proptest::sample::select(grid(true))
 }
 
-type Hears<S> = dyn Fn(&mut S, usize, &[(u16, f32)]);
+type Hears<'a, S> = dyn Fn(&mut S, usize, &[(u16, f32)]) + 'a;
 
 /// What a slow and simple cache over all layers does with a trace, victims by `rank`: the least goes, if it ranks
 /// below the newcomer or `bypass` is off. `hear` sees every step first, `use_` every use.
-struct Naive<'a, S: 'a> {
+struct Naive<'a, S> {
     state: S,
-    hear: &'a Hears<S>,
+    hear: &'a Hears<'a, S>,
     used: &'a dyn Fn(&mut S, (usize, u16)),
     rank: &'a dyn Fn(&S, (usize, u16)) -> f64,
     bypass: bool,
