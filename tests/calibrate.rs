@@ -591,3 +591,78 @@ fn an_interrupt_leaves_nothing() {
     assert!(done.status.code() == Some(1) && said.contains("interrupted"), "{said}");
     assert!(!out.exists() && fs::read_dir(&cache).unwrap().next().is_none(), "something was left");
 }
+
+/// Routing is recorded token by token, in order: what was chosen leads the scores, and adds up to the totals.
+#[test]
+fn a_profile_records_the_routing_of_single_tokens() {
+    let case = Case::new("olmoe");
+    let take = |n: usize| {
+        let text = case.text("t.txt", &ids(n));
+        let texts = read_texts(&[text]).unwrap();
+        let config = Config::load(&case.toml).unwrap();
+        let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+        let request = Request { texts: &texts, tokens: n, window: 40 };
+        calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap()
+    };
+    let whole = take(100);
+    let trace = whole.routes.trace(&whole.layers).unwrap();
+    assert_eq!(trace.tokens(), 100);
+    let mut chosen: Vec<Vec<u64>> = whole.layers.iter().map(|l| vec![0; l.chosen.len()]).collect();
+    for (_, layer, step) in trace.steps() {
+        let mut top: Vec<u16> = step.ranked[..step.chosen.len()].iter().map(|r| r.0).collect();
+        let mut own = step.chosen.to_vec();
+        for &e in &own {
+            chosen[layer][usize::from(e)] += 1;
+        }
+        top.sort_unstable();
+        own.sort_unstable();
+        assert_eq!(own, top);
+    }
+    assert!(whole.layers.iter().zip(&chosen).all(|(l, own)| l.chosen == *own));
+    // A shorter text is the beginning of it.
+    let part = take(30);
+    let short = part.routes.trace(&part.layers).unwrap();
+    assert!(short.steps().zip(trace.steps()).all(|(a, b)| a == b) && short.tokens() == 30);
+    let merged = whole.merge(&part).unwrap();
+    assert_eq!(merged.routes.trace(&merged.layers).unwrap().tokens(), 130);
+}
+
+/// A real router, replayed: no policy passes the bound, and what is chosen is no worse than LRU.
+#[test]
+fn caches_are_compared_on_a_recorded_router() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = Setup { format: "bf16", chunk: 64, batch: &[1], context: 512 }.write(&ferris(), folder.path());
+    let out = folder.path().join("ferris.trace");
+    let mut command = moec();
+    command
+        .env("MOEC_CACHE", folder.path().join("cache"))
+        .env("MOEC_THREADS", "1")
+        .arg("calibrate")
+        .arg(&toml);
+    command.arg("--text").arg(ferris().join("eval/calibration.txt")).args(["--tokens", "2048", "--quiet"]);
+    ok(command.arg("-o").arg(&out));
+    let found = json(moec().arg("inspect").arg(&out).args(["--cache", "25%,50%,75%"]));
+    assert_eq!((&found["tokens"], &found["experts"]), (&2048.into(), &96.into()));
+    let rate = |v: &Value| v["hit_rate"].as_f64().unwrap();
+    let caches = found["caches"].as_array().unwrap();
+    assert_eq!(caches.iter().map(|c| c["experts"].as_u64().unwrap()).collect::<Vec<_>>(), [24, 48, 72]);
+    for cache in caches {
+        let settings = cache["settings"].as_array().unwrap();
+        assert_eq!(settings[0]["setting"], "lru");
+        assert!(settings.iter().all(|s| rate(s) <= rate(&cache["bound"])));
+        assert!(cache["chosen_hit_rate"].as_f64().unwrap() >= rate(&settings[0]));
+        if cache["beats_lru"] == true {
+            assert!(rate(&cache["held_out"]) > rate(&cache["held_out_lru"]));
+        }
+    }
+    assert!(caches.is_sorted_by_key(|c| (rate(&c["bound"]) * 1e6) as u64));
+    let said =
+        String::from_utf8(ok(moec().arg("inspect").arg(&out).args(["--cache", "50%"])).stdout).unwrap();
+    for word in ["lru", "lfu", "mrs", "page-cache", "Belady (bound)", "held out"] {
+        assert!(said.contains(word), "`{word}` is not in:\n{said}");
+    }
+    let (code, said) = fails(moec().arg("inspect").arg(&toml).args(["--cache", "50%"]));
+    assert!(code == 2 && said.contains("is no profile"), "{said}");
+    let (code, said) = fails(moec().arg("inspect").arg(&out).args(["--cache", "50"]));
+    assert!(code == 2 && said.contains("25%"), "{said}");
+}

@@ -41,6 +41,7 @@ fuzz_target!(|bytes: &[u8]| {
         for saliency in &profile.saliency {
             let _ = (saliency.mean(), saliency.quantile(0.5));
         }
+        assert!(profile.routes.is_empty() || profile.routes.trace(&profile.layers).is_ok());
         for layer in &profile.layers {
             let _ = layer.closest(3);
             let _ = (layer.used(), layer.imbalance(), layer.least_used(), layer.mean_weight(0));

@@ -6,6 +6,7 @@
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`flash`]: reads weights that are not held in memory.
+//! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
@@ -18,6 +19,7 @@
 pub mod abi;
 pub mod barrier;
 pub mod builtin;
+pub mod cache;
 mod call;
 pub mod cli;
 pub mod cpu;

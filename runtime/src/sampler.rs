@@ -23,7 +23,7 @@ impl Default for Sampling {
 
 /// SplitMix64 (Steele, Lea, Flood 2014), written out so that a seed means the same in every version.
 #[derive(Clone, Copy, Debug)]
-struct SplitMix64(u64);
+pub(crate) struct SplitMix64(pub(crate) u64);
 
 impl SplitMix64 {
     fn next(&mut self) -> u64 {
@@ -35,7 +35,7 @@ impl SplitMix64 {
     }
 
     /// Uniform in `[0, 1)`, with 53 bits.
-    fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }

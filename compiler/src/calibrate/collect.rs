@@ -4,8 +4,9 @@
 //! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
 //! of experts are read right before the step that reads the expert's weight.
 
+use super::record::Recorder;
 use crate::error::{Error, Result};
-use crate::profile::{Chunk, Moments, Routing, Saliency, Trace};
+use crate::profile::{Chunk, Moments, Routes, Routing, Saliency, Trace};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
 use moec_ir::{DType, Graph, Module, Node, Op, Operand, ValueId, WeightClass, WeightId};
@@ -37,8 +38,8 @@ enum Tap {
     Routed { x: Rows, table: Table, sum: usize },
     /// The input of experts that lies in the order of the table, before the step.
     Slots { x: Rows, table: Table, sum: usize },
-    /// Choices and weights of a router, after the step.
-    Router { ids: Rows, weights: Rows, layer: usize },
+    /// Choices, weights and logits of a router, after the step.
+    Router { ids: Rows, weights: Rows, logits: Rows, layer: usize },
     /// The residual stream in front of an attention's addition, before the step.
     Residual { x: Rows },
     /// The residual stream behind it, after the step: what was added is the attention's output.
@@ -61,6 +62,7 @@ pub(super) struct Seen {
     pub(super) trace: Trace,
     pub(super) saliency: Vec<Saliency>,
     pub(super) weights: BTreeMap<String, Moments>,
+    pub(super) routes: Routes,
 }
 
 /// Observer of the runs of one entry point.
@@ -76,6 +78,7 @@ pub(super) struct Collector<'a> {
     saliency: Vec<Saliency>,
     /// The residual stream in front of the addition that comes next.
     residual: Vec<u8>,
+    pub(super) recorder: Recorder,
     /// Sums of one chunk; small numbers are added to small ones first.
     part: Vec<f32>,
     /// Whether all that the taps name was there.
@@ -106,6 +109,7 @@ impl<'a> Collector<'a> {
             loads: Vec::new(),
             saliency: Vec::new(),
             residual: Vec::new(),
+            recorder: Recorder::default(),
             part: Vec::new(),
             whole: true,
         };
@@ -162,10 +166,13 @@ impl<'a> Collector<'a> {
         let (&[ids, weights], layer) = (node.outputs.as_slice(), self.layers.len()) else {
             return Err(Error::bug("a router without choices"));
         };
-        let tap = Tap::Router { ids: self.rows(ids)?, weights: self.rows(weights)?, layer };
+        let logits = self.rows(value(node, 0)?)?;
+        let tap = Tap::Router { ids: self.rows(ids)?, weights: self.rows(weights)?, logits, layer };
         self.after[last].push(tap);
         let number = node.scope.split('.').nth(1).and_then(|n| n.parse().ok()).unwrap_or(layer as u32);
-        self.layers.push(Routing::new(number, desc.k as u32, desc.experts));
+        let routing = Routing::new(number, desc.k as u32, desc.experts);
+        self.recorder.layer(&routing, desc.score);
+        self.layers.push(routing);
         self.loads.push(vec![0; desc.experts]);
         Ok(())
     }
@@ -196,6 +203,7 @@ impl<'a> Collector<'a> {
     pub(super) fn end_chunk(&mut self, tokens: usize) {
         let loads = self.loads.iter_mut().flat_map(|l| l.iter_mut().map(std::mem::take)).collect();
         self.trace.push(Chunk { tokens: tokens as u32, loads });
+        self.recorder.end_chunk(tokens, Routes::most(&self.layers));
     }
 
     /// The step that reads a weight for a node. A step's own node may be an addition that took the node into
@@ -292,8 +300,13 @@ impl<'a> Collector<'a> {
                     self.sums[sum].add(expert, slots.map(|slot| x.row(slot)), &mut self.part)
                 })?;
             }
-            Tap::Router { ids, weights, layer } => {
-                let (ids, weights) = (ids.see(view)?, weights.see(view)?);
+            Tap::Router { ids, weights, logits, layer } => {
+                let (ids, weights, logits) = (ids.see(view)?, weights.see(view)?, logits.see(view)?);
+                for i in 0..view.n() {
+                    let chosen = ids.row(i)?.chunks_exact(4).map(|b| usize::try_from(word(b)).unwrap_or(0));
+                    let logits = logits.row(i)?.chunks_exact(4).map(number);
+                    self.recorder.token(layer, chosen, logits);
+                }
                 let (layer, loads) = (&mut self.layers[layer], &mut self.loads[layer]);
                 let mut chosen: Vec<usize> = Vec::new();
                 for i in 0..view.n() {
@@ -334,6 +347,11 @@ impl<'a> Collector<'a> {
         Some(())
     }
 
+    /// Layers with routers.
+    pub(super) fn layers(&self) -> &[Routing] {
+        &self.layers
+    }
+
     /// What was seen.
     ///
     /// # Errors
@@ -365,7 +383,7 @@ impl<'a> Collector<'a> {
         }
         saliency.sort_by_key(|s| s.layer);
         trace.sequences.sort();
-        Ok(Seen { layers, trace, saliency, weights })
+        Ok(Seen { layers, trace, saliency, weights, routes: self.recorder.finish() })
     }
 }
 

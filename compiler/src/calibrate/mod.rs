@@ -6,6 +6,7 @@
 
 mod cache;
 mod collect;
+mod record;
 mod texts;
 
 pub use cache::{importance, profile};
@@ -20,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::lower::lower;
 use crate::pipeline::{Compilation, Stops};
-use crate::profile::{Origin, Profile, Reading};
+use crate::profile::{Origin, Profile, Reading, Routes};
 use crate::progress::Progress;
 use crate::{disk, human, interrupt};
 use collect::{Collector, Seen};
@@ -99,14 +100,16 @@ pub fn calibrate(
         let mut run = Run::new(&compilation, &bundle.plan)?;
         let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum());
         let mut reading = Reading::default();
-        for window in &windows {
+        let every = run.every(windows.iter().map(|w| w.ids.len()).sum());
+        for (i, window) in windows.iter().enumerate() {
+            run.collector.recorder.begin(i % every == 0);
             run.window(&mut engine, window, &|n| bar.add(n))?;
             *reading.texts.entry(request.texts[window.text].hash).or_default() += window.ids.len() as u64;
         }
         bar.finish();
         (reading.predicted, reading.loss) = (run.predicted, run.loss);
-        let Seen { layers, trace, saliency, weights } = run.collector.finish()?;
-        Ok(Profile { origin, reading, layers, trace, saliency, weights })
+        let Seen { layers, trace, saliency, weights, routes } = run.collector.finish()?;
+        Ok(Profile { origin, reading, layers, trace, saliency, weights, routes })
     })
 }
 
@@ -157,6 +160,11 @@ impl<'a> Run<'a> {
             Collector::new(&compilation.module, &plan.entries[entry], entry, &compilation.segment_weights)?;
         let stops = collector.stops();
         Ok(Self { plan, entry, collector, stops, predicted: 0, loss: 0.0 })
+    }
+
+    /// Of how many sequences one is recorded, token by token, if they have `tokens` tokens in all.
+    fn every(&self, tokens: usize) -> usize {
+        tokens.div_ceil(Routes::most(self.collector.layers()).max(1)).max(1)
     }
 
     /// Reads one sequence, chunk by chunk.

@@ -1,6 +1,6 @@
 //! `moec inspect`.
 
-use super::{facts, output, trace, verbs};
+use super::{caches, facts, output, trace, verbs};
 use crate::config::{Config, sizes};
 use crate::import::{self, ImportOptions, ModelSpec};
 use crate::{Error, Result, human};
@@ -22,6 +22,9 @@ pub struct Args {
     /// How many of the busiest experts `--against` compares [default: 4,8]
     #[arg(long, value_name = "K", value_delimiter = ',', requires = "against", value_parser = clap::value_parser!(u32).range(1..))]
     pub top: Vec<u32>,
+    /// Replay a profile's routing through every cache policy, for these sizes (25%,50%,75%)
+    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
+    pub cache: Vec<caches::Share>,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
@@ -38,13 +41,20 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::usage(format!("`{shown}` is no profile, and `--html` and `--against` take one"))
             .hint("`moec calibrate model.toml` records a profile"));
     }
+    if !args.cache.is_empty() && !trace::is_one(path) {
+        return Err(Error::usage(format!("`{shown}` is no profile, and `--cache` takes one"))
+            .hint("`moec calibrate model.toml` records a profile"));
+    }
     if path.join("manifest.json").is_file() {
         verbs::inspect_bundle(args)
     } else if path.join("config.json").is_file() {
         let (_, spec) = import::open(path, &ImportOptions::default())?;
         print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
     } else if trace::is_one(path) {
-        trace::inspect(args)
+        match args.cache.as_slice() {
+            [] => trace::inspect(args),
+            sizes => caches::inspect(path, sizes, args.json),
+        }
     } else if path.is_dir() {
         Err(Error::input(format!("`{shown}` is neither a bundle nor a checkpoint"))
             .hint("a bundle has a `manifest.json`, a checkpoint a `config.json`"))

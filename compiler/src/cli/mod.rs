@@ -3,6 +3,7 @@
 //! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed) or 2 (bad use).
 
 pub mod build;
+pub mod caches;
 pub mod calibrate;
 pub mod completions;
 pub mod docs;

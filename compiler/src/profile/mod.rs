@@ -2,9 +2,10 @@
 //!
 //! A profile has one part per question, each in a file of its own: [`Reading`] (which texts, how well the
 //! model predicts them), [`Routing`] (which experts the tokens chose, and which together), [`Trace`] (the load of
-//! every expert chunk by chunk), [`Saliency`] (how large attention outputs are) and [`Moments`] (how large the
-//! inputs of each matrix are). A part knows how to check itself and how to merge; a further one is a further field
-//! of [`Profile`] and a new [`file::VERSION`]. [`loads`] and [`mod@overlap`] answer what passes and people ask.
+//! every expert chunk by chunk), [`Saliency`] (how large attention outputs are), [`Moments`] (how large the inputs of
+//! each matrix are) and [`Routes`] (which experts a sample of the tokens chose, one after the other). A part knows how to
+//! check itself and how to merge; a further one is a further field of [`Profile`] and a new [`file::VERSION`]. [`loads`]
+//! and [`mod@overlap`] answer what passes and people ask.
 //!
 //! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
 
@@ -15,6 +16,7 @@ mod moments;
 mod origin;
 pub mod overlap;
 mod reading;
+pub mod routes;
 mod routing;
 mod saliency;
 #[cfg(test)]
@@ -25,6 +27,7 @@ pub use importance::Importance;
 pub use moments::Moments;
 pub use origin::Origin;
 pub use reading::Reading;
+pub use routes::Routes;
 pub use routing::Routing;
 pub use saliency::Saliency;
 pub use trace::{Chunk, Trace};
@@ -54,6 +57,8 @@ pub struct Profile {
     /// Inputs of every matrix that may be quantised, by the name that the weight has when a model is lowered
     /// (`layers.3.attn.q`), before any rewriting.
     pub weights: BTreeMap<String, Moments>,
+    /// Choices of single tokens, in order.
+    pub routes: Routes,
 }
 
 /// What is wrong with a profile.
@@ -97,6 +102,7 @@ impl Profile {
             trace,
             saliency: saliency.ok_or_else(differ)?,
             weights: weights.ok_or_else(differ)?,
+            routes: self.routes.merge(&other.routes, &self.layers),
         };
         merged
             .check()
@@ -123,6 +129,6 @@ impl Profile {
             }
             moments.check().map_err(|e| format!("weight `{name}`: {e}"))?;
         }
-        Ok(())
+        self.routes.check(&self.layers)
     }
 }

@@ -58,6 +58,7 @@ fn profile() -> impl Strategy<Value = Profile> {
         saliency: vec![norms],
         layers: vec![a, b],
         weights: [("layers.0.attn.q".to_owned(), q), ("layers.0.moe.down".to_owned(), down)].into(),
+        routes: Routes::default(),
     })
 }
 
@@ -80,6 +81,16 @@ fn example() -> Profile {
             Moments::from_sums(2, vec![99, 1], &[99.0, 198.0, 7.0, 8.0]).unwrap(),
         )]
         .into(),
+        routes: Routes { sequences: vec![sequence(3)] },
+    }
+}
+
+/// Tokens of which each chose expert 0 of two.
+fn sequence(tokens: usize) -> routes::Sequence {
+    routes::Sequence {
+        chosen: vec![0; tokens],
+        ranked: [0, 1].repeat(tokens),
+        scores: [200, 100].repeat(tokens),
     }
 }
 
@@ -153,7 +164,7 @@ fn wrapped(version: u32, len: u64, stored: &[u8]) -> Vec<u8> {
 #[test]
 fn what_does_not_hold_is_refused() {
     type Change = fn(&mut Profile);
-    let cases: [(&str, Change); 15] = [
+    let cases: [(&str, Change); 16] = [
         ("family", |p| p.origin.family = "a\nb".into()),
         ("more tokens than anyone", |p| p.reading.texts = [([0; 32], u64::MAX)].into()),
         ("more predictions than tokens", |p| p.reading.predicted = 101),
@@ -173,6 +184,7 @@ fn what_does_not_hold_is_refused() {
             let m = p.weights["layers.0.moe.down"].clone();
             p.weights.insert(String::new(), m);
         }),
+        ("recorded routing", |p| p.routes.sequences[0].chosen[0] = 2),
         ("numbers for 1 × 2 channels", |p| {
             if let Some(m) = p.weights.get_mut("layers.0.moe.down") {
                 m.tokens.pop();

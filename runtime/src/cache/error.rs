@@ -1,0 +1,49 @@
+//! What can be wrong with a question to the cache.
+
+/// A request that the cache cannot answer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CacheError {
+    /// A model without experts, or with more than can be numbered.
+    #[error("{0}")]
+    Experts(String),
+    /// A layer or an expert that is not there.
+    #[error("layer {layer} has no expert {expert}")]
+    NoExpert {
+        /// Layer, counted over those with routed experts.
+        layer: usize,
+        /// Expert.
+        expert: usize,
+    },
+    /// Routing that does not fit the model.
+    #[error("token {token} does not fit the model: {what}")]
+    Routing {
+        /// Index of the token in the trace.
+        token: usize,
+        /// What does not fit.
+        what: String,
+    },
+    /// A policy that is not in the table.
+    #[error("there is no cache policy `{found}`; there are {known}")]
+    NoPolicy {
+        /// What was asked for.
+        found: String,
+        /// Names of the table.
+        known: String,
+    },
+    /// A setting that the policy does not have, or a value out of its range.
+    #[error("cache policy `{policy}`: {what}")]
+    Setting {
+        /// The policy.
+        policy: String,
+        /// What is wrong, and what is allowed.
+        what: String,
+    },
+    /// A trace too short to decide on.
+    #[error("a trace of {found} tokens is too short to choose a cache policy on: {least} are the least")]
+    TooShort {
+        /// Tokens.
+        found: usize,
+        /// Tokens that are needed.
+        least: usize,
+    },
+}

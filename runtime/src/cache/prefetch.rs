@@ -1,0 +1,235 @@
+//! Which experts to read ahead (HybriMoE §IV-C): those that save the most time for what their reading costs.
+//!
+//! The gates of the next layers, applied to the current hidden state, say which experts may be wanted; the
+//! residual stream changes little from layer to layer, so that they are often right. For up to [`DEPTH`] layers
+//! ahead a small simulation gives the time of a layer with and without an expert in memory. The difference, times
+//! the probability that the expert is wanted at all, is what reading it now saves. What it costs is the time for
+//! which the disk keeps a nearer layer waiting. The best goes first, and the rest is weighed again, as long as the
+//! disk is idle before the next layer starts: its gates will know better.
+
+/// Layers ahead that are looked at.
+pub const DEPTH: usize = 3;
+
+/// An expert that may be wanted.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Candidate {
+    /// Expert.
+    pub expert: u16,
+    /// How likely it is wanted.
+    pub probability: f64,
+    /// Whether it is in memory, or on its way.
+    pub resident: bool,
+}
+
+/// A layer ahead. Times are in seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// From now until it wants its experts.
+    pub start: f64,
+    /// Time to read one of its experts.
+    pub load: f64,
+    /// Time to compute one of its experts.
+    pub compute: f64,
+    /// Experts that it uses.
+    pub k: usize,
+    /// Its experts, the likeliest first. The first `k` are taken to be those that it will use.
+    pub candidates: &'a [Candidate],
+}
+
+/// An expert to read ahead.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prefetch {
+    /// Layers ahead, from 1.
+    pub ahead: usize,
+    /// Expert.
+    pub expert: u16,
+    /// Seconds that it saves, less what it costs.
+    pub gain: f64,
+}
+
+/// Seconds from the start of a layer until its last expert is computed: those in memory first, the others as
+/// they arrive, the first of them after `first` seconds and one more every `load`.
+pub fn finish(resident: usize, missing: usize, first: f64, load: f64, compute: f64) -> f64 {
+    let start = resident as f64 * compute;
+    (0..missing).fold(start, |t, i| t.max(first + i as f64 * load) + compute)
+}
+
+/// Fills `out` with the experts to read ahead, in order. `busy` is the time in seconds until the disk is done with
+/// what it was told before. Layers past [`DEPTH`] are not looked at. Allocates only where `out` is too short.
+pub fn plan(layers: &[Look<'_>], busy: f64, out: &mut Vec<Prefetch>) {
+    out.clear();
+    let layers = &layers[..layers.len().min(DEPTH)];
+    let Some(next) = layers.first() else { return };
+    let mut free = busy.max(0.0);
+    while free < next.start {
+        let mut best: Option<(Prefetch, f64)> = None;
+        for (i, layer) in layers.iter().enumerate() {
+            let ahead = i + 1;
+            for (rank, candidate) in layer.candidates.iter().enumerate() {
+                let &Candidate { expert, probability, resident } = candidate;
+                if resident || taken(out, ahead, expert) {
+                    continue;
+                }
+                let end = free + layer.load;
+                let gain = probability * saved(layer, ahead, rank, end, out) - delay(next, ahead, end, out);
+                // Per second of the disk, which is what there is too little of.
+                let worth = gain / layer.load.max(f64::MIN_POSITIVE);
+                if gain > 0.0 && best.is_none_or(|(_, w)| worth > w) {
+                    best = Some((Prefetch { ahead, expert, gain }, worth));
+                }
+            }
+        }
+        let Some((prefetch, _)) = best else { return };
+        free += layers[prefetch.ahead - 1].load;
+        out.push(prefetch);
+    }
+}
+
+fn taken(out: &[Prefetch], ahead: usize, expert: u16) -> bool {
+    out.iter().any(|p| p.ahead == ahead && p.expert == expert)
+}
+
+/// Experts in memory and missing of those that a layer is taken to use, without the candidate of one rank.
+fn others(layer: &Look<'_>, ahead: usize, rank: Option<usize>, out: &[Prefetch]) -> (usize, usize) {
+    let used = layer.candidates.iter().take(layer.k).enumerate().filter(|(r, _)| Some(*r) != rank);
+    let there = |c: &Candidate| c.resident || taken(out, ahead, c.expert);
+    used.fold((0, 0), |(h, m), (_, c)| if there(c) { (h + 1, m) } else { (h, m + 1) })
+}
+
+/// Time that a layer saves if it uses a candidate, and that has arrived at `end`.
+fn saved(layer: &Look<'_>, ahead: usize, rank: usize, end: f64, out: &[Prefetch]) -> f64 {
+    let (resident, missing) = others(layer, ahead, Some(rank), out);
+    let &Look { load, compute, start, .. } = layer;
+    let without = finish(resident, missing + 1, load, load, compute);
+    let late = end - start;
+    let with = if late <= 0.0 {
+        finish(resident + 1, missing, load, load, compute)
+    } else {
+        finish(resident, missing + 1, late, load, compute)
+    };
+    without - with
+}
+
+/// Time that the next layer waits longer for its own, if the disk reads for a later one until `end`.
+fn delay(next: &Look<'_>, ahead: usize, end: f64, out: &[Prefetch]) -> f64 {
+    let late = end - next.start;
+    if ahead == 1 || late <= 0.0 {
+        return 0.0;
+    }
+    let (resident, missing) = others(next, 1, None, out);
+    let &Look { load, compute, .. } = next;
+    finish(resident, missing, load + late, load, compute) - finish(resident, missing, load, load, compute)
+}
+
+/// How likely experts are wanted, given the largest predicted scores of their layer (shares of 1, the largest
+/// first) and the share `accuracy` of a layer's experts that such a prediction finds: the first `k` are as likely
+/// as predictions are right; what they miss lies with the others, by their scores. Fills `out` with one number per
+/// score; allocates only where `out` is too short.
+pub fn probabilities(ranked: &[(u16, f32)], k: usize, accuracy: f64, out: &mut Vec<f64>) {
+    out.clear();
+    let top: f64 = ranked.iter().take(k).map(|r| f64::from(r.1)).sum();
+    let rest = (1.0 - top).max(0.0);
+    let missed = k as f64 * (1.0 - accuracy);
+    out.extend(ranked.iter().enumerate().map(|(rank, &(_, score))| match rank {
+        _ if rank < k => accuracy,
+        _ if rest > 0.0 => (missed * f64::from(score) / rest).min(accuracy),
+        _ => 0.0,
+    }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidates(of: &[(u16, f64, bool)]) -> Vec<Candidate> {
+        let candidate =
+            |&(expert, probability, resident): &(u16, f64, bool)| Candidate { expert, probability, resident };
+        of.iter().map(candidate).collect()
+    }
+
+    fn look(start: f64, candidates: &[Candidate]) -> Look<'_> {
+        Look { start, load: 3.0, compute: 1.0, k: 2, candidates }
+    }
+
+    fn planned(layers: &[Look<'_>], busy: f64) -> Vec<(usize, u16)> {
+        let mut out = Vec::new();
+        plan(layers, busy, &mut out);
+        out.iter().map(|p| (p.ahead, p.expert)).collect()
+    }
+
+    #[test]
+    fn a_layer_computes_what_is_there_while_it_reads() {
+        // Four there, one comes at 3: computed at 4, when its turn is. Two there, two come at 3 and 6.
+        assert_eq!(finish(4, 1, 3.0, 3.0, 1.0), 5.0);
+        assert_eq!(finish(2, 2, 3.0, 3.0, 1.0), 7.0);
+        assert_eq!(finish(0, 0, 3.0, 3.0, 1.0), 0.0);
+    }
+
+    #[test]
+    fn nothing_is_read_that_computing_hides() {
+        // Of five experts one is missing, and has arrived before the others are computed.
+        let of =
+            candidates(&[(0, 0.9, true), (1, 0.9, true), (2, 0.9, true), (3, 0.9, true), (4, 0.9, false)]);
+        let layer = Look { k: 5, ..look(3.0, &of) };
+        assert!(planned(&[layer], 0.0).is_empty());
+    }
+
+    #[test]
+    fn the_layer_that_saves_more_goes_first() {
+        // One layer ahead an expert is missing that computing hides by a third; two ahead both are missing.
+        let near = candidates(&[(0, 0.8, true), (1, 0.8, false)]);
+        let far = candidates(&[(5, 0.8, false), (6, 0.8, false)]);
+        let (mut near, far) = (look(3.0, &near), look(8.0, &far));
+        assert_eq!(planned(&[near, far], 0.0), [(2, 5)]);
+        // With time for two, both are read.
+        near.start = 4.0;
+        assert_eq!(planned(&[near, far], 0.0), [(2, 5), (1, 1)]);
+    }
+
+    #[test]
+    fn a_likely_expert_goes_before_an_unlikely_one() {
+        let of = candidates(&[(0, 0.3, false), (1, 0.9, false)]);
+        assert_eq!(planned(&[look(2.0, &of)], 0.0), [(1, 1)]);
+    }
+
+    #[test]
+    fn what_keeps_the_next_layer_waiting_costs() {
+        let near = candidates(&[(0, 0.9, false), (1, 0.9, false)]);
+        let far = |p: f64| candidates(&[(7, p, false), (8, 0.0, false)]);
+        // The disk is free one second before the next layer starts. Read for the next layer, an expert saves that
+        // second; read for a later one it would save three, and cost two.
+        let (sure, vague) = (far(1.0), far(0.4));
+        assert_eq!(planned(&[look(4.0, &near), look(9.0, &vague)], 3.0), [(1, 0)]);
+        let none = candidates(&[(0, 0.9, true), (1, 0.9, true)]);
+        assert_eq!(planned(&[look(4.0, &none), look(9.0, &sure)], 3.0), [(2, 7)]);
+    }
+
+    #[test]
+    fn a_busy_disk_reads_nothing_ahead() {
+        let of = candidates(&[(0, 0.9, false), (1, 0.9, false)]);
+        assert!(planned(&[look(4.0, &of)], 4.0).is_empty());
+        assert!(planned(&[], 0.0).is_empty());
+    }
+
+    #[test]
+    fn no_more_than_three_layers_ahead() {
+        let (all, one) = (candidates(&[(0, 1.0, true)]), candidates(&[(9, 1.0, false)]));
+        let layers = [1.0, 2.0, 3.0, 4.0].map(|start| look(start, if start > 3.0 { &one } else { &all }));
+        assert!(planned(&layers, 0.0).is_empty());
+        let layers = [1.0, 2.0, 3.0].map(|start| look(start, if start > 2.0 { &one } else { &all }));
+        assert_eq!(planned(&layers, 0.0), [(3, 9)]);
+    }
+
+    #[test]
+    fn probabilities_add_up_to_the_experts_of_a_token() {
+        let ranked: Vec<(u16, f32)> =
+            [0.4, 0.3, 0.15, 0.1, 0.05].iter().copied().zip(0..).map(|(s, e)| (e, s)).collect();
+        let mut p = Vec::new();
+        probabilities(&ranked, 2, 0.75, &mut p);
+        assert_eq!(p[..2], [0.75, 0.75]);
+        assert!((p.iter().sum::<f64>() - 2.0).abs() < 1e-6, "{p:?}");
+        assert!((p[2] / p[4] - 3.0).abs() < 1e-6, "{p:?}");
+        probabilities(&ranked[..2], 2, 1.0, &mut p);
+        assert_eq!(p, [1.0, 1.0]);
+    }
+}

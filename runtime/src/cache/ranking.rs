@@ -1,0 +1,69 @@
+//! From a router's logits to the scores that policies read.
+
+use moec_ir::op::Score;
+
+/// Finds the largest scores of a layer. Holds what it needs; ranking does not allocate.
+#[derive(Clone, Debug)]
+pub struct Ranking {
+    /// All experts, then only the largest.
+    all: Vec<(u16, f32)>,
+    depth: usize,
+}
+
+impl Ranking {
+    /// For layers of up to `experts` experts, of which the `depth` largest scores are wanted.
+    pub fn new(experts: usize, depth: usize) -> Self {
+        Self { all: Vec::with_capacity(experts), depth }
+    }
+
+    /// The largest scores of logits `f32[experts]`, the largest first, the lower index first among equals, as
+    /// shares of 1: a softmax sums to 1 as it is, sigmoids are divided by their sum; where a router's scores are
+    /// the logits themselves, their softmax is taken. Logits that are not numbers
+    /// count as −∞.
+    pub fn of_logits(&mut self, logits: &[f32], score: Score) -> &[(u16, f32)] {
+        let max = logits.iter().copied().filter(|z| !z.is_nan()).fold(f32::NEG_INFINITY, f32::max);
+        let value = |z: f32| match score {
+            _ if z.is_nan() => 0.0,
+            Score::Softmax | Score::Identity if max.is_infinite() => f32::from(u8::from(z == max)),
+            Score::Softmax | Score::Identity => (z - max).exp(),
+            Score::Sigmoid => 1.0 / (1.0 + (-z).exp()),
+        };
+        let sum: f32 = logits.iter().map(|&z| value(z)).sum();
+        let part = if sum > 0.0 { 1.0 / sum } else { 0.0 };
+        self.all.clear();
+        self.all.extend(logits.iter().enumerate().map(|(e, &z)| (e as u16, value(z) * part)));
+        let larger = |a: &(u16, f32), b: &(u16, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if self.depth < self.all.len() {
+            if self.depth > 0 {
+                self.all.select_nth_unstable_by(self.depth - 1, larger);
+            }
+            self.all.truncate(self.depth);
+        }
+        self.all.sort_unstable_by(larger);
+        &self.all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_shares_of_one() {
+        let mut ranking = Ranking::new(4, 4);
+        let logits = [1.0, 3.0, f32::NAN, 3.0];
+        let found = ranking.of_logits(&logits, Score::Softmax).to_vec();
+        assert_eq!(found.iter().map(|r| r.0).collect::<Vec<_>>(), [1, 3, 0, 2]);
+        let total: f32 = found.iter().map(|r| r.1).sum();
+        assert!((total - 1.0).abs() < 1e-6);
+        assert!((found[0].1 / found[2].1 - 2.0_f32.exp()).abs() < 1e-4);
+        let sigmoid = ranking.of_logits(&[0.0, 0.0, 0.0, 100.0], Score::Sigmoid);
+        assert_eq!(sigmoid[0], (3, 0.4));
+        assert_eq!(Ranking::new(4, 1).of_logits(&logits, Score::Softmax).len(), 1);
+        assert!(Ranking::new(4, 0).of_logits(&logits, Score::Softmax).is_empty());
+        assert_eq!(
+            Ranking::new(2, 2).of_logits(&[f32::NEG_INFINITY, f32::INFINITY], Score::Softmax)[0],
+            (1, 1.0)
+        );
+    }
+}

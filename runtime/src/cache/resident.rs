@@ -1,0 +1,228 @@
+//! What is resident, step by step.
+
+use super::error::CacheError;
+use super::experts::{Experts, Key};
+use super::policy::{Id, Pins, Policy};
+use super::setting::{Scope, Setting};
+use std::ops::Range;
+
+/// What a step means for whoever holds the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The expert is there.
+    Hit(Key),
+    /// The expert goes.
+    Evict(Key),
+    /// The expert is read and stays; what has to go has gone before.
+    Load(Key),
+    /// The expert is read for this step only: it bypasses the cache.
+    Stream(Key),
+}
+
+/// Keeps count of the experts that are resident, and never of more bytes than it has.
+pub struct Cache {
+    parts: Vec<Part>,
+    experts: Experts,
+    keys: Vec<Key>,
+    resident: Vec<bool>,
+    /// The step that last used each expert.
+    stamps: Vec<u32>,
+    now: u32,
+    scope: Scope,
+}
+
+/// Experts that share bytes: all, or those of a layer.
+struct Part {
+    policy: Box<dyn Policy>,
+    ids: Range<Id>,
+    layer: usize,
+    capacity: u64,
+    used: u64,
+}
+
+impl Cache {
+    /// An empty cache of `capacity` bytes for these experts.
+    pub fn new(experts: &Experts, capacity: u64, setting: &Setting) -> Self {
+        let part = |layers: Range<usize>, of: &Experts, capacity: u64| Part {
+            policy: setting.policy(of, capacity),
+            ids: experts.ids(layers.start).start..experts.ids(layers.end - 1).end,
+            layer: layers.start,
+            capacity,
+            used: 0,
+        };
+        let count = experts.layers().len();
+        let parts = match setting.scope() {
+            Scope::Shared => vec![part(0..count, experts, capacity)],
+            Scope::PerLayer => {
+                let own = |l: usize| (l..l + 1, experts.only(l), share(experts, capacity, l));
+                (0..count).map(own).map(|(layers, of, capacity)| part(layers, &of, capacity)).collect()
+            }
+        };
+        let key = |layer: usize, expert: usize| Key { layer: layer as u16, expert: expert as u16 };
+        let layers = experts.layers().iter().enumerate();
+        Self {
+            parts,
+            keys: layers.flat_map(|(l, of)| (0..of.experts).map(move |e| key(l, e))).collect(),
+            resident: vec![false; experts.count()],
+            stamps: vec![0; experts.count()],
+            now: 0,
+            scope: setting.scope(),
+            experts: experts.clone(),
+        }
+    }
+
+    /// Leading scores per expert of a token that the policy reads; 0: none.
+    pub fn depth(&self) -> usize {
+        self.parts.iter().map(|p| p.policy.depth()).max().unwrap_or(0)
+    }
+
+    /// Bytes that are resident.
+    pub fn used(&self) -> u64 {
+        self.parts.iter().map(|p| p.used).sum()
+    }
+
+    /// Bytes that may be resident. Less than asked for only where layers have shares of their own, which are
+    /// whole experts.
+    pub fn capacity(&self) -> u64 {
+        self.parts.iter().map(|p| p.capacity).sum()
+    }
+
+    /// Whether an expert is resident. `false` for one that does not exist.
+    pub fn contains(&self, key: Key) -> bool {
+        let id = self.experts.id(key.layer.into(), key.expert.into());
+        id.is_ok_and(|id| self.resident[id as usize])
+    }
+
+    /// One layer of one token (or of a batch: `chosen` then lists every distinct expert once). `ranked` holds the
+    /// layer's largest scores, see [`super::Ranking`]; it may be empty for a policy without [`Cache::depth`].
+    ///
+    /// Hits are told first, in the order of `chosen`, then what is missing. None of the `chosen` goes before the
+    /// next step.
+    ///
+    /// # Errors
+    /// [`CacheError::NoExpert`], before anything has happened.
+    pub fn step(
+        &mut self,
+        layer: usize,
+        chosen: &[u16],
+        ranked: &[(u16, f32)],
+        mut on: impl FnMut(Event),
+    ) -> Result<(), CacheError> {
+        for &expert in chosen {
+            self.experts.id(layer, expert.into())?;
+        }
+        if chosen.is_empty() {
+            self.experts.id(layer, 0)?;
+        }
+        self.advance();
+        let first = self.experts.ids(layer).start;
+        let at = self.part(layer);
+        let part = &mut self.parts[at];
+        part.policy.on_scores(layer - part.layer, ranked);
+        for &expert in chosen {
+            let id = first + Id::from(expert);
+            self.stamps[id as usize] = self.now;
+            if self.resident[id as usize] {
+                part.policy.on_hit(id - part.ids.start);
+                on(Event::Hit(self.keys[id as usize]));
+            }
+        }
+        for &expert in chosen {
+            let id = first + Id::from(expert);
+            if !self.resident[id as usize] {
+                let part = &mut self.parts[at];
+                part.policy.on_miss(id - part.ids.start);
+                let event = if self.insert(layer, id, &mut on) { Event::Load } else { Event::Stream };
+                on(event(self.keys[id as usize]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes an expert resident that may be wanted soon, if the policy would keep it. Tells victims and the load;
+    /// `false` and nothing told if it is there already or would not stay. It does not go before the next step,
+    /// and does not count as used.
+    ///
+    /// # Errors
+    /// [`CacheError::NoExpert`].
+    pub fn ahead(&mut self, key: Key, mut on: impl FnMut(Event)) -> Result<bool, CacheError> {
+        let layer = usize::from(key.layer);
+        let id = self.experts.id(layer, key.expert.into())?;
+        if self.resident[id as usize] {
+            return Ok(false);
+        }
+        if self.now == 0 {
+            self.advance();
+        }
+        let stamp = self.stamps[id as usize];
+        self.stamps[id as usize] = self.now;
+        if self.insert(layer, id, &mut on) {
+            on(Event::Load(key));
+            return Ok(true);
+        }
+        self.stamps[id as usize] = stamp;
+        Ok(false)
+    }
+
+    /// Forgets everything.
+    pub fn reset(&mut self) {
+        for part in &mut self.parts {
+            part.policy.reset();
+            part.used = 0;
+        }
+        self.resident.fill(false);
+        self.stamps.fill(0);
+        self.now = 0;
+    }
+
+    fn part(&self, layer: usize) -> usize {
+        match self.scope {
+            Scope::Shared => 0,
+            Scope::PerLayer => layer,
+        }
+    }
+
+    fn advance(&mut self) {
+        self.now = self.now.checked_add(1).unwrap_or_else(|| {
+            self.stamps.fill(0);
+            1
+        });
+    }
+
+    /// Makes room and moves in, unless the policy has it bypass.
+    fn insert(&mut self, layer: usize, id: Id, on: &mut impl FnMut(Event)) -> bool {
+        let bytes = self.experts.layers()[layer].bytes;
+        let part = self.part(layer);
+        let part = &mut self.parts[part];
+        if bytes > part.capacity {
+            return false;
+        }
+        let own = part.ids.start;
+        let mut force = false;
+        while part.used + bytes > part.capacity {
+            let stamps = &self.stamps[own as usize..part.ids.end as usize];
+            let pins = Pins { stamps, now: self.now };
+            let Some(victim) = part.policy.victim(id - own, force, pins) else { return false };
+            part.policy.on_evict(victim);
+            force = true;
+            let key = self.keys[(own + victim) as usize];
+            part.used -= self.experts.layers()[usize::from(key.layer)].bytes;
+            self.resident[(own + victim) as usize] = false;
+            on(Event::Evict(key));
+        }
+        part.policy.on_insert(id - own);
+        part.used += bytes;
+        self.resident[id as usize] = true;
+        true
+    }
+}
+
+/// Bytes of one layer's own cache: by the sizes of the layers, in whole experts where all are equal.
+fn share(experts: &Experts, capacity: u64, layer: usize) -> u64 {
+    let unit = experts.slot().unwrap_or(1);
+    let sizes = || experts.layers().iter().map(|l| u128::from(l.bytes) * l.experts as u128);
+    let total: u128 = sizes().sum();
+    let units = u128::from(capacity / unit);
+    let up_to = |n: usize| units * sizes().take(n).sum::<u128>() / total.max(1);
+    u64::try_from((up_to(layer + 1) - up_to(layer)) * u128::from(unit)).unwrap_or(u64::MAX)
+}
