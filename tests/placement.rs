@@ -15,7 +15,7 @@ use moec::config::Config;
 use moec::import::{self, ImportOptions};
 use moec::passes::units::Units;
 use moec::pipeline::{Compilation, QualityProbe, Stops};
-use moec::profile::{Chunk, Origin, Profile, Reading, Routing, Trace};
+use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec::progress::Progress;
 use moec_device::{BUILT_IN, Device};
 use moec_ir::placement::Placement;
@@ -88,7 +88,7 @@ fn skewed(spec: &import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile 
         checkpoint: [0; 32],
     };
     let (reading, weights) = (Reading::default(), BTreeMap::new());
-    Profile { origin, reading, layers, trace, saliency: Vec::new(), weights }
+    Profile { origin, reading, layers, trace, saliency: Vec::new(), weights, routes: Routes::default() }
 }
 
 /// Compiles up to a pass for a device, and lets `visit` look.
