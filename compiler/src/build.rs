@@ -64,8 +64,9 @@ pub fn build(
     if !compilation.run(request.stops, progress, print)? {
         return Ok(None);
     }
-    let importance = crate::calibrate::importance(&compilation, progress)?;
+    let (importance, profile) = crate::calibrate::importance(&compilation, progress)?.unzip();
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
+    compilation.profile = profile;
     crate::interrupt::check()?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     let summary = write::write(&mut compilation, &folder, request.link, progress)?;

@@ -1,5 +1,6 @@
 //! The pipeline: one list, in order.
 
+use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::partial::io_error;
 use crate::bundle::{KERNELS, TOKENIZER};
 use crate::config::Config;
@@ -50,6 +51,8 @@ pub struct Compilation<'a> {
     pub as_lowered: bool,
     /// Which errors of weights matter, for grouped formats; `None`: all the same.
     pub importance: Option<&'a dyn WeightImportance>,
+    /// What the importance comes from.
+    pub profile: Option<ProfileEntry>,
 }
 
 /// A pass: its name, why it stands where it stands, and what it does.
@@ -116,6 +119,7 @@ impl<'a> Compilation<'a> {
             applied: Applied::new(),
             as_lowered: false,
             importance: None,
+            profile: None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The matrix microkernel: a few rows times one weight panel, accumulated in registers.
 
+use super::squares;
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::Schedule;
 use crate::spec::Compute;
@@ -49,6 +50,9 @@ pub(crate) fn row_groups<'k>(
 ///
 /// A step is one channel, or the pair of channels that a word of bf16 holds.
 pub(crate) fn product<'k>(k: &'k Kb<'k>, rows: &[P<'k>], panel: &Panel<'k>) -> Vec<[F<'k>; 2]> {
+    if squares::serves(&k.isa, rows.len(), panel) {
+        return squares::product(k, rows, panel);
+    }
     // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
     let splits = match rows.len() {
         1 => 4,

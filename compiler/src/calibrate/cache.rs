@@ -4,6 +4,7 @@
 
 use super::{Request, WINDOW, calibrate, read_texts};
 use crate::bundle::hashing::{hex, sha256};
+use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::runner::cache_dir;
 use crate::error::{Error, Result};
 use crate::passes::lower::lower;
@@ -12,23 +13,26 @@ use crate::profile::importance::too_few;
 use crate::profile::{Importance, Origin, Profile, file};
 use crate::progress::Progress;
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
-/// The importance of weights for a build. `None` where `model.toml` says nothing of calibration, or where no
+/// The importance of weights for a build, and what profile it is of. `None` where `model.toml` says nothing of calibration, or where no
 /// weight is rounded so far that it would tell.
 ///
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
-pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Importance>> {
+pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Importance, ProfileEntry)>> {
     let wanted = &c.config.calibrate;
     let rounds = c.module.weights.iter().any(|w| w.format.is_grouped());
     let origin = Origin::of(c.checkpoint, c.spec)?;
-    let profile = match &wanted.profile {
+    let (profile, name) = match &wanted.profile {
         Some(path) => {
             let profile = Profile::read(path)?;
             profile.origin.must_be(&origin, &path.display().to_string())?;
-            profile
+            (profile, file_names([path]))
         }
-        None if !wanted.text.is_empty() && rounds => cached(c, &origin, progress)?,
+        None if !wanted.text.is_empty() && rounds => {
+            (cached(c, &origin, progress)?, file_names(&wanted.text))
+        }
         None => return Ok(None),
     };
     if !rounds {
@@ -38,7 +42,15 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Imp
         progress.warn(&few);
     }
     let lowered = lower(c.spec, &c.shapes()?)?;
-    Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped()).map(Some)
+    let importance = Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped())?;
+    let sha256 = hex(&sha256(&profile.encode()?));
+    Ok(Some((importance, ProfileEntry { name, sha256 })))
+}
+
+/// Names of files without their folders, which are this machine's.
+fn file_names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String {
+    let names = paths.into_iter().filter_map(|p| p.file_name()).map(|n| n.to_string_lossy().into_owned());
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// The profile of the texts of `model.toml`, from the cache if it is there.

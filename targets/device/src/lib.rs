@@ -15,6 +15,7 @@ mod nearest;
 pub use error::DeviceError;
 pub use figures::{Bandwidth, Cache, Figure, Link, Memory, Peak, Power, Unit, UnitKind};
 pub use find::BUILT_IN;
+pub use host::caches as host_caches;
 pub use nearest::nearest;
 
 use serde::{Deserialize, Serialize};
