@@ -353,3 +353,35 @@ fn requests_that_cannot_be_met() {
     let (_, said) = fails(moec().arg("inspect").arg(case.folder.path()));
     assert!(said.contains("neither a bundle nor a checkpoint"), "{said}");
 }
+
+/// Fuzzing starts from these: a seed that is refused at its first byte finds nothing. `MOEC_RENEW_SEEDS=1` writes
+/// those that a build gives.
+#[test]
+fn seeds_of_fuzzing_are_of_this_version() {
+    let seeds = support::root().join("fuzz/seeds");
+    if std::env::var_os("MOEC_RENEW_SEEDS").is_some() {
+        let case = Case::new("olmoe");
+        Setup { format: "q4", chunk: 4, batch: &[1], context: 16 }.write(&case.source, case.folder.path());
+        ok(case.build().args(["--target", "x86-64-v3"]));
+        fs::copy(case.output().join("plan.bin"), seeds.join("plan/olmoe")).unwrap();
+    }
+    let files = |kind: &str| -> Vec<PathBuf> {
+        let found: Vec<_> = fs::read_dir(seeds.join(kind)).unwrap().map(|f| f.unwrap().path()).collect();
+        assert!(!found.is_empty(), "no seeds of `{kind}`");
+        found
+    };
+    for path in files("plan") {
+        let plan = moec_ir::plan::Plan::decode(&fs::read(&path).unwrap());
+        let plan = plan.unwrap_or_else(|e| panic!("{}: {e}; MOEC_RENEW_SEEDS=1 renews it", path.display()));
+        moec_ir::verify::plan(&plan).unwrap();
+    }
+    for path in files("graph") {
+        let graph = moec_ir::text::parse_module(&fs::read_to_string(&path).unwrap());
+        let graph = graph.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        moec_ir::verify::module(&graph).unwrap();
+    }
+    for path in files("safetensors") {
+        let bytes = fs::read(&path).unwrap();
+        safetensors::SafeTensors::deserialize(&bytes).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    }
+}

@@ -1,5 +1,6 @@
 //! How fast attention is on this host, on one thread, next to what the machine can do: a chunk of 512 tokens
-//! at the end of a prompt, and one token after one, with the heads of OLMoE-1B-7B.
+//! at the end of a prompt, and one token after one, with the heads of OLMoE-1B-7B, and where 4, 8 or all 16 heads
+//! share keys and values.
 //!
 //! `cargo run --release -p moec-codegen --example attention_rate -- [PART OF A NAME]`
 #![allow(clippy::print_stdout)]
@@ -68,18 +69,20 @@ struct Probe {
     compute: Compute,
     rows: usize,
     context: usize,
+    /// Heads of keys and values.
+    kv_heads: usize,
 }
 
 fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     let isa = machine.isa();
-    let &Probe { name, cache, compute, rows: n, context: ctx } = probe;
+    let &Probe { name, cache, compute, rows: n, context: ctx, kv_heads } = probe;
     if compute == Compute::Bf16 && !isa.bf16 {
         return Ok(());
     }
     let (rows, splits) = if n == 1 { (1, 4) } else { (96, 1) };
     let (window, sinks, v_from_k) = (None, false, false);
     let scale = 1.0 / (DIM as f32).sqrt();
-    let (heads, kv_heads, qk_dim, v_dim) = (HEADS, HEADS, DIM, DIM);
+    let (heads, qk_dim, v_dim) = (HEADS, DIM, DIM);
     let desc = AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, sinks, v_from_k };
     let out_ld = if splits > 1 { HEADS * splits * (DIM + 2) } else { HEADS * DIM };
     let spec = KernelSpec::Attention { desc, cache, compute, ctx, rows, splits, q_ld: HEADS * DIM, out_ld };
@@ -88,7 +91,7 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     let size = |order| {
         CacheHead { format: cache, order, ctx, dim: DIM }
             .bytes()
-            .map(|n| n * HEADS)
+            .map(|n| n * kv_heads)
             .ok_or("a cache without size")
     };
     let mut memory = [
@@ -111,7 +114,7 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
     });
     let keys: usize = (ctx - n + 1..=ctx).sum();
     println!(
-        "{name:10} {cache:4} {:4} {n:4} rows of {ctx:5} {:8.1} GFLOP/s {:7.1} GB/s {:9.3} ms",
+        "{name:10} {cache:4} {:4} {n:4} rows of {ctx:5}, {kv_heads:2} heads {:8.1} GFLOP/s {:7.1} GB/s {:9.3} ms",
         compute.name(),
         4.0 * (keys * HEADS * DIM) as f64 / seconds / 1e9,
         (size(key_order(&isa))? + size(value_order(&isa))?) as f64 / seconds / 1e9,
@@ -137,10 +140,13 @@ fn main() -> Outcome {
     for machine in [Machine::host()?, Machine::x86_64_level(3)] {
         println!("\n{} {:?}", machine.cpu, machine.isa());
         for (cache, compute) in arithmetics {
-            let prefill = |context| Probe { name: "prefill", cache, compute, rows: CHUNK, context };
+            let prefill =
+                |context| Probe { name: "prefill", cache, compute, rows: CHUNK, context, kv_heads: HEADS };
             let probes = [512, 2048, 8192].map(prefill);
-            let decode = Probe { name: "decode", cache, compute, rows: 1, context: 8192 };
-            for probe in probes.iter().chain([&decode]).filter(|p| p.name.contains(&wanted)) {
+            let decode =
+                |kv_heads| Probe { name: "decode", cache, compute, rows: 1, context: 8192, kv_heads };
+            let decodes = [HEADS, 4, 2, 1].map(decode);
+            for probe in probes.iter().chain(&decodes).filter(|p| p.name.contains(&wanted)) {
                 measure(&machine, probe)?;
             }
         }

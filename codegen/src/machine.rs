@@ -96,6 +96,11 @@ pub enum ByteDot {
 }
 
 impl Isa {
+    /// Whether there are products of two rows and two columns of bf16 (`bfmmla`, with every `bfdot` of NEON).
+    pub(crate) fn squares(&self) -> bool {
+        self.bf16 && self.lanes == 4
+    }
+
     const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None, tiles: false };
     const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs, tiles: false };
     const NEON: Self = Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false };

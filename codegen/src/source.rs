@@ -77,7 +77,10 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
         let (file, offset, bytes) = (num(s.file), long(s.offset), long(s.bytes));
         quote!(SegmentRef { file: #file, offset: #offset, bytes: #bytes })
     });
-    let states = plan.states.iter().map(|s| long(s.bytes()));
+    let states = plan.states.iter().map(|s| {
+        let (bytes, format) = (long(s.bytes()), format_ident!("{}", format!("{:?}", s.format)));
+        quote!(StateRef { bytes: #bytes, format: Format::#format })
+    });
     let segment_names = names(plan.segments.iter().map(|s| s.name.as_str()));
     let state_names = names(plan.states.iter().map(|s| s.name.as_str()));
     let segment_ids = (0..plan.segments.len()).map(|i| num(i as u32));

@@ -37,6 +37,9 @@ pub enum Compute {
 }
 
 impl Compute {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::I8];
+
     /// Name in symbols and in `model.toml`.
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,6 +47,11 @@ impl Compute {
             Self::Bf16 => "bf16",
             Self::I8 => "i8",
         }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|c| c.name() == name)
     }
 }
 

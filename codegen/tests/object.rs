@@ -6,7 +6,8 @@ use moec_codegen::jit::Loaded;
 use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
 use moec_codegen::{
-    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Schedule, compile, packed_words,
+    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Schedule, assembly, compile,
+    packed_words,
 };
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
@@ -299,6 +300,29 @@ fn machines_have_their_vectors() {
     assert_eq!(aarch64().isa(), Isa { lanes: 4, nr: 8, mr: 8, bf16: false, bytes, tiles: false });
     let host = Machine::host().unwrap();
     assert!(host.features.iter().all(|f| FEATURES.iter().any(|(llvm, _)| llvm == f)), "{host:?}");
+}
+
+/// Where there are instructions for two rows at a time, several rows meet them, and one row those for one.
+#[test]
+fn neon_multiplies_two_rows_at_a_time() {
+    let features = ["dotprod", "i8mm", "bf16"].map(str::to_owned).to_vec();
+    let machine = Machine { features, ..aarch64() };
+    for spec in small_products() {
+        let text = assembly(&machine, &spec).unwrap();
+        let (two, one) = match spec.compute() {
+            Some(Compute::Bf16) => ("bfmmla", "bfdot"),
+            Some(Compute::I8) => ("smmla", "sdot"),
+            _ => continue,
+        };
+        assert!(
+            text.contains(two) && text.contains(one),
+            "no {two} and {one} in {}",
+            spec.symbol(&machine.isa())
+        );
+    }
+    // A machine without them keeps to one row.
+    let bytes = small_products().into_iter().find(|s| s.compute() == Some(Compute::I8)).unwrap();
+    assert!(!assembly(&aarch64(), &bytes).unwrap().contains("smmla"));
 }
 
 fn aarch64() -> Machine {

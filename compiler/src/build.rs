@@ -77,8 +77,12 @@ pub fn build(
     if !ran? {
         return Ok(None);
     }
-    let importance = crate::calibrate::importance(&compilation, progress)?;
+    if let Some(profile) = &profile {
+        compilation.profile_entry = Some(crate::calibrate::entry(&compilation, profile)?);
+    }
+    let (importance, entry) = crate::calibrate::importance(&compilation, progress)?.unzip();
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
+    compilation.profile_entry = entry.or(compilation.profile_entry);
     crate::interrupt::check()?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     let summary = write::write(&mut compilation, &folder, request.link, progress)?;

@@ -1,5 +1,6 @@
 //! The pipeline: one list, in order.
 
+use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::partial::io_error;
 use crate::bundle::{KERNELS, TOKENIZER};
 use crate::config::Config;
@@ -64,6 +65,8 @@ pub struct Compilation<'a> {
     pub as_lowered: bool,
     /// Which errors of weights matter, for grouped formats; `None`: all the same.
     pub importance: Option<&'a dyn WeightImportance>,
+    /// What the manifest says of the profile.
+    pub profile_entry: Option<ProfileEntry>,
 }
 
 /// Measures what a placement costs in quality.
@@ -152,6 +155,7 @@ impl<'a> Compilation<'a> {
             applied: Applied::new(),
             as_lowered: false,
             importance: None,
+            profile_entry: None,
         }
     }
 

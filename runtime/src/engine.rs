@@ -106,9 +106,9 @@ impl<'p> Engine<'p> {
         let arena = Region::new("activations", program.arena_bytes)?;
         let mut kv_bytes = 0u64;
         let mut offsets = Vec::with_capacity(program.states.len());
-        for &bytes in program.states {
+        for state in program.states {
             offsets.push(kv_bytes);
-            let end = bytes.checked_next_multiple_of(ALIGN).and_then(|b| kv_bytes.checked_add(b));
+            let end = state.bytes.checked_next_multiple_of(ALIGN).and_then(|b| kv_bytes.checked_add(b));
             kv_bytes =
                 end.ok_or_else(|| Error::Plan("the KV cache is larger than memory can be".to_owned()))?;
         }

@@ -2,7 +2,9 @@
 
 use crate::abi::KernelFn;
 use crate::error::{Error, Result};
-use crate::program::{BufferRef, Code, EntryRef, FileInfo, ModelRef, Program, SegmentRef, Step, TargetRef};
+use crate::program::{
+    BufferRef, Code, EntryRef, FileInfo, ModelRef, Program, SegmentRef, StateRef, Step, TargetRef,
+};
 use crate::validate;
 use moec_ir::plan::{self, Plan};
 
@@ -54,7 +56,7 @@ impl LoadedProgram {
         let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
         let files: Vec<_> = self.plan.files.iter().map(file).collect();
         let segments: Vec<_> = self.plan.segments.iter().map(segment).collect();
-        let states: Vec<u64> = self.plan.states.iter().map(plan::StateBuf::bytes).collect();
+        let states: Vec<_> = self.plan.states.iter().map(state).collect();
         let buffers: Vec<Vec<BufferRef>> =
             self.plan.entries.iter().map(|e| e.buffers.iter().map(buffer).collect()).collect();
         let steps: Vec<Vec<Step<'_>>> =
@@ -119,6 +121,10 @@ fn file(f: &plan::FileRef) -> FileInfo<'_> {
 
 fn segment(s: &plan::Segment) -> SegmentRef {
     SegmentRef { file: s.file, offset: s.offset, bytes: s.bytes }
+}
+
+fn state(s: &plan::StateBuf) -> StateRef {
+    StateRef { bytes: s.bytes(), format: s.format }
 }
 
 fn buffer(b: &plan::Buffer) -> BufferRef {

@@ -4,8 +4,8 @@
 //! expression. [`crate::LoadedProgram`] builds the same from a decoded Plan.
 
 use crate::abi::KernelFn;
-pub use moec_ir::EntryKind;
 pub use moec_ir::plan::{Arg, Builtin, Grid, RowSpace};
+pub use moec_ir::{EntryKind, Format};
 
 /// Code of a step.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +81,15 @@ pub struct SegmentRef {
     pub bytes: u64,
 }
 
+/// A KV-cache tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateRef {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Storage of its numbers.
+    pub format: Format,
+}
+
 /// What the runtime must know of the model. See [`moec_ir::plan::ModelInfo`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelRef<'a> {
@@ -134,8 +143,8 @@ pub struct Program<'a> {
     pub files: &'a [FileInfo<'a>],
     /// Packed weights.
     pub segments: &'a [SegmentRef],
-    /// Bytes of each KV-cache tensor.
-    pub states: &'a [u64],
+    /// KV-cache tensors.
+    pub states: &'a [StateRef],
     /// Entry points, prefill first, then decode, each by ascending rows.
     pub entries: &'a [EntryRef<'a>],
 }

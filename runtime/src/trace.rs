@@ -67,7 +67,7 @@ impl StepView<'_> {
     /// Bytes of a KV-cache tensor.
     pub fn state(&self, index: u32) -> Option<&[u8]> {
         let at = self.state_at.get(index as usize)?;
-        Some(self.look(*at, *self.program.states.get(index as usize)?))
+        Some(self.look(*at, self.program.states.get(index as usize)?.bytes))
     }
 
     /// Bytes of a packed weight.

@@ -143,7 +143,7 @@ fn extent(p: &Program<'_>, e: &EntryRef<'_>, arg: Arg) -> Option<Range<u64>> {
             (u64::from(skip) <= b.bytes).then_some(start..b.offset + b.bytes)
         }
         Arg::Segment(i) => p.segments.get(i as usize).map(|s| 0..s.bytes),
-        Arg::State(i) => p.states.get(i as usize).map(|&bytes| 0..bytes),
+        Arg::State(i) => p.states.get(i as usize).map(|s| 0..s.bytes),
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use moec_ir::plan::{Arg, Builtin, Code, Grid, Plan};
-use moec_runtime::program::{self, EntryKind, EntryRef};
+use moec_runtime::program::{self, EntryKind, EntryRef, Format, StateRef};
 use moec_runtime::store::MappedStore;
 use moec_runtime::{CheckLevel, Engine, Error, Fault, LoadedProgram, Options, Program, validate};
 use std::path::Path;
@@ -184,7 +184,7 @@ static BAKED: Program<'static> = Program {
     scratch_bytes: 0,
     files: &[],
     segments: &[],
-    states: &[64],
+    states: &[StateRef { bytes: 64, format: Format::Bf16 }],
     entries: &[EntryRef {
         kind: EntryKind::Prefill(1),
         out_rows: 1,

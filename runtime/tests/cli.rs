@@ -227,7 +227,9 @@ fn bench_and_info() {
     assert_eq!(json["model"]["vocab"], 260);
     assert_eq!(json["target"]["runs_here"], true);
     assert_eq!(json["entries"][1]["kind"], "prefill[16]");
+    assert_eq!(json["memory"]["kv_format"], "f32");
     let text = run("info").out;
+    assert!(text.contains(" of f32 when full"), "{text}");
     assert!(text.contains("toy") && text.contains("runs here"), "{text}");
     // It needs no weights.
     let empty = tempfile::tempdir().unwrap();

@@ -18,6 +18,7 @@ pub(super) type Instructions<'c> = HashMap<&'static str, FunctionValue<'c>>;
 
 const BF16_X86: &str = "llvm.x86.avx512bf16.dpbf16ps.512";
 const BF16_ARM: &str = "llvm.aarch64.neon.bfdot";
+const BF16_SQUARES: &str = "llvm.aarch64.neon.bfmmla";
 const VNNI_512: &str = "llvm.x86.avx512.vpdpbusd.512";
 const VNNI_256: &str = "llvm.x86.avx512.vpdpbusd.256";
 const SIGN: &str = "llvm.x86.avx2.psign.b";
@@ -46,6 +47,9 @@ pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> R
             16 => (BF16_X86, vec![]),
             _ => (BF16_ARM, vec![vector(float, lanes), vector(half, 2 * lanes)]),
         });
+    }
+    if isa.squares() {
+        wanted.push((BF16_SQUARES, vec![]));
     }
     if isa.tiles {
         wanted.extend(super::tiles::INSTRUCTIONS.map(|name| (name, vec![])));
@@ -108,6 +112,11 @@ impl<'k> Kb<'k> {
     pub(crate) fn dot_pairs(&'k self, sum: F<'k>, a: I<'k>, b: I<'k>) -> F<'k> {
         let name = if self.lanes() == 16 { BF16_X86 } else { BF16_ARM };
         F { k: self, v: self.instruction(name, &[sum.v, a.v, b.v], sum.v) }
+    }
+
+    /// `sum + a·bᵀ` of bf16: `a` holds four of two rows, `b` four of two columns, `sum` their four products, row by row.
+    pub(crate) fn dot_squares(&'k self, sum: F<'k>, a: I<'k>, b: I<'k>) -> F<'k> {
+        F { k: self, v: self.instruction(BF16_SQUARES, &[sum.v, a.v, b.v], sum.v) }
     }
 
     /// `sum + Σ wᵢ·xᵢ` in every lane, of four bytes each; `x` is signed. What `w` must be follows from

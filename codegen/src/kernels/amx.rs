@@ -22,7 +22,7 @@ use crate::dsl::{F, I, Kb, P, Span, TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS
 use crate::machine::Isa;
 
 /// Words of pairs that a tile's row holds: a step.
-const STEP: usize = TILE_ROW_BYTES / 4;
+pub(super) const STEP: usize = TILE_ROW_BYTES / 4;
 /// Columns of a tile of sums.
 const COLUMNS: usize = TILE_ROW_BYTES / 4;
 /// Rows of a block.
@@ -170,19 +170,92 @@ impl<'k> Job<'_, 'k> {
         each_sum(&|tile, at| at.store_tile(tile, self.pitch()));
     }
 
-    /// One step: a load goes before the first product that wants it.
     fn step(&self, rows: &[P<'k>], step: I<'k>) {
         let weights = self.panel.weights.bytes(step * (STEP * self.pitch()));
-        for (r, row) in rows.iter().enumerate() {
-            for (c, b) in B.iter().enumerate() {
-                if r == 0 {
-                    weights.bytes(c * TILE_ROW_BYTES).load_tile(*b, self.pitch());
-                }
-                if c == 0 {
-                    row.words(step * STEP).load_tile(A[r], 4 * self.apart);
-                }
-                self.k.dot_tiles(SUMS[r][c], A[r], *b);
+        let rows: Vec<P<'k>> = rows.iter().map(|row| row.words(step * STEP)).collect();
+        multiply_step(self.k, &rows, self.apart, weights);
+    }
+}
+
+/// One step of one or two tiles of rows, `apart` words from row to row, and of the weights at an address: a load
+/// goes before the first product that wants it.
+fn multiply_step<'k>(k: &'k Kb<'k>, rows: &[P<'k>], apart: usize, weights: P<'k>) {
+    for (r, row) in rows.iter().enumerate() {
+        for (c, b) in B.iter().enumerate() {
+            if r == 0 {
+                weights.bytes(c * TILE_ROW_BYTES).load_tile(*b, k.isa.nr * 4);
             }
+            if c == 0 {
+                row.load_tile(A[r], 4 * apart);
+            }
+            k.dot_tiles(SUMS[r][c], A[r], *b);
+        }
+    }
+}
+
+/// Gives every tile its full shape; `config` is scratch for it.
+pub(super) fn shape<'k>(k: &'k Kb<'k>, config: P<'k>) {
+    shape_steps(k, config, STEP);
+}
+
+/// Full tiles, for steps of `words` pairs.
+fn shape_steps<'k>(k: &'k Kb<'k>, config: P<'k>, words: usize) {
+    let (full, most, deep) = (TILE_ROW_BYTES, k.i(TILE_ROWS as i64), k.i(words as i64));
+    let (sums, rows, weights) = ((full, most), (4 * words, most), (full, deep));
+    k.shape_tiles(config, [sums, sums, sums, sums, rows, rows, weights, weights]);
+}
+
+/// A product of up to 32 rows with 32 columns of weights whose sums stay where they are wanted. Tiles have their
+/// full [`shape`] before and after.
+pub(super) struct Sums<'k> {
+    /// First row of pairs, and words from row to row.
+    pub(super) rows: P<'k>,
+    pub(super) apart: usize,
+    /// First row of pairs of the weights, [`Isa::nr`] words each.
+    pub(super) weights: P<'k>,
+    /// Whole steps.
+    pub(super) steps: I<'k>,
+    /// Words of pairs behind them.
+    pub(super) rest: usize,
+    /// Sums of the first row, and words from row to row.
+    pub(super) at: P<'k>,
+    pub(super) pitch: usize,
+    /// Whether they start from zero, not from what is there.
+    pub(super) fresh: bool,
+    /// Scratch for shapes.
+    pub(super) config: P<'k>,
+}
+
+impl<'k> Sums<'k> {
+    /// Computes one or two tiles of rows.
+    pub(super) fn add(&self, k: &'k Kb<'k>, tiles: usize) {
+        let each = |body: &dyn Fn(Tile, P<'k>)| {
+            for (r, tiles) in SUMS.iter().enumerate().take(tiles) {
+                for (c, &tile) in tiles.iter().enumerate() {
+                    body(tile, self.at.words((r * TILE_ROWS) * self.pitch + c * COLUMNS));
+                }
+            }
+        };
+        let load = |tile, at: P<'k>| at.load_tile(tile, 4 * self.pitch);
+        let store = |tile, at: P<'k>| at.store_tile(tile, 4 * self.pitch);
+        let step = |step: I<'k>| {
+            let row = |r: usize| self.rows.words(r * TILE_ROWS * self.apart).words(step * STEP);
+            let rows: Vec<P<'k>> = (0..tiles).map(row).collect();
+            multiply_step(k, &rows, self.apart, self.weights.bytes(step * (STEP * 4 * k.isa.nr)));
+        };
+        if self.fresh {
+            each(&|tile, _| k.zero_tile(tile));
+        } else {
+            each(&load);
+        }
+        k.each(0, self.steps, 1, step);
+        each(&store);
+        if self.rest > 0 {
+            shape_steps(k, self.config, self.rest);
+            each(&load);
+            step(self.steps);
+            each(&store);
+            shape(k, self.config);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The matrix microkernel: a few rows times one weight panel, accumulated in registers.
 
+use super::squares;
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::{Schedule, least};
 use crate::spec::Compute;
@@ -73,6 +74,9 @@ pub(crate) fn product<'k>(
     panel: &Panel<'k>,
     later: Option<P<'k>>,
 ) -> Vec<[F<'k>; 2]> {
+    if squares::serves(&k.isa, rows.len(), panel) {
+        return squares::product(k, rows, panel);
+    }
     // Few rows do not fill the pipeline: steps then take turns with several sets of accumulators.
     let splits = match rows.len() {
         1 => 4,

@@ -16,6 +16,7 @@ mod quantise;
 pub(crate) mod router;
 mod rows;
 mod softmax;
+mod squares;
 mod unpack;
 
 use crate::dsl::Kb;

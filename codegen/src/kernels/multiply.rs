@@ -4,7 +4,7 @@
 //! | weights | rows | how |
 //! |---|---|---|
 //! | f32, f16, bf16 | f32 | multiply-adds, weights widened in registers ([`super::micro`]) |
-//! | bf16 | bf16 | dot products of pairs ([`super::micro`]) |
+//! | bf16 | bf16 | dot products of pairs ([`super::micro`]); on NEON two rows at a time ([`super::squares`]) |
 //! | q8, q4 | bytes | dot products of four bytes, one scale per group ([`super::bytes`]) |
 //! | q8, q4 | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
 //! | bf16 | bf16, on tile registers | [`super::amx`] |

@@ -29,8 +29,21 @@ pub struct Manifest {
     pub llvm: String,
     /// SHA-256 over the names, types, shapes and places of the checkpoint's tensors.
     pub source_fingerprint: String,
+    /// Profile whose importance the weights were rounded by, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<ProfileEntry>,
     /// Every other file, by path.
     pub files: BTreeMap<String, FileEntry>,
+}
+
+/// The profile that a build took.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileEntry {
+    /// Its file's name, or the names of the texts that the build took it from.
+    pub name: String,
+    /// SHA-256 of its stored form, hexadecimal.
+    pub sha256: String,
 }
 
 /// Size and hash of a file.

@@ -93,6 +93,7 @@ pub fn write(
         target: plan.target.name.clone(),
         llvm: moec_cpu::llvm_version(),
         source_fingerprint: c.checkpoint.fingerprint(),
+        profile: c.profile_entry.clone(),
         files: std::collections::BTreeMap::new(),
     };
     list(root, root, &plan, &mut manifest)?;

@@ -4,6 +4,7 @@
 
 use super::{Request, WINDOW, calibrate, read_texts};
 use crate::bundle::hashing::{hex, sha256};
+use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::runner::cache_dir;
 use crate::error::{Error, Result};
 use crate::passes::lower::lower;
@@ -12,7 +13,7 @@ use crate::profile::importance::too_few;
 use crate::profile::{Importance, Origin, Profile, file};
 use crate::progress::Progress;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The profile for a build: the one that `model.toml` names, else that of the texts that it names. `None` where it
 /// says nothing of calibration.
@@ -35,12 +36,12 @@ fn named(path: &Path, origin: &Origin) -> Result<Profile> {
     Ok(profile)
 }
 
-/// The importance of weights for a build. `None` where `model.toml` says nothing of calibration, or where no
-/// weight is rounded so far that it would tell.
+/// The importance of weights for a build, and what profile it is of. `None` where `model.toml` says nothing of
+/// calibration, or where no weight is rounded so far that it would tell.
 ///
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
-pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Importance>> {
+pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Importance, ProfileEntry)>> {
     if !c.module.weights.iter().any(|w| w.format.is_grouped()) {
         // A profile that is named must be right all the same.
         if let Some(path) = &c.config.calibrate.profile {
@@ -53,7 +54,24 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Imp
         progress.warn(&few);
     }
     let lowered = lower(c.spec, &c.shapes()?)?;
-    Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped()).map(Some)
+    let importance = Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped())?;
+    Ok(Some((importance, entry(c, &profile)?)))
+}
+
+/// What a bundle says of the profile that it was built with.
+///
+/// # Errors
+/// Our bug: a profile that cannot be encoded.
+pub fn entry(c: &Compilation<'_>, profile: &Profile) -> Result<ProfileEntry> {
+    let wanted = &c.config.calibrate;
+    let name = wanted.profile.as_ref().map_or_else(|| file_names(&wanted.text), |path| file_names([path]));
+    Ok(ProfileEntry { name, sha256: hex(&sha256(&profile.encode()?)) })
+}
+
+/// Names of files without their folders, which are this machine's.
+fn file_names<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> String {
+    let names = paths.into_iter().filter_map(|p| p.file_name()).map(|n| n.to_string_lossy().into_owned());
+    names.collect::<Vec<_>>().join(", ")
 }
 
 /// The profile of the texts of `model.toml`, from the cache if it is there.

@@ -9,7 +9,7 @@ mod collect;
 mod record;
 mod texts;
 
-pub use cache::{importance, profile};
+pub use cache::{entry, importance, profile};
 pub use texts::{Corpus, read_texts};
 
 use crate::bundle::partial::io_error;

@@ -5,7 +5,7 @@ use crate::progress::Progress;
 use crate::{Error, Result, disk, human};
 use moec_cpu::CpuTarget;
 use moec_cpu::roofline::{self, Roofline};
-use moec_device::{Bandwidth, Cache, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind};
+use moec_device::{Bandwidth, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind};
 use moec_runtime::cpu;
 use moec_runtime::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
 use moec_runtime::flash::{Choice, Options};
@@ -76,7 +76,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         legal_ops: LegalOps::All,
         units: vec![unit(&found)],
         memories: [Some(memory(&found)), flash.as_ref().map(flash_memory)].into_iter().flatten().collect(),
-        caches: caches(Path::new("/sys/devices/system/cpu/cpu0/cache")),
+        caches: moec_device::host_caches(),
         links: Vec::new(),
         power: None,
         name,
@@ -183,40 +183,6 @@ fn rounded(x: f64) -> f64 {
     (x * scale).round() / scale
 }
 
-/// The caches of a core that hold data, as Linux lists them; none elsewhere.
-fn caches(folder: &Path) -> Vec<Cache> {
-    let read = |i: usize, file: &str| {
-        let text = fs::read_to_string(folder.join(format!("index{i}/{file}"))).ok()?;
-        Some(text.trim().to_owned())
-    };
-    let cache = |i| {
-        let holds_data = read(i, "type")? != "Instruction";
-        let (level, size) = (read(i, "level")?.parse().ok()?, cache_bytes(&read(i, "size")?)?);
-        let shared_by = read(i, "shared_cpu_list").and_then(|list| cpus(&list));
-        let source = format!("{}/index{i}", folder.display());
-        holds_data.then_some(Cache { level, bytes: size, shared_by, source })
-    };
-    let mut found: Vec<Cache> = (0..8).filter_map(cache).filter(|c| (1..=3).contains(&c.level)).collect();
-    found.sort_by_key(|c| c.level);
-    found.dedup_by_key(|c| c.level);
-    found
-}
-
-/// `48K` or `32768K`.
-fn cache_bytes(size: &str) -> Option<u64> {
-    let units = [("K", 1 << 10), ("M", 1 << 20), ("", 1)];
-    units.iter().find_map(|(unit, n)| size.strip_suffix(unit)?.parse::<u64>().ok()?.checked_mul(*n))
-}
-
-/// How many processors a list like `0-3,8` names.
-fn cpus(list: &str) -> Option<u32> {
-    let count = |part: &str| match part.split_once('-') {
-        Some((a, b)) => (b.parse::<u32>().ok()?).checked_sub(a.parse().ok()?)?.checked_add(1),
-        None => part.parse::<u32>().ok().map(|_| 1),
-    };
-    list.split(',').map(count).sum()
-}
-
 fn memory_total() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
@@ -270,12 +236,7 @@ mod tests {
     use moec_cpu::roofline::{PeakRate, Rates};
 
     #[test]
-    fn lists_and_sizes() {
-        assert_eq!([cpus("0"), cpus("0-3,8"), cpus("3-1"), cpus("x")], [Some(1), Some(5), None, None]);
-        assert_eq!(
-            [cache_bytes("48K"), cache_bytes("2M"), cache_bytes("7"), cache_bytes("K")],
-            [Some(48 << 10), Some(2 << 20), Some(7), None]
-        );
+    fn figures_have_three_digits() {
         assert_eq!([rounded(1234.5), rounded(0.012_345), rounded(58.04)], [1230.0, 0.0123, 58.0]);
     }
 

@@ -1,13 +1,14 @@
 //! Where the verbs meet the compiler: the bodies of `build`, `inspect`, `verify`, `run` and `eval`.
 
 use super::{build, eval, inspect, output, run, verify};
+use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
 use crate::decisions::By;
 use crate::evaluate::{self, Tasks};
 use crate::import::{Checkpoint, ImportOptions};
 use crate::pipeline::Stops;
 use crate::progress::Progress;
-use crate::verify::{BOUND, Distance, Report};
+use crate::verify::{Distance, NodeReport, Report};
 use crate::{Error, Result, human};
 use moec_ir::Format;
 use moec_ir::plan::{Plan, Segment};
@@ -111,6 +112,7 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
             "moec_version": bundle.manifest.moec_version,
             "llvm": bundle.manifest.llvm,
             "source_fingerprint": bundle.manifest.source_fingerprint,
+            "profile": bundle.manifest.profile,
             "files": bundle.manifest.files,
             "plan": facts,
         }));
@@ -137,6 +139,7 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         row("target", format!("{} ({}, {})", plan.target.name, plan.target.triple, plan.target.cpu)),
         row("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
         row("context", format!("{} tokens, {} sequences", plan.model.max_context, plan.model.slots)),
+        row("profile", bundle.manifest.profile.as_ref().map_or_else(|| "none".to_owned(), profile)),
         row("weights", format!("{}: {}", text("weights"), formats.join(", "))),
         row(
             "KV cache",
@@ -157,13 +160,17 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
     output::data(&output::table(&rows))
 }
 
+/// `olmoe.trace (sha256 0123456789ab…)`
+fn profile(p: &ProfileEntry) -> String {
+    format!("{} (sha256 {}…)", p.name, p.sha256.get(..12).unwrap_or(&p.sha256))
+}
+
 /// `moec verify`.
 pub(super) fn verify(args: &verify::Args, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let bundle = Bundle::open(&args.bundle)?;
     let checkpoint = args.source.as_deref().map(|dir| open_source(&bundle, dir)).transpose()?;
-    let bound = args.bound.unwrap_or(BOUND);
-    let report = crate::verify::verify(&bundle, checkpoint.as_ref(), bound, progress)?;
+    let report = crate::verify::verify(&bundle, checkpoint.as_ref(), args.bound, progress)?;
     if args.json {
         let value = serde_json::to_value(&report).map_err(|e| Error::bug(e.to_string()))?;
         output::json(&value)?;
@@ -180,7 +187,7 @@ pub(super) fn verify(args: &verify::Args, progress: &Progress) -> Result<()> {
         progress.finished(&format!("{} is right", args.bundle.display()), start);
         return Ok(());
     }
-    let error = Error::input(format!("`{}` passes the bound of {bound:e}", args.bundle.display()));
+    let error = Error::input(format!("`{}` is further off than it may be", args.bundle.display()));
     Err(failures.iter().take(8).fold(error, Error::because))
 }
 
@@ -214,7 +221,9 @@ fn package_rows(report: &Report) -> Vec<Vec<String>> {
 /// The worst step of every operator in every entry point.
 fn report_rows(report: &Report) -> Vec<Vec<String>> {
     let mut rows = vec![
-        ["entry", "operator", "steps", "worst local", "worst chained", "where"].map(str::to_owned).to_vec(),
+        ["entry", "operator", "steps", "worst local", "allowed", "worst chained", "where"]
+            .map(str::to_owned)
+            .to_vec(),
     ];
     for entry in &report.entries {
         let mut ops: Vec<&str> = entry.nodes.iter().map(|n| n.op).collect();
@@ -223,8 +232,8 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
         for op in ops {
             let nodes: Vec<_> = entry.nodes.iter().filter(|n| n.op == op).collect();
             let chained = nodes.iter().filter_map(|n| n.chained).reduce(Distance::max);
-            let Some(worst) = nodes.iter().max_by(|a, b| a.local.relative.total_cmp(&b.local.relative))
-            else {
+            let share = |n: &NodeReport| n.local.relative / report.allowed(n).max(f64::MIN_POSITIVE);
+            let Some(worst) = nodes.iter().max_by(|a, b| share(a).total_cmp(&share(b))) else {
                 continue;
             };
             rows.push(vec![
@@ -232,6 +241,7 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
                 op.to_owned(),
                 nodes.len().to_string(),
                 format!("{:.1e}", worst.local.relative),
+                format!("{:.1e}", report.allowed(worst)),
                 chained.map_or_else(|| "-".to_owned(), |d| format!("{:.1e}", d.relative)),
                 worst.scope.clone(),
             ]);
@@ -242,8 +252,9 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
             "(logits)".into(),
             String::new(),
             String::new(),
+            format!("{:.1e}", report.allowed_of_logits(entry)),
             logits,
-            String::new(),
+            format!("{} of {} rows", entry.rows, entry.all_rows),
         ]);
     }
     rows

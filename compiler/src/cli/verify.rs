@@ -16,7 +16,9 @@ pub struct Args {
     /// Checkpoint to compare the packed weights with
     #[arg(long, value_name = "HF_DIR")]
     pub source: Option<PathBuf>,
-    /// Largest error that passes, relative to the largest value of the step
+    /// Largest error of a step that passes [default: what its formats and arithmetic explain]
+    ///
+    /// As root mean square, relative to what is right. Steps in f32 may be off by 1e-4.
     #[arg(long, value_name = "X")]
     pub bound: Option<f64>,
     /// Print one JSON object to stdout

@@ -4,7 +4,7 @@ use super::{Experts, groups, path};
 use crate::bundle::read::Bundle;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::verify::{Distance, rounding};
+use crate::verify::{Distance, stored};
 use moec_coreml::check::{self, Limits, Severity};
 use moec_coreml::exec::{Executor, States, Tensor as Half};
 use moec_coreml::package::Package;
@@ -69,7 +69,7 @@ pub fn verify(
         let refused = findings.iter().any(|f| f.severity == Severity::Error);
         let format = |name: &str| bundle.plan.segments.iter().find(|s| s.name == name).map(|s| s.format);
         let format = Experts::of(module, table.layer).and_then(|e| format(&module.weight(e.down).name));
-        let allowed = format.filter(|_| rounded).map_or(0.0, rounding);
+        let allowed = format.filter(|_| rounded).map_or(0.0, stored);
         let bound = BOUND.max(allowed);
         let findings: Vec<String> = findings.iter().map(ToString::to_string).collect();
         for function in package.program.functions.keys() {

@@ -503,3 +503,19 @@ mod channels {
         assert!(said.starts_with("1 of 2 experts saw fewer than 64 tokens (1 in layer 0)"), "{said}");
     }
 }
+
+/// Fuzzing starts from a file, and from what such a file holds deflated. `MOEC_RENEW_SEEDS=1` writes both.
+#[test]
+fn seeds_of_fuzzing_are_of_this_version() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/profile");
+    let stored = bincode::encode_to_vec(example(), bincode::config::standard()).unwrap();
+    for (name, bytes) in [("file", example().encode().unwrap()), ("stored", stored)] {
+        let path = folder.join(name);
+        if std::env::var_os("MOEC_RENEW_SEEDS").is_some() {
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let seed = std::fs::read(&path).unwrap();
+        assert!(seed == bytes, "`{}` is of another version; MOEC_RENEW_SEEDS=1 renews it", path.display());
+    }
+}

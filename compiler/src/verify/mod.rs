@@ -4,6 +4,7 @@
 //! the compiled step got, so it is that step's alone. The **chained** one compares with an evaluator that
 //! ran the whole entry point by itself, so it shows what errors add up to, layer by layer.
 
+mod allowed;
 mod compare;
 mod probe;
 mod weights;
@@ -14,14 +15,15 @@ use crate::error::{Error, Result};
 use crate::import::Checkpoint;
 use crate::progress::Progress;
 use moec_ir::eval::{Evaluator, Tensor};
-use moec_ir::{EntryKind, Format, Graph, Module, NodeId};
+use moec_ir::{EntryKind, Graph, Module, NodeId};
 use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Row};
 use serde::Serialize;
 use std::collections::HashMap;
 
+pub(crate) use allowed::stored;
 pub use compare::Distance;
 
-/// Largest local error that passes, as root mean square relative to the reference's.
+/// Largest local error that passes of a step in f32, as root mean square relative to the reference's.
 pub const BOUND: f64 = 1e-4;
 /// How much larger than the bound of one step the error of the logits may be.
 pub const CHAIN: f64 = 10.0;
@@ -33,8 +35,8 @@ const PROBE_ROWS: usize = 12;
 pub struct Report {
     /// Files whose hash was checked.
     pub files: usize,
-    /// Largest local error allowed.
-    pub bound: f64,
+    /// Largest local error that was asked for; `None`: what the arithmetic of each step explains.
+    pub bound: Option<f64>,
     /// Entry points; none where this machine cannot execute the target's kernels.
     pub entries: Vec<EntryReport>,
     /// Functions of packages for other units.
@@ -49,8 +51,13 @@ pub struct EntryReport {
     pub entry: String,
     /// Nodes in order.
     pub nodes: Vec<NodeReport>,
-    /// Error of the logits against the evaluator's own run.
+    /// Error of the logits against the evaluator's own run, of the rows that are compared.
     pub logits: Distance,
+    /// Rows of logits that are compared: where steps round, not those of tokens that went to other experts than
+    /// the evaluator's did.
+    pub rows: usize,
+    /// Rows of logits.
+    pub all_rows: usize,
 }
 
 /// Errors of one node.
@@ -66,7 +73,7 @@ pub struct NodeReport {
     pub kernels: Vec<String>,
     /// Against the evaluator on the same operands.
     pub local: Distance,
-    /// Local error that the formats of its operands explain; 0 where it computes in f32.
+    /// Local error that the formats of its operands and its arithmetic explain; 0 where it computes in f32.
     pub rounding: f64,
     /// Against the evaluator's own run; `None` for what depends on padding rows or on earlier sequences
     /// (dispatch tables, expert slots, whole caches).
@@ -74,19 +81,36 @@ pub struct NodeReport {
 }
 
 impl Report {
-    /// What passes a bound: a step's local error, or the logits' chained one. Formats that round raise it.
+    /// Largest local error of a node that passes.
+    pub fn allowed(&self, node: &NodeReport) -> f64 {
+        self.bound.unwrap_or_else(|| BOUND.max(node.rounding))
+    }
+
+    /// Largest chained error of an entry's logits that passes.
+    pub fn allowed_of_logits(&self, entry: &EntryReport) -> f64 {
+        CHAIN * entry.nodes.iter().map(|n| self.allowed(n)).fold(0.0, f64::max)
+    }
+
+    /// What passes its bound: a step's local error, or the logits' chained one.
     pub fn failures(&self) -> Vec<String> {
         let mut found = Vec::new();
         for entry in &self.entries {
-            for node in entry.nodes.iter().filter(|n| !n.local.within(self.bound.max(n.rounding))) {
+            for node in entry.nodes.iter().filter(|n| !n.local.within(self.allowed(n))) {
                 found.push(format!(
-                    "{} `{}` in `{}` is off by {:.1e}",
-                    entry.entry, node.op, node.scope, node.local.relative
+                    "{} `{}` in `{}` is off by {:.1e}, more than {:.1e}",
+                    entry.entry,
+                    node.op,
+                    node.scope,
+                    node.local.relative,
+                    self.allowed(node)
                 ));
             }
-            let rounding = entry.nodes.iter().map(|n| n.rounding).fold(self.bound, f64::max);
-            if !entry.logits.within(rounding * CHAIN) {
-                found.push(format!("{} logits are off by {:.1e}", entry.entry, entry.logits.relative));
+            let worst = self.allowed_of_logits(entry);
+            if !entry.logits.within(worst) {
+                found.push(format!(
+                    "{} logits are off by {:.1e}, more than {worst:.1e}",
+                    entry.entry, entry.logits.relative
+                ));
             }
         }
         for function in &self.packages {
@@ -105,33 +129,22 @@ impl Report {
     }
 }
 
-/// Relative error, as root mean square, that storing numbers in a format explains.
-pub(crate) fn rounding(format: Format) -> f64 {
-    match format {
-        Format::F32 => 0.0,
-        // Half a unit in the eighth bit.
-        Format::Bf16 => 2.0_f64.powi(-9),
-        Format::F16 => 2.0_f64.powi(-12),
-        // Half a step of a group whose other numbers are small beside its largest.
-        Format::Q8 => 0.5 / 127.0 * 32.0_f64.sqrt(),
-        Format::Q4 => 0.5 / 7.0 * 32.0_f64.sqrt(),
-    }
-}
-
-/// Verifies a bundle. With `source` the reference reads the checkpoint's weights instead of the bundle's.
+/// Verifies a bundle. With `source` the reference reads the checkpoint's weights instead of the bundle's; with
+/// `bound` every step is held to it, else to what its arithmetic explains.
 ///
 /// # Errors
 /// A bundle that cannot be read or run here. Errors past the bound are in the report, not here.
 pub fn verify(
     bundle: &Bundle,
     source: Option<&Checkpoint>,
-    bound: f64,
+    bound: Option<f64>,
     progress: &Progress,
 ) -> Result<Report> {
     progress.stage("Checking", &format!("{} files", bundle.manifest.files.len()));
     bundle.manifest.check(&bundle.folder, true)?;
     let mut module = bundle.graph()?;
     agree(bundle, &module)?;
+    let arithmetic = allowed::Arithmetic::of(bundle)?;
     let packed = weights::Packed::open(bundle)?;
     weights::split_tables(&mut module, &packed);
     if source.is_none() {
@@ -170,7 +183,7 @@ pub fn verify(
         let mut reports = Vec::new();
         for (index, graph) in module.entries.iter().enumerate() {
             bar.label(&graph.kind.to_string());
-            let mut job = Job { bundle, module: &module, index, graph };
+            let mut job = Job { bundle, module: &module, arithmetic: &arithmetic, index, graph };
             reports.push(job.run(&mut engine, &mut evaluator, &|| bar.add(1))?);
         }
         bar.finish();
@@ -198,6 +211,7 @@ fn agree(bundle: &Bundle, module: &Module) -> Result<()> {
 struct Job<'a> {
     bundle: &'a Bundle,
     module: &'a Module,
+    arithmetic: &'a allowed::Arithmetic,
     index: usize,
     graph: &'a Graph,
 }
@@ -211,8 +225,7 @@ impl Job<'_> {
     ) -> Result<EntryReport> {
         evaluator.reset();
         let calls = self.calls();
-        let mut nodes = Vec::new();
-        let mut logits = Distance::default();
+        let mut report = None;
         for (i, rows) in calls.iter().enumerate() {
             let measured = i + 1 == calls.len();
             let wanted: Vec<usize> = {
@@ -227,7 +240,8 @@ impl Job<'_> {
             };
             let entry = &self.bundle.plan.entries[self.index];
             let states = &self.bundle.plan.states;
-            let mut probe = probe::Probe::new(self.module, self.graph, entry, states, &own, seq_len);
+            let mut probe =
+                probe::Probe::new(self.module, self.graph, (entry, states), self.arithmetic, &own, seq_len);
             let mut failed = None;
             let result = engine.trace_entry(self.index, rows, &wanted, seq_len, &mut |moment, view| {
                 if measured && failed.is_none() {
@@ -244,10 +258,10 @@ impl Job<'_> {
                 return Err(e);
             }
             if measured {
-                (nodes, logits) = probe.finish(&self.bundle.plan);
+                report = Some(probe.finish(&self.bundle.plan, &wanted));
             }
         }
-        Ok(EntryReport { entry: self.graph.kind.to_string(), nodes, logits })
+        report.ok_or_else(|| Error::bug("nothing was measured"))
     }
 
     /// Token rows of each call; the last one is measured, on a cache that is not empty.

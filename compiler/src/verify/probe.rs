@@ -1,12 +1,13 @@
 //! Looks at a traced run of one entry point, node by node.
 
+use super::allowed::Arithmetic;
 use super::compare::Distance;
-use super::{NodeReport, rounding};
+use super::{EntryReport, NodeReport};
 use crate::error::{Error, Result};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{Code, Entry, Plan, RowSpace, StateBuf};
-use moec_ir::{Format, Graph, Module, Node, NodeId, Op, Operand, StateId, Type, ValueId};
+use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, Type, ValueId};
 use moec_runtime::{Moment, StepView};
 use std::collections::HashMap;
 
@@ -20,6 +21,7 @@ pub(super) struct Probe<'a> {
     entry: &'a Entry,
     /// KV cache.
     states: &'a [StateBuf],
+    arithmetic: &'a Arithmetic,
     own: &'a HashMap<NodeId, Vec<Tensor>>,
     /// Tokens of the prompt that the rows belong to, 0 in decoding.
     sequence: usize,
@@ -35,15 +37,18 @@ pub(super) struct Probe<'a> {
     /// What the evaluator makes of a cache write, whose state is there only before it.
     written: HashMap<NodeId, Vec<Tensor>>,
     reports: Vec<NodeReport>,
-    logits: Distance,
+    /// Rows of tokens that a router sent elsewhere than the evaluator did.
+    rerouted: Vec<usize>,
+    /// What was computed.
+    logits: Option<Tensor>,
 }
 
 impl<'a> Probe<'a> {
     pub(super) fn new(
         module: &'a Module,
         graph: &'a Graph,
-        entry: &'a Entry,
-        states: &'a [StateBuf],
+        (entry, states): (&'a Entry, &'a [StateBuf]),
+        arithmetic: &'a Arithmetic,
         own: &'a HashMap<NodeId, Vec<Tensor>>,
         sequence: usize,
     ) -> Self {
@@ -56,6 +61,7 @@ impl<'a> Probe<'a> {
             graph,
             entry,
             states,
+            arithmetic,
             own,
             sequence,
             spaces: graph.row_spaces(module),
@@ -65,7 +71,8 @@ impl<'a> Probe<'a> {
             kept: HashMap::new(),
             written: HashMap::new(),
             reports: Vec::new(),
-            logits: Distance::default(),
+            rerouted: Vec::new(),
+            logits: None,
         };
         for id in
             (0..graph.nodes.len()).map(|i| NodeId(i as u32)).filter(|id| probe.pending[id.0 as usize] > 0)
@@ -130,10 +137,11 @@ impl<'a> Probe<'a> {
         Ok(true)
     }
 
-    /// Reports of all nodes, and the distance of the logits.
-    pub(super) fn finish(self, plan: &Plan) -> (Vec<NodeReport>, Distance) {
-        let mut reports = self.reports;
-        for report in &mut reports {
+    /// What was found; the rows of logits are those of the tokens in `wanted`.
+    pub(super) fn finish(self, plan: &Plan, wanted: &[usize]) -> EntryReport {
+        let (logits, rows) = self.logits(wanted);
+        let mut nodes = self.reports;
+        for report in &mut nodes {
             let steps = self.entry.steps.iter().filter(|s| s.node == report.node);
             report.kernels = steps
                 .map(|s| match s.code {
@@ -142,7 +150,38 @@ impl<'a> Probe<'a> {
                 })
                 .collect();
         }
-        (reports, self.logits)
+        let all_rows = wanted.len();
+        EntryReport { entry: self.graph.kind.to_string(), nodes, logits, rows, all_rows }
+    }
+
+    /// Distance of the logits, and of how many rows. Rounding may send a token to another expert, whose row is then
+    /// another one for good.
+    fn logits(&self, wanted: &[usize]) -> (Distance, usize) {
+        let rounds = self.reports.iter().any(|r| r.rounding > 0.0);
+        let own = self.graph.def(self.graph.output).and_then(|id| self.own.get(&id)?.first());
+        let (Some(got), Some(own)) = (&self.logits, own) else { return (Distance::exact(false), 0) };
+        let cols = got.ty.cols();
+        let compared =
+            wanted.iter().enumerate().filter(|(_, token)| !rounds || !self.rerouted.contains(token));
+        let rows: Vec<usize> = compared.map(|(row, _)| row).collect();
+        let pick = |t: &Tensor| {
+            let numbers =
+                rows.iter().flat_map(|&r| t.as_f32().chunks(cols).nth(r).unwrap_or_default().to_vec());
+            Tensor::f32([rows.len(), cols], numbers.collect())
+        };
+        (Distance::of(&pick(got), &pick(own), rows.len() * cols), rows.len())
+    }
+
+    /// Remembers the rows of a router's choices, of which `len` are valid, that are not the evaluator's.
+    fn reroute(&mut self, got: &Tensor, own: &Tensor, len: usize) {
+        let k = got.ty.cols().max(1);
+        let chosen = |ids: &[i32]| {
+            let mut ids = ids.to_vec();
+            ids.sort_unstable();
+            ids
+        };
+        let rows = got.as_i32()[..len].chunks(k).zip(own.as_i32().chunks(k)).enumerate();
+        self.rerouted.extend(rows.filter(|(_, (a, b))| chosen(a) != chosen(b)).map(|(row, _)| row));
     }
 
     fn node(&self, id: NodeId) -> &'a Node {
@@ -258,17 +297,6 @@ impl<'a> Probe<'a> {
         ty.rows() / all.max(1) * valid
     }
 
-    /// Local error that the formats of a node's operands explain.
-    fn rounding(&self, op: &Op) -> f64 {
-        let cache = self.states.iter().map(|s| s.format).max().unwrap_or(Format::F32);
-        match op {
-            Op::CacheWrite => rounding(cache),
-            // Queries, weights and values in pairs of bf16, whose errors add up.
-            Op::Attention(_) if cache != Format::F32 => 4.0 * rounding(Format::Bf16),
-            _ => 0.0,
-        }
-    }
-
     fn state(&self, view: &StepView<'_>, s: StateId) -> Result<Tensor> {
         let wrong = || Error::bug(format!("state {} has not the memory of its order", s.0));
         let state = self.states.get(s.0 as usize).ok_or_else(wrong)?;
@@ -304,21 +332,29 @@ impl<'a> Probe<'a> {
             if let Some(own) = self.own.get(&id).and_then(|own| own.get(i)).filter(|_| comparable) {
                 let d = Distance::of(&got, own, len);
                 chained = Some(chained.unwrap_or_default().max(d));
+                if matches!(node.op, Op::Router(_)) && i == 0 {
+                    self.reroute(&got, own, len);
+                }
                 if v == self.graph.output {
-                    self.logits = d;
+                    self.logits = Some(got.clone());
                 }
             }
             if !matches!(node.op, Op::CacheWrite) {
                 self.kept.insert(v, got);
             }
         }
+        let steps = self.entry.steps.iter().filter(|s| s.node == id.0);
+        let kernels = steps.filter_map(|s| match s.code {
+            Code::Kernel(k) => Some(k),
+            Code::Builtin(_) => None,
+        });
         self.reports.push(NodeReport {
             node: id.0,
             scope: node.scope.clone(),
             op: node.op.name(),
             kernels: Vec::new(),
             local,
-            rounding: self.rounding(&node.op),
+            rounding: self.arithmetic.rounding(&node.op, kernels),
             chained,
         });
         Ok(())

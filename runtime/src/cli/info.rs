@@ -10,7 +10,9 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
     let p = context.program;
     let (m, t) = (&p.model, &p.target);
     let weights: u64 = p.segments.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
-    let kv: u64 = p.states.iter().fold(0, |sum, &s| sum.saturating_add(s));
+    let kv: u64 = p.states.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
+    // Every layer's cache is stored alike.
+    let kv_format = p.states.first().map(|s| s.format.name());
     // Padding and weights that are stored twice count, too.
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
     let missing = cpu::missing(t.features);
@@ -46,6 +48,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
                 "weight_bytes": weights,
                 "bits_per_parameter": bits,
                 "kv_bytes": kv,
+                "kv_format": kv_format,
             },
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
                 json!({ "kind": kind, "out_rows": out_rows, "steps": steps })
@@ -76,7 +79,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
         ("context", format!("{} tokens, {} sequences", m.max_context, m.slots)),
         ("target", format!("{} ({}, {}); {here}", t.name, t.triple, t.cpu)),
         ("weights", format!("{} in {} files, {bits:.2} bits per parameter", size(weights), p.files.len())),
-        ("KV cache", format!("{} when full", size(kv))),
+        ("KV cache", format!("{} of {} when full", size(kv), kv_format.unwrap_or("nothing"))),
         ("arena", format!("{}, and {} of scratch per thread", size(p.arena_bytes), size(p.scratch_bytes))),
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),

@@ -1,4 +1,4 @@
-//! The caches of the machine that runs the build, for `native`.
+//! The caches of the machine that runs the build, for `native` and for measured device files.
 
 use crate::Cache;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::path::Path;
 const SYS: &str = "/sys/devices/system/cpu/cpu0/cache";
 
 /// Caches for data of this machine, by level; empty where the system does not tell.
-pub(crate) fn caches() -> Vec<Cache> {
+pub fn caches() -> Vec<Cache> {
     let mut found = from_sys(Path::new(SYS));
     if found.is_empty() {
         found = from_processor();

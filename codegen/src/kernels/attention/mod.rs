@@ -9,9 +9,11 @@
 
 pub(crate) mod merge;
 mod tile;
+mod tiles;
 
+use super::amx;
 use super::cache::{self, BLOCK};
-use crate::dsl::{I, Kb, P};
+use crate::dsl::{I, Kb, P, TILE_CONFIG_BYTES};
 use crate::machine::Isa;
 use crate::spec::{Compute, KernelSpec};
 use moec_ir::op::AttentionDesc;
@@ -19,6 +21,9 @@ use moec_ir::types::{Format, GROUP};
 
 /// A maximum below every score: not infinite, so that differences of two are numbers.
 const LOWEST: f32 = -1e30;
+
+/// Most queries of a tile that meet q8 as f32, whatever was asked for.
+const FEW: usize = 8;
 
 /// What is fixed at build time.
 #[derive(Clone, Copy)]
@@ -37,7 +42,10 @@ impl<'a> Shape<'a> {
     fn of(spec: &'a KernelSpec) -> Option<Self> {
         match spec {
             &KernelSpec::Attention { ref desc, cache, compute, ctx, rows, splits, q_ld, out_ld } => {
-                Some(Self { d: desc, cache, compute, ctx, rows, splits, q_ld, out_ld })
+                let shape = Self { d: desc, cache, compute, ctx, rows, splits, q_ld, out_ld };
+                let few = cache == Format::Q8 && !desc.v_from_k && shape.queries() <= FEW;
+                // Widening a block would take longer than its few queries do.
+                Some(Self { compute: if few { Compute::F32 } else { compute }, ..shape })
             }
             _ => None,
         }
@@ -57,6 +65,11 @@ impl<'a> Shape<'a> {
     /// byte that comes from memory. Else they are widened first, once for all queries.
     fn direct(&self) -> bool {
         self.cache == Format::Q8 && self.compute == Compute::F32 && !self.d.v_from_k
+    }
+
+    /// Whether products run on tile registers: of tiles of several rows, in pairs of bf16.
+    fn on_tiles(&self, isa: &Isa) -> bool {
+        isa.tiles && self.compute == Compute::Bf16 && self.rows > 1
     }
 
     /// Format of the panels that the microkernel reads: q8 is widened to what the queries are in.
@@ -124,6 +137,8 @@ struct Scratch {
     outputs: usize,
     keys: usize,
     values: usize,
+    /// Shapes of tile registers.
+    config: usize,
     words: usize,
 }
 
@@ -141,7 +156,12 @@ impl Scratch {
         let score = BLOCK + lanes;
         let output = s.d.v_dim.next_multiple_of(isa.nr) + lanes;
         let count = s.queries();
-        let group = count.min(isa.mr);
+        // Tiles are whole: there is room for queries that fill the last one.
+        let (held, group, config) = if s.on_tiles(isa) {
+            (count.next_multiple_of(amx::BLOCK), amx::BLOCK, TILE_CONFIG_BYTES / 4)
+        } else {
+            (count, count.min(isa.mr), 0)
+        };
         let wide = s.panels();
         let widened = s.cache == Format::Q8 && !s.direct();
         let keys = if widened { BLOCK / isa.nr * cache::wide_panel_bytes(isa, wide, s.d.qk_dim) } else { 0 };
@@ -150,7 +170,7 @@ impl Scratch {
             query,
             score,
             output,
-            queries: take(count * query),
+            queries: take(held * query),
             firsts: take(count),
             ends: take(count),
             maxima: take(count),
@@ -158,9 +178,10 @@ impl Scratch {
             fades: take(group),
             scores: take(group * score),
             scaled: take(if s.direct() { group * score } else { 0 }),
-            outputs: take(count * output),
+            outputs: take(held * output),
             keys: take(keys / 4),
             values: take(values / 4),
+            config: take(config),
             words: 0,
         };
         scratch.words = words;
@@ -200,6 +221,10 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let sinks = (s.d.sinks && s.splits == 1).then(&mut arg);
     let out = arg();
     let kernel = Kernel { k, s, scratch: Scratch::of(&s, &k.isa), q, keys, values, pos, slot, sinks, out };
+    let config = kernel.tile_config();
+    if let Some(config) = config {
+        amx::shape(k, config);
+    }
     k.mixed_tiles(s.rows, |tile, first, end| {
         let (head, part) = match s.splits {
             1 => (tile, k.i(0)),
@@ -221,6 +246,9 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             });
         });
     });
+    if config.is_some() {
+        k.release_tiles();
+    }
 }
 
 impl<'k> Kernel<'_, 'k> {

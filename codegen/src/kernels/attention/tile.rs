@@ -14,14 +14,14 @@ const UNROLL: usize = 4;
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
 
 /// Where the panels of one block are.
-struct Block<'k> {
+pub(super) struct Block<'k> {
     /// Its first token.
-    first: I<'k>,
+    pub(super) first: I<'k>,
     /// Panels of keys, the first one's.
-    keys: P<'k>,
-    key_panel: usize,
+    pub(super) keys: P<'k>,
+    pub(super) key_panel: usize,
     /// Panels of values.
-    values: P<'k>,
+    pub(super) values: P<'k>,
 }
 
 /// Queries that the microkernel takes together.
@@ -44,7 +44,10 @@ impl<'k> Kernel<'_, 'k> {
         let values = self.values.map(|v| v.bytes(at * size(true, self.s.d.v_dim)));
         k.each(reach[0].div(k.i(BLOCK as i64)) * BLOCK, reach[1], BLOCK, |token| {
             let block = self.block(token, reach, keys, values);
-            self.groups(count, |group| self.meet(&block, group));
+            match self.tile_config() {
+                Some(config) => self.meet_on_tiles(&block, count, config),
+                None => self.groups(count, |group| self.meet(&block, group)),
+            }
         });
         self.finish(first, end, head, part);
     }
@@ -159,8 +162,8 @@ impl<'k> Kernel<'_, 'k> {
             let whole = last_lowest.lt(block.first + first + 1).and(least_highest.ge(block.first + end));
             k.branch(
                 whole,
-                || self.weights(block, group, [first, end], false),
-                || self.weights(block, group, [first, end], true),
+                || self.weights(block, [group.first, k.i(group.len as i64)], [first, end], false),
+                || self.weights(block, [group.first, k.i(group.len as i64)], [first, end], true),
             );
             self.grow(block, group, [first, end]);
         });
@@ -193,13 +196,20 @@ impl<'k> Kernel<'_, 'k> {
     }
 
     /// Scores to weights `2^(score − maximum)`, in the form that the values are multiplied in; maxima, sums and
-    /// what is left of earlier results. `masked`: a query may not attend to all of the columns.
-    fn weights(&self, block: &Block<'k>, group: Group<'k>, [first, end]: [I<'k>; 2], masked: bool) {
+    /// what is left of earlier results, of `len` queries from `queries` on. `masked`: a query may not attend to all of
+    /// the columns.
+    pub(super) fn weights(
+        &self,
+        block: &Block<'k>,
+        [queries, len]: [I<'k>; 2],
+        [first, end]: [I<'k>; 2],
+        masked: bool,
+    ) {
         let (k, s, lanes, nr) = (self.k, &self.scratch, self.k.lanes(), self.k.isa.nr);
         let rough = self.s.compute == Compute::Bf16;
         let factor = self.s.d.scale * LOG2_E;
-        k.each(0, group.len, 1, |i| {
-            let query = group.first + i;
+        k.each(0, len, 1, |i| {
+            let query = queries + i;
             let row = self.at(s.scores).words(i * s.score);
             let border = |at: usize| {
                 let at = self.at(at).words(query).load_int() - block.first;

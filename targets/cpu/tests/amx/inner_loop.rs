@@ -2,6 +2,7 @@
 
 use crate::machines::sapphire_rapids;
 use moec_codegen::{Compute, KernelSpec, Schedule, assembly, packed_words};
+use moec_ir::op::AttentionDesc;
 use moec_ir::types::Format;
 
 /// The instructions of the loops that multiply tiles, by mnemonic, loop by loop: from a label to the jump
@@ -61,4 +62,26 @@ fn four_loads_for_four_products_and_no_spill() {
     assert_eq!(count("tilestored"), 2 + 4, "{text}");
     assert_eq!(count("tilezero"), 2 + 4, "{text}");
     assert_eq!(count("tilerelease"), 1, "{text}");
+}
+
+#[test]
+fn both_products_of_attention_are_on_tiles() {
+    let (heads, kv_heads, qk_dim, v_dim) = (16, 16, 128, 128);
+    let (scale, window, sinks, v_from_k) = (0.1, None, false, false);
+    let desc = AttentionDesc { heads, kv_heads, qk_dim, v_dim, scale, window, sinks, v_from_k };
+    let (cache, compute, q_ld) = (Format::Bf16, Compute::Bf16, heads * qk_dim);
+    let attention = |rows| {
+        let desc = desc.clone();
+        let spec =
+            KernelSpec::Attention { desc, cache, compute, ctx: 512, rows, splits: 1, q_ld, out_ld: q_ld };
+        assembly(&sapphire_rapids(), &spec).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let text = attention(96);
+    let found = loops(&text);
+    // Of queries with keys, and of weights with values.
+    let full: Vec<_> = found.iter().filter(|l| l.contains(&"tdpbf16ps")).collect();
+    assert!(full.len() >= 2, "{found:?}\n{text}");
+    assert!(!text.contains("vdpbf16ps"), "{text}");
+    // A row alone would leave most of a tile empty.
+    assert!(!attention(1).contains("tdpbf16ps"));
 }

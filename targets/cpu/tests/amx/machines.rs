@@ -37,5 +37,6 @@ pub(crate) fn wanted(spec: &KernelSpec) -> bool {
         KernelSpec::Linear { compute: Compute::Bf16, .. }
             | KernelSpec::ExpertGateUp { compute: Compute::Bf16, .. }
             | KernelSpec::ExpertDown { compute: Compute::Bf16, .. }
+            | KernelSpec::Attention { compute: Compute::Bf16, rows: 2.., .. }
     )
 }

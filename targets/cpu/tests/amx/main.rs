@@ -1,11 +1,11 @@
-//! The matrix kernels on tile registers, in this process: on the processor's own, or emulated.
+//! Matrix kernels and attention on tile registers, in this process: on the processor's own, or emulated.
 //!
 //! The cases are those of `moec-codegen`; they stand in this crate because the emulator does.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 #![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
-// Attention has no kernel on tiles.
-#[allow(dead_code)]
+#[path = "../../../../codegen/tests/kernels/attention.rs"]
+mod attention;
 #[path = "../../../../codegen/tests/kernels/cache.rs"]
 mod cache;
 mod emulated;

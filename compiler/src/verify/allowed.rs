@@ -1,0 +1,76 @@
+//! How far a step may be off: what the formats of its operands and the form of its arithmetic explain.
+
+use crate::bundle::read::Bundle;
+use crate::error::{Error, Result};
+use moec_cpu::{Activations, Compute};
+use moec_ir::{Format, Op};
+use std::collections::HashMap;
+
+/// How much more the rounding of rows weighs in a product than in the row: products cancel, roundings do not.
+/// No step of the golden checkpoints and of the demo model needs more than 2.2.
+const CANCELLING: f64 = 3.0;
+/// Root mean square of what rounding a row to bytes leaves: a step is a 127th of the largest of 32 numbers, that
+/// is two to three times their own root mean square, and a rounding is a step over √12.
+const BYTES: f64 = 3.0 / 127.0 * 0.29;
+
+/// What a bundle multiplies in.
+pub(super) struct Arithmetic {
+    /// Format of the weights and form of the rows, by kernel of the plan.
+    kernels: HashMap<u32, (Format, Compute)>,
+    /// Format of the KV cache, the widest that it has.
+    cache: Format,
+    /// Whether attention may round queries and weights.
+    rough: bool,
+}
+
+impl Arithmetic {
+    /// What was decided for a bundle.
+    pub(super) fn of(bundle: &Bundle) -> Result<Self> {
+        let decisions = bundle.decisions()?;
+        let kernels = decisions
+            .kernels
+            .iter()
+            .map(|d| Some((d.kernel, (Format::parse(&d.format)?, Compute::parse(&d.compute)?))));
+        let unknown = || Error::input("`decisions.json` names an arithmetic that this moec does not know");
+        Ok(Self {
+            kernels: kernels.collect::<Option<_>>().ok_or_else(unknown)?,
+            cache: bundle.plan.states.iter().map(|s| s.format).max().unwrap_or(Format::F32),
+            rough: decisions.activations != Activations::F32.name(),
+        })
+    }
+
+    /// Local error that formats and arithmetic explain of a node that these kernels compute; 0 where it is of f32.
+    pub(super) fn rounding(&self, op: &Op, kernels: impl Iterator<Item = u32>) -> f64 {
+        match op {
+            Op::CacheWrite => stored(self.cache),
+            // Queries, weights and values in pairs of bf16, whose errors add up.
+            Op::Attention(_) if self.cache != Format::F32 && self.rough => 4.0 * stored(Format::Bf16),
+            // The two products of an expert are two kernels.
+            _ => kernels.filter_map(|k| self.kernels.get(&k)).map(|&(f, c)| multiplied(f, c)).sum(),
+        }
+    }
+}
+
+/// Relative error, as root mean square, that storing numbers in a format explains.
+pub(crate) fn stored(format: Format) -> f64 {
+    match format {
+        Format::F32 => 0.0,
+        // Half a unit in the eighth bit.
+        Format::Bf16 => 2.0_f64.powi(-9),
+        Format::F16 => 2.0_f64.powi(-12),
+        // Half a step of a group whose other numbers are small beside its largest.
+        Format::Q8 => 0.5 / 127.0 * 32.0_f64.sqrt(),
+        Format::Q4 => 0.5 / 7.0 * 32.0_f64.sqrt(),
+    }
+}
+
+/// Relative error of a product that the form of its rows explains. Stored weights are the evaluator's, too.
+fn multiplied(weights: Format, rows: Compute) -> f64 {
+    // Codes times scales are rounded once more where they are widened to pairs.
+    let operands = if matches!(weights, Format::Q8 | Format::Q4) { 2.0_f64.sqrt() } else { 1.0 };
+    match rows {
+        Compute::F32 => 0.0,
+        Compute::Bf16 => CANCELLING * stored(Format::Bf16) / 3.0_f64.sqrt() * operands,
+        Compute::I8 => CANCELLING * BYTES,
+    }
+}
