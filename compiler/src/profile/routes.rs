@@ -201,8 +201,8 @@ mod tests {
             ("is none", |s| s.chosen[1] = 2),
             ("is none", |s| s.scores[1] = 201),
             ("is none", |s| s.ranked[4] = 3),
-            ("is none", |s| s.chosen.truncate(s.chosen.len() - 1)),
-            ("is none", |s| s.scores.truncate(s.scores.len() - 1)),
+            ("is none", |s| s.chosen.truncate(5)),
+            ("is none", |s| s.scores.truncate(9)),
             ("more choices than its layers", |s| *s = sequence(10, 0)),
         ];
         for (words, change) in cases {

@@ -44,7 +44,7 @@ fn any_setting() -> impl Strategy<Value = Setting> {
 type Hears<'a, S> = dyn Fn(&mut S, usize, &[(u16, f32)]) + 'a;
 
 /// What a slow and simple cache over all layers does with a trace, victims by `rank`: the least goes, if it ranks
-/// below the newcomer or `bypass` is off. `hear` sees every step first, `use_` every use.
+/// below the newcomer or `bypass` is off. `hear` sees every step first, `used` every use.
 struct Naive<'a, S> {
     state: S,
     hear: &'a Hears<'a, S>,
