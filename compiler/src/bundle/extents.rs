@@ -13,7 +13,7 @@ use moec_runtime::flash::BLOCK;
 /// Weights whose matrices are read together, expert by expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Index of the layer's table in [`Plan::experts`].
+    /// Index of the layer's table in [`moec_ir::plan::Placement::experts`].
     pub table: u32,
     /// Experts: matrices of each weight.
     pub experts: u32,

@@ -27,7 +27,7 @@ pub struct Ticket {
 /// What became of a fetch.
 #[derive(Debug)]
 pub enum Event {
-    /// An extent is there while others of its fetch are not yet. It lies in the buffer, [`BLOCK`]-aligned
+    /// An extent is there while others of its fetch are not yet. It lies in the buffer, [`super::extent::BLOCK`]-aligned
     /// behind those before it, and is not written to until the buffer is submitted again.
     Arrived {
         /// Fetch.
