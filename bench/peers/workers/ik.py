@@ -1,6 +1,9 @@
 """ik_llama.cpp through a package that follows an older interface of llama.cpp. Arguments: as for llama.cpp."""
 
+import ctypes
+import importlib.util
 import sys
+from pathlib import Path
 
 from common import serve
 from llama import BATCH, Llama
@@ -8,6 +11,9 @@ from llama import BATCH, Llama
 
 class Ik(Llama):
     def __init__(self, path, threads, context, fmt):
+        # Its library names the one beside it, but not where that is.
+        package = Path(importlib.util.find_spec("ik_llama_cpp").origin).parent
+        ctypes.CDLL(str(package / "lib" / "libggml.so"), mode=ctypes.RTLD_GLOBAL)
         from ik_llama_cpp import _ctypes_api as api
 
         self.api = api
