@@ -3,8 +3,12 @@
 
 use safetensors::{Dtype, SafeTensors};
 use std::fmt::Write;
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use wait_timeout::ChildExt;
 
 /// The nine tiny checkpoints.
 pub const FAMILIES: [&str; 9] = [
@@ -49,9 +53,37 @@ pub fn clean(mut command: Command) -> Command {
     command
 }
 
+/// The longest that any command of the tests may take. The slowest take half a minute alone on a machine.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Runs a command to its end. One that hangs is killed and named, rather than stopping all tests for ever.
+pub fn finish(command: &mut Command) -> Output {
+    fn drain(mut pipe: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+        std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            pipe.read_to_end(&mut bytes).expect("a pipe can be read");
+            bytes
+        })
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?} does not start: {e}"));
+    let stdout = drain(child.stdout.take().expect("a pipe"));
+    let stderr = drain(child.stderr.take().expect("a pipe"));
+    let ended = child.wait_timeout(DEADLINE).expect("a child can be waited for");
+    if ended.is_none() {
+        child.kill().expect("a child can be killed");
+        child.wait().expect("a child can be waited for");
+    }
+    let [stdout, stderr] = [stdout, stderr].map(|pipe| pipe.join().expect("the pipe was read"));
+    let Some(status) = ended else {
+        panic!("{command:?} hangs; it said:\n{}", String::from_utf8_lossy(&stderr));
+    };
+    Output { status, stdout, stderr }
+}
+
 /// Runs a command that must succeed.
 pub fn ok(command: &mut Command) -> Output {
-    let output = command.output().expect("the binary starts");
+    let output = finish(command);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?} failed with {}:\n{said}", output.status);
     output
@@ -59,7 +91,7 @@ pub fn ok(command: &mut Command) -> Output {
 
 /// Runs a command that must fail, and gives its exit code and what it said on stderr.
 pub fn fails(command: &mut Command) -> (i32, String) {
-    let output = command.output().expect("the binary starts");
+    let output = finish(command);
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "{command:?} succeeded:\n{said}");
     assert!(!said.contains("panicked"), "{command:?} panicked:\n{said}");

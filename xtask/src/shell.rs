@@ -34,7 +34,9 @@ impl fmt::Display for Failed {
 
 /// The root of the tree.
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new(".")).to_owned()
+    // `cargo run` says where the package lies now; the program may have been built elsewhere.
+    let package = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or(env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&package).parent().unwrap_or(Path::new(".")).to_owned()
 }
 
 /// The folder where moec keeps what later builds can use.
