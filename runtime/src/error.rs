@@ -81,6 +81,14 @@ pub enum Error {
     /// An extent of the weights cannot be read from flash.
     #[error(transparent)]
     Flash(Box<crate::flash::ReadError>),
+    /// A static graph does not load or run.
+    #[error("graph `{graph}`: {why}")]
+    Graph {
+        /// Package and function.
+        graph: String,
+        /// What the unit says.
+        why: String,
+    },
     /// io_uring was asked for and is not there.
     #[error("cannot use io_uring: {0}")]
     NoUring(io::Error),
@@ -236,6 +244,7 @@ impl Error {
             Self::Io { .. }
             | Self::Flash(_)
             | Self::NoUring(_)
+            | Self::Graph { .. }
             | Self::Memory { .. }
             | Self::Thread(_)
             | Self::MissingFeatures { .. }
@@ -279,7 +288,7 @@ impl Error {
             Self::NoTokenizer(_) => {
                 "give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there"
             }
-            Self::BadExpert { .. } | Self::NotFinite => {
+            Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } => {
                 "check the bundle with `moec verify`; if it passes, this is a bug of moec"
             }
             Self::Io { .. }

@@ -4,6 +4,7 @@
 //!   [`LoadedProgram`] builds it from a decoded Plan instead.
 //! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
+//! * [`graphs`]: static graphs that a unit beside the processor executes.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`flash`]: reads weights that are not held in memory.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
@@ -27,6 +28,7 @@ pub mod engine;
 pub mod error;
 pub mod flash;
 pub mod generate;
+pub mod graphs;
 pub mod loaded;
 pub mod memory;
 pub mod overflow;
