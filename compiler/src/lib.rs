@@ -20,6 +20,7 @@ pub mod passes;
 pub mod pipeline;
 pub mod profile;
 pub mod progress;
+pub mod quality;
 mod scratch;
 pub mod synth;
 pub mod tuner;

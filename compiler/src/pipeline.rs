@@ -74,13 +74,24 @@ pub struct Compilation<'a> {
     pub profile_entry: Option<ProfileEntry>,
 }
 
+/// A placement whose cost in quality is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// The Graph, without capacities.
+    pub module: &'a Module,
+    /// The model.
+    pub model: &'a ModelInfo,
+    /// The capacities.
+    pub placement: &'a Placement,
+}
+
 /// Measures what a placement costs in quality.
 pub trait QualityProbe: std::fmt::Debug {
     /// By how much perplexity on held-out text rises, as a share, when experts have the capacities of a placement.
     ///
     /// # Errors
     /// The model cannot be run so.
-    fn perplexity_increase(&self, placement: &Placement) -> Result<f64>;
+    fn perplexity_increase(&self, candidate: &Candidate<'_>) -> Result<f64>;
 }
 
 /// A pass: its name, why it stands where it stands, and what it does.
@@ -346,10 +357,13 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
         Some(budget) if wanted.overflow == Overflow::Prune => {
             let probe = c.quality.ok_or_else(|| {
                 Error::limit(format!("nothing here measures the loss of quality on `{}`", units.device.name))
-                    .hint("set `coverage` under `[experts]`, and leave `max_perplexity_increase` at \"none\"")
+                    .hint("name `text` under `[quality]`, or set `coverage` under `[experts]` in place of `max_perplexity_increase`")
             })?;
-            let mut loss =
-                |coverage: f64| probe.perplexity_increase(&tier::tier(&loads, units, wanted, coverage));
+            let (module, model) = (&c.module, &c.model_info()?);
+            let mut loss = |coverage: f64| {
+                let placement = &tier::tier(&loads, units, wanted, coverage);
+                probe.perplexity_increase(&Candidate { module, model, placement })
+            };
             tier::spend(budget, &mut loss)?
         }
         _ => wanted.coverage,

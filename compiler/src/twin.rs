@@ -4,6 +4,7 @@
 //! processor, the bundle's own weights. Only its kernels are this machine's, with activations in f32, and static graphs
 //! are executed by who emulates their unit. Its weights lie in a folder that goes away with it.
 
+use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
 use crate::bundle::write::{Packing, pack};
 use crate::bundle::{DENSE, EXPERTS, KERNELS};
@@ -15,12 +16,13 @@ use crate::progress::Progress;
 use crate::scratch::Scratch;
 use crate::verify::weights::{Packed, read_from_bundle};
 use moec_cpu::HostUnit;
-use moec_ir::plan::{ModelInfo, Plan};
+use moec_ir::plan::{FileRef, ModelInfo, Plan, Segment};
 use moec_ir::{Format, Module, Source};
 use moec_runtime::graphs::Graphs;
 use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options};
 use std::fs;
 use std::path::Path;
+use std::rc::Rc;
 
 /// What to compile.
 #[derive(Clone, Copy)]
@@ -37,9 +39,16 @@ pub struct Original<'a> {
     pub statics: &'a Statics,
 }
 
+/// Packed weights on disk. Twins of one model that differ in what they compute can share them.
+struct Weights {
+    scratch: Scratch,
+    segments: Vec<Segment>,
+    files: Vec<FileRef>,
+}
+
 /// A compiled model.
 pub struct Twin {
-    scratch: Scratch,
+    weights: Rc<Weights>,
     program: LoadedProgram,
     /// The program's code; held as long as it runs.
     _unit: HostUnit,
@@ -51,6 +60,14 @@ impl Twin {
     /// # Errors
     /// A disk without room for the weights, a weight that cannot be read, an interrupt.
     pub fn new(original: &Original<'_>, progress: &Progress) -> Result<Self> {
+        Self::beside(None, original, progress)
+    }
+
+    /// As [`Twin::new`], with the weights of another twin of the same model, if they are packed alike.
+    ///
+    /// # Errors
+    /// As [`Twin::new`].
+    pub fn beside(other: Option<&Self>, original: &Original<'_>, progress: &Progress) -> Result<Self> {
         let Original { module, source, model, cache, statics } = *original;
         let target = crate::build::target("native")?.with_activations(Activations::F32);
         let draft = layout::layout(module, model.clone(), &target, cache, &[], statics)?;
@@ -64,17 +81,25 @@ impl Twin {
         plan.target.units.resize(1 + usize::from(units) * statics.unit as usize, "npu".to_owned());
         plan.files.retain(|f| [DENSE, EXPERTS].contains(&f.path.as_str()));
 
-        let scratch = Scratch::create("emulate a unit", &plan)?;
-        let weights = scratch.path().join("weights");
-        fs::create_dir(&weights).map_err(|e| crate::bundle::partial::io_error("create", &weights, &e))?;
-        let packing = Packing { module, segment_weights: &draft.segment_weights, source, importance: None };
-        pack(&packing, &mut plan, scratch.path(), progress)?;
+        let weights = match other.filter(|o| o.weights.segments == plan.segments) {
+            Some(other) => Rc::clone(&other.weights),
+            None => {
+                let scratch = Scratch::create("emulate the bundle", &plan)?;
+                let folder = scratch.path().join("weights");
+                fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
+                let segment_weights = &draft.segment_weights;
+                let packing = Packing { module, segment_weights, source, importance: None };
+                pack(&packing, &mut plan, scratch.path(), progress)?;
+                Rc::new(Weights { scratch, segments: plan.segments.clone(), files: plan.files.clone() })
+            }
+        };
+        plan.files.clone_from(&weights.files);
         let object =
             target.compile(&kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment(format!("`{KERNELS}` does not load here")).because(e))?;
         let program = LoadedProgram::from_plan(&plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;
-        Ok(Self { scratch, program, _unit: unit })
+        Ok(Self { weights, program, _unit: unit })
     }
 
     /// The twin of a bundle.
@@ -100,7 +125,7 @@ impl Twin {
 
     /// Folder of its weights.
     pub fn folder(&self) -> &Path {
-        self.scratch.path()
+        self.weights.scratch.path()
     }
 
     /// Runs `body` with an engine; `graphs` executes what the packages in a bundle hold.

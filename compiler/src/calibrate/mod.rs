@@ -7,7 +7,7 @@
 mod cache;
 mod collect;
 mod record;
-mod texts;
+pub(crate) mod texts;
 
 pub use cache::{entry, importance, profile};
 pub use texts::{Corpus, read_texts};

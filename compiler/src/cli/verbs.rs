@@ -319,6 +319,13 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
             "nats per token (Kullback-Leibler)".to_owned(),
         ]);
     }
+    if let Some([drop, spill, padding]) = quality.rates() {
+        let percent = |x: f64| format!("{:.2} %", 100.0 * x);
+        let pairs = "of the (token, expert) pairs";
+        rows.push(vec!["dropped".to_owned(), percent(drop), pairs.to_owned()]);
+        rows.push(vec!["spilled".to_owned(), percent(spill), pairs.to_owned()]);
+        rows.push(vec!["padding".to_owned(), percent(padding), "of the rows of static graphs".to_owned()]);
+    }
     if let (Some(x), Some(n)) = (quality.exact_match, quality.questions) {
         rows.push(vec!["exact match".to_owned(), format!("{:.2} %", 100.0 * x), format!("{n} questions")]);
     }

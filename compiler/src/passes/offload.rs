@@ -18,7 +18,7 @@
 use crate::error::{Error, Result};
 use moec_ir::op::AdmitDesc;
 use moec_ir::placement::{Overflow, Placement};
-use moec_ir::plan::{ExpertSet, GraphDecl, GraphGroup, Port};
+use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, Port};
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Type, ValueId};
 use std::collections::BTreeMap;
 
@@ -76,11 +76,15 @@ impl Statics {
         self.sets.iter().position(|s| s.layer == layer)
     }
 
-    /// The same capacities without graphs: experts are bounded, and computed where all others are.
-    pub fn bounds_only(mut self) -> Self {
-        self.graphs.clear();
-        self.sets.iter_mut().for_each(|s| s.groups.clear());
-        self
+    /// The capacities of a placement without graphs: experts are bounded, and computed where all others are.
+    pub fn bounds(placement: &Placement) -> Self {
+        let set = |t: &ExpertTable| ExpertSet {
+            layer: t.layer,
+            overflow: placement.overflow,
+            capacities: t.experts.iter().map(|e| e.capacity).collect(),
+            groups: Vec::new(),
+        };
+        Self { sets: placement.experts.iter().map(set).collect(), ..Self::default() }
     }
 }
 
