@@ -52,12 +52,7 @@ fn rows(len: usize, width: usize, positions: &[u32], context: usize) -> Result<u
 ///
 /// # Errors
 /// [`Misfit`]; `out` is untouched then.
-pub fn mask(
-    out: &mut [f16],
-    context: usize,
-    positions: &[u32],
-    window: Option<usize>,
-) -> Result<(), Misfit> {
+pub fn mask(out: &mut [f16], context: usize, positions: &[u32], window: Option<usize>) -> Result<(), Misfit> {
     rows(out.len(), context, positions, context)?;
     out.fill(f16::from_f32(MASKED));
     for (row, &position) in out.chunks_exact_mut(context.max(1)).zip(positions) {

@@ -159,7 +159,7 @@ impl Attention {
         }
         let q = self.rows(b, x, ("q", &self.q, self.q_norm.as_ref()), self.heads, angles.as_ref())?;
         let k = self.rows(b, x, ("k", &self.k, self.k_norm.as_ref()), self.kv_heads, angles.as_ref())?;
-        let v = self.heads(b, x, ("v", &self.v), self.kv_heads, self.v_dim)?;
+        let v = projected(b, x, ("v", &self.v), self.kv_heads, self.v_dim)?;
         let v = self.clip(b, v)?;
         let v = b.transpose(v, &[0, 1, 3, 2])?;
         // Scaled before the product, which is thus as small as it can be.
@@ -189,20 +189,6 @@ impl Attention {
         Ok(builder.finish(&[("y", y)]))
     }
 
-    /// Projects `x[1, H, 1, T]` to `[1, heads, dim, T]`.
-    fn heads(
-        &self,
-        b: &mut FunctionBuilder,
-        x: ValueId,
-        (name, projection): (&str, &Projection),
-        heads: usize,
-        dim: usize,
-    ) -> Result<ValueId> {
-        let rows = b.shape(x).last().copied().unwrap_or(0);
-        let y = projection.apply(b, x, name)?;
-        Ok(b.reshape(y, &[1, heads, dim, rows])?)
-    }
-
     fn clip(&self, b: &mut FunctionBuilder, x: ValueId) -> Result<ValueId> {
         Ok(match self.clip_qkv {
             Some(bound) => b.clip(x, -bound, bound)?,
@@ -220,7 +206,7 @@ impl Attention {
         angles: Option<&Angles>,
     ) -> Result<ValueId> {
         let rows = b.shape(x).last().copied().unwrap_or(0);
-        let mut y = self.heads(b, x, (name, projection), heads, self.qk_dim)?;
+        let mut y = projected(b, x, (name, projection), heads, self.qk_dim)?;
         if let Some(norm) = norm {
             let (groups, joined) = self.groups(norm, heads);
             y = b.reshape(y, &[1, groups, joined * self.qk_dim, rows])?;
@@ -249,4 +235,17 @@ impl Attention {
         let shares = b.softmax(all, 3)?;
         Ok(b.slice(shares, 3, 0, window)?)
     }
+}
+
+/// Projects `x[1, H, 1, T]` to `[1, heads, dim, T]`.
+fn projected(
+    b: &mut FunctionBuilder,
+    x: ValueId,
+    (name, projection): (&str, &Projection),
+    heads: usize,
+    dim: usize,
+) -> Result<ValueId> {
+    let rows = b.shape(x).last().copied().unwrap_or(0);
+    let y = projection.apply(b, x, name)?;
+    Ok(b.reshape(y, &[1, heads, dim, rows])?)
 }
