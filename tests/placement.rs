@@ -350,14 +350,16 @@ fn a_profile_decides_a_placement_and_is_shown() {
     case.calibrate("calibration.txt", "a.trace");
     case.calibrate("text.txt", "b.trace");
     let toml = fs::read_to_string(&case.toml).unwrap();
-    fs::write(&case.toml, toml + "[calibrate]\nprofile = \"a.trace\"\n[experts]\ntiers = 2\n").unwrap();
+    let toml = toml + "[calibrate]\nprofile = \"a.trace\"\n[experts]\ntiers = 2\n";
+    fs::write(&case.toml, &toml).unwrap();
     let text = stdout(&mut case.build(&["--stop-after", "reside", "--print-after", "reside"]));
     let p = parse_placement(&text).unwrap();
     moec_ir::verify::placement(&p).unwrap();
     assert_eq!((p.chunk, p.experts.len(), p.experts[0].experts.len()), (64, 4, 24));
     assert!(p.experts.iter().all(|t| t.tiers.len() == 2 && t.expected.unwrap().imbalance > 1.0));
     assert!(p.ops.iter().any(|o| o.unit == 1 && o.op == "attention"));
-    // Launches cost more than these experts: there are no packages, and nothing is asked of Python.
+    // Launches cost more than these experts, and attention stays: there are no packages, and nothing is asked of Python.
+    fs::write(&case.toml, toml + "[placement]\nattention = \"cpu\"\n").unwrap();
     ok(&mut case.build(&["--no-run"]));
     assert!(!case.path("out.moec/artifacts/layers.0.group.0.mlpackage").exists());
 

@@ -213,7 +213,7 @@ fn package_rows(report: &Report) -> Vec<Vec<String>> {
         vec![
             f.package.clone(),
             f.function.clone(),
-            f.experts.to_string(),
+            if f.experts == 0 { "-".to_owned() } else { f.experts.to_string() },
             format!("{:.1e}", f.error.relative),
             format!("{:.1e}", f.bound),
             found,

@@ -221,8 +221,9 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: HOMES,
         help: &[
-            "Where attention and dense feed-forward networks run, on targets with more than one unit. `auto` is the NPU",
-            "for prompts and what costs less for decoding. What a unit cannot run never goes there.",
+            "Where attention, dense feed-forward networks and the head run, on targets with more than one unit. `auto` is",
+            "the NPU for prompts and what costs less for decoding; what cannot be a graph there stays on the CPU. `npu`",
+            "refuses such a model by name. What a unit cannot run never goes there.",
         ],
         set: |c, v| Home::parse(v.text()?).map(|h| c.placement.attention = h).ok_or(Wrong::Range),
     },
