@@ -4,7 +4,9 @@
 //! another in the order of execution.
 
 use moec_ir::EntryKind;
-use moec_ir::plan::{Arg, Builtin, Code, Entry, ExpertSet, GraphDecl, Grid, Plan, Port, RowSpace, Step};
+use moec_ir::plan::{
+    Arg, Builtin, Code, Entry, ExpertSet, GraphDecl, GraphPart, Grid, Plan, Port, RowSpace, Step,
+};
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{format_ident, quote};
 use std::collections::BTreeSet;
@@ -83,6 +85,7 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
     });
     let graphs = plan.graphs.iter().map(graph);
     let sets = plan.sets.iter().map(set);
+    let parts = plan.parts.iter().map(part);
     let segment_names = names(plan.segments.iter().map(|s| s.name.as_str()));
     let state_names = names(plan.states.iter().map(|s| s.name.as_str()));
     let segment_ids = (0..plan.segments.len()).map(|i| num(i as u32));
@@ -131,6 +134,7 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
             states: &[#(#states),*],
             graphs: &[#(#graphs),*],
             sets: &[#(#sets),*],
+            parts: &[#(#parts),*],
             entries: &[#(#entries),*],
         };
 
@@ -151,6 +155,17 @@ fn graph(g: &GraphDecl) -> TokenStream {
             stateful: #stateful,
         }
     }
+}
+
+fn part(p: &GraphPart) -> TokenStream {
+    let (inputs, outputs) = (num(p.inputs), num(p.outputs));
+    let graphs = p.graphs.iter().map(|&g| num(g));
+    let attention = option(p.attention.map(|a| {
+        let (angles, context, apart) = (num(a.angles), num(a.context), a.apart);
+        let window = option(a.window.map(num));
+        quote!(PartAttention { angles: #angles, context: #context, window: #window, apart: #apart })
+    }));
+    quote!(PartRef { graphs: &[#(#graphs),*], inputs: #inputs, outputs: #outputs, attention: #attention })
 }
 
 fn set(s: &ExpertSet) -> TokenStream {
@@ -282,6 +297,10 @@ fn builtin(b: Builtin) -> TokenStream {
         Builtin::Admit { set, k, channels } => {
             let (set, k, channels) = (num(set), num(k), num(channels));
             quote!(Code::Builtin(Builtin::Admit { set: #set, k: #k, channels: #channels }))
+        }
+        Builtin::Part { part } => {
+            let part = num(part);
+            quote!(Code::Builtin(Builtin::Part { part: #part }))
         }
         Builtin::Experts { set, rows, k, hidden } => {
             let (set, rows, k, hidden) = (num(set), num(rows), num(k), num(hidden));

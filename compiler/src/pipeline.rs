@@ -392,9 +392,11 @@ fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_offload(c: &mut Compilation<'_>) -> Result<()> {
     let Some((units, placement)) = c.units.as_ref().zip(c.placement.as_ref()) else { return Ok(()) };
-    let hidden = u32::try_from(c.spec.hidden).map_err(|_| Error::limit("a row past 32 bits"))?;
-    c.statics = Statics::of(placement, &units.npu.name, hidden);
-    offload::offload(&mut c.module, &c.statics, true)
+    let statics = Statics::of(&c.module, placement, units.npu)?;
+    offload::offload(&mut c.module, &statics, true)?;
+    // Nodes have other numbers now.
+    c.statics = Statics::of(&c.module, placement, units.npu)?;
+    Ok(())
 }
 
 fn run_layout(c: &mut Compilation<'_>) -> Result<()> {

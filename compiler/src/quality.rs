@@ -4,7 +4,7 @@
 //! The model runs twice over windows of text on this machine, as its twin: with room for every row, and with the
 //! capacities in question, rows past them dropped. Windows are compared in pairs, so that what a text is like cancels
 //! out. The answer is a promise about text that nobody has seen, so it is a careful one: windows are those that
-//! calibration has not read, and what counts is the mean of the tenth of them that loses the most.
+//! calibration has not read, and what counts is the one that loses the most.
 
 use crate::calibrate::texts::{Window, held_out, windows};
 use crate::calibrate::{Corpus, WINDOW, read_texts};
@@ -24,8 +24,8 @@ use std::fmt;
 
 /// Tokens that are read for each answer.
 const TOKENS: usize = 32 << 10;
-/// Of how many windows the one that loses the most counts.
-const WORST: usize = 10;
+/// Fewer windows than that say little about the worst.
+const FEW: usize = 10;
 
 /// Runs the model of a checkpoint over text.
 pub struct Measured<'a> {
@@ -74,7 +74,7 @@ impl<'a> Measured<'a> {
     fn windows(&self, text: &Text) -> Result<Vec<Window>> {
         let read = |hash: &[u8; 32]| self.profile.reading.texts.get(hash).copied().unwrap_or(0);
         let found = held_out(&self.corpora, &read, text, TOKENS, self.window)?;
-        if found.len() >= WORST {
+        if found.len() >= FEW {
             return Ok(found);
         }
         self.progress.warn(
@@ -133,25 +133,11 @@ impl QualityProbe for Measured<'_> {
         let bounded = self.twin(Some(full), candidate, &Statics::bounds(candidate.placement))?;
         let lossy = self.losses(&bounded, windows)?;
         let differences: Vec<f64> = lossy.iter().zip(exact.iter()).map(|(a, b)| a - b).collect();
-        Ok(worst(differences).exp_m1())
+        Ok(worst(&differences).exp_m1())
     }
 }
 
-/// Mean of the largest of every [`WORST`] numbers.
-fn worst(mut x: Vec<f64>) -> f64 {
-    x.sort_by(|a, b| b.total_cmp(a));
-    x.truncate(x.len().div_ceil(WORST));
-    x.iter().sum::<f64>() / x.len().max(1) as f64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::worst;
-
-    #[test]
-    fn the_worst_tenth_counts() {
-        assert_eq!(worst((0..20).map(f64::from).collect()), 18.5);
-        assert_eq!(worst(vec![1.0, 3.0]), 3.0);
-        assert_eq!(worst(Vec::new()), 0.0);
-    }
+/// The largest of the increases; 0 if all are less.
+fn worst(increases: &[f64]) -> f64 {
+    increases.iter().copied().fold(0.0, f64::max)
 }

@@ -11,12 +11,13 @@ use crate::bundle::{DENSE, EXPERTS, KERNELS};
 use crate::config::Activations;
 use crate::error::{Error, Result};
 use crate::passes::offload::Statics;
+use crate::passes::units::Units;
 use crate::passes::{barriers, layout, memory, schedule, tune};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
 use crate::verify::weights::{Packed, read_from_bundle};
 use moec_cpu::HostUnit;
-use moec_ir::plan::{FileRef, ModelInfo, Plan, Segment};
+use moec_ir::plan::{FileRef, ModelInfo, Segment};
 use moec_ir::{Format, Module, Source};
 use moec_runtime::graphs::Graphs;
 use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options};
@@ -77,8 +78,8 @@ impl Twin {
         memory::memory(&mut plan);
         barriers::barriers(&mut plan, &writes);
         // Units are those of the original.
-        let units = plan.sets.iter().any(|s| !s.groups.is_empty());
-        plan.target.units.resize(1 + usize::from(units) * statics.unit as usize, "npu".to_owned());
+        let units = if plan.graphs.is_empty() { 1 } else { 1 + statics.unit as usize };
+        plan.target.units.resize(units, "npu".to_owned());
         plan.files.retain(|f| [DENSE, EXPERTS].contains(&f.path.as_str()));
 
         let weights = match other.filter(|o| o.weights.segments == plan.segments) {
@@ -111,7 +112,13 @@ impl Twin {
         read_from_bundle(&mut module);
         let source = Packed::open(bundle)?;
         let plan = &bundle.plan;
-        let statics = statics(plan);
+        let device = crate::build::device(&bundle.manifest.target)?;
+        let units =
+            Units::of(&device).ok_or_else(|| Error::input("the bundle's target has no static graphs"))?;
+        let statics = Statics::of(&module, &plan.placement, units.npu)?;
+        if (&statics.graphs, &statics.sets, &statics.parts) != (&plan.graphs, &plan.sets, &plan.parts) {
+            return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
+        }
         let cache = plan.states.first().map_or(Format::F32, |s| s.format);
         let original =
             Original { module: &module, source: &source, model: &plan.model, cache, statics: &statics };
@@ -148,10 +155,4 @@ impl Twin {
             body(&mut engine.map_err(Error::from)?)
         })
     }
-}
-
-/// What a plan says of static graphs.
-fn statics(plan: &Plan) -> Statics {
-    let unit = plan.entries.iter().flat_map(|e| &e.steps).map(|s| s.unit).max().unwrap_or(0);
-    Statics { graphs: plan.graphs.clone(), sets: plan.sets.clone(), unit }
 }

@@ -42,6 +42,8 @@ pub struct Plan {
     pub graphs: Vec<GraphDecl>,
     /// Experts that static graphs compute, at most one set per layer.
     pub sets: Vec<ExpertSet>,
+    /// Other parts that static graphs compute, entry point by entry point.
+    pub parts: Vec<GraphPart>,
     /// Entry points, prefill first, then decode, each by ascending rows.
     pub entries: Vec<Entry>,
     /// Where operators and experts run.
@@ -250,6 +252,11 @@ pub enum Builtin {
         /// Channels of a row of `x` and of `y`, and from one row to the next.
         hidden: u32,
     },
+    /// `[x, y]`, or of attention `[x, (angles), pos, slot, y]`: runs the graphs of a part.
+    Part {
+        /// Index into [`Plan::parts`].
+        part: u32,
+    },
 }
 
 /// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
@@ -287,6 +294,36 @@ pub struct ExpertSet {
     pub capacities: Vec<u32>,
     /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
     pub groups: Vec<GraphGroup>,
+}
+
+/// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
+/// its graphs take the same rows; the channels of their results follow each other in `y`.
+///
+/// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
+/// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct GraphPart {
+    /// Indices into [`Plan::graphs`].
+    pub graphs: Vec<u32>,
+    /// Channels of `x`.
+    pub inputs: u32,
+    /// Channels of `y`.
+    pub outputs: u32,
+    /// What attention has besides.
+    pub attention: Option<PartAttention>,
+}
+
+/// Attention of a [`GraphPart`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct PartAttention {
+    /// Channels of `angles`; 0: nothing rotates.
+    pub angles: u32,
+    /// Positions of the state, `C`.
+    pub context: u32,
+    /// Tokens that a row sees, its own included, if not all.
+    pub window: Option<u32>,
+    /// Whether every row is a sequence of its own: each then has a call of its own.
+    pub apart: bool,
 }
 
 /// Experts of one graph.

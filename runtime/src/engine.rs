@@ -156,13 +156,14 @@ impl<'p> Engine<'p> {
         for entry in program.entries {
             bound.push(bind(entry, arena.base(), &state_at, store.as_ref())?);
         }
-        let (unit, offloaded): (Box<dyn Unit + 'p>, _) = if program.sets.is_empty() {
-            (Box::new(Cpu), None)
-        } else {
-            let unit = Offload::new(program, graphs);
-            let offloaded = unit.offloaded();
-            (Box::new(unit), Some(offloaded))
-        };
+        let (unit, offloaded): (Box<dyn Unit + 'p>, _) =
+            if program.sets.is_empty() && program.parts.is_empty() {
+                (Box::new(Cpu), None)
+            } else {
+                let unit = Offload::new(program, graphs);
+                let offloaded = unit.offloaded();
+                (Box::new(unit), Some(offloaded))
+            };
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
         Ok(Self {
             program: *program,

@@ -3,8 +3,8 @@
 use crate::abi::KernelFn;
 use crate::error::{Error, Result};
 use crate::program::{
-    BufferRef, Code, EntryRef, FileInfo, GraphRef, GroupRef, ModelRef, PortRef, Program, SegmentRef, SetRef,
-    StateRef, Step, TargetRef,
+    BufferRef, Code, EntryRef, FileInfo, GraphRef, GroupRef, ModelRef, PartRef, PortRef, Program, SegmentRef,
+    SetRef, StateRef, Step, TargetRef,
 };
 use crate::validate;
 use moec_ir::plan::{self, Plan};
@@ -97,6 +97,7 @@ impl LoadedProgram {
                 groups,
             })
             .collect();
+        let parts: Vec<PartRef<'_>> = self.plan.parts.iter().map(part).collect();
         f(&Program {
             model: ModelRef {
                 family: &model.family,
@@ -123,6 +124,7 @@ impl LoadedProgram {
             states: &states,
             graphs: &graphs,
             sets: &sets,
+            parts: &parts,
             entries: &entries,
         })
     }
@@ -157,6 +159,10 @@ fn state(s: &plan::StateBuf) -> StateRef {
 
 fn port(p: &plan::Port) -> PortRef<'_> {
     PortRef { name: &p.name, shape: p.shape }
+}
+
+fn part(p: &plan::GraphPart) -> PartRef<'_> {
+    PartRef { graphs: &p.graphs, inputs: p.inputs, outputs: p.outputs, attention: p.attention }
 }
 
 fn group(g: &plan::GraphGroup) -> GroupRef<'_> {

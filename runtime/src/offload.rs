@@ -5,10 +5,12 @@
 //! ([`Builtin::Experts`]). Both run on one lane. The other lanes go on with steps that do not wait for them: experts
 //! of the processor compute while graphs run elsewhere.
 
+use crate::chunk;
 use crate::error::{Error, Result};
-use crate::graphs::{Graphs, f16};
+use crate::graphs::{GraphRef, Graphs, f16};
+use crate::memory::Addr;
 use crate::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
-use crate::program::{Builtin, Code, Program, SetRef};
+use crate::program::{Builtin, Code, PartRef, Program, SetRef};
 use crate::unit::{BadExpert, Cpu, Lane, Launch, StepFault, Unit};
 use half::slice::HalfFloatSliceExt;
 use moec_ir::op::DispatchLayout;
@@ -17,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// The processor, with a unit beside it that executes static graphs.
 pub(crate) struct Offload<'p> {
     sets: &'p [SetRef<'p>],
+    parts: &'p [PartRef<'p>],
+    ports: &'p [GraphRef<'p>],
     graphs: Option<Box<dyn Graphs>>,
     offloaded: Arc<Offloaded>,
     work: Mutex<Work>,
@@ -32,6 +36,9 @@ struct Work {
     saliency: Vec<f32>,
     x: Vec<f16>,
     y: Vec<f16>,
+    positions: Vec<u32>,
+    /// Inputs and outputs of a part's graph.
+    ports: Vec<Vec<f16>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -58,6 +65,8 @@ impl<'p> Offload<'p> {
         let tallies = program.sets.iter().map(|s| (s.layer, Tally::default())).collect();
         Self {
             sets: program.sets,
+            parts: program.parts,
+            ports: program.graphs,
             graphs,
             offloaded: Arc::new(Offloaded(Mutex::new(tallies))),
             work: Mutex::default(),
@@ -152,6 +161,88 @@ impl<'p> Offload<'p> {
     }
 }
 
+/// Rows of a part, and of attention what it has besides: angles, positions, slots.
+#[derive(Clone, Copy)]
+struct PartRows<'a> {
+    x: &'a [f32],
+    angles: &'a [f32],
+    pos: &'a [i32],
+    slots: &'a [i32],
+}
+
+impl Offload<'_> {
+    /// Runs the graphs of a part. `y` is `[rows, outputs]`.
+    fn part(&self, part: usize, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
+        let part = self.parts[part];
+        let (inputs, outputs) = (part.inputs as usize, part.outputs as usize);
+        let n = y.len() / outputs.max(1);
+        match part.attention {
+            Some(attention) if attention.apart => {
+                let angles = attention.angles as usize;
+                for t in 0..n {
+                    let one = PartRows {
+                        x: &rows.x[t * inputs..][..inputs],
+                        angles: &rows.angles[t * angles..][..angles],
+                        pos: &rows.pos[t..=t],
+                        slots: &rows.slots[t..=t],
+                    };
+                    self.call(part, one, &mut y[t * outputs..][..outputs])?;
+                }
+                Ok(())
+            }
+            _ => self.call(part, rows, y),
+        }
+    }
+
+    /// One call of each graph of a part: all rows are of one sequence.
+    fn call(&self, part: PartRef<'_>, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
+        let Some(graphs) = &self.graphs else { return Ok(()) };
+        let Work { ports, positions, .. } = &mut *lock(&self.work);
+        positions.clear();
+        positions.extend(rows.pos.iter().map(|&p| u32::try_from(p).unwrap_or(0)));
+        let slot = rows.slots.first().map_or(0, |&s| usize::try_from(s).unwrap_or(0));
+        let mut column = 0;
+        for &g in part.graphs {
+            let graph = self.ports[g as usize];
+            let failed =
+                |why: String| Error::Graph { graph: format!("{} {}", graph.package, graph.function), why };
+            ports.resize_with(graph.inputs.len() + graph.outputs.len(), Vec::new);
+            let (given, taken) = ports.split_at_mut(graph.inputs.len());
+            for (port, values) in graph.inputs.iter().zip(&mut *given) {
+                values.resize(port.len(), f16::ZERO);
+                let width = port.shape[1] as usize;
+                let (context, window) =
+                    part.attention.map_or((0, None), |a| (a.context as usize, a.window.map(|w| w as usize)));
+                let filled = match port.name {
+                    "x" => chunk::pad(values, width, rows.x),
+                    "angles" => chunk::pad(values, width, rows.angles),
+                    "mask" => chunk::mask(values, context, positions, window),
+                    "write" => chunk::write(values, context, positions),
+                    name => return Err(failed(format!("it takes `{name}`, which nobody gives"))),
+                };
+                filled.map_err(|e| failed(e.to_string()))?;
+                if values.iter().any(|h| !h.is_finite()) {
+                    return Err(failed(format!("`{}` holds a number that f16 does not", port.name)));
+                }
+            }
+            for (port, values) in graph.outputs.iter().zip(&mut *taken) {
+                values.resize(port.len(), f16::ZERO);
+            }
+            let given: Vec<&[f16]> = given.iter().map(Vec::as_slice).collect();
+            let mut results: Vec<&mut [f16]> = taken.iter_mut().map(Vec::as_mut_slice).collect();
+            graphs.run(g as usize, slot, &given, &mut results)?;
+            for (port, values) in graph.outputs.iter().zip(&*taken) {
+                let width = port.shape[1] as usize;
+                for (y, values) in y.chunks_exact_mut(part.outputs as usize).zip(values.chunks_exact(width)) {
+                    values.convert_to_f32_slice(&mut y[column..][..width]);
+                }
+                column += width;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Unit for Offload<'_> {
     fn name(&self) -> &'static str {
         self.graphs.as_ref().map_or("cpu", |g| g.name())
@@ -215,6 +306,33 @@ impl Unit for Offload<'_> {
                     )
                 };
                 if let Err(e) = self.experts(set, layout, hidden, operands, y) {
+                    launch.fail(StepFault::Graph(e));
+                }
+            }
+            (Code::Builtin(Builtin::Part { part }), &[x, ref more @ .., y]) => {
+                if lane.index > 0 {
+                    return;
+                }
+                let part = part as usize;
+                let PartRef { inputs, outputs, attention, .. } = self.parts[part];
+                let angles = attention.map_or(0, |a| a.angles as usize);
+                // SAFETY: as above.
+                let floats = |at: Addr, channels: usize| unsafe {
+                    std::slice::from_raw_parts(at.of::<f32>(), n * channels)
+                };
+                // SAFETY: as above.
+                let words = |at: Addr| unsafe { std::slice::from_raw_parts(at.of::<i32>(), n) };
+                let x = floats(x, inputs as usize);
+                let rows = match *more {
+                    [at, pos, slots] => {
+                        PartRows { x, angles: floats(at, angles), pos: words(pos), slots: words(slots) }
+                    }
+                    [pos, slots] => PartRows { x, angles: &[], pos: words(pos), slots: words(slots) },
+                    _ => PartRows { x, angles: &[], pos: &[], slots: &[] },
+                };
+                // SAFETY: as above.
+                let y = unsafe { std::slice::from_raw_parts_mut(y.of::<f32>(), n * outputs as usize) };
+                if let Err(e) = self.part(part, rows, y) {
                     launch.fail(StepFault::Graph(e));
                 }
             }

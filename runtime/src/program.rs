@@ -6,7 +6,7 @@
 use crate::abi::KernelFn;
 pub use crate::graphs::{GraphRef, PortRef};
 pub use moec_ir::placement::Overflow;
-pub use moec_ir::plan::{Arg, Builtin, Grid, RowSpace};
+pub use moec_ir::plan::{Arg, Builtin, Grid, PartAttention, RowSpace};
 pub use moec_ir::{EntryKind, Format};
 
 /// Code of a step.
@@ -151,6 +151,8 @@ pub struct Program<'a> {
     pub graphs: &'a [GraphRef<'a>],
     /// Experts that static graphs compute.
     pub sets: &'a [SetRef<'a>],
+    /// Other parts that static graphs compute.
+    pub parts: &'a [PartRef<'a>],
     /// Entry points, prefill first, then decode, each by ascending rows.
     pub entries: &'a [EntryRef<'a>],
 }
@@ -166,6 +168,19 @@ pub struct SetRef<'a> {
     pub capacities: &'a [u32],
     /// Groups, each one graph.
     pub groups: &'a [GroupRef<'a>],
+}
+
+/// A part of an entry point that static graphs compute. See [`moec_ir::plan::GraphPart`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartRef<'a> {
+    /// Indices into [`Program::graphs`].
+    pub graphs: &'a [u32],
+    /// Channels of `x`.
+    pub inputs: u32,
+    /// Channels of `y`.
+    pub outputs: u32,
+    /// What attention has besides.
+    pub attention: Option<PartAttention>,
 }
 
 /// Experts of one graph. See [`moec_ir::plan::GraphGroup`].

@@ -200,7 +200,8 @@ unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
             Builtin::RopeAngles { .. }
             | Builtin::Dispatch { .. }
             | Builtin::Admit { .. }
-            | Builtin::Experts { .. },
+            | Builtin::Experts { .. }
+            | Builtin::Part { .. },
             _,
         ) => {}
     }

@@ -114,6 +114,27 @@ fn step(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>) -> Result<(), String> {
             results = 2;
             vec![ids, added, ids, ids]
         }
+        Builtin::Part { part } => {
+            let part = p.parts.get(part as usize).ok_or("there is no such part")?;
+            let channels = |n_channels: u32| n * u64::from(n_channels);
+            for &g in part.graphs {
+                let graph = p.graphs.get(g as usize).ok_or("there is no such graph")?;
+                let room = graph.inputs.first().is_some_and(|x| {
+                    let apart = part.attention.is_some_and(|a| a.apart);
+                    u64::from(x.shape[0]) >= if apart { 1 } else { n } && x.shape[1] == part.inputs
+                });
+                if !room {
+                    return Err(format!("`{}` does not take {n} rows of {}", graph.package, part.inputs));
+                }
+            }
+            let mut needs = vec![channels(part.inputs)];
+            if let Some(a) = part.attention {
+                needs.extend((a.angles > 0).then(|| channels(a.angles)));
+                needs.extend([n, n]);
+            }
+            needs.push(channels(part.outputs));
+            needs
+        }
         Builtin::Experts { set, rows, k, hidden } => {
             let set = p.sets.get(set as usize).ok_or("there is no such set of experts")?;
             let experts = set.capacities.len();

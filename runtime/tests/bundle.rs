@@ -188,6 +188,7 @@ static BAKED: Program<'static> = Program {
     states: &[StateRef { bytes: 64, format: Format::Bf16 }],
     graphs: &[],
     sets: &[],
+    parts: &[],
     entries: &[EntryRef {
         kind: EntryKind::Prefill(1),
         out_rows: 1,

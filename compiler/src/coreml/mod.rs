@@ -37,11 +37,11 @@ fn groups<'a>(placement: &'a Placement, unit: &'a str) -> impl Iterator<Item = (
 
 /// The experts of a layer, as the Graph has them.
 #[derive(Clone, Copy, Debug)]
-struct Experts {
+pub(crate) struct Experts {
     /// How gate and up join.
     glu: Glu,
     /// `[E, 2I, H]`
-    gate_up: WeightId,
+    pub(crate) gate_up: WeightId,
     /// `[E, H, I]`
     down: WeightId,
     /// `[E, 2I]` and `[E, H]`
@@ -50,7 +50,7 @@ struct Experts {
 
 impl Experts {
     /// Those of a layer.
-    fn of(module: &Module, layer: u32) -> Option<Self> {
+    pub(crate) fn of(module: &Module, layer: u32) -> Option<Self> {
         let graph: &Graph = module.entries.first()?;
         let in_layer = |n: &&Node| n.scope.split('.').nth(1).and_then(|l| l.parse().ok()) == Some(layer);
         graph.nodes.iter().filter(in_layer).find_map(|node| {

@@ -5,7 +5,7 @@
 //! own and every step a barrier, so the plan already runs; the passes behind only make it tight.
 
 use super::memory::aligned;
-use super::offload::{Statics, layer};
+use super::offload::{PartCut, Statics, layer};
 use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
@@ -106,6 +106,7 @@ pub fn layout(
         kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
         graphs: statics.graphs.clone(),
         sets: statics.sets.clone(),
+        parts: statics.parts.clone(),
         entries,
         placement: Placement::dynamic(expert_tables(module)?),
     };
@@ -144,6 +145,50 @@ fn int(x: usize) -> Result<u32> {
 enum Home {
     Buffer { buffer: u32, column: usize, ld: usize },
     State(u32),
+}
+
+/// A function of the runtime, and the values that it reads and gives.
+struct Call<'a> {
+    code: Builtin,
+    unit: u32,
+    inputs: &'a [ValueId],
+    outputs: &'a [ValueId],
+}
+
+impl Call<'_> {
+    /// Its step: it gets values by their first columns.
+    fn step(&self, frame: &mut Frame<'_>, at: usize, spaces: &[RowSpace]) -> Result<(Step, Vec<usize>)> {
+        for &v in self.outputs {
+            let home = frame.buffer(format!("%{}", v.0), frame.graph.ty(v))?;
+            frame.homes[v.0 as usize] = Some(home);
+        }
+        let mut args = Vec::new();
+        for &v in self.inputs.iter().chain(self.outputs) {
+            let ty = frame.graph.ty(v);
+            match frame.home(v)? {
+                Home::Buffer { buffer, column: 0, ld } if ty.shape.len() < 2 || ld == ty.cols() => {
+                    args.push(Arg::Buffer(buffer, 0));
+                }
+                _ => {
+                    return Err(Error::bug(format!(
+                        "%{} is a view, which {:?} does not take",
+                        v.0, self.code
+                    )));
+                }
+            }
+        }
+        let step = Step {
+            unit: self.unit,
+            code: Code::Builtin(self.code),
+            args,
+            rows: spaces[self.outputs[0].0 as usize],
+            grid: moec_ir::plan::Grid::One,
+            barrier: true,
+            deps: Vec::new(),
+            node: int(at)?,
+        };
+        Ok((step, (self.inputs.len()..self.inputs.len() + self.outputs.len()).collect()))
+    }
 }
 
 struct Builder<'a> {
@@ -212,11 +257,22 @@ impl Builder<'_> {
             let ty = graph.ty(ValueId(v as u32));
             frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty)?);
         }
-        let residuals = residuals(graph);
+        let cuts: Vec<&PartCut> = self.statics.cuts.iter().filter(|c| c.cut.entry == graph.kind).collect();
+        let inside: HashSet<usize> = cuts.iter().flat_map(|c| &c.cut.nodes).map(|n| n.0 as usize).collect();
+        let residuals = residuals(graph, &inside);
         let mut steps = Vec::new();
         let mut writes = Vec::new();
         for (at, node) in graph.nodes.iter().enumerate() {
-            if residuals.values().any(|&(producer, _)| producer == at) || view(&mut frame, node)? {
+            if let Some(cut) = cuts.iter().find(|c| node.outputs.contains(&c.cut.y)) {
+                let (step, w) = self.part(&mut frame, at, cut, &spaces)?;
+                steps.push(step);
+                writes.push(w);
+                continue;
+            }
+            if inside.contains(&at)
+                || residuals.values().any(|&(producer, _)| producer == at)
+                || view(&mut frame, node)?
+            {
                 continue;
             }
             let (producer, residual) = match residuals.get(&at) {
@@ -389,40 +445,24 @@ impl Builder<'_> {
             let code = Builtin::Experts { set: int(set)?, rows: int(rows)?, k, hidden };
             (code, vec![x, table], self.statics.unit)
         };
-        let mut args = Vec::new();
-        let mut homes = inputs.iter().map(|&v| (v, frame.home(v))).collect::<Vec<_>>();
-        for &v in &node.outputs {
-            let home = frame.buffer(format!("%{}", v.0), graph.ty(v))?;
-            frame.homes[v.0 as usize] = Some(home);
-            homes.push((v, Ok(home)));
-        }
-        for (v, home) in homes {
-            let ty = graph.ty(v);
-            match home? {
-                Home::Buffer { buffer, column: 0, ld } if ty.shape.len() < 2 || ld == ty.cols() => {
-                    args.push(Arg::Buffer(buffer, 0));
-                }
-                _ => {
-                    return Err(Error::bug(format!(
-                        "%{} is a view, which `{}` does not take",
-                        v.0,
-                        node.op.name()
-                    )));
-                }
-            }
-        }
-        let writes = (inputs.len()..args.len()).collect();
-        let step = Step {
-            unit,
-            code: Code::Builtin(code),
-            args,
-            rows: spaces[node.outputs[0].0 as usize],
-            grid: moec_ir::plan::Grid::One,
-            barrier: true,
-            deps: Vec::new(),
-            node: int(at)?,
-        };
-        Ok((step, writes))
+        let call = Call { code, unit, inputs: &inputs, outputs: &node.outputs };
+        call.step(frame, at, spaces)
+    }
+
+    /// The step of a part that static graphs compute.
+    fn part(
+        &self,
+        frame: &mut Frame<'_>,
+        at: usize,
+        cut: &PartCut,
+        spaces: &[RowSpace],
+    ) -> Result<(Step, Vec<usize>)> {
+        let attends = self.statics.parts.get(cut.part as usize).is_some_and(|p| p.attention.is_some());
+        let mut inputs = vec![cut.cut.x];
+        inputs.extend(cut.cut.angles.filter(|_| attends));
+        inputs.extend(attends.then_some([Graph::POS, Graph::SLOT]).into_iter().flatten());
+        let code = Builtin::Part { part: cut.part };
+        Call { code, unit: self.statics.unit, inputs: &inputs, outputs: &[cut.cut.y] }.step(frame, at, spaces)
     }
 
     /// Homes of a selection's temporaries, and the launches whose results are already there: a value that
@@ -530,8 +570,9 @@ fn written_state(node: &Node) -> Result<Home> {
     }
 }
 
-/// Additions that go into the epilogue of one operand's producer: add node → (producer, other operand).
-fn residuals(graph: &Graph) -> HashMap<usize, (usize, ValueId)> {
+/// Additions that go into the epilogue of one operand's producer: add node → (producer, other operand). What is `inside` of
+/// a part has no epilogue.
+fn residuals(graph: &Graph, inside: &HashSet<usize>) -> HashMap<usize, (usize, ValueId)> {
     let mut readers: HashMap<ValueId, usize> = HashMap::new();
     let mut definition: HashMap<ValueId, usize> = HashMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
@@ -545,12 +586,14 @@ fn residuals(graph: &Graph) -> HashMap<usize, (usize, ValueId)> {
     let fuses = |v: ValueId| {
         let at = *definition.get(&v)?;
         let op = &graph.nodes[at].op;
-        let able = matches!(op, Op::Linear { .. } | Op::Combine { .. });
+        let able = matches!(op, Op::Linear { .. } | Op::Combine { .. }) && !inside.contains(&at);
         (able && readers.get(&v) == Some(&1) && v != graph.output).then_some(at)
     };
     let mut found = HashMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
-        if let (Op::Add, &[Operand::Value(a), Operand::Value(b)]) = (&node.op, node.inputs.as_slice()) {
+        if let (Op::Add, &[Operand::Value(a), Operand::Value(b)]) = (&node.op, node.inputs.as_slice())
+            && !inside.contains(&at)
+        {
             // The later producer keeps its inputs alive for less long.
             let options = [(fuses(a), b), (fuses(b), a)];
             let best = options.into_iter().filter_map(|(p, other)| Some((p?, other))).max_by_key(|(p, _)| *p);

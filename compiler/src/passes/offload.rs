@@ -13,14 +13,29 @@
 //! ```
 //!
 //! The graphs stand in front of the experts that are served here, so that a unit which computes beside the processor
-//! begins first. Decoding is left alone: its rows are too few for a static graph (§4.3).
+//! begins first. Experts of decoding are left alone: their rows are too few for a static graph (§4.3).
+//!
+//! Attention, dense networks and the head stay as they are in the Graph; where the placement has them on the unit, `layout`
+//! makes one step of all their nodes.
 
+use crate::coreml::Experts;
+use crate::coreml::parts::{self, Cut, Part};
 use crate::error::{Error, Result};
+use moec_device::Unit;
 use moec_ir::op::AdmitDesc;
 use moec_ir::placement::{Overflow, Placement};
-use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, Port};
+use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention, Port};
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Type, ValueId};
 use std::collections::BTreeMap;
+
+/// Ports of four axes.
+fn ports(list: &[parts::Port]) -> Option<Vec<Port>> {
+    let port = |p: &parts::Port| {
+        let shape: Option<Vec<u32>> = p.shape.iter().map(|&n| u32::try_from(n).ok()).collect();
+        Some(Port { name: p.name.clone(), shape: shape?.try_into().ok()? })
+    };
+    list.iter().map(port).collect()
+}
 
 /// What a plan says of static graphs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,15 +44,41 @@ pub struct Statics {
     pub graphs: Vec<GraphDecl>,
     /// Experts that they compute.
     pub sets: Vec<ExpertSet>,
+    /// Other parts that they compute.
+    pub parts: Vec<GraphPart>,
+    /// Where those stand: nodes that become one step.
+    pub cuts: Vec<PartCut>,
     /// Index of the unit that executes them.
     pub unit: u32,
 }
 
+/// Where a part stands in an entry point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartCut {
+    /// Index into [`Statics::parts`].
+    pub part: u32,
+    /// Where.
+    pub cut: Cut,
+}
+
 impl Statics {
-    /// Graphs and sets of a placement: the groups that live on the unit called `npu`. `hidden` is the width of a row.
-    pub fn of(placement: &Placement, npu: &str, hidden: u32) -> Self {
+    /// Graphs, sets and parts of a placement: what lives on the unit `npu`.
+    ///
+    /// # Errors
+    /// A part that is no graph after all: our bug.
+    pub fn of(module: &Module, placement: &Placement, npu: &Unit) -> Result<Self> {
         let mut statics = Self::default();
-        statics.unit = placement.units.iter().position(|u| u == npu).unwrap_or(0) as u32;
+        statics.unit = placement.units.iter().position(|u| *u == npu.name).unwrap_or(0) as u32;
+        statics.experts(module, placement);
+        for part in parts::placed(module, placement, npu) {
+            statics.part(module, &part, placement, npu)?;
+        }
+        Ok(statics)
+    }
+
+    fn experts(&mut self, module: &Module, placement: &Placement) {
+        let statics = self;
+        let hidden = |layer| Experts::of(module, layer).map_or(0, |e| module.weight(e.gate_up).cols() as u32);
         for table in &placement.experts {
             let mut capacities = vec![0; table.experts.len()];
             let mut groups = Vec::new();
@@ -45,7 +86,7 @@ impl Statics {
                 let Some(&capacity) = table.tiers.get(group.tier as usize) else { continue };
                 let port = |name: &str| Port {
                     name: name.to_owned(),
-                    shape: [capacity * group.experts.len() as u32, hidden, 1, 1],
+                    shape: [capacity * group.experts.len() as u32, hidden(table.layer), 1, 1],
                 };
                 for &e in &group.experts {
                     capacities[e as usize] = capacity;
@@ -68,7 +109,50 @@ impl Statics {
                 statics.sets.push(ExpertSet { layer, overflow, capacities, groups });
             }
         }
-        statics
+    }
+
+    /// A part, in the entry points where the placement has it on the unit. Attention has one state, so it is there in
+    /// all of them or in none.
+    fn part(&mut self, module: &Module, part: &Part, placement: &Placement, npu: &Unit) -> Result<()> {
+        let limits = parts::limits(npu);
+        let wrong = |why: String| Error::bug(format!("`{}` is no graph: {why}", part.name));
+        let graphs = part.graphs(module, &limits).map_err(wrong)?;
+        for (cut, graph) in part.cuts.iter().zip(&module.entries) {
+            if !part.is_attention() && !parts::placed_in(placement, npu, &part.scope, cut.entry) {
+                continue;
+            }
+            let mut indices = Vec::new();
+            for g in graphs.iter().filter(|g| g.entry == cut.entry) {
+                let decl = GraphDecl {
+                    package: g.package.clone(),
+                    function: g.function.clone(),
+                    inputs: ports(&g.inputs).ok_or_else(|| wrong("of other axes".into()))?,
+                    outputs: ports(&g.outputs).ok_or_else(|| wrong("of other axes".into()))?,
+                    stateful: g.stateful,
+                };
+                // Entry points of as many rows share a function.
+                let known = self.graphs.iter().position(|d| *d == decl);
+                indices.push(known.unwrap_or(self.graphs.len()) as u32);
+                if known.is_none() {
+                    self.graphs.push(decl);
+                }
+            }
+            let cols = |v| graph.ty(v).cols() as u32;
+            let attention = part.is_attention().then(|| PartAttention {
+                angles: cut.angles.map_or(0, cols),
+                context: part.context(&limits).unwrap_or(0) as u32,
+                window: part.window().map(|w| w as u32),
+                apart: matches!(cut.entry, EntryKind::Decode(_)),
+            });
+            self.cuts.push(PartCut { part: self.parts.len() as u32, cut: cut.clone() });
+            self.parts.push(GraphPart {
+                graphs: indices,
+                inputs: cols(cut.x),
+                outputs: cols(cut.y),
+                attention,
+            });
+        }
+        Ok(())
     }
 
     /// Index of a layer's set.

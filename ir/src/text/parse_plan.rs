@@ -60,6 +60,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         kernels: Vec::new(),
         graphs: Vec::new(),
         sets: Vec::new(),
+        parts: Vec::new(),
         entries: Vec::new(),
         placement: Placement::default(),
     };
@@ -82,11 +83,14 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         } else if c.eat_word("set")? {
             index(c, plan.sets.len())?;
             plan.sets.push(statics::set(c)?);
+        } else if c.eat_word("part")? {
+            index(c, plan.parts.len())?;
+            plan.parts.push(statics::part(c)?);
         } else if c.eat_word("entry")? {
             plan.entries.push(entry(c)?);
         } else if !placement(c, &mut plan.placement)? {
             return c.expected(
-                "`file`, `segment`, `state`, `kernel`, `graph`, `set`, `entry`, `placement`, `placed` or `experts`",
+                "`file`, `segment`, `state`, `kernel`, `graph`, `set`, `part`, `entry`, `placement`, `placed` or `experts`",
             );
         }
     }
@@ -290,6 +294,8 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
         with_attrs(c, |c, a| {
             Ok(Builtin::Admit { set: a.int(c, "set")?, k: a.int(c, "k")?, channels: a.int(c, "channels")? })
         })?
+    } else if c.eat_word("part_graphs")? {
+        with_attrs(c, |c, a| Ok(Builtin::Part { part: a.int(c, "part")? }))?
     } else if c.eat_word("expert_graphs")? {
         with_attrs(c, |c, a| {
             Ok(Builtin::Experts {

@@ -71,6 +71,7 @@ fn code(code: Code) -> String {
         Code::Builtin(Builtin::Admit { set, k, channels }) => {
             format!("admit {{set = {set}, k = {k}, channels = {channels}}}")
         }
+        Code::Builtin(Builtin::Part { part }) => format!("part_graphs {{part = {part}}}"),
         Code::Builtin(Builtin::Experts { set, rows, k, hidden }) => {
             format!("expert_graphs {{set = {set}, rows = {rows}, k = {k}, hidden = {hidden}}}")
         }
@@ -193,7 +194,7 @@ impl fmt::Display for Plan {
         for (i, k) in self.kernels.iter().enumerate() {
             writeln!(f, "kernel {i} {}", quote(&k.symbol))?;
         }
-        statics::write(f, &self.graphs, &self.sets)?;
+        statics::write(f, self)?;
         for entry in &self.entries {
             write_entry(f, self, entry)?;
         }

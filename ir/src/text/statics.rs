@@ -4,7 +4,7 @@ use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::lex::quote;
 use super::parse_plan::with_attrs;
-use crate::plan::{ExpertSet, GraphDecl, GraphGroup, Overflow, Port};
+use crate::plan::{ExpertSet, GraphDecl, GraphGroup, GraphPart, Overflow, PartAttention, Plan, Port};
 use std::fmt;
 
 fn ports(ports: &[Port]) -> String {
@@ -12,15 +12,15 @@ fn ports(ports: &[Port]) -> String {
     format!("[{}]", ports.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
-/// Writes the graphs and sets of a plan, a line each.
-pub(super) fn write(f: &mut fmt::Formatter<'_>, graphs: &[GraphDecl], sets: &[ExpertSet]) -> fmt::Result {
-    for (i, g) in graphs.iter().enumerate() {
+/// Writes the graphs, sets and parts of a plan, a line each.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
+    for (i, g) in plan.graphs.iter().enumerate() {
         let (inputs, outputs) = (ports(&g.inputs), ports(&g.outputs));
         write!(f, "graph {i} {} {}", quote(&g.package), quote(&g.function))?;
         let state = if g.stateful { ", stateful = true" } else { "" };
         writeln!(f, " {{inputs = {inputs}, outputs = {outputs}{state}}}")?;
     }
-    for (i, s) in sets.iter().enumerate() {
+    for (i, s) in plan.sets.iter().enumerate() {
         let group = |g: &GraphGroup| {
             format!("group(graph = {}, capacity = {}, experts = {:?})", g.graph, g.capacity, g.experts)
         };
@@ -33,6 +33,17 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, graphs: &[GraphDecl], sets: &[Ex
             s.capacities,
             groups.join(", ")
         )?;
+    }
+    for (i, p) in plan.parts.iter().enumerate() {
+        write!(f, "part {i} {{graphs = {:?}, inputs = {}, outputs = {}", p.graphs, p.inputs, p.outputs)?;
+        if let Some(PartAttention { angles, context, window, apart }) = p.attention {
+            write!(f, ", attention = attention(angles = {angles}, context = {context}")?;
+            if let Some(window) = window {
+                write!(f, ", window = {window}")?;
+            }
+            f.write_str(if apart { ", apart = true)" } else { ")" })?;
+        }
+        writeln!(f, "}}")?;
     }
     Ok(())
 }
@@ -102,6 +113,28 @@ pub(super) fn set(c: &mut Cursor<'_>) -> Parsed<ExpertSet> {
                     capacity: a.int(c, "capacity")?,
                     experts: a.list(c, "experts", "a list of experts", Value::number)?,
                 })
+            })?,
+        })
+    })
+}
+
+/// Reads a part, behind its index.
+pub(super) fn part(c: &mut Cursor<'_>) -> Parsed<GraphPart> {
+    with_attrs(c, |c, a| {
+        Ok(GraphPart {
+            graphs: a.list(c, "graphs", "a list of graphs", Value::number)?,
+            inputs: a.int(c, "inputs")?,
+            outputs: a.int(c, "outputs")?,
+            attention: a.optional_variant(c, "attention", "`attention(…)`", |word, args| {
+                if word != "attention" {
+                    return Ok(None);
+                }
+                Ok(Some(PartAttention {
+                    angles: args.int(c, "angles")?,
+                    context: args.int(c, "context")?,
+                    window: args.optional_int(c, "window")?,
+                    apart: args.flag(c, "apart")?,
+                }))
             })?,
         })
     })

@@ -302,6 +302,20 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && holds(*added, DType::F32, Some(channels))
                 && [ids, stay, rest].iter().all(|&&a| holds(a, DType::I32, Some(k)))
         }
+        Builtin::Part { part } => {
+            let Some(part) = plan.parts.get(part as usize) else { return false };
+            let own = |cols: u32| move |arg: &Arg| holds(*arg, DType::F32, Some(cols));
+            let one = |arg: &Arg| holds(*arg, DType::I32, Some(1));
+            let (x, y) = (own(part.inputs), own(part.outputs));
+            match (part.attention, args) {
+                (None, [a, b]) => x(a) && y(b),
+                (Some(t), [a, pos, slot, b]) if t.angles == 0 => x(a) && one(pos) && one(slot) && y(b),
+                (Some(t), [a, angles, pos, slot, b]) if t.angles > 0 => {
+                    x(a) && own(t.angles)(angles) && one(pos) && one(slot) && y(b)
+                }
+                _ => false,
+            }
+        }
         Builtin::Experts { set, rows: table_rows, k, hidden } => {
             let [x, Arg::Buffer(table, offset), y] = args else {
                 return false;

@@ -1,7 +1,7 @@
 //! Checks of static graphs and of the experts that they compute.
 
 use super::{VerifyError, require};
-use crate::plan::{GraphDecl, Plan, Port};
+use crate::plan::{GraphDecl, GraphPart, Plan, Port};
 use std::collections::HashSet;
 
 /// Every graph has distinct ports of some size inside the address space; every set's groups fit their graphs, and no
@@ -49,7 +49,41 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
             "an expert with a capacity is in no graph".into()
         })?;
     }
+    check_parts(plan)
+}
+
+/// Every graph of a part takes what the runtime gives, and their results have the part's channels in all.
+fn check_parts(plan: &Plan) -> Result<(), VerifyError> {
+    for (i, p) in plan.parts.iter().enumerate() {
+        let at = || format!("parts[{i}]");
+        require(!p.graphs.is_empty() && p.inputs > 0, at, || "no graphs, or no channels".into())?;
+        let mut channels = 0u64;
+        let mut rows = None;
+        for &g in &p.graphs {
+            let graph = plan.graphs.get(g as usize);
+            let fits = graph.is_some_and(|g| part_takes(p, g, &mut rows));
+            require(fits, at, || format!("graph {g} takes something else"))?;
+            channels += graph.map_or(0, |g| g.outputs.iter().map(|o| u64::from(o.shape[1])).sum());
+        }
+        require(channels == u64::from(p.outputs), at, || format!("{channels} channels, not {}", p.outputs))?;
+    }
     Ok(())
+}
+
+/// Whether a graph has the ports that a part gives and takes, with as many rows as the graphs before it.
+fn part_takes(p: &GraphPart, g: &GraphDecl, rows: &mut Option<u32>) -> bool {
+    let t = *rows.get_or_insert(g.inputs[0].shape[0]);
+    let mut wanted = vec![("x", [t, p.inputs, 1, 1])];
+    if let Some(a) = p.attention {
+        wanted.extend((a.angles > 0).then_some(("angles", [t, a.angles, 1, 1])));
+        wanted.extend([("mask", [1, 1, t, a.context]), ("write", [1, 1, a.context, t])]);
+    }
+    let given =
+        |&(name, shape): &(&str, [u32; 4])| g.inputs.iter().any(|i| i.name == name && i.shape == shape);
+    g.inputs.len() == wanted.len()
+        && wanted.iter().all(given)
+        && g.outputs.iter().all(|o| o.shape[0] == t && o.shape[2..] == [1, 1])
+        && g.stateful == p.attention.is_some()
 }
 
 fn elements(port: &Port) -> Option<u64> {

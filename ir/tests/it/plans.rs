@@ -123,6 +123,7 @@ pub(crate) fn plan() -> Plan {
             capacities: vec![16, 0, 16, 0],
             groups: vec![GraphGroup { graph: 0, capacity: 16, experts: vec![2, 0] }],
         }],
+        parts: vec![GraphPart { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
         entries: vec![entry],
         placement: placement(),
     }

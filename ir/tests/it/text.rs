@@ -250,6 +250,7 @@ fn code() -> impl Strategy<Value = Code> {
             Builtin::Dispatch { rows, k, experts, partial }
         )),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
+        any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
         any::<[u32; 4]>().prop_map(|[set, rows, k, hidden]| Code::Builtin(Builtin::Experts {
             set,
             rows,
@@ -398,7 +399,11 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let set = (any::<(u32, Vec<u32>)>(), overflow, list(group, 0..3)).prop_map(
         |((layer, capacities), overflow, groups)| ExpertSet { layer, overflow, capacities, groups },
     );
-    let statics = (list(graph, 0..3), list(set, 0..3));
+    let attention = any::<(u32, u32, Option<u32>, bool)>()
+        .prop_map(|(angles, context, window, apart)| PartAttention { angles, context, window, apart });
+    let part = (any::<(Vec<u32>, u32, u32)>(), prop::option::of(attention))
+        .prop_map(|((graphs, inputs, outputs), attention)| GraphPart { graphs, inputs, outputs, attention });
+    let statics = (list(graph, 0..3), list(set, 0..3), list(part, 0..3));
     let lists =
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists, statics).prop_map(
@@ -426,6 +431,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
                 kernels: symbols.into_iter().map(|symbol| KernelRef { symbol }).collect(),
                 graphs: statics.0,
                 sets: statics.1,
+                parts: statics.2,
                 entries: lists.3,
                 placement: lists.4,
             }

@@ -293,6 +293,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         entries,
         graphs: Vec::new(),
         sets: Vec::new(),
+        parts: Vec::new(),
         placement: Placement::default(),
     }
 }
