@@ -20,6 +20,7 @@ pub mod passes;
 pub mod pipeline;
 pub mod profile;
 pub mod progress;
+pub mod simulate;
 pub mod synth;
 pub mod tuner;
 pub mod verify;
