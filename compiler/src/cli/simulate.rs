@@ -74,7 +74,11 @@ fn one(args: &Args, bundle: &Bundle) -> Result<()> {
         let text = perfetto::trace(&timelines).to_string();
         std::fs::write(path, text).map_err(|e| io_error("write", path, &e))?;
     }
-    if args.json { output::json(&one_json(&device, &simulated)) } else { output::data(&one_text(&device, &simulated)) }
+    if args.json {
+        output::json(&one_json(&device, &simulated))
+    } else {
+        output::data(&one_text(&device, &simulated))
+    }
 }
 
 fn one_text(device: &Device, s: &Simulated) -> String {
@@ -89,11 +93,11 @@ fn one_text(device: &Device, s: &Simulated) -> String {
             (*name).to_owned(),
             ms(o.timeline.wall_us),
             format!("{:.4} mJ", o.joules_per_token() * 1e3),
-            ms(o.timeline.busy_us(Queue::Cpu)),
+            ms(o.cpu_us),
             ms(o.timeline.busy_us(Queue::Npu)),
             times(&|o| o.timeline.wall_us),
             times(&Outcome::joules_per_token),
-            times(&|o| o.timeline.busy_us(Queue::Cpu)),
+            times(&|o| o.cpu_us),
         ]);
     }
     let decoded = if s.decode == 0 { String::new() } else { format!(", then {} decoded", s.decode) };
@@ -119,7 +123,7 @@ fn one_json(device: &Device, s: &Simulated) -> Value {
             "energy_j": {"cpu": o.energy.cpu_j, "npu": o.energy.npu_j, "memory": o.energy.memory_j,
                          "total": o.energy.total_j()},
             "energy_per_token_j": o.joules_per_token(),
-            "cpu_busy_s": o.timeline.busy_us(Queue::Cpu) * 1e-6,
+            "cpu_busy_s": o.cpu_us * 1e-6,
             "npu_busy_s": o.timeline.busy_us(Queue::Npu) * 1e-6,
             "pairs": o.routed, "dropped": o.dropped, "rows": o.rows, "padding": o.padding,
         })
@@ -155,11 +159,24 @@ pub fn report_text(report: &Report) -> String {
     text += &format!("\nOrders of two systems: {} of {all} as in the paper.", all - wrong.len());
     if !wrong.is_empty() {
         text += " The others:\n";
-        let head = ["configuration", "metric", "the paper's better", "the paper's worse", "simulated worse / better"];
+        let head = [
+            "configuration",
+            "metric",
+            "the paper's better",
+            "the paper's worse",
+            "simulated worse / better",
+        ];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
-        let named = |(name, x): (&str, Option<f64>)| x.map_or_else(|| name.to_owned(), |x| format!("{name} ({x})"));
+        let named =
+            |(name, x): (&str, Option<f64>)| x.map_or_else(|| name.to_owned(), |x| format!("{name} ({x})"));
         rows.extend(wrong.iter().map(|o| {
-            vec![o.config.into(), o.metric.name().into(), named(o.less), named(o.more), format!("{:.2}", o.found)]
+            vec![
+                o.config.into(),
+                o.metric.name().into(),
+                named(o.less),
+                named(o.more),
+                format!("{:.2}", o.found),
+            ]
         }));
         text += &output::table(&rows);
     } else {
@@ -178,18 +195,26 @@ pub fn report_text(report: &Report) -> String {
             outside.iter().filter(|o| o.1 == metric).map(|o| format!("{} {} {:.2}", o.0, o.2, o.3)).collect();
         let out = if out.is_empty() { "none".to_owned() } else { out.join("; ") };
         if !found.is_empty() {
-            rows.push(vec![metric.name().into(), format!("{from}–{to}"), format!("{least:.2}–{most:.2}"), out]);
+            rows.push(vec![
+                metric.name().into(),
+                format!("{from}–{to}"),
+                format!("{least:.2}–{most:.2}"),
+                out,
+            ]);
         }
     }
     text += &output::table(&rows);
 
     text += "\nConstants found from figures of the paper:\n";
     let found = report.constants.found();
-    let rows: Vec<Vec<String>> =
-        found.iter().map(|f| vec![f.what.into(), format!("{:.3} {}", f.value, f.unit), f.from.into()]).collect();
+    let rows: Vec<Vec<String>> = found
+        .iter()
+        .map(|f| vec![f.what.into(), format!("{:.3} {}", f.value, f.unit), f.from.into()])
+        .collect();
     text += &output::table(&rows);
     if !report.figures.is_empty() {
-        text += "\nFigures of the paper (u: the device file or a constant is from it; the others check them):\n";
+        text +=
+            "\nFigures of the paper (u: the device file or a constant is from it; the others check them):\n";
         let head = ["figure", "unit", "paper", "simulated", "error", ""];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(report.figures.iter().map(|f| {
@@ -206,7 +231,11 @@ pub fn report_text(report: &Report) -> String {
 fn ratios(report: &Report, metric: Metric) -> Vec<f64> {
     let stated = report.measured.iter().filter(|m| m.config.stated);
     let of = |m: &Measured| -> Vec<f64> {
-        m.systems.iter().filter(|(s, _)| s.name != "ours").filter_map(|(s, _)| m.ratio(metric, s.name, "ours")).collect()
+        m.systems
+            .iter()
+            .filter(|(s, _)| s.name != "ours")
+            .filter_map(|(s, _)| m.ratio(metric, s.name, "ours"))
+            .collect()
     };
     stated.flat_map(of).collect()
 }
@@ -220,27 +249,29 @@ fn number(x: f64) -> String {
 }
 
 fn measured_rows(report: &Report, m: &Measured) -> Vec<Vec<String>> {
-    let row = |(i, (system, total)): (usize, &(crate::simulate::System, crate::simulate::reproduce::Total))| {
-        let prompts = f64::from(total.prompts.max(1));
-        let seconds = |us: f64| format!("{:.2} s", us * 1e-6 / prompts);
-        let ratio = |metric: Metric| {
-            let found = m.ratio(metric, system.name, "ours").unwrap_or(f64::NAN);
-            let is = |j: &&Judged| {
-                let c = &j.claim;
-                (c.config, c.metric, c.of, c.to) == (m.config.name, metric, system.name, "ours")
+    let row =
+        |(i, (system, total)): (usize, &(crate::simulate::System, crate::simulate::reproduce::Total))| {
+            let prompts = f64::from(total.prompts.max(1));
+            let seconds = |us: f64| format!("{:.2} s", us * 1e-6 / prompts);
+            let ratio = |metric: Metric| {
+                let found = m.ratio(metric, system.name, "ours").unwrap_or(f64::NAN);
+                let is = |j: &&Judged| {
+                    let c = &j.claim;
+                    (c.config, c.metric, c.of, c.to) == (m.config.name, metric, system.name, "ours")
+                };
+                match report.claims.iter().find(is) {
+                    Some(j) => format!("{found:.2} ({}){}", j.claim.value, if j.used { " u" } else { "" }),
+                    None => format!("{found:.2}"),
+                }
             };
-            match report.claims.iter().find(is) {
-                Some(j) => format!("{found:.2} ({}){}", j.claim.value, if j.used { " u" } else { "" }),
-                None => format!("{found:.2}"),
-            }
+            let name =
+                if m.config.stated { m.config.name.to_owned() } else { format!("{} *", m.config.name) };
+            let mut row = vec![if i == 0 { name } else { String::new() }, system.name.to_owned()];
+            let mj = format!("{:.0}", total.metric(Metric::Energy) * 1e3);
+            row.extend([seconds(total.wall_us), mj, seconds(total.cpu_us)]);
+            row.extend(Metric::ALL.map(ratio));
+            row
         };
-        let name = if m.config.stated { m.config.name.to_owned() } else { format!("{} *", m.config.name) };
-        let mut row = vec![if i == 0 { name } else { String::new() }, system.name.to_owned()];
-        let mj = format!("{:.0}", total.metric(Metric::Energy) * 1e3);
-        row.extend([seconds(total.wall_us), mj, seconds(total.cpu_us)]);
-        row.extend(Metric::ALL.map(ratio));
-        row
-    };
     m.systems.iter().enumerate().map(row).collect()
 }
 

@@ -55,8 +55,12 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
     let placement = &bundle.plan.placement;
     let target = &bundle.plan.target.name;
     if placement.is_dynamic() {
-        return Err(Error::input(format!("the bundle is for `{target}`, where everything runs on the processor"))
-            .hint("a bundle for `m2-ultra` or `m2-max` can be simulated; `moec steps` times one of this machine"));
+        return Err(Error::input(format!(
+            "the bundle is for `{target}`, where everything runs on the processor"
+        ))
+        .hint(
+            "a bundle for `m2-ultra` or `m2-max` can be simulated; `moec steps` times one of this machine",
+        ));
     }
     let units = Units::of(device).ok_or_else(|| {
         Error::input(format!("`{}` has no neural processing unit", device.name))
@@ -127,7 +131,8 @@ fn remembered(placement: &Placement) -> Result<Loads> {
         let sample: Option<Vec<u32>> =
             table.experts.iter().map(|row| row.load.map(|l| l.round().max(0.0) as u32)).collect();
         let sample = sample.ok_or_else(|| {
-            Error::input("the bundle does not remember the loads of its experts").hint("`--trace` names a profile")
+            Error::input("the bundle does not remember the loads of its experts")
+                .hint("`--trace` names a profile")
         })?;
         layers.push(LayerLoads {
             layer: table.layer,
@@ -143,9 +148,11 @@ fn remembered(placement: &Placement) -> Result<Loads> {
 /// Whether loads are of the model that was placed.
 fn check(loads: &Loads, placement: &Placement) -> Result<()> {
     let same = loads.layers.len() == placement.experts.len()
-        && loads.layers.iter().zip(&placement.experts).all(|(l, t)| {
-            (l.layer, l.k, l.experts()) == (t.layer, t.k, t.experts.len())
-        });
+        && loads
+            .layers
+            .iter()
+            .zip(&placement.experts)
+            .all(|(l, t)| (l.layer, l.k, l.experts()) == (t.layer, t.k, t.experts.len()));
     if same && loads.layers.iter().all(|l| !l.samples.is_empty()) {
         return Ok(());
     }
@@ -157,7 +164,8 @@ fn check(loads: &Loads, placement: &Placement) -> Result<()> {
 /// of a chunk chose.
 fn prompt(loads: &Loads, chunk: u32, chunks: u32, decode: u32) -> Prompt {
     let sample = |c: u32| -> Vec<Vec<u32>> {
-        let of = |l: &LayerLoads| l.samples.get(c as usize % l.samples.len().max(1)).cloned().unwrap_or_default();
+        let of =
+            |l: &LayerLoads| l.samples.get(c as usize % l.samples.len().max(1)).cloned().unwrap_or_default();
         loads.layers.iter().map(of).collect()
     };
     let token = |c: u32| -> Vec<Vec<u32>> {

@@ -18,12 +18,13 @@ pub struct Energy {
 }
 
 impl Energy {
-    /// Energy of a timeline on a device. A unit whose power the device file does not state counts nothing.
-    pub fn of(timeline: &Timeline, units: &Units<'_>) -> Self {
+    /// Energy of a timeline on a device, whose processor works for `cpu_us` microseconds. A unit whose power the device
+    /// file does not state counts nothing.
+    pub fn of(timeline: &Timeline, cpu_us: f64, units: &Units<'_>) -> Self {
         let watts = |f: &Option<moec_device::Figure>| f.as_ref().map_or(0.0, |f| f.value);
         let memory: f64 = units.device.memories.iter().map(|m| watts(&m.busy_w)).sum();
         Self {
-            cpu_j: timeline.busy_us(Queue::Cpu) * 1e-6 * watts(&units.cpu.busy_w),
+            cpu_j: cpu_us * 1e-6 * watts(&units.cpu.busy_w),
             npu_j: timeline.busy_us(Queue::Npu) * 1e-6 * watts(&units.npu.busy_w),
             memory_j: timeline.wall_us * 1e-6 * memory,
         }

@@ -6,12 +6,13 @@
 //! | attention on the processor, beside what the device's table says of its matrices | Table 6, attention |
 //! | rate at which graphs that are not resident reach the NPU | Table 4, Expert FFN of Core ML (naive) |
 //! | share of that during which the processor works | §5.5, Core ML (naive) at prompt 1024, chunk 256 |
+//! | share of the time of graphs of experts during which the processor works | §5.5, Core ML (CPU) at 1024, 256 |
 //!
 //! Each is the solution of one linear equation: the simulator runs at two values, and the third follows.
 
 use super::paper::{BLOCKS, CLAIMS, Claim, Metric, Printed, QWEN, RUNS, SHORT};
 use super::reproduce::{Bench, Total};
-use super::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
+use super::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS, System};
 use super::timeline::What;
 use crate::error::{Error, Result};
 
@@ -30,6 +31,8 @@ pub struct Constants {
     pub load_gb_per_s: f64,
     /// Share of that time during which the processor works.
     pub load_on_cpu: f64,
+    /// Share of the time of graphs of experts during which the processor works for them: what Core ML does at its side.
+    pub hosting: f64,
 }
 
 /// A constant and where it is from.
@@ -47,13 +50,18 @@ pub struct Fitted {
 
 /// Whether a ratio was used to find a constant: then it checks nothing.
 pub fn is_used(claim: &Claim) -> bool {
-    claim.config == SHORT.name && claim.metric == Metric::Cpu && claim.of == COREML_NAIVE.name
+    claim.config == SHORT.name && claim.metric == Metric::Cpu && claim.of != ANEMLL.name
 }
 
 impl Constants {
     /// Nothing but the device file.
-    pub const NONE: Self =
-        Self { copy_gb_per_s: f64::INFINITY, attention_on_cpu: 1.0, load_gb_per_s: f64::INFINITY, load_on_cpu: 0.0 };
+    pub const NONE: Self = Self {
+        copy_gb_per_s: f64::INFINITY,
+        attention_on_cpu: 1.0,
+        load_gb_per_s: f64::INFINITY,
+        load_on_cpu: 0.0,
+        hosting: 0.0,
+    };
 
     /// Finds them.
     ///
@@ -95,22 +103,38 @@ impl Constants {
                 _ => Err(missing("§5.5")),
             }
         };
-        let all = bench.total(&SHORT, &COREML_CPU, found)?.cpu_us;
-        let wanted = all * ratio(COREML_NAIVE.name)? / ratio(COREML_CPU.name)?;
-        let none = bench.total(&SHORT, &COREML_NAIVE, found)?.cpu_us;
-        let whole = bench.total(&SHORT, &COREML_NAIVE, Self { load_on_cpu: 1.0, ..found })?.cpu_us;
-        found.load_on_cpu = ((wanted - none) / (whole - none).max(f64::MIN_POSITIVE)).clamp(0.0, 1.0);
+        let cpu =
+            |system: &System, constants: Self| Ok::<_, Error>(bench.total(&SHORT, system, constants)?.cpu_us);
+        let share = |wanted: f64, none: f64, whole: f64| {
+            ((wanted - none) / (whole - none).max(f64::MIN_POSITIVE)).clamp(0.0, 1.0)
+        };
+        let ours = cpu(&COREML_CPU, found)? / ratio(COREML_CPU.name)?;
+        found.hosting = share(ours, cpu(&OURS, found)?, cpu(&OURS, Self { hosting: 1.0, ..found })?);
+        let naive = ours * ratio(COREML_NAIVE.name)?;
+        let whole = cpu(&COREML_NAIVE, Self { load_on_cpu: 1.0, ..found })?;
+        found.load_on_cpu = share(naive, cpu(&COREML_NAIVE, found)?, whole);
         Ok(found)
     }
 
     /// What was found, and from what.
-    pub fn found(&self) -> [Fitted; 4] {
+    pub fn found(&self) -> [Fitted; 5] {
         let fitted = |what, value, unit, from| Fitted { what, value, unit, from };
         [
             fitted("rows that the CPU moves", self.copy_gb_per_s, "GB/s", "Table 4, Gather, Core ML (CPU)"),
             fitted("attention on the CPU", self.attention_on_cpu, "× the device's table", "Table 6, Attn"),
-            fitted("graphs that are not resident", self.load_gb_per_s, "GB/s", "Table 4, Expert FFN, Core ML (naive)"),
-            fitted("CPU busy meanwhile", self.load_on_cpu, "of the time", "§5.5, Core ML (naive) at 1024/256"),
+            fitted(
+                "graphs that are not resident",
+                self.load_gb_per_s,
+                "GB/s",
+                "Table 4, Expert FFN, Core ML (naive)",
+            ),
+            fitted("CPU for graphs that run", self.hosting, "of the time", "§5.5, Core ML (CPU) at 1024/256"),
+            fitted(
+                "CPU for graphs that are brought",
+                self.load_on_cpu,
+                "of the time",
+                "§5.5, Core ML (naive) at 1024/256",
+            ),
         ]
     }
 }

@@ -149,7 +149,9 @@ impl Model {
             let mut scope = node.scope.split('.');
             let at = scope.next().filter(|s| *s == "layers").and(scope.next()).and_then(|n| n.parse().ok());
             let Some(layer) = at.and_then(|n: usize| model.layers.get_mut(n)) else {
-                if matches!(node.op, Op::Embed) && let Some(Operand::Weight(id)) = node.inputs.get(1) {
+                if matches!(node.op, Op::Embed)
+                    && let Some(Operand::Weight(id)) = node.inputs.get(1)
+                {
                     model.hidden = module.weight(*id).shape.get(1).map_or(0, |&d| d as u64);
                 } else {
                     model.head += numbers;

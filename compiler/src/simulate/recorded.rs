@@ -68,7 +68,9 @@ impl Recorded {
         for layer in layers {
             let all: Vec<&Vec<f64>> = domains.values().filter_map(|d| d.get(&layer)).collect();
             let experts = all.first().map_or(0, |c| c.len());
-            if all.len() != domains.len() || all.iter().any(|c| c.len() != experts || c.iter().sum::<f64>() <= 0.0) {
+            if all.len() != domains.len()
+                || all.iter().any(|c| c.len() != experts || c.iter().sum::<f64>() <= 0.0)
+            {
                 return Err(Error::input(format!("recorded counts: layer {layer} is not complete")));
             }
             let share = |e: usize| all.iter().map(|c| c[e] / c.iter().sum::<f64>()).sum::<f64>();
@@ -83,7 +85,9 @@ impl Recorded {
     fn shares(&self, domain: &str, depth: f64, experts: usize) -> Vec<f64> {
         let at = ((depth * self.order.len() as f64) as usize).min(self.order.len().saturating_sub(1));
         let Some((layer, ranks)) = self.order.iter().nth(at) else { return vec![1.0; experts] };
-        let Some(counts) = self.domains.get(domain).and_then(|d| d.get(layer)) else { return vec![1.0; experts] };
+        let Some(counts) = self.domains.get(domain).and_then(|d| d.get(layer)) else {
+            return vec![1.0; experts];
+        };
         let n = ranks.len();
         let of = |rank: usize| ranks.get(rank).and_then(|&e| counts.get(e)).copied().unwrap_or(0.0);
         let share = |e: usize| {
@@ -95,7 +99,14 @@ impl Recorded {
     }
 
     /// Loads of a prompt: `[chunks][MoE layers][experts]` tokens of a chunk that chose each expert.
-    pub fn prompt(&self, model: &Model, domain: &str, chunk: u32, chunks: u32, seed: u64) -> Vec<Vec<Vec<u32>>> {
+    pub fn prompt(
+        &self,
+        model: &Model,
+        domain: &str,
+        chunk: u32,
+        chunks: u32,
+        seed: u64,
+    ) -> Vec<Vec<Vec<u32>>> {
         let depth = Depth::of(model);
         let layers: Vec<(usize, Moe)> = model.moe_layers().filter_map(|l| l.experts).enumerate().collect();
         let shares: Vec<Vec<f64>> =

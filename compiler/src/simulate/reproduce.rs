@@ -2,7 +2,6 @@
 
 use super::energy::Energy;
 use super::fit::{Constants, is_used};
-use super::model::Model;
 use super::paper::{self, CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed};
 use super::recorded::{DOMAINS, Recorded};
 use super::run::{Outcome, Prompt, Scene};
@@ -54,15 +53,17 @@ impl Total {
         let line = &outcome.timeline;
         self.prompts += 1;
         self.wall_us += line.wall_us;
-        self.cpu_us += line.busy_us(Queue::Cpu);
+        self.cpu_us += outcome.cpu_us;
         self.npu_us += line.busy_us(Queue::Npu);
         self.energy.cpu_j += outcome.energy.cpu_j;
         self.energy.npu_j += outcome.energy.npu_j;
         self.energy.memory_j += outcome.energy.memory_j;
         self.tokens += outcome.tokens;
-        for part in [What::Attention, What::Router, What::Gather, What::Pad, What::Experts, What::Scatter, What::Residual] {
+        for part in [What::Attention, What::Router, What::Gather, What::Pad, What::Experts, What::Scatter] {
             *self.parts.entry(part).or_default() += line.part_us(part);
         }
+        // A layer has two of them.
+        *self.parts.entry(What::Residual).or_default() += line.sum_us(What::Residual);
         let launching = |t: &Task| if matches!(t.what, What::Launch | What::Load) { t.us } else { 0.0 };
         let experts = line.tasks.iter().filter(|t| t.part == What::Experts);
         self.dispatch_us += experts.map(|t| launching(t) + t.lag_us).sum::<f64>();
@@ -246,7 +247,8 @@ impl Bench {
         }
         let claims = CLAIMS.iter().filter_map(|c| judge(c, &measured)).collect();
         let orders = orders(&measured);
-        let figures = if device.is_none_or(|d| d == "m2-ultra") { self.figures(&measured)? } else { Vec::new() };
+        let figures =
+            if device.is_none_or(|d| d == "m2-ultra") { self.figures(&measured)? } else { Vec::new() };
         Ok(Report { constants, measured, claims, orders, figures })
     }
 
@@ -261,8 +263,12 @@ impl Bench {
         let size = model.moe_layers().find_map(|l| l.experts).map(|m| m.size);
         let size = size.ok_or_else(|| Error::bug("a model without experts"))?;
         let experts = paper::SHORT.shape.experts;
-        let [cpu_w, npu_w, memory_w] = [&units.cpu.busy_w, &units.npu.busy_w, &units.device.memories[0].busy_w]
-            .map(|f| f.as_ref().map_or(0.0, |f| f.value));
+        let [cpu_w, npu_w, memory_w] = [
+            Some(&units.cpu.busy_w),
+            Some(&units.npu.busy_w),
+            units.device.memories.first().map(|m| &m.busy_w),
+        ]
+        .map(|f| f.and_then(Option::as_ref).map_or(0.0, |f| f.value));
         let dispatch = units.npu.dispatch_cost_us.as_ref().map_or(0.0, |f| f.value);
         for row in paper::GROUPED_ROWS {
             let graphs = experts as f64 / row.group as f64;
@@ -309,18 +315,51 @@ impl Bench {
             if let Some(ours) = short.total(OURS.name) {
                 let [routed, dropped, rows, padding] = ours.rows.map(|n| n as f64);
                 let range = |all: [f64; 4]| {
-                    Printed::Within(all.iter().copied().fold(f64::MAX, f64::min), all.iter().copied().fold(0.0, f64::max))
+                    Printed::Within(
+                        all.iter().copied().fold(f64::MAX, f64::min),
+                        all.iter().copied().fold(0.0, f64::max),
+                    )
                 };
-                add("Table 3, tokens dropped".into(), "%", range(paper::DROPPED), 100.0 * dropped / routed.max(1.0), false);
-                add("Table 3, padding".into(), "%", range(paper::PADDED), 100.0 * padding / rows.max(1.0), false);
+                add(
+                    "Table 3, tokens dropped".into(),
+                    "%",
+                    range(paper::DROPPED),
+                    100.0 * dropped / routed.max(1.0),
+                    false,
+                );
+                add(
+                    "Table 3, padding".into(),
+                    "%",
+                    range(paper::PADDED),
+                    100.0 * padding / rows.max(1.0),
+                    false,
+                );
                 let watts = ours.energy.total_j() / (ours.wall_us * 1e-6);
-                add("Table 9, attention and MoE block".into(), "W", Printed::Is(paper::BLOCK_W), watts, false);
+                add(
+                    "Table 9, attention and MoE block".into(),
+                    "W",
+                    Printed::Is(paper::BLOCK_W),
+                    watts,
+                    false,
+                );
                 let share = ours.parts.get(&What::Experts).copied().unwrap_or(0.0) / ours.wall_us;
-                add("Figure 14, experts in the TTFT of ours".into(), "of 1", Printed::Over(paper::EXPERT_SHARE), share, false);
+                add(
+                    "Figure 14, experts in the TTFT of ours".into(),
+                    "of 1",
+                    Printed::Over(paper::EXPERT_SHARE),
+                    share,
+                    false,
+                );
             }
             if let Some(naive) = short.total(COREML_NAIVE.name) {
                 let share = naive.dispatch_us / naive.parts.get(&What::Experts).copied().unwrap_or(f64::MAX);
-                add("§5.3, dispatch in the naive MoE block".into(), "of 1", Printed::Over(paper::DISPATCH_SHARE), share, false);
+                add(
+                    "§5.3, dispatch in the naive MoE block".into(),
+                    "of 1",
+                    Printed::Over(paper::DISPATCH_SHARE),
+                    share,
+                    false,
+                );
             }
             if let Some(ratio) = short.ratio(Metric::Latency, COREML_NAIVE.name, COREML_CPU.name) {
                 let (cpu, npu) = paper::SYNC_S;
@@ -328,13 +367,21 @@ impl Bench {
             }
         }
         for m in measured.iter().filter(|m| m.config.stated) {
-            let (Some(ours), Some(naive)) = (m.total(OURS.name), m.total(COREML_NAIVE.name)) else { continue };
+            let (Some(ours), Some(naive)) = (m.total(OURS.name), m.total(COREML_NAIVE.name)) else {
+                continue;
+            };
             let (from, to) = paper::OURS_MJ;
             let mj = ours.metric(Metric::Energy) * 1e3;
             add(format!("§5.4, ours, {}", m.config.name), "mJ/token", Printed::Within(from, to), mj, false);
             let (from, to) = paper::NAIVE_MEMORY;
             let ratio = naive.energy.memory_j / ours.energy.memory_j;
-            add(format!("§5.4, data of naive over ours, {}", m.config.name), "×", Printed::Within(from, to), ratio, false);
+            add(
+                format!("§5.4, data of naive over ours, {}", m.config.name),
+                "×",
+                Printed::Within(from, to),
+                ratio,
+                false,
+            );
         }
         if let Some(qwen) = find(paper::QWEN.name) {
             for run in paper::RUNS {
@@ -342,17 +389,47 @@ impl Bench {
                 let all = run.cpu_j + run.npu_j + run.memory_j;
                 let watts = total.energy.total_j() / (total.wall_us * 1e-6);
                 let used = run.system == COREML_CPU.name;
-                add(format!("Tables 6 and 7, {}, power", run.system), "W", Printed::Is(all / run.wall), watts, used);
+                add(
+                    format!("Tables 6 and 7, {}, power", run.system),
+                    "W",
+                    Printed::Is(all / run.wall),
+                    watts,
+                    used,
+                );
                 let part = |what| total.parts.get(&what).copied().unwrap_or(0.0) / total.wall_us;
-                add(format!("Table 6, {}, experts", run.system), "of 1", Printed::Is(run.experts / run.wall), part(What::Experts), false);
-                add(format!("Table 6, {}, attention", run.system), "of 1", Printed::Is(run.attention / run.wall), part(What::Attention), false);
+                add(
+                    format!("Table 6, {}, experts", run.system),
+                    "of 1",
+                    Printed::Is(run.experts / run.wall),
+                    part(What::Experts),
+                    false,
+                );
+                add(
+                    format!("Table 6, {}, attention", run.system),
+                    "of 1",
+                    Printed::Is(run.attention / run.wall),
+                    part(What::Attention),
+                    false,
+                );
                 let share = |j: f64| j / total.energy.total_j();
-                add(format!("Table 7, {}, CPU", run.system), "of 1", Printed::Is(run.cpu_j / all), share(total.energy.cpu_j), used);
+                add(
+                    format!("Table 7, {}, CPU", run.system),
+                    "of 1",
+                    Printed::Is(run.cpu_j / all),
+                    share(total.energy.cpu_j),
+                    used,
+                );
             }
         }
         // One graph that does nothing but compute, its launches and waiting aside.
         let pure = npu_w + memory_w;
-        add("Table 8, power of NPU and memory in attention".into(), "W", Printed::Is(paper::ATTENTION_W), pure, false);
+        add(
+            "Table 8, power of NPU and memory in attention".into(),
+            "W",
+            Printed::Is(paper::ATTENTION_W),
+            pure,
+            false,
+        );
         Ok(out)
     }
 }
@@ -369,7 +446,9 @@ fn orders(measured: &[Measured]) -> Vec<Order> {
     let mut out = Vec::new();
     for m in measured {
         for metric in Metric::ALL {
-            let own = CLAIMS.iter().filter(|c| c.config == m.config.name && c.metric == metric && c.to == OURS.name);
+            let own = CLAIMS
+                .iter()
+                .filter(|c| c.config == m.config.name && c.metric == metric && c.to == OURS.name);
             let mut known: Vec<(&'static str, Option<f64>)> = vec![(OURS.name, Some(1.0))];
             let mut ranged = Vec::new();
             for c in own {

@@ -4,7 +4,7 @@ use super::energy::Energy;
 use super::fit::Constants;
 use super::model::Model;
 use super::systems::System;
-use super::timeline::{Queue, Timeline};
+use super::timeline::{Queue, Timeline, What};
 use super::work::{Call, Place, Work};
 use crate::error::Result;
 use crate::passes::units::Units;
@@ -44,6 +44,8 @@ pub struct Prompt {
 pub struct Outcome {
     /// What ran when.
     pub timeline: Timeline,
+    /// Microseconds that the processor works: its queue, and what it does for graphs of experts that run.
+    pub cpu_us: f64,
     /// Joules.
     pub energy: Energy,
     /// Tokens of the prompt and decoded ones.
@@ -139,7 +141,11 @@ impl Scene<'_> {
             self.account(&mut outcome, loads, place.tables);
         }
         outcome.timeline = Timeline::of(work.tasks());
-        outcome.energy = Energy::of(&outcome.timeline, self.units);
+        let line = &outcome.timeline;
+        let graphs = line.tasks.iter().filter(|t| t.queue == Queue::Npu && t.what == What::Experts);
+        let hosting = self.constants.hosting * graphs.map(|t| t.us).sum::<f64>();
+        outcome.cpu_us = (line.busy_us(Queue::Cpu) + hosting).min(line.wall_us);
+        outcome.energy = Energy::of(line, outcome.cpu_us, self.units);
         outcome.tokens = u64::from(context);
         outcome
     }

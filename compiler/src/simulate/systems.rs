@@ -29,6 +29,17 @@ pub struct System {
     pub source: &'static str,
 }
 
+/// Capacities of graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shapes {
+    /// One for every expert of every layer: that of the busiest one (NPUMoE, Figure 10b).
+    Busiest,
+    /// One for every expert of every layer: the whole chunk, which needs no calibration.
+    Chunk,
+    /// At most so many per layer (NPUMoE, §4.1).
+    Tiers(usize),
+}
+
 /// How a system runs its experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Experts {
@@ -36,8 +47,8 @@ pub enum Experts {
     Dynamic,
     /// In static graphs.
     Graphs {
-        /// Most capacities of a layer; 1: that of its busiest expert for all.
-        tiers: usize,
+        /// Capacities.
+        shapes: Shapes,
         /// Experts per graph; none: what costs least.
         group: Option<usize>,
         /// Where graphs live.
@@ -47,11 +58,14 @@ pub enum Experts {
     },
 }
 
+/// As many as `experts.tiers` allows by default.
+const TIERED: Shapes = Shapes::Tiers(Wanted::DEFAULT.tiers);
+
 /// With everything that moec decides.
 pub const OURS: System = System {
     name: "ours",
     attention: Queue::Npu,
-    experts: Experts::Graphs { tiers: Wanted::DEFAULT.tiers, group: None, home: Home::Auto, resident: true },
+    experts: Experts::Graphs { shapes: TIERED, group: None, home: Home::Auto, resident: true },
     decode_by_cost: true,
     source: "Table 2; tiers, groups and homes by the passes tier, group and reside at their defaults",
 };
@@ -69,7 +83,7 @@ pub const COREML_CPU: System = System {
 pub const COREML_NAIVE: System = System {
     name: "coreml-naive",
     attention: Queue::Cpu,
-    experts: Experts::Graphs { tiers: 1, group: Some(1), home: Home::Npu, resident: false },
+    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Home::Npu, resident: false },
     decode_by_cost: false,
     source: "Table 2, Core ML (naive); one graph per expert, padded (Table 4, Padding), nothing kept resident",
 };
@@ -87,15 +101,23 @@ pub const ANEMLL: System = System {
 pub const BASE: System = System {
     name: "ours-base",
     attention: Queue::Npu,
-    experts: Experts::Graphs { tiers: 1, group: Some(1), home: Home::Npu, resident: true },
+    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Home::Npu, resident: true },
     decode_by_cost: true,
-    source: "§5.8, Ours-base; the fixed shape holds the busiest expert of a layer (Figure 10b)",
+    source: "§5.8, Ours-base; the fixed shape is not stated, this is the least that drops nothing",
+};
+
+/// The same with the largest shape that can be meant.
+pub const BASE_CHUNK: System = System {
+    name: "ours-base-chunk",
+    experts: Experts::Graphs { shapes: Shapes::Chunk, group: Some(1), home: Home::Npu, resident: true },
+    source: "§5.8, Ours-base; the fixed shape is not stated, this is the most that a chunk can need",
+    ..BASE
 };
 
 /// With tiers.
 pub const TIERS: System = System {
     name: "ours-t",
-    experts: Experts::Graphs { tiers: Wanted::DEFAULT.tiers, group: Some(1), home: Home::Npu, resident: true },
+    experts: Experts::Graphs { shapes: TIERED, group: Some(1), home: Home::Npu, resident: true },
     source: "§5.8, Ours-T",
     ..BASE
 };
@@ -103,7 +125,7 @@ pub const TIERS: System = System {
 /// With tiers and groups.
 pub const GROUPS: System = System {
     name: "ours-tg",
-    experts: Experts::Graphs { tiers: Wanted::DEFAULT.tiers, group: None, home: Home::Npu, resident: true },
+    experts: Experts::Graphs { shapes: TIERED, group: None, home: Home::Npu, resident: true },
     source: "§5.8, Ours-TG",
     ..BASE
 };
@@ -111,7 +133,7 @@ pub const GROUPS: System = System {
 /// Ours and the three baselines of Table 2.
 pub const SYSTEMS: [System; 4] = [OURS, COREML_CPU, COREML_NAIVE, ANEMLL];
 /// The ablations of Figure 17; ours is Ours-all.
-pub const ABLATIONS: [System; 3] = [BASE, TIERS, GROUPS];
+pub const ABLATIONS: [System; 4] = [BASE, BASE_CHUNK, TIERS, GROUPS];
 
 impl System {
     /// The one of that name.
@@ -131,9 +153,20 @@ impl System {
         coverage: f64,
         overflow: Overflow,
     ) -> Result<Option<Vec<ExpertTable>>> {
-        let Experts::Graphs { tiers, group, home, .. } = self.experts else { return Ok(None) };
-        let wanted = Wanted { tiers, group, overflow, coverage };
-        let mut placement = tier(loads, units, &wanted, coverage);
+        let Experts::Graphs { shapes, group, home, .. } = self.experts else { return Ok(None) };
+        let tiers = if let Shapes::Tiers(most) = shapes { most } else { 1 };
+        let mut placement = tier(loads, units, &Wanted { tiers, group, overflow, coverage }, coverage);
+        let one = match shapes {
+            Shapes::Busiest => placement.experts.iter().flat_map(|t| &t.tiers).copied().max(),
+            Shapes::Chunk => Some(loads.chunk.next_multiple_of(units.alignment())),
+            Shapes::Tiers(_) => None,
+        };
+        if let Some(most) = one {
+            for table in &mut placement.experts {
+                table.tiers = vec![most];
+                table.experts.iter_mut().for_each(|row| row.capacity = most);
+            }
+        }
         for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
             let moe = model.layers.iter().find(|l| l.layer == table.layer).and_then(|l| l.experts);
             let moe = moe.filter(|m| m.count == table.experts.len());

@@ -149,7 +149,14 @@ impl<'a> Work<'a> {
     }
 
     /// Router, gather, experts, scatter.
-    fn experts(&mut self, layer: &Layer, moe: Moe, loads: &[u32], table: Option<&ExpertTable>, resident: bool) {
+    fn experts(
+        &mut self,
+        layer: &Layer,
+        moe: Moe,
+        loads: &[u32],
+        table: Option<&ExpertTable>,
+        resident: bool,
+    ) {
         let us = self.units.cpu.matmul_us(f64::from(self.rows), layer.router as f64).unwrap_or(0.0);
         self.then(Queue::Cpu, What::Router, What::Router, us);
         let npu = self.units.npu_index();
@@ -168,7 +175,8 @@ impl<'a> Work<'a> {
                 let room = n.min(capacity);
                 hot += u64::from(room);
                 padding += u64::from(capacity - room);
-                let spills = table.and_then(|t| t.experts.get(e as usize)).is_some_and(|r| r.fallback.is_some());
+                let spills =
+                    table.and_then(|t| t.experts.get(e as usize)).is_some_and(|r| r.fallback.is_some());
                 if let Some(rest) = cold.get_mut(e as usize) {
                     *rest = if spills { n - room } else { 0 };
                 }
@@ -197,7 +205,8 @@ impl<'a> Work<'a> {
             before = vec![at];
             ends = vec![at];
         }
-        let cost = |n: u32| self.units.cpu.matmul_us(f64::from(n), moe.size.weights as f64).unwrap_or(0.0);
+        let cpu = self.units.cpu;
+        let cost = |n: u32| cpu.matmul_us(f64::from(n), moe.size.weights as f64).unwrap_or(0.0);
         if graphs.is_empty() {
             // Nothing comes between: one task stands for all.
             let us = cold.iter().map(|&n| cost(n)).sum();
@@ -205,9 +214,8 @@ impl<'a> Work<'a> {
             ends.push(self.push(Queue::Cpu, What::Experts, What::Experts, us, start));
         } else {
             for (e, &n) in cold.iter().enumerate().filter(|(_, n)| **n > 0) {
-                let us = self.units.cpu.matmul_us(f64::from(n), moe.size.weights as f64).unwrap_or(0.0);
                 self.rows = n;
-                let at = self.push(Queue::Cpu, What::Experts, What::Experts, us, start.clone());
+                let at = self.push(Queue::Cpu, What::Experts, What::Experts, cost(n), start.clone());
                 self.tasks[at].index = Some(e as u32);
                 ends.push(at);
             }
