@@ -13,6 +13,7 @@ use crate::simulate::timeline::Queue;
 use crate::{Error, Result};
 use moec_device::Device;
 use serde_json::{Value, json};
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 /// Predict latency, energy and processor time of a bundle for a device with a neural processing unit
@@ -21,9 +22,9 @@ use std::path::PathBuf;
 /// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
 /// take. `--paper` reruns the evaluation of NPUMoE and prints every figure of it beside the simulated one.
 #[derive(Clone, Debug, clap::Args)]
+#[command(group = clap::ArgGroup::new("what").args(["bundle", "paper"]).required(true))]
 pub struct Args {
     /// A bundle for `m2-ultra` or `m2-max`
-    #[arg(required_unless_present = "paper", conflicts_with = "paper")]
     pub bundle: Option<PathBuf>,
     /// Profile that the loads of the experts are from [default: the mean loads that the bundle remembers]
     #[arg(long, value_name = "PROFILE", conflicts_with = "paper")]
@@ -147,18 +148,29 @@ fn paper(args: &Args) -> Result<()> {
 /// The evaluation in tables.
 pub fn report_text(report: &Report) -> String {
     let mut text = String::from(
-        "Simulated beside what NPUMoE printed (in brackets). Ratios are to ours; what the paper does not print has no brackets.\n\n",
+        "Simulated, and in brackets what NPUMoE printed, where it did. Latency, energy and CPU at the right are ratios to ours.\n\n",
     );
     let head = ["configuration", "system", "latency", "mJ/token", "CPU busy", "latency", "energy", "CPU"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     report.measured.iter().for_each(|m| rows.extend(measured_rows(report, m)));
     text += &output::table(&rows);
-    text += "\n* prompt and chunk are not stated in the paper: 1024 and 256 were taken. u: a constant was found from it.\n";
+    text += "\n* the paper does not state prompt and chunk: 1024 and 256 were taken, and for Qwen3-MoE the largest too.\n\
+             u: a constant was found from it.\n";
+    let others = report.claims.iter().filter(|j| j.claim.to != "ours");
+    let row = |j: &Judged| {
+        let c = &j.claim;
+        let of = format!("{} over {}, {}", c.of, c.to, c.metric.name());
+        vec![c.config.to_owned(), of, format!("{:.2} ({})", j.found, c.value)]
+    };
+    let rows: Vec<Vec<String>> = others.map(row).collect();
+    if !rows.is_empty() {
+        let _ = write!(text, "\n{}", output::table(&rows));
+    }
 
     let (all, wrong) = (report.orders.len(), report.reversed());
-    text += &format!("\nOrders of two systems: {} of {all} as in the paper.", all - wrong.len());
+    let _ = writeln!(text, "\nOrders of two systems: {} of {all} as in the paper.", all - wrong.len());
     if !wrong.is_empty() {
-        text += " The others:\n";
+        text += "The others:\n";
         let head = [
             "configuration",
             "metric",
@@ -179,8 +191,6 @@ pub fn report_text(report: &Report) -> String {
             ]
         }));
         text += &output::table(&rows);
-    } else {
-        text.push('\n');
     }
 
     let outside = report.outside();

@@ -223,7 +223,9 @@ impl Bench {
         let of = |system: &System| {
             let placed = scene.place(system)?;
             let mut total = Total::default();
-            prompts.iter().for_each(|p| total.add(&scene.run(&placed, p)));
+            for prompt in &prompts {
+                total.add(&scene.run(&placed, prompt));
+            }
             Ok((*system, total))
         };
         systems.iter().map(of).collect()
@@ -465,9 +467,13 @@ fn orders(measured: &[Measured]) -> Vec<Order> {
                 }
             };
             for (i, less) in known.iter().enumerate() {
-                known[i + 1..].iter().for_each(|more| add(*less, *more));
+                for more in &known[i + 1..] {
+                    add(*less, *more);
+                }
             }
-            ranged.into_iter().for_each(|of| add((OURS.name, Some(1.0)), (of, None)));
+            for of in ranged {
+                add((OURS.name, Some(1.0)), (of, None));
+            }
             for o in ORDERS.iter().filter(|o| o.config == m.config.name && o.metric == metric) {
                 add((o.less, None), (o.more, None));
             }
