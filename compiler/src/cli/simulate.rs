@@ -194,7 +194,7 @@ pub fn report_text(report: &Report) -> String {
     }
 
     let outside = report.outside();
-    text += "\nRanges of §5.2 over all baselines and configurations of PhiMoE:\n";
+    text += "\nRanges of §5.2 over all baselines and configurations of PhiMoE (cpu: cycles there, busy time here):\n";
     let head = ["metric", "the paper's", "simulated", "outside"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for metric in Metric::ALL {

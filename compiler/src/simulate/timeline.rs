@@ -205,12 +205,12 @@ impl Timeline {
 
     /// Microseconds that a queue works.
     pub fn busy_us(&self, queue: Queue) -> f64 {
-        self.tasks.iter().filter(|t| t.queue == queue).map(|t| t.us).sum()
+        self.tasks.iter().filter(|t| t.queue == queue).fold(0.0, |sum, t| sum + t.us)
     }
 
     /// Microseconds of tasks of one kind, waiting not counted.
     pub fn sum_us(&self, what: What) -> f64 {
-        self.tasks.iter().filter(|t| t.what == what).map(|t| t.us).sum()
+        self.tasks.iter().filter(|t| t.what == what).fold(0.0, |sum, t| sum + t.us)
     }
 
     /// Microseconds from the first start to the last result of what works for a part, summed over layers and calls:
