@@ -165,6 +165,8 @@ impl Home {
 pub struct Quality {
     /// Most by which perplexity may rise, as a share (0.01 for 1 %); `None`: `experts.coverage` decides.
     pub max_perplexity_increase: Option<f64>,
+    /// Texts that the loss is measured on; empty: those of `[calibrate]`.
+    pub text: Vec<PathBuf>,
 }
 
 /// `[memory]`: what a bundle holds while it runs.

@@ -1,92 +1,150 @@
-//! Writes the packages of a build, layer by layer: disk and memory for raw weights do not grow with the model.
+//! Writes the packages of a build, some at a time: disk and memory for raw weights do not grow with the model.
 
+use super::parts::{self, Part};
 use super::weights::RawFile;
-use super::{Experts, groups, path};
+use super::{Experts, groups};
 use crate::bundle::partial::io_error;
 use crate::bundle::runner::cache_dir;
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::passes::units::Units;
 use crate::pipeline::Compilation;
-use crate::progress::Progress;
-use moec_coreml::emit::{Expert, ExpertGroup, Layout, Limits};
+use crate::progress::{Bar, Progress};
+use moec_coreml::emit::{Expert, ExpertGroup, Layout};
 use moec_coreml::helper::{Helper, HelperError, Package};
-use moec_coreml::program::{Program, Rules};
+use moec_coreml::program::Program;
+use moec_ir::WeightId;
 use moec_ir::plan::ExpertTable;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Writes the packages of all groups that live on the Neural Engine below `root`. Gives the bytes of their weights.
+/// Most raw bytes that wait for the helper, unless one graph alone has more: it takes seconds to start.
+const BATCH: u64 = 1 << 30;
+
+/// What becomes packages.
+enum Item<'a> {
+    Group(&'a ExpertTable, usize),
+    Part(&'a Part),
+}
+
+/// Writes the packages of everything that lives on the Neural Engine below `root`. Gives the bytes of their weights.
 ///
 /// # Errors
 /// No helper, which says what installs it; a graph over the limit; a weight that is no f16; a disk that is full.
 pub fn packages(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u64> {
     let (Some(units), Some(placement)) = (&c.units, &c.placement) else { return Ok(0) };
-    let wanted: Vec<_> = groups(placement, &units.npu.name).collect();
-    if wanted.is_empty() {
+    let parts = parts::placed(&c.module, placement, units.npu);
+    let of_experts = groups(placement, &units.npu.name).map(|(table, group)| Item::Group(table, group));
+    let items: Vec<Item<'_>> = of_experts.chain(parts.iter().map(Item::Part)).collect();
+    if items.is_empty() {
         return Ok(0);
     }
     let helper = Helper::find(&cache_dir()?).map_err(|e| failed(&e))?;
-    let bar = progress.items("Emitting", wanted.len() as u64);
-    let raw = root.join("raw");
-    let mut bytes = 0;
-    for table in &placement.experts {
-        let of_layer: Vec<usize> =
-            wanted.iter().filter(|(t, _)| t.layer == table.layer).map(|&(_, g)| g).collect();
-        if of_layer.is_empty() {
-            continue;
-        }
+    let bar = progress.items("Emitting", items.len() as u64);
+    let mut batch = Batch { helper: &helper, root, raw: root.join("raw"), programs: Vec::new(), bytes: 0 };
+    let mut written = 0;
+    for item in &items {
         interrupt::check()?;
-        bar.label(&format!("layers.{}", table.layer));
-        fs::create_dir(&raw).map_err(|e| io_error("create", &raw, &e))?;
-        let programs =
-            of_layer.iter().map(|&g| program(c, units, table, g, &raw)).collect::<Result<Vec<_>>>()?;
-        let outs: Vec<_> = of_layer.iter().map(|&g| root.join(path(table, g))).collect();
-        let jobs = programs.iter().zip(&outs);
-        let jobs: Vec<_> = jobs.map(|(program, out)| Package { program, weights: &raw, out }).collect();
-        let emitted = helper.emit(&jobs, &mut |_| bar.add(1)).map_err(|e| failed(&e))?;
-        bytes += emitted.iter().map(|e| e.weight_bytes).sum::<u64>();
-        fs::remove_dir_all(&raw).map_err(|e| io_error("remove", &raw, &e))?;
+        batch.add(c, units, item, &bar)?;
+        if batch.bytes >= BATCH {
+            written += batch.write()?;
+        }
+        bar.add(1);
     }
+    written += batch.write()?;
     bar.finish();
-    Ok(bytes)
+    Ok(written)
 }
 
 fn failed(e: &HelperError) -> Error {
     Error::environment(e.to_string()).hint(e.hint())
 }
 
-/// The program of a group, its weights written to a raw file.
-fn program(
+/// Programs whose raw weights are written, and that wait for the helper.
+struct Batch<'a> {
+    helper: &'a Helper,
+    root: &'a Path,
+    raw: PathBuf,
+    programs: Vec<Program>,
+    bytes: u64,
+}
+
+impl Batch<'_> {
+    fn add(&mut self, c: &Compilation<'_>, units: &Units<'_>, item: &Item<'_>, bar: &Bar) -> Result<()> {
+        if self.programs.is_empty() {
+            fs::create_dir(&self.raw).map_err(|e| io_error("create", &self.raw, &e))?;
+        }
+        let bytes = match item {
+            Item::Group(table, group) => {
+                bar.label(&table.group_name(*group));
+                let (program, bytes) = self::group(c, units, table, *group, &self.raw)?;
+                self.programs.push(program);
+                bytes
+            }
+            Item::Part(part) => {
+                bar.label(&part.name);
+                let mut file = RawFile::create(&self.raw, &format!("{}.f16", part.name), "attention")?;
+                let mut raw = |ids: &[WeightId]| {
+                    let weights: Vec<_> = ids.iter().map(|id| c.module.weight(*id)).collect();
+                    file.joined(&weights, c.checkpoint)
+                };
+                let limits = parts::limits(units.npu);
+                self.programs.extend(part.programs(&c.module, &limits, &mut raw)?);
+                file.finish()?
+            }
+        };
+        self.bytes = self.bytes.saturating_add(bytes);
+        Ok(())
+    }
+
+    /// Hands all to the helper; gives the bytes of weights that it wrote.
+    fn write(&mut self) -> Result<u64> {
+        if self.programs.is_empty() {
+            return Ok(0);
+        }
+        interrupt::check()?;
+        let outs: Vec<_> = self.programs.iter().map(|p| self.root.join(parts::path(&p.name))).collect();
+        let jobs = self.programs.iter().zip(&outs);
+        let jobs: Vec<_> = jobs.map(|(program, out)| Package { program, weights: &self.raw, out }).collect();
+        let emitted = self.helper.emit(&jobs, &mut |_| ()).map_err(|e| failed(&e))?;
+        fs::remove_dir_all(&self.raw).map_err(|e| io_error("remove", &self.raw, &e))?;
+        self.programs.clear();
+        self.bytes = 0;
+        Ok(emitted.iter().map(|e| e.weight_bytes).sum())
+    }
+}
+
+/// The program of a group, its weights written to a raw file of that many bytes.
+fn group(
     c: &Compilation<'_>,
     units: &Units<'_>,
     table: &ExpertTable,
     group: usize,
     raw: &Path,
-) -> Result<Program> {
+) -> Result<(Program, u64)> {
     let name = table.group_name(group);
     let found = Experts::of(&c.module, table.layer).zip(table.groups.get(group));
     let (experts, members) = found.ok_or_else(|| Error::bug(format!("`{name}` has no experts")))?;
     let capacity = table.tiers.get(members.tier as usize).copied().unwrap_or(0) as usize;
-    let mut file = RawFile::create(raw, &format!("{name}.f16"))?;
+    let mut file = RawFile::create(raw, &format!("{name}.f16"), "experts")?;
     let [gate_up, down] = [experts.gate_up, experts.down].map(|id| c.module.weight(id));
     let mut list = Vec::new();
     for &e in &members.experts {
         let lead = e as usize;
         let mut bias = |which: usize| {
             let id = experts.biases.map(|b| b[which]);
-            id.map(|id| file.append(c.module.weight(id), lead, c.checkpoint)).transpose()
+            id.map(|id| file.entry(c.module.weight(id), lead, c.checkpoint)).transpose()
         };
         let (gate_up_bias, down_bias) = (bias(0)?, bias(1)?);
         list.push(Expert {
             name: format!("expert{e}"),
-            gate_up: file.append(gate_up, lead, c.checkpoint)?,
-            down: file.append(down, lead, c.checkpoint)?,
+            gate_up: file.entry(gate_up, lead, c.checkpoint)?,
+            down: file.entry(down, lead, c.checkpoint)?,
             gate_up_bias,
             down_bias,
         });
     }
-    file.finish()?;
+    let bytes = file.finish()?;
     let group = ExpertGroup {
         name: name.clone(),
         hidden: gate_up.cols(),
@@ -96,6 +154,6 @@ fn program(
         capacities: vec![capacity],
         layout: Layout::Rows,
     };
-    let limits = Limits { rules: Rules::ANE, graph_bytes: units.npu.graph_limit().unwrap_or(u64::MAX) };
-    group.emit(&limits).map_err(|e| Error::limit(format!("`{name}` cannot be a graph")).because(e))
+    let program = group.emit(&parts::limits(units.npu));
+    Ok((program.map_err(|e| Error::limit(format!("`{name}` cannot be a graph")).because(e))?, bytes))
 }

@@ -1,18 +1,30 @@
-//! Groups of experts as Core ML packages: written at build time, read back and executed by `moec verify`.
+//! Core ML packages: written at build time, read back and executed by `moec verify`. Weights are the checkpoint's, cast
+//! to f16.
 //!
-//! A package lies at `artifacts/layers.L.group.G.mlpackage`. Its function `cap{C}` takes the packed rows of the group's
-//! experts (NPUMoE, §4.2). Weights are the checkpoint's, cast to f16.
+//! A group of experts lies at `artifacts/layers.L.group.G.mlpackage`. Its function `cap{C}` takes the packed rows of the
+//! group's experts (NPUMoE, §4.2). Attention, dense networks and the head are [`parts`].
 
+mod attention;
+mod dense;
 pub mod emit;
+pub mod emulate;
+mod head;
+pub mod parts;
 pub mod verify;
+mod walk;
 mod weights;
 
 use moec_ir::plan::{ExpertTable, Placement};
 use moec_ir::{Glu, Graph, Module, Node, Op, Operand, WeightId};
 
 /// Where the package of a group lies in a bundle.
-fn path(table: &ExpertTable, group: usize) -> String {
-    format!("artifacts/{}.mlpackage", table.group_name(group))
+pub(crate) fn path(table: &ExpertTable, group: usize) -> String {
+    parts::path(&table.group_name(group))
+}
+
+/// Name of the function that takes so many rows of each expert.
+pub(crate) fn function(capacity: u32) -> String {
+    format!("cap{capacity}")
 }
 
 /// Groups that a placement gives to the unit of that name: layer tables with indices of groups.

@@ -9,13 +9,16 @@
 //! graph runs from its first matrix to its last: what stands in front of the first or behind the last would only
 //! widen what is handed over, and single element-wise operators would not pay for a launch. Matrices that must stay
 //! exact (routers: they decide ties) stay on the processor, since the NPU computes in f16. Prompts run so; decoding
-//! has too few rows to pay, so there the table of costs decides.
+//! has too few rows to pay, so there the table of costs decides. What the emitter cannot write as a graph, or what is
+//! larger than a graph may be, stays on the processor and says so; where the user wants it on the NPU, it is refused.
 
 use super::tier::predict;
 use super::units::{ExpertSize, Units, expert_sizes};
 use crate::config::{Home, Homes};
+use crate::coreml::parts::{self, Part};
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
+use moec_device::Family;
 use moec_ir::placement::{ExpertTable, OpPlace, Placement};
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, WeightClass};
 use std::collections::{BTreeMap, HashMap};
@@ -23,7 +26,7 @@ use std::collections::{BTreeMap, HashMap};
 /// Gives every group and every operator its unit.
 ///
 /// # Errors
-/// Our bug: a layer of experts without sizes or loads.
+/// What the user wants on the NPU and cannot be a graph. Our bug: a layer of experts without sizes or loads.
 pub fn reside(
     placement: &mut Placement,
     loads: &Loads,
@@ -91,8 +94,10 @@ fn operators(
         }
         found[at].nodes += 1;
     };
-    for graph in &module.entries {
-        let homes = partition(module, graph, units, home);
+    let mut writable = Writable { module, units, of: HashMap::new() };
+    for entry in 0..module.entries.len() {
+        let graph = &module.entries[entry];
+        let homes = partition(entry, &mut writable, home)?;
         for (node, place) in graph.nodes.iter().zip(homes) {
             if let Op::ExpertFfn { .. } = node.op {
                 let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
@@ -153,7 +158,12 @@ fn row_of(units: &Units<'_>, op: &str) -> String {
 }
 
 /// Whether each node of a graph runs on the NPU, and why there or not.
-fn partition(module: &Module, graph: &Graph, units: &Units<'_>, home: Home) -> Vec<(bool, String)> {
+///
+/// # Errors
+/// What the user wants there cannot be a graph.
+fn partition(entry: usize, writable: &mut Writable<'_>, home: Home) -> Result<Vec<(bool, String)>> {
+    let (module, units) = (writable.module, writable.units);
+    let graph = &module.entries[entry];
     let ctx = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(0);
     let refused: Vec<Option<String>> = graph.nodes.iter().map(|n| refusal(module, n, units)).collect();
     let mut out: Vec<(bool, String)> =
@@ -168,24 +178,62 @@ fn partition(module: &Module, graph: &Graph, units: &Units<'_>, home: Home) -> V
             matrices.sum()
         };
         let (on_cpu, on_npu) = (us(units.cpu), us(units.npu) + units.npu.launch_us());
-        let (wins, decode) = match (home, graph.kind) {
-            (Home::Cpu, _) => (false, Some("asked for by `placement.attention`")),
-            (Home::Npu, _) | (Home::Auto, EntryKind::Prefill(_)) => (true, None),
+        let (mut wins, mut stays) = match (home, graph.kind) {
+            (Home::Cpu, _) => (false, "asked for by `placement.attention`".to_owned()),
+            (Home::Npu, _) | (Home::Auto, EntryKind::Prefill(_)) => (true, String::new()),
             (Home::Auto, EntryKind::Decode(_)) => {
-                (on_npu < on_cpu, Some("decode: a launch costs more than the few rows do here"))
+                (on_npu < on_cpu, "decode: a launch costs more than the few rows do here".to_owned())
             }
         };
+        if wins
+            && let Some(&first) = inner.first()
+            && let Err(why) = writable.region(entry, &graph.nodes[first].scope, &inner)
+        {
+            if home == Home::Npu {
+                let scope = &graph.nodes[first].scope;
+                return Err(Error::limit(format!("`{scope}` cannot be a graph of `{}`", units.npu.name))
+                    .because(why)
+                    .hint("set `attention = \"auto\"` under `[placement]`: then it stays on the processor"));
+            }
+            (wins, stays) = (false, format!("cannot be a graph: {why}"));
+        }
         for &i in &region {
             let node = &graph.nodes[i];
             let inside = inner.contains(&i);
             out[i] = match (inside, wins) {
                 (true, true) => (true, row_of(units, node.op.name())),
-                (true, false) => (false, decode.unwrap_or_default().to_owned()),
+                (true, false) => (false, stays.clone()),
                 (false, _) => (false, "no matrix in front of it and behind it: no launch for it".to_owned()),
             };
         }
     }
-    out
+    Ok(out)
+}
+
+/// What the emitter can write, scope by scope.
+struct Writable<'a> {
+    module: &'a Module,
+    units: &'a Units<'a>,
+    of: HashMap<String, std::result::Result<Part, String>>,
+}
+
+impl Writable<'_> {
+    /// Whether these nodes of a scope, which hang together, become graphs.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn region(&mut self, entry: usize, scope: &str, nodes: &[usize]) -> std::result::Result<(), String> {
+        if self.units.device.family != Family::Coreml {
+            return Ok(());
+        }
+        let (module, npu) = (self.module, self.units.npu);
+        let part = self.of.entry(scope.to_owned()).or_insert_with(|| {
+            let part = Part::find(module, scope)?;
+            part.check(module, &parts::limits(npu))?;
+            Ok(part)
+        });
+        parts::region(part, entry, nodes)
+    }
 }
 
 /// Why a node cannot run on the NPU, whatever it costs.

@@ -1,30 +1,17 @@
 //! Attention over a chunk of a prompt, with the KV cache as the graph's state.
 //!
-//! **State.** Keys and values of the layer lie in one state, `kv[2, kv_heads, context, width]`: keys, then values. The
-//! width is that of the wider of the two, up to the unit's multiple; what is beyond is zero.
-//!
-//! **Where a chunk is written.** The Neural Engine slices at fixed places only, so a beginning that is known when the
-//! graph runs is no option. There are two ways, both static:
-//!
-//! * At any position: the input `write[1, 1, context, T]` has a 1 where row `t` is stored at position `p`, else 0, and
-//!   the state becomes `kv · (1 − Σₜ write) + write · new`. Zeros and ones are exact in f16, so what is not written
-//!   stays as it was to the bit, and padding rows, whose columns are zero, write nothing. It costs a product of the
-//!   size of one head's scores and passes over the state.
-//! * At a fixed position ([`Chunk::start`]): `slice_update` between constants, and the scores cover no more than what
-//!   has been written by then. A prompt that is read in whole chunks calls one function after the other: half of the
-//!   scores on average, and functions share weights, so that they cost no memory. Padding rows are stored as well;
-//!   those places are written anew before a mask lets anyone see them.
+//! Keys and values lie in one state, `kv[2, kv_heads, context, width]`: keys, then values; the module `cache` says how
+//! rows come into it.
 //!
 //! **Inputs.** `x[T, H, 1, 1]`; `angles[T, R, 1, 1]` if there is a rotation; `mask[1, 1, T, W]`, 0 where a row may look
-//! and [`MASKED`] where not (a sliding window is a matter of the mask), `W` being the context, or `start + T`; `write`.
-//! The norm in front and the residual stay outside (NPUMoE, §3), unless [`Attention::norm`] is given.
+//! and [`MASKED`](super::MASKED) where not (a sliding window is a matter of the mask), `W` being the context, or
+//! `start + T`; `write`. The norm in front and the residual stay outside (NPUMoE, §3), unless [`Attention::norm`] is
+//! given.
 
+use super::cache::{self, Chunk, fill};
 use super::rope::Angles;
-use super::{EmitError, Limits, Norm, Raw, Result, Rope, check_rows, checked, within};
+use super::{EmitError, Limits, Norm, Raw, Result, Rope, checked, within};
 use crate::program::{Function, FunctionBuilder, OpKind, Program, ValueId, WeightRef};
-
-/// What a mask adds to a score that does not count. Finite: −∞ would make NaN of a row without any other.
-pub const MASKED: f32 = -1e4;
 
 /// A linear layer.
 #[derive(Clone, Debug)]
@@ -36,24 +23,15 @@ pub struct Projection {
 }
 
 impl Projection {
-    fn check(&self, graph: &str, name: &str, out: usize, channels: usize) -> Result<()> {
+    pub(super) fn check(&self, graph: &str, name: &str, out: usize, channels: usize) -> Result<()> {
         self.weight.expect(graph, name, &[out, channels])?;
         self.bias.as_ref().map_or(Ok(()), |bias| bias.expect(graph, &format!("{name}_bias"), &[out]))
     }
 
-    fn apply(&self, b: &mut FunctionBuilder, x: ValueId, name: &str) -> Result<ValueId> {
+    pub(super) fn apply(&self, b: &mut FunctionBuilder, x: ValueId, name: &str) -> Result<ValueId> {
         let bias = self.bias.as_ref().map(|raw| raw.weight(&format!("{name}_bias"), raw.shape.clone()));
         Ok(b.conv(x, &self.weight.conv(name), bias.as_ref())?)
     }
-}
-
-/// Rows that enter together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Chunk {
-    /// Rows `T`.
-    pub rows: usize,
-    /// Position of the first, if that is fixed.
-    pub start: Option<usize>,
 }
 
 /// Attention of one layer.
@@ -83,7 +61,7 @@ pub struct Attention {
     pub v: Projection,
     /// `[H, heads·v_dim]`.
     pub o: Projection,
-    /// Bound on the magnitude of queries, keys and values.
+    /// Bound on the magnitude of queries, keys and values, behind their norms.
     pub clip_qkv: Option<f32>,
     /// Norm of queries: per head if its weight has `qk_dim` channels, else over all.
     pub q_norm: Option<Norm>,
@@ -156,19 +134,7 @@ impl Attention {
         {
             return Err(fault(format!("{rope:?} in heads of {} channels", self.qk_dim)));
         }
-        for (i, chunk) in self.chunks.iter().enumerate() {
-            let end = chunk.start.unwrap_or(0).saturating_add(chunk.rows);
-            if end > self.context || self.chunks[..i].contains(chunk) {
-                return Err(fault(format!(
-                    "{chunk:?} comes twice, or does not fit {} positions",
-                    self.context
-                )));
-            }
-        }
-        let mut rows: Vec<_> = self.chunks.iter().map(|c| c.rows).collect();
-        rows.sort_unstable();
-        rows.dedup();
-        check_rows(&self.name, "numbers of rows", &rows, limits)
+        Chunk::check(&self.name, &self.chunks, self.context, limits)
     }
 
     /// Groups of a norm of `heads` heads, and heads in each.
@@ -179,13 +145,9 @@ impl Attention {
 
     fn function(&self, chunk: Chunk, limits: &Limits, weights: &mut Vec<WeightRef>) -> Result<Function> {
         let rows = chunk.rows;
-        let name = match chunk.start {
-            None => format!("chunk{rows}"),
-            Some(start) => format!("chunk{rows}_at{start}"),
-        };
-        let mut builder = FunctionBuilder::new(name, weights);
+        let mut builder = FunctionBuilder::new(chunk.function(), weights);
         let b = &mut builder;
-        let window = chunk.start.map_or(self.context, |start| start + rows);
+        let window = chunk.window(self.context);
         let width = self.state_width(limits);
         let x = b.input("x", &[rows, self.hidden, 1, 1]);
         let angles = self.rope.map(|rope| rope.input(b, rows)).transpose()?;
@@ -197,15 +159,15 @@ impl Attention {
         }
         let q = self.rows(b, x, ("q", &self.q, self.q_norm.as_ref()), self.heads, angles.as_ref())?;
         let k = self.rows(b, x, ("k", &self.k, self.k_norm.as_ref()), self.kv_heads, angles.as_ref())?;
-        let v = self.heads(b, x, ("v", &self.v), self.kv_heads, self.v_dim)?;
+        let v = projected(b, x, ("v", &self.v), self.kv_heads, self.v_dim)?;
+        let v = self.clip(b, v)?;
         let v = b.transpose(v, &[0, 1, 3, 2])?;
         // Scaled before the product, which is thus as small as it can be.
         let q = b.scalar(OpKind::Mul, q, self.scale)?;
         let (q, k, v) = (fill(b, q, width)?, fill(b, k, width)?, fill(b, v, width)?);
 
         let kv = b.concat(&[k, v], 0)?;
-        let kv = self.store(b, kv, chunk, width)?;
-        let kv = b.slice(kv, 2, 0, window)?;
+        let kv = cache::store(b, kv, chunk, self.context)?;
         let (k, v) = (b.slice(kv, 0, 0, 1)?, b.slice(kv, 0, 1, 1)?);
 
         // Query heads that share keys are rows of one product.
@@ -227,21 +189,11 @@ impl Attention {
         Ok(builder.finish(&[("y", y)]))
     }
 
-    /// Projects `x[1, H, 1, T]` to `[1, heads, dim, T]`.
-    fn heads(
-        &self,
-        b: &mut FunctionBuilder,
-        x: ValueId,
-        (name, projection): (&str, &Projection),
-        heads: usize,
-        dim: usize,
-    ) -> Result<ValueId> {
-        let rows = b.shape(x).last().copied().unwrap_or(0);
-        let mut y = projection.apply(b, x, name)?;
-        if let Some(bound) = self.clip_qkv {
-            y = b.clip(y, -bound, bound)?;
-        }
-        Ok(b.reshape(y, &[1, heads, dim, rows])?)
+    fn clip(&self, b: &mut FunctionBuilder, x: ValueId) -> Result<ValueId> {
+        Ok(match self.clip_qkv {
+            Some(bound) => b.clip(x, -bound, bound)?,
+            None => x,
+        })
     }
 
     /// Queries or keys with norm and rotation: `[1, heads, T, qk_dim]`.
@@ -254,36 +206,18 @@ impl Attention {
         angles: Option<&Angles>,
     ) -> Result<ValueId> {
         let rows = b.shape(x).last().copied().unwrap_or(0);
-        let mut y = self.heads(b, x, (name, projection), heads, self.qk_dim)?;
+        let mut y = projected(b, x, (name, projection), heads, self.qk_dim)?;
         if let Some(norm) = norm {
             let (groups, joined) = self.groups(norm, heads);
             y = b.reshape(y, &[1, groups, joined * self.qk_dim, rows])?;
             y = norm.grouped(b, y, &format!("{name}_norm"))?;
             y = b.reshape(y, &[1, heads, self.qk_dim, rows])?;
         }
+        y = self.clip(b, y)?;
         if let (Some(rope), Some(angles)) = (self.rope, angles) {
             y = rope.apply(b, y, angles)?;
         }
         Ok(b.transpose(y, &[0, 1, 3, 2])?)
-    }
-
-    /// Stores `new[2, kv_heads, T, width]`; gives the whole state as it is then.
-    fn store(&self, b: &mut FunctionBuilder, new: ValueId, chunk: Chunk, width: usize) -> Result<ValueId> {
-        let state = b.state("kv", &[2, self.kv_heads, self.context, width]);
-        let old = b.read_state(state)?;
-        let kv = if let Some(start) = chunk.start {
-            b.slice_update(old, new, &[0, 0, start, 0])?
-        } else {
-            let write = b.input("write", &[1, 1, self.context, chunk.rows]);
-            let written = b.reduce(OpKind::ReduceSum, write, 3)?;
-            let one = b.splat(1.0, &[])?;
-            let keep = b.binary(OpKind::Sub, one, written)?;
-            let kept = b.binary(OpKind::Mul, old, keep)?;
-            let placed = b.matmul(write, new, false)?;
-            b.binary(OpKind::Add, kept, placed)?
-        };
-        b.write_state(state, kv)?;
-        Ok(kv)
     }
 
     /// Over the last axis of `scores[1, heads, T, W]`, sinks taking their share.
@@ -303,16 +237,15 @@ impl Attention {
     }
 }
 
-/// Zeros behind the channels of `x[1, heads, T, dim]`, up to `width`.
-fn fill(b: &mut FunctionBuilder, x: ValueId, width: usize) -> Result<ValueId> {
-    let mut shape = b.shape(x).to_vec();
-    let Some(channels) = shape.last_mut() else { return Ok(x) };
-    if *channels == width {
-        return Ok(x);
-    }
-    *channels = width.saturating_sub(*channels);
-    // Repeated from one number: an array of zeros would be stored, for every shape anew.
-    let zero = b.splat(0.0, &[1; 4])?;
-    let zeros = b.tile(zero, &shape)?;
-    Ok(b.concat(&[x, zeros], 3)?)
+/// Projects `x[1, H, 1, T]` to `[1, heads, dim, T]`.
+fn projected(
+    b: &mut FunctionBuilder,
+    x: ValueId,
+    (name, projection): (&str, &Projection),
+    heads: usize,
+    dim: usize,
+) -> Result<ValueId> {
+    let rows = b.shape(x).last().copied().unwrap_or(0);
+    let y = projection.apply(b, x, name)?;
+    Ok(b.reshape(y, &[1, heads, dim, rows])?)
 }

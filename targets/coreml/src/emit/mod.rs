@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`ExpertGroup`] | `cap{C}` | `x[(G·C), H, 1, 1]` → `y` of the same shape |
 //! | [`Attention`] | `chunk{T}`, `chunk{T}_at{P}` | `x[T, H, 1, 1]`, angles, mask, where to write → `y[T, H, 1, 1]`; state `kv` |
+//! | [`LatentAttention`] | the same | the same |
 //! | [`Dense`] | `rows{T}` | `x[T, H, 1, 1]` → `y` of the same shape |
 //! | [`Head`] | `rows{T}` | `x[T, H, 1, 1]` → `logits0[T, n, 1, 1]`, `logits1`, … |
 //!
@@ -15,20 +16,24 @@
 //! with its bytes and with how much of it would fit.
 
 mod attention;
+mod cache;
 mod error;
 mod ffn;
 mod group;
 mod head;
+mod latent;
 mod layout;
 mod norm;
 mod raw;
 mod rope;
 
-pub use attention::{Attention, Chunk, MASKED, Projection};
+pub use attention::{Attention, Projection};
+pub use cache::{Chunk, MASKED};
 pub use error::EmitError;
 pub use ffn::{Dense, Expert, Gate};
 pub use group::ExpertGroup;
 pub use head::Head;
+pub use latent::LatentAttention;
 pub use layout::Layout;
 pub use norm::Norm;
 pub use raw::Raw;

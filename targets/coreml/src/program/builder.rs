@@ -90,9 +90,11 @@ impl<'a> FunctionBuilder<'a> {
         })
     }
 
-    /// A weight, as a constant.
+    /// A weight, as a constant. The same numbers in the same shape are one weight, whatever they are called.
     pub fn weight(&mut self, weight: &WeightRef) -> Result<ValueId> {
-        let index = self.weights.iter().position(|w| w == weight).unwrap_or_else(|| {
+        let same =
+            |w: &WeightRef| (&w.file, w.offset, &w.shape) == (&weight.file, weight.offset, &weight.shape);
+        let index = self.weights.iter().position(same).unwrap_or_else(|| {
             self.weights.push(weight.clone());
             self.weights.len() - 1
         });

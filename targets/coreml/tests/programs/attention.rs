@@ -65,13 +65,14 @@ impl<'a> Reference<'a> {
                 let groups = heads * a.qk_dim / weight.as_f32().len();
                 x = op(&Op::RmsNorm { eps: n.eps, groups, weight: true }, &[&x, &weight]);
             }
+            x = clipped(x);
             match a.rope {
                 Some(r) => op(&Op::Rope { heads, offset: r.offset, style: r.style }, &[&x, angles]),
                 None => x,
             }
         };
-        let q = turned(clipped(linear(&x, &a.q)), &a.q_norm, a.heads);
-        let k = turned(clipped(linear(&x, &a.k)), &a.k_norm, a.kv_heads);
+        let q = turned(linear(&x, &a.q), &a.q_norm, a.heads);
+        let k = turned(linear(&x, &a.k), &a.k_norm, a.kv_heads);
         let v = clipped(linear(&x, &a.v));
         for (cache, new) in [(&mut self.keys, &k), (&mut self.values, &v)] {
             let args = vec![Arg::State(cache), Arg::Tensor(new), Arg::Tensor(&pos), Arg::Tensor(&slot)];

@@ -7,6 +7,7 @@ mod executed;
 mod experts;
 mod head;
 mod interpret;
+mod latent;
 mod packages;
 mod store;
 mod verify;

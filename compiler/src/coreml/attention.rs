@@ -1,0 +1,396 @@
+//! Attention of a layer, found in the Graph and described for the emitter.
+//!
+//! What is found reaches from the projections of the normed rows to the output projection. The norm in front and the
+//! residual stay on the processor (NPUMoE, §3.2): the Neural Engine has no layer norm, and a graph that begins with its
+//! first matrix hands over no more than one row per token.
+//!
+//! A package holds a function for the chunk of a prompt and one for decoding, `chunk{T}`, with `T` up to the unit's
+//! multiple. Both keep one state, that of one sequence. A decode entry point of several sequences calls its function once
+//! for each, with one row and its own state.
+
+use super::parts::Source;
+use super::walk::{Found, Linear, Rms, Walk, input, value, weight};
+use crate::error::Result;
+use moec_coreml::emit;
+use moec_ir::op::AttentionDesc;
+use moec_ir::{Module, Op, Operand, RopeStyle, StateId, ValueId, WeightId};
+
+/// Attention over heads of keys and values, or over a latent.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Attention {
+    /// Grouped queries.
+    Grouped(Box<Grouped>),
+    /// Latent attention, absorbed.
+    Latent(Box<Latent>),
+}
+
+/// Attention with grouped queries.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Grouped {
+    desc: AttentionDesc,
+    context: usize,
+    q: Chain,
+    k: Chain,
+    v: Chain,
+    o: Linear,
+    sinks: Option<WeightId>,
+}
+
+/// A projection and what follows it: norm, clipping, rotation.
+#[derive(Clone, Debug, PartialEq)]
+struct Chain {
+    linear: Linear,
+    norm: Option<Rms>,
+    clip: Option<f32>,
+    rope: Option<emit::Rope>,
+}
+
+/// Latent attention.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Latent {
+    desc: AttentionDesc,
+    context: usize,
+    q_down: Option<(Linear, Rms)>,
+    q: Linear,
+    /// Channels that are not rotated, and that are.
+    nope: usize,
+    rotated: usize,
+    style: RopeStyle,
+    k_up: WeightId,
+    kv_down: Linear,
+    kv_norm: Rms,
+    v_up: WeightId,
+    o: Linear,
+}
+
+/// Where an attention stands in an entry point.
+pub(super) struct Ends {
+    /// Normed rows.
+    pub(super) x: ValueId,
+    /// Angles, if there is a rotation.
+    pub(super) angles: Option<ValueId>,
+    /// Result of the output projection.
+    pub(super) y: ValueId,
+}
+
+/// Finds the attention of a scope.
+///
+/// # Errors
+/// What stands in the way, for people.
+pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Attention, Ends)> {
+    let mut all = walk.nodes().filter(|n| matches!(n.op, Op::Attention(_)));
+    let (Some(node), None) = (all.next(), all.next()) else {
+        return Err("it has no attention of its own".into());
+    };
+    let Op::Attention(desc) = &node.op else { return Err("it has no attention of its own".into()) };
+    let y = *node.outputs.first().ok_or("attention gives nothing")?;
+    walk.node(Operand::Value(y))?;
+    if desc.v_from_k {
+        latent(module, walk, desc, &node.inputs, y)
+    } else {
+        grouped(module, walk, desc, &node.inputs, y)
+    }
+}
+
+fn operand(inputs: &[Operand], i: usize) -> Found<Operand> {
+    inputs.get(i).copied().ok_or_else(|| format!("attention has no operand {i}"))
+}
+
+/// Steps over a cache write; gives the positions of its state and what is written.
+fn cache(module: &Module, walk: &mut Walk<'_>, state: Operand) -> Found<(usize, Operand)> {
+    let node = walk.node(state)?;
+    let (Op::CacheWrite, Operand::State(StateId(id))) = (&node.op, input(node, 0)?) else {
+        return Err(format!("`{}` stands where the cache is written", node.op.name()));
+    };
+    let context = module.states.get(id as usize).and_then(|s| s.ty.shape.get(2)).copied();
+    Ok((context.ok_or("the cache has no positions")?, input(node, 1)?))
+}
+
+/// Steps over a rotation; gives it, its angles and what it turns.
+fn rope(walk: &mut Walk<'_>, at: Operand) -> Found<(emit::Rope, ValueId, Operand)> {
+    let node = walk.node(at)?;
+    let Op::Rope { offset, style, .. } = node.op else {
+        return Err(format!("`{}` stands where a rotation is wanted", node.op.name()));
+    };
+    let angles = value(input(node, 1)?)?;
+    let channels = walk.graph.ty(angles).cols();
+    Ok((emit::Rope { offset, channels, style }, angles, input(node, 0)?))
+}
+
+/// Steps up from queries, keys or values to the rows that they are projected from.
+fn chain(walk: &mut Walk<'_>, mut at: Operand) -> Found<(Chain, Option<ValueId>, ValueId)> {
+    let (mut turned, mut angles, mut clip, mut norm) = (None, None, None, None);
+    if matches!(walk.peek(at).map(|n| &n.op), Some(Op::Rope { .. })) {
+        let (found, with, next) = rope(walk, at)?;
+        (turned, angles, at) = (Some(found), Some(with), next);
+    }
+    if let Some(Op::Clamp { lo, hi }) = walk.peek(at).map(|n| &n.op) {
+        if *lo != -*hi {
+            return Err(format!("it is clipped to {lo} … {hi}, which is not even"));
+        }
+        clip = Some(*hi);
+        at = input(walk.node(at)?, 0)?;
+    }
+    if matches!(walk.peek(at).map(|n| &n.op), Some(Op::RmsNorm { .. })) {
+        let (found, next) = walk.rms(at)?;
+        (norm, at) = (Some(found), next);
+    }
+    let (linear, x) = walk.linear(at)?;
+    Ok((Chain { linear, norm, clip, rope: turned }, angles, value(x)?))
+}
+
+fn grouped(
+    module: &Module,
+    walk: &mut Walk<'_>,
+    desc: &AttentionDesc,
+    inputs: &[Operand],
+    y: ValueId,
+) -> Found<(Attention, Ends)> {
+    let (q, angles, x) = chain(walk, operand(inputs, 0)?)?;
+    let (context, k) = cache(module, walk, operand(inputs, 1)?)?;
+    let (k, k_angles, k_x) = chain(walk, k)?;
+    let (_, v) = cache(module, walk, operand(inputs, 2)?)?;
+    let (v, v_angles, v_x) = chain(walk, v)?;
+    if x != k_x || x != v_x {
+        return Err("queries, keys and values are projected from different rows".into());
+    }
+    if angles != k_angles || q.rope != k.rope || v_angles.is_some() || v.norm.is_some() {
+        return Err("queries and keys are not rotated alike, or values are".into());
+    }
+    if q.clip != k.clip || q.clip != v.clip {
+        return Err("queries, keys and values are not clipped alike".into());
+    }
+    for (what, chain, heads) in [("queries", &q, desc.heads), ("keys", &k, desc.kv_heads)] {
+        let joined = |n: &Rms| n.groups != heads && (n.groups != 1 || n.weight.is_none());
+        if chain.norm.as_ref().is_some_and(joined) {
+            return Err(format!("the norm of {what} is neither over a head nor over all"));
+        }
+    }
+    let sinks = if desc.sinks {
+        match operand(inputs, 5)? {
+            Operand::Weight(id) => Some(id),
+            _ => return Err("sinks are no weight".into()),
+        }
+    } else {
+        None
+    };
+    let (o, y) = walk.reader(y)?;
+    let found = Grouped { desc: desc.clone(), context, q, k, v, o, sinks };
+    Ok((Attention::Grouped(Box::new(found)), Ends { x, angles, y }))
+}
+
+fn latent(
+    module: &Module,
+    walk: &mut Walk<'_>,
+    desc: &AttentionDesc,
+    inputs: &[Operand],
+    y: ValueId,
+) -> Found<(Attention, Ends)> {
+    let wrong = |what: &str| format!("{what} of the latent attention are not made as DeepSeek-V2 has them");
+    let heads = desc.heads;
+    if desc.window.is_some() || desc.sinks || desc.kv_heads != 1 {
+        return Err("a latent attention with a window, sinks or several heads of keys".into());
+    }
+    // Queries: a part without position through the keys' up projection, and a rotated one.
+    let joined = walk.node(operand(inputs, 0)?)?;
+    if joined.op != (Op::Concat { heads }) || joined.inputs.len() != 2 {
+        return Err(wrong("queries"));
+    }
+    let up = walk.node(input(joined, 0)?)?;
+    if up.op != (Op::HeadLinear { heads }) {
+        return Err(wrong("queries"));
+    }
+    let k_up = weight(up, 1)?;
+    let plain = walk.node(input(up, 0)?)?;
+    let (turn, angles, turned) = rope(walk, input(joined, 1)?)?;
+    let turned = walk.node(turned)?;
+    let (Op::Slice { start: 0, len: nope, .. }, Op::Slice { start, len: rotated, .. }) =
+        (&plain.op, &turned.op)
+    else {
+        return Err(wrong("queries"));
+    };
+    if start != nope || plain.inputs != turned.inputs || turn.offset != 0 || turn.channels != *rotated {
+        return Err(wrong("queries"));
+    }
+    let (q, from) = walk.linear(input(plain, 0)?)?;
+    let (q_down, x) = if matches!(walk.peek(from).map(|n| &n.op), Some(Op::RmsNorm { .. }))
+        && walk
+            .peek(from)
+            .and_then(|n| walk.peek(n.inputs[0]))
+            .is_some_and(|n| matches!(n.op, Op::Linear { .. }))
+    {
+        let (norm, from) = walk.rms(from)?;
+        let (down, x) = walk.linear(from)?;
+        (Some((down, norm)), x)
+    } else {
+        (None, from)
+    };
+
+    // Keys: the latent's norm and the rotated key, side by side in the cache.
+    let (context, k) = cache(module, walk, operand(inputs, 1)?)?;
+    let joined = walk.node(k)?;
+    if joined.op != (Op::Concat { heads: 1 }) || joined.inputs.len() != 2 {
+        return Err(wrong("keys"));
+    }
+    let (kv_norm, plain) = walk.rms(input(joined, 0)?)?;
+    let plain = walk.node(plain)?;
+    let (k_turn, k_angles, turned) = rope(walk, input(joined, 1)?)?;
+    let turned = walk.node(turned)?;
+    let cut = |start, len| Op::Slice { heads: 1, start, len };
+    let fits = plain.op == cut(0, desc.v_dim)
+        && turned.op == cut(desc.v_dim, *rotated)
+        && desc.qk_dim == desc.v_dim + rotated
+        && plain.inputs == turned.inputs
+        && (k_turn, k_angles, kv_norm.groups) == (turn, angles, 1);
+    if !fits {
+        return Err(wrong("keys"));
+    }
+    let (kv_down, k_x) = walk.linear(input(plain, 0)?)?;
+    if k_x != x {
+        return Err("queries and keys are projected from different rows".into());
+    }
+
+    let mut readers = walk.nodes().filter(|n| n.inputs.contains(&Operand::Value(y)));
+    let up = readers.next().filter(|n| n.op == (Op::HeadLinear { heads })).ok_or_else(|| wrong("values"))?;
+    let v_up = weight(up, 1)?;
+    let values = *up.outputs.first().ok_or_else(|| wrong("values"))?;
+    walk.node(Operand::Value(values))?;
+    let (o, y) = walk.reader(values)?;
+    let found = Latent {
+        desc: desc.clone(),
+        context,
+        q_down,
+        q,
+        nope: *nope,
+        rotated: *rotated,
+        style: turn.style,
+        k_up,
+        kv_down,
+        kv_norm,
+        v_up,
+        o,
+    };
+    Ok((Attention::Latent(Box::new(found)), Ends { x: value(x)?, angles: Some(angles), y }))
+}
+
+impl Attention {
+    fn desc(&self) -> &AttentionDesc {
+        match self {
+            Self::Grouped(a) => &a.desc,
+            Self::Latent(a) => &a.desc,
+        }
+    }
+
+    /// Tokens that a row sees, its own included, where not all.
+    pub(super) fn window(&self) -> Option<usize> {
+        self.desc().window
+    }
+
+    /// Positions that the Graph's cache holds.
+    pub(super) fn context(&self) -> usize {
+        match self {
+            Self::Grouped(a) => a.context,
+            Self::Latent(a) => a.context,
+        }
+    }
+
+    /// Matrices, for what their formats round.
+    pub(super) fn matrices(&self) -> Vec<WeightId> {
+        match self {
+            Self::Grouped(a) => {
+                [&a.q, &a.k, &a.v].map(|c| c.linear.weight).into_iter().chain([a.o.weight]).collect()
+            }
+            Self::Latent(a) => {
+                let down = a.q_down.iter().map(|(down, _)| down.weight);
+                down.chain([a.q.weight, a.k_up, a.kv_down.weight, a.v_up, a.o.weight]).collect()
+            }
+        }
+    }
+}
+
+/// What the emitter writes for it: a name, positions of the state, numbers of rows.
+pub(super) struct Wanted<'a> {
+    pub(super) name: &'a str,
+    pub(super) context: usize,
+    pub(super) rows: &'a [usize],
+}
+
+fn projection(raw: &mut Source<'_>, linear: Linear) -> Result<emit::Projection> {
+    let bias = linear.bias.map(|id| raw(&[id])).transpose()?;
+    Ok(emit::Projection { weight: raw(&[linear.weight])?, bias })
+}
+
+fn norm(raw: &mut Source<'_>, rms: Rms) -> Result<emit::Norm> {
+    let weight = rms.weight.map(|id| raw(&[id])).transpose()?;
+    Ok(emit::Norm { weight, bias: None, eps: rms.eps, center: false })
+}
+
+impl Wanted<'_> {
+    fn chunks(&self) -> Vec<emit::Chunk> {
+        self.rows.iter().map(|&rows| emit::Chunk { rows, start: None }).collect()
+    }
+
+    /// Describes grouped attention.
+    pub(super) fn grouped(
+        &self,
+        module: &Module,
+        a: &Grouped,
+        raw: &mut Source<'_>,
+    ) -> Result<emit::Attention> {
+        let optional = |raw: &mut Source<'_>, n: Option<Rms>| n.map(|n| norm(raw, n)).transpose();
+        Ok(emit::Attention {
+            name: self.name.to_owned(),
+            hidden: module.weight(a.q.linear.weight).cols(),
+            heads: a.desc.heads,
+            kv_heads: a.desc.kv_heads,
+            qk_dim: a.desc.qk_dim,
+            v_dim: a.desc.v_dim,
+            scale: a.desc.scale,
+            context: self.context,
+            q: projection(raw, a.q.linear)?,
+            k: projection(raw, a.k.linear)?,
+            v: projection(raw, a.v.linear)?,
+            o: projection(raw, a.o)?,
+            clip_qkv: a.q.clip,
+            q_norm: optional(raw, a.q.norm)?,
+            k_norm: optional(raw, a.k.norm)?,
+            rope: a.q.rope,
+            sinks: a.sinks.map(|id| raw(&[id])).transpose()?,
+            norm: None,
+            chunks: self.chunks(),
+        })
+    }
+
+    /// Describes latent attention.
+    pub(super) fn latent(
+        &self,
+        module: &Module,
+        a: &Latent,
+        raw: &mut Source<'_>,
+    ) -> Result<emit::LatentAttention> {
+        let q_down = match a.q_down {
+            Some((down, rms)) => Some((projection(raw, down)?, norm(raw, rms)?)),
+            None => None,
+        };
+        Ok(emit::LatentAttention {
+            name: self.name.to_owned(),
+            hidden: module.weight(a.kv_down.weight).cols(),
+            heads: a.desc.heads,
+            nope: a.nope,
+            rotated: a.rotated,
+            latent: a.desc.v_dim,
+            v_dim: module.weight(a.v_up).rows(),
+            scale: a.desc.scale,
+            context: self.context,
+            q_down,
+            q: projection(raw, a.q)?,
+            k_up: raw(&[a.k_up])?,
+            kv_down: projection(raw, a.kv_down)?,
+            kv_norm: norm(raw, a.kv_norm)?,
+            v_up: raw(&[a.v_up])?,
+            o: projection(raw, a.o)?,
+            style: a.style,
+            chunks: self.chunks(),
+        })
+    }
+}
