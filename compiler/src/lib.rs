@@ -22,6 +22,7 @@ pub mod profile;
 pub mod progress;
 pub mod quality;
 mod scratch;
+pub mod simulate;
 pub mod synth;
 pub mod tuner;
 pub mod twin;

@@ -115,6 +115,11 @@ pub struct Experts {
     pub coverage: f64,
 }
 
+impl Experts {
+    /// What holds where `model.toml` says nothing.
+    pub const DEFAULT: Self = Self { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.95 };
+}
+
 /// `[placement]`: which unit runs what more than one can run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Homes {
@@ -243,7 +248,7 @@ impl Config {
             },
             memory: Memory::default(),
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
-            experts: Experts { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.95 },
+            experts: Experts::DEFAULT,
             placement: Homes::default(),
             quality: Quality::default(),
         }
