@@ -31,14 +31,15 @@ pub(crate) fn run() -> Result<(), Failed> {
     check(&route)
 }
 
-/// Checks with what is there.
+/// Checks, if cargo's own compiler can do it: then most of what it takes is compiled already. To build a standard library
+/// first takes minutes, which is a command of its own.
 ///
 /// # Errors
-/// What does not compile. Gives what was skipped, with what installs it, where there is nothing to check with.
-pub(crate) fn if_possible() -> Result<Option<String>, Failed> {
-    match Route::find() {
-        Some(route) => check(&route).map(|()| None),
-        None => Ok(Some("type-check for macOS (cargo xtask check-apple)".to_owned())),
+/// What does not compile. Gives what was skipped, with what does it.
+pub(crate) fn if_quick() -> Result<Option<String>, Failed> {
+    match Route::of(Rustc::Own) {
+        Some(route) if !route.build => check(&route).map(|()| None),
+        _ => Ok(Some("type-check for macOS (cargo xtask check-apple)".to_owned())),
     }
 }
 
@@ -59,12 +60,14 @@ impl Route {
         let mut all = vec![Rustc::Own];
         all.extend(Rustc::of_rustup());
         all.extend(unpacked().map(|folder| Rustc::At(debian::rustc(&folder))));
-        let known = all.into_iter().filter_map(|rustc| {
-            let version = rustc.version()?;
-            let (library, source) = (rustc.has_library(TRIPLE), rustc.has_source());
-            Self::by(rustc, version, library, source)
-        });
-        known.min_by_key(|route| route.build)
+        all.into_iter().filter_map(Self::of).min_by_key(|route| route.build)
+    }
+
+    /// What a compiler of this machine can do.
+    fn of(rustc: Rustc) -> Option<Self> {
+        let version = rustc.version()?;
+        let (library, source) = (rustc.has_library(TRIPLE), rustc.has_source());
+        Self::by(rustc, version, library, source)
     }
 
     /// What a compiler can do with what it has.
