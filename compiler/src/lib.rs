@@ -20,8 +20,10 @@ pub mod passes;
 pub mod pipeline;
 pub mod profile;
 pub mod progress;
+mod scratch;
 pub mod synth;
 pub mod tuner;
+pub mod twin;
 pub mod verify;
 
 pub use error::{Error, Fault, Result};

@@ -7,10 +7,13 @@ use crate::config::Config;
 use crate::decisions::Decisions;
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
+use crate::passes::offload::Statics;
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
 use crate::passes::units::Units;
-use crate::passes::{barriers, format, group, layout, lower, memory, reside, rewrite, schedule, tier, tune};
+use crate::passes::{
+    barriers, format, group, layout, lower, memory, offload, reside, rewrite, schedule, tier, tune,
+};
 use crate::profile::Profile;
 use crate::profile::loads::{Loads, loads};
 use crate::progress::Progress;
@@ -47,6 +50,8 @@ pub struct Compilation<'a> {
     pub loads: Option<Loads>,
     /// Where things run, from `tier` on where graphs are static.
     pub placement: Option<Placement>,
+    /// What static graphs compute, from `offload` on.
+    pub statics: Statics,
     /// The Plan, from `layout` on.
     pub plan: Option<Plan>,
     /// Kernels of the plan.
@@ -101,6 +106,11 @@ pub const PIPELINE: &[Pass] = &[
     ),
     pass("group", run_group, "experts of one capacity can share a graph"),
     pass("reside", run_reside, "what a launch of a whole group costs decides where the group lives"),
+    pass(
+        "offload",
+        run_offload,
+        "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
+    ),
     // The Plan: how, where and when.
     pass("layout", run_layout, "kernels and weight layouts are chosen for the final form of every node"),
     pass("tune", run_tune, "what a kernel computes is settled; how it cuts its work changes no result"),
@@ -146,6 +156,7 @@ impl<'a> Compilation<'a> {
             quality: None,
             loads: None,
             placement: None,
+            statics: Statics::default(),
             plan: None,
             kernels: Vec::new(),
             segment_weights: Vec::new(),
@@ -365,10 +376,17 @@ fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
     reside::reside(placement, loads, &c.module, units, c.config.placement)
 }
 
+fn run_offload(c: &mut Compilation<'_>) -> Result<()> {
+    let Some((units, placement)) = c.units.as_ref().zip(c.placement.as_ref()) else { return Ok(()) };
+    let hidden = u32::try_from(c.spec.hidden).map_err(|_| Error::limit("a row past 32 bits"))?;
+    c.statics = Statics::of(placement, &units.npu.name, hidden);
+    offload::offload(&mut c.module, &c.statics, true)
+}
+
 fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
     let artifacts = c.artifacts();
     let cache = c.config.kv_format();
-    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts)?;
+    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, &c.statics)?;
     let mut plan = draft.plan;
     if let Some(placement) = &c.placement {
         plan.target.units.clone_from(&placement.units);

@@ -4,6 +4,8 @@
 //! expression. [`crate::LoadedProgram`] builds the same from a decoded Plan.
 
 use crate::abi::KernelFn;
+pub use crate::graphs::{GraphRef, PortRef};
+pub use moec_ir::placement::Overflow;
 pub use moec_ir::plan::{Arg, Builtin, Grid, RowSpace};
 pub use moec_ir::{EntryKind, Format};
 
@@ -145,6 +147,34 @@ pub struct Program<'a> {
     pub segments: &'a [SegmentRef],
     /// KV-cache tensors.
     pub states: &'a [StateRef],
+    /// Static graphs of artifacts.
+    pub graphs: &'a [GraphRef<'a>],
+    /// Experts that static graphs compute.
+    pub sets: &'a [SetRef<'a>],
     /// Entry points, prefill first, then decode, each by ascending rows.
     pub entries: &'a [EntryRef<'a>],
+}
+
+/// Experts of one layer that static graphs compute. See [`moec_ir::plan::ExpertSet`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetRef<'a> {
+    /// Layer.
+    pub layer: u32,
+    /// What happens to rows past an expert's capacity.
+    pub overflow: Overflow,
+    /// Rows that each expert of the layer has room for; 0: no graph has it.
+    pub capacities: &'a [u32],
+    /// Groups, each one graph.
+    pub groups: &'a [GroupRef<'a>],
+}
+
+/// Experts of one graph. See [`moec_ir::plan::GraphGroup`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupRef<'a> {
+    /// Index into [`Program::graphs`].
+    pub graph: u32,
+    /// Rows of each expert.
+    pub capacity: u32,
+    /// Experts in the order of the rows.
+    pub experts: &'a [u32],
 }

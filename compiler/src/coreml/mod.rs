@@ -4,6 +4,7 @@
 //! experts (NPUMoE, §4.2). Weights are the checkpoint's, cast to f16.
 
 pub mod emit;
+pub mod emulate;
 pub mod verify;
 mod weights;
 
@@ -11,8 +12,13 @@ use moec_ir::plan::{ExpertTable, Placement};
 use moec_ir::{Glu, Graph, Module, Node, Op, Operand, WeightId};
 
 /// Where the package of a group lies in a bundle.
-fn path(table: &ExpertTable, group: usize) -> String {
+pub(crate) fn path(table: &ExpertTable, group: usize) -> String {
     format!("artifacts/{}.mlpackage", table.group_name(group))
+}
+
+/// Name of the function that takes so many rows of each expert.
+pub(crate) fn function(capacity: u32) -> String {
+    format!("cap{capacity}")
 }
 
 /// Groups that a placement gives to the unit of that name: layer tables with indices of groups.

@@ -5,13 +5,14 @@
 //! own and every step a barrier, so the plan already runs; the passes behind only make it tight.
 
 use super::memory::aligned;
+use super::offload::{Statics, layer};
 use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
 use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, Buffer, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
+    ALIGN, Arg, Buffer, Builtin, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
     PLAN_VERSION, Place, Placement, Plan, RowSpace, Segment, StateBuf, Step,
 };
 use moec_ir::{
@@ -32,7 +33,8 @@ pub struct Draft {
     pub writes: Writes,
 }
 
-/// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads.
+/// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads;
+/// `statics` says which experts static graphs compute.
 ///
 /// # Errors
 /// An operator that the target has no kernel for, or sizes past the plan's 32-bit fields.
@@ -42,11 +44,13 @@ pub fn layout(
     target: &CpuTarget,
     cache: Format,
     artifacts: &[&str],
+    statics: &Statics,
 ) -> Result<Draft> {
     let files = [DENSE, EXPERTS].iter().chain(artifacts);
     let mut builder = Builder {
         module,
         target,
+        statics,
         cache,
         values: values(module),
         kernels: Vec::new(),
@@ -100,6 +104,8 @@ pub fn layout(
         segments: builder.segments,
         states,
         kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
+        graphs: statics.graphs.clone(),
+        sets: statics.sets.clone(),
         entries,
         placement: Placement::dynamic(expert_tables(module)?),
     };
@@ -143,6 +149,7 @@ enum Home {
 struct Builder<'a> {
     module: &'a Module,
     target: &'a CpuTarget,
+    statics: &'a Statics,
     /// Format of the KV cache.
     cache: Format,
     /// Its tensors that are values, not keys.
@@ -251,6 +258,9 @@ impl Builder<'_> {
         residual: Option<ValueId>,
         spaces: &[RowSpace],
     ) -> Result<Vec<(Step, Vec<usize>)>> {
+        if matches!(node.op, Op::Admit(_) | Op::ExpertFfn { fixed: true, .. }) {
+            return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
+        }
         let graph = frame.graph;
         let ld_of = |home: Home| match home {
             Home::Buffer { ld, .. } => ld,
@@ -351,6 +361,68 @@ impl Builder<'_> {
             steps.push((step, writes.clone()));
         }
         Ok(steps)
+    }
+
+    /// The step of a node that a unit beside the processor takes part in. It gets values by their first columns.
+    fn offloaded(
+        &self,
+        frame: &mut Frame<'_>,
+        at: usize,
+        node: &Node,
+        spaces: &[RowSpace],
+    ) -> Result<(Step, Vec<usize>)> {
+        let graph = frame.graph;
+        let set = layer(node).and_then(|layer| self.statics.set(layer));
+        let set = set.ok_or_else(|| Error::bug(format!("no set of experts for `{}`", node.scope)))?;
+        let value = |i: usize| match node.inputs.get(i) {
+            Some(&Operand::Value(v)) => Ok(v),
+            _ => Err(Error::bug(format!("`{}` without operand {i}", node.op.name()))),
+        };
+        let (code, inputs, unit) = if let Op::Admit(_) = node.op {
+            let (ids, added) = (value(0)?, value(1)?);
+            let (k, channels) = (int(graph.ty(ids).cols())?, int(graph.ty(added).cols())?);
+            (Builtin::Admit { set: int(set)?, k, channels }, vec![ids, added], 0)
+        } else {
+            let (x, table) = (value(0)?, value(1)?);
+            let (rows, slots) = (graph.ty(x).rows(), graph.ty(node.outputs[0]).rows());
+            let (k, hidden) = (int(slots / rows.max(1))?, int(graph.ty(x).cols())?);
+            let code = Builtin::Experts { set: int(set)?, rows: int(rows)?, k, hidden };
+            (code, vec![x, table], self.statics.unit)
+        };
+        let mut args = Vec::new();
+        let mut homes = inputs.iter().map(|&v| (v, frame.home(v))).collect::<Vec<_>>();
+        for &v in &node.outputs {
+            let home = frame.buffer(format!("%{}", v.0), graph.ty(v))?;
+            frame.homes[v.0 as usize] = Some(home);
+            homes.push((v, Ok(home)));
+        }
+        for (v, home) in homes {
+            let ty = graph.ty(v);
+            match home? {
+                Home::Buffer { buffer, column: 0, ld } if ty.shape.len() < 2 || ld == ty.cols() => {
+                    args.push(Arg::Buffer(buffer, 0));
+                }
+                _ => {
+                    return Err(Error::bug(format!(
+                        "%{} is a view, which `{}` does not take",
+                        v.0,
+                        node.op.name()
+                    )));
+                }
+            }
+        }
+        let writes = (inputs.len()..args.len()).collect();
+        let step = Step {
+            unit,
+            code: Code::Builtin(code),
+            args,
+            rows: spaces[node.outputs[0].0 as usize],
+            grid: moec_ir::plan::Grid::One,
+            barrier: true,
+            deps: Vec::new(),
+            node: int(at)?,
+        };
+        Ok((step, writes))
     }
 
     /// Homes of a selection's temporaries, and the launches whose results are already there: a value that
@@ -473,7 +545,7 @@ fn residuals(graph: &Graph) -> HashMap<usize, (usize, ValueId)> {
     let fuses = |v: ValueId| {
         let at = *definition.get(&v)?;
         let op = &graph.nodes[at].op;
-        let able = matches!(op, Op::Linear { .. } | Op::Combine);
+        let able = matches!(op, Op::Linear { .. } | Op::Combine { .. });
         (able && readers.get(&v) == Some(&1) && v != graph.output).then_some(at)
     };
     let mut found = HashMap::new();
