@@ -130,9 +130,11 @@ fn a_bundle_for_another_architecture_or_system_is_refused() {
 
 #[test]
 #[cfg(not(target_os = "macos"))]
-fn a_system_that_nothing_links_for_gets_its_code_but_no_program() {
+fn a_mac_gets_its_code_and_a_script_that_links_there() {
     let folder = tempfile::tempdir().unwrap();
     let (bundle, said) = build("olmoe", "apple-m2", folder.path(), &[]);
     assert!(!bundle.join("run").exists() && bundle.join("runner/src/main.rs").exists());
-    assert!(said.contains("arm64-apple-macosx14.0.0") && said.contains("moec doctor"), "{said}");
+    assert!(said.contains("arm64-apple-macosx14.0.0") && said.contains("sh runner/build.sh"), "{said}");
+    let script = fs::read_to_string(bundle.join("runner/build.sh")).unwrap();
+    assert!(script.contains("MACOSX_DEPLOYMENT_TARGET=14.0\n") && !script.contains('@'), "{script}");
 }

@@ -22,6 +22,8 @@ unsafe extern "C" {
     fn memcpy(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void;
     fn memmove(to: *mut c_void, from: *const c_void, n: usize) -> *mut c_void;
     fn memset(to: *mut c_void, byte: c_int, n: usize) -> *mut c_void;
+    #[cfg(target_vendor = "apple")]
+    fn bzero(to: *mut c_void, n: usize);
 }
 
 /// Object code in this process; it stays executable as long as this lives.
@@ -36,7 +38,8 @@ unsafe impl Send for Loaded {}
 unsafe impl Sync for Loaded {}
 
 impl Loaded {
-    /// Loads an ELF object for this host. It may call `memcpy`, `memmove` and `memset`, nothing else.
+    /// Loads an object for this host. It may call `memcpy`, `memmove` and `memset`, on Apple's systems `bzero`, and
+    /// nothing else.
     ///
     /// # Errors
     /// [`Error::Load`] if the object is malformed, for another machine, or wants an unknown symbol.
@@ -61,10 +64,12 @@ impl Loaded {
     }
 
     fn define_memory_functions(&self) -> Result<()> {
-        let symbols: [(&CStr, u64); 3] = [
+        let symbols: &[(&CStr, u64)] = &[
             (c"memcpy", memcpy as *const () as u64),
             (c"memmove", memmove as *const () as u64),
             (c"memset", memset as *const () as u64),
+            #[cfg(target_vendor = "apple")]
+            (c"bzero", bzero as *const () as u64),
         ];
         let flags = || LLVMJITSymbolFlags {
             GenericFlags: LLVMJITSymbolGenericFlags::LLVMJITSymbolGenericFlagsExported as u8

@@ -88,13 +88,19 @@ pub struct Engine<'p> {
 }
 
 impl<'p> Engine<'p> {
-    /// Checks the program, this machine and the bundle's files, maps the weights and takes the memory.
+    /// Checks the program, this machine and the bundle's files, maps the weights and takes the memory. Static graphs are
+    /// loaded where the system executes them: on macOS, by Core ML.
     ///
     /// # Errors
     /// What [`validate::program`], [`cpu::check`] and [`MappedStore::open`] find; memory or threads
-    /// refused.
+    /// refused; a graph that does not load, or that nothing here executes.
     pub fn open(program: &Program<'p>, bundle: &Path, options: Options) -> Result<Self> {
         validate::program(program)?;
+        #[cfg(target_os = "macos")]
+        if !program.graphs.is_empty() {
+            let graphs = Box::new(crate::coreml::CoreMl::new()?);
+            return Self::with_graphs(program, bundle, graphs, bundle, options);
+        }
         let store = MappedStore::open(program, bundle, options.check)?;
         Self::with_store(program, Box::new(store), options)
     }

@@ -278,6 +278,10 @@ impl Error {
             Self::BadTokenizer { .. } => {
                 "replace the file by the checkpoint's `tokenizer.json`, or give `--ids`"
             }
+            Self::WrongArch { triple, .. } if triple.contains("-apple-") => {
+                "copy the bundle to a Mac, where `sh runner/build.sh` in it makes `run`; or build for this machine with \
+                 `moec build --target native`"
+            }
             Self::MissingFeatures { .. } | Self::WrongArch { .. } => {
                 "build for this machine with `moec build --target native`, or run the bundle on one that has them"
             }

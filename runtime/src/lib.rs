@@ -5,6 +5,7 @@
 //! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
 //! * [`graphs`]: static graphs that a unit beside the processor executes; [`chunk`]: what those of attention are given.
+//! * `coreml`: executes them with Core ML, on macOS.
 //! * [`mod@offload`]: rows that go to static graphs and back.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`flash`]: reads weights that are not held in memory.
@@ -13,7 +14,7 @@
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
 //! (mapped files), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
-//! `cpu` and `cli::interrupt` (questions to the system), and nowhere else.
+//! `coreml` (calls of Core ML), `cpu` and `cli::interrupt` (questions to the system), and nowhere else.
 //!
 //! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
 //! builds beside a generated runner.
@@ -25,6 +26,8 @@ pub mod cache;
 mod call;
 pub mod chunk;
 pub mod cli;
+#[cfg(any(target_os = "macos", test))]
+pub mod coreml;
 pub mod cpu;
 pub mod engine;
 pub mod error;

@@ -98,7 +98,7 @@ unsafe impl Store for MappedStore {
 }
 
 /// The path of a file of the bundle. Absolute paths and `..` are refused.
-fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
+pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
     let path = Path::new(relative);
     if path.components().next().is_none() || path.components().any(|c| !matches!(c, Component::Normal(_))) {
         return Err(Error::OutsideBundle(relative.to_owned()));

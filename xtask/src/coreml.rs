@@ -3,7 +3,7 @@
 //! coremltools is Python, and runs on Linux as well as on a Mac. It goes into a virtual environment in moec's cache
 //! folder, and beside it the helper that embeds it (`targets/coreml/helper`). moec itself links neither.
 
-use crate::shell::{self, Failed, cache_dir, cargo, output, program, root, shown, stage};
+use crate::shell::{self, Failed, cache_dir, cargo, output, program, shown, stage, target_dir};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -113,9 +113,8 @@ fn environment(python: &Python, venv: &Path) -> Result<(), Failed> {
 /// Builds the helper and puts it beside the environment.
 fn build(python: &Python, home: &Path) -> Result<PathBuf, Failed> {
     stage("Building", HELPER);
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
     // A folder of its own: it is no part of the workspace.
-    let target = target.join(HELPER);
+    let target = target_dir().join(HELPER);
     let mut command = cargo("build", None);
     command.args(["--release", "--locked", "--quiet", "--manifest-path", MANIFEST]);
     command.env("CARGO_TARGET_DIR", &target).env("PYO3_PYTHON", &python.program);

@@ -3,12 +3,15 @@
 //! Depends on nothing but std, so that a fresh machine has it in a second.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
+mod apple;
 mod coreml;
 mod cross;
+mod debian;
 mod demo;
 mod docs;
 mod llvm;
 mod peers;
+mod rust;
 mod setup;
 mod shell;
 mod suite;
@@ -38,6 +41,11 @@ const COMMANDS: &[Command] = &[
         "coreml",
         "install what writes Core ML packages: coremltools in a folder of its own, and the helper",
         coreml::run,
+    ),
+    (
+        "check-apple",
+        "type-check for macOS what ships there; gets what is missing from rustup or Debian",
+        apple::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
     ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {

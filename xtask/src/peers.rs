@@ -4,8 +4,7 @@
 //! run a model.
 
 use crate::setup;
-use crate::shell::{self, Failed, cargo, output, program, root, stage};
-use std::path::PathBuf;
+use crate::shell::{self, Failed, cargo, output, program, stage, target_dir};
 
 /// Oldest Python that the scripts run on.
 const PYTHON: (u32, u32) = (3, 10);
@@ -20,7 +19,7 @@ pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     let llvm = setup::run()?;
     stage("Building", "moec");
     shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let target = target_dir();
     let mut script = program(&python);
     script.arg(SCRIPT).arg("--moec").arg(target.join("release/moec"));
     if !args.iter().any(|a| a == "--cache" || a.starts_with("--cache=")) {

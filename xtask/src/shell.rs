@@ -48,6 +48,11 @@ pub(crate) fn cache_dir() -> Result<PathBuf, Failed> {
         .ok_or_else(|| Failed::new("there is no cache folder").hint("set `MOEC_CACHE` to one"))
 }
 
+/// Where cargo builds.
+pub(crate) fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
 /// A line `    Building moec`.
 pub(crate) fn stage(verb: &str, what: &str) {
     eprintln!("{verb:>12} {what}");

@@ -1,12 +1,12 @@
 //! `cargo xtask test`: everything that must hold before a change goes in.
 
 use crate::shell::{self, Failed, cargo, output, program, shown, stage};
-use crate::{cross, setup};
+use crate::{apple, cross, setup};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// Formatting, lints, documentation, tests, in this order: what is quick to fail comes first.
+/// Formatting, lints, a check for macOS, documentation, tests, in this order: what is quick to fail comes first.
 pub(crate) fn run() -> Result<(), Failed> {
     let start = Instant::now();
     let llvm = setup::run()?;
@@ -23,6 +23,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     } else {
         skipped.push("lints (rustup component add clippy)".into());
     }
+    skipped.extend(apple::if_quick()?);
     let mut doc = cargo("doc", Some(&llvm));
     doc.args(["--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
     step(&mut doc)?;

@@ -9,7 +9,7 @@
 //! | `artifacts/kernels.o` | object code |
 //! | `artifacts/graph.moe` | the Graph that the plan computes, for `moec verify` |
 //! | `artifacts/tokenizer.json` | the checkpoint's tokenizer, if it has one |
-//! | `runner/` | the generated crate |
+//! | `runner/` | the generated crate; for a Mac also `build.sh`, which makes `run` of it there |
 //! | `run` | its binary, where the host can link for the target |
 
 pub mod extents;

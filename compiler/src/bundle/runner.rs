@@ -7,7 +7,7 @@
 
 use super::hashing::{hex, sha256};
 use super::partial::io_error;
-use super::toolchain::{Cross, Toolchain};
+use super::toolchain::{Cross, MAC_SCRIPT, Toolchain, deployment_target};
 use crate::error::{Error, Result};
 use include_dir::{Dir, include_dir};
 use moec_cpu::SourceFile;
@@ -23,6 +23,7 @@ const RUNTIME_MANIFEST: &str = include_str!("../../../runtime/Cargo.toml");
 const IR_MANIFEST: &str = include_str!("../../../ir/Cargo.toml");
 const WORKSPACE_MANIFEST: &str = include_str!("../../../Cargo.toml");
 const LOCK: &str = include_str!("../../runner/Cargo.lock");
+const MAC_SCRIPT_TEXT: &str = include_str!("../../runner/build.sh.txt");
 const BUILD_SCRIPT: &str = include_str!("../../runner/build.rs.txt");
 
 /// Writes the runner crate into `folder`, which is created.
@@ -37,6 +38,16 @@ pub fn write_sources(folder: &Path, generated: &[SourceFile]) -> Result<()> {
         write(&folder.join(file.path), file.text.as_bytes())?;
     }
     Ok(())
+}
+
+/// Writes the script that builds `run` on a Mac into the bundle, if its target is one.
+///
+/// # Errors
+/// A file that cannot be written.
+pub fn write_script(bundle: &Path, triple: &str) -> Result<()> {
+    let Some(version) = deployment_target(triple) else { return Ok(()) };
+    let text = MAC_SCRIPT_TEXT.replace("@VERSION@", &version);
+    write(&bundle.join(MAC_SCRIPT), text.as_bytes())
 }
 
 /// Everything but the generated sources: path and text.

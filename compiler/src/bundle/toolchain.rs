@@ -10,6 +10,9 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::Command;
 
+/// What builds `run` on a Mac, relative to the bundle.
+pub const MAC_SCRIPT: &str = "runner/build.sh";
+
 /// Oldest Rust that `run` builds with.
 pub const RUST: (u32, u32) = (1, 95);
 
@@ -87,6 +90,8 @@ pub struct Toolchain {
 pub enum Missing {
     /// There is no cargo or no rustc.
     Rust,
+    /// Programs for Apple's systems are linked there: Apple's libraries are not elsewhere.
+    Mac(String),
     /// No row of [`CROSS`] links for the system.
     System(String),
     /// There is no linker for the system.
@@ -99,6 +104,7 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rust => f.write_str("there is no cargo or no rustc here"),
+            Self::Mac(triple) => write!(f, "programs for `{triple}` are linked on a Mac"),
             Self::System(triple) => write!(f, "nothing here links for `{triple}`"),
             Self::Linker(c) => write!(f, "it is for `{}`, and there is no `{}` here", c.triple, c.linker),
             Self::Std(c) => {
@@ -118,6 +124,10 @@ impl Missing {
     pub fn hint(&self) -> String {
         match self {
             Self::Rust => "install Rust 1.95 or later (https://rustup.rs)".into(),
+            Self::Mac(_) => format!(
+                "copy the bundle to a Mac and run `sh {MAC_SCRIPT}` in it; that needs Xcode's command line tools \
+                 (`xcode-select --install`) and Rust 1.95 or later (https://rustup.rs)"
+            ),
             Self::System(_) => {
                 "copy the bundle to such a machine and build its folder `runner` with cargo there".into()
             }
@@ -141,6 +151,9 @@ impl Toolchain {
             let version = said(&rustc, &["-vV"]).ok_or(Missing::Rust)?;
             return Ok(Self { rustc, version, cross: None });
         }
+        if deployment_target(triple).is_some() {
+            return Err(Missing::Mac(triple.to_owned()));
+        }
         let cross =
             CROSS.iter().find(|c| c.triple == triple).ok_or_else(|| Missing::System(triple.to_owned()))?;
         if said(&cross.linker.into(), &["--version"]).is_none() {
@@ -157,8 +170,18 @@ impl Toolchain {
     }
 }
 
+/// The oldest macOS that a triple's programs are for: `15.0` of `arm64-apple-macosx15.0.0`; none for other systems.
+///
+/// Apple's linker wants it, with two numbers, in `MACOSX_DEPLOYMENT_TARGET`.
+pub fn deployment_target(triple: &str) -> Option<String> {
+    let version = triple.split_once("-apple-macosx")?.1;
+    let mut numbers = version.split('.').map(str::parse::<u32>);
+    let (major, minor) = (numbers.next()?.ok()?, numbers.next().map_or(Ok(0), |n| n).ok()?);
+    Some(format!("{major}.{minor}"))
+}
+
 /// The compiler that cargo would use.
-fn own_rustc() -> OsString {
+pub(crate) fn own_rustc() -> OsString {
     std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())
 }
 
@@ -174,7 +197,7 @@ fn rustcs(triple: &str) -> Vec<OsString> {
 }
 
 /// Whether a compiler has the standard library of a system.
-fn has_std(rustc: &OsString, triple: &str) -> bool {
+pub(crate) fn has_std(rustc: &OsString, triple: &str) -> bool {
     let Some(folder) = said(rustc, &["--print", "target-libdir", "--target", triple]) else { return false };
     let Ok(entries) = PathBuf::from(folder.trim()).read_dir() else { return false };
     entries.flatten().any(|e| {
@@ -217,6 +240,23 @@ mod tests {
                     || CROSS.iter().any(|c| c.triple == device.triple),
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn macos_is_told_by_its_version() {
+        let of = |triple| deployment_target(triple);
+        assert_eq!(of("arm64-apple-macosx15.0.0").as_deref(), Some("15.0"));
+        assert_eq!(of("arm64-apple-macosx14.2").as_deref(), Some("14.2"));
+        assert_eq!(of("x86_64-apple-macosx13").as_deref(), Some("13.0"));
+        assert_eq!(
+            (of("aarch64-unknown-linux-gnu"), of("arm64-apple-macosx"), of("arm64-apple-ios18.0")),
+            (None, None, None)
+        );
+        if !cfg!(target_os = "macos") {
+            let missing = Toolchain::find("arm64-apple-macosx15.0.0").expect_err("it is linked on a Mac");
+            assert_eq!(missing, Missing::Mac("arm64-apple-macosx15.0.0".into()));
+            assert!(missing.hint().contains("sh runner/build.sh"), "{}", missing.hint());
         }
     }
 

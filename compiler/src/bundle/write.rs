@@ -84,6 +84,7 @@ pub fn write(
     let generated = moec_cpu::runner_source(&plan)
         .map_err(|e| Error::bug("the generated source is no Rust").because(e))?;
     runner::write_sources(&root.join("runner"), &generated)?;
+    runner::write_script(root, c.target.triple())?;
     let tools = link.then(|| Toolchain::find(c.target.triple())).transpose();
     if let Ok(Some(tools)) = &tools {
         progress.stage("Linking", "run");

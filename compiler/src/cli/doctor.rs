@@ -1,9 +1,10 @@
 //! `moec doctor`: what this machine has of what moec needs.
 
 use super::{output, targets};
-use crate::bundle::toolchain::{CROSS, Cross, RUST, Toolchain, parsed};
+use crate::bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
 use crate::{Result, disk, human};
-use moec_device::{BUILT_IN, Device, is_host};
+use moec_coreml::helper::{Helper, HelperError, INSTALL, PROGRAM};
+use moec_device::{BUILT_IN, Device, Family, is_host};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -63,6 +64,7 @@ const CHECKS: &[Check] = &[
     ("linker", linker),
     ("cache", cache),
     ("disk", space),
+    ("core ml", coreml),
 ];
 
 /// Prints what was found; the exit code says whether a build can work.
@@ -71,6 +73,7 @@ const CHECKS: &[Check] = &[
 /// Stdout cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut found: Vec<_> = CHECKS.iter().map(|(name, check)| (*name, check())).collect();
+    found.extend((!cfg!(target_os = "macos")).then(|| (MAC, mac())));
     found.extend(CROSS.iter().filter(|c| !is_host(c.triple)).map(|c| (c.triple, cross(c))));
     let ok = found.iter().all(|(_, Found(status, ..))| *status != Status::Fail);
     if args.json {
@@ -155,6 +158,56 @@ fn cross(to: &Cross) -> Found {
             Found::new(Status::Warn, missing.to_string(), hint)
         }
     }
+}
+
+/// What writes packages for targets with a Neural Engine. Without it moec builds for every other target.
+fn coreml() -> Found {
+    let found = crate::bundle::runner::cache_dir().map(|cache| Helper::find(&cache));
+    let Ok(found) = found else {
+        return Found::new(Status::Warn, "there is no cache folder", "set `MOEC_CACHE` to one");
+    };
+    match found.and_then(|helper| helper.versions()) {
+        Ok(v) => {
+            let what = format!(
+                "`{PROGRAM}` with coremltools {}, Python {}, numpy {}",
+                v.coremltools, v.python, v.numpy
+            );
+            Found::new(Status::Ok, what, format!("`{INSTALL}` installs them anew"))
+        }
+        Err(e) => {
+            let first = e.to_string();
+            let first = first.lines().next().unwrap_or_default();
+            Found::new(Status::Warn, first, format!("to build for {}: {}", neural().join(", "), advice(&e)))
+        }
+    }
+}
+
+/// What to do about a helper that does not work.
+fn advice(e: &HelperError) -> String {
+    let here = match e {
+        HelperError::NoProgram { .. } | HelperError::NoPython { .. } => " (in moec's source tree; no root)",
+        _ => "",
+    };
+    format!("{}{here}", e.hint())
+}
+
+/// Targets whose packages Core ML executes.
+fn neural() -> Vec<&'static str> {
+    let core_ml = |name: &&str| Device::find(name).is_ok_and(|d| d.family == Family::Coreml);
+    BUILT_IN.iter().map(|(name, _)| *name).filter(core_ml).collect()
+}
+
+/// Rust's name of macOS.
+const MAC: &str = "aarch64-apple-darwin";
+
+/// What there is for Macs on other machines.
+fn mac() -> Found {
+    let checks = if has_std(&own_rustc(), MAC) {
+        "rustc here has its standard library, so `cargo xtask check-apple` type-checks for it"
+    } else {
+        "`cargo xtask check-apple` gets what type-checks for it"
+    };
+    Found::new(Status::Ok, format!("`run` is linked on a Mac, by the bundle's `{MAC_SCRIPT}`; {checks}"), "")
 }
 
 /// The cache folder, which must be writable.

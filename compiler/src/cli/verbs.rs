@@ -3,6 +3,7 @@
 use super::{build, eval, inspect, output, run, verify};
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
+use crate::bundle::toolchain::Missing;
 use crate::coreml::emulate::Emulated;
 use crate::decisions::By;
 use crate::evaluate::{self, Tasks};
@@ -39,9 +40,13 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
     let Some(built) = built else { return Ok(()) };
     let folder = built.folder.display();
     if let Some(missing) = &built.summary.missing {
+        let way = match missing {
+            Missing::Mac(_) => missing.hint(),
+            _ => "`moec doctor` says what to install".to_owned(),
+        };
         progress.warn(&format!(
-            "`{folder}` has no `run`: {missing} (`moec doctor` says what to install); `moec run {folder} …` \
-             needs none on a machine of the target's kind"
+            "`{folder}` has no `run`: {missing} ({way}); `moec run {folder} …` needs none on a machine of the \
+             target's kind"
         ));
     }
     progress.finished(&format!("{folder} ({})", human::bytes(built.summary.weight_bytes)), start);

@@ -93,6 +93,7 @@ impl Buffers {
     }
 
     /// Address and size of every buffer, in order of addresses and without holes.
+    #[cfg(target_os = "linux")]
     pub(super) fn places(&self) -> impl Iterator<Item = (Addr, usize)> {
         self.places.iter().map(|p| (self.region.base().plus(p.start), p.len()))
     }

@@ -1,8 +1,7 @@
 //! The files that extents lie in, opened past the page cache where the file system allows it.
 
-use super::extent::{BLOCK, ExtentTable, FileEntry};
+use super::extent::{ExtentTable, FileEntry};
 use crate::error::{Error, Result};
-use crate::memory::Region;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -97,6 +96,8 @@ fn refused(e: &io::Error) -> bool {
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn open_one(path: &Path, direct: bool) -> io::Result<File> {
+    use super::extent::BLOCK;
+    use crate::memory::Region;
     use std::os::unix::fs::{FileExt, OpenOptionsExt};
     let flags = if direct { libc::O_DIRECT } else { 0 };
     let file = File::options().read(true).custom_flags(flags | libc::O_CLOEXEC).open(path)?;

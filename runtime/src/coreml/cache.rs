@@ -1,0 +1,324 @@
+//! Compiled packages, kept between starts.
+//!
+//! Core ML compiles a package before it loads it and leaves the result in a temporary folder; what it specialises for the
+//! Neural Engine it caches itself, by the path of the compiled package. So that path must stay the same: here it is
+//! `coreml/compiled/KEY.mlmodelc` in moec's cache folder, where KEY is a hash of the package's files and of the system.
+//! Nothing is deleted; a folder without which moec compiles anew can be deleted by hand at any time.
+//!
+//! Reading gigabytes at every start to know KEY would cost more than it saves. The hash of the files is remembered under
+//! their paths, sizes and times (`coreml/stamps`), as build tools do.
+
+use crate::error::{Error, Result};
+use sha2::{Digest as _, Sha256};
+use std::fmt::Write as _;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+/// Deepest folder of a package.
+const DEPTH: usize = 16;
+
+/// The folder of compiled packages.
+#[derive(Debug)]
+pub(super) struct Cache {
+    home: PathBuf,
+}
+
+/// A file of a package.
+struct Entry {
+    /// Relative to the package, with `/`.
+    name: String,
+    path: PathBuf,
+    meta: Metadata,
+}
+
+impl Cache {
+    /// `$MOEC_CACHE`, `$XDG_CACHE_HOME/moec` or `~/.cache/moec`, and in it `coreml`.
+    ///
+    /// # Errors
+    /// None of the three is set.
+    #[cfg(target_os = "macos")]
+    pub(super) fn open() -> Result<Self> {
+        let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let home = from("MOEC_CACHE")
+            .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
+            .or_else(|| from("HOME").map(|p| p.join(".cache/moec")));
+        let none = || Error::Graph {
+            graph: "packages".to_owned(),
+            why: "there is no cache folder for what Core ML compiles: set `MOEC_CACHE` to one".to_owned(),
+        };
+        home.map(|home| Self::at(&home.join("coreml"))).ok_or_else(none)
+    }
+
+    fn at(home: &Path) -> Self {
+        Self { home: home.to_owned() }
+    }
+
+    /// Path of a compiled package. What is not there yet is made by `compile`, which gives a folder that is moved here.
+    /// `system` is what else decides what compiling gives: the version of the operating system.
+    ///
+    /// # Errors
+    /// A package that cannot be read, a cache that cannot be written, and what `compile` says.
+    pub(super) fn compiled(
+        &self,
+        package: &Path,
+        system: &str,
+        compile: &mut dyn FnMut(&Path) -> Result<PathBuf>,
+    ) -> Result<PathBuf> {
+        let content = self.content(package)?;
+        let key = hex(&Sha256::digest(format!("{content}\n{system}")));
+        let to = self.home.join("compiled").join(format!("{key}.mlmodelc"));
+        if to.is_dir() {
+            return Ok(to);
+        }
+        let made = compile(package)?;
+        install(&made, &to).map_err(|source| Error::Io { doing: "write", path: to.clone(), source })?;
+        Ok(to)
+    }
+
+    /// Hash of a package's files, remembered while they are the same.
+    fn content(&self, package: &Path) -> Result<String> {
+        let failed = |source| Error::Io { doing: "read", path: package.to_owned(), source };
+        let package = fs::canonicalize(package).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => Error::MissingFile(package.to_owned()),
+            _ => failed(e),
+        })?;
+        let mut files = Vec::new();
+        walk(&package, "", DEPTH, &mut files).map_err(failed)?;
+        files.sort_by(|a, b| a.name.cmp(&b.name));
+        let mut stamp = Sha256::new();
+        field(&mut stamp, package.as_os_str().as_encoded_bytes());
+        for f in &files {
+            let time = f.meta.modified().map_err(failed)?;
+            let time = time.duration_since(UNIX_EPOCH).map_or(0, |t| t.as_nanos());
+            field(&mut stamp, f.name.as_bytes());
+            stamp.update(f.meta.len().to_le_bytes());
+            stamp.update(time.to_le_bytes());
+        }
+        let stamp = self.home.join("stamps").join(hex(&stamp.finalize()));
+        if let Ok(known) = fs::read_to_string(&stamp)
+            && known.len() == 64
+            && known.bytes().all(|b| b.is_ascii_hexdigit())
+        {
+            return Ok(known);
+        }
+        let mut content = Sha256::new();
+        for f in &files {
+            field(&mut content, f.name.as_bytes());
+            content.update(f.meta.len().to_le_bytes());
+            read(&f.path, &mut content).map_err(|source| Error::Io {
+                doing: "read",
+                path: f.path.clone(),
+                source,
+            })?;
+        }
+        let content = hex(&content.finalize());
+        // A stamp that cannot be written costs time at the next start, and nothing else.
+        let _ = fs::create_dir_all(self.home.join("stamps")).and_then(|()| fs::write(&stamp, &content));
+        Ok(content)
+    }
+}
+
+/// Bytes with their length in front, so that no two sequences of fields are the same bytes.
+fn field(hash: &mut Sha256, bytes: &[u8]) {
+    hash.update((bytes.len() as u64).to_le_bytes());
+    hash.update(bytes);
+}
+
+fn read(path: &Path, hash: &mut Sha256) -> io::Result<()> {
+    let (mut file, mut block) = (File::open(path)?, vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut block) {
+            Ok(0) => return Ok(()),
+            Ok(n) => hash.update(&block[..n]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Collects the files below a folder. Links are refused: they may lead out of the package.
+fn walk(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<Entry>) -> io::Result<()> {
+    let odd = |name: &str, what: &str| {
+        Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{name}` in it is {what}")))
+    };
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+        let meta = fs::symlink_metadata(entry.path())?;
+        if meta.is_dir() {
+            if depth == 0 {
+                return odd(&name, "nested too deep");
+            }
+            walk(&entry.path(), &format!("{name}/"), depth - 1, files)?;
+        } else if meta.is_file() {
+            files.push(Entry { name, path: entry.path(), meta });
+        } else {
+            return odd(&name, "neither file nor folder");
+        }
+    }
+    Ok(())
+}
+
+/// Moves a folder to its place, in one step; who comes second finds the work done.
+fn install(made: &Path, to: &Path) -> io::Result<()> {
+    let parent = to.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)?;
+    let partial = to.with_extension(format!("partial-{}", std::process::id()));
+    let _ = fs::remove_dir_all(&partial);
+    // Temporary folders may lie on another volume.
+    if fs::rename(made, &partial).is_err() {
+        copy(made, &partial, DEPTH)?;
+        let _ = fs::remove_dir_all(made);
+    }
+    match fs::rename(&partial, to) {
+        Err(_) if to.is_dir() => fs::remove_dir_all(&partial),
+        other => other,
+    }
+}
+
+fn copy(from: &Path, to: &Path, depth: usize) -> io::Result<()> {
+    if depth == 0 {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "folders are nested too deep"));
+    }
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &to, depth - 1)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, b| {
+        let _ = write!(text, "{b:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, SystemTime};
+
+    struct Case {
+        folder: tempfile::TempDir,
+        cache: Cache,
+    }
+
+    impl Case {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let cache = Cache::at(&folder.path().join("cache/coreml"));
+            let case = Self { folder, cache };
+            fs::create_dir_all(case.package().join("Data/weights")).unwrap();
+            fs::write(case.package().join("Manifest.json"), "{}").unwrap();
+            fs::write(case.weights(), [7; 3000]).unwrap();
+            case
+        }
+
+        fn package(&self) -> PathBuf {
+            self.folder.path().join("a.mlpackage")
+        }
+
+        fn weights(&self) -> PathBuf {
+            self.package().join("Data/weights/weight.bin")
+        }
+
+        /// The compiled package, and whether it had to be compiled.
+        fn compiled(&self, system: &str) -> (PathBuf, bool) {
+            let mut made = false;
+            let path = self.cache.compiled(&self.package(), system, &mut |package| {
+                made = true;
+                let temporary = self.folder.path().join("tmp.mlmodelc");
+                fs::create_dir_all(temporary.join("inner")).unwrap();
+                fs::copy(package.join("Manifest.json"), temporary.join("inner/model")).unwrap();
+                Ok(temporary)
+            });
+            let path = path.unwrap();
+            assert_eq!(fs::read_to_string(path.join("inner/model")).unwrap(), "{}");
+            (path, made)
+        }
+    }
+
+    #[test]
+    fn a_package_is_compiled_once() {
+        let case = Case::new();
+        let (path, made) = case.compiled("15.1");
+        assert!(made && path.extension().unwrap() == "mlmodelc" && path.starts_with(case.folder.path()));
+        assert!(!case.folder.path().join("tmp.mlmodelc").exists());
+        assert_eq!(case.compiled("15.1"), (path.clone(), false));
+        // Another system compiles otherwise.
+        let (other, made) = case.compiled("15.2");
+        assert!(made && other != path);
+    }
+
+    #[test]
+    fn content_decides_not_the_place() {
+        let case = Case::new();
+        let (path, _) = case.compiled("15");
+        let moved = case.folder.path().join("b.mlpackage");
+        fs::rename(case.package(), &moved).unwrap();
+        let found = case.cache.compiled(&moved, "15", &mut |_| panic!("it is compiled"));
+        assert_eq!(found.unwrap(), path);
+        // Other bytes of the same length are another package, when their time says that they were written.
+        fs::rename(&moved, case.package()).unwrap();
+        fs::write(case.weights(), [8; 3000]).unwrap();
+        let later = SystemTime::now() + Duration::from_secs(10);
+        File::options().write(true).open(case.weights()).unwrap().set_modified(later).unwrap();
+        let (other, made) = case.compiled("15");
+        assert!(made && other != path);
+        // A name is content, too.
+        fs::rename(case.weights(), case.package().join("Data/weight.bin")).unwrap();
+        assert!(case.compiled("15").1);
+    }
+
+    #[test]
+    fn a_damaged_stamp_is_not_believed() {
+        let case = Case::new();
+        let (path, _) = case.compiled("15");
+        for stamp in fs::read_dir(case.folder.path().join("cache/coreml/stamps")).unwrap() {
+            fs::write(stamp.unwrap().path(), "../../elsewhere").unwrap();
+        }
+        assert_eq!(case.compiled("15"), (path, false));
+    }
+
+    #[test]
+    fn a_failure_leaves_nothing_and_links_are_refused() {
+        let case = Case::new();
+        let failed = || Error::Graph { graph: "a".into(), why: "no".into() };
+        let e = case.cache.compiled(&case.package(), "15", &mut |_| Err(failed())).unwrap_err();
+        assert!(e.to_string().contains("`a`: no"), "{e}");
+        assert!(!case.folder.path().join("cache/coreml/compiled").exists());
+        let missing = case.folder.path().join("none.mlpackage");
+        let e = case.cache.compiled(&missing, "15", &mut |_| Err(failed())).unwrap_err();
+        assert!(matches!(e, Error::MissingFile(path) if path == missing));
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink("/etc", case.package().join("Data/link")).unwrap();
+            let e = case.cache.compiled(&case.package(), "15", &mut |_| Err(failed())).unwrap_err();
+            assert!(e.to_string().contains("Data/link"), "{e}");
+        }
+    }
+
+    #[test]
+    fn who_comes_second_finds_the_work_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let to = folder.path().join("compiled/k.mlmodelc");
+        for text in ["first", "second"] {
+            let made = folder.path().join(text);
+            fs::create_dir_all(&made).unwrap();
+            fs::write(made.join("model"), text).unwrap();
+            install(&made, &to).unwrap();
+            assert!(!made.exists());
+        }
+        assert_eq!(fs::read_to_string(to.join("model")).unwrap(), "first");
+        assert_eq!(fs::read_dir(folder.path().join("compiled")).unwrap().count(), 1);
+    }
+}
