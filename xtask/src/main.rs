@@ -11,6 +11,7 @@ mod demo;
 mod docs;
 mod llvm;
 mod peers;
+mod quality;
 mod rust;
 mod setup;
 mod shell;
@@ -48,6 +49,11 @@ const COMMANDS: &[Command] = &[
         apple::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
+    (
+        "quality",
+        "measure what static capacities cost in quality, for the README; some ten minutes",
+        quality::run,
+    ),
     ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {
         peers::run(&std::env::args().skip(2).collect::<Vec<_>>())
     }),

@@ -305,7 +305,10 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
     let against = args.against.as_deref().map(Bundle::open).transpose()?;
     let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, progress)?;
     if args.json {
-        let value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
+        let mut value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
+        if let Some([dropped, spilled, padded]) = quality.rates() {
+            value["rates"] = json!({"dropped": dropped, "spilled": spilled, "padded": padded});
+        }
         return output::json(&value);
     }
     let mut rows = Vec::new();
