@@ -153,7 +153,7 @@ impl Call<'_> {
                         }
                     }
                 }
-                &Op::ExpertFfn { glu, bias } => {
+                &Op::ExpertFfn { glu, bias, .. } => {
                     let ((gate_up, up), (_, down)) = (weight(2).unwrap(), weight(3).unwrap());
                     let Operand::Value(table) = node.inputs[1] else { panic!("a table is expected") };
                     let dispatch = &self.graph.nodes[self.graph.def(table).unwrap().0 as usize];

@@ -93,7 +93,7 @@ impl Block<'_, '_> {
             scale: 1.0,
         };
         let routed = self.b.push(Op::Router(desc), &[router.into()]).unwrap();
-        let table = self.op(Op::Dispatch { experts: e }, &[routed[0].into()]);
+        let table = self.op(Op::Dispatch { experts: e, partial: false }, &[routed[0].into()]);
         let mut inputs = vec![
             x.into(),
             table.into(),
@@ -104,8 +104,8 @@ impl Block<'_, '_> {
             inputs.push(self.weight("gate_up_bias", &[e, 2 * inter]));
             inputs.push(self.weight("down_bias", &[e, C]));
         }
-        let y = self.op(Op::ExpertFfn { glu: Glu::Gated(Activation::Silu), bias }, &inputs);
-        self.op(Op::Combine, &[y.into(), table.into(), routed[1].into()])
+        let y = self.op(Op::ExpertFfn { glu: Glu::Gated(Activation::Silu), bias, fixed: false }, &inputs);
+        self.op(Op::Combine { partial: false }, &[y.into(), table.into(), routed[1].into()])
     }
 }
 

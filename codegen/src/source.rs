@@ -4,7 +4,9 @@
 //! another in the order of execution.
 
 use moec_ir::EntryKind;
-use moec_ir::plan::{Arg, Builtin, Code, Entry, Grid, Plan, RowSpace, Step};
+use moec_ir::plan::{
+    Arg, Builtin, Code, Entry, ExpertSet, GraphDecl, GraphPart, Grid, Plan, Port, RowSpace, Step,
+};
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{format_ident, quote};
 use std::collections::BTreeSet;
@@ -81,6 +83,9 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
         let (bytes, format) = (long(s.bytes()), format_ident!("{}", format!("{:?}", s.format)));
         quote!(StateRef { bytes: #bytes, format: Format::#format })
     });
+    let graphs = plan.graphs.iter().map(graph);
+    let sets = plan.sets.iter().map(set);
+    let parts = plan.parts.iter().map(part);
     let segment_names = names(plan.segments.iter().map(|s| s.name.as_str()));
     let state_names = names(plan.states.iter().map(|s| s.name.as_str()));
     let segment_ids = (0..plan.segments.len()).map(|i| num(i as u32));
@@ -127,10 +132,55 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
             files: &[#(#files),*],
             segments: &[#(#segments),*],
             states: &[#(#states),*],
+            graphs: &[#(#graphs),*],
+            sets: &[#(#sets),*],
+            parts: &[#(#parts),*],
             entries: &[#(#entries),*],
         };
 
         #(#tables)*
+    }
+}
+
+fn graph(g: &GraphDecl) -> TokenStream {
+    let port = |p: &Port| {
+        let (name, shape) = (&p.name, p.shape.map(num));
+        quote!(PortRef { name: #name, shape: [#(#shape),*] })
+    };
+    let (package, function, stateful) = (&g.package, &g.function, g.stateful);
+    let (inputs, outputs) = (g.inputs.iter().map(port), g.outputs.iter().map(port));
+    quote! {
+        GraphRef {
+            package: #package, function: #function, inputs: &[#(#inputs),*], outputs: &[#(#outputs),*],
+            stateful: #stateful,
+        }
+    }
+}
+
+fn part(p: &GraphPart) -> TokenStream {
+    let (inputs, outputs) = (num(p.inputs), num(p.outputs));
+    let graphs = p.graphs.iter().map(|&g| num(g));
+    let attention = option(p.attention.map(|a| {
+        let (angles, context, apart) = (num(a.angles), num(a.context), a.apart);
+        let window = option(a.window.map(num));
+        quote!(PartAttention { angles: #angles, context: #context, window: #window, apart: #apart })
+    }));
+    quote!(PartRef { graphs: &[#(#graphs),*], inputs: #inputs, outputs: #outputs, attention: #attention })
+}
+
+fn set(s: &ExpertSet) -> TokenStream {
+    let (layer, overflow) = (num(s.layer), format_ident!("{}", format!("{:?}", s.overflow)));
+    let capacities = s.capacities.iter().map(|&c| num(c));
+    let groups = s.groups.iter().map(|g| {
+        let (graph, capacity) = (num(g.graph), num(g.capacity));
+        let experts = g.experts.iter().map(|&e| num(e));
+        quote!(GroupRef { graph: #graph, capacity: #capacity, experts: &[#(#experts),*] })
+    });
+    quote! {
+        SetRef {
+            layer: #layer, overflow: Overflow::#overflow, capacities: &[#(#capacities),*],
+            groups: &[#(#groups),*],
+        }
     }
 }
 
@@ -240,9 +290,21 @@ fn builtin(b: Builtin) -> TokenStream {
             }));
             quote!(Code::Builtin(Builtin::RopeAngles { half: #half, scale: #scale, long: #long }))
         }
-        Builtin::Dispatch { rows, k, experts } => {
+        Builtin::Dispatch { rows, k, experts, partial } => {
             let (rows, k, experts) = (num(rows), num(k), num(experts));
-            quote!(Code::Builtin(Builtin::Dispatch { rows: #rows, k: #k, experts: #experts }))
+            quote!(Code::Builtin(Builtin::Dispatch { rows: #rows, k: #k, experts: #experts, partial: #partial }))
+        }
+        Builtin::Admit { set, k, channels } => {
+            let (set, k, channels) = (num(set), num(k), num(channels));
+            quote!(Code::Builtin(Builtin::Admit { set: #set, k: #k, channels: #channels }))
+        }
+        Builtin::Part { part } => {
+            let part = num(part);
+            quote!(Code::Builtin(Builtin::Part { part: #part }))
+        }
+        Builtin::Experts { set, rows, k, hidden } => {
+            let (set, rows, k, hidden) = (num(set), num(rows), num(k), num(hidden));
+            quote!(Code::Builtin(Builtin::Experts { set: #set, rows: #rows, k: #k, hidden: #hidden }))
         }
     }
 }

@@ -311,6 +311,8 @@ pub enum KernelSpec {
         out_ld: usize,
         /// Row distance of the residual, if there.
         residual_ld: Option<usize>,
+        /// Whether a slot may be −1: its choice adds nothing.
+        partial: bool,
     },
     /// `[a, b?, out]`, element by element; `out` may be an operand of the same row distance.
     Map {
@@ -445,9 +447,9 @@ impl KernelSpec {
                 s.word(format.name()).compute(*compute).num("p", isa.nr).flag("bias", *bias);
                 s.schedule(schedule);
             }
-            Self::Combine { layout, hidden, out_ld, residual_ld } => {
+            Self::Combine { layout, hidden, out_ld, residual_ld, partial } => {
                 s.word("combine").layout(*layout).num("h", *hidden).num("o", *out_ld);
-                s.option("r", *residual_ld);
+                s.option("r", *residual_ld).flag("partial", *partial);
             }
             Self::Map { op, cols, a_ld, out_ld } => {
                 s.map(*op);

@@ -6,8 +6,9 @@ use crate::error::{Error, Result};
 use crate::import::{self, ImportOptions};
 use crate::passes::tier;
 use crate::passes::units::Units;
-use crate::pipeline::{Compilation, Stops};
+use crate::pipeline::{Compilation, QualityProbe, Stops};
 use crate::progress::Progress;
+use crate::quality::Measured;
 use crate::tuner::Tuner;
 use moec_cpu::{CpuTarget, WeightImportance};
 use moec_device::{Device, DeviceError};
@@ -69,6 +70,11 @@ pub fn build(
     };
     compilation.units = Units::of(&device);
     compilation.profile = profile.as_ref();
+    let probe = match profile.as_ref().filter(|_| config.quality.max_perplexity_increase.is_some()) {
+        Some(profile) => Measured::new(&config, &checkpoint, profile, spec.max_positions, progress)?,
+        None => None,
+    };
+    compilation.quality = probe.as_ref().map(|p| p as &dyn QualityProbe);
     compilation.tuner = tuner;
     let ran = compilation.run(request.stops, progress, print);
     if let Some(few) = compilation.placement.as_ref().and_then(tier::few) {

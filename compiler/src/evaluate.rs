@@ -1,8 +1,11 @@
 //! `moec eval`: quality of a compiled model on real text.
 
 use crate::bundle::read::Bundle;
+use crate::coreml::emulate::Emulated;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
+use crate::twin::Twin;
+use moec_runtime::overflow::Tally;
 use moec_runtime::text::Text;
 use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Want};
 use serde::{Deserialize, Serialize};
@@ -53,6 +56,49 @@ pub struct Quality {
     /// Questions asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub questions: Option<usize>,
+    /// What became of the rows of experts with fixed capacities, by layer; empty where shapes are dynamic.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub overflow: Vec<LayerOverflow>,
+}
+
+/// What became of the rows of one layer's experts, over the whole measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LayerOverflow {
+    /// Layer.
+    pub layer: u32,
+    /// (token, expert) pairs that the router made.
+    pub routed: u64,
+    /// Share of them that found no room and was lost.
+    pub drop_rate: f64,
+    /// Share of them that found no room and was computed by the processor.
+    pub spill_rate: f64,
+    /// Rows that static graphs computed.
+    pub rows: u64,
+    /// Share of these that was padding.
+    pub padding: f64,
+}
+
+impl LayerOverflow {
+    fn of((layer, t): (u32, Tally)) -> Self {
+        let (drop_rate, spill_rate, padding) = (t.drop_rate(), t.spill_rate(), t.padding_rate());
+        Self { layer, routed: t.routed, drop_rate, spill_rate, rows: t.rows, padding }
+    }
+}
+
+impl Quality {
+    /// Drop, spill and padding rates over all layers; `None` where shapes are dynamic.
+    pub fn rates(&self) -> Option<[f64; 3]> {
+        let sum = |of: &dyn Fn(&LayerOverflow) -> f64| self.overflow.iter().map(of).sum::<f64>();
+        let (routed, rows) = (sum(&|l| l.routed as f64), sum(&|l| l.rows as f64));
+        let share = |of: &dyn Fn(&LayerOverflow) -> f64, all: f64| sum(of) / all.max(1.0);
+        (!self.overflow.is_empty()).then(|| {
+            [
+                share(&|l| l.drop_rate * l.routed as f64, routed),
+                share(&|l| l.spill_rate * l.routed as f64, routed),
+                share(&|l| l.padding * l.rows as f64, rows),
+            ]
+        })
+    }
 }
 
 /// Reads one question per line.
@@ -87,20 +133,28 @@ pub fn evaluate(
     progress: &Progress,
 ) -> Result<Quality> {
     let text = Text::open(&bundle.folder, bundle.plan.model.bos).map_err(Error::from)?;
-    with_engine(bundle, |engine| match against {
+    with_engine(bundle, progress, |engine| match against {
         None => measure(engine, None, bundle, &text, tasks, progress),
         Some(other) if other.plan.model.vocab != bundle.plan.model.vocab => {
             Err(Error::usage("the two bundles have different vocabularies")
                 .hint("compare bundles that were built from one checkpoint"))
         }
         Some(other) => {
-            with_engine(other, |other| measure(engine, Some(other), bundle, &text, tasks, progress))
+            with_engine(other, progress, |other| measure(engine, Some(other), bundle, &text, tasks, progress))
         }
     })
 }
 
-/// Runs `body` with a bundle's engine.
-fn with_engine<T>(bundle: &Bundle, body: impl FnOnce(&mut Engine<'_>) -> Result<T>) -> Result<T> {
+/// Runs `body` with a bundle's engine. A bundle with packages runs as its twin, with their unit emulated.
+fn with_engine<T>(
+    bundle: &Bundle,
+    progress: &Progress,
+    body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
+) -> Result<T> {
+    if !bundle.plan.graphs.is_empty() {
+        let unit = Box::new(Emulated::default());
+        return Twin::of(bundle, progress)?.with_engine(Some((unit, &bundle.folder)), body);
+    }
     let unit = bundle.unit()?;
     let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
     program.with(|program| {
@@ -173,11 +227,12 @@ fn measure(
         quality.exact_match = Some(right as f64 / questions.len() as f64);
         quality.questions = Some(questions.len());
     }
+    quality.overflow = engine.tallies().into_iter().map(LayerOverflow::of).collect();
     Ok(quality)
 }
 
 /// Logarithms of the probabilities after each token: one row per token.
-fn log_probabilities(engine: &mut Engine<'_>, ids: &[u32]) -> moec_runtime::Result<Vec<Vec<f32>>> {
+pub(crate) fn log_probabilities(engine: &mut Engine<'_>, ids: &[u32]) -> moec_runtime::Result<Vec<Vec<f32>>> {
     engine.reset(0)?;
     let mut rows = Vec::with_capacity(ids.len());
     engine.prefill(0, 0, ids, Want::All, &mut |_, logits| {

@@ -20,8 +20,12 @@ pub mod passes;
 pub mod pipeline;
 pub mod profile;
 pub mod progress;
+pub mod quality;
+mod scratch;
+pub mod simulate;
 pub mod synth;
 pub mod tuner;
+pub mod twin;
 pub mod verify;
 
 pub use error::{Error, Fault, Result};

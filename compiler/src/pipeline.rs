@@ -7,10 +7,13 @@ use crate::config::Config;
 use crate::decisions::Decisions;
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
+use crate::passes::offload::Statics;
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
 use crate::passes::units::Units;
-use crate::passes::{barriers, format, group, layout, lower, memory, reside, rewrite, schedule, tier, tune};
+use crate::passes::{
+    barriers, format, group, layout, lower, memory, offload, reside, rewrite, schedule, tier, tune,
+};
 use crate::profile::Profile;
 use crate::profile::loads::{Loads, loads};
 use crate::progress::Progress;
@@ -47,6 +50,8 @@ pub struct Compilation<'a> {
     pub loads: Option<Loads>,
     /// Where things run, from `tier` on where graphs are static.
     pub placement: Option<Placement>,
+    /// What static graphs compute, from `offload` on.
+    pub statics: Statics,
     /// The Plan, from `layout` on.
     pub plan: Option<Plan>,
     /// Kernels of the plan.
@@ -69,13 +74,24 @@ pub struct Compilation<'a> {
     pub profile_entry: Option<ProfileEntry>,
 }
 
+/// A placement whose cost in quality is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// The Graph, without capacities.
+    pub module: &'a Module,
+    /// The model.
+    pub model: &'a ModelInfo,
+    /// The capacities.
+    pub placement: &'a Placement,
+}
+
 /// Measures what a placement costs in quality.
 pub trait QualityProbe: std::fmt::Debug {
     /// By how much perplexity on held-out text rises, as a share, when experts have the capacities of a placement.
     ///
     /// # Errors
     /// The model cannot be run so.
-    fn perplexity_increase(&self, placement: &Placement) -> Result<f64>;
+    fn perplexity_increase(&self, candidate: &Candidate<'_>) -> Result<f64>;
 }
 
 /// A pass: its name, why it stands where it stands, and what it does.
@@ -101,6 +117,11 @@ pub const PIPELINE: &[Pass] = &[
     ),
     pass("group", run_group, "experts of one capacity can share a graph"),
     pass("reside", run_reside, "what a launch of a whole group costs decides where the group lives"),
+    pass(
+        "offload",
+        run_offload,
+        "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
+    ),
     // The Plan: how, where and when.
     pass("layout", run_layout, "kernels and weight layouts are chosen for the final form of every node"),
     pass("tune", run_tune, "what a kernel computes is settled; how it cuts its work changes no result"),
@@ -146,6 +167,7 @@ impl<'a> Compilation<'a> {
             quality: None,
             loads: None,
             placement: None,
+            statics: Statics::default(),
             plan: None,
             kernels: Vec::new(),
             segment_weights: Vec::new(),
@@ -335,10 +357,13 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
         Some(budget) if wanted.overflow == Overflow::Prune => {
             let probe = c.quality.ok_or_else(|| {
                 Error::limit(format!("nothing here measures the loss of quality on `{}`", units.device.name))
-                    .hint("set `coverage` under `[experts]`, and leave `max_perplexity_increase` at \"none\"")
+                    .hint("name `text` under `[quality]`, or set `coverage` under `[experts]` in place of `max_perplexity_increase`")
             })?;
-            let mut loss =
-                |coverage: f64| probe.perplexity_increase(&tier::tier(&loads, units, wanted, coverage));
+            let (module, model) = (&c.module, &c.model_info()?);
+            let mut loss = |coverage: f64| {
+                let placement = &tier::tier(&loads, units, wanted, coverage);
+                probe.perplexity_increase(&Candidate { module, model, placement })
+            };
             tier::spend(budget, &mut loss)?
         }
         _ => wanted.coverage,
@@ -365,10 +390,19 @@ fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
     reside::reside(placement, loads, &c.module, units, c.config.placement)
 }
 
+fn run_offload(c: &mut Compilation<'_>) -> Result<()> {
+    let Some((units, placement)) = c.units.as_ref().zip(c.placement.as_ref()) else { return Ok(()) };
+    let statics = Statics::of(&c.module, placement, units.npu)?;
+    offload::offload(&mut c.module, &statics, true)?;
+    // Nodes have other numbers now.
+    c.statics = Statics::of(&c.module, placement, units.npu)?;
+    Ok(())
+}
+
 fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
     let artifacts = c.artifacts();
     let cache = c.config.kv_format();
-    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts)?;
+    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, &c.statics)?;
     let mut plan = draft.plan;
     if let Some(placement) = &c.placement {
         plan.target.units.clone_from(&placement.units);

@@ -176,9 +176,10 @@ fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalErr
             let (ids, weights) = route::router(a, d)?;
             Ok(vec![Data::I32(ids), Data::F32(weights)])
         }
-        Op::Dispatch { experts } => Ok(vec![Data::I32(experts::dispatch(a, *experts)?)]),
-        Op::ExpertFfn { glu, bias } => one(experts::expert_ffn(a, *glu, *bias, results)?),
-        Op::Combine => one(experts::combine(a)?),
+        Op::Dispatch { experts, partial } => Ok(vec![Data::I32(experts::dispatch(a, *experts, *partial)?)]),
+        Op::Admit(d) => Ok(experts::admit(a, d)?.map(Data::I32).into()),
+        Op::ExpertFfn { glu, bias, .. } => one(experts::expert_ffn(a, *glu, *bias, results)?),
+        Op::Combine { partial } => one(experts::combine(a, *partial)?),
         Op::Add => one(basic::zip(a, |x, y| x + y)?),
         Op::Glu(glu) => one(basic::zip(a, |g, u| basic::glu(*glu, g, u))?),
         Op::Mul => one(basic::mul(a)?),

@@ -174,7 +174,15 @@ impl Op {
             }
             Self::Attention(d) => attention(&o, d)?,
             Self::Router(d) => return router(&o, d),
-            Self::Dispatch { experts } => {
+            Self::Admit(d) => {
+                let [t, k] = o.shape(0, "ids", DType::I32)?;
+                let [rows, _] = o.matrix(1, "added")?;
+                o.require(rows == t, || format!("{rows} rows were added to, not {t}"))?;
+                o.exact(2, "pos", &i32(&[t]))?;
+                o.require(!d.capacities.is_empty(), || "no experts".to_owned())?;
+                return Ok(vec![i32(&[t, k]), i32(&[t, k])]);
+            }
+            Self::Dispatch { experts, .. } => {
                 let [rows, k] = o.shape(0, "ids", DType::I32)?;
                 o.require(*experts > 0, || "no experts".to_owned())?;
                 let words = DispatchLayout { rows, k, experts: *experts }.checked_words();
@@ -197,7 +205,7 @@ impl Op {
                 })?;
                 f32(&[slots, h])
             }
-            Self::Combine => {
+            Self::Combine { .. } => {
                 let [slots, h] = o.matrix(0, "y")?;
                 let [words] = o.shape(1, "dispatch", DType::I32)?;
                 let [t, k] = o.matrix(2, "weights")?;

@@ -224,7 +224,13 @@ pub enum Op {
     Dispatch {
         /// Number of experts.
         experts: usize,
+        /// Whether an id may be −1: a choice that is not served here, whose slot is −1.
+        partial: bool,
     },
+    /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: which choices find room where capacities are
+    /// fixed, and which are served elsewhere; −1 stands for the others. An expert keeps the rows of the highest L2 norm
+    /// of `added`, what attention gave them; of equal ones the lowest (NPUMoE, §3.2 and §4.1).
+    Admit(AdmitDesc),
     /// `x[T, H], dispatch, @gate_up[E, 2I, H], @down[E, H, I], @gate_up_bias[E, 2I]?, @down_bias[E, H]?
     /// → f32[T·k, H]`, one row per (token, expert) slot, in dispatch order.
     ExpertFfn {
@@ -232,10 +238,15 @@ pub enum Op {
         glu: Glu,
         /// Whether both biases are there.
         bias: bool,
+        /// Whether static graphs compute it, group by group, each expert no more rows than its capacity.
+        fixed: bool,
     },
     /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows past
     /// those that the table counts are padding.
-    Combine,
+    Combine {
+        /// Whether a slot may be −1: its choice adds nothing.
+        partial: bool,
+    },
     /// `a, b → a + b`, element by element.
     Add,
     /// `a[T, C], b[T, C] or b[T, 1] → a · b`; one column is broadcast.
@@ -276,6 +287,15 @@ pub enum Op {
     },
     /// `x[T, C], rows i32[R] → f32[R, C]`: row `rows[r]` of `x`; a negative index gives a padding row.
     GatherRows,
+}
+
+/// Attributes of [`Op::Admit`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdmitDesc {
+    /// Rows that each expert has room for; 0: it is served elsewhere, whatever its rows.
+    pub capacities: Vec<u32>,
+    /// Whether what finds no room is served elsewhere; else it is lost.
+    pub spill: bool,
 }
 
 /// Where LongRoPE changes frequencies.
@@ -347,7 +367,8 @@ impl Op {
             Self::Router(_) => "router",
             Self::Dispatch { .. } => "dispatch",
             Self::ExpertFfn { .. } => "expert_ffn",
-            Self::Combine => "combine",
+            Self::Admit(_) => "admit",
+            Self::Combine { .. } => "combine",
             Self::Add => "add",
             Self::Mul => "mul",
             Self::Scale { .. } => "scale",
@@ -407,7 +428,7 @@ impl Op {
                 }
             }
             Self::ExpertFfn { .. } => vec![V, V, W, W],
-            Self::Combine => vec![V, V, V],
+            Self::Admit(_) | Self::Combine { .. } => vec![V, V, V],
             Self::Dispatch { .. }
             | Self::Scale { .. }
             | Self::RmsNorm { weight: false, .. }
@@ -430,11 +451,11 @@ impl Op {
 /// | words | content |
 /// |---|---|
 /// | 0 | active experts `A` |
-/// | 1 | slots in use, `valid rows · k` |
+/// | 1 | pairs, `valid rows · k`; as many slots are in use, less those that a partial table leaves out |
 /// | `expert() ..` `[E]` | ids of the active experts, the busiest first, ties by id |
 /// | `start() ..` `[E+1]` | first slot of each active expert, then the number of slots |
 /// | `token() ..` `[T·k]` | token row of each slot |
-/// | `slot() ..` `[T·k]` | slot of each (token, choice) |
+/// | `slot() ..` `[T·k]` | slot of each (token, choice); −1 where a partial table leaves it out |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DispatchLayout {
     /// Token rows `T`.

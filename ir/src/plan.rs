@@ -12,7 +12,7 @@ use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 3;
+pub const PLAN_VERSION: u32 = 4;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -38,6 +38,12 @@ pub struct Plan {
     pub states: Vec<StateBuf>,
     /// Kernels of the object code.
     pub kernels: Vec<KernelRef>,
+    /// Static graphs of artifacts.
+    pub graphs: Vec<GraphDecl>,
+    /// Experts that static graphs compute, at most one set per layer.
+    pub sets: Vec<ExpertSet>,
+    /// Other parts that static graphs compute, entry point by entry point.
+    pub parts: Vec<GraphPart>,
     /// Entry points, prefill first, then decode, each by ascending rows.
     pub entries: Vec<Entry>,
     /// Where operators and experts run.
@@ -222,7 +228,113 @@ pub enum Builtin {
         k: u32,
         /// Experts.
         experts: u32,
+        /// Whether an id may be −1, which is served elsewhere.
+        partial: bool,
     },
+    /// `[ids, added, stay, rest]`: which choices find room. See [`crate::Op::Admit`].
+    Admit {
+        /// Index into [`Plan::sets`], which holds the capacities.
+        set: u32,
+        /// Experts per token.
+        k: u32,
+        /// Channels of `added`.
+        channels: u32,
+    },
+    /// `[x, table, y]`: runs the graphs of a set on the rows that the table gives their experts. See
+    /// [`crate::Op::ExpertFfn`] with `fixed`.
+    Experts {
+        /// Index into [`Plan::sets`].
+        set: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token.
+        k: u32,
+        /// Channels of a row of `x` and of `y`, and from one row to the next.
+        hidden: u32,
+    },
+    /// `[x, y]`, or of attention `[x, (angles), pos, slot, y]`: runs the graphs of a part.
+    Part {
+        /// Index into [`Plan::parts`].
+        part: u32,
+    },
+}
+
+/// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct Port {
+    /// Name in the function's signature.
+    pub name: String,
+    /// Extents.
+    pub shape: [u32; 4],
+}
+
+/// A static graph: a function of an artifact that a unit beside the processor executes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct GraphDecl {
+    /// Path of the artifact, relative to the bundle.
+    pub package: String,
+    /// Function in it.
+    pub function: String,
+    /// What it takes, in order.
+    pub inputs: Vec<Port>,
+    /// What it gives, in order.
+    pub outputs: Vec<Port>,
+    /// Whether the artifact keeps a state for each sequence slot.
+    pub stateful: bool,
+}
+
+/// Experts of one layer that static graphs compute.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct ExpertSet {
+    /// Layer.
+    pub layer: u32,
+    /// What happens to rows past an expert's capacity.
+    pub overflow: Overflow,
+    /// Rows that each expert of the layer has room for; 0: no graph has it.
+    pub capacities: Vec<u32>,
+    /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
+    pub groups: Vec<GraphGroup>,
+}
+
+/// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of
+/// its graphs take the same rows; the channels of their results follow each other in `y`.
+///
+/// A graph has an input `x[T, inputs, 1, 1]` and results `[T, n, 1, 1]`; one of attention has besides `angles[T, R, 1, 1]`
+/// where it rotates, `mask[1, 1, T, C]` and `write[1, 1, C, T]`, with `C` the positions of its state.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct GraphPart {
+    /// Indices into [`Plan::graphs`].
+    pub graphs: Vec<u32>,
+    /// Channels of `x`.
+    pub inputs: u32,
+    /// Channels of `y`.
+    pub outputs: u32,
+    /// What attention has besides.
+    pub attention: Option<PartAttention>,
+}
+
+/// Attention of a [`GraphPart`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct PartAttention {
+    /// Channels of `angles`; 0: nothing rotates.
+    pub angles: u32,
+    /// Positions of the state, `C`.
+    pub context: u32,
+    /// Tokens that a row sees, its own included, if not all.
+    pub window: Option<u32>,
+    /// Whether every row is a sequence of its own: each then has a call of its own.
+    pub apart: bool,
+}
+
+/// Experts of one graph.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct GraphGroup {
+    /// Index into [`Plan::graphs`].
+    pub graph: u32,
+    /// Rows of each expert.
+    pub capacity: u32,
+    /// Experts in the order of the rows.
+    pub experts: Vec<u32>,
 }
 
 /// Code of a step.

@@ -16,6 +16,7 @@ mod parse_plan;
 mod print_graph;
 mod print_placement;
 mod print_plan;
+mod statics;
 
 use crate::graph::Module;
 use crate::placement::Placement;

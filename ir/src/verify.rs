@@ -58,6 +58,7 @@
 mod graphs;
 mod placements;
 mod plans;
+mod statics;
 
 use crate::graph::Module;
 use crate::infer::TypeError;

@@ -5,7 +5,8 @@ use moec_ir::op::DispatchLayout;
 /// Experts whose counts fit on the stack. Kimi-K2 has 384.
 const FEW: usize = 1024;
 
-/// Groups the slots (token, choice) of the first `n` rows by expert.
+/// Groups the slots (token, choice) of the first `n` rows by expert. Where `partial`, an id of −1 has no slot: the
+/// choice is served elsewhere.
 ///
 /// `ids` is `i32[rows, k]`, `out` is the table that [`DispatchLayout`] describes. Words of `out` that the
 /// layout leaves open (experts and starts past the active ones, tokens and slots past the valid rows) are
@@ -16,13 +17,21 @@ const FEW: usize = 1024;
 ///
 /// # Panics
 /// If `ids` or `out` is shorter than the layout says.
-pub fn dispatch(layout: DispatchLayout, n: usize, ids: &[i32], out: &mut [i32]) -> Result<(), i32> {
+pub fn dispatch(
+    layout: DispatchLayout,
+    n: usize,
+    partial: bool,
+    ids: &[i32],
+    out: &mut [i32],
+) -> Result<(), i32> {
     let DispatchLayout { rows, k, experts } = layout;
     let slots = n.min(rows) * k;
     let ids = &ids[..slots];
     out[..layout.words()].fill(-1);
     out[..layout.expert()].fill(0);
-    if let Some(&bad) = ids.iter().find(|&&id| usize::try_from(id).map_or(true, |id| id >= experts)) {
+    let left_out = |id: i32| partial && id == -1;
+    let known = |id: i32| usize::try_from(id).is_ok_and(|id| id < experts);
+    if let Some(&bad) = ids.iter().find(|&&id| !known(id) && !left_out(id)) {
         // Nothing is active, and no slot points outside of its buffer: what runs behind stays in bounds.
         out[layout.slot()..layout.words()].fill(0);
         return Err(bad);
@@ -35,7 +44,7 @@ pub fn dispatch(layout: DispatchLayout, n: usize, ids: &[i32], out: &mut [i32]) 
         many.resize(experts, 0);
         &mut many[..]
     };
-    for &id in ids {
+    for &id in ids.iter().filter(|&&id| !left_out(id)) {
         next[id as usize] += 1;
     }
     let mut active = 0;
@@ -54,7 +63,7 @@ pub fn dispatch(layout: DispatchLayout, n: usize, ids: &[i32], out: &mut [i32]) 
         start += std::mem::replace(&mut next[e], start);
     }
     out[layout.start() + active] = start as i32;
-    for (i, &id) in ids.iter().enumerate() {
+    for (i, &id) in ids.iter().enumerate().filter(|&(_, &id)| !left_out(id)) {
         let slot = next[id as usize];
         next[id as usize] += 1;
         out[layout.token() + slot] = (i / k) as i32;
@@ -106,7 +115,7 @@ mod tests {
     fn case() -> impl Strategy<Value = (DispatchLayout, usize, Vec<i32>)> {
         (1usize..20, 1usize..5, 1usize..12).prop_flat_map(|(rows, k, experts)| {
             let layout = DispatchLayout { rows, k, experts };
-            (Just(layout), 0..=rows, prop::collection::vec(0..experts as i32, rows * k))
+            (Just(layout), 0..=rows, prop::collection::vec(-1..experts as i32, rows * k))
         })
     }
 
@@ -114,7 +123,9 @@ mod tests {
         #[test]
         fn dispatch_is_naive_dispatch((layout, n, ids) in case()) {
             let mut out = vec![77; layout.words()];
-            dispatch(layout, n, &ids, &mut out).unwrap();
+            // Strict where every choice is served.
+            let partial = ids[..n * layout.k].contains(&-1);
+            dispatch(layout, n, partial, &ids, &mut out).unwrap();
             prop_assert_eq!(out, naive(layout, n, &ids));
         }
     }
@@ -123,7 +134,7 @@ mod tests {
     fn busiest_first_ties_by_id() {
         let layout = DispatchLayout { rows: 4, k: 2, experts: 4 };
         let mut out = vec![0; layout.words()];
-        dispatch(layout, 3, &[3, 1, 1, 3, 2, 1, 0, 0], &mut out).unwrap();
+        dispatch(layout, 3, false, &[3, 1, 1, 3, 2, 1, 0, 0], &mut out).unwrap();
         assert_eq!(out[..2], [3, 6]);
         assert_eq!(out[layout.expert()..layout.start()], [1, 3, 2, -1]);
         assert_eq!(out[layout.start()..layout.token()], [0, 3, 5, 6, -1]);
@@ -136,7 +147,7 @@ mod tests {
         let layout = DispatchLayout { rows: 1, k: 2, experts: 4 };
         for bad in [-1, 4, i32::MAX, i32::MIN] {
             let mut out = vec![9; layout.words()];
-            assert_eq!(dispatch(layout, 1, &[0, bad], &mut out), Err(bad));
+            assert_eq!(dispatch(layout, 1, false, &[0, bad], &mut out), Err(bad));
             assert_eq!(out[0], 0);
         }
     }

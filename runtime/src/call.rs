@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::memory::Addr;
 use crate::program::{Arg, Code, EntryRef, Grid, RowSpace};
 use crate::store::Store;
-use crate::unit::{BadExpert, Lane, Launch, Unit};
+use crate::unit::{Lane, Launch, StepFault, Unit};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -80,7 +80,7 @@ pub(crate) struct Walk<'a> {
     pub(crate) bound: &'a Bound,
     pub(crate) unit: &'a dyn Unit,
     pub(crate) taken: &'a [AtomicUsize],
-    pub(crate) fault: &'a OnceLock<BadExpert>,
+    pub(crate) fault: &'a OnceLock<StepFault>,
     pub(crate) extent: Extent,
 }
 

@@ -3,17 +3,20 @@
 use crate::call::{Bound, Extent, Walk, bind};
 use crate::cpu;
 use crate::error::{Error, Result};
+use crate::graphs::Graphs;
 use crate::memory::{Addr, Region};
+use crate::offload::{Offload, Offloaded};
+use crate::overflow::Tally;
 use crate::pool::Pool;
 use crate::program::{EntryKind, EntryRef, Program};
 use crate::store::{CheckLevel, MappedStore, Store};
-use crate::unit::{BadExpert, Cpu, Lane, Unit};
+use crate::unit::{BadExpert, Cpu, Lane, StepFault, Unit};
 use crate::validate;
 use moec_ir::plan::ALIGN;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// How to run.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,7 +70,8 @@ pub struct Memory {
 /// [`crate::abi::KernelFn`].
 pub struct Engine<'p> {
     pub(crate) program: Program<'p>,
-    pub(crate) unit: Box<dyn Unit>,
+    pub(crate) unit: Box<dyn Unit + 'p>,
+    offloaded: Option<Arc<Offloaded>>,
     pub(crate) store: Box<dyn Store + 'p>,
     pub(crate) arena: Region,
     pub(crate) states: Region,
@@ -95,12 +99,42 @@ impl<'p> Engine<'p> {
         Self::with_store(program, Box::new(store), options)
     }
 
+    /// As [`Engine::open`], for a program with static graphs, which `graphs` executes. They are loaded from the folder
+    /// `packages`.
+    ///
+    /// # Errors
+    /// As [`Engine::open`]; a graph that does not load.
+    pub fn with_graphs(
+        program: &Program<'p>,
+        bundle: &Path,
+        mut graphs: Box<dyn Graphs>,
+        packages: &Path,
+        options: Options,
+    ) -> Result<Self> {
+        validate::program(program)?;
+        let store = MappedStore::open(program, bundle, options.check)?;
+        graphs.load(packages, program.graphs, program.model.slots as usize)?;
+        Self::with_parts(program, Box::new(store), Some(graphs), options)
+    }
+
     /// As [`Engine::open`], with weights from another store.
     ///
     /// # Errors
     /// As [`Engine::open`].
     pub fn with_store(program: &Program<'p>, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
+        Self::with_parts(program, store, None, options)
+    }
+
+    fn with_parts(
+        program: &Program<'p>,
+        store: Box<dyn Store + 'p>,
+        graphs: Option<Box<dyn Graphs>>,
+        options: Options,
+    ) -> Result<Self> {
         validate::program(program)?;
+        if graphs.is_none() && !program.graphs.is_empty() {
+            return Err(Error::NoUnit(program.graphs[0].package.to_owned()));
+        }
         cpu::check(&program.target)?;
         let threads = cpu::threads(options.threads)?;
         let arena = Region::new("activations", program.arena_bytes)?;
@@ -122,10 +156,19 @@ impl<'p> Engine<'p> {
         for entry in program.entries {
             bound.push(bind(entry, arena.base(), &state_at, store.as_ref())?);
         }
+        let (unit, offloaded): (Box<dyn Unit + 'p>, _) =
+            if program.sets.is_empty() && program.parts.is_empty() {
+                (Box::new(Cpu), None)
+            } else {
+                let unit = Offload::new(program, graphs);
+                let offloaded = unit.offloaded();
+                (Box::new(unit), Some(offloaded))
+            };
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
         Ok(Self {
             program: *program,
-            unit: Box::new(Cpu),
+            unit,
+            offloaded,
             store,
             arena,
             states,
@@ -159,6 +202,12 @@ impl<'p> Engine<'p> {
             weights: self.store.bytes(),
             kv: self.states.bytes() as u64,
         }
+    }
+
+    /// What became of the (token, expert) pairs of each set of experts with fixed capacities, by layer, since the engine
+    /// was opened; empty where there are none.
+    pub fn tallies(&self) -> Vec<(u32, Tally)> {
+        self.offloaded.as_ref().map_or_else(Vec::new, |o| o.tallies())
     }
 
     /// Tokens in a slot; 0 if there is no such slot.
@@ -406,9 +455,13 @@ impl<'p> Engine<'p> {
     }
 
     /// Books what a call has done.
-    pub(crate) fn end(&mut self, rows: &[Row], fault: Option<BadExpert>) -> Result<()> {
-        if let Some(BadExpert { step, expert, experts }) = fault {
-            return Err(Error::BadExpert { expert, experts, step });
+    pub(crate) fn end(&mut self, rows: &[Row], fault: Option<StepFault>) -> Result<()> {
+        match fault {
+            Some(StepFault::Expert(BadExpert { step, expert, experts })) => {
+                return Err(Error::BadExpert { expert, experts, step });
+            }
+            Some(StepFault::Graph(e)) => return Err(e),
+            None => {}
         }
         for row in rows {
             self.lens[row.slot as usize] = row.pos + 1;

@@ -81,6 +81,9 @@ pub enum Error {
     /// An extent of the weights cannot be read from flash.
     #[error(transparent)]
     Flash(Box<crate::flash::ReadError>),
+    /// The program has static graphs, and nothing here executes them.
+    #[error("`{0}` and other graphs of the bundle need a unit that this machine has not")]
+    NoUnit(String),
     /// A static graph does not load or run.
     #[error("graph `{graph}`: {why}")]
     Graph {
@@ -244,6 +247,7 @@ impl Error {
             Self::Io { .. }
             | Self::Flash(_)
             | Self::NoUring(_)
+            | Self::NoUnit(_)
             | Self::Graph { .. }
             | Self::Memory { .. }
             | Self::Thread(_)
@@ -279,6 +283,9 @@ impl Error {
             }
             Self::UnknownFeatures { .. } => "build the bundle and its runner with the same version of moec",
             Self::Memory { .. } => "build with a smaller `max_context` or fewer `decode_batch` slots",
+            Self::NoUnit(_) => {
+                "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`"
+            }
             Self::Thread(_) => "give fewer with `--threads`",
             Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),

@@ -5,6 +5,7 @@
 //! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
 //! * [`graphs`]: static graphs that a unit beside the processor executes; [`chunk`]: what those of attention are given.
+//! * [`mod@offload`]: rows that go to static graphs and back.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`flash`]: reads weights that are not held in memory.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
@@ -32,6 +33,7 @@ pub mod generate;
 pub mod graphs;
 pub mod loaded;
 pub mod memory;
+pub mod offload;
 pub mod overflow;
 pub mod pool;
 pub mod program;

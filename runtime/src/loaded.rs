@@ -3,7 +3,8 @@
 use crate::abi::KernelFn;
 use crate::error::{Error, Result};
 use crate::program::{
-    BufferRef, Code, EntryRef, FileInfo, ModelRef, Program, SegmentRef, StateRef, Step, TargetRef,
+    BufferRef, Code, EntryRef, FileInfo, GraphRef, GroupRef, ModelRef, PartRef, PortRef, Program, SegmentRef,
+    SetRef, StateRef, Step, TargetRef,
 };
 use crate::validate;
 use moec_ir::plan::{self, Plan};
@@ -71,6 +72,32 @@ impl LoadedProgram {
                 steps,
             })
             .collect();
+        let ports: Vec<[Vec<PortRef<'_>>; 2]> = self
+            .plan
+            .graphs
+            .iter()
+            .map(|g| [&g.inputs, &g.outputs].map(|list| list.iter().map(port).collect()))
+            .collect();
+        let graphs: Vec<GraphRef<'_>> = (self.plan.graphs.iter().zip(&ports))
+            .map(|(g, [inputs, outputs])| GraphRef {
+                package: &g.package,
+                function: &g.function,
+                inputs,
+                outputs,
+                stateful: g.stateful,
+            })
+            .collect();
+        let groups: Vec<Vec<GroupRef<'_>>> =
+            self.plan.sets.iter().map(|s| s.groups.iter().map(group).collect()).collect();
+        let sets: Vec<SetRef<'_>> = (self.plan.sets.iter().zip(&groups))
+            .map(|(s, groups)| SetRef {
+                layer: s.layer,
+                overflow: s.overflow,
+                capacities: &s.capacities,
+                groups,
+            })
+            .collect();
+        let parts: Vec<PartRef<'_>> = self.plan.parts.iter().map(part).collect();
         f(&Program {
             model: ModelRef {
                 family: &model.family,
@@ -95,6 +122,9 @@ impl LoadedProgram {
             files: &files,
             segments: &segments,
             states: &states,
+            graphs: &graphs,
+            sets: &sets,
+            parts: &parts,
             entries: &entries,
         })
     }
@@ -125,6 +155,18 @@ fn segment(s: &plan::Segment) -> SegmentRef {
 
 fn state(s: &plan::StateBuf) -> StateRef {
     StateRef { bytes: s.bytes(), format: s.format }
+}
+
+fn port(p: &plan::Port) -> PortRef<'_> {
+    PortRef { name: &p.name, shape: p.shape }
+}
+
+fn part(p: &plan::GraphPart) -> PartRef<'_> {
+    PartRef { graphs: &p.graphs, inputs: p.inputs, outputs: p.outputs, attention: p.attention }
+}
+
+fn group(g: &plan::GraphGroup) -> GroupRef<'_> {
+    GroupRef { graph: g.graph, capacity: g.capacity, experts: &g.experts }
 }
 
 fn buffer(b: &plan::Buffer) -> BufferRef {

@@ -4,7 +4,9 @@
 //! expression. [`crate::LoadedProgram`] builds the same from a decoded Plan.
 
 use crate::abi::KernelFn;
-pub use moec_ir::plan::{Arg, Builtin, Grid, RowSpace};
+pub use crate::graphs::{GraphRef, PortRef};
+pub use moec_ir::placement::Overflow;
+pub use moec_ir::plan::{Arg, Builtin, Grid, PartAttention, RowSpace};
 pub use moec_ir::{EntryKind, Format};
 
 /// Code of a step.
@@ -145,6 +147,49 @@ pub struct Program<'a> {
     pub segments: &'a [SegmentRef],
     /// KV-cache tensors.
     pub states: &'a [StateRef],
+    /// Static graphs of artifacts.
+    pub graphs: &'a [GraphRef<'a>],
+    /// Experts that static graphs compute.
+    pub sets: &'a [SetRef<'a>],
+    /// Other parts that static graphs compute.
+    pub parts: &'a [PartRef<'a>],
     /// Entry points, prefill first, then decode, each by ascending rows.
     pub entries: &'a [EntryRef<'a>],
+}
+
+/// Experts of one layer that static graphs compute. See [`moec_ir::plan::ExpertSet`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SetRef<'a> {
+    /// Layer.
+    pub layer: u32,
+    /// What happens to rows past an expert's capacity.
+    pub overflow: Overflow,
+    /// Rows that each expert of the layer has room for; 0: no graph has it.
+    pub capacities: &'a [u32],
+    /// Groups, each one graph.
+    pub groups: &'a [GroupRef<'a>],
+}
+
+/// A part of an entry point that static graphs compute. See [`moec_ir::plan::GraphPart`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartRef<'a> {
+    /// Indices into [`Program::graphs`].
+    pub graphs: &'a [u32],
+    /// Channels of `x`.
+    pub inputs: u32,
+    /// Channels of `y`.
+    pub outputs: u32,
+    /// What attention has besides.
+    pub attention: Option<PartAttention>,
+}
+
+/// Experts of one graph. See [`moec_ir::plan::GraphGroup`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupRef<'a> {
+    /// Index into [`Program::graphs`].
+    pub graph: u32,
+    /// Rows of each expert.
+    pub capacity: u32,
+    /// Experts in the order of the rows.
+    pub experts: &'a [u32],
 }

@@ -21,7 +21,14 @@ impl Text {
     /// # Errors
     /// [`Error::NoTokenizer`] if there is no file, [`Error::BadTokenizer`] if it cannot be used.
     pub fn open(bundle: &Path, bos: Option<u32>) -> Result<Self> {
-        let path = path(bundle);
+        Self::open_file(path(bundle), bos)
+    }
+
+    /// As [`Text::open`], of any file.
+    ///
+    /// # Errors
+    /// As [`Text::open`].
+    pub fn open_file(path: PathBuf, bos: Option<u32>) -> Result<Self> {
         if !path.is_file() {
             return Err(Error::NoTokenizer(path));
         }

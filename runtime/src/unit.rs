@@ -2,6 +2,7 @@
 
 use crate::abi::KernelFn;
 use crate::builtin;
+use crate::error::Error;
 use crate::memory::Addr;
 use crate::program::{Builtin, Code, Grid};
 use moec_ir::op::DispatchLayout;
@@ -37,7 +38,23 @@ pub struct Launch<'a> {
     /// Index in the entry point.
     pub step: usize,
     /// Receives what went wrong first.
-    pub fault: &'a OnceLock<BadExpert>,
+    pub fault: &'a OnceLock<StepFault>,
+}
+
+impl Launch<'_> {
+    /// Says what went wrong. Only the first one counts.
+    pub fn fail(&self, fault: StepFault) {
+        let _ = self.fault.set(fault);
+    }
+}
+
+/// What went wrong in a step.
+#[derive(Debug)]
+pub enum StepFault {
+    /// A router chose an expert that does not exist.
+    Expert(BadExpert),
+    /// A static graph was refused.
+    Graph(Error),
 }
 
 /// A router kernel chose an expert that does not exist.
@@ -165,7 +182,7 @@ unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
                 builtin::rope_angles(pos, table(freq), f32::from_bits(scale), row);
             }
         }
-        (Builtin::Dispatch { rows, k, experts }, [ids, out]) => {
+        (Builtin::Dispatch { rows, k, experts, partial }, [ids, out]) => {
             let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
             // SAFETY: `validate` has found the ids of all rows and the whole table there, aligned and apart.
             let (ids, out) = unsafe {
@@ -174,13 +191,19 @@ unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
                     std::slice::from_raw_parts_mut(out.of::<i32>(), layout.words()),
                 )
             };
-            if let Err(expert) = builtin::dispatch(layout, n, ids, out) {
-                // Only the first one counts.
-                let _ = launch.fault.set(BadExpert { step: launch.step, expert, experts });
+            if let Err(expert) = builtin::dispatch(layout, n, partial, ids, out) {
+                launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
             }
         }
-        // `validate` refuses builtins with other arguments.
-        (Builtin::RopeAngles { .. } | Builtin::Dispatch { .. }, _) => {}
+        // `validate` refuses builtins with other arguments, and `offload` has executed those of its own.
+        (
+            Builtin::RopeAngles { .. }
+            | Builtin::Dispatch { .. }
+            | Builtin::Admit { .. }
+            | Builtin::Experts { .. }
+            | Builtin::Part { .. },
+            _,
+        ) => {}
     }
 }
 
@@ -196,7 +219,7 @@ mod tests {
         seq_len: usize,
         taken: &'a AtomicUsize,
     ) -> Launch<'a> {
-        static FAULT: OnceLock<BadExpert> = OnceLock::new();
+        static FAULT: OnceLock<StepFault> = OnceLock::new();
         Launch { code: Code::Builtin(b), args, grid: Grid::One, n, seq_len, taken, step: 0, fault: &FAULT }
     }
 

@@ -87,7 +87,8 @@ fn step(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>) -> Result<(), String> {
         RowSpace::Outputs => u64::from(e.out_rows),
     };
     let Code::Builtin(builtin) = s.code else { return Ok(()) };
-    // Smallest extent of each argument in words; the last one is written.
+    // Smallest extent of each argument in words; the last ones are written.
+    let mut results = 1;
     let needs: Vec<u64> = match builtin {
         Builtin::RopeAngles { half, long, .. } => {
             let half = u64::from(half);
@@ -96,7 +97,7 @@ fn step(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>) -> Result<(), String> {
             needs.push(n * 2 * half);
             needs
         }
-        Builtin::Dispatch { rows, k, experts } => {
+        Builtin::Dispatch { rows, k, experts, .. } => {
             if u64::from(rows) < n {
                 return Err(format!("a dispatch table of {rows} rows for {n}"));
             }
@@ -107,12 +108,67 @@ fn step(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>) -> Result<(), String> {
             }
             vec![slots, layout.words() as u64]
         }
+        Builtin::Admit { set, k, channels } => {
+            p.sets.get(set as usize).ok_or("there is no such set of experts")?;
+            let (ids, added) = (n * u64::from(k), n * u64::from(channels));
+            results = 2;
+            vec![ids, added, ids, ids]
+        }
+        Builtin::Part { part } => {
+            let part = p.parts.get(part as usize).ok_or("there is no such part")?;
+            let channels = |n_channels: u32| n * u64::from(n_channels);
+            for &g in part.graphs {
+                let graph = p.graphs.get(g as usize).ok_or("there is no such graph")?;
+                let room = graph.inputs.first().is_some_and(|x| {
+                    let apart = part.attention.is_some_and(|a| a.apart);
+                    u64::from(x.shape[0]) >= if apart { 1 } else { n } && x.shape[1] == part.inputs
+                });
+                if !room {
+                    return Err(format!("`{}` does not take {n} rows of {}", graph.package, part.inputs));
+                }
+            }
+            let mut needs = vec![channels(part.inputs)];
+            if let Some(a) = part.attention {
+                needs.extend((a.angles > 0).then(|| channels(a.angles)));
+                needs.extend([n, n]);
+            }
+            needs.push(channels(part.outputs));
+            needs
+        }
+        Builtin::Experts { set, rows, k, hidden } => {
+            let set = p.sets.get(set as usize).ok_or("there is no such set of experts")?;
+            let experts = set.capacities.len();
+            let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts };
+            let words = layout.checked_words().ok_or("a dispatch table past the address space")?;
+            let row = u64::from(hidden);
+            if u64::from(rows) < n {
+                return Err(format!("a dispatch table of {rows} rows for {n}"));
+            }
+            for group in set.groups {
+                let rows = group.experts.len() as u64 * u64::from(group.capacity);
+                let graph = p.graphs.get(group.graph as usize).ok_or("there is no such graph")?;
+                let fits = |ports: &[crate::program::PortRef<'_>]| {
+                    ports.len() == 1 && ports[0].len() as u64 == rows * row
+                };
+                if !fits(graph.inputs) || !fits(graph.outputs) {
+                    return Err(format!("`{}` does not take {rows} rows of {hidden}", graph.package));
+                }
+            }
+            let slots = u64::from(rows) * u64::from(k);
+            vec![n * row, words as u64, slots.checked_mul(row).ok_or("slots past the address space")?]
+        }
     };
-    fits(p, e, s, &needs)
+    fits(p, e, s, &needs, results)
 }
 
-/// Whether the arguments of a builtin are there, large enough, and the result apart from the operands.
-fn fits(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>, needs: &[u64]) -> Result<(), String> {
+/// Whether the arguments of a builtin are there, large enough, and the last `results` of them apart from all others.
+fn fits(
+    p: &Program<'_>,
+    e: &EntryRef<'_>,
+    s: &Step<'_>,
+    needs: &[u64],
+    results: usize,
+) -> Result<(), String> {
     if s.args.len() != needs.len() {
         return Err(format!("{} arguments, not {}", s.args.len(), needs.len()));
     }
@@ -122,13 +178,15 @@ fn fits(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>, needs: &[u64]) -> Resul
         let found = found.ok_or_else(|| format!("argument {i} has no room for {need} words"))?;
         places.push(found.start..found.start + need);
     }
-    let (Some(&out), Some(to)) = (s.args.last(), places.pop()) else { return Ok(()) };
-    if !matches!(out, Arg::Buffer(..)) {
-        return Err("the result is no buffer".to_owned());
-    }
-    for (&arg, from) in s.args.iter().zip(&places) {
-        if matches!(arg, Arg::Buffer(..)) && from.start < to.end && to.start < from.end {
-            return Err("the result overlaps an operand".to_owned());
+    for out in s.args.len() - results..s.args.len() {
+        if !matches!(s.args[out], Arg::Buffer(..)) {
+            return Err("the result is no buffer".to_owned());
+        }
+        let to = &places[out];
+        for (&arg, from) in s.args.iter().zip(&places).take(out) {
+            if matches!(arg, Arg::Buffer(..)) && from.start < to.end && to.start < from.end {
+                return Err("the result overlaps an operand".to_owned());
+            }
         }
     }
     Ok(())

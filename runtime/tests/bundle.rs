@@ -136,7 +136,8 @@ fn programs_that_would_leave_their_memory() {
     check_step("blocks of nothing", 0, |s| s.grid = Grid::Tiles { rows: 0, tiles: 1 });
     check_step("table nowhere", 5, |s| s.grid = Grid::Experts { table: 4, tiles: 1 });
     check_step("table in a file", 5, |s| s.grid = Grid::Experts { table: 2, tiles: 1 });
-    let dispatch = |rows, k, experts| program::Code::Builtin(Builtin::Dispatch { rows, k, experts });
+    let dispatch =
+        |rows, k, experts| program::Code::Builtin(Builtin::Dispatch { rows, k, experts, partial: false });
     check_step("too many experts", 4, |s| s.code = dispatch(4, 2, 7));
     check_step("too few rows", 4, |s| s.code = dispatch(3, 2, 6));
     check_step("too many choices", 4, |s| s.code = dispatch(4, u32::MAX, 6));
@@ -185,6 +186,9 @@ static BAKED: Program<'static> = Program {
     files: &[],
     segments: &[],
     states: &[StateRef { bytes: 64, format: Format::Bf16 }],
+    graphs: &[],
+    sets: &[],
+    parts: &[],
     entries: &[EntryRef {
         kind: EntryKind::Prefill(1),
         out_rows: 1,

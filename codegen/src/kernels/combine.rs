@@ -4,7 +4,7 @@ use crate::dsl::Kb;
 use crate::spec::{KernelSpec, ROWS};
 
 pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Combine { layout, hidden, out_ld, residual_ld } = *spec else {
+    let KernelSpec::Combine { layout, hidden, out_ld, residual_ld, partial } = *spec else {
         return k.fail("not a combine");
     };
     let (y, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
@@ -15,7 +15,10 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let terms: Vec<_> = (0..layout.k)
             .map(|j| {
                 let weight = weights.words(row * layout.k).words(j).load().splat();
-                (y.words(slots.words(j).load_int() * hidden), weight)
+                let slot = slots.words(j).load_int();
+                // A choice without a slot adds nothing; what lies in the first one may be no number.
+                let there = partial.then(|| slot.ge(k.i(0)));
+                (y.words(if partial { slot.max(k.i(0)) } else { slot } * hidden), weight, there)
             })
             .collect();
         let out = out.words(row * out_ld);
@@ -24,7 +27,10 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
                 Some((r, ld)) => r.words(row * ld).words(c).load_vec(span),
                 None => k.fv(0.0),
             };
-            let sum = terms.iter().fold(start, |sum, (y, w)| y.words(c).load_vec(span).fma(*w, sum));
+            let sum = terms.iter().fold(start, |sum, (y, w, there)| {
+                let y = y.words(c).load_vec(span);
+                there.map_or(y, |there| there.pick(y, k.fv(0.0))).fma(*w, sum)
+            });
             out.words(c).store_vec(sum, span);
         });
     });

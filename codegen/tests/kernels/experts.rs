@@ -166,18 +166,26 @@ fn down_projection_of_slots() {
 fn combination_of_slots() {
     let mut rng = Rng::new(22);
     let mut cases = Vec::new();
-    for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
+    let both = [false, true].into_iter().flat_map(|partial| LAYOUTS.map(|l| (l, partial)));
+    for (i, ((rows, k, experts, n), partial)) in both.enumerate() {
         let layout = DispatchLayout { rows, k, experts };
         let hidden = rng.pick(&[80, 56, 24, 17]);
-        let table = dispatch(&mut rng, layout, n);
-        let y = rng.floats(rows * k * hidden);
+        let mut table = dispatch(&mut rng, layout, n);
+        let mut y = rng.floats(rows * k * hidden);
+        if partial {
+            // The first slot belongs to nobody, and holds what a buffer may hold that nobody wrote.
+            for slot in &mut table[layout.slot()..] {
+                *slot = if *slot == 0 || *slot % 3 == 1 { -1 } else { *slot };
+            }
+            y[..hidden].fill(f32::NAN);
+        }
         let weights = rng.floats(rows * k);
         let out_ld = hidden + 1;
         let residual = (i % 2 == 0).then(|| random(&mut rng, n, hidden, out_ld));
         let expected = strided(n, hidden, out_ld, |t, c| {
             let start = residual.as_ref().map_or(0.0, |r| r[t * out_ld + c]);
             (0..k).fold(start, |sum, j| {
-                let slot = table[layout.slot() + t * k + j] as usize;
+                let Ok(slot) = usize::try_from(table[layout.slot() + t * k + j]) else { return sum };
                 sum + weights[t * k + j] * y[slot * hidden + c]
             })
         });
@@ -188,7 +196,7 @@ fn combination_of_slots() {
             None => operands.push(Operand::Floats(strided(n, hidden, out_ld, |_, _| 0.0))),
         }
         cases.push(Case {
-            spec: KernelSpec::Combine { layout, hidden, out_ld, residual_ld },
+            spec: KernelSpec::Combine { layout, hidden, out_ld, residual_ld, partial },
             n,
             operands,
             expect: vec![(3, Expect::Floats(expected, 1e-5))],

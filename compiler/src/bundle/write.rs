@@ -10,7 +10,9 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::pipeline::Compilation;
 use crate::progress::Progress;
+use moec_cpu::WeightImportance;
 use moec_ir::plan::{FileRef, Layout, Plan};
+use moec_ir::{Module, Source, WeightId};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -56,7 +58,13 @@ pub fn write(
 
     let package_bytes = coreml::emit::packages(c, root, progress)?;
     let mut plan = c.plan()?.clone();
-    let weight_bytes = pack(c, &mut plan, root, progress)?;
+    let packing = Packing {
+        module: &c.module,
+        segment_weights: &c.segment_weights,
+        source: c.checkpoint,
+        importance: c.importance,
+    };
+    let weight_bytes = pack(&packing, &mut plan, root, progress)?;
     for file in &mut plan.files {
         if file.bytes == 0 {
             let path = root.join(&file.path);
@@ -108,8 +116,23 @@ fn put(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).map_err(|e| io_error("write", path, &e))
 }
 
-/// Packs every segment into its file, one panel at a time. Sets size and hash of the weight files.
-fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<u64> {
+/// What is packed.
+pub(crate) struct Packing<'a> {
+    /// Weights.
+    pub(crate) module: &'a Module,
+    /// Weight of each segment of the plan.
+    pub(crate) segment_weights: &'a [WeightId],
+    /// Where their numbers come from.
+    pub(crate) source: &'a dyn Source,
+    /// Which errors matter, for grouped formats.
+    pub(crate) importance: Option<&'a dyn WeightImportance>,
+}
+
+/// Packs every segment into its file, one panel at a time. Sets size and hash of the weight files. Gives their bytes.
+///
+/// # Errors
+/// Weights that cannot be read or do not fit their format; a disk that is full.
+pub(crate) fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<u64> {
     let total = plan.segments.iter().map(|s| s.bytes).sum();
     let bar = progress.bytes("Packing", total);
     for (index, file) in plan.files.iter_mut().enumerate() {
@@ -119,7 +142,7 @@ fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
         let path = root.join(&file.path);
         let failed = |e: &io::Error| interrupt::check().err().unwrap_or_else(|| io_error("write", &path, e));
         let mut out = HashingWriter::create(&path).map_err(|e| failed(&e))?;
-        for (segment, &weight) in plan.segments.iter().zip(&c.segment_weights) {
+        for (segment, &weight) in plan.segments.iter().zip(c.segment_weights) {
             if segment.file as usize != index {
                 continue;
             }
@@ -129,7 +152,7 @@ fn pack(c: &Compilation<'_>, plan: &mut Plan, root: &Path, progress: &Progress) 
             let weight = c.module.weight(weight);
             // Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
             let importance = c.importance.filter(|_| segment.layout != Layout::Rows);
-            moec_cpu::pack(segment, weight, c.checkpoint, importance, &mut out, &mut |bytes| bar.add(bytes))
+            moec_cpu::pack(segment, weight, c.source, importance, &mut out, &mut |bytes| bar.add(bytes))
                 .map_err(|e| match e {
                     moec_cpu::PackError::Write(e) => failed(&e),
                     moec_cpu::PackError::Read(e) => match e.downcast::<Error>() {

@@ -231,7 +231,7 @@ impl<'a> Collector<'a> {
     fn table(&self, graph: &Graph, node: &Node) -> Result<Table> {
         let v = value(node, 1)?;
         let def = graph.def(v).and_then(|id| graph.nodes.get(id.0 as usize));
-        let Some(Node { op: Op::Dispatch { experts }, inputs, .. }) = def else {
+        let Some(Node { op: Op::Dispatch { experts, .. }, inputs, .. }) = def else {
             return Err(Error::bug("experts without a dispatch table"));
         };
         let Some(&Operand::Value(ids)) = inputs.first() else {

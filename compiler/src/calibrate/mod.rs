@@ -7,31 +7,27 @@
 mod cache;
 mod collect;
 mod record;
-mod texts;
+pub(crate) mod texts;
 
 pub use cache::{entry, importance, profile};
 pub use texts::{Corpus, read_texts};
 
-use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
-use crate::bundle::runner::cache_dir;
 use crate::bundle::write;
 use crate::config::{Activations, Config, KvCache, Weights};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
+use crate::interrupt;
 use crate::passes::lower::lower;
 use crate::pipeline::{Compilation, Stops};
 use crate::profile::{Origin, Profile, Reading, Routes};
 use crate::progress::Progress;
-use crate::{disk, human, interrupt};
+use crate::scratch::Scratch;
 use collect::{Collector, Seen};
 use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
 use moec_runtime::text::Text;
 use moec_runtime::{CheckLevel, Engine, LoadedProgram, Moment, Options, Row, StepView};
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use texts::Window;
 
 /// Tokens of a text that are read as one sequence, unless told otherwise. As in `moec eval`.
@@ -81,8 +77,8 @@ pub fn calibrate(
     compilation.run(Stops::default(), &Progress::silent(), &mut |_| {})?;
     interrupt::check()?;
 
-    let scratch = Scratch::create(compilation.plan()?)?;
-    let folder = scratch.0.join("model.moec");
+    let scratch = Scratch::create("calibrate", compilation.plan()?)?;
+    let folder = scratch.path().join("model.moec");
     write::write(&mut compilation, &folder, false, progress)?;
     let bundle = Bundle::open(&folder)?;
     let text = Text::open(&folder, bundle.plan.model.bos).map_err(|_| {
@@ -232,54 +228,6 @@ fn score(
 fn spread(n: usize, most: usize) -> Vec<usize> {
     let count = n.min(most);
     (0..count).map(|i| i * n / count).collect()
-}
-
-/// A folder under the cache that goes away with the run.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn create(plan: &Plan) -> Result<Self> {
-        let cache = cache_dir()?;
-        fs::create_dir_all(&cache).map_err(|e| io_error("create", &cache, &e))?;
-        remove_stale(&cache);
-        let need = plan.segments.iter().map(|s| s.bytes).sum();
-        if let Some(free) = disk::free_bytes(&cache).filter(|&free| free < need) {
-            return Err(Error::environment(format!(
-                "calibration needs {} in `{}`, where {} are free",
-                human::bytes(need),
-                cache.display(),
-                human::bytes(free)
-            ))
-            .hint("set `MOEC_CACHE` to a folder on a larger disk"));
-        }
-        static NUMBER: AtomicUsize = AtomicUsize::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let folder = cache.join(format!("{SCRATCH}{}-{number}", std::process::id()));
-        fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
-        Ok(Self(folder))
-    }
-}
-
-const SCRATCH: &str = "calibrate-";
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Removes what killed runs left behind.
-fn remove_stale(cache: &Path) {
-    for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        if let Some((pid, _)) = name.strip_prefix(SCRATCH).and_then(|rest| rest.split_once('-'))
-            && Path::new("/proc/self").exists()
-            && !Path::new("/proc").join(pid).exists()
-        {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
 }
 
 #[cfg(test)]

@@ -22,11 +22,11 @@ pub struct Corpus {
 
 /// A piece of a text that is read as one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Window {
+pub(crate) struct Window {
     /// Index of the text.
-    pub(super) text: usize,
+    pub(crate) text: usize,
     /// Tokens, with what the tokenizer puts in front of a text.
-    pub(super) ids: Vec<u32>,
+    pub(crate) ids: Vec<u32>,
 }
 
 /// Reads texts.
@@ -58,7 +58,7 @@ fn read(path: &Path) -> Result<Corpus> {
 ///
 /// # Errors
 /// Text that cannot be tokenised, or none that has two tokens.
-pub(super) fn windows(
+pub(crate) fn windows(
     texts: &[Corpus],
     tokenizer: &Text,
     tokens: usize,
@@ -89,6 +89,44 @@ pub(super) fn windows(
             .hint("calibration wants some ten thousand tokens of the text that the model is for"));
     }
     Ok(found)
+}
+
+/// Pieces of at most `window` tokens, about `tokens` in all, that calibration has not read: `read` says how many tokens
+/// of each text it has, by hash. Empty where it has read everything.
+///
+/// # Errors
+/// Text that cannot be tokenised.
+pub(crate) fn held_out(
+    texts: &[Corpus],
+    read: &dyn Fn(&[u8; 32]) -> u64,
+    tokenizer: &Text,
+    tokens: usize,
+    window: usize,
+) -> Result<Vec<Window>> {
+    let head = tokenizer.encode("").map_err(Error::from)?;
+    let body = window.saturating_sub(head.len()).max(1);
+    let mut found = Vec::new();
+    for (text, corpus) in texts.iter().enumerate() {
+        crate::interrupt::check()?;
+        let ids = tokenizer.encode_plain(&corpus.content).map_err(Error::from)?;
+        let share = usize::try_from(read(&corpus.hash)).unwrap_or(usize::MAX);
+        for range in gaps(&pieces(ids.len(), share, body), ids.len()) {
+            for piece in ids[range].chunks(body).filter(|p| p.len() > body / 8) {
+                let ids = head.iter().chain(piece).copied().take(window).collect();
+                found.push(Window { text, ids });
+            }
+        }
+    }
+    let most = tokens.div_ceil(window.max(1)).max(1);
+    let every = found.len().div_ceil(most).max(1);
+    Ok(found.into_iter().step_by(every).collect())
+}
+
+/// What lies between ranges that ascend, in `0 .. len`.
+fn gaps(ranges: &[std::ops::Range<usize>], len: usize) -> Vec<std::ops::Range<usize>> {
+    let starts = std::iter::once(0).chain(ranges.iter().map(|r| r.end));
+    let ends = ranges.iter().map(|r| r.start).chain(std::iter::once(len));
+    starts.zip(ends).filter(|(a, b)| a < b).map(|(a, b)| a..b).collect()
 }
 
 /// How many tokens of each text are read, `tokens` in all at most.
@@ -148,6 +186,10 @@ mod tests {
             prop_assert_eq!(pieces.iter().map(ExactSizeIterator::len).sum::<usize>(), share.min(len));
             prop_assert!(pieces.iter().all(|p| !p.is_empty() && p.len() <= body && p.end <= len));
             prop_assert!(pieces.is_sorted_by(|a, b| a.end <= b.start));
+            // What is held out is all the rest.
+            let mut all: Vec<_> = pieces.iter().cloned().chain(gaps(&pieces, len)).collect();
+            all.sort_by_key(|r| r.start);
+            prop_assert!(all.iter().flat_map(Clone::clone).eq(0..len));
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod output;
 mod placement;
 pub mod profile_device;
 pub mod run;
+pub mod simulate;
 pub mod steps;
 pub mod synth;
 pub mod targets;
@@ -76,6 +77,7 @@ enum Verb {
     Run(run::Args),
     Eval(eval::Args),
     Steps(steps::Args),
+    Simulate(simulate::Args),
     ProfileDevice(profile_device::Args),
     Targets(targets::Args),
     Doctor(doctor::Args),
@@ -123,6 +125,7 @@ impl Verb {
             Self::Run(args) => return run::run(args, progress),
             Self::Eval(args) => eval::run(args, progress),
             Self::Steps(args) => steps::run(args),
+            Self::Simulate(args) => simulate::run(args),
             Self::ProfileDevice(args) => profile_device::run(args, progress),
             Self::Targets(args) => targets::run(args),
             Self::Doctor(args) => return doctor::run(args),

@@ -12,7 +12,8 @@ use std::process::ExitCode;
 /// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, logits, bench, info.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Emulate the AMX instructions that this machine lacks, slowly. Stands before the verb
+    /// Emulate what this machine lacks, slowly: AMX instructions, or the unit that executes the bundle's packages. Stands
+    /// before the verb
     #[arg(long)]
     pub emulate: bool,
     /// The bundle

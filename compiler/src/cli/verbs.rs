@@ -3,16 +3,20 @@
 use super::{build, eval, inspect, output, run, verify};
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
+use crate::coreml::emulate::Emulated;
 use crate::decisions::By;
 use crate::evaluate::{self, Tasks};
 use crate::import::{Checkpoint, ImportOptions};
 use crate::pipeline::Stops;
 use crate::progress::Progress;
+use crate::twin::Twin;
 use crate::verify::{Distance, NodeReport, Report};
 use crate::{Error, Result, human};
 use moec_ir::Format;
 use moec_ir::plan::{Plan, Segment};
 use moec_runtime::LoadedProgram;
+use moec_runtime::cli::Beside;
+use moec_runtime::graphs::Graphs;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
@@ -263,13 +267,21 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
 /// `moec run`; the bundle's own verb decides the exit code.
 pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
+    let name = format!("moec run {}", args.bundle.display());
+    let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
+    if args.emulate && !bundle.plan.graphs.is_empty() {
+        let twin = Twin::of(&bundle, progress)?;
+        let graphs = || Box::new(Emulated::default()) as Box<dyn Graphs>;
+        let beside = Beside { weights: twin.folder(), graphs: &graphs };
+        return Ok(twin
+            .program()
+            .with(|program| moec_runtime::cli::run(program, &bundle.folder, Some(beside), words, &name)));
+    }
     let unit = if args.emulate { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
-    let name = format!("moec run {}", args.bundle.display());
-    let all = std::iter::once(name.clone().into()).chain(args.args.iter().cloned());
-    Ok(program.with(|program| moec_runtime::cli::run(program, &bundle.folder, all.skip(1), &name)))
+    Ok(program.with(|program| moec_runtime::cli::run(program, &bundle.folder, None, words, &name)))
 }
 
 /// `moec eval`.
@@ -306,6 +318,13 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
             format!("{kl:.6}"),
             "nats per token (Kullback-Leibler)".to_owned(),
         ]);
+    }
+    if let Some([drop, spill, padding]) = quality.rates() {
+        let percent = |x: f64| format!("{:.2} %", 100.0 * x);
+        let pairs = "of the (token, expert) pairs";
+        rows.push(vec!["dropped".to_owned(), percent(drop), pairs.to_owned()]);
+        rows.push(vec!["spilled".to_owned(), percent(spill), pairs.to_owned()]);
+        rows.push(vec!["padding".to_owned(), percent(padding), "of the rows of static graphs".to_owned()]);
     }
     if let (Some(x), Some(n)) = (quality.exact_match, quality.questions) {
         rows.push(vec!["exact match".to_owned(), format!("{:.2} %", 100.0 * x), format!("{n} questions")]);

@@ -4,6 +4,7 @@ use super::read::{Value, Wrong};
 use super::{Activations, Config, Home, KvCache, Overflow};
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
+use std::path::PathBuf;
 
 /// A key.
 pub struct Key {
@@ -139,14 +140,7 @@ pub const KEYS: &[Key] = &[
             "Texts to calibrate on, in UTF-8, seen from this file. What they make of the model's activations",
             "decides how q8 and q4 weights are rounded.",
         ],
-        set: |c, v| {
-            let texts = v.texts()?;
-            if texts.iter().any(|t| t.is_empty()) {
-                return Err(Wrong::Range);
-            }
-            c.calibrate.text = texts.into_iter().map(|t| super::beside(&c.path, t)).collect();
-            Ok(())
-        },
+        set: |c, v| paths(c, v).map(|texts| c.calibrate.text = texts),
     },
     Key {
         section: "calibrate",
@@ -264,7 +258,27 @@ pub const KEYS: &[Key] = &[
             Ok(())
         },
     },
+    Key {
+        section: "quality",
+        name: "text",
+        default: "[]",
+        range: "a list of paths",
+        help: &[
+            "Texts that the loss is measured on, in UTF-8, seen from this file: best some that calibration has not read.",
+            "Without any, those of `[calibrate]`.",
+        ],
+        set: |c, v| paths(c, v).map(|texts| c.quality.text = texts),
+    },
 ];
+
+/// A list of paths, seen from the file's folder.
+fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
+    let texts = v.texts()?;
+    if texts.iter().any(|t| t.is_empty()) {
+        return Err(Wrong::Range);
+    }
+    Ok(texts.into_iter().map(|t| super::beside(&c.path, t)).collect())
+}
 
 /// Range of the keys of `[placement]`; a test holds it against [`Home::ALL`].
 const HOMES: &str = "\"auto\", \"npu\" or \"cpu\"";

@@ -115,6 +115,11 @@ pub struct Experts {
     pub coverage: f64,
 }
 
+impl Experts {
+    /// What holds where `model.toml` says nothing.
+    pub const DEFAULT: Self = Self { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.95 };
+}
+
 /// `[placement]`: which unit runs what more than one can run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Homes {
@@ -160,6 +165,8 @@ impl Home {
 pub struct Quality {
     /// Most by which perplexity may rise, as a share (0.01 for 1 %); `None`: `experts.coverage` decides.
     pub max_perplexity_increase: Option<f64>,
+    /// Texts that the loss is measured on; empty: those of `[calibrate]`.
+    pub text: Vec<PathBuf>,
 }
 
 /// `[memory]`: what a bundle holds while it runs.
@@ -241,7 +248,7 @@ impl Config {
             },
             memory: Memory::default(),
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
-            experts: Experts { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.95 },
+            experts: Experts::DEFAULT,
             placement: Homes::default(),
             quality: Quality::default(),
         }

@@ -62,7 +62,7 @@ fn every_key_is_read() {
          [memory]\nkv_cache = \"q8\"\n\
          [experts]\ntiers = 2\ngroup = 8\noverflow = \"spill\"\ncoverage = 1\n\
          [placement]\nattention = \"cpu\"\nexperts = \"npu\"\n\
-         [quality]\nmax_perplexity_increase = \"0.1%\"\n",
+         [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
     )
     .unwrap();
     assert_eq!(c.model.source, Path::new("dir/../hf"));
@@ -83,7 +83,8 @@ fn every_key_is_read() {
     assert_eq!(c.memory.kv_cache, KvCache::Q8);
     assert_eq!(c.experts, Experts { tiers: 2, group: Some(8), overflow: Overflow::Spill, coverage: 1.0 });
     assert_eq!(c.placement, Homes { attention: Home::Cpu, experts: Home::Npu });
-    assert_eq!(c.quality.max_perplexity_increase, Some(0.001));
+    let text = vec!["dir/held-out.txt".into()];
+    assert_eq!(c.quality, Quality { max_perplexity_increase: Some(0.001), text });
     assert_eq!(c.weights.format(WeightClass::Exact), Format::F32);
 }
 

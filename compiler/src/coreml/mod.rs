@@ -7,6 +7,7 @@
 mod attention;
 mod dense;
 pub mod emit;
+pub mod emulate;
 mod head;
 pub mod parts;
 pub mod verify;
@@ -17,8 +18,13 @@ use moec_ir::plan::{ExpertTable, Placement};
 use moec_ir::{Glu, Graph, Module, Node, Op, Operand, WeightId};
 
 /// Where the package of a group lies in a bundle.
-fn path(table: &ExpertTable, group: usize) -> String {
+pub(crate) fn path(table: &ExpertTable, group: usize) -> String {
     parts::path(&table.group_name(group))
+}
+
+/// Name of the function that takes so many rows of each expert.
+pub(crate) fn function(capacity: u32) -> String {
+    format!("cap{capacity}")
 }
 
 /// Groups that a placement gives to the unit of that name: layer tables with indices of groups.
@@ -31,11 +37,11 @@ fn groups<'a>(placement: &'a Placement, unit: &'a str) -> impl Iterator<Item = (
 
 /// The experts of a layer, as the Graph has them.
 #[derive(Clone, Copy, Debug)]
-struct Experts {
+pub(crate) struct Experts {
     /// How gate and up join.
     glu: Glu,
     /// `[E, 2I, H]`
-    gate_up: WeightId,
+    pub(crate) gate_up: WeightId,
     /// `[E, H, I]`
     down: WeightId,
     /// `[E, 2I]` and `[E, H]`
@@ -44,7 +50,7 @@ struct Experts {
 
 impl Experts {
     /// Those of a layer.
-    fn of(module: &Module, layer: u32) -> Option<Self> {
+    pub(crate) fn of(module: &Module, layer: u32) -> Option<Self> {
         let graph: &Graph = module.entries.first()?;
         let in_layer = |n: &&Node| n.scope.split('.').nth(1).and_then(|l| l.parse().ok()) == Some(layer);
         graph.nodes.iter().filter(in_layer).find_map(|node| {

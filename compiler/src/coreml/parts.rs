@@ -106,16 +106,20 @@ pub(super) fn path(program: &str) -> String {
 /// by nothing but this: those that cannot be a graph are on the processor.
 pub fn placed(module: &Module, placement: &Placement, npu: &Unit) -> Vec<Part> {
     let Some(graph) = module.entries.first() else { return Vec::new() };
-    let on_npu = |scope: &str| {
-        let any = crate::passes::reside::any_layer(scope);
-        let matrix = |op: &str| ["attention", "linear", "linear_glu"].contains(&op);
-        placement.ops.iter().any(|o| o.scope == any && matrix(&o.op) && placement.unit(o.unit) == npu.name)
-    };
+    let on_npu = |scope: &str| module.entries.iter().any(|g| placed_in(placement, npu, scope, g.kind));
     let mut scopes: Vec<&str> = graph.nodes.iter().map(|n| &*n.scope).collect();
     scopes.dedup();
     let found = scopes.into_iter().filter(|s| on_npu(s)).filter_map(|s| Part::find(module, s).ok());
     let limits = limits(npu);
     found.filter(|part| part.check(module, &limits).is_ok()).collect()
+}
+
+/// Whether a placement gives the matrices of a scope to a unit in one entry point.
+pub fn placed_in(placement: &Placement, npu: &Unit, scope: &str, entry: EntryKind) -> bool {
+    let any = crate::passes::reside::any_layer(scope);
+    let matrix = |op: &str| ["attention", "linear", "linear_glu"].contains(&op);
+    let of_scope = placement.ops.iter().filter(|o| o.entry == entry && o.scope == any);
+    of_scope.into_iter().any(|o| matrix(&o.op) && placement.unit(o.unit) == npu.name)
 }
 
 impl Part {

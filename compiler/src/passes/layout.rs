@@ -5,13 +5,14 @@
 //! own and every step a barrier, so the plan already runs; the passes behind only make it tight.
 
 use super::memory::aligned;
+use super::offload::{PartCut, Statics, layer};
 use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
 use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, Buffer, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
+    ALIGN, Arg, Buffer, Builtin, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
     PLAN_VERSION, Place, Placement, Plan, RowSpace, Segment, StateBuf, Step,
 };
 use moec_ir::{
@@ -32,7 +33,8 @@ pub struct Draft {
     pub writes: Writes,
 }
 
-/// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads.
+/// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads;
+/// `statics` says which experts static graphs compute.
 ///
 /// # Errors
 /// An operator that the target has no kernel for, or sizes past the plan's 32-bit fields.
@@ -42,11 +44,13 @@ pub fn layout(
     target: &CpuTarget,
     cache: Format,
     artifacts: &[&str],
+    statics: &Statics,
 ) -> Result<Draft> {
     let files = [DENSE, EXPERTS].iter().chain(artifacts);
     let mut builder = Builder {
         module,
         target,
+        statics,
         cache,
         values: values(module),
         kernels: Vec::new(),
@@ -100,6 +104,9 @@ pub fn layout(
         segments: builder.segments,
         states,
         kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
+        graphs: statics.graphs.clone(),
+        sets: statics.sets.clone(),
+        parts: statics.parts.clone(),
         entries,
         placement: Placement::dynamic(expert_tables(module)?),
     };
@@ -140,9 +147,54 @@ enum Home {
     State(u32),
 }
 
+/// A function of the runtime, and the values that it reads and gives.
+struct Call<'a> {
+    code: Builtin,
+    unit: u32,
+    inputs: &'a [ValueId],
+    outputs: &'a [ValueId],
+}
+
+impl Call<'_> {
+    /// Its step: it gets values by their first columns.
+    fn step(&self, frame: &mut Frame<'_>, at: usize, spaces: &[RowSpace]) -> Result<(Step, Vec<usize>)> {
+        for &v in self.outputs {
+            let home = frame.buffer(format!("%{}", v.0), frame.graph.ty(v))?;
+            frame.homes[v.0 as usize] = Some(home);
+        }
+        let mut args = Vec::new();
+        for &v in self.inputs.iter().chain(self.outputs) {
+            let ty = frame.graph.ty(v);
+            match frame.home(v)? {
+                Home::Buffer { buffer, column: 0, ld } if ty.shape.len() < 2 || ld == ty.cols() => {
+                    args.push(Arg::Buffer(buffer, 0));
+                }
+                _ => {
+                    return Err(Error::bug(format!(
+                        "%{} is a view, which {:?} does not take",
+                        v.0, self.code
+                    )));
+                }
+            }
+        }
+        let step = Step {
+            unit: self.unit,
+            code: Code::Builtin(self.code),
+            args,
+            rows: spaces[self.outputs[0].0 as usize],
+            grid: moec_ir::plan::Grid::One,
+            barrier: true,
+            deps: Vec::new(),
+            node: int(at)?,
+        };
+        Ok((step, (self.inputs.len()..self.inputs.len() + self.outputs.len()).collect()))
+    }
+}
+
 struct Builder<'a> {
     module: &'a Module,
     target: &'a CpuTarget,
+    statics: &'a Statics,
     /// Format of the KV cache.
     cache: Format,
     /// Its tensors that are values, not keys.
@@ -205,11 +257,22 @@ impl Builder<'_> {
             let ty = graph.ty(ValueId(v as u32));
             frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty)?);
         }
-        let residuals = residuals(graph);
+        let cuts: Vec<&PartCut> = self.statics.cuts.iter().filter(|c| c.cut.entry == graph.kind).collect();
+        let inside: HashSet<usize> = cuts.iter().flat_map(|c| &c.cut.nodes).map(|n| n.0 as usize).collect();
+        let residuals = residuals(graph, &inside);
         let mut steps = Vec::new();
         let mut writes = Vec::new();
         for (at, node) in graph.nodes.iter().enumerate() {
-            if residuals.values().any(|&(producer, _)| producer == at) || view(&mut frame, node)? {
+            if let Some(cut) = cuts.iter().find(|c| node.outputs.contains(&c.cut.y)) {
+                let (step, w) = self.part(&mut frame, at, cut, &spaces)?;
+                steps.push(step);
+                writes.push(w);
+                continue;
+            }
+            if inside.contains(&at)
+                || residuals.values().any(|&(producer, _)| producer == at)
+                || view(&mut frame, node)?
+            {
                 continue;
             }
             let (producer, residual) = match residuals.get(&at) {
@@ -251,6 +314,9 @@ impl Builder<'_> {
         residual: Option<ValueId>,
         spaces: &[RowSpace],
     ) -> Result<Vec<(Step, Vec<usize>)>> {
+        if matches!(node.op, Op::Admit(_) | Op::ExpertFfn { fixed: true, .. }) {
+            return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
+        }
         let graph = frame.graph;
         let ld_of = |home: Home| match home {
             Home::Buffer { ld, .. } => ld,
@@ -351,6 +417,52 @@ impl Builder<'_> {
             steps.push((step, writes.clone()));
         }
         Ok(steps)
+    }
+
+    /// The step of a node that a unit beside the processor takes part in. It gets values by their first columns.
+    fn offloaded(
+        &self,
+        frame: &mut Frame<'_>,
+        at: usize,
+        node: &Node,
+        spaces: &[RowSpace],
+    ) -> Result<(Step, Vec<usize>)> {
+        let graph = frame.graph;
+        let set = layer(node).and_then(|layer| self.statics.set(layer));
+        let set = set.ok_or_else(|| Error::bug(format!("no set of experts for `{}`", node.scope)))?;
+        let value = |i: usize| match node.inputs.get(i) {
+            Some(&Operand::Value(v)) => Ok(v),
+            _ => Err(Error::bug(format!("`{}` without operand {i}", node.op.name()))),
+        };
+        let (code, inputs, unit) = if let Op::Admit(_) = node.op {
+            let (ids, added) = (value(0)?, value(1)?);
+            let (k, channels) = (int(graph.ty(ids).cols())?, int(graph.ty(added).cols())?);
+            (Builtin::Admit { set: int(set)?, k, channels }, vec![ids, added], 0)
+        } else {
+            let (x, table) = (value(0)?, value(1)?);
+            let (rows, slots) = (graph.ty(x).rows(), graph.ty(node.outputs[0]).rows());
+            let (k, hidden) = (int(slots / rows.max(1))?, int(graph.ty(x).cols())?);
+            let code = Builtin::Experts { set: int(set)?, rows: int(rows)?, k, hidden };
+            (code, vec![x, table], self.statics.unit)
+        };
+        let call = Call { code, unit, inputs: &inputs, outputs: &node.outputs };
+        call.step(frame, at, spaces)
+    }
+
+    /// The step of a part that static graphs compute.
+    fn part(
+        &self,
+        frame: &mut Frame<'_>,
+        at: usize,
+        cut: &PartCut,
+        spaces: &[RowSpace],
+    ) -> Result<(Step, Vec<usize>)> {
+        let attends = self.statics.parts.get(cut.part as usize).is_some_and(|p| p.attention.is_some());
+        let mut inputs = vec![cut.cut.x];
+        inputs.extend(cut.cut.angles.filter(|_| attends));
+        inputs.extend(attends.then_some([Graph::POS, Graph::SLOT]).into_iter().flatten());
+        let code = Builtin::Part { part: cut.part };
+        Call { code, unit: self.statics.unit, inputs: &inputs, outputs: &[cut.cut.y] }.step(frame, at, spaces)
     }
 
     /// Homes of a selection's temporaries, and the launches whose results are already there: a value that
@@ -458,8 +570,9 @@ fn written_state(node: &Node) -> Result<Home> {
     }
 }
 
-/// Additions that go into the epilogue of one operand's producer: add node → (producer, other operand).
-fn residuals(graph: &Graph) -> HashMap<usize, (usize, ValueId)> {
+/// Additions that go into the epilogue of one operand's producer: add node → (producer, other operand). What is `inside` of
+/// a part has no epilogue.
+fn residuals(graph: &Graph, inside: &HashSet<usize>) -> HashMap<usize, (usize, ValueId)> {
     let mut readers: HashMap<ValueId, usize> = HashMap::new();
     let mut definition: HashMap<ValueId, usize> = HashMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
@@ -473,12 +586,14 @@ fn residuals(graph: &Graph) -> HashMap<usize, (usize, ValueId)> {
     let fuses = |v: ValueId| {
         let at = *definition.get(&v)?;
         let op = &graph.nodes[at].op;
-        let able = matches!(op, Op::Linear { .. } | Op::Combine);
+        let able = matches!(op, Op::Linear { .. } | Op::Combine { .. }) && !inside.contains(&at);
         (able && readers.get(&v) == Some(&1) && v != graph.output).then_some(at)
     };
     let mut found = HashMap::new();
     for (at, node) in graph.nodes.iter().enumerate() {
-        if let (Op::Add, &[Operand::Value(a), Operand::Value(b)]) = (&node.op, node.inputs.as_slice()) {
+        if let (Op::Add, &[Operand::Value(a), Operand::Value(b)]) = (&node.op, node.inputs.as_slice())
+            && !inside.contains(&at)
+        {
             // The later producer keeps its inputs alive for less long.
             let options = [(fuses(a), b), (fuses(b), a)];
             let best = options.into_iter().filter_map(|(p, other)| Some((p?, other))).max_by_key(|(p, _)| *p);

@@ -227,7 +227,8 @@ impl<'a> Lowering<'a, '_> {
         let [ids, weights] = routed[..] else {
             return Err(TypeError::new("router", "does not give ids and weights"));
         };
-        let dispatch = self.g.one(Op::Dispatch { experts: moe.router.experts }, &[ids.into()])?;
+        let dispatch =
+            self.g.one(Op::Dispatch { experts: moe.router.experts, partial: false }, &[ids.into()])?;
         let e = &moe.experts;
         let gate_up = self.weight(&format!("{at}.moe.gate_up"), WeightClass::Experts, &e.gate_up)?;
         let down = self.weight(&format!("{at}.moe.down"), WeightClass::Experts, &e.down)?;
@@ -236,8 +237,8 @@ impl<'a> Lowering<'a, '_> {
             inputs.push(self.weight(&format!("{at}.moe.gate_up.bias"), WeightClass::Exact, gate_up)?.into());
             inputs.push(self.weight(&format!("{at}.moe.down.bias"), WeightClass::Exact, down)?.into());
         }
-        let y = self.g.one(Op::ExpertFfn { glu: e.glu, bias: e.bias.is_some() }, &inputs)?;
-        let y = self.g.one(Op::Combine, &[y.into(), dispatch.into(), weights.into()])?;
+        let y = self.g.one(Op::ExpertFfn { glu: e.glu, bias: e.bias.is_some(), fixed: false }, &inputs)?;
+        let y = self.g.one(Op::Combine { partial: false }, &[y.into(), dispatch.into(), weights.into()])?;
         let Some(shared) = &moe.shared else { return Ok(y) };
         let mut h = self.mlp(&format!("{at}.shared"), &shared.mlp, x)?;
         if let Some(gate) = &shared.gate {

@@ -6,6 +6,7 @@ pub mod group;
 pub mod layout;
 pub mod lower;
 pub mod memory;
+pub mod offload;
 pub mod reside;
 pub mod rewrite;
 pub mod schedule;

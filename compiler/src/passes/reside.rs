@@ -170,17 +170,15 @@ fn partition(entry: usize, writable: &mut Writable<'_>, home: Home) -> Result<Ve
         refused.iter().map(|p| (false, p.clone().unwrap_or_default())).collect();
     for region in regions(graph, &refused) {
         let inner = between_matrices(graph, &region);
-        let us = |unit: &moec_device::Unit| -> f64 {
-            let matrices = inner.iter().map(|&i| {
-                let rows = graph.kind.rows() as f64;
-                unit.matmul_us(rows, weights(module, &graph.nodes[i], ctx)).unwrap_or(0.0)
-            });
-            matrices.sum()
-        };
-        let (on_cpu, on_npu) = (us(units.cpu), us(units.npu) + units.npu.launch_us());
+        let [on_cpu, on_npu] = costs(module, graph, units, &inner, ctx);
         let (mut wins, mut stays) = match (home, graph.kind) {
             (Home::Cpu, _) => (false, "asked for by `placement.attention`".to_owned()),
-            (Home::Npu, _) | (Home::Auto, EntryKind::Prefill(_)) => (true, String::new()),
+            (Home::Npu, _) => (true, String::new()),
+            // The cache lives where attention lives, and each token that is decoded goes there.
+            (Home::Auto, EntryKind::Prefill(_)) if attends(graph, &inner) && !writable.decodes_there() => {
+                (false, "decoding costs less here, and the KV cache has one home".to_owned())
+            }
+            (Home::Auto, EntryKind::Prefill(_)) => (true, String::new()),
             (Home::Auto, EntryKind::Decode(_)) => {
                 (on_npu < on_cpu, "decode: a launch costs more than the few rows do here".to_owned())
             }
@@ -210,6 +208,21 @@ fn partition(entry: usize, writable: &mut Writable<'_>, home: Home) -> Result<Ve
     Ok(out)
 }
 
+/// Microseconds of these nodes on processor and NPU, launch and waiting included.
+fn costs(module: &Module, graph: &Graph, units: &Units<'_>, nodes: &[usize], ctx: usize) -> [f64; 2] {
+    let rows = graph.kind.rows() as f64;
+    let us = |unit: &moec_device::Unit| -> f64 {
+        let us = |&i: &usize| unit.matmul_us(rows, weights(module, &graph.nodes[i], ctx)).unwrap_or(0.0);
+        nodes.iter().map(us).sum()
+    };
+    [us(units.cpu), us(units.npu) + units.npu.launch_us()]
+}
+
+/// Whether attention is among these nodes.
+fn attends(graph: &Graph, nodes: &[usize]) -> bool {
+    nodes.iter().any(|&i| matches!(graph.nodes[i].op, Op::Attention(_)))
+}
+
 /// What the emitter can write, scope by scope.
 struct Writable<'a> {
     module: &'a Module,
@@ -218,6 +231,22 @@ struct Writable<'a> {
 }
 
 impl Writable<'_> {
+    /// Whether attention costs less on the NPU in every decode entry point.
+    fn decodes_there(&self) -> bool {
+        let (module, units) = (self.module, self.units);
+        let ctx = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(0);
+        module.entries.iter().filter(|g| matches!(g.kind, EntryKind::Decode(_))).all(|graph| {
+            let refused: Vec<Option<String>> =
+                graph.nodes.iter().map(|n| refusal(module, n, units)).collect();
+            let regions = regions(graph, &refused);
+            let inner = regions.iter().map(|r| between_matrices(graph, r));
+            inner.filter(|nodes| attends(graph, nodes)).all(|nodes| {
+                let [on_cpu, on_npu] = costs(module, graph, units, &nodes, ctx);
+                on_npu < on_cpu
+            })
+        })
+    }
+
     /// Whether these nodes of a scope, which hang together, become graphs.
     ///
     /// # Errors

@@ -19,8 +19,10 @@ use crate::profile::importance::ENOUGH;
 use crate::profile::loads::{LayerLoads, Loads};
 use moec_ir::placement::{Expected, ExpertRow, ExpertTable, Placement};
 
-/// Coverages that a quality budget chooses from.
-pub const LADDER: [f64; 11] = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0];
+/// Coverages that a quality budget chooses from. Past 1 they are multiples of the largest load that calibration saw: text
+/// that nobody has seen may load an expert more.
+pub const LADDER: [f64; 16] =
+    [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0, 1.25, 1.5, 2.0, 3.0, 8.0];
 
 /// A placement with the capacity of every expert, all of them on the NPU: where they live is decided later.
 pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &Experts, coverage: f64) -> Placement {
@@ -67,7 +69,7 @@ fn is_few(layer: &LayerLoads, expert: usize) -> bool {
 
 /// The load to expect of an expert: at most the whole chunk.
 fn expected(layer: &LayerLoads, expert: usize, chunk: u32, coverage: f64) -> u32 {
-    let seen = layer.quantile(expert, coverage);
+    let seen = (f64::from(layer.quantile(expert, coverage.min(1.0))) * coverage.max(1.0)).ceil() as u32;
     let least = if is_few(layer, expert) {
         let n = layer.chosen[expert] as f64;
         let most = n + 1.65 * n.sqrt() + 3.0;
@@ -177,7 +179,7 @@ pub fn spend(budget: f64, loss: &mut dyn FnMut(f64) -> Result<f64>) -> Result<f6
     }
     kept.ok_or_else(|| {
         Error::limit(format!(
-            "even capacities for every load that calibration saw raise perplexity by {:.3} %, and \
+            "even capacities for eight times the loads that calibration saw raise perplexity by {:.3} %, and \
              `quality.max_perplexity_increase` allows {:.3} %",
             last * 100.0,
             budget * 100.0

@@ -7,7 +7,7 @@
 mod allowed;
 mod compare;
 mod probe;
-mod weights;
+pub(crate) mod weights;
 
 use crate::bundle::read::Bundle;
 use crate::coreml::{self, verify::FunctionReport};

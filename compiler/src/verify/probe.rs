@@ -211,8 +211,8 @@ impl<'a> Probe<'a> {
         let failed = |e: eval::EvalError| {
             Error::bug(format!("the evaluator failed at `{}` in `{}`", node.op.name(), node.scope)).because(e)
         };
-        if let Op::Dispatch { experts } = node.op {
-            return self.dispatch(view, node, experts).map(|t| vec![t]);
+        if let Op::Dispatch { experts, partial } = node.op {
+            return self.dispatch(view, node, experts, partial).map(|t| vec![t]);
         }
         let mut operands = Vec::new();
         for &input in &node.inputs {
@@ -236,7 +236,7 @@ impl<'a> Probe<'a> {
     }
 
     /// The table for the valid rows alone: padding rows are not dispatched.
-    fn dispatch(&self, view: &StepView<'_>, node: &Node, experts: usize) -> Result<Tensor> {
+    fn dispatch(&self, view: &StepView<'_>, node: &Node, experts: usize, partial: bool) -> Result<Tensor> {
         let Some(&Operand::Value(ids)) = node.inputs.first() else {
             return Err(Error::bug("a dispatch of nothing"));
         };
@@ -244,7 +244,7 @@ impl<'a> Probe<'a> {
         let k = all.ty.cols();
         let valid = all.as_i32()[..view.n() * k].to_vec();
         let ids = Tensor::i32([view.n(), k], valid);
-        let mut results = eval::op(&Op::Dispatch { experts }, vec![Arg::Tensor(&ids)])
+        let mut results = eval::op(&Op::Dispatch { experts, partial }, vec![Arg::Tensor(&ids)])
             .map_err(|e| Error::input("a router made up an expert").because(e))?;
         results.pop().ok_or_else(|| Error::bug("a dispatch without table"))
     }
@@ -318,7 +318,7 @@ impl<'a> Probe<'a> {
                 },
             };
             let Some(want) = expected.get(i) else { continue };
-            if let Op::Dispatch { experts } = node.op {
+            if let Op::Dispatch { experts, .. } = node.op {
                 // The evaluator's own table counts padding rows: there is nothing to chain.
                 local = local.max(same_dispatch(self.graph, node, experts, &got, want, view.n()));
                 self.kept.insert(v, got);

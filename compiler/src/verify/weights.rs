@@ -10,14 +10,14 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 /// The packed weights of a bundle as a source: leaves are segments.
-pub(super) struct Packed {
+pub(crate) struct Packed {
     files: Vec<Option<Map>>,
     segments: HashMap<String, Segment>,
 }
 
 impl Packed {
     /// Opens the files that hold segments.
-    pub(super) fn open(bundle: &Bundle) -> Result<Self> {
+    pub(crate) fn open(bundle: &Bundle) -> Result<Self> {
         let plan = &bundle.plan;
         let mut files = Vec::new();
         for (i, file) in plan.files.iter().enumerate() {
@@ -40,7 +40,7 @@ impl Packed {
 
     /// Rounds a weight of the checkpoint as the bundle stores it. Grouped formats keep the bundle's scales, for
     /// which errors may have mattered in some way that only the build knew; the codes are then settled.
-    pub(super) fn round(&self, weight: &Weight, values: &mut [f32]) {
+    pub(crate) fn round(&self, weight: &Weight, values: &mut [f32]) {
         let rounded =
             self.segment(&weight.name).map(|(s, packed)| moec_cpu::round_as_packed(s, packed, values));
         if !matches!(rounded, Some(Ok(()))) {
@@ -90,7 +90,7 @@ fn in_rows(weight: &str) -> String {
 
 /// Gives tables that are also stored in panels a weight of their own: the two may be rounded differently, since
 /// errors of a matrix matter by what it is multiplied by.
-pub(super) fn split_tables(module: &mut Module, packed: &Packed) {
+pub(crate) fn split_tables(module: &mut Module, packed: &Packed) {
     let Module { weights, entries, .. } = module;
     let mut tables: HashMap<WeightId, WeightId> = HashMap::new();
     for node in entries.iter_mut().flat_map(|g| &mut g.nodes).filter(|n| matches!(n.op, Op::Embed)) {
@@ -110,7 +110,7 @@ pub(super) fn split_tables(module: &mut Module, packed: &Packed) {
 }
 
 /// Replaces every weight's expression by the segment of its name.
-pub(super) fn read_from_bundle(module: &mut Module) {
+pub(crate) fn read_from_bundle(module: &mut Module) {
     for w in &mut module.weights {
         let leaf = Leaf { tensor: w.name.clone(), shape: w.shape.clone(), encoding: Encoding::Plain };
         w.expr = WeightExpr::Leaf(leaf);

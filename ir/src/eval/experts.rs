@@ -2,17 +2,17 @@
 
 use super::basic::{gated, matvec};
 use super::{Args, EvalError};
-use crate::op::{DispatchLayout, Glu};
+use crate::op::{AdmitDesc, DispatchLayout, Glu};
 use crate::types::Type;
 use std::cmp::Reverse;
 
 /// The dispatch table of [`DispatchLayout`]; words that it leaves unused are 0.
-pub(super) fn dispatch(a: &Args<'_>, experts: usize) -> Result<Vec<i32>, EvalError> {
+pub(super) fn dispatch(a: &Args<'_>, experts: usize, partial: bool) -> Result<Vec<i32>, EvalError> {
     let ids = a.i32(0)?;
     let layout = DispatchLayout { rows: a.rows(0)?, k: a.cols(0)?, experts };
     // (row, choice) pairs of each expert, flattened, in order of rows.
     let mut members: Vec<Vec<usize>> = vec![Vec::new(); experts];
-    for (pair, &id) in ids.iter().enumerate() {
+    for (pair, &id) in ids.iter().enumerate().filter(|&(_, &id)| !(partial && id == -1)) {
         members[a.index("expert", id, experts)?].push(pair);
     }
     let mut active: Vec<usize> = (0..experts).filter(|&e| !members[e].is_empty()).collect();
@@ -20,6 +20,7 @@ pub(super) fn dispatch(a: &Args<'_>, experts: usize) -> Result<Vec<i32>, EvalErr
     let mut table = vec![0; layout.words()];
     table[0] = active.len() as i32;
     table[1] = ids.len() as i32;
+    table[layout.slot()..].fill(-1);
     let mut slot = 0;
     for (i, &e) in active.iter().enumerate() {
         table[layout.expert() + i] = e as i32;
@@ -32,6 +33,35 @@ pub(super) fn dispatch(a: &Args<'_>, experts: usize) -> Result<Vec<i32>, EvalErr
     }
     table[layout.start() + active.len()] = slot as i32;
     Ok(table)
+}
+
+/// What static graphs take, and what is served elsewhere.
+pub(super) fn admit(a: &Args<'_>, d: &AdmitDesc) -> Result<[Vec<i32>; 2], EvalError> {
+    let (ids, k, added, pos) = (a.i32(0)?, a.cols(0)?, a.f32(1)?, a.i32(2)?);
+    let norm = |row: usize| {
+        let row = added.chunks_exact(a.cols(1).unwrap_or(1)).nth(row).unwrap_or_default();
+        row.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt() as f32
+    };
+    let (mut stay, mut rest) = (vec![-1; ids.len()], vec![-1; ids.len()]);
+    let mut members: Vec<Vec<usize>> = vec![Vec::new(); d.capacities.len()];
+    for (pair, &id) in ids.iter().enumerate().filter(|(pair, _)| pos[pair / k] >= 0) {
+        members[a.index("expert", id, d.capacities.len())?].push(pair);
+    }
+    for ((e, mut pairs), &capacity) in members.into_iter().enumerate().zip(&d.capacities) {
+        // Stable: of equal norms the lowest row stays. What is no number counts as the highest.
+        pairs.sort_by(|&a, &b| {
+            let (a, b) = (norm(a / k), norm(b / k));
+            b.partial_cmp(&a).unwrap_or_else(|| b.is_nan().cmp(&a.is_nan()))
+        });
+        for (place, pair) in pairs.into_iter().enumerate() {
+            if place < capacity as usize {
+                stay[pair] = e as i32;
+            } else if capacity == 0 || d.spill {
+                rest[pair] = e as i32;
+            }
+        }
+    }
+    Ok([stay, rest])
 }
 
 /// Slots that no active expert has are 0.
@@ -70,7 +100,7 @@ pub(super) fn expert_ffn(
 }
 
 /// Rows past those that the table counts are padding, and 0.
-pub(super) fn combine(a: &Args<'_>) -> Result<Vec<f32>, EvalError> {
+pub(super) fn combine(a: &Args<'_>, partial: bool) -> Result<Vec<f32>, EvalError> {
     let (slots, hidden, y, table) = (a.rows(0)?, a.cols(0)?, a.f32(0)?, a.i32(1)?);
     let (rows, k, weights) = (a.rows(2)?, a.cols(2)?, a.f32(2)?);
     // The slots of the pairs are the last words of the table.
@@ -80,7 +110,7 @@ pub(super) fn combine(a: &Args<'_>) -> Result<Vec<f32>, EvalError> {
     for row in 0..rows {
         let mut sum = vec![0.0_f64; hidden];
         if row < valid {
-            for pair in row * k..(row + 1) * k {
+            for pair in (row * k..(row + 1) * k).filter(|&pair| !(partial && of_pair[pair] == -1)) {
                 let slot = a.index("slot", of_pair[pair], slots)?;
                 for (s, &y) in sum.iter_mut().zip(&y[slot * hidden..(slot + 1) * hidden]) {
                     *s += f64::from(weights[pair]) * f64::from(y);

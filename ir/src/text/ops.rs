@@ -1,10 +1,10 @@
 //! Operators: mnemonic and attributes.
 
-use super::attrs::Attrs;
+use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use crate::op::{
-    Activation, AttentionDesc, Glu, GroupScore, Groups, LongSwitch, Op, Renorm, RopeStyle, RouterDesc, Score,
-    WeightFrom,
+    Activation, AdmitDesc, AttentionDesc, Glu, GroupScore, Groups, LongSwitch, Op, Renorm, RopeStyle,
+    RouterDesc, Score, WeightFrom,
 };
 use std::fmt;
 
@@ -55,9 +55,11 @@ pub(super) fn attributes(op: &Op) -> String {
         }
         Op::LayerNorm { eps } => w.float("eps", *eps),
         Op::Linear { bias } => w.flag("bias", *bias),
-        Op::LinearGlu { glu, bias } | Op::ExpertFfn { glu, bias } => {
-            w.put("glu", GluText(*glu)).flag("bias", *bias)
+        Op::LinearGlu { glu, bias } => w.put("glu", GluText(*glu)).flag("bias", *bias),
+        Op::ExpertFfn { glu, bias, fixed } => {
+            w.put("glu", GluText(*glu)).flag("bias", *bias).flag("fixed", *fixed)
         }
+        Op::Admit(d) => w.put("capacities", format_args!("{:?}", d.capacities)).flag("spill", d.spill),
         Op::HeadLinear { heads } | Op::Concat { heads } => w.put("heads", heads),
         Op::RopeAngles { scale, switch } => {
             let long = switch.map(|s| format!("long(after = {}, scale = {:?})", s.after, s.long_scale));
@@ -80,14 +82,14 @@ pub(super) fn attributes(op: &Op) -> String {
             .flag("sinks", d.sinks)
             .flag("v_from_k", d.v_from_k),
         Op::Router(d) => router(w, d),
-        Op::Dispatch { experts } => w.put("experts", experts),
+        Op::Dispatch { experts, partial } => w.put("experts", experts).flag("partial", *partial),
+        Op::Combine { partial } => w.flag("partial", *partial),
         Op::Scale { factor } => w.float("factor", *factor),
         Op::Clamp { lo, hi } => w.float("lo", *lo).float("hi", *hi),
         Op::Glu(glu) => w.put("glu", GluText(*glu)),
         Op::Slice { heads, start, len } => w.put("heads", heads).put("start", start).put("len", len),
         Op::Embed
         | Op::CacheWrite
-        | Op::Combine
         | Op::Add
         | Op::Mul
         | Op::ScaleCols
@@ -252,9 +254,15 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
             v_from_k: a.flag(c, "v_from_k")?,
         }),
         "router" => Op::Router(read_router(c, a)?),
-        "dispatch" => Op::Dispatch { experts: a.int(c, "experts")? },
-        "expert_ffn" => Op::ExpertFfn { glu: read_glu(c, a)?, bias: a.flag(c, "bias")? },
-        "combine" => Op::Combine,
+        "dispatch" => Op::Dispatch { experts: a.int(c, "experts")?, partial: a.flag(c, "partial")? },
+        "admit" => Op::Admit(AdmitDesc {
+            capacities: a.list(c, "capacities", "a list of capacities", Value::number)?,
+            spill: a.flag(c, "spill")?,
+        }),
+        "expert_ffn" => {
+            Op::ExpertFfn { glu: read_glu(c, a)?, bias: a.flag(c, "bias")?, fixed: a.flag(c, "fixed")? }
+        }
+        "combine" => Op::Combine { partial: a.flag(c, "partial")? },
         "add" => Op::Add,
         "mul" => Op::Mul,
         "scale" => Op::Scale { factor: a.float(c, "factor")? },

@@ -4,6 +4,7 @@ use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::parse_graph::{dtype, format, kind};
 use super::parse_placement::part as placement;
+use super::statics;
 use crate::plan::{
     Arg, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
     Placement, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
@@ -57,6 +58,9 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         segments: Vec::new(),
         states: Vec::new(),
         kernels: Vec::new(),
+        graphs: Vec::new(),
+        sets: Vec::new(),
+        parts: Vec::new(),
         entries: Vec::new(),
         placement: Placement::default(),
     };
@@ -73,11 +77,20 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         } else if c.eat_word("kernel")? {
             index(c, plan.kernels.len())?;
             plan.kernels.push(KernelRef { symbol: c.string("a symbol")? });
+        } else if c.eat_word("graph")? {
+            index(c, plan.graphs.len())?;
+            plan.graphs.push(statics::graph(c)?);
+        } else if c.eat_word("set")? {
+            index(c, plan.sets.len())?;
+            plan.sets.push(statics::set(c)?);
+        } else if c.eat_word("part")? {
+            index(c, plan.parts.len())?;
+            plan.parts.push(statics::part(c)?);
         } else if c.eat_word("entry")? {
             plan.entries.push(entry(c)?);
         } else if !placement(c, &mut plan.placement)? {
             return c.expected(
-                "`file`, `segment`, `state`, `kernel`, `entry`, `placement`, `placed` or `experts`",
+                "`file`, `segment`, `state`, `kernel`, `graph`, `set`, `part`, `entry`, `placement`, `placed` or `experts`",
             );
         }
     }
@@ -274,6 +287,22 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
                 rows: a.int(c, "rows")?,
                 k: a.int(c, "k")?,
                 experts: a.int(c, "experts")?,
+                partial: a.flag(c, "partial")?,
+            })
+        })?
+    } else if c.eat_word("admit")? {
+        with_attrs(c, |c, a| {
+            Ok(Builtin::Admit { set: a.int(c, "set")?, k: a.int(c, "k")?, channels: a.int(c, "channels")? })
+        })?
+    } else if c.eat_word("part_graphs")? {
+        with_attrs(c, |c, a| Ok(Builtin::Part { part: a.int(c, "part")? }))?
+    } else if c.eat_word("expert_graphs")? {
+        with_attrs(c, |c, a| {
+            Ok(Builtin::Experts {
+                set: a.int(c, "set")?,
+                rows: a.int(c, "rows")?,
+                k: a.int(c, "k")?,
+                hidden: a.int(c, "hidden")?,
             })
         })?
     } else {

@@ -2,6 +2,7 @@
 
 use super::lex::quote;
 use super::print_placement::write_placement;
+use super::statics;
 use crate::plan::{
     Arg, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
 };
@@ -63,8 +64,16 @@ fn code(code: Code) -> String {
                 long.map(|(after, scale)| format!(", long = long(after = {after}, scale = {})", Bits(scale)));
             format!("rope_angles {{half = {half}, scale = {}{}}}", Bits(scale), long.unwrap_or_default())
         }
-        Code::Builtin(Builtin::Dispatch { rows, k, experts }) => {
-            format!("dispatch {{rows = {rows}, k = {k}, experts = {experts}}}")
+        Code::Builtin(Builtin::Dispatch { rows, k, experts, partial }) => {
+            let partial = if partial { ", partial = true" } else { "" };
+            format!("dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}}}")
+        }
+        Code::Builtin(Builtin::Admit { set, k, channels }) => {
+            format!("admit {{set = {set}, k = {k}, channels = {channels}}}")
+        }
+        Code::Builtin(Builtin::Part { part }) => format!("part_graphs {{part = {part}}}"),
+        Code::Builtin(Builtin::Experts { set, rows, k, hidden }) => {
+            format!("expert_graphs {{set = {set}, rows = {rows}, k = {k}, hidden = {hidden}}}")
         }
     }
 }
@@ -185,6 +194,7 @@ impl fmt::Display for Plan {
         for (i, k) in self.kernels.iter().enumerate() {
             writeln!(f, "kernel {i} {}", quote(&k.symbol))?;
         }
+        statics::write(f, self)?;
         for entry in &self.entries {
             write_entry(f, self, entry)?;
         }

@@ -24,6 +24,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     check_segments(plan)?;
     check_states(plan)?;
     check_kernels(plan)?;
+    super::statics::check(plan)?;
     for (i, entry) in plan.entries.iter().enumerate() {
         let here = format!("entries[{i}]");
         let previous = i.checked_sub(1).map(|p| order(plan.entries[p].kind));
@@ -277,7 +278,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && holds(*pos, DType::I32, Some(1))
                 && holds(*out, DType::F32, half.checked_mul(2))
         }
-        Builtin::Dispatch { rows: table_rows, k, experts } => {
+        Builtin::Dispatch { rows: table_rows, k, experts, .. } => {
             let [ids, Arg::Buffer(out, offset)] = args else {
                 return false;
             };
@@ -291,6 +292,58 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && table_rows >= rows
                 && holds(*ids, DType::I32, Some(k))
                 && out.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
+        }
+        Builtin::Admit { set, k, channels } => {
+            let [ids, added, stay, rest] = args else {
+                return false;
+            };
+            k > 0
+                && plan.sets.get(set as usize).is_some()
+                && holds(*added, DType::F32, Some(channels))
+                && [ids, stay, rest].iter().all(|&&a| holds(a, DType::I32, Some(k)))
+        }
+        Builtin::Part { part } => {
+            let Some(part) = plan.parts.get(part as usize) else { return false };
+            let own = |cols: u32| move |arg: &Arg| holds(*arg, DType::F32, Some(cols));
+            let one = |arg: &Arg| holds(*arg, DType::I32, Some(1));
+            let (x, y) = (own(part.inputs), own(part.outputs));
+            match (part.attention, args) {
+                (None, [a, b]) => x(a) && y(b),
+                (Some(t), [a, pos, slot, b]) if t.angles == 0 => x(a) && one(pos) && one(slot) && y(b),
+                (Some(t), [a, angles, pos, slot, b]) if t.angles > 0 => {
+                    x(a) && own(t.angles)(angles) && one(pos) && one(slot) && y(b)
+                }
+                _ => false,
+            }
+        }
+        Builtin::Experts { set, rows: table_rows, k, hidden } => {
+            let [x, Arg::Buffer(table, offset), y] = args else {
+                return false;
+            };
+            let Some(set) = plan.sets.get(set as usize) else { return false };
+            let layout =
+                DispatchLayout { rows: table_rows as usize, k: k as usize, experts: set.capacities.len() };
+            let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
+            let end = bytes.and_then(|n| n.checked_add(u64::from(*offset)));
+            let table = entry.buffers.get(*table as usize);
+            let takes = |g: &crate::plan::GraphGroup| {
+                plan.graphs.get(g.graph as usize).is_some_and(|d| d.inputs[0].shape[1] == hidden)
+            };
+            let slots = table_rows.checked_mul(k);
+            let y = match *y {
+                Arg::Buffer(y, 0) => entry.buffers.get(y as usize),
+                _ => None,
+            };
+            k > 0
+                && table_rows >= rows
+                && set.groups.iter().all(takes)
+                && holds(*x, DType::F32, Some(hidden))
+                && table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
+                && y.zip(slots).is_some_and(|(b, slots)| {
+                    b.dtype == DType::F32 && b.stride == hidden && b.rows >= slots && {
+                        u64::from(slots).checked_mul(u64::from(hidden) * 4).is_some_and(|n| n <= b.bytes)
+                    }
+                })
         }
     }
 }

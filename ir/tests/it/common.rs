@@ -129,12 +129,12 @@ pub(crate) fn entry(module: &mut Module, kind: EntryKind, out_rows: usize) {
     let w = add(&mut b, "router", &[EXPERTS, HIDDEN]);
     let z = b.one(linear.clone(), &[x.into(), w.into()]).unwrap();
     let chosen = b.push(Op::Router(router(EXPERTS, 2)), &[z.into()]).unwrap();
-    let table = b.one(Op::Dispatch { experts: EXPERTS }, &[chosen[0].into()]).unwrap();
+    let table = b.one(Op::Dispatch { experts: EXPERTS, partial: false }, &[chosen[0].into()]).unwrap();
     let gate_up = add(&mut b, "gate_up", &[EXPERTS, 12, HIDDEN]);
     let down = add(&mut b, "down", &[EXPERTS, HIDDEN, 6]);
-    let ffn = Op::ExpertFfn { glu: Glu::Gated(Activation::Silu), bias: false };
+    let ffn = Op::ExpertFfn { glu: Glu::Gated(Activation::Silu), bias: false, fixed: false };
     let y = b.one(ffn, &[x.into(), table.into(), gate_up.into(), down.into()]).unwrap();
-    let y = b.one(Op::Combine, &[y.into(), table.into(), chosen[1].into()]).unwrap();
+    let y = b.one(Op::Combine { partial: false }, &[y.into(), table.into(), chosen[1].into()]).unwrap();
     let x = b.one(Op::Add, &[x.into(), y.into()]).unwrap();
     b.scope("head");
     let x = b.one(Op::GatherRows, &[x.into(), rows]).unwrap();

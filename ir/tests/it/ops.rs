@@ -301,7 +301,7 @@ fn sparse_mixer_is_that_of_phi_moe() {
 fn experts_run_busiest_first() {
     // Rows choose (2, 1), (1, 0), (1, 2) of four experts.
     let ids = Tensor::i32([3, 2], vec![2, 1, 1, 0, 1, 2]);
-    let table = run(&Op::Dispatch { experts: 4 }, &[&ids]).remove(0);
+    let table = run(&Op::Dispatch { experts: 4, partial: false }, &[&ids]).remove(0);
     let l = DispatchLayout { rows: 3, k: 2, experts: 4 };
     let t = table.as_i32();
     assert_eq!(t.len(), l.words());
@@ -315,11 +315,11 @@ fn experts_run_busiest_first() {
     let x = tensor(&[3, 1], &[1., 2., 3.]);
     let gate_up = tensor(&[4, 2, 1], &[1., 1., 1., 2., 1., 3., 1., 4.]);
     let down = tensor(&[4, 1, 1], &[10.; 4]);
-    let ffn = |bias| Op::ExpertFfn { glu: Glu::Gated(Activation::Relu), bias };
+    let ffn = |bias| Op::ExpertFfn { glu: Glu::Gated(Activation::Relu), bias, fixed: false };
     let y = run(&ffn(false), &[&x, &table, &gate_up, &down]).remove(0);
     close(y.as_f32(), &[20., 80., 180., 30., 270., 40.]);
     let weights = tensor(&[3, 2], &[1., 2., 3., 4., 5., 6.]);
-    check(&Op::Combine, &[&y, &table, &weights], &[70., 400., 2520.]);
+    check(&Op::Combine { partial: false }, &[&y, &table, &weights], &[70., 400., 2520.]);
 
     let gate_up_bias = tensor(&[4, 2], &[0., 1., 0., 1., 0., 1., 0., 1.]);
     let down_bias = tensor(&[4, 1], &[0.5; 4]);
@@ -332,7 +332,7 @@ fn experts_run_busiest_first() {
         t[1] = 4;
     }
     let y = tensor(&[6, 1], &[20., 80., 180., 30., 270., 40.]);
-    check(&Op::Combine, &[&y, &short, &weights], &[70., 400., 0.]);
+    check(&Op::Combine { partial: false }, &[&y, &short, &weights], &[70., 400., 0.]);
 }
 
 #[test]
@@ -343,14 +343,14 @@ fn faults_are_errors() {
         op(node, inputs.iter().map(|t| Arg::Tensor(t)).collect()).unwrap_err()
     };
     assert!(matches!(fault(&Op::Add, &[&x]), EvalError::Type(_)));
-    assert!(matches!(fault(&Op::Dispatch { experts: 4 }, &[&ids]), EvalError::Value { .. }));
+    assert!(matches!(fault(&Op::Dispatch { experts: 4, partial: false }, &[&ids]), EvalError::Value { .. }));
     let torn = Tensor { data: Data::F32(vec![0.]), ..x.clone() };
     assert!(matches!(fault(&Op::Softmax, &[&torn]), EvalError::Value { .. }));
     // A dispatch table full of nonsense.
     let table = Tensor::i32([4 + 2 + 3 + 2], vec![99; 11]);
     let (gate_up, down) = (tensor(&[2, 2, 2], &[0.; 8]), tensor(&[2, 2, 1], &[0.; 4]));
-    let ffn = Op::ExpertFfn { glu: Glu::DRelu, bias: false };
+    let ffn = Op::ExpertFfn { glu: Glu::DRelu, bias: false, fixed: false };
     assert!(matches!(fault(&ffn, &[&x, &table, &gate_up, &down]), EvalError::Value { .. }));
     let (y, w) = (tensor(&[1, 2], &[0.; 2]), tensor(&[1, 1], &[1.]));
-    assert!(matches!(fault(&Op::Combine, &[&y, &table, &w]), EvalError::Value { .. }));
+    assert!(matches!(fault(&Op::Combine { partial: false }, &[&y, &table, &w]), EvalError::Value { .. }));
 }

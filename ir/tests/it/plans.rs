@@ -37,7 +37,7 @@ pub(crate) fn plan() -> Plan {
     ];
     let b = |b| Arg::Buffer(b, 0);
     let rope = Code::Builtin(Builtin::RopeAngles { half: 4, scale: 1_f32.to_bits(), long: None });
-    let dispatch = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7 });
+    let dispatch = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7, partial: false });
     let last = Step {
         rows: RowSpace::Outputs,
         grid: Grid::Experts { table: 1, tiles: 2 },
@@ -110,6 +110,20 @@ pub(crate) fn plan() -> Plan {
             order: CacheOrder::Values { nr: 8, block: 32 },
         }],
         kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
+        graphs: vec![GraphDecl {
+            package: "artifacts/layers.0.group.0.mlpackage".into(),
+            function: "cap16".into(),
+            inputs: vec![Port { name: "x".into(), shape: [32, 8, 1, 1] }],
+            outputs: vec![Port { name: "y".into(), shape: [32, 8, 1, 1] }],
+            stateful: false,
+        }],
+        sets: vec![ExpertSet {
+            layer: 0,
+            overflow: Overflow::Spill,
+            capacities: vec![16, 0, 16, 0],
+            groups: vec![GraphGroup { graph: 0, capacity: 16, experts: vec![2, 0] }],
+        }],
+        parts: vec![GraphPart { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
         entries: vec![entry],
         placement: placement(),
     }

@@ -3,7 +3,7 @@
 use crate::common::{leaf, model, router, weight};
 use crate::plans::plan;
 use moec_ir::eval::{self, Tensor};
-use moec_ir::op::{AttentionDesc, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
+use moec_ir::op::{AdmitDesc, AttentionDesc, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
 use moec_ir::plan::*;
 use moec_ir::text::{parse_expr, parse_module, parse_placement, parse_plan};
 use moec_ir::{
@@ -132,16 +132,7 @@ fn attention() -> impl Strategy<Value = AttentionDesc> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let plain = vec![
-        Op::Embed,
-        Op::CacheWrite,
-        Op::Combine,
-        Op::Add,
-        Op::Mul,
-        Op::ScaleCols,
-        Op::Softmax,
-        Op::GatherRows,
-    ];
+    let plain = vec![Op::Embed, Op::CacheWrite, Op::Add, Op::Mul, Op::ScaleCols, Op::Softmax, Op::GatherRows];
     let switch = (small(), float()).prop_map(|(after, long_scale)| LongSwitch { after, long_scale });
     let style = prop::sample::select(vec![RopeStyle::Half, RopeStyle::Interleaved]);
     prop_oneof![
@@ -156,10 +147,17 @@ fn op() -> impl Strategy<Value = Op> {
         float().prop_map(|eps| Op::LayerNorm { eps }),
         any::<bool>().prop_map(|bias| Op::Linear { bias }),
         (glu(), any::<bool>()).prop_map(|(glu, bias)| Op::LinearGlu { glu, bias }),
-        (glu(), any::<bool>()).prop_map(|(glu, bias)| Op::ExpertFfn { glu, bias }),
+        (glu(), any::<bool>(), any::<bool>()).prop_map(|(glu, bias, fixed)| Op::ExpertFfn {
+            glu,
+            bias,
+            fixed
+        }),
+        any::<bool>().prop_map(|partial| Op::Combine { partial }),
+        (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
+            .prop_map(|(capacities, spill)| Op::Admit(AdmitDesc { capacities, spill })),
         small().prop_map(|heads| Op::HeadLinear { heads }),
         small().prop_map(|heads| Op::Concat { heads }),
-        small().prop_map(|experts| Op::Dispatch { experts }),
+        (small(), any::<bool>()).prop_map(|(experts, partial)| Op::Dispatch { experts, partial }),
         (small(), small(), small()).prop_map(|(heads, start, len)| Op::Slice { heads, start, len }),
         (float(), prop::option::of(switch)).prop_map(|(scale, switch)| Op::RopeAngles { scale, switch }),
         (small(), small(), style).prop_map(|(heads, offset, style)| Op::Rope { heads, offset, style }),
@@ -248,10 +246,16 @@ fn code() -> impl Strategy<Value = Code> {
         any::<u32>().prop_map(Code::Kernel),
         any::<(u32, u32, Option<(u32, u32)>)>()
             .prop_map(|(half, scale, long)| Code::Builtin(Builtin::RopeAngles { half, scale, long })),
-        any::<[u32; 3]>().prop_map(|[rows, k, experts]| Code::Builtin(Builtin::Dispatch {
+        any::<([u32; 3], bool)>().prop_map(|([rows, k, experts], partial)| Code::Builtin(
+            Builtin::Dispatch { rows, k, experts, partial }
+        )),
+        any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
+        any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
+        any::<[u32; 4]>().prop_map(|[set, rows, k, hidden]| Code::Builtin(Builtin::Experts {
+            set,
             rows,
             k,
-            experts
+            hidden
         })),
     ]
 }
@@ -376,32 +380,61 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let texts =
         (list(text(), 0..3), list(text(), 0..3), [text(), text(), text(), text()], list(text(), 0..3));
     let numbers = any::<([u32; 6], Option<u32>, Vec<u32>, [u64; 4])>();
+    let port = || (text(), any::<[u32; 4]>()).prop_map(|(name, shape)| Port { name, shape });
+    let graph = (text(), text(), list(port(), 0..3), list(port(), 0..3), any::<bool>()).prop_map(
+        |(package, function, inputs, outputs, stateful)| GraphDecl {
+            package,
+            function,
+            inputs,
+            outputs,
+            stateful,
+        },
+    );
+    let group = any::<(u32, u32, Vec<u32>)>().prop_map(|(graph, capacity, experts)| GraphGroup {
+        graph,
+        capacity,
+        experts,
+    });
+    let overflow = prop::sample::select(Overflow::ALL.to_vec());
+    let set = (any::<(u32, Vec<u32>)>(), overflow, list(group, 0..3)).prop_map(
+        |((layer, capacities), overflow, groups)| ExpertSet { layer, overflow, capacities, groups },
+    );
+    let attention = any::<(u32, u32, Option<u32>, bool)>()
+        .prop_map(|(angles, context, window, apart)| PartAttention { angles, context, window, apart });
+    let part = (any::<(Vec<u32>, u32, u32)>(), prop::option::of(attention))
+        .prop_map(|((graphs, inputs, outputs), attention)| GraphPart { graphs, inputs, outputs, attention });
+    let statics = (list(graph, 0..3), list(set, 0..3), list(part, 0..3));
     let lists =
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
-    (texts, numbers, lists).prop_map(
-        |((features, units, [family, name, triple, cpu], symbols), (n, bos, eos, long), lists)| Plan {
-            version: n[0],
-            model: ModelInfo {
-                family,
-                vocab: n[1],
-                hidden: n[2],
-                layers: n[3],
-                max_context: n[4],
-                slots: n[5],
-                bos,
-                eos,
-                parameters: long[0],
-                active_parameters: long[1],
-            },
-            target: TargetInfo { name, triple, cpu, features, units },
-            arena_bytes: long[2],
-            scratch_bytes: long[3],
-            files: lists.0,
-            segments: lists.1,
-            states: lists.2,
-            kernels: symbols.into_iter().map(|symbol| KernelRef { symbol }).collect(),
-            entries: lists.3,
-            placement: lists.4,
+    (texts, numbers, lists, statics).prop_map(
+        |((features, units, [family, name, triple, cpu], symbols), (n, bos, eos, long), lists, statics)| {
+            Plan {
+                version: n[0],
+                model: ModelInfo {
+                    family,
+                    vocab: n[1],
+                    hidden: n[2],
+                    layers: n[3],
+                    max_context: n[4],
+                    slots: n[5],
+                    bos,
+                    eos,
+                    parameters: long[0],
+                    active_parameters: long[1],
+                },
+                target: TargetInfo { name, triple, cpu, features, units },
+                arena_bytes: long[2],
+                scratch_bytes: long[3],
+                files: lists.0,
+                segments: lists.1,
+                states: lists.2,
+                kernels: symbols.into_iter().map(|symbol| KernelRef { symbol }).collect(),
+                graphs: statics.0,
+                sets: statics.1,
+                parts: statics.2,
+                entries: lists.3,
+                placement: lists.4,
+            }
         },
     )
 }

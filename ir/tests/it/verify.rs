@@ -217,10 +217,11 @@ fn bad_entries_are_refused() {
     refuse(".steps[0]", "do not fit", |e| e.steps[0].args[1] = Arg::Segment(1));
     refuse(".steps[0]", "do not fit", |e| e.steps[0].args[2] = Arg::Buffer(4, 4));
     refuse(".steps[2]", "do not fit", |e| {
-        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: u32::MAX, experts: u32::MAX });
+        e.steps[2].code =
+            Code::Builtin(Builtin::Dispatch { rows: 4, k: u32::MAX, experts: u32::MAX, partial: false });
     });
     refuse(".steps[2]", "do not fit", |e| {
-        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12 });
+        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false });
     });
     refuse(".steps[3]", "ascending", |e| e.steps[3].deps = vec![1, 0]);
     refuse(".steps[1]", "not before", |e| e.steps[1].deps = vec![1]);

@@ -12,6 +12,7 @@ mod logits;
 
 use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};
+use crate::graphs::Graphs;
 use crate::program::Program;
 use crate::store::CheckLevel;
 use args::{Cli, Common, Verb};
@@ -51,15 +52,32 @@ impl Io<'_> {
 /// What every verb gets.
 struct Context<'a, 'p> {
     program: &'a Program<'p>,
+    /// Where tokenizer and packages lie.
     bundle: &'a Path,
+    beside: Option<Beside<'a>>,
     name: &'a str,
+}
+
+/// What a program needs beside its bundle where it does not run on its target.
+#[derive(Clone, Copy)]
+pub struct Beside<'a> {
+    /// Folder of the weights.
+    pub weights: &'a Path,
+    /// Makes what executes static graphs.
+    pub graphs: &'a dyn Fn() -> Box<dyn Graphs>,
 }
 
 impl<'p> Context<'_, 'p> {
     fn open(&self, common: &Common) -> Result<Engine<'p>> {
         let check = if common.check { CheckLevel::All } else { CheckLevel::Small };
         let stop = Some(interrupt::flag());
-        Engine::open(self.program, self.bundle, Options { threads: common.threads, check, stop })
+        let options = Options { threads: common.threads, check, stop };
+        match self.beside {
+            None => Engine::open(self.program, self.bundle, options),
+            Some(Beside { weights, graphs }) => {
+                Engine::with_graphs(self.program, weights, graphs(), self.bundle, options)
+            }
+        }
     }
 }
 
@@ -81,7 +99,7 @@ impl From<Error> for Failure {
 pub fn main(program: &Program<'_>) -> ExitCode {
     let exe = std::env::current_exe().and_then(std::fs::canonicalize);
     let bundle = exe.as_ref().ok().and_then(|e| e.parent()).unwrap_or(Path::new("."));
-    run(program, bundle, std::env::args_os().skip(1), "run")
+    run(program, bundle, None, std::env::args_os().skip(1), "run")
 }
 
 /// Runs a verb of the bundle in the folder `bundle` on the standard streams. `args` begins with the verb;
@@ -89,6 +107,7 @@ pub fn main(program: &Program<'_>) -> ExitCode {
 pub fn run(
     program: &Program<'_>,
     bundle: &Path,
+    beside: Option<Beside<'_>>,
     args: impl Iterator<Item = OsString>,
     name: &str,
 ) -> ExitCode {
@@ -100,13 +119,14 @@ pub fn run(
         out: &mut io::stdout().lock(),
         err: &mut io::stderr().lock(),
     };
-    ExitCode::from(run_with(program, bundle, args, name, io))
+    ExitCode::from(run_with(program, bundle, beside, args, name, io))
 }
 
 /// As [`run`], on any streams. Returns the exit status.
 pub fn run_with(
     program: &Program<'_>,
     bundle: &Path,
+    beside: Option<Beside<'_>>,
     args: impl Iterator<Item = OsString>,
     name: &str,
     mut io: Io<'_>,
@@ -117,7 +137,7 @@ pub fn run_with(
         Ok(cli) => cli.verb,
         Err(e) => return refuse(&e, name, &mut io),
     };
-    let context = Context { program, bundle, name };
+    let context = Context { program, bundle, beside, name };
     let done = match verb {
         Verb::Generate(args) => generate::run(&context, &args, &mut io),
         Verb::Logits(args) => logits::run(&context, &args, &mut io),

@@ -173,15 +173,19 @@ impl CpuTarget {
                 let n = 1 + usize::from(desc.select_bias);
                 s.kernel(KernelSpec::Router { desc: desc.clone(), logits_ld }, inputs(n), 2);
             }
-            &Op::Dispatch { experts } => {
+            &Op::Dispatch { experts, partial } => {
                 let (ids, _) = node.value(0)?;
                 let (rows, k) = two(&ids.shape)?;
-                let work =
-                    Work::Builtin(Builtin::Dispatch { rows: int(rows)?, k: int(k)?, experts: int(experts)? });
+                let (rows, k, experts) = (int(rows)?, int(k)?, int(experts)?);
+                let work = Work::Builtin(Builtin::Dispatch { rows, k, experts, partial });
                 s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)], writes: vec![1] });
             }
-            &Op::ExpertFfn { glu, bias } => self.expert_ffn(&mut s, node, glu, bias)?,
-            Op::Combine => {
+            // What static graphs take part in has no kernel: `layout` gives it a function of the runtime.
+            Op::Admit(_) | Op::ExpertFfn { fixed: true, .. } => {
+                return Err(Unsupported(format!("`{}` takes part in static graphs", node.op.name())));
+            }
+            &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
+            &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;
                 let (table, _) = node.value(1)?;
                 let (weights, _) = node.value(2)?;
@@ -189,7 +193,7 @@ impl CpuTarget {
                 let layout = dispatch_layout(rows, k, table)?;
                 let hidden = y.cols();
                 let residual_ld = node.residual_ld;
-                let spec = KernelSpec::Combine { layout, hidden, out_ld: hidden, residual_ld };
+                let spec = KernelSpec::Combine { layout, hidden, out_ld: hidden, residual_ld, partial };
                 let mut args = inputs(3);
                 args.extend(residual_ld.map(|_| Role::Residual));
                 s.kernel(spec, args, 1);

@@ -68,7 +68,7 @@ pub(super) fn execute(
     let ids = [experts.gate_up, experts.down].into_iter().chain(experts.biases.into_iter().flatten());
     let weights = ids.map(|id| evaluator.weight(id)).collect::<Result<Vec<_>, _>>()?;
     let args = inputs.iter().map(Arg::Tensor).chain(weights.iter().map(|w| Arg::Tensor(w))).collect();
-    let node = Op::ExpertFfn { glu: experts.glu, bias: experts.biases.is_some() };
+    let node = Op::ExpertFfn { glu: experts.glu, bias: experts.biases.is_some(), fixed: false };
     let want = op(&node, args)?;
     let want = want.first().ok_or("the evaluator gave nothing")?;
     Ok(Distance::of(&Tensor::f32([total, hidden], got), want, total * hidden))

@@ -125,6 +125,13 @@ pub fn verify(
             }
             Item::Part(part) => {
                 bar.label(&part.name);
+                if rounded && part.matrices().iter().any(|id| format(*id).is_none()) {
+                    let what = format!("the weights of `{}` lie in its package alone", part.name);
+                    return Err(Error::input(format!(
+                        "{what}: there is nothing in the bundle to hold it against"
+                    ))
+                    .hint("name the checkpoint with `--source`"));
+                }
                 let graphs = part.graphs(module, &emitted).map_err(|e| wrong(&part.name, &e))?;
                 let trial = parts::Trial::new(module, part, evaluator, &emitted)
                     .map_err(|e| wrong(&part.name, &e))?;

@@ -83,10 +83,10 @@ impl Region {
             (Op::Linear { bias: true }, &[x, w, b]) => Moe::LinearBias([x, w, b]),
             (Op::LinearGlu { glu, bias: false }, &[x, w]) => Moe::LinearGlu([self.glu(*glu), x, w]),
             (Op::LinearGlu { glu, bias: true }, &[x, w, b]) => Moe::LinearGluBias([self.glu(*glu), x, w, b]),
-            (Op::ExpertFfn { glu, bias: false }, &[x, d, gu, dn]) => {
+            (Op::ExpertFfn { glu, bias: false, fixed: false }, &[x, d, gu, dn]) => {
                 Moe::ExpertFfn([self.glu(*glu), x, d, gu, dn])
             }
-            (Op::ExpertFfn { glu, bias: true }, &[x, d, gu, dn, gb, db]) => {
+            (Op::ExpertFfn { glu, bias: true, fixed: false }, &[x, d, gu, dn, gb, db]) => {
                 Moe::ExpertFfnBias([self.glu(*glu), x, d, gu, dn, gb, db])
             }
             (&Op::RmsNorm { eps, groups, weight }, _) => {
@@ -208,8 +208,8 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
             Moe::LinearBias(c) => (Op::Linear { bias: true }, c),
             Moe::LinearGlu(c) => (Op::LinearGlu { glu: glu(&c[0])?, bias: false }, &c[1..]),
             Moe::LinearGluBias(c) => (Op::LinearGlu { glu: glu(&c[0])?, bias: true }, &c[1..]),
-            Moe::ExpertFfn(c) => (Op::ExpertFfn { glu: glu(&c[0])?, bias: false }, &c[1..]),
-            Moe::ExpertFfnBias(c) => (Op::ExpertFfn { glu: glu(&c[0])?, bias: true }, &c[1..]),
+            Moe::ExpertFfn(c) => (Op::ExpertFfn { glu: glu(&c[0])?, bias: false, fixed: false }, &c[1..]),
+            Moe::ExpertFfnBias(c) => (Op::ExpertFfn { glu: glu(&c[0])?, bias: true, fixed: false }, &c[1..]),
             Moe::RmsNorm(c) => match attr(&c[0])? {
                 Attr::Rms { eps, groups, .. } => (Op::RmsNorm { eps, groups, weight: true }, &c[1..]),
                 _ => return Err(missing()),

@@ -1,0 +1,263 @@
+//! Pass `offload`: experts of the prefill that live on another unit leave the processor's path (NPUMoE, §3.2).
+//!
+//! Routing stays where it is. What the router chose is split in two: rows that an expert's static graph has room for,
+//! and what is served here: experts without a graph and, under `spill`, rows past a capacity. Each part has its own
+//! dispatch, experts and combine, and their sums are added:
+//!
+//! ```text
+//! ids, weights = router(logits)          ids, weights = router(logits)
+//! table = dispatch(ids)                  stay, rest = admit(ids, attention's output)
+//! y = expert_ffn(x, table)        →      there = dispatch(stay);  y1 = expert_ffn(x, there) {fixed}
+//! out = combine(y, table, weights)       here = dispatch(rest);   y2 = expert_ffn(x, here)
+//!                                        out = combine(y1, there, weights) + combine(y2, here, weights)
+//! ```
+//!
+//! The graphs stand in front of the experts that are served here, so that a unit which computes beside the processor
+//! begins first. Experts of decoding are left alone: their rows are too few for a static graph (§4.3).
+//!
+//! Attention, dense networks and the head stay as they are in the Graph; where the placement has them on the unit, `layout`
+//! makes one step of all their nodes.
+
+use crate::coreml::Experts;
+use crate::coreml::parts::{self, Cut, Part};
+use crate::error::{Error, Result};
+use moec_device::Unit;
+use moec_ir::op::AdmitDesc;
+use moec_ir::placement::{Overflow, Placement};
+use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention, Port};
+use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Type, ValueId};
+use std::collections::BTreeMap;
+
+/// Ports of four axes.
+fn ports(list: &[parts::Port]) -> Option<Vec<Port>> {
+    let port = |p: &parts::Port| {
+        let shape: Option<Vec<u32>> = p.shape.iter().map(|&n| u32::try_from(n).ok()).collect();
+        Some(Port { name: p.name.clone(), shape: shape?.try_into().ok()? })
+    };
+    list.iter().map(port).collect()
+}
+
+/// What a plan says of static graphs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Statics {
+    /// Graphs.
+    pub graphs: Vec<GraphDecl>,
+    /// Experts that they compute.
+    pub sets: Vec<ExpertSet>,
+    /// Other parts that they compute.
+    pub parts: Vec<GraphPart>,
+    /// Where those stand: nodes that become one step.
+    pub cuts: Vec<PartCut>,
+    /// Index of the unit that executes them.
+    pub unit: u32,
+}
+
+/// Where a part stands in an entry point.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartCut {
+    /// Index into [`Statics::parts`].
+    pub part: u32,
+    /// Where.
+    pub cut: Cut,
+}
+
+impl Statics {
+    /// Graphs, sets and parts of a placement: what lives on the unit `npu`.
+    ///
+    /// # Errors
+    /// A part that is no graph after all: our bug.
+    pub fn of(module: &Module, placement: &Placement, npu: &Unit) -> Result<Self> {
+        let mut statics = Self::default();
+        statics.unit = placement.units.iter().position(|u| *u == npu.name).unwrap_or(0) as u32;
+        statics.experts(module, placement);
+        for part in parts::placed(module, placement, npu) {
+            statics.part(module, &part, placement, npu)?;
+        }
+        Ok(statics)
+    }
+
+    fn experts(&mut self, module: &Module, placement: &Placement) {
+        let statics = self;
+        let hidden = |layer| Experts::of(module, layer).map_or(0, |e| module.weight(e.gate_up).cols() as u32);
+        for table in &placement.experts {
+            let mut capacities = vec![0; table.experts.len()];
+            let mut groups = Vec::new();
+            for (i, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == statics.unit) {
+                let Some(&capacity) = table.tiers.get(group.tier as usize) else { continue };
+                let port = |name: &str| Port {
+                    name: name.to_owned(),
+                    shape: [capacity * group.experts.len() as u32, hidden(table.layer), 1, 1],
+                };
+                for &e in &group.experts {
+                    capacities[e as usize] = capacity;
+                }
+                groups.push(GraphGroup {
+                    graph: statics.graphs.len() as u32,
+                    capacity,
+                    experts: group.experts.clone(),
+                });
+                statics.graphs.push(GraphDecl {
+                    package: crate::coreml::path(table, i),
+                    function: crate::coreml::function(capacity),
+                    inputs: vec![port("x")],
+                    outputs: vec![port("y")],
+                    stateful: false,
+                });
+            }
+            if !groups.is_empty() {
+                let (layer, overflow) = (table.layer, placement.overflow);
+                statics.sets.push(ExpertSet { layer, overflow, capacities, groups });
+            }
+        }
+    }
+
+    /// A part, in the entry points where the placement has it on the unit. Attention has one state, so it is there in
+    /// all of them or in none.
+    fn part(&mut self, module: &Module, part: &Part, placement: &Placement, npu: &Unit) -> Result<()> {
+        let limits = parts::limits(npu);
+        let wrong = |why: String| Error::bug(format!("`{}` is no graph: {why}", part.name));
+        let graphs = part.graphs(module, &limits).map_err(wrong)?;
+        for (cut, graph) in part.cuts.iter().zip(&module.entries) {
+            if !part.is_attention() && !parts::placed_in(placement, npu, &part.scope, cut.entry) {
+                continue;
+            }
+            let mut indices = Vec::new();
+            for g in graphs.iter().filter(|g| g.entry == cut.entry) {
+                let decl = GraphDecl {
+                    package: g.package.clone(),
+                    function: g.function.clone(),
+                    inputs: ports(&g.inputs).ok_or_else(|| wrong("of other axes".into()))?,
+                    outputs: ports(&g.outputs).ok_or_else(|| wrong("of other axes".into()))?,
+                    stateful: g.stateful,
+                };
+                // Entry points of as many rows share a function.
+                let known = self.graphs.iter().position(|d| *d == decl);
+                indices.push(known.unwrap_or(self.graphs.len()) as u32);
+                if known.is_none() {
+                    self.graphs.push(decl);
+                }
+            }
+            let cols = |v| graph.ty(v).cols() as u32;
+            let attention = part.is_attention().then(|| PartAttention {
+                angles: cut.angles.map_or(0, cols),
+                context: part.context(&limits).unwrap_or(0) as u32,
+                window: part.window().map(|w| w as u32),
+                apart: matches!(cut.entry, EntryKind::Decode(_)),
+            });
+            self.cuts.push(PartCut { part: self.parts.len() as u32, cut: cut.clone() });
+            self.parts.push(GraphPart {
+                graphs: indices,
+                inputs: cols(cut.x),
+                outputs: cols(cut.y),
+                attention,
+            });
+        }
+        Ok(())
+    }
+
+    /// Index of a layer's set.
+    pub fn set(&self, layer: u32) -> Option<usize> {
+        self.sets.iter().position(|s| s.layer == layer)
+    }
+
+    /// The capacities of a placement without graphs: experts are bounded, and computed where all others are.
+    pub fn bounds(placement: &Placement) -> Self {
+        let set = |t: &ExpertTable| ExpertSet {
+            layer: t.layer,
+            overflow: placement.overflow,
+            capacities: t.experts.iter().map(|e| e.capacity).collect(),
+            groups: Vec::new(),
+        };
+        Self { sets: placement.experts.iter().map(set).collect(), ..Self::default() }
+    }
+}
+
+/// Rewrites the prefill of every layer that has a set. With `fixed`, static graphs compute what finds room, else the
+/// processor does.
+///
+/// # Errors
+/// A layer that is not of the form that `lower` gives: our bug.
+pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()> {
+    let sets: BTreeMap<u32, &ExpertSet> = statics.sets.iter().map(|s| (s.layer, s)).collect();
+    for graph in module.entries.iter_mut().filter(|g| matches!(g.kind, EntryKind::Prefill(_))) {
+        for (&layer, set) in &sets {
+            split(graph, layer, set, fixed)
+                .ok_or_else(|| Error::bug(format!("the experts of layer {layer} have another form")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Layer of a node, by its scope `layers.L.part`.
+pub(super) fn layer(node: &Node) -> Option<u32> {
+    node.scope.split('.').nth(1)?.parse().ok()
+}
+
+/// Position of the layer's only node that `is`.
+fn find(graph: &Graph, layer: u32, part: &str, is: impl Fn(&Op) -> bool) -> Option<usize> {
+    let scope = format!("layers.{layer}.{part}");
+    graph.nodes.iter().position(|n| n.scope == scope && is(&n.op))
+}
+
+/// Splits the experts of one layer.
+fn split(graph: &mut Graph, layer: u32, set: &ExpertSet, fixed: bool) -> Option<()> {
+    let added = find(graph, layer, "attn", |op| matches!(op, Op::Add))?;
+    let added = *graph.nodes[added].inputs.get(1)?;
+    let at = find(graph, layer, "ffn", |op| matches!(op, Op::Dispatch { .. }))?;
+    let ffn = find(graph, layer, "ffn", |op| matches!(op, Op::ExpertFfn { .. }))?;
+    let join = find(graph, layer, "ffn", |op| matches!(op, Op::Combine { .. }))?;
+    let [dispatch, ffn, combine] = [at, ffn, join].map(|i| graph.nodes[i].clone());
+    let (&Op::Dispatch { experts, .. }, &[ids]) = (&dispatch.op, dispatch.inputs.as_slice()) else {
+        return None;
+    };
+    let (&Op::ExpertFfn { glu, bias, .. }, &[out]) = (&ffn.op, combine.outputs.as_slice()) else {
+        return None;
+    };
+    let Operand::Value(chosen) = ids else { return None };
+    let types = [chosen, dispatch.outputs[0], ffn.outputs[0], out].map(|v| graph.ty(v).clone());
+    let [of_ids, of_table, of_slots, of_rows] = types;
+
+    let scope = dispatch.scope.clone();
+    let mut nodes = Vec::new();
+    let mut push = |op: Op, inputs: Vec<Operand>, outputs: Vec<ValueId>| {
+        nodes.push(Node { op, inputs, outputs, scope: scope.clone() });
+    };
+    let mut fresh = |ty: &Type| {
+        graph.values.push(ty.clone());
+        ValueId(graph.values.len() as u32 - 1)
+    };
+    // What finds room has new values; the rest goes where all went before.
+    let ids_of = [fresh(&of_ids), fresh(&of_ids)];
+    let tables = [fresh(&of_table), dispatch.outputs[0]];
+    let slots = [fresh(&of_slots), ffn.outputs[0]];
+    let sums = [fresh(&of_rows), fresh(&of_rows)];
+    let desc = AdmitDesc { capacities: set.capacities.clone(), spill: set.overflow == Overflow::Spill };
+    push(Op::Admit(desc), vec![ids, added, Graph::POS.into()], ids_of.to_vec());
+    // All tables first: what reads one need not wait for another.
+    for (ids, table) in ids_of.into_iter().zip(tables) {
+        push(Op::Dispatch { experts, partial: true }, vec![ids.into()], vec![table]);
+    }
+    for ((table, y), fixed) in tables.into_iter().zip(slots).zip([fixed, false]) {
+        let mut inputs = ffn.inputs.clone();
+        *inputs.get_mut(1)? = table.into();
+        push(Op::ExpertFfn { glu, bias, fixed }, inputs, vec![y]);
+    }
+    for ((table, y), sum) in tables.into_iter().zip(slots).zip(sums) {
+        let mut inputs = combine.inputs.clone();
+        *inputs.get_mut(0)? = y.into();
+        *inputs.get_mut(1)? = table.into();
+        push(Op::Combine { partial: true }, inputs, vec![sum]);
+    }
+    push(Op::Add, sums.map(Operand::Value).to_vec(), vec![out]);
+
+    // What stood between the three goes in front: it depends on none of them but what they have computed before.
+    let old = [&dispatch, &ffn, &combine].map(|n| n.outputs[0]);
+    let mut rest = graph.nodes.split_off(at);
+    rest.retain(|n| !n.outputs.iter().any(|v| old.contains(v)));
+    let later = rest.iter().position(|n| n.inputs.contains(&Operand::Value(out))).unwrap_or(rest.len());
+    let tail = rest.split_off(later);
+    graph.nodes.extend(rest);
+    graph.nodes.extend(nodes);
+    graph.nodes.extend(tail);
+    Some(())
+}

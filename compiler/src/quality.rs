@@ -1,0 +1,143 @@
+//! What capacities cost in quality, measured on text (NPUMoE, §4.1: the quantile of the load is chosen by what
+//! accuracy allows).
+//!
+//! The model runs twice over windows of text on this machine, as its twin: with room for every row, and with the
+//! capacities in question, rows past them dropped. Windows are compared in pairs, so that what a text is like cancels
+//! out. The answer is a promise about text that nobody has seen, so it is a careful one: windows are those that
+//! calibration has not read, and what counts is the one that loses the most.
+
+use crate::calibrate::texts::{Window, held_out, windows};
+use crate::calibrate::{Corpus, WINDOW, read_texts};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::evaluate::log_probabilities;
+use crate::import::Checkpoint;
+use crate::passes::offload::{Statics, offload};
+use crate::pipeline::{Candidate, QualityProbe};
+use crate::profile::Profile;
+use crate::progress::Progress;
+use crate::twin::{Original, Twin};
+use moec_ir::{Format, Module};
+use moec_runtime::text::Text;
+use std::cell::RefCell;
+use std::fmt;
+
+/// Tokens that are read for each answer.
+const TOKENS: usize = 32 << 10;
+/// Fewer windows than that say little about the worst.
+const FEW: usize = 10;
+
+/// Runs the model of a checkpoint over text.
+pub struct Measured<'a> {
+    checkpoint: &'a Checkpoint,
+    corpora: Vec<Corpus>,
+    profile: &'a Profile,
+    cache: Format,
+    window: usize,
+    progress: &'a Progress,
+    /// The model without capacities, and its loss on each window.
+    reference: RefCell<Option<(Twin, Vec<Window>, Vec<f64>)>>,
+}
+
+impl fmt::Debug for Measured<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Measured").field("corpora", &self.corpora).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Measured<'a> {
+    /// A probe that reads the texts of `[quality]`, else those of `[calibrate]`; `None` without any.
+    ///
+    /// # Errors
+    /// A text that cannot be read.
+    pub fn new(
+        config: &Config,
+        checkpoint: &'a Checkpoint,
+        profile: &'a Profile,
+        max_positions: usize,
+        progress: &'a Progress,
+    ) -> Result<Option<Self>> {
+        let texts = [&config.quality.text, &config.calibrate.text].into_iter().find(|t| !t.is_empty());
+        let Some(texts) = texts else { return Ok(None) };
+        Ok(Some(Self {
+            checkpoint,
+            corpora: read_texts(texts)?,
+            profile,
+            cache: config.kv_format(),
+            window: WINDOW.min(config.shapes_for(max_positions)?.max_context),
+            progress,
+            reference: RefCell::new(None),
+        }))
+    }
+
+    /// What is read: what calibration has not, if there is any.
+    fn windows(&self, text: &Text) -> Result<Vec<Window>> {
+        let read = |hash: &[u8; 32]| self.profile.reading.texts.get(hash).copied().unwrap_or(0);
+        let found = held_out(&self.corpora, &read, text, TOKENS, self.window)?;
+        if found.len() >= FEW {
+            return Ok(found);
+        }
+        self.progress.warn(
+            "calibration has read nearly all of the text that `max_perplexity_increase` is measured on, so the promise \
+             is weaker; name other text under `[quality]`",
+        );
+        windows(&self.corpora, text, TOKENS, self.window)
+    }
+
+    /// Mean negative log-likelihood of each window.
+    fn losses(&self, twin: &Twin, windows: &[Window]) -> Result<Vec<f64>> {
+        let bar = self.progress.items("Reading", windows.len() as u64);
+        let found = twin.with_engine(None, |engine| {
+            let loss = |window: &Window| {
+                crate::interrupt::check()?;
+                bar.add(1);
+                let rows = log_probabilities(engine, &window.ids).map_err(Error::from)?;
+                let next = window.ids.iter().skip(1);
+                let sum: f64 = rows.iter().zip(next).map(|(row, &id)| -f64::from(row[id as usize])).sum();
+                Ok(sum / (window.ids.len() - 1) as f64)
+            };
+            windows.iter().map(loss).collect::<Result<Vec<_>>>()
+        });
+        bar.finish();
+        found
+    }
+
+    fn twin(&self, other: Option<&Twin>, candidate: &Candidate<'_>, statics: &Statics) -> Result<Twin> {
+        let mut module: Module = candidate.module.clone();
+        offload(&mut module, statics, false)?;
+        let original = Original {
+            module: &module,
+            source: self.checkpoint,
+            model: candidate.model,
+            cache: self.cache,
+            statics,
+        };
+        Twin::beside(other, &original, self.progress)
+    }
+}
+
+impl QualityProbe for Measured<'_> {
+    fn perplexity_increase(&self, candidate: &Candidate<'_>) -> Result<f64> {
+        let mut reference = self.reference.borrow_mut();
+        let (full, windows, exact) = match &mut *reference {
+            Some(known) => known,
+            empty => {
+                let full = self.twin(None, candidate, &Statics::default())?;
+                let tokenizer = self.checkpoint.dir().join("tokenizer.json");
+                let text = Text::open_file(tokenizer, candidate.model.bos).map_err(Error::from)?;
+                let windows = self.windows(&text)?;
+                let exact = self.losses(&full, &windows)?;
+                empty.insert((full, windows, exact))
+            }
+        };
+        let bounded = self.twin(Some(full), candidate, &Statics::bounds(candidate.placement))?;
+        let lossy = self.losses(&bounded, windows)?;
+        let differences: Vec<f64> = lossy.iter().zip(exact.iter()).map(|(a, b)| a - b).collect();
+        Ok(worst(&differences).exp_m1())
+    }
+}
+
+/// The largest of the increases; 0 if all are less.
+fn worst(increases: &[f64]) -> f64 {
+    increases.iter().copied().fold(0.0, f64::max)
+}

@@ -1,0 +1,182 @@
+//! A bundle on the device that it was built for, beside what the baselines would do with the same model.
+
+use super::fit::Constants;
+use super::model::Model;
+use super::run::{Outcome, Placed, Prompt, Scene};
+use super::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE};
+use super::timeline::Queue;
+use crate::bundle::read::Bundle;
+use crate::config::Experts;
+use crate::error::{Error, Result};
+use crate::passes::units::Units;
+use crate::profile::Profile;
+use crate::profile::loads::{LayerLoads, Loads, loads};
+use moec_device::Device;
+use moec_ir::EntryKind;
+use moec_ir::placement::Placement;
+
+/// What a bundle is simulated with.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// Loads of the experts; none: the means that the bundle remembers of its own profile.
+    pub profile: Option<&'a Profile>,
+    /// Tokens of the prompt; none: four chunks, or the context.
+    pub prompt: Option<u32>,
+    /// Tokens decoded behind it.
+    pub decode: u32,
+}
+
+/// What came out.
+#[derive(Clone, Debug)]
+pub struct Simulated {
+    /// Tokens of a chunk.
+    pub chunk: u32,
+    /// Tokens of the prompt, whole chunks.
+    pub prompt: u32,
+    /// Tokens decoded.
+    pub decode: u32,
+    /// Where the loads are from.
+    pub loads: String,
+    /// The bundle first, then the baselines and the ablations, by name.
+    pub outcomes: Vec<(&'static str, Outcome)>,
+}
+
+/// Name of the bundle among the systems.
+pub const BUNDLE: &str = "this bundle";
+
+/// Simulates a bundle.
+///
+/// # Errors
+/// A bundle or a device without static graphs, a profile of another model, a prompt past the context.
+pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
+    let device = request.device;
+    let placement = &bundle.plan.placement;
+    let target = &bundle.plan.target.name;
+    if placement.is_dynamic() {
+        return Err(Error::input(format!(
+            "the bundle is for `{target}`, where everything runs on the processor"
+        ))
+        .hint(
+            "a bundle for `m2-ultra` or `m2-max` can be simulated; `moec steps` times one of this machine",
+        ));
+    }
+    let units = Units::of(device).ok_or_else(|| {
+        Error::input(format!("`{}` has no neural processing unit", device.name))
+            .hint("`--target m2-ultra` and `--target m2-max` have one")
+    })?;
+    if units.names() != placement.units {
+        return Err(Error::input(format!(
+            "the bundle was placed on {}, and `{}` has {}",
+            placement.units.join(", "),
+            device.name,
+            units.names().join(", ")
+        )));
+    }
+    let model = Model::of(&bundle.graph()?, &bundle.plan.model.family, bundle.plan.model.layers)?;
+    let chunk = placement.chunk;
+    let seen = match request.profile {
+        Some(profile) => loads(profile, chunk)?,
+        None => remembered(placement)?,
+    };
+    check(&seen, placement)?;
+    let context = bundle.plan.model.max_context;
+    let wanted = request.prompt.unwrap_or_else(|| chunk.saturating_mul(4).min(context)).max(1);
+    if wanted.saturating_add(request.decode) > context {
+        return Err(Error::usage(format!(
+            "a prompt of {wanted} tokens and {} decoded ones do not fit into a context of {context}",
+            request.decode
+        ))
+        .hint("`--prompt` and `--decode` say how many"));
+    }
+    let prompt = prompt(&seen, chunk, wanted.div_ceil(chunk), request.decode);
+    let scene = Scene {
+        model: &model,
+        units: &units,
+        constants: Constants::fit(&super::reproduce::Bench::new()?)?,
+        calibration: &seen,
+        coverage: Experts::DEFAULT.coverage,
+        overflow: placement.overflow,
+    };
+    let mut outcomes = vec![(BUNDLE, scene.run(&placed(placement, &units), &prompt))];
+    for system in [COREML_CPU, COREML_NAIVE, ANEMLL].iter().chain(&ABLATIONS) {
+        outcomes.push((system.name, scene.run(&scene.place(system)?, &prompt)));
+    }
+    let tokens = prompt.tokens();
+    Ok(Simulated { chunk, prompt: tokens, decode: request.decode, loads: seen.origin, outcomes })
+}
+
+/// Where a bundle's placement puts things.
+fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
+    let npu = units.npu_index();
+    let on = |prefill: bool, op: &str| {
+        let entry = |kind: EntryKind| matches!(kind, EntryKind::Prefill(_)) == prefill;
+        let found = placement.ops.iter().any(|o| entry(o.entry) && o.op == op && o.unit == npu);
+        if found { Queue::Npu } else { Queue::Cpu }
+    };
+    Placed {
+        attention: on(true, "attention"),
+        decode_attention: on(false, "attention"),
+        tables: Some(placement.experts.clone()),
+        decode_graphs: on(false, "expert_ffn") == Queue::Npu,
+        resident: true,
+    }
+}
+
+/// One chunk of mean loads, as the profile that a bundle was built with gave them.
+fn remembered(placement: &Placement) -> Result<Loads> {
+    let mut layers = Vec::new();
+    for table in &placement.experts {
+        let sample: Option<Vec<u32>> =
+            table.experts.iter().map(|row| row.load.map(|l| l.round().max(0.0) as u32)).collect();
+        let sample = sample.ok_or_else(|| {
+            Error::input("the bundle does not remember the loads of its experts")
+                .hint("`--trace` names a profile")
+        })?;
+        layers.push(LayerLoads {
+            layer: table.layer,
+            k: table.k,
+            tokens: u64::from(placement.chunk),
+            chosen: sample.iter().map(|&n| u64::from(n)).collect(),
+            samples: vec![sample],
+        });
+    }
+    Ok(Loads { chunk: placement.chunk, origin: "mean loads of the bundle's own profile".to_owned(), layers })
+}
+
+/// Whether loads are of the model that was placed.
+fn check(loads: &Loads, placement: &Placement) -> Result<()> {
+    let same = loads.layers.len() == placement.experts.len()
+        && loads
+            .layers
+            .iter()
+            .zip(&placement.experts)
+            .all(|(l, t)| (l.layer, l.k, l.experts()) == (t.layer, t.k, t.experts.len()));
+    if same && loads.layers.iter().all(|l| !l.samples.is_empty()) {
+        return Ok(());
+    }
+    Err(Error::input("the profile is of another model than the bundle")
+        .hint("`moec calibrate` with the `model.toml` of the bundle records one"))
+}
+
+/// Chunks as the trace has them, from its start again where it ends. A decoded token takes the experts that most tokens
+/// of a chunk chose.
+fn prompt(loads: &Loads, chunk: u32, chunks: u32, decode: u32) -> Prompt {
+    let sample = |c: u32| -> Vec<Vec<u32>> {
+        let of =
+            |l: &LayerLoads| l.samples.get(c as usize % l.samples.len().max(1)).cloned().unwrap_or_default();
+        loads.layers.iter().map(of).collect()
+    };
+    let token = |c: u32| -> Vec<Vec<u32>> {
+        let mut layers = sample(c);
+        for (layer, own) in layers.iter_mut().zip(&loads.layers) {
+            let mut ranks: Vec<usize> = (0..layer.len()).collect();
+            ranks.sort_by_key(|&e| (std::cmp::Reverse(layer[e]), e));
+            let chosen = ranks.get(..(own.k as usize).min(ranks.len())).unwrap_or_default().to_vec();
+            layer.iter_mut().enumerate().for_each(|(e, n)| *n = u32::from(chosen.contains(&e)));
+        }
+        layers
+    };
+    Prompt { chunk, chunks: (0..chunks).map(sample).collect(), decode: (0..decode).map(token).collect() }
+}

@@ -1,0 +1,399 @@
+//! What NPUMoE's paper says, and nothing else: every number here is printed there, under the place that is named.
+//!
+//! The paper gives ratios to its own system, most of them per prompt length and chunk. Where it gives a range over
+//! several configurations, the range stands here; where it does not say the configuration, `stated` is false and ours
+//! is an assumption. Bars of figures without a number are not read off.
+
+use super::model::{PHIMOE, PHIMOE_TINY, QWEN3, Shape};
+use Metric::{Cpu, Energy, Latency};
+use Printed::{Is, Within};
+use std::fmt;
+
+/// A configuration that was measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Name.
+    pub name: &'static str,
+    /// Device.
+    pub device: &'static str,
+    /// Model.
+    pub shape: Shape,
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens of a chunk.
+    pub chunk: u32,
+    /// Tokens decoded.
+    pub decode: u32,
+    /// Whether the paper states prompt and chunk.
+    pub stated: bool,
+    /// Whether it is about the ablations of Figure 17.
+    pub ablation: bool,
+}
+
+const PHI: Config = Config {
+    name: "PhiMoE 1024/256",
+    device: "m2-ultra",
+    shape: PHIMOE,
+    prompt: 1024,
+    chunk: 256,
+    decode: 0,
+    stated: true,
+    ablation: false,
+};
+
+/// Prefill of PhiMoE, the configuration of Table 4.
+pub const SHORT: Config = PHI;
+/// Qwen3-MoE of Tables 6 and 7.
+pub const QWEN: Config = Config { name: "Qwen3-MoE 1024/256", shape: QWEN3, stated: false, ..PHI };
+
+/// Every configuration.
+pub const CONFIGS: [Config; 9] = [
+    SHORT,
+    Config { name: "PhiMoE 1024/512", chunk: 512, ..PHI },
+    Config { name: "PhiMoE 4096/512", prompt: 4096, chunk: 512, ..PHI },
+    Config { name: "PhiMoE 4096/1024", prompt: 4096, chunk: 1024, ..PHI },
+    // §5.1: the average decode length is 8 tokens.
+    Config { name: "PhiMoE end to end", decode: 8, stated: false, ..PHI },
+    QWEN,
+    Config { name: "Qwen3-MoE 4096/1024", prompt: 4096, chunk: 1024, ..QWEN },
+    Config { name: "PhiMoE-tiny", device: "m2-max", shape: PHIMOE_TINY, stated: false, ..PHI },
+    Config { name: "PhiMoE ablation", stated: false, ablation: true, ..PHI },
+];
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Metric {
+    /// Time of the run.
+    Latency,
+    /// Energy per token.
+    Energy,
+    /// CPU cycles there, time that the processor works here.
+    Cpu,
+}
+
+impl Metric {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Latency, Self::Energy, Self::Cpu];
+
+    /// Name in tables and JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Latency => "latency",
+            Self::Energy => "energy",
+            Self::Cpu => "cpu",
+        }
+    }
+
+    /// From where to where all its ratios lie, of all baselines and configurations of PhiMoE's prefill (§5.2).
+    pub const fn range(self) -> (f64, f64) {
+        match self {
+            Self::Latency => (1.32, 5.55),
+            Self::Energy => (1.81, 7.37),
+            Self::Cpu => (1.78, 5.54),
+        }
+    }
+}
+
+/// A number as printed, or two that it lies between.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Printed {
+    /// A number.
+    Is(f64),
+    /// From here to there.
+    Within(f64, f64),
+    /// More than this.
+    Over(f64),
+}
+
+impl Printed {
+    /// How far a number is off, as a share: from the number, or from the nearer end of what it lies outside of.
+    pub fn error(self, found: f64) -> f64 {
+        match self {
+            Self::Is(x) => found / x - 1.0,
+            Self::Over(x) | Self::Within(x, _) if found < x => found / x - 1.0,
+            Self::Within(_, x) if found > x => found / x - 1.0,
+            Self::Within(..) | Self::Over(_) => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for Printed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Is(x) => write!(f, "{}", short(*x)),
+            Self::Within(a, b) => write!(f, "{a}–{b}"),
+            Self::Over(x) => write!(f, "> {x}"),
+        }
+    }
+}
+
+/// A number with what the paper prints of it, or of what follows from two that it prints.
+fn short(x: f64) -> f64 {
+    (x * 1e3).round() / 1e3
+}
+
+/// A ratio of two systems.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Claim {
+    /// Name of the configuration.
+    pub config: &'static str,
+    /// What is compared.
+    pub metric: Metric,
+    /// System above the line.
+    pub of: &'static str,
+    /// System below it.
+    pub to: &'static str,
+    /// Their ratio.
+    pub value: Printed,
+    /// Where it stands.
+    pub source: &'static str,
+}
+
+const fn claim(
+    config: &'static str,
+    metric: Metric,
+    of: &'static str,
+    value: Printed,
+    source: &'static str,
+) -> Claim {
+    Claim { config, metric, of, to: "ours", value, source }
+}
+
+const AMONG: &str = "§5.4 gives ranges over the two chunks at 4096, §5.8 the ends at chunk 1024";
+const CHUNKS: &str = "§5.5 names the chunks 256 and 512 where §5.3, §5.4 and §5.8 have 512 and 1024: read so";
+const WHOLE: &str =
+    "§5.3 to §5.5, end to end; model and prompt are not stated, and §5.2 calls the same numbers Qwen3-MoE's";
+
+/// Every ratio, in the order of the text.
+pub const CLAIMS: &[Claim] = &[
+    claim("PhiMoE 1024/256", Latency, "coreml-cpu", Is(2.07), "§5.3"),
+    claim("PhiMoE 1024/256", Latency, "coreml-naive", Is(5.55), "§5.3"),
+    claim("PhiMoE 1024/256", Latency, "anemll", Is(1.95), "§5.3"),
+    claim("PhiMoE 1024/512", Latency, "coreml-cpu", Is(1.32), "§5.3"),
+    claim("PhiMoE 1024/512", Latency, "coreml-naive", Is(3.44), "§5.3"),
+    claim("PhiMoE 1024/512", Latency, "anemll", Is(1.33), "§5.3"),
+    claim("PhiMoE 4096/512", Latency, "coreml-cpu", Is(1.58), "§5.3"),
+    claim("PhiMoE 4096/512", Latency, "coreml-naive", Is(3.85), "§5.3"),
+    claim("PhiMoE 4096/512", Latency, "anemll", Is(1.50), "§5.3"),
+    claim("PhiMoE 4096/1024", Latency, "coreml-cpu", Is(1.72), "§5.3"),
+    claim("PhiMoE 4096/1024", Latency, "coreml-naive", Is(3.70), "§5.3"),
+    claim("PhiMoE 4096/1024", Latency, "anemll", Is(1.56), "§5.3; §5.8 says 1.44"),
+    claim("PhiMoE 1024/256", Energy, "coreml-cpu", Within(2.01, 6.30), "§5.8"),
+    claim("PhiMoE 1024/256", Energy, "coreml-naive", Within(2.01, 6.30), "§5.8"),
+    claim("PhiMoE 1024/256", Energy, "anemll", Within(2.01, 6.30), "§5.8"),
+    claim("PhiMoE 1024/512", Energy, "coreml-cpu", Is(3.19), "§5.4"),
+    claim("PhiMoE 1024/512", Energy, "coreml-naive", Is(7.37), "§5.4"),
+    claim("PhiMoE 1024/512", Energy, "anemll", Is(3.43), "§5.4"),
+    claim("PhiMoE 4096/512", Energy, "coreml-cpu", Is(1.81), AMONG),
+    claim("PhiMoE 4096/512", Energy, "coreml-naive", Is(4.71), AMONG),
+    claim("PhiMoE 4096/512", Energy, "anemll", Is(1.86), AMONG),
+    claim("PhiMoE 4096/1024", Energy, "coreml-cpu", Is(2.30), AMONG),
+    claim("PhiMoE 4096/1024", Energy, "coreml-naive", Is(5.23), AMONG),
+    claim("PhiMoE 4096/1024", Energy, "anemll", Is(2.49), AMONG),
+    claim("PhiMoE 1024/256", Cpu, "coreml-cpu", Is(3.78), "§5.5"),
+    claim("PhiMoE 1024/256", Cpu, "coreml-naive", Is(3.61), "§5.5"),
+    claim("PhiMoE 1024/256", Cpu, "anemll", Is(2.98), "§5.5"),
+    claim("PhiMoE 1024/512", Cpu, "coreml-cpu", Is(2.45), "§5.5"),
+    claim("PhiMoE 1024/512", Cpu, "coreml-naive", Is(3.20), "§5.5"),
+    claim("PhiMoE 1024/512", Cpu, "anemll", Is(1.78), "§5.5"),
+    claim("PhiMoE 4096/512", Cpu, "coreml-cpu", Within(2.09, 3.70), CHUNKS),
+    claim("PhiMoE 4096/512", Cpu, "coreml-naive", Within(2.09, 3.70), CHUNKS),
+    claim("PhiMoE 4096/512", Cpu, "anemll", Within(2.09, 3.70), CHUNKS),
+    claim("PhiMoE 4096/1024", Cpu, "coreml-cpu", Within(2.21, 5.54), CHUNKS),
+    claim("PhiMoE 4096/1024", Cpu, "coreml-naive", Within(2.21, 5.54), CHUNKS),
+    claim("PhiMoE 4096/1024", Cpu, "anemll", Within(2.21, 5.54), CHUNKS),
+    claim("PhiMoE end to end", Latency, "coreml-cpu", Is(1.26), WHOLE),
+    claim("PhiMoE end to end", Latency, "coreml-naive", Is(3.86), WHOLE),
+    claim("PhiMoE end to end", Latency, "anemll", Is(1.19), WHOLE),
+    claim("PhiMoE end to end", Energy, "coreml-cpu", Is(1.84), WHOLE),
+    claim("PhiMoE end to end", Energy, "coreml-naive", Is(3.89), WHOLE),
+    claim("PhiMoE end to end", Energy, "anemll", Is(1.95), WHOLE),
+    claim("PhiMoE end to end", Cpu, "coreml-cpu", Within(2.64, 3.75), WHOLE),
+    claim("PhiMoE end to end", Cpu, "coreml-naive", Within(3.17, 4.67), WHOLE),
+    claim("PhiMoE end to end", Cpu, "anemll", Within(2.01, 2.99), WHOLE),
+    claim("Qwen3-MoE 1024/256", Latency, "coreml-cpu", Is(1.99), "Table 6"),
+    claim("Qwen3-MoE 1024/256", Latency, "anemll", Is(2.00), "Table 6"),
+    claim("Qwen3-MoE 1024/256", Energy, "coreml-cpu", Is(3.33), "Table 7"),
+    claim("Qwen3-MoE 1024/256", Energy, "anemll", Is(3.19), "Table 7"),
+    claim("Qwen3-MoE 4096/1024", Latency, "coreml-cpu", Is(1.99), "Table 6"),
+    claim("Qwen3-MoE 4096/1024", Latency, "anemll", Is(2.00), "Table 6"),
+    claim("Qwen3-MoE 4096/1024", Energy, "coreml-cpu", Is(3.33), "Table 7"),
+    claim("Qwen3-MoE 4096/1024", Energy, "anemll", Is(3.19), "Table 7"),
+    claim("PhiMoE-tiny", Latency, "coreml-cpu", Within(1.11, 1.87), "§5.2 of Figure 19"),
+    claim("PhiMoE-tiny", Latency, "coreml-naive", Within(1.11, 1.87), "§5.2 of Figure 19"),
+    claim("PhiMoE-tiny", Latency, "anemll", Within(1.11, 1.87), "§5.2 of Figure 19"),
+    claim("PhiMoE-tiny", Energy, "coreml-cpu", Within(1.70, 2.68), "§5.2 of Figure 19"),
+    claim("PhiMoE-tiny", Energy, "coreml-naive", Within(1.70, 2.68), "§5.2 of Figure 19"),
+    claim("PhiMoE-tiny", Energy, "anemll", Within(1.70, 2.68), "§5.2 of Figure 19"),
+    claim("PhiMoE ablation", Latency, "ours-base", Is(2.89), "§5.8"),
+    claim("PhiMoE ablation", Latency, "ours-tg", Is(1.09), "§5.8"),
+    Claim { to: "ours-tg", ..claim("PhiMoE ablation", Energy, "ours-base", Is(3.74), "§5.8") },
+    Claim { to: "ours-tg", ..claim("PhiMoE ablation", Energy, "ours-t", Is(1.31), "§5.8") },
+];
+
+/// A statement that one system is below another, where the paper gives no number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Below {
+    /// Name of the configuration.
+    pub config: &'static str,
+    /// What is compared.
+    pub metric: Metric,
+    /// The better system.
+    pub less: &'static str,
+    /// The worse one.
+    pub more: &'static str,
+    /// Where it stands.
+    pub source: &'static str,
+}
+
+const fn below(metric: Metric, less: &'static str, more: &'static str, source: &'static str) -> Below {
+    Below { config: "PhiMoE ablation", metric, less, more, source }
+}
+
+const GROUPED: &str = "§5.8: both grouped variants outperform the rest";
+const WORST: &str = "§5.8: Ours-base gives the worst performance";
+
+/// Orders in words.
+pub const ORDERS: &[Below] = &[
+    below(Latency, "ours-tg", "ours-t", GROUPED),
+    below(Latency, "ours", "ours-t", GROUPED),
+    below(Latency, "ours-t", "ours-base", WORST),
+    below(Energy, "ours", "ours-t", GROUPED),
+    below(Energy, "ours-tg", "ours", "§5.8: Ours-TG gives the best energy efficiency"),
+];
+
+/// Table 3: average share of tokens dropped, and of padding, in percent.
+pub const DROPPED: [f64; 4] = [14.66, 10.63, 21.77, 21.00];
+/// Table 3, the second column.
+pub const PADDED: [f64; 4] = [31.73, 34.77, 37.49, 37.00];
+
+/// A system's rows of Table 4, in milliseconds for the four chunks of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// System.
+    pub system: &'static str,
+    /// Router.
+    pub router: f64,
+    /// Gather tokens to expert buffer.
+    pub gather: f64,
+    /// Padding.
+    pub padding: f64,
+    /// Expert FFN.
+    pub experts: f64,
+    /// Scatter (write back).
+    pub scatter: f64,
+    /// Residual addition.
+    pub residual: f64,
+}
+
+const fn block(system: &'static str, x: [f64; 6]) -> Block {
+    let [router, gather, padding, experts, scatter, residual] = x;
+    Block { system, router, gather, padding, experts, scatter, residual }
+}
+
+/// Table 4.
+pub const BLOCKS: [Block; 4] = [
+    block("coreml-cpu", [1.0, 3.62, 0.0, 969.53, 901.06, 440.62]),
+    block("coreml-naive", [1.0, 1.95, 1.62, 3369.86, 896.76, 435.23]),
+    block("anemll", [1.0, 3.73, 0.0, 983.05, 902.87, 440.22]),
+    block("ours", [1.0, 1.24, 0.37, 530.91, 775.52, 398.34]),
+];
+
+/// A row of Table 5, serial: experts per graph, rows of each, ms and mJ per token (per row, as the device files say).
+#[derive(Clone, Copy, Debug)]
+pub struct Grouped {
+    /// Experts per graph.
+    pub group: usize,
+    /// Rows of each.
+    pub capacity: u32,
+    /// Milliseconds per token.
+    pub ms: f64,
+    /// Millijoules per token.
+    pub mj: f64,
+}
+
+const fn grouped(group: usize, capacity: u32, ms: f64, mj: f64) -> Grouped {
+    Grouped { group, capacity, ms, mj }
+}
+
+/// Table 5, serial execution, fixed capacities.
+pub const GROUPED_ROWS: [Grouped; 11] = [
+    grouped(1, 32, 0.31, 1.43),
+    grouped(1, 64, 0.23, 1.17),
+    grouped(1, 128, 0.16, 0.89),
+    grouped(4, 32, 0.27, 1.22),
+    grouped(4, 64, 0.19, 0.98),
+    grouped(8, 32, 0.26, 1.16),
+    grouped(8, 64, 0.18, 0.93),
+    grouped(8, 96, 0.15, 0.88),
+    grouped(8, 128, 0.14, 0.96),
+    grouped(8, 192, 0.15, 0.92),
+    grouped(8, 256, 0.16, 0.99),
+];
+
+/// A row of Tables 6 and 7: a system's seconds in all, of experts and of attention, and joules.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    /// System.
+    pub system: &'static str,
+    /// Wall (s).
+    pub wall: f64,
+    /// Exp (s).
+    pub experts: f64,
+    /// Attn (s).
+    pub attention: f64,
+    /// CPU (J).
+    pub cpu_j: f64,
+    /// ANE (J).
+    pub npu_j: f64,
+    /// Comm. (J).
+    pub memory_j: f64,
+}
+
+/// Tables 6 and 7.
+pub const RUNS: [Run; 3] = [
+    Run {
+        system: "ours",
+        wall: 0.572,
+        experts: 0.464,
+        attention: 0.086,
+        cpu_j: 1.23,
+        npu_j: 1.20,
+        memory_j: 1.37,
+    },
+    Run {
+        system: "coreml-cpu",
+        wall: 1.139,
+        experts: 0.978,
+        attention: 0.095,
+        cpu_j: 9.66,
+        npu_j: 0.0,
+        memory_j: 3.01,
+    },
+    Run {
+        system: "anemll",
+        wall: 1.144,
+        experts: 0.988,
+        attention: 0.090,
+        cpu_j: 8.87,
+        npu_j: 0.26,
+        memory_j: 2.99,
+    },
+];
+
+/// Table 8: average watts of a dense attention kernel on the NPU.
+pub const ATTENTION_W: f64 = 7.10;
+/// Table 9: average watts of attention and MoE block on the NPU.
+pub const BLOCK_W: f64 = 9.61;
+/// Figure 7's text: how many times less an NPU takes for a matrix product.
+pub const NPU_FASTER: (f64, f64) = (1.4, 2.3);
+/// Figure 8: seconds on the CPU alone, and with the NPU.
+pub const SYNC_S: (f64, f64) = (1.45, 2.66);
+/// §5.3: share of a naive MoE block that is dispatch.
+pub const DISPATCH_SHARE: f64 = 0.60;
+/// Figure 14's text: share of the experts in the time to the first token.
+pub const EXPERT_SHARE: f64 = 0.86;
+/// §5.4: millijoules per token of ours, from the least to the most.
+pub const OURS_MJ: (f64, f64) = (52.0, 137.0);
+/// §5.4: how many times ours the naive system spends on moving data.
+pub const NAIVE_MEMORY: (f64, f64) = (4.44, 5.69);

@@ -1,0 +1,35 @@
+//! A timeline as Chrome's trace events, which <https://ui.perfetto.dev> and `chrome://tracing` show.
+
+use super::timeline::{Queue, Timeline};
+use serde_json::{Value, json};
+
+/// The trace: one process per timeline, one thread per queue, one complete event per task, times in microseconds.
+pub fn trace(timelines: &[(&str, &Timeline)]) -> Value {
+    let mut events = Vec::new();
+    for (process, (name, timeline)) in timelines.iter().enumerate() {
+        let pid = process + 1;
+        events.push(json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}));
+        for queue in Queue::ALL {
+            let tid = queue as usize + 1;
+            let args = json!({"name": queue.name()});
+            events.push(json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}));
+        }
+        for (task, span) in timeline.tasks.iter().zip(&timeline.spans) {
+            let mut args = json!({"call": task.call, "layer": task.layer, "rows": task.rows});
+            if let (Some(index), Value::Object(args)) = (task.index, &mut args) {
+                args.insert("index".into(), json!(index));
+            }
+            events.push(json!({
+                "ph": "X", "name": task.what.name(), "cat": task.part.name(), "pid": pid,
+                "tid": task.queue as usize + 1, "ts": nanos(span.start), "dur": nanos(span.end - span.start),
+                "args": args,
+            }));
+        }
+    }
+    json!({"displayTimeUnit": "ms", "traceEvents": events})
+}
+
+/// Microseconds to the nanosecond.
+fn nanos(us: f64) -> f64 {
+    (us * 1e3).round() / 1e3
+}

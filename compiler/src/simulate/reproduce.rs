@@ -1,0 +1,507 @@
+//! NPUMoE's evaluation again, simulated: every configuration, every ratio, and the figures that check the constants.
+
+use super::energy::Energy;
+use super::fit::{Constants, is_used};
+use super::paper::{self, CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed};
+use super::recorded::{DOMAINS, Recorded};
+use super::run::{Outcome, Prompt, Scene};
+use super::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS, System};
+use super::timeline::{Queue, Task, What};
+use crate::config::Experts;
+use crate::error::{Error, Result};
+use crate::passes::units::Units;
+use moec_device::Device;
+use std::collections::BTreeMap;
+
+/// Seeds of prompts and of decoded tokens; calibration draws from others.
+const PROMPT: u64 = 1;
+const DECODE: u64 = 2;
+
+/// Devices and recorded routing, ready to run configurations.
+#[derive(Debug)]
+pub struct Bench {
+    recorded: Recorded,
+    devices: Vec<Device>,
+}
+
+/// A system on the prompts of a configuration, one of each domain: sums over them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Total {
+    /// Prompts.
+    pub prompts: u32,
+    /// Microseconds.
+    pub wall_us: f64,
+    /// Microseconds that the processor works.
+    pub cpu_us: f64,
+    /// Microseconds that the NPU works.
+    pub npu_us: f64,
+    /// Joules.
+    pub energy: Energy,
+    /// Tokens.
+    pub tokens: u64,
+    /// Microseconds of each part, its launches and waiting included.
+    pub parts: BTreeMap<What, f64>,
+    /// Microseconds that launch graphs of experts, bring them to the NPU and wait for them.
+    pub dispatch_us: f64,
+    /// Pairs that routers made, pairs dropped, rows computed by graphs, rows of padding.
+    pub rows: [u64; 4],
+}
+
+impl Total {
+    /// Adds a prompt.
+    pub fn add(&mut self, outcome: &Outcome) {
+        let line = &outcome.timeline;
+        self.prompts += 1;
+        self.wall_us += line.wall_us;
+        self.cpu_us += outcome.cpu_us;
+        self.npu_us += line.busy_us(Queue::Npu);
+        self.energy.cpu_j += outcome.energy.cpu_j;
+        self.energy.npu_j += outcome.energy.npu_j;
+        self.energy.memory_j += outcome.energy.memory_j;
+        self.tokens += outcome.tokens;
+        for part in [What::Attention, What::Router, What::Gather, What::Pad, What::Experts, What::Scatter] {
+            *self.parts.entry(part).or_default() += line.part_us(part);
+        }
+        // A layer has two of them.
+        *self.parts.entry(What::Residual).or_default() += line.sum_us(What::Residual);
+        let launching = |t: &Task| if matches!(t.what, What::Launch | What::Load) { t.us } else { 0.0 };
+        let experts = line.tasks.iter().filter(|t| t.part == What::Experts);
+        self.dispatch_us += experts.map(|t| launching(t) + t.lag_us).sum::<f64>();
+        let rows = [outcome.routed, outcome.dropped, outcome.rows, outcome.padding];
+        self.rows.iter_mut().zip(rows).for_each(|(sum, n)| *sum += n);
+    }
+
+    /// What a metric compares.
+    pub fn metric(&self, metric: Metric) -> f64 {
+        match metric {
+            Metric::Latency => self.wall_us,
+            Metric::Energy => self.energy.total_j() / self.tokens.max(1) as f64,
+            Metric::Cpu => self.cpu_us,
+        }
+    }
+
+    /// Mean milliseconds of a part in one layer over all chunks of a prompt, as Table 4 counts.
+    pub fn block_ms(&self, part: What, config: &Config) -> f64 {
+        let layers = f64::from(config.shape.layers) * f64::from(self.prompts.max(1));
+        self.parts.get(&part).copied().unwrap_or(0.0) * 1e-3 / layers
+    }
+}
+
+/// A configuration's systems.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Configuration.
+    pub config: Config,
+    /// Systems and what they took.
+    pub systems: Vec<(System, Total)>,
+}
+
+impl Measured {
+    /// What a system took.
+    pub fn total(&self, system: &str) -> Option<&Total> {
+        self.systems.iter().find(|(s, _)| s.name == system).map(|(_, t)| t)
+    }
+
+    /// Ratio of two systems.
+    pub fn ratio(&self, metric: Metric, of: &str, to: &str) -> Option<f64> {
+        Some(self.total(of)?.metric(metric) / self.total(to)?.metric(metric))
+    }
+}
+
+/// A claim beside what is simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// The claim.
+    pub claim: Claim,
+    /// The simulated ratio.
+    pub found: f64,
+    /// How far off, as a share.
+    pub error: f64,
+    /// Whether a constant was found from it.
+    pub used: bool,
+}
+
+/// An order of two systems that the paper gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Order {
+    /// Configuration.
+    pub config: &'static str,
+    /// Metric.
+    pub metric: Metric,
+    /// The better system in the paper, and its ratio to ours where it gives one.
+    pub less: (&'static str, Option<f64>),
+    /// The worse one.
+    pub more: (&'static str, Option<f64>),
+    /// Simulated ratio of the worse to the better: below 1 the order is the other way round.
+    pub found: f64,
+}
+
+impl Order {
+    /// Whether the simulation has it so.
+    pub fn holds(&self) -> bool {
+        self.found > 1.0
+    }
+}
+
+/// A figure beside what is simulated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// Where the paper has it.
+    pub source: String,
+    /// Unit.
+    pub unit: &'static str,
+    /// The paper's.
+    pub paper: Printed,
+    /// Simulated.
+    pub found: f64,
+    /// Whether the device file or a constant is from it: then it checks nothing.
+    pub used: bool,
+}
+
+/// Everything.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What was fitted.
+    pub constants: Constants,
+    /// Configurations.
+    pub measured: Vec<Measured>,
+    /// Ratios.
+    pub claims: Vec<Judged>,
+    /// Orders.
+    pub orders: Vec<Order>,
+    /// Figures.
+    pub figures: Vec<Figure>,
+}
+
+impl Bench {
+    /// The built-in devices and counts.
+    ///
+    /// # Errors
+    /// Our bug: files that came with moec do not parse.
+    pub fn new() -> Result<Self> {
+        let find = |name: &str| {
+            Device::find(name).map_err(|e| Error::bug(format!("the device file of {name}")).because(e))
+        };
+        Ok(Self { recorded: Recorded::built_in()?, devices: vec![find("m2-ultra")?, find("m2-max")?] })
+    }
+
+    fn units(&self, device: &str) -> Result<Units<'_>> {
+        let found = self.devices.iter().find(|d| d.name == device);
+        found.and_then(Units::of).ok_or_else(|| Error::bug(format!("{device} has no NPU")))
+    }
+
+    /// A system on a configuration.
+    ///
+    /// # Errors
+    /// An expert that fits into no graph.
+    pub fn total(&self, config: &Config, system: &System, constants: Constants) -> Result<Total> {
+        Ok(self.totals(config, &[*system], constants)?.remove(0).1)
+    }
+
+    fn totals(
+        &self,
+        config: &Config,
+        systems: &[System],
+        constants: Constants,
+    ) -> Result<Vec<(System, Total)>> {
+        let (model, units) = (config.shape.model(), self.units(config.device)?);
+        let calibration = self.recorded.calibration(&model, config.chunk);
+        let scene = Scene {
+            model: &model,
+            units: &units,
+            constants,
+            calibration: &calibration,
+            coverage: Experts::DEFAULT.coverage,
+            overflow: Experts::DEFAULT.overflow,
+        };
+        let chunks = config.prompt.div_ceil(config.chunk);
+        let prompts = DOMAINS.map(|domain| Prompt {
+            chunk: config.chunk,
+            chunks: self.recorded.prompt(&model, domain, config.chunk, chunks, PROMPT),
+            decode: self.recorded.prompt(&model, domain, 1, config.decode, DECODE),
+        });
+        let of = |system: &System| {
+            let placed = scene.place(system)?;
+            let mut total = Total::default();
+            for prompt in &prompts {
+                total.add(&scene.run(&placed, prompt));
+            }
+            Ok((*system, total))
+        };
+        systems.iter().map(of).collect()
+    }
+
+    /// The evaluation of NPUMoE on one device, or on all.
+    ///
+    /// # Errors
+    /// Constants that cannot be found.
+    pub fn report(&self, device: Option<&str>) -> Result<Report> {
+        let constants = Constants::fit(self)?;
+        let wanted = |c: &&Config| device.is_none_or(|d| d == c.device);
+        let mut measured = Vec::new();
+        for config in CONFIGS.iter().filter(wanted) {
+            let mut systems = SYSTEMS.to_vec();
+            if config.ablation {
+                systems = vec![OURS];
+                systems.extend(ABLATIONS);
+            }
+            measured.push(Measured { config: *config, systems: self.totals(config, &systems, constants)? });
+        }
+        let claims = CLAIMS.iter().filter_map(|c| judge(c, &measured)).collect();
+        let orders = orders(&measured);
+        let figures =
+            if device.is_none_or(|d| d == "m2-ultra") { self.figures(&measured)? } else { Vec::new() };
+        Ok(Report { constants, measured, claims, orders, figures })
+    }
+
+    /// Figures of Tables 3 to 9 and Figures 7, 8 and 14.
+    fn figures(&self, measured: &[Measured]) -> Result<Vec<Figure>> {
+        let units = self.units("m2-ultra")?;
+        let mut out = Vec::new();
+        let mut add = |source: String, unit, paper, found, used| {
+            out.push(Figure { source, unit, paper, found, used });
+        };
+        let model = paper::SHORT.shape.model();
+        let size = model.moe_layers().find_map(|l| l.experts).map(|m| m.size);
+        let size = size.ok_or_else(|| Error::bug("a model without experts"))?;
+        let experts = paper::SHORT.shape.experts;
+        let [cpu_w, npu_w, memory_w] = [
+            Some(&units.cpu.busy_w),
+            Some(&units.npu.busy_w),
+            units.device.memories.first().map(|m| &m.busy_w),
+        ]
+        .map(|f| f.and_then(Option::as_ref).map_or(0.0, |f| f.value));
+        let dispatch = units.npu.dispatch_cost_us.as_ref().map_or(0.0, |f| f.value);
+        for row in paper::GROUPED_ROWS {
+            let graphs = experts as f64 / row.group as f64;
+            let us = graphs * units.graph_us(row.group, row.capacity, size);
+            let rows = experts as f64 * f64::from(row.capacity);
+            let name = format!("Table 5, {}x{} serial", row.group, row.capacity);
+            // The device file's table is from groups of 8, its launch from groups of 1.
+            let from = row.group == 8 || (row.group == 1 && row.capacity == 32);
+            add(name.clone() + ", latency", "ms/token", Printed::Is(row.ms), us * 1e-3 / rows, from);
+            let busy = us - graphs * units.npu.launch_us();
+            let uj = busy * npu_w + graphs * dispatch * cpu_w + us * memory_w;
+            add(name + ", energy", "mJ/token", Printed::Is(row.mj), uj * 1e-3 / rows, false);
+        }
+        for rows in [32_u32, 64, 128, 256] {
+            let us = |u: &moec_device::Unit| u.matmul_us(f64::from(rows), size.weights as f64).unwrap_or(0.0);
+            let (from, to) = paper::NPU_FASTER;
+            let name = format!("Figure 7, NPU over CPU at {rows} rows");
+            add(name, "×", Printed::Within(from, to), us(units.cpu) / us(units.npu), rows == 256);
+        }
+        let find = |config: &str| measured.iter().find(|m| m.config.name == config);
+        if let Some(short) = find(paper::SHORT.name) {
+            for block in paper::BLOCKS {
+                let Some(total) = short.total(block.system) else { continue };
+                let rows = [
+                    (What::Router, "Router", block.router),
+                    (What::Gather, "Gather", block.gather),
+                    (What::Pad, "Padding", block.padding),
+                    (What::Experts, "Expert FFN", block.experts),
+                    (What::Scatter, "Scatter", block.scatter),
+                    (What::Residual, "Residual", block.residual),
+                ];
+                for (what, name, ms) in rows.into_iter().filter(|r| r.2 > 0.0) {
+                    let used = match what {
+                        What::Gather => block.system == COREML_CPU.name,
+                        What::Experts => block.system == COREML_CPU.name || block.system == COREML_NAIVE.name,
+                        _ => false,
+                    };
+                    // The second addition of a layer is that of the MoE block.
+                    let share = if what == What::Residual { 0.5 } else { 1.0 };
+                    let found = total.block_ms(what, &short.config) * share;
+                    add(format!("Table 4, {name}, {}", block.system), "ms", Printed::Is(ms), found, used);
+                }
+            }
+            if let Some(ours) = short.total(OURS.name) {
+                let [routed, dropped, rows, padding] = ours.rows.map(|n| n as f64);
+                let range = |all: [f64; 4]| {
+                    Printed::Within(
+                        all.iter().copied().fold(f64::MAX, f64::min),
+                        all.iter().copied().fold(0.0, f64::max),
+                    )
+                };
+                add(
+                    "Table 3, tokens dropped".into(),
+                    "%",
+                    range(paper::DROPPED),
+                    100.0 * dropped / routed.max(1.0),
+                    false,
+                );
+                add(
+                    "Table 3, padding".into(),
+                    "%",
+                    range(paper::PADDED),
+                    100.0 * padding / rows.max(1.0),
+                    false,
+                );
+                let watts = ours.energy.total_j() / (ours.wall_us * 1e-6);
+                add(
+                    "Table 9, attention and MoE block".into(),
+                    "W",
+                    Printed::Is(paper::BLOCK_W),
+                    watts,
+                    false,
+                );
+                let share = ours.parts.get(&What::Experts).copied().unwrap_or(0.0) / ours.wall_us;
+                add(
+                    "Figure 14, experts in the TTFT of ours".into(),
+                    "of 1",
+                    Printed::Over(paper::EXPERT_SHARE),
+                    share,
+                    false,
+                );
+            }
+            if let Some(naive) = short.total(COREML_NAIVE.name) {
+                let share = naive.dispatch_us / naive.parts.get(&What::Experts).copied().unwrap_or(f64::MAX);
+                add(
+                    "§5.3, dispatch in the naive MoE block".into(),
+                    "of 1",
+                    Printed::Over(paper::DISPATCH_SHARE),
+                    share,
+                    false,
+                );
+            }
+            if let Some(ratio) = short.ratio(Metric::Latency, COREML_NAIVE.name, COREML_CPU.name) {
+                let (cpu, npu) = paper::SYNC_S;
+                add("Figure 8, CPU and NPU over CPU alone".into(), "×", Printed::Is(npu / cpu), ratio, false);
+            }
+        }
+        for m in measured.iter().filter(|m| m.config.stated) {
+            let (Some(ours), Some(naive)) = (m.total(OURS.name), m.total(COREML_NAIVE.name)) else {
+                continue;
+            };
+            let (from, to) = paper::OURS_MJ;
+            let mj = ours.metric(Metric::Energy) * 1e3;
+            add(format!("§5.4, ours, {}", m.config.name), "mJ/token", Printed::Within(from, to), mj, false);
+            let (from, to) = paper::NAIVE_MEMORY;
+            let ratio = naive.energy.memory_j / ours.energy.memory_j;
+            add(
+                format!("§5.4, data of naive over ours, {}", m.config.name),
+                "×",
+                Printed::Within(from, to),
+                ratio,
+                false,
+            );
+        }
+        if let Some(qwen) = find(paper::QWEN.name) {
+            for run in paper::RUNS {
+                let Some(total) = qwen.total(run.system) else { continue };
+                let all = run.cpu_j + run.npu_j + run.memory_j;
+                let watts = total.energy.total_j() / (total.wall_us * 1e-6);
+                let used = run.system == COREML_CPU.name;
+                add(
+                    format!("Tables 6 and 7, {}, power", run.system),
+                    "W",
+                    Printed::Is(all / run.wall),
+                    watts,
+                    used,
+                );
+                let part = |what| total.parts.get(&what).copied().unwrap_or(0.0) / total.wall_us;
+                add(
+                    format!("Table 6, {}, experts", run.system),
+                    "of 1",
+                    Printed::Is(run.experts / run.wall),
+                    part(What::Experts),
+                    false,
+                );
+                add(
+                    format!("Table 6, {}, attention", run.system),
+                    "of 1",
+                    Printed::Is(run.attention / run.wall),
+                    part(What::Attention),
+                    false,
+                );
+                let share = |j: f64| j / total.energy.total_j();
+                add(
+                    format!("Table 7, {}, CPU", run.system),
+                    "of 1",
+                    Printed::Is(run.cpu_j / all),
+                    share(total.energy.cpu_j),
+                    used,
+                );
+            }
+        }
+        // One graph that does nothing but compute, its launches and waiting aside.
+        let pure = npu_w + memory_w;
+        add(
+            "Table 8, power of NPU and memory in attention".into(),
+            "W",
+            Printed::Is(paper::ATTENTION_W),
+            pure,
+            false,
+        );
+        Ok(out)
+    }
+}
+
+/// A claim beside the simulation; none where its configuration was not run.
+fn judge(claim: &Claim, measured: &[Measured]) -> Option<Judged> {
+    let m = measured.iter().find(|m| m.config.name == claim.config)?;
+    let found = m.ratio(claim.metric, claim.of, claim.to)?;
+    Some(Judged { claim: *claim, found, error: claim.value.error(found), used: is_used(claim) })
+}
+
+/// Every pair that the paper orders: ours before each baseline, the baselines by their ratios, and what it says in words.
+fn orders(measured: &[Measured]) -> Vec<Order> {
+    let mut out = Vec::new();
+    for m in measured {
+        for metric in Metric::ALL {
+            let own = CLAIMS
+                .iter()
+                .filter(|c| c.config == m.config.name && c.metric == metric && c.to == OURS.name);
+            let mut known: Vec<(&'static str, Option<f64>)> = vec![(OURS.name, Some(1.0))];
+            let mut ranged = Vec::new();
+            for c in own {
+                match c.value {
+                    Printed::Is(x) => known.push((c.of, Some(x))),
+                    Printed::Within(from, _) | Printed::Over(from) if from > 1.0 => ranged.push(c.of),
+                    _ => {}
+                }
+            }
+            known.sort_by(|a, b| a.1.partial_cmp(&b.1).unwrap_or(std::cmp::Ordering::Equal));
+            let mut add = |less: (&'static str, Option<f64>), more: (&'static str, Option<f64>)| {
+                if let Some(found) = m.ratio(metric, more.0, less.0) {
+                    out.push(Order { config: m.config.name, metric, less, more, found });
+                }
+            };
+            for (i, less) in known.iter().enumerate() {
+                for more in &known[i + 1..] {
+                    add(*less, *more);
+                }
+            }
+            for of in ranged {
+                add((OURS.name, Some(1.0)), (of, None));
+            }
+            for o in ORDERS.iter().filter(|o| o.config == m.config.name && o.metric == metric) {
+                add((o.less, None), (o.more, None));
+            }
+        }
+    }
+    out
+}
+
+impl Report {
+    /// Orders that the simulation has the other way round.
+    pub fn reversed(&self) -> Vec<&Order> {
+        self.orders.iter().filter(|o| !o.holds()).collect()
+    }
+
+    /// Ratios of the baselines in PhiMoE's prefill that lie outside of the range that §5.2 gives for a metric.
+    pub fn outside(&self) -> Vec<(&'static str, Metric, &'static str, f64)> {
+        let mut out = Vec::new();
+        for m in self.measured.iter().filter(|m| m.config.stated) {
+            for metric in Metric::ALL {
+                for system in [COREML_CPU, COREML_NAIVE, ANEMLL] {
+                    let (from, to) = metric.range();
+                    let found = m.ratio(metric, system.name, OURS.name);
+                    if let Some(x) = found.filter(|x| !(from..=to).contains(x)) {
+                        out.push((m.config.name, metric, system.name, x));
+                    }
+                }
+            }
+        }
+        out
+    }
+}

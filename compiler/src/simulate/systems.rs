@@ -1,0 +1,186 @@
+//! The systems that are compared, as data: what runs where, in which shapes (NPUMoE, Table 2 and §5.8).
+//!
+//! What a system does with its experts is decided by the passes that decide for bundles: `tier`, `group`, `reside`.
+
+use super::model::Model;
+use super::timeline::Queue;
+use crate::config::{Experts as Wanted, Home};
+use crate::error::{Error, Result};
+use crate::passes::group::{Options, group_layer};
+use crate::passes::reside::reside_layer;
+use crate::passes::tier::tier;
+use crate::passes::units::Units;
+use crate::profile::loads::Loads;
+use moec_ir::placement::{ExpertTable, Overflow};
+
+/// A system.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct System {
+    /// Name in tables and JSON.
+    pub name: &'static str,
+    /// Where prompts attend.
+    pub attention: Queue,
+    /// How experts run.
+    pub experts: Experts,
+    /// Whether decoding takes the cheaper unit by the device's tables, as pass `reside` does; else it runs where
+    /// prompts do.
+    pub decode_by_cost: bool,
+    /// Where this comes from.
+    pub source: &'static str,
+}
+
+/// Capacities of graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shapes {
+    /// One for every expert of every layer: that of the busiest one (NPUMoE, Figure 10b).
+    Busiest,
+    /// One for every expert of every layer: the whole chunk, which needs no calibration.
+    Chunk,
+    /// At most so many per layer (NPUMoE, §4.1).
+    Tiers(usize),
+}
+
+/// How a system runs its experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Experts {
+    /// On the processor, each with the tokens that chose it.
+    Dynamic,
+    /// In static graphs.
+    Graphs {
+        /// Capacities.
+        shapes: Shapes,
+        /// Experts per graph; none: what costs least.
+        group: Option<usize>,
+        /// Where graphs live.
+        home: Home,
+        /// Whether graphs stay on the NPU between launches.
+        resident: bool,
+    },
+}
+
+/// As many as `experts.tiers` allows by default.
+const TIERED: Shapes = Shapes::Tiers(Wanted::DEFAULT.tiers);
+
+/// With everything that moec decides.
+pub const OURS: System = System {
+    name: "ours",
+    attention: Queue::Npu,
+    experts: Experts::Graphs { shapes: TIERED, group: None, home: Home::Auto, resident: true },
+    decode_by_cost: true,
+    source: "Table 2; tiers, groups and homes by the passes tier, group and reside at their defaults",
+};
+
+/// Core ML on the processor.
+pub const COREML_CPU: System = System {
+    name: "coreml-cpu",
+    attention: Queue::Cpu,
+    experts: Experts::Dynamic,
+    decode_by_cost: false,
+    source: "Table 2, Core ML (CPU only)",
+};
+
+/// Core ML as it schedules by default.
+pub const COREML_NAIVE: System = System {
+    name: "coreml-naive",
+    attention: Queue::Cpu,
+    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Home::Npu, resident: false },
+    decode_by_cost: false,
+    source: "Table 2, Core ML (naive); one graph per expert, padded (Table 4, Padding), nothing kept resident",
+};
+
+/// ANEMLL: dense blocks on the NPU.
+pub const ANEMLL: System = System {
+    name: "anemll",
+    attention: Queue::Npu,
+    experts: Experts::Dynamic,
+    decode_by_cost: false,
+    source: "Table 2, ANEMLL",
+};
+
+/// One graph per expert, one shape.
+pub const BASE: System = System {
+    name: "ours-base",
+    attention: Queue::Npu,
+    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Home::Npu, resident: true },
+    decode_by_cost: true,
+    source: "§5.8, Ours-base; the fixed shape is not stated, this is the least that drops nothing",
+};
+
+/// The same with the largest shape that can be meant.
+pub const BASE_CHUNK: System = System {
+    name: "ours-base-chunk",
+    experts: Experts::Graphs { shapes: Shapes::Chunk, group: Some(1), home: Home::Npu, resident: true },
+    source: "§5.8, Ours-base; the fixed shape is not stated, this is the most that a chunk can need",
+    ..BASE
+};
+
+/// With tiers.
+pub const TIERS: System = System {
+    name: "ours-t",
+    experts: Experts::Graphs { shapes: TIERED, group: Some(1), home: Home::Npu, resident: true },
+    source: "§5.8, Ours-T",
+    ..BASE
+};
+
+/// With tiers and groups.
+pub const GROUPS: System = System {
+    name: "ours-tg",
+    experts: Experts::Graphs { shapes: TIERED, group: None, home: Home::Npu, resident: true },
+    source: "§5.8, Ours-TG",
+    ..BASE
+};
+
+/// Ours and the three baselines of Table 2.
+pub const SYSTEMS: [System; 4] = [OURS, COREML_CPU, COREML_NAIVE, ANEMLL];
+/// The ablations of Figure 17; ours is Ours-all.
+pub const ABLATIONS: [System; 4] = [BASE, BASE_CHUNK, TIERS, GROUPS];
+
+impl System {
+    /// The one of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        SYSTEMS.into_iter().chain(ABLATIONS).find(|s| s.name == name)
+    }
+
+    /// What the passes decide for its experts, one table per layer that has some; none where experts are dynamic.
+    ///
+    /// # Errors
+    /// An expert that fits into no graph; loads of other layers.
+    pub fn tables(
+        &self,
+        model: &Model,
+        loads: &Loads,
+        units: &Units<'_>,
+        coverage: f64,
+        overflow: Overflow,
+    ) -> Result<Option<Vec<ExpertTable>>> {
+        let Experts::Graphs { shapes, group, home, .. } = self.experts else { return Ok(None) };
+        let tiers = if let Shapes::Tiers(most) = shapes { most } else { 1 };
+        let mut placement = tier(loads, units, &Wanted { tiers, group, overflow, coverage }, coverage);
+        let one = match shapes {
+            Shapes::Busiest => placement.experts.iter().flat_map(|t| &t.tiers).copied().max(),
+            Shapes::Chunk => Some(loads.chunk.next_multiple_of(units.alignment())),
+            Shapes::Tiers(_) => None,
+        };
+        if let Some(most) = one {
+            for table in &mut placement.experts {
+                table.tiers = vec![most];
+                table.experts.iter_mut().for_each(|row| row.capacity = most);
+            }
+        }
+        for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
+            let moe = model.layers.iter().find(|l| l.layer == table.layer).and_then(|l| l.experts);
+            let moe = moe.filter(|m| m.count == table.experts.len());
+            let moe = moe.ok_or_else(|| {
+                Error::input(format!("the loads of layer {} are not those of {}", table.layer, model.name))
+            })?;
+            group_layer(table, layer, moe.size, units, Options { group, home })?;
+            reside_layer(table, layer, units, home);
+        }
+        Ok(Some(placement.experts))
+    }
+
+    /// Whether graphs stay on the NPU.
+    pub fn is_resident(&self) -> bool {
+        matches!(self.experts, Experts::Dynamic | Experts::Graphs { resident: true, .. })
+    }
+}

@@ -1,0 +1,158 @@
+//! A model compiled for the machine that moec runs on, in place of the one that it was compiled for.
+//!
+//! The twin of a bundle computes what the bundle computes: the same Graph, the same split between static graphs and
+//! processor, the bundle's own weights. Only its kernels are this machine's, with activations in f32, and static graphs
+//! are executed by who emulates their unit. Its weights lie in a folder that goes away with it.
+
+use crate::bundle::partial::io_error;
+use crate::bundle::read::Bundle;
+use crate::bundle::write::{Packing, pack};
+use crate::bundle::{DENSE, EXPERTS, KERNELS};
+use crate::config::Activations;
+use crate::error::{Error, Result};
+use crate::passes::offload::Statics;
+use crate::passes::units::Units;
+use crate::passes::{barriers, layout, memory, schedule, tune};
+use crate::progress::Progress;
+use crate::scratch::Scratch;
+use crate::verify::weights::{Packed, read_from_bundle};
+use moec_cpu::HostUnit;
+use moec_ir::plan::{FileRef, ModelInfo, Segment};
+use moec_ir::{Format, Module, Source};
+use moec_runtime::graphs::Graphs;
+use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options};
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+
+/// What to compile.
+#[derive(Clone, Copy)]
+pub struct Original<'a> {
+    /// The Graph, behind `offload`.
+    pub module: &'a Module,
+    /// Where its weights come from.
+    pub source: &'a dyn Source,
+    /// The model.
+    pub model: &'a ModelInfo,
+    /// Format of the KV cache.
+    pub cache: Format,
+    /// What static graphs compute.
+    pub statics: &'a Statics,
+}
+
+/// Packed weights on disk. Twins of one model that differ in what they compute can share them.
+struct Weights {
+    scratch: Scratch,
+    segments: Vec<Segment>,
+    files: Vec<FileRef>,
+}
+
+/// A compiled model.
+pub struct Twin {
+    weights: Rc<Weights>,
+    program: LoadedProgram,
+    /// The program's code; held as long as it runs.
+    _unit: HostUnit,
+}
+
+impl Twin {
+    /// Compiles `original` for this machine and packs its weights.
+    ///
+    /// # Errors
+    /// A disk without room for the weights, a weight that cannot be read, an interrupt.
+    pub fn new(original: &Original<'_>, progress: &Progress) -> Result<Self> {
+        Self::beside(None, original, progress)
+    }
+
+    /// As [`Twin::new`], with the weights of another twin of the same model, if they are packed alike.
+    ///
+    /// # Errors
+    /// As [`Twin::new`].
+    pub fn beside(other: Option<&Self>, original: &Original<'_>, progress: &Progress) -> Result<Self> {
+        let Original { module, source, model, cache, statics } = *original;
+        let target = crate::build::target("native")?.with_activations(Activations::F32);
+        let draft = layout::layout(module, model.clone(), &target, cache, &[], statics)?;
+        let (mut plan, mut kernels, mut writes) = (draft.plan, draft.kernels, draft.writes);
+        tune::tune(&mut plan, &mut kernels, &target, None)?;
+        schedule::schedule(&mut plan, &mut writes);
+        memory::memory(&mut plan);
+        barriers::barriers(&mut plan, &writes);
+        // Units are those of the original.
+        let units = if plan.graphs.is_empty() { 1 } else { 1 + statics.unit as usize };
+        plan.target.units.resize(units, "npu".to_owned());
+        plan.files.retain(|f| [DENSE, EXPERTS].contains(&f.path.as_str()));
+
+        let weights = match other.filter(|o| o.weights.segments == plan.segments) {
+            Some(other) => Rc::clone(&other.weights),
+            None => {
+                let scratch = Scratch::create("emulate the bundle", &plan)?;
+                let folder = scratch.path().join("weights");
+                fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
+                let segment_weights = &draft.segment_weights;
+                let packing = Packing { module, segment_weights, source, importance: None };
+                pack(&packing, &mut plan, scratch.path(), progress)?;
+                Rc::new(Weights { scratch, segments: plan.segments.clone(), files: plan.files.clone() })
+            }
+        };
+        plan.files.clone_from(&weights.files);
+        let object =
+            target.compile(&kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+        let unit = HostUnit::load(&object, &plan.target)
+            .map_err(|e| Error::environment(format!("`{KERNELS}` does not load here")).because(e))?;
+        let program = LoadedProgram::from_plan(&plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;
+        Ok(Self { weights, program, _unit: unit })
+    }
+
+    /// The twin of a bundle.
+    ///
+    /// # Errors
+    /// As [`Twin::new`]; a bundle without its Graph.
+    pub fn of(bundle: &Bundle, progress: &Progress) -> Result<Self> {
+        let mut module = bundle.graph()?;
+        read_from_bundle(&mut module);
+        let source = Packed::open(bundle)?;
+        let plan = &bundle.plan;
+        let device = crate::build::device(&bundle.manifest.target)?;
+        let units =
+            Units::of(&device).ok_or_else(|| Error::input("the bundle's target has no static graphs"))?;
+        let statics = Statics::of(&module, &plan.placement, units.npu)?;
+        if (&statics.graphs, &statics.sets, &statics.parts) != (&plan.graphs, &plan.sets, &plan.parts) {
+            return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
+        }
+        let cache = plan.states.first().map_or(Format::F32, |s| s.format);
+        let original =
+            Original { module: &module, source: &source, model: &plan.model, cache, statics: &statics };
+        Self::new(&original, progress)
+    }
+
+    /// The program.
+    pub fn program(&self) -> &LoadedProgram {
+        &self.program
+    }
+
+    /// Folder of its weights.
+    pub fn folder(&self) -> &Path {
+        self.weights.scratch.path()
+    }
+
+    /// Runs `body` with an engine; `graphs` executes what the packages in a bundle hold.
+    ///
+    /// # Errors
+    /// An engine that does not open, and what `body` returns.
+    pub fn with_engine<T>(
+        &self,
+        graphs: Option<(Box<dyn Graphs>, &Path)>,
+        body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let options = Options { threads: None, check: CheckLevel::default(), stop: None };
+        self.program.with(|program| {
+            let engine = match graphs {
+                Some((graphs, packages)) => {
+                    Engine::with_graphs(program, self.folder(), graphs, packages, options)
+                }
+                None => Engine::open(program, self.folder(), options),
+            };
+            body(&mut engine.map_err(Error::from)?)
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! Checks of static graphs and of the experts that they compute.
+
+use super::{VerifyError, require};
+use crate::plan::{GraphDecl, GraphPart, Plan, Port};
+use std::collections::HashSet;
+
+/// Every graph has distinct ports of some size inside the address space; every set's groups fit their graphs, and no
+/// expert is in two of them. A set without groups only bounds its experts.
+pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
+    for (i, g) in plan.graphs.iter().enumerate() {
+        let at = || format!("graphs[{i}]");
+        let odd = |c: char| c.is_control() || c == '\\' || c == ':';
+        let clean =
+            !g.package.contains(odd) && g.package.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        require(clean, at, || format!("path {:?} does not stay inside the bundle", g.package))?;
+        require(!g.inputs.is_empty() && !g.outputs.is_empty(), at, || "nothing goes in or out".into())?;
+        let mut names = HashSet::new();
+        for port in g.inputs.iter().chain(&g.outputs) {
+            let fits = elements(port).is_some_and(|n| n > 0 && n <= (isize::MAX / 4) as u64);
+            require(fits && names.insert(&port.name), at, || {
+                format!("port {:?} {:?}", port.name, port.shape)
+            })?;
+        }
+    }
+    let mut layers = HashSet::new();
+    for (i, s) in plan.sets.iter().enumerate() {
+        let at = || format!("sets[{i}]");
+        require(layers.insert(s.layer), at, || format!("layer {} comes twice", s.layer))?;
+        require(!s.capacities.is_empty(), at, || "no experts".into())?;
+        let mut seen = HashSet::new();
+        for group in &s.groups {
+            let graph = plan.graphs.get(group.graph as usize);
+            let rows = u32::try_from(group.experts.len()).ok().and_then(|n| n.checked_mul(group.capacity));
+            let fits = |d: &GraphDecl| match (d.inputs.as_slice(), d.outputs.as_slice()) {
+                ([x], [y]) => x.shape == y.shape && Some(x.shape[0]) == rows && x.shape[2..] == [1, 1],
+                _ => false,
+            };
+            let sound = group.capacity > 0
+                && !group.experts.is_empty()
+                && graph.is_some_and(|d| fits(d) && !d.stateful);
+            require(sound, at, || format!("graph {} does not hold its experts", group.graph))?;
+            for &e in &group.experts {
+                let room = s.capacities.get(e as usize) == Some(&group.capacity);
+                require(room && seen.insert(e), at, || format!("expert {e} has no room, or two places"))?;
+            }
+        }
+        let homeless = (0u32..).zip(&s.capacities).find(|&(e, &c)| c > 0 && !seen.contains(&e));
+        require(s.groups.is_empty() || homeless.is_none(), at, || {
+            "an expert with a capacity is in no graph".into()
+        })?;
+    }
+    check_parts(plan)
+}
+
+/// Every graph of a part takes what the runtime gives, and their results have the part's channels in all.
+fn check_parts(plan: &Plan) -> Result<(), VerifyError> {
+    for (i, p) in plan.parts.iter().enumerate() {
+        let at = || format!("parts[{i}]");
+        require(!p.graphs.is_empty() && p.inputs > 0, at, || "no graphs, or no channels".into())?;
+        let mut channels = 0u64;
+        let mut rows = None;
+        for &g in &p.graphs {
+            let graph = plan.graphs.get(g as usize);
+            let fits = graph.is_some_and(|g| part_takes(p, g, &mut rows));
+            require(fits, at, || format!("graph {g} takes something else"))?;
+            channels += graph.map_or(0, |g| g.outputs.iter().map(|o| u64::from(o.shape[1])).sum());
+        }
+        require(channels == u64::from(p.outputs), at, || format!("{channels} channels, not {}", p.outputs))?;
+    }
+    Ok(())
+}
+
+/// Whether a graph has the ports that a part gives and takes, with as many rows as the graphs before it.
+fn part_takes(p: &GraphPart, g: &GraphDecl, rows: &mut Option<u32>) -> bool {
+    let t = *rows.get_or_insert(g.inputs[0].shape[0]);
+    let mut wanted = vec![("x", [t, p.inputs, 1, 1])];
+    if let Some(a) = p.attention {
+        wanted.extend((a.angles > 0).then_some(("angles", [t, a.angles, 1, 1])));
+        wanted.extend([("mask", [1, 1, t, a.context]), ("write", [1, 1, a.context, t])]);
+    }
+    let given =
+        |&(name, shape): &(&str, [u32; 4])| g.inputs.iter().any(|i| i.name == name && i.shape == shape);
+    g.inputs.len() == wanted.len()
+        && wanted.iter().all(given)
+        && g.outputs.iter().all(|o| o.shape[0] == t && o.shape[2..] == [1, 1])
+        && g.stateful == p.attention.is_some()
+}
+
+fn elements(port: &Port) -> Option<u64> {
+    port.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(u64::from(d)))
+}

@@ -1,0 +1,343 @@
+//! Rows that go to static graphs and back (NPUMoE, §3.2 and §4.2).
+//!
+//! The processor routes, decides which rows find room ([`Builtin::Admit`]), packs the rows of each group's experts one
+//! expert after the other, padded to their capacities, has the graph run, and takes the results apart again
+//! ([`Builtin::Experts`]). Both run on one lane. The other lanes go on with steps that do not wait for them: experts
+//! of the processor compute while graphs run elsewhere.
+
+use crate::chunk;
+use crate::error::{Error, Result};
+use crate::graphs::{GraphRef, Graphs, f16};
+use crate::memory::Addr;
+use crate::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
+use crate::program::{Builtin, Code, PartRef, Program, SetRef};
+use crate::unit::{BadExpert, Cpu, Lane, Launch, StepFault, Unit};
+use half::slice::HalfFloatSliceExt;
+use moec_ir::op::DispatchLayout;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The processor, with a unit beside it that executes static graphs.
+pub(crate) struct Offload<'p> {
+    sets: &'p [SetRef<'p>],
+    parts: &'p [PartRef<'p>],
+    ports: &'p [GraphRef<'p>],
+    graphs: Option<Box<dyn Graphs>>,
+    offloaded: Arc<Offloaded>,
+    work: Mutex<Work>,
+}
+
+/// What was offloaded so far.
+pub(crate) struct Offloaded(Mutex<Vec<(u32, Tally)>>);
+
+/// Memory that is used again from call to call.
+#[derive(Default)]
+struct Work {
+    decider: Decider,
+    saliency: Vec<f32>,
+    x: Vec<f16>,
+    y: Vec<f16>,
+    positions: Vec<u32>,
+    /// Inputs and outputs of a part's graph.
+    ports: Vec<Vec<f16>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic leaves is written anew before it is read.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Offloaded {
+    /// By layer.
+    pub(crate) fn tallies(&self) -> Vec<(u32, Tally)> {
+        lock(&self.0).clone()
+    }
+
+    fn add(&self, set: usize, tally: &Tally) {
+        if let Some((_, sum)) = lock(&self.0).get_mut(set) {
+            sum.add(tally);
+        }
+    }
+}
+
+impl<'p> Offload<'p> {
+    /// For the sets of a program. Without `graphs` it may have none.
+    pub(crate) fn new(program: &Program<'p>, graphs: Option<Box<dyn Graphs>>) -> Self {
+        let tallies = program.sets.iter().map(|s| (s.layer, Tally::default())).collect();
+        Self {
+            sets: program.sets,
+            parts: program.parts,
+            ports: program.graphs,
+            graphs,
+            offloaded: Arc::new(Offloaded(Mutex::new(tallies))),
+            work: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn offloaded(&self) -> Arc<Offloaded> {
+        Arc::clone(&self.offloaded)
+    }
+
+    /// Decides which choices find room. `ids`, `stay` and `rest` are `[n, k]`, `added` is `[n, channels]`.
+    fn admit(
+        &self,
+        set: usize,
+        k: usize,
+        channels: usize,
+        (ids, added): (&[i32], &[f32]),
+        [stay, rest]: [&mut [i32]; 2],
+    ) -> Result<(), Misrouted> {
+        let work = &mut *lock(&self.work);
+        let SetRef { capacities, overflow, .. } = self.sets[set];
+        work.saliency.clear();
+        work.saliency.extend(added.chunks_exact(channels.max(1)).map(saliency));
+        let choices = Choices { ids, k, saliency: &work.saliency };
+        let mut tally = Tally::default();
+        let fates = work.decider.decide(&choices, capacities, overflow, &mut tally)?;
+        for (i, (&id, fate)) in ids.iter().zip(fates).enumerate() {
+            // Without a capacity there is no graph, but room for all.
+            let fixed = capacities[id as usize] > 0;
+            stay[i] = if fixed && *fate == Fate::Stays { id } else { -1 };
+            rest[i] = if !fixed || *fate == Fate::Spilled { id } else { -1 };
+        }
+        self.offloaded.add(set, &tally);
+        Ok(())
+    }
+
+    /// Runs the graphs of a set. `x` is `[rows, hidden]`, `y` is `[rows · k, hidden]`, in the order of the table's slots.
+    fn experts(
+        &self,
+        set: usize,
+        layout: DispatchLayout,
+        hidden: usize,
+        (x, table): (&[f32], &[i32]),
+        y: &mut [f32],
+    ) -> Result<()> {
+        let Some(graphs) = &self.graphs else { return Ok(()) };
+        let Work { x: packed, y: results, .. } = &mut *lock(&self.work);
+        let mut tally = Tally::default();
+        // The slots of an expert, none if no row has chosen it. Whatever the table says, they lie inside of it.
+        let most = layout.rows * layout.k;
+        let word = |i: usize, end: usize| usize::try_from(table[i]).unwrap_or(0).min(end);
+        let active = word(0, layout.experts);
+        let slots = |e: u32, capacity: usize| {
+            let at = table[layout.expert()..][..active].iter().position(|&id| id == e as i32)?;
+            let [first, end] = [0, 1].map(|i| word(layout.start() + at + i, most));
+            Some(first..end.min(first + capacity))
+        };
+        let rows = x.len() / hidden.max(1);
+        for group in self.sets[set].groups {
+            let capacity = group.capacity as usize;
+            let members = || group.experts.iter().enumerate();
+            let places = || members().filter_map(|(i, &e)| Some((i * capacity, slots(e, capacity)?)));
+            if places().next().is_none() {
+                continue;
+            }
+            packed.clear();
+            packed.resize(group.experts.len() * capacity * hidden, f16::ZERO);
+            results.clear();
+            results.resize(packed.len(), f16::ZERO);
+            for (place, slots) in places() {
+                for (row, slot) in (place..).zip(slots) {
+                    let token = word(layout.token() + slot, rows.saturating_sub(1));
+                    let row = &mut packed[row * hidden..][..hidden];
+                    row.convert_from_f32_slice(&x[token * hidden..][..hidden]);
+                    if row.iter().any(|h| !h.is_finite()) {
+                        let why = "a row holds a number past 65504, which f16 does not hold".to_owned();
+                        return Err(Error::Graph { graph: format!("experts of set {set}"), why });
+                    }
+                }
+            }
+            graphs.run(group.graph as usize, 0, &[packed], &mut [results])?;
+            for (place, slots) in places() {
+                for (row, slot) in (place..).zip(slots) {
+                    results[row * hidden..][..hidden].convert_to_f32_slice(&mut y[slot * hidden..][..hidden]);
+                }
+            }
+            let kept = members().map(|(_, &e)| slots(e, capacity).map_or(0, |s| s.len() as u32));
+            tally.executed(group.capacity, kept);
+        }
+        self.offloaded.add(set, &tally);
+        Ok(())
+    }
+}
+
+/// Rows of a part, and of attention what it has besides: angles, positions, slots.
+#[derive(Clone, Copy)]
+struct PartRows<'a> {
+    x: &'a [f32],
+    angles: &'a [f32],
+    pos: &'a [i32],
+    slots: &'a [i32],
+}
+
+impl Offload<'_> {
+    /// Runs the graphs of a part. `y` is `[rows, outputs]`.
+    fn part(&self, part: usize, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
+        let part = self.parts[part];
+        let (inputs, outputs) = (part.inputs as usize, part.outputs as usize);
+        let n = y.len() / outputs.max(1);
+        match part.attention {
+            Some(attention) if attention.apart => {
+                let angles = attention.angles as usize;
+                for t in 0..n {
+                    let one = PartRows {
+                        x: &rows.x[t * inputs..][..inputs],
+                        angles: &rows.angles[t * angles..][..angles],
+                        pos: &rows.pos[t..=t],
+                        slots: &rows.slots[t..=t],
+                    };
+                    self.call(part, one, &mut y[t * outputs..][..outputs])?;
+                }
+                Ok(())
+            }
+            _ => self.call(part, rows, y),
+        }
+    }
+
+    /// One call of each graph of a part: all rows are of one sequence.
+    fn call(&self, part: PartRef<'_>, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
+        let Some(graphs) = &self.graphs else { return Ok(()) };
+        let Work { ports, positions, .. } = &mut *lock(&self.work);
+        positions.clear();
+        positions.extend(rows.pos.iter().map(|&p| u32::try_from(p).unwrap_or(0)));
+        let slot = rows.slots.first().map_or(0, |&s| usize::try_from(s).unwrap_or(0));
+        let mut column = 0;
+        for &g in part.graphs {
+            let graph = self.ports[g as usize];
+            let failed =
+                |why: String| Error::Graph { graph: format!("{} {}", graph.package, graph.function), why };
+            ports.resize_with(graph.inputs.len() + graph.outputs.len(), Vec::new);
+            let (given, taken) = ports.split_at_mut(graph.inputs.len());
+            for (port, values) in graph.inputs.iter().zip(&mut *given) {
+                values.resize(port.len(), f16::ZERO);
+                let width = port.shape[1] as usize;
+                let (context, window) =
+                    part.attention.map_or((0, None), |a| (a.context as usize, a.window.map(|w| w as usize)));
+                let filled = match port.name {
+                    "x" => chunk::pad(values, width, rows.x),
+                    "angles" => chunk::pad(values, width, rows.angles),
+                    "mask" => chunk::mask(values, context, positions, window),
+                    "write" => chunk::write(values, context, positions),
+                    name => return Err(failed(format!("it takes `{name}`, which nobody gives"))),
+                };
+                filled.map_err(|e| failed(e.to_string()))?;
+                if values.iter().any(|h| !h.is_finite()) {
+                    return Err(failed(format!("`{}` holds a number that f16 does not", port.name)));
+                }
+            }
+            for (port, values) in graph.outputs.iter().zip(&mut *taken) {
+                values.resize(port.len(), f16::ZERO);
+            }
+            let given: Vec<&[f16]> = given.iter().map(Vec::as_slice).collect();
+            let mut results: Vec<&mut [f16]> = taken.iter_mut().map(Vec::as_mut_slice).collect();
+            graphs.run(g as usize, slot, &given, &mut results)?;
+            for (port, values) in graph.outputs.iter().zip(&*taken) {
+                let width = port.shape[1] as usize;
+                for (y, values) in y.chunks_exact_mut(part.outputs as usize).zip(values.chunks_exact(width)) {
+                    values.convert_to_f32_slice(&mut y[column..][..width]);
+                }
+                column += width;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Unit for Offload<'_> {
+    fn name(&self) -> &'static str {
+        self.graphs.as_ref().map_or("cpu", |g| g.name())
+    }
+
+    unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
+        let n = launch.n;
+        match (launch.code, launch.args) {
+            (Code::Builtin(Builtin::Admit { set, k, channels }), &[ids, added, stay, rest]) => {
+                if lane.index > 0 {
+                    return;
+                }
+                let (set, k, channels) = (set as usize, k as usize, channels as usize);
+                // SAFETY: `validate` has found `n` rows of each there, aligned, and the results apart from all
+                // others; this is the one lane that runs it.
+                let (choices, fates) = unsafe {
+                    (
+                        (
+                            std::slice::from_raw_parts(ids.of::<i32>(), n * k),
+                            std::slice::from_raw_parts(added.of::<f32>(), n * channels),
+                        ),
+                        [
+                            std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k),
+                            std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k),
+                        ],
+                    )
+                };
+                if let Err(e) = self.admit(set, k, channels, choices, fates) {
+                    let fault = match e {
+                        Misrouted::Expert { expert, experts } => StepFault::Expert(BadExpert {
+                            step: launch.step,
+                            expert,
+                            experts: experts as u32,
+                        }),
+                        Misrouted::Shape { .. } => StepFault::Graph(Error::Plan(e.to_string())),
+                    };
+                    launch.fail(fault);
+                    // What runs behind stays in bounds.
+                    // SAFETY: as above; the slices are gone.
+                    unsafe {
+                        std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k).fill(-1);
+                        std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k).fill(-1);
+                    }
+                }
+            }
+            (Code::Builtin(Builtin::Experts { set, rows, k, hidden }), &[x, table, y]) => {
+                if lane.index > 0 {
+                    return;
+                }
+                let (set, hidden) = (set as usize, hidden as usize);
+                let experts = self.sets[set].capacities.len();
+                let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts };
+                // SAFETY: as above; the table was written by a step that has ended, which keeps to its layout.
+                let (operands, y) = unsafe {
+                    (
+                        (
+                            std::slice::from_raw_parts(x.of::<f32>(), n * hidden),
+                            std::slice::from_raw_parts(table.of::<i32>(), layout.words()),
+                        ),
+                        std::slice::from_raw_parts_mut(y.of::<f32>(), layout.rows * layout.k * hidden),
+                    )
+                };
+                if let Err(e) = self.experts(set, layout, hidden, operands, y) {
+                    launch.fail(StepFault::Graph(e));
+                }
+            }
+            (Code::Builtin(Builtin::Part { part }), &[x, ref more @ .., y]) => {
+                if lane.index > 0 {
+                    return;
+                }
+                let part = part as usize;
+                let PartRef { inputs, outputs, attention, .. } = self.parts[part];
+                let angles = attention.map_or(0, |a| a.angles as usize);
+                // SAFETY: as above.
+                let floats = |at: Addr, channels: usize| unsafe {
+                    std::slice::from_raw_parts(at.of::<f32>(), n * channels)
+                };
+                // SAFETY: as above.
+                let words = |at: Addr| unsafe { std::slice::from_raw_parts(at.of::<i32>(), n) };
+                let x = floats(x, inputs as usize);
+                let rows = match *more {
+                    [at, pos, slots] => {
+                        PartRows { x, angles: floats(at, angles), pos: words(pos), slots: words(slots) }
+                    }
+                    [pos, slots] => PartRows { x, angles: &[], pos: words(pos), slots: words(slots) },
+                    _ => PartRows { x, angles: &[], pos: &[], slots: &[] },
+                };
+                // SAFETY: as above.
+                let y = unsafe { std::slice::from_raw_parts_mut(y.of::<f32>(), n * outputs as usize) };
+                if let Err(e) = self.part(part, rows, y) {
+                    launch.fail(StepFault::Graph(e));
+                }
+            }
+            // SAFETY: the caller's promise.
+            _ => unsafe { Cpu.execute(launch, lane) },
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! `moec simulate`: a bundle for a device with a neural processing unit, and the evaluation of NPUMoE.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+use support::{Setup, checkpoint, fails, ferris, moec, ok};
+
+fn stdout(command: &mut Command) -> String {
+    String::from_utf8(ok(command).stdout).unwrap()
+}
+
+fn snapshot(name: &str, text: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(support::root().join("golden/snapshots"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, text));
+}
+
+#[test]
+fn the_evaluation_of_the_paper() {
+    let text = stdout(moec().args(["simulate", "--paper"]));
+    snapshot("simulate@paper", &text);
+    let json = |target: &[&str]| {
+        let mut command = moec();
+        command.args(["simulate", "--paper", "--json"]).args(target);
+        serde_json::from_str::<Value>(&stdout(&mut command)).unwrap()
+    };
+    let all = json(&[]);
+    assert!(all["outside"].as_array().unwrap().is_empty(), "{}", all["outside"]);
+    let names = |v: &Value| v["configurations"].as_array().unwrap().len();
+    assert_eq!((names(&all), names(&json(&["--target", "m2-max"]))), (9, 1));
+    let (code, said) = fails(moec().args(["simulate", "--paper", "--target", "native"]));
+    assert!(code == 2 && said.contains("did not measure `native`"), "{said}");
+    let (code, said) = fails(moec().arg("simulate"));
+    assert!(code == 2 && said.contains("--paper"), "{said}");
+}
+
+/// ferris for the M2 Ultra, with a profile of two thousand tokens.
+struct Case {
+    folder: tempfile::TempDir,
+}
+
+impl Case {
+    fn new() -> Self {
+        let case = Self { folder: tempfile::tempdir().unwrap() };
+        let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };
+        let toml = setup.write(&ferris(), case.folder.path());
+        let mut command = case.moec("calibrate");
+        command.arg(&toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
+        ok(command.args(["--tokens", "2048", "--window", "256", "-o"]).arg(case.path("a.trace")));
+        let text = fs::read_to_string(&toml).unwrap();
+        fs::write(&toml, text + "[calibrate]\nprofile = \"a.trace\"\n").unwrap();
+        case.build(&toml, "m2-ultra", "out.moec");
+        case
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn moec(&self, verb: &str) -> Command {
+        let mut command = moec();
+        command.env("MOEC_CACHE", self.path("cache")).env("MOEC_THREADS", "1").arg(verb).arg("--quiet");
+        command
+    }
+
+    fn build(&self, toml: &std::path::Path, target: &str, out: &str) {
+        let mut build = self.moec("build");
+        ok(build.arg(toml).args(["--target", target, "--no-run", "-o"]).arg(self.path(out)));
+    }
+
+    fn simulate(&self, more: &[&str]) -> Command {
+        let mut command = self.moec("simulate");
+        command.arg(self.path("out.moec")).args(more).current_dir(self.folder.path());
+        command
+    }
+}
+
+#[test]
+fn a_bundle_is_simulated() {
+    let case = Case::new();
+    let text = stdout(&mut case.simulate(&["--trace", "a.trace", "--timeline", "t.json"]));
+    assert!(
+        text.starts_with("m2-ultra: a prompt of 256 tokens in chunks of 64; loads: 32 chunks of 64 tokens\n"),
+        "{text}"
+    );
+    for name in ["this bundle", "coreml-cpu", "coreml-naive", "anemll", "ours-base", "ours-tg"] {
+        assert!(text.contains(name), "{text}");
+    }
+    let trace: Value = serde_json::from_str(&fs::read_to_string(case.path("t.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let of = |pid: u64, ph: &str| events.iter().filter(|e| e["pid"] == pid && e["ph"] == ph).count();
+    assert_eq!((of(1, "M"), of(8, "M"), of(9, "M")), (3, 3, 0));
+    assert!(of(1, "X") > 100);
+
+    let json = |more: &[&str]| {
+        let mut command = case.simulate(more);
+        command.arg("--json");
+        serde_json::from_str::<Value>(&stdout(&mut command)).unwrap()
+    };
+    // Prompts attend on the Neural Engine, and four chunks launch one graph per layer.
+    let traced = json(&["--trace", "a.trace"]);
+    let ours = &traced["systems"][0];
+    let launches = events.iter().filter(|e| e["pid"] == 1 && e["name"] == "launch").count();
+    assert_eq!((launches, &traced["chunk"]), (4 * 4, &64.into()));
+    let joules = |key: &str| ours["energy_j"][key].as_f64().unwrap();
+    assert!((joules("total") - joules("cpu") - joules("npu") - joules("memory")).abs() < 1e-12);
+    assert!(ours["latency_s"].as_f64() < traced["systems"][2]["latency_s"].as_f64());
+    // Without a trace the bundle's own means serve; longer runs take longer.
+    let own = json(&[]);
+    assert_eq!(own["loads"], "mean loads of the bundle's own profile");
+    let seconds = |v: &Value| v["systems"][0]["latency_s"].as_f64().unwrap();
+    assert!((seconds(&own) / seconds(&traced) - 1.0).abs() < 0.5);
+    assert!(seconds(&json(&["--decode", "8", "--prompt", "128"])) < seconds(&own));
+    assert!(seconds(&json(&["--decode", "8", "--prompt", "128"])) > seconds(&json(&["--prompt", "128"])));
+    assert!(seconds(&json(&["--target", "m2-max"])) > seconds(&own));
+}
+
+#[test]
+fn what_cannot_be_simulated_is_said() {
+    let case = Case::new();
+    fs::write(case.path("bad.trace"), "no trace").unwrap();
+    let mut cut = fs::read(case.path("a.trace")).unwrap();
+    cut.truncate(cut.len() / 2);
+    fs::write(case.path("cut.trace"), cut).unwrap();
+    let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 128 };
+    let toml = setup.write(&checkpoint("qwen3_moe"), case.folder.path());
+    case.build(&toml, "x86-64-v3", "dynamic.moec");
+    for (more, expected, words) in [
+        (&["--trace", "bad.trace"][..], 1, "cannot be used as a profile"),
+        (&["--trace", "cut.trace"], 1, "cannot be used as a profile"),
+        (&["--trace", "none.trace"], 1, "there is no profile"),
+        (&["--target", "native"], 1, "has no neural processing unit"),
+        (&["--target", "m2-ultar"], 1, "did you mean `m2-ultra`"),
+        (&["--prompt", "300"], 2, "do not fit into a context of 256"),
+        (&["--paper"], 2, "cannot be used with"),
+    ] {
+        let (code, said) = fails(&mut case.simulate(more));
+        assert!(code == expected && said.contains(words), "{more:?}: {code} {said}");
+    }
+    let (code, said) = fails(case.moec("simulate").arg(case.path("dynamic.moec")));
+    assert!(code == 1 && said.contains("everything runs on the processor"), "{said}");
+}
