@@ -102,7 +102,8 @@ pub(super) fn path(program: &str) -> String {
     format!("artifacts/{program}.mlpackage")
 }
 
-/// Parts that a placement gives to a unit in any entry point, in the order of the model.
+/// Parts that a placement gives to a unit in any entry point, in the order of the model. The placement tells layers apart
+/// by nothing but this: those that cannot be a graph are on the processor.
 pub fn placed(module: &Module, placement: &Placement, npu: &Unit) -> Vec<Part> {
     let Some(graph) = module.entries.first() else { return Vec::new() };
     let on_npu = |scope: &str| module.entries.iter().any(|g| placed_in(placement, npu, scope, g.kind));
