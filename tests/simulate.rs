@@ -3,6 +3,8 @@
 
 mod support;
 
+use moec::bundle::read::Bundle;
+use moec::simulate::Model;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
@@ -114,6 +116,16 @@ fn a_bundle_is_simulated() {
     let joules = |key: &str| ours["energy_j"][key].as_f64().unwrap();
     assert!((joules("total") - joules("cpu") - joules("npu") - joules("memory")).abs() < 1e-12);
     assert!(ours["latency_s"].as_f64() < traced["systems"][2]["latency_s"].as_f64());
+    // Shapes are those of ferris: 6 query and 2 key heads of 32 channels, 24 experts of 96, 192 wide.
+    let module = Bundle::open(&case.path("out.moec")).unwrap().graph().unwrap();
+    let model = Model::of(&module, "ferris", 4).unwrap();
+    assert_eq!((model.hidden, model.head, model.layers.len()), (192, 192 * 2048, 4));
+    for layer in &model.layers {
+        assert_eq!((layer.attention, layer.per_position), (2 * 192 * 32 * (6 + 2), 6 * (32 + 32)));
+        let experts = layer.experts.unwrap();
+        assert_eq!((experts.count, experts.k, experts.size.weights), (24, 4, 3 * 192 * 96));
+        assert_eq!((layer.router, layer.dense), (192 * 24, 0));
+    }
     // Without a trace the bundle's own means serve; longer runs take longer.
     let own = json(&[]);
     assert_eq!(own["loads"], "mean loads of the bundle's own profile");
