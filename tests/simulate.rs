@@ -3,6 +3,8 @@
 
 mod support;
 
+use moec::bundle::read::Bundle;
+use moec::simulate::Model;
 use serde_json::Value;
 use std::fs;
 use std::path::PathBuf;
@@ -40,7 +42,8 @@ fn the_evaluation_of_the_paper() {
     assert!(code == 2 && said.contains("--paper"), "{said}");
 }
 
-/// ferris for the M2 Ultra, with a profile of two thousand tokens.
+/// ferris for the M2 Ultra, with a profile of two thousand tokens. Its attention stays on the processor, and its experts
+/// are too small for a launch: so nothing is asked of coremltools.
 struct Case {
     folder: tempfile::TempDir,
 }
@@ -54,7 +57,8 @@ impl Case {
         command.arg(&toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
         ok(command.args(["--tokens", "2048", "--window", "256", "-o"]).arg(case.path("a.trace")));
         let text = fs::read_to_string(&toml).unwrap();
-        fs::write(&toml, text + "[calibrate]\nprofile = \"a.trace\"\n").unwrap();
+        fs::write(&toml, text + "[calibrate]\nprofile = \"a.trace\"\n[placement]\nattention = \"cpu\"\n")
+            .unwrap();
         case.build(&toml, "m2-ultra", "out.moec");
         case
     }
@@ -103,14 +107,25 @@ fn a_bundle_is_simulated() {
         command.arg("--json");
         serde_json::from_str::<Value>(&stdout(&mut command)).unwrap()
     };
-    // Prompts attend on the Neural Engine, and four chunks launch one graph per layer.
+    // The bundle launches nothing, ANEMLL one graph of attention per layer and chunk.
     let traced = json(&["--trace", "a.trace"]);
     let ours = &traced["systems"][0];
-    let launches = events.iter().filter(|e| e["pid"] == 1 && e["name"] == "launch").count();
-    assert_eq!((launches, &traced["chunk"]), (4 * 4, &64.into()));
+    let launches = |pid: u64| events.iter().filter(|e| e["pid"] == pid && e["name"] == "launch").count();
+    assert_eq!((traced["systems"][3]["system"].as_str(), &traced["chunk"]), (Some("anemll"), &64.into()));
+    assert_eq!((launches(1), launches(4)), (0, 4 * 4));
     let joules = |key: &str| ours["energy_j"][key].as_f64().unwrap();
     assert!((joules("total") - joules("cpu") - joules("npu") - joules("memory")).abs() < 1e-12);
     assert!(ours["latency_s"].as_f64() < traced["systems"][2]["latency_s"].as_f64());
+    // Shapes are those of ferris: 6 query and 2 key heads of 32 channels, 24 experts of 96, 192 wide.
+    let module = Bundle::open(&case.path("out.moec")).unwrap().graph().unwrap();
+    let model = Model::of(&module, "ferris", 4).unwrap();
+    assert_eq!((model.hidden, model.head, model.layers.len()), (192, 192 * 2048, 4));
+    for layer in &model.layers {
+        assert_eq!((layer.attention, layer.per_position), (2 * 192 * 32 * (6 + 2), 6 * (32 + 32)));
+        let experts = layer.experts.unwrap();
+        assert_eq!((experts.count, experts.k, experts.size.weights), (24, 4, 3 * 192 * 96));
+        assert_eq!((layer.router, layer.dense), (192 * 24, 0));
+    }
     // Without a trace the bundle's own means serve; longer runs take longer.
     let own = json(&[]);
     assert_eq!(own["loads"], "mean loads of the bundle's own profile");

@@ -29,7 +29,7 @@ pub struct Args {
     /// Profile that the loads of the experts are from [default: the mean loads that the bundle remembers]
     #[arg(long, value_name = "PROFILE", conflicts_with = "paper")]
     pub trace: Option<PathBuf>,
-    /// Write the timeline for https://ui.perfetto.dev
+    /// Write the timelines of all systems as a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE.JSON", conflicts_with = "paper")]
     pub timeline: Option<PathBuf>,
     /// Tokens of the prompt, rounded up to whole chunks [default: four chunks]

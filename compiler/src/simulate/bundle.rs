@@ -180,3 +180,41 @@ fn prompt(loads: &Loads, chunk: u32, chunks: u32, decode: u32) -> Prompt {
     };
     Prompt { chunk, chunks: (0..chunks).map(sample).collect(), decode: (0..decode).map(token).collect() }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+
+    const TEXT: &str = r#"
+placement {chunk = 64, overflow = spill, units = ["cpu", "npu"]}
+placed prefill[64] "layers.*.attn" "attention" {unit = 1, nodes = 1, why = "so"}
+placed decode[1] "layers.*.attn" "attention" {unit = 0, nodes = 1, why = "so"}
+placed decode[1] "layers.*.ffn" "expert_ffn" {unit = 1, nodes = 1, why = "so"}
+experts {layer = 3, k = 1, tiers = [32]} {
+  group 0 {tier = 0, unit = 1, experts = [0, 1], bytes = 64, cost_us = [9.0, 3.0], why = "so"}
+  expert 0 {capacity = 32, group = 0, unit = 1, tier = 0, fallback = 0, load = 31.6}
+  expert 1 {capacity = 32, group = 0, unit = 1, tier = 0, fallback = 0}
+}
+"#;
+
+    #[test]
+    fn a_placement_says_where_calls_run() {
+        let mut placement = moec_ir::text::parse_placement(TEXT).unwrap();
+        let device = Device::find("m2-ultra").unwrap();
+        let found = placed(&placement, &Units::of(&device).unwrap());
+        assert_eq!((found.attention, found.decode_attention), (Queue::Npu, Queue::Cpu));
+        assert!(found.decode_graphs && found.resident);
+        // An expert without a load has no mean.
+        assert!(remembered(&placement).unwrap_err().hint.unwrap().contains("--trace"));
+        placement.experts[0].experts[1].load = Some(32.4);
+        let loads = remembered(&placement).unwrap();
+        assert_eq!(loads.layers[0].samples, [[32, 32]]);
+        check(&loads, &placement).unwrap();
+        let prompt = prompt(&loads, 64, 3, 1);
+        assert_eq!((prompt.chunks.len(), prompt.tokens(), &prompt.decode[0][0]), (3, 192, &vec![1, 0]));
+        placement.experts[0].k = 2;
+        assert!(check(&loads, &placement).unwrap_err().to_string().contains("another model"));
+    }
+}

@@ -444,6 +444,7 @@ fn judge(claim: &Claim, measured: &[Measured]) -> Option<Judged> {
 }
 
 /// Every pair that the paper orders: ours before each baseline, the baselines by their ratios, and what it says in words.
+/// Pairs whose every ratio gave a constant are left out: they would hold in any case.
 fn orders(measured: &[Measured]) -> Vec<Order> {
     let mut out = Vec::new();
     for m in measured {
@@ -452,8 +453,9 @@ fn orders(measured: &[Measured]) -> Vec<Order> {
                 .iter()
                 .filter(|c| c.config == m.config.name && c.metric == metric && c.to == OURS.name);
             let mut known: Vec<(&'static str, Option<f64>)> = vec![(OURS.name, Some(1.0))];
-            let mut ranged = Vec::new();
+            let (mut ranged, mut used) = (Vec::new(), vec![OURS.name]);
             for c in own {
+                used.extend(is_used(c).then_some(c.of));
                 match c.value {
                     Printed::Is(x) => known.push((c.of, Some(x))),
                     Printed::Within(from, _) | Printed::Over(from) if from > 1.0 => ranged.push(c.of),
@@ -467,7 +469,8 @@ fn orders(measured: &[Measured]) -> Vec<Order> {
                 }
             };
             for (i, less) in known.iter().enumerate() {
-                for more in &known[i + 1..] {
+                for more in known[i + 1..].iter().filter(|m| !(used.contains(&less.0) && used.contains(&m.0)))
+                {
                     add(*less, *more);
                 }
             }
