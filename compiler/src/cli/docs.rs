@@ -93,6 +93,8 @@ fn targets() -> Result<String> {
          command that installs it. Without them a bundle has all but `run`, and its folder `runner` builds with cargo\n\
          on the machine that it is for. Cross-linked programs are static: they need no library of the system that\n\
          they run on.\n\n\
+         Programs for macOS are linked on a Mac, against Apple's own libraries: `sh runner/build.sh` in the bundle\n\
+         makes `run` there, with Xcode's command line tools and Rust. The object code is that of the build.\n\n\
          | system | linker | Debian's packages | standard library | runs elsewhere with |\n|---|---|---|---|---|\n",
     );
     for c in CROSS {

@@ -3,7 +3,7 @@
 use super::{output, targets};
 use crate::bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
 use crate::{Result, disk, human};
-use moec_coreml::helper::{Helper, HelperError, INSTALL, PROGRAM};
+use moec_coreml::helper::{Helper, INSTALL, PROGRAM};
 use moec_device::{BUILT_IN, Device, Family, is_host};
 use serde_json::json;
 use std::path::PathBuf;
@@ -177,18 +177,13 @@ fn coreml() -> Found {
         Err(e) => {
             let first = e.to_string();
             let first = first.lines().next().unwrap_or_default();
-            Found::new(Status::Warn, first, format!("to build for {}: {}", neural().join(", "), advice(&e)))
+            Found::new(
+                Status::Warn,
+                first,
+                format!("to build for {}, in moec's source tree: {}", neural().join(", "), e.hint()),
+            )
         }
     }
-}
-
-/// What to do about a helper that does not work.
-fn advice(e: &HelperError) -> String {
-    let here = match e {
-        HelperError::NoProgram { .. } | HelperError::NoPython { .. } => " (in moec's source tree; no root)",
-        _ => "",
-    };
-    format!("{}{here}", e.hint())
 }
 
 /// Targets whose packages Core ML executes.
