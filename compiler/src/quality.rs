@@ -27,6 +27,9 @@ const TOKENS: usize = 32 << 10;
 /// Fewer windows than that say little.
 const FEW: usize = 10;
 
+/// The model with room for every row: its twin, what it read, its loss on each window.
+type Reference = (Twin, Vec<Window>, Vec<f64>);
+
 /// Runs the model of a checkpoint over text.
 pub struct Measured<'a> {
     checkpoint: &'a Checkpoint,
@@ -36,7 +39,7 @@ pub struct Measured<'a> {
     window: usize,
     progress: &'a Progress,
     /// The model without capacities, and its loss on each window.
-    reference: RefCell<Option<(Twin, Vec<Window>, Vec<f64>)>>,
+    reference: RefCell<Option<Reference>>,
 }
 
 impl fmt::Debug for Measured<'_> {

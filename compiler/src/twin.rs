@@ -82,17 +82,16 @@ impl Twin {
         plan.target.units.resize(units, "npu".to_owned());
         plan.files.retain(|f| [DENSE, EXPERTS].contains(&f.path.as_str()));
 
-        let weights = match other.filter(|o| o.weights.segments == plan.segments) {
-            Some(other) => Rc::clone(&other.weights),
-            None => {
-                let scratch = Scratch::create("emulate the bundle", &plan)?;
-                let folder = scratch.path().join("weights");
-                fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
-                let segment_weights = &draft.segment_weights;
-                let packing = Packing { module, segment_weights, source, importance: None };
-                pack(&packing, &mut plan, scratch.path(), progress)?;
-                Rc::new(Weights { scratch, segments: plan.segments.clone(), files: plan.files.clone() })
-            }
+        let weights = if let Some(other) = other.filter(|o| o.weights.segments == plan.segments) {
+            Rc::clone(&other.weights)
+        } else {
+            let scratch = Scratch::create("emulate the bundle", &plan)?;
+            let folder = scratch.path().join("weights");
+            fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
+            let segment_weights = &draft.segment_weights;
+            let packing = Packing { module, segment_weights, source, importance: None };
+            pack(&packing, &mut plan, scratch.path(), progress)?;
+            Rc::new(Weights { scratch, segments: plan.segments.clone(), files: plan.files.clone() })
         };
         plan.files.clone_from(&weights.files);
         let object =

@@ -1,5 +1,11 @@
 //! What the end-to-end tests share: running the real binary, reading reference outputs.
-#![allow(dead_code, unreachable_pub, clippy::pedantic, reason = "every test file uses its own part")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::panic,
+    clippy::pedantic,
+    reason = "every test file uses its own part"
+)]
 
 use safetensors::{Dtype, SafeTensors};
 use std::fmt::Write;

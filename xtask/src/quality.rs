@@ -37,12 +37,13 @@ pub(crate) fn run() -> Result<(), Failed> {
     let ferris = root().join(FERRIS);
     let eval = |name: &str| ferris.join("eval").join(name);
     let trace = folder.join("ferris.trace");
+    let quoted = |p: &Path| format!("\"{}\"", p.display());
+    let (source, profile, text) = (quoted(&ferris), quoted(&trace), quoted(&eval("calibration.txt")));
     let config = |more: &str| {
         format!(
-            "[model]\nsource = {ferris:?}\n[shapes]\nmax_context = 1024\nprefill_chunk = 256\n\
+            "[model]\nsource = {source}\n[shapes]\nmax_context = 1024\nprefill_chunk = 256\n\
              [weights]\nexperts = \"f16\"\nattention = \"f16\"\nembeddings = \"f16\"\nactivations = \"f32\"\n\
-             [calibrate]\nprofile = {trace:?}\ntext = [{:?}]\n[placement]\nexperts = \"npu\"\nattention = \"npu\"\n{more}",
-            eval("calibration.txt")
+             [calibrate]\nprofile = {profile}\ntext = [{text}]\n[placement]\nexperts = \"npu\"\nattention = \"npu\"\n{more}"
         )
     };
     let toml = folder.join("model.toml");

@@ -67,8 +67,8 @@ impl Statics {
     /// # Errors
     /// A part that is no graph after all: our bug.
     pub fn of(module: &Module, placement: &Placement, npu: &Unit) -> Result<Self> {
-        let mut statics = Self::default();
-        statics.unit = placement.units.iter().position(|u| *u == npu.name).unwrap_or(0) as u32;
+        let unit = placement.units.iter().position(|u| *u == npu.name).unwrap_or(0) as u32;
+        let mut statics = Self { unit, ..Self::default() };
         statics.experts(module, placement);
         for part in parts::placed(module, placement, npu) {
             statics.part(module, &part, placement, npu)?;

@@ -173,12 +173,11 @@ fn partition(entry: usize, writable: &mut Writable<'_>, home: Home) -> Result<Ve
         let [on_cpu, on_npu] = costs(module, graph, units, &inner, ctx);
         let (mut wins, mut stays) = match (home, graph.kind) {
             (Home::Cpu, _) => (false, "asked for by `placement.attention`".to_owned()),
-            (Home::Npu, _) => (true, String::new()),
             // The cache lives where attention lives, and each token that is decoded goes there.
             (Home::Auto, EntryKind::Prefill(_)) if attends(graph, &inner) && !writable.decodes_there() => {
                 (false, "decoding costs less here, and the KV cache has one home".to_owned())
             }
-            (Home::Auto, EntryKind::Prefill(_)) => (true, String::new()),
+            (Home::Npu, _) | (Home::Auto, EntryKind::Prefill(_)) => (true, String::new()),
             (Home::Auto, EntryKind::Decode(_)) => {
                 (on_npu < on_cpu, "decode: a launch costs more than the few rows do here".to_owned())
             }
