@@ -216,10 +216,12 @@ impl<'a> Compilation<'a> {
         self.plan.as_ref().ok_or_else(|| Error::bug("there is no plan yet"))
     }
 
-    /// Text of the plan; while there is none of the placement, and while there is none of the Graph.
+    /// Text of what the last pass has changed: the plan, or the placement while there is no plan, or the Graph.
     pub fn text(&self) -> String {
         match (&self.plan, &self.placement) {
             (Some(plan), _) => plan.to_string(),
+            // What `offload` changes is the Graph again.
+            (None, Some(_)) if !self.statics.graphs.is_empty() => self.module.to_string(),
             (None, Some(placement)) => placement.to_string(),
             (None, None) => self.module.to_string(),
         }

@@ -177,12 +177,10 @@ fn partition(entry: usize, writable: &mut Writable<'_>, home: Home) -> Result<Ve
             (Home::Auto, EntryKind::Prefill(_)) if attends(graph, &inner) && !writable.decodes_there() => {
                 (false, "decoding costs less here, and the KV cache has one home".to_owned())
             }
-            (Home::Npu, _) | (Home::Auto, EntryKind::Prefill(_)) => (true, String::new()),
-            (Home::Auto, EntryKind::Decode(_)) => {
-                (on_npu < on_cpu, "decode: a launch costs more than the few rows do here".to_owned())
-            }
+            (Home::Npu, _) => (true, String::new()),
+            (Home::Auto, _) => (on_npu < on_cpu, "a launch costs more than these rows do here".to_owned()),
         };
-        if wins
+        if home != Home::Cpu
             && let Some(&first) = inner.first()
             && let Err(why) = writable.region(entry, &graph.nodes[first].scope, &inner)
         {
