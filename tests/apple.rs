@@ -20,14 +20,14 @@ const TRIPLE: &str = "arm64-apple-macosx15.0.0";
 
 static PROFILE: OnceLock<Vec<u8>> = OnceLock::new();
 
-/// ferris with a profile, and where its experts are to live.
+/// ferris with a profile, and the unit that computes what can be placed.
 struct Case {
     folder: tempfile::TempDir,
     toml: PathBuf,
 }
 
 impl Case {
-    fn new(experts: &str) -> Self {
+    fn new(unit: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let setup = Setup { format: "bf16", chunk: 64, batch: &[1], context: 128 };
         let case = Self { toml: setup.write(&ferris(), folder.path()), folder };
@@ -39,7 +39,9 @@ impl Case {
             fs::read(case.path("a.trace")).unwrap()
         });
         fs::write(case.path("a.trace"), profile).unwrap();
-        let more = format!("[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"{experts}\"\n");
+        let more = format!(
+            "[calibrate]\nprofile = \"a.trace\"\n[placement]\nattention = \"{unit}\"\nexperts = \"{unit}\"\n"
+        );
         fs::write(&case.toml, fs::read_to_string(&case.toml).unwrap() + &more).unwrap();
         case
     }

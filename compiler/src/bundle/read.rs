@@ -117,7 +117,7 @@ impl Bundle {
         how(&object, &self.plan.target).map_err(|e| {
             let hint = e.hint();
             let error: Error = match e {
-                HostError::Machine(e) => e.into(),
+                HostError::Machine(e) => self.elsewhere(e),
                 HostError::Emulate(e) => Error::limit(e.to_string()),
                 HostError::Load(e) => Error::limit(e.to_string()),
             };
@@ -126,5 +126,19 @@ impl Bundle {
                 None => error,
             }
         })
+    }
+
+    /// The error of a machine that cannot run it. One with static graphs can be emulated on any.
+    fn elsewhere(&self, e: moec_runtime::Error) -> Error {
+        let emulated = matches!(e, moec_runtime::Error::WrongArch { .. }) && !self.plan.graphs.is_empty();
+        let error = Error::from(e);
+        match &error.hint {
+            Some(hint) if emulated => {
+                let hint =
+                    format!("{hint}; `moec run {} --emulate …` runs it here, slowly", self.folder.display());
+                error.hint(hint)
+            }
+            _ => error,
+        }
     }
 }
