@@ -278,6 +278,23 @@ pub fn peak_memory() -> Option<u64> {
     Some(kib * 1024)
 }
 
+/// Most memory that any program which this process started and saw end has had resident, in bytes.
+#[cfg(target_os = "linux")]
+pub fn peak_memory_of_children() -> Option<u64> {
+    // SAFETY: the struct is plain numbers, which the call fills.
+    let usage = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        (libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) == 0).then_some(usage)?
+    };
+    u64::try_from(usage.ru_maxrss).ok().map(|kib| kib * 1024)
+}
+
+/// Not known on this system.
+#[cfg(not(target_os = "linux"))]
+pub fn peak_memory_of_children() -> Option<u64> {
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ mod peers;
 mod quality;
 mod rust;
 mod setup;
+mod shapes;
 mod shell;
 mod suite;
 
@@ -54,6 +55,11 @@ const COMMANDS: &[Command] = &[
         "measure what static capacities cost in quality, for the README; some ten minutes",
         quality::run,
     ),
+    (
+        "coreml-shapes",
+        "build and verify Core ML packages in real shapes, for the README; some twenty minutes",
+        shapes::run,
+    ),
     ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {
         peers::run(&std::env::args().skip(2).collect::<Vec<_>>())
     }),
@@ -65,7 +71,7 @@ const COMMANDS: &[Command] = &[
 fn help() -> Result<(), Failed> {
     println!("Usage: cargo xtask COMMAND\n");
     for (name, what, _) in COMMANDS {
-        println!("  {name:<12} {what}");
+        println!("  {name:<13} {what}");
     }
     Ok(())
 }

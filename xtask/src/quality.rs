@@ -29,8 +29,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let llvm = setup::run()?;
     stage("Building", "moec");
     shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), Into::into);
-    let moec = target.join("release/moec");
+    let moec = shell::target_dir().join("release/moec");
     let folder = root().join(FOLDER);
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
     fs::create_dir_all(&folder).map_err(failed)?;
@@ -72,7 +71,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     let table = table(&rows);
     println!("\n{table}");
-    into_readme(&root().join("README.md"), &table)
+    into_readme(MARKS, &table)
 }
 
 /// The rows as Markdown; increases are against the first.
@@ -100,19 +99,20 @@ fn table(rows: &[(&str, f64, String)]) -> String {
 }
 
 /// The number behind `"key":` in the output of moec.
-fn number(json: &str, key: &str) -> Option<f64> {
+pub(crate) fn number(json: &str, key: &str) -> Option<f64> {
     let (_, rest) = json.split_once(&format!("\"{key}\":"))?;
     let end = rest.find([',', '}', '\n']).unwrap_or(rest.len());
     rest[..end].trim().parse().ok()
 }
 
-/// Puts the table between its marks.
-fn into_readme(path: &Path, table: &str) -> Result<(), Failed> {
+/// Puts a table between its marks in the README.
+pub(crate) fn into_readme(marks: [&str; 2], table: &str) -> Result<(), Failed> {
+    let path = root().join("README.md");
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", path.display()));
-    let text = fs::read_to_string(path).map_err(failed)?;
-    let parts = text.split_once(MARKS[0]).and_then(|(head, rest)| Some((head, rest.split_once(MARKS[1])?.1)));
-    let (head, tail) = parts.ok_or_else(|| Failed::new(format!("the README has no `{}`", MARKS[0])))?;
-    fs::write(path, format!("{head}{}\n{table}{}{tail}", MARKS[0], MARKS[1])).map_err(failed)
+    let text = fs::read_to_string(&path).map_err(failed)?;
+    let parts = text.split_once(marks[0]).and_then(|(head, rest)| Some((head, rest.split_once(marks[1])?.1)));
+    let (head, tail) = parts.ok_or_else(|| Failed::new(format!("the README has no `{}`", marks[0])))?;
+    fs::write(&path, format!("{head}{}\n{table}{}{tail}", marks[0], marks[1])).map_err(failed)
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
             "package_bytes": built.summary.package_bytes,
             "seconds": start.elapsed().as_secs_f64(),
             "peak_memory_bytes": moec_runtime::cpu::peak_memory(),
+            "helper_peak_memory_bytes": moec_runtime::cpu::peak_memory_of_children(),
             "plan": plan_facts(&built.plan),
         }))?;
     }
