@@ -101,6 +101,8 @@ fn plan_facts(plan: &Plan) -> Value {
             "barriers": crate::passes::barriers::count(e),
         })).collect::<Vec<_>>(),
         "kernels": plan.kernels.len(),
+        "packages": packages(plan),
+        "graphs": plan.graphs.len(),
         "formats": by_format(plan).into_iter().map(|(format, numbers, bytes)| json!({
             "format": format.name(),
             "weights": numbers,
@@ -163,11 +165,25 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         let who = if timed > 0 { "measured" } else { "chosen by the cost model" };
         rows.push(row("schedules", format!("{who}; `moec explain {}` says why", args.path.display())));
     }
+    if !plan.graphs.is_empty() {
+        let of_packages = bundle.manifest.files.iter().filter(|(name, _)| name.contains(".mlpackage/"));
+        let bytes = human::bytes(of_packages.map(|(_, f)| f.bytes).sum());
+        let graphs = plan.graphs.len();
+        rows.push(row(
+            "packages",
+            format!("{}: {bytes}, {graphs} functions that the plan calls", packages(plan)),
+        ));
+    }
     for e in &plan.entries {
         let barriers = crate::passes::barriers::count(e);
         rows.push(row(&e.kind.to_string(), format!("{} steps, {barriers} barriers", e.steps.len())));
     }
     output::data(&output::table(&rows))
+}
+
+/// How many packages hold the static graphs of a plan.
+fn packages(plan: &Plan) -> usize {
+    plan.graphs.iter().map(|g| &g.package).collect::<std::collections::BTreeSet<_>>().len()
 }
 
 /// `olmoe.trace (sha256 0123456789ab…)`
