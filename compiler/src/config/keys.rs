@@ -207,7 +207,7 @@ pub const KEYS: &[Key] = &[
     Key {
         section: "experts",
         name: "coverage",
-        default: "0.95",
+        default: "0.99",
         range: "a number in 0.5..=1.0",
         help: &[
             "Share of the calibration's chunks in which an expert's capacity holds all tokens that chose it. Less pads",

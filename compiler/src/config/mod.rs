@@ -117,7 +117,7 @@ pub struct Experts {
 
 impl Experts {
     /// What holds where `model.toml` says nothing.
-    pub const DEFAULT: Self = Self { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.95 };
+    pub const DEFAULT: Self = Self { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.99 };
 }
 
 /// `[placement]`: which unit runs what more than one can run.

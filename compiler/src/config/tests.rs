@@ -141,11 +141,11 @@ fn wrong_files_are_refused_by_line_and_key() {
         ),
         (
             "[experts]\ncoverage = 0.4",
-            "`dir/model.toml:2:12`: `experts.coverage` is `0.4`, expected a number in 0.5..=1.0 | the default is 0.95",
+            "`dir/model.toml:2:12`: `experts.coverage` is `0.4`, expected a number in 0.5..=1.0 | the default is 0.99",
         ),
         (
             "[experts]\ncoverage = \"95%\"",
-            "`dir/model.toml:2:12`: `experts.coverage` is a string, expected a number | it may be a number in 0.5..=1.0; the default is 0.95",
+            "`dir/model.toml:2:12`: `experts.coverage` is a string, expected a number | it may be a number in 0.5..=1.0; the default is 0.99",
         ),
         (
             "[placement]\nattention = \"gpu\"",
