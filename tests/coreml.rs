@@ -468,7 +468,9 @@ fn rows_past_a_capacity_are_lost_or_spill() {
         let layers = case.plan("out.moec").model.layers as usize;
         assert_eq!(tallies.len(), layers);
         let mut sum = Tally::default();
-        tallies.iter().for_each(|(_, t)| sum.add(t));
+        for (_, t) in &tallies {
+            sum.add(t);
+        }
         let k = 2;
         assert_eq!(sum.routed as usize, want.ids.len() * k * layers);
         let lost = sum.pruned + sum.spilled;
