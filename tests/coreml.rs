@@ -35,7 +35,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, checkpoint, expected, fails, list, logits_file, moec, ok, tree};
+use support::{Setup, checkpoint, coreml, expected, fails, list, logits_file, moec, ok, tree};
 use tempfile::TempDir;
 
 /// Tokens of a prompt's chunk; 24 rows are filled up to 32.
@@ -120,20 +120,6 @@ impl Case {
     fn plan(&self, out: &str) -> Plan {
         Plan::decode(&fs::read(self.path(out).join("plan.bin")).unwrap()).unwrap()
     }
-}
-
-/// Where `cargo xtask coreml` has put what writes packages; `None`, said aloud, where it has not.
-fn coreml(test: &str) -> Option<[(&'static str, PathBuf); 2]> {
-    let cache = moec::bundle::runner::cache_dir().unwrap();
-    if let Err(e) = moec_coreml::helper::Helper::find(&cache) {
-        println!("{test} is skipped: {e}\nhint: {}", e.hint());
-        return None;
-    }
-    let from = |var: &'static str, at: &str| {
-        let given = std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
-        (var, given.unwrap_or_else(|| cache.join("coreml").join(at)))
-    };
-    Some([from("MOEC_COREML_HELPER", "bin/moec-coreml"), from("MOEC_COREML_PYTHON", "venv")])
 }
 
 /// A matrix `[rows, cols]` of a checkpoint, cast to f16.

@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{FAMILIES, Setup, checkpoint, fails, ferris, moec, ok};
+use support::{FAMILIES, Setup, checkpoint, coreml, fails, ferris, moec, ok};
 
 /// Passes that make a placement.
 const PASSES: [&str; 4] = ["tier", "group", "reside", "offload"];
@@ -281,20 +281,6 @@ impl Calibrated {
 
 fn stdout(command: &mut Command) -> String {
     String::from_utf8(ok(command).stdout).unwrap()
-}
-
-/// Where `cargo xtask coreml` has put what writes packages; `None`, said aloud, where it has not.
-fn coreml(test: &str) -> Option<[(&'static str, PathBuf); 2]> {
-    let cache = moec::bundle::runner::cache_dir().unwrap();
-    if let Err(e) = moec_coreml::helper::Helper::find(&cache) {
-        println!("{test} is skipped: {e}\nhint: {}", e.hint());
-        return None;
-    }
-    let from = |var: &'static str, at: &str| {
-        let given = std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
-        (var, given.unwrap_or_else(|| cache.join("coreml").join(at)))
-    };
-    Some([from("MOEC_COREML_HELPER", "bin/moec-coreml"), from("MOEC_COREML_PYTHON", "venv")])
 }
 
 #[test]

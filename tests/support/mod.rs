@@ -3,6 +3,7 @@
     dead_code,
     unreachable_pub,
     clippy::panic,
+    clippy::print_stdout,
     clippy::pedantic,
     reason = "every test file uses its own part"
 )]
@@ -217,4 +218,18 @@ pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
     walk(folder, folder, &mut out);
     out.sort();
     out
+}
+
+/// Where `cargo xtask coreml` has put what writes packages; `None`, said aloud, where it has not.
+pub fn coreml(test: &str) -> Option<[(&'static str, PathBuf); 2]> {
+    let cache = moec::bundle::runner::cache_dir().expect("there is a cache folder");
+    if let Err(e) = moec_coreml::helper::Helper::find(&cache) {
+        println!("{test} is skipped: {e}\nhint: {}", e.hint());
+        return None;
+    }
+    let from = |var: &'static str, at: &str| {
+        let given = std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
+        (var, given.unwrap_or_else(|| cache.join("coreml").join(at)))
+    };
+    Some([from("MOEC_COREML_HELPER", "bin/moec-coreml"), from("MOEC_COREML_PYTHON", "venv")])
 }

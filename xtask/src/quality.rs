@@ -5,7 +5,7 @@
 //! the README.
 
 use crate::setup;
-use crate::shell::{self, Failed, cargo, program, root, stage};
+use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -26,10 +26,7 @@ const BUILDS: &[(&str, &str, &str)] = &[
 
 /// Builds, measures, writes the table.
 pub(crate) fn run() -> Result<(), Failed> {
-    let llvm = setup::run()?;
-    stage("Building", "moec");
-    shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
-    let moec = shell::target_dir().join("release/moec");
+    let moec = setup::moec()?;
     let folder = root().join(FOLDER);
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
     fs::create_dir_all(&folder).map_err(failed)?;

@@ -1,7 +1,8 @@
 //! `cargo xtask setup`: what moec is built with.
 
 use crate::llvm::{Llvm, VERSIONS};
-use crate::shell::{self, Failed, output, program, shown, stage};
+use crate::shell::{self, Failed, cargo, output, program, shown, stage};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Finds LLVM and a C compiler. Where one is missing it is installed on Debian and Ubuntu, by root.
@@ -16,6 +17,14 @@ pub(crate) fn run() -> Result<Llvm, Failed> {
     };
     stage("Found", &format!("LLVM {} in {}", llvm.version, llvm.prefix.display()));
     Ok(llvm)
+}
+
+/// Builds moec as it ships; gives the program.
+pub(crate) fn moec() -> Result<PathBuf, Failed> {
+    let llvm = run()?;
+    stage("Building", "moec");
+    shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
+    Ok(shell::target_dir().join("release/moec"))
 }
 
 fn has_cc() -> bool {

@@ -5,7 +5,7 @@
 
 use crate::quality::{into_readme, number};
 use crate::setup;
-use crate::shell::{self, Failed, cargo, program, root, stage};
+use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
 use std::fs;
 
@@ -40,10 +40,7 @@ const MODELS: &[(&str, &str, u32)] = &[
 
 /// Builds and verifies each, and writes the table.
 pub(crate) fn run() -> Result<(), Failed> {
-    let llvm = setup::run()?;
-    stage("Building", "moec");
-    shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
-    let moec = shell::target_dir().join("release/moec");
+    let moec = setup::moec()?;
     let folder = root().join(FOLDER);
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
     let mut table = String::from(
