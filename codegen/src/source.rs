@@ -5,7 +5,7 @@
 
 use moec_ir::EntryKind;
 use moec_ir::plan::{
-    Arg, Builtin, Code, Entry, ExpertSet, GraphDecl, GraphPart, Grid, Plan, Port, RowSpace, Step,
+    Arg, Builtin, Code, Entry, ExpertSet, GraphDecl, GraphPart, Grid, Paging, Plan, Port, RowSpace, Step,
 };
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{format_ident, quote};
@@ -77,7 +77,8 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
     });
     let segments = plan.segments.iter().map(|s| {
         let (file, offset, bytes) = (num(s.file), long(s.offset), long(s.bytes));
-        quote!(SegmentRef { file: #file, offset: #offset, bytes: #bytes })
+        let (matrices, pitch) = (num(s.extents().0), long(s.pitch));
+        quote!(SegmentRef { file: #file, offset: #offset, bytes: #bytes, matrices: #matrices, pitch: #pitch })
     });
     let states = plan.states.iter().map(|s| {
         let (bytes, format) = (long(s.bytes()), format_ident!("{}", format!("{:?}", s.format)));
@@ -92,6 +93,7 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
     let state_ids = (0..plan.states.len()).map(|i| num(i as u32));
     let tables = plan.entries.iter().map(|e| entry_table(plan, e, &segment_names, &state_names));
     let entries = plan.entries.iter().map(entry_ref);
+    let paging = option(plan.paging.as_ref().map(paging));
     quote! {
         use crate::kernels as k;
         use moec_runtime::program::*;
@@ -114,6 +116,11 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
         /// Buffer `b`, from byte `byte` on.
         #[allow(dead_code, reason = "only plans with sliced buffers use it")]
         const fn within(b: u32, byte: u32) -> Arg { Arg::Buffer(b, byte) }
+        /// Addresses of the matrices of a weight.
+        #[allow(dead_code, reason = "only experts are found by addresses")]
+        const fn each(w: Arg) -> Arg {
+            match w { Arg::Segment(i) => Arg::Matrices(i), other => other }
+        }
         /// A kernel.
         const fn call(f: moec_runtime::abi::KernelFn) -> Code { Code::Kernel(f) }
         /// A place in the arena.
@@ -136,9 +143,31 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
             sets: &[#(#sets),*],
             parts: &[#(#parts),*],
             entries: &[#(#entries),*],
+            paging: #paging,
         };
 
         #(#tables)*
+    }
+}
+
+fn paging(p: &Paging) -> TokenStream {
+    let (budget, resident, process) = (long(p.budget), long(p.resident), long(p.process));
+    let (frame_bytes, frames, spare) = (long(p.frame_bytes), num(p.frames), num(p.spare));
+    let (threads, policy) = (num(p.threads), &p.policy);
+    let layers = p.layers.iter().map(|l| {
+        let (experts, k, gate_up, down) = (num(l.experts), num(l.k), num(l.gate_up), num(l.down));
+        let score = format_ident!("{}", format!("{:?}", l.score));
+        quote! {
+            PagedLayer { experts: #experts, k: #k, gate_up: #gate_up, down: #down, score: Score::#score }
+        }
+    });
+    let checksums = p.checksums.iter().map(|&c| num(c));
+    quote! {
+        PagingRef {
+            budget: #budget, threads: #threads, resident: #resident, process: #process,
+            frame_bytes: #frame_bytes, frames: #frames, spare: #spare, policy: #policy,
+            layers: &[#(#layers),*], checksums: &[#(#checksums),*],
+        }
     }
 }
 
@@ -254,6 +283,10 @@ fn step(plan: &Plan, s: &Step, segments: &[Ident], states: &[Ident]) -> TokenStr
             let name = &segments[i as usize];
             quote!(w::#name)
         }
+        Arg::Matrices(i) => {
+            let name = &segments[i as usize];
+            quote!(each(w::#name))
+        }
         Arg::State(i) => {
             let name = &states[i as usize];
             quote!(state::#name)
@@ -293,6 +326,10 @@ fn builtin(b: Builtin) -> TokenStream {
         Builtin::Dispatch { rows, k, experts, partial } => {
             let (rows, k, experts) = (num(rows), num(k), num(experts));
             quote!(Code::Builtin(Builtin::Dispatch { rows: #rows, k: #k, experts: #experts, partial: #partial }))
+        }
+        Builtin::Fetch { layer, rows, strides } => {
+            let (layer, rows, strides) = (num(layer), num(rows), strides.map(num));
+            quote!(Code::Builtin(Builtin::Fetch { layer: #layer, rows: #rows, strides: [#(#strides),*] }))
         }
         Builtin::Admit { set, k, channels } => {
             let (set, k, channels) = (num(set), num(k), num(channels));

@@ -261,7 +261,7 @@ pub enum KernelSpec {
         /// Row distance of the logits.
         logits_ld: usize,
     },
-    /// `[x, dispatch i32, w (GluPanels [E]), bias? f32 [E, 2I], h out f32 [slots, I]]`: the gathered rows
+    /// `[x, dispatch i32, w (addresses [E] of GluPanels), bias? f32 [E, 2I], h out f32 [slots, I]]`: the gathered rows
     /// of each active expert through gate and up.
     ExpertGateUp {
         /// Layout of the dispatch table.
@@ -283,7 +283,7 @@ pub enum KernelSpec {
         /// How it cuts its work.
         schedule: Schedule,
     },
-    /// `[h f32 [slots, I], dispatch i32, w (Panels [E]), bias? f32 [E, H], y out f32 [slots, H]]`.
+    /// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Panels), bias? f32 [E, H], y out f32 [slots, H]]`.
     ExpertDown {
         /// Layout of the dispatch table.
         layout: DispatchLayout,

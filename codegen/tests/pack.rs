@@ -41,6 +41,7 @@ proptest! {
             file: 0,
             offset: 0,
             bytes: 0,
+            pitch: 0,
             shape: vec![g.lead as u32, g.rows as u32, g.cols as u32],
             format: g.format,
             layout: g.layout,

@@ -64,10 +64,9 @@ pub fn build(
     spec.warnings.iter().for_each(|w| progress.warn(w));
 
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
-    let profile = match Units::of(&device) {
-        Some(_) => crate::calibrate::profile(&compilation, progress)?,
-        None => None,
-    };
+    // What is static, or does not fit, is decided by what calibration saw.
+    let decides = Units::of(&device).is_some() || config.memory.budget.is_some();
+    let profile = if decides { crate::calibrate::profile(&compilation, progress)? } else { None };
     compilation.units = Units::of(&device);
     compilation.profile = profile.as_ref();
     let probe = match profile.as_ref().filter(|_| config.quality.max_perplexity_increase.is_some()) {

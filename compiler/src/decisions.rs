@@ -1,6 +1,7 @@
 //! `decisions.json` of a bundle: why each matrix kernel is what it is. `moec explain` reads it.
 
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule};
+use moec_runtime::cache::{Choice, Reason};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -25,6 +26,39 @@ pub struct Decisions {
     pub figures: Vec<Figure>,
     /// Matrix kernels, once for every entry point that calls them.
     pub kernels: Vec<Decision>,
+    /// Why the cache of experts keeps whom it keeps, where policies were replayed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheDecision>,
+}
+
+/// What policies made of recorded routing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CacheDecision {
+    /// The policy that was taken.
+    pub chosen: String,
+    /// Whether it gains enough on LRU on held-out text; otherwise LRU was taken.
+    pub beats_lru: bool,
+    /// Every policy that was tried, with its hit rate.
+    pub policies: Vec<(String, f64)>,
+    /// Hit rate that no policy passes.
+    pub bound: f64,
+    /// Hit rate of what was taken, on text that it was not chosen on; and of LRU there.
+    pub held_out: [f64; 2],
+}
+
+impl CacheDecision {
+    /// What is kept of a choice.
+    pub fn of(choice: &Choice) -> Self {
+        let rows = choice.rows.iter().map(|r| (r.setting.to_string(), r.tally.hit_rate()));
+        Self {
+            chosen: choice.setting.to_string(),
+            beats_lru: choice.reason == Reason::BeatsLru,
+            policies: rows.collect(),
+            bound: choice.optimum.hit_rate(),
+            held_out: [choice.held_out.hit_rate(), choice.held_out_lru.hit_rate()],
+        }
+    }
 }
 
 /// A figure of the target.

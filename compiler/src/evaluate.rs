@@ -7,7 +7,7 @@ use crate::progress::Progress;
 use crate::twin::Twin;
 use moec_runtime::overflow::Tally;
 use moec_runtime::text::Text;
-use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Want};
+use moec_runtime::{Engine, LoadedProgram, Options, Want};
 use serde::{Deserialize, Serialize};
 
 /// What to measure.
@@ -158,7 +158,7 @@ fn with_engine<T>(
     let unit = bundle.unit()?;
     let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
     program.with(|program| {
-        let options = Options { threads: None, check: CheckLevel::default(), stop: None };
+        let options = Options::default();
         let mut engine = Engine::open(program, &bundle.folder, options).map_err(Error::from)?;
         body(&mut engine)
     })

@@ -15,6 +15,33 @@ pub fn bytes(n: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
+/// A size that is enough for so many bytes, as `model.toml` takes it: whole MiB, rounded up.
+pub fn bytes_up(n: u64) -> String {
+    format!("{} MiB", n.div_ceil(1 << 20))
+}
+
+/// What [`bytes`] and people write: a number with `KiB`, `MiB`, `GiB` or `TiB`, or bytes. `None`: something else.
+pub fn parse_bytes(text: &str) -> Option<u64> {
+    let text = text.trim();
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let factor: u64 = match unit.trim() {
+        "" | "B" | "bytes" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return None,
+    };
+    match number.parse::<u64>() {
+        Ok(whole) => whole.checked_mul(factor),
+        Err(_) => {
+            let bytes = number.parse::<f64>().ok()? * factor as f64;
+            (factor > 1 && bytes < 2_f64.powi(63)).then_some(bytes as u64)
+        }
+    }
+}
+
 /// A count: `6.1 million`.
 pub fn count(n: u64) -> String {
     match n {
@@ -27,6 +54,23 @@ pub fn count(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        for (text, expected) in [
+            ("4.5 GiB", Some(4_831_838_208)),
+            ("2400MiB", Some(2400 << 20)),
+            (" 123 ", Some(123)),
+            ("1 GB", None),
+            ("1.5", None),
+            ("", None),
+            ("-1 MiB", None),
+            ("99999999999 TiB", None),
+        ] {
+            assert_eq!(parse_bytes(text), expected, "{text}");
+        }
+        assert_eq!(parse_bytes(&bytes_up((5 << 20) + 1)), Some(6 << 20));
+    }
 
     #[test]
     fn sizes_and_counts() {

@@ -12,7 +12,8 @@ use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
 use crate::passes::units::Units;
 use crate::passes::{
-    barriers, format, group, layout, lower, memory, offload, reside, rewrite, schedule, tier, tune,
+    barriers, fetch, format, group, layout, lower, memory, offload, page, reside, rewrite, schedule, tier,
+    tune,
 };
 use crate::profile::Profile;
 use crate::profile::loads::{Loads, loads};
@@ -122,12 +123,22 @@ pub const PIPELINE: &[Pass] = &[
         run_offload,
         "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
     ),
+    pass(
+        "fetch",
+        run_fetch,
+        "the processor's experts are final; where memory has a budget, layers say whom they will read",
+    ),
     // The Plan: how, where and when.
     pass("layout", run_layout, "kernels and weight layouts are chosen for the final form of every node"),
     pass("tune", run_tune, "what a kernel computes is settled; how it cuts its work changes no result"),
     pass("schedule", run_schedule, "steps that do not wait for each other stand together"),
     pass("memory", run_memory, "the order is final, and with it how long each buffer lives"),
-    pass("barriers", run_barriers, "last, since buffers that share bytes must wait for each other"),
+    pass(
+        "barriers",
+        run_barriers,
+        "buffers that share bytes must wait for each other, and now it is known which do",
+    ),
+    pass("page", run_page, "last, since what all else takes of the budget is known; the rest holds experts"),
 ];
 
 const fn pass(name: &'static str, run: fn(&mut Compilation<'_>) -> Result<()>, why: &'static str) -> Pass {
@@ -398,6 +409,38 @@ fn run_offload(c: &mut Compilation<'_>) -> Result<()> {
     offload::offload(&mut c.module, &statics, true)?;
     // Nodes have other numbers now.
     c.statics = Statics::of(&c.module, placement, units.npu)?;
+    Ok(())
+}
+
+fn run_fetch(c: &mut Compilation<'_>) -> Result<()> {
+    if c.config.memory.budget.is_none() {
+        return Ok(());
+    }
+    if c.units.is_some() {
+        return Err(Error::limit("a memory budget and static graphs do not go together yet")
+            .hint("leave `budget` under `[memory]` out, or build for a target of the processor alone"));
+    }
+    fetch::fetch(&mut c.module, c.config.memory.prefetch)
+}
+
+fn run_page(c: &mut Compilation<'_>) -> Result<()> {
+    let Some(budget) = c.config.memory.budget else { return Ok(()) };
+    let tokenizer = std::fs::metadata(c.tokenizer_path()).map_or(0, |m| m.len());
+    let threads = match c.config.memory.threads {
+        Some(threads) => threads,
+        None => moec_runtime::cpu::threads(None).map_err(Error::from)?,
+    };
+    let wanted = page::Wanted {
+        budget,
+        threads: u32::try_from(threads).unwrap_or(u32::MAX),
+        tokenizer,
+        policy: c.config.memory.policy.as_deref(),
+    };
+    let profile = c.profile;
+    let paged = page::page(c.plan_mut()?, wanted, profile)?;
+    if let Some(decisions) = &mut c.decisions {
+        decisions.cache = paged.choice.as_ref().map(crate::decisions::CacheDecision::of);
+    }
     Ok(())
 }
 

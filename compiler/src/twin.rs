@@ -20,7 +20,7 @@ use moec_cpu::HostUnit;
 use moec_ir::plan::{FileRef, ModelInfo, Segment};
 use moec_ir::{Format, Module, Source};
 use moec_runtime::graphs::Graphs;
-use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options};
+use moec_runtime::{Engine, LoadedProgram, Options};
 use std::fs;
 use std::path::Path;
 use std::rc::Rc;
@@ -143,7 +143,7 @@ impl Twin {
         graphs: Option<(Box<dyn Graphs>, &Path)>,
         body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
     ) -> Result<T> {
-        let options = Options { threads: None, check: CheckLevel::default(), stop: None };
+        let options = Options::default();
         self.program.with(|program| {
             let engine = match graphs {
                 Some((graphs, packages)) => {

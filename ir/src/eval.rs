@@ -177,6 +177,7 @@ fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalErr
             Ok(vec![Data::I32(ids), Data::F32(weights)])
         }
         Op::Dispatch { experts, partial } => Ok(vec![Data::I32(experts::dispatch(a, *experts, *partial)?)]),
+        Op::Fetch { .. } => Ok(vec![Data::I32(experts::table(a)?.to_vec())]),
         Op::Admit(d) => Ok(experts::admit(a, d)?.map(Data::I32).into()),
         Op::ExpertFfn { glu, bias, .. } => one(experts::expert_ffn(a, *glu, *bias, results)?),
         Op::Combine { partial } => one(experts::combine(a, *partial)?),

@@ -188,6 +188,17 @@ impl Op {
                 let words = DispatchLayout { rows, k, experts: *experts }.checked_words();
                 i32(&[words.ok_or_else(|| o.error("dispatch table overflows"))?])
             }
+            Self::Fetch { scores, .. } => {
+                let [words] = o.shape(0, "dispatch", DType::I32)?;
+                let most = crate::plan::FETCHED;
+                o.require((1..=most).contains(scores), || format!("{scores} scores, not 1 to {most}"))?;
+                let [t, _] = o.matrix(1, "scores")?;
+                for i in 2..=*scores {
+                    let [rows, _] = o.matrix(i, "scores ahead")?;
+                    o.require(rows == t, || format!("scores of {rows} rows ahead of {t}"))?;
+                }
+                i32(&[words])
+            }
             Self::ExpertFfn { bias, .. } => {
                 let [t, h] = o.matrix(0, "x")?;
                 let [words] = o.shape(1, "dispatch", DType::I32)?;

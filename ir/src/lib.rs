@@ -19,6 +19,7 @@ pub mod expr;
 pub mod graph;
 pub mod infer;
 pub mod op;
+pub mod paging;
 pub mod placement;
 pub mod plan;
 pub mod state;

@@ -6,6 +6,8 @@
 //!
 //! Operands of every operator stand in one table, [`Op::signature`].
 
+use bincode::{Decode, Encode};
+
 /// Element-wise activation functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Activation {
@@ -63,7 +65,7 @@ pub enum RopeStyle {
 }
 
 /// How router logits become scores.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum Score {
     /// Softmax over all experts.
     Softmax,
@@ -71,6 +73,20 @@ pub enum Score {
     Sigmoid,
     /// The logit itself.
     Identity,
+}
+
+impl Score {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Softmax, Self::Sigmoid, Self::Identity];
+
+    /// Name in the text form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Softmax => "softmax",
+            Self::Sigmoid => "sigmoid",
+            Self::Identity => "identity",
+        }
+    }
 }
 
 /// How the score of a group of experts is formed.
@@ -227,6 +243,15 @@ pub enum Op {
         /// Whether an id may be −1: a choice that is not served here, whose slot is −1.
         partial: bool,
     },
+    /// `dispatch, scores f32[T, E], scores of the next layers f32[T, E'], … → dispatch`: the same table. Where experts stay
+    /// on flash, whoever runs the graph has the experts that the table names read, and those of the next layers that its
+    /// hidden state seems to lead to: the gates of these layers, applied to it, gave the further scores (HybriMoE, §IV-C).
+    Fetch {
+        /// Layer, counted over those with routed experts.
+        layer: usize,
+        /// Operands of scores, 1 to [`crate::plan::FETCHED`].
+        scores: usize,
+    },
     /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: which choices find room where capacities are
     /// fixed, and which are served elsewhere; −1 stands for the others. An expert keeps the rows of the highest L2 norm
     /// of `added`, what attention gave them; of equal ones the lowest (NPUMoE, §3.2 and §4.1).
@@ -366,6 +391,7 @@ impl Op {
             Self::Attention(_) => "attention",
             Self::Router(_) => "router",
             Self::Dispatch { .. } => "dispatch",
+            Self::Fetch { .. } => "fetch",
             Self::ExpertFfn { .. } => "expert_ffn",
             Self::Admit(_) => "admit",
             Self::Combine { .. } => "combine",
@@ -428,6 +454,8 @@ impl Op {
                 }
             }
             Self::ExpertFfn { .. } => vec![V, V, W, W],
+            // A plan has no more; a wrong number is found by inference.
+            Self::Fetch { scores, .. } => vec![V; 1 + (*scores).min(crate::plan::FETCHED)],
             Self::Admit(_) | Self::Combine { .. } => vec![V, V, V],
             Self::Dispatch { .. }
             | Self::Scale { .. }

@@ -6,16 +6,20 @@
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
 use crate::graph::EntryKind;
+pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 pub use crate::state::CacheOrder;
 use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 4;
+pub const PLAN_VERSION: u32 = 5;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
+
+/// Most scores of a [`Builtin::Fetch`]: those of its own layer and of three layers ahead (HybriMoE, §IV-C).
+pub const FETCHED: usize = 4;
 
 /// A model compiled for a target.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
@@ -48,6 +52,8 @@ pub struct Plan {
     pub entries: Vec<Entry>,
     /// Where operators and experts run.
     pub placement: Placement,
+    /// Experts that stay on flash, where memory has a budget.
+    pub paging: Option<Paging>,
 }
 
 /// What the runtime must know of the model.
@@ -161,8 +167,10 @@ pub struct Segment {
     pub file: u32,
     /// Offset in the file, a multiple of [`ALIGN`].
     pub offset: u64,
-    /// Size.
+    /// Size, without what lies between its matrices.
     pub bytes: u64,
+    /// Bytes from one matrix (expert, head) to the next.
+    pub pitch: u64,
     /// Shape of the weight in the Graph.
     pub shape: Vec<u32>,
     /// Number format.
@@ -181,10 +189,25 @@ impl Segment {
     /// Bytes that shape, format and layout need, padding of the last panel included; `None` where that
     /// overflows or the layout does not fit the shape.
     pub fn packed_bytes(&self) -> Option<u64> {
-        let (lead, rows, cols) = self.extents();
+        u64::from(self.extents().0).checked_mul(self.matrix_bytes()?)
+    }
+
+    /// As [`Segment::packed_bytes`], of one matrix.
+    pub fn matrix_bytes(&self) -> Option<u64> {
+        let (_, rows, cols) = self.extents();
         let stored_rows = self.layout.stored_rows(u64::from(rows))?;
-        let row = self.layout.row_bytes(self.format, cols as usize) as u64;
-        u64::from(lead).checked_mul(stored_rows)?.checked_mul(row)
+        stored_rows.checked_mul(self.layout.row_bytes(self.format, cols as usize) as u64)
+    }
+
+    /// Where matrix `i` begins in the file; `None` where there is none.
+    pub fn matrix_offset(&self, i: u32) -> Option<u64> {
+        let at = u64::from(i).checked_mul(self.pitch)?.checked_add(self.offset)?;
+        (i < self.extents().0).then_some(at)
+    }
+
+    /// The end of its last matrix in the file; `None` where that overflows.
+    pub fn end(&self) -> Option<u64> {
+        self.matrix_offset(self.extents().0.checked_sub(1)?)?.checked_add(self.matrix_bytes()?)
     }
 }
 
@@ -251,6 +274,16 @@ pub enum Builtin {
         k: u32,
         /// Channels of a row of `x` and of `y`, and from one row to the next.
         hidden: u32,
+    },
+    /// `[scores, (scores of layers ahead), table]`: asks the store for the experts that the table names. See
+    /// [`crate::Op::Fetch`].
+    Fetch {
+        /// Index into [`Paging::layers`].
+        layer: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Elements from one row of each operand's scores to the next; 0 where there is none.
+        strides: [u32; FETCHED],
     },
     /// `[x, y]`, or of attention `[x, (angles), pos, slot, y]`: runs the graphs of a part.
     Part {
@@ -353,6 +386,8 @@ pub enum Arg {
     Buffer(u32, u32),
     /// Segment of the plan.
     Segment(u32),
+    /// Addresses of the matrices of a segment, one after the other: those of experts may be anywhere.
+    Matrices(u32),
     /// State of the plan.
     State(u32),
 }

@@ -10,6 +10,7 @@ mod cursor;
 mod expr;
 mod lex;
 mod ops;
+mod paging;
 mod parse_graph;
 mod parse_placement;
 mod parse_plan;

@@ -25,7 +25,7 @@
 //! 2. There is at least one unit, and every unit index is in range.
 //! 3. File paths are relative, name no parent, current or empty folder, and are unique.
 //! 4. A segment has one to three nonzero axes, is aligned to [`ALIGN`](crate::plan::ALIGN), lies inside its
-//!    file and has exactly the size that shape, format and layout need.
+//!    file and has exactly the size that shape, format and layout need; its matrices do not overlap.
 //! 5. State names are unique, and every state has room for the model's slots and context.
 //! 6. Kernel symbols are C identifiers and unique.
 //! 7. Entries are ordered: prefill first, then decode, each by strictly ascending rows.
@@ -41,6 +41,8 @@
 //!     takes it, widened to the whole stretch between two barriers, since steps in one stretch run at the
 //!     same time. Inputs are live from the start, logits to the end.
 //! 13. Its placement holds; one with static shapes names the units of the plan.
+//! 14. What stays on flash fits the budget with its frames; the matrices of an expert are neighbours in one file, at
+//!     multiples of a block, and every matrix has a checksum.
 //!
 //! # Placement
 //!
@@ -56,6 +58,7 @@
 //! 7. Rates lie in 0 ..= 1; loads, costs and imbalances are finite and not negative.
 
 mod graphs;
+mod paging;
 mod placements;
 mod plans;
 mod statics;

@@ -3,9 +3,9 @@
 use crate::barrier::Barrier;
 use crate::error::{Error, Result};
 use crate::memory::Addr;
-use crate::program::{Arg, Code, EntryRef, Grid, RowSpace};
+use crate::program::{Arg, Code, EntryRef, Grid, Program, RowSpace};
 use crate::store::Store;
-use crate::unit::{Lane, Launch, StepFault, Unit};
+use crate::unit::{Half, Lane, Launch, StepFault, Unit};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -17,6 +17,7 @@ struct BoundStep {
     rows: RowSpace,
     grid: Grid,
     barrier: bool,
+    half: Option<Half>,
 }
 
 /// The steps of an entry point, with the addresses of all of them in one row.
@@ -50,7 +51,13 @@ impl Extent {
 }
 
 /// Turns the arguments of an entry point's steps into addresses.
-pub(crate) fn bind(entry: &EntryRef<'_>, arena: Addr, states: &[Addr], store: &dyn Store) -> Result<Bound> {
+pub(crate) fn bind(
+    program: &Program<'_>,
+    entry: &EntryRef<'_>,
+    arena: Addr,
+    states: &[Addr],
+    store: &dyn Store,
+) -> Result<Bound> {
     let mut bound = Bound { steps: Vec::with_capacity(entry.steps.len()), args: Vec::new() };
     for step in entry.steps {
         let first = bound.args.len();
@@ -60,6 +67,7 @@ pub(crate) fn bind(entry: &EntryRef<'_>, arena: Addr, states: &[Addr], store: &d
                     entry.buffers.get(i as usize).map(|b| arena.plus(b.offset as usize + skip as usize))
                 }
                 Arg::Segment(i) => store.segment(i),
+                Arg::Matrices(i) => store.matrices(i),
                 Arg::State(i) => states.get(i as usize).copied(),
             };
             bound.args.push(addr.ok_or_else(|| Error::Plan(format!("{arg:?} names nothing")))?);
@@ -70,9 +78,19 @@ pub(crate) fn bind(entry: &EntryRef<'_>, arena: Addr, states: &[Addr], store: &d
             rows: step.rows,
             grid: step.grid,
             barrier: step.barrier,
+            half: step.args.iter().find_map(|&arg| half(program, arg)),
         });
     }
     Ok(bound)
+}
+
+/// Which matrices of experts on flash an argument is about.
+fn half(program: &Program<'_>, arg: Arg) -> Option<Half> {
+    let Arg::Matrices(segment) = arg else { return None };
+    program.paging?.layers.iter().enumerate().find_map(|(layer, l)| {
+        let part = [l.gate_up, l.down].iter().position(|&s| s == segment)?;
+        Some(Half { layer, part })
+    })
 }
 
 /// One call of an entry point, as its lanes see it.
@@ -127,6 +145,7 @@ impl Walk<'_> {
             seq_len: self.extent.seq_len,
             taken: &self.taken[i],
             step: i,
+            half: step.half,
             fault: self.fault,
         };
         // SAFETY: the caller's promise.

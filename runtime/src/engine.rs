@@ -7,6 +7,7 @@ use crate::graphs::Graphs;
 use crate::memory::{Addr, Region};
 use crate::offload::{Offload, Offloaded};
 use crate::overflow::Tally;
+use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
 use crate::program::{EntryKind, EntryRef, Program};
 use crate::store::{CheckLevel, MappedStore, Store};
@@ -25,6 +26,10 @@ pub struct Options {
     pub threads: Option<usize>,
     /// How much of the bundle is checked first.
     pub check: CheckLevel,
+    /// Whether all weights are mapped, those too that the plan would leave on flash.
+    pub resident: bool,
+    /// How experts on flash are handled; `None`: as the environment asks.
+    pub paging: Option<Paging>,
     /// Looked at between calls of entry points: once true, work ends with [`Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
 }
@@ -62,6 +67,8 @@ pub struct Memory {
     pub weights: u64,
     /// KV cache when every slot is full; the system backs only what was written.
     pub kv: u64,
+    /// Frames of experts on flash; they hold a part of `weights`.
+    pub frames: u64,
 }
 
 /// A program with its memory and threads.
@@ -72,6 +79,7 @@ pub struct Engine<'p> {
     pub(crate) program: Program<'p>,
     pub(crate) unit: Box<dyn Unit + 'p>,
     offloaded: Option<Arc<Offloaded>>,
+    pager: Option<Arc<Pager>>,
     pub(crate) store: Box<dyn Store + 'p>,
     pub(crate) arena: Region,
     pub(crate) states: Region,
@@ -100,6 +108,13 @@ impl<'p> Engine<'p> {
         if !program.graphs.is_empty() {
             let graphs = Box::new(crate::coreml::CoreMl::new()?);
             return Self::with_graphs(program, bundle, graphs, bundle, options);
+        }
+        if program.paging.is_some() && !options.resident {
+            let how = options.paging.map_or_else(Paging::from_env, Ok)?;
+            let (store, unit, pager) = paging::open(program, bundle, options.check, &how)?;
+            let mut engine = Self::with_parts(program, Box::new(store), None, options)?;
+            (engine.unit, engine.pager) = (Box::new(unit), Some(pager));
+            return Ok(engine);
         }
         let store = MappedStore::open(program, bundle, options.check)?;
         Self::with_store(program, Box::new(store), options)
@@ -160,7 +175,7 @@ impl<'p> Engine<'p> {
         let scratch = Region::new("scratch", scratch_bytes)?;
         let mut bound = Vec::with_capacity(program.entries.len());
         for entry in program.entries {
-            bound.push(bind(entry, arena.base(), &state_at, store.as_ref())?);
+            bound.push(bind(program, entry, arena.base(), &state_at, store.as_ref())?);
         }
         let (unit, offloaded): (Box<dyn Unit + 'p>, _) =
             if program.sets.is_empty() && program.parts.is_empty() {
@@ -175,6 +190,7 @@ impl<'p> Engine<'p> {
             program: *program,
             unit,
             offloaded,
+            pager: None,
             store,
             arena,
             states,
@@ -207,6 +223,7 @@ impl<'p> Engine<'p> {
             scratch: self.scratch.bytes() as u64,
             weights: self.store.bytes(),
             kv: self.states.bytes() as u64,
+            frames: self.paging().map_or(0, |p| p.frame_bytes),
         }
     }
 
@@ -214,6 +231,11 @@ impl<'p> Engine<'p> {
     /// was opened; empty where there are none.
     pub fn tallies(&self) -> Vec<(u32, Tally)> {
         self.offloaded.as_ref().map_or_else(Vec::new, |o| o.tallies())
+    }
+
+    /// What the store of experts on flash did since the engine was opened; `None` where all weights are mapped.
+    pub fn paging(&self) -> Option<paging::Report> {
+        self.pager.as_ref().map(|p| p.report())
     }
 
     /// Tokens in a slot; 0 if there is no such slot.
@@ -466,7 +488,7 @@ impl<'p> Engine<'p> {
             Some(StepFault::Expert(BadExpert { step, expert, experts })) => {
                 return Err(Error::BadExpert { expert, experts, step });
             }
-            Some(StepFault::Graph(e)) => return Err(e),
+            Some(StepFault::Graph(e) | StepFault::Flash(e)) => return Err(e),
             None => {}
         }
         for row in rows {

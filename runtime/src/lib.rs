@@ -8,12 +8,12 @@
 //! * `coreml`: executes them with Core ML, on macOS.
 //! * [`mod@offload`]: rows that go to static graphs and back.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
-//! * [`flash`]: reads weights that are not held in memory.
+//! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
-//! (mapped files), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
+//! (mapped files), `paging` (what steps read of experts on flash), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
 //! `coreml` (calls of Core ML), `cpu` and `cli::interrupt` (questions to the system), and nowhere else.
 //!
 //! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
@@ -38,6 +38,7 @@ pub mod loaded;
 pub mod memory;
 pub mod offload;
 pub mod overflow;
+pub mod paging;
 pub mod pool;
 pub mod program;
 pub mod sampler;

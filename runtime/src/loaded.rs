@@ -3,8 +3,8 @@
 use crate::abi::KernelFn;
 use crate::error::{Error, Result};
 use crate::program::{
-    BufferRef, Code, EntryRef, FileInfo, GraphRef, GroupRef, ModelRef, PartRef, PortRef, Program, SegmentRef,
-    SetRef, StateRef, Step, TargetRef,
+    BufferRef, Code, EntryRef, FileInfo, GraphRef, GroupRef, ModelRef, PagingRef, PartRef, PortRef, Program,
+    SegmentRef, SetRef, StateRef, Step, TargetRef,
 };
 use crate::validate;
 use moec_ir::plan::{self, Plan};
@@ -126,6 +126,7 @@ impl LoadedProgram {
             sets: &sets,
             parts: &parts,
             entries: &entries,
+            paging: self.plan.paging.as_ref().map(paging),
         })
     }
 
@@ -150,7 +151,22 @@ fn file(f: &plan::FileRef) -> FileInfo<'_> {
 }
 
 fn segment(s: &plan::Segment) -> SegmentRef {
-    SegmentRef { file: s.file, offset: s.offset, bytes: s.bytes }
+    SegmentRef { file: s.file, offset: s.offset, bytes: s.bytes, matrices: s.extents().0, pitch: s.pitch }
+}
+
+fn paging(p: &plan::Paging) -> PagingRef<'_> {
+    PagingRef {
+        budget: p.budget,
+        threads: p.threads,
+        resident: p.resident,
+        process: p.process,
+        frame_bytes: p.frame_bytes,
+        frames: p.frames,
+        spare: p.spare,
+        policy: &p.policy,
+        layers: &p.layers,
+        checksums: &p.checksums,
+    }
 }
 
 fn state(s: &plan::StateBuf) -> StateRef {

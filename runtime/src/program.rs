@@ -5,6 +5,8 @@
 
 use crate::abi::KernelFn;
 pub use crate::graphs::{GraphRef, PortRef};
+pub use moec_ir::op::Score;
+pub use moec_ir::paging::PagedLayer;
 pub use moec_ir::placement::Overflow;
 pub use moec_ir::plan::{Arg, Builtin, Grid, PartAttention, RowSpace};
 pub use moec_ir::{EntryKind, Format};
@@ -79,8 +81,26 @@ pub struct SegmentRef {
     pub file: u32,
     /// Offset in the file in bytes, a multiple of 64.
     pub offset: u64,
-    /// Size in bytes.
+    /// Size in bytes, without what lies between its matrices.
     pub bytes: u64,
+    /// Matrices of equal size, at least 1.
+    pub matrices: u32,
+    /// Bytes from one matrix to the next.
+    pub pitch: u64,
+}
+
+impl SegmentRef {
+    /// Bytes of a matrix; `None` where the size is no multiple.
+    pub fn matrix_bytes(&self) -> Option<u64> {
+        let n = u64::from(self.matrices);
+        (n > 0 && self.bytes.is_multiple_of(n)).then(|| self.bytes / n)
+    }
+
+    /// Bytes from the first one to the last; `None` where that overflows.
+    pub fn span(&self) -> Option<u64> {
+        let last = u64::from(self.matrices.checked_sub(1)?).checked_mul(self.pitch)?;
+        last.checked_add(self.matrix_bytes()?)
+    }
 }
 
 /// A KV-cache tensor.
@@ -155,6 +175,33 @@ pub struct Program<'a> {
     pub parts: &'a [PartRef<'a>],
     /// Entry points, prefill first, then decode, each by ascending rows.
     pub entries: &'a [EntryRef<'a>],
+    /// Experts that stay on flash.
+    pub paging: Option<PagingRef<'a>>,
+}
+
+/// Experts that stay on flash. See [`moec_ir::paging::Paging`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagingRef<'a> {
+    /// Bytes that a run may take.
+    pub budget: u64,
+    /// Threads that the sum is for.
+    pub threads: u32,
+    /// Bytes of other weights, activations, scratch and KV cache.
+    pub resident: u64,
+    /// Bytes left for the process itself.
+    pub process: u64,
+    /// Bytes of a frame, a multiple of 4096.
+    pub frame_bytes: u64,
+    /// Frames that hold experts from one token to the next.
+    pub frames: u32,
+    /// Frames through which experts pass that the cache does not keep.
+    pub spare: u32,
+    /// Policy of the cache.
+    pub policy: &'a str,
+    /// Layers with routed experts.
+    pub layers: &'a [PagedLayer],
+    /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
+    pub checksums: &'a [u32],
 }
 
 /// Experts of one layer that static graphs compute. See [`moec_ir::plan::ExpertSet`].

@@ -8,15 +8,19 @@ use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 
-/// Gives the addresses of weight segments: mapped files today, a cache over flash for models that do not
-/// fit in memory.
+/// Gives the addresses of weight segments: mapped files, or a cache over flash for models that do not fit in memory.
 ///
 /// # Safety
-/// For every index of [`Program::segments`], `segment` returns an address, aligned to 64 bytes, of at
-/// least the segment's bytes, that stays the same and readable as long as the store lives.
+/// For every index of [`Program::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
+/// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
+/// matrices. All stay the same and readable as long as the store lives. An address in a table is that of a matrix, aligned
+/// to 64 bytes if the segment's pitch is: always, or of an expert on flash from when its pager has found it ready until the
+/// step is over.
 pub unsafe trait Store: Send + Sync {
-    /// Address of a segment of the program that the store was opened for.
+    /// Address of a segment of the program that the store was opened for; none if its matrices are found by a table only.
     fn segment(&self, index: u32) -> Option<Addr>;
+    /// Address of the table of a segment's matrices.
+    fn matrices(&self, index: u32) -> Option<Addr>;
     /// Bytes of weights that the store serves.
     fn bytes(&self) -> u64;
 }
@@ -43,7 +47,8 @@ pub const SMALL_FILE: u64 = 64 << 20;
 pub struct MappedStore {
     // Held so that the addresses stay valid.
     _maps: Vec<Option<Mmap>>,
-    segments: Vec<Addr>,
+    segments: Vec<Option<Addr>>,
+    tables: Vec<Vec<Addr>>,
     bytes: u64,
 }
 
@@ -54,6 +59,20 @@ impl MappedStore {
     /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
     /// outside of its file; what the system refuses.
     pub fn open(program: &Program<'_>, bundle: &Path, check: CheckLevel) -> Result<Self> {
+        Self::open_some(program, bundle, check, &|_| true)
+    }
+
+    /// As [`MappedStore::open`], with those segments only that `wanted` names by their indices.
+    pub(crate) fn open_some(
+        program: &Program<'_>,
+        bundle: &Path,
+        check: CheckLevel,
+        wanted: &dyn Fn(u32) -> bool,
+    ) -> Result<Self> {
+        let segments_in = |file: usize| {
+            let all = program.segments.iter().enumerate();
+            all.filter(move |(i, s)| s.file as usize == file && wanted(*i as u32)).count()
+        };
         let paths = program.files.iter().map(|f| file_path(bundle, f.path)).collect::<Result<Vec<_>>>()?;
         // Sizes of all files first: they cost nothing and catch most damage.
         for (info, path) in program.files.iter().zip(&paths) {
@@ -62,7 +81,7 @@ impl MappedStore {
         let mut maps = Vec::with_capacity(paths.len());
         for (i, (info, path)) in program.files.iter().zip(&paths).enumerate() {
             let hash = check == CheckLevel::All || (check == CheckLevel::Small && info.bytes <= SMALL_FILE);
-            let used = program.segments.iter().any(|s| s.file as usize == i);
+            let used = segments_in(i) > 0;
             let map = if hash || used { map_file(info, path)? } else { None };
             if hash {
                 check_hash(info, path, map.as_deref().unwrap_or_default())?;
@@ -70,26 +89,41 @@ impl MappedStore {
             maps.push(map.filter(|_| used));
         }
         let mut segments = Vec::with_capacity(program.segments.len());
+        let mut tables = Vec::with_capacity(program.segments.len());
         let mut bytes = 0u64;
         for (i, s) in program.segments.iter().enumerate() {
+            if !wanted(i as u32) {
+                segments.push(None);
+                tables.push(Vec::new());
+                continue;
+            }
             let outside = || Error::Plan(format!("segment {i} lies outside of its file"));
             let map: &[u8] = maps.get(s.file as usize).ok_or_else(outside)?.as_deref().unwrap_or_default();
-            let end = s.offset.checked_add(s.bytes).ok_or_else(outside)?;
+            let end = s.span().and_then(|span| s.offset.checked_add(span)).ok_or_else(outside)?;
             let range = usize::try_from(s.offset).map_err(|_| outside())?
                 ..usize::try_from(end).map_err(|_| outside())?;
             let bytes_of = map.get(range).ok_or_else(outside)?;
-            segments.push(Addr::read_only(bytes_of.as_ptr()));
+            let first = Addr::read_only(bytes_of.as_ptr());
+            segments.push(Some(first));
+            // Inside of the range: the last of them ends with it.
+            tables.push((0..s.matrices as usize).map(|m| first.plus(m * s.pitch as usize)).collect());
             bytes = bytes.saturating_add(s.bytes);
         }
-        Ok(Self { _maps: maps, segments, bytes })
+        Ok(Self { _maps: maps, segments, tables, bytes })
     }
 }
 
 // SAFETY: every address lies in a mapping that the store holds, page-aligned plus an offset that
-// `validate` has found to be a multiple of 64, with the segment's bytes inside of the mapping (`open`).
+// `validate` has found to be a multiple of 64, with the segment's bytes inside of the mapping (`open`). Tables are never
+// changed; an address is as large as a pointer.
 unsafe impl Store for MappedStore {
     fn segment(&self, index: u32) -> Option<Addr> {
-        self.segments.get(index as usize).copied()
+        self.segments.get(index as usize).copied().flatten()
+    }
+
+    fn matrices(&self, index: u32) -> Option<Addr> {
+        let table = self.tables.get(index as usize).filter(|t| !t.is_empty())?;
+        Some(Addr::read_only(table.as_ptr().cast()))
     }
 
     fn bytes(&self) -> u64 {

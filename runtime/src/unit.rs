@@ -37,6 +37,8 @@ pub struct Launch<'a> {
     pub taken: &'a AtomicUsize,
     /// Index in the entry point.
     pub step: usize,
+    /// Which matrices it reads, if they are of experts on flash.
+    pub half: Option<Half>,
     /// Receives what went wrong first.
     pub fault: &'a OnceLock<StepFault>,
 }
@@ -48,6 +50,15 @@ impl Launch<'_> {
     }
 }
 
+/// Matrices of the experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Half {
+    /// Layer, counted over those with routed experts.
+    pub layer: usize,
+    /// 0: gate and up; 1: down.
+    pub part: usize,
+}
+
 /// What went wrong in a step.
 #[derive(Debug)]
 pub enum StepFault {
@@ -55,6 +66,8 @@ pub enum StepFault {
     Expert(BadExpert),
     /// A static graph was refused.
     Graph(Error),
+    /// Experts could not be read.
+    Flash(Error),
 }
 
 /// A router kernel chose an expert that does not exist.
@@ -111,15 +124,8 @@ impl Unit for Cpu {
 /// # Safety
 /// As [`Unit::execute`].
 unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
-    let call = |begin: usize, end: usize| {
-        if begin < end {
-            // SAFETY: the kernel is the step's own, its addresses are the step's arguments (`Addr` is
-            // transparent over a pointer), the scratch is this lane's, and the range is nobody else's.
-            unsafe {
-                f(launch.args.as_ptr().cast(), launch.n as i64, begin as i64, end as i64, lane.scratch.ptr());
-            }
-        }
-    };
+    // SAFETY: the caller's promise; the ranges are nobody else's.
+    let call = |begin: usize, end: usize| unsafe { kernel_items(f, launch, lane, begin, end) };
     match launch.grid {
         Grid::One => {
             if lane.index == 0 {
@@ -149,6 +155,20 @@ unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
                 }
                 call(begin, (begin + chunk).min(items));
             }
+        }
+    }
+}
+
+/// Runs some items of a kernel.
+///
+/// # Safety
+/// As [`Unit::execute`]; nobody else runs these items.
+pub(crate) unsafe fn kernel_items(f: KernelFn, launch: &Launch<'_>, lane: Lane, begin: usize, end: usize) {
+    if begin < end {
+        // SAFETY: the kernel is the step's own, its addresses are the step's arguments (`Addr` is transparent over a
+        // pointer), and the scratch is this lane's.
+        unsafe {
+            f(launch.args.as_ptr().cast(), launch.n as i64, begin as i64, end as i64, lane.scratch.ptr());
         }
     }
 }
@@ -195,10 +215,12 @@ unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
                 launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
             }
         }
-        // `validate` refuses builtins with other arguments, and `offload` has executed those of its own.
+        // `validate` refuses builtins with other arguments; `offload` and `paging` have executed those of their own. What
+        // is in memory already needs no fetching.
         (
             Builtin::RopeAngles { .. }
             | Builtin::Dispatch { .. }
+            | Builtin::Fetch { .. }
             | Builtin::Admit { .. }
             | Builtin::Experts { .. }
             | Builtin::Part { .. },
@@ -220,7 +242,17 @@ mod tests {
         taken: &'a AtomicUsize,
     ) -> Launch<'a> {
         static FAULT: OnceLock<StepFault> = OnceLock::new();
-        Launch { code: Code::Builtin(b), args, grid: Grid::One, n, seq_len, taken, step: 0, fault: &FAULT }
+        Launch {
+            code: Code::Builtin(b),
+            args,
+            grid: Grid::One,
+            n,
+            seq_len,
+            taken,
+            step: 0,
+            half: None,
+            fault: &FAULT,
+        }
     }
 
     #[test]
@@ -284,6 +316,7 @@ mod tests {
                     seq_len: 5,
                     taken: &taken,
                     step: 0,
+                    half: None,
                     fault: &fault,
                 };
                 for index in 0..of {

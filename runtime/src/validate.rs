@@ -4,7 +4,8 @@
 //! alike. What it cannot know is whether kernels keep to the extents of their arguments.
 
 use crate::error::{Error, Result};
-use crate::program::{Arg, Builtin, Code, EntryRef, Grid, Program, RowSpace, Step};
+use crate::flash::BLOCK;
+use crate::program::{Arg, Builtin, Code, EntryRef, Grid, PagedLayer, PagingRef, Program, RowSpace, Step};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::ALIGN;
 use std::ops::Range;
@@ -21,10 +22,13 @@ pub fn program(p: &Program<'_>) -> Result<()> {
     ensure(m.bos.is_none_or(|id| id < m.vocab), || "bos is outside of the vocabulary".to_owned())?;
     for (i, s) in p.segments.iter().enumerate() {
         let file = p.files.get(s.file as usize);
-        ensure(file.is_some_and(|f| inside(s.offset, s.bytes, f.bytes)), || {
+        ensure(file.zip(s.span()).is_some_and(|(f, span)| inside(s.offset, span, f.bytes)), || {
             format!("segment {i} lies outside of its file")
         })?;
         ensure(s.offset.is_multiple_of(ALIGN), || format!("segment {i} is not aligned"))?;
+    }
+    if let Some(paging) = &p.paging {
+        check_paging(p, paging).map_err(|why| Error::Plan(format!("paging: {why}")))?;
     }
     for e in p.entries {
         entry(p, e).map_err(|why| Error::Plan(format!("{}: {why}", e.kind)))?;
@@ -38,6 +42,37 @@ fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<()> {
 
 fn inside(offset: u64, bytes: u64, of: u64) -> bool {
     offset.checked_add(bytes).is_some_and(|end| end <= of)
+}
+
+/// The matrices of every expert must be neighbours that a frame holds: what [`moec_ir::verify`] asks of plans.
+fn check_paging(p: &Program<'_>, paging: &PagingRef<'_>) -> Result<(), String> {
+    let matrices: u64 = paging.layers.iter().map(|l| 2 * u64::from(l.experts)).sum();
+    if paging.layers.is_empty() || paging.checksums.len() as u64 != matrices || paging.spare < 2 {
+        return Err(format!("{} checksums of {matrices} matrices", paging.checksums.len()));
+    }
+    if paging.frame_bytes == 0 || !paging.frame_bytes.is_multiple_of(BLOCK) {
+        return Err(format!("frames of {} bytes", paging.frame_bytes));
+    }
+    for (i, l) in paging.layers.iter().enumerate() {
+        let segment =
+            |s: u32| p.segments.get(s as usize).ok_or_else(|| format!("layer {i} has no segment {s}"));
+        let (gate_up, down) = (segment(l.gate_up)?, segment(l.down)?);
+        let first = gate_up.matrix_bytes().and_then(|b| b.checked_next_multiple_of(BLOCK));
+        let rest = down.matrix_bytes().and_then(|b| b.checked_next_multiple_of(BLOCK));
+        let bytes = first.zip(rest).and_then(|(a, b)| a.checked_add(b));
+        let neighbours = first.and_then(|f| f.checked_add(gate_up.offset)) == Some(down.offset)
+            && (gate_up.file, gate_up.pitch, gate_up.matrices) == (down.file, down.pitch, down.matrices)
+            && gate_up.offset.is_multiple_of(BLOCK)
+            && gate_up.pitch.is_multiple_of(BLOCK)
+            && gate_up.matrices == l.experts
+            && l.k >= 1
+            && l.k <= l.experts
+            && bytes.is_some_and(|b| b <= gate_up.pitch && b <= paging.frame_bytes);
+        if !neighbours {
+            return Err(format!("the experts of layer {i} do not lie as they are read"));
+        }
+    }
+    Ok(())
 }
 
 fn entry(p: &Program<'_>, e: &EntryRef<'_>) -> Result<(), String> {
@@ -107,6 +142,28 @@ fn step(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>) -> Result<(), String> {
                 return Err(format!("a dispatch table of {slots} slots"));
             }
             vec![slots, layout.words() as u64]
+        }
+        Builtin::Fetch { layer, rows, strides } => {
+            let layers = p.paging.map_or(&[][..], |p| p.layers);
+            let ahead = layers.get(layer as usize..).unwrap_or_default();
+            let own = ahead.first().ok_or("there is no such layer on flash")?;
+            if u64::from(rows) < n {
+                return Err(format!("a dispatch table of {rows} rows for {n}"));
+            }
+            let (k, experts) = (own.k as usize, own.experts as usize);
+            let layout = DispatchLayout { rows: rows as usize, k, experts };
+            let words = layout.checked_words().ok_or("a dispatch table past the address space")?;
+            let scores = s.args.len().saturating_sub(1);
+            if scores == 0 || scores > strides.len().min(ahead.len()) {
+                return Err(format!("scores of {scores} layers"));
+            }
+            let room = |(&stride, layer): (&u32, &PagedLayer)| {
+                (layer.experts <= stride).then(|| (n - 1) * u64::from(stride) + u64::from(layer.experts))
+            };
+            let needs: Option<Vec<u64>> = strides.iter().zip(ahead).take(scores).map(room).collect();
+            let mut needs = needs.ok_or("rows of scores that are too short")?;
+            needs.push(words as u64);
+            needs
         }
         Builtin::Admit { set, k, channels } => {
             p.sets.get(set as usize).ok_or("there is no such set of experts")?;
@@ -201,6 +258,7 @@ fn extent(p: &Program<'_>, e: &EntryRef<'_>, arg: Arg) -> Option<Range<u64>> {
             (u64::from(skip) <= b.bytes).then_some(start..b.offset + b.bytes)
         }
         Arg::Segment(i) => p.segments.get(i as usize).map(|s| 0..s.bytes),
+        Arg::Matrices(i) => p.segments.get(i as usize).map(|s| 0..u64::from(s.matrices) * 8),
         Arg::State(i) => p.states.get(i as usize).map(|s| 0..s.bytes),
     }
 }

@@ -136,6 +136,16 @@ impl<'k> P<'k> {
         F { k: self.k, v: self.load_as(self.k.f32t().into(), 4) }
     }
 
+    /// Address `i` of a table of addresses.
+    pub(crate) fn load_address(self, i: impl Index<'k>) -> Self {
+        let k = self.k;
+        let at = self.step(i.int(k), k.i64t().into());
+        match at.load_as(at.v.get_type().into(), 8) {
+            BasicValueEnum::PointerValue(v) => Self { k, v },
+            _ => at,
+        }
+    }
+
     /// One i32, widened.
     pub(crate) fn load_int(self) -> I<'k> {
         I { k: self.k, v: self.load_as(self.k.ctx.i32_type().into(), 4) }.wide()

@@ -1,4 +1,5 @@
-//! The two halves of an expert's feed-forward network, over the rows that the dispatch table gives it.
+//! The two halves of an expert's feed-forward network, over the rows that the dispatch table gives it. Matrices are
+//! found by a table of addresses: an expert may lie anywhere, and move between two steps.
 
 use super::micro::{Columns, Panel};
 use super::multiply::{Rows, finish, multiply, on_tiles, panel_bytes, scratch_bytes};
@@ -44,7 +45,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     });
     k.experts_in_turn(tiles, |active, p, again| {
         let e = expert(dispatch, layout, active);
-        let weights = weights.bytes(e.id * (tiles * bytes) + p * bytes);
+        let weights = weights.load_address(e.id).bytes(p * bytes);
         let panel = Panel { weights, depth: hidden, format, compute, schedule };
         let columns = Columns::of(k, p, 2 * inter, Some(glu));
         let tokens = dispatch.words(layout.token());
@@ -104,7 +105,7 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let words = packed_words(inter, compute);
     k.expert_tiles(tiles, |active, p| {
         let e = expert(dispatch, layout, active);
-        let weights = weights.bytes(e.id * (tiles * bytes) + p * bytes);
+        let weights = weights.load_address(e.id).bytes(p * bytes);
         let panel = Panel { weights, depth: inter, format, compute, schedule };
         let columns = Columns::of(k, p, hidden, None);
         let range = [e.first, e.end];

@@ -1,6 +1,7 @@
 // Runs kernels of another architecture under an emulator. It is linked with them and with `table.c`, and takes jobs
 // from stdin: for each the kernel's number, n, work items, items per call, bytes of scratch, number of operands,
-// then per operand its size and bytes, or -1 and the operand that it is again. Writes the operands' bytes back.
+// then per operand its size and bytes, or -1 and the operand that it is again, or -2 and a number of matrices before size
+// and bytes: the kernel gets a table of their addresses. Writes the operands' bytes back.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +12,7 @@ typedef void kernel(uint8_t *const *args, int64_t n, int64_t begin, int64_t end,
 extern kernel *const table[];
 
 #define MOST 16
+#define MATRICES 256
 
 struct guarded {
     uint8_t *base, *start;
@@ -44,15 +46,22 @@ int main(void) {
         expect(count > 0 && count <= MOST, "operands");
         struct guarded memory[MOST] = {0};
         uint8_t *args[MOST];
+        static uint8_t *addresses[MOST][MATRICES];
         for (int64_t i = 0; i < count; i++) {
             int64_t len = number();
-            if (len < 0) {
+            if (len == -1) {
                 args[i] = args[number()];
                 continue;
             }
+            int64_t matrices = len == -2 ? number() : 0;
+            len = len == -2 ? number() : len;
+            expect(len >= 0 && matrices <= MATRICES, "sizes");
             memory[i] = guard((size_t)len);
-            args[i] = memory[i].start;
-            expect(fread(args[i], 1, (size_t)len, stdin) == (size_t)len, "short input");
+            expect(fread(memory[i].start, 1, (size_t)len, stdin) == (size_t)len, "short input");
+            for (int64_t m = 0; m < matrices; m++) {
+                addresses[i][m] = memory[i].start + len / matrices * m;
+            }
+            args[i] = matrices ? (uint8_t *)addresses[i] : memory[i].start;
         }
         struct guarded scratch = guard((size_t)scratch_bytes);
         memset(scratch.start, 0xff, scratch.len);

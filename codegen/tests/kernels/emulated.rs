@@ -1,6 +1,6 @@
 //! AArch64 kernels, linked with a small driver and run by an emulator.
 
-use crate::harness::{Case, able, active, bytes, check_case, items};
+use crate::harness::{Case, able, active, bytes, check_case, items, matrices};
 use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, compile};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -98,6 +98,11 @@ fn check_on(machine: &Machine, cases: &[&Case]) {
             for operand in &case.operands {
                 match bytes(operand, case, &isa) {
                     Ok(data) => {
+                        if let Some(matrices) = matrices(operand, &case.spec) {
+                            for x in [-2, matrices as i64] {
+                                jobs.extend(x.to_le_bytes());
+                            }
+                        }
                         jobs.extend((data.len() as i64).to_le_bytes());
                         sizes.push(data.len());
                         jobs.extend(data);

@@ -301,6 +301,17 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
     }
 }
 
+/// Matrices of an operand that a kernel finds by a table of their addresses.
+pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
+    match (operand, spec) {
+        (
+            Operand::Weight(_, [lead, ..], _),
+            KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. },
+        ) => Some(*lead),
+        _ => None,
+    }
+}
+
 /// Active experts: what the last table of integers begins with.
 pub(crate) fn active(case: &Case) -> usize {
     let ints = case.operands.iter().rev().find_map(|o| match o {
@@ -323,6 +334,7 @@ pub(crate) fn items(isa: &Isa, case: &Case, active: usize) -> usize {
 pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec<Vec<u32>> {
     let mut memory: Vec<Option<Guarded>> = Vec::new();
     let mut args: Vec<*mut u8> = Vec::new();
+    let mut tables: Vec<(Vec<Guarded>, Guarded)> = Vec::new();
     for operand in &case.operands {
         let bytes = match bytes(operand, case, isa) {
             Ok(bytes) => bytes,
@@ -332,6 +344,17 @@ pub(crate) fn run(kernel: KernelFn, isa: &Isa, case: &Case, chunk: usize) -> Vec
                 continue;
             }
         };
+        if let Some(n) = matrices(operand, &case.spec) {
+            // Each where it happens to lie, with a guard page of its own.
+            let parts: Vec<_> = bytes.chunks_exact(bytes.len() / n).map(Guarded::new).collect();
+            let addresses: Vec<u8> =
+                parts.iter().flat_map(|p| (p.start as usize as u64).to_le_bytes()).collect();
+            let table = Guarded::new(&addresses);
+            args.push(table.start);
+            tables.push((parts, table));
+            memory.push(None);
+            continue;
+        }
         let guarded = Guarded::new(&bytes);
         args.push(guarded.start);
         memory.push(Some(guarded));

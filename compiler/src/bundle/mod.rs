@@ -12,7 +12,6 @@
 //! | `runner/` | the generated crate; for a Mac also `build.sh`, which makes `run` of it there |
 //! | `run` | its binary, where the host can link for the target |
 
-pub mod extents;
 pub mod hashing;
 pub mod manifest;
 pub mod partial;

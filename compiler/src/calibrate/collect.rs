@@ -209,7 +209,10 @@ impl<'a> Collector<'a> {
     /// The step that reads a weight for a node. A step's own node may be an addition that took the node into
     /// its epilogue.
     fn reader(&self, graph: &Graph, node: &Node, weight: WeightId, segments: &[WeightId]) -> Result<usize> {
-        let reads = |arg: &Arg| matches!(arg, Arg::Segment(s) if segments.get(*s as usize) == Some(&weight));
+        let reads = |arg: &Arg| match arg {
+            Arg::Segment(s) | Arg::Matrices(s) => segments.get(*s as usize) == Some(&weight),
+            Arg::Buffer(..) | Arg::State(_) => false,
+        };
         let of_node = |at: u32| {
             let own = &graph.nodes[at as usize];
             let takes = |v: &ValueId| own.inputs.contains(&Operand::Value(*v));

@@ -27,7 +27,7 @@ use collect::{Collector, Seen};
 use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
 use moec_runtime::text::Text;
-use moec_runtime::{CheckLevel, Engine, LoadedProgram, Moment, Options, Row, StepView};
+use moec_runtime::{Engine, LoadedProgram, Moment, Options, Row, StepView};
 use texts::Window;
 
 /// Tokens of a text that are read as one sequence, unless told otherwise. As in `moec eval`.
@@ -67,6 +67,7 @@ pub fn calibrate(
     own.shapes.max_context = Some(window);
     own.shapes.prefill_chunk = shapes.prefill_chunk.min(window);
     own.memory.kv_cache = KvCache::F32;
+    own.memory.budget = None;
     let target = crate::build::target("native")?.with_activations(Activations::F32);
 
     let mut compilation = Compilation::new(&own, checkpoint, spec, &target);
@@ -91,7 +92,7 @@ pub fn calibrate(
     let unit = bundle.unit()?;
     let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
     program.with(|program| {
-        let options = Options { threads: None, check: CheckLevel::default(), stop: None };
+        let options = Options::default();
         let mut engine = Engine::open(program, &folder, options).map_err(Error::from)?;
         let mut run = Run::new(&compilation, &bundle.plan)?;
         let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum());

@@ -5,7 +5,7 @@ use crate::bundle::read::Bundle;
 use crate::{Error, Result, interrupt};
 use moec_ir::EntryKind;
 use moec_ir::plan::{Code, Plan};
-use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Row};
+use moec_runtime::{Engine, LoadedProgram, Options, Row};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
         .map_err(|e| Error::input("the plan does not run here").because(e))?;
     let (index, rows) = call(&bundle.plan, args)?;
     let times = program.with(|program| {
-        let options = Options { threads: args.threads, check: CheckLevel::default(), stop: None };
+        let options = Options { threads: args.threads, ..Options::default() };
         let mut engine = Engine::open(program, &bundle.folder, options).map_err(Error::from)?;
         let mut once = || {
             interrupt::check()?;

@@ -2,8 +2,10 @@
 
 use super::read::{Value, Wrong};
 use super::{Activations, Config, Home, KvCache, Overflow};
+use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
+use moec_runtime::cache::Setting;
 use std::path::PathBuf;
 
 /// A key.
@@ -130,6 +132,61 @@ pub const KEYS: &[Key] = &[
         range: "\"auto\", \"bf16\", \"f32\" or \"q8\"",
         help: &["Storage of the KV cache. `auto` is bf16, or f32 where activations or attention are f32."],
         set: |c, v| KvCache::parse(v.text()?).map(|k| c.memory.kv_cache = k).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "memory",
+        name: "budget",
+        default: "\"\"",
+        range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for none",
+        help: &[
+            "Most memory that a run may take, the kernel's page cache included. Experts that do not fit stay on flash",
+            "and are cached. Without it all weights are mapped.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let bytes = human::parse_bytes(text).filter(|b| *b > 0);
+            c.memory.budget = bytes;
+            if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(Wrong::Range) }
+        },
+    },
+    Key {
+        section: "memory",
+        name: "policy",
+        default: "\"auto\"",
+        range: "\"auto\" or a policy such as \"lru\" or \"mrs alpha=0.2 depth=2\"",
+        help: &[
+            "Which experts stay in memory. `auto` replays the routing of the profile through all policies and takes",
+            "the one that reads least; without a profile it is `lru`.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let named = text != "auto";
+            if named && text.parse::<Setting>().is_err() {
+                return Err(Wrong::Range);
+            }
+            c.memory.policy = named.then(|| text.to_owned());
+            Ok(())
+        },
+    },
+    Key {
+        section: "memory",
+        name: "prefetch",
+        default: "1",
+        range: "0..=3",
+        help: &[
+            "Layers ahead whose experts are read before they are asked for, while one sequence is decoded.",
+        ],
+        set: |c, v| v.integer(0..=3).map(|n| c.memory.prefetch = n),
+    },
+    Key {
+        section: "memory",
+        name: "threads",
+        default: "0",
+        range: "0..=1024",
+        help: &[
+            "Threads that the budget is for: each has scratch of its own. 0: as many as this machine has cores.",
+        ],
+        set: |c, v| v.integer(0..=1024).map(|n| c.memory.threads = (n > 0).then_some(n)),
     },
     Key {
         section: "calibrate",

@@ -170,10 +170,24 @@ pub struct Quality {
 }
 
 /// `[memory]`: what a bundle holds while it runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
     /// Storage of the KV cache.
     pub kv_cache: KvCache,
+    /// Bytes that a run may take; experts that do not fit stay on flash. `None`: all weights are mapped.
+    pub budget: Option<u64>,
+    /// Policy of the cache of experts, with its parameters; `None`: the one that reads least in the profile.
+    pub policy: Option<String>,
+    /// Layers ahead whose experts are read before they are asked for.
+    pub prefetch: usize,
+    /// Threads that the budget is for; `None`: as many as this machine has cores.
+    pub threads: Option<usize>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { kv_cache: KvCache::Auto, budget: None, policy: None, prefetch: 1, threads: None }
+    }
 }
 
 /// Storage of the KV cache.

@@ -52,7 +52,7 @@ pub(super) fn accesses(entry: &Entry, step: &Step, writes: &[usize]) -> Vec<Acce
                 Some(Access { space: 0, from: b.offset, to: b.offset + b.bytes, write })
             }
             Arg::State(s) => Some(Access { space: s + 1, from: 0, to: 1, write }),
-            Arg::Segment(_) => None,
+            Arg::Segment(_) | Arg::Matrices(_) => None,
         }
     };
     step.args.iter().enumerate().filter_map(of).collect()

@@ -6,19 +6,20 @@
 
 use super::memory::aligned;
 use super::offload::{PartCut, Statics, layer};
+use super::page;
 use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
 use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
-    ALIGN, Arg, Buffer, Builtin, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
-    PLAN_VERSION, Place, Placement, Plan, RowSpace, Segment, StateBuf, Step,
+    ALIGN, Arg, Buffer, Builtin, Code, Entry, ExpertRow, ExpertTable, FETCHED, FileRef, KernelRef, Layout,
+    ModelInfo, PLAN_VERSION, Paging, Place, Placement, Plan, RowSpace, Segment, StateBuf, Step,
 };
 use moec_ir::{
     EntryKind, Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId,
 };
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The plan with what later passes and the writer need beside it.
 #[derive(Debug)]
@@ -58,6 +59,7 @@ pub fn layout(
         segments: Vec::new(),
         segment_ids: HashMap::new(),
         segment_weights: Vec::new(),
+        experts: BTreeMap::new(),
         ends: [0; 2],
         scratch: 0,
     };
@@ -68,6 +70,7 @@ pub fn layout(
         entries.push(entry);
         writes.push(w);
     }
+    let paging = builder.page()?;
     let states = module
         .states
         .iter()
@@ -109,6 +112,7 @@ pub fn layout(
         parts: statics.parts.clone(),
         entries,
         placement: Placement::dynamic(expert_tables(module)?),
+        paging,
     };
     Ok(Draft { plan, kernels: builder.kernels, segment_weights: builder.segment_weights, writes })
 }
@@ -204,6 +208,8 @@ struct Builder<'a> {
     segments: Vec<Segment>,
     segment_ids: HashMap<(WeightId, Layout), u32>,
     segment_weights: Vec<WeightId>,
+    /// Segments of gate and up, and of down, by layer.
+    experts: BTreeMap<u32, [u32; 2]>,
     ends: [u64; 2],
     scratch: u64,
 }
@@ -244,6 +250,26 @@ impl Frame<'_> {
 }
 
 impl Builder<'_> {
+    /// Lays out experts that stay on flash; `None` where all weights are mapped.
+    fn page(&mut self) -> Result<Option<Paging>> {
+        let Some(graph) = self.module.entries.first() else { return Ok(None) };
+        if !graph.nodes.iter().any(|n| matches!(n.op, Op::Fetch { .. })) {
+            return Ok(None);
+        }
+        let routers = page::routers(graph);
+        let in_file = self.segments.iter().filter(|s| s.file == 1).count();
+        if routers.len() != self.experts.len() || in_file != 2 * routers.len() {
+            return Err(Error::bug("experts on flash that no layer reads"));
+        }
+        let layers: Vec<page::Layer> = (routers.into_iter().zip(self.experts.values()))
+            .map(|((experts, k, score), &[gate_up, down])| page::Layer { experts, k, gate_up, down, score })
+            .collect();
+        let (layers, bytes) = page::lay_out(&mut self.segments, &layers)?;
+        self.ends[1] = bytes;
+        let frame = page::frame_bytes(&self.segments, &layers);
+        Ok(Some(page::unlimited(layers, frame)))
+    }
+
     fn entry(&mut self, graph: &Graph) -> Result<(Entry, Vec<Vec<usize>>)> {
         let spaces = graph.row_spaces(self.module);
         let mut frame = Frame {
@@ -314,6 +340,9 @@ impl Builder<'_> {
         residual: Option<ValueId>,
         spaces: &[RowSpace],
     ) -> Result<Vec<(Step, Vec<usize>)>> {
+        if let Op::Fetch { layer, .. } = node.op {
+            return Ok(vec![fetched(frame, at, node, layer, spaces)?]);
+        }
         if matches!(node.op, Op::Admit(_) | Op::ExpertFfn { fixed: true, .. }) {
             return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
         }
@@ -379,7 +408,14 @@ impl Builder<'_> {
                 let home = match *role {
                     Role::In(i) | Role::InAt(i, _) => match producer.inputs[i] {
                         Operand::Weight(w) => {
-                            addresses.push(Arg::Segment(self.segment(w, layout(i))?));
+                            let segment = self.segment(w, layout(i))?;
+                            addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
+                                let layer = layer(node).ok_or_else(|| Error::bug("experts of no layer"))?;
+                                self.experts.entry(layer).or_default()[i - 2] = segment;
+                                Arg::Matrices(segment)
+                            } else {
+                                Arg::Segment(segment)
+                            });
                             continue;
                         }
                         Operand::State(s) => Home::State(s.0),
@@ -534,6 +570,7 @@ impl Builder<'_> {
             file: file as u32,
             offset,
             bytes,
+            pitch: bytes / weight.shape.iter().rev().nth(2).map_or(1, |&lead| lead as u64),
             shape,
             format: weight.format,
             layout,
@@ -542,6 +579,48 @@ impl Builder<'_> {
         self.segment_ids.insert((id, layout), index);
         Ok(index)
     }
+}
+
+/// The step of a `fetch`: the table stays where it is.
+fn fetched(
+    frame: &mut Frame<'_>,
+    at: usize,
+    node: &Node,
+    layer: usize,
+    spaces: &[RowSpace],
+) -> Result<(Step, Vec<usize>)> {
+    let value = |operand: &Operand| match operand {
+        Operand::Value(v) => Ok(*v),
+        _ => Err(Error::bug("a `fetch` of something that is no value")),
+    };
+    let table = node.inputs.first().ok_or_else(|| Error::bug("a `fetch` of nothing"))?;
+    let home = frame.home(value(table)?)?;
+    frame.homes[node.outputs[0].0 as usize] = Some(home);
+    let (mut args, mut strides, mut rows) = (Vec::new(), [0; FETCHED], 0);
+    let scores = node.inputs.iter().skip(1).zip(&mut strides);
+    for (operand, stride) in scores {
+        let v = value(operand)?;
+        let Home::Buffer { buffer, column, ld } = frame.home(v)? else {
+            return Err(Error::bug("scores that are a state"));
+        };
+        rows = frame.graph.ty(v).rows();
+        *stride = int(ld)?;
+        args.push(Arg::Buffer(buffer, int(column * 4)?));
+    }
+    let Home::Buffer { buffer, .. } = home else { return Err(Error::bug("a table that is a state")) };
+    args.push(Arg::Buffer(buffer, 0));
+    let writes = vec![args.len() - 1];
+    let step = Step {
+        unit: 0,
+        code: Code::Builtin(Builtin::Fetch { layer: int(layer)?, rows: int(rows)?, strides }),
+        args,
+        rows: spaces[node.outputs[0].0 as usize],
+        grid: moec_ir::plan::Grid::One,
+        barrier: true,
+        deps: Vec::new(),
+        node: int(at)?,
+    };
+    Ok((step, writes))
 }
 
 /// Tensors of the KV cache that attention reads as values.

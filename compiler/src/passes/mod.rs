@@ -1,12 +1,14 @@
 //! The passes, one file each. Their order stands in [`crate::pipeline`].
 
 pub mod barriers;
+pub mod fetch;
 pub mod format;
 pub mod group;
 pub mod layout;
 pub mod lower;
 pub mod memory;
 pub mod offload;
+pub mod page;
 pub mod reside;
 pub mod rewrite;
 pub mod schedule;

@@ -104,6 +104,7 @@ pub fn tune(
         threads: tuner.map(|t| t.threads()),
         figures: figures(target),
         kernels: decisions,
+        cache: None,
     })
 }
 

@@ -16,7 +16,7 @@ use crate::import::Checkpoint;
 use crate::progress::Progress;
 use moec_ir::eval::{Evaluator, Tensor};
 use moec_ir::{EntryKind, Graph, Module, NodeId};
-use moec_runtime::{CheckLevel, Engine, LoadedProgram, Options, Row};
+use moec_runtime::{Engine, LoadedProgram, Options, Row};
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -176,7 +176,7 @@ pub fn verify(
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
     let entries = program.with(|program| {
-        let options = Options { threads: Some(1), check: CheckLevel::default(), stop: None };
+        let options = Options { threads: Some(1), ..Options::default() };
         let mut engine = Engine::open(program, &bundle.folder, options)
             .map_err(|e| Error::input("the bundle does not open").because(e))?;
         let bar = progress.items("Verifying", module.entries.iter().map(|g| g.nodes.len() as u64).sum());

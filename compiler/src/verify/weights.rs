@@ -34,7 +34,7 @@ impl Packed {
         let segment = self.segments.get(weight)?;
         let file = self.files.get(segment.file as usize)?.as_ref()?;
         let from = usize::try_from(segment.offset).ok()?;
-        let end = from.checked_add(usize::try_from(segment.bytes).ok()?)?;
+        let end = usize::try_from(segment.end()?).ok()?;
         Some((segment, file.get(from..end)?))
     }
 
@@ -129,6 +129,7 @@ mod tests {
             file: 0,
             offset,
             bytes: 64,
+            pitch: 64,
             shape: vec![8, 2],
             format: Format::F32,
             layout,

@@ -35,6 +35,11 @@ pub(super) fn dispatch(a: &Args<'_>, experts: usize, partial: bool) -> Result<Ve
     Ok(table)
 }
 
+/// A dispatch table as it is.
+pub(super) fn table<'a>(a: &Args<'a>) -> Result<&'a [i32], EvalError> {
+    a.i32(0)
+}
+
 /// What static graphs take, and what is served elsewhere.
 pub(super) fn admit(a: &Args<'_>, d: &AdmitDesc) -> Result<[Vec<i32>; 2], EvalError> {
     let (ids, k, added, pos) = (a.i32(0)?, a.cols(0)?, a.f32(1)?, a.i32(2)?);

@@ -83,6 +83,7 @@ pub(super) fn attributes(op: &Op) -> String {
             .flag("v_from_k", d.v_from_k),
         Op::Router(d) => router(w, d),
         Op::Dispatch { experts, partial } => w.put("experts", experts).flag("partial", *partial),
+        Op::Fetch { layer, scores } => w.put("layer", layer).put("scores", scores),
         Op::Combine { partial } => w.flag("partial", *partial),
         Op::Scale { factor } => w.float("factor", *factor),
         Op::Clamp { lo, hi } => w.float("lo", *lo).float("hi", *hi),
@@ -101,11 +102,7 @@ pub(super) fn attributes(op: &Op) -> String {
 }
 
 fn router(w: Writer, d: &RouterDesc) -> Writer {
-    let score = match d.score {
-        Score::Softmax => "softmax",
-        Score::Sigmoid => "sigmoid",
-        Score::Identity => "identity",
-    };
+    let score = d.score.name();
     let groups = d.groups.map(|g| {
         let score = match g.score {
             GroupScore::Max => "max",
@@ -255,6 +252,7 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
         }),
         "router" => Op::Router(read_router(c, a)?),
         "dispatch" => Op::Dispatch { experts: a.int(c, "experts")?, partial: a.flag(c, "partial")? },
+        "fetch" => Op::Fetch { layer: a.int(c, "layer")?, scores: a.int(c, "scores")? },
         "admit" => Op::Admit(AdmitDesc {
             capacities: a.list(c, "capacities", "a list of capacities", Value::number)?,
             spill: a.flag(c, "spill")?,

@@ -2,6 +2,7 @@
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
+use super::paging;
 use super::parse_graph::{dtype, format, kind};
 use super::parse_placement::part as placement;
 use super::statics;
@@ -63,6 +64,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         parts: Vec::new(),
         entries: Vec::new(),
         placement: Placement::default(),
+        paging: None,
     };
     while !c.at_end() {
         if c.eat_word("file")? {
@@ -86,11 +88,13 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         } else if c.eat_word("part")? {
             index(c, plan.parts.len())?;
             plan.parts.push(statics::part(c)?);
+        } else if plan.paging.is_none() && c.eat_word("paging")? {
+            plan.paging = Some(paging::read(c)?);
         } else if c.eat_word("entry")? {
             plan.entries.push(entry(c)?);
         } else if !placement(c, &mut plan.placement)? {
             return c.expected(
-                "`file`, `segment`, `state`, `kernel`, `graph`, `set`, `part`, `entry`, `placement`, `placed` or `experts`",
+                "`file`, `segment`, `state`, `kernel`, `graph`, `set`, `part`, `paging`, `entry`, `placement`, `placed` or `experts`",
             );
         }
     }
@@ -160,15 +164,19 @@ fn segment(c: &mut Cursor<'_>) -> Parsed<Segment> {
         return c.expected("`rows`, `panels` or `glu_panels`");
     };
     with_attrs(c, |c, a| {
-        Ok(Segment {
+        let mut segment = Segment {
             name,
             file: a.int(c, "file")?,
             offset: a.int(c, "offset")?,
             bytes: a.int(c, "bytes")?,
+            pitch: 0,
             shape,
             format,
             layout,
-        })
+        };
+        let pitch = a.optional_int(c, "pitch")?;
+        segment.pitch = pitch.or_else(|| segment.matrix_bytes()).unwrap_or(0);
+        Ok(segment)
     })
 }
 
@@ -247,10 +255,13 @@ fn arg(c: &mut Cursor<'_>) -> Parsed<Arg> {
     if c.eat_word("segment")? {
         return Ok(Arg::Segment(c.int("the index of a segment")?));
     }
+    if c.eat_word("matrices")? {
+        return Ok(Arg::Matrices(c.int("the index of a segment")?));
+    }
     if c.eat_word("state")? {
         return Ok(Arg::State(c.int("the index of a state")?));
     }
-    c.expected("`buffer`, `segment` or `state`")
+    c.expected("`buffer`, `segment`, `matrices` or `state`")
 }
 
 /// The bits of a float, or `bits(of = …)` for those that are no number.
@@ -289,6 +300,13 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
                 experts: a.int(c, "experts")?,
                 partial: a.flag(c, "partial")?,
             })
+        })?
+    } else if c.eat_word("fetch")? {
+        with_attrs(c, |c, a| {
+            let (layer, rows) = (a.int(c, "layer")?, a.int(c, "rows")?);
+            let strides: Vec<u32> = a.list(c, "strides", "a list of strides", Value::number)?;
+            let strides = strides.try_into().map_err(|_| c.error_at(c.at(), "expected four strides"))?;
+            Ok(Builtin::Fetch { layer, rows, strides })
         })?
     } else if c.eat_word("admit")? {
         with_attrs(c, |c, a| {

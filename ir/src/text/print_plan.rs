@@ -1,6 +1,7 @@
 //! Printing plans.
 
 use super::lex::quote;
+use super::paging;
 use super::print_placement::write_placement;
 use super::statics;
 use crate::plan::{
@@ -52,6 +53,7 @@ fn arg(arg: Arg) -> String {
         Arg::Buffer(b, 0) => format!("buffer {b}"),
         Arg::Buffer(b, offset) => format!("buffer {b} + {offset}"),
         Arg::Segment(s) => format!("segment {s}"),
+        Arg::Matrices(s) => format!("matrices {s}"),
         Arg::State(s) => format!("state {s}"),
     }
 }
@@ -67,6 +69,9 @@ fn code(code: Code) -> String {
         Code::Builtin(Builtin::Dispatch { rows, k, experts, partial }) => {
             let partial = if partial { ", partial = true" } else { "" };
             format!("dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}}}")
+        }
+        Code::Builtin(Builtin::Fetch { layer, rows, strides }) => {
+            format!("fetch {{layer = {layer}, rows = {rows}, strides = {strides:?}}}")
         }
         Code::Builtin(Builtin::Admit { set, k, channels }) => {
             format!("admit {{set = {set}, k = {k}, channels = {channels}}}")
@@ -176,9 +181,9 @@ impl fmt::Display for Plan {
             writeln!(f, "file {i} {} {{bytes = {bytes}, sha256 = \"{}\"}}", quote(path), hex(sha256))?;
         }
         for (i, s) in self.segments.iter().enumerate() {
-            writeln!(
+            write!(
                 f,
-                "segment {i} {} {}{:?} {} {{file = {}, offset = {}, bytes = {}}}",
+                "segment {i} {} {}{:?} {} {{file = {}, offset = {}, bytes = {}",
                 quote(&s.name),
                 s.format,
                 s.shape,
@@ -187,6 +192,11 @@ impl fmt::Display for Plan {
                 s.offset,
                 s.bytes
             )?;
+            // Matrices that follow each other are not worth a word.
+            if Some(s.pitch) != s.matrix_bytes() {
+                write!(f, ", pitch = {}", s.pitch)?;
+            }
+            writeln!(f, "}}")?;
         }
         for (i, s) in self.states.iter().enumerate() {
             writeln!(f, "state {i} {} {}{:?} {}", quote(&s.name), s.format, s.shape, order(s.order))?;
@@ -195,6 +205,9 @@ impl fmt::Display for Plan {
             writeln!(f, "kernel {i} {}", quote(&k.symbol))?;
         }
         statics::write(f, self)?;
+        if let Some(p) = &self.paging {
+            paging::write(f, p)?;
+        }
         for entry in &self.entries {
             write_entry(f, self, entry)?;
         }

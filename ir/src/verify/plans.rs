@@ -25,6 +25,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     check_states(plan)?;
     check_kernels(plan)?;
     super::statics::check(plan)?;
+    super::paging::check(plan)?;
     for (i, entry) in plan.entries.iter().enumerate() {
         let here = format!("entries[{i}]");
         let previous = i.checked_sub(1).map(|p| order(plan.entries[p].kind));
@@ -82,7 +83,9 @@ fn check_segments(plan: &Plan) -> Result<(), VerifyError> {
         let needed = s.packed_bytes();
         require(needed == Some(s.bytes), at, || format!("{} bytes, expected {needed:?}", s.bytes))?;
         let file = plan.files.get(s.file as usize);
-        let inside = file.zip(s.offset.checked_add(s.bytes)).is_some_and(|(f, end)| end <= f.bytes);
+        let apart = s.matrix_bytes().is_some_and(|bytes| s.pitch >= bytes);
+        require(apart, at, || format!("matrices {} bytes apart", s.pitch))?;
+        let inside = file.zip(s.end()).is_some_and(|(f, end)| end <= f.bytes);
         require(inside, at, || format!("does not lie inside file {}", s.file))?;
     }
     Ok(())
@@ -211,7 +214,7 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
             Arg::Buffer(b, offset) => {
                 entry.buffers.get(b as usize).is_some_and(|b| offset % 4 == 0 && u64::from(offset) < b.bytes)
             }
-            Arg::Segment(s) => (s as usize) < plan.segments.len(),
+            Arg::Segment(s) | Arg::Matrices(s) => (s as usize) < plan.segments.len(),
             Arg::State(s) => (s as usize) < plan.states.len(),
         };
         require(exists, at, || format!("argument {i} ({arg:?}) is out of range"))?;
@@ -292,6 +295,33 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && table_rows >= rows
                 && holds(*ids, DType::I32, Some(k))
                 && out.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
+        }
+        Builtin::Fetch { layer, rows: table_rows, strides } => {
+            let layers = plan.paging.as_ref().map_or(&[][..], |p| &p.layers);
+            let Some(ahead) = layers.get(layer as usize..) else { return false };
+            let [scores @ .., Arg::Buffer(table, offset)] = args else { return false };
+            let Some(own) = ahead.first() else { return false };
+            let layout = DispatchLayout {
+                rows: table_rows as usize,
+                k: own.k as usize,
+                experts: own.experts as usize,
+            };
+            let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
+            let end = bytes.and_then(|n| n.checked_add(u64::from(*offset)));
+            let table = entry.buffers.get(*table as usize);
+            let scored = |((arg, stride), layer): ((&Arg, &u32), &crate::paging::PagedLayer)| match *arg {
+                Arg::Buffer(b, _) => {
+                    entry.buffers.get(b as usize).is_some_and(|b| b.stride == *stride)
+                        && holds(*arg, DType::F32, Some(layer.experts))
+                }
+                _ => false,
+            };
+            !scores.is_empty()
+                && scores.len() <= strides.len().min(ahead.len())
+                && strides[scores.len()..].iter().all(|&s| s == 0)
+                && table_rows >= rows
+                && scores.iter().zip(&strides).zip(ahead).all(scored)
+                && table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
         }
         Builtin::Admit { set, k, channels } => {
             let [ids, added, stay, rest] = args else {

@@ -60,14 +60,18 @@ pub(crate) fn plan() -> Plan {
             last,
         ],
     };
-    let segment = |name: &str, offset, bytes, shape: &[u32], format, layout| Segment {
-        name: name.into(),
-        file: 0,
-        offset,
-        bytes,
-        shape: shape.into(),
-        format,
-        layout,
+    let segment = |name: &str, offset, bytes: u64, shape: &[u32], format, layout| {
+        let lead = if let [lead, _, _] = shape { u64::from(*lead) } else { 1 };
+        Segment {
+            name: name.into(),
+            file: 0,
+            offset,
+            bytes,
+            pitch: bytes / lead,
+            shape: shape.into(),
+            format,
+            layout,
+        }
     };
     Plan {
         version: PLAN_VERSION,
@@ -126,6 +130,7 @@ pub(crate) fn plan() -> Plan {
         parts: vec![GraphPart { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
         entries: vec![entry],
         placement: placement(),
+        paging: None,
     }
 }
 

@@ -158,6 +158,7 @@ fn op() -> impl Strategy<Value = Op> {
         small().prop_map(|heads| Op::HeadLinear { heads }),
         small().prop_map(|heads| Op::Concat { heads }),
         (small(), any::<bool>()).prop_map(|(experts, partial)| Op::Dispatch { experts, partial }),
+        (small(), small()).prop_map(|(layer, scores)| Op::Fetch { layer, scores }),
         (small(), small(), small()).prop_map(|(heads, start, len)| Op::Slice { heads, start, len }),
         (float(), prop::option::of(switch)).prop_map(|(scale, switch)| Op::RopeAngles { scale, switch }),
         (small(), small(), style).prop_map(|(heads, offset, style)| Op::Rope { heads, offset, style }),
@@ -249,6 +250,11 @@ fn code() -> impl Strategy<Value = Code> {
         any::<([u32; 3], bool)>().prop_map(|([rows, k, experts], partial)| Code::Builtin(
             Builtin::Dispatch { rows, k, experts, partial }
         )),
+        any::<(u32, u32, [u32; 4])>().prop_map(|(layer, rows, strides)| Code::Builtin(Builtin::Fetch {
+            layer,
+            rows,
+            strides
+        })),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
         any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
         any::<[u32; 4]>().prop_map(|[set, rows, k, hidden]| Code::Builtin(Builtin::Experts {
@@ -265,6 +271,7 @@ fn step() -> impl Strategy<Value = Step> {
         any::<(u32, u32)>().prop_map(|(b, o)| Arg::Buffer(b, o)),
         any::<u32>().prop_map(|b| Arg::Buffer(b, 0)),
         any::<u32>().prop_map(Arg::Segment),
+        any::<u32>().prop_map(Arg::Matrices),
         any::<u32>().prop_map(Arg::State),
     ];
     let grid = prop_oneof![
@@ -352,13 +359,41 @@ fn random_placement() -> impl Strategy<Value = Placement> {
         .prop_map(|(chunk, overflow, units, ops, experts)| Placement { chunk, overflow, units, ops, experts })
 }
 
+fn random_paging() -> impl Strategy<Value = Paging> {
+    let score = prop::sample::select(moec_ir::op::Score::ALL.to_vec());
+    let layer = (0..4_u32, any::<[u32; 3]>(), score)
+        .prop_map(|(experts, [k, gate_up, down], score)| PagedLayer { experts, k, gate_up, down, score });
+    let layers = prop::collection::vec(layer, 0..4);
+    (any::<[u64; 4]>(), any::<[u32; 4]>(), text(), layers).prop_map(
+        |(bytes, [a, b, c, d], policy, layers)| {
+            let matrices: u32 = layers.iter().map(|l| 2 * l.experts).sum();
+            let [budget, resident, process, frame_bytes] = bytes;
+            let (threads, frames, spare) = (a, b, c);
+            let checksums = (0..matrices).map(|i| i.wrapping_mul(d)).collect();
+            Paging {
+                budget,
+                threads,
+                resident,
+                process,
+                frame_bytes,
+                frames,
+                spare,
+                policy,
+                layers,
+                checksums,
+            }
+        },
+    )
+}
+
 fn random_plan() -> impl Strategy<Value = Plan> {
-    let segment = (text(), any::<(u32, u64, u64)>(), list(any::<u32>(), 0..4), layout()).prop_map(
-        |(name, (file, offset, bytes), shape, layout)| Segment {
+    let segment = (text(), any::<(u32, u64, u64, u64)>(), list(any::<u32>(), 0..4), layout()).prop_map(
+        |(name, (file, offset, bytes, pitch), shape, layout)| Segment {
             name,
             file,
             offset,
             bytes,
+            pitch,
             shape,
             format: Format::F16,
             layout,
@@ -403,7 +438,8 @@ fn random_plan() -> impl Strategy<Value = Plan> {
         .prop_map(|(angles, context, window, apart)| PartAttention { angles, context, window, apart });
     let part = (any::<(Vec<u32>, u32, u32)>(), prop::option::of(attention))
         .prop_map(|((graphs, inputs, outputs), attention)| GraphPart { graphs, inputs, outputs, attention });
-    let statics = (list(graph, 0..3), list(set, 0..3), list(part, 0..3));
+    let paging = prop::option::of(random_paging());
+    let statics = (list(graph, 0..3), list(set, 0..3), list(part, 0..3), paging);
     let lists =
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists, statics).prop_map(
@@ -434,6 +470,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
                 parts: statics.2,
                 entries: lists.3,
                 placement: lists.4,
+                paging: statics.3,
             }
         },
     )

@@ -34,6 +34,15 @@ pub(super) struct Common {
     /// Check the SHA-256 of all files first, not only of those up to 64 MiB
     #[arg(long)]
     pub(super) check: bool,
+    /// Map all weights, whatever the memory budget of the bundle
+    #[arg(long)]
+    pub(super) no_budget: bool,
+    /// Compare the checksum of every expert that is read from flash [default: of those with a failed read]
+    #[arg(long)]
+    pub(super) verify_reads: bool,
+    /// Layers ahead whose experts are read before they are asked for, at most [default: as compiled]
+    #[arg(long, value_name = "N", value_parser = between(0..=3usize, "from 0 to 3"), allow_negative_numbers = true)]
+    pub(super) prefetch: Option<usize>,
 }
 
 #[derive(Args)]

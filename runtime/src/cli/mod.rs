@@ -13,6 +13,7 @@ mod logits;
 use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};
 use crate::graphs::Graphs;
+use crate::paging::Paging;
 use crate::program::Program;
 use crate::store::CheckLevel;
 use args::{Cli, Common, Verb};
@@ -71,7 +72,16 @@ impl<'p> Context<'_, 'p> {
     fn open(&self, common: &Common) -> Result<Engine<'p>> {
         let check = if common.check { CheckLevel::All } else { CheckLevel::Small };
         let stop = Some(interrupt::flag());
-        let options = Options { threads: common.threads, check, stop };
+        let mut paging = Paging::from_env()?;
+        paging.flash.verify_reads = common.verify_reads;
+        paging.ahead = common.prefetch.unwrap_or(paging.ahead);
+        let options = Options {
+            threads: common.threads,
+            check,
+            resident: common.no_budget,
+            paging: Some(paging),
+            stop,
+        };
         match self.beside {
             None => Engine::open(self.program, self.bundle, options),
             Some(Beside { weights, graphs }) => {

@@ -24,6 +24,13 @@ pub struct Ticket {
     pub(super) serial: u64,
 }
 
+impl Ticket {
+    /// Index of the buffer that is filled.
+    pub fn buffer(self) -> usize {
+        self.buffer as usize
+    }
+}
+
 /// What became of a fetch.
 #[derive(Debug)]
 pub enum Event {

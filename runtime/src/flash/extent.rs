@@ -108,6 +108,11 @@ pub fn checksum(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes)
 }
 
+/// The checksum of bytes that follow others with the checksum `before`; 0 before the first.
+pub fn checksum_after(before: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(before, bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,5 +146,6 @@ mod tests {
         // RFC 3720, appendix B.4.
         assert_eq!(checksum(&[0; 32]), 0x8a91_36aa);
         assert_eq!(checksum(b"123456789"), 0xe306_9283);
+        assert_eq!(checksum_after(checksum(b"1234"), b"56789"), 0xe306_9283);
     }
 }

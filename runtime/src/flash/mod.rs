@@ -33,7 +33,7 @@ pub use buffer::{Buffer, Buffers, Class, Loaded};
 pub use clock::{Clock, ManualClock, SystemClock};
 pub use error::{ReadError, ReadFault};
 pub use event::{Event, MAX_PARTS, Priority, Ticket};
-pub use extent::{BLOCK, Extent, ExtentTable, FileEntry, checksum};
+pub use extent::{BLOCK, Extent, ExtentTable, FileEntry, checksum, checksum_after};
 pub use handle::{Flash, Stats};
 pub use options::{Choice, LARGEST_BLOCK, Options, SMALLEST_BLOCK};
 pub use reader::{Done, Read, Reader, Wake};

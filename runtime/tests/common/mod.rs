@@ -241,6 +241,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         file: 0,
         offset: offset as u64,
         bytes: n as u64 * 4,
+        pitch: n as u64 * 4,
         shape: vec![n as u32],
         format: Format::F32,
         layout: Layout::Rows,

@@ -73,7 +73,7 @@ fn geometry(segment: &Segment) -> Option<Geometry> {
     Some(Geometry { layout: segment.layout, format: segment.format, lead, rows, cols })
 }
 
-/// Packs a weight in the order of its segment, panel by panel. `importance` tells grouped formats which errors
+/// Packs matrices `matrices` of a weight in the order of its segment, panel by panel. `importance` tells grouped formats which errors
 /// matter; `None`: all the same. `done` hears of the bytes read, as they will be written.
 ///
 /// # Errors
@@ -83,20 +83,21 @@ pub fn pack(
     weight: &Weight,
     source: &dyn Source,
     importance: Option<&dyn WeightImportance>,
+    matrices: Range<usize>,
     out: &mut impl Write,
     done: &mut dyn FnMut(u64),
 ) -> Result<(), PackError> {
     let g = geometry(segment).ok_or_else(|| io::Error::other("a weight of four axes"))?;
     let by = |lead: usize| importance.and_then(|i| i.importance(&weight.name, lead));
     let usable = |w: &[f32]| w.len() == g.cols && w.iter().all(|w| w.is_finite() && *w >= 0.0);
-    if let Some(lead) = (0..g.lead).find(|&lead| by(lead).is_some_and(|w| !usable(w))) {
+    if let Some(lead) = matrices.clone().find(|&lead| by(lead).is_some_and(|w| !usable(w))) {
         return Err(PackError::Importance { name: weight.name.clone(), lead, cols: g.cols });
     }
     let matrix = g.bytes() / (g.lead.max(1) as u64);
     let per_row = matrix / (g.rows.max(1) as u64);
     let read = |lead: usize, rows: Range<usize>, into: &mut [f32]| {
         let bytes = per_row * rows.len() as u64;
-        weight.expr.read(lead, rows, 0..g.cols, source, into).map_err(PackError::Read)?;
+        weight.expr.read(matrices.start + lead, rows, 0..g.cols, source, into).map_err(PackError::Read)?;
         if let Some(x) = into.iter().find(|x| !pack::holds(g.format, **x)) {
             let (name, format) = (weight.name.clone(), g.format);
             return Err(PackError::Range { name, format, value: *x });
@@ -104,11 +105,27 @@ pub fn pack(
         done(bytes);
         Ok::<(), PackError>(())
     };
-    pack::pack(&g, &by, read, out)?;
+    let part = Geometry { lead: matrices.len(), ..g };
+    pack::pack(&part, &|lead| by(matrices.start + lead), read, out)?;
     Ok(())
 }
 
-/// Reads a rectangle of a packed weight back as f32. `packed` is the whole segment.
+/// One matrix of a segment, as a weight of its own, and its bytes.
+fn matrix<'p>(
+    segment: &Segment,
+    g: Geometry,
+    packed: &'p [u8],
+    lead: usize,
+) -> io::Result<(Geometry, &'p [u8])> {
+    if lead >= g.lead {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let at = usize::try_from(segment.pitch).ok().and_then(|pitch| pitch.checked_mul(lead));
+    let bytes = at.and_then(|at| packed.get(at..)).ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok((Geometry { lead: 1, ..g }, bytes))
+}
+
+/// Reads a rectangle of a packed weight back as f32. `packed` is the whole segment, from its first matrix on.
 ///
 /// # Errors
 /// A segment that is too short, or a rectangle outside of it.
@@ -121,12 +138,13 @@ pub fn unpack(
     out: &mut [f32],
 ) -> io::Result<()> {
     let g = geometry(segment).ok_or(io::ErrorKind::InvalidInput)?;
+    let (g, packed) = matrix(segment, g, packed, lead)?;
     if cols == (0..g.cols) {
-        return pack::unpack_rows(&g, packed, lead, rows, out);
+        return pack::unpack_rows(&g, packed, 0, rows, out);
     }
     let mut row = vec![0.0; g.cols];
     for (r, out) in rows.zip(out.chunks_exact_mut(cols.len().max(1))) {
-        pack::unpack_rows(&g, packed, lead, r..r + 1, &mut row)?;
+        pack::unpack_rows(&g, packed, 0, r..r + 1, &mut row)?;
         out.copy_from_slice(row.get(cols.clone()).ok_or(io::ErrorKind::InvalidInput)?);
     }
     Ok(())
@@ -139,12 +157,13 @@ pub fn unpack(
 /// A segment that is too short, or numbers that are not the whole of it.
 pub fn round_as_packed(segment: &Segment, packed: &[u8], values: &mut [f32]) -> io::Result<()> {
     let g = geometry(segment).ok_or(io::ErrorKind::InvalidInput)?;
-    let matrix = g.rows * g.cols;
-    if values.len() != g.lead * matrix {
+    let numbers = g.rows * g.cols;
+    if values.len() != g.lead * numbers {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    for (lead, values) in values.chunks_exact_mut(matrix.max(1)).enumerate() {
-        pack::round_as_packed(&g, packed, lead, 0..g.rows, values)?;
+    for (lead, values) in values.chunks_exact_mut(numbers.max(1)).enumerate() {
+        let (g, packed) = matrix(segment, g, packed, lead)?;
+        pack::round_as_packed(&g, packed, 0, 0..g.rows, values)?;
     }
     Ok(())
 }

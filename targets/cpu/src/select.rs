@@ -181,6 +181,7 @@ impl CpuTarget {
                 s.launches.push(Launch { work, args: vec![Role::In(0), Role::Out(0)], writes: vec![1] });
             }
             // What static graphs take part in has no kernel: `layout` gives it a function of the runtime.
+            Op::Fetch { .. } => return Err(Unsupported("`fetch` is the store's".into())),
             Op::Admit(_) | Op::ExpertFfn { fixed: true, .. } => {
                 return Err(Unsupported(format!("`{}` takes part in static graphs", node.op.name())));
             }

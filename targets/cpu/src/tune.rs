@@ -105,6 +105,8 @@ struct Probe {
     operands: Vec<Operand>,
     /// Which operand the weights are, and their bytes.
     weights: (usize, usize),
+    /// Their matrices, which the kernel finds by a table of addresses; 0: it gets the first byte.
+    matrices: usize,
     active: usize,
 }
 
@@ -180,7 +182,12 @@ impl Stopwatch {
         }
         let mut args: Vec<Address> = probe.operands.iter_mut().map(Operand::address).collect();
         // SAFETY: `next` and the weights behind it lie in the buffer.
-        args[at] = Address(unsafe { self.weights.address().0.add(self.next) });
+        let first = unsafe { self.weights.address().0.add(self.next) };
+        let matrix = bytes.checked_div(probe.matrices).unwrap_or(0);
+        // SAFETY: as above, for each of the matrices.
+        let mut addresses: Vec<Address> =
+            (0..probe.matrices).map(|i| Address(unsafe { first.add(i * matrix) })).collect();
+        args[at] = if probe.matrices > 0 { Address(addresses.as_mut_ptr().cast()) } else { Address(first) };
         self.next += bytes.next_multiple_of(64);
         let items = match target.grid(spec) {
             Grid::One => 1,
@@ -269,7 +276,7 @@ impl CpuTarget {
                 operands
                     .push(Operand::words(rows * (*out_ld).max(if gated { *outputs / 2 } else { *outputs })));
                 let weights = (1, bytes_of(*outputs, *k)?);
-                Some(Probe { spec: part, rows, operands, weights, active: 0 })
+                Some(Probe { spec: part, rows, operands, weights, matrices: 0, active: 0 })
             }
             KernelSpec::ExpertGateUp { layout, hidden: k, inter, bias, x_ld, .. } => {
                 let (k, x_ld, bias) = (*k, *x_ld, *bias);
@@ -287,7 +294,7 @@ impl CpuTarget {
                 operands.extend(bias.then(|| Operand::words(experts * outputs)));
                 operands.push(Operand::words(slots * outputs / 2));
                 let weights = (2, experts * bytes);
-                Some(Probe { spec: part, rows: slots, operands, weights, active: experts })
+                Some(Probe { spec: part, rows: slots, operands, weights, matrices: experts, active: experts })
             }
             KernelSpec::ExpertDown { layout, inter: k, hidden: outputs, bias, compute, .. } => {
                 let (k, bias, compute) = (*k, *bias, *compute);
@@ -305,7 +312,7 @@ impl CpuTarget {
                 operands.extend(bias.then(|| Operand::words(experts * outputs)));
                 operands.push(Operand::words(slots * outputs));
                 let weights = (2, experts * bytes);
-                Some(Probe { spec: part, rows: slots, operands, weights, active: experts })
+                Some(Probe { spec: part, rows: slots, operands, weights, matrices: experts, active: experts })
             }
             _ => None,
         }

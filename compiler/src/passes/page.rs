@@ -1,0 +1,229 @@
+//! Pass `page`: how many experts memory holds, and who stays.
+//!
+//! `[memory] budget` is a promise. What every run needs is summed up first: weights outside of experts, activations, scratch
+//! of every thread, the KV cache of every slot, and room for the process itself. The rest is frames of one expert each: a few
+//! through which experts pass that are not kept, all others for the cache. Which policy keeps what is chosen by replaying the
+//! routing that calibration recorded (HybriMoE, §IV-D; the bound is Belady's).
+
+use crate::error::{Error, Result};
+use crate::human;
+use crate::profile::Profile;
+use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
+use moec_ir::{Graph, Op, Operand};
+use moec_runtime::cache::{self, Choice, Setting};
+use moec_runtime::flash::BLOCK;
+
+/// Frames that are there for experts that pass through. With fewer than two nothing could be read while another is computed.
+const SPARE: u32 = 2;
+/// As above, where the policy lets misses bypass the cache.
+const SPARE_FOR_BYPASS: u32 = 4;
+/// Fewest frames that hold experts.
+const LEAST: u32 = 1;
+/// Bytes of the process beside what the plan lists: code, stacks, buffers of messages, the plan itself.
+/// Measured: `run generate` of the smallest model takes 11 MiB.
+const PROCESS: u64 = 24 << 20;
+/// Bytes in memory for a byte of `tokenizer.json`. Measured on vocabularies of 2 048 to 150 000 tokens: 8 to 14.
+const TOKENIZER: u64 = 16;
+
+/// Lays the experts out for reading: each is one piece of the file, gate and up before down, at multiples of [`BLOCK`]
+/// (PowerInfer-2, §4.4: what is read together lies together; gated experts of today's models use all of their neurons, so that
+/// the piece is the expert). Gives the layers, for which the segments of `graph`'s experts are `segments` by layer, and the size
+/// of the file.
+///
+/// # Errors
+/// Experts past what a file can hold.
+pub fn lay_out(segments: &mut [Segment], layers: &[Layer]) -> Result<(Vec<PagedLayer>, u64)> {
+    let too_large = || Error::limit("the experts are past what one file can hold");
+    let mut end = 0_u64;
+    let mut paged = Vec::new();
+    for l in layers {
+        let bytes = |segments: &[Segment], s: u32| {
+            let segment = segments.get(s as usize).filter(|s| s.shape.len() == 3);
+            segment.and_then(Segment::matrix_bytes).ok_or_else(|| Error::bug("an expert without a size"))
+        };
+        let (first, second) = (bytes(segments, l.gate_up)?, bytes(segments, l.down)?);
+        let gap = first.checked_next_multiple_of(BLOCK).ok_or_else(too_large)?;
+        let pitch = second.checked_next_multiple_of(BLOCK).and_then(|b| b.checked_add(gap));
+        let pitch = pitch.ok_or_else(too_large)?;
+        for (s, offset) in [(l.gate_up, end), (l.down, end.checked_add(gap).ok_or_else(too_large)?)] {
+            let segment = &mut segments[s as usize];
+            (segment.offset, segment.pitch) = (offset, pitch);
+        }
+        let Layer { experts, k, gate_up, down, score } = *l;
+        paged.push(PagedLayer { experts, k, gate_up, down, score });
+        let all = pitch.checked_mul(u64::from(experts)).ok_or_else(too_large)?;
+        end = end.checked_add(all).ok_or_else(too_large)?;
+    }
+    let last = layers.last().and_then(|l| segments.get(l.down as usize)).and_then(Segment::end);
+    Ok((paged, last.unwrap_or(0)))
+}
+
+/// Experts of a layer, with the segments that hold them.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer {
+    /// Experts.
+    pub experts: u32,
+    /// Experts per token.
+    pub k: u32,
+    /// Segment of gate and up.
+    pub gate_up: u32,
+    /// Segment of down.
+    pub down: u32,
+    /// Scores of the router.
+    pub score: moec_ir::op::Score,
+}
+
+/// Routers of a graph in order: experts, experts per token, scores.
+pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
+    let router = |n: &moec_ir::Node| match &n.op {
+        Op::Router(d) => Some((d.experts as u32, d.k as u32, d.score)),
+        _ => None,
+    };
+    graph.nodes.iter().filter_map(router).collect()
+}
+
+/// Whether an operand of a node is matrices of experts, which are found by a table of addresses.
+pub fn is_expert(op: &Op, operand: usize, input: Operand) -> bool {
+    matches!(op, Op::ExpertFfn { .. }) && matches!(operand, 2 | 3) && matches!(input, Operand::Weight(_))
+}
+
+/// A plan before `page`: its layers, with no promise and no frames but those that it cannot do without.
+pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
+    let checksums = vec![0; layers.iter().map(|l| 2 * l.experts as usize).sum()];
+    Paging {
+        budget: u64::MAX,
+        threads: 1,
+        resident: 0,
+        process: 0,
+        frame_bytes,
+        frames: LEAST,
+        spare: SPARE,
+        policy: Setting::lru().to_string(),
+        layers,
+        checksums,
+    }
+}
+
+/// Bytes of a frame that holds any expert.
+pub fn frame_bytes(segments: &[Segment], layers: &[PagedLayer]) -> u64 {
+    let pitch = |l: &PagedLayer| segments.get(l.gate_up as usize).map_or(0, |s| s.pitch);
+    layers.iter().map(pitch).max().unwrap_or(0).max(BLOCK)
+}
+
+/// What the user promises, and asks for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Bytes that a run may take.
+    pub budget: u64,
+    /// Threads of a run.
+    pub threads: u32,
+    /// Bytes of `tokenizer.json`.
+    pub tokenizer: u64,
+    /// Policy by name with parameters; `None`: the one that reads least.
+    pub policy: Option<&'a str>,
+}
+
+/// What was chosen, for `moec explain`.
+#[derive(Clone, Debug)]
+pub struct Paged {
+    /// The replays, where routing was recorded and nobody named a policy.
+    pub choice: Option<Choice>,
+}
+
+/// Fills the frames of a plan that is final otherwise.
+///
+/// # Errors
+/// A budget that cannot work, with the smallest that can; a policy that does not exist.
+pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> Result<Paged> {
+    let sums = sums(plan, wanted);
+    let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
+    let experts: u32 = paging.layers.iter().map(|l| l.experts).sum();
+    let fixed = sums.resident().saturating_add(sums.process);
+    let frames = |spare: u32| {
+        let rest = wanted.budget.checked_sub(fixed)? / paging.frame_bytes;
+        let frames = u32::try_from(rest.checked_sub(u64::from(spare))?).unwrap_or(u32::MAX);
+        (frames >= LEAST).then_some(frames.min(experts))
+    };
+    let too_small = || {
+        let least = fixed + u64::from(LEAST + SPARE) * paging.frame_bytes;
+        Error::input(format!("a budget of {} is too small for this model", human::bytes(wanted.budget)))
+            .because(sums.to_string())
+            .hint(format!(
+                "the smallest that can work is {}; a shorter `max_context`, a smaller `prefill_chunk` or smaller formats take less",
+                human::bytes_up(least)
+            ))
+    };
+    let (policy, choice) = match wanted.policy {
+        Some(name) => {
+            let setting: Setting =
+                name.parse().map_err(|e: cache::CacheError| Error::input(e.to_string()))?;
+            (setting, None)
+        }
+        None => match profile.filter(|p| !p.routes.is_empty()) {
+            Some(profile) => {
+                let trace = profile.routes.trace(&profile.layers);
+                let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
+                let capacity = frames(SPARE).ok_or_else(too_small)?;
+                match cache::choose(&trace, u64::from(capacity)) {
+                    Ok(choice) => (choice.setting.clone(), Some(choice)),
+                    // A short text says nothing of policies.
+                    Err(cache::CacheError::TooShort { .. }) => (Setting::lru(), None),
+                    Err(e) => return Err(Error::bug(e.to_string())),
+                }
+            }
+            None => (Setting::lru(), None),
+        },
+    };
+    let bypasses = policy.to_string().contains("bypass=1");
+    let spare = [if bypasses { SPARE_FOR_BYPASS } else { SPARE }, SPARE];
+    let (spare, frames) =
+        spare.into_iter().find_map(|spare| Some((spare, frames(spare)?))).ok_or_else(too_small)?;
+    paging.budget = wanted.budget;
+    paging.threads = wanted.threads;
+    (paging.resident, paging.process) = (sums.resident(), sums.process);
+    (paging.frames, paging.spare) = (frames, spare);
+    paging.policy = policy.to_string();
+    Ok(Paged { choice })
+}
+
+/// Bytes that every run needs.
+struct Sums {
+    weights: u64,
+    arena: u64,
+    scratch: u64,
+    kv: u64,
+    process: u64,
+}
+
+impl Sums {
+    fn resident(&self) -> u64 {
+        [self.weights, self.arena, self.scratch, self.kv].iter().fold(0, |a, b| a.saturating_add(*b))
+    }
+}
+
+impl std::fmt::Display for Sums {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { weights, arena, scratch, kv, process } = self;
+        let [weights, arena, scratch, kv, process] =
+            [weights, arena, scratch, kv, process].map(|b| human::bytes(*b));
+        write!(
+            f,
+            "weights outside of experts take {weights}, activations {arena}, scratch {scratch}, the KV cache {kv}, the process {process}"
+        )
+    }
+}
+
+fn sums(plan: &Plan, wanted: Wanted<'_>) -> Sums {
+    let on_flash = |i: usize| {
+        plan.paging.iter().flat_map(|p| &p.layers).any(|l| [l.gate_up, l.down].contains(&(i as u32)))
+    };
+    let page = |bytes: u64| bytes.next_multiple_of(BLOCK);
+    let dense = plan.segments.iter().enumerate().filter(|(i, _)| !on_flash(*i));
+    Sums {
+        weights: page(dense.map(|(_, s)| s.bytes.next_multiple_of(ALIGN)).sum()),
+        arena: page(plan.arena_bytes),
+        scratch: page((plan.scratch_bytes + 2 * ALIGN) * u64::from(wanted.threads)),
+        kv: plan.states.iter().map(|s| page(s.bytes())).sum(),
+        process: PROCESS + TOKENIZER * wanted.tokenizer,
+    }
+}

@@ -1,0 +1,58 @@
+//! Experts that stay on flash, and the memory that the others leave them.
+
+use crate::op::Score;
+use bincode::{Decode, Encode};
+
+/// What a run holds in memory when its experts do not all fit.
+///
+/// Everything else is resident: the sum of `resident`, `process` and all frames is the peak, and at most `budget`.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Paging {
+    /// Bytes that a run may take, the kernel's page cache included.
+    pub budget: u64,
+    /// Threads that the sum is for: each has scratch of its own.
+    pub threads: u32,
+    /// Bytes of weights outside of experts, activations, scratch and KV cache.
+    pub resident: u64,
+    /// Bytes left for the process itself: code, heap, stacks, tokenizer.
+    pub process: u64,
+    /// Bytes of a frame: the largest expert, its matrices at multiples of a block.
+    pub frame_bytes: u64,
+    /// Frames that hold experts from one token to the next.
+    pub frames: u32,
+    /// Frames through which experts pass that the cache does not keep, at least 2.
+    pub spare: u32,
+    /// Policy of the cache with its parameters, as the runtime reads it (`lru`, `mrs alpha=0.1 depth=2 bypass=1`).
+    pub policy: String,
+    /// Layers with routed experts, in order.
+    pub layers: Vec<PagedLayer>,
+    /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
+    pub checksums: Vec<u32>,
+}
+
+/// Experts of a layer on flash. Both segments lie in one file, each expert's matrices next to each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct PagedLayer {
+    /// Experts.
+    pub experts: u32,
+    /// Experts per token.
+    pub k: u32,
+    /// Segment of the gate and up matrices.
+    pub gate_up: u32,
+    /// Segment of the down matrices.
+    pub down: u32,
+    /// How the router's logits become scores.
+    pub score: Score,
+}
+
+impl Paging {
+    /// Bytes of all frames; `None` where that overflows.
+    pub fn cache_bytes(&self) -> Option<u64> {
+        u64::from(self.frames).checked_add(u64::from(self.spare))?.checked_mul(self.frame_bytes)
+    }
+
+    /// Most bytes that a run takes; `None` where that overflows.
+    pub fn peak(&self) -> Option<u64> {
+        self.resident.checked_add(self.process)?.checked_add(self.cache_bytes()?)
+    }
+}

@@ -1,0 +1,68 @@
+//! Experts on flash: printing and parsing.
+
+use super::attrs::{Attrs, Value};
+use super::cursor::{Cursor, Parsed};
+use super::lex::quote;
+use super::parse_plan::{index, with_attrs};
+use crate::op::Score;
+use crate::paging::{PagedLayer, Paging};
+use std::fmt;
+
+/// Writes what stays on flash, a line per layer.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
+    write!(f, "\npaging {{budget = {}, threads = {}, resident = {}", p.budget, p.threads, p.resident)?;
+    write!(f, ", process = {}, frame_bytes = {}, frames = {}", p.process, p.frame_bytes, p.frames)?;
+    writeln!(f, ", spare = {}, policy = {}}} {{", p.spare, quote(&p.policy))?;
+    let mut checksums = p.checksums.as_slice();
+    for (i, l) in p.layers.iter().enumerate() {
+        let PagedLayer { experts, k, gate_up, down, score } = l;
+        let (own, rest) = checksums.split_at((2 * *experts as usize).min(checksums.len()));
+        checksums = rest;
+        write!(
+            f,
+            "  layer {i} {{experts = {experts}, k = {k}, gate_up = {gate_up}, down = {down}, score = {}",
+            score.name()
+        )?;
+        writeln!(f, ", crc32c = {own:?}}}")?;
+    }
+    writeln!(f, "}}")
+}
+
+/// Reads what [`write`] writes, from behind its first word.
+pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
+    let mut paging = with_attrs(c, |c, a: &mut Attrs<'_>| {
+        Ok(Paging {
+            budget: a.int(c, "budget")?,
+            threads: a.int(c, "threads")?,
+            resident: a.int(c, "resident")?,
+            process: a.int(c, "process")?,
+            frame_bytes: a.int(c, "frame_bytes")?,
+            frames: a.int(c, "frames")?,
+            spare: a.int(c, "spare")?,
+            policy: a.string(c, "policy")?,
+            layers: Vec::new(),
+            checksums: Vec::new(),
+        })
+    })?;
+    c.punct('{')?;
+    while !c.eat('}')? {
+        c.keyword("layer")?;
+        index(c, paging.layers.len())?;
+        let checksums = &mut paging.checksums;
+        let layer = with_attrs(c, |c, a| {
+            let layer = PagedLayer {
+                experts: a.int(c, "experts")?,
+                k: a.int(c, "k")?,
+                gate_up: a.int(c, "gate_up")?,
+                down: a.int(c, "down")?,
+                score: a.variant(c, "score", "`softmax`, `sigmoid` or `identity`", |word, _| {
+                    Ok(Score::ALL.into_iter().find(|s| s.name() == word))
+                })?,
+            };
+            checksums.extend(a.list(c, "crc32c", "a list of checksums", Value::number::<u32>)?);
+            Ok(layer)
+        })?;
+        paging.layers.push(layer);
+    }
+    Ok(paging)
+}

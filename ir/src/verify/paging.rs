@@ -1,0 +1,51 @@
+//! Checks of what stays on flash; [`super`] lists the invariants.
+
+use super::{VerifyError, require};
+use crate::paging::PagedLayer;
+use crate::plan::{Plan, Segment};
+
+/// What offsets and sizes in memory and on flash are multiples of: direct reads ask for it.
+const BLOCK: u64 = 4096;
+
+pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
+    let Some(p) = &plan.paging else { return Ok(()) };
+    let at = || "paging".to_owned();
+    require(!p.layers.is_empty(), at, || "no layers".into())?;
+    require(p.threads > 0 && p.spare >= 2, at, || "too few threads or frames".into())?;
+    require(p.frame_bytes > 0 && p.frame_bytes % BLOCK == 0, at, || {
+        format!("frames of {} bytes", p.frame_bytes)
+    })?;
+    let peak = p.peak();
+    require(peak.is_some_and(|peak| peak <= p.budget), at, || {
+        format!("a peak of {peak:?} bytes in a budget of {}", p.budget)
+    })?;
+    let matrices = p.layers.iter().map(|l| 2 * u64::from(l.experts)).sum::<u64>();
+    require(p.checksums.len() as u64 == matrices, at, || {
+        format!("{} checksums of {matrices} matrices", p.checksums.len())
+    })?;
+    for (i, layer) in p.layers.iter().enumerate() {
+        let at = || format!("paging.layers[{i}]");
+        require((1..=layer.experts).contains(&layer.k), at, || {
+            format!("{} of {} experts", layer.k, layer.experts)
+        })?;
+        let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
+        require(fits, at, || "its experts are no neighbours on flash, or larger than a frame".into())?;
+    }
+    Ok(())
+}
+
+/// Bytes of an expert with its matrices at multiples of [`BLOCK`], as in its file; `None` if they do not lie so.
+fn expert_bytes(plan: &Plan, layer: &PagedLayer) -> Option<u64> {
+    let segment = |i: u32| plan.segments.get(i as usize);
+    let (gate_up, down): (&Segment, &Segment) = (segment(layer.gate_up)?, segment(layer.down)?);
+    let first = gate_up.matrix_bytes()?.checked_next_multiple_of(BLOCK)?;
+    let bytes = down.matrix_bytes()?.checked_next_multiple_of(BLOCK)?.checked_add(first)?;
+    let fits = gate_up.file == down.file
+        && gate_up.pitch == down.pitch
+        && gate_up.offset % BLOCK == 0
+        && gate_up.pitch % BLOCK == 0
+        && gate_up.pitch >= bytes
+        && gate_up.offset.checked_add(first) == Some(down.offset)
+        && [gate_up, down].iter().all(|s| s.shape.len() == 3 && s.extents().0 == layer.experts);
+    fits.then_some(bytes)
+}

@@ -1,0 +1,139 @@
+//! Reading experts before they are asked for (HybriMoE, §IV-C).
+//!
+//! The gates of the next layers, applied to this layer's hidden state, give scores; [`prefetch`] weighs what reading an
+//! expert would save against what it keeps waiting. What it needs to know is measured as the model runs: how long a layer
+//! takes without waiting, how fast flash is, and how often such scores are right.
+
+use crate::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
+use crate::cache::{Key, Layer, Ranking};
+use crate::flash::Stats;
+use crate::program::PagedLayer;
+use std::time::{Duration, Instant};
+
+/// Weight of the newest of a row of measurements.
+const NEWEST: f64 = 0.1;
+/// Bytes after which flash is known.
+const KNOWN: u64 = 16 << 20;
+
+/// What is known, and room to plan.
+#[derive(Default)]
+pub(super) struct Ahead {
+    depth: usize,
+    ranking: Option<Ranking>,
+    /// Experts that were foreseen for each layer, by layers ahead.
+    foreseen: Vec<[Vec<u16>; DEPTH]>,
+    /// Share of the experts that were foreseen rightly, by layers ahead.
+    accuracy: [f64; DEPTH],
+    /// Seconds of a layer, waiting aside.
+    layer_seconds: f64,
+    last: Option<(usize, Instant, Duration)>,
+    candidates: [Vec<Candidate>; DEPTH],
+    probabilities: Vec<f64>,
+    planned: Vec<Prefetch>,
+    keys: Vec<Key>,
+}
+
+impl Ahead {
+    /// For these layers, looking at most `depth` of them ahead.
+    pub(super) fn new(layers: &[Layer], depth: usize) -> Self {
+        let most = layers.iter().map(|l| l.experts).max().unwrap_or(0);
+        let k = layers.iter().map(|l| l.k).max().unwrap_or(0);
+        let room = || std::array::from_fn(|_| Vec::with_capacity(k));
+        Self {
+            depth: depth.min(DEPTH),
+            ranking: Some(Ranking::new(most, 2 * k)),
+            foreseen: layers.iter().map(|_| room()).collect(),
+            // Half of them, until it is known better.
+            accuracy: [0.5; DEPTH],
+            candidates: std::array::from_fn(|_| Vec::with_capacity(2 * k)),
+            probabilities: Vec::with_capacity(2 * k),
+            planned: Vec::with_capacity(DEPTH * 2 * k),
+            keys: Vec::with_capacity(DEPTH * 2 * k),
+            ..Self::default()
+        }
+    }
+
+    /// A layer asks for experts: says how right it was to foresee them, and how long the layer before it took.
+    pub(super) fn asked(&mut self, layer: usize, chosen: &[u16], now: Instant, stalled: Duration) {
+        if let Some((before, at, had_stalled)) = self.last.replace((layer, now, stalled))
+            && before + 1 == layer
+        {
+            let time =
+                now.duration_since(at).saturating_sub(stalled.saturating_sub(had_stalled)).as_secs_f64();
+            self.layer_seconds = if self.layer_seconds > 0.0 { mix(self.layer_seconds, time) } else { time };
+        }
+        let Some(foreseen) = self.foreseen.get_mut(layer) else { return };
+        for (ahead, experts) in foreseen.iter_mut().enumerate() {
+            if !experts.is_empty() {
+                let right = experts.iter().filter(|e| chosen.contains(e)).count();
+                self.accuracy[ahead] = mix(self.accuracy[ahead], right as f64 / experts.len() as f64);
+            }
+            experts.clear();
+        }
+    }
+
+    /// Fills [`Ahead::prefetches`] for a layer whose scores for up to `scores` layers ahead there are.
+    #[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
+    pub(super) fn plan<'s>(
+        &mut self,
+        layer: usize,
+        scores: usize,
+        shape: &dyn Fn(usize) -> Option<(PagedLayer, u64)>,
+        score: &dyn Fn(usize, usize) -> &'s [f32],
+        resident: &dyn Fn(Key) -> bool,
+        stats: &Stats,
+        pending: u64,
+    ) {
+        self.keys.clear();
+        let seconds = stats.busy.as_secs_f64();
+        let Some(ranking) = &mut self.ranking else { return };
+        if stats.bytes < KNOWN || seconds <= 0.0 || self.layer_seconds <= 0.0 {
+            return;
+        }
+        let rate = stats.bytes as f64 / seconds;
+        let mut looks: [Option<Look<'_>>; DEPTH] = [None; DEPTH];
+        let count = scores.min(self.depth);
+        for ahead in 1..=count {
+            let Some((shape, _)) = shape(ahead) else { break };
+            let ranked = ranking.of_logits(score(ahead, 0), shape.score);
+            let k = shape.k as usize;
+            prefetch::probabilities(ranked, k, self.accuracy[ahead - 1], &mut self.probabilities);
+            if let Some(foreseen) = self.foreseen.get_mut(layer + ahead) {
+                foreseen[ahead - 1].clear();
+                foreseen[ahead - 1].extend(ranked.iter().take(k).map(|r| r.0));
+            }
+            let candidates = &mut self.candidates[ahead - 1];
+            candidates.clear();
+            candidates.extend(ranked.iter().zip(&self.probabilities).map(|(&(expert, _), &probability)| {
+                let key = Key { layer: (layer + ahead) as u16, expert };
+                Candidate { expert, probability, resident: resident(key) }
+            }));
+        }
+        for (ahead, (look, candidates)) in looks.iter_mut().zip(&self.candidates).enumerate().take(count) {
+            let Some((shape, bytes)) = shape(ahead + 1) else { break };
+            let k = (shape.k as usize).max(1);
+            *look = Some(Look {
+                start: (ahead + 1) as f64 * self.layer_seconds + pending as f64 / rate,
+                load: bytes as f64 / rate,
+                compute: self.layer_seconds / k as f64,
+                k,
+                candidates,
+            });
+        }
+        let there = looks.iter().take_while(|l| l.is_some()).count();
+        let looks: [Look<'_>; DEPTH] =
+            looks.map(|l| l.unwrap_or(Look { start: 0.0, load: 0.0, compute: 0.0, k: 0, candidates: &[] }));
+        prefetch::plan(&looks[..there], pending as f64 / rate, &mut self.planned);
+        self.keys
+            .extend(self.planned.iter().map(|p| Key { layer: (layer + p.ahead) as u16, expert: p.expert }));
+    }
+
+    /// What to read, in order.
+    pub(super) fn prefetches(&self) -> &[Key] {
+        &self.keys
+    }
+}
+
+fn mix(old: f64, new: f64) -> f64 {
+    old + NEWEST * (new - old)
+}

@@ -1,0 +1,200 @@
+//! Experts on flash, as a store and as a unit: the steps of a plan find them in memory when they need them.
+//!
+//! * [`pager`]: which frame holds whom, what is read next, and who may be used. It follows a [`crate::cache::Cache`].
+//! * [`stage`]: the experts of one layer in one call, in the order in which they are computed.
+//! * [`ahead`]: which experts of the next layers are read before they are asked for.
+//!
+//! Between the steps of a layer (PowerInfer-2, §4.3): `fetch` tells the pager whom the router chose. What is in memory is
+//! computed first, the others as they arrive; gate and up of an expert are multiplied while its down matrix is still on its
+//! way. Nobody waits for all: a lane that takes an expert waits for that expert.
+
+mod ahead;
+mod options;
+mod pager;
+mod stage;
+mod tables;
+
+use crate::error::{Error, Result};
+use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
+use crate::memory::Addr;
+use crate::program::{Builtin, Code, Program, SegmentRef};
+use crate::store::{CheckLevel, MappedStore, Store, file_path};
+use crate::unit::{Cpu, Half, Lane, Launch, StepFault, Unit, kernel_items};
+use moec_ir::op::DispatchLayout;
+use pager::Asked;
+use std::path::Path;
+use std::sync::Arc;
+use tables::Tables;
+
+pub use options::Paging;
+pub(crate) use pager::Pager;
+pub use pager::Report;
+
+/// Weights outside of experts mapped, experts on flash.
+pub(crate) struct PagedStore {
+    mapped: MappedStore,
+    tables: Arc<Tables>,
+    /// Layer and part of every segment that stays on flash.
+    halves: Vec<Option<Half>>,
+    bytes: u64,
+}
+
+// SAFETY: the mapped store keeps its promise; tables are allocated once, with as many addresses as the segment has matrices,
+// and an address is entered when its bytes have been read into a frame, which is 4096-aligned and stays until the pager is
+// told that the step is over.
+unsafe impl Store for PagedStore {
+    fn segment(&self, index: u32) -> Option<Addr> {
+        self.mapped.segment(index)
+    }
+
+    fn matrices(&self, index: u32) -> Option<Addr> {
+        match self.halves.get(index as usize).copied().flatten() {
+            Some(half) => Some(self.tables.address(half)),
+            None => self.mapped.matrices(index),
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// The processor, for a program whose experts are on flash.
+pub(crate) struct Paged {
+    pager: Arc<Pager>,
+}
+
+/// Opens what a program with [`Program::paging`] needs: its store, and the unit that knows when an expert is there.
+///
+/// # Errors
+/// As [`MappedStore::open`]; a policy that is not known, memory refused, or a weight file that cannot be read.
+pub(crate) fn open(
+    program: &Program<'_>,
+    bundle: &Path,
+    check: CheckLevel,
+    options: &Paging,
+) -> Result<(PagedStore, Paged, Arc<Pager>)> {
+    let paging = program.paging.ok_or_else(|| Error::Plan("no experts on flash".to_owned()))?;
+    let mut halves: Vec<Option<Half>> = vec![None; program.segments.len()];
+    let segment = |i: u32| {
+        program.segments.get(i as usize).ok_or_else(|| Error::Plan(format!("there is no segment {i}")))
+    };
+    let (mut files, mut extents) = (Vec::new(), Vec::new());
+    let mut checksums = paging.checksums.iter();
+    for (layer, l) in paging.layers.iter().enumerate() {
+        let pair = [l.gate_up, l.down];
+        for (part, &i) in pair.iter().enumerate() {
+            segment(i)?;
+            halves[i as usize] = Some(Half { layer, part });
+        }
+        for expert in 0..l.experts {
+            for i in pair {
+                let crc32c = checksums.next().copied().unwrap_or(0);
+                extents.push(extent(program, bundle, segment(i)?, expert, crc32c, &mut files)?);
+            }
+        }
+    }
+    let mapped = MappedStore::open_some(program, bundle, check, &|i| halves[i as usize].is_none())?;
+    let table = Arc::new(ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents)?);
+    let frames = options.frames.unwrap_or(paging.frames);
+    let count = frames.checked_add(paging.spare).unwrap_or(u32::MAX);
+    let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
+    let flash =
+        Flash::with_reader(table, buffers, &options.flash, Arc::new(SystemClock::default()), |reader| {
+            match options.wrap {
+                Some(wrap) => (wrap.0)(reader),
+                None => reader,
+            }
+        })?;
+    let tables = Arc::new(Tables::new(paging.layers));
+    let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), frames, options)?);
+    let bytes = program.segments.iter().map(|s| s.bytes).sum();
+    let paged = Paged { pager: Arc::clone(&pager) };
+    Ok((PagedStore { mapped, tables, halves, bytes }, paged, pager))
+}
+
+/// One matrix of an expert. Files are numbered in the order in which extents name them.
+fn extent(
+    program: &Program<'_>,
+    bundle: &Path,
+    segment: &SegmentRef,
+    expert: u32,
+    crc32c: u32,
+    files: &mut Vec<(u32, FileEntry)>,
+) -> Result<Extent> {
+    let wrong = || Error::Plan("an expert lies outside of its file".to_owned());
+    let file = match files.iter().position(|(f, _)| *f == segment.file) {
+        Some(known) => known,
+        None => {
+            let info = program.files.get(segment.file as usize).ok_or_else(wrong)?;
+            files.push((segment.file, FileEntry { path: file_path(bundle, info.path)?, bytes: info.bytes }));
+            files.len() - 1
+        }
+    };
+    let offset = u64::from(expert).checked_mul(segment.pitch).and_then(|o| o.checked_add(segment.offset));
+    let bytes = segment.matrix_bytes().ok_or_else(wrong)?;
+    Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c })
+}
+
+impl Unit for Paged {
+    fn name(&self) -> &'static str {
+        Cpu.name()
+    }
+
+    unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
+        match (launch.code, launch.half) {
+            (Code::Builtin(Builtin::Fetch { layer, rows, strides }), _) => {
+                if lane.index == 0 {
+                    // SAFETY: the caller's promise; this is the one lane that runs it.
+                    unsafe { self.fetch(launch, lane, layer as usize, rows as usize, &strides) };
+                }
+            }
+            // SAFETY: as above, for the kernel's items.
+            (Code::Kernel(f), Some(half)) => self.pager.run(half, launch, lane, &|begin, end| unsafe {
+                kernel_items(f, launch, lane, begin, end);
+            }),
+            // SAFETY: the caller's promise.
+            _ => unsafe { Cpu.execute(launch, lane) },
+        }
+    }
+}
+
+impl Paged {
+    /// Asks for the experts of a dispatch table.
+    ///
+    /// # Safety
+    /// As [`Unit::execute`]; no other lane runs this step.
+    unsafe fn fetch(&self, launch: &Launch<'_>, lane: Lane, layer: usize, rows: usize, strides: &[u32]) {
+        let (Some((table, scores)), Some((experts, k))) = (launch.args.split_last(), self.pager.shape(layer))
+        else {
+            return;
+        };
+        let layout = DispatchLayout { rows, k, experts };
+        // SAFETY: `validate` has found the whole table there, aligned; the step that writes it has ended.
+        let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
+        let active = usize::try_from(table[0]).unwrap_or(0).min(experts);
+        let active = &table[layout.expert()..][..active];
+        let score = |i: usize, row: usize| -> &[f32] {
+            let (Some(at), Some((experts, _))) = (scores.get(i), self.pager.shape(layer + i)) else {
+                return &[];
+            };
+            if row >= launch.n {
+                return &[];
+            }
+            // SAFETY: `validate` has found `n` rows of so many experts, as far apart; nobody writes them now.
+            unsafe { std::slice::from_raw_parts(at.of::<f32>().add(row * strides[i] as usize), experts) }
+        };
+        let asked = Asked { layer, active, rows: launch.n, scores: scores.len(), lanes: lane.of };
+        if let Err(e) = self.pager.fetch(asked, &score) {
+            launch.fail(StepFault::Flash(e));
+        }
+    }
+}
+
+/// How flash is read when nobody says otherwise: `MOEC_FLASH` names the reader.
+///
+/// # Errors
+/// A reader that is not known.
+pub(crate) fn usual_flash() -> Result<flash::Options> {
+    Ok(flash::Options { reader: flash::Choice::from_env()?, ..flash::Options::default() })
+}

@@ -1,0 +1,39 @@
+//! How experts on flash are handled.
+
+use crate::error::Result;
+use crate::flash::{self, Reader};
+use std::fmt;
+
+/// How a program whose experts stay on flash runs. The plan says the rest.
+#[derive(Clone, Copy, Debug)]
+pub struct Paging {
+    /// How flash is read.
+    pub flash: flash::Options,
+    /// Frames of the cache; `None`: the plan's.
+    pub frames: Option<u32>,
+    /// Layers ahead whose experts are read before they are asked for, as far as the plan has their scores.
+    pub ahead: usize,
+    /// Put in front of the reader, for tests.
+    pub wrap: Option<Wrap>,
+}
+
+/// Something to be put in front of a reader.
+#[derive(Clone, Copy)]
+pub struct Wrap(pub &'static (dyn Fn(Box<dyn Reader>) -> Box<dyn Reader> + Sync));
+
+impl fmt::Debug for Wrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wrap").finish_non_exhaustive()
+    }
+}
+
+impl Paging {
+    /// As the environment asks: `MOEC_FLASH` names the reader.
+    ///
+    /// # Errors
+    /// A reader that is not known.
+    pub fn from_env() -> Result<Self> {
+        let flash = super::usual_flash()?;
+        Ok(Self { flash, frames: None, ahead: crate::cache::prefetch::DEPTH, wrap: None })
+    }
+}
