@@ -1,6 +1,6 @@
 //! `moec explain`: why a bundle is what it is.
 
-use super::{output, placement};
+use super::{output, paging, placement};
 use crate::bundle::read::Bundle;
 use crate::decisions::{By, Decision, Decisions, shown};
 use crate::passes::reside::any_layer;
@@ -83,7 +83,10 @@ pub fn run(args: &Args) -> Result<()> {
         return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states));
     }
     let placed = placement::shown(placement, args.layer, args.expert);
-    let mut text = output::table(&head(args, &bundle, &decisions, &kernels, &weights, &states));
+    let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
+    head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
+    let mut text = output::table(&head);
+    text += &decisions.cache.as_ref().map(paging::replays).unwrap_or_default();
     text += &placed;
     if args.expert.is_some() {
         if placed.is_empty() {
@@ -267,6 +270,7 @@ fn report(
             "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
         })),
         "placement": placement_json(&bundle.plan.placement, args),
+        "paging": bundle.plan.paging.as_ref().map(|p| paging::value(p, decisions.cache.as_ref())),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);
             if let Value::Object(map) = &mut value {

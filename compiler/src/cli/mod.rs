@@ -16,6 +16,7 @@ pub mod init;
 pub mod inspect;
 mod loads;
 pub mod output;
+mod paging;
 mod placement;
 pub mod profile_device;
 pub mod run;

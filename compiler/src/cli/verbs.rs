@@ -1,6 +1,6 @@
 //! Where the verbs meet the compiler: the bodies of `build`, `inspect`, `verify`, `run` and `eval`.
 
-use super::{build, eval, inspect, output, run, verify};
+use super::{build, eval, inspect, output, paging, run, verify};
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
 use crate::bundle::toolchain::Missing;
@@ -109,6 +109,7 @@ fn plan_facts(plan: &Plan) -> Value {
             "bytes": bytes,
             "bits_per_weight": bits(numbers, bytes),
         })).collect::<Vec<_>>(),
+        "paging": plan.paging.as_ref().map(|p| paging::value(p, None)),
         "kv_cache_format": plan.states.first().map(|s| s.format.name()),
         "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes, "scratch_per_thread": plan.scratch_bytes},
     })
@@ -160,6 +161,7 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         row("arena", text("arena")),
         row("kernels", plan.kernels.len().to_string()),
     ];
+    rows.extend(plan.paging.iter().flat_map(paging::rows));
     if let Ok(decisions) = bundle.decisions() {
         let timed = decisions.kernels.iter().filter(|d| d.by == By::Clock).count();
         let who = if timed > 0 { "measured" } else { "chosen by the cost model" };

@@ -1,7 +1,7 @@
 //! `bench`: tokens per second and memory.
 
 use super::args::Bench;
-use super::{Context, Failure, Io, interrupt, size};
+use super::{Context, Failure, Io, interrupt, paging, size};
 use crate::engine::{Engine, Memory, Want};
 use crate::error::{Error, Result};
 use crate::generate::{check_room, rate};
@@ -24,8 +24,13 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     once(&mut engine, Task { n: n.min(4), ..what })?; // a warm-up: pages come from disk, threads start
     let times = (0..args.repeat).map(|_| once(&mut engine, what)).collect::<Result<Vec<_>>>()?;
     let report = Report::new(&engine, what, &times);
+    let did = engine.paging().zip(context.program.paging);
     if args.json {
-        io.say(&format!("{}\n", report.json()))?;
+        let mut value = report.json();
+        if let Some((did, paging)) = &did {
+            value["paging"] = paging::value(did, paging, 0);
+        }
+        io.say(&format!("{value}\n"))?;
         return Ok(());
     }
     let rate = |r: Option<f64>| r.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"));
@@ -47,6 +52,9 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     let known = if args.batch > 1 { &lines[..lines.len() - 1] } else { &lines[..] };
     for (what, value) in known {
         io.say(&format!("{what:15} {value}\n"))?;
+    }
+    if let Some((did, paging)) = &did {
+        io.say(&format!("{}\n", paging::line(did, paging)))?;
     }
     Ok(())
 }
@@ -76,7 +84,12 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         check_room(prompt, n, max)?;
         let what = Task { prompt, n, batch };
         let times = [once(engine, what)?];
-        io.say(&format!("{}\n", Report::new(engine, what, &times).json()))?;
+        let mut value = Report::new(engine, what, &times).json();
+        if let Some((did, paging)) = engine.paging().zip(engine.program().paging) {
+            // Sums since the engine was opened: who asks twice takes the difference.
+            value["paging"] = paging::value(&did, &paging, 0);
+        }
+        io.say(&format!("{value}\n"))?;
     }
 }
 

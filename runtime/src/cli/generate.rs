@@ -1,7 +1,7 @@
 //! `generate`: continue a text.
 
 use super::args::Generate;
-use super::{Context, Failure, Io, interrupt};
+use super::{Context, Failure, Io, interrupt, paging};
 use crate::error::{Error, Result};
 use crate::generate::{Generation, check_room, generate};
 use crate::sampler::{Sampler, Sampling};
@@ -53,7 +53,11 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
     if args.json {
         let done = done?;
         let text = tokenizer.as_ref().map(|t| t.decode(&done.ids)).transpose()?;
-        io.say(&format!("{}\n", report(&done, text)))?;
+        let mut report = report(&done, text);
+        if let Some((did, paging)) = engine.paging().zip(context.program.paging) {
+            report["paging"] = paging::value(&did, &paging, done.prompt + done.ids.len());
+        }
+        io.say(&format!("{report}\n"))?;
     } else {
         // Also after an interrupt or an error: what is there stays, whole, on a line of its own.
         if (any || done.is_ok()) && !matches!(done, Err(Error::Output(_))) {
@@ -62,6 +66,9 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         let done = done?;
         if !args.quiet {
             io.note(&rates(&done));
+            if let Some((did, paging)) = engine.paging().zip(context.program.paging) {
+                io.note(&paging::line(&did, &paging));
+            }
         }
     }
     Ok(())

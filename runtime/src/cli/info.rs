@@ -3,6 +3,7 @@
 use super::args::Info;
 use super::{Context, Failure, Io, size};
 use crate::cpu;
+use crate::paging;
 use crate::text;
 use serde_json::json;
 
@@ -57,6 +58,17 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
                 json!({ "path": f.path, "bytes": f.bytes, "sha256": hex(&f.sha256) })
             }).collect::<Vec<_>>(),
             "tokenizer": tokenizer,
+            "paging": p.paging.map(|p| json!({
+                "budget_bytes": p.budget,
+                "resident_bytes": p.resident,
+                "process_bytes": p.process,
+                "frame_bytes": p.frame_bytes,
+                "frames": p.frames,
+                "spare_frames": p.spare,
+                "policy": p.policy,
+                "threads": p.threads,
+                "reader": paging::reader(context.program, context.bundle).ok(),
+            })),
         });
         io.say(&format!("{report}\n"))?;
         return Ok(());
@@ -67,7 +79,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
         (false, false) => format!("does not run here: this machine lacks {}", missing.join(", ")),
     };
     let entries: Vec<_> = entries.iter().map(|(kind, _, steps)| format!("{kind} ({steps} steps)")).collect();
-    let lines = [
+    let mut lines = vec![
         (
             "model",
             format!("{}: {} layers, hidden size {}, vocabulary {}", m.family, m.layers, m.hidden, m.vocab),
@@ -84,7 +96,23 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
     ];
-    io.say(&lines.map(|(what, value)| format!("{what:13} {value}\n")).concat())?;
+    if let Some(paging) = &p.paging {
+        let experts: u32 = paging.layers.iter().map(|l| l.experts).sum();
+        let reader = paging::reader(p, context.bundle).unwrap_or_else(|e| e.to_string());
+        lines.push((
+            "budget",
+            format!(
+                "{} for {} threads; {} of {experts} experts in memory, the others on flash ({})",
+                size(paging.budget),
+                paging.threads,
+                paging.frames,
+                paging.policy
+            ),
+        ));
+        lines.push(("flash", reader));
+    }
+    let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
+    io.say(&lines.concat())?;
     Ok(())
 }
 

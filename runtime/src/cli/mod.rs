@@ -9,6 +9,7 @@ mod generate;
 mod info;
 mod interrupt;
 mod logits;
+mod paging;
 
 use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};

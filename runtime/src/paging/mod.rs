@@ -15,6 +15,7 @@ mod stage;
 mod tables;
 
 use crate::error::{Error, Result};
+use crate::flash::files::Files;
 use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
 use crate::memory::Addr;
 use crate::program::{Builtin, Code, Program, SegmentRef};
@@ -26,7 +27,7 @@ use std::path::Path;
 use std::sync::Arc;
 use tables::Tables;
 
-pub use options::Paging;
+pub use options::{Paging, Wrap};
 pub(crate) use pager::Pager;
 pub use pager::Report;
 
@@ -76,28 +77,16 @@ pub(crate) fn open(
 ) -> Result<(PagedStore, Paged, Arc<Pager>)> {
     let paging = program.paging.ok_or_else(|| Error::Plan("no experts on flash".to_owned()))?;
     let mut halves: Vec<Option<Half>> = vec![None; program.segments.len()];
-    let segment = |i: u32| {
-        program.segments.get(i as usize).ok_or_else(|| Error::Plan(format!("there is no segment {i}")))
-    };
-    let (mut files, mut extents) = (Vec::new(), Vec::new());
-    let mut checksums = paging.checksums.iter();
     for (layer, l) in paging.layers.iter().enumerate() {
-        let pair = [l.gate_up, l.down];
-        for (part, &i) in pair.iter().enumerate() {
-            segment(i)?;
-            halves[i as usize] = Some(Half { layer, part });
-        }
-        for expert in 0..l.experts {
-            for i in pair {
-                let crc32c = checksums.next().copied().unwrap_or(0);
-                extents.push(extent(program, bundle, segment(i)?, expert, crc32c, &mut files)?);
+        for (part, &i) in [l.gate_up, l.down].iter().enumerate() {
+            if let Some(half) = halves.get_mut(i as usize) {
+                *half = Some(Half { layer, part });
             }
         }
     }
+    let table = Arc::new(table(program, bundle)?);
     let mapped = MappedStore::open_some(program, bundle, check, &|i| halves[i as usize].is_none())?;
-    let table = Arc::new(ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents)?);
-    let frames = options.frames.unwrap_or(paging.frames);
-    let count = frames.checked_add(paging.spare).unwrap_or(u32::MAX);
+    let count = paging.frames.checked_add(paging.spare).unwrap_or(u32::MAX);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
     let flash =
         Flash::with_reader(table, buffers, &options.flash, Arc::new(SystemClock::default()), |reader| {
@@ -107,10 +96,40 @@ pub(crate) fn open(
             }
         })?;
     let tables = Arc::new(Tables::new(paging.layers));
-    let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), frames, options)?);
+    let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?);
     let bytes = program.segments.iter().map(|s| s.bytes).sum();
     let paged = Paged { pager: Arc::clone(&pager) };
     Ok((PagedStore { mapped, tables, halves, bytes }, paged, pager))
+}
+
+/// Every matrix of every expert: by layer, expert, and part.
+fn table(program: &Program<'_>, bundle: &Path) -> Result<ExtentTable> {
+    let paging = program.paging.ok_or_else(|| Error::Plan("no experts on flash".to_owned()))?;
+    let segment = |i: u32| {
+        program.segments.get(i as usize).ok_or_else(|| Error::Plan(format!("there is no segment {i}")))
+    };
+    let (mut files, mut extents) = (Vec::new(), Vec::new());
+    let mut checksums = paging.checksums.iter();
+    for l in paging.layers {
+        for expert in 0..l.experts {
+            for i in [l.gate_up, l.down] {
+                let crc32c = checksums.next().copied().unwrap_or(0);
+                extents.push(extent(program, bundle, segment(i)?, expert, crc32c, &mut files)?);
+            }
+        }
+    }
+    ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents)
+}
+
+/// Which reader a run here would take, for people: found by opening it.
+///
+/// # Errors
+/// A program without experts on flash, or files that cannot be opened.
+pub(crate) fn reader(program: &Program<'_>, bundle: &Path) -> Result<String> {
+    let options = usual_flash()?;
+    let files = Arc::new(Files::open(&table(program, bundle)?, options.direct)?);
+    let buffers = Buffers::new(&[Class { bytes: flash::BLOCK, count: 1 }])?;
+    Ok(flash::reader::open(&files, &buffers, &options)?.describe())
 }
 
 /// One matrix of an expert. Files are numbered in the order in which extents name them.

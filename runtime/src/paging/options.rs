@@ -9,8 +9,6 @@ use std::fmt;
 pub struct Paging {
     /// How flash is read.
     pub flash: flash::Options,
-    /// Frames of the cache; `None`: the plan's.
-    pub frames: Option<u32>,
     /// Layers ahead whose experts are read before they are asked for, as far as the plan has their scores.
     pub ahead: usize,
     /// Put in front of the reader, for tests.
@@ -34,6 +32,6 @@ impl Paging {
     /// A reader that is not known.
     pub fn from_env() -> Result<Self> {
         let flash = super::usual_flash()?;
-        Ok(Self { flash, frames: None, ahead: crate::cache::prefetch::DEPTH, wrap: None })
+        Ok(Self { flash, ahead: crate::cache::prefetch::DEPTH, wrap: None })
     }
 }

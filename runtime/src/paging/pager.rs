@@ -149,7 +149,6 @@ impl Pager {
         paging: &PagingRef<'_>,
         flash: Flash,
         tables: Arc<Tables>,
-        frames: u32,
         options: &Paging,
     ) -> Result<Self> {
         let plan = |e: &dyn std::fmt::Display| Error::Plan(e.to_string());
@@ -161,7 +160,7 @@ impl Pager {
             .collect();
         let experts = Experts::new(&layers).map_err(|e| plan(&e))?;
         let setting: Setting = paging.policy.parse().map_err(|e| plan(&e))?;
-        let cache = Cache::new(&experts, u64::from(frames), &setting);
+        let cache = Cache::new(&experts, u64::from(paging.frames), &setting);
         let (mut places, mut keys) = (Vec::new(), Vec::new());
         for (i, &shape) in paging.layers.iter().enumerate() {
             let first = keys.len();

@@ -1,0 +1,79 @@
+//! What `moec explain` and `moec inspect` say of experts on flash.
+
+use super::output;
+use crate::decisions::CacheDecision;
+use crate::human;
+use moec_ir::plan::Paging;
+use serde_json::{Value, json};
+
+/// Policies that a table shows, the best first.
+const SHOWN: usize = 8;
+
+/// Rows of the table in front: budget and cache.
+pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
+    let experts: u32 = p.layers.iter().map(|l| l.experts).sum();
+    let frames = u64::from(p.frames) * p.frame_bytes;
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    vec![
+        row(
+            "budget",
+            format!(
+                "{}: {} resident, {} for the process, {} for experts",
+                human::bytes(p.budget),
+                human::bytes(p.resident),
+                human::bytes(p.process),
+                human::bytes(p.cache_bytes().unwrap_or(u64::MAX)),
+            ),
+        ),
+        row(
+            "experts",
+            format!(
+                "{} of {experts} in memory ({}), {} frames for others, {} threads",
+                p.frames,
+                human::bytes(frames),
+                p.spare,
+                p.threads
+            ),
+        ),
+        row("policy", p.policy.clone()),
+    ]
+}
+
+/// What the replays said.
+pub(super) fn replays(c: &CacheDecision) -> String {
+    let percent = |x: f64| format!("{:.1} %", 100.0 * x);
+    let mut sorted: Vec<_> = c.policies.iter().collect();
+    sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut rows = vec![vec!["policy".to_owned(), "hit rate".to_owned()]];
+    rows.extend(sorted.iter().take(SHOWN).map(|(name, rate)| vec![name.clone(), percent(*rate)]));
+    rows.push(vec!["Belady (bound)".to_owned(), percent(c.bound)]);
+    let why = if c.beats_lru {
+        "gains on LRU on text that it was not chosen on"
+    } else {
+        "nothing gains enough on LRU on text that it was not chosen on"
+    };
+    format!(
+        "\ncache of experts: `{}`, which {why} ({} against {}); {} settings were replayed, the best are\n{}",
+        c.chosen,
+        percent(c.held_out[0]),
+        percent(c.held_out[1]),
+        c.policies.len(),
+        output::table(&rows)
+    )
+}
+
+/// The same for programs.
+pub(super) fn value(p: &Paging, replays: Option<&CacheDecision>) -> Value {
+    json!({
+        "budget_bytes": p.budget,
+        "resident_bytes": p.resident,
+        "process_bytes": p.process,
+        "peak_bytes": p.peak(),
+        "threads": p.threads,
+        "frame_bytes": p.frame_bytes,
+        "frames": p.frames,
+        "spare_frames": p.spare,
+        "policy": p.policy,
+        "replays": replays,
+    })
+}

@@ -1,0 +1,320 @@
+//! Experts on flash: under any budget, policy, prefetching, number of threads and reader the logits are those of the same
+//! model in memory, bit for bit; and a disk that fails ends in an error or in the same logits.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::bundle::read::Bundle;
+use moec_ir::plan::Plan;
+use moec_runtime::engine::Want;
+use moec_runtime::flash::fault::{Faulty, Gate, Injected};
+use moec_runtime::flash::{self, Choice};
+use moec_runtime::paging::{Paging, Report, Wrap};
+use moec_runtime::{Engine, LoadedProgram, Options};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+use support::{FAMILIES, checkpoint, expected, fails, ferris, moec, ok};
+
+/// Tokens that are generated after the prompt.
+const DECODED: usize = 16;
+
+fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
+    let toml = folder.join("model.toml");
+    let text = format!(
+        "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n\
+         [weights]\nexperts = \"{experts}\"\n[memory]\n{memory}\n"
+    );
+    std::fs::write(&toml, text).unwrap();
+    let bundle = folder.join("b");
+    ok(moec().arg("build").arg(&toml).args(["--target", "native", "--no-run", "--quiet", "-o"]).arg(&bundle));
+    bundle
+}
+
+/// How a run differs from the plan.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    frames: u32,
+    spare: u32,
+    policy: &'static str,
+    ahead: usize,
+    threads: usize,
+    reader: Choice,
+}
+
+const USUAL: Case =
+    Case { frames: 5, spare: 2, policy: "lru", ahead: 3, threads: 2, reader: Choice::Threads };
+
+fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
+    let flash = flash::Options { reader: case.reader, block_bytes: 16 << 10, ..flash::Options::default() };
+    Paging { flash, ahead: case.ahead, wrap }
+}
+
+/// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.
+fn logits(engine: &mut Engine<'_>, prompt: &[u32]) -> moec_runtime::Result<Vec<u32>> {
+    let mut all = Vec::new();
+    let mut best = 0;
+    let keep = |all: &mut Vec<u32>, logits: &[f32]| {
+        let largest = logits.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap();
+        all.extend(logits.iter().map(|x| x.to_bits()));
+        largest.0 as u32
+    };
+    for slot in 0..2 {
+        engine.reset(slot)?;
+        engine.prefill(slot, 0, prompt, Want::Last, &mut |_, l| {
+            best = keep(&mut all, l);
+            Ok(())
+        })?;
+    }
+    for i in 0..DECODED {
+        let row = (0, prompt.len() + i, best);
+        engine.decode(&[row], &mut |_, l| {
+            best = keep(&mut all, l);
+            Ok(())
+        })?;
+    }
+    let pair = [(0, prompt.len() + DECODED, best), (1, prompt.len(), best)];
+    engine.decode(&pair, &mut |_, l| {
+        keep(&mut all, l);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// Opens the bundle as the case says, and hands over the engine.
+fn with_engine<R>(
+    bundle: &Bundle,
+    case: Case,
+    wrap: Option<Wrap>,
+    f: impl FnOnce(&mut Engine<'_>) -> R,
+) -> R {
+    let mut plan: Plan = bundle.plan.clone();
+    let own = plan.paging.as_mut().unwrap();
+    (own.frames, own.spare) = (case.frames, case.spare);
+    case.policy.clone_into(&mut own.policy);
+    let unit = bundle.unit().unwrap();
+    let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();
+    program.with(|p| {
+        let options =
+            Options { threads: Some(case.threads), paging: Some(paging(case, wrap)), ..Options::default() };
+        f(&mut Engine::open(p, &bundle.folder, options).unwrap())
+    })
+}
+
+fn in_memory(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
+    let unit = bundle.unit().unwrap();
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
+    program.with(|p| {
+        let options = Options { threads: Some(2), resident: true, ..Options::default() };
+        let mut engine = Engine::open(p, &bundle.folder, options).unwrap();
+        assert_eq!(engine.paging(), None);
+        logits(&mut engine, prompt).unwrap()
+    })
+}
+
+fn run(bundle: &Bundle, case: Case, prompt: &[u32]) -> (Vec<u32>, Report) {
+    with_engine(bundle, case, None, |engine| {
+        let found = logits(engine, prompt).unwrap();
+        (found, engine.paging().unwrap())
+    })
+}
+
+#[test]
+fn logits_are_those_of_the_model_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
+    let all: u32 = bundle.plan.paging.as_ref().unwrap().layers.iter().map(|l| l.experts).sum();
+    assert_eq!(bundle.plan.paging.as_ref().unwrap().frames, all, "a large budget holds all experts");
+    let prompt = &expected(&ferris()).ids[..44];
+    let want = in_memory(&bundle, prompt);
+    let mut cases = Vec::new();
+    for frames in [1, 17, all] {
+        for (policy, spare) in
+            [("lru", 2), ("lfu", 3), ("mrs alpha=0.2 depth=2 bypass=1", 4), ("page-cache", 2)]
+        {
+            for (threads, ahead) in [(1, 0), (2, 3), (3, 1)] {
+                cases.push(Case { frames, spare, policy, ahead, threads, reader: Choice::Threads });
+            }
+        }
+    }
+    cases.push(Case { policy: "lru per-layer", frames: 40, ..USUAL });
+    cases.push(Case { reader: Choice::Auto, ..USUAL });
+    for case in cases {
+        let (found, report) = run(&bundle, case, prompt);
+        assert!(found == want, "{case:?} gives other logits");
+        assert!(report.misses > 0 && report.flash.bytes > 0, "{case:?}: {report:?}");
+        if case.frames == all {
+            // Whoever was read stays.
+            assert!(report.misses + report.ahead <= u64::from(all), "{case:?}: {report:?}");
+        }
+        if case.ahead == 0 {
+            assert_eq!(report.ahead, 0, "{case:?}");
+        }
+    }
+}
+
+#[test]
+fn families_run_from_flash() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint(family);
+        let experts = if family == "olmoe" { "q4" } else { "q8" };
+        let bundle = Bundle::open(&build(&source, folder.path(), "budget = \"1 GiB\"", experts)).unwrap();
+        let want = expected(&source);
+        let prompt = &want.ids[..want.ids.len().min(40)];
+        let in_memory = in_memory(&bundle, prompt);
+        for policy in ["lru", "mrs alpha=0.2 depth=2 bypass=1"] {
+            let (found, _) = run(&bundle, Case { frames: 2, policy, ..USUAL }, prompt);
+            assert!(found == in_memory, "{family}, {policy}");
+        }
+    }
+}
+
+/// A wrapper that lives as long as the tests: readers are opened by functions without a life of their own.
+fn faulty(plan: impl Fn(u32) -> Injected + Send + Sync + Clone + 'static, gate: Gate) -> Wrap {
+    let wrap = move |reader| {
+        let (plan, count) = (plan.clone(), AtomicU32::new(0));
+        let next = move |_: &flash::Read| plan(count.fetch_add(1, Ordering::Relaxed));
+        Box::new(Faulty::new(reader, gate.clone(), next)) as Box<dyn flash::Reader>
+    };
+    Wrap(Box::leak(Box::new(wrap)))
+}
+
+#[test]
+fn a_disk_that_stumbles_gives_the_same_logits() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
+    let prompt = &expected(&ferris()).ids[..44];
+    let want = in_memory(&bundle, prompt);
+    let stumbles: [(&str, fn(u32) -> Injected); 4] = [
+        ("short reads", |n| if n % 3 == 0 { Injected::Short(4096) } else { Injected::Nothing }),
+        ("EINTR", |n| if n % 2 == 0 { Injected::Error(libc::EINTR) } else { Injected::Nothing }),
+        ("EIO now and then", |n| if n % 7 == 0 { Injected::Error(libc::EIO) } else { Injected::Nothing }),
+        ("answers twice", |n| if n % 5 == 0 { Injected::Twice } else { Injected::Nothing }),
+    ];
+    for (what, plan) in stumbles {
+        let wrap = faulty(plan, Gate::default());
+        let found = with_engine(&bundle, USUAL, Some(wrap), |e| logits(e, prompt).unwrap());
+        assert!(found == want, "{what} changes logits");
+    }
+}
+
+#[test]
+fn a_disk_that_fails_is_named_and_the_next_call_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
+    let prompt = &expected(&ferris()).ids[..44];
+    let want = in_memory(&bundle, prompt);
+    // From the 40th read on the disk is gone, and comes back after 60 more.
+    let plan = |n: u32| if (40..100).contains(&n) { Injected::Error(libc::EIO) } else { Injected::Nothing };
+    for case in [USUAL, Case { threads: 1, ahead: 0, ..USUAL }, Case { frames: 1, threads: 3, ..USUAL }] {
+        with_engine(&bundle, case, Some(faulty(plan, Gate::default())), |engine| {
+            let mut failures = 0;
+            let found = loop {
+                match logits(engine, prompt) {
+                    Ok(found) => break found,
+                    Err(e) => {
+                        let said = e.to_string();
+                        assert!(said.contains("experts.bin") && said.contains("extent"), "{said}");
+                        failures += 1;
+                        assert!(failures < 100, "it never recovers: {said}");
+                    }
+                }
+            };
+            assert!(failures > 0 && found == want, "{case:?}: {failures} failures");
+        });
+    }
+}
+
+#[test]
+fn a_spoilt_expert_is_never_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
+    let prompt = &expected(&ferris()).ids[..44];
+    let want = in_memory(&bundle, prompt);
+    // One read in fifty has a flipped bit: found by checksums where these are asked for.
+    let wrap = faulty(|n| if n % 50 == 9 { Injected::Flip(7) } else { Injected::Nothing }, Gate::default());
+    let mut how = paging(USUAL, Some(wrap));
+    how.flash.verify_reads = true;
+    let unit = bundle.unit().unwrap();
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
+    program.with(|p| {
+        let options = Options { paging: Some(how), ..Options::default() };
+        let mut engine = Engine::open(p, &bundle.folder, options).unwrap();
+        assert!(logits(&mut engine, prompt).unwrap() == want, "a flipped bit changes logits");
+        let report = engine.paging().unwrap();
+        assert!(report.flash.repeated > 0 && report.flash.checked > 0, "{report:?}");
+    });
+}
+
+#[test]
+fn a_disk_that_stalls_ends_in_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
+    let gate = Gate::default();
+    let wrap = faulty(|n| if n == 30 { Injected::Stall } else { Injected::Nothing }, gate.clone());
+    let mut how = paging(USUAL, Some(wrap));
+    how.flash.time_limit = Duration::from_millis(200);
+    let unit = bundle.unit().unwrap();
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
+    program.with(|p| {
+        let options = Options { paging: Some(how), ..Options::default() };
+        let mut engine = Engine::open(p, &bundle.folder, options).unwrap();
+        let said = logits(&mut engine, &expected(&ferris()).ids[..44]).unwrap_err().to_string();
+        assert!(said.contains("experts.bin"), "{said}");
+        gate.open();
+    });
+}
+
+#[test]
+fn a_file_that_was_cut_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16");
+    let bundle = Bundle::open(&path).unwrap();
+    let prompt = &expected(&ferris()).ids[..44];
+    with_engine(&bundle, Case { frames: 1, ..USUAL }, None, |engine| {
+        logits(engine, prompt).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(path.join("weights/experts.bin")).unwrap();
+        file.set_len(8192).unwrap();
+        let said = logits(engine, prompt).unwrap_err().to_string();
+        assert!(said.contains("experts.bin"), "{said}");
+    });
+}
+
+#[test]
+fn a_budget_that_cannot_work_names_the_smallest_that_can() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = folder.path().join("model.toml");
+    let write = |budget: &str| {
+        let text = format!(
+            "[model]\nsource = {:?}\n[shapes]\nmax_context = 96\ndecode_batch = [1, 2]\n[memory]\nbudget = \"{budget}\"\n",
+            ferris()
+        );
+        std::fs::write(&toml, text).unwrap();
+    };
+    let build = || {
+        let mut command = moec();
+        let out = folder.path().join("b");
+        command.arg("build").arg(&toml).args(["--target", "native", "--no-run", "--quiet", "-o"]).arg(out);
+        command
+    };
+    write("5 MiB");
+    let (_, said) = fails(&mut build());
+    let least = said.split("the smallest that can work is ").nth(1).and_then(|s| s.split(';').next());
+    let least = least.unwrap_or_else(|| panic!("{said}")).to_owned();
+    assert!(said.contains("the KV cache"), "{said}");
+    let mib: u64 = least.trim_end_matches(" MiB").parse().unwrap();
+    write(&format!("{} MiB", mib - 1));
+    fails(&mut build());
+    write(&least);
+    ok(&mut build());
+    let bundle = Bundle::open(&folder.path().join("b")).unwrap();
+    let paging = bundle.plan.paging.as_ref().unwrap();
+    assert!(paging.peak().unwrap() <= mib << 20);
+    let (found, _) = run(
+        &bundle,
+        Case { frames: paging.frames, spare: paging.spare, ..USUAL },
+        &expected(&ferris()).ids[..44],
+    );
+    assert_eq!(found, in_memory(&bundle, &expected(&ferris()).ids[..44]));
+}
