@@ -23,7 +23,7 @@ fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
     let toml = folder.join("model.toml");
     let text = format!(
         "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n\
-         [weights]\nexperts = \"{experts}\"\n[memory]\n{memory}\n"
+         [weights]\nexperts = \"{experts}\"\n[memory]\nthreads = 3\n{memory}\n"
     );
     std::fs::write(&toml, text).unwrap();
     let bundle = folder.join("b");
@@ -178,6 +178,38 @@ fn faulty(plan: impl Fn(u32) -> Injected + Send + Sync + Clone + 'static, gate: 
         Box::new(Faulty::new(reader, gate.clone(), next)) as Box<dyn flash::Reader>
     };
     Wrap(Box::leak(Box::new(wrap)))
+}
+
+#[test]
+fn more_threads_than_the_budget_is_for_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&ferris(), folder.path(), "budget = \"1 GiB\"", "q8");
+    let run = |extra: &[&str]| {
+        let mut command = moec();
+        command.arg("run").arg(&bundle).args(["generate", "--ids", "1,2,3", "-n", "4", "--threads", "4"]);
+        command.args(extra);
+        command
+    };
+    let (_, said) = fails(&mut run(&[]));
+    assert!(said.contains("3 threads") && said.contains("--no-budget"), "{said}");
+    ok(&mut run(&["--no-budget"]));
+    let output = ok(moec().arg("run").arg(&bundle).args([
+        "generate",
+        "--ids",
+        "1,2,3",
+        "-n",
+        "4",
+        "--json",
+        "--verify-reads",
+        "--prefetch",
+        "0",
+    ]));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let paging = &said["paging"];
+    assert!(paging["flash_bytes"].as_u64() > Some(0) && paging["checked_reads"].as_u64() > Some(0), "{said}");
+    assert_eq!(paging["read_ahead"], 0, "{said}");
+    let text = String::from_utf8(ok(moec().arg("run").arg(&bundle).arg("info")).stdout).unwrap();
+    assert!(text.contains("budget") && text.contains("on flash"), "{text}");
 }
 
 #[test]

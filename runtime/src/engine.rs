@@ -111,6 +111,7 @@ impl<'p> Engine<'p> {
         }
         if program.paging.is_some() && !options.resident {
             let how = options.paging.map_or_else(Paging::from_env, Ok)?;
+            let options = Options { threads: Some(paging::threads(program, options.threads)?), ..options };
             let (store, unit, pager) = paging::open(program, bundle, options.check, &how)?;
             let mut engine = Self::with_parts(program, Box::new(store), None, options)?;
             (engine.unit, engine.pager) = (Box::new(unit), Some(pager));

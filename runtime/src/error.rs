@@ -193,6 +193,14 @@ pub enum Error {
         /// The value.
         found: String,
     },
+    /// More threads than the bundle's memory budget has scratch for.
+    #[error("the bundle's memory budget is for {most} threads, not for {found}")]
+    Threads {
+        /// Threads asked for.
+        found: usize,
+        /// Threads of the budget.
+        most: usize,
+    },
     /// Text was given or wanted, but the bundle has no tokenizer.
     #[error("the bundle has no tokenizer (`{}`)", .0.display())]
     NoTokenizer(PathBuf),
@@ -232,6 +240,7 @@ impl Error {
             | Self::Gap { .. }
             | Self::Context { .. }
             | Self::Range { .. }
+            | Self::Threads { .. }
             | Self::NoTokenizer(_)
             | Self::NotUtf8
             | Self::Interrupted
@@ -295,6 +304,9 @@ impl Error {
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
             Self::Context { .. } => {
                 "shorten the prompt, ask for fewer tokens with `-n`, or build with a larger `max_context`"
+            }
+            Self::Threads { .. } => {
+                "ask for fewer, build with more `threads` under `[memory]`, or run with `--no-budget`"
             }
             Self::NoTokenizer(_) => {
                 "give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there"

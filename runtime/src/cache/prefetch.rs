@@ -55,8 +55,9 @@ pub fn finish(resident: usize, missing: usize, first: f64, load: f64, compute: f
 }
 
 /// Fills `out` with the experts to read ahead, in order. `busy` is the time in seconds until the disk is done with
-/// what it was told before. Layers past [`DEPTH`] are not looked at. Allocates only where `out` is too short.
-pub fn plan(layers: &[Look<'_>], busy: f64, out: &mut Vec<Prefetch>) {
+/// what it was told before; `wear` the share of its time in which it is busy anyway: so much of a read for nothing is taken
+/// from others. Layers past [`DEPTH`] are not looked at. Allocates only where `out` is too short.
+pub fn plan(layers: &[Look<'_>], busy: f64, wear: f64, out: &mut Vec<Prefetch>) {
     out.clear();
     let layers = &layers[..layers.len().min(DEPTH)];
     let Some(next) = layers.first() else { return };
@@ -71,7 +72,9 @@ pub fn plan(layers: &[Look<'_>], busy: f64, out: &mut Vec<Prefetch>) {
                     continue;
                 }
                 let end = free + layer.load;
-                let gain = probability * saved(layer, ahead, rank, end, out) - delay(next, ahead, end, out);
+                let vain = (1.0 - probability) * layer.load * wear;
+                let gain =
+                    probability * saved(layer, ahead, rank, end, out) - delay(next, ahead, end, out) - vain;
                 // Per second of the disk, which is what there is too little of.
                 let worth = gain / layer.load.max(f64::MIN_POSITIVE);
                 if gain > 0.0 && best.is_none_or(|(_, w)| worth > w) {
@@ -153,7 +156,7 @@ mod tests {
 
     fn planned(layers: &[Look<'_>], busy: f64) -> Vec<(usize, u16)> {
         let mut out = Vec::new();
-        plan(layers, busy, &mut out);
+        plan(layers, busy, 0.0, &mut out);
         out.iter().map(|p| (p.ahead, p.expert)).collect()
     }
 
@@ -202,6 +205,18 @@ mod tests {
         assert_eq!(planned(&[look(4.0, &near), look(9.0, &vague)], 3.0), [(1, 0)]);
         let none = candidates(&[(0, 0.9, true), (1, 0.9, true)]);
         assert_eq!(planned(&[look(4.0, &none), look(9.0, &sure)], 3.0), [(2, 7)]);
+    }
+
+    #[test]
+    fn a_read_for_nothing_costs_where_the_disk_is_busy_anyway() {
+        let of = candidates(&[(0, 0.4, false), (1, 0.4, false)]);
+        let with = |wear| {
+            let mut out = Vec::new();
+            plan(&[look(4.0, &of)], 0.0, wear, &mut out);
+            out.len()
+        };
+        // One of them is hidden by the other's read: 0.4 · 3 s are saved, 0.6 · 3 s lost where every second counts.
+        assert_eq!((with(0.0), with(1.0)), (2, 0));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(super) struct Ahead {
     /// Seconds of a layer, waiting aside.
     layer_seconds: f64,
     last: Option<(usize, Instant, Duration)>,
+    /// When the first layer asked.
+    began: Option<Instant>,
     candidates: [Vec<Candidate>; DEPTH],
     probabilities: Vec<f64>,
     planned: Vec<Prefetch>,
@@ -55,6 +57,7 @@ impl Ahead {
 
     /// A layer asks for experts: says how right it was to foresee them, and how long the layer before it took.
     pub(super) fn asked(&mut self, layer: usize, chosen: &[u16], now: Instant, stalled: Duration) {
+        self.began.get_or_insert(now);
         if let Some((before, at, had_stalled)) = self.last.replace((layer, now, stalled))
             && before + 1 == layer
         {
@@ -123,7 +126,8 @@ impl Ahead {
         let there = looks.iter().take_while(|l| l.is_some()).count();
         let looks: [Look<'_>; DEPTH] =
             looks.map(|l| l.unwrap_or(Look { start: 0.0, load: 0.0, compute: 0.0, k: 0, candidates: &[] }));
-        prefetch::plan(&looks[..there], pending as f64 / rate, &mut self.planned);
+        let wear = self.began.map_or(0.0, |b| (seconds / b.elapsed().as_secs_f64().max(1e-9)).min(1.0));
+        prefetch::plan(&looks[..there], pending as f64 / rate, wear, &mut self.planned);
         self.keys
             .extend(self.planned.iter().map(|p| Key { layer: (layer + p.ahead) as u16, expert: p.expert }));
     }

@@ -14,6 +14,7 @@ mod pager;
 mod stage;
 mod tables;
 
+use crate::cpu;
 use crate::error::{Error, Result};
 use crate::flash::files::Files;
 use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
@@ -119,6 +120,17 @@ fn table(program: &Program<'_>, bundle: &Path) -> Result<ExtentTable> {
         }
     }
     ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents)
+}
+
+/// Threads of a run: as asked for, else as many as there are cores, up to those that the budget is for.
+///
+/// # Errors
+/// More were asked for than the budget is for.
+pub(crate) fn threads(program: &Program<'_>, requested: Option<usize>) -> Result<usize> {
+    let found = cpu::threads(requested)?;
+    let most = program.paging.map_or(usize::MAX, |p| p.threads as usize);
+    let asked = requested.is_some() || std::env::var("MOEC_THREADS").is_ok_and(|v| !v.is_empty());
+    if asked && found > most { Err(Error::Threads { found, most }) } else { Ok(found.min(most)) }
 }
 
 /// Which reader a run here would take, for people: found by opening it.

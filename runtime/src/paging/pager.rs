@@ -139,6 +139,8 @@ pub(crate) struct Pager {
     state: Mutex<State>,
     stage: RwLock<Stage>,
     broken: AtomicBool,
+    /// Whether anything is read before it is asked for.
+    foresees: bool,
     /// Nanoseconds that the first lane has waited.
     stalled: AtomicU64,
 }
@@ -204,6 +206,7 @@ impl Pager {
             state: Mutex::new(state),
             stage: RwLock::new(Stage::new(most)),
             broken: AtomicBool::new(false),
+            foresees: options.ahead > 0,
             stalled: AtomicU64::new(0),
             flash,
         })
@@ -312,6 +315,24 @@ impl Pager {
         let now = Instant::now();
         let stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
         state.ahead.asked(layer, &state.chosen, now, stalled);
+        if !self.foresees {
+            return;
+        }
+        // A prompt uses nearly all experts of every layer: those of the next one are streamed in as they lie (PowerInfer-2,
+        // §4.1.1).
+        if let Some(next) = self
+            .places
+            .get(layer + 1)
+            .filter(|p| rows > 1 && rows * p.shape.k as usize >= p.shape.experts as usize)
+        {
+            for expert in 0..next.shape.experts {
+                let key = Key { layer: (layer + 1) as u16, expert: expert as u16 };
+                if !self.read_ahead(state, key) && !state.cache.contains(key) {
+                    break;
+                }
+            }
+            return;
+        }
         if rows != 1 || scores < 2 {
             return;
         }
@@ -322,26 +343,31 @@ impl Pager {
         let shape = |i: usize| self.places.get(layer + i).map(|p| (p.shape, p.bytes));
         planned.plan(layer, scores - 1, &shape, score, &resident, &stats, pending);
         for i in 0..planned.prefetches().len() {
-            let key = planned.prefetches()[i];
-            state.events.clear();
-            let State { cache, events, .. } = &mut *state;
-            if !matches!(cache.ahead(key, |e| events.push(e)), Ok(true)) {
-                continue;
-            }
-            for i in 0..state.events.len() {
-                match state.events[i] {
-                    cache::Event::Evict(key) => self.evict(state, self.id(key)),
-                    cache::Event::Load(key) => {
-                        let id = self.id(key);
-                        state.report.ahead += 1;
-                        state.guessed[id] = true;
-                        self.want(state, Want { id, first: 0, parts: 2 }, Priority::Prefetch);
-                    }
-                    cache::Event::Hit(_) | cache::Event::Stream(_) => {}
-                }
-            }
+            self.read_ahead(state, planned.prefetches()[i]);
         }
         state.ahead = planned;
+    }
+
+    /// Reads an expert that may be wanted, unless it is there or would not stay. Whether it is read.
+    fn read_ahead(&self, state: &mut State, key: Key) -> bool {
+        state.events.clear();
+        let State { cache, events, .. } = &mut *state;
+        if !matches!(cache.ahead(key, |e| events.push(e)), Ok(true)) {
+            return false;
+        }
+        for i in 0..state.events.len() {
+            match state.events[i] {
+                cache::Event::Evict(key) => self.evict(state, self.id(key)),
+                cache::Event::Load(key) => {
+                    let id = self.id(key);
+                    state.report.ahead += 1;
+                    state.guessed[id] = true;
+                    self.want(state, Want { id, first: 0, parts: 2 }, Priority::Prefetch);
+                }
+                cache::Event::Hit(_) | cache::Event::Stream(_) => {}
+            }
+        }
+        true
     }
 
     /// Bytes that were asked for and are not there.
