@@ -8,7 +8,6 @@
 mod support;
 
 use moec::build::target;
-use moec::bundle::extents;
 use moec::config::Config;
 use moec::import::{self, ImportOptions};
 use moec::pipeline::{Compilation, PIPELINE, Stops};
@@ -20,6 +19,9 @@ use support::{FAMILIES, Setup, checkpoint};
 
 /// Passes that do nothing where shapes are dynamic; `placement.rs` looks at them.
 const STATIC: [&str; 4] = ["tier", "group", "reside", "offload"];
+
+/// Passes that do nothing where memory has no budget.
+const BUDGET: [&str; 2] = ["fetch", "page"];
 
 /// Passes whose whole result is kept.
 const WHOLE: [&str; 3] = ["lower", "rewrite", "barriers"];
@@ -34,9 +36,21 @@ fn settings() -> insta::Settings {
 
 /// Texts after each pass, and the final state.
 fn texts(family: &str, format: &str, visit: &mut dyn FnMut(&Compilation<'_>)) -> Vec<(&'static str, String)> {
+    texts_with(family, format, "", visit)
+}
+
+/// As [`texts`], with more in `model.toml`.
+fn texts_with(
+    family: &str,
+    format: &str,
+    more: &str,
+    visit: &mut dyn FnMut(&Compilation<'_>),
+) -> Vec<(&'static str, String)> {
     let folder = tempfile::tempdir().unwrap();
     let setup = Setup { format, chunk: 8, batch: &[1], context: 32 };
-    let config = Config::load(&setup.write(&checkpoint(family), folder.path())).unwrap();
+    let toml = setup.write(&checkpoint(family), folder.path());
+    std::fs::write(&toml, std::fs::read_to_string(&toml).unwrap() + more).unwrap();
+    let config = Config::load(&toml).unwrap();
     let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = target("x86-64-v3").unwrap();
     PIPELINE
@@ -73,6 +87,10 @@ fn every_family_after_every_pass() {
             for (pass, text) in &all {
                 if STATIC.contains(pass) {
                     assert_eq!(before, text.as_str(), "{family}: `{pass}` is for static shapes");
+                    continue;
+                }
+                if BUDGET.contains(pass) {
+                    assert_eq!(before, text.as_str(), "{family}: `{pass}` is for a budget");
                     continue;
                 }
                 let name = format!("{family}@{pass}");
@@ -127,25 +145,52 @@ fn the_generated_source_is_readable() {
     });
 }
 
-/// Every expert of every family can be read in one piece: aligned, apart from the others, and whole.
+/// A budget that holds a part of the experts.
+const MEMORY: &str = "[memory]\nbudget = \"26 MiB\"\nthreads = 2\nprefetch = 2\n";
+
+#[test]
+fn a_budget_puts_experts_on_flash() {
+    settings().bind(|| {
+        for family in ["olmoe", "deepseek_v2"] {
+            let all = texts_with(family, "q8", MEMORY, &mut |_| {});
+            let mut before = "";
+            for (pass, text) in &all {
+                if BUDGET.contains(pass) {
+                    insta::assert_snapshot!(format!("{family}-budget@{pass}"), changes(before, text));
+                }
+                before = text;
+            }
+        }
+    });
+}
+
+/// Every expert of every family is read in one piece: aligned, apart from the others, and whole.
 #[test]
 fn experts_have_extents() {
-    let extent = |p: &extents::Part| Extent { file: 0, offset: p.offset, bytes: p.bytes, crc32c: 0 };
     for family in FAMILIES {
-        texts(family, "q8", &mut |c| {
-            let Ok(plan) = c.plan() else { return };
-            let groups = extents::groups(plan).unwrap();
-            let read: Vec<_> = groups.iter().map(|g| (g.table as usize, g.experts as usize)).collect();
-            let routed: Vec<_> = plan.placement.experts.iter().map(|t| t.experts.len()).enumerate().collect();
+        texts_with(family, "q8", MEMORY, &mut |c| {
+            let Some(plan) = &c.plan else { return };
+            let paging = plan.paging.as_ref().unwrap();
+            let read: Vec<_> = paging.layers.iter().map(|l| l.experts as usize).collect();
+            let routed: Vec<_> = plan.placement.experts.iter().map(|t| t.experts.len()).collect();
             assert_eq!(read, routed, "{family}");
-            assert!(groups.iter().all(|g| g.segments.len() == 2), "{family}: {groups:?}");
-            let layout = extents::layout(&plan.segments, &groups, &|_, _| 0).unwrap();
-            let parts: u64 = layout.parts.iter().map(|p| p.bytes).sum();
-            let segments = groups.iter().flat_map(|g| &g.segments).map(|&s| &plan.segments[s as usize]);
-            assert_eq!(parts, segments.map(|s| s.bytes).sum::<u64>(), "{family}");
-            let file = FileEntry { path: "experts.bin".into(), bytes: layout.bytes };
-            let table = ExtentTable::new(vec![file], layout.parts.iter().map(extent).collect()).unwrap();
-            for first in (0..layout.parts.len() as u32).step_by(2) {
+            let (mut extents, mut end) = (Vec::new(), 0);
+            for l in &paging.layers {
+                let pair = [l.gate_up, l.down].map(|s| &plan.segments[s as usize]);
+                for expert in 0..l.experts {
+                    for segment in pair {
+                        let offset = segment.matrix_offset(expert).unwrap();
+                        let bytes = segment.matrix_bytes().unwrap();
+                        assert!(offset >= end, "{family}: {} overlaps", segment.name);
+                        end = offset + bytes;
+                        extents.push(Extent { file: 0, offset, bytes, crc32c: 0 });
+                    }
+                }
+            }
+            let file = FileEntry { path: "experts.bin".into(), bytes: plan.files[1].bytes };
+            let count = extents.len() as u32;
+            let table = ExtentTable::new(vec![file], extents).unwrap();
+            for first in (0..count).step_by(2) {
                 table.run(first, 2).unwrap();
             }
         });

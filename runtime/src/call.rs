@@ -5,10 +5,12 @@ use crate::error::{Error, Result};
 use crate::memory::Addr;
 use crate::program::{Arg, Code, EntryRef, Grid, Program, RowSpace};
 use crate::store::Store;
+use crate::timeline::{Timeline, What};
 use crate::unit::{Half, Lane, Launch, StepFault, Unit};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
 
 /// A step with its addresses.
 struct BoundStep {
@@ -35,6 +37,11 @@ pub(crate) struct Extent {
 }
 
 impl Bound {
+    /// Which matrices of experts on flash a step reads.
+    pub(crate) fn half(&self, step: usize) -> Option<Half> {
+        self.steps.get(step)?.half
+    }
+
     /// Number of steps.
     pub(crate) fn len(&self) -> usize {
         self.steps.len()
@@ -100,6 +107,8 @@ pub(crate) struct Walk<'a> {
     pub(crate) taken: &'a [AtomicUsize],
     pub(crate) fault: &'a OnceLock<StepFault>,
     pub(crate) extent: Extent,
+    /// Where times go, and the index of the entry point.
+    pub(crate) timeline: Option<(&'a Timeline, u32)>,
 }
 
 impl Walk<'_> {
@@ -148,7 +157,11 @@ impl Walk<'_> {
             half: step.half,
             fault: self.fault,
         };
+        let begin = self.timeline.map(|_| Instant::now());
         // SAFETY: the caller's promise.
         unsafe { self.unit.execute(&launch, lane) };
+        if let (Some((timeline, entry)), Some(begin)) = (self.timeline, begin) {
+            timeline.lane(lane.index, What::Step { entry, step: i as u32 }, begin);
+        }
     }
 }

@@ -9,8 +9,9 @@ use crate::offload::{Offload, Offloaded};
 use crate::overflow::Tally;
 use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
-use crate::program::{EntryKind, EntryRef, Program};
+use crate::program::{Builtin, Code, EntryKind, EntryRef, Program};
 use crate::store::{CheckLevel, MappedStore, Store};
+use crate::timeline::Timeline;
 use crate::unit::{BadExpert, Cpu, Lane, StepFault, Unit};
 use crate::validate;
 use moec_ir::plan::ALIGN;
@@ -80,6 +81,7 @@ pub struct Engine<'p> {
     pub(crate) unit: Box<dyn Unit + 'p>,
     offloaded: Option<Arc<Offloaded>>,
     pager: Option<Arc<Pager>>,
+    timeline: Option<Arc<Timeline>>,
     pub(crate) store: Box<dyn Store + 'p>,
     pub(crate) arena: Region,
     pub(crate) states: Region,
@@ -192,6 +194,7 @@ impl<'p> Engine<'p> {
             unit,
             offloaded,
             pager: None,
+            timeline: None,
             store,
             arena,
             states,
@@ -232,6 +235,30 @@ impl<'p> Engine<'p> {
     /// was opened; empty where there are none.
     pub fn tallies(&self) -> Vec<(u32, Tally)> {
         self.offloaded.as_ref().map_or_else(Vec::new, |o| o.tallies())
+    }
+
+    /// Writes down from now on what every thread and the disk do.
+    pub fn watch(&mut self) -> Arc<Timeline> {
+        let timeline = Arc::new(Timeline::new(self.threads()));
+        if let Some(pager) = &self.pager {
+            pager.watch(Arc::clone(&timeline));
+        }
+        self.timeline = Some(Arc::clone(&timeline));
+        timeline
+    }
+
+    /// What a step of an entry point is, in a word or two.
+    pub fn step_name(&self, entry: u32, step: u32) -> String {
+        let Some(e) = self.program.entries.get(entry as usize) else { return String::new() };
+        let what = match e.steps.get(step as usize).map(|s| s.code) {
+            Some(Code::Builtin(Builtin::Fetch { layer, .. })) => format!("fetch of layer {layer}"),
+            Some(Code::Builtin(Builtin::Dispatch { .. })) => "dispatch".to_owned(),
+            _ => self.bound[entry as usize].half(step as usize).map_or_else(
+                || format!("step {step}"),
+                |h| format!("layer {} {}", h.layer, ["gate and up", "down"][h.part.min(1)]),
+            ),
+        };
+        format!("{} {what}", e.kind)
     }
 
     /// What the store of experts on flash did since the engine was opened; `None` where all weights are mapped.
@@ -411,6 +438,7 @@ impl<'p> Engine<'p> {
             taken: &self.taken,
             fault: &fault,
             extent,
+            timeline: self.timeline.as_deref().map(|t| (t, entry as u32)),
         };
         let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
         self.pool.run(&|index, barrier| {

@@ -10,6 +10,7 @@
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
+//! * [`timeline`]: what every thread and the disk did, and when.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
@@ -44,6 +45,7 @@ pub mod program;
 pub mod sampler;
 pub mod store;
 pub mod text;
+pub mod timeline;
 pub mod trace;
 pub mod unit;
 pub mod validate;

@@ -128,6 +128,7 @@ impl Engine<'_> {
             taken: &self.taken,
             fault: &fault,
             extent,
+            timeline: None,
         };
         let of = &self.program.entries[entry];
         let (scratch, stride, lanes) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
@@ -183,6 +184,7 @@ impl Engine<'_> {
             taken: &self.taken,
             fault: &fault,
             extent,
+            timeline: None,
         };
         let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
         let mut times = Vec::with_capacity(walk.bound.len());

@@ -189,6 +189,7 @@ static BAKED: Program<'static> = Program {
     graphs: &[],
     sets: &[],
     parts: &[],
+    paging: None,
     entries: &[EntryRef {
         kind: EntryKind::Prefill(1),
         out_rows: 1,

@@ -77,6 +77,9 @@ pub(super) struct Generate {
     /// Print one JSON object when all is done
     #[arg(long)]
     pub(super) json: bool,
+    /// Write what every thread and the disk did to this file, for <https://ui.perfetto.dev>
+    #[arg(long, value_name = "FILE")]
+    pub(super) timeline: Option<PathBuf>,
     /// Do not print the rates
     #[arg(long, short)]
     pub(super) quiet: bool,

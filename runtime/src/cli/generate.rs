@@ -7,6 +7,8 @@ use crate::generate::{Generation, check_room, generate};
 use crate::sampler::{Sampler, Sampling};
 use crate::text::{self, Text, TextStream};
 use serde_json::json;
+use std::fs::File;
+use std::io::{BufWriter, Write};
 
 /// Tokens generated if the user does not say.
 const DEFAULT_TOKENS: usize = 128;
@@ -42,6 +44,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         top_k: args.top_k,
         seed: args.seed,
     });
+    let timeline = args.timeline.as_ref().map(|_| engine.watch());
     let interrupt = interrupt::guard();
     let mut printer = Printer { stream: tokenizer.as_ref().map(Text::stream), first: true };
     let mut any = false;
@@ -50,6 +53,12 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         if args.json { Ok(()) } else { printer.push(id, io) }
     });
     drop(interrupt);
+    if let (Some(path), Some(timeline)) = (&args.timeline, &timeline) {
+        let failed = |source| Error::Io { doing: "write", path: path.clone(), source };
+        let mut out = BufWriter::new(File::create(path).map_err(failed)?);
+        timeline.write(&mut out, &|entry, step| engine.step_name(entry, step)).map_err(failed)?;
+        out.flush().map_err(failed)?;
+    }
     if args.json {
         let done = done?;
         let text = tokenizer.as_ref().map(|t| t.decode(&done.ids)).transpose()?;

@@ -13,10 +13,11 @@ use crate::error::{Error, Result};
 use crate::flash::{self, Flash, Loaded, Priority, ReadError, Stats, Ticket};
 use crate::memory::Addr;
 use crate::program::{PagedLayer, PagingRef, Program};
+use crate::timeline::{Timeline, What};
 use crate::unit::{Half, Lane, Launch, StepFault};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 /// Bits of an expert whose two parts are there.
@@ -102,6 +103,8 @@ struct Reading {
     ticket: Ticket,
     want: Want,
     base: Addr,
+    since: Instant,
+    ahead: bool,
 }
 
 /// What changes, in one hand at a time.
@@ -143,6 +146,7 @@ pub(crate) struct Pager {
     foresees: bool,
     /// Nanoseconds that the first lane has waited.
     stalled: AtomicU64,
+    timeline: OnceLock<Arc<Timeline>>,
 }
 
 impl Pager {
@@ -208,6 +212,7 @@ impl Pager {
             broken: AtomicBool::new(false),
             foresees: options.ahead > 0,
             stalled: AtomicU64::new(0),
+            timeline: OnceLock::new(),
             flash,
         })
     }
@@ -223,6 +228,16 @@ impl Pager {
         report.flash = self.flash.stats();
         report.stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
         report
+    }
+
+    /// Writes down from now on what is read and waited for. Once only.
+    pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
+        let _ = self.timeline.set(timeline);
+    }
+
+    /// Layer and expert.
+    fn name(&self, id: usize) -> (u32, u32) {
+        (self.keys[id].layer.into(), self.keys[id].expert.into())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -429,7 +444,8 @@ impl Pager {
                     let ticket = self.flash.submit(first, u32::from(want.parts), priority, buffer)?;
                     state.held[want.id] = Held::Reading(ticket);
                     if let Some(reading) = state.reading.get_mut(ticket.buffer()) {
-                        *reading = Some(Reading { ticket, want, base });
+                        let ahead = priority == Priority::Prefetch;
+                        *reading = Some(Reading { ticket, want, base, since: Instant::now(), ahead });
                     }
                 }
                 state.queues[priority as usize].pop_front();
@@ -459,6 +475,10 @@ impl Pager {
                 if let Some(r) = find(state, ticket) {
                     state.reading[ticket.buffer()] = None;
                     state.held[r.want.id] = Held::Here(loaded);
+                    if let Some(timeline) = self.timeline.get() {
+                        let (layer, expert) = self.name(r.want.id);
+                        timeline.read(What::Read { layer, expert, ahead: r.ahead }, r.since);
+                    }
                     for part in r.want.first..r.want.first + r.want.parts {
                         self.arrived(&r, usize::from(part));
                     }
@@ -562,6 +582,10 @@ impl Pager {
             }
             self.take_news(&mut guard);
             self.pump(&mut guard)?;
+        }
+        if let Some(timeline) = self.timeline.get() {
+            let (layer, expert) = self.name(id);
+            timeline.lane(lane.index, What::Wait { layer, expert }, start);
         }
         if lane.index == 0 {
             self.stalled.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);

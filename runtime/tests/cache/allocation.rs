@@ -60,7 +60,7 @@ fn ranking_and_planning_allocate_nothing() {
     let mut out = Vec::with_capacity(48);
     let before = COUNT.with(Cell::get);
     let first = ranking.of_logits(&logits, Score::Softmax)[0];
-    plan(&[look, look, look], 0.0, &mut out);
+    plan(&[look, look, look], 0.0, 0.0, &mut out);
     assert_eq!(COUNT.with(Cell::get) - before, 0);
     assert!(first.1 > 0.0 && !out.is_empty());
 }

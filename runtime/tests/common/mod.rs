@@ -296,6 +296,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         sets: Vec::new(),
         parts: Vec::new(),
         placement: Placement::default(),
+        paging: None,
     }
 }
 
