@@ -47,7 +47,7 @@ const USUAL: Case =
 
 fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
     let flash = flash::Options { reader: case.reader, block_bytes: 16 << 10, ..flash::Options::default() };
-    Paging { flash, ahead: case.ahead, wrap }
+    Paging { flash, ahead: case.ahead, budget: None, wrap }
 }
 
 /// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.
@@ -193,6 +193,9 @@ fn more_threads_than_the_budget_is_for_are_refused() {
     let (_, said) = fails(&mut run(&[]));
     assert!(said.contains("3 threads") && said.contains("--no-budget"), "{said}");
     ok(&mut run(&["--no-budget"]));
+    let (_, said) = fails(moec().arg("run").arg(&bundle).args(["bench", "--budget", "3MiB"]));
+    assert!(said.contains("too small"), "{said}");
+    ok(moec().arg("run").arg(&bundle).args(["bench", "--gen", "4", "--prompt", "4", "--budget", "40MiB"]));
     let output = ok(moec().arg("run").arg(&bundle).args([
         "generate",
         "--ids",

@@ -193,6 +193,14 @@ pub enum Error {
         /// The value.
         found: String,
     },
+    /// A memory budget that cannot work.
+    #[error("a budget of {budget} bytes is too small for this bundle: it takes {least} or more")]
+    Budget {
+        /// Bytes asked for.
+        budget: u64,
+        /// The fewest that can work.
+        least: u64,
+    },
     /// More threads than the bundle's memory budget has scratch for.
     #[error("the bundle's memory budget is for {most} threads, not for {found}")]
     Threads {
@@ -241,6 +249,7 @@ impl Error {
             | Self::Context { .. }
             | Self::Range { .. }
             | Self::Threads { .. }
+            | Self::Budget { .. }
             | Self::NoTokenizer(_)
             | Self::NotUtf8
             | Self::Interrupted
@@ -321,6 +330,7 @@ impl Error {
             | Self::SlotTwice(_)
             | Self::Gap { .. }
             | Self::Range { .. }
+            | Self::Budget { .. }
             | Self::Tokenizer(_)
             | Self::NotUtf8
             | Self::Interrupted

@@ -360,7 +360,7 @@ fn random_placement() -> impl Strategy<Value = Placement> {
 }
 
 fn random_paging() -> impl Strategy<Value = Paging> {
-    let score = prop::sample::select(moec_ir::op::Score::ALL.to_vec());
+    let score = prop::sample::select(Score::ALL.to_vec());
     let layer = (0..4_u32, any::<[u32; 3]>(), score)
         .prop_map(|(experts, [k, gate_up, down], score)| PagedLayer { experts, k, gate_up, down, score });
     let layers = prop::collection::vec(layer, 0..4);

@@ -34,6 +34,9 @@ pub(super) struct Common {
     /// Check the SHA-256 of all files first, not only of those up to 64 MiB
     #[arg(long)]
     pub(super) check: bool,
+    /// Most memory that the run may take, such as `4.5GiB`, in place of the bundle's own budget
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "no_budget")]
+    pub(super) budget: Option<u64>,
     /// Map all weights, whatever the memory budget of the bundle
     #[arg(long)]
     pub(super) no_budget: bool,
@@ -136,6 +139,18 @@ pub(super) struct Info {
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Reads a size: a number with `KiB`, `MiB` or `GiB`, or bytes.
+fn size(text: &str) -> Result<u64, String> {
+    const UNITS: [(&str, f64); 4] =
+        [("GiB", (1_u64 << 30) as f64), ("MiB", (1 << 20) as f64), ("KiB", 1024.0), ("", 1.0)];
+    let found = UNITS.iter().find_map(|(unit, factor)| {
+        let number = text.trim().strip_suffix(unit)?.trim().parse::<f64>().ok()?;
+        Some(number * factor)
+    });
+    let fits = |bytes: &f64| (1.0..9e18).contains(bytes);
+    found.filter(fits).map(|b| b as u64).ok_or_else(|| "must be a size such as `4.5GiB`".to_owned())
 }
 
 /// A parser of numbers in a range, which `words` describe. NaN is in none.

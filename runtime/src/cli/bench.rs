@@ -24,11 +24,11 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     once(&mut engine, Task { n: n.min(4), ..what })?; // a warm-up: pages come from disk, threads start
     let times = (0..args.repeat).map(|_| once(&mut engine, what)).collect::<Result<Vec<_>>>()?;
     let report = Report::new(&engine, what, &times);
-    let did = engine.paging().zip(context.program.paging);
+    let did = engine.paging();
     if args.json {
         let mut value = report.json();
-        if let Some((did, paging)) = &did {
-            value["paging"] = paging::value(did, paging, 0);
+        if let Some(did) = &did {
+            value["paging"] = paging::value(did, 0);
         }
         io.say(&format!("{value}\n"))?;
         return Ok(());
@@ -53,8 +53,8 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     for (what, value) in known {
         io.say(&format!("{what:15} {value}\n"))?;
     }
-    if let Some((did, paging)) = &did {
-        io.say(&format!("{}\n", paging::line(did, paging)))?;
+    if let Some(did) = &did {
+        io.say(&format!("{}\n", paging::line(did)))?;
     }
     Ok(())
 }
@@ -85,9 +85,9 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         let what = Task { prompt, n, batch };
         let times = [once(engine, what)?];
         let mut value = Report::new(engine, what, &times).json();
-        if let Some((did, paging)) = engine.paging().zip(engine.program().paging) {
+        if let Some(did) = engine.paging() {
             // Sums since the engine was opened: who asks twice takes the difference.
-            value["paging"] = paging::value(&did, &paging, 0);
+            value["paging"] = paging::value(&did, 0);
         }
         io.say(&format!("{value}\n"))?;
     }

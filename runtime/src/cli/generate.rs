@@ -63,8 +63,8 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         let done = done?;
         let text = tokenizer.as_ref().map(|t| t.decode(&done.ids)).transpose()?;
         let mut report = report(&done, text);
-        if let Some((did, paging)) = engine.paging().zip(context.program.paging) {
-            report["paging"] = paging::value(&did, &paging, done.prompt + done.ids.len());
+        if let Some(did) = engine.paging() {
+            report["paging"] = paging::value(&did, done.prompt + done.ids.len());
         }
         io.say(&format!("{report}\n"))?;
     } else {
@@ -75,8 +75,8 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         let done = done?;
         if !args.quiet {
             io.note(&rates(&done));
-            if let Some((did, paging)) = engine.paging().zip(context.program.paging) {
-                io.note(&paging::line(&did, &paging));
+            if let Some(did) = engine.paging() {
+                io.note(&paging::line(&did));
             }
         }
     }

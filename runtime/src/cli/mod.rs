@@ -75,6 +75,7 @@ impl<'p> Context<'_, 'p> {
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
         paging.flash.verify_reads = common.verify_reads;
+        paging.budget = common.budget;
         paging.ahead = common.prefetch.unwrap_or(paging.ahead);
         let options = Options {
             threads: common.threads,

@@ -2,18 +2,17 @@
 
 use super::size;
 use crate::paging::Report;
-use crate::program::PagingRef;
 use serde_json::{Value, json};
 
 /// What was done, as `--json` gives it.
-pub(super) fn value(report: &Report, paging: &PagingRef<'_>, tokens: usize) -> Value {
+pub(super) fn value(report: &Report, tokens: usize) -> Value {
     json!({
-        "budget_bytes": paging.budget,
+        "budget_bytes": report.budget,
         "peak_bytes": crate::cpu::peak_memory(),
         "reader": report.reader,
         "policy": report.policy,
-        "frame_bytes": paging.frame_bytes,
-        "frames": paging.frames,
+        "frame_bytes": report.frame_bytes,
+        "frames": report.frames,
         "hits": report.hits,
         "misses": report.misses,
         "streamed": report.streamed,
@@ -31,7 +30,7 @@ pub(super) fn value(report: &Report, paging: &PagingRef<'_>, tokens: usize) -> V
 }
 
 /// One line of what was done.
-pub(super) fn line(report: &Report, paging: &PagingRef<'_>) -> String {
+pub(super) fn line(report: &Report) -> String {
     let uses = report.hits + report.misses;
     let share = if uses > 0 { 100.0 * report.hits as f64 / uses as f64 } else { 0.0 };
     let rate = per_second(report).map_or_else(String::new, |r| format!(" at {:.2} GB/s", r / 1e9));
@@ -42,7 +41,7 @@ pub(super) fn line(report: &Report, paging: &PagingRef<'_>) -> String {
         report.policy,
         report.ahead,
         report.foreseen,
-        size(paging.budget),
+        size(report.budget),
     )
 }
 

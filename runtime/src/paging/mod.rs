@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::flash::files::Files;
 use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
 use crate::memory::Addr;
-use crate::program::{Builtin, Code, Program, SegmentRef};
+use crate::program::{Builtin, Code, PagingRef, Program, SegmentRef};
 use crate::store::{CheckLevel, MappedStore, Store, file_path};
 use crate::unit::{Cpu, Half, Lane, Launch, StepFault, Unit, kernel_items};
 use moec_ir::op::DispatchLayout;
@@ -87,6 +87,7 @@ pub(crate) fn open(
     }
     let table = Arc::new(table(program, bundle)?);
     let mapped = MappedStore::open_some(program, bundle, check, &|i| halves[i as usize].is_none())?;
+    let paging = under(paging, options.budget)?;
     let count = paging.frames.checked_add(paging.spare).unwrap_or(u32::MAX);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
     let flash =
@@ -101,6 +102,24 @@ pub(crate) fn open(
     let bytes = program.segments.iter().map(|s| s.bytes).sum();
     let paged = Paged { pager: Arc::clone(&pager) };
     Ok((PagedStore { mapped, tables, halves, bytes }, paged, pager))
+}
+
+/// The same under another budget: fewer or more experts stay in memory.
+///
+/// # Errors
+/// [`Error::Budget`] for one that cannot work, with the smallest that can.
+fn under(paging: PagingRef<'_>, budget: Option<u64>) -> Result<PagingRef<'_>> {
+    let Some(budget) = budget else { return Ok(paging) };
+    let fixed = paging.resident.saturating_add(paging.process);
+    let spare = u64::from(paging.spare);
+    let frames = budget.saturating_sub(fixed).checked_div(paging.frame_bytes).unwrap_or(0);
+    let frames = frames.checked_sub(spare).filter(|&f| f > 0).ok_or(Error::Budget {
+        budget,
+        least: fixed.saturating_add((spare + 1).saturating_mul(paging.frame_bytes)),
+    })?;
+    let experts: u32 = paging.layers.iter().fold(0, |sum, l| l.experts.saturating_add(sum));
+    let frames = u32::try_from(frames).unwrap_or(u32::MAX).min(experts);
+    Ok(PagingRef { budget, frames, ..paging })
 }
 
 /// Every matrix of every expert: by layer, expert, and part.

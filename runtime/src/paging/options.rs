@@ -9,6 +9,8 @@ use std::fmt;
 pub struct Paging {
     /// How flash is read.
     pub flash: flash::Options,
+    /// Bytes that the run may take; `None`: the plan's budget.
+    pub budget: Option<u64>,
     /// Layers ahead whose experts are read before they are asked for, as far as the plan has their scores.
     pub ahead: usize,
     /// Put in front of the reader, for tests.
@@ -32,6 +34,6 @@ impl Paging {
     /// A reader that is not known.
     pub fn from_env() -> Result<Self> {
         let flash = super::usual_flash()?;
-        Ok(Self { flash, ahead: crate::cache::prefetch::DEPTH, wrap: None })
+        Ok(Self { flash, budget: None, ahead: crate::cache::prefetch::DEPTH, wrap: None })
     }
 }

@@ -46,7 +46,11 @@ pub struct Report {
     pub reader: String,
     /// Policy of the cache with its parameters.
     pub policy: String,
-    /// Bytes of all frames.
+    /// Bytes that the run may take.
+    pub budget: u64,
+    /// Frames of the cache.
+    pub frames: u32,
+    /// Bytes of all frames, those for experts that pass through included.
     pub frame_bytes: u64,
 }
 
@@ -183,6 +187,8 @@ impl Pager {
         let report = Report {
             reader: flash.describe().to_owned(),
             policy: paging.policy.to_owned(),
+            budget: paging.budget,
+            frames: paging.frames,
             frame_bytes: flash.buffers().bytes() as u64,
             ..Report::default()
         };
