@@ -2,11 +2,14 @@
 
 import math
 
+from report import belady
+
 WIDTH, HEIGHT, LEFT, TOP, ROW = 420, 240, 70, 48, 330
 """Of one panel, where the first begins, and from one row of panels to the next."""
 GAP = 110
 COLOURS = {"moec": "#c2410c", "moec big-little": "#7c3aed", "llama.cpp": "#1d4ed8", "llama.cpp, repacked": "#60a5fa"}
 DASHED = {"uniform": ("#9ca3af", "needed, every expert as likely"), "popular": ("#4b5563", "needed, the popular ones kept")}
+FUTURE = "#059669"
 
 
 def nice(least, most):
@@ -83,6 +86,7 @@ def svg(results):
         y = TOP + 22 + i * ROW
         gb = lambda value: value / 1e9 if value else None
         read = [gb(r["warm"]["read"]) for r in rows] + [gb(v) for r in rows for v in r["least"].values()]
+        read += [gb(belady(r, results[bits]["conditions"]["tokens"])) for r in rows]
         read = [v for v in read if v and v >= 1e-3]
         speed = Panel(LEFT, y, f"{bits} bits, warm", "tokens/s", caps, [r["warm"]["rate"] for r in rows])
         bytes_ = Panel(LEFT + WIDTH + GAP, y, f"{bits} bits, read per token", "GB", caps, read)
@@ -95,6 +99,11 @@ def svg(results):
         for key, (colour, name) in DASHED.items():
             named[name] = (name, colour, True)
             bytes_.curve([(cap, gb(least[cap][key])) for cap in caps if cap in least], colour, name, True)
+        tokens, name = results[bits]["conditions"]["tokens"], "needed, the future known"
+        future = [(r["cap"], gb(belady(r, tokens))) for r in rows if r["engine"] == "moec"]
+        if any(value for _, value in future):
+            named[name] = (name, FUTURE, True)
+            bytes_.curve(future, FUTURE, name, True)
         parts += speed.out + bytes_.out
     width, height = LEFT + 2 * WIDTH + GAP + 30, TOP + len(order) * ROW
     style = ("text{font:12px sans-serif;fill:#374151}.title{font-weight:bold;font-size:14px}.unit{fill:#6b7280}"

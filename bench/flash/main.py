@@ -23,6 +23,8 @@ from group import Group, NoGroup, forget, hierarchy  # noqa: E402
 from watch import median, watch  # noqa: E402
 from weights import CHUNK, FORMAT, VARIANTS, Weights, files, least_read  # noqa: E402
 
+CAPS = {8: "2,3.5,4.5,6,none", 4: "2,2.4,3,3.5,none"}
+"""What is measured unless told otherwise: from what either engine can just live on, to more than the model has."""
 PROMPT = 8
 """Tokens of the prompt: some, so that every engine computes one; few, so that decoding starts from nothing."""
 MARGIN = 128 << 20
@@ -43,7 +45,7 @@ def arguments():
     p.add_argument("--chart", type=Path, default=Path("bench/flash/curve.svg"))
     p.add_argument("--readme", type=Path, default=Path("README.md"), help="file with the markers of the table")
     p.add_argument("--bits", type=bits, default=[8, 4], help="bits per weight")
-    p.add_argument("--caps", type=caps, help="GiB of memory, or `none` (default: 2.4,3.5,4.5,6,none of 8 bits, 2,2.4,3,3.5,none of 4)")
+    p.add_argument("--caps", type=caps, help=f"GiB of memory, or `none` (default: {CAPS[8]} of 8 bits, {CAPS[4]} of 4)")
     p.add_argument("--tokens", type=int, default=160, help="tokens to decode")
     p.add_argument("--cold", type=int, default=32, help="how many of them count as cold, the first ones")
     p.add_argument("--layers", type=int, default=16)
@@ -61,9 +63,6 @@ def arguments():
         p.error("--cold must leave tokens that are warm")
     args.context = -(-(PROMPT + args.tokens + 1) // 64) * 64
     return args
-
-
-DEFAULT_CAPS = {8: "2.4,3.5,4.5,6,none", 4: "2,2.4,3,3.5,none"}
 
 
 class Engine:
@@ -119,12 +118,12 @@ class Bench:
                    "--threads", self.args.threads, *words, *more]
         return Engine(variant, self.weights.bundle(fmt, variant), command, budget=budget if words else None)
 
-    def said(self, engine, cap):
-        """What `run generate --json` says of a run."""
+    def said(self, fmt, variant, cap):
+        """What `run generate --json` says of itself, in a run of its own: it prints no token before the last."""
+        engine = self.generate(fmt, variant, cap, "--json")
         forget(engine.files)
         with self.group(cap) as group:
-            path = self.weights.run(group.enter(engine.command), f"json-{engine.name}")
-            return json.loads(path), group.peak()
+            return json.loads(self.weights.run(group.enter(engine.command), f"json-{variant}"))
 
     # llama.cpp
 
@@ -169,10 +168,9 @@ class Bench:
         shape = self.weights.ready(fmt)
         self.prompt = prompt_ids(0, PROMPT, shape.vocab)
         disk = self.profile()
-        said, _ = self.said(self.generate(fmt, "moec", None, "--json"), None)
-        tokens = self.prompt + said["ids"]
+        tokens = self.prompt + self.said(fmt, "moec", None)["ids"]
         rows = []
-        for cap in args.caps or caps(DEFAULT_CAPS[bits]):
+        for cap in args.caps or caps(CAPS[bits]):
             engines = [self.generate(fmt, variant, cap) for variant in VARIANTS] + [self.llama(fmt, False, tokens)]
             if cap is None:
                 # Copies of the weights do not fit under a cap.
@@ -188,8 +186,7 @@ class Bench:
             for engine in engines:
                 said = None
                 if engine.name in VARIANTS and not found[engine.name][-1].failed:
-                    said, _ = self.said(self.generate(fmt, engine.name, cap, "--json"), cap)
-                    said.pop("ids", None)
+                    said = {key: value for key, value in self.said(fmt, engine.name, cap).items() if key != "ids"}
                 rows.append(self.row(engine, bits, cap, found[engine.name], said) | {"least": least_read(shape, fmt, cap)})
         return {"rows": rows, "machine": self.profile_again(disk), "gguf_bytes": self.weights.gguf(fmt).stat().st_size,
                 "bundle_bytes": sum(p.stat().st_size for p in files(self.weights.bundle(fmt)))}

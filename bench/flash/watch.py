@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engines import last_line
 
@@ -52,16 +53,16 @@ class Run:
 def status(pid):
     """Rows of /proc/PID/status in bytes."""
     found = {}
-    for line in open(f"/proc/{pid}/status"):
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
-        if value.endswith("kB\n"):
+        if value.endswith("kB"):
             found[name] = 1024 * int(value.split()[0])
     return found
 
 
 def read_bytes(pid):
     """Bytes that a process caused to be read from the disk: faults on mapped files and direct reads alike."""
-    return next(int(line.split()[1]) for line in open(f"/proc/{pid}/io") if line.startswith("read_bytes"))
+    return next(int(line.split()[1]) for line in Path(f"/proc/{pid}/io").read_text().splitlines() if line.startswith("read_bytes"))
 
 
 def watch(group, command, tokens, log, stdin="", environment=None):
@@ -85,6 +86,7 @@ def watch(group, command, tokens, log, stdin="", environment=None):
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+            child.stdout.close()
     run.peak = group.peak()
     if group.kills():
         run.failed = "ended by the kernel: more memory than the cap that cannot be dropped"
