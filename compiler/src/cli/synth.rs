@@ -42,13 +42,14 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     interrupt::install();
     let size = |n: Option<u32>| n.map(|n| n as usize);
     let cut = Cut { layers: size(args.layers), vocab: size(args.vocab) };
-    let popularity = args.popularity.as_deref().map(|path| counts(path, args.model.as_deref())).transpose()?;
+    let popularity =
+        args.popularity.as_deref().map(|path| counts(path, args.model.as_deref())).transpose()?;
     synth::write(&args.out_dir, args.like, cut, args.seed, popularity.as_ref(), progress)
 }
 
 fn counts(path: &Path, model: Option<&str>) -> Result<Popularity> {
     let shown = path.display();
-    let text = fs::read_to_string(path)
-        .map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
+    let text =
+        fs::read_to_string(path).map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
     Popularity::parse(&text, model).map_err(|e| e.context(format!("`{shown}` counts no experts")))
 }

@@ -238,7 +238,8 @@ mod tests {
 
     #[test]
     fn domains_add_up_and_models_are_told_apart() {
-        let csv = "model,domain,layer,expert,count\na,x,0,0,1\na,x,0,1,2\na,y,0,0,10\na,y,0,1,20\nb,x,0,0,5\n";
+        let csv =
+            "model,domain,layer,expert,count\na,x,0,0,1\na,x,0,1,2\na,y,0,0,10\na,y,0,1,20\nb,x,0,0,5\n";
         assert_eq!(Popularity::parse(csv, Some("a")).unwrap().at(0, 1, 1), [11.0, 22.0]);
         let e = Popularity::parse(csv, None).expect_err("two models");
         assert_eq!(e.hint.as_deref(), Some("choose one: a, b"));
@@ -251,7 +252,8 @@ mod tests {
     fn layers_take_the_counts_of_their_depth() {
         let counts = |layer: u32| (layer, vec![f64::from(layer)]);
         let popularity = Popularity { layers: vec![counts(0), counts(7), counts(15)] };
-        let at = |layers: usize| (0..layers).map(|l| popularity.at(l, layers, 16)[0] as u32).collect::<Vec<_>>();
+        let at =
+            |layers: usize| (0..layers).map(|l| popularity.at(l, layers, 16)[0] as u32).collect::<Vec<_>>();
         assert_eq!(at(16), [0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7, 15, 15, 15, 15]);
         assert_eq!((at(3), at(2), at(1)), (vec![0, 7, 15], vec![0, 15], vec![0]));
     }
@@ -322,7 +324,8 @@ mod tests {
         let path = dir.path().join("text.txt");
         fs::write(&path, text).unwrap();
         let toml = dir.path().join("model.toml");
-        fs::write(&toml, "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 256\nprefill_chunk = 128\n").unwrap();
+        fs::write(&toml, "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 256\nprefill_chunk = 128\n")
+            .unwrap();
         let config = Config::load(&toml).unwrap();
         let (checkpoint, spec) = import::open(&source, &ImportOptions::default()).unwrap();
         let texts = read_texts(&[path]).unwrap();
