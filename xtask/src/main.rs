@@ -61,11 +61,21 @@ const COMMANDS: &[Command] = &[
         shapes::run,
     ),
     ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {
-        peers::run(&std::env::args().skip(2).collect::<Vec<_>>())
+        peers::run(peers::PEERS, &options())
     }),
+    (
+        "bench-flash",
+        "compare with llama.cpp on a model that is larger than memory; takes options, `--help` lists them",
+        || peers::run(peers::FLASH, &options()),
+    ),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];
+
+/// What stands behind the command.
+fn options() -> Vec<String> {
+    std::env::args().skip(2).collect()
+}
 
 #[expect(clippy::unnecessary_wraps, reason = "a row of the table")]
 fn help() -> Result<(), Failed> {
@@ -82,8 +92,8 @@ fn main() -> ExitCode {
         [] => "help",
         [one] if one == "--help" || one == "-h" => "help",
         [one] => one,
-        // The only one with options of its own.
-        [one, ..] if one == "bench-peers" => one,
+        // The only ones with options of their own.
+        [one, ..] if one == "bench-peers" || one == "bench-flash" => one,
         _ => "",
     };
     let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {

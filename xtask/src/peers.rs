@@ -1,31 +1,34 @@
-//! `cargo xtask bench-peers`: moec beside other engines on this machine.
+//! `cargo xtask bench-peers` and `cargo xtask bench-flash`: moec beside other engines on this machine.
 //!
-//! The comparison itself is Python (`bench/peers`), as the peers are; nothing of it is needed to build or to
-//! run a model.
+//! The comparisons themselves are Python (`bench/peers`, `bench/flash`), as the peers are; nothing of it is needed to
+//! build or to run a model.
 
 use crate::setup;
 use crate::shell::{self, Failed, cargo, output, program, stage, target_dir};
 
 /// Oldest Python that the scripts run on.
 const PYTHON: (u32, u32) = (3, 10);
-const SCRIPT: &str = "bench/peers/main.py";
+/// Models that fit into memory.
+pub(crate) const PEERS: &str = "bench/peers/main.py";
+/// A model that does not.
+pub(crate) const FLASH: &str = "bench/flash/main.py";
 
-/// Builds moec, then hands over to the script with the arguments of this command.
-pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
+/// Builds moec, then hands over to a script with the arguments of this command.
+pub(crate) fn run(script: &str, args: &[String]) -> Result<(), Failed> {
     let python = python()?;
     if args.iter().any(|a| a == "--help" || a == "-h") {
-        return shell::run(program(&python).args([SCRIPT, "--moec", "moec", "--cache", "cache", "--help"]));
+        return shell::run(program(&python).args([script, "--moec", "moec", "--cache", "cache", "--help"]));
     }
     let llvm = setup::run()?;
     stage("Building", "moec");
     shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec"]))?;
     let target = target_dir();
-    let mut script = program(&python);
-    script.arg(SCRIPT).arg("--moec").arg(target.join("release/moec"));
+    let mut command = program(&python);
+    command.arg(script).arg("--moec").arg(target.join("release/moec"));
     if !args.iter().any(|a| a == "--cache" || a.starts_with("--cache=")) {
-        script.arg("--cache").arg(target.join("bench-peers"));
+        command.arg("--cache").arg(target.join("bench-peers"));
     }
-    shell::run(script.args(args))
+    shell::run(command.args(args))
 }
 
 /// A Python that is new enough.

@@ -1,9 +1,13 @@
 """Writes a checkpoint as GGUF, in bf16, and quantises it with llama.cpp's own quantiser.
 
-    to_gguf.py CHECKPOINT OUT FORMAT [--exact-ends]
+    to_gguf.py CHECKPOINT OUT FORMAT [--exact-ends] [--direct [--consume]]
 
 `FORMAT` is bf16, q8 (Q8_0) or q4 (Q4_0), for every matrix alike, as moec stores them; norms, biases and routers are
 f32. `--exact-ends` keeps embedding and head in f32. There is no tokenizer: ids go in, logits come out.
+
+q8 and q4 are made of the bf16 file beside OUT. With `--direct` they are made of the checkpoint, matrix by matrix, by
+gguf-py's quantisers, whose bits are those of llama.cpp's: for models that the disk holds once only. `--consume` gives
+the space of each shard back as soon as it has been read; the checkpoint is of no use afterwards.
 
     to_gguf.py OLMOE.gguf OUT qwen3moe
 
@@ -20,6 +24,10 @@ import gguf
 import numpy as np
 
 F32, BF16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.BF16
+STORED = {"bf16": BF16, "q8": gguf.GGMLQuantizationType.Q8_0, "q4": gguf.GGMLQuantizationType.Q4_0}
+FILE_TYPES = {
+    "bf16": gguf.LlamaFileType.MOSTLY_BF16, "q8": gguf.LlamaFileType.MOSTLY_Q8_0, "q4": gguf.LlamaFileType.MOSTLY_Q4_0,
+}
 ARCHITECTURES = {"OlmoeForCausalLM": "olmoe", "Qwen3MoeForCausalLM": "qwen3moe", "PhiMoEForCausalLM": "phimoe"}
 ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 BLOCK = {
@@ -40,7 +48,7 @@ class Checkpoint:
     def __init__(self, folder):
         self.folder = Path(folder)
         self.config = json.loads((self.folder / "config.json").read_text())
-        self.tensors = {}
+        self.tensors, self.shards = {}, {}
         for path in sorted(self.folder.glob("model*.safetensors")):
             with open(path, "rb") as file:
                 size = int.from_bytes(file.read(8), "little")
@@ -50,6 +58,13 @@ class Checkpoint:
                 if name != "__metadata__":
                     begin, end = info["data_offsets"]
                     self.tensors[name] = (info["dtype"], info["shape"], data[begin:end])
+                    self.shards.setdefault(path, set()).add(name)
+
+    def consume(self, names):
+        """Says that these tensors are not wanted again. A shard of which none is loses its content."""
+        for path, left in self.shards.items():
+            if left and not left.difference_update(names) and not left:
+                os.truncate(path, 0)
 
     def bits(self, name):
         """bf16 as u16."""
@@ -92,7 +107,18 @@ def stays_f32(name, shape, exact_ends):
     return len(shape) == 1 or "ffn_gate_inp" in name or (exact_ends and name in ("token_embd.weight", "output.weight"))
 
 
-def write(checkpoint, out, exact_ends):
+def packed(checkpoint, names, kind):
+    """Matrices of equal shape one behind the other, as the file has them."""
+    shape = checkpoint.tensors[names[0]][1]
+    rows = gguf.quant_shape_to_byte_shape(shape, kind)
+    out = np.empty((len(names), *rows), np.uint8)
+    for at, name in enumerate(names):
+        bits = checkpoint.bits(name)
+        out[at] = bits.view(np.uint8) if kind == BF16 else gguf.quants.quantize(checkpoint.f32(name), kind)
+    return out
+
+
+def write(checkpoint, out, fmt, exact_ends, consume=False):
     check(checkpoint.config)
     c = checkpoint.config
     writer = gguf.GGUFWriter(str(out), ARCHITECTURES[c["architectures"][0]])
@@ -115,30 +141,30 @@ def write(checkpoint, out, exact_ends):
     writer.add_rope_freq_base(float(c.get("rope_theta") or rope["rope_theta"]))
     writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
     writer.add_layer_norm_eps(c["rms_norm_eps"])
-    writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
+    writer.add_file_type(FILE_TYPES[fmt])
     writer.add_vocab_size(c["vocab_size"])
     writer.add_tokenizer_model("no_vocab")
 
-    names = plan(checkpoint)
+    kind, names = STORED[fmt], plan(checkpoint)
     for name, source in names.items():
         shape = checkpoint.tensors[source][1] if isinstance(source, str) else None
         shape = shape or [len(source), *checkpoint.tensors[source[0]][1]]
-        exact = stays_f32(name, shape, exact_ends)
-        count = int(np.prod(shape))
-        writer.add_tensor_info(
-            name, shape if exact else [*shape[:-1], shape[-1] * 2], np.dtype(np.float32 if exact else np.uint8),
-            count * (4 if exact else 2), raw_dtype=F32 if exact else BF16,
-        )
+        if stays_f32(name, shape, exact_ends):
+            writer.add_tensor_info(name, shape, np.dtype(np.float32), 4 * int(np.prod(shape)), raw_dtype=F32)
+        else:
+            stored = gguf.quant_shape_to_byte_shape(shape, kind)
+            writer.add_tensor_info(name, stored, np.dtype(np.uint8), int(np.prod(stored)), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for name, source in names.items():
-        if isinstance(source, list):
-            writer.write_tensor_data(np.stack([checkpoint.bits(s) for s in source]).view(np.uint8))
-        elif stays_f32(name, checkpoint.tensors[source][1], exact_ends):
+        sources = source if isinstance(source, list) else [source]
+        if isinstance(source, str) and stays_f32(name, checkpoint.tensors[source][1], exact_ends):
             writer.write_tensor_data(np.ascontiguousarray(checkpoint.f32(source)))
         else:
-            writer.write_tensor_data(np.ascontiguousarray(checkpoint.bits(source)).view(np.uint8))
+            writer.write_tensor_data(packed(checkpoint, sources, kind))
+        if consume:
+            checkpoint.consume(sources)
     writer.close()
 
 
@@ -180,13 +206,15 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("format", choices=["bf16", "q8", "q4", "qwen3moe"])
     parser.add_argument("--exact-ends", action="store_true")
+    parser.add_argument("--direct", action="store_true")
+    parser.add_argument("--consume", action="store_true")
     args = parser.parse_args()
     # A file that is there is whole.
     hidden = args.out.with_name(f".{args.out.name}")
     if args.format == "qwen3moe":
         relabel(args.checkpoint, hidden)
-    elif args.format == "bf16":
-        write(Checkpoint(args.checkpoint), hidden, args.exact_ends)
+    elif args.format == "bf16" or args.direct:
+        write(Checkpoint(args.checkpoint), hidden, args.format, args.exact_ends, args.direct and args.consume)
     else:
         bf16 = args.out.with_name(args.out.name.replace(args.format, "bf16"))
         quantise(bf16, hidden, args.format, args.exact_ends)

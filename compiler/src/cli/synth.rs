@@ -1,9 +1,10 @@
 //! `moec synth`: a checkpoint of random weights in a real model's shapes. Hidden; for benchmarks and tests.
 
 use crate::progress::Progress;
-use crate::synth::{self, Cut, Like};
-use crate::{Result, interrupt};
-use std::path::PathBuf;
+use crate::synth::{self, Cut, Like, Popularity};
+use crate::{Error, Result, interrupt};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 /// Write a checkpoint of random weights in the shapes of a real model
 ///
@@ -21,6 +22,13 @@ pub struct Args {
     /// Vocabulary [default: as large as the model's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub vocab: Option<u32>,
+    /// Counts of how often tokens chose each expert, in lines `model,domain,layer,expert,count`: the routers
+    /// choose in these proportions, all domains together. Without it every expert is as likely
+    #[arg(long, value_name = "FILE.CSV")]
+    pub popularity: Option<PathBuf>,
+    /// Whose counts to take [default: those of the only model in the file]
+    #[arg(long, value_name = "NAME", requires = "popularity")]
+    pub model: Option<String>,
     /// Seed of the weights
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
@@ -29,10 +37,19 @@ pub struct Args {
 /// Writes it.
 ///
 /// # Errors
-/// The folder is there already, or the disk is full.
+/// The folder is there already, the disk is full, or the counts cannot be read or are of another model.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     interrupt::install();
     let size = |n: Option<u32>| n.map(|n| n as usize);
     let cut = Cut { layers: size(args.layers), vocab: size(args.vocab) };
-    synth::write(&args.out_dir, args.like, cut, args.seed, progress)
+    let popularity =
+        args.popularity.as_deref().map(|path| counts(path, args.model.as_deref())).transpose()?;
+    synth::write(&args.out_dir, args.like, cut, args.seed, popularity.as_ref(), progress)
+}
+
+fn counts(path: &Path, model: Option<&str>) -> Result<Popularity> {
+    let shown = path.display();
+    let text =
+        fs::read_to_string(path).map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
+    Popularity::parse(&text, model).map_err(|e| e.context(format!("`{shown}` counts no experts")))
 }

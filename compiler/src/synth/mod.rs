@@ -3,14 +3,16 @@
 //! Tensors are streamed: memory does not grow with the model. A tensor's numbers depend on the seed and on
 //! its name only, so that a model cut to fewer layers agrees with the whole one on those it has.
 
+mod popularity;
 mod shapes;
 
+pub use popularity::Popularity;
 pub use shapes::{Cut, Like};
 
 use crate::progress::Progress;
 use crate::{Error, Result, disk, human, interrupt};
 use serde_json::{Map, Value, json};
-use shapes::{Draw, Tensor};
+use shapes::{Draw, Tensor, first_numbers};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
@@ -18,12 +20,21 @@ use std::path::Path;
 /// Where a shard ends, in bytes.
 const SHARD: u64 = 2_000_000_000;
 
-/// Writes a checkpoint to a folder that does not exist yet. Where it fails nothing is left behind.
+/// Writes a checkpoint to a folder that does not exist yet. Where it fails nothing is left behind. With a
+/// popularity, tokens choose experts in its proportions; without, every expert is as likely.
 ///
 /// # Errors
-/// The folder exists, the disk is full, or the user interrupts.
-pub fn write(dir: &Path, like: Like, cut: Cut, seed: u64, progress: &Progress) -> Result<()> {
-    let (config, tensors) = like.describe(cut);
+/// The folder exists, the disk is full, the popularity is of another number of experts, or the user
+/// interrupts.
+pub fn write(
+    dir: &Path,
+    like: Like,
+    cut: Cut,
+    seed: u64,
+    popularity: Option<&Popularity>,
+    progress: &Progress,
+) -> Result<()> {
+    let (config, tensors) = like.describe(cut, popularity)?;
     write_tensors(dir, &config, &tensors, seed, SHARD, progress)
 }
 
@@ -159,7 +170,7 @@ fn write_shard(
         });
         let table = &tables[at].1;
         let mut numbers = Numbers(seed ^ fnv(&t.name));
-        let mut left = t.bytes();
+        let (mut left, mut written) = (t.bytes(), 0);
         while left > 0 {
             if interrupt::requested() {
                 return Err(io::Error::other("interrupted"));
@@ -173,6 +184,10 @@ fn write_shard(
                 }
             }
             chunk.truncate(left.min(1 << 16) as usize);
+            for (at, number) in first_numbers(t, written / 2, chunk.len() / 2) {
+                chunk[2 * at..2 * at + 2].copy_from_slice(&half::bf16::from_f64(number).to_le_bytes());
+            }
+            written += chunk.len() as u64;
             out.write_all(&chunk)?;
             left -= chunk.len() as u64;
             wrote(&t.name, chunk.len() as u64);
@@ -221,6 +236,7 @@ fn probit(p: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shapes::First;
 
     #[test]
     fn the_numbers_are_normal() {
@@ -237,7 +253,7 @@ mod tests {
         for (like, billions, layers) in
             [(Like::Olmoe, 6.92, 16), (Like::Qwen3_30bA3b, 30.53, 48), (Like::PhiTiny, 3.76, 32)]
         {
-            let (config, tensors) = like.describe(Cut::default());
+            let (config, tensors) = like.describe(Cut::default(), None).unwrap();
             let count: u64 = tensors.iter().map(|t| t.bytes() / 2).sum();
             assert!((count as f64 / 1e9 - billions).abs() < 0.01, "{like:?}: {count}");
             assert_eq!(config["num_hidden_layers"], layers);
@@ -246,7 +262,7 @@ mod tests {
 
     #[test]
     fn shards_hold_every_tensor_once() {
-        let (_, tensors) = Like::Olmoe.describe(Cut::default());
+        let (_, tensors) = Like::Olmoe.describe(Cut::default(), None).unwrap();
         let shards = split(&tensors, SHARD);
         assert_eq!(shards.concat(), tensors);
         assert!(shards.iter().all(|s| s.iter().map(Tensor::bytes).sum::<u64>() <= SHARD));
@@ -260,6 +276,7 @@ mod tests {
             name: name.into(),
             shape: vec![rows, 3],
             draw: Draw { mean: 1.0, std: 0.1 },
+            first: First::Drawn,
         };
         let tensors = [tensor("a", 5), tensor("b", 20_000), tensor("c", 7)];
         let (out, again) = (dir.path().join("one"), dir.path().join("two"));

@@ -1,5 +1,7 @@
 //! Shapes of real models: one row each.
 
+use super::popularity::{self, Popularity};
+use crate::Result;
 use serde_json::{Value, json};
 
 /// The models whose shapes are known.
@@ -33,9 +35,9 @@ pub(super) struct Draw {
 }
 
 /// Matrices and embeddings, as models are initialised.
-const WEIGHT: Draw = Draw { mean: 0.0, std: 0.02 };
+pub(super) const WEIGHT: Draw = Draw { mean: 0.0, std: 0.02 };
 /// Weights of norms.
-const NORM: Draw = Draw { mean: 1.0, std: 0.1 };
+pub(super) const NORM: Draw = Draw { mean: 1.0, std: 0.1 };
 
 /// A tensor to write, in bf16.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +48,35 @@ pub(super) struct Tensor {
     pub(super) shape: Vec<usize>,
     /// Its numbers.
     pub(super) draw: Draw,
+    /// Those that are not drawn.
+    pub(super) first: First,
+}
+
+/// What replaces numbers that belong to the first channel.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum First {
+    /// Nothing.
+    Drawn,
+    /// The first number of every row, by row, again and again; of a vector, its first.
+    OfRows(Vec<f64>),
+    /// Zeros, in the whole first row.
+    NoRow,
+}
+
+/// The numbers to replace among `count` of a tensor, `from` its own `from`-th on: place among them, value.
+pub(super) fn first_numbers(tensor: &Tensor, from: u64, count: usize) -> Vec<(usize, f64)> {
+    let columns = tensor.shape.last().map_or(1, |&c| c.max(1) as u64);
+    let to = from + count as u64;
+    match &tensor.first {
+        First::Drawn => Vec::new(),
+        First::NoRow => (from..to.min(columns)).map(|i| ((i - from) as usize, 0.0)).collect(),
+        First::OfRows(values) => (from.div_ceil(columns)..to.div_ceil(columns))
+            .filter_map(|row| {
+                let value = values.get((row % values.len().max(1) as u64) as usize)?;
+                Some(((row * columns - from) as usize, *value))
+            })
+            .collect(),
+    }
 }
 
 impl Tensor {
@@ -56,29 +87,30 @@ impl Tensor {
 }
 
 /// What the models have in common, and where they differ.
-struct Shape {
-    layers: usize,
-    hidden: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    experts: usize,
-    inner: usize,
-    vocab: usize,
+#[derive(Clone, Debug)]
+pub(super) struct Shape {
+    pub(super) layers: usize,
+    pub(super) hidden: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+    pub(super) experts: usize,
+    pub(super) inner: usize,
+    pub(super) vocab: usize,
     /// Channels of the norms of query and key.
-    qk_norm: Option<(usize, usize)>,
+    pub(super) qk_norm: Option<(usize, usize)>,
     /// Biases of norms, attention and head.
-    biases: bool,
+    pub(super) biases: bool,
     /// The layer's feed-forward block.
-    block: &'static str,
+    pub(super) block: &'static str,
     /// Names of gate, up and down.
-    names: [&'static str; 3],
+    pub(super) names: [&'static str; 3],
     /// The rest of `config.json`.
-    config: Value,
+    pub(super) config: Value,
 }
 
 impl Like {
-    fn shape(self) -> Shape {
+    pub(super) fn shape(self) -> Shape {
         match self {
             Self::Olmoe => Shape {
                 layers: 16,
@@ -148,17 +180,32 @@ impl Like {
     }
 
     /// `config.json`, and every tensor in order.
-    pub(super) fn describe(self, cut: Cut) -> (Value, Vec<Tensor>) {
+    ///
+    /// # Errors
+    /// A popularity of another number of experts, or a model whose router cannot have one.
+    pub(super) fn describe(self, cut: Cut, popularity: Option<&Popularity>) -> Result<(Value, Vec<Tensor>)> {
         let mut s = self.shape();
+        let depth = s.layers;
         s.layers = cut.layers.unwrap_or(s.layers);
         s.vocab = cut.vocab.unwrap_or(s.vocab);
-        let mut config = std::mem::take(&mut s.config);
+        let mut tensors = s.tensors();
+        if let Some(popularity) = popularity {
+            popularity::skew(&s, depth, popularity, &mut tensors)?;
+        }
+        Ok((s.into_config(), tensors))
+    }
+}
+
+impl Shape {
+    /// The whole `config.json`.
+    pub(super) fn into_config(self) -> Value {
+        let mut config = self.config;
         for (key, value) in [
-            ("num_hidden_layers", json!(s.layers)),
-            ("hidden_size", json!(s.hidden)),
-            ("num_attention_heads", json!(s.heads)),
-            ("num_key_value_heads", json!(s.kv_heads)),
-            ("vocab_size", json!(s.vocab)),
+            ("num_hidden_layers", json!(self.layers)),
+            ("hidden_size", json!(self.hidden)),
+            ("num_attention_heads", json!(self.heads)),
+            ("num_key_value_heads", json!(self.kv_heads)),
+            ("vocab_size", json!(self.vocab)),
             ("attention_dropout", json!(0.0)),
             ("hidden_act", json!("silu")),
             ("initializer_range", json!(0.02)),
@@ -169,14 +216,14 @@ impl Like {
         ] {
             config[key] = value;
         }
-        (config, s.tensors())
+        config
     }
-}
 
-impl Shape {
-    fn tensors(&self) -> Vec<Tensor> {
+    pub(super) fn tensors(&self) -> Vec<Tensor> {
         let mut all = Vec::new();
-        let mut put = |name: String, shape: Vec<usize>, draw| all.push(Tensor { name, shape, draw });
+        let mut put = |name: String, shape: Vec<usize>, draw| {
+            all.push(Tensor { name, shape, draw, first: First::Drawn });
+        };
         let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
         put("model.embed_tokens.weight".into(), vec![self.vocab, self.hidden], WEIGHT);
         for l in 0..self.layers {

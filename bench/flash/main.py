@@ -1,0 +1,234 @@
+"""moec beside llama.cpp on a model that does not fit: same weights, same tokens, same hard cap on memory, by turns.
+
+`cargo xtask bench-flash` starts it. Python 3.10 or later, std only; llama.cpp has an environment of its own in the cache
+folder, the one that `cargo xtask bench-peers` uses.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PEERS = HERE.parent / "peers"
+sys.path[1:1] = [str(PEERS), str(PEERS / "workers")]
+
+import chart  # noqa: E402
+import report  # noqa: E402
+from common import prompt_ids  # noqa: E402
+from engines import Failed, Venvs, log  # noqa: E402
+from group import Group, NoGroup, forget, hierarchy  # noqa: E402
+from watch import median, watch  # noqa: E402
+from weights import CHUNK, FORMAT, VARIANTS, Weights, files, least_read  # noqa: E402
+
+CAPS = {8: "2,3.5,4.5,6,none", 4: "2,2.4,3,3.5,none"}
+"""What is measured unless told otherwise: from what either engine can just live on, to more than the model has."""
+PROMPT = 8
+"""Tokens of the prompt: some, so that every engine computes one; few, so that decoding starts from nothing."""
+MARGIN = 128 << 20
+"""What a cap holds beside the budget: the program, its libraries, what the kernel keeps for it."""
+
+
+def caps(text):
+    """GiB, or `none`."""
+    return [None if word == "none" else round(float(word) * 2**30) for word in text.split(",")]
+
+
+def arguments():
+    bits = lambda text: [int(n) for n in text.split(",")]
+    p = argparse.ArgumentParser(prog="cargo xtask bench-flash", description="Measure a model that is larger than the memory it may use.")
+    p.add_argument("--moec", type=Path, required=True, help=argparse.SUPPRESS)
+    p.add_argument("--cache", type=Path, required=True, help="folder for the environment, and on the disk to measure")
+    p.add_argument("--out", type=Path, default=Path("bench/flash/results.json"), help="earlier results of other bits stay in it")
+    p.add_argument("--chart", type=Path, default=Path("bench/flash/curve.svg"))
+    p.add_argument("--readme", type=Path, default=Path("README.md"), help="file with the markers of the table")
+    p.add_argument("--bits", type=bits, default=[8, 4], help="bits per weight")
+    p.add_argument("--caps", type=caps, help=f"GiB of memory, or `none` (default: {CAPS[8]} of 8 bits, {CAPS[4]} of 4)")
+    p.add_argument("--tokens", type=int, default=160, help="tokens to decode")
+    p.add_argument("--cold", type=int, default=32, help="how many of them count as cold, the first ones")
+    p.add_argument("--layers", type=int, default=16)
+    p.add_argument("--repeat", type=int, default=3)
+    p.add_argument("--threads", type=int, default=2)
+    p.add_argument("--cgroup", type=Path, help="group to make groups in (default: the root of the hierarchy that limits memory)")
+    p.add_argument("--run-args", default="", help="words for the bundle's `run`; {budget} is the cap's budget in bytes")
+    p.add_argument("--reuse", action="store_true", help="take the files of an earlier run, though moec is another by now")
+    p.add_argument("--keep", action="store_true", help="leave the files of the last bits on the disk")
+    p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
+    args = p.parse_args()
+    if not set(args.bits) <= set(FORMAT):
+        p.error("--bits takes 8 and 4")
+    if not 0 < args.cold < args.tokens - 1:
+        p.error("--cold must leave tokens that are warm")
+    args.context = -(-(PROMPT + args.tokens + 1) // 64) * 64
+    return args
+
+
+class Engine:
+    """What is run in a group, and on which files."""
+
+    def __init__(self, name, model, command, stdin="", environment=None, budget=None):
+        self.name, self.files, self.command, self.stdin = name, files(model), command, stdin
+        self.environment, self.budget = environment, budget
+
+
+class Bench:
+    def __init__(self, args):
+        self.args = args
+        self.venvs = Venvs(args.cache.resolve())
+        self.weights = Weights(args.cache.resolve() / "flash", args.moec.resolve(), self.venvs, args.layers, args.context, args.reuse)
+        self.groups = hierarchy(args.cgroup)
+        self.logs = self.weights.cache / "log"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.budget_words = None
+
+    def group(self, cap):
+        return Group(*self.groups, cap)
+
+    def profile(self):
+        """What the machine, and the disk of the cache folder, can do."""
+        log("measuring the disk")
+        words = [self.args.moec, "profile-device", "--quiet", "--json", "--threads", self.args.threads, "--flash", self.weights.cache]
+        return json.loads(self.weights.run(words, "profile-device"))
+
+    # moec
+
+    def run_command(self, fmt, variant):
+        """The bundle's program; where the bundle is an older one, its verbs in moec's own process."""
+        bundle = self.weights.bundle(fmt, variant)
+        return [self.args.moec.resolve(), "run", bundle] if self.args.reuse else [bundle / "run"]
+
+    def budget(self, fmt, variant, cap):
+        """Words that tell `run` its budget; none where it has no such option."""
+        if cap is None:
+            return None, []
+        budget = cap - MARGIN
+        if self.budget_words is None:
+            words = self.args.run_args.split()
+            helped = self.weights.run([*self.run_command(fmt, variant), "generate", "--help"], "help")
+            self.budget_words = words or (["--budget", "{budget}"] if "--budget" in helped else [])
+        return budget, [word.format(budget=budget) for word in self.budget_words]
+
+    def generate(self, fmt, variant, cap, *more):
+        """`run generate` on ids; those that follow are drawn, so that they do not repeat."""
+        budget, words = self.budget(fmt, variant, cap)
+        ids = ",".join(map(str, self.prompt))
+        command = [*self.run_command(fmt, variant), "generate", "--ids", ids, "-n", self.args.tokens, "--temperature", 1, "--seed", 1,
+                   "--threads", self.args.threads, *words, *more]
+        return Engine(variant, self.weights.bundle(fmt, variant), command, budget=budget if words else None)
+
+    def said(self, fmt, variant, cap):
+        """What `run generate --json` says of itself, in a run of its own: it prints no token before the last."""
+        engine = self.generate(fmt, variant, cap, "--json")
+        forget(engine.files)
+        with self.group(cap) as group:
+            return json.loads(self.weights.run(group.enter(engine.command), f"json-{variant}"))
+
+    # llama.cpp
+
+    def llama(self, fmt, repack, tokens):
+        model = self.weights.gguf(fmt)
+        command = [self.venvs.python("llama"), HERE / "replay.py", model, PROMPT, self.args.threads, self.args.context, CHUNK, int(repack)]
+        name = "llama.cpp, repacked" if repack else "llama.cpp"
+        environment = {"OMP_NUM_THREADS": str(self.args.threads)}
+        return Engine(name, model, command, ",".join(map(str, tokens)), environment)
+
+    # measuring
+
+    def once(self, engine, cap, what):
+        """One run, from a page cache that holds nothing of the model."""
+        held = forget(engine.files)
+        if held > 0.01:
+            log(f"  {held:.0%} of {engine.name}'s files stay in the page cache")
+        with self.group(cap) as group:
+            run = watch(group, engine.command, self.args.tokens, self.logs / f"{what}.log", engine.stdin, engine.environment)
+        run.held = held
+        return run
+
+    def row(self, engine, bits, cap, runs, said=None):
+        """Medians of what was seen; the largest of what is memory."""
+        good = [r for r in runs if not r.failed]
+        row = {"bits": bits, "cap": cap, "engine": engine.name, "budget": engine.budget, "runs": len(good)}
+        if not good:
+            return row | {"failed": runs[-1].failed, "peak": runs[-1].peak}
+        spans = {"cold": (0, self.args.cold), "warm": (self.args.cold, self.args.tokens - 1)}
+        for name, (first, last) in spans.items():
+            found = [r.span(first, last) for r in good]
+            row[name] = {key: median(f[key] for f in found if f) for key in ("rate", "read")}
+            row[name]["rates"] = [f["rate"] for f in found if f]
+        row["start"] = median(r.moments[0].seconds for r in good)
+        for key in ("peak", "rss", "anonymous"):
+            row[key] = max((getattr(r, key) or 0 for r in good), default=0) or None
+        return row | ({"said": said} if said else {})
+
+    def measure(self, bits):
+        args, fmt = self.args, FORMAT[bits]
+        log(f"{bits} bits")
+        shape = self.weights.ready(fmt)
+        self.prompt = prompt_ids(0, PROMPT, shape.vocab)
+        disk = self.profile()
+        tokens = self.prompt + self.said(fmt, "moec", None)["ids"]
+        rows = []
+        for cap in args.caps or caps(CAPS[bits]):
+            engines = [self.generate(fmt, variant, cap) for variant in VARIANTS] + [self.llama(fmt, False, tokens)]
+            if cap is None:
+                # Copies of the weights do not fit under a cap.
+                engines.append(self.llama(fmt, True, tokens))
+            found = {engine.name: [] for engine in engines}
+            for turn in range(args.repeat):
+                for engine in engines if turn % 2 == 0 else engines[::-1]:
+                    runs = found[engine.name]
+                    if any(run.failed for run in runs):
+                        continue
+                    runs.append(self.once(engine, cap, f"{engine.name.split(',')[0]}-{fmt}"))
+                    log(f"  {report.cap_name(cap)}: {engine.name}: {report.in_words(self.row(engine, bits, cap, runs[-1:]))}")
+            for engine in engines:
+                said = None
+                if engine.name in VARIANTS and not found[engine.name][-1].failed:
+                    said = {key: value for key, value in self.said(fmt, engine.name, cap).items() if key != "ids"}
+                rows.append(self.row(engine, bits, cap, found[engine.name], said) | {"least": least_read(shape, fmt, cap)})
+        return {"rows": rows, "machine": self.profile_again(disk), "gguf_bytes": self.weights.gguf(fmt).stat().st_size,
+                "bundle_bytes": sum(p.stat().st_size for p in files(self.weights.bundle(fmt)))}
+
+    def profile_again(self, old):
+        """The better of two measurements, before and after, counts as what the disk can do."""
+        new = self.profile()
+        for a, b in zip(old["flash"]["rates"], new["flash"]["rates"]):
+            b["gb_per_s"] = max(a["gb_per_s"], b["gb_per_s"])
+        return new
+
+    def run(self):
+        args, start = self.args, time.perf_counter()
+        found = {}
+        for bits in args.bits:
+            found[str(bits)] = self.measure(bits) | {"conditions": {
+                "tokens": args.tokens, "cold": args.cold, "prompt": PROMPT, "layers": args.layers, "threads": args.threads,
+                "repetitions": args.repeat, "margin": MARGIN, "load_before": os.getloadavg()[0], "chunk": CHUNK,
+                "llama": self.venvs.version(self.venvs.python("llama"), "llama-cpp-python"),
+                "seconds": round(time.perf_counter() - start), "cgroup": 1 if self.groups[1].limit.endswith("in_bytes") else 2,
+            }}
+            if not args.keep or bits != args.bits[-1]:
+                self.weights.drop()
+        return found
+
+
+def main():
+    args = arguments()
+    try:
+        found = Bench(args).run()
+    except (Failed, NoGroup) as e:
+        sys.exit(f"error: {e}")
+    results = json.loads(args.out.read_text()) if args.out.exists() else {}
+    results |= found
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+    args.chart.write_text(chart.svg(results))
+    text = report.markdown(results)
+    written = report.insert(args.readme, text)
+    log(f"wrote {args.out}, {args.chart}" + (f" and the table in {args.readme}" if written else ""))
+    print(json.dumps(results, indent=1) if args.json else text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The results as Markdown, and into the README between its markers."""
+
+START, END = "<!-- bench-flash -->", "<!-- /bench-flash -->"
+HEAD = [
+    "cap", "engine", "budget", "first token, s", "cold, tokens/s", "warm, tokens/s", "read per token, cold", "warm",
+    "least: uniform / popular / Belady", "of the disk's rate", "peak of the group", "of no file", "RSS",
+]
+
+
+def cells(*values):
+    return "| " + " | ".join(values) + " |"
+
+
+def number(x):
+    """Three digits; whole from 100 up; `-` where nothing is known."""
+    return "-" if x is None else f"{x:.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def gib(x):
+    return "-" if x is None else f"{x / 2**30:.2f} GiB"
+
+
+def gb(x):
+    return "-" if x is None else f"{x / 1e9:.2f} GB" if x >= 1e8 else f"{x / 1e6:.0f} MB"
+
+
+def cap_name(cap):
+    return "no cap" if cap is None else f"{cap / 2**30:g} GiB"
+
+
+def field(row, path):
+    """A number that a run said of itself, by its place (`cache.bytes_belady`), or `None`."""
+    value = row.get("said")
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, (int, float)) else None
+
+
+def disk_rate(machine, block):
+    """Best rate of random reads in blocks of a size, bytes per second; without a size, of the largest that was measured.
+    Also the block size that it was measured with: the largest that is no larger."""
+    rates = [r for r in ((machine or {}).get("flash") or {}).get("rates", []) if r["order"] == "random"]
+    sizes = sorted({r["block_bytes"] for r in rates})
+    if not sizes:
+        return None, None
+    size = max([s for s in sizes if block is None or s <= block], default=sizes[0])
+    return max(r["gb_per_s"] for r in rates if r["block_bytes"] == size) * 1e9, size
+
+
+def disk_share(row, machine):
+    """Rate at which the store moved its bytes while it was busy, of what the disk was measured at."""
+    moved, busy = field(row, "flash.bytes"), field(row, "flash.busy_seconds")
+    rate, _ = disk_rate(machine, field(row, "flash.block_bytes"))
+    return moved / busy / rate if moved and busy and rate else None
+
+
+def belady(row, tokens):
+    """Bytes per token that a cache of the same size would read if it knew the future."""
+    found = field(row, "cache.bytes_belady")
+    return found / tokens if found is not None else None
+
+
+def in_words(row):
+    """One row for the log."""
+    if "failed" in row:
+        return row["failed"]
+    cold, warm = row["cold"], row["warm"]
+    return (f"cold {number(cold['rate'])}, warm {number(warm['rate'])} tokens/s, {gb(cold['read'])} and {gb(warm['read'])} per token; "
+            f"group {gib(row['peak'])}, of no file {gib(row['anonymous'])}")
+
+
+def table(bits, part):
+    rows, tokens = part["rows"], part["conditions"]["tokens"]
+    out = [cells(*HEAD), cells(*["---"] * len(HEAD))]
+    for row in rows:
+        first = [cap_name(row["cap"]), f"**{row['engine']}**" if row["engine"].startswith("moec") else row["engine"]]
+        if "failed" in row:
+            out.append(cells(*first, gib(row["budget"]), row["failed"].replace("|", "/"), *["-"] * 6, gib(row.get("peak")), "-", "-"))
+            continue
+        base = next((r for r in rows if r["engine"] == "llama.cpp" and r["cap"] == row["cap"] and "failed" not in r), None)
+        speeds = []
+        for phase in ("cold", "warm"):
+            ratio = f" ({row[phase]['rate'] / base[phase]['rate']:.2f}×)" if base and base is not row else ""
+            speeds.append(number(row[phase]["rate"]) + ratio)
+        least = " / ".join(gb(x) for x in (row["least"]["uniform"], row["least"]["popular"], belady(row, tokens)))
+        share = disk_share(row, part["machine"])
+        out.append(cells(
+            *first, gib(row["budget"] or field(row, "memory.budget")), number(row["start"]), *speeds,
+            gb(row["cold"]["read"]), gb(row["warm"]["read"]), least, "-" if share is None else f"{100 * share:.0f} %",
+            gib(row["peak"]), gib(row["anonymous"]), gib(row["rss"]),
+        ))
+    return out
+
+
+def conditions(bits, part):
+    c, m = part["conditions"], part["machine"]
+    rate, size = disk_rate(m, None)
+    disk = f"random reads of {size >> 10} KiB {rate / 1e9:.2f} GB/s" if rate else "not measured"
+    return (
+        f"{bits} bits. Machine: {m['description'].split(', measured')[0]}; memory {m['read_gb_per_s']:.1f} GB/s, disk {disk}. "
+        f"{c['layers']} layers of OLMoE-1B-7B's shapes, random weights, routed as `golden/traces` counts; bundle "
+        f"{part['bundle_bytes'] / 1e9:.2f} GB, GGUF {part['gguf_bytes'] / 1e9:.2f} GB (llama.cpp {c['llama']}, mapped, not repacked "
+        f"unless the row says so). {c['threads']} threads, a prompt of {c['prompt']} tokens, then {c['tokens']} that are the same for "
+        f"both; the first {c['cold']} count as cold, the rest as warm; medians of {c['repetitions']}, by turns."
+    )
+
+
+def markdown(results):
+    parts = [
+        "Written by `cargo xtask bench-flash`. Every engine is a process in a control group of its own with a hard limit (the cap) "
+        "that counts the page cache, and starts with nothing of the model in it. *Read per token*: what the process made the "
+        "kernel read from the disk. *Least*: what a token must read if as many experts as the cap holds stay in memory: "
+        "with every expert as likely as any other, with those that are chosen most often, and with the best that a cache could do that "
+        "knew the future. *Peak of the group*: as the kernel accounts for it, page cache included; *of no file*: the part that it "
+        "cannot drop; *RSS*: also counts pages that are mapped. In brackets: times llama.cpp.",
+    ]
+    for bits in sorted(results, key=int, reverse=True):
+        parts += ["", conditions(bits, results[bits]), "", *table(bits, results[bits])]
+    return "\n".join(parts) + "\n"
+
+
+def insert(path, text):
+    """Puts the text between the markers; false where there are none."""
+    if not path.exists():
+        return False
+    old = path.read_text()
+    before, found, rest = old.partition(START)
+    _, closed, after = rest.partition(END)
+    if not (found and closed):
+        return False
+    path.write_text(f"{before}{START}\n{text}{END}{after}")
+    return True
