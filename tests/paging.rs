@@ -47,7 +47,7 @@ const USUAL: Case =
 
 fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
     let flash = flash::Options { reader: case.reader, block_bytes: 16 << 10, ..flash::Options::default() };
-    Paging { flash, ahead: case.ahead, budget: None, wrap }
+    Paging { flash, ahead: case.ahead, budget: None, record: true, wrap }
 }
 
 /// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.
@@ -208,9 +208,10 @@ fn more_threads_than_the_budget_is_for_are_refused() {
         "0",
     ]));
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let paging = &said["paging"];
-    assert!(paging["flash_bytes"].as_u64() > Some(0) && paging["checked_reads"].as_u64() > Some(0), "{said}");
-    assert_eq!(paging["read_ahead"], 0, "{said}");
+    let flash = &said["flash"];
+    assert!(flash["bytes"].as_u64() > Some(0) && flash["checked"].as_u64() > Some(0), "{said}");
+    assert_eq!(said["cache"]["read_ahead"], 0, "{said}");
+    assert!(said["cache"]["bytes_belady"].as_u64() <= said["cache"]["bytes_used"].as_u64(), "{said}");
     let text = String::from_utf8(ok(moec().arg("run").arg(&bundle).arg("info")).stdout).unwrap();
     assert!(text.contains("budget") && text.contains("on flash"), "{text}");
 }

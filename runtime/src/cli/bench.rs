@@ -28,7 +28,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     if args.json {
         let mut value = report.json();
         if let Some(did) = &did {
-            value["paging"] = paging::value(did, 0);
+            paging::add(&mut value, did);
         }
         io.say(&format!("{value}\n"))?;
         return Ok(());
@@ -87,7 +87,7 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         let mut value = Report::new(engine, what, &times).json();
         if let Some(did) = engine.paging() {
             // Sums since the engine was opened: who asks twice takes the difference.
-            value["paging"] = paging::value(&did, 0);
+            paging::add(&mut value, &did);
         }
         io.say(&format!("{value}\n"))?;
     }

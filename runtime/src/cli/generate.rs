@@ -25,7 +25,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
     };
     let n = args.n.unwrap_or_else(|| DEFAULT_TOKENS.min(max.saturating_sub(prompt.len())).max(1));
     check_room(prompt.len(), n, max)?;
-    let mut engine = context.open(&args.common)?;
+    let mut engine = context.open_recording(&args.common, args.json)?;
     // The ids are data of their own; without a tokenizer they are all there is.
     let tokenizer = match tokenizer {
         None if text::path(context.bundle).is_file() => match Text::open(context.bundle, model.bos) {
@@ -64,7 +64,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         let text = tokenizer.as_ref().map(|t| t.decode(&done.ids)).transpose()?;
         let mut report = report(&done, text);
         if let Some(did) = engine.paging() {
-            report["paging"] = paging::value(&did, done.prompt + done.ids.len());
+            paging::add(&mut report, &did);
         }
         io.say(&format!("{report}\n"))?;
     } else {

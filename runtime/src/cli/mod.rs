@@ -71,11 +71,17 @@ pub struct Beside<'a> {
 
 impl<'p> Context<'_, 'p> {
     fn open(&self, common: &Common) -> Result<Engine<'p>> {
+        self.open_recording(common, false)
+    }
+
+    /// As [`Context::open`]; `record`: routing is written down where experts are on flash.
+    fn open_recording(&self, common: &Common, record: bool) -> Result<Engine<'p>> {
         let check = if common.check { CheckLevel::All } else { CheckLevel::Small };
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
         paging.flash.verify_reads = common.verify_reads;
         paging.budget = common.budget;
+        paging.record = record;
         paging.ahead = common.prefetch.unwrap_or(paging.ahead);
         let options = Options {
             threads: common.threads,

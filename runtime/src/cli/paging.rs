@@ -4,29 +4,35 @@ use super::size;
 use crate::paging::Report;
 use serde_json::{Value, json};
 
-/// What was done, as `--json` gives it.
-pub(super) fn value(report: &Report, tokens: usize) -> Value {
-    json!({
-        "budget_bytes": report.budget,
-        "peak_bytes": crate::cpu::peak_memory(),
+/// Adds what was done to the object that `--json` prints.
+pub(super) fn add(to: &mut Value, report: &Report) {
+    to["memory"] = json!({
+        "budget": report.budget,
+        "peak": crate::cpu::peak_memory(),
+        "frames": report.frame_bytes,
+    });
+    to["flash"] = json!({
         "reader": report.reader,
+        "bytes": report.flash.bytes,
+        "busy_seconds": report.flash.busy.as_secs_f64(),
+        "bytes_per_second": per_second(report),
+        "block_bytes": report.block_bytes,
+        "reads": report.flash.reads,
+        "repeated": report.flash.repeated,
+        "checked": report.flash.checked,
+        "waited_seconds": report.stalled.as_secs_f64(),
+    });
+    to["cache"] = json!({
         "policy": report.policy,
-        "frame_bytes": report.frame_bytes,
-        "frames": report.frames,
+        "experts": report.frames,
         "hits": report.hits,
         "misses": report.misses,
         "streamed": report.streamed,
         "read_ahead": report.ahead,
         "foreseen": report.foreseen,
-        "stalled_seconds": report.stalled.as_secs_f64(),
-        "flash_bytes": report.flash.bytes,
-        "flash_busy_seconds": report.flash.busy.as_secs_f64(),
-        "flash_bytes_per_second": per_second(report),
-        "flash_bytes_per_token": report.flash.bytes.checked_div(tokens as u64),
-        "reads": report.flash.reads,
-        "repeated_reads": report.flash.repeated,
-        "checked_reads": report.flash.checked,
-    })
+        "bytes_belady": report.belady.map(|b| b.0),
+        "bytes_used": report.belady.map(|b| b.1),
+    });
 }
 
 /// One line of what was done.
@@ -35,7 +41,8 @@ pub(super) fn line(report: &Report) -> String {
     let share = if uses > 0 { 100.0 * report.hits as f64 / uses as f64 } else { 0.0 };
     let rate = per_second(report).map_or_else(String::new, |r| format!(" at {:.2} GB/s", r / 1e9));
     format!(
-        "flash: {} read{rate}, waited {:.1} s; experts: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them used; budget {}",
+        "flash: {} read{rate}, waited {:.1} s; experts: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
+         used; budget {}",
         size(report.flash.bytes),
         report.stalled.as_secs_f64(),
         report.policy,

@@ -8,7 +8,7 @@ use super::ahead::Ahead;
 use super::options::Paging;
 use super::stage::Stage;
 use super::tables::Tables;
-use crate::cache::{self, Cache, Experts, Key, Layer, Ranking, Setting};
+use crate::cache::{self, Cache, Experts, Key, Layer, Ranking, Setting, Trace};
 use crate::error::{Error, Result};
 use crate::flash::{self, Flash, Loaded, Priority, ReadError, Stats, Ticket};
 use crate::memory::Addr;
@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 
 /// Bits of an expert whose two parts are there.
 const WHOLE: u8 = 3;
+/// Most tokens that are recorded.
+const RECORDED: usize = 1 << 14;
 /// How long a lane waits for news before it looks whether another lane has taken them.
 const NEWS: Duration = Duration::from_micros(200);
 
@@ -46,6 +48,11 @@ pub struct Report {
     pub reader: String,
     /// Policy of the cache with its parameters.
     pub policy: String,
+    /// Bytes that a cache which knows what comes (Belady's) would have read for the tokens that were decoded one by one, and
+    /// what was asked for them in all; where routing was recorded.
+    pub belady: Option<(u64, u64)>,
+    /// Most bytes of one read.
+    pub block_bytes: u32,
     /// Bytes that the run may take.
     pub budget: u64,
     /// Frames of the cache.
@@ -129,6 +136,8 @@ struct State {
     passed: Vec<bool>,
     next: usize,
     ahead: Ahead,
+    /// Routing so far, and of the token under way.
+    record: Option<(Trace, Vec<u16>)>,
     error: Option<Box<ReadError>>,
     report: Report,
 }
@@ -187,6 +196,7 @@ impl Pager {
         let report = Report {
             reader: flash.describe().to_owned(),
             policy: paging.policy.to_owned(),
+            block_bytes: options.flash.block_bytes,
             budget: paging.budget,
             frames: paging.frames,
             frame_bytes: flash.buffers().bytes() as u64,
@@ -204,6 +214,7 @@ impl Pager {
             passed: vec![false; most],
             next: 0,
             ahead: Ahead::new(&layers, options.ahead),
+            record: options.record.then(|| (Trace::new(experts.clone(), false), Vec::new())),
             error: None,
             report,
         };
@@ -231,9 +242,21 @@ impl Pager {
     /// What was done so far.
     pub(crate) fn report(&self) -> Report {
         let mut report = self.lock().report.clone();
+        report.belady = self.belady();
         report.flash = self.flash.stats();
         report.stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
         report
+    }
+
+    /// What Belady's cache would have read, and what was used.
+    fn belady(&self) -> Option<(u64, u64)> {
+        let state = self.lock();
+        let (trace, _) = state.record.as_ref()?;
+        let tally = cache::optimum(trace, state.cache.capacity(), 1).total();
+        // Sizes of experts hardly differ: the mean stands for all.
+        let bytes: u64 = self.places.iter().map(|p| p.bytes * u64::from(p.shape.experts)).sum();
+        let mean = bytes / (self.keys.len() as u64).max(1);
+        Some((tally.misses * mean, tally.accesses() * mean))
     }
 
     /// Writes down from now on what is read and waited for. Once only.
@@ -283,6 +306,16 @@ impl Pager {
             &[]
         };
         cache.step(layer, chosen, ranked, |e| events.push(e)).map_err(|e| Error::Plan(e.to_string()))?;
+        if let Some((trace, token)) = state.record.as_mut().filter(|_| rows == 1) {
+            if layer == 0 {
+                token.clear();
+            }
+            token.extend(&state.chosen);
+            if layer + 1 == self.places.len() && trace.tokens() < RECORDED {
+                // A token whose layers were not all seen is no token.
+                let _ = trace.push(token, &[]);
+            }
+        }
         let streams = state.events.iter().filter(|e| matches!(e, cache::Event::Stream(_))).count();
         stage.split = streams > self.spare;
         state.passed.fill(false);
