@@ -146,7 +146,7 @@ fn the_generated_source_is_readable() {
 }
 
 /// A budget that holds a part of the experts.
-const MEMORY: &str = "[memory]\nbudget = \"26 MiB\"\nthreads = 2\nprefetch = 2\n";
+const MEMORY: &str = "[memory]\nbudget = \"17 MiB\"\nthreads = 2\nprefetch = 2\n";
 
 #[test]
 fn a_budget_puts_experts_on_flash() {
