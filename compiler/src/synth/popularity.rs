@@ -192,8 +192,11 @@ fn fit(counts: &[f64], k: usize) -> Result<Vec<f64>> {
     Ok(biases)
 }
 
-/// Draws tokens, the same for all biases; gives the chosen experts with their logits.
-fn each_token(biases: &[f64], k: usize, see: &mut dyn FnMut(&[(usize, f64)])) {
+/// Experts that a token chose, with their logits.
+type Chosen = [(usize, f64)];
+
+/// Draws tokens, the same for all biases.
+fn each_token(biases: &[f64], k: usize, see: &mut dyn FnMut(&Chosen)) {
     let table: Vec<f64> = (0..GRID).map(|i| probit((f64::from(i) + 0.5) / f64::from(GRID))).collect();
     let mut numbers = Numbers(0);
     let mut logits: Vec<(usize, f64)> = Vec::with_capacity(biases.len());
