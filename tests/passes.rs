@@ -19,7 +19,7 @@ use std::fmt::Write;
 use support::{FAMILIES, Setup, checkpoint};
 
 /// Passes that do nothing where shapes are dynamic; `placement.rs` looks at them.
-const STATIC: [&str; 4] = ["tier", "group", "reside", "offload"];
+const STATIC: [&str; 5] = ["tier", "group", "reside", "convolve", "offload"];
 
 /// Passes whose whole result is kept.
 const WHOLE: [&str; 3] = ["lower", "rewrite", "barriers"];
