@@ -252,10 +252,12 @@ fn latent(
         return Err("queries and keys are projected from different rows".into());
     }
 
-    let up = walk.readers(y).next().filter(|n| projects_heads(&n.op, heads)).ok_or_else(|| wrong("values"))?;
+    let up = walk.readers(y).into_iter().next().filter(|n| projects_heads(&n.op, heads));
+    let up = up.ok_or_else(|| wrong("values"))?;
     let v_up = weight(up, 1)?;
     let values = *up.outputs.first().ok_or_else(|| wrong("values"))?;
     walk.node(Operand::Value(values))?;
+    walk.origin(input(up, 0)?);
     let (o, y) = walk.reader(values)?;
     let found = Latent {
         desc: desc.clone(),

@@ -110,10 +110,10 @@ impl<'a> Walk<'a> {
     }
 
     /// Nodes that read a value, in whichever form.
-    pub(super) fn readers(&self, of: ValueId) -> impl Iterator<Item = &'a Node> {
+    pub(super) fn readers(&self, of: ValueId) -> Vec<&'a Node> {
         let reads = |o: &Operand| self.skip(*o).0 == Operand::Value(of);
         let changes = |n: &Node| matches!(n.op, Op::ToNchw | Op::FromNchw);
-        self.nodes().filter(move |n| !changes(n) && n.inputs.iter().any(reads))
+        self.nodes().filter(|n| !changes(n) && n.inputs.iter().any(reads)).collect()
     }
 
     /// The rows that a projection gives, which the walk then ends with.
@@ -131,8 +131,7 @@ impl<'a> Walk<'a> {
 
     /// The one projection that reads a value, which the walk then ends with. Gives it and its result.
     pub(super) fn reader(&mut self, of: ValueId) -> Found<(Linear, ValueId)> {
-        let mut readers = self.readers(of);
-        let (Some(node), None) = (readers.next(), readers.next()) else {
+        let [node] = *self.readers(of) else {
             return Err("what it gives is not read by one projection".into());
         };
         let y = self.result(node)?;

@@ -12,8 +12,8 @@
 use super::reside::{any_layer, row_of};
 use super::rewrite::{self, Applied, Costs, Island, Options, rules};
 use super::units::Units;
-use crate::coreml::parts;
-use crate::error::Result;
+use crate::coreml::parts::{self, Part};
+use crate::error::{Error, Result};
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::{EntryKind, Module};
 
@@ -37,15 +37,21 @@ pub fn convolve(
         cuts.map(|cut| Island { entry: cut.entry, nodes: &cut.nodes, costs }).collect();
     let options = Options { rules: rules::layouts, keep: None, costs: processor, islands: &islands };
     let applied = rewrite::rewrite(module, &options)?;
-    relist(module, placement, units);
+    // What becomes graphs must still be what it was.
+    let found = parts.iter().map(|old| {
+        let wrong = |why| Error::bug(format!("`{}` is no graph any more: {why}", old.name));
+        Part::find(module, &old.scope).map_err(wrong)
+    });
+    let found = found.collect::<Result<Vec<_>>>()?;
+    relist(module, placement, units, &found);
     Ok(applied)
 }
 
 /// Lists the operators of parts anew, in the place of those that they were.
-fn relist(module: &Module, placement: &mut Placement, units: &Units<'_>) {
+fn relist(module: &Module, placement: &mut Placement, units: &Units<'_>, parts: &[Part]) {
     let unit = units.npu_index();
     let mut rows: Vec<OpPlace> = Vec::new();
-    for part in parts::placed(module, placement, units.npu) {
+    for part in parts {
         let scope = any_layer(&part.scope);
         for cut in part.cuts_in(placement, units.npu) {
             let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
