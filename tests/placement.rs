@@ -13,16 +13,18 @@ mod support;
 
 use moec::config::Config;
 use moec::import::{self, ImportOptions};
+use moec::passes::convolve::convolve;
 use moec::passes::offload::Statics;
+use moec::passes::rewrite::Costs;
 use moec::passes::units::Units;
 use moec::pipeline::{Candidate, Compilation, QualityProbe, Stops};
 use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec::progress::Progress;
 use moec_device::{BUILT_IN, Device};
-use moec_ir::Op;
 use moec_ir::eval::Evaluator;
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::text::parse_placement;
+use moec_ir::{EntryKind, Op};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -208,7 +210,8 @@ const ATTENTION_ON_NPU: &str = "[placement]\nexperts = \"cpu\"\nattention = \"np
 /// The prefill and what the placement says of the unit, without the list of weights.
 fn on_unit(c: &Compilation<'_>, unit: u32) -> String {
     let placement = c.placement.as_ref().unwrap().to_string();
-    let placed = placement.lines().filter(|l| l.starts_with("placed") && l.contains(&format!("unit = {unit}")));
+    let placed =
+        placement.lines().filter(|l| l.starts_with("placed") && l.contains(&format!("unit = {unit}")));
     let text = c.module.to_string();
     let graph = text.lines().skip_while(|l| !l.starts_with("entry prefill")).take_while(|l| *l != "}");
     placed.chain([""]).chain(graph).fold(String::new(), |all, line| all + line + "\n")
@@ -286,6 +289,36 @@ fn each_unit_gets_the_form_that_it_runs() {
         });
         assert_eq!(texts[0], texts[1], "{family}");
     }
+}
+
+/// A dense network can be on the unit for prompts alone: its entry points then have it in two forms, and it is one part.
+#[test]
+fn entry_points_may_have_a_part_in_two_forms() {
+    let device = Device::find("m2-ultra").unwrap();
+    let units = Units::of(&device).unwrap();
+    compile(&checkpoint("qwen2_moe"), &device, ATTENTION_ON_NPU, "reside", None, &mut |c| {
+        let (mut module, mut placement) = (c.module.clone(), c.placement.clone().unwrap());
+        let here = |o: &OpPlace| matches!(o.entry, EntryKind::Decode(_)) && !o.scope.ends_with("attn");
+        placement.ops.iter_mut().filter(|o| here(o)).for_each(|o| o.unit = units.cpu_index());
+        let costs = Costs { legal: &|_| true, launch: 64.0 };
+        convolve(&mut module, &mut placement, &units, costs).unwrap();
+        moec_ir::verify::module(&module).unwrap();
+        for graph in &module.entries {
+            let decodes = matches!(graph.kind, EntryKind::Decode(_));
+            let convolves = |scope: &str| {
+                let nodes = graph.nodes.iter().filter(|n| n.scope == scope);
+                nodes.into_iter().any(|n| matches!(n.op, Op::Conv1x1 { .. }))
+            };
+            let found = ["layers.0.attn", "layers.0.ffn", "head"].map(convolves);
+            assert_eq!(found, [true, !decodes, !decodes], "{}", graph.kind);
+        }
+        let statics = Statics::of(&module, &placement, units.npu).unwrap();
+        let of = |kind: fn(&EntryKind) -> bool| statics.cuts.iter().filter(|p| kind(&p.cut.entry)).count();
+        let layers = c.spec.layers.len();
+        assert_eq!(of(|k| matches!(k, EntryKind::Decode(_))), layers);
+        assert_eq!(of(|k| matches!(k, EntryKind::Prefill(_))), 2 * layers + 1);
+    })
+    .unwrap();
 }
 
 /// Loses one percent for each percent of the pairs that are dropped.

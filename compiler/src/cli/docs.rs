@@ -130,8 +130,11 @@ fn static_targets(out: &mut String) -> Result<()> {
                 Some(format!("{} as `{}`", ops.join(", "), row.form.as_ref()?))
             });
             let (unit, launch, other) = (&u.name, u.launch_us(), other.collect::<Vec<_>>().join("; "));
-            let _ =
-                writeln!(out, "| `{name}` | {unit} | {limit} | {launch} µs | {other} | {} |", never.join(", "));
+            let _ = writeln!(
+                out,
+                "| `{name}` | {unit} | {limit} | {launch} µs | {other} | {} |",
+                never.join(", ")
+            );
         }
     }
     Ok(())

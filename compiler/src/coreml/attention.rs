@@ -215,10 +215,7 @@ fn latent(
     }
     let (q, from) = walk.linear(input(plain, 0)?)?;
     let (q_down, x) = if matches!(walk.peek(from).map(|n| &n.op), Some(Op::RmsNorm { .. }))
-        && walk
-            .peek(from)
-            .and_then(|n| walk.peek(n.inputs[0]))
-            .is_some_and(|n| projects(&n.op))
+        && walk.peek(from).and_then(|n| walk.peek(n.inputs[0])).is_some_and(|n| projects(&n.op))
     {
         let (norm, from) = walk.rms(from)?;
         let (down, x) = walk.linear(from)?;

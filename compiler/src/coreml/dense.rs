@@ -86,7 +86,8 @@ fn apart(walk: &mut Walk<'_>, glu: Glu, gate: Operand, up: Operand) -> Found<Joi
 fn halves(walk: &mut Walk<'_>, glu: Glu, join: &Node) -> Found<Joined> {
     let (gate, up) = (walk.node(input(join, 0)?)?, walk.node(input(join, 1)?)?);
     let [both, also] = [gate, up].map(|n| input(n, 0).map(|o| walk.origin(o)));
-    let (Op::Slice { heads: 1, start: 0, len }, Op::Slice { heads: 1, start, len: rest }) = (&gate.op, &up.op)
+    let (Op::Slice { heads: 1, start: 0, len }, Op::Slice { heads: 1, start, len: rest }) =
+        (&gate.op, &up.op)
     else {
         return Err("gate and up are not halves of one projection".into());
     };

@@ -266,7 +266,8 @@ impl Part {
             let mut ops = cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name()));
             if let Some((op, form)) = ops.find_map(|op| Some((op, npu.form(op)?))) {
                 let (part, unit) = (&self.name, &npu.name);
-                let what = format!("`{op}` of `{part}` is placed on `{unit}`, which runs it as `{form}` alone");
+                let what =
+                    format!("`{op}` of `{part}` is placed on `{unit}`, which runs it as `{form}` alone");
                 return Err(Error::bug(what));
             }
         }

@@ -190,6 +190,5 @@ pub(super) fn projects_heads(op: &Op, heads: usize) -> bool {
 
 /// Whether a node is a projection that may be rounded to f16: not one that routes.
 pub(super) fn rounds(module: &Module, node: &Node) -> bool {
-    projects(&node.op)
-        && weight(node, 1).is_ok_and(|id| module.weight(id).class != WeightClass::Exact)
+    projects(&node.op) && weight(node, 1).is_ok_and(|id| module.weight(id).class != WeightClass::Exact)
 }

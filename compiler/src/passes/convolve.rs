@@ -33,8 +33,7 @@ pub fn convolve(
     let costs = Costs { legal: &runs, launch: 0.0 };
     let parts = parts::placed(module, placement, npu);
     let cuts = parts.iter().flat_map(|part| part.cuts_in(placement, npu));
-    let islands: Vec<_> =
-        cuts.map(|cut| Island { entry: cut.entry, nodes: &cut.nodes, costs }).collect();
+    let islands: Vec<_> = cuts.map(|cut| Island { entry: cut.entry, nodes: &cut.nodes, costs }).collect();
     let options = Options { rules: rules::layouts, keep: None, costs: processor, islands: &islands };
     let applied = rewrite::rewrite(module, &options)?;
     // What becomes graphs must still be what it was.

@@ -98,10 +98,7 @@ fn convolutions_of_one_place() {
     let said = fault(&conv(3, false), &[&x, &w]);
     assert!(said.contains("4 channels do not divide into 3 groups"), "{said}");
     for both in [Op::Add, Op::Mul, Op::Glu(Glu::DRelu), Op::Concat { heads: 1 }] {
-        assert!(matches!(
-            op(&both, vec![Arg::Tensor(&rows), Arg::Tensor(&images)]),
-            Err(EvalError::Type(_))
-        ));
+        assert!(matches!(op(&both, vec![Arg::Tensor(&rows), Arg::Tensor(&images)]), Err(EvalError::Type(_))));
     }
 }
 

@@ -3,8 +3,8 @@
 //! A region is a run of nodes of one scope (an attention block, a feed-forward block), or what another unit computes of
 //! it. What crosses its border is a leaf, so an e-graph stays small and its greedy extraction compares local costs only.
 
-use super::language::{Atom, Attr, Fact, Facts, Moe, Opaque, attr_of, op_name};
 use super::Costs;
+use super::language::{Atom, Attr, Fact, Facts, Moe, Opaque, attr_of, op_name};
 use super::rules::{activation_of, glu_of};
 use crate::error::{Error, Result};
 use egg::{EGraph, Extractor, Id, Language};
