@@ -18,7 +18,7 @@ use std::fmt::Write;
 use support::{FAMILIES, Setup, checkpoint};
 
 /// Passes that do nothing where shapes are dynamic; `placement.rs` looks at them.
-const STATIC: [&str; 4] = ["tier", "group", "reside", "offload"];
+const STATIC: [&str; 5] = ["tier", "group", "reside", "convolve", "offload"];
 
 /// Passes that do nothing where memory has no budget.
 const BUDGET: [&str; 2] = ["fetch", "page"];

@@ -13,16 +13,20 @@ mod support;
 
 use moec::config::Config;
 use moec::import::{self, ImportOptions};
+use moec::passes::convolve::convolve;
+use moec::passes::offload::Statics;
+use moec::passes::rewrite::Costs;
 use moec::passes::units::Units;
 use moec::pipeline::{Candidate, Compilation, QualityProbe, Stops};
 use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec::progress::Progress;
 use moec_device::{BUILT_IN, Device};
-use moec_ir::Op;
-use moec_ir::placement::Placement;
+use moec_ir::eval::Evaluator;
+use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::text::parse_placement;
+use moec_ir::{EntryKind, Op};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -198,6 +202,123 @@ fn each_pass_on_two_models() {
             }
         }
     });
+}
+
+/// Everything that can be on the Neural Engine is.
+const ATTENTION_ON_NPU: &str = "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n";
+
+/// The prefill and what the placement says of the unit, without the list of weights.
+fn on_unit(c: &Compilation<'_>, unit: u32) -> String {
+    let placement = c.placement.as_ref().unwrap().to_string();
+    let placed =
+        placement.lines().filter(|l| l.starts_with("placed") && l.contains(&format!("unit = {unit}")));
+    let text = c.module.to_string();
+    let graph = text.lines().skip_while(|l| !l.starts_with("entry prefill")).take_while(|l| *l != "}");
+    placed.chain([""]).chain(graph).fold(String::new(), |all, line| all + line + "\n")
+}
+
+#[test]
+fn convolve_on_two_models() {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path(support::root().join("golden/snapshots"));
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    let device = Device::find("m2-ultra").unwrap();
+    let npu = Units::of(&device).unwrap().npu_index();
+    settings.bind(|| {
+        for name in ["qwen2_moe", "deepseek_v2"] {
+            compile(&checkpoint(name), &device, ATTENTION_ON_NPU, "convolve", None, &mut |c| {
+                insta::assert_snapshot!(format!("{name}-m2-ultra@convolve"), on_unit(c, npu));
+            })
+            .unwrap();
+        }
+    });
+}
+
+/// What lives on the unit is in the form that the unit runs, what lives elsewhere is as it was, and no number changes.
+#[test]
+fn each_unit_gets_the_form_that_it_runs() {
+    let device = Device::find("m2-ultra").unwrap();
+    let units = Units::of(&device).unwrap();
+    let ids: Vec<u32> = (0..20).map(|i| i * 7 % 50 + 1).collect();
+    let forms = ["conv1x1", "to_nchw", "from_nchw"];
+    for family in FAMILIES {
+        let source = checkpoint(family);
+        let mut logits = Vec::new();
+        for pass in ["reside", "convolve"] {
+            compile(&source, &device, ATTENTION_ON_NPU, pass, None, &mut |c| {
+                let (module, placement) = (&c.module, c.placement.as_ref().unwrap());
+                let evaluated = Evaluator::new(module, c.checkpoint).logits(&ids).unwrap();
+                logits.push(evaluated.as_f32().to_vec());
+                let statics = Statics::of(module, placement, units.npu);
+                let on_npu = |o: &&OpPlace| o.unit == units.npu_index();
+                let ops: BTreeSet<&str> = placement.ops.iter().filter(on_npu).map(|o| &*o.op).collect();
+                assert!(ops.contains("attention"), "{family}");
+                if pass == "reside" {
+                    // Linear layers are placed, and cannot be emitted as they are.
+                    let e = statics.unwrap_err().to_string();
+                    assert!(e.contains("which runs it as `conv1x1` alone"), "{family}: {e}");
+                    return;
+                }
+                statics.unwrap();
+                assert!(ops.iter().all(|op| units.npu.runs(op)), "{family}: {ops:?}");
+                assert!(forms.iter().all(|op| ops.contains(op)), "{family}: {ops:?}");
+                let elsewhere = placement.ops.iter().filter(|o| o.unit == units.cpu_index());
+                for op in elsewhere {
+                    assert!(!forms.contains(&&*op.op), "{family}: {op:?}");
+                }
+                for graph in &module.entries {
+                    let placed = placement.ops.iter().filter(|o| o.entry == graph.kind);
+                    let placed: u32 = placed.filter(|o| o.op != "expert_ffn").map(|o| o.nodes).sum();
+                    let nodes = graph.nodes.iter().filter(|n| !matches!(n.op, Op::ExpertFfn { .. }));
+                    assert_eq!(placed as usize, nodes.count(), "{family}");
+                }
+                assert!(moec_ir::text::parse_module(&module.to_string()).unwrap() == *module, "{family}");
+            })
+            .unwrap();
+        }
+        assert_eq!(logits[0], logits[1], "{family}");
+        // On the processor nothing changes at all.
+        let texts = ["reside", "convolve"].map(|pass| {
+            let mut text = String::new();
+            compile(&source, &device, "[placement]\nattention = \"cpu\"\n", pass, None, &mut |c| {
+                text = format!("{}{}", c.placement.as_ref().unwrap(), c.module);
+            })
+            .unwrap();
+            text
+        });
+        assert_eq!(texts[0], texts[1], "{family}");
+    }
+}
+
+/// A dense network can be on the unit for prompts alone: its entry points then have it in two forms, and it is one part.
+#[test]
+fn entry_points_may_have_a_part_in_two_forms() {
+    let device = Device::find("m2-ultra").unwrap();
+    let units = Units::of(&device).unwrap();
+    compile(&checkpoint("qwen2_moe"), &device, ATTENTION_ON_NPU, "reside", None, &mut |c| {
+        let (mut module, mut placement) = (c.module.clone(), c.placement.clone().unwrap());
+        let here = |o: &OpPlace| matches!(o.entry, EntryKind::Decode(_)) && !o.scope.ends_with("attn");
+        placement.ops.iter_mut().filter(|o| here(o)).for_each(|o| o.unit = units.cpu_index());
+        let costs = Costs { legal: &|_| true, launch: 64.0 };
+        convolve(&mut module, &mut placement, &units, costs).unwrap();
+        moec_ir::verify::module(&module).unwrap();
+        for graph in &module.entries {
+            let decodes = matches!(graph.kind, EntryKind::Decode(_));
+            let convolves = |scope: &str| {
+                let nodes = graph.nodes.iter().filter(|n| n.scope == scope);
+                nodes.into_iter().any(|n| matches!(n.op, Op::Conv1x1 { .. }))
+            };
+            let found = ["layers.0.attn", "layers.0.ffn", "head"].map(convolves);
+            assert_eq!(found, [true, !decodes, !decodes], "{}", graph.kind);
+        }
+        let statics = Statics::of(&module, &placement, units.npu).unwrap();
+        let of = |kind: fn(&EntryKind) -> bool| statics.cuts.iter().filter(|p| kind(&p.cut.entry)).count();
+        let layers = c.spec.layers.len();
+        assert_eq!(of(|k| matches!(k, EntryKind::Decode(_))), layers);
+        assert_eq!(of(|k| matches!(k, EntryKind::Prefill(_))), 2 * layers + 1);
+    })
+    .unwrap();
 }
 
 /// Loses one percent for each percent of the pairs that are dropped.

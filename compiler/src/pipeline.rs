@@ -8,12 +8,12 @@ use crate::decisions::Decisions;
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::offload::Statics;
-use crate::passes::rewrite::Applied;
+use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
 use crate::passes::units::Units;
 use crate::passes::{
-    barriers, fetch, format, group, layout, lower, memory, offload, page, reside, rewrite, schedule, tier,
-    tune,
+    barriers, convolve, fetch, format, group, layout, lower, memory, offload, page, reside, rewrite,
+    schedule, tier, tune,
 };
 use crate::profile::Profile;
 use crate::profile::loads::{Loads, loads};
@@ -118,6 +118,11 @@ pub const PIPELINE: &[Pass] = &[
     ),
     pass("group", run_group, "experts of one capacity can share a graph"),
     pass("reside", run_reside, "what a launch of a whole group costs decides where the group lives"),
+    pass(
+        "convolve",
+        run_convolve,
+        "where every operator lives is known; what it costs there picks its form, before nodes are cut out of the Graph",
+    ),
     pass(
         "offload",
         run_offload,
@@ -231,8 +236,12 @@ impl<'a> Compilation<'a> {
     pub fn text(&self) -> String {
         match (&self.plan, &self.placement) {
             (Some(plan), _) => plan.to_string(),
-            // What `offload` changes is the Graph again.
-            (None, Some(_)) if !self.statics.graphs.is_empty() => self.module.to_string(),
+            // What `convolve` and `offload` change is the Graph again.
+            (None, Some(placement))
+                if !self.statics.graphs.is_empty() || placement.ops.iter().any(|o| o.op == "conv1x1") =>
+            {
+                self.module.to_string()
+            }
             (None, Some(placement)) => placement.to_string(),
             (None, None) => self.module.to_string(),
         }
@@ -342,7 +351,8 @@ fn run_rewrite(c: &mut Compilation<'_>) -> Result<()> {
     let target = c.target;
     let none: &dyn Fn(&str) -> bool = &|_| false;
     let keep = c.as_lowered.then_some(none);
-    let options = rewrite::Options { keep, legal: &|op| target.is_legal(op), launch: target.launch_cost() };
+    let costs = Costs { legal: &|op| target.is_legal(op), launch: target.launch_cost() };
+    let options = rewrite::Options { rules: rules::equations, keep, costs, islands: &[] };
     c.applied = rewrite::rewrite(&mut c.module, &options)?;
     Ok(())
 }
@@ -401,6 +411,16 @@ fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
         return Ok(());
     };
     reside::reside(placement, loads, &c.module, units, c.config.placement)
+}
+
+fn run_convolve(c: &mut Compilation<'_>) -> Result<()> {
+    let Some((units, placement)) = c.units.as_ref().zip(c.placement.as_mut()) else { return Ok(()) };
+    let target = c.target;
+    let costs = Costs { legal: &|op| target.is_legal(op), launch: target.launch_cost() };
+    for (rule, count) in convolve::convolve(&mut c.module, placement, units, costs)? {
+        *c.applied.entry(rule).or_default() += count;
+    }
+    Ok(())
 }
 
 fn run_offload(c: &mut Compilation<'_>) -> Result<()> {

@@ -95,6 +95,14 @@ impl<'a> Args<'a> {
         Ok(self.get(i)?.ty.cols())
     }
 
+    /// Channels of a row in either form.
+    fn channels(&self, i: usize) -> Result<usize, EvalError> {
+        match *self.get(i)?.ty.shape.as_slice() {
+            [_, channels, 1, 1] => Ok(channels),
+            _ => self.cols(i),
+        }
+    }
+
     /// An index that must lie in `0 .. end`.
     fn index(&self, what: &str, index: i32, end: usize) -> Result<usize, EvalError> {
         usize::try_from(index)
@@ -167,6 +175,9 @@ fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalErr
         Op::Linear { bias } => one(basic::linear(a, *bias)?),
         Op::LinearGlu { glu, bias } => one(basic::linear_glu(a, *glu, *bias)?),
         Op::HeadLinear { heads } => one(basic::head_linear(a, *heads)?),
+        Op::Conv1x1 { groups, bias } => one(basic::conv1x1(a, *groups, *bias)?),
+        // With one place in every image, both forms have the same numbers in the same order.
+        Op::ToNchw | Op::FromNchw => one(basic::map(a, |x| x)?),
         Op::RopeAngles { scale, switch } => one(cache::rope_angles(a, *scale, *switch)?),
         Op::Rope { heads, offset, style } => one(cache::rope(a, *heads, *offset, *style)?),
         // Handled by `op`, which holds the state.

@@ -58,6 +58,26 @@ impl Operands<'_> {
         self.shape(i, what, DType::F32)
     }
 
+    /// Rows of channels in either form.
+    fn rows(&self, i: usize, what: &str) -> Result<Rows, TypeError> {
+        let ty = self.get(i)?;
+        match (ty.dtype, ty.shape.as_slice()) {
+            (DType::F32, &[rows, channels]) => Ok(Rows { rows, channels, nchw: false }),
+            (DType::F32, &[rows, channels, 1, 1]) => Ok(Rows { rows, channels, nchw: true }),
+            _ => {
+                let wanted = "expected 2 axes of f32, or f32[rows, channels, 1, 1]";
+                Err(self.error(format!("{what} is {ty}, {wanted}")))
+            }
+        }
+    }
+
+    /// Rows of channels, channels-first.
+    fn nchw(&self, i: usize, what: &str) -> Result<Rows, TypeError> {
+        let ty = self.get(i)?;
+        let rows = self.rows(i, what).ok().filter(|r| r.nchw);
+        rows.ok_or_else(|| self.error(format!("{what} is {ty}, expected f32[rows, channels, 1, 1]")))
+    }
+
     /// Operand `i` must have exactly this type.
     fn exact(&self, i: usize, what: &str, expected: &Type) -> Result<(), TypeError> {
         let ty = self.get(i)?;
@@ -74,6 +94,25 @@ impl Operands<'_> {
             format!("{total} channels do not divide into {parts} {what}")
         })?;
         Ok(total / parts)
+    }
+}
+
+/// Rows of channels: `[rows, channels]`, or channels-first, `[rows, channels, 1, 1]`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Rows {
+    rows: usize,
+    channels: usize,
+    nchw: bool,
+}
+
+impl Rows {
+    /// As many rows in the same form, of so many channels.
+    fn of(self, channels: usize) -> Type {
+        if self.nchw { f32(&[self.rows, channels, 1, 1]) } else { f32(&[self.rows, channels]) }
+    }
+
+    fn ty(self) -> Type {
+        self.of(self.channels)
     }
 }
 
@@ -112,12 +151,12 @@ impl Op {
                 f32(&[t, h])
             }
             Self::RmsNorm { groups, weight, .. } => {
-                let [t, width] = o.matrix(0, "x")?;
-                let c = o.part(width, *groups, "groups")?;
+                let x = o.rows(0, "x")?;
+                let c = o.part(x.channels, *groups, "groups")?;
                 if *weight {
                     o.exact(1, "weight", &f32(&[c]))?;
                 }
-                f32(&[t, width])
+                x.ty()
             }
             Self::LayerNorm { .. } => {
                 let [t, c] = o.matrix(0, "x")?;
@@ -143,6 +182,15 @@ impl Op {
                     format!("weight is f32{:?}, expected f32[{heads}, _, {k}]", [wh, n, wk])
                 })?;
                 f32(&[t, o.mul(*heads, n)?])
+            }
+            Self::Conv1x1 { groups, bias } => conv1x1(&o, *groups, *bias)?,
+            Self::ToNchw => {
+                let [t, c] = o.matrix(0, "x")?;
+                f32(&[t, c, 1, 1])
+            }
+            Self::FromNchw => {
+                let x = o.nchw(0, "x")?;
+                f32(&[x.rows, x.channels])
             }
             Self::RopeAngles { switch, .. } => {
                 let [t] = o.shape(0, "pos", DType::I32)?;
@@ -230,46 +278,52 @@ impl Op {
                 f32(&[t, h])
             }
             Self::Add | Self::Glu(_) => {
-                let [t, c] = o.matrix(0, "a")?;
-                o.exact(1, "b", &f32(&[t, c]))?;
-                f32(&[t, c])
+                let a = o.rows(0, "a")?;
+                o.exact(1, "b", &a.ty())?;
+                a.ty()
             }
             Self::Mul => {
-                let [t, c] = o.matrix(0, "a")?;
-                let [bt, bc] = o.matrix(1, "b")?;
-                o.require(bt == t && (bc == c || bc == 1), || {
-                    format!("b is f32[{bt}, {bc}], expected f32[{t}, {c}] or f32[{t}, 1]")
+                let (a, b) = (o.rows(0, "a")?, o.rows(1, "b")?);
+                o.require(b == a || b == Rows { channels: 1, ..a }, || {
+                    format!("b is {}, expected {} or {}", b.ty(), a.ty(), a.of(1))
                 })?;
-                f32(&[t, c])
+                a.ty()
             }
             Self::ScaleCols => {
-                let [t, c] = o.matrix(0, "x")?;
-                o.exact(1, "w", &f32(&[c]))?;
-                f32(&[t, c])
+                let x = o.rows(0, "x")?;
+                o.exact(1, "w", &f32(&[x.channels]))?;
+                x.ty()
             }
-            Self::Scale { .. } | Self::Act(_) | Self::Softmax => f32(&o.matrix(0, "x")?),
+            Self::Softmax => f32(&o.matrix(0, "x")?),
+            Self::Scale { .. } | Self::Act(_) => o.rows(0, "x")?.ty(),
             Self::Clamp { lo, hi } => {
                 o.require(lo <= hi, || format!("bounds {lo:?} .. {hi:?} are empty"))?;
-                f32(&o.matrix(0, "x")?)
+                o.rows(0, "x")?.ty()
             }
             Self::Concat { heads } => {
-                let [t, mut width] = o.matrix(0, "operand 0")?;
+                let first = o.rows(0, "operand 0")?;
+                let mut width = first.channels;
                 o.part(width, *heads, "heads")?;
                 for i in 1..operands.len() {
-                    let [rows, c] = o.matrix(i, &format!("operand {i}"))?;
-                    o.require(rows == t, || format!("operand {i} has {rows} rows, expected {t}"))?;
-                    o.part(c, *heads, "heads")?;
-                    width = width.checked_add(c).ok_or_else(|| o.error("width overflows"))?;
+                    let x = o.rows(i, &format!("operand {i}"))?;
+                    o.require(x.rows == first.rows, || {
+                        format!("operand {i} has {} rows, expected {}", x.rows, first.rows)
+                    })?;
+                    o.require(x.nchw == first.nchw, || {
+                        format!("operand {i} is {}, in another form than operand 0", x.ty())
+                    })?;
+                    o.part(x.channels, *heads, "heads")?;
+                    width = width.checked_add(x.channels).ok_or_else(|| o.error("width overflows"))?;
                 }
-                f32(&[t, width])
+                first.of(width)
             }
             Self::Slice { heads, start, len } => {
-                let [t, width] = o.matrix(0, "x")?;
-                let c = o.part(width, *heads, "heads")?;
+                let x = o.rows(0, "x")?;
+                let c = o.part(x.channels, *heads, "heads")?;
                 o.require(*len > 0 && start.checked_add(*len).is_some_and(|end| end <= c), || {
                     format!("channels {start} .. {start} + {len} of {c}")
                 })?;
-                f32(&[t, o.mul(*heads, *len)?])
+                x.of(o.mul(*heads, *len)?)
             }
             Self::GatherRows => {
                 let [_, c] = o.matrix(0, "x")?;
@@ -285,6 +339,22 @@ fn slots_of(words: usize, experts: usize) -> Option<usize> {
     let head = DispatchLayout { rows: 0, k: 0, experts }.checked_words()?;
     let slots = words.checked_sub(head)?;
     (slots > 0 && slots.is_multiple_of(2)).then_some(slots / 2)
+}
+
+fn conv1x1(o: &Operands<'_>, groups: usize, bias: bool) -> Result<Type, TypeError> {
+    let x = o.nchw(0, "x")?;
+    let k = o.part(x.channels, groups, "groups")?;
+    let w = o.get(1)?;
+    let n = match *w.shape.as_slice() {
+        [n, wk] if groups == 1 && wk == k => n,
+        [wg, n, wk] if wg == groups && wk == k => n,
+        _ => return Err(o.error(format!("weight is {w}, expected f32[{groups}, _, {k}]"))),
+    };
+    let out = o.mul(groups, n)?;
+    if bias {
+        o.exact(2, "bias", &f32(&[out]))?;
+    }
+    Ok(x.of(out))
 }
 
 fn attention(o: &Operands<'_>, d: &AttentionDesc) -> Result<Type, TypeError> {

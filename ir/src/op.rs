@@ -4,6 +4,12 @@
 //! channels. `T` is the row count of the entry point. A row whose position is negative is **padding**:
 //! it writes no cache, attends to nothing, and what it computes is never read.
 //!
+//! Convolutions take rows channels-first, as `[N, C, H, W]` with a row for each image and one place in it:
+//! `[rows, channels, 1, 1]` (NPUMoE, §4.2). [`Op::ToNchw`] and [`Op::FromNchw`] go from one form to the other. What works
+//! element by element or on the channels of a row takes both, and gives what it got: [`Op::RmsNorm`], [`Op::Add`],
+//! [`Op::Mul`], [`Op::Scale`], [`Op::ScaleCols`], [`Op::Clamp`], [`Op::Act`], [`Op::Glu`], [`Op::Concat`],
+//! [`Op::Slice`].
+//!
 //! Operands of every operator stand in one table, [`Op::signature`].
 
 use bincode::{Decode, Encode};
@@ -207,6 +213,18 @@ pub enum Op {
         /// Number of heads.
         heads: usize,
     },
+    /// `x[T, groups·K, 1, 1], @w[groups, N, K], @bias[groups·N]? → f32[T, groups·N, 1, 1]`: a 1×1 convolution; each group
+    /// of channels has its own matrix. One group may have it as `@w[N, K]`.
+    Conv1x1 {
+        /// Groups of channels.
+        groups: usize,
+        /// Whether the bias is there.
+        bias: bool,
+    },
+    /// `x[T, C] → f32[T, C, 1, 1]`: rows become channels-first.
+    ToNchw,
+    /// `x[T, C, 1, 1] → f32[T, C]`
+    FromNchw,
     /// `pos i32[T], @inv_freq[R/2], @inv_freq_long[R/2]? → f32[T, R]`: cosines, then sines, of
     /// `pos · inv_freq` rounded to f32, times `scale`. With `switch`, the long frequencies and their factor
     /// hold for a row whose sequence is longer than `switch.after` tokens. A sequence ends with its row, or
@@ -385,6 +403,9 @@ impl Op {
             Self::Linear { .. } => "linear",
             Self::LinearGlu { .. } => "linear_glu",
             Self::HeadLinear { .. } => "head_linear",
+            Self::Conv1x1 { .. } => "conv1x1",
+            Self::ToNchw => "to_nchw",
+            Self::FromNchw => "from_nchw",
             Self::RopeAngles { .. } => "rope_angles",
             Self::Rope { .. } => "rope",
             Self::CacheWrite => "cache_write",
@@ -419,7 +440,8 @@ impl Op {
             | Self::RmsNorm { weight: true, .. }
             | Self::Linear { .. }
             | Self::LinearGlu { .. }
-            | Self::HeadLinear { .. } => vec![V, W],
+            | Self::HeadLinear { .. }
+            | Self::Conv1x1 { .. } => vec![V, W],
             Self::LayerNorm { .. } => vec![V, W, W],
             Self::RopeAngles { switch, .. } => {
                 if switch.is_some() {
@@ -463,10 +485,14 @@ impl Op {
             | Self::Clamp { .. }
             | Self::Act(_)
             | Self::Softmax
+            | Self::ToNchw
+            | Self::FromNchw
             | Self::Slice { .. } => vec![V],
         };
         match self {
-            Self::Linear { bias: true } | Self::LinearGlu { bias: true, .. } => kinds.push(W),
+            Self::Linear { bias: true }
+            | Self::LinearGlu { bias: true, .. }
+            | Self::Conv1x1 { bias: true, .. } => kinds.push(W),
             Self::ExpertFfn { bias: true, .. } => kinds.extend([W, W]),
             _ => {}
         }

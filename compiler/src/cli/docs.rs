@@ -117,7 +117,7 @@ fn static_targets(out: &mut String) -> Result<()> {
         "\n## Static graphs\n\nUnits that run static graphs only. Which operators of the Graph an operation means, and the source of every\n\
          figure, stands in the device's file (`moec targets NAME`). Groups of experts that live on\n\
          such a unit become packages; `--stop-after reside --print-after reside` shows what is decided.\n\n\
-         | device | unit | bytes of a graph, at most | launch and wait | never runs |\n|---|---|---|---|---|\n",
+         | device | unit | bytes of a graph, at most | launch and wait | runs in another form | never runs |\n|---|---|---|---|---|---|\n",
     );
     for (name, _) in BUILT_IN {
         let d = Device::find(name).map_err(|e| Error::bug(e.to_string()))?;
@@ -125,8 +125,16 @@ fn static_targets(out: &mut String) -> Result<()> {
             let limit = u.graph_limit().map_or_else(String::new, |n| n.to_string());
             let never: Vec<&str> =
                 u.legality.iter().filter(|row| !row.legal).map(|row| row.operation.as_str()).collect();
-            let (unit, launch) = (&u.name, u.launch_us());
-            let _ = writeln!(out, "| `{name}` | {unit} | {limit} | {launch} µs | {} |", never.join(", "));
+            let other = u.legality.iter().filter_map(|row| {
+                let ops: Vec<_> = row.ops.iter().map(|op| format!("`{op}`")).collect();
+                Some(format!("{} as `{}`", ops.join(", "), row.form.as_ref()?))
+            });
+            let (unit, launch, other) = (&u.name, u.launch_us(), other.collect::<Vec<_>>().join("; "));
+            let _ = writeln!(
+                out,
+                "| `{name}` | {unit} | {limit} | {launch} µs | {other} | {} |",
+                never.join(", ")
+            );
         }
     }
     Ok(())

@@ -9,7 +9,7 @@
 //! for each, with one row and its own state.
 
 use super::parts::Source;
-use super::walk::{Found, Linear, Rms, Walk, input, value, weight};
+use super::walk::{Found, Linear, Rms, Walk, input, projects, projects_heads, value, weight};
 use crate::error::Result;
 use moec_coreml::emit;
 use moec_ir::op::AttentionDesc;
@@ -197,7 +197,7 @@ fn latent(
         return Err(wrong("queries"));
     }
     let up = walk.node(input(joined, 0)?)?;
-    if up.op != (Op::HeadLinear { heads }) {
+    if !projects_heads(&up.op, heads) {
         return Err(wrong("queries"));
     }
     let k_up = weight(up, 1)?;
@@ -209,15 +209,13 @@ fn latent(
     else {
         return Err(wrong("queries"));
     };
-    if start != nope || plain.inputs != turned.inputs || turn.offset != 0 || turn.channels != *rotated {
+    let [cut, also] = [plain, turned].map(|n| input(n, 0).map(|o| walk.origin(o)));
+    if start != nope || cut != also || turn.offset != 0 || turn.channels != *rotated {
         return Err(wrong("queries"));
     }
     let (q, from) = walk.linear(input(plain, 0)?)?;
     let (q_down, x) = if matches!(walk.peek(from).map(|n| &n.op), Some(Op::RmsNorm { .. }))
-        && walk
-            .peek(from)
-            .and_then(|n| walk.peek(n.inputs[0]))
-            .is_some_and(|n| matches!(n.op, Op::Linear { .. }))
+        && walk.peek(from).and_then(|n| walk.peek(n.inputs[0])).is_some_and(|n| projects(&n.op))
     {
         let (norm, from) = walk.rms(from)?;
         let (down, x) = walk.linear(from)?;
@@ -236,11 +234,12 @@ fn latent(
     let plain = walk.node(plain)?;
     let (k_turn, k_angles, turned) = rope(walk, input(joined, 1)?)?;
     let turned = walk.node(turned)?;
+    let [first, second] = [plain, turned].map(|n| input(n, 0).map(|o| walk.origin(o)));
     let cut = |start, len| Op::Slice { heads: 1, start, len };
     let fits = plain.op == cut(0, desc.v_dim)
         && turned.op == cut(desc.v_dim, *rotated)
         && desc.qk_dim == desc.v_dim + rotated
-        && plain.inputs == turned.inputs
+        && first == second
         && (k_turn, k_angles, kv_norm.groups) == (turn, angles, 1);
     if !fits {
         return Err(wrong("keys"));
@@ -250,11 +249,12 @@ fn latent(
         return Err("queries and keys are projected from different rows".into());
     }
 
-    let mut readers = walk.nodes().filter(|n| n.inputs.contains(&Operand::Value(y)));
-    let up = readers.next().filter(|n| n.op == (Op::HeadLinear { heads })).ok_or_else(|| wrong("values"))?;
+    let up = walk.readers(y).into_iter().next().filter(|n| projects_heads(&n.op, heads));
+    let up = up.ok_or_else(|| wrong("values"))?;
     let v_up = weight(up, 1)?;
     let values = *up.outputs.first().ok_or_else(|| wrong("values"))?;
     walk.node(Operand::Value(values))?;
+    walk.origin(input(up, 0)?);
     let (o, y) = walk.reader(values)?;
     let found = Latent {
         desc: desc.clone(),

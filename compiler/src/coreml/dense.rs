@@ -7,7 +7,7 @@ use super::parts::Source;
 use super::walk::{Found, Walk, input, rounds, value, weight};
 use crate::error::Result;
 use moec_coreml::emit;
-use moec_ir::{Glu, Module, Op, Operand, ValueId, WeightId};
+use moec_ir::{Glu, Module, Node, Op, Operand, ValueId, WeightId};
 
 /// A gated network.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,12 +30,12 @@ pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueI
         let op = walk.peek(o).map(|n| &n.op);
         matches!(op, Some(Op::LinearGlu { .. } | Op::Glu(_) | Op::Mul))
     };
-    let down = |n: &&moec_ir::Node| rounds(module, n) && n.inputs.first().is_some_and(|o| joins(*o));
+    let down = |n: &&Node| rounds(module, n) && n.inputs.first().is_some_and(|o| joins(*o));
     let found: Vec<_> = walk.nodes().filter(down).collect();
     let [node] = *found.as_slice() else {
         return Err(format!("{} gated networks stand in one place", found.len()));
     };
-    let y = *node.outputs.first().ok_or("a projection gives nothing")?;
+    let y = walk.result(node)?;
     let (down, at) = walk.linear(Operand::Value(y))?;
     let join = walk.node(at)?;
     let (glu, gate_up, gate_up_bias, x) = match join.op {
@@ -43,6 +43,7 @@ pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueI
             let bias = bias.then(|| weight(join, 2)).transpose()?;
             (glu, vec![weight(join, 1)?], bias.into_iter().collect(), input(join, 0)?)
         }
+        Op::Glu(glu) if cuts(walk, join) => halves(walk, glu, join)?,
         Op::Glu(glu) => apart(walk, glu, input(join, 0)?, input(join, 1)?)?,
         _ => {
             let (a, b) = (input(join, 0)?, input(join, 1)?);
@@ -63,6 +64,12 @@ pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueI
     Ok((dense, value(x)?, y))
 }
 
+/// Whether a network joins what was cut out of something.
+fn cuts(walk: &Walk<'_>, join: &Node) -> bool {
+    let op = |o: &Operand| walk.peek(*o).map(|n| &n.op);
+    join.inputs.iter().all(|o| matches!(op(o), Some(Op::Slice { .. })))
+}
+
 type Joined = (Glu, Vec<WeightId>, Vec<WeightId>, Operand);
 
 /// Gate and up as projections of their own.
@@ -73,6 +80,22 @@ fn apart(walk: &mut Walk<'_>, glu: Glu, gate: Operand, up: Operand) -> Found<Joi
     }
     let biases = [gate.bias, up.bias].into_iter().flatten().collect();
     Ok((glu, vec![gate.weight, up.weight], biases, x))
+}
+
+/// Gate and up as halves of one projection.
+fn halves(walk: &mut Walk<'_>, glu: Glu, join: &Node) -> Found<Joined> {
+    let (gate, up) = (walk.node(input(join, 0)?)?, walk.node(input(join, 1)?)?);
+    let [both, also] = [gate, up].map(|n| input(n, 0).map(|o| walk.origin(o)));
+    let (Op::Slice { heads: 1, start: 0, len }, Op::Slice { heads: 1, start, len: rest }) =
+        (&gate.op, &up.op)
+    else {
+        return Err("gate and up are not halves of one projection".into());
+    };
+    if both != also || (start, rest) != (len, len) {
+        return Err("gate and up are not halves of one projection".into());
+    }
+    let (linear, x) = walk.linear(both?)?;
+    Ok((glu, vec![linear.weight], linear.bias.into_iter().collect(), x))
 }
 
 impl Dense {

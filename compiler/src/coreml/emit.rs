@@ -34,6 +34,7 @@ enum Item<'a> {
 pub fn packages(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u64> {
     let (Some(units), Some(placement)) = (&c.units, &c.placement) else { return Ok(0) };
     let parts = parts::placed(&c.module, placement, units.npu);
+    parts.iter().try_for_each(|part| part.check_forms(&c.module, placement, units.npu))?;
     let of_experts = groups(placement, &units.npu.name).map(|(table, group)| Item::Group(table, group));
     let items: Vec<Item<'_>> = of_experts.chain(parts.iter().map(Item::Part)).collect();
     if items.is_empty() {

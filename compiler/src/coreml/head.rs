@@ -18,7 +18,7 @@ use moec_ir::{Module, Operand, ValueId};
 pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Linear, ValueId, ValueId)> {
     let found: Vec<_> = walk.nodes().filter(|n| rounds(module, n)).collect();
     let [node] = *found.as_slice() else { return Err(format!("{} projections in the head", found.len())) };
-    let y = *node.outputs.first().ok_or("a projection gives nothing")?;
+    let y = walk.result(node)?;
     let (linear, x) = walk.linear(Operand::Value(y))?;
     Ok((linear, value(x)?, y))
 }

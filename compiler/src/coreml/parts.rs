@@ -117,7 +117,7 @@ pub fn placed(module: &Module, placement: &Placement, npu: &Unit) -> Vec<Part> {
 /// Whether a placement gives the matrices of a scope to a unit in one entry point.
 pub fn placed_in(placement: &Placement, npu: &Unit, scope: &str, entry: EntryKind) -> bool {
     let any = crate::passes::reside::any_layer(scope);
-    let matrix = |op: &str| ["attention", "linear", "linear_glu"].contains(&op);
+    let matrix = |op: &str| ["attention", "linear", "linear_glu", "conv1x1"].contains(&op);
     let of_scope = placement.ops.iter().filter(|o| o.entry == entry && o.scope == any);
     of_scope.into_iter().any(|o| matrix(&o.op) && placement.unit(o.unit) == npu.name)
 }
@@ -247,6 +247,31 @@ impl Part {
             })
         };
         Ok(self.cuts.iter().flat_map(|cut| programs.iter().filter_map(move |p| of(cut, p))).collect())
+    }
+
+    /// Where it stands in the entry points in which a placement gives it to a unit. Attention has one state, so that is in
+    /// all of them or in none.
+    pub fn cuts_in<'a>(&'a self, placement: &'a Placement, npu: &'a Unit) -> impl Iterator<Item = &'a Cut> {
+        let there = |cut: &&Cut| self.is_attention() || placed_in(placement, npu, &self.scope, cut.entry);
+        self.cuts.iter().filter(there)
+    }
+
+    /// Whether all that a placement gives to a unit is in a form that the unit runs.
+    ///
+    /// # Errors
+    /// Our bug: a node that was not rewritten.
+    pub fn check_forms(&self, module: &Module, placement: &Placement, npu: &Unit) -> Result<()> {
+        for cut in self.cuts_in(placement, npu) {
+            let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
+            let mut ops = cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name()));
+            if let Some((op, form)) = ops.find_map(|op| Some((op, npu.form(op)?))) {
+                let (part, unit) = (&self.name, &npu.name);
+                let what =
+                    format!("`{op}` of `{part}` is placed on `{unit}`, which runs it as `{form}` alone");
+                return Err(Error::bug(what));
+            }
+        }
+        Ok(())
     }
 
     /// Whether it is an attention.

@@ -1,4 +1,7 @@
 //! Follows the Graph from a result up to what it is made of, and notes the nodes on the way.
+//!
+//! A projection is a linear layer where the processor computes it, and a 1×1 convolution where the unit does. Where rows
+//! become channels-first and back is passed over: both forms are the same numbers.
 
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, ValueId, WeightClass, WeightId};
 use std::collections::BTreeSet;
@@ -6,7 +9,7 @@ use std::collections::BTreeSet;
 /// Why nodes are not what is looked for, for people.
 pub(super) type Found<T> = Result<T, String>;
 
-/// A linear layer of the Graph.
+/// A projection of the Graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Linear {
     /// `[out, in]`
@@ -42,9 +45,31 @@ impl<'a> Walk<'a> {
         self.graph.nodes.iter().filter(move |n| n.scope == scope)
     }
 
+    /// What gives the rows of an operand, in whichever form, and the changes of form between.
+    fn skip(&self, mut operand: Operand) -> (Operand, Vec<usize>) {
+        let mut between = Vec::new();
+        while let Operand::Value(value) = operand
+            && let Some(id) = self.graph.def(value)
+            && let Some(node) = self.graph.nodes.get(id.0 as usize).filter(|n| n.scope == self.scope)
+            && matches!(node.op, Op::ToNchw | Op::FromNchw)
+            && let Some(&before) = node.inputs.first()
+        {
+            between.push(id.0 as usize);
+            operand = before;
+        }
+        (operand, between)
+    }
+
+    /// Steps over changes of form.
+    pub(super) fn origin(&mut self, operand: Operand) -> Operand {
+        let (operand, between) = self.skip(operand);
+        self.passed.extend(between);
+        operand
+    }
+
     /// Steps to the node that gives an operand.
     pub(super) fn node(&mut self, operand: Operand) -> Found<&'a Node> {
-        let Operand::Value(value) = operand else {
+        let Operand::Value(value) = self.origin(operand) else {
             return Err("a weight stands where a value is wanted".into());
         };
         let id = self.graph.def(value).ok_or("it reads an input of the entry point")?.0 as usize;
@@ -58,19 +83,20 @@ impl<'a> Walk<'a> {
 
     /// Looks at the node that gives an operand, without stepping there.
     pub(super) fn peek(&self, operand: Operand) -> Option<&'a Node> {
-        let Operand::Value(value) = operand else { return None };
+        let (Operand::Value(value), _) = self.skip(operand) else { return None };
         let node = self.graph.nodes.get(self.graph.def(value)?.0 as usize)?;
         (node.scope == self.scope).then_some(node)
     }
 
-    /// Steps over a linear layer; gives it and what it reads.
+    /// Steps over a projection; gives it and what it reads.
     pub(super) fn linear(&mut self, operand: Operand) -> Found<(Linear, Operand)> {
         let node = self.node(operand)?;
-        let Op::Linear { bias } = node.op else {
+        let (Op::Linear { bias } | Op::Conv1x1 { groups: 1, bias }) = node.op else {
             return Err(format!("`{}` stands where a projection is wanted", node.op.name()));
         };
         let bias = bias.then(|| weight(node, 2)).transpose()?;
-        Ok((Linear { weight: weight(node, 1)?, bias }, input(node, 0)?))
+        let x = self.origin(input(node, 0)?);
+        Ok((Linear { weight: weight(node, 1)?, bias }, x))
     }
 
     /// Steps over a root mean square norm; gives it and what it reads.
@@ -83,13 +109,32 @@ impl<'a> Walk<'a> {
         Ok((Rms { weight, eps, groups }, input(node, 0)?))
     }
 
-    /// The one linear layer that reads a value, which the walk then ends with. Gives it and its result.
+    /// Nodes that read a value, in whichever form.
+    pub(super) fn readers(&self, of: ValueId) -> Vec<&'a Node> {
+        let reads = |o: &Operand| self.skip(*o).0 == Operand::Value(of);
+        let changes = |n: &Node| matches!(n.op, Op::ToNchw | Op::FromNchw);
+        self.nodes().filter(|n| !changes(n) && n.inputs.iter().any(reads)).collect()
+    }
+
+    /// The rows that a projection gives, which the walk then ends with.
+    pub(super) fn result(&mut self, node: &Node) -> Found<ValueId> {
+        let y = *node.outputs.first().ok_or("a projection gives nothing")?;
+        if !matches!(node.op, Op::Conv1x1 { .. }) {
+            return Ok(y);
+        }
+        let rows = |n: &Node| n.op == Op::FromNchw && n.inputs == [Operand::Value(y)];
+        let at = self.graph.nodes.iter().position(|n| n.scope == self.scope && rows(n));
+        let at = at.ok_or("what a convolution gives does not become rows")?;
+        self.passed.insert(at);
+        self.graph.nodes[at].outputs.first().copied().ok_or_else(|| "rows are nothing".into())
+    }
+
+    /// The one projection that reads a value, which the walk then ends with. Gives it and its result.
     pub(super) fn reader(&mut self, of: ValueId) -> Found<(Linear, ValueId)> {
-        let mut readers = self.nodes().filter(|n| n.inputs.contains(&Operand::Value(of)));
-        let (Some(node), None) = (readers.next(), readers.next()) else {
+        let [node] = *self.readers(of) else {
             return Err("what it gives is not read by one projection".into());
         };
-        let y = *node.outputs.first().ok_or("a projection gives nothing")?;
+        let y = self.result(node)?;
         let (linear, _) = self.linear(Operand::Value(y))?;
         Ok((linear, y))
     }
@@ -133,8 +178,17 @@ pub(super) fn value(operand: Operand) -> Found<ValueId> {
     }
 }
 
-/// Whether a node is a linear layer that may be rounded to f16: not one that routes.
+/// Whether an operator is a projection of whole rows.
+pub(super) fn projects(op: &Op) -> bool {
+    matches!(op, Op::Linear { .. } | Op::Conv1x1 { groups: 1, .. })
+}
+
+/// Whether an operator is a projection head by head.
+pub(super) fn projects_heads(op: &Op, heads: usize) -> bool {
+    *op == Op::HeadLinear { heads } || *op == Op::Conv1x1 { groups: heads, bias: false }
+}
+
+/// Whether a node is a projection that may be rounded to f16: not one that routes.
 pub(super) fn rounds(module: &Module, node: &Node) -> bool {
-    matches!(node.op, Op::Linear { .. })
-        && weight(node, 1).is_ok_and(|id| module.weight(id).class != WeightClass::Exact)
+    projects(&node.op) && weight(node, 1).is_ok_and(|id| module.weight(id).class != WeightClass::Exact)
 }

@@ -1,6 +1,7 @@
 //! The passes, one file each. Their order stands in [`crate::pipeline`].
 
 pub mod barriers;
+pub mod convolve;
 pub mod fetch;
 pub mod format;
 pub mod group;

@@ -65,7 +65,7 @@ impl Statics {
     /// Graphs, sets and parts of a placement: what lives on the unit `npu`.
     ///
     /// # Errors
-    /// A part that is no graph after all: our bug.
+    /// A part that is no graph after all, or holds a node in a form that the unit does not run: our bug.
     pub fn of(module: &Module, placement: &Placement, npu: &Unit) -> Result<Self> {
         let unit = placement.units.iter().position(|u| *u == npu.name).unwrap_or(0) as u32;
         let mut statics = Self { unit, ..Self::default() };
@@ -114,13 +114,13 @@ impl Statics {
     /// A part, in the entry points where the placement has it on the unit. Attention has one state, so it is there in
     /// all of them or in none.
     fn part(&mut self, module: &Module, part: &Part, placement: &Placement, npu: &Unit) -> Result<()> {
+        part.check_forms(module, placement, npu)?;
         let limits = parts::limits(npu);
         let wrong = |why: String| Error::bug(format!("`{}` is no graph: {why}", part.name));
         let graphs = part.graphs(module, &limits).map_err(wrong)?;
-        for (cut, graph) in part.cuts.iter().zip(&module.entries) {
-            if !part.is_attention() && !parts::placed_in(placement, npu, &part.scope, cut.entry) {
-                continue;
-            }
+        for cut in part.cuts_in(placement, npu) {
+            let graph = module.entries.iter().find(|g| g.kind == cut.entry);
+            let graph = graph.ok_or_else(|| wrong(format!("there is no {}", cut.entry)))?;
             let mut indices = Vec::new();
             for g in graphs.iter().filter(|g| g.entry == cut.entry) {
                 let decl = GraphDecl {

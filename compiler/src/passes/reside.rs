@@ -149,7 +149,7 @@ fn experts(kind: EntryKind, table: &ExpertTable, size: ExpertSize, units: &Units
 }
 
 /// What the device's table says of an operator.
-fn row_of(units: &Units<'_>, op: &str) -> String {
+pub(super) fn row_of(units: &Units<'_>, op: &str) -> String {
     match units.npu.row(op) {
         Some(row) if row.legal => row.operation.clone(),
         Some(row) => format!("the NPU has no {}", row.operation),

@@ -84,7 +84,7 @@ pub(super) fn embed(a: &Args<'_>) -> Rows {
 }
 
 pub(super) fn rms_norm(a: &Args<'_>, eps: f32, groups: usize, weight: bool) -> Rows {
-    let width = a.cols(0)? / groups;
+    let width = a.channels(0)? / groups;
     let weight = if weight { Some(a.f32(1)?) } else { None };
     let mut out = Vec::new();
     for group in a.f32(0)?.chunks_exact(width) {
@@ -149,6 +149,20 @@ pub(super) fn head_linear(a: &Args<'_>, heads: usize) -> Rows {
     Ok(out)
 }
 
+/// Each group of channels meets its own matrix at every place of every image.
+pub(super) fn conv1x1(a: &Args<'_>, groups: usize, bias: bool) -> Rows {
+    let (k, w) = (a.channels(0)? / groups, a.f32(1)?);
+    let bias = if bias { Some(a.f32(2)?) } else { None };
+    let (matrix, n) = (w.len() / groups, w.len() / groups / k);
+    let mut out = Vec::new();
+    for (i, x) in a.f32(0)?.chunks_exact(k).enumerate() {
+        let group = i % groups;
+        let bias = bias.map(|b| &b[group * n..(group + 1) * n]);
+        out.extend(matvec(x, &w[group * matrix..(group + 1) * matrix], bias));
+    }
+    Ok(out)
+}
+
 pub(super) fn zip(a: &Args<'_>, f: impl Fn(f32, f32) -> f32) -> Rows {
     Ok(a.f32(0)?.iter().zip(a.f32(1)?).map(|(&x, &y)| f(x, y)).collect())
 }
@@ -158,7 +172,7 @@ pub(super) fn map(a: &Args<'_>, f: impl Fn(f32) -> f32) -> Rows {
 }
 
 pub(super) fn mul(a: &Args<'_>) -> Rows {
-    let (cols, b_cols, b) = (a.cols(0)?, a.cols(1)?, a.f32(1)?);
+    let (cols, b_cols, b) = (a.channels(0)?, a.channels(1)?, a.f32(1)?);
     let factor = |i: usize| if b_cols == cols { b[i] } else { b[i / cols] };
     Ok(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * factor(i)).collect())
 }
@@ -177,7 +191,7 @@ pub(super) fn concat(a: &Args<'_>, heads: usize) -> Rows {
     let mut out = Vec::new();
     for block in 0..a.rows(0)? * heads {
         for i in 0..a.list.len() {
-            let width = a.cols(i)? / heads;
+            let width = a.channels(i)? / heads;
             out.extend_from_slice(&a.f32(i)?[block * width..(block + 1) * width]);
         }
     }
@@ -185,7 +199,7 @@ pub(super) fn concat(a: &Args<'_>, heads: usize) -> Rows {
 }
 
 pub(super) fn slice(a: &Args<'_>, heads: usize, start: usize, len: usize) -> Rows {
-    let width = a.cols(0)? / heads;
+    let width = a.channels(0)? / heads;
     Ok(a.f32(0)?.chunks_exact(width).flat_map(|head| &head[start..start + len]).copied().collect())
 }
 

@@ -61,6 +61,7 @@ pub(super) fn attributes(op: &Op) -> String {
         }
         Op::Admit(d) => w.put("capacities", format_args!("{:?}", d.capacities)).flag("spill", d.spill),
         Op::HeadLinear { heads } | Op::Concat { heads } => w.put("heads", heads),
+        Op::Conv1x1 { groups, bias } => w.put("groups", groups).flag("bias", *bias),
         Op::RopeAngles { scale, switch } => {
             let long = switch.map(|s| format!("long(after = {}, scale = {:?})", s.after, s.long_scale));
             w.float("scale", *scale).optional("switch", long)
@@ -96,6 +97,8 @@ pub(super) fn attributes(op: &Op) -> String {
         | Op::ScaleCols
         | Op::Act(_)
         | Op::Softmax
+        | Op::ToNchw
+        | Op::FromNchw
         | Op::GatherRows => w,
     };
     if w.0.is_empty() { String::new() } else { format!(" {{{}}}", w.0.join(", ")) }
@@ -219,6 +222,9 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
         "linear" => Op::Linear { bias: a.flag(c, "bias")? },
         "linear_glu" => Op::LinearGlu { glu: read_glu(c, a)?, bias: a.flag(c, "bias")? },
         "head_linear" => Op::HeadLinear { heads: a.int(c, "heads")? },
+        "conv1x1" => Op::Conv1x1 { groups: a.int(c, "groups")?, bias: a.flag(c, "bias")? },
+        "to_nchw" => Op::ToNchw,
+        "from_nchw" => Op::FromNchw,
         "rope_angles" => Op::RopeAngles {
             scale: a.float(c, "scale")?,
             switch: a.optional_variant(c, "switch", "`long(…)`", |word, args| {

@@ -66,6 +66,74 @@ fn matrices() {
 }
 
 #[test]
+fn convolutions_of_one_place() {
+    let x = tensor(&[2, 2, 1, 1], &[1., 2., 3., 4.]);
+    let w = tensor(&[3, 2], &[1., 0., 0., 1., 1., -1.]);
+    let conv = |groups, bias| Op::Conv1x1 { groups, bias };
+    let out = run(&conv(1, false), &[&x, &w]);
+    assert_eq!(out[0].ty.shape, [2, 3, 1, 1]);
+    close(out[0].as_f32(), &[1., 2., -1., 3., 4., -1.]);
+    check(&conv(1, true), &[&x, &w, &tensor(&[3], &[10., 20., 30.])], &[11., 22., 29., 13., 24., 29.]);
+    // One group may have an axis of its own; two have a matrix each, `[1, 2]`, and biases one behind the other.
+    check(&conv(1, false), &[&x, &tensor(&[1, 1, 2], &[1., 1.])], &[3., 7.]);
+    let x = tensor(&[1, 4, 1, 1], &[1., 2., 3., 4.]);
+    let w = tensor(&[2, 1, 2], &[1., 10., 100., 1000.]);
+    check(&conv(2, false), &[&x, &w], &[21., 4300.]);
+    check(&conv(2, true), &[&x, &w, &tensor(&[2], &[0.5, 0.25])], &[21.5, 4300.25]);
+    // Rows are images of one place, and back.
+    let rows = tensor(&[2, 3], &[1., 2., 3., 4., 5., 6.]);
+    let images = run(&Op::ToNchw, &[&rows]).remove(0);
+    assert_eq!(images.ty.shape, [2, 3, 1, 1]);
+    assert_eq!(run(&Op::FromNchw, &[&images]), [rows.clone()]);
+    // What is no image is refused, and so are matrices of other groups and both forms in one operator.
+    let fault = |node: &Op, inputs: &[&Tensor]| {
+        op(node, inputs.iter().map(|t| Arg::Tensor(t)).collect()).unwrap_err().to_string()
+    };
+    let said = fault(&conv(1, false), &[&rows, &tensor(&[1, 3], &[0.; 3])]);
+    assert!(said.contains("x is f32[2, 3], expected f32[rows, channels, 1, 1]"), "{said}");
+    let said = fault(&Op::FromNchw, &[&tensor(&[1, 2, 2, 1], &[0.; 4])]);
+    assert!(said.contains("expected f32[rows, channels, 1, 1]"), "{said}");
+    let said = fault(&conv(2, false), &[&x, &tensor(&[1, 2], &[0.; 2])]);
+    assert!(said.contains("weight is f32[1, 2], expected f32[2, _, 2]"), "{said}");
+    let said = fault(&conv(3, false), &[&x, &w]);
+    assert!(said.contains("4 channels do not divide into 3 groups"), "{said}");
+    for both in [Op::Add, Op::Mul, Op::Glu(Glu::DRelu), Op::Concat { heads: 1 }] {
+        assert!(matches!(op(&both, vec![Arg::Tensor(&rows), Arg::Tensor(&images)]), Err(EvalError::Type(_))));
+    }
+}
+
+/// What works on the channels of a row gives the same numbers in either form.
+#[test]
+fn channels_first_changes_no_number() {
+    let x = tensor(&[2, 4], &[3., 4., 6., 8., -1., 2., -3., 5.]);
+    let y = tensor(&[2, 4], &[0.5, -1., 2., 0.25, 4., 1., -2., 3.]);
+    let (column, w) = (tensor(&[2, 1], &[2., -3.]), tensor(&[4], &[1., 2., 3., 4.]));
+    let images = |t: &Tensor| run(&Op::ToNchw, &[t]).remove(0);
+    let norm = |groups, weight| Op::RmsNorm { eps: 1e-3, groups, weight };
+    let cases: Vec<(Op, Vec<&Tensor>, Vec<&Tensor>)> = vec![
+        (norm(1, true), vec![&x], vec![&w]),
+        (norm(2, false), vec![&x], vec![]),
+        (Op::Add, vec![&x, &y], vec![]),
+        (Op::Mul, vec![&x, &y], vec![]),
+        (Op::Mul, vec![&x, &column], vec![]),
+        (Op::Glu(Glu::Gated(Activation::Silu)), vec![&x, &y], vec![]),
+        (Op::Scale { factor: 0.5 }, vec![&x], vec![]),
+        (Op::ScaleCols, vec![&x], vec![&w]),
+        (Op::Clamp { lo: -2., hi: 4. }, vec![&x], vec![]),
+        (Op::Act(Activation::Gelu), vec![&x], vec![]),
+        (Op::Concat { heads: 2 }, vec![&x, &y], vec![]),
+        (Op::Slice { heads: 2, start: 1, len: 1 }, vec![&x], vec![]),
+    ];
+    for (node, values, weights) in cases {
+        let rows = run(&node, &[values.clone(), weights.clone()].concat()).remove(0);
+        let first: Vec<Tensor> = values.iter().map(|t| images(t)).collect();
+        let first = run(&node, &first.iter().chain(weights).collect::<Vec<_>>()).remove(0);
+        assert_eq!(first.ty.shape, [2, rows.ty.cols(), 1, 1], "{node}");
+        assert_eq!(run(&Op::FromNchw, &[&first]), [rows], "{node}");
+    }
+}
+
+#[test]
 fn element_by_element() {
     let a = tensor(&[2, 2], &[1., -2., 3., -4.]);
     let b = tensor(&[2, 2], &[10., 20., 30., 40.]);

@@ -132,7 +132,17 @@ fn attention() -> impl Strategy<Value = AttentionDesc> {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let plain = vec![Op::Embed, Op::CacheWrite, Op::Add, Op::Mul, Op::ScaleCols, Op::Softmax, Op::GatherRows];
+    let plain = vec![
+        Op::Embed,
+        Op::CacheWrite,
+        Op::Add,
+        Op::Mul,
+        Op::ScaleCols,
+        Op::Softmax,
+        Op::GatherRows,
+        Op::ToNchw,
+        Op::FromNchw,
+    ];
     let switch = (small(), float()).prop_map(|(after, long_scale)| LongSwitch { after, long_scale });
     let style = prop::sample::select(vec![RopeStyle::Half, RopeStyle::Interleaved]);
     prop_oneof![
@@ -156,6 +166,7 @@ fn op() -> impl Strategy<Value = Op> {
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
             .prop_map(|(capacities, spill)| Op::Admit(AdmitDesc { capacities, spill })),
         small().prop_map(|heads| Op::HeadLinear { heads }),
+        (small(), any::<bool>()).prop_map(|(groups, bias)| Op::Conv1x1 { groups, bias }),
         small().prop_map(|heads| Op::Concat { heads }),
         (small(), any::<bool>()).prop_map(|(experts, partial)| Op::Dispatch { experts, partial }),
         (small(), small()).prop_map(|(layer, scores)| Op::Fetch { layer, scores }),

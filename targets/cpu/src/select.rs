@@ -185,6 +185,10 @@ impl CpuTarget {
             Op::Admit(_) | Op::ExpertFfn { fixed: true, .. } => {
                 return Err(Unsupported(format!("`{}` takes part in static graphs", node.op.name())));
             }
+            // A processor's kernels take rows: where it decides, `convolve` leaves a linear layer what it is.
+            Op::Conv1x1 { .. } | Op::ToNchw | Op::FromNchw => {
+                return Err(Unsupported(format!("`{}` has no kernel", node.op.name())));
+            }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
             &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;

@@ -135,6 +135,10 @@ impl Device {
         if let Some(op) = u.legality.iter().flat_map(|row| &row.ops).find(|op| !ops.insert(op.as_str())) {
             return bad("unit.legality", format!("`{op}` stands in two rows"));
         }
+        let mut forms = u.legality.iter().filter_map(|row| row.form.as_deref());
+        if let Some(form) = forms.find(|form| !u.runs(form)) {
+            return bad("unit.legality.form", format!("`{form}` is no operator that the unit runs as it is"));
+        }
         // What is not whole would make capacities and limits that no graph has.
         let whole = [("max_graph_bytes", &u.max_graph_bytes), ("capacity_alignment", &u.capacity_alignment)];
         for (key, figure) in whole {
@@ -147,6 +151,13 @@ impl Device {
         if needs && !has {
             let needs = "an NPU of the family `coreml` needs `legality`, `matmul` and `max_graph_bytes`";
             return bad("unit", needs.into());
+        }
+        // Its graphs are written of convolutions.
+        let projections = ["linear", "linear_glu", "head_linear"].into_iter();
+        let mut others = projections.filter(|op| u.is_legal(op) && u.form(op) != Some("conv1x1"));
+        if let Some(op) = others.next().filter(|_| needs) {
+            let needs = "an NPU of the family `coreml` has `form = \"conv1x1\"`";
+            return bad("unit.legality", format!("the row of `{op}`: {needs}"));
         }
         Ok(())
     }

@@ -15,6 +15,9 @@ pub struct Legality {
     /// Operators of the Graph, by their text-form names (`expert_ffn`).
     #[serde(default)]
     pub ops: Vec<String>,
+    /// The operator that these are rewritten to: the unit runs them in that form alone. None: as they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub form: Option<String>,
     /// Where it comes from.
     pub source: String,
 }
@@ -25,8 +28,18 @@ impl Unit {
         self.legality.iter().find(|row| row.ops.iter().any(|o| o == op))
     }
 
-    /// Whether the unit may run an operator, by its name in the Graph. A unit with no table runs everything;
-    /// one with a table only what a legal row of it names.
+    /// The operator that another must be rewritten to before the unit runs it; none: it runs it as it is, or not at all.
+    pub fn form(&self, op: &str) -> Option<&str> {
+        self.row(op).filter(|row| row.legal)?.form.as_deref()
+    }
+
+    /// Whether the unit runs an operator as it is.
+    pub fn runs(&self, op: &str) -> bool {
+        self.is_legal(op) && self.form(op).is_none()
+    }
+
+    /// Whether the unit may run an operator, by its name in the Graph, be it in another form. A unit with no table runs
+    /// everything; one with a table only what a legal row of it names.
     pub fn is_legal(&self, op: &str) -> bool {
         self.legality.is_empty() || self.row(op).is_some_and(|row| row.legal)
     }

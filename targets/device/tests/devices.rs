@@ -129,8 +129,21 @@ fn an_npu_runs_what_a_legal_row_names_and_nothing_else() {
         let dynamic = ["router", "dispatch", "combine", "embed", "gather_rows", "layer_norm"];
         assert!(dynamic.iter().all(|op| npu.row(op).is_some() && !npu.is_legal(op)));
         assert!(!npu.is_legal("an operator of tomorrow"));
+        // Figure 4: linear layers run as convolutions.
+        for op in ["linear", "linear_glu", "head_linear"] {
+            assert_eq!((npu.form(op), npu.runs(op)), (Some("conv1x1"), false), "{op}");
+        }
+        assert!(["conv1x1", "to_nchw", "from_nchw", "expert_ffn"].iter().all(|op| npu.runs(op)));
+        assert_eq!((npu.form("router"), npu.runs("router")), (None, false));
         assert!(device.units[device.unit_of(UnitKind::Cpu).unwrap()].is_legal("router"));
     }
+}
+
+#[test]
+fn graphs_of_the_family_coreml_are_written_of_convolutions() {
+    let text = BUILT_IN.iter().find(|(name, _)| *name == "m2-ultra").unwrap().1;
+    let message = error(&text.replace("form = \"conv1x1\"\n", ""));
+    assert!(message.contains("the row of `linear`: an NPU of the family `coreml` has `form"), "{message}");
 }
 
 #[test]
@@ -221,6 +234,11 @@ fn wrong_files_are_refused_with_line_and_key() {
             "cores = 2",
             "legality = [{ operation = \"a\", legal = true, ops = [\"add\", \"add\"], source = \"x\" }]",
             "`unit.legality`: `add` stands in two rows",
+        ),
+        (
+            "cores = 2",
+            "legality = [{ operation = \"a\", legal = true, ops = [\"add\"], form = \"mul\", source = \"x\" }]",
+            "`unit.legality.form`: `mul` is no operator that the unit runs as it is",
         ),
         (
             "cores = 2",

@@ -70,6 +70,12 @@ define_language! {
         "linear_bias" = LinearBias([Id; 3]),      // x, w, b
         "linear_glu" = LinearGlu([Id; 3]),        // kind, x, w
         "linear_glu_bias" = LinearGluBias([Id; 4]), // kind, x, w, b
+        "head_linear" = HeadLinear([Id; 3]),      // attr, x, w
+        "conv1x1" = Conv1x1([Id; 2]),             // x, w
+        "conv1x1_bias" = Conv1x1Bias([Id; 3]),    // x, w, b
+        "conv1x1_groups" = Conv1x1Groups([Id; 3]), // attr, x, w
+        "to_nchw" = ToNchw(Id),
+        "from_nchw" = FromNchw(Id),
         "expert_ffn" = ExpertFfn([Id; 5]),        // kind, x, dispatch, gate_up, down
         "expert_ffn_bias" = ExpertFfnBias([Id; 7]), // …, gate_up_bias, down_bias
         "rms_norm" = RmsNorm([Id; 3]),            // attr, x, w
@@ -117,7 +123,7 @@ pub enum Attr {
         /// Channels.
         len: usize,
     },
-    /// Heads of a concat.
+    /// Heads of a concat or of a linear layer head by head, groups of a convolution.
     Heads(usize),
     /// A GLU that is no plain `act(gate) · up`.
     Glu(Glu),
@@ -135,14 +141,19 @@ pub struct Fact {
 }
 
 impl Fact {
-    /// Extent of the last axis.
-    pub fn cols(&self) -> usize {
-        self.shape.last().copied().unwrap_or(0)
+    /// Channels of rows: extent of the last axis, or of the second where they are channels-first.
+    pub fn channels(&self) -> usize {
+        channel_axis(&self.shape).map_or(0, |axis| self.shape[axis])
     }
     /// Elements.
     pub fn elements(&self) -> usize {
         if self.shape.is_empty() { 0 } else { self.shape.iter().product() }
     }
+}
+
+/// The axis of a value's channels.
+fn channel_axis(shape: &[usize]) -> Option<usize> {
+    if let [_, _, 1, 1] = shape { Some(1) } else { shape.len().checked_sub(1) }
 }
 
 /// The analysis: tables behind the leaves, and shapes.
@@ -172,6 +183,10 @@ pub fn op_name(egraph: &EGraph<Moe, Facts>, enode: &Moe) -> &'static str {
     match enode {
         Moe::Linear(_) | Moe::LinearBias(_) => "linear",
         Moe::LinearGlu(_) | Moe::LinearGluBias(_) => "linear_glu",
+        Moe::HeadLinear(_) => "head_linear",
+        Moe::Conv1x1(_) | Moe::Conv1x1Bias(_) | Moe::Conv1x1Groups(_) => "conv1x1",
+        Moe::ToNchw(_) => "to_nchw",
+        Moe::FromNchw(_) => "from_nchw",
         Moe::ExpertFfn(_) | Moe::ExpertFfnBias(_) => "expert_ffn",
         Moe::RmsNorm(_) | Moe::RmsUnit(_) => "rms_norm",
         Moe::ScaleCols(_) => "scale_cols",
@@ -205,9 +220,9 @@ impl Analysis<Moe> for Facts {
 
     fn make(egraph: &mut EGraph<Moe, Self>, enode: &Moe, _: Id) -> Fact {
         let shape = |id: &Id| egraph[*id].data.shape.clone();
-        let with_cols = |mut s: Vec<usize>, cols: usize| {
-            if let Some(last) = s.last_mut() {
-                *last = cols;
+        let with_channels = |mut s: Vec<usize>, channels: usize| {
+            if let Some(axis) = channel_axis(&s) {
+                s[axis] = channels;
             }
             s
         };
@@ -218,10 +233,19 @@ impl Analysis<Moe> for Facts {
                 Fact { attr: Some(*i), ..egraph.analysis.leaves.get(atom).cloned().unwrap_or_default() }
             }
             Moe::Atom(atom) => egraph.analysis.leaves.get(atom).cloned().unwrap_or_default(),
-            Moe::Linear([x, w]) | Moe::LinearBias([x, w, _]) => value(with_cols(shape(x), rows_of(w))),
+            Moe::Linear([x, w])
+            | Moe::LinearBias([x, w, _])
+            | Moe::Conv1x1([x, w])
+            | Moe::Conv1x1Bias([x, w, _]) => value(with_channels(shape(x), rows_of(w))),
             Moe::LinearGlu([_, x, w]) | Moe::LinearGluBias([_, x, w, _]) => {
-                value(with_cols(shape(x), rows_of(w) / 2))
+                value(with_channels(shape(x), rows_of(w) / 2))
             }
+            Moe::HeadLinear([_, x, w]) | Moe::Conv1x1Groups([_, x, w]) => {
+                let heads = shape(w).first().copied().unwrap_or(0);
+                value(with_channels(shape(x), heads * rows_of(w)))
+            }
+            Moe::ToNchw(x) => value([shape(x), vec![1, 1]].concat()),
+            Moe::FromNchw(x) => value(shape(x).into_iter().take(2).collect()),
             Moe::ExpertFfn([_, x, _, _, _])
             | Moe::ExpertFfnBias([_, x, ..])
             | Moe::RmsNorm([_, x, _])
@@ -234,12 +258,12 @@ impl Analysis<Moe> for Facts {
             | Moe::Scale([_, x])
             | Moe::Clamp([_, x]) => value(shape(x)),
             Moe::Slice([a, x]) => match attr_of(egraph, *a) {
-                Some(Attr::Slice { heads, len, .. }) => value(with_cols(shape(x), heads * len)),
+                Some(Attr::Slice { heads, len, .. }) => value(with_channels(shape(x), heads * len)),
                 _ => Fact::default(),
             },
             Moe::Concat([_, a, b]) => {
-                let cols = egraph[*a].data.cols() + egraph[*b].data.cols();
-                value(with_cols(shape(a), cols))
+                let channels = egraph[*a].data.channels() + egraph[*b].data.channels();
+                value(with_channels(shape(a), channels))
             }
             Moe::WRows([a, b]) => {
                 let (mut s, other) = (shape(a), shape(b));

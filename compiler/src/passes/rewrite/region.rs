@@ -1,8 +1,9 @@
 //! One region of a graph to an e-graph and back.
 //!
-//! A region is a run of nodes of one scope (an attention block, a feed-forward block). What crosses its
-//! border is a leaf, so an e-graph stays small and its greedy extraction compares local costs only.
+//! A region is a run of nodes of one scope (an attention block, a feed-forward block), or what another unit computes of
+//! it. What crosses its border is a leaf, so an e-graph stays small and its greedy extraction compares local costs only.
 
+use super::Costs;
 use super::language::{Atom, Attr, Fact, Facts, Moe, Opaque, attr_of, op_name};
 use super::rules::{activation_of, glu_of};
 use crate::error::{Error, Result};
@@ -21,8 +22,8 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// Loads `nodes`, consecutive nodes of `graph`.
-    pub(super) fn load(module: &Module, graph: &Graph, nodes: &[Node]) -> Self {
+    /// Loads `nodes` of `graph`, in its order.
+    pub(super) fn load(module: &Module, graph: &Graph, nodes: &[&Node]) -> Self {
         let mut region = Self { egraph: EGraph::new(Facts::default()), classes: HashMap::new() };
         for node in nodes {
             region.add(module, graph, nodes, node);
@@ -53,6 +54,11 @@ impl Region {
         }
     }
 
+    /// Whether a weight has the two axes that a linear layer's has.
+    fn is_matrix(&self, w: Id) -> bool {
+        self.egraph[w].data.shape.len() == 2
+    }
+
     fn operand(&mut self, module: &Module, graph: &Graph, operand: Operand) -> Id {
         match operand {
             Operand::Value(v) => {
@@ -76,13 +82,23 @@ impl Region {
         }
     }
 
-    fn add(&mut self, module: &Module, graph: &Graph, nodes: &[Node], node: &Node) {
+    fn add(&mut self, module: &Module, graph: &Graph, nodes: &[&Node], node: &Node) {
         let c: Vec<Id> = node.inputs.iter().map(|&o| self.operand(module, graph, o)).collect();
         let enode = match (&node.op, c.as_slice()) {
             (Op::Linear { bias: false }, &[x, w]) => Moe::Linear([x, w]),
             (Op::Linear { bias: true }, &[x, w, b]) => Moe::LinearBias([x, w, b]),
             (Op::LinearGlu { glu, bias: false }, &[x, w]) => Moe::LinearGlu([self.glu(*glu), x, w]),
             (Op::LinearGlu { glu, bias: true }, &[x, w, b]) => Moe::LinearGluBias([self.glu(*glu), x, w, b]),
+            (&Op::HeadLinear { heads }, &[x, w]) => Moe::HeadLinear([self.attr(Attr::Heads(heads)), x, w]),
+            (Op::Conv1x1 { groups: 1, bias: false }, &[x, w]) if self.is_matrix(w) => Moe::Conv1x1([x, w]),
+            (Op::Conv1x1 { groups: 1, bias: true }, &[x, w, b]) if self.is_matrix(w) => {
+                Moe::Conv1x1Bias([x, w, b])
+            }
+            (&Op::Conv1x1 { groups, bias: false }, &[x, w]) => {
+                Moe::Conv1x1Groups([self.attr(Attr::Heads(groups)), x, w])
+            }
+            (Op::ToNchw, &[x]) => Moe::ToNchw(x),
+            (Op::FromNchw, &[x]) => Moe::FromNchw(x),
             (Op::ExpertFfn { glu, bias: false, fixed: false }, &[x, d, gu, dn]) => {
                 Moe::ExpertFfn([self.glu(*glu), x, d, gu, dn])
             }
@@ -136,7 +152,7 @@ impl Region {
 }
 
 /// Whether every reader of a norm's value is in the region and can take its scale into f32 weights.
-fn folds(module: &Module, nodes: &[Node], norm: &Node) -> bool {
+fn folds(module: &Module, nodes: &[&Node], norm: &Node) -> bool {
     let value = Operand::Value(norm.outputs[0]);
     let mut readers = nodes.iter().filter(|n| n.inputs.contains(&value)).peekable();
     readers.peek().is_some() && readers.all(|n| {
@@ -189,6 +205,10 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
         let missing = || Error::bug(format!("attribute of `{enode}` is missing"));
         let attr = |id: &Id| attr_of(graph, *id).ok_or_else(missing);
         let glu = |id: &Id| glu_of(graph, *id).ok_or_else(missing);
+        let heads = |id: &Id| match attr(id)? {
+            Attr::Heads(heads) => Ok(heads),
+            _ => Err(missing()),
+        };
         let (op, children): (Op, &[Id]) = match enode {
             Moe::Atom(Atom::Value(v)) => {
                 let new = self.outside.get(&ValueId(*v)).copied();
@@ -208,6 +228,12 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
             Moe::LinearBias(c) => (Op::Linear { bias: true }, c),
             Moe::LinearGlu(c) => (Op::LinearGlu { glu: glu(&c[0])?, bias: false }, &c[1..]),
             Moe::LinearGluBias(c) => (Op::LinearGlu { glu: glu(&c[0])?, bias: true }, &c[1..]),
+            Moe::HeadLinear(c) => (Op::HeadLinear { heads: heads(&c[0])? }, &c[1..]),
+            Moe::Conv1x1(c) => (Op::Conv1x1 { groups: 1, bias: false }, c),
+            Moe::Conv1x1Bias(c) => (Op::Conv1x1 { groups: 1, bias: true }, c),
+            Moe::Conv1x1Groups(c) => (Op::Conv1x1 { groups: heads(&c[0])?, bias: false }, &c[1..]),
+            Moe::ToNchw(c) => (Op::ToNchw, std::slice::from_ref(c)),
+            Moe::FromNchw(c) => (Op::FromNchw, std::slice::from_ref(c)),
             Moe::ExpertFfn(c) => (Op::ExpertFfn { glu: glu(&c[0])?, bias: false, fixed: false }, &c[1..]),
             Moe::ExpertFfnBias(c) => (Op::ExpertFfn { glu: glu(&c[0])?, bias: true, fixed: false }, &c[1..]),
             Moe::RmsNorm(c) => match attr(&c[0])? {
@@ -235,10 +261,7 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
                 Attr::Slice { heads, start, len } => (Op::Slice { heads, start, len }, &c[1..]),
                 _ => return Err(missing()),
             },
-            Moe::Concat(c) => match attr(&c[0])? {
-                Attr::Heads(heads) => (Op::Concat { heads }, &c[1..]),
-                _ => return Err(missing()),
-            },
+            Moe::Concat(c) => (Op::Concat { heads: heads(&c[0])? }, &c[1..]),
             Moe::Other(op, c) => (graph.analysis.others[op.0 as usize].0.clone(), c),
         };
         let inputs = children.iter().map(|&id| self.operand(id)).collect::<Result<Vec<_>>>()?;
@@ -284,14 +307,12 @@ impl<C: egg::CostFunction<Moe>> Rebuild<'_, '_, '_, C> {
 }
 
 /// Cost of an e-node in element moves: what it reads and writes, plus a launch. Weight expressions
-/// cost nothing at run time, and what the target may not run costs without end.
+/// cost nothing at run time, and what the unit does not run costs without end.
 pub(super) struct Traffic<'a> {
     /// E-graph.
     pub(super) egraph: &'a EGraph<Moe, Facts>,
-    /// Cost of one launch, in element moves.
-    pub(super) launch: f64,
-    /// Whether the target may run an operator.
-    pub(super) legal: &'a dyn Fn(&str) -> bool,
+    /// What operators cost on the unit.
+    pub(super) costs: Costs<'a>,
 }
 
 impl egg::CostFunction<Moe> for Traffic<'_> {
@@ -307,8 +328,8 @@ impl egg::CostFunction<Moe> for Traffic<'_> {
                 let reads = enode.fold(0, |sum, id| sum + self.egraph[id].data.elements());
                 let writes =
                     self.egraph.lookup(enode.clone()).map_or(0, |id| self.egraph[id].data.elements());
-                if (self.legal)(op_name(self.egraph, enode)) {
-                    self.launch + (reads + writes) as f64
+                if (self.costs.legal)(op_name(self.egraph, enode)) {
+                    self.costs.launch + (reads + writes) as f64
                 } else {
                     f64::INFINITY
                 }

@@ -1,14 +1,16 @@
 //! The rewrite rules, one per line, each under its equation.
 //!
 //! Rules for rules: they are directional; the right side is never worse than the left on any target
-//! that finds it legal; nothing commutes; a rule that changes rounding says so in its condition.
+//! that finds it legal; nothing commutes; a rule that changes rounding says so in its condition. Rules between the forms
+//! that units differ in are [`layouts`].
 
 use super::language::{Atom, Attr, Facts, Moe, attr_of};
+pub use super::layouts::layouts;
 use egg::{Applier, Condition, EGraph, Id, PatternAst, Rewrite, Subst, Symbol, Var, rewrite};
 use moec_ir::{Activation, Format, Glu};
 
 type Rule = Rewrite<Moe, Facts>;
-type Graph = EGraph<Moe, Facts>;
+pub(super) type Graph = EGraph<Moe, Facts>;
 
 /// A rule with the equation that it stands for.
 pub struct Row {
@@ -19,8 +21,13 @@ pub struct Row {
 }
 
 /// Every rule.
-#[rustfmt::skip]
 pub fn all() -> Vec<Row> {
+    equations().into_iter().chain(layouts()).collect()
+}
+
+/// Every rule between operators that all units have in one form.
+#[rustfmt::skip]
+pub fn equations() -> Vec<Row> {
     let row = |equation, rule| Row { rule, equation };
     vec![
         // Gated feed-forward networks.
@@ -85,8 +92,9 @@ pub fn all() -> Vec<Row> {
     ]
 }
 
-fn var(name: &str) -> Var {
-    // Every name stands as a literal in this file.
+/// A variable of a rule.
+pub(super) fn var(name: &str) -> Var {
+    // Every name stands as a literal in the tables of rules.
     #[expect(clippy::unwrap_used, reason = "variable names are literals of the rule table")]
     name.parse().unwrap()
 }
@@ -122,17 +130,18 @@ fn foldable(a: &str) -> impl Condition<Moe, Facts> {
 fn whole(a: &str, x: &str) -> impl Condition<Moe, Facts> {
     let (a, x) = (var(a), var(x));
     move |g: &mut Graph, _: Id, s: &Subst| match attr_of(g, s[a]) {
-        Some(Attr::Slice { heads, start, len }) => start == 0 && heads * len == g[s[x]].data.cols(),
+        Some(Attr::Slice { heads, start, len }) => start == 0 && heads * len == g[s[x]].data.channels(),
         _ => false,
     }
 }
 
 /// Adds `node`, joins it with `class`, and reports the change.
-fn join(egraph: &mut Graph, class: Id, node: Id, rule: Symbol) -> Vec<Id> {
+pub(super) fn join(egraph: &mut Graph, class: Id, node: Id, rule: Symbol) -> Vec<Id> {
     if egraph.union_trusted(class, node, rule) { vec![class] } else { Vec::new() }
 }
 
-fn add_slice(egraph: &mut Graph, heads: usize, start: usize, len: usize, x: Id) -> Id {
+/// Channels `start .. start + len` of each head of `x`.
+pub(super) fn add_slice(egraph: &mut Graph, heads: usize, start: usize, len: usize, x: Id) -> Id {
     let leaf = egraph.analysis.attr(Attr::Slice { heads, start, len });
     let attr = egraph.add(leaf);
     egraph.add(Moe::Slice([attr, x]))
@@ -197,7 +206,7 @@ impl Applier<Moe, Facts> for SliceConcat {
             return Vec::new();
         };
         let (x, y) = (s[var("?x")], s[var("?y")]);
-        let split = g[x].data.cols() / heads.max(1);
+        let split = g[x].data.channels() / heads.max(1);
         let node = if heads != joined {
             return Vec::new();
         } else if start + len <= split {
