@@ -110,6 +110,7 @@ impl LoadedProgram {
                 eos: &model.eos,
                 parameters: model.parameters,
                 active_parameters: model.active_parameters,
+                big_little: model.big_little,
             },
             target: TargetRef {
                 name: &target.name,
@@ -154,7 +155,7 @@ fn segment(s: &plan::Segment) -> SegmentRef {
 }
 
 fn state(s: &plan::StateBuf) -> StateRef {
-    StateRef { bytes: s.bytes(), format: s.format }
+    StateRef { bytes: s.bytes(), format: s.format, shape: s.shape, order: s.order }
 }
 
 fn port(p: &plan::Port) -> PortRef<'_> {

@@ -174,6 +174,7 @@ static BAKED: Program<'static> = Program {
         eos: &[1],
         parameters: 0,
         active_parameters: 0,
+        big_little: None,
     },
     target: program::TargetRef {
         name: "native",
@@ -185,7 +186,12 @@ static BAKED: Program<'static> = Program {
     scratch_bytes: 0,
     files: &[],
     segments: &[],
-    states: &[StateRef { bytes: 64, format: Format::Bf16 }],
+    states: &[StateRef {
+        bytes: 64,
+        format: Format::Bf16,
+        shape: [1, 1, 1, 32],
+        order: program::CacheOrder::Keys { nr: 1 },
+    }],
     graphs: &[],
     sets: &[],
     parts: &[],

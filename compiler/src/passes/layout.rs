@@ -16,7 +16,7 @@ use moec_ir::plan::{
     PLAN_VERSION, Place, Placement, Plan, RowSpace, Segment, StateBuf, Step,
 };
 use moec_ir::{
-    EntryKind, Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId,
+    Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId,
 };
 use std::collections::{HashMap, HashSet};
 
@@ -341,7 +341,7 @@ impl Builder<'_> {
             .collect::<Result<Vec<_>>>()?;
         let outputs = node.outputs.iter().map(|&v| graph.ty(v)).collect();
         let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
-        let apart = matches!(graph.kind, EntryKind::Decode(_));
+        let apart = !graph.kind.is_prefill();
         let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart };
         let selection = self.target.select(&view).map_err(|e| {
             Error::limit(format!(

@@ -6,7 +6,7 @@ use super::parse_graph::{dtype, format, kind};
 use super::parse_placement::part as placement;
 use super::statics;
 use crate::plan::{
-    Arg, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
+    Arg, BigLittle, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
     Placement, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
 };
 
@@ -112,6 +112,12 @@ fn model(c: &mut Cursor<'_>) -> Parsed<ModelInfo> {
             eos: a.list(c, "eos", "a list of ids", Value::number)?,
             parameters: a.int(c, "parameters")?,
             active_parameters: a.int(c, "active_parameters")?,
+            big_little: a.optional_variant(c, "big_little", "`little(…)`", |word, args| {
+                if word != "little" {
+                    return Ok(None);
+                }
+                Ok(Some(BigLittle { experts: args.int(c, "experts")?, gamma: args.float(c, "gamma")? }))
+            })?,
         })
     })
 }

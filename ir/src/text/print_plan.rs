@@ -4,7 +4,7 @@ use super::lex::quote;
 use super::print_placement::write_placement;
 use super::statics;
 use crate::plan::{
-    Arg, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
+    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
 };
 use std::fmt::{self, Write};
 
@@ -157,11 +157,15 @@ impl fmt::Display for Plan {
         if let Some(bos) = m.bos {
             write!(f, ", bos = {bos}")?;
         }
-        writeln!(
+        write!(
             f,
-            ", eos = {:?}, parameters = {}, active_parameters = {}}}",
+            ", eos = {:?}, parameters = {}, active_parameters = {}",
             m.eos, m.parameters, m.active_parameters
         )?;
+        if let Some(BigLittle { experts, gamma }) = m.big_little {
+            write!(f, ", big_little = little(experts = {experts}, gamma = {gamma:?})")?;
+        }
+        writeln!(f, "}}")?;
         writeln!(
             f,
             "target {} {{triple = {}, cpu = {}, features = {}, units = {}}}\n",

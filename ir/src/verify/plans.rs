@@ -35,15 +35,36 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         )?;
         check_entry(plan, entry, &here)?;
     }
+    check_big_little(plan)?;
     placements::check_in_plan(plan)
 }
 
-/// Prefill before decode, each by rows.
+/// Prefill before decode before little, each by rows.
 fn order(kind: EntryKind) -> (u32, u32) {
     match kind {
         EntryKind::Prefill(n) => (0, n),
         EntryKind::Decode(n) => (1, n),
+        EntryKind::Little(n) => (2, n),
     }
+}
+
+/// Big-little decoding needs a little entry point beside each decode entry point, and little ones serve nothing else.
+fn check_big_little(plan: &Plan) -> Result<(), VerifyError> {
+    let at = || "model".to_owned();
+    let rows = |little: bool| {
+        let of_kind = move |k: &EntryKind| match k {
+            EntryKind::Prefill(_) => false,
+            EntryKind::Decode(_) => !little,
+            EntryKind::Little(_) => little,
+        };
+        plan.entries.iter().map(|e| e.kind).filter(of_kind).map(EntryKind::rows).collect::<Vec<_>>()
+    };
+    let Some(b) = plan.model.big_little else {
+        return require(rows(true).is_empty(), at, || "little entry points, and no big_little".into());
+    };
+    require(b.experts > 0, at, || "big_little has no experts".into())?;
+    require((0.0..=1.0).contains(&b.gamma), at, || format!("gamma is {}", b.gamma))?;
+    require(rows(true) == rows(false), at, || "decode and little entry points differ in rows".into())
 }
 
 fn check_model(plan: &Plan) -> Result<(), VerifyError> {

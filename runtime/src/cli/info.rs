@@ -33,6 +33,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
                 "eos": m.eos,
                 "parameters": m.parameters,
                 "active_parameters": m.active_parameters,
+                "big_little": m.big_little.map(|b| json!({ "experts": b.experts, "gamma": b.gamma() })),
             },
             "target": {
                 "name": t.name,
@@ -67,7 +68,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
         (false, false) => format!("does not run here: this machine lacks {}", missing.join(", ")),
     };
     let entries: Vec<_> = entries.iter().map(|(kind, _, steps)| format!("{kind} ({steps} steps)")).collect();
-    let lines = [
+    let mut lines = vec![
         (
             "model",
             format!("{}: {} layers, hidden size {}, vocabulary {}", m.family, m.layers, m.hidden, m.vocab),
@@ -84,7 +85,12 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
     ];
-    io.say(&lines.map(|(what, value)| format!("{what:13} {value}\n")).concat())?;
+    if let Some(b) = m.big_little {
+        let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
+        lines.insert(2, ("big-little", what));
+    }
+    let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
+    io.say(&lines.concat())?;
     Ok(())
 }
 
