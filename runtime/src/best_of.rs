@@ -209,7 +209,12 @@ impl Engine<'_> {
 ///
 /// Every order of a head has its tokens in panels or blocks, one after the other: the first tokens are the first bytes, as
 /// many as a head of so many tokens has.
-fn heads(state: &StateRef, from: u32, to: u32, tokens: usize) -> Option<(usize, impl Iterator<Item = (usize, usize)>)> {
+fn heads(
+    state: &StateRef,
+    from: u32,
+    to: u32,
+    tokens: usize,
+) -> Option<(usize, impl Iterator<Item = (usize, usize)>)> {
     let [slots, heads, ctx, dim] = state.shape.map(|n| n as usize);
     let head = CacheHead { format: state.format, order: state.order, ctx, dim };
     let (whole, filled) = (head.bytes()?, CacheHead { ctx: tokens, ..head }.bytes()?);
@@ -239,7 +244,10 @@ mod tests {
     #[test]
     fn the_best_has_the_highest_mean() {
         let of = |ids: usize, log_probability| Candidate { seed: 0, ids: vec![0; ids], log_probability };
-        let done = BestOf { candidates: vec![of(2, -4.0), of(4, -4.0), of(1, -1.0), of(1, -0.5)], ..BestOf::default() };
+        let done = BestOf {
+            candidates: vec![of(2, -4.0), of(4, -4.0), of(1, -1.0), of(1, -0.5)],
+            ..BestOf::default()
+        };
         assert_eq!(done.ranking(), [3, 1, 2, 0]);
     }
 

@@ -432,7 +432,8 @@ impl<'p> Engine<'p> {
     /// the same tokens, decoded again with all of them, finds most of these among what is needed (MoBiLE, §III-B).
     pub fn little_choices(&self) -> impl Iterator<Item = &[i32]> {
         let little = |&i: &usize| matches!(self.program.entries[i].kind, EntryKind::Little(_));
-        let steps = self.last.filter(little).map(|i| (&self.program.entries[i], self.program.entries[i].steps));
+        let steps =
+            self.last.filter(little).map(|i| (&self.program.entries[i], self.program.entries[i].steps));
         let of_step = |e: &EntryRef<'p>, step: &Step<'p>| match (step.code, step.args.first()) {
             (Code::Builtin(Builtin::Dispatch { k, .. }), Some(&Arg::Buffer(ids, skip)))
                 if step.rows == RowSpace::Tokens =>

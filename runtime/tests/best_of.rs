@@ -80,11 +80,12 @@ fn a_fork_goes_its_own_way() {
         engine.decode(&[(1, 5, 92), (2, 5, 65)], sink).unwrap();
         // Onto itself, and of nothing.
         engine.fork(2, 2).unwrap();
-        engine.decode(&[(2, 5, 65)], &mut |_, l| {
-            assert_eq!(l, reference(&[3, 1, 4, 1, 5, 65]));
-            Ok(())
-        })
-        .unwrap();
+        engine
+            .decode(&[(2, 5, 65)], &mut |_, l| {
+                assert_eq!(l, reference(&[3, 1, 4, 1, 5, 65]));
+                Ok(())
+            })
+            .unwrap();
         engine.fork(0, 1).unwrap();
         assert_eq!(engine.len(1), 0);
         for (from, to) in [(0, 3), (3, 0)] {

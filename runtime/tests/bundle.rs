@@ -157,7 +157,7 @@ fn programs_that_would_leave_their_memory() {
 #[test]
 fn kernels_out_of_range() {
     let mut plan = plan(&ENTRIES);
-    plan.entries[0].steps[0].code = Code::Kernel(5);
+    plan.entries[0].steps[0].code = Code::Kernel(99);
     assert!(matches!(LoadedProgram::from_plan(&plan, &resolve), Err(Error::Plan(_))));
 }
 

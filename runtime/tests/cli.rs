@@ -286,10 +286,9 @@ fn the_best_of_several_sequences() {
 
 #[test]
 fn bench_of_several_sequences() {
-    let json: Value = serde_json::from_str(
-        &run("bench --best-of 3 --prompt 9 --gen 6 --repeat 2 --threads 2 --json").out,
-    )
-    .unwrap();
+    let json: Value =
+        serde_json::from_str(&run("bench --best-of 3 --prompt 9 --gen 6 --repeat 2 --threads 2 --json").out)
+            .unwrap();
     assert_eq!((json["best_of"].as_u64(), json["gen"].as_u64()), (Some(3), Some(6)));
     for key in ["best_of_tokens_per_s", "single_runs_tokens_per_s", "speedup"] {
         assert!(json[key].as_f64().unwrap() > 0.0, "{key}");

@@ -63,7 +63,8 @@ pub(crate) fn run() -> Result<(), Failed> {
     if each.len() != GAMMAS.len() {
         return Err(Failed::new("`moec eval` said something else than was asked for"));
     }
-    let row = |(gamma, said): (&&'static str, &&str)| Row { gamma, said: (*said).to_owned(), ..Row::default() };
+    let row =
+        |(gamma, said): (&&'static str, &&str)| Row { gamma, said: (*said).to_owned(), ..Row::default() };
     let mut rows: Vec<Row> = GAMMAS.iter().zip(&each).map(row).collect();
 
     stage("Measuring", "speed");
@@ -98,9 +99,8 @@ fn table(rows: &[Row]) -> Result<String, Failed> {
         "| γ | all experts | perplexity | increase | needle | all experts when generating | decode, tokens/s | against all experts |\n\
          |---|---|---|---|---|---|---|---|\n",
     );
-    let perplexity = |row: &Row| {
-        number(&row.said, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"))
-    };
+    let perplexity =
+        |row: &Row| number(&row.said, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"));
     let Some(full) = rows.last() else { return Ok(out) };
     let (reference, speed) = (perplexity(full)?, median(&full.rates));
     for row in rows {

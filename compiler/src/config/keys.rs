@@ -232,7 +232,8 @@ pub const KEYS: &[Key] = &[
         default: "0.7",
         range: "a number in 0.0..=1.0",
         help: &[
-            "That probability. 0 keeps every token, 1 none: the model then computes all as without `big_little`.",
+            "Probability above which a token that was decoded with fewer experts is kept. 0 keeps every token; 1 none, and all",
+            "are as without `big_little`.",
         ],
         set: |c, v| v.number(0.0..=1.0).map(|x| c.decode.gamma = x),
     },
@@ -241,7 +242,7 @@ pub const KEYS: &[Key] = &[
         name: "little",
         default: "half of the model's experts per token, rounded up",
         range: "1..=1024, and fewer than the model's experts per token",
-        help: &["Experts per token that are tried first."],
+        help: &["Experts per token of `big_little`'s first try."],
         set: |c, v| v.integer(1..=1024).map(|n| c.decode.little = Some(n)),
     },
     Key {

@@ -320,8 +320,10 @@ impl Config {
         let wrong = |what: String| Error::input(format!("`{}`: {what}", self.path.display()));
         let off = "set `big_little = false` under `[decode]`";
         let Some(k) = experts else {
-            return Err(wrong("`decode.big_little` is true, but the model has no experts to leave out".into())
-                .hint(off));
+            return Err(wrong(
+                "`decode.big_little` is true, but the model has no experts to leave out".into(),
+            )
+            .hint(off));
         };
         if k < 2 {
             return Err(wrong(
@@ -332,10 +334,10 @@ impl Config {
         match self.decode.little {
             None => Ok(Some(k.div_ceil(2))),
             Some(little) if little < k => Ok(Some(little)),
-            Some(little) => Err(wrong(format!(
-                "`decode.little` is {little}, but the model takes {k} experts per token"
-            ))
-            .hint(format!("set it to {} or less; {} is the default", k - 1, k.div_ceil(2)))),
+            Some(little) => {
+                Err(wrong(format!("`decode.little` is {little}, but the model takes {k} experts per token"))
+                    .hint(format!("set it to {} or less; {} is the default", k - 1, k.div_ceil(2))))
+            }
         }
     }
 

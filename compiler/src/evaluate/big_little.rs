@@ -60,8 +60,7 @@ pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progr
     with_engine(bundle, progress, |engine| {
         let mut rows = Vec::with_capacity(gammas.len());
         for &gamma in gammas {
-            let decoder =
-                || Decoder::big_little(engine.program(), gamma as f32).map_err(Error::from);
+            let decoder = || Decoder::big_little(engine.program(), gamma as f32).map_err(Error::from);
             let (mut of_text, mut of_answers) = (decoder()?, decoder()?);
             let mut row = OfGamma { gamma, ..OfGamma::default() };
             if let Some(windows) = &windows {

@@ -15,9 +15,7 @@ use moec_ir::plan::{
     ALIGN, Arg, Buffer, Builtin, Code, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, Layout, ModelInfo,
     PLAN_VERSION, Place, Placement, Plan, RowSpace, Segment, StateBuf, Step,
 };
-use moec_ir::{
-    Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId,
-};
+use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId};
 use std::collections::{HashMap, HashSet};
 
 /// The plan with what later passes and the writer need beside it.

@@ -62,8 +62,13 @@ pub fn lower(spec: &ModelSpec, shapes: &Shapes) -> Result<Module> {
     }
     let mut module = Module::default();
     for (kind, out_rows) in shapes.entries() {
-        let mut lowering =
-            Lowering { spec, shapes, kind, g: GraphBuilder::new(&mut module, kind, out_rows), angles: Vec::new() };
+        let mut lowering = Lowering {
+            spec,
+            shapes,
+            kind,
+            g: GraphBuilder::new(&mut module, kind, out_rows),
+            angles: Vec::new(),
+        };
         let logits = lowering.model().map_err(bug)?;
         lowering.g.finish(logits).map_err(bug)?;
     }

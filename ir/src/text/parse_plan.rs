@@ -6,8 +6,8 @@ use super::parse_graph::{dtype, format, kind};
 use super::parse_placement::part as placement;
 use super::statics;
 use crate::plan::{
-    Arg, BigLittle, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
-    Placement, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
+    Arg, BigLittle, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo,
+    Place, Placement, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
 };
 
 /// Reads the index that every numbered line carries; it must be the next one.

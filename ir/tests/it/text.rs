@@ -410,7 +410,12 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let lists =
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists, statics).prop_map(
-        |((features, units, [family, name, triple, cpu], symbols), ((n, bos, eos, long), big_little), lists, statics)| {
+        |(
+            (features, units, [family, name, triple, cpu], symbols),
+            ((n, bos, eos, long), big_little),
+            lists,
+            statics,
+        )| {
             Plan {
                 version: n[0],
                 model: ModelInfo {

@@ -128,7 +128,11 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         let c = &done.candidates[i];
         let words = text(&c.ids)?;
         let words = words.unwrap_or_else(|| c.ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
-        let head = if args.all { format!("# seed {}, mean log-probability {:.4}\n", c.seed, c.score()) } else { String::new() };
+        let head = if args.all {
+            format!("# seed {}, mean log-probability {:.4}\n", c.seed, c.score())
+        } else {
+            String::new()
+        };
         io.say(&format!("{head}{words}\n"))?;
     }
     if !args.quiet {

@@ -116,7 +116,13 @@ unsafe extern "C" fn attend(a: *const *mut u8, n: i64, begin: i64, end: i64, _sc
 }
 
 /// `[mix, choice]`, item = row.
-unsafe extern "C" fn route<const N: usize>(a: *const *mut u8, _n: i64, begin: i64, end: i64, _scratch: *mut u8) {
+unsafe extern "C" fn route<const N: usize>(
+    a: *const *mut u8,
+    _n: i64,
+    begin: i64,
+    end: i64,
+    _scratch: *mut u8,
+) {
     let a = Args(a);
     for t in begin as usize..end as usize {
         unsafe {
@@ -128,7 +134,13 @@ unsafe extern "C" fn route<const N: usize>(a: *const *mut u8, _n: i64, begin: i6
 }
 
 /// `[table, mix, experts, y]`, item = (active expert, half): even slots, then odd ones.
-unsafe extern "C" fn ffn<const N: usize>(a: *const *mut u8, _n: i64, begin: i64, end: i64, _scratch: *mut u8) {
+unsafe extern "C" fn ffn<const N: usize>(
+    a: *const *mut u8,
+    _n: i64,
+    begin: i64,
+    end: i64,
+    _scratch: *mut u8,
+) {
     let a = Args(a);
     let l = DispatchLayout { rows: 0, k: N, experts: E };
     for i in begin as usize..end as usize {
@@ -146,7 +158,13 @@ unsafe extern "C" fn ffn<const N: usize>(a: *const *mut u8, _n: i64, begin: i64,
 }
 
 /// `[table, y, mix, rows, head, logits]`, item = output row.
-unsafe extern "C" fn logits<const N: usize>(a: *const *mut u8, n: i64, begin: i64, end: i64, _scratch: *mut u8) {
+unsafe extern "C" fn logits<const N: usize>(
+    a: *const *mut u8,
+    n: i64,
+    begin: i64,
+    end: i64,
+    _scratch: *mut u8,
+) {
     let a = Args(a);
     let l = DispatchLayout { rows: 0, k: N, experts: E };
     assert!(end <= n);
@@ -323,14 +341,8 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
 pub(crate) const GAMMA: f32 = 0.625;
 
 /// [`ENTRIES`] with little ones.
-pub(crate) const BIG_LITTLE: [(EntryKind, u32); 6] = [
-    ENTRIES[0],
-    ENTRIES[1],
-    ENTRIES[2],
-    ENTRIES[3],
-    (EntryKind::Little(1), 1),
-    (EntryKind::Little(2), 2),
-];
+pub(crate) const BIG_LITTLE: [(EntryKind, u32); 6] =
+    [ENTRIES[0], ENTRIES[1], ENTRIES[2], ENTRIES[3], (EntryKind::Little(1), 1), (EntryKind::Little(2), 2)];
 
 /// The entry points that most tests use.
 pub(crate) const ENTRIES: [(EntryKind, u32); 4] = [
