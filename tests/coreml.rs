@@ -28,7 +28,7 @@ use moec_device::{Device, UnitKind};
 use moec_ir::Op;
 use moec_ir::plan::Plan;
 use moec_runtime::overflow::Tally;
-use moec_runtime::{Engine, Want};
+use moec_runtime::{Decoder, Engine, Request, Sampler, Sampling, Want, best_of, generate};
 use safetensors::{Dtype as Stored, SafeTensors};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -428,6 +428,50 @@ fn sequences_of_one_batch_keep_their_own_states() {
         assert_eq!(decode(engine, &[(1, 4, 100)])[0], both[0]);
         assert_eq!(decode(engine, &[(0, 6, 200)])[0], both[1]);
         assert_ne!(both[0], both[1]);
+    });
+}
+
+/// Positions that are decoded again replace what the unit's own states hold, and a prompt that nothing copies goes through
+/// every slot.
+#[test]
+fn states_of_the_unit_follow_big_little_and_best_of() {
+    let Some(found) = coreml("states_of_the_unit_follow_big_little_and_best_of") else { return };
+    let case = Case::new("olmoe", &format!("{ON_NPU}[decode]\nbig_little = true\n"));
+    ok(case.build("m2-ultra", "out.moec").envs(found));
+    let prompt = [3_u32, 5, 8, 13, 21];
+    engine(&case, |engine| {
+        assert!(engine.program().graphs.iter().any(|g| g.stateful));
+        let mut read = |again: bool| {
+            engine.reset(0).unwrap();
+            let mut rows = Vec::new();
+            for (pos, &id) in prompt.iter().enumerate() {
+                let mut last = Vec::new();
+                let mut sink = |_: usize, logits: &[f32]| {
+                    last = logits.to_vec();
+                    Ok(())
+                };
+                if again {
+                    engine.decode_little(&[(0, pos, id)], &mut sink).unwrap();
+                }
+                engine.decode(&[(0, pos, id)], &mut sink).unwrap();
+                rows.push(last);
+            }
+            rows
+        };
+        assert!(read(false) == read(true), "something of the little pass is left");
+        let how = Sampling { temperature: 1.0, seed: 4, ..Sampling::default() };
+        let request = Request { slot: 0, prompt: &prompt, n: 8, end: &[] };
+        for gamma in [0.05, 1.0] {
+            let decoder = |e: &Engine<'_>| Decoder::big_little(e.program(), gamma).unwrap();
+            let mut with = decoder(engine);
+            let done = best_of(engine, &request, 2, &mut with, how).unwrap();
+            for c in &done.candidates {
+                let mut with = decoder(engine);
+                let mut sampler = Sampler::new(Sampling { seed: c.seed, ..how });
+                let alone = generate(engine, &request, &mut with, &mut sampler, &mut |_| Ok(())).unwrap();
+                assert_eq!(c.ids, alone.ids, "gamma {gamma}");
+            }
+        }
     });
 }
 

@@ -5,7 +5,8 @@
 
 use moec_ir::EntryKind;
 use moec_ir::plan::{
-    Arg, Builtin, Code, Entry, ExpertSet, GraphDecl, GraphPart, Grid, Paging, Plan, Port, RowSpace, Step,
+    Arg, Builtin, CacheOrder, Code, Entry, ExpertSet, GraphDecl, GraphPart, Grid, Paging, Plan, Port,
+    RowSpace, Step,
 };
 use proc_macro2::{Ident, Literal, Span, TokenStream};
 use quote::{format_ident, quote};
@@ -68,6 +69,10 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
     let bos = option(m.bos.map(num));
     let eos = m.eos.iter().map(|&e| num(e));
     let (parameters, active) = (long(m.parameters), long(m.active_parameters));
+    let big_little = option(m.big_little.map(|b| {
+        let (experts, gamma) = (num(b.experts), Literal::f32_unsuffixed(b.gamma));
+        quote!(BigLittle { experts: #experts, gamma: #gamma })
+    }));
     let t = &plan.target;
     let (name, triple, cpu, features) = (&t.name, &t.triple, &t.cpu, &t.features);
     let (arena, scratch) = (long(plan.arena_bytes), long(plan.scratch_bytes));
@@ -82,7 +87,8 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
     });
     let states = plan.states.iter().map(|s| {
         let (bytes, format) = (long(s.bytes()), format_ident!("{}", format!("{:?}", s.format)));
-        quote!(StateRef { bytes: #bytes, format: Format::#format })
+        let (shape, order) = (s.shape.map(num), cache_order(s.order));
+        quote!(StateRef { bytes: #bytes, format: Format::#format, shape: [#(#shape),*], order: #order })
     });
     let graphs = plan.graphs.iter().map(graph);
     let sets = plan.sets.iter().map(set);
@@ -131,7 +137,7 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
             model: ModelRef {
                 family: #family, vocab: #vocab, hidden: #hidden, layers: #layers,
                 max_context: #max_context, slots: #slots, bos: #bos, eos: &[#(#eos),*],
-                parameters: #parameters, active_parameters: #active,
+                parameters: #parameters, active_parameters: #active, big_little: #big_little,
             },
             target: TargetRef { name: #name, triple: #triple, cpu: #cpu, features: &[#(#features),*] },
             arena_bytes: #arena,
@@ -167,6 +173,20 @@ fn paging(p: &Paging) -> TokenStream {
             budget: #budget, threads: #threads, resident: #resident, process: #process,
             frame_bytes: #frame_bytes, frames: #frames, spare: #spare, policy: #policy,
             layers: &[#(#layers),*], checksums: &[#(#checksums),*],
+        }
+    }
+}
+
+fn cache_order(order: CacheOrder) -> TokenStream {
+    match order {
+        CacheOrder::Rows => quote!(CacheOrder::Rows),
+        CacheOrder::Keys { nr } => {
+            let nr = num(nr);
+            quote!(CacheOrder::Keys { nr: #nr })
+        }
+        CacheOrder::Values { nr, block } => {
+            let (nr, block) = (num(nr), num(block));
+            quote!(CacheOrder::Values { nr: #nr, block: #block })
         }
     }
 }
@@ -214,10 +234,7 @@ fn set(s: &ExpertSet) -> TokenStream {
 }
 
 fn entry_name(kind: EntryKind) -> String {
-    match kind {
-        EntryKind::Prefill(n) => format!("PREFILL_{n}"),
-        EntryKind::Decode(n) => format!("DECODE_{n}"),
-    }
+    format!("{}_{}", kind.name().to_ascii_uppercase(), kind.rows())
 }
 
 fn entry_ref(e: &Entry) -> TokenStream {
@@ -229,6 +246,10 @@ fn entry_ref(e: &Entry) -> TokenStream {
         EntryKind::Decode(n) => {
             let n = num(n);
             quote!(EntryKind::Decode(#n))
+        }
+        EntryKind::Little(n) => {
+            let n = num(n);
+            quote!(EntryKind::Little(#n))
         }
     };
     let (steps, buffers) = (ident(&entry_name(e.kind)), format_ident!("{}_BUFFERS", entry_name(e.kind)));
@@ -327,9 +348,9 @@ fn builtin(b: Builtin) -> TokenStream {
             let (rows, k, experts) = (num(rows), num(k), num(experts));
             quote!(Code::Builtin(Builtin::Dispatch { rows: #rows, k: #k, experts: #experts, partial: #partial }))
         }
-        Builtin::Fetch { layer, rows, strides } => {
-            let (layer, rows, strides) = (num(layer), num(rows), strides.map(num));
-            quote!(Code::Builtin(Builtin::Fetch { layer: #layer, rows: #rows, strides: [#(#strides),*] }))
+        Builtin::Fetch { layer, rows, k, strides } => {
+            let (layer, rows, k, strides) = (num(layer), num(rows), num(k), strides.map(num));
+            quote!(Code::Builtin(Builtin::Fetch { layer: #layer, rows: #rows, k: #k, strides: [#(#strides),*] }))
         }
         Builtin::Admit { set, k, channels } => {
             let (set, k, channels) = (num(set), num(k), num(channels));

@@ -1,5 +1,7 @@
 //! `moec eval`: quality of a compiled model on real text.
 
+pub mod big_little;
+
 use crate::bundle::read::Bundle;
 use crate::coreml::emulate::Emulated;
 use crate::error::{Error, Result};
@@ -175,20 +177,12 @@ fn measure(
     let mut quality = Quality::default();
     if let Some(corpus) = &tasks.text {
         let ids = text.encode(corpus).map_err(Error::from)?;
-        let window = tasks.window.min(bundle.plan.model.max_context as usize);
-        // The last token of a window predicts the first of the next.
-        let ends = (0..ids.len().saturating_sub(1))
-            .step_by(window)
-            .map(|start| start..(start + window).min(ids.len() - 1));
-        let windows: Vec<_> = ends.take(tasks.windows.unwrap_or(usize::MAX)).collect();
-        if windows.is_empty() {
-            return Err(Error::input("the text is shorter than two tokens"));
-        }
+        let windows = windows(&ids, bundle, tasks)?;
         let bar = progress.items("Reading", windows.len() as u64);
         let (mut loss, mut count, mut same, mut divergence) = (0.0, 0, 0, 0.0);
         for window in &windows {
             crate::interrupt::check()?;
-            let (ids, next) = (&ids[window.clone()], &ids[window.start + 1..=window.end]);
+            let (ids, next) = (&window[..window.len() - 1], &window[1..]);
             let reference = match &mut against {
                 Some(other) => Some(log_probabilities(other, ids).map_err(Error::from)?),
                 None => None,
@@ -229,6 +223,22 @@ fn measure(
     }
     quality.overflow = engine.tallies().into_iter().map(LayerOverflow::of).collect();
     Ok(quality)
+}
+
+/// The windows of a text, each with the token behind it, which is the first of the next: `n` tokens and one more that the
+/// last of them predicts.
+///
+/// # Errors
+/// A text that is too short to predict anything.
+fn windows<'a>(ids: &'a [u32], bundle: &Bundle, tasks: &Tasks) -> Result<Vec<&'a [u32]>> {
+    let window = tasks.window.min(bundle.plan.model.max_context as usize);
+    let last = ids.len().saturating_sub(1);
+    let of = (0..last).step_by(window).map(|start| &ids[start..=(start + window).min(last)]);
+    let windows: Vec<_> = of.take(tasks.windows.unwrap_or(usize::MAX)).collect();
+    if windows.is_empty() {
+        return Err(Error::input("the text is shorter than two tokens"));
+    }
+    Ok(windows)
 }
 
 /// Logarithms of the probabilities after each token: one row per token.

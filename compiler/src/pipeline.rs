@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::tuner::Tuner;
 use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
 use moec_ir::placement::{Overflow, Placement};
-use moec_ir::plan::{ModelInfo, Plan};
+use moec_ir::plan::{BigLittle, ModelInfo, Plan};
 use moec_ir::{Module, Op, WeightId};
 use std::path::PathBuf;
 
@@ -283,6 +283,7 @@ impl<'a> Compilation<'a> {
             prefill_out_rows,
             slots: shapes.decode_batch.iter().copied().max().unwrap_or(1),
             decode_batch: shapes.decode_batch,
+            little: self.config.little(self.spec.experts_per_token())?,
         })
     }
 
@@ -303,6 +304,12 @@ impl<'a> Compilation<'a> {
             eos: spec.eos.clone(),
             parameters: spec.params,
             active_parameters: spec.active_params,
+            big_little: match shapes.little {
+                Some(experts) => {
+                    Some(BigLittle { experts: int(experts)?, gamma: self.config.decode.gamma as f32 })
+                }
+                None => None,
+            },
         })
     }
 

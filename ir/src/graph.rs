@@ -51,23 +51,37 @@ pub enum EntryKind {
     Prefill(u32),
     /// One token of each of up to this many sequences.
     Decode(u32),
+    /// As `Decode`, with fewer experts per token: the little model of big-little decoding (MoBiLE, §III-A). It shares
+    /// weights and KV cache with the others.
+    Little(u32),
 }
 
 impl EntryKind {
     /// Token rows `T`.
     pub const fn rows(self) -> usize {
         match self {
-            Self::Prefill(n) | Self::Decode(n) => n as usize,
+            Self::Prefill(n) | Self::Decode(n) | Self::Little(n) => n as usize,
+        }
+    }
+
+    /// Whether the rows are one sequence; else every row is a sequence of its own.
+    pub const fn is_prefill(self) -> bool {
+        matches!(self, Self::Prefill(_))
+    }
+
+    /// Name without the rows.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill(_) => "prefill",
+            Self::Decode(_) => "decode",
+            Self::Little(_) => "little",
         }
     }
 }
 
 impl fmt::Display for EntryKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Prefill(n) => write!(f, "prefill[{n}]"),
-            Self::Decode(n) => write!(f, "decode[{n}]"),
-        }
+        write!(f, "{}[{}]", self.name(), self.rows())
     }
 }
 

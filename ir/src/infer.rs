@@ -401,7 +401,7 @@ fn router(o: &Operands<'_>, d: &RouterDesc) -> Result<Vec<Type>, TypeError> {
         o.require(g.score == GroupScore::Max || size >= 2, || format!("top2sum over groups of {size}"))?;
     }
     if matches!(d.weight_from, WeightFrom::SparseMixer { .. }) {
-        o.require(d.k == 2, || format!("sparsemixer with k = {}", d.k))?;
+        o.require(d.k <= 2, || format!("sparsemixer with k = {}", d.k))?;
     }
     Ok(vec![i32(&[t, d.k]), f32(&[t, d.k])])
 }

@@ -126,7 +126,7 @@ pub enum WeightFrom {
     SoftmaxTopk,
     /// Sigmoid of its logit.
     SigmoidTopk,
-    /// Phi-MoE's SparseMixer at inference; `k` must be 2.
+    /// Phi-MoE's SparseMixer at inference; `k` is 2, or 1: the weight of the first does not depend on the second.
     SparseMixer {
         /// Jitter that decides which near ties share the weight.
         eps: f32,

@@ -48,7 +48,7 @@ pub struct Plan {
     pub sets: Vec<ExpertSet>,
     /// Other parts that static graphs compute, entry point by entry point.
     pub parts: Vec<GraphPart>,
-    /// Entry points, prefill first, then decode, each by ascending rows.
+    /// Entry points, prefill first, then decode, then little, each by ascending rows.
     pub entries: Vec<Entry>,
     /// Where operators and experts run.
     pub placement: Placement,
@@ -79,6 +79,24 @@ pub struct ModelInfo {
     pub parameters: u64,
     /// Parameters that one token uses.
     pub active_parameters: u64,
+    /// How tokens are decoded with fewer experts, where little entry points are compiled.
+    pub big_little: Option<BigLittle>,
+}
+
+/// Big-little decoding (MoBiLE, §III-A, Algorithm 1).
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode)]
+pub struct BigLittle {
+    /// Experts per token of the little entry points.
+    pub experts: u32,
+    /// γ: a token of the little entry point is kept if the largest probability of its softmax exceeds it. In `[0, 1]`.
+    pub gamma: f32,
+}
+
+impl BigLittle {
+    /// γ as the shortest decimal number that it is: 0.7, not 0.699999988.
+    pub fn gamma(&self) -> f64 {
+        self.gamma.to_string().parse().unwrap_or_else(|_| f64::from(self.gamma))
+    }
 }
 
 /// What the object code was compiled for.
@@ -282,6 +300,8 @@ pub enum Builtin {
         layer: u32,
         /// Rows that the table is laid out for.
         rows: u32,
+        /// Experts per token that the table is laid out for, up to those of the layer.
+        k: u32,
         /// Elements from one row of each operand's scores to the next; 0 where there is none.
         strides: [u32; FETCHED],
     },
@@ -508,7 +528,7 @@ impl Plan {
             return Err(bincode::error::DecodeError::Other("bytes after the end of the plan"));
         }
         // What is no number equals nothing, not even itself, and has no text.
-        if !plan.placement.is_finite() {
+        if !plan.placement.is_finite() || plan.model.big_little.is_some_and(|b| !b.gamma.is_finite()) {
             return Err(bincode::error::DecodeError::Other("a number that is not finite"));
         }
         Ok(plan)

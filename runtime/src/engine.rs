@@ -9,7 +9,7 @@ use crate::offload::{Offload, Offloaded};
 use crate::overflow::Tally;
 use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
-use crate::program::{Builtin, Code, EntryKind, EntryRef, Program};
+use crate::program::{Arg, Builtin, Code, EntryKind, EntryRef, Program, RowSpace, Step};
 use crate::store::{CheckLevel, MappedStore, Store};
 use crate::timeline::Timeline;
 use crate::unit::{BadExpert, Cpu, Lane, StepFault, Unit};
@@ -91,9 +91,11 @@ pub struct Engine<'p> {
     pub(crate) scratch_stride: usize,
     pub(crate) taken: Vec<AtomicUsize>,
     pub(crate) pool: Pool,
-    lens: Vec<usize>,
+    pub(crate) lens: Vec<usize>,
     /// Rows of a call, kept for the next one.
     rows: Vec<Row>,
+    /// Entry point of the last call, which has left its results.
+    last: Option<usize>,
     stop: Option<&'static AtomicBool>,
 }
 
@@ -206,6 +208,7 @@ impl<'p> Engine<'p> {
             pool: Pool::new(threads, cpu::pinning(threads))?,
             lens: vec![0; program.model.slots as usize],
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
+            last: None,
             stop: options.stop,
         })
     }
@@ -349,6 +352,29 @@ impl<'p> Engine<'p> {
         batch: &[(u32, usize, u32)],
         sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
+        self.decode_in(EntryKind::Decode, batch, sink)
+    }
+
+    /// As [`Engine::decode`], in the little entry points, whose routers choose fewer experts. What they leave in the KV
+    /// cache is theirs; decoding the same position again replaces it.
+    ///
+    /// # Errors
+    /// As [`Engine::decode`]; a program without little entry points.
+    pub fn decode_little(
+        &mut self,
+        batch: &[(u32, usize, u32)],
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.decode_in(EntryKind::Little, batch, sink)
+    }
+
+    /// Decodes in the entry points of one kind.
+    fn decode_in(
+        &mut self,
+        kind: fn(u32) -> EntryKind,
+        batch: &[(u32, usize, u32)],
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
         for (i, &(slot, pos, id)) in batch.iter().enumerate() {
             self.check_context("the sequence would have", pos.saturating_add(1))?;
             self.check_id(id)?;
@@ -357,12 +383,12 @@ impl<'p> Engine<'p> {
                 return Err(Error::SlotTwice(slot));
             }
         }
-        let decode = |k| matches!(k, EntryKind::Decode(_));
+        let decode = |k: EntryKind| k == kind(k.rows() as u32);
         let room = |e: &EntryRef<'_>| e.kind.rows().min(e.out_rows as usize);
         let mut done = 0;
         while done < batch.len() {
             let left = batch.len() - done;
-            let (entry, room) = self.pick(decode, room, left).ok_or(Error::NoEntry("decode"))?;
+            let (entry, room) = self.pick(decode, room, left).ok_or(Error::NoEntry(kind(0).name()))?;
             let n = left.min(room);
             let rows = batch[done..done + n].iter().map(|&(slot, pos, id)| Row { slot, pos, id });
             // Every row is a sequence of its own, which ends with it.
@@ -447,7 +473,30 @@ impl<'p> Engine<'p> {
             // the memory away.
             unsafe { walk.all(Lane { index, of, scratch: scratch.plus(index * stride) }, barrier) }
         });
-        self.end(rows, fault.into_inner())
+        self.end(rows, fault.into_inner())?;
+        self.last = Some(entry);
+        Ok(())
+    }
+
+    /// Experts that the routers of the last call chose, if that was one of [`Engine::decode_little`] that went through: of
+    /// each mixture, in the order of the layers, `i32[rows, experts]` with the rows of the call. Whoever loads experts for
+    /// the same tokens, decoded again with all of them, finds most of these among what is needed (MoBiLE, §III-B).
+    pub fn little_choices(&self) -> impl Iterator<Item = &[i32]> {
+        let little = |&i: &usize| matches!(self.program.entries[i].kind, EntryKind::Little(_));
+        let steps =
+            self.last.filter(little).map(|i| (&self.program.entries[i], self.program.entries[i].steps));
+        let of_step = |e: &EntryRef<'p>, step: &Step<'p>| match (step.code, step.args.first()) {
+            (Code::Builtin(Builtin::Dispatch { k, .. }), Some(&Arg::Buffer(ids, skip)))
+                if step.rows == RowSpace::Tokens =>
+            {
+                let at = self.arena.base().plus(e.buffers[ids as usize].offset as usize + skip as usize);
+                // SAFETY: `validate` has found the ids of all rows of the entry point there, aligned, and the call had no
+                // more rows; the arena is initialised memory and nothing writes to it while `self` is borrowed.
+                Some(unsafe { std::slice::from_raw_parts(at.of::<i32>(), self.rows.len() * k as usize) })
+            }
+            _ => None,
+        };
+        steps.into_iter().flat_map(move |(e, steps)| steps.iter().filter_map(move |s| of_step(e, s)))
     }
 
     /// Writes the inputs of an entry point, and padding behind them.
@@ -458,6 +507,7 @@ impl<'p> Engine<'p> {
         wanted: impl Iterator<Item = usize> + Clone,
         seq_len: usize,
     ) -> Result<Extent> {
+        self.last = None;
         let outputs = wanted.clone().count();
         let e = self.program.entries.get(entry).ok_or(Error::NoEntry("such"))?;
         if rows.len() > e.kind.rows()

@@ -128,6 +128,17 @@ pub enum Error {
     /// The program has no entry point of the kind asked for.
     #[error("the bundle has no {0} entry point")]
     NoEntry(&'static str),
+    /// Big-little decoding was asked for, and no little entry points were compiled.
+    #[error("the bundle was built without big-little decoding")]
+    NoLittle,
+    /// More sequences than the KV cache holds.
+    #[error("{needed} sequences were asked for, but the KV cache holds {slots}")]
+    FewSlots {
+        /// Sequences.
+        needed: usize,
+        /// Slots.
+        slots: u32,
+    },
     /// Nothing to work on.
     #[error("the prompt is empty")]
     EmptyPrompt,
@@ -241,6 +252,8 @@ impl Error {
             Self::Flash(e) if e.fault.is_of_the_file() => Fault::Bundle,
             Self::Output(_)
             | Self::Input(_)
+            | Self::NoLittle
+            | Self::FewSlots { .. }
             | Self::EmptyPrompt
             | Self::BadId { .. }
             | Self::BadSlot { .. }
@@ -309,6 +322,13 @@ impl Error {
                 "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`"
             }
             Self::Thread(_) => "give fewer with `--threads`",
+            Self::NoLittle => "set `big_little = true` under `[decode]` in `model.toml` and build again",
+            Self::FewSlots { needed, .. } => {
+                return Some(format!(
+                    "name {needed} in `decode_batch` under `[shapes]` in `model.toml`, as in `decode_batch = {}`, and build again",
+                    batches(*needed)
+                ));
+            }
             Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
             Self::Context { .. } => {
@@ -338,6 +358,13 @@ impl Error {
         };
         Some(hint.to_owned())
     }
+}
+
+/// Sizes of `decode_batch` up to `most`: the powers of two, and `most` itself.
+fn batches(most: usize) -> String {
+    let powers = std::iter::successors(Some(1_usize), |n| n.checked_mul(2)).take_while(|&n| n < most);
+    let sizes: Vec<String> = powers.chain([most]).map(|n| n.to_string()).collect();
+    format!("[{}]", sizes.join(", "))
 }
 
 /// The first eight bytes of a hash, in hexadecimal.

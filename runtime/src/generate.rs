@@ -1,5 +1,6 @@
 //! Prompt in, tokens out.
 
+use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
 use crate::sampler::Sampler;
@@ -16,6 +17,8 @@ pub struct Generation {
     pub prefill: Duration,
     /// Time of the calls that followed, one per id but the first.
     pub decode: Duration,
+    /// How many ids but the first needed all experts; `None` where fewer are never tried.
+    pub fallbacks: Option<Fallbacks>,
 }
 
 impl Generation {
@@ -49,23 +52,36 @@ pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
     }
 }
 
-/// Generates up to `n` tokens after `prompt` in `slot`, which is reset first; fewer if one of `end` comes
-/// up. `on_token` gets each id as it is chosen; its error ends the work.
+/// What to generate.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// KV-cache slot; it is reset first.
+    pub slot: u32,
+    /// Token ids to continue.
+    pub prompt: &'a [u32],
+    /// Tokens to generate at most.
+    pub n: usize,
+    /// Tokens that end it.
+    pub end: &'a [u32],
+}
+
+/// Generates up to `n` tokens after the prompt; fewer if an end token comes up. `on_token` gets each id as it is chosen;
+/// its error ends the work.
 ///
 /// # Errors
 /// Before any work: what [`check_room`] and [`Engine::prefill`] refuse. Then: [`Error::Interrupted`],
 /// logits that are no numbers, and what `on_token` returns.
 pub fn generate(
     engine: &mut Engine<'_>,
-    slot: u32,
-    prompt: &[u32],
-    n: usize,
+    request: &Request<'_>,
+    decoder: &mut Decoder,
     sampler: &mut Sampler,
-    end: &[u32],
     on_token: &mut dyn FnMut(u32) -> Result<()>,
 ) -> Result<Generation> {
+    let Request { slot, prompt, n, end } = *request;
     check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
     engine.reset(slot)?;
+    let before = decoder.fallbacks();
     let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
     let mut next = Err(Error::NotFinite);
     let start = Instant::now();
@@ -78,7 +94,7 @@ pub fn generate(
     while out.ids.len() < n {
         if let Some(&last) = out.ids.last() {
             let pos = prompt.len() + out.ids.len() - 1;
-            engine.decode(&[(slot, pos, last)], &mut |_, logits| {
+            decoder.decode(engine, &[(slot, pos, last)], &mut |_, logits| {
                 next = sampler.sample(logits);
                 Ok(())
             })?;
@@ -91,5 +107,6 @@ pub fn generate(
             break;
         }
     }
+    out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
     Ok(out)
 }

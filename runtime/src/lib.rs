@@ -8,6 +8,7 @@
 //! * `coreml`: executes them with Core ML, on macOS.
 //! * [`mod@offload`]: rows that go to static graphs and back.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
+//! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
 //! * [`timeline`]: what every thread and the disk did, and when.
@@ -22,6 +23,8 @@
 
 pub mod abi;
 pub mod barrier;
+pub mod best_of;
+pub mod big_little;
 pub mod builtin;
 pub mod cache;
 mod call;
@@ -50,9 +53,11 @@ pub mod trace;
 pub mod unit;
 pub mod validate;
 
+pub use best_of::{BestOf, best_of};
+pub use big_little::{Decoder, Fallbacks};
 pub use engine::{Engine, Memory, Options, Row, Want};
 pub use error::{Error, Fault, Result};
-pub use generate::{Generation, generate};
+pub use generate::{Generation, Request, generate};
 pub use loaded::LoadedProgram;
 pub use program::Program;
 pub use sampler::{Sampler, Sampling};

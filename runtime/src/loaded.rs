@@ -110,6 +110,7 @@ impl LoadedProgram {
                 eos: &model.eos,
                 parameters: model.parameters,
                 active_parameters: model.active_parameters,
+                big_little: model.big_little,
             },
             target: TargetRef {
                 name: &target.name,
@@ -170,7 +171,7 @@ fn paging(p: &plan::Paging) -> PagingRef<'_> {
 }
 
 fn state(s: &plan::StateBuf) -> StateRef {
-    StateRef { bytes: s.bytes(), format: s.format }
+    StateRef { bytes: s.bytes(), format: s.format, shape: s.shape, order: s.order }
 }
 
 fn port(p: &plan::Port) -> PortRef<'_> {

@@ -74,6 +74,17 @@ impl Region {
     pub fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Copies `bytes` bytes from one place of the region to another; `None` where one of them lies outside.
+    pub fn copy(&mut self, from: usize, to: usize, bytes: usize) -> Option<()> {
+        let inside = |at: usize| at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        if !inside(from) || !inside(to) {
+            return None;
+        }
+        // SAFETY: both places lie in the region, and `&mut self` keeps every other use of it away; they may overlap.
+        unsafe { std::ptr::copy(self.base.plus(from).ptr(), self.base.plus(to).ptr(), bytes) };
+        Some(())
+    }
 }
 
 #[cfg(test)]
@@ -89,5 +100,19 @@ mod tests {
         assert!(bytes.iter().all(|&b| b == 0));
         assert!(Region::new("nothing", 0).is_ok());
         assert!(Region::new("everything", u64::MAX).is_err());
+    }
+
+    #[test]
+    fn copies_stay_inside() {
+        let mut region = Region::new("test", 100).unwrap();
+        // SAFETY: the region has that many bytes, and nothing else uses it.
+        unsafe { region.base().ptr().write_bytes(7, 10) };
+        assert_eq!(region.copy(5, 90, 10), Some(()));
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(region.base().ptr(), 100) };
+        assert_eq!(bytes[88..], [0, 0, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0]);
+        for (from, to, bytes) in [(0, 91, 10), (91, 0, 10), (0, 1, 100), (usize::MAX, 0, 2)] {
+            assert_eq!(region.copy(from, to, bytes), None);
+        }
     }
 }

@@ -8,7 +8,7 @@ pub use crate::graphs::{GraphRef, PortRef};
 pub use moec_ir::op::Score;
 pub use moec_ir::paging::PagedLayer;
 pub use moec_ir::placement::Overflow;
-pub use moec_ir::plan::{Arg, Builtin, Grid, PartAttention, RowSpace};
+pub use moec_ir::plan::{Arg, BigLittle, Builtin, CacheOrder, Grid, PartAttention, RowSpace};
 pub use moec_ir::{EntryKind, Format};
 
 /// Code of a step.
@@ -110,10 +110,14 @@ pub struct StateRef {
     pub bytes: u64,
     /// Storage of its numbers.
     pub format: Format,
+    /// Extents `[slots, heads, ctx, dim]`.
+    pub shape: [u32; 4],
+    /// Order of the numbers.
+    pub order: CacheOrder,
 }
 
 /// What the runtime must know of the model. See [`moec_ir::plan::ModelInfo`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ModelRef<'a> {
     /// Family (`qwen3_moe`).
     pub family: &'a str,
@@ -135,6 +139,8 @@ pub struct ModelRef<'a> {
     pub parameters: u64,
     /// Parameters that one token uses.
     pub active_parameters: u64,
+    /// How tokens are decoded with fewer experts, where little entry points are compiled.
+    pub big_little: Option<BigLittle>,
 }
 
 /// What the object code was compiled for. See [`moec_ir::plan::TargetInfo`].
@@ -173,7 +179,7 @@ pub struct Program<'a> {
     pub sets: &'a [SetRef<'a>],
     /// Other parts that static graphs compute.
     pub parts: &'a [PartRef<'a>],
-    /// Entry points, prefill first, then decode, each by ascending rows.
+    /// Entry points, prefill first, then decode, then little, each by ascending rows.
     pub entries: &'a [EntryRef<'a>],
     /// Experts that stay on flash.
     pub paging: Option<PagingRef<'a>>,

@@ -143,14 +143,17 @@ fn step(p: &Program<'_>, e: &EntryRef<'_>, s: &Step<'_>) -> Result<(), String> {
             }
             vec![slots, layout.words() as u64]
         }
-        Builtin::Fetch { layer, rows, strides } => {
+        Builtin::Fetch { layer, rows, k, strides } => {
             let layers = p.paging.map_or(&[][..], |p| p.layers);
             let ahead = layers.get(layer as usize..).unwrap_or_default();
             let own = ahead.first().ok_or("there is no such layer on flash")?;
             if u64::from(rows) < n {
                 return Err(format!("a dispatch table of {rows} rows for {n}"));
             }
-            let (k, experts) = (own.k as usize, own.experts as usize);
+            let (k, experts) = (k as usize, own.experts as usize);
+            if k == 0 || k > own.k as usize {
+                return Err(format!("a dispatch table of {k} experts per token"));
+            }
             let layout = DispatchLayout { rows: rows as usize, k, experts };
             let words = layout.checked_words().ok_or("a dispatch table past the address space")?;
             let scores = s.args.len().saturating_sub(1);

@@ -157,7 +157,7 @@ fn programs_that_would_leave_their_memory() {
 #[test]
 fn kernels_out_of_range() {
     let mut plan = plan(&ENTRIES);
-    plan.entries[0].steps[0].code = Code::Kernel(5);
+    plan.entries[0].steps[0].code = Code::Kernel(99);
     assert!(matches!(LoadedProgram::from_plan(&plan, &resolve), Err(Error::Plan(_))));
 }
 
@@ -174,6 +174,7 @@ static BAKED: Program<'static> = Program {
         eos: &[1],
         parameters: 0,
         active_parameters: 0,
+        big_little: None,
     },
     target: program::TargetRef {
         name: "native",
@@ -185,7 +186,12 @@ static BAKED: Program<'static> = Program {
     scratch_bytes: 0,
     files: &[],
     segments: &[],
-    states: &[StateRef { bytes: 64, format: Format::Bf16 }],
+    states: &[StateRef {
+        bytes: 64,
+        format: Format::Bf16,
+        shape: [1, 1, 1, 32],
+        order: program::CacheOrder::Keys { nr: 1 },
+    }],
     graphs: &[],
     sets: &[],
     parts: &[],

@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use moec_runtime::LoadedProgram;
 use moec_runtime::cli::{Io, run_with};
 use serde_json::Value;
 use std::ffi::OsString;
@@ -17,12 +18,16 @@ struct Done {
 }
 
 fn run_in(bundle: &Path, args: &str, input: Option<&str>) -> Done {
+    run_program(&program(&ENTRIES), bundle, args, input)
+}
+
+fn run_program(program: &LoadedProgram, bundle: &Path, args: &str, input: Option<&str>) -> Done {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut input = input.map(str::as_bytes);
     let input = input.as_mut().map(|i| i as &mut dyn Read);
     let args = args.split_whitespace().map(|a| OsString::from(a.replace('_', " ")));
     let io = Io { input, out: &mut out, err: &mut err };
-    let status = program(&ENTRIES).with(|p| run_with(p, bundle, None, args, "run", io));
+    let status = program.with(|p| run_with(p, bundle, None, args, "run", io));
     let text = |b| String::from_utf8(b).unwrap();
     Done { status, out: text(out), err: text(err) }
 }
@@ -150,6 +155,36 @@ fn refusals() {
             &["error: token id 260 is outside of the vocabulary of 260 tokens", "hint: ids are 0 to 259"],
         ),
         ("generate --ids 1,2 -n 63", 1, &["65 tokens, but the context holds 64", "hint: "]),
+        ("generate --ids 1 --gamma 1.5", 2, &["must be a number from 0 to 1"]),
+        ("generate --ids 1 --gamma nan", 2, &["must be a number from 0 to 1"]),
+        ("generate --ids 1 --gamma 0.5 --no-big-little", 2, &["cannot be used with"]),
+        (
+            "generate --ids 1 --gamma 0.5",
+            1,
+            &[
+                "error: the bundle was built without big-little decoding",
+                "hint: set `big_little = true` under `[decode]` in `model.toml`",
+            ],
+        ),
+        ("generate --ids 1 --best-of 0", 2, &["must be a number from 1 to 64"]),
+        (
+            "generate --ids 1 --best-of 4 --temperature 1",
+            1,
+            &[
+                "error: 4 sequences were asked for, but the KV cache holds 3",
+                "hint: name 4 in `decode_batch` under `[shapes]`",
+                "decode_batch = [1, 2, 4]",
+            ],
+        ),
+        (
+            "generate --ids 1 --best-of 2",
+            2,
+            &["error: with temperature 0 all sequences are the same", "hint: give one above 0"],
+        ),
+        ("generate --ids 1 --all", 2, &["--best-of"]),
+        ("generate --ids 1 --best-of 2 --temperature 1 --all --json", 2, &["cannot be used with"]),
+        ("bench --best-of 4", 1, &["error: 4 sequences were asked for, but the KV cache holds 3"]),
+        ("bench --best-of 2 --batch 2", 2, &["cannot be used with"]),
         ("logits --ids 1", 2, &["--out"]),
         ("logits --ids 1 --out /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("bench --prompt 60 --gen 10", 1, &["70 tokens, but the context holds 64"]),
@@ -177,6 +212,89 @@ fn refusals() {
     let args = ["generate"].map(OsString::from).into_iter();
     let status = program(&ENTRIES).with(|p| run_with(p, dir.path(), None, args, "run", io));
     assert_eq!((status, String::from_utf8(err).unwrap().as_str()), (1, "error: the prompt is not UTF-8\n"));
+}
+
+#[test]
+fn big_little_says_how_often_it_fell_back() {
+    let dir = bundle();
+    let program = program(&BIG_LITTLE);
+    let run = |args: &str| {
+        let done = run_program(&program, dir.path(), args, None);
+        assert_eq!(done.status, 0, "{}", done.err);
+        done
+    };
+    let json = |flags: &str| -> Value {
+        serde_json::from_str(&run(&format!("generate --ids 7,77,3 -n 30 --json {flags}")).out).unwrap()
+    };
+    let full = json("--no-big-little");
+    assert_eq!(full.as_object().unwrap().len(), 4);
+    assert_eq!(full["ids"], serde_json::json!(continuation(&[7, 77, 3], 30)));
+    let (none, all) = (json("--gamma 0"), json("--gamma 1"));
+    assert_eq!((&none["fallback_ratio"], &all["fallback_ratio"]), (&0.0.into(), &1.0.into()));
+    assert_eq!(all["ids"], full["ids"]);
+    assert_ne!(none["ids"], full["ids"]);
+    // Without a word it is the plan's own.
+    let own = json("");
+    let ratio = own["fallback_ratio"].as_f64().unwrap();
+    assert!(ratio > 0.0 && ratio < 1.0);
+    assert_eq!(own["ids"], json(&format!("--gamma {GAMMA}"))["ids"]);
+    let said = run("generate --ids 7,77,3 -n 30").err;
+    assert!(said.contains(&format!(", {:.1} % of them with all experts", 100.0 * ratio)), "{said}");
+    assert!(!run("generate --ids 7,77,3 -n 30 --no-big-little").err.contains("experts"));
+    let info: Value = serde_json::from_str(&run("info --json").out).unwrap();
+    assert_eq!(info["model"]["big_little"], serde_json::json!({"experts": 1, "gamma": 0.625}));
+    assert!(run("info").out.contains("1 experts per token first, all below a probability of 0.625"));
+}
+
+#[test]
+fn the_best_of_several_sequences() {
+    let dir = bundle();
+    let run = |args: &str| {
+        let done = run_in(dir.path(), args, None);
+        assert_eq!(done.status, 0, "{}", done.err);
+        done
+    };
+    let draw = "--ids 1,2,3 -n 12 --temperature 40 --top-k 60";
+    let single = |seed: u64| run(&format!("generate {draw} --seed {seed} --quiet")).out;
+    let json: Value =
+        serde_json::from_str(&run(&format!("generate {draw} --seed 7 --best-of 3 --json")).out).unwrap();
+    let sequences = json["sequences"].as_array().unwrap();
+    let scores: Vec<f64> = sequences.iter().map(|s| s["mean_log_probability"].as_f64().unwrap()).collect();
+    assert!(scores.len() == 3 && scores.is_sorted_by(|a, b| a >= b) && scores[2] < scores[0], "{scores:?}");
+    assert_eq!(json["ids"], sequences[0]["ids"]);
+    let mut seeds = Vec::new();
+    for s in sequences {
+        let ids: Vec<u32> = serde_json::from_value(s["ids"].clone()).unwrap();
+        let seed = s["seed"].as_u64().unwrap();
+        assert_eq!(format!("{}\n", joined(&ids)), single(seed));
+        seeds.push(seed);
+    }
+    // The best alone, then all of them.
+    let best = run(&format!("generate {draw} --seed 7 --best-of 3"));
+    assert_eq!(best.out, single(seeds[0]));
+    assert!(best.err.contains("decode: 36 tokens in 3 sequences"), "{}", best.err);
+    let all = run(&format!("generate {draw} --seed 7 --best-of 3 --all")).out;
+    let expected: String = seeds
+        .iter()
+        .zip(&scores)
+        .map(|(&s, score)| format!("# seed {s}, mean log-probability {score:.4}\n{}", single(s)))
+        .collect();
+    assert_eq!(all, expected);
+    // Of one there is nothing to choose, and nothing to refuse.
+    assert_eq!(run("generate --ids 7,8 -n 5 --best-of 1").out, run("generate --ids 7,8 -n 5").out);
+}
+
+#[test]
+fn bench_of_several_sequences() {
+    let json: Value =
+        serde_json::from_str(&run("bench --best-of 3 --prompt 9 --gen 6 --repeat 2 --threads 2 --json").out)
+            .unwrap();
+    assert_eq!((json["best_of"].as_u64(), json["gen"].as_u64()), (Some(3), Some(6)));
+    for key in ["best_of_tokens_per_s", "single_runs_tokens_per_s", "speedup"] {
+        assert!(json[key].as_f64().unwrap() > 0.0, "{key}");
+    }
+    let text = run("bench --best-of 2 --repeat 1").out;
+    assert!(text.starts_with("best of 2") && text.contains("\n2 single runs"), "{text}");
 }
 
 #[test]

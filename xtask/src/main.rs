@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 mod apple;
+mod big_little;
 mod coreml;
 mod cross;
 mod debian;
@@ -54,6 +55,11 @@ const COMMANDS: &[Command] = &[
         "quality",
         "measure what static capacities cost in quality, for the README; some ten minutes",
         quality::run,
+    ),
+    (
+        "big-little",
+        "measure what big-little decoding costs and gains, for the README; some three minutes",
+        big_little::run,
     ),
     (
         "coreml-shapes",

@@ -32,7 +32,10 @@ pub(super) fn rules(d: &RouterDesc, logits_ld: usize) -> Vec<(bool, &'static str
         (logits_ld >= d.experts, "rows overlap"),
         (groups.n > 0 && d.experts.is_multiple_of(groups.n.max(1)), "experts that fill no group"),
         (groups.keep > 0 && groups.keep <= groups.n, "more groups kept than there are"),
-        (!matches!(d.weight_from, WeightFrom::SparseMixer { .. }) || d.k == 2, "SparseMixer chooses two"),
+        (
+            !matches!(d.weight_from, WeightFrom::SparseMixer { .. }) || d.k <= 2,
+            "SparseMixer chooses two at most",
+        ),
     ]
 }
 

@@ -67,7 +67,8 @@ fn route(d: &RouterDesc, z: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f32>) {
                 let kept = (0..d.experts).filter(|&j| Some(j) != gone && near(z[j]));
                 1.0 / kept.map(|j| (z[j] - max).exp()).sum::<f64>()
             };
-            vec![one(z[ids[0]], None), one(z[ids[1]], Some(ids[0]))]
+            let gone = std::iter::once(None).chain(ids.iter().map(|&i| Some(i)));
+            ids.iter().zip(gone).map(|(&i, gone)| one(z[i], gone)).collect()
         }
     };
     let sum: f64 = w.iter().sum();
@@ -146,6 +147,11 @@ fn routers_of_the_families() {
             score: Score::Identity,
             weight_from: WeightFrom::SparseMixer { eps: 0.2 },
             ..base(5, 2)
+        },
+        RouterDesc {
+            score: Score::Identity,
+            weight_from: WeightFrom::SparseMixer { eps: 0.2 },
+            ..base(16, 1)
         },
     ];
     let mut cases = Vec::new();

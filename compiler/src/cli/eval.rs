@@ -28,9 +28,23 @@ pub struct Args {
     /// and how far their probabilities are apart
     #[arg(long, value_name = "BUNDLE", requires = "text")]
     pub against: Option<PathBuf>,
+    /// Measure big-little decoding: the text token by token, the answers, and how many tokens needed all experts, for each
+    /// `--gamma`
+    #[arg(long, conflicts_with = "against")]
+    pub big_little: bool,
+    /// Keep a token that was decoded with fewer experts if its largest probability exceeds this: from 0 to 1, several
+    /// with commas between them [default: what the bundle was built with]
+    #[arg(long, value_name = "G,G,…", requires = "big_little", value_delimiter = ',', value_parser = gamma, allow_negative_numbers = true)]
+    pub gamma: Vec<f64>,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
+}
+
+/// A probability.
+fn gamma(text: &str) -> Result<f64, String> {
+    let gamma = text.parse().ok().filter(|g| (0.0..=1.0).contains(g));
+    gamma.ok_or_else(|| "must be a number from 0 to 1".to_owned())
 }
 
 /// Measures.

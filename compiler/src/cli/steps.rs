@@ -15,7 +15,7 @@ use std::time::Duration;
 ///
 /// Steps run one by one on all threads, so that their sum is a little more than the time of a call.
 #[derive(Clone, Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("call").args(["prefill", "decode"]))]
+#[command(group = clap::ArgGroup::new("call").args(["prefill", "decode", "little"]))]
 pub struct Args {
     /// The bundle
     pub bundle: PathBuf,
@@ -25,6 +25,9 @@ pub struct Args {
     /// Time a decoding call with that many sequences
     #[arg(long, value_name = "SEQUENCES")]
     pub decode: Option<usize>,
+    /// Time a decoding call with that many sequences and fewer experts
+    #[arg(long, value_name = "SEQUENCES")]
+    pub little: Option<usize>,
     /// Tokens before those of the call
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub context: usize,
@@ -79,8 +82,12 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// The entry point of a call, and its rows.
 fn call(plan: &Plan, args: &Args) -> Result<(usize, Vec<Row>)> {
-    let decode = args.decode.is_some();
-    let of_kind = |k: EntryKind| matches!(k, EntryKind::Decode(_)) == decode;
+    let (decode, little) = (args.decode.is_some(), args.little.is_some());
+    let of_kind = |k: EntryKind| match k {
+        EntryKind::Prefill(_) => !decode && !little,
+        EntryKind::Decode(_) => decode,
+        EntryKind::Little(_) => little,
+    };
     let rooms: Vec<(usize, usize)> = plan
         .entries
         .iter()
@@ -89,16 +96,16 @@ fn call(plan: &Plan, args: &Args) -> Result<(usize, Vec<Row>)> {
         .map(|(i, e)| (i, e.kind.rows()))
         .collect();
     let largest = rooms.iter().map(|r| r.1).max().unwrap_or(0);
-    let n = args.decode.or(args.prefill).unwrap_or(largest);
+    let n = args.decode.or(args.little).or(args.prefill).unwrap_or(largest);
     let fits = rooms.iter().filter(|r| r.1 >= n).min_by_key(|r| r.1);
     let (index, _) = *fits.filter(|_| n > 0).ok_or_else(|| {
         Error::usage(format!("the bundle has no entry point for {n} rows"))
             .hint(format!("the largest of that kind takes {largest}"))
     })?;
-    let vocab = plan.model.vocab;
+    let (vocab, apart) = (plan.model.vocab, decode || little);
     let row = |i: usize| Row {
-        slot: if decode { i as u32 } else { 0 },
-        pos: args.context + if decode { 0 } else { i },
+        slot: if apart { i as u32 } else { 0 },
+        pos: args.context + if apart { 0 } else { i },
         // Spread over the vocabulary (Knuth's multiplicative hashing).
         id: (i as u32 + 1).wrapping_mul(2_654_435_761) % vocab,
     };

@@ -95,6 +95,7 @@ fn plan_facts(plan: &Plan) -> Value {
         "layers": plan.model.layers,
         "moe_layers": plan.placement.experts.len(),
         "max_context": plan.model.max_context,
+        "big_little": plan.model.big_little.map(|b| json!({"experts": b.experts, "gamma": b.gamma()})),
         "entries": plan.entries.iter().map(|e| json!({
             "entry": e.kind.to_string(),
             "steps": e.steps.len(),
@@ -175,6 +176,10 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
             "packages",
             format!("{}: {bytes}, {graphs} functions that the plan calls", packages(plan)),
         ));
+    }
+    if let Some(b) = plan.model.big_little {
+        let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
+        rows.push(row("big-little", what));
     }
     for e in &plan.entries {
         let barriers = crate::passes::barriers::count(e);
@@ -308,6 +313,22 @@ pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
     Ok(program.with(|program| moec_runtime::cli::run(program, &bundle.folder, None, words, &name)))
 }
 
+/// One row for each γ.
+fn big_little_rows(measured: &evaluate::big_little::BigLittle) -> Vec<Vec<String>> {
+    let head = ["gamma", "perplexity", "all experts", "exact match", "all experts in answers"];
+    let share = |x: Option<f64>| x.map_or_else(|| "-".to_owned(), |x| format!("{:.2} %", 100.0 * x));
+    let rows = measured.gammas.iter().map(|g| {
+        vec![
+            g.gamma.to_string(),
+            g.perplexity.map_or_else(|| "-".to_owned(), |p| format!("{p:.4}")),
+            share(g.fallback_ratio),
+            share(g.exact_match),
+            share(g.answer_fallback_ratio),
+        ]
+    });
+    std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect()
+}
+
 /// `moec eval`.
 pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
     let read = |path: &Path| {
@@ -321,6 +342,13 @@ pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
         windows: args.windows.map(|w| w as usize),
     };
     let bundle = Bundle::open(&args.bundle)?;
+    if args.big_little {
+        let measured = evaluate::big_little::evaluate(&bundle, &args.gamma, &tasks, progress)?;
+        if args.json {
+            return output::json(&serde_json::to_value(&measured).map_err(|e| Error::bug(e.to_string()))?);
+        }
+        return output::data(&output::table(&big_little_rows(&measured)));
+    }
     let against = args.against.as_deref().map(Bundle::open).transpose()?;
     let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, progress)?;
     if args.json {

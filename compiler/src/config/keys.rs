@@ -273,6 +273,36 @@ pub const KEYS: &[Key] = &[
         set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.coverage = x),
     },
     Key {
+        section: "decode",
+        name: "big_little",
+        default: "false",
+        range: "true or false",
+        help: &[
+            "Whether to decode tokens with fewer experts first (MoBiLE). One whose largest probability is not above `gamma` is",
+            "decoded again with all of them. One more graph is compiled for each size of `decode_batch`.",
+        ],
+        set: |c, v| v.boolean().map(|b| c.decode.big_little = b),
+    },
+    Key {
+        section: "decode",
+        name: "gamma",
+        default: "0.7",
+        range: "a number in 0.0..=1.0",
+        help: &[
+            "Probability above which a token that was decoded with fewer experts is kept. 0 keeps every token; 1 none, and all",
+            "are as without `big_little`.",
+        ],
+        set: |c, v| v.number(0.0..=1.0).map(|x| c.decode.gamma = x),
+    },
+    Key {
+        section: "decode",
+        name: "little",
+        default: "half of the model's experts per token, rounded up",
+        range: "1..=1024, and fewer than the model's experts per token",
+        help: &["Experts per token of `big_little`'s first try."],
+        set: |c, v| v.integer(1..=1024).map(|n| c.decode.little = Some(n)),
+    },
+    Key {
         section: "placement",
         name: "attention",
         default: "\"auto\"",

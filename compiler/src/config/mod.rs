@@ -41,6 +41,8 @@ pub struct Config {
     pub calibrate: Calibrate,
     /// `[experts]`.
     pub experts: Experts,
+    /// `[decode]`.
+    pub decode: Decoding,
     /// `[placement]`.
     pub placement: Homes,
     /// `[quality]`.
@@ -118,6 +120,22 @@ pub struct Experts {
 impl Experts {
     /// What holds where `model.toml` says nothing.
     pub const DEFAULT: Self = Self { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.99 };
+}
+
+/// `[decode]`: how tokens are decoded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decoding {
+    /// Whether little entry points are compiled beside those of `decode` (MoBiLE, §III).
+    pub big_little: bool,
+    /// γ: a token of the little entry point is kept if its largest probability exceeds it.
+    pub gamma: f64,
+    /// Experts per token of the little entry points; `None`: half of the model's, rounded up.
+    pub little: Option<usize>,
+}
+
+impl Decoding {
+    /// What holds where `model.toml` says nothing.
+    pub const DEFAULT: Self = Self { big_little: false, gamma: 0.7, little: None };
 }
 
 /// `[placement]`: which unit runs what more than one can run.
@@ -263,6 +281,7 @@ impl Config {
             memory: Memory::default(),
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
             experts: Experts::DEFAULT,
+            decode: Decoding::DEFAULT,
             placement: Homes::default(),
             quality: Quality::default(),
         }
@@ -302,6 +321,38 @@ impl Config {
     /// The text is wrong; the message names file, line and key.
     pub fn parse(text: &str, path: &Path) -> Result<Self> {
         read::read(text, path).map(|(config, _)| config)
+    }
+
+    /// Experts per token of little entry points, of a model that takes `experts` per token; `None` where none are asked for.
+    ///
+    /// # Errors
+    /// A model without a mixture of experts or with one expert per token, and a `decode.little` that is not fewer.
+    pub fn little(&self, experts: Option<usize>) -> Result<Option<usize>> {
+        if !self.decode.big_little {
+            return Ok(None);
+        }
+        let wrong = |what: String| Error::input(format!("`{}`: {what}", self.path.display()));
+        let off = "set `big_little = false` under `[decode]`";
+        let Some(k) = experts else {
+            return Err(wrong(
+                "`decode.big_little` is true, but the model has no experts to leave out".into(),
+            )
+            .hint(off));
+        };
+        if k < 2 {
+            return Err(wrong(
+                "`decode.big_little` is true, but the model takes one expert per token: there is nothing less".into(),
+            )
+            .hint(off));
+        }
+        match self.decode.little {
+            None => Ok(Some(k.div_ceil(2))),
+            Some(little) if little < k => Ok(Some(little)),
+            Some(little) => {
+                Err(wrong(format!("`decode.little` is {little}, but the model takes {k} experts per token"))
+                    .hint(format!("set it to {} or less; {} is the default", k - 1, k.div_ceil(2))))
+            }
+        }
     }
 
     /// The static shapes, for a model whose own limit is `model_max` tokens.

@@ -93,6 +93,7 @@ pub fn template(source: &Path, facts: &Facts) -> String {
         let value = match (section, key.name) {
             ("model", "source") => toml::Value::from(source.to_string_lossy().as_ref()).to_string(),
             ("shapes", "max_context") => facts.max_context.min(DEFAULT_MAX_CONTEXT).to_string(),
+            ("decode", "little") => facts.experts_per_token.div_ceil(2).max(1).to_string(),
             _ => key.default.to_owned(),
         };
         let _ = writeln!(out, "{} = {value}  # {}", key.name, key.range);

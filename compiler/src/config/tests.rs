@@ -48,7 +48,8 @@ fn every_default_is_what_its_row_says() {
         let text = format!("[{}]\n{} = {}", key.section, key.name, key.default);
         match parse(&text) {
             Ok(c) => assert_eq!(c, parse("").unwrap(), "`{}`", key.path()),
-            Err(e) => assert_eq!(key.name, "max_context", "{e}"),
+            // The model decides.
+            Err(e) => assert!(["max_context", "little"].contains(&key.name), "{e}"),
         }
     }
 }
@@ -61,6 +62,7 @@ fn every_key_is_read() {
          [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
          [memory]\nkv_cache = \"q8\"\n\
          [experts]\ntiers = 2\ngroup = 8\noverflow = \"spill\"\ncoverage = 1\n\
+         [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
          [placement]\nattention = \"cpu\"\nexperts = \"npu\"\n\
          [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
     )
@@ -82,6 +84,7 @@ fn every_key_is_read() {
     );
     assert_eq!(c.memory.kv_cache, KvCache::Q8);
     assert_eq!(c.experts, Experts { tiers: 2, group: Some(8), overflow: Overflow::Spill, coverage: 1.0 });
+    assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
     assert_eq!(c.placement, Homes { attention: Home::Cpu, experts: Home::Npu });
     let text = vec!["dir/held-out.txt".into()];
     assert_eq!(c.quality, Quality { max_perplexity_increase: Some(0.001), text });
@@ -95,6 +98,40 @@ fn shapes_follow_the_models_own_limit() {
     assert_eq!(parse("").unwrap().shapes_for(131_072).unwrap().max_context, 4096);
     let e = parse("[shapes]\nmax_context = 4097").unwrap().shapes_for(4096).expect_err("too long");
     assert_eq!(e.message, "`dir/model.toml`: `shapes.max_context` is 4097, but the model ends at 4096");
+}
+
+#[test]
+fn the_little_model_has_fewer_experts() {
+    let of = |text: &str, experts| {
+        let little = parse(&format!("[decode]\n{text}")).unwrap().little(experts);
+        little.map_err(|e| format!("{e} | {}", e.hint.as_deref().unwrap_or_default()))
+    };
+    assert_eq!(of("", Some(8)), Ok(None));
+    assert_eq!(of("little = 9", Some(8)), Ok(None), "nobody asked for it");
+    let on = "big_little = true\n";
+    for (experts, half) in [(2, 1), (3, 2), (4, 2), (6, 3), (8, 4)] {
+        assert_eq!(of(on, Some(experts)), Ok(Some(half)));
+    }
+    assert_eq!(of(&format!("{on}little = 7"), Some(8)), Ok(Some(7)));
+    for (text, experts, expected) in [
+        (
+            "little = 8",
+            Some(8),
+            "`dir/model.toml`: `decode.little` is 8, but the model takes 8 experts per token | set it to 7 or less; 4 is the default",
+        ),
+        (
+            "",
+            Some(1),
+            "`dir/model.toml`: `decode.big_little` is true, but the model takes one expert per token: there is nothing less | set `big_little = false` under `[decode]`",
+        ),
+        (
+            "",
+            None,
+            "`dir/model.toml`: `decode.big_little` is true, but the model has no experts to leave out | set `big_little = false` under `[decode]`",
+        ),
+    ] {
+        assert_eq!(of(&format!("{on}{text}"), experts), Err(expected.to_owned()));
+    }
 }
 
 #[test]
@@ -146,6 +183,26 @@ fn wrong_files_are_refused_by_line_and_key() {
         (
             "[experts]\ncoverage = \"95%\"",
             "`dir/model.toml:2:12`: `experts.coverage` is a string, expected a number | it may be a number in 0.5..=1.0; the default is 0.99",
+        ),
+        (
+            "[decode]\ngamma = 1.5",
+            "`dir/model.toml:2:9`: `decode.gamma` is `1.5`, expected a number in 0.0..=1.0 | the default is 0.7",
+        ),
+        (
+            "[decode]\ngamma = nan",
+            "`dir/model.toml:2:9`: `decode.gamma` is `nan`, expected a number in 0.0..=1.0 | the default is 0.7",
+        ),
+        (
+            "[decode]\nlittle = 0",
+            "`dir/model.toml:2:10`: `decode.little` is `0`, expected 1..=1024, and fewer than the model's experts per token | the default is half of the model's experts per token, rounded up",
+        ),
+        (
+            "[decode]\nbig_litle = true",
+            "`dir/model.toml:2:1`: unknown key `decode.big_litle` | did you mean `big_little`?",
+        ),
+        (
+            "[decode]\nbig_little = 1",
+            "`dir/model.toml:2:14`: `decode.big_little` is an integer, expected true or false | it may be true or false; the default is false",
         ),
         (
             "[placement]\nattention = \"gpu\"",
@@ -229,7 +286,9 @@ fn the_template_says_the_defaults() {
     let read = parse(&text).unwrap();
     let mut plain = parse("").unwrap();
     assert_eq!(read.shapes_for(2048).unwrap(), plain.shapes_for(2048).unwrap());
+    assert_eq!(read.decode.little, Some(2));
     plain.shapes.max_context = read.shapes.max_context;
+    plain.decode.little = read.decode.little;
     assert_eq!(read, plain);
     insta::assert_snapshot!(text);
 }

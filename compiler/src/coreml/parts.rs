@@ -153,7 +153,7 @@ impl Part {
                 _ => return Err("no graph is made for what stands here".into()),
             };
             let rows = match (&kind, graph.kind) {
-                (Kind::Attention(_), EntryKind::Decode(_)) => 1,
+                (Kind::Attention(_), EntryKind::Decode(_) | EntryKind::Little(_)) => 1,
                 _ => graph.ty(x).rows(),
             };
             let rows = rows.next_multiple_of(multiple);

@@ -44,6 +44,11 @@ impl ModelSpec {
     pub fn experts(&self) -> usize {
         self.layers.iter().filter_map(LayerSpec::moe).map(|m| m.router.experts).max().unwrap_or(0)
     }
+
+    /// Routed experts that every mixture gives a token at least; `None` for a dense model.
+    pub fn experts_per_token(&self) -> Option<usize> {
+        self.layers.iter().filter_map(LayerSpec::moe).map(|m| m.router.k).min()
+    }
 }
 
 /// A layer: `x += attention(norm(x))`, then `x += ffn(norm(x))`.

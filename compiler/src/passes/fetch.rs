@@ -26,7 +26,8 @@ struct Routed {
 pub fn fetch(module: &mut Module, ahead: usize) -> Result<()> {
     for graph in &mut module.entries {
         let layers = routed(graph)?;
-        let ahead = if graph.kind == EntryKind::Decode(1) { ahead.min(FETCHED - 1) } else { 0 };
+        let alone = matches!(graph.kind, EntryKind::Decode(1) | EntryKind::Little(1));
+        let ahead = if alone { ahead.min(FETCHED - 1) } else { 0 };
         // From the last layer on, so that places in front stay what they are.
         for (i, layer) in layers.iter().enumerate().rev() {
             let next = layers.get(i + 1..).unwrap_or_default();

@@ -12,13 +12,12 @@ use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
 use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
 use moec_ir::graph::INPUTS;
+use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{
     ALIGN, Arg, Buffer, Builtin, Code, Entry, ExpertRow, ExpertTable, FETCHED, FileRef, KernelRef, Layout,
     ModelInfo, PLAN_VERSION, Paging, Place, Placement, Plan, RowSpace, Segment, StateBuf, Step,
 };
-use moec_ir::{
-    EntryKind, Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId,
-};
+use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, Type, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The plan with what later passes and the writer need beside it.
@@ -370,7 +369,7 @@ impl Builder<'_> {
             .collect::<Result<Vec<_>>>()?;
         let outputs = node.outputs.iter().map(|&v| graph.ty(v)).collect();
         let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
-        let apart = matches!(graph.kind, EntryKind::Decode(_));
+        let apart = !graph.kind.is_prefill();
         let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart };
         let selection = self.target.select(&view).map_err(|e| {
             Error::limit(format!(
@@ -608,11 +607,16 @@ fn fetched(
         args.push(Arg::Buffer(buffer, int(column * 4)?));
     }
     let Home::Buffer { buffer, .. } = home else { return Err(Error::bug("a table that is a state")) };
+    // The table's words tell for how many experts per token it is laid out.
+    let words: usize = frame.graph.ty(value(table)?).shape.iter().product();
+    let own = node.inputs.get(1).ok_or_else(|| Error::bug("a `fetch` without scores"))?;
+    let bare = DispatchLayout { rows: 0, k: 0, experts: frame.graph.ty(value(own)?).cols() };
+    let k = words.saturating_sub(bare.words()) / (2 * rows.max(1));
     args.push(Arg::Buffer(buffer, 0));
     let writes = vec![args.len() - 1];
     let step = Step {
         unit: 0,
-        code: Code::Builtin(Builtin::Fetch { layer: int(layer)?, rows: int(rows)?, strides }),
+        code: Code::Builtin(Builtin::Fetch { layer: int(layer)?, rows: int(rows)?, k: int(k)?, strides }),
         args,
         rows: spaces[node.outputs[0].0 as usize],
         grid: moec_ir::plan::Grid::One,

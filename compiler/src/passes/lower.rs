@@ -8,8 +8,8 @@ use crate::import::spec::{Attention, Ffn, Gqa, LayerSpec, Mla, Mlp, ModelSpec, M
 use moec_ir::infer::TypeError;
 use moec_ir::op::{AttentionDesc, LongSwitch};
 use moec_ir::{
-    Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Module, Op, Operand, RopeStyle, StateDecl,
-    StateId, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
+    Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Module, Op, Operand, RopeStyle, RouterDesc,
+    StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
 };
 
 /// Sizes that are fixed when a model is compiled.
@@ -25,6 +25,8 @@ pub struct Shapes {
     pub decode_batch: Vec<usize>,
     /// Sequences that the KV cache holds.
     pub slots: usize,
+    /// Experts per token of the little entry points, one beside each of decode; `None`: there are none.
+    pub little: Option<usize>,
 }
 
 impl Shapes {
@@ -32,7 +34,17 @@ impl Shapes {
     pub fn entries(&self) -> impl Iterator<Item = (EntryKind, usize)> {
         let prefill = (EntryKind::Prefill(self.prefill_chunk as u32), self.prefill_out_rows);
         let decode = self.decode_batch.iter().map(|&b| (EntryKind::Decode(b as u32), b));
-        std::iter::once(prefill).chain(decode)
+        let little = self.decode_batch.iter().map(|&b| (EntryKind::Little(b as u32), b));
+        std::iter::once(prefill).chain(decode).chain(little.filter(|_| self.little.is_some()))
+    }
+
+    /// The router of an entry point. That of a little one takes the first of the experts that the model would take, and
+    /// weighs them by the family's own rule as if the model had been configured with so few experts per token (MoBiLE,
+    /// §III-A: "activating fewer than the default number"): weights that the family divides by their sum are divided by
+    /// the sum of those few, others stay what they are. Groups, biases and factors are the family's.
+    fn router(&self, router: &RouterDesc, kind: EntryKind) -> RouterDesc {
+        let few = self.little.filter(|_| matches!(kind, EntryKind::Little(_)));
+        RouterDesc { k: few.map_or(router.k, |few| few.min(router.k)), ..router.clone() }
     }
 }
 
@@ -50,8 +62,13 @@ pub fn lower(spec: &ModelSpec, shapes: &Shapes) -> Result<Module> {
     }
     let mut module = Module::default();
     for (kind, out_rows) in shapes.entries() {
-        let mut lowering =
-            Lowering { spec, shapes, g: GraphBuilder::new(&mut module, kind, out_rows), angles: Vec::new() };
+        let mut lowering = Lowering {
+            spec,
+            shapes,
+            kind,
+            g: GraphBuilder::new(&mut module, kind, out_rows),
+            angles: Vec::new(),
+        };
         let logits = lowering.model().map_err(bug)?;
         lowering.g.finish(logits).map_err(bug)?;
     }
@@ -67,6 +84,7 @@ type Built<T = ValueId> = std::result::Result<T, TypeError>;
 struct Lowering<'a, 'm> {
     spec: &'a ModelSpec,
     shapes: &'a Shapes,
+    kind: EntryKind,
     g: GraphBuilder<'m>,
     /// Angles of each rotation, which layers share.
     angles: Vec<(&'a Rope, ValueId)>,
@@ -223,7 +241,7 @@ impl<'a> Lowering<'a, '_> {
         if let Some(bias) = &moe.select_bias {
             inputs.push(self.weight(&format!("{at}.moe.select_bias"), WeightClass::Exact, bias)?.into());
         }
-        let routed = self.g.push(Op::Router(moe.router.clone()), &inputs)?;
+        let routed = self.g.push(Op::Router(self.shapes.router(&moe.router, self.kind)), &inputs)?;
         let [ids, weights] = routed[..] else {
             return Err(TypeError::new("router", "does not give ids and weights"));
         };

@@ -25,7 +25,7 @@ use moec_device::Unit;
 use moec_ir::op::AdmitDesc;
 use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention, Port};
-use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Type, ValueId};
+use moec_ir::{Graph, Module, Node, Op, Operand, Type, ValueId};
 use std::collections::BTreeMap;
 
 /// Ports of four axes.
@@ -142,7 +142,7 @@ impl Statics {
                 angles: cut.angles.map_or(0, cols),
                 context: part.context(&limits).unwrap_or(0) as u32,
                 window: part.window().map(|w| w as u32),
-                apart: matches!(cut.entry, EntryKind::Decode(_)),
+                apart: !cut.entry.is_prefill(),
             });
             self.cuts.push(PartCut { part: self.parts.len() as u32, cut: cut.clone() });
             self.parts.push(GraphPart {
@@ -179,7 +179,7 @@ impl Statics {
 /// A layer that is not of the form that `lower` gives: our bug.
 pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()> {
     let sets: BTreeMap<u32, &ExpertSet> = statics.sets.iter().map(|s| (s.layer, s)).collect();
-    for graph in module.entries.iter_mut().filter(|g| matches!(g.kind, EntryKind::Prefill(_))) {
+    for graph in module.entries.iter_mut().filter(|g| g.kind.is_prefill()) {
         for (&layer, set) in &sets {
             split(graph, layer, set, fixed)
                 .ok_or_else(|| Error::bug(format!("the experts of layer {layer} have another form")))?;

@@ -131,7 +131,7 @@ fn experts(kind: EntryKind, table: &ExpertTable, size: ExpertSize, units: &Units
         _ if !legal => vec![(cpu, row_of(units, "expert_ffn"))],
         EntryKind::Prefill(_) if cold == 0 => vec![on_npu()],
         EntryKind::Prefill(_) => vec![on_npu(), on_cpu()],
-        EntryKind::Decode(rows) => {
+        EntryKind::Decode(rows) | EntryKind::Little(rows) => {
             // One launch of the smallest group at least, against the experts that the rows choose.
             let capacity = table.tiers.last().copied().unwrap_or(0);
             let least = table.groups.iter().map(|g| g.experts.len()).min().unwrap_or(1);
@@ -232,7 +232,7 @@ impl Writable<'_> {
     fn decodes_there(&self) -> bool {
         let (module, units) = (self.module, self.units);
         let ctx = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(0);
-        module.entries.iter().filter(|g| matches!(g.kind, EntryKind::Decode(_))).all(|graph| {
+        module.entries.iter().filter(|g| !g.kind.is_prefill()).all(|graph| {
             let refused: Vec<Option<String>> =
                 graph.nodes.iter().map(|n| refusal(module, n, units)).collect();
             let regions = regions(graph, &refused);

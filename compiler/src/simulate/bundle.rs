@@ -111,7 +111,11 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
 fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     let npu = units.npu_index();
     let on = |prefill: bool, op: &str| {
-        let entry = |kind: EntryKind| matches!(kind, EntryKind::Prefill(_)) == prefill;
+        let entry = |kind: EntryKind| match kind {
+            EntryKind::Prefill(_) => prefill,
+            EntryKind::Decode(_) => !prefill,
+            EntryKind::Little(_) => false,
+        };
         let found = placement.ops.iter().any(|o| entry(o.entry) && o.op == op && o.unit == npu);
         if found { Queue::Npu } else { Queue::Cpu }
     };

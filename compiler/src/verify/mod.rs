@@ -234,10 +234,8 @@ impl Job<'_> {
             };
             let own = self.evaluate(evaluator, rows, &wanted)?;
             // The rows of a prefill are one prompt, those of decoding are sequences of their own.
-            let seq_len = match self.graph.kind {
-                EntryKind::Prefill(_) => rows.iter().map(|r| r.pos + 1).max().unwrap_or(0),
-                EntryKind::Decode(_) => 0,
-            };
+            let prompt = rows.iter().filter(|_| self.graph.kind.is_prefill());
+            let seq_len = prompt.map(|r| r.pos + 1).max().unwrap_or(0);
             let entry = &self.bundle.plan.entries[self.index];
             let states = &self.bundle.plan.states;
             let mut probe =
@@ -276,7 +274,7 @@ impl Job<'_> {
                 let row = |pos| Row { slot: 0, pos, id: id(pos) };
                 (0..calls).map(|c| (c * n..(c + 1) * n).map(row).collect()).collect()
             }
-            EntryKind::Decode(b) => {
+            EntryKind::Decode(b) | EntryKind::Little(b) => {
                 let row = |slot: u32, pos: usize| Row { slot, pos, id: id(pos * b as usize + slot as usize) };
                 (0..context.min(4)).map(|pos| (0..b).map(|slot| row(slot, pos)).collect()).collect()
             }

@@ -155,7 +155,14 @@ pub(crate) fn load(path: &Path) -> BTreeMap<String, Tensor> {
 
 /// Shapes that fit the golden checkpoints.
 pub(crate) fn shapes(max_context: usize, chunk: usize) -> Shapes {
-    Shapes { max_context, prefill_chunk: chunk, prefill_out_rows: chunk, decode_batch: vec![1, 2], slots: 2 }
+    Shapes {
+        max_context,
+        prefill_chunk: chunk,
+        prefill_out_rows: chunk,
+        decode_batch: vec![1, 2],
+        slots: 2,
+        little: None,
+    }
 }
 
 /// Imports a folder.

@@ -137,10 +137,7 @@ impl<'a> Evaluator<'a> {
         let unknown = || EvalError::Call(format!("no entry {entry}"));
         let graph = module.entries.get(entry).ok_or_else(unknown)?;
         let longest = pos.iter().copied().max().and_then(|p| usize::try_from(p).ok()).map_or(0, |p| p + 1);
-        self.sequence = match graph.kind {
-            EntryKind::Prefill(_) => self.prompt.max(longest),
-            EntryKind::Decode(_) => 0,
-        };
+        self.sequence = if graph.kind.is_prefill() { self.prompt.max(longest) } else { 0 };
         let mut run = Run::new(graph);
         for (i, given) in [ids, pos, slot, rows].into_iter().enumerate() {
             let want = graph.values.get(i).map_or(0, Type::rows);
@@ -237,6 +234,7 @@ impl<'a> Evaluator<'a> {
         let best = entries.max_by_key(|(_, g)| match g.kind {
             EntryKind::Prefill(n) => i64::from(n),
             EntryKind::Decode(n) => -i64::from(n),
+            EntryKind::Little(_) => i64::MIN,
         });
         let (entry, _) = best.ok_or_else(|| EvalError::Call("the module has no entries".into()))?;
         self.reset();
@@ -270,7 +268,7 @@ impl<'a> Evaluator<'a> {
         if ids.is_empty() || rows == 0 || wanted == 0 {
             return Err(EvalError::Call("an empty sequence or entry".into()));
         }
-        let chunk = if matches!(graph.kind, EntryKind::Prefill(_)) { rows } else { 1 };
+        let chunk = if graph.kind.is_prefill() { rows } else { 1 };
         let slots = vec![slot; rows];
         let (mut logits, mut vocab) = (Vec::new(), 0);
         for (c, part) in ids.chunks(chunk).enumerate() {

@@ -92,14 +92,16 @@ fn ty(c: &mut Cursor<'_>) -> Parsed<Type> {
 
 /// `prefill[256]`
 pub(super) fn kind(c: &mut Cursor<'_>) -> Parsed<EntryKind> {
-    let prefill = c.eat_word("prefill")?;
-    if !prefill && !c.eat_word("decode")? {
-        return c.expected("`prefill` or `decode`");
+    const KINDS: [fn(u32) -> EntryKind; 3] = [EntryKind::Prefill, EntryKind::Decode, EntryKind::Little];
+    for kind in KINDS {
+        if c.eat_word(kind(0).name())? {
+            c.punct('[')?;
+            let rows = c.int("a number of rows")?;
+            c.punct(']')?;
+            return Ok(kind(rows));
+        }
     }
-    c.punct('[')?;
-    let rows = c.int("a number of rows")?;
-    c.punct(']')?;
-    Ok(if prefill { EntryKind::Prefill(rows) } else { EntryKind::Decode(rows) })
+    c.expected("`prefill`, `decode` or `little`")
 }
 
 fn value(c: &mut Cursor<'_>) -> Parsed<ValueId> {

@@ -7,8 +7,8 @@ use super::parse_graph::{dtype, format, kind};
 use super::parse_placement::part as placement;
 use super::statics;
 use crate::plan::{
-    Arg, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo, Place,
-    Placement, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
+    Arg, BigLittle, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo,
+    Place, Placement, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
 };
 
 /// Reads the index that every numbered line carries; it must be the next one.
@@ -116,6 +116,12 @@ fn model(c: &mut Cursor<'_>) -> Parsed<ModelInfo> {
             eos: a.list(c, "eos", "a list of ids", Value::number)?,
             parameters: a.int(c, "parameters")?,
             active_parameters: a.int(c, "active_parameters")?,
+            big_little: a.optional_variant(c, "big_little", "`little(…)`", |word, args| {
+                if word != "little" {
+                    return Ok(None);
+                }
+                Ok(Some(BigLittle { experts: args.int(c, "experts")?, gamma: args.float(c, "gamma")? }))
+            })?,
         })
     })
 }
@@ -303,10 +309,10 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
         })?
     } else if c.eat_word("fetch")? {
         with_attrs(c, |c, a| {
-            let (layer, rows) = (a.int(c, "layer")?, a.int(c, "rows")?);
+            let (layer, rows, k) = (a.int(c, "layer")?, a.int(c, "rows")?, a.int(c, "k")?);
             let strides: Vec<u32> = a.list(c, "strides", "a list of strides", Value::number)?;
             let strides = strides.try_into().map_err(|_| c.error_at(c.at(), "expected four strides"))?;
-            Ok(Builtin::Fetch { layer, rows, strides })
+            Ok(Builtin::Fetch { layer, rows, k, strides })
         })?
     } else if c.eat_word("admit")? {
         with_attrs(c, |c, a| {

@@ -5,7 +5,7 @@ use super::paging;
 use super::print_placement::write_placement;
 use super::statics;
 use crate::plan::{
-    Arg, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
+    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
 };
 use std::fmt::{self, Write};
 
@@ -70,8 +70,8 @@ fn code(code: Code) -> String {
             let partial = if partial { ", partial = true" } else { "" };
             format!("dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}}}")
         }
-        Code::Builtin(Builtin::Fetch { layer, rows, strides }) => {
-            format!("fetch {{layer = {layer}, rows = {rows}, strides = {strides:?}}}")
+        Code::Builtin(Builtin::Fetch { layer, rows, k, strides }) => {
+            format!("fetch {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}")
         }
         Code::Builtin(Builtin::Admit { set, k, channels }) => {
             format!("admit {{set = {set}, k = {k}, channels = {channels}}}")
@@ -162,11 +162,15 @@ impl fmt::Display for Plan {
         if let Some(bos) = m.bos {
             write!(f, ", bos = {bos}")?;
         }
-        writeln!(
+        write!(
             f,
-            ", eos = {:?}, parameters = {}, active_parameters = {}}}",
+            ", eos = {:?}, parameters = {}, active_parameters = {}",
             m.eos, m.parameters, m.active_parameters
         )?;
+        if let Some(BigLittle { experts, gamma }) = m.big_little {
+            write!(f, ", big_little = little(experts = {experts}, gamma = {gamma:?})")?;
+        }
+        writeln!(f, "}}")?;
         writeln!(
             f,
             "target {} {{triple = {}, cpu = {}, features = {}, units = {}}}\n",

@@ -36,15 +36,36 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         )?;
         check_entry(plan, entry, &here)?;
     }
+    check_big_little(plan)?;
     placements::check_in_plan(plan)
 }
 
-/// Prefill before decode, each by rows.
+/// Prefill before decode before little, each by rows.
 fn order(kind: EntryKind) -> (u32, u32) {
     match kind {
         EntryKind::Prefill(n) => (0, n),
         EntryKind::Decode(n) => (1, n),
+        EntryKind::Little(n) => (2, n),
     }
+}
+
+/// Big-little decoding needs a little entry point beside each decode entry point, and little ones serve nothing else.
+fn check_big_little(plan: &Plan) -> Result<(), VerifyError> {
+    let at = || "model".to_owned();
+    let rows = |little: bool| {
+        let of_kind = move |k: &EntryKind| match k {
+            EntryKind::Prefill(_) => false,
+            EntryKind::Decode(_) => !little,
+            EntryKind::Little(_) => little,
+        };
+        plan.entries.iter().map(|e| e.kind).filter(of_kind).map(EntryKind::rows).collect::<Vec<_>>()
+    };
+    let Some(b) = plan.model.big_little else {
+        return require(rows(true).is_empty(), at, || "little entry points, and no big_little".into());
+    };
+    require(b.experts > 0, at, || "big_little has no experts".into())?;
+    require((0.0..=1.0).contains(&b.gamma), at, || format!("gamma is {}", b.gamma))?;
+    require(rows(true) == rows(false), at, || "decode and little entry points differ in rows".into())
 }
 
 fn check_model(plan: &Plan) -> Result<(), VerifyError> {
@@ -296,16 +317,13 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && holds(*ids, DType::I32, Some(k))
                 && out.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
         }
-        Builtin::Fetch { layer, rows: table_rows, strides } => {
+        Builtin::Fetch { layer, rows: table_rows, k, strides } => {
             let layers = plan.paging.as_ref().map_or(&[][..], |p| &p.layers);
             let Some(ahead) = layers.get(layer as usize..) else { return false };
             let [scores @ .., Arg::Buffer(table, offset)] = args else { return false };
             let Some(own) = ahead.first() else { return false };
-            let layout = DispatchLayout {
-                rows: table_rows as usize,
-                k: own.k as usize,
-                experts: own.experts as usize,
-            };
+            let layout =
+                DispatchLayout { rows: table_rows as usize, k: k as usize, experts: own.experts as usize };
             let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
             let end = bytes.and_then(|n| n.checked_add(u64::from(*offset)));
             let table = entry.buffers.get(*table as usize);
@@ -317,6 +335,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 _ => false,
             };
             !scores.is_empty()
+                && (1..=own.k).contains(&k)
                 && scores.len() <= strides.len().min(ahead.len())
                 && strides[scores.len()..].iter().all(|&s| s == 0)
                 && table_rows >= rows

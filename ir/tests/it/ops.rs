@@ -359,6 +359,10 @@ fn sparse_mixer_is_that_of_phi_moe() {
         let (want_ids, want) = sparse_mixer(&z, eps);
         assert_eq!(ids, want_ids.map(|i| i as i32), "{z:?}");
         close(&w, &want);
+        // Alone, the first is what it is beside the second.
+        let (ids, w) = route(RouterDesc { k: 1, ..d(eps) }, &z, None);
+        assert_eq!(ids, [want_ids[0] as i32], "{z:?}");
+        close(&w, &want[..1]);
     }
     // Two near ties share the first weight; the second expert is alone once the first is gone.
     let (_, w) = route(d(0.01), &[1., 2., 3., 3., 0.], None);

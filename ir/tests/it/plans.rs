@@ -86,6 +86,7 @@ pub(crate) fn plan() -> Plan {
             eos: vec![2, 3],
             parameters: 1 << 40,
             active_parameters: 7,
+            big_little: Some(BigLittle { experts: 1, gamma: 0.7 }),
         },
         target: TargetInfo {
             name: "native \"x\"\n; no comment".into(),

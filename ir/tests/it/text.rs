@@ -186,8 +186,8 @@ fn ty() -> impl Strategy<Value = Type> {
 }
 
 fn kind() -> impl Strategy<Value = EntryKind> {
-    (any::<bool>(), any::<u32>())
-        .prop_map(|(p, n)| if p { EntryKind::Prefill(n) } else { EntryKind::Decode(n) })
+    let kinds: [fn(u32) -> EntryKind; 3] = [EntryKind::Prefill, EntryKind::Decode, EntryKind::Little];
+    (prop::sample::select(kinds.to_vec()), any::<u32>()).prop_map(|(kind, n)| kind(n))
 }
 
 /// A graph that refers to the given numbers of weights and states. Only the numbering of values and the
@@ -261,11 +261,8 @@ fn code() -> impl Strategy<Value = Code> {
         any::<([u32; 3], bool)>().prop_map(|([rows, k, experts], partial)| Code::Builtin(
             Builtin::Dispatch { rows, k, experts, partial }
         )),
-        any::<(u32, u32, [u32; 4])>().prop_map(|(layer, rows, strides)| Code::Builtin(Builtin::Fetch {
-            layer,
-            rows,
-            strides
-        })),
+        any::<(u32, u32, u32, [u32; 4])>()
+            .prop_map(|(layer, rows, k, strides)| Code::Builtin(Builtin::Fetch { layer, rows, k, strides })),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
         any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
         any::<[u32; 4]>().prop_map(|[set, rows, k, hidden]| Code::Builtin(Builtin::Experts {
@@ -426,6 +423,9 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let texts =
         (list(text(), 0..3), list(text(), 0..3), [text(), text(), text(), text()], list(text(), 0..3));
     let numbers = any::<([u32; 6], Option<u32>, Vec<u32>, [u64; 4])>();
+    let few = prop::option::of((any::<u32>(), 0f32..=1.0));
+    let few = few.prop_map(|few| few.map(|(experts, gamma)| BigLittle { experts, gamma }));
+    let numbers = (numbers, few);
     let port = || (text(), any::<[u32; 4]>()).prop_map(|(name, shape)| Port { name, shape });
     let graph = (text(), text(), list(port(), 0..3), list(port(), 0..3), any::<bool>()).prop_map(
         |(package, function, inputs, outputs, stateful)| GraphDecl {
@@ -454,7 +454,12 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let lists =
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists, statics).prop_map(
-        |((features, units, [family, name, triple, cpu], symbols), (n, bos, eos, long), lists, statics)| {
+        |(
+            (features, units, [family, name, triple, cpu], symbols),
+            ((n, bos, eos, long), big_little),
+            lists,
+            statics,
+        )| {
             Plan {
                 version: n[0],
                 model: ModelInfo {
@@ -468,6 +473,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
                     eos,
                     parameters: long[0],
                     active_parameters: long[1],
+                    big_little,
                 },
                 target: TargetInfo { name, triple, cpu, features, units },
                 arena_bytes: long[2],

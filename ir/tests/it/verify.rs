@@ -185,6 +185,35 @@ fn bad_plans_are_refused() {
 }
 
 #[test]
+fn little_entry_points_stand_beside_those_of_decode() {
+    let with = |kinds: &[EntryKind], big_little: Option<BigLittle>| {
+        let mut p = plan();
+        let entry = p.entries[0].clone();
+        for &kind in kinds {
+            p.entries.push(Entry { kind, ..entry.clone() });
+        }
+        p.model.big_little = big_little;
+        verify::plan(&p).map_err(|e| e.to_string())
+    };
+    let (d, l) = (EntryKind::Decode, EntryKind::Little);
+    let some = Some(BigLittle { experts: 1, gamma: 1.0 });
+    assert_eq!(with(&[d(1), d(3), l(1), l(3)], some), Ok(()));
+    assert_eq!(with(&[d(1)], None), Ok(()));
+    let refused = |kinds: &[EntryKind], big_little, message: &str| {
+        let e = with(kinds, big_little).unwrap_err();
+        assert!(e.contains(message), "{e}");
+    };
+    refused(&[d(1), l(1)], None, "no big_little");
+    refused(&[d(1)], some, "differ in rows");
+    refused(&[d(1), d(2), l(1), l(3)], some, "differ in rows");
+    refused(&[l(1), d(1)], some, "out of order");
+    refused(&[d(1), l(1)], Some(BigLittle { experts: 0, gamma: 0.5 }), "no experts");
+    for gamma in [-0.1, 1.1, f32::NAN] {
+        refused(&[d(1), l(1)], Some(BigLittle { experts: 1, gamma }), "gamma is");
+    }
+}
+
+#[test]
 fn bad_entries_are_refused() {
     let refuse = |at: &str, message: &str, change: fn(&mut Entry)| {
         refuse_plan(&format!("entries[0]{at}"), message, |p| change(&mut p.entries[0]));
@@ -281,6 +310,9 @@ fn bad_placements_are_refused() {
 fn a_stored_plan_holds_no_number_that_is_none() {
     let mut p = plan();
     assert!(Plan::decode(&p.encode().unwrap()).is_ok());
+    p.model.big_little = Some(BigLittle { experts: 1, gamma: f32::NAN });
+    assert!(Plan::decode(&p.encode().unwrap()).is_err());
+    p.model.big_little = None;
     p.placement.experts[0].groups[0].cost_us[0] = f32::NAN;
     assert!(Plan::decode(&p.encode().unwrap()).is_err());
 }

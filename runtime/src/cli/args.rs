@@ -71,6 +71,19 @@ pub(super) struct Generate {
     /// Seed of the random numbers
     #[arg(long, value_name = "S", default_value = "0", allow_negative_numbers = true)]
     pub(super) seed: u64,
+    /// Keep a token that was decoded with fewer experts if its largest probability exceeds this; 1 keeps none [default: what
+    /// the bundle was built with]
+    #[arg(long, value_name = "G", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
+    pub(super) gamma: Option<f32>,
+    /// Decode every token with all experts
+    #[arg(long, conflicts_with = "gamma")]
+    pub(super) no_big_little: bool,
+    /// Draw N sequences, with the seeds from `--seed` on, and print the one whose tokens are likeliest on average
+    #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true)]
+    pub(super) best_of: Option<usize>,
+    /// Print all N sequences, the best first, each behind a line with its score
+    #[arg(long, requires = "best_of", conflicts_with = "json")]
+    pub(super) all: bool,
     /// End at an end token, also with `--ids`
     #[arg(long, conflicts_with = "ignore_eos")]
     pub(super) stop_at_eos: bool,
@@ -120,9 +133,12 @@ pub(super) struct Bench {
     /// Sequences that are decoded together, each with a prompt of its own
     #[arg(long, value_name = "B", default_value = "1", value_parser = between(1..=1000usize, "from 1 to 1000"), allow_negative_numbers = true)]
     pub(super) batch: usize,
+    /// Measure N sequences drawn after one prompt together, against N runs of one sequence each
+    #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true, conflicts_with = "batch")]
+    pub(super) best_of: Option<usize>,
     /// Measure once per line `PROMPT GEN BATCH` of standard input instead, and answer each with one JSON
     /// object: for programs that measure several things by turns
-    #[arg(long, conflicts_with_all = ["prompt", "gen", "repeat", "batch", "json"])]
+    #[arg(long, conflicts_with_all = ["prompt", "gen", "repeat", "batch", "best_of", "json"])]
     pub(super) stdin: bool,
     /// Measurements, of which the medians count
     #[arg(long, value_name = "R", default_value = "3", value_parser = between(1..=1000usize, "from 1 to 1000"), allow_negative_numbers = true)]

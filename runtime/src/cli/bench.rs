@@ -2,9 +2,12 @@
 
 use super::args::Bench;
 use super::{Context, Failure, Io, interrupt, paging, size};
+use crate::best_of::best_of;
+use crate::big_little::Decoder;
 use crate::engine::{Engine, Memory, Want};
 use crate::error::{Error, Result};
-use crate::generate::{check_room, rate};
+use crate::generate::{Request, check_room, generate, rate};
+use crate::sampler::{Sampler, Sampling};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -19,8 +22,15 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     let n = args.r#gen.unwrap_or_else(|| 64.min(max.saturating_sub(prompt)).max(1));
     let what = Task { prompt, n, batch: args.batch };
     check_room(prompt, n, max)?;
+    let slots = context.program.model.slots;
+    if let Some(many) = args.best_of.filter(|&many| many > slots as usize) {
+        return Err(Error::FewSlots { needed: many, slots }.into());
+    }
     let mut engine = context.open(&args.common)?;
     let _interrupt = interrupt::guard();
+    if let Some(many) = args.best_of {
+        return best(&mut engine, what, many, args, io);
+    }
     once(&mut engine, Task { n: n.min(4), ..what })?; // a warm-up: pages come from disk, threads start
     let times = (0..args.repeat).map(|_| once(&mut engine, what)).collect::<Result<Vec<_>>>()?;
     let report = Report::new(&engine, what, &times);
@@ -56,6 +66,56 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     if let Some(did) = &did {
         io.say(&format!("{}\n", paging::line(did)))?;
     }
+    Ok(())
+}
+
+/// Measures best-of-N against as many runs of one sequence, by turns: tokens per second of the whole, prompts included.
+fn best(
+    engine: &mut Engine<'_>,
+    what: Task,
+    many: usize,
+    args: &Bench,
+    io: &mut Io<'_>,
+) -> Result<(), Failure> {
+    let Task { prompt, n, .. } = what;
+    let ids = prompt_ids(0, prompt, engine.program().model.vocab);
+    let how = Sampling { temperature: 1.0, ..Sampling::default() };
+    let mut once = |n: usize| -> Result<[Duration; 2]> {
+        let request = Request { slot: 0, prompt: &ids, n, end: &[] };
+        let start = Instant::now();
+        best_of(engine, &request, many, &mut Decoder::full(), how)?;
+        let together = start.elapsed();
+        let start = Instant::now();
+        for i in 0..many {
+            let mut sampler = Sampler::new(Sampling { seed: i as u64, ..how });
+            generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(()))?;
+        }
+        Ok([together, start.elapsed()])
+    };
+    once(n.min(4))?; // a warm-up
+    let times = (0..args.repeat).map(|_| once(n)).collect::<Result<Vec<_>>>()?;
+    let of = |which: usize| rate(n * many, median(times.iter().map(|t| t[which]).collect()));
+    let (together, single) = (of(0), of(1));
+    let speedup = together.zip(single).map(|(t, s)| t / s);
+    if args.json {
+        let report = json!({
+            "prompt": prompt,
+            "gen": n,
+            "best_of": many,
+            "repeat": args.repeat,
+            "threads": engine.threads(),
+            "best_of_tokens_per_s": together,
+            "single_runs_tokens_per_s": single,
+            "speedup": speedup,
+        });
+        io.say(&format!("{report}\n"))?;
+        return Ok(());
+    }
+    let show = |r: Option<f64>| r.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"));
+    let each = format!("{n} tokens each after a prompt of {prompt}");
+    let times = speedup.map_or_else(String::new, |s| format!(", {s:.2} times as fast"));
+    io.say(&format!("{:15} {} ({each}){times}\n", format!("best of {many}"), show(together)))?;
+    io.say(&format!("{:15} {}\n", format!("{many} single runs"), show(single)))?;
     Ok(())
 }
 

@@ -2,11 +2,14 @@
 
 use super::args::Generate;
 use super::{Context, Failure, Io, interrupt, paging};
+use crate::best_of::{BestOf, best_of};
+use crate::big_little::{Decoder, Fallbacks};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::generate::{Generation, check_room, generate};
+use crate::generate::{Generation, Request, check_room, generate};
 use crate::sampler::{Sampler, Sampling};
 use crate::text::{self, Text, TextStream};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 
@@ -25,6 +28,17 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
     };
     let n = args.n.unwrap_or_else(|| DEFAULT_TOKENS.min(max.saturating_sub(prompt.len())).max(1));
     check_room(prompt.len(), n, max)?;
+    let decoder = decoder(context, args)?;
+    let many = args.best_of.unwrap_or(1);
+    if many > model.slots as usize {
+        return Err(Error::FewSlots { needed: many, slots: model.slots }.into());
+    }
+    if many > 1 && args.temperature <= 0.0 {
+        return Err(Failure::Use {
+            what: "with temperature 0 all sequences are the same".to_owned(),
+            hint: "give one above 0, such as `--temperature 0.8`".to_owned(),
+        });
+    }
     let mut engine = context.open_recording(&args.common, args.json)?;
     // The ids are data of their own; without a tokenizer they are all there is.
     let tokenizer = match tokenizer {
@@ -38,17 +52,43 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         other => other,
     };
     let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { model.eos };
-    let mut sampler = Sampler::new(Sampling {
-        temperature: args.temperature,
-        top_p: args.top_p,
-        top_k: args.top_k,
-        seed: args.seed,
-    });
+    let how =
+        Sampling { temperature: args.temperature, top_p: args.top_p, top_k: args.top_k, seed: args.seed };
+    let request = Request { slot: 0, prompt: &prompt, n, end };
+    let job = Job { request, decoder, how, tokenizer: tokenizer.as_ref(), args };
+    match args.best_of {
+        None => single(&mut engine, job, io),
+        Some(many) => several(&mut engine, job, many, io),
+    }
+}
+
+/// What is generated, and how.
+struct Job<'a> {
+    request: Request<'a>,
+    decoder: Decoder,
+    how: Sampling,
+    tokenizer: Option<&'a Text>,
+    args: &'a Generate,
+}
+
+/// What decodes: with fewer experts first where the bundle was built for that, unless it is turned off.
+fn decoder(context: &Context<'_, '_>, args: &Generate) -> Result<Decoder> {
+    match args.gamma {
+        _ if args.no_big_little => Ok(Decoder::full()),
+        Some(gamma) => Decoder::big_little(context.program, gamma),
+        None => Decoder::of(context.program),
+    }
+}
+
+/// One sequence, printed as it comes.
+fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
+    let Job { request, mut decoder, how, tokenizer, args } = job;
+    let mut sampler = Sampler::new(how);
     let timeline = args.timeline.as_ref().map(|_| engine.watch());
     let interrupt = interrupt::guard();
-    let mut printer = Printer { stream: tokenizer.as_ref().map(Text::stream), first: true };
+    let mut printer = Printer { stream: tokenizer.map(Text::stream), first: true };
     let mut any = false;
-    let done = generate(&mut engine, 0, &prompt, n, &mut sampler, end, &mut |id| {
+    let done = generate(engine, &request, &mut decoder, &mut sampler, &mut |id| {
         any = true;
         if args.json { Ok(()) } else { printer.push(id, io) }
     });
@@ -61,7 +101,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
     }
     if args.json {
         let done = done?;
-        let text = tokenizer.as_ref().map(|t| t.decode(&done.ids)).transpose()?;
+        let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?;
         let mut report = report(&done, text);
         if let Some(did) = engine.paging() {
             paging::add(&mut report, &did);
@@ -79,6 +119,40 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
                 io.note(&paging::line(&did));
             }
         }
+    }
+    Ok(())
+}
+
+/// Several sequences, of which the best is printed, or all.
+fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) -> Result<(), Failure> {
+    let Job { request, mut decoder, how, tokenizer, args } = job;
+    let interrupt = interrupt::guard();
+    let done = best_of(engine, &request, many, &mut decoder, how);
+    drop(interrupt);
+    let done = done?;
+    let ranking = done.ranking();
+    let text = |ids: &[u32]| match tokenizer {
+        Some(t) => t.decode(ids).map(Some),
+        None => Ok(None),
+    };
+    if args.json {
+        io.say(&format!("{}\n", report_of_several(&done, &ranking, &text)?))?;
+        return Ok(());
+    }
+    let shown = if args.all { &ranking[..] } else { &ranking[..ranking.len().min(1)] };
+    for &i in shown {
+        let c = &done.candidates[i];
+        let words = text(&c.ids)?;
+        let words = words.unwrap_or_else(|| c.ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+        let head = if args.all {
+            format!("# seed {}, mean log-probability {:.4}\n", c.seed, c.score())
+        } else {
+            String::new()
+        };
+        io.say(&format!("{head}{words}\n"))?;
+    }
+    if !args.quiet {
+        io.note(&rates_of_several(&done));
     }
     Ok(())
 }
@@ -134,22 +208,81 @@ impl Printer<'_> {
 }
 
 /// The object that `--json` prints.
-fn report(done: &Generation, text: Option<String>) -> serde_json::Value {
-    json!({
+fn report(done: &Generation, text: Option<String>) -> Value {
+    let mut report = json!({
         "ids": done.ids,
         "text": text,
         "prefill_tokens_per_s": done.prefill_rate(),
         "decode_tokens_per_s": done.decode_rate(),
-    })
+    });
+    add_fallbacks(&mut report, done.fallbacks);
+    report
+}
+
+/// The object that `--best-of` with `--json` prints: that of the best, and all of them.
+fn report_of_several(
+    done: &BestOf,
+    ranking: &[usize],
+    text: &dyn Fn(&[u32]) -> Result<Option<String>>,
+) -> Result<Value> {
+    let mut sequences = Vec::with_capacity(done.candidates.len());
+    for &i in ranking {
+        let c = &done.candidates[i];
+        sequences.push(json!({
+            "seed": c.seed,
+            "ids": c.ids,
+            "text": text(&c.ids)?,
+            "mean_log_probability": c.score(),
+        }));
+    }
+    let best = sequences.first().cloned().unwrap_or_default();
+    let mut report = json!({
+        "ids": best["ids"],
+        "text": best["text"],
+        "prefill_tokens_per_s": done.prefill_rate(),
+        "decode_tokens_per_s": done.decode_rate(),
+        "sequences": sequences,
+    });
+    add_fallbacks(&mut report, done.fallbacks);
+    Ok(report)
+}
+
+/// Of what decodes with fewer experts first.
+fn add_fallbacks(report: &mut Value, fallbacks: Option<Fallbacks>) {
+    if let Some(f) = fallbacks {
+        report["fallback_ratio"] = json!(f.ratio());
+    }
 }
 
 fn rates(done: &Generation) -> String {
-    let show = |rate: Option<f64>| rate.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"));
     format!(
-        "prefill: {} tokens, {}; decode: {} tokens, {}",
+        "prefill: {} tokens, {}; decode: {} tokens, {}{}",
         done.prompt,
         show(done.prefill_rate()),
         done.ids.len(),
         show(done.decode_rate()),
+        with_all_experts(done.fallbacks),
     )
+}
+
+fn rates_of_several(done: &BestOf) -> String {
+    let tokens: usize = done.candidates.iter().map(|c| c.ids.len()).sum();
+    format!(
+        "prefill: {} tokens, {}; decode: {tokens} tokens in {} sequences, {}{}",
+        done.prompt,
+        show(done.prefill_rate()),
+        done.candidates.len(),
+        show(done.decode_rate()),
+        with_all_experts(done.fallbacks),
+    )
+}
+
+fn show(rate: Option<f64>) -> String {
+    rate.map_or("–".to_owned(), |r| format!("{r:.1} tokens/s"))
+}
+
+/// The fallback ratio, where there is one.
+fn with_all_experts(fallbacks: Option<Fallbacks>) -> String {
+    let ratio = fallbacks.and_then(Fallbacks::ratio);
+    ratio.map_or_else(String::new, |r| format!(", {:.1} % of them with all experts", 100.0 * r))
 }

@@ -34,6 +34,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
                 "eos": m.eos,
                 "parameters": m.parameters,
                 "active_parameters": m.active_parameters,
+                "big_little": m.big_little.map(|b| json!({ "experts": b.experts, "gamma": b.gamma() })),
             },
             "target": {
                 "name": t.name,
@@ -110,6 +111,10 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
             ),
         ));
         lines.push(("flash", reader));
+    }
+    if let Some(b) = m.big_little {
+        let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
+        lines.insert(2, ("big-little", what));
     }
     let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
     io.say(&lines.concat())?;

@@ -193,10 +193,12 @@ impl Unit for Paged {
 
     unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
         match (launch.code, launch.half) {
-            (Code::Builtin(Builtin::Fetch { layer, rows, strides }), _) => {
+            (Code::Builtin(Builtin::Fetch { layer, rows, k, strides }), _) => {
                 if lane.index == 0 {
                     // SAFETY: the caller's promise; this is the one lane that runs it.
-                    unsafe { self.fetch(launch, lane, layer as usize, rows as usize, &strides) };
+                    unsafe {
+                        self.fetch(launch, lane, layer as usize, [rows as usize, k as usize], &strides)
+                    };
                 }
             }
             // SAFETY: as above, for the kernel's items.
@@ -214,8 +216,15 @@ impl Paged {
     ///
     /// # Safety
     /// As [`Unit::execute`]; no other lane runs this step.
-    unsafe fn fetch(&self, launch: &Launch<'_>, lane: Lane, layer: usize, rows: usize, strides: &[u32]) {
-        let (Some((table, scores)), Some((experts, k))) = (launch.args.split_last(), self.pager.shape(layer))
+    unsafe fn fetch(
+        &self,
+        launch: &Launch<'_>,
+        lane: Lane,
+        layer: usize,
+        [rows, k]: [usize; 2],
+        strides: &[u32],
+    ) {
+        let (Some((table, scores)), Some((experts, _))) = (launch.args.split_last(), self.pager.shape(layer))
         else {
             return;
         };

@@ -24,6 +24,8 @@ pub(crate) const CTX: usize = 64;
 pub(crate) const SLOTS: usize = 3;
 pub(crate) const E: usize = 6;
 pub(crate) const K: usize = 2;
+/// Experts per token of little entry points.
+pub(crate) const LITTLE: usize = 1;
 /// Elements between rows of the logits: not the vocabulary size.
 pub(crate) const STRIDE: usize = 272;
 /// Rows that the attention kernel takes at a time.
@@ -44,8 +46,13 @@ pub(crate) fn expert(e: usize) -> f32 {
 
 /// Logits after `seq`: what the plan's steps compute, in one go.
 pub(crate) fn reference(seq: &[u32]) -> Vec<f32> {
-    let mix: usize = seq.iter().enumerate().map(|(j, &id)| (j + 1) * id as usize).sum();
-    let y: f32 = choices(mix).iter().map(|&e| expert(e) * (mix % 97) as f32).sum();
+    reference_with(seq, K)
+}
+
+/// Logits with only so many of a token's experts.
+pub(crate) fn reference_with(seq: &[u32], experts: usize) -> Vec<f32> {
+    let mix = mix(seq);
+    let y: f32 = choices(mix)[..experts].iter().map(|&e| expert(e) * (mix % 97) as f32).sum();
     (0..V).map(|v| (y + head(v) * (mix % 89) as f32) % 251.0).collect()
 }
 
@@ -60,7 +67,13 @@ pub(crate) fn continuation(prompt: &[u32], n: usize) -> Vec<u32> {
     seq.split_off(prompt.len())
 }
 
-fn choices(mix: usize) -> [usize; K] {
+/// What all layers but the last make of a sequence.
+pub(crate) fn mix(seq: &[u32]) -> usize {
+    seq.iter().enumerate().map(|(j, &id)| (j + 1) * id as usize).sum()
+}
+
+/// The experts of a token, the first choice first.
+pub(crate) fn choices(mix: usize) -> [usize; K] {
     [mix % E, (mix / 5 + 1) % E]
 }
 
@@ -103,21 +116,33 @@ unsafe extern "C" fn attend(a: *const *mut u8, n: i64, begin: i64, end: i64, _sc
 }
 
 /// `[mix, choice]`, item = row.
-unsafe extern "C" fn route(a: *const *mut u8, _n: i64, begin: i64, end: i64, _scratch: *mut u8) {
+unsafe extern "C" fn route<const N: usize>(
+    a: *const *mut u8,
+    _n: i64,
+    begin: i64,
+    end: i64,
+    _scratch: *mut u8,
+) {
     let a = Args(a);
     for t in begin as usize..end as usize {
         unsafe {
-            for (c, e) in choices(a.get::<f32>(0, t) as usize).into_iter().enumerate() {
-                a.set(1, t * K + c, e as i32 + BAD_CHOICE.load(Ordering::Relaxed));
+            for (c, e) in choices(a.get::<f32>(0, t) as usize).into_iter().take(N).enumerate() {
+                a.set(1, t * N + c, e as i32 + BAD_CHOICE.load(Ordering::Relaxed));
             }
         }
     }
 }
 
 /// `[table, mix, experts, y]`, item = (active expert, half): even slots, then odd ones.
-unsafe extern "C" fn ffn(a: *const *mut u8, _n: i64, begin: i64, end: i64, _scratch: *mut u8) {
+unsafe extern "C" fn ffn<const N: usize>(
+    a: *const *mut u8,
+    _n: i64,
+    begin: i64,
+    end: i64,
+    _scratch: *mut u8,
+) {
     let a = Args(a);
-    let l = DispatchLayout { rows: 0, k: K, experts: E };
+    let l = DispatchLayout { rows: 0, k: N, experts: E };
     for i in begin as usize..end as usize {
         let (rank, half) = (i / 2, i % 2);
         unsafe {
@@ -133,9 +158,15 @@ unsafe extern "C" fn ffn(a: *const *mut u8, _n: i64, begin: i64, end: i64, _scra
 }
 
 /// `[table, y, mix, rows, head, logits]`, item = output row.
-unsafe extern "C" fn logits(a: *const *mut u8, n: i64, begin: i64, end: i64, _scratch: *mut u8) {
+unsafe extern "C" fn logits<const N: usize>(
+    a: *const *mut u8,
+    n: i64,
+    begin: i64,
+    end: i64,
+    _scratch: *mut u8,
+) {
     let a = Args(a);
-    let l = DispatchLayout { rows: 0, k: K, experts: E };
+    let l = DispatchLayout { rows: 0, k: N, experts: E };
     assert!(end <= n);
     for r in begin as usize..end as usize {
         unsafe {
@@ -156,14 +187,18 @@ pub(crate) fn resolve(symbol: &str) -> Option<KernelFn> {
     Some(match symbol {
         "store_ids" => store_ids,
         "attend" => attend,
-        "route" => route,
-        "ffn" => ffn,
-        "logits" => logits,
+        "route" => route::<K>,
+        "ffn" => ffn::<K>,
+        "logits" => logits::<K>,
+        "little_route" => route::<LITTLE>,
+        "little_ffn" => ffn::<LITTLE>,
+        "little_logits" => logits::<LITTLE>,
         _ => return None,
     })
 }
 
-const KERNELS: [&str; 5] = ["store_ids", "attend", "route", "ffn", "logits"];
+const KERNELS: [&str; 8] =
+    ["store_ids", "attend", "route", "ffn", "logits", "little_route", "little_ffn", "little_logits"];
 
 /// Content of the weight file: head, experts, frequencies, each at a multiple of 64 bytes.
 pub(crate) fn weights() -> Vec<u8> {
@@ -177,7 +212,9 @@ pub(crate) fn weights() -> Vec<u8> {
 
 fn entry(kind: EntryKind, out_rows: u32) -> Entry {
     let t = kind.rows() as u32;
-    let words = DispatchLayout { rows: t as usize, k: K, experts: E }.words() as u32;
+    let little = matches!(kind, EntryKind::Little(_));
+    let each = if little { LITTLE } else { K };
+    let words = DispatchLayout { rows: t as usize, k: each, experts: E }.words() as u32;
     let (i, f) = (moec_ir::DType::I32, moec_ir::DType::F32);
     let shapes = [
         ("ids", i, t, 1),
@@ -185,9 +222,9 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
         ("slot", i, t, 1),
         ("rows", i, out_rows, 1),
         ("mix", f, t, 1),
-        ("choice", i, t, K as u32),
+        ("choice", i, t, each as u32),
         ("table", i, 1, words),
-        ("y", f, t * K as u32, 1),
+        ("y", f, t * each as u32, 1),
         ("logits", f, out_rows, STRIDE as u32),
         ("angles", f, t, 4),
     ];
@@ -200,7 +237,7 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
     });
     let b = |i| Arg::Buffer(i, 0);
     let tiles = |rows, tiles| Grid::Tiles { rows, tiles };
-    let dispatch = Builtin::Dispatch { rows: t, k: K as u32, experts: E as u32, partial: false };
+    let dispatch = Builtin::Dispatch { rows: t, k: each as u32, experts: E as u32, partial: false };
     let angles = Builtin::RopeAngles { half: 2, scale: 1f32.to_bits(), long: None };
     use RowSpace::{Outputs, Tokens};
     let step = |code, args: Vec<Arg>, rows, grid, barrier, deps: Vec<u32>| Step {
@@ -213,7 +250,7 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
         deps,
         node: 0,
     };
-    let k = Code::Kernel;
+    let k = |i: u32| Code::Kernel(if little && i >= 2 { i + 3 } else { i });
     let steps = vec![
         step(k(0), vec![Arg::State(0), b(0), b(1), b(2)], Tokens, tiles(1, 1), false, vec![]),
         step(Code::Builtin(angles), vec![b(1), Arg::Segment(2), b(9)], Tokens, Grid::One, false, vec![]),
@@ -248,6 +285,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
     };
     let experts_at = (V * 4).next_multiple_of(64);
     let freqs_at = (experts_at + E * 4).next_multiple_of(64);
+    let little = entries.iter().any(|(kind, _)| matches!(kind, EntryKind::Little(_)));
     let entries: Vec<Entry> = entries.iter().map(|&(kind, out)| entry(kind, out)).collect();
     let end = |e: &Entry| e.buffers.iter().map(|b| b.offset + b.bytes).max().unwrap();
     let kernel = |s: &str| KernelRef { symbol: s.to_owned() };
@@ -264,6 +302,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             eos: vec![EOS],
             parameters: 1000,
             active_parameters: 500,
+            big_little: little.then_some(BigLittle { experts: LITTLE as u32, gamma: GAMMA }),
         },
         target: TargetInfo {
             name: "native".to_owned(),
@@ -299,6 +338,13 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         paging: None,
     }
 }
+
+/// γ of the plan, where it has little entry points.
+pub(crate) const GAMMA: f32 = 0.625;
+
+/// [`ENTRIES`] with little ones.
+pub(crate) const BIG_LITTLE: [(EntryKind, u32); 6] =
+    [ENTRIES[0], ENTRIES[1], ENTRIES[2], ENTRIES[3], (EntryKind::Little(1), 1), (EntryKind::Little(2), 2)];
 
 /// The entry points that most tests use.
 pub(crate) const ENTRIES: [(EntryKind, u32); 4] = [

@@ -1,0 +1,288 @@
+//! Best-of-N sampling (PowerInfer-2, §4.1.3): several sequences after one prompt, of which the likeliest counts.
+//!
+//! The prompt is prefilled once, and its keys and values are copied to the slots of the other sequences. All are decoded
+//! in one batch; as sequences end, the batch moves to the smallest entry point that holds what is left.
+
+use crate::big_little::{Decoder, Fallbacks};
+use crate::engine::{Engine, Want};
+use crate::error::{Error, Result};
+use crate::generate::{Request, check_room, rate};
+use crate::program::StateRef;
+use crate::sampler::{Sampler, Sampling};
+use moec_ir::state::CacheHead;
+use std::time::{Duration, Instant};
+
+/// One of the sequences.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Candidate {
+    /// Seed of its random numbers.
+    pub seed: u64,
+    /// The generated ids, an end token included.
+    pub ids: Vec<u32>,
+    /// Sum over the ids of `ln p`, with `p` the softmax of the logits that the id was drawn from: the model's own
+    /// probability, whatever temperature and cuts it was drawn with.
+    pub log_probability: f64,
+}
+
+impl Candidate {
+    /// Mean log-probability of a token, by which sequences of different lengths compare.
+    pub fn score(&self) -> f64 {
+        self.log_probability / self.ids.len().max(1) as f64
+    }
+}
+
+/// Sequences, and how long they took.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BestOf {
+    /// In the order of their slots.
+    pub candidates: Vec<Candidate>,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Time to the logits after the prompt, and to fill the slots of all sequences.
+    pub prefill: Duration,
+    /// Time of the calls that followed.
+    pub decode: Duration,
+    /// Sequences of each call that followed; never more than in the call before.
+    pub calls: Vec<usize>,
+    /// How many ids, but the first of each sequence, needed all experts; `None` where fewer are never tried.
+    pub fallbacks: Option<Fallbacks>,
+}
+
+impl BestOf {
+    /// Indices of the candidates by score, the best first; equal ones in order.
+    pub fn ranking(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.candidates.len()).collect();
+        order.sort_by(|&a, &b| self.candidates[b].score().total_cmp(&self.candidates[a].score()));
+        order
+    }
+
+    /// Prompt tokens per second.
+    pub fn prefill_rate(&self) -> Option<f64> {
+        rate(self.prompt, self.prefill)
+    }
+
+    /// Generated tokens of all sequences per second, the first of each aside.
+    pub fn decode_rate(&self) -> Option<f64> {
+        rate(self.calls.iter().sum(), self.decode)
+    }
+}
+
+/// Generates `many` sequences after a prompt, in the slots from `request.slot` on. Sequence `i` is drawn with the seed
+/// `how.seed + i`: it is the one that [`crate::generate()`] draws with that seed. Their `n` and their end tokens are those of
+/// the request.
+///
+/// # Errors
+/// As [`crate::generate()`]; more sequences than there are slots; a temperature of 0, with which all would be the same.
+pub fn best_of(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    many: usize,
+    decoder: &mut Decoder,
+    how: Sampling,
+) -> Result<BestOf> {
+    let Request { slot: first, prompt, n, end } = *request;
+    let model = engine.program().model;
+    check_room(prompt.len(), n, model.max_context as usize)?;
+    let slots = model.slots;
+    let room = slots.saturating_sub(first) as usize;
+    if many > room {
+        return Err(Error::FewSlots { needed: many.saturating_add(first as usize), slots });
+    }
+    if many > 1 && how.temperature <= 0.0 {
+        let (range, found) = ("above 0 where several sequences are drawn", how.temperature.to_string());
+        return Err(Error::Range { what: "temperature", range, found });
+    }
+    let before = decoder.fallbacks();
+    let start = Instant::now();
+    let mut drawn: Vec<Drawn> = (0..many).map(|i| Drawn::new(i, how)).collect();
+    share_prompt(engine, first, many, prompt, &mut |logits| {
+        drawn.iter_mut().try_for_each(|d| d.draw(logits, end))
+    })?;
+    let mut out = BestOf { prompt: prompt.len(), prefill: start.elapsed(), ..BestOf::default() };
+    let start = Instant::now();
+    let (mut rows, mut of): (Vec<(u32, usize, u32)>, Vec<usize>) = (Vec::new(), Vec::new());
+    for made in 1..n {
+        of.clear();
+        of.extend((0..many).filter(|&i| !drawn[i].ended));
+        if of.is_empty() {
+            break;
+        }
+        rows.clear();
+        rows.extend(of.iter().filter_map(|&i| {
+            let last = *drawn[i].candidate.ids.last()?;
+            Some((first + i as u32, prompt.len() + made - 1, last))
+        }));
+        decoder.decode(engine, &rows, &mut |row, logits| drawn[of[row]].draw(logits, end))?;
+        out.calls.push(rows.len());
+    }
+    out.decode = start.elapsed();
+    out.candidates = drawn.into_iter().map(|d| d.candidate).collect();
+    out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
+    Ok(out)
+}
+
+/// A sequence that is being drawn.
+struct Drawn {
+    candidate: Candidate,
+    sampler: Sampler,
+    ended: bool,
+}
+
+impl Drawn {
+    fn new(i: usize, how: Sampling) -> Self {
+        let seed = how.seed.wrapping_add(i as u64);
+        let candidate = Candidate { seed, ..Candidate::default() };
+        Self { candidate, sampler: Sampler::new(Sampling { seed, ..how }), ended: false }
+    }
+
+    fn draw(&mut self, logits: &[f32], end: &[u32]) -> Result<()> {
+        let id = self.sampler.sample(logits)?;
+        self.candidate.log_probability += log_probability(logits, id);
+        self.candidate.ids.push(id);
+        self.ended = end.contains(&id);
+        Ok(())
+    }
+}
+
+/// `ln softmax(logits)[id]`.
+fn log_probability(logits: &[f32], id: u32) -> f64 {
+    let max = logits.iter().copied().filter(|z| !z.is_nan()).fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().filter(|z| !z.is_nan()).map(|&z| f64::from(z - max).exp()).sum();
+    logits.get(id as usize).map_or(f64::NEG_INFINITY, |&z| f64::from(z - max) - sum.ln())
+}
+
+/// Puts a prompt into the slots `first .. first + many`; `sink` gets the logits after it, once.
+///
+/// A static graph with a state keeps the cache of its layers in the unit, where nothing copies it: the prompt then goes
+/// through every slot.
+fn share_prompt(
+    engine: &mut Engine<'_>,
+    first: u32,
+    many: usize,
+    prompt: &[u32],
+    sink: &mut dyn FnMut(&[f32]) -> Result<()>,
+) -> Result<()> {
+    let elsewhere = engine.program().graphs.iter().any(|g| g.stateful);
+    engine.reset(first)?;
+    engine.prefill(first, 0, prompt, Want::Last, &mut |_, logits| sink(logits))?;
+    for slot in (first..).take(many).skip(1) {
+        engine.reset(slot)?;
+        if elsewhere {
+            engine.prefill(slot, 0, prompt, Want::None, &mut |_, _| Ok(()))?;
+        } else {
+            engine.fork(first, slot)?;
+        }
+    }
+    Ok(())
+}
+
+impl Engine<'_> {
+    /// Makes the sequence in slot `to` a copy of the one in slot `from`: copies its keys and values, as far as they are
+    /// filled. What static graphs with states keep is not copied.
+    ///
+    /// # Errors
+    /// A slot that is not there; a plan whose states are smaller than their extents.
+    pub fn fork(&mut self, from: u32, to: u32) -> Result<()> {
+        let slots = self.program.model.slots;
+        for slot in [from, to] {
+            if slot >= slots {
+                return Err(Error::BadSlot { slot, slots });
+            }
+        }
+        let tokens = self.len(from);
+        self.reset(to)?;
+        for (state, at) in self.program.states.iter().zip(&self.state_at) {
+            let offset = at.ptr() as usize - self.states.base().ptr() as usize;
+            let short = || Error::Plan("a state of the KV cache is shorter than its extents".to_owned());
+            let (bytes, heads) = heads(state, from, to, tokens).ok_or_else(short)?;
+            for (from, to) in heads {
+                self.states.copy(offset + from, offset + to, bytes).ok_or_else(short)?;
+            }
+        }
+        self.lens[to as usize] = tokens;
+        Ok(())
+    }
+}
+
+/// Bytes of the first `tokens` tokens of each head of a state, and where the heads of both slots begin in it; `None` where
+/// that lies outside of the state.
+///
+/// Every order of a head has its tokens in panels or blocks, one after the other: the first tokens are the first bytes, as
+/// many as a head of so many tokens has.
+fn heads(
+    state: &StateRef,
+    from: u32,
+    to: u32,
+    tokens: usize,
+) -> Option<(usize, impl Iterator<Item = (usize, usize)>)> {
+    let [slots, heads, ctx, dim] = state.shape.map(|n| n as usize);
+    let head = CacheHead { format: state.format, order: state.order, ctx, dim };
+    let (whole, filled) = (head.bytes()?, CacheHead { ctx: tokens, ..head }.bytes()?);
+    let slot = whole.checked_mul(heads)?;
+    let fits = tokens <= ctx && (slot.checked_mul(slots)? as u64) <= state.bytes;
+    let [from, to] = [from, to].map(|s| s as usize);
+    let starts = (0..heads).map(move |h| (from * slot + h * whole, to * slot + h * whole));
+    (fits && from.max(to) < slots).then_some((filled, starts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_ir::Format;
+    use moec_ir::plan::{CacheOrder, StateBuf};
+
+    #[test]
+    fn probabilities_are_those_of_the_softmax() {
+        let p = [0.5f32, 0.3, 0.15, 0.05];
+        let logits: Vec<f32> = p.iter().map(|p| p.ln() - 7.0).collect();
+        for (id, p) in p.into_iter().enumerate() {
+            assert!((log_probability(&logits, id as u32) - f64::from(p.ln())).abs() < 1e-6);
+        }
+        assert_eq!(log_probability(&[0.0, f32::NAN], 0), 0.0);
+    }
+
+    #[test]
+    fn the_best_has_the_highest_mean() {
+        let of = |ids: usize, log_probability| Candidate { seed: 0, ids: vec![0; ids], log_probability };
+        let done = BestOf {
+            candidates: vec![of(2, -4.0), of(4, -4.0), of(1, -1.0), of(1, -0.5)],
+            ..BestOf::default()
+        };
+        assert_eq!(done.ranking(), [3, 1, 2, 0]);
+    }
+
+    /// What is copied is exactly where tokens that are there lie: every number of theirs is copied, in every order.
+    #[test]
+    fn the_first_tokens_are_the_first_bytes() {
+        let orders = [
+            (CacheOrder::Rows, &[Format::F32][..]),
+            (CacheOrder::Keys { nr: 16 }, &[Format::F32, Format::Bf16, Format::Q8]),
+            (CacheOrder::Values { nr: 8, block: 12 }, &[Format::F32, Format::Bf16, Format::Q8]),
+        ];
+        for (order, formats) in orders {
+            for &format in formats {
+                let state = StateBuf { name: String::new(), shape: [3, 2, 50, 40], format, order };
+                let whole = state.head().bytes().unwrap();
+                let seen = StateRef { bytes: state.bytes(), format, shape: state.shape, order };
+                for tokens in [0, 1, 11, 12, 13, 16, 17, 49, 50] {
+                    let (bytes, starts) = heads(&seen, 0, 2, tokens).unwrap();
+                    let starts: Vec<_> = starts.collect();
+                    assert_eq!(starts, [(0, 4 * whole), (whole, 5 * whole)]);
+                    let size = match format {
+                        Format::F32 => 4,
+                        Format::Q8 => 1,
+                        _ => 2,
+                    };
+                    let inside = |t: usize, c: usize| {
+                        let place = state.head().place(t, c);
+                        place.at + size <= bytes && place.scale.is_none_or(|s| s + 2 <= bytes)
+                    };
+                    let all = (0..tokens).all(|t| (0..40).all(|c| inside(t, c)));
+                    assert!(all && bytes <= whole, "{order:?} of {format}, {tokens} tokens");
+                }
+                assert!(heads(&seen, 0, 2, 51).is_none() && heads(&seen, 0, 3, 1).is_none());
+                assert!(heads(&StateRef { bytes: seen.bytes - 1, ..seen }, 0, 1, 1).is_none());
+            }
+        }
+    }
+}

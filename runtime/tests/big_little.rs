@@ -1,0 +1,156 @@
+//! Big-little decoding: which logits count, and what stays in the KV cache.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_runtime::{Decoder, Engine, Error, Fallbacks, Request, Sampler, Sampling, Want, generate};
+
+/// Largest probability of the softmax.
+fn confidence(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    1.0 / logits.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>()
+}
+
+/// What decoding a sequence gives: the logits that count, and whether they are the full model's. The toy's cache holds
+/// ids alone, so that positions do not depend on how earlier ones were decoded.
+fn expected(seq: &[u32], gamma: f32) -> (Vec<f32>, bool) {
+    let little = reference_with(seq, LITTLE);
+    let full = gamma >= 1.0 || confidence(&little) <= f64::from(gamma);
+    (if full { reference(seq) } else { little }, full)
+}
+
+/// Sequences after which the little model is sure, and after which it is not, for [`GAMMA`].
+fn sure_and_unsure() -> [Vec<u32>; 2] {
+    let find = |full: bool| {
+        let all = (1..250u32).flat_map(|a| (1..250).map(move |b| vec![a, b]));
+        let differs = |s: &Vec<u32>| reference(s) != reference_with(s, LITTLE);
+        all.into_iter().find(|s| expected(s, GAMMA).1 == full && differs(s)).unwrap()
+    };
+    [find(false), find(true)]
+}
+
+#[test]
+fn a_sure_token_is_kept_and_another_is_decoded_again() {
+    let [sure, unsure] = sure_and_unsure();
+    with_engine(&BIG_LITTLE, 2, |engine| {
+        for (seq, full) in [(&sure, 0), (&unsure, 1)] {
+            let mut decoder = Decoder::of(engine.program()).unwrap();
+            engine.reset(0).unwrap();
+            engine.prefill(0, 0, &seq[..1], Want::None, &mut |_, _| Ok(())).unwrap();
+            let mut seen = 0;
+            let sink = &mut |i, logits: &[f32]| {
+                assert_eq!((i, logits), (0, &*expected(seq, GAMMA).0));
+                seen += 1;
+                Ok(())
+            };
+            decoder.decode(engine, &[(0, 1, seq[1])], sink).unwrap();
+            assert_eq!((seen, engine.len(0)), (1, 2));
+            assert_eq!(decoder.fallbacks(), Some(Fallbacks { tokens: 1, full }));
+        }
+    });
+}
+
+#[test]
+fn rows_of_a_batch_fall_back_together_and_alone() {
+    let [sure, unsure] = sure_and_unsure();
+    for batch in [[&sure, &unsure, &sure], [&unsure, &sure, &unsure], [&unsure; 3], [&sure; 3]] {
+        with_engine(&BIG_LITTLE, 2, |engine| {
+            let mut decoder = Decoder::of(engine.program()).unwrap();
+            for (slot, seq) in batch.iter().enumerate() {
+                engine.prefill(slot as u32, 0, &seq[..1], Want::None, &mut |_, _| Ok(())).unwrap();
+            }
+            let rows: Vec<_> = batch.iter().enumerate().map(|(slot, seq)| (slot as u32, 1, seq[1])).collect();
+            let mut seen = [0; 3];
+            let sink = &mut |i: usize, logits: &[f32]| {
+                assert_eq!(logits, expected(batch[i], GAMMA).0, "row {i}");
+                seen[i] += 1;
+                Ok(())
+            };
+            decoder.decode(engine, &rows, sink).unwrap();
+            assert_eq!(seen, [1; 3]);
+            let full = batch.iter().filter(|s| expected(s, GAMMA).1).count();
+            assert_eq!(decoder.fallbacks(), Some(Fallbacks { tokens: 3, full }));
+        });
+    }
+}
+
+/// The rule, token by token.
+fn continuation_at(prompt: &[u32], n: usize, gamma: f32) -> (Vec<u32>, usize) {
+    let (mut seq, mut fallbacks) = (prompt.to_vec(), 0);
+    for i in 0..n {
+        // The prompt is the full model's.
+        let (logits, full) = if i == 0 { (reference(&seq), false) } else { expected(&seq, gamma) };
+        fallbacks += usize::from(full);
+        seq.push((0..V).fold(0, |b, v| if logits[v] > logits[b] { v } else { b }) as u32);
+    }
+    (seq.split_off(prompt.len()), fallbacks)
+}
+
+fn generated(engine: &mut Engine<'_>, decoder: &mut Decoder) -> (Vec<u32>, Option<Fallbacks>) {
+    let request = Request { slot: 0, prompt: &[7, 77, 3], n: 40, end: &[] };
+    let mut sampler = Sampler::new(Sampling::default());
+    let done = generate(engine, &request, decoder, &mut sampler, &mut |_| Ok(())).unwrap();
+    (done.ids, done.fallbacks)
+}
+
+#[test]
+fn generation_follows_the_rule_for_every_gamma() {
+    with_engine(&BIG_LITTLE, 2, |engine| {
+        let mut ratios = Vec::new();
+        for gamma in [0.0, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0] {
+            let mut decoder = Decoder::big_little(engine.program(), gamma).unwrap();
+            let (ids, full) = continuation_at(&[7, 77, 3], 40, gamma);
+            let expected = Some(Fallbacks { tokens: 39, full });
+            assert_eq!(generated(engine, &mut decoder), (ids.clone(), expected), "{gamma}");
+            // A second run counts from zero.
+            assert_eq!(generated(engine, &mut decoder), (ids, expected), "{gamma}");
+            ratios.push(expected.unwrap().ratio().unwrap());
+        }
+        assert!(ratios[0] == 0.0 && ratios[6] == 1.0 && ratios[3] > 0.0 && ratios[3] < 1.0, "{ratios:?}");
+        let full = generated(engine, &mut Decoder::full());
+        assert_eq!(full, (continuation(&[7, 77, 3], 40), None));
+    });
+}
+
+#[test]
+fn choices_of_the_little_pass_can_be_read() {
+    with_engine(&BIG_LITTLE, 2, |engine| {
+        assert_eq!(engine.little_choices().count(), 0);
+        for (slot, id) in [(0, 20), (1, 30)] {
+            engine.prefill(slot, 0, &[id], Want::None, &mut |_, _| Ok(())).unwrap();
+        }
+        assert_eq!(engine.little_choices().count(), 0);
+        engine.decode_little(&[(0, 1, 5), (1, 1, 6)], &mut |_, _| Ok(())).unwrap();
+        let first = |seq: &[u32]| choices(mix(seq))[0] as i32;
+        let found: Vec<Vec<i32>> = engine.little_choices().map(<[i32]>::to_vec).collect();
+        assert_eq!(found, [[first(&[20, 5]), first(&[30, 6])]]);
+        engine.decode_little(&[(1, 2, 9)], &mut |_, _| Ok(())).unwrap();
+        let found: Vec<Vec<i32>> = engine.little_choices().map(<[i32]>::to_vec).collect();
+        assert_eq!(found, [[first(&[30, 6, 9])]]);
+        // Those of other calls are nobody's business, nor are those of a call that failed.
+        engine.decode(&[(1, 2, 9)], &mut |_, _| Ok(())).unwrap();
+        assert_eq!(engine.little_choices().count(), 0);
+        engine.decode_little(&[(1, 2, 9)], &mut |_, _| Ok(())).unwrap();
+        let mut stop = |_: usize, _: &[f32]| Err(Error::Stopped("enough".to_owned()));
+        assert!(engine.prefill(0, 0, &[1], Want::Last, &mut stop).is_err());
+        assert_eq!(engine.little_choices().count(), 0);
+    });
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    with_engine(&BIG_LITTLE, 1, |engine| {
+        for gamma in [-0.1, 1.1, f32::NAN, f32::INFINITY] {
+            let e = Decoder::big_little(engine.program(), gamma).expect_err("no probability");
+            assert!(matches!(e, Error::Range { what: "gamma", .. }), "{e}");
+        }
+    });
+    with_engine(&ENTRIES, 1, |engine| {
+        assert!(matches!(Decoder::big_little(engine.program(), 0.5), Err(Error::NoLittle)));
+        assert_eq!(Decoder::of(engine.program()).unwrap().fallbacks(), None);
+        engine.prefill(0, 0, &[1], Want::None, &mut |_, _| Ok(())).unwrap();
+        let e = engine.decode_little(&[(0, 1, 5)], &mut |_, _| Ok(())).expect_err("no entry point");
+        assert!(matches!(e, Error::NoEntry("little")), "{e}");
+    });
+}

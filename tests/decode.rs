@@ -1,0 +1,475 @@
+//! Big-little decoding and best-of-N of compiled models: every family, every format of the KV cache.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::build::{Request, build};
+use moec::bundle::read::Bundle;
+use moec::pipeline::Stops;
+use moec::progress::Progress;
+use moec::verify::verify;
+use moec_runtime::{
+    BestOf, Decoder, Engine, Fallbacks, LoadedProgram, Options, Sampler, Sampling, Want, best_of, generate,
+};
+use serde_json::{Value, json};
+use std::path::Path;
+use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, ferris, list, moec, ok};
+
+const BATCHES: [usize; 3] = [1, 2, 4];
+
+/// Builds a checkpoint for this machine; `more` is added to its `model.toml`.
+fn built(source: &Path, format: &str, more: &str, folder: &Path) -> Bundle {
+    let toml = Setup { format, chunk: 20, batch: &BATCHES, context: 128 }.write(source, folder);
+    let text = std::fs::read_to_string(&toml).unwrap();
+    std::fs::write(&toml, format!("{text}{more}")).unwrap();
+    let bundle = folder.join("b");
+    let request = Request {
+        config: &toml,
+        target: "native",
+        output: Some(&bundle),
+        tune: None,
+        link: false,
+        stops: Stops::default(),
+    };
+    build(&request, &Progress::silent(), &mut |_| {}).unwrap();
+    Bundle::open(&bundle).unwrap()
+}
+
+const BIG_LITTLE: &str = "[decode]\nbig_little = true\n";
+
+fn with_engine<T>(bundle: &Bundle, body: impl FnOnce(&mut Engine<'_>) -> T) -> T {
+    let unit = bundle.unit().unwrap();
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
+    program.with(|p| {
+        // Results do not depend on their number.
+        let options = Options { threads: Some(1), ..Options::default() };
+        body(&mut Engine::open(p, &bundle.folder, options).unwrap())
+    })
+}
+
+/// Storage of the KV cache that is tried: every one of the two kinds of attention and of the trained model.
+fn caches(model: &str) -> &'static [&'static str] {
+    if ["olmoe", "deepseek_v2", "ferris"].contains(&model) { &["f32", "bf16", "q8"] } else { &["bf16"] }
+}
+
+/// Experts per token that a checkpoint's configuration names.
+fn experts_per_token(source: &Path) -> u64 {
+    let text = std::fs::read_to_string(source.join("config.json")).unwrap();
+    serde_json::from_str::<Value>(&text).unwrap()["num_experts_per_tok"].as_u64().unwrap()
+}
+
+/// The same checkpoint, configured with other experts per token.
+fn with_experts(source: &Path, experts: u64, folder: &Path) {
+    std::fs::create_dir_all(folder).unwrap();
+    for file in std::fs::read_dir(source).unwrap() {
+        let file = file.unwrap().path();
+        if file.is_file() {
+            std::fs::copy(&file, folder.join(file.file_name().unwrap())).unwrap();
+        }
+    }
+    let text = std::fs::read_to_string(source.join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    config["num_experts_per_tok"] = json!(experts);
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+}
+
+type Step<'a> = &'a mut dyn FnMut(&mut Engine<'_>, &[(u32, usize, u32)]) -> Vec<f32>;
+
+/// Logits of every token of a sequence in slot 0, decoded one by one.
+fn read(engine: &mut Engine<'_>, ids: &[u32], step: Step<'_>) -> Vec<Vec<f32>> {
+    engine.reset(0).unwrap();
+    ids.iter().enumerate().map(|(pos, &id)| step(engine, &[(0, pos, id)])).collect()
+}
+
+fn full(engine: &mut Engine<'_>, batch: &[(u32, usize, u32)]) -> Vec<f32> {
+    let mut all = Vec::new();
+    engine
+        .decode(batch, &mut |_, logits| {
+            all.extend_from_slice(logits);
+            Ok(())
+        })
+        .unwrap();
+    all
+}
+
+fn little(engine: &mut Engine<'_>, batch: &[(u32, usize, u32)]) -> Vec<f32> {
+    let mut all = Vec::new();
+    engine
+        .decode_little(batch, &mut |_, logits| {
+            all.extend_from_slice(logits);
+            Ok(())
+        })
+        .unwrap();
+    all
+}
+
+/// The little entry point is the model that `config.json` would describe with fewer experts per token: renormalised
+/// weights, groups, biases, shared experts and all. Every step is what the reference evaluator says.
+#[test]
+fn the_little_model_is_the_one_with_fewer_experts() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint(family);
+        let bundle = built(&source, "f32", BIG_LITTLE, folder.path());
+        let report = verify(&bundle, None, None, &Progress::silent()).unwrap();
+        assert_eq!(report.failures(), Vec::<String>::new(), "{family}");
+        let entries: Vec<&str> = report.entries.iter().map(|e| &*e.entry).collect();
+        let names =
+            ["prefill[20]", "decode[1]", "decode[2]", "decode[4]", "little[1]", "little[2]", "little[4]"];
+        assert_eq!(entries, names, "{family}");
+
+        let experts = experts_per_token(&source).div_ceil(2);
+        assert_eq!(bundle.plan.model.big_little.unwrap().experts, experts as u32, "{family}");
+        if family == "phimoe" {
+            continue; // Its configuration must say 2.
+        }
+        let (fewer, of_fewer) = (folder.path().join("fewer"), folder.path().join("of_fewer"));
+        with_experts(&source, experts, &fewer);
+        std::fs::create_dir(&of_fewer).unwrap();
+        let reference = built(&fewer, "f32", "", &of_fewer);
+        let ids = &expected(&source).ids[..24];
+        let got = with_engine(&bundle, |engine| read(engine, ids, &mut little));
+        let want = with_engine(&reference, |engine| read(engine, ids, &mut full));
+        assert!(got == want, "{family}: the little model is another one");
+        let all = with_engine(&bundle, |engine| read(engine, ids, &mut full));
+        assert!(distance(&all[23], &got[23]) > 1e-4, "{family}: it is the whole model");
+    }
+}
+
+/// What the little pass has left at a position, the full one replaces to the bit, in every format of the cache.
+#[test]
+fn decoding_again_leaves_nothing_of_the_little_pass() {
+    for (family, caches) in FAMILIES.map(|f| (f, caches(f))) {
+        for cache in caches {
+            let folder = tempfile::tempdir().unwrap();
+            let source = checkpoint(family);
+            let more = format!("{BIG_LITTLE}[memory]\nkv_cache = \"{cache}\"\n");
+            let bundle = built(&source, "f32", &more, folder.path());
+            let ids = &expected(&source).ids[..40];
+            with_engine(&bundle, |engine| {
+                let want = read(engine, ids, &mut full);
+                let got = read(engine, ids, &mut |engine, batch| {
+                    little(engine, batch);
+                    full(engine, batch)
+                });
+                assert!(got == want, "{family}, {cache}: something of the little pass is left");
+                // Another order: the little pass of several positions first.
+                engine.reset(0).unwrap();
+                for (pos, &id) in ids.iter().enumerate() {
+                    little(engine, &[(0, pos, id)]);
+                }
+                let got: Vec<_> =
+                    ids.iter().enumerate().map(|(pos, &id)| full(engine, &[(0, pos, id)])).collect();
+                assert!(got == want, "{family}, {cache}: something of the little passes is left");
+            });
+        }
+    }
+}
+
+/// Every family, generating: γ = 1 is the full model, γ = 0 the little one, and what lies between falls back sometimes.
+#[test]
+fn gamma_goes_from_the_little_model_to_the_full_one() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint(family);
+        let bundle = built(&source, "f32", BIG_LITTLE, folder.path());
+        let want = expected(&source);
+        let (prompt, after) = want.greedy.split_at(want.greedy.len() - 24);
+        with_engine(&bundle, |engine| {
+            let run = |engine: &mut Engine<'_>, mut decoder: Decoder, how: Sampling| {
+                let request = moec_runtime::Request { slot: 0, prompt, n: 24, end: &[] };
+                let done = generate(engine, &request, &mut decoder, &mut Sampler::new(how), &mut |_| Ok(()));
+                let done = done.unwrap();
+                (done.ids, done.fallbacks)
+            };
+            let greedy = Sampling::default();
+            let hot = Sampling { temperature: 1.0, seed: 3, ..greedy };
+            for how in [greedy, hot] {
+                let at = |engine: &mut Engine<'_>, gamma: f32| {
+                    let decoder = Decoder::big_little(engine.program(), gamma).unwrap();
+                    run(engine, decoder, how)
+                };
+                let all = run(engine, Decoder::full(), how);
+                assert_eq!(all.1, None);
+                let (one, none) = (at(engine, 1.0), at(engine, 0.0));
+                assert_eq!(one, (all.0.clone(), Some(Fallbacks { tokens: 23, full: 23 })), "{family}");
+                assert_eq!(none.1, Some(Fallbacks { tokens: 23, full: 0 }), "{family}");
+                // A probability that is never reached is never kept, which is the full model by the other way.
+                let high = at(engine, 1.0 - f32::EPSILON);
+                assert_eq!(high, (all.0, Some(Fallbacks { tokens: 23, full: 23 })), "{family}");
+            }
+            assert_eq!(run(engine, Decoder::full(), greedy).0, after, "{family}");
+        });
+    }
+}
+
+/// The trained model is sure of some tokens and not of others.
+#[test]
+fn ferris_falls_back_where_it_is_not_sure() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = ferris();
+    let bundle = built(&source, "bf16", "[decode]\nbig_little = true\ngamma = 0.5\n", folder.path());
+    let ids = &expected(&source).ids[..48];
+    with_engine(&bundle, |engine| {
+        let mut decoder = Decoder::of(engine.program()).unwrap();
+        let mut step = |engine: &mut Engine<'_>, batch: &[(u32, usize, u32)]| {
+            let (kept, mut logits) = (decoder.fallbacks().unwrap().full, Vec::new());
+            let sink = &mut |_: usize, l: &[f32]| {
+                logits.extend_from_slice(l);
+                Ok(())
+            };
+            decoder.decode(engine, batch, sink).unwrap();
+            // What is kept is sure, by its own numbers.
+            let max = logits.iter().copied().fold(f32::MIN, f32::max);
+            let p = 1.0 / logits.iter().map(|&z| f64::from(z - max).exp()).sum::<f64>();
+            assert!(decoder.fallbacks().unwrap().full > kept || p > 0.5);
+            logits
+        };
+        read(engine, ids, &mut step);
+        let found = decoder.fallbacks().unwrap();
+        assert!(found.tokens == 48 && found.full > 4 && found.full < 44, "{found:?}");
+        // Rows of a batch are decoded as if they were alone.
+        for many in [2, 3, 4] {
+            let mut alone = Vec::new();
+            for slot in 0..many {
+                engine.reset(slot).unwrap();
+                let n = 8 + 5 * slot as usize;
+                engine.prefill(slot, 0, &ids[..n], Want::None, &mut |_, _| Ok(())).unwrap();
+                let mut decoder = Decoder::of(engine.program()).unwrap();
+                let row = [(slot, n, ids[n])];
+                let mut of_row = Vec::new();
+                let sink = &mut |_: usize, l: &[f32]| {
+                    of_row.extend_from_slice(l);
+                    Ok(())
+                };
+                decoder.decode(engine, &row, sink).unwrap();
+                alone.push((row[0], of_row, decoder.fallbacks().unwrap().full));
+            }
+            let rows: Vec<_> = alone.iter().map(|a| a.0).collect();
+            let mut decoder = Decoder::of(engine.program()).unwrap();
+            let mut worst = 0f32;
+            let sink = &mut |i: usize, l: &[f32]| {
+                worst = worst.max(distance(l, &alone[i].1));
+                Ok(())
+            };
+            decoder.decode(engine, &rows, sink).unwrap();
+            assert_eq!(decoder.fallbacks().unwrap().full, alone.iter().map(|a| a.2).sum::<usize>());
+            assert!(worst < 1e-4, "{many} rows: {worst}");
+        }
+    });
+}
+
+/// The router's choices of the little pass stay where a store can read them: as many per mixture as are tried, and all
+/// different.
+#[test]
+fn choices_of_the_little_pass_can_be_read() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint(family);
+        let bundle = built(&source, "f32", BIG_LITTLE, folder.path());
+        let mixtures = &bundle.plan.placement.experts;
+        let experts = bundle.plan.model.big_little.unwrap().experts as usize;
+        with_engine(&bundle, |engine| {
+            for slot in 0..3 {
+                engine.prefill(slot, 0, &[1, 2, 3], Want::None, &mut |_, _| Ok(())).unwrap();
+            }
+            little(engine, &[(0, 3, 4), (1, 3, 5), (2, 3, 6)]);
+            let seen: Vec<Vec<i32>> = engine.little_choices().map(<[i32]>::to_vec).collect();
+            assert_eq!(seen.len(), mixtures.len(), "{family}");
+            for (layer, table) in seen.iter().zip(mixtures) {
+                assert_eq!(layer.len(), 3 * experts, "{family}");
+                for row in layer.chunks(experts) {
+                    assert!(
+                        row.iter().all(|&e| (0..table.experts.len() as i32).contains(&e)),
+                        "{family}: {row:?}"
+                    );
+                    assert!((1..row.len()).all(|i| !row[..i].contains(&row[i])), "{family}: {row:?}");
+                }
+            }
+            // The same token, alone and with all experts, is given these and others.
+            little(engine, &[(0, 3, 4)]);
+            let alone: Vec<Vec<i32>> = engine.little_choices().map(<[i32]>::to_vec).collect();
+            assert!(alone.iter().zip(&seen).all(|(a, s)| a[..] == s[..experts]), "{family}");
+            full(engine, &[(0, 3, 4)]);
+            assert_eq!(engine.little_choices().count(), 0, "{family}");
+        });
+    }
+}
+
+/// Sequences of one batch are those of single runs with the same seeds, whatever the KV cache holds.
+#[test]
+fn best_of_is_so_many_single_runs() {
+    let sources = [("ferris", ferris())].into_iter().chain(FAMILIES.map(|f| (f, checkpoint(f))));
+    for (name, source) in sources {
+        for cache in caches(name) {
+            let folder = tempfile::tempdir().unwrap();
+            let more = format!("{BIG_LITTLE}[memory]\nkv_cache = \"{cache}\"\n");
+            let bundle = built(&source, "f32", &more, folder.path());
+            let prompt = &expected(&source).ids[..37];
+            let how = Sampling { temperature: 0.9, top_p: 0.95, seed: 11, ..Sampling::default() };
+            with_engine(&bundle, |engine| {
+                // What lay in the other slots is no part of it.
+                for slot in 1..4 {
+                    engine.prefill(slot, 0, &[7; 50], Want::None, &mut |_, _| Ok(())).unwrap();
+                }
+                let full = |_: &Engine<'_>| Decoder::full();
+                let sure = |e: &Engine<'_>| Decoder::big_little(e.program(), 0.4).unwrap();
+                for decoder in [&full as &dyn Fn(&Engine<'_>) -> Decoder, &sure] {
+                    let request = moec_runtime::Request { slot: 0, prompt, n: 32, end: &[] };
+                    let mut with = decoder(engine);
+                    let done: BestOf = best_of(engine, &request, 4, &mut with, how).unwrap();
+                    assert_eq!(done.calls, [4; 31]);
+                    let mut fallbacks = 0;
+                    for c in &done.candidates {
+                        let mut sampler = Sampler::new(Sampling { seed: c.seed, ..how });
+                        let mut with = decoder(engine);
+                        let alone =
+                            generate(engine, &request, &mut with, &mut sampler, &mut |_| Ok(())).unwrap();
+                        assert_eq!(c.ids, alone.ids, "{name}, {cache}, seed {}", c.seed);
+                        fallbacks += alone.fallbacks.map_or(0, |f| f.full);
+                    }
+                    assert_eq!(done.fallbacks.map_or(0, |f| f.full), fallbacks, "{name}, {cache}");
+                    let first = &done.candidates[0].ids;
+                    assert!(done.candidates.iter().any(|c| c.ids != *first), "{name}: all are the same");
+                }
+            });
+        }
+    }
+}
+
+/// The smaller entry points are taken as sequences end: each of the sizes has its calls.
+#[test]
+fn sequences_that_end_leave_the_batch() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = built(&ferris(), "f32", "", folder.path());
+    let prompt = &expected(&ferris()).ids[..20];
+    with_engine(&bundle, |engine| {
+        let how = Sampling { temperature: 1.0, seed: 2, ..Sampling::default() };
+        let run = |engine: &mut Engine<'_>, end: &[u32]| {
+            let request = moec_runtime::Request { slot: 0, prompt, n: 64, end };
+            best_of(engine, &request, 4, &mut Decoder::full(), how).unwrap()
+        };
+        let free = run(engine, &[]);
+        // Ids that end three of the sequences, each at a time of its own.
+        let end: Vec<u32> = (0..3).map(|i| free.candidates[i].ids[10 + 12 * i]).collect();
+        let done = run(engine, &end);
+        let length =
+            |i: usize| free.candidates[i].ids.iter().position(|id| end.contains(id)).map_or(64, |p| p + 1);
+        let lengths: Vec<usize> = (0..4).map(length).collect();
+        for (i, c) in done.candidates.iter().enumerate() {
+            assert_eq!(c.ids, free.candidates[i].ids[..lengths[i]], "sequence {i}");
+        }
+        let calls = (1..64).map(|made| lengths.iter().filter(|&&l| l > made).count()).filter(|&n| n > 0);
+        assert_eq!(done.calls, calls.collect::<Vec<_>>());
+        assert!(done.calls.first() > done.calls.last(), "{:?}", done.calls);
+    });
+}
+
+fn json_of(command: &mut std::process::Command) -> Value {
+    serde_json::from_slice(&ok(command).stdout).expect("one JSON object")
+}
+
+/// `moec build`, `run` and `eval`, as a user meets them.
+#[test]
+fn through_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = ferris();
+    let toml =
+        Setup { format: "bf16", chunk: 128, batch: &[1, 2], context: 512 }.write(&source, folder.path());
+    let text = std::fs::read_to_string(&toml).unwrap();
+    std::fs::write(&toml, format!("{text}{BIG_LITTLE}")).unwrap();
+    let bundle = folder.path().join("b");
+    ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(&bundle));
+
+    // The linked program and `moec run` decode alike.
+    let prompt = list(&expected(&source).ids[..24]);
+    let args = ["generate", "--ids", &prompt, "-n", "40", "--json", "--gamma", "0.6"];
+    let own = json_of(support::clean(std::process::Command::new(bundle.join("run"))).args(args));
+    let ours = json_of(moec().arg("run").arg(&bundle).args(args));
+    assert_eq!((&own["ids"], &own["fallback_ratio"]), (&ours["ids"], &ours["fallback_ratio"]));
+    let ratio = own["fallback_ratio"].as_f64().unwrap();
+    assert!(ratio > 0.0 && ratio < 1.0, "{ratio}");
+
+    // Perplexity: γ = 1 is what a prefill measures, fewer experts are worse, and what lies between lies between.
+    let text = source.join("eval/text.txt");
+    let eval = |more: &[&str]| {
+        json_of(
+            moec()
+                .arg("eval")
+                .arg(&bundle)
+                .args(["--json", "--windows", "4", "--window", "256", "--text"])
+                .arg(&text)
+                .args(more),
+        )
+    };
+    let plain = eval(&[])["perplexity"].as_f64().unwrap();
+    let measured = eval(&["--big-little", "--gamma", "1,0.5,0"]);
+    assert_eq!(measured["experts"], 2);
+    let rows = measured["gammas"].as_array().unwrap();
+    let number = |row: usize, key: &str| rows[row][key].as_f64().unwrap();
+    assert_eq!([0, 1, 2].map(|i| number(i, "gamma")), [1.0, 0.5, 0.0]);
+    assert!((number(0, "perplexity") / plain - 1.0).abs() < 1e-4, "{plain} {measured}");
+    assert!(number(0, "perplexity") < number(1, "perplexity"), "{measured}");
+    assert!(number(1, "perplexity") < number(2, "perplexity"), "{measured}");
+    assert_eq!((number(0, "fallback_ratio"), number(2, "fallback_ratio")), (1.0, 0.0));
+    assert!(number(1, "fallback_ratio") > 0.1 && number(1, "fallback_ratio") < 0.9, "{measured}");
+
+    // Questions, as a table, with the bundle's own γ.
+    let questions = folder.path().join("qa.jsonl");
+    let lines = std::fs::read_to_string(source.join("eval/needle.jsonl")).unwrap();
+    std::fs::write(&questions, lines.lines().take(12).map(|l| format!("{l}\n")).collect::<String>()).unwrap();
+    let shown = ok(moec().arg("eval").arg(&bundle).arg("--big-little").arg("--qa").arg(&questions)).stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    let rows: Vec<&str> = shown.lines().collect();
+    assert!(rows.len() == 2 && rows[0].contains("exact match") && rows[1].starts_with("0.7"), "{shown}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = Setup { format: "f32", chunk: 8, batch: &[1], context: 32 }
+        .write(&checkpoint("olmoe"), folder.path());
+    let text = std::fs::read_to_string(&toml).unwrap();
+    let bundle = folder.path().join("b");
+    let build = |more: &str| {
+        std::fs::write(&toml, format!("{text}{more}")).unwrap();
+        let mut build = moec();
+        build.arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle);
+        build
+    };
+    let (code, said) = fails(&mut build("[decode]\nbig_little = true\nlittle = 2\n"));
+    assert_eq!(code, 1);
+    assert!(said.contains("`decode.little` is 2, but the model takes 2 experts per token"), "{said}");
+    assert!(said.contains("hint: set it to 1 or less; 1 is the default"), "{said}");
+    ok(&mut build(""));
+    let questions = folder.path().join("qa.jsonl");
+    std::fs::write(&questions, "{\"prompt\": \"a\", \"answer\": \"b\"}\n").unwrap();
+    let eval = || {
+        let mut eval = moec();
+        eval.arg("eval").arg(&bundle).arg("--qa").arg(&questions);
+        eval
+    };
+    for (args, words) in [
+        (
+            &["--big-little"][..],
+            ["built without big-little decoding", "hint: set `big_little = true` under `[decode]`"],
+        ),
+        (&["--gamma", "0.5"], ["--big-little", "required"]),
+        (&["--big-little", "--gamma", "0.5,2"], ["--gamma", "must be a number from 0 to 1"]),
+    ] {
+        let (_, said) = fails(eval().args(args));
+        assert!(words.iter().all(|w| said.contains(w)), "{args:?}: {said}");
+    }
+    let (_, said) = fails(moec().arg("run").arg(&bundle).args(["generate", "--ids", "1", "--gamma", "0.5"]));
+    assert!(said.contains("hint: set `big_little = true`"), "{said}");
+    let (_, said) = fails(moec().arg("run").arg(&bundle).args([
+        "generate",
+        "--ids",
+        "1",
+        "--best-of",
+        "2",
+        "--temperature",
+        "1",
+    ]));
+    assert!(said.contains("hint: name 2 in `decode_batch` under `[shapes]`"), "{said}");
+}

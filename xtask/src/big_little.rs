@@ -1,0 +1,152 @@
+//! `cargo xtask big-little`: what big-little decoding costs in quality and gains in speed, as a table (MoBiLE, Table III).
+//!
+//! The model of golden/models/ferris is built with little entry points. For each γ the perplexity of a text, read token by
+//! token, and the questions are measured, then the speed of generating after pieces of that text. The table goes to stdout
+//! and into the README.
+
+use crate::quality::{into_readme, number};
+use crate::setup;
+use crate::shell::{self, Failed, program, root, stage};
+use std::fmt::Write as _;
+use std::fs;
+
+const FERRIS: &str = "golden/models/ferris";
+const FOLDER: &str = "target/big-little";
+const MARKS: [&str; 2] = ["<!-- big-little -->", "<!-- /big-little -->"];
+
+/// Thresholds; 1 is the full model.
+const GAMMAS: [&str; 6] = ["0", "0.5", "0.7", "0.8", "0.9", "1"];
+
+/// Characters of each prompt, prompts, tokens generated after each, and rounds in which every γ has its turn.
+const PROMPT: usize = 600;
+const PROMPTS: usize = 4;
+const TOKENS: &str = "192";
+const ROUNDS: usize = 5;
+
+/// What was measured of one γ.
+#[derive(Clone, Debug, Default)]
+struct Row {
+    gamma: &'static str,
+    /// As `moec eval` said it.
+    said: String,
+    /// Tokens per second and fallback ratio of every generation.
+    rates: Vec<f64>,
+    ratios: Vec<f64>,
+}
+
+/// Builds, measures, writes the table.
+pub(crate) fn run() -> Result<(), Failed> {
+    let moec = setup::moec()?;
+    let folder = root().join(FOLDER);
+    let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
+    fs::create_dir_all(&folder).map_err(failed)?;
+    let ferris = root().join(FERRIS);
+    let (toml, bundle) = (folder.join("model.toml"), folder.join("out.moec"));
+    let text = ferris.join("eval/text.txt");
+    let config = format!(
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 1024\n[weights]\nactivations = \"f32\"\n\
+         [decode]\nbig_little = true\n",
+        ferris.display()
+    );
+    fs::write(&toml, config).map_err(failed)?;
+    let mut build = program(&moec);
+    build.arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle);
+    shell::run(&mut build)?;
+
+    stage("Measuring", "quality");
+    let mut measure = program(&moec);
+    measure.arg("eval").arg(&bundle).arg("--text").arg(&text);
+    measure.arg("--qa").arg(ferris.join("eval/needle.jsonl"));
+    measure.args(["--big-little", "--json", "--gamma", &GAMMAS.join(",")]);
+    let said = shell::output(&mut measure).ok_or_else(|| Failed::new("the bundle cannot be measured"))?;
+    let each: Vec<&str> = said.split("\"gamma\":").skip(1).collect();
+    if each.len() != GAMMAS.len() {
+        return Err(Failed::new("`moec eval` said something else than was asked for"));
+    }
+    let row =
+        |(gamma, said): (&&'static str, &&str)| Row { gamma, said: (*said).to_owned(), ..Row::default() };
+    let mut rows: Vec<Row> = GAMMAS.iter().zip(&each).map(row).collect();
+
+    stage("Measuring", "speed");
+    let corpus = fs::read_to_string(&text).map_err(failed)?;
+    let chars: Vec<char> = corpus.chars().collect();
+    let step = chars.len() / PROMPTS;
+    let prompts = (0..PROMPTS).map(|i| chars[i * step..].iter().take(PROMPT).collect::<String>());
+    for prompt in prompts {
+        for _ in 0..ROUNDS {
+            for row in &mut rows {
+                let mut generate = program(&moec);
+                generate.arg("run").arg(&bundle).args(["generate", "--ignore-eos", "--json", "-n", TOKENS]);
+                generate.args(["--gamma", row.gamma, "--prompt", &prompt]);
+                let said = shell::output(&mut generate).unwrap_or_default();
+                let rate = number(&said, "decode_tokens_per_s");
+                let (rate, ratio) = rate
+                    .zip(number(&said, "fallback_ratio"))
+                    .ok_or_else(|| Failed::new(format!("nothing was generated with gamma {}", row.gamma)))?;
+                row.rates.push(rate);
+                row.ratios.push(ratio);
+            }
+        }
+    }
+    let table = table(&rows)?;
+    println!("\n{table}");
+    into_readme(MARKS, &table)
+}
+
+/// The rows as Markdown; increases and speeds are against the last, the full model.
+fn table(rows: &[Row]) -> Result<String, Failed> {
+    let mut out = String::from(
+        "| γ | all experts | perplexity | increase | needle | all experts when generating | decode, tokens/s | against all experts |\n\
+         |---|---|---|---|---|---|---|---|\n",
+    );
+    let perplexity =
+        |row: &Row| number(&row.said, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"));
+    let Some(full) = rows.last() else { return Ok(out) };
+    let (reference, speed) = (perplexity(full)?, median(&full.rates));
+    for row in rows {
+        let share = |x: Option<f64>| x.map_or("–".to_owned(), |x| format!("{:.1} %", 100.0 * x));
+        let mean = row.ratios.iter().sum::<f64>() / row.ratios.len().max(1) as f64;
+        // Writing to a string does not fail.
+        let _ = writeln!(
+            out,
+            "| {} | {} | {:.4} | {:+.2} % | {} | {} | {:.0} | {:.2}× |",
+            row.gamma,
+            share(number(&row.said, "fallback_ratio")),
+            perplexity(row)?,
+            100.0 * (perplexity(row)? / reference - 1.0),
+            share(number(&row.said, "exact_match")),
+            share(Some(mean)),
+            median(&row.rates),
+            median(&row.rates) / speed,
+        );
+    }
+    Ok(out)
+}
+
+fn median(of: &[f64]) -> f64 {
+    let mut sorted = of.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Row, table};
+
+    #[test]
+    fn rows_are_held_against_the_full_model() {
+        let row = |gamma, said: &str, rate| Row {
+            gamma,
+            said: said.to_owned(),
+            rates: vec![rate, 0.0, 2.0 * rate],
+            ratios: vec![0.25, 0.75],
+        };
+        let rows = [
+            row("0.5", " 0.5,\n \"perplexity\": 20.2,\n \"fallback_ratio\": 0.1\n}", 30.0),
+            row("1", " 1.0, \"perplexity\": 20.0, \"exact_match\": 0.97}", 20.0),
+        ];
+        let Ok(table) = table(&rows) else { panic!("a table") };
+        assert!(table.contains("| 0.5 | 10.0 % | 20.2000 | +1.00 % | – | 50.0 % | 30 | 1.50× |"), "{table}");
+        assert!(table.contains("| 1 | – | 20.0000 | +0.00 % | 97.0 % | 50.0 % | 20 | 1.00× |"), "{table}");
+    }
+}
