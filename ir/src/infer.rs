@@ -62,8 +62,8 @@ impl Operands<'_> {
     fn rows(&self, i: usize, what: &str) -> Result<Rows, TypeError> {
         let ty = self.get(i)?;
         match (ty.dtype, ty.shape.as_slice()) {
-            (DType::F32, &[rows, channels]) => Ok(Rows { rows, channels, nchw: false }),
-            (DType::F32, &[rows, channels, 1, 1]) => Ok(Rows { rows, channels, nchw: true }),
+            (DType::F32, &[rows, channels]) => Ok(Rows { count: rows, channels, nchw: false }),
+            (DType::F32, &[rows, channels, 1, 1]) => Ok(Rows { count: rows, channels, nchw: true }),
             _ => {
                 let wanted = "expected 2 axes of f32, or f32[rows, channels, 1, 1]";
                 Err(self.error(format!("{what} is {ty}, {wanted}")))
@@ -100,7 +100,7 @@ impl Operands<'_> {
 /// Rows of channels: `[rows, channels]`, or channels-first, `[rows, channels, 1, 1]`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Rows {
-    rows: usize,
+    count: usize,
     channels: usize,
     nchw: bool,
 }
@@ -108,7 +108,7 @@ struct Rows {
 impl Rows {
     /// As many rows in the same form, of so many channels.
     fn of(self, channels: usize) -> Type {
-        if self.nchw { f32(&[self.rows, channels, 1, 1]) } else { f32(&[self.rows, channels]) }
+        if self.nchw { f32(&[self.count, channels, 1, 1]) } else { f32(&[self.count, channels]) }
     }
 
     fn ty(self) -> Type {
@@ -190,7 +190,7 @@ impl Op {
             }
             Self::FromNchw => {
                 let x = o.nchw(0, "x")?;
-                f32(&[x.rows, x.channels])
+                f32(&[x.count, x.channels])
             }
             Self::RopeAngles { switch, .. } => {
                 let [t] = o.shape(0, "pos", DType::I32)?;
@@ -306,8 +306,8 @@ impl Op {
                 o.part(width, *heads, "heads")?;
                 for i in 1..operands.len() {
                     let x = o.rows(i, &format!("operand {i}"))?;
-                    o.require(x.rows == first.rows, || {
-                        format!("operand {i} has {} rows, expected {}", x.rows, first.rows)
+                    o.require(x.count == first.count, || {
+                        format!("operand {i} has {} rows, expected {}", x.count, first.count)
                     })?;
                     o.require(x.nchw == first.nchw, || {
                         format!("operand {i} is {}, in another form than operand 0", x.ty())

@@ -56,13 +56,14 @@ fn relist(module: &Module, placement: &mut Placement, units: &Units<'_>, parts: 
             let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
             for op in cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name())) {
                 let entry = cut.entry;
-                match rows.iter_mut().find(|r| r.entry == entry && r.scope == scope && r.op == op) {
-                    Some(row) => row.nodes += 1,
-                    None => {
-                        let (op, why) = (op.to_owned(), row_of(units, op));
-                        rows.push(OpPlace { entry, scope: scope.clone(), op, unit, nodes: 1, why });
-                    }
+                if let Some(row) =
+                    rows.iter_mut().find(|r| r.entry == entry && r.scope == scope && r.op == op)
+                {
+                    row.nodes += 1;
+                    continue;
                 }
+                let (op, why) = (op.to_owned(), row_of(units, op));
+                rows.push(OpPlace { entry, scope: scope.clone(), op, unit, nodes: 1, why });
             }
         }
     }
