@@ -33,13 +33,11 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
         "TiB" => 1 << 40,
         _ => return None,
     };
-    match number.parse::<u64>() {
-        Ok(whole) => whole.checked_mul(factor),
-        Err(_) => {
-            let bytes = number.parse::<f64>().ok()? * factor as f64;
-            (factor > 1 && bytes < 2_f64.powi(63)).then_some(bytes as u64)
-        }
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(factor);
     }
+    let bytes = number.parse::<f64>().ok()? * factor as f64;
+    (factor > 1 && bytes < 2_f64.powi(63)).then_some(bytes as u64)
 }
 
 /// A count: `6.1 million`.

@@ -88,7 +88,7 @@ pub(crate) fn open(
     let table = Arc::new(table(program, bundle)?);
     let mapped = MappedStore::open_some(program, bundle, check, &|i| halves[i as usize].is_none())?;
     let paging = under(paging, options.budget)?;
-    let count = paging.frames.checked_add(paging.spare).unwrap_or(u32::MAX);
+    let count = paging.frames.saturating_add(paging.spare);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
     let flash =
         Flash::with_reader(table, buffers, &options.flash, Arc::new(SystemClock::default()), |reader| {
@@ -173,14 +173,12 @@ fn extent(
     files: &mut Vec<(u32, FileEntry)>,
 ) -> Result<Extent> {
     let wrong = || Error::Plan("an expert lies outside of its file".to_owned());
-    let file = match files.iter().position(|(f, _)| *f == segment.file) {
-        Some(known) => known,
-        None => {
-            let info = program.files.get(segment.file as usize).ok_or_else(wrong)?;
-            files.push((segment.file, FileEntry { path: file_path(bundle, info.path)?, bytes: info.bytes }));
-            files.len() - 1
-        }
-    };
+    let known = files.iter().position(|(f, _)| *f == segment.file);
+    let file = known.unwrap_or(files.len());
+    if known.is_none() {
+        let info = program.files.get(segment.file as usize).ok_or_else(wrong)?;
+        files.push((segment.file, FileEntry { path: file_path(bundle, info.path)?, bytes: info.bytes }));
+    }
     let offset = u64::from(expert).checked_mul(segment.pitch).and_then(|o| o.checked_add(segment.offset));
     let bytes = segment.matrix_bytes().ok_or_else(wrong)?;
     Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c })
@@ -197,7 +195,7 @@ impl Unit for Paged {
                 if lane.index == 0 {
                     // SAFETY: the caller's promise; this is the one lane that runs it.
                     unsafe {
-                        self.fetch(launch, lane, layer as usize, [rows as usize, k as usize], &strides)
+                        self.fetch(launch, lane, layer as usize, [rows as usize, k as usize], &strides);
                     };
                 }
             }

@@ -331,13 +331,13 @@ impl Pager {
                 }
                 cache::Event::Load(key) => {
                     state.report.misses += 1;
-                    self.want(state, Want { id: self.id(key), first: 0, parts: 2 }, Priority::Demand);
+                    want(state, Want { id: self.id(key), first: 0, parts: 2 }, Priority::Demand);
                 }
                 cache::Event::Stream(key) => {
                     state.report.misses += 1;
                     state.report.streamed += 1;
                     let parts = if stage.split { 1 } else { 2 };
-                    self.want(state, Want { id: self.id(key), first: 0, parts }, Priority::Demand);
+                    want(state, Want { id: self.id(key), first: 0, parts }, Priority::Demand);
                 }
             }
         }
@@ -416,7 +416,7 @@ impl Pager {
                     let id = self.id(key);
                     state.report.ahead += 1;
                     state.guessed[id] = true;
-                    self.want(state, Want { id, first: 0, parts: 2 }, Priority::Prefetch);
+                    want(state, Want { id, first: 0, parts: 2 }, Priority::Prefetch);
                 }
                 cache::Event::Hit(_) | cache::Event::Stream(_) => {}
             }
@@ -439,21 +439,16 @@ impl Pager {
         &self.places[usize::from(self.keys[id].layer)]
     }
 
-    fn want(&self, state: &mut State, want: Want, priority: Priority) {
-        state.held[want.id] = Held::Wanted;
-        state.queues[priority as usize].push_back(want);
-    }
-
     /// What was read ahead is needed now.
     fn hurry(&self, state: &mut State, id: usize) {
         match state.held[id] {
             Held::Reading(ticket) => self.flash.raise(ticket),
             // Still waiting for a frame among those that are read ahead.
             Held::Wanted => {
-                state.queues[Priority::Demand as usize].push_back(Want { id, first: 0, parts: 2 })
+                state.queues[Priority::Demand as usize].push_back(Want { id, first: 0, parts: 2 });
             }
             // The cache thinks that it is there, and its read has failed.
-            Held::No => self.want(state, Want { id, first: 0, parts: 2 }, Priority::Demand),
+            Held::No => want(state, Want { id, first: 0, parts: 2 }, Priority::Demand),
             Held::Here(_) => {}
         }
     }
@@ -573,10 +568,12 @@ impl Pager {
                 return launch.fail(StepFault::Flash(e));
             }
             call(place * tiles + tiles * piece / pieces, place * tiles + tiles * (piece + 1) / pieces);
-            if stage.computed(at, half.part) && stage.streamed[at] && (stage.split || half.part == 1) {
-                if let Err(e) = self.let_go(&stage, at, half.part) {
-                    return launch.fail(StepFault::Flash(e));
-                }
+            if stage.computed(at, half.part)
+                && stage.streamed[at]
+                && (stage.split || half.part == 1)
+                && let Err(e) = self.let_go(&stage, at, half.part)
+            {
+                return launch.fail(StepFault::Flash(e));
             }
         }
     }
@@ -594,7 +591,7 @@ impl Pager {
                 && (state.passed[state.next] || !stage.streamed[state.next])
             {
                 if stage.streamed[state.next] {
-                    self.want(state, Want { id, first: 1, parts: 1 }, Priority::Demand);
+                    want(state, Want { id, first: 1, parts: 1 }, Priority::Demand);
                 }
                 state.next += 1;
             }
@@ -631,4 +628,9 @@ impl Pager {
         }
         Ok(())
     }
+}
+
+fn want(state: &mut State, want: Want, priority: Priority) {
+    state.held[want.id] = Held::Wanted;
+    state.queues[priority as usize].push_back(want);
 }
