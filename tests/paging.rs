@@ -22,8 +22,9 @@ const DECODED: usize = 16;
 fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
     let toml = folder.join("model.toml");
     let text = format!(
-        "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n\
-         [weights]\nexperts = \"{experts}\"\n[memory]\nthreads = 3\n{memory}\n"
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n\
+         [weights]\nexperts = \"{experts}\"\n[memory]\nthreads = 3\n{memory}\n",
+        source.display(),
     );
     std::fs::write(&toml, text).unwrap();
     let bundle = folder.join("b");
@@ -170,6 +171,9 @@ fn families_run_from_flash() {
     }
 }
 
+/// What happens to the read of a number.
+type Stumble = fn(u32) -> Injected;
+
 /// A wrapper that lives as long as the tests: readers are opened by functions without a life of their own.
 fn faulty(plan: impl Fn(u32) -> Injected + Send + Sync + Clone + 'static, gate: Gate) -> Wrap {
     let wrap = move |reader| {
@@ -222,7 +226,7 @@ fn a_disk_that_stumbles_gives_the_same_logits() {
     let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
     let prompt = &expected(&ferris()).ids[..44];
     let want = in_memory(&bundle, prompt);
-    let stumbles: [(&str, fn(u32) -> Injected); 4] = [
+    let stumbles: [(&str, Stumble); 4] = [
         ("short reads", |n| if n % 3 == 0 { Injected::Short(4096) } else { Injected::Nothing }),
         ("EINTR", |n| if n % 2 == 0 { Injected::Error(libc::EINTR) } else { Injected::Nothing }),
         ("EIO now and then", |n| if n % 7 == 0 { Injected::Error(libc::EIO) } else { Injected::Nothing }),
