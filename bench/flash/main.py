@@ -48,6 +48,7 @@ def arguments():
     p.add_argument("--caps", type=caps, help=f"GiB of memory, or `none` (default: {CAPS[8]} of 8 bits, {CAPS[4]} of 4)")
     p.add_argument("--tokens", type=int, default=160, help="tokens to decode")
     p.add_argument("--cold", type=int, default=32, help="how many of them count as cold, the first ones")
+    p.add_argument("--limit", type=int, default=600, help="seconds after which a run is cut; what it has decoded counts")
     p.add_argument("--layers", type=int, default=16)
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--threads", type=int, default=2)
@@ -138,11 +139,11 @@ class Bench:
 
     def once(self, engine, cap, what):
         """One run, from a page cache that holds nothing of the model."""
-        held = forget(engine.files)
+        args, held = self.args, forget(engine.files)
         if held > 0.01:
             log(f"  {held:.0%} of {engine.name}'s files stay in the page cache")
         with self.group(cap) as group:
-            run = watch(group, engine.command, self.args.tokens, self.logs / f"{what}.log", engine.stdin, engine.environment)
+            run = watch(group, engine.command, args.tokens, self.logs / f"{what}.log", engine.stdin, engine.environment, args.cold, args.limit)
         run.held = held
         return run
 
@@ -157,6 +158,7 @@ class Bench:
             found = [r.span(first, last) for r in good]
             row[name] = {key: median(f[key] for f in found if f) for key in ("rate", "read")}
             row[name]["rates"] = [f["rate"] for f in found if f]
+        row["cut"] = any(r.cut for r in good)
         row["start"] = median(r.moments[0].seconds for r in good)
         for key in ("peak", "rss", "anonymous"):
             row[key] = max((getattr(r, key) or 0 for r in good), default=0) or None

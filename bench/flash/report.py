@@ -73,7 +73,8 @@ def table(bits, part):
     rows, tokens = part["rows"], part["conditions"]["tokens"]
     out = [cells(*HEAD), cells(*["---"] * len(HEAD))]
     for row in rows:
-        first = [cap_name(row["cap"]), f"**{row['engine']}**" if row["engine"].startswith("moec") else row["engine"]]
+        name = row["engine"] + (" (cut)" if row.get("cut") else "")
+        first = [cap_name(row["cap"]), f"**{name}**" if name.startswith("moec") else name]
         if "failed" in row:
             out.append(cells(*first, gib(row["budget"]), row["failed"].replace("|", "/"), *["-"] * 6, gib(row.get("peak")), "-", "-"))
             continue

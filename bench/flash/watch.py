@@ -12,6 +12,8 @@ from engines import last_line
 
 STALL = 300
 """Seconds without a token after which a run is given up."""
+ENOUGH = 8
+"""Warm tokens that say something, where a run is cut because it takes too long."""
 
 
 @dataclass
@@ -37,6 +39,8 @@ class Run:
     peak: int | None = None
     """Largest memory of the group."""
     failed: str | None = None
+    cut: bool = False
+    """Whether it was ended before its last token."""
 
     def span(self, first, last):
         """Tokens per second and bytes read per token, over tokens `first` to `last` (token 0 comes with the prompt)."""
@@ -65,8 +69,9 @@ def read_bytes(pid):
     return next(int(line.split()[1]) for line in Path(f"/proc/{pid}/io").read_text().splitlines() if line.startswith("read_bytes"))
 
 
-def watch(group, command, tokens, log, stdin="", environment=None):
-    """Runs a command in a group until it has printed ids of so many tokens, separated by commas, or has ended."""
+def watch(group, command, tokens, log, stdin="", environment=None, cold=0, limit=float("inf")):
+    """Runs a command in a group until it has printed ids of so many tokens, separated by commas, or has ended. After
+    `limit` seconds it is cut, and what it has printed counts if that is more than the `cold` tokens."""
     run, start = Run(), time.perf_counter()
     with open(log, "w") as err:
         child = subprocess.Popen(
@@ -79,7 +84,7 @@ def watch(group, command, tokens, log, stdin="", environment=None):
                 child.stdin.close()
             except BrokenPipeError:
                 pass
-            follow(run, child, group, start, tokens)
+            follow(run, child, group, start, tokens, limit)
         finally:
             try:
                 child.wait(60 if len(run.moments) >= tokens else 1)
@@ -90,19 +95,22 @@ def watch(group, command, tokens, log, stdin="", environment=None):
     run.peak = group.peak()
     if group.kills():
         run.failed = "ended by the kernel: more memory than the cap that cannot be dropped"
+    elif len(run.moments) < tokens and time.perf_counter() - start >= limit and len(run.moments) > cold + ENOUGH:
+        run.cut = True
     elif len(run.moments) < tokens:
         run.failed = f"ended with status {child.returncode} after {len(run.moments)} tokens: {last_line(log)}"
     return run
 
 
-def follow(run, child, group, start, tokens):
+def follow(run, child, group, start, tokens, limit):
     """Notes every token as it comes."""
-    pipe, seen = child.stdout.fileno(), time.perf_counter()
+    pipe = child.stdout.fileno()
     os.set_blocking(pipe, False)
     while len(run.moments) < tokens:
-        piece = os.read(pipe, 1 << 16) if ready(pipe, STALL - (time.perf_counter() - seen)) else None
+        left = start + limit - time.perf_counter()
+        piece = os.read(pipe, 1 << 16) if ready(pipe, min(STALL, left)) else None
         if not piece:
-            return  # it has ended, or stalls
+            return  # it has ended, stalls, or takes too long
         seen = time.perf_counter()
         run.text += piece.decode(errors="replace")
         try:
