@@ -84,7 +84,7 @@ fn convolutions_of_one_place() {
     let rows = tensor(&[2, 3], &[1., 2., 3., 4., 5., 6.]);
     let images = run(&Op::ToNchw, &[&rows]).remove(0);
     assert_eq!(images.ty.shape, [2, 3, 1, 1]);
-    assert_eq!(run(&Op::FromNchw, &[&images]), [rows.clone()]);
+    assert_eq!(run(&Op::FromNchw, &[&images]).first(), Some(&rows));
     // What is no image is refused, and so are matrices of other groups and both forms in one operator.
     let fault = |node: &Op, inputs: &[&Tensor]| {
         op(node, inputs.iter().map(|t| Arg::Tensor(t)).collect()).unwrap_err().to_string()
