@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn gamma_0_keeps_every_number_and_no_gamma_keeps_what_is_none() {
-        assert!(is_sure(&[0.0; 100_000], 0.0));
+        assert!(is_sure(&vec![0.0; 100_000], 0.0));
         assert!(is_sure(&[-1e30, f32::NEG_INFINITY], 0.0));
         for bad in [&[f32::NAN, 0.0][..], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 2], &[]] {
             assert!(!is_sure(bad, 0.0) && !is_sure(bad, 0.5), "{bad:?}");

@@ -274,12 +274,11 @@ fn the_best_of_several_sequences() {
     assert_eq!(best.out, single(seeds[0]));
     assert!(best.err.contains("decode: 36 tokens in 3 sequences"), "{}", best.err);
     let all = run(&format!("generate {draw} --seed 7 --best-of 3 --all")).out;
-    let expected: String = seeds
-        .iter()
-        .zip(&scores)
-        .map(|(&s, score)| format!("# seed {s}, mean log-probability {score:.4}\n{}", single(s)))
-        .collect();
-    assert_eq!(all, expected);
+    let entry = |(&seed, score): (&u64, &f64)| {
+        format!("# seed {seed}, mean log-probability {score:.4}\n{}", single(seed))
+    };
+    let expected: Vec<String> = seeds.iter().zip(&scores).map(entry).collect();
+    assert_eq!(all, expected.concat());
     // Of one there is nothing to choose, and nothing to refuse.
     assert_eq!(run("generate --ids 7,8 -n 5 --best-of 1").out, run("generate --ids 7,8 -n 5").out);
 }
