@@ -221,6 +221,28 @@ fn more_threads_than_the_budget_is_for_are_refused() {
 }
 
 #[test]
+fn big_little_decoding_gives_the_same_tokens_from_flash() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = "budget = \"1 GiB\"\n[decode]\nbig_little = true";
+    let bundle = build(&ferris(), folder.path(), memory, "bf16");
+    let run = |extra: &[&str]| -> serde_json::Value {
+        let mut command = moec();
+        command.arg("run").arg(&bundle).args(["generate", "--ids", "1,20,300", "-n", "40", "--json"]);
+        serde_json::from_slice(&ok(command.args(extra)).stdout).unwrap()
+    };
+    let least = Bundle::open(&bundle).unwrap().plan.paging.unwrap();
+    let small = (least.resident + least.process + u64::from(least.spare + 9) * least.frame_bytes).to_string();
+    for gamma in ["0", "0.5", "0.9", "1"] {
+        let (all, few) =
+            (run(&["--gamma", gamma, "--no-budget"]), run(&["--gamma", gamma, "--budget", &small]));
+        assert_eq!(all["ids"], few["ids"], "{gamma}");
+        assert_eq!(all["fallback_ratio"], few["fallback_ratio"], "{gamma}");
+        assert!(few["cache"]["experts"] == 9 && few["flash"]["bytes"].as_u64() > Some(0), "{few}");
+    }
+    assert_eq!(run(&["--gamma", "1"])["ids"], run(&["--no-big-little", "--budget", &small])["ids"]);
+}
+
+#[test]
 fn a_disk_that_stumbles_gives_the_same_logits() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();

@@ -8,7 +8,7 @@
 //! * `coreml`: executes them with Core ML, on macOS.
 //! * [`mod@offload`]: rows that go to static graphs and back.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
-//! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`best_of`]: several sequences after one prompt.
+//! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
 //! * [`timeline`]: what every thread and the disk did, and when.

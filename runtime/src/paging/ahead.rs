@@ -33,6 +33,12 @@ pub(super) struct Ahead {
     probabilities: Vec<f64>,
     planned: Vec<Prefetch>,
     keys: Vec<Key>,
+    /// Experts that the routers of a token decoded with few of them would have chosen in full, by layer: what is read first
+    /// if it is decoded again (MoBiLE, §III-B).
+    evicted: Vec<Vec<u16>>,
+    /// Whether these are of the last call, and whether they are of the token that is being decoded again.
+    fresh: bool,
+    again: bool,
 }
 
 impl Ahead {
@@ -51,6 +57,7 @@ impl Ahead {
             probabilities: Vec::with_capacity(2 * k),
             planned: Vec::with_capacity(DEPTH * 2 * k),
             keys: Vec::with_capacity(DEPTH * 2 * k),
+            evicted: layers.iter().map(|l| Vec::with_capacity(l.k)).collect(),
             ..Self::default()
         }
     }
@@ -73,6 +80,38 @@ impl Ahead {
             }
             experts.clear();
         }
+    }
+
+    /// A layer of a token that is decoded with `k` of its experts asks, `scores` being the router's. Remembers whom a full
+    /// call would ask for, and notices such a call.
+    pub(super) fn little(&mut self, layer: usize, k: usize, shape: PagedLayer, scores: &[f32]) {
+        let (last, full) = (layer + 1 == self.evicted.len(), shape.k as usize);
+        if k < full {
+            let (Some(ranking), Some(evicted)) = (&mut self.ranking, self.evicted.get_mut(layer)) else {
+                return;
+            };
+            evicted.clear();
+            evicted.extend(ranking.of_logits(scores, shape.score).iter().take(full).map(|r| r.0));
+            (self.fresh, self.again) = (last, false);
+            return;
+        }
+        if layer == 0 {
+            self.again = std::mem::take(&mut self.fresh);
+        }
+        self.again &= !last;
+    }
+
+    /// Whom the next layers will ask for, if the token is decoded again.
+    pub(super) fn known(&mut self, layer: usize) -> bool {
+        self.keys.clear();
+        if !self.again {
+            return false;
+        }
+        for ahead in 1..=self.depth {
+            let experts = self.evicted.get(layer + ahead).into_iter().flatten();
+            self.keys.extend(experts.map(|&expert| Key { layer: (layer + ahead) as u16, expert }));
+        }
+        true
     }
 
     /// Fills [`Ahead::prefetches`] for a layer whose scores for up to `scores` layers ahead there are.

@@ -1,8 +1,8 @@
 //! Experts on flash, as a store and as a unit: the steps of a plan find them in memory when they need them.
 //!
-//! * [`pager`]: which frame holds whom, what is read next, and who may be used. It follows a [`crate::cache::Cache`].
-//! * [`stage`]: the experts of one layer in one call, in the order in which they are computed.
-//! * [`ahead`]: which experts of the next layers are read before they are asked for.
+//! * `pager`: which frame holds whom, what is read next, and who may be used. It follows a [`crate::cache::Cache`].
+//! * `stage`: the experts of one layer in one call, in the order in which they are computed.
+//! * `ahead`: which experts of the next layers are read before they are asked for.
 //!
 //! Between the steps of a layer (PowerInfer-2, §4.3): `fetch` tells the pager whom the router chose. What is in memory is
 //! computed first, the others as they arrive; gate and up of an expert are multiplied while its down matrix is still on its
@@ -241,7 +241,7 @@ impl Paged {
             // SAFETY: `validate` has found `n` rows of so many experts, as far apart; nobody writes them now.
             unsafe { std::slice::from_raw_parts(at.of::<f32>().add(row * strides[i] as usize), experts) }
         };
-        let asked = Asked { layer, active, rows: launch.n, scores: scores.len(), lanes: lane.of };
+        let asked = Asked { layer, active, rows: launch.n, k, scores: scores.len(), lanes: lane.of };
         if let Err(e) = self.pager.fetch(asked, &score) {
             launch.fail(StepFault::Flash(e));
         }

@@ -69,6 +69,8 @@ pub(super) struct Asked<'a> {
     pub(super) active: &'a [i32],
     /// Rows of the call.
     pub(super) rows: usize,
+    /// Experts per token of the call.
+    pub(super) k: usize,
     /// Layers whose scores there are, its own first.
     pub(super) scores: usize,
     pub(super) lanes: usize,
@@ -365,7 +367,7 @@ impl Pager {
 
     /// Reads ahead what the scores of the next layers promise.
     fn look_ahead<'s>(&self, state: &mut State, asked: Asked<'_>, score: &dyn Fn(usize, usize) -> &'s [f32]) {
-        let Asked { layer, rows, scores, .. } = asked;
+        let Asked { layer, rows, scores, k, .. } = asked;
         let now = Instant::now();
         let stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
         state.ahead.asked(layer, &state.chosen, now, stalled);
@@ -387,7 +389,21 @@ impl Pager {
             }
             return;
         }
-        if rows != 1 || scores < 2 {
+        if rows != 1 {
+            return;
+        }
+        if let Some(place) = self.places.get(layer) {
+            state.ahead.little(layer, k, place.shape, score(0, 0));
+        }
+        if state.ahead.known(layer) {
+            let known = std::mem::take(&mut state.ahead);
+            for &key in known.prefetches() {
+                self.read_ahead(state, key);
+            }
+            state.ahead = known;
+            return;
+        }
+        if scores < 2 {
             return;
         }
         let stats = self.flash.stats();
