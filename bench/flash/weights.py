@@ -17,7 +17,9 @@ from models import Models
 ROOT = PEERS.parent.parent
 COUNTS = ROOT / "golden" / "traces" / "olmoe_expert_counts.csv"
 FORMAT = {8: "q8", 4: "q4"}
-VARIANTS = {"moec": '[memory]\nbudget = "4.5 GiB"\nprefetch = 1\n'}
+POLICY = "lfu half_life=0 bypass=1"
+"""What keeps experts: routing that repeats only by popularity, for all time, is what this policy is the best for."""
+VARIANTS = {"moec": f'[memory]\nbudget = "4.5 GiB"\nprefetch = 1\npolicy = "{POLICY}"\n'}
 """Bundles that are compared: name, and what its model.toml says besides."""
 CHUNK = 64
 """Tokens of a prompt that an engine computes at once: few, since its buffers grow with them."""
