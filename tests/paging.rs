@@ -185,6 +185,22 @@ fn faulty(plan: impl Fn(u32) -> Injected + Send + Sync + Clone + 'static, gate: 
 }
 
 #[test]
+fn the_policy_is_the_one_that_replays_choose() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = ferris().join("eval/calibration.txt");
+    let memory = format!("budget = \"30 MiB\"\n[calibrate]\ntokens = 4096\ntext = [\"{}\"]", text.display());
+    let path = build(&ferris(), folder.path(), &memory, "bf16");
+    let bundle = Bundle::open(&path).unwrap();
+    let chosen = bundle.decisions().unwrap().cache.unwrap();
+    assert_eq!(bundle.plan.paging.unwrap().policy, chosen.chosen);
+    let [held_out, lru] = chosen.held_out;
+    assert!(held_out >= lru, "{chosen:?}");
+    assert!(chosen.policies.iter().all(|(_, rate)| *rate <= chosen.bound), "{chosen:?}");
+    let said = String::from_utf8(ok(moec().arg("explain").arg(&path)).stdout).unwrap();
+    assert!(said.contains("Belady (bound)") && said.contains(&chosen.chosen), "{said}");
+}
+
+#[test]
 fn more_threads_than_the_budget_is_for_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let bundle = build(&ferris(), folder.path(), "budget = \"1 GiB\"", "q8");

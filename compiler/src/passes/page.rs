@@ -25,10 +25,10 @@ const PROCESS: u64 = 16 << 20;
 /// Bytes in memory for a byte of `tokenizer.json`, at the moment when it is read. Measured: 26, with 100 000 tokens.
 const TOKENIZER: u64 = 28;
 
-/// Lays the experts out for reading: each is one piece of the file, gate and up before down, at multiples of [`BLOCK`]
-/// (PowerInfer-2, §4.4: what is read together lies together; gated experts of today's models use all of their neurons, so that
-/// the piece is the expert). Gives the layers, for which the segments of `graph`'s experts are `segments` by layer, and the size
-/// of the file.
+/// Lays the experts of `layers` out for reading: each is one piece of the file, gate and up before down, at multiples of
+/// [`BLOCK`] (PowerInfer-2, §4.4: what is read together lies together; gated experts of today's models use all of their
+/// neurons, so that the piece is the expert). Sets offset and pitch of their segments; gives the layers and the size of the
+/// file.
 ///
 /// # Errors
 /// Experts past what a file can hold.
