@@ -259,43 +259,6 @@ fn ferris_falls_back_where_it_is_not_sure() {
     });
 }
 
-/// The router's choices of the little pass stay where a store can read them: as many per mixture as are tried, and all
-/// different.
-#[test]
-fn choices_of_the_little_pass_can_be_read() {
-    for family in FAMILIES {
-        let folder = tempfile::tempdir().unwrap();
-        let source = checkpoint(family);
-        let bundle = built(&source, "f32", BIG_LITTLE, folder.path());
-        let mixtures = &bundle.plan.placement.experts;
-        let experts = bundle.plan.model.big_little.unwrap().experts as usize;
-        with_engine(&bundle, |engine| {
-            for slot in 0..3 {
-                engine.prefill(slot, 0, &[1, 2, 3], Want::None, &mut |_, _| Ok(())).unwrap();
-            }
-            little(engine, &[(0, 3, 4), (1, 3, 5), (2, 3, 6)]);
-            let seen: Vec<Vec<i32>> = engine.little_choices().map(<[i32]>::to_vec).collect();
-            assert_eq!(seen.len(), mixtures.len(), "{family}");
-            for (layer, table) in seen.iter().zip(mixtures) {
-                assert_eq!(layer.len(), 3 * experts, "{family}");
-                for row in layer.chunks(experts) {
-                    assert!(
-                        row.iter().all(|&e| (0..table.experts.len() as i32).contains(&e)),
-                        "{family}: {row:?}"
-                    );
-                    assert!((1..row.len()).all(|i| !row[..i].contains(&row[i])), "{family}: {row:?}");
-                }
-            }
-            // The same token, alone and with all experts, is given these and others.
-            little(engine, &[(0, 3, 4)]);
-            let alone: Vec<Vec<i32>> = engine.little_choices().map(<[i32]>::to_vec).collect();
-            assert!(alone.iter().zip(&seen).all(|(a, s)| a[..] == s[..experts]), "{family}");
-            full(engine, &[(0, 3, 4)]);
-            assert_eq!(engine.little_choices().count(), 0, "{family}");
-        });
-    }
-}
-
 /// Draws a sequence anew, alone in slot 0, with the given ids before each token: how many draws differ, the mean
 /// log-probability of the ids, and the fallbacks.
 fn replayed(

@@ -104,7 +104,6 @@ impl Decoder {
                     again.push((i, batch[i]));
                     Ok(())
                 })?;
-                // Here `engine.little_choices()` still says which experts the evicted tokens chose.
                 rows.clear();
                 rows.extend(again.iter().map(|(_, row)| *row));
                 engine.decode(rows, &mut |i, logits| sink(again[i].0, logits))?;

@@ -9,7 +9,7 @@ use crate::offload::{Offload, Offloaded};
 use crate::overflow::Tally;
 use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
-use crate::program::{Arg, Builtin, Code, EntryKind, EntryRef, Program, RowSpace, Step};
+use crate::program::{Builtin, Code, EntryKind, EntryRef, Program};
 use crate::store::{CheckLevel, MappedStore, Store};
 use crate::timeline::Timeline;
 use crate::unit::{BadExpert, Cpu, Lane, StepFault, Unit};
@@ -94,8 +94,6 @@ pub struct Engine<'p> {
     pub(crate) lens: Vec<usize>,
     /// Rows of a call, kept for the next one.
     rows: Vec<Row>,
-    /// Entry point of the last call, which has left its results.
-    last: Option<usize>,
     stop: Option<&'static AtomicBool>,
 }
 
@@ -208,7 +206,6 @@ impl<'p> Engine<'p> {
             pool: Pool::new(threads, cpu::pinning(threads))?,
             lens: vec![0; program.model.slots as usize],
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
-            last: None,
             stop: options.stop,
         })
     }
@@ -473,30 +470,7 @@ impl<'p> Engine<'p> {
             // the memory away.
             unsafe { walk.all(Lane { index, of, scratch: scratch.plus(index * stride) }, barrier) }
         });
-        self.end(rows, fault.into_inner())?;
-        self.last = Some(entry);
-        Ok(())
-    }
-
-    /// Experts that the routers of the last call chose, if that was one of [`Engine::decode_little`] that went through: of
-    /// each mixture, in the order of the layers, `i32[rows, experts]` with the rows of the call. Whoever loads experts for
-    /// the same tokens, decoded again with all of them, finds most of these among what is needed (MoBiLE, §III-B).
-    pub fn little_choices(&self) -> impl Iterator<Item = &[i32]> {
-        let little = |&i: &usize| matches!(self.program.entries[i].kind, EntryKind::Little(_));
-        let steps =
-            self.last.filter(little).map(|i| (&self.program.entries[i], self.program.entries[i].steps));
-        let of_step = |e: &EntryRef<'p>, step: &Step<'p>| match (step.code, step.args.first()) {
-            (Code::Builtin(Builtin::Dispatch { k, .. }), Some(&Arg::Buffer(ids, skip)))
-                if step.rows == RowSpace::Tokens =>
-            {
-                let at = self.arena.base().plus(e.buffers[ids as usize].offset as usize + skip as usize);
-                // SAFETY: `validate` has found the ids of all rows of the entry point there, aligned, and the call had no
-                // more rows; the arena is initialised memory and nothing writes to it while `self` is borrowed.
-                Some(unsafe { std::slice::from_raw_parts(at.of::<i32>(), self.rows.len() * k as usize) })
-            }
-            _ => None,
-        };
-        steps.into_iter().flat_map(move |(e, steps)| steps.iter().filter_map(move |s| of_step(e, s)))
+        self.end(rows, fault.into_inner())
     }
 
     /// Writes the inputs of an entry point, and padding behind them.
@@ -507,7 +481,6 @@ impl<'p> Engine<'p> {
         wanted: impl Iterator<Item = usize> + Clone,
         seq_len: usize,
     ) -> Result<Extent> {
-        self.last = None;
         let outputs = wanted.clone().count();
         let e = self.program.entries.get(entry).ok_or(Error::NoEntry("such"))?;
         if rows.len() > e.kind.rows()

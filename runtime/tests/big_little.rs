@@ -114,31 +114,6 @@ fn generation_follows_the_rule_for_every_gamma() {
 }
 
 #[test]
-fn choices_of_the_little_pass_can_be_read() {
-    with_engine(&BIG_LITTLE, 2, |engine| {
-        assert_eq!(engine.little_choices().count(), 0);
-        for (slot, id) in [(0, 20), (1, 30)] {
-            engine.prefill(slot, 0, &[id], Want::None, &mut |_, _| Ok(())).unwrap();
-        }
-        assert_eq!(engine.little_choices().count(), 0);
-        engine.decode_little(&[(0, 1, 5), (1, 1, 6)], &mut |_, _| Ok(())).unwrap();
-        let first = |seq: &[u32]| choices(mix(seq))[0] as i32;
-        let found: Vec<Vec<i32>> = engine.little_choices().map(<[i32]>::to_vec).collect();
-        assert_eq!(found, [[first(&[20, 5]), first(&[30, 6])]]);
-        engine.decode_little(&[(1, 2, 9)], &mut |_, _| Ok(())).unwrap();
-        let found: Vec<Vec<i32>> = engine.little_choices().map(<[i32]>::to_vec).collect();
-        assert_eq!(found, [[first(&[30, 6, 9])]]);
-        // Those of other calls are nobody's business, nor are those of a call that failed.
-        engine.decode(&[(1, 2, 9)], &mut |_, _| Ok(())).unwrap();
-        assert_eq!(engine.little_choices().count(), 0);
-        engine.decode_little(&[(1, 2, 9)], &mut |_, _| Ok(())).unwrap();
-        let mut stop = |_: usize, _: &[f32]| Err(Error::Stopped("enough".to_owned()));
-        assert!(engine.prefill(0, 0, &[1], Want::Last, &mut stop).is_err());
-        assert_eq!(engine.little_choices().count(), 0);
-    });
-}
-
-#[test]
 fn what_makes_no_sense_is_refused() {
     with_engine(&BIG_LITTLE, 1, |engine| {
         for gamma in [-0.1, 1.1, f32::NAN, f32::INFINITY] {

@@ -4,9 +4,8 @@
 //! the last; buffers that never live together may share bytes. Largest first, lowest offset that fits
 //! (best-fit by decreasing size, the greedy of Pisarchyk and Lee, arXiv 2001.03288, §4).
 
-use moec_ir::EntryKind;
 use moec_ir::graph::INPUTS;
-use moec_ir::plan::{ALIGN, Arg, Buffer, Builtin, Code, Entry, Plan, Step};
+use moec_ir::plan::{ALIGN, Arg, Buffer, Entry, Plan};
 use std::ops::RangeInclusive;
 
 /// Assigns arena offsets in every entry point, which share one arena. An entry whose buffers all fit side
@@ -34,9 +33,6 @@ pub fn lifetimes(entry: &Entry) -> Vec<RangeInclusive<usize>> {
                 life.1 = at;
             }
         }
-        if let Some(b) = kept(entry, step) {
-            lives[b].get_or_insert((at, at)).1 = end;
-        }
     }
     lives
         .into_iter()
@@ -49,17 +45,6 @@ pub fn lifetimes(entry: &Entry) -> Vec<RangeInclusive<usize>> {
             None => 0..=0,
         })
         .collect()
-}
-
-/// The choices of a router of a little entry point stay until the next call: they say what the same token, decoded again,
-/// is about to read (MoBiLE, §III-B).
-fn kept(entry: &Entry, step: &Step) -> Option<usize> {
-    match (entry.kind, step.code, step.args.first()) {
-        (EntryKind::Little(_), Code::Builtin(Builtin::Dispatch { .. }), Some(&Arg::Buffer(ids, _))) => {
-            Some(ids as usize)
-        }
-        _ => None,
-    }
 }
 
 fn assign(entry: &mut Entry) -> u64 {
