@@ -58,7 +58,7 @@ class Panel:
         points = [(cap, value) for cap, value in points if value and value >= self.ticks[0]]
         path = " ".join(f"{self.across(cap):.1f},{self.up(value):.1f}" for cap, value in points)
         style = ' stroke-dasharray="5 4"' if dashed else ""
-        if len(points) > 1:
+        if len({cap for cap, _ in points}) > 1:
             self.out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{style}/>')
         for cap, value in points if not dashed else []:
             self.out.append(f'<circle cx="{self.across(cap):.1f}" cy="{self.up(value):.1f}" r="3.5" fill="{colour}">'

@@ -15,18 +15,25 @@ HERE = Path(__file__).resolve().parent
 PEERS = HERE.parent / "peers"
 sys.path[1:1] = [str(PEERS), str(PEERS / "workers")]
 
+import best_of  # noqa: E402
 import chart  # noqa: E402
+import little  # noqa: E402
 import report  # noqa: E402
 from common import prompt_ids  # noqa: E402
 from engines import Failed, Venvs, log  # noqa: E402
 from group import Group, NoGroup, forget, hierarchy  # noqa: E402
 from watch import median, watch  # noqa: E402
-from weights import CHUNK, FORMAT, VARIANTS, Weights, files, least_read  # noqa: E402
+from weights import CHUNK, FORMAT, Weights, files, least_read  # noqa: E402
 
-CAPS = {8: "2,3.5,4.5,6,none", 4: "2,2.4,3,3.5,none"}
+CAPS = {8: "2,3,4.5,6,none", 4: "1.6,2.4,3,none"}
 """What is measured unless told otherwise: from what either engine can just live on, to more than the model has."""
+LITTLE_CAP = {8: 4.5, 4: 2.4}
+"""GiB under which big-little decoding is measured too."""
+MOEC, LITTLE = "moec", "moec big-little"
 PROMPT = 8
 """Tokens of the prompt: some, so that every engine computes one; few, so that decoding starts from nothing."""
+SPAN = 500
+"""Milliseconds that each figure of the disk is measured."""
 MARGIN = 128 << 20
 """What a cap holds beside the budget: the program, its libraries, what the kernel keeps for it."""
 
@@ -48,12 +55,11 @@ def arguments():
     p.add_argument("--caps", type=caps, help=f"GiB of memory, or `none` (default: {CAPS[8]} of 8 bits, {CAPS[4]} of 4)")
     p.add_argument("--tokens", type=int, default=160, help="tokens to decode")
     p.add_argument("--cold", type=int, default=32, help="how many of them count as cold, the first ones")
-    p.add_argument("--limit", type=int, default=600, help="seconds after which a run is cut; what it has decoded counts")
+    p.add_argument("--limit", type=int, default=150, help="seconds after which a run is cut; what it has decoded counts")
     p.add_argument("--layers", type=int, default=16)
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--cgroup", type=Path, help="group to make groups in (default: the root of the hierarchy that limits memory)")
-    p.add_argument("--run-args", default="", help="words for the bundle's `run`; {budget} is the cap's budget in bytes")
     p.add_argument("--reuse", action="store_true", help="take the files of an earlier run, though moec is another by now")
     p.add_argument("--keep", action="store_true", help="leave the files of the last bits on the disk")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
@@ -82,49 +88,51 @@ class Bench:
         self.groups = hierarchy(args.cgroup)
         self.logs = self.weights.cache / "log"
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.budget_words = None
 
     def group(self, cap):
         return Group(*self.groups, cap)
 
-    def profile(self):
-        """What the machine, and the disk of the cache folder, can do."""
+    def profile(self, fmt):
+        """What the machine can do, and the disk, by reads of the very file that experts are read from."""
         log("measuring the disk")
-        words = [self.args.moec, "profile-device", "--quiet", "--json", "--threads", self.args.threads, "--flash", self.weights.cache]
-        return json.loads(self.weights.run(words, "profile-device"))
+        largest = max(files(self.weights.bundle(fmt)), key=lambda path: path.stat().st_size)
+        words = [self.args.moec, "profile-device", "--quiet", "--json", "--threads", self.args.threads]
+        return json.loads(self.weights.run([*words, "--flash", largest, "--flash-time", SPAN], "profile-device"))
 
     # moec
 
-    def run_command(self, fmt, variant):
+    def run_command(self, fmt):
         """The bundle's program; where the bundle is an older one, its verbs in moec's own process."""
-        bundle = self.weights.bundle(fmt, variant)
+        bundle = self.weights.bundle(fmt)
         return [self.args.moec.resolve(), "run", bundle] if self.args.reuse else [bundle / "run"]
 
-    def budget(self, fmt, variant, cap):
-        """Words that tell `run` its budget; none where it has no such option."""
-        if cap is None:
-            return None, []
-        budget = cap - MARGIN
-        if self.budget_words is None:
-            words = self.args.run_args.split()
-            helped = self.weights.run([*self.run_command(fmt, variant), "generate", "--help"], "help")
-            self.budget_words = words or (["--budget", "{budget}"] if "--budget" in helped else [])
-        return budget, [word.format(budget=budget) for word in self.budget_words]
-
-    def generate(self, fmt, variant, cap, *more):
+    def generate(self, fmt, cap, gamma=None, words=()):
         """`run generate` on ids; those that follow are drawn, so that they do not repeat."""
-        budget, words = self.budget(fmt, variant, cap)
+        args, budget = self.args, None if cap is None else cap - MARGIN
         ids = ",".join(map(str, self.prompt))
-        command = [*self.run_command(fmt, variant), "generate", "--ids", ids, "-n", self.args.tokens, "--temperature", 1, "--seed", 1,
-                   "--threads", self.args.threads, *words, *more]
-        return Engine(variant, self.weights.bundle(fmt, variant), command, budget=budget if words else None)
+        command = [*self.run_command(fmt), "generate", "--ids", ids, "-n", args.tokens, "--temperature", 1, "--seed", 1, "--threads", args.threads]
+        command += ["--no-budget"] if cap is None else ["--budget", budget]
+        command += ["--no-big-little"] if gamma is None else ["--gamma", f"{gamma:.9f}"]
+        name = MOEC if gamma is None else LITTLE
+        return Engine(name, self.weights.bundle(fmt), [*command, *words], budget=budget)
 
-    def said(self, fmt, variant, cap):
+    def said(self, fmt, cap, gamma=None):
         """What `run generate --json` says of itself, in a run of its own: it prints no token before the last."""
-        engine = self.generate(fmt, variant, cap, "--json")
+        engine = self.generate(fmt, cap, gamma, ["--json"])
         forget(engine.files)
         with self.group(cap) as group:
-            return json.loads(self.weights.run(group.enter(engine.command), f"json-{variant}"))
+            return json.loads(self.weights.run(group.enter(engine.command), f"json-{fmt}"))
+
+    def gammas(self, fmt, tokens):
+        """γ by the share of tokens that fall back, from what the full model makes of these tokens."""
+        path = self.weights.cache / "logits.safetensors"
+        ids = ",".join(map(str, tokens[:-1]))
+        try:
+            self.weights.run([*self.run_command(fmt), "logits", "--no-budget", "--ids", ids, "--out", path], f"logits-{fmt}")
+            found = little.largest_probabilities(path)[PROMPT:]
+        finally:
+            path.unlink(missing_ok=True)
+        return {ratio: little.gamma(found, ratio) for ratio in little.RATIOS}
 
     # llama.cpp
 
@@ -164,38 +172,51 @@ class Bench:
             row[key] = max((getattr(r, key) or 0 for r in good), default=0) or None
         return row | ({"said": said} if said else {})
 
+    def alternate(self, bits, cap, engines):
+        """Every engine in its turn, so that what disturbs the machine disturbs all."""
+        found = {key: [] for key in engines}
+        for turn in range(self.args.repeat):
+            for key, engine in list(engines.items())[:: 1 if turn % 2 == 0 else -1]:
+                if any(run.failed for run in found[key]):
+                    continue
+                run = self.once(engine, cap, f"{key[0].split(',')[0]}-{FORMAT[bits]}")
+                found[key].append(run)
+                log(f"  {report.cap_name(cap)}: {engine.name}: {report.in_words(self.row(engine, bits, cap, [run]))}")
+        return found
+
     def measure(self, bits):
         args, fmt = self.args, FORMAT[bits]
         log(f"{bits} bits")
+        best = best_of.measure(self.weights, fmt, args.threads)
         shape = self.weights.ready(fmt)
         self.prompt = prompt_ids(0, PROMPT, shape.vocab)
-        disk = self.profile()
-        tokens = self.prompt + self.said(fmt, "moec", None)["ids"]
+        disk = self.profile(fmt)
+        tokens = self.prompt + self.said(fmt, None)["ids"]
+        gammas = self.gammas(fmt, tokens)
         rows = []
         for cap in args.caps or caps(CAPS[bits]):
-            engines = [self.generate(fmt, variant, cap) for variant in VARIANTS] + [self.llama(fmt, False, tokens)]
+            ours = {(MOEC, None): None}
+            if cap == caps(str(LITTLE_CAP[bits]))[0]:
+                ours |= {(LITTLE, ratio): gamma for ratio, gamma in gammas.items()}
+            engines = {key: self.generate(fmt, cap, gamma) for key, gamma in ours.items()}
+            peers = [self.llama(fmt, False, tokens)]
             if cap is None:
                 # Copies of the weights do not fit under a cap.
-                engines.append(self.llama(fmt, True, tokens))
-            found = {engine.name: [] for engine in engines}
-            for turn in range(args.repeat):
-                for engine in engines if turn % 2 == 0 else engines[::-1]:
-                    runs = found[engine.name]
-                    if any(run.failed for run in runs):
-                        continue
-                    runs.append(self.once(engine, cap, f"{engine.name.split(',')[0]}-{fmt}"))
-                    log(f"  {report.cap_name(cap)}: {engine.name}: {report.in_words(self.row(engine, bits, cap, runs[-1:]))}")
-            for engine in engines:
+                peers.append(self.llama(fmt, True, tokens))
+            engines |= {(engine.name, None): engine for engine in peers}
+            found = self.alternate(bits, cap, engines)
+            for key, engine in engines.items():
                 said = None
-                if engine.name in VARIANTS and not found[engine.name][-1].failed:
-                    said = {key: value for key, value in self.said(fmt, engine.name, cap).items() if key != "ids"}
-                rows.append(self.row(engine, bits, cap, found[engine.name], said) | {"least": least_read(shape, fmt, cap)})
-        return {"rows": rows, "machine": self.profile_again(disk), "gguf_bytes": self.weights.gguf(fmt).stat().st_size,
+                if key in ours and not found[key][-1].failed:
+                    said = {name: value for name, value in self.said(fmt, cap, ours[key]).items() if name != "ids"}
+                row = self.row(engine, bits, cap, found[key], said) | {"least": least_read(shape, fmt, cap)}
+                rows.append(row | ({"gamma": ours[key]} if ours.get(key) is not None else {}))
+        return {"rows": rows, "best_of": best, "machine": self.profile_again(fmt, disk), "gguf_bytes": self.weights.gguf(fmt).stat().st_size,
                 "bundle_bytes": sum(p.stat().st_size for p in files(self.weights.bundle(fmt)))}
 
-    def profile_again(self, old):
+    def profile_again(self, fmt, old):
         """The better of two measurements, before and after, counts as what the disk can do."""
-        new = self.profile()
+        new = self.profile(fmt)
         for a, b in zip(old["flash"]["rates"], new["flash"]["rates"]):
             b["gb_per_s"] = max(a["gb_per_s"], b["gb_per_s"])
         return new

@@ -74,6 +74,9 @@ def table(bits, part):
     out = [cells(*HEAD), cells(*["---"] * len(HEAD))]
     for row in rows:
         name = row["engine"] + (" (cut)" if row.get("cut") else "")
+        fallbacks = field(row, "fallback_ratio")
+        if "gamma" in row and fallbacks is not None:
+            name += f", {100 * fallbacks:.0f} % fall back"
         first = [cap_name(row["cap"]), f"**{name}**" if name.startswith("moec") else name]
         if "failed" in row:
             out.append(cells(*first, gib(row["budget"]), row["failed"].replace("|", "/"), *["-"] * 6, gib(row.get("peak")), "-", "-"))
@@ -91,6 +94,19 @@ def table(bits, part):
             gib(row["peak"]), gib(row["anonymous"]), gib(row["rss"]),
         ))
     return out
+
+
+def best_of(part):
+    """One line on several sequences in one batch."""
+    b = part.get("best_of")
+    if not b:
+        return []
+    return [
+        "",
+        f"Best of {b['best_of']} with all experts in memory ({b['layers']} layers of the same shapes, {b['gen']} tokens after a prompt of "
+        f"{b['prompt']}, medians of {b['repeat']} by turns): {number(b['best_of_tokens_per_s'])} tokens/s, **{b['speedup']:.2f}×** the "
+        f"{number(b['single_runs_tokens_per_s'])} of {b['best_of']} single runs.",
+    ]
 
 
 def conditions(bits, part):
@@ -113,10 +129,12 @@ def markdown(results):
         "kernel read from the disk. *Least*: what a token must read if as many experts as the cap holds stay in memory: "
         "with every expert as likely as any other, with those that are chosen most often, and with the best that a cache could do that "
         "knew the future. *Peak of the group*: as the kernel accounts for it, page cache included; *of no file*: the part that it "
-        "cannot drop; *RSS*: also counts pages that are mapped. In brackets: times llama.cpp.",
+        "cannot drop; *RSS*: also counts pages that are mapped. *Fall back*: tokens of big-little decoding that were decoded with all "
+        "experts after all; γ is set for that share, since random weights are never as sure as a trained model. In brackets: times "
+        "llama.cpp. *Cut*: stopped for taking too long; what it had decoded counts.",
     ]
     for bits in sorted(results, key=int, reverse=True):
-        parts += ["", conditions(bits, results[bits]), "", *table(bits, results[bits])]
+        parts += ["", conditions(bits, results[bits]), "", *table(bits, results[bits]), *best_of(results[bits])]
     return "\n".join(parts) + "\n"
 
 

@@ -19,8 +19,8 @@ COUNTS = ROOT / "golden" / "traces" / "olmoe_expert_counts.csv"
 FORMAT = {8: "q8", 4: "q4"}
 POLICY = "lfu half_life=0 bypass=1"
 """What keeps experts: routing that repeats only by popularity, for all time, is what this policy is the best for."""
-VARIANTS = {"moec": f'[memory]\nbudget = "4.5 GiB"\nprefetch = 1\npolicy = "{POLICY}"\n'}
-"""Bundles that are compared: name, and what its model.toml says besides."""
+LINES = f'[memory]\nbudget = "4.5 GiB"\nprefetch = 1\npolicy = "{POLICY}"\n[decode]\nbig_little = true\n'
+"""What model.toml says besides. Each run is told its own budget, and whether to try fewer experts first."""
 CHUNK = 64
 """Tokens of a prompt that an engine computes at once: few, since its buffers grow with them."""
 TOML = """[model]
@@ -28,6 +28,7 @@ source = "{source}"
 [shapes]
 max_context = {context}
 prefill_chunk = {chunk}
+decode_batch = {batch}
 [weights]
 experts = "{fmt}"
 attention = "{fmt}"
@@ -44,8 +45,8 @@ class Weights(Models):
         super().__init__(folder, moec, venvs)
         self.layers, self.context, self.reuse = layers, context, reuse
 
-    def bundle(self, fmt, variant="moec"):
-        return self.cache / f"{variant}-{fmt}.moec"
+    def bundle(self, fmt):
+        return self.cache / f"moec-{fmt}.moec"
 
     def gguf(self, fmt):
         return self.cache / f"olmoe-{fmt}.gguf"
@@ -64,17 +65,14 @@ class Weights(Models):
     def make(self, fmt):
         source = self.cache / "checkpoint"
         log(f"  writing {self.layers} layers of OLMoE-1B-7B's shapes, routed as in {COUNTS.name}")
-        self.cache.mkdir(parents=True, exist_ok=True)
-        words = [self.moec, "synth", "--quiet", "--like", "olmoe", "--layers", self.layers, "--popularity", COUNTS, source]
-        self.run(words, "synth")
+        self.synth(source, self.layers)
         config = json.loads((source / "config.json").read_text())
         size = sum(path.stat().st_size for path in source.iterdir())
-        room = shutil.disk_usage(self.cache).free - size * BITS[fmt] / 16 * len(VARIANTS) - SPARE
+        room = shutil.disk_usage(self.cache).free - size * BITS[fmt] / 16 - SPARE
         try:
             if room < 0:
                 raise Failed(f"{self.cache} lacks {-room / 1e9:.1f} GB: give another folder with --cache")
-            for variant, lines in VARIANTS.items():
-                self.build(fmt, source, variant, lines)
+            self.build(fmt, source, self.bundle(fmt), self.context, lines=LINES)
             log(f"  converting {self.gguf(fmt).name}")
             words = [self.venvs.python("llama"), PEERS / "convert" / "to_gguf.py", source, self.gguf(fmt), fmt]
             self.run([*words, "--direct", "--consume"], "gguf")
@@ -82,11 +80,18 @@ class Weights(Models):
             shutil.rmtree(source)
         return config
 
-    def build(self, fmt, source, variant, lines):
-        log(f"  building {self.bundle(fmt, variant).name}")
+    def synth(self, source, layers):
+        self.cache.mkdir(parents=True, exist_ok=True)
+        words = [self.moec, "synth", "--quiet", "--like", "olmoe", "--layers", layers, "--popularity", COUNTS, source]
+        self.run(words, "synth")
+
+    def build(self, fmt, source, bundle, context, batch=1, lines=""):
+        """A bundle that decodes one sequence, or as many as `batch` too."""
+        log(f"  building {bundle.name}")
         toml = self.cache / "model.toml"
-        toml.write_text(TOML.format(source=source.resolve(), context=self.context, chunk=CHUNK, fmt=fmt) + lines)
-        self.run([self.moec, "build", "--quiet", toml, "-o", self.bundle(fmt, variant)], f"build-{variant}-{fmt}")
+        sizes = sorted({1, batch})
+        toml.write_text(TOML.format(source=source.resolve(), context=context, chunk=CHUNK, batch=sizes, fmt=fmt) + lines)
+        self.run([self.moec, "build", "--quiet", toml, "-o", bundle], f"build-{bundle.stem}")
 
     def drop(self):
         """Removes all that was made, of whatever format."""

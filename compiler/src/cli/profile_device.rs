@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 /// Bytes that one access of the measured stream of reads takes.
 const BLOCK: u64 = 64;
 
-/// How long each figure of flash is measured.
-const SPAN: Duration = Duration::from_millis(100);
+/// Fewest bytes of a file that is measured: an eighth of them must hold some of the smallest blocks.
+const LEAST_FILE: u64 = 4 << 20;
 
 /// Measure this machine, write a device file
 ///
@@ -35,13 +35,16 @@ pub struct Args {
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
-    /// Measure the disk of this folder, too, with a file that is removed again; `MOEC_FLASH` chooses how
-    /// it is read (`io_uring`, `pread`)
-    #[arg(long, value_name = "FOLDER")]
+    /// Measure a disk, too: that of a folder, with a file that is removed again, or a file that is there,
+    /// such as a bundle's weights; `MOEC_FLASH` chooses how it is read (`io_uring`, `pread`)
+    #[arg(long, value_name = "FOLDER|FILE")]
     pub flash: Option<PathBuf>,
-    /// Size of that file in MiB: more than the drive itself caches
+    /// Size of the file that is made in a folder, in MiB: more than the drive itself caches
     #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..=65536))]
     pub flash_size: u32,
+    /// Milliseconds that each figure of a disk is measured
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60000))]
+    pub flash_time: u32,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
@@ -65,8 +68,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     }
     let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
         .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
-    let flash =
-        args.flash.as_ref().map(|folder| measure_disk(folder, args.flash_size, progress)).transpose()?;
+    let flash = args.flash.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
     let device = Device {
         description: format!("{}, measured by `moec profile-device`", processor_name()),
         family: Family::Cpu,
@@ -141,21 +143,32 @@ fn memory(found: &Roofline) -> Memory {
     }
 }
 
-/// Reads the disk that holds a folder.
-fn measure_disk(folder: &Path, mib: u32, progress: &Progress) -> Result<FlashRates> {
-    let bytes = u64::from(mib) << 20;
-    if disk::free_bytes(folder).is_some_and(|free| free < bytes) {
-        return Err(Error::environment(format!("`{}` has no room for {mib} MiB", folder.display()))
-            .hint("give another folder with `--flash`, or fewer MiB with `--flash-size`"));
-    }
+/// Reads the disk that holds a folder, by way of a file of our own, or a file.
+fn measure_disk(path: &Path, args: &Args, progress: &Progress) -> Result<FlashRates> {
     let options = Options { reader: Choice::from_env().map_err(Error::from)?, ..Options::default() };
-    let scratch = Scratch::create(folder, bytes).map_err(Error::from)?;
+    let span = Duration::from_millis(args.flash_time.into());
     let mut tick = |r: &Rate| {
         let order = if r.point.random { "random" } else { "sequential" };
         let (block, depth) = (r.point.block_bytes >> 10, r.point.depth);
         progress.stage("Measured", &format!("{order} reads of {block} KiB, {depth} in flight"));
     };
-    measure_flash(scratch.path(), &points(bytes), &options, SPAN, &mut tick).map_err(Error::from)
+    if let Some(file) = fs::metadata(path).ok().filter(fs::Metadata::is_file) {
+        let (bytes, shown) = (file.len(), path.display());
+        if bytes < LEAST_FILE {
+            let least = human::bytes(LEAST_FILE);
+            return Err(Error::input(format!("`{shown}` has {}: too small to measure", human::bytes(bytes)))
+                .hint(format!("give a file of {least} or more, or a folder")));
+        }
+        return measure_flash(path, &points(bytes), &options, span, &mut tick).map_err(Error::from);
+    }
+    let mib = args.flash_size;
+    let bytes = u64::from(mib) << 20;
+    if disk::free_bytes(path).is_some_and(|free| free < bytes) {
+        return Err(Error::environment(format!("`{}` has no room for {mib} MiB", path.display()))
+            .hint("give another folder with `--flash`, or fewer MiB with `--flash-size`"));
+    }
+    let scratch = Scratch::create(path, bytes).map_err(Error::from)?;
+    measure_flash(scratch.path(), &points(bytes), &options, span, &mut tick).map_err(Error::from)
 }
 
 fn flash_memory(flash: &FlashRates) -> Memory {
