@@ -75,6 +75,11 @@ def legend(names, y):
     return out
 
 
+def rate(row):
+    """Tokens per second of warm tokens; of those before, where a run was cut before there were any."""
+    return row["warm"]["rate"] or row["cold"]["rate"]
+
+
 def svg(results):
     """All panels: a row for each number of bits."""
     parts, named = [], {}
@@ -88,12 +93,12 @@ def svg(results):
         read = [gb(r["warm"]["read"]) for r in rows] + [gb(v) for r in rows for v in r["least"].values()]
         read += [gb(belady(r, results[bits]["conditions"]["tokens"])) for r in rows]
         read = [v for v in read if v and v >= 1e-3]
-        speed = Panel(LEFT, y, f"{bits} bits, warm", "tokens/s", caps, [r["warm"]["rate"] for r in rows])
+        speed = Panel(LEFT, y, f"{bits} bits, warm", "tokens/s", caps, [rate(r) for r in rows])
         bytes_ = Panel(LEFT + WIDTH + GAP, y, f"{bits} bits, read per token", "GB", caps, read)
         for name in dict.fromkeys(r["engine"] for r in rows):
             named[name] = (name, COLOURS.get(name, "#15803d"), False)
             mine = [r for r in rows if r["engine"] == name]
-            speed.curve([(r["cap"], r["warm"]["rate"]) for r in mine], named[name][1], name)
+            speed.curve([(r["cap"], rate(r)) for r in mine], named[name][1], name)
             bytes_.curve([(r["cap"], gb(r["warm"]["read"])) for r in mine], named[name][1], name)
         least = {r["cap"]: r["least"] for r in rows}
         for key, (colour, name) in DASHED.items():

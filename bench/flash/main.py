@@ -151,7 +151,7 @@ class Bench:
         if held > 0.01:
             log(f"  {held:.0%} of {engine.name}'s files stay in the page cache")
         with self.group(cap) as group:
-            run = watch(group, engine.command, args.tokens, self.logs / f"{what}.log", engine.stdin, engine.environment, args.cold, args.limit)
+            run = watch(group, engine.command, args.tokens, self.logs / f"{what}.log", engine.stdin, engine.environment, args.limit)
         run.held = held
         return run
 

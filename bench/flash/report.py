@@ -84,7 +84,8 @@ def table(bits, part):
         base = next((r for r in rows if r["engine"] == "llama.cpp" and r["cap"] == row["cap"] and "failed" not in r), None)
         speeds = []
         for phase in ("cold", "warm"):
-            ratio = f" ({row[phase]['rate'] / base[phase]['rate']:.2f}×)" if base and base is not row else ""
+            one, other = row[phase]["rate"], base[phase]["rate"] if base and base is not row else None
+            ratio = f" ({one / other:.2f}×)" if one and other else ""
             speeds.append(number(row[phase]["rate"]) + ratio)
         least = " / ".join(gb(x) for x in (row["least"]["uniform"], row["least"]["popular"], belady(row, tokens)))
         share = disk_share(row, part["machine"])

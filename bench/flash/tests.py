@@ -58,10 +58,10 @@ class Tests(unittest.TestCase):
     def test_a_run_that_takes_too_long_counts_as_far_as_it_came(self):
         with tempfile.TemporaryDirectory() as folder:
             slow = "printf 1; while :; do printf ,2; sleep 0.05; done"
-            run = watch(Plain(), ["sh", "-c", slow], 1000, Path(folder) / "log", cold=2, limit=1.5)
+            run = watch(Plain(), ["sh", "-c", slow], 1000, Path(folder) / "log", limit=1.5)
             self.assertTrue(run.cut and not run.failed and len(run.moments) > 10)
             self.assertLess(run.span(2, 999)["rate"], 21)
-            run = watch(Plain(), ["sh", "-c", slow], 1000, Path(folder) / "log", cold=500, limit=0.5)
+            run = watch(Plain(), ["sh", "-c", slow], 1000, Path(folder) / "log", limit=0.1)
             self.assertIn("ended with status", run.failed)
 
     def test_groups_of_both_versions_are_found(self):

@@ -13,7 +13,7 @@ from engines import last_line
 STALL = 300
 """Seconds without a token after which a run is given up."""
 ENOUGH = 8
-"""Warm tokens that say something, where a run is cut because it takes too long."""
+"""Tokens that say something, where a run is cut because it takes too long."""
 
 
 @dataclass
@@ -69,9 +69,9 @@ def read_bytes(pid):
     return next(int(line.split()[1]) for line in Path(f"/proc/{pid}/io").read_text().splitlines() if line.startswith("read_bytes"))
 
 
-def watch(group, command, tokens, log, stdin="", environment=None, cold=0, limit=float("inf")):
+def watch(group, command, tokens, log, stdin="", environment=None, limit=float("inf")):
     """Runs a command in a group until it has printed ids of so many tokens, separated by commas, or has ended. After
-    `limit` seconds it is cut, and what it has printed counts if that is more than the `cold` tokens."""
+    `limit` seconds it is cut, and what it has printed counts if that is enough to say something."""
     run, start = Run(), time.perf_counter()
     with open(log, "w") as err:
         child = subprocess.Popen(
@@ -95,7 +95,7 @@ def watch(group, command, tokens, log, stdin="", environment=None, cold=0, limit
     run.peak = group.peak()
     if group.kills():
         run.failed = "ended by the kernel: more memory than the cap that cannot be dropped"
-    elif len(run.moments) < tokens and time.perf_counter() - start >= limit and len(run.moments) > cold + ENOUGH:
+    elif len(run.moments) < tokens and time.perf_counter() - start >= limit and len(run.moments) >= ENOUGH:
         run.cut = True
     elif len(run.moments) < tokens:
         run.failed = f"ended with status {child.returncode} after {len(run.moments)} tokens: {last_line(log)}"

@@ -14,6 +14,9 @@ const FERRIS: &str = "golden/models/ferris";
 const FOLDER: &str = "target/big-little";
 const MARKS: [&str; 2] = ["<!-- big-little -->", "<!-- /big-little -->"];
 
+/// What a run may take where experts are on flash: little more than the least that works.
+const BUDGET: &str = "29 MiB";
+
 /// Thresholds; 1 is the full model.
 const GAMMAS: [&str; 6] = ["0", "0.5", "0.7", "0.8", "0.9", "1"];
 
@@ -29,9 +32,12 @@ struct Row {
     gamma: &'static str,
     /// As `moec eval` said it.
     said: String,
-    /// Tokens per second and fallback ratio of every generation.
-    rates: Vec<f64>,
+    /// Tokens per second of every generation, by home of the experts: memory, flash.
+    rates: [Vec<f64>; 2],
+    /// Fallback ratio of every generation.
     ratios: Vec<f64>,
+    /// Bytes per token that were read from flash.
+    read: Vec<f64>,
 }
 
 /// Builds, measures, writes the table.
@@ -41,21 +47,26 @@ pub(crate) fn run() -> Result<(), Failed> {
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
     fs::create_dir_all(&folder).map_err(failed)?;
     let ferris = root().join(FERRIS);
-    let (toml, bundle) = (folder.join("model.toml"), folder.join("out.moec"));
     let text = ferris.join("eval/text.txt");
     let config = format!(
         "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 1024\n[weights]\nactivations = \"f32\"\n\
-         [decode]\nbig_little = true\n",
-        ferris.display()
+         [decode]\nbig_little = true\n[calibrate]\ntext = [\"{}\"]\n",
+        ferris.display(),
+        ferris.join("eval/calibration.txt").display()
     );
-    fs::write(&toml, config).map_err(failed)?;
-    let mut build = program(&moec);
-    build.arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle);
-    shell::run(&mut build)?;
+    let toml = folder.join("model.toml");
+    let bundles = ["memory", "flash"].map(|home| folder.join(format!("{home}.moec")));
+    // The routing of the calibration text decides who stays in memory.
+    for (bundle, budget) in bundles.iter().zip(["", BUDGET]) {
+        fs::write(&toml, format!("{config}[memory]\nbudget = \"{budget}\"\n")).map_err(failed)?;
+        let mut build = program(&moec);
+        build.arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(bundle);
+        shell::run(&mut build)?;
+    }
 
     stage("Measuring", "quality");
     let mut measure = program(&moec);
-    measure.arg("eval").arg(&bundle).arg("--text").arg(&text);
+    measure.arg("eval").arg(&bundles[0]).arg("--text").arg(&text);
     measure.arg("--qa").arg(ferris.join("eval/needle.jsonl"));
     measure.args(["--big-little", "--json", "--gamma", &GAMMAS.join(",")]);
     let said = shell::output(&mut measure).ok_or_else(|| Failed::new("the bundle cannot be measured"))?;
@@ -75,16 +86,21 @@ pub(crate) fn run() -> Result<(), Failed> {
     for prompt in prompts {
         for _ in 0..ROUNDS {
             for row in &mut rows {
-                let mut generate = program(&moec);
-                generate.arg("run").arg(&bundle).args(["generate", "--ignore-eos", "--json", "-n", TOKENS]);
-                generate.args(["--gamma", row.gamma, "--prompt", &prompt]);
-                let said = shell::output(&mut generate).unwrap_or_default();
-                let rate = number(&said, "decode_tokens_per_s");
-                let (rate, ratio) = rate
-                    .zip(number(&said, "fallback_ratio"))
-                    .ok_or_else(|| Failed::new(format!("nothing was generated with gamma {}", row.gamma)))?;
-                row.rates.push(rate);
-                row.ratios.push(ratio);
+                for (home, bundle) in bundles.iter().enumerate() {
+                    let mut generate = program(&moec);
+                    generate.arg("run").arg(bundle).args(["generate", "--ignore-eos", "--json", "-n", TOKENS]);
+                    generate.args(["--gamma", row.gamma, "--prompt", &prompt]);
+                    let said = shell::output(&mut generate).unwrap_or_default();
+                    let of = |key: &str| {
+                        let failed = || Failed::new(format!("nothing was generated with gamma {}", row.gamma));
+                        number(&said, key).ok_or_else(failed)
+                    };
+                    row.rates[home].push(of("decode_tokens_per_s")?);
+                    match home {
+                        0 => row.ratios.push(of("fallback_ratio")?),
+                        _ => row.read.push(of("bytes")? / f64::from(TOKENS.parse::<u16>().unwrap_or(1))),
+                    }
+                }
             }
         }
     }
@@ -96,28 +112,33 @@ pub(crate) fn run() -> Result<(), Failed> {
 /// The rows as Markdown; increases and speeds are against the last, the full model.
 fn table(rows: &[Row]) -> Result<String, Failed> {
     let mut out = String::from(
-        "| γ | all experts | perplexity | increase | needle | all experts when generating | decode, tokens/s | against all experts |\n\
-         |---|---|---|---|---|---|---|---|\n",
+        "| γ | all experts | perplexity | increase | needle | all experts when generating | decode, tokens/s | times γ = 1 \
+         | from flash, tokens/s | times γ = 1 | read per token |\n|---|---|---|---|---|---|---|---|---|---|---|\n",
     );
     let perplexity =
         |row: &Row| number(&row.said, "perplexity").ok_or_else(|| Failed::new("no perplexity was measured"));
     let Some(full) = rows.last() else { return Ok(out) };
-    let (reference, speed) = (perplexity(full)?, median(&full.rates));
+    let reference = perplexity(full)?;
     for row in rows {
         let share = |x: Option<f64>| x.map_or("–".to_owned(), |x| format!("{:.1} %", 100.0 * x));
         let mean = row.ratios.iter().sum::<f64>() / row.ratios.len().max(1) as f64;
+        let speed = |home: usize| {
+            let rate = median(&row.rates[home]);
+            format!("{rate:.0} | {:.2}×", rate / median(&full.rates[home]))
+        };
         // Writing to a string does not fail.
         let _ = writeln!(
             out,
-            "| {} | {} | {:.4} | {:+.2} % | {} | {} | {:.0} | {:.2}× |",
+            "| {} | {} | {:.4} | {:+.2} % | {} | {} | {} | {} | {:.2} MB |",
             row.gamma,
             share(number(&row.said, "fallback_ratio")),
             perplexity(row)?,
             100.0 * (perplexity(row)? / reference - 1.0),
             share(number(&row.said, "exact_match")),
             share(Some(mean)),
-            median(&row.rates),
-            median(&row.rates) / speed,
+            speed(0),
+            speed(1),
+            median(&row.read) / 1e6,
         );
     }
     Ok(out)
@@ -135,18 +156,21 @@ mod tests {
 
     #[test]
     fn rows_are_held_against_the_full_model() {
-        let row = |gamma, said: &str, rate| Row {
+        let row = |gamma, said: &str, rate: f64| Row {
             gamma,
             said: said.to_owned(),
-            rates: vec![rate, 0.0, 2.0 * rate],
+            rates: [vec![rate, 0.0, 2.0 * rate], vec![3.0 * rate]],
             ratios: vec![0.25, 0.75],
+            read: vec![1.5e6],
         };
         let rows = [
             row("0.5", " 0.5,\n \"perplexity\": 20.2,\n \"fallback_ratio\": 0.1\n}", 30.0),
             row("1", " 1.0, \"perplexity\": 20.0, \"exact_match\": 0.97}", 20.0),
         ];
         let Ok(table) = table(&rows) else { panic!("a table") };
-        assert!(table.contains("| 0.5 | 10.0 % | 20.2000 | +1.00 % | – | 50.0 % | 30 | 1.50× |"), "{table}");
-        assert!(table.contains("| 1 | – | 20.0000 | +0.00 % | 97.0 % | 50.0 % | 20 | 1.00× |"), "{table}");
+        let first = "| 0.5 | 10.0 % | 20.2000 | +1.00 % | – | 50.0 % | 30 | 1.50× | 90 | 1.50× | 1.50 MB |";
+        assert!(table.contains(first), "{table}");
+        let last = "| 1 | – | 20.0000 | +0.00 % | 97.0 % | 50.0 % | 20 | 1.00× | 60 | 1.00× | 1.50 MB |";
+        assert!(table.contains(last), "{table}");
     }
 }

@@ -10,6 +10,7 @@ mod cross;
 mod debian;
 mod demo;
 mod docs;
+mod hit_rates;
 mod llvm;
 mod peers;
 mod quality;
@@ -60,6 +61,11 @@ const COMMANDS: &[Command] = &[
         "big-little",
         "measure what big-little decoding costs and gains, for the README; some three minutes",
         big_little::run,
+    ),
+    (
+        "hit-rates",
+        "replay every cache policy on recorded routing, for the README; some five minutes, 8 GB of disk",
+        hit_rates::run,
     ),
     (
         "coreml-shapes",
