@@ -83,7 +83,7 @@ def rate(row):
 def svg(results):
     """All panels: a row for each number of bits."""
     parts, named = [], {}
-    order = sorted(results, key=int, reverse=True)
+    order = sorted((bits for bits in results if "rows" in results[bits]), key=int, reverse=True)
     for i, bits in enumerate(order):
         rows = [r for r in results[bits]["rows"] if "failed" not in r]
         # Also where nothing runs: what needs a larger cap has no point there.

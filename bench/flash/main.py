@@ -22,6 +22,7 @@ import report  # noqa: E402
 from common import prompt_ids  # noqa: E402
 from engines import Failed, Venvs, log  # noqa: E402
 from group import Group, NoGroup, forget, hierarchy  # noqa: E402
+from limits import Shape  # noqa: E402
 from watch import median, watch  # noqa: E402
 from weights import CHUNK, FORMAT, Weights, files, least_read  # noqa: E402
 
@@ -60,6 +61,7 @@ def arguments():
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--cgroup", type=Path, help="group to make groups in (default: the root of the hierarchy that limits memory)")
+    p.add_argument("--best-of-only", action="store_true", help="measure several sequences in one batch, nothing else")
     p.add_argument("--reuse", action="store_true", help="take the files of an earlier run, though moec is another by now")
     p.add_argument("--keep", action="store_true", help="leave the files of the last bits on the disk")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
@@ -187,7 +189,9 @@ class Bench:
     def measure(self, bits):
         args, fmt = self.args, FORMAT[bits]
         log(f"{bits} bits")
-        best = best_of.measure(self.weights, fmt, args.threads)
+        best = best_of.measure(self.weights, fmt, args.threads, Shape.of)
+        if args.best_of_only:
+            return {"best_of": best}
         shape = self.weights.ready(fmt)
         self.prompt = prompt_ids(0, PROMPT, shape.vocab)
         disk = self.profile(fmt)
@@ -225,7 +229,11 @@ class Bench:
         args, start = self.args, time.perf_counter()
         found = {}
         for bits in args.bits:
-            found[str(bits)] = self.measure(bits) | {"conditions": {
+            part = self.measure(bits)
+            if args.best_of_only:
+                found[str(bits)] = part
+                continue
+            found[str(bits)] = part | {"conditions": {
                 "tokens": args.tokens, "cold": args.cold, "prompt": PROMPT, "layers": args.layers, "threads": args.threads,
                 "repetitions": args.repeat, "margin": MARGIN, "load_before": os.getloadavg()[0], "chunk": CHUNK,
                 "llama": self.venvs.version(self.venvs.python("llama"), "llama-cpp-python"),
@@ -243,7 +251,9 @@ def main():
     except (Failed, NoGroup) as e:
         sys.exit(f"error: {e}")
     results = json.loads(args.out.read_text()) if args.out.exists() else {}
-    results |= found
+    for bits, part in found.items():
+        # What was not measured again stays.
+        results[bits] = results.get(bits, {}) | part
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     args.chart.write_text(chart.svg(results))

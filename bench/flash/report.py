@@ -97,17 +97,26 @@ def table(bits, part):
     return out
 
 
-def best_of(part):
-    """One line on several sequences in one batch."""
-    b = part.get("best_of")
-    if not b:
+def best_of(results):
+    """Several sequences in one batch."""
+    parts = [(bits, row) for bits in sorted(results, key=int, reverse=True) for row in results[bits].get("best_of", [])]
+    if not parts:
         return []
-    return [
+    many, repeat = parts[0][1]["best_of"], parts[0][1]["repeat"]
+    head = ["model", "bits", "prompt", "drawn", f"best of {many}, tokens/s", f"{many} single runs, tokens/s", "times", "bound of decoding"]
+    out = [
         "",
-        f"Best of {b['best_of']} with all experts in memory ({b['layers']} layers of the same shapes, {b['gen']} tokens after a prompt of "
-        f"{b['prompt']}, medians of {b['repeat']} by turns): {number(b['best_of_tokens_per_s'])} tokens/s, **{b['speedup']:.2f}×** the "
-        f"{number(b['single_runs_tokens_per_s'])} of {b['best_of']} single runs.",
+        f"Best of {many} with all experts in memory, prompts included; medians of {repeat}, by turns. *Bound of decoding*: bytes over bytes, "
+        "where each sequence chooses its experts alone; a prompt that is computed once instead of "
+        f"{many} times comes on top.",
+        "",
+        cells(*head), cells(*["---"] * len(head)),
     ]
+    for bits, row in parts:
+        most = "-" if row["bound"] is None else f"{row['bound']:.2f}×"
+        rates = [number(row["best_of_tokens_per_s"]), number(row["single_runs_tokens_per_s"])]
+        out.append(cells(row["model"], bits, str(row["prompt"]), str(row["gen"]), *rates, f"**{row['speedup']:.2f}×**", most))
+    return out
 
 
 def conditions(bits, part):
@@ -134,8 +143,9 @@ def markdown(results):
         "experts after all; γ is set for that share, since random weights are never as sure as a trained model. In brackets: times "
         "llama.cpp. *Cut*: stopped for taking too long; what it had decoded counts.",
     ]
-    for bits in sorted(results, key=int, reverse=True):
-        parts += ["", conditions(bits, results[bits]), "", *table(bits, results[bits]), *best_of(results[bits])]
+    for bits in (bits for bits in sorted(results, key=int, reverse=True) if "rows" in results[bits]):
+        parts += ["", conditions(bits, results[bits]), "", *table(bits, results[bits])]
+    parts += best_of(results)
     return "\n".join(parts) + "\n"
 
 

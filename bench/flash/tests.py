@@ -1,5 +1,8 @@
 """`python3 bench/flash/tests.py`: what the scripts compute themselves, without an engine."""
 
+import json
+import math
+import struct
 import sys
 import tempfile
 import unittest
@@ -8,8 +11,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent / "peers")]
 
+import best_of  # noqa: E402
 import chart  # noqa: E402
 import group  # noqa: E402
+import little  # noqa: E402
 import report  # noqa: E402
 from limits import Shape  # noqa: E402
 from watch import Moment, Run, watch  # noqa: E402
@@ -108,6 +113,31 @@ class Tests(unittest.TestCase):
                                    "| 1.00 GiB | 0.00 GiB | - |")
         self.assertEqual(lines[4].count("|"), lines[0].count("|"))
         self.assertIn("no cap", chart.svg({"8": part}))
+
+    def test_gamma_has_a_share_of_the_tokens_fall_back(self):
+        found = [i / 100 for i in range(100)]
+        self.assertEqual(little.gamma(found, 0.0), 0.0)
+        for ratio in (0.21, 0.5):
+            gamma = little.gamma(found, ratio)
+            self.assertAlmostEqual(sum(p <= gamma for p in found) / 100, ratio)
+        self.assertEqual(little.gamma([0.5], 0.5), 0.5)
+
+    def test_probabilities_are_read_from_logits(self):
+        logits = [0.0, 0.0, math.log(2.0), -200.0, -200.0, 7.0]
+        head = json.dumps({"logits": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "logits.safetensors"
+            path.write_bytes(struct.pack("<Q", len(head)) + head + struct.pack("<6f", *logits))
+            found = little.largest_probabilities(path)
+        self.assertAlmostEqual(found[0], 0.5, places=6)
+        self.assertAlmostEqual(found[1], 1.0)
+
+    def test_sequences_that_choose_alone_share_few_experts(self):
+        self.assertAlmostEqual(best_of.bound(OLMOE, 1), 1.0)
+        self.assertTrue(1.5 < best_of.bound(OLMOE, 4) < 1.7)
+        row = {"best_of": 4, "repeat": 5, "model": "m", "prompt": 8, "gen": 9, "best_of_tokens_per_s": 30.0, "single_runs_tokens_per_s": 10.0,
+               "speedup": 3.0, "bound": None}
+        self.assertIn("| m | 8 | 8 | 9 | 30 | 10 | **3.00×** | - |", report.markdown({"8": {"best_of": [row]}}))
 
 
 if __name__ == "__main__":
