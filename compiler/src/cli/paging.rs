@@ -14,7 +14,7 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
     let experts: u32 = p.layers.iter().map(|l| l.experts).sum();
     let frames = u64::from(p.frames) * p.frame_bytes;
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    vec![
+    let mut rows = vec![
         row(
             "budget",
             format!(
@@ -36,13 +36,21 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
             ),
         ),
         row("policy", p.policy.clone()),
-    ]
+    ];
+    if !p.pinned.is_empty() {
+        let bytes = p.frame_bytes.saturating_mul(p.pinned.len() as u64);
+        let what =
+            format!("{} of these experts ({}), read at the start", p.pinned.len(), human::bytes(bytes));
+        rows.push(row("pinned", what));
+    }
+    rows
 }
 
 /// What the replays said.
 pub(super) fn replays(c: &CacheDecision) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-    let mut sorted: Vec<_> = c.policies.iter().collect();
+    let pins = c.pins.iter().map(|(name, share, rate)| (format!("{name}, {share} % pinned"), *rate));
+    let mut sorted: Vec<_> = c.policies.iter().cloned().chain(pins).collect();
     sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
     let mut rows = vec![vec!["policy".to_owned(), "hit rate".to_owned()]];
     rows.extend(sorted.iter().take(SHOWN).map(|(name, rate)| vec![name.clone(), percent(*rate)]));
@@ -52,12 +60,20 @@ pub(super) fn replays(c: &CacheDecision) -> String {
     } else {
         "nothing gains enough on LRU on text that it was not chosen on"
     };
+    let without = c.held_out_unpinned.map(percent).unwrap_or_default();
+    let pinned = match (c.pinned, c.pins.is_empty()) {
+        (0, true) => "nothing was asked to be pinned".to_owned(),
+        (0, false) => format!("nothing is pinned, which gains too little on {without} there"),
+        (share, _) => {
+            format!("{share} % of the cache is pinned to the hottest experts ({without} there without)")
+        }
+    };
     format!(
-        "\ncache of experts: `{}`, which {why} ({} against {}); {} settings were replayed, the best are\n{}",
+        "\ncache of experts: `{}`, which {why} ({} against {}); {pinned}; {} settings were replayed, the best are\n{}",
         c.chosen,
         percent(c.held_out[0]),
         percent(c.held_out[1]),
-        c.policies.len(),
+        sorted.len(),
         output::table(&rows)
     )
 }
@@ -74,6 +90,8 @@ pub(super) fn value(p: &Paging, replays: Option<&CacheDecision>) -> Value {
         "frames": p.frames,
         "spare_frames": p.spare,
         "policy": p.policy,
+        "pinned": p.pinned.len(),
+        "pinned_bytes": p.frame_bytes.saturating_mul(p.pinned.len() as u64),
         "replays": replays,
     })
 }

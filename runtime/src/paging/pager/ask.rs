@@ -83,7 +83,8 @@ impl Pager {
                 cache::Event::Hit(key) => {
                     let id = self.id(key);
                     state.report.hits += 1;
-                    state.report.foreseen += u64::from(std::mem::take(&mut state.guessed[id]));
+                    let guessed = std::mem::take(&mut state.guessed[id]);
+                    state.report.foreseen += u64::from(guessed && !state.cache.is_pinned(key));
                     self.hurry(state, id);
                 }
                 cache::Event::Load(key) => {

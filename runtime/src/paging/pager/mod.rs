@@ -4,6 +4,7 @@
 //! states ([`Held`]); whether a part of it may be used is a bit that lanes look at without a lock. Nothing here allocates
 //! after [`Pager::new`], apart from what errors say.
 //!
+//! * `preload`: pinned experts, from the start.
 //! * `ask`: a layer asks for its experts, and for those of the next layers.
 //! * `reads`: what is to be read, what is being read, and what became of it.
 //! * `lanes`: who computes waits for an expert, and lets one go that only passed through.
@@ -11,6 +12,7 @@
 
 mod ask;
 mod lanes;
+mod preload;
 mod reads;
 mod report;
 
@@ -88,7 +90,7 @@ struct State {
     queues: [VecDeque<Want>; 2],
     events: Vec<cache::Event>,
     chosen: Vec<u16>,
-    /// Read ahead and not asked for yet, by number.
+    /// Read ahead, or pinned, and not asked for yet, by number.
     guessed: Vec<bool>,
     /// Where gate and up are computed, by place in the stage; and the first place where they are not.
     passed: Vec<bool>,
@@ -137,7 +139,13 @@ impl Pager {
             .collect();
         let experts = Experts::new(&layers).map_err(|e| plan(&e))?;
         let setting: Setting = paging.policy.parse().map_err(|e| plan(&e))?;
-        let cache = Cache::new(&experts, u64::from(paging.frames), &setting);
+        let key = |&(layer, expert): &(u32, u32)| {
+            Some(Key { layer: layer.try_into().ok()?, expert: expert.try_into().ok()? })
+        };
+        let pinned: Option<Vec<Key>> = paging.pinned.iter().map(key).collect();
+        let pinned = pinned.ok_or_else(|| plan(&"a pinned expert that there is not"))?;
+        let cache = Cache::with_pinned(&experts, u64::from(paging.frames), &setting, &pinned);
+        let cache = cache.map_err(|e| plan(&e))?;
         let (mut places, mut keys) = (Vec::new(), Vec::new());
         for (i, &shape) in paging.layers.iter().enumerate() {
             let first = keys.len();
@@ -158,6 +166,8 @@ impl Pager {
             budget: paging.budget,
             frames: paging.frames,
             frame_bytes: flash.buffers().bytes() as u64,
+            pinned: paging.pinned.len() as u32,
+            pinned_bytes: paging.frame_bytes.saturating_mul(paging.pinned.len() as u64),
             ..Report::default()
         };
         let state = State {
@@ -176,7 +186,7 @@ impl Pager {
             error: None,
             report,
         };
-        Ok(Self {
+        let pager = Self {
             places,
             tables,
             ready: (0..count).map(|_| AtomicU8::new(0)).collect(),
@@ -189,7 +199,9 @@ impl Pager {
             stalled: AtomicU64::new(0),
             timeline: OnceLock::new(),
             flash,
-        })
+        };
+        pager.preload(&pinned);
+        Ok(pager)
     }
 
     /// Experts and experts per token of a layer.

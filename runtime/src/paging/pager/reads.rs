@@ -87,6 +87,8 @@ impl Pager {
                 if let Some(r) = find(state, ticket) {
                     state.reading[ticket.buffer()] = None;
                     state.held[r.want.id] = Held::Here(loaded);
+                    let pinned = state.cache.is_pinned(self.keys[r.want.id]);
+                    state.report.preloaded += u64::from(pinned && state.guessed[r.want.id]);
                     if let Some(timeline) = self.timeline.get() {
                         let (layer, expert) = self.name(r.want.id);
                         timeline.read(What::Read { layer, expert, ahead: r.ahead }, r.since);

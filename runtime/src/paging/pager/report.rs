@@ -38,12 +38,22 @@ pub struct Report {
     pub frames: u32,
     /// Bytes of all frames, those for experts that pass through included.
     pub frame_bytes: u64,
+    /// Experts that are pinned.
+    pub pinned: u32,
+    /// Bytes of their frames.
+    pub pinned_bytes: u64,
+    /// Pinned experts that were in memory before anybody asked for them.
+    pub preloaded: u64,
 }
 
 impl Pager {
     /// What was done so far.
     pub(crate) fn report(&self) -> Report {
-        let mut report = self.lock().report.clone();
+        let mut report = {
+            let mut state = self.lock();
+            self.take_news(&mut state);
+            state.report.clone()
+        };
         report.belady = self.belady();
         report.flash = self.flash.stats();
         report.stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
