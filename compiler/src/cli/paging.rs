@@ -46,14 +46,20 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
     rows
 }
 
-/// What the replays said.
+/// What the replays said: the best rows, and the one that was taken.
 pub(super) fn replays(c: &CacheDecision) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-    let pins = c.pins.iter().map(|(name, share, rate)| (format!("{name}, {share} % pinned"), *rate));
+    let name = |policy: &str, share: u8| match share {
+        0 => policy.to_owned(),
+        share => format!("{policy}, {share} % pinned"),
+    };
+    let pins = c.pins.iter().map(|(policy, share, rate)| (name(policy, *share), *rate));
     let mut sorted: Vec<_> = c.policies.iter().cloned().chain(pins).collect();
     sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let chosen = name(&c.chosen, c.pinned);
+    let shown = sorted.iter().enumerate().filter(|(i, row)| *i < SHOWN || row.0 == chosen);
     let mut rows = vec![vec!["policy".to_owned(), "hit rate".to_owned()]];
-    rows.extend(sorted.iter().take(SHOWN).map(|(name, rate)| vec![name.clone(), percent(*rate)]));
+    rows.extend(shown.map(|(_, (name, rate))| vec![name.clone(), percent(*rate)]));
     rows.push(vec!["Belady (bound)".to_owned(), percent(c.bound)]);
     let why = if c.beats_lru {
         "gains on LRU on text that it was not chosen on"

@@ -4,6 +4,9 @@
 //! * `stage`: the experts of one layer in one call, in the order in which they are computed.
 //! * `ahead`: which experts of the next layers are read before they are asked for.
 //!
+//! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
+//! opened and stay; and frames that a policy shares among the other experts.
+//!
 //! Between the steps of a layer (PowerInfer-2, §4.3): `fetch` tells the pager whom the router chose. What is in memory is
 //! computed first, the others as they arrive; gate and up of an expert are multiplied while its down matrix is still on its
 //! way. Nobody waits for all: a lane that takes an expert waits for that expert.
