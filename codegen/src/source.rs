@@ -168,10 +168,14 @@ fn paging(p: &Paging) -> TokenStream {
         }
     });
     let checksums = p.checksums.iter().map(|&c| num(c));
+    let pinned = p.pinned.iter().map(|&(layer, expert)| {
+        let (layer, expert) = (num(layer), num(expert));
+        quote!((#layer, #expert))
+    });
     quote! {
         PagingRef {
             budget: #budget, threads: #threads, resident: #resident, process: #process,
-            frame_bytes: #frame_bytes, frames: #frames, spare: #spare, policy: #policy,
+            frame_bytes: #frame_bytes, frames: #frames, spare: #spare, policy: #policy, pinned: &[#(#pinned),*],
             layers: &[#(#layers),*], checksums: &[#(#checksums),*],
         }
     }

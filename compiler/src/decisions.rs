@@ -45,18 +45,37 @@ pub struct CacheDecision {
     pub bound: f64,
     /// Hit rate of what was taken, on text that it was not chosen on; and of LRU there.
     pub held_out: [f64; 2],
+    /// Percent of the cache that is pinned to the hottest experts.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub pinned: u8,
+    /// Every policy that was tried with pins: policy, percent, hit rate.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pins: Vec<(String, u8, f64)>,
+    /// Hit rate of what would have been taken without pins, on text that it was not chosen on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_out_unpinned: Option<f64>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(n: &u8) -> bool {
+    *n == 0
 }
 
 impl CacheDecision {
     /// What is kept of a choice.
     pub fn of(choice: &Choice) -> Self {
         let rows = choice.rows.iter().map(|r| (r.setting.to_string(), r.tally.hit_rate()));
+        let pins = choice.pinned_rows.iter();
+        let pins: Vec<_> = pins.map(|r| (r.setting.to_string(), r.pinned, r.tally.hit_rate())).collect();
         Self {
-            chosen: choice.setting.to_string(),
+            chosen: choice.chosen.setting.to_string(),
             beats_lru: choice.reason == Reason::BeatsLru,
             policies: rows.collect(),
             bound: choice.optimum.hit_rate(),
             held_out: [choice.held_out.hit_rate(), choice.held_out_lru.hit_rate()],
+            pinned: choice.chosen.pinned,
+            held_out_unpinned: (!pins.is_empty()).then(|| choice.held_out_unpinned.hit_rate()),
+            pins,
         }
     }
 }

@@ -24,6 +24,9 @@ pub struct Paging {
     pub spare: u32,
     /// Policy of the cache with its parameters, as the runtime reads it (`lru`, `mrs alpha=0.1 depth=2 bypass=1`).
     pub policy: String,
+    /// Experts `(layer, expert)` that are read at the start and never go, the hottest first: fewer than there are frames. Under
+    /// a smaller budget the first of them stay.
+    pub pinned: Vec<(u32, u32)>,
     /// Layers with routed experts, in order.
     pub layers: Vec<PagedLayer>,
     /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.

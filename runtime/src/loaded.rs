@@ -165,6 +165,7 @@ fn paging(p: &plan::Paging) -> PagingRef<'_> {
         frames: p.frames,
         spare: p.spare,
         policy: &p.policy,
+        pinned: &p.pinned,
         layers: &p.layers,
         checksums: &p.checksums,
     }

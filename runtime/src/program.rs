@@ -204,6 +204,8 @@ pub struct PagingRef<'a> {
     pub spare: u32,
     /// Policy of the cache.
     pub policy: &'a str,
+    /// Experts `(layer, expert)` that are read at the start and never go, the hottest first.
+    pub pinned: &'a [(u32, u32)],
     /// Layers with routed experts.
     pub layers: &'a [PagedLayer],
     /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.

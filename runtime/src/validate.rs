@@ -8,6 +8,7 @@ use crate::flash::BLOCK;
 use crate::program::{Arg, Builtin, Code, EntryRef, Grid, PagedLayer, PagingRef, Program, RowSpace, Step};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::ALIGN;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// Checks every index and every range of a program.
@@ -71,6 +72,14 @@ fn check_paging(p: &Program<'_>, paging: &PagingRef<'_>) -> Result<(), String> {
         if !neighbours {
             return Err(format!("the experts of layer {i} do not lie as they are read"));
         }
+    }
+    let fits = paging.pinned.is_empty() || (paging.pinned.len() as u64) < u64::from(paging.frames);
+    let mut seen = BTreeSet::new();
+    let own = |&(layer, expert): &(u32, u32)| {
+        paging.layers.get(layer as usize).is_some_and(|l| expert < l.experts) && seen.insert((layer, expert))
+    };
+    if !fits || !paging.pinned.iter().all(own) {
+        return Err(format!("{} pinned experts in {} frames", paging.pinned.len(), paging.frames));
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use super::output;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
-use moec_runtime::cache::{Choice, Reason, Tally, Trace, choose};
+use moec_runtime::cache::{Choice, Pin, Reason, Row, Tally, Trace, choose};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::str::FromStr;
@@ -52,7 +52,7 @@ fn sizes(trace: &Trace, shares: &[Share]) -> Result<Vec<Sized>> {
     let all = trace.experts().count() as f64;
     let sized = |&share: &Share| {
         let experts = (all * share.0 / 100.0).round().max(1.0) as u64;
-        let choice = choose(trace, experts).map_err(|e| Error::input(e.to_string()))?;
+        let choice = choose(trace, experts, Pin::Auto).map_err(|e| Error::input(e.to_string()))?;
         Ok(Sized { share, experts, choice })
     };
     shares.iter().map(sized).collect()
@@ -81,6 +81,9 @@ fn text(trace: &Trace, sized: &[Sized]) -> String {
         let name = best(&sized[0]).setting.info().name;
         rows.push(row(name, &|s| percent(best(s).tally)));
     }
+    rows.push(row("best with pins", &|s| {
+        s.choice.best_pinned().map_or("-".to_owned(), |r| percent(r.tally))
+    }));
     rows.push(row("Belady (bound)", &|s| percent(s.choice.optimum)));
     out += &output::table(&rows);
     out.push('\n');
@@ -88,7 +91,7 @@ fn text(trace: &Trace, sized: &[Sized]) -> String {
     for Sized { share, choice, .. } in sized {
         rows.push(vec![
             format!("{} %", share.0),
-            choice.setting.to_string(),
+            choice.chosen.to_string(),
             percent(choice.held_out),
             percent(choice.held_out_lru),
             why(choice),
@@ -96,10 +99,11 @@ fn text(trace: &Trace, sized: &[Sized]) -> String {
     }
     out += &output::table(&rows);
     out.push('\n');
-    let mut rows = vec![["cache", "best of each policy"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["cache", "best of each policy, and with pins"].map(str::to_owned).to_vec()];
     for Sized { share, choice, .. } in sized {
         let best = choice.best_of_each();
-        let best = best.iter().map(|row| vec![format!("{} %", share.0), row.setting.to_string()]);
+        let best = best.into_iter().chain(choice.best_pinned());
+        let best = best.map(|row| vec![format!("{} %", share.0), row.to_string()]);
         rows.extend(best);
     }
     out + &output::table(&rows)
@@ -108,6 +112,9 @@ fn text(trace: &Trace, sized: &[Sized]) -> String {
 fn why(choice: &Choice) -> String {
     let margin = 100.0 * choice.margin();
     match choice.reason {
+        _ if choice.chosen.pinned > 0 => {
+            format!("pins gain on {} there without", percent(choice.held_out_unpinned))
+        }
         Reason::BeatsLru => format!("gains {margin:.1} points or more on held-out tokens"),
         Reason::NothingBeatsLru => format!("nothing gains {margin:.1} points on held-out tokens"),
     }
@@ -116,22 +123,27 @@ fn why(choice: &Choice) -> String {
 fn as_value(trace: &Trace, sized: &[Sized]) -> Value {
     let tally = |t: Tally| json!({"hits": t.hits, "misses": t.misses, "hit_rate": t.hit_rate()});
     let size = |s: &Sized| {
-        let rows = s.choice.rows.iter().map(|r| {
+        let row = |r: &Row| {
             let mut value = tally(r.tally);
             value["setting"] = r.setting.to_string().into();
             value["policy"] = r.setting.info().name.into();
+            value["pinned_percent"] = r.pinned.into();
             value
-        });
+        };
         json!({
             "percent": s.share.0,
             "experts": s.experts,
-            "chosen": s.choice.setting.to_string(),
+            "chosen": s.choice.chosen.setting.to_string(),
+            "pinned_percent": s.choice.chosen.pinned,
+            "pinned": s.choice.pinned.len(),
             "beats_lru": s.choice.reason == Reason::BeatsLru,
-            "chosen_hit_rate": s.choice.chosen().hit_rate(),
+            "chosen_hit_rate": s.choice.chosen.tally.hit_rate(),
             "held_out": tally(s.choice.held_out),
+            "held_out_unpinned": tally(s.choice.held_out_unpinned),
             "held_out_lru": tally(s.choice.held_out_lru),
             "bound": tally(s.choice.optimum),
-            "settings": rows.collect::<Vec<_>>(),
+            "settings": s.choice.rows.iter().map(row).collect::<Vec<_>>(),
+            "pinned_settings": s.choice.pinned_rows.iter().map(row).collect::<Vec<_>>(),
         })
     };
     json!({

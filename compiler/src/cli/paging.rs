@@ -14,7 +14,7 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
     let experts: u32 = p.layers.iter().map(|l| l.experts).sum();
     let frames = u64::from(p.frames) * p.frame_bytes;
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    vec![
+    let mut rows = vec![
         row(
             "budget",
             format!(
@@ -36,28 +36,50 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
             ),
         ),
         row("policy", p.policy.clone()),
-    ]
+    ];
+    if !p.pinned.is_empty() {
+        let bytes = p.frame_bytes.saturating_mul(p.pinned.len() as u64);
+        let what =
+            format!("{} of these experts ({}), read at the start", p.pinned.len(), human::bytes(bytes));
+        rows.push(row("pinned", what));
+    }
+    rows
 }
 
-/// What the replays said.
+/// What the replays said: the best rows, and the one that was taken.
 pub(super) fn replays(c: &CacheDecision) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
-    let mut sorted: Vec<_> = c.policies.iter().collect();
+    let name = |policy: &str, share: u8| match share {
+        0 => policy.to_owned(),
+        share => format!("{policy}, {share} % pinned"),
+    };
+    let pins = c.pins.iter().map(|(policy, share, rate)| (name(policy, *share), *rate));
+    let mut sorted: Vec<_> = c.policies.iter().cloned().chain(pins).collect();
     sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let chosen = name(&c.chosen, c.pinned);
+    let shown = sorted.iter().enumerate().filter(|(i, row)| *i < SHOWN || row.0 == chosen);
     let mut rows = vec![vec!["policy".to_owned(), "hit rate".to_owned()]];
-    rows.extend(sorted.iter().take(SHOWN).map(|(name, rate)| vec![name.clone(), percent(*rate)]));
+    rows.extend(shown.map(|(_, (name, rate))| vec![name.clone(), percent(*rate)]));
     rows.push(vec!["Belady (bound)".to_owned(), percent(c.bound)]);
     let why = if c.beats_lru {
         "gains on LRU on text that it was not chosen on"
     } else {
         "nothing gains enough on LRU on text that it was not chosen on"
     };
+    let without = c.held_out_unpinned.map(percent).unwrap_or_default();
+    let pinned = match (c.pinned, c.pins.is_empty()) {
+        (0, true) => "nothing was asked to be pinned".to_owned(),
+        (0, false) => format!("nothing is pinned, which gains too little on {without} there"),
+        (share, _) => {
+            format!("{share} % of the cache is pinned to the hottest experts ({without} there without)")
+        }
+    };
     format!(
-        "\ncache of experts: `{}`, which {why} ({} against {}); {} settings were replayed, the best are\n{}",
+        "\ncache of experts: `{}`, which {why} ({} against {}); {pinned}; {} settings were replayed, the best are\n{}",
         c.chosen,
         percent(c.held_out[0]),
         percent(c.held_out[1]),
-        c.policies.len(),
+        sorted.len(),
         output::table(&rows)
     )
 }
@@ -74,6 +96,8 @@ pub(super) fn value(p: &Paging, replays: Option<&CacheDecision>) -> Value {
         "frames": p.frames,
         "spare_frames": p.spare,
         "policy": p.policy,
+        "pinned": p.pinned.len(),
+        "pinned_bytes": p.frame_bytes.saturating_mul(p.pinned.len() as u64),
         "replays": replays,
     })
 }

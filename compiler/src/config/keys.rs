@@ -5,8 +5,11 @@ use super::{Activations, Config, Home, KvCache, Overflow};
 use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
-use moec_runtime::cache::Setting;
+use moec_runtime::cache::{Pin, Setting};
 use std::path::PathBuf;
+
+/// Most of the cache that may be pinned, in percent: a policy has the rest.
+const MOST_PINNED: u8 = 90;
 
 /// A key.
 pub struct Key {
@@ -165,6 +168,28 @@ pub const KEYS: &[Key] = &[
                 return Err(Wrong::Range);
             }
             c.memory.policy = named.then(|| text.to_owned());
+            Ok(())
+        },
+    },
+    Key {
+        section: "memory",
+        name: "pin",
+        default: "\"auto\"",
+        range: "\"auto\", a share of the cache up to \"90%\", or 0",
+        help: &[
+            "How much of the cache is for experts that never leave it and are read at the start: those that the profile",
+            "used most often. `auto` pins what the replays of the profile say, and nothing where `policy` names one.",
+        ],
+        set: |c, v| {
+            let percent = match v.text() {
+                Ok("auto") => None,
+                Ok(text) => {
+                    let percent = text.strip_suffix('%').and_then(|n| n.trim().parse().ok());
+                    Some(percent.filter(|n| *n <= MOST_PINNED).ok_or(Wrong::Range)?)
+                }
+                Err(_) => Some(v.integer(0..=0).map_err(|w| w.of("a string"))? as u8),
+            };
+            c.memory.pin = percent.map_or(Pin::Auto, Pin::Percent);
             Ok(())
         },
     },

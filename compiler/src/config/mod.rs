@@ -19,6 +19,7 @@ use crate::{Error, Result};
 pub use moec_cpu::Activations;
 pub use moec_ir::placement::Overflow;
 use moec_ir::{Format, WeightClass};
+use moec_runtime::cache::Pin;
 use std::path::{Path, PathBuf};
 
 /// Longest sequence where `shapes.max_context` is not given and the model's own limit is not shorter.
@@ -196,6 +197,8 @@ pub struct Memory {
     pub budget: Option<u64>,
     /// Policy of the cache of experts, with its parameters; `None`: the one that reads least in the profile.
     pub policy: Option<String>,
+    /// Share of the cache for experts that never go.
+    pub pin: Pin,
     /// Layers ahead whose experts are read before they are asked for.
     pub prefetch: usize,
     /// Threads that the budget is for; `None`: as many as this machine has cores.
@@ -204,7 +207,8 @@ pub struct Memory {
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { kv_cache: KvCache::Auto, budget: None, policy: None, prefetch: 1, threads: None }
+        let (policy, pin) = (None, Pin::Auto);
+        Self { kv_cache: KvCache::Auto, budget: None, policy, pin, prefetch: 1, threads: None }
     }
 }
 

@@ -3,14 +3,16 @@
 //! `[memory] budget` is a promise. What every run needs is summed up first: weights outside of experts, activations, scratch
 //! of every thread, the KV cache of every slot, and room for the process itself. The rest is frames of one expert each: a few
 //! through which experts pass that are not kept, all others for the cache. Which policy keeps what is chosen by replaying the
-//! routing that calibration recorded (HybriMoE, §IV-D; the bound is Belady's).
+//! routing that calibration recorded (HybriMoE, §IV-D; the bound is Belady's). The same replays say how much of the cache is
+//! pinned to the hottest experts, which are read at the start and never go: what PowerInfer-2 (§4.2) does with regions of hot and
+//! cold neurons, with whole experts.
 
 use crate::error::{Error, Result};
 use crate::human;
 use crate::profile::Profile;
 use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
-use moec_runtime::cache::{self, Choice, Setting};
+use moec_runtime::cache::{self, Choice, Key, Pin, Setting, Trace};
 use moec_runtime::flash::BLOCK;
 
 /// Frames that are there for experts that pass through. With fewer than two nothing could be read while another is computed.
@@ -99,6 +101,7 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
         frames: LEAST,
         spare: SPARE,
         policy: Setting::lru().to_string(),
+        pinned: Vec::new(),
         layers,
         checksums,
     }
@@ -121,6 +124,8 @@ pub struct Wanted<'a> {
     pub tokenizer: u64,
     /// Policy by name with parameters; `None`: the one that reads least.
     pub policy: Option<&'a str>,
+    /// Share of the cache for experts that never go.
+    pub pin: Pin,
 }
 
 /// What was chosen, for `moec explain`.
@@ -133,7 +138,7 @@ pub struct Paged {
 /// Fills the frames of a plan that is final otherwise.
 ///
 /// # Errors
-/// A budget that cannot work, with the smallest that can; a policy that does not exist.
+/// A budget that cannot work, with the smallest that can; a policy that does not exist; pins without recorded routing.
 pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> Result<Paged> {
     let sums = sums(plan, wanted);
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
@@ -153,27 +158,10 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
                 human::bytes_up(least)
             ))
     };
-    let (policy, choice) = match wanted.policy {
-        Some(name) => {
-            let setting: Setting =
-                name.parse().map_err(|e: cache::CacheError| Error::input(e.to_string()))?;
-            (setting, None)
-        }
-        None => match profile.filter(|p| !p.routes.is_empty()) {
-            Some(profile) => {
-                let trace = profile.routes.trace(&profile.layers);
-                let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
-                let capacity = frames(SPARE).ok_or_else(too_small)?;
-                match cache::choose(&trace, u64::from(capacity)) {
-                    Ok(choice) => (choice.setting.clone(), Some(choice)),
-                    // A short text says nothing of policies.
-                    Err(cache::CacheError::TooShort { .. }) => (Setting::lru(), None),
-                    Err(e) => return Err(Error::bug(e.to_string())),
-                }
-            }
-            None => (Setting::lru(), None),
-        },
-    };
+    let capacity = frames(SPARE).ok_or_else(too_small)?;
+    let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
+    let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
+    let Kept { policy, percent, pinned, choice } = kept(wanted, trace.as_ref(), u64::from(capacity))?;
     let bypasses = policy.to_string().contains("bypass=1");
     let spare = [if bypasses { SPARE_FOR_BYPASS } else { SPARE }, SPARE];
     let (spare, frames) =
@@ -183,7 +171,52 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     (paging.resident, paging.process) = (sums.resident(), sums.process);
     (paging.frames, paging.spare) = (frames, spare);
     paging.policy = policy.to_string();
+    // With frames for those that bypass the cache it is smaller than it was for the replays.
+    let most = u64::from(frames) * u64::from(percent) / 100;
+    paging.pinned = pinned.iter().take(most as usize).map(|k| (k.layer.into(), k.expert.into())).collect();
     Ok(Paged { choice })
+}
+
+/// Who stays.
+struct Kept {
+    policy: Setting,
+    /// Share of the cache that is pinned.
+    percent: u8,
+    /// To whom, the hottest first.
+    pinned: Vec<Key>,
+    choice: Option<Choice>,
+}
+
+/// As asked for, else as the replays say; LRU without any.
+fn kept(wanted: Wanted<'_>, trace: Option<&Trace>, capacity: u64) -> Result<Kept> {
+    let asked = match wanted.pin {
+        Pin::Percent(percent) => percent,
+        Pin::Auto => 0,
+    };
+    let named = wanted.policy.map(str::parse::<Setting>).transpose();
+    let named = named.map_err(|e| Error::input(e.to_string()))?;
+    let Some(trace) = trace else {
+        if asked > 0 {
+            return Err(Error::input("`pin` needs to know which experts are used most often")
+                .because("no routing of single tokens was recorded")
+                .hint("name texts under `[calibrate]`, or leave `pin` under `[memory]` out"));
+        }
+        let policy = named.unwrap_or_else(Setting::lru);
+        return Ok(Kept { policy, percent: 0, pinned: Vec::new(), choice: None });
+    };
+    if named.is_none() {
+        match cache::choose(trace, capacity, wanted.pin) {
+            Ok(choice) => {
+                let (row, pinned) = (choice.chosen.clone(), choice.pinned.clone());
+                return Ok(Kept { policy: row.setting, percent: row.pinned, pinned, choice: Some(choice) });
+            }
+            // A short text says nothing of policies.
+            Err(cache::CacheError::TooShort { .. }) => {}
+            Err(e) => return Err(Error::bug(e.to_string())),
+        }
+    }
+    let pinned = cache::hottest_share(trace, capacity, asked);
+    Ok(Kept { policy: named.unwrap_or_else(Setting::lru), percent: asked, pinned, choice: None })
 }
 
 /// Bytes that every run needs.

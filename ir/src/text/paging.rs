@@ -12,7 +12,12 @@ use std::fmt;
 pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
     write!(f, "\npaging {{budget = {}, threads = {}, resident = {}", p.budget, p.threads, p.resident)?;
     write!(f, ", process = {}, frame_bytes = {}, frames = {}", p.process, p.frame_bytes, p.frames)?;
-    writeln!(f, ", spare = {}, policy = {}}} {{", p.spare, quote(&p.policy))?;
+    write!(f, ", spare = {}, policy = {}", p.spare, quote(&p.policy))?;
+    if !p.pinned.is_empty() {
+        let pinned: Vec<_> = p.pinned.iter().map(|(layer, expert)| format!("[{layer}, {expert}]")).collect();
+        write!(f, ", pinned = [{}]", pinned.join(", "))?;
+    }
+    writeln!(f, "}} {{")?;
     let mut checksums = p.checksums.as_slice();
     for (i, l) in p.layers.iter().enumerate() {
         let PagedLayer { experts, k, gate_up, down, score } = l;
@@ -28,6 +33,19 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
     writeln!(f, "}}")
 }
 
+/// `[[layer, expert], …]`
+fn pinned(value: Value<'_>) -> Option<Vec<(u32, u32)>> {
+    let Value::List(items) = value else { return None };
+    let pair = |item: Value<'_>| match item {
+        Value::List(two) => {
+            let two: Vec<u32> = two.into_iter().map(Value::number).collect::<Option<_>>()?;
+            <[u32; 2]>::try_from(two).ok().map(|[layer, expert]| (layer, expert))
+        }
+        _ => None,
+    };
+    items.into_iter().map(pair).collect()
+}
+
 /// Reads what [`write`] writes, from behind its first word.
 pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
     let mut paging = with_attrs(c, |c, a: &mut Attrs<'_>| {
@@ -40,6 +58,9 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
             frames: a.int(c, "frames")?,
             spare: a.int(c, "spare")?,
             policy: a.string(c, "policy")?,
+            pinned: a
+                .optional(c, "pinned", "a list of `[layer, expert]`", |v, _| Ok(pinned(v)))?
+                .unwrap_or_default(),
             layers: Vec::new(),
             checksums: Vec::new(),
         })

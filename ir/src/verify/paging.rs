@@ -1,8 +1,9 @@
 //! Checks of what stays on flash; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
-use crate::paging::PagedLayer;
+use crate::paging::{PagedLayer, Paging};
 use crate::plan::{Plan, Segment};
+use std::collections::BTreeSet;
 
 /// What offsets and sizes in memory and on flash are multiples of: direct reads ask for it.
 const BLOCK: u64 = 4096;
@@ -30,6 +31,22 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         })?;
         let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
         require(fits, at, || "its experts are no neighbours on flash, or larger than a frame".into())?;
+    }
+    check_pinned(p)
+}
+
+/// Pinned experts exist, each once, and leave the policy a frame.
+fn check_pinned(p: &Paging) -> Result<(), VerifyError> {
+    let at = || "paging.pinned".to_owned();
+    let (pinned, frames) = (p.pinned.len(), p.frames);
+    require(pinned == 0 || (pinned as u64) < u64::from(frames), at, || {
+        format!("{pinned} experts in {frames} frames")
+    })?;
+    let mut seen = BTreeSet::new();
+    for &(layer, expert) in &p.pinned {
+        let there = p.layers.get(layer as usize).is_some_and(|l| expert < l.experts);
+        require(there, at, || format!("layer {layer} has no expert {expert}"))?;
+        require(seen.insert((layer, expert)), at, || format!("expert {expert} of layer {layer} twice"))?;
     }
     Ok(())
 }

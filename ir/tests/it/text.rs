@@ -372,8 +372,9 @@ fn random_paging() -> impl Strategy<Value = Paging> {
     let layer = (0..4_u32, any::<[u32; 3]>(), score)
         .prop_map(|(experts, [k, gate_up, down], score)| PagedLayer { experts, k, gate_up, down, score });
     let layers = prop::collection::vec(layer, 0..4);
-    (any::<[u64; 4]>(), any::<[u32; 4]>(), text(), layers).prop_map(
-        |(bytes, [a, b, c, d], policy, layers)| {
+    let pinned = prop::collection::vec(any::<(u32, u32)>(), 0..3);
+    (any::<[u64; 4]>(), any::<[u32; 4]>(), text(), pinned, layers).prop_map(
+        |(bytes, [a, b, c, d], policy, pinned, layers)| {
             let matrices: u32 = layers.iter().map(|l| 2 * l.experts).sum();
             let [budget, resident, process, frame_bytes] = bytes;
             let (threads, frames, spare) = (a, b, c);
@@ -387,6 +388,7 @@ fn random_paging() -> impl Strategy<Value = Paging> {
                 frames,
                 spare,
                 policy,
+                pinned,
                 layers,
                 checksums,
             }

@@ -38,6 +38,16 @@ pub enum CacheError {
         /// What is wrong, and what is allowed.
         what: String,
     },
+    /// An expert that cannot be pinned.
+    #[error("expert {expert} of layer {layer} {what}")]
+    Pinned {
+        /// Layer, counted over those with routed experts.
+        layer: u16,
+        /// Expert.
+        expert: u16,
+        /// Why not.
+        what: String,
+    },
     /// A trace too short to decide on.
     #[error("a trace of {found} tokens is too short to choose a cache policy on: {least} are the least")]
     TooShort {

@@ -5,6 +5,8 @@
 //!   values. [`Ranking`] turns a router's logits into the scores that policies read.
 //! * A [`Trace`] is recorded routing, token by token. [`replay()`] runs it through a setting, [`optimum`] gives the
 //!   bound that no policy passes, [`choose()`] picks the setting that a bundle ships with.
+//! * Some experts may be pinned ([`Cache::with_pinned`]): the hottest of a trace ([`hottest()`]), which never go. `choose` says
+//!   whether that pays.
 //! * [`prefetch`] weighs experts that may be wanted soon.
 //! * [`synthetic`] makes traces with a given popularity, for tests and benchmarks.
 //!
@@ -21,6 +23,7 @@ mod list;
 mod lru;
 mod mrs;
 mod page_cache;
+mod pin;
 mod policy;
 pub mod prefetch;
 mod ranking;
@@ -32,12 +35,13 @@ mod table;
 mod trace;
 
 pub use belady::optimum;
-pub use choose::{Choice, MARGIN, Reason, Row, choose};
+pub use choose::{Choice, MARGIN, Pin, Reason, Row, choose};
 pub use error::CacheError;
 pub use experts::{Experts, Key, Layer};
+pub use pin::{SHARES, hottest, hottest_share};
 pub use policy::{Id, Pins, Policy};
 pub use ranking::Ranking;
-pub use replay::{Replay, Tally, replay};
+pub use replay::{Replay, Tally, replay, replay_pinned};
 pub use resident::{Cache, Event};
 pub use setting::{Scope, Setting, grid};
 pub use table::{POLICIES, Parameter, PolicyInfo};

@@ -1,6 +1,7 @@
 //! Runs recorded routing through a cache, and counts.
 
 use super::error::CacheError;
+use super::experts::Key;
 use super::resident::{Cache, Event};
 use super::setting::Setting;
 use super::trace::Trace;
@@ -73,10 +74,15 @@ impl Replay {
     }
 
     pub(super) fn add(&mut self, trace: &Trace, token: usize, layer: usize, tally: Tally) {
-        let fold = token * self.folds.len() / trace.tokens().max(1);
+        let fold = fold(trace, self.folds.len(), token);
         self.layers[layer] += tally;
         self.folds[fold] += tally;
     }
+}
+
+/// The stretch of a trace that a token lies in.
+pub(super) fn fold(trace: &Trace, folds: usize, token: usize) -> usize {
+    token * folds / trace.tokens().max(1)
 }
 
 /// Runs a trace through a cache of `capacity` bytes that starts empty, counting over `folds` stretches. The cache
@@ -85,8 +91,22 @@ impl Replay {
 /// # Errors
 /// None that a trace of these experts can cause.
 pub fn replay(trace: &Trace, capacity: u64, setting: &Setting, folds: usize) -> Result<Replay, CacheError> {
+    replay_pinned(trace, capacity, setting, &[], folds)
+}
+
+/// The same with experts that never go. Their first use counts as a miss: somebody has to read them.
+///
+/// # Errors
+/// As [`Cache::with_pinned`].
+pub fn replay_pinned(
+    trace: &Trace,
+    capacity: u64,
+    setting: &Setting,
+    pinned: &[Key],
+    folds: usize,
+) -> Result<Replay, CacheError> {
     let layers = trace.experts().layers();
-    let mut cache = Cache::new(trace.experts(), capacity, setting);
+    let mut cache = Cache::with_pinned(trace.experts(), capacity, setting, pinned)?;
     let mut replay = Replay::new(layers.len(), folds.max(1));
     for (token, layer, step) in trace.steps() {
         let bytes = layers[layer].bytes;

@@ -1,7 +1,7 @@
 //! What is resident, step by step.
 
 use super::error::CacheError;
-use super::experts::{Experts, Key};
+use super::experts::{Experts, Key, Layer};
 use super::policy::{Id, Pins, Policy};
 use super::setting::{Scope, Setting};
 use std::ops::Range;
@@ -20,11 +20,18 @@ pub enum Event {
 }
 
 /// Keeps count of the experts that are resident, and never of more bytes than it has.
+///
+/// Some may be pinned: their bytes are set aside from the start, each moves in when it is first read, and none ever goes.
+/// Policies share the other bytes among the other experts, and hear of no use of a pinned one.
 pub struct Cache {
     parts: Vec<Part>,
     experts: Experts,
     keys: Vec<Key>,
     resident: Vec<bool>,
+    pinned: Vec<bool>,
+    /// Bytes set aside for the pinned, and of those that are there.
+    aside: u64,
+    aside_used: u64,
     /// The step that last used each expert.
     stamps: Vec<u32>,
     now: u32,
@@ -41,8 +48,42 @@ struct Part {
 }
 
 impl Cache {
-    /// An empty cache of `capacity` bytes for these experts.
+    /// An empty cache of `capacity` bytes for these experts, none of them pinned.
     pub fn new(experts: &Experts, capacity: u64, setting: &Setting) -> Self {
+        Self::over(experts, capacity, setting, vec![false; experts.count()], 0)
+    }
+
+    /// The same with experts that never go.
+    ///
+    /// # Errors
+    /// [`CacheError::NoExpert`] for one that does not exist, [`CacheError::Pinned`] for one that is named twice, or for
+    /// more than the capacity.
+    pub fn with_pinned(
+        experts: &Experts,
+        capacity: u64,
+        setting: &Setting,
+        pinned: &[Key],
+    ) -> Result<Self, CacheError> {
+        let mut is = vec![false; experts.count()];
+        let mut aside = 0;
+        for key in pinned {
+            let id = experts.id(key.layer.into(), key.expert.into())? as usize;
+            let wrong = |what: &str| {
+                Err(CacheError::Pinned { layer: key.layer, expert: key.expert, what: what.to_owned() })
+            };
+            if std::mem::replace(&mut is[id], true) {
+                return wrong("is pinned twice");
+            }
+            aside += experts.layers()[usize::from(key.layer)].bytes;
+            if aside > capacity {
+                return wrong("is pinned, and there is no room for it");
+            }
+        }
+        Ok(Self::over(experts, capacity, setting, is, aside))
+    }
+
+    fn over(experts: &Experts, capacity: u64, setting: &Setting, pinned: Vec<bool>, aside: u64) -> Self {
+        let capacity = capacity - aside;
         let part = |layers: Range<usize>, of: &Experts, capacity: u64| Part {
             policy: setting.policy(of, capacity),
             ids: experts.ids(layers.start).start..experts.ids(layers.end - 1).end,
@@ -54,7 +95,8 @@ impl Cache {
         let parts = match setting.scope() {
             Scope::Shared => vec![part(0..count, experts, capacity)],
             Scope::PerLayer => {
-                let own = |l: usize| (l..l + 1, experts.only(l), share(experts, capacity, l));
+                let free = free(experts, &pinned);
+                let own = |l: usize| (l..l + 1, experts.only(l), share(&free, experts.slot(), capacity, l));
                 (0..count).map(own).map(|(layers, of, capacity)| part(layers, &of, capacity)).collect()
             }
         };
@@ -64,6 +106,9 @@ impl Cache {
             parts,
             keys: layers.flat_map(|(l, of)| (0..of.experts).map(move |e| key(l, e))).collect(),
             resident: vec![false; experts.count()],
+            pinned,
+            aside,
+            aside_used: 0,
             stamps: vec![0; experts.count()],
             now: 0,
             scope: setting.scope(),
@@ -78,19 +123,25 @@ impl Cache {
 
     /// Bytes that are resident.
     pub fn used(&self) -> u64 {
-        self.parts.iter().map(|p| p.used).sum()
+        self.parts.iter().map(|p| p.used).sum::<u64>() + self.aside_used
     }
 
     /// Bytes that may be resident. Less than asked for only where layers have shares of their own, which are
     /// whole experts.
     pub fn capacity(&self) -> u64 {
-        self.parts.iter().map(|p| p.capacity).sum()
+        self.parts.iter().map(|p| p.capacity).sum::<u64>() + self.aside
     }
 
     /// Whether an expert is resident. `false` for one that does not exist.
     pub fn contains(&self, key: Key) -> bool {
         let id = self.experts.id(key.layer.into(), key.expert.into());
         id.is_ok_and(|id| self.resident[id as usize])
+    }
+
+    /// Whether an expert is pinned. `false` for one that does not exist.
+    pub fn is_pinned(&self, key: Key) -> bool {
+        let id = self.experts.id(key.layer.into(), key.expert.into());
+        id.is_ok_and(|id| self.pinned[id as usize])
     }
 
     /// One layer of one token (or of a batch: `chosen` then lists every distinct expert once). `ranked` holds the
@@ -123,7 +174,9 @@ impl Cache {
             let id = first + Id::from(expert);
             self.stamps[id as usize] = self.now;
             if self.resident[id as usize] {
-                part.policy.on_hit(id - part.ids.start);
+                if !self.pinned[id as usize] {
+                    part.policy.on_hit(id - part.ids.start);
+                }
                 on(Event::Hit(self.keys[id as usize]));
             }
         }
@@ -131,7 +184,9 @@ impl Cache {
             let id = first + Id::from(expert);
             if !self.resident[id as usize] {
                 let part = &mut self.parts[at];
-                part.policy.on_miss(id - part.ids.start);
+                if !self.pinned[id as usize] {
+                    part.policy.on_miss(id - part.ids.start);
+                }
                 let event = if self.insert(layer, id, &mut on) { Event::Load } else { Event::Stream };
                 on(event(self.keys[id as usize]));
             }
@@ -164,13 +219,14 @@ impl Cache {
         Ok(false)
     }
 
-    /// Forgets everything.
+    /// Forgets everything but who is pinned.
     pub fn reset(&mut self) {
         for part in &mut self.parts {
             part.policy.reset();
             part.used = 0;
         }
         self.resident.fill(false);
+        self.aside_used = 0;
         self.stamps.fill(0);
         self.now = 0;
     }
@@ -192,6 +248,11 @@ impl Cache {
     /// Makes room and moves in, unless the policy has it bypass.
     fn insert(&mut self, layer: usize, id: Id, on: &mut impl FnMut(Event)) -> bool {
         let bytes = self.experts.layers()[layer].bytes;
+        if self.pinned[id as usize] {
+            self.aside_used += bytes;
+            self.resident[id as usize] = true;
+            return true;
+        }
         let part = self.part(layer);
         let part = &mut self.parts[part];
         if bytes > part.capacity {
@@ -217,12 +278,21 @@ impl Cache {
     }
 }
 
-/// Bytes of one layer's own cache: by the sizes of the layers, in whole experts where all are equal.
-fn share(experts: &Experts, capacity: u64, layer: usize) -> u64 {
-    let unit = experts.slot().unwrap_or(1);
-    let sizes = || experts.layers().iter().map(|l| u128::from(l.bytes) * l.experts as u128);
-    let total: u128 = sizes().sum();
+/// Bytes of the experts of every layer that are not pinned.
+fn free(experts: &Experts, pinned: &[bool]) -> Vec<u128> {
+    let of = |(l, layer): (usize, &Layer)| {
+        let ids = experts.ids(l);
+        let free = pinned[ids.start as usize..ids.end as usize].iter().filter(|p| !**p).count();
+        u128::from(layer.bytes) * free as u128
+    };
+    experts.layers().iter().enumerate().map(of).collect()
+}
+
+/// Bytes of one layer's own cache: by the sizes of the layers, in whole experts where all are equal (of `slot` bytes).
+fn share(sizes: &[u128], slot: Option<u64>, capacity: u64, layer: usize) -> u64 {
+    let unit = slot.unwrap_or(1);
+    let total: u128 = sizes.iter().sum();
     let units = u128::from(capacity / unit);
-    let up_to = |n: usize| units * sizes().take(n).sum::<u128>() / total.max(1);
+    let up_to = |n: usize| units * sizes.iter().take(n).sum::<u128>() / total.max(1);
     u64::try_from((up_to(layer + 1) - up_to(layer)) * u128::from(unit)).unwrap_or(u64::MAX)
 }

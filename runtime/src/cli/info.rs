@@ -67,6 +67,8 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
                 "frames": p.frames,
                 "spare_frames": p.spare,
                 "policy": p.policy,
+                "pinned": p.pinned.len(),
+                "pinned_bytes": p.frame_bytes.saturating_mul(p.pinned.len() as u64),
                 "threads": p.threads,
                 "reader": paging::reader(context.program, context.bundle).ok(),
             })),
@@ -99,14 +101,19 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
     ];
     if let Some(paging) = &p.paging {
         let experts: u32 = paging.layers.iter().map(|l| l.experts).sum();
+        let pinned = match paging.pinned.len() as u64 {
+            0 => String::new(),
+            n => format!(", {n} of them pinned ({})", size(paging.frame_bytes.saturating_mul(n))),
+        };
         let reader = paging::reader(p, context.bundle).unwrap_or_else(|e| e.to_string());
         lines.push((
             "budget",
             format!(
-                "{} for {} threads; {} of {experts} experts in memory, the others on flash ({})",
+                "{} for {} threads; {} of {experts} experts in memory{}, the others on flash ({})",
                 size(paging.budget),
                 paging.threads,
                 paging.frames,
+                pinned,
                 paging.policy
             ),
         ));

@@ -10,6 +10,7 @@ pub(super) fn add(to: &mut Value, report: &Report) {
         "budget": report.budget,
         "peak": crate::cpu::peak_memory(),
         "frames": report.frame_bytes,
+        "pinned": report.pinned_bytes,
     });
     to["flash"] = json!({
         "reader": report.reader,
@@ -25,6 +26,8 @@ pub(super) fn add(to: &mut Value, report: &Report) {
     to["cache"] = json!({
         "policy": report.policy,
         "experts": report.frames,
+        "pinned": report.pinned,
+        "preloaded": report.preloaded,
         "hits": report.hits,
         "misses": report.misses,
         "streamed": report.streamed,
@@ -40,9 +43,17 @@ pub(super) fn line(report: &Report) -> String {
     let uses = report.hits + report.misses;
     let share = if uses > 0 { 100.0 * report.hits as f64 / uses as f64 } else { 0.0 };
     let rate = per_second(report).map_or_else(String::new, |r| format!(" at {:.2} GB/s", r / 1e9));
+    let pinned = match report.pinned {
+        0 => String::new(),
+        n => format!(
+            "; {n} pinned ({}), {} of them read before they were asked for",
+            size(report.pinned_bytes),
+            report.preloaded
+        ),
+    };
     format!(
         "flash: {} read{rate}, waited {:.1} s; experts: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
-         used; budget {}",
+         used{pinned}; budget {}",
         size(report.flash.bytes),
         report.stalled.as_secs_f64(),
         report.policy,

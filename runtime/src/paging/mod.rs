@@ -4,6 +4,9 @@
 //! * `stage`: the experts of one layer in one call, in the order in which they are computed.
 //! * `ahead`: which experts of the next layers are read before they are asked for.
 //!
+//! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
+//! opened and stay; and frames that a policy shares among the other experts.
+//!
 //! Between the steps of a layer (PowerInfer-2, §4.3): `fetch` tells the pager whom the router chose. What is in memory is
 //! computed first, the others as they arrive; gate and up of an expert are multiplied while its down matrix is still on its
 //! way. Nobody waits for all: a lane that takes an expert waits for that expert.
@@ -104,7 +107,7 @@ pub(crate) fn open(
     Ok((PagedStore { mapped, tables, halves, bytes }, paged, pager))
 }
 
-/// The same under another budget: fewer or more experts stay in memory.
+/// The same under another budget: fewer or more experts stay in memory, and under a smaller one fewer are pinned.
 ///
 /// # Errors
 /// [`Error::Budget`] for one that cannot work, with the smallest that can.
@@ -119,7 +122,14 @@ fn under(paging: PagingRef<'_>, budget: Option<u64>) -> Result<PagingRef<'_>> {
     })?;
     let experts: u32 = paging.layers.iter().fold(0, |sum, l| l.experts.saturating_add(sum));
     let frames = u32::try_from(frames).unwrap_or(u32::MAX).min(experts);
-    Ok(PagingRef { budget, frames, ..paging })
+    Ok(PagingRef { budget, frames, pinned: still_pinned(&paging, frames), ..paging })
+}
+
+/// Who stays pinned with other frames: the hottest, in fewer frames the same share of them.
+fn still_pinned<'a>(paging: &PagingRef<'a>, frames: u32) -> &'a [(u32, u32)] {
+    let all = paging.pinned.len() as u64;
+    let share = all * u64::from(frames.min(paging.frames)) / u64::from(paging.frames.max(1));
+    paging.pinned.get(..share as usize).unwrap_or_default()
 }
 
 /// Every matrix of every expert: by layer, expert, and part.

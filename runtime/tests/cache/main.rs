@@ -3,6 +3,7 @@
 
 mod allocation;
 mod choices;
+mod pinned;
 mod policies;
 mod properties;
 mod settings;

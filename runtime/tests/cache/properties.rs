@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A trace with scores, of small layers of one or of several sizes; scores are sixteenths, so that averages by
 /// halves are exact.
-fn traces(equal: bool) -> impl Strategy<Value = Trace> {
+pub(crate) fn traces(equal: bool) -> impl Strategy<Value = Trace> {
     let layer = (2_usize..7, 1_usize..3, 1_u64..5);
     (vec(layer, 1..4), 1_usize..50).prop_flat_map(move |(layers, tokens)| {
         let sized = |&(experts, k, bytes): &(usize, usize, u64)| Layer {
@@ -37,7 +37,7 @@ fn traces(equal: bool) -> impl Strategy<Value = Trace> {
     })
 }
 
-fn any_setting() -> impl Strategy<Value = Setting> {
+pub(crate) fn any_setting() -> impl Strategy<Value = Setting> {
     proptest::sample::select(grid(true))
 }
 

@@ -1,0 +1,73 @@
+//! What the store did.
+
+use super::Pager;
+use crate::cache;
+use crate::flash::Stats;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// What the store did since it was opened.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Experts that were asked for and in memory, or on their way.
+    pub hits: u64,
+    /// Experts that were asked for and had to be read.
+    pub misses: u64,
+    /// Of those that were there: read ahead, and asked for as foreseen.
+    pub foreseen: u64,
+    /// Experts that were read ahead.
+    pub ahead: u64,
+    /// Misses that the cache did not keep.
+    pub streamed: u64,
+    /// Time in which the first lane waited for flash.
+    pub stalled: Duration,
+    /// What was read.
+    pub flash: Stats,
+    /// Which reader it is.
+    pub reader: String,
+    /// Policy of the cache with its parameters.
+    pub policy: String,
+    /// Bytes that a cache which knows what comes (Belady's) would have read for the tokens that were decoded one by one, and
+    /// what was asked for them in all; where routing was recorded.
+    pub belady: Option<(u64, u64)>,
+    /// Most bytes of one read.
+    pub block_bytes: u32,
+    /// Bytes that the run may take.
+    pub budget: u64,
+    /// Frames of the cache.
+    pub frames: u32,
+    /// Bytes of all frames, those for experts that pass through included.
+    pub frame_bytes: u64,
+    /// Experts that are pinned.
+    pub pinned: u32,
+    /// Bytes of their frames.
+    pub pinned_bytes: u64,
+    /// Pinned experts that were in memory before anybody asked for them.
+    pub preloaded: u64,
+}
+
+impl Pager {
+    /// What was done so far.
+    pub(crate) fn report(&self) -> Report {
+        let mut report = {
+            let mut state = self.lock();
+            self.take_news(&mut state);
+            state.report.clone()
+        };
+        report.belady = self.belady();
+        report.flash = self.flash.stats();
+        report.stalled = Duration::from_nanos(self.stalled.load(Ordering::Relaxed));
+        report
+    }
+
+    /// What Belady's cache would have read, and what was used.
+    fn belady(&self) -> Option<(u64, u64)> {
+        let state = self.lock();
+        let (trace, _) = state.record.as_ref()?;
+        let tally = cache::optimum(trace, state.cache.capacity(), 1).total();
+        // Sizes of experts hardly differ: the mean stands for all.
+        let bytes: u64 = self.places.iter().map(|p| p.bytes * u64::from(p.shape.experts)).sum();
+        let mean = bytes / (self.keys.len() as u64).max(1);
+        Some((tally.misses * mean, tally.accesses() * mean))
+    }
+}
