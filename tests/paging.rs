@@ -18,6 +18,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use support::{FAMILIES, checkpoint, expected, fails, ferris, moec, ok};
 
+/// Most bytes of a read: little, so that an expert takes several.
+const BLOCK: u32 = 16 << 10;
+
 /// Tokens that are generated after the prompt.
 const DECODED: usize = 16;
 
@@ -49,7 +52,7 @@ const USUAL: Case =
     Case { frames: 5, spare: 2, policy: "lru", ahead: 3, threads: 2, reader: Choice::Threads };
 
 fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
-    let flash = flash::Options { reader: case.reader, block_bytes: 16 << 10, ..flash::Options::default() };
+    let flash = flash::Options { reader: case.reader, ..flash::Options::default() };
     Paging { flash, ahead: case.ahead, budget: None, record: true, wrap }
 }
 
@@ -94,6 +97,7 @@ fn with_engine<R>(
     let mut plan: Plan = bundle.plan.clone();
     let own = plan.paging.as_mut().unwrap();
     (own.frames, own.spare) = (case.frames, case.spare);
+    own.block_bytes = BLOCK;
     case.policy.clone_into(&mut own.policy);
     let unit = bundle.unit().unwrap();
     let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();

@@ -159,7 +159,7 @@ fn plan_tokens(plan: &Plan) -> TokenStream {
 fn paging(p: &Paging) -> TokenStream {
     let (budget, resident, process) = (long(p.budget), long(p.resident), long(p.process));
     let (frame_bytes, frames, spare) = (long(p.frame_bytes), num(p.frames), num(p.spare));
-    let (threads, policy) = (num(p.threads), &p.policy);
+    let (threads, block_bytes, policy) = (num(p.threads), num(p.block_bytes), &p.policy);
     let layers = p.layers.iter().map(|l| {
         let (experts, k, gate_up, down) = (num(l.experts), num(l.k), num(l.gate_up), num(l.down));
         let score = format_ident!("{}", format!("{:?}", l.score));
@@ -175,7 +175,8 @@ fn paging(p: &Paging) -> TokenStream {
     quote! {
         PagingRef {
             budget: #budget, threads: #threads, resident: #resident, process: #process,
-            frame_bytes: #frame_bytes, frames: #frames, spare: #spare, policy: #policy, pinned: &[#(#pinned),*],
+            frame_bytes: #frame_bytes, frames: #frames, spare: #spare, block_bytes: #block_bytes,
+            policy: #policy, pinned: &[#(#pinned),*],
             layers: &[#(#layers),*], checksums: &[#(#checksums),*],
         }
     }

@@ -462,6 +462,7 @@ fn run_page(c: &mut Compilation<'_>) -> Result<()> {
         threads: u32::try_from(threads).unwrap_or(u32::MAX),
         tokenizer,
         policy: c.config.memory.policy.as_deref(),
+        flash: c.target.flash(),
         pin: c.config.memory.pin,
     };
     let profile = c.profile;

@@ -22,6 +22,8 @@ pub struct Paging {
     pub frames: u32,
     /// Frames through which experts pass that the cache does not keep, at least 2.
     pub spare: u32,
+    /// Most bytes of one read: a multiple of 4096, at most 512 KiB.
+    pub block_bytes: u32,
     /// Policy of the cache with its parameters, as the runtime reads it (`lru`, `mrs alpha=0.1 depth=2 bypass=1`).
     pub policy: String,
     /// Experts `(layer, expert)` that are read at the start and never go, the hottest first: fewer than there are frames. Under

@@ -164,6 +164,7 @@ fn paging(p: &plan::Paging) -> PagingRef<'_> {
         frame_bytes: p.frame_bytes,
         frames: p.frames,
         spare: p.spare,
+        block_bytes: p.block_bytes,
         policy: &p.policy,
         pinned: &p.pinned,
         layers: &p.layers,

@@ -202,6 +202,8 @@ pub struct PagingRef<'a> {
     pub frames: u32,
     /// Frames through which experts pass that the cache does not keep.
     pub spare: u32,
+    /// Most bytes of one read.
+    pub block_bytes: u32,
     /// Policy of the cache.
     pub policy: &'a str,
     /// Experts `(layer, expert)` that are read at the start and never go, the hottest first.

@@ -4,7 +4,7 @@
 //! alike. What it cannot know is whether kernels keep to the extents of their arguments.
 
 use crate::error::{Error, Result};
-use crate::flash::BLOCK;
+use crate::flash::{BLOCK, LARGEST_BLOCK, SMALLEST_BLOCK};
 use crate::program::{Arg, Builtin, Code, EntryRef, Grid, PagedLayer, PagingRef, Program, RowSpace, Step};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::ALIGN;
@@ -53,6 +53,11 @@ fn check_paging(p: &Program<'_>, paging: &PagingRef<'_>) -> Result<(), String> {
     }
     if paging.frame_bytes == 0 || !paging.frame_bytes.is_multiple_of(BLOCK) {
         return Err(format!("frames of {} bytes", paging.frame_bytes));
+    }
+    if !(SMALLEST_BLOCK..=LARGEST_BLOCK).contains(&paging.block_bytes)
+        || !paging.block_bytes.is_multiple_of(SMALLEST_BLOCK)
+    {
+        return Err(format!("reads of {} bytes", paging.block_bytes));
     }
     for (i, l) in paging.layers.iter().enumerate() {
         let segment =

@@ -22,6 +22,7 @@ fn with_pins<R>(
     let mut plan: Plan = bundle.plan.clone();
     let own = plan.paging.as_mut().unwrap();
     (own.frames, own.spare, own.pinned) = (case.frames, case.spare, pinned);
+    own.block_bytes = BLOCK;
     case.policy.clone_into(&mut own.policy);
     let unit = bundle.unit().unwrap();
     let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();

@@ -88,11 +88,18 @@ pub(crate) fn run() -> Result<(), Failed> {
             for row in &mut rows {
                 for (home, bundle) in bundles.iter().enumerate() {
                     let mut generate = program(&moec);
-                    generate.arg("run").arg(bundle).args(["generate", "--ignore-eos", "--json", "-n", TOKENS]);
+                    generate.arg("run").arg(bundle).args([
+                        "generate",
+                        "--ignore-eos",
+                        "--json",
+                        "-n",
+                        TOKENS,
+                    ]);
                     generate.args(["--gamma", row.gamma, "--prompt", &prompt]);
                     let said = shell::output(&mut generate).unwrap_or_default();
                     let of = |key: &str| {
-                        let failed = || Failed::new(format!("nothing was generated with gamma {}", row.gamma));
+                        let failed =
+                            || Failed::new(format!("nothing was generated with gamma {}", row.gamma));
                         number(&said, key).ok_or_else(failed)
                     };
                     row.rates[home].push(of("decode_tokens_per_s")?);

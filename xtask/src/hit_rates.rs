@@ -33,7 +33,9 @@ pub(crate) fn run() -> Result<(), Failed> {
     let _ = fs::remove_dir_all(&skewed);
     stage("Writing", "layers of OLMoE-1B-7B's shapes");
     let mut synth = program(&moec);
-    synth.args(["synth", "--quiet", "--like", "olmoe", "--layers", LAYERS, "--popularity"]).arg(root().join(COUNTS));
+    synth
+        .args(["synth", "--quiet", "--like", "olmoe", "--layers", LAYERS, "--popularity"])
+        .arg(root().join(COUNTS));
     shell::run(synth.arg(&skewed))?;
     // Its weights are random: any tokenizer whose ids it has will do.
     for name in ["tokenizer.json", "tokenizer_config.json"] {
@@ -41,13 +43,17 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     let models = [
         (format!("`{FERRIS}`"), &ferris),
-        (format!("{LAYERS} layers of OLMoE-1B-7B's shapes, random weights, routed as `{COUNTS}` counts"), &skewed),
+        (
+            format!("{LAYERS} layers of OLMoE-1B-7B's shapes, random weights, routed as `{COUNTS}` counts"),
+            &skewed,
+        ),
     ];
     let mut out = String::new();
     for (name, source) in &models {
         stage("Replaying", name);
         let said = replays(&moec, source, &folder)?;
-        let table = table(&said).ok_or_else(|| Failed::new("`moec inspect` said something else than was asked for"))?;
+        let table = table(&said)
+            .ok_or_else(|| Failed::new("`moec inspect` said something else than was asked for"))?;
         // Writing to a string does not fail.
         let _ = write!(out, "\n{name}, {TOKENS} tokens of text:\n\n{table}");
     }
@@ -62,7 +68,12 @@ fn replays(moec: &Path, source: &Path, folder: &Path) -> Result<String, Failed> 
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", toml.display()));
     fs::write(&toml, format!("[model]\nsource = \"{}\"\n", source.display())).map_err(failed)?;
     let mut calibrate = program(moec);
-    calibrate.arg("calibrate").arg(&toml).args(["--quiet", "--tokens", TOKENS, "-o"]).arg(&trace).arg("--text");
+    calibrate
+        .arg("calibrate")
+        .arg(&toml)
+        .args(["--quiet", "--tokens", TOKENS, "-o"])
+        .arg(&trace)
+        .arg("--text");
     shell::run(calibrate.arg(root().join(FERRIS).join("eval/calibration.txt")))?;
     let mut inspect = program(moec);
     inspect.arg("inspect").arg(&trace).args(["--cache", SIZES]);
@@ -74,14 +85,23 @@ fn table(said: &str) -> Option<String> {
     let row = |line: &str| -> Vec<String> {
         line.split("  ").map(|cell| cell.trim().to_owned()).filter(|cell| !cell.is_empty()).collect()
     };
-    let blocks: Vec<Vec<Vec<String>>> = said.split("\n\n").map(|block| block.lines().map(row).collect()).collect();
+    let blocks: Vec<Vec<Vec<String>>> =
+        said.split("\n\n").map(|block| block.lines().map(row).collect()).collect();
     let block = |second: &str| {
-        blocks.iter().find(|b| b.first().is_some_and(|head| head.first().is_some_and(|c| c == "cache") && head.iter().any(|c| c == second)))
+        blocks.iter().find(|b| {
+            b.first().is_some_and(|head| {
+                head.first().is_some_and(|c| c == "cache") && head.iter().any(|c| c == second)
+            })
+        })
     };
     let rates = block("25 %")?;
     let chosen = block("chosen")?;
     let head = rates.first()?;
-    let mut out = format!("| experts in memory | {} |\n|---|{}\n", head[1..].join(" | "), "---|".repeat(head.len() - 1));
+    let mut out = format!(
+        "| experts in memory | {} |\n|---|{}\n",
+        head[1..].join(" | "),
+        "---|".repeat(head.len() - 1)
+    );
     for line in rates.iter().skip(2) {
         let _ = writeln!(out, "| {} |", line.join(" | "));
     }
@@ -89,9 +109,11 @@ fn table(said: &str) -> Option<String> {
         let at = chosen.first()?.iter().position(|c| c == name)?;
         chosen.iter().skip(1).map(|line| line.get(at).cloned()).collect()
     };
-    for (what, column) in
-        [("chosen by the compiler", "chosen"), ("that choice on held-out text", "held out"), ("LRU there", "LRU there")]
-    {
+    for (what, column) in [
+        ("chosen by the compiler", "chosen"),
+        ("that choice on held-out text", "held out"),
+        ("LRU there", "LRU there"),
+    ] {
         let _ = writeln!(out, "| {what} | {} |", of(column)?.join(" | "));
     }
     Some(out)

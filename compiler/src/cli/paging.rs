@@ -35,6 +35,7 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
                 p.threads
             ),
         ),
+        row("reads", format!("of up to {}", human::bytes(p.block_bytes.into()))),
         row("policy", p.policy.clone()),
     ];
     if !p.pinned.is_empty() {
@@ -95,6 +96,7 @@ pub(super) fn value(p: &Paging, replays: Option<&CacheDecision>) -> Value {
         "frame_bytes": p.frame_bytes,
         "frames": p.frames,
         "spare_frames": p.spare,
+        "block_bytes": p.block_bytes,
         "policy": p.policy,
         "pinned": p.pinned.len(),
         "pinned_bytes": p.frame_bytes.saturating_mul(p.pinned.len() as u64),

@@ -3,8 +3,8 @@
 use super::output;
 use crate::progress::Progress;
 use crate::{Error, Result, disk, human};
-use moec_cpu::CpuTarget;
 use moec_cpu::roofline::{self, Roofline};
+use moec_cpu::{CpuTarget, FLASH};
 use moec_device::{Bandwidth, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind};
 use moec_runtime::cpu;
 use moec_runtime::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
@@ -183,7 +183,7 @@ fn flash_memory(flash: &FlashRates) -> Memory {
         ),
     };
     Memory {
-        name: "flash".to_owned(),
+        name: FLASH.to_owned(),
         capacity: None,
         busy_w: None,
         bandwidth: flash.best().into_iter().map(figure).collect(),

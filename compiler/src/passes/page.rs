@@ -10,10 +10,11 @@
 use crate::error::{Error, Result};
 use crate::human;
 use crate::profile::Profile;
+use moec_device::Memory;
 use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
 use moec_runtime::cache::{self, Choice, Key, Pin, Setting, Trace};
-use moec_runtime::flash::BLOCK;
+use moec_runtime::flash::{BLOCK, LARGEST_BLOCK};
 
 /// Frames that are there for experts that pass through. With fewer than two nothing could be read while another is computed.
 const SPARE: u32 = 2;
@@ -100,6 +101,7 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
         frame_bytes,
         frames: LEAST,
         spare: SPARE,
+        block_bytes: LARGEST_BLOCK,
         policy: Setting::lru().to_string(),
         pinned: Vec::new(),
         layers,
@@ -126,6 +128,22 @@ pub struct Wanted<'a> {
     pub policy: Option<&'a str>,
     /// Share of the cache for experts that never go.
     pub pin: Pin,
+    /// Where the weights will lie.
+    pub flash: Option<&'a Memory>,
+}
+
+/// Share of the best rate that makes a block good enough: smaller ones leave room between reads for urgent ones.
+const GOOD_ENOUGH: f64 = 0.97;
+
+/// Bytes of a read: the smallest block of the device's bandwidth table that is read nearly as fast as any (PowerInfer-2,
+/// §2.3.2). The largest where no table says.
+pub fn block_bytes(flash: Option<&Memory>) -> u32 {
+    let rows = flash.map_or(&[][..], |m| &m.bandwidth);
+    let fits = |b: u64| (BLOCK..=u64::from(LARGEST_BLOCK)).contains(&b) && b % BLOCK == 0;
+    let rows = rows.iter().filter(|b| fits(b.block_bytes));
+    let best = rows.clone().map(|b| b.gb_per_s).fold(0.0, f64::max);
+    let good = rows.filter(|b| best > 0.0 && b.gb_per_s >= GOOD_ENOUGH * best).map(|b| b.block_bytes).min();
+    good.and_then(|b| u32::try_from(b).ok()).unwrap_or(LARGEST_BLOCK)
 }
 
 /// What was chosen, for `moec explain`.
@@ -170,6 +188,7 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     paging.threads = wanted.threads;
     (paging.resident, paging.process) = (sums.resident(), sums.process);
     (paging.frames, paging.spare) = (frames, spare);
+    paging.block_bytes = block_bytes(wanted.flash);
     paging.policy = policy.to_string();
     // With frames for those that bypass the cache it is smaller than it was for the replays.
     let most = u64::from(frames) * u64::from(percent) / 100;
@@ -258,5 +277,30 @@ fn sums(plan: &Plan, wanted: Wanted<'_>) -> Sums {
         scratch: page((plan.scratch_bytes + 2 * ALIGN) * u64::from(wanted.threads)),
         kv: plan.states.iter().map(|s| page(s.bytes())).sum(),
         process: PROCESS + TOKENIZER * wanted.tokenizer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_device::Bandwidth;
+
+    #[test]
+    fn reads_are_as_small_as_the_disk_allows() {
+        let table = |rates: &[(u64, f64)]| Memory {
+            bandwidth: rates
+                .iter()
+                .map(|&(block_bytes, gb_per_s)| Bandwidth { block_bytes, gb_per_s, source: String::new() })
+                .collect(),
+            ..Memory::default()
+        };
+        let of = |rates: &[(u64, f64)]| block_bytes(Some(&table(rates)));
+        assert_eq!(block_bytes(None), LARGEST_BLOCK);
+        assert_eq!(of(&[]), LARGEST_BLOCK);
+        assert_eq!(of(&[(4096, 0.4), (65_536, 1.97), (131_072, 2.0), (524_288, 1.99)]), 65_536);
+        assert_eq!(of(&[(4096, 0.4), (65_536, 1.9), (131_072, 2.0), (524_288, 1.99)]), 131_072);
+        // What no read can be does not count.
+        assert_eq!(of(&[(4096, 1.0), (5000, 9.0), (1 << 30, 9.0)]), 4096);
+        assert_eq!(of(&[(4096, 0.0)]), LARGEST_BLOCK);
     }
 }

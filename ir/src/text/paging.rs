@@ -12,7 +12,7 @@ use std::fmt;
 pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
     write!(f, "\npaging {{budget = {}, threads = {}, resident = {}", p.budget, p.threads, p.resident)?;
     write!(f, ", process = {}, frame_bytes = {}, frames = {}", p.process, p.frame_bytes, p.frames)?;
-    write!(f, ", spare = {}, policy = {}", p.spare, quote(&p.policy))?;
+    write!(f, ", spare = {}, block_bytes = {}, policy = {}", p.spare, p.block_bytes, quote(&p.policy))?;
     if !p.pinned.is_empty() {
         let pinned: Vec<_> = p.pinned.iter().map(|(layer, expert)| format!("[{layer}, {expert}]")).collect();
         write!(f, ", pinned = [{}]", pinned.join(", "))?;
@@ -57,6 +57,7 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
             frame_bytes: a.int(c, "frame_bytes")?,
             frames: a.int(c, "frames")?,
             spare: a.int(c, "spare")?,
+            block_bytes: a.int(c, "block_bytes")?,
             policy: a.string(c, "policy")?,
             pinned: a
                 .optional(c, "pinned", "a list of `[layer, expert]`", |v, _| Ok(pinned(v)))?

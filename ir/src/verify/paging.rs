@@ -7,6 +7,8 @@ use std::collections::BTreeSet;
 
 /// What offsets and sizes in memory and on flash are multiples of: direct reads ask for it.
 const BLOCK: u64 = 4096;
+/// Most bytes of one read.
+const LARGEST: u64 = 512 << 10;
 
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let Some(p) = &plan.paging else { return Ok(()) };
@@ -15,6 +17,10 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     require(p.threads > 0 && p.spare >= 2, at, || "too few threads or frames".into())?;
     require(p.frame_bytes > 0 && p.frame_bytes % BLOCK == 0, at, || {
         format!("frames of {} bytes", p.frame_bytes)
+    })?;
+    let blocks = (BLOCK..=LARGEST).contains(&u64::from(p.block_bytes));
+    require(blocks && u64::from(p.block_bytes) % BLOCK == 0, at, || {
+        format!("reads of {} bytes", p.block_bytes)
     })?;
     let peak = p.peak();
     require(peak.is_some_and(|peak| peak <= p.budget), at, || {

@@ -373,8 +373,8 @@ fn random_paging() -> impl Strategy<Value = Paging> {
         .prop_map(|(experts, [k, gate_up, down], score)| PagedLayer { experts, k, gate_up, down, score });
     let layers = prop::collection::vec(layer, 0..4);
     let pinned = prop::collection::vec(any::<(u32, u32)>(), 0..3);
-    (any::<[u64; 4]>(), any::<[u32; 4]>(), text(), pinned, layers).prop_map(
-        |(bytes, [a, b, c, d], policy, pinned, layers)| {
+    (any::<[u64; 4]>(), any::<[u32; 5]>(), text(), pinned, layers).prop_map(
+        |(bytes, [a, b, c, d, block_bytes], policy, pinned, layers)| {
             let matrices: u32 = layers.iter().map(|l| 2 * l.experts).sum();
             let [budget, resident, process, frame_bytes] = bytes;
             let (threads, frames, spare) = (a, b, c);
@@ -387,6 +387,7 @@ fn random_paging() -> impl Strategy<Value = Paging> {
                 frame_bytes,
                 frames,
                 spare,
+                block_bytes,
                 policy,
                 pinned,
                 layers,

@@ -93,13 +93,13 @@ pub(crate) fn open(
     let paging = under(paging, options.budget)?;
     let count = paging.frames.saturating_add(paging.spare);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
-    let flash =
-        Flash::with_reader(table, buffers, &options.flash, Arc::new(SystemClock::default()), |reader| {
-            match options.wrap {
-                Some(wrap) => (wrap.0)(reader),
-                None => reader,
-            }
-        })?;
+    let how = flash::Options { block_bytes: paging.block_bytes, ..options.flash };
+    let flash = Flash::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), |reader| {
+        match options.wrap {
+            Some(wrap) => (wrap.0)(reader),
+            None => reader,
+        }
+    })?;
     let tables = Arc::new(Tables::new(paging.layers));
     let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?);
     let bytes = program.segments.iter().map(|s| s.bytes).sum();
@@ -167,7 +167,8 @@ pub(crate) fn threads(program: &Program<'_>, requested: Option<usize>) -> Result
 /// # Errors
 /// A program without experts on flash, or files that cannot be opened.
 pub(crate) fn reader(program: &Program<'_>, bundle: &Path) -> Result<String> {
-    let options = usual_flash()?;
+    let block_bytes = program.paging.map_or(flash::LARGEST_BLOCK, |p| p.block_bytes);
+    let options = flash::Options { block_bytes, ..usual_flash()? };
     let files = Arc::new(Files::open(&table(program, bundle)?, options.direct)?);
     let buffers = Buffers::new(&[Class { bytes: flash::BLOCK, count: 1 }])?;
     Ok(flash::reader::open(&files, &buffers, &options)?.describe())

@@ -22,7 +22,7 @@ pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work
 pub use tune::{Stopwatch, TuneError};
 
 use moec_codegen::{Isa, Machine};
-use moec_device::{Device, LegalOps};
+use moec_device::{Device, LegalOps, Memory};
 use moec_ir::plan::{Grid, Layout, Plan, TargetInfo};
 
 /// A CPU to compile for.
@@ -34,7 +34,11 @@ pub struct CpuTarget {
     legal: LegalOps,
     activations: Activations,
     figures: Figures,
+    flash: Option<Memory>,
 }
+
+/// Name of the memory that weights are read from, in device files.
+pub const FLASH: &str = "flash";
 
 impl CpuTarget {
     /// The target that a device file describes; `cpu = "native"` is this machine.
@@ -56,7 +60,13 @@ impl CpuTarget {
         let features = machine.all_features();
         let figures = Figures::of(device, &isa, &|f| features.iter().any(|g| g == f));
         let activations = Activations::default();
-        Ok(Self { name: device.name.clone(), machine, isa, legal, activations, figures })
+        let flash = device.memories.iter().find(|m| m.name == FLASH).cloned();
+        Ok(Self { name: device.name.clone(), machine, isa, legal, activations, figures, flash })
+    }
+
+    /// Where weights are read from, if the device file says how fast.
+    pub fn flash(&self) -> Option<&Memory> {
+        self.flash.as_ref()
     }
 
     /// The same target with another arithmetic between the weights.

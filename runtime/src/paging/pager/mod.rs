@@ -162,7 +162,7 @@ impl Pager {
         let report = Report {
             reader: flash.describe().to_owned(),
             policy: paging.policy.to_owned(),
-            block_bytes: options.flash.block_bytes,
+            block_bytes: paging.block_bytes,
             budget: paging.budget,
             frames: paging.frames,
             frame_bytes: flash.buffers().bytes() as u64,
