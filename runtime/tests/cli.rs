@@ -185,6 +185,8 @@ fn refusals() {
         ("generate --ids 1 --best-of 2 --temperature 1 --all --json", 2, &["cannot be used with"]),
         ("bench --best-of 4", 1, &["error: 4 sequences were asked for, but the KV cache holds 3"]),
         ("bench --best-of 2 --batch 2", 2, &["cannot be used with"]),
+        // Before any work, so that nothing is printed that would have to be made again.
+        ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("logits --ids 1", 2, &["--out"]),
         ("logits --ids 1 --out /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("bench --prompt 60 --gen 10", 1, &["70 tokens, but the context holds 64"]),
@@ -279,6 +281,12 @@ fn the_best_of_several_sequences() {
     };
     let expected: Vec<String> = seeds.iter().zip(&scores).map(entry).collect();
     assert_eq!(all, expected.concat());
+    // Every sequence is in the timeline.
+    let path = dir.path().join("t.json");
+    run(&format!("generate {draw} --best-of 3 --quiet --timeline {}", path.display()));
+    let timeline: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let steps = timeline["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").count();
+    assert!(steps >= 12, "{timeline}");
     // Of one there is nothing to choose, and nothing to refuse.
     assert_eq!(run("generate --ids 7,8 -n 5 --best-of 1").out, run("generate --ids 7,8 -n 5").out);
 }
