@@ -22,11 +22,11 @@ use std::process::Command;
 use support::{clean, ferris, list, moec, ok, tree};
 
 /// Builds a bundle for two threads, `run` included.
-fn build(source: &Path, folder: &Path, context: usize, budget: &str) {
+fn build(source: &Path, folder: &Path, context: usize) {
     let toml = folder.join("model.toml");
     let text = format!(
         "[model]\nsource = {source:?}\n[shapes]\nmax_context = {context}\nprefill_chunk = 32\ndecode_batch = [1, 2]\n\
-         [weights]\nactivations = \"f32\"\n[memory]\nthreads = 2\nbudget = \"{budget}\"\n"
+         [weights]\nactivations = \"f32\"\n[memory]\nthreads = 2\nbudget = \"1 GiB\"\n"
     );
     fs::write(&toml, text).unwrap();
     ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(folder.join("b")));
@@ -109,7 +109,7 @@ fn a_model_larger_than_its_budget() {
     ok(moec()
         .args(["synth", "--like", "phi-tiny", "--layers", "1", "--vocab", "512", "--quiet"])
         .arg(&source));
-    build(&source, folder.path(), 128, "1 GiB");
+    build(&source, folder.path(), 128);
     let plan = Bundle::open(&folder.path().join("b")).unwrap().plan;
     let weights: u64 = plan.segments.iter().map(|s| s.bytes).sum();
     assert!(2 * budget(plan.paging.as_ref().unwrap(), 1) < weights, "the least budget would be no test");
@@ -117,12 +117,22 @@ fn a_model_larger_than_its_budget() {
     let generate = ["generate", "--ids", &ids, "-n", "8"];
     let bench = ["bench", "--prompt", "32", "--gen", "8", "--batch", "2", "--repeat", "1"];
     hold("a-model-larger-than-its-budget", folder.path(), &[1, 6], &[&generate, &bench]);
+    // Files are checked without being held.
+    hold(
+        "a-model-that-is-checked",
+        folder.path(),
+        &[1],
+        &[&["generate", "--ids", "1", "-n", "2", "--check"]],
+    );
 }
 
 #[test]
 fn a_model_with_a_tokenizer() {
     let folder = tempfile::tempdir().unwrap();
-    build(&ferris(), folder.path(), 1024, "1 GiB");
+    build(&ferris(), folder.path(), 1024);
+    let said = ok(moec().arg("inspect").arg(folder.path().join("model.toml"))).stdout;
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("1.0 GiB, 2 threads; experts that do not fit stay on flash"), "{said}");
     let text = ["generate", "--prompt", "The borrow checker", "-n", "64"];
     hold("a-model-with-a-tokenizer", folder.path(), &[1, 20], &[&text]);
 }
