@@ -208,21 +208,32 @@ fn measure(
         }
     }
     if let Some(questions) = &tasks.questions {
-        let bar = progress.items("Asking", questions.len() as u64);
-        let mut right = 0;
-        for q in questions {
-            crate::interrupt::check()?;
-            let prompt = text.encode(&q.prompt).map_err(Error::from)?;
-            let answer = text.encode_plain(&q.answer).map_err(Error::from)?;
-            right += usize::from(answers(engine, &prompt, &answer).map_err(Error::from)?);
-            bar.add(1);
-        }
-        bar.finish();
-        quality.exact_match = Some(right as f64 / questions.len() as f64);
+        let asked = ask(questions, text, progress, |prompt, answer| answers(engine, prompt, answer))?;
+        quality.exact_match = Some(asked);
         quality.questions = Some(questions.len());
     }
     quality.overflow = engine.tallies().into_iter().map(LayerOverflow::of).collect();
     Ok(quality)
+}
+
+/// Asks every question. Gives the share of them that `answers`, which gets a prompt and what should follow, finds right.
+fn ask(
+    questions: &[Question],
+    text: &Text,
+    progress: &Progress,
+    mut answers: impl FnMut(&[u32], &[u32]) -> moec_runtime::Result<bool>,
+) -> Result<f64> {
+    let bar = progress.items("Asking", questions.len() as u64);
+    let mut right = 0;
+    for q in questions {
+        crate::interrupt::check()?;
+        let prompt = text.encode(&q.prompt).map_err(Error::from)?;
+        let answer = text.encode_plain(&q.answer).map_err(Error::from)?;
+        right += usize::from(answers(&prompt, &answer).map_err(Error::from)?);
+        bar.add(1);
+    }
+    bar.finish();
+    Ok(right as f64 / questions.len() as f64)
 }
 
 /// The windows of a text, each with the token behind it, which is the first of the next: `n` tokens and one more that the
@@ -246,13 +257,18 @@ pub(crate) fn log_probabilities(engine: &mut Engine<'_>, ids: &[u32]) -> moec_ru
     engine.reset(0)?;
     let mut rows = Vec::with_capacity(ids.len());
     engine.prefill(0, 0, ids, Want::All, &mut |_, logits| {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
-        let shift = f64::from(max) + sum.ln();
+        let shift = log_sum(logits);
         rows.push(logits.iter().map(|&z| (f64::from(z) - shift) as f32).collect());
         Ok(())
     })?;
     Ok(rows)
+}
+
+/// `ln Σ exp z`: what a logit's log probability is below it.
+fn log_sum(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
+    f64::from(max) + sum.ln()
 }
 
 /// Kullback-Leibler divergence of two rows of log probabilities, `Σ p (ln p − ln q)`, in nats.

@@ -22,6 +22,8 @@ pub struct Candidate {
     /// Sum over the ids of `ln p`, with `p` the softmax of the logits that the id was drawn from: the model's own
     /// probability, whatever temperature and cuts it was drawn with.
     pub log_probability: f64,
+    /// Whether it came to its end: an end token, or as many tokens as were asked for.
+    pub ended: bool,
 }
 
 impl Candidate {
@@ -49,10 +51,14 @@ pub struct BestOf {
 }
 
 impl BestOf {
-    /// Indices of the candidates by score, the best first; equal ones in order.
+    /// Indices of the candidates: those that came to their end before the others, each by score, the best first; equal
+    /// ones in order.
     pub fn ranking(&self) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.candidates.len()).collect();
-        order.sort_by(|&a, &b| self.candidates[b].score().total_cmp(&self.candidates[a].score()));
+        order.sort_by(|&a, &b| {
+            let [a, b] = [a, b].map(|i| &self.candidates[i]);
+            b.ended.cmp(&a.ended).then(b.score().total_cmp(&a.score()))
+        });
         order
     }
 
@@ -80,7 +86,26 @@ pub fn best_of(
     decoder: &mut Decoder,
     how: Sampling,
 ) -> Result<BestOf> {
-    let Request { slot: first, prompt, n, end } = *request;
+    let mut out = BestOf::default();
+    best_of_into(engine, request, many, decoder, how, &mut out)?;
+    Ok(out)
+}
+
+/// As [`best_of`]. What was drawn before an error, an interrupt among them, is in `out`; without a logit of the prompt
+/// there is no candidate.
+///
+/// # Errors
+/// As [`best_of`].
+pub fn best_of_into(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    many: usize,
+    decoder: &mut Decoder,
+    how: Sampling,
+    out: &mut BestOf,
+) -> Result<()> {
+    let Request { slot: first, prompt, n, .. } = *request;
+    *out = BestOf { prompt: prompt.len(), ..BestOf::default() };
     let model = engine.program().model;
     check_room(prompt.len(), n, model.max_context as usize)?;
     let slots = model.slots;
@@ -93,17 +118,32 @@ pub fn best_of(
         return Err(Error::Range { what: "temperature", range, found });
     }
     let before = decoder.fallbacks();
-    let start = Instant::now();
     let mut drawn: Vec<Drawn> = (0..many).map(|i| Drawn::new(i, how)).collect();
-    share_prompt(engine, first, many, prompt, &mut |logits| {
-        drawn.iter_mut().try_for_each(|d| d.draw(logits, end))
+    let done = draw(engine, request, decoder, &mut drawn, out);
+    out.candidates = drawn.into_iter().map(|d| d.candidate).filter(|c| !c.ids.is_empty()).collect();
+    out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
+    done
+}
+
+/// Draws all sequences to their ends; times and calls go to `out` as they come.
+fn draw(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    decoder: &mut Decoder,
+    drawn: &mut [Drawn],
+    out: &mut BestOf,
+) -> Result<()> {
+    let Request { slot: first, prompt, n, .. } = *request;
+    let start = Instant::now();
+    share_prompt(engine, first, drawn.len(), prompt, &mut |logits| {
+        drawn.iter_mut().try_for_each(|d| d.draw(logits, request))
     })?;
-    let mut out = BestOf { prompt: prompt.len(), prefill: start.elapsed(), ..BestOf::default() };
+    out.prefill = start.elapsed();
     let start = Instant::now();
     let (mut rows, mut of): (Vec<(u32, usize, u32)>, Vec<usize>) = (Vec::new(), Vec::new());
     for made in 1..n {
         of.clear();
-        of.extend((0..many).filter(|&i| !drawn[i].ended));
+        of.extend((0..drawn.len()).filter(|&i| !drawn[i].candidate.ended));
         if of.is_empty() {
             break;
         }
@@ -112,34 +152,32 @@ pub fn best_of(
             let last = *drawn[i].candidate.ids.last()?;
             Some((first + i as u32, prompt.len() + made - 1, last))
         }));
-        decoder.decode(engine, &rows, &mut |row, logits| drawn[of[row]].draw(logits, end))?;
+        decoder.decode(engine, &rows, &mut |row, logits| drawn[of[row]].draw(logits, request))?;
         out.calls.push(rows.len());
+        out.decode = start.elapsed();
     }
-    out.decode = start.elapsed();
-    out.candidates = drawn.into_iter().map(|d| d.candidate).collect();
-    out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
-    Ok(out)
+    Ok(())
 }
 
 /// A sequence that is being drawn.
 struct Drawn {
     candidate: Candidate,
     sampler: Sampler,
-    ended: bool,
 }
 
 impl Drawn {
     fn new(i: usize, how: Sampling) -> Self {
         let seed = how.seed.wrapping_add(i as u64);
         let candidate = Candidate { seed, ..Candidate::default() };
-        Self { candidate, sampler: Sampler::new(Sampling { seed, ..how }), ended: false }
+        Self { candidate, sampler: Sampler::new(Sampling { seed, ..how }) }
     }
 
-    fn draw(&mut self, logits: &[f32], end: &[u32]) -> Result<()> {
+    fn draw(&mut self, logits: &[f32], request: &Request<'_>) -> Result<()> {
         let id = self.sampler.sample(logits)?;
-        self.candidate.log_probability += log_probability(logits, id);
-        self.candidate.ids.push(id);
-        self.ended = end.contains(&id);
+        let c = &mut self.candidate;
+        c.log_probability += log_probability(logits, id);
+        c.ids.push(id);
+        c.ended = request.end.contains(&id) || c.ids.len() >= request.n;
         Ok(())
     }
 }
@@ -243,12 +281,23 @@ mod tests {
 
     #[test]
     fn the_best_has_the_highest_mean() {
-        let of = |ids: usize, log_probability| Candidate { seed: 0, ids: vec![0; ids], log_probability };
+        let of = |ids: usize, log_probability, ended| Candidate {
+            seed: 0,
+            ids: vec![0; ids],
+            log_probability,
+            ended,
+        };
         let done = BestOf {
-            candidates: vec![of(2, -4.0), of(4, -4.0), of(1, -1.0), of(1, -0.5)],
+            candidates: vec![of(2, -4.0, true), of(4, -4.0, true), of(1, -1.0, true), of(1, -0.5, true)],
             ..BestOf::default()
         };
         assert_eq!(done.ranking(), [3, 1, 2, 0]);
+        // One that was cut short stands behind all that were not, however likely.
+        let done = BestOf {
+            candidates: vec![of(1, -0.1, false), of(1, -9.0, true), of(1, -0.05, false)],
+            ..BestOf::default()
+        };
+        assert_eq!(done.ranking(), [1, 2, 0]);
     }
 
     /// What is copied is exactly where tokens that are there lie: every number of theirs is copied, in every order.

@@ -205,7 +205,7 @@ pub enum Error {
         found: String,
     },
     /// A memory budget that cannot work.
-    #[error("a budget of {budget} bytes is too small for this bundle: it takes {least} or more")]
+    #[error("a budget of {} is too small for this bundle: it takes {} or more", mib(*.budget, false), mib(*.least, true))]
     Budget {
         /// Bytes asked for.
         budget: u64,
@@ -220,6 +220,9 @@ pub enum Error {
         /// Threads of the budget.
         most: usize,
     },
+    /// An option of experts on flash was given, and the bundle has none there.
+    #[error("`{0}` is about experts on flash, and the bundle was built without a memory budget")]
+    NoPaging(&'static str),
     /// Text was given or wanted, but the bundle has no tokenizer.
     #[error("the bundle has no tokenizer (`{}`)", .0.display())]
     NoTokenizer(PathBuf),
@@ -253,6 +256,7 @@ impl Error {
             Self::Output(_)
             | Self::Input(_)
             | Self::NoLittle
+            | Self::NoPaging(_)
             | Self::FewSlots { .. }
             | Self::EmptyPrompt
             | Self::BadId { .. }
@@ -322,6 +326,13 @@ impl Error {
                 "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`"
             }
             Self::Thread(_) => "give fewer with `--threads`",
+            Self::Budget { least, .. } => {
+                return Some(format!(
+                    "give `--budget {}` or more, or build with a shorter `max_context`; `--no-budget` maps all weights",
+                    mib(*least, true).replace(' ', "")
+                ));
+            }
+            Self::NoPaging(_) => "set `budget` under `[memory]` in `model.toml` and build again",
             Self::NoLittle => "set `big_little = true` under `[decode]` in `model.toml` and build again",
             Self::FewSlots { needed, .. } => {
                 return Some(format!(
@@ -350,7 +361,6 @@ impl Error {
             | Self::SlotTwice(_)
             | Self::Gap { .. }
             | Self::Range { .. }
-            | Self::Budget { .. }
             | Self::Tokenizer(_)
             | Self::NotUtf8
             | Self::Interrupted
@@ -367,6 +377,14 @@ fn batches(most: usize) -> String {
     format!("[{}]", sizes.join(", "))
 }
 
+/// A size as `--budget` takes it, in MiB with one digit; `up`: never less than it is.
+fn mib(bytes: u64, up: bool) -> String {
+    const TENTH: f64 = (1 << 20) as f64 / 10.0;
+    let tenths = bytes as f64 / TENTH;
+    let tenths = if up { tenths.ceil() } else { tenths.floor() };
+    if tenths < 1.0 { format!("{bytes} bytes") } else { format!("{:.1} MiB", tenths / 10.0) }
+}
+
 /// The first eight bytes of a hash, in hexadecimal.
 struct Hex<'a>(&'a [u8; 32]);
 
@@ -379,4 +397,22 @@ impl fmt::Display for Hex<'_> {
 /// Names in backticks, joined by commas.
 fn list(names: &[String]) -> String {
     names.iter().map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is said to be enough is enough, as it is said.
+    #[test]
+    fn a_budget_that_is_said_to_work_does() {
+        for least in [1_u64 << 20, (1 << 20) + 1, 27_623_404, (40 << 30) + 12_345] {
+            let said = Error::Budget { budget: 3 << 20, least }.to_string();
+            let number = said.split("takes ").nth(1).and_then(|s| s.split(' ').next()).unwrap();
+            let bytes = number.parse::<f64>().unwrap() * f64::from(1 << 20);
+            assert!(bytes as u64 >= least && bytes < least as f64 + 2e5, "{said}");
+            assert!(said.starts_with("a budget of 3.0 MiB is too small"), "{said}");
+        }
+        assert!(Error::Budget { budget: 7, least: 1 << 20 }.to_string().contains("7 bytes"));
+    }
 }

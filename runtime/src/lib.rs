@@ -53,7 +53,7 @@ pub mod trace;
 pub mod unit;
 pub mod validate;
 
-pub use best_of::{BestOf, best_of};
+pub use best_of::{BestOf, best_of, best_of_into};
 pub use big_little::{Decoder, Fallbacks};
 pub use engine::{Engine, Memory, Options, Row, Want};
 pub use error::{Error, Fault, Result};

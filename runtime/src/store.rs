@@ -6,6 +6,7 @@ use crate::program::{FileInfo, Program};
 use memmap2::Mmap;
 use sha2::{Digest, Sha256};
 use std::fs::File;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Component, Path, PathBuf};
 
 /// Gives the addresses of weight segments: mapped files, or a cache over flash for models that do not fit in memory.
@@ -82,11 +83,15 @@ impl MappedStore {
         for (i, (info, path)) in program.files.iter().zip(&paths).enumerate() {
             let hash = check == CheckLevel::All || (check == CheckLevel::Small && info.bytes <= SMALL_FILE);
             let used = segments_in(i) > 0;
-            let map = if hash || used { map_file(info, path)? } else { None };
+            let map = if used { map_file(info, path)? } else { None };
             if hash {
-                check_hash(info, path, map.as_deref().unwrap_or_default())?;
+                let found = match &map {
+                    Some(map) => Sha256::digest(map).into(),
+                    None => hash_of(path)?,
+                };
+                check_hash(info, path, found)?;
             }
-            maps.push(map.filter(|_| used));
+            maps.push(map);
         }
         let mut segments = Vec::with_capacity(program.segments.len());
         let mut tables = Vec::with_capacity(program.segments.len());
@@ -144,7 +149,7 @@ fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
     let found = match std::fs::metadata(path) {
         Ok(meta) if meta.is_file() => meta.len(),
         Ok(_) => return Err(Error::MissingFile(path.to_owned())),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+        Err(e) if e.kind() == ErrorKind::NotFound => {
             return Err(Error::MissingFile(path.to_owned()));
         }
         Err(source) => return Err(Error::Io { doing: "read", path: path.to_owned(), source }),
@@ -173,8 +178,48 @@ fn map_file(info: &FileInfo<'_>, path: &Path) -> Result<Option<Mmap>> {
     }
 }
 
-fn check_hash(info: &FileInfo<'_>, path: &Path, content: &[u8]) -> Result<()> {
-    let found: [u8; 32] = Sha256::digest(content).into();
+/// SHA-256 of a file that nothing maps. It takes neither memory nor the page cache: a budget has room for neither.
+fn hash_of(path: &Path) -> Result<[u8; 32]> {
+    let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
+    let mut file = File::open(path).map_err(failed)?;
+    let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0);
+    loop {
+        match file.read(&mut piece) {
+            Ok(0) => return Ok(hash.finalize().into()),
+            Ok(n) => {
+                hash.update(&piece[..n]);
+                forget(&file, at, n);
+                at += n;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(failed(e)),
+        }
+    }
+}
+
+/// Bytes that are read at once.
+const PIECE: usize = 1 << 20;
+
+/// Drops a range of a file from the page cache.
+#[cfg(target_os = "linux")]
+fn forget(file: &File, offset: usize, len: usize) {
+    use std::os::fd::AsRawFd as _;
+    // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the system not take it, nothing is lost.
+    unsafe {
+        libc::posix_fadvise(
+            file.as_raw_fd(),
+            offset as libc::off_t,
+            len as libc::off_t,
+            libc::POSIX_FADV_DONTNEED,
+        )
+    };
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+fn forget(_file: &File, _offset: usize, _len: usize) {}
+
+fn check_hash(info: &FileInfo<'_>, path: &Path, found: [u8; 32]) -> Result<()> {
     if found == info.sha256 {
         Ok(())
     } else {

@@ -185,6 +185,25 @@ fn refusals() {
         ("generate --ids 1 --best-of 2 --temperature 1 --all --json", 2, &["cannot be used with"]),
         ("bench --best-of 4", 1, &["error: 4 sequences were asked for, but the KV cache holds 3"]),
         ("bench --best-of 2 --batch 2", 2, &["cannot be used with"]),
+        (
+            "generate --ids 1 --budget -3",
+            2,
+            &["must be a size such as `4.5GiB`: a number of KiB, MiB or GiB, or of"],
+        ),
+        ("generate --ids 1 --budget 0", 2, &["must be a size"]),
+        ("generate --ids 1 --budget 3GB", 2, &["must be a size"]),
+        ("generate --ids 1 --budget inf", 2, &["must be a size"]),
+        ("generate --ids 1 --budget 3GiB --no-budget", 2, &["cannot be used with"]),
+        ("generate --ids 1 --prefetch 1 --no-budget", 2, &["cannot be used with"]),
+        (
+            "generate --ids 1 --budget 3GiB",
+            1,
+            &["error: `--budget` is about experts on flash", "hint: set `budget` under `[memory]`"],
+        ),
+        ("bench --verify-reads", 1, &["error: `--verify-reads` is about experts on flash"]),
+        ("logits --ids 1 --out x --prefetch 0", 1, &["error: `--prefetch` is about experts on flash"]),
+        // Before any work, so that nothing is printed that would have to be made again.
+        ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("logits --ids 1", 2, &["--out"]),
         ("logits --ids 1 --out /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),
         ("bench --prompt 60 --gen 10", 1, &["70 tokens, but the context holds 64"]),
@@ -279,6 +298,12 @@ fn the_best_of_several_sequences() {
     };
     let expected: Vec<String> = seeds.iter().zip(&scores).map(entry).collect();
     assert_eq!(all, expected.concat());
+    // Every sequence is in the timeline.
+    let path = dir.path().join("t.json");
+    run(&format!("generate {draw} --best-of 3 --quiet --timeline {}", path.display()));
+    let timeline: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let steps = timeline["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").count();
+    assert!(steps >= 12, "{timeline}");
     // Of one there is nothing to choose, and nothing to refuse.
     assert_eq!(run("generate --ids 7,8 -n 5 --best-of 1").out, run("generate --ids 7,8 -n 5").out);
 }

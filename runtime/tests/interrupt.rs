@@ -8,6 +8,7 @@ use common::*;
 use moec_runtime::LoadedProgram;
 use moec_runtime::abi::KernelFn;
 use moec_runtime::cli::{Io, run_with};
+use serde_json::Value;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -43,4 +44,27 @@ fn an_interrupt_ends_cleanly() {
     assert_eq!(out, (130, format!("{expected}\n"), String::new()));
     // Half a JSON object would be worse than none.
     assert_eq!(run("generate --ids 1,2 -n 40 --threads 1 --json"), (130, String::new(), String::new()));
+
+    // Of several sequences the likeliest so far; the fifth call is the last of a run with five tokens.
+    let draw = "generate --ids 1,2 --threads 1 --best-of 2 --temperature 40 --quiet";
+    let (status, five, _) = run(&format!("{draw} -n 5"));
+    let note = "note: no sequence had come to its end; this is the likeliest so far\n";
+    assert_eq!(run(&format!("{draw} -n 40")), (130, five, note.to_owned()));
+    assert_eq!(status, 0);
+    let (status, all, said) = run(&format!("{draw} -n 40 --all"));
+    assert_eq!((status, all.matches(", cut short\n").count(), said.as_str()), (130, 2, ""), "{all}");
+    assert_eq!(run(&format!("{draw} -n 40 --json")), (130, String::new(), String::new()));
+
+    // One that has come to its end stands before one that has not, also where that one is likelier.
+    let ended = |s: &Value| s["ids"].as_array().is_some_and(|ids| ids.last() == Some(&EOS.into()));
+    let found = (0..2000).find_map(|seed| {
+        let draw = format!("{draw} --stop-at-eos --seed {seed}");
+        let json: Value = serde_json::from_str(&run(&format!("{draw} -n 5 --json")).1).unwrap();
+        let sequences = json["sequences"].as_array().unwrap();
+        (!ended(&sequences[0]) && ended(&sequences[1])).then(|| (draw, sequences[1]["ids"].clone()))
+    });
+    let (draw, ids) = found.expect("a seed with a sequence that ends and a likelier one that does not");
+    let ids: Vec<u32> = serde_json::from_value(ids).unwrap();
+    let ids = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    assert_eq!(run(&format!("{draw} -n 40")), (130, format!("{ids}\n"), String::new()));
 }

@@ -73,7 +73,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
     let slots = shapes.decode_batch.last().copied().unwrap_or(1) as u64;
     let cache = facts.kv_bytes_per_token(config.kv_format()) * shapes.max_context as u64 * slots;
     let w = &config.weights;
-    let value = json!({
+    let mut value = json!({
         "kind": "model.toml",
         "source": config.model.source,
         "model": model(&spec),
@@ -115,6 +115,14 @@ fn config(args: &Args, config: &Config) -> Result<()> {
         ),
         row("estimate", format!("{} of weights, {} of KV cache", human::bytes(bytes), human::bytes(cache))),
     ]);
+    if let Some(budget) = config.memory.budget {
+        value["budget_bytes"] = json!(budget);
+        let threads = config.memory.threads.map_or(String::new(), |n| format!(", {n} threads"));
+        rows.push(row(
+            "budget",
+            format!("{}{threads}; experts that do not fit stay on flash", human::bytes(budget)),
+        ));
+    }
     print(args, &value, rows)
 }
 

@@ -4,7 +4,7 @@
 //! through the full one where the little one is not sure. What a kept token leaves in the KV cache is what later ones see.
 //! Questions are answered as they would be: the prompt is prefilled with all experts, the answer decoded.
 
-use super::{Question, Tasks, greedy, windows, with_engine};
+use super::{Tasks, ask, greedy, log_sum, windows, with_engine};
 use crate::bundle::read::Bundle;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -67,7 +67,11 @@ pub fn evaluate(bundle: &Bundle, gammas: &[f64], tasks: &Tasks, progress: &Progr
                 read(engine, &mut of_text, windows, progress, &mut row)?;
             }
             if let Some(questions) = &tasks.questions {
-                ask(engine, &mut of_answers, questions, &text, progress, &mut row)?;
+                let exact = ask(questions, &text, progress, |prompt, answer| {
+                    answers(engine, &mut of_answers, prompt, answer)
+                })?;
+                (row.exact_match, row.questions) = (Some(exact), Some(questions.len()));
+                row.answer_fallback_ratio = of_answers.fallbacks().and_then(Fallbacks::ratio);
             }
             rows.push(row);
         }
@@ -90,7 +94,8 @@ fn read(
         engine.reset(0).map_err(Error::from)?;
         for (pos, pair) in ids.windows(2).enumerate() {
             let mut sink = |_: usize, logits: &[f32]| {
-                loss -= log_probability(logits, pair[1]);
+                loss += log_sum(logits)
+                    - logits.get(pair[1] as usize).map_or(f64::NEG_INFINITY, |&z| f64::from(z));
                 Ok(())
             };
             decoder.decode(engine, &[(0, pos, pair[0])], &mut sink).map_err(Error::from)?;
@@ -102,31 +107,6 @@ fn read(
     row.perplexity = Some((loss / f64::from(count)).exp());
     row.tokens = Some(count as usize);
     row.fallback_ratio = decoder.fallbacks().and_then(Fallbacks::ratio);
-    Ok(())
-}
-
-/// Exact match of answers.
-fn ask(
-    engine: &mut Engine<'_>,
-    decoder: &mut Decoder,
-    questions: &[Question],
-    text: &Text,
-    progress: &Progress,
-    row: &mut OfGamma,
-) -> Result<()> {
-    let bar = progress.items("Asking", questions.len() as u64);
-    let mut right = 0;
-    for q in questions {
-        crate::interrupt::check()?;
-        let prompt = text.encode(&q.prompt).map_err(Error::from)?;
-        let answer = text.encode_plain(&q.answer).map_err(Error::from)?;
-        right += usize::from(answers(engine, decoder, &prompt, &answer).map_err(Error::from)?);
-        bar.add(1);
-    }
-    bar.finish();
-    row.exact_match = Some(right as f64 / questions.len() as f64);
-    row.questions = Some(questions.len());
-    row.answer_fallback_ratio = decoder.fallbacks().and_then(Fallbacks::ratio);
     Ok(())
 }
 
@@ -155,11 +135,4 @@ fn answers(
         }
     }
     Ok(true)
-}
-
-/// `ln softmax(logits)[id]`.
-fn log_probability(logits: &[f32], id: u32) -> f64 {
-    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&z| f64::from(z - max).exp()).sum();
-    logits.get(id as usize).map_or(f64::NEG_INFINITY, |&z| f64::from(z - max) - sum.ln())
 }

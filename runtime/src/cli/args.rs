@@ -35,16 +35,16 @@ pub(super) struct Common {
     #[arg(long)]
     pub(super) check: bool,
     /// Most memory that the run may take, such as `4.5GiB`, in place of the bundle's own budget
-    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "no_budget")]
+    #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) budget: Option<u64>,
     /// Map all weights, whatever the memory budget of the bundle
     #[arg(long)]
     pub(super) no_budget: bool,
     /// Compare the checksum of every expert that is read from flash [default: of those with a failed read]
-    #[arg(long)]
+    #[arg(long, conflicts_with = "no_budget")]
     pub(super) verify_reads: bool,
     /// Layers ahead whose experts are read before they are asked for, at most [default: as compiled]
-    #[arg(long, value_name = "N", value_parser = between(0..=3usize, "from 0 to 3"), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = between(0..=3usize, "from 0 to 3"), allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) prefetch: Option<usize>,
 }
 
@@ -166,7 +166,10 @@ fn size(text: &str) -> Result<u64, String> {
         Some(number * factor)
     });
     let fits = |bytes: &f64| (1.0..9e18).contains(bytes);
-    found.filter(fits).map(|b| b as u64).ok_or_else(|| "must be a size such as `4.5GiB`".to_owned())
+    found
+        .filter(fits)
+        .map(|b| b as u64)
+        .ok_or_else(|| "must be a size such as `4.5GiB`: a number of KiB, MiB or GiB, or of bytes".to_owned())
 }
 
 /// A parser of numbers in a range, which `words` describe. NaN is in none.

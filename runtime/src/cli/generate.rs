@@ -2,16 +2,19 @@
 
 use super::args::Generate;
 use super::{Context, Failure, Io, interrupt, paging};
-use crate::best_of::{BestOf, best_of};
+use crate::best_of::{BestOf, best_of_into};
 use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::{Generation, Request, check_room, generate};
 use crate::sampler::{Sampler, Sampling};
 use crate::text::{self, Text, TextStream};
+use crate::timeline::Timeline;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Tokens generated if the user does not say.
 const DEFAULT_TOKENS: usize = 128;
@@ -39,6 +42,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
             hint: "give one above 0, such as `--temperature 0.8`".to_owned(),
         });
     }
+    let watch = Watch::create(args)?;
     let mut engine = context.open_recording(&args.common, args.json)?;
     // The ids are data of their own; without a tokenizer they are all there is.
     let tokenizer = match tokenizer {
@@ -55,7 +59,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
     let how =
         Sampling { temperature: args.temperature, top_p: args.top_p, top_k: args.top_k, seed: args.seed };
     let request = Request { slot: 0, prompt: &prompt, n, end };
-    let job = Job { request, decoder, how, tokenizer: tokenizer.as_ref(), args };
+    let job = Job { request, decoder, how, tokenizer: tokenizer.as_ref(), args, watch };
     match args.best_of {
         None => single(&mut engine, job, io),
         Some(many) => several(&mut engine, job, many, io),
@@ -69,6 +73,35 @@ struct Job<'a> {
     how: Sampling,
     tokenizer: Option<&'a Text>,
     args: &'a Generate,
+    watch: Option<Watch>,
+}
+
+/// Where a timeline goes. The file is made before any work, so that one that cannot be is refused at once.
+struct Watch {
+    path: PathBuf,
+    file: File,
+    timeline: Option<Arc<Timeline>>,
+}
+
+impl Watch {
+    fn create(args: &Generate) -> Result<Option<Self>> {
+        let Some(path) = &args.timeline else { return Ok(None) };
+        let failed = |source| Error::Io { doing: "create", path: path.clone(), source };
+        let file = File::create(path).map_err(failed)?;
+        Ok(Some(Self { path: path.clone(), file, timeline: None }))
+    }
+
+    fn start(&mut self, engine: &mut Engine<'_>) {
+        self.timeline = Some(engine.watch());
+    }
+
+    fn finish(self, engine: &Engine<'_>) -> Result<()> {
+        let Self { path, file, timeline } = self;
+        let mut out = BufWriter::new(file);
+        let written =
+            timeline.map_or(Ok(()), |t| t.write(&mut out, &|entry, step| engine.step_name(entry, step)));
+        written.and_then(|()| out.flush()).map_err(|source| Error::Io { doing: "write", path, source })
+    }
 }
 
 /// What decodes: with fewer experts first where the bundle was built for that, unless it is turned off.
@@ -82,9 +115,9 @@ fn decoder(context: &Context<'_, '_>, args: &Generate) -> Result<Decoder> {
 
 /// One sequence, printed as it comes.
 fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Job { request, mut decoder, how, tokenizer, args } = job;
+    let Job { request, mut decoder, how, tokenizer, args, mut watch } = job;
     let mut sampler = Sampler::new(how);
-    let timeline = args.timeline.as_ref().map(|_| engine.watch());
+    watch.iter_mut().for_each(|w| w.start(engine));
     let interrupt = interrupt::guard();
     let mut printer = Printer { stream: tokenizer.map(Text::stream), first: true };
     let mut any = false;
@@ -93,12 +126,7 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
         if args.json { Ok(()) } else { printer.push(id, io) }
     });
     drop(interrupt);
-    if let (Some(path), Some(timeline)) = (&args.timeline, &timeline) {
-        let failed = |source| Error::Io { doing: "write", path: path.clone(), source };
-        let mut out = BufWriter::new(File::create(path).map_err(failed)?);
-        timeline.write(&mut out, &|entry, step| engine.step_name(entry, step)).map_err(failed)?;
-        out.flush().map_err(failed)?;
-    }
+    let watched = watch.map_or(Ok(()), |w| w.finish(engine));
     if args.json {
         let done = done?;
         let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?;
@@ -120,41 +148,57 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
             }
         }
     }
-    Ok(())
+    Ok(watched?)
 }
 
 /// Several sequences, of which the best is printed, or all.
 fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Job { request, mut decoder, how, tokenizer, args } = job;
+    let Job { request, mut decoder, how, tokenizer, args, mut watch } = job;
+    watch.iter_mut().for_each(|w| w.start(engine));
     let interrupt = interrupt::guard();
-    let done = best_of(engine, &request, many, &mut decoder, how);
+    let mut drawn = BestOf::default();
+    let done = best_of_into(engine, &request, many, &mut decoder, how, &mut drawn);
     drop(interrupt);
-    let done = done?;
-    let ranking = done.ranking();
+    let watched = watch.map_or(Ok(()), |w| w.finish(engine));
+    let ranking = drawn.ranking();
     let text = |ids: &[u32]| match tokenizer {
         Some(t) => t.decode(ids).map(Some),
         None => Ok(None),
     };
     if args.json {
-        io.say(&format!("{}\n", report_of_several(&done, &ranking, &text)?))?;
-        return Ok(());
+        done?;
+        let mut report = report_of_several(&drawn, &ranking, &text)?;
+        if let Some(did) = engine.paging() {
+            paging::add(&mut report, &did);
+        }
+        io.say(&format!("{report}\n"))?;
+        return Ok(watched?);
     }
+    // Also after an interrupt or an error: what is there is printed.
     let shown = if args.all { &ranking[..] } else { &ranking[..ranking.len().min(1)] };
     for &i in shown {
-        let c = &done.candidates[i];
+        let c = &drawn.candidates[i];
         let words = text(&c.ids)?;
         let words = words.unwrap_or_else(|| c.ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","));
+        let cut = if c.ended { "" } else { ", cut short" };
         let head = if args.all {
-            format!("# seed {}, mean log-probability {:.4}\n", c.seed, c.score())
+            format!("# seed {}, mean log-probability {:.4}{cut}\n", c.seed, c.score())
         } else {
             String::new()
         };
         io.say(&format!("{head}{words}\n"))?;
+        if !c.ended && !args.all {
+            io.note("note: no sequence had come to its end; this is the likeliest so far");
+        }
     }
+    done?;
     if !args.quiet {
-        io.note(&rates_of_several(&done));
+        io.note(&rates_of_several(&drawn));
+        if let Some(did) = engine.paging() {
+            io.note(&paging::line(&did));
+        }
     }
-    Ok(())
+    Ok(watched?)
 }
 
 /// The text to continue.

@@ -76,6 +76,16 @@ impl<'p> Context<'_, 'p> {
 
     /// As [`Context::open`]; `record`: routing is written down where experts are on flash.
     fn open_recording(&self, common: &Common, record: bool) -> Result<Engine<'p>> {
+        if self.program.paging.is_none() {
+            let given = [
+                ("--budget", common.budget.is_some()),
+                ("--verify-reads", common.verify_reads),
+                ("--prefetch", common.prefetch.is_some()),
+            ];
+            if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
+                return Err(Error::NoPaging(option));
+            }
+        }
         let check = if common.check { CheckLevel::All } else { CheckLevel::Small };
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;

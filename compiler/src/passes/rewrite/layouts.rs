@@ -6,14 +6,13 @@
 //! the linear layer, so it keeps the layer. Going channels-first is pushed towards the operands: between two convolutions
 //! it meets the way back, and both vanish.
 
-use super::language::{Facts, Moe};
-use super::rules::{Graph, Row, add_slice, join, var};
-use egg::{Applier, Id, PatternAst, Subst, Symbol, rewrite};
+use super::language::Moe;
+use super::row::{Build, Graph, Row, add_slice, row, var};
+use egg::{Id, Subst, rewrite};
 
 /// Every rule about forms.
 #[rustfmt::skip]
 pub fn layouts() -> Vec<Row> {
-    let row = |equation, rule| Row { rule, equation };
     vec![
         // Linear layers and convolutions.
         row("x Wᵀ = rows(conv(nchw(x), W))",
@@ -33,9 +32,9 @@ pub fn layouts() -> Vec<Row> {
             rewrite!("conv-heads";
                 "(conv1x1_groups ?h ?x ?w)" => "(to_nchw (head_linear ?h (from_nchw ?x) ?w))")),
         row("linear_glu(x, W) = rows(glu(c[.. I], c[I ..])), c = conv(nchw(x), W)",
-            rewrite!("glu-conv"; "(linear_glu ?k ?x ?w)" => { GluConv { bias: false } })),
+            rewrite!("glu-conv"; "(linear_glu ?k ?x ?w)" => { Build(glu_conv) })),
         row("linear_glu(x, W, b) = rows(glu(c[.. I], c[I ..])), c = conv(nchw(x), W, b)",
-            rewrite!("glu-conv-bias"; "(linear_glu_bias ?k ?x ?w ?b)" => { GluConv { bias: true } })),
+            rewrite!("glu-conv-bias"; "(linear_glu_bias ?k ?x ?w ?b)" => { Build(glu_conv_bias) })),
 
         // There and back.
         row("nchw(rows(x)) = x",
@@ -69,31 +68,20 @@ pub fn layouts() -> Vec<Row> {
     ]
 }
 
-/// Gate and up are one convolution, whose halves join.
-struct GluConv {
-    bias: bool,
+fn glu_conv(g: &mut Graph, class: Id, s: &Subst) -> Option<Id> {
+    Some(glu_halves(g, class, s, |x| Moe::Conv1x1([x, s[var("?w")]])))
 }
 
-impl Applier<Moe, Facts> for GluConv {
-    fn apply_one(
-        &self,
-        g: &mut Graph,
-        class: Id,
-        s: &Subst,
-        _: Option<&PatternAst<Moe>>,
-        rule: Symbol,
-    ) -> Vec<Id> {
-        let half = g[class].data.channels();
-        let x = g.add(Moe::ToNchw(s[var("?x")]));
-        let w = s[var("?w")];
-        let both = if self.bias {
-            g.add(Moe::Conv1x1Bias([x, w, s[var("?b")]]))
-        } else {
-            g.add(Moe::Conv1x1([x, w]))
-        };
-        let (gate, up) = (add_slice(g, 1, 0, half, both), add_slice(g, 1, half, half, both));
-        let joined = g.add(Moe::Glu([s[var("?k")], gate, up]));
-        let node = g.add(Moe::FromNchw(joined));
-        join(g, class, node, rule)
-    }
+fn glu_conv_bias(g: &mut Graph, class: Id, s: &Subst) -> Option<Id> {
+    Some(glu_halves(g, class, s, |x| Moe::Conv1x1Bias([x, s[var("?w")], s[var("?b")]])))
+}
+
+/// Gate and up are one convolution, whose halves join.
+fn glu_halves(g: &mut Graph, class: Id, s: &Subst, conv: impl Fn(Id) -> Moe) -> Id {
+    let half = g[class].data.channels();
+    let x = g.add(Moe::ToNchw(s[var("?x")]));
+    let both = g.add(conv(x));
+    let (gate, up) = (add_slice(g, 1, 0, half, both), add_slice(g, 1, half, half, both));
+    let joined = g.add(Moe::Glu([s[var("?k")], gate, up]));
+    g.add(Moe::FromNchw(joined))
 }

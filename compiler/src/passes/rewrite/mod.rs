@@ -6,12 +6,14 @@
 pub mod language;
 mod layouts;
 mod region;
+mod row;
 pub mod rules;
 
 use crate::error::{Error, Result};
 use egg::{Extractor, Runner, SimpleScheduler};
 use moec_ir::{EntryKind, Graph, GraphBuilder, Module, Node, NodeId, Operand, ValueId, WeightId};
 use region::{Rebuild, Region, Traffic};
+use row::Rule;
 use std::collections::{BTreeMap, HashMap};
 
 /// Most iterations of saturation per region; blocks of real models need four or five.
@@ -53,8 +55,6 @@ pub struct Options<'a> {
     /// What other units compute.
     pub islands: &'a [Island<'a>],
 }
-
-type Rule = egg::Rewrite<language::Moe, language::Facts>;
 
 /// Rewrites every entry point of `module`.
 ///

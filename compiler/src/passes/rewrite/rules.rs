@@ -6,19 +6,10 @@
 
 use super::language::{Atom, Attr, Facts, Moe, attr_of};
 pub use super::layouts::layouts;
-use egg::{Applier, Condition, EGraph, Id, PatternAst, Rewrite, Subst, Symbol, Var, rewrite};
+pub use super::row::Row;
+use super::row::{Build, Graph, add_slice, row, var};
+use egg::{Condition, Id, Subst, rewrite};
 use moec_ir::{Activation, Format, Glu};
-
-type Rule = Rewrite<Moe, Facts>;
-pub(super) type Graph = EGraph<Moe, Facts>;
-
-/// A rule with the equation that it stands for.
-pub struct Row {
-    /// Rule.
-    pub rule: Rule,
-    /// What it states.
-    pub equation: &'static str,
-}
 
 /// Every rule.
 pub fn all() -> Vec<Row> {
@@ -28,7 +19,6 @@ pub fn all() -> Vec<Row> {
 /// Every rule between operators that all units have in one form.
 #[rustfmt::skip]
 pub fn equations() -> Vec<Row> {
-    let row = |equation, rule| Row { rule, equation };
     vec![
         // Gated feed-forward networks.
         row("act(g) · u = glu(g, u)",
@@ -36,7 +26,7 @@ pub fn equations() -> Vec<Row> {
         row("u · act(g) = glu(g, u)",
             rewrite!("mul-act"; "(mul ?u (act ?k ?g))" => "(glu ?k ?g ?u)" if same_cols("?g", "?u"))),
         row("relu(g) · relu(u) = drelu(g, u)",
-            rewrite!("drelu"; "(glu relu ?g (act relu ?u))" => { DRelu })),
+            rewrite!("drelu"; "(glu relu ?g (act relu ?u))" => { Build(drelu) })),
         row("glu(x Wgᵀ, x Wuᵀ) = linear_glu(x, [Wg; Wu])",
             rewrite!("gate-up";
                 "(glu ?k (linear ?x ?g) (linear ?x ?u))" => "(linear_glu ?k ?x (w_rows ?g ?u))"
@@ -84,19 +74,12 @@ pub fn equations() -> Vec<Row> {
 
         // Slices and joins cancel.
         row("(x[a ..])[b ..] = x[a + b ..], over the same heads",
-            rewrite!("slice-slice"; "(slice ?a (slice ?b ?x))" => { SliceSlice })),
+            rewrite!("slice-slice"; "(slice ?a (slice ?b ?x))" => { Build(slice_slice) })),
         row("[a | b][.. |a|] = a, [a | b][|a| ..] = b; a slice inside one part is a slice of it",
-            rewrite!("slice-concat"; "(slice ?a (concat ?h ?x ?y))" => { SliceConcat })),
+            rewrite!("slice-concat"; "(slice ?a (concat ?h ?x ?y))" => { Build(slice_concat) })),
         row("[x[.. m] | x[m ..]] = x",
-            rewrite!("concat-slices"; "(concat ?h (slice ?a ?x) (slice ?b ?x))" => { ConcatSlices })),
+            rewrite!("concat-slices"; "(concat ?h (slice ?a ?x) (slice ?b ?x))" => { Build(concat_slices) })),
     ]
-}
-
-/// A variable of a rule.
-pub(super) fn var(name: &str) -> Var {
-    // Every name stands as a literal in the tables of rules.
-    #[expect(clippy::unwrap_used, reason = "variable names are literals of the rule table")]
-    name.parse().unwrap()
 }
 
 /// Both operands have as many columns: no broadcast is fused away.
@@ -135,116 +118,51 @@ fn whole(a: &str, x: &str) -> impl Condition<Moe, Facts> {
     }
 }
 
-/// Adds `node`, joins it with `class`, and reports the change.
-pub(super) fn join(egraph: &mut Graph, class: Id, node: Id, rule: Symbol) -> Vec<Id> {
-    if egraph.union_trusted(class, node, rule) { vec![class] } else { Vec::new() }
+fn drelu(g: &mut Graph, _: Id, s: &Subst) -> Option<Id> {
+    let leaf = g.analysis.attr(Attr::Glu(Glu::DRelu));
+    let kind = g.add(leaf);
+    Some(g.add(Moe::Glu([kind, s[var("?g")], s[var("?u")]])))
 }
 
-/// Channels `start .. start + len` of each head of `x`.
-pub(super) fn add_slice(egraph: &mut Graph, heads: usize, start: usize, len: usize, x: Id) -> Id {
-    let leaf = egraph.analysis.attr(Attr::Slice { heads, start, len });
-    let attr = egraph.add(leaf);
-    egraph.add(Moe::Slice([attr, x]))
+fn slice_slice(g: &mut Graph, _: Id, s: &Subst) -> Option<Id> {
+    let (Attr::Slice { heads: ha, start: sa, len }, Attr::Slice { heads: hb, start: sb, .. }) =
+        (attr_of(g, s[var("?a")])?, attr_of(g, s[var("?b")])?)
+    else {
+        return None;
+    };
+    (ha == hb).then(|| add_slice(g, ha, sa + sb, len, s[var("?x")]))
 }
 
-struct DRelu;
-
-impl Applier<Moe, Facts> for DRelu {
-    fn apply_one(
-        &self,
-        g: &mut Graph,
-        class: Id,
-        s: &Subst,
-        _: Option<&PatternAst<Moe>>,
-        rule: Symbol,
-    ) -> Vec<Id> {
-        let leaf = g.analysis.attr(Attr::Glu(Glu::DRelu));
-        let kind = g.add(leaf);
-        let node = g.add(Moe::Glu([kind, s[var("?g")], s[var("?u")]]));
-        join(g, class, node, rule)
+fn slice_concat(g: &mut Graph, _: Id, s: &Subst) -> Option<Id> {
+    let (Attr::Slice { heads, start, len }, Attr::Heads(joined)) =
+        (attr_of(g, s[var("?a")])?, attr_of(g, s[var("?h")])?)
+    else {
+        return None;
+    };
+    let (x, y) = (s[var("?x")], s[var("?y")]);
+    let split = g[x].data.channels() / heads.max(1);
+    if heads != joined {
+        None
+    } else if start + len <= split {
+        Some(add_slice(g, heads, start, len, x))
+    } else if start >= split {
+        Some(add_slice(g, heads, start - split, len, y))
+    } else {
+        None
     }
 }
 
-struct SliceSlice;
-
-impl Applier<Moe, Facts> for SliceSlice {
-    fn apply_one(
-        &self,
-        g: &mut Graph,
-        class: Id,
-        s: &Subst,
-        _: Option<&PatternAst<Moe>>,
-        rule: Symbol,
-    ) -> Vec<Id> {
-        let (Some(Attr::Slice { heads: ha, start: sa, len }), Some(Attr::Slice { heads: hb, start: sb, .. })) =
-            (attr_of(g, s[var("?a")]), attr_of(g, s[var("?b")]))
-        else {
-            return Vec::new();
-        };
-        if ha != hb {
-            return Vec::new();
-        }
-        let node = add_slice(g, ha, sa + sb, len, s[var("?x")]);
-        join(g, class, node, rule)
-    }
-}
-
-struct SliceConcat;
-
-impl Applier<Moe, Facts> for SliceConcat {
-    fn apply_one(
-        &self,
-        g: &mut Graph,
-        class: Id,
-        s: &Subst,
-        _: Option<&PatternAst<Moe>>,
-        rule: Symbol,
-    ) -> Vec<Id> {
-        let (Some(Attr::Slice { heads, start, len }), Some(Attr::Heads(joined))) =
-            (attr_of(g, s[var("?a")]), attr_of(g, s[var("?h")]))
-        else {
-            return Vec::new();
-        };
-        let (x, y) = (s[var("?x")], s[var("?y")]);
-        let split = g[x].data.channels() / heads.max(1);
-        let node = if heads != joined {
-            return Vec::new();
-        } else if start + len <= split {
-            add_slice(g, heads, start, len, x)
-        } else if start >= split {
-            add_slice(g, heads, start - split, len, y)
-        } else {
-            return Vec::new();
-        };
-        join(g, class, node, rule)
-    }
-}
-
-struct ConcatSlices;
-
-impl Applier<Moe, Facts> for ConcatSlices {
-    fn apply_one(
-        &self,
-        g: &mut Graph,
-        class: Id,
-        s: &Subst,
-        _: Option<&PatternAst<Moe>>,
-        rule: Symbol,
-    ) -> Vec<Id> {
-        let (
-            Some(Attr::Heads(heads)),
-            Some(Attr::Slice { heads: ha, start: sa, len: la }),
-            Some(Attr::Slice { heads: hb, start: sb, len: lb }),
-        ) = (attr_of(g, s[var("?h")]), attr_of(g, s[var("?a")]), attr_of(g, s[var("?b")]))
-        else {
-            return Vec::new();
-        };
-        if heads != ha || heads != hb || sa + la != sb {
-            return Vec::new();
-        }
-        let node = add_slice(g, heads, sa, la + lb, s[var("?x")]);
-        join(g, class, node, rule)
-    }
+fn concat_slices(g: &mut Graph, _: Id, s: &Subst) -> Option<Id> {
+    let (
+        Attr::Heads(heads),
+        Attr::Slice { heads: ha, start: sa, len: la },
+        Attr::Slice { heads: hb, start: sb, len: lb },
+    ) = (attr_of(g, s[var("?h")])?, attr_of(g, s[var("?a")])?, attr_of(g, s[var("?b")])?)
+    else {
+        return None;
+    };
+    let adjoin = heads == ha && heads == hb && sa + la == sb;
+    adjoin.then(|| add_slice(g, heads, sa, la + lb, s[var("?x")]))
 }
 
 /// The GLU that a kind leaf stands for.

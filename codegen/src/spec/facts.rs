@@ -1,0 +1,160 @@
+//! What a kernel tells of itself: work grid, scratch, layout of its weight, arguments.
+
+use super::{Compute, EMBED_ROWS, KernelSpec, MapOp, NormKind, ROWS};
+use crate::machine::Isa;
+use crate::schedule::Schedule;
+use moec_ir::plan::{Grid, Layout};
+use moec_ir::types::Format;
+
+impl KernelSpec {
+    /// Work items.
+    pub fn grid(&self, isa: &Isa) -> Grid {
+        let tiles = |rows: usize, tiles: usize| Grid::Tiles { rows: rows as u32, tiles: tiles as u32 };
+        match self {
+            Self::Embed { .. } => tiles(EMBED_ROWS, 1),
+            Self::Linear { n, groups, glu, schedule, .. } => {
+                tiles(schedule.rows, groups * panels(isa, *n, glu.is_some()))
+            }
+            Self::Attention { desc, rows, splits, .. } => tiles(*rows, desc.kv_heads * splits),
+            Self::AttentionMerge { heads, .. } => tiles(1, *heads),
+            Self::ExpertGateUp { inter, .. } => {
+                Grid::Experts { table: 1, tiles: panels(isa, 2 * inter, true) as u32 }
+            }
+            Self::ExpertDown { hidden, .. } => {
+                Grid::Experts { table: 1, tiles: panels(isa, *hidden, false) as u32 }
+            }
+            Self::Norm { .. }
+            | Self::Quantise { .. }
+            | Self::Rope { .. }
+            | Self::CacheWrite { .. }
+            | Self::Router { .. }
+            | Self::Combine { .. }
+            | Self::Map { .. }
+            | Self::Copy { .. }
+            | Self::Softmax { .. }
+            | Self::GatherRows { .. } => tiles(ROWS, 1),
+        }
+    }
+
+    /// Bytes of scratch that one thread needs; the scratch must be aligned to 64 bytes.
+    pub fn scratch_bytes(&self, isa: &Isa) -> usize {
+        match self {
+            Self::CacheWrite { dim, .. } => crate::kernels::cache::scratch_bytes(*dim),
+            Self::Attention { .. } => crate::kernels::attention::scratch_bytes(self, isa),
+            Self::AttentionMerge { splits, .. } => splits * 4,
+            Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
+            &Self::ExpertGateUp { layout, hidden, format, compute, schedule, .. } => {
+                let products =
+                    crate::kernels::multiply::scratch_bytes(isa, hidden, format, compute, schedule);
+                products + crate::kernels::expert::gathered_bytes(isa, layout.rows, hidden, compute)
+            }
+            &Self::Linear { k: depth, format, compute, schedule, .. }
+            | &Self::ExpertDown { inter: depth, format, compute, schedule, .. } => {
+                crate::kernels::multiply::scratch_bytes(isa, depth, format, compute, schedule)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Layout of its weight matrix, if it reads one.
+    pub fn layout(&self, isa: &Isa) -> Option<Layout> {
+        let nr = isa.nr as u32;
+        match self {
+            Self::Embed { .. } => Some(Layout::Rows),
+            Self::Linear { glu: Some(_), .. } | Self::ExpertGateUp { .. } => Some(Layout::GluPanels { nr }),
+            Self::Linear { glu: None, .. } | Self::ExpertDown { .. } => Some(Layout::Panels { nr }),
+            _ => None,
+        }
+    }
+
+    /// How it cuts its work, if it multiplies by a matrix.
+    pub fn schedule(&self) -> Option<Schedule> {
+        match self {
+            Self::Linear { schedule, .. }
+            | Self::ExpertGateUp { schedule, .. }
+            | Self::ExpertDown { schedule, .. } => Some(*schedule),
+            _ => None,
+        }
+    }
+
+    /// The same kernel with its work cut otherwise; nothing changes where there is no matrix.
+    #[must_use]
+    pub fn with_schedule(&self, to: Schedule) -> Self {
+        let mut spec = self.clone();
+        if let Self::Linear { schedule, .. }
+        | Self::ExpertGateUp { schedule, .. }
+        | Self::ExpertDown { schedule, .. } = &mut spec
+        {
+            *schedule = to;
+        }
+        spec
+    }
+
+    /// Format of its matrix, if it multiplies by one.
+    pub fn weight_format(&self) -> Option<Format> {
+        match self {
+            Self::Linear { format, .. }
+            | Self::ExpertGateUp { format, .. }
+            | Self::ExpertDown { format, .. } => Some(*format),
+            _ => None,
+        }
+    }
+
+    /// What it does, in a word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Embed { .. } => "embed",
+            Self::Norm { .. } => "norm",
+            Self::Quantise { .. } => "quantise",
+            Self::Linear { .. } => "linear",
+            Self::Rope { .. } => "rope",
+            Self::CacheWrite { .. } => "cache_write",
+            Self::Attention { .. } => "attention",
+            Self::AttentionMerge { .. } => "attention_merge",
+            Self::Router { .. } => "router",
+            Self::ExpertGateUp { .. } => "expert_gate_up",
+            Self::ExpertDown { .. } => "expert_down",
+            Self::Combine { .. } => "combine",
+            Self::Map { .. } => "map",
+            Self::Copy { .. } => "copy",
+            Self::Softmax { .. } => "softmax",
+            Self::GatherRows { .. } => "gather_rows",
+        }
+    }
+
+    /// In what form it multiplies, if it multiplies by a matrix.
+    pub fn compute(&self) -> Option<Compute> {
+        match self {
+            Self::Linear { compute, .. }
+            | Self::ExpertGateUp { compute, .. }
+            | Self::ExpertDown { compute, .. } => Some(*compute),
+            _ => None,
+        }
+    }
+
+    /// Number of arguments.
+    pub fn args(&self) -> usize {
+        let opt = usize::from;
+        match self {
+            Self::Embed { .. } | Self::Rope { .. } | Self::GatherRows { .. } => 3,
+            Self::Norm { kind, weight, .. } => 2 + opt(*weight) + opt(*kind == NormKind::Layer),
+            Self::Linear { bias, residual_ld, .. } => 3 + opt(*bias) + opt(residual_ld.is_some()),
+            Self::CacheWrite { .. } => 4,
+            Self::Attention { desc, splits, .. } => 5 + opt(!desc.v_from_k) + opt(desc.sinks && *splits == 1),
+            Self::AttentionMerge { sinks, .. } => 2 + opt(*sinks),
+            Self::Router { desc, .. } => 3 + opt(desc.select_bias),
+            Self::ExpertGateUp { bias, .. } | Self::ExpertDown { bias, .. } => 4 + opt(*bias),
+            Self::Combine { residual_ld, .. } => 4 + opt(residual_ld.is_some()),
+            Self::Map { op, .. } => match op {
+                MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) => 2,
+                MapOp::Add { .. } | MapOp::Mul { .. } | MapOp::Glu { .. } | MapOp::ScaleCols => 3,
+            },
+            Self::Copy { .. } | Self::Softmax { .. } | Self::Quantise { .. } => 2,
+        }
+    }
+}
+
+/// Panels of a weight of `n` rows. A gated panel holds half of its columns from either half of the rows.
+pub(crate) fn panels(isa: &Isa, n: usize, glu: bool) -> usize {
+    if glu { (n / 2).div_ceil(isa.nr / 2) } else { n.div_ceil(isa.nr) }
+}

@@ -1,0 +1,366 @@
+//! The kernels that can be asked for: parameters, symbol, work grid, scratch and weight layout.
+//!
+//! Every kernel is `void symbol(ptr args, i64 n, i64 begin, i64 end, ptr scratch)`: `args[i]` is the
+//! address of operand `i` in the order that the variant documents, `n` the number of valid rows,
+//! `begin .. end` the work items of [`KernelSpec::grid`] to do. Activations are f32; `ld` is the distance
+//! from row to row, in elements. Results do not depend on how work items are split.
+
+mod facts;
+mod symbol;
+
+use crate::schedule::Schedule;
+use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu, RopeStyle, RouterDesc};
+use moec_ir::types::{Format, GROUP};
+
+pub(crate) use facts::panels;
+
+/// Which norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x²) + eps) · weight`
+    Rms,
+    /// `(x − mean) / sqrt(var + eps) · weight + bias`
+    Layer,
+}
+
+/// In what form a matrix kernel multiplies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Compute {
+    /// Rows and weights as f32: exact up to the order of summation.
+    #[default]
+    F32,
+    /// Rows rounded to bf16, products of pairs summed in f32.
+    Bf16,
+    /// Rows as bytes in groups of 32 with an f32 scale each, products summed as integers within a group.
+    I8,
+}
+
+impl Compute {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::F32, Self::Bf16, Self::I8];
+
+    /// Name in symbols and in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::I8 => "i8",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|c| c.name() == name)
+    }
+}
+
+/// Words of 32 bits that a row of `cols` numbers takes in the form that `compute` multiplies.
+///
+/// bf16: one word per pair. Bytes: for every group of 32 its codes, the scale (f32) and `−128 · Σ codes`
+/// (i32), ten words; absent codes are zero.
+pub const fn packed_words(cols: usize, compute: Compute) -> usize {
+    match compute {
+        Compute::F32 => cols,
+        Compute::Bf16 => cols.div_ceil(2),
+        Compute::I8 => cols.div_ceil(GROUP) * 10,
+    }
+}
+
+/// What [`KernelSpec::Map`] computes from `a` and perhaps a second operand `b`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MapOp {
+    /// `a + b`; with `broadcast_b`, `b` has one column.
+    Add {
+        /// Row distance of `b`.
+        b_ld: usize,
+        /// Whether `b` has a single column.
+        broadcast_b: bool,
+    },
+    /// `a · b`; with `broadcast_b`, `b` has one column.
+    Mul {
+        /// Row distance of `b`.
+        b_ld: usize,
+        /// Whether `b` has a single column.
+        broadcast_b: bool,
+    },
+    /// `glu(a, b)`.
+    Glu {
+        /// How they join.
+        glu: Glu,
+        /// Row distance of `b`.
+        b_ld: usize,
+    },
+    /// `a · b` with one `b` per channel, f32.
+    ScaleCols,
+    /// `factor · a`
+    Scale {
+        /// The factor.
+        factor: f32,
+    },
+    /// `min(max(a, lo), hi)`
+    Clamp {
+        /// Lower bound.
+        lo: f32,
+        /// Upper bound.
+        hi: f32,
+    },
+    /// `act(a)`
+    Act(Activation),
+}
+
+/// A kernel with every parameter baked in. `?` marks operands that are absent when the flag is off.
+#[derive(Clone, Debug, PartialEq)]
+pub enum KernelSpec {
+    /// `[ids i32, table (Layout::Rows), out]`: rows of the table. Ids must be in `0 .. vocab`.
+    Embed {
+        /// Rows of the table.
+        vocab: usize,
+        /// Columns.
+        hidden: usize,
+        /// Format of the table.
+        format: Format,
+        /// Row distance of `out`.
+        out_ld: usize,
+    },
+    /// `[x, weight?, bias (Layer only), out]`; `out` may be `x`.
+    Norm {
+        /// Which norm.
+        kind: NormKind,
+        /// Channels normalised together.
+        width: usize,
+        /// Segments of `width` channels per row; they share the weight.
+        groups: usize,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+        /// Added to the mean square or the variance.
+        eps: f32,
+        /// Whether the weight is there, f32 `[width]`.
+        weight: bool,
+    },
+    /// `[x, out]`: rows in the form that a matrix kernel multiplies, [`packed_words`] per group.
+    Quantise {
+        /// Columns of a group.
+        cols: usize,
+        /// Groups of a row, each packed by itself.
+        groups: usize,
+        /// Rows of `x` per valid row (slots per token).
+        per_row: usize,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// The form.
+        to: Compute,
+    },
+    /// `[x, w, bias? f32 [n], residual?, out]`: `x · wᵀ`. `out` may be `residual`. `x` is packed as
+    /// `compute` says, and so is `x_ld` counted, in words.
+    ///
+    /// With `groups > 1` group `g` reads columns `g·k ..` of `x` and writes columns `g·n ..` of `out`.
+    /// With `glu`, `n` is `2I`: gate (first I) and up (last I) join, and `out` has I columns.
+    Linear {
+        /// Input channels (per group).
+        k: usize,
+        /// Rows of the weight (per group).
+        n: usize,
+        /// Format of the weight.
+        format: Format,
+        /// How it multiplies.
+        compute: Compute,
+        /// Matrices, each with its own range of columns.
+        groups: usize,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+        /// Whether the bias is there.
+        bias: bool,
+        /// Row distance of the residual, if one is added. Not together with `glu`.
+        residual_ld: Option<usize>,
+        /// Gated epilogue.
+        glu: Option<Glu>,
+        /// How it cuts its work.
+        schedule: Schedule,
+    },
+    /// `[x, angles (cos[rotary/2], sin[rotary/2] per row), out]`; `out` may be `x`.
+    Rope {
+        /// Heads.
+        heads: usize,
+        /// Channels of a head.
+        dim: usize,
+        /// Rotated channels of a head, even.
+        rotary: usize,
+        /// First rotated channel of a head.
+        offset: usize,
+        /// Pairing.
+        style: RopeStyle,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+        /// Row distance of `angles`.
+        angles_ld: usize,
+    },
+    /// `[state, x, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as [`crate::key_order`] or
+    /// [`crate::value_order`] says. Rows with a position outside of `0 .. ctx` are skipped.
+    CacheWrite {
+        /// Heads.
+        heads: usize,
+        /// Channels of a head.
+        dim: usize,
+        /// Tokens of the state.
+        ctx: usize,
+        /// Format of the state.
+        cache: Format,
+        /// Whether they are values, not keys.
+        values: bool,
+        /// Row distance of `x`.
+        x_ld: usize,
+    },
+    /// `[q, k_state, v_state?, pos i32, slot i32, sinks? f32 [heads], out]`. States are ordered as
+    /// [`crate::key_order`] and [`crate::value_order`] say; `v_state` is absent with `v_from_k`. `pos < 0`: zeros.
+    ///
+    /// With `splits > 1` the tokens of the cache are cut into so many parts, `sinks` is absent, and `out` is
+    /// what [`KernelSpec::AttentionMerge`] reads.
+    Attention {
+        /// Heads, dimensions, scale, window, sinks.
+        desc: AttentionDesc,
+        /// Format of the states.
+        cache: Format,
+        /// Form of queries and weights.
+        compute: Compute,
+        /// Tokens of the states.
+        ctx: usize,
+        /// Token rows per work item.
+        rows: usize,
+        /// Parts that the tokens of the cache are cut into.
+        splits: usize,
+        /// Row distance of `q`.
+        q_ld: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+    },
+    /// `[parts f32 [T, heads, splits, 2 + v_dim], sinks? f32 [heads], out]`: parts of attention joined. A part
+    /// is its maximum (of scores times log2 e), its sum, and its sum of values.
+    AttentionMerge {
+        /// Query heads.
+        heads: usize,
+        /// Channels of a head's result.
+        v_dim: usize,
+        /// Parts.
+        splits: usize,
+        /// Whether the sinks are there.
+        sinks: bool,
+        /// Row distance of `out`.
+        out_ld: usize,
+    },
+    /// `[logits, select_bias? f32 [E], ids out i32 [T, k], weights out f32 [T, k]]`.
+    Router {
+        /// The routing.
+        desc: RouterDesc,
+        /// Row distance of the logits.
+        logits_ld: usize,
+    },
+    /// `[x, dispatch i32, w (addresses [E] of GluPanels), bias? f32 [E, 2I], h out f32 [slots, I]]`: the gathered rows
+    /// of each active expert through gate and up.
+    ExpertGateUp {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Input channels.
+        hidden: usize,
+        /// Output channels `I`.
+        inter: usize,
+        /// Format of the weight.
+        format: Format,
+        /// How it multiplies; `x` is packed accordingly.
+        compute: Compute,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// How gate and up join.
+        glu: Glu,
+        /// Whether the bias is there.
+        bias: bool,
+        /// How it cuts its work.
+        schedule: Schedule,
+    },
+    /// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Panels), bias? f32 [E, H], y out f32 [slots, H]]`.
+    ExpertDown {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Input channels `I`.
+        inter: usize,
+        /// Output channels `H`.
+        hidden: usize,
+        /// Format of the weight.
+        format: Format,
+        /// How it multiplies; `h` is packed accordingly.
+        compute: Compute,
+        /// Whether the bias is there.
+        bias: bool,
+        /// How it cuts its work.
+        schedule: Schedule,
+    },
+    /// `[y f32 [slots, H], dispatch i32, weights f32 [T, k], residual?, out]`: the weighted sum of each
+    /// token's slots, on top of the residual. `out` may be `residual`.
+    Combine {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Channels.
+        hidden: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+        /// Row distance of the residual, if there.
+        residual_ld: Option<usize>,
+        /// Whether a slot may be −1: its choice adds nothing.
+        partial: bool,
+    },
+    /// `[a, b?, out]`, element by element; `out` may be an operand of the same row distance.
+    Map {
+        /// The function.
+        op: MapOp,
+        /// Columns.
+        cols: usize,
+        /// Row distance of `a`.
+        a_ld: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+    },
+    /// `[in, out]`: columns `g·in_group ..+ cols` to columns `g·out_group ..+ cols`, for each group: what
+    /// slicing and joining whole rows (one group) or heads take.
+    Copy {
+        /// Groups (heads).
+        groups: usize,
+        /// Columns copied per group.
+        cols: usize,
+        /// Columns from group to group of `in`.
+        in_group: usize,
+        /// Columns from group to group of `out`.
+        out_group: usize,
+        /// Row distance of `in`.
+        in_ld: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+    },
+    /// `[x, out]`: softmax over the columns; `out` may be `x`.
+    Softmax {
+        /// Columns.
+        cols: usize,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+    },
+    /// `[x, rows i32, out]`: row `rows[r]` of `x`, or zeros where that is negative.
+    GatherRows {
+        /// Columns.
+        cols: usize,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// Row distance of `out`.
+        out_ld: usize,
+    },
+}
+
+/// Rows per work item of kernels whose rows are independent and cheap.
+pub(crate) const ROWS: usize = 4;
+/// Rows per work item of [`KernelSpec::Embed`].
+pub(crate) const EMBED_ROWS: usize = 8;

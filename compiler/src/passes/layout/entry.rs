@@ -1,0 +1,346 @@
+//! An entry point, node by node: kernels, their operands, and the weights that they read.
+
+use super::builtins::fetched;
+use super::frame::{Frame, Home, view, written_state};
+use super::int;
+use super::read::{residuals, values};
+use crate::error::{Error, Result};
+use crate::passes::memory::aligned;
+use crate::passes::offload::{PartCut, Statics, layer};
+use crate::passes::page;
+use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
+use moec_ir::graph::INPUTS;
+use moec_ir::plan::{ALIGN, Arg, Code, Entry, Grid, Layout, Paging, Place, RowSpace, Segment, Step};
+use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+/// What is laid out so far, over all entry points.
+pub(super) struct Builder<'a> {
+    module: &'a Module,
+    target: &'a CpuTarget,
+    pub(super) statics: &'a Statics,
+    /// Format of the KV cache.
+    cache: Format,
+    /// Its tensors that are values, not keys.
+    pub(super) values: HashSet<StateId>,
+    pub(super) kernels: Vec<KernelSpec>,
+    kernel_ids: HashMap<String, u32>,
+    pub(super) segments: Vec<Segment>,
+    segment_ids: HashMap<(WeightId, Layout), u32>,
+    pub(super) segment_weights: Vec<WeightId>,
+    /// Segments of gate and up, and of down, by layer.
+    experts: BTreeMap<u32, [u32; 2]>,
+    pub(super) ends: [u64; 2],
+    pub(super) scratch: u64,
+}
+
+impl<'a> Builder<'a> {
+    pub(super) fn new(
+        module: &'a Module,
+        target: &'a CpuTarget,
+        cache: Format,
+        statics: &'a Statics,
+    ) -> Self {
+        Self {
+            module,
+            target,
+            statics,
+            cache,
+            values: values(module),
+            kernels: Vec::new(),
+            kernel_ids: HashMap::new(),
+            segments: Vec::new(),
+            segment_ids: HashMap::new(),
+            segment_weights: Vec::new(),
+            experts: BTreeMap::new(),
+            ends: [0; 2],
+            scratch: 0,
+        }
+    }
+}
+
+impl Builder<'_> {
+    /// Lays out experts that stay on flash; `None` where all weights are mapped.
+    pub(super) fn page(&mut self) -> Result<Option<Paging>> {
+        let Some(graph) = self.module.entries.first() else { return Ok(None) };
+        if !graph.nodes.iter().any(|n| matches!(n.op, Op::Fetch { .. })) {
+            return Ok(None);
+        }
+        let routers = page::routers(graph);
+        let in_file = self.segments.iter().filter(|s| s.file == 1).count();
+        if routers.len() != self.experts.len() || in_file != 2 * routers.len() {
+            return Err(Error::bug("experts on flash that no layer reads"));
+        }
+        let layers: Vec<page::Layer> = (routers.into_iter().zip(self.experts.values()))
+            .map(|((experts, k, score), &[gate_up, down])| page::Layer { experts, k, gate_up, down, score })
+            .collect();
+        let (layers, bytes) = page::lay_out(&mut self.segments, &layers)?;
+        self.ends[1] = bytes;
+        let frame = page::frame_bytes(&self.segments, &layers);
+        Ok(Some(page::unlimited(layers, frame)))
+    }
+
+    pub(super) fn entry(&mut self, graph: &Graph) -> Result<(Entry, Vec<Vec<usize>>)> {
+        let spaces = graph.row_spaces(self.module);
+        let mut frame = Frame {
+            graph,
+            homes: vec![None; graph.values.len()],
+            buffers: Vec::new(),
+            end: 0,
+            forms: HashMap::new(),
+        };
+        for v in 0..INPUTS {
+            let ty = graph.ty(ValueId(v as u32));
+            frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty)?);
+        }
+        let cuts: Vec<&PartCut> = self.statics.cuts.iter().filter(|c| c.cut.entry == graph.kind).collect();
+        let inside: HashSet<usize> = cuts.iter().flat_map(|c| &c.cut.nodes).map(|n| n.0 as usize).collect();
+        let residuals = residuals(graph, &inside);
+        let mut steps = Vec::new();
+        let mut writes = Vec::new();
+        for (at, node) in graph.nodes.iter().enumerate() {
+            if let Some(cut) = cuts.iter().find(|c| node.outputs.contains(&c.cut.y)) {
+                let (step, w) = self.part(&mut frame, at, cut, &spaces)?;
+                steps.push(step);
+                writes.push(w);
+                continue;
+            }
+            if inside.contains(&at)
+                || residuals.values().any(|&(producer, _)| producer == at)
+                || view(&mut frame, node)?
+            {
+                continue;
+            }
+            let (producer, residual) = match residuals.get(&at) {
+                Some(&(producer, other)) => (&graph.nodes[producer], Some(other)),
+                None => (node, None),
+            };
+            for (step, w) in self.steps(&mut frame, at, node, producer, residual, &spaces)? {
+                steps.push(step);
+                writes.push(w);
+            }
+        }
+        let Home::Buffer { buffer: logits, .. } = frame.home(graph.output)? else {
+            return Err(Error::bug("the logits are a state"));
+        };
+        let places = frame
+            .homes
+            .iter()
+            .zip(&graph.values)
+            .map(|(home, ty)| match *home {
+                Some(Home::Buffer { buffer, column, .. }) => {
+                    let cols = if ty.shape.len() < 2 { 1 } else { ty.cols() };
+                    Ok(Some(Place { buffer, column: int(column)?, cols: int(cols)? }))
+                }
+                _ => Ok(None),
+            })
+            .collect::<Result<_>>()?;
+        let out_rows = int(graph.ty(Graph::ROWS).rows())?;
+        let entry = Entry { kind: graph.kind, out_rows, buffers: frame.buffers, logits, places, steps };
+        Ok((entry, writes))
+    }
+
+    /// The steps of `node`, which computes `producer` and adds `residual` to it.
+    fn steps(
+        &mut self,
+        frame: &mut Frame<'_>,
+        at: usize,
+        node: &Node,
+        producer: &Node,
+        residual: Option<ValueId>,
+        spaces: &[RowSpace],
+    ) -> Result<Vec<(Step, Vec<usize>)>> {
+        if let Op::Fetch { layer, .. } = node.op {
+            return Ok(vec![fetched(frame, at, node, layer, spaces)?]);
+        }
+        if matches!(node.op, Op::Admit(_) | Op::ExpertFfn { fixed: true, .. }) {
+            return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
+        }
+        let graph = frame.graph;
+        let ld_of = |home: Home| match home {
+            Home::Buffer { ld, .. } => ld,
+            Home::State(_) => 0,
+        };
+        let inputs = producer
+            .inputs
+            .iter()
+            .map(|&input| {
+                Ok(match input {
+                    Operand::Value(v) => match frame.home(v)? {
+                        Home::State(s) => InputView::State(self.cached(StateId(s))),
+                        home @ Home::Buffer { .. } => InputView::Value { ty: graph.ty(v), ld: ld_of(home) },
+                    },
+                    Operand::Weight(w) => {
+                        let w = self.module.weight(w);
+                        InputView::Weight { shape: &w.shape, format: w.format }
+                    }
+                    Operand::State(s) => InputView::State(self.cached(s)),
+                })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let outputs = node.outputs.iter().map(|&v| graph.ty(v)).collect();
+        let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
+        let apart = !graph.kind.is_prefill();
+        let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart };
+        let selection = self.target.select(&view).map_err(|e| {
+            Error::limit(format!(
+                "target `{}` cannot run `{}` in `{}`",
+                self.target.name(),
+                node.op.name(),
+                node.scope
+            ))
+            .because(e)
+        })?;
+
+        for &v in &node.outputs {
+            let home = match &producer.op {
+                Op::CacheWrite => written_state(producer)?,
+                _ => frame.buffer(format!("%{}", v.0), graph.ty(v))?,
+            };
+            frame.homes[v.0 as usize] = Some(home);
+        }
+        let name = format!("%{}", node.outputs[0].0);
+        let (temps, done) = self.temps(frame, &producer.inputs, &selection, &name)?;
+        let rows = spaces[node.outputs[0].0 as usize];
+        let layout = |i: usize| {
+            selection
+                .layouts
+                .iter()
+                .find(|(input, _)| *input == i)
+                .map_or(Layout::Rows, |&(_, layout)| layout)
+        };
+        let mut steps = Vec::new();
+        let launches = selection.launches.iter().enumerate().filter(|(i, _)| !done.contains(i));
+        for (_, Launch { work, args, writes }) in launches {
+            let mut addresses = Vec::new();
+            for role in args {
+                let mut from = 0;
+                let home = match *role {
+                    Role::In(i) | Role::InAt(i, _) => match producer.inputs[i] {
+                        Operand::Weight(w) => {
+                            let segment = self.segment(w, layout(i))?;
+                            addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
+                                let layer = layer(node).ok_or_else(|| Error::bug("experts of no layer"))?;
+                                self.experts.entry(layer).or_default()[i - 2] = segment;
+                                Arg::Matrices(segment)
+                            } else {
+                                Arg::Segment(segment)
+                            });
+                            continue;
+                        }
+                        Operand::State(s) => Home::State(s.0),
+                        Operand::Value(v) => frame.home(v)?,
+                    },
+                    Role::Out(i) | Role::OutAt(i, _) => frame.home(node.outputs[i])?,
+                    Role::Temp(i) => temps[i],
+                    Role::Residual => frame.home(residual.ok_or_else(|| Error::bug("no residual"))?)?,
+                };
+                if let Role::InAt(_, column) | Role::OutAt(_, column) = *role {
+                    from = column;
+                }
+                addresses.push(match home {
+                    Home::Buffer { buffer, column, .. } => Arg::Buffer(buffer, int((column + from) * 4)?),
+                    Home::State(s) => Arg::State(s),
+                });
+            }
+            let (code, grid) = match work {
+                Work::Kernel(spec) => {
+                    self.scratch = self.scratch.max(aligned(self.target.scratch_bytes(spec) as u64));
+                    (Code::Kernel(self.kernel(spec)?), self.target.grid(spec))
+                }
+                Work::Builtin(b) => (Code::Builtin(*b), Grid::One),
+            };
+            let step = Step {
+                unit: 0,
+                code,
+                args: addresses,
+                rows,
+                grid,
+                barrier: true,
+                deps: Vec::new(),
+                node: int(at)?,
+            };
+            steps.push((step, writes.clone()));
+        }
+        Ok(steps)
+    }
+
+    /// Homes of a selection's temporaries, and the launches whose results are already there: a value that
+    /// several matrices read is brought into their form once.
+    fn temps(
+        &self,
+        frame: &mut Frame<'_>,
+        inputs: &[Operand],
+        selection: &Selection,
+        name: &str,
+    ) -> Result<(Vec<Home>, Vec<usize>)> {
+        let mut done = Vec::new();
+        let mut homes = Vec::new();
+        for (i, ty) in selection.temps.iter().enumerate() {
+            let form = selection.launches.iter().enumerate().find_map(|(at, launch)| {
+                let Work::Kernel(spec @ KernelSpec::Quantise { .. }) = &launch.work else { return None };
+                let &[Role::In(from), Role::Temp(to)] = launch.args.as_slice() else { return None };
+                let &Operand::Value(v) = inputs.get(from).filter(|_| to == i)? else { return None };
+                match frame.home(v).ok()? {
+                    Home::Buffer { buffer, column, .. } => {
+                        Some((at, (buffer, column, self.target.symbol(spec))))
+                    }
+                    Home::State(_) => None,
+                }
+            });
+            if let Some((at, &home)) = form.as_ref().and_then(|(at, key)| Some((*at, frame.forms.get(key)?)))
+            {
+                homes.push(home);
+                done.push(at);
+                continue;
+            }
+            let home = frame.buffer(format!("{name}.{i}"), ty)?;
+            homes.push(home);
+            frame.forms.extend(form.map(|(_, key)| (key, home)));
+        }
+        Ok((homes, done))
+    }
+
+    fn cached(&self, s: StateId) -> CacheView<'_> {
+        let values = self.values.contains(&s);
+        CacheView { shape: &self.module.state(s).ty.shape, format: self.cache, values }
+    }
+
+    fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
+        let symbol = self.target.symbol(spec);
+        if let Some(&id) = self.kernel_ids.get(&symbol) {
+            return Ok(id);
+        }
+        let id = int(self.kernels.len())?;
+        self.kernels.push(spec.clone());
+        self.kernel_ids.insert(symbol, id);
+        Ok(id)
+    }
+
+    fn segment(&mut self, id: WeightId, layout: Layout) -> Result<u32> {
+        if let Some(&segment) = self.segment_ids.get(&(id, layout)) {
+            return Ok(segment);
+        }
+        let weight = self.module.weight(id);
+        let file = usize::from(weight.class == WeightClass::Experts);
+        let offset = self.ends[file].next_multiple_of(ALIGN);
+        let bytes = moec_cpu::packed_bytes(layout, weight.format, &weight.shape)
+            .ok_or_else(|| Error::limit(format!("weight `{}` is past what a plan can hold", weight.name)))?;
+        self.ends[file] = offset + bytes;
+        let index = int(self.segments.len())?;
+        let shape = weight.shape.iter().map(|&d| int(d)).collect::<Result<_>>()?;
+        self.segments.push(Segment {
+            name: weight.name.clone(),
+            file: file as u32,
+            offset,
+            bytes,
+            pitch: bytes / weight.shape.iter().rev().nth(2).map_or(1, |&lead| lead as u64),
+            shape,
+            format: weight.format,
+            layout,
+        });
+        self.segment_weights.push(id);
+        self.segment_ids.insert((id, layout), index);
+        Ok(index)
+    }
+}

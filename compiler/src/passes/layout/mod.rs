@@ -1,0 +1,131 @@
+//! Pass `layout`: Graph to Plan.
+//!
+//! The target chooses kernels and weight layouts node by node; slices become views, additions of a
+//! residual go into the epilogue of what produced the other operand. Every buffer gets a place of its
+//! own and every step a barrier, so the plan already runs; the passes behind only make it tight.
+
+mod builtins;
+mod entry;
+mod frame;
+mod read;
+
+use super::memory::aligned;
+use super::offload::Statics;
+use super::schedule::Writes;
+use crate::bundle::{DENSE, EXPERTS};
+use crate::error::{Error, Result};
+use entry::Builder;
+use moec_cpu::{CpuTarget, KernelSpec};
+use moec_ir::plan::{
+    Entry, ExpertRow, ExpertTable, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, StateBuf,
+};
+use moec_ir::{Format, Module, Op, StateId, WeightId};
+
+/// The plan with what later passes and the writer need beside it.
+#[derive(Debug)]
+pub struct Draft {
+    /// Plan.
+    pub plan: Plan,
+    /// Kernels, in the order of [`Plan::kernels`].
+    pub kernels: Vec<KernelSpec>,
+    /// Weight that each segment packs.
+    pub segment_weights: Vec<WeightId>,
+    /// What each step writes.
+    pub writes: Writes,
+}
+
+/// Lays out `module` for `target`, the KV cache in the format `cache`. `artifacts` are further files that the runtime reads;
+/// `statics` says which experts static graphs compute.
+///
+/// # Errors
+/// An operator that the target has no kernel for, or sizes past the plan's 32-bit fields.
+pub fn layout(
+    module: &Module,
+    model: ModelInfo,
+    target: &CpuTarget,
+    cache: Format,
+    artifacts: &[&str],
+    statics: &Statics,
+) -> Result<Draft> {
+    let files = [DENSE, EXPERTS].iter().chain(artifacts);
+    let mut builder = Builder::new(module, target, cache, statics);
+    let mut entries = Vec::new();
+    let mut writes = Vec::new();
+    for graph in &module.entries {
+        let (entry, w) = builder.entry(graph)?;
+        entries.push(entry);
+        writes.push(w);
+    }
+    let paging = builder.page()?;
+    let states = module
+        .states
+        .iter()
+        .enumerate()
+        .map(|(i, s)| {
+            let shape = match s.ty.shape.as_slice() {
+                &[a, b, c, d] => [int(a)?, int(b)?, int(c)?, int(d)?],
+                _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
+            };
+            let order = target.cache_order(builder.values.contains(&StateId(i as u32)));
+            Ok(StateBuf { name: s.name.clone(), shape, format: cache, order })
+        })
+        .collect::<Result<_>>()?;
+    let plan = Plan {
+        version: PLAN_VERSION,
+        model,
+        target: target.info(),
+        arena_bytes: entries
+            .iter()
+            .flat_map(|e: &Entry| &e.buffers)
+            .map(|b| b.offset + aligned(b.bytes))
+            .max()
+            .unwrap_or(0),
+        scratch_bytes: builder.scratch,
+        // Sizes and hashes are known when the files are written; weight files have their sizes now.
+        files: files
+            .enumerate()
+            .map(|(i, path)| FileRef {
+                path: (*path).to_owned(),
+                bytes: builder.ends.get(i).copied().unwrap_or(0),
+                sha256: [0; 32],
+            })
+            .collect(),
+        segments: builder.segments,
+        states,
+        kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
+        graphs: statics.graphs.clone(),
+        sets: statics.sets.clone(),
+        parts: statics.parts.clone(),
+        entries,
+        placement: Placement::dynamic(expert_tables(module)?),
+        paging,
+    };
+    Ok(Draft { plan, kernels: builder.kernels, segment_weights: builder.segment_weights, writes })
+}
+
+/// One table per MoE layer: on a CPU every expert has its own group and no capacity.
+fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
+    let Some(graph) = module.entries.first() else { return Ok(Vec::new()) };
+    let mut tables = Vec::new();
+    for node in &graph.nodes {
+        if let Op::Router(desc) = &node.op {
+            let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
+            let experts = (0..desc.experts)
+                .map(|e| Ok(ExpertRow { group: int(e)?, ..ExpertRow::default() }))
+                .collect::<Result<_>>()?;
+            tables.push(ExpertTable {
+                layer: layer.unwrap_or(int(tables.len())?),
+                k: int(desc.k)?,
+                tiers: Vec::new(),
+                expected: None,
+                groups: Vec::new(),
+                experts,
+            });
+        }
+    }
+    Ok(tables)
+}
+
+fn int(x: usize) -> Result<u32> {
+    u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
+}

@@ -1,0 +1,57 @@
+//! Who reads what: which additions a producer makes, and which tensors of the KV cache are values.
+
+use moec_ir::{Graph, Module, Op, Operand, StateId, ValueId};
+use std::collections::{HashMap, HashSet};
+
+/// Tensors of the KV cache that attention reads as values.
+pub(super) fn values(module: &Module) -> HashSet<StateId> {
+    let mut found = HashSet::new();
+    for graph in &module.entries {
+        for node in &graph.nodes {
+            let Op::Attention(desc) = &node.op else { continue };
+            let mut operand = node.inputs.get(2).copied().filter(|_| !desc.v_from_k);
+            while let Some(Operand::Value(v)) = operand {
+                operand = graph.def(v).and_then(|n| graph.nodes[n.0 as usize].inputs.first().copied());
+            }
+            if let Some(Operand::State(s)) = operand {
+                found.insert(s);
+            }
+        }
+    }
+    found
+}
+
+/// Additions that go into the epilogue of one operand's producer: add node → (producer, other operand). What is `inside` of
+/// a part has no epilogue.
+pub(super) fn residuals(graph: &Graph, inside: &HashSet<usize>) -> HashMap<usize, (usize, ValueId)> {
+    let mut readers: HashMap<ValueId, usize> = HashMap::new();
+    let mut definition: HashMap<ValueId, usize> = HashMap::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        for input in &node.inputs {
+            if let Operand::Value(v) = input {
+                *readers.entry(*v).or_default() += 1;
+            }
+        }
+        definition.extend(node.outputs.iter().map(|&v| (v, at)));
+    }
+    let fuses = |v: ValueId| {
+        let at = *definition.get(&v)?;
+        let op = &graph.nodes[at].op;
+        let able = matches!(op, Op::Linear { .. } | Op::Combine { .. }) && !inside.contains(&at);
+        (able && readers.get(&v) == Some(&1) && v != graph.output).then_some(at)
+    };
+    let mut found = HashMap::new();
+    for (at, node) in graph.nodes.iter().enumerate() {
+        if let (Op::Add, &[Operand::Value(a), Operand::Value(b)]) = (&node.op, node.inputs.as_slice())
+            && !inside.contains(&at)
+        {
+            // The later producer keeps its inputs alive for less long.
+            let options = [(fuses(a), b), (fuses(b), a)];
+            let best = options.into_iter().filter_map(|(p, other)| Some((p?, other))).max_by_key(|(p, _)| *p);
+            if let Some((producer, other)) = best.filter(|_| a != b) {
+                found.insert(at, (producer, other));
+            }
+        }
+    }
+    found
+}

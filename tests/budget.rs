@@ -1,0 +1,138 @@
+//! A budget is kept as the kernel accounts for it: the largest set of pages that `BUNDLE/run` has resident, and, where a
+//! control group can be made, everything that the kernel puts on its account, pages of files included.
+#![cfg(target_os = "linux")]
+#![allow(
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
+
+#[path = "support/group.rs"]
+mod group;
+mod support;
+
+use group::{Group, forget};
+use moec::bundle::read::Bundle;
+use moec_ir::plan::Paging;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use support::{clean, ferris, list, moec, ok, tree};
+
+/// Builds a bundle for two threads, `run` included.
+fn build(source: &Path, folder: &Path, context: usize) {
+    let toml = folder.join("model.toml");
+    let text = format!(
+        "[model]\nsource = {source:?}\n[shapes]\nmax_context = {context}\nprefill_chunk = 32\ndecode_batch = [1, 2]\n\
+         [weights]\nactivations = \"f32\"\n[memory]\nthreads = 2\nbudget = \"1 GiB\"\n"
+    );
+    fs::write(&toml, text).unwrap();
+    ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(folder.join("b")));
+}
+
+/// The budget that leaves room for so many experts.
+fn budget(paging: &Paging, experts: u32) -> u64 {
+    paging.resident + paging.process + u64::from(paging.spare + experts) * paging.frame_bytes
+}
+
+/// A run of `BUNDLE/run`.
+#[derive(Clone, Copy, Debug)]
+struct Case<'a> {
+    verb: &'a [&'a str],
+    /// What reads flash.
+    reader: &'a str,
+    budget: u64,
+}
+
+impl Case<'_> {
+    fn command(&self, folder: &Path) -> Command {
+        let mut run = clean(Command::new(folder.join("b/run")));
+        run.env("MOEC_FLASH", self.reader).args(self.verb).args(["--threads", "2", "--json", "--budget"]);
+        run.arg(self.budget.to_string());
+        run
+    }
+
+    /// Runs it, which must keep what its process has resident to the budget. Gives whether reads passed by the page cache.
+    fn hold(&self, mut run: Command) -> bool {
+        let said: serde_json::Value = serde_json::from_slice(&ok(&mut run).stdout).expect("one JSON object");
+        assert_eq!(said["memory"]["budget"], self.budget, "{said}");
+        assert!(said["flash"]["bytes"].as_u64() > Some(0), "{said}");
+        let peak = said["memory"]["peak"].as_u64().expect("this kernel knows the peak");
+        assert!(peak <= self.budget, "{peak} bytes were resident: {self:?}");
+        let reader = said["flash"]["reader"].as_str().expect("a reader");
+        assert!(reader.contains(self.reader), "{said}");
+        reader.contains("direct reads")
+    }
+}
+
+/// Runs every verb with each of `sizes`, the experts in memory, and with both readers.
+fn hold(test: &str, folder: &Path, sizes: &[u32], verbs: &[&[&str]]) {
+    let bundle = Bundle::open(&folder.join("b")).unwrap();
+    let paging = bundle.plan.paging.as_ref().unwrap();
+    let groups = match Group::new(test, None) {
+        Ok(_) => true,
+        Err(e) => {
+            eprintln!("{test}: what a control group counts is skipped: none can be made here ({e})");
+            false
+        }
+    };
+    for reader in ["io_uring", "pread"] {
+        for (&experts, &verb) in sizes.iter().flat_map(|n| verbs.iter().map(move |v| (n, v))) {
+            let case = Case { verb, reader, budget: budget(paging, experts) };
+            if !groups {
+                case.hold(case.command(folder));
+                continue;
+            }
+            // Alone in a group without a limit it pays for every page of its files, and nothing makes the kernel drop any.
+            let group = Group::new(test, None).unwrap();
+            tree(&bundle.folder).iter().for_each(|(name, _)| forget(&bundle.folder.join(name)));
+            let direct = case.hold(group.enter(&case.command(folder)));
+            let peak = group.peak();
+            assert!(peak <= case.budget || !direct, "the kernel counted {peak} bytes: {case:?}");
+        }
+        if groups {
+            // The least budget as a limit: nothing has to end.
+            let case = Case { verb: verbs[0], reader, budget: budget(paging, sizes[0]) };
+            let group = Group::new(test, Some(case.budget)).unwrap();
+            case.hold(group.enter(&case.command(folder)));
+            assert_eq!(group.kills(), 0, "{case:?}");
+        }
+    }
+}
+
+#[test]
+fn a_model_larger_than_its_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    ok(moec()
+        .args(["synth", "--like", "phi-tiny", "--layers", "1", "--vocab", "512", "--quiet"])
+        .arg(&source));
+    build(&source, folder.path(), 128);
+    let plan = Bundle::open(&folder.path().join("b")).unwrap().plan;
+    let weights: u64 = plan.segments.iter().map(|s| s.bytes).sum();
+    assert!(2 * budget(plan.paging.as_ref().unwrap(), 1) < weights, "the least budget would be no test");
+    let ids = list(&(0..70).map(|i| i * 7 % 512).collect::<Vec<u32>>());
+    let generate = ["generate", "--ids", &ids, "-n", "8"];
+    let bench = ["bench", "--prompt", "32", "--gen", "8", "--batch", "2", "--repeat", "1"];
+    hold("a-model-larger-than-its-budget", folder.path(), &[1, 6], &[&generate, &bench]);
+    // Files are checked without being held.
+    hold(
+        "a-model-that-is-checked",
+        folder.path(),
+        &[1],
+        &[&["generate", "--ids", "1", "-n", "2", "--check"]],
+    );
+}
+
+#[test]
+fn a_model_with_a_tokenizer() {
+    let folder = tempfile::tempdir().unwrap();
+    build(&ferris(), folder.path(), 1024);
+    let said = ok(moec().arg("inspect").arg(folder.path().join("model.toml"))).stdout;
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("1.0 GiB, 2 threads; experts that do not fit stay on flash"), "{said}");
+    let text = ["generate", "--prompt", "The borrow checker", "-n", "64"];
+    hold("a-model-with-a-tokenizer", folder.path(), &[1, 20], &[&text]);
+}
