@@ -4,7 +4,7 @@ import math
 
 from report import belady
 
-WIDTH, HEIGHT, LEFT, TOP, ROW = 420, 240, 70, 48, 330
+WIDTH, HEIGHT, LEFT, TOP, ROW = 420, 240, 70, 68, 330
 """Of one panel, where the first begins, and from one row of panels to the next."""
 GAP = 110
 COLOURS = {"moec": "#c2410c", "moec big-little": "#7c3aed", "llama.cpp": "#1d4ed8", "llama.cpp, repacked": "#60a5fa"}
@@ -65,19 +65,23 @@ class Panel:
                             f'<title>{name}: {value:.3g}</title></circle>')
 
 
-def legend(names, y):
+def legend(names, y, width):
+    """A line and a name for each curve, in as many rows as it takes."""
     out, x = [], LEFT
     for name, colour, dashed in names:
+        wide = 60 + 7 * len(name)
+        if x > LEFT and x + wide > width:
+            x, y = LEFT, y + 20
         style = ' stroke-dasharray="5 4"' if dashed else ""
         out.append(f'<line x1="{x}" y1="{y}" x2="{x + 26}" y2="{y}" stroke="{colour}" stroke-width="2.5"{style}/>')
         out.append(f'<text x="{x + 32}" y="{y + 4}">{name}</text>')
-        x += 60 + 7 * len(name)
+        x += wide
     return out
 
 
-def rate(row):
-    """Tokens per second of warm tokens; of those before, where a run was cut before there were any."""
-    return row["warm"]["rate"] or row["cold"]["rate"]
+def late(row):
+    """What was measured of warm tokens; of those before, where a run was cut before there were any."""
+    return row["warm"] if row["warm"]["rate"] else row["cold"]
 
 
 def svg(results):
@@ -90,16 +94,16 @@ def svg(results):
         caps = sorted({r["cap"] for r in results[bits]["rows"]}, key=lambda c: math.inf if c is None else c)
         y = TOP + 22 + i * ROW
         gb = lambda value: value / 1e9 if value else None
-        read = [gb(r["warm"]["read"]) for r in rows] + [gb(v) for r in rows for v in r["least"].values()]
+        read = [gb(late(r)["read"]) for r in rows] + [gb(v) for r in rows for v in r["least"].values()]
         read += [gb(belady(r, results[bits]["conditions"]["tokens"])) for r in rows]
         read = [v for v in read if v and v >= 1e-3]
-        speed = Panel(LEFT, y, f"{bits} bits, warm", "tokens/s", caps, [rate(r) for r in rows])
+        speed = Panel(LEFT, y, f"{bits} bits, warm", "tokens/s", caps, [late(r)["rate"] for r in rows])
         bytes_ = Panel(LEFT + WIDTH + GAP, y, f"{bits} bits, read per token", "GB", caps, read)
         for name in dict.fromkeys(r["engine"] for r in rows):
             named[name] = (name, COLOURS.get(name, "#15803d"), False)
             mine = [r for r in rows if r["engine"] == name]
-            speed.curve([(r["cap"], rate(r)) for r in mine], named[name][1], name)
-            bytes_.curve([(r["cap"], gb(r["warm"]["read"])) for r in mine], named[name][1], name)
+            speed.curve([(r["cap"], late(r)["rate"]) for r in mine], named[name][1], name)
+            bytes_.curve([(r["cap"], gb(late(r)["read"])) for r in mine], named[name][1], name)
         least = {r["cap"]: r["least"] for r in rows}
         for key, (colour, name) in DASHED.items():
             named[name] = (name, colour, True)
@@ -113,6 +117,6 @@ def svg(results):
     width, height = LEFT + 2 * WIDTH + GAP + 30, TOP + len(order) * ROW
     style = ("text{font:12px sans-serif;fill:#374151}.title{font-weight:bold;font-size:14px}.unit{fill:#6b7280}"
              ".grid{stroke:#e5e7eb;stroke-width:1}")
-    body = "\n".join([*legend([*dict.fromkeys(named.values())], 20), *parts])
+    body = "\n".join([*legend([*dict.fromkeys(named.values())], 20, width), *parts])
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
             f'<style>{style}</style>\n<rect width="{width}" height="{height}" fill="white"/>\n{body}\n</svg>\n')
