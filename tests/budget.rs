@@ -118,12 +118,9 @@ fn a_model_larger_than_its_budget() {
     let bench = ["bench", "--prompt", "32", "--gen", "8", "--batch", "2", "--repeat", "1"];
     hold("a-model-larger-than-its-budget", folder.path(), &[1, 6], &[&generate, &bench]);
     // Files are checked without being held.
-    hold(
-        "a-model-that-is-checked",
-        folder.path(),
-        &[1],
-        &[&["generate", "--ids", "1", "-n", "2", "--check"]],
-    );
+    let budget = budget(plan.paging.as_ref().unwrap(), 1);
+    let case = Case { verb: &["generate", "--ids", "1", "-n", "2", "--check"], reader: "pread", budget };
+    case.hold(case.command(folder.path()));
 }
 
 #[test]

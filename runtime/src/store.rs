@@ -178,18 +178,19 @@ fn map_file(info: &FileInfo<'_>, path: &Path) -> Result<Option<Mmap>> {
     }
 }
 
-/// SHA-256 of a file that nothing maps. It takes neither memory nor the page cache: a budget has room for neither.
+/// SHA-256 of a file that nothing maps. It is not resident, and leaves the page cache
+/// behind: a budget has no room for it.
 fn hash_of(path: &Path) -> Result<[u8; 32]> {
     let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
     let mut file = File::open(path).map_err(failed)?;
-    let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0);
+    let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
     loop {
         match file.read(&mut piece) {
             Ok(0) => return Ok(hash.finalize().into()),
             Ok(n) => {
                 hash.update(&piece[..n]);
-                forget(&file, at, n);
                 at += n;
+                forget(&file, at);
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(failed(e)),
@@ -200,24 +201,18 @@ fn hash_of(path: &Path) -> Result<[u8; 32]> {
 /// Bytes that are read at once.
 const PIECE: usize = 1 << 20;
 
-/// Drops a range of a file from the page cache.
+/// Drops the first bytes of a file from the page cache. From the start, since the kernel keeps what lies in one piece of its
+/// own with bytes further on until these are dropped, too.
 #[cfg(target_os = "linux")]
-fn forget(file: &File, offset: usize, len: usize) {
+fn forget(file: &File, len: usize) {
     use std::os::fd::AsRawFd as _;
     // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the system not take it, nothing is lost.
-    unsafe {
-        libc::posix_fadvise(
-            file.as_raw_fd(),
-            offset as libc::off_t,
-            len as libc::off_t,
-            libc::POSIX_FADV_DONTNEED,
-        )
-    };
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, len as libc::off_t, libc::POSIX_FADV_DONTNEED) };
 }
 
 /// Does nothing on this system.
 #[cfg(not(target_os = "linux"))]
-fn forget(_file: &File, _offset: usize, _len: usize) {}
+fn forget(_file: &File, _len: usize) {}
 
 fn check_hash(info: &FileInfo<'_>, path: &Path, found: [u8; 32]) -> Result<()> {
     if found == info.sha256 {
