@@ -118,9 +118,8 @@ fn a_model_larger_than_its_budget() {
     let bench = ["bench", "--prompt", "32", "--gen", "8", "--batch", "2", "--repeat", "1"];
     hold("a-model-larger-than-its-budget", folder.path(), &[1, 6], &[&generate, &bench]);
     // Files are checked without being held.
-    let budget = budget(plan.paging.as_ref().unwrap(), 1);
-    let case = Case { verb: &["generate", "--ids", "1", "-n", "2", "--check"], reader: "pread", budget };
-    case.hold(case.command(folder.path()));
+    let check = ["generate", "--ids", "1", "-n", "2", "--check"];
+    hold("a-model-whose-files-are-checked", folder.path(), &[1], &[&check]);
 }
 
 #[test]
