@@ -11,6 +11,7 @@ use super::toolchain::{Cross, MAC_SCRIPT, Toolchain, deployment_target};
 use crate::error::{Error, Result};
 use include_dir::{Dir, include_dir};
 use moec_cpu::SourceFile;
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -48,6 +49,25 @@ pub fn write_script(bundle: &Path, triple: &str) -> Result<()> {
     let Some(version) = deployment_target(triple) else { return Ok(()) };
     let text = MAC_SCRIPT_TEXT.replace("@VERSION@", &version);
     write(&bundle.join(MAC_SCRIPT), text.as_bytes())
+}
+
+/// Removes what another moec left in the cache folder: a module that lies elsewhere by now would be found twice.
+fn remove_others(folder: &Path, generated: &[SourceFile]) -> Result<()> {
+    let fixed = fixed_files()?.into_iter().map(|(path, _)| path);
+    let own: BTreeSet<PathBuf> = fixed.chain(generated.iter().map(|f| f.path.into())).collect();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(at) = folders.pop() {
+        for entry in fs::read_dir(&at).map_err(|e| io_error("read", &at, &e))? {
+            let entry = entry.map_err(|e| io_error("read", &at, &e))?;
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|t| t.is_dir()) {
+                folders.push(path);
+            } else if path.strip_prefix(folder).is_ok_and(|p| !own.contains(p)) {
+                fs::remove_file(&path).map_err(|e| io_error("remove", &path, &e))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Everything but the generated sources: path and text.
@@ -183,6 +203,7 @@ pub fn build(bundle: &Path, generated: &[SourceFile], object: &[u8], tools: &Too
 
     let runner = home.join("runner");
     write_sources(&runner, generated)?;
+    remove_others(&runner, generated)?;
     write(&home.join("artifacts/kernels.o"), object)?;
     let mut command = Command::new(cargo());
     command
@@ -264,6 +285,19 @@ mod tests {
         } else {
             assert!(fresh == LOCK, "compiler/runner/Cargo.lock is stale; run the test with MOEC_BLESS=1");
         }
+    }
+
+    #[test]
+    fn what_another_version_left_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let generated = [SourceFile { path: "src/main.rs", text: "fn main() {}".into() }];
+        write_sources(folder.path(), &generated).unwrap();
+        let [old, kept] =
+            ["vendor/moec-runtime/src/elsewhere.rs", "src/main.rs"].map(|p| folder.path().join(p));
+        fs::write(&old, "").unwrap();
+        remove_others(folder.path(), &generated).unwrap();
+        assert!(!old.exists() && kept.exists());
+        assert!(fixed_files().unwrap().iter().all(|(p, _)| folder.path().join(p).exists()));
     }
 
     #[test]
