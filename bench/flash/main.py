@@ -17,6 +17,7 @@ sys.path[1:1] = [str(PEERS), str(PEERS / "workers")]
 
 import best_of  # noqa: E402
 import chart  # noqa: E402
+import disk  # noqa: E402
 import little  # noqa: E402
 import report  # noqa: E402
 from common import prompt_ids  # noqa: E402
@@ -57,11 +58,13 @@ def arguments():
     p.add_argument("--tokens", type=int, default=160, help="tokens to decode")
     p.add_argument("--cold", type=int, default=32, help="how many of them count as cold, the first ones")
     p.add_argument("--limit", type=int, default=150, help="seconds after which a run is cut; what it has decoded counts")
+    p.add_argument("--read-ahead", type=int, help="KiB that the kernel reads ahead of a mapped file meanwhile (default: as it is)")
     p.add_argument("--layers", type=int, default=16)
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--threads", type=int, default=2)
     p.add_argument("--cgroup", type=Path, help="group to make groups in (default: the root of the hierarchy that limits memory)")
     p.add_argument("--best-of-only", action="store_true", help="measure several sequences in one batch, nothing else")
+    p.add_argument("--no-best-of", action="store_true", help="leave that out")
     p.add_argument("--reuse", action="store_true", help="take the files of an earlier run, though moec is another by now")
     p.add_argument("--keep", action="store_true", help="leave the files of the last bits on the disk")
     p.add_argument("--json", action="store_true", help="print the results as JSON instead of the table")
@@ -83,8 +86,8 @@ class Engine:
 
 
 class Bench:
-    def __init__(self, args):
-        self.args = args
+    def __init__(self, args, read_ahead):
+        self.args, self.read_ahead = args, read_ahead
         self.venvs = Venvs(args.cache.resolve())
         self.weights = Weights(args.cache.resolve() / "flash", args.moec.resolve(), self.venvs, args.layers, args.context, args.reuse)
         self.groups = hierarchy(args.cgroup)
@@ -189,12 +192,12 @@ class Bench:
     def measure(self, bits):
         args, fmt = self.args, FORMAT[bits]
         log(f"{bits} bits")
-        best = best_of.measure(self.weights, fmt, args.threads, Shape.of)
+        best = {} if args.no_best_of else {"best_of": best_of.measure(self.weights, fmt, args.threads, Shape.of)}
         if args.best_of_only:
-            return {"best_of": best}
+            return best
         shape = self.weights.ready(fmt)
         self.prompt = prompt_ids(0, PROMPT, shape.vocab)
-        disk = self.profile(fmt)
+        before = self.profile(fmt)
         tokens = self.prompt + self.said(fmt, None)["ids"]
         gammas = self.gammas(fmt, tokens)
         rows = []
@@ -215,7 +218,7 @@ class Bench:
                     said = {name: value for name, value in self.said(fmt, cap, ours[key]).items() if name != "ids"}
                 row = self.row(engine, bits, cap, found[key], said) | {"least": least_read(shape, fmt, cap)}
                 rows.append(row | ({"gamma": ours[key]} if ours.get(key) is not None else {}))
-        return {"rows": rows, "best_of": best, "machine": self.profile_again(fmt, disk), "gguf_bytes": self.weights.gguf(fmt).stat().st_size,
+        return best | {"rows": rows, "machine": self.profile_again(fmt, before), "gguf_bytes": self.weights.gguf(fmt).stat().st_size,
                 "bundle_bytes": sum(p.stat().st_size for p in files(self.weights.bundle(fmt)))}
 
     def profile_again(self, fmt, old):
@@ -234,7 +237,7 @@ class Bench:
                 found[str(bits)] = part
                 continue
             found[str(bits)] = part | {"conditions": {
-                "tokens": args.tokens, "cold": args.cold, "prompt": PROMPT, "layers": args.layers, "threads": args.threads,
+                "read_ahead_kib": self.read_ahead, "tokens": args.tokens, "cold": args.cold, "prompt": PROMPT, "layers": args.layers, "threads": args.threads,
                 "repetitions": args.repeat, "margin": MARGIN, "load_before": os.getloadavg()[0], "chunk": CHUNK,
                 "llama": self.venvs.version(self.venvs.python("llama"), "llama-cpp-python"),
                 "seconds": round(time.perf_counter() - start), "cgroup": 1 if self.groups[1].limit.endswith("in_bytes") else 2,
@@ -247,7 +250,9 @@ class Bench:
 def main():
     args = arguments()
     try:
-        found = Bench(args).run()
+        args.cache.mkdir(parents=True, exist_ok=True)
+        with disk.read_ahead(args.cache, args.read_ahead) as kib:
+            found = Bench(args, kib).run()
     except (Failed, NoGroup) as e:
         sys.exit(f"error: {e}")
     results = json.loads(args.out.read_text()) if args.out.exists() else {}

@@ -123,8 +123,9 @@ def conditions(bits, part):
     c, m = part["conditions"], part["machine"]
     rate, size = disk_rate(m, None)
     disk = f"random reads of {size >> 10} KiB {rate / 1e9:.2f} GB/s" if rate else "not measured"
+    ahead = f", read-ahead of mapped files {c['read_ahead_kib']} KiB" if c.get("read_ahead_kib") else ""
     return (
-        f"{bits} bits. Machine: {m['description'].split(', measured')[0]}; memory {m['read_gb_per_s']:.1f} GB/s, disk {disk}. "
+        f"{bits} bits. Machine: {m['description'].split(', measured')[0]}; memory {m['read_gb_per_s']:.1f} GB/s, disk {disk}{ahead}. "
         f"{c['layers']} layers of OLMoE-1B-7B's shapes, random weights, routed as `golden/traces` counts; bundle "
         f"{part['bundle_bytes'] / 1e9:.2f} GB, GGUF {part['gguf_bytes'] / 1e9:.2f} GB (llama.cpp {c['llama']}, mapped, not repacked "
         f"unless the row says so). {c['threads']} threads, a prompt of {c['prompt']} tokens, then {c['tokens']} that are the same for "

@@ -2,17 +2,20 @@
 
 import json
 import math
+import os
 import struct
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent / "peers")]
 
 import best_of  # noqa: E402
 import chart  # noqa: E402
+import disk  # noqa: E402
 import group  # noqa: E402
 import little  # noqa: E402
 import report  # noqa: E402
@@ -113,6 +116,24 @@ class Tests(unittest.TestCase):
                                    "| 1.00 GiB | 0.00 GiB | - |")
         self.assertEqual(lines[4].count("|"), lines[0].count("|"))
         self.assertIn("no cap", chart.svg({"8": part}))
+
+    def test_read_ahead_is_put_back(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            number = folder.stat().st_dev
+            name = f"{os.major(number)}:{os.minor(number)}"
+            self.assertIsNone(disk.setting(folder, folder))
+            queue = folder / name / "queue"
+            queue.mkdir(parents=True)
+            (queue / "read_ahead_kb").write_text("128\n")
+            path = disk.setting(folder, folder)
+            with mock.patch.object(disk, "setting", lambda _: path):
+                with disk.read_ahead(folder, None) as kib:
+                    self.assertEqual(kib, 128)
+                with self.assertRaises(KeyError), disk.read_ahead(folder, 4) as kib:
+                    self.assertEqual((kib, path.read_text()), (4, "4"))
+                    raise KeyError
+            self.assertEqual(path.read_text(), "128")
 
     def test_gamma_has_a_share_of_the_tokens_fall_back(self):
         found = [i / 100 for i in range(100)]
