@@ -25,8 +25,9 @@ use support::{clean, ferris, list, moec, ok, tree};
 fn build(source: &Path, folder: &Path, context: usize) {
     let toml = folder.join("model.toml");
     let text = format!(
-        "[model]\nsource = {source:?}\n[shapes]\nmax_context = {context}\nprefill_chunk = 32\ndecode_batch = [1, 2]\n\
-         [weights]\nactivations = \"f32\"\n[memory]\nthreads = 2\nbudget = \"1 GiB\"\n"
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = {context}\nprefill_chunk = 32\ndecode_batch = [1, 2]\n\
+         [weights]\nactivations = \"f32\"\n[memory]\nthreads = 2\nbudget = \"1 GiB\"\n",
+        source.display()
     );
     fs::write(&toml, text).unwrap();
     ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(folder.join("b")));
@@ -87,7 +88,9 @@ fn hold(test: &str, folder: &Path, sizes: &[u32], verbs: &[&[&str]]) {
             }
             // Alone in a group without a limit it pays for every page of its files, and nothing makes the kernel drop any.
             let group = Group::new(test, None).unwrap();
-            tree(&bundle.folder).iter().for_each(|(name, _)| forget(&bundle.folder.join(name)));
+            for (name, _) in tree(&bundle.folder) {
+                forget(&bundle.folder.join(name));
+            }
             let direct = case.hold(group.enter(&case.command(folder)));
             let peak = group.peak();
             assert!(peak <= case.budget || !direct, "the kernel counted {peak} bytes: {case:?}");

@@ -139,7 +139,7 @@ const GOOD_ENOUGH: f64 = 0.97;
 /// §2.3.2). The largest where no table says.
 pub fn block_bytes(flash: Option<&Memory>) -> u32 {
     let rows = flash.map_or(&[][..], |m| &m.bandwidth);
-    let fits = |b: u64| (BLOCK..=u64::from(LARGEST_BLOCK)).contains(&b) && b % BLOCK == 0;
+    let fits = |b: u64| (BLOCK..=u64::from(LARGEST_BLOCK)).contains(&b) && b.is_multiple_of(BLOCK);
     let rows = rows.iter().filter(|b| fits(b.block_bytes));
     let best = rows.clone().map(|b| b.gb_per_s).fold(0.0, f64::max);
     let good = rows.filter(|b| best > 0.0 && b.gb_per_s >= GOOD_ENOUGH * best).map(|b| b.block_bytes).min();

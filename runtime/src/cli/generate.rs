@@ -117,7 +117,9 @@ fn decoder(context: &Context<'_, '_>, args: &Generate) -> Result<Decoder> {
 fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
     let Job { request, mut decoder, how, tokenizer, args, mut watch } = job;
     let mut sampler = Sampler::new(how);
-    watch.iter_mut().for_each(|w| w.start(engine));
+    if let Some(watch) = &mut watch {
+        watch.start(engine);
+    }
     let interrupt = interrupt::guard();
     let mut printer = Printer { stream: tokenizer.map(Text::stream), first: true };
     let mut any = false;
@@ -154,7 +156,9 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
 /// Several sequences, of which the best is printed, or all.
 fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) -> Result<(), Failure> {
     let Job { request, mut decoder, how, tokenizer, args, mut watch } = job;
-    watch.iter_mut().for_each(|w| w.start(engine));
+    if let Some(watch) = &mut watch {
+        watch.start(engine);
+    }
     let interrupt = interrupt::guard();
     let mut drawn = BestOf::default();
     let done = best_of_into(engine, &request, many, &mut decoder, how, &mut drawn);

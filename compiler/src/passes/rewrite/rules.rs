@@ -118,6 +118,7 @@ fn whole(a: &str, x: &str) -> impl Condition<Moe, Facts> {
     }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "as every right side that a function builds")]
 fn drelu(g: &mut Graph, _: Id, s: &Subst) -> Option<Id> {
     let leaf = g.analysis.attr(Attr::Glu(Glu::DRelu));
     let kind = g.add(leaf);
