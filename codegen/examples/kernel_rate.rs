@@ -1,32 +1,29 @@
-//! How fast the kernels are on this host, on one thread, next to what the machine can do.
+//! How fast the kernels are on this host, next to what the machine can do.
 //!
-//! `cargo run --release -p moec-codegen --example kernel_rate -- [PART OF A NAME]`
+//! `cargo run --release -p moec-codegen --example kernel_rate -- [PART OF A NAME] [THREADS]`
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;
-use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, Schedule, compile, packed_words};
+use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, Schedule, apart, compile, packed_words};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::plan::Grid;
 use moec_ir::types::Format;
+use std::sync::Barrier;
+use std::time::Instant;
+
+/// Runs of which the fastest counts: a busy host slows most of them.
+const RUNS: usize = 25;
 
 type Outcome = Result<(), Box<dyn std::error::Error>>;
-
-/// Processor time of this thread, in seconds: other processes on a busy host do not count.
-fn now() -> f64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` receives the time.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut t) };
-    t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
-}
 
 /// Fastest of several runs, in seconds per call.
 fn fastest(mut call: impl FnMut()) -> f64 {
     call();
     let mut best = f64::INFINITY;
-    for _ in 0..15 {
-        let start = now();
+    for _ in 0..RUNS {
+        let start = Instant::now();
         call();
-        best = best.min(now() - start);
+        best = best.min(start.elapsed().as_secs_f64());
     }
     best
 }
@@ -58,6 +55,8 @@ struct Probe {
 enum Operand {
     Words(usize),
     Ints(Vec<i32>),
+    /// As many matrices of so many words, found by a table of addresses.
+    Matrices(usize, usize),
 }
 
 /// Bytes of a weight, its scales included.
@@ -70,7 +69,7 @@ fn weight_bytes(format: Format, elements: usize) -> usize {
 }
 
 fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, compute: Compute) -> Probe {
-    let (glu, x_ld) = (None, packed_words(k, compute));
+    let (glu, x_ld) = (None, apart(packed_words(k, compute)));
     Probe {
         name,
         spec: KernelSpec::Linear {
@@ -97,8 +96,9 @@ fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, c
     }
 }
 
-fn experts(name: &'static str, tokens: usize, format: Format, compute: Compute) -> Probe {
-    let (experts, hidden, inter) = (16, 2048, 1024);
+fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, compute: Compute) -> Probe {
+    let (hidden, inter) = (2048, 1024);
+    let tokens = tokens * experts;
     let layout = DispatchLayout { rows: tokens, k: 1, experts };
     let mut table = vec![0; layout.words()];
     table[0] = experts as i32;
@@ -110,7 +110,7 @@ fn experts(name: &'static str, tokens: usize, format: Format, compute: Compute) 
         // Rows of a token are anywhere.
         table[layout.token() + t] = (t * 7 % tokens) as i32;
     }
-    let x_ld = packed_words(hidden, compute);
+    let x_ld = apart(packed_words(hidden, compute));
     let weights = experts * 2 * inter * hidden;
     Probe {
         name,
@@ -131,43 +131,67 @@ fn experts(name: &'static str, tokens: usize, format: Format, compute: Compute) 
         operands: vec![
             Operand::Words(tokens * x_ld),
             Operand::Ints(table),
-            Operand::Words(weight_bytes(format, weights) / 4),
+            Operand::Matrices(experts, weight_bytes(format, weights / experts) / 4),
             Operand::Words(tokens * inter),
         ],
     }
 }
 
-fn measure(machine: &Machine, probe: &Probe) -> Outcome {
+fn measure(machine: &Machine, probe: &Probe, threads: usize) -> Outcome {
     let isa = machine.isa();
     let loaded = Loaded::new(&compile(machine, std::slice::from_ref(&probe.spec))?)?;
     let kernel = loaded.kernel(&probe.spec.symbol(&isa))?;
+    // Small numbers in every format.
+    let small = |words: usize| vec![Line::new([0x3c00_3c00; 16]); words.div_ceil(16)];
     let mut memory: Vec<Vec<Line>> = Vec::new();
+    let mut matrices: Vec<Vec<Line>> = Vec::new();
     let mut active = 0;
     for operand in &probe.operands {
         memory.push(match operand {
-            // Small numbers in every format.
-            Operand::Words(n) => vec![Line::new([0x3c00_3c00; 16]); n.div_ceil(16)],
+            Operand::Words(n) => small(*n),
+            Operand::Matrices(count, words) => {
+                let all = small(count * words);
+                let first = all.as_ptr().addr();
+                matrices.push(all);
+                let table: Vec<u32> = (0..*count)
+                    .flat_map(|i| {
+                        let at = (first + i * words * 4) as u64;
+                        [at as u32, (at >> 32) as u32]
+                    })
+                    .collect();
+                lines(&table)
+            }
             Operand::Ints(ints) => {
                 active = ints[0].max(0) as usize;
-                let words: Vec<u32> = ints.iter().map(|x| x.cast_unsigned()).collect();
-                let line =
-                    |chunk: &[u32]| Line::new(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0)));
-                words.chunks(16).map(line).collect()
+                lines(&ints.iter().map(|x| x.cast_unsigned()).collect::<Vec<_>>())
             }
         });
     }
-    let args: Vec<*mut u8> = memory.iter_mut().map(|m| m.as_mut_ptr().cast()).collect();
-    let mut scratch = vec![Line::new([0; 16]); probe.spec.scratch_bytes(&isa).div_ceil(64)];
+    let args: Vec<usize> = memory.iter_mut().map(|m| m.as_mut_ptr().expose_provenance()).collect();
     let items = match probe.spec.grid(&isa) {
         Grid::One => 1,
         Grid::Tiles { rows, tiles } => probe.n.div_ceil(rows as usize) * tiles as usize,
         Grid::Experts { tiles, .. } => active * tiles as usize,
     };
-    let seconds = fastest(|| {
-        // SAFETY: the operands have the extents that the kernel documents.
-        unsafe {
-            kernel(args.as_ptr(), probe.n as i64, 0, items as i64, scratch.as_mut_ptr().cast());
+    let (start, end) = (Barrier::new(threads), Barrier::new(threads));
+    let share = |lane: usize| -> f64 {
+        let args: Vec<*mut u8> = args.iter().map(|&a| std::ptr::with_exposed_provenance_mut(a)).collect();
+        let mut scratch = vec![Line::new([0; 16]); probe.spec.scratch_bytes(&isa).div_ceil(64)];
+        fastest(|| {
+            start.wait();
+            let (first, last) = (items * lane / threads, items * (lane + 1) / threads);
+            // SAFETY: the operands have the extents that the kernel documents; items are this thread's own.
+            unsafe {
+                kernel(args.as_ptr(), probe.n as i64, first as i64, last as i64, scratch.as_mut_ptr().cast());
+            }
+            end.wait();
+        })
+    };
+    let seconds = std::thread::scope(|scope| {
+        for lane in 1..threads {
+            scope.spawn(move || share(lane));
         }
+        share(0)
     });
     println!(
         "{:34} {:9.1} GFLOP/s {:8.1} GB/s {:10.3} ms",
@@ -177,6 +201,12 @@ fn measure(machine: &Machine, probe: &Probe) -> Outcome {
         seconds * 1e3,
     );
     Ok(())
+}
+
+/// Words in cache lines.
+fn lines(words: &[u32]) -> Vec<Line> {
+    let line = |chunk: &[u32]| Line::new(std::array::from_fn(|i| chunk.get(i).copied().unwrap_or(0)));
+    words.chunks(16).map(line).collect()
 }
 
 /// Fused multiply-adds per second that this core can issue on f32 vectors, times two, in GFLOP/s.
@@ -231,6 +261,7 @@ fn peak() -> f64 {
 fn main() -> Outcome {
     let host = Machine::host()?;
     let wanted = std::env::args().nth(1).unwrap_or_default();
+    let threads = std::env::args().nth(2).map_or(Ok(1), |n| n.parse())?;
     println!("{} {:?}", host.cpu, host.isa());
     println!("{:34} {:9.1} GFLOP/s", "fused multiply-adds in registers", peak());
     let memory = vec![1_u64; 32 << 20];
@@ -241,12 +272,12 @@ fn main() -> Outcome {
     use Compute::{Bf16 as Pairs, F32, I8};
     use Format::{Bf16, F16, Q4, Q8};
     let probes = [
-        linear("linear bf16, 1 row, from memory", 1, 2048, 65536, Bf16, F32),
-        linear("linear f32, 1 row, from memory", 1, 2048, 32768, Format::F32, F32),
-        linear("linear q8 i8, 1 row, from memory", 1, 2048, 65536, Q8, I8),
-        linear("linear q4 i8, 1 row, from memory", 1, 2048, 65536, Q4, I8),
-        linear("linear q8 f32, 1 row, from memory", 1, 2048, 65536, Q8, F32),
-        linear("linear q4 i8, 4 rows, from memory", 4, 2048, 65536, Q4, I8),
+        linear("linear bf16, 1 row, from memory", 1, 2048, 262_144, Bf16, F32),
+        linear("linear f32, 1 row, from memory", 1, 2048, 131_072, Format::F32, F32),
+        linear("linear q8 i8, 1 row, from memory", 1, 2048, 262_144, Q8, I8),
+        linear("linear q4 i8, 1 row, from memory", 1, 2048, 262_144, Q4, I8),
+        linear("linear q8 f32, 1 row, from memory", 1, 2048, 262_144, Q8, F32),
+        linear("linear q4 i8, 4 rows, from memory", 4, 2048, 262_144, Q4, I8),
         linear("linear bf16, 1 row, in cache", 1, 2048, 128, Bf16, F32),
         linear("linear q8 i8, 1 row, in cache", 1, 2048, 128, Q8, I8),
         linear("linear q4 i8, 1 row, in cache", 1, 2048, 128, Q4, I8),
@@ -261,13 +292,16 @@ fn main() -> Outcome {
         linear("linear f16, 96 rows", 96, 2048, 2048, F16, F32),
         linear("linear f32, 96 rows", 96, 2048, 2048, Format::F32, F32),
         linear("linear bf16 pairs, 96 rows, k 8192", 96, 8192, 1024, Bf16, Pairs),
-        experts("experts bf16, 1 token each", 16, Bf16, F32),
-        experts("experts bf16, 64 tokens each", 1024, Bf16, F32),
-        experts("experts bf16 pairs, 64 tokens each", 1024, Bf16, Pairs),
-        experts("experts q8 i8, 1 token each", 16, Q8, I8),
-        experts("experts q8 i8, 64 tokens each", 1024, Q8, I8),
-        experts("experts q4 i8, 1 token each", 16, Q4, I8),
-        experts("experts q4 i8, 64 tokens each", 1024, Q4, I8),
+        linear("linear bf16 pairs, 512 rows", 512, 2048, 2048, Bf16, Pairs),
+        linear("linear q8 i8, 512 rows", 512, 2048, 2048, Q8, I8),
+        linear("linear q4 i8, 512 rows", 512, 2048, 2048, Q4, I8),
+        experts("experts bf16, 1 token each", 16, 1, Bf16, F32),
+        experts("experts bf16, 64 tokens each", 64, 64, Bf16, F32),
+        experts("experts bf16 pairs, 64 tokens each", 64, 64, Bf16, Pairs),
+        experts("experts q8 i8, 1 token each", 16, 1, Q8, I8),
+        experts("experts q8 i8, 64 tokens each", 64, 64, Q8, I8),
+        experts("experts q4 i8, 1 token each", 16, 1, Q4, I8),
+        experts("experts q4 i8, 64 tokens each", 64, 64, Q4, I8),
     ];
     for machine in [host, Machine::x86_64_level(3)] {
         println!("\n{} {:?}", machine.cpu, machine.isa());
@@ -281,7 +315,7 @@ fn main() -> Outcome {
             _ => true,
         };
         for probe in probes.iter().filter(|p| p.name.contains(&wanted)).filter(able) {
-            measure(&machine, probe)?;
+            measure(&machine, probe, threads)?;
         }
     }
     Ok(())

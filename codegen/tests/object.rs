@@ -86,12 +86,13 @@ fn small_products() -> Vec<KernelSpec> {
                 hidden,
                 format,
                 compute,
+                h_ld: packed_words(inter, compute),
                 bias,
                 schedule: Schedule::default(),
             },
         ]);
     }
-    let quantise = |to| KernelSpec::Quantise { cols: 40, groups: 1, per_row: 1, x_ld: 40, to };
+    let quantise = |to| KernelSpec::Quantise { cols: 40, groups: 1, per_row: 1, x_ld: 40, out_ld: 40, to };
     all.extend([Compute::Bf16, Compute::I8].map(quantise));
     all
 }
@@ -227,6 +228,7 @@ fn specs() -> Vec<KernelSpec> {
             hidden,
             format,
             compute,
+            h_ld: inter,
             bias: false,
             schedule: Schedule::default(),
         },
@@ -236,6 +238,7 @@ fn specs() -> Vec<KernelSpec> {
             hidden,
             format,
             compute,
+            h_ld: inter,
             bias: true,
             schedule: Schedule::default(),
         },

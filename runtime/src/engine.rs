@@ -29,6 +29,9 @@ pub struct Options {
     pub check: CheckLevel,
     /// Whether all weights are mapped, those too that the plan would leave on flash.
     pub resident: bool,
+    /// Whether mapped weights come from disk only when they are first read. Otherwise those that the first prompt has not
+    /// touched follow it in the background.
+    pub lazy: bool,
     /// How experts on flash are handled; `None`: as the environment asks.
     pub paging: Option<Paging>,
     /// Looked at between calls of entry points: once true, work ends with [`Error::Interrupted`].
@@ -83,6 +86,8 @@ pub struct Engine<'p> {
     pager: Option<Arc<Pager>>,
     timeline: Option<Arc<Timeline>>,
     pub(crate) store: Box<dyn Store + 'p>,
+    /// Whether the store is still to load what the first prompt leaves.
+    preload: bool,
     pub(crate) arena: Region,
     pub(crate) states: Region,
     pub(crate) state_at: Vec<Addr>,
@@ -196,6 +201,7 @@ impl<'p> Engine<'p> {
             pager: None,
             timeline: None,
             store,
+            preload: !options.lazy,
             arena,
             states,
             state_at,
@@ -334,6 +340,12 @@ impl<'p> Engine<'p> {
                 sink(start + done + row, self.logits(entry, i))?;
             }
             done += n;
+        }
+        // The first prompt has read most of what it will ever need, in the order of its steps. What is left, decoding would
+        // ask for piece by piece.
+        if self.preload {
+            self.preload = false;
+            self.store.preload();
         }
         Ok(())
     }

@@ -44,6 +44,7 @@ pub mod offload;
 pub mod overflow;
 pub mod paging;
 pub mod pool;
+mod preload;
 pub mod program;
 pub mod sampler;
 pub mod store;

@@ -133,9 +133,8 @@ unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
             }
         }
         Grid::Tiles { rows, tiles } => {
-            // Equal work: an even split, by index alone.
             let items = launch.n.div_ceil(rows.max(1) as usize) * tiles as usize;
-            call(items * lane.index / lane.of, items * (lane.index + 1) / lane.of);
+            share(launch.taken, items, ALIKE, lane, call);
         }
         Grid::Experts { table, tiles } => {
             let Some(table) = launch.args.get(table as usize) else { return };
@@ -143,19 +142,36 @@ unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
             // the step that writes it has ended.
             let active = unsafe { table.of::<i32>().read() };
             let items = usize::try_from(active).unwrap_or(0) * tiles as usize;
-            // Experts are uneven: lanes come back for more, in chunks of an eighth of an even share.
-            let chunk = (items / (lane.of * 8)).max(1);
-            if lane.of == 1 {
-                return call(0, items);
-            }
-            loop {
-                let begin = launch.taken.fetch_add(chunk, Ordering::Relaxed);
-                if begin >= items {
-                    return;
-                }
-                call(begin, (begin + chunk).min(items));
-            }
+            share(launch.taken, items, UNEVEN, lane, call);
         }
+    }
+}
+
+/// Items per lane up to which all lanes get equal shares: taking turns would cost more than it evens out.
+const FEW: usize = 8;
+
+/// The fewest items that a lane takes at once: one in so many of an even share.
+const LEAST: usize = 32;
+
+/// Of what is left, a lane takes one in so many of an even share: of items that are alike, and of those of experts, which
+/// come with the largest first.
+const ALIKE: usize = 2;
+const UNEVEN: usize = 8;
+
+/// Calls `call` with this lane's ranges of `items`.
+///
+/// Neither are items equal (experts have their own numbers of rows) nor are cores (little ones, ones that something else
+/// runs on). So lanes come back for more, and take a part of what is left (guided self-scheduling, Polychronopoulos and
+/// Kuck 1987): large ranges first, which keeps neighbours together, and small ones at the end, where nobody then waits long.
+fn share(taken: &AtomicUsize, items: usize, part: usize, lane: Lane, call: impl Fn(usize, usize)) {
+    if items <= lane.of * FEW || lane.of == 1 {
+        return call(items * lane.index / lane.of, items * (lane.index + 1) / lane.of);
+    }
+    let least = (items / (lane.of * LEAST)).max(1);
+    let end = |begin: usize| begin + ((items - begin) / (lane.of * part)).max(least).min(items - begin);
+    let next = |begin: usize| (begin < items).then(|| end(begin));
+    while let Ok(begin) = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+        call(begin, end(begin));
     }
 }
 

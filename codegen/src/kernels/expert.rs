@@ -94,7 +94,8 @@ pub(crate) fn gathered_bytes(isa: &Isa, rows: usize, hidden: usize, compute: Com
 }
 
 pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::ExpertDown { layout, inter, hidden, format, compute, bias, schedule } = *spec else {
+    let KernelSpec::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, schedule } = *spec
+    else {
         return k.fail("not a down projection");
     };
     let (h, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
@@ -102,18 +103,17 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let out = k.arg(3 + usize::from(bias.is_some()));
     let tiles = panels(&k.isa, hidden, false);
     let bytes = panel_bytes(&k.isa, inter, format);
-    let words = packed_words(inter, compute);
     k.expert_tiles(tiles, |active, p| {
         let e = expert(dispatch, layout, active);
         let weights = weights.load_address(e.id).bytes(p * bytes);
         let panel = Panel { weights, depth: inter, format, compute, schedule };
         let columns = Columns::of(k, p, hidden, None);
         let range = [e.first, e.end];
-        let at = |slot| h.words(slot * words);
+        let at = |slot| h.words(slot * h_ld);
         multiply(
             k,
             &panel,
-            &Rows { range, at: &at, apart: Some(words), all: range, onward: true },
+            &Rows { range, at: &at, apart: Some(h_ld), all: range, onward: true },
             None,
             &|slot, sums| {
                 let bias = bias.map(|b| columns.bias(k, b.words(e.id * hidden)));

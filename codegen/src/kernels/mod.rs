@@ -66,9 +66,9 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (*width > 0, "no channels"),
             (*x_ld >= width * groups && *out_ld >= width * groups, "rows overlap"),
         ],
-        KernelSpec::Quantise { cols, groups, per_row, x_ld, to } => vec![
+        KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to } => vec![
             (*cols > 0 && *groups > 0 && *per_row > 0, "an extent is zero"),
-            (*x_ld >= cols * groups, "rows overlap"),
+            (*x_ld >= cols * groups && *out_ld >= packed_words(*cols, *to) * groups, "rows overlap"),
             (
                 *to != Compute::I8 || isa.bytes != ByteDot::None,
                 "bytes on a machine that does not multiply them",
@@ -105,9 +105,11 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
             can_multiply(isa, *format, *compute),
         ],
-        KernelSpec::ExpertDown { hidden, inter, format, compute, .. } => {
-            vec![(*hidden > 0 && *inter > 0, "an extent is zero"), can_multiply(isa, *format, *compute)]
-        }
+        KernelSpec::ExpertDown { hidden, inter, format, compute, h_ld, .. } => vec![
+            (*hidden > 0 && *inter > 0, "an extent is zero"),
+            (*h_ld >= packed_words(*inter, *compute), "rows overlap"),
+            can_multiply(isa, *format, *compute),
+        ],
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
         KernelSpec::Map { cols, a_ld, out_ld, .. } => {
             vec![(a_ld >= cols && out_ld >= cols, "rows overlap")]

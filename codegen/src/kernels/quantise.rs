@@ -12,7 +12,7 @@ pub(crate) const SCALE: usize = GROUP;
 pub(crate) const CORRECTION: usize = GROUP + 4;
 
 pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::Quantise { cols, groups, per_row, x_ld, to } = *spec else {
+    let KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to } = *spec else {
         return k.fail("not a quantisation");
     };
     let (x, out) = (k.arg(0), k.arg(1));
@@ -21,7 +21,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         k.each(first * per_row, end * per_row, 1, |row| {
             k.each(0, groups, 1, |g| {
                 let from = x.words(row * x_ld + g * cols);
-                let to_row = out.words(row * (groups * words) + g * words);
+                let to_row = out.words(row * out_ld + g * words);
                 match to {
                     Compute::F32 => k.copy(from, to_row, cols),
                     Compute::Bf16 => pairs(k, from, to_row, cols),

@@ -66,6 +66,15 @@ pub const fn packed_words(cols: usize, compute: Compute) -> usize {
     }
 }
 
+/// Words from one row to the next where rows of `words` words are to be multiplied by a matrix: whole cache lines, and an
+/// odd number of them. Rows that meet the same weights then lie in different sets of a cache, whatever the model's extents,
+/// which are powers of two too often. Short rows are left as they are.
+pub const fn apart(words: usize) -> usize {
+    const LINE: usize = 16;
+    const SHORT: usize = 128;
+    if words < SHORT { words } else { (words.div_ceil(LINE) | 1) * LINE }
+}
+
 /// What [`KernelSpec::Map`] computes from `a` and perhaps a second operand `b`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MapOp {
@@ -149,6 +158,8 @@ pub enum KernelSpec {
         per_row: usize,
         /// Row distance of `x`.
         x_ld: usize,
+        /// Row distance of `out`, in words.
+        out_ld: usize,
         /// The form.
         to: Compute,
     },
@@ -282,7 +293,7 @@ pub enum KernelSpec {
         /// How it cuts its work.
         schedule: Schedule,
     },
-    /// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Panels), bias? f32 [E, H], y out f32 [slots, H]]`.
+    /// `[h [slots, I], dispatch i32, w (addresses [E] of Panels), bias? f32 [E, H], y out f32 [slots, H]]`.
     ExpertDown {
         /// Layout of the dispatch table.
         layout: DispatchLayout,
@@ -294,6 +305,8 @@ pub enum KernelSpec {
         format: Format,
         /// How it multiplies; `h` is packed accordingly.
         compute: Compute,
+        /// Row distance of `h`, in words.
+        h_ld: usize,
         /// Whether the bias is there.
         bias: bool,
         /// How it cuts its work.

@@ -22,8 +22,9 @@ impl KernelSpec {
                 s.num("c", *width).num("g", *groups).num("x", *x_ld).num("o", *out_ld).float("eps", *eps);
                 s.flag("weight", *weight);
             }
-            Self::Quantise { cols, groups, per_row, x_ld, to } => {
-                s.word("quantise").num("c", *cols).num("g", *groups).num("r", *per_row).num("x", *x_ld);
+            Self::Quantise { cols, groups, per_row, x_ld, out_ld, to } => {
+                s.word("quantise").num("c", *cols).num("g", *groups).num("r", *per_row);
+                s.num("x", *x_ld).num("o", *out_ld);
                 s.word(to.name());
             }
             Self::Linear {
@@ -82,9 +83,9 @@ impl KernelSpec {
                     .glu(*glu)
                     .schedule(schedule);
             }
-            Self::ExpertDown { layout, inter, hidden, format, compute, bias, schedule } => {
+            Self::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, schedule } => {
                 s.word("expert_down").layout(*layout).num("i", *inter).num("h", *hidden);
-                s.word(format.name()).compute(*compute).num("p", isa.nr).flag("bias", *bias);
+                s.word(format.name()).compute(*compute).num("p", isa.nr).num("x", *h_ld).flag("bias", *bias);
                 s.schedule(schedule);
             }
             Self::Combine { layout, hidden, out_ld, residual_ld, partial } => {

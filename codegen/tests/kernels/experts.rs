@@ -120,7 +120,7 @@ pub(crate) fn down_cases(rng: &mut Rng) -> Vec<Case> {
             let h = rng.floats(rows * k * inter);
             let w = rng.floats(experts * hidden * inter);
             let held = stored(format, compute, inter, &w);
-            let (rows_operand, _, h) = rows_as(compute, &h, [1, inter, inter]);
+            let (rows_operand, h_ld, h) = rows_as(compute, &h, [1, inter, inter]);
             let bias = (i % 2 == 0).then(|| rng.floats(experts * hidden));
             let expected = strided(rows * k, hidden, hidden, |slot, c| {
                 let Some(&e) = of_slot.get(slot) else { return 0.0 };
@@ -145,6 +145,7 @@ pub(crate) fn down_cases(rng: &mut Rng) -> Vec<Case> {
                     hidden,
                     format,
                     compute,
+                    h_ld,
                     bias: with_bias,
                     schedule: Schedule::default(),
                 },

@@ -203,6 +203,8 @@ pub(crate) fn rows_as(
     if compute == Compute::F32 {
         return (Operand::Floats(x.to_vec()), ld, x.to_vec());
     }
+    // A word between rows belongs to nobody.
+    let packed_ld = groups * packed_words(cols, compute) + 1;
     let (mut words, mut rounded) = (Vec::new(), x.to_vec());
     for row in rounded.chunks_mut(ld) {
         for group in row[..groups * cols].chunks_mut(cols) {
@@ -213,8 +215,9 @@ pub(crate) fn rows_as(
             }
             assert_eq!(words.len() - before, packed_words(cols, compute));
         }
+        words.push(-1);
     }
-    (Operand::Ints(words), groups * packed_words(cols, compute), rounded)
+    (Operand::Ints(words), packed_ld, rounded)
 }
 
 fn pairs(row: &mut [f32], words: &mut Vec<i32>) {

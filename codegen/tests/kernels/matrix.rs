@@ -176,9 +176,9 @@ fn rows_are_brought_into_every_form() {
             // A group of zeros, and magnitudes far apart.
             x.iter_mut().take(cols).for_each(|x| *x = 0.0);
             x.iter_mut().skip(x_ld * (n * per_row - 1)).for_each(|x| *x *= 1e-20);
-            let (packed, ..) = rows_as(to, &x, [groups, cols, x_ld]);
+            let (packed, out_ld, _) = rows_as(to, &x, [groups, cols, x_ld]);
             let Operand::Ints(words) = packed else { panic!("rows of words") };
-            let spec = KernelSpec::Quantise { cols, groups, per_row, x_ld, to };
+            let spec = KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to };
             let operands = vec![Operand::Floats(x), Operand::Ints(vec![-1; words.len()])];
             cases.push(Case { spec, n, operands, expect: vec![(1, Expect::Ints(words))] });
         }

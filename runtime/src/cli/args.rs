@@ -40,6 +40,9 @@ pub(super) struct Common {
     /// Map all weights, whatever the memory budget of the bundle
     #[arg(long)]
     pub(super) no_budget: bool,
+    /// Read mapped weights when they are first needed, and not all of them after the first prompt
+    #[arg(long)]
+    pub(super) no_preload: bool,
     /// Compare the checksum of every expert that is read from flash [default: of those with a failed read]
     #[arg(long, conflicts_with = "no_budget")]
     pub(super) verify_reads: bool,

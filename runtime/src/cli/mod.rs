@@ -97,6 +97,7 @@ impl<'p> Context<'_, 'p> {
             threads: common.threads,
             check,
             resident: common.no_budget,
+            lazy: common.no_preload,
             paging: Some(paging),
             stop,
         };

@@ -3,7 +3,7 @@
 use crate::arithmetic::Form;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
-use moec_codegen::{Compute, MapOp, NormKind, Schedule, packed_words};
+use moec_codegen::{Compute, MapOp, NormKind, Schedule, apart, packed_words};
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
@@ -326,13 +326,14 @@ impl CpuTarget {
         s.launches.push(Launch { work: Work::Kernel(up), writes: vec![args.len() - 1], args });
 
         let form = Form { cols: inter, groups: 1, per_row: k, ld: inter, to: down_compute };
-        let (h, _) = s.rows(h, rows, form);
+        let (h, h_ld) = s.rows(h, rows, form);
         let down = KernelSpec::ExpertDown {
             layout,
             inter,
             hidden,
             format: down_format,
             compute: down_compute,
+            h_ld,
             bias,
             schedule: Schedule::default(),
         };
@@ -343,6 +344,12 @@ impl CpuTarget {
         Ok(())
     }
 }
+
+/// Words of a page: rows of f32 that are whole pages apart share one set of a first-level cache.
+const PAGE: usize = 1024;
+
+/// Rows from which on it pays to copy such rows apart, before a matrix reads them panel after panel.
+const MANY: usize = 16;
 
 impl Selection {
     /// An element-wise kernel.
@@ -362,14 +369,15 @@ impl Selection {
     /// `rows` rows of f32 in the form that a matrix kernel multiplies, and their distance in words.
     fn rows(&mut self, x: Role, rows: usize, form: Form) -> (Role, usize) {
         let Form { cols, groups, per_row, ld: x_ld, to } = form;
-        if to == Compute::F32 {
+        let all = rows * per_row;
+        if to == Compute::F32 && (all < MANY || !x_ld.is_multiple_of(PAGE)) {
             return (x, x_ld);
         }
-        let words = groups * packed_words(cols, to);
-        let packed = self.temp(Type::i32([rows * per_row, words]));
-        let work = Work::Kernel(KernelSpec::Quantise { cols, groups, per_row, x_ld, to });
+        let out_ld = apart(groups * packed_words(cols, to));
+        let packed = self.temp(Type::i32([all, out_ld]));
+        let work = Work::Kernel(KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to });
         self.launches.push(Launch { work, args: vec![x, packed], writes: vec![1] });
-        (packed, words)
+        (packed, out_ld)
     }
 
     /// A kernel whose last arguments are the node's `outs` results.

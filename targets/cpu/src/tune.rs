@@ -296,8 +296,8 @@ impl CpuTarget {
                 let weights = (2, experts * bytes);
                 Some(Probe { spec: part, rows: slots, operands, weights, matrices: experts, active: experts })
             }
-            KernelSpec::ExpertDown { layout, inter: k, hidden: outputs, bias, compute, .. } => {
-                let (k, bias, compute) = (*k, *bias, *compute);
+            KernelSpec::ExpertDown { layout, inter: k, hidden: outputs, bias, h_ld, .. } => {
+                let (k, bias, h_ld) = (*k, *bias, *h_ld);
                 *outputs = columns(*outputs, bytes_of(*outputs, k)?);
                 let outputs = *outputs;
                 let bytes = bytes_of(outputs, k)?;
@@ -305,7 +305,7 @@ impl CpuTarget {
                 let slots = experts * rows;
                 *layout = DispatchLayout { rows: slots, k: 1, experts };
                 let mut operands = vec![
-                    Operand::words(slots * moec_codegen::packed_words(k, compute)),
+                    Operand::words(slots * h_ld),
                     Operand::of(&dispatch(*layout, rows)),
                     Operand::words(0),
                 ];
@@ -423,6 +423,7 @@ mod tests {
                 hidden: 56,
                 format,
                 compute,
+                h_ld: packed_words(17, compute),
                 bias: false,
                 schedule,
             };

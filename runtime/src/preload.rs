@@ -1,0 +1,198 @@
+//! Mapped weights are asked for before they are needed: a thread walks through the files once, in the background.
+//!
+//! Without it, pages are mapped by faults, a few at a time, whenever a kernel touches the first of them: for as long as
+//! there are experts that no token has chosen yet. It begins after the first prompt, which asks for most of the weights by
+//! itself and would only share the disk with it. What does not fit into the memory that is free is left to faults, since
+//! its beginning would be gone before its end is there.
+
+use memmap2::{Advice, Mmap};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// Bytes that are asked for at once; between two such pieces the thread looks whether it is to end.
+const PIECE: usize = 4 << 20;
+
+/// Pieces that the disk may begin with before they are waited for.
+const AHEAD: usize = 4;
+
+/// The thread. Dropping it ends it, after a piece at most.
+#[derive(Debug)]
+pub(crate) struct Preload {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Preload {
+    /// Begins with the first file; none if all together do not fit into the memory that is free, or no thread can be had.
+    pub(crate) fn start(files: &Arc<Vec<Option<Mmap>>>) -> Option<Self> {
+        let bytes = files.iter().flatten().map(|m| m.len() as u64).sum();
+        if available()? < bytes {
+            return None;
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let (files, end) = (Arc::clone(files), Arc::clone(&stop));
+        let walk = move || {
+            yield_to_others();
+            files.iter().flatten().for_each(|file| whole(file, &end));
+        };
+        let thread = std::thread::Builder::new().name("moec-preload".to_owned()).spawn(walk).ok();
+        thread.is_some().then_some(Self { stop, thread })
+    }
+
+    /// Waits until all files are mapped.
+    #[cfg(test)]
+    fn finish(mut self) {
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+impl Drop for Preload {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        drop(self.thread.take().map(JoinHandle::join));
+    }
+}
+
+/// Lets threads that compute go first. Where pages only have to be mapped, it is better done by faults than at their cost;
+/// where they come from disk, this thread sleeps anyway.
+#[cfg(target_os = "linux")]
+fn yield_to_others() {
+    const NICE: libc::c_int = 15;
+    // SAFETY: a number for the calling thread's own scheduling (0: itself, which on Linux is the thread); it may be refused.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICE) };
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+fn yield_to_others() {}
+
+/// Asks for a file from its beginning to its end. These are hints: what the system refuses comes by faults.
+fn whole(file: &Mmap, end: &AtomicBool) {
+    for at in (0..file.len()).step_by(PIECE) {
+        if end.load(Ordering::Relaxed) {
+            return;
+        }
+        let piece = |at: usize| (at < file.len()).then(|| (at, PIECE.min(file.len() - at)));
+        if let Some((at, bytes)) = piece(at + AHEAD * PIECE) {
+            drop(file.advise_range(Advice::WillNeed, at, bytes));
+        }
+        if let Some((at, bytes)) = piece(at)
+            && populate(file, at, bytes).is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// Reads pages and maps them (Linux 5.14 and later).
+#[cfg(target_os = "linux")]
+fn populate(file: &Mmap, at: usize, bytes: usize) -> std::io::Result<()> {
+    file.advise_range(Advice::PopulateRead, at, bytes)
+}
+
+/// Reads pages; faults map them.
+#[cfg(not(target_os = "linux"))]
+fn populate(file: &Mmap, at: usize, bytes: usize) -> std::io::Result<()> {
+    file.advise_range(Advice::WillNeed, at, bytes)
+}
+
+/// Bytes of memory that a process may take without taking it from others: of the machine, and of the control groups that
+/// this process is in. `None`: the system does not say.
+#[cfg(target_os = "linux")]
+fn available() -> Option<u64> {
+    let read = |path: &Path| fs::read_to_string(path).ok();
+    let machine = field(&read(Path::new("/proc/meminfo"))?, "MemAvailable:")?.saturating_mul(1024);
+    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
+    Some(limits(&groups, Path::new("/sys/fs/cgroup"), &read).fold(machine, u64::min))
+}
+
+/// As many as there are: elsewhere nothing is mapped ahead, only read, which takes nothing from anybody.
+#[cfg(not(target_os = "linux"))]
+fn available() -> Option<u64> {
+    Some(u64::MAX)
+}
+
+/// The number behind a name, in a file of lines.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    value.split_whitespace().next()?.parse().ok()
+}
+
+/// Limits of memory of the control groups that `groups` (`/proc/self/cgroup`) names, and of those above them: both versions.
+fn limits<'a>(
+    groups: &'a str,
+    root: &'a Path,
+    read: &'a dyn Fn(&Path) -> Option<String>,
+) -> impl Iterator<Item = u64> + 'a {
+    groups.lines().flat_map(move |line| {
+        let parts: Vec<&str> = line.splitn(3, ':').collect();
+        let &[_, kinds, group] = parts.as_slice() else { return Vec::new() };
+        let (folder, file) = match kinds {
+            "" => (root.to_owned(), "memory.max"),
+            _ if kinds.split(',').any(|k| k == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => return Vec::new(),
+        };
+        let above = Path::new(group.trim_start_matches('/')).ancestors();
+        // "max": no limit.
+        above.filter_map(|g| read(&folder.join(g).join(file))?.trim().parse().ok()).collect()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write as _;
+
+    fn mapped(bytes: usize) -> Mmap {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&vec![7; bytes]).unwrap();
+        // SAFETY: nobody else has the file.
+        unsafe { Mmap::map(&file).unwrap() }
+    }
+
+    /// Pages of a mapping that are in this process's tables.
+    #[cfg(target_os = "linux")]
+    fn resident(map: &Mmap) -> usize {
+        let first = format!("{:x}-", map.as_ptr().addr());
+        let all = fs::read_to_string("/proc/self/smaps").unwrap();
+        let own = all.lines().skip_while(|line| !line.starts_with(&first)).collect::<Vec<_>>().join("\n");
+        field(&own, "Rss:").unwrap() as usize * 1024
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn all_pages_are_mapped_and_the_thread_ends() {
+        let files = Arc::new(vec![Some(mapped(2 * PIECE + 5000)), None, Some(mapped(100))]);
+        assert_eq!(resident(files[0].as_ref().unwrap()), 0);
+        Preload::start(&files).unwrap().finish();
+        assert_eq!(resident(files[0].as_ref().unwrap()), (2 * PIECE + 5000).next_multiple_of(4096));
+        assert_eq!(resident(files[2].as_ref().unwrap()), 4096);
+        // Dropped half way, it ends, and lets go of the files.
+        drop(Preload::start(&files));
+        assert_eq!(Arc::strong_count(&files), 1);
+    }
+
+    #[test]
+    fn the_smallest_limit_of_all_groups_counts() {
+        let read = |path: &Path| {
+            let limit = match path.to_str()? {
+                "/g/memory/a/b/memory.limit_in_bytes" => "9223372036854771712\n",
+                "/g/memory/a/memory.limit_in_bytes" => "5000\n",
+                "/g/u/memory.max" => "max\n",
+                "/g/memory.max" => "7000\n",
+                _ => return None,
+            };
+            Some(limit.to_owned())
+        };
+        let of = |groups: &str| limits(groups, Path::new("/g"), &read).min();
+        assert_eq!(of("4:memory:/a/b\n3:cpuset:/\n0::/\n"), Some(5000));
+        assert_eq!(of("0::/u/v\n"), Some(7000));
+        assert_eq!(of("5:cpu,cpuacct:/a\n"), None);
+        assert_eq!(of("nonsense"), None);
+        assert_eq!(field("MemTotal: 5 kB\nMemAvailable:   12 kB\n", "MemAvailable:"), Some(12));
+        assert_eq!(field("MemAvailable:", "MemAvailable:"), None);
+    }
+}
