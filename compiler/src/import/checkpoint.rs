@@ -33,6 +33,9 @@ pub struct Checkpoint {
 /// they are wanted, but they count as this process's own.
 const RESIDENT: usize = 128 << 20;
 
+/// Bytes that a fault maps at once (Linux: `fault_around_bytes`, unless it was changed).
+const FAULT: usize = 64 << 10;
+
 /// A tensor as the checkpoint stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
@@ -287,8 +290,9 @@ impl Source for Checkpoint {
         if out.is_empty() {
             return Ok(());
         }
-        // Whole rows: the pages of a strip of columns are those of its rows.
-        self.touch(rows.len().saturating_mul(extent.1).saturating_mul(4));
+        // Whole rows: the pages of a strip of columns are those of its rows. And whole faults: one of them maps what else
+        // the system has of the file around.
+        self.touch(rows.len().saturating_mul(extent.1).saturating_mul(4).max(FAULT));
         let at = Rect { lead, rows, cols, extent };
         self.decode(leaf, &at, out)?;
         if !self.options.allow_nonfinite

@@ -21,6 +21,10 @@ impl Map {
         // process rewrites during a build gives wrong numbers, and one that it shortens ends the build with
         // a bus error; neither breaks memory safety of this process.
         let map = unsafe { Mmap::map(&file)? };
+        // What is read is counted by the piece. Huge pages would bring two megabytes around each. A refusal costs memory, not
+        // correctness.
+        #[cfg(target_os = "linux")]
+        drop(map.advise(memmap2::Advice::NoHugePage));
         Ok(Self(map))
     }
 
