@@ -6,11 +6,11 @@
 //! its beginning would be gone before its end is there.
 
 use memmap2::{Advice, Mmap};
-use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+#[cfg(target_os = "linux")]
+use std::{fs, path::Path};
 
 /// Bytes that are asked for at once; between two such pieces the thread looks whether it is to end.
 const PIECE: usize = 4 << 20;
@@ -29,7 +29,7 @@ impl Preload {
     /// Begins with the first file; none if all together do not fit into the memory that is free, or no thread can be had.
     pub(crate) fn start(files: &Arc<Vec<Option<Mmap>>>) -> Option<Self> {
         let bytes = files.iter().flatten().map(|m| m.len() as u64).sum();
-        if available()? < bytes {
+        if !fits(bytes) {
             return None;
         }
         let stop = Arc::new(AtomicBool::new(false));
@@ -99,6 +99,18 @@ fn populate(file: &Mmap, at: usize, bytes: usize) -> std::io::Result<()> {
     file.advise_range(Advice::WillNeed, at, bytes)
 }
 
+/// Whether memory has room for so many bytes of files.
+#[cfg(target_os = "linux")]
+fn fits(bytes: u64) -> bool {
+    available().is_some_and(|there| bytes <= there)
+}
+
+/// Always: elsewhere nothing is mapped ahead, only read, which takes nothing from anybody.
+#[cfg(not(target_os = "linux"))]
+fn fits(_bytes: u64) -> bool {
+    true
+}
+
 /// Bytes of memory that a process may take without taking it from others: of the machine, and of the control groups that
 /// this process is in. `None`: the system does not say.
 #[cfg(target_os = "linux")]
@@ -109,19 +121,15 @@ fn available() -> Option<u64> {
     Some(limits(&groups, Path::new("/sys/fs/cgroup"), &read).fold(machine, u64::min))
 }
 
-/// As many as there are: elsewhere nothing is mapped ahead, only read, which takes nothing from anybody.
-#[cfg(not(target_os = "linux"))]
-fn available() -> Option<u64> {
-    Some(u64::MAX)
-}
-
 /// The number behind a name, in a file of lines.
+#[cfg(target_os = "linux")]
 fn field(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     value.split_whitespace().next()?.parse().ok()
 }
 
 /// Limits of memory of the control groups that `groups` (`/proc/self/cgroup`) names, and of those above them: both versions.
+#[cfg(target_os = "linux")]
 fn limits<'a>(
     groups: &'a str,
     root: &'a Path,
@@ -142,6 +150,7 @@ fn limits<'a>(
 }
 
 #[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use super::*;
     use std::io::Write as _;
@@ -154,7 +163,6 @@ mod tests {
     }
 
     /// Pages of a mapping that are in this process's tables.
-    #[cfg(target_os = "linux")]
     fn resident(map: &Mmap) -> usize {
         let first = format!("{:x}-", map.as_ptr().addr());
         let all = fs::read_to_string("/proc/self/smaps").unwrap();
@@ -163,7 +171,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg(target_os = "linux")]
     fn all_pages_are_mapped_and_the_thread_ends() {
         let files = Arc::new(vec![Some(mapped(2 * PIECE + 5000)), None, Some(mapped(100))]);
         assert_eq!(resident(files[0].as_ref().unwrap()), 0);

@@ -21,10 +21,10 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
 pub fn profile(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Profile>> {
-    let origin = Origin::of(c.checkpoint, c.spec)?;
+    let origin = || Origin::of(c.checkpoint, c.spec);
     Ok(match &c.config.calibrate.profile {
-        Some(path) => Some(named(path, &origin)?),
-        None if !c.config.calibrate.text.is_empty() => Some(cached(c, &origin, progress)?),
+        Some(path) => Some(named(path, &origin()?)?),
+        None if !c.config.calibrate.text.is_empty() => Some(cached(c, &origin()?, progress)?),
         None => None,
     })
 }

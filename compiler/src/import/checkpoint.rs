@@ -33,9 +33,6 @@ pub struct Checkpoint {
 /// they are wanted, but they count as this process's own.
 const RESIDENT: usize = 128 << 20;
 
-/// Bytes that a fault maps at once (Linux: `fault_around_bytes`, unless it was changed).
-const FAULT: usize = 64 << 10;
-
 /// A tensor as the checkpoint stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tensor {
@@ -162,9 +159,14 @@ impl Checkpoint {
     /// with the model.
     fn touch(&self, bytes: usize) {
         if self.touched.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > RESIDENT {
-            self.touched.store(0, Ordering::Relaxed);
-            self.files.iter().for_each(|(_, map)| map.release(0..map.len()));
+            self.release();
         }
+    }
+
+    /// Lets go of all maps: what is read of them again comes from the files.
+    pub(crate) fn release(&self) {
+        self.touched.store(0, Ordering::Relaxed);
+        self.files.iter().for_each(|(_, map)| map.release(0..map.len()));
     }
 
     /// A tensor's stored bytes, row-major.
@@ -290,9 +292,8 @@ impl Source for Checkpoint {
         if out.is_empty() {
             return Ok(());
         }
-        // Whole rows: the pages of a strip of columns are those of its rows. And whole faults: one of them maps what else
-        // the system has of the file around.
-        self.touch(rows.len().saturating_mul(extent.1).saturating_mul(4).max(FAULT));
+        // Whole rows: the pages of a strip of columns are those of its rows.
+        self.touch(rows.len().saturating_mul(extent.1).saturating_mul(4));
         let at = Rect { lead, rows, cols, extent };
         self.decode(leaf, &at, out)?;
         if !self.options.allow_nonfinite

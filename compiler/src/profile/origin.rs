@@ -41,6 +41,8 @@ impl Origin {
             let bytes = checkpoint.bytes(name).unwrap_or_default();
             sha.update(&bytes[..bytes.len().min(SAMPLE_BYTES)]);
         }
+        // A few bytes of each, and whatever the system has mapped around them.
+        checkpoint.release();
         Ok(Self {
             family: spec.family.to_owned(),
             hidden: int(spec.hidden)?,
