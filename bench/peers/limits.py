@@ -4,6 +4,8 @@ A limit is the larger of two times: the bytes that cannot be avoided over the me
 over the measured peak of the format's arithmetic. It counts every weight once per call, whatever an engine does.
 """
 
+import copy
+import statistics
 from dataclasses import dataclass
 
 BITS = {"bf16": 16.0, "q8": 8.5, "q4": 4.5}
@@ -72,6 +74,17 @@ class Shape:
         active = self.attention + self.k * self.expert + self.experts * self.hidden
         attend = 4 * self.heads * self.head_dim * context
         return self.layers * tokens * (2 * active + attend) + 2 * self.vocab * self.hidden
+
+
+def middle(reports):
+    """One report of several of `moec profile-device --json`: the median of every figure."""
+    one = copy.deepcopy(reports[-1])
+    median = lambda figure: statistics.median(figure(r) for r in reports)
+    for i, peak in enumerate(one["peaks"]):
+        peak["gops"] = median(lambda r: r["peaks"][i]["gops"])
+    for name in ["read_gb_per_s", "read_gb_per_s_one_thread"]:
+        one[name] = median(lambda r: r[name])
+    return one
 
 
 @dataclass(frozen=True)

@@ -83,21 +83,20 @@ class Bench:
             self.venvs.install = self.refuse
         self.models = Models(self.cache, args.moec.resolve(), self.venvs)
         self.rows, self.versions, self.failures = [], {}, {}
-        self.machine, self.report = None, None
+        self.machine, self.reports = None, []
 
     def refuse(self, *_):
         raise Failed("not installed")
 
     def profile(self):
-        """The roofline; called again at the end, and the better figures count."""
-        log("measuring the machine")
+        """Measures the roofline once. A busy machine swings: limits are medians of what was measured between the turns that
+        they stand for, and the table names the medians of all."""
         words = [self.args.moec, "profile-device", "--quiet", "--json", "--threads", self.args.threads]
-        report = json.loads(self.models.run(words, "profile-device"))
-        if self.report:
-            for old, new in zip(self.report["peaks"], report["peaks"]):
-                new["gops"] = max(old["gops"], new["gops"])
-            report["read_gb_per_s"] = max(self.report["read_gb_per_s"], report["read_gb_per_s"])
-        self.report, self.machine = report, limits.Machine.of(report)
+        self.reports.append(json.loads(self.models.run(words, "profile-device")))
+
+    def limits_of(self, first):
+        """Limits from now on are those of the reports from the index `first` on."""
+        self.machine = limits.Machine.of(limits.middle(self.reports[first:]))
 
     def peers(self, names, fmt):
         return [p for p in names if p in self.args.peers and fmt in PEERS[p].formats]
@@ -128,12 +127,15 @@ class Bench:
         shape, args = self.models.shape(folder), self.args
         bundle = self.models.bundle(folder, fmt, args.context, target)
         tasks = [(prompt, 1) for prompt in args.prompt] + [(64, 4)]
-        found = {task: [] for task in tasks}
+        found, first = {task: [] for task in tasks}, len(self.reports)
         with Moec(self, bundle) as moec:
             moec.time(args.prompt[0], 2)
             for _ in range(args.repeat):
+                time.sleep(PAUSE)
+                self.profile()
                 for prompt, batch in tasks:
                     found[prompt, batch].append(moec.time(prompt, args.gen, batch))
+        self.limits_of(first)
         for (prompt, batch), times in found.items():
             rate = lambda what: median([t[what] for t in times])
             if batch == 1:
@@ -192,7 +194,7 @@ class Bench:
     def restricted(self, model, folder):
         """The same machine with fewer instructions."""
         targets = {"llama-avx2": "x86-64-v3"}
-        amx = [f for f in self.report["features"] if f.startswith("amx")]
+        amx = [f for f in self.reports[-1]["features"] if f.startswith("amx")]
         if amx:
             targets["llama-avx512"] = self.without_amx()
         for peer, target in targets.items():
@@ -201,7 +203,7 @@ class Bench:
                 self.models.drop_bundles()
 
     def without_amx(self):
-        r = self.report
+        r = self.reports[-1]
         features = [f for f in r["features"] if not f.startswith("amx")]
         path = self.cache / "avx512.toml"
         path.write_text(
@@ -328,20 +330,22 @@ class Bench:
                                                          for i, m in enumerate(self.args.models)},
                 "quick": self.args.quick, "load_before": self.load,
             },
-            "machine": self.report, "versions": self.versions, "failures": self.failures, "rows": self.rows,
+            "machine": limits.middle(self.reports), "versions": self.versions, "failures": self.failures, "rows": self.rows,
             "seconds": round(seconds),
         }
 
     def run(self):
         start = time.perf_counter()
         self.load = os.getloadavg()[0]
-        self.profile()
+        log("measuring the machine")
+        for _ in range(3):
+            self.profile()
+        self.limits_of(0)
         self.quality()
         self.layer()
         self.speed()
         self.startup()
         self.facts()
-        self.profile()
         return self.results(time.perf_counter() - start)
 
 

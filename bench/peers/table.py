@@ -120,7 +120,7 @@ def conditions(results, peers):
     notes = "; ".join(f"{title(n, peers, results['versions'])}: {peers[n].note}" for n in results["versions"] if peers[n].note)
     return [
         f"Written by `cargo xtask bench-peers{' --quick' if c['quick'] else ''}`. Machine: {m['description'].split(', measured')[0]}; "
-        f"measured in the same run: {m['read_gb_per_s']:.1f} GB/s of memory read ({m['read_gb_per_s_one_thread']:.1f} with one "
+        f"measured in the same run, by medians: {m['read_gb_per_s']:.1f} GB/s of memory read ({m['read_gb_per_s_one_thread']:.1f} with one "
         f"thread), {peaks}.", "",
         f"Equal conditions: {c['threads']} threads; random weights in the shapes of {models}; the same weights in every engine, "
         f"every matrix in the row's format (routers and norms f32); the same token ids; one sequence unless the column says "
