@@ -185,3 +185,19 @@ fn rows_are_brought_into_every_form() {
     }
     check(&cases);
 }
+
+#[test]
+fn exact_rows_are_copied_apart() {
+    let mut rng = Rng::new(5);
+    let mut cases = Vec::new();
+    for (n, per_row, cols, x_ld, out_ld) in [(5, 1, 80, 80, 81), (3, 4, 17, 18, 48), (2, 1, 1024, 1024, 1040)]
+    {
+        let x = random(&mut rng, n * per_row, cols, x_ld);
+        let expected = strided(n * per_row, cols, out_ld, |row, c| x[row * x_ld + c]);
+        let out = strided(n * per_row, cols, out_ld, |_, _| 0.0);
+        let spec = KernelSpec::Quantise { cols, groups: 1, per_row, x_ld, out_ld, to: Compute::F32 };
+        let operands = vec![Operand::Floats(x), Operand::Floats(out)];
+        cases.push(Case { spec, n, operands, expect: vec![(1, Expect::Floats(expected, 0.0))] });
+    }
+    check(&cases);
+}
