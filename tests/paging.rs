@@ -229,7 +229,6 @@ fn more_threads_than_the_budget_is_for_are_refused() {
         "-n",
         "4",
         "--json",
-        "--verify-reads",
         "--prefetch",
         "0",
     ]));
@@ -316,10 +315,9 @@ fn a_spoilt_expert_is_never_used() {
     let bundle = Bundle::open(&build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16")).unwrap();
     let prompt = &expected(&ferris()).ids[..44];
     let want = in_memory(&bundle, prompt);
-    // One read in fifty has a flipped bit: found by checksums where these are asked for.
+    // One read in fifty has a flipped bit.
     let wrap = faulty(|n| if n % 50 == 9 { Injected::Flip(7) } else { Injected::Nothing }, Gate::default());
-    let mut how = paging(USUAL, Some(wrap));
-    how.flash.verify_reads = true;
+    let how = paging(USUAL, Some(wrap));
     let unit = bundle.unit().unwrap();
     let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
     program.with(|p| {

@@ -61,6 +61,7 @@ pub fn build(
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
     progress.stage("Reading", &config.model.source.display().to_string());
     let (checkpoint, spec) = import::open(&config.model.source, &options)?;
+    checkpoint.tokenizer(&spec)?;
     spec.warnings.iter().for_each(|w| progress.warn(w));
 
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);

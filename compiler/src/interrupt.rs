@@ -1,15 +1,36 @@
-//! Interrupts: the first SIGINT or SIGTERM is noted, so that a build can clean up; a second one kills.
+//! Interrupts: SIGINT and SIGTERM, from the first moment on.
 //!
-//! The only `unsafe` of this file installs the handler.
+//! While there is nothing to clean up, either ends the process at once, wherever it waits. While somebody holds a [`Hold`]
+//! (a bundle that is half written, a scratch folder), the first signal is noted: loops that poll [`check`] end, system calls
+//! that wait return, and what was begun is removed. A second one ends the process then, too. The exit code is 128 and the
+//! signal's number: 130 after Ctrl-C.
+//!
+//! The `unsafe` of this file installs the handler, and is what the handler does.
 
 use crate::{Error, Result};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
-static REQUESTED: AtomicBool = AtomicBool::new(false);
+/// The signal that has come; 0 if none has.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+/// How many have something to clean up.
+static HOLDS: AtomicUsize = AtomicUsize::new(0);
+/// The process that is waited for, which gets the signal, too; 0 if there is none.
+static CHILD: AtomicI32 = AtomicI32::new(0);
+
+/// What is said of an interrupt.
+const SAID: &str = "error: interrupted\n";
 
 /// Whether the user asked to stop. Long loops poll it.
 pub fn requested() -> bool {
-    REQUESTED.load(Ordering::Relaxed)
+    SIGNAL.load(Ordering::Relaxed) != 0
+}
+
+/// Exit code of a process that was asked to stop.
+pub fn exit_code() -> Option<u8> {
+    let signal = SIGNAL.load(Ordering::Relaxed);
+    if signal == 0 { None } else { u8::try_from(128 + signal).ok() }
 }
 
 /// An error if the user asked to stop.
@@ -20,28 +41,87 @@ pub fn check() -> Result<()> {
     if requested() { Err(Error::environment("interrupted")) } else { Ok(()) }
 }
 
-/// Notes interrupts from now on, instead of ending at once.
+/// While it lives, the first signal is noted in place of ending the process: there is something to clean up.
+#[derive(Debug)]
+pub struct Hold(());
+
+/// Holds interrupts back from now on.
+pub fn hold() -> Hold {
+    HOLDS.fetch_add(1, Ordering::SeqCst);
+    Hold(())
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        HOLDS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Runs a command to its end, as [`Command::output`] does. A signal to this process goes to it, too: otherwise it would be
+/// waited for.
+///
+/// # Errors
+/// As [`Command::output`].
+pub fn output(command: &mut Command) -> io::Result<Output> {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let _passing = pass_to(&child);
+    child.wait_with_output()
+}
+
+/// While it lives, a signal to this process goes to a child, too.
+#[derive(Debug)]
+pub struct Passing(());
+
+/// Passes signals on to a child.
+pub fn pass_to(child: &Child) -> Passing {
+    CHILD.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
+    // One that came in between was not passed on.
+    #[cfg(unix)]
+    pass_on(SIGNAL.load(Ordering::SeqCst));
+    Passing(())
+}
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        CHILD.store(0, Ordering::SeqCst);
+    }
+}
+
+#[cfg(unix)]
+fn pass_on(signal: libc::c_int) {
+    let child = CHILD.load(Ordering::SeqCst);
+    if child > 0 && signal != 0 {
+        // SAFETY: `kill` takes two numbers and may be called from a signal handler.
+        unsafe { libc::kill(child, signal) };
+    }
+}
+
+/// Listens for interrupts from now on.
 #[cfg(unix)]
 pub fn install() {
-    extern "C" fn note(signal: libc::c_int) {
-        if REQUESTED.swap(true, Ordering::Relaxed) {
-            // SAFETY: `_exit` may be called from a signal handler.
-            unsafe { libc::_exit(128 + signal) }
+    extern "C" fn on_signal(signal: libc::c_int) {
+        let first = SIGNAL.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        pass_on(signal);
+        if !first || HOLDS.load(Ordering::SeqCst) == 0 {
+            // SAFETY: `write` and `_exit` may be called from a signal handler; the bytes are constant.
+            unsafe {
+                libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len());
+                libc::_exit(128 + signal)
+            }
         }
     }
     for signal in [libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: `action` is a valid `sigaction` (zero is a valid bit pattern of every field), and `note`
-        // only touches an atomic and calls `_exit`, which is allowed in a signal handler.
+        // SAFETY: `action` is a valid `sigaction` (zero is a valid bit pattern of every field), and the handler only touches
+        // atomics and calls what is allowed in one. No `SA_RESTART`: system calls that wait return.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = note as extern "C" fn(libc::c_int) as usize;
-            action.sa_flags = libc::SA_RESTART;
+            action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
             libc::sigemptyset(&raw mut action.sa_mask);
             libc::sigaction(signal, &raw const action, std::ptr::null_mut());
         }
     }
 }
 
-/// Notes interrupts from now on; without signals there is nothing to note.
+/// Listens for interrupts; without signals there is nothing to hear.
 #[cfg(not(unix))]
 pub fn install() {}

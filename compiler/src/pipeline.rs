@@ -1,7 +1,6 @@
 //! The pipeline: one list, in order.
 
 use crate::bundle::manifest::ProfileEntry;
-use crate::bundle::partial::io_error;
 use crate::bundle::{KERNELS, TOKENIZER};
 use crate::config::Config;
 use crate::decisions::Decisions;
@@ -23,7 +22,6 @@ use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
 use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{BigLittle, ModelInfo, Plan};
 use moec_ir::{Module, Op, WeightId};
-use std::path::PathBuf;
 
 /// Most bytes of logits that one call may give: a longer chunk gives fewer rows per call.
 const LOGITS_BYTES: usize = 64 << 20;
@@ -248,23 +246,17 @@ impl<'a> Compilation<'a> {
     }
 
     /// Files beside weights that the runtime reads.
-    fn artifacts(&self) -> Vec<&'static str> {
-        let tokenizer = self.tokenizer_path().is_file().then_some(TOKENIZER);
-        [KERNELS].into_iter().chain(tokenizer).collect()
-    }
-
-    fn tokenizer_path(&self) -> PathBuf {
-        self.checkpoint.dir().join("tokenizer.json")
+    fn artifacts(&self) -> Result<Vec<&'static str>> {
+        let tokenizer = self.tokenizer()?.map(|_| TOKENIZER);
+        Ok([KERNELS].into_iter().chain(tokenizer).collect())
     }
 
     /// The checkpoint's tokenizer, if it has one.
     ///
     /// # Errors
-    /// A file that cannot be read.
-    pub fn tokenizer(&self) -> Result<Option<Vec<u8>>> {
-        let path = self.tokenizer_path();
-        let read = || std::fs::read(&path).map_err(|e| io_error("read", &path, &e));
-        path.is_file().then(read).transpose()
+    /// One that cannot be used with this model.
+    pub fn tokenizer(&self) -> Result<Option<&'a [u8]>> {
+        self.checkpoint.tokenizer(self.spec)
     }
 
     /// Sizes that this build fixes.
@@ -317,7 +309,15 @@ impl<'a> Compilation<'a> {
     fn first_token(&self) -> Result<Option<u32>> {
         let config = crate::import::Config::read(self.checkpoint.dir(), "tokenizer_config.json")?;
         let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
-        Ok(self.spec.bos.filter(|_| asks))
+        match self.spec.bos.filter(|_| asks) {
+            Some(bos) if bos as usize >= self.spec.vocab => Err(Error::input(format!(
+                "`bos_token_id` is {bos}, but the model has {} tokens",
+                self.spec.vocab
+            ))
+            .because("`add_bos_token` in `tokenizer_config.json` puts it in front of every text")
+            .hint("the configuration files are not of this model: download them again")),
+            bos => Ok(bos),
+        }
     }
 
     fn verify(&self) -> Result<()> {
@@ -452,7 +452,7 @@ fn run_fetch(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_page(c: &mut Compilation<'_>) -> Result<()> {
     let Some(budget) = c.config.memory.budget else { return Ok(()) };
-    let tokenizer = std::fs::metadata(c.tokenizer_path()).map_or(0, |m| m.len());
+    let tokenizer = c.tokenizer()?.map_or(0, |text| text.len() as u64);
     let threads = match c.config.memory.threads {
         Some(threads) => threads,
         None => moec_runtime::cpu::threads(None).map_err(Error::from)?,
@@ -474,7 +474,7 @@ fn run_page(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
-    let artifacts = c.artifacts();
+    let artifacts = c.artifacts()?;
     let cache = c.config.kv_format();
     let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, &c.statics)?;
     let mut plan = draft.plan;

@@ -3,6 +3,7 @@
 use crate::bundle::partial::io_error;
 use crate::bundle::runner::cache_dir;
 use crate::error::{Error, Result};
+use crate::interrupt::{self, Hold};
 use crate::{disk, human};
 use moec_ir::plan::Plan;
 use std::fs;
@@ -14,7 +15,11 @@ const PREFIX: &str = "scratch-";
 
 /// A folder that goes away when dropped.
 #[derive(Debug)]
-pub(crate) struct Scratch(PathBuf);
+pub(crate) struct Scratch {
+    folder: PathBuf,
+    /// Let go of when the folder is gone.
+    _hold: Hold,
+}
 
 impl Scratch {
     /// A folder with room for a plan's weights. `what` needs it.
@@ -38,19 +43,20 @@ impl Scratch {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let folder = cache.join(format!("{PREFIX}{}-{number}", std::process::id()));
+        let hold = interrupt::hold();
         fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
-        Ok(Self(folder))
+        Ok(Self { folder, _hold: hold })
     }
 
     /// The folder.
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.folder
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -354,8 +354,10 @@ impl Error {
             Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } => {
                 "check the bundle with `moec verify`; if it passes, this is a bug of moec"
             }
-            Self::Io { .. }
-            | Self::Output(_)
+            Self::Io { source, .. } => {
+                return crate::regular::refused(source).map(|why| why.hint().to_owned());
+            }
+            Self::Output(_)
             | Self::Input(_)
             | Self::BadSlot { .. }
             | Self::SlotTwice(_)

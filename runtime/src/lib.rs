@@ -11,12 +11,14 @@
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
+//! * [`mapped`]: files mapped for reading, and what happens when one is cut under the program.
+//! * [`regular`]: files that others wrote, opened without trust.
 //! * [`timeline`]: what every thread and the disk did, and when.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
-//! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `store`
-//! (mapped files), `paging` (what steps read of experts on flash), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
-//! `coreml` (calls of Core ML), `cpu` and `cli::interrupt` (questions to the system), and nowhere else.
+//! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `mapped` and `store`
+//! (mapped files, and what becomes of one that is cut), `paging` (what steps read of experts on flash), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
+//! `coreml` (calls of Core ML), `cpu`, `regular` and `cli::interrupt` (questions to the system), and nowhere else.
 //!
 //! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
 //! builds beside a generated runner.
@@ -39,6 +41,7 @@ pub mod flash;
 pub mod generate;
 pub mod graphs;
 pub mod loaded;
+pub mod mapped;
 pub mod memory;
 pub mod offload;
 pub mod overflow;
@@ -46,6 +49,7 @@ pub mod paging;
 pub mod pool;
 mod preload;
 pub mod program;
+pub mod regular;
 pub mod sampler;
 pub mod store;
 pub mod text;

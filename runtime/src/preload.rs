@@ -5,7 +5,8 @@
 //! itself and would only share the disk with it. What does not fit into the memory that is free is left to faults, since
 //! its beginning would be gone before its end is there.
 
-use memmap2::{Advice, Mmap};
+use crate::mapped::MappedFile;
+use memmap2::Advice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -27,7 +28,7 @@ pub(crate) struct Preload {
 
 impl Preload {
     /// Begins with the first file; none if all together do not fit into the memory that is free, or no thread can be had.
-    pub(crate) fn start(files: &Arc<Vec<Option<Mmap>>>) -> Option<Self> {
+    pub(crate) fn start(files: &Arc<Vec<Option<MappedFile>>>) -> Option<Self> {
         let bytes = files.iter().flatten().map(|m| m.len() as u64).sum();
         if !fits(bytes) {
             return None;
@@ -70,14 +71,14 @@ fn yield_to_others() {
 fn yield_to_others() {}
 
 /// Asks for a file from its beginning to its end. These are hints: what the system refuses comes by faults.
-fn whole(file: &Mmap, end: &AtomicBool) {
+fn whole(file: &MappedFile, end: &AtomicBool) {
     for at in (0..file.len()).step_by(PIECE) {
         if end.load(Ordering::Relaxed) {
             return;
         }
         let piece = |at: usize| (at < file.len()).then(|| (at, PIECE.min(file.len() - at)));
         if let Some((at, bytes)) = piece(at + AHEAD * PIECE) {
-            drop(file.advise_range(Advice::WillNeed, at, bytes));
+            drop(file.map().advise_range(Advice::WillNeed, at, bytes));
         }
         if let Some((at, bytes)) = piece(at)
             && populate(file, at, bytes).is_err()
@@ -89,14 +90,14 @@ fn whole(file: &Mmap, end: &AtomicBool) {
 
 /// Reads pages and maps them (Linux 5.14 and later).
 #[cfg(target_os = "linux")]
-fn populate(file: &Mmap, at: usize, bytes: usize) -> std::io::Result<()> {
-    file.advise_range(Advice::PopulateRead, at, bytes)
+fn populate(file: &MappedFile, at: usize, bytes: usize) -> std::io::Result<()> {
+    file.map().advise_range(Advice::PopulateRead, at, bytes)
 }
 
 /// Reads pages; faults map them.
 #[cfg(not(target_os = "linux"))]
-fn populate(file: &Mmap, at: usize, bytes: usize) -> std::io::Result<()> {
-    file.advise_range(Advice::WillNeed, at, bytes)
+fn populate(file: &MappedFile, at: usize, bytes: usize) -> std::io::Result<()> {
+    file.map().advise_range(Advice::WillNeed, at, bytes)
 }
 
 /// Whether memory has room for so many bytes of files.
@@ -155,15 +156,14 @@ mod tests {
     use super::*;
     use std::io::Write as _;
 
-    fn mapped(bytes: usize) -> Mmap {
-        let mut file = tempfile::tempfile().unwrap();
+    fn mapped(bytes: usize) -> MappedFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(&vec![7; bytes]).unwrap();
-        // SAFETY: nobody else has the file.
-        unsafe { Mmap::map(&file).unwrap() }
+        MappedFile::open(file.path()).unwrap()
     }
 
     /// Pages of a mapping that are in this process's tables.
-    fn resident(map: &Mmap) -> usize {
+    fn resident(map: &MappedFile) -> usize {
         let first = format!("{:x}-", map.as_ptr().addr());
         let all = fs::read_to_string("/proc/self/smaps").unwrap();
         let own = all.lines().skip_while(|line| !line.starts_with(&first)).collect::<Vec<_>>().join("\n");

@@ -1,10 +1,11 @@
 //! Where packed weights come from.
 
 use crate::error::{Error, Result};
+use crate::mapped::MappedFile;
 use crate::memory::Addr;
 use crate::preload::Preload;
 use crate::program::{FileInfo, Program};
-use memmap2::Mmap;
+use crate::regular;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -48,11 +49,11 @@ pub const SMALL_FILE: u64 = 64 << 20;
 /// Weight files mapped into memory, read-only. Pages come from disk when a kernel first reads them, or before it
 /// ([`Store::preload`]).
 ///
-/// Shortening a file under a running program ends the process (SIGBUS), as with every mapped file.
+/// Shortening a file under a running program ends the process with a message ([`crate::mapped`]).
 #[derive(Debug)]
 pub struct MappedStore {
     // Held so that the addresses stay valid.
-    maps: Arc<Vec<Option<Mmap>>>,
+    maps: Arc<Vec<Option<MappedFile>>>,
     preload: Option<Preload>,
     segments: Vec<Option<Addr>>,
     tables: Vec<Vec<Addr>>,
@@ -92,7 +93,7 @@ impl MappedStore {
             let map = if used { map_file(info, path)? } else { None };
             if hash {
                 let found = match &map {
-                    Some(map) => Sha256::digest(map).into(),
+                    Some(map) => Sha256::digest(&**map).into(),
                     None => hash_of(path)?,
                 };
                 check_hash(info, path, found)?;
@@ -156,9 +157,8 @@ pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
 }
 
 fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
-    let found = match std::fs::metadata(path) {
-        Ok(meta) if meta.is_file() => meta.len(),
-        Ok(_) => return Err(Error::MissingFile(path.to_owned())),
+    let found = match regular::size(path) {
+        Ok(found) => found,
         Err(e) if e.kind() == ErrorKind::NotFound => {
             return Err(Error::MissingFile(path.to_owned()));
         }
@@ -172,15 +172,12 @@ fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
 }
 
 /// Maps a file of `info.bytes` bytes; none if it is empty.
-fn map_file(info: &FileInfo<'_>, path: &Path) -> Result<Option<Mmap>> {
+fn map_file(info: &FileInfo<'_>, path: &Path) -> Result<Option<MappedFile>> {
     if info.bytes == 0 {
         return Ok(None);
     }
     let failed = |source| Error::Io { doing: "map", path: path.to_owned(), source };
-    let file = File::open(path).map_err(failed)?;
-    // SAFETY: the mapping is private to reads; a change of the file by others under a running program is
-    // outside of what any reader of mapped files can guard against, and documented on the type.
-    let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
+    let map = MappedFile::open(path).map_err(failed)?;
     if map.len() as u64 == info.bytes {
         in_huge_pages(&map);
         Ok(Some(map))
@@ -192,19 +189,19 @@ fn map_file(info: &FileInfo<'_>, path: &Path) -> Result<Option<Mmap>> {
 /// Asks for pages as large as the processor has them, where the file system takes part (ext4 and XFS of recent Linux):
 /// a matrix of an expert is then read and mapped by a fault or two, not by one in sixteen small pages. A hint.
 #[cfg(target_os = "linux")]
-fn in_huge_pages(map: &Mmap) {
-    drop(map.advise(memmap2::Advice::HugePage));
+fn in_huge_pages(map: &MappedFile) {
+    drop(map.map().advise(memmap2::Advice::HugePage));
 }
 
 /// Does nothing on this system.
 #[cfg(not(target_os = "linux"))]
-fn in_huge_pages(_map: &Mmap) {}
+fn in_huge_pages(_map: &MappedFile) {}
 
 /// SHA-256 of a file that nothing maps. It is not resident, and leaves the page cache
 /// behind: a budget has no room for it.
 fn hash_of(path: &Path) -> Result<[u8; 32]> {
     let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = regular::open(path).map_err(failed)?;
     let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
     loop {
         match file.read(&mut piece) {

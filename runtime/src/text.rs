@@ -1,6 +1,8 @@
 //! Text to ids and back, with the checkpoint's own tokenizer.
 
 use crate::error::{Error, Result};
+use crate::regular;
+use std::io;
 use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
 
@@ -29,19 +31,30 @@ impl Text {
     /// # Errors
     /// As [`Text::open`].
     pub fn open_file(path: PathBuf, bos: Option<u32>) -> Result<Self> {
-        if !path.is_file() {
-            return Err(Error::NoTokenizer(path));
+        match regular::read(&path, regular::TOKENIZER) {
+            Ok(bytes) => Self::parse(&bytes, bos).map_err(|reason| Error::BadTokenizer { path, reason }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::NoTokenizer(path)),
+            Err(source) => Err(Error::Io { doing: "read", path, source }),
         }
+    }
+
+    /// As [`Text::open`], of what a `tokenizer.json` holds.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn parse(json: &[u8], bos: Option<u32>) -> Result<Self, String> {
         // A prompt is encoded whole, whatever the file says of cutting and padding.
-        let read = Tokenizer::from_file(&path).and_then(|mut tokenizer| {
+        let read = Tokenizer::from_bytes(json).and_then(|mut tokenizer| {
             tokenizer.with_truncation(None)?;
             tokenizer.with_padding(None);
             Ok(tokenizer)
         });
-        match read {
-            Ok(tokenizer) => Ok(Self { tokenizer, bos }),
-            Err(e) => Err(Error::BadTokenizer { path, reason: e.to_string() }),
-        }
+        read.map(|tokenizer| Self { tokenizer, bos }).map_err(|e| e.to_string())
+    }
+
+    /// The largest id that the tokenizer knows, and its token; none if it knows none.
+    pub fn largest(&self) -> Option<(u32, String)> {
+        self.tokenizer.get_vocab(true).into_iter().map(|(token, id)| (id, token)).max()
     }
 
     /// Ids of a text.

@@ -200,7 +200,7 @@ fn refusals() {
             1,
             &["error: `--budget` is about experts on flash", "hint: set `budget` under `[memory]`"],
         ),
-        ("bench --verify-reads", 1, &["error: `--verify-reads` is about experts on flash"]),
+        ("bench --no-verify-reads", 1, &["error: `--no-verify-reads` is about experts on flash"]),
         ("logits --ids 1 --out x --prefetch 0", 1, &["error: `--prefetch` is about experts on flash"]),
         // Before any work, so that nothing is printed that would have to be made again.
         ("generate --ids 1 --timeline /no/such/folder/x", 1, &["error: cannot create `/no/such/folder/x`"]),

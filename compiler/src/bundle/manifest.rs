@@ -3,10 +3,10 @@
 use super::hashing::hex;
 use super::partial::{MANIFEST, io_error};
 use crate::error::{Error, Result};
+use moec_runtime::regular;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Read;
 use std::path::{Component, Path};
 
@@ -63,7 +63,7 @@ impl Manifest {
     /// No bundle, a manifest that is not well-formed, or another version's.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
-        let text = fs::read_to_string(&path).map_err(|e| {
+        let text = regular::read_text(&path, regular::MANIFEST).map_err(|e| {
             io_error("read", &path, &e).hint("a bundle is the folder that `moec build` leaves behind")
         })?;
         let manifest: Self = serde_json::from_str(&text).map_err(|e| {
@@ -99,7 +99,7 @@ impl Manifest {
                 Error::input(format!("`{}` was changed after the build: {what}", path.display()))
                     .hint("build the bundle again")
             };
-            let bytes = fs::metadata(&path).map_err(|e| io_error("read", &path, &e))?.len();
+            let bytes = regular::size(&path).map_err(|e| io_error("read", &path, &e))?;
             if bytes != entry.bytes {
                 return Err(changed(format!("{bytes} bytes instead of {}", entry.bytes)));
             }
@@ -119,12 +119,12 @@ impl Manifest {
 /// # Errors
 /// A file that cannot be read.
 pub fn entry(path: &Path) -> Result<FileEntry> {
-    let bytes = fs::metadata(path).map_err(|e| io_error("read", path, &e))?.len();
+    let bytes = regular::size(path).map_err(|e| io_error("read", path, &e))?;
     Ok(FileEntry { bytes, sha256: hash_file(path)? })
 }
 
 fn hash_file(path: &Path) -> Result<String> {
-    let mut file = fs::File::open(path).map_err(|e| io_error("read", path, &e))?;
+    let mut file = regular::open(path).map_err(|e| io_error("read", path, &e))?;
     let mut sha = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     loop {

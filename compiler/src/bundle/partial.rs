@@ -4,6 +4,7 @@
 //! removed when anything goes wrong before.
 
 use crate::error::{Error, Result};
+use crate::interrupt::{self, Hold};
 use std::ffi::OsString;
 use std::fs;
 use std::io;
@@ -18,6 +19,8 @@ pub struct Partial {
     folder: PathBuf,
     destination: PathBuf,
     done: bool,
+    /// Let go of when the folder is in place or gone.
+    _hold: Hold,
 }
 
 impl Partial {
@@ -30,9 +33,10 @@ impl Partial {
         let parent = parent_of(destination);
         fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
         remove_stale(parent, destination);
+        let hold = interrupt::hold();
         let folder = parent.join(partial_name(destination, std::process::id()));
         fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
-        Ok(Self { folder, destination: destination.to_owned(), done: false })
+        Ok(Self { folder, destination: destination.to_owned(), done: false, _hold: hold })
     }
 
     /// The folder to write into.
@@ -132,6 +136,9 @@ fn remove_stale(parent: &Path, destination: &Path) {
 /// An I/O failure as the user reads it.
 pub fn io_error(action: &str, path: &Path, e: &io::Error) -> Error {
     let error = Error::environment(format!("cannot {action} `{}`", path.display())).because(e);
+    if let Some(why) = moec_runtime::regular::refused(e) {
+        return error.hint(why.hint());
+    }
     match e.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             error.hint("the disk is full: free some space, or write elsewhere with `-o`")

@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
 use moec_ir::Module;
 use moec_ir::plan::{Plan, TargetInfo};
-use std::fs;
+use moec_runtime::regular;
 use std::path::{Path, PathBuf};
 
 /// A bundle on disk, its plan decoded and verified.
@@ -44,7 +44,7 @@ impl Bundle {
         };
         small.check(folder, true)?;
         let path = folder.join(PLAN);
-        let bytes = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
+        let bytes = regular::read(&path, regular::PLAN).map_err(|e| io_error("read", &path, &e))?;
         let malformed = |cause: String| {
             Error::input(format!("`{}` is no plan of this version", path.display()))
                 .because(cause)
@@ -61,7 +61,7 @@ impl Bundle {
     /// A text that does not parse or verify.
     pub fn graph(&self) -> Result<Module> {
         let path = self.folder.join(GRAPH);
-        let text = fs::read_to_string(&path).map_err(|e| io_error("read", &path, &e))?;
+        let text = regular::read_text(&path, regular::PLAN).map_err(|e| io_error("read", &path, &e))?;
         let malformed =
             |cause: String| Error::input(format!("`{}` is no graph", path.display())).because(cause);
         let module = moec_ir::text::parse_module(&text).map_err(|e| malformed(e.to_string()))?;
@@ -75,7 +75,7 @@ impl Bundle {
     /// A bundle of an earlier moec, or a file that is not well-formed.
     pub fn decisions(&self) -> Result<Decisions> {
         let path = self.folder.join(DECISIONS);
-        let bytes = fs::read(&path).map_err(|e| {
+        let bytes = regular::read(&path, regular::PLAN).map_err(|e| {
             io_error("read", &path, &e).hint("build the bundle again: earlier versions of moec wrote none")
         })?;
         let decisions: Decisions = serde_json::from_slice(&bytes).map_err(|e| {
@@ -113,7 +113,7 @@ impl Bundle {
 
     fn load(&self, how: impl FnOnce(&[u8], &TargetInfo) -> Result<HostUnit, HostError>) -> Result<HostUnit> {
         let path = self.folder.join(KERNELS);
-        let object = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
+        let object = regular::read(&path, regular::OBJECT).map_err(|e| io_error("read", &path, &e))?;
         how(&object, &self.plan.target).map_err(|e| {
             let hint = e.hint();
             let error: Error = match e {

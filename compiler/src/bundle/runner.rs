@@ -9,6 +9,7 @@ use super::hashing::{hex, sha256};
 use super::partial::io_error;
 use super::toolchain::{Cross, MAC_SCRIPT, Toolchain, deployment_target};
 use crate::error::{Error, Result};
+use crate::interrupt;
 use include_dir::{Dir, include_dir};
 use moec_cpu::SourceFile;
 use std::collections::BTreeSet;
@@ -221,7 +222,8 @@ pub fn build(bundle: &Path, generated: &[SourceFile], object: &[u8], tools: &Too
         command.args(["--target", cross.triple]).env("RUSTC", &tools.rustc);
         built.push(cross.triple);
     }
-    let output = command.output().map_err(|e| Error::environment("cannot start cargo").because(e))?;
+    let output =
+        interrupt::output(&mut command).map_err(|e| Error::environment("cannot start cargo").because(e))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<&str> = said.lines().collect();

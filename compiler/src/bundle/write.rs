@@ -55,7 +55,7 @@ pub fn write(
     put(&root.join(KERNELS), &object)?;
     put(&root.join(GRAPH), c.module.to_string().as_bytes())?;
     if let Some(tokenizer) = c.tokenizer()? {
-        put(&root.join(TOKENIZER), &tokenizer)?;
+        put(&root.join(TOKENIZER), tokenizer)?;
     }
 
     let package_bytes = coreml::emit::packages(c, root, progress)?;

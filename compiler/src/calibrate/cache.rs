@@ -83,7 +83,7 @@ fn cached(c: &Compilation<'_>, origin: &Origin, progress: &Progress) -> Result<P
     let shapes = c.config.shapes_for(c.spec.max_positions)?;
     let window = WINDOW.min(shapes.max_context);
     let _ = write!(key, " {window} {} {}", shapes.prefill_chunk, wanted.tokens);
-    for hash in [origin.checkpoint, sha256(&tokenizer)].iter().chain(texts.iter().map(|t| &t.hash)) {
+    for hash in [origin.checkpoint, sha256(tokenizer)].iter().chain(texts.iter().map(|t| &t.hash)) {
         let _ = write!(key, " {}", hex(hash));
     }
     let name = format!("{}.trace", hex(&sha256(key.as_bytes())));

@@ -59,6 +59,8 @@ pub fn calibrate(
     request: &Request<'_>,
     progress: &Progress,
 ) -> Result<Profile> {
+    // Before anything is computed: text is read with it.
+    checkpoint.tokenizer(spec)?;
     let origin = Origin::of(checkpoint, spec)?;
     let shapes = config.shapes_for(spec.max_positions)?;
     let window = request.window.min(shapes.max_context);

@@ -3,12 +3,9 @@
 use crate::bundle::hashing::sha256;
 use crate::bundle::partial::io_error;
 use crate::error::{Error, Result};
+use moec_runtime::regular;
 use moec_runtime::text::Text;
-use std::fs;
 use std::path::{Path, PathBuf};
-
-/// Largest text. Calibration reads some ten thousand tokens; a larger file is a mistake more often than not.
-const MOST_BYTES: u64 = 256 << 20;
 
 /// A text.
 #[derive(Clone, Debug)]
@@ -38,16 +35,15 @@ pub fn read_texts(paths: &[PathBuf]) -> Result<Vec<Corpus>> {
 }
 
 fn read(path: &Path) -> Result<Corpus> {
-    let shown = path.display();
-    let bytes = fs::metadata(path).map_err(|e| io_error("read", path, &e))?.len();
-    if bytes > MOST_BYTES {
-        return Err(Error::limit(format!("`{shown}` has {bytes} bytes; a text may have {MOST_BYTES}"))
-            .hint("calibration reads some ten thousand tokens: cut a sample out of it"));
-    }
-    let bytes = fs::read(path).map_err(|e| io_error("read", path, &e))?;
+    let bytes = regular::read(path, regular::TEXT).map_err(|e| match regular::refused(&e) {
+        Some(regular::Refused::Long { .. }) => Error::limit(format!("`{}` is too long", path.display()))
+            .because(e)
+            .hint("calibration reads some ten thousand tokens: cut a sample out of it"),
+        _ => io_error("read", path, &e),
+    })?;
     let hash = sha256(&bytes);
     let content = String::from_utf8(bytes).map_err(|e| {
-        Error::input(format!("`{shown}` is no text in UTF-8"))
+        Error::input(format!("`{}` is no text in UTF-8", path.display()))
             .because(format!("byte {} is the first that cannot be", e.utf8_error().valid_up_to()))
     })?;
     Ok(Corpus { path: path.to_owned(), hash, content })

@@ -1,8 +1,8 @@
 //! `moec build`.
 
 use super::verbs;
+use crate::Result;
 use crate::progress::Progress;
-use crate::{Result, interrupt};
 use std::path::PathBuf;
 
 /// Compile a model into a bundle
@@ -45,6 +45,5 @@ pub struct Args {
 /// # Errors
 /// Whatever keeps the bundle from being written.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
-    interrupt::install();
     verbs::build(args, progress)
 }

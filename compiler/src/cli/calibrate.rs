@@ -7,7 +7,7 @@ use crate::import::{self, ImportOptions};
 use crate::profile::importance::too_few;
 use crate::profile::{Origin, Profile};
 use crate::progress::Progress;
-use crate::{Error, Result, human, interrupt};
+use crate::{Error, Result, human};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -47,7 +47,6 @@ pub struct Args {
 /// # Errors
 /// Whatever keeps the profile from being written.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
-    interrupt::install();
     let start = Instant::now();
     let config = Config::load(&args.config)?;
     let wanted = &config.calibrate;

@@ -1,8 +1,8 @@
 //! `moec eval`.
 
 use super::verbs;
+use crate::Result;
 use crate::progress::Progress;
-use crate::{Result, interrupt};
 use std::path::PathBuf;
 
 /// Measure a bundle's quality: perplexity, exact match
@@ -52,6 +52,5 @@ fn gamma(text: &str) -> Result<f64, String> {
 /// # Errors
 /// The bundle cannot be executed here, or a file cannot be read.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
-    interrupt::install();
     verbs::eval(args, progress)
 }

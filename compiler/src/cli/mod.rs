@@ -1,6 +1,7 @@
 //! The command line: arguments, and one file per verb.
 //!
-//! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed) or 2 (bad use).
+//! Data goes to stdout, everything else to stderr. Exit code 0, 1 (failed), 2 (bad use), or 130 after Ctrl-C (143 after
+//! SIGTERM).
 
 pub mod build;
 pub mod caches;
@@ -28,8 +29,8 @@ mod trace;
 pub mod verbs;
 pub mod verify;
 
-use crate::Result;
 use crate::progress::Progress;
+use crate::{Result, interrupt};
 use clap::{ColorChoice, Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -91,6 +92,7 @@ enum Verb {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    interrupt::install();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
@@ -108,8 +110,11 @@ pub fn main() -> ExitCode {
     match cli.verb.run(&progress) {
         Ok(code) => code,
         Err(error) => {
+            // Whatever failed after a signal failed of it.
+            let interrupted = interrupt::exit_code();
+            let error = interrupt::check().err().unwrap_or(error);
             output::error(&error);
-            ExitCode::from(error.exit_code())
+            ExitCode::from(interrupted.unwrap_or(error.exit_code()))
         }
     }
 }

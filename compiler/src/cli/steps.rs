@@ -55,7 +55,6 @@ struct Timed {
 /// # Errors
 /// The bundle cannot be executed here, or has no entry point that takes the call.
 pub fn run(args: &Args) -> Result<()> {
-    interrupt::install();
     let bundle = Bundle::open(&args.bundle)?;
     let unit = bundle.unit()?;
     let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))

@@ -2,8 +2,8 @@
 
 use crate::progress::Progress;
 use crate::synth::{self, Cut, Like, Popularity};
-use crate::{Error, Result, interrupt};
-use std::fs;
+use crate::{Error, Result};
+use moec_runtime::regular;
 use std::path::{Path, PathBuf};
 
 /// Write a checkpoint of random weights in the shapes of a real model
@@ -39,7 +39,6 @@ pub struct Args {
 /// # Errors
 /// The folder is there already, the disk is full, or the counts cannot be read or are of another model.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
-    interrupt::install();
     let size = |n: Option<u32>| n.map(|n| n as usize);
     let cut = Cut { layers: size(args.layers), vocab: size(args.vocab) };
     let popularity =
@@ -49,7 +48,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
 
 fn counts(path: &Path, model: Option<&str>) -> Result<Popularity> {
     let shown = path.display();
-    let text =
-        fs::read_to_string(path).map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
+    let text = regular::read_text(path, regular::TEXT)
+        .map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
     Popularity::parse(&text, model).map_err(|e| e.context(format!("`{shown}` counts no experts")))
 }

@@ -18,6 +18,7 @@ use moec_ir::plan::{Plan, Segment};
 use moec_runtime::LoadedProgram;
 use moec_runtime::cli::Beside;
 use moec_runtime::graphs::Graphs;
+use moec_runtime::regular;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::ExitCode;
@@ -332,7 +333,8 @@ fn big_little_rows(measured: &evaluate::big_little::BigLittle) -> Vec<Vec<String
 /// `moec eval`.
 pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
     let read = |path: &Path| {
-        std::fs::read_to_string(path).map_err(|e| crate::bundle::partial::io_error("read", path, &e))
+        regular::read_text(path, regular::TEXT)
+            .map_err(|e| crate::bundle::partial::io_error("read", path, &e))
     };
     let questions = |path: &Path| evaluate::questions(&read(path)?, &path.display().to_string());
     let tasks = Tasks {

@@ -2,7 +2,7 @@
 
 use super::verbs;
 use crate::progress::Progress;
-use crate::{Error, Result, interrupt};
+use crate::{Error, Result};
 use std::path::PathBuf;
 
 /// Execute a bundle's artifacts against the reference, and report the error
@@ -36,6 +36,5 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     {
         return Err(Error::usage(format!("`--bound` is {bound}, expected a number of at least 0")));
     }
-    interrupt::install();
     verbs::verify(args, progress)
 }

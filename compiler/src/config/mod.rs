@@ -20,6 +20,7 @@ pub use moec_cpu::Activations;
 pub use moec_ir::placement::Overflow;
 use moec_ir::{Format, WeightClass};
 use moec_runtime::cache::Pin;
+use moec_runtime::regular;
 use std::path::{Path, PathBuf};
 
 /// Longest sequence where `shapes.max_context` is not given and the model's own limit is not shorter.
@@ -301,12 +302,15 @@ impl Config {
             return Err(Error::input(format!("`{shown}` is a folder, expected a `model.toml`"))
                 .hint(format!("`moec init {shown}` writes one for a checkpoint")));
         }
-        let text = std::fs::read_to_string(path).map_err(|e| {
+        let text = regular::read_text(path, regular::SETTINGS).map_err(|e| {
             let error = Error::input(format!("`{shown}` cannot be read")).because(&e);
             if e.kind() == std::io::ErrorKind::NotFound {
                 return error.hint("`moec init HF_DIR` writes a `model.toml` for a checkpoint");
             }
-            error
+            match regular::refused(&e) {
+                Some(why) => error.hint(why.hint()),
+                None => error,
+            }
         })?;
         let (config, at) = read::read(&text, path)?;
         if !config.model.source.is_dir() {

@@ -2,13 +2,14 @@
 
 use super::formats::{self, fp8, mxfp4, plain::Float};
 use super::map::Map;
-use super::{header, shards};
+use super::{ModelSpec, folder, header, shards, tokenizer};
 use crate::error::{Error, Result};
 use indexmap::IndexMap;
 use moec_ir::{Encoding, Leaf, Source};
 pub use safetensors::tensor::Dtype;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How checkpoints are read.
@@ -25,6 +26,8 @@ pub struct Checkpoint {
     files: Vec<(String, Map)>,
     tensors: IndexMap<String, Tensor>,
     options: ImportOptions,
+    /// Its tokenizer, from when it was first asked for.
+    tokenizer: OnceLock<Option<Vec<u8>>>,
     /// Bytes of the maps that were looked at since they were last let go.
     touched: AtomicUsize,
 }
@@ -74,11 +77,11 @@ impl Checkpoint {
             files: Vec::new(),
             tensors: IndexMap::new(),
             options: options.clone(),
+            tokenizer: OnceLock::new(),
             touched: AtomicUsize::new(0),
         };
         for (name, path) in shards.files {
-            let map = Map::open(&path)
-                .map_err(|e| Error::environment(format!("`{name}` cannot be read")).because(e))?;
+            let map = Map::open(&path).map_err(|e| folder::unreadable(&name, &e))?;
             open.add(name, map)?;
         }
         for (tensor, file) in &shards.tensors {
@@ -119,6 +122,21 @@ impl Checkpoint {
     /// The folder.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// The text of its tokenizer, if it has one that fits the model.
+    ///
+    /// # Errors
+    /// A file that is no tokenizer, or one of another model.
+    pub fn tokenizer(&self, spec: &ModelSpec) -> Result<Option<&[u8]>> {
+        let read = match self.tokenizer.get() {
+            Some(read) => read,
+            None => {
+                let read = tokenizer::read(&self.dir, spec)?;
+                self.tokenizer.get_or_init(|| read)
+            }
+        };
+        Ok(read.as_deref())
     }
 
     /// SHA-256 over the names, types and shapes of the tensors and their places in the files.

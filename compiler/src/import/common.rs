@@ -224,6 +224,7 @@ impl<'a> Base<'a> {
         let params = t.parameters();
         let idle: u64 = layers.iter().filter_map(LayerSpec::moe).map(idle).sum();
         let (bos, eos) = self.special_tokens()?;
+        let warnings = self.unused().into_iter().chain(no_end(&eos, self.vocab.n)).collect();
         Ok(ModelSpec {
             family: family.name,
             title: family.title,
@@ -239,7 +240,7 @@ impl<'a> Base<'a> {
             eos,
             params,
             active_params: params - idle.min(params),
-            warnings: self.unused().into_iter().collect(),
+            warnings,
         })
     }
 
@@ -271,6 +272,14 @@ impl<'a> Base<'a> {
             (n, names) => Some(format!("{n} tensors of the checkpoint are not used: {names}, …")),
         }
     }
+}
+
+/// A warning about last tokens that no text can have.
+fn no_end(eos: &[u32], vocab: usize) -> Option<String> {
+    let outside = eos.iter().find(|&&id| id as usize >= vocab)?;
+    Some(format!(
+        "`eos_token_id` names token {outside}, but the model has {vocab} tokens: no text ends with it"
+    ))
 }
 
 /// Parameters of experts that a token does not take.

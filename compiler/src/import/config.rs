@@ -1,13 +1,12 @@
 //! Typed reading of `config.json`, in the spellings of transformers 4 and 5.
 
+use super::folder;
 use crate::error::{Error, Result};
+use moec_runtime::regular;
 use serde_json::{Map, Value};
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
-/// Longest file that is read.
-const MAX_FILE: u64 = 16 << 20;
 /// Largest extent, count or position that a config may give; products of two stay far from overflow.
 const MAX_SIZE: u64 = 1 << 28;
 const DAMAGED: &str = "the file may be that of another model, or damaged; download it again";
@@ -46,20 +45,11 @@ impl Config {
     /// Reads a JSON object of the checkpoint's folder; `None` if there is no such file.
     ///
     /// # Errors
-    /// It cannot be read, is too long, or not a JSON object.
+    /// It cannot be read, leaves the folder, is too long, or not a JSON object.
     pub fn read(dir: &Path, file: &str) -> Result<Option<Self>> {
-        let path = dir.join(file);
-        let unreadable =
-            |e: std::io::Error| Error::environment(format!("`{file}` cannot be read")).because(e);
-        match fs::metadata(&path) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(unreadable(e)),
-            Ok(m) if m.len() > MAX_FILE => {
-                return Err(Error::input(format!("`{file}` is longer than {MAX_FILE} bytes")));
-            }
-            Ok(_) => {}
-        }
-        Self::parse(file, &fs::read(&path).map_err(unreadable)?).map(Some)
+        let Some(path) = folder::find(dir, file)? else { return Ok(None) };
+        let text = regular::read(&path, regular::CONFIG).map_err(|e| folder::unreadable(file, &e))?;
+        Self::parse(file, &text).map(Some)
     }
 
     /// Parses the text of a file.

@@ -1,30 +1,22 @@
 //! Read-only maps of checkpoint files. The only `unsafe` code of the compiler's import.
 
-use memmap2::Mmap;
-use std::fs::File;
+use moec_runtime::mapped::MappedFile;
 use std::io;
 use std::ops::{Deref, Range};
 use std::path::Path;
 
 /// A file mapped for reading.
 #[derive(Debug)]
-pub(crate) struct Map(Mmap);
+pub(crate) struct Map(MappedFile);
 
 impl Map {
     /// Maps a file; an empty file gives an empty map.
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-        }
-        // SAFETY: the map is only read, and every byte pattern is a valid `u8`. A checkpoint that another
-        // process rewrites during a build gives wrong numbers, and one that it shortens ends the build with
-        // a bus error; neither breaks memory safety of this process.
-        let map = unsafe { Mmap::map(&file)? };
+        let map = MappedFile::open(path)?;
         // What is read is counted by the piece. Huge pages would bring two megabytes around each. A refusal costs memory, not
         // correctness.
         #[cfg(target_os = "linux")]
-        drop(map.advise(memmap2::Advice::NoHugePage));
+        drop(map.map().advise(memmap2::Advice::NoHugePage));
         Ok(Self(map))
     }
 
@@ -40,8 +32,9 @@ impl Map {
             // SAFETY: the map is a file mapping that nobody writes through, so dropping its pages loses
             // nothing: the next read faults them in with the file's content. Bytes that share a page with
             // the range are the same file and come back the same way. The range was checked above.
-            let advised =
-                unsafe { self.0.unchecked_advise_range(DontNeed, range.start, range.end - range.start) };
+            let advised = unsafe {
+                self.0.map().unchecked_advise_range(DontNeed, range.start, range.end - range.start)
+            };
             // A refusal costs memory, not correctness.
             drop(advised);
         }

@@ -7,6 +7,7 @@ pub mod checkpoint;
 pub mod common;
 pub mod config;
 pub mod families;
+mod folder;
 pub mod formats;
 mod header;
 mod latent;
@@ -16,6 +17,7 @@ pub mod rope;
 mod shards;
 pub mod spec;
 pub mod tensors;
+pub(crate) mod tokenizer;
 
 pub use checkpoint::{Checkpoint, ImportOptions};
 pub use config::Config;

@@ -12,6 +12,7 @@ use super::Profile;
 use crate::bundle::hashing::sha256;
 use crate::bundle::partial::io_error;
 use crate::error::{Error, Result};
+use moec_runtime::regular;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -37,7 +38,7 @@ pub fn is_profile(start: &[u8]) -> bool {
 /// Whether a file starts as a profile does. A file that cannot be read is none.
 pub fn looks_like_one(path: &Path) -> bool {
     let mut start = [0; MAGIC.len()];
-    fs::File::open(path).and_then(|mut f| f.read_exact(&mut start)).is_ok() && is_profile(&start)
+    regular::open(path).and_then(|mut f| f.read_exact(&mut start)).is_ok() && is_profile(&start)
 }
 
 impl Profile {
@@ -104,7 +105,7 @@ impl Profile {
     /// # Errors
     /// A file that cannot be read, or is no profile of this version.
     pub fn read(path: &Path) -> Result<Self> {
-        let bytes = fs::read(path).map_err(|e| match e.kind() {
+        let bytes = regular::read(path, regular::PROFILE).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => Error::input(format!("there is no profile `{}`", path.display()))
                 .hint("`moec calibrate MODEL.TOML` writes one"),
             _ => io_error("read", path, &e),
@@ -123,6 +124,7 @@ impl Profile {
         fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
         let mut name = path.file_name().unwrap_or_default().to_owned();
         name.push(format!(".partial-{}", std::process::id()));
+        let _hold = crate::interrupt::hold();
         let partial = Partial(parent.join(name));
         fs::write(&partial.0, &bytes).map_err(|e| io_error("write", path, &e))?;
         fs::rename(&partial.0, path).map_err(|e| io_error("write", path, &e))?;

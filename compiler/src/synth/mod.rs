@@ -63,6 +63,7 @@ fn write_tensors(
         ))
         .hint("`--layers N` makes it smaller"));
     }
+    let _hold = interrupt::hold();
     fs::create_dir_all(dir).map_err(|e| failed(dir, &e))?;
     let done = write_files(dir, config, tensors, seed, shard, progress);
     if done.is_err() {

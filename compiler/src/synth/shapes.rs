@@ -216,6 +216,12 @@ impl Shape {
         ] {
             config[key] = value;
         }
+        // A vocabulary that was cut has lost its special tokens.
+        for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+            if config[key].as_u64().is_some_and(|id| id >= self.vocab as u64) {
+                config[key] = Value::Null;
+            }
+        }
         config
     }
 

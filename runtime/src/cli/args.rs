@@ -43,9 +43,9 @@ pub(super) struct Common {
     /// Read mapped weights when they are first needed, and not all of them after the first prompt
     #[arg(long)]
     pub(super) no_preload: bool,
-    /// Compare the checksum of every expert that is read from flash [default: of those with a failed read]
+    /// Do not compare the checksums of experts that are read from flash: to measure what they cost
     #[arg(long, conflicts_with = "no_budget")]
-    pub(super) verify_reads: bool,
+    pub(super) no_verify_reads: bool,
     /// Layers ahead whose experts are read before they are asked for, at most [default: as compiled]
     #[arg(long, value_name = "N", value_parser = between(0..=3usize, "from 0 to 3"), allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) prefetch: Option<usize>,

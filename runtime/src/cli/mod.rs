@@ -79,7 +79,7 @@ impl<'p> Context<'_, 'p> {
         if self.program.paging.is_none() {
             let given = [
                 ("--budget", common.budget.is_some()),
-                ("--verify-reads", common.verify_reads),
+                ("--no-verify-reads", common.no_verify_reads),
                 ("--prefetch", common.prefetch.is_some()),
             ];
             if let Some((option, _)) = given.iter().find(|(_, given)| *given) {
@@ -89,7 +89,7 @@ impl<'p> Context<'_, 'p> {
         let check = if common.check { CheckLevel::All } else { CheckLevel::Small };
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
-        paging.flash.verify_reads = common.verify_reads;
+        paging.flash.verify_reads = !common.no_verify_reads;
         paging.budget = common.budget;
         paging.record = record;
         paging.ahead = common.prefetch.unwrap_or(paging.ahead);

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// An extent could not be read.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cannot read extent {extent} of `{}` ({bytes} bytes at {offset}): {fault}", .path.display())]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadError {
     /// File.
     pub path: PathBuf,
     /// Index of the extent in its table.
     pub extent: u32,
+    /// Layer and expert that it is a matrix of, where that is known.
+    pub expert: Option<(u32, u32)>,
     /// Offset of the extent in the file.
     pub offset: u64,
     /// Size of the extent.
@@ -20,6 +21,19 @@ pub struct ReadError {
     /// What happened.
     pub fault: ReadFault,
 }
+
+impl fmt::Display for ReadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { extent, offset, bytes, fault, .. } = self;
+        f.write_str("cannot read ")?;
+        if let Some((layer, expert)) = self.expert {
+            write!(f, "expert {expert} of layer {layer}, ")?;
+        }
+        write!(f, "extent {extent} of `{}` ({bytes} bytes at {offset}): {fault}", self.path.display())
+    }
+}
+
+impl std::error::Error for ReadError {}
 
 /// Why an extent could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]

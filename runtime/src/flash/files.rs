@@ -2,6 +2,7 @@
 
 use super::extent::{ExtentTable, FileEntry};
 use crate::error::{Error, Result};
+use crate::regular;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -66,9 +67,6 @@ fn open(entry: &FileEntry, direct: bool) -> Result<Open> {
     };
     let opened = choose(direct, &|direct| open_one(&entry.path, direct)).map_err(failed)?;
     let meta = opened.file.metadata().map_err(failed)?;
-    if !meta.is_file() {
-        return Err(Error::MissingFile(path()));
-    }
     if meta.len() != entry.bytes {
         return Err(Error::WrongSize { path: path(), expected: entry.bytes, found: meta.len() });
     }
@@ -91,16 +89,17 @@ fn choose(direct: bool, open: &dyn Fn(bool) -> io::Result<File>) -> io::Result<O
 }
 
 fn refused(e: &io::Error) -> bool {
-    matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
+    regular::refused(e).is_none()
+        && matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
 }
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn open_one(path: &Path, direct: bool) -> io::Result<File> {
     use super::extent::BLOCK;
     use crate::memory::Region;
-    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+    use std::os::unix::fs::FileExt;
     let flags = if direct { libc::O_DIRECT } else { 0 };
-    let file = File::options().read(true).custom_flags(flags | libc::O_CLOEXEC).open(path)?;
+    let file = regular::open_with(path, flags)?;
     if direct {
         // Some file systems refuse only when it comes to reading, or want larger blocks.
         let region = Region::new("first block of a file", BLOCK).map_err(io::Error::other)?;
@@ -120,7 +119,7 @@ fn open_one(path: &Path, direct: bool) -> io::Result<File> {
     if direct {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "this system has none"));
     }
-    File::open(path)
+    regular::open(path)
 }
 
 #[cfg(test)]

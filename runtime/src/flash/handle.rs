@@ -152,6 +152,7 @@ impl Flash {
             return Err(Error::Flash(Box::new(ReadError {
                 path: path.unwrap_or_default(),
                 extent: first,
+                expert: None,
                 offset: run.offset,
                 bytes: extent.map_or(0, |e| e.bytes),
                 fault: ReadFault::Reader { errno },

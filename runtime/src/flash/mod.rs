@@ -9,8 +9,8 @@
 //! * [`measure`]: how fast a disk is by block size, depth and range.
 //! * [`fault`]: a reader that fails as it is told, for tests.
 //!
-//! Invariant: bytes are handed out only after all of them were read, and, where a checksum was asked for or
-//! any read of the extent failed on the way, after the checksum agreed.
+//! Invariant: bytes are handed out only after all of them were read and their checksum agreed. Where checksums are turned off,
+//! that holds for extents of which a read has failed on the way.
 
 pub mod buffer;
 pub mod clock;

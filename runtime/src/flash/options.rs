@@ -58,7 +58,8 @@ pub struct Options {
     pub block_bytes: u32,
     /// Most reads in flight, 1 to 1024.
     pub depth: u32,
-    /// Whether the checksum of every extent is compared, and not only of those that had a failed read.
+    /// Whether the checksum of every extent is compared before it is handed out, and not only of those that had a failed
+    /// read.
     pub verify_reads: bool,
     /// How often a block is read again after an error of the device or without getting any further, and an
     /// extent whose checksum is wrong.
@@ -76,7 +77,7 @@ impl Default for Options {
             direct: true,
             block_bytes: LARGEST_BLOCK,
             depth: 32,
-            verify_reads: false,
+            verify_reads: true,
             retries: 3,
             interruptions: 1000,
             time_limit: Duration::from_secs(30),

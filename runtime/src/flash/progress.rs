@@ -12,6 +12,9 @@ pub(super) struct Part {
     pub(super) cut: u64,
     /// Bytes that are not there yet.
     pub(super) left: u64,
+    /// Bytes from its front on whose checksum is known, and that checksum, where all are compared.
+    pub(super) summed: u64,
+    pub(super) crc32c: u32,
     /// Times that it was read whole.
     pub(super) readings: u32,
     /// Whether a read of it failed on the way.

@@ -1,6 +1,7 @@
 //! Finding, reading and checking a device description.
 
 use crate::{Device, DeviceError, Family, NATIVE, Unit, UnitKind, host, nearest};
+use moec_runtime::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -28,7 +29,7 @@ impl Device {
             return Self::parse(text, Path::new(&format!("{name}.toml")));
         }
         if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("toml")) || name_or_path.contains('/') {
-            let text = std::fs::read_to_string(path)
+            let text = regular::read_text(path, regular::SETTINGS)
                 .map_err(|source| DeviceError::Read { path: path.into(), source })?;
             return Self::parse(&text, path);
         }

@@ -2,7 +2,7 @@
 
 use super::{Held, Pager, Reading, State, Want};
 use crate::error::Result;
-use crate::flash::{self, Priority, Ticket};
+use crate::flash::{self, Priority, ReadError, Ticket};
 use crate::timeline::What;
 use crate::unit::Half;
 use std::collections::VecDeque;
@@ -105,6 +105,7 @@ impl Pager {
                     state.held[r.want.id] = Held::No;
                     // What was only guessed is read again if it is asked for.
                     if !state.guessed[r.want.id] {
+                        let error = ReadError { expert: Some(self.name(r.want.id)), ..error };
                         state.error.get_or_insert_with(|| Box::new(error));
                         self.broken.store(true, Ordering::Release);
                     }

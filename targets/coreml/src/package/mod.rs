@@ -10,7 +10,6 @@
 mod constant;
 mod error;
 mod manifest;
-mod map;
 mod program;
 pub mod proto;
 mod resolve;

@@ -6,8 +6,9 @@
 
 use super::error::{Flaw, PackageError};
 use super::manifest;
-use super::map::Map;
 use super::types::TensorType;
+use moec_runtime::mapped::MappedFile;
+use moec_runtime::regular;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +39,7 @@ pub struct Blob {
 struct File {
     /// Name in the model.
     name: String,
-    map: Map,
+    map: MappedFile,
 }
 
 /// The weight files of a package, mapped.
@@ -135,7 +136,7 @@ impl Weights {
         let relative = name.strip_prefix(MODEL_PATH).unwrap_or(name);
         let path = manifest::inside(&self.folder, relative)
             .ok_or_else(|| "a path outside of the package".to_owned())?;
-        let map = Map::open(&path).map_err(|e| e.to_string())?;
+        let map = MappedFile::open(&path).map_err(|e| e.to_string())?;
         let version = u32_at(&map, 4).filter(|_| map.len() >= ALIGN);
         if version != Some(VERSION) {
             return Err(format!("not a weight file of version {VERSION}"));
@@ -149,9 +150,9 @@ impl Weights {
 /// Reads a file whole, up to a limit.
 pub(super) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, PackageError> {
     let failed = |source| PackageError::Read { path: path.into(), source };
-    let bytes = std::fs::metadata(path).map_err(failed)?.len();
+    let bytes = regular::size(path).map_err(failed)?;
     if bytes > limit {
         return Err(PackageError::TooLarge { path: path.into(), bytes, limit });
     }
-    std::fs::read(path).map_err(failed)
+    regular::read(path, regular::Limit { what: "a part of a package", bytes: limit }).map_err(failed)
 }

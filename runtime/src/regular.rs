@@ -1,0 +1,282 @@
+//! Files that somebody else wrote, opened without trust: only regular files, and no more of them than their kind can have.
+//!
+//! A FIFO, a device or a socket in place of a file would let a reader wait for ever, or read without end. What a path is, is
+//! asked before it is opened, and once more of what was opened, without waiting for a writer. How much is read is bounded
+//! whatever size the file claims: files of `/proc` claim none, and a file may grow.
+
+use std::fmt;
+use std::fs::{self, File, FileType, Metadata};
+use std::io::{self, Read};
+use std::path::Path;
+
+/// A kind of file, and how long one may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// What such a file is, as in "too long for a plan".
+    pub what: &'static str,
+    /// Most bytes.
+    pub bytes: u64,
+}
+
+/// A kind: what it is and its most MiB.
+const fn limit(what: &'static str, mib: u64) -> Limit {
+    Limit { what, bytes: mib << 20 }
+}
+
+/// `config.json` and its like: lists of layers and tokens, some KiB in all that are published.
+pub const CONFIG: Limit = limit("a model's configuration", 16);
+/// `model.safetensors.index.json`: that of 100 000 tensors has a tenth.
+pub const INDEX: Limit = limit("an index of weights", 100);
+/// `tokenizer.json`: those of the largest vocabularies (262 144 tokens) have 33 MB.
+pub const TOKENIZER: Limit = limit("a tokenizer", 256);
+/// `model.toml`, and device files: written by hand.
+pub const SETTINGS: Limit = limit("a file of settings", 4);
+/// Texts and questions: calibration reads some ten thousand tokens; more is a mistake more often than not.
+pub const TEXT: Limit = limit("a text", 256);
+/// Profiles: the largest model that is published needs half of it.
+pub const PROFILE: Limit = limit("a profile", 2048);
+/// `manifest.json`: some hundred bytes for each file of the bundle.
+pub const MANIFEST: Limit = limit("a manifest", 64);
+/// `plan.bin`, `graph.moe`, `decisions.json`: they grow with layers and experts, and have some MB.
+pub const PLAN: Limit = limit("a plan", 512);
+/// `kernels.o`: a kernel for each form of matrix, some hundred KB in all.
+pub const OBJECT: Limit = limit("object code", 512);
+
+/// Why a path is not read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It is no regular file.
+    Kind(&'static str),
+    /// It has more bytes than such a file can have. `found` is what it says; none if it went on where it should have ended.
+    Long {
+        /// What it was to be.
+        limit: Limit,
+        /// Its size.
+        found: Option<u64>,
+    },
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kind(what) => write!(f, "it is {what}, not a regular file"),
+            Self::Long { limit, found: Some(found) } => {
+                write!(
+                    f,
+                    "its {found} bytes are too many for {}, which has {} at most",
+                    limit.what, limit.bytes
+                )
+            }
+            Self::Long { limit, found: None } => {
+                write!(f, "it goes on behind the {} bytes that {} has at most", limit.bytes, limit.what)
+            }
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl Refused {
+    /// What a user can do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Kind(_) => "give a file: pipes and devices may never end",
+            Self::Long { .. } => "check that it is the file that was meant",
+        }
+    }
+}
+
+impl From<Refused> for io::Error {
+    fn from(why: Refused) -> Self {
+        let kind = match why {
+            Refused::Kind(FOLDER) => io::ErrorKind::IsADirectory,
+            Refused::Kind(_) => io::ErrorKind::InvalidInput,
+            Refused::Long { .. } => io::ErrorKind::FileTooLarge,
+        };
+        Self::new(kind, why)
+    }
+}
+
+/// Why a path was refused, if this error says so.
+pub fn refused(e: &io::Error) -> Option<&Refused> {
+    e.get_ref()?.downcast_ref()
+}
+
+const FOLDER: &str = "a folder";
+
+/// Opens a regular file for reading. Waits for nobody.
+///
+/// # Errors
+/// [`Refused::Kind`] for whatever else is there, and what the system says.
+pub fn open(path: &Path) -> io::Result<File> {
+    open_with(path, 0)
+}
+
+/// As [`open`], with more flags of the system's `open`.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(path: &Path, flags: i32) -> io::Result<File> {
+    // To open a device may already do something.
+    check(&fs::metadata(path)?)?;
+    let mut options = File::options();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        // Should a FIFO have come in between, it is not waited for. Regular files know no such thing.
+        options.custom_flags(flags | libc::O_NONBLOCK | libc::O_CLOEXEC);
+    }
+    #[cfg(not(unix))]
+    let _ = flags;
+    let file = options.open(path)?;
+    check(&file.metadata()?)?;
+    #[cfg(unix)]
+    wait_again(&file)?;
+    Ok(file)
+}
+
+/// Takes back that nobody waits: io_uring would fail reads that the disk must be asked for.
+#[cfg(unix)]
+fn wait_again(file: &File) -> io::Result<()> {
+    use std::os::fd::AsRawFd as _;
+    let fd = file.as_raw_fd();
+    // SAFETY: questions about a descriptor that is open; no memory is passed.
+    let done = unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        flags >= 0 && libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK) == 0
+    };
+    if done { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Size of a regular file.
+///
+/// # Errors
+/// As [`open`].
+pub fn size(path: &Path) -> io::Result<u64> {
+    let meta = fs::metadata(path)?;
+    check(&meta)?;
+    Ok(meta.len())
+}
+
+/// Reads a regular file whole.
+///
+/// # Errors
+/// As [`open`]; [`Refused::Long`]; a signal that came while it was read and wants to be heard.
+pub fn read(path: &Path, limit: Limit) -> io::Result<Vec<u8>> {
+    let mut file = open(path)?;
+    let found = file.metadata()?.len();
+    if found > limit.bytes {
+        return Err(Refused::Long { limit, found: Some(found) }.into());
+    }
+    let mut bytes = Vec::with_capacity(usize::try_from(found + 1).unwrap_or(0));
+    let mut piece = [0; 64 << 10];
+    loop {
+        // Not `read_to_end`: it goes on after a signal.
+        let n = file.read(&mut piece)?;
+        if n == 0 {
+            return Ok(bytes);
+        }
+        bytes.extend_from_slice(&piece[..n]);
+        if bytes.len() as u64 > limit.bytes {
+            return Err(Refused::Long { limit, found: None }.into());
+        }
+    }
+}
+
+/// As [`read`], text in UTF-8.
+///
+/// # Errors
+/// As [`read`], and [`io::ErrorKind::InvalidData`] for what is no such text.
+pub fn read_text(path: &Path, limit: Limit) -> io::Result<String> {
+    String::from_utf8(read(path, limit)?).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        io::Error::new(io::ErrorKind::InvalidData, format!("it is no text in UTF-8 (byte {at} cannot be)"))
+    })
+}
+
+fn check(meta: &Metadata) -> io::Result<()> {
+    if meta.is_file() { Ok(()) } else { Err(Refused::Kind(kind(meta.file_type())).into()) }
+}
+
+/// What is there in place of a regular file.
+fn kind(found: FileType) -> &'static str {
+    if found.is_dir() {
+        return FOLDER;
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::FileTypeExt as _;
+        let kinds = [
+            (found.is_fifo(), "a FIFO (a named pipe)"),
+            (found.is_char_device(), "a character device"),
+            (found.is_block_device(), "a block device"),
+            (found.is_socket(), "a socket"),
+        ];
+        if let Some((_, what)) = kinds.into_iter().find(|(is, _)| *is) {
+            return what;
+        }
+    }
+    "something else"
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    fn why(result: io::Result<Vec<u8>>) -> String {
+        let e = result.unwrap_err();
+        assert!(refused(&e).is_some_and(|r| !r.hint().is_empty()), "{e}");
+        e.to_string()
+    }
+
+    #[test]
+    fn only_regular_files_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("file"), "abc").unwrap();
+        assert_eq!(read(&at("file"), SETTINGS).unwrap(), b"abc");
+        let path = std::ffi::CString::new(at("fifo").as_os_str().as_bytes()).unwrap();
+        // SAFETY: a path that ends in a zero byte.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        for (path, what) in [
+            (at("fifo"), "a FIFO"),
+            (at("socket"), "a socket"),
+            (dir.path().to_owned(), "a folder"),
+            ("/dev/zero".into(), "a character device"),
+        ] {
+            std::os::unix::fs::symlink(&path, at("link")).unwrap();
+            for path in [path, at("link")] {
+                let said = why(read(&path, SETTINGS));
+                assert!(said.contains(what) && said.contains("not a regular file"), "{said}");
+                assert!(open(&path).is_err() && size(&path).is_err());
+            }
+            fs::remove_file(at("link")).unwrap();
+        }
+        assert_eq!(read(&at("none"), SETTINGS).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn no_more_is_read_than_there_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("long");
+        // Sparse: it takes no room on the disk, and would take all memory.
+        File::create(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(why(read(&path, TEXT)).contains("1099511627776 bytes are too many for a text"));
+        let few = Limit { what: "a few bytes", bytes: 4 };
+        fs::write(&path, "1234").unwrap();
+        assert_eq!(read(&path, few).unwrap(), b"1234");
+        fs::write(&path, "12345").unwrap();
+        assert!(why(read(&path, few)).contains("too many for a few bytes"));
+        // What claims no size is read up to the limit.
+        #[cfg(target_os = "linux")]
+        {
+            assert_eq!(fs::metadata("/proc/self/maps").unwrap().len(), 0);
+            assert!(why(read(Path::new("/proc/self/maps"), few)).contains("goes on behind the 4 bytes"));
+        }
+        fs::write(&path, [b'a', 0xff]).unwrap();
+        assert!(read_text(&path, TEXT).unwrap_err().to_string().contains("byte 1"));
+    }
+}
