@@ -27,7 +27,7 @@ body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; background: var(--p
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
 p, li { color: var(--soft); max-width: 46rem; }
 .figure { overflow-x: auto; }
-svg { display: block; width: 100%; min-width: 40rem; height: auto; font: 11px system-ui, sans-serif; }
+svg { display: block; width: 100%; min-width: 45rem; height: auto; font: 11px system-ui, sans-serif; }
 text { fill: var(--soft); } .axis { stroke: var(--line); } .cell { fill: var(--cell); }
 .heat { fill: var(--heat); } .one { stroke: var(--one); fill: none; stroke-width: 2; }
 .two { stroke: var(--two); fill: none; stroke-width: 2; } .name1 { fill: var(--one); }
@@ -84,7 +84,7 @@ fn width(label: &str) -> f64 {
 fn begin(out: &mut String, height: f64, label: &str) {
     let _ = writeln!(
         out,
-        "<div class=\"figure\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{label}\">"
+        "<div class=\"figure\" tabindex=\"0\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{label}\">"
     );
 }
 

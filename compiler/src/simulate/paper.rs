@@ -159,12 +159,12 @@ const fn claim(
     Claim { config, metric, of, to: "ours", value, source }
 }
 
-const AMONG: &str = "§5.4 gives ranges over the two chunks at 4096, §5.8 the ends at chunk 1024";
-const CHUNKS: &str = "§5.5 names the chunks 256 and 512 where §5.3, §5.4 and §5.8 have 512 and 1024: read so";
+const AMONG: &str = "§5.4 and §5.8; §5.4 gives ranges over the two chunks at 4096, §5.8 the ends at chunk 1024";
+const CHUNKS: &str = "§5.5; it names the chunks 256 and 512 where §5.3, §5.4 and §5.8 have 512 and 1024: read so";
 const WHOLE: &str =
-    "§5.3 to §5.5, end to end; model and prompt are not stated, and §5.2 calls the same numbers Qwen3-MoE's";
+    "§5.3 to §5.5; end to end: model and prompt are not stated, and §5.2 calls the same numbers Qwen3-MoE's";
 
-const SPEEDUPS: &str = "§5.2, all baselines of Qwen3-MoE; §5.3 and §5.4 call the same numbers end to end";
+const SPEEDUPS: &str = "§5.2; a range over all baselines of Qwen3-MoE: §5.3 and §5.4 call the same numbers end to end";
 
 /// Every ratio, in the order of the text.
 pub const CLAIMS: &[Claim] = &[
