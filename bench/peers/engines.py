@@ -20,6 +20,10 @@ class Failed(Exception):
     """An engine that cannot be installed, or does not do what it is asked."""
 
 
+class Again(Failed):
+    """A failure that was told before: its cause still stands, and nothing was tried anew."""
+
+
 def log(text):
     """Progress, on stderr."""
     print(f"{text}", file=sys.stderr, flush=True)
@@ -97,19 +101,28 @@ PEERS = {
 
 
 class Venvs:
-    """Virtual environments in the cache folder. One that is whole holds a file `ready`."""
+    """Virtual environments in the cache folder. One that is whole holds a file `ready`.
+
+    What cannot be installed is tried once: compiling an engine takes a quarter of an hour, and there is a row for each format.
+    """
 
     def __init__(self, cache):
-        self.root, self.logs = cache, cache / "log"
+        self.root, self.logs, self.broken = cache, cache / "log", {}
 
     def python(self, name):
         """The interpreter that a peer runs in, installed first where it is missing."""
         peer = PEERS[name]
         folder = self.root / f"venv-{peer.venv}"
         ready, python = folder / f"ready-{name}", folder / "bin" / "python"
+        if name in self.broken:
+            raise Again(self.broken[name])
         if not ready.exists():
-            self.install(name, peer, folder, python)
-            ready.write_text(self.version(python, peer.package))
+            try:
+                self.install(name, peer, folder, python)
+                ready.write_text(self.version(python, peer.package))
+            except (Failed, subprocess.SubprocessError, OSError) as e:
+                self.broken[name] = str(e)
+                raise
         return python
 
     def version(self, python, package):

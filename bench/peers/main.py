@@ -14,7 +14,7 @@ from pathlib import Path
 
 import limits
 import table
-from engines import PEERS, Failed, Process, Venvs, Worker, log
+from engines import PEERS, Again, Failed, Process, Venvs, Worker, log
 from models import FERRIS, LAYERS, Models
 
 FORMATS = ["bf16", "q8", "q4"]
@@ -102,11 +102,12 @@ class Bench:
         return [p for p in names if p in self.args.peers and fmt in PEERS[p].formats]
 
     def attempt(self, peer, fmt, what, work, model=None):
-        """Runs what a peer is asked for; a failure is noted, never fatal."""
+        """Runs what a peer is asked for; a failure is noted, never fatal. One that stands since before is not told again."""
         try:
             return work()
         except (Failed, subprocess.SubprocessError, OSError) as e:
-            log(f"  {PEERS[peer].title} {fmt}: {e}")
+            if not isinstance(e, Again):
+                log(f"  {PEERS[peer].title} {fmt}: {e}")
             self.failures[f"{peer} {fmt} {what}"] = str(e)
             row = {"section": what, "engine": peer, "format": fmt, "failed": str(e)}
             self.rows.append(row | ({"model": model} if model else {}))

@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::scratch::Scratch;
 use crate::verify::weights::{Packed, read_from_bundle};
 use moec_cpu::HostUnit;
-use moec_ir::plan::{FileRef, ModelInfo, Segment};
+use moec_ir::plan::{FileRef, ModelInfo, Plan, Segment};
 use moec_ir::{Format, Module, Source};
 use moec_runtime::graphs::Graphs;
 use moec_runtime::{Engine, LoadedProgram, Options};
@@ -50,6 +50,7 @@ struct Weights {
 /// A compiled model.
 pub struct Twin {
     weights: Rc<Weights>,
+    plan: Plan,
     program: LoadedProgram,
     /// The program's code; held as long as it runs.
     _unit: HostUnit,
@@ -99,7 +100,7 @@ impl Twin {
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment(format!("`{KERNELS}` does not load here")).because(e))?;
         let program = LoadedProgram::from_plan(&plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;
-        Ok(Self { weights, program, _unit: unit })
+        Ok(Self { weights, plan, program, _unit: unit })
     }
 
     /// The twin of a bundle.
@@ -122,6 +123,11 @@ impl Twin {
         let original =
             Original { module: &module, source: &source, model: &plan.model, cache, statics: &statics };
         Self::new(&original, progress)
+    }
+
+    /// What the program executes. Its nodes and values are those of the original's Graph.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
     }
 
     /// The program.

@@ -12,6 +12,10 @@ const CAPACITIES: usize = 24;
 const WIDTH: f64 = 900.0;
 /// Room for the names of layers.
 const LEFT: f64 = 70.0;
+/// Width of a character at most, in the font of the drawings: a digit takes 0.55 to 0.65 of 11 units, whatever the font.
+const LETTER: f64 = 7.2;
+/// Between what is drawn and its label.
+const GAP: f64 = 6.0;
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5b6470; --line: #d5dae1; --page: #ffffff;
@@ -22,7 +26,8 @@ body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; background: var(--p
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2.2rem; }
 p, li { color: var(--soft); max-width: 46rem; }
-svg { width: 100%; height: auto; font: 11px system-ui, sans-serif; }
+.figure { overflow-x: auto; }
+svg { display: block; width: 100%; min-width: 45rem; height: auto; font: 11px system-ui, sans-serif; }
 text { fill: var(--soft); } .axis { stroke: var(--line); } .cell { fill: var(--cell); }
 .heat { fill: var(--heat); } .one { stroke: var(--one); fill: none; stroke-width: 2; }
 .two { stroke: var(--two); fill: none; stroke-width: 2; } .name1 { fill: var(--one); }
@@ -70,12 +75,30 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
+/// Room that a label takes.
+fn width(label: &str) -> f64 {
+    label.chars().count() as f64 * LETTER
+}
+
+/// Begins a drawing of a height. On a narrow screen it keeps its size and can be moved: letters stay readable.
+fn begin(out: &mut String, height: f64, label: &str) {
+    let _ = writeln!(
+        out,
+        "<div class=\"figure\" tabindex=\"0\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{label}\">"
+    );
+}
+
+/// Ends it.
+fn end(out: &mut String) {
+    out.push_str("</svg></div>\n");
+}
+
 /// A heat map: rows with names, each with cells of a share in 0 ..= 1 and what the pointer shows.
 fn heat_map(out: &mut String, label: &str, columns: &[String], rows: &[(u32, Vec<(f64, String)>)]) {
     let count = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0).max(1);
     let (w, h) = ((WIDTH - LEFT) / count as f64, 18.0);
     let height = rows.len() as f64 * h + 20.0;
-    let _ = writeln!(out, "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{label}\">");
+    begin(out, height, label);
     for (i, (layer, cells)) in rows.iter().enumerate() {
         let y = i as f64 * h;
         let _ = writeln!(out, "<text x=\"0\" y=\"{:.1}\">layer {layer}</text>", y + 13.0);
@@ -95,9 +118,12 @@ fn heat_map(out: &mut String, label: &str, columns: &[String], rows: &[(u32, Vec
     let every = (28.0 / w).ceil().max(1.0) as usize;
     for (j, name) in columns.iter().enumerate().filter(|(j, _)| j % every == 0) {
         let (x, y) = (LEFT + j as f64 * w, height - 6.0);
+        if x + width(name) > WIDTH {
+            continue;
+        }
         let _ = writeln!(out, "<text x=\"{x:.1}\" y=\"{y:.1}\">{name}</text>");
     }
-    out.push_str("</svg>\n");
+    end(out);
 }
 
 /// Layer × expert: how often each is chosen.
@@ -122,8 +148,8 @@ fn load_map(out: &mut String, profile: &Profile) {
     let names: Vec<String> = (0..experts).map(|e| e.to_string()).collect();
     let _ = writeln!(
         out,
-        "<h2>Load of each expert</h2>\n<p>Tokens that chose an expert, over the mean of its layer. The darkest, or \
-         in the dark the brightest, is {most:.2} times the mean.</p>"
+        "<h2>Load of each expert</h2>\n<p>Tokens that chose an expert, over the mean of its layer. The stronger the \
+         colour of a cell, the more tokens chose the expert; full colour is {most:.2} times the mean.</p>"
     );
     heat_map(out, "load by layer and expert", &names, &rows);
 }
@@ -140,11 +166,11 @@ fn imbalance(out: &mut String, loads: &Loads) {
         loads.layers.iter().map(|l| (l.layer, l.imbalance(), chunk_imbalance(l))).collect();
     let most = rows.iter().map(|r| r.1.max(r.2)).fold(1.0, f64::max);
     let (h, height) = (18.0, rows.len() as f64 * 18.0 + 4.0);
-    let _ = writeln!(
-        out,
-        "<svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"imbalance of each layer\">"
-    );
-    let scale = (WIDTH - LEFT - 120.0) / most;
+    begin(out, height, "imbalance of each layer");
+    let label = |all: &f64, chunk: &f64| format!("{all:.2}, in a chunk {chunk:.2}");
+    // The longest bar leaves room for the longest label.
+    let room = rows.iter().map(|(_, all, chunk)| width(&label(all, chunk))).fold(0.0, f64::max);
+    let scale = (WIDTH - LEFT - GAP - room) / most;
     for (i, (layer, all, chunk)) in rows.iter().enumerate() {
         let y = i as f64 * h;
         let (text, mark) = (y + 13.0, LEFT + chunk * scale);
@@ -152,15 +178,16 @@ fn imbalance(out: &mut String, loads: &Loads) {
             out,
             "<g><text x=\"0\" y=\"{text:.1}\">layer {layer}</text><rect class=\"bar\" x=\"{LEFT}\" y=\"{:.1}\" \
              width=\"{:.1}\" height=\"12\"/><line class=\"two\" x1=\"{mark:.1}\" x2=\"{mark:.1}\" y1=\"{:.1}\" \
-             y2=\"{:.1}\"/><text x=\"{:.1}\" y=\"{text:.1}\">{all:.2}, in a chunk {chunk:.2}</text></g>",
+             y2=\"{:.1}\"/><text x=\"{:.1}\" y=\"{text:.1}\">{}</text></g>",
             y + 3.0,
             all * scale,
             y + 1.0,
             y + 17.0,
-            LEFT + all.max(*chunk) * scale + 6.0
+            LEFT + all.max(*chunk) * scale + GAP,
+            label(all, chunk)
         );
     }
-    out.push_str("</svg>\n");
+    end(out);
 }
 
 /// Overflow and padding where all experts have one capacity: over the model as lines, by layer as maps.
@@ -176,10 +203,7 @@ fn by_capacity(out: &mut String, loads: &Loads) {
     let (top, bottom) = (10.0, 190.0);
     let x = |i: usize| LEFT + i as f64 * (WIDTH - LEFT - 90.0) / (capacities.len().max(2) - 1) as f64;
     let y = |share: f64| bottom - share * (bottom - top);
-    let _ = writeln!(
-        out,
-        "<svg viewBox=\"0 0 {WIDTH} 220\" role=\"img\" aria-label=\"overflow and padding by capacity\">"
-    );
+    begin(out, 220.0, "overflow and padding by capacity");
     for percent in [0, 25, 50, 75, 100] {
         let at = y(f64::from(percent) / 100.0);
         let _ = writeln!(
@@ -217,12 +241,12 @@ fn by_capacity(out: &mut String, loads: &Loads) {
     for (i, name) in names.iter().enumerate().filter(|(i, _)| i % every == 0) {
         let _ = writeln!(out, "<text x=\"{:.1}\" y=\"208\">{name}</text>", x(i) - 8.0);
     }
-    out.push_str("</svg>\n");
+    end(out);
     for (title, rate) in [
         ("Past the capacity, by layer", Account::overflow_rate as Rate),
         ("Padding, by layer", Account::padding_rate),
     ] {
-        let _ = writeln!(out, "<h2>{title}</h2>\n<p>Columns are capacities; the darkest is 100 %.</p>");
+        let _ = writeln!(out, "<h2>{title}</h2>\n<p>A column is a capacity. Full colour is 100 %, none is 0 %.</p>");
         let rows: Vec<_> = loads
             .layers
             .iter()
@@ -235,5 +259,73 @@ fn by_capacity(out: &mut String, loads: &Loads) {
             })
             .collect();
         heat_map(out, title, &names, &rows);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::page;
+    use crate::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
+    use std::collections::BTreeMap;
+
+    /// A layer that is even over all text, and in a chunk sends everything to one of `experts`: its label is the longest.
+    fn profile(experts: usize) -> Profile {
+        const TOKENS: u16 = 64;
+        let mut layer = Routing::new(0, 1, experts);
+        let mut trace = Trace::new(u32::from(TOKENS));
+        trace.begin();
+        for busy in 0..experts {
+            let loads = (0..experts).map(|e| if e == busy { TOKENS } else { 0 }).collect();
+            trace.push(Chunk { tokens: u32::from(TOKENS), loads });
+        }
+        layer.chosen.fill(u64::from(TOKENS));
+        layer.tokens = experts as u64 * u64::from(TOKENS);
+        Profile {
+            origin: Origin {
+                family: "a".to_owned(),
+                hidden: 8,
+                vocab: 8,
+                layers: 1,
+                checkpoint: [0; 32],
+            },
+            reading: Reading::default(),
+            layers: vec![layer],
+            trace,
+            saliency: Vec::new(),
+            weights: BTreeMap::new(),
+            routes: Routes::default(),
+        }
+    }
+
+    /// What stands between two words behind a place, and the rest.
+    fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<(&'a str, &'a str)> {
+        text.split_once(from)?.1.split_once(to)
+    }
+
+    #[test]
+    fn every_label_lies_within_its_drawing() {
+        // A digit of DejaVu Sans, which is wide, at 11 units.
+        const DIGIT: f64 = 7.0;
+        for experts in [2, 7, 24, 128, 700] {
+            let text = page(&profile(experts));
+            let (mut rest, mut labels) = (text.as_str(), 0);
+            while let Some((drawing, behind)) = between(rest, "<svg viewBox=\"0 0 ", "</svg>") {
+                rest = behind;
+                let (size, _) = drawing.split_once('"').unwrap();
+                let size: Vec<f64> = size.split(' ').map(|n| n.parse().unwrap()).collect();
+                let mut inside = drawing;
+                while let Some((label, behind)) = between(inside, "<text ", "</text>") {
+                    inside = behind;
+                    let number = |name: &str| -> f64 { between(label, name, "\"").unwrap().0.parse().unwrap() };
+                    let (x, y, words) = (number("x=\""), number("y=\""), label.split_once('>').unwrap().1);
+                    let right = x + words.chars().count() as f64 * DIGIT;
+                    assert!(x >= 0.0 && right <= size[0], "`{words}` ends at {right} of {}", size[0]);
+                    assert!(y > 8.0 && y <= size[1], "`{words}` stands at {y} of {}", size[1]);
+                    labels += 1;
+                }
+            }
+            assert!(labels > 10, "{labels} labels");
+            assert!(text.contains("in a chunk"), "{text}");
+        }
     }
 }

@@ -50,6 +50,34 @@ pub fn render(error: &Error) -> String {
     out
 }
 
+/// What clap says of bad use, in the form of our own errors: what it calls a tip is a hint, and hints come last.
+pub fn bad_use(e: &clap::Error) -> String {
+    let (mut said, mut hints) = (String::new(), String::new());
+    for line in e.render().ansi().to_string().lines() {
+        let plain = anstream::adapter::strip_str(line).to_string();
+        let tip = plain.trim_start().strip_prefix("tip: ").map(str::to_owned);
+        let more = || Some(format!("for more, {}", plain.strip_prefix("For more information, ")?.trim_end_matches('.')));
+        if let Some(hint) = tip.or_else(more) {
+            let _ = writeln!(hints, "{HINT}hint{HINT:#}: {hint}");
+        } else if !(plain.is_empty() && said.ends_with("\n\n")) {
+            said += line;
+            said.push('\n');
+        }
+    }
+    said.truncate(said.trim_end().len());
+    if hints.is_empty() { said + "\n" } else { format!("{said}\n\n{hints}") }
+}
+
+/// Prints what clap says: help and version are data, the rest is an error.
+pub fn usage(e: &clap::Error) {
+    // A closed stream leaves nobody to tell.
+    let _ = if e.use_stderr() && e.render().to_string().starts_with("error: ") {
+        anstream::stderr().lock().write_all(bad_use(e).as_bytes())
+    } else {
+        e.print()
+    };
+}
+
 /// Prints an error.
 pub fn error(error: &Error) {
     // A closed stderr leaves nobody to tell.
@@ -82,6 +110,20 @@ mod tests {
         let e = Error::input("`a` is wrong").because("b\nc").because("d").hint("do `e`");
         let plain = anstream::adapter::strip_str(&render(&e)).to_string();
         assert_eq!(plain, "error: `a` is wrong\n  caused by: b\n    c\n  caused by: d\n\nhint: do `e`\n");
+    }
+
+    #[test]
+    fn a_tip_of_claps_is_a_hint() {
+        let command = clap::Command::new("moec").arg(clap::arg!(--target <T>));
+        let e = command.try_get_matches_from(["moec", "--traget", "x"]).unwrap_err();
+        let text = bad_use(&e);
+        let plain = anstream::adapter::strip_str(&text).to_string();
+        assert_eq!(
+            plain,
+            "error: unexpected argument '--traget' found\n\nUsage: moec --target <T>\n\n\
+             hint: a similar argument exists: '--target'\nhint: for more, try '--help'\n"
+        );
+        assert!(text.contains('\u{1b}'), "colours are kept until it is known where it goes");
     }
 
     #[test]

@@ -5,12 +5,15 @@
 //! counts joules, and [`perfetto`] writes the timeline for a browser.
 //!
 //! [`paper`] holds what NPUMoE measured, [`fit`] finds the constants that no device file has from some of these
-//! figures, and [`reproduce`] puts the others beside what is simulated. Nothing else knows the paper's results.
+//! figures, [`reproduce`] puts the ratios and [`figures`] everything else beside what is simulated, and [`page`] writes all of it
+//! as a page of the documentation. Nothing else knows the paper's results.
 
 pub mod bundle;
 pub mod energy;
+pub mod figures;
 pub mod fit;
 pub mod model;
+pub mod page;
 pub mod paper;
 pub mod perfetto;
 pub mod recorded;

@@ -2,7 +2,7 @@
 
 use super::energy::Energy;
 use super::fit::{Constants, is_used};
-use super::paper::{self, CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed};
+use super::paper::{CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed};
 use super::recorded::{DOMAINS, Recorded};
 use super::run::{Outcome, Prompt, Scene};
 use super::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS, System};
@@ -185,7 +185,7 @@ impl Bench {
         Ok(Self { recorded: Recorded::built_in()?, devices: vec![find("m2-ultra")?, find("m2-max")?] })
     }
 
-    fn units(&self, device: &str) -> Result<Units<'_>> {
+    pub(super) fn units(&self, device: &str) -> Result<Units<'_>> {
         let found = self.devices.iter().find(|d| d.name == device);
         found.and_then(Units::of).ok_or_else(|| Error::bug(format!("{device} has no NPU")))
     }
@@ -252,187 +252,6 @@ impl Bench {
         let figures =
             if device.is_none_or(|d| d == "m2-ultra") { self.figures(&measured)? } else { Vec::new() };
         Ok(Report { constants, measured, claims, orders, figures })
-    }
-
-    /// Figures of Tables 3 to 9 and Figures 7, 8 and 14.
-    fn figures(&self, measured: &[Measured]) -> Result<Vec<Figure>> {
-        let units = self.units("m2-ultra")?;
-        let mut out = Vec::new();
-        let mut add = |source: String, unit, paper, found, used| {
-            out.push(Figure { source, unit, paper, found, used });
-        };
-        let model = paper::SHORT.shape.model();
-        let size = model.moe_layers().find_map(|l| l.experts).map(|m| m.size);
-        let size = size.ok_or_else(|| Error::bug("a model without experts"))?;
-        let experts = paper::SHORT.shape.experts;
-        let [cpu_w, npu_w, memory_w] = [
-            Some(&units.cpu.busy_w),
-            Some(&units.npu.busy_w),
-            units.device.memories.first().map(|m| &m.busy_w),
-        ]
-        .map(|f| f.and_then(Option::as_ref).map_or(0.0, |f| f.value));
-        let dispatch = units.npu.dispatch_cost_us.as_ref().map_or(0.0, |f| f.value);
-        for row in paper::GROUPED_ROWS {
-            let graphs = experts as f64 / row.group as f64;
-            let us = graphs * units.graph_us(row.group, row.capacity, size);
-            let rows = experts as f64 * f64::from(row.capacity);
-            let name = format!("Table 5, {}x{} serial", row.group, row.capacity);
-            // The device file's table is from groups of 8, its launch from groups of 1.
-            let from = row.group == 8 || (row.group == 1 && row.capacity == 32);
-            add(name.clone() + ", latency", "ms/token", Printed::Is(row.ms), us * 1e-3 / rows, from);
-            let busy = us - graphs * units.npu.launch_us();
-            let uj = busy * npu_w + graphs * dispatch * cpu_w + us * memory_w;
-            add(name + ", energy", "mJ/token", Printed::Is(row.mj), uj * 1e-3 / rows, false);
-        }
-        for rows in [32_u32, 64, 128, 256] {
-            let us = |u: &moec_device::Unit| u.matmul_us(f64::from(rows), size.weights as f64).unwrap_or(0.0);
-            let (from, to) = paper::NPU_FASTER;
-            let name = format!("Figure 7, NPU over CPU at {rows} rows");
-            add(name, "×", Printed::Within(from, to), us(units.cpu) / us(units.npu), rows == 256);
-        }
-        let find = |config: &str| measured.iter().find(|m| m.config.name == config);
-        if let Some(short) = find(paper::SHORT.name) {
-            for block in paper::BLOCKS {
-                let Some(total) = short.total(block.system) else { continue };
-                let rows = [
-                    (What::Router, "Router", block.router),
-                    (What::Gather, "Gather", block.gather),
-                    (What::Pad, "Padding", block.padding),
-                    (What::Experts, "Expert FFN", block.experts),
-                    (What::Scatter, "Scatter", block.scatter),
-                    (What::Residual, "Residual", block.residual),
-                ];
-                for (what, name, ms) in rows.into_iter().filter(|r| r.2 > 0.0) {
-                    let used = match what {
-                        What::Gather => block.system == COREML_CPU.name,
-                        What::Experts => block.system == COREML_CPU.name || block.system == COREML_NAIVE.name,
-                        _ => false,
-                    };
-                    // The second addition of a layer is that of the MoE block.
-                    let share = if what == What::Residual { 0.5 } else { 1.0 };
-                    let found = total.block_ms(what, &short.config) * share;
-                    add(format!("Table 4, {name}, {}", block.system), "ms", Printed::Is(ms), found, used);
-                }
-            }
-            if let Some(ours) = short.total(OURS.name) {
-                let [routed, dropped, rows, padding] = ours.rows.map(|n| n as f64);
-                let range = |all: [f64; 4]| {
-                    Printed::Within(
-                        all.iter().copied().fold(f64::MAX, f64::min),
-                        all.iter().copied().fold(0.0, f64::max),
-                    )
-                };
-                add(
-                    "Table 3, tokens dropped".into(),
-                    "%",
-                    range(paper::DROPPED),
-                    100.0 * dropped / routed.max(1.0),
-                    false,
-                );
-                add(
-                    "Table 3, padding".into(),
-                    "%",
-                    range(paper::PADDED),
-                    100.0 * padding / rows.max(1.0),
-                    false,
-                );
-                let watts = ours.energy.total_j() / (ours.wall_us * 1e-6);
-                add(
-                    "Table 9, attention and MoE block".into(),
-                    "W",
-                    Printed::Is(paper::BLOCK_W),
-                    watts,
-                    false,
-                );
-                let share = ours.parts.get(&What::Experts).copied().unwrap_or(0.0) / ours.wall_us;
-                add(
-                    "Figure 14, experts in the TTFT of ours".into(),
-                    "of 1",
-                    Printed::Over(paper::EXPERT_SHARE),
-                    share,
-                    false,
-                );
-            }
-            if let Some(naive) = short.total(COREML_NAIVE.name) {
-                let share = naive.dispatch_us / naive.parts.get(&What::Experts).copied().unwrap_or(f64::MAX);
-                add(
-                    "§5.3, dispatch in the naive MoE block".into(),
-                    "of 1",
-                    Printed::Over(paper::DISPATCH_SHARE),
-                    share,
-                    false,
-                );
-            }
-            if let Some(ratio) = short.ratio(Metric::Latency, COREML_NAIVE.name, COREML_CPU.name) {
-                let (cpu, npu) = paper::SYNC_S;
-                add("Figure 8, CPU and NPU over CPU alone".into(), "×", Printed::Is(npu / cpu), ratio, false);
-            }
-        }
-        for m in measured.iter().filter(|m| m.config.stated) {
-            let (Some(ours), Some(naive)) = (m.total(OURS.name), m.total(COREML_NAIVE.name)) else {
-                continue;
-            };
-            let (from, to) = paper::OURS_MJ;
-            let mj = ours.metric(Metric::Energy) * 1e3;
-            add(format!("§5.4, ours, {}", m.config.name), "mJ/token", Printed::Within(from, to), mj, false);
-            let (from, to) = paper::NAIVE_MEMORY;
-            let ratio = naive.energy.memory_j / ours.energy.memory_j;
-            add(
-                format!("§5.4, data of naive over ours, {}", m.config.name),
-                "×",
-                Printed::Within(from, to),
-                ratio,
-                false,
-            );
-        }
-        if let Some(qwen) = find(paper::QWEN.name) {
-            for run in paper::RUNS {
-                let Some(total) = qwen.total(run.system) else { continue };
-                let all = run.cpu_j + run.npu_j + run.memory_j;
-                let watts = total.energy.total_j() / (total.wall_us * 1e-6);
-                let used = run.system == COREML_CPU.name;
-                add(
-                    format!("Tables 6 and 7, {}, power", run.system),
-                    "W",
-                    Printed::Is(all / run.wall),
-                    watts,
-                    used,
-                );
-                let part = |what| total.parts.get(&what).copied().unwrap_or(0.0) / total.wall_us;
-                add(
-                    format!("Table 6, {}, experts", run.system),
-                    "of 1",
-                    Printed::Is(run.experts / run.wall),
-                    part(What::Experts),
-                    false,
-                );
-                add(
-                    format!("Table 6, {}, attention", run.system),
-                    "of 1",
-                    Printed::Is(run.attention / run.wall),
-                    part(What::Attention),
-                    false,
-                );
-                let share = |j: f64| j / total.energy.total_j();
-                add(
-                    format!("Table 7, {}, CPU", run.system),
-                    "of 1",
-                    Printed::Is(run.cpu_j / all),
-                    share(total.energy.cpu_j),
-                    used,
-                );
-            }
-        }
-        // One graph that does nothing but compute, its launches and waiting aside.
-        let pure = npu_w + memory_w;
-        add(
-            "Table 8, power of NPU and memory in attention".into(),
-            "W",
-            Printed::Is(paper::ATTENTION_W),
-            pure,
-            false,
-        );
-        Ok(out)
     }
 }
 

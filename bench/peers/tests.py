@@ -1,0 +1,82 @@
+"""`python3 bench/peers/tests.py`: what the scripts do themselves, without an engine."""
+
+import io
+import sys
+import tempfile
+import unittest
+from contextlib import redirect_stderr
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+import main
+from engines import PEERS, Again, Failed, Venvs, Worker
+
+
+class Installer:
+    """In place of pip: counts how often each peer is installed, and fails for some."""
+
+    def __init__(self, broken):
+        self.broken, self.tried = broken, []
+
+    def __call__(self, name, peer, folder, python):
+        self.tried.append(name)
+        if name in self.broken:
+            raise Failed("could not be installed: no compiler")
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+class Installing(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.venvs = Venvs(Path(folder.name))
+        self.venvs.install = Installer({"ik"})
+        self.venvs.version = lambda python, package: "1"
+
+    def bench(self):
+        """A bench without moec, models and engines: its venvs are these."""
+        bench = object.__new__(main.Bench)
+        bench.venvs, bench.rows, bench.failures = self.venvs, [], {}
+        bench.args = SimpleNamespace(peers=list(PEERS))
+        return bench
+
+    def test_what_cannot_be_installed_is_tried_and_told_once(self):
+        bench, said = self.bench(), io.StringIO()
+        with redirect_stderr(said):
+            for section in ("quality", "model"):
+                for fmt in PEERS["ik"].formats:
+                    work = lambda f=fmt: Worker(self.venvs, "ik", "nowhere", 2, 64, f)
+                    self.assertIsNone(bench.attempt("ik", fmt, section, work))
+        self.assertEqual(self.venvs.install.tried, ["ik"])
+        self.assertEqual(said.getvalue().count("no compiler"), 1)
+        # Every format keeps its row, with the cause.
+        self.assertEqual([r["format"] for r in bench.rows], [*PEERS["ik"].formats] * 2)
+        self.assertEqual({r["failed"] for r in bench.rows}, {"could not be installed: no compiler"})
+
+    def test_a_peer_that_is_installed_is_not_installed_again(self):
+        for _ in range(3):
+            self.assertTrue(self.venvs.python("llama").name.startswith("python"))
+        self.assertEqual(self.venvs.install.tried, ["llama"])
+        # One that failed does not stand in the way of others, and is tried again in the next run.
+        for kind in (Failed, Again):
+            with self.assertRaises(kind):
+                self.venvs.python("ik")
+        again = Venvs(self.venvs.root)
+        with mock.patch.object(again, "install", Installer(set())), mock.patch.object(again, "version", self.venvs.version):
+            self.assertTrue(again.python("ik"))
+
+    def test_a_failure_of_a_format_is_told_for_each(self):
+        bench, said = self.bench(), io.StringIO()
+
+        def work():
+            raise Failed("no such format")
+
+        with redirect_stderr(said):
+            for fmt in ("q8", "q4"):
+                bench.attempt("llama", fmt, "model", work)
+        self.assertEqual(said.getvalue().count("no such format"), 2)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())

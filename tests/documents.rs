@@ -1,0 +1,289 @@
+//! Every command of the README and of `docs/` works as it stands there.
+//!
+//! Lines behind `$ ` and command lines in backticks are taken from the pages, names that stand for something are replaced
+//! by files that are there ([`NAMES`], [`ROWS`]), and everything is run in order in one folder. What is not run says why
+//! ([`ELSEWHERE`]), and is held against what its `--help` knows. A command that none of this fits fails the test.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it runs"
+)]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+use support::{clean, root};
+
+/// What stands for something: a word, and what is put in its place.
+const NAMES: &[(&str, &str)] = &[
+    ("HF_DIR", "path/to/checkpoint"),
+    ("BUNDLE", "demo.moec"),
+    ("BUNDLE/run", "demo.moec/run"),
+    ("PATH", "model.toml"),
+    ("NAME", "x86-64-v3"),
+    ("DIR", "dir.moec"),
+    ("[DIR]", "profiled"),
+    ("SHELL", "bash"),
+    ("F", "held-out.txt"),
+    ("F.jsonl", "golden/models/ferris/eval/needle.jsonl"),
+    ("VERB", "info"),
+    ("…", "info"),
+    ("~/.local/share/bash-completion/completions/moec", "completions"),
+    // As the shapes of a real model take gigabytes, a small one stands in for them.
+    ("/tmp/olmoe8", "olmoe8"),
+    ("/tmp/olmoe8.toml", "olmoe8.toml"),
+    ("/tmp/olmoe8.moec", "olmoe8.moec"),
+    ("/tmp/olmoe8.moec/run", "olmoe8.moec/run"),
+];
+
+/// Commands that lack an argument, or need other files than their neighbours: as they stand, and as they are run.
+const ROWS: &[(&str, &str)] = &[
+    ("moec VERB --help", "moec build --help"),
+    ("BUNDLE/run VERB …", "demo.moec/run info"),
+    ("moec inspect A --against B", "moec inspect my.trace --against ferris.trace"),
+    (
+        "moec eval --big-little --gamma 0,0.7,1",
+        "moec eval little.moec --text held-out.txt --big-little --gamma 0,0.7,1",
+    ),
+    ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
+];
+
+/// What is run nowhere here, by its first words, and why. Options are looked for in the help of the same command.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("cargo xtask", "installs, measures or builds for minutes to hours"),
+    ("cargo run --release", "compiles everything once more"),
+    ("cargo test", "a test of its own"),
+    ("cargo install", "compiles everything once more"),
+    ("rustup", "installs"),
+    ("dpkg", "installs"),
+    ("sh runner/build.sh", "needs a Mac"),
+    ("moec synth --like olmoe --layers 8", "writes seven gigabytes"),
+    ("moec run --emulate", "an option, without a bundle"),
+];
+
+/// Commands behind which something in `model.toml` is changed, as the text beside them says.
+const THEN: &[(&str, &str, &str)] = &[(
+    "moec calibrate model.toml --text my.txt -o my.trace",
+    "profile = \"\"",
+    "profile = \"my.trace\"",
+)];
+
+/// What the folder holds before the first command.
+fn prepare(folder: &Path) {
+    let ferris = root().join("golden/models/ferris");
+    symlink(root().join("golden"), folder.join("golden")).unwrap();
+    fs::create_dir_all(folder.join("path/to")).unwrap();
+    symlink(&ferris, folder.join("path/to/checkpoint")).unwrap();
+    symlink(&ferris, folder.join("olmoe8")).unwrap();
+    for (name, from, bytes) in [("my.txt", "calibration.txt", 16_000), ("held-out.txt", "text.txt", 6_000)] {
+        let text = fs::read_to_string(ferris.join("eval").join(from)).unwrap();
+        fs::write(folder.join(name), text.chars().take(bytes).collect::<String>()).unwrap();
+    }
+    let model = "[model]\nsource = \"path/to/checkpoint\"\n[shapes]\nmax_context = 512\n";
+    fs::write(folder.join("little.toml"), format!("{model}[decode]\nbig_little = true\n")).unwrap();
+    fs::write(folder.join("budget.toml"), format!("{model}[memory]\nbudget = \"1 GiB\"\n")).unwrap();
+}
+
+/// Builds what commands of the pages take for granted; the first is what `cargo xtask demo` builds.
+const BEFORE: [&str; 3] = [
+    "moec build golden/models/ferris/model.toml -o demo.moec",
+    "moec build little.toml -o little.moec --no-run",
+    "moec build budget.toml -o budget.moec --no-run",
+];
+
+/// Whether a line in backticks is a command.
+fn is_command(text: &str) -> bool {
+    let Some((first, rest)) = text.split_once(' ') else { return false };
+    let known = ["moec", "run", "cargo", "rustup", "dpkg", "apt-get", "sh", "python3"];
+    !rest.is_empty() && (known.contains(&first) || first.ends_with("/run"))
+}
+
+/// Commands of a page, in order: those behind `$ ` and the examples in help texts first.
+fn commands(page: &str) -> Vec<String> {
+    let (mut shown, mut prose) = (Vec::new(), String::new());
+    let mut fence: Option<&str> = None;
+    for line in page.lines() {
+        if let Some(kind) = line.strip_prefix("```") {
+            fence = if fence.is_some() { None } else { Some(kind) };
+            prose.push('\n');
+            continue;
+        }
+        match fence {
+            Some("console") => {
+                let command = line.strip_prefix("$ ").map(|c| c.split("  #").next().unwrap_or(c));
+                shown.extend(command.map(|c| c.trim().to_owned()));
+            }
+            Some("text") => {
+                // Examples in a help text have what they do behind two spaces.
+                let example = line.strip_prefix("  ").filter(|l| is_command(l) && !l.starts_with(' '));
+                shown.extend(example.map(|e| e.split("  ").next().unwrap_or(e).trim().to_owned()));
+                prose += line;
+                prose.push('\n');
+            }
+            Some(_) => {}
+            None => {
+                prose += line;
+                prose.push('\n');
+            }
+        }
+    }
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    // A span ends in its own paragraph.
+    for paragraph in prose.split("\n\n") {
+        shown.extend(paragraph.split('`').skip(1).step_by(2).map(words).filter(|s| is_command(s)));
+    }
+    shown
+}
+
+/// The command to run for one that stands in a page.
+fn runnable(command: &str) -> String {
+    if let Some((_, run)) = ROWS.iter().find(|(from, _)| *from == command) {
+        return (*run).to_owned();
+    }
+    let word = |w| NAMES.iter().find(|(from, _)| *from == w).map_or(w, |(_, to)| to);
+    let words: Vec<&str> = command.split(' ').map(word).collect();
+    let run = words.join(" ");
+    let run = run.strip_prefix("run ").map_or(run.clone(), |rest| format!("demo.moec/run {rest}"));
+    // A verb by itself is named, not called.
+    let whole = ["moec targets", "moec doctor"];
+    if words.len() == 2 && !whole.contains(&run.as_str()) { format!("{run} --help") } else { run }
+}
+
+/// Runs a line of a shell in a folder, a text on its standard input.
+fn sh(folder: &Path, line: &str) -> Result<String, String> {
+    let moec = Path::new(env!("CARGO_BIN_EXE_moec")).parent().unwrap();
+    let path = format!("{}:{}", moec.display(), std::env::var("PATH").unwrap_or_default());
+    let mut command = clean(Command::new("sh"));
+    command.args(["-c", &format!("echo 'The borrow checker' | {line}")]).current_dir(folder).env("PATH", path);
+    let out = command.stdin(Stdio::null()).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
+}
+
+/// Holds a command that is not run against what is known of it.
+fn parses(folder: &Path, command: &str) -> Result<(), String> {
+    let words: Vec<&str> = command.split(' ').collect();
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let is_there = |path: String| {
+        if root().join(&path).exists() { Ok(()) } else { Err(format!("there is no `{path}`")) }
+    };
+    let behind = |word: &str| words.iter().skip_while(|w| **w != word).nth(1).copied().unwrap_or("");
+    let help = match words.as_slice() {
+        ["cargo", "xtask", name, rest @ ..] => {
+            let list = sh(&root(), &format!("{cargo} xtask help"))?;
+            if !list.lines().any(|l| l.split_whitespace().next() == Some(name)) {
+                return Err(format!("`cargo xtask help` has no `{name}`"));
+            }
+            if rest.is_empty() {
+                return Ok(());
+            }
+            if sh(&root(), "python3 --version").is_err() {
+                println!("    not looked at: no Python for the help of `{name}`");
+                return Ok(());
+            }
+            sh(&root(), &format!("{cargo} xtask {name} --help"))?
+        }
+        ["cargo", "run", ..] => return is_there(format!("codegen/examples/{}.rs", behind("--example"))),
+        ["cargo", "test", ..] => return is_there(format!("tests/{}.rs", behind("--test"))),
+        ["cargo", "install", ..] => return is_there(format!("{}/Cargo.toml", behind("--path"))),
+        ["sh", script] => {
+            let path = folder.join("m2.moec").join(script);
+            return if path.exists() { Ok(()) } else { Err(format!("a bundle has no `{script}`")) };
+        }
+        ["moec", verb, ..] => sh(folder, &format!("moec {verb} --help"))?,
+        _ => return Ok(()),
+    };
+    let known = |option: &str| help.split(|c: char| !c.is_alphanumeric() && c != '-').any(|w| w == option);
+    match words.iter().find(|w| w.starts_with("--") && !known(w)) {
+        Some(option) => Err(format!("its help does not know `{option}`")),
+        None => Ok(()),
+    }
+}
+
+#[test]
+fn every_command_of_the_pages_works_as_it_stands_there() {
+    let scratch = tempfile::tempdir().unwrap();
+    let folder = scratch.path();
+    prepare(folder);
+    for line in BEFORE {
+        sh(folder, line).unwrap_or_else(|said| panic!("`{line}`:\n{said}"));
+    }
+    let mut pages = vec![root().join("README.md")];
+    let docs = fs::read_dir(root().join("docs")).unwrap().map(|e| e.unwrap().path());
+    let mut docs: Vec<_> = docs.filter(|p| p.extension().is_some_and(|e| e == "md")).collect();
+    docs.sort();
+    pages.extend(docs);
+    let (mut done, mut wrong) = (BTreeSet::new(), Vec::new());
+    for page in pages {
+        for command in commands(&fs::read_to_string(&page).unwrap()) {
+            let elsewhere = ELSEWHERE.iter().find(|(words, _)| {
+                command.strip_prefix(words).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+            });
+            // `moec run --emulate` by itself is an option; with a bundle it is a command.
+            let elsewhere = elsewhere.filter(|(words, _)| *words != "moec run --emulate" || *words == command);
+            let line = if elsewhere.is_some() { command.clone() } else { runnable(&command) };
+            if !done.insert(line.clone()) {
+                continue;
+            }
+            let start = Instant::now();
+            let result = match elsewhere {
+                Some(_) => parses(folder, &line),
+                None => sh(folder, &line).map(|_| ()),
+            };
+            let how = elsewhere.map_or(String::new(), |(_, why)| format!(" (not run: {why})"));
+            println!("{:6.1} s  {line}{how}", start.elapsed().as_secs_f64());
+            if let Err(said) = result {
+                let page = page.strip_prefix(root()).unwrap().display();
+                wrong.push(format!("{page}: `{command}`, run as `{line}`:\n{said}"));
+            }
+            for (after, from, to) in THEN.iter().filter(|(after, ..)| *after == command) {
+                let toml = folder.join("model.toml");
+                let text = fs::read_to_string(&toml).unwrap();
+                assert!(text.contains(from), "`model.toml` has no `{from}` behind `{after}`");
+                fs::write(&toml, text.replace(from, to)).unwrap();
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{}\nhint: mend the page; a command that needs other files has a row in NAMES or ROWS, one that cannot be run here \
+         has one in ELSEWHERE",
+        wrong.join("\n")
+    );
+    assert!(done.len() > 50, "only {} commands were found", done.len());
+}
+
+#[test]
+fn commands_are_found_in_blocks_tables_and_text() {
+    let page = "a `moec\nsteps X` b\n\n| `run info` | x |\n\n```console\n$ moec init HF_DIR -o a.toml   # writes it\nout\n$ sh a # b\n```\n\n\
+                ```text\nUsage: moec\n\n  moec build a.toml  compiles it\n      says `moec targets` more\n```\n\n```toml\n$ no\n```\n";
+    let expected = [
+        "moec init HF_DIR -o a.toml",
+        "sh a # b",
+        "moec build a.toml",
+        "moec steps X",
+        "run info",
+        "moec targets",
+    ];
+    assert_eq!(commands(page), expected);
+    let runs = ["moec init path/to/checkpoint -o a.toml", "moec build a.toml", "demo.moec/run info --help"];
+    assert_eq!([expected[0], expected[2], expected[4]].map(runnable), runs);
+}
+
+#[test]
+fn what_is_not_run_is_held_against_its_help() {
+    let folder = tempfile::tempdir().unwrap();
+    let parses = |line: &str| parses(folder.path(), line);
+    assert!(parses("moec synth --like olmoe --layers 8 x").is_ok());
+    assert!(parses("moec synth --alike olmoe").unwrap_err().contains("--alike"));
+    assert!(parses("cargo xtask demo").is_ok());
+    assert!(parses("cargo xtask demolish").unwrap_err().contains("demolish"));
+    assert!(parses("cargo test -p moec --test documents").is_ok());
+    assert!(parses("cargo test -p moec --test document").is_err());
+}

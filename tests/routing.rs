@@ -1,0 +1,466 @@
+//! How far packages in f16 take a model from itself, and where a token goes to other experts because of it.
+//!
+//! Random checkpoints of every family, of other seeds and depths than those of `golden/hf`: each is built for `m2-ultra`
+//! with everything on the Neural Engine that can be there, run with that emulated, and held against the evaluator on the
+//! checkpoint's own weights. Rows past a capacity spill, so nothing but f16 lies between the two.
+//!
+//! A router is a matrix of 32-bit floats on the processor. Whether it, or what it reads, sends a token elsewhere is
+//! found out by giving it the other side's input:
+//!
+//! - its own choice again, by the evaluator, on the hidden states of the emulated run: differences are the router's;
+//! - a router in f16 on the hidden states of the evaluator: differences are what such a router would add.
+//!
+//! `cargo test -p moec --test routing -- --ignored --nocapture` runs all of them and prints the README's table.
+//! Where coremltools is not installed these tests say so and pass.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it skips"
+)]
+
+mod support;
+
+use half::{bf16, f16};
+use moec::bundle::read::Bundle;
+use moec::coreml::emulate::Emulated;
+use moec::import::{self, ImportOptions, ModelSpec};
+use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
+use moec::progress::Progress;
+use moec::twin::Twin;
+use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
+use moec_ir::plan::{Entry, Place};
+use moec_ir::{Format, Graph, Module, Node, NodeId, Op, Operand, Source, ValueId};
+use moec_runtime::{Engine, Moment, Row, StepView};
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::{FAMILIES, Setup, checkpoint, coreml, moec, ok};
+
+/// A prompt is one chunk.
+const TOKENS: usize = 48;
+const SETUP: Setup<'_> = Setup { format: "f16", chunk: TOKENS, batch: &[1], context: 64 };
+const ON_NPU: &str = "[placement]\nexperts = \"npu\"\nattention = \"npu\"\n[experts]\noverflow = \"spill\"\n";
+
+/// SplitMix64 (Steele, Lea, Flood, 2014).
+struct Random(u64);
+
+impl Random {
+    /// Seeded by a number and a name.
+    fn of(seed: u64, name: &str) -> Self {
+        Self(name.bytes().fold(seed, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)))
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in 0 < x < 1.
+    fn uniform(&mut self) -> f64 {
+        ((self.next() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+    }
+
+    /// Normal (Box, Muller, 1958).
+    fn normal(&mut self) -> f64 {
+        (-2.0 * self.uniform().ln()).sqrt() * (std::f64::consts::TAU * self.uniform()).cos()
+    }
+}
+
+/// Another checkpoint of a family: `times` as deep, each tensor drawn anew with the mean and the spread that it has.
+fn another(family: &str, seed: u64, times: usize, folder: &Path) -> PathBuf {
+    let from = checkpoint(family);
+    let mut config: Value = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
+    let depth = config["num_hidden_layers"].as_u64().unwrap() as usize;
+    let deep = depth * times;
+    config["num_hidden_layers"] = json!(deep);
+    if let Some(kinds) = config["layer_types"].as_array().cloned() {
+        config["layer_types"] = (0..deep).map(|i| kinds[i % kinds.len()].clone()).collect();
+    }
+    let bytes = fs::read(from.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut drawn: BTreeMap<String, (Vec<usize>, Vec<u8>)> = BTreeMap::new();
+    for (name, tensor) in tensors.tensors() {
+        assert_eq!(tensor.dtype(), Dtype::BF16, "{name}");
+        let old = tensor.data().chunks_exact(2).map(|b| f64::from(bf16::from_le_bytes([b[0], b[1]]).to_f32()));
+        let n = old.len() as f64;
+        let mean = old.clone().sum::<f64>() / n;
+        let spread = (old.map(|x| (x - mean).powi(2)).sum::<f64>() / n).sqrt();
+        let mut draw = |name: String| {
+            let mut random = Random::of(seed, &name);
+            let numbers = (0..n as usize).map(|_| bf16::from_f64(mean + spread * random.normal()));
+            drawn.insert(name, (tensor.shape().to_vec(), numbers.flat_map(bf16::to_le_bytes).collect()));
+        };
+        // Layers past the last one are as the last one is.
+        let last = format!("model.layers.{}.", depth - 1);
+        if let Some(rest) = name.strip_prefix(&last) {
+            (depth..deep).for_each(|layer| draw(format!("model.layers.{layer}.{rest}")));
+        }
+        draw(name);
+    }
+    let out = folder.join(format!("{family}-{seed}-{deep}"));
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("config.json"), config.to_string()).unwrap();
+    let views: BTreeMap<&String, TensorView<'_>> = drawn
+        .iter()
+        .map(|(name, (shape, data))| (name, TensorView::new(Dtype::BF16, shape.clone(), data).unwrap()))
+        .collect();
+    fs::write(out.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    out
+}
+
+/// A profile in which every expert is chosen as often as any other.
+fn profile(source: &import::Checkpoint, spec: &ModelSpec) -> Profile {
+    let mut layers = Vec::new();
+    let mut loads = Vec::new();
+    for (i, layer) in spec.layers.iter().enumerate() {
+        let import::spec::Ffn::Moe(moe) = &layer.ffn else { continue };
+        let mut routing = Routing::new(i as u32, moe.router.k as u32, moe.router.experts);
+        for token in 0..TOKENS {
+            for choice in 0..moe.router.k {
+                routing.chosen[(token * moe.router.k + choice) % moe.router.experts] += 1;
+            }
+        }
+        routing.tokens = TOKENS as u64;
+        loads.extend(routing.chosen.iter().map(|&n| n as u16));
+        layers.push(routing);
+    }
+    let mut trace = Trace::new(TOKENS as u32);
+    trace.begin();
+    trace.push(Chunk { tokens: TOKENS as u32, loads });
+    Profile {
+        origin: Origin::of(source, spec).unwrap(),
+        reading: Reading::default(),
+        layers,
+        trace,
+        saliency: Vec::new(),
+        weights: BTreeMap::new(),
+        routes: Routes::default(),
+    }
+}
+
+/// A router in the Graph, with the matrix in front of it.
+struct Router<'a> {
+    node: &'a Node,
+    id: NodeId,
+    linear: &'a Node,
+    linear_id: NodeId,
+}
+
+fn value(node: &Node, operand: usize) -> ValueId {
+    let Operand::Value(v) = node.inputs[operand] else { panic!("{} reads no value", node.scope) };
+    v
+}
+
+fn routers<'a>(module: &'a Module, graph: &'a Graph) -> Vec<Router<'a>> {
+    let is_router = |n: &&'a Node| matches!(n.op, Op::Router(_));
+    let of = |node: &'a Node| {
+        let id = graph.def(node.outputs[0]).unwrap();
+        let linear_id = graph.def(value(node, 0)).unwrap();
+        let linear = &graph.nodes[linear_id.0 as usize];
+        assert!(matches!(linear.op, Op::Linear { .. }), "{}", linear.op.name());
+        // What decides is kept in 32 bits, whatever the format of the other matrices.
+        let Operand::Weight(w) = linear.inputs[1] else { panic!("a router without weights") };
+        assert_eq!(module.weight(w).format, Format::F32, "{}", module.weight(w).name);
+        Router { node, id, linear, linear_id }
+    };
+    graph.nodes.iter().filter(is_router).map(of).collect()
+}
+
+/// What a run computed: by layer what its router read, what it made of that, and whom it chose; and the logits.
+#[derive(Default)]
+struct Seen {
+    hidden: Vec<Vec<f32>>,
+    scores: Vec<Vec<f32>>,
+    chosen: Vec<Vec<i32>>,
+    logits: Vec<f32>,
+}
+
+/// The evaluator, in f32 with sums in f64.
+fn exact(module: &Module, entry: usize, routers: &[Router<'_>], source: &dyn Source, ids: &[u32]) -> Seen {
+    let graph = &module.entries[entry];
+    let mut seen = Seen::default();
+    let mut values: BTreeMap<ValueId, Vec<f32>> = BTreeMap::new();
+    let wanted: BTreeSet<ValueId> =
+        routers.iter().flat_map(|r| [value(r.linear, 0), value(r.node, 0)]).collect();
+    let numbers = |n: usize| (0..n as i32).collect::<Vec<_>>();
+    let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
+    let rows = numbers(graph.ty(Graph::ROWS).rows());
+    let mut evaluator = Evaluator::new(module, source);
+    let logits = evaluator.run_with(entry, &ids, &numbers(TOKENS), &[0; TOKENS], &rows, &mut |id, results| {
+        let node = &graph.nodes[id.0 as usize];
+        for (v, tensor) in node.outputs.iter().zip(results).filter(|(v, _)| wanted.contains(v)) {
+            values.insert(*v, tensor.as_f32().to_vec());
+        }
+        if let Op::Router(_) = node.op {
+            seen.chosen.push(results[0].as_i32().to_vec());
+        }
+    });
+    seen.logits = logits.unwrap().as_f32().to_vec();
+    seen.hidden = routers.iter().map(|r| values[&value(r.linear, 0)].clone()).collect();
+    seen.scores = routers.iter().map(|r| values[&value(r.node, 0)].clone()).collect();
+    seen
+}
+
+/// Numbers of a value in memory.
+fn words(entry: &Entry, v: ValueId, view: &StepView<'_>) -> Vec<[u8; 4]> {
+    let Place { buffer, column, cols } = entry.places[v.0 as usize].unwrap();
+    let stride = entry.buffers[buffer as usize].stride as usize;
+    let bytes = view.buffer(buffer).unwrap();
+    let row = |i: usize| {
+        let from = (i * stride + column as usize) * 4;
+        bytes[from..from + cols as usize * 4].chunks_exact(4).map(|b| b.try_into().unwrap())
+    };
+    (0..TOKENS).flat_map(row).collect()
+}
+
+/// The bundle on a twin, its Neural Engine emulated.
+fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) -> Seen {
+    let twin = Twin::of(bundle, &Progress::silent()).unwrap();
+    let plan = twin.plan();
+    let steps = &plan.entries[entry];
+    let at = |id: NodeId| steps.steps.iter().position(|s| s.node == id.0).expect("the processor runs it");
+    let last = |id: NodeId| steps.steps.iter().rposition(|s| s.node == id.0).expect("the processor runs it");
+    let before: BTreeMap<usize, usize> =
+        routers.iter().enumerate().map(|(i, r)| (at(r.linear_id), i)).collect();
+    let after: BTreeMap<usize, usize> = routers.iter().enumerate().map(|(i, r)| (last(r.id), i)).collect();
+    let floats = |words: Vec<[u8; 4]>| words.into_iter().map(f32::from_le_bytes).collect::<Vec<_>>();
+    let body = |engine: &mut Engine<'_>| {
+        let mut seen = Seen::default();
+        let rows: Vec<Row> =
+            ids.iter().enumerate().map(|(pos, &id)| Row { slot: 0, pos, id }).collect();
+        let wanted: Vec<usize> = (0..TOKENS).collect();
+        let end = steps.steps.len() - 1;
+        let result = engine.trace_entry(entry, &rows, &wanted, TOKENS, &mut |moment, view| {
+            match moment {
+                Moment::Before => {
+                    if let Some(&i) = before.get(&view.index()) {
+                        seen.hidden.push(floats(words(steps, value(routers[i].linear, 0), view)));
+                    }
+                }
+                Moment::After => {
+                    if let Some(&i) = after.get(&view.index()) {
+                        let node = routers[i].node;
+                        seen.scores.push(floats(words(steps, value(node, 0), view)));
+                        let chosen = words(steps, node.outputs[0], view);
+                        seen.chosen.push(chosen.into_iter().map(i32::from_le_bytes).collect());
+                    }
+                    if view.index() == end {
+                        let stride = steps.buffers[steps.logits as usize].stride as usize;
+                        let vocab = plan.model.vocab as usize;
+                        let all = view.buffer(steps.logits).unwrap();
+                        let row = |i: usize| all[i * stride * 4..(i * stride + vocab) * 4].chunks_exact(4);
+                        let number = |b: &[u8]| f32::from_le_bytes(b.try_into().unwrap());
+                        seen.logits = (0..TOKENS).flat_map(|i| row(i).map(number)).collect();
+                    }
+                }
+            }
+            Ok(())
+        });
+        result.unwrap();
+        Ok(seen)
+    };
+    twin.with_engine(Some((Box::new(Emulated::default()), &bundle.folder)), body).unwrap()
+}
+
+/// Whom a router chooses for what it reads, by the evaluator; numbers pass through `round` on the way.
+fn choice(evaluator: &mut Evaluator<'_>, router: &Router<'_>, hidden: &[f32], round: &dyn Fn(f32) -> f32) -> Vec<i32> {
+    let rounded = |t: &Tensor| match &t.data {
+        Data::F32(x) => Tensor { ty: t.ty.clone(), data: Data::F32(x.iter().map(|&x| round(x)).collect()) },
+        Data::I32(_) => t.clone(),
+    };
+    let mut run = |node: &Node, x: Tensor| {
+        let weights: Vec<Tensor> = node.inputs[1..]
+            .iter()
+            .map(|o| {
+                let Operand::Weight(w) = o else { panic!("an operand that is no weight") };
+                rounded(&evaluator.weight(*w).unwrap())
+            })
+            .collect();
+        let mut args = vec![Arg::Tensor(&x)];
+        args.extend(weights.iter().map(Arg::Tensor));
+        eval::op(&node.op, args).unwrap()
+    };
+    let x = Tensor::f32([TOKENS, hidden.len() / TOKENS], hidden.to_vec());
+    let scores = run(router.linear, rounded(&x)).remove(0);
+    run(router.node, rounded(&scores)).remove(0).as_i32().to_vec()
+}
+
+/// What became of one checkpoint.
+struct Found {
+    family: String,
+    /// Choices of all routers: tokens × layers with experts.
+    choices: usize,
+    /// Those that went elsewhere.
+    flips: usize,
+    /// Of the emulated run's choices, those that an exact router makes otherwise of the same hidden states.
+    of_router: usize,
+    /// Of the exact run's choices, those that a router in f16 makes otherwise of the same hidden states.
+    of_f16_router: usize,
+    /// By flip that no earlier one precedes: how far apart the two experts' router logits are in the exact run, over their
+    /// spread.
+    gaps: Vec<f64>,
+    /// Error of each token's logits over the spread of all, and whether it or an earlier token was sent elsewhere.
+    tokens: Vec<(f64, bool)>,
+}
+
+impl Found {
+    /// Error of all logits together, over their spread.
+    fn error(&self) -> f64 {
+        (self.tokens.iter().map(|t| t.0 * t.0).sum::<f64>() / self.tokens.len() as f64).sqrt()
+    }
+}
+
+fn spread(x: &[f32]) -> f64 {
+    let mean = x.iter().map(|&x| f64::from(x)).sum::<f64>() / x.len() as f64;
+    (x.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / x.len() as f64).sqrt()
+}
+
+/// Builds a checkpoint and runs it both ways.
+fn measure(family: &str, seed: u64, times: usize, found: &[(&'static str, PathBuf); 2]) -> Found {
+    let folder = tempfile::tempdir().unwrap();
+    let source = another(family, seed, times, folder.path());
+    let toml = SETUP.write(&source, folder.path());
+    let (source, spec) = import::open(&source, &ImportOptions::default()).unwrap();
+    profile(&source, &spec).write(&folder.path().join("p.trace")).unwrap();
+    let text = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, format!("{text}[calibrate]\nprofile = \"p.trace\"\n{ON_NPU}")).unwrap();
+    let out = folder.path().join("out.moec");
+    let mut build = moec();
+    build.env("MOEC_CACHE", folder.path().join("cache")).envs(found.clone()).arg("build").arg(&toml);
+    ok(build.args(["--quiet", "--no-run", "--target", "m2-ultra", "-o"]).arg(&out));
+
+    let bundle = Bundle::open(&out).unwrap();
+    assert!(!bundle.plan.graphs.is_empty(), "{family}: nothing lives on the Neural Engine");
+    let module = bundle.graph().unwrap();
+    let entry = module.entries.iter().position(|g| g.kind.is_prefill()).unwrap();
+    let routers = routers(&module, &module.entries[entry]);
+    let mut random = Random::of(seed, "prompt");
+    let ids: Vec<u32> = (0..TOKENS).map(|_| (random.next() % spec.vocab as u64) as u32).collect();
+    let want = exact(&module, entry, &routers, &source, &ids);
+    let got = emulated(&bundle, entry, &routers, &ids);
+    assert_eq!((want.chosen.len(), got.chosen.len()), (routers.len(), routers.len()), "{family}");
+
+    let mut evaluator = Evaluator::new(&module, &source);
+    let set = |chosen: &[i32], t: usize| {
+        let k = chosen.len() / TOKENS;
+        chosen[t * k..(t + 1) * k].iter().copied().collect::<BTreeSet<i32>>()
+    };
+    let differ = |a: &[i32], b: &[i32]| (0..TOKENS).filter(|&t| set(a, t) != set(b, t)).count();
+    let (mut flips, mut of_router, mut of_f16_router, mut gaps) = (0, 0, 0, Vec::new());
+    // First token that was sent elsewhere: what comes behind it reads its keys and values.
+    let mut first = TOKENS;
+    let in_f16 = |x: f32| f16::from_f32(x).to_f32();
+    for (i, router) in routers.iter().enumerate() {
+        let (exact, own) = (&want.chosen[i], &got.chosen[i]);
+        of_router += differ(own, &choice(&mut evaluator, router, &got.hidden[i], &|x| x));
+        of_f16_router += differ(exact, &choice(&mut evaluator, router, &want.hidden[i], &in_f16));
+        let before = first;
+        for t in (0..TOKENS).filter(|&t| set(exact, t) != set(own, t)) {
+            flips += 1;
+            first = first.min(t);
+            if t < before {
+                let experts = want.scores[i].len() / TOKENS;
+                let row = &want.scores[i][t * experts..(t + 1) * experts];
+                let (left, came) = (&set(exact, t) - &set(own, t), &set(own, t) - &set(exact, t));
+                let pairs = left.iter().zip(&came).map(|(&a, &b)| f64::from(row[a as usize] - row[b as usize]).abs());
+                gaps.push(pairs.fold(0.0, f64::max) / spread(&want.scores[i]));
+            }
+        }
+    }
+    let vocab = want.logits.len() / TOKENS;
+    let all = spread(&want.logits);
+    let error = |t: usize| {
+        let of = |seen: &Seen| seen.logits[t * vocab..(t + 1) * vocab].to_vec();
+        let off: f64 = of(&want).iter().zip(of(&got)).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+        (off / vocab as f64).sqrt() / all
+    };
+    let tokens = (0..TOKENS).map(|t| (error(t), t >= first)).collect();
+    let choices = TOKENS * routers.len();
+    Found { family: family.to_owned(), choices, flips, of_router, of_f16_router, gaps, tokens }
+}
+
+fn median(mut x: Vec<f64>) -> f64 {
+    x.sort_by(f64::total_cmp);
+    if x.is_empty() { 0.0 } else { x[x.len() / 2] }
+}
+
+/// The README's table.
+fn table(all: &[Found]) -> String {
+    let mut out = String::from(
+        "| family | checkpoints | choices | elsewhere | by the router itself | a router in f16 would add | \
+         median error | worst, nothing elsewhere | worst, something elsewhere |\n|---|---|---|---|---|---|---|---|---|\n",
+    );
+    let names: Vec<&str> = FAMILIES.into_iter().filter(|f| all.iter().any(|x| x.family == *f)).collect();
+    let row = |name: &str, own: &[&Found]| {
+        let sum = |of: fn(&Found) -> usize| own.iter().map(|f| of(f)).sum::<usize>();
+        let worst = |flipped: bool| {
+            let tokens = own.iter().flat_map(|f| &f.tokens).filter(|t| t.1 == flipped);
+            tokens.map(|t| t.0).max_by(f64::total_cmp).map_or("–".to_owned(), |x| format!("{x:.1e}"))
+        };
+        format!(
+            "| {name} | {} | {} | {} | {} | {} | {:.1e} | {} | {} |\n",
+            own.len(),
+            sum(|f| f.choices),
+            sum(|f| f.flips),
+            sum(|f| f.of_router),
+            sum(|f| f.of_f16_router),
+            median(own.iter().flat_map(|f| f.tokens.iter().map(|t| t.0)).collect()),
+            worst(false),
+            worst(true),
+        )
+    };
+    for name in names {
+        out += &row(name, &all.iter().filter(|f| f.family == name).collect::<Vec<_>>());
+    }
+    out + &row("all", &all.iter().collect::<Vec<_>>())
+}
+
+fn several(seeds: std::ops::RangeInclusive<u64>, depths: &[usize], families: &[&str]) {
+    let Some(found) = coreml("routing") else { return };
+    let mut all = Vec::new();
+    for (family, &times) in families.iter().flat_map(|f| depths.iter().map(move |d| (f, d))) {
+        for seed in seeds.clone() {
+            let f = measure(family, seed, times, &found);
+            println!("{family}, seed {seed}, {times} times as deep: {:.1e}, {} elsewhere", f.error(), f.flips);
+            // The router's own arithmetic sends nobody elsewhere: what it reads does.
+            assert_eq!(f.of_router, 0, "{family}, seed {seed}");
+            // Nobody goes elsewhere who was not nearly undecided.
+            assert!(f.gaps.iter().all(|&gap| gap < 2e-2), "{family}, seed {seed}: {:?}", f.gaps);
+            // Where nobody did, f16 is all there is.
+            let quiet = f.tokens.iter().filter(|t| !t.1).map(|t| t.0).fold(0.0, f64::max);
+            assert!(quiet < 1e-2, "{family}, seed {seed}: {quiet}");
+            assert!(f.error() > 0.0, "{family}: nothing was computed in f16");
+            all.push(f);
+        }
+    }
+    let errors: Vec<f64> = all.iter().map(Found::error).collect();
+    let worst = errors.iter().copied().fold(0.0, f64::max);
+    let touched = all.iter().filter(|f| f.flips > 0).count();
+    let gaps: Vec<f64> = all.iter().flat_map(|f| f.gaps.clone()).collect();
+    println!("\n{}", table(&all));
+    println!(
+        "{} checkpoints: median error {:.1e}, worst {worst:.1e}; {touched} with a token elsewhere; gap of the two experts: \
+         median {:.1e} of the spread of the router's logits, largest {:.1e}",
+        all.len(),
+        median(errors),
+        median(gaps.clone()),
+        gaps.iter().copied().fold(0.0, f64::max)
+    );
+}
+
+#[test]
+fn who_goes_elsewhere_in_f16_was_nearly_undecided() {
+    several(1..=1, &[1], &["mixtral", "qwen3_moe", "deepseek_v3"]);
+}
+
+#[test]
+#[ignore = "some twenty minutes; prints the README's table"]
+fn every_family_three_seeds_two_depths() {
+    several(1..=3, &[1, 3], &FAMILIES);
+}
