@@ -24,7 +24,7 @@ pub fn compile(machine: &Machine, kernels: &[KernelSpec]) -> Result<Vec<u8>> {
     let isa = machine.isa();
     let sorted: BTreeMap<String, &KernelSpec> = kernels.iter().map(|s| (s.symbol(&isa), s)).collect();
     let ctx = Context::create();
-    let module = new_module(&ctx, &target);
+    let module = new_module(&ctx, &target, "kernels");
     for (symbol, spec) in &sorted {
         write_kernel(&ctx, &module, machine, symbol, spec)?;
     }
@@ -40,7 +40,7 @@ pub fn compile(machine: &Machine, kernels: &[KernelSpec]) -> Result<Vec<u8>> {
 pub fn llvm_ir(machine: &Machine, spec: &KernelSpec, optimised: bool) -> Result<String> {
     let target = target_machine(machine)?;
     let ctx = Context::create();
-    let module = new_module(&ctx, &target);
+    let module = new_module(&ctx, &target, "kernels");
     write_kernel(&ctx, &module, machine, &spec.symbol(&machine.isa()), spec)?;
     optimise(&module, &target, if optimised { "default<O3>" } else { "strip-dead-prototypes" })?;
     Ok(module.print_to_string().to_string())
@@ -53,7 +53,7 @@ pub fn llvm_ir(machine: &Machine, spec: &KernelSpec, optimised: bool) -> Result<
 pub fn assembly(machine: &Machine, spec: &KernelSpec) -> Result<String> {
     let target = target_machine(machine)?;
     let ctx = Context::create();
-    let module = new_module(&ctx, &target);
+    let module = new_module(&ctx, &target, "kernels");
     write_kernel(&ctx, &module, machine, &spec.symbol(&machine.isa()), spec)?;
     optimise(&module, &target, "default<O3>")?;
     let text = target.write_to_memory_buffer(&module, FileType::Assembly).map_err(Error::bug)?;
@@ -75,14 +75,14 @@ fn write_kernel<'c>(
     module.verify().map_err(|e| Error::Bug(format!("{symbol}: {e}")))
 }
 
-fn new_module<'c>(ctx: &'c Context, target: &TargetMachine) -> Module<'c> {
-    let module = ctx.create_module("kernels");
+pub(crate) fn new_module<'c>(ctx: &'c Context, target: &TargetMachine, name: &str) -> Module<'c> {
+    let module = ctx.create_module(name);
     module.set_triple(&target.get_triple());
     module.set_data_layout(&target.get_target_data().get_data_layout());
     module
 }
 
-fn target_machine(machine: &Machine) -> Result<TargetMachine> {
+pub(crate) fn target_machine(machine: &Machine) -> Result<TargetMachine> {
     if machine.is_x86() {
         Target::initialize_x86(&InitializationConfig::default());
     } else if machine.is_aarch64() {

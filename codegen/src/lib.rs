@@ -6,6 +6,7 @@
 //! * [`pack`]: weights in the order that kernels read.
 //! * [`jit`]: an object loaded into this process.
 //! * [`source`]: the Rust source of a baked plan.
+//! * [`mod@table`]: the object by which a precompiled `run` finds plan and kernels.
 //!
 //! Architecture invariant: this crate knows kernels, not models; it decides nothing.
 
@@ -16,6 +17,7 @@ pub mod pack;
 pub mod schedule;
 pub mod source;
 pub mod spec;
+pub mod table;
 mod version;
 
 mod dsl;
@@ -28,4 +30,5 @@ pub use kernels::cache::{key_order, value_order};
 pub use machine::{ByteDot, Isa, Machine};
 pub use schedule::{Knob, Schedule, evenly_from, least};
 pub use spec::{Compute, KernelSpec, MapOp, NormKind, apart, packed_words};
+pub use table::table;
 pub use version::llvm_version;

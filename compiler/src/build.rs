@@ -1,6 +1,8 @@
 //! `moec build`, from a `model.toml` to a bundle on disk.
 
+use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
+use crate::bundle::{cache, cargo};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::import::{self, ImportOptions};
@@ -29,6 +31,8 @@ pub struct Request<'a> {
     pub tune: Option<Duration>,
     /// Whether `run` is linked.
     pub link: bool,
+    /// Whether cargo builds it from the bundle's sources, though the runtime is there precompiled.
+    pub from_source: bool,
     /// Where to print and to stop.
     pub stops: Stops<'a>,
 }
@@ -57,11 +61,18 @@ pub fn build(
     let target = target_of(&device, request.target)?;
     let config = Config::load(request.config)?;
     let target = target.with_activations(config.weights.activations);
+    let writes = request.stops.stop_after.is_none();
+    let route = (request.link && writes).then(|| Route::find(target.triple(), request.from_source));
+    if let Some(Ok(Route::Cargo(_))) = &route {
+        cargo::ask()?;
+    }
+    ask_for_calibration(&config)?;
     let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
-    progress.stage("Reading", &config.model.source.display().to_string());
+    let phase = progress.phase("Importing", &config.model.source.display().to_string());
     let (checkpoint, spec) = import::open(&config.model.source, &options)?;
     checkpoint.tokenizer(&spec)?;
+    drop(phase);
     spec.warnings.iter().for_each(|w| progress.warn(w));
 
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
@@ -91,9 +102,20 @@ pub fn build(
     compilation.profile_entry = entry.or(compilation.profile_entry);
     crate::interrupt::check()?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
-    let summary = write::write(&mut compilation, &folder, request.link, progress)?;
+    let summary = write::write(&mut compilation, &folder, route, progress)?;
     let plan = compilation.plan()?.clone();
     Ok(Some(Built { folder, plan, summary }))
+}
+
+/// The cache folder must be writable before texts are read for minutes whose profile is kept there.
+fn ask_for_calibration(config: &Config) -> Result<()> {
+    if config.calibrate.profile.is_none() && !config.calibrate.text.is_empty() {
+        cache::writable_for(
+            "calibration on `text` under `[calibrate]`",
+            Some("record a profile elsewhere with `moec calibrate`, and name it as `profile` there"),
+        )?;
+    }
+    Ok(())
 }
 
 /// The target of that name or device file.

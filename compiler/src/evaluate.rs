@@ -178,7 +178,7 @@ fn measure(
     if let Some(corpus) = &tasks.text {
         let ids = text.encode(corpus).map_err(Error::from)?;
         let windows = windows(&ids, bundle, tasks)?;
-        let bar = progress.items("Reading", windows.len() as u64);
+        let bar = progress.items("Reading", windows.len() as u64, "windows of text");
         let (mut loss, mut count, mut same, mut divergence) = (0.0, 0, 0, 0.0);
         for window in &windows {
             crate::interrupt::check()?;
@@ -223,7 +223,7 @@ fn ask(
     progress: &Progress,
     mut answers: impl FnMut(&[u32], &[u32]) -> moec_runtime::Result<bool>,
 ) -> Result<f64> {
-    let bar = progress.items("Asking", questions.len() as u64);
+    let bar = progress.items("Asking", questions.len() as u64, "questions");
     let mut right = 0;
     for q in questions {
         crate::interrupt::check()?;

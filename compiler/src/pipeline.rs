@@ -99,6 +99,8 @@ pub struct Pass {
     pub name: &'static str,
     /// Why it stands there.
     pub why: &'static str,
+    /// Whether a compilation has anything for it to do.
+    applies: fn(&Compilation<'_>) -> bool,
     run: fn(&mut Compilation<'_>) -> Result<()>,
 }
 
@@ -109,24 +111,24 @@ pub const PIPELINE: &[Pass] = &[
     pass("format", run_format, "before rewriting, which may fold a factor only into exact weights"),
     pass("rewrite", run_rewrite, "on the Graph, where equations hold; the target's cost picks the form"),
     // The placement: what fits into static graphs, and where it lives. Shapes of a processor are dynamic.
-    pass(
+    static_pass(
         "tier",
         run_tier,
         "the operators are final; capacities are the first thing that a static graph must know",
     ),
-    pass("group", run_group, "experts of one capacity can share a graph"),
-    pass("reside", run_reside, "what a launch of a whole group costs decides where the group lives"),
-    pass(
+    static_pass("group", run_group, "experts of one capacity can share a graph"),
+    static_pass("reside", run_reside, "what a launch of a whole group costs decides where the group lives"),
+    static_pass(
         "convolve",
         run_convolve,
         "where every operator lives is known; what it costs there picks its form, before nodes are cut out of the Graph",
     ),
-    pass(
+    static_pass(
         "offload",
         run_offload,
         "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
     ),
-    pass(
+    budget_pass(
         "fetch",
         run_fetch,
         "the processor's experts are final; where memory has a budget, layers say whom they will read",
@@ -141,11 +143,28 @@ pub const PIPELINE: &[Pass] = &[
         run_barriers,
         "buffers that share bytes must wait for each other, and now it is known which do",
     ),
-    pass("page", run_page, "last, since what all else takes of the budget is known; the rest holds experts"),
+    budget_pass(
+        "page",
+        run_page,
+        "last, since what all else takes of the budget is known; the rest holds experts",
+    ),
 ];
 
-const fn pass(name: &'static str, run: fn(&mut Compilation<'_>) -> Result<()>, why: &'static str) -> Pass {
-    Pass { name, why, run }
+type Run = fn(&mut Compilation<'_>) -> Result<()>;
+
+/// A pass of every compilation.
+const fn pass(name: &'static str, run: Run, why: &'static str) -> Pass {
+    Pass { name, why, applies: |_| true, run }
+}
+
+/// A pass for targets with static graphs.
+const fn static_pass(name: &'static str, run: Run, why: &'static str) -> Pass {
+    Pass { name, why, applies: |c| c.units.is_some(), run }
+}
+
+/// A pass for models that memory does not hold.
+const fn budget_pass(name: &'static str, run: Run, why: &'static str) -> Pass {
+    Pass { name, why, applies: |c| c.config.memory.budget.is_some(), run }
 }
 
 /// Names of the passes.
@@ -208,12 +227,19 @@ impl<'a> Compilation<'a> {
         for name in [stops.print_after, stops.stop_after].into_iter().flatten() {
             check_name(name)?;
         }
+        let count = PIPELINE.iter().filter(|p| (p.applies)(self)).count();
+        let bar = progress.items("Planning", count as u64, "passes");
         for pass in PIPELINE {
-            progress.stage("Running", pass.name);
-            (pass.run)(self).map_err(|e| e.context(format!("pass `{}` failed", pass.name)))?;
-            self.verify().map_err(|e| e.context(format!("the IR is wrong after pass `{}`", pass.name)))?;
+            if (pass.applies)(self) {
+                bar.label(pass.name);
+                progress.detail("Running", &format!("pass `{}`", pass.name));
+                (pass.run)(self).map_err(|e| e.context(format!("pass `{}` failed", pass.name)))?;
+                self.verify()
+                    .map_err(|e| e.context(format!("the IR is wrong after pass `{}`", pass.name)))?;
+                bar.add(1);
+            }
             if stops.print_after == Some(pass.name) {
-                print(&self.text());
+                bar.suspend(|| print(&self.text()));
             }
             if stops.stop_after == Some(pass.name) {
                 return Ok(false);

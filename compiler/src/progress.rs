@@ -1,4 +1,10 @@
 //! What the user sees while he waits: stage lines, warnings and bars, all on stderr.
+//!
+//! | | on a terminal | elsewhere | under `--verbose` |
+//! |---|---|---|---|
+//! | [`Progress::stage`]: what stays true | a line that stays | a line | |
+//! | [`Progress::phase`], [`Progress::items`], [`Progress::bytes`]: what goes on now | a bar, gone when it ends | a line | |
+//! | [`Progress::detail`]: what happens within | in the bar, if anywhere | nothing | a line that stays |
 
 use crate::human;
 use anstyle::{AnsiColor, Style};
@@ -13,23 +19,26 @@ const WARNING: Style = AnsiColor::Yellow.on_default().bold();
 #[derive(Clone, Debug)]
 pub struct Progress {
     quiet: bool,
+    verbose: bool,
     bars: MultiProgress,
     draws: bool,
 }
 
 impl Progress {
-    /// Lines on stderr unless `quiet`; bars too where stderr is a terminal and `MOEC_NO_PROGRESS` is not set.
-    pub fn new(quiet: bool) -> Self {
+    /// Lines on stderr unless `quiet`; bars in their place where stderr is a terminal and `MOEC_NO_PROGRESS` is not set.
+    /// `verbose`: details have lines, too.
+    pub fn new(quiet: bool, verbose: bool) -> Self {
         let wanted = std::env::var_os("MOEC_NO_PROGRESS").is_none_or(|v| v.is_empty());
         let draws = !quiet && wanted && std::io::stderr().is_terminal();
         let target = if draws { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        Self { quiet, bars: MultiProgress::with_draw_target(target), draws }
+        Self { quiet, verbose: verbose && !quiet, bars: MultiProgress::with_draw_target(target), draws }
     }
 
     /// Says nothing.
     pub fn silent() -> Self {
         Self {
             quiet: true,
+            verbose: false,
             bars: MultiProgress::with_draw_target(ProgressDrawTarget::hidden()),
             draws: false,
         }
@@ -52,27 +61,48 @@ impl Progress {
         self.line(&format!("{WARNING}warning{WARNING:#}: {message}"));
     }
 
+    /// A line of what happens within a phase, for those who want to know everything.
+    pub fn detail(&self, verb: &str, what: &str) {
+        if self.verbose {
+            self.stage(verb, what);
+        }
+    }
+
+    /// Whether bars are drawn. Whoever has no other sign of life writes lines where they are not.
+    pub fn draws(&self) -> bool {
+        self.draws
+    }
+
+    /// A phase whose length is not known: it lasts until the bar is dropped.
+    pub fn phase(&self, verb: &str, what: &str) -> Bar {
+        let bar = self.bar(verb, None, "{spinner} {msg} {elapsed:.dim}", || what.to_owned());
+        bar.label(what);
+        bar
+    }
+
     /// A bar over bytes.
     pub fn bytes(&self, verb: &str, total: u64) -> Bar {
-        self.bar(verb, total, "{bytes}/{total_bytes} {bytes_per_sec}", || human::bytes(total))
+        let figures = "[{bar:24}] {bytes}/{total_bytes} {bytes_per_sec}  {msg}";
+        self.bar(verb, Some(total), figures, || human::bytes(total))
     }
 
-    /// A bar over things that are counted.
-    pub fn items(&self, verb: &str, total: u64) -> Bar {
-        self.bar(verb, total, "{pos}/{len}", || total.to_string())
+    /// A bar over things that are counted; `unit` is their name, in the plural.
+    pub fn items(&self, verb: &str, total: u64, unit: &str) -> Bar {
+        let figures = format!("[{{bar:24}}] {{pos}}/{{len}} {unit}  {{msg}}");
+        let said = || if total == 1 { singular(unit) } else { format!("{total} {unit}") };
+        self.bar(verb, Some(total), &figures, said)
     }
 
-    fn bar(&self, verb: &str, total: u64, figures: &str, size: impl Fn() -> String) -> Bar {
+    fn bar(&self, verb: &str, total: Option<u64>, figures: &str, said: impl Fn() -> String) -> Bar {
         if !self.draws {
-            self.stage(verb, &size());
+            self.stage(verb, &said());
             return Bar(ProgressBar::hidden());
         }
-        // Two drawn bars never differ but in verb and figures, and both come from this crate.
-        let template = format!("{{prefix:>12.green.bold}} [{{bar:24}}] {figures}  {{msg}}");
+        // Every template is of this crate.
+        let template = format!("{{prefix:>12.green.bold}} {figures}");
         let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        let bar =
-            ProgressBar::new(total).with_style(style.progress_chars("=> ")).with_prefix(verb.to_owned());
-        let bar = self.bars.add(bar);
+        let bar = total.map_or_else(ProgressBar::new_spinner, ProgressBar::new);
+        let bar = self.bars.add(bar.with_style(style.progress_chars("=> ")).with_prefix(verb.to_owned()));
         bar.enable_steady_tick(Duration::from_millis(200));
         Bar(bar)
     }
@@ -83,6 +113,12 @@ impl Progress {
             let _ = writeln!(anstream::stderr().lock(), "{line}");
         });
     }
+}
+
+/// `1 token` of `tokens`: units are regular plurals, perhaps with words behind.
+fn singular(unit: &str) -> String {
+    let (noun, rest) = unit.split_once(' ').map_or((unit, String::new()), |(n, r)| (n, format!(" {r}")));
+    format!("1 {}{rest}", noun.strip_suffix('s').unwrap_or(noun))
 }
 
 /// A bar; it vanishes when it is finished or dropped.
@@ -102,6 +138,17 @@ impl Bar {
         self.0.inc(n);
     }
 
+    /// Sets how far it is, and of how much.
+    pub fn place(&self, done: u64, of: u64) {
+        self.0.set_length(of);
+        self.0.set_position(done);
+    }
+
+    /// Takes it off the screen while `f` writes there.
+    pub fn suspend<R>(&self, f: impl FnOnce() -> R) -> R {
+        self.0.suspend(f)
+    }
+
     /// Takes it off the screen.
     pub fn finish(&self) {
         self.0.finish_and_clear();
@@ -111,5 +158,15 @@ impl Bar {
 impl Drop for Bar {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::singular;
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        assert_eq!(["tokens", "windows of text"].map(singular), ["1 token", "1 window of text"]);
     }
 }

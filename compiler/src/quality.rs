@@ -89,7 +89,7 @@ impl<'a> Measured<'a> {
 
     /// Mean negative log-likelihood of each window.
     fn losses(&self, twin: &Twin, windows: &[Window]) -> Result<Vec<f64>> {
-        let bar = self.progress.items("Reading", windows.len() as u64);
+        let bar = self.progress.items("Reading", windows.len() as u64, "windows of text");
         let found = twin.with_engine(None, |engine| {
             let loss = |window: &Window| {
                 crate::interrupt::check()?;

@@ -1,7 +1,7 @@
 //! Folders under the cache that go away with the run: weights of models that are built to be used once.
 
+use crate::bundle::cache;
 use crate::bundle::partial::io_error;
-use crate::bundle::runner::cache_dir;
 use crate::error::{Error, Result};
 use crate::interrupt::{self, Hold};
 use crate::{disk, human};
@@ -27,8 +27,7 @@ impl Scratch {
     /// # Errors
     /// A disk without that room, or a folder that cannot be made.
     pub(crate) fn create(what: &str, plan: &Plan) -> Result<Self> {
-        let cache = cache_dir()?;
-        fs::create_dir_all(&cache).map_err(|e| io_error("create", &cache, &e))?;
+        let cache = cache::writable_for(&format!("to {what}"), None)?;
         remove_stale(&cache);
         let need = plan.segments.iter().map(|s| s.bytes).sum();
         if let Some(free) = disk::free_bytes(&cache).filter(|&free| free < need) {

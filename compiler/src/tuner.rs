@@ -3,13 +3,13 @@
 //! Results are kept in the cache by machine and kernel, so that the second build of a model, and other models
 //! of the same shapes, time nothing again.
 
+use crate::bundle::cache;
 use crate::bundle::hashing::{hex, sha256};
-use crate::bundle::runner::cache_dir;
 use crate::decisions::{Pieces, pieces, schedule};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::passes::tune::MARGIN;
-use crate::progress::Progress;
+use crate::progress::{Bar, Progress};
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule, Stopwatch, TuneError};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -35,7 +35,11 @@ pub struct Tuner<'a> {
     folder: PathBuf,
     machine: String,
     progress: Progress,
+    /// Shown from the first kernel that is timed to the last one.
+    bar: Option<Bar>,
     timed: usize,
+    /// Whether it was said that times cannot be kept: once is enough.
+    warned: bool,
     kept: usize,
     left_out: usize,
 }
@@ -44,7 +48,8 @@ impl<'a> Tuner<'a> {
     /// For a target whose code this machine runs. Takes about `time` in all.
     ///
     /// # Errors
-    /// Another machine's target, a number of threads that is none, or no cache folder.
+    /// Another machine's target, a number of threads that is none, or a cache folder that cannot be written: times are
+    /// kept there, and nobody wants to wait a minute for some that are lost.
     pub fn new(target: &'a CpuTarget, time: Duration, progress: &Progress) -> Result<Self> {
         let name = target.name();
         target.runs_here().map_err(|e| {
@@ -52,6 +57,9 @@ impl<'a> Tuner<'a> {
                 .because(e)
                 .hint(format!("build on a `{name}`, or without `--tune`: a cost model then chooses"))
         })?;
+        let kept = "`--tune`, whose times are kept for later builds,";
+        let folder = cache::writable_for(kept, Some("build without `--tune`: a cost model then chooses"))?;
+        let folder = folder.join("schedules");
         let threads = moec_runtime::cpu::threads(None).map_err(Error::from)?;
         let info = target.info();
         let machine = format!(
@@ -67,10 +75,12 @@ impl<'a> Tuner<'a> {
             threads,
             watch: None,
             end: Instant::now() + time,
-            folder: cache_dir()?.join("schedules"),
+            folder,
             machine,
             progress: progress.clone(),
+            bar: None,
             timed: 0,
+            warned: false,
             kept: 0,
             left_out: 0,
         })
@@ -104,7 +114,12 @@ impl<'a> Tuner<'a> {
                 self.left_out += 1;
                 Vec::new()
             } else {
-                self.progress.stage("Timing", &format!("{} with {n} rows", self.target.symbol(spec)));
+                let what = format!("{} with {n} rows", self.target.symbol(spec));
+                self.progress.detail("Timing", &what);
+                let progress = &self.progress;
+                let seconds = rest.as_secs().max(1);
+                let said = format!("kernels, {left} of them at most, for up to {seconds} s");
+                self.bar.get_or_insert_with(|| progress.phase("Timing", &said)).label(&what);
                 let share = rest / u32::try_from(left.max(1)).unwrap_or(u32::MAX);
                 let times = self.time(spec, n, &candidates, model, share)?;
                 self.timed += 1;
@@ -113,6 +128,7 @@ impl<'a> Tuner<'a> {
             }
         };
         if left == 1 {
+            self.bar = None;
             self.report();
         }
         Ok(times)
@@ -216,7 +232,7 @@ impl<'a> Tuner<'a> {
     }
 
     /// Keeps times for later builds. Where that fails they are taken again.
-    fn keep(&self, path: &PathBuf, spec: &KernelSpec, n: usize, times: &[(Schedule, f64)]) {
+    fn keep(&mut self, path: &PathBuf, spec: &KernelSpec, n: usize, times: &[(Schedule, f64)]) {
         let kept = Kept {
             kernel: self.name(spec, n),
             times: times.iter().map(|&(s, t)| (pieces(self.target, spec, s), t)).collect(),
@@ -227,8 +243,12 @@ impl<'a> Tuner<'a> {
             fs::write(&partial, text)?;
             fs::rename(&partial, path)
         });
-        if let Err(e) = written {
-            self.progress.warn(&format!("`{}` cannot be written: {e}", path.display()));
+        if let Err(e) = written
+            && !std::mem::replace(&mut self.warned, true)
+        {
+            let shown = self.folder.display();
+            self.progress
+                .warn(&format!("times are not kept for later builds: `{shown}` cannot be written: {e}"));
         }
     }
 }

@@ -10,9 +10,12 @@
 //! | `artifacts/graph.moe` | the Graph that the plan computes, for `moec verify` |
 //! | `artifacts/tokenizer.json` | the checkpoint's tokenizer, if it has one |
 //! | `runner/` | the generated crate; for a Mac also `build.sh`, which makes `run` of it there |
-//! | `run` | its binary, where the host can link for the target |
+//! | `run` | the program, where the host can link for the target |
 
+pub mod cache;
+pub mod cargo;
 pub mod hashing;
+pub mod link;
 pub mod manifest;
 pub mod partial;
 pub mod read;

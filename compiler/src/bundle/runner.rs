@@ -1,22 +1,17 @@
-//! The runner crate: sources that travel inside of moec, and the binary that cargo makes of them.
+//! The runner crate, whose sources travel inside of moec.
 //!
 //! `runner/` in a bundle is a workspace of its own: the generated crate, and copies of `moec-runtime` and
-//! `moec-ir` under `vendor/`. It is built in a cache folder, where everything but the generated crate
-//! stays compiled from bundle to bundle. Paths are remapped, so the binary does not depend on where it
-//! was built.
+//! `moec-ir` under `vendor/`. [`super::cargo`] builds it.
 
-use super::hashing::{hex, sha256};
+pub use super::cache::cache_dir;
 use super::partial::io_error;
-use super::toolchain::{Cross, MAC_SCRIPT, Toolchain, deployment_target};
+use super::toolchain::{MAC_SCRIPT, deployment_target};
 use crate::error::{Error, Result};
-use crate::interrupt;
 use include_dir::{Dir, include_dir};
 use moec_cpu::SourceFile;
 use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use toml::{Table, Value};
 
 static RUNTIME: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../runtime/src");
@@ -24,7 +19,7 @@ static IR: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../ir/src");
 const RUNTIME_MANIFEST: &str = include_str!("../../../runtime/Cargo.toml");
 const IR_MANIFEST: &str = include_str!("../../../ir/Cargo.toml");
 const WORKSPACE_MANIFEST: &str = include_str!("../../../Cargo.toml");
-const LOCK: &str = include_str!("../../runner/Cargo.lock");
+pub(super) const LOCK: &str = include_str!("../../runner/Cargo.lock");
 const MAC_SCRIPT_TEXT: &str = include_str!("../../runner/build.sh.txt");
 const BUILD_SCRIPT: &str = include_str!("../../runner/build.rs.txt");
 
@@ -53,7 +48,7 @@ pub fn write_script(bundle: &Path, triple: &str) -> Result<()> {
 }
 
 /// Removes what another moec left in the cache folder: a module that lies elsewhere by now would be found twice.
-fn remove_others(folder: &Path, generated: &[SourceFile]) -> Result<()> {
+pub(super) fn remove_others(folder: &Path, generated: &[SourceFile]) -> Result<()> {
     let fixed = fixed_files()?.into_iter().map(|(path, _)| path);
     let own: BTreeSet<PathBuf> = fixed.chain(generated.iter().map(|f| f.path.into())).collect();
     let mut folders = vec![folder.to_owned()];
@@ -155,7 +150,7 @@ panic = "abort"
 strip = true
 "#;
 
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
     }
@@ -166,105 +161,11 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).map_err(|e| io_error("write", path, &e))
 }
 
-/// Where moec keeps what later builds can use: `$MOEC_CACHE`, `$XDG_CACHE_HOME/moec` or `~/.cache/moec`.
-///
-/// # Errors
-/// None of the three is set.
-pub fn cache_dir() -> Result<PathBuf> {
-    let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
-    from("MOEC_CACHE")
-        .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
-        .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
-        .ok_or_else(|| Error::environment("there is no cache folder").hint("set `MOEC_CACHE` to one"))
-}
-
-/// The cargo to build with: `$CARGO`, or `cargo` on the path.
-pub fn cargo() -> OsString {
-    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
-}
-
-/// Builds `run` for a bundle whose sources and object stand in `bundle`, and puts it there.
-///
-/// # Errors
-/// A build that fails, with the end of what cargo said.
-pub fn build(bundle: &Path, generated: &[SourceFile], object: &[u8], tools: &Toolchain) -> Result<()> {
-    // One folder per compiler and set of dependencies: what differs from build to build, the generated crate and
-    // moec's own two, cargo compiles anew where it was written anew. The lock keeps it to one build at a time.
-    let mut key = tools.version.clone().into_bytes();
-    key.extend(LOCK.bytes());
-    if let Some(cross) = tools.cross {
-        key.extend(cross.triple.bytes());
-    }
-    let home = cache_dir()?.join(format!("runner-{}", &hex(&sha256(&key))[..16]));
-    fs::create_dir_all(&home).map_err(|e| io_error("create", &home, &e))?;
-    let home = fs::canonicalize(&home).map_err(|e| io_error("find", &home, &e))?;
-    let lock_path = home.join("lock");
-    let lock = File::create(&lock_path).map_err(|e| io_error("create", &lock_path, &e))?;
-    lock.lock().map_err(|e| io_error("lock", &lock_path, &e))?;
-
-    let runner = home.join("runner");
-    write_sources(&runner, generated)?;
-    remove_others(&runner, generated)?;
-    write(&home.join("artifacts/kernels.o"), object)?;
-    let mut command = Command::new(cargo());
-    command
-        .current_dir(&runner)
-        .args(["build", "--release", "--locked", "--quiet", "--target-dir"])
-        .arg(home.join("target"))
-        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&home, tools.cross))
-        .env("CARGO_TERM_COLOR", "never")
-        .env_remove("RUSTFLAGS")
-        .env_remove("CARGO_BUILD_TARGET")
-        .env_remove("RUSTC_WRAPPER");
-    let mut built = home.join("target");
-    if let Some(cross) = tools.cross {
-        // With `--target`, flags and linker are the target's alone; build scripts and macros stay the host's.
-        command.args(["--target", cross.triple]).env("RUSTC", &tools.rustc);
-        built.push(cross.triple);
-    }
-    let output =
-        interrupt::output(&mut command).map_err(|e| Error::environment("cannot start cargo").because(e))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let lines: Vec<&str> = said.lines().collect();
-        let end = lines[lines.len().saturating_sub(20)..].join("\n");
-        return Err(Error::environment("cargo could not build the runner").because(end).hint(
-            "the first build downloads the runtime's dependencies: check the network, \
-             or build with `--no-run` and use `moec run`",
-        ));
-    }
-    let to = bundle.join("run");
-    built.push("release/moec-runner");
-    fs::copy(&built, &to).map_err(|e| io_error("write", &to, &e))?;
-    Ok(())
-}
-
-/// Flags that keep the binary independent of this machine's folders, and those of another target.
-fn rustflags(home: &Path, cross: Option<&Cross>) -> OsString {
-    let cargo_home = std::env::var_os("CARGO_HOME")
-        .map(PathBuf::from)
-        .or_else(|| std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cargo")));
-    let mut flags = OsString::new();
-    for (from, to) in [(Some(home.to_owned()), "/moec"), (cargo_home, "/cargo")] {
-        if let Some(from) = from {
-            if !flags.is_empty() {
-                flags.push("\u{1f}");
-            }
-            flags.push("--remap-path-prefix=");
-            flags.push(from);
-            flags.push(format!("={to}"));
-        }
-    }
-    if let Some(cross) = cross {
-        flags.push(format!("\u{1f}-Clinker={}", cross.linker));
-        cross.flags.iter().for_each(|f| flags.push(format!("\u{1f}{f}")));
-    }
-    flags
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::cargo::cargo;
     use super::*;
+    use std::process::Command;
 
     /// The embedded lock file must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews it.
     #[test]

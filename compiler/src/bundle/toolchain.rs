@@ -1,9 +1,12 @@
 //! What links `run`: this machine's own tools, or those that link for another one.
 //!
-//! `run` needs three things: cargo, a rustc that has the standard library of the target, and a linker. For this
-//! machine's own kind the first two are enough, because rustc knows its linker. For others [`CROSS`] has a row.
+//! For this machine's own kind moec carries the runtime compiled, and a C compiler links it. Everything else is
+//! built by cargo, with a rustc that has the standard library of the target, and a linker; for machines of another
+//! kind [`CROSS`] has a row. [`Route`] is which of the two.
 
-use super::runner::{cache_dir, cargo};
+use super::cache::cache_dir;
+use super::cargo::cargo;
+use super::link;
 use moec_device::is_host;
 use std::ffi::OsString;
 use std::fmt;
@@ -74,7 +77,33 @@ impl Cross {
     }
 }
 
-/// Tools that link `run` for one target.
+/// C compilers that link the precompiled runtime; the first that is there is taken.
+const C_COMPILERS: [&str; 3] = ["cc", "gcc", "clang"];
+
+/// How `run` comes about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// This C compiler links the precompiled runtime.
+    Prebuilt(&'static str),
+    /// Cargo builds the generated crate.
+    Cargo(Toolchain),
+}
+
+impl Route {
+    /// The way to `run` for programs of `triple`; `from_source`: by cargo in any case.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn find(triple: &str, from_source: bool) -> Result<Self, Missing> {
+        if from_source || !link::is_prebuilt() || !is_host(triple) {
+            return Toolchain::find(triple).map(Self::Cargo);
+        }
+        let there = |cc: &&&str| said(&(**cc).into(), &["--version"]).is_some();
+        C_COMPILERS.iter().find(there).map(|cc| Self::Prebuilt(cc)).ok_or(Missing::C)
+    }
+}
+
+/// Tools by which cargo builds `run` for one target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolchain {
     /// The compiler.
@@ -88,6 +117,8 @@ pub struct Toolchain {
 /// Why `run` cannot be linked for a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {
+    /// There is no C compiler.
+    C,
     /// There is no cargo or no rustc.
     Rust,
     /// Programs for Apple's systems are linked there: Apple's libraries are not elsewhere.
@@ -103,6 +134,9 @@ pub enum Missing {
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::C => {
+                write!(f, "there is no C compiler here to link it (looked for {})", C_COMPILERS.join(", "))
+            }
             Self::Rust => f.write_str("there is no cargo or no rustc here"),
             Self::Mac(triple) => write!(f, "programs for `{triple}` are linked on a Mac"),
             Self::System(triple) => write!(f, "nothing here links for `{triple}`"),
@@ -123,6 +157,9 @@ impl Missing {
     /// What to do.
     pub fn hint(&self) -> String {
         match self {
+            Self::C => {
+                "install gcc or clang (on Debian and Ubuntu `apt-get install --no-install-recommends gcc libc6-dev`)".into()
+            }
             Self::Rust => "install Rust 1.95 or later (https://rustup.rs)".into(),
             Self::Mac(_) => format!(
                 "copy the bundle to a Mac and run `sh {MAC_SCRIPT}` in it; that needs Xcode's command line tools \

@@ -3,8 +3,8 @@
 use super::hashing::{HashingWriter, hex, sha256};
 use super::manifest::{BUNDLE_VERSION, Manifest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
-use super::toolchain::{Missing, Toolchain};
-use super::{DECISIONS, DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
+use super::toolchain::{Missing, Route};
+use super::{DECISIONS, DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, cargo, link, runner};
 use crate::coreml;
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -32,14 +32,15 @@ pub struct Summary {
     pub missing: Option<Missing>,
 }
 
-/// Writes the compiled model to `destination`.
+/// Writes the compiled model to `destination`. `route`: how `run` comes about, or what keeps it from that; `None`
+/// where it is not wanted.
 ///
 /// # Errors
 /// Whatever keeps a file from being written; nothing is left behind then.
 pub fn write(
     c: &mut Compilation<'_>,
     destination: &Path,
-    link: bool,
+    route: Option<Result<Route, Missing>>,
     progress: &Progress,
 ) -> Result<Summary> {
     let partial = Partial::create(destination)?;
@@ -49,9 +50,10 @@ pub fn write(
         fs::create_dir(&path).map_err(|e| io_error("create", &path, &e))?;
     }
 
-    progress.stage("Compiling", &format!("{} kernels for {}", c.kernels.len(), c.target.name()));
+    let phase = progress.phase("Compiling", &format!("{} kernels for {}", c.kernels.len(), c.target.name()));
     let object =
         c.target.compile(&c.kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+    drop(phase);
     put(&root.join(KERNELS), &object)?;
     put(&root.join(GRAPH), c.module.to_string().as_bytes())?;
     if let Some(tokenizer) = c.tokenizer()? {
@@ -87,11 +89,18 @@ pub fn write(
         .map_err(|e| Error::bug("the generated source is no Rust").because(e))?;
     runner::write_sources(&root.join("runner"), &generated)?;
     runner::write_script(root, c.target.triple())?;
-    let tools = link.then(|| Toolchain::find(c.target.triple())).transpose();
-    if let Ok(Some(tools)) = &tools {
-        progress.stage("Linking", "run");
-        let built = runner::build(root, &generated, &object, tools);
-        // An interrupt ends cargo, too: that is no failure of its own.
+    let route = route.transpose();
+    if let Ok(Some(route)) = &route {
+        let built = match route {
+            Route::Prebuilt(cc) => {
+                let _phase = progress.phase("Linking", "`run`");
+                let table = c.target.table(&plan, &encoded);
+                let table = table.map_err(|e| Error::bug("the table does not compile").because(e))?;
+                link::link(root, &table, cc)
+            }
+            Route::Cargo(tools) => cargo::build(root, &generated, &object, tools, progress),
+        };
+        // An interrupt ends cargo and the linker, too: that is no failure of theirs.
         interrupt::check()?;
         built?;
     }
@@ -112,7 +121,7 @@ pub fn write(
     put(&root.join(MANIFEST), format!("{text}\n").as_bytes())?;
     partial.commit()?;
     c.plan = Some(plan);
-    Ok(Summary { weight_bytes, package_bytes, run: matches!(tools, Ok(Some(_))), missing: tools.err() })
+    Ok(Summary { weight_bytes, package_bytes, run: matches!(route, Ok(Some(_))), missing: route.err() })
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<()> {

@@ -82,7 +82,7 @@ pub fn calibrate(
 
     let scratch = Scratch::create("calibrate", compilation.plan()?)?;
     let folder = scratch.path().join("model.moec");
-    write::write(&mut compilation, &folder, false, progress)?;
+    write::write(&mut compilation, &folder, None, progress)?;
     let bundle = Bundle::open(&folder)?;
     let text = Text::open(&folder, bundle.plan.model.bos).map_err(|_| {
         Error::input(format!("`{}` has no tokenizer that can be used", checkpoint.dir().display()))
@@ -97,7 +97,7 @@ pub fn calibrate(
         let options = Options::default();
         let mut engine = Engine::open(program, &folder, options).map_err(Error::from)?;
         let mut run = Run::new(&compilation, &bundle.plan)?;
-        let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum());
+        let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum(), "tokens");
         let mut reading = Reading::default();
         let every = run.every(windows.iter().map(|w| w.ids.len()).sum());
         for (i, window) in windows.iter().enumerate() {

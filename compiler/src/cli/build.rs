@@ -32,9 +32,12 @@ pub struct Args {
     /// Stop after this pass, and write nothing
     #[arg(long, value_name = "PASS")]
     pub stop_after: Option<String>,
-    /// Write no `run` program (it needs cargo and a C linker)
+    /// Write no `run` program (it needs a C compiler; for machines of another kind, cargo)
     #[arg(long)]
     pub no_run: bool,
+    /// Compile `run` with cargo from the sources in the bundle, instead of linking the runtime that moec carries
+    #[arg(long, conflicts_with = "no_run")]
+    pub run_from_source: bool,
     /// Print one JSON object to stdout when done
     #[arg(long)]
     pub json: bool,

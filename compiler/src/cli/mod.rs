@@ -62,6 +62,9 @@ struct Global {
     /// Say nothing but errors, warnings and data
     #[arg(long, short, global = true)]
     quiet: bool,
+    /// Say more: every pass of a build, every kernel that is timed
+    #[arg(long, short, global = true, conflicts_with = "quiet")]
+    verbose: bool,
     /// When to use colours
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
     color: ColorChoice,
@@ -105,7 +108,7 @@ pub fn main() -> ExitCode {
         ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
         ColorChoice::Never => anstream::ColorChoice::Never.write_global(),
     }
-    let progress = Progress::new(cli.global.quiet);
+    let progress = Progress::new(cli.global.quiet, cli.global.verbose);
     match cli.verb.run(&progress) {
         Ok(code) => code,
         Err(error) => {

@@ -33,6 +33,7 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
         output: args.output.as_deref(),
         tune: args.tune.then(|| Duration::from_secs(u64::from(args.tune_time))),
         link: !args.no_run,
+        from_source: args.run_from_source,
         stops: Stops { print_after: args.print_after.as_deref(), stop_after: args.stop_after.as_deref() },
     };
     let mut printed = Ok(());

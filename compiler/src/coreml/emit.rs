@@ -41,7 +41,7 @@ pub fn packages(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result
         return Ok(0);
     }
     let helper = Helper::find(&cache_dir()?).map_err(|e| failed(&e))?;
-    let bar = progress.items("Emitting", items.len() as u64);
+    let bar = progress.items("Emitting", items.len() as u64, "graphs");
     let mut batch = Batch { helper: &helper, root, raw: root.join("raw"), programs: Vec::new(), bytes: 0 };
     let mut written = 0;
     for item in &items {

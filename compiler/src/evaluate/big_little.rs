@@ -87,7 +87,7 @@ fn read(
     progress: &Progress,
     row: &mut OfGamma,
 ) -> Result<()> {
-    let bar = progress.items("Reading", windows.len() as u64);
+    let bar = progress.items("Reading", windows.len() as u64, "windows of text");
     let (mut loss, mut count) = (0.0, 0_u32);
     for ids in windows {
         crate::interrupt::check()?;

@@ -179,7 +179,8 @@ pub fn verify(
         let options = Options { threads: Some(1), ..Options::default() };
         let mut engine = Engine::open(program, &bundle.folder, options)
             .map_err(|e| Error::input("the bundle does not open").because(e))?;
-        let bar = progress.items("Verifying", module.entries.iter().map(|g| g.nodes.len() as u64).sum());
+        let bar =
+            progress.items("Verifying", module.entries.iter().map(|g| g.nodes.len() as u64).sum(), "nodes");
         let mut reports = Vec::new();
         for (index, graph) in module.entries.iter().enumerate() {
             bar.label(&graph.kind.to_string());

@@ -126,9 +126,20 @@ impl From<Error> for Failure {
 
 /// The whole of a generated runner: the bundle is the folder that the executable lies in.
 pub fn main(program: &Program<'_>) -> ExitCode {
+    ExitCode::from(main_status(program))
+}
+
+/// As [`main`]. Returns the exit status, for a `main` that is C's.
+pub fn main_status(program: &Program<'_>) -> u8 {
     let exe = std::env::current_exe().and_then(std::fs::canonicalize);
     let bundle = exe.as_ref().ok().and_then(|e| e.parent()).unwrap_or(Path::new("."));
-    run(program, bundle, None, std::env::args_os().skip(1), "run")
+    status(program, bundle, None, std::env::args_os().skip(1), "run")
+}
+
+/// Says why a runner's program cannot be had at all. Returns the exit status.
+pub fn refuse_start(error: &Error) -> u8 {
+    complain(error, &mut io::stderr().lock());
+    1
 }
 
 /// Runs a verb of the bundle in the folder `bundle` on the standard streams. `args` begins with the verb;
@@ -140,6 +151,16 @@ pub fn run(
     args: impl Iterator<Item = OsString>,
     name: &str,
 ) -> ExitCode {
+    ExitCode::from(status(program, bundle, beside, args, name))
+}
+
+fn status(
+    program: &Program<'_>,
+    bundle: &Path,
+    beside: Option<Beside<'_>>,
+    args: impl Iterator<Item = OsString>,
+    name: &str,
+) -> u8 {
     let stdin = io::stdin();
     let terminal = stdin.is_terminal();
     let mut stdin = stdin.lock();
@@ -148,7 +169,7 @@ pub fn run(
         out: &mut io::stdout().lock(),
         err: &mut io::stderr().lock(),
     };
-    ExitCode::from(run_with(program, bundle, beside, args, name, io))
+    run_with(program, bundle, beside, args, name, io)
 }
 
 /// As [`run`], on any streams. Returns the exit status.
@@ -182,12 +203,17 @@ pub fn run_with(
         Err(Failure::Error(Error::Output(e))) if e.kind() == ErrorKind::BrokenPipe => 0,
         Err(Failure::Error(Error::Interrupted)) => INTERRUPTED,
         Err(Failure::Error(e)) => {
-            io.note(&format!("error: {e}"));
-            if let Some(hint) = e.hint() {
-                io.note(&format!("hint: {hint}"));
-            }
+            complain(&e, io.err);
             if matches!(e, Error::Range { .. }) { BAD_USE } else { 1 }
         }
+    }
+}
+
+/// Writes an error and what to do about it. That nobody can read it is no reason to stop.
+fn complain(e: &Error, err: &mut dyn Write) {
+    let _ = writeln!(err, "error: {e}");
+    if let Some(hint) = e.hint() {
+        let _ = writeln!(err, "hint: {hint}");
     }
 }
 

@@ -150,6 +150,15 @@ impl CpuTarget {
     pub fn compile(&self, kernels: &[KernelSpec]) -> Result<Vec<u8>, CodegenError> {
         moec_codegen::compile(&self.machine, kernels)
     }
+
+    /// Object code that names the kernels of a plan to a precompiled `run`, and holds the plan's bytes.
+    ///
+    /// # Errors
+    /// Our bugs, as LLVM reports them.
+    pub fn table(&self, plan: &Plan, encoded: &[u8]) -> Result<Vec<u8>, CodegenError> {
+        let symbols: Vec<&str> = plan.kernels.iter().map(|k| k.symbol.as_str()).collect();
+        moec_codegen::table(&self.machine, &symbols, encoded)
+    }
 }
 
 /// Sources of the runner crate.

@@ -95,7 +95,7 @@ pub fn verify(
         // What several matrices round adds up as independent errors do.
         BOUND.max(formats.map(|f: Format| stored(f).powi(2)).sum::<f64>().sqrt())
     };
-    let bar = progress.items("Executing", items.len() as u64);
+    let bar = progress.items("Executing", items.len() as u64, "graphs");
     let mut reports = Vec::new();
     let mut report = |package: &str, opened: &Opened, function: &str, experts, error, bound| {
         reports.push(FunctionReport {

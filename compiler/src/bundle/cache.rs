@@ -1,0 +1,71 @@
+//! The cache folder: where moec keeps what later builds can use.
+
+use crate::error::{Error, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// `$MOEC_CACHE`, `$XDG_CACHE_HOME/moec` or `~/.cache/moec`.
+///
+/// # Errors
+/// None of the three is set.
+pub fn cache_dir() -> Result<PathBuf> {
+    let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
+    from("MOEC_CACHE")
+        .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
+        .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
+        .ok_or_else(|| Error::environment("there is no cache folder").hint("set `MOEC_CACHE` to one"))
+}
+
+/// The cache folder for a build that will write there: it is made, and a file is written and removed, before
+/// anything is computed that would be lost. `what` needs it; `otherwise`, if there is such a way, does without.
+///
+/// # Errors
+/// There is none, or it cannot be written, with what to do about it.
+pub fn writable_for(what: &str, otherwise: Option<&str>) -> Result<PathBuf> {
+    let mut hint = "set `MOEC_CACHE` to a folder that you can write".to_owned();
+    if let Some(otherwise) = otherwise {
+        hint.extend([", or ", otherwise]);
+    }
+    let folder = cache_dir().map_err(|e| e.context(format!("{what} needs a cache folder")).hint(&hint))?;
+    probe(&folder).map_err(|e| {
+        let shown = folder.display();
+        Error::environment(format!("{what} needs the cache folder `{shown}`, which cannot be written"))
+            .because(e)
+            .hint(&hint)
+    })?;
+    Ok(folder)
+}
+
+/// Makes a folder, and writes and removes a file in it.
+///
+/// # Errors
+/// What the system says.
+pub fn probe(folder: &Path) -> std::io::Result<()> {
+    let file = folder.join(format!(".probe-{}", std::process::id()));
+    fs::create_dir_all(folder)?;
+    fs::write(&file, "moec")?;
+    fs::remove_file(&file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_leaves_nothing_but_the_folder() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("a/b");
+        probe(&folder).unwrap();
+        assert!(fs::read_dir(&folder).unwrap().next().is_none());
+    }
+
+    #[test]
+    fn what_is_no_folder_is_no_cache() {
+        let above = tempfile::tempdir().unwrap();
+        let file = above.path().join("file");
+        fs::write(&file, "").unwrap();
+        for folder in [&*file, &file.join("below"), Path::new("/proc/moec")] {
+            assert!(probe(folder).is_err(), "{}", folder.display());
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! The part of a bundle's `run` that is the same for all bundles, compiled when moec is and embedded into it.
+//!
+//! `moec build` links it with the kernels and with a table object that names them and holds the plan
+//! ([`Table`], which `moec_codegen::table` writes). So a bundle for this machine's own kind costs one call
+//! of the C compiler's linker, and neither rustc nor cargo. The generated crate in a bundle's `runner/` builds the
+//! same `Program` from the same plan.
+//!
+//! What Rust's own `main` does before and after a program is done here, since C's is the entry point.
+//! `unsafe` is in this file: the linked table is trusted, as the kernels are.
+
+use moec_ir::plan::Plan;
+use moec_runtime::abi::KernelFn;
+use moec_runtime::{Error, LoadedProgram, cli};
+use std::ffi::{c_char, c_int};
+use std::io::Write;
+
+/// What a bundle's table object holds, under the symbol `moec_table`.
+#[repr(C)]
+struct Table {
+    /// The encoded plan.
+    plan: *const u8,
+    /// Its length.
+    plan_bytes: usize,
+    /// Kernels, in the plan's order.
+    kernels: *const KernelFn,
+    /// How many.
+    kernel_count: usize,
+}
+
+unsafe extern "C" {
+    #[link_name = "moec_table"]
+    static TABLE: Table;
+}
+
+/// The entry point of a linked `run`. Arguments come by way of the standard library, which finds them by itself.
+#[unsafe(no_mangle)]
+extern "C" fn main(_count: c_int, _arguments: *const *const c_char) -> c_int {
+    prepare();
+    let status = match load() {
+        Ok(program) => program.with(cli::main_status),
+        Err(e) => cli::refuse_start(&e),
+    };
+    // Returning from C's `main` flushes C's streams only. Whom a closed one concerns has been told by the verb.
+    let _ = std::io::stdout().flush();
+    c_int::from(status)
+}
+
+/// Rust's own `main` ignores SIGPIPE, so that writing to a closed pipe is an error and no death, and sees to it that
+/// the three streams are open, so that no file of the bundle gets one of their numbers.
+fn prepare() {
+    // SAFETY: calls of the C library without memory of ours, before there are other threads.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+        for stream in 0..3 {
+            if libc::fcntl(stream, libc::F_GETFD) == -1 {
+                // The lowest number that is free is this one.
+                libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+            }
+        }
+    }
+}
+
+/// The program of the linked table.
+fn load() -> Result<LoadedProgram, Error> {
+    // SAFETY: `moec build` links one table, whose addresses and lengths are those of constants beside it.
+    let (bytes, kernels) = unsafe {
+        let table = &raw const TABLE;
+        (
+            std::slice::from_raw_parts((*table).plan, (*table).plan_bytes),
+            std::slice::from_raw_parts((*table).kernels, (*table).kernel_count),
+        )
+    };
+    let plan = Plan::decode(bytes).map_err(|e| Error::Plan(e.to_string()))?;
+    let of =
+        |symbol: &str| plan.kernels.iter().zip(kernels).find(|(k, _)| k.symbol == symbol).map(|(_, f)| *f);
+    LoadedProgram::from_plan(&plan, &of)
+}
