@@ -1,6 +1,7 @@
 //! `moec build`, from a `model.toml` to a bundle on disk.
 
 use crate::bundle::write::{self, Summary};
+use crate::bundle::{destination, workspace};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::import::{self, ImportOptions};
@@ -56,6 +57,12 @@ pub fn build(
     let device = device(request.target)?;
     let target = target_of(&device, request.target)?;
     let config = Config::load(request.config)?;
+    let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
+    if request.stops.stop_after.is_none() {
+        // Before minutes of compiling; `write` looks again.
+        workspace::recover(&folder)?;
+        destination::look(&folder, &folder)?;
+    }
     let target = target.with_activations(config.weights.activations);
     let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
@@ -89,7 +96,6 @@ pub fn build(
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
     compilation.profile_entry = entry.or(compilation.profile_entry);
     crate::interrupt::check()?;
-    let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     let summary = write::write(&mut compilation, &folder, request.link, progress)?;
     let plan = compilation.plan()?.clone();
     Ok(Some(Built { folder, plan, summary }))

@@ -11,6 +11,7 @@
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
+//! * [`manifest`]: all files of a bundle, held against what the build wrote down of them.
 //! * [`timeline`]: what every thread and the disk did, and when.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
@@ -39,6 +40,7 @@ pub mod flash;
 pub mod generate;
 pub mod graphs;
 pub mod loaded;
+pub mod manifest;
 pub mod memory;
 pub mod offload;
 pub mod overflow;

@@ -155,7 +155,7 @@ pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
     Ok(bundle.join(path))
 }
 
-fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
+pub(crate) fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
     let found = match std::fs::metadata(path) {
         Ok(meta) if meta.is_file() => meta.len(),
         Ok(_) => return Err(Error::MissingFile(path.to_owned())),
@@ -202,7 +202,7 @@ fn in_huge_pages(_map: &Mmap) {}
 
 /// SHA-256 of a file that nothing maps. It is not resident, and leaves the page cache
 /// behind: a budget has no room for it.
-fn hash_of(path: &Path) -> Result<[u8; 32]> {
+pub(crate) fn hash_of(path: &Path) -> Result<[u8; 32]> {
     let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
     let mut file = File::open(path).map_err(failed)?;
     let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
@@ -236,7 +236,7 @@ fn forget(file: &File, len: usize) {
 #[cfg(not(target_os = "linux"))]
 fn forget(_file: &File, _len: usize) {}
 
-fn check_hash(info: &FileInfo<'_>, path: &Path, found: [u8; 32]) -> Result<()> {
+pub(crate) fn check_hash(info: &FileInfo<'_>, path: &Path, found: [u8; 32]) -> Result<()> {
     if found == info.sha256 {
         Ok(())
     } else {
