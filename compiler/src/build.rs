@@ -60,7 +60,7 @@ pub fn build(
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     if request.stops.stop_after.is_none() {
         // Before minutes of compiling; `write` looks again.
-        workspace::recover(&folder)?;
+        workspace::recover(&folder)?.iter().for_each(|note| progress.warn(note));
         destination::look(&folder, &folder)?;
     }
     let target = target.with_activations(config.weights.activations);

@@ -130,8 +130,8 @@ pub(super) fn remove(
     let unlisted = UNLISTED.iter().filter(|f| **f != MANIFEST).map(|f| (*f).to_owned());
     for file in listed.iter().cloned().chain(unlisted) {
         // A stranger of that name, or in place of a folder above, stays, and so does what lies behind it.
-        let foreign = file.match_indices('/').map(|(at, _)| at).chain([file.len()]);
-        if foreign.into_iter().any(|at| file.get(..at).is_some_and(|f| strange.contains(f))) {
+        let mut ends = file.match_indices('/').map(|(at, _)| at).chain([file.len()]);
+        if ends.any(|at| file.get(..at).is_some_and(|f| strange.contains(f))) {
             continue;
         }
         gone(fs::remove_file(bundle.join(&file)))?;

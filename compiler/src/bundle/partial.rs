@@ -33,11 +33,7 @@ impl Partial {
     /// A destination that is something else, or a parent that cannot be written.
     pub fn create(destination: &Path) -> Result<Self> {
         let destination = &destination::plain(destination);
-        let mut notes = Vec::new();
-        if workspace::recover(destination)? {
-            let shown = destination.display();
-            notes.push(format!("`{shown}` is back: an earlier build was killed while it replaced it"));
-        }
+        let mut notes: Vec<String> = workspace::recover(destination)?.into_iter().collect();
         destination::look(destination, destination)?;
         let parent = parent_of(destination);
         fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;

@@ -127,10 +127,7 @@ fn secret(key: &Path, password: &dyn Fn() -> Result<String>) -> Result<SecretKey
     let parsed = parsed.map_err(no_key)?;
     match parsed.clone().into_unencrypted_secret_key() {
         Ok(secret) => Ok(secret),
-        Err(e) if has_password(&parsed) => {
-            drop(e);
-            parsed.into_secret_key(Some(password()?)).map_err(no_key)
-        }
+        Err(_) if has_password(&parsed) => parsed.into_secret_key(Some(password()?)).map_err(no_key),
         Err(e) => Err(no_key(e)),
     }
 }

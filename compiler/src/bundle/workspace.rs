@@ -144,24 +144,28 @@ fn discard(folder: &Path) -> io::Result<Vec<String>> {
     }
 }
 
-/// Puts the bundle back that a build was replacing when it was killed, if there is none at `destination`. Gives
-/// whether there was one to put back.
+/// Puts the bundle back that a build was replacing when it was killed, if there is none at `destination`. Says so if there
+/// was one.
 ///
 /// # Errors
 /// A rename that the system refuses.
-pub fn recover(destination: &Path) -> Result<bool> {
+pub fn recover(destination: &Path) -> Result<Option<String>> {
     let destination = &destination::plain(destination);
     let absent =
         || matches!(fs::symlink_metadata(destination), Err(e) if e.kind() == io::ErrorKind::NotFound);
     if destination.file_name().is_none() || !absent() {
-        return Ok(false);
+        return Ok(None);
     }
     let parent = parent_of(destination);
-    let Some(_turn) = Turn::take(parent) else { return Ok(false) };
+    let Some(_turn) = Turn::take(parent) else { return Ok(None) };
     // A living build may have been between its two renames.
     if !absent() {
-        return Ok(false);
+        return Ok(None);
     }
+    let said = || {
+        let shown = destination.display();
+        Ok(Some(format!("`{shown}` is back: an earlier build was killed while it replaced it")))
+    };
     let put_back = |from: &Path| -> Result<bool> {
         if !matches!(destination::look(from, destination), Ok(Standing::Bundle)) {
             return Ok(false);
@@ -174,15 +178,15 @@ pub fn recover(destination: &Path) -> Result<bool> {
         if let Some(dead) = Workspace::of_the_dead(path)
             && put_back(&dead.replaced())?
         {
-            return Ok(true);
+            return said();
         }
     }
     for path in beside(destination, EARLIER_REPLACED) {
         if put_back(&path)? {
-            return Ok(true);
+            return said();
         }
     }
-    Ok(false)
+    Ok(None)
 }
 
 /// Removes what killed builds of `destination` left. What cannot be removed stays. Gives what is to be said of it.

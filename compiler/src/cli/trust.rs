@@ -90,7 +90,7 @@ impl Trust {
         }
         let weights = r.weights.map_or_else(
             || "not compared: name the checkpoint with `--source`".to_owned(),
-            |n| format!("all {n} are the checkpoint's, rounded as the formats say"),
+            |n| format!("all {n} that are packed are the checkpoint's, rounded as the formats say"),
         );
         rows.push(row("weights", weights));
         output::data(&output::table(&rows))

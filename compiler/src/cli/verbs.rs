@@ -311,7 +311,7 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
 pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
     if args.key.is_some() {
-        let _checked = trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
+        trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
         bundle.manifest.check(&bundle.folder, true)?;
     }
     let name = format!("moec run {}", args.bundle.display());
