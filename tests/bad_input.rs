@@ -250,7 +250,7 @@ fn an_interrupt_in_the_middle() {
         build.arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&output).stderr(Stdio::piped());
         let child = build.spawn().unwrap();
         // Once the weights are being written there is something to leave behind.
-        let hidden = folder.path().join(format!(".out.moec.partial-{}", child.id()));
+        let hidden = folder.path().join(format!(".out.moec.partial-{}/bundle", child.id()));
         for _ in 0..600 {
             if fs::metadata(hidden.join("weights/dense.bin")).is_ok_and(|m| m.len() > 0) {
                 break;
@@ -266,6 +266,18 @@ fn an_interrupt_in_the_middle() {
         let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left.len(), 2, "SIG{signal} left something behind: {left:?}");
     }
+}
+
+/// Writes a file anew. A program that was just started cannot be written to in place.
+fn write_back(path: &Path, bytes: &[u8]) {
+    let new = path.with_extension("new");
+    fs::write(&new, bytes).unwrap();
+    #[cfg(unix)]
+    if path.ends_with("run") {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::rename(new, path).unwrap();
 }
 
 #[test]
@@ -284,6 +296,9 @@ fn a_bundle_whose_file_was_changed_by_one_byte() {
         ("artifacts/graph.moe", false),
         ("plan.bin", false),
         ("plan.txt", false),
+        ("decisions.json", false),
+        ("runner/src/main.rs", false),
+        ("run", false),
     ] {
         let path = case.output().join(file);
         let whole = fs::read(&path).unwrap();
@@ -295,7 +310,7 @@ fn a_bundle_whose_file_was_changed_by_one_byte() {
         longer.push(0);
         for damage in [Some(changed), Some(whole[..middle].to_vec()), Some(longer), None] {
             match &damage {
-                Some(bytes) => fs::write(&path, bytes).unwrap(),
+                Some(bytes) => write_back(&path, bytes),
                 None => fs::remove_file(&path).unwrap(),
             }
             let mut commands = vec![moec()];
@@ -308,14 +323,37 @@ fn a_bundle_whose_file_was_changed_by_one_byte() {
                 run.args(generate);
                 commands.push(run);
             }
+            // The loader is asked first what it thinks of half a program.
+            if file != "run" {
+                let mut run = own();
+                run.args(generate).arg("--check");
+                commands.push(run);
+            }
             for mut command in commands {
                 let (code, said) = fails(&mut command);
                 assert_eq!(code, 1, "{said}");
                 assert!(said.contains(name), "`{name}` is not named:\n{said}");
             }
         }
-        fs::write(&path, whole).unwrap();
+        write_back(&path, &whole);
     }
+    // What is checked is counted: all that the manifest lists.
+    let listed = moec::bundle::manifest::Manifest::read(&case.output()).unwrap();
+    let files = listed.files.len();
+    assert!(listed.files.contains_key("run") && files > 100, "{files} files");
+    let checked = format!("checked {files} files, ");
+    let said = ok(own().args(generate).arg("--check")).stderr;
+    assert!(String::from_utf8_lossy(&said).contains(&checked), "{}", String::from_utf8_lossy(&said));
+    // A program of another build, or a manifest of one, is noticed.
+    let manifest = case.output().join("manifest.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::remove_file(&manifest).unwrap();
+    let (_, said) = fails(own().args(generate).arg("--check"));
+    assert!(said.contains("manifest.json` is missing"), "{said}");
+    fs::write(&manifest, text.replace(&listed.files["weights/dense.bin"].sha256, &"0".repeat(64))).unwrap();
+    let (_, said) = fails(own().args(generate).arg("--check"));
+    assert!(said.contains("weights/dense.bin"), "{said}");
+    fs::write(&manifest, text).unwrap();
     let manifest = case.output().join("manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
     fs::write(&manifest, text.replacen("\"weights/dense.bin\"", "\"../dense.bin\"", 1)).unwrap();

@@ -337,6 +337,12 @@ fn golden(family: &str) {
     }
     assert_eq!(functions.keys().cloned().collect::<BTreeSet<_>>(), wanted);
 
+    // What the plan calls is found without executing anything, too.
+    let mut verify = moec();
+    verify.args(["verify", "--static", "--quiet", "--json"]).arg(case.path("out.moec"));
+    let report: Value = serde_json::from_slice(&ok(&mut verify).stdout).unwrap();
+    assert_eq!(report["functions"], plan.graphs.len());
+
     // The structure of the files, and the numbers in them.
     let weights = Weights::open(family);
     for (name, functions) in functions {

@@ -2,7 +2,7 @@
 
 use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
-use crate::bundle::{cache, cargo};
+use crate::bundle::{cache, cargo, destination, workspace};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::import::{self, ImportOptions};
@@ -60,6 +60,12 @@ pub fn build(
     let device = device(request.target)?;
     let target = target_of(&device, request.target)?;
     let config = Config::load(request.config)?;
+    let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
+    if request.stops.stop_after.is_none() {
+        // Before minutes of compiling; `write` looks again.
+        workspace::recover(&folder)?.iter().for_each(|note| progress.warn(note));
+        destination::look(&folder, &folder)?;
+    }
     let target = target.with_activations(config.weights.activations);
     let writes = request.stops.stop_after.is_none();
     let route = (request.link && writes).then(|| Route::find(target.triple(), request.from_source));
@@ -101,7 +107,6 @@ pub fn build(
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
     compilation.profile_entry = entry.or(compilation.profile_entry);
     crate::interrupt::check()?;
-    let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     let summary = write::write(&mut compilation, &folder, route, progress)?;
     let plan = compilation.plan()?.clone();
     Ok(Some(Built { folder, plan, summary }))

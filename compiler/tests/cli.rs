@@ -69,6 +69,7 @@ fn help_of_every_verb() {
         "build",
         "inspect",
         "verify",
+        "sign",
         "run",
         "eval",
         "steps",

@@ -46,7 +46,7 @@ pub enum Error {
     #[error("the plan names `{0}`, which is not a path inside the bundle")]
     OutsideBundle(String),
     /// A file of the bundle has another size than the plan says.
-    #[error("`{}` has {found} bytes, but the plan was built for {expected}", .path.display())]
+    #[error("`{}` has {found} bytes, but the build wrote {expected}", .path.display())]
     WrongSize {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum Error {
         found: u64,
     },
     /// A file of the bundle has other content than the plan says.
-    #[error("`{}` was changed after the build: its SHA-256 starts with {}, but the plan expects {}", .path.display(), Hex(.found), Hex(.expected))]
+    #[error("`{}` was changed after the build: its SHA-256 starts with {}, not with {}", .path.display(), Hex(.found), Hex(.expected))]
     Changed {
         /// The file.
         path: PathBuf,
@@ -64,6 +64,14 @@ pub enum Error {
         expected: [u8; 32],
         /// Hash of the file.
         found: [u8; 32],
+    },
+    /// The bundle's manifest cannot be used.
+    #[error("`{}` is no manifest of this bundle: {why}", .path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        why: String,
     },
     /// Memory was refused.
     #[error("cannot get {bytes} bytes of memory for the {what}: {source}")]
@@ -275,6 +283,7 @@ impl Error {
             | Self::OutsideBundle(_)
             | Self::WrongSize { .. }
             | Self::Changed { .. }
+            | Self::Manifest { .. }
             | Self::NoKernel(_)
             | Self::NoEntry(_)
             | Self::Plan(_)
@@ -297,7 +306,7 @@ impl Error {
     /// What to do about it, if there is anything.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::MissingFile(_) | Self::WrongSize { .. } | Self::Changed { .. } => {
+            Self::MissingFile(_) | Self::WrongSize { .. } | Self::Changed { .. } | Self::Manifest { .. } => {
                 "the bundle is damaged or incomplete; copy it again, or rebuild it with `moec build`"
             }
             Self::Flash(e) if e.fault.is_of_the_file() => {

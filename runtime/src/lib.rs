@@ -13,6 +13,7 @@
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
 //! * [`mapped`]: files mapped for reading, and what happens when one is cut under the program.
 //! * [`regular`]: files that others wrote, opened without trust.
+//! * [`manifest`]: all files of a bundle, held against what the build wrote down of them.
 //! * [`timeline`]: what every thread and the disk did, and when.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
@@ -42,6 +43,7 @@ pub mod generate;
 pub mod graphs;
 pub mod loaded;
 pub mod mapped;
+pub mod manifest;
 pub mod memory;
 pub mod offload;
 pub mod overflow;

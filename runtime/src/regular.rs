@@ -184,6 +184,15 @@ pub fn read(path: &Path, limit: Limit) -> io::Result<Vec<u8>> {
     }
 }
 
+/// As [`read`]; a link is refused, wherever it leads.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_unlinked(path: &Path, limit: Limit) -> io::Result<Vec<u8>> {
+    check(&fs::symlink_metadata(path)?)?;
+    read(path, limit)
+}
+
 /// As [`read`], text in UTF-8.
 ///
 /// # Errors
@@ -203,6 +212,9 @@ fn check(meta: &Metadata) -> io::Result<()> {
 fn kind(found: FileType) -> &'static str {
     if found.is_dir() {
         return FOLDER;
+    }
+    if found.is_symlink() {
+        return "a link";
     }
     #[cfg(unix)]
     {

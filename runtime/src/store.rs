@@ -156,7 +156,7 @@ pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
     Ok(bundle.join(path))
 }
 
-fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
+pub(crate) fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
     let found = match regular::size(path) {
         Ok(found) => found,
         Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -199,7 +199,7 @@ fn in_huge_pages(_map: &MappedFile) {}
 
 /// SHA-256 of a file that nothing maps. It is not resident, and leaves the page cache
 /// behind: a budget has no room for it.
-fn hash_of(path: &Path) -> Result<[u8; 32]> {
+pub(crate) fn hash_of(path: &Path) -> Result<[u8; 32]> {
     let failed = |source| Error::Io { doing: "read", path: path.to_owned(), source };
     let mut file = regular::open(path).map_err(failed)?;
     let (mut hash, mut piece, mut at) = (Sha256::new(), vec![0; PIECE], 0_usize);
@@ -233,7 +233,7 @@ fn forget(file: &File, len: usize) {
 #[cfg(not(target_os = "linux"))]
 fn forget(_file: &File, _len: usize) {}
 
-fn check_hash(info: &FileInfo<'_>, path: &Path, found: [u8; 32]) -> Result<()> {
+pub(crate) fn check_hash(info: &FileInfo<'_>, path: &Path, found: [u8; 32]) -> Result<()> {
     if found == info.sha256 {
         Ok(())
     } else {

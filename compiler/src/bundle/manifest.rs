@@ -1,12 +1,13 @@
 //! `manifest.json`: what a bundle is made of.
 
-use super::hashing::hex;
+use super::hashing::{hex, sha256};
 use super::partial::{MANIFEST, io_error};
 use crate::error::{Error, Result};
 use moec_runtime::regular;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io::Read;
 use std::path::{Component, Path};
 
@@ -56,50 +57,82 @@ pub struct FileEntry {
     pub sha256: String,
 }
 
+/// What manifests of every version say, for replacing bundles of earlier ones.
+#[derive(Deserialize)]
+struct AnyVersion {
+    bundle_version: u32,
+    #[serde(rename = "moec_version")]
+    _moec_version: String,
+    files: BTreeMap<String, FileEntry>,
+}
+
 impl Manifest {
     /// Reads the manifest of the bundle `folder`.
     ///
     /// # Errors
     /// No bundle, a manifest that is not well-formed, or another version's.
     pub fn read(folder: &Path) -> Result<Self> {
+        Self::load(folder).map(|(manifest, _)| manifest)
+    }
+
+    /// As [`Manifest::read`], with its bytes: what a signature is over, and what its own hash is of.
+    ///
+    /// # Errors
+    /// As [`Manifest::read`].
+    pub fn load(folder: &Path) -> Result<(Self, Vec<u8>)> {
         let path = folder.join(MANIFEST);
-        let text = regular::read_text(&path, regular::MANIFEST).map_err(|e| {
+        let bytes = regular::read_unlinked(&path, regular::MANIFEST).map_err(|e| {
             io_error("read", &path, &e).hint("a bundle is the folder that `moec build` leaves behind")
         })?;
-        let manifest: Self = serde_json::from_str(&text).map_err(|e| {
+        let malformed = |cause: String| {
             Error::input(format!("`{}` is not well-formed", path.display()))
-                .because(e)
+                .because(cause)
                 .hint("build the bundle again")
-        })?;
-        if manifest.bundle_version != BUNDLE_VERSION {
+        };
+        // The version decides what the rest has to look like.
+        let any: AnyVersion = serde_json::from_slice(&bytes).map_err(|e| malformed(e.to_string()))?;
+        if any.bundle_version != BUNDLE_VERSION {
             return Err(Error::limit(format!(
                 "`{}` is a bundle of version {}; this moec reads version {BUNDLE_VERSION}",
                 folder.display(),
-                manifest.bundle_version
+                any.bundle_version
             ))
             .hint("build the bundle again"));
         }
-        for path in manifest.files.keys() {
-            let plain = Path::new(path).components().all(|c| matches!(c, Component::Normal(_)));
-            if !plain || path.is_empty() {
-                return Err(Error::input(format!("the manifest names `{path}`, which leaves the bundle")));
-            }
+        let manifest: Self = serde_json::from_slice(&bytes).map_err(|e| malformed(e.to_string()))?;
+        if let Some(path) = manifest.files.keys().find(|p| !plain(p)) {
+            return Err(Error::input(format!("the manifest names `{path}`, which leaves the bundle")));
         }
-        Ok(manifest)
+        Ok((manifest, bytes))
+    }
+
+    /// Names of all files that it lists.
+    pub fn listed(&self) -> BTreeSet<String> {
+        self.files.keys().cloned().collect()
+    }
+
+    /// Bytes of all files that it lists.
+    pub fn bytes(&self) -> u64 {
+        self.files.values().fold(0, |sum, f| sum.saturating_add(f.bytes))
     }
 
     /// Compares every file with its size and, if `hash`, its SHA-256.
     ///
     /// # Errors
-    /// The first file that differs.
+    /// The first file that differs, is not there, or is no regular file of the bundle.
     pub fn check(&self, folder: &Path, hash: bool) -> Result<()> {
+        let home = fs::canonicalize(folder).map_err(|e| io_error("find", folder, &e))?;
         for (name, entry) in &self.files {
             let path = folder.join(name);
             let changed = |what: String| {
                 Error::input(format!("`{}` was changed after the build: {what}", path.display()))
                     .hint("build the bundle again")
             };
-            let bytes = regular::size(&path).map_err(|e| io_error("read", &path, &e))?;
+            let real = fs::canonicalize(&path).map_err(|e| io_error("read", &path, &e))?;
+            if !real.starts_with(&home) {
+                return Err(changed("a link leads out of the bundle".to_owned()));
+            }
+            let bytes = regular::size(&real).map_err(|e| io_error("read", &path, &e))?;
             if bytes != entry.bytes {
                 return Err(changed(format!("{bytes} bytes instead of {}", entry.bytes)));
             }
@@ -112,6 +145,40 @@ impl Manifest {
         }
         Ok(())
     }
+}
+
+/// Whether a path stays in its folder.
+fn plain(path: &str) -> bool {
+    !path.is_empty() && Path::new(path).components().all(|c| matches!(c, Component::Normal(_)))
+}
+
+/// The files that the manifest in `folder` lists, of this version of bundles or an earlier one.
+///
+/// # Errors
+/// Why the folder is no bundle that this moec knows.
+pub fn listed(folder: &Path) -> Result<BTreeSet<String>, String> {
+    let bytes = regular::read_unlinked(&folder.join(MANIFEST), regular::MANIFEST)
+        .map_err(|e| format!("`{MANIFEST}`: {e}"))?;
+    let no = |e: serde_json::Error| format!("`{MANIFEST}` is not one of moec's: {e}");
+    let any: AnyVersion = serde_json::from_slice(&bytes).map_err(no)?;
+    if !(1..=BUNDLE_VERSION).contains(&any.bundle_version) {
+        return Err(format!(
+            "`{MANIFEST}` is of version {}, which this moec does not know",
+            any.bundle_version
+        ));
+    }
+    if any.bundle_version == BUNDLE_VERSION {
+        serde_json::from_slice::<Manifest>(&bytes).map_err(no)?;
+    }
+    match any.files.keys().find(|p| !plain(p)) {
+        Some(path) => Err(format!("`{MANIFEST}` names `{path}`, which leaves the bundle")),
+        None => Ok(any.files.into_keys().collect()),
+    }
+}
+
+/// The hash by which a bundle can be compared: that of its manifest's bytes, which hold those of all other files.
+pub fn digest(manifest: &[u8]) -> String {
+    hex(&sha256(manifest))
 }
 
 /// Size and hash of a file.

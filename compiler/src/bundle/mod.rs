@@ -11,16 +11,21 @@
 //! | `artifacts/tokenizer.json` | the checkpoint's tokenizer, if it has one |
 //! | `runner/` | the generated crate; for a Mac also `build.sh`, which makes `run` of it there |
 //! | `run` | the program, where the host can link for the target |
+//! | `manifest.json.minisig` | a signature of the manifest, where somebody signed it; the manifest does not list it |
 
 pub mod cache;
 pub mod cargo;
+pub mod destination;
 pub mod hashing;
 pub mod link;
 pub mod manifest;
 pub mod partial;
 pub mod read;
 pub mod runner;
+pub mod signature;
+pub mod swap;
 pub mod toolchain;
+pub mod workspace;
 pub mod write;
 
 /// Weights that every token reads.
@@ -39,3 +44,7 @@ pub const PLAN: &str = "plan.bin";
 pub const PLAN_TEXT: &str = "plan.txt";
 /// Why kernels are what they are.
 pub const DECISIONS: &str = "decisions.json";
+/// Signature of the manifest, by minisign or `moec sign`.
+pub const SIGNATURE: &str = "manifest.json.minisig";
+/// The program.
+pub const RUN: &str = "run";

@@ -1,8 +1,8 @@
 //! Reading a bundle back.
 
-use super::manifest::Manifest;
+use super::manifest::{Manifest, digest};
 use super::partial::io_error;
-use super::{DECISIONS, GRAPH, KERNELS, PLAN};
+use super::{DECISIONS, GRAPH, KERNELS, PLAN, destination, workspace};
 use crate::decisions::{Decisions, VERSION};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -19,25 +19,28 @@ pub struct Bundle {
     pub folder: PathBuf,
     /// Manifest.
     pub manifest: Manifest,
+    /// The manifest's bytes.
+    pub manifest_bytes: Vec<u8>,
     /// Plan.
     pub plan: Plan,
 }
 
 impl Bundle {
-    /// Opens a bundle: sizes of all files and hashes of the small ones are checked, the plan is verified.
+    /// Opens a bundle: sizes of all files and hashes of the small ones (and of `run`) are checked, the plan is verified. Where
+    /// a build was killed between two renames, the bundle that it was replacing is put back first.
     ///
     /// # Errors
     /// What is missing, changed or malformed, by file.
     pub fn open(folder: &Path) -> Result<Self> {
-        let manifest = Manifest::read(folder)?;
+        // Where it cannot be put back, the bundle is not there, which is said below.
+        let _ = workspace::recover(folder);
+        let (manifest, manifest_bytes) = Manifest::load(folder)?;
         manifest.check(folder, false)?;
         let small = Manifest {
             files: manifest
                 .files
                 .iter()
-                .filter(|(name, _)| {
-                    !name.starts_with("weights/") && !name.contains(".mlpackage/") && *name != "run"
-                })
+                .filter(|(name, _)| !name.starts_with("weights/") && !name.contains(".mlpackage/"))
                 .map(|(name, entry)| (name.clone(), entry.clone()))
                 .collect(),
             ..manifest.clone()
@@ -52,7 +55,21 @@ impl Bundle {
         };
         let plan = Plan::decode(&bytes).map_err(|e| malformed(e.to_string()))?;
         moec_ir::verify::plan(&plan).map_err(|e| malformed(e.to_string()))?;
-        Ok(Self { folder: folder.to_owned(), manifest, plan })
+        Ok(Self { folder: folder.to_owned(), manifest, manifest_bytes, plan })
+    }
+
+    /// The hash by which the whole bundle can be compared: that of its manifest, which holds those of all other files.
+    pub fn manifest_sha256(&self) -> String {
+        digest(&self.manifest_bytes)
+    }
+
+    /// Files, links and folders in it that its manifest does not list.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn strangers(&self) -> Result<Vec<String>> {
+        destination::strangers(&self.folder, &self.manifest.listed())
+            .map_err(|e| io_error("read", &self.folder, &e))
     }
 
     /// The Graph that the plan computes.

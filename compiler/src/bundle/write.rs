@@ -1,7 +1,7 @@
 //! Writing a bundle.
 
 use super::hashing::{HashingWriter, hex, sha256};
-use super::manifest::{BUNDLE_VERSION, Manifest, entry};
+use super::manifest::{BUNDLE_VERSION, Manifest, digest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
 use super::toolchain::{Missing, Route};
 use super::{DECISIONS, DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, cargo, link, runner};
@@ -30,6 +30,8 @@ pub struct Summary {
     pub run: bool,
     /// Why it is not, though it was wanted.
     pub missing: Option<Missing>,
+    /// SHA-256 of the manifest, hexadecimal.
+    pub manifest_sha256: String,
 }
 
 /// Writes the compiled model to `destination`. `route`: how `run` comes about, or what keeps it from that; `None`
@@ -118,10 +120,18 @@ pub fn write(
     };
     list(root, root, &plan, &mut manifest)?;
     let text = serde_json::to_string_pretty(&manifest).map_err(|e| Error::bug(e.to_string()))?;
-    put(&root.join(MANIFEST), format!("{text}\n").as_bytes())?;
-    partial.commit()?;
+    let text = format!("{text}\n");
+    put(&root.join(MANIFEST), text.as_bytes())?;
+    interrupt::check()?;
+    partial.commit()?.iter().for_each(|note| progress.warn(note));
     c.plan = Some(plan);
-    Ok(Summary { weight_bytes, package_bytes, run: matches!(route, Ok(Some(_))), missing: route.err() })
+    Ok(Summary {
+        weight_bytes,
+        package_bytes,
+        run: matches!(route, Ok(Some(_))),
+        missing: route.err(),
+        manifest_sha256: digest(text.as_bytes()),
+    })
 }
 
 fn put(path: &Path, bytes: &[u8]) -> Result<()> {

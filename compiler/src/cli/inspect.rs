@@ -1,6 +1,8 @@
 //! `moec inspect`.
 
 use super::{caches, facts, output, trace, verbs};
+use crate::bundle::partial::MANIFEST;
+use crate::bundle::workspace;
 use crate::config::{Config, sizes};
 use crate::import::{self, ImportOptions, ModelSpec};
 use crate::{Error, Result, human};
@@ -45,7 +47,9 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::usage(format!("`{shown}` is no profile, and `--cache` takes one"))
             .hint("`moec calibrate model.toml` records a profile"));
     }
-    if path.join("manifest.json").is_file() {
+    // A bundle whose build was killed while it was being replaced is put back.
+    let _ = workspace::recover(path);
+    if path.join(MANIFEST).is_file() {
         verbs::inspect_bundle(args)
     } else if path.join("config.json").is_file() {
         let (_, spec) = import::open(path, &ImportOptions::default())?;

@@ -21,11 +21,13 @@ mod paging;
 mod placement;
 pub mod profile_device;
 pub mod run;
+pub mod sign;
 pub mod simulate;
 pub mod steps;
 pub mod synth;
 pub mod targets;
 mod trace;
+mod trust;
 pub mod verbs;
 pub mod verify;
 
@@ -79,6 +81,7 @@ enum Verb {
     Inspect(inspect::Args),
     Explain(explain::Args),
     Verify(verify::Args),
+    Sign(sign::Args),
     Run(run::Args),
     Eval(eval::Args),
     Steps(steps::Args),
@@ -130,6 +133,7 @@ impl Verb {
             Self::Inspect(args) => inspect::run(args),
             Self::Explain(args) => explain::run(args),
             Self::Verify(args) => verify::run(args, progress),
+            Self::Sign(args) => sign::run(args),
             Self::Run(args) => return run::run(args, progress),
             Self::Eval(args) => eval::run(args, progress),
             Self::Steps(args) => steps::run(args),

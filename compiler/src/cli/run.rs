@@ -9,13 +9,17 @@ use std::process::ExitCode;
 
 /// Run a bundle's own verbs in this process
 ///
-/// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, logits, bench, info.
+/// The same as `BUNDLE/run VERB …`, for machines without the linked program: generate, logits, bench, info. A bundle is a
+/// program: run only what you trust.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Emulate what this machine lacks, slowly: AMX instructions, or the unit that executes the bundle's packages. Stands
     /// before the verb
     #[arg(long)]
     pub emulate: bool,
+    /// Run only if this public key's owner has signed the bundle and every file is as it was. Stands before the verb
+    #[arg(long, value_name = "PUB")]
+    pub key: Option<PathBuf>,
     /// The bundle
     pub bundle: PathBuf,
     /// Verb and its arguments, passed on as they are

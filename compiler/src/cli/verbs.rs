@@ -1,6 +1,6 @@
 //! Where the verbs meet the compiler: the bodies of `build`, `inspect`, `verify`, `run` and `eval`.
 
-use super::{build, eval, inspect, output, paging, run, verify};
+use super::{build, eval, inspect, output, paging, run, trust, verify};
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
 use crate::bundle::toolchain::Missing;
@@ -51,11 +51,13 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
              target's kind"
         ));
     }
+    progress.stage("Manifest", &format!("SHA-256 {}", built.summary.manifest_sha256));
     progress.finished(&format!("{folder} ({})", human::bytes(built.summary.weight_bytes)), start);
     if args.json {
         output::json(&json!({
             "bundle": built.folder,
             "run": built.summary.run,
+            "manifest_sha256": built.summary.manifest_sha256,
             "weight_bytes": built.summary.weight_bytes,
             "package_bytes": built.summary.package_bytes,
             "seconds": start.elapsed().as_secs_f64(),
@@ -130,6 +132,8 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
             "source_fingerprint": bundle.manifest.source_fingerprint,
             "profile": bundle.manifest.profile,
             "files": bundle.manifest.files,
+            "manifest_sha256": bundle.manifest_sha256(),
+            "signature": crate::bundle::signature::found(&bundle.folder)?,
             "plan": facts,
         }));
     }
@@ -154,6 +158,8 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         ),
         row("target", format!("{} ({}, {})", plan.target.name, plan.target.triple, plan.target.cpu)),
         row("built by", format!("moec {}, LLVM {}", bundle.manifest.moec_version, bundle.manifest.llvm)),
+        row("manifest", format!("SHA-256 {}", bundle.manifest_sha256())),
+        row("signature", trust::signature(crate::bundle::signature::found(&bundle.folder)?.as_ref())),
         row("context", format!("{} tokens, {} sequences", plan.model.max_context, plan.model.slots)),
         row("profile", bundle.manifest.profile.as_ref().map_or_else(|| "none".to_owned(), profile)),
         row("weights", format!("{}: {}", text("weights"), formats.join(", "))),
@@ -204,12 +210,20 @@ fn profile(p: &ProfileEntry) -> String {
 pub(super) fn verify(args: &verify::Args, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let bundle = Bundle::open(&args.bundle)?;
+    let trust = trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
     let checkpoint = args.source.as_deref().map(|dir| open_source(&bundle, dir)).transpose()?;
+    if args.without_execution {
+        let report = crate::verify::statics::verify(&bundle, checkpoint.as_ref(), progress)?;
+        trust.print_static(&report, args.json)?;
+        progress
+            .finished(&format!("{} is as it was built; nothing was executed", args.bundle.display()), start);
+        return Ok(());
+    }
     let report = crate::verify::verify(&bundle, checkpoint.as_ref(), args.bound, progress)?;
     if args.json {
-        let value = serde_json::to_value(&report).map_err(|e| Error::bug(e.to_string()))?;
-        output::json(&value)?;
+        output::json(&trust.beside(&report)?)?;
     } else {
+        output::data(&output::table(&trust.rows()))?;
         if !report.entries.is_empty() {
             output::data(&output::table(&report_rows(&report)))?;
         }
@@ -298,6 +312,10 @@ fn report_rows(report: &Report) -> Vec<Vec<String>> {
 /// `moec run`; the bundle's own verb decides the exit code.
 pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
     let bundle = Bundle::open(&args.bundle)?;
+    if args.key.is_some() {
+        trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
+        bundle.manifest.check(&bundle.folder, true)?;
+    }
     let name = format!("moec run {}", args.bundle.display());
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
     if args.emulate && !bundle.plan.graphs.is_empty() {

@@ -7,6 +7,7 @@
 mod allowed;
 mod compare;
 mod probe;
+pub mod statics;
 pub(crate) mod weights;
 
 use crate::bundle::read::Bundle;

@@ -38,6 +38,11 @@ impl Packed {
         Some((segment, file.get(from..end)?))
     }
 
+    /// Whether a weight is among them.
+    pub(crate) fn holds(&self, weight: &str) -> bool {
+        self.segment(weight).is_some()
+    }
+
     /// Rounds a weight of the checkpoint as the bundle stores it. Grouped formats keep the bundle's scales, for
     /// which errors may have mattered in some way that only the build knew; the codes are then settled.
     pub(crate) fn round(&self, weight: &Weight, values: &mut [f32]) {

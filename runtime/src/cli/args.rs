@@ -26,12 +26,25 @@ pub(super) enum Verb {
     Info(Info),
 }
 
+impl Verb {
+    /// What verbs share that open the model, and whether notes are wanted.
+    pub(super) fn common(&self) -> Option<(&Common, bool)> {
+        match self {
+            Self::Generate(args) => Some((&args.common, !args.quiet)),
+            Self::Logits(args) => Some((&args.common, true)),
+            Self::Bench(args) => Some((&args.common, true)),
+            Self::Info(_) => None,
+        }
+    }
+}
+
 #[derive(Args)]
 pub(super) struct Common {
     /// Threads [default: `MOEC_THREADS`, else one per core; `MOEC_PIN=1` binds each to a core]
     #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,
-    /// Check the SHA-256 of all files first, not only of those up to 64 MiB
+    /// Check size and SHA-256 of every file of the bundle first, this program's own included, and say how many; else only of
+    /// weights up to 64 MiB and the tokenizer
     #[arg(long)]
     pub(super) check: bool,
     /// Most memory that the run may take, such as `4.5GiB`, in place of the bundle's own budget

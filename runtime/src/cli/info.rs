@@ -3,6 +3,7 @@
 use super::args::Info;
 use super::{Context, Failure, Io, size};
 use crate::cpu;
+use crate::manifest;
 use crate::paging;
 use crate::text;
 use serde_json::json;
@@ -19,6 +20,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
     let missing = cpu::missing(t.features);
     let runs_here = cpu::check(t).is_ok();
     let tokenizer = text::path(context.bundle).is_file();
+    let manifest = manifest::digest(context.bundle).map(|h| hex(&h));
     let entries: Vec<_> = p.entries.iter().map(|e| (e.kind.to_string(), e.out_rows, e.steps.len())).collect();
     if args.json {
         let report = json!({
@@ -58,6 +60,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
             "files": p.files.iter().map(|f| {
                 json!({ "path": f.path, "bytes": f.bytes, "sha256": hex(&f.sha256) })
             }).collect::<Vec<_>>(),
+            "manifest_sha256": manifest,
             "tokenizer": tokenizer,
             "paging": p.paging.map(|p| json!({
                 "budget_bytes": p.budget,
@@ -99,6 +102,9 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
     ];
+    if let Some(manifest) = manifest {
+        lines.push(("manifest", format!("SHA-256 {manifest}")));
+    }
     if let Some(paging) = &p.paging {
         let experts: u32 = paging.layers.iter().map(|l| l.experts).sum();
         let pinned = match paging.pinned.len() as u64 {

@@ -14,6 +14,7 @@ mod paging;
 use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};
 use crate::graphs::Graphs;
+use crate::manifest;
 use crate::paging::Paging;
 use crate::program::Program;
 use crate::store::CheckLevel;
@@ -86,7 +87,12 @@ impl<'p> Context<'_, 'p> {
                 return Err(Error::NoPaging(option));
             }
         }
-        let check = if common.check { CheckLevel::All } else { CheckLevel::Small };
+        let check = match (common.check, self.beside) {
+            // All is checked by now, and hashing large files twice would take twice as long.
+            (true, None) => CheckLevel::Sizes,
+            (true, Some(_)) => CheckLevel::All,
+            (false, _) => CheckLevel::Small,
+        };
         let stop = Some(interrupt::flag());
         let mut paging = Paging::from_env()?;
         paging.flash.verify_reads = !common.no_verify_reads;
@@ -108,6 +114,21 @@ impl<'p> Context<'_, 'p> {
             }
         }
     }
+}
+
+/// Holds all files of the bundle against its manifest, if that is asked for, and says so.
+fn check(context: &Context<'_, '_>, verb: &Verb, io: &mut Io<'_>) -> Result<(), Failure> {
+    let Some((_, notes)) = verb.common().filter(|(common, _)| common.check) else { return Ok(()) };
+    // The weights of a program beside its bundle lie elsewhere.
+    let own = context.beside.is_none().then_some(context.program);
+    let done = manifest::check(context.bundle, own)?;
+    if notes {
+        io.note(&format!("checked {} files, {}: all as they were built", done.files, size(done.bytes)));
+        if done.run_unlisted {
+            io.note("note: `run` was built after the manifest, which does not list it");
+        }
+    }
+    Ok(())
 }
 
 /// How a verb can end without success.
@@ -188,12 +209,12 @@ pub fn run_with(
         Err(e) => return refuse(&e, name, &mut io),
     };
     let context = Context { program, bundle, beside, name };
-    let done = match verb {
+    let done = check(&context, &verb, &mut io).and_then(|()| match verb {
         Verb::Generate(args) => generate::run(&context, &args, &mut io),
         Verb::Logits(args) => logits::run(&context, &args, &mut io),
         Verb::Bench(args) => bench::run(&context, &args, &mut io),
         Verb::Info(args) => info::run(&context, &args, &mut io),
-    };
+    });
     match done {
         Ok(()) => 0,
         Err(Failure::Use { what, hint }) => {

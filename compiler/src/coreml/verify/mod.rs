@@ -16,6 +16,8 @@ use moec_ir::eval::Evaluator;
 use moec_ir::plan::ExpertTable;
 use moec_ir::{Format, Module, WeightId};
 use serde::Serialize;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 /// Largest relative error that passes: f16 on networks of this depth stays below a thousandth, and overflow or a wrong
@@ -152,6 +154,32 @@ pub fn verify(
     }
     bar.finish();
     Ok(reports)
+}
+
+/// Reads every package that the plan calls and checks that the unit can run it; executes nothing. Gives the number of
+/// functions.
+///
+/// # Errors
+/// A package that is missing, malformed or refused, or without a function that the plan calls.
+pub fn read(bundle: &Bundle) -> Result<usize> {
+    let device = Device::find(&bundle.manifest.target).ok();
+    let npu = device.as_ref().and_then(|d| Some(&d.units[d.unit_of(UnitKind::Npu)?]));
+    let graph_bytes = npu.map_or(Limits::default().graph_bytes, |npu| found::limits(npu).graph_bytes);
+    let limits = Limits { graph_bytes, ..Limits::default() };
+    let mut packages: BTreeMap<&str, Opened> = BTreeMap::new();
+    for graph in &bundle.plan.graphs {
+        let opened = match packages.entry(&graph.package) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(free) => free.insert(Opened::new(bundle, &graph.package, &limits)?),
+        };
+        if opened.refused {
+            return Err(wrong(&graph.package, &opened.findings.join("; ")));
+        }
+        if opened.package.function(Some(&graph.function)).is_none() {
+            return Err(wrong(&graph.package, &format!("it has no function `{}`", graph.function)));
+        }
+    }
+    Ok(bundle.plan.graphs.len())
 }
 
 fn wrong(name: &str, e: &dyn std::fmt::Display) -> Error {
