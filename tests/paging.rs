@@ -235,6 +235,20 @@ fn more_threads_than_the_budget_is_for_are_refused() {
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let flash = &said["flash"];
     assert!(flash["bytes"].as_u64() > Some(0) && flash["checked"].as_u64() > Some(0), "{said}");
+    let mut unchecked = moec();
+    unchecked.arg("run").arg(&bundle).args([
+        "generate",
+        "--ids",
+        "1,2,3",
+        "-n",
+        "4",
+        "--json",
+        "--no-verify-reads",
+    ]);
+    let output = ok(&mut unchecked);
+    let unchecked: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(unchecked["flash"]["checked"], 0, "{unchecked}");
+    assert_eq!(unchecked["ids"], said["ids"], "{unchecked}");
     assert_eq!(said["cache"]["read_ahead"], 0, "{said}");
     assert!(said["cache"]["bytes_belady"].as_u64() <= said["cache"]["bytes_used"].as_u64(), "{said}");
     let text = String::from_utf8(ok(moec().arg("run").arg(&bundle).arg("info")).stdout).unwrap();
@@ -360,6 +374,36 @@ fn a_file_that_was_cut_is_found() {
         file.set_len(8192).unwrap();
         let said = logits(engine, prompt).unwrap_err().to_string();
         assert!(said.contains("experts.bin"), "{said}");
+    });
+}
+
+/// What a disk loses while a bundle runs is noticed before it is computed with: it is read again, and then there is an error
+/// that names the expert.
+#[test]
+fn bytes_that_rot_during_a_run_are_told_and_never_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = build(&ferris(), folder.path(), "budget = \"1 GiB\"", "bf16");
+    let bundle = Bundle::open(&path).unwrap();
+    let prompt = &expected(&ferris()).ids[..44];
+    let weights = path.join("weights/experts.bin");
+    let sound = std::fs::read(&weights).unwrap();
+    with_engine(&bundle, Case { frames: 1, ..USUAL }, None, |engine| {
+        let want = logits(engine, prompt).unwrap();
+        let before = engine.paging().unwrap().flash;
+        assert!(before.checked > 0 && before.repeated == 0, "{before:?}");
+        // One bit in a thousand bytes.
+        let spoilt: Vec<u8> =
+            sound.iter().enumerate().map(|(i, b)| if i % 1000 == 500 { b ^ 1 } else { *b }).collect();
+        std::fs::write(&weights, spoilt).unwrap();
+        let error = logits(engine, prompt).unwrap_err();
+        let said = error.to_string();
+        for word in ["cannot read expert ", " of layer ", "experts.bin", "CRC-32C", "4 attempts"] {
+            assert!(said.contains(word), "`{word}` is not in: {said}");
+        }
+        assert!(error.hint().is_some_and(|hint| hint.contains("copy the bundle again")), "{said}");
+        assert!(engine.paging().unwrap().flash.repeated >= 3);
+        std::fs::write(&weights, &sound).unwrap();
+        assert!(logits(engine, prompt).unwrap() == want, "the engine does not recover");
     });
 }
 

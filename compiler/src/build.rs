@@ -77,11 +77,13 @@ pub fn build(
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
     let phase = progress.phase("Importing", &config.model.source.display().to_string());
     let (checkpoint, spec) = import::open(&config.model.source, &options)?;
-    checkpoint.tokenizer(&spec)?;
     drop(phase);
     spec.warnings.iter().for_each(|w| progress.warn(w));
 
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
+    // What text becomes, before anything is computed.
+    compilation.tokenizer()?;
+    compilation.first_token()?;
     // What is static, or does not fit, is decided by what calibration saw.
     let decides = Units::of(&device).is_some() || config.memory.budget.is_some();
     let profile = if decides { crate::calibrate::profile(&compilation, progress)? } else { None };

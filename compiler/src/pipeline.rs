@@ -332,7 +332,10 @@ impl<'a> Compilation<'a> {
     }
 
     /// The token in front of every text, where the tokenizer's configuration asks for one.
-    fn first_token(&self) -> Result<Option<u32>> {
+    ///
+    /// # Errors
+    /// One that the model does not have.
+    pub(crate) fn first_token(&self) -> Result<Option<u32>> {
         let config = crate::import::Config::read(self.checkpoint.dir(), "tokenizer_config.json")?;
         let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
         match self.spec.bos.filter(|_| asks) {

@@ -80,7 +80,8 @@ impl Refused {
     /// What a user can do.
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::Kind(_) => "give a file: pipes and devices may never end",
+            Self::Kind(FOLDER) => "give the file itself, not a folder",
+            Self::Kind(_) => "give a regular file: a pipe or a device may never end",
             Self::Long { .. } => "check that it is the file that was meant",
         }
     }

@@ -251,7 +251,6 @@ fn a_shard_is_missing() {
     let found = with_index(|dir, _| fs::remove_file(dir.join(shard(1))).unwrap());
     insta::assert_snapshot!(found, @"
     Input: `model-00002-of-00002.safetensors` is missing from the folder
-      because No such file or directory (os error 2)
       hint: `model.safetensors.index.json` names it; the download may be incomplete
     ");
 }
@@ -260,19 +259,22 @@ fn a_shard_is_missing() {
 fn the_index_leaves_the_folder() {
     let name = |name: &str| with_index(|_, map| map["lm_head.weight"] = name.into());
     insta::assert_snapshot!(name("../model.safetensors"), @"
-    Input: `model.safetensors.index.json` names the file `../model.safetensors`, which is outside of the folder
+    Input: `../model.safetensors` is outside of the checkpoint's folder
       because only plain names and subfolders are allowed
+      because `model.safetensors.index.json` names it
       hint: moec reads nothing outside of the checkpoint's folder; check where the checkpoint comes from
     ");
     insta::assert_snapshot!(name("/etc/passwd"), @"
-    Input: `model.safetensors.index.json` names the file `/etc/passwd`, which is outside of the folder
+    Input: `/etc/passwd` is outside of the checkpoint's folder
       because only plain names and subfolders are allowed
+      because `model.safetensors.index.json` names it
       hint: moec reads nothing outside of the checkpoint's folder; check where the checkpoint comes from
     ");
     assert_eq!(name("a/../../b"), name("../b").replace("../b", "a/../../b"));
     insta::assert_snapshot!(name(""), @"
-    Input: `model.safetensors.index.json` names the file ``, which is outside of the folder
+    Input: `` is outside of the checkpoint's folder
       because only plain names and subfolders are allowed
+      because `model.safetensors.index.json` names it
       hint: moec reads nothing outside of the checkpoint's folder; check where the checkpoint comes from
     ");
 }
@@ -287,8 +289,9 @@ fn a_link_leaves_the_folder() {
     });
     let real = fs::canonicalize(outside.path()).unwrap();
     insta::assert_snapshot!(found.replace(&real.display().to_string(), "OUTSIDE"), @"
-    Input: `model.safetensors.index.json` names the file `model-00002-of-00002.safetensors`, which is outside of the folder
+    Input: `model-00002-of-00002.safetensors` is outside of the checkpoint's folder
       because it is a link to `OUTSIDE/secret`
+      because `model.safetensors.index.json` names it
       hint: moec reads nothing outside of the checkpoint's folder; check where the checkpoint comes from
     ");
 }
@@ -366,7 +369,8 @@ fn a_folder_in_the_place_of_a_file() {
     });
     insta::assert_snapshot!(found, @"
     Environment: `model-00002-of-00002.safetensors` cannot be read
-      because not a regular file
+      because it is a folder, not a regular file
+      hint: give the file itself, not a folder
     ");
 }
 

@@ -96,9 +96,7 @@ pub fn measure_flash(
     let direct = files.is_direct();
     let (mut described, mut rates) = (String::new(), Vec::with_capacity(points.len()));
     for &point in points {
-        // What is measured is the disk.
-        let options =
-            Options { block_bytes: point.block_bytes, depth: point.depth, verify_reads: false, ..*options };
+        let options = Options { block_bytes: point.block_bytes, depth: point.depth, ..*options };
         options.check()?;
         let class = Class { bytes: u64::from(point.block_bytes), count: point.depth };
         let buffers = Buffers::new(&[class])?;

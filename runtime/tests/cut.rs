@@ -1,0 +1,109 @@
+//! Files that are cut while they are mapped. Each case runs in a process of its own, since it ends it.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
+
+use memmap2::Mmap;
+use moec_runtime::mapped::MappedFile;
+use std::fs::{self, OpenOptions};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// What the process of a case does, and the file that it may use.
+const CASE: &str = "MOEC_CUT_CASE";
+const BYTES: usize = 1 << 20;
+
+fn cut(path: &Path, to: u64) {
+    OpenOptions::new().write(true).open(path).unwrap().set_len(to).unwrap();
+}
+
+/// Goes as deep as the stack.
+fn deep(n: u64) -> u64 {
+    let held = std::hint::black_box([n; 512]);
+    if n == u64::MAX { 0 } else { deep(n + 1) + held[(n % 512) as usize] }
+}
+
+/// Run by [`run`], in its own process.
+#[test]
+fn case() {
+    let Ok(case) = std::env::var(CASE) else { return };
+    let (what, path) = case.split_once('@').unwrap();
+    let path = Path::new(path);
+    let file = MappedFile::open(path).unwrap();
+    let read =
+        |bytes: &[u8]| std::hint::black_box(bytes.iter().step_by(4096).map(|&b| u64::from(b)).sum::<u64>());
+    assert!(file.is_watched());
+    match what {
+        "cut" => {
+            cut(path, 4096);
+            assert_eq!(read(&file[..4096]), 7);
+            read(&file);
+        }
+        "cut on another thread" => {
+            read(&file);
+            cut(path, 0);
+            drop(std::thread::scope(|s| s.spawn(|| read(&file)).join()));
+        }
+        "another mapping" => {
+            let other = path.with_extension("other");
+            fs::copy(path, &other).unwrap();
+            // SAFETY: bytes are bytes.
+            let map = unsafe { Mmap::map(&fs::File::open(&other).unwrap()).unwrap() };
+            cut(&other, 0);
+            read(&map);
+        }
+        "no longer mapped" => {
+            let other = path.with_extension("other");
+            fs::copy(path, &other).unwrap();
+            drop(MappedFile::open(&other).unwrap());
+            // The system gives the same addresses again.
+            // SAFETY: bytes are bytes.
+            let map = unsafe { Mmap::map(&fs::File::open(&other).unwrap()).unwrap() };
+            cut(&other, 0);
+            read(&map);
+        }
+        "a write" => {
+            // SAFETY: none: this is the fault of ours that must not be taken for the file's.
+            unsafe { file.as_ptr().cast_mut().write_volatile(1) };
+        }
+        "stack" => drop(std::hint::black_box(deep(0))),
+        _ => panic!("{what}"),
+    }
+}
+
+fn run(what: &str) -> (Output, String) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("weights.bin");
+    fs::write(&path, vec![7; BYTES]).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["case", "--exact", "--nocapture"]).env(CASE, format!("{what}@{}", path.display()));
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output, said)
+}
+
+#[test]
+fn a_file_that_is_cut_is_named_and_ends_the_process() {
+    for what in ["cut", "cut on another thread"] {
+        let (output, said) = run(what);
+        assert_eq!(output.status.code(), Some(1), "{what}: {said}");
+        assert!(
+            said.contains("weights.bin` was changed or cut while it was in use\nhint: "),
+            "{what}: {said}"
+        );
+    }
+}
+
+#[test]
+fn other_faults_are_whose_they_were() {
+    for (what, signal) in
+        [("another mapping", libc::SIGBUS), ("no longer mapped", libc::SIGBUS), ("a write", libc::SIGSEGV)]
+    {
+        let (output, said) = run(what);
+        assert_eq!(output.status.signal(), Some(signal), "{what}: {said}");
+        assert!(!said.contains("while it was in use"), "{what}: {said}");
+    }
+    let (output, said) = run("stack");
+    assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");
+    assert!(said.contains("has overflowed its stack"), "{said}");
+}
