@@ -272,6 +272,15 @@ fn a_cache_that_cannot_be_written_is_found_before_anything_is_computed() {
         assert!(said.contains("hint: set `MOEC_CACHE` to a folder") && !said.contains("Importing"), "{said}");
         assert!(!case.path("b").exists());
     }
+    // What writes packages lies there, and is only read.
+    let mut static_graphs = case.build("b", &["--no-run", "--target", "m2-ultra"]);
+    let (code, said) =
+        fails(static_graphs.env_remove("MOEC_CACHE").env_remove("HOME").env_remove("XDG_CACHE_HOME"));
+    assert!(
+        code == 1 && said.contains("is installed in the cache folder: there is no cache folder"),
+        "{said}"
+    );
+    assert!(said.contains("hint: set `MOEC_CACHE` to one") && !said.contains("Importing"), "{said}");
     // What is not needed is not asked for.
     ok(case.build("b", &["--no-run"]).env("MOEC_CACHE", &file));
 }
