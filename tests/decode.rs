@@ -29,6 +29,7 @@ fn built(source: &Path, format: &str, more: &str, folder: &Path) -> Bundle {
         output: Some(&bundle),
         tune: None,
         link: false,
+        from_source: false,
         stops: Stops::default(),
     };
     build(&request, &Progress::silent(), &mut |_| {}).unwrap();

@@ -61,6 +61,7 @@ fn built(source: &Path, format: &str, activations: &str, folder: &Path) -> Bundl
         output: Some(&bundle),
         tune: None,
         link: false,
+        from_source: false,
         stops: Stops::default(),
     };
     build(&request, &Progress::silent(), &mut |_| {}).unwrap();

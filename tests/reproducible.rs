@@ -7,7 +7,7 @@ use std::path::Path;
 use support::{Setup, checkpoint, moec, ok, tree};
 
 /// Builds in a folder of its own, with a cache of its own.
-fn build(folder: &Path, cache: &Path) -> Vec<(String, Vec<u8>)> {
+fn build(folder: &Path, cache: &Path, more: &[&str]) -> Vec<(String, Vec<u8>)> {
     let source = folder.join("checkpoint");
     std::fs::create_dir(&source).unwrap();
     for file in std::fs::read_dir(checkpoint("deepseek_v3")).unwrap() {
@@ -16,17 +16,29 @@ fn build(folder: &Path, cache: &Path) -> Vec<(String, Vec<u8>)> {
     }
     let toml = Setup { format: "bf16", chunk: 16, batch: &[1, 2], context: 64 }.write(&source, folder);
     let bundle = folder.join("model.moec");
-    ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(&bundle).env("MOEC_CACHE", cache));
+    let mut build = moec();
+    build.arg("build").arg(&toml).args(more).args(["--quiet", "-o"]).arg(&bundle).env("MOEC_CACHE", cache);
+    ok(&mut build);
     tree(&bundle)
 }
 
 #[test]
 fn bundles_are_equal_byte_for_byte() {
+    equal(&[]);
+}
+
+#[test]
+fn bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte() {
+    equal(&["--run-from-source"]);
+}
+
+fn equal(more: &[&str]) {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     // The second folder is deeper, and its cache is another one: no path may show.
     let deep = b.path().join("some/where/else");
     std::fs::create_dir_all(&deep).unwrap();
-    let (one, two) = (build(a.path(), &a.path().join("cache")), build(&deep, &deep.join("another-cache")));
+    let one = build(a.path(), &a.path().join("cache"), more);
+    let two = build(&deep, &deep.join("another-cache"), more);
     let names = |t: &[(String, Vec<u8>)]| t.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>();
     assert_eq!(names(&one), names(&two));
     assert!(one.iter().any(|(n, _)| n == "run"), "the bundle has no `run`");

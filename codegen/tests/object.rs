@@ -5,6 +5,7 @@ use moec_codegen::jit::Loaded;
 #[cfg(feature = "llvm22")]
 use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
+use moec_codegen::table::{TABLE, table};
 use moec_codegen::{
     ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Schedule, assembly, compile,
     packed_words,
@@ -463,4 +464,29 @@ fn intermediate_code_of_a_linear_layer() {
         text.match_indices("\nloop").filter(|(at, _)| text[at + 1..].find(':') < text[at + 1..].find('\n'));
     let (start, _) = loops.collect::<Vec<_>>().into_iter().rev().nth(1).unwrap();
     insta::assert_snapshot!(text[start..].split("\n}").next().unwrap());
+}
+
+#[test]
+fn a_table_names_kernels_and_holds_the_plan() {
+    let arm = Machine {
+        triple: "aarch64-unknown-linux-gnu".to_owned(),
+        cpu: "neoverse-v2".to_owned(),
+        features: vec![],
+    };
+    for machine in [Machine::x86_64_level(3), arm] {
+        // A plan may name a kernel twice; it is declared once.
+        let write = || table(&machine, &["first", "second", "first"], b"the plan").unwrap();
+        let bytes = write();
+        assert!(bytes == write(), "two tables of one plan differ");
+        let file = object::File::parse(&*bytes).unwrap();
+        assert_eq!((file.format(), file.kind()), (BinaryFormat::Elf, ObjectKind::Relocatable));
+        assert!(file.symbols().any(|s| s.name() == Ok(TABLE) && s.is_definition() && s.is_global()));
+        let asked = file.symbols().filter(|s| s.is_undefined()).filter_map(|s| s.name().ok());
+        assert_eq!(
+            asked.filter(|n| !n.is_empty()).collect::<BTreeSet<_>>(),
+            BTreeSet::from(["first", "second"])
+        );
+        let holds = |d: &[u8]| d.windows(8).any(|w| w == b"the plan");
+        assert!(file.sections().any(|s| s.data().is_ok_and(holds)));
+    }
 }

@@ -73,6 +73,10 @@ pub fn build(
         cargo::ask()?;
     }
     ask_for_calibration(&config)?;
+    if writes && Units::of(&device).is_some() {
+        cache::cache_dir()
+            .map_err(|e| e.context("what writes Core ML packages is installed in the cache folder"))?;
+    }
     let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
     let phase = progress.phase("Importing", &config.model.source.display().to_string());

@@ -63,7 +63,11 @@ impl Llvm {
         if self.major == VERSIONS[0].0 {
             return Vec::new();
         }
-        vec!["--no-default-features".into(), "--features".into(), format!("moec/llvm{}", self.major)]
+        vec![
+            "--no-default-features".into(),
+            "--features".into(),
+            format!("moec/llvm{},moec/prebuilt", self.major),
+        ]
     }
 
     /// Where the binding finds it. Nothing is set where nothing is needed, so that cargo called by hand

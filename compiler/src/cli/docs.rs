@@ -90,8 +90,9 @@ fn targets() -> Result<String> {
     static_targets(&mut out)?;
     out.push_str(
         "\n## `run` for other machines\n\n\
-         A bundle's object code needs nothing but moec. Its program `run` is linked by cargo and a C compiler: on a\n\
-         machine of the target's kind by its own, elsewhere by these. `moec doctor` says what is missing, with the\n\
+         A bundle's object code needs nothing but moec. Its program `run` is linked by a C compiler on a machine of the\n\
+         target's kind, from the runtime that moec carries; elsewhere by cargo and these, which compile the runtime once\n\
+         per machine and target, for one to six minutes. `moec doctor` says what is missing, with the\n\
          command that installs it. Without them a bundle has all but `run`, and its folder `runner` builds with cargo\n\
          on the machine that it is for. Cross-linked programs are static: they need no library of the system that\n\
          they run on.\n\n\

@@ -2,6 +2,7 @@
 
 use super::{output, targets};
 use crate::bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
+use crate::bundle::{cache, link};
 use crate::{Result, disk, human};
 use moec_coreml::helper::{Helper, INSTALL, PROGRAM};
 use moec_device::{BUILT_IN, Device, Family, is_host};
@@ -56,13 +57,18 @@ type Check = (&'static str, fn() -> Found);
 
 /// Every check.
 const CHECKS: &[Check] = &[
-    ("moec", || Found::new(Status::Ok, format!("version {}", env!("CARGO_PKG_VERSION")), "")),
+    ("moec", || {
+        let carries = if link::is_prebuilt() { "with" } else { "without" };
+        let what =
+            format!("version {}, {carries} a precompiled runtime for `run`", env!("CARGO_PKG_VERSION"));
+        Found::new(Status::Ok, what, "")
+    }),
     ("llvm", || Found::new(Status::Ok, format!("version {}, linked in", moec_cpu::llvm_version()), "")),
     ("processor", processor),
     ("rustc", || rust("RUSTC", "rustc")),
     ("cargo", || rust("CARGO", "cargo")),
     ("linker", linker),
-    ("cache", cache),
+    ("cache", cache_folder),
     ("disk", space),
     ("core ml", coreml),
 ];
@@ -121,7 +127,11 @@ fn version(tool: &str) -> Option<String> {
 
 /// `rustc` or `cargo`, of the version that `run` needs.
 fn rust(variable: &str, tool: &str) -> Found {
-    let hint = "`run` is built with Rust 1.95 or later (https://rustup.rs); `moec build --no-run` needs none";
+    let hint = if link::is_prebuilt() {
+        "only for other machines' `run` and for `--run-from-source`: Rust 1.95 or later (https://rustup.rs)"
+    } else {
+        "`run` is built with Rust 1.95 or later (https://rustup.rs); `moec build --no-run` needs none"
+    };
     let tool = std::env::var(variable).unwrap_or_else(|_| tool.to_owned());
     let Some(line) = version(&tool) else {
         return Found::new(Status::Warn, format!("`{tool}` not found"), hint);
@@ -130,7 +140,7 @@ fn rust(variable: &str, tool: &str) -> Found {
     Found::new(status, line, hint)
 }
 
-/// The C compiler that rustc links with.
+/// The C compiler that links `run`, for moec or for rustc.
 fn linker() -> Found {
     let hint = "`run` is linked with `cc`: install gcc or clang; `moec build --no-run` needs none";
     match version("cc") {
@@ -162,7 +172,7 @@ fn cross(to: &Cross) -> Found {
 
 /// What writes packages for targets with a Neural Engine. Without it moec builds for every other target.
 fn coreml() -> Found {
-    let found = crate::bundle::runner::cache_dir().map(|cache| Helper::find(&cache));
+    let found = cache::cache_dir().map(|cache| Helper::find(&cache));
     let Ok(found) = found else {
         return Found::new(Status::Warn, "there is no cache folder", "set `MOEC_CACHE` to one");
     };
@@ -205,17 +215,13 @@ fn mac() -> Found {
     Found::new(Status::Ok, format!("`run` is linked on a Mac, by the bundle's `{MAC_SCRIPT}`; {checks}"), "")
 }
 
-/// The cache folder, which must be writable.
-fn cache() -> Found {
-    let hint = "set `MOEC_CACHE` to a folder that you can write";
-    let Ok(folder) = crate::bundle::runner::cache_dir() else {
+/// The cache folder: for what is compiled for other machines, tuned, calibrated or compared.
+fn cache_folder() -> Found {
+    let hint = "set `MOEC_CACHE` to a folder that you can write; `--tune`, calibration and `run` for other machines need it";
+    let Ok(folder) = cache::cache_dir() else {
         return Found::new(Status::Fail, "there is no cache folder", hint);
     };
-    let probe = folder.join(format!(".doctor-{}", std::process::id()));
-    let written = std::fs::create_dir_all(&folder)
-        .and_then(|()| std::fs::write(&probe, ""))
-        .and_then(|()| std::fs::remove_file(&probe));
-    match written {
+    match cache::probe(&folder) {
         Ok(()) => Found::new(Status::Ok, format!("`{}` is writable", folder.display()), hint),
         Err(e) => Found::new(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint),
     }
