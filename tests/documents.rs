@@ -68,11 +68,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Commands behind which something in `model.toml` is changed, as the text beside them says.
-const THEN: &[(&str, &str, &str)] = &[(
-    "moec calibrate model.toml --text my.txt -o my.trace",
-    "profile = \"\"",
-    "profile = \"my.trace\"",
-)];
+const THEN: &[(&str, &str, &str)] =
+    &[("moec calibrate model.toml --text my.txt -o my.trace", "profile = \"\"", "profile = \"my.trace\"")];
 
 /// What the folder holds before the first command.
 fn prepare(folder: &Path) {
@@ -146,8 +143,10 @@ fn runnable(command: &str) -> String {
     if let Some((_, run)) = ROWS.iter().find(|(from, _)| *from == command) {
         return (*run).to_owned();
     }
-    let word = |w| NAMES.iter().find(|(from, _)| *from == w).map_or(w, |(_, to)| to);
-    let words: Vec<&str> = command.split(' ').map(word).collect();
+    let words: Vec<&str> = command
+        .split(' ')
+        .map(|w| NAMES.iter().find(|(from, _)| *from == w).map_or(w, |(_, to)| *to))
+        .collect();
     let run = words.join(" ");
     let run = run.strip_prefix("run ").map_or(run.clone(), |rest| format!("demo.moec/run {rest}"));
     // A verb by itself is named, not called.
@@ -160,7 +159,10 @@ fn sh(folder: &Path, line: &str) -> Result<String, String> {
     let moec = Path::new(env!("CARGO_BIN_EXE_moec")).parent().unwrap();
     let path = format!("{}:{}", moec.display(), std::env::var("PATH").unwrap_or_default());
     let mut command = clean(Command::new("sh"));
-    command.args(["-c", &format!("echo 'The borrow checker' | {line}")]).current_dir(folder).env("PATH", path);
+    command
+        .args(["-c", &format!("echo 'The borrow checker' | {line}")])
+        .current_dir(folder)
+        .env("PATH", path);
     let out = command.stdin(Stdio::null()).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if out.status.success() { Ok(text(&out.stdout)) } else { Err(text(&out.stderr)) }
@@ -226,7 +228,8 @@ fn every_command_of_the_pages_works_as_it_stands_there() {
                 command.strip_prefix(words).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
             });
             // `moec run --emulate` by itself is an option; with a bundle it is a command.
-            let elsewhere = elsewhere.filter(|(words, _)| *words != "moec run --emulate" || *words == command);
+            let elsewhere =
+                elsewhere.filter(|(words, _)| *words != "moec run --emulate" || *words == command);
             let line = if elsewhere.is_some() { command.clone() } else { runnable(&command) };
             if !done.insert(line.clone()) {
                 continue;
