@@ -246,7 +246,10 @@ fn by_capacity(out: &mut String, loads: &Loads) {
         ("Past the capacity, by layer", Account::overflow_rate as Rate),
         ("Padding, by layer", Account::padding_rate),
     ] {
-        let _ = writeln!(out, "<h2>{title}</h2>\n<p>A column is a capacity. Full colour is 100 %, none is 0 %.</p>");
+        let _ = writeln!(
+            out,
+            "<h2>{title}</h2>\n<p>A column is a capacity. Full colour is 100 %, none is 0 %.</p>"
+        );
         let rows: Vec<_> = loads
             .layers
             .iter()
@@ -281,13 +284,7 @@ mod tests {
         layer.chosen.fill(u64::from(TOKENS));
         layer.tokens = experts as u64 * u64::from(TOKENS);
         Profile {
-            origin: Origin {
-                family: "a".to_owned(),
-                hidden: 8,
-                vocab: 8,
-                layers: 1,
-                checkpoint: [0; 32],
-            },
+            origin: Origin { family: "a".to_owned(), hidden: 8, vocab: 8, layers: 1, checkpoint: [0; 32] },
             reading: Reading::default(),
             layers: vec![layer],
             trace,
@@ -316,7 +313,8 @@ mod tests {
                 let mut inside = drawing;
                 while let Some((label, behind)) = between(inside, "<text ", "</text>") {
                     inside = behind;
-                    let number = |name: &str| -> f64 { between(label, name, "\"").unwrap().0.parse().unwrap() };
+                    let number =
+                        |name: &str| -> f64 { between(label, name, "\"").unwrap().0.parse().unwrap() };
                     let (x, y, words) = (number("x=\""), number("y=\""), label.split_once('>').unwrap().1);
                     let right = x + words.chars().count() as f64 * DIGIT;
                     assert!(x >= 0.0 && right <= size[0], "`{words}` ends at {right} of {}", size[0]);

@@ -56,7 +56,9 @@ pub fn bad_use(e: &clap::Error) -> String {
     for line in e.render().ansi().to_string().lines() {
         let plain = anstream::adapter::strip_str(line).to_string();
         let tip = plain.trim_start().strip_prefix("tip: ").map(str::to_owned);
-        let more = || Some(format!("for more, {}", plain.strip_prefix("For more information, ")?.trim_end_matches('.')));
+        let more = || {
+            Some(format!("for more, {}", plain.strip_prefix("For more information, ")?.trim_end_matches('.')))
+        };
         if let Some(hint) = tip.or_else(more) {
             let _ = writeln!(hints, "{HINT}hint{HINT:#}: {hint}");
         } else if !(plain.is_empty() && said.ends_with("\n\n")) {

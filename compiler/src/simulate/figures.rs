@@ -194,10 +194,7 @@ fn capacities(out: &mut Figures, short: &Measured) {
     let Some(ours) = short.total(OURS.name) else { return };
     let [routed, dropped, rows, padding] = ours.rows.map(|n| n as f64);
     let range = |all: [f64; 4]| {
-        Printed::Within(
-            all.iter().copied().fold(f64::MAX, f64::min),
-            all.iter().copied().fold(0.0, f64::max),
-        )
+        Printed::Within(all.iter().copied().fold(f64::MAX, f64::min), all.iter().copied().fold(0.0, f64::max))
     };
     let padding = 100.0 * padding / rows.max(1.0);
     let dropped = 100.0 * dropped / routed.max(1.0);
@@ -241,7 +238,12 @@ fn prefill(out: &mut Figures, short: &Measured, all: &Measured) {
         ("CPU cycles", cycles, prefill.cpu_us / all.cpu_us),
     ];
     for (name, share, found) in rows {
-        out.push(free(format!("Figure 2, prefill in the {name} of a run"), "of 1", Printed::Is(share), found));
+        out.push(free(
+            format!("Figure 2, prefill in the {name} of a run"),
+            "of 1",
+            Printed::Is(share),
+            found,
+        ));
     }
 }
 

@@ -1,8 +1,8 @@
 //! NPUMoE's evaluation beside what is simulated, as a page of the documentation: every figure, the largest misses first.
 
-use super::fit::watts;
 use super::paper::{Metric, UNSAID};
 use super::reproduce::{Judged, Report};
+use moec_device::BUILT_IN;
 use std::fmt::Write as _;
 
 /// Marks around the part that the README repeats.
@@ -99,22 +99,41 @@ pub fn page(report: &Report) -> String {
     out
 }
 
-/// Figures that are no check, and what they gave.
+/// Figures that are no check, and what they gave: what the simulator was fitted to, and what the device file says.
 fn constants(out: &mut String, report: &Report) {
-    *out += "## Constants, and what each was found from\n\n| constant | value | found from |\n|---|---|---|\n";
+    *out +=
+        "## Constants, and what each was found from\n\n| constant | value | found from |\n|---|---|---|\n";
     for f in report.constants.found() {
         let _ = writeln!(out, "| {} | {:.3} {} | {} |", f.what, f.value, f.unit, f.from);
     }
-    if let Some([cpu, npu, memory]) = watts() {
-        let _ = writeln!(
-            out,
-            "| watts of CPU, NPU and memory (device file) | {cpu:.2}, {npu:.2}, {memory:.2} W | Tables 6 and 7: CPU and memory of \
-             coreml-cpu; NPU of ours and anemll, least squares |"
-        );
+    let text = BUILT_IN.iter().find(|(name, _)| *name == "m2-ultra").map_or("", |(_, text)| text);
+    if let Ok(device) = text.parse::<toml::Table>() {
+        for (key, value) in &device {
+            measured(out, key, value);
+        }
     }
-    *out += "| time of a group of 8 experts by rows, launch and wait of a graph (device file) | a table | Table 5, 8x32 to 8x256 \
-             and 1x32, serial latency |\n\
-             | time of a matrix product on the CPU (device file) | a table | Table 4, Expert FFN of coreml-cpu; Figure 7 at 256 rows |\n";
+}
+
+/// The figures of a device file whose source is a table or a figure of the paper.
+fn measured(out: &mut String, key: &str, value: &toml::Value) {
+    match value {
+        toml::Value::Array(all) => all.iter().for_each(|v| measured(out, key, v)),
+        toml::Value::Table(t) => {
+            let source = t.get("source").and_then(toml::Value::as_str).unwrap_or_default();
+            let numbers: Vec<String> = t
+                .iter()
+                .filter(|(_, v)| v.is_integer() || v.is_float())
+                .map(|(k, v)| if k == "value" { v.to_string() } else { format!("{k} {v}") })
+                .collect();
+            if !numbers.is_empty() && ["Table ", "Figure "].iter().any(|w| source.contains(w)) {
+                let _ = writeln!(out, "| m2-ultra, `{key}` | {} | {source} |", numbers.join(", "));
+            }
+            for (k, v) in t {
+                measured(out, k, v);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// What is to be known of where ratios stand.
@@ -213,7 +232,11 @@ fn summary(report: &Report, rows: &[Row]) -> String {
         }
     }
     if !named.is_empty() {
-        let _ = writeln!(out, "Tables and figures with misses of more than a half, each with its largest: {}.", named.join("; "));
+        let _ = writeln!(
+            out,
+            "Tables and figures that are off by more than a factor of 1.5, each with its largest miss: {}.",
+            named.join("; ")
+        );
     }
     let (all, wrong) = (report.orders.len(), report.reversed().len());
     let _ = writeln!(out, "Of {all} orders of two systems {} are as in the paper.", all - wrong);
@@ -243,8 +266,10 @@ mod tests {
             let own = rows.iter().filter(|r| r.place == "Table 4" && r.what.ends_with(b.system)).count();
             assert_eq!(own, if b.padding > 0.0 { 7 } else { 6 }, "{}", b.system);
         }
-        for place in
-            (1..=9).filter(|n| *n != 2).map(|n| format!("Table {n}")).chain([2, 7, 8, 14].map(|n| format!("Figure {n}")))
+        for place in (1..=9)
+            .filter(|n| *n != 2)
+            .map(|n| format!("Table {n}"))
+            .chain([2, 7, 8, 14].map(|n| format!("Figure {n}")))
         {
             let said = rows.iter().any(|r| r.place.starts_with(&place) || r.place.contains(&place));
             assert!(said || place == "Table 7", "{place}");
@@ -264,6 +289,9 @@ mod tests {
 
     #[test]
     fn numbers_have_three_digits() {
-        assert_eq!([0.04712, 1.0, 23.456, 1234.5, 0.0].map(significant), ["0.0471", "1.00", "23.5", "1234", "0.00"]);
+        assert_eq!(
+            [0.04712, 1.0, 23.456, 1234.5, 0.0].map(significant),
+            ["0.0471", "1.00", "23.5", "1234", "0.00"]
+        );
     }
 }

@@ -159,12 +159,15 @@ const fn claim(
     Claim { config, metric, of, to: "ours", value, source }
 }
 
-const AMONG: &str = "§5.4 and §5.8; §5.4 gives ranges over the two chunks at 4096, §5.8 the ends at chunk 1024";
-const CHUNKS: &str = "§5.5; it names the chunks 256 and 512 where §5.3, §5.4 and §5.8 have 512 and 1024: read so";
+const AMONG: &str =
+    "§5.4 and §5.8; §5.4 gives ranges over the two chunks at 4096, §5.8 the ends at chunk 1024";
+const CHUNKS: &str =
+    "§5.5; it names the chunks 256 and 512 where §5.3, §5.4 and §5.8 have 512 and 1024: read so";
 const WHOLE: &str =
     "§5.3 to §5.5; end to end: model and prompt are not stated, and §5.2 calls the same numbers Qwen3-MoE's";
 
-const SPEEDUPS: &str = "§5.2; a range over all baselines of Qwen3-MoE: §5.3 and §5.4 call the same numbers end to end";
+const SPEEDUPS: &str =
+    "§5.2; a range over all baselines of Qwen3-MoE: §5.3 and §5.4 call the same numbers end to end";
 
 /// Every ratio, in the order of the text.
 pub const CLAIMS: &[Claim] = &[
@@ -456,19 +459,59 @@ pub const STEPS: [Step; 11] = [
 
 /// What the evaluation reports and no simulation of ours can speak to: where it stands, what it is, and why not.
 pub const UNSAID: &[(&str, &str, &str)] = &[
-    ("Table 3, accuracy", "86.00 %, 88.57 %, 95.50 %, 96.00 % in f16; at most 1.07 % less", "PhiMoE is not executed here; the README has what capacities cost the demo model"),
-    ("Table 3, each data set", "14.66 %, 10.63 %, 21.77 %, 21.00 % dropped; 31.73 %, 34.77 %, 37.49 %, 37.00 % padded", "the routing of these data sets is not published: ours is of other text, and is held against the range of the four"),
-    ("Table 5, parallel execution", "0.07 to 0.16 ms and 0.62 to 1.66 mJ per token", "how many graphs run at once is not stated; the device file has one queue"),
-    ("Table 5, C = 1..512", "0.25 ms and 1.96 mJ per token; cannot run in parallel", "the rows of each call are not stated"),
+    (
+        "Table 3, accuracy",
+        "86.00 %, 88.57 %, 95.50 %, 96.00 % in f16; at most 1.07 % less",
+        "PhiMoE is not executed here; the README has what capacities cost the demo model",
+    ),
+    (
+        "Table 3, each data set",
+        "14.66 %, 10.63 %, 21.77 %, 21.00 % dropped; 31.73 %, 34.77 %, 37.49 %, 37.00 % padded",
+        "the routing of these data sets is not published: ours is of other text, and is held against the range of the four",
+    ),
+    (
+        "Table 5, parallel execution",
+        "0.07 to 0.16 ms and 0.62 to 1.66 mJ per token",
+        "how many graphs run at once is not stated; the device file has one queue",
+    ),
+    (
+        "Table 5, C = 1..512",
+        "0.25 ms and 1.96 mJ per token; cannot run in parallel",
+        "the rows of each call are not stated",
+    ),
     ("§5.7", "serial execution 1.4 to 2.9 times slower than parallel", "as parallel execution"),
-    ("Table 6, seconds", "0.572, 1.139 and 1.144 s", "prompt, chunk and number of layers are not stated: shares and ratios are compared"),
+    (
+        "Table 6, seconds",
+        "0.572, 1.139 and 1.144 s",
+        "prompt, chunk and number of layers are not stated: shares and ratios are compared",
+    ),
     ("Table 7, joules", "3.80, 12.67 and 12.13 J", "as Table 6"),
-    ("Table 8, GPU; Table 9, GPU; §5.8", "GPU 1.26 to 5.40 times faster, 1.87 to 4.48 times the energy, 5.65 to 9.41 times the power", "no device file has a GPU"),
-    ("Table 8, NPU", "38.27 ms and 275.70 mJ", "the shape of the kernel is not stated: its power is compared"),
+    (
+        "Table 8, GPU; Table 9, GPU; §5.8",
+        "GPU 1.26 to 5.40 times faster, 1.87 to 4.48 times the energy, 5.65 to 9.41 times the power",
+        "no device file has a GPU",
+    ),
+    (
+        "Table 8, NPU",
+        "38.27 ms and 275.70 mJ",
+        "the shape of the kernel is not stated: its power is compared",
+    ),
     ("Table 9, NPU", "1.26 s and 12.21 J", "the shape is not stated: its power is compared"),
     ("§5.8, energy of Ours-TG", "998.4", "the unit is not stated"),
-    ("§5.8, impact of padding", "1.25 to 1.36 times the CPU cycles, 27 to 29 % more time", "what runs without padding is not described"),
-    ("§5.8 and Figure 18, calibration", "overlap 86 % of the top 4, 94 % of the top 8; across data sets 65.2 % in prefill, 77.0 % in decoding", "the routing of these data sets is not published; `moec inspect A --against B` measures Overlap@K of profiles"),
-    ("Figures 5, 12, 13 to 17 and 19", "curves and bars without numbers", "nothing is read off; the numbers in their text are compared"),
+    (
+        "§5.8, impact of padding",
+        "1.25 to 1.36 times the CPU cycles, 27 to 29 % more time",
+        "what runs without padding is not described",
+    ),
+    (
+        "§5.8 and Figure 18, calibration",
+        "overlap 86 % of the top 4, 94 % of the top 8; across data sets 65.2 % in prefill, 77.0 % in decoding",
+        "the routing of these data sets is not published; `moec inspect A --against B` measures Overlap@K of profiles",
+    ),
+    (
+        "Figures 5, 12, 13 to 17 and 19",
+        "curves and bars without numbers",
+        "nothing is read off; the numbers in their text are compared",
+    ),
     ("§5.8, loads and evictions", "graphs stay where they are", "nothing is measured"),
 ];
