@@ -119,7 +119,13 @@ fn the_cost_model_explains_itself() {
         assert!(text.contains(part), "`{part}` is missing:\n{text}");
     }
     // Every matrix has its name, and nothing is left empty or unexplained.
-    for part in ["linear layers.*.attn.q", "layers.*.attn.o", "linear head", "bits each"] {
+    for part in [
+        "linear layers.*.attn.q",
+        "linear layers.*.attn.o",
+        "layers.*.attn.k, layers.*.attn.v",
+        "linear embed",
+        "bits each",
+    ] {
         assert!(text.contains(part), "`{part}` is missing:\n{text}");
     }
     for part in ["beside the products", "schedule     (", "schedule    ("] {

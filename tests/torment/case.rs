@@ -62,8 +62,29 @@ pub(crate) struct Place {
     pub(crate) outside: PathBuf,
     /// A `model.toml` with every key, for a checkpoint.
     pub(crate) template: String,
-    /// A file that is cut to a length while the verb runs, after a time.
-    pub(crate) later: Option<(PathBuf, u64, Duration)>,
+    /// A file that is cut while the verb runs.
+    pub(crate) later: Option<Cut>,
+}
+
+/// A file that is cut to a length after a time.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    pub(crate) path: PathBuf,
+    pub(crate) whole: Vec<u8>,
+    pub(crate) length: u64,
+    pub(crate) after: Duration,
+}
+
+impl Cut {
+    fn happen(&self) {
+        std::thread::sleep(self.after);
+        fs::OpenOptions::new().write(true).open(&self.path).unwrap().set_len(self.length).unwrap();
+    }
+
+    /// The file as it was, in its place: not another one.
+    fn undo(&self) {
+        fs::write(&self.path, &self.whole).unwrap();
+    }
 }
 
 /// Stands in every file outside of the subject.
@@ -163,18 +184,22 @@ impl Case {
         }
         let before = listing(place.folder.path());
         let outcome = judge::run(&command, || {
-            if let Some((path, length, after)) = &place.later {
-                std::thread::sleep(*after);
-                // It may be gone by now, or be no file.
-                let file = fs::OpenOptions::new().write(true).open(path);
-                drop(file.and_then(|f| f.set_len(*length)));
+            if let Some(cut) = &place.later {
+                cut.happen();
             }
         });
         judge::verdict(&outcome)?;
-        let well = outcome.code == Some(0);
+        let mut well = outcome.code == Some(0);
+        if let Some(cut) = place.later.as_ref().filter(|_| !well) {
+            // Who loses a page that it was reading can only end; what is left goes when the same is asked again, of whole files.
+            cut.undo();
+            let again = judge::run(&command, || ());
+            judge::verdict(&again).map_err(|why| format!("of the whole file: {why}"))?;
+            well = again.code == Some(0);
+        }
         let inside = |path: &Path| path.strip_prefix(place.folder.path()).unwrap().to_owned();
         let made = self.verb.makes.filter(|_| well).map(|name| inside(&place.work.join(name)));
-        let cut = place.later.iter().map(|(path, ..)| inside(path));
+        let cut = place.later.iter().map(|cut| inside(&cut.path));
         let may: Vec<PathBuf> = made.into_iter().chain(cut).collect();
         let changes = judge::changes(&before, &listing(place.folder.path()), &may);
         if !changes.is_empty() {

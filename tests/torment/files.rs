@@ -1,6 +1,6 @@
 //! Damage to files as such: bytes, lengths, and what stands in a file's place.
 
-use super::case::Place;
+use super::case::{Cut, Place};
 use super::judge::listing;
 use super::rng::Rng;
 use std::ffi::OsStr;
@@ -160,8 +160,9 @@ pub(crate) fn cut(rng: &mut Rng, place: &mut Place) -> String {
     let files: Vec<_> = all(place).into_iter().filter(|f| weights(f)).collect();
     let file = rng.pick(&files);
     let path = place.subject.join(file);
-    let length = rng.next() % fs::metadata(&path).unwrap().len() / 4096 * 4096;
+    let whole = fs::read(&path).unwrap();
+    let length = rng.next() % whole.len() as u64 / 4096 * 4096;
     let after = Duration::from_millis(rng.next() % 400);
-    place.later = Some((path, length, after));
+    place.later = Some(Cut { path, whole, length, after });
     format!("`{}` is cut to {length} bytes after {} ms", file.display(), after.as_millis())
 }

@@ -7,7 +7,7 @@ use crate::passes::reside::any_layer;
 use crate::{Error, Result, human};
 use moec_cpu::Bound;
 use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf};
-use moec_ir::{Format, Module, Node, Op, Operand, WeightClass};
+use moec_ir::{Format, Graph, Module, Node, Op, Operand, WeightClass};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -61,17 +61,26 @@ fn note(names: &mut Vec<String>, name: String) {
     }
 }
 
-/// The matrix of a step that multiplies by one, by its name in the Graph; experts are named by what they compute.
-fn matrix<'a>(module: &'a Module, node: &Node) -> Option<&'a str> {
-    let one = matches!(
-        node.op,
-        Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Conv1x1 { .. }
-    );
-    let weight = node.inputs.iter().find_map(|i| match i {
-        Operand::Weight(w) => module.weights.get(w.0 as usize),
+/// The matrix of a step that multiplies by one, by its name in the Graph; experts are named by what they compute. The step of a
+/// product that is added to the residual at once is that of the addition, so the product is sought in front of it; `steps` are the
+/// nodes that have one of their own.
+fn matrix<'a>(module: &'a Module, graph: &Graph, steps: &[u32], node: &Node) -> Option<&'a str> {
+    let multiplies = |op: &Op| {
+        matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Conv1x1 { .. })
+    };
+    let fused = || {
+        let before = node.inputs.iter().filter_map(|i| match i {
+            Operand::Value(v) => graph.def(*v),
+            _ => None,
+        });
+        let hidden = before.filter(|n| !steps.contains(&n.0)).filter_map(|n| graph.nodes.get(n.0 as usize));
+        hidden.into_iter().find(|n| multiplies(&n.op))
+    };
+    let product = if multiplies(&node.op) { Some(node) } else { fused() };
+    product?.inputs.iter().find_map(|i| match i {
+        Operand::Weight(w) => module.weights.get(w.0 as usize).map(|w| w.name.as_str()),
         _ => None,
-    });
-    weight.filter(|_| one).map(|w| w.name.as_str())
+    })
 }
 
 /// `q4, 4.5 bits each, 1.2 MiB`, and how much of it is padding where that is worth a word.
@@ -168,6 +177,7 @@ fn in_layer(name: &str, layer: u32) -> bool {
 fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String, u32), Use> {
     let mut uses: HashMap<(String, u32), Use> = HashMap::new();
     for (entry, graph) in bundle.plan.entries.iter().zip(&module.entries) {
+        let steps: Vec<u32> = entry.steps.iter().map(|s| s.node).collect();
         for step in &entry.steps {
             let (Code::Kernel(kernel), Some(node)) = (step.code, graph.nodes.get(step.node as usize)) else {
                 continue;
@@ -179,7 +189,7 @@ fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String
             let shown = |name: &str| if layer.is_some() { name.to_owned() } else { any_layer(name) };
             at.steps += 1;
             note(&mut at.scopes, shown(&node.scope));
-            if let Some(matrix) = matrix(module, node) {
+            if let Some(matrix) = matrix(module, graph, &steps, node) {
                 note(&mut at.matrices, shown(matrix));
             }
         }
