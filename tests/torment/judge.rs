@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use wait_timeout::ChildExt as _;
 
-/// The longest that a command may take. The slowest take some seconds on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(90);
+/// The longest that a command may take. The slowest take some seconds on a machine of their own, a minute on one that is shared.
+const DEADLINE: Duration = Duration::from_secs(300);
 /// Most memory of a process, in KiB of addresses. Builds of these models take less than 600 MiB.
 const MEMORY: u64 = 1536 << 10;
 /// Longest file that a process may write, in blocks of 512 or 1024 bytes, as the shell counts.
