@@ -68,7 +68,7 @@ pub(crate) const READING: [Verb; 6] = [
     verb("explain", &["explain", "IN"]),
     verb("explain --layer", &["explain", "IN", "--layer", "0", "--expert", "1", "--json"]),
     verb("run info", &["run", "IN", "info"]),
-    verb("simulate", &["simulate", "IN", "--decode", "2"]),
+    verb("simulate", &["simulate", "IN", "--prompt", "32", "--decode", "2"]),
 ];
 
 /// Verbs of a bundle that execute it.
