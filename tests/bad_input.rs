@@ -375,6 +375,16 @@ fn requests_that_cannot_be_met() {
     let long = vec!["1"; 65].join(",");
     let (_, said) = run(&["generate", "--ids", &long, "-n", "1"]);
     assert!(said.contains("65") && said.contains("64"), "{said}");
+    // What fits is said, in numbers that the user gave.
+    let (code, said) = run(&["generate", "--ids", "1,2", "-n", "99999999"]);
+    assert_eq!(code, 1, "{said}");
+    for words in ["the prompt takes 2 tokens and 99999999 are to follow", "holds 64", "up to 62 fit"] {
+        assert!(said.contains(words), "`{words}` is missing: {said}");
+    }
+    ok(moec().arg("run").arg(case.output()).args(["generate", "--ids", "1,2", "-n", "62"]));
+    let full = vec!["1"; 64].join(",");
+    let (_, said) = run(&["generate", "--ids", &full, "-n", "1"]);
+    assert!(said.contains("64 tokens and 1 are to follow") && said.contains("shorten the prompt"), "{said}");
     let logits = case.folder.path().join("logits.safetensors");
     let (_, said) = run(&["logits", "--ids", &long, "--out", logits.to_str().unwrap()]);
     assert!(said.contains("65") && said.contains("64") && !logits.exists(), "{said}");

@@ -17,6 +17,42 @@ use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, ferris, mo
 /// Largest relative error of any value anywhere in a model, evaluator against compiled code.
 const CHAINED: f64 = 2e-5;
 
+/// What `moec verify` says: columns that are explained, a verdict as data, and that alone where it is to be quiet.
+#[test]
+fn the_verdict_is_data() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = Setup { format: "bf16", chunk: 16, batch: &[1], context: 32 }
+        .write(&checkpoint("olmoe"), folder.path());
+    let bundle = folder.path().join("b");
+    ok(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
+    let says = |args: &[&str]| {
+        let output = ok(moec().arg("verify").arg(&bundle).args(args));
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (whole, _) = says(&[]);
+    let head = whole.lines().find(|l| l.starts_with("entry point")).unwrap();
+    for column in ["own error", "up to", "summed error"] {
+        assert!(head.contains(column), "{head}");
+        assert!(whole.lines().any(|l| l.starts_with(column)), "`{column}` is not explained:\n{whole}");
+    }
+    assert!(whole.contains("relative to what is right"), "{whole}");
+    let verdict = whole.lines().last().unwrap();
+    assert!(verdict.contains("is right") && verdict.contains("steps of 2 entry points"), "{verdict}");
+    // Quiet: errors and data, which is the verdict. Here bundles have no other lines to compare by than it.
+    let (quiet, said) = says(&["--quiet"]);
+    assert!(quiet.contains(verdict) && !quiet.contains("own error") && said.is_empty(), "{quiet}{said}");
+    let data: serde_json::Value = serde_json::from_str(&says(&["--json"]).0).unwrap();
+    assert!(data["verdict"] == "right" && data["failures"] == serde_json::json!([]), "{data}");
+
+    // And of one that is held to more than it can: the same on stdout, exit code 1.
+    let output = support::finish(moec().arg("verify").arg(&bundle).args(["--bound", "0", "--quiet"]));
+    let told = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.code() == Some(1) && told.contains("is wrong"), "{told}");
+    let output = support::finish(moec().arg("verify").arg(&bundle).args(["--bound", "0", "--json"]));
+    let data: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(data["verdict"] == "wrong" && !data["failures"].as_array().unwrap().is_empty(), "{data}");
+}
+
 #[test]
 fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
     for family in FAMILIES {

@@ -118,6 +118,36 @@ fn the_cost_model_explains_itself() {
     for part in ["prefill[64]", "arithmetic ", "by the cost model", "bound by", "layers.*.", "assumed"] {
         assert!(text.contains(part), "`{part}` is missing:\n{text}");
     }
+    // Every matrix has its name, and nothing is left empty or unexplained.
+    for part in [
+        "linear layers.*.attn.q",
+        "linear layers.*.attn.o",
+        "layers.*.attn.k, layers.*.attn.v",
+        "linear embed",
+        "bits each",
+    ] {
+        assert!(text.contains(part), "`{part}` is missing:\n{text}");
+    }
+    for part in ["beside the products", "schedule     (", "schedule    ("] {
+        assert!(!text.contains(part), "`{part}` says nothing:\n{text}");
+    }
+    for line in text.lines().filter(|l| l.starts_with("  linear ")) {
+        assert!(!line.contains("linear 1"), "no name of the matrix: {line}");
+    }
+    let named = kernels.iter().filter(|k| k["kind"] == "linear");
+    assert!(named.clone().count() > 0);
+    named.for_each(|k| assert!(!k["matrices"].as_array().unwrap().is_empty(), "{k}"));
+    // A number of f32 has 32 bits; what is stored beside is said to be padding.
+    let exact: Vec<&str> = text.lines().filter(|l| l.starts_with("weights") && l.contains(": f32")).collect();
+    assert!(!exact.is_empty() && exact.iter().all(|l| l.contains("f32, 32 bits each")), "{exact:?}");
+    let shown = explain(&bundle, &["--expert", "0"]);
+    assert!(shown.contains("every expert takes the tokens that choose it"), "{shown}");
+    let (code, said) = fails(moec().arg("explain").arg(&bundle).args(["--expert", "999"]));
+    assert!(
+        code == 2 && said.contains("`--expert` names expert 999") && said.contains("counted from 0"),
+        "{said}"
+    );
+
     let layer = explain(&bundle, &["--layer", "0"]);
     assert!(
         layer.contains("layers.0.") && !layer.contains(" head") && !layer.contains("layers.1."),

@@ -44,6 +44,11 @@ impl Progress {
         }
     }
 
+    /// Whether only errors, warnings and data are to be said.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet
+    }
+
     /// A line `     Packing layers.3`.
     pub fn stage(&self, verb: &str, what: &str) {
         if !self.quiet {

@@ -189,6 +189,16 @@ pub enum Error {
         /// Tokens that fit.
         max: usize,
     },
+    /// A prompt and what is to follow it are longer than the KV cache.
+    #[error("the prompt takes {prompt} tokens and {n} are to follow, but the context holds {max}")]
+    Room {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens to generate.
+        n: usize,
+        /// Tokens that fit.
+        max: usize,
+    },
     /// A router kernel chose an expert that does not exist.
     #[error("a router chose expert {expert} of {experts} (step {step})")]
     BadExpert {
@@ -272,6 +282,7 @@ impl Error {
             | Self::SlotTwice(_)
             | Self::Gap { .. }
             | Self::Context { .. }
+            | Self::Room { .. }
             | Self::Range { .. }
             | Self::Threads { .. }
             | Self::Budget { .. }
@@ -353,6 +364,15 @@ impl Error {
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
             Self::Context { .. } => {
                 "shorten the prompt, ask for fewer tokens with `-n`, or build with a larger `max_context`"
+            }
+            Self::Room { prompt, max, .. } => {
+                return Some(match max.saturating_sub(*prompt) {
+                    0 => "shorten the prompt, or build with a larger `max_context`".to_owned(),
+                    left => format!(
+                        "up to {left} fit behind this prompt; ask for no more, shorten the prompt, or build with a larger \
+                         `max_context`"
+                    ),
+                });
             }
             Self::Threads { .. } => {
                 "ask for fewer, build with more `threads` under `[memory]`, or run with `--no-budget`"

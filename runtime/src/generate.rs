@@ -41,13 +41,12 @@ pub fn rate(tokens: usize, time: Duration) -> Option<f64> {
 /// Refuses a prompt and a number of tokens that do not fit the context together.
 ///
 /// # Errors
-/// [`Error::EmptyPrompt`], [`Error::Context`].
+/// [`Error::EmptyPrompt`], [`Error::Context`], [`Error::Room`].
 pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
-    let over = |what, needed| Err(Error::Context { what, needed, max });
     match prompt.saturating_add(n) {
         _ if prompt == 0 => Err(Error::EmptyPrompt),
-        _ if prompt > max => over("the prompt has", prompt),
-        needed if needed > max => over("prompt and generated tokens together have", needed),
+        _ if prompt > max => Err(Error::Context { what: "the prompt has", needed: prompt, max }),
+        needed if needed > max => Err(Error::Room { prompt, n, max }),
         _ => Ok(()),
     }
 }

@@ -19,6 +19,7 @@ mod setup;
 mod shapes;
 mod shell;
 mod suite;
+mod torment;
 
 use shell::Failed;
 use std::process::ExitCode;
@@ -80,6 +81,9 @@ const COMMANDS: &[Command] = &[
         "compare with llama.cpp on a model that is larger than memory; takes options, `--help` lists them",
         || peers::run(peers::FLASH, &options()),
     ),
+    ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
+        torment::run(&options())
+    }),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];
@@ -105,7 +109,7 @@ fn main() -> ExitCode {
         [one] if one == "--help" || one == "-h" => "help",
         [one] => one,
         // The only ones with options of their own.
-        [one, ..] if one == "bench-peers" || one == "bench-flash" => one,
+        [one, ..] if matches!(&**one, "bench-peers" | "bench-flash" | "torment") => one,
         _ => "",
     };
     let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {

@@ -5,8 +5,9 @@ use crate::bundle::read::Bundle;
 use crate::decisions::{By, Decision, Decisions, shown};
 use crate::passes::reside::any_layer;
 use crate::{Error, Result, human};
+use moec_cpu::Bound;
 use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf};
-use moec_ir::{Module, WeightClass};
+use moec_ir::{Format, Graph, Module, Node, Op, Operand, WeightClass};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -39,16 +40,63 @@ struct Share {
 }
 
 impl Share {
+    /// Stored bits per number, padding included.
     fn bits(self) -> f64 {
         self.bytes as f64 * 8.0 / self.numbers.max(1) as f64
     }
 }
 
-/// Where a kernel runs in an entry point: scopes with `*` for the layer, and steps.
+/// Where a kernel runs in an entry point: scopes with `*` for the layer, the matrices that it multiplies by, and steps.
 #[derive(Clone, Debug, Default)]
 struct Use {
     scopes: Vec<String>,
+    matrices: Vec<String>,
     steps: usize,
+}
+
+/// Adds a name that is not there yet.
+fn note(names: &mut Vec<String>, name: String) {
+    if !names.contains(&name) {
+        names.push(name);
+    }
+}
+
+/// The matrix of a step that multiplies by one, by its name in the Graph; experts are named by what they compute. The step of a
+/// product that is added to the residual at once is that of the addition, so the product is sought in front of it; `steps` are the
+/// nodes that have one of their own.
+fn matrix<'a>(module: &'a Module, graph: &Graph, steps: &[u32], node: &Node) -> Option<&'a str> {
+    let multiplies = |op: &Op| {
+        matches!(op, Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } | Op::Conv1x1 { .. })
+    };
+    let fused = || {
+        let before = node.inputs.iter().filter_map(|i| match i {
+            Operand::Value(v) => graph.def(*v),
+            _ => None,
+        });
+        let hidden = before.filter(|n| !steps.contains(&n.0)).filter_map(|n| graph.nodes.get(n.0 as usize));
+        hidden.into_iter().find(|n| multiplies(&n.op))
+    };
+    let product = if multiplies(&node.op) { Some(node) } else { fused() };
+    product?.inputs.iter().find_map(|i| match i {
+        Operand::Weight(w) => module.weights.get(w.0 as usize).map(|w| w.name.as_str()),
+        _ => None,
+    })
+}
+
+/// `q4, 4.5 bits each, 1.2 MiB`, and how much of it is padding where that is worth a word.
+pub(super) fn stored(format: Format, numbers: u64, bytes: u64) -> String {
+    let padding = padding(format, numbers, bytes);
+    let padded = if padding * 100 < bytes {
+        String::new()
+    } else {
+        format!(", {} of it padding", human::bytes(padding))
+    };
+    format!("{format}, {} bits each, {}{padded}", format.bits(), human::bytes(bytes))
+}
+
+/// Bytes that are there for the sake of whole panels, groups and cache lines.
+fn padding(format: Format, numbers: u64, bytes: u64) -> u64 {
+    bytes.saturating_sub((numbers as f64 * format.bits() / 8.0).ceil() as u64)
 }
 
 /// Says it.
@@ -64,15 +112,17 @@ pub fn run(args: &Args) -> Result<()> {
             .hint(format!("its layers are 0 to {}", layers.saturating_sub(1))));
     }
     let placement = &bundle.plan.placement;
+    let module = bundle.graph()?;
     if let Some(expert) = args.expert {
-        let wanted = |t: &&ExpertTable| args.layer.is_none_or(|l| l == t.layer);
-        let experts = placement.experts.iter().filter(wanted).map(|t| t.experts.len()).max().unwrap_or(0);
+        let experts = experts(&module, args.layer);
         if expert as usize >= experts {
-            return Err(Error::usage(format!("there is no expert {expert}"))
-                .hint(format!("there are {experts}, counted from 0")));
+            let hint = match experts {
+                0 => "the layer is dense: it has no experts".to_owned(),
+                n => format!("there are {n}, counted from 0"),
+            };
+            return Err(Error::usage(format!("`--expert` names expert {expert}, which is none")).hint(hint));
         }
     }
-    let module = bundle.graph()?;
     let uses = uses(&bundle, &module, args.layer);
     let kernels: Vec<(&Decision, &Use)> =
         decisions.kernels.iter().filter_map(|d| Some((d, uses.get(&(d.entry.clone(), d.kernel))?))).collect();
@@ -105,6 +155,17 @@ pub fn run(args: &Args) -> Result<()> {
     output::data(&text)
 }
 
+/// Experts of a layer, or the most that any layer has.
+fn experts(module: &Module, layer: Option<u32>) -> usize {
+    let nodes = module.entries.iter().flat_map(|g| &g.nodes);
+    let wanted = nodes.filter(|n| layer.is_none_or(|l| in_layer(&n.scope, l)));
+    let routed = wanted.filter_map(|n| match &n.op {
+        Op::Router(router) => Some(router.experts),
+        _ => None,
+    });
+    routed.max().unwrap_or(0)
+}
+
 /// Whether a name (`layers.3.attn.q`) belongs to a layer.
 fn in_layer(name: &str, layer: u32) -> bool {
     name.strip_prefix("layers.")
@@ -116,6 +177,7 @@ fn in_layer(name: &str, layer: u32) -> bool {
 fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String, u32), Use> {
     let mut uses: HashMap<(String, u32), Use> = HashMap::new();
     for (entry, graph) in bundle.plan.entries.iter().zip(&module.entries) {
+        let steps: Vec<u32> = entry.steps.iter().map(|s| s.node).collect();
         for step in &entry.steps {
             let (Code::Kernel(kernel), Some(node)) = (step.code, graph.nodes.get(step.node as usize)) else {
                 continue;
@@ -124,10 +186,11 @@ fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String
                 continue;
             }
             let at = uses.entry((entry.kind.to_string(), kernel)).or_default();
-            let scope = if layer.is_some() { node.scope.clone() } else { any_layer(&node.scope) };
+            let shown = |name: &str| if layer.is_some() { name.to_owned() } else { any_layer(name) };
             at.steps += 1;
-            if !at.scopes.contains(&scope) {
-                at.scopes.push(scope);
+            note(&mut at.scopes, shown(&node.scope));
+            if let Some(matrix) = matrix(module, graph, &steps, node) {
+                note(&mut at.matrices, shown(matrix));
             }
         }
     }
@@ -135,18 +198,14 @@ fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String
 }
 
 /// Weights by class and format, in one layer or in all.
-fn weights(
-    bundle: &Bundle,
-    module: &Module,
-    layer: Option<u32>,
-) -> BTreeMap<(&'static str, &'static str), Share> {
+fn weights(bundle: &Bundle, module: &Module, layer: Option<u32>) -> BTreeMap<(&'static str, Format), Share> {
     let classes: HashMap<&str, WeightClass> =
         module.weights.iter().map(|w| (w.name.as_str(), w.class)).collect();
     let mut shares: BTreeMap<_, Share> = BTreeMap::new();
     let wanted = bundle.plan.segments.iter().filter(|s| layer.is_none_or(|l| in_layer(&s.name, l)));
     for segment in wanted {
         let class = classes.get(segment.name.as_str()).map_or("exact", |c| c.name());
-        let share = shares.entry((class, segment.format.name())).or_default();
+        let share = shares.entry((class, segment.format)).or_default();
         share.numbers += segment.shape.iter().map(|&d| u64::from(d)).product::<u64>();
         share.bytes += segment.bytes;
     }
@@ -167,7 +226,7 @@ fn head(
     bundle: &Bundle,
     decisions: &Decisions,
     kernels: &[(&Decision, &Use)],
-    weights: &BTreeMap<(&'static str, &'static str), Share>,
+    weights: &BTreeMap<(&'static str, Format), Share>,
     states: &[&StateBuf],
 ) -> Vec<Vec<String>> {
     let row = |name: &str, value: String| vec![name.to_owned(), value];
@@ -178,8 +237,7 @@ fn head(
         row("activations", format!("`{}` in model.toml", decisions.activations)),
     ];
     rows.extend(weights.iter().map(|((class, format), share)| {
-        let (bits, bytes) = (share.bits(), human::bytes(share.bytes));
-        row("weights", format!("{class}: {format}, {bits:.2} bits each, {bytes}"))
+        row("weights", format!("{class}: {}", stored(*format, share.numbers, share.bytes)))
     }));
     rows.extend(cache(states).map(|(format, bits, bytes)| {
         row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
@@ -188,7 +246,7 @@ fn head(
         decisions
             .figures
             .iter()
-            .map(|f| row("one core", format!("{}: {:.4} {} ({})", f.what, f.value, f.unit, f.source))),
+            .map(|f| row("one core", format!("{}: {} {} ({})", f.what, f.value.round(), f.unit, f.source))),
     );
     let timed = kernels.iter().filter(|(d, _)| d.by == By::Clock).count();
     let all = kernels.len();
@@ -214,8 +272,12 @@ fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
     let steps = if at.steps == 1 { "1 step".to_owned() } else { format!("{} steps", at.steps) };
     let _ = writeln!(
         out,
-        "  {} {matrices}{} → {} in {}, {rows}{}; {steps} in {}",
+        "  {}{} {matrices}{} → {} in {}, {rows}{}; {steps} in {}",
         d.kind,
+        at.matrices
+            .iter()
+            .enumerate()
+            .fold(String::new(), |s, (i, m)| s + if i == 0 { " " } else { ", " } + m),
         load.k,
         load.n,
         d.format,
@@ -224,12 +286,21 @@ fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
     );
     let _ = writeln!(out, "    arithmetic  {}: {}", d.compute, d.why);
     let by = if d.by == By::Clock { "measured" } else { "by the cost model" };
-    let _ = writeln!(out, "    schedule    {} ({by})", shown(&d.schedule));
+    let _ = match d.schedule.is_empty() {
+        true => writeln!(out, "    schedule    there is one: kernels of this form have nothing to choose"),
+        false => writeln!(out, "    schedule    {} ({by})", shown(&d.schedule)),
+    };
     let p = &d.predicted;
-    let beside = 100.0 * (p.overhead - 1.0);
+    // Where memory is waited for, what arithmetic does beside its products costs nothing.
+    let beside = 100.0 * (1.0 - 1.0 / p.overhead);
+    let beside = if p.bound == Bound::Arithmetic.name() && beside >= 0.5 {
+        format!(", of which {beside:.0} % is loading and unpacking weights")
+    } else {
+        String::new()
+    };
     let _ = writeln!(
         out,
-        "    predicted   {:.3} ms on one core, {:.0} GOP/s, {:.1} GB/s, bound by {}; {beside:.0} % of arithmetic beside the products",
+        "    predicted   {:.3} ms on one core, {:.0} GOP/s, {:.1} GB/s, bound by {}{beside}",
         p.ms, p.gops, p.gb_per_s, p.bound,
     );
     for (i, m) in d.measured.iter().enumerate() {
@@ -250,7 +321,7 @@ fn report(
     bundle: &Bundle,
     decisions: &Decisions,
     kernels: &[(&Decision, &Use)],
-    weights: &BTreeMap<(&'static str, &'static str), Share>,
+    weights: &BTreeMap<(&'static str, Format), Share>,
     states: &[&StateBuf],
 ) -> Value {
     let symbol = |d: &Decision| bundle.plan.kernels.get(d.kernel as usize).map(|k| k.symbol.clone());
@@ -263,8 +334,8 @@ fn report(
         "figures": decisions.figures,
         "threads": decisions.threads,
         "weights": weights.iter().map(|((class, format), share)| json!({
-            "class": class, "format": format, "weights": share.numbers, "bytes": share.bytes,
-            "bits_per_weight": share.bits(),
+            "class": class, "format": format.name(), "weights": share.numbers, "bytes": share.bytes,
+            "bits_per_weight": share.bits(), "padding_bytes": padding(*format, share.numbers, share.bytes),
         })).collect::<Vec<_>>(),
         "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
             "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
@@ -276,6 +347,7 @@ fn report(
             if let Value::Object(map) = &mut value {
                 map.insert("symbol".into(), json!(symbol(d)));
                 map.insert("scopes".into(), json!(at.scopes));
+                map.insert("matrices".into(), json!(at.matrices));
                 map.insert("steps".into(), json!(at.steps));
             }
             value

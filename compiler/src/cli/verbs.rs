@@ -1,6 +1,6 @@
 //! Where the verbs meet the compiler: the bodies of `build`, `inspect`, `verify`, `run` and `eval`.
 
-use super::{build, eval, inspect, output, paging, run, trust, verify};
+use super::{build, eval, explain, inspect, output, paging, run, trust, verify};
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
 use crate::bundle::toolchain::Missing;
@@ -140,10 +140,8 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
     let plan = &bundle.plan;
     let text = |key: &str| facts["memory"][key].as_u64().map(human::bytes).unwrap_or_default();
     let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let formats = by_format(plan).into_iter().map(|(format, numbers, bytes)| {
-        let bits = bits(numbers, bytes);
-        format!("{format} {} ({bits:.2} bits each)", human::bytes(bytes))
-    });
+    let formats =
+        by_format(plan).into_iter().map(|(format, numbers, bytes)| explain::stored(format, numbers, bytes));
     let formats: Vec<_> = formats.collect();
     let mut rows = vec![
         row("bundle", args.path.display().to_string()),
@@ -162,7 +160,7 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         row("signature", trust::signature(crate::bundle::signature::found(&bundle.folder)?.as_ref())),
         row("context", format!("{} tokens, {} sequences", plan.model.max_context, plan.model.slots)),
         row("profile", bundle.manifest.profile.as_ref().map_or_else(|| "none".to_owned(), profile)),
-        row("weights", format!("{}: {}", text("weights"), formats.join(", "))),
+        row("weights", format!("{}: {}", text("weights"), formats.join("; "))),
         row(
             "KV cache",
             format!("{} of {}", text("kv_cache"), facts["kv_cache_format"].as_str().unwrap_or("nothing")),
@@ -224,12 +222,14 @@ pub(super) fn verify(args: &verify::Args, progress: &Progress) -> Result<()> {
         output::json(&trust.beside(&report)?)?;
     } else {
         output::data(&output::table(&trust.rows()))?;
-        if !report.entries.is_empty() {
-            output::data(&output::table(&report_rows(&report)))?;
+        // The verdict is what was asked for; the errors of single steps say why, to those who want to know.
+        if !report.entries.is_empty() && !progress.is_quiet() {
+            output::data(&format!("{}\n{COLUMNS}\n", output::table(&report_rows(&report))))?;
         }
-        if !report.packages.is_empty() {
-            output::data(&output::table(&package_rows(&report)))?;
+        if !report.packages.is_empty() && !progress.is_quiet() {
+            output::data(&format!("{}\n", output::table(&package_rows(&report))))?;
         }
+        output::data(&report.verdict(&args.bundle.display().to_string()))?;
     }
     let failures = report.failures();
     if failures.is_empty() {
@@ -252,7 +252,7 @@ fn open_source(bundle: &Bundle, dir: &Path) -> Result<Checkpoint> {
 
 /// Every function of every package.
 fn package_rows(report: &Report) -> Vec<Vec<String>> {
-    let head = ["package", "function", "experts", "error", "bound", "findings"].map(str::to_owned).to_vec();
+    let head = ["package", "function", "experts", "error", "up to", "findings"].map(str::to_owned).to_vec();
     let rows = report.packages.iter().map(|f| {
         let found = if f.findings.is_empty() { "-".to_owned() } else { f.findings.join("; ") };
         vec![
@@ -267,10 +267,17 @@ fn package_rows(report: &Report) -> Vec<Vec<String>> {
     std::iter::once(head).chain(rows).collect()
 }
 
+/// What the columns of [`report_rows`] mean.
+const COLUMNS: &str = "\
+Errors are root mean squares, relative to what is right.
+own error     the worst step of these, which got exactly what the reference got
+up to         what its formats and its arithmetic explain; more is wrong (logits: summed error)
+summed error  the worst of these steps beside a reference that has computed all steps before it by itself";
+
 /// The worst step of every operator in every entry point.
 fn report_rows(report: &Report) -> Vec<Vec<String>> {
     let mut rows = vec![
-        ["entry", "operator", "steps", "worst local", "allowed", "worst chained", "where"]
+        ["entry point", "operator", "steps", "own error", "up to", "summed error", "worst in"]
             .map(str::to_owned)
             .to_vec(),
     ];

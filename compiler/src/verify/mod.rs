@@ -19,6 +19,7 @@ use moec_ir::eval::{Evaluator, Tensor};
 use moec_ir::{EntryKind, Graph, Module, NodeId};
 use moec_runtime::{Engine, LoadedProgram, Options, Row};
 use serde::Serialize;
+use serde::ser::{SerializeMap as _, Serializer};
 use std::collections::HashMap;
 
 pub(crate) use allowed::stored;
@@ -31,8 +32,8 @@ pub const CHAIN: f64 = 10.0;
 /// Most token rows of a probe.
 const PROBE_ROWS: usize = 12;
 
-/// What was found.
-#[derive(Clone, Debug, Serialize)]
+/// What was found. As data it also says whether all is right, and what is not.
+#[derive(Clone, Debug)]
 pub struct Report {
     /// Files whose hash was checked.
     pub files: usize,
@@ -41,8 +42,23 @@ pub struct Report {
     /// Entry points; none where this machine cannot execute the target's kernels.
     pub entries: Vec<EntryReport>,
     /// Functions of packages for other units.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub packages: Vec<FunctionReport>,
+}
+
+impl Serialize for Report {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let failures = self.failures();
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("verdict", if failures.is_empty() { "right" } else { "wrong" })?;
+        map.serialize_entry("failures", &failures)?;
+        map.serialize_entry("files", &self.files)?;
+        map.serialize_entry("bound", &self.bound)?;
+        map.serialize_entry("entries", &self.entries)?;
+        if !self.packages.is_empty() {
+            map.serialize_entry("packages", &self.packages)?;
+        }
+        map.end()
+    }
 }
 
 /// Errors of one entry point.
@@ -90,6 +106,24 @@ impl Report {
     /// Largest chained error of an entry's logits that passes.
     pub fn allowed_of_logits(&self, entry: &EntryReport) -> f64 {
         CHAIN * entry.nodes.iter().map(|n| self.allowed(n)).fold(0.0, f64::max)
+    }
+
+    /// The verdict on a bundle of that name, in one line.
+    pub fn verdict(&self, bundle: &str) -> String {
+        let failures = self.failures().len();
+        let steps: usize = self.entries.iter().map(|e| e.nodes.len()).sum();
+        let mut seen = vec![format!("{} files", self.files)];
+        if !self.entries.is_empty() {
+            seen.push(format!("{steps} steps of {} entry points", self.entries.len()));
+        }
+        if !self.packages.is_empty() {
+            seen.push(format!("{} functions of packages", self.packages.len()));
+        }
+        let seen = seen.join(", ");
+        match failures {
+            0 => format!("{bundle} is right: {seen}, none further off than it may be"),
+            n => format!("{bundle} is wrong: of {seen}, {n} further off than they may be"),
+        }
     }
 
     /// What passes its bound: a step's local error, or the logits' chained one.

@@ -87,11 +87,14 @@ impl Figures {
             source: format!("assumed: {by} times f32, by {what}"),
         };
         let bf16 = if isa.bf16 {
-            stated("bf16").unwrap_or_else(|| times(2.0, "dot products of pairs"))
+            // Kernels of pairs run on tiles where there are some, an order of magnitude faster than on vectors.
+            let tiles = || moec_device::tiles("bf16").filter(|_| isa.tiles);
+            let tiles = || tiles().map(|p| Rate { value: p.gops * 1e9, source: p.source });
+            stated("bf16").or_else(tiles).unwrap_or_else(|| times(2.0, "dot products of pairs"))
         } else {
             times(1.0, "widening")
         };
-        // The figure of a machine with tiles is theirs; kernels of bytes run on vectors.
+        // The figure of a machine with tiles is theirs; kernels of bytes run on vectors, whose scales come by 32 channels.
         let stated_bytes = stated("int8").filter(|_| !has("amx-int8"));
         let bytes = match isa.bytes {
             ByteDot::None => times(1.0, "widening"),
@@ -102,7 +105,8 @@ impl Figures {
                     ByteDot::Vnni | ByteDot::Sdot => 4.0,
                     ByteDot::Smmla => 8.0,
                 };
-                times(by, "dot products of bytes")
+                let tiles = if has("amx-int8") { " on vectors, not tiles" } else { "" };
+                times(by, &format!("dot products of bytes{tiles}"))
             }),
         };
         let read = device.memories.first().and_then(|m| m.bandwidth.last()).filter(|b| b.gb_per_s > 0.0);
@@ -468,6 +472,43 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// A machine with tiles that no file describes, as `native` is on one: what it believes in, and what follows.
+    #[test]
+    fn tiles_are_scheduled_by_their_own_rate() {
+        let text = |features: &str| {
+            format!(
+                "name = \"bare\"\ndescription = \"no figures\"\nfamily = \"cpu\"\ntriple = \"x86_64-unknown-linux-gnu\"\n\
+                 cpu = \"sapphirerapids\"\nfeatures = [\"avx2\", \"fma\", \"f16c\", \"avx512f\", \"avx512bw\", \"avx512dq\", \
+                 \"avx512vl\", \"avx512vnni\", \"avx512bf16\"{features}]\n"
+            )
+        };
+        let bare = |features: &str| {
+            let device = Device::parse(&text(features), std::path::Path::new("bare.toml")).unwrap();
+            CpuTarget::new(&device).unwrap()
+        };
+        let tiles = bare(", \"amx-tile\", \"amx-bf16\", \"amx-int8\"");
+        let (known, rates) = (target("sapphire-rapids"), tiles.figures());
+        assert_eq!(rates.bf16.value, known.figures().bf16.value);
+        assert!(rates.bf16.source.contains("sapphire-rapids") && rates.bf16.value > 10.0 * rates.f32.value);
+        // Bytes meet vectors, and it is said.
+        assert_eq!(rates.bytes.value, 4.0 * rates.f32.value);
+        assert!(rates.bytes.source.contains("not tiles"), "{}", rates.bytes.source);
+
+        // An expert's 64 rows: on vectors their arithmetic is what takes time, on tiles the reading of the weights.
+        let spec = linear(2048, 2048, Format::Bf16, Compute::Bf16);
+        let (fast, slow) = (tiles.estimate(&spec, 64).unwrap(), times_of(&bare(""), &spec, 64));
+        assert_eq!((fast.bound(), slow.bound()), (Bound::Memory, Bound::Arithmetic));
+        assert!(slow.seconds() > 1.5 * fast.seconds(), "{slow:?} {fast:?}");
+        // Unpacking codes is vector work: beside tiles it weighs by how much faster they are.
+        let packed = linear(2048, 2048, Format::Q8, Compute::Bf16);
+        let beside = |t: &CpuTarget| times_of(t, &packed, 320).overhead - 1.0;
+        assert!(beside(&tiles) > 2.0 * beside(&bare("")), "{} {}", beside(&tiles), beside(&bare("")));
+    }
+
+    fn times_of(target: &CpuTarget, spec: &KernelSpec, n: usize) -> Estimate {
+        target.estimate(spec, n).unwrap()
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The caches of the machine that runs the build, for `native` and for measured device files.
+//! What is known of the machine that runs the build, for `native` and for measured device files: its caches, and the rates of its
+//! matrix tiles.
 
-use crate::Cache;
+use crate::{Cache, Device, Peak};
 use std::path::Path;
 
 /// Where Linux describes the caches of the first core, one folder each.
@@ -15,6 +16,19 @@ pub fn caches() -> Vec<Cache> {
     found.sort_by_key(|c| c.level);
     found.dedup_by_key(|c| c.level);
     found
+}
+
+/// Device file whose rates of tiles were measured on such a processor.
+const TILES: &str = "sapphire-rapids";
+
+/// What the tiles (AMX) of one core do in a number format (`bf16`, `int8`), for machines whose file states no rates: `native` asks
+/// the processor what it has, not how fast it is, since two builds of one input are to give one bundle. `None`: no such format.
+pub fn tiles(format: &str) -> Option<Peak> {
+    let device = Device::find(TILES).ok()?;
+    let unit = device.units.first()?;
+    let peak = unit.peak.get(format)?;
+    let gops = peak.gops / f64::from(unit.cores.unwrap_or(1).max(1));
+    Some(Peak { gops, source: format!("as `{TILES}`: {}", peak.source) })
 }
 
 /// What a folder in the form of [`SYS`] says.
@@ -118,6 +132,15 @@ mod tests {
         assert_eq!(sizes, [Some(49152), Some(2 << 20), Some(512), Some(1 << 30), None, None, None]);
         let lists = ["0", "0-1", "0-3,8-11,16", "", "3-1", "a"].map(count);
         assert_eq!(lists, [Some(1), Some(2), Some(9), None, None, None]);
+    }
+
+    #[test]
+    fn tiles_have_rates_of_a_measured_machine() {
+        let rate = |format: &str| tiles(format).map(|p| p.gops);
+        // Sixteen cycles for a product of 16 by 16 by 64 bytes: 1024 operations per cycle in bf16, 2048 in int8.
+        assert!(rate("bf16").is_some_and(|g| (2000.0..4096.0).contains(&g)), "{:?}", rate("bf16"));
+        assert!(rate("int8").zip(rate("bf16")).is_some_and(|(i, b)| i > 1.5 * b && i < 2.5 * b));
+        assert!(tiles("bf16").is_some_and(|p| p.source.contains("measured")) && tiles("f64").is_none());
     }
 
     #[test]

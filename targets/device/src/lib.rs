@@ -18,7 +18,7 @@ pub use cost::MatmulTime;
 pub use error::DeviceError;
 pub use figures::{Bandwidth, Cache, Figure, Link, Memory, Peak, Power, Unit, UnitKind};
 pub use find::BUILT_IN;
-pub use host::caches as host_caches;
+pub use host::{caches as host_caches, tiles};
 pub use legality::Legality;
 pub use nearest::nearest;
 

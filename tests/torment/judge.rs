@@ -1,0 +1,154 @@
+//! What must hold of a command that met damaged files.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use wait_timeout::ChildExt as _;
+
+/// The longest that a command may take. The slowest take some seconds on a machine of their own, a minute on one that is shared.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// Most memory of a process, in KiB of addresses. Builds of these models take less than 600 MiB.
+const MEMORY: u64 = 1536 << 10;
+/// Longest file that a process may write, in blocks of 512 or 1024 bytes, as the shell counts.
+const FILE: u64 = 128 << 11;
+
+/// How a command ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    /// Exit code, unless a signal ended it.
+    pub(crate) code: Option<i32>,
+    /// The signal.
+    pub(crate) signal: Option<i32>,
+    /// What it said on stderr.
+    pub(crate) said: String,
+    /// Whether it had to be killed.
+    pub(crate) hung: bool,
+}
+
+/// Runs a command under the limits; `meanwhile` runs beside it.
+pub(crate) fn run(command: &Command, meanwhile: impl FnOnce()) -> Outcome {
+    let mut limited = Command::new("sh");
+    let limits = format!("ulimit -c 0; ulimit -v {MEMORY}; ulimit -f {FILE}; exec \"$0\" \"$@\"");
+    limited.arg("-c").arg(limits).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => limited.env(name, value),
+            None => limited.env_remove(name),
+        };
+    }
+    limited.current_dir(command.get_current_dir().unwrap()).process_group(0);
+    limited.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = limited.spawn().unwrap();
+    let mut pipe = child.stderr.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        pipe.read_to_end(&mut bytes).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    });
+    meanwhile();
+    let ended = child.wait_timeout(DEADLINE).unwrap();
+    if ended.is_none() {
+        // Its helpers, too: they hold the pipe.
+        let group = format!("-{}", child.id());
+        Command::new("kill").args(["-KILL", "--", &group]).status().unwrap();
+        child.wait().unwrap();
+    }
+    let said = reader.join().unwrap();
+    let (code, signal) = (ended.and_then(|s| s.code()), ended.and_then(|s| s.signal()));
+    Outcome { code, signal, said, hung: ended.is_none() }
+}
+
+/// What is wrong with how a command ended.
+pub(crate) fn verdict(outcome: &Outcome) -> Result<(), String> {
+    let said = &outcome.said;
+    let wrong = |why: String| Err(format!("{why}; it said:\n{}", shortened(said)));
+    if outcome.hung {
+        return wrong(format!("it hangs: not done in {} s", DEADLINE.as_secs()));
+    }
+    if let Some(signal) = outcome.signal {
+        return wrong(format!("signal {signal} ended it"));
+    }
+    if !matches!(outcome.code, Some(0..=2)) {
+        return wrong(format!("exit code {:?}", outcome.code));
+    }
+    if let Some(word) = ["panicked", "stack overflow", "out of memory", "annot allocate", "a bug in moec"]
+        .iter()
+        .find(|w| said.contains(**w))
+    {
+        return wrong(format!("`{word}`"));
+    }
+    if outcome.code == Some(0) {
+        return Ok(());
+    }
+    let Some(error) = said.find("error: ").map(|at| &said[at..]) else {
+        return wrong(format!("exit code {:?} and no error", outcome.code));
+    };
+    // Files, keys, tensors and options stand in backticks; those of the command line in quotes.
+    let error = error.split("\nhint").next().unwrap_or(error);
+    if !error.contains('`') && !error.contains('\'') {
+        return wrong("the error names nothing".to_owned());
+    }
+    Ok(())
+}
+
+fn shortened(said: &str) -> String {
+    let lines: Vec<&str> = said.lines().collect();
+    let from = lines.len().saturating_sub(12);
+    lines[from..].iter().map(|l| format!("    {}\n", l.chars().take(300).collect::<String>())).collect()
+}
+
+/// What lies in a folder: of every entry its kind, length, time and target.
+pub(crate) type Listing = BTreeMap<PathBuf, (u32, u64, i64, i64, Option<PathBuf>)>;
+
+/// Lists a folder without opening a file.
+pub(crate) fn listing(folder: &Path) -> Listing {
+    fn walk(root: &Path, folder: &Path, out: &mut Listing) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let about = fs::symlink_metadata(&path).unwrap();
+            let name = path.strip_prefix(root).unwrap().to_owned();
+            // The time of a folder changes with files that come and go, which may be.
+            let (time, nanos) = if about.is_dir() { (0, 0) } else { (about.mtime(), about.mtime_nsec()) };
+            let length = if about.is_dir() { 0 } else { about.len() };
+            out.insert(name, (about.mode(), length, time, nanos, fs::read_link(&path).ok()));
+            if about.is_dir() {
+                walk(root, &path, out);
+            }
+        }
+    }
+    let mut out = Listing::new();
+    walk(folder, folder, &mut out);
+    out
+}
+
+/// What changed between two listings, beside what lies below the paths `may`.
+pub(crate) fn changes(before: &Listing, after: &Listing, may: &[PathBuf]) -> Vec<String> {
+    let shown = |path: &Path, what: &str| format!("`{}` {what}", path.display());
+    let gone = before.keys().filter(|p| !after.contains_key(*p)).map(|p| (p, "is gone"));
+    let others = after.iter().filter_map(|(path, entry)| match before.get(path) {
+        None => Some((path, "is new")),
+        Some(old) if old != entry => Some((path, "was changed")),
+        Some(_) => None,
+    });
+    gone.chain(others)
+        .filter(|(path, _)| !may.iter().any(|m| path.starts_with(m)))
+        .map(|(path, what)| shown(path, what))
+        .collect()
+}
+
+/// A file below a folder that holds these bytes.
+pub(crate) fn holds(folder: &Path, bytes: &[u8]) -> Option<PathBuf> {
+    let found = |(path, (mode, ..)): (PathBuf, (u32, u64, i64, i64, Option<PathBuf>))| {
+        const REGULAR: u32 = 0o100_000;
+        let whole = folder.join(path);
+        let has =
+            mode & 0o170_000 == REGULAR && fs::read(&whole).unwrap().windows(bytes.len()).any(|w| w == bytes);
+        has.then_some(whole)
+    };
+    listing(folder).into_iter().find_map(found)
+}
