@@ -422,10 +422,14 @@ fn is_what_the_evaluator_sees(family: &str, wide: Option<Wide>) {
         let moments = &profile.weights[name];
         assert_eq!(&moments.tokens, tokens, "{family} {name}");
         for (lead, &n) in tokens.iter().enumerate() {
+            let most = moments.of(lead).iter().copied().fold(0.0, f32::max);
             for (c, &got) in moments.of(lead).iter().enumerate() {
                 let want = squares[lead * moments.cols + c] / n.max(1) as f64;
                 let error = (f64::from(got) - want).abs();
-                assert!(error <= want * 2e-3 + 1e-9, "{family} {name} [{lead}, {c}]: {got}, not {want}");
+                assert!(
+                    error <= want * 2e-3 + 1e-9 + 1e-7 * f64::from(most),
+                    "{family} {name} [{lead}, {c}]: {got}, not {want}"
+                );
             }
         }
     }

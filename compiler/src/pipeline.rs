@@ -4,7 +4,7 @@ use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::partial::io_error;
 use crate::bundle::{KERNELS, TOKENIZER};
 use crate::config::Config;
-use crate::decisions::Decisions;
+use crate::decisions::{AttentionDecision, Decisions};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::offload::Statics;
@@ -51,6 +51,8 @@ pub struct Compilation<'a> {
     pub loads: Option<Loads>,
     /// Where things run, from `tier` on where graphs are static.
     pub placement: Option<Placement>,
+    /// What a request costs with attention on either unit, from `reside` on where that decides.
+    pub attention: Option<AttentionDecision>,
     /// What static graphs compute, from `offload` on.
     pub statics: Statics,
     /// The Plan, from `layout` on.
@@ -183,6 +185,7 @@ impl<'a> Compilation<'a> {
             quality: None,
             loads: None,
             placement: None,
+            attention: None,
             statics: Statics::default(),
             plan: None,
             kernels: Vec::new(),
@@ -408,7 +411,11 @@ fn run_group(c: &mut Compilation<'_>) -> Result<()> {
     else {
         return Ok(());
     };
-    let options = group::Options { group: c.config.experts.group, home: c.config.placement.experts };
+    let options = group::Options {
+        group: c.config.experts.group,
+        sizes: c.config.experts.sizes,
+        home: c.config.placement.experts,
+    };
     group::group(placement, loads, &c.module, units, options)
 }
 
@@ -417,7 +424,9 @@ fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
     else {
         return Ok(());
     };
-    reside::reside(placement, loads, &c.module, units, c.config.placement)
+    let wanted = reside::Wanted { homes: c.config.placement, mix: c.config.mix };
+    c.attention = reside::reside(placement, loads, &c.module, units, wanted)?;
+    Ok(())
 }
 
 fn run_convolve(c: &mut Compilation<'_>) -> Result<()> {
@@ -491,7 +500,9 @@ fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_tune(c: &mut Compilation<'_>) -> Result<()> {
     let plan = c.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))?;
-    c.decisions = Some(tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?);
+    let mut decisions = tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?;
+    decisions.attention.clone_from(&c.attention);
+    c.decisions = Some(decisions);
     Ok(())
 }
 

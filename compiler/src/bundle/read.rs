@@ -7,6 +7,7 @@ use crate::decisions::{Decisions, VERSION};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
+use moec_device::Device;
 use moec_ir::Module;
 use moec_ir::plan::{Plan, TargetInfo};
 use std::fs;
@@ -53,6 +54,14 @@ impl Bundle {
         let plan = Plan::decode(&bytes).map_err(|e| malformed(e.to_string()))?;
         moec_ir::verify::plan(&plan).map_err(|e| malformed(e.to_string()))?;
         Ok(Self { folder: folder.to_owned(), manifest, plan })
+    }
+
+    /// The device that it was built for.
+    ///
+    /// # Errors
+    /// As [`super::device::read`].
+    pub fn device(&self) -> Result<Device> {
+        super::device::read(self)
     }
 
     /// The Graph that the plan computes.

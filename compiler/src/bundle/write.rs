@@ -4,7 +4,7 @@ use super::hashing::{HashingWriter, hex, sha256};
 use super::manifest::{BUNDLE_VERSION, Manifest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
 use super::toolchain::{Missing, Toolchain};
-use super::{DECISIONS, DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, runner};
+use super::{DECISIONS, DENSE, DEVICE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, device, runner};
 use crate::coreml;
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -54,6 +54,7 @@ pub fn write(
         c.target.compile(&c.kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
     put(&root.join(KERNELS), &object)?;
     put(&root.join(GRAPH), c.module.to_string().as_bytes())?;
+    put(&root.join(DEVICE), device::text(c.target)?.as_bytes())?;
     if let Some(tokenizer) = c.tokenizer()? {
         put(&root.join(TOKENIZER), &tokenizer)?;
     }

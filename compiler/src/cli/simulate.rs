@@ -61,11 +61,13 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn one(args: &Args, bundle: &Bundle) -> Result<()> {
-    let name = args.target.as_deref().unwrap_or(&bundle.plan.target.name);
-    let device = Device::find(name).map_err(|e| {
-        let hint = e.hint();
-        Error::input("the device to simulate is not known").because(e).hint(hint)
-    })?;
+    let device = match args.target.as_deref() {
+        None => bundle.device()?,
+        Some(name) => Device::find(name).map_err(|e| {
+            let hint = e.hint();
+            Error::input("the device to simulate is not known").because(e).hint(hint)
+        })?,
+    };
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
     let request =
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };

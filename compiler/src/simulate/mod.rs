@@ -15,6 +15,7 @@ pub mod paper;
 pub mod perfetto;
 pub mod recorded;
 pub mod reproduce;
+pub mod request;
 pub mod run;
 pub mod systems;
 #[cfg(test)]
