@@ -114,8 +114,9 @@ fn a_device_of_the_users_own_with_split_heads_is_executed() {
     fs::write(&device, "name = \"another\"").unwrap();
     let text = case.path("text.txt");
     let text = text.to_str().unwrap();
+    let source = case.path("hf");
     let said = case.opens(&[
-        &["verify"],
+        &["verify", "--source", source.to_str().unwrap()],
         &["inspect"],
         &["explain"],
         &["simulate"],

@@ -10,7 +10,7 @@ use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
-use crate::passes::units::Units;
+use crate::passes::units::{Units, expert_sizes};
 use crate::passes::{
     barriers, convolve, fetch, format, group, layout, lower, memory, offload, page, reside, rewrite,
     schedule, tier, tune,
@@ -385,6 +385,11 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
             .hint("take it anew with `moec calibrate`"));
     }
     let wanted = &c.config.experts;
+    let options = group_options(c.config);
+    let sizes = expert_sizes(&c.module)?;
+    let place = |coverage: f64| {
+        group::tiered(&loads, units, wanted, coverage, &|layer| sizes.get(&layer).copied(), options)
+    };
     let coverage = match c.config.quality.max_perplexity_increase {
         // What spills is computed all the same.
         Some(budget) if wanted.overflow == Overflow::Prune => {
@@ -394,16 +399,21 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
             })?;
             let (module, model) = (&c.module, &c.model_info()?);
             let mut loss = |coverage: f64| {
-                let placement = &tier::tier(&loads, units, wanted, coverage);
+                let placement = &place(coverage)?;
                 probe.perplexity_increase(&Candidate { module, model, placement })
             };
             tier::spend(budget, &mut loss)?
         }
         _ => wanted.coverage,
     };
-    c.placement = Some(tier::tier(&loads, units, wanted, coverage));
+    c.placement = Some(place(coverage)?);
     c.loads = Some(loads);
     Ok(())
+}
+
+fn group_options(config: &Config) -> group::Options {
+    let (experts, home) = (&config.experts, config.placement.experts);
+    group::Options { group: experts.group, sizes: experts.sizes, home }
 }
 
 fn run_group(c: &mut Compilation<'_>) -> Result<()> {
@@ -411,12 +421,7 @@ fn run_group(c: &mut Compilation<'_>) -> Result<()> {
     else {
         return Ok(());
     };
-    let options = group::Options {
-        group: c.config.experts.group,
-        sizes: c.config.experts.sizes,
-        home: c.config.placement.experts,
-    };
-    group::group(placement, loads, &c.module, units, options)
+    group::group(placement, loads, &c.module, units, group_options(c.config))
 }
 
 fn run_reside(c: &mut Compilation<'_>) -> Result<()> {

@@ -41,7 +41,7 @@ pub fn read(bundle: &Bundle) -> Result<Device> {
     }
     let mut text = String::new();
     let file = File::open(&path).map_err(|e| io_error("read", &path, &e))?;
-    file.take(MOST).read_to_string(&mut text).map_err(|e| io_error("read", &path, &e))?;
+    file.take(MOST).read_to_string(&mut text).map_err(|e| again(io_error("read", &path, &e)))?;
     let device = Device::parse(&text, &path).map_err(|e| again(Error::input(e.to_string())))?;
     let (placement, name) = (&bundle.plan.placement, &bundle.plan.target.name);
     let units: Vec<&str> = device.units.iter().map(|u| u.name.as_str()).collect();

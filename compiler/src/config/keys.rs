@@ -254,12 +254,12 @@ pub const KEYS: &[Key] = &[
     Key {
         section: "experts",
         name: "tiers",
-        default: "3",
+        default: "6",
         range: "1..=6",
         help: &[
-            "Different capacities that the experts of a layer may have, on targets whose graphs are static. More",
-            "tiers pad less. Targets with dynamic shapes give every expert the tokens that it gets, and heed none of",
-            "these keys.",
+            "Most capacities that the experts of a layer may have, on targets whose graphs are static. More tiers pad less and",
+            "launch more: as many are taken as cost least. Targets with dynamic shapes give every expert the tokens that it",
+            "gets, and heed none of these keys.",
         ],
         set: |c, v| v.integer(1..=MOST_TIERS).map(|n| c.experts.tiers = n),
     },

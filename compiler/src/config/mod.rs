@@ -125,7 +125,7 @@ pub struct Experts {
 impl Experts {
     /// What holds where `model.toml` says nothing.
     pub const DEFAULT: Self =
-        Self { tiers: 3, group: None, sizes: 4, overflow: Overflow::Prune, coverage: 0.99 };
+        Self { tiers: 6, group: None, sizes: 4, overflow: Overflow::Prune, coverage: 0.99 };
 }
 
 /// `[decode]`: how tokens are decoded.

@@ -16,9 +16,9 @@
 //! prompt, does not pay for it. Which sizes is the same question as which tiers: those of which the calibration's chunks
 //! compute the fewest rows.
 
-use super::tier::tiers;
+use super::tier::{tier, tiers};
 use super::units::{ExpertSize, Units, expert_sizes};
-use crate::config::Home;
+use crate::config::{Experts, Home};
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
 use moec_ir::Module;
@@ -33,6 +33,44 @@ pub struct Options {
     pub sizes: usize,
     /// Where groups run.
     pub home: Home,
+}
+
+/// As [`tier`], with the number of tiers of each layer, of `1 ..= wanted.tiers`, that costs least once groups are formed: a tier
+/// less pads more, and saves a launch. `size` gives the experts of a layer. The groups themselves come later.
+///
+/// # Errors
+/// As [`group`].
+pub fn tiered(
+    loads: &Loads,
+    units: &Units<'_>,
+    wanted: &Experts,
+    coverage: f64,
+    size: &dyn Fn(u32) -> Option<ExpertSize>,
+    options: Options,
+) -> Result<Placement> {
+    let mut best = tier(loads, units, &Experts { tiers: 1, ..wanted.clone() }, coverage);
+    let mut least = vec![f64::INFINITY; best.experts.len()];
+    for tiers in 1..=wanted.tiers {
+        let tried = tier(loads, units, &Experts { tiers, ..wanted.clone() }, coverage);
+        let layers = tried.experts.into_iter().zip(&loads.layers);
+        for ((table, layer), (best, least)) in layers.zip(best.experts.iter_mut().zip(&mut least)) {
+            let size = size(table.layer);
+            let size = size.ok_or_else(|| Error::bug(format!("layer {} has no experts", table.layer)))?;
+            let mut grouped = table.clone();
+            group_layer(&mut grouped, layer, size, units, options)?;
+            let cost = |g: &ExpertGroup| {
+                let of = |unit: u32| g.cost_us.get(unit as usize).copied().unwrap_or(0.0);
+                let (cpu, npu) = (of(units.cpu_index()), of(units.npu_index()));
+                f64::from(if options.home == Home::Npu { npu } else { npu.min(cpu) })
+            };
+            let cost: f64 = grouped.groups.iter().map(cost).sum();
+            // Less than a millionth is equal, and of equal ones the fewest tiers are kept.
+            if cost < *least * (1.0 - 1e-6) {
+                (*best, *least) = (table, cost);
+            }
+        }
+    }
+    Ok(best)
 }
 
 /// Forms the groups of every layer of a placement, all of them on the NPU still.

@@ -9,7 +9,7 @@ use super::run::{Outcome, Placed, Prompt, Scene};
 use super::timeline::Queue;
 use crate::config::{Experts, Home};
 use crate::error::{Error, Result};
-use crate::passes::group::{Options, group_layer};
+use crate::passes::group::{Options, group_layer, tiered};
 use crate::passes::reside::reside_layer;
 use crate::passes::tier::tier;
 use crate::passes::units::Units;
@@ -34,6 +34,8 @@ pub struct Setting {
     pub experts: Experts,
     /// Whether the short chunk has capacities of its own, and functions for them.
     pub joint: bool,
+    /// Whether `tiers` is the most, and each layer has as many as cost least.
+    pub by_cost: bool,
 }
 
 /// What a setting costs on a model.
@@ -56,7 +58,7 @@ pub struct Cost {
 /// The settings, NPUMoE's first.
 pub fn settings() -> Vec<Setting> {
     let base = Experts { tiers: 3, sizes: 1, ..Experts::DEFAULT };
-    let set = |name, experts| Setting { name, experts, joint: false };
+    let set = |name, experts| Setting { name, experts, joint: false, by_cost: false };
     let mut all = vec![set("three tiers, one size (NPUMoE)", base.clone())];
     for (name, tiers) in [("4 tiers", 4), ("5 tiers", 5), ("6 tiers", 6)] {
         all.push(set(name, Experts { tiers, ..base.clone() }));
@@ -78,6 +80,13 @@ pub fn settings() -> Vec<Setting> {
         ("6 tiers, 8 sizes", 6, 8),
     ] {
         all.push(set(name, Experts { tiers, sizes, ..base.clone() }));
+    }
+    for (name, sizes) in [
+        ("tiers by cost, one size", 1),
+        ("tiers by cost, 4 sizes (default)", 4),
+        ("tiers by cost, 8 sizes", 8),
+    ] {
+        all.push(Setting { by_cost: true, ..set(name, Experts { sizes, ..Experts::DEFAULT }) });
     }
     all
 }
@@ -131,15 +140,19 @@ impl Case {
         };
         let prompts = (0..).map_while(|i| {
             let first = i * CHUNKS as usize;
-            let chunks: Option<Vec<_>> = (first..first + CHUNKS as usize).map(|c| sample(&whole, c)).collect();
+            let chunks: Option<Vec<_>> =
+                (first..first + CHUNKS as usize).map(|c| sample(&whole, c)).collect();
             let last = sample(&short, i * (CHUNKS * CHUNK / SHORT) as usize)?;
             let part = |chunk, chunks| Prompt { chunk, chunks, decode: Vec::new() };
             Some([part(CHUNK, chunks?), part(SHORT, vec![last])])
         });
         let prompts: Vec<_> = prompts.collect();
         if prompts.is_empty() {
-            return Err(Error::input(format!("the profile is too short for prompts of {} tokens", CHUNKS * CHUNK))
-                .hint("take it from more text: `moec calibrate --tokens`"));
+            return Err(Error::input(format!(
+                "the profile is too short for prompts of {} tokens",
+                CHUNKS * CHUNK
+            ))
+            .hint("take it from more text: `moec calibrate --tokens`"));
         }
         Ok(Self { model, calibration: half(false)?, prompts })
     }
@@ -193,14 +206,22 @@ impl Case {
 
     fn tables(&self, setting: &Setting, loads: &Loads, units: &Units<'_>) -> Result<Vec<ExpertTable>> {
         let wanted = &setting.experts;
-        let mut placement = tier(loads, units, wanted, wanted.coverage);
+        let size = |layer: u32| {
+            self.model.layers.iter().find(|l| l.layer == layer).and_then(|l| l.experts).map(|moe| moe.size)
+        };
+        let options = Options { group: wanted.group, sizes: wanted.sizes, home: Home::Npu };
+        let mut placement = if setting.by_cost {
+            tiered(loads, units, wanted, wanted.coverage, &size, options)?
+        } else {
+            tier(loads, units, wanted, wanted.coverage)
+        };
         for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
-            let moe = self.model.layers.iter().find(|l| l.layer == table.layer).and_then(|l| l.experts);
-            let moe = moe.ok_or_else(|| Error::input("the loads are not of this model"))?;
+            let size = size(table.layer).ok_or_else(|| Error::input("the loads are not of this model"))?;
             // A wish that does not fit is the most that fits.
-            let fits = units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / moe.size.bytes.max(1)) as usize);
+            let fits =
+                units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
             let group = wanted.group.map(|g| g.min(fits.max(1)));
-            group_layer(table, layer, moe.size, units, Options { group, sizes: wanted.sizes, home: Home::Npu })?;
+            group_layer(table, layer, size, units, Options { group, ..options })?;
             reside_layer(table, layer, units, Home::Npu);
         }
         Ok(placement.experts)

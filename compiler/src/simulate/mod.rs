@@ -8,6 +8,7 @@
 //! figures, and [`reproduce`] puts the others beside what is simulated. Nothing else knows the paper's results.
 
 pub mod bundle;
+pub mod capacities;
 pub mod energy;
 pub mod fit;
 pub mod model;
