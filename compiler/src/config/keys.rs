@@ -359,10 +359,10 @@ pub const KEYS: &[Key] = &[
     Key {
         section: "placement",
         name: "prompt",
-        default: "1024",
+        default: "4096",
         range: "1..=1048576",
         help: &[
-            "Tokens of the prompt in a typical request, as far as the context holds them. The default is the shortest prompt",
+            "Tokens of the prompt in a typical request, as far as the context holds them. The default is the long prompt",
             "that NPUMoE measures.",
         ],
         set: |c, v| v.integer(1..=1 << 20).map(|n| c.mix.prompt = n as u32),

@@ -163,9 +163,9 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// Long prompts with short answers, for which there are such devices: the shortest prompt of NPUMoE's evaluation, and
-    /// the mean answer of its workloads (§5.1).
-    pub const DEFAULT: Self = Self { prompt: 1024, generate: 8 };
+    /// Long prompts with short answers, for which there are such units: the long prompt of NPUMoE's evaluation, and the mean
+    /// answer of its workloads (§5.1).
+    pub const DEFAULT: Self = Self { prompt: 4096, generate: 8 };
 }
 
 /// A unit to run on.
