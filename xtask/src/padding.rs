@@ -23,7 +23,7 @@ pub(crate) fn run() -> Result<(), Failed> {
         (folder.join("model.toml"), folder.join("ferris.trace"), folder.join("ferris.moec"));
     // Everything is on the processor, so that no package is written: only the shapes are asked for.
     let config = format!(
-        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 2048\nprefill_chunk = 64\n[calibrate]\nprofile = \"{}\"\n\
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 1024\nprefill_chunk = 64\n[calibrate]\nprofile = \"{}\"\n\
          [placement]\nexperts = \"cpu\"\nattention = \"cpu\"\n",
         ferris.display(),
         trace.display()
@@ -32,7 +32,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     stage("Calibrating", "ferris in chunks of 64");
     let mut calibrate = program(&moec);
     calibrate.arg("calibrate").arg(&toml).arg("--text").arg(ferris.join("eval/calibration.txt"));
-    shell::run(calibrate.args(["--window", "1024", "-o"]).arg(&trace))?;
+    shell::run(calibrate.args(["--window", "1024", "--quiet", "-o"]).arg(&trace))?;
     let mut build = program(&moec);
     build.arg("build").arg(&toml).args(["--target", "m2-ultra", "--no-run", "--quiet", "-o"]).arg(&bundle);
     shell::run(&mut build)?;
@@ -44,7 +44,8 @@ pub(crate) fn run() -> Result<(), Failed> {
     let mut tables = String::new();
     for command in [&mut own, &mut recorded] {
         let said = shell::output(command).ok_or_else(|| Failed::new("the settings cannot be simulated"))?;
-        tables = format!("{tables}\n{}\n", said.trim());
+        tables =
+            format!("{tables}\n{}\n", said.trim().replace("qwen3_moe:", "ferris (`golden/models/ferris`):"));
     }
     into_page(PAGE, MARKS, &tables)
 }
