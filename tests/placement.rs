@@ -104,8 +104,21 @@ fn compile(
     quality: Option<&dyn QualityProbe>,
     visit: &mut dyn FnMut(&Compilation<'_>),
 ) -> moec::Result<()> {
-    let folder = tempfile::tempdir().unwrap();
     let setup = Setup { format: "f16", chunk: CHUNK as usize, batch: &[1], context: 128 };
+    compile_with(setup, source, device, more, pass, quality, visit)
+}
+
+/// The same with other sizes.
+fn compile_with(
+    setup: Setup<'_>,
+    source: &Path,
+    device: &Device,
+    more: &str,
+    pass: &str,
+    quality: Option<&dyn QualityProbe>,
+    visit: &mut dyn FnMut(&Compilation<'_>),
+) -> moec::Result<()> {
+    let folder = tempfile::tempdir().unwrap();
     let toml = setup.write(source, folder.path());
     fs::write(&toml, fs::read_to_string(&toml).unwrap() + more).unwrap();
     let config = Config::load(&toml).unwrap();
@@ -182,6 +195,139 @@ fn attention_has_one_home_for_prompts_and_decoding() {
         })
         .unwrap();
     }
+}
+
+/// A layer of Phi-tiny's shapes, 4096 channels and 16 experts, all of its weights zero: the file is a hole.
+fn phi_layer(folder: &Path) {
+    let (hidden, inner, experts, vocab, q, kv) = (4096, 448, 16, 320, 4096, 1024);
+    let text = fs::read_to_string(checkpoint("phimoe").join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    for (key, value) in [
+        ("hidden_size", hidden),
+        ("intermediate_size", inner),
+        ("num_local_experts", experts),
+        ("num_attention_heads", 32),
+        ("num_key_value_heads", 8),
+        ("num_hidden_layers", 1),
+        ("max_position_embeddings", 4096),
+    ] {
+        config[key] = value.into();
+    }
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let mut tensors: Vec<(String, Vec<usize>)> = vec![
+        ("lm_head.weight".into(), vec![vocab, hidden]),
+        ("lm_head.bias".into(), vec![vocab]),
+        ("model.embed_tokens.weight".into(), vec![vocab, hidden]),
+        ("model.layers.0.block_sparse_moe.gate.weight".into(), vec![experts, hidden]),
+    ];
+    for norm in ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"] {
+        tensors.extend(["weight", "bias"].map(|part| (format!("{norm}.{part}"), vec![hidden])));
+    }
+    for (part, rows, cols) in [("q", q, hidden), ("k", kv, hidden), ("v", kv, hidden), ("o", hidden, q)] {
+        let name = format!("model.layers.0.self_attn.{part}_proj");
+        tensors.push((format!("{name}.weight"), vec![rows, cols]));
+        tensors.push((format!("{name}.bias"), vec![rows]));
+    }
+    for e in 0..experts {
+        for (part, shape) in [("w1", [inner, hidden]), ("w2", [hidden, inner]), ("w3", [inner, hidden])] {
+            let name = format!("model.layers.0.block_sparse_moe.experts.{e}.{part}.weight");
+            tensors.push((name, shape.into()));
+        }
+    }
+    let mut at = 0;
+    let header: serde_json::Map<String, Value> = tensors
+        .into_iter()
+        .map(|(name, shape)| {
+            let bytes = 2 * shape.iter().product::<usize>();
+            let value =
+                serde_json::json!({"dtype": "BF16", "shape": shape, "data_offsets": [at, at + bytes]});
+            at += bytes;
+            (name, value)
+        })
+        .collect();
+    let header = Value::Object(header).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    let path = folder.join("model.safetensors");
+    fs::write(&path, &bytes).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len((bytes.len() + at) as u64).unwrap();
+}
+
+/// Prompts gain on the NPU and decoding loses: the request decides, both parts of it together.
+#[test]
+fn attention_lives_where_a_request_ends_first() {
+    let device = Device::find("m2-ultra").unwrap();
+    let units = Units::of(&device).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    phi_layer(folder.path());
+    let mut homes = Vec::new();
+    for (more, unit) in [
+        // By default a long prompt with a short answer.
+        ("", units.npu_index()),
+        ("[placement]\ngenerate = 512\n", units.cpu_index()),
+        ("[placement]\nprompt = 9000\ngenerate = 0\n", units.npu_index()),
+    ] {
+        let setup = Setup { format: "f16", chunk: 256, batch: &[1, 4], context: 4096 };
+        compile_with(setup, folder.path(), &device, more, "reside", None, &mut |c| {
+            let p = c.placement.as_ref().unwrap();
+            let attention = p.ops.iter().filter(|o| o.op == "attention");
+            assert_eq!(attention.map(|o| o.unit).collect::<Vec<_>>(), [unit; 3], "{more}");
+            let decision = c.attention.clone().unwrap();
+            assert_eq!(decision.chosen, p.unit(unit), "{more}");
+            assert_eq!(decision.chosen, decision.homes[0].unit);
+            assert!(decision.homes[0].ms < decision.homes[1].ms, "{decision:?}");
+            homes.push(decision);
+        })
+        .unwrap();
+    }
+    let requests: Vec<_> = homes.iter().map(|d| (d.prompt, d.generate)).collect();
+    assert_eq!(requests, [(4088, 8), (3584, 512), (4096, 0)], "the context holds 4096 tokens");
+    // A long answer costs more there, whatever the prompt.
+    let ms = |i: usize, unit: &str| homes[i].homes.iter().find(|h| h.unit == unit).unwrap().ms;
+    assert!(ms(1, "npu") > ms(0, "npu"), "{homes:?}");
+    // It is decided where it is left open, and nowhere else.
+    for more in ["[placement]\nattention = \"npu\"\n", "[placement]\nattention = \"cpu\"\n"] {
+        let setup = Setup { format: "f16", chunk: 256, batch: &[1], context: 2048 };
+        compile_with(setup, folder.path(), &device, more, "reside", None, &mut |c| {
+            assert!(c.attention.is_none());
+        })
+        .unwrap();
+    }
+}
+
+/// A call takes the smallest size that holds its tokens: sizes save rows, and drop nothing more.
+#[test]
+fn sizes_pad_less_and_drop_nothing_more() {
+    let device = Device::find("m2-ultra").unwrap();
+    let mut rates = Vec::new();
+    for sizes in [1, 2, 4, 8] {
+        let more =
+            format!("[placement]\nexperts = \"npu\"\n[experts]\ntiers = 1\ngroup = 4\nsizes = {sizes}\n");
+        compile(&ferris(), &device, &more, "offload", None, &mut |c| {
+            let p = c.placement.as_ref().unwrap();
+            moec_ir::verify::placement(p).unwrap();
+            for table in &p.experts {
+                for group in &table.groups {
+                    assert!(group.sizes.len() <= sizes && (sizes > 1 || group.sizes.is_empty()));
+                    let capacity = table.tiers[group.tier as usize];
+                    assert_eq!(*group.sizes.last().unwrap_or(&capacity), capacity);
+                    assert_eq!((group.rows(1, capacity) == capacity), group.sizes.len() <= 1);
+                    assert_eq!(group.rows(capacity + 1, capacity), capacity);
+                }
+            }
+            let functions: usize = c.statics.sets.iter().map(|s| s.groups.len()).sum();
+            assert_eq!(functions, c.statics.graphs.iter().filter(|g| g.function.starts_with("cap")).count());
+            rates.push(p.experts.iter().map(|t| t.expected.unwrap()).collect::<Vec<_>>());
+        })
+        .unwrap();
+    }
+    for pair in rates.windows(2) {
+        for (less, more) in pair[0].iter().zip(&pair[1]) {
+            assert_eq!(less.overflow, more.overflow);
+            assert!(more.padding <= less.padding, "{less:?} {more:?}");
+        }
+    }
+    assert!(rates[2][0].padding < rates[0][0].padding - 0.03, "{:?} {:?}", rates[2][0], rates[0][0]);
 }
 
 #[test]
@@ -426,8 +572,11 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
     verify.arg(case.path("out.moec")).arg("--json");
     let report: Value = serde_json::from_str(&stdout(&mut verify)).unwrap();
     let functions = report["packages"].as_array().unwrap();
-    let experts: u64 = functions.iter().map(|f| f["experts"].as_u64().unwrap()).sum();
-    assert_eq!(experts, 4 * 24, "{report}");
+    // A package has a function per size.
+    let packages: BTreeMap<&str, u64> =
+        functions.iter().map(|f| (f["package"].as_str().unwrap(), f["experts"].as_u64().unwrap())).collect();
+    assert_eq!(packages.values().sum::<u64>(), 4 * 24, "{report}");
+    assert!(functions.len() > packages.len(), "{report}");
     for f in functions {
         let error = f["error"]["relative"].as_f64().unwrap();
         assert!(error > 0.0 && error < 2e-3, "{f}");
@@ -444,6 +593,34 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
     let mut verify = case.moec("verify");
     let (code, said) = fails(verify.arg(case.path("out.moec")));
     assert!(code == 1 && said.contains("weight.bin") && said.contains("changed"), "{said}");
+}
+
+/// Sizes of graphs are executed: the model says the same with one size and with four, and computes less padding.
+#[test]
+fn a_graph_of_several_sizes_computes_the_same_with_less_padding() {
+    let Some(found) = coreml("a_graph_of_several_sizes_computes_the_same_with_less_padding") else { return };
+    let case = Calibrated::new();
+    case.calibrate("calibration.txt", "a.trace");
+    let toml = fs::read_to_string(&case.toml).unwrap();
+    let mut said = Vec::new();
+    for sizes in [1, 4] {
+        let wanted =
+            "[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"npu\"\nattention = \"cpu\"\n";
+        fs::write(&case.toml, format!("{toml}{wanted}[experts]\ntiers = 1\nsizes = {sizes}\n")).unwrap();
+        ok(case.build(&["--no-run"]).envs(found.clone()));
+        let mut eval = case.moec("eval");
+        eval.arg(case.path("out.moec")).arg("--text").arg(ferris().join("eval/text.txt"));
+        eval.args(["--windows", "2", "--window", "100", "--json"]);
+        said.push(serde_json::from_str::<Value>(&stdout(&mut eval)).unwrap());
+        fs::remove_dir_all(case.path("out.moec")).unwrap();
+    }
+    let of = |i: usize, key: &str| {
+        let found = said[i].get(key).or_else(|| said[i]["rates"].get(key));
+        found.and_then(Value::as_f64).unwrap_or_else(|| panic!("no `{key}` in {}", said[i]))
+    };
+    assert_eq!(of(0, "perplexity"), of(1, "perplexity"));
+    assert_eq!(of(0, "dropped"), of(1, "dropped"));
+    assert!(of(1, "padded") < of(0, "padded") - 0.03, "{said:?}");
 }
 
 #[test]

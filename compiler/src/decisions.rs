@@ -29,6 +29,42 @@ pub struct Decisions {
     /// Why the cache of experts keeps whom it keeps, where policies were replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheDecision>,
+    /// Where attention lives and why, where the costs of a request decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attention: Option<AttentionDecision>,
+}
+
+/// A request with attention on either unit, simulated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionDecision {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens generated behind it.
+    pub generate: u32,
+    /// The unit where attention and the KV cache live: the first of the homes.
+    pub chosen: String,
+    /// What the request costs, the least first.
+    pub homes: Vec<HomeCost>,
+}
+
+/// A request with attention on one unit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HomeCost {
+    /// The unit.
+    pub unit: String,
+    /// Milliseconds from the request to its last token.
+    pub ms: f64,
+    /// Millijoules per token, of the prompt and generated.
+    pub mj_per_token: f64,
+}
+
+impl HomeCost {
+    /// `12.3 ms and 0.456 mJ per token`
+    pub fn shown(&self) -> String {
+        format!("{:.1} ms and {:.3} mJ per token", self.ms, self.mj_per_token)
+    }
 }
 
 /// What policies made of recorded routing.

@@ -3,13 +3,13 @@
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::{KERNELS, TOKENIZER};
 use crate::config::Config;
-use crate::decisions::Decisions;
+use crate::decisions::{AttentionDecision, Decisions};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
-use crate::passes::units::Units;
+use crate::passes::units::{Units, expert_sizes};
 use crate::passes::{
     barriers, convolve, fetch, format, group, layout, lower, memory, offload, page, reside, rewrite,
     schedule, tier, tune,
@@ -49,6 +49,8 @@ pub struct Compilation<'a> {
     pub loads: Option<Loads>,
     /// Where things run, from `tier` on where graphs are static.
     pub placement: Option<Placement>,
+    /// What a request costs with attention on either unit, from `reside` on where that decides.
+    pub attention: Option<AttentionDecision>,
     /// What static graphs compute, from `offload` on.
     pub statics: Statics,
     /// The Plan, from `layout` on.
@@ -200,6 +202,7 @@ impl<'a> Compilation<'a> {
             quality: None,
             loads: None,
             placement: None,
+            attention: None,
             statics: Statics::default(),
             plan: None,
             kernels: Vec::new(),
@@ -411,6 +414,11 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
             .hint("take it anew with `moec calibrate`"));
     }
     let wanted = &c.config.experts;
+    let options = group_options(c.config);
+    let sizes = expert_sizes(&c.module)?;
+    let place = |coverage: f64| {
+        group::tiered(&loads, units, wanted, coverage, &|layer| sizes.get(&layer).copied(), options)
+    };
     let coverage = match c.config.quality.max_perplexity_increase {
         // What spills is computed all the same.
         Some(budget) if wanted.overflow == Overflow::Prune => {
@@ -420,16 +428,21 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
             })?;
             let (module, model) = (&c.module, &c.model_info()?);
             let mut loss = |coverage: f64| {
-                let placement = &tier::tier(&loads, units, wanted, coverage);
+                let placement = &place(coverage)?;
                 probe.perplexity_increase(&Candidate { module, model, placement })
             };
             tier::spend(budget, &mut loss)?
         }
         _ => wanted.coverage,
     };
-    c.placement = Some(tier::tier(&loads, units, wanted, coverage));
+    c.placement = Some(place(coverage)?);
     c.loads = Some(loads);
     Ok(())
+}
+
+fn group_options(config: &Config) -> group::Options {
+    let (experts, home) = (&config.experts, config.placement.experts);
+    group::Options { group: experts.group, sizes: experts.sizes, home }
 }
 
 fn run_group(c: &mut Compilation<'_>) -> Result<()> {
@@ -437,8 +450,7 @@ fn run_group(c: &mut Compilation<'_>) -> Result<()> {
     else {
         return Ok(());
     };
-    let options = group::Options { group: c.config.experts.group, home: c.config.placement.experts };
-    group::group(placement, loads, &c.module, units, options)
+    group::group(placement, loads, &c.module, units, group_options(c.config))
 }
 
 fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
@@ -446,7 +458,9 @@ fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
     else {
         return Ok(());
     };
-    reside::reside(placement, loads, &c.module, units, c.config.placement)
+    let wanted = reside::Wanted { homes: c.config.placement, mix: c.config.mix };
+    c.attention = reside::reside(placement, loads, &c.module, units, wanted)?;
+    Ok(())
 }
 
 fn run_convolve(c: &mut Compilation<'_>) -> Result<()> {
@@ -520,7 +534,9 @@ fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_tune(c: &mut Compilation<'_>) -> Result<()> {
     let plan = c.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))?;
-    c.decisions = Some(tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?);
+    let mut decisions = tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?;
+    decisions.attention.clone_from(&c.attention);
+    c.decisions = Some(decisions);
     Ok(())
 }
 

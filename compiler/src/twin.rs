@@ -112,7 +112,7 @@ impl Twin {
         read_from_bundle(&mut module);
         let source = Packed::open(bundle)?;
         let plan = &bundle.plan;
-        let device = crate::build::device(&bundle.manifest.target)?;
+        let device = bundle.device()?;
         let units =
             Units::of(&device).ok_or_else(|| Error::input("the bundle's target has no static graphs"))?;
         let statics = Statics::of(&module, &plan.placement, units.npu)?;

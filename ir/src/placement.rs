@@ -116,12 +116,22 @@ pub struct ExpertGroup {
     pub unit: u32,
     /// Its experts, in the order of the graph's slices.
     pub experts: Vec<u32>,
+    /// Rows per expert that the graph has a function for, ascending; the last is the capacity of its tier. They share the
+    /// weights, and a call takes the smallest that holds its tokens. Empty: the capacity alone.
+    pub sizes: Vec<u32>,
     /// Bytes of the graph's weights.
     pub bytes: u64,
     /// Expected microseconds per call on each unit, launch and waiting included; empty: not known yet.
     pub cost_us: Vec<f32>,
     /// Why it runs there.
     pub why: String,
+}
+
+impl ExpertGroup {
+    /// Rows of each expert in a call whose busiest expert has `most` tokens, where the tier's capacity is `capacity`.
+    pub fn rows(&self, most: u32, capacity: u32) -> u32 {
+        self.sizes.iter().copied().find(|&size| size >= most).unwrap_or(capacity)
+    }
 }
 
 /// Decisions about one expert.

@@ -13,7 +13,7 @@ use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 6;
+pub const PLAN_VERSION: u32 = 7;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -379,7 +379,8 @@ pub struct PartAttention {
     pub apart: bool,
 }
 
-/// Experts of one graph.
+/// Experts of one graph. Groups of the same experts, one behind the other, are sizes of one graph, ascending: a call takes
+/// the first that holds its rows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct GraphGroup {
     /// Index into [`Plan::graphs`].

@@ -125,13 +125,18 @@ impl<'p> Offload<'p> {
             Some(first..end.min(first + capacity))
         };
         let rows = x.len() / hidden.max(1);
-        for group in self.sets[set].groups {
-            let capacity = group.capacity as usize;
-            let members = || group.experts.iter().enumerate();
-            let places = || members().filter_map(|(i, &e)| Some((i * capacity, slots(e, capacity)?)));
-            if places().next().is_none() {
+        // Groups of the same experts are sizes of one graph, the largest last.
+        for sizes in self.sets[set].groups.chunk_by(|a, b| a.experts == b.experts) {
+            let Some(largest) = sizes.last() else { continue };
+            let members = || largest.experts.iter().enumerate();
+            let kept = || members().filter_map(|(_, &e)| Some(slots(e, largest.capacity as usize)?.len()));
+            let most = kept().max().unwrap_or(0);
+            if most == 0 {
                 continue;
             }
+            let group = sizes.iter().find(|g| g.capacity as usize >= most).unwrap_or(largest);
+            let capacity = group.capacity as usize;
+            let places = || members().filter_map(|(i, &e)| Some((i * capacity, slots(e, capacity)?)));
             packed.clear();
             packed.resize(group.experts.len() * capacity * hidden, f16::ZERO);
             results.clear();
@@ -153,8 +158,8 @@ impl<'p> Offload<'p> {
                     results[row * hidden..][..hidden].convert_to_f32_slice(&mut y[slot * hidden..][..hidden]);
                 }
             }
-            let kept = members().map(|(_, &e)| slots(e, capacity).map_or(0, |s| s.len() as u32));
-            tally.executed(group.capacity, kept);
+            let rows = members().map(|(_, &e)| slots(e, capacity).map_or(0, |s| s.len() as u32));
+            tally.executed(group.capacity, rows);
         }
         self.offloaded.add(set, &tally);
         Ok(())

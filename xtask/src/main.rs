@@ -12,6 +12,7 @@ mod demo;
 mod docs;
 mod hit_rates;
 mod llvm;
+mod padding;
 mod peers;
 mod quality;
 mod rust;
@@ -57,6 +58,11 @@ const COMMANDS: &[Command] = &[
         "quality",
         "measure what static capacities cost in quality, for the README; some ten minutes",
         quality::run,
+    ),
+    (
+        "padding",
+        "simulate what tiers, groups and sizes of static graphs cost, for docs/padding.md; a minute",
+        padding::run,
     ),
     (
         "big-little",

@@ -104,11 +104,16 @@ pub(crate) fn number(json: &str, key: &str) -> Option<f64> {
 
 /// Puts a table between its marks in the README.
 pub(crate) fn into_readme(marks: [&str; 2], table: &str) -> Result<(), Failed> {
-    let path = root().join("README.md");
+    into_page("README.md", marks, table)
+}
+
+/// Puts a table between its marks in a page of the project.
+pub(crate) fn into_page(page: &str, marks: [&str; 2], table: &str) -> Result<(), Failed> {
+    let path = root().join(page);
     let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", path.display()));
     let text = fs::read_to_string(&path).map_err(failed)?;
     let parts = text.split_once(marks[0]).and_then(|(head, rest)| Some((head, rest.split_once(marks[1])?.1)));
-    let (head, tail) = parts.ok_or_else(|| Failed::new(format!("the README has no `{}`", marks[0])))?;
+    let (head, tail) = parts.ok_or_else(|| Failed::new(format!("`{page}` has no `{}`", marks[0])))?;
     fs::write(&path, format!("{head}{}\n{table}{}{tail}", marks[0], marks[1])).map_err(failed)
 }
 

@@ -3,6 +3,7 @@
 //! | path | what |
 //! |---|---|
 //! | `manifest.json` | versions, and size and SHA-256 of every file |
+//! | `device.toml` | the device that it was built for |
 //! | `plan.bin`, `plan.txt` | the Plan, for machines and for readers |
 //! | `decisions.json` | why kernels are what they are, for `moec explain` |
 //! | `weights/dense.bin`, `weights/experts.bin` | packed weights |
@@ -16,6 +17,7 @@
 pub mod cache;
 pub mod cargo;
 pub mod destination;
+pub mod device;
 pub mod hashing;
 pub mod link;
 pub mod manifest;
@@ -40,6 +42,8 @@ pub const GRAPH: &str = "artifacts/graph.moe";
 pub const TOKENIZER: &str = "artifacts/tokenizer.json";
 /// Binary form of the plan.
 pub const PLAN: &str = "plan.bin";
+/// Description of the device.
+pub const DEVICE: &str = "device.toml";
 /// Text form of the plan.
 pub const PLAN_TEXT: &str = "plan.txt";
 /// Why kernels are what they are.

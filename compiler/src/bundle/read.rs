@@ -7,6 +7,7 @@ use crate::decisions::{Decisions, VERSION};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
+use moec_device::Device;
 use moec_ir::Module;
 use moec_ir::plan::{Plan, TargetInfo};
 use moec_runtime::regular;
@@ -70,6 +71,14 @@ impl Bundle {
     pub fn strangers(&self) -> Result<Vec<String>> {
         destination::strangers(&self.folder, &self.manifest.listed())
             .map_err(|e| io_error("read", &self.folder, &e))
+    }
+
+    /// The device that it was built for.
+    ///
+    /// # Errors
+    /// As [`super::device::read`].
+    pub fn device(&self) -> Result<Device> {
+        super::device::read(self)
     }
 
     /// The Graph that the plan computes.

@@ -4,7 +4,9 @@ use super::hashing::{HashingWriter, hex, sha256};
 use super::manifest::{BUNDLE_VERSION, Manifest, digest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
 use super::toolchain::{Missing, Route};
-use super::{DECISIONS, DENSE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, cargo, link, runner};
+use super::{
+    DECISIONS, DENSE, DEVICE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, cargo, device, link, runner,
+};
 use crate::coreml;
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -58,6 +60,7 @@ pub fn write(
     drop(phase);
     put(&root.join(KERNELS), &object)?;
     put(&root.join(GRAPH), c.module.to_string().as_bytes())?;
+    put(&root.join(DEVICE), device::text(c.target)?.as_bytes())?;
     if let Some(tokenizer) = c.tokenizer()? {
         put(&root.join(TOKENIZER), tokenizer)?;
     }

@@ -132,15 +132,21 @@ impl<'a> Collector<'a> {
                 let tap = match node.op {
                     Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } => {
                         let x = value(node, 0)?;
-                        Tap::Input { x: collector.rows(x)?, space: spaces[x.0 as usize], sum }
+                        let space = spaces[x.0 as usize];
+                        Tap::Input { x: collector.read_by(step, collector.rows(x)?)?, space, sum }
                     }
                     Op::ExpertFfn { .. } => {
                         let x = value(node, 0)?;
                         let table = collector.table(graph, node)?;
                         if operand == 2 {
-                            Tap::Routed { x: collector.rows(x)?, table, sum }
+                            Tap::Routed { x: collector.read_by(step, collector.rows(x)?)?, table, sum }
                         } else {
-                            Tap::Slots { x: collector.hidden(step, node, weight.cols())?, table, sum }
+                            let Some(&Operand::Weight(gate_up)) = node.inputs.get(2) else {
+                                return Err(Error::bug("experts without matrices"));
+                            };
+                            let writer = collector.reader(graph, node, gate_up, segments)?;
+                            let h = collector.hidden(writer, node, weight.cols())?;
+                            Tap::Slots { x: collector.read_by(step, h)?, table, sum }
                         }
                     }
                     _ => return Err(Error::bug(format!("`{}` reads `{}`", node.op.name(), weight.name))),
@@ -245,7 +251,28 @@ impl<'a> Collector<'a> {
         Ok(Table { rows: self.rows(v)?, layout })
     }
 
-    /// What the down projections of experts read: a buffer of the node's own, `cols` wide.
+    /// What step `step` reads of `x`: the rows themselves, or a copy. Rows that are whole pages apart are copied first,
+    /// perhaps for another matrix and long before; from then on the value is dead, and its place may hold anything.
+    fn read_by(&self, step: usize, x: Rows) -> Result<Rows> {
+        let missing = || Error::bug(format!("step {step} does not read the rows of its matrix"));
+        let (before, at) = self.entry.steps.split_at_checked(step).ok_or_else(missing)?;
+        let args = at.first().map(|s| s.args.as_slice()).ok_or_else(missing)?;
+        if args.iter().any(|arg| matches!(arg, Arg::Buffer(b, _) if *b == x.buffer)) {
+            return Ok(x);
+        }
+        let from = u32::try_from(x.column * 4).ok();
+        let from = from.map(|column| Arg::Buffer(x.buffer, column)).ok_or_else(missing)?;
+        let copy = args.iter().find_map(|arg| {
+            let &Arg::Buffer(buffer, 0) = arg else { return None };
+            let stride = self.entry.buffers.get(buffer as usize)?.stride as usize;
+            // Activations are exact here, so a copy holds the numbers as they were.
+            let copies = before.iter().any(|s| s.args.as_slice() == [from, *arg]);
+            copies.then_some(Rows { buffer, column: 0, cols: x.cols, stride })
+        });
+        copy.ok_or_else(missing)
+    }
+
+    /// What the gate and up projections of experts write, in step `step`: a buffer of the node's own, `cols` wide.
     fn hidden(&self, step: usize, node: &Node, cols: usize) -> Result<Rows> {
         let own = |name: &str| node.outputs.iter().any(|v| name.starts_with(&format!("%{}.", v.0)));
         let found = self.entry.steps[step].args.iter().find_map(|arg| {

@@ -137,6 +137,9 @@ pub fn run(args: &Args) -> Result<()> {
     head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
     let mut text = output::table(&head);
     text += &decisions.cache.as_ref().map(paging::replays).unwrap_or_default();
+    if args.layer.is_none() && args.expert.is_none() {
+        text += &decisions.attention.as_ref().map(placement::attention).unwrap_or_default();
+    }
     text += &placed;
     if args.expert.is_some() {
         if placed.is_empty() {
@@ -340,6 +343,7 @@ fn report(
         "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
             "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
         })),
+        "attention": decisions.attention,
         "placement": placement_json(&bundle.plan.placement, args),
         "paging": bundle.plan.paging.as_ref().map(|p| paging::value(p, decisions.cache.as_ref())),
         "kernels": kernels.iter().map(|(d, at)| {

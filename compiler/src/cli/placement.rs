@@ -1,6 +1,7 @@
 //! A placement in words, for `moec explain`.
 
 use super::output;
+use crate::decisions::AttentionDecision;
 use moec_ir::placement::{ExpertTable, Placement};
 use std::fmt::Write as _;
 
@@ -21,6 +22,18 @@ pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u3
     }
     for table in placement.experts.iter().filter(|t| layer.is_none_or(|l| l == t.layer)) {
         text += &layer_text(placement, table, expert);
+    }
+    text
+}
+
+/// The costs that decided where attention lives, in words.
+pub(super) fn attention(decision: &AttentionDecision) -> String {
+    let AttentionDecision { prompt, generate, chosen, homes } = decision;
+    let mut text =
+        format!("\nattention: a request of {prompt} tokens with {generate} generated, simulated\n");
+    for home in homes {
+        let mark = if home.unit == *chosen { "  ← chosen" } else { "" };
+        let _ = writeln!(text, "  on {}: {}{mark}", home.unit, home.shown());
     }
     text
 }
@@ -46,7 +59,10 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(table.groups.iter().enumerate().map(|(i, g)| {
         let experts: Vec<String> = g.experts.iter().map(ToString::to_string).collect();
-        let capacity = table.tiers.get(g.tier as usize).map_or_else(String::new, ToString::to_string);
+        let capacity = match g.sizes.as_slice() {
+            [] => table.tiers.get(g.tier as usize).map_or_else(String::new, ToString::to_string),
+            sizes => sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+        };
         vec![format!("  {i}"), experts.join(","), capacity, placement.unit(g.unit).to_owned(), g.why.clone()]
     }));
     text += &output::table(&rows);

@@ -3,6 +3,7 @@
 use super::output;
 use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
+use crate::passes::units::Units;
 use crate::profile::Profile;
 use crate::simulate::bundle::{Request, Simulated, simulate};
 use crate::simulate::paper::{Metric, Printed};
@@ -10,11 +11,12 @@ use crate::simulate::perfetto;
 use crate::simulate::reproduce::{Bench, Judged, Measured, Report};
 use crate::simulate::run::Outcome;
 use crate::simulate::timeline::Queue;
+use crate::simulate::{Model, capacities};
 use crate::{Error, Result};
 use moec_device::Device;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Predict latency, energy and processor time of a bundle for a device with a neural processing unit
 ///
@@ -22,7 +24,7 @@ use std::path::PathBuf;
 /// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
 /// take. `--paper` reruns the evaluation of NPUMoE and prints every figure of it beside the simulated one.
 #[derive(Clone, Debug, clap::Args)]
-#[command(group = clap::ArgGroup::new("what").args(["bundle", "paper"]).required(true))]
+#[command(group = clap::ArgGroup::new("what").args(["bundle", "paper", "capacities"]).required(true).multiple(true))]
 pub struct Args {
     /// A bundle for `m2-ultra` or `m2-max`
     pub bundle: Option<PathBuf>,
@@ -39,8 +41,12 @@ pub struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 0, conflicts_with = "paper")]
     pub decode: u32,
     /// Rerun the evaluation of NPUMoE instead
-    #[arg(long)]
+    #[arg(long, conflicts_with = "bundle")]
     pub paper: bool,
+    /// Compare settings of `[experts]` instead: of a bundle with the loads of `--trace`, else of published shapes with
+    /// recorded routing
+    #[arg(long, conflicts_with_all = ["paper", "timeline", "json"])]
+    pub capacities: bool,
     /// Device, by name or file [default: the bundle's; with `--paper`: all that NPUMoE measured]
     #[arg(long, value_name = "NAME")]
     pub target: Option<String>,
@@ -55,17 +61,20 @@ pub struct Args {
 /// A bundle, a profile or a device that cannot be simulated, a file that cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     match &args.bundle {
+        path if args.capacities => compare(args, path.as_deref()),
         Some(path) => one(args, &Bundle::open(path)?),
         None => paper(args),
     }
 }
 
 fn one(args: &Args, bundle: &Bundle) -> Result<()> {
-    let name = args.target.as_deref().unwrap_or(&bundle.plan.target.name);
-    let device = Device::find(name).map_err(|e| {
-        let hint = e.hint();
-        Error::input("the device to simulate is not known").because(e).hint(hint)
-    })?;
+    let device = match args.target.as_deref() {
+        None => bundle.device()?,
+        Some(name) => Device::find(name).map_err(|e| {
+            let hint = e.hint();
+            Error::input("the device to simulate is not known").because(e).hint(hint)
+        })?,
+    };
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
     let request =
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };
@@ -80,6 +89,47 @@ fn one(args: &Args, bundle: &Bundle) -> Result<()> {
     } else {
         output::data(&one_text(&device, &simulated))
     }
+}
+
+/// Settings of `[experts]`, as a table in Markdown.
+fn compare(args: &Args, path: Option<&Path>) -> Result<()> {
+    let bundle = path.map(Bundle::open).transpose()?;
+    let device = match (args.target.as_deref(), &bundle) {
+        (None, Some(bundle)) => bundle.device()?,
+        (name, _) => crate::build::device(name.unwrap_or("m2-ultra"))?,
+    };
+    let units = Units::of(&device).ok_or_else(|| {
+        Error::input(format!("`{}` has no neural processing unit", device.name))
+            .hint("`--target m2-ultra` and `--target m2-max` have one")
+    })?;
+    let models = match &bundle {
+        None => capacities::recorded(&units)?,
+        Some(bundle) => {
+            let trace = args.trace.as_deref().ok_or_else(|| {
+                Error::usage("settings are compared on the loads of a profile").hint("`--trace` names one")
+            })?;
+            let info = &bundle.plan.model;
+            let model = Model::of(&bundle.graph()?, &info.family, info.layers)?;
+            vec![capacities::profiled(model, &Profile::read(trace)?, &units)?]
+        }
+    };
+    let mut text = String::new();
+    for (name, costs) in models {
+        let _ = writeln!(
+            text,
+            "\n{name}:\n\n| setting | padding | dropped | ms per prompt | mJ per token | graphs per layer | functions |"
+        );
+        let _ = writeln!(text, "|---|---|---|---|---|---|---|");
+        for (setting, c) in capacities::settings().iter().zip(costs) {
+            let (name, padding, dropped) = (setting.name, c.padding * 100.0, c.dropped * 100.0);
+            let _ = writeln!(
+                text,
+                "| {name} | {padding:.1} % | {dropped:.2} % | {:.1} | {:.3} | {:.1} | {:.1} |",
+                c.ms, c.mj_per_token, c.graphs, c.functions
+            );
+        }
+    }
+    output::data(text.trim_start())
 }
 
 fn one_text(device: &Device, s: &Simulated) -> String {

@@ -11,6 +11,11 @@ use std::path::PathBuf;
 /// Most of the cache that may be pinned, in percent: a policy has the rest.
 const MOST_PINNED: u8 = 90;
 
+/// Most sizes of a graph: each is compiled for the unit on its own.
+const MOST_SIZES: usize = 8;
+/// Range of `sizes`.
+const SIZES: &str = "1..=8";
+
 /// A key.
 pub struct Key {
     /// Section.
@@ -249,12 +254,12 @@ pub const KEYS: &[Key] = &[
     Key {
         section: "experts",
         name: "tiers",
-        default: "3",
+        default: "6",
         range: "1..=6",
         help: &[
-            "Different capacities that the experts of a layer may have, on targets whose graphs are static. More",
-            "tiers pad less. Targets with dynamic shapes give every expert the tokens that it gets, and heed none of",
-            "these keys.",
+            "Most capacities that the experts of a layer may have, on targets whose graphs are static. More tiers pad less and",
+            "launch more: as many are taken as cost least. Targets with dynamic shapes give every expert the tokens that it",
+            "gets, and heed none of these keys.",
         ],
         set: |c, v| v.integer(1..=MOST_TIERS).map(|n| c.experts.tiers = n),
     },
@@ -274,6 +279,17 @@ pub const KEYS: &[Key] = &[
             };
             Ok(())
         },
+    },
+    Key {
+        section: "experts",
+        name: "sizes",
+        default: "4",
+        range: SIZES,
+        help: &[
+            "Numbers of rows that a static graph has functions for. They share its weights, and a call takes the smallest that",
+            "holds its tokens: more sizes pad less. 1: always the capacity.",
+        ],
+        set: |c, v| v.integer(1..=MOST_SIZES).map(|n| c.experts.sizes = n),
     },
     Key {
         section: "experts",
@@ -333,11 +349,34 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: HOMES,
         help: &[
-            "Where attention, dense feed-forward networks and the head run, on targets with more than one unit. `auto` is",
-            "the NPU for prompts and what costs less for decoding; what cannot be a graph there stays on the CPU. `npu`",
-            "refuses such a model by name. What a unit cannot run never goes there.",
+            "Where attention, dense feed-forward networks and the head run, on targets with more than one unit. `auto`",
+            "simulates a request of `prompt` and `generate` tokens with attention on either and takes what ends first: the KV",
+            "cache has one home. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
+            "CPU; `npu` refuses such a model by name. What a unit cannot run never goes there.",
         ],
         set: |c, v| Home::parse(v.text()?).map(|h| c.placement.attention = h).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "placement",
+        name: "prompt",
+        default: "4096",
+        range: "1..=1048576",
+        help: &[
+            "Tokens of the prompt in a typical request, as far as the context holds them. The default is the long prompt",
+            "that NPUMoE measures.",
+        ],
+        set: |c, v| v.integer(1..=1 << 20).map(|n| c.mix.prompt = n as u32),
+    },
+    Key {
+        section: "placement",
+        name: "generate",
+        default: "8",
+        range: "0..=1048576",
+        help: &[
+            "Tokens generated behind it. The default is the mean of NPUMoE's workloads, long prompts with short answers; chats",
+            "generate hundreds, and every token pays a launch per layer on the NPU.",
+        ],
+        set: |c, v| v.integer(0..=1 << 20).map(|n| c.mix.generate = n as u32),
     },
     Key {
         section: "placement",

@@ -45,8 +45,10 @@ pub struct Config {
     pub experts: Experts,
     /// `[decode]`.
     pub decode: Decoding,
-    /// `[placement]`.
+    /// `[placement]`: homes.
     pub placement: Homes,
+    /// `[placement]`: what requests are made of.
+    pub mix: Mix,
     /// `[quality]`.
     pub quality: Quality,
 }
@@ -113,6 +115,8 @@ pub struct Experts {
     pub tiers: usize,
     /// Experts per graph; `None`: what costs least.
     pub group: Option<usize>,
+    /// Most numbers of rows that a graph has functions for.
+    pub sizes: usize,
     /// What happens to tokens past a capacity.
     pub overflow: Overflow,
     /// Share of the calibration's chunks whose load an expert's capacity covers.
@@ -121,7 +125,8 @@ pub struct Experts {
 
 impl Experts {
     /// What holds where `model.toml` says nothing.
-    pub const DEFAULT: Self = Self { tiers: 3, group: None, overflow: Overflow::Prune, coverage: 0.99 };
+    pub const DEFAULT: Self =
+        Self { tiers: 6, group: None, sizes: 4, overflow: Overflow::Prune, coverage: 0.99 };
 }
 
 /// `[decode]`: how tokens are decoded.
@@ -147,6 +152,21 @@ pub struct Homes {
     pub attention: Home,
     /// Groups of experts.
     pub experts: Home,
+}
+
+/// What a typical request is made of, by which `placement.attention = "auto"` is decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mix {
+    /// Tokens of the prompt.
+    pub prompt: u32,
+    /// Tokens of the answer.
+    pub generate: u32,
+}
+
+impl Mix {
+    /// Long prompts with short answers, for which there are such units: the long prompt of NPUMoE's evaluation, and the mean
+    /// answer of its workloads (§5.1).
+    pub const DEFAULT: Self = Self { prompt: 4096, generate: 8 };
 }
 
 /// A unit to run on.
@@ -288,6 +308,7 @@ impl Config {
             experts: Experts::DEFAULT,
             decode: Decoding::DEFAULT,
             placement: Homes::default(),
+            mix: Mix::DEFAULT,
             quality: Quality::default(),
         }
     }

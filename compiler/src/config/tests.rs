@@ -61,9 +61,9 @@ fn every_key_is_read() {
          [shapes]\nmax_context = 1_024\nprefill_chunk = 0x40\ndecode_batch = [1, 2, 4]\n\
          [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
          [memory]\nkv_cache = \"q8\"\n\
-         [experts]\ntiers = 2\ngroup = 8\noverflow = \"spill\"\ncoverage = 1\n\
+         [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\n\
          [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
-         [placement]\nattention = \"cpu\"\nexperts = \"npu\"\n\
+         [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nprompt = 512\ngenerate = 128\n\
          [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
     )
     .unwrap();
@@ -83,8 +83,12 @@ fn every_key_is_read() {
         }
     );
     assert_eq!(c.memory.kv_cache, KvCache::Q8);
-    assert_eq!(c.experts, Experts { tiers: 2, group: Some(8), overflow: Overflow::Spill, coverage: 1.0 });
+    assert_eq!(
+        c.experts,
+        Experts { tiers: 2, group: Some(8), sizes: 2, overflow: Overflow::Spill, coverage: 1.0 }
+    );
     assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
+    assert_eq!(c.mix, Mix { prompt: 512, generate: 128 });
     assert_eq!(c.placement, Homes { attention: Home::Cpu, experts: Home::Npu });
     let text = vec!["dir/held-out.txt".into()];
     assert_eq!(c.quality, Quality { max_perplexity_increase: Some(0.001), text });
@@ -162,7 +166,7 @@ fn wrong_files_are_refused_by_line_and_key() {
         ("[experts]\ntier = 3", "`dir/model.toml:2:1`: unknown key `experts.tier` | did you mean `tiers`?"),
         (
             "[experts]\ntiers = 7",
-            "`dir/model.toml:2:9`: `experts.tiers` is `7`, expected 1..=6 | the default is 3",
+            "`dir/model.toml:2:9`: `experts.tiers` is `7`, expected 1..=6 | the default is 6",
         ),
         (
             "[experts]\ngroup = \"all\"",

@@ -126,7 +126,7 @@ fn group(
     let name = table.group_name(group);
     let found = Experts::of(&c.module, table.layer).zip(table.groups.get(group));
     let (experts, members) = found.ok_or_else(|| Error::bug(format!("`{name}` has no experts")))?;
-    let capacity = table.tiers.get(members.tier as usize).copied().unwrap_or(0) as usize;
+    let capacities = super::sizes(table, group).into_iter().map(|n| n as usize).collect();
     let mut file = RawFile::create(raw, &format!("{name}.f16"), "experts")?;
     let [gate_up, down] = [experts.gate_up, experts.down].map(|id| c.module.weight(id));
     let mut list = Vec::new();
@@ -152,7 +152,7 @@ fn group(
         intermediate: down.cols(),
         glu: experts.glu,
         experts: list,
-        capacities: vec![capacity],
+        capacities,
         layout: Layout::Rows,
     };
     let program = group.emit(&parts::limits(units.npu));

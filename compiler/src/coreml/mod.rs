@@ -1,8 +1,8 @@
 //! Core ML packages: written at build time, read back and executed by `moec verify`. Weights are the checkpoint's, cast
 //! to f16.
 //!
-//! A group of experts lies at `artifacts/layers.L.group.G.mlpackage`. Its function `cap{C}` takes the packed rows of the
-//! group's experts (NPUMoE, §4.2). Attention, dense networks and the head are [`parts`].
+//! A group of experts lies at `artifacts/layers.L.group.G.mlpackage`. Its functions `cap{C}` take the packed rows of
+//! the group's experts (NPUMoE, §4.2), each with room for C of every expert. Attention, dense networks and the head are [`parts`].
 
 mod attention;
 mod dense;
@@ -25,6 +25,15 @@ pub(crate) fn path(table: &ExpertTable, group: usize) -> String {
 /// Name of the function that takes so many rows of each expert.
 pub(crate) fn function(capacity: u32) -> String {
     format!("cap{capacity}")
+}
+
+/// Rows per expert of a group's functions, ascending: those of the placement, or the capacity of its tier.
+pub(crate) fn sizes(table: &ExpertTable, group: usize) -> Vec<u32> {
+    let Some(group) = table.groups.get(group) else { return Vec::new() };
+    match group.sizes.as_slice() {
+        [] => table.tiers.get(group.tier as usize).copied().into_iter().collect(),
+        sizes => sizes.to_vec(),
+    }
 }
 
 /// Groups that a placement gives to the unit of that name: layer tables with indices of groups.

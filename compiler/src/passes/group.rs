@@ -10,9 +10,15 @@
 //!   units, with launches, waiting and padding, under the loads that calibration saw; ties go to larger groups.
 //!
 //! The last group of a tier holds what is left.
+//!
+//! A graph has functions for several numbers of rows, which share its weights: a call takes the smallest that holds the
+//! tokens of its busiest expert. So the capacity is what a burst needs, and an ordinary chunk, or the short last one of a
+//! prompt, does not pay for it. Which sizes is the same question as which tiers: those of which the calibration's chunks
+//! compute the fewest rows.
 
+use super::tier::{tier, tiers};
 use super::units::{ExpertSize, Units, expert_sizes};
-use crate::config::Home;
+use crate::config::{Experts, Home};
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
 use moec_ir::Module;
@@ -23,8 +29,48 @@ use moec_ir::placement::{ExpertGroup, ExpertTable, Placement};
 pub struct Options {
     /// Experts per graph; `None`: what costs least.
     pub group: Option<usize>,
+    /// Most sizes that a graph has functions for.
+    pub sizes: usize,
     /// Where groups run.
     pub home: Home,
+}
+
+/// As [`tier`], with the number of tiers of each layer, of `1 ..= wanted.tiers`, that costs least once groups are formed: a tier
+/// less pads more, and saves a launch. `size` gives the experts of a layer. The groups themselves come later.
+///
+/// # Errors
+/// As [`group`].
+pub fn tiered(
+    loads: &Loads,
+    units: &Units<'_>,
+    wanted: &Experts,
+    coverage: f64,
+    size: &dyn Fn(u32) -> Option<ExpertSize>,
+    options: Options,
+) -> Result<Placement> {
+    let mut best = tier(loads, units, &Experts { tiers: 1, ..wanted.clone() }, coverage);
+    let mut least = vec![f64::INFINITY; best.experts.len()];
+    for tiers in 1..=wanted.tiers {
+        let tried = tier(loads, units, &Experts { tiers, ..wanted.clone() }, coverage);
+        let layers = tried.experts.into_iter().zip(&loads.layers);
+        for ((table, layer), (best, least)) in layers.zip(best.experts.iter_mut().zip(&mut least)) {
+            let size = size(table.layer);
+            let size = size.ok_or_else(|| Error::bug(format!("layer {} has no experts", table.layer)))?;
+            let mut grouped = table.clone();
+            group_layer(&mut grouped, layer, size, units, options)?;
+            let cost = |g: &ExpertGroup| {
+                let of = |unit: u32| g.cost_us.get(unit as usize).copied().unwrap_or(0.0);
+                let (cpu, npu) = (of(units.cpu_index()), of(units.npu_index()));
+                f64::from(if options.home == Home::Npu { npu } else { npu.min(cpu) })
+            };
+            let cost: f64 = grouped.groups.iter().map(cost).sum();
+            // Less than a millionth is equal, and of equal ones the fewest tiers are kept.
+            if cost < *least * (1.0 - 1e-6) {
+                (*best, *least) = (table, cost);
+            }
+        }
+    }
+    Ok(best)
 }
 
 /// Forms the groups of every layer of a placement, all of them on the NPU still.
@@ -59,7 +105,7 @@ pub fn group_layer(
     options: Options,
 ) -> Result<()> {
     table.groups.clear();
-    let costs = Costs::of(layer, size, units);
+    let costs = Costs::of(layer, size, units, options.sizes);
     for tier in 0..table.tiers.len() {
         let mut members: Vec<usize> = (0..table.experts.len())
             .filter(|&e| table.experts[e].tier.is_some_and(|t| t as usize == tier))
@@ -83,10 +129,13 @@ pub fn group_layer(
             for &e in experts {
                 table.experts[e].group = index;
             }
+            let sizes = costs.sizes(experts, table.tiers[tier]);
             table.groups.push(ExpertGroup {
                 tier: tier as u32,
                 unit: units.npu_index(),
                 experts: experts.iter().map(|&e| e as u32).collect(),
+                // One size is the capacity itself.
+                sizes: if sizes.len() > 1 { sizes } else { Vec::new() },
                 bytes: size.bytes * experts.len() as u64,
                 cost_us: costs.of_group(experts, table.tiers[tier]),
                 why: format!("{} to a graph of tier {tier}", plural(experts.len())),
@@ -124,20 +173,39 @@ struct Costs<'a> {
     layer: &'a LayerLoads,
     size: ExpertSize,
     units: &'a Units<'a>,
+    /// Most sizes of a graph.
+    most: usize,
     /// Expected microseconds per call of each expert on the processor.
     cpu: Vec<f64>,
 }
 
 impl<'a> Costs<'a> {
-    fn of(layer: &'a LayerLoads, size: ExpertSize, units: &'a Units<'a>) -> Self {
+    fn of(layer: &'a LayerLoads, size: ExpertSize, units: &'a Units<'a>, most: usize) -> Self {
         let cpu = (0..layer.experts()).map(|e| units.cpu_us(layer, e, size)).collect();
-        Self { layer, size, units, cpu }
+        Self { layer, size, units, most, cpu }
+    }
+
+    /// The sizes of a graph of these experts, ascending to their capacity: those that compute the fewest rows over the
+    /// calibration's chunks, in each of which the busiest expert needs room.
+    fn sizes(&self, experts: &[usize], capacity: u32) -> Vec<u32> {
+        if self.most <= 1 {
+            return vec![capacity];
+        }
+        let align = self.units.alignment();
+        let busiest = |s: &Vec<u32>| experts.iter().map(|&e| s[e]).max().unwrap_or(0);
+        let needs = self.layer.samples.iter().map(busiest).filter(|&n| n > 0);
+        let needs = needs.map(|n| n.next_multiple_of(align).min(capacity));
+        // The capacity is one of them, whether a chunk needs it or not.
+        let mut sizes = tiers(&needs.chain([capacity]).collect::<Vec<_>>(), self.most);
+        sizes.reverse();
+        sizes
     }
 
     /// Expected microseconds per call, on the processor and on the NPU.
     fn both(&self, experts: &[usize], capacity: u32) -> (f64, f64) {
         let cpu = experts.iter().map(|&e| self.cpu[e]).sum();
-        (cpu, self.units.npu_us(self.layer, experts, capacity, self.size))
+        let sizes = self.sizes(experts, capacity);
+        (cpu, self.units.npu_us(self.layer, experts, &sizes, self.size))
     }
 
     /// The same, by the device's units.

@@ -83,26 +83,27 @@ impl Statics {
             let mut capacities = vec![0; table.experts.len()];
             let mut groups = Vec::new();
             for (i, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == statics.unit) {
-                let Some(&capacity) = table.tiers.get(group.tier as usize) else { continue };
-                let port = |name: &str| Port {
-                    name: name.to_owned(),
-                    shape: [capacity * group.experts.len() as u32, hidden(table.layer), 1, 1],
-                };
-                for &e in &group.experts {
-                    capacities[e as usize] = capacity;
+                for capacity in crate::coreml::sizes(table, i) {
+                    let port = |name: &str| Port {
+                        name: name.to_owned(),
+                        shape: [capacity * group.experts.len() as u32, hidden(table.layer), 1, 1],
+                    };
+                    for &e in &group.experts {
+                        capacities[e as usize] = capacity;
+                    }
+                    groups.push(GraphGroup {
+                        graph: statics.graphs.len() as u32,
+                        capacity,
+                        experts: group.experts.clone(),
+                    });
+                    statics.graphs.push(GraphDecl {
+                        package: crate::coreml::path(table, i),
+                        function: crate::coreml::function(capacity),
+                        inputs: vec![port("x")],
+                        outputs: vec![port("y")],
+                        stateful: false,
+                    });
                 }
-                groups.push(GraphGroup {
-                    graph: statics.graphs.len() as u32,
-                    capacity,
-                    experts: group.experts.clone(),
-                });
-                statics.graphs.push(GraphDecl {
-                    package: crate::coreml::path(table, i),
-                    function: crate::coreml::function(capacity),
-                    inputs: vec![port("x")],
-                    outputs: vec![port("y")],
-                    stateful: false,
-                });
             }
             if !groups.is_empty() {
                 let (layer, overflow) = (table.layer, placement.overflow);

@@ -8,22 +8,35 @@
 //! **Operators.** What the device's table of operations does not name as legal never goes to the NPU. Of the rest, a
 //! graph runs from its first matrix to its last: what stands in front of the first or behind the last would only
 //! widen what is handed over, and single element-wise operators would not pay for a launch. Matrices that must stay
-//! exact (routers: they decide ties) stay on the processor, since the NPU computes in f16. Prompts run so; decoding
-//! has too few rows to pay, so there the table of costs decides. What the emitter cannot write as a graph, or what is
+//! exact (routers: they decide ties) stay on the processor, since the NPU computes in f16. Per entry point the table of
+//! costs decides. Attention has one home in all of them, that of the KV cache: under `auto` a whole request, a prompt and
+//! an answer of stated lengths, is simulated with attention on either unit, and it lives where the request ends first
+//! (and where both are as fast, where it takes less energy). What the emitter cannot write as a graph, or what is
 //! larger than a graph may be, stays on the processor and says so; where the user wants it on the NPU, it is refused.
 
 use super::tier::predict;
 use super::units::{ExpertSize, Units, expert_sizes};
-use crate::config::{Home, Homes};
+use crate::config::{Home, Homes, Mix};
 use crate::coreml::parts::{self, Part};
+use crate::decisions::{AttentionDecision, HomeCost};
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
+use crate::simulate::request::Request;
 use moec_device::Family;
 use moec_ir::placement::{ExpertTable, OpPlace, Placement};
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, WeightClass};
 use std::collections::{BTreeMap, HashMap};
 
-/// Gives every group and every operator its unit.
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Units.
+    pub homes: Homes,
+    /// The request whose cost decides where attention lives.
+    pub mix: Mix,
+}
+
+/// Gives every group and every operator its unit. Gives the costs that decided where attention lives, where they did.
 ///
 /// # Errors
 /// What the user wants on the NPU and cannot be a graph. Our bug: a layer of experts without sizes or loads.
@@ -32,14 +45,37 @@ pub fn reside(
     loads: &Loads,
     module: &Module,
     units: &Units<'_>,
-    homes: Homes,
-) -> Result<()> {
+    wanted: Wanted,
+) -> Result<Option<AttentionDecision>> {
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
-        reside_layer(table, layer, units, homes.experts);
+        reside_layer(table, layer, units, wanted.homes.experts);
     }
     let sizes = expert_sizes(module)?;
-    placement.ops = operators(module, placement, &sizes, units, homes.attention)?;
-    Ok(())
+    let home = wanted.homes.attention;
+    let ops = |placement: &Placement, attention| operators(module, placement, &sizes, units, home, attention);
+    placement.ops = ops(placement, units.npu_index())?;
+    let there = placement.ops.iter().any(|o| o.op == "attention" && o.unit == units.npu_index());
+    if home != Home::Auto || !there {
+        return Ok(None);
+    }
+    let mut here = placement.clone();
+    here.ops = ops(placement, units.cpu_index())?;
+    let context = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(1);
+    let context = u32::try_from(context).unwrap_or(u32::MAX);
+    let request = Request::new(module, units, loads, wanted.mix, context)?;
+    let cost = |placement: &Placement, unit: &str| {
+        let outcome = request.run(placement);
+        let (ms, mj_per_token) = (outcome.timeline.wall_us * 1e-3, outcome.joules_per_token() * 1e3);
+        HomeCost { unit: unit.to_owned(), ms, mj_per_token }
+    };
+    let mut homes = vec![cost(placement, &units.npu.name), cost(&here, &units.cpu.name)];
+    homes.sort_by(|a, b| a.ms.total_cmp(&b.ms).then(a.mj_per_token.total_cmp(&b.mj_per_token)));
+    let chosen = homes.first().map_or_else(String::new, |h| h.unit.clone());
+    if chosen == units.cpu.name {
+        placement.ops = here.ops;
+    }
+    let Mix { prompt, generate } = request.mix;
+    Ok(Some(AttentionDecision { prompt, generate, chosen, homes }))
 }
 
 /// Gives every group of a layer its unit.
@@ -74,13 +110,15 @@ pub fn reside_layer(table: &mut ExpertTable, layer: &LayerLoads, units: &Units<'
     table.expected = Some(predict(layer, table));
 }
 
-/// Where every operator of every entry point runs, alike ones of all layers together.
+/// Where every operator of every entry point runs, alike ones of all layers together; with `attention` on that unit where
+/// it is free to choose.
 fn operators(
     module: &Module,
     placement: &Placement,
     sizes: &BTreeMap<u32, ExpertSize>,
     units: &Units<'_>,
     home: Home,
+    attention: u32,
 ) -> Result<Vec<OpPlace>> {
     let mut found: Vec<OpPlace> = Vec::new();
     let mut seen: HashMap<(EntryKind, String, &'static str, u32, String), usize> = HashMap::new();
@@ -97,7 +135,7 @@ fn operators(
     let mut writable = Writable { module, units, of: HashMap::new() };
     for entry in 0..module.entries.len() {
         let graph = &module.entries[entry];
-        let homes = partition(entry, &mut writable, home)?;
+        let homes = partition(entry, &mut writable, home, attention)?;
         for (node, place) in graph.nodes.iter().zip(homes) {
             if let Op::ExpertFfn { .. } = node.op {
                 let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
@@ -161,7 +199,12 @@ pub(super) fn row_of(units: &Units<'_>, op: &str) -> String {
 ///
 /// # Errors
 /// What the user wants there cannot be a graph.
-fn partition(entry: usize, writable: &mut Writable<'_>, home: Home) -> Result<Vec<(bool, String)>> {
+fn partition(
+    entry: usize,
+    writable: &mut Writable<'_>,
+    home: Home,
+    attention: u32,
+) -> Result<Vec<(bool, String)>> {
     let (module, units) = (writable.module, writable.units);
     let graph = &module.entries[entry];
     let ctx = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(0);
@@ -171,14 +214,15 @@ fn partition(entry: usize, writable: &mut Writable<'_>, home: Home) -> Result<Ve
     for region in regions(graph, &refused) {
         let inner = between_matrices(graph, &region);
         let [on_cpu, on_npu] = costs(module, graph, units, &inner, ctx);
-        let (mut wins, mut stays) = match (home, graph.kind) {
-            (Home::Cpu, _) => (false, "asked for by `placement.attention`".to_owned()),
-            // The cache lives where attention lives, and each token that is decoded goes there.
-            (Home::Auto, EntryKind::Prefill(_)) if attends(graph, &inner) && !writable.decodes_there() => {
-                (false, "decoding costs less here, and the KV cache has one home".to_owned())
+        let (mut wins, mut stays) = match home {
+            Home::Cpu => (false, "asked for by `placement.attention`".to_owned()),
+            Home::Npu => (true, String::new()),
+            // The cache lives where attention lives, in every entry point.
+            Home::Auto if attends(graph, &inner) => {
+                let why = "a request of prompt and answer ends earlier so, and the KV cache has one home";
+                (attention == units.npu_index(), why.to_owned())
             }
-            (Home::Npu, _) => (true, String::new()),
-            (Home::Auto, _) => (on_npu < on_cpu, "a launch costs more than these rows do here".to_owned()),
+            Home::Auto => (on_npu < on_cpu, "a launch costs more than these rows do here".to_owned()),
         };
         if home != Home::Cpu
             && let Some(&first) = inner.first()
@@ -228,22 +272,6 @@ struct Writable<'a> {
 }
 
 impl Writable<'_> {
-    /// Whether attention costs less on the NPU in every decode entry point.
-    fn decodes_there(&self) -> bool {
-        let (module, units) = (self.module, self.units);
-        let ctx = module.states.first().and_then(|s| s.ty.shape.get(2)).copied().unwrap_or(0);
-        module.entries.iter().filter(|g| !g.kind.is_prefill()).all(|graph| {
-            let refused: Vec<Option<String>> =
-                graph.nodes.iter().map(|n| refusal(module, n, units)).collect();
-            let regions = regions(graph, &refused);
-            let inner = regions.iter().map(|r| between_matrices(graph, r));
-            inner.filter(|nodes| attends(graph, nodes)).all(|nodes| {
-                let [on_cpu, on_npu] = costs(module, graph, units, &nodes, ctx);
-                on_npu < on_cpu
-            })
-        })
-    }
-
     /// Whether these nodes of a scope, which hang together, become graphs.
     ///
     /// # Errors

@@ -37,7 +37,7 @@ fn layer(chunk: u32, samples: Vec<Vec<u32>>) -> Loads {
 fn place(loads: &Loads, units: &Units<'_>, wanted: &Experts, size: ExpertSize, home: Home) -> Placement {
     let mut p = tier(loads, units, wanted, wanted.coverage);
     moec_ir::verify::placement(&p).unwrap();
-    let options = group::Options { group: wanted.group, home };
+    let options = group::Options { group: wanted.group, sizes: wanted.sizes, home };
     group_layer(&mut p.experts[0], &loads.layers[0], size, units, options).unwrap();
     moec_ir::verify::placement(&p).unwrap();
     reside_layer(&mut p.experts[0], &loads.layers[0], units, home);
@@ -133,7 +133,7 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     let mut nine = wanted(3, Overflow::Spill);
     nine.group = Some(9);
     let mut p = tier(&loads, &units, &nine, 1.0);
-    let options = group::Options { group: nine.group, home: Home::Auto };
+    let options = group::Options { group: nine.group, sizes: 1, home: Home::Auto };
     let e = group_layer(&mut p.experts[0], &loads.layers[0], LARGE, &units, options).unwrap_err();
     assert_eq!(
         e.to_string(),
@@ -141,7 +141,7 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     );
     assert!(e.hint.unwrap().contains("`group = 8`"));
     let huge = ExpertSize { bytes: 1 << 31, ..LARGE };
-    let auto = group::Options { group: None, home: Home::Auto };
+    let auto = group::Options { group: None, sizes: 1, home: Home::Auto };
     let e = group_layer(&mut p.experts[0], &loads.layers[0], huge, &units, auto).unwrap_err();
     assert!(e.hint.unwrap().contains("not even one"));
     // On the processor there is no graph, and no limit.
@@ -281,9 +281,10 @@ proptest! {
             prop_assert_eq!(row.capacity == 0, row.unit == units.cpu_index());
             prop_assert_eq!(row.fallback.is_some(), spill && row.capacity > 0);
         }
-        let counted = layer.account(
+        let counted = layer.account_sized(
             &|e| Some(table.experts[e].capacity).filter(|c| *c > 0),
             &|e| table.experts[e].group as usize,
+            &|g, most| Some(table.groups[g].rows(most, table.tiers[table.groups[g].tier as usize])),
         );
         prop_assert_eq!(table.expected.unwrap().overflow, counted.overflow_rate() as f32);
         prop_assert_eq!(table.expected.unwrap().padding, counted.padding_rate() as f32);

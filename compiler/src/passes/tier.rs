@@ -85,7 +85,7 @@ fn expected(layer: &LayerLoads, expert: usize, chunk: u32, coverage: f64) -> u32
 ///
 /// `best[t][i]` is the least sum for the needs from the `i`-th largest on, in `t` tiers. The largest of them is a
 /// tier, and goes as far down as pays.
-fn tiers(needs: &[u32], most: usize) -> Vec<u32> {
+pub(super) fn tiers(needs: &[u32], most: usize) -> Vec<u32> {
     let mut sorted = needs.to_vec();
     sorted.sort_unstable_by(|a, b| b.cmp(a));
     let mut values: Vec<(u32, u64)> = Vec::new();
@@ -129,7 +129,11 @@ pub fn predict(layer: &LayerLoads, table: &ExpertTable) -> Expected {
     let grouped = !table.groups.is_empty();
     let capacity = |e: usize| table.experts.get(e).map(|r| r.capacity).filter(|c| *c > 0);
     let graph = |e: usize| if grouped { table.experts.get(e).map_or(0, |r| r.group as usize) } else { e };
-    let sum = layer.account(&capacity, &graph);
+    let rows = |g: usize, most: u32| {
+        let group = table.groups.get(g)?;
+        Some(group.rows(most, table.tiers.get(group.tier as usize).copied()?))
+    };
+    let sum = layer.account_sized(&capacity, &graph, &rows);
     Expected {
         imbalance: layer.imbalance() as f32,
         overflow: sum.overflow_rate() as f32,

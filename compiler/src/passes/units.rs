@@ -71,11 +71,15 @@ impl<'a> Units<'a> {
         self.npu.launch_us() + experts as f64 * each
     }
 
-    /// Expected microseconds per call of experts in one graph: it is launched when one of them has a token.
-    pub fn npu_us(&self, layer: &LayerLoads, experts: &[usize], capacity: u32, size: ExpertSize) -> f64 {
-        let busy = layer.samples.iter().filter(|s| experts.iter().any(|&e| s[e] > 0)).count();
-        let share = busy as f64 / layer.samples.len().max(1) as f64;
-        share * self.graph_us(experts.len(), capacity, size)
+    /// Expected microseconds per call of experts in one graph, which has functions of these sizes: it is launched when one
+    /// of them has a token, at the smallest size that holds them all, or the last.
+    pub fn npu_us(&self, layer: &LayerLoads, experts: &[usize], sizes: &[u32], size: ExpertSize) -> f64 {
+        let us: Vec<f64> = sizes.iter().map(|&rows| self.graph_us(experts.len(), rows, size)).collect();
+        let of =
+            |most: u32| sizes.iter().position(|&rows| rows >= most).and_then(|i| us.get(i)).or(us.last());
+        let most = layer.samples.iter().map(|s| experts.iter().map(|&e| s[e]).max().unwrap_or(0));
+        let sum: f64 = most.filter(|&n| n > 0).filter_map(|n| of(n).copied()).sum();
+        sum / layer.samples.len().max(1) as f64
     }
 
     /// Expected microseconds per call of one expert on the processor, which computes no padding.

@@ -67,19 +67,32 @@ impl LayerLoads {
         capacity: &dyn Fn(usize) -> Option<u32>,
         graph: &dyn Fn(usize) -> usize,
     ) -> Account {
+        self.account_sized(capacity, graph, &|_, _| None)
+    }
+
+    /// As [`LayerLoads::account`], with graphs of several sizes: `rows(graph, most)` is what each of its experts has in a
+    /// call whose busiest expert has `most` tokens; none is the capacity.
+    pub fn account_sized(
+        &self,
+        capacity: &dyn Fn(usize) -> Option<u32>,
+        graph: &dyn Fn(usize) -> usize,
+        rows: &dyn Fn(usize, u32) -> Option<u32>,
+    ) -> Account {
         let mut sum = Account::default();
         let graphs = (0..self.experts()).map(graph).max().map_or(0, |g| g + 1);
         for sample in &self.samples {
-            let mut busy = vec![false; graphs];
+            let mut most = vec![0; graphs];
             for (e, &n) in sample.iter().enumerate() {
                 sum.routed += u64::from(n);
-                busy[graph(e)] |= n > 0;
+                most[graph(e)] = n.max(most[graph(e)]);
                 if let Some(c) = capacity(e) {
                     sum.overflow += u64::from(n.saturating_sub(c));
                 }
             }
             for (e, &n) in sample.iter().enumerate() {
-                if let Some(c) = capacity(e).filter(|_| busy[graph(e)]) {
+                let g = graph(e);
+                if let Some(c) = capacity(e).filter(|_| most[g] > 0) {
+                    let c = rows(g, most[g]).unwrap_or(c);
                     sum.rows += u64::from(c);
                     sum.padding += u64::from(c.saturating_sub(n));
                 }

@@ -13,7 +13,7 @@ use crate::profile::Profile;
 use crate::profile::loads::{LayerLoads, Loads, loads};
 use moec_device::Device;
 use moec_ir::EntryKind;
-use moec_ir::placement::Placement;
+use moec_ir::placement::{OpPlace, Placement};
 
 /// What a bundle is simulated with.
 #[derive(Clone, Copy, Debug)]
@@ -107,23 +107,30 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
     Ok(Simulated { chunk, prompt: tokens, decode: request.decode, loads: seen.origin, outcomes })
 }
 
-/// Where a bundle's placement puts things.
-fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
+/// Where a placement puts things.
+pub(super) fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     let npu = units.npu_index();
-    let on = |prefill: bool, op: &str| {
+    let on = |prefill: bool, is: &dyn Fn(&OpPlace) -> bool| {
         let entry = |kind: EntryKind| match kind {
             EntryKind::Prefill(_) => prefill,
             EntryKind::Decode(_) => !prefill,
             EntryKind::Little(_) => false,
         };
-        let found = placement.ops.iter().any(|o| entry(o.entry) && o.op == op && o.unit == npu);
+        let found = placement.ops.iter().any(|o| entry(o.entry) && o.unit == npu && is(o));
         if found { Queue::Npu } else { Queue::Cpu }
     };
+    let attention = |o: &OpPlace| o.op == "attention";
+    let dense = |o: &OpPlace| {
+        let inside = o.scope.starts_with("layers.") && !o.scope.ends_with(".attn");
+        inside && matches!(o.op.as_str(), "linear" | "linear_glu" | "conv1x1")
+    };
     Placed {
-        attention: on(true, "attention"),
-        decode_attention: on(false, "attention"),
+        attention: on(true, &attention),
+        decode_attention: on(false, &attention),
+        dense: on(true, &dense),
+        decode_dense: on(false, &dense),
         tables: Some(placement.experts.clone()),
-        decode_graphs: on(false, "expert_ffn") == Queue::Npu,
+        decode_graphs: on(false, &|o| o.op == "expert_ffn") == Queue::Npu,
         resident: true,
     }
 }
@@ -166,7 +173,7 @@ fn check(loads: &Loads, placement: &Placement) -> Result<()> {
 
 /// Chunks as the trace has them, from its start again where it ends. A decoded token takes the experts that most tokens
 /// of a chunk chose.
-fn prompt(loads: &Loads, chunk: u32, chunks: u32, decode: u32) -> Prompt {
+pub(super) fn prompt(loads: &Loads, chunk: u32, chunks: u32, decode: u32) -> Prompt {
     let sample = |c: u32| -> Vec<Vec<u32>> {
         let of =
             |l: &LayerLoads| l.samples.get(c as usize % l.samples.len().max(1)).cloned().unwrap_or_default();

@@ -9,6 +9,7 @@
 //! as a page of the documentation. Nothing else knows the paper's results.
 
 pub mod bundle;
+pub mod capacities;
 pub mod energy;
 pub mod figures;
 pub mod fit;
@@ -18,6 +19,7 @@ pub mod paper;
 pub mod perfetto;
 pub mod recorded;
 pub mod reproduce;
+pub mod request;
 pub mod run;
 pub mod systems;
 #[cfg(test)]

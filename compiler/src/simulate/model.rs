@@ -88,6 +88,20 @@ pub const PHIMOE: Shape = Shape {
 pub const PHIMOE_TINY: Shape =
     Shape { name: "PhiMoE-tiny", heads: 16, kv_heads: 4, intermediate: 448, ..PHIMOE };
 
+/// OLMoE-1B-7B: `config.json` of `allenai/OLMoE-1B-7B-0924`.
+pub const OLMOE: Shape = Shape {
+    name: "OLMoE",
+    layers: 16,
+    hidden: 2048,
+    heads: 16,
+    kv_heads: 16,
+    head_dim: 128,
+    intermediate: 1024,
+    experts: 64,
+    k: 8,
+    vocab: 50304,
+};
+
 /// Qwen3-30B-A3B: `config.json` of `Qwen/Qwen3-30B-A3B`; NPUMoE, Table 1.
 pub const QWEN3: Shape = Shape {
     name: "Qwen3-MoE",

@@ -67,6 +67,10 @@ pub struct Placed {
     pub attention: Queue,
     /// Where decoding attends.
     pub decode_attention: Queue,
+    /// Where dense and shared networks of prompts run.
+    pub dense: Queue,
+    /// The same of decoding.
+    pub decode_dense: Queue,
     /// Tables of the experts; none: all on the processor.
     pub tables: Option<Vec<ExpertTable>>,
     /// Whether decoding launches graphs of experts.
@@ -92,6 +96,8 @@ impl Scene<'_> {
         let mut placed = Placed {
             attention: system.attention,
             decode_attention: system.attention,
+            dense: system.attention,
+            decode_dense: system.attention,
             decode_graphs: tables.is_some(),
             tables,
             resident: system.is_resident(),
@@ -104,6 +110,7 @@ impl Scene<'_> {
             };
             let on_npu = self.model.layers.iter().all(attention);
             placed.decode_attention = if on_npu { Queue::Npu } else { Queue::Cpu };
+            placed.decode_dense = placed.decode_attention;
             let pays = |(layer, table): (&super::model::Layer, &ExpertTable)| {
                 let Some(moe) = layer.experts else { return false };
                 let least = table.groups.iter().map(|g| g.experts.len()).min().unwrap_or(1);
@@ -123,11 +130,13 @@ impl Scene<'_> {
         let context = prompt.tokens() + prompt.decode.len() as u32;
         let place = Place {
             attention: placed.attention,
+            dense: placed.dense,
             tables: placed.tables.as_deref(),
             resident: placed.resident,
         };
         let decoding = Place {
             attention: placed.decode_attention,
+            dense: placed.decode_dense,
             tables: placed.tables.as_deref().filter(|_| placed.decode_graphs),
             resident: placed.resident,
         };
@@ -157,10 +166,12 @@ impl Scene<'_> {
             let Some(table) = tables.and_then(|t| t.get(i)) else { continue };
             let load = |e: u32| layer.get(e as usize).copied().unwrap_or(0);
             for group in table.groups.iter().filter(|g| g.unit == self.units.npu_index()) {
-                if group.experts.iter().all(|&e| load(e) == 0) {
+                let most = group.experts.iter().map(|&e| load(e)).max().unwrap_or(0);
+                if most == 0 {
                     continue;
                 }
                 let capacity = table.tiers.get(group.tier as usize).copied().unwrap_or(0);
+                let capacity = group.rows(most, capacity);
                 for &e in &group.experts {
                     outcome.rows += u64::from(capacity);
                     outcome.padding += u64::from(capacity.saturating_sub(load(e)));

@@ -58,8 +58,8 @@ pub enum Experts {
     },
 }
 
-/// As many as `experts.tiers` allows by default.
-const TIERED: Shapes = Shapes::Tiers(Wanted::DEFAULT.tiers);
+/// NPUMoE's capacities (§5.1): three.
+const TIERED: Shapes = Shapes::Tiers(3);
 
 /// With everything that moec decides.
 pub const OURS: System = System {
@@ -67,7 +67,7 @@ pub const OURS: System = System {
     attention: Queue::Npu,
     experts: Experts::Graphs { shapes: TIERED, group: None, home: Home::Auto, resident: true },
     decode_by_cost: true,
-    source: "Table 2; tiers, groups and homes by the passes tier, group and reside at their defaults",
+    source: "Table 2; tiers, groups and homes by the passes tier, group and reside, one size to a graph",
 };
 
 /// Core ML on the processor.
@@ -155,7 +155,8 @@ impl System {
     ) -> Result<Option<Vec<ExpertTable>>> {
         let Experts::Graphs { shapes, group, home, .. } = self.experts else { return Ok(None) };
         let tiers = if let Shapes::Tiers(most) = shapes { most } else { 1 };
-        let mut placement = tier(loads, units, &Wanted { tiers, group, overflow, coverage }, coverage);
+        let mut placement =
+            tier(loads, units, &Wanted { tiers, group, sizes: 1, overflow, coverage }, coverage);
         let one = match shapes {
             Shapes::Busiest => placement.experts.iter().flat_map(|t| &t.tiers).copied().max(),
             Shapes::Chunk => Some(loads.chunk.next_multiple_of(units.alignment())),
@@ -173,7 +174,7 @@ impl System {
             let moe = moe.ok_or_else(|| {
                 Error::input(format!("the loads of layer {} are not those of {}", table.layer, model.name))
             })?;
-            group_layer(table, layer, moe.size, units, Options { group, home })?;
+            group_layer(table, layer, moe.size, units, Options { group, sizes: 1, home })?;
             reside_layer(table, layer, units, home);
         }
         Ok(Some(placement.experts))

@@ -9,7 +9,7 @@ use super::fit::Constants;
 use super::model::{Layer, Model, Moe};
 use super::timeline::{Queue, Task, What};
 use crate::passes::units::Units;
-use moec_ir::placement::ExpertTable;
+use moec_ir::placement::{ExpertGroup, ExpertTable};
 
 /// Bytes of a number of an activation.
 const F16: u64 = 2;
@@ -32,8 +32,10 @@ pub struct Call<'a> {
 /// Where a call runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
-    /// Attention and dense networks.
+    /// Attention.
     pub attention: Queue,
+    /// Dense and shared networks.
+    pub dense: Queue,
     /// Groups and homes, by MoE layer; none: every expert on the processor.
     pub tables: Option<&'a [ExpertTable]>,
     /// Whether graphs stay on the NPU.
@@ -78,7 +80,7 @@ impl<'a> Work<'a> {
             self.moved(What::Residual, 3, u64::from(call.rows));
             self.moved(What::Norm, 2, u64::from(call.rows));
             if layer.dense > 0 {
-                self.matrices(What::Dense, layer.dense as f64, place.attention);
+                self.matrices(What::Dense, layer.dense as f64, place.dense);
             }
             if let Some(experts) = layer.experts {
                 let loads = call.loads.get(moe).map_or(&[][..], Vec::as_slice);
@@ -164,7 +166,9 @@ impl<'a> Work<'a> {
         let graphs: Vec<(usize, u32, &[u32])> = table.map_or(Vec::new(), |t| {
             let hot = t.groups.iter().enumerate().filter(|(_, g)| g.unit == npu);
             let busy = hot.filter(|(_, g)| g.experts.iter().any(|&e| load(e as usize) > 0));
-            busy.map(|(i, g)| (i, t.tiers.get(g.tier as usize).copied().unwrap_or(0), &*g.experts)).collect()
+            let most = |g: &ExpertGroup| g.experts.iter().map(|&e| load(e as usize)).max().unwrap_or(0);
+            let rows = |g: &ExpertGroup| g.rows(most(g), t.tiers.get(g.tier as usize).copied().unwrap_or(0));
+            busy.map(|(i, g)| (i, rows(g), &*g.experts)).collect()
         });
         // Tokens that find room on the NPU, tokens that run on the processor, and padding.
         let (mut hot, mut padding) = (0_u64, 0_u64);

@@ -88,6 +88,9 @@ fn group<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>) -> Parsed<ExpertGroup> {
         tier: a.int(c, "tier")?,
         unit: a.int(c, "unit")?,
         experts: a.list(c, "experts", "a list of experts", Value::number)?,
+        sizes: a
+            .optional(c, "sizes", "a list of numbers of rows", |v, _| Ok(numbers(v)))?
+            .unwrap_or_default(),
         bytes: a.int(c, "bytes")?,
         cost_us: a.optional(c, "cost_us", "a list of numbers", costs)?.unwrap_or_default(),
         why: a.string(c, "why")?,

@@ -35,8 +35,12 @@ fn write_table(f: &mut fmt::Formatter<'_>, table: &ExpertTable) -> fmt::Result {
     }
     writeln!(f, "}} {{")?;
     for (i, group) in table.groups.iter().enumerate() {
-        let ExpertGroup { tier, unit, experts, bytes, cost_us, why } = group;
-        write!(f, "  group {i} {{tier = {tier}, unit = {unit}, experts = {experts:?}, bytes = {bytes}")?;
+        let ExpertGroup { tier, unit, experts, sizes, bytes, cost_us, why } = group;
+        write!(f, "  group {i} {{tier = {tier}, unit = {unit}, experts = {experts:?}")?;
+        if !sizes.is_empty() {
+            write!(f, ", sizes = {sizes:?}")?;
+        }
+        write!(f, ", bytes = {bytes}")?;
         if !cost_us.is_empty() {
             write!(f, ", cost_us = {cost_us:?}")?;
         }

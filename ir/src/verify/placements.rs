@@ -102,6 +102,12 @@ fn check_groups(table: &ExpertTable, units: usize, here: &str) -> Result<(), Ver
         let positive = group.cost_us.iter().all(|c| c.is_finite() && *c >= 0.0);
         require(costs && positive, at, || format!("costs {:?} of {units} units", group.cost_us))?;
         require(!group.experts.is_empty() && group.bytes > 0, at, || "it holds nothing".into())?;
+        let sizes = &group.sizes;
+        let aligned = sizes.iter().all(|n| *n > 0 && n.is_multiple_of(CAPACITY_ALIGN));
+        let largest = sizes.last().is_none_or(|n| table.tiers.get(group.tier as usize) == Some(n));
+        require(aligned && largest && sizes.is_sorted_by(|a, b| a < b), at, || {
+            format!("sizes {sizes:?} do not ascend to the capacity of tier {}", group.tier)
+        })?;
         for &e in &group.experts {
             let row = table.experts.get(e as usize);
             let agrees = row

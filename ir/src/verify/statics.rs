@@ -39,8 +39,15 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
                 && !group.experts.is_empty()
                 && graph.is_some_and(|d| fits(d) && !d.stateful);
             require(sound, at, || format!("graph {} does not hold its experts", group.graph))?;
-            for &e in &group.experts {
-                let room = s.capacities.get(e as usize) == Some(&group.capacity);
+        }
+        // Groups of the same experts, one behind the other, are sizes of one graph.
+        for sizes in s.groups.chunk_by(|a, b| a.experts == b.experts) {
+            let Some(largest) = sizes.last() else { continue };
+            require(sizes.is_sorted_by(|a, b| a.capacity < b.capacity), at, || {
+                format!("the sizes of graph {} do not ascend", largest.graph)
+            })?;
+            for &e in &largest.experts {
+                let room = s.capacities.get(e as usize) == Some(&largest.capacity);
                 require(room && seen.insert(e), at, || format!("expert {e} has no room, or two places"))?;
             }
         }

@@ -150,6 +150,7 @@ pub(crate) fn placement() -> Placement {
         tier,
         unit,
         experts: experts.into(),
+        sizes: Vec::new(),
         bytes: 1 << 33,
         cost_us: vec![1.5, 0.1],
         why: "hot; \"so\"".into(),

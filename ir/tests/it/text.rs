@@ -333,11 +333,12 @@ fn random_placement() -> impl Strategy<Value = Placement> {
             load,
             few,
         });
-    let group = (any::<([u32; 2], u64, Vec<u32>)>(), list(number(), 0..3), text()).prop_map(
-        |(([tier, unit], bytes, experts), cost_us, why)| ExpertGroup {
+    let group = (any::<([u32; 2], u64, [Vec<u32>; 2])>(), list(number(), 0..3), text()).prop_map(
+        |(([tier, unit], bytes, [experts, sizes]), cost_us, why)| ExpertGroup {
             tier,
             unit,
             experts,
+            sizes,
             bytes,
             cost_us,
             why,

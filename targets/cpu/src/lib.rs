@@ -34,7 +34,7 @@ pub struct CpuTarget {
     legal: LegalOps,
     activations: Activations,
     figures: Figures,
-    flash: Option<Memory>,
+    device: Device,
 }
 
 /// Name of the memory that weights are read from, in device files.
@@ -60,13 +60,18 @@ impl CpuTarget {
         let features = machine.all_features();
         let figures = Figures::of(device, &isa, &|f| features.iter().any(|g| g == f));
         let activations = Activations::default();
-        let flash = device.memories.iter().find(|m| m.name == FLASH).cloned();
-        Ok(Self { name: device.name.clone(), machine, isa, legal, activations, figures, flash })
+        let (name, device) = (device.name.clone(), device.clone());
+        Ok(Self { name, machine, isa, legal, activations, figures, device })
+    }
+
+    /// The device that it was made of.
+    pub fn device(&self) -> &Device {
+        &self.device
     }
 
     /// Where weights are read from, if the device file says how fast.
     pub fn flash(&self) -> Option<&Memory> {
-        self.flash.as_ref()
+        self.device.memories.iter().find(|m| m.name == FLASH)
     }
 
     /// The same target with another arithmetic between the weights.

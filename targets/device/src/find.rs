@@ -18,6 +18,9 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("m2-ultra", include_str!("../../devices/m2-ultra.toml")),
 ];
 
+/// Most rows that capacities may be multiples of: those of the largest chunk of a prompt.
+const MOST_ALIGNMENT: f64 = 4096.0;
+
 impl Device {
     /// The device of that name, or of the user's own file: what ends in `.toml` or holds a `/` is a path.
     ///
@@ -146,6 +149,12 @@ impl Device {
             if figure.as_ref().is_some_and(|f| f.value < 1.0 || f.value.fract() != 0.0) {
                 return bad(&format!("unit.{key}"), "expected a whole number of at least 1".into());
             }
+        }
+        if u.capacity_alignment.as_ref().is_some_and(|f| f.value > MOST_ALIGNMENT) {
+            return bad(
+                "unit.capacity_alignment",
+                format!("expected at most {MOST_ALIGNMENT}, the largest chunk"),
+            );
         }
         let needs = self.family == Family::Coreml && u.kind == UnitKind::Npu;
         let has = !u.legality.is_empty() && u.max_graph_bytes.is_some() && !u.matmul.is_empty();

@@ -22,7 +22,9 @@ pub(super) fn execute(
     group: usize,
 ) -> Result<Distance, Failed> {
     let members = &table.groups[group].experts;
-    let capacity = table.tiers[table.groups[group].tier as usize] as usize;
+    let mut sizes = crate::coreml::sizes(table, group).into_iter();
+    let capacity = sizes.find(|&size| crate::coreml::function(size) == function);
+    let capacity = capacity.ok_or("the placement has no function of this name")? as usize;
     let experts = Experts::of(module, table.layer).ok_or("the Graph has no experts in this layer")?;
     let hidden = module.weight(experts.gate_up).cols();
     // Slice g holds a row less than the one before it, so that padding is there, and nothing depends on it.

@@ -11,7 +11,7 @@ use crate::progress::Progress;
 use crate::verify::{Distance, stored};
 use moec_coreml::check::{self, Limits, Severity};
 use moec_coreml::package::Package;
-use moec_device::{Device, UnitKind};
+use moec_device::UnitKind;
 use moec_ir::eval::Evaluator;
 use moec_ir::plan::ExpertTable;
 use moec_ir::{Format, Module, WeightId};
@@ -80,8 +80,8 @@ pub fn verify(
     progress: &Progress,
 ) -> Result<Vec<FunctionReport>> {
     let placement = &bundle.plan.placement;
-    let device = Device::find(&bundle.manifest.target).ok();
-    let npu = device.as_ref().and_then(|d| Some(&d.units[d.unit_of(UnitKind::Npu)?]));
+    let device = bundle.device()?;
+    let npu = device.unit_of(UnitKind::Npu).and_then(|npu| device.units.get(npu));
     let Some(npu) = npu.filter(|_| !placement.is_dynamic()) else { return Ok(Vec::new()) };
     let emitted = found::limits(npu);
     let limits = Limits { graph_bytes: emitted.graph_bytes, ..Limits::default() };

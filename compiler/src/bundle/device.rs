@@ -1,0 +1,74 @@
+//! `device.toml` of a bundle: the device that it was built for, whole. A bundle is opened where the user's own device file
+//! has changed or is gone; the name alone would say nothing there.
+
+use super::DEVICE;
+use super::partial::io_error;
+use super::read::Bundle;
+use crate::error::{Error, Result};
+use moec_cpu::CpuTarget;
+use moec_device::Device;
+use std::fs::File;
+use std::io::Read;
+
+/// Most bytes of a description.
+const MOST: u64 = 1 << 20;
+
+/// The description of a target, as a device file. `native` stands as what it was resolved to.
+///
+/// # Errors
+/// Only our bug: a device that cannot be written.
+pub fn text(target: &CpuTarget) -> Result<String> {
+    let mut device = target.device().clone();
+    if device.is_native() {
+        let info = target.info();
+        (device.triple, device.cpu, device.features) = (info.triple, info.cpu, info.features);
+    }
+    toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))
+}
+
+/// Reads the description of a bundle's device.
+///
+/// # Errors
+/// None in the bundle, one that is no description, or another than the plan was made for.
+pub fn read(bundle: &Bundle) -> Result<Device> {
+    let path = bundle.folder.join(DEVICE);
+    let again = |e: Error| e.hint("build the bundle again");
+    let entry = bundle.manifest.files.get(DEVICE).ok_or_else(|| {
+        again(Error::input(format!("the manifest of `{}` lists no `{DEVICE}`", bundle.folder.display())))
+    })?;
+    if entry.bytes > MOST {
+        return Err(again(Error::input(format!("`{}` is too large for a device", path.display()))));
+    }
+    let mut text = String::new();
+    let file = File::open(&path).map_err(|e| io_error("read", &path, &e))?;
+    file.take(MOST).read_to_string(&mut text).map_err(|e| again(io_error("read", &path, &e)))?;
+    let device = Device::parse(&text, &path).map_err(|e| again(Error::input(e.to_string())))?;
+    let (placement, name) = (&bundle.plan.placement, &bundle.plan.target.name);
+    let units: Vec<&str> = device.units.iter().map(|u| u.name.as_str()).collect();
+    if device.name != *name || !placement.is_dynamic() && placement.units != units {
+        return Err(again(Error::input(format!("`{}` is not of the device `{name}`", path.display()))));
+    }
+    Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use moec_device::BUILT_IN;
+    use std::path::Path;
+
+    #[test]
+    fn a_description_is_read_as_it_was_written() {
+        for (name, _) in BUILT_IN {
+            let device = Device::find(name).unwrap();
+            let text = text(&CpuTarget::new(&device).unwrap()).unwrap();
+            let found = Device::parse(&text, Path::new(DEVICE)).unwrap();
+            assert!(!found.is_native(), "{name}");
+            if !device.is_native() {
+                assert_eq!(found, device);
+            }
+        }
+    }
+}
