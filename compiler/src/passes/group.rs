@@ -11,7 +11,7 @@
 //!
 //! The last group of a tier holds what is left.
 
-use super::units::{ExpertSize, Units, expert_sizes};
+use super::units::{ExpertSize, Units, expert_sizes_on};
 use crate::config::Home;
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
@@ -38,7 +38,7 @@ pub fn group(
     units: &Units<'_>,
     options: Options,
 ) -> Result<()> {
-    let sizes = expert_sizes(module)?;
+    let sizes = expert_sizes_on(module, units.npu)?;
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
         let size = sizes.get(&table.layer).copied();
         let size = size.ok_or_else(|| Error::bug(format!("layer {} has no experts", table.layer)))?;

@@ -100,7 +100,11 @@ fn feature(name: &str, ty: &TensorType, state: bool) -> proto::FeatureDescriptio
     } else {
         proto::FeatureType { multi_array: array, state: None, is_optional: false }
     };
-    proto::FeatureDescription { name: name.into(), r#type: Some(r#type) }
+    proto::FeatureDescription {
+        name: name.into(),
+        short_description: String::new(),
+        r#type: Some(r#type),
+    }
 }
 
 impl Builder {
