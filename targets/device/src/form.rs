@@ -101,6 +101,22 @@ impl GraphForm {
         self.cache_write.as_ref().map(|c| c.value).unwrap_or_default()
     }
 
+    /// Keys that are there: name, value as it is written, source.
+    pub fn rows(&self) -> Vec<(&'static str, String, &str)> {
+        fn row<'a, T: Serialize>(key: &'static str, of: Option<&'a Choice<T>>) -> Option<(&'static str, String, &'a str)> {
+            let Choice { value, source } = of?;
+            Some((key, toml::Value::try_from(value).map(|v| v.to_string()).unwrap_or_default(), source))
+        }
+        let last = self.last_axis_bytes.as_ref();
+        let last = last.map(|f| ("last_axis_bytes", f.value.to_string(), &*f.source));
+        let rest = [
+            row("weights", self.weights.as_ref()),
+            row("counted", self.counted.as_ref()),
+            row("cache_write", self.cache_write.as_ref()),
+        ];
+        last.into_iter().chain(rest.into_iter().flatten()).collect()
+    }
+
     /// Keys with their sources.
     pub(crate) fn sources(&self) -> impl Iterator<Item = (&'static str, f64, &str)> {
         let last = self.last_axis_bytes.iter().map(|f| ("unit.graph.last_axis_bytes", f.value, &*f.source));
