@@ -25,6 +25,7 @@ mod support;
 #[path = "coreml/weights.rs"]
 mod weights;
 
+use case::{Case, ON_NPU, SETUP, engine, small};
 use half::{bf16, f16};
 use moec::bundle::read::Bundle;
 use moec::config::Config;
@@ -51,5 +52,4 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{Setup, checkpoint, coreml, expected, fails, list, logits_file, moec, ok, tree};
 use tempfile::TempDir;
-use case::{Case, ON_NPU, SETUP, engine, small};
 use weights::{Matrix, Weights};

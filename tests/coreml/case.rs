@@ -4,7 +4,8 @@ use super::*;
 
 /// Tokens of a prompt's chunk; 24 rows are filled up to 32.
 pub(crate) const SETUP: Setup<'_> = Setup { format: "f16", chunk: 24, batch: &[1, 2], context: 80 };
-pub(crate) const ON_NPU: &str = "[placement]\nexperts = \"npu\"\nattention = \"npu\"\n[experts]\noverflow = \"spill\"\n";
+pub(crate) const ON_NPU: &str =
+    "[placement]\nexperts = \"npu\"\nattention = \"npu\"\n[experts]\noverflow = \"spill\"\n";
 
 /// A profile in which tokens choose experts by turns, later ones more often.
 pub(crate) fn profile(source: &Path) -> Profile {

@@ -95,7 +95,11 @@ fn golden(family: &str) {
     for (name, functions) in functions {
         let path = case.path(&format!("out.moec/artifacts/{name}.mlpackage"));
         let package = Package::open(&path).unwrap();
-        assert_eq!(check::check(&package, &check::Limits { last_axis_bytes: 64, ..check::Limits::default() }), [], "{name}");
+        assert_eq!(
+            check::check(&package, &check::Limits { last_axis_bytes: 64, ..check::Limits::default() }),
+            [],
+            "{name}"
+        );
         let own: BTreeSet<String> = package.program.functions.keys().cloned().collect();
         assert_eq!(own, functions, "{name}");
         let attention = name.split('.').any(|word| word == "attn");

@@ -91,7 +91,10 @@ fn a_vocabulary_over_the_limit_becomes_several_packages_with_the_same_logits() {
     let logits = |bundle: &str| {
         let out = case.path(&format!("{bundle}.safetensors"));
         let mut run = moec();
-        run.env("MOEC_CACHE", case.path("cache")).arg("--quiet").args(["run", "--emulate"]).arg(case.path(bundle));
+        run.env("MOEC_CACHE", case.path("cache"))
+            .arg("--quiet")
+            .args(["run", "--emulate"])
+            .arg(case.path(bundle));
         ok(run.args(["logits", "--ids", &list(&want.ids), "--out"]).arg(&out));
         logits_file(&out)
     };
@@ -105,7 +108,8 @@ fn a_vocabulary_over_the_limit_becomes_several_packages_with_the_same_logits() {
         let package = Package::open(&case.path(&format!("out.moec/artifacts/{name}.mlpackage"))).unwrap();
         let f = &package.program.functions["rows16"];
         let convs = f.ops.iter().filter(|op| op.kind == "conv");
-        let weights = convs.map(|op| f.constant(op.arg("weight").unwrap()).unwrap().bytes(&package.weights).to_vec());
+        let weights =
+            convs.map(|op| f.constant(op.arg("weight").unwrap()).unwrap().bytes(&package.weights).to_vec());
         weights.collect::<Vec<_>>().concat()
     });
     assert!(stored.eq(rows), "rows of the vocabulary");

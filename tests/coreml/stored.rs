@@ -18,15 +18,20 @@ fn device(case: &Case, changes: &[(&str, &str)]) -> String {
 
 const CODES: (&str, &str) = ("weights = { value = []", "weights = { value = [\"q8\", \"q4\"]");
 const COUNT: (&str, &str) = ("counted = { value = \"dense\"", "counted = { value = \"stored\"");
-const PLACES: (&str, &str) = ("cache_write = { value = \"product\"", "cache_write = { value = \"slice_update\"");
+const PLACES: (&str, &str) =
+    ("cache_write = { value = \"product\"", "cache_write = { value = \"slice_update\"");
 
 /// Bytes of all weight files of packages, and the logits of a prompt.
 fn stored(case: &Case, bundle: &str, ids: &[u32]) -> (u64, Vec<f32>) {
     let files = tree(&case.path(&format!("{bundle}/artifacts")));
-    let bytes = files.iter().filter(|(name, _)| name.ends_with("weight.bin")).map(|(_, b)| b.len() as u64).sum();
+    let bytes =
+        files.iter().filter(|(name, _)| name.ends_with("weight.bin")).map(|(_, b)| b.len() as u64).sum();
     let out = case.path(&format!("{bundle}.safetensors"));
     let mut run = moec();
-    run.env("MOEC_CACHE", case.path("cache")).arg("--quiet").args(["run", "--emulate"]).arg(case.path(bundle));
+    run.env("MOEC_CACHE", case.path("cache"))
+        .arg("--quiet")
+        .args(["run", "--emulate"])
+        .arg(case.path(bundle));
     ok(run.args(["logits", "--ids", &list(ids), "--out"]).arg(&out));
     (bytes, logits_file(&out).1)
 }
@@ -39,7 +44,9 @@ fn apart(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
-    let Some(found) = coreml("packages_of_codes_agree_with_the_processor_that_has_the_same_codes") else { return };
+    let Some(found) = coreml("packages_of_codes_agree_with_the_processor_that_has_the_same_codes") else {
+        return;
+    };
     let ids = expected(&checkpoint("olmoe")).ids;
     for (format, share) in [("q8", 0.62), ("q4", 0.40)] {
         let case = Case::new("olmoe", ON_NPU);
@@ -62,7 +69,9 @@ fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
         ok(case.build("m2-ultra", "cpu.moec").envs(found.clone()));
         let (none, cpu) = stored(&case, "cpu.moec", &ids);
         let (same, other) = (apart(&codes, &cpu), apart(&halves, &cpu));
-        println!("{format}: {dense} bytes in f16, {small} as codes; {same:.1e} from the processor, f16 {other:.1e}");
+        println!(
+            "{format}: {dense} bytes in f16, {small} as codes; {same:.1e} from the processor, f16 {other:.1e}"
+        );
         assert_eq!(none, 0);
         assert!((small as f64) < share * dense as f64, "{format}: {small} of {dense} bytes");
         assert!(same < 2e-2 && same < other, "{format}: {same}, packages of f16 {other}");
@@ -87,7 +96,8 @@ fn caches_written_at_fixed_places_hold_what_a_product_writes() {
             functions("places.moec"),
             ["chunk16", "chunk32", "chunk32_at0", "chunk32_at24", "chunk32_at48"]
         );
-        let ((a, product), (b, places)) = (stored(&case, "product.moec", &ids), stored(&case, "places.moec", &ids));
+        let ((a, product), (b, places)) =
+            (stored(&case, "product.moec", &ids), stored(&case, "places.moec", &ids));
         assert_eq!(a, b, "functions share weights");
         // Scores over fewer masked positions are summed in another order, no more.
         let off = apart(&places, &product);
@@ -96,7 +106,10 @@ fn caches_written_at_fixed_places_hold_what_a_product_writes() {
         // Decoding goes on from what prompts have written.
         let said = |bundle: &str| {
             let mut run = moec();
-            run.env("MOEC_CACHE", case.path("cache")).arg("--quiet").args(["run", "--emulate"]).arg(case.path(bundle));
+            run.env("MOEC_CACHE", case.path("cache"))
+                .arg("--quiet")
+                .args(["run", "--emulate"])
+                .arg(case.path(bundle));
             ok(run.args(["generate", "--ids", &list(&ids[..30]), "-n", "6", "--json"])).stdout
         };
         let ids_of = |bundle: &str| serde_json::from_slice::<Value>(&said(bundle)).unwrap()["ids"].clone();

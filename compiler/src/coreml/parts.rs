@@ -233,12 +233,7 @@ impl Part {
     ///
     /// # Errors
     /// Those of `raw`, or a graph that the unit does not take.
-    pub(super) fn programs(
-        &self,
-        module: &Module,
-        npu: &Unit,
-        raw: &mut Source<'_>,
-    ) -> Result<Vec<Program>> {
+    pub(super) fn programs(&self, module: &Module, npu: &Unit, raw: &mut Source<'_>) -> Result<Vec<Program>> {
         let made = self.describe(module, npu, raw)?;
         made.map_err(|e| Error::limit(format!("`{}` cannot be a graph", self.name)).because(e))
     }
@@ -320,7 +315,11 @@ impl Part {
             };
             functions.map(graph).collect()
         };
-        Ok(self.cuts.iter().flat_map(|cut| programs.iter().flat_map(|p| of(cut, p)).collect::<Vec<_>>()).collect())
+        Ok(self
+            .cuts
+            .iter()
+            .flat_map(|cut| programs.iter().flat_map(|p| of(cut, p)).collect::<Vec<_>>())
+            .collect())
     }
 
     /// Where it stands in the entry points in which a placement gives it to a unit. Attention has one state, so that is in

@@ -90,15 +90,15 @@ impl RawFile {
     ///
     /// # Errors
     /// As [`Self::stacked`].
-    pub(super) fn joined(
-        &mut self,
-        weights: &[&Weight],
-        npu: &Unit,
-        numbers: Numbers<'_>,
-    ) -> Result<Raw> {
+    pub(super) fn joined(&mut self, weights: &[&Weight], npu: &Unit, numbers: Numbers<'_>) -> Result<Raw> {
         let (shape, bits) = parts::joined(npu, weights);
         let matrices = weights.iter().flat_map(|&weight| {
-            (0..weight.lead()).map(move |lead| Part { weight, lead, rows: 0..weight.rows(), cols: 0..weight.cols() })
+            (0..weight.lead()).map(move |lead| Part {
+                weight,
+                lead,
+                rows: 0..weight.rows(),
+                cols: 0..weight.cols(),
+            })
         });
         self.append(&matrices.collect::<Vec<_>>(), shape, bits, numbers)
     }
@@ -157,7 +157,8 @@ impl RawFile {
                 Some(_) => {
                     let importance = numbers.importance.and_then(|i| i.importance(&weight.name, *lead));
                     for row in read.chunks_exact(cols.len().max(1)) {
-                        let groups = groups(weight.format, row, importance).map_err(|x| self.refused(weight, x))?;
+                        let groups =
+                            groups(weight.format, row, importance).map_err(|x| self.refused(weight, x))?;
                         for (scale, codes) in groups {
                             // bf16 has fewer digits than f16, so that a scale is exact from 2⁻¹⁷ on. A smaller one is
                             // rounded to a multiple of 2⁻²⁴: no weight of its group is off by more than 2⁻¹⁸.

@@ -119,7 +119,11 @@ const RULES: &[(&str, &str, Look)] = &[
         "states are few, read and written, and rows of them are multiples of 32",
         Look::Function(function::states),
     ),
-    ("last_axis", "no tensor inside has a last axis of 1, where that is padded", Look::Function(function::last_axis)),
+    (
+        "last_axis",
+        "no tensor inside has a last axis of 1, where that is padded",
+        Look::Function(function::last_axis),
+    ),
     ("size", "the weights of a graph are within the limit", Look::Function(function::size)),
     ("signatures", "descriptions say what the functions are", Look::Package(package::signatures)),
     ("about", "package, inputs, states and results say what they are", Look::Package(package::about)),

@@ -1,7 +1,7 @@
 //! Figures of a device: what it can do, each with the place where the number comes from.
 
-use crate::{Legality, MatmulTime};
 use crate::GraphForm;
+use crate::{Legality, MatmulTime};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -103,7 +103,10 @@ impl GraphForm {
 
     /// Keys that are there: name, value as it is written, source.
     pub fn rows(&self) -> Vec<(&'static str, String, &str)> {
-        fn row<'a, T: Serialize>(key: &'static str, of: Option<&'a Choice<T>>) -> Option<(&'static str, String, &'a str)> {
+        fn row<'a, T: Serialize>(
+            key: &'static str,
+            of: Option<&'a Choice<T>>,
+        ) -> Option<(&'static str, String, &'a str)> {
             let Choice { value, source } = of?;
             Some((key, toml::Value::try_from(value).map(|v| v.to_string()).unwrap_or_default(), source))
         }

@@ -99,7 +99,8 @@ pub fn verify(
         // Packages hold codes where the unit takes them, and then the checkpoint is what differs.
         let coded = |id: &WeightId| found::code_bits(npu, module.weight(*id)).is_some();
         let formats = matrices.iter().filter(|id| coded(id) != rounded);
-        let formats = formats.filter_map(|id| if rounded { format(*id) } else { Some(module.weight(*id).format) });
+        let formats =
+            formats.filter_map(|id| if rounded { format(*id) } else { Some(module.weight(*id).format) });
         // What several matrices round adds up as independent errors do.
         BOUND.max(formats.map(|f: Format| stored(f).powi(2)).sum::<f64>().sqrt())
     };

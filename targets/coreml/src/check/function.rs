@@ -220,8 +220,15 @@ pub(super) fn last_axis(scope: &mut Scope<'_>, name: &str, f: &Function) {
 fn dense_bytes(f: &Function) -> u64 {
     let halves = |elements: usize| elements as u64 * ELEMENT;
     let constexpr = |op: &&Op| op.kind.starts_with("constexpr_");
-    let made: u64 = f.ops.iter().filter(constexpr).flat_map(|op| &op.results).map(|id| halves(f.values[id.0].ty.elements())).sum();
-    let read: BTreeSet<ValueId> = f.ops.iter().filter(constexpr).flat_map(|op| op.args.values().flatten().copied()).collect();
+    let made: u64 = f
+        .ops
+        .iter()
+        .filter(constexpr)
+        .flat_map(|op| &op.results)
+        .map(|id| halves(f.values[id.0].ty.elements()))
+        .sum();
+    let read: BTreeSet<ValueId> =
+        f.ops.iter().filter(constexpr).flat_map(|op| op.args.values().flatten().copied()).collect();
     let mut seen = BTreeSet::new();
     let plain = f.values.iter().enumerate().filter_map(|(i, v)| match &v.origin {
         Origin::Constant(c) if !read.contains(&ValueId(i)) => match c.stored {

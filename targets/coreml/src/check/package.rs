@@ -60,9 +60,12 @@ fn compare(
 pub(super) fn about(scope: &mut Scope<'_>) {
     let program = &scope.package.program;
     let a = &scope.package.about;
-    for (what, text) in
-        [("author", &a.author), ("description", &a.description), ("license", &a.license), ("version", &a.version)]
-    {
+    for (what, text) in [
+        ("author", &a.author),
+        ("description", &a.description),
+        ("license", &a.license),
+        ("version", &a.version),
+    ] {
         if text.is_empty() {
             scope.warning(Place::model(), format!("it has no {what}"));
         }
@@ -73,7 +76,9 @@ pub(super) fn about(scope: &mut Scope<'_>) {
             let place = || Place::item(name, format!("feature `{}`", feature.name));
             let known = |f: &Function| {
                 let ids = f.inputs.iter().chain(&f.outputs).chain(&f.states);
-                ids.map(|id| &f.values[id.0]).find(|v| v.name == feature.name).map(|v| format!("{:?}", v.ty.shape))
+                ids.map(|id| &f.values[id.0])
+                    .find(|v| v.name == feature.name)
+                    .map(|v| format!("{:?}", v.ty.shape))
             };
             let shape = program.functions.get(name).and_then(|f| known(f));
             if feature.about.is_empty() {

@@ -242,11 +242,7 @@ impl Attention {
         let columns = limits.rules.last_axis_bytes / ELEMENT as usize;
         let sinks = b.weight(&sinks.weight("sinks", [1, self.heads, 1, 1]))?;
         let sinks = b.tile(sinks, &[1, 1, rows, columns])?;
-        let sinks = if columns > 1 {
-            b.scalar(OpKind::Sub, sinks, (columns as f32).ln())?
-        } else {
-            sinks
-        };
+        let sinks = if columns > 1 { b.scalar(OpKind::Sub, sinks, (columns as f32).ln())? } else { sinks };
         let all = b.concat(&[scores, sinks], 3)?;
         let shares = b.softmax(all, 3)?;
         Ok(b.slice(shares, 3, 0, window)?)

@@ -3,7 +3,8 @@
 /// Author of every package.
 pub const AUTHOR: &str = "moec, an ahead-of-time compiler for Mixture-of-Experts models";
 /// License of every package. What its weights are under is not known from a checkpoint's files.
-pub const LICENSE: &str = "the program: MIT OR Apache-2.0; its weights: the license of the checkpoint that they come from";
+pub const LICENSE: &str =
+    "the program: MIT OR Apache-2.0; its weights: the license of the checkpoint that they come from";
 /// Version of every package: that of the compiler.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -14,7 +15,10 @@ const PORTS: &[(&str, &str)] = &[
     ("mask", "added to the scores: 0 where a row may see a position of the cache, -10000 where not"),
     ("write", "1 where a row (last axis) is stored at a position of the cache (third axis), else 0"),
     ("y", "what the part adds to the residual stream, at the places of x"),
-    ("logits", "unnormalised log-probabilities of consecutive entries of the vocabulary, in natural logarithms"),
+    (
+        "logits",
+        "unnormalised log-probabilities of consecutive entries of the vocabulary, in natural logarithms",
+    ),
     ("kv", "cached keys and values of one sequence: parts, heads, positions, channels; zero at first"),
 ];
 

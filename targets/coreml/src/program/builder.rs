@@ -92,9 +92,9 @@ impl<'a> FunctionBuilder<'a> {
 
     /// A weight, as a constant. The same numbers in the same shape are one weight, whatever they are called.
     pub fn weight(&mut self, weight: &WeightRef) -> Result<ValueId> {
-        let same =
-            |w: &WeightRef| {
-            (&w.file, w.offset, &w.shape, w.blocks) == (&weight.file, weight.offset, &weight.shape, weight.blocks)
+        let same = |w: &WeightRef| {
+            (&w.file, w.offset, &w.shape, w.blocks)
+                == (&weight.file, weight.offset, &weight.shape, weight.blocks)
         };
         let index = self.weights.iter().position(same).unwrap_or_else(|| {
             self.weights.push(weight.clone());

@@ -111,12 +111,7 @@ const TABLE: &[(OpKind, &str, &[Param])] = &[
     (
         OpKind::Conv,
         "conv",
-        &[
-            X,
-            p("weight", ArgKind::Value),
-            optional("bias", ArgKind::Value),
-            optional("groups", ArgKind::Int),
-        ],
+        &[X, p("weight", ArgKind::Value), optional("bias", ArgKind::Value), optional("groups", ArgKind::Int)],
     ),
     // The last two axes are multiplied, the others broadcast.
     (OpKind::Matmul, "matmul", &[X, Y, p("transpose_x", ArgKind::Bool), p("transpose_y", ArgKind::Bool)]),

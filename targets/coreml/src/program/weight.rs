@@ -84,9 +84,10 @@ impl Array {
 
 /// Size of a weight file with these arrays: a header, then metadata and aligned data of each array that is not inline.
 pub fn blob_bytes(arrays: impl IntoIterator<Item = Array>) -> u64 {
-    let stored = arrays.into_iter().filter(|a| a.elements >= INLINE_BELOW).map(|a| {
-        a.bytes.checked_next_multiple_of(BLOB_ALIGN).unwrap_or(u64::MAX).saturating_add(BLOB_ALIGN)
-    });
+    let stored = arrays
+        .into_iter()
+        .filter(|a| a.elements >= INLINE_BELOW)
+        .map(|a| a.bytes.checked_next_multiple_of(BLOB_ALIGN).unwrap_or(u64::MAX).saturating_add(BLOB_ALIGN));
     let all = stored.fold(0, u64::saturating_add);
     if all == 0 { 0 } else { all.saturating_add(BLOB_ALIGN) }
 }

@@ -55,7 +55,10 @@ fn codes_compute_what_the_same_values_in_f16_do_in_less_memory() {
                 // What is planned is what is stored: so limits can be held before anything is written.
                 assert_eq!(emitted[0].weight_bytes, program.weight_bytes(), "{bits} bits");
                 let saved = Arc::new(Saved::open(&out).unwrap());
-                let rules = check::Limits { last_axis_bytes: limits.rules.last_axis_bytes, ..check::Limits::default() };
+                let rules = check::Limits {
+                    last_axis_bytes: limits.rules.last_axis_bytes,
+                    ..check::Limits::default()
+                };
                 assert_eq!(check::check(&saved, &rules), [], "{bits} bits");
                 let executor = Executor::new(&saved, Some("cap32")).unwrap();
                 let given = BTreeMap::from([("x".to_owned(), Tensor::f16(&[3 * 32, 64, 1, 1], &x).unwrap())]);
@@ -91,7 +94,9 @@ fn a_limit_counts_what_is_stored_or_what_it_stands_for() {
 
 #[test]
 fn the_check_counts_as_it_is_told_and_refuses_a_last_axis_of_one() {
-    let Some(helper) = helper("the_check_counts_as_it_is_told_and_refuses_a_last_axis_of_one") else { return };
+    let Some(helper) = helper("the_check_counts_as_it_is_told_and_refuses_a_last_axis_of_one") else {
+        return;
+    };
     let mut store = Store::default();
     let [codes, halves] = groups(&mut store, 4);
     let folder = folder(&store);

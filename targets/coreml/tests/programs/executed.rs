@@ -34,8 +34,7 @@ fn packages_compute_what_their_programs_say() {
     let mut store = Store::default();
     let clamped = Glu::Clamped { alpha: 1.702, limit: 1.5 };
     let gelu = Glu::Gated(Activation::GeluTanh);
-    let mut groups =
-        [store.group(3, clamped, true), store.group(2, gelu, false)];
+    let mut groups = [store.group(3, clamped, true), store.group(2, gelu, false)];
     groups[1].name = "layer1.group0".into();
     let mut attention = store.attention_of([4, 2, 24, 16], true);
     attention.rope = Some(Rope { offset: 8, channels: 16, style: RopeStyle::Interleaved });

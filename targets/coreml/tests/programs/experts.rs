@@ -28,7 +28,8 @@ fn reference(store: &Store, all: &Networks, e: usize, glu: Glu, rows: &[f32], hi
     let inner = all.down.shape[1];
     let own = |raw: &Raw, each: usize| store.tensor(&raw.rows(e * each, each));
     let linear = |x: &Tensor, weight: &Raw, bias: Option<&Raw>, each: usize| {
-        let weights: Vec<Tensor> = [Some(weight), bias].into_iter().flatten().map(|raw| own(raw, each)).collect();
+        let weights: Vec<Tensor> =
+            [Some(weight), bias].into_iter().flatten().map(|raw| own(raw, each)).collect();
         let args: Vec<&Tensor> = [x].into_iter().chain(&weights).collect();
         op(&Op::Linear { bias: bias.is_some() }, &args)
     };

@@ -1,9 +1,7 @@
 //! A file of weights with numbers that look random, and descriptions of small parts of a model over it.
 
 use half::f16;
-use moec_coreml::emit::{
-    Attention, Chunk, ExpertGroup, Head, Limits, Networks, Norm, Projection, Raw, Rope,
-};
+use moec_coreml::emit::{Attention, Chunk, ExpertGroup, Head, Limits, Networks, Norm, Projection, Raw, Rope};
 use moec_coreml::program::{Blocks, Counted, Rules, WeightRef};
 use moec_ir::eval::Tensor;
 use moec_ir::{Activation, Glu, RopeStyle};
@@ -69,7 +67,8 @@ impl Store {
             .map(|_| f16::from_f32((1.2 + self.number()) / most / (channels as f32).sqrt()))
             .collect();
         let offset = self.data.len() as u64 * 2;
-        self.data.extend(codes.as_chunks::<2>().0.iter().map(|&[a, b]| f16::from_le_bytes([a as u8, b as u8])));
+        self.data
+            .extend(codes.as_chunks::<2>().0.iter().map(|&[a, b]| f16::from_le_bytes([a as u8, b as u8])));
         let blocks = Some(Blocks { bits, size: 32, scales: self.data.len() as u64 * 2 });
         self.data.extend(&scales);
         let coded = Raw { file: FILE.into(), offset, shape: vec![out, channels], blocks };

@@ -127,7 +127,8 @@ fn states_are_few_and_of_the_right_width() {
 #[test]
 fn weights_stand_in_files_below_their_folder() {
     let weight = |file: &str, offset, shape: &[usize]| {
-        let weight = WeightRef { name: "w".into(), file: file.into(), offset, shape: shape.to_vec(), blocks: None };
+        let weight =
+            WeightRef { name: "w".into(), file: file.into(), offset, shape: shape.to_vec(), blocks: None };
         program(|b, x| {
             let w = b.weight(&weight).unwrap();
             b.binary(OpKind::Mul, x, w).unwrap()
