@@ -9,7 +9,7 @@ use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
-use crate::passes::units::{Units, expert_sizes};
+use crate::passes::units::{Units, expert_sizes_on};
 use crate::passes::{
     barriers, convolve, fetch, format, group, layout, lower, memory, offload, page, reside, rewrite,
     schedule, tier, tune,
@@ -415,7 +415,7 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
     }
     let wanted = &c.config.experts;
     let options = group_options(c.config);
-    let sizes = expert_sizes(&c.module)?;
+    let sizes = expert_sizes_on(&c.module, units.npu)?;
     let place = |coverage: f64| {
         group::tiered(&loads, units, wanted, coverage, &|layer| sizes.get(&layer).copied(), options)
     };

@@ -336,6 +336,18 @@ pub struct GraphDecl {
     pub stateful: bool,
 }
 
+impl GraphDecl {
+    /// Where rows stand that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends behind
+    /// its last row.
+    pub fn fixed_start(&self) -> Option<u32> {
+        let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
+        match (port("mask"), port("write")) {
+            (Some(mask), None) => mask.shape[3].checked_sub(mask.shape[2]),
+            _ => None,
+        }
+    }
+}
+
 /// Experts of one layer that static graphs compute.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct ExpertSet {

@@ -40,6 +40,18 @@ pub struct GraphRef<'a> {
     pub stateful: bool,
 }
 
+impl GraphRef<'_> {
+    /// Where rows stand that an attention's graph takes, if that is fixed: it has no `write`, and its mask ends behind
+    /// its last row.
+    pub fn fixed_start(&self) -> Option<u32> {
+        let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
+        match (port("mask"), port("write")) {
+            (Some(mask), None) => mask.shape[3].checked_sub(mask.shape[2]),
+            _ => None,
+        }
+    }
+}
+
 /// What executes static graphs.
 pub trait Graphs: Send + Sync {
     /// Name of what executes, for `run info`.

@@ -207,8 +207,18 @@ impl Offload<'_> {
         positions.extend(rows.pos.iter().map(|&p| u32::try_from(p).unwrap_or(0)));
         let slot = rows.slots.first().map_or(0, |&s| usize::try_from(s).unwrap_or(0));
         let mut column = 0;
+        // Attention has a graph for each place where a chunk of a prompt begins, or one for any place, or both.
+        let start = positions.first().copied();
+        let at_place =
+            part.graphs.iter().find(|&&g| start.is_some() && self.ports[g as usize].fixed_start() == start);
         for &g in part.graphs {
             let graph = self.ports[g as usize];
+            if part.attention.is_some() && graph.fixed_start().is_some() != at_place.is_some() {
+                continue;
+            }
+            if at_place.is_some_and(|place| *place != g) {
+                continue;
+            }
             let failed =
                 |why: String| Error::Graph { graph: format!("{} {}", graph.package, graph.function), why };
             ports.resize_with(graph.inputs.len() + graph.outputs.len(), Vec::new);
@@ -221,7 +231,7 @@ impl Offload<'_> {
                 let filled = match port.name {
                     "x" => chunk::pad(values, width, rows.x),
                     "angles" => chunk::pad(values, width, rows.angles),
-                    "mask" => chunk::mask(values, context, positions, window),
+                    "mask" => chunk::mask(values, port.shape[3] as usize, positions, window),
                     "write" => chunk::write(values, context, positions),
                     name => return Err(failed(format!("it takes `{name}`, which nobody gives"))),
                 };

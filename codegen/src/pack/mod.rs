@@ -203,6 +203,11 @@ fn encode(g: &Geometry, panel: &mut Panel<'_>) {
     }
 }
 
+/// Groups of a row in a grouped format, the last one filled up with zeros, rounded as [`pack()`] does.
+pub fn groups(format: Format, row: &[f32], importance: Option<&[f32]>) -> impl Iterator<Item = Group> {
+    row.chunks(GROUP).enumerate().map(move |(g, x)| order::quantised(format, g, x, importance))
+}
+
 /// Rounds whole rows of `cols` numbers to what a format holds.
 pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
     if !format.is_grouped() {

@@ -140,6 +140,33 @@ fn static_targets(out: &mut String) -> Result<()> {
             );
         }
     }
+    static_forms(out)
+}
+
+/// How graphs of these units are written, and why.
+fn static_forms(out: &mut String) -> Result<()> {
+    out.push_str(
+        "\n`[unit.graph]` of a device file says how graphs of a unit are written, each key with its source:\n\n\
+         * `last_axis_bytes`: what the last axis of a tensor is padded to. Where that is more than the 2 bytes of a number,\n  \
+         tensors inside of a graph are `[1, channels, 1, rows]`, experts stand side by side in the channels, and grouped\n  \
+         convolutions compute several of them; a tensor inside with a last axis of 1 is refused. Without the key they are\n  \
+         `[rows, channels, 1, 1]`, as every graph takes and gives them (NPUMoE, §4.2).\n\
+         * `weights`: formats besides f16 that a graph may store, `q8` and `q4`. Codes and scales are then those of the\n  \
+         processor's weights, in `constexpr_blockwise_shift_scale`; matrices whose rows are no whole groups of 32 stay f16.\n\
+         * `counted`: whether the limit on a graph counts the bytes that are `stored`, or those of f16 (`dense`).\n\
+         * `cache_write`: how a chunk of a prompt comes into the KV cache. `product` blends it in by a matrix of zeros and\n  \
+         ones, at any position; `slice_update` has a function for every place where a chunk of a prompt can begin, which\n  \
+         looks at no more of the cache than is filled, and the product for rows that begin elsewhere.\n\n\
+         | device | key | value | source |\n|---|---|---|---|\n",
+    );
+    for (name, _) in BUILT_IN {
+        let d = Device::find(name).map_err(|e| Error::bug(e.to_string()))?;
+        for u in &d.units {
+            for (key, value, source) in u.graph.rows() {
+                let _ = writeln!(out, "| `{name}` | `{key}` | {value} | {source} |");
+            }
+        }
+    }
     Ok(())
 }
 

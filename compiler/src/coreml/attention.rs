@@ -308,11 +308,11 @@ impl Attention {
     }
 }
 
-/// What the emitter writes for it: a name, positions of the state, numbers of rows.
+/// What the emitter writes for it: a name, positions of the state, chunks.
 pub(super) struct Wanted<'a> {
     pub(super) name: &'a str,
     pub(super) context: usize,
-    pub(super) rows: &'a [usize],
+    pub(super) chunks: &'a [emit::Chunk],
 }
 
 fn projection(raw: &mut Source<'_>, linear: Linear) -> Result<emit::Projection> {
@@ -326,10 +326,6 @@ fn norm(raw: &mut Source<'_>, rms: Rms) -> Result<emit::Norm> {
 }
 
 impl Wanted<'_> {
-    fn chunks(&self) -> Vec<emit::Chunk> {
-        self.rows.iter().map(|&rows| emit::Chunk { rows, start: None }).collect()
-    }
-
     /// Describes grouped attention.
     pub(super) fn grouped(
         &self,
@@ -357,7 +353,7 @@ impl Wanted<'_> {
             rope: a.q.rope,
             sinks: a.sinks.map(|id| raw(&[id])).transpose()?,
             norm: None,
-            chunks: self.chunks(),
+            chunks: self.chunks.to_vec(),
         })
     }
 
@@ -390,7 +386,7 @@ impl Wanted<'_> {
             v_up: raw(&[a.v_up])?,
             o: projection(raw, a.o)?,
             style: a.style,
-            chunks: self.chunks(),
+            chunks: self.chunks.to_vec(),
         })
     }
 }

@@ -113,22 +113,26 @@ impl Dense {
         raw: &mut Source<'_>,
     ) -> Result<emit::Dense> {
         let down = module.weight(self.down);
-        let gate_up_bias = if self.gate_up_bias.is_empty() { None } else { Some(raw(&self.gate_up_bias)?) };
+        let inner = down.cols();
+        // Gate, then up.
+        let halves = |both: emit::Raw| [both.rows(0, inner), both.rows(inner, inner)];
+        let [gate, up] = halves(raw(&self.gate_up)?);
+        let bias = |raw: &mut Source<'_>| raw(&self.gate_up_bias).map(halves);
+        let gate_up_bias = (!self.gate_up_bias.is_empty()).then(|| bias(raw)).transpose()?;
         Ok(emit::Dense {
             name: name.to_owned(),
             hidden: down.rows(),
-            intermediate: down.cols(),
+            intermediate: inner,
             glu: self.glu,
-            weights: emit::Expert {
-                name: "ffn".to_owned(),
-                gate_up: raw(&self.gate_up)?,
+            weights: emit::Networks {
+                gate,
+                up,
                 down: raw(&[self.down])?,
                 gate_up_bias,
                 down_bias: self.down_bias.map(|id| raw(&[id])).transpose()?,
             },
             gate: None,
             rows: rows.to_vec(),
-            layout: emit::Layout::Rows,
         })
     }
 }

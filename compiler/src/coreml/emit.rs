@@ -1,7 +1,7 @@
 //! Writes the packages of a build, some at a time: disk and memory for raw weights do not grow with the model.
 
 use super::parts::{self, Part};
-use super::weights::RawFile;
+use super::weights::{Numbers, RawFile};
 use super::{Experts, groups};
 use crate::bundle::partial::io_error;
 use crate::bundle::runner::cache_dir;
@@ -10,12 +10,13 @@ use crate::interrupt;
 use crate::passes::units::Units;
 use crate::pipeline::Compilation;
 use crate::progress::{Bar, Progress};
-use moec_coreml::emit::{Expert, ExpertGroup, Layout};
+use moec_coreml::emit::{ExpertGroup, Networks};
 use moec_coreml::helper::{Helper, HelperError, Package};
 use moec_coreml::program::Program;
-use moec_ir::WeightId;
 use moec_ir::plan::ExpertTable;
+use moec_ir::{Weight, WeightId};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Most raw bytes that wait for the helper, unless one graph alone has more: it takes seconds to start.
@@ -85,12 +86,12 @@ impl Batch<'_> {
             Item::Part(part) => {
                 bar.label(&part.name);
                 let mut file = RawFile::create(&self.raw, &format!("{}.f16", part.name), "attention")?;
+                let numbers = Numbers { source: c.checkpoint, importance: c.importance };
                 let mut raw = |ids: &[WeightId]| {
                     let weights: Vec<_> = ids.iter().map(|id| c.module.weight(*id)).collect();
-                    file.joined(&weights, c.checkpoint)
+                    file.joined(&weights, units.npu, numbers)
                 };
-                let limits = parts::limits(units.npu);
-                self.programs.extend(part.programs(&c.module, &limits, &mut raw)?);
+                self.programs.extend(part.programs(&c.module, units.npu, &mut raw)?);
                 file.finish()?
             }
         };
@@ -129,31 +130,37 @@ fn group(
     let capacities = super::sizes(table, group).into_iter().map(|n| n as usize).collect();
     let mut file = RawFile::create(raw, &format!("{name}.f16"), "experts")?;
     let [gate_up, down] = [experts.gate_up, experts.down].map(|id| c.module.weight(id));
-    let mut list = Vec::new();
-    for &e in &members.experts {
-        let lead = e as usize;
-        let mut bias = |which: usize| {
-            let id = experts.biases.map(|b| b[which]);
-            id.map(|id| file.entry(c.module.weight(id), lead, c.checkpoint)).transpose()
-        };
-        let (gate_up_bias, down_bias) = (bias(0)?, bias(1)?);
-        list.push(Expert {
-            name: format!("expert{e}"),
-            gate_up: file.entry(gate_up, lead, c.checkpoint)?,
-            down: file.entry(down, lead, c.checkpoint)?,
-            gate_up_bias,
-            down_bias,
-        });
-    }
+    let numbers = Numbers { source: c.checkpoint, importance: c.importance };
+    let inner = down.cols();
+    let mut stacked = |weight: &Weight, rows: Range<usize>| {
+        file.stacked(weight, &members.experts, rows, units.npu, numbers)
+    };
+    // Gate, then up.
+    let weights = Networks {
+        gate: stacked(gate_up, 0..inner)?,
+        up: stacked(gate_up, inner..2 * inner)?,
+        down: stacked(down, 0..down.rows())?,
+        gate_up_bias: match experts.biases {
+            Some([both, _]) => {
+                let both = c.module.weight(both);
+                Some([stacked(both, 0..inner)?, stacked(both, inner..2 * inner)?])
+            }
+            None => None,
+        },
+        down_bias: match experts.biases {
+            Some([_, bias]) => Some(stacked(c.module.weight(bias), 0..down.rows())?),
+            None => None,
+        },
+    };
     let bytes = file.finish()?;
     let group = ExpertGroup {
         name: name.clone(),
         hidden: gate_up.cols(),
-        intermediate: down.cols(),
+        intermediate: inner,
         glu: experts.glu,
-        experts: list,
+        experts: members.experts.iter().map(|e| format!("expert{e}")).collect(),
+        weights,
         capacities,
-        layout: Layout::Rows,
     };
     let program = group.emit(&parts::limits(units.npu));
     Ok((program.map_err(|e| Error::limit(format!("`{name}` cannot be a graph")).because(e))?, bytes))

@@ -41,7 +41,6 @@ pub(super) fn describe(
         split: usize::MAX,
         norm: None,
         rows: rows.to_vec(),
-        layout: emit::Layout::Rows,
     })
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | part | package below `artifacts/` | functions |
 //! |---|---|---|
-//! | attention of layer L | `layers.L.attn.mlpackage` | `chunk{T}`: `x`, `angles` if it rotates, `mask`, `write` → `y`; a state per sequence |
+//! | attention of layer L | `layers.L.attn.mlpackage` | `chunk{T}`: `x`, `angles` if it rotates, `mask`, `write` → `y`; a state per sequence. Where the device file has `cache_write = "slice_update"`, `chunk{T}_at{P}` for every place `P` of a prompt's chunk, without `write` |
 //! | dense layer L | `layers.L.ffn.mlpackage` | `rows{T}`: `x` → `y` |
 //! | shared experts of layer L | `layers.L.shared.mlpackage` | the same |
 //! | head | `head.mlpackage`, or `head.0.mlpackage`, … | `rows{T}`: `x` → `logits0`, `logits1`, … |
@@ -18,14 +18,18 @@ use super::attention::{self, Attention, Wanted};
 use super::walk::{Found, Linear, Walk};
 use super::{dense, head};
 use crate::error::{Error, Result};
-use moec_coreml::emit::{EmitError, Limits, Raw};
-use moec_coreml::program::{Function, Program, Rules};
-use moec_device::Unit;
+use moec_coreml::emit::{Chunk, EmitError, Limits, Raw};
+use moec_coreml::program::{Blocks, Counted, Function, Program, Rules};
+use moec_device::{CacheWrite, StoredFormat, Unit};
 use moec_ir::placement::Placement;
-use moec_ir::{EntryKind, Module, NodeId, Op, ValueId, WeightId};
+use moec_ir::types::GROUP;
+use moec_ir::{EntryKind, Format, Module, NodeId, Op, ValueId, Weight, WeightId};
 use std::collections::BTreeSet;
 
-/// Gives the raw f16 numbers of weights, joined along their first axis.
+/// Most places of an attention that have a function of their own: a package may have 256 functions.
+const FIXED_PLACES: usize = 128;
+
+/// Gives the raw numbers of weights, joined along their first axis.
 pub(super) type Source<'s> = dyn FnMut(&[WeightId]) -> Result<Raw> + 's;
 
 /// A part of a model.
@@ -92,9 +96,60 @@ pub struct StaticGraph {
     pub stateful: bool,
 }
 
+impl StaticGraph {
+    /// Where its rows stand, if that is fixed, see [`moec_runtime::graphs::GraphRef::fixed_start`].
+    pub fn fixed_start(&self) -> Option<usize> {
+        let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
+        match (port("mask").map(|p| &*p.shape), port("write")) {
+            (Some(&[_, _, rows, seen]), None) => seen.checked_sub(rows),
+            _ => None,
+        }
+    }
+}
+
 /// What a neural processing unit takes.
 pub fn limits(npu: &Unit) -> Limits {
-    Limits { rules: Rules::ANE, graph_bytes: npu.graph_limit().unwrap_or(u64::MAX) }
+    let rules = Rules { last_axis_bytes: npu.graph.last_axis(), ..Rules::ANE };
+    Limits { rules, graph_bytes: npu.graph_limit().unwrap_or(u64::MAX), counted: counted(npu) }
+}
+
+/// Which bytes a unit's limit on graphs is about.
+pub(super) fn counted(npu: &Unit) -> Counted {
+    match npu.graph.counted() {
+        moec_device::Counted::Stored => Counted::Stored,
+        moec_device::Counted::Dense => Counted::Dense,
+    }
+}
+
+/// How a package stores a weight: the bits of its codes, if the unit takes its format and its rows are whole groups; else
+/// f16.
+pub fn code_bits(npu: &Unit, weight: &Weight) -> Option<u8> {
+    let (bits, format) = match weight.format {
+        Format::Q8 => (8, StoredFormat::Q8),
+        Format::Q4 => (4, StoredFormat::Q4),
+        Format::F32 | Format::Bf16 | Format::F16 => return None,
+    };
+    let whole = weight.shape.len() > 1 && weight.cols().is_multiple_of(GROUP);
+    (whole && npu.graph.stores(format)).then_some(bits)
+}
+
+/// Bytes that `numbers` numbers of a weight take of the limit on a graph.
+pub fn graph_bytes(npu: &Unit, weight: &Weight, numbers: u64) -> u64 {
+    match code_bits(npu, weight).filter(|_| counted(npu) == Counted::Stored) {
+        Some(bits) => numbers * u64::from(bits) / 8 + numbers / GROUP as u64 * 2,
+        None => numbers * 2,
+    }
+}
+
+/// Entries that several weights joined along their first axis have, and the bits of their codes if they all have as many.
+pub(super) fn joined(npu: &Unit, weights: &[&Weight]) -> (Vec<usize>, Option<u8>) {
+    let mut shape = weights.first().map(|w| w.shape.clone()).unwrap_or_default();
+    if let Some(first) = shape.first_mut() {
+        *first = weights.iter().filter_map(|w| w.shape.first()).sum();
+    }
+    let mut bits = weights.iter().map(|w| code_bits(npu, w));
+    let first = bits.next().flatten();
+    (shape, first.filter(|_| bits.all(|b| b == first)))
 }
 
 /// Where a package lies in a bundle.
@@ -110,8 +165,7 @@ pub fn placed(module: &Module, placement: &Placement, npu: &Unit) -> Vec<Part> {
     let mut scopes: Vec<&str> = graph.nodes.iter().map(|n| &*n.scope).collect();
     scopes.dedup();
     let found = scopes.into_iter().filter(|s| on_npu(s)).filter_map(|s| Part::find(module, s).ok());
-    let limits = limits(npu);
-    found.filter(|part| part.check(module, &limits).is_ok()).collect()
+    found.filter(|part| part.check(module, npu).is_ok()).collect()
 }
 
 /// Whether a placement gives the matrices of a scope to a unit in one entry point.
@@ -170,8 +224,8 @@ impl Part {
     ///
     /// # Errors
     /// Why not, for people.
-    pub fn check(&self, module: &Module, limits: &Limits) -> std::result::Result<(), String> {
-        let programs = self.outline(module, limits);
+    pub fn check(&self, module: &Module, npu: &Unit) -> std::result::Result<(), String> {
+        let programs = self.outline(module, npu);
         programs.map(|_| ()).map_err(|e| e.to_string().lines().next().unwrap_or_default().to_owned())
     }
 
@@ -179,25 +233,21 @@ impl Part {
     ///
     /// # Errors
     /// Those of `raw`, or a graph that the unit does not take.
-    pub(super) fn programs(
-        &self,
-        module: &Module,
-        limits: &Limits,
-        raw: &mut Source<'_>,
-    ) -> Result<Vec<Program>> {
-        let made = self.describe(module, limits, raw)?;
+    pub(super) fn programs(&self, module: &Module, npu: &Unit, raw: &mut Source<'_>) -> Result<Vec<Program>> {
+        let made = self.describe(module, npu, raw)?;
         made.map_err(|e| Error::limit(format!("`{}` cannot be a graph", self.name)).because(e))
     }
 
     fn describe(
         &self,
         module: &Module,
-        limits: &Limits,
+        npu: &Unit,
         raw: &mut Source<'_>,
     ) -> Result<std::result::Result<Vec<Program>, EmitError>> {
-        let (name, rows) = (&*self.name, &*self.rows());
+        let limits = &limits(npu);
+        let (name, rows, chunks) = (&*self.name, &*self.rows(), &*self.chunks(npu));
         let context = self.context(limits).unwrap_or(0);
-        let wanted = Wanted { name, context, rows };
+        let wanted = Wanted { name, context, chunks };
         let one = |program: std::result::Result<Program, EmitError>| program.map(|p| vec![p]);
         Ok(match &self.kind {
             Kind::Attention(Attention::Grouped(a)) => one(wanted.grouped(module, a, raw)?.emit(limits)),
@@ -208,17 +258,31 @@ impl Part {
     }
 
     /// Its programs, with names in the place of numbers.
-    fn outline(&self, module: &Module, limits: &Limits) -> std::result::Result<Vec<Program>, EmitError> {
+    fn outline(&self, module: &Module, npu: &Unit) -> std::result::Result<Vec<Program>, EmitError> {
         let mut raw = |ids: &[WeightId]| {
             let weights: Vec<_> = ids.iter().map(|id| module.weight(*id)).collect();
-            let mut shape = weights.first().map(|w| w.shape.clone()).unwrap_or_default();
-            if let Some(first) = shape.first_mut() {
-                *first = weights.iter().filter_map(|w| w.shape.first()).sum();
-            }
-            Ok(Raw::new(weights.first().map_or("", |w| &w.name), shape))
+            let (shape, bits) = joined(npu, &weights);
+            let blocks = bits.map(|bits| Blocks { bits, size: GROUP, scales: 0 });
+            Ok(Raw { blocks, ..Raw::new(weights.first().map_or("", |w| &w.name), shape) })
         };
         let bug = |e: Error| EmitError::Description { graph: self.name.clone(), what: e.to_string() };
-        self.describe(module, limits, &mut raw).unwrap_or_else(|e| Err(bug(e)))
+        self.describe(module, npu, &mut raw).unwrap_or_else(|e| Err(bug(e)))
+    }
+
+    /// Chunks of an attention: of any place for every number of rows, and behind them, where the unit writes the cache by
+    /// `slice_update`, one for every place where a whole chunk of a prompt can begin.
+    fn chunks(&self, npu: &Unit) -> Vec<Chunk> {
+        let mut chunks: Vec<_> = self.rows().iter().map(|&rows| Chunk { rows, start: None }).collect();
+        if npu.graph.cache_write() == CacheWrite::SliceUpdate {
+            let context = self.context(&limits(npu)).unwrap_or(0);
+            for cut in &self.cuts {
+                let EntryKind::Prefill(step) = cut.entry else { continue };
+                let starts = (0..context).step_by((step as usize).max(1));
+                let starts = starts.take_while(|start| start + cut.rows <= context).take(FIXED_PLACES);
+                chunks.extend(starts.map(|start| Chunk { rows: cut.rows, start: Some(start) }));
+            }
+        }
+        chunks
     }
 
     /// Numbers of rows of its functions, those of the first entry point first.
@@ -231,12 +295,16 @@ impl Part {
     ///
     /// # Errors
     /// Why it is no graph, for people.
-    pub fn graphs(&self, module: &Module, limits: &Limits) -> std::result::Result<Vec<StaticGraph>, String> {
-        let programs = self.outline(module, limits).map_err(|e| e.to_string())?;
-        let of = |cut: &Cut, program: &Program| {
-            let at = self.rows().iter().position(|r| *r == cut.rows)?;
-            let function = program.functions.get(at)?;
-            Some(StaticGraph {
+    pub fn graphs(&self, module: &Module, npu: &Unit) -> std::result::Result<Vec<StaticGraph>, String> {
+        let programs = self.outline(module, npu).map_err(|e| e.to_string())?;
+        let chunks = self.chunks(npu);
+        let of = |cut: &Cut, program: &Program| -> Vec<StaticGraph> {
+            let any = self.rows().iter().position(|r| *r == cut.rows);
+            // Places of their own are for the chunks of prompts.
+            let fixed = chunks.iter().enumerate().filter(|(_, c)| c.start.is_some() && c.rows == cut.rows);
+            let fixed = fixed.map(|(i, _)| i).filter(|_| self.is_attention() && cut.entry.is_prefill());
+            let functions = any.into_iter().chain(fixed).filter_map(|at| program.functions.get(at));
+            let graph = |function: &Function| StaticGraph {
                 entry: cut.entry,
                 package: path(&program.name),
                 function: function.name.clone(),
@@ -244,9 +312,14 @@ impl Part {
                 inputs: ports(function, &function.inputs),
                 outputs: ports(function, &function.outputs),
                 stateful: !function.states.is_empty(),
-            })
+            };
+            functions.map(graph).collect()
         };
-        Ok(self.cuts.iter().flat_map(|cut| programs.iter().filter_map(move |p| of(cut, p))).collect())
+        Ok(self
+            .cuts
+            .iter()
+            .flat_map(|cut| programs.iter().flat_map(|p| of(cut, p)).collect::<Vec<_>>())
+            .collect())
     }
 
     /// Where it stands in the entry points in which a placement gives it to a unit. Attention has one state, so that is in

@@ -1,9 +1,17 @@
-//! Weights as raw f16: what the helper builds packages from.
+//! Weights as raw f16, or as codes with scales: what the helper builds packages from.
+//!
+//! Codes and scales are those that the processor's kernels have of the same weights: one function rounds both, by the same
+//! importance of channels.
 
+use super::parts;
 use crate::bundle::partial::io_error;
 use crate::error::{Error, Result};
 use half::f16;
 use moec_coreml::emit::Raw;
+use moec_coreml::program::Blocks;
+use moec_cpu::{WeightImportance, groups};
+use moec_device::Unit;
+use moec_ir::types::GROUP;
 use moec_ir::{Source, Weight};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -14,6 +22,21 @@ use std::path::{Path, PathBuf};
 
 /// Numbers that are converted at once.
 const STRIP: usize = 1 << 18;
+
+/// Where numbers come from, and which errors of them matter.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers<'a> {
+    pub(super) source: &'a dyn Source,
+    pub(super) importance: Option<&'a dyn WeightImportance>,
+}
+
+/// A rectangle of one matrix of a weight.
+struct Part<'a> {
+    weight: &'a Weight,
+    lead: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
+}
 
 /// A raw file on its way. Tensors of the same bytes stand in it once, so that a package stores them once.
 pub(super) struct RawFile {
@@ -35,86 +58,138 @@ impl RawFile {
         Ok(Self { path, name: name.to_owned(), home, out, offset: 0, known: HashMap::new() })
     }
 
-    /// Appends entry `lead` of a weight's first axis.
+    /// Appends rows of some entries of a weight's first axis, one entry after the other: `[entries · rows, cols]`, or
+    /// `[entries · rows]` of a weight that has a vector for each.
     ///
     /// # Errors
-    /// A number that f16 does not hold; a file that cannot be read or written.
-    pub(super) fn entry(&mut self, weight: &Weight, lead: usize, source: &dyn Source) -> Result<Raw> {
+    /// A number that its storage does not hold; a file that cannot be read or written.
+    pub(super) fn stacked(
+        &mut self,
+        weight: &Weight,
+        entries: &[u32],
+        rows: Range<usize>,
+        npu: &Unit,
+        numbers: Numbers<'_>,
+    ) -> Result<Raw> {
         // A bias has one axis behind that of the experts: its entries are rows of one matrix.
         let vector = weight.shape.len() == 2;
-        let part = if vector { (0..1, lead..lead + 1) } else { (lead..lead + 1, 0..weight.rows()) };
-        let shape = weight.shape.get(1..).unwrap_or_default().to_vec();
-        self.append(&[(weight, part.0, part.1)], shape, source)
+        let part = |&e: &u32| {
+            let e = e as usize;
+            let (lead, rows, cols) =
+                if vector { (0, e..e + 1, rows.clone()) } else { (e, rows.clone(), 0..weight.cols()) };
+            Part { weight, lead, rows, cols }
+        };
+        let parts: Vec<_> = entries.iter().map(part).collect();
+        let count = entries.len() * rows.len();
+        let shape = if vector { vec![count] } else { vec![count, weight.cols()] };
+        let bits = if vector { None } else { parts::code_bits(npu, weight) };
+        self.append(&parts, shape, bits, numbers)
     }
 
     /// Appends weights, joined along their first axis.
     ///
     /// # Errors
-    /// As [`Self::entry`].
-    pub(super) fn joined(&mut self, weights: &[&Weight], source: &dyn Source) -> Result<Raw> {
-        let mut shape = weights.first().map(|w| w.shape.clone()).unwrap_or_default();
-        if let Some(first) = shape.first_mut() {
-            *first = weights.iter().filter_map(|w| w.shape.first()).sum();
-        }
-        let parts: Vec<_> = weights.iter().map(|w| (*w, 0..w.lead(), 0..w.rows())).collect();
-        self.append(&parts, shape, source)
+    /// As [`Self::stacked`].
+    pub(super) fn joined(&mut self, weights: &[&Weight], npu: &Unit, numbers: Numbers<'_>) -> Result<Raw> {
+        let (shape, bits) = parts::joined(npu, weights);
+        let matrices = weights.iter().flat_map(|&weight| {
+            (0..weight.lead()).map(move |lead| Part {
+                weight,
+                lead,
+                rows: 0..weight.rows(),
+                cols: 0..weight.cols(),
+            })
+        });
+        self.append(&matrices.collect::<Vec<_>>(), shape, bits, numbers)
     }
 
-    /// Appends parts of weights, one behind the other, strip by strip: leading entries, and rows of each.
+    /// Appends parts of weights, one behind the other, strip by strip; scales of codes stand behind them all.
     fn append(
         &mut self,
-        parts: &[(&Weight, Range<usize>, Range<usize>)],
+        parts: &[Part<'_>],
         shape: Vec<usize>,
-        source: &dyn Source,
+        bits: Option<u8>,
+        numbers: Numbers<'_>,
     ) -> Result<Raw> {
         let start = self.offset;
-        let mut sha = Sha256::new();
-        for (weight, leads, rows) in parts {
-            for lead in leads.clone() {
-                self.strips(weight, lead, rows.clone(), source, &mut sha)?;
-            }
+        let (mut sha, mut scales) = (Sha256::new(), Vec::new());
+        sha.update([bits.unwrap_or(16)]);
+        for part in parts {
+            self.strips(part, bits, numbers, &mut sha, &mut scales)?;
         }
+        // Codes of whole groups are an even number of bytes, so that scales are aligned.
+        let behind = self.offset - start;
+        self.put(&scales, &mut sha)?;
         let offset = *self.known.entry(sha.finalize().into()).or_insert(start);
         if offset != start {
             self.out.seek(SeekFrom::Start(start)).map_err(|e| io_error("write", &self.path, &e))?;
             self.offset = start;
         }
-        Ok(Raw { file: self.name.clone(), offset, shape })
+        let blocks = bits.map(|bits| Blocks { bits, size: GROUP, scales: offset + behind });
+        Ok(Raw { file: self.name.clone(), offset, shape, blocks })
     }
 
     fn strips(
         &mut self,
-        weight: &Weight,
-        lead: usize,
-        rows: Range<usize>,
-        source: &dyn Source,
+        part: &Part<'_>,
+        bits: Option<u8>,
+        numbers: Numbers<'_>,
         sha: &mut Sha256,
+        scales: &mut Vec<u8>,
     ) -> Result<()> {
-        let cols = weight.cols();
-        let strip = (STRIP / cols.max(1)).clamp(1, rows.len().max(1));
-        let (mut numbers, mut bytes) = (Vec::new(), Vec::new());
+        let Part { weight, lead, rows, cols } = part;
+        let strip = (STRIP / cols.len().max(1)).clamp(1, rows.len().max(1));
+        let (mut read, mut bytes) = (Vec::new(), Vec::new());
         for first in rows.clone().step_by(strip) {
-            let part = first..(first + strip).min(rows.end);
-            numbers.resize(part.len() * cols, 0.0_f32);
+            let some = first..(first + strip).min(rows.end);
+            read.resize(some.len() * cols.len(), 0.0_f32);
             weight
                 .expr
-                .read(lead, part, 0..cols, source, &mut numbers)
+                .read(*lead, some, cols.clone(), numbers.source, &mut read)
                 .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))?;
             bytes.clear();
-            for &x in &numbers {
-                let half = f16::from_f32(x);
-                if !half.is_finite() {
-                    return Err(Error::input(format!("`{}` holds {x:e}, which is no f16", weight.name))
-                        .because("the Neural Engine computes in f16, whose largest number is 65504")
-                        .hint(format!("set `{} = \"cpu\"` under `[placement]`", self.home)));
+            match bits {
+                None => {
+                    for &x in &read {
+                        bytes.extend_from_slice(&self.half(weight, x)?.to_le_bytes());
+                    }
                 }
-                bytes.extend_from_slice(&half.to_le_bytes());
+                Some(_) => {
+                    let importance = numbers.importance.and_then(|i| i.importance(&weight.name, *lead));
+                    for row in read.chunks_exact(cols.len().max(1)) {
+                        let groups =
+                            groups(weight.format, row, importance).map_err(|x| self.refused(weight, x))?;
+                        for (scale, codes) in groups {
+                            // bf16 has fewer digits than f16, so that a scale is exact from 2⁻¹⁷ on. A smaller one is
+                            // rounded to a multiple of 2⁻²⁴: no weight of its group is off by more than 2⁻¹⁸.
+                            scales.extend_from_slice(&self.half(weight, scale)?.to_le_bytes());
+                            self.half(weight, scale * 128.0)?;
+                            bytes.extend(codes.map(i8::cast_unsigned));
+                        }
+                    }
+                }
             }
-            sha.update(&bytes);
-            self.out.write_all(&bytes).map_err(|e| io_error("write", &self.path, &e))?;
-            self.offset += bytes.len() as u64;
+            self.put(&bytes, sha)?;
         }
         Ok(())
+    }
+
+    fn put(&mut self, bytes: &[u8], sha: &mut Sha256) -> Result<()> {
+        sha.update(bytes);
+        self.out.write_all(bytes).map_err(|e| io_error("write", &self.path, &e))?;
+        self.offset += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn half(&self, weight: &Weight, x: f32) -> Result<f16> {
+        let half = f16::from_f32(x);
+        if half.is_finite() { Ok(half) } else { Err(self.refused(weight, x)) }
+    }
+
+    fn refused(&self, weight: &Weight, x: f32) -> Error {
+        Error::input(format!("`{}` holds {x:e}, which is no f16", weight.name))
+            .because("the Neural Engine computes in f16, whose largest number is 65504")
+            .hint(format!("set `{} = \"cpu\"` under `[placement]`", self.home))
     }
 
     /// Ends the file; gives its bytes.

@@ -17,7 +17,7 @@
 //! compute the fewest rows.
 
 use super::tier::{tier, tiers};
-use super::units::{ExpertSize, Units, expert_sizes};
+use super::units::{ExpertSize, Units, expert_sizes_on};
 use crate::config::{Experts, Home};
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
@@ -84,7 +84,7 @@ pub fn group(
     units: &Units<'_>,
     options: Options,
 ) -> Result<()> {
-    let sizes = expert_sizes(module)?;
+    let sizes = expert_sizes_on(module, units.npu)?;
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
         let size = sizes.get(&table.layer).copied();
         let size = size.ok_or_else(|| Error::bug(format!("layer {} has no experts", table.layer)))?;

@@ -118,7 +118,7 @@ impl Statics {
         part.check_forms(module, placement, npu)?;
         let limits = parts::limits(npu);
         let wrong = |why: String| Error::bug(format!("`{}` is no graph: {why}", part.name));
-        let graphs = part.graphs(module, &limits).map_err(wrong)?;
+        let graphs = part.graphs(module, npu).map_err(wrong)?;
         for cut in part.cuts_in(placement, npu) {
             let graph = module.entries.iter().find(|g| g.kind == cut.entry);
             let graph = graph.ok_or_else(|| wrong(format!("there is no {}", cut.entry)))?;

@@ -15,7 +15,7 @@
 //! larger than a graph may be, stays on the processor and says so; where the user wants it on the NPU, it is refused.
 
 use super::tier::predict;
-use super::units::{ExpertSize, Units, expert_sizes};
+use super::units::{ExpertSize, Units, expert_sizes_on};
 use crate::config::{Home, Homes, Mix};
 use crate::coreml::parts::{self, Part};
 use crate::decisions::{AttentionDecision, HomeCost};
@@ -50,7 +50,7 @@ pub fn reside(
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
         reside_layer(table, layer, units, wanted.homes.experts);
     }
-    let sizes = expert_sizes(module)?;
+    let sizes = expert_sizes_on(module, units.npu)?;
     let home = wanted.homes.attention;
     let ops = |placement: &Placement, attention| operators(module, placement, &sizes, units, home, attention);
     placement.ops = ops(placement, units.npu_index())?;
@@ -283,7 +283,7 @@ impl Writable<'_> {
         let (module, npu) = (self.module, self.units.npu);
         let part = self.of.entry(scope.to_owned()).or_insert_with(|| {
             let part = Part::find(module, scope)?;
-            part.check(module, &parts::limits(npu))?;
+            part.check(module, npu)?;
             Ok(part)
         });
         parts::region(part, entry, nodes)

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::profile::loads::LayerLoads;
 use moec_device::{Device, Unit, UnitKind};
 use moec_ir::placement::CAPACITY_ALIGN;
-use moec_ir::{Module, Op, Operand};
+use moec_ir::{Module, Op, Operand, Weight};
 use std::collections::BTreeMap;
 
 /// A processor and a neural processing unit, with their indices in the device.
@@ -25,7 +25,7 @@ pub struct Units<'a> {
 pub struct ExpertSize {
     /// Numbers of its matrices.
     pub weights: u64,
-    /// Bytes that it takes in a graph, in f16, biases included.
+    /// Bytes that it takes of a graph's limit, biases included.
     pub bytes: u64,
 }
 
@@ -94,21 +94,33 @@ impl<'a> Units<'a> {
 /// # Errors
 /// Our bug: a layer of experts without matrices.
 pub fn expert_sizes(module: &Module) -> Result<BTreeMap<u32, ExpertSize>> {
+    sizes(module, |_, numbers| numbers * 2)
+}
+
+/// The same, with the bytes that a unit counts: its graphs may store codes.
+///
+/// # Errors
+/// As [`expert_sizes`].
+pub fn expert_sizes_on(module: &Module, npu: &Unit) -> Result<BTreeMap<u32, ExpertSize>> {
+    sizes(module, |weight, numbers| crate::coreml::parts::graph_bytes(npu, weight, numbers))
+}
+
+fn sizes(module: &Module, of: impl Fn(&Weight, u64) -> u64) -> Result<BTreeMap<u32, ExpertSize>> {
     let mut sizes = BTreeMap::new();
     let Some(graph) = module.entries.first() else { return Ok(sizes) };
     for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { .. })) {
-        let (mut weights, mut numbers) = (0_u64, 0_u64);
+        let (mut weights, mut bytes) = (0_u64, 0_u64);
         for input in &node.inputs {
             let Operand::Weight(id) = *input else { continue };
             let weight = module.weight(id);
             let each = weight.shape.iter().skip(1).map(|&d| d as u64).product::<u64>();
-            numbers += each;
+            bytes += of(weight, each);
             // Biases are one number per row; they cost nothing beside the matrices.
             weights += if weight.shape.len() > 2 { each } else { 0 };
         }
         let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
         let layer = layer.filter(|_| weights > 0).ok_or_else(|| Error::bug("experts without a layer"))?;
-        sizes.insert(layer, ExpertSize { weights, bytes: numbers * 2 });
+        sizes.insert(layer, ExpertSize { weights, bytes });
     }
     Ok(sizes)
 }

@@ -64,14 +64,24 @@ fn check_parts(plan: &Plan) -> Result<(), VerifyError> {
     for (i, p) in plan.parts.iter().enumerate() {
         let at = || format!("parts[{i}]");
         require(!p.graphs.is_empty() && p.inputs > 0, at, || "no graphs, or no channels".into())?;
-        let mut channels = 0u64;
+        let (mut channels, mut anywhere) = (0u64, 0);
         let mut rows = None;
         for &g in &p.graphs {
             let graph = plan.graphs.get(g as usize);
             let fits = graph.is_some_and(|g| part_takes(p, g, &mut rows));
             require(fits, at, || format!("graph {g} takes something else"))?;
-            channels += graph.map_or(0, |g| g.outputs.iter().map(|o| u64::from(o.shape[1])).sum());
+            let own: u64 = graph.map_or(0, |g| g.outputs.iter().map(|o| u64::from(o.shape[1])).sum());
+            let fixed = p.attention.is_some() && graph.is_some_and(|g| g.fixed_start().is_some());
+            // Of an attention's graphs one runs: that of the place where the rows begin, or the one that writes anywhere.
+            if fixed {
+                require(own == u64::from(p.outputs), at, || format!("graph {g} gives {own} channels"))?;
+            } else {
+                channels += own;
+                anywhere += 1;
+            }
         }
+        let one = p.attention.is_none() || anywhere == 1;
+        require(one, at, || format!("{anywhere} graphs of attention write at any position"))?;
         require(channels == u64::from(p.outputs), at, || format!("{channels} channels, not {}", p.outputs))?;
     }
     Ok(())
@@ -83,7 +93,13 @@ fn part_takes(p: &GraphPart, g: &GraphDecl, rows: &mut Option<u32>) -> bool {
     let mut wanted = vec![("x", [t, p.inputs, 1, 1])];
     if let Some(a) = p.attention {
         wanted.extend((a.angles > 0).then_some(("angles", [t, a.angles, 1, 1])));
-        wanted.extend([("mask", [1, 1, t, a.context]), ("write", [1, 1, a.context, t])]);
+        match g.fixed_start() {
+            None => wanted.extend([("mask", [1, 1, t, a.context]), ("write", [1, 1, a.context, t])]),
+            Some(start) => match start.checked_add(t).filter(|end| *end <= a.context) {
+                Some(end) => wanted.push(("mask", [1, 1, t, end])),
+                None => return false,
+            },
+        }
     }
     let given =
         |&(name, shape): &(&str, [u32; 4])| g.inputs.iter().any(|i| i.name == name && i.shape == shape);

@@ -8,6 +8,7 @@ mod function;
 mod package;
 
 use crate::package::{Function, Package, Place};
+use crate::program::{Counted, ELEMENT};
 use std::fmt;
 
 /// How bad a finding is.
@@ -49,6 +50,10 @@ pub struct Limits {
     pub graph_bytes: u64,
     /// Most states of a function.
     pub states: usize,
+    /// Which bytes [`Self::graph_bytes`] is about.
+    pub counted: Counted,
+    /// Bytes that the last axis of a tensor is padded to; 2 where nothing is known.
+    pub last_axis_bytes: usize,
 }
 
 /// Bytes of weights that no graph may have on any machine.
@@ -57,7 +62,12 @@ pub const HARD_GRAPH_BYTES: u64 = 2_147_483_648;
 impl Default for Limits {
     /// 1.2 · 10⁹ bytes, which NPUMoE reports for the M2 Ultra, and two states.
     fn default() -> Self {
-        Self { graph_bytes: 1_200_000_000, states: 2 }
+        Self {
+            graph_bytes: 1_200_000_000,
+            states: 2,
+            counted: Counted::Stored,
+            last_axis_bytes: ELEMENT as usize,
+        }
     }
 }
 
@@ -109,8 +119,14 @@ const RULES: &[(&str, &str, Look)] = &[
         "states are few, read and written, and rows of them are multiples of 32",
         Look::Function(function::states),
     ),
+    (
+        "last_axis",
+        "no tensor inside has a last axis of 1, where that is padded",
+        Look::Function(function::last_axis),
+    ),
     ("size", "the weights of a graph are within the limit", Look::Function(function::size)),
     ("signatures", "descriptions say what the functions are", Look::Package(package::signatures)),
+    ("about", "package, inputs, states and results say what they are", Look::Package(package::about)),
     ("finite", "constants are finite", Look::Package(package::finite)),
     (
         "shared",

@@ -9,8 +9,8 @@ mod protocol;
 pub use error::HelperError;
 pub use protocol::{Emitted, Versions};
 
-use crate::program::Program;
-use protocol::{Event, Job, Jobs, PROTOCOL};
+use crate::program::{Program, about};
+use protocol::{About, Event, Job, Jobs, PROTOCOL};
 use std::ffi::OsStr;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,9 @@ pub const PROGRAM_VAR: &str = "MOEC_COREML_HELPER";
 pub const PYTHON_VAR: &str = "MOEC_COREML_PYTHON";
 /// What installs both.
 pub const INSTALL: &str = "cargo xtask coreml";
+
+/// What people are told of every package.
+const ABOUT: About = About { author: about::AUTHOR, license: about::LICENSE, version: about::VERSION };
 
 /// Bytes kept of what the program says on stderr, which coremltools fills with remarks.
 const TAIL: usize = 4096;
@@ -105,7 +108,7 @@ impl Helper {
     ) -> Result<Vec<Emitted>, HelperError> {
         let packages: Vec<_> =
             packages.iter().map(|p| Job { program: p.program, weights: p.weights, out: p.out }).collect();
-        let jobs = serde_json::to_vec(&Jobs { protocol: PROTOCOL, packages: &packages })
+        let jobs = serde_json::to_vec(&Jobs { protocol: PROTOCOL, about: ABOUT, packages: &packages })
             .map_err(|e| self.silent(&format!("its jobs cannot be written down: {e}")))?;
         let mut done = Vec::new();
         self.run("emit", Some(&jobs), &mut |event| {

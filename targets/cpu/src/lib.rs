@@ -17,7 +17,7 @@ pub use cost::{Bound, Estimate, Figures, Load, Rate};
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, Schedule};
-pub use packing::{PackError, WeightImportance, pack, packed_bytes, round_as_packed, unpack};
+pub use packing::{PackError, WeightImportance, groups, pack, packed_bytes, round_as_packed, unpack};
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
 pub use tune::{Stopwatch, TuneError};
 

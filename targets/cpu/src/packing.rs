@@ -110,6 +110,21 @@ pub fn pack(
     Ok(())
 }
 
+/// Groups of a row in a grouped format, as packing rounds them: scale and codes. The scale is a bf16 number.
+///
+/// # Errors
+/// The first number that is past what the format holds.
+pub fn groups(
+    format: Format,
+    row: &[f32],
+    importance: Option<&[f32]>,
+) -> Result<impl Iterator<Item = (f32, [i8; GROUP])>, f32> {
+    match row.iter().find(|x| !pack::holds(format, **x)) {
+        Some(x) => Err(*x),
+        None => Ok(pack::groups(format, row, importance).map(|g| (g.scale.to_f32(), g.codes))),
+    }
+}
+
 /// One matrix of a segment, as a weight of its own, and its bytes.
 fn matrix<'p>(
     segment: &Segment,

@@ -1,5 +1,6 @@
 //! Figures of a device: what it can do, each with the place where the number comes from.
 
+use crate::GraphForm;
 use crate::{Legality, MatmulTime};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -80,6 +81,9 @@ pub struct Unit {
     /// Times of matrix products by ascending rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub matmul: Vec<MatmulTime>,
+    /// How its graphs are written.
+    #[serde(default, skip_serializing_if = "GraphForm::is_default")]
+    pub graph: GraphForm,
     /// Operations that it has and has not; empty: it runs every operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub legality: Vec<Legality>,

@@ -143,6 +143,9 @@ impl Device {
         if let Some(form) = forms.find(|form| !u.runs(form)) {
             return bad("unit.legality.form", format!("`{form}` is no operator that the unit runs as it is"));
         }
+        if let Some((key, message)) = u.graph.fault() {
+            return bad(key, message);
+        }
         // What is not whole would make capacities and limits that no graph has.
         let whole = [("max_graph_bytes", &u.max_graph_bytes), ("capacity_alignment", &u.capacity_alignment)];
         for (key, figure) in whole {
@@ -198,6 +201,7 @@ impl Device {
             for (key, figure) in figures {
                 out.extend(figure.iter().map(|f| (key, f.value, &*f.source)));
             }
+            out.extend(u.graph.sources());
             out.extend(u.matmul.iter().map(|m| ("unit.matmul", m.ms, &*m.source)));
             out.extend(u.legality.iter().map(|l| ("unit.legality", 0.0, &*l.source)));
             out.extend(u.peak.values().map(|p| ("unit.peak", p.gops, &*p.source)));

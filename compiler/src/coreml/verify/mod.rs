@@ -84,7 +84,12 @@ pub fn verify(
     let npu = device.unit_of(UnitKind::Npu).and_then(|npu| device.units.get(npu));
     let Some(npu) = npu.filter(|_| !placement.is_dynamic()) else { return Ok(Vec::new()) };
     let emitted = found::limits(npu);
-    let limits = Limits { graph_bytes: emitted.graph_bytes, ..Limits::default() };
+    let limits = Limits {
+        graph_bytes: emitted.graph_bytes,
+        counted: emitted.counted,
+        last_axis_bytes: emitted.rules.last_axis_bytes,
+        ..Limits::default()
+    };
     let parts = found::placed(module, placement, npu);
     let of_experts = groups(placement, &npu.name).map(|(table, group)| Item::Group(table, group));
     let items: Vec<Item<'_>> = of_experts.chain(parts.iter().map(Item::Part)).collect();
@@ -93,7 +98,11 @@ pub fn verify(
         bundle.plan.segments.iter().find(|s| s.name == *name).map(|s| s.format)
     };
     let bound = |matrices: &[WeightId]| {
-        let formats = matrices.iter().filter_map(|id| format(*id)).filter(|_| rounded);
+        // Packages hold codes where the unit takes them, and then the checkpoint is what differs.
+        let coded = |id: &WeightId| found::code_bits(npu, module.weight(*id)).is_some();
+        let formats = matrices.iter().filter(|id| coded(id) != rounded);
+        let formats =
+            formats.filter_map(|id| if rounded { format(*id) } else { Some(module.weight(*id).format) });
         // What several matrices round adds up as independent errors do.
         BOUND.max(formats.map(|f: Format| stored(f).powi(2)).sum::<f64>().sqrt())
     };
@@ -134,7 +143,7 @@ pub fn verify(
                     ))
                     .hint("name the checkpoint with `--source`"));
                 }
-                let graphs = part.graphs(module, &emitted).map_err(|e| wrong(&part.name, &e))?;
+                let graphs = part.graphs(module, npu).map_err(|e| wrong(&part.name, &e))?;
                 let trial = parts::Trial::new(module, part, evaluator, &emitted)
                     .map_err(|e| wrong(&part.name, &e))?;
                 let mut names: Vec<&str> = graphs.iter().map(|g| &*g.package).collect();

@@ -119,6 +119,9 @@ impl<'a> Trial<'a> {
         graph: &'g StaticGraph,
     ) -> Vec<(&'g StaticGraph, usize, usize)> {
         let padded = |rows: usize| (rows * 3 / 4).clamp(1, self.most);
+        if let Some(start) = graph.fixed_start() {
+            return self.calls_up_to(first, graph, start);
+        }
         let Some(context) = self.part.positions() else { return vec![(graph, 0, padded(graph.rows))] };
         let mut calls = Vec::new();
         let mut next = 0;
@@ -135,6 +138,18 @@ impl<'a> Trial<'a> {
             calls.push((graph, context - tail, tail));
         }
         calls
+    }
+
+    /// What is called before a function of a fixed place: the function of any place, up to there.
+    fn calls_up_to<'g>(
+        &self,
+        first: &'g StaticGraph,
+        graph: &'g StaticGraph,
+        start: usize,
+    ) -> Vec<(&'g StaticGraph, usize, usize)> {
+        let step = first.rows.min(self.most).max(1);
+        let before = (0..start).step_by(step).map(|at| (first, at, step.min(start - at)));
+        before.chain([(graph, start, (graph.rows * 3 / 4).clamp(1, self.most))]).collect()
     }
 
     fn columns(&self, value: ValueId) -> usize {
@@ -168,8 +183,9 @@ impl<'a> Trial<'a> {
                     let angles = self.angles(positions)?;
                     chunk::pad(&mut numbers, angles.ty.cols(), angles.as_f32())?;
                 }
-                ("mask", Some(context)) => {
-                    chunk::mask(&mut numbers, context, positions, self.part.window())?;
+                ("mask", Some(_)) => {
+                    let seen = port.shape.last().copied().unwrap_or(0);
+                    chunk::mask(&mut numbers, seen, positions, self.part.window())?;
                 }
                 ("write", Some(context)) => chunk::write(&mut numbers, context, positions)?,
                 (name, _) => return Err(format!("nothing fills the input `{name}`").into()),

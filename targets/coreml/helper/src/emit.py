@@ -10,7 +10,7 @@ import shutil
 import sys
 import uuid
 
-PROTOCOL = 1
+PROTOCOL = 2
 COREMLTOOLS = "9.0"
 # Version of the format of models: iOS 18, macOS 15, the first with states and several functions.
 SPECIFICATION = 9
@@ -61,28 +61,34 @@ class Weights:
         self.numpy, self.table, self.folder, self.files, self.arrays = numpy, table, folder, {}, {}
 
     def get(self, index):
-        """The array of an entry of the weight table. It stays in its file until it is written."""
+        """The array of an entry of the weight table, with its scales where it is codes, else None."""
         if index not in self.arrays:
-            self.arrays[index] = self.map(index)
+            weight = self.table[index]
+            shape, blocks = tuple(weight["shape"]), weight.get("blocks")
+            if blocks is None:
+                self.arrays[index] = self.map(weight, weight["offset"], shape, self.numpy.float16), None
+            else:
+                codes = self.map(weight, weight["offset"], shape, self.numpy.int8)
+                of = (shape[0], shape[1] // blocks["size"]) + shape[2:]
+                self.arrays[index] = codes, self.map(weight, blocks["scales"], of, self.numpy.float16)
         return self.arrays[index]
 
-    def map(self, index):
-        """Maps an array and checks it."""
-        weight = self.table[index]
-        name, offset, shape = weight["file"], weight["offset"], tuple(weight["shape"])
+    def map(self, weight, offset, shape, dtype):
+        """Maps an array and checks it. It stays in its file until it is written."""
+        name = weight["file"]
         if name not in self.files:
             path = os.path.join(self.folder, name)
             try:
                 self.files[name] = self.numpy.memmap(path, dtype=self.numpy.uint8, mode="r")
             except (OSError, ValueError) as e:
                 raise Refused("weights", f"`{path}` cannot be mapped: {e}") from e
-        size = 2
+        size = self.numpy.dtype(dtype).itemsize
         for n in shape:
             size *= n
         raw = self.files[name][offset : offset + size]
         if len(raw) != size:
             raise Refused("weights", f"`{name}` ends before byte {offset + size} of weight `{weight['name']}`")
-        array = raw.view(self.numpy.float16).reshape(shape)
+        array = raw.view(dtype).reshape(shape)
         if not self.numpy.isfinite(array).all():
             raise Refused("weights", f"weight `{weight['name']}` has values that f16 cannot hold",
                           "keep this layer on another unit, or scale the weight")
@@ -110,6 +116,12 @@ def function(description, weights):
         for v in description["inputs"] + description["states"]:
             made[index(v)] = built.inputs[values[index(v)]["name"]]
 
+        def const(array, label, key):
+            made = mb.const(val=array, name=label)
+            # Constants with the same key have the same bytes, in every function of the package.
+            made.op.weight_id = key
+            return made
+
         def resolve(argument):
             if isinstance(argument, str) and argument.startswith("%"):
                 return made[index(argument)]
@@ -123,17 +135,24 @@ def function(description, weights):
             if name == "const":
                 shape = values[results[0]]["shape"]
                 if "weight" in args:
-                    array, key = weights.get(args["weight"]), f"weight {args['weight']}"
+                    (array, scales), key = weights.get(args["weight"]), f"weight {args['weight']}"
                 else:
-                    array = numpy.full(shape, args["splat"], dtype=numpy.float16)
+                    array, scales = numpy.full(shape, args["splat"], dtype=numpy.float16), None
                     key = f"splat {args['splat']} {shape}"
-                outs = mb.const(val=array if shape else array[()], name=label)
-                # Constants with the same key have the same bytes, in every function of the package.
-                outs.op.weight_id = key
+                if scales is None:
+                    outs = const(array if shape else array[()], label, key)
+                else:
+                    if weights.table[args["weight"]]["blocks"]["bits"] == 4:
+                        array = array.astype(types.nptype_from_builtin(types.int4))
+                    outs = mb.constexpr_blockwise_shift_scale(
+                        data=const(array, f"{label}_codes", f"{key} codes"),
+                        scale=const(scales, f"{label}_scales", f"{key} scales"),
+                        name=label,
+                    )
             else:
                 arguments = {RENAMED.get((name, k), k): resolve(a) for k, a in args.items()}
                 build = getattr(mb, CALLED.get(name, name))
-                outs = build(**IMPLIED.get(name, {}), **arguments, name=label)
+                outs = build(**{**IMPLIED.get(name, {}), **arguments}, name=label)
             if not results:
                 continue
             outs = outs if isinstance(outs, (tuple, list)) else [outs]
@@ -148,7 +167,18 @@ def function(description, weights):
     return built
 
 
-def emit(program, folder, out):
+def describe(description, program, about):
+    """Says what a package is, and what its inputs, results and states are, as Core ML's tools show it."""
+    told = description.metadata
+    told.shortDescription, told.author = program["description"], about["author"]
+    told.license, told.versionString = about["license"], about["version"]
+    for function, described in zip(program["functions"], description.functions, strict=True):
+        texts = {v["name"]: v["about"] for v in function["values"] if "about" in v}
+        for feature in [*described.input, *described.output, *described.state]:
+            feature.shortDescription = texts.get(feature.name, "")
+
+
+def emit(program, folder, out, about):
     """Writes one package; gives the bytes of its weights and in all.
 
     A package that is there is replaced when the new one is whole.
@@ -172,6 +202,7 @@ def emit(program, folder, out):
         data = os.path.join(partial, "Data", FOLDER)
         os.makedirs(os.path.join(data, "weights"))
         proto = to_proto(built, os.path.join(data, "weights"), specification_version=SPECIFICATION)
+        describe(proto.description, program, about)
         with open(os.path.join(data, "model.mlmodel"), "wb") as f:
             f.write(proto.SerializeToString(deterministic=True))
         with open(os.path.join(partial, "Manifest.json"), "w", encoding="utf-8") as f:
@@ -210,7 +241,7 @@ def run(jobs, say):
     if asked != PROTOCOL:
         raise Refused("version", f"moec speaks version {asked} of the protocol, the helper {PROTOCOL}")
     for job in jobs["packages"]:
-        sizes = emit(job["program"], job["weights"], job["out"])
+        sizes = emit(job["program"], job["weights"], job["out"], jobs["about"])
         say({"event": "package", "name": job["program"]["name"], "out": job["out"], **sizes})
 
 

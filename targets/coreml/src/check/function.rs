@@ -3,6 +3,7 @@
 use super::{HARD_GRAPH_BYTES, Scope};
 use crate::exec::operators as executable;
 use crate::package::{Blob, Dtype, Function, Op, Origin, Place, Stored, ValueId};
+use crate::program::{Counted, ELEMENT};
 use std::collections::BTreeSet;
 
 /// Operators that people expect on the Neural Engine and that it lacks, with what to do.
@@ -198,8 +199,52 @@ pub(super) fn blobs(f: &Function) -> BTreeSet<Blob> {
     f.values.iter().filter_map(blob).collect()
 }
 
+pub(super) fn last_axis(scope: &mut Scope<'_>, name: &str, f: &Function) {
+    let bytes = scope.limits.last_axis_bytes;
+    if bytes <= ELEMENT as usize {
+        return;
+    }
+    for (i, v) in f.values.iter().enumerate() {
+        let id = ValueId(i);
+        let computed = f.source(id).is_some_and(|op| !op.kind.starts_with("constexpr_"));
+        if computed && !f.outputs.contains(&id) && v.ty.shape.last() == Some(&1) && v.ty.elements() > 1 {
+            scope.error(
+                value(name, f, id),
+                format!("{}: a last axis of 1 is padded to {bytes} bytes; put rows there", v.ty),
+            );
+        }
+    }
+}
+
+/// Bytes of the dense f16 numbers that a function's weights stand for.
+fn dense_bytes(f: &Function) -> u64 {
+    let halves = |elements: usize| elements as u64 * ELEMENT;
+    let constexpr = |op: &&Op| op.kind.starts_with("constexpr_");
+    let made: u64 = f
+        .ops
+        .iter()
+        .filter(constexpr)
+        .flat_map(|op| &op.results)
+        .map(|id| halves(f.values[id.0].ty.elements()))
+        .sum();
+    let read: BTreeSet<ValueId> =
+        f.ops.iter().filter(constexpr).flat_map(|op| op.args.values().flatten().copied()).collect();
+    let mut seen = BTreeSet::new();
+    let plain = f.values.iter().enumerate().filter_map(|(i, v)| match &v.origin {
+        Origin::Constant(c) if !read.contains(&ValueId(i)) => match c.stored {
+            Stored::Blob(blob) => seen.insert(blob).then_some(blob.len as u64),
+            _ => None,
+        },
+        _ => None,
+    });
+    made + plain.sum::<u64>()
+}
+
 pub(super) fn size(scope: &mut Scope<'_>, name: &str, f: &Function) {
-    let bytes: u64 = blobs(f).iter().map(|b| b.len as u64).sum();
+    let bytes: u64 = match scope.limits.counted {
+        Counted::Stored => blobs(f).iter().map(|b| b.len as u64).sum(),
+        Counted::Dense => dense_bytes(f),
+    };
     let limit = scope.limits.graph_bytes.min(HARD_GRAPH_BYTES - 1);
     if bytes > limit {
         let message =

@@ -56,6 +56,40 @@ fn compare(
     }
 }
 
+/// What moec writes says what it is. A package of others is not refused for saying nothing.
+pub(super) fn about(scope: &mut Scope<'_>) {
+    let program = &scope.package.program;
+    let a = &scope.package.about;
+    for (what, text) in [
+        ("author", &a.author),
+        ("description", &a.description),
+        ("license", &a.license),
+        ("version", &a.version),
+    ] {
+        if text.is_empty() {
+            scope.warning(Place::model(), format!("it has no {what}"));
+        }
+    }
+    for (name, described) in &program.described {
+        let all = described.inputs.iter().chain(&described.outputs).chain(&described.states);
+        for feature in all {
+            let place = || Place::item(name, format!("feature `{}`", feature.name));
+            let known = |f: &Function| {
+                let ids = f.inputs.iter().chain(&f.outputs).chain(&f.states);
+                ids.map(|id| &f.values[id.0])
+                    .find(|v| v.name == feature.name)
+                    .map(|v| format!("{:?}", v.ty.shape))
+            };
+            let shape = program.functions.get(name).and_then(|f| known(f));
+            if feature.about.is_empty() {
+                scope.warning(place(), "nothing says what it is");
+            } else if let Some(shape) = shape.filter(|shape| !feature.about.contains(shape.as_str())) {
+                scope.warning(place(), format!("its description is of another shape than {shape}"));
+            }
+        }
+    }
+}
+
 /// Numbers read at a time.
 const BLOCK: usize = 1 << 14;
 

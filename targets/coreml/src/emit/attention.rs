@@ -11,7 +11,7 @@
 use super::cache::{self, Chunk, fill};
 use super::rope::Angles;
 use super::{EmitError, Limits, Norm, Raw, Result, Rope, checked, within};
-use crate::program::{Function, FunctionBuilder, OpKind, Program, ValueId, WeightRef};
+use crate::program::{ELEMENT, Function, FunctionBuilder, OpKind, Program, ValueId, WeightRef};
 
 /// A linear layer.
 #[derive(Clone, Debug)]
@@ -88,8 +88,16 @@ impl Attention {
         let mut weights = Vec::new();
         let functions = self.chunks.iter().map(|chunk| self.function(*chunk, limits, &mut weights));
         let functions = functions.collect::<Result<_>>()?;
-        let program = Program { name: self.name.clone(), weights, functions };
-        let bytes = program.weight_bytes();
+        let description = format!(
+            "Attention of `{}`: {} heads over {} of keys and values, cached as state `kv` of {} positions; {}",
+            self.name,
+            self.heads,
+            self.kv_heads,
+            self.context,
+            Chunk::written(&self.chunks)
+        );
+        let program = Program { name: self.name.clone(), description, weights, functions };
+        let bytes = program.counted_bytes(limits.counted);
         within(&self.name, limits, 1, "layers", |layers| if layers == 0 { 0 } else { bytes })?;
         checked(program, limits)
     }
@@ -176,7 +184,7 @@ impl Attention {
         let scores = b.matmul(q, k, true)?;
         let scores = b.reshape(scores, &[1, self.heads, rows, window])?;
         let scores = b.binary(OpKind::Add, scores, mask)?;
-        let shares = self.softmax(b, scores, rows, window)?;
+        let shares = self.softmax(b, scores, [rows, window], limits)?;
         let shares = b.reshape(shares, &[1, self.kv_heads, shared, window])?;
         let y = b.matmul(shares, v, false)?;
 
@@ -225,12 +233,16 @@ impl Attention {
         &self,
         b: &mut FunctionBuilder,
         scores: ValueId,
-        rows: usize,
-        window: usize,
+        [rows, window]: [usize; 2],
+        limits: &Limits,
     ) -> Result<ValueId> {
         let Some(sinks) = &self.sinks else { return Ok(b.softmax(scores, 3)?) };
+        // As many equal columns as the last axis is wide at least, each with its part of the sink's share: a column by
+        // itself would be a last axis of 1.
+        let columns = limits.rules.last_axis_bytes / ELEMENT as usize;
         let sinks = b.weight(&sinks.weight("sinks", [1, self.heads, 1, 1]))?;
-        let sinks = b.tile(sinks, &[1, 1, rows, 1])?;
+        let sinks = b.tile(sinks, &[1, 1, rows, columns])?;
+        let sinks = if columns > 1 { b.scalar(OpKind::Sub, sinks, (columns as f32).ln())? } else { sinks };
         let all = b.concat(&[scores, sinks], 3)?;
         let shares = b.softmax(all, 3)?;
         Ok(b.slice(shares, 3, 0, window)?)

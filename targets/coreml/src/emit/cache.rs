@@ -39,6 +39,15 @@ impl Chunk {
         }
     }
 
+    /// How chunks come into the state, for people.
+    pub(super) fn written(chunks: &[Self]) -> &'static str {
+        if chunks.iter().any(|c| c.start.is_some()) {
+            "chunks with a place of their own are written there by slice_update, all others by a product with `write`"
+        } else {
+            "rows are written by a product with `write`"
+        }
+    }
+
     /// Positions `W` that its rows may look at, of a cache that holds `context`.
     pub fn window(self, context: usize) -> usize {
         self.start.map_or(context, |start| start + self.rows)
@@ -69,14 +78,17 @@ pub(super) fn store(b: &mut FunctionBuilder, new: ValueId, chunk: Chunk, context
     if let Some(positions) = shape.get_mut(2) {
         *positions = context;
     }
+    let width = shape.last().copied().unwrap_or(0);
     let state = b.state("kv", &shape);
     let old = b.read_state(state)?;
     let kv = if let Some(start) = chunk.start {
         b.slice_update(old, new, &[0, 0, start, 0])?
     } else {
         let write = b.input("write", &[1, 1, context, chunk.rows]);
-        let written = b.reduce(OpKind::ReduceSum, write, 3)?;
-        let one = b.splat(1.0, &[])?;
+        // How often each position is written, as wide as a row of the state: a sum over the last axis would leave it at 1.
+        let one = b.splat(1.0, &[1; 4])?;
+        let ones = b.tile(one, &[1, 1, chunk.rows, width])?;
+        let written = b.matmul(write, ones, false)?;
         let keep = b.binary(OpKind::Sub, one, written)?;
         let kept = b.binary(OpKind::Mul, old, keep)?;
         let placed = b.matmul(write, new, false)?;

@@ -1,61 +1,80 @@
 //! Gated feed-forward networks: an expert of a group, and dense ones of all tokens.
 
-use super::{Layout, Limits, Raw, Result, check_rows, checked, within};
-use crate::program::{FunctionBuilder, Mode, OpKind, Program, ValueId};
+use super::{Limits, Raw, Result, check_rows, checked, within};
+use crate::program::{Array, Counted, FunctionBuilder, Mode, OpKind, Program, ValueId};
 use moec_ir::{Activation, Glu};
 
-/// Weights of one network, as [`moec_ir::Op::ExpertFfn`] has them for one expert.
+/// Weights of gated networks of one size, one behind the other along the first axis.
 #[derive(Clone, Debug)]
-pub struct Expert {
-    /// Name, for people.
-    pub name: String,
-    /// `[2·I, H]`: gate, then up.
-    pub gate_up: Raw,
-    /// `[H, I]`.
+pub struct Networks {
+    /// `[G·I, H]`.
+    pub gate: Raw,
+    /// `[G·I, H]`.
+    pub up: Raw,
+    /// `[G·H, I]`.
     pub down: Raw,
-    /// `[2·I]`.
-    pub gate_up_bias: Option<Raw>,
-    /// `[H]`.
+    /// `[G·I]`, of gate and of up.
+    pub gate_up_bias: Option<[Raw; 2]>,
+    /// `[G·H]`.
     pub down_bias: Option<Raw>,
 }
 
-impl Expert {
-    /// Refuses weights of other shapes.
-    pub(super) fn check(&self, graph: &str, hidden: usize, intermediate: usize) -> Result<()> {
-        let name = |tensor: &str| format!("{}.{tensor}", self.name);
-        self.gate_up.expect(graph, &name("gate_up"), &[2 * intermediate, hidden])?;
-        self.down.expect(graph, &name("down"), &[hidden, intermediate])?;
-        if let Some(bias) = &self.gate_up_bias {
-            bias.expect(graph, &name("gate_up_bias"), &[2 * intermediate])?;
+impl Networks {
+    /// Refuses weights of other shapes than those of `count` networks.
+    pub(super) fn check(&self, graph: &str, count: usize, hidden: usize, inner: usize) -> Result<()> {
+        for (name, raw) in [("gate", &self.gate), ("up", &self.up)] {
+            raw.expect(graph, name, &[count * inner, hidden])?;
         }
-        self.down_bias.as_ref().map_or(Ok(()), |bias| bias.expect(graph, &name("down_bias"), &[hidden]))
+        self.down.expect(graph, "down", &[count * hidden, inner])?;
+        for (name, raw) in ["gate_bias", "up_bias"].into_iter().zip(self.gate_up_bias.iter().flatten()) {
+            raw.expect(graph, name, &[count * inner])?;
+        }
+        self.down_bias.as_ref().map_or(Ok(()), |bias| bias.expect(graph, "down_bias", &[count * hidden]))
     }
 
-    /// Elements of the arrays that it becomes.
-    pub(super) fn arrays(&self) -> impl Iterator<Item = u64> {
-        let half = |raw: &Raw| [crate::program::elements(&raw.shape) / 2; 2];
-        let whole = |raw: &Raw| crate::program::elements(&raw.shape);
-        let biases = self.gate_up_bias.iter().flat_map(half).chain(self.down_bias.iter().map(whole));
-        half(&self.gate_up).into_iter().chain([whole(&self.down)]).chain(biases.collect::<Vec<_>>())
-    }
-
-    /// `down(glu(gate(x), up(x)))` along axis 1 of `x`: three 1×1 convolutions.
-    pub(super) fn apply(&self, b: &mut FunctionBuilder, x: ValueId, glu: Glu) -> Result<ValueId> {
-        let half = self.gate_up.shape.first().map_or(0, |n| n / 2);
-        let part = |b: &mut FunctionBuilder, what: &str, start| {
-            let weight = self.gate_up.rows(start, half).conv(&format!("{}.{what}", self.name));
-            let bias = self
-                .gate_up_bias
-                .as_ref()
-                .map(|raw| raw.rows(start, half).weight(&format!("{}.{what}_bias", self.name), [half]));
-            b.conv(x, &weight, bias.as_ref())
+    /// Networks `first .. first + len` of `count`.
+    pub(super) fn part(&self, first: usize, len: usize, count: usize) -> Self {
+        let cut = |raw: &Raw| {
+            let each = raw.shape.first().map_or(0, |n| n / count.max(1));
+            raw.rows(first * each, len * each)
         };
-        let (g, u) = (part(b, "gate", 0)?, part(b, "up", half)?);
+        Self {
+            gate: cut(&self.gate),
+            up: cut(&self.up),
+            down: cut(&self.down),
+            gate_up_bias: self.gate_up_bias.as_ref().map(|both| both.each_ref().map(cut)),
+            down_bias: self.down_bias.as_ref().map(cut),
+        }
+    }
+
+    /// The arrays that they become.
+    pub(super) fn arrays(&self, counted: Counted) -> impl Iterator<Item = Array> {
+        let biases = self.gate_up_bias.iter().flatten().chain(&self.down_bias);
+        [&self.gate, &self.up, &self.down].into_iter().chain(biases).flat_map(move |raw| raw.arrays(counted))
+    }
+
+    /// `down(glu(gate(x), up(x)))` along axis 1 of `x`, whose channels are those of `groups` networks side by side: three
+    /// 1×1 convolutions. `at` ends the names of the weights.
+    pub(super) fn apply(
+        &self,
+        b: &mut FunctionBuilder,
+        x: ValueId,
+        glu: Glu,
+        groups: usize,
+        at: &str,
+    ) -> Result<ValueId> {
+        let conv = |b: &mut FunctionBuilder, x, what: &str, raw: &Raw, bias: Option<&Raw>| {
+            let bias = bias.map(|raw| raw.weight(&format!("{what}_bias{at}"), raw.shape.clone()));
+            b.grouped_conv(x, &raw.conv(&format!("{what}{at}")), bias.as_ref(), groups)
+        };
+        let [gate_bias, up_bias] = match &self.gate_up_bias {
+            Some([gate, up]) => [Some(gate), Some(up)],
+            None => [None, None],
+        };
+        let g = conv(b, x, "gate", &self.gate, gate_bias)?;
+        let u = conv(b, x, "up", &self.up, up_bias)?;
         let joined = join(b, glu, g, u)?;
-        let down = self.down.conv(&format!("{}.down", self.name));
-        let bias = self.down_bias.as_ref();
-        let bias = bias.map(|raw| raw.weight(&format!("{}.down_bias", self.name), raw.shape.clone()));
-        Ok(b.conv(joined, &down, bias.as_ref())?)
+        Ok(conv(b, joined, "down", &self.down, self.down_bias.as_ref())?)
     }
 }
 
@@ -111,13 +130,11 @@ pub struct Dense {
     /// How gate and up join.
     pub glu: Glu,
     /// Weights.
-    pub weights: Expert,
+    pub weights: Networks,
     /// Gate of a shared expert (Qwen2-MoE).
     pub gate: Option<Gate>,
     /// Rows of each function.
     pub rows: Vec<usize>,
-    /// Layout inside.
-    pub layout: Layout,
 }
 
 impl Dense {
@@ -127,27 +144,31 @@ impl Dense {
     /// Weights of other shapes, rows that the unit does not take, or more bytes than a graph may have.
     pub fn emit(&self, limits: &Limits) -> Result<Program> {
         check_rows(&self.name, "numbers of rows", &self.rows, limits)?;
-        self.weights.check(&self.name, self.hidden, self.intermediate)?;
+        self.weights.check(&self.name, 1, self.hidden, self.intermediate)?;
         if let Some(gate) = &self.gate {
             gate.weight.expect(&self.name, "gate", &[1, self.hidden])?;
         }
-        let mut weights = Vec::new();
+        let (mut weights, layout) = (Vec::new(), limits.layout());
         let functions = self.rows.iter().map(|&rows| {
             let mut b = FunctionBuilder::new(format!("rows{rows}"), &mut weights);
             let input = b.input("x", &[rows, self.hidden, 1, 1]);
-            let x = self.layout.enter(&mut b, input)?;
-            let mut y = self.weights.apply(&mut b, x, self.glu)?;
+            let x = layout.enter(&mut b, input)?;
+            let mut y = self.weights.apply(&mut b, x, self.glu, 1, "")?;
             if let Some(gate) = &self.gate {
                 let logit = b.conv(x, &gate.weight.conv("gate"), None)?;
                 let share = b.unary(OpKind::Sigmoid, logit)?;
                 y = b.binary(OpKind::Mul, y, share)?;
             }
-            let y = self.layout.leave(&mut b, y)?;
+            let y = layout.leave(&mut b, y)?;
             Ok(b.finish(&[("y", y)]))
         });
         let functions = functions.collect::<Result<_>>()?;
-        let program = Program { name: self.name.clone(), weights, functions };
-        let bytes = program.weight_bytes();
+        let description = format!(
+            "Gated network `{}` of all tokens, {} channels with {} between",
+            self.name, self.hidden, self.intermediate
+        );
+        let program = Program { name: self.name.clone(), description, weights, functions };
+        let bytes = program.counted_bytes(limits.counted);
         within(&self.name, limits, 1, "layers", |layers| if layers == 0 { 0 } else { bytes })?;
         checked(program, limits)
     }

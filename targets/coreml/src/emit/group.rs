@@ -1,8 +1,14 @@
 //! Experts in a group: one graph, one launch (NPUMoE, §4.2).
+//!
+//! Where rows are the last axis, experts stand side by side in the channel axis, `[1, G·H, 1, C]`, and a grouped
+//! convolution serves as many of them as the unit's largest extent lets through: one convolution for each of 16 experts
+//! was measured slower than a grouped one (Anemll-PhiMoe-exp, on an M2), and there a grouped one needs fewer than 65536
+//! channels. Where rows are the first axis, every expert has its slice of them and convolutions of its own.
 
-use super::{Expert, Layout, Limits, Result, check_rows, checked, within};
-use crate::program::{FunctionBuilder, Program, blob_bytes};
+use super::{Layout, Limits, Networks, Result, check_rows, checked, within};
+use crate::program::{FunctionBuilder, Program, ValueId, blob_bytes};
 use moec_ir::Glu;
+use std::ops::Range;
 
 /// `G` experts of a layer.
 #[derive(Clone, Debug)]
@@ -15,12 +21,12 @@ pub struct ExpertGroup {
     pub intermediate: usize,
     /// How gate and up join.
     pub glu: Glu,
-    /// The experts, in the order of their slices.
-    pub experts: Vec<Expert>,
+    /// Names of the experts, in the order of their slices.
+    pub experts: Vec<String>,
+    /// Their weights, in that order.
+    pub weights: Networks,
     /// Capacities `C`: rows of a slice. Each becomes a function; all share the weights.
     pub capacities: Vec<usize>,
-    /// Layout inside.
-    pub layout: Layout,
 }
 
 impl ExpertGroup {
@@ -34,27 +40,75 @@ impl ExpertGroup {
     /// with the number of experts that would fit.
     pub fn emit(&self, limits: &Limits) -> Result<Program> {
         check_rows(&self.name, "capacities", &self.capacities, limits)?;
-        for expert in &self.experts {
-            expert.check(&self.name, self.hidden, self.intermediate)?;
-        }
-        within(&self.name, limits, self.experts.len(), "experts", |n| {
-            blob_bytes(self.experts.iter().take(n).flat_map(Expert::arrays))
+        let count = self.experts.len();
+        self.weights.check(&self.name, count, self.hidden, self.intermediate)?;
+        within(&self.name, limits, count, "experts", |n| {
+            let parts = self.batches(n, limits).into_iter();
+            let parts = parts.map(|part| self.weights.part(part.start, part.len(), count));
+            let arrays = parts.flat_map(|part| part.arrays(limits.counted).collect::<Vec<_>>());
+            blob_bytes(arrays)
         })?;
         let mut weights = Vec::new();
         let functions = self.capacities.iter().map(|&capacity| {
             let mut b = FunctionBuilder::new(format!("cap{capacity}"), &mut weights);
-            let x = b.input("x", &[self.experts.len() * capacity, self.hidden, 1, 1]);
-            let slices = self.experts.iter().enumerate().map(|(g, expert)| {
-                let slice = b.slice(x, 0, g * capacity, capacity)?;
-                let slice = self.layout.enter(&mut b, slice)?;
-                let y = expert.apply(&mut b, slice, self.glu)?;
-                self.layout.leave(&mut b, y)
-            });
-            let slices = slices.collect::<Result<Vec<_>>>()?;
-            let y = b.concat(&slices, 0)?;
+            let x = b.input("x", &[count * capacity, self.hidden, 1, 1]);
+            let y = match limits.layout() {
+                Layout::Rows => self.by_rows(&mut b, x, capacity)?,
+                Layout::Columns => self.by_columns(&mut b, x, capacity, limits)?,
+            };
             Ok(b.finish(&[("y", y)]))
         });
         let functions = functions.collect::<Result<_>>()?;
-        checked(Program { name: self.name.clone(), weights, functions }, limits)
+        let description = format!("Group `{}`: {}", self.name, self.experts.join(", "));
+        checked(Program { name: self.name.clone(), description, weights, functions }, limits)
+    }
+
+    /// The first `count` experts in as many as one convolution takes.
+    fn batches(&self, count: usize, limits: &Limits) -> Vec<Range<usize>> {
+        let most = match limits.layout() {
+            Layout::Rows => 1,
+            Layout::Columns => limits.rules.extent / self.hidden.max(self.intermediate).max(1),
+        };
+        let most = most.clamp(1, count.max(1));
+        (0..count).step_by(most).map(|first| first..count.min(first + most)).collect()
+    }
+
+    fn by_rows(&self, b: &mut FunctionBuilder, x: ValueId, capacity: usize) -> Result<ValueId> {
+        let count = self.experts.len();
+        let slices = (0..count).map(|g| {
+            let slice = b.slice(x, 0, g * capacity, capacity)?;
+            let own = self.weights.part(g, 1, count);
+            own.apply(b, slice, self.glu, 1, &format!(" {}", self.experts[g]))
+        });
+        let slices = slices.collect::<Result<Vec<_>>>()?;
+        Ok(b.concat(&slices, 0)?)
+    }
+
+    fn by_columns(
+        &self,
+        b: &mut FunctionBuilder,
+        x: ValueId,
+        capacity: usize,
+        limits: &Limits,
+    ) -> Result<ValueId> {
+        let (count, hidden) = (self.experts.len(), self.hidden);
+        let x = b.reshape(x, &[1, count, capacity, hidden])?;
+        let x = b.transpose(x, &[0, 1, 3, 2])?;
+        let parts = self.batches(count, limits).into_iter().map(|part| {
+            let (first, len) = (part.start, part.len());
+            let slice = b.slice(x, 1, first, len)?;
+            let slice = b.reshape(slice, &[1, len * hidden, 1, capacity])?;
+            let at = match &self.experts[part] {
+                [one] => format!(" {one}"),
+                [one, .., last] => format!(" {one} to {last}"),
+                [] => String::new(),
+            };
+            let y = self.weights.part(first, len, count).apply(b, slice, self.glu, len, &at)?;
+            Ok(b.reshape(y, &[1, len, hidden, capacity])?)
+        });
+        let parts = parts.collect::<Result<Vec<_>>>()?;
+        let y = b.concat(&parts, 1)?;
+        let y = b.transpose(y, &[0, 1, 3, 2])?;
+        Ok(b.reshape(y, &[count * capacity, hidden, 1, 1])?)
     }
 }

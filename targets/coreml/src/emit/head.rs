@@ -1,6 +1,6 @@
 //! The head: hidden states to logits, the vocabulary in parts.
 
-use super::{EmitError, Layout, Limits, Norm, Raw, Result, check_rows, checked, within};
+use super::{EmitError, Limits, Norm, Raw, Result, check_rows, checked, within};
 use crate::program::{FunctionBuilder, Program, blob_bytes};
 use std::ops::Range;
 
@@ -23,8 +23,6 @@ pub struct Head {
     pub norm: Option<Norm>,
     /// Rows of each function.
     pub rows: Vec<usize>,
-    /// Layout inside.
-    pub layout: Layout,
 }
 
 impl Head {
@@ -58,17 +56,16 @@ impl Head {
             let part = self.entries.start..self.entries.start + n;
             let splits = splits(&part, self.split.min(limits.rules.extent));
             let arrays = splits.into_iter().flat_map(|split| {
-                let n = split.len() as u64;
-                let bias = self.bias.iter().map(move |_| n);
-                std::iter::once(n.saturating_mul(self.hidden as u64)).chain(bias)
+                let parts = std::iter::once(&self.weight).chain(&self.bias);
+                parts.flat_map(move |raw| raw.rows(split.start, split.len()).arrays(limits.counted))
             });
-            blob_bytes(arrays.chain(self.norm.iter().flat_map(Norm::arrays)))
+            blob_bytes(arrays.chain(self.norm.iter().flat_map(|norm| norm.arrays(limits.counted))))
         })?;
-        let mut weights = Vec::new();
+        let (mut weights, layout) = (Vec::new(), limits.layout());
         let functions = self.rows.iter().map(|&rows| {
             let mut b = FunctionBuilder::new(format!("rows{rows}"), &mut weights);
             let x = b.input("x", &[rows, self.hidden, 1, 1]);
-            let mut x = self.layout.enter(&mut b, x)?;
+            let mut x = layout.enter(&mut b, x)?;
             if let Some(norm) = &self.norm {
                 x = norm.whole(&mut b, x, "norm")?;
             }
@@ -79,14 +76,19 @@ impl Head {
                     raw.rows(part.start, part.len()).weight(&format!("head{i}_bias"), [part.len()])
                 });
                 let y = b.conv(x, &weight, bias.as_ref())?;
-                Ok((format!("logits{i}"), self.layout.leave(&mut b, y)?))
+                Ok((format!("logits{i}"), layout.leave(&mut b, y)?))
             });
             let parts = parts.collect::<Result<Vec<_>>>()?;
             let outputs: Vec<_> = parts.iter().map(|(name, id)| (&**name, *id)).collect();
             Ok(b.finish(&outputs))
         });
         let functions = functions.collect::<Result<_>>()?;
-        checked(Program { name: self.name.clone(), weights, functions }, limits)
+        let description = format!(
+            "Entries {} to {} of a vocabulary of {vocabulary}: hidden states to logits",
+            self.entries.start,
+            self.entries.end - 1
+        );
+        checked(Program { name: self.name.clone(), description, weights, functions }, limits)
     }
 }
 

@@ -68,8 +68,15 @@ impl LatentAttention {
         let mut weights = Vec::new();
         let functions = self.chunks.iter().map(|chunk| self.function(*chunk, limits, &mut weights));
         let functions = functions.collect::<Result<_>>()?;
-        let program = Program { name: self.name.clone(), weights, functions };
-        let bytes = program.weight_bytes();
+        let description = format!(
+            "Latent attention of `{}`: {} heads over one latent, cached as state `kv` of {} positions; {}",
+            self.name,
+            self.heads,
+            self.context,
+            Chunk::written(&self.chunks)
+        );
+        let program = Program { name: self.name.clone(), description, weights, functions };
+        let bytes = program.counted_bytes(limits.counted);
         within(&self.name, limits, 1, "layers", |layers| if layers == 0 { 0 } else { bytes })?;
         checked(program, limits)
     }

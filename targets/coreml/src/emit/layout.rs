@@ -4,13 +4,12 @@ use super::Result;
 use crate::program::{FunctionBuilder, ValueId};
 
 /// Layout between the boundaries of a graph.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Layout {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Layout {
     /// `[rows, channels, 1, 1]`, as at the boundary (NPUMoE, §4.2).
-    #[default]
     Rows,
-    /// `[1, channels, 1, rows]`. The Neural Engine pads the last axis to 64 bytes, so that a last axis of 1 takes up 32
-    /// times its data; this layout costs two transposes instead.
+    /// `[1, channels, 1, rows]`. Where the last axis is padded to 64 bytes, a last axis of 1 takes up 32 times its data;
+    /// this layout costs a transposition at each end instead.
     Columns,
 }
 

@@ -9,7 +9,8 @@
 //! | [`Head`] | `rows{T}` | `x[T, H, 1, 1]` → `logits0[T, n, 1, 1]`, `logits1`, … |
 //!
 //! At every boundary a row is a token and its channels lie side by side, as in the rest of moec: what enters is the
-//! row in f16, and nothing is transposed outside. Linear layers are 1×1 convolutions (NPUMoE, §3 and §4.2).
+//! row in f16, and nothing is transposed outside. Inside, rows are the last axis where the unit pads that one
+//! ([`Rules::last_axis_bytes`]), as Apple and ANEMLL have it. Linear layers are 1×1 convolutions (NPUMoE, §3 and §4.2).
 //! Functions of one program differ in rows only, and share weights.
 //!
 //! The bytes of a graph are known before it is written; one that is over the limit of its unit is refused by name,
@@ -30,16 +31,16 @@ mod rope;
 pub use attention::{Attention, Projection};
 pub use cache::{Chunk, MASKED};
 pub use error::EmitError;
-pub use ffn::{Dense, Expert, Gate};
+pub use ffn::{Dense, Gate, Networks};
 pub use group::ExpertGroup;
 pub use head::Head;
 pub use latent::LatentAttention;
-pub use layout::Layout;
 pub use norm::Norm;
 pub use raw::Raw;
 pub use rope::Rope;
 
-use crate::program::{Program, Rules};
+use crate::program::{Counted, Program, Rules, about};
+use layout::Layout;
 
 type Result<T> = std::result::Result<T, EmitError>;
 
@@ -51,6 +52,15 @@ pub struct Limits {
     /// Most bytes of weights in a graph. Over it, NPUMoE (§4.2) saw graphs of an M2 Ultra fall back to the CPU at
     /// about 1.2 GB.
     pub graph_bytes: u64,
+    /// Which bytes that limit is about.
+    pub counted: Counted,
+}
+
+impl Limits {
+    /// Where rows stand between the boundaries of a graph.
+    fn layout(&self) -> Layout {
+        if self.rules.pads() { Layout::Columns } else { Layout::Rows }
+    }
 }
 
 /// Refuses a graph that is over the limit. `bytes(n)` is what `n` of its `parts` take; it grows with `n`.
@@ -94,8 +104,15 @@ fn check_rows(graph: &str, what: &'static str, rows: &[usize], limits: &Limits) 
     }
 }
 
-/// A finished program that the unit may run.
-fn checked(program: Program, limits: &Limits) -> Result<Program> {
+/// A finished program that the unit may run, with what people are told of its inputs, states and results.
+fn checked(mut program: Program, limits: &Limits) -> Result<Program> {
+    for function in &mut program.functions {
+        for id in function.inputs.iter().chain(&function.states).chain(&function.outputs) {
+            if let Some(value) = function.values.get_mut(id.index()) {
+                value.about = about::port(&value.name, &value.shape);
+            }
+        }
+    }
     program.verify(&limits.rules)?;
     Ok(program)
 }

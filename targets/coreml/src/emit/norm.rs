@@ -13,7 +13,7 @@
 //! where, with `m ≥ √ε`, every number lies between 0 and 1. The equality holds for any `m > 0`.
 
 use super::{Raw, Result};
-use crate::program::{FunctionBuilder, OpKind, ValueId};
+use crate::program::{Array, Counted, FunctionBuilder, OpKind, ValueId};
 
 /// Smallest divisor: far above where f16 loses digits.
 const FLOOR: f32 = 1.0 / 1024.0;
@@ -39,9 +39,9 @@ impl Norm {
         self.parts(name).try_for_each(|(name, raw)| raw.expect(graph, &name, &[channels]))
     }
 
-    /// Elements of the arrays that it becomes.
-    pub(super) fn arrays(&self) -> impl Iterator<Item = u64> {
-        [&self.weight, &self.bias].into_iter().flatten().map(|raw| crate::program::elements(&raw.shape))
+    /// The arrays that it becomes.
+    pub(super) fn arrays(&self, counted: Counted) -> impl Iterator<Item = Array> {
+        [&self.weight, &self.bias].into_iter().flatten().flat_map(move |raw| raw.arrays(counted))
     }
 
     fn parts(&self, name: &str) -> impl Iterator<Item = (String, &Raw)> {

@@ -1,9 +1,9 @@
 //! Tensors in raw files.
 
 use super::{EmitError, Result};
-use crate::program::{ELEMENT, WeightRef};
+use crate::program::{Array, Blocks, Counted, ELEMENT, WeightRef, elements, weight_arrays};
 
-/// A tensor in a raw file: row-major little-endian f16.
+/// A tensor in a raw file, row-major: little-endian f16, or codes with scales, see [`WeightRef`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Raw {
     /// File, relative to the folder of weights.
@@ -12,24 +12,31 @@ pub struct Raw {
     pub offset: u64,
     /// Extents.
     pub shape: Vec<usize>,
+    /// Set where it is codes: blocks lie along the last axis.
+    pub blocks: Option<Blocks>,
 }
 
 impl Raw {
     /// A tensor at the start of a file.
     pub fn new(file: impl Into<String>, shape: impl Into<Vec<usize>>) -> Self {
-        Self { file: file.into(), offset: 0, shape: shape.into() }
+        Self { file: file.into(), offset: 0, shape: shape.into(), blocks: None }
     }
 
     /// Entries `start .. start + len` of the first axis.
     #[must_use]
     pub fn rows(&self, start: usize, len: usize) -> Self {
         let mut shape = self.shape.clone();
-        let row = shape.iter().skip(1).fold(ELEMENT, |n, &d| n.saturating_mul(d as u64));
+        let before = elements(shape.get(1..).unwrap_or_default()).saturating_mul(start as u64);
         if let Some(first) = shape.first_mut() {
             *first = len;
         }
-        let offset = self.offset.saturating_add(row.saturating_mul(start as u64));
-        Self { file: self.file.clone(), offset, shape }
+        let blocks = self.blocks.map(|b| {
+            let scales = (before / (b.size as u64).max(1)).saturating_mul(ELEMENT);
+            Blocks { scales: b.scales.saturating_add(scales), ..b }
+        });
+        let size = if blocks.is_some() { 1 } else { ELEMENT };
+        let offset = self.offset.saturating_add(before.saturating_mul(size));
+        Self { file: self.file.clone(), offset, shape, blocks }
     }
 
     /// Entry `index` of the first axis, without that axis.
@@ -44,7 +51,18 @@ impl Raw {
 
     /// The same elements as a constant of a shape.
     pub(super) fn weight(&self, name: &str, shape: impl Into<Vec<usize>>) -> WeightRef {
-        WeightRef { name: name.to_owned(), file: self.file.clone(), offset: self.offset, shape: shape.into() }
+        WeightRef {
+            name: name.to_owned(),
+            file: self.file.clone(),
+            offset: self.offset,
+            shape: shape.into(),
+            blocks: self.blocks,
+        }
+    }
+
+    /// The arrays that it becomes.
+    pub(super) fn arrays(&self, counted: Counted) -> impl Iterator<Item = Array> + use<> {
+        weight_arrays(elements(&self.shape), self.blocks.as_ref(), counted)
     }
 
     /// A matrix `[out, in]` as the weight of a 1×1 convolution.

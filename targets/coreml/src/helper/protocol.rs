@@ -5,13 +5,22 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Version of the protocol. `emit.py` has the same.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
 /// What is asked for.
 #[derive(Serialize)]
 pub(super) struct Jobs<'a> {
     pub(super) protocol: u32,
+    pub(super) about: About,
     pub(super) packages: &'a [Job<'a>],
+}
+
+/// What people are told of every package.
+#[derive(Serialize)]
+pub(super) struct About {
+    pub(super) author: &'static str,
+    pub(super) license: &'static str,
+    pub(super) version: &'static str,
 }
 
 /// A package that is asked for.

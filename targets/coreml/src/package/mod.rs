@@ -31,6 +31,19 @@ use std::sync::Arc;
 /// encoding, hence the limit; a model whose weights lie in files has some hundred bytes per operation.
 pub const MAX_MODEL_BYTES: u64 = 16 << 20;
 
+/// What people are told of a package; empty where nothing is said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct About {
+    /// What it is.
+    pub description: String,
+    /// Who made it.
+    pub author: String,
+    /// What it may be used for.
+    pub license: String,
+    /// Version.
+    pub version: String,
+}
+
 /// An opened package.
 #[derive(Debug)]
 pub struct Package {
@@ -38,6 +51,8 @@ pub struct Package {
     pub program: Program,
     /// Its weight files.
     pub weights: Weights,
+    /// What people are told of it.
+    pub about: About,
     /// Version of the format that the model states; 9 is iOS 18 and macOS 15.
     pub specification_version: i32,
 }
@@ -58,7 +73,14 @@ impl Package {
         let program = resolve::program(&model, &mut weights).map_err(|(place, flaw)| {
             PackageError::Model { path: file.clone(), place, flaw: Box::new(flaw) }
         })?;
-        Ok(Self { program, weights, specification_version: model.specification_version })
+        let told = model.description.and_then(|d| d.metadata).unwrap_or_default();
+        let about = About {
+            description: told.short_description,
+            author: told.author,
+            license: told.license,
+            version: told.version,
+        };
+        Ok(Self { program, weights, about, specification_version: model.specification_version })
     }
 
     /// The function of that name, or the default one.

@@ -128,6 +128,8 @@ pub struct Signature {
 pub struct Feature {
     /// Name.
     pub name: String,
+    /// What it is, for people; empty where nothing is said.
+    pub about: String,
     /// Type, where it is an array of one shape. Outputs may be described without a shape.
     pub ty: Option<TensorType>,
     /// Whether other shapes are allowed too.

@@ -31,12 +31,32 @@ pub struct ModelDescription {
     /// States of a model of one function.
     #[prost(message, repeated, tag = "13")]
     pub state: Vec<FeatureDescription>,
+    /// What people are told.
+    #[prost(message, optional, tag = "100")]
+    pub metadata: Option<Metadata>,
     /// Interfaces of the functions, where there are several.
     #[prost(message, repeated, tag = "20")]
     pub functions: Vec<FunctionDescription>,
     /// The function that runs when none is named.
     #[prost(string, tag = "21")]
     pub default_function_name: String,
+}
+
+/// `Metadata`.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Metadata {
+    /// What it is.
+    #[prost(string, tag = "1")]
+    pub short_description: String,
+    /// Version.
+    #[prost(string, tag = "2")]
+    pub version: String,
+    /// Author.
+    #[prost(string, tag = "3")]
+    pub author: String,
+    /// License.
+    #[prost(string, tag = "4")]
+    pub license: String,
 }
 
 /// `FunctionDescription`.
@@ -62,6 +82,9 @@ pub struct FeatureDescription {
     /// Name.
     #[prost(string, tag = "1")]
     pub name: String,
+    /// What it is.
+    #[prost(string, tag = "2")]
+    pub short_description: String,
     /// Type.
     #[prost(message, optional, tag = "3")]
     pub r#type: Option<FeatureType>,

@@ -85,6 +85,7 @@ fn feature(function: &str, feature: &proto::FeatureDescription) -> Found<Feature
     let unknown = array.shape.is_empty();
     Ok(Feature {
         name: feature.name.clone(),
+        about: feature.short_description.clone(),
         ty: (!unknown).then_some(TensorType { dtype, shape }),
         flexible: array.enumerated_shapes.is_some() || array.shape_range.is_some(),
         optional: ty.is_optional,

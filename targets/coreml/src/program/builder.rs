@@ -62,7 +62,7 @@ impl<'a> FunctionBuilder<'a> {
     fn value(&mut self, name: Option<&str>, shape: Vec<usize>) -> ValueId {
         let id = ValueId(self.function.values.len() as u32);
         let name = name.map_or_else(|| format!("t{}", id.0), str::to_owned);
-        self.function.values.push(Value { name, shape });
+        self.function.values.push(Value { name, shape, about: None });
         id
     }
 
@@ -92,8 +92,10 @@ impl<'a> FunctionBuilder<'a> {
 
     /// A weight, as a constant. The same numbers in the same shape are one weight, whatever they are called.
     pub fn weight(&mut self, weight: &WeightRef) -> Result<ValueId> {
-        let same =
-            |w: &WeightRef| (&w.file, w.offset, &w.shape) == (&weight.file, weight.offset, &weight.shape);
+        let same = |w: &WeightRef| {
+            (&w.file, w.offset, &w.shape, w.blocks)
+                == (&weight.file, weight.offset, &weight.shape, weight.blocks)
+        };
         let index = self.weights.iter().position(same).unwrap_or_else(|| {
             self.weights.push(weight.clone());
             self.weights.len() - 1
@@ -113,7 +115,19 @@ impl<'a> FunctionBuilder<'a> {
 
     /// `x[N, C, H, W]` by `weight[O, C, 1, 1]`, plus `bias[O]`: `[N, O, H, W]`.
     pub fn conv(&mut self, x: ValueId, weight: &WeightRef, bias: Option<&WeightRef>) -> Result<ValueId> {
+        self.grouped_conv(x, weight, bias, 1)
+    }
+
+    /// As [`Self::conv`], channels in groups that do not meet: `weight[O, C / groups, 1, 1]`.
+    pub fn grouped_conv(
+        &mut self,
+        x: ValueId,
+        weight: &WeightRef,
+        bias: Option<&WeightRef>,
+        groups: usize,
+    ) -> Result<ValueId> {
         let mut args = vec![("x", Arg::Value(x)), ("weight", Arg::Value(self.weight(weight)?))];
+        args.extend((groups != 1).then_some(("groups", Arg::Int(groups))));
         if let Some(bias) = bias {
             args.push(("bias", Arg::Value(self.weight(bias)?)));
         }

@@ -152,8 +152,13 @@ fn conv<'a, F: Fn(ValueId) -> Option<&'a [usize]>>(args: &Args<'a, F>) -> Result
     let (&[n, c, h, w], &[out, c2, 1, 1]) = (x, weight) else {
         return Err(format!("a 1×1 convolution of {x:?} by {weight:?}"));
     };
-    if c != c2 {
-        return Err(format!("{c} channels meet a weight for {c2}"));
+    let groups = match args.op.arg("groups") {
+        None => 1,
+        Some(Arg::Int(groups)) if *groups > 0 && out.is_multiple_of(*groups) => *groups,
+        Some(other) => return Err(format!("{out} outputs in groups of {other:?}")),
+    };
+    if c2.checked_mul(groups) != Some(c) {
+        return Err(format!("{c} channels meet a weight for {groups} times {c2}"));
     }
     if args.op.arg("bias").is_some() && args.shape("bias")? != [out] {
         return Err(format!("a bias of {:?} for {out} channels", args.shape("bias")?));

@@ -12,8 +12,10 @@
 //! | [`rules`] | what a unit allows |
 //! | [`verify`](Program::verify) | shapes, operators, states and constants are right |
 //! | text | `Display` of a program, for people and snapshots |
+//! | [`about`] | what people are told of a package |
 //! | JSON | `serde`, for the helper |
 
+pub mod about;
 pub mod builder;
 mod error;
 mod infer;
@@ -21,11 +23,14 @@ pub mod op;
 pub mod rules;
 mod text;
 mod verify;
+mod weight;
 
 pub use builder::FunctionBuilder;
 pub use error::ProgramError;
 pub use op::{Arg, Mode, Op, OpKind};
-pub use rules::Rules;
+pub use rules::{Counted, Rules};
+pub(crate) use weight::arrays as weight_arrays;
+pub use weight::{Array, Blocks, WeightRef, blob_bytes};
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -33,10 +38,6 @@ use std::fmt;
 
 /// Bytes of one f16.
 pub const ELEMENT: u64 = 2;
-/// Alignment of data, and size of the header and of every entry's metadata, in a package's weight file.
-const BLOB_ALIGN: u64 = 64;
-/// Arrays with fewer elements stay in the program instead of the weight file.
-const INLINE_BELOW: u64 = 10;
 
 /// Everything in one package.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +45,8 @@ const INLINE_BELOW: u64 = 10;
 pub struct Program {
     /// Name of the graph, unique in a bundle.
     pub name: String,
+    /// What it is, in a sentence.
+    pub description: String,
     /// Weights that functions refer to by index.
     pub weights: Vec<WeightRef>,
     /// Functions; the first is the package's default.
@@ -76,6 +79,9 @@ pub struct Value {
     pub name: String,
     /// Extents; empty for a scalar.
     pub shape: Vec<usize>,
+    /// What it is, in a sentence: of inputs, states and results.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
 }
 
 /// Index of a value in [`Function::values`]. `%3` in text and JSON.
@@ -110,37 +116,21 @@ impl TryFrom<String> for ValueId {
     }
 }
 
-/// Where the values of a constant stand: row-major little-endian f16 in a raw file.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WeightRef {
-    /// Name, for people.
-    pub name: String,
-    /// File, relative to the folder of weights that the helper is given.
-    pub file: String,
-    /// First byte.
-    pub offset: u64,
-    /// Extents.
-    pub shape: Vec<usize>,
-}
-
-impl WeightRef {
-    /// Number of elements; saturates, so that an absurd shape is over every limit.
-    pub fn elements(&self) -> u64 {
-        elements(&self.shape)
-    }
-}
-
 /// Product of extents, saturating.
 pub(crate) fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |n, &d| n.saturating_mul(d as u64))
 }
 
 impl Program {
-    /// Bytes of the package's weight file: what Core ML maps, and what a unit's limit on graphs is about.
+    /// Bytes of the package's weight file: what Core ML maps.
     ///
     /// Weights and filled constants count once, in however many functions they stand.
     pub fn weight_bytes(&self) -> u64 {
+        self.counted_bytes(Counted::Stored)
+    }
+
+    /// Bytes that a unit's limit on graphs is about.
+    pub fn counted_bytes(&self, counted: Counted) -> u64 {
         let ops = || self.functions.iter().flat_map(|f| f.ops.iter().map(move |op| (f, op)));
         let weights: BTreeSet<usize> = ops().filter_map(|(_, op)| op.weight()).collect();
         let splats: BTreeSet<(u32, &[usize])> = ops()
@@ -149,18 +139,7 @@ impl Program {
                 Some((op.splat()?.to_bits(), &*value.shape))
             })
             .collect();
-        let weights = weights.iter().filter_map(|&w| Some(self.weights.get(w)?.elements()));
-        blob_bytes(weights.chain(splats.iter().map(|(_, shape)| elements(shape))))
+        let weights = weights.iter().filter_map(|&w| self.weights.get(w)).flat_map(|w| w.arrays(counted));
+        blob_bytes(weights.chain(splats.iter().map(|(_, shape)| Array::halves(elements(shape)))))
     }
-}
-
-/// Size of a weight file with arrays of these numbers of elements: a header, then metadata and aligned data of
-/// each array that is not inline.
-pub fn blob_bytes(arrays: impl IntoIterator<Item = u64>) -> u64 {
-    let stored = arrays.into_iter().filter(|&n| n >= INLINE_BELOW).map(|n| {
-        let data = n.saturating_mul(ELEMENT);
-        data.checked_next_multiple_of(BLOB_ALIGN).unwrap_or(u64::MAX).saturating_add(BLOB_ALIGN)
-    });
-    let all = stored.fold(0, u64::saturating_add);
-    if all == 0 { 0 } else { all.saturating_add(BLOB_ALIGN) }
 }

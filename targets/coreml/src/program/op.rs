@@ -107,8 +107,12 @@ const TABLE: &[(OpKind, &str, &[Param])] = &[
             optional("shape", ArgKind::Ints),
         ],
     ),
-    // x[N, C, H, W], weight[O, C, 1, 1], bias[O]: kernel 1×1, stride 1, no padding, one group.
-    (OpKind::Conv, "conv", &[X, p("weight", ArgKind::Value), optional("bias", ArgKind::Value)]),
+    // x[N, C, H, W], weight[O, C / groups, 1, 1], bias[O]: kernel 1×1, stride 1, no padding, one group if not said.
+    (
+        OpKind::Conv,
+        "conv",
+        &[X, p("weight", ArgKind::Value), optional("bias", ArgKind::Value), optional("groups", ArgKind::Int)],
+    ),
     // The last two axes are multiplied, the others broadcast.
     (OpKind::Matmul, "matmul", &[X, Y, p("transpose_x", ArgKind::Bool), p("transpose_y", ArgKind::Bool)]),
     (OpKind::Silu, "silu", UNARY),

@@ -3,6 +3,16 @@
 use super::OpKind;
 use super::OpKind as K;
 
+/// What a limit on the bytes of a graph is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Counted {
+    /// What the package stores.
+    #[default]
+    Stored,
+    /// What its weights take in f16.
+    Dense,
+}
+
 /// Rules of a unit that runs programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -18,6 +28,9 @@ pub struct Rules {
     pub extent: usize,
     /// Rows of a chunk or of an expert's slice are multiples of it.
     pub rows_multiple: usize,
+    /// Bytes that the last axis of a tensor is padded to. Where that is more than a number has, nothing inside of a
+    /// graph may have a last axis of 1.
+    pub last_axis_bytes: usize,
 }
 
 /// Operators of the Neural Engine (NPUMoE, figure 4): convolutions, products, activations, element-wise operators
@@ -57,7 +70,7 @@ const NEURAL_ENGINE: &[OpKind] = &[
 ];
 
 impl Rules {
-    /// Apple's Neural Engine.
+    /// Apple's Neural Engine, with no word on how it pads.
     pub const ANE: Self = Self {
         unit: "the Neural Engine",
         ops: NEURAL_ENGINE,
@@ -65,5 +78,11 @@ impl Rules {
         state_multiple: 32,
         extent: 16384,
         rows_multiple: 16,
+        last_axis_bytes: super::ELEMENT as usize,
     };
+
+    /// Whether tensors inside of a graph must not have a last axis of 1.
+    pub const fn pads(&self) -> bool {
+        self.last_axis_bytes > super::ELEMENT as usize
+    }
 }

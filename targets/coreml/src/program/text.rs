@@ -1,14 +1,20 @@
 //! The text form of a program, close to what Core ML's own compiler prints.
 
-use super::{Arg, Function, Op, OpKind, Program, ValueId, WeightRef};
+use super::{Arg, Blocks, Function, Op, OpKind, Program, ValueId, WeightRef};
 use std::fmt::{self, Display, Formatter};
 
 impl Display for Program {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "program \"{}\" {{", self.name)?;
         for (i, weight) in self.weights.iter().enumerate() {
-            let WeightRef { name, file, offset, shape } = weight;
-            writeln!(f, "  w{i} = \"{name}\" f16{shape:?} \"{file}\" +{offset}")?;
+            let WeightRef { name, file, offset, shape, blocks } = weight;
+            match blocks {
+                None => writeln!(f, "  w{i} = \"{name}\" f16{shape:?} \"{file}\" +{offset}")?,
+                Some(Blocks { bits, size, scales }) => writeln!(
+                    f,
+                    "  w{i} = \"{name}\" int{bits}{shape:?} \"{file}\" +{offset}, scales by {size} +{scales}"
+                )?,
+            }
         }
         for function in &self.functions {
             write_function(f, function)?;

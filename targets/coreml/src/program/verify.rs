@@ -1,7 +1,7 @@
 //! Checks a program: it is well formed, and a unit may run it.
 
 use super::infer::{self, Shapes};
-use super::{ELEMENT, Function, Op, OpKind, Program, ProgramError, Rules, ValueId, WeightRef};
+use super::{Blocks, ELEMENT, Function, Op, OpKind, Program, ProgramError, Rules, ValueId, WeightRef};
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
@@ -51,11 +51,26 @@ fn weight(weight: &WeightRef) -> std::result::Result<(), String> {
     if !inside || weight.file.is_empty() {
         return Err(format!("weight `{}` stands in `{}`, outside of the weights", weight.name, weight.file));
     }
-    let end = weight.offset.checked_add(weight.elements().saturating_mul(ELEMENT));
-    if weight.elements() == 0 || !weight.offset.is_multiple_of(ELEMENT) || end.is_none_or(|e| e == u64::MAX) {
+    let size = weight.blocks.map_or(ELEMENT, |_| 1);
+    let end = weight.offset.checked_add(weight.elements().saturating_mul(size));
+    if weight.elements() == 0 || !weight.offset.is_multiple_of(size) || end.is_none_or(|e| e == u64::MAX) {
         return Err(format!("weight `{}` is {:?} at byte {}", weight.name, weight.shape, weight.offset));
     }
-    Ok(())
+    match weight.blocks {
+        Some(b) if !blocks_fit(&b, &weight.shape) => {
+            Err(format!("weight `{}` is {:?}, which has no such blocks: {b:?}", weight.name, weight.shape))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Codes are of 4 or 8 bits, and blocks of input channels are whole.
+fn blocks_fit(blocks: &Blocks, shape: &[usize]) -> bool {
+    let scales_end = blocks.scales.checked_add(super::elements(shape));
+    matches!(blocks.bits, 4 | 8)
+        && blocks.scales.is_multiple_of(ELEMENT)
+        && scales_end.is_some()
+        && matches!(*shape, [_, inputs, 1, 1] if blocks.size > 0 && inputs.is_multiple_of(blocks.size))
 }
 
 fn verify(function: &Function, weights: &[WeightRef], rules: &Rules) -> Result<()> {
@@ -114,6 +129,19 @@ fn extent(function: &Function, id: ValueId, rules: &Rules) -> std::result::Resul
         )),
         None => Ok(()),
     }
+}
+
+/// What a unit pads has no last axis of 1, but for what callers see.
+fn last_axis(function: &Function, id: ValueId, rules: &Rules) -> std::result::Result<(), String> {
+    let value = &function.values[id.index()];
+    let narrow = value.shape.last() == Some(&1) && value.shape.iter().any(|&d| d > 1);
+    if !rules.pads() || !narrow || function.outputs.contains(&id) {
+        return Ok(());
+    }
+    Err(format!(
+        "`{}` is {:?}: {} pads a last axis of 1 to {} bytes",
+        value.name, value.shape, rules.unit, rules.last_axis_bytes
+    ))
 }
 
 fn states(function: &Function, rules: &Rules) -> std::result::Result<(), String> {
@@ -186,6 +214,7 @@ fn op(
         }
         if op.op != OpKind::Const {
             extent(function, id, rules)?;
+            last_axis(function, id, rules)?;
         }
     }
     Ok(())

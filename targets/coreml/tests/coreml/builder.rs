@@ -100,7 +100,11 @@ fn feature(name: &str, ty: &TensorType, state: bool) -> proto::FeatureDescriptio
     } else {
         proto::FeatureType { multi_array: array, state: None, is_optional: false }
     };
-    proto::FeatureDescription { name: name.into(), r#type: Some(r#type) }
+    proto::FeatureDescription {
+        name: name.into(),
+        short_description: format!("{name} of {:?}", ty.shape),
+        r#type: Some(r#type),
+    }
 }
 
 impl Builder {
@@ -220,6 +224,12 @@ pub(crate) fn model(functions: &[(&str, &Builder)]) -> proto::Model {
         description: Some(proto::ModelDescription {
             functions: functions.iter().map(described).collect(),
             default_function_name: functions[0].0.into(),
+            metadata: Some(proto::Metadata {
+                short_description: "a test".into(),
+                version: "1".into(),
+                author: "a test".into(),
+                license: "none".into(),
+            }),
             ..Default::default()
         }),
         ml_program: Some(proto::Program {

@@ -42,6 +42,26 @@ fn a_good_package_has_no_findings() {
 }
 
 #[test]
+fn packages_and_their_boundaries_say_what_they_are() {
+    let sound = done(good()).model();
+    let change = |change: fn(&mut proto::ModelDescription), what: &str| {
+        let mut model = sound.clone();
+        change(model.description.as_mut().unwrap());
+        let findings =
+            check(&Saved::new(&model, &done(good()).weights).open().expect("opens"), &Limits::default());
+        assert!(!findings.is_empty() && findings.iter().all(|f| f.rule == "about"), "{findings:?}");
+        assert!(findings.iter().any(|f| f.message.contains(what)), "{findings:?}");
+    };
+    change(|d| d.metadata = None, "it has no author");
+    change(|d| d.metadata.as_mut().unwrap().license.clear(), "it has no license");
+    change(|d| d.functions[0].input[0].short_description.clear(), "nothing says what it is");
+    change(
+        |d| d.functions[0].output[0].short_description = "y of [1, 2]".into(),
+        "another shape than [16, 8, 1, 1]",
+    );
+}
+
+#[test]
 fn operators_and_projections() {
     use Severity::Error;
     let y = half(&[16, 8, 1, 1]);

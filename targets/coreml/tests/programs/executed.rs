@@ -2,9 +2,9 @@
 
 use crate::interpret::{Rounding, States, call, difference};
 use crate::packages::{folder, helper};
-use crate::store::{Store, ane};
+use crate::store::{Store, ane, padded};
 use moec_coreml::check::{self, Severity};
-use moec_coreml::emit::{Chunk, Layout, MASKED, Rope};
+use moec_coreml::emit::{Chunk, MASKED, Rope};
 use moec_coreml::exec::{self, Executor, Tensor};
 use moec_coreml::helper::Package;
 use moec_coreml::package::Package as Saved;
@@ -34,8 +34,7 @@ fn packages_compute_what_their_programs_say() {
     let mut store = Store::default();
     let clamped = Glu::Clamped { alpha: 1.702, limit: 1.5 };
     let gelu = Glu::Gated(Activation::GeluTanh);
-    let mut groups =
-        [store.group(3, clamped, true, Layout::Columns), store.group(2, gelu, false, Layout::Rows)];
+    let mut groups = [store.group(3, clamped, true), store.group(2, gelu, false)];
     groups[1].name = "layer1.group0".into();
     let mut attention = store.attention_of([4, 2, 24, 16], true);
     attention.rope = Some(Rope { offset: 8, channels: 16, style: RopeStyle::Interleaved });
@@ -44,9 +43,9 @@ fn packages_compute_what_their_programs_say() {
     attention.norm = Some(store.norm(32));
     attention.chunks.push(Chunk { rows: 32, start: Some(32) });
     let programs: Vec<Program> = vec![
-        groups[0].emit(&ane()).unwrap(),
+        groups[0].emit(&padded()).unwrap(),
         groups[1].emit(&ane()).unwrap(),
-        attention.emit(&ane()).unwrap(),
+        attention.emit(&padded()).unwrap(),
         store.head().emit(&ane()).unwrap(),
     ];
     let folder = folder(&store);
@@ -60,6 +59,11 @@ fn packages_compute_what_their_programs_say() {
             println!("{}: {finding}", program.name);
         }
         assert!(findings.iter().all(|f| f.severity < Severity::Error), "{}", program.name);
+        assert!(findings.iter().all(|f| f.rule != "about"), "{}", program.name);
+        assert_eq!(saved.about.description, program.description);
+        assert!(saved.about.author.starts_with("moec") && !saved.about.version.is_empty());
+        let told = saved.program.described.values().flat_map(|d| d.inputs.iter().chain(&d.states));
+        assert!(told.clone().count() > 0 && told.into_iter().all(|f| f.about.contains("f16 [")));
         // Functions share the state, in both.
         let (mut states, mut exec_states) = (States::new(), exec::States::default());
         for function in &program.functions {

@@ -1,8 +1,9 @@
 //! Groups of experts and dense networks.
 
 use crate::interpret::{Rounding, States, call, difference};
-use crate::store::{Store, ane};
-use moec_coreml::emit::{Dense, EmitError, Expert, Gate, Layout, Limits};
+use crate::store::{Store, ane, padded};
+use moec_coreml::emit::{Dense, EmitError, Gate, Limits, Networks, Raw};
+use moec_coreml::program::Rules;
 use moec_ir::eval::{self, Tensor};
 use moec_ir::{Activation, Glu, Op};
 
@@ -12,21 +13,31 @@ fn a_group_reads_as_slices_experts_and_their_join() {
     insta::assert_snapshot!(group.emit(&ane()).unwrap());
 }
 
+#[test]
+fn where_the_last_axis_is_padded_a_group_reads_as_grouped_convolutions_of_columns() {
+    let group = Store::default().swiglu(2);
+    insta::assert_snapshot!(group.emit(&padded()).unwrap());
+}
+
 /// What the reference says of rows that an expert meets.
-fn reference(store: &Store, expert: &Expert, glu: Glu, rows: &[f32], hidden: usize) -> Vec<f32> {
+fn reference(store: &Store, all: &Networks, e: usize, glu: Glu, rows: &[f32], hidden: usize) -> Vec<f32> {
     let op = |op: &Op, args: &[&Tensor]| {
         eval::op(op, args.iter().map(|t| eval::Arg::Tensor(t)).collect()).unwrap().remove(0)
     };
     let x = Tensor::f32([rows.len() / hidden, hidden], rows.to_vec());
-    let weights = |weight, bias: &Option<_>| -> Vec<Tensor> {
-        [Some(weight), bias.as_ref()].into_iter().flatten().map(|raw| store.tensor(raw)).collect()
+    let inner = all.down.shape[1];
+    let own = |raw: &Raw, each: usize| store.tensor(&raw.rows(e * each, each));
+    let linear = |x: &Tensor, weight: &Raw, bias: Option<&Raw>, each: usize| {
+        let weights: Vec<Tensor> =
+            [Some(weight), bias].into_iter().flatten().map(|raw| own(raw, each)).collect();
+        let args: Vec<&Tensor> = [x].into_iter().chain(&weights).collect();
+        op(&Op::Linear { bias: bias.is_some() }, &args)
     };
-    let (gate_up, down) =
-        (weights(&expert.gate_up, &expert.gate_up_bias), weights(&expert.down, &expert.down_bias));
-    let bias = gate_up.len() == 2;
-    let inner = op(&Op::LinearGlu { glu, bias }, &[&[&x], &*gate_up.iter().collect::<Vec<_>>()].concat());
-    let y = op(&Op::Linear { bias }, &[&[&inner], &*down.iter().collect::<Vec<_>>()].concat());
-    y.as_f32().to_vec()
+    let [gate_bias, up_bias] = all.gate_up_bias.as_ref().map_or([None, None], |b| [Some(&b[0]), Some(&b[1])]);
+    let gate = linear(&x, &all.gate, gate_bias, inner);
+    let up = linear(&x, &all.up, up_bias, inner);
+    let joined = op(&Op::Glu(glu), &[&gate, &up]);
+    linear(&joined, &all.down, all.down_bias.as_ref(), hidden).as_f32().to_vec()
 }
 
 #[test]
@@ -34,19 +45,21 @@ fn a_group_gives_each_expert_its_slice_whatever_the_activation_the_biases_and_th
     let gates = Activation::ALL.map(Glu::Gated);
     let glus = gates.into_iter().chain([Glu::DRelu, Glu::Clamped { alpha: 1.702, limit: 0.5 }]);
     for glu in glus {
-        for (bias, layout) in [(false, Layout::Rows), (true, Layout::Rows), (true, Layout::Columns)] {
+        // The third has room for two experts of 48 channels in a convolution, so that the third stands alone.
+        let narrow = Limits { rules: Rules { extent: 96, ..padded().rules }, ..padded() };
+        for (bias, limits) in [(false, ane()), (true, ane()), (true, padded()), (true, narrow)] {
             let mut store = Store::default();
-            let group = store.group(3, glu, bias, layout);
-            let program = group.emit(&ane()).unwrap();
+            let group = store.group(3, glu, bias);
+            let program = group.emit(&limits).unwrap();
             for capacity in [16, 32] {
                 let x = store.rows(3 * capacity * group.hidden);
                 let name = format!("cap{capacity}");
                 let got = call(&program, &name, &store, &[("x", &x)], &mut States::new(), Rounding::None);
-                let slices = x.chunks(capacity * group.hidden).zip(&group.experts);
-                let want: Vec<f32> =
-                    slices.flat_map(|(rows, e)| reference(&store, e, glu, rows, group.hidden)).collect();
+                let slices = x.chunks(capacity * group.hidden).enumerate();
+                let of = |(e, rows)| reference(&store, &group.weights, e, glu, rows, group.hidden);
+                let want: Vec<f32> = slices.flat_map(of).collect();
                 let error = difference(&got["y"], &want);
-                assert!(error < 1e-6, "{glu:?}, biases {bias}, {layout:?}, capacity {capacity}: {error}");
+                assert!(error < 1e-6, "{glu:?}, biases {bias}, {limits:?}, capacity {capacity}: {error}");
             }
         }
     }
@@ -54,25 +67,24 @@ fn a_group_gives_each_expert_its_slice_whatever_the_activation_the_biases_and_th
 
 #[test]
 fn a_shared_expert_is_gated_by_a_number_per_row() {
-    for layout in [Layout::Rows, Layout::Columns] {
+    for limits in [ane(), padded()] {
         let mut store = Store::default();
         let glu = Glu::Gated(Activation::Silu);
-        let group = store.group(1, glu, false, layout);
+        let group = store.group(1, glu, false);
         let gate = store.matrix(1, group.hidden);
         let dense = Dense {
             name: "layer0.shared".into(),
             hidden: group.hidden,
             intermediate: group.intermediate,
             glu,
-            weights: group.experts[0].clone(),
+            weights: group.weights.clone(),
             gate: Some(Gate { weight: gate.clone() }),
             rows: vec![16],
-            layout,
         };
-        let program = dense.emit(&ane()).unwrap();
+        let program = dense.emit(&limits).unwrap();
         let x = store.rows(16 * dense.hidden);
         let got = call(&program, "rows16", &store, &[("x", &x)], &mut States::new(), Rounding::None);
-        let mut want = reference(&store, &dense.weights, glu, &x, dense.hidden);
+        let mut want = reference(&store, &dense.weights, 0, glu, &x, dense.hidden);
         let gate = store.tensor(&gate);
         for (x, y) in x.chunks(dense.hidden).zip(want.chunks_mut(dense.hidden)) {
             let logit: f32 = x.iter().zip(gate.as_f32()).map(|(x, w)| x * w).sum();
@@ -121,7 +133,7 @@ fn capacities_and_weights_that_do_not_fit_are_refused() {
         assert!(error.contains(what) && error.contains("different multiples of 16"), "{error}");
     }
     let mut group = store.swiglu(2);
-    group.experts[1].down.shape = vec![32, 47];
+    group.weights.down.shape = vec![64, 47];
     let error = group.emit(&ane()).unwrap_err().to_string();
-    assert_eq!(error, "graph `layer0.group0`: `expert1.down` is [32, 47], [32, 48] is wanted");
+    assert_eq!(error, "graph `layer0.group0`: `down` is [64, 47], [64, 48] is wanted");
 }

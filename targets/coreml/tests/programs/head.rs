@@ -1,21 +1,19 @@
 //! The head in parts.
 
 use crate::interpret::{Rounding, States, call, difference};
-use crate::store::{Store, ane};
-use moec_coreml::emit::{EmitError, Layout, Limits};
+use crate::store::{Store, ane, padded};
+use moec_coreml::emit::{EmitError, Limits};
 use moec_ir::Op;
 use moec_ir::eval::{self, Arg, Tensor};
 
 #[test]
 fn the_vocabulary_comes_in_parts_with_the_norm_in_front_if_asked() {
-    for (norm, center, entries, layout) in [
-        (false, false, 0..100, Layout::Rows),
-        (true, false, 0..100, Layout::Columns),
-        (true, true, 16..90, Layout::Rows),
-    ] {
+    for (norm, center, entries, limits) in
+        [(false, false, 0..100, ane()), (true, false, 0..100, padded()), (true, true, 16..90, ane())]
+    {
         let mut store = Store::default();
         let mut head = store.head();
-        (head.layout, head.entries) = (layout, entries.clone());
+        head.entries = entries.clone();
         head.bias = Some(store.raw(&[100], 0.0, 0.5));
         if norm {
             let mut n = store.norm(32);
@@ -23,7 +21,7 @@ fn the_vocabulary_comes_in_parts_with_the_norm_in_front_if_asked() {
             n.bias = center.then(|| store.raw(&[32], 0.0, 0.3));
             head.norm = Some(n);
         }
-        let program = head.emit(&ane()).unwrap();
+        let program = head.emit(&limits).unwrap();
         let x = store.rows(16 * 32);
         let got = call(&program, "rows16", &store, &[("x", &x)], &mut States::new(), Rounding::None);
         let op = |op: &Op, args: &[&Tensor]| {

@@ -88,9 +88,7 @@ fn execute(
         OpKind::Const => match (op.weight(), op.splat()) {
             (Some(w), _) => {
                 let weight = &program.weights[w];
-                let start = weight.offset as usize / 2;
-                let data = &store.data[start..start + weight.elements() as usize];
-                vec![(weight.shape.clone(), data.iter().map(|x| x.to_f64()).collect())]
+                vec![(weight.shape.clone(), store.values(weight))]
             }
             (_, Some(x)) => {
                 let shape = ints("shape");
@@ -103,9 +101,11 @@ fn execute(
             let ((xs, x), (ws, w)) = (value("x"), value("weight"));
             let (plane, shape) = (xs[2] * xs[3], vec![xs[0], ws[0], xs[2], xs[3]]);
             let bias = op.args.get("bias").map(|_| &value("bias").1);
+            let groups = op.args.get("groups").map_or(1, |_| ints("groups")[0]);
             let data = each(&[xs[0], ws[0], plane]).map(|i| {
-                let sum: f64 =
-                    (0..xs[1]).map(|c| x[(i[0] * xs[1] + c) * plane + i[2]] * w[i[1] * xs[1] + c]).sum();
+                let first = i[1] / (ws[0] / groups) * ws[1];
+                let at = |c: usize| x[(i[0] * xs[1] + first + c) * plane + i[2]];
+                let sum: f64 = (0..ws[1]).map(|c| at(c) * w[i[1] * ws[1] + c]).sum();
                 sum + bias.map_or(0.0, |b| b[i[1]])
             });
             vec![(shape, data.collect())]

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test fails by panicking")]
 
 mod attention;
+mod blocks;
 mod executed;
 mod experts;
 mod head;

@@ -95,7 +95,8 @@ fn everything() -> Program {
     let mut b = FunctionBuilder::new("main", &mut weights);
     let x = b.input("x", &[1, 32, 1, 32]);
     let state = b.state("s", &[32, 32]);
-    let weight = WeightRef { name: "w".into(), file: FILE.into(), offset: 0, shape: vec![32, 32, 1, 1] };
+    let weight =
+        WeightRef { name: "w".into(), file: FILE.into(), offset: 0, shape: vec![32, 32, 1, 1], blocks: None };
     let mut y = b.conv(x, &weight, None).unwrap();
     for op in [OpKind::Silu, OpKind::Sigmoid, OpKind::Relu, OpKind::Abs] {
         y = b.unary(op, y).unwrap();
@@ -128,7 +129,12 @@ fn everything() -> Program {
     y = b.transpose(y, &[0, 2, 1, 3]).unwrap();
     y = b.reshape(y, &[1, 96, 32]).unwrap();
     let function = b.finish(&[("y", y)]);
-    Program { name: "everything".into(), weights, functions: vec![function] }
+    Program {
+        name: "everything".into(),
+        description: "every operator".into(),
+        weights,
+        functions: vec![function],
+    }
 }
 
 #[test]

@@ -1,10 +1,8 @@
 //! A file of weights with numbers that look random, and descriptions of small parts of a model over it.
 
 use half::f16;
-use moec_coreml::emit::{
-    Attention, Chunk, Expert, ExpertGroup, Head, Layout, Limits, Norm, Projection, Raw, Rope,
-};
-use moec_coreml::program::Rules;
+use moec_coreml::emit::{Attention, Chunk, ExpertGroup, Head, Limits, Networks, Norm, Projection, Raw, Rope};
+use moec_coreml::program::{Blocks, Counted, Rules, WeightRef};
 use moec_ir::eval::Tensor;
 use moec_ir::{Activation, Glu, RopeStyle};
 
@@ -12,7 +10,12 @@ pub(crate) const FILE: &str = "weights.bin";
 
 /// No limit on bytes.
 pub(crate) fn ane() -> Limits {
-    Limits { rules: Rules::ANE, graph_bytes: u64::MAX }
+    Limits { rules: Rules::ANE, graph_bytes: u64::MAX, counted: Counted::Stored }
+}
+
+/// The same where the last axis is padded, so that rows lie along it.
+pub(crate) fn padded() -> Limits {
+    Limits { rules: Rules { last_axis_bytes: 64, ..Rules::ANE }, ..ane() }
 }
 
 #[derive(Default)]
@@ -40,7 +43,7 @@ impl Store {
             let x = middle + spread * self.number();
             self.data.push(f16::from_f32(x));
         }
-        Raw { file: FILE.into(), offset, shape: shape.to_vec() }
+        Raw { file: FILE.into(), offset, shape: shape.to_vec(), blocks: None }
     }
 
     /// A matrix that keeps the magnitude of what it is multiplied by.
@@ -56,34 +59,64 @@ impl Store {
         Tensor::f32(raw.shape.clone(), data)
     }
 
+    /// A matrix as codes with scales, a block for each 32 channels. Gives it, and the same values in f16.
+    pub(crate) fn blocks(&mut self, [out, channels]: [usize; 2], bits: u8) -> [Raw; 2] {
+        let (most, count) = (f32::from((1_u8 << (bits - 1)) - 1), out * channels);
+        let codes: Vec<i8> = (0..count).map(|_| (self.number() * most).round() as i8).collect();
+        let scales: Vec<f16> = (0..count / 32)
+            .map(|_| f16::from_f32((1.2 + self.number()) / most / (channels as f32).sqrt()))
+            .collect();
+        let offset = self.data.len() as u64 * 2;
+        self.data
+            .extend(codes.as_chunks::<2>().0.iter().map(|&[a, b]| f16::from_le_bytes([a as u8, b as u8])));
+        let blocks = Some(Blocks { bits, size: 32, scales: self.data.len() as u64 * 2 });
+        self.data.extend(&scales);
+        let coded = Raw { file: FILE.into(), offset, shape: vec![out, channels], blocks };
+        let offset = self.data.len() as u64 * 2;
+        let value = |(i, code): (usize, &i8)| f16::from_f32(f32::from(*code) * scales[i / 32].to_f32());
+        self.data.extend(codes.iter().enumerate().map(value));
+        [coded, Raw { file: FILE.into(), offset, shape: vec![out, channels], blocks: None }]
+    }
+
+    /// Values of a weight.
+    pub(crate) fn values(&self, weight: &WeightRef) -> Vec<f64> {
+        let (start, count) = (weight.offset as usize, weight.elements() as usize);
+        let halves = |first: usize, n: usize| self.data[first / 2..first / 2 + n].iter().map(|x| x.to_f64());
+        let Some(Blocks { size, scales, .. }) = weight.blocks else { return halves(start, count).collect() };
+        let scales: Vec<f64> = halves(scales as usize, count / size).collect();
+        let bytes = self.bytes();
+        let code = |i: usize| f64::from(bytes[start + i] as i8);
+        (0..count).map(|i| f16::from_f64(code(i) * scales[i / size]).to_f64()).collect()
+    }
+
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.data.iter().flat_map(|x| x.to_le_bytes()).collect()
     }
 
     /// Experts of 32 channels with 48 between.
-    pub(crate) fn group(&mut self, experts: usize, glu: Glu, bias: bool, layout: Layout) -> ExpertGroup {
+    pub(crate) fn group(&mut self, experts: usize, glu: Glu, bias: bool) -> ExpertGroup {
         let (hidden, intermediate) = (32, 48);
-        let experts = (0..experts).map(|e| Expert {
-            name: format!("expert{e}"),
-            gate_up: self.matrix(2 * intermediate, hidden),
-            down: self.matrix(hidden, intermediate),
-            gate_up_bias: bias.then(|| self.raw(&[2 * intermediate], 0.0, 0.5)),
-            down_bias: bias.then(|| self.raw(&[hidden], 0.0, 0.5)),
-        });
+        let weights = Networks {
+            gate: self.matrix(experts * intermediate, hidden),
+            up: self.matrix(experts * intermediate, hidden),
+            down: self.matrix(experts * hidden, intermediate),
+            gate_up_bias: bias.then(|| [0, 1].map(|_| self.raw(&[experts * intermediate], 0.0, 0.5))),
+            down_bias: bias.then(|| self.raw(&[experts * hidden], 0.0, 0.5)),
+        };
         ExpertGroup {
             name: "layer0.group0".into(),
             hidden,
             intermediate,
             glu,
-            experts: experts.collect(),
+            experts: (0..experts).map(|e| format!("expert{e}")).collect(),
+            weights,
             capacities: vec![16, 32],
-            layout,
         }
     }
 
     /// The usual expert group: SwiGLU without biases.
     pub(crate) fn swiglu(&mut self, experts: usize) -> ExpertGroup {
-        self.group(experts, Glu::Gated(Activation::Silu), false, Layout::Rows)
+        self.group(experts, Glu::Gated(Activation::Silu), false)
     }
 
     fn projection(&mut self, out: usize, channels: usize, bias: bool) -> Projection {
@@ -141,7 +174,6 @@ impl Store {
             split: 48,
             norm: None,
             rows: vec![16],
-            layout: Layout::Rows,
         }
     }
 }

@@ -9,7 +9,7 @@ fn json_gives_the_program_back() {
     let mut attention = store.attention_of([4, 2, 24, 16], true);
     attention.sinks = Some(store.raw(&[4], 0.0, 1.0));
     let glu = moec_ir::Glu::Gated(moec_ir::Activation::Gelu);
-    let group = store.group(2, glu, true, moec_coreml::emit::Layout::Columns);
+    let group = store.group(2, glu, true);
     for program in [attention.emit(&ane()), group.emit(&ane()), store.head().emit(&ane())] {
         let program = program.unwrap();
         let json = serde_json::to_string(&program).unwrap();
@@ -26,7 +26,7 @@ fn program(body: impl FnOnce(&mut FunctionBuilder, ValueId) -> ValueId) -> Progr
     let x = b.input("x", &[4, 4]);
     let y = body(&mut b, x);
     let function = b.finish(&[("y", y)]);
-    Program { name: "p".into(), weights, functions: vec![function] }
+    Program { name: "p".into(), description: String::new(), weights, functions: vec![function] }
 }
 
 fn relu(b: &mut FunctionBuilder, x: ValueId) -> ValueId {
@@ -127,7 +127,8 @@ fn states_are_few_and_of_the_right_width() {
 #[test]
 fn weights_stand_in_files_below_their_folder() {
     let weight = |file: &str, offset, shape: &[usize]| {
-        let weight = WeightRef { name: "w".into(), file: file.into(), offset, shape: shape.to_vec() };
+        let weight =
+            WeightRef { name: "w".into(), file: file.into(), offset, shape: shape.to_vec(), blocks: None };
         program(|b, x| {
             let w = b.weight(&weight).unwrap();
             b.binary(OpKind::Mul, x, w).unwrap()

@@ -1,0 +1,157 @@
+//! How graphs of a unit are written, and what is assumed of its memory.
+
+use crate::Figure;
+use serde::{Deserialize, Serialize};
+
+/// Bytes of a number that a graph computes with: f16.
+pub const NUMBER_BYTES: usize = 2;
+
+/// Something that is chosen for a unit, with the reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Choice<T> {
+    /// What is chosen.
+    pub value: T,
+    /// Why: a document with its page, or how it was measured.
+    pub source: String,
+}
+
+/// Formats in which a graph may hold the weights of its convolutions, besides f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StoredFormat {
+    /// Bytes, a scale for each 32 input channels.
+    Q8,
+    /// Four bits, likewise.
+    Q4,
+}
+
+/// What the limit on the bytes of a graph is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Counted {
+    /// The bytes that the package stores.
+    Stored,
+    /// The bytes that its weights have in f16, whatever they are stored as.
+    #[default]
+    Dense,
+}
+
+/// How a chunk of a prompt is written to the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheWrite {
+    /// By a product with a matrix of zeros and ones, at any position.
+    #[default]
+    Product,
+    /// By `slice_update` at constants: a function for every place where a chunk can begin, and the product for rows that
+    /// begin elsewhere.
+    SliceUpdate,
+}
+
+/// How graphs of a unit are written. Without a key nothing is assumed, and graphs are written in the plainest way.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GraphForm {
+    /// Bytes that the last axis of a tensor is padded to. Where that is more than a number has, tensors inside of a graph
+    /// are `[1, channels, 1, rows]`, and none of them may have a last axis of 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_axis_bytes: Option<Figure>,
+    /// Formats of weights besides f16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<Choice<Vec<StoredFormat>>>,
+    /// What the limit on the bytes of a graph counts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted: Option<Choice<Counted>>,
+    /// How the KV cache is written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_write: Option<Choice<CacheWrite>>,
+}
+
+impl GraphForm {
+    /// Whether no key is there.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Bytes that the last axis of a tensor is padded to; those of a number where the file says nothing.
+    pub fn last_axis(&self) -> usize {
+        self.last_axis_bytes.as_ref().map_or(NUMBER_BYTES, |f| f.value as usize)
+    }
+
+    /// Bytes that a tensor of f16 takes in the unit's memory, what pads its last axis included.
+    pub fn tensor_bytes(&self, shape: &[usize]) -> u64 {
+        let (last, outer) = shape.split_last().map_or((1, shape), |(last, outer)| (*last, outer));
+        let row = last.saturating_mul(NUMBER_BYTES).next_multiple_of(self.last_axis().max(NUMBER_BYTES));
+        outer.iter().fold(row as u64, |n, &d| n.saturating_mul(d as u64))
+    }
+
+    /// Whether weights may be stored in a format.
+    pub fn stores(&self, format: StoredFormat) -> bool {
+        self.weights.as_ref().is_some_and(|w| w.value.contains(&format))
+    }
+
+    /// What the limit on the bytes of a graph counts.
+    pub fn counted(&self) -> Counted {
+        self.counted.as_ref().map(|c| c.value).unwrap_or_default()
+    }
+
+    /// How the KV cache is written.
+    pub fn cache_write(&self) -> CacheWrite {
+        self.cache_write.as_ref().map(|c| c.value).unwrap_or_default()
+    }
+
+    /// Keys that are there: name, value as it is written, source.
+    pub fn rows(&self) -> Vec<(&'static str, String, &str)> {
+        fn row<'a, T: Serialize>(
+            key: &'static str,
+            of: Option<&'a Choice<T>>,
+        ) -> Option<(&'static str, String, &'a str)> {
+            let Choice { value, source } = of?;
+            Some((key, toml::Value::try_from(value).map(|v| v.to_string()).unwrap_or_default(), source))
+        }
+        let last = self.last_axis_bytes.as_ref();
+        let last = last.map(|f| ("last_axis_bytes", f.value.to_string(), &*f.source));
+        let rest = [
+            row("weights", self.weights.as_ref()),
+            row("counted", self.counted.as_ref()),
+            row("cache_write", self.cache_write.as_ref()),
+        ];
+        last.into_iter().chain(rest.into_iter().flatten()).collect()
+    }
+
+    /// Keys with their sources.
+    pub(crate) fn sources(&self) -> impl Iterator<Item = (&'static str, f64, &str)> {
+        let last = self.last_axis_bytes.iter().map(|f| ("unit.graph.last_axis_bytes", f.value, &*f.source));
+        let weights = self.weights.iter().map(|c| ("unit.graph.weights", 0.0, &*c.source));
+        let counted = self.counted.iter().map(|c| ("unit.graph.counted", 0.0, &*c.source));
+        let written = self.cache_write.iter().map(|c| ("unit.graph.cache_write", 0.0, &*c.source));
+        last.chain(weights).chain(counted).chain(written)
+    }
+
+    /// Why it makes no sense: the key, and what is expected.
+    pub(crate) fn fault(&self) -> Option<(&'static str, String)> {
+        let value = self.last_axis_bytes.as_ref()?.value;
+        let fine = value >= NUMBER_BYTES as f64 && value <= 4096.0 && value % NUMBER_BYTES as f64 == 0.0;
+        let message = format!("{value} is no multiple of {NUMBER_BYTES} from {NUMBER_BYTES} to 4096");
+        (!fine).then_some(("unit.graph.last_axis_bytes", message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_last_axis_of_one_takes_what_it_is_padded_to() {
+        let form = |value: f64| GraphForm {
+            last_axis_bytes: Some(Figure { value, source: "a test".into() }),
+            ..GraphForm::default()
+        };
+        assert_eq!(GraphForm::default().tensor_bytes(&[64, 4096, 1, 1]), 64 * 4096 * 2);
+        assert_eq!(form(64.0).tensor_bytes(&[64, 4096, 1, 1]), 64 * 4096 * 64);
+        assert_eq!(form(64.0).tensor_bytes(&[1, 4096, 1, 64]), 64 * 4096 * 2);
+        assert_eq!(form(64.0).tensor_bytes(&[]), 64);
+        assert!(form(3.0).fault().is_some() && form(0.0).fault().is_some() && form(64.0).fault().is_none());
+    }
+}

@@ -1,0 +1,77 @@
+//! Parts of a model, found without coremltools.
+
+use super::*;
+
+/// Parts are found without coremltools.
+#[test]
+fn parts_say_what_their_functions_take() {
+    for family in support::FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::load(&SETUP.write(&checkpoint(family), folder.path())).unwrap();
+        let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+        let device = Device::find("m2-ultra").unwrap();
+        let target = moec_cpu::CpuTarget::new(&device).unwrap();
+        let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
+        let stops = Stops { print_after: None, stop_after: Some("rewrite") };
+        c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
+        let npu = &device.units[device.unit_of(UnitKind::Npu).unwrap()];
+        let limits = parts::limits(npu);
+        let mut places = npu.clone();
+        let source = String::new();
+        places.graph.cache_write = Some(Choice { value: CacheWrite::SliceUpdate, source });
+        for layer in 0..spec.layers.len() {
+            let part = Part::find(&c.module, &format!("layers.{layer}.attn")).unwrap();
+            part.check(&c.module, npu).unwrap();
+            // 80 positions are filled up to 96, 24 rows to 32; a decode call is one row of one sequence.
+            assert_eq!((part.is_attention(), part.context(&limits)), (true, Some(96)));
+            let graphs = part.graphs(&c.module, npu).unwrap();
+            let shape = |name: &str, at: usize| {
+                let port = graphs[at].inputs.iter().find(|p| p.name == name).unwrap();
+                port.shape.clone()
+            };
+            assert_eq!(graphs.len(), 3, "{family}");
+            for (at, (name, rows)) in
+                [("chunk32", 32), ("chunk16", 16), ("chunk16", 16)].into_iter().enumerate()
+            {
+                let g = &graphs[at];
+                assert_eq!(
+                    (&*g.function, g.rows, g.stateful, g.entry),
+                    (name, rows, true, part.cuts[at].entry)
+                );
+                assert_eq!(g.package, format!("artifacts/layers.{layer}.attn.mlpackage"));
+                assert_eq!(shape("x", at), [rows, 64, 1, 1]);
+                assert_eq!(
+                    (shape("mask", at), shape("write", at)),
+                    (vec![1, 1, rows, 96], vec![1, 1, 96, rows])
+                );
+                let channels = c.module.entries[at].ty(part.cuts[at].angles.unwrap()).cols();
+                assert_eq!(shape("angles", at), [rows, channels, 1, 1]);
+                assert_eq!((g.inputs.len(), g.outputs.len(), &g.outputs[0].shape), (4, 1, &shape("x", at)));
+            }
+            // 80 positions in chunks of 24, each filled up to 32 of the 96 that the state has.
+            let fixed = part.graphs(&c.module, &places).unwrap();
+            let names: Vec<&str> = fixed.iter().map(|g| &*g.function).collect();
+            assert_eq!(
+                names,
+                ["chunk32", "chunk32_at0", "chunk32_at24", "chunk32_at48", "chunk16", "chunk16"],
+                "{family}"
+            );
+            let mask = fixed[2].inputs.iter().find(|p| p.name == "mask").unwrap();
+            assert_eq!((fixed[2].fixed_start(), &*mask.shape), (Some(24), &[1, 1, 32, 56][..]));
+            for (cut, graph) in part.cuts.iter().zip(&c.module.entries) {
+                // The part begins behind the norm and ends in front of the residual.
+                let norm = &graph.nodes[graph.def(cut.x).unwrap().0 as usize].op;
+                assert!(matches!(norm, Op::RmsNorm { .. } | Op::LayerNorm { .. }), "{family}");
+                let residual = graph.nodes.iter().find(|n| n.inputs.contains(&cut.y.into())).unwrap();
+                assert_eq!(residual.op, Op::Add, "{family}");
+                assert_eq!(graph.ty(cut.x), graph.ty(cut.y), "{family}");
+            }
+        }
+        let windows = (0..spec.layers.len())
+            .map(|layer| Part::find(&c.module, &format!("layers.{layer}.attn")).unwrap().window());
+        let windows: Vec<_> = windows.flatten().collect();
+        assert_eq!(windows, if family == "gpt_oss" { vec![16] } else { vec![] }, "{family}");
+        let e = Part::find(&c.module, "embed").unwrap_err();
+        assert!(e.contains("no graph"), "{e}");
+    }
+}

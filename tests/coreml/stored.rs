@@ -1,0 +1,118 @@
+//! What packages store where the device file allows it: codes with scales, and caches written at fixed places.
+//!
+//! The device files are called `m2-ultra`, so that what opens a bundle finds a device of that name.
+
+use super::*;
+
+/// `m2-ultra` with other words under `[unit.graph]`.
+fn device(case: &Case, changes: &[(&str, &str)]) -> String {
+    let mut text = fs::read_to_string(support::root().join("targets/devices/m2-ultra.toml")).unwrap();
+    for (old, new) in changes {
+        assert!(text.contains(old), "{old}");
+        text = text.replace(old, new);
+    }
+    let path = case.path("own.toml");
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+const CODES: (&str, &str) = ("weights = { value = []", "weights = { value = [\"q8\", \"q4\"]");
+const COUNT: (&str, &str) = ("counted = { value = \"dense\"", "counted = { value = \"stored\"");
+const PLACES: (&str, &str) =
+    ("cache_write = { value = \"product\"", "cache_write = { value = \"slice_update\"");
+
+/// Bytes of all weight files of packages, and the logits of a prompt.
+fn stored(case: &Case, bundle: &str, ids: &[u32]) -> (u64, Vec<f32>) {
+    let files = tree(&case.path(&format!("{bundle}/artifacts")));
+    let bytes =
+        files.iter().filter(|(name, _)| name.ends_with("weight.bin")).map(|(_, b)| b.len() as u64).sum();
+    let out = case.path(&format!("{bundle}.safetensors"));
+    let mut run = moec();
+    run.env("MOEC_CACHE", case.path("cache"))
+        .arg("--quiet")
+        .args(["run", "--emulate"])
+        .arg(case.path(bundle));
+    ok(run.args(["logits", "--ids", &list(ids), "--out"]).arg(&out));
+    (bytes, logits_file(&out).1)
+}
+
+fn apart(a: &[f32], b: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x).powi(2);
+    let off: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
+    (off / b.iter().map(|b| square(*b)).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
+    let Some(found) = coreml("packages_of_codes_agree_with_the_processor_that_has_the_same_codes") else {
+        return;
+    };
+    let ids = expected(&checkpoint("olmoe")).ids;
+    for (format, share) in [("q8", 0.62), ("q4", 0.40)] {
+        let case = Case::new("olmoe", ON_NPU);
+        let text = fs::read_to_string(&case.toml).unwrap();
+        assert!(text.contains("f16"), "{text}");
+        fs::write(&case.toml, text.replace("\"f16\"", &format!("\"{format}\""))).unwrap();
+        ok(case.build("m2-ultra", "halves.moec").envs(found.clone()));
+        ok(case.build(&device(&case, &[CODES, COUNT]), "codes.moec").envs(found.clone()));
+        let (dense, halves) = stored(&case, "halves.moec", &ids);
+        let (small, codes) = stored(&case, "codes.moec", &ids);
+        // The same codes on the processor, in f32.
+        fs::write(
+            &case.toml,
+            fs::read_to_string(&case.toml)
+                .unwrap()
+                .replace("experts = \"npu\"", "experts = \"cpu\"")
+                .replace("attention = \"npu\"", "attention = \"cpu\""),
+        )
+        .unwrap();
+        ok(case.build("m2-ultra", "cpu.moec").envs(found.clone()));
+        let (none, cpu) = stored(&case, "cpu.moec", &ids);
+        let (same, other) = (apart(&codes, &cpu), apart(&halves, &cpu));
+        println!(
+            "{format}: {dense} bytes in f16, {small} as codes; {same:.1e} from the processor, f16 {other:.1e}"
+        );
+        assert_eq!(none, 0);
+        assert!((small as f64) < share * dense as f64, "{format}: {small} of {dense} bytes");
+        assert!(same < 2e-2 && same < other, "{format}: {same}, packages of f16 {other}");
+    }
+}
+
+#[test]
+fn caches_written_at_fixed_places_hold_what_a_product_writes() {
+    let Some(found) = coreml("caches_written_at_fixed_places_hold_what_a_product_writes") else { return };
+    for family in ["olmoe", "gpt_oss", "deepseek_v2"] {
+        let case = Case::new(family, "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n");
+        let ids = expected(&checkpoint(family)).ids;
+        assert!(ids.len() > SETUP.chunk, "one chunk proves nothing");
+        ok(case.build("m2-ultra", "product.moec").envs(found.clone()));
+        ok(case.build(&device(&case, &[PLACES]), "places.moec").envs(found.clone()));
+        let functions = |bundle: &str| -> Vec<String> {
+            let path = case.path(&format!("{bundle}/artifacts/layers.0.attn.mlpackage"));
+            Package::open(&path).unwrap().program.functions.keys().cloned().collect()
+        };
+        assert_eq!(functions("product.moec"), ["chunk16", "chunk32"]);
+        assert_eq!(
+            functions("places.moec"),
+            ["chunk16", "chunk32", "chunk32_at0", "chunk32_at24", "chunk32_at48"]
+        );
+        let ((a, product), (b, places)) =
+            (stored(&case, "product.moec", &ids), stored(&case, "places.moec", &ids));
+        assert_eq!(a, b, "functions share weights");
+        // Scores over fewer masked positions are summed in another order, no more.
+        let off = apart(&places, &product);
+        println!("{family}: {off:.1e}");
+        assert!(off < 1e-3, "{family}: {off}");
+        // Decoding goes on from what prompts have written.
+        let said = |bundle: &str| {
+            let mut run = moec();
+            run.env("MOEC_CACHE", case.path("cache"))
+                .arg("--quiet")
+                .args(["run", "--emulate"])
+                .arg(case.path(bundle));
+            ok(run.args(["generate", "--ids", &list(&ids[..30]), "-n", "6", "--json"])).stdout
+        };
+        let ids_of = |bundle: &str| serde_json::from_slice::<Value>(&said(bundle)).unwrap()["ids"].clone();
+        assert_eq!(ids_of("product.moec"), ids_of("places.moec"), "{family}");
+    }
+}
