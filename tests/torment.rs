@@ -100,7 +100,9 @@ fn whatever_is_done_to_files_ends_in_an_error_or_in_order() {
     };
     std::thread::scope(|scope| {
         let threads = std::thread::available_parallelism().map_or(1, usize::from).min(4);
-        (0..threads).for_each(|_| drop(scope.spawn(work)));
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
     });
     bases.untouched();
     let [well, refused, misused, skipped] = codes.into_inner().unwrap();

@@ -37,7 +37,9 @@ pub(crate) fn plant(place: &Place) {
         {
             let at = |i: usize| start + about["data_offsets"][i].as_u64().unwrap() as usize;
             let range = at(0)..at(1);
-            bytes[range].chunks_exact_mut(2).for_each(|b| b.copy_from_slice(&MARK));
+            for number in bytes[range].chunks_exact_mut(2) {
+                number.copy_from_slice(&MARK);
+            }
         }
         fs::write(place.outside.join(WEIGHTS), bytes).unwrap();
     }
@@ -192,7 +194,9 @@ pub(crate) fn shards(rng: &mut Rng, place: &mut Place) -> String {
     }
     // The one tensor, or all of them.
     if rng.below(2) == 0 {
-        map.values_mut().for_each(|v| v.clone_from(&new));
+        for value in map.values_mut() {
+            value.clone_from(&new);
+        }
         said += ", as all are";
     } else {
         map.insert(one, new);

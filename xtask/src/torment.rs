@@ -22,7 +22,9 @@ const OPTIONS: [(&str, &str, &str); 4] = [
 pub(crate) fn run(args: &[String]) -> Result<(), Failed> {
     if args.iter().any(|a| a == "--help" || a == "-h") {
         stage("Usage", "cargo xtask torment [OPTIONS]");
-        OPTIONS.iter().for_each(|(name, _, what)| stage(name, what));
+        for (name, _, what) in OPTIONS {
+            stage(name, what);
+        }
         return Ok(());
     }
     let values = values(args)?;
