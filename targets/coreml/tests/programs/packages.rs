@@ -182,7 +182,7 @@ fn what_the_helper_cannot_write_it_says() {
     let mut infinite = bytes;
     infinite[..2].copy_from_slice(&half::f16::INFINITY.to_le_bytes());
     fs::write(folder.path().join(FILE), infinite).unwrap();
-    assert!(emit(folder.path(), "x.mlpackage").contains("`expert0.gate` has values that f16 cannot hold"));
+    assert!(emit(folder.path(), "x.mlpackage").contains("`gate expert0` has values that f16 cannot hold"));
 }
 
 #[test]
