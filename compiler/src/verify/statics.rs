@@ -138,7 +138,7 @@ fn compare(bundle: &Bundle, module: &mut Module, source: &Checkpoint, progress: 
         .map(WeightId)
         .filter(|id| packed.holds(&module.weight(*id).name))
         .collect();
-    let bar = progress.items("Comparing", ids.len() as u64);
+    let bar = progress.items("Comparing", ids.len() as u64, "weights");
     for id in &ids {
         let name = &module.weight(*id).name;
         bar.label(name);

@@ -171,8 +171,8 @@ pub fn verify(
 /// # Errors
 /// A package that is missing, malformed or refused, or without a function that the plan calls.
 pub fn read(bundle: &Bundle) -> Result<usize> {
-    let device = Device::find(&bundle.manifest.target).ok();
-    let npu = device.as_ref().and_then(|d| Some(&d.units[d.unit_of(UnitKind::Npu)?]));
+    let device = bundle.device()?;
+    let npu = device.unit_of(UnitKind::Npu).and_then(|i| device.units.get(i));
     let graph_bytes = npu.map_or(Limits::default().graph_bytes, |npu| found::limits(npu).graph_bytes);
     let limits = Limits { graph_bytes, ..Limits::default() };
     let mut packages: BTreeMap<&str, Opened> = BTreeMap::new();
