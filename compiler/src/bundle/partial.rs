@@ -75,7 +75,7 @@ impl Partial {
         match self.workspace.remove() {
             Ok(said) => notes.extend(said),
             Err(e) => {
-                notes.push(format!("of the earlier `{}` something stays: {e}", self.destination.display()))
+                notes.push(format!("of the earlier `{}` something stays: {e}", destination.display()));
             }
         }
         Ok(notes)

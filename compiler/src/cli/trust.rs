@@ -35,7 +35,9 @@ impl Trust {
             }
             (Some(key), None) => Some(signature::check(bundle, key)?),
             (None, foreign) => {
-                foreign.iter().for_each(|f| progress.warn(f));
+                if let Some(foreign) = foreign {
+                    progress.warn(&foreign);
+                }
                 signature::found(&bundle.folder)?
             }
         };
