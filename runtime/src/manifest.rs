@@ -101,7 +101,7 @@ mod tests {
             let path = dir.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, text).unwrap();
-            let sha256: String = Sha256::digest(text).iter().map(|b| format!("{b:02x}")).collect();
+            let sha256 = Sha256::digest(text).iter().fold(String::new(), |hex, b| format!("{hex}{b:02x}"));
             listed.insert((*name).to_owned(), serde_json::json!({"bytes": text.len(), "sha256": sha256}));
         }
         let text = serde_json::json!({"bundle_version": 1, "files": listed}).to_string();
