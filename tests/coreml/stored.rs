@@ -31,7 +31,10 @@ fn stored(case: &Case, bundle: &str, ids: &[u32]) -> (u64, Vec<f32>) {
 fn logits(case: &Case, bundle: &str, ids: &[u32]) -> Vec<f32> {
     let out = case.path(&format!("{bundle}.safetensors"));
     let mut run = moec();
-    run.env("MOEC_CACHE", case.path("cache")).arg("--quiet").args(["run", "--emulate"]).arg(case.path(bundle));
+    run.env("MOEC_CACHE", case.path("cache"))
+        .arg("--quiet")
+        .args(["run", "--emulate"])
+        .arg(case.path(bundle));
     ok(run.args(["logits", "--ids", &list(ids), "--out"]).arg(&out));
     logits_file(&out).1
 }

@@ -58,7 +58,8 @@ pub fn link(root: &Path, table: &[u8], cc: &str) -> Result<()> {
     let mut command = Command::new(cc);
     command.args([table_at?, root.join(KERNELS), runtime_at?]).args(FLAGS).args(LIBRARIES);
     command.arg("-o").arg(root.join("run"));
-    let said = interrupt::output(&mut command).map_err(|e| Error::environment(format!("cannot start `{cc}`")).because(e))?;
+    let said = interrupt::output(&mut command)
+        .map_err(|e| Error::environment(format!("cannot start `{cc}`")).because(e))?;
     if !said.status.success() {
         let why = String::from_utf8_lossy(&said.stderr).trim().to_owned();
         return Err(Error::environment(format!("`{cc}` could not link `run`")).because(why).hint(

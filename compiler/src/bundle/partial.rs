@@ -44,7 +44,8 @@ impl Partial {
         let hold = interrupt::hold();
         let workspace = Workspace::create(destination)?;
         let folder = workspace.bundle();
-        let partial = Self { workspace, folder, destination: destination.to_owned(), notes, done: false, _hold: hold };
+        let partial =
+            Self { workspace, folder, destination: destination.to_owned(), notes, done: false, _hold: hold };
         fs::create_dir(&partial.folder).map_err(|e| io_error("create", &partial.folder, &e))?;
         Ok(partial)
     }

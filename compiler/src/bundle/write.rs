@@ -5,7 +5,8 @@ use super::manifest::{BUNDLE_VERSION, Manifest, digest, entry};
 use super::partial::{MANIFEST, Partial, io_error};
 use super::toolchain::{Missing, Route};
 use super::{
-    DECISIONS, DENSE, DEVICE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, cargo, device, link, runner,
+    DECISIONS, DENSE, DEVICE, EXPERTS, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, cargo, device, link,
+    runner,
 };
 use crate::coreml;
 use crate::error::{Error, Result};
