@@ -341,8 +341,8 @@ fn lines_say_what_they_count() {
     Setup { format: "bf16", chunk: 32, batch: &[1], context: 512 }.write(&ferris(), case.0.path());
     ok(&mut case.build("b", &["--no-run"]));
     let questions = ferris().join("eval/needle.jsonl");
-    let few: String =
-        fs::read_to_string(questions).unwrap().lines().take(2).map(|l| format!("{l}\n")).collect();
+    let all = fs::read_to_string(questions).unwrap();
+    let few: String = all.split_inclusive('\n').take(2).collect();
     fs::write(case.path("two.jsonl"), few).unwrap();
     let mut eval = moec();
     eval.arg("eval").arg(case.path("b")).arg("--text").arg(ferris().join("eval/text.txt"));
