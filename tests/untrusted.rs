@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use wait_timeout::ChildExt as _;
 
 /// Longest time that a refusal may take. It takes milliseconds alone on a machine.
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 /// A copy of the demo model, a `model.toml`, a text and a device file, in a folder.
 struct Case(TempDir);

@@ -481,7 +481,7 @@ fn a_table_names_kernels_and_holds_the_plan() {
         let file = object::File::parse(&*bytes).unwrap();
         assert_eq!((file.format(), file.kind()), (BinaryFormat::Elf, ObjectKind::Relocatable));
         assert!(file.symbols().any(|s| s.name() == Ok(TABLE) && s.is_definition() && s.is_global()));
-        let asked = file.symbols().filter(|s| s.is_undefined()).filter_map(|s| s.name().ok());
+        let asked = file.symbols().filter(object::ObjectSymbol::is_undefined).filter_map(|s| s.name().ok());
         assert_eq!(
             asked.filter(|n| !n.is_empty()).collect::<BTreeSet<_>>(),
             BTreeSet::from(["first", "second"])

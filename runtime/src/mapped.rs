@@ -89,15 +89,17 @@ mod watch {
     }
 
     impl Slot {
-        const FREE: Self = Self {
-            start: AtomicUsize::new(0),
-            end: AtomicUsize::new(0),
-            text: AtomicPtr::new(ptr::null_mut()),
-            len: AtomicUsize::new(0),
-        };
+        const fn free() -> Self {
+            Self {
+                start: AtomicUsize::new(0),
+                end: AtomicUsize::new(0),
+                text: AtomicPtr::new(ptr::null_mut()),
+                len: AtomicUsize::new(0),
+            }
+        }
     }
 
-    static SLOTS: [Slot; MOST] = [const { Slot::FREE }; MOST];
+    static SLOTS: [Slot; MOST] = [const { Slot::free() }; MOST];
     /// What is said of each file that was ever mapped. Guards changes of [`SLOTS`].
     static SAID: Mutex<BTreeMap<Vec<u8>, &'static [u8]>> = Mutex::new(BTreeMap::new());
     /// Who was asked about each signal before.

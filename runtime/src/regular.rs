@@ -171,7 +171,7 @@ pub fn read(path: &Path, limit: Limit) -> io::Result<Vec<u8>> {
         return Err(Refused::Long { limit, found: Some(found) }.into());
     }
     let mut bytes = Vec::with_capacity(usize::try_from(found + 1).unwrap_or(0));
-    let mut piece = [0; 64 << 10];
+    let mut piece = vec![0; 64 << 10];
     loop {
         // Not `read_to_end`: it goes on after a signal.
         let n = file.read(&mut piece)?;
@@ -239,7 +239,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt as _;
 
     fn why(result: io::Result<Vec<u8>>) -> String {
-        let e = result.unwrap_err();
+        let e = result.expect_err("it is refused");
         assert!(refused(&e).is_some_and(|r| !r.hint().is_empty()), "{e}");
         e.to_string()
     }

@@ -37,7 +37,7 @@ fn damaged(rng: &mut Rng, bytes: &mut Vec<u8>) -> String {
         1 => {
             let at = rng.below(bytes.len());
             // As lengths and places are stored: a byte that says how wide, then the number.
-            let wide: &[u8] = *rng.pick(&[
+            let wide: &[u8] = rng.pick::<&[u8]>(&[
                 &[251_u8, 0xff, 0xff][..],
                 &[252, 0xff, 0xff, 0xff, 0x7f],
                 &[253, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff],

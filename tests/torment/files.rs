@@ -108,7 +108,7 @@ const INSTEAD: [Instead; 12] = [
     }),
     ("unreadable", |path, copy| {
         fs::copy(copy, path).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o0)).unwrap();
     }),
 ];
 
@@ -143,7 +143,7 @@ pub(crate) fn named(rng: &mut Rng, place: &mut Place) -> String {
     if rng.below(3) == 0 {
         // A file that nobody asked for, beside the others.
         fs::write(place.subject.join(name), "a note").unwrap();
-        return format!("a file {name:?} beside the others");
+        return format!("a file `{}` beside the others", name.to_string_lossy().escape_debug());
     }
     let to = place.work.join(name);
     fs::rename(&place.subject, &to).unwrap();
@@ -152,7 +152,7 @@ pub(crate) fn named(rng: &mut Rng, place: &mut Place) -> String {
     let quoted = serde_json::Value::from(name.to_string_lossy()).to_string();
     fs::write(&toml, text.replace("\"hf\"", &quoted)).unwrap();
     place.subject = to;
-    format!("a folder {name:?}")
+    format!("a folder `{}`", name.to_string_lossy().escape_debug())
 }
 
 /// A file of weights is cut while the verb reads it.

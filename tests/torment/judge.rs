@@ -11,7 +11,7 @@ use std::time::Duration;
 use wait_timeout::ChildExt as _;
 
 /// The longest that a command may take. The slowest take some seconds on a machine of their own, a minute on one that is shared.
-const DEADLINE: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_mins(5);
 /// Most memory of a process, in KiB of addresses. Builds of these models take less than 600 MiB.
 const MEMORY: u64 = 1536 << 10;
 /// Longest file that a process may write, in blocks of 512 or 1024 bytes, as the shell counts.
@@ -99,7 +99,7 @@ pub(crate) fn verdict(outcome: &Outcome) -> Result<(), String> {
 fn shortened(said: &str) -> String {
     let lines: Vec<&str> = said.lines().collect();
     let from = lines.len().saturating_sub(12);
-    lines[from..].iter().map(|l| format!("    {}\n", l.chars().take(300).collect::<String>())).collect()
+    lines[from..].iter().flat_map(|l| "    ".chars().chain(l.chars().take(300)).chain(['\n'])).collect()
 }
 
 /// What lies in a folder: of every entry its kind, length, time and target.

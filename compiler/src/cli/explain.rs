@@ -289,9 +289,10 @@ fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
     );
     let _ = writeln!(out, "    arithmetic  {}: {}", d.compute, d.why);
     let by = if d.by == By::Clock { "measured" } else { "by the cost model" };
-    let _ = match d.schedule.is_empty() {
-        true => writeln!(out, "    schedule    there is one: kernels of this form have nothing to choose"),
-        false => writeln!(out, "    schedule    {} ({by})", shown(&d.schedule)),
+    let _ = if d.schedule.is_empty() {
+        writeln!(out, "    schedule    there is one: kernels of this form have nothing to choose")
+    } else {
+        writeln!(out, "    schedule    {} ({by})", shown(&d.schedule))
     };
     let p = &d.predicted;
     // Where memory is waited for, what arithmetic does beside its products costs nothing.

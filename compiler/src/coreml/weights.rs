@@ -148,24 +148,21 @@ impl RawFile {
                 .read(*lead, some, cols.clone(), numbers.source, &mut read)
                 .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))?;
             bytes.clear();
-            match bits {
-                None => {
-                    for &x in &read {
-                        bytes.extend_from_slice(&self.half(weight, x)?.to_le_bytes());
-                    }
+            if bits.is_none() {
+                for &x in &read {
+                    bytes.extend_from_slice(&self.half(weight, x)?.to_le_bytes());
                 }
-                Some(_) => {
-                    let importance = numbers.importance.and_then(|i| i.importance(&weight.name, *lead));
-                    for row in read.chunks_exact(cols.len().max(1)) {
-                        let groups =
-                            groups(weight.format, row, importance).map_err(|x| self.refused(weight, x))?;
-                        for (scale, codes) in groups {
-                            // bf16 has fewer digits than f16, so that a scale is exact from 2⁻¹⁷ on. A smaller one is
-                            // rounded to a multiple of 2⁻²⁴: no weight of its group is off by more than 2⁻¹⁸.
-                            scales.extend_from_slice(&self.half(weight, scale)?.to_le_bytes());
-                            self.half(weight, scale * 128.0)?;
-                            bytes.extend(codes.map(i8::cast_unsigned));
-                        }
+            } else {
+                let importance = numbers.importance.and_then(|i| i.importance(&weight.name, *lead));
+                for row in read.chunks_exact(cols.len().max(1)) {
+                    let groups =
+                        groups(weight.format, row, importance).map_err(|x| self.refused(weight, x))?;
+                    for (scale, codes) in groups {
+                        // bf16 has fewer digits than f16, so that a scale is exact from 2⁻¹⁷ on. A smaller one is
+                        // rounded to a multiple of 2⁻²⁴: no weight of its group is off by more than 2⁻¹⁸.
+                        scales.extend_from_slice(&self.half(weight, scale)?.to_le_bytes());
+                        self.half(weight, scale * 128.0)?;
+                        bytes.extend(codes.map(i8::cast_unsigned));
                     }
                 }
             }

@@ -129,12 +129,11 @@ impl Checkpoint {
     /// # Errors
     /// A file that is no tokenizer, or one of another model.
     pub fn tokenizer(&self, spec: &ModelSpec) -> Result<Option<&[u8]>> {
-        let read = match self.tokenizer.get() {
-            Some(read) => read,
-            None => {
-                let read = tokenizer::read(&self.dir, spec)?;
-                self.tokenizer.get_or_init(|| read)
-            }
+        let read = if let Some(read) = self.tokenizer.get() {
+            read
+        } else {
+            let read = tokenizer::read(&self.dir, spec)?;
+            self.tokenizer.get_or_init(|| read)
         };
         Ok(read.as_deref())
     }

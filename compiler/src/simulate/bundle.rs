@@ -121,7 +121,7 @@ pub(super) fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     };
     let attention = |o: &OpPlace| o.op == "attention";
     let dense = |o: &OpPlace| {
-        let inside = o.scope.starts_with("layers.") && !o.scope.ends_with(".attn");
+        let inside = o.scope.starts_with("layers.") && o.scope.rsplit('.').next() != Some("attn");
         inside && matches!(o.op.as_str(), "linear" | "linear_glu" | "conv1x1")
     };
     Placed {
