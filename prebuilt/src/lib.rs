@@ -1,7 +1,7 @@
 //! The part of a bundle's `run` that is the same for all bundles, compiled when moec is and embedded into it.
 //!
 //! `moec build` links it with the kernels and with a table object that names them and holds the plan
-//! ([`Table`], which `moec_codegen::table` writes). So a bundle for this machine's own kind costs one call
+//! (`Table`, which `moec_codegen::table` writes). So a bundle for this machine's own kind costs one call
 //! of the C compiler's linker, and neither rustc nor cargo. The generated crate in a bundle's `runner/` builds the
 //! same `Program` from the same plan.
 //!

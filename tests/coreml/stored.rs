@@ -51,7 +51,7 @@ fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
         return;
     };
     let ids = expected(&checkpoint("olmoe")).ids;
-    for (format, share) in [("q8", 0.62), ("q4", 0.40)] {
+    for (format, share) in [("q8", 0.70), ("q4", 0.55)] {
         let case = Case::new("olmoe", ON_NPU);
         let text = fs::read_to_string(&case.toml).unwrap();
         assert!(text.contains("f16"), "{text}");
@@ -76,7 +76,8 @@ fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
             "{format}: {dense} bytes in f16, {small} as codes; {same:.1e} from the processor, f16 {other:.1e}"
         );
         assert!((small as f64) < share * dense as f64, "{format}: {small} of {dense} bytes");
-        assert!(same < 2e-2 && same < other, "{format}: {same}, packages of f16 {other}");
+        // Rows that are no whole groups stay in f16, unrounded, so that not all is the same.
+        assert!(same < 5e-2 && same < other / 2.0, "{format}: {same}, packages of f16 {other}");
     }
 }
 

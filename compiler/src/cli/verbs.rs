@@ -221,8 +221,10 @@ pub(super) fn verify(args: &verify::Args, progress: &Progress) -> Result<()> {
     if args.json {
         output::json(&trust.beside(&report)?)?;
     } else {
-        output::data(&output::table(&trust.rows()))?;
         // The verdict is what was asked for; the errors of single steps say why, to those who want to know.
+        if !progress.is_quiet() {
+            output::data(&format!("{}\n", output::table(&trust.rows())))?;
+        }
         if !report.entries.is_empty() && !progress.is_quiet() {
             output::data(&format!("{}\n{COLUMNS}\n", output::table(&report_rows(&report))))?;
         }
