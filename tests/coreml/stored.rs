@@ -102,6 +102,12 @@ fn caches_written_at_fixed_places_hold_what_a_product_writes() {
         let ((a, product), (b, places)) =
             (stored(&case, "product.moec", &ids), stored(&case, "places.moec", &ids));
         assert_eq!(a, b, "functions share weights");
+        for (bundle, way) in [("product.moec", "product"), ("places.moec", "slice_update")] {
+            let said = ok(moec().arg("explain").arg(case.path(bundle))).stdout;
+            let said = String::from_utf8(said).unwrap();
+            let line = said.lines().find(|l| l.trim().starts_with("cache_write")).unwrap();
+            assert!(line.contains(way) && line.contains("slice_update runs on the CPU"), "{line}");
+        }
         // Scores over fewer masked positions are summed in another order, no more.
         let off = apart(&places, &product);
         println!("{family}: {off:.1e}");

@@ -6,6 +6,7 @@ use crate::decisions::{By, Decision, Decisions, shown};
 use crate::passes::reside::any_layer;
 use crate::{Error, Result, human};
 use moec_cpu::Bound;
+use moec_device::GraphForm;
 use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf};
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, WeightClass};
 use serde_json::{Value, json};
@@ -99,6 +100,15 @@ fn padding(format: Format, numbers: u64, bytes: u64) -> u64 {
     bytes.saturating_sub((numbers as f64 * format.bits() / 8.0).ceil() as u64)
 }
 
+/// How graphs are written for each unit that runs some, by the name of the unit.
+fn forms(bundle: &Bundle) -> Result<BTreeMap<String, GraphForm>> {
+    if bundle.plan.graphs.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let written = bundle.device()?.units.into_iter().filter(|u| !u.graph.is_default());
+    Ok(written.map(|u| (u.name, u.graph)).collect())
+}
+
 /// Says it.
 ///
 /// # Errors
@@ -129,8 +139,9 @@ pub fn run(args: &Args) -> Result<()> {
     let weights = weights(&bundle, &module, args.layer);
     let states: Vec<&StateBuf> =
         bundle.plan.states.iter().filter(|s| args.layer.is_none_or(|l| in_layer(&s.name, l))).collect();
+    let forms = forms(&bundle)?;
     if args.json {
-        return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states));
+        return output::json(&report(args, &bundle, &decisions, &kernels, &weights, &states, &forms));
     }
     let placed = placement::shown(placement, args.layer, args.expert);
     let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
@@ -139,6 +150,7 @@ pub fn run(args: &Args) -> Result<()> {
     text += &decisions.cache.as_ref().map(paging::replays).unwrap_or_default();
     if args.layer.is_none() && args.expert.is_none() {
         text += &decisions.attention.as_ref().map(placement::attention).unwrap_or_default();
+        text += &forms.iter().map(|(unit, form)| placement::graphs(unit, form)).collect::<String>();
     }
     text += &placed;
     if args.expert.is_some() {
@@ -327,6 +339,7 @@ fn report(
     kernels: &[(&Decision, &Use)],
     weights: &BTreeMap<(&'static str, Format), Share>,
     states: &[&StateBuf],
+    forms: &BTreeMap<String, GraphForm>,
 ) -> Value {
     let symbol = |d: &Decision| bundle.plan.kernels.get(d.kernel as usize).map(|k| k.symbol.clone());
     json!({
@@ -345,6 +358,7 @@ fn report(
             "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
         })),
         "attention": decisions.attention,
+        "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),
         "paging": bundle.plan.paging.as_ref().map(|p| paging::value(p, decisions.cache.as_ref())),
         "kernels": kernels.iter().map(|(d, at)| {

@@ -2,6 +2,7 @@
 
 use super::output;
 use crate::decisions::AttentionDecision;
+use moec_device::GraphForm;
 use moec_ir::placement::{ExpertTable, Placement};
 use std::fmt::Write as _;
 
@@ -36,6 +37,16 @@ pub(super) fn attention(decision: &AttentionDecision) -> String {
         let _ = writeln!(text, "  on {}: {}{mark}", home.unit, home.shown());
     }
     text
+}
+
+/// How graphs of a unit are written, and why.
+pub(super) fn graphs(unit: &str, form: &GraphForm) -> String {
+    let rows: Vec<Vec<String>> = form
+        .rows()
+        .into_iter()
+        .map(|(key, value, why)| vec![format!("  {key}"), value, why.to_owned()])
+        .collect();
+    format!("\ngraphs of {unit} are written so\n{}", output::table(&rows))
 }
 
 fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
