@@ -52,6 +52,8 @@ const ROWS: &[(&str, &str)] = &[
         "moec eval --big-little --gamma 0,0.7,1",
         "moec eval little.moec --text held-out.txt --big-little --gamma 0,0.7,1",
     ),
+    ("moec sign BUNDLE --key F", "moec sign demo.moec --key moec.key"),
+    ("run bench --json --no-verify-reads", "moec run budget.moec bench --json --no-verify-reads"),
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
 ];
 

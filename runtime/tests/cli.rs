@@ -154,7 +154,7 @@ fn refusals() {
             1,
             &["error: token id 260 is outside of the vocabulary of 260 tokens", "hint: ids are 0 to 259"],
         ),
-        ("generate --ids 1,2 -n 63", 1, &["65 tokens, but the context holds 64", "hint: "]),
+        ("generate --ids 1,2 -n 63", 1, &["63 are to follow, but the context holds 64", "hint: "]),
         ("generate --ids 1 --gamma 1.5", 2, &["must be a number from 0 to 1"]),
         ("generate --ids 1 --gamma nan", 2, &["must be a number from 0 to 1"]),
         ("generate --ids 1 --gamma 0.5 --no-big-little", 2, &["cannot be used with"]),
