@@ -331,7 +331,11 @@ fn a_signal_is_heard_while_a_build_waits() {
     fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
     for (name, code) in [("INT", 130), ("TERM", 143)] {
         let mut build = moec();
-        build.arg("build").arg(case.path("model.toml")).arg("-q").arg("-o").arg(case.path("out.moec"));
+        build
+            .arg("build")
+            .arg(case.path("model.toml"))
+            .args(["-q", "--run-from-source", "-o"])
+            .arg(case.path("out.moec"));
         build.env("CARGO", &cargo).env("MOEC_CACHE", case.path("cache"));
         let child = build.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let start = Instant::now();
