@@ -65,6 +65,29 @@ impl Deref for MappedFile {
     }
 }
 
+/// A file that is not whole yet: a process that ends because a mapped file was cut removes it first. One at a time; a later
+/// one takes the place.
+#[derive(Debug)]
+pub struct Unfinished(());
+
+impl Unfinished {
+    /// Names it, until this is dropped.
+    pub fn new(path: &Path) -> Self {
+        #[cfg(unix)]
+        watch::remove_first(Some(path));
+        #[cfg(not(unix))]
+        let _ = path;
+        Self(())
+    }
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        watch::remove_first(None);
+    }
+}
+
 /// Most files that are watched at once: shards of the largest checkpoints number some hundred.
 pub const MOST: usize = 1024;
 
@@ -74,6 +97,8 @@ mod watch {
     use libc::{c_int, c_void, sigaction, siginfo_t};
     use memmap2::Mmap;
     use std::collections::BTreeMap;
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
     use std::path::Path;
     use std::ptr;
     use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
@@ -167,6 +192,15 @@ mod watch {
     }
 
     /// What is said of the mapping that an address lies in.
+    /// What goes before the process ends. Never given back: the handler may be reading it.
+    static UNFINISHED: AtomicPtr<libc::c_char> = AtomicPtr::new(ptr::null_mut());
+
+    /// Sets what goes before the process ends.
+    pub(super) fn remove_first(path: Option<&Path>) {
+        let name = path.and_then(|p| CString::new(p.as_os_str().as_bytes()).ok());
+        UNFINISHED.store(name.map_or(ptr::null_mut(), CString::into_raw), Ordering::Release);
+    }
+
     fn said_of(address: usize) -> Option<(*const u8, usize)> {
         SLOTS.iter().find_map(|slot| {
             let end = slot.end.load(Ordering::Acquire);
@@ -182,8 +216,12 @@ mod watch {
         // A write to what may only be read is a fault of ours, not of the file.
         let forbidden = signal == libc::SIGSEGV && code == SEGV_ACCERR;
         if let Some((text, len)) = said_of(address).filter(|_| !forbidden) {
-            // SAFETY: the text is never given back; `write` and `_exit` may be called from a signal handler.
+            let unfinished = UNFINISHED.load(Ordering::Acquire);
+            // SAFETY: text and name are never given back; `unlink`, `write` and `_exit` may be called from a signal handler.
             unsafe {
+                if !unfinished.is_null() {
+                    libc::unlink(unfinished);
+                }
                 libc::write(libc::STDERR_FILENO, text.cast(), len);
                 libc::_exit(1)
             }

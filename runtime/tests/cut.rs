@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "what fails here fails the test")]
 
 use memmap2::Mmap;
-use moec_runtime::mapped::MappedFile;
+use moec_runtime::mapped::{MappedFile, Unfinished};
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
@@ -33,6 +33,9 @@ fn case() {
     let read =
         |bytes: &[u8]| std::hint::black_box(bytes.iter().step_by(4096).map(|&b| u64::from(b)).sum::<u64>());
     assert!(file.is_watched());
+    let hidden = path.with_file_name(".out.partial");
+    fs::write(&hidden, "half").unwrap();
+    let _unfinished = Unfinished::new(&hidden);
     match what {
         "cut" => {
             cut(path, 4096);
@@ -78,6 +81,8 @@ fn run(what: &str) -> (Output, String) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["case", "--exact", "--nocapture"]).env(CASE, format!("{what}@{}", path.display()));
     let output = command.output().unwrap();
+    let stays = dir.path().join(".out.partial").exists();
+    assert_eq!(stays, !what.starts_with("cut"), "{what}: what is half written goes with a file that was cut");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     (output, said)
 }

@@ -107,10 +107,16 @@ const INSTEAD: [Instead; 12] = [
         symlink(fifo, path).unwrap();
     }),
     ("unreadable", |path, copy| {
-        fs::copy(copy, path).unwrap();
+        // Its own bytes: who is root reads them all the same.
+        fs::copy(original(copy), path).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(0o0)).unwrap();
     }),
 ];
+
+/// Where the file itself goes that something stands in place of.
+fn original(copy: &Path) -> PathBuf {
+    copy.with_extension("original")
+}
 
 pub(crate) fn replaced(rng: &mut Rng, place: &mut Place) -> String {
     let file = one(rng, place);
@@ -120,7 +126,7 @@ pub(crate) fn replaced(rng: &mut Rng, place: &mut Place) -> String {
     if !copy.exists() {
         fs::copy(&path, &copy).unwrap();
     }
-    fs::remove_file(&path).unwrap();
+    fs::rename(&path, original(&copy)).unwrap();
     let (what, put) = rng.pick(&INSTEAD);
     put(&path, &copy);
     format!("`{}` is {what}", file.display())

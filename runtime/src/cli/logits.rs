@@ -4,6 +4,7 @@ use super::args::Logits;
 use super::{Context, Failure, Io, interrupt};
 use crate::engine::Want;
 use crate::error::{Error, Result};
+use crate::mapped::Unfinished;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -45,6 +46,8 @@ struct NewFile {
     hidden: PathBuf,
     file: BufWriter<File>,
     whole: bool,
+    /// Weights that are cut under the program end it, too.
+    _unfinished: Unfinished,
 }
 
 impl NewFile {
@@ -63,6 +66,7 @@ impl NewFile {
         let file = File::create_new(&hidden).map_err(failed)?;
         Ok(Self {
             path: path.to_owned(),
+            _unfinished: Unfinished::new(&hidden),
             hidden,
             file: BufWriter::with_capacity(1 << 20, file),
             whole: false,
