@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
+#[path = "calibrate/wide.rs"]
+mod wide;
 
 use moec::calibrate::{Request, calibrate, read_texts};
 use moec::config::Config;
@@ -20,6 +22,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use support::{FAMILIES, Setup, checkpoint, fails, ferris, moec, ok};
 use tempfile::TempDir;
+use wide::Wide;
 
 const CHUNK: usize = 16;
 const WINDOW: usize = 24;
@@ -29,97 +32,6 @@ const VOCAB: usize = 320;
 struct Case {
     folder: TempDir,
     toml: PathBuf,
-}
-
-/// The residual stream of a model, and what is inside of its experts, at other sizes than the tiny checkpoint has.
-#[derive(Clone, Copy, Debug)]
-struct Wide {
-    hidden: usize,
-    inner: Option<usize>,
-}
-
-impl Wide {
-    /// The sizes of a tensor.
-    fn shape(self, name: &str, shape: &[usize]) -> Vec<usize> {
-        let mut shape = shape.to_vec();
-        let last = shape.len() - 1;
-        let ends = |words: &[&str]| words.iter().any(|w| name.ends_with(w));
-        // What gives the residual stream has it in its rows; what comes from a latent reads none of it.
-        let gives = ends(&[
-            "o_proj.weight",
-            "down_proj.weight",
-            "w2.weight",
-            "o_proj.bias",
-            "layernorm.bias",
-            "norm.bias",
-        ]);
-        let latent = ends(&["kv_b_proj.weight", "q_b_proj.weight"]);
-        let other =
-            ends(&["q_norm.weight", "k_norm.weight", "kv_a_layernorm.weight", "q_a_layernorm.weight"])
-                || (last == 0 && !gives && !ends(&["layernorm.weight", "model.norm.weight"]));
-        let reads = !other && !latent && !gives && !ends(&["gate_up_proj", "gate_up_proj_bias"]);
-        let axis = match () {
-            () if gives => Some(0),
-            () if ends(&["gate_up_proj"]) => Some(1),
-            () if reads => Some(last),
-            () => None,
-        };
-        if let Some(axis) = axis {
-            shape[axis] = self.hidden;
-        }
-        if let Some(inner) = self.inner.filter(|_| name.contains(".experts.") && shape.len() == 2) {
-            shape[usize::from(gives)] = inner;
-        }
-        shape
-    }
-
-    /// Writes a checkpoint of these sizes: the numbers of another one again and again, with signs that mix them.
-    fn write(self, from: &Path, to: &Path) {
-        let bytes = fs::read(from.join("model.safetensors")).unwrap();
-        let old = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-        let mut new: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
-        for (name, tensor) in old.tensors() {
-            let shape = self.shape(&name, tensor.shape());
-            let vector = shape.len() == 1;
-            // Sums stay as large as they were.
-            let grown =
-                shape.iter().product::<usize>() as f32 / tensor.shape().iter().product::<usize>() as f32;
-            let scale = if vector { 1.0 } else { grown.sqrt().recip() };
-            let count = shape.iter().product::<usize>();
-            let mut data = Vec::with_capacity(count * 2);
-            for i in 0..count {
-                let (mut at, mut rest, mut step) = (0, i, 1);
-                for (&now, &was) in shape.iter().zip(tensor.shape()).rev() {
-                    at += rest % now % was * step;
-                    (rest, step) = (rest / now, step * was);
-                }
-                let number = f32::from_bits(
-                    u32::from(u16::from_le_bytes([tensor.data()[at * 2], tensor.data()[at * 2 + 1]])) << 16,
-                );
-                let flips = !vector && (i as u32).wrapping_mul(2_654_435_761) >> 31 == 1;
-                let number = if flips { -number * scale } else { number * scale };
-                data.extend(((number.to_bits() >> 16) as u16).to_le_bytes());
-            }
-            new.push((name, shape, data));
-        }
-        let views = new.iter().map(|(name, shape, data)| {
-            let view = safetensors::tensor::TensorView::new(safetensors::Dtype::BF16, shape.clone(), data);
-            (name.as_str(), view.unwrap())
-        });
-        fs::write(to.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
-        let text = fs::read_to_string(from.join("config.json")).unwrap();
-        let mut config: Value = serde_json::from_str(&text).unwrap();
-        config["hidden_size"] = self.hidden.into();
-        if let Some(inner) = self.inner {
-            let key = if config.get("moe_intermediate_size").is_some() {
-                "moe_intermediate_size"
-            } else {
-                "intermediate_size"
-            };
-            config[key] = inner.into();
-        }
-        fs::write(to.join("config.json"), config.to_string()).unwrap();
-    }
 }
 
 impl Case {
