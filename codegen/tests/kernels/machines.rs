@@ -16,7 +16,31 @@ pub(crate) fn machines() -> Vec<Machine> {
         println!("skipped: this host is no x86-64-v{level}");
     }
     let levels = levels.iter().filter(|(_, runs)| *runs).map(|(level, _)| Machine::x86_64_level(*level));
-    levels.chain([Machine::host().unwrap_or_else(|e| panic!("{e}"))]).collect()
+    levels.chain([host()]).collect()
+}
+
+/// This host. A system that does not let this process use tile registers takes their features away.
+fn host() -> Machine {
+    let mut host = Machine::host().unwrap_or_else(|e| panic!("{e}"));
+    if host.isa().tiles && !tiles_permitted() {
+        println!("skipped: this system permits no tile registers");
+        host.features.retain(|f| !f.starts_with("amx-"));
+    }
+    host
+}
+
+/// Asks the system for tile registers, as a runtime does before its first kernel.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn tiles_permitted() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: this `arch_prctl` takes two integers and touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+fn tiles_permitted() -> bool {
+    false
 }
 
 /// Whether a kernel is to be checked on them: every one is.
