@@ -78,6 +78,9 @@ pub struct Isa {
     pub bytes: ByteDot,
     /// Whether there are tile registers that multiply pairs of bf16 (AMX-BF16), beside AVX-512.
     pub tiles: bool,
+    /// Whether one instruction moves any byte of a vector anywhere (AVX512-VBMI), beside one that rounds two vectors to
+    /// bf16 (AVX512-BF16).
+    pub permutes: bool,
 }
 
 /// How a machine multiplies four bytes at a time and adds them to a 32-bit lane.
@@ -101,10 +104,14 @@ impl Isa {
         self.bf16 && self.lanes == 4
     }
 
-    const AVX512: Self = Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None, tiles: false };
-    const AVX2: Self = Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs, tiles: false };
-    const NEON: Self = Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false };
-    const SSE2: Self = Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None, tiles: false };
+    const AVX512: Self =
+        Self { lanes: 16, nr: 32, mr: 12, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };
+    const AVX2: Self =
+        Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs, tiles: false, permutes: false };
+    const NEON: Self =
+        Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };
+    const SSE2: Self =
+        Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };
 }
 
 impl Machine {
@@ -169,7 +176,8 @@ impl Machine {
         } else if has("avx512f") {
             let bytes = bytes("avx512vnni", ByteDot::Vnni, ByteDot::None);
             let tiles = has("amx-tile") && has("amx-bf16");
-            Isa { bf16: has("avx512bf16"), bytes, tiles, ..Isa::AVX512 }
+            let bf16 = has("avx512bf16");
+            Isa { bf16, bytes, tiles, permutes: bf16 && has("avx512vbmi"), ..Isa::AVX512 }
         } else if has("avx2") && has("fma") {
             Isa { bytes: bytes("avxvnni", ByteDot::Vnni, ByteDot::Maddubs), ..Isa::AVX2 }
         } else {

@@ -11,7 +11,8 @@ use std::fmt;
 /// move a row from one of these to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Schedule {
-    /// Rows of a work item, of [`KernelSpec::Linear`] only: experts take all of theirs.
+    /// Rows of a work item of [`KernelSpec::Linear`]; on tile registers also rows of an expert that meet all of its panels
+    /// before the next ones do. Experts take all of theirs elsewhere.
     pub rows: usize,
     /// Steps of the inner loop that are written out, of arithmetic in f32 and bf16.
     pub unroll: usize,
@@ -80,7 +81,7 @@ impl Knob {
         let Some((compute, format)) = spec.compute().zip(spec.weight_format()) else { return false };
         let tiles = isa.tiles && compute == Compute::Bf16;
         match self {
-            Self::Rows => matches!(spec, KernelSpec::Linear { .. }),
+            Self::Rows => tiles || matches!(spec, KernelSpec::Linear { .. }),
             Self::Unroll => compute != Compute::I8 && !tiles,
             Self::Block => compute == Compute::I8,
             // Tiles ask for the next panel by themselves; unpacking does not.

@@ -301,7 +301,10 @@ fn machines_have_their_vectors() {
     assert_eq!(lanes(Machine::x86_64_level(3)), 8);
     assert_eq!(lanes(Machine::x86_64_level(4)), 16);
     let bytes = ByteDot::Sdot;
-    assert_eq!(aarch64().isa(), Isa { lanes: 4, nr: 8, mr: 8, bf16: false, bytes, tiles: false });
+    assert_eq!(
+        aarch64().isa(),
+        Isa { lanes: 4, nr: 8, mr: 8, bf16: false, bytes, tiles: false, permutes: false }
+    );
     let host = Machine::host().unwrap();
     assert!(host.features.iter().all(|f| FEATURES.iter().any(|(llvm, _)| llvm == f)), "{host:?}");
 }

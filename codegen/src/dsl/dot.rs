@@ -9,8 +9,8 @@ use crate::machine::{ByteDot, Isa};
 use inkwell::context::Context;
 use inkwell::intrinsics::Intrinsic;
 use inkwell::module::Module;
-use inkwell::types::{BasicType, BasicTypeEnum};
-use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue};
+use inkwell::types::{BasicType, BasicTypeEnum, VectorType};
+use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue, VectorValue};
 use std::collections::HashMap;
 
 /// Instructions of the machine, by name.
@@ -27,6 +27,8 @@ const MADD_BYTES: &str = "llvm.x86.avx2.pmadd.ub.sw";
 const MADD_WORDS: &str = "llvm.x86.avx2.pmadd.wd";
 const SDOT: &str = "llvm.aarch64.neon.sdot";
 const SMMLA: &str = "llvm.aarch64.neon.smmla";
+const PERMUTE: &str = "llvm.x86.avx512.permvar.qi.512";
+const BOTH_BF16: &str = "llvm.x86.avx512bf16.cvtne2ps2bf16.512";
 const RINT: &str = "llvm.rint";
 
 /// Declares what the machine has.
@@ -53,6 +55,9 @@ pub(super) fn declare<'c>(ctx: &'c Context, module: &Module<'c>, isa: &Isa) -> R
     }
     if isa.tiles {
         wanted.extend(super::tiles::INSTRUCTIONS.map(|name| (name, vec![])));
+    }
+    if isa.permutes {
+        wanted.extend([(PERMUTE, vec![]), (BOTH_BF16, vec![])]);
     }
     match isa.bytes {
         ByteDot::None => {}
@@ -229,7 +234,52 @@ impl<'k> I<'k> {
     }
 }
 
+impl<'k> I<'k> {
+    /// Bytes of the vector as the top bytes of lanes, over zeros ([`Kb::top_bytes`]).
+    pub(crate) fn bytes_to_top(self, order: VectorValue<'k>) -> Self {
+        let k = self.k;
+        let moved = k.instruction(PERMUTE, &[self.v, order.into()], order.into());
+        let top = k.i32v(0xff00_0000_u32.cast_signed());
+        I { k, v: k.bitcast(moved, self.v.get_type()) } & top
+    }
+}
+
+impl<'k> Kb<'k> {
+    /// The order in which byte `from[i]` of a vector is the top byte of lane `i` ([`Isa::permutes`]). To be made once: it
+    /// takes a register.
+    pub(crate) fn top_bytes(&'k self, from: &[usize]) -> VectorValue<'k> {
+        let byte = |x: usize| self.ctx.i8_type().const_int(x as u64, false);
+        let order: Vec<_> = from.iter().flat_map(|&f| [0, 0, 0, f].map(byte)).collect();
+        self.opaque(VectorType::const_vector(&order))
+    }
+
+    /// The vector as one that the compiler knows nothing of: of a constant order it makes two instructions of one.
+    fn opaque(&'k self, v: VectorValue<'k>) -> VectorValue<'k> {
+        let ty = v.get_type().fn_type(&[v.get_type().into()], false);
+        let nothing =
+            self.ctx.create_inline_asm(ty, String::new(), "=v,0".to_owned(), false, false, None, false);
+        match self.b.build_indirect_call(ty, nothing, &[v.into()], "") {
+            Ok(call) => match call.try_as_basic_value().basic() {
+                Some(BasicValueEnum::VectorValue(same)) => same,
+                _ => v,
+            },
+            Err(e) => {
+                self.fail(e);
+                v
+            }
+        }
+    }
+}
+
 impl<'k> F<'k> {
+    /// Lanes rounded to bf16, those of `self` in the lower half of the vector, those of `upper` in the upper one
+    /// ([`Isa::permutes`]).
+    pub(crate) fn both_bf16(self, upper: Self) -> I<'k> {
+        let k = self.k;
+        let both = k.instruction(BOTH_BF16, &[upper.v, self.v], self.v);
+        I { k, v: k.bitcast(both, k.i32_like(self.v)) }
+    }
+
     /// Vector lanes rounded to the nearest integer, ties to even, as 32-bit integers.
     pub(crate) fn to_int(self) -> I<'k> {
         let k = self.k;

@@ -59,11 +59,11 @@ impl<'k> Kb<'k> {
         &'k self,
         start: impl Index<'k>,
         end: impl Index<'k>,
-        step: usize,
+        step: impl Index<'k>,
         init: &[T],
         body: impl FnOnce(I<'k>, &[T]) -> Vec<T>,
     ) -> Vec<T> {
-        let (start, end) = (start.int(self), end.int(self));
+        let (start, end, step) = (start.int(self), end.int(self), step.int(self));
         let (head, inside, after) = (self.block("loop"), self.block("body"), self.block("end"));
         let before = self.b.get_insert_block();
         self.jump(head);
@@ -103,7 +103,7 @@ impl<'k> Kb<'k> {
         &'k self,
         start: impl Index<'k>,
         end: impl Index<'k>,
-        step: usize,
+        step: impl Index<'k>,
         body: impl FnOnce(I<'k>),
     ) {
         self.fold::<I<'k>>(start, end, step, &[], |i, _| {
@@ -130,44 +130,62 @@ impl<'k> Kb<'k> {
         self.b.position_at_end(after);
     }
 
-    /// Valid rows.
-    pub(crate) fn row_count(&'k self) -> I<'k> {
-        self.int_param(1)
-    }
-
-    /// As [`Kb::tiles`], but with blocks of even sizes, at most `rows`, that begin at multiples of `whole` rows; `body` also
-    /// learns whether the tile is that of the item before in this call.
-    pub(crate) fn even_tiles_in_turn(
-        &'k self,
-        rows: usize,
-        whole: usize,
-        body: impl FnOnce(I<'k>, [I<'k>; 2], I<'k>),
-    ) {
+    /// As [`Kb::tiles`], but with blocks of even sizes, at most `rows`; `body` also learns whether the tile is that of
+    /// the item before in this call.
+    pub(crate) fn even_tiles_in_turn(&'k self, rows: usize, body: impl FnOnce(I<'k>, [I<'k>; 2], I<'k>)) {
         let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
         let blocks = (n + (rows - 1)).div(self.i(rows as i64));
-        let start = |block: I<'k>| {
-            let row = (block * n).div(blocks);
-            if whole == 1 { row } else { row.div(self.i(whole as i64)) * whole }
-        };
+        let start = |block: I<'k>| (block * n).div(blocks);
         self.fold(begin, end, 1, &[self.i(-1)], |item, before| {
             let (block, tile) = (item.rem(blocks), item.div(blocks));
-            // The last block ends where the rows do, at no whole number of them.
-            let stop = (block + 1).lt(blocks).pick_int(start(block + 1), n);
-            body(tile, [start(block), stop], tile.equals(before[0]));
+            body(tile, [start(block), start(block + 1)], tile.equals(before[0]));
             vec![tile]
         });
     }
 
-    /// As [`Kb::expert_tiles`]; `body` also learns whether the expert is that of the item before in this
-    /// call.
-    pub(crate) fn experts_in_turn(&'k self, tiles: usize, body: impl FnOnce(I<'k>, I<'k>, I<'k>)) {
-        let (begin, end) = (self.int_param(2), self.int_param(3));
-        let tiles = self.i(tiles as i64);
-        self.fold(begin, end, 1, &[self.i(-1)], |item, before| {
-            let active = item.div(tiles);
-            body(active, item.rem(tiles), active.equals(before[0]));
-            vec![active]
+    /// As [`Kb::tiles`], a block of rows at a time: with blocks of even sizes, at most `rows`, that begin at multiples of
+    /// `whole` rows. All tiles of the call's items meet a block before the next one is begun.
+    pub(crate) fn tiles_by_block(&'k self, rows: usize, whole: usize, body: impl FnOnce(I<'k>, [I<'k>; 2])) {
+        let (n, begin, end) = (self.int_param(1), self.int_param(2), self.int_param(3));
+        let blocks = (n + (rows - 1)).div(self.i(rows as i64));
+        let start = |block: I<'k>| (block * n).div(blocks).div(self.i(whole as i64)) * whole;
+        self.each(0, blocks, 1, |block| {
+            // The last block ends where the rows do, at no whole number of them.
+            let stop = (block + 1).lt(blocks).pick_int(start(block + 1), n);
+            // Items count blocks first: of this one those from `begin` on, and from `end` on.
+            let from = |item: I<'k>| (item + blocks - self.i(1) - block).div(blocks);
+            self.each(from(begin), from(end), 1, |tile| body(tile, [start(block), stop]));
         });
+    }
+
+    /// The work items of a `Grid::Experts`, an expert at a time: `body(active expert, its first tile, the one behind its
+    /// last)`, of the items of this call.
+    pub(crate) fn tiles_by_expert(&'k self, tiles: usize, body: impl FnOnce(I<'k>, [I<'k>; 2])) {
+        let (begin, end) = (self.int_param(2), self.int_param(3));
+        let count = self.i(tiles as i64);
+        self.each(begin.div(count), (end + (tiles - 1)).div(count), 1, |active| {
+            let tile = |item: I<'k>| (item - active * tiles).max(self.i(0)).min(count);
+            body(active, [tile(begin), tile(end)]);
+        });
+    }
+
+    /// Whether the item is one of this call.
+    pub(crate) fn more_items(&'k self, item: I<'k>) -> I<'k> {
+        item.lt(self.int_param(3))
+    }
+
+    /// `first .. end` cut into even parts of at most `rows`, but for the last in multiples of `whole`: `body(first, end)`.
+    pub(crate) fn even_parts(
+        &'k self,
+        [first, end]: [I<'k>; 2],
+        rows: usize,
+        whole: usize,
+        body: impl FnOnce([I<'k>; 2]),
+    ) {
+        let all = end - first;
+        let parts = (all + (rows - 1)).div(self.i(rows as i64)).max(self.i(1));
+        let each = ((all + parts - self.i(1)).div(parts) + (whole - 1)).div(self.i(whole as i64)) * whole;
+        self.each(first, end, each, |from| body([from, (from + each).min(end)]));
     }
 
     /// The work items of a `Grid::Tiles`: `body(tile, first row, end row)`.

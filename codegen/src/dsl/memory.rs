@@ -216,19 +216,25 @@ impl<'k> P<'k> {
 
     /// Asks for the cache line of the address, which need not be mapped.
     pub(crate) fn prefetch(self) {
-        self.prefetch_to(3);
+        self.prefetch_to(0, 3);
+    }
+
+    /// As [`P::prefetch`], for what is written soon.
+    pub(crate) fn prefetch_to_write(self) {
+        self.prefetch_to(1, 3);
     }
 
     /// As [`P::prefetch`], no nearer than the second-level cache: for what is wanted later.
     pub(crate) fn prefetch_far(self) {
-        self.prefetch_to(2);
+        self.prefetch_to(0, 2);
     }
 
-    fn prefetch_to(self, locality: u64) {
+    /// `write`: 0 or 1; `locality`: from 3, the nearest cache, to 0.
+    fn prefetch_to(self, write: u64, locality: u64) {
         let k = self.k;
         let flag = |x: u64| k.ctx.i32_type().const_int(x, false).into();
-        // A read, to stay in the caches, of data.
-        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(0), flag(locality), flag(1)], ""));
+        // Of data.
+        k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(write), flag(locality), flag(1)], ""));
     }
 
     /// Stores a scalar, or a vector whole.
@@ -279,6 +285,21 @@ impl<'k> Kb<'k> {
         let key = (name, elem, self.lanes() as u32);
         if self.intrinsics.get(&key).is_some_and(|f| f.count_params() as usize > args.len()) {
             args.insert(at, self.ctx.i32_type().const_int(u64::from(align), false).into());
+        }
+    }
+}
+
+impl<'k> I<'k> {
+    /// Truth value: `a` where true, else `b`.
+    pub(crate) fn pick_address(self, a: P<'k>, b: P<'k>) -> P<'k> {
+        let k = self.k;
+        match k.b.build_select(self.scalar(), a.v, b.v, "") {
+            Ok(BasicValueEnum::PointerValue(v)) => P { k, v },
+            Ok(_) => a,
+            Err(e) => {
+                k.fail(e);
+                a
+            }
         }
     }
 }

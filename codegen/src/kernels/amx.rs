@@ -13,13 +13,20 @@
 //! The last block of rows has tiles of fewer rows, which multiply faster in proportion. A rest of channels
 //! is a step with shorter tiles: the sums are stored and loaded again around its configuration.
 //!
-//! While a panel is multiplied, the next one is on its way to the second-level cache: each step asks for
-//! its share of the lines, by the number of blocks that the panel meets.
+//! Tile loads and products hardly overlap, so what remains is to have operands near. Rows come in blocks that the
+//! second-level cache holds ([`Schedule::rows`]), and all panels meet one before the next. While a panel is multiplied,
+//! the one that follows is on its way to that cache: each step asks for its share of the lines ([`Ahead`]), and for the
+//! lines that results go to.
+//!
+//! Panels of a few steps that would stay in the first-level cache gain nothing: storing and loading sums between them
+//! costs what is saved.
 
 use super::micro::Panel;
-use super::multiply::Rows;
+use super::multiply::{Results, Rows};
 use crate::dsl::{F, I, Kb, P, Span, TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 use crate::machine::Isa;
+#[cfg(doc)]
+use crate::schedule::Schedule;
 
 /// Words of pairs that a tile's row holds: a step.
 pub(super) const STEP: usize = TILE_ROW_BYTES / 4;
@@ -42,26 +49,33 @@ pub(super) fn scratch_bytes(isa: &Isa) -> usize {
     BLOCK * isa.nr * 4 + TILE_CONFIG_BYTES
 }
 
+/// Steps that are written out: a turn.
+const TURN: usize = 4;
+/// Bits behind the point of a rate.
+const PARTS: i64 = 16;
+/// Lines that are asked for together, far from each other.
+const STREAMS: usize = 8;
+
 /// As [`super::multiply::multiply`], of a panel of pairs; `rows.apart` must be known.
 pub(super) fn multiply<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
     rows: &Rows<'_, 'k>,
     scratch: P<'k>,
-    ahead: &Ahead<'k>,
+    ahead: Ahead<'k>,
     store: &dyn Fn(I<'k>, [F<'k>; 2]),
 ) {
     let [first, end] = rows.range;
     let Some(apart) = rows.apart else { return k.fail("rows of a tile anywhere") };
     let config = scratch.words(BLOCK * k.isa.nr);
-    let job = Job { k, panel, at: rows.at, apart, sums: scratch, config };
-    let blocks = (rows.all[1] - rows.all[0] + (BLOCK - 1)).div(k.i(BLOCK as i64));
-    let lines = ahead.share(k, blocks * job.steps().max(1));
+    let job = Job { k, panel, at: rows.at, out: rows.out, apart, sums: scratch, config };
+    let blocks = (end - first + (BLOCK - 1)).div(k.i(BLOCK as i64));
+    let rate = ahead.rate(k, blocks * job.steps().max(1));
     job.shape(k.i(TILE_ROWS as i64), k.i(TILE_ROWS as i64), STEP);
     k.each(first, end, BLOCK, |row| {
         let left = (end - row).min(k.i(BLOCK as i64));
-        let before = (row - rows.all[0]).div(k.i(BLOCK as i64)) * job.steps();
-        let asking = |step: I<'k>| ahead.ask(k, before + step, lines);
+        let before = (row - first).div(k.i(BLOCK as i64)) * job.steps();
+        let asking = |step: I<'k>| ahead.ask(k, before + step, rate);
         k.branch(
             k.i(TILE_ROWS as i64).lt(left),
             || job.block(row, [k.i(TILE_ROWS as i64), left - TILE_ROWS], 2, &asking),
@@ -74,27 +88,37 @@ pub(super) fn multiply<'k>(
     });
 }
 
-/// The panel that follows in memory, as it is packed.
+/// The panel that is wanted next, as it is packed.
+///
+/// It is asked for in [`STREAMS`] places at once, a line of each in turn: lines in the order of their addresses
+/// wait for each other in memory, lines of different pages do not.
+#[derive(Clone, Copy)]
 pub(super) struct Ahead<'k> {
     at: P<'k>,
+    /// Lines from one stream to the next.
     lines: usize,
 }
 
 impl<'k> Ahead<'k> {
     /// `bytes` from `at` on, which need not be mapped.
     pub(super) fn of(at: P<'k>, bytes: usize) -> Self {
-        Self { at, lines: bytes.div_ceil(LINE) }
+        Self { at, lines: bytes.div_ceil(LINE * STREAMS) }
     }
 
-    /// Lines to ask for in each of `steps` steps.
-    fn share(&self, k: &'k Kb<'k>, steps: I<'k>) -> I<'k> {
-        (k.i(self.lines as i64) + steps - k.i(1)).div(steps)
+    /// Lines of each stream to ask for in each of `steps` steps, in [`PARTS`]ths.
+    fn rate(&self, k: &'k Kb<'k>, steps: I<'k>) -> I<'k> {
+        (k.i((self.lines << PARTS) as i64) + steps - k.i(1)).div(steps)
     }
 
     /// Asks for the share of a step.
-    fn ask(&self, k: &'k Kb<'k>, step: I<'k>, lines: I<'k>) {
-        let from = self.at.bytes(step * lines * LINE);
-        k.each(0, lines, 1, |line| from.bytes(line * LINE).prefetch_far());
+    fn ask(&self, k: &'k Kb<'k>, step: I<'k>, rate: I<'k>) {
+        let before = |step: I<'k>| (step * rate).shr(PARTS).min(k.i(self.lines as i64));
+        k.each(before(step), before(step + 1), 1, |line| {
+            let line = self.at.bytes(line * LINE);
+            for stream in 0..STREAMS {
+                line.beyond(stream * self.lines * LINE).prefetch_far();
+            }
+        });
     }
 }
 
@@ -102,6 +126,7 @@ struct Job<'j, 'k> {
     k: &'k Kb<'k>,
     panel: &'j Panel<'k>,
     at: &'j dyn Fn(I<'k>) -> P<'k>,
+    out: Results<'k>,
     /// Words from row to row.
     apart: usize,
     /// Scratch: the sums of a block.
@@ -155,11 +180,25 @@ impl<'k> Job<'_, 'k> {
         };
         each_sum(&|tile, _| k.zero_tile(tile));
         let rows = [0, TILE_ROWS].map(|r| (self.at)(row).words(r * self.apart));
-        if steps > 0 {
-            k.each(0, steps, 1, |step| {
-                asking(step);
-                self.step(&rows[..tiles], step);
+        // Results go to lines that are here by then; those behind the last row are asked for, too.
+        let (turns, out) = (steps / TURN, self.out.at.words(row * self.out.ld));
+        let each = BLOCK.div_ceil(turns.max(1));
+        let step = |step: I<'k>| {
+            asking(step);
+            self.step(&rows[..tiles], step);
+        };
+        if turns > 0 {
+            k.each(0, turns, 1, |turn| {
+                let out = out.words(turn * (each * self.out.ld));
+                let lines = (0..self.out.bytes).step_by(LINE);
+                for (row, at) in lines.flat_map(|at| (0..each).map(move |row| (row, at))) {
+                    out.beyond(4 * row * self.out.ld + at).prefetch_to_write();
+                }
+                (0..TURN).for_each(|u| step(turn * TURN + u));
             });
+        }
+        if steps > turns * TURN {
+            k.each(turns * TURN, steps, 1, step);
         }
         if rest > 0 {
             each_sum(&|tile, at| at.store_tile(tile, self.pitch()));

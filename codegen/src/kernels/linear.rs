@@ -3,7 +3,7 @@
 use super::amx;
 use super::micro::{Columns, Panel};
 use super::multiply::{Rows, finish, multiply, on_tiles, panel_bytes};
-use crate::dsl::Kb;
+use crate::dsl::{I, Kb};
 use crate::spec::{KernelSpec, packed_words, panels};
 
 pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
@@ -33,25 +33,34 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let per_group = panels(&k.isa, n, glu.is_some());
     let columns_out = if glu.is_some() { n / 2 } else { n };
     let words = packed_words(depth, compute);
-    let whole = if on_tiles(&k.isa, compute) { amx::BLOCK } else { 1 };
-    k.even_tiles_in_turn(schedule.rows, whole, |tile, range, again| {
+    let tiled = on_tiles(&k.isa, compute);
+    let bytes = panel_bytes(&k.isa, depth, format);
+    let body = |tile: I<'k>, range, again: Option<I<'k>>| {
         let (group, p) = if groups == 1 {
             (k.i(0), tile)
         } else {
             let count = k.i(per_group as i64);
             (tile.div(count), tile.rem(count))
         };
-        let weights = weights.bytes(tile * panel_bytes(&k.isa, depth, format));
+        let weights = weights.bytes(tile * bytes);
         let panel = Panel { weights, depth, format, compute, schedule };
         let columns = Columns::of(k, p, n, glu);
         let bias = bias.map(|b| b.words(group * n));
         let at = |row| x.words(row * x_ld + group * words);
-        let rows = Rows { range, at: &at, apart: Some(x_ld), all: [k.i(0), k.row_count()], onward: false };
-        multiply(k, &panel, &rows, Some(again), &|row, sums| {
+        let results = columns.results(out.words(group * columns_out), out_ld);
+        // In a block of rows the panels follow each other as in memory.
+        let next = tiled.then(|| panel.weights.beyond(bytes));
+        let rows = Rows { range, at: &at, apart: Some(x_ld), next, out: results };
+        multiply(k, &panel, &rows, again, &|row, sums| {
             let bias = bias.map(|b| columns.bias(k, b));
             let residual = residual.map(|(r, ld)| r.words(row * ld + group * columns_out));
             columns.store(sums, bias, residual, out.words(row * out_ld + group * columns_out));
         });
-    });
+    };
+    if tiled {
+        k.tiles_by_block(schedule.rows, amx::BLOCK, |tile, range| body(tile, range, None));
+    } else {
+        k.even_tiles_in_turn(schedule.rows, |tile, range, again| body(tile, range, Some(again)));
+    }
     finish(k, compute);
 }

@@ -1,5 +1,6 @@
 //! The matrix microkernel: a few rows times one weight panel, accumulated in registers.
 
+use super::multiply::Results;
 use super::squares;
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::{Schedule, least};
@@ -184,6 +185,7 @@ pub(crate) struct Columns<'k> {
     /// Rows of the weight up to the up projection, with a gated epilogue.
     gates: usize,
     glu: Option<Glu>,
+    lanes: usize,
     spans: Vec<Span<'k>>,
 }
 
@@ -199,7 +201,13 @@ impl<'k> Columns<'k> {
                 if count.is_multiple_of(width) { Span::Full } else { k.span_before(left) }
             })
             .collect();
-        Self { first, gates: n / 2, glu, spans }
+        Self { first, gates: n / 2, glu, lanes: k.lanes(), spans }
+    }
+
+    /// Where the results of a panel go: `out` is where those of row 0 begin, `ld` the words from row to row.
+    pub(crate) fn results(&self, out: P<'k>, ld: usize) -> Results<'k> {
+        let width: usize = self.spans.len() * self.lanes;
+        Results { at: out.words(self.first), ld, bytes: 4 * width }
     }
 
     /// The bias of the two accumulators, in the weight's natural order.

@@ -64,10 +64,21 @@ pub(crate) struct Rows<'r, 'k> {
     pub(crate) at: &'r dyn Fn(I<'k>) -> P<'k>,
     /// Words from row to row, where that is the same for all.
     pub(crate) apart: Option<usize>,
-    /// As `range`: all that meet the panel in this step, in one call or in several.
-    pub(crate) all: [I<'k>; 2],
-    /// Whether the panel behind this one is wanted next.
-    pub(crate) onward: bool,
+    /// The panel that is wanted next, which need not be mapped.
+    pub(crate) next: Option<P<'k>>,
+    /// Where results go.
+    pub(crate) out: Results<'k>,
+}
+
+/// Where the columns of a panel go.
+#[derive(Clone, Copy)]
+pub(crate) struct Results<'k> {
+    /// Those of row 0.
+    pub(crate) at: P<'k>,
+    /// Words from row to row.
+    pub(crate) ld: usize,
+    /// Bytes of a row.
+    pub(crate) bytes: usize,
 }
 
 /// Multiplies rows by a panel; `store(i, sums)` gets the two vectors of columns of row `i`.
@@ -97,23 +108,17 @@ pub(crate) fn multiply<'k>(
     if on_tiles(&k.isa, panel.compute) {
         let scratch = k.scratch().bytes(unpacked_bytes(&k.isa, panel.depth, panel.format, panel.compute));
         let bytes = panel_bytes(&k.isa, panel.depth, panel.format);
-        return amx::multiply(
-            k,
-            &ready,
-            rows,
-            scratch,
-            &amx::Ahead::of(panel.weights.beyond(bytes), bytes),
-            store,
-        );
+        let next = rows.next.unwrap_or_else(|| panel.weights.beyond(bytes));
+        return amx::multiply(k, &ready, rows, scratch, amx::Ahead::of(next, bytes), store);
     }
     let mr = k.isa.mr;
     row_groups(k, mr, first, end, |at, m| {
-        let later = (m >= least(mr) && rows.onward && panel.schedule.ahead > 0).then(|| {
+        let later = rows.next.filter(|_| m >= least(mr) && panel.schedule.ahead > 0).map(|next| {
             // The first group of rows wants its panel faster than memory gives it. Those that follow find it in the
             // second-level cache and leave memory idle: time to fetch the next one.
             let pass = (at - first).div(k.i(m as i64)).min(k.i(QUARTERS as i64 - 1));
             let bytes = panel_bytes(&k.isa, panel.depth, panel.format);
-            panel.weights.beyond(bytes).bytes(pass * (bytes / QUARTERS))
+            next.bytes(pass * (bytes / QUARTERS))
         });
         let rows: Vec<_> = (0..m).map(|i| (rows.at)(at + i)).collect();
         for (i, sums) in product(k, &rows, &ready, later).into_iter().enumerate() {

@@ -4,6 +4,7 @@ use super::micro::{Panel, fetch};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::Schedule;
 use crate::spec::Compute;
+use inkwell::values::VectorValue;
 use moec_ir::types::{Format, GROUP};
 
 /// Format of the unpacked panel.
@@ -21,11 +22,15 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let Panel { weights: to, format, .. } = unpacked(k, panel);
     let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
+    let orders = if k.isa.permutes { pair_orders(k) } else { Vec::new() };
     k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
         let from = panel.weights.bytes(group * bytes);
         fetch(from, bytes, panel.schedule.ahead);
         let to = to.bytes(group * format.bytes(GROUP * nr));
         let scales = from.bytes(bytes - 2 * nr);
+        if format == Format::Bf16 && k.isa.permutes {
+            return by_permutes(k, panel.format, from, scales, to, &orders);
+        }
         for half in 0..2 {
             let scale = scale(k, panel.format, scales.bytes(half * lanes * 2));
             let channels =
@@ -48,6 +53,41 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
             }
         }
     });
+}
+
+/// A group to pairs of bf16, where one instruction moves any byte anywhere (AVX512-VBMI): every code goes to the top of a
+/// word, in the order of the pairs, and is so 2²⁴ times itself; two vectors become one of bf16 as they stand. The same
+/// numbers as otherwise: what the scale is divided by is a power of two.
+fn by_permutes<'k>(
+    k: &'k Kb<'k>,
+    format: Format,
+    from: P<'k>,
+    scales: P<'k>,
+    to: P<'k>,
+    orders: &[[VectorValue<'k>; 2]],
+) {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    for first in (0..nr).step_by(lanes) {
+        let scale = scale(k, format, scales.bytes(2 * first)) * k.f(1.0 / (1 << 24) as f32);
+        // Each column twice: of the lower half of the columns, of the upper half.
+        let twice = |c: usize| scale.shuffle(scale, &(0..lanes).map(|i| c + i / 2).collect::<Vec<_>>());
+        let scales = [twice(0), twice(lanes / 2)];
+        for quad in 0..GROUP / 4 {
+            let codes = codes(format, from, nr, quad, first);
+            for (pair, orders) in orders.iter().enumerate() {
+                let [lower, upper] = [0, 1].map(|h| codes.bytes_to_top(orders[h]).to_float() * scales[h]);
+                to.words((2 * quad + pair) * nr + first).store_int(lower.both_bf16(upper));
+            }
+        }
+    }
+}
+
+/// Of a quad's two pairs of channels: the bytes of the lower half of the columns and of the upper half, as pairs.
+fn pair_orders<'k>(k: &'k Kb<'k>) -> Vec<[VectorValue<'k>; 2]> {
+    let lanes = k.lanes();
+    let byte = |pair: usize, half: usize, i: usize| 4 * (half * lanes / 2 + i / 2) + 2 * pair + i % 2;
+    let order = |pair, half| k.top_bytes(&(0..lanes).map(|i| byte(pair, half, i)).collect::<Vec<_>>());
+    (0..2).map(|pair| [order(pair, 0), order(pair, 1)]).collect()
 }
 
 /// The panel that [`unpack`] writes.

@@ -9,6 +9,8 @@
 //! * a block of byte sums costs [`PER_BLOCK`] more, for unpacking the weights, and an eighth of its rows where
 //!   its sums are more than three quarters of the first-level cache;
 //! * a panel of q8 or q4 that is unpacked to f32 or bf16 costs as much as [`PER_UNPACKING`] rows of f32;
+//! * a block of rows on tiles costs [`PER_BLOCK_OF_TILES`] more, and a quarter of its rows where they fill more than half of
+//!   the second-level cache;
 //! * work items that do not come out even between cores leave some of them waiting.
 //!
 //! What the model does not know (fetching ahead, unrolling) it leaves as it is; `moec build --tune` measures it.
@@ -23,6 +25,8 @@ use moec_ir::plan::Grid;
 const PER_GROUP: f64 = 1.0;
 /// Rows that unpacking the weights of a block of byte sums costs: q8, and q4 with its nibbles.
 const PER_BLOCK: [f64; 2] = [1.0, 2.0];
+/// Rows that a block of rows on tiles costs: its panels come once more, from the last-level cache.
+const PER_BLOCK_OF_TILES: f64 = 8.0;
 /// Rows of f32 that unpacking a panel costs: shift, shift, convert, multiply, store beside one multiply-add.
 const PER_UNPACKING: f64 = 5.0;
 /// Rows of a block of tiles.
@@ -236,18 +240,19 @@ impl CpuTarget {
         let bytes = matrices as f64 * (weights + (rows * (row_bytes + 4 * results)) as f64);
 
         // Work items take even shares of the rows.
-        let most = if matches!(spec, KernelSpec::Linear { .. }) { schedule.rows } else { rows };
+        let tiles = self.isa.tiles && compute == Compute::Bf16;
+        let most = if tiles || matches!(spec, KernelSpec::Linear { .. }) { schedule.rows } else { rows };
         let panel_bytes = weights / panels.max(1) as f64;
         let item = |r: usize| self.rows_beside(format, compute, schedule, r, panel_bytes, row_bytes);
-        // Those of tiles begin at whole blocks of them.
-        let blocks = if self.isa.tiles && compute == Compute::Bf16 { 1 } else { rows.div_ceil(most) };
+        let blocks = rows.div_ceil(most);
         let larger = rows % blocks;
         let mut beside = (blocks - larger) as f64 * item(rows / blocks)
             + if larger > 0 { larger as f64 * item(rows / blocks + 1) } else { 0.0 };
         let peak = self.figures.rate(compute).value;
         if format.is_grouped() && compute != Compute::I8 {
-            // Work items of one panel follow each other, and the later ones find it unpacked.
-            beside += PER_UNPACKING * peak / self.figures.f32.value;
+            // Work items of one panel follow each other, and the later ones find it unpacked. Blocks of tiles do not.
+            let times = if tiles { blocks as f64 } else { 1.0 };
+            beside += times * PER_UNPACKING * peak / self.figures.f32.value;
         }
         let overhead = 1.0 + beside / rows as f64;
 
@@ -289,7 +294,9 @@ impl CpuTarget {
                 + spilt;
         }
         if compute == Compute::Bf16 && self.isa.tiles {
-            return rows.div_ceil(TILES) as f64 * PER_GROUP;
+            // What the second-level cache does not keep beside panels comes from further away for each of them.
+            let far = if (rows * row_bytes) as f64 > l2 / 2.0 { rows as f64 / 4.0 } else { 0.0 };
+            return PER_BLOCK_OF_TILES + rows.div_ceil(TILES) as f64 * PER_GROUP + far;
         }
         let mr = self.isa.mr;
         let evenly = rows.div_ceil(mr);
@@ -321,7 +328,7 @@ impl CpuTarget {
         let usual = Schedule::default();
         // Values of each field, and from how many rows on they mean something.
         let values: [(Knob, &[(usize, usize)]); 4] = [
-            (Knob::Rows, &[(48, 49), (192, 97), (384, 193), (768, 385)]),
+            (Knob::Rows, &[(48, 49), (192, 97), (256, 193), (384, 193), (512, 385), (768, 385)]),
             (Knob::Unroll, &[(8, 1)]),
             (Knob::Block, &[(64, 65), (256, 129)]),
             (Knob::Ahead, &[(0, 1), (2048, 1), (8192, 1)]),

@@ -5,7 +5,7 @@
 //! probe's weights lie at another place of a buffer larger than the caches in every call, while rows and results
 //! stay where they are. Schedules take turns, in another order every round, and the median of each counts.
 
-use crate::{CpuTarget, KernelSpec, Load};
+use crate::{CpuTarget, Estimate, KernelSpec, Load};
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::{Error as CodegenError, Schedule};
 use moec_ir::op::DispatchLayout;
@@ -73,8 +73,12 @@ pub struct Stopwatch {
 struct Operand(Vec<Line>);
 
 impl Operand {
+    /// In huge pages where the system has them, as weights in memory of a run's own lie.
     fn words(n: usize) -> Self {
-        Self(vec![Line([PATTERN; 16]); n.div_ceil(16).max(1)])
+        let mut lines = Vec::with_capacity(n.div_ceil(16).max(1));
+        in_huge_pages(&mut lines);
+        lines.resize(lines.capacity(), Line([PATTERN; 16]));
+        Self(lines)
     }
 
     fn of(ints: &[i32]) -> Self {
@@ -90,6 +94,23 @@ impl Operand {
         self.0.len() * 64
     }
 }
+
+/// Asks for huge pages behind what is allocated and not yet written. A hint.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn in_huge_pages(lines: &mut Vec<Line>) {
+    const HUGE: usize = 2 << 20;
+    let (first, bytes) = (lines.as_mut_ptr().addr(), lines.capacity() * 64);
+    let from = first.next_multiple_of(HUGE);
+    if from + HUGE <= first + bytes {
+        let at = lines.as_mut_ptr().wrapping_byte_add(from - first);
+        // SAFETY: a hint about pages that lie in the allocation; their content is not touched.
+        unsafe { libc::madvise(at.cast(), first + bytes - from, libc::MADV_HUGEPAGE) };
+    }
+}
+
+/// Does nothing on this system.
+#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+fn in_huge_pages(_lines: &mut Vec<Line>) {}
 
 impl fmt::Debug for Stopwatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -172,6 +193,12 @@ impl Stopwatch {
             }
         }
         Ok(times.iter_mut().map(|t| median(t)).collect())
+    }
+
+    /// What a probe of the kernel does: the part of the matrix that [`Stopwatch::time`] multiplies by. `None`: no matrix.
+    pub fn probed(&self, target: &CpuTarget, spec: &KernelSpec, n: usize) -> Option<Estimate> {
+        let probe = target.probe(spec, n, self.pool.lanes())?;
+        target.estimate(&probe.spec, probe.rows)
     }
 
     /// Seconds of one call.
