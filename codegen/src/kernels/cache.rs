@@ -3,7 +3,7 @@
 
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
-use crate::spec::{KernelSpec, ROWS};
+use crate::spec::{CACHE_ROWS, KernelSpec};
 use moec_ir::plan::CacheOrder;
 use moec_ir::state::CacheHead;
 use moec_ir::types::{Format, GROUP};
@@ -55,22 +55,90 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     };
     let head_bytes = head_bytes(&k.isa, cache, values, ctx, dim);
     let (state, x, pos, slot) = (k.arg(0), k.arg(1), k.arg(2), k.arg(3));
-    k.rows(ROWS, |row| {
+    let each_head = |row: I<'k>, put: &dyn Fn(P<'k>, &Token<'k>)| {
+        let (first, at) = (slot.words(row).load_int() * heads, pos.words(row).load_int());
+        k.each(0, heads, 1, |head| {
+            let token = Token { head: state.bytes((first + head) * head_bytes), at };
+            put(x.words(row * x_ld + head * dim), &token);
+        });
+    };
+    let one = |row: I<'k>| {
         let at = pos.words(row).load_int();
-        let inside = at.ge(k.i(0)).and(at.lt(k.i(ctx as i64)));
-        k.when(inside, || {
-            let first = slot.words(row).load_int() * heads;
-            k.each(0, heads, 1, |head| {
-                let token = Token { head: state.bytes((first + head) * head_bytes), at };
-                let x = x.words(row * x_ld + head * dim);
+        k.when(at.ge(k.i(0)).and(at.lt(k.i(ctx as i64))), || {
+            each_head(row, &|x, token| {
                 if values {
-                    put_value(k, cache, dim, x, &token);
+                    put_value(k, cache, dim, x, token);
                 } else {
-                    put_key(k, cache, dim, x, &token);
+                    put_key(k, cache, dim, x, token);
                 }
             });
         });
+    };
+    if values || cache == Format::Q8 {
+        return k.rows(CACHE_ROWS, one);
+    }
+    // Keys of neighbouring tokens are neighbours: as many as a vector has lanes are turned and stored together.
+    let lanes = k.lanes();
+    k.tiles(CACHE_ROWS, |_, first, end| {
+        k.fold(first, end, 1, &[first], |row, next| {
+            let begins = row.ge(next[0]);
+            let run = begins.and(is_run(k, pos, slot, row, end)).and(pos.words(row).load_int().ge(k.i(0)));
+            let run = run.and((pos.words(row).load_int() + (lanes - 1)).lt(k.i(ctx as i64)));
+            k.when(run, || each_head(row, &|x, token| put_keys(k, cache, dim, (x, x_ld), token)));
+            k.when(begins.and(run.not()), || one(row));
+            vec![begins.pick_int(run.pick_int(row + lanes, row + 1), next[0])]
+        });
     });
+}
+
+/// Whether the rows from `row` on, as many as a vector has lanes, are tokens that follow each other in one slot, the first
+/// at a multiple of their number.
+fn is_run<'k>(k: &'k Kb<'k>, pos: P<'k>, slot: P<'k>, row: I<'k>, end: I<'k>) -> I<'k> {
+    let (lanes, there) = (k.lanes(), k.span_before(end - row));
+    let [at, of] = [pos, slot].map(|p| p.words(row).load_vec(there).bits());
+    let [first, same] = [pos, slot].map(|p| p.words(row).load_int());
+    // Lanes that are not there are zero, which no position behind the first is.
+    let runs = at.equals(first.narrow().splat(lanes) + k.lane_ids());
+    let runs = runs.and(of.equals(same.narrow().splat(lanes))).pick_int(k.i32v(1), k.i32v(0));
+    runs.lanes_min().wide().equals(k.i(1)).and(first.rem(k.i(lanes as i64)).equals(k.i(0)))
+}
+
+/// Stores one head of as many tokens as a vector has lanes among the keys: `x` is that of the first, `ld` the words from
+/// row to row. They lie in one panel.
+fn put_keys<'k>(k: &'k Kb<'k>, format: Format, dim: usize, (x, ld): (P<'k>, usize), token: &Token<'k>) {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let width = k.i(nr as i64);
+    let panel = token.head.bytes(token.at.div(width) * key_panel_bytes(&k.isa, format, dim));
+    let to = panel.words(token.at.rem(width));
+    // Words of a token: a channel, or a pair of them. An odd last channel has a zero beside it.
+    let per_word = if format == Format::F32 { 1 } else { 2 };
+    let words = dim.div_ceil(per_word);
+    let turn = |word: I<'k>, there: usize, channels: usize| {
+        let part = |row: usize, i: usize| {
+            let at = x.words(word * per_word).words(row * ld + i * lanes);
+            match channels.saturating_sub(i * lanes) {
+                0 => k.fv(0.0),
+                n => at.load_vec(k.span(n)),
+            }
+        };
+        let row = |row: usize| {
+            if per_word == 1 {
+                return part(row, 0);
+            }
+            let [even, odd] = part(row, 0).unzip(part(row, 1));
+            even.pair_bf16(odd).as_float()
+        };
+        let turned = F::transpose(&(0..lanes).map(row).collect::<Vec<_>>());
+        for (i, x) in turned.into_iter().enumerate().take(there) {
+            to.words(word * nr).words(i * nr).store(x);
+        }
+    };
+    let whole = words / lanes * lanes;
+    let whole = if whole * per_word > dim { whole - lanes } else { whole };
+    k.each(0, whole, lanes, |word| turn(word, lanes, lanes * per_word));
+    if words > whole {
+        turn(k.i(whole as i64), words - whole, dim - whole * per_word);
+    }
 }
 
 /// Stores one token of one head among the keys.

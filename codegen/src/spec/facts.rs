@@ -1,6 +1,6 @@
 //! What a kernel tells of itself: work grid, scratch, layout of its weight, arguments.
 
-use super::{Compute, EMBED_ROWS, KernelSpec, MapOp, NormKind, ROWS};
+use super::{CACHE_ROWS, Compute, EMBED_ROWS, KernelSpec, MapOp, NormKind, ROWS};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
 use moec_ir::plan::{Grid, Layout};
@@ -12,6 +12,7 @@ impl KernelSpec {
         let tiles = |rows: usize, tiles: usize| Grid::Tiles { rows: rows as u32, tiles: tiles as u32 };
         match self {
             Self::Embed { .. } => tiles(EMBED_ROWS, 1),
+            Self::CacheWrite { .. } => tiles(CACHE_ROWS, 1),
             Self::Linear { n, groups, glu, schedule, .. } => {
                 tiles(schedule.rows, groups * panels(isa, *n, glu.is_some()))
             }
@@ -26,7 +27,6 @@ impl KernelSpec {
             Self::Norm { .. }
             | Self::Quantise { .. }
             | Self::Rope { .. }
-            | Self::CacheWrite { .. }
             | Self::Router { .. }
             | Self::Combine { .. }
             | Self::Map { .. }

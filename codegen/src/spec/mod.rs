@@ -375,5 +375,7 @@ pub enum KernelSpec {
 
 /// Rows per work item of kernels whose rows are independent and cheap.
 pub(crate) const ROWS: usize = 4;
+/// Rows per work item of [`KernelSpec::CacheWrite`]: as many tokens as are stored together, at most.
+pub(crate) const CACHE_ROWS: usize = 16;
 /// Rows per work item of [`KernelSpec::Embed`].
 pub(crate) const EMBED_ROWS: usize = 8;

@@ -187,6 +187,39 @@ fn check_chains(chains: &[Chain]) {
     }
 }
 
+/// Tokens of random numbers, at (position, slot) each, written to a cache of others; only tokens inside of the context
+/// change it.
+fn written(
+    rng: &mut Rng,
+    [heads, dim, ctx, slots]: [usize; 4],
+    (cache, values): (Format, bool),
+    rows: &[(i32, i32)],
+) -> Case {
+    let (x_ld, n) = (heads * dim + 1, rows.len());
+    let x = random(rng, n, heads * dim, x_ld);
+    let before = rng.floats(slots * heads * ctx * dim);
+    let mut after = before.clone();
+    for (r, &(pos, slot)) in rows.iter().enumerate().filter(|(_, r)| (0..ctx as i32).contains(&r.0)) {
+        for c in 0..heads * dim {
+            let at = ((slot as usize * heads + c / dim) * ctx + pos as usize) * dim;
+            after[at + c % dim] = x[r * x_ld + c];
+        }
+    }
+    let tensor = |numbers| Cache { format: cache, values, ctx, dim, numbers };
+    let (pos, slot) = rows.iter().copied().unzip();
+    Case {
+        spec: KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld },
+        n,
+        operands: vec![
+            Operand::Cache(tensor(before)),
+            Operand::Floats(x),
+            Operand::Ints(pos),
+            Operand::Ints(slot),
+        ],
+        expect: vec![(0, Expect::Cache(tensor(after)))],
+    }
+}
+
 #[test]
 fn rows_outside_of_the_context_are_skipped() {
     let mut rng = Rng::new(17);
@@ -194,34 +227,37 @@ fn rows_outside_of_the_context_are_skipped() {
     for (i, dim) in [1, 5, 24, 32, 56, 80, 128, 131].into_iter().enumerate() {
         for cache in FORMATS {
             for values in [false, true] {
-                let (heads, ctx, slots, n) = (2, [5, 200][i % 2], 3, 9);
-                let x_ld = heads * dim + 1;
-                let x = random(&mut rng, n, heads * dim, x_ld);
+                let ctx = [5, 200][i % 2];
                 let last = ctx as i32 - 1;
-                let (pos, slot) =
-                    (vec![0, last, -1, last + 1, 2, 0, 3, 1, 4], vec![0, 2, 1, 1, 1, 1, 1, 1, 0]);
-                let before = rng.floats(slots * heads * ctx * dim);
-                let mut after = before.clone();
-                for r in 0..n {
-                    if (0..ctx as i32).contains(&pos[r]) {
-                        for c in 0..heads * dim {
-                            let at = ((slot[r] as usize * heads + c / dim) * ctx + pos[r] as usize) * dim;
-                            after[at + c % dim] = x[r * x_ld + c];
-                        }
-                    }
-                }
-                let tensor = |numbers| Cache { format: cache, values, ctx, dim, numbers };
-                cases.push(Case {
-                    spec: KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld },
-                    n,
-                    operands: vec![
-                        Operand::Cache(tensor(before)),
-                        Operand::Floats(x),
-                        Operand::Ints(pos),
-                        Operand::Ints(slot),
-                    ],
-                    expect: vec![(0, Expect::Cache(tensor(after)))],
-                });
+                let pos = [0, last, -1, last + 1, 2, 0, 3, 1, 4];
+                let rows: Vec<_> = pos.into_iter().zip([0, 2, 1, 1, 1, 1, 1, 1, 0]).collect();
+                cases.push(written(&mut rng, [2, dim, ctx, 3], (cache, values), &rows));
+            }
+        }
+    }
+    check(&cases);
+}
+
+#[test]
+fn tokens_that_follow_each_other_are_stored_as_others_are() {
+    let mut rng = Rng::new(18);
+    let mut cases = Vec::new();
+    for (i, dim) in [1, 2, 7, 15, 32, 33, 63, 80, 131].into_iter().enumerate() {
+        for cache in FORMATS {
+            let ctx = [200, 72][i % 2];
+            let run = |first: i32, n: i32, slot| (first..first + n).map(move |p| (p, slot));
+            let last = ctx as i32;
+            let rows: [Vec<(i32, i32)>; 5] = [
+                run(0, 48, 1).collect(),
+                // In the middle of a vector, and up to the end of the context and beyond.
+                run(5, 37, 0).collect(),
+                run((last - 24) / 16 * 16, 40, 2).collect(),
+                // Broken by another slot, by a gap, by padding.
+                run(16, 9, 1).chain(run(25, 7, 0)).chain(run(32, 16, 1)).chain(run(56, 16, 1)).collect(),
+                run(32, 20, 1).chain([(-1, 0); 12]).collect(),
+            ];
+            for rows in &rows {
+                cases.push(written(&mut rng, [2, dim, ctx, 3], (cache, false), rows));
             }
         }
     }
