@@ -6,7 +6,7 @@
 
 use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
-use crate::bundle::write::{Packing, pack};
+use crate::bundle::pack::{Packing, pack};
 use crate::bundle::{DENSE, EXPERTS, KERNELS};
 use crate::config::Activations;
 use crate::error::{Error, Result};

@@ -48,6 +48,8 @@ impl Codes {
     }
 
     /// The nearest code, ties to even.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn nearest(self, x: f32) -> f32 {
         // Comparisons written out: `clamp` minds NaN, which costs instructions.
         let x = if x < self.lowest { self.lowest } else { x };
@@ -65,6 +67,8 @@ impl Group {
     /// The group that stands for `x` in a grouped format. `weights` says how much an error in each number
     /// matters; finite and not negative, all of them zero is as all of them one. Numbers of `x` are at most
     /// [`LARGEST`] in magnitude.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     pub fn nearest(format: Format, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
         let extreme = extreme(x);
         let size = extreme.abs();
@@ -104,6 +108,8 @@ impl Group {
 }
 
 /// The number of the largest magnitude, with its sign; NaN if there is one.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
 fn extreme(x: &[f32; GROUP]) -> f32 {
     let (mut low, mut high, mut sum) = ([0.0_f32; LANES], [0.0_f32; LANES], [0.0_f32; LANES]);
     for x in x.chunks_exact(LANES) {
@@ -119,6 +125,8 @@ fn extreme(x: &[f32; GROUP]) -> f32 {
     (if -low > high { low } else { high }) + total(sum)
 }
 
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
 fn total(lanes: [f32; LANES]) -> f32 {
     let [a, b, c, d, e, f, g, h] = lanes;
     ((a + e) + (c + g)) + ((b + f) + (d + h))
@@ -143,6 +151,8 @@ struct Trial {
 }
 
 impl Fit {
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn new(x: [f32; GROUP], w: [f32; GROUP], range: Codes) -> Self {
         let uneven = w != [w[0]; GROUP];
         let mut wx = [0.0; GROUP];
@@ -189,6 +199,8 @@ impl Fit {
 
     /// Of scales that put the number `1 / by` at these codes, what the best one gains, and its own best scale;
     /// or what is known already.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn best_of(&self, tops: &[f32], by: f32, known: (f32, f32)) -> (f32, f32) {
         let mut best = known;
         for top in tops {
@@ -203,6 +215,8 @@ impl Fit {
     }
 
     /// The best scale for the codes of a trial, as long as that makes it better.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn refined(&self, mut best: Trial) -> Trial {
         for _ in 0..2 {
             let (mut xq, mut qq) = ([0.0_f32; LANES], [0.0_f32; LANES]);
@@ -227,6 +241,8 @@ impl Fit {
     }
 
     /// With so many codes the errors of near scales hardly differ: those next to the plain one do.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn q8(&self, extreme: f32) -> (f32, [f32; GROUP]) {
         let plain = bf16::from_f32(extreme.abs() / 127.0);
         let mut best = self.at(plain.to_f32());
@@ -242,6 +258,8 @@ impl Fit {
     }
 
     /// Scales that put the largest magnitude near −8, and some that put it near 7; the best one is refined.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn q4(&self, extreme: f32) -> (f32, [f32; GROUP]) {
         let plain = self.at(extreme / -8.0);
         let by = 1.0 / extreme;
