@@ -369,4 +369,3 @@ impl Strided<'_> {
         Ok(true)
     }
 }
-

@@ -126,17 +126,28 @@ impl Geometry {
 pub struct Block {
     /// Matrix.
     pub lead: usize,
+    /// Size when packed.
+    pub bytes: usize,
     panels: Range<usize>,
 }
 
 impl Geometry {
     /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near [`SHARE`].
     pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
-        let (lead, panels) = (self.lead, self.panels());
-        let numbers = (self.rows / panels.max(1)).saturating_mul(self.cols).max(1);
-        let step = (SHARE / numbers).max(1);
+        let (g, panels) = (*self, self.panels());
+        let rows = match g.layout {
+            Layout::Rows => ROWS_AT_ONCE,
+            Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
+        };
+        let step = (SHARE / (rows * g.cols).max(1)).max(1);
+        // The last rows that are by themselves may be fewer.
+        let start = move |p: usize| (p * rows * g.row_bytes()).min(g.matrix_bytes() as usize);
         let runs = move || (0..panels).step_by(step).map(move |p| p..(p + step).min(panels));
-        (0..lead).flat_map(move |lead| runs().map(move |panels| Block { lead, panels }))
+        let block = move |lead, panels: Range<usize>| {
+            let bytes = start(panels.end) - start(panels.start);
+            Block { lead, bytes, panels }
+        };
+        (0..g.lead).flat_map(move |lead| runs().map(move |panels| block(lead, panels)))
     }
 
     /// Ranges of rows that a block asks for, in their order.
@@ -201,12 +212,16 @@ pub fn pack_block<E>(
         out.resize(start + columns * g.row_bytes(), 0);
         let panel = out.get_mut(start..).unwrap_or_default();
         scratch.stored.resize(numbers * size, 0);
-        if size > 0 && each(g, &ranges, size, &mut scratch.stored, |range, out| rows.stored(block.lead, range, out))? {
+        if size > 0
+            && each(g, &ranges, size, &mut scratch.stored, |range, out| rows.stored(block.lead, range, out))?
+        {
             place::place(g, &ranges, &scratch.stored, panel);
             continue;
         }
         scratch.numbers.resize(numbers, 0.0);
-        each(g, &ranges, 1, &mut scratch.numbers, |range, out| rows.read(block.lead, range, out).map(|()| true))?;
+        each(g, &ranges, 1, &mut scratch.numbers, |range, out| {
+            rows.read(block.lead, range, out).map(|()| true)
+        })?;
         if size > 0 {
             place::narrow(g.format, &scratch.numbers, &mut scratch.stored);
             place::place(g, &ranges, &scratch.stored, panel);

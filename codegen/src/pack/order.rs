@@ -75,6 +75,8 @@ impl Lane {
         }
     }
 
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn put_group(&self, g: usize, group: &Group, bytes: &mut [u8]) {
         let first = self.first + g * self.group;
         let byte = |code: usize| group.codes[code].cast_unsigned();

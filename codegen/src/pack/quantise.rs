@@ -9,9 +9,13 @@
 
 use half::bf16;
 use moec_ir::types::{Format, GROUP};
+use std::hint::black_box;
 
 /// Numbers that are summed side by side.
 const LANES: usize = 8;
+
+/// Numbers of this size have no fraction: what is added to it is rounded, ties to even, and stands in its lowest bits.
+const WHOLE: f32 = 12_582_912.0;
 
 /// Groups with no larger number are stored as zero: their scale would leave the range of bf16.
 const SMALLEST: f32 = 1e-30;
@@ -54,8 +58,6 @@ impl Codes {
         // Comparisons written out: `clamp` minds NaN, which costs instructions.
         let x = if x < self.lowest { self.lowest } else { x };
         let x = if x > self.highest { self.highest } else { x };
-        // Numbers of this size have no fraction.
-        const WHOLE: f32 = 12_582_912.0;
         (x + WHOLE) - WHOLE
     }
 }
@@ -81,13 +83,22 @@ impl Group {
         let total = weights.iter().sum::<f32>();
         let even = total.is_nan() || !(1e-30..=1e30).contains(&total);
         let w = if even { [1.0; GROUP] } else { *weights };
-        let fit = Fit::new(x.map(|x| x * down), w, Codes::of(format));
+        // Loops: `map` is called, and not vectorised.
+        let mut near = *x;
+        for x in &mut near {
+            *x *= down;
+        }
+        let fit = Fit::new(near, w, Codes::of(format));
         let extreme = extreme * down;
         let (scale, codes) = match format {
             Format::Q4 => fit.q4(extreme),
             _ => fit.q8(extreme),
         };
-        Self { scale: bf16::from_f32(scale * up), codes: codes.map(|q| q as i8) }
+        let mut whole = [0; GROUP];
+        for i in 0..GROUP {
+            whole[i] = (codes[i] + WHOLE).to_bits() as i8;
+        }
+        Self { scale: bf16::from_f32(scale * up), codes: whole }
     }
 
     /// The nearest codes to a scale that is given.
@@ -128,7 +139,9 @@ fn extreme(x: &[f32; GROUP]) -> f32 {
 #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
 #[inline(always)]
 fn total(lanes: [f32; LANES]) -> f32 {
-    let [a, b, c, d, e, f, g, h] = lanes;
+    // Through memory. Otherwise the compiler begins with the halves that are added here, and vectorises all that leads to
+    // them at half the width.
+    let [a, b, c, d, e, f, g, h] = black_box(lanes);
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 

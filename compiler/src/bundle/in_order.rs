@@ -212,9 +212,13 @@ mod tests {
             assert!(*job != 3, "not this one");
             Ok::<(), ()>(())
         };
-        let _ = jobs.run(|_| (), work, |_, buffer| {
-            jobs.free(buffer);
-            Ok(())
-        });
+        let _ = jobs.run(
+            |_| (),
+            work,
+            |_, buffer| {
+                jobs.free(buffer);
+                Ok(())
+            },
+        );
     }
 }

@@ -2,9 +2,8 @@
 //!
 //! | thread | what |
 //! |---|---|
-//! | one per core | reads a block of a weight, orders and rounds its numbers |
-//! | the caller's | writes blocks, in order |
-//! | one | hashes what was written, and gives its memory back |
+//! | one per core | reads a block of a weight, orders and rounds its numbers, writes it to its place |
+//! | the caller's | hashes blocks, in order, and gives their memory back |
 //! | one | has the system put on the disk what was written |
 //!
 //! The buffers of [`Jobs`] go around: their number bounds what is held, and the slowest of these sets the pace.
@@ -21,17 +20,14 @@ use moec_ir::{Module, Source, WeightId};
 use moec_runtime::flash::checksum_after;
 use sha2::{Digest, Sha256};
 use std::fs::File;
-use std::io::{self, BufWriter, Write as _};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::ops::Range;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
 /// Bytes after which the system is asked to put them on the disk: later ones are packed meanwhile.
 const SYNCED: u64 = 64 << 20;
-
-/// Bytes of small blocks that are written together.
-const TOGETHER: usize = 64 << 10;
 
 /// What is packed.
 pub(crate) struct Packing<'a> {
@@ -57,9 +53,9 @@ pub(crate) fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Pro
         if ![DENSE, EXPERTS].contains(&file.path.as_str()) {
             continue;
         }
-        let pieces = pieces(c, &plan.segments, plan.paging.as_ref(), index as u32)?;
+        let (pieces, end) = pieces(c, &plan.segments, plan.paging.as_ref(), index as u32)?;
         let path = root.join(&file.path);
-        let written = write(&pieces, &path, &bar)?;
+        let written = write(&pieces, end, &path, &bar)?;
         for (at, crc32c) in written.checksums {
             if let Some(sum) = plan.paging.as_mut().and_then(|p| p.checksums.get_mut(at)) {
                 *sum = crc32c;
@@ -77,19 +73,17 @@ struct Piece<'a> {
     packer: Packer<'a>,
     /// Zeros in front of it.
     padding: usize,
-    /// Where its first matrix lies in the file.
-    offset: u64,
     /// Where its checksum goes.
     checksum: Option<usize>,
 }
 
-/// What a weight file holds, in the order of its bytes: whole segments, or the experts that stay on flash one by one.
+/// What a weight file holds, in the order of its bytes, and where it ends.
 fn pieces<'a>(
     c: &Packing<'a>,
     segments: &'a [Segment],
     paging: Option<&Paging>,
     file: u32,
-) -> Result<Vec<Piece<'a>>> {
+) -> Result<(Vec<Piece<'a>>, u64)> {
     let mut end = 0;
     let piece = |(index, matrices, checksum): (usize, Range<usize>, Option<usize>)| {
         let (Some(segment), Some(&weight)) = (segments.get(index), c.segment_weights.get(index)) else {
@@ -104,12 +98,14 @@ fn pieces<'a>(
         let importance = c.importance.filter(|_| segment.layout != Layout::Rows);
         let packer = Packer::new(segment, c.module.weight(weight), c.source, importance, matrices);
         let packer = packer.map_err(failed)?;
-        Ok(Piece { name: &segment.name, packer, padding, offset, checksum })
+        Ok(Piece { name: &segment.name, packer, padding, checksum })
     };
-    parts(segments, paging, file).into_iter().map(piece).collect()
+    let all = parts(segments, paging, file).into_iter().map(piece).collect::<Result<_>>()?;
+    Ok((all, end))
 }
 
-/// The segments of a file with their matrices, in the order of their bytes, and where their checksums go.
+/// The segments of a file with their matrices, in the order of their bytes, and where their checksums go: whole segments, or the
+/// experts that stay on flash one by one.
 fn parts(
     segments: &[Segment],
     paging: Option<&Paging>,
@@ -155,6 +151,8 @@ fn failed(e: PackError) -> Error {
 struct Job<'p, 'a> {
     piece: &'p Piece<'a>,
     block: Block,
+    /// Where it goes in the file, padding included.
+    offset: u64,
     /// Zeros in front of it.
     padding: usize,
     /// Whether its piece begins with it.
@@ -163,11 +161,12 @@ struct Job<'p, 'a> {
 
 /// The blocks of pieces, in the order of their bytes.
 fn jobs<'p, 'a>(pieces: &'p [Piece<'a>]) -> impl Iterator<Item = Job<'p, 'a>> + Send {
-    pieces.iter().flat_map(|piece| {
-        piece.packer.blocks().enumerate().map(move |(i, block)| {
-            let first = i == 0;
-            Job { piece, block, padding: if first { piece.padding } else { 0 }, first }
-        })
+    let blocks = pieces.iter().flat_map(|piece| piece.packer.blocks().enumerate().map(move |b| (piece, b)));
+    blocks.scan(0, |end, (piece, (i, block))| {
+        let (offset, first) = (*end, i == 0);
+        let padding = if first { piece.padding } else { 0 };
+        *end += padding as u64 + block.bytes as u64;
+        Some(Job { piece, block, offset, padding, first })
     })
 }
 
@@ -179,83 +178,61 @@ struct Written {
     checksums: Vec<(usize, u32)>,
 }
 
-/// Bytes that were written and are to be hashed.
-struct Bytes {
-    bytes: Vec<u8>,
-    /// Those in front that are of no piece.
-    padding: usize,
-    /// Whether a piece begins behind the padding, and where its checksum goes.
-    first: bool,
-    checksum: Option<usize>,
-}
-
-/// Packs pieces into a file, which must not exist.
-fn write(pieces: &[Piece<'_>], path: &Path, bar: &Bar) -> Result<Written> {
-    let failed_io = |e: &io::Error| interrupt::check().err().unwrap_or_else(|| io_error("write", path, e));
-    let stopped = || Error::bug("a thread of the packing has ended");
-    let file = File::create_new(path).map_err(|e| failed_io(&e))?;
-    let synced = file.try_clone().map_err(|e| failed_io(&e))?;
-    let workers = thread::available_parallelism().map_or(1, usize::from);
-    let jobs = Jobs::new(jobs(pieces), workers);
+/// Packs pieces into a file of `end` bytes, which must not exist.
+fn write(pieces: &[Piece<'_>], end: u64, path: &Path, bar: &Bar) -> Result<Written> {
+    let failed_io = |e: io::Error| interrupt::check().err().unwrap_or_else(|| io_error("write", path, &e));
+    let file = File::create_new(path).map_err(failed_io)?;
+    let synced = file.try_clone().map_err(failed_io)?;
+    let file = Mutex::new(file);
+    // By whoever has just packed them: to copy them from the cache of another core takes several times as long.
+    let put = |offset: u64, bytes: &[u8]| {
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(offset))?;
+        file.write_all(bytes)
+    };
+    let (mut sha, mut checksums, mut position) = (Sha256::new(), Vec::new(), 0);
     thread::scope(|scope| {
-        let (to_hash, hashed) = mpsc::channel::<Bytes>();
-        let hashing = scope.spawn(|| hash(hashed, |buffer| jobs.free(buffer)));
         // One that is busy is not told again.
         let (to_sync, wanted) = mpsc::sync_channel(1);
-        let syncing = scope.spawn(move || wanted.into_iter().try_for_each(|()| synced.sync_data()));
-        let mut out = BufWriter::with_capacity(TOGETHER, file);
-        let (mut position, mut next_sync) = (0, SYNCED);
+        let syncing = scope.spawn(|| wanted.into_iter().try_for_each(|()| synced.sync_data()));
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let jobs = Jobs::new(jobs(pieces), workers);
         jobs.run(
             |job| job.piece.packer.expect(&job.block),
             |job, scratch: &mut Scratch, buffer| {
                 buffer.resize(job.padding, 0);
-                job.piece.packer.pack(&job.block, scratch, buffer).map_err(failed)
+                job.piece.packer.pack(&job.block, scratch, buffer).map_err(failed)?;
+                if buffer.len() != job.padding + job.block.bytes {
+                    let name = job.piece.name;
+                    return Err(Error::bug(format!("`{name}` was packed to another size than planned")));
+                }
+                put(job.offset, buffer).map_err(failed_io)
             },
             |job, bytes| {
                 interrupt::check()?;
-                let Piece { name, offset, checksum, .. } = *job.piece;
                 if job.first {
-                    bar.label(name);
-                    if position + job.padding as u64 != offset {
-                        return Err(Error::bug(format!(
-                            "what is before `{name}` was packed to another size than planned"
-                        )));
-                    }
+                    bar.label(job.piece.name);
+                    checksums.extend(job.piece.checksum.map(|at| (at, 0)));
                 }
-                out.write_all(&bytes).map_err(|e| failed_io(&e))?;
-                position += bytes.len() as u64;
-                bar.add((bytes.len() - job.padding) as u64);
-                if position >= next_sync {
-                    next_sync = position + SYNCED;
+                sha.update(&bytes);
+                if let (Some(_), Some((_, crc32c))) = (job.piece.checksum, checksums.last_mut()) {
+                    *crc32c = checksum_after(*crc32c, bytes.get(job.padding..).unwrap_or_default());
+                }
+                if job.offset / SYNCED != position / SYNCED {
                     let _ = to_sync.try_send(());
                 }
-                let bytes = Bytes { bytes, padding: job.padding, first: job.first, checksum };
-                to_hash.send(bytes).map_err(|_| stopped())
+                position = job.offset + bytes.len() as u64;
+                bar.add(job.block.bytes as u64);
+                jobs.free(bytes);
+                Ok(())
             },
         )?;
-        let file = out.into_inner().map_err(|e| failed_io(e.error()))?;
-        drop((to_hash, to_sync));
-        syncing.join().map_err(|_| stopped())?.map_err(|e| failed_io(&e))?;
-        file.sync_data().map_err(|e| failed_io(&e))?;
-        let (sha256, checksums) = hashing.join().map_err(|_| stopped())?;
-        Ok(Written { bytes: position, sha256, checksums })
-    })
-}
-
-/// Hashes bytes as they come, and gives their memory back.
-fn hash(bytes: mpsc::Receiver<Bytes>, free: impl Fn(Vec<u8>)) -> ([u8; 32], Vec<(usize, u32)>) {
-    let (mut sha, mut checksums) = (Sha256::new(), Vec::new());
-    for Bytes { bytes, padding, first, checksum } in bytes {
-        sha.update(&bytes);
-        if let Some(at) = checksum {
-            if first {
-                checksums.push((at, 0));
-            }
-            if let Some((_, crc32c)) = checksums.last_mut() {
-                *crc32c = checksum_after(*crc32c, bytes.get(padding..).unwrap_or_default());
-            }
-        }
-        free(bytes);
+        drop(to_sync);
+        syncing.join().map_err(|_| Error::bug("the thread that syncs has ended"))?.map_err(failed_io)
+    })?;
+    if position != end {
+        return Err(Error::bug(format!("`{}` has another size than planned", path.display())));
     }
-    (sha.finalize().into(), checksums)
+    synced.sync_data().map_err(failed_io)?;
+    Ok(Written { bytes: position, sha256: sha.finalize().into(), checksums })
 }

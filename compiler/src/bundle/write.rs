@@ -14,12 +14,15 @@ use crate::progress::Progress;
 use moec_ir::plan::Plan;
 use std::fs;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// What was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Bytes of packed weights.
     pub weight_bytes: u64,
+    /// How long packing them took, until they were on the disk.
+    pub packing: Duration,
     /// Bytes of weights in packages of other units.
     pub package_bytes: u64,
     /// Whether `run` is there.
@@ -67,7 +70,9 @@ pub fn write(
         source: c.checkpoint,
         importance: c.importance,
     };
+    let start = Instant::now();
     let weight_bytes = pack(&packing, &mut plan, root, progress)?;
+    let packing = start.elapsed();
     for file in &mut plan.files {
         if file.bytes == 0 {
             let path = root.join(&file.path);
@@ -124,6 +129,7 @@ pub fn write(
     c.plan = Some(plan);
     Ok(Summary {
         weight_bytes,
+        packing,
         package_bytes,
         run: matches!(route, Ok(Some(_))),
         missing: route.err(),

@@ -33,7 +33,7 @@ pub struct Checkpoint {
 
 /// Bytes of the checkpoint that reading may keep in memory. They are the system's cache and come back when
 /// they are wanted, but they count as this process's own.
-const RESIDENT: usize = 128 << 20;
+const RESIDENT: usize = 64 << 20;
 
 /// A tensor as the checkpoint stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]

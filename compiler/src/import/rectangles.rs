@@ -22,6 +22,11 @@ struct Rect {
 /// Bytes that are copied and then looked at: they are still in the first-level cache.
 const CHECKED: usize = 4096;
 
+/// Bytes from row to row of a leaf, of which there are `bytes`: whatever the encoding, all rows take as many.
+fn pitch(leaf: &Leaf, bytes: &[u8]) -> usize {
+    bytes.len() / leaf.shape.iter().rev().skip(1).product::<usize>().max(1)
+}
+
 impl Rect {
     /// Its first byte in the tensor, and bytes from row to row, of numbers of `size` bytes. All fit in memory, so nothing
     /// overflows.
@@ -57,7 +62,8 @@ impl Checkpoint {
 
     /// The tensor of a leaf, if it is stored plainly.
     fn plain(&self, leaf: &Leaf) -> Option<(&Tensor, Float)> {
-        let t = self.get(&leaf.tensor).filter(|t| leaf.encoding == Encoding::Plain && t.shape == leaf.shape)?;
+        let t =
+            self.get(&leaf.tensor).filter(|t| leaf.encoding == Encoding::Plain && t.shape == leaf.shape)?;
         Some((t, float(t.dtype)?))
     }
 
@@ -137,7 +143,6 @@ impl Checkpoint {
     }
 }
 
-
 impl Source for Checkpoint {
     fn read(
         &self,
@@ -152,7 +157,7 @@ impl Source for Checkpoint {
             return Ok(());
         }
         // Whole rows: the pages of a strip of columns are those of its rows.
-        self.touch(at.rows.len().saturating_mul(at.extent.1).saturating_mul(4));
+        self.touch(at.rows.len().saturating_mul(pitch(leaf, self.data(&leaf.tensor)?.1)));
         self.decode(leaf, &at, out)?;
         if !self.allows_nonfinite()
             && let Some(bad) = formats::first_non_finite(out)
@@ -211,9 +216,94 @@ impl Source for Checkpoint {
         let numbers = rows.len().saturating_mul(cols.len());
         let at = Self::rect(leaf, lead, rows, cols, numbers);
         let (Ok(at), Ok((tensor, bytes))) = (at, self.data(&leaf.tensor)) else { return };
-        // Whatever the encoding, its rows take the same number of bytes each.
-        let all: usize = leaf.shape.iter().rev().skip(1).product();
-        let (first, pitch) = (at.lead * at.extent.0 + at.rows.start, bytes.len() / all.max(1));
+        let (first, pitch) = (at.lead * at.extent.0 + at.rows.start, pitch(leaf, bytes));
         self.will_read(tensor, first * pitch..(first + at.rows.len()) * pitch);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import::ImportOptions;
+    use half::{bf16, f16};
+    use moec_ir::{Axis, WeightExpr};
+    use safetensors::tensor::{TensorView, serialize_to_file};
+
+    /// Numbers of 2 × 3 × 5 with one in the last row that is not finite.
+    fn numbers(last: f32) -> Vec<f32> {
+        (0..30).map(|i| if i == 27 { last } else { i as f32 / 4.0 - 3.0 }).collect()
+    }
+
+    #[test]
+    fn numbers_that_are_stored_in_the_format_are_copied() {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = |dtype: Dtype, x: f32| match dtype {
+            Dtype::F32 => x.to_le_bytes().to_vec(),
+            Dtype::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
+            _ => bf16::from_f32(x).to_le_bytes().to_vec(),
+        };
+        let kinds = [(Dtype::F32, Format::F32), (Dtype::BF16, Format::Bf16), (Dtype::F16, Format::F16)];
+        let bad = [f32::NAN, f32::INFINITY, 0.5];
+        let stored =
+            |dtype, last| numbers(last).into_iter().flat_map(|x| bytes(dtype, x)).collect::<Vec<u8>>();
+        let all: Vec<(String, Dtype, Vec<u8>)> = kinds
+            .iter()
+            .flat_map(|(d, f)| bad.map(|last| (format!("{f} {last}"), *d, stored(*d, last))))
+            .collect();
+        let views = all.iter().map(|(n, d, b)| (n, TensorView::new(*d, vec![2, 3, 5], b).unwrap()));
+        serialize_to_file(views, None, &folder.path().join("model.safetensors")).unwrap();
+        let options = ImportOptions { allow_nonfinite: true };
+        let checkpoint = Checkpoint::open(folder.path(), &options).unwrap();
+        for ((_, format), last) in kinds.iter().flat_map(|k| bad.map(|b| (*k, b))) {
+            let tensor = format!("{format} {last}");
+            let leaf = Leaf { tensor, shape: vec![2, 3, 5], encoding: Encoding::Plain };
+            let size = format.row_bytes(1);
+            for (lead, rows, cols) in
+                [(0, 0..3, 0..5), (1, 0..2, 0..5), (1, 1..3, 1..4), (1, 2..3, 3..5), (0, 1..1, 0..5)]
+            {
+                let n = rows.len() * cols.len();
+                let mut values = vec![0.0; n];
+                checkpoint.read(&leaf, lead, rows.clone(), cols.clone(), &mut values).unwrap();
+                let dtype = kinds.iter().find(|k| k.1 == format).unwrap().0;
+                let want: Vec<u8> = values.iter().flat_map(|&x| bytes(dtype, x)).collect();
+                let mut out = vec![1; n * size];
+                let done =
+                    checkpoint.stored(&leaf, format, lead, rows.clone(), cols.clone(), &mut out).unwrap();
+                assert_eq!(done, values.iter().all(|x| x.is_finite()), "{leaf:?} {lead} {rows:?} {cols:?}");
+                assert!(!done || out == want, "{leaf:?} {lead} {rows:?} {cols:?}");
+                // Through an expression, whatever it does to the order.
+                let expr = WeightExpr::Transpose(Box::new(WeightExpr::Leaf(leaf.clone())));
+                let mut turned = vec![1; n * size];
+                let through =
+                    expr.read_stored(format, lead, cols.clone(), rows.clone(), &checkpoint, &mut turned);
+                assert_eq!(through.unwrap(), done);
+                let cell = |i: usize| &turned[i * size..][..size];
+                let same = |i: usize| {
+                    cell(i % cols.len() * rows.len() + i / cols.len()) == &want[i * size..][..size]
+                };
+                assert!(!done || (0..n).all(same));
+                checkpoint.expect(&leaf, lead, rows, cols);
+            }
+            let mut out = [0; 15 * 4];
+            for other in Format::ALL.into_iter().filter(|f| *f != format) {
+                assert!(!checkpoint.stored(&leaf, other, 0, 0..3, 0..5, &mut out[..30]).unwrap());
+            }
+            assert!(checkpoint.stored(&leaf, format, 2, 0..3, 0..5, &mut out[..15 * size]).is_err());
+            assert!(checkpoint.stored(&leaf, format, 0, 0..3, 0..5, &mut out[..14 * size]).is_err());
+            checkpoint.expect(&leaf, 7, 0..usize::MAX, 0..9);
+            let slice = WeightExpr::Slice {
+                axis: Axis::Cols,
+                start: 0,
+                step: 2,
+                len: 3,
+                of: Box::new(WeightExpr::Leaf(leaf.clone())),
+            };
+            assert!(slice.read_stored(format, 0, 0..3, 0..3, &checkpoint, &mut out[..9 * size]).unwrap());
+            let scaled = WeightExpr::ScaleCols {
+                by: Box::new(WeightExpr::Const(vec![1.0; 5])),
+                of: Box::new(WeightExpr::Leaf(leaf)),
+            };
+            assert!(!scaled.read_stored(format, 0, 0..3, 0..5, &checkpoint, &mut out[..15 * size]).unwrap());
+        }
     }
 }

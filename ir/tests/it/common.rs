@@ -6,9 +6,9 @@ use moec_ir::{
     Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Leaf, Module, Op, Operand, RopeStyle,
     RouterDesc, Source, StateDecl, Type, Weight, WeightClass, WeightExpr, WeightId,
 };
-use std::sync::Mutex;
 use std::error::Error;
 use std::ops::Range;
+use std::sync::Mutex;
 
 /// Tensor, lead, rows and columns of one read.
 type Read = (String, usize, Range<usize>, Range<usize>);

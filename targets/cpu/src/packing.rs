@@ -1,7 +1,7 @@
 //! Packed weights: from expressions over checkpoint tensors to segments, and back.
 
-pub use moec_codegen::pack::{Block, Scratch};
 use moec_codegen::pack::{self, Geometry, Rows};
+pub use moec_codegen::pack::{Block, Scratch};
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::GROUP;
 use moec_ir::{Format, Source, Weight};
@@ -102,7 +102,8 @@ impl<'a> Packer<'a> {
         let geometry = Geometry { lead: matrices.len(), ..g };
         let packer = Self { geometry, first: matrices.start, weight, source, importance };
         let usable = |w: &[f32]| w.len() == g.cols && w.iter().all(|w| w.is_finite() && *w >= 0.0);
-        if let Some(lead) = (0..matrices.len()).find(|&lead| packer.matter(lead).is_some_and(|w| !usable(w))) {
+        if let Some(lead) = (0..matrices.len()).find(|&lead| packer.matter(lead).is_some_and(|w| !usable(w)))
+        {
             let name = weight.name.clone();
             return Err(PackError::Importance { name, lead: matrices.start + lead, cols: g.cols });
         }
@@ -141,9 +142,7 @@ impl Rows<PackError> for Packer<'_> {
         let Self { geometry: g, weight, source, .. } = *self;
         weight.expr.read(self.first + lead, rows, 0..g.cols, source, out).map_err(PackError::Read)?;
         match pack::past(g.format, out) {
-            Some(value) => {
-                Err(PackError::Range { name: weight.name.clone(), format: g.format, value })
-            }
+            Some(value) => Err(PackError::Range { name: weight.name.clone(), format: g.format, value }),
             None => Ok(()),
         }
     }

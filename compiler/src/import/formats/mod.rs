@@ -15,8 +15,9 @@ pub struct NonFinite {
 pub fn first_non_finite(numbers: &[f32]) -> Option<NonFinite> {
     // The largest magnitude, as an integer: a loop that vectorises.
     let largest = |m: i32, x: &f32| m.max(x.to_bits().cast_signed() & i32::MAX);
-    let suspicious =
-        numbers.chunks(256).position(|c| c.iter().fold(0, largest) >= f32::INFINITY.to_bits().cast_signed())?;
+    let suspicious = numbers
+        .chunks(256)
+        .position(|c| c.iter().fold(0, largest) >= f32::INFINITY.to_bits().cast_signed())?;
     let from = suspicious * 256;
     numbers[from..].iter().position(|x| !x.is_finite()).map(|i| NonFinite { at: from + i })
 }
