@@ -37,7 +37,7 @@ pub(super) fn narrow(format: Format, values: &[f32], out: &mut [u8]) {
     }
 }
 
-/// Places rows of stored numbers, row-major, in the bytes of their panel, all of which are written. `ranges` are
+/// Places rows of stored numbers, row-major, in the bytes of their panel, which are zero until then. `ranges` are
 /// [`Geometry::panel_rows`].
 pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8], panel: &mut [u8]) {
     let nr = match g.layout {
@@ -49,10 +49,6 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
         Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
     };
     let row_bytes = g.format.row_bytes(g.cols);
-    let padded = ranges.iter().any(|(range, columns)| range.len() < *columns);
-    if padded || row_bytes != g.row_bytes() {
-        panel.fill(0);
-    }
     let mut rows = rows;
     let mut first = 0;
     for (range, columns) in ranges {

@@ -218,10 +218,10 @@ fn write(pieces: &[Piece<'_>], end: u64, path: &Path, bar: &Bar) -> Result<Writt
                 if let (Some(_), Some((_, crc32c))) = (job.piece.checksum, checksums.last_mut()) {
                     *crc32c = checksum_after(*crc32c, bytes.get(job.padding..).unwrap_or_default());
                 }
+                position = job.offset + bytes.len() as u64;
                 if job.offset / SYNCED != position / SYNCED {
                     let _ = to_sync.try_send(());
                 }
-                position = job.offset + bytes.len() as u64;
                 bar.add(job.block.bytes as u64);
                 jobs.free(bytes);
                 Ok(())
