@@ -189,7 +189,8 @@ mod tests {
         let begun = AtomicUsize::new(0);
         let (send, kept) = mpsc::channel();
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let (jobs, begun) = (&jobs, &begun);
+            scope.spawn(move || {
                 thread::sleep(Duration::from_millis(20));
                 assert!(begun.load(Ordering::Relaxed) <= 2 * PER_WORKER + 1);
                 kept.iter().for_each(|buffer| jobs.free(buffer));
