@@ -1,10 +1,11 @@
 //! Packing and its inverse.
 #![allow(clippy::unwrap_used)] // this is a test, though not all of it a test function
 
-use half::bf16;
+use half::{bf16, f16};
 use moec_codegen::pack::quantise::{Group, LARGEST};
 use moec_codegen::pack::{
-    Geometry, holds, pack, pack_slice, packed_bytes, round_as_packed, round_rows, unpack_rows,
+    Geometry, Rows, Scratch, holds, pack, pack_block, pack_slice, packed_bytes, past, round_as_packed,
+    round_rows, unpack_rows,
 };
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::{Format, GROUP};
@@ -56,6 +57,96 @@ proptest! {
             prop_assert_eq!(&out, &want);
             round_as_packed(&g, &packed, lead, 0..g.rows, &mut as_packed).unwrap();
             prop_assert_eq!(&as_packed, &want);
+        }
+    }
+}
+
+/// A weight that is at hand as numbers, and now and then in the format that it is packed in.
+struct Numbers<'a> {
+    g: Geometry,
+    values: &'a [f32],
+    /// Every so many ranges of rows are to be had as they are stored; none of them if 0.
+    stored: usize,
+    asked: usize,
+}
+
+impl Rows<io::Error> for Numbers<'_> {
+    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> io::Result<()> {
+        out.copy_from_slice(&self.values[(lead * self.g.rows + rows.start) * self.g.cols..][..out.len()]);
+        Ok(())
+    }
+
+    fn stored(&mut self, lead: usize, rows: Range<usize>, out: &mut [u8]) -> io::Result<bool> {
+        self.asked += 1;
+        if self.stored == 0 || !self.asked.is_multiple_of(self.stored) {
+            out.fill(0xa5);
+            return Ok(false);
+        }
+        let mut values = vec![0.0; rows.len() * self.g.cols];
+        self.read(lead, rows, &mut values)?;
+        let size = out.len() / values.len().max(1);
+        for (cell, x) in out.chunks_exact_mut(size.max(1)).zip(values) {
+            match self.g.format {
+                Format::F32 => cell.copy_from_slice(&x.to_le_bytes()),
+                Format::F16 => cell.copy_from_slice(&f16::from_f32(x).to_le_bytes()),
+                _ => cell.copy_from_slice(&bf16::from_f32(x).to_le_bytes()),
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What the blocks of a weight hold, one after the other; their memory is used again.
+fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
+    let (mut scratch, mut block_bytes, mut all) = (Scratch::default(), Vec::new(), Vec::new());
+    for block in g.blocks() {
+        block_bytes.clear();
+        block_bytes.extend([7; 5]);
+        let mut rows = Numbers { g: *g, values, stored, asked: 0 };
+        pack_block(g, &block, None, &mut rows, &mut scratch, &mut block_bytes).unwrap();
+        assert_eq!((block_bytes.len(), &block_bytes[..5]), (5 + block.bytes, &[7; 5][..]));
+        all.extend(&block_bytes[5..]);
+    }
+    all
+}
+
+proptest! {
+    #[test]
+    fn what_is_stored_so_needs_no_numbers(
+        mut g in geometries(),
+        values in prop::collection::vec(-6e4_f32..6e4, 997),
+        wide in 1..40_usize,
+    ) {
+        g.cols *= wide;
+        let values: Vec<f32> = values.into_iter().cycle().take(g.lead * g.rows * g.cols).collect();
+        let packed = pack_slice(&g, &values).unwrap();
+        prop_assert_eq!(packed.len() as u64, g.bytes());
+        for stored in 0..4 {
+            prop_assert!(by_blocks(&g, &values, stored) == packed, "every {stored} of {g:?}");
+        }
+    }
+
+    #[test]
+    fn any_bits_are_rounded_as_one_by_one(
+        mut g in geometries(),
+        bits in prop::collection::vec(any::<u32>(), 997),
+    ) {
+        prop_assume!(!g.format.is_grouped());
+        g.layout = Layout::Rows;
+        let values: Vec<f32> =
+            bits.into_iter().map(f32::from_bits).cycle().take(g.lead * g.rows * g.cols).collect();
+        let each: Vec<u8> = values
+            .iter()
+            .flat_map(|&x| match g.format {
+                Format::F32 => x.to_le_bytes().to_vec(),
+                Format::F16 => f16::from_f32(x).to_le_bytes().to_vec(),
+                _ => bf16::from_f32(x).to_le_bytes().to_vec(),
+            })
+            .collect();
+        prop_assert_eq!(pack_slice(&g, &values).unwrap(), each);
+        for format in Format::ALL {
+            let first = values.iter().copied().find(|&x| !holds(format, x));
+            prop_assert_eq!(past(format, &values).map(f32::to_bits), first.map(f32::to_bits));
         }
     }
 }
@@ -186,7 +277,7 @@ fn at_most_one_panel_is_asked_for_at_a_time() {
 }
 
 #[test]
-fn panels_come_in_order_however_many_threads_take_part() {
+fn panels_come_in_order() {
     let (rows, cols) = (1024, 4096);
     for (format, layout) in [(Format::F32, Layout::Rows), (Format::Q4, Layout::Panels { nr: 32 })] {
         let g = Geometry { layout, format, lead: 1, rows, cols };

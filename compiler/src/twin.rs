@@ -4,9 +4,9 @@
 //! processor, the bundle's own weights. Only its kernels are this machine's, with activations in f32, and static graphs
 //! are executed by who emulates their unit. Its weights lie in a folder that goes away with it.
 
+use crate::bundle::pack::{Packing, pack};
 use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
-use crate::bundle::write::{Packing, pack};
 use crate::bundle::{DENSE, EXPERTS, KERNELS};
 use crate::config::Activations;
 use crate::error::{Error, Result};

@@ -22,6 +22,7 @@ pub mod op;
 pub mod paging;
 pub mod placement;
 pub mod plan;
+pub mod read;
 pub mod state;
 pub mod text;
 pub mod types;

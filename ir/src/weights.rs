@@ -121,8 +121,8 @@ pub struct Weight {
     pub expr: WeightExpr,
 }
 
-/// Where checkpoint tensors come from.
-pub trait Source {
+/// Where checkpoint tensors come from. Several threads may read at a time.
+pub trait Source: Sync {
     /// Decodes one rectangle of a leaf into `out`, row-major, as f32. Shapes of fewer than three axes
     /// have `lead` 0, and a vector has the single row 0.
     ///
@@ -136,6 +136,28 @@ pub trait Source {
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Box<dyn Error + Send + Sync>>;
+
+    /// Copies one rectangle of a leaf as it is stored into `out`, row-major and little-endian, if it is stored in
+    /// `format` (f32, bf16 or f16) and every number is finite. `false` where it is not: `out` then holds anything, and
+    /// [`Source::read`] gives the numbers, or says what is wrong with them.
+    ///
+    /// # Errors
+    /// As [`Source::read`].
+    fn stored(
+        &self,
+        _leaf: &Leaf,
+        _format: Format,
+        _lead: usize,
+        _rows: Range<usize>,
+        _cols: Range<usize>,
+        _out: &mut [u8],
+    ) -> Result<bool, Box<dyn Error + Send + Sync>> {
+        Ok(false)
+    }
+
+    /// Hears that a rectangle of a leaf will be read soon, so that it can be fetched until then. Rectangles that do not
+    /// exist are ignored.
+    fn expect(&self, _leaf: &Leaf, _lead: usize, _rows: Range<usize>, _cols: Range<usize>) {}
 }
 
 impl WeightClass {

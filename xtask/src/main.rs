@@ -4,6 +4,7 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 mod apple;
+mod bench_build;
 mod big_little;
 mod coreml;
 mod cross;
@@ -86,6 +87,11 @@ const COMMANDS: &[Command] = &[
         "bench-flash",
         "compare with llama.cpp on a model that is larger than memory; takes options, `--help` lists them",
         || peers::run(peers::FLASH, &options()),
+    ),
+    (
+        "bench-build",
+        "measure packing beside copying the same files, into bench/build.json; some five minutes, 7 GB of disk",
+        bench_build::run,
     ),
     ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
         torment::run(&options())

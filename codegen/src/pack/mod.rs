@@ -1,10 +1,13 @@
 //! Weight packing: logical rows of f32 to the exact order and format that kernels read, and back.
 //!
-//! Packing streams: it asks for the rows of one panel at a time, and holds as many panels as keep the
-//! processor's threads busy, so memory does not grow with the weight. The orders are those of [`Layout`].
+//! Packing streams: it asks for the rows of one panel at a time, and gives the bytes of a block of panels, so memory does
+//! not grow with the weight. Blocks do not know of each other: whoever has threads packs many at a time. The orders are
+//! those of [`Layout`].
 
 mod order;
+mod place;
 pub mod quantise;
+mod vectors;
 
 use half::{bf16, f16};
 use moec_ir::plan::Layout;
@@ -13,7 +16,6 @@ use order::Lane;
 use quantise::Group;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::thread;
 
 /// Extents and storage of a packed weight `[lead, rows, cols]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,8 +39,8 @@ pub type Importance<'a> = dyn Fn(usize) -> Option<&'a [f32]> + 'a;
 /// Rows of a matrix that are read together when the layout is [`Layout::Rows`].
 const ROWS_AT_ONCE: usize = 16;
 
-/// Numbers that a thread gets at a time: quantising them takes some milliseconds, starting it some dozen
-/// microseconds.
+/// Numbers of a block, where a panel has no more: half a megabyte of bf16 stays in the second-level cache, and quantising
+/// them takes some milliseconds.
 const SHARE: usize = 1 << 18;
 
 /// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
@@ -119,21 +121,136 @@ impl Geometry {
     }
 }
 
-/// One panel on its way.
-struct Panel<'a> {
-    /// Rows by range, and the columns that are there for it.
-    ranges: Vec<(Range<usize>, usize)>,
-    /// Row-major.
-    rows: Vec<f32>,
-    importance: Option<&'a [f32]>,
-    bytes: Vec<u8>,
+/// A run of panels of one matrix, which are packed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Matrix.
+    pub lead: usize,
+    /// Size when packed.
+    pub bytes: usize,
+    panels: Range<usize>,
 }
 
-/// Packs a weight.
+impl Geometry {
+    /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near [`SHARE`].
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
+        let (g, panels) = (*self, self.panels());
+        let rows = match g.layout {
+            Layout::Rows => ROWS_AT_ONCE,
+            Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
+        };
+        let step = (SHARE / (rows * g.cols).max(1)).max(1);
+        // The last rows that are by themselves may be fewer.
+        let start = move |p: usize| (p * rows * g.row_bytes()).min(g.matrix_bytes() as usize);
+        let runs = move || (0..panels).step_by(step).map(move |p| p..(p + step).min(panels));
+        let block = move |lead, panels: Range<usize>| {
+            let bytes = start(panels.end) - start(panels.start);
+            Block { lead, bytes, panels }
+        };
+        (0..g.lead).flat_map(move |lead| runs().map(move |panels| block(lead, panels)))
+    }
+
+    /// Ranges of rows that a block asks for, in their order.
+    pub fn rows_of(&self, block: &Block) -> impl Iterator<Item = Range<usize>> {
+        block.panels.clone().flat_map(|p| self.panel_rows(p)).map(|(rows, _)| rows)
+    }
+}
+
+/// Where the rows of a weight come from.
+pub trait Rows<E> {
+    /// Fills `out`, row-major with full columns, with those rows of that matrix.
+    ///
+    /// # Errors
+    /// Whatever keeps them from being read.
+    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E>;
+
+    /// As [`Rows::read`], but as bytes in the format of the packed weight, little-endian, if they are at hand so: what
+    /// `read` gives, rounded. `false`: they are not, and `out` holds anything.
+    ///
+    /// # Errors
+    /// As [`Rows::read`].
+    fn stored(&mut self, _lead: usize, _rows: Range<usize>, _out: &mut [u8]) -> Result<bool, E> {
+        Ok(false)
+    }
+}
+
+impl<E, F: FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>> Rows<E> for F {
+    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E> {
+        self(lead, rows, out)
+    }
+}
+
+/// Memory of one panel's rows, to be used again for the next.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    numbers: Vec<f32>,
+    stored: Vec<u8>,
+}
+
+/// Packs a block behind what `out` holds. The bytes of all blocks, one after the other, are the weight's.
 ///
-/// `read(lead, rows, out)` fills `out`, row-major with full columns, with those rows of that matrix.
 /// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`quantise`] says, by
-/// `importance`. Padding is zero. Returns the bytes written, which are [`Geometry::bytes`].
+/// `importance`, that of the block's matrix. Padding is zero.
+///
+/// # Errors
+/// Those of `rows`.
+pub fn pack_block<E>(
+    geometry: &Geometry,
+    block: &Block,
+    importance: Option<&[f32]>,
+    rows: &mut impl Rows<E>,
+    scratch: &mut Scratch,
+    out: &mut Vec<u8>,
+) -> Result<(), E> {
+    let g = geometry;
+    let size = if g.format.is_grouped() { 0 } else { g.format.row_bytes(1) };
+    for p in block.panels.clone() {
+        let ranges = g.panel_rows(p);
+        let numbers = ranges.iter().map(|(rows, _)| rows.len() * g.cols).sum::<usize>();
+        let columns = ranges.iter().map(|(_, columns)| columns).sum::<usize>();
+        let start = out.len();
+        out.resize(start + columns * g.row_bytes(), 0);
+        let panel = out.get_mut(start..).unwrap_or_default();
+        scratch.stored.resize(numbers * size, 0);
+        if size > 0
+            && each(g, &ranges, size, &mut scratch.stored, |range, out| rows.stored(block.lead, range, out))?
+        {
+            place::place(g, &ranges, &scratch.stored, panel);
+            continue;
+        }
+        scratch.numbers.resize(numbers, 0.0);
+        each(g, &ranges, 1, &mut scratch.numbers, |range, out| {
+            rows.read(block.lead, range, out).map(|()| true)
+        })?;
+        if size > 0 {
+            place::narrow(g.format, &scratch.numbers, &mut scratch.stored);
+            place::place(g, &ranges, &scratch.stored, panel);
+        } else {
+            vectors::widest(Quantise { g, ranges: &ranges, rows: &scratch.numbers, importance, panel });
+        }
+    }
+    Ok(())
+}
+
+/// Gives every range of rows its part of `out`, of so many items per number, until one answers `false`.
+fn each<T, E>(
+    g: &Geometry,
+    ranges: &[(Range<usize>, usize)],
+    size: usize,
+    mut out: &mut [T],
+    mut fill: impl FnMut(Range<usize>, &mut [T]) -> Result<bool, E>,
+) -> Result<bool, E> {
+    for (range, _) in ranges {
+        let mine = out.split_off_mut(..range.len() * g.cols * size).unwrap_or_default();
+        if !fill(range.clone(), mine)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Packs a weight, one panel at a time. `read(lead, rows, out)` is [`Rows::read`]; the rest is as [`pack_block`] has it.
+/// Returns the bytes written, which are [`Geometry::bytes`].
 ///
 /// # Errors
 /// Those of `read` and of the writer.
@@ -143,63 +260,45 @@ pub fn pack<'a, E: From<io::Error>>(
     mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
     out: &mut impl Write,
 ) -> Result<u64, E> {
-    let g = geometry;
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    let mut panels = (0..g.lead).flat_map(|lead| (0..g.panels()).map(move |p| (lead, p)));
-    let mut batch: Vec<Panel<'a>> = Vec::new();
-    loop {
-        // Panels of the last batch give their memory to those of the next.
-        let mut spare = std::mem::take(&mut batch);
-        let mut numbers = 0;
-        while numbers < threads * SHARE
-            && let Some((lead, p)) = panels.next()
-        {
-            let (mut rows, bytes) = spare.pop().map_or_else(Default::default, |p| (p.rows, p.bytes));
-            rows.clear();
-            let ranges = g.panel_rows(p);
-            for (range, _) in &ranges {
-                let start = rows.len();
-                rows.resize(start + range.len() * g.cols, 0.0);
-                read(lead, range.clone(), &mut rows[start..])?;
-            }
-            numbers += rows.len().max(1);
-            batch.push(Panel { ranges, rows, importance: importance(lead), bytes });
-        }
-        if batch.is_empty() {
-            return Ok(g.bytes());
-        }
-        let share = batch.len().div_ceil(numbers.div_ceil(SHARE).clamp(1, threads));
-        thread::scope(|scope| {
-            let mut shares = batch.chunks_mut(share);
-            let mine = shares.next();
-            for theirs in shares {
-                scope.spawn(|| theirs.iter_mut().for_each(|p| encode(g, p)));
-            }
-            mine.into_iter().flatten().for_each(|p| encode(g, p));
-        });
-        for panel in &batch {
-            out.write_all(&panel.bytes)?;
-        }
+    let (mut scratch, mut bytes) = (Scratch::default(), Vec::new());
+    for block in geometry.blocks() {
+        bytes.clear();
+        pack_block(geometry, &block, importance(block.lead), &mut read, &mut scratch, &mut bytes)?;
+        out.write_all(&bytes)?;
     }
+    Ok(geometry.bytes())
 }
 
-/// Fills the bytes of a panel.
-fn encode(g: &Geometry, panel: &mut Panel<'_>) {
-    let columns: usize = panel.ranges.iter().map(|(_, columns)| columns).sum();
-    panel.bytes.clear();
-    panel.bytes.resize(columns * g.row_bytes(), 0);
-    let mut rows = panel.rows.chunks_exact(g.cols.max(1));
-    let mut first = 0;
-    for (range, columns) in &panel.ranges {
-        for column in 0..*columns {
-            let (at, lane) = g.lane(first + column);
-            let bytes = panel.bytes.get_mut(at..).unwrap_or_default();
-            match if column < range.len() { rows.next() } else { None } {
-                Some(row) => lane.put(row, panel.importance, bytes),
-                None => lane.pad(g.cols, bytes),
+/// Rounds the rows of a panel to a grouped format, into its bytes.
+struct Quantise<'a> {
+    g: &'a Geometry,
+    ranges: &'a [(Range<usize>, usize)],
+    /// Row-major.
+    rows: &'a [f32],
+    importance: Option<&'a [f32]>,
+    panel: &'a mut [u8],
+}
+
+impl vectors::Work for Quantise<'_> {
+    type Output = ();
+
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn run(self) {
+        let Self { g, ranges, rows, importance, panel } = self;
+        let mut rows = rows.chunks_exact(g.cols.max(1));
+        let mut first = 0;
+        for (range, columns) in ranges {
+            for column in 0..*columns {
+                let (at, lane) = g.lane(first + column);
+                let bytes = panel.get_mut(at..).unwrap_or_default();
+                match if column < range.len() { rows.next() } else { None } {
+                    Some(row) => lane.put(row, importance, bytes),
+                    None => lane.pad(g.cols, bytes),
+                }
             }
+            first += columns;
         }
-        first += columns;
     }
 }
 
@@ -231,6 +330,17 @@ pub fn holds(format: Format, x: f32) -> bool {
     } else {
         !x.is_finite() || round(format, x).is_finite()
     }
+}
+
+/// The first number that a format does not hold.
+pub fn past(format: Format, values: &[f32]) -> Option<f32> {
+    // The largest number that any of them holds is seldom reached. As an integer: a loop that vectorises.
+    let largest = values.iter().fold(0, |m: i32, x| m.max(x.to_bits().cast_signed() & i32::MAX));
+    let safe = if format == Format::F16 { f16::MAX.to_f32() } else { quantise::LARGEST };
+    if largest <= safe.to_bits().cast_signed() {
+        return None;
+    }
+    values.iter().copied().find(|x| !holds(format, *x))
 }
 
 /// Value that a number has after it was stored in a format whose numbers stand alone.

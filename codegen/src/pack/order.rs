@@ -59,38 +59,24 @@ impl Lane {
         self.first + i / self.side * self.step + i % self.side * 2
     }
 
-    /// Writes the row's numbers. `weights` are those of its columns.
+    /// Writes the row's numbers in a grouped format. `weights` are those of its columns.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     pub(super) fn put(&self, values: &[f32], weights: Option<&[f32]>, bytes: &mut [u8]) {
-        match self.format {
-            Format::F32 => self.put_cells(values, bytes, f32::to_le_bytes),
-            Format::Bf16 => self.put_cells(values, bytes, |x| bf16::from_f32(x).to_le_bytes()),
-            Format::F16 => self.put_cells(values, bytes, |x| f16::from_f32(x).to_le_bytes()),
-            Format::Q8 | Format::Q4 => {
-                for (g, x) in values.chunks(GROUP).enumerate() {
-                    self.put_group(g, &quantised(self.format, g, x, weights), bytes);
-                }
-            }
+        for (g, x) in values.chunks(GROUP).enumerate() {
+            self.put_group(g, &quantised(self.format, g, x, weights), bytes);
         }
     }
 
-    /// Writes the zeros of a row that pads its panel, where they are not bytes of zero.
+    /// Writes the zeros of a row of a grouped format that pads its panel.
     pub(super) fn pad(&self, cols: usize, bytes: &mut [u8]) {
-        if self.format.is_grouped() {
-            for g in 0..cols.div_ceil(GROUP) {
-                self.put_group(g, &Group::ZERO, bytes);
-            }
+        for g in 0..cols.div_ceil(GROUP) {
+            self.put_group(g, &Group::ZERO, bytes);
         }
     }
 
-    fn put_cells<const N: usize>(&self, values: &[f32], bytes: &mut [u8], to: impl Fn(f32) -> [u8; N]) {
-        for (i, &x) in values.iter().enumerate() {
-            let at = self.cell(i);
-            if let Some(cell) = bytes.get_mut(at..at + N) {
-                cell.copy_from_slice(&to(x));
-            }
-        }
-    }
-
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn put_group(&self, g: usize, group: &Group, bytes: &mut [u8]) {
         let first = self.first + g * self.group;
         let byte = |code: usize| group.codes[code].cast_unsigned();
@@ -166,6 +152,8 @@ impl Lane {
 }
 
 /// Group `g` of a row: up to [`GROUP`] numbers, filled up with zeros, and the weights of the row's columns.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
 pub(super) fn quantised(format: Format, g: usize, x: &[f32], weights: Option<&[f32]>) -> Group {
     let weights =
         weights.and_then(|w| w.get(g * GROUP..)).map_or([1.0; GROUP], |w| filled(&w[..w.len().min(x.len())]));
@@ -173,6 +161,8 @@ pub(super) fn quantised(format: Format, g: usize, x: &[f32], weights: Option<&[f
 }
 
 /// The first numbers of a group, then zeros.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
 pub(super) fn filled(x: &[f32]) -> [f32; GROUP] {
     let mut all = [0.0; GROUP];
     for (to, &x) in all.iter_mut().zip(x) {

@@ -9,9 +9,13 @@
 
 use half::bf16;
 use moec_ir::types::{Format, GROUP};
+use std::hint::black_box;
 
 /// Numbers that are summed side by side.
 const LANES: usize = 8;
+
+/// Numbers of this size have no fraction: what is added to it is rounded, ties to even, and stands in its lowest bits.
+const WHOLE: f32 = 12_582_912.0;
 
 /// Groups with no larger number are stored as zero: their scale would leave the range of bf16.
 const SMALLEST: f32 = 1e-30;
@@ -48,12 +52,12 @@ impl Codes {
     }
 
     /// The nearest code, ties to even.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn nearest(self, x: f32) -> f32 {
         // Comparisons written out: `clamp` minds NaN, which costs instructions.
         let x = if x < self.lowest { self.lowest } else { x };
         let x = if x > self.highest { self.highest } else { x };
-        // Numbers of this size have no fraction.
-        const WHOLE: f32 = 12_582_912.0;
         (x + WHOLE) - WHOLE
     }
 }
@@ -65,6 +69,8 @@ impl Group {
     /// The group that stands for `x` in a grouped format. `weights` says how much an error in each number
     /// matters; finite and not negative, all of them zero is as all of them one. Numbers of `x` are at most
     /// [`LARGEST`] in magnitude.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     pub fn nearest(format: Format, x: &[f32; GROUP], weights: &[f32; GROUP]) -> Self {
         let extreme = extreme(x);
         let size = extreme.abs();
@@ -77,13 +83,22 @@ impl Group {
         let total = weights.iter().sum::<f32>();
         let even = total.is_nan() || !(1e-30..=1e30).contains(&total);
         let w = if even { [1.0; GROUP] } else { *weights };
-        let fit = Fit::new(x.map(|x| x * down), w, Codes::of(format));
+        // Loops: `map` is called, and not vectorised.
+        let mut near = *x;
+        for x in &mut near {
+            *x *= down;
+        }
+        let fit = Fit::new(near, w, Codes::of(format));
         let extreme = extreme * down;
         let (scale, codes) = match format {
             Format::Q4 => fit.q4(extreme),
             _ => fit.q8(extreme),
         };
-        Self { scale: bf16::from_f32(scale * up), codes: codes.map(|q| q as i8) }
+        let mut whole = [0; GROUP];
+        for i in 0..GROUP {
+            whole[i] = (codes[i] + WHOLE).to_bits() as i8;
+        }
+        Self { scale: bf16::from_f32(scale * up), codes: whole }
     }
 
     /// The nearest codes to a scale that is given.
@@ -104,6 +119,8 @@ impl Group {
 }
 
 /// The number of the largest magnitude, with its sign; NaN if there is one.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
 fn extreme(x: &[f32; GROUP]) -> f32 {
     let (mut low, mut high, mut sum) = ([0.0_f32; LANES], [0.0_f32; LANES], [0.0_f32; LANES]);
     for x in x.chunks_exact(LANES) {
@@ -119,8 +136,12 @@ fn extreme(x: &[f32; GROUP]) -> f32 {
     (if -low > high { low } else { high }) + total(sum)
 }
 
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
 fn total(lanes: [f32; LANES]) -> f32 {
-    let [a, b, c, d, e, f, g, h] = lanes;
+    // Through memory. Otherwise the compiler begins with the halves that are added here, and vectorises all that leads to
+    // them at half the width.
+    let [a, b, c, d, e, f, g, h] = black_box(lanes);
     ((a + e) + (c + g)) + ((b + f) + (d + h))
 }
 
@@ -143,6 +164,8 @@ struct Trial {
 }
 
 impl Fit {
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn new(x: [f32; GROUP], w: [f32; GROUP], range: Codes) -> Self {
         let uneven = w != [w[0]; GROUP];
         let mut wx = [0.0; GROUP];
@@ -189,6 +212,8 @@ impl Fit {
 
     /// Of scales that put the number `1 / by` at these codes, what the best one gains, and its own best scale;
     /// or what is known already.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn best_of(&self, tops: &[f32], by: f32, known: (f32, f32)) -> (f32, f32) {
         let mut best = known;
         for top in tops {
@@ -203,6 +228,8 @@ impl Fit {
     }
 
     /// The best scale for the codes of a trial, as long as that makes it better.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn refined(&self, mut best: Trial) -> Trial {
         for _ in 0..2 {
             let (mut xq, mut qq) = ([0.0_f32; LANES], [0.0_f32; LANES]);
@@ -227,6 +254,8 @@ impl Fit {
     }
 
     /// With so many codes the errors of near scales hardly differ: those next to the plain one do.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn q8(&self, extreme: f32) -> (f32, [f32; GROUP]) {
         let plain = bf16::from_f32(extreme.abs() / 127.0);
         let mut best = self.at(plain.to_f32());
@@ -242,6 +271,8 @@ impl Fit {
     }
 
     /// Scales that put the largest magnitude near −8, and some that put it near 7; the best one is refined.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
     fn q4(&self, extreme: f32) -> (f32, [f32; GROUP]) {
         let plain = self.at(extreme / -8.0);
         let by = 1.0 / extreme;

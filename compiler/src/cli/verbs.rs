@@ -59,6 +59,7 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
             "run": built.summary.run,
             "manifest_sha256": built.summary.manifest_sha256,
             "weight_bytes": built.summary.weight_bytes,
+            "packing_seconds": built.summary.packing.as_secs_f64(),
             "package_bytes": built.summary.package_bytes,
             "seconds": start.elapsed().as_secs_f64(),
             "peak_memory_bytes": moec_runtime::cpu::peak_memory(),

@@ -1,11 +1,10 @@
 //! A Hugging Face checkpoint on disk: its tensors by name, mapped and decoded on demand.
 
-use super::formats::{self, fp8, mxfp4, plain::Float};
+use super::formats::plain::Float;
 use super::map::Map;
 use super::{ModelSpec, folder, header, shards, tokenizer};
 use crate::error::{Error, Result};
 use indexmap::IndexMap;
-use moec_ir::{Encoding, Leaf, Source};
 pub use safetensors::tensor::Dtype;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -34,7 +33,7 @@ pub struct Checkpoint {
 
 /// Bytes of the checkpoint that reading may keep in memory. They are the system's cache and come back when
 /// they are wanted, but they count as this process's own.
-const RESIDENT: usize = 128 << 20;
+const RESIDENT: usize = 64 << 20;
 
 /// A tensor as the checkpoint stores it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,16 +46,6 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Its bytes in the file.
     bytes: Range<usize>,
-}
-
-/// Where a rectangle lies in a leaf, as [`Source::read`] has it.
-#[derive(Clone, Debug)]
-struct Rect {
-    lead: usize,
-    rows: Range<usize>,
-    cols: Range<usize>,
-    /// Rows and columns of the whole.
-    extent: (usize, usize),
 }
 
 impl Checkpoint {
@@ -174,10 +163,20 @@ impl Checkpoint {
 
     /// Counts bytes about to be read; past [`RESIDENT`] all maps are let go, so that memory does not grow
     /// with the model.
-    fn touch(&self, bytes: usize) {
+    pub(super) fn touch(&self, bytes: usize) {
         if self.touched.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > RESIDENT {
             self.release();
         }
+    }
+
+    /// Whether numbers that are not finite are taken.
+    pub(super) fn allows_nonfinite(&self) -> bool {
+        self.options.allow_nonfinite
+    }
+
+    /// Has the system fetch bytes of a tensor that will be read soon.
+    pub(super) fn will_read(&self, t: &Tensor, bytes: Range<usize>) {
+        self.files[t.file].1.will_read(t.bytes.start + bytes.start..t.bytes.start + bytes.end);
     }
 
     /// Lets go of all maps: what is read of them again comes from the files.
@@ -192,142 +191,19 @@ impl Checkpoint {
         self.files[t.file].1.get(t.bytes.clone())
     }
 
-    fn stored(&self, tensor: &str) -> Result<(&Tensor, &[u8])> {
+    pub(super) fn data(&self, tensor: &str) -> Result<(&Tensor, &[u8])> {
         let missing = || missing(self.file_of(tensor), tensor);
         let t = self.tensors.get(tensor).ok_or_else(missing)?;
         Ok((t, self.bytes(tensor).ok_or_else(missing)?))
     }
 
-    fn float(&self, tensor: &str, t: &Tensor) -> Result<Float> {
+    pub(super) fn float(&self, tensor: &str, t: &Tensor) -> Result<Float> {
         float(t.dtype).ok_or_else(|| {
             Error::limit(format!("tensor `{tensor}` in `{}` is stored as {}", self.file_of(tensor), t.dtype))
                 .hint(
                     "a tensor may be F32, BF16 or F16; quantised ones MXFP4, or FP8 E4M3 with block factors",
                 )
         })
-    }
-
-    /// A bug of ours: a leaf that does not describe its tensor.
-    fn mismatch(&self, leaf: &Leaf, t: &Tensor) -> Error {
-        Error::bug(format!(
-            "weight {:?} ({:?}) does not fit tensor `{}`, {} {:?} in `{}`",
-            leaf.shape,
-            leaf.encoding,
-            leaf.tensor,
-            t.dtype,
-            t.shape,
-            self.file_of(&leaf.tensor)
-        ))
-    }
-
-    fn decode(&self, leaf: &Leaf, at: &Rect, out: &mut [f32]) -> Result<()> {
-        let (t, bytes) = self.stored(&leaf.tensor)?;
-        let (rows, cols) = at.extent;
-        // Each row starts at (lead · rows + row) · cols; all fit in memory, so nothing overflows.
-        let first_row = at.lead * rows + at.rows.start;
-        let out = out.chunks_exact_mut(at.cols.len()).zip(first_row..);
-        match &leaf.encoding {
-            Encoding::Plain => {
-                let float = self.float(&leaf.tensor, t)?;
-                if t.shape != leaf.shape {
-                    return Err(self.mismatch(leaf, t));
-                }
-                for (out, row) in out {
-                    let from = (row * cols + at.cols.start) * float.bytes();
-                    let stored = bytes.get(from..from + out.len() * float.bytes());
-                    float.decode(stored.ok_or_else(|| self.mismatch(leaf, t))?, out);
-                }
-            }
-            Encoding::Mxfp4 { scales } => {
-                let blocks = cols / mxfp4::BLOCK;
-                let (s, scales) = self.stored(scales)?;
-                let stored: usize = t.shape.iter().product();
-                let fits = cols % mxfp4::BLOCK == 0
-                    && stored.checked_mul(2) == Some(leaf.shape.iter().product())
-                    && s.shape.iter().product::<usize>() * mxfp4::BYTES == stored;
-                if !fits || t.dtype != Dtype::U8 || s.dtype != Dtype::U8 {
-                    return Err(self.mismatch(leaf, t));
-                }
-                for (out, row) in out {
-                    let bytes = bytes.get(row * blocks * mxfp4::BYTES..(row + 1) * blocks * mxfp4::BYTES);
-                    let scales = scales.get(row * blocks..(row + 1) * blocks);
-                    let (Some(bytes), Some(scales)) = (bytes, scales) else {
-                        return Err(self.mismatch(leaf, t));
-                    };
-                    mxfp4::decode_row(bytes, scales, at.cols.clone(), out);
-                }
-            }
-            Encoding::Fp8Block { scales: name } => {
-                let (s, scales) = self.stored(name)?;
-                let float = self.float(name, s)?;
-                let (high, wide) = (rows.div_ceil(fp8::BLOCK), cols.div_ceil(fp8::BLOCK));
-                let leads = leaf.shape.iter().rev().nth(2).copied().unwrap_or(1);
-                let fits = s.shape.iter().product::<usize>() == leads * high * wide && t.shape == leaf.shape;
-                if !fits || t.dtype != Dtype::F8_E4M3 {
-                    return Err(self.mismatch(leaf, t));
-                }
-                let mut factors = vec![0.0; wide];
-                for (out, row) in out {
-                    let block = (row / rows * high + row % rows / fp8::BLOCK) * wide * float.bytes();
-                    let stored = bytes.get(row * cols + at.cols.start..row * cols + at.cols.end);
-                    let (Some(stored), Some(s)) = (stored, scales.get(block..block + wide * float.bytes()))
-                    else {
-                        return Err(self.mismatch(leaf, t));
-                    };
-                    float.decode(s, &mut factors);
-                    fp8::decode_row(stored, &factors, at.cols.start, out);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Source for Checkpoint {
-    fn read(
-        &self,
-        leaf: &Leaf,
-        lead: usize,
-        rows: Range<usize>,
-        cols: Range<usize>,
-        out: &mut [f32],
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let axis = |i: usize| leaf.shape.iter().rev().nth(i).copied().unwrap_or(1);
-        let extent = (axis(1), axis(0));
-        let wanted = rows.len().checked_mul(cols.len());
-        let within = lead < axis(2) && rows.end <= extent.0 && cols.end <= extent.1;
-        let sized = leaf.shape.iter().try_fold(4_usize, |n, &d| n.checked_mul(d));
-        if !within || wanted != Some(out.len()) || leaf.shape.len() > 3 || sized.is_none() {
-            return Err(Error::bug(format!(
-                "rectangle [{lead}, {rows:?}, {cols:?}] of {} numbers asked of tensor `{}` {:?}",
-                out.len(),
-                leaf.tensor,
-                leaf.shape
-            ))
-            .into());
-        }
-        if out.is_empty() {
-            return Ok(());
-        }
-        // Whole rows: the pages of a strip of columns are those of its rows.
-        self.touch(rows.len().saturating_mul(extent.1).saturating_mul(4));
-        let at = Rect { lead, rows, cols, extent };
-        self.decode(leaf, &at, out)?;
-        if !self.options.allow_nonfinite
-            && let Some(bad) = formats::first_non_finite(out)
-        {
-            let (row, col) = (at.rows.start + bad.at / at.cols.len(), at.cols.start + bad.at % at.cols.len());
-            let index = [lead, row, col];
-            let index = &index[3 - leaf.shape.len().clamp(1, 3)..];
-            let (file, tensor) = (self.file_of(&leaf.tensor), &leaf.tensor);
-            return Err(Error::input(format!(
-                "tensor `{tensor}` in `{file}` is {} at {index:?}",
-                out[bad.at]
-            ))
-            .hint("the checkpoint is damaged, or its training diverged: download it again, or set `allow_nonfinite = true` under `[model]`")
-            .into());
-        }
-        Ok(())
     }
 }
 

@@ -20,6 +20,17 @@ impl Map {
         Ok(Self(map))
     }
 
+    /// Tells the system that these bytes will be read soon, so that it fetches them meanwhile. Bytes out of range are ignored.
+    pub(crate) fn will_read(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        if range.start < range.end && range.end <= self.0.len() {
+            // A refusal costs time, not correctness.
+            drop(self.0.map().advise_range(memmap2::Advice::WillNeed, range.start, range.end - range.start));
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+
     /// Tells the system that these bytes are not needed any more, so that they leave memory. They can
     /// still be read, and are then fetched from the file anew. Bytes out of range are ignored.
     pub(crate) fn release(&self, range: Range<usize>) {

@@ -13,6 +13,7 @@ mod header;
 mod latent;
 pub(crate) mod map;
 pub mod moe;
+mod rectangles;
 pub mod rope;
 mod shards;
 pub mod spec;

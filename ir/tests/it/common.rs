@@ -6,9 +6,9 @@ use moec_ir::{
     Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Leaf, Module, Op, Operand, RopeStyle,
     RouterDesc, Source, StateDecl, Type, Weight, WeightClass, WeightExpr, WeightId,
 };
-use std::cell::RefCell;
 use std::error::Error;
 use std::ops::Range;
+use std::sync::Mutex;
 
 /// Tensor, lead, rows and columns of one read.
 type Read = (String, usize, Range<usize>, Range<usize>);
@@ -16,7 +16,7 @@ type Read = (String, usize, Range<usize>, Range<usize>);
 /// Numbers made from the tensor's name and the index; counts its reads.
 #[derive(Default)]
 pub(crate) struct Made {
-    pub(crate) reads: RefCell<Vec<Read>>,
+    pub(crate) reads: Mutex<Vec<Read>>,
 }
 
 pub(crate) fn number(tensor: &str, lead: usize, row: usize, col: usize) -> f32 {
@@ -37,7 +37,7 @@ impl Source for Made {
         cols: Range<usize>,
         out: &mut [f32],
     ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        self.reads.borrow_mut().push((leaf.tensor.clone(), lead, rows.clone(), cols.clone()));
+        self.reads.lock().unwrap().push((leaf.tensor.clone(), lead, rows.clone(), cols.clone()));
         let cells = rows.flat_map(|r| cols.clone().map(move |c| (r, c)));
         assert_eq!(out.len(), cells.clone().count());
         for (x, (r, c)) in out.iter_mut().zip(cells) {

@@ -136,7 +136,13 @@ fn reads(expr: &WeightExpr, lead: usize, rows: std::ops::Range<usize>) -> Vec<St
     let cols = expr.shape().unwrap().last().copied().unwrap();
     let mut out = vec![0.0; rows.len() * cols];
     expr.read(lead, rows, 0..cols, &source, &mut out).unwrap();
-    source.reads.into_inner().into_iter().map(|(n, l, r, c)| format!("{n} {l} {r:?} {c:?}")).collect()
+    source
+        .reads
+        .into_inner()
+        .unwrap()
+        .into_iter()
+        .map(|(n, l, r, c)| format!("{n} {l} {r:?} {c:?}"))
+        .collect()
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! Packed weights: from expressions over checkpoint tensors to segments, and back.
 
-use moec_codegen::pack::{self, Geometry};
+use moec_codegen::pack::{self, Geometry, Rows};
+pub use moec_codegen::pack::{Block, Scratch};
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::GROUP;
 use moec_ir::{Format, Source, Weight};
 use std::error::Error;
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 
 /// Why a weight could not be packed.
@@ -35,14 +36,14 @@ pub enum PackError {
         /// Input channels.
         cols: usize,
     },
-    /// The segment could not be written.
+    /// Its segment has another form than weights have.
     #[error(transparent)]
-    Write(#[from] io::Error),
+    Form(#[from] io::Error),
 }
 
 /// How much errors of weights matter, by input channel: say the mean square of what the channel carries.
 /// Grouped formats choose scales and codes by it.
-pub trait WeightImportance: fmt::Debug {
+pub trait WeightImportance: fmt::Debug + Sync {
     /// For matrix `lead` (0 but for experts and heads) of a weight, by its name in the Graph: one number per
     /// input channel (column), finite and not negative, of which only the proportions count. `None`: all
     /// channels of that matrix matter the same.
@@ -73,41 +74,84 @@ fn geometry(segment: &Segment) -> Option<Geometry> {
     Some(Geometry { layout: segment.layout, format: segment.format, lead, rows, cols })
 }
 
-/// Packs matrices `matrices` of a weight in the order of its segment, panel by panel. `importance` tells grouped formats which errors
-/// matter; `None`: all the same. `done` hears of the bytes read, as they will be written.
-///
-/// # Errors
-/// [`PackError`].
-pub fn pack(
-    segment: &Segment,
-    weight: &Weight,
-    source: &dyn Source,
-    importance: Option<&dyn WeightImportance>,
-    matrices: Range<usize>,
-    out: &mut impl Write,
-    done: &mut dyn FnMut(u64),
-) -> Result<(), PackError> {
-    let g = geometry(segment).ok_or_else(|| io::Error::other("a weight of four axes"))?;
-    let by = |lead: usize| importance.and_then(|i| i.importance(&weight.name, lead));
-    let usable = |w: &[f32]| w.len() == g.cols && w.iter().all(|w| w.is_finite() && *w >= 0.0);
-    if let Some(lead) = matrices.clone().find(|&lead| by(lead).is_some_and(|w| !usable(w))) {
-        return Err(PackError::Importance { name: weight.name.clone(), lead, cols: g.cols });
-    }
-    let matrix = g.bytes() / (g.lead.max(1) as u64);
-    let per_row = matrix / (g.rows.max(1) as u64);
-    let read = |lead: usize, rows: Range<usize>, into: &mut [f32]| {
-        let bytes = per_row * rows.len() as u64;
-        weight.expr.read(matrices.start + lead, rows, 0..g.cols, source, into).map_err(PackError::Read)?;
-        if let Some(x) = into.iter().find(|x| !pack::holds(g.format, **x)) {
-            let (name, format) = (weight.name.clone(), g.format);
-            return Err(PackError::Range { name, format, value: *x });
+/// Matrices of a weight on their way into a segment, block by block. Several threads may pack blocks at a time.
+#[derive(Clone, Copy)]
+pub struct Packer<'a> {
+    geometry: Geometry,
+    /// Number of its first matrix in the weight.
+    first: usize,
+    weight: &'a Weight,
+    source: &'a dyn Source,
+    importance: Option<&'a dyn WeightImportance>,
+}
+
+impl<'a> Packer<'a> {
+    /// Matrices `matrices` of a weight, for its segment. `importance` tells grouped formats which errors matter; `None`: all
+    /// the same.
+    ///
+    /// # Errors
+    /// A weight of four axes, or an importance that is not one of its columns.
+    pub fn new(
+        segment: &Segment,
+        weight: &'a Weight,
+        source: &'a dyn Source,
+        importance: Option<&'a dyn WeightImportance>,
+        matrices: Range<usize>,
+    ) -> Result<Self, PackError> {
+        let g = geometry(segment).ok_or_else(|| io::Error::other("a weight of four axes"))?;
+        let geometry = Geometry { lead: matrices.len(), ..g };
+        let packer = Self { geometry, first: matrices.start, weight, source, importance };
+        let usable = |w: &[f32]| w.len() == g.cols && w.iter().all(|w| w.is_finite() && *w >= 0.0);
+        if let Some(lead) = (0..matrices.len()).find(|&lead| packer.matter(lead).is_some_and(|w| !usable(w)))
+        {
+            let name = weight.name.clone();
+            return Err(PackError::Importance { name, lead: matrices.start + lead, cols: g.cols });
         }
-        done(bytes);
-        Ok::<(), PackError>(())
-    };
-    let part = Geometry { lead: matrices.len(), ..g };
-    pack::pack(&part, &|lead| by(matrices.start + lead), read, out)?;
-    Ok(())
+        Ok(packer)
+    }
+
+    fn matter(&self, lead: usize) -> Option<&'a [f32]> {
+        self.importance.and_then(|i| i.importance(&self.weight.name, self.first + lead))
+    }
+
+    /// The blocks, in the order of their bytes.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
+        self.geometry.blocks()
+    }
+
+    /// Tells the source that a block will be packed soon.
+    pub fn expect(&self, block: &Block) {
+        let Self { weight, source, .. } = *self;
+        for rows in self.geometry.rows_of(block) {
+            weight.expr.expect(self.first + block.lead, rows, 0..self.geometry.cols, source);
+        }
+    }
+
+    /// Packs a block behind what `out` holds.
+    ///
+    /// # Errors
+    /// [`PackError::Read`] and [`PackError::Range`].
+    pub fn pack(&self, block: &Block, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<(), PackError> {
+        let importance = self.matter(block.lead);
+        pack::pack_block(&self.geometry, block, importance, &mut { *self }, scratch, out)
+    }
+}
+
+impl Rows<PackError> for Packer<'_> {
+    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), PackError> {
+        let Self { geometry: g, weight, source, .. } = *self;
+        weight.expr.read(self.first + lead, rows, 0..g.cols, source, out).map_err(PackError::Read)?;
+        match pack::past(g.format, out) {
+            Some(value) => Err(PackError::Range { name: weight.name.clone(), format: g.format, value }),
+            None => Ok(()),
+        }
+    }
+
+    fn stored(&mut self, lead: usize, rows: Range<usize>, out: &mut [u8]) -> Result<bool, PackError> {
+        let Self { geometry: g, weight, source, .. } = *self;
+        let read = weight.expr.read_stored(g.format, self.first + lead, rows, 0..g.cols, source, out);
+        read.map_err(PackError::Read)
+    }
 }
 
 /// Groups of a row in a grouped format, as packing rounds them: scale and codes. The scale is a bf16 number.
@@ -119,8 +163,8 @@ pub fn groups(
     row: &[f32],
     importance: Option<&[f32]>,
 ) -> Result<impl Iterator<Item = (f32, [i8; GROUP])>, f32> {
-    match row.iter().find(|x| !pack::holds(format, **x)) {
-        Some(x) => Err(*x),
+    match pack::past(format, row) {
+        Some(x) => Err(x),
         None => Ok(pack::groups(format, row, importance).map(|g| (g.scale.to_f32(), g.codes))),
     }
 }

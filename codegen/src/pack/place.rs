@@ -1,0 +1,100 @@
+//! Rows of numbers that stand alone: to their places in a panel, without a look at what they are.
+
+use super::Geometry;
+use super::vectors::{Work, widest};
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use moec_ir::plan::Layout;
+use moec_ir::types::Format;
+use std::ops::Range;
+
+/// Cells of a row that are placed before the next row's: the lines that they go to stay in the first-level cache.
+const TILE: usize = 16;
+
+/// Rounds numbers to a format whose numbers stand alone, little-endian, as many as both sides hold.
+pub(super) fn narrow(format: Format, values: &[f32], out: &mut [u8]) {
+    match format {
+        Format::F32 => {
+            for (b, x) in out.as_chunks_mut().0.iter_mut().zip(values) {
+                *b = x.to_le_bytes();
+            }
+        }
+        Format::Bf16 => {
+            for (b, x) in out.as_chunks_mut().0.iter_mut().zip(values) {
+                *b = bf16::from_f32(*x).to_le_bytes();
+            }
+        }
+        Format::F16 => {
+            let mut block = [f16::ZERO; 128];
+            for (out, values) in out.chunks_mut(256).zip(values.chunks(128)) {
+                block[..values.len()].convert_from_f32_slice(values);
+                for (b, h) in out.as_chunks_mut().0.iter_mut().zip(&block) {
+                    *b = h.to_le_bytes();
+                }
+            }
+        }
+        Format::Q8 | Format::Q4 => {}
+    }
+}
+
+/// Places rows of stored numbers, row-major, in the bytes of their panel, which are zero until then. `ranges` are
+/// [`Geometry::panel_rows`].
+pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8], panel: &mut [u8]) {
+    let nr = match g.layout {
+        // They lie as they came.
+        Layout::Rows => {
+            let n = rows.len().min(panel.len());
+            return panel[..n].copy_from_slice(&rows[..n]);
+        }
+        Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
+    };
+    let row_bytes = g.format.row_bytes(g.cols);
+    let mut rows = rows;
+    let mut first = 0;
+    for (range, columns) in ranges {
+        let (mine, rest) = rows.split_at_checked(range.len() * row_bytes).unwrap_or((rows, &[]));
+        match g.format {
+            Format::F16 => widest(Turn::<2> { rows: mine, row_bytes, nr, first, panel: &mut *panel }),
+            _ => widest(Turn::<4> { rows: mine, row_bytes, nr, first, panel: &mut *panel }),
+        }
+        rows = rest;
+        first += columns;
+    }
+}
+
+/// Rows become columns of a panel of `nr`, from column `first` on, in cells of `N` bytes: a number, or a pair of bf16.
+struct Turn<'a, const N: usize> {
+    rows: &'a [u8],
+    row_bytes: usize,
+    nr: usize,
+    first: usize,
+    panel: &'a mut [u8],
+}
+
+impl<const N: usize> Work for Turn<'_, N> {
+    type Output = ();
+
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn run(self) {
+        let Self { rows, row_bytes, nr, first, panel } = self;
+        let cells = panel.as_chunks_mut::<N>().0;
+        for from in (0..row_bytes.div_ceil(N)).step_by(TILE) {
+            for (r, row) in rows.chunks_exact(row_bytes.max(1)).enumerate() {
+                let (row, rest) = row.as_chunks::<N>();
+                let to = (from + TILE).min(row.len());
+                let Some(column) = cells.get_mut(from * nr + first + r..) else { continue };
+                for (cell, x) in column.iter_mut().step_by(nr.max(1)).zip(&row[from.min(to)..to]) {
+                    *cell = *x;
+                }
+                // Half a pair; its other half is zero.
+                if !rest.is_empty()
+                    && to == row.len()
+                    && let Some(cell) = column.get_mut((to - from.min(to)) * nr)
+                {
+                    cell[..rest.len()].copy_from_slice(rest);
+                }
+            }
+        }
+    }
+}

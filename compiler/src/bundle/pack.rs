@@ -1,0 +1,238 @@
+//! Packing the weight files of a bundle.
+//!
+//! | thread | what |
+//! |---|---|
+//! | one per core | reads a block of a weight, orders and rounds its numbers, writes it to its place |
+//! | the caller's | hashes blocks, in order, and gives their memory back |
+//! | one | has the system put on the disk what was written |
+//!
+//! The buffers of [`Jobs`] go around: their number bounds what is held, and the slowest of these sets the pace.
+
+use super::in_order::Jobs;
+use super::partial::io_error;
+use super::{DENSE, EXPERTS};
+use crate::error::{Error, Result};
+use crate::interrupt;
+use crate::progress::{Bar, Progress};
+use moec_cpu::{Block, PackError, Packer, Scratch, WeightImportance};
+use moec_ir::plan::{FileRef, Layout, Paging, Plan, Segment};
+use moec_ir::{Module, Source, WeightId};
+use moec_runtime::flash::checksum_after;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::thread;
+
+/// Bytes after which the system is asked to put them on the disk: later ones are packed meanwhile.
+const SYNCED: u64 = 64 << 20;
+
+/// What is packed.
+pub(crate) struct Packing<'a> {
+    /// Weights.
+    pub(crate) module: &'a Module,
+    /// Weight of each segment of the plan.
+    pub(crate) segment_weights: &'a [WeightId],
+    /// Where their numbers come from.
+    pub(crate) source: &'a dyn Source,
+    /// Which errors matter, for grouped formats.
+    pub(crate) importance: Option<&'a dyn WeightImportance>,
+}
+
+/// Packs every segment into its file below `root`, block by block. Sets size and hash of the weight files, and the checksums
+/// of experts that stay on flash. Gives the bytes of the segments.
+///
+/// # Errors
+/// Weights that cannot be read or do not fit their format; a disk that is full; an interrupt.
+pub(crate) fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<u64> {
+    let total = plan.segments.iter().map(|s| s.bytes).sum();
+    let bar = progress.bytes("Packing", total);
+    for (index, file) in plan.files.iter_mut().enumerate() {
+        if ![DENSE, EXPERTS].contains(&file.path.as_str()) {
+            continue;
+        }
+        let (pieces, end) = pieces(c, &plan.segments, plan.paging.as_ref(), index as u32)?;
+        let path = root.join(&file.path);
+        let written = write(&pieces, end, &path, &bar)?;
+        for (at, crc32c) in written.checksums {
+            if let Some(sum) = plan.paging.as_mut().and_then(|p| p.checksums.get_mut(at)) {
+                *sum = crc32c;
+            }
+        }
+        *file = FileRef { path: file.path.clone(), bytes: written.bytes, sha256: written.sha256 };
+    }
+    bar.finish();
+    Ok(total)
+}
+
+/// Matrices of a segment that are written one after the other.
+struct Piece<'a> {
+    name: &'a str,
+    packer: Packer<'a>,
+    /// Zeros in front of it.
+    padding: usize,
+    /// Where its checksum goes.
+    checksum: Option<usize>,
+}
+
+/// What a weight file holds, in the order of its bytes, and where it ends.
+fn pieces<'a>(
+    c: &Packing<'a>,
+    segments: &'a [Segment],
+    paging: Option<&Paging>,
+    file: u32,
+) -> Result<(Vec<Piece<'a>>, u64)> {
+    let mut end = 0;
+    let piece = |(index, matrices, checksum): (usize, Range<usize>, Option<usize>)| {
+        let (Some(segment), Some(&weight)) = (segments.get(index), c.segment_weights.get(index)) else {
+            return Err(Error::bug("a segment that does not exist"));
+        };
+        let misplaced = || Error::bug(format!("`{}` does not lie behind what is before it", segment.name));
+        let offset = segment.matrix_offset(matrices.start as u32).unwrap_or(segment.offset);
+        let padding = offset.checked_sub(end).and_then(|n| usize::try_from(n).ok()).ok_or_else(misplaced)?;
+        let bytes = segment.matrix_bytes().and_then(|n| n.checked_mul(matrices.len() as u64));
+        end = bytes.and_then(|n| n.checked_add(offset)).ok_or_else(misplaced)?;
+        // Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
+        let importance = c.importance.filter(|_| segment.layout != Layout::Rows);
+        let packer = Packer::new(segment, c.module.weight(weight), c.source, importance, matrices);
+        let packer = packer.map_err(failed)?;
+        Ok(Piece { name: &segment.name, packer, padding, checksum })
+    };
+    let all = parts(segments, paging, file).into_iter().map(piece).collect::<Result<_>>()?;
+    Ok((all, end))
+}
+
+/// The segments of a file with their matrices, in the order of their bytes, and where their checksums go: whole segments, or the
+/// experts that stay on flash one by one.
+fn parts(
+    segments: &[Segment],
+    paging: Option<&Paging>,
+    file: u32,
+) -> Vec<(usize, Range<usize>, Option<usize>)> {
+    let lead = |s: &Segment| s.extents().0 as usize;
+    let paged: Vec<_> =
+        paging.iter().flat_map(|p| &p.layers).map(|l| [l.gate_up as usize, l.down as usize]).collect();
+    let is_paged = |i: usize| paged.iter().any(|pair| pair.contains(&i));
+    let own = segments.iter().enumerate().filter(|(i, s)| s.file == file && !is_paged(*i));
+    let mut all: Vec<_> = own.map(|(i, s)| (i, 0..lead(s), None)).collect();
+    let mut at = 0;
+    for pair in &paged {
+        let Some(first) = segments.get(pair[0]) else { continue };
+        for expert in 0..lead(first) {
+            for &segment in pair {
+                if first.file == file {
+                    all.push((segment, expert..expert + 1, Some(at)));
+                }
+                at += 1;
+            }
+        }
+    }
+    all
+}
+
+/// The error of a weight that could not be packed.
+fn failed(e: PackError) -> Error {
+    match e {
+        PackError::Read(e) => match e.downcast::<Error>() {
+            Ok(e) => *e,
+            Err(e) => Error::input(e.to_string()),
+        },
+        PackError::Range { .. } => {
+            Error::input(e.to_string()).hint("choose bf16 or f32 for its class under `[weights]`")
+        }
+        PackError::Importance { .. } | PackError::Form(_) => Error::bug(e.to_string()),
+    }
+}
+
+/// What is packed at a time.
+#[derive(Clone)]
+struct Job<'p, 'a> {
+    piece: &'p Piece<'a>,
+    block: Block,
+    /// Where it goes in the file, padding included.
+    offset: u64,
+    /// Zeros in front of it.
+    padding: usize,
+    /// Whether its piece begins with it.
+    first: bool,
+}
+
+/// The blocks of pieces, in the order of their bytes.
+fn jobs<'p, 'a>(pieces: &'p [Piece<'a>]) -> impl Iterator<Item = Job<'p, 'a>> + Send {
+    let blocks = pieces.iter().flat_map(|piece| piece.packer.blocks().enumerate().map(move |b| (piece, b)));
+    blocks.scan(0, |end, (piece, (i, block))| {
+        let (offset, first) = (*end, i == 0);
+        let padding = if first { piece.padding } else { 0 };
+        *end += padding as u64 + block.bytes as u64;
+        Some(Job { piece, block, offset, padding, first })
+    })
+}
+
+/// A file that was written.
+struct Written {
+    bytes: u64,
+    sha256: [u8; 32],
+    /// CRC-32C of pieces, and where they go.
+    checksums: Vec<(usize, u32)>,
+}
+
+/// Packs pieces into a file of `end` bytes, which must not exist.
+fn write(pieces: &[Piece<'_>], end: u64, path: &Path, bar: &Bar) -> Result<Written> {
+    let failed_io = |e: io::Error| interrupt::check().err().unwrap_or_else(|| io_error("write", path, &e));
+    let file = File::create_new(path).map_err(failed_io)?;
+    let synced = file.try_clone().map_err(failed_io)?;
+    let file = Mutex::new(file);
+    // By whoever has just packed them: to copy them from the cache of another core takes several times as long.
+    let put = |offset: u64, bytes: &[u8]| {
+        let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(offset))?;
+        file.write_all(bytes)
+    };
+    let (mut sha, mut checksums, mut position) = (Sha256::new(), Vec::new(), 0);
+    thread::scope(|scope| {
+        // One that is busy is not told again.
+        let (to_sync, wanted) = mpsc::sync_channel(1);
+        let syncing = scope.spawn(|| wanted.into_iter().try_for_each(|()| synced.sync_data()));
+        let workers = thread::available_parallelism().map_or(1, usize::from);
+        let jobs = Jobs::new(jobs(pieces), workers);
+        jobs.run(
+            |job| job.piece.packer.expect(&job.block),
+            |job, scratch: &mut Scratch, buffer| {
+                buffer.resize(job.padding, 0);
+                job.piece.packer.pack(&job.block, scratch, buffer).map_err(failed)?;
+                if buffer.len() != job.padding + job.block.bytes {
+                    let name = job.piece.name;
+                    return Err(Error::bug(format!("`{name}` was packed to another size than planned")));
+                }
+                put(job.offset, buffer).map_err(failed_io)
+            },
+            |job, bytes| {
+                interrupt::check()?;
+                if job.first {
+                    bar.label(job.piece.name);
+                    checksums.extend(job.piece.checksum.map(|at| (at, 0)));
+                }
+                sha.update(&bytes);
+                if let (Some(_), Some((_, crc32c))) = (job.piece.checksum, checksums.last_mut()) {
+                    *crc32c = checksum_after(*crc32c, bytes.get(job.padding..).unwrap_or_default());
+                }
+                position = job.offset + bytes.len() as u64;
+                if job.offset / SYNCED != position / SYNCED {
+                    let _ = to_sync.try_send(());
+                }
+                bar.add(job.block.bytes as u64);
+                jobs.free(bytes);
+                Ok(())
+            },
+        )?;
+        drop(to_sync);
+        syncing.join().map_err(|_| Error::bug("the thread that syncs has ended"))?.map_err(failed_io)
+    })?;
+    if position != end {
+        return Err(Error::bug(format!("`{}` has another size than planned", path.display())));
+    }
+    synced.sync_data().map_err(failed_io)?;
+    Ok(Written { bytes: position, sha256: sha.finalize().into(), checksums })
+}
