@@ -155,10 +155,11 @@ impl Walk<'_> {
         }
     }
 
-    /// Waits for the weights of a step. False if they do not come, or nothing is to be computed with them.
+    /// Waits for the weights of a step, if it has rows. False if they do not come.
     fn has_weights(&self, i: usize) -> bool {
-        let Some(arrival) = self.arrival else { return true };
-        arrival.wait(self.bound.steps[i].needs).map_err(|e| self.fault.set(StepFault::Weights(e))).is_ok()
+        let step = &self.bound.steps[i];
+        let Some(arrival) = self.arrival.filter(|_| self.extent.rows(step.rows) > 0) else { return true };
+        arrival.wait(step.needs).map_err(|e| self.fault.set(StepFault::Weights(e))).is_ok()
     }
 
     /// Executes a lane's share of step `i`. A step without rows is skipped.
