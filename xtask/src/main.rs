@@ -12,6 +12,7 @@ mod demo;
 mod docs;
 mod hit_rates;
 mod llvm;
+mod memory;
 mod padding;
 mod peers;
 mod quality;
@@ -86,6 +87,11 @@ const COMMANDS: &[Command] = &[
         "bench-flash",
         "compare with llama.cpp on a model that is larger than memory; takes options, `--help` lists them",
         || peers::run(peers::FLASH, &options()),
+    ),
+    (
+        "bench-memory",
+        "measure a model by what memory is full of, its own weights and mapped ones; some four minutes, 8 GB of disk",
+        memory::run,
     ),
     ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
         torment::run(&options())
