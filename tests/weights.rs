@@ -8,6 +8,7 @@
 )]
 
 #[cfg(target_os = "linux")]
+#[allow(dead_code, reason = "every test file uses its own part")]
 #[path = "support/group.rs"]
 mod group;
 mod support;

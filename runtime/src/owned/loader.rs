@@ -1,21 +1,28 @@
-//! The threads that read weights: one has memory backed and asks for reads, one takes SHA-256.
+//! The threads that read weights: some have memory backed and ask for reads, one takes SHA-256.
 
 use super::arrival::{Arrival, Why};
 use super::order::{PIECE, Piece, Pieces};
 use super::page_cache::PageCache;
+use crate::cpu;
 use crate::error::{Error, Result};
 use crate::flash::{Buffer, Buffers, Event, Flash, Priority};
 use sha2::{Digest, Sha256};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Pieces on their way at once: as much as the reader has in flight, and as much again behind it.
 const AHEAD: usize = 8;
 
-/// How long the thread waits for reads before it looks whether it is to end.
+/// How long a thread waits for reads before it looks whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
+
+/// Most threads that have memory backed. The kernel clears every page first: one core does that slower than a good drive
+/// reads, and much slower where a machine is virtual and its host has to find the memory.
+const TOUCHING: usize = 4;
 
 /// The threads. Dropping it ends them: reads in flight are waited for, a second at most.
 #[derive(Debug)]
@@ -32,7 +39,11 @@ impl Loader {
     pub(super) fn start(reading: Reading, hashing: Vec<Whole>) -> Result<Self> {
         let arrival = Arc::clone(&reading.arrival);
         let mut loader = Self { arrival: Arc::clone(&arrival), threads: Vec::new() };
-        loader.spawn("moec-weights", move || reading.run())?;
+        let reading = Arc::new(reading);
+        for _ in 0..cpu::cores().min(TOUCHING) {
+            let reading = Arc::clone(&reading);
+            loader.spawn("moec-weights", move || reading.run())?;
+        }
         if !hashing.is_empty() {
             loader.spawn("moec-sha256", move || {
                 let guard = Told(&arrival);
@@ -69,18 +80,24 @@ impl Drop for Told<'_> {
     }
 }
 
-/// What the reading thread has.
+/// What the reading threads share.
 pub(super) struct Reading {
-    pub(super) arrival: Arc<Arrival>,
-    pub(super) flash: Flash,
-    /// Extents are numbered as [`extent`] does.
-    pub(super) pieces: Arc<Pieces>,
+    arrival: Arc<Arrival>,
+    /// Its extents are numbered as [`extent`] does.
+    flash: Flash,
+    pieces: Arc<Pieces>,
     /// By piece, the right to fill its memory.
-    pub(super) buffers: Vec<Option<Buffer>>,
+    buffers: Mutex<Vec<Option<Buffer>>>,
     /// By file of the program, for those that are read.
-    pub(super) caches: Vec<Option<PageCache>>,
-    /// Pieces under way that were not in the page cache.
-    pub(super) passing: Vec<usize>,
+    caches: Vec<Option<PageCache>>,
+    /// By piece: whether its bytes were not in the page cache.
+    passing: Vec<AtomicBool>,
+    /// Pieces of the order that were asked for.
+    asked: AtomicUsize,
+    /// Those of them that are on their way or were not yet looked at.
+    flying: AtomicUsize,
+    /// Pieces of the order that are not there yet.
+    left: AtomicUsize,
 }
 
 /// The extent of a piece that passes by the page cache, or the one that does not.
@@ -89,42 +106,62 @@ pub(super) fn extent(piece: usize, cached: bool) -> u32 {
 }
 
 impl Reading {
-    fn run(mut self) {
-        let arrival = Arc::clone(&self.arrival);
-        let guard = Told(&arrival);
-        let mut next = arrival.order().iter().map(|&piece| piece as usize);
-        let (mut flying, mut left) = (0, arrival.order().len());
-        while left > 0 && arrival.is_wanted() {
-            while flying < AHEAD
-                && let Some(piece) = next.next()
+    /// `buffers`: by piece. `caches`: by file of the program, for those that are read.
+    pub(super) fn new(
+        arrival: Arc<Arrival>,
+        flash: Flash,
+        pieces: Arc<Pieces>,
+        buffers: Vec<Option<Buffer>>,
+        caches: Vec<Option<PageCache>>,
+    ) -> Self {
+        let passing = pieces.all.iter().map(|_| AtomicBool::new(false)).collect();
+        let left = AtomicUsize::new(arrival.order().len());
+        let (asked, flying) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { arrival, flash, pieces, buffers: Mutex::new(buffers), caches, passing, asked, flying, left }
+    }
+
+    /// Asks for pieces as long as few are on their way, and else sees to what has come. Every thread does both.
+    fn run(&self) {
+        let guard = Told(&self.arrival);
+        while self.left.load(Relaxed) > 0 && self.arrival.is_wanted() {
+            let more = |n: usize| (n < AHEAD).then_some(n + 1);
+            if self.asked.load(Relaxed) < self.arrival.order().len()
+                && self.flying.fetch_update(Relaxed, Relaxed, more).is_ok()
             {
-                if let Err(why) = self.ask(piece) {
-                    return arrival.fail(why);
+                let next = self.arrival.order().get(self.asked.fetch_add(1, Relaxed));
+                match next.map(|&piece| self.ask(piece as usize)) {
+                    Some(Ok(())) => {}
+                    Some(Err(why)) => return self.arrival.fail(why),
+                    None => drop(self.flying.fetch_sub(1, Relaxed)),
                 }
-                flying += 1;
+                continue;
             }
             match self.flash.wait(Some(LOOK)) {
                 Some(Event::Done { ticket, .. }) => {
-                    (flying, left) = (flying - 1, left - 1);
-                    arrival.read(ticket.buffer());
+                    self.flying.fetch_sub(1, Relaxed);
+                    self.arrival.read(ticket.buffer());
                     self.let_go(ticket.buffer());
+                    self.left.fetch_sub(1, Relaxed);
                 }
-                Some(Event::Failed { error, .. }) => return arrival.fail(Why::Read(error)),
+                Some(Event::Failed { error, .. }) => return self.arrival.fail(Why::Read(error)),
                 Some(Event::Arrived { .. } | Event::Cancelled { .. }) | None => {}
             }
         }
-        if left == 0 {
+        if self.left.load(Relaxed) == 0 {
             std::mem::forget(guard);
         }
     }
 
     /// Has the memory of a piece backed, and asks for its bytes: copies of what the page cache has, reads past it of all else.
-    fn ask(&mut self, piece: usize) -> Result<(), Why> {
+    fn ask(&self, piece: usize) -> Result<(), Why> {
         let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece) else { return Err(Why::Ended) };
-        let mut buffer = self.buffers.get_mut(piece).and_then(Option::take).ok_or(Why::Ended)?;
+        let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        let buffer = buffers.get_mut(piece).and_then(Option::take);
+        drop(buffers);
+        let mut buffer = buffer.ok_or(Why::Ended)?;
         buffer.populate(bytes);
         let cached = self.cache(file).is_some_and(|cache| cache.holds(offset, bytes));
-        self.passing.extend((!cached).then_some(piece));
+        self.passing[piece].store(!cached, Relaxed);
         match self.flash.submit(extent(piece, cached), 1, Priority::Demand, buffer) {
             Ok(_) => Ok(()),
             Err(Error::Flash(e)) => Err(Why::Read(*e)),
@@ -137,9 +174,9 @@ impl Reading {
     }
 
     /// Where the file system had to read a piece through the page cache, it stays there no longer than it must.
-    fn let_go(&mut self, piece: usize) {
-        let passing = self.passing.iter().position(|&p| p == piece).map(|i| self.passing.swap_remove(i));
-        if let Some(&Piece { file, offset, bytes }) = passing.and_then(|piece| self.pieces.all.get(piece))
+    fn let_go(&self, piece: usize) {
+        if let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece)
+            && self.passing[piece].load(Relaxed)
             && let Some(cache) = self.cache(file)
         {
             cache.forget(offset, bytes);

@@ -113,14 +113,8 @@ impl OwnedStore {
             };
             read(i).then(open).transpose()
         };
-        let reading = Reading {
-            arrival: Arc::clone(&arrival),
-            flash,
-            pieces: Arc::clone(&pieces),
-            buffers,
-            caches: files().map(cache).collect::<Result<_>>()?,
-            passing: Vec::new(),
-        };
+        let caches = files().map(cache).collect::<Result<_>>()?;
+        let reading = Reading::new(Arc::clone(&arrival), flash, Arc::clone(&pieces), buffers, caches);
         let hashing = files().filter(|&(i, ..)| is_whole(i)).map(|(file, info, path)| Whole {
             path: path.clone(),
             sha256: info.sha256,
