@@ -1,7 +1,7 @@
 //! `cargo xtask bench-memory`: how fast a model runs by what memory is full of, with weights of its own and mapped ones.
 //!
 //! A model in the shapes of OLMoE, cut to four layers (3.6 GB in bf16), is built once and kept. Before every run memory is
-//! brought into its state anew, since a run with mapped weights leaves them in the page cache. The table goes to stdout, the
+//! brought into its state anew, since each leaves something: mapped weights in the page cache, or memory that is free. The table goes to stdout, the
 //! figures to `bench/memory.json`. Nothing else should run meanwhile.
 
 use crate::quality::number;
@@ -89,11 +89,11 @@ pub(crate) fn run() -> Result<(), Failed> {
          |---|---|---|---|---|---|---|"
     );
     for (name, bring) in STATES {
+        stage("Measuring", &format!("{name}, a plain read"));
+        bring(&place)?;
+        let plain = plain_read();
         for weights in WEIGHTS {
             stage("Measuring", &format!("{name}, weights {weights}"));
-            bring(&place)?;
-            let plain = plain_read();
-            // The walk has taken memory and given it back: some of it is free now, whatever the state.
             bring(&place)?;
             let Run { prefill, decode, first, huge } = measure(&moec, &place.bundle, weights)?;
             let share = huge.map_or("–".to_owned(), |h| format!("{:.0} %", 100.0 * h));
