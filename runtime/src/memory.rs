@@ -48,6 +48,7 @@ impl Addr {
 #[derive(Debug)]
 pub struct Region {
     // Held for its Drop and for advice; accessed through `base` only, so that no reference to the whole ever exists.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "held for its Drop"))]
     map: MmapMut,
     base: Addr,
     bytes: usize,
