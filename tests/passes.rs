@@ -183,11 +183,11 @@ fn experts_have_extents() {
                         let bytes = segment.matrix_bytes().unwrap();
                         assert!(offset >= end, "{family}: {} overlaps", segment.name);
                         end = offset + bytes;
-                        extents.push(Extent { file: 0, offset, bytes, crc32c: 0 });
+                        extents.push(Extent { file: 0, offset, bytes, crc32c: None });
                     }
                 }
             }
-            let file = FileEntry { path: "experts.bin".into(), bytes: plan.files[1].bytes };
+            let file = FileEntry { path: "experts.bin".into(), bytes: plan.files[1].bytes, cached: false };
             let count = extents.len() as u32;
             let table = ExtentTable::new(vec![file], extents).unwrap();
             for first in (0..count).step_by(2) {

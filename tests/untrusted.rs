@@ -374,7 +374,7 @@ fn a_weight_file_that_is_cut_under_a_running_program_is_named() {
     let case = Case::new();
     ok(&mut case.build());
     for check in [false, true] {
-        let mut run = case.on_bundle(&["run", "bench", "--stdin"]);
+        let mut run = case.on_bundle(&["run", "bench", "--weights", "mapped", "--stdin"]);
         if check {
             run.arg("--check");
         }

@@ -3,6 +3,7 @@
 use crate::barrier::Barrier;
 use crate::error::{Error, Result};
 use crate::memory::Addr;
+use crate::owned::Arrival;
 use crate::program::{Arg, Code, EntryRef, Grid, Program, RowSpace};
 use crate::store::Store;
 use crate::timeline::{Timeline, What};
@@ -20,6 +21,8 @@ struct BoundStep {
     grid: Grid,
     barrier: bool,
     half: Option<Half>,
+    /// What must have arrived of the weights ([`Arrival::wait`]).
+    needs: usize,
 }
 
 /// The steps of an entry point, with the addresses of all of them in one row.
@@ -86,6 +89,7 @@ pub(crate) fn bind(
             grid: step.grid,
             barrier: step.barrier,
             half: step.args.iter().find_map(|&arg| half(program, arg)),
+            needs: step.args.iter().map(|&arg| needs(store, arg)).max().unwrap_or(0),
         });
     }
     Ok(bound)
@@ -100,6 +104,14 @@ fn half(program: &Program<'_>, arg: Arg) -> Option<Half> {
     })
 }
 
+/// What an argument needs of weights that are on their way.
+fn needs(store: &dyn Store, arg: Arg) -> usize {
+    match (arg, store.arrival()) {
+        (Arg::Segment(i) | Arg::Matrices(i), Some(arrival)) => arrival.needs(i),
+        _ => 0,
+    }
+}
+
 /// One call of an entry point, as its lanes see it.
 pub(crate) struct Walk<'a> {
     pub(crate) bound: &'a Bound,
@@ -107,6 +119,8 @@ pub(crate) struct Walk<'a> {
     pub(crate) taken: &'a [AtomicUsize],
     pub(crate) fault: &'a OnceLock<StepFault>,
     pub(crate) extent: Extent,
+    /// What steps wait for; none if all weights are there.
+    pub(crate) arrival: Option<&'a Arrival>,
     /// Where times go, and the index of the entry point.
     pub(crate) timeline: Option<(&'a Timeline, u32)>,
 }
@@ -127,13 +141,25 @@ impl Walk<'_> {
     /// # Safety
     /// As [`Walk::all`]; the steps before them have ended.
     pub(crate) unsafe fn span(&self, steps: Range<usize>, lane: Lane, barrier: &Barrier) {
+        let mut ready = true;
         for i in steps {
             if self.bound.steps[i].barrier {
                 barrier.wait();
             }
-            // SAFETY: the barriers of the plan stand before every step that depends on an earlier one.
-            unsafe { self.step(i, lane) };
+            // Nothing is let through after a failure, so all lanes stop at the same step. They still meet at every barrier.
+            ready = ready && self.has_weights(i);
+            if ready {
+                // SAFETY: the barriers of the plan stand before every step that depends on an earlier one.
+                unsafe { self.step(i, lane) };
+            }
         }
+    }
+
+    /// Waits for the weights of a step, if it has rows. False if they do not come.
+    fn has_weights(&self, i: usize) -> bool {
+        let step = &self.bound.steps[i];
+        let Some(arrival) = self.arrival.filter(|_| self.extent.rows(step.rows) > 0) else { return true };
+        arrival.wait(step.needs).map_err(|e| self.fault.set(StepFault::Weights(e))).is_ok()
     }
 
     /// Executes a lane's share of step `i`. A step without rows is skipped.

@@ -1,5 +1,6 @@
 //! Executes a Program: sequences in, logits out.
 
+use crate::available::available;
 use crate::call::{Bound, Extent, Walk, bind};
 use crate::cpu;
 use crate::error::{Error, Result};
@@ -7,6 +8,7 @@ use crate::graphs::Graphs;
 use crate::memory::{Addr, Region};
 use crate::offload::{Offload, Offloaded};
 use crate::overflow::Tally;
+use crate::owned::{Arrival, How, OwnedStore};
 use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
 use crate::program::{Builtin, Code, EntryKind, EntryRef, Program};
@@ -14,6 +16,7 @@ use crate::store::{CheckLevel, MappedStore, Store};
 use crate::timeline::Timeline;
 use crate::unit::{BadExpert, Cpu, Lane, StepFault, Unit};
 use crate::validate;
+use crate::weights::{self, Choice, Held, Weights};
 use moec_ir::plan::ALIGN;
 use std::ops::Range;
 use std::path::Path;
@@ -27,10 +30,12 @@ pub struct Options {
     pub threads: Option<usize>,
     /// How much of the bundle is checked first.
     pub check: CheckLevel,
-    /// Whether all weights are mapped, those too that the plan would leave on flash.
+    /// Whether no weights stay on flash, those neither that the plan would leave there.
     pub resident: bool,
+    /// Where weights lie that do not stay on flash. Those beside experts on flash are mapped: [`Weights::Own`] is refused there.
+    pub weights: Weights,
     /// Whether mapped weights come from disk only when they are first read. Otherwise those that the first prompt has not
-    /// touched follow it in the background.
+    /// touched follow it in the background. [`Weights::Auto`] then maps them.
     pub lazy: bool,
     /// How experts on flash are handled; `None`: as the environment asks.
     pub paging: Option<Paging>,
@@ -86,6 +91,8 @@ pub struct Engine<'p> {
     pager: Option<Arc<Pager>>,
     timeline: Option<Arc<Timeline>>,
     pub(crate) store: Box<dyn Store + 'p>,
+    /// Why weights lie where they do, for people.
+    why: String,
     /// Whether the store is still to load what the first prompt leaves.
     preload: bool,
     pub(crate) arena: Region,
@@ -103,12 +110,12 @@ pub struct Engine<'p> {
 }
 
 impl<'p> Engine<'p> {
-    /// Checks the program, this machine and the bundle's files, maps the weights and takes the memory. Static graphs are
-    /// loaded where the system executes them: on macOS, by Core ML.
+    /// Checks the program, this machine and the bundle's files, maps the weights or begins to read them ([`Options::weights`])
+    /// and takes the memory. Static graphs are loaded where the system executes them: on macOS, by Core ML.
     ///
     /// # Errors
-    /// What [`validate::program`], [`cpu::check`] and [`MappedStore::open`] find; memory or threads
-    /// refused; a graph that does not load, or that nothing here executes.
+    /// What [`validate::program`], [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
+    /// refused, [`Error::NoRoom`]; a graph that does not load, or that nothing here executes.
     pub fn open(program: &Program<'p>, bundle: &Path, options: Options) -> Result<Self> {
         validate::program(program)?;
         #[cfg(target_os = "macos")]
@@ -117,15 +124,37 @@ impl<'p> Engine<'p> {
             return Self::with_graphs(program, bundle, graphs, bundle, options);
         }
         if program.paging.is_some() && !options.resident {
+            if options.weights == Weights::Own {
+                return Err(Error::OwnUnderBudget);
+            }
             let how = options.paging.map_or_else(Paging::from_env, Ok)?;
             let options = Options { threads: Some(paging::threads(program, options.threads)?), ..options };
             let (store, unit, pager) = paging::open(program, bundle, options.check, &how)?;
             let mut engine = Self::with_parts(program, Box::new(store), None, options)?;
             (engine.unit, engine.pager) = (Box::new(unit), Some(pager));
+            engine.why = Choice::under_budget().why;
             return Ok(engine);
         }
-        let store = MappedStore::open(program, bundle, options.check)?;
-        Self::with_store(program, Box::new(store), options)
+        Self::with_weights(program, bundle, None, options)
+    }
+
+    /// As [`Engine::open`], with all weights mapped or in memory of our own.
+    fn with_weights(
+        program: &Program<'p>,
+        bundle: &Path,
+        graphs: Option<Box<dyn Graphs>>,
+        options: Options,
+    ) -> Result<Self> {
+        let needed = weights::needed(program, cpu::threads(options.threads)?);
+        let choice = weights::choose(options.weights, options.lazy, needed, available())?;
+        let store: Box<dyn Store + 'p> = if choice.own {
+            Box::new(OwnedStore::open(program, bundle, options.check, &How::from_env()?)?)
+        } else {
+            Box::new(MappedStore::open(program, bundle, options.check)?)
+        };
+        let mut engine = Self::with_parts(program, store, graphs, options)?;
+        engine.why = choice.why;
+        Ok(engine)
     }
 
     /// As [`Engine::open`], for a program with static graphs, which `graphs` executes. They are loaded from the folder
@@ -141,12 +170,11 @@ impl<'p> Engine<'p> {
         options: Options,
     ) -> Result<Self> {
         validate::program(program)?;
-        let store = MappedStore::open(program, bundle, options.check)?;
         graphs.load(packages, program.graphs, program.model.slots as usize)?;
-        Self::with_parts(program, Box::new(store), Some(graphs), options)
+        Self::with_weights(program, bundle, Some(graphs), options)
     }
 
-    /// As [`Engine::open`], with weights from another store.
+    /// As [`Engine::open`], with weights from another store; [`Options::weights`] says nothing then.
     ///
     /// # Errors
     /// As [`Engine::open`].
@@ -201,6 +229,7 @@ impl<'p> Engine<'p> {
             pager: None,
             timeline: None,
             store,
+            why: "as asked".to_owned(),
             preload: !options.lazy,
             arena,
             states,
@@ -235,6 +264,19 @@ impl<'p> Engine<'p> {
             kv: self.states.bytes() as u64,
             frames: self.paging().map_or(0, |p| p.frame_bytes),
         }
+    }
+
+    /// Where weights lie, and why.
+    pub fn weights(&self) -> Held {
+        Held { why: self.why.clone(), ..self.store.held() }
+    }
+
+    /// Waits until all weights may be read.
+    ///
+    /// # Errors
+    /// Some do not come: a file that cannot be read or was changed.
+    pub(crate) fn wait_for_weights(&self) -> Result<()> {
+        self.store.arrival().map_or(Ok(()), Arrival::wait_all)
     }
 
     /// What became of the (token, expert) pairs of each set of experts with fixed capacities, by layer, since the engine
@@ -473,6 +515,7 @@ impl<'p> Engine<'p> {
             taken: &self.taken,
             fault: &fault,
             extent,
+            arrival: self.store.arrival().filter(|a| !a.is_complete()),
             timeline: self.timeline.as_deref().map(|t| (t, entry as u32)),
         };
         let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
@@ -552,7 +595,7 @@ impl<'p> Engine<'p> {
             Some(StepFault::Expert(BadExpert { step, expert, experts })) => {
                 return Err(Error::BadExpert { expert, experts, step });
             }
-            Some(StepFault::Graph(e) | StepFault::Flash(e)) => return Err(e),
+            Some(StepFault::Graph(e) | StepFault::Flash(e) | StepFault::Weights(e)) => return Err(e),
             None => {}
         }
         for row in rows {

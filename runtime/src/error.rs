@@ -83,6 +83,20 @@ pub enum Error {
         /// Why not.
         source: io::Error,
     },
+    /// Weights were to lie in memory of our own, and there is too little.
+    #[error(
+        "a run with weights in memory of its own takes {}, and {} are free: {} are missing",
+        mib(*.needed, true), mib(*.available, false), mib(.needed.saturating_sub(*.available), true)
+    )]
+    NoRoom {
+        /// Bytes that the run would take.
+        needed: u64,
+        /// Bytes that are free.
+        available: u64,
+    },
+    /// Weights were to lie in memory of our own, and the bundle leaves experts on flash.
+    #[error("the bundle has a memory budget, which leaves experts on flash")]
+    OwnUnderBudget,
     /// A thread could not be started.
     #[error("cannot start a worker thread: {0}")]
     Thread(io::Error),
@@ -275,6 +289,7 @@ impl Error {
             | Self::Input(_)
             | Self::NoLittle
             | Self::NoPaging(_)
+            | Self::OwnUnderBudget
             | Self::FewSlots { .. }
             | Self::EmptyPrompt
             | Self::BadId { .. }
@@ -305,6 +320,7 @@ impl Error {
             | Self::NoUnit(_)
             | Self::Graph { .. }
             | Self::Memory { .. }
+            | Self::NoRoom { .. }
             | Self::Thread(_)
             | Self::MissingFeatures { .. }
             | Self::WrongArch { .. } => Fault::Host,
@@ -342,6 +358,10 @@ impl Error {
             }
             Self::UnknownFeatures { .. } => "build the bundle and its runner with the same version of moec",
             Self::Memory { .. } => "build with a smaller `max_context` or fewer `decode_batch` slots",
+            Self::NoRoom { .. } => {
+                "leave it to moec with `--weights auto`, or map them with `--weights mapped`"
+            }
+            Self::OwnUnderBudget => "give `--no-budget` to hold all weights, or leave out `--weights own`",
             Self::NoUnit(_) => {
                 "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`"
             }

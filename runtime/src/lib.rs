@@ -11,6 +11,7 @@
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
+//! * [`weights`]: whether they lie in memory of our own ([`owned`]) or in the page cache, and why.
 //! * [`mapped`]: files mapped for reading, and what happens when one is cut under the program.
 //! * [`regular`]: files that others wrote, opened without trust.
 //! * [`manifest`]: all files of a bundle, held against what the build wrote down of them.
@@ -18,13 +19,14 @@
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
 //! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `mapped` and `store`
-//! (mapped files, and what becomes of one that is cut), `paging` (what steps read of experts on flash), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
+//! (mapped files, and what becomes of one that is cut), `paging` (what steps read of experts on flash), `owned` (memory that reads fill, questions to the page cache), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
 //! `coreml` (calls of Core ML), `cpu`, `regular` and `cli::interrupt` (questions to the system), and nowhere else.
 //!
 //! Architecture invariant: this crate reaches `moec-ir` and nothing else of the workspace, so that it
 //! builds beside a generated runner.
 
 pub mod abi;
+mod available;
 pub mod barrier;
 pub mod best_of;
 pub mod big_little;
@@ -47,6 +49,7 @@ pub mod mapped;
 pub mod memory;
 pub mod offload;
 pub mod overflow;
+pub mod owned;
 pub mod paging;
 pub mod pool;
 mod preload;
@@ -59,6 +62,7 @@ pub mod timeline;
 pub mod trace;
 pub mod unit;
 pub mod validate;
+pub mod weights;
 
 pub use best_of::{BestOf, best_of, best_of_into};
 pub use big_little::{Decoder, Fallbacks};
@@ -71,3 +75,4 @@ pub use sampler::{Sampler, Sampling};
 pub use store::CheckLevel;
 pub use text::Text;
 pub use trace::{Moment, StepView};
+pub use weights::{Held, Weights};

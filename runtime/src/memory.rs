@@ -2,6 +2,10 @@
 
 use crate::error::{Error, Result};
 use memmap2::{MmapMut, MmapOptions};
+use std::io;
+
+/// Bytes of a huge page, on the processors that we compile for.
+pub(crate) const HUGE_PAGE: usize = 2 << 20;
 
 /// An address that threads may share.
 ///
@@ -43,8 +47,9 @@ impl Addr {
 /// Anonymous memory: zeroed, page-aligned, and backed by the system only where it was touched.
 #[derive(Debug)]
 pub struct Region {
-    // Held for its Drop; accessed through `base` only, so that no reference to the whole ever exists.
-    _map: MmapMut,
+    // Held for its Drop and for advice; accessed through `base` only, so that no reference to the whole ever exists.
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "held for its Drop"))]
+    map: MmapMut,
     base: Addr,
     bytes: usize,
 }
@@ -55,14 +60,47 @@ impl Region {
     /// # Errors
     /// [`Error::Memory`] if the system refuses.
     pub fn new(what: &'static str, bytes: u64) -> Result<Self> {
+        Self::aligned(what, bytes, 1)
+    }
+
+    /// As [`Region::new`], aligned to 2 MiB and asked for in pages of that size, where the system has them.
+    ///
+    /// # Errors
+    /// As [`Region::new`].
+    pub fn in_huge_pages(what: &'static str, bytes: u64) -> Result<Self> {
+        let region = Self::aligned(what, bytes, HUGE_PAGE)?;
+        // A hint: what it is worth is seen later ([`crate::weights::Held`]).
+        #[cfg(target_os = "linux")]
+        drop(region.map.advise(memmap2::Advice::HugePage));
+        Ok(region)
+    }
+
+    /// `align`: a power of two; up to a page it is what the system gives anyway.
+    fn aligned(what: &'static str, bytes: u64, align: usize) -> Result<Self> {
         let refused = |source| Error::Memory { what, bytes, source };
-        let len = usize::try_from(bytes)
-            .ok()
-            .filter(|&n| isize::try_from(n).is_ok())
-            .ok_or_else(|| refused(std::io::ErrorKind::OutOfMemory.into()))?;
-        let mut map = MmapOptions::new().len(len.max(1)).no_reserve_swap().map_anon().map_err(refused)?;
-        let base = Addr(map.as_mut_ptr());
-        Ok(Self { _map: map, base, bytes: len })
+        let none = || refused(io::ErrorKind::OutOfMemory.into());
+        let len = usize::try_from(bytes).map_err(|_| none())?;
+        let whole = len.max(1).checked_add(align - 1).filter(|&n| isize::try_from(n).is_ok());
+        let whole = whole.ok_or_else(none)?;
+        let mut map = MmapOptions::new().len(whole).no_reserve_swap().map_anon().map_err(refused)?;
+        let first = map.as_mut_ptr();
+        let base = Addr(first.wrapping_add(first.addr().next_multiple_of(align) - first.addr()));
+        Ok(Self { map, base, bytes: len })
+    }
+
+    /// Has the system back a part of the region now, rather than when it is first written. Its bytes stay as they are. Places
+    /// and lengths are in bytes, multiples of 4096. A hint: whether the system took it.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn populate(&self, at: usize, bytes: usize) -> bool {
+        let skip = self.base.ptr().addr() - self.map.as_ptr().addr();
+        let inside = at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        inside && self.map.advise_range(memmap2::Advice::PopulateWrite, skip + at, bytes).is_ok()
+    }
+
+    /// Does nothing on this system.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn populate(&self, _at: usize, _bytes: usize) -> bool {
+        false
     }
 
     /// First byte.
@@ -87,9 +125,42 @@ impl Region {
     }
 }
 
+/// A size for people: three digits and a binary unit.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1000.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = usize::from(unit > 0 && value < 100.0);
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes() {
+        let shown = [0, 999, 1000, 1536, 10 << 20, 3 << 30, 200 << 40].map(size);
+        assert_eq!(shown, ["0 B", "999 B", "1.0 KiB", "1.5 KiB", "10.0 MiB", "3.0 GiB", "200 TiB"]);
+    }
+
+    #[test]
+    fn huge_pages_are_aligned_and_populated() {
+        let region = Region::in_huge_pages("test", 5 << 20).unwrap();
+        assert_eq!((region.base().ptr().addr() % HUGE_PAGE, region.bytes()), (0, 5 << 20));
+        // SAFETY: the region has that many bytes, and nothing else uses it.
+        unsafe { region.base().ptr().write(7) };
+        if region.populate(0, 5 << 20) {
+            // SAFETY: as above.
+            assert_eq!(unsafe { region.base().ptr().read() }, 7);
+        }
+        assert!(!region.populate(4 << 20, 2 << 20) && !region.populate(usize::MAX, 4096));
+        assert!(Region::in_huge_pages("everything", u64::MAX).is_err());
+    }
 
     #[test]
     fn zeroed_and_aligned() {

@@ -5,13 +5,13 @@
 //! itself and would only share the disk with it. What does not fit into the memory that is free is left to faults, since
 //! its beginning would be gone before its end is there.
 
+#[cfg(target_os = "linux")]
+use crate::available::available;
 use crate::mapped::MappedFile;
 use memmap2::Advice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-#[cfg(target_os = "linux")]
-use std::{fs, path::Path};
 
 /// Bytes that are asked for at once; between two such pieces the thread looks whether it is to end.
 const PIECE: usize = 4 << 20;
@@ -112,48 +112,12 @@ fn fits(_bytes: u64) -> bool {
     true
 }
 
-/// Bytes of memory that a process may take without taking it from others: of the machine, and of the control groups that
-/// this process is in. `None`: the system does not say.
-#[cfg(target_os = "linux")]
-fn available() -> Option<u64> {
-    let read = |path: &Path| fs::read_to_string(path).ok();
-    let machine = field(&read(Path::new("/proc/meminfo"))?, "MemAvailable:")?.saturating_mul(1024);
-    let groups = read(Path::new("/proc/self/cgroup")).unwrap_or_default();
-    Some(limits(&groups, Path::new("/sys/fs/cgroup"), &read).fold(machine, u64::min))
-}
-
-/// The number behind a name, in a file of lines.
-#[cfg(target_os = "linux")]
-fn field(text: &str, name: &str) -> Option<u64> {
-    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
-    value.split_whitespace().next()?.parse().ok()
-}
-
-/// Limits of memory of the control groups that `groups` (`/proc/self/cgroup`) names, and of those above them: both versions.
-#[cfg(target_os = "linux")]
-fn limits<'a>(
-    groups: &'a str,
-    root: &'a Path,
-    read: &'a dyn Fn(&Path) -> Option<String>,
-) -> impl Iterator<Item = u64> + 'a {
-    groups.lines().flat_map(move |line| {
-        let parts: Vec<&str> = line.splitn(3, ':').collect();
-        let &[_, kinds, group] = parts.as_slice() else { return Vec::new() };
-        let (folder, file) = match kinds {
-            "" => (root.to_owned(), "memory.max"),
-            _ if kinds.split(',').any(|k| k == "memory") => (root.join("memory"), "memory.limit_in_bytes"),
-            _ => return Vec::new(),
-        };
-        let above = Path::new(group.trim_start_matches('/')).ancestors();
-        // "max": no limit.
-        above.filter_map(|g| read(&folder.join(g).join(file))?.trim().parse().ok()).collect()
-    })
-}
-
 #[cfg(test)]
 #[cfg(target_os = "linux")]
 mod tests {
     use super::*;
+    use crate::available::field;
+    use std::fs;
     use std::io::Write as _;
 
     fn mapped(bytes: usize) -> MappedFile {
@@ -180,26 +144,5 @@ mod tests {
         // Dropped half way, it ends, and lets go of the files.
         drop(Preload::start(&files));
         assert_eq!(Arc::strong_count(&files), 1);
-    }
-
-    #[test]
-    fn the_smallest_limit_of_all_groups_counts() {
-        let read = |path: &Path| {
-            let limit = match path.to_str()? {
-                "/g/memory/a/b/memory.limit_in_bytes" => "9223372036854771712\n",
-                "/g/memory/a/memory.limit_in_bytes" => "5000\n",
-                "/g/u/memory.max" => "max\n",
-                "/g/memory.max" => "7000\n",
-                _ => return None,
-            };
-            Some(limit.to_owned())
-        };
-        let of = |groups: &str| limits(groups, Path::new("/g"), &read).min();
-        assert_eq!(of("4:memory:/a/b\n3:cpuset:/\n0::/\n"), Some(5000));
-        assert_eq!(of("0::/u/v\n"), Some(7000));
-        assert_eq!(of("5:cpu,cpuacct:/a\n"), None);
-        assert_eq!(of("nonsense"), None);
-        assert_eq!(field("MemTotal: 5 kB\nMemAvailable:   12 kB\n", "MemAvailable:"), Some(12));
-        assert_eq!(field("MemAvailable:", "MemAvailable:"), None);
     }
 }

@@ -3,21 +3,25 @@
 use crate::error::{Error, Result};
 use crate::mapped::MappedFile;
 use crate::memory::Addr;
+use crate::owned::Arrival;
 use crate::preload::Preload;
-use crate::program::{FileInfo, Program};
+use crate::program::{FileInfo, Program, SegmentRef};
 use crate::regular;
+use crate::weights::Held;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// Gives the addresses of weight segments: mapped files, or a cache over flash for models that do not fit in memory.
+/// Gives the addresses of weight segments: memory of our own, mapped files, or a cache over flash for models that do not fit
+/// in memory.
 ///
 /// # Safety
 /// For every index of [`Program::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
 /// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
-/// matrices. All stay the same and readable as long as the store lives. An address in a table is that of a matrix, aligned
+/// matrices. All stay the same and readable as long as the store lives; where the store has an `arrival`, bytes may be read
+/// from when that has let through what the segment needs, and nobody writes to them from then on. An address in a table is that of a matrix, aligned
 /// to 64 bytes if the segment's pitch is: always, or of an expert on flash from when its pager has found it ready until the
 /// step is over.
 pub unsafe trait Store: Send + Sync {
@@ -29,6 +33,14 @@ pub unsafe trait Store: Send + Sync {
     fn bytes(&self) -> u64;
     /// Begins to load in the background what nobody has asked for yet.
     fn preload(&mut self) {}
+    /// What has to be waited for before a segment is read; none if all may be read from the start.
+    fn arrival(&self) -> Option<&Arrival> {
+        None
+    }
+    /// What it holds, in memory of its own or not.
+    fn held(&self) -> Held {
+        Held::default()
+    }
 }
 
 /// How much of the bundle is checked before it runs. Sizes always are.
@@ -43,6 +55,13 @@ pub enum CheckLevel {
     All,
 }
 
+impl CheckLevel {
+    /// Whether the content of a file of so many bytes is checked.
+    pub(crate) fn hashes(self, bytes: u64) -> bool {
+        self == Self::All || (self == Self::Small && bytes <= SMALL_FILE)
+    }
+}
+
 /// Largest file whose content is checked at every start, in bytes.
 pub const SMALL_FILE: u64 = 64 << 20;
 
@@ -55,9 +74,62 @@ pub struct MappedStore {
     // Held so that the addresses stay valid.
     maps: Arc<Vec<Option<MappedFile>>>,
     preload: Option<Preload>,
+    addresses: Addresses,
+}
+
+/// Where segments begin, and the tables of their matrices.
+#[derive(Debug)]
+pub(crate) struct Addresses {
     segments: Vec<Option<Addr>>,
     tables: Vec<Vec<Addr>>,
     bytes: u64,
+}
+
+impl Addresses {
+    /// Those of the segments that `wanted` names by their indices. `place` gives the first byte of a segment that ends before
+    /// the given offset in its file, or none where the file does not go so far.
+    ///
+    /// # Errors
+    /// [`Error::Plan`] for a segment outside of its file.
+    pub(crate) fn new(
+        program: &Program<'_>,
+        wanted: &dyn Fn(u32) -> bool,
+        place: &dyn Fn(&SegmentRef, u64) -> Option<Addr>,
+    ) -> Result<Self> {
+        let (mut segments, mut tables, mut bytes) = (Vec::new(), Vec::new(), 0_u64);
+        for (i, s) in program.segments.iter().enumerate() {
+            if !wanted(i as u32) {
+                segments.push(None);
+                tables.push(Vec::new());
+                continue;
+            }
+            let end = s.span().and_then(|span| s.offset.checked_add(span));
+            let first = end
+                .and_then(|end| place(s, end))
+                .ok_or_else(|| Error::Plan(format!("segment {i} lies outside of its file")))?;
+            segments.push(Some(first));
+            // Inside of the range: the last of them ends with it.
+            tables.push((0..s.matrices as usize).map(|m| first.plus(m * s.pitch as usize)).collect());
+            bytes = bytes.saturating_add(s.bytes);
+        }
+        Ok(Self { segments, tables, bytes })
+    }
+
+    /// As [`Store::segment`].
+    pub(crate) fn segment(&self, index: u32) -> Option<Addr> {
+        self.segments.get(index as usize).copied().flatten()
+    }
+
+    /// As [`Store::matrices`].
+    pub(crate) fn matrices(&self, index: u32) -> Option<Addr> {
+        let table = self.tables.get(index as usize).filter(|t| !t.is_empty())?;
+        Some(Addr::read_only(table.as_ptr().cast()))
+    }
+
+    /// As [`Store::bytes`].
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl MappedStore {
@@ -81,17 +153,12 @@ impl MappedStore {
             let all = program.segments.iter().enumerate();
             all.filter(move |(i, s)| s.file as usize == file && wanted(*i as u32)).count()
         };
-        let paths = program.files.iter().map(|f| file_path(bundle, f.path)).collect::<Result<Vec<_>>>()?;
-        // Sizes of all files first: they cost nothing and catch most damage.
-        for (info, path) in program.files.iter().zip(&paths) {
-            check_size(info, path)?;
-        }
+        let paths = checked_paths(program, bundle)?;
         let mut maps = Vec::with_capacity(paths.len());
         for (i, (info, path)) in program.files.iter().zip(&paths).enumerate() {
-            let hash = check == CheckLevel::All || (check == CheckLevel::Small && info.bytes <= SMALL_FILE);
             let used = segments_in(i) > 0;
             let map = if used { map_file(info, path)? } else { None };
-            if hash {
+            if check.hashes(info.bytes) {
                 let found = match &map {
                     Some(map) => Sha256::digest(&**map).into(),
                     None => hash_of(path)?,
@@ -100,28 +167,12 @@ impl MappedStore {
             }
             maps.push(map);
         }
-        let mut segments = Vec::with_capacity(program.segments.len());
-        let mut tables = Vec::with_capacity(program.segments.len());
-        let mut bytes = 0u64;
-        for (i, s) in program.segments.iter().enumerate() {
-            if !wanted(i as u32) {
-                segments.push(None);
-                tables.push(Vec::new());
-                continue;
-            }
-            let outside = || Error::Plan(format!("segment {i} lies outside of its file"));
-            let map: &[u8] = maps.get(s.file as usize).ok_or_else(outside)?.as_deref().unwrap_or_default();
-            let end = s.span().and_then(|span| s.offset.checked_add(span)).ok_or_else(outside)?;
-            let range = usize::try_from(s.offset).map_err(|_| outside())?
-                ..usize::try_from(end).map_err(|_| outside())?;
-            let bytes_of = map.get(range).ok_or_else(outside)?;
-            let first = Addr::read_only(bytes_of.as_ptr());
-            segments.push(Some(first));
-            // Inside of the range: the last of them ends with it.
-            tables.push((0..s.matrices as usize).map(|m| first.plus(m * s.pitch as usize)).collect());
-            bytes = bytes.saturating_add(s.bytes);
-        }
-        Ok(Self { maps: Arc::new(maps), preload: None, segments, tables, bytes })
+        let addresses = Addresses::new(program, wanted, &|s, end| {
+            let map = maps.get(s.file as usize)?.as_deref().unwrap_or_default();
+            let range = usize::try_from(s.offset).ok()?..usize::try_from(end).ok()?;
+            map.get(range).map(|bytes| Addr::read_only(bytes.as_ptr()))
+        })?;
+        Ok(Self { maps: Arc::new(maps), preload: None, addresses })
     }
 }
 
@@ -130,21 +181,31 @@ impl MappedStore {
 // changed; an address is as large as a pointer.
 unsafe impl Store for MappedStore {
     fn segment(&self, index: u32) -> Option<Addr> {
-        self.segments.get(index as usize).copied().flatten()
+        self.addresses.segment(index)
     }
 
     fn matrices(&self, index: u32) -> Option<Addr> {
-        let table = self.tables.get(index as usize).filter(|t| !t.is_empty())?;
-        Some(Addr::read_only(table.as_ptr().cast()))
+        self.addresses.matrices(index)
     }
 
     fn bytes(&self) -> u64 {
-        self.bytes
+        self.addresses.bytes()
     }
 
     fn preload(&mut self) {
         self.preload = self.preload.take().or_else(|| Preload::start(&self.maps));
     }
+}
+
+/// The paths of all files of the program, which must have the sizes that the plan names: that costs nothing and catches most
+/// damage.
+///
+/// # Errors
+/// A path outside of the bundle; a file that is missing or has another size.
+pub(crate) fn checked_paths(program: &Program<'_>, bundle: &Path) -> Result<Vec<PathBuf>> {
+    let paths = program.files.iter().map(|f| file_path(bundle, f.path)).collect::<Result<Vec<_>>>()?;
+    program.files.iter().zip(&paths).try_for_each(|(info, path)| check_size(info, path))?;
+    Ok(paths)
 }
 
 /// The path of a file of the bundle. Absolute paths and `..` are refused.

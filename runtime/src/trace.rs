@@ -95,7 +95,7 @@ impl Engine<'_> {
     ///
     /// # Errors
     /// An entry point that is not there or does not take the rows; ids, positions and slots out of range;
-    /// what `observe` returns.
+    /// weights that do not come; what `observe` returns.
     pub fn trace_entry(
         &mut self,
         entry: usize,
@@ -120,6 +120,7 @@ impl Engine<'_> {
         stops: &dyn Fn(usize) -> bool,
         observe: &mut dyn FnMut(Moment, &StepView<'_>) -> Result<()>,
     ) -> Result<()> {
+        self.wait_for_weights()?;
         let extent = self.begin(entry, rows, wanted.iter().copied(), seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
@@ -128,6 +129,7 @@ impl Engine<'_> {
             taken: &self.taken,
             fault: &fault,
             extent,
+            arrival: None,
             timeline: None,
         };
         let of = &self.program.entries[entry];
@@ -176,6 +178,7 @@ impl Engine<'_> {
         wanted: &[usize],
         seq_len: usize,
     ) -> Result<Vec<Duration>> {
+        self.wait_for_weights()?;
         let extent = self.begin(entry, rows, wanted.iter().copied(), seq_len)?;
         let fault = OnceLock::new();
         let walk = Walk {
@@ -184,6 +187,7 @@ impl Engine<'_> {
             taken: &self.taken,
             fault: &fault,
             extent,
+            arrival: None,
             timeline: None,
         };
         let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());

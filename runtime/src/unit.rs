@@ -68,6 +68,8 @@ pub enum StepFault {
     Graph(Error),
     /// Experts could not be read.
     Flash(Error),
+    /// Weights did not come.
+    Weights(Error),
 }
 
 /// A router kernel chose an expert that does not exist.

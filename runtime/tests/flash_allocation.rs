@@ -40,9 +40,9 @@ fn reading_allocates_nothing() {
         file: 0,
         offset,
         bytes: half,
-        crc32c: checksum(&bytes[..half as usize]),
+        crc32c: Some(checksum(&bytes[..half as usize])),
     });
-    let entry = FileEntry { path: file.path().to_owned(), bytes: 2 * half };
+    let entry = FileEntry { path: file.path().to_owned(), bytes: 2 * half, cached: false };
     let table = Arc::new(ExtentTable::new(vec![entry], extents.to_vec()).unwrap());
     for reader in [Choice::Uring, Choice::Threads] {
         let buffers = Buffers::new(&[Class { bytes: 2 * half, count: 4 }]).unwrap();

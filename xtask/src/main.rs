@@ -13,6 +13,7 @@ mod demo;
 mod docs;
 mod hit_rates;
 mod llvm;
+mod memory;
 mod padding;
 mod peers;
 mod quality;
@@ -92,6 +93,11 @@ const COMMANDS: &[Command] = &[
         "bench-build",
         "measure packing beside copying the same files, into bench/build.json; some five minutes, 7 GB of disk",
         bench_build::run,
+    ),
+    (
+        "bench-memory",
+        "measure a model by what memory is full of, its own weights and mapped ones; some four minutes, 8 GB of disk",
+        memory::run,
     ),
     ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
         torment::run(&options())

@@ -1,6 +1,8 @@
 //! What the verbs take.
 
 use crate::cpu::MAX_THREADS;
+use crate::weights::Weights;
+use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -50,10 +52,14 @@ pub(super) struct Common {
     /// Most memory that the run may take, such as `4.5GiB`, in place of the bundle's own budget
     #[arg(long, value_name = "SIZE", value_parser = size, allow_negative_numbers = true, conflicts_with = "no_budget")]
     pub(super) budget: Option<u64>,
-    /// Map all weights, whatever the memory budget of the bundle
+    /// Leave no weights on flash, whatever the memory budget of the bundle
     #[arg(long)]
     pub(super) no_budget: bool,
-    /// Read mapped weights when they are first needed, and not all of them after the first prompt
+    /// Where weights lie: `own`, in memory of this process, in huge pages and read past the page cache; `mapped`, in the page
+    /// cache, which processes share; `auto`, in its own where that leaves room
+    #[arg(long, value_name = "WHERE", default_value = "auto", value_parser = PossibleValuesParser::new(Weights::NAMES).map(where_weights_lie))]
+    pub(super) weights: Weights,
+    /// Map weights and read them when they are first needed, and not all of them after the first prompt
     #[arg(long)]
     pub(super) no_preload: bool,
     /// Do not compare the checksums of experts that are read from flash: to measure what they cost
@@ -171,6 +177,12 @@ pub(super) struct Info {
     /// Print one JSON object
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Reads one of [`Weights::NAMES`].
+#[allow(clippy::needless_pass_by_value, reason = "clap hands it over")]
+fn where_weights_lie(name: String) -> Weights {
+    Weights::parse(&name).unwrap_or_default()
 }
 
 /// Reads a size: a number with `KiB`, `MiB` or `GiB`, or bytes.

@@ -8,6 +8,7 @@ use crate::engine::{Engine, Memory, Want};
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, generate, rate};
 use crate::sampler::{Sampler, Sampling};
+use crate::weights::Held;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -26,14 +27,17 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     if let Some(many) = args.best_of.filter(|&many| many > slots as usize) {
         return Err(Error::FewSlots { needed: many, slots }.into());
     }
+    let start = Instant::now();
     let mut engine = context.open(&args.common)?;
+    let opened = start.elapsed();
     let _interrupt = interrupt::guard();
     if let Some(many) = args.best_of {
         return best(&mut engine, what, many, args, io);
     }
-    once(&mut engine, Task { n: n.min(4), ..what })?; // a warm-up: pages come from disk, threads start
+    // A warm-up: pages come from disk, threads start.
+    let (first, _) = once(&mut engine, Task { n: n.min(4), ..what })?;
     let times = (0..args.repeat).map(|_| once(&mut engine, what)).collect::<Result<Vec<_>>>()?;
-    let report = Report::new(&engine, what, &times);
+    let report = Report { first: Some(opened + first), ..Report::new(&engine, what, &times) };
     let did = engine.paging();
     if args.json {
         let mut value = report.json();
@@ -51,9 +55,10 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     let lines = [
         ("prefill", format!("{} ({prompt} tokens{sequences})", rate(report.prefill))),
         ("decode", format!("{} ({n} tokens{sequences})", rate(report.decode))),
+        ("first token", report.first.map_or("–".to_owned(), |t| format!("after {:.2} s", t.as_secs_f64()))),
         ("threads", engine.threads().to_string()),
         ("peak memory", crate::cpu::peak_memory().map_or("unknown".to_owned(), size)),
-        ("weights", size(memory.weights)),
+        ("weights", format!("{}, {}", size(memory.weights), lie(&engine.weights()))),
         ("KV cache", format!("{} when full", size(memory.kv))),
         ("arena", format!("{}, and {} of scratch", size(memory.arena), size(memory.scratch))),
         ("read per token", format!("about {} (decode: {bandwidth:.1} GB/s)", size(read))),
@@ -153,6 +158,15 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
     }
 }
 
+/// Where weights lie, for people.
+fn lie(held: &Held) -> String {
+    if !held.own {
+        return format!("mapped ({})", held.why);
+    }
+    let huge = held.huge_bytes.map_or_else(String::new, |b| format!(", {} of it in huge pages", size(b)));
+    format!("in {} of its own{huge} ({})", size(held.bytes), held.why)
+}
+
 /// What is measured.
 #[derive(Clone, Copy)]
 struct Task {
@@ -172,7 +186,10 @@ struct Report {
     /// Tokens per second, those of all sequences together.
     prefill: Option<f64>,
     decode: Option<f64>,
+    /// From before the engine was opened until all prompts of the first measurement had been read, where that was timed.
+    first: Option<Duration>,
     memory: Memory,
+    held: Held,
     /// What a decode call of one sequence cannot avoid reading.
     bytes_per_call: u64,
 }
@@ -191,7 +208,9 @@ impl Report {
             threads: engine.threads(),
             prefill: rate(prompt * batch, median(times.iter().map(|t| t.0).collect())),
             decode: rate(n * batch, median(times.iter().map(|t| t.1).collect())),
+            first: None,
             memory,
+            held: engine.weights(),
             bytes_per_call: weights + (memory.kv as f64 * cached.min(1.0)) as u64,
         }
     }
@@ -205,7 +224,17 @@ impl Report {
             "threads": self.threads,
             "prefill_tokens_per_s": self.prefill,
             "decode_tokens_per_s": self.decode,
+            "first_token_seconds": self.first.map(|t| t.as_secs_f64()),
             "peak_memory_bytes": crate::cpu::peak_memory(),
+            "weights": {
+                "own": self.held.own,
+                "why": self.held.why,
+                "shared": !self.held.own,
+                "bytes": self.held.bytes,
+                "huge_page_bytes": self.held.huge_bytes,
+                "reader": self.held.reader,
+                "load_seconds": self.held.took.map(|t| t.as_secs_f64()),
+            },
             "arena_bytes": self.memory.arena,
             "scratch_bytes": self.memory.scratch,
             "weight_bytes": self.memory.weights,

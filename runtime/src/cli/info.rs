@@ -2,10 +2,14 @@
 
 use super::args::Info;
 use super::{Context, Failure, Io, size};
+use crate::available::available;
 use crate::cpu;
+use crate::error::Result;
 use crate::manifest;
 use crate::paging;
+use crate::program::Program;
 use crate::text;
+use crate::weights::{self, Choice, Weights};
 use serde_json::json;
 
 pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Result<(), Failure> {
@@ -19,6 +23,8 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
     let missing = cpu::missing(t.features);
     let runs_here = cpu::check(t).is_ok();
+    let held = held(p)?;
+    let huge_pages = weights::gets_huge_pages();
     let tokenizer = text::path(context.bundle).is_file();
     let manifest = manifest::digest(context.bundle).map(|h| hex(&h));
     let entries: Vec<_> = p.entries.iter().map(|e| (e.kind.to_string(), e.out_rows, e.steps.len())).collect();
@@ -54,6 +60,8 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
                 "kv_bytes": kv,
                 "kv_format": kv_format,
             },
+            // As a run decides that begins now and asks for nothing; `bench` says what came of it.
+            "weights": { "own": held.own, "why": held.why, "shared": !held.own, "huge_pages": huge_pages },
             "entries": entries.iter().map(|(kind, out_rows, steps)| {
                 json!({ "kind": kind, "out_rows": out_rows, "steps": steps })
             }).collect::<Vec<_>>(),
@@ -97,6 +105,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
         ("context", format!("{} tokens, {} sequences", m.max_context, m.slots)),
         ("target", format!("{} ({}, {}); {here}", t.name, t.triple, t.cpu)),
         ("weights", format!("{} in {} files, {bits:.2} bits per parameter", size(weights), p.files.len())),
+        ("in memory", shown(&held, huge_pages)),
         ("KV cache", format!("{} of {} when full", size(kv), kv_format.unwrap_or("nothing"))),
         ("arena", format!("{}, and {} of scratch per thread", size(p.arena_bytes), size(p.scratch_bytes))),
         ("entry points", entries.join(", ")),
@@ -132,6 +141,26 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
     let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
     io.say(&lines.concat())?;
     Ok(())
+}
+
+/// Where the weights would lie in a run that begins now and asks for nothing.
+fn held(program: &Program<'_>) -> Result<Choice> {
+    if program.paging.is_some() {
+        return Ok(Choice::under_budget());
+    }
+    let needed = weights::needed(program, cpu::threads(None)?);
+    weights::choose(Weights::Auto, false, needed, available())
+}
+
+/// The same for people. `huge_pages`: whether memory that asks for huge pages gets them here.
+fn shown(held: &Choice, huge_pages: Option<bool>) -> String {
+    let what = match (held.own, huge_pages) {
+        (true, Some(true)) => "of its own, in huge pages",
+        (true, Some(false)) => "of its own, in small pages: the kernel gives no huge ones",
+        (true, None) => "of its own",
+        (false, _) => "mapped, and shared between processes",
+    };
+    format!("{what} ({})", held.why)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -15,6 +15,7 @@ use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};
 use crate::graphs::Graphs;
 use crate::manifest;
+use crate::memory::size;
 use crate::paging::Paging;
 use crate::program::Program;
 use crate::store::CheckLevel;
@@ -103,6 +104,7 @@ impl<'p> Context<'_, 'p> {
             threads: common.threads,
             check,
             resident: common.no_budget,
+            weights: common.weights,
             lazy: common.no_preload,
             paging: Some(paging),
             stop,
@@ -259,26 +261,4 @@ fn refuse(e: &clap::Error, name: &str, io: &mut Io<'_>) -> u8 {
         io.note(text.trim_end());
     }
     BAD_USE
-}
-
-/// A size for people: three digits and a binary unit.
-fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1000.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && value < 100.0);
-    format!("{value:.digits$} {}", UNITS[unit])
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn sizes() {
-        let shown = [0, 999, 1000, 1536, 10 << 20, 3 << 30, 200 << 40].map(super::size);
-        assert_eq!(shown, ["0 B", "999 B", "1.0 KiB", "1.5 KiB", "10.0 MiB", "3.0 GiB", "200 TiB"]);
-    }
 }

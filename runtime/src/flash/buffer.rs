@@ -5,7 +5,7 @@
 
 use super::extent::BLOCK;
 use crate::error::{Error, Result};
-use crate::memory::{Addr, Region};
+use crate::memory::{Addr, HUGE_PAGE, Region};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,7 +34,22 @@ impl Buffers {
     /// # Errors
     /// [`Error::Memory`] if the system refuses, or the sum is past what an address can hold.
     pub fn new(classes: &[Class]) -> Result<Arc<Self>> {
-        let what = "buffers of flash";
+        Self::cut("buffers of flash", classes, Region::new)
+    }
+
+    /// As [`Buffers::new`], in huge pages where the system has them: for `what` stays there once it was read.
+    ///
+    /// # Errors
+    /// As [`Buffers::new`].
+    pub fn in_huge_pages(what: &'static str, classes: &[Class]) -> Result<Arc<Self>> {
+        Self::cut(what, classes, Region::in_huge_pages)
+    }
+
+    fn cut(
+        what: &'static str,
+        classes: &[Class],
+        take: impl FnOnce(&'static str, u64) -> Result<Region>,
+    ) -> Result<Arc<Self>> {
         let total = Self::bytes_of(classes).ok_or_else(|| {
             let source = std::io::ErrorKind::OutOfMemory.into();
             Error::Memory { what, bytes: u64::MAX, source }
@@ -42,7 +57,7 @@ impl Buffers {
         let mut classes = classes.to_vec();
         classes.sort_by_key(|c| c.bytes);
         // The region checks that the sum fits an address; every place below it does, then.
-        let region = Region::new(what, total)?;
+        let region = take(what, total)?;
         let (mut places, mut free, mut at) = (Vec::new(), Vec::new(), 0);
         for class in classes {
             let bytes = class.bytes.next_multiple_of(BLOCK);
@@ -92,6 +107,11 @@ impl Buffers {
         self.region.bytes()
     }
 
+    /// First byte of the region.
+    pub(crate) fn base(&self) -> Addr {
+        self.region.base()
+    }
+
     /// Address and size of every buffer, in order of addresses and without holes.
     #[cfg(target_os = "linux")]
     pub(super) fn places(&self) -> impl Iterator<Item = (Addr, usize)> {
@@ -130,6 +150,20 @@ impl Buffer {
     /// Size.
     pub fn capacity(&self) -> u64 {
         self.pool.places.get(self.index as usize).map_or(0, Range::len) as u64
+    }
+
+    /// Has the system back its first `bytes` bytes with memory now, in huge pages where the region asks for them. Its bytes
+    /// stay as they are.
+    pub(crate) fn populate(&mut self, bytes: u64) {
+        let Some(place) = self.pool.places.get(self.index as usize) else { return };
+        let bytes = bytes.min(place.len() as u64).next_multiple_of(BLOCK) as usize;
+        if !self.pool.region.populate(place.start, bytes) {
+            for at in (0..bytes).step_by(HUGE_PAGE) {
+                let first = self.addr().plus(at).ptr();
+                // SAFETY: the byte lies in the buffer, which is this one's to fill.
+                unsafe { first.write_volatile(first.read_volatile()) };
+            }
+        }
     }
 
     /// Whether it is one of these.

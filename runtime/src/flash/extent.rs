@@ -16,8 +16,8 @@ pub struct Extent {
     pub offset: u64,
     /// Size, at least 1.
     pub bytes: u64,
-    /// CRC-32C (Castagnoli) of the bytes.
-    pub crc32c: u32,
+    /// CRC-32C (Castagnoli) of the bytes; none if nobody has summed them: then they are handed out as they were read.
+    pub crc32c: Option<u32>,
 }
 
 impl Extent {
@@ -34,6 +34,8 @@ pub struct FileEntry {
     pub path: PathBuf,
     /// Its size.
     pub bytes: u64,
+    /// Whether it is read through the page cache even where reads may pass by it: for bytes that are known to lie there.
+    pub cached: bool,
 }
 
 /// All extents of a store and their files.
@@ -118,8 +120,8 @@ mod tests {
     use super::*;
 
     fn table(extents: &[(u32, u64, u64)]) -> Result<ExtentTable> {
-        let files = ["a", "b"].map(|path| FileEntry { path: path.into(), bytes: 20_000 });
-        let extent = |&(file, offset, bytes)| Extent { file, offset, bytes, crc32c: 0 };
+        let files = ["a", "b"].map(|path| FileEntry { path: path.into(), bytes: 20_000, cached: false });
+        let extent = |&(file, offset, bytes)| Extent { file, offset, bytes, crc32c: None };
         ExtentTable::new(files.to_vec(), extents.iter().map(extent).collect())
     }
 

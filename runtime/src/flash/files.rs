@@ -16,12 +16,12 @@ pub struct Files {
 #[derive(Debug)]
 struct Open {
     file: File,
-    /// Why the page cache lies between; none if it does not.
+    /// Why the page cache lies between; none if it does not, or is what the table asks for.
     buffered: Option<String>,
 }
 
 impl Files {
-    /// Opens every file of a table, past the page cache if `direct` and the file system lets it.
+    /// Opens every file of a table, past the page cache if `direct` and neither the table nor the file system is against it.
     ///
     /// # Errors
     /// A file that is missing, is none, or has another size than the table says.
@@ -53,7 +53,7 @@ impl Files {
         }
     }
 
-    /// Whether every file is read past the page cache.
+    /// Whether every file is read past the page cache, but for those that are to be read through it.
     pub fn is_direct(&self) -> bool {
         self.files.iter().all(|f| f.buffered.is_none())
     }
@@ -65,7 +65,13 @@ fn open(entry: &FileEntry, direct: bool) -> Result<Open> {
         io::ErrorKind::NotFound => Error::MissingFile(path()),
         _ => Error::Io { doing: "open", path: path(), source },
     };
-    let opened = choose(direct, &|direct| open_one(&entry.path, direct)).map_err(failed)?;
+    let open = |direct| open_one(&entry.path, direct);
+    let opened = if entry.cached {
+        open(false).map(|file| Open { file, buffered: None })
+    } else {
+        choose(direct, &open)
+    };
+    let opened = opened.map_err(failed)?;
     let meta = opened.file.metadata().map_err(failed)?;
     if meta.len() != entry.bytes {
         return Err(Error::WrongSize { path: path(), expected: entry.bytes, found: meta.len() });
@@ -143,7 +149,7 @@ mod tests {
         let path = dir.path().join("w");
         std::fs::write(&path, [1; 100]).unwrap();
         let open = |path: &Path, bytes| {
-            let entry = FileEntry { path: path.to_owned(), bytes };
+            let entry = FileEntry { path: path.to_owned(), bytes, cached: false };
             Files::open(&ExtentTable::new(vec![entry], Vec::new()).unwrap(), true)
         };
         assert_eq!(open(&path, 100).unwrap().size(0), Some(100));

@@ -61,6 +61,9 @@ pub struct Options {
     /// Whether the checksum of every extent is compared before it is handed out, and not only of those that had a failed
     /// read.
     pub verify_reads: bool,
+    /// Whether the memory of all buffers is made known to the kernel beforehand, where that is possible. It is then there at
+    /// once: not for buffers that are filled one after the other, and once.
+    pub register: bool,
     /// How often a block is read again after an error of the device or without getting any further, and an
     /// extent whose checksum is wrong.
     pub retries: u32,
@@ -78,6 +81,7 @@ impl Default for Options {
             block_bytes: LARGEST_BLOCK,
             depth: 32,
             verify_reads: true,
+            register: true,
             retries: 3,
             interruptions: 1000,
             time_limit: Duration::from_secs(30),

@@ -81,7 +81,7 @@ pub fn open(files: &Arc<Files>, buffers: &Arc<Buffers>, options: &Options) -> Re
     };
     match options.reader {
         Choice::Threads => threads(None),
-        choice => match uring(files, buffers, options.depth) {
+        choice => match uring(files, buffers, options) {
             Ok(reader) => Ok(reader),
             Err(e) if choice == Choice::Auto => threads(Some(format!("io_uring is not there: {e}"))),
             Err(source) => Err(crate::error::Error::NoUring(source)),
@@ -90,11 +90,12 @@ pub fn open(files: &Arc<Files>, buffers: &Arc<Buffers>, options: &Options) -> Re
 }
 
 #[cfg(target_os = "linux")]
-fn uring(files: &Arc<Files>, buffers: &Arc<Buffers>, depth: u32) -> io::Result<Box<dyn Reader>> {
-    Ok(Box::new(super::uring::Uring::new(Arc::clone(files), Arc::clone(buffers), depth)?))
+fn uring(files: &Arc<Files>, buffers: &Arc<Buffers>, options: &Options) -> io::Result<Box<dyn Reader>> {
+    let (files, buffers) = (Arc::clone(files), Arc::clone(buffers));
+    Ok(Box::new(super::uring::Uring::new(files, buffers, options.depth, options.register)?))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn uring(_files: &Arc<Files>, _buffers: &Arc<Buffers>, _depth: u32) -> io::Result<Box<dyn Reader>> {
+fn uring(_files: &Arc<Files>, _buffers: &Arc<Buffers>, _options: &Options) -> io::Result<Box<dyn Reader>> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "this system has none"))
 }

@@ -32,7 +32,7 @@ pub struct Uring {
     /// By buffer, its registration; empty if there are none.
     registered: Vec<Option<u16>>,
     /// Why buffers are not registered.
-    unregistered: Option<io::Error>,
+    unregistered: Option<String>,
     files_registered: bool,
     in_flight: usize,
     depth: usize,
@@ -61,11 +61,11 @@ impl Wake for Call {
 }
 
 impl Uring {
-    /// Sets up a ring for `depth` reads in flight.
+    /// Sets up a ring for `depth` reads in flight. `register`: whether the kernel is to know the buffers beforehand.
     ///
     /// # Errors
     /// The kernel has none, forbids it, or is too old (before 5.11).
-    pub fn new(files: Arc<Files>, buffers: Arc<Buffers>, depth: u32) -> io::Result<Self> {
+    pub fn new(files: Arc<Files>, buffers: Arc<Buffers>, depth: u32, register: bool) -> io::Result<Self> {
         // One more for the question whether somebody has called.
         let ring = IoUring::new(depth.max(1) + 1)?;
         let mut probe = Probe::new();
@@ -76,9 +76,14 @@ impl Uring {
         }
         let descriptors: Vec<_> = files.iter().map(AsRawFd::as_raw_fd).collect();
         let files_registered = ring.submitter().register_files(&descriptors).is_ok();
-        let (vectors, table) = registrations(&buffers);
-        // SAFETY: the vectors lie in the region of `buffers`, which outlives the ring (see `drop`).
-        let unregistered = unsafe { ring.submitter().register_buffers(&vectors) }.err();
+        let (mut table, mut unregistered) = (Vec::new(), Some("as asked".to_owned()));
+        if register {
+            let (vectors, of_buffers) = registrations(&buffers);
+            // SAFETY: the vectors lie in the region of `buffers`, which outlives the ring (see `drop`).
+            let refused = unsafe { ring.submitter().register_buffers(&vectors) }.err();
+            unregistered = refused.map(|e| e.to_string());
+            table = of_buffers;
+        }
         Ok(Self {
             ring: ManuallyDrop::new(ring),
             files: ManuallyDrop::new(files),

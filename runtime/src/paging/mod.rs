@@ -188,11 +188,14 @@ fn extent(
     let file = known.unwrap_or(files.len());
     if known.is_none() {
         let info = program.files.get(segment.file as usize).ok_or_else(wrong)?;
-        files.push((segment.file, FileEntry { path: file_path(bundle, info.path)?, bytes: info.bytes }));
+        files.push((
+            segment.file,
+            FileEntry { path: file_path(bundle, info.path)?, bytes: info.bytes, cached: false },
+        ));
     }
     let offset = u64::from(expert).checked_mul(segment.pitch).and_then(|o| o.checked_add(segment.offset));
     let bytes = segment.matrix_bytes().ok_or_else(wrong)?;
-    Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c })
+    Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c: Some(crc32c) })
 }
 
 impl Unit for Paged {

@@ -1,0 +1,365 @@
+//! Weights in memory of our own: the same logits as mapped ones, whatever reads do; an error where they do not come, and never
+//! a hang.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_runtime::flash::fault::{Faulty, Gate, Injected};
+use moec_runtime::flash::{self, Choice, Read, ReadFault, Reader};
+use moec_runtime::owned::{How, OwnedStore};
+use moec_runtime::paging::Wrap;
+use moec_runtime::store::{MappedStore, Store};
+use moec_runtime::{CheckLevel, Engine, Error, Fault, LoadedProgram, Options, Program, Want, Weights};
+use sha2::{Digest, Sha256};
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const MIB: usize = 1 << 20;
+/// Where head, experts and frequencies lie: each in a piece of its own, in an order that no step has. The file ends within a
+/// piece, and within a block.
+const PLACES: [usize; 3] = [9 * MIB, 5 * MIB, MIB];
+const BYTES: usize = 9 * MIB + 3000;
+const PIECE: u64 = 4 << 20;
+const HEAD: u64 = 2 * PIECE;
+const EXPERTS: u64 = PIECE;
+
+const CHECKS: [CheckLevel; 3] = [CheckLevel::Sizes, CheckLevel::Small, CheckLevel::All];
+
+/// The file, with bytes that nobody reads between the segments.
+fn file() -> Vec<u8> {
+    let near = weights();
+    let mut bytes: Vec<u8> = (0..BYTES).map(|i| (i * 31 / 7) as u8).collect();
+    for (s, at) in plan(&ENTRIES).segments.iter().zip(PLACES) {
+        let from = s.offset as usize;
+        bytes[at..at + s.bytes as usize].copy_from_slice(&near[from..from + s.bytes as usize]);
+    }
+    bytes
+}
+
+/// A folder of this project's disk, past whose page cache one can read.
+fn bundle() -> tempfile::TempDir {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    fs::create_dir_all(dir.path().join("weights")).unwrap();
+    fs::write(dir.path().join("weights/model.bin"), file()).unwrap();
+    dir
+}
+
+fn program() -> LoadedProgram {
+    let mut plan = plan(&ENTRIES);
+    for (s, at) in plan.segments.iter_mut().zip(PLACES) {
+        s.offset = at as u64;
+    }
+    (plan.files[0].bytes, plan.files[0].sha256) = (BYTES as u64, Sha256::digest(file()).into());
+    LoadedProgram::from_plan(&plan, &resolve).unwrap()
+}
+
+/// Reads past the page cache by `reader`, with `wrap` in front.
+fn how(reader: Choice, wrap: Option<Wrap>) -> How {
+    let usual = How::from_env().unwrap();
+    How { flash: flash::Options { reader, time_limit: Duration::from_secs(5), ..usual.flash }, wrap }
+}
+
+/// A wrap around readers that does to every read what `plan` says. Lives as long as the process.
+fn faults(gate: &Gate, plan: impl Fn(&Read) -> Injected + Send + Sync + Clone + 'static) -> Wrap {
+    let gate = gate.clone();
+    Wrap(Box::leak(Box::new(move |inner: Box<dyn Reader>| -> Box<dyn Reader> {
+        Box::new(Faulty::new(inner, gate.clone(), plan.clone()))
+    })))
+}
+
+fn engine<'p>(
+    p: &Program<'p>,
+    dir: &Path,
+    check: CheckLevel,
+    how: &How,
+    threads: usize,
+) -> moec_runtime::Result<Engine<'p>> {
+    let store = OwnedStore::open(p, dir, check, how)?;
+    Engine::with_store(p, Box::new(store), Options { threads: Some(threads), ..Options::default() })
+}
+
+const IDS: [u32; 9] = [1, 20, 3, 44, 5, 66, 7, 88, 9];
+
+/// A prompt and two tokens more, with the right logits.
+fn is_right(engine: &mut Engine<'_>) {
+    let mut seen = 0;
+    engine
+        .prefill(0, 0, &IDS[..7], Want::All, &mut |pos, logits| {
+            assert_eq!(logits, reference(&IDS[..=pos]), "position {pos}");
+            seen += 1;
+            Ok(())
+        })
+        .unwrap();
+    for at in 7..9 {
+        engine
+            .decode(&[(0, at, IDS[at])], &mut |_, logits| {
+                assert_eq!(logits, reference(&IDS[..=at]), "position {at}");
+                seen += 1;
+                Ok(())
+            })
+            .unwrap();
+    }
+    assert_eq!(seen, 9);
+}
+
+fn prefill(engine: &mut Engine<'_>, want: Want) -> moec_runtime::Result<()> {
+    engine.prefill(0, 0, &IDS, want, &mut |pos, logits| {
+        assert_eq!(logits, reference(&IDS[..=pos]));
+        Ok(())
+    })
+}
+
+/// Drops the file from the page cache.
+fn forget(path: &Path) {
+    use std::os::fd::AsRawFd as _;
+    let file = fs::File::open(path).unwrap();
+    file.sync_all().unwrap();
+    #[cfg(target_os = "linux")]
+    // SAFETY: a hint on a descriptor that is open.
+    unsafe {
+        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED);
+    }
+    let _ = file.as_raw_fd();
+}
+
+#[test]
+fn logits_are_those_of_mapped_weights() {
+    let dir = bundle();
+    program().with(|p| {
+        let mapped = MappedStore::open(p, dir.path(), CheckLevel::All).unwrap();
+        is_right(&mut Engine::with_store(p, Box::new(mapped), Options::default()).unwrap());
+        for (reader, direct) in [(Choice::Auto, true), (Choice::Threads, true), (Choice::Threads, false)] {
+            for check in CHECKS {
+                for (cached, threads) in [(true, 1), (false, 2), (false, 5)] {
+                    if !cached {
+                        forget(&dir.path().join("weights/model.bin"));
+                    }
+                    let usual = how(reader, None);
+                    let how = How { flash: flash::Options { direct, ..usual.flash }, ..usual };
+                    let mut engine = engine(p, dir.path(), check, &how, threads).unwrap();
+                    is_right(&mut engine);
+                    let held = engine.weights();
+                    assert!(held.own && held.bytes >= BYTES as u64 && held.took.is_some(), "{held:?}");
+                    assert_eq!(engine.memory().weights, ((V + E + 2) * 4) as u64);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn every_byte_of_every_segment_is_that_of_the_file() {
+    let dir = bundle();
+    let bytes = file();
+    program().with(|p| {
+        let store = OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).unwrap();
+        store.arrival().unwrap().wait_all().unwrap();
+        for (i, s) in (0..).zip(p.segments) {
+            let at = store.segment(i).unwrap().ptr();
+            assert_eq!(at.addr() % 64, 0);
+            // SAFETY: all has arrived, and a segment has so many bytes.
+            let found = unsafe { std::slice::from_raw_parts(at, s.bytes as usize) };
+            assert_eq!(found, &bytes[s.offset as usize..][..s.bytes as usize], "segment {i}");
+            // SAFETY: the table has an address for the segment's one matrix.
+            assert_eq!(unsafe { store.matrices(i).unwrap().of::<*mut u8>().read() }, at);
+        }
+        assert!(store.segment(3).is_none() && store.matrices(3).is_none());
+        // As steps use them: frequencies, experts, head.
+        assert_eq!([0, 1, 2].map(|i| store.arrival().unwrap().needs(i)), [3, 2, 1]);
+    });
+}
+
+#[test]
+fn a_step_waits_for_its_own_weights_only() {
+    let dir = bundle();
+    forget(&dir.path().join("weights/model.bin"));
+    let gate = Gate::default();
+    let wrap = faults(&gate, |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
+    program().with(|p| {
+        let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 3).unwrap();
+        // Without logits nobody needs the head.
+        prefill(&mut engine, Want::None).unwrap();
+        assert!(engine.weights().took.is_none());
+        std::thread::scope(|scope| {
+            let (done, ended) = mpsc::channel();
+            scope.spawn(move || {
+                is_right(&mut engine);
+                done.send(()).unwrap();
+            });
+            assert!(ended.recv_timeout(Duration::from_millis(300)).is_err(), "it did not wait");
+            gate.open();
+            ended.recv_timeout(Duration::from_secs(20)).unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_read_that_fails_is_the_error_of_the_call_that_waits() {
+    let dir = bundle();
+    for (reader, injected) in [
+        (Choice::Auto, Injected::Error(libc::EIO)),
+        (Choice::Threads, Injected::Error(libc::EIO)),
+        (Choice::Auto, Injected::End),
+        (Choice::Auto, Injected::Break),
+    ] {
+        let wrap = faults(&Gate::default(), move |r| {
+            if r.offset >= EXPERTS && r.offset < HEAD { injected } else { Injected::Nothing }
+        });
+        program().with(|p| {
+            let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(reader, Some(wrap)), 3).unwrap();
+            // Whoever comes later is told the same.
+            for want in [Want::None, Want::Last, Want::None] {
+                let error = prefill(&mut engine, want).unwrap_err();
+                assert!(matches!(&error, Error::Flash(_)), "{error}");
+                assert_eq!(error.fault(), Fault::Host);
+                assert!(error.to_string().contains("model.bin") && error.hint().is_some(), "{error}");
+                assert_eq!(engine.len(0), 0);
+            }
+            let rows = [moec_runtime::Row { slot: 0, pos: 0, id: 1 }];
+            assert!(matches!(engine.time_steps(0, &rows, &[0], 1), Err(Error::Flash(_))));
+        });
+    }
+}
+
+#[test]
+fn a_read_that_stalls_is_an_error_in_the_end() {
+    let dir = bundle();
+    let wrap =
+        faults(&Gate::default(), |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
+    program().with(|p| {
+        let usual = how(Choice::Threads, Some(wrap));
+        let time_limit = Duration::from_millis(200);
+        let how = How { flash: flash::Options { time_limit, ..usual.flash }, ..usual };
+        let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how, 2).unwrap();
+        let error = prefill(&mut engine, Want::Last).unwrap_err();
+        assert!(matches!(&error, Error::Flash(e) if matches!(e.fault, ReadFault::Stalled { .. })), "{error}");
+    });
+}
+
+#[test]
+fn faults_that_pass_change_nothing() {
+    let dir = bundle();
+    for seed in 0..6_u64 {
+        forget(&dir.path().join("weights/model.bin"));
+        let wrap = faults(&Gate::default(), move |r| {
+            // A read that is repeated has another token.
+            match (r.token >> 32).wrapping_mul(2_654_435_761).wrapping_add(seed) % 7 {
+                0 => Injected::Short((r.bytes / 2).min(12_345)),
+                1 => Injected::Error(libc::EINTR),
+                2 => Injected::Error(libc::EAGAIN),
+                3 => Injected::Twice,
+                4 => Injected::End,
+                _ => Injected::Nothing,
+            }
+        });
+        let check = CHECKS[seed as usize % 3];
+        program().with(|p| {
+            let usual = how(Choice::Auto, Some(wrap));
+            let how = How { flash: flash::Options { retries: 1000, ..usual.flash }, ..usual };
+            is_right(&mut engine(p, dir.path(), check, &how, 2).unwrap());
+        });
+    }
+}
+
+#[test]
+fn a_file_of_another_size_does_not_open() {
+    let dir = bundle();
+    let path = dir.path().join("weights/model.bin");
+    program().with(|p| {
+        let open = || OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).err();
+        for bytes in [0, 100, BYTES as u64 - 1, BYTES as u64 + 1] {
+            OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+            assert!(matches!(open(), Some(Error::WrongSize { found, .. }) if found == bytes));
+        }
+        fs::remove_file(&path).unwrap();
+        assert!(matches!(open(), Some(Error::MissingFile(_))));
+    });
+}
+
+#[test]
+fn a_file_that_is_cut_while_it_is_read_is_named() {
+    let dir = bundle();
+    let path = dir.path().join("weights/model.bin");
+    forget(&path);
+    let gate = Gate::default();
+    let wrap = faults(&gate, |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
+    program().with(|p| {
+        let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 2).unwrap();
+        prefill(&mut engine, Want::None).unwrap();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(HEAD + 5000).unwrap();
+        gate.open();
+        let error = prefill(&mut engine, Want::Last).unwrap_err();
+        assert!(error.to_string().contains("was shortened to 8393608 bytes"), "{error}");
+        assert_eq!(error.fault(), Fault::Bundle);
+    });
+}
+
+#[test]
+fn a_file_with_another_hash_is_never_used() {
+    let dir = bundle();
+    let path = dir.path().join("weights/model.bin");
+    let mut bytes = file();
+    // Of the head, and of what lies between segments.
+    for at in [PLACES[0] + 1, 3 * MIB, BYTES - 1] {
+        bytes[at] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        bytes[at] ^= 1;
+        for check in [CheckLevel::Small, CheckLevel::All] {
+            program().with(|p| {
+                let mut engine = engine(p, dir.path(), check, &how(Choice::Auto, None), 2).unwrap();
+                let error = prefill(&mut engine, Want::None).unwrap_err();
+                assert!(
+                    matches!(&error, Error::Changed { path, .. } if path.ends_with("model.bin")),
+                    "{error}"
+                );
+            });
+        }
+    }
+    program().with(|p| {
+        // It was the last byte, which no segment has, and which nobody asked about.
+        is_right(&mut engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None), 2).unwrap());
+    });
+}
+
+#[test]
+fn dropping_it_half_way_ends_it() {
+    let dir = bundle();
+    for (check, stall) in CHECKS.into_iter().flat_map(|c| [(c, false), (c, true)]) {
+        forget(&dir.path().join("weights/model.bin"));
+        let wrap = faults(&Gate::default(), move |_| if stall { Injected::Stall } else { Injected::Nothing });
+        program().with(|p| {
+            let store = OwnedStore::open(p, dir.path(), check, &how(Choice::Threads, Some(wrap))).unwrap();
+            let start = Instant::now();
+            drop(store);
+            // Reads that do not end are given a second.
+            assert!(start.elapsed() < Duration::from_secs(if stall { 4 } else { 2 }), "{check:?}");
+        });
+    }
+}
+
+#[test]
+fn an_engine_says_where_its_weights_lie() {
+    let dir = bundle();
+    program().with(|p| {
+        for (weights, lazy, own) in [
+            (Weights::Own, false, Some(true)),
+            (Weights::Mapped, false, Some(false)),
+            (Weights::Auto, true, Some(false)),
+            // That depends on the machine.
+            (Weights::Auto, false, None),
+        ] {
+            let options = Options { threads: Some(2), weights, lazy, ..Options::default() };
+            let mut engine = Engine::open(p, dir.path(), options).unwrap();
+            is_right(&mut engine);
+            let held = engine.weights();
+            assert!(own.is_none_or(|own| held.own == own), "{weights:?}: {held:?}");
+            assert!(
+                !held.why.is_empty() && (held.bytes > 0) == held.own && held.reader.is_some() == held.own
+            );
+        }
+    });
+}

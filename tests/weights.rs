@@ -1,0 +1,155 @@
+//! Weights in memory of their own and mapped ones, end to end: the same tokens and logits, and a word on where they lie.
+#![allow(
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test fails by panicking"
+)]
+
+#[cfg(target_os = "linux")]
+#[allow(dead_code, reason = "every test file uses its own part")]
+#[path = "support/group.rs"]
+mod group;
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{Setup, checkpoint, clean, fails, ferris, list, moec, ok};
+
+/// Builds a bundle of a checkpoint, `run` included; `more` is added to its `model.toml`.
+fn build(source: &Path, folder: &Path, more: &str) -> PathBuf {
+    let toml = Setup { format: "bf16", chunk: 20, batch: &[1, 2], context: 128 }.write(source, folder);
+    let text = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, format!("{text}{more}")).unwrap();
+    let bundle = folder.join("b");
+    ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(&bundle));
+    bundle
+}
+
+fn run(bundle: &Path, words: &[&str]) -> Command {
+    let mut command = moec();
+    command.arg("run").arg(bundle).args(words);
+    command
+}
+
+fn json(command: &mut Command) -> Value {
+    serde_json::from_slice(&ok(command).stdout).expect("one JSON object")
+}
+
+const OWN: [&str; 2] = ["--weights", "own"];
+
+#[test]
+fn tokens_and_logits_are_the_same() {
+    for source in [checkpoint("olmoe"), checkpoint("deepseek_v2"), ferris()] {
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = build(&source, folder.path(), "");
+        let ids = list(&(0..45).map(|i| i * 7 % 200).collect::<Vec<u32>>());
+        let both = ["own", "mapped"].map(|weights| {
+            let out = folder.path().join(weights);
+            let logits = ["logits", "--weights", weights, "--ids", &ids, "--out"];
+            ok(run(&bundle, &logits).arg(&out));
+            let generate = ["generate", "--weights", weights, "--ids", &ids, "-n", "24", "--check", "--json"];
+            let said = json(&mut run(&bundle, &generate));
+            (fs::read(&out).unwrap(), said["ids"].clone(), said["tokens"].clone())
+        });
+        assert!(both[0].0.len() > 45 * 4);
+        assert!(both[0] == both[1], "{}: {:?}", source.display(), both.map(|b| (b.1, b.2)));
+    }
+}
+
+#[test]
+fn a_run_says_where_its_weights_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&checkpoint("olmoe"), folder.path(), "");
+    let bench = ["bench", "--prompt", "8", "--gen", "4", "--repeat", "1"];
+    for weights in ["own", "mapped"] {
+        let said = json(run(&bundle, &bench).args(["--json", "--weights", weights]));
+        let held = &said["weights"];
+        let own = weights == "own";
+        assert!(held["own"] == own && held["shared"] != own && held["why"] == "as asked", "{held}");
+        assert_eq!(held["bytes"].as_u64() > Some(0), own, "{held}");
+        assert_eq!((held["reader"].is_string(), held["load_seconds"].is_f64()), (own, own), "{held}");
+        assert_eq!(held["huge_page_bytes"].is_u64(), own && cfg!(target_os = "linux"), "{held}");
+        assert!(said["first_token_seconds"].as_f64() > Some(0.0), "{said}");
+        let mut linked = clean(Command::new(bundle.join("run")));
+        let text = ok(linked.args(bench).args(["--weights", weights])).stdout;
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.contains(if own { " of its own" } else { "mapped (as asked)" }), "{text}");
+    }
+    let said = json(&mut run(&bundle, &["info", "--json"]));
+    let held = &said["weights"];
+    assert!(held["own"].is_boolean() && held["why"].as_str().is_some_and(|why| !why.is_empty()), "{held}");
+    let text = String::from_utf8(ok(&mut run(&bundle, &["info"])).stdout).unwrap();
+    assert!(text.contains("in memory     "), "{text}");
+    let (code, said) = fails(&mut run(&bundle, &["generate", "--ids", "1", "--weights", "mine"]));
+    assert!(code == 2 && said.contains("[possible values: auto, own, mapped]"), "{said}");
+}
+
+#[test]
+fn a_budget_keeps_its_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&checkpoint("olmoe"), folder.path(), "[memory]\nbudget = \"1 GiB\"\n");
+    let generate = ["generate", "--ids", "1,2,3", "-n", "4"];
+    let (code, said) = fails(run(&bundle, &generate).args(OWN));
+    assert!(code == 1 && said.contains("leaves experts on flash") && said.contains("--no-budget"), "{said}");
+    let all = ok(run(&bundle, &generate).args(OWN).arg("--no-budget")).stdout;
+    assert_eq!(all, ok(&mut run(&bundle, &generate)).stdout);
+    let info = json(&mut run(&bundle, &["info", "--json"]));
+    assert!(info["weights"]["own"] == false, "{info}");
+}
+
+#[test]
+fn a_file_that_was_changed_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&checkpoint("olmoe"), folder.path(), "");
+    let weights = fs::read_dir(bundle.join("weights")).unwrap().map(|f| f.unwrap().path());
+    for path in weights {
+        let whole = fs::read(&path).unwrap();
+        let mut other = whole.clone();
+        let at = other.len() / 2;
+        other[at] ^= 1;
+        fs::write(&path, other).unwrap();
+        let (code, said) = fails(run(&bundle, &["generate", "--ids", "1,2,3", "-n", "4"]).args(OWN));
+        assert!(code == 1 && said.contains("was changed after the build"), "{said}");
+        fs::write(&path, whole).unwrap();
+    }
+}
+
+/// A limit that is larger than the weights, and smaller than them and what is to be spared.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_group_whose_limit_is_small_has_them_mapped() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("source");
+    ok(moec()
+        .args(["synth", "--like", "phi-tiny", "--layers", "1", "--vocab", "512", "--quiet"])
+        .arg(&source));
+    let bundle = build(&source, folder.path(), "");
+    let weights: u64 = support::tree(&bundle)
+        .iter()
+        .filter(|(name, _)| name.starts_with("weights"))
+        .map(|(_, bytes)| bytes.len() as u64)
+        .sum();
+    let test = "a-group-whose-limit-is-small";
+    let bench = ["bench", "--prompt", "8", "--gen", "4", "--repeat", "1", "--json"];
+    for (limit, fits) in [(weights / 2, false), (2 * weights, true)] {
+        let group = match group::Group::new(test, Some(limit)) {
+            Ok(group) => group,
+            Err(e) => return eprintln!("{test} is skipped: no control group can be made here ({e})"),
+        };
+        let said = json(&mut group.enter(&run(&bundle, &bench)));
+        assert_eq!(said["weights"]["own"], false, "{said}");
+        assert!(said["weights"]["why"].as_str().is_some_and(|why| why.contains("would need")), "{said}");
+        let mut own = group.enter(run(&bundle, &bench).args(OWN));
+        if fits {
+            assert_eq!(json(&mut own)["weights"]["own"], true);
+        } else {
+            let (code, said) = fails(&mut own);
+            assert!(code == 1 && said.contains("are missing") && said.contains("--weights auto"), "{said}");
+        }
+        assert_eq!(group.kills(), 0);
+    }
+}

@@ -1,0 +1,248 @@
+//! `cargo xtask bench-memory`: how fast a model runs by what memory is full of, with weights of its own and mapped ones.
+//!
+//! A model in the shapes of OLMoE, cut to four layers (3.6 GB in bf16), is built once and kept. Before every run memory is
+//! brought into its state anew, since each leaves something: mapped weights in the page cache, or memory that is free. The table goes to stdout, the
+//! figures to `bench/memory.json`. Nothing else should run meanwhile.
+
+use crate::quality::number;
+use crate::setup;
+use crate::shell::{self, Failed, program, root, stage};
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::hint::black_box;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+const FOLDER: &str = "target/bench-memory";
+const OUT: &str = "bench/memory.json";
+
+const MODEL_TOML: &str = "[model]
+source = \"hf\"
+[shapes]
+max_context = 1024
+[weights]
+experts = \"bf16\"
+attention = \"bf16\"
+embeddings = \"bf16\"
+";
+
+/// What every run does: a prompt, and tokens after it, several times.
+const BENCH: [&str; 8] = ["bench", "--json", "--prompt", "128", "--gen", "32", "--repeat", "3"];
+
+/// Where weights lie.
+const WEIGHTS: [&str; 2] = ["own", "mapped"];
+
+/// Free memory, in bytes, at which the page cache counts as full: the kernel keeps about as much.
+const NONE_FREE: u64 = 400 << 20;
+/// Bytes of anonymous memory that the plain reader walks through, and how often.
+const WALK: usize = 1 << 30;
+const WALKS: usize = 3;
+
+/// A state of memory: its name, and what brings it about.
+type State = (&'static str, fn(&Place) -> Result<(), Failed>);
+
+/// Every state.
+const STATES: [State; 4] = [
+    ("free, the bundle in the page cache", |place| {
+        place.evict()?;
+        place.each_file(|file, bytes| read(file, bytes))
+    }),
+    ("free, the bundle evicted", Place::evict),
+    ("free, half of the bundle in the page cache", |place| {
+        place.evict()?;
+        place.each_file(|file, bytes| read(file, bytes / 2))
+    }),
+    ("the page cache full of other files", |place| {
+        place.evict()?;
+        place.fill()
+    }),
+];
+
+/// What was measured of one run.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    prefill: f64,
+    decode: f64,
+    first: f64,
+    /// Share of weights of its own that lies in huge pages.
+    huge: Option<f64>,
+}
+
+/// The files of the benchmark.
+struct Place {
+    bundle: PathBuf,
+    /// A file without content, as large as memory: reading it fills the page cache at the speed of memory.
+    other: PathBuf,
+}
+
+/// Builds, measures, writes the table.
+pub(crate) fn run() -> Result<(), Failed> {
+    let moec = setup::moec()?;
+    let folder = root().join(FOLDER);
+    let place = Place { bundle: folder.join("out.moec"), other: folder.join("other") };
+    place.build(&moec, &folder)?;
+    let (mut table, mut rows) = (String::new(), Vec::new());
+    let _ = writeln!(
+        table,
+        "| memory | plain read, GB/s | weights | first token, s | prefill, tokens/s | decode, tokens/s | in huge pages |\n\
+         |---|---|---|---|---|---|---|"
+    );
+    for (name, bring) in STATES {
+        stage("Measuring", &format!("{name}, a plain read"));
+        bring(&place)?;
+        let plain = plain_read();
+        for weights in WEIGHTS {
+            stage("Measuring", &format!("{name}, weights {weights}"));
+            bring(&place)?;
+            let Run { prefill, decode, first, huge } = measure(&moec, &place.bundle, weights)?;
+            let share = huge.map_or("–".to_owned(), |h| format!("{:.0} %", 100.0 * h));
+            let _ = writeln!(
+                table,
+                "| {name} | {plain:.1} | {weights} | {first:.2} | {prefill:.0} | {decode:.1} | {share} |"
+            );
+            let huge = huge.map_or("null".to_owned(), |h| format!("{h:.3}"));
+            rows.push(format!(
+                "  {{ \"memory\": \"{name}\", \"weights\": \"{weights}\", \"plain_read_gb_per_s\": {plain:.2}, \
+                 \"first_token_seconds\": {first:.3}, \"prefill_tokens_per_s\": {prefill:.2}, \
+                 \"decode_tokens_per_s\": {decode:.2}, \"huge_share\": {huge} }}"
+            ));
+        }
+    }
+    println!("\n{table}");
+    drop(fs::remove_file(&place.other));
+    write(&root().join(OUT), &format!("[\n{}\n]\n", rows.join(",\n")))
+}
+
+impl Place {
+    /// Makes the model and compiles it, unless this very moec has.
+    fn build(&self, moec: &Path, folder: &Path) -> Result<(), Failed> {
+        let (source, toml) = (folder.join("hf"), folder.join("model.toml"));
+        let age = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
+        if age(&self.bundle.join("manifest.json")) > age(moec) {
+            return Ok(());
+        }
+        fs::create_dir_all(folder).map_err(|e| failed(folder, &e))?;
+        if !source.exists() {
+            let mut synth = program(moec);
+            shell::run(synth.args(["synth", "--like", "olmoe", "--layers", "4", "--quiet"]).arg(&source))?;
+        }
+        write(&toml, MODEL_TOML)?;
+        let mut build = program(moec);
+        shell::run(build.args(["build", "--no-run", "--quiet", "-o"]).arg(&self.bundle).arg(&toml))
+    }
+
+    /// Calls `each` with every weight file and its bytes.
+    fn each_file(&self, each: impl Fn(&Path, u64) -> Result<(), Failed>) -> Result<(), Failed> {
+        let folder = self.bundle.join("weights");
+        let files = fs::read_dir(&folder).map_err(|e| failed(&folder, &e))?;
+        for file in files {
+            let path = file.map_err(|e| failed(&folder, &e))?.path();
+            let bytes = fs::metadata(&path).map_err(|e| failed(&path, &e))?.len();
+            each(&path, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Drops the weights, and what fills memory, from the page cache.
+    fn evict(&self) -> Result<(), Failed> {
+        // What is not written out yet cannot be dropped.
+        let _ = shell::output(&mut program("sync"));
+        self.each_file(|file, _| forget(file))?;
+        if self.other.exists() {
+            forget(&self.other)?;
+            drop(fs::remove_file(&self.other));
+        }
+        Ok(())
+    }
+
+    /// Reads another file until no memory is free.
+    fn fill(&self) -> Result<(), Failed> {
+        let other = File::create(&self.other).map_err(|e| failed(&self.other, &e))?;
+        other.set_len(memory("MemTotal:")?).map_err(|e| failed(&self.other, &e))?;
+        let mut file = File::open(&self.other).map_err(|e| failed(&self.other, &e))?;
+        let mut piece = vec![0; 4 << 20];
+        while memory("MemFree:")? > NONE_FREE {
+            if file.read(&mut piece).map_err(|e| failed(&self.other, &e))? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Drops a file from the page cache.
+fn forget(file: &Path) -> Result<(), Failed> {
+    let mut dd = program("dd");
+    let of = |word: &str, path: &Path| format!("{word}={}", path.display());
+    dd.arg(of("if", file)).args(["iflag=nocache", "count=0", "status=none"]);
+    shell::output(&mut dd)
+        .map(drop)
+        .ok_or_else(|| Failed::new("`dd` does not drop a file from the page cache"))
+}
+
+/// Reads the first bytes of a file, which the page cache has from then on.
+fn read(path: &Path, bytes: u64) -> Result<(), Failed> {
+    let file = File::open(path).map_err(|e| failed(path, &e))?;
+    std::io::copy(&mut file.take(bytes), &mut std::io::sink()).map(drop).map_err(|e| failed(path, &e))
+}
+
+/// A number of `/proc/meminfo`, in bytes.
+fn memory(name: &str) -> Result<u64, Failed> {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let value =
+        text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse::<u64>().ok());
+    value.map(|kib| kib << 10).ok_or_else(|| Failed::new(format!("this system does not say `{name}`")))
+}
+
+/// Runs the bundle once.
+fn measure(moec: &Path, bundle: &Path, weights: &str) -> Result<Run, Failed> {
+    let mut bench = program(moec);
+    bench.arg("run").arg(bundle).args(BENCH).args(["--weights", weights]);
+    let said =
+        shell::output(&mut bench).ok_or_else(|| Failed::new(format!("`{}` fails", shell::shown(&bench))))?;
+    let of = |key: &str| number(&said, key).unwrap_or(f64::NAN);
+    let weights = said.split_once("\"weights\":").map_or("", |(_, rest)| rest);
+    let huge = number(weights, "huge_page_bytes").zip(number(weights, "bytes").filter(|&b| b > 0.0));
+    Ok(Run {
+        prefill: of("prefill_tokens_per_s"),
+        decode: of("decode_tokens_per_s"),
+        first: of("first_token_seconds"),
+        huge: huge.map(|(huge, all)| huge / all),
+    })
+}
+
+/// GB/s at which all cores read anonymous memory that they have written before: the median of some walks.
+fn plain_read() -> f64 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut words = vec![0_u64; WALK / 8];
+    let share = words.len().div_ceil(cores);
+    words.iter_mut().zip(0..).for_each(|(word, i)| *word = i);
+    let walk = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for part in words.chunks(share) {
+                scope.spawn(move || {
+                    // Eight sums, so that none waits for the one before.
+                    let mut sums = [0_u64; 8];
+                    for line in part.chunks_exact(8) {
+                        sums.iter_mut().zip(line).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
+                    }
+                    black_box(sums);
+                });
+            }
+        });
+        WALK as f64 / start.elapsed().as_secs_f64() / 1e9
+    };
+    let mut rates: Vec<f64> = (0..WALKS).map(|_| walk()).collect();
+    rates.sort_by(f64::total_cmp);
+    rates[WALKS / 2]
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failed> {
+    fs::write(path, text).map_err(|e| failed(path, &e))
+}
+
+fn failed(path: &Path, e: &std::io::Error) -> Failed {
+    Failed::new(format!("`{}`: {e}", path.display()))
+}
