@@ -3,6 +3,7 @@
 //! Depends on nothing but std, so that a fresh machine has it in a second.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
+mod amx;
 mod apple;
 mod bench_build;
 mod big_little;
@@ -88,6 +89,11 @@ const COMMANDS: &[Command] = &[
         "bench-flash",
         "compare with llama.cpp on a model that is larger than memory; takes options, `--help` lists them",
         || peers::run(peers::FLASH, &options()),
+    ),
+    (
+        "amx-bench",
+        "matrix kernels on tile registers beside what the machine can do; a minute, on a machine with AMX",
+        amx::run,
     ),
     (
         "bench-build",

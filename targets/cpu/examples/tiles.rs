@@ -69,84 +69,59 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
     [gate_up, down]
 }
 
+/// What is timed: a name, the rows of the call, and the kernel.
+fn kernels(format: Format) -> Vec<(&'static str, usize, KernelSpec)> {
+    let mut all = vec![("linear", 512, linear(HIDDEN, format)), ("linear", 64, linear(HIDDEN, format))];
+    for rows in [16, 64, 128, 256, 512] {
+        let [gate_up, down] = experts(rows, format);
+        all.extend([("gate and up", rows * EXPERTS, gate_up), ("down", rows * EXPERTS, down)]);
+    }
+    all
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
     let target = CpuTarget::new(&Device::find("native")?)?;
-    let threads =
-        std::env::var("T").ok().and_then(|t| t.parse().ok()).unwrap_or(moec_runtime::cpu::threads(None)?);
-    let limits = if std::env::var_os("FAST").is_some() {
-        roofline::Roofline {
-            threads,
-            peaks: vec![roofline::PeakRate {
-                format: "bf16",
-                instruction: "tdpbf16ps",
-                gops: roofline::Rates { one: 3000., all: 6000. },
-            }],
-            read_gb_per_s: roofline::Rates { one: 16., all: 30. },
-            meeting_us: 1.,
-        }
-    } else {
-        roofline::measure(threads, &mut |_| ())?
-    };
+    let threads = moec_runtime::cpu::threads(None)?;
+    let limits = roofline::measure(threads, &mut |_| ())?;
     let Some(tiles) = limits.peaks.iter().find(|p| p.instruction.starts_with("tdpbf16ps")) else {
-        println!("skipped: this machine has no tile registers (AMX-BF16)");
+        println!("skipped: this machine has no tile registers (AMX-BF16); send nothing back");
         return Ok(());
     };
     let (peak, read) = (tiles.gops.all * 1e9, limits.read_gb_per_s.all * 1e9);
-    println!(
-        "{threads} threads, {:.2} TFLOP/s in bf16 tiles, {:.1} GB/s of reads\n",
-        peak / 1e12,
-        read / 1e9
-    );
-    println!("| kernel | rows | weights | µs | GOP/s | GB/s | limit | of it | schedule |");
+    println!("{threads} threads, {:.2} TFLOP/s in bf16 tiles, {:.1} GB/s of reads", peak / 1e12, read / 1e9);
+    println!("\n| kernel | rows | weights | µs | GOP/s | GB/s | limit | of it | schedule |");
     println!("|---|---|---|---|---|---|---|---|---|");
     let mut watch = Stopwatch::new(&target, threads)?;
-    let wanted = std::env::args().nth(1);
-    for format in [Format::Bf16, Format::Q8, Format::Q4]
-        .into_iter()
-        .filter(|f| wanted.as_ref().is_none_or(|w| *w == f.to_string()))
-    {
-        let mut all = vec![("linear", 512, linear(HIDDEN, format)), ("linear", 64, linear(HIDDEN, format))];
-        for rows in [16, 64, 128, 256, 512] {
-            let [gate_up, down] = experts(rows, format);
-            all.extend([("gate and up", rows * EXPERTS, gate_up), ("down", rows * EXPERTS, down)]);
-        }
-        for (name, n, spec) in all {
-            let schedules = target.candidates(&spec, n);
-            if let Some(w) = std::env::args().nth(2)
-                && target.load(&spec, n).map_or(n, |l| l.rows).to_string() != w
-            {
-                continue;
-            }
-            if let Some(w) = std::env::args().nth(3)
-                && !name.starts_with(&w)
-            {
-                continue;
-            }
-            if let Some(d) = std::env::var_os("DUMP") {
-                std::fs::write(d, target.compile(std::slice::from_ref(&spec))?)?;
-                return Ok(());
-            }
-            let Some(of) = watch.probed(&target, &spec, n) else { continue };
+    for format in [Format::Bf16, Format::Q8, Format::Q4] {
+        for (name, n, spec) in kernels(format) {
+            let Some(load) = target.load(&spec, n) else { continue };
+            let Some(work) = watch.probed(&target, &spec, n) else { continue };
+            let chosen = target.cheapest(&spec, n);
+            let mut schedules = target.candidates(&spec, n);
+            // What a build chooses, and what `--tune` would find.
+            schedules.sort_by_key(|s| Some(*s) != chosen);
             let times = watch.time(&target, &spec, n, &schedules, TIME, &|| false)?;
-            let rows = target.load(&spec, n).map_or(n, |l| l.rows);
-            for (schedule, seconds) in schedules.iter().zip(times) {
-                let limit = (of.operations / peak).max(of.bytes / read);
+            let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b])).unwrap_or(0);
+            for (i, what) in
+                [(0, "chosen"), (best, "fastest")].into_iter().take(if best == 0 { 1 } else { 2 })
+            {
+                let (seconds, pieces) = (times[i], target.pieces(&spec, schedules[i]));
+                let pieces: Vec<String> =
+                    pieces.iter().map(|(knob, value)| format!("{knob} {value}")).collect();
+                let (tiles, memory) = (work.operations / peak, work.bytes / read);
                 println!(
-                    "| {name} | {rows} | {format} | {:.1} | {:.0} | {:.1} | {} | {:.2} | {} |",
+                    "| {name} | {} | {format} | {:.0} | {:.0} | {:.1} | {} | {:.2} | {what}: {} |",
+                    load.rows,
                     seconds * 1e6,
-                    of.operations / seconds / 1e9,
-                    of.bytes / seconds / 1e9,
-                    if of.operations / peak >= of.bytes / read { "tiles" } else { "memory" },
-                    limit / seconds,
-                    target
-                        .pieces(&spec, *schedule)
-                        .iter()
-                        .map(|(k, v)| format!("{k} {v}"))
-                        .collect::<Vec<_>>()
-                        .join(", "),
+                    work.operations / seconds / 1e9,
+                    work.bytes / seconds / 1e9,
+                    if tiles >= memory { "tiles" } else { "memory" },
+                    tiles.max(memory) / seconds,
+                    pieces.join(", "),
                 );
             }
         }
     }
+    println!("\nSend back this table with the processor's name (`lscpu`).");
     Ok(())
 }

@@ -1,0 +1,13 @@
+//! `cargo xtask amx-bench`: matrix kernels on tile registers beside what the machine can do.
+
+use crate::setup;
+use crate::shell::{self, Failed, cargo, shown, stage};
+
+/// Runs the example that times them, of the target family for processors.
+pub(crate) fn run() -> Result<(), Failed> {
+    let llvm = setup::run()?;
+    let mut bench = cargo("run", Some(&llvm));
+    bench.args(["--locked", "--package", "moec-cpu", "--example", "tiles"]);
+    stage("Running", &shown(&bench));
+    shell::run(&mut bench)
+}
