@@ -17,15 +17,15 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, checkpoint, clean, fails, ferris, list, moec, ok};
+use support::{Setup, checkpoint, fails, ferris, list, moec, ok};
 
-/// Builds a bundle of a checkpoint, `run` included; `more` is added to its `model.toml`.
+/// Builds a bundle of a checkpoint; `more` is added to its `model.toml`.
 fn build(source: &Path, folder: &Path, more: &str) -> PathBuf {
     let toml = Setup { format: "bf16", chunk: 20, batch: &[1, 2], context: 128 }.write(source, folder);
     let text = fs::read_to_string(&toml).unwrap();
     fs::write(&toml, format!("{text}{more}")).unwrap();
     let bundle = folder.join("b");
-    ok(moec().arg("build").arg(&toml).args(["--quiet", "-o"]).arg(&bundle));
+    ok(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
     bundle
 }
 
@@ -74,9 +74,7 @@ fn a_run_says_where_its_weights_lie() {
         assert_eq!((held["reader"].is_string(), held["load_seconds"].is_f64()), (own, own), "{held}");
         assert_eq!(held["huge_page_bytes"].is_u64(), own && cfg!(target_os = "linux"), "{held}");
         assert!(said["first_token_seconds"].as_f64() > Some(0.0), "{said}");
-        let mut linked = clean(Command::new(bundle.join("run")));
-        let text = ok(linked.args(bench).args(["--weights", weights])).stdout;
-        let text = String::from_utf8(text).unwrap();
+        let text = String::from_utf8(ok(run(&bundle, &bench).args(["--weights", weights])).stdout).unwrap();
         assert!(text.contains(if own { " of its own" } else { "mapped (as asked)" }), "{text}");
     }
     let said = json(&mut run(&bundle, &["info", "--json"]));
