@@ -46,7 +46,7 @@ type State = (&'static str, fn(&Place) -> Result<(), Failed>);
 const STATES: [State; 4] = [
     ("free, the bundle in the page cache", |place| {
         place.evict()?;
-        place.each_file(|file, bytes| read(file, bytes))
+        place.each_file(read)
     }),
     ("free, the bundle evicted", Place::evict),
     ("free, half of the bundle in the page cache", |place| {

@@ -254,9 +254,9 @@ fn each<T, E>(
 ///
 /// # Errors
 /// Those of `read` and of the writer.
-pub fn pack<'a, E: From<io::Error>>(
+pub fn pack<E: From<io::Error>>(
     geometry: &Geometry,
-    importance: &Importance<'a>,
+    importance: &Importance<'_>,
     mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
     out: &mut impl Write,
 ) -> Result<u64, E> {

@@ -193,7 +193,9 @@ mod tests {
             scope.spawn(move || {
                 thread::sleep(Duration::from_millis(20));
                 assert!(begun.load(Ordering::Relaxed) <= 2 * PER_WORKER + 1);
-                kept.iter().for_each(|buffer| jobs.free(buffer));
+                for buffer in &kept {
+                    jobs.free(buffer);
+                }
             });
             let work = |_: &i32, (): &mut (), _: &mut Vec<u8>| {
                 begun.fetch_add(1, Ordering::Relaxed);

@@ -4,6 +4,8 @@
 //! kernel's time is the median of calls that take turns with its other schedules; its limit is the longer of two:
 //! its operations at the rate of the tiles, its bytes (weights, rows and results, each once) at the rate of reading.
 
+#![allow(clippy::print_stdout, reason = "a program that prints a table")]
+
 use moec_codegen::packed_words;
 use moec_cpu::{Compute, CpuTarget, KernelSpec, Schedule, Stopwatch, roofline};
 use moec_device::Device;

@@ -95,10 +95,11 @@ mod tests {
 
     #[test]
     fn finite_is_neither_infinite_nor_nan() {
+        type Bytes<'a> = &'a dyn Fn(f32) -> Vec<u8>;
         let f32s = |x: f32| x.to_le_bytes().to_vec();
         let bf16s = |x: f32| bf16::from_f32(x).to_le_bytes().to_vec();
         let f16s = |x: f32| f16::from_f32(x).to_le_bytes().to_vec();
-        let cases: [(Float, &dyn Fn(f32) -> Vec<u8>, f32); 3] = [
+        let cases: [(Float, Bytes<'_>, f32); 3] = [
             (Float::F32, &f32s, f32::MAX),
             (Float::Bf16, &bf16s, bf16::MAX.to_f32()),
             (Float::F16, &f16s, f16::MAX.to_f32()),
