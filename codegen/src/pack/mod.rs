@@ -132,7 +132,7 @@ pub struct Block {
 }
 
 impl Geometry {
-    /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near [`SHARE`].
+    /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near `SHARE`.
     pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
         let (g, panels) = (*self, self.panels());
         let rows = match g.layout {
