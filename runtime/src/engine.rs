@@ -8,7 +8,7 @@ use crate::graphs::Graphs;
 use crate::memory::{Addr, Region};
 use crate::offload::{Offload, Offloaded};
 use crate::overflow::Tally;
-use crate::owned::{Arrival, How, OwnedStore};
+use crate::owned::{Arrival, How, MovingStore, OwnedStore};
 use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
 use crate::program::{Builtin, Code, EntryKind, EntryRef, Program};
@@ -147,10 +147,14 @@ impl<'p> Engine<'p> {
     ) -> Result<Self> {
         let needed = weights::needed(program, cpu::threads(options.threads)?);
         let choice = weights::choose(options.weights, options.lazy, needed, available())?;
-        let store: Box<dyn Store + 'p> = if choice.own {
-            Box::new(OwnedStore::open(program, bundle, options.check, &How::from_env()?)?)
-        } else {
+        // Who asks for `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
+        let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
+        let store: Box<dyn Store + 'p> = if !choice.own {
             Box::new(MappedStore::open(program, bundle, options.check)?)
+        } else if may_move && MovingStore::is_worth(program, bundle)? {
+            Box::new(MovingStore::open(program, bundle, options.check, &How::from_env()?)?)
+        } else {
+            Box::new(OwnedStore::open(program, bundle, options.check, &How::from_env()?)?)
         };
         let mut engine = Self::with_parts(program, store, graphs, options)?;
         engine.why = choice.why;
@@ -268,7 +272,31 @@ impl<'p> Engine<'p> {
 
     /// Where weights lie, and why.
     pub fn weights(&self) -> Held {
-        Held { why: self.why.clone(), ..self.store.held() }
+        let held = self.store.held();
+        if held.why.is_empty() { Held { why: self.why.clone(), ..held } } else { held }
+    }
+
+    /// Waits until weights are where they are to stay, and takes them from there.
+    ///
+    /// # Errors
+    /// Some cannot be read.
+    pub fn settle(&mut self) -> Result<()> {
+        self.preload = false;
+        self.store.settle()?;
+        self.follow()
+    }
+
+    /// Takes weights from where they have moved to.
+    fn follow(&mut self) -> Result<()> {
+        if !self.store.moves()? {
+            return Ok(());
+        }
+        let (arena, states, store) = (self.arena.base(), &self.state_at, self.store.as_ref());
+        let all = self.program.entries.iter().map(|entry| bind(&self.program, entry, arena, states, store));
+        // Until all are there the addresses of before hold.
+        self.bound = all.collect::<Result<_>>()?;
+        self.store.leave();
+        Ok(())
     }
 
     /// Waits until all weights may be read.
@@ -498,6 +526,7 @@ impl<'p> Engine<'p> {
         if self.stop.is_some_and(|s| s.load(Ordering::Relaxed)) {
             return Err(Error::Interrupted);
         }
+        self.follow()?;
         let mut kept = std::mem::take(&mut self.rows);
         kept.clear();
         kept.extend(rows);

@@ -20,10 +20,10 @@ use std::sync::Arc;
 /// # Safety
 /// For every index of [`Program::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
 /// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
-/// matrices. All stay the same and readable as long as the store lives; where the store has an `arrival`, bytes may be read
-/// from when that has let through what the segment needs, and nobody writes to them from then on. An address in a table is that of a matrix, aligned
-/// to 64 bytes if the segment's pitch is: always, or of an expert on flash from when its pager has found it ready until the
-/// step is over.
+/// matrices. All stay the same and readable as long as the store lives, or until `leave` after a `moves` that was true; where
+/// the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nobody writes to
+/// them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's pitch is: always, or of
+/// an expert on flash from when its pager has found it ready until the step is over.
 pub unsafe trait Store: Send + Sync {
     /// Address of a segment of the program that the store was opened for; none if its matrices are found by a table only.
     fn segment(&self, index: u32) -> Option<Addr>;
@@ -36,6 +36,22 @@ pub unsafe trait Store: Send + Sync {
     /// What has to be waited for before a segment is read; none if all may be read from the start.
     fn arrival(&self) -> Option<&Arrival> {
         None
+    }
+    /// Whether weights have other addresses from now on. The ones before stay readable until [`Store::leave`].
+    ///
+    /// # Errors
+    /// Weights that were to move and cannot be read.
+    fn moves(&mut self) -> Result<bool> {
+        Ok(false)
+    }
+    /// Nobody has addresses any more that were given before [`Store::moves`] was true.
+    fn leave(&mut self) {}
+    /// Waits until weights are where they are to stay, but for `moves`.
+    ///
+    /// # Errors
+    /// As [`Store::moves`].
+    fn settle(&mut self) -> Result<()> {
+        Ok(())
     }
     /// What it holds, in memory of its own or not.
     fn held(&self) -> Held {

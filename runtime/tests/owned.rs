@@ -363,3 +363,34 @@ fn an_engine_says_where_its_weights_lie() {
         }
     });
 }
+
+/// Where the page cache has the weights the first prompt is served from there, and what follows from memory of our own.
+#[test]
+fn weights_move_behind_the_first_prompt() {
+    let dir = bundle();
+    program().with(|p| {
+        for settled in [true, false] {
+            let options = Options { threads: Some(2), ..Options::default() };
+            let mut engine = Engine::open(p, dir.path(), options).unwrap();
+            let first = engine.weights();
+            is_right(&mut engine);
+            if first.own || !first.why.contains("page cache") {
+                println!(
+                    "skipped: this machine has too little memory, or does not say what the page cache has"
+                );
+                return;
+            }
+            let start = Instant::now();
+            if settled {
+                engine.settle().unwrap();
+            }
+            while !engine.weights().own {
+                assert!(start.elapsed() < Duration::from_secs(20) && !settled, "{:?}", engine.weights());
+                is_right(&mut engine);
+            }
+            // The file is not needed any more.
+            is_right(&mut engine);
+            assert!(!engine.weights().why.is_empty() && engine.weights().bytes >= BYTES as u64);
+        }
+    });
+}

@@ -36,6 +36,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> R
     }
     // A warm-up: pages come from disk, threads start.
     let (first, _) = once(&mut engine, Task { n: n.min(4), ..what })?;
+    engine.settle()?;
     let times = (0..args.repeat).map(|_| once(&mut engine, what)).collect::<Result<Vec<_>>>()?;
     let report = Report { first: Some(opened + first), ..Report::new(&engine, what, &times) };
     let did = engine.paging();

@@ -120,6 +120,14 @@ impl Arrival {
         self.wait(self.order.len())
     }
 
+    /// Whether all that is read so far could be read.
+    ///
+    /// # Errors
+    /// As [`Arrival::wait`], without waiting.
+    pub fn check(&self) -> Result<()> {
+        self.lock().why.as_ref().map_or(Ok(()), |why| Err(why.error()))
+    }
+
     /// From the start until the last piece was there; none before.
     pub fn took(&self) -> Option<Duration> {
         self.lock().took

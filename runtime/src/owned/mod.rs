@@ -8,9 +8,11 @@
 //! * `loader`: the threads that read pieces and, where files are checked, take their SHA-256 on the way.
 //! * `arrival`: what is there, and who waits for the rest. A step waits for the pieces of its own segments.
 //! * `page_cache`: what need not be read, since the page cache has it.
+//! * `moving`: weights that are mapped until memory of our own is filled.
 
 mod arrival;
 mod loader;
+mod moving;
 mod order;
 mod page_cache;
 
@@ -28,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use arrival::Arrival;
+pub(crate) use moving::MovingStore;
 
 /// Weight files in memory of our own, read in the background from when the store is opened.
 ///
