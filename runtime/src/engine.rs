@@ -281,9 +281,16 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// Some cannot be read.
     pub fn settle(&mut self) -> Result<()> {
-        self.preload = false;
+        self.begin_preload();
         self.store.settle()?;
         self.follow()
+    }
+
+    /// Begins to load what nobody has asked for, once, if it is to be loaded.
+    fn begin_preload(&mut self) {
+        if std::mem::take(&mut self.preload) {
+            self.store.preload();
+        }
     }
 
     /// Takes weights from where they have moved to.
@@ -413,10 +420,7 @@ impl<'p> Engine<'p> {
         }
         // The first prompt has read most of what it will ever need, in the order of its steps. What is left, decoding would
         // ask for piece by piece.
-        if self.preload {
-            self.preload = false;
-            self.store.preload();
-        }
+        self.begin_preload();
         Ok(())
     }
 

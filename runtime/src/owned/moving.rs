@@ -105,7 +105,6 @@ unsafe impl Store for MovingStore<'_> {
     }
 
     fn settle(&mut self) -> Result<()> {
-        self.preload();
         self.to.as_ref().and_then(OwnedStore::arrival).map_or(Ok(()), Arrival::wait_all)
     }
 
