@@ -154,7 +154,10 @@ impl<'k> Kb<'k> {
             let stop = (block + 1).lt(blocks).pick_int(start(block + 1), n);
             // Items count blocks first: of this one those from `begin` on, and from `end` on.
             let from = |item: I<'k>| (item + blocks - self.i(1) - block).div(blocks);
-            self.each(from(begin), from(end), 1, |tile| body(tile, [start(block), stop]));
+            // A block of fewer rows than a whole one may have none.
+            self.when(start(block).lt(stop), || {
+                self.each(from(begin), from(end), 1, |tile| body(tile, [start(block), stop]));
+            });
         });
     }
 

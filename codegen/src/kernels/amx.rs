@@ -56,7 +56,7 @@ const PARTS: i64 = 16;
 /// Lines that are asked for together, far from each other.
 const STREAMS: usize = 8;
 
-/// As [`super::multiply::multiply`], of a panel of pairs; `rows.apart` must be known.
+/// As [`super::multiply::multiply`], of a panel of pairs; `rows.apart` must be known, and there must be a row.
 pub(super) fn multiply<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,

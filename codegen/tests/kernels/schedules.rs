@@ -44,6 +44,22 @@ fn no_schedule_changes_a_linear_layer() {
     same_bits(&with_schedules(&mut rng, cases, 2));
 }
 
+/// A block that begins at whole tiles may be left with no rows.
+#[test]
+fn blocks_of_few_rows_may_be_empty() {
+    let mut rng = Rng::new(62);
+    let schedule = Schedule { rows: 48, ..Schedule::default() };
+    let mut cases = Vec::new();
+    for n_rows in [49, 50, 63, 97] {
+        for (format, compute) in PRODUCTS {
+            let (k, n, bias) = (rng.pick(&[80, 131]), 70, false);
+            let shape = Shape { n_rows, k, n, groups: 1, format, compute, bias, residual: false, glu: None };
+            cases.push((case(&mut rng, &shape), vec![schedule]));
+        }
+    }
+    same_bits(&cases);
+}
+
 #[test]
 fn no_schedule_changes_experts() {
     let mut rng = Rng::new(61);
