@@ -326,9 +326,15 @@ impl CpuTarget {
     pub fn candidates(&self, spec: &KernelSpec, n: usize) -> Vec<Schedule> {
         let Some(load) = self.load(spec, n) else { return Vec::new() };
         let usual = Schedule::default();
+        // Blocks of tiles are to fill a share of the second-level cache, which is a power of two.
+        let rows: &[(usize, usize)] = if self.isa.tiles && spec.compute() == Some(Compute::Bf16) {
+            &[(48, 49), (192, 97), (256, 193), (384, 193), (512, 385), (768, 385)]
+        } else {
+            &[(48, 49), (192, 97), (384, 193), (768, 385)]
+        };
         // Values of each field, and from how many rows on they mean something.
         let values: [(Knob, &[(usize, usize)]); 4] = [
-            (Knob::Rows, &[(48, 49), (192, 97), (256, 193), (384, 193), (512, 385), (768, 385)]),
+            (Knob::Rows, rows),
             (Knob::Unroll, &[(8, 1)]),
             (Knob::Block, &[(64, 65), (256, 129)]),
             (Knob::Ahead, &[(0, 1), (2048, 1), (8192, 1)]),
@@ -444,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn unpacking_is_paid_once_and_weighs_more_on_tiles() {
+    fn unpacking_is_paid_once_a_block_and_weighs_more_on_tiles() {
         let t = target("sapphire-rapids");
         let overhead =
             |format, compute, n| t.estimate(&linear(2048, 2048, format, compute), n).unwrap().overhead;
@@ -452,10 +458,12 @@ mod tests {
         assert_eq!(overhead(Format::Bf16, Compute::F32, 2), 1.5);
         assert_eq!(overhead(Format::Q8, Compute::F32, 2), 1.5 + PER_UNPACKING / 2.0);
         let tiles = t.figures().bf16.value / t.figures().f32.value;
-        assert!(
-            (overhead(Format::Q8, Compute::Bf16, 320) - (1.0 + (10.0 + PER_UNPACKING * tiles) / 320.0)).abs()
-                < 1e-9
-        );
+        // Four blocks of 80 rows, three groups of tiles each.
+        let block = PER_BLOCK_OF_TILES + 3.0 + PER_UNPACKING * tiles;
+        assert!((overhead(Format::Q8, Compute::Bf16, 320) - (1.0 + 4.0 * block / 320.0)).abs() < 1e-9);
+        // A build takes fewer: what the second-level cache holds of 4 KiB rows beside panels.
+        let chosen = |k| t.cheapest(&linear(k, 2048, Format::Bf16, Compute::Bf16), 512).map(|s| s.rows);
+        assert_eq!([chosen(2048), chosen(1024)], [Some(256), Some(512)]);
     }
 
     #[test]
