@@ -184,7 +184,7 @@ fn write(pieces: &[Piece<'_>], end: u64, path: &Path, bar: &Bar) -> Result<Writt
     let file = File::create_new(path).map_err(failed_io)?;
     let synced = file.try_clone().map_err(failed_io)?;
     let file = Mutex::new(file);
-    // By whoever has just packed them: to copy them from the cache of another core takes several times as long.
+    // By whoever has just packed them: they are still in that core's cache.
     let put = |offset: u64, bytes: &[u8]| {
         let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(offset))?;

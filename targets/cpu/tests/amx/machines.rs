@@ -27,7 +27,14 @@ pub(crate) fn machines() -> Vec<Machine> {
     if !emulated.is_empty() {
         emulate::install().unwrap_or_else(|e| panic!("{e}"));
     }
-    vec![machine]
+    // Every processor with tiles also moves bytes by one instruction; codes are unpacked otherwise without it.
+    let mut permuting = machine.clone();
+    permuting.features.push("avx512vbmi".to_string());
+    if !moec_runtime::cpu::missing(&["avx512vbmi"]).is_empty() {
+        println!("skipped: codes unpacked by byte permutations: this host has no avx512vbmi");
+        return vec![machine];
+    }
+    vec![machine, permuting]
 }
 
 /// Whether a kernel is to be checked on them: those that use tiles, since the others are as on AVX-512.
