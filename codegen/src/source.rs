@@ -168,6 +168,7 @@ fn paging(p: &Paging) -> TokenStream {
         }
     });
     let checksums = p.checksums.iter().map(|&c| num(c));
+    let uses = p.uses.iter().map(|&n| num(n));
     let pinned = p.pinned.iter().map(|&(layer, expert)| {
         let (layer, expert) = (num(layer), num(expert));
         quote!((#layer, #expert))
@@ -177,7 +178,7 @@ fn paging(p: &Paging) -> TokenStream {
             budget: #budget, threads: #threads, resident: #resident, process: #process,
             frame_bytes: #frame_bytes, frames: #frames, spare: #spare, block_bytes: #block_bytes,
             policy: #policy, pinned: &[#(#pinned),*],
-            layers: &[#(#layers),*], checksums: &[#(#checksums),*],
+            layers: &[#(#layers),*], checksums: &[#(#checksums),*], uses: &[#(#uses),*],
         }
     }
 }

@@ -507,6 +507,7 @@ fn run_page(c: &mut Compilation<'_>) -> Result<()> {
         policy: c.config.memory.policy.as_deref(),
         flash: c.target.flash(),
         pin: c.config.memory.pin,
+        prefetch: u32::try_from(c.config.memory.prefetch).unwrap_or(u32::MAX),
     };
     let profile = c.profile;
     let paged = page::page(c.plan_mut()?, wanted, profile)?;

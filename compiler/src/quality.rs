@@ -84,7 +84,7 @@ impl<'a> Measured<'a> {
             "calibration has read nearly all of the text that `max_perplexity_increase` is measured on, so the promise \
              is weaker; name other text under `[quality]`",
         );
-        windows(&self.corpora, text, TOKENS, self.window)
+        windows(&self.corpora, Some(text), TOKENS, self.window)
     }
 
     /// Mean negative log-likelihood of each window.

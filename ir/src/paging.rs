@@ -33,6 +33,9 @@ pub struct Paging {
     pub layers: Vec<PagedLayer>,
     /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
     pub checksums: Vec<u32>,
+    /// How often recorded routing used each expert, `[layer][expert]`: what a cache begins with, and believes until it has seen
+    /// more itself. Empty where nothing was recorded.
+    pub uses: Vec<u32>,
 }
 
 /// Experts of a layer on flash. Both segments lie in one file, each expert's matrices next to each other.

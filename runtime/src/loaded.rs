@@ -169,6 +169,7 @@ fn paging(p: &plan::Paging) -> PagingRef<'_> {
         pinned: &p.pinned,
         layers: &p.layers,
         checksums: &p.checksums,
+        uses: &p.uses,
     }
 }
 

@@ -212,6 +212,8 @@ pub struct PagingRef<'a> {
     pub layers: &'a [PagedLayer],
     /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
     pub checksums: &'a [u32],
+    /// How often recorded routing used each expert, `[layer][expert]`; empty where nothing was recorded.
+    pub uses: &'a [u32],
 }
 
 /// Experts of one layer that static graphs compute. See [`moec_ir::plan::ExpertSet`].

@@ -51,6 +51,9 @@ fn check_paging(p: &Program<'_>, paging: &PagingRef<'_>) -> Result<(), String> {
     if paging.layers.is_empty() || paging.checksums.len() as u64 != matrices || paging.spare < 2 {
         return Err(format!("{} checksums of {matrices} matrices", paging.checksums.len()));
     }
+    if !paging.uses.is_empty() && paging.uses.len() as u64 != matrices / 2 {
+        return Err(format!("uses of {} of {} experts", paging.uses.len(), matrices / 2));
+    }
     if paging.frame_bytes == 0 || !paging.frame_bytes.is_multiple_of(BLOCK) {
         return Err(format!("frames of {} bytes", paging.frame_bytes));
     }

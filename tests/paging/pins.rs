@@ -222,7 +222,8 @@ fn a_share_is_pinned_where_it_is_asked_for() {
     let all = generate(&[]);
     assert_eq!(all["cache"]["pinned"], pinned, "{all}");
     assert_eq!(all["memory"]["pinned"], u64::from(pinned) * own.frame_bytes, "{all}");
-    assert!(all["cache"]["preloaded"].as_u64() <= Some(pinned.into()), "{all}");
+    // The others begin with what calibration used most.
+    assert!(all["cache"]["preloaded"].as_u64() <= Some(own.frames.into()), "{all}");
     let small = own.resident + own.process + u64::from(own.spare + own.frames / 2) * own.frame_bytes;
     let few = generate(&["--budget", &small.to_string()]);
     assert_eq!(few["cache"]["pinned"], u64::from(pinned * (own.frames / 2) / own.frames), "{few}");

@@ -10,7 +10,7 @@ mod record;
 pub(crate) mod texts;
 
 pub use cache::{entry, importance, profile};
-pub use texts::{Corpus, read_texts};
+pub use texts::{Corpus, read_ids, read_texts};
 
 use crate::bundle::read::Bundle;
 use crate::bundle::write;
@@ -60,7 +60,11 @@ pub fn calibrate(
     progress: &Progress,
 ) -> Result<Profile> {
     // Before anything is computed: text is read with it.
-    checkpoint.tokenizer(spec)?;
+    let is_text = request.texts.iter().any(Corpus::is_text);
+    if is_text {
+        checkpoint.tokenizer(spec)?;
+    }
+    request.texts.iter().try_for_each(|text| text.must_fit(spec.vocab))?;
     let origin = Origin::of(checkpoint, spec)?;
     let shapes = config.shapes_for(spec.max_positions)?;
     let window = request.window.min(shapes.max_context);
@@ -84,11 +88,15 @@ pub fn calibrate(
     let folder = scratch.path().join("model.moec");
     write::write(&mut compilation, &folder, None, progress)?;
     let bundle = Bundle::open(&folder)?;
-    let text = Text::open(&folder, bundle.plan.model.bos).map_err(|_| {
-        Error::input(format!("`{}` has no tokenizer that can be used", checkpoint.dir().display()))
-            .hint("calibration reads text: put the model's `tokenizer.json` into the folder")
-    })?;
-    let windows = texts::windows(request.texts, &text, request.tokens, window)?;
+    let open = || {
+        Text::open(&folder, bundle.plan.model.bos).map_err(|_| {
+            Error::input(format!("`{}` has no tokenizer that can be used", checkpoint.dir().display())).hint(
+                "put the model's `tokenizer.json` into the folder, or give tokens in place of text (`moec calibrate --ids`)",
+            )
+        })
+    };
+    let text = is_text.then(open).transpose()?;
+    let windows = texts::windows(request.texts, text.as_ref(), request.tokens, window)?;
     interrupt::check()?;
 
     let unit = bundle.unit()?;

@@ -1,4 +1,4 @@
-//! The texts of a calibration, and the pieces of them that are read.
+//! The texts of a calibration, as words or as tokens, and the pieces of them that are read.
 
 use crate::bundle::hashing::sha256;
 use crate::bundle::partial::io_error;
@@ -14,7 +14,49 @@ pub struct Corpus {
     pub path: PathBuf,
     /// SHA-256 of its bytes.
     pub hash: [u8; 32],
-    content: String,
+    content: Content,
+}
+
+/// What a text is given as.
+#[derive(Clone, Debug)]
+enum Content {
+    /// Words, for the model's tokenizer.
+    Text(String),
+    /// Tokens.
+    Ids(Vec<u32>),
+}
+
+impl Corpus {
+    /// Whether it takes a tokenizer to read it.
+    pub(crate) fn is_text(&self) -> bool {
+        matches!(self.content, Content::Text(_))
+    }
+
+    /// Its tokens, without what the tokenizer puts in front of a text.
+    fn tokens(&self, tokenizer: Option<&Text>) -> Result<Vec<u32>> {
+        match (&self.content, tokenizer) {
+            (Content::Ids(ids), _) => Ok(ids.clone()),
+            (Content::Text(text), Some(tokenizer)) => tokenizer.encode_plain(text).map_err(Error::from),
+            (Content::Text(_), None) => Err(Error::bug("a text without a tokenizer")),
+        }
+    }
+
+    /// Says which of its tokens a model of `vocab` tokens does not have.
+    ///
+    /// # Errors
+    /// There is one.
+    pub(crate) fn must_fit(&self, vocab: usize) -> Result<()> {
+        let Content::Ids(ids) = &self.content else { return Ok(()) };
+        match ids.iter().position(|&id| id as usize >= vocab) {
+            None => Ok(()),
+            Some(at) => Err(Error::input(format!(
+                "number {} in `{}` is token {}, of a model that has {vocab}",
+                at + 1,
+                self.path.display(),
+                ids[at]
+            ))),
+        }
+    }
 }
 
 /// A piece of a text that is read as one sequence.
@@ -31,10 +73,36 @@ pub(crate) struct Window {
 /// # Errors
 /// The first file that cannot be read, is no UTF-8 or is too large.
 pub fn read_texts(paths: &[PathBuf]) -> Result<Vec<Corpus>> {
-    paths.iter().map(|p| read(p)).collect()
+    let corpus = |path: &PathBuf| {
+        let (text, hash) = read(path)?;
+        Ok(Corpus { path: path.clone(), hash, content: Content::Text(text) })
+    };
+    paths.iter().map(corpus).collect()
 }
 
-fn read(path: &Path) -> Result<Corpus> {
+/// Reads files of tokens: numbers, with white space or commas between them.
+///
+/// # Errors
+/// As [`read_texts`]; something that is no number.
+pub fn read_ids(paths: &[PathBuf]) -> Result<Vec<Corpus>> {
+    let corpus = |path: &PathBuf| {
+        let (text, hash) = read(path)?;
+        let words = text.split(|c: char| c.is_whitespace() || c == ',').filter(|w| !w.is_empty());
+        let number = |word: &str| {
+            word.parse::<u32>().map_err(|_| {
+                let shown: String = word.chars().take(24).collect();
+                Error::input(format!("`{}` has `{shown}` among its tokens", path.display()))
+                    .hint("a file of tokens has numbers, with white space or commas between them")
+            })
+        };
+        let ids = words.map(number).collect::<Result<_>>()?;
+        Ok(Corpus { path: path.clone(), hash, content: Content::Ids(ids) })
+    };
+    paths.iter().map(corpus).collect()
+}
+
+/// Content and SHA-256.
+fn read(path: &Path) -> Result<(String, [u8; 32])> {
     let bytes = regular::read(path, regular::TEXT).map_err(|e| match regular::refused(&e) {
         Some(regular::Refused::Long { .. }) => Error::limit(format!("`{}` is too long", path.display()))
             .because(e)
@@ -42,11 +110,11 @@ fn read(path: &Path) -> Result<Corpus> {
         _ => io_error("read", path, &e),
     })?;
     let hash = sha256(&bytes);
-    let content = String::from_utf8(bytes).map_err(|e| {
+    let text = String::from_utf8(bytes).map_err(|e| {
         Error::input(format!("`{}` is no text in UTF-8", path.display()))
             .because(format!("byte {} is the first that cannot be", e.utf8_error().valid_up_to()))
     })?;
-    Ok(Corpus { path: path.to_owned(), hash, content })
+    Ok((text, hash))
 }
 
 /// Pieces of at most `window` tokens, `tokens` of them in all. Each text gets an even share, a short one what
@@ -56,15 +124,15 @@ fn read(path: &Path) -> Result<Corpus> {
 /// Text that cannot be tokenised, or none that has two tokens.
 pub(crate) fn windows(
     texts: &[Corpus],
-    tokenizer: &Text,
+    tokenizer: Option<&Text>,
     tokens: usize,
     window: usize,
 ) -> Result<Vec<Window>> {
-    let head = tokenizer.encode("").map_err(Error::from)?;
+    let head = head(tokenizer)?;
     let mut all = Vec::new();
     for text in texts {
         crate::interrupt::check()?;
-        all.push(tokenizer.encode_plain(&text.content).map_err(Error::from)?);
+        all.push(text.tokens(tokenizer)?);
     }
     let body = window.saturating_sub(head.len()).max(1);
     // What is put in front of every piece counts, too.
@@ -99,12 +167,13 @@ pub(crate) fn held_out(
     tokens: usize,
     window: usize,
 ) -> Result<Vec<Window>> {
-    let head = tokenizer.encode("").map_err(Error::from)?;
+    let tokenizer = Some(tokenizer);
+    let head = head(tokenizer)?;
     let body = window.saturating_sub(head.len()).max(1);
     let mut found = Vec::new();
     for (text, corpus) in texts.iter().enumerate() {
         crate::interrupt::check()?;
-        let ids = tokenizer.encode_plain(&corpus.content).map_err(Error::from)?;
+        let ids = corpus.tokens(tokenizer)?;
         let share = usize::try_from(read(&corpus.hash)).unwrap_or(usize::MAX);
         for range in gaps(&pieces(ids.len(), share, body), ids.len()) {
             for piece in ids[range].chunks(body).filter(|p| p.len() > body / 8) {
@@ -116,6 +185,11 @@ pub(crate) fn held_out(
     let most = tokens.div_ceil(window.max(1)).max(1);
     let every = found.len().div_ceil(most).max(1);
     Ok(found.into_iter().step_by(every).collect())
+}
+
+/// What is put in front of every text.
+fn head(tokenizer: Option<&Text>) -> Result<Vec<u32>> {
+    tokenizer.map_or(Ok(Vec::new()), |tokenizer| tokenizer.encode("").map_err(Error::from))
 }
 
 /// What lies between ranges that ascend, in `0 .. len`.

@@ -24,6 +24,9 @@ pub struct Args {
     /// Text to read; may be given more than once [default: `text` under `[calibrate]`]
     #[arg(long, value_name = "FILE")]
     pub text: Vec<PathBuf>,
+    /// Tokens to read in place of text: numbers, with white space or commas between them; may be given more than once
+    #[arg(long, value_name = "FILE")]
+    pub ids: Vec<PathBuf>,
     /// Tokens to read at most, over all texts [default: `tokens` under `[calibrate]`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub tokens: Option<u32>,
@@ -50,15 +53,17 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let start = Instant::now();
     let config = Config::load(&args.config)?;
     let wanted = &config.calibrate;
-    let texts = if args.text.is_empty() && args.merge.is_empty() { &wanted.text } else { &args.text };
-    if texts.is_empty() && args.merge.is_empty() {
+    let given = !(args.text.is_empty() && args.ids.is_empty() && args.merge.is_empty());
+    let texts = if given { &args.text } else { &wanted.text };
+    if texts.is_empty() && !given {
         return Err(Error::usage("there is no text to calibrate on").hint(format!(
-            "name one with `--text FILE`, or write `text = [\"FILE\"]` under `[calibrate]` in `{}`",
+            "name one with `--text FILE` (`--ids FILE` for tokens), or write `text = [\"FILE\"]` under `[calibrate]` in `{}`",
             args.config.display()
         )));
     }
     // What may fail at once fails before the model runs.
-    let texts = calibrate::read_texts(texts)?;
+    let mut texts = calibrate::read_texts(texts)?;
+    texts.extend(calibrate::read_ids(&args.ids)?);
     let merged = args.merge.iter().map(|p| Profile::read(p)).collect::<Result<Vec<_>>>()?;
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
     progress.stage("Opening", &config.model.source.display().to_string());

@@ -20,6 +20,10 @@ use moec_runtime::flash::{BLOCK, LARGEST_BLOCK};
 const SPARE: u32 = 2;
 /// As above, where the policy lets misses bypass the cache.
 const SPARE_FOR_BYPASS: u32 = 4;
+/// Frames for experts that are read ahead of their layer, besides.
+const GUESTS: u32 = 3;
+/// Frames of the cache for each that experts pass through, below which nothing is set aside for reading ahead.
+const WORTHWHILE: u32 = 8;
 /// Fewest frames that hold experts.
 const LEAST: u32 = 1;
 /// Bytes of the process beside what the plan lists: code, stacks, buffers of messages, the plan itself. Measured: 4 MiB of
@@ -106,6 +110,7 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
         pinned: Vec::new(),
         layers,
         checksums,
+        uses: Vec::new(),
     }
 }
 
@@ -128,6 +133,8 @@ pub struct Wanted<'a> {
     pub policy: Option<&'a str>,
     /// Share of the cache for experts that never go.
     pub pin: Pin,
+    /// Layers ahead whose experts are read before they are asked for.
+    pub prefetch: u32,
     /// Where the weights will lie.
     pub flash: Option<&'a Memory>,
 }
@@ -181,7 +188,11 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
     let Kept { policy, percent, pinned, choice } = kept(wanted, trace.as_ref(), u64::from(capacity))?;
     let bypasses = policy.to_string().contains("bypass=1");
-    let spare = [if bypasses { SPARE_FOR_BYPASS } else { SPARE }, SPARE];
+    let passing = if bypasses { SPARE_FOR_BYPASS } else { SPARE };
+    let guests = if wanted.prefetch > 0 { GUESTS } else { 0 };
+    // What is read ahead must not take much of the cache.
+    let usual = passing + guests;
+    let spare = [if capacity >= WORTHWHILE * usual { usual } else { passing }, passing, SPARE];
     let (spare, frames) =
         spare.into_iter().find_map(|spare| Some((spare, frames(spare)?))).ok_or_else(too_small)?;
     paging.budget = wanted.budget;
@@ -192,6 +203,7 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     paging.policy = policy.to_string();
     // With frames for those that bypass the cache it is smaller than it was for the replays.
     let most = u64::from(frames) * u64::from(percent) / 100;
+    paging.uses = trace.as_ref().map(cache::uses).unwrap_or_default();
     paging.pinned = pinned.iter().take(most as usize).map(|k| (k.layer.into(), k.expert.into())).collect();
     Ok(Paged { choice })
 }

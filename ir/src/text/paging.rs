@@ -19,6 +19,7 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
     }
     writeln!(f, "}} {{")?;
     let mut checksums = p.checksums.as_slice();
+    let mut uses = p.uses.as_slice();
     for (i, l) in p.layers.iter().enumerate() {
         let PagedLayer { experts, k, gate_up, down, score } = l;
         let (own, rest) = checksums.split_at((2 * *experts as usize).min(checksums.len()));
@@ -28,7 +29,13 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
             "  layer {i} {{experts = {experts}, k = {k}, gate_up = {gate_up}, down = {down}, score = {}",
             score.name()
         )?;
-        writeln!(f, ", crc32c = {own:?}}}")?;
+        write!(f, ", crc32c = {own:?}")?;
+        if !p.uses.is_empty() {
+            let (own, rest) = uses.split_at((*experts as usize).min(uses.len()));
+            uses = rest;
+            write!(f, ", uses = {own:?}")?;
+        }
+        writeln!(f, "}}")?;
     }
     writeln!(f, "}}")
 }
@@ -44,6 +51,12 @@ fn pinned(value: Value<'_>) -> Option<Vec<(u32, u32)>> {
         _ => None,
     };
     items.into_iter().map(pair).collect()
+}
+
+/// `[number, …]`
+fn numbers(value: Value<'_>) -> Option<Vec<u32>> {
+    let Value::List(items) = value else { return None };
+    items.into_iter().map(Value::number).collect()
 }
 
 /// Reads what [`write`] writes, from behind its first word.
@@ -64,13 +77,14 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
                 .unwrap_or_default(),
             layers: Vec::new(),
             checksums: Vec::new(),
+            uses: Vec::new(),
         })
     })?;
     c.punct('{')?;
     while !c.eat('}')? {
         c.keyword("layer")?;
         index(c, paging.layers.len())?;
-        let checksums = &mut paging.checksums;
+        let Paging { checksums, uses, .. } = &mut paging;
         let layer = with_attrs(c, |c, a| {
             let layer = PagedLayer {
                 experts: a.int(c, "experts")?,
@@ -82,6 +96,8 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
                 })?,
             };
             checksums.extend(a.list(c, "crc32c", "a list of checksums", Value::number::<u32>)?);
+            let own = a.optional(c, "uses", "a list of numbers", |v, _| Ok(numbers(v)))?;
+            uses.extend(own.unwrap_or_default());
             Ok(layer)
         })?;
         paging.layers.push(layer);

@@ -30,6 +30,9 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     require(p.checksums.len() as u64 == matrices, at, || {
         format!("{} checksums of {matrices} matrices", p.checksums.len())
     })?;
+    require(p.uses.is_empty() || p.uses.len() as u64 == matrices / 2, at, || {
+        format!("uses of {} of {} experts", p.uses.len(), matrices / 2)
+    })?;
     for (i, layer) in p.layers.iter().enumerate() {
         let at = || format!("paging.layers[{i}]");
         require((1..=layer.experts).contains(&layer.k), at, || {

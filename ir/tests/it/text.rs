@@ -380,6 +380,7 @@ fn random_paging() -> impl Strategy<Value = Paging> {
             let [budget, resident, process, frame_bytes] = bytes;
             let (threads, frames, spare) = (a, b, c);
             let checksums = (0..matrices).map(|i| i.wrapping_mul(d)).collect();
+            let uses = (0..if d % 2 == 0 { 0 } else { matrices / 2 }).map(|i| i.wrapping_mul(d)).collect();
             Paging {
                 budget,
                 threads,
@@ -393,6 +394,7 @@ fn random_paging() -> impl Strategy<Value = Paging> {
                 pinned,
                 layers,
                 checksums,
+                uses,
             }
         },
     )

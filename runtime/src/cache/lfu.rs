@@ -72,6 +72,10 @@ impl Policy for Lfu {
         }
     }
 
+    fn expect(&mut self, id: Id, probability: f64, tokens: f64) {
+        self.count[id as usize] += self.weight * probability * tokens;
+    }
+
     fn on_hit(&mut self, id: Id) {
         self.used(id);
         self.place(id);

@@ -7,6 +7,7 @@
 //!   bound that no policy passes, [`choose()`] picks the setting that a bundle ships with.
 //! * Some experts may be pinned ([`Cache::with_pinned`]): the hottest of a trace ([`hottest()`]), which never go. `choose` says
 //!   whether that pays.
+//! * A cache need not begin empty: [`Cache::warm`] takes what recorded routing used most.
 //! * [`prefetch`] weighs experts that may be wanted soon.
 //! * [`synthetic`] makes traces with a given popularity, for tests and benchmarks.
 //!
@@ -33,12 +34,13 @@ mod setting;
 pub mod synthetic;
 mod table;
 mod trace;
+mod warm;
 
 pub use belady::optimum;
 pub use choose::{Choice, MARGIN, Pin, Reason, Row, choose};
 pub use error::CacheError;
 pub use experts::{Experts, Key, Layer};
-pub use pin::{SHARES, hottest, hottest_share};
+pub use pin::{SHARES, hottest, hottest_share, uses};
 pub use policy::{Id, Pins, Policy};
 pub use ranking::Ranking;
 pub use replay::{Replay, Tally, replay, replay_pinned};

@@ -35,6 +35,8 @@ pub(super) struct Mrs {
 #[derive(Clone, Debug)]
 struct Layer {
     first: Id,
+    /// Experts of a token.
+    k: usize,
     /// Scores that count.
     p: usize,
     /// S of an expert is `score · factor`.
@@ -48,6 +50,7 @@ impl Mrs {
     pub(super) fn new(experts: &Experts, alpha: f64, depth: usize, bypass: bool) -> Self {
         let layer = |(i, l): (usize, &super::experts::Layer)| Layer {
             first: experts.ids(i).start,
+            k: l.k,
             p: (depth * l.k).min(l.experts),
             factor: 1.0,
             score: vec![0.0; l.experts],
@@ -110,6 +113,12 @@ impl Policy for Mrs {
                 layer.resident.set(own, (*score, layer.resident.rank(own).1));
             }
         }
+    }
+
+    /// S of an expert is on average the share of the scores that it gets: its share of the choices stands for that.
+    fn expect(&mut self, id: Id, probability: f64, _: f64) {
+        let (layer, own) = self.layer(id);
+        layer.score[own as usize] = probability / (layer.k.max(1) as f64 * layer.factor);
     }
 
     fn on_hit(&mut self, id: Id) {

@@ -14,12 +14,7 @@ pub const SHARES: &[u8] = &[25, 50, 75, 90];
 /// layer and expert first among equals, and none that was not used.
 pub fn hottest(trace: &Trace, bytes: u64, tokens: impl Fn(usize) -> bool) -> Vec<Key> {
     let experts = trace.experts();
-    let mut uses = vec![0_u32; experts.count()];
-    for (_, layer, step) in trace.steps().filter(|(token, ..)| tokens(*token)) {
-        for &expert in step.chosen {
-            uses[(experts.ids(layer).start + u32::from(expert)) as usize] += 1;
-        }
-    }
+    let uses = counted(trace, tokens);
     let layers = experts.layers().iter().enumerate();
     let keys = layers.flat_map(|(l, of)| (0..of.experts).map(move |e| (l, e, of.bytes)));
     let mut order: Vec<_> = keys.zip(uses).filter(|(_, uses)| *uses > 0).collect();
@@ -30,6 +25,22 @@ pub fn hottest(trace: &Trace, bytes: u64, tokens: impl Fn(usize) -> bool) -> Vec
         Some(Key { layer: layer as u16, expert: expert as u16 })
     };
     order.into_iter().map_while(fits).collect()
+}
+
+/// How often the tokens of a trace used each expert, `[layer][expert]`.
+pub fn uses(trace: &Trace) -> Vec<u32> {
+    counted(trace, |_| true)
+}
+
+fn counted(trace: &Trace, tokens: impl Fn(usize) -> bool) -> Vec<u32> {
+    let experts = trace.experts();
+    let mut uses = vec![0_u32; experts.count()];
+    for (_, layer, step) in trace.steps().filter(|(token, ..)| tokens(*token)) {
+        for &expert in step.chosen {
+            uses[(experts.ids(layer).start + u32::from(expert)) as usize] += 1;
+        }
+    }
+    uses
 }
 
 /// The hottest of a whole trace, in a share of the cache.

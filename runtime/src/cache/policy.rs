@@ -35,6 +35,11 @@ pub trait Policy: Send {
         let _ = (layer, ranked);
     }
 
+    /// Before the first step: recorded routing of `tokens` tokens used an expert with this `probability` each.
+    fn expect(&mut self, id: Id, probability: f64, tokens: f64) {
+        let _ = (id, probability, tokens);
+    }
+
     /// A resident expert is used.
     fn on_hit(&mut self, id: Id);
 

@@ -124,22 +124,6 @@ fn delay(next: &Look<'_>, ahead: usize, end: f64, out: &[Prefetch]) -> f64 {
     finish(resident, missing, load + late, load, compute) - finish(resident, missing, load, load, compute)
 }
 
-/// How likely experts are wanted, given the largest predicted scores of their layer (shares of 1, the largest
-/// first) and the share `accuracy` of a layer's experts that such a prediction finds: the first `k` are as likely
-/// as predictions are right; what they miss lies with the others, by their scores. Fills `out` with one number per
-/// score; allocates only where `out` is too short.
-pub fn probabilities(ranked: &[(u16, f32)], k: usize, accuracy: f64, out: &mut Vec<f64>) {
-    out.clear();
-    let top: f64 = ranked.iter().take(k).map(|r| f64::from(r.1)).sum();
-    let rest = (1.0 - top).max(0.0);
-    let missed = k as f64 * (1.0 - accuracy);
-    out.extend(ranked.iter().enumerate().map(|(rank, &(_, score))| match rank {
-        _ if rank < k => accuracy,
-        _ if rest > 0.0 => (missed * f64::from(score) / rest).min(accuracy),
-        _ => 0.0,
-    }));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,18 +217,5 @@ mod tests {
         assert!(planned(&layers, 0.0).is_empty());
         let layers = [1.0, 2.0, 3.0].map(|start| look(start, if start > 2.0 { &one } else { &all }));
         assert_eq!(planned(&layers, 0.0), [(3, 9)]);
-    }
-
-    #[test]
-    fn probabilities_add_up_to_the_experts_of_a_token() {
-        let ranked: Vec<(u16, f32)> =
-            [0.4, 0.3, 0.15, 0.1, 0.05].iter().copied().zip(0..).map(|(s, e)| (e, s)).collect();
-        let mut p = Vec::new();
-        probabilities(&ranked, 2, 0.75, &mut p);
-        assert_eq!(p[..2], [0.75, 0.75]);
-        assert!((p.iter().sum::<f64>() - 2.0).abs() < 1e-6, "{p:?}");
-        assert!((p[2] / p[4] - 3.0).abs() < 1e-6, "{p:?}");
-        probabilities(&ranked[..2], 2, 1.0, &mut p);
-        assert_eq!(p, [1.0, 1.0]);
     }
 }

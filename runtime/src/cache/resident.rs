@@ -4,6 +4,7 @@ use super::error::CacheError;
 use super::experts::{Experts, Key, Layer};
 use super::policy::{Id, Pins, Policy};
 use super::setting::{Scope, Setting};
+use super::warm::{self, Expected};
 use std::ops::Range;
 
 /// What a step means for whoever holds the bytes.
@@ -192,6 +193,37 @@ impl Cache {
             }
         }
         Ok(())
+    }
+
+    /// Begins with what recorded routing used most, in a cache that is empty: the hottest experts become resident, as many as
+    /// there is room for, and the policy believes these uses until it has seen more. `uses` is `[layer][expert]`. Tells who
+    /// is to be read, the hottest first.
+    pub fn warm(&mut self, uses: &[u32], mut on: impl FnMut(Key)) {
+        let Expected { probability, tokens } = warm::expected(&self.experts, uses);
+        for (id, key) in self.keys.iter().enumerate() {
+            let part = self.part(key.layer.into());
+            let part = &mut self.parts[part];
+            part.policy.expect(id as Id - part.ids.start, probability[id], tokens[usize::from(key.layer)]);
+        }
+        let mut hottest: Vec<usize> = (0..self.keys.len()).filter(|&id| probability[id] > 0.0).collect();
+        hottest.sort_by(|&a, &b| probability[b].total_cmp(&probability[a]));
+        hottest.retain(|&id| {
+            let key = self.keys[id];
+            let at = self.part(key.layer.into());
+            let bytes = self.experts.layers()[usize::from(key.layer)].bytes;
+            let part = &mut self.parts[at];
+            let fits = !self.pinned[id] && !self.resident[id] && part.used + bytes <= part.capacity;
+            part.used += if fits { bytes } else { 0 };
+            self.resident[id] |= fits;
+            fits
+        });
+        // The hottest last, as if they had been used in this order.
+        for &id in hottest.iter().rev() {
+            let part = self.part(self.keys[id].layer.into());
+            let part = &mut self.parts[part];
+            part.policy.on_insert(id as Id - part.ids.start);
+        }
+        hottest.iter().for_each(|&id| on(self.keys[id]));
     }
 
     /// Makes an expert resident that may be wanted soon, if the policy would keep it. Tells victims and the load;

@@ -99,6 +99,7 @@ impl<'p> Context<'_, 'p> {
         paging.flash.verify_reads = !common.no_verify_reads;
         paging.budget = common.budget;
         paging.record = record;
+        paging.preload = !common.no_preload;
         paging.ahead = common.prefetch.unwrap_or(paging.ahead);
         let options = Options {
             threads: common.threads,

@@ -45,15 +45,15 @@ pub(super) fn line(report: &Report) -> String {
     let rate = per_second(report).map_or_else(String::new, |r| format!(" at {:.2} GB/s", r / 1e9));
     let pinned = match report.pinned {
         0 => String::new(),
-        n => format!(
-            "; {n} pinned ({}), {} of them read before they were asked for",
-            size(report.pinned_bytes),
-            report.preloaded
-        ),
+        n => format!("; {n} pinned ({})", size(report.pinned_bytes)),
+    };
+    let start = match report.preloaded {
+        0 => String::new(),
+        n => format!("; {n} read before anybody asked for them"),
     };
     format!(
         "flash: {} read{rate}, waited {:.1} s; experts: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
-         used{pinned}; budget {}",
+         used{pinned}{start}; budget {}",
         size(report.flash.bytes),
         report.stalled.as_secs_f64(),
         report.policy,

@@ -18,6 +18,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Bytes in flight past which nothing is read ahead: enough to keep a device busy. What is urgent waits for no more than
+/// these, whatever is being read ahead.
+const AHEAD: u64 = 2 << 20;
+
 /// Counts since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
@@ -162,6 +166,10 @@ impl Scheduler {
     /// The next block of the most urgent fetch.
     fn cut(&mut self, now: Duration) -> Option<Block> {
         for priority in [Priority::Demand, Priority::Prefetch] {
+            let full = self.in_flight() as u64 * u64::from(self.options.block_bytes) >= AHEAD;
+            if full && priority == Priority::Prefetch {
+                return None;
+            }
             while let Some(&ticket) = self.queues[priority as usize].front() {
                 let fetch = find_mut(&mut self.active, ticket).filter(|f| f.priority == priority && !f.over);
                 let block = fetch.and_then(|f| {

@@ -4,6 +4,7 @@
 //! expert would save against what it keeps waiting. What it needs to know is measured as the model runs: how long a layer
 //! takes without waiting, how fast flash is, and how often such scores are right.
 
+use super::odds::Odds;
 use crate::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
 use crate::cache::{Key, Layer, Ranking};
 use crate::flash::Stats;
@@ -20,17 +21,16 @@ const KNOWN: u64 = 16 << 20;
 pub(super) struct Ahead {
     depth: usize,
     ranking: Option<Ranking>,
-    /// Experts that were foreseen for each layer, by layers ahead.
-    foreseen: Vec<[Vec<u16>; DEPTH]>,
-    /// Share of the experts that were foreseen rightly, by layers ahead.
-    accuracy: [f64; DEPTH],
+    /// Experts that were foreseen for each layer and were not in memory, with their places, by layers ahead.
+    foreseen: Vec<[Vec<(u16, usize)>; DEPTH]>,
+    /// How often such experts are asked for, by layers ahead.
+    odds: [Odds; DEPTH],
     /// Seconds of a layer, waiting aside.
     layer_seconds: f64,
     last: Option<(usize, Instant, Duration)>,
     /// When the first layer asked.
     began: Option<Instant>,
     candidates: [Vec<Candidate>; DEPTH],
-    probabilities: Vec<f64>,
     planned: Vec<Prefetch>,
     keys: Vec<Key>,
     /// Experts that the routers of a token decoded with few of them would have chosen in full, by layer: what is read first
@@ -46,15 +46,13 @@ impl Ahead {
     pub(super) fn new(layers: &[Layer], depth: usize) -> Self {
         let most = layers.iter().map(|l| l.experts).max().unwrap_or(0);
         let k = layers.iter().map(|l| l.k).max().unwrap_or(0);
-        let room = || std::array::from_fn(|_| Vec::with_capacity(k));
+        let room = || std::array::from_fn(|_| Vec::with_capacity(2 * k));
         Self {
             depth: depth.min(DEPTH),
             ranking: Some(Ranking::new(most, 2 * k)),
             foreseen: layers.iter().map(|_| room()).collect(),
-            // Half of them, until it is known better.
-            accuracy: [0.5; DEPTH],
+            odds: std::array::from_fn(|_| Odds::new(2 * k, k)),
             candidates: std::array::from_fn(|_| Vec::with_capacity(2 * k)),
-            probabilities: Vec::with_capacity(2 * k),
             planned: Vec::with_capacity(DEPTH * 2 * k),
             keys: Vec::with_capacity(DEPTH * 2 * k),
             evicted: layers.iter().map(|l| Vec::with_capacity(l.k)).collect(),
@@ -73,12 +71,8 @@ impl Ahead {
             self.layer_seconds = if self.layer_seconds > 0.0 { mix(self.layer_seconds, time) } else { time };
         }
         let Some(foreseen) = self.foreseen.get_mut(layer) else { return };
-        for (ahead, experts) in foreseen.iter_mut().enumerate() {
-            if !experts.is_empty() {
-                let right = experts.iter().filter(|e| chosen.contains(e)).count();
-                self.accuracy[ahead] = mix(self.accuracy[ahead], right as f64 / experts.len() as f64);
-            }
-            experts.clear();
+        for (experts, odds) in foreseen.iter_mut().zip(&mut self.odds) {
+            experts.drain(..).for_each(|(expert, place)| odds.learn(place, chosen.contains(&expert)));
         }
     }
 
@@ -138,18 +132,18 @@ impl Ahead {
         for ahead in 1..=count {
             let Some((shape, _)) = shape(ahead) else { break };
             let ranked = ranking.of_logits(score(ahead, 0), shape.score);
-            let k = shape.k as usize;
-            prefetch::probabilities(ranked, k, self.accuracy[ahead - 1], &mut self.probabilities);
-            if let Some(foreseen) = self.foreseen.get_mut(layer + ahead) {
-                foreseen[ahead - 1].clear();
-                foreseen[ahead - 1].extend(ranked.iter().take(k).map(|r| r.0));
-            }
             let candidates = &mut self.candidates[ahead - 1];
+            let odds = &self.odds[ahead - 1];
             candidates.clear();
-            candidates.extend(ranked.iter().zip(&self.probabilities).map(|(&(expert, _), &probability)| {
+            candidates.extend(ranked.iter().enumerate().map(|(place, &(expert, _))| {
                 let key = Key { layer: (layer + ahead) as u16, expert };
-                Candidate { expert, probability, resident: resident(key) }
+                Candidate { expert, probability: odds.of(place), resident: resident(key) }
             }));
+            if let Some(foreseen) = self.foreseen.get_mut(layer + ahead) {
+                let missing = candidates.iter().enumerate().filter(|(_, c)| !c.resident);
+                foreseen[ahead - 1].clear();
+                foreseen[ahead - 1].extend(missing.map(|(place, c)| (c.expert, place)));
+            }
         }
         for (ahead, (look, candidates)) in looks.iter_mut().zip(&self.candidates).enumerate().take(count) {
             let Some((shape, bytes)) = shape(ahead + 1) else { break };

@@ -2,7 +2,7 @@
 //!
 //! * `pager`: which frame holds whom, what is read next, and who may be used. It follows a [`crate::cache::Cache`].
 //! * `stage`: the experts of one layer in one call, in the order in which they are computed.
-//! * `ahead`: which experts of the next layers are read before they are asked for.
+//! * `ahead`: which experts of the next layers are read before they are asked for; `odds`: how likely they will be.
 //!
 //! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
 //! opened and stay; and frames that a policy shares among the other experts.
@@ -12,6 +12,7 @@
 //! way. Nobody waits for all: a lane that takes an expert waits for that expert.
 
 mod ahead;
+mod odds;
 mod options;
 mod pager;
 mod stage;

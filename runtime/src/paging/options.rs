@@ -13,6 +13,8 @@ pub struct Paging {
     pub budget: Option<u64>,
     /// Layers ahead whose experts are read before they are asked for, as far as the plan has their scores.
     pub ahead: usize,
+    /// Whether the cache begins with what recorded routing used most, as far as the plan says.
+    pub preload: bool,
     /// Whether routing is recorded, so that a report can say what the best of all caches would have read.
     pub record: bool,
     /// Put in front of the reader, for tests.
@@ -36,6 +38,7 @@ impl Paging {
     /// A reader that is not known.
     pub fn from_env() -> Result<Self> {
         let flash = super::usual_flash()?;
-        Ok(Self { flash, budget: None, ahead: crate::cache::prefetch::DEPTH, record: false, wrap: None })
+        let ahead = crate::cache::prefetch::DEPTH;
+        Ok(Self { flash, budget: None, ahead, preload: true, record: false, wrap: None })
     }
 }

@@ -8,6 +8,7 @@ mod policies;
 mod properties;
 mod settings;
 mod synthetic;
+mod warm;
 
 use moec_runtime::cache::{Event, Experts, Layer, Setting, Tally, Trace, replay};
 

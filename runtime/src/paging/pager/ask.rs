@@ -1,7 +1,7 @@
 //! A layer asks for its experts, and for those of the next layers.
 
 use super::reads::want;
-use super::{Held, Pager, State, Want};
+use super::{Held, Pager, State, Want, Why};
 use crate::cache::{self, Key};
 use crate::error::{Error, Result};
 use crate::flash::Priority;
@@ -54,6 +54,7 @@ impl Pager {
         state.chosen.extend(
             active.iter().filter_map(|&e| u32::try_from(e).ok()).filter(|&e| e < experts).map(|e| e as u16),
         );
+        self.receive(state, layer);
         let State { cache, ranking, chosen, events, .. } = state;
         events.clear();
         // A policy looks at the scores of a token; those of many tokens say nothing that their choices do not.
@@ -73,8 +74,8 @@ impl Pager {
                 let _ = trace.push(token, &[]);
             }
         }
-        let streams = state.events.iter().filter(|e| matches!(e, cache::Event::Stream(_))).count();
-        stage.split = streams > self.spare;
+        state.streams = state.events.iter().filter(|e| matches!(e, cache::Event::Stream(_))).count();
+        stage.split = !self.make_way(state, state.streams);
         state.passed.fill(false);
         state.next = 0;
         for i in 0..state.events.len() {
@@ -83,19 +84,24 @@ impl Pager {
                 cache::Event::Hit(key) => {
                     let id = self.id(key);
                     state.report.hits += 1;
-                    let guessed = std::mem::take(&mut state.guessed[id]);
-                    state.report.foreseen += u64::from(guessed && !state.cache.is_pinned(key));
+                    let why = std::mem::take(&mut state.why[id]);
+                    state.report.foreseen += u64::from(why == Why::Guessed);
                     self.hurry(state, id);
                 }
-                cache::Event::Load(key) => {
+                event @ (cache::Event::Load(key) | cache::Event::Stream(key)) => {
+                    let id = self.id(key);
+                    let streams = matches!(event, cache::Event::Stream(_));
+                    state.report.streamed += u64::from(streams);
+                    if std::mem::take(&mut state.why[id]) == Why::Guessed {
+                        // A guest: there, or on its way.
+                        state.report.hits += 1;
+                        state.report.foreseen += 1;
+                        self.hurry(state, id);
+                        continue;
+                    }
                     state.report.misses += 1;
-                    want(state, Want { id: self.id(key), first: 0, parts: 2 }, Priority::Demand);
-                }
-                cache::Event::Stream(key) => {
-                    state.report.misses += 1;
-                    state.report.streamed += 1;
-                    let parts = if stage.split { 1 } else { 2 };
-                    want(state, Want { id: self.id(key), first: 0, parts }, Priority::Demand);
+                    let parts = if streams && stage.split { 1 } else { 2 };
+                    want(state, Want { id, first: 0, parts }, Priority::Demand);
                 }
             }
         }
@@ -139,7 +145,7 @@ impl Pager {
         {
             for expert in 0..next.shape.experts {
                 let key = Key { layer: (layer + 1) as u16, expert: expert as u16 };
-                if !self.read_ahead(state, key) && !state.cache.contains(key) {
+                if !self.read_surely(state, key) {
                     break;
                 }
             }
@@ -154,7 +160,7 @@ impl Pager {
         if state.ahead.known(layer) {
             let known = std::mem::take(&mut state.ahead);
             for &key in known.prefetches() {
-                self.read_ahead(state, key);
+                self.read_surely(state, key);
             }
             state.ahead = known;
             return;
@@ -165,34 +171,12 @@ impl Pager {
         let stats = self.flash.stats();
         let pending: u64 = self.pending(state);
         let mut planned = std::mem::take(&mut state.ahead);
-        let resident = |key: Key| state.cache.contains(key);
+        let resident = |key: Key| state.cache.contains(key) || state.guests.contains(&self.id(key));
         let shape = |i: usize| self.places.get(layer + i).map(|p| (p.shape, p.bytes));
         planned.plan(layer, scores - 1, &shape, score, &resident, &stats, pending);
         for i in 0..planned.prefetches().len() {
-            self.read_ahead(state, planned.prefetches()[i]);
+            self.invite(state, planned.prefetches()[i]);
         }
         state.ahead = planned;
-    }
-
-    /// Reads an expert that may be wanted, unless it is there or would not stay. Whether it is read.
-    fn read_ahead(&self, state: &mut State, key: Key) -> bool {
-        state.events.clear();
-        let State { cache, events, .. } = &mut *state;
-        if !matches!(cache.ahead(key, |e| events.push(e)), Ok(true)) {
-            return false;
-        }
-        for i in 0..state.events.len() {
-            match state.events[i] {
-                cache::Event::Evict(key) => self.evict(state, self.id(key)),
-                cache::Event::Load(key) => {
-                    let id = self.id(key);
-                    state.report.ahead += 1;
-                    state.guessed[id] = true;
-                    want(state, Want { id, first: 0, parts: 2 }, Priority::Prefetch);
-                }
-                cache::Event::Hit(_) | cache::Event::Stream(_) => {}
-            }
-        }
-        true
     }
 }

@@ -4,13 +4,15 @@
 //! states ([`Held`]); whether a part of it may be used is a bit that lanes look at without a lock. Nothing here allocates
 //! after [`Pager::new`], apart from what errors say.
 //!
-//! * `preload`: pinned experts, from the start.
+//! * `preload`: pinned experts, and those that recorded routing used most, from the start.
 //! * `ask`: a layer asks for its experts, and for those of the next layers.
+//! * `guests`: experts that were read ahead for one layer.
 //! * `reads`: what is to be read, what is being read, and what became of it.
 //! * `lanes`: who computes waits for an expert, and lets one go that only passed through.
 //! * `report`: what was done.
 
 mod ask;
+mod guests;
 mod lanes;
 mod preload;
 mod reads;
@@ -78,6 +80,18 @@ struct Reading {
     ahead: bool,
 }
 
+/// Why an expert is read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Why {
+    /// A step has asked for it.
+    #[default]
+    Asked,
+    /// It is one of those that the cache begins with.
+    Start,
+    /// A later layer may ask for it.
+    Guessed,
+}
+
 /// What changes, in one hand at a time.
 struct State {
     cache: Cache,
@@ -90,8 +104,12 @@ struct State {
     queues: [VecDeque<Want>; 2],
     events: Vec<cache::Event>,
     chosen: Vec<u16>,
-    /// Read ahead, or pinned, and not asked for yet, by number.
-    guessed: Vec<bool>,
+    /// Why it was read, until somebody asks for it; by number.
+    why: Vec<Why>,
+    /// Who was read ahead and is not the cache's.
+    guests: Vec<usize>,
+    /// Experts of the last layer that pass through.
+    streams: usize,
     /// Where gate and up are computed, by place in the stage; and the first place where they are not.
     passed: Vec<bool>,
     next: usize,
@@ -178,7 +196,9 @@ impl Pager {
             queues: std::array::from_fn(|_| VecDeque::with_capacity(2 * count)),
             events: Vec::with_capacity(4 * most),
             chosen: Vec::with_capacity(most),
-            guessed: vec![false; count],
+            why: vec![Why::Asked; count],
+            guests: Vec::with_capacity(paging.spare as usize),
+            streams: 0,
             passed: vec![false; most],
             next: 0,
             ahead: Ahead::new(&layers, options.ahead),
@@ -200,7 +220,7 @@ impl Pager {
             timeline: OnceLock::new(),
             flash,
         };
-        pager.preload(&pinned);
+        pager.preload(&pinned, if options.preload { paging.uses } else { &[] });
         Ok(pager)
     }
 

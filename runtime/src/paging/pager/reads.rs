@@ -1,6 +1,6 @@
 //! What is to be read, what is being read, and what became of it.
 
-use super::{Held, Pager, Reading, State, Want};
+use super::{Held, Pager, Reading, State, Want, Why};
 use crate::error::Result;
 use crate::flash::{self, Priority, ReadError, Ticket};
 use crate::timeline::What;
@@ -27,7 +27,7 @@ impl Pager {
     /// An expert leaves its frame.
     pub(super) fn evict(&self, state: &mut State, id: usize) {
         self.ready[id].store(0, Ordering::Relaxed);
-        state.guessed[id] = false;
+        state.why[id] = Why::Asked;
         if let Held::Reading(ticket) = std::mem::take(&mut state.held[id]) {
             self.flash.cancel(ticket);
             if let Some(reading) = state.reading.get_mut(ticket.buffer()) {
@@ -87,8 +87,7 @@ impl Pager {
                 if let Some(r) = find(state, ticket) {
                     state.reading[ticket.buffer()] = None;
                     state.held[r.want.id] = Held::Here(loaded);
-                    let pinned = state.cache.is_pinned(self.keys[r.want.id]);
-                    state.report.preloaded += u64::from(pinned && state.guessed[r.want.id]);
+                    state.report.preloaded += u64::from(state.why[r.want.id] == Why::Start);
                     if let Some(timeline) = self.timeline.get() {
                         let (layer, expert) = self.name(r.want.id);
                         timeline.read(What::Read { layer, expert, ahead: r.ahead }, r.since);
@@ -103,8 +102,8 @@ impl Pager {
                     state.reading[ticket.buffer()] = None;
                     self.ready[r.want.id].store(0, Ordering::Relaxed);
                     state.held[r.want.id] = Held::No;
-                    // What was only guessed is read again if it is asked for.
-                    if !state.guessed[r.want.id] {
+                    // What nobody has asked for is read again if somebody does.
+                    if state.why[r.want.id] == Why::Asked {
                         let error = ReadError { expert: Some(self.name(r.want.id)), ..error };
                         state.error.get_or_insert_with(|| Box::new(error));
                         self.broken.store(true, Ordering::Release);
@@ -131,6 +130,7 @@ impl Pager {
             self.evict(state, id);
         }
         state.queues.iter_mut().for_each(VecDeque::clear);
+        state.guests.clear();
         state.cache.reset();
         state.error = None;
     }

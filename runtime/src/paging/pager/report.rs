@@ -42,7 +42,8 @@ pub struct Report {
     pub pinned: u32,
     /// Bytes of their frames.
     pub pinned_bytes: u64,
-    /// Pinned experts that were in memory before anybody asked for them.
+    /// Experts that the cache began with and that were in memory before anybody asked for them: pinned ones, and those that
+    /// recorded routing used most.
     pub preloaded: u64,
 }
 

@@ -1,0 +1,57 @@
+//! What a cache knows before the first token: how often recorded routing used every expert.
+//!
+//! PowerInfer-2 (§4.2) fills its hot region from a profile before it starts, HybriMoE (§IV-D) begins with the experts that a
+//! warm-up chose. Here nothing is fixed by it: a policy believes the recorded uses as if it had seen them itself, and goes on
+//! counting.
+
+use super::experts::Experts;
+
+/// Tokens that recorded routing counts for at most: as many of the model's own outweigh it.
+pub(super) const BELIEVED: f64 = 1024.0;
+
+/// What recorded routing says of every expert, by its number.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Expected {
+    /// How likely a token uses it.
+    pub(super) probability: Vec<f64>,
+    /// Tokens that this counts for, by layer.
+    pub(super) tokens: Vec<f64>,
+}
+
+/// Reads `uses`, `[layer][expert]`. A layer of which nothing was recorded expects nothing.
+pub(super) fn expected(experts: &Experts, uses: &[u32]) -> Expected {
+    let (mut probability, mut tokens) = (vec![0.0; experts.count()], Vec::new());
+    for (l, layer) in experts.layers().iter().enumerate() {
+        let ids = experts.ids(l);
+        let (first, last) = (ids.start as usize, ids.end as usize);
+        let own = uses.get(first..last).unwrap_or_default();
+        let seen = own.iter().map(|&n| f64::from(n)).sum::<f64>() / layer.k as f64;
+        tokens.push(seen.min(BELIEVED));
+        if seen > 0.0 {
+            for (p, &n) in probability[first..last].iter_mut().zip(own) {
+                *p = (f64::from(n) / seen).min(1.0);
+            }
+        }
+    }
+    Expected { probability, tokens }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Layer;
+    use super::*;
+
+    #[test]
+    fn uses_become_probabilities() {
+        let layer = |experts, k| Layer { experts, k, bytes: 1 };
+        let experts = Experts::new(&[layer(3, 1), layer(2, 2), layer(2, 1)]).unwrap();
+        let found = expected(&experts, &[6, 3, 1, 5, 5, 0, 0]);
+        assert_eq!(found.probability, [0.6, 0.3, 0.1, 1.0, 1.0, 0.0, 0.0]);
+        assert_eq!(found.tokens, [10.0, 5.0, 0.0]);
+        let none = expected(&experts, &[]);
+        assert!(none.probability.iter().chain(&none.tokens).all(|p| *p == 0.0));
+        // More than is believed.
+        let many = expected(&experts, &[4_000_000, 0, 0, 1, 1, 0, 0]);
+        assert_eq!((many.tokens[0], many.probability[0]), (BELIEVED, 1.0));
+    }
+}

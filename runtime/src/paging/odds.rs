@@ -1,0 +1,57 @@
+//! How often experts that were foreseen are asked for, by their place in the prediction.
+//!
+//! A prediction ranks the experts of a layer; the first is nearly always right, the last of those that a token uses is right
+//! about half of the time, and what it missed stands right behind. These shares are counted as the model runs, of experts that
+//! would have to be read: the others cost nothing.
+
+/// Weight of the newest of many measurements.
+const NEWEST: f64 = 0.01;
+/// Measurements that the first belief stands for.
+const PRIOR: f64 = 4.0;
+
+/// Shares by place.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Odds {
+    right: Vec<f64>,
+    seen: Vec<f64>,
+}
+
+impl Odds {
+    /// For `places` places, of which a token uses `k`. Half of what is foreseen is taken to be right until it is known better,
+    /// and little of what stands behind.
+    pub(super) fn new(places: usize, k: usize) -> Self {
+        let belief = |place| if place < k { 0.5 } else { 0.1 };
+        Self { right: (0..places).map(belief).collect(), seen: vec![PRIOR; places] }
+    }
+
+    /// How likely the expert at a place is asked for.
+    pub(super) fn of(&self, place: usize) -> f64 {
+        self.right.get(place).copied().unwrap_or(0.0)
+    }
+
+    /// The expert at a place was asked for, or not.
+    pub(super) fn learn(&mut self, place: usize, right: bool) {
+        if let (Some(share), Some(seen)) = (self.right.get_mut(place), self.seen.get_mut(place)) {
+            *seen += 1.0;
+            *share += (f64::from(u8::from(right)) - *share) * (1.0 / *seen).max(NEWEST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_follow_what_happens() {
+        let mut odds = Odds::new(4, 2);
+        assert_eq!([0, 1, 2, 3, 4].map(|place| odds.of(place)), [0.5, 0.5, 0.1, 0.1, 0.0]);
+        for i in 0..4000 {
+            odds.learn(0, true);
+            odds.learn(1, i % 4 == 0);
+            odds.learn(9, true);
+        }
+        assert!(odds.of(0) > 0.98 && (odds.of(1) - 0.25).abs() < 0.1, "{odds:?}");
+        assert_eq!(odds.of(2), 0.1);
+    }
+}
