@@ -94,6 +94,6 @@ fn frames_for_guests_are_set_aside_where_they_are_few_of_many() {
     assert_eq!(some.uses, [0_u32; 0]);
     // Of few frames none is set aside.
     let least = some.resident + some.process + 12 * some.frame_bytes;
-    let few = of(&format!("budget = {least}\nprefetch = 1\npolicy = \"lru\""));
+    let few = of(&format!("budget = \"{least}\"\nprefetch = 1\npolicy = \"lru\""));
     assert_eq!((few.spare, few.frames), (2, 10));
 }
