@@ -110,6 +110,9 @@ pub fn build(
         compilation.profile_entry = Some(crate::calibrate::entry(&compilation, profile)?);
     }
     let (importance, entry) = crate::calibrate::importance(&compilation, progress)?.unzip();
+    if let (Some(decisions), Some(importance)) = (&mut compilation.decisions, &importance) {
+        decisions.rounding = importance.rounding();
+    }
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
     compilation.profile_entry = entry.or(compilation.profile_entry);
     crate::interrupt::check()?;

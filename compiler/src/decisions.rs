@@ -1,5 +1,6 @@
 //! `decisions.json` of a bundle: why each matrix kernel is what it is. `moec explain` reads it.
 
+use crate::config::Rounding;
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule};
 use moec_runtime::cache::{Choice, Reason};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ pub struct Decisions {
     pub version: u32,
     /// `activations` of `model.toml`.
     pub activations: String,
+    /// How weights in groups were rounded.
+    #[serde(default)]
+    pub rounding: Rounding,
     /// Threads of the measurements, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,

@@ -3,9 +3,11 @@
 //! Packing streams: it asks for the rows of one panel at a time, and holds as many panels as keep the
 //! processor's threads busy, so memory does not grow with the weight. The orders are those of [`Layout`].
 
+pub mod feedback;
 mod order;
 pub mod quantise;
 
+pub use feedback::Feedback;
 use half::{bf16, f16};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
@@ -30,9 +32,31 @@ pub struct Geometry {
     pub cols: usize,
 }
 
-/// How much errors matter: of a matrix, by its number in the weight, one number per column. They are finite
-/// and not negative, and only their proportions count. `None`: all the same.
-pub type Importance<'a> = dyn Fn(usize) -> Option<&'a [f32]> + 'a;
+/// Which errors of a matrix matter.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weighting<'a> {
+    /// How much those of each column do: finite and not negative, and only their proportions count. `None`: all the
+    /// same.
+    pub importance: Option<&'a [f32]>,
+    /// How those of one column make up for those of others, where that is known; it has as many columns. Then
+    /// formats that [`feedback::gains`] names are rounded by it alone.
+    pub feedback: Option<&'a Feedback>,
+}
+
+impl<'a> Weighting<'a> {
+    /// By the importance of columns alone.
+    pub const fn of(importance: Option<&'a [f32]>) -> Self {
+        Self { importance, feedback: None }
+    }
+
+    /// Feedback for rows of `cols` numbers of a format, if there is any.
+    fn feedback(self, format: Format, cols: usize) -> Option<&'a Feedback> {
+        self.feedback.filter(|f| feedback::gains(format) && f.cols() == cols)
+    }
+}
+
+/// Which errors matter, of each matrix by its number in the weight.
+pub type Importance<'a> = dyn Fn(usize) -> Weighting<'a> + 'a;
 
 /// Rows of a matrix that are read together when the layout is [`Layout::Rows`].
 const ROWS_AT_ONCE: usize = 16;
@@ -125,7 +149,7 @@ struct Panel<'a> {
     ranges: Vec<(Range<usize>, usize)>,
     /// Row-major.
     rows: Vec<f32>,
-    importance: Option<&'a [f32]>,
+    weighting: Weighting<'a>,
     bytes: Vec<u8>,
 }
 
@@ -163,7 +187,7 @@ pub fn pack<'a, E: From<io::Error>>(
                 read(lead, range.clone(), &mut rows[start..])?;
             }
             numbers += rows.len().max(1);
-            batch.push(Panel { ranges, rows, importance: importance(lead), bytes });
+            batch.push(Panel { ranges, rows, weighting: importance(lead), bytes });
         }
         if batch.is_empty() {
             return Ok(g.bytes());
@@ -189,13 +213,18 @@ fn encode(g: &Geometry, panel: &mut Panel<'_>) {
     panel.bytes.clear();
     panel.bytes.resize(columns * g.row_bytes(), 0);
     let mut rows = panel.rows.chunks_exact(g.cols.max(1));
+    let fed = panel.weighting.feedback(g.format, g.cols).map(|f| f.round(&panel.rows));
+    let mut fed = fed.iter().flat_map(|groups| groups.chunks_exact(g.cols.div_ceil(GROUP).max(1)));
     let mut first = 0;
     for (range, columns) in &panel.ranges {
         for column in 0..*columns {
             let (at, lane) = g.lane(first + column);
             let bytes = panel.bytes.get_mut(at..).unwrap_or_default();
             match if column < range.len() { rows.next() } else { None } {
-                Some(row) => lane.put(row, panel.importance, bytes),
+                Some(row) => match fed.next() {
+                    Some(groups) => lane.put_groups(groups, bytes),
+                    None => lane.put(row, panel.weighting.importance, bytes),
+                },
                 None => lane.pad(g.cols, bytes),
             }
         }
@@ -203,9 +232,14 @@ fn encode(g: &Geometry, panel: &mut Panel<'_>) {
     }
 }
 
-/// Groups of a row in a grouped format, the last one filled up with zeros, rounded as [`pack()`] does.
-pub fn groups(format: Format, row: &[f32], importance: Option<&[f32]>) -> impl Iterator<Item = Group> {
-    row.chunks(GROUP).enumerate().map(move |(g, x)| order::quantised(format, g, x, importance))
+/// Groups of rows of `cols` numbers in a grouped format, the last one of a row filled up with zeros, rounded as
+/// [`pack()`] does.
+pub fn groups(format: Format, rows: &[f32], cols: usize, weighting: Weighting<'_>) -> Vec<Group> {
+    if let Some(feedback) = weighting.feedback(format, cols) {
+        return feedback.round(rows);
+    }
+    let of = |(g, x)| order::quantised(format, g, x, weighting.importance);
+    rows.chunks(cols.max(1)).flat_map(|row| row.chunks(GROUP).enumerate().map(of)).collect()
 }
 
 /// Rounds whole rows of `cols` numbers to what a format holds.
@@ -286,7 +320,9 @@ pub fn unpack_rows(
 
 /// Rounds rows `rows` of matrix `lead` as they were when they were packed: in grouped formats to the nearest
 /// codes of the scales that `packed` holds, whatever errors mattered when these were chosen. A group that was
-/// stored without a scale must be as good as zero, and stays what it is otherwise.
+/// stored without a scale must be as good as zero, and stays what it is otherwise. Where weights were `fed`, rounded
+/// with [`Feedback`], codes are not the nearest ones: a row takes those that are stored, if they differ from it by no
+/// more than rounding can.
 ///
 /// # Errors
 /// As [`unpack_rows`].
@@ -295,6 +331,7 @@ pub fn round_as_packed(
     packed: &[u8],
     lead: usize,
     rows: Range<usize>,
+    fed: bool,
     values: &mut [f32],
 ) -> io::Result<()> {
     let g = geometry;
@@ -303,9 +340,18 @@ pub fn round_as_packed(
         return Ok(());
     }
     let matrix = g.matrix(packed, lead, &rows, values.len())?;
+    let mut stored = Vec::new();
     for (row, values) in rows.zip(values.chunks_exact_mut(g.cols.max(1))) {
         let (panel, lane) = g.locate(row);
         let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
+        if fed && feedback::gains(g.format) {
+            stored.resize(values.len(), 0.0);
+            lane.get(bytes, &mut stored).ok_or(io::ErrorKind::UnexpectedEof)?;
+            if feedback::may_be(values, &stored) {
+                values.copy_from_slice(&stored);
+                continue;
+            }
+        }
         for (i, x) in values.chunks_mut(GROUP).enumerate() {
             let scale = lane.group(i, bytes).ok_or(io::ErrorKind::UnexpectedEof)?.scale;
             let all = order::filled(x);
@@ -332,6 +378,6 @@ pub fn pack_slice(geometry: &Geometry, values: &[f32]) -> io::Result<Vec<u8>> {
         out.copy_from_slice(from);
         Ok::<(), io::Error>(())
     };
-    pack(geometry, &|_| None, read, &mut bytes)?;
+    pack(geometry, &|_| Weighting::default(), read, &mut bytes)?;
     Ok(bytes)
 }

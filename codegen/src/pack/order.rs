@@ -73,6 +73,13 @@ impl Lane {
         }
     }
 
+    /// Writes the groups of a row that was rounded before.
+    pub(super) fn put_groups(&self, groups: &[Group], bytes: &mut [u8]) {
+        for (g, group) in groups.iter().enumerate() {
+            self.put_group(g, group, bytes);
+        }
+    }
+
     /// Writes the zeros of a row that pads its panel, where they are not bytes of zero.
     pub(super) fn pad(&self, cols: usize, bytes: &mut [u8]) {
         if self.format.is_grouped() {

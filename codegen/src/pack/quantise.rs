@@ -1,8 +1,8 @@
 //! Groups of numbers as whole codes times a scale.
 //!
 //! A group's scale and codes are chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` is small, with
-//! `s` the scale as it is stored, in bf16. The codes are always the nearest ones to that scale, which
-//! [`Group::with_scale`] can thus repeat.
+//! `s` the scale as it is stored, in bf16. The codes of [`Group::nearest`] are the nearest ones to that scale, which
+//! [`Group::with_scale`] can thus repeat; those of [`super::Feedback`] are not.
 //!
 //! Everything here is written as loops over fixed arrays, which the compiler turns into vector code, and uses
 //! no operation whose result depends on the machine: two builds give the same bytes.
@@ -14,7 +14,7 @@ use moec_ir::types::{Format, GROUP};
 const LANES: usize = 8;
 
 /// Groups with no larger number are stored as zero: their scale would leave the range of bf16.
-const SMALLEST: f32 = 1e-30;
+pub(super) const SMALLEST: f32 = 1e-30;
 
 /// Largest magnitude that a grouped format takes. The largest code times a scale that was rounded up must
 /// still be finite.
@@ -31,14 +31,14 @@ pub struct Group {
 
 /// Codes of a grouped format.
 #[derive(Clone, Copy, Debug)]
-struct Codes {
+pub(super) struct Codes {
     lowest: f32,
     highest: f32,
 }
 
 impl Codes {
     const Q8: Self = Self { lowest: -127.0, highest: 127.0 };
-    const Q4: Self = Self { lowest: -8.0, highest: 7.0 };
+    pub(super) const Q4: Self = Self { lowest: -8.0, highest: 7.0 };
 
     const fn of(format: Format) -> Self {
         match format {
@@ -48,7 +48,8 @@ impl Codes {
     }
 
     /// The nearest code, ties to even.
-    fn nearest(self, x: f32) -> f32 {
+    #[inline]
+    pub(super) fn nearest(self, x: f32) -> f32 {
         // Comparisons written out: `clamp` minds NaN, which costs instructions.
         let x = if x < self.lowest { self.lowest } else { x };
         let x = if x > self.highest { self.highest } else { x };

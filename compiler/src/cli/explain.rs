@@ -2,6 +2,7 @@
 
 use super::{output, paging, placement};
 use crate::bundle::read::Bundle;
+use crate::config::Rounding;
 use crate::decisions::{By, Decision, Decisions, shown};
 use crate::passes::reside::any_layer;
 use crate::{Error, Result, human};
@@ -250,6 +251,7 @@ fn head(
         row("bundle", args.bundle.display().to_string()),
         row("target", format!("{} ({}, {})", target.name, target.triple, target.cpu)),
         row("activations", format!("`{}` in model.toml", decisions.activations)),
+        row("rounding", rounding(decisions).to_owned()),
     ];
     rows.extend(weights.iter().map(|((class, format), share)| {
         row("weights", format!("{class}: {}", stored(*format, share.numbers, share.bytes)))
@@ -332,6 +334,16 @@ fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
     out
 }
 
+/// How weights were rounded, in words.
+fn rounding(decisions: &Decisions) -> &'static str {
+    match decisions.rounding {
+        Rounding::Feedback => {
+            "q4 with error feedback, by how the profile says that input channels go together"
+        }
+        Rounding::Nearest => "to the nearest codes",
+    }
+}
+
 fn report(
     args: &Args,
     bundle: &Bundle,
@@ -348,6 +360,7 @@ fn report(
         "target": bundle.plan.target.name,
         "cpu": bundle.plan.target.cpu,
         "activations": decisions.activations,
+        "rounding": decisions.rounding.name(),
         "figures": decisions.figures,
         "threads": decisions.threads,
         "weights": weights.iter().map(|((class, format), share)| json!({

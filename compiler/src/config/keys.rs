@@ -1,7 +1,7 @@
 //! The keys of `model.toml`, one row each.
 
 use super::read::{Value, Wrong};
-use super::{Activations, Config, Home, KvCache, Overflow};
+use super::{Activations, Config, Home, KvCache, Overflow, Rounding};
 use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
@@ -132,6 +132,17 @@ pub const KEYS: &[Key] = &[
             "what suits the target and the weights' format and costs less than the weights' own rounding.",
         ],
         set: |c, v| Activations::parse(v.text()?).map(|a| c.weights.activations = a).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "weights",
+        name: "rounding",
+        default: "\"feedback\"",
+        range: "\"feedback\" or \"nearest\"",
+        help: &[
+            "How q4 weights are rounded: each number after the errors of those before it were made up for, as the profile",
+            "tells how input channels go together, or each to the nearest code. Without a profile it is the nearest code.",
+        ],
+        set: |c, v| Rounding::parse(v.text()?).map(|r| c.weights.rounding = r).ok_or(Wrong::Range),
     },
     Key {
         section: "memory",

@@ -102,6 +102,7 @@ pub fn tune(
         attention: None,
         version: VERSION,
         activations: target.activations().name().to_owned(),
+        rounding: crate::config::Rounding::default(),
         threads: tuner.map(|t| t.threads()),
         figures: figures(target),
         kernels: decisions,

@@ -1,6 +1,6 @@
 //! Packed weights: from expressions over checkpoint tensors to segments, and back.
 
-use moec_codegen::pack::{self, Geometry};
+use moec_codegen::pack::{self, Feedback, Geometry, Weighting, feedback};
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::GROUP;
 use moec_ir::{Format, Source, Weight};
@@ -8,6 +8,7 @@ use std::error::Error;
 use std::fmt;
 use std::io::{self, Write};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Why a weight could not be packed.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +48,13 @@ pub trait WeightImportance: fmt::Debug {
     /// input channel (column), finite and not negative, of which only the proportions count. `None`: all
     /// channels of that matrix matter the same.
     fn importance(&self, weight: &str, lead: usize) -> Option<&[f32]>;
+
+    /// For matrices `lead` of a weight: how errors of its columns make up for each other, where that is known.
+    fn feedback(&self, weight: &str, lead: Range<usize>) -> Vec<Option<Arc<Feedback>>>;
 }
+
+/// Matrices whose feedback is held at once.
+const MATRICES_AT_ONCE: usize = 16;
 
 /// Extents of a weight as `[lead, rows, cols]`.
 fn extents(shape: &[usize]) -> Option<[usize; 3]> {
@@ -95,9 +102,9 @@ pub fn pack(
     }
     let matrix = g.bytes() / (g.lead.max(1) as u64);
     let per_row = matrix / (g.rows.max(1) as u64);
-    let read = |lead: usize, rows: Range<usize>, into: &mut [f32]| {
+    let mut read = |lead: usize, rows: Range<usize>, into: &mut [f32]| {
         let bytes = per_row * rows.len() as u64;
-        weight.expr.read(matrices.start + lead, rows, 0..g.cols, source, into).map_err(PackError::Read)?;
+        weight.expr.read(lead, rows, 0..g.cols, source, into).map_err(PackError::Read)?;
         if let Some(x) = into.iter().find(|x| !pack::holds(g.format, **x)) {
             let (name, format) = (weight.name.clone(), g.format);
             return Err(PackError::Range { name, format, value: *x });
@@ -105,23 +112,45 @@ pub fn pack(
         done(bytes);
         Ok::<(), PackError>(())
     };
-    let part = Geometry { lead: matrices.len(), ..g };
-    pack::pack(&part, &|lead| by(matrices.start + lead), read, out)?;
+    let Some(importance) = importance.filter(|_| feedback::gains(g.format)) else {
+        let part = Geometry { lead: matrices.len(), ..g };
+        pack::pack(
+            &part,
+            &|lead| Weighting::of(by(matrices.start + lead)),
+            |l, r, x| read(matrices.start + l, r, x),
+            out,
+        )?;
+        return Ok(());
+    };
+    for first in matrices.clone().step_by(MATRICES_AT_ONCE) {
+        let some = first..(first + MATRICES_AT_ONCE).min(matrices.end);
+        let feedback = importance.feedback(&weight.name, some.clone());
+        let weighting = |lead: usize| Weighting {
+            importance: by(first + lead),
+            feedback: feedback.get(lead).and_then(Option::as_deref),
+        };
+        let part = Geometry { lead: some.len(), ..g };
+        pack::pack(&part, &weighting, |l, r, x| read(first + l, r, x), out)?;
+    }
     Ok(())
 }
 
-/// Groups of a row in a grouped format, as packing rounds them: scale and codes. The scale is a bf16 number.
+/// Groups of rows of `cols` numbers in a grouped format, as packing rounds them: scale and codes. The scale is a bf16
+/// number.
 ///
 /// # Errors
 /// The first number that is past what the format holds.
 pub fn groups(
     format: Format,
-    row: &[f32],
-    importance: Option<&[f32]>,
+    rows: &[f32],
+    cols: usize,
+    weighting: Weighting<'_>,
 ) -> Result<impl Iterator<Item = (f32, [i8; GROUP])>, f32> {
-    match row.iter().find(|x| !pack::holds(format, **x)) {
+    match rows.iter().find(|x| !pack::holds(format, **x)) {
         Some(x) => Err(*x),
-        None => Ok(pack::groups(format, row, importance).map(|g| (g.scale.to_f32(), g.codes))),
+        None => {
+            Ok(pack::groups(format, rows, cols, weighting).into_iter().map(|g| (g.scale.to_f32(), g.codes)))
+        }
     }
 }
 
@@ -166,11 +195,11 @@ pub fn unpack(
 }
 
 /// Rounds a whole weight as it was when it was packed into `segment`, whose bytes are `packed`: grouped formats
-/// keep the scales that were chosen then.
+/// keep the scales that were chosen then, and their codes if these were rounded with feedback (`fed`).
 ///
 /// # Errors
 /// A segment that is too short, or numbers that are not the whole of it.
-pub fn round_as_packed(segment: &Segment, packed: &[u8], values: &mut [f32]) -> io::Result<()> {
+pub fn round_as_packed(segment: &Segment, packed: &[u8], fed: bool, values: &mut [f32]) -> io::Result<()> {
     let g = geometry(segment).ok_or(io::ErrorKind::InvalidInput)?;
     let numbers = g.rows * g.cols;
     if values.len() != g.lead * numbers {
@@ -178,7 +207,7 @@ pub fn round_as_packed(segment: &Segment, packed: &[u8], values: &mut [f32]) -> 
     }
     for (lead, values) in values.chunks_exact_mut(numbers.max(1)).enumerate() {
         let (g, packed) = matrix(segment, g, packed, lead)?;
-        pack::round_as_packed(&g, packed, 0, 0..g.rows, values)?;
+        pack::round_as_packed(&g, packed, 0, 0..g.rows, fed, values)?;
     }
     Ok(())
 }
