@@ -4,7 +4,7 @@
 use half::bf16;
 use moec_codegen::pack::quantise::{Group, LARGEST};
 use moec_codegen::pack::{
-    Geometry, holds, pack, pack_slice, packed_bytes, round_as_packed, round_rows, unpack_rows,
+    Geometry, Weighting, holds, pack, pack_slice, packed_bytes, round_as_packed, round_rows, unpack_rows,
 };
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::{Format, GROUP};
@@ -54,7 +54,7 @@ proptest! {
             unpack_rows(&g, &packed, lead, 0..g.rows, &mut out).unwrap();
             round_rows(g.format, g.cols, &mut want);
             prop_assert_eq!(&out, &want);
-            round_as_packed(&g, &packed, lead, 0..g.rows, &mut as_packed).unwrap();
+            round_as_packed(&g, &packed, lead, 0..g.rows, false, &mut as_packed).unwrap();
             prop_assert_eq!(&as_packed, &want);
         }
     }
@@ -329,7 +329,7 @@ fn importance_is_that_of_matrix_and_column() {
             Ok::<(), io::Error>(())
         };
         let mut packed = Vec::new();
-        pack(&g, &|l| w.chunks(cols).nth(l), read, &mut packed).unwrap();
+        pack(&g, &|l| Weighting::of(w.chunks(cols).nth(l)), read, &mut packed).unwrap();
         let mut out = vec![0.0; rows * cols];
         for l in 0..lead {
             unpack_rows(&g, &packed, l, 0..rows, &mut out).unwrap();

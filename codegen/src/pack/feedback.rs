@@ -71,6 +71,22 @@ impl Feedback {
         self.blocks.iter().map(|b| (b.upper.len() + b.weights.len()) * size_of::<f32>()).sum()
     }
 
+    /// `tr(X H Xᵀ)` of whole rows: the energy that they have behind the matrix, up to the damping of `H`.
+    pub fn energy(&self, rows: &[f32]) -> f64 {
+        let of = |row: &[f32], block: &Block| -> f64 {
+            let n = block.cols.len();
+            let Some(x) = row.get(block.cols.clone()) else { return 0.0 };
+            let mut fed: Vec<f64> = x.iter().map(|&x| f64::from(x)).collect();
+            for (i, &x) in x.iter().enumerate() {
+                let upper = block.upper[i * n + i + 1..(i + 1) * n].iter();
+                fed[i + 1..].iter_mut().zip(upper).for_each(|(sum, &u)| *sum += f64::from(x) * f64::from(u));
+            }
+            fed.iter().zip(&block.weights).map(|(x, &d)| f64::from(d) * x * x).sum()
+        };
+        let rows = rows.chunks_exact(self.cols.max(1));
+        rows.map(|row| self.blocks.iter().map(|block| of(row, block)).sum::<f64>()).sum()
+    }
+
     /// Rounds whole rows to q4: groups `[rows, cols / GROUP]`, the last one of a row filled up with zeros.
     pub fn round(&self, rows: &[f32]) -> Vec<Group> {
         let per_row = self.cols.div_ceil(GROUP);

@@ -6,7 +6,6 @@ use super::{Request, WINDOW, calibrate, read_texts};
 use crate::bundle::hashing::{hex, sha256};
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::runner::cache_dir;
-use crate::config::Rounding;
 use crate::error::{Error, Result};
 use crate::passes::lower::lower;
 use crate::pipeline::Compilation;
@@ -57,11 +56,7 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Im
     let lowered = lower(c.spec, &c.shapes()?)?;
     let importance = Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped())?;
     let entry = entry(c, &profile)?;
-    let importance = match c.config.weights.rounding {
-        Rounding::Feedback => importance.with_feedback(profile.correlations),
-        Rounding::Nearest => importance,
-    };
-    Ok(Some((importance, entry)))
+    Ok(Some((importance.rounded(c.config.weights.rounding, profile.correlations), entry)))
 }
 
 /// What a bundle says of the profile that it was built with.

@@ -15,7 +15,7 @@ pub use texts::{Corpus, read_texts};
 
 use crate::bundle::read::Bundle;
 use crate::bundle::write;
-use crate::config::{Activations, Config, KvCache, Rounding, Weights};
+use crate::config::{Activations, Config, KvCache, Rounding, Size, Weights};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::interrupt;
@@ -138,6 +138,7 @@ fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
         embeddings: of(WeightClass::Embeddings),
         activations: Activations::F32,
         rounding: Rounding::Nearest,
+        size: Size::Any,
     }
 }
 

@@ -98,6 +98,20 @@ pub struct Weights {
     pub activations: Activations,
     /// How numbers are rounded.
     pub rounding: Rounding,
+    /// Bytes of all weights, for which single ones get smaller formats than those of their classes.
+    pub size: Size,
+}
+
+/// A size of weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Size {
+    /// What the formats make of them.
+    #[default]
+    Any,
+    /// The smallest that `max_perplexity_increase` allows.
+    Auto,
+    /// At most that many bytes.
+    Most(u64),
 }
 
 /// How weights are rounded to groups of codes.
@@ -335,6 +349,7 @@ impl Config {
                 embeddings: Format::Bf16,
                 activations: Activations::Auto,
                 rounding: Rounding::Feedback,
+                size: Size::Any,
             },
             memory: Memory::default(),
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },

@@ -106,6 +106,7 @@ pub fn tune(
         threads: tuner.map(|t| t.threads()),
         figures: figures(target),
         kernels: decisions,
+        mix: None,
         cache: None,
     })
 }

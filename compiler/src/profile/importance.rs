@@ -92,6 +92,14 @@ impl Importance {
         Ok(Self { channels: found, ..Self::default() })
     }
 
+    /// With what a rounding needs of the profile that it is of.
+    pub fn rounded(self, rounding: Rounding, correlations: Vec<Correlations>) -> Self {
+        match rounding {
+            Rounding::Feedback => self.with_feedback(correlations),
+            Rounding::Nearest => self,
+        }
+    }
+
     /// With the correlations of the profile that it is of: errors are fed back.
     pub fn with_feedback(self, correlations: Vec<Correlations>) -> Self {
         Self { correlations, ..self }
