@@ -32,7 +32,7 @@ pub struct Correlations {
     /// Tokens that each matrix has seen.
     pub tokens: Vec<u64>,
     /// `[lead, pairs]`: below the diagonal, block by block and row by row.
-    below: Vec<i16>,
+    pub(super) below: Vec<i16>,
 }
 
 /// Pairs of `n` channels.
