@@ -15,6 +15,7 @@ mod llvm;
 mod padding;
 mod peers;
 mod quality;
+mod rounding;
 mod rust;
 mod setup;
 mod shapes;
