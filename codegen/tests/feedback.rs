@@ -154,7 +154,7 @@ fn rows_are_rounded_each_by_itself() {
             Ok::<(), io::Error>(())
         };
         let mut packed = Vec::new();
-        let weighting = |_: usize| Weighting { importance: None, feedback: Some(&feedback) };
+        let weighting = |_: usize| Weighting { feedback: Some(&feedback), ..Weighting::default() };
         pack(&g, &weighting, read, &mut packed).unwrap();
         for l in 0..lead {
             let mut out = vec![0.0; rows * cols];
@@ -170,6 +170,24 @@ fn rows_are_rounded_each_by_itself() {
             let mut others = vec![100.0; cols];
             round_as_packed(&g, &packed, l, 0..1, true, &mut others).unwrap();
             assert_ne!(others, out[..cols]);
+        }
+    }
+}
+
+/// What is read back from a group becomes that group's numbers again, whatever code the largest of them has.
+#[test]
+fn stored_numbers_are_stored_again() {
+    let (n, mut random) = (2 * GROUP, Random(5));
+    let feedback = feedback(&moments(n, &mut random), n, n);
+    let found = feedback.round(&random.numbers(200 * n));
+    for group in &found {
+        assert_eq!(Group::again(Format::Q4, &group.values()).values(), group.values());
+    }
+    for top in 1..=7_i8 {
+        let group =
+            Group { scale: half::bf16::from_f32(0.37), codes: std::array::from_fn(|i| i as i8 % (top + 1)) };
+        for format in [Format::Q4, Format::Q8] {
+            assert_eq!(Group::again(format, &group.values()).values(), group.values(), "{top}");
         }
     }
 }

@@ -41,12 +41,25 @@ pub struct Weighting<'a> {
     /// How those of one column make up for those of others, where that is known; it has as many columns. Then
     /// formats that [`feedback::gains`] names are rounded by it alone.
     pub feedback: Option<&'a Feedback>,
+    /// The numbers were read back from groups, and become these groups again.
+    pub stored: bool,
 }
 
 impl<'a> Weighting<'a> {
     /// By the importance of columns alone.
     pub const fn of(importance: Option<&'a [f32]>) -> Self {
-        Self { importance, feedback: None }
+        Self { importance, feedback: None, stored: false }
+    }
+
+    /// Groups of whole rows where they are not rounded each by itself.
+    fn rounded(self, format: Format, cols: usize, rows: &[f32]) -> Option<Vec<Group>> {
+        if self.stored && format.is_grouped() {
+            let rows = rows.chunks(cols.max(1));
+            return Some(
+                rows.flat_map(|r| r.chunks(GROUP).map(|x| Group::again(format, &order::filled(x)))).collect(),
+            );
+        }
+        self.feedback(format, cols).map(|f| f.round(rows))
     }
 
     /// Feedback for rows of `cols` numbers of a format, if there is any.
@@ -213,7 +226,7 @@ fn encode(g: &Geometry, panel: &mut Panel<'_>) {
     panel.bytes.clear();
     panel.bytes.resize(columns * g.row_bytes(), 0);
     let mut rows = panel.rows.chunks_exact(g.cols.max(1));
-    let fed = panel.weighting.feedback(g.format, g.cols).map(|f| f.round(&panel.rows));
+    let fed = panel.weighting.rounded(g.format, g.cols, &panel.rows);
     let mut fed = fed.iter().flat_map(|groups| groups.chunks_exact(g.cols.div_ceil(GROUP).max(1)));
     let mut first = 0;
     for (range, columns) in &panel.ranges {
@@ -235,8 +248,8 @@ fn encode(g: &Geometry, panel: &mut Panel<'_>) {
 /// Groups of rows of `cols` numbers in a grouped format, the last one of a row filled up with zeros, rounded as
 /// [`pack()`] does.
 pub fn groups(format: Format, rows: &[f32], cols: usize, weighting: Weighting<'_>) -> Vec<Group> {
-    if let Some(feedback) = weighting.feedback(format, cols) {
-        return feedback.round(rows);
+    if let Some(groups) = weighting.rounded(format, cols, rows) {
+        return groups;
     }
     let of = |(g, x)| order::quantised(format, g, x, weighting.importance);
     rows.chunks(cols.max(1)).flat_map(|row| row.chunks(GROUP).enumerate().map(of)).collect()

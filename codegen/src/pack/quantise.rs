@@ -97,6 +97,28 @@ impl Group {
         Self { scale, codes: x.map(|x| codes.nearest(x * by) as i8) }
     }
 
+    /// The group that numbers were read back from: a scale and codes that give them exactly. Where there are none,
+    /// what [`Group::nearest`] says of numbers that all matter the same.
+    pub fn again(format: Format, x: &[f32; GROUP]) -> Self {
+        let largest = extreme(x);
+        if (SMALLEST..=LARGEST).contains(&largest.abs()) {
+            let codes = Codes::of(format);
+            let top = if largest < 0.0 { codes.lowest } else { codes.highest };
+            // The largest number has the largest code, most often that at the end of the range; scales have either sign.
+            for top in (1..=-codes.lowest as i32)
+                .rev()
+                .map(|c| c as f32)
+                .flat_map(|c| [c.copysign(top), c.copysign(-top)])
+            {
+                let found = Self::with_scale(format, x, bf16::from_f32(largest / top));
+                if found.values() == *x {
+                    return found;
+                }
+            }
+        }
+        Self::nearest(format, x, &[1.0; GROUP])
+    }
+
     /// The numbers that are stored.
     pub fn values(&self) -> [f32; GROUP] {
         let scale = self.scale.to_f32();

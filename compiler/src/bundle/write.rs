@@ -179,7 +179,7 @@ pub(crate) fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Pro
             let before = out.position();
             let weight = c.module.weight(weight);
             // Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
-            let importance = c.importance.filter(|_| segment.layout != Layout::Rows);
+            let importance = c.importance.filter(|i| segment.layout != Layout::Rows || i.stored());
             let mut checked = Checked { out: &mut out, crc32c: 0 };
             let matrices = piece.matrices.clone();
             moec_cpu::pack(segment, weight, c.source, importance, matrices, &mut checked, &mut |bytes| {

@@ -166,7 +166,10 @@ impl<'a> Collector<'a> {
                 };
                 collector.before[step].push(tap);
                 let name = &weight.name;
+                // Of a weight that two nodes read, the first input tells how channels go together.
+                let known = collector.products.iter().any(|p| p.readers.contains(name));
                 match tap {
+                    _ if known => {}
                     Tap::Slots { x, table, .. } => {
                         let block = block_for(weight.cols(), experts);
                         let products = Products::new(name.clone(), weight.lead(), weight.cols(), block);

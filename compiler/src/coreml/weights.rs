@@ -143,7 +143,7 @@ impl RawFile {
         let by = numbers.importance.filter(|_| bits.is_some());
         let feedback = by.and_then(|i| i.feedback(&weight.name, *lead..lead + 1).pop().flatten());
         let importance = by.and_then(|i| i.importance(&weight.name, *lead));
-        let weighting = Weighting { importance, feedback: feedback.as_deref() };
+        let weighting = Weighting { feedback: feedback.as_deref(), ..Weighting::of(importance) };
         for first in rows.clone().step_by(strip) {
             let some = first..(first + strip).min(rows.end);
             read.resize(some.len() * cols.len(), 0.0_f32);

@@ -239,7 +239,7 @@ fn error(
             .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))?;
         let feedback = importance.feedback(&weight.name, matrix..matrix + 1).pop().flatten();
         let by = importance.importance(&weight.name, matrix);
-        let weighting = Weighting { importance: by, feedback: feedback.as_deref() };
+        let weighting = Weighting { feedback: feedback.as_deref(), ..Weighting::of(by) };
         let groups = moec_cpu::groups(format, &exact, cols, weighting).map_err(|x| {
             Error::input(format!("`{}` holds {x:e}, which {format} cannot hold", weight.name))
         })?;

@@ -18,7 +18,7 @@ pub use host::{HostError, HostUnit};
 pub use moec_codegen::pack::{Feedback, Weighting};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, Schedule};
-pub use packing::{PackError, WeightImportance, groups, pack, packed_bytes, round_as_packed, unpack};
+pub use packing::{PackError, Stored, WeightImportance, groups, pack, packed_bytes, round_as_packed, unpack};
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
 pub use tune::{Stopwatch, TuneError};
 

@@ -51,6 +51,29 @@ pub trait WeightImportance: fmt::Debug {
 
     /// For matrices `lead` of a weight: how errors of its columns make up for each other, where that is known.
     fn feedback(&self, weight: &str, lead: Range<usize>) -> Vec<Option<Arc<Feedback>>>;
+
+    /// Whether weights are those of packed segments, and are packed as they were.
+    fn stored(&self) -> bool {
+        false
+    }
+}
+
+/// Weights that are read back from packed segments.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored;
+
+impl WeightImportance for Stored {
+    fn importance(&self, _: &str, _: usize) -> Option<&[f32]> {
+        None
+    }
+
+    fn feedback(&self, _: &str, lead: Range<usize>) -> Vec<Option<Arc<Feedback>>> {
+        vec![None; lead.len()]
+    }
+
+    fn stored(&self) -> bool {
+        true
+    }
 }
 
 /// Matrices whose feedback is held at once.
@@ -112,11 +135,12 @@ pub fn pack(
         done(bytes);
         Ok::<(), PackError>(())
     };
-    let Some(importance) = importance.filter(|_| feedback::gains(g.format)) else {
+    let Some(importance) = importance.filter(|i| feedback::gains(g.format) && !i.stored()) else {
+        let stored = importance.is_some_and(WeightImportance::stored);
         let part = Geometry { lead: matrices.len(), ..g };
         pack::pack(
             &part,
-            &|lead| Weighting::of(by(matrices.start + lead)),
+            &|lead| Weighting { stored, ..Weighting::of(by(matrices.start + lead)) },
             |l, r, x| read(matrices.start + l, r, x),
             out,
         )?;
@@ -128,6 +152,7 @@ pub fn pack(
         let weighting = |lead: usize| Weighting {
             importance: by(first + lead),
             feedback: feedback.get(lead).and_then(Option::as_deref),
+            stored: false,
         };
         let part = Geometry { lead: some.len(), ..g };
         pack::pack(&part, &weighting, |l, r, x| read(first + l, r, x), out)?;
