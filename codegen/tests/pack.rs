@@ -181,7 +181,7 @@ fn at_most_one_panel_is_asked_for_at_a_time() {
         out.fill(1.0);
         Ok::<(), io::Error>(())
     };
-    let written = pack(&g, &|_| None, read, &mut io::sink()).unwrap();
+    let written = pack(&g, &|_| Weighting::default(), read, &mut io::sink()).unwrap();
     assert_eq!((written, largest), (g.bytes(), 8));
 }
 
@@ -197,7 +197,7 @@ fn panels_come_in_order_however_many_threads_take_part() {
             Ok::<(), io::Error>(())
         };
         let mut packed = Vec::new();
-        pack(&g, &|_| None, read, &mut packed).unwrap();
+        pack(&g, &|_| Weighting::default(), read, &mut packed).unwrap();
         let mut row = vec![0.0; cols];
         for r in [0, 1, 31, 32, 511, 1023] {
             unpack_rows(&g, &packed, 0, r..r + 1, &mut row).unwrap();
@@ -209,8 +209,12 @@ fn panels_come_in_order_however_many_threads_take_part() {
 #[test]
 fn errors_of_the_source_come_back() {
     let g = Geometry { layout: Layout::Rows, format: Format::F32, lead: 1, rows: 2, cols: 2 };
-    let failed =
-        pack(&g, &|_| None, |_, _, _: &mut [f32]| Err(io::Error::other("unreadable")), &mut io::sink());
+    let failed = pack(
+        &g,
+        &|_| Weighting::default(),
+        |_, _, _: &mut [f32]| Err(io::Error::other("unreadable")),
+        &mut io::sink(),
+    );
     assert_eq!(failed.unwrap_err().to_string(), "unreadable");
     let mut out = [0.0; 4];
     assert!(unpack_rows(&g, &[0; 15], 0, 0..2, &mut out).is_err());
