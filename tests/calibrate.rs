@@ -586,7 +586,7 @@ fn importance_lowers_the_error_on_the_calibrated_inputs() {
     let (name, moments) = profile.weights.iter().find(|(n, _)| n.ends_with("attn.q")).unwrap();
     let build = |calibrate: &str| {
         let text = format!(
-            "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 64\n[weights]\nattention = \"q4\"\n{calibrate}"
+            "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 64\n[weights]\nattention = \"q4\"\nrounding = \"nearest\"\n{calibrate}"
         );
         fs::write(&case.toml, text).unwrap();
         ok(moec().arg("build").arg(&case.toml).args(["-q", "--no-run", "-o"]).arg(case.path("out.moec")));

@@ -95,7 +95,7 @@ fn pieces<'a>(
         let bytes = segment.matrix_bytes().and_then(|n| n.checked_mul(matrices.len() as u64));
         end = bytes.and_then(|n| n.checked_add(offset)).ok_or_else(misplaced)?;
         // Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
-        let importance = c.importance.filter(|_| segment.layout != Layout::Rows);
+        let importance = c.importance.filter(|i| segment.layout != Layout::Rows || i.stored());
         let packer = Packer::new(segment, c.module.weight(weight), c.source, importance, matrices);
         let packer = packer.map_err(failed)?;
         Ok(Piece { name: &segment.name, packer, padding, checksum })
