@@ -5,6 +5,7 @@
 //! those of [`Layout`].
 
 mod blocks;
+mod descent;
 pub mod feedback;
 mod order;
 mod place;

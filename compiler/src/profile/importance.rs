@@ -7,10 +7,10 @@
 //! The profile knows weights by the names that lowering gives them. Rewriting joins and scales weights; what a
 //! rewritten one is made of stands in its expression, and its channels follow from that.
 
-use super::{Correlations, Moments, Profile};
+use super::{Correlations, Moments, Profile, table};
 use crate::config::Rounding;
 use crate::error::{Error, Result};
-use moec_cpu::{Feedback, WeightImportance};
+use moec_cpu::{Feedback, WeightImportance, gains};
 use moec_ir::{Axis, Module, Source, Weight, WeightExpr};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,6 +27,8 @@ pub struct Importance {
     channels: HashMap<String, Channels>,
     /// How channels go together; empty where errors are not fed back.
     correlations: Vec<Correlations>,
+    /// The table that tokens are looked up in, and how its rows are rounded.
+    table: Option<(String, Arc<Feedback>)>,
     /// Feedback of the input that was asked last of those that all experts of a layer share.
     shared: Mutex<Option<(usize, Arc<Feedback>)>>,
 }
@@ -87,7 +89,14 @@ impl Importance {
                 found.insert(weight.name.clone(), Channels { cols, all, input });
             }
         }
-        Ok(Self { channels: found, ..Self::default() })
+        let own = table::table(module).filter(|w| gains(w.format) && wanted(w));
+        // A rewritten table is another one.
+        let own = own.filter(|w| table::table(lowered).is_some_and(|known| known.expr == w.expr));
+        let table = match own {
+            Some(weight) => table::feedback(lowered, source)?.map(|f| (weight.name.clone(), f)),
+            None => None,
+        };
+        Ok(Self { channels: found, table, ..Self::default() })
     }
 
     /// With what a rounding needs of the profile that it is of.
@@ -152,6 +161,11 @@ impl WeightImportance for Importance {
 
     fn feedback(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>> {
         self.matrix(weight, lead)
+    }
+
+    fn table(&self, weight: &str) -> Option<Arc<Feedback>> {
+        let (name, feedback) = self.table.as_ref().filter(|_| self.rounding() == Rounding::Feedback)?;
+        (name == weight).then(|| Arc::clone(feedback))
     }
 }
 

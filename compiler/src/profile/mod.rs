@@ -21,6 +21,7 @@ mod reading;
 pub mod routes;
 mod routing;
 mod saliency;
+mod table;
 #[cfg(test)]
 mod tests;
 mod trace;

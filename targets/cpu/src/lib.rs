@@ -16,6 +16,7 @@ pub use arithmetic::Activations;
 pub use attend::CacheView;
 pub use cost::{Bound, Estimate, Figures, Load, Rate};
 pub use host::{HostError, HostUnit};
+pub use moec_codegen::pack::feedback::gains;
 pub use moec_codegen::pack::{Feedback, Weighting};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, Schedule};

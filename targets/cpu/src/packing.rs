@@ -55,6 +55,11 @@ pub trait WeightImportance: fmt::Debug + Sync {
     /// computed anew by every call.
     fn feedback(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>>;
 
+    /// The same for a table that is read by rows: how errors in a row's channels make up for each other in what reads it.
+    fn table(&self, _weight: &str) -> Option<Arc<Feedback>> {
+        None
+    }
+
     /// Whether weights are those of packed segments, and are packed as they were.
     fn stored(&self) -> bool {
         false
@@ -141,8 +146,21 @@ impl<'a> Packer<'a> {
         Ok(packer)
     }
 
+    /// Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
     fn matter(&self, lead: usize) -> Option<&'a [f32]> {
-        self.importance.and_then(|i| i.importance(&self.weight.name, self.first + lead))
+        self.importance
+            .filter(|_| !self.by_rows())
+            .and_then(|i| i.importance(&self.weight.name, self.first + lead))
+    }
+
+    /// Whether the weight is a table that is read by rows.
+    fn by_rows(&self) -> bool {
+        self.geometry.layout == Layout::Rows
+    }
+
+    fn feedback(&self, by: &dyn WeightImportance, lead: usize) -> Option<Arc<Feedback>> {
+        let name = &self.weight.name;
+        if self.by_rows() { by.table(name) } else { by.feedback(name, self.first + lead) }
     }
 
     /// The blocks, in the order of their bytes.
@@ -165,8 +183,7 @@ impl<'a> Packer<'a> {
     pub fn pack(&self, block: &Block, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<(), PackError> {
         let stored = self.importance.is_some_and(WeightImportance::stored);
         let by = self.importance.filter(|_| feedback::gains(self.geometry.format) && !stored);
-        let lead = self.first + block.lead;
-        let shared = by.and_then(|i| self.shared.of(block.lead, || i.feedback(&self.weight.name, lead)));
+        let shared = by.and_then(|i| self.shared.of(block.lead, || self.feedback(i, block.lead)));
         let weighting =
             Weighting { importance: self.matter(block.lead), feedback: shared.as_deref(), stored };
         let packed = pack::pack_block(&self.geometry, block, weighting, &mut &*self, scratch, out);
