@@ -26,6 +26,9 @@ const BUILDS: &[(&str, &str, bool)] = &[
     ("experts and attention q4, feedback", "experts = \"q4\"\nattention = \"q4\"\n", true),
     ("experts q4, nearest", "experts = \"q4\"\nrounding = \"nearest\"\n", true),
     ("experts q4, feedback", "experts = \"q4\"\n", true),
+    ("attention q4", "attention = \"q4\"\n", true),
+    ("embeddings and head q4, nearest", "embeddings = \"q4\"\nrounding = \"nearest\"\n", true),
+    ("embeddings and head q4", "embeddings = \"q4\"\n", true),
     ("`size = \"4 MiB\"`", "size = \"4 MiB\"\n", true),
     ("`size = \"5 MiB\"`", "size = \"5 MiB\"\n", true),
 ];
