@@ -92,7 +92,16 @@ fn skewed(spec: &import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile 
         checkpoint: [0; 32],
     };
     let (reading, weights) = (Reading::default(), BTreeMap::new());
-    Profile { origin, reading, layers, trace, saliency: Vec::new(), weights, routes: Routes::default() }
+    Profile {
+        origin,
+        reading,
+        layers,
+        trace,
+        saliency: Vec::new(),
+        weights,
+        routes: Routes::default(),
+        correlations: Vec::new(),
+    }
 }
 
 /// Compiles up to a pass for a device, and lets `visit` look.

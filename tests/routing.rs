@@ -148,6 +148,7 @@ fn profile(source: &import::Checkpoint, spec: &ModelSpec) -> Profile {
         saliency: Vec::new(),
         weights: BTreeMap::new(),
         routes: Routes::default(),
+        correlations: Vec::new(),
     }
 }
 

@@ -4,8 +4,8 @@
 use half::{bf16, f16};
 use moec_codegen::pack::quantise::{Group, LARGEST};
 use moec_codegen::pack::{
-    Geometry, Rows, Scratch, holds, pack, pack_block, pack_slice, packed_bytes, past, round_as_packed,
-    round_rows, unpack_rows,
+    Geometry, Rows, Scratch, Weighting, holds, pack, pack_block, pack_slice, packed_bytes, past,
+    round_as_packed, round_rows, unpack_rows,
 };
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::{Format, GROUP};
@@ -55,7 +55,7 @@ proptest! {
             unpack_rows(&g, &packed, lead, 0..g.rows, &mut out).unwrap();
             round_rows(g.format, g.cols, &mut want);
             prop_assert_eq!(&out, &want);
-            round_as_packed(&g, &packed, lead, 0..g.rows, &mut as_packed).unwrap();
+            round_as_packed(&g, &packed, lead, 0..g.rows, false, &mut as_packed).unwrap();
             prop_assert_eq!(&as_packed, &want);
         }
     }
@@ -103,7 +103,7 @@ fn by_blocks(g: &Geometry, values: &[f32], stored: usize) -> Vec<u8> {
         block_bytes.clear();
         block_bytes.extend([7; 5]);
         let mut rows = Numbers { g: *g, values, stored, asked: 0 };
-        pack_block(g, &block, None, &mut rows, &mut scratch, &mut block_bytes).unwrap();
+        pack_block(g, &block, Weighting::default(), &mut rows, &mut scratch, &mut block_bytes).unwrap();
         assert_eq!((block_bytes.len(), &block_bytes[..5]), (5 + block.bytes, &[7; 5][..]));
         all.extend(&block_bytes[5..]);
     }
@@ -272,7 +272,7 @@ fn at_most_one_panel_is_asked_for_at_a_time() {
         out.fill(1.0);
         Ok::<(), io::Error>(())
     };
-    let written = pack(&g, &|_| None, read, &mut io::sink()).unwrap();
+    let written = pack(&g, &|_| Weighting::default(), read, &mut io::sink()).unwrap();
     assert_eq!((written, largest), (g.bytes(), 8));
 }
 
@@ -288,7 +288,7 @@ fn panels_come_in_order() {
             Ok::<(), io::Error>(())
         };
         let mut packed = Vec::new();
-        pack(&g, &|_| None, read, &mut packed).unwrap();
+        pack(&g, &|_| Weighting::default(), read, &mut packed).unwrap();
         let mut row = vec![0.0; cols];
         for r in [0, 1, 31, 32, 511, 1023] {
             unpack_rows(&g, &packed, 0, r..r + 1, &mut row).unwrap();
@@ -300,8 +300,12 @@ fn panels_come_in_order() {
 #[test]
 fn errors_of_the_source_come_back() {
     let g = Geometry { layout: Layout::Rows, format: Format::F32, lead: 1, rows: 2, cols: 2 };
-    let failed =
-        pack(&g, &|_| None, |_, _, _: &mut [f32]| Err(io::Error::other("unreadable")), &mut io::sink());
+    let failed = pack(
+        &g,
+        &|_| Weighting::default(),
+        |_, _, _: &mut [f32]| Err(io::Error::other("unreadable")),
+        &mut io::sink(),
+    );
     assert_eq!(failed.unwrap_err().to_string(), "unreadable");
     let mut out = [0.0; 4];
     assert!(unpack_rows(&g, &[0; 15], 0, 0..2, &mut out).is_err());
@@ -420,7 +424,7 @@ fn importance_is_that_of_matrix_and_column() {
             Ok::<(), io::Error>(())
         };
         let mut packed = Vec::new();
-        pack(&g, &|l| w.chunks(cols).nth(l), read, &mut packed).unwrap();
+        pack(&g, &|l| Weighting::of(w.chunks(cols).nth(l)), read, &mut packed).unwrap();
         let mut out = vec![0.0; rows * cols];
         for l in 0..lead {
             unpack_rows(&g, &packed, l, 0..rows, &mut out).unwrap();

@@ -3,12 +3,15 @@
 use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
 use crate::bundle::{cache, cargo, destination, workspace};
-use crate::config::Config;
+use crate::config::{Config, Rounding, Size};
 use crate::error::{Error, Result};
+use crate::human;
 use crate::import::{self, ImportOptions};
+use crate::mix;
 use crate::passes::tier;
 use crate::passes::units::Units;
 use crate::pipeline::{Compilation, QualityProbe, Stops};
+use crate::profile::Importance;
 use crate::progress::Progress;
 use crate::quality::Measured;
 use crate::tuner::Tuner;
@@ -98,6 +101,18 @@ pub fn build(
         None => None,
     };
     compilation.quality = probe.as_ref().map(|p| p as &dyn QualityProbe);
+    let mix = match config.weights.size {
+        Size::Any => None,
+        Size::Auto | Size::Most(_) if compilation.units.is_some() => {
+            return Err(Error::limit("`size` under `[weights]` and static graphs do not go together yet")
+                .hint("leave it out, or build for a target of the processor alone"));
+        }
+        Size::Auto | Size::Most(_) => {
+            let (formats, decision) = mix::choose(&compilation, progress)?;
+            compilation.formats = formats;
+            Some(decision)
+        }
+    };
     compilation.tuner = tuner;
     let ran = compilation.run(request.stops, progress, print);
     if let Some(few) = compilation.placement.as_ref().and_then(tier::few) {
@@ -110,6 +125,24 @@ pub fn build(
         compilation.profile_entry = Some(crate::calibrate::entry(&compilation, profile)?);
     }
     let (importance, entry) = crate::calibrate::importance(&compilation, progress)?.unzip();
+    if let Some(decisions) = &mut compilation.decisions {
+        decisions.rounding = importance.as_ref().map_or(Rounding::Nearest, Importance::rounding);
+        decisions.mix = mix;
+    }
+    let most = match config.weights.size {
+        Size::Most(bytes) => bytes,
+        Size::Any | Size::Auto => u64::MAX,
+    };
+    let bytes = compilation.plan()?.segments.iter().map(|s| s.bytes).sum::<u64>();
+    if bytes > most {
+        return Err(Error::limit(format!(
+            "the weights take {} on `{}`, more than `size` under `[weights]` says",
+            human::bytes(bytes),
+            target.name()
+        ))
+        .because("its panels are wider than those of the machine that formats were chosen on")
+        .hint("say so much less under `size`"));
+    }
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
     compilation.profile_entry = entry.or(compilation.profile_entry);
     crate::interrupt::check()?;

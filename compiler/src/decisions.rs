@@ -1,5 +1,6 @@
 //! `decisions.json` of a bundle: why each matrix kernel is what it is. `moec explain` reads it.
 
+use crate::config::Rounding;
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule};
 use moec_runtime::cache::{Choice, Reason};
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ pub struct Decisions {
     pub version: u32,
     /// `activations` of `model.toml`.
     pub activations: String,
+    /// How weights in groups were rounded.
+    #[serde(default)]
+    pub rounding: Rounding,
     /// Threads of the measurements, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -26,12 +30,45 @@ pub struct Decisions {
     pub figures: Vec<Figure>,
     /// Matrix kernels, once for every entry point that calls them.
     pub kernels: Vec<Decision>,
+    /// Formats of single weights under a size, where there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mix: Option<MixDecision>,
     /// Why the cache of experts keeps whom it keeps, where policies were replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheDecision>,
     /// Where attention lives and why, where the costs of a request decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionDecision>,
+}
+
+/// Formats that were chosen for a size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixDecision {
+    /// Bytes that were allowed; `None`: as few as quality allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u64>,
+    /// Most by which perplexity may rise, as a share, if that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<f64>,
+    /// Bytes that the weights take on the machine that measured.
+    pub bytes: u64,
+    /// By how much perplexity rose there, as a share, two standard errors included.
+    pub increase: f64,
+    /// What every weight got.
+    pub weights: Vec<MixedWeight>,
+}
+
+/// Weights that read one input, and their format.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MixedWeight {
+    /// Their names, before any rewriting.
+    pub weights: Vec<String>,
+    /// The format.
+    pub format: String,
+    /// What that adds to the loss, in nats per token, as it was estimated.
+    pub loss: f64,
 }
 
 /// A request with attention on either unit, simulated.

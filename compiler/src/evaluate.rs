@@ -148,7 +148,7 @@ pub fn evaluate(
 }
 
 /// Runs `body` with a bundle's engine. A bundle with packages runs as its twin, with their unit emulated.
-fn with_engine<T>(
+pub(crate) fn with_engine<T>(
     bundle: &Bundle,
     progress: &Progress,
     body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
@@ -272,7 +272,7 @@ fn log_sum(logits: &[f32]) -> f64 {
 }
 
 /// Kullback-Leibler divergence of two rows of log probabilities, `Σ p (ln p − ln q)`, in nats.
-fn kl(p: &[f32], q: &[f32]) -> f64 {
+pub(crate) fn kl(p: &[f32], q: &[f32]) -> f64 {
     p.iter().zip(q).map(|(&p, &q)| f64::from(p).exp() * (f64::from(p) - f64::from(q))).sum()
 }
 

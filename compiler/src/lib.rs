@@ -16,6 +16,7 @@ pub mod evaluate;
 pub mod human;
 pub mod import;
 pub mod interrupt;
+pub mod mix;
 pub mod passes;
 pub mod pipeline;
 pub mod profile;

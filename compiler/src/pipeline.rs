@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::decisions::{AttentionDecision, Decisions};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
+use crate::mix::Formats;
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
@@ -69,6 +70,8 @@ pub struct Compilation<'a> {
     pub applied: Applied,
     /// No rule applies: weights and nodes stay what `lower` made of them, for who looks at them by name.
     pub as_lowered: bool,
+    /// Formats of weights that are not those of their classes.
+    pub formats: Formats,
     /// Which errors of weights matter, for grouped formats; `None`: all the same.
     pub importance: Option<&'a dyn WeightImportance>,
     /// What the manifest says of the profile.
@@ -212,6 +215,7 @@ impl<'a> Compilation<'a> {
             decisions: None,
             applied: Applied::new(),
             as_lowered: false,
+            formats: Formats::new(),
             importance: None,
             profile_entry: None,
         }
@@ -377,7 +381,7 @@ fn check_name(name: &str) -> Result<()> {
 
 #[expect(clippy::unnecessary_wraps, reason = "a pass may fail; this one does not")]
 fn run_format(c: &mut Compilation<'_>) -> Result<()> {
-    format::format(&mut c.module, &c.config.weights);
+    format::format(&mut c.module, &c.config.weights, &c.formats);
     Ok(())
 }
 

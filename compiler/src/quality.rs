@@ -73,8 +73,13 @@ impl<'a> Measured<'a> {
         }))
     }
 
+    /// Most tokens of a window.
+    pub(crate) fn window(&self) -> usize {
+        self.window
+    }
+
     /// What is read: what calibration has not, if there is any.
-    fn windows(&self, text: &Text) -> Result<Vec<Window>> {
+    pub(crate) fn windows(&self, text: &Text) -> Result<Vec<Window>> {
         let read = |hash: &[u8; 32]| self.profile.reading.texts.get(hash).copied().unwrap_or(0);
         let found = held_out(&self.corpora, &read, text, TOKENS, self.window)?;
         if found.len() >= FEW {
@@ -146,7 +151,7 @@ impl QualityProbe for Measured<'_> {
 }
 
 /// Mean of independent numbers, plus two standard errors of it.
-fn cautious(x: &[f64]) -> f64 {
+pub(crate) fn cautious(x: &[f64]) -> f64 {
     let n = x.len().max(1) as f64;
     let mean = x.iter().sum::<f64>() / n;
     let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);

@@ -16,7 +16,7 @@ use crate::passes::{barriers, layout, memory, schedule, tune};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
 use crate::verify::weights::{Packed, read_from_bundle};
-use moec_cpu::HostUnit;
+use moec_cpu::{HostUnit, Stored};
 use moec_ir::plan::{FileRef, ModelInfo, Plan, Segment};
 use moec_ir::{Format, Module, Source};
 use moec_runtime::graphs::Graphs;
@@ -90,7 +90,8 @@ impl Twin {
             let folder = scratch.path().join("weights");
             fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
             let segment_weights = &draft.segment_weights;
-            let packing = Packing { module, segment_weights, source, importance: None };
+            // What a bundle stores becomes the same groups again.
+            let packing = Packing { module, segment_weights, source, importance: Some(&Stored) };
             pack(&packing, &mut plan, scratch.path(), progress)?;
             Rc::new(Weights { scratch, segments: plan.segments.clone(), files: plan.files.clone() })
         };

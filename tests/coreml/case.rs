@@ -47,6 +47,7 @@ pub(crate) fn profile(source: &Path) -> Profile {
         saliency: Vec::new(),
         weights: BTreeMap::new(),
         routes: Routes::default(),
+        correlations: Vec::new(),
     }
 }
 

@@ -18,6 +18,7 @@ mod memory;
 mod padding;
 mod peers;
 mod quality;
+mod rounding;
 mod rust;
 mod setup;
 mod shapes;

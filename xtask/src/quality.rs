@@ -2,7 +2,7 @@
 //!
 //! The model of golden/models/ferris is calibrated, built for `m2-ultra` in several ways, and every build is measured on
 //! text and questions that calibration has not read, with its Neural Engine emulated. The table goes to stdout and into
-//! the README.
+//! the README. What formats and roundings of weights cost is a second table, on stdout.
 
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
@@ -68,7 +68,11 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     let table = table(&rows);
     println!("\n{table}");
-    into_readme(MARKS, &table)
+    into_readme(MARKS, &table)?;
+    let (text, held_out) = (eval("calibration.txt"), eval("text.txt"));
+    let roundings = crate::rounding::table(&moec, &folder, &ferris, &trace, &text, &held_out)?;
+    println!("\n{roundings}");
+    Ok(())
 }
 
 /// The rows as Markdown; increases are against the first.

@@ -4,18 +4,25 @@
 //! not grow with the weight. Blocks do not know of each other: whoever has threads packs many at a time. The orders are
 //! those of [`Layout`].
 
+mod blocks;
+mod descent;
+pub mod feedback;
 mod order;
 mod place;
 pub mod quantise;
 mod vectors;
+mod weighting;
 
+pub use blocks::{Block, Rows, Scratch, groups, pack, pack_block};
+pub use feedback::Feedback;
 use half::{bf16, f16};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
 use order::Lane;
 use quantise::Group;
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
+pub use weighting::{Importance, Weighting};
 
 /// Extents and storage of a packed weight `[lead, rows, cols]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,16 +39,8 @@ pub struct Geometry {
     pub cols: usize,
 }
 
-/// How much errors matter: of a matrix, by its number in the weight, one number per column. They are finite
-/// and not negative, and only their proportions count. `None`: all the same.
-pub type Importance<'a> = dyn Fn(usize) -> Option<&'a [f32]> + 'a;
-
 /// Rows of a matrix that are read together when the layout is [`Layout::Rows`].
 const ROWS_AT_ONCE: usize = 16;
-
-/// Numbers of a block, where a panel has no more: half a megabyte of bf16 stays in the second-level cache, and quantising
-/// them takes some milliseconds.
-const SHARE: usize = 1 << 18;
 
 /// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
 pub const fn packed_bytes(layout: Layout, format: Format, lead: usize, rows: usize, cols: usize) -> u64 {
@@ -119,192 +118,6 @@ impl Geometry {
             }
         }
     }
-}
-
-/// A run of panels of one matrix, which are packed together.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Matrix.
-    pub lead: usize,
-    /// Size when packed.
-    pub bytes: usize,
-    panels: Range<usize>,
-}
-
-impl Geometry {
-    /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near `SHARE`.
-    pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
-        let (g, panels) = (*self, self.panels());
-        let rows = match g.layout {
-            Layout::Rows => ROWS_AT_ONCE,
-            Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
-        };
-        let step = (SHARE / (rows * g.cols).max(1)).max(1);
-        // The last rows that are by themselves may be fewer.
-        let start = move |p: usize| (p * rows * g.row_bytes()).min(g.matrix_bytes() as usize);
-        let runs = move || (0..panels).step_by(step).map(move |p| p..(p + step).min(panels));
-        let block = move |lead, panels: Range<usize>| {
-            let bytes = start(panels.end) - start(panels.start);
-            Block { lead, bytes, panels }
-        };
-        (0..g.lead).flat_map(move |lead| runs().map(move |panels| block(lead, panels)))
-    }
-
-    /// Ranges of rows that a block asks for, in their order.
-    pub fn rows_of(&self, block: &Block) -> impl Iterator<Item = Range<usize>> {
-        block.panels.clone().flat_map(|p| self.panel_rows(p)).map(|(rows, _)| rows)
-    }
-}
-
-/// Where the rows of a weight come from.
-pub trait Rows<E> {
-    /// Fills `out`, row-major with full columns, with those rows of that matrix.
-    ///
-    /// # Errors
-    /// Whatever keeps them from being read.
-    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E>;
-
-    /// As [`Rows::read`], but as bytes in the format of the packed weight, little-endian, if they are at hand so: what
-    /// `read` gives, rounded. `false`: they are not, and `out` holds anything.
-    ///
-    /// # Errors
-    /// As [`Rows::read`].
-    fn stored(&mut self, _lead: usize, _rows: Range<usize>, _out: &mut [u8]) -> Result<bool, E> {
-        Ok(false)
-    }
-}
-
-impl<E, F: FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>> Rows<E> for F {
-    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E> {
-        self(lead, rows, out)
-    }
-}
-
-/// Memory of one panel's rows, to be used again for the next.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    numbers: Vec<f32>,
-    stored: Vec<u8>,
-}
-
-/// Packs a block behind what `out` holds. The bytes of all blocks, one after the other, are the weight's.
-///
-/// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`quantise`] says, by
-/// `importance`, that of the block's matrix. Padding is zero.
-///
-/// # Errors
-/// Those of `rows`.
-pub fn pack_block<E>(
-    geometry: &Geometry,
-    block: &Block,
-    importance: Option<&[f32]>,
-    rows: &mut impl Rows<E>,
-    scratch: &mut Scratch,
-    out: &mut Vec<u8>,
-) -> Result<(), E> {
-    let g = geometry;
-    let size = if g.format.is_grouped() { 0 } else { g.format.row_bytes(1) };
-    for p in block.panels.clone() {
-        let ranges = g.panel_rows(p);
-        let numbers = ranges.iter().map(|(rows, _)| rows.len() * g.cols).sum::<usize>();
-        let columns = ranges.iter().map(|(_, columns)| columns).sum::<usize>();
-        let start = out.len();
-        out.resize(start + columns * g.row_bytes(), 0);
-        let panel = out.get_mut(start..).unwrap_or_default();
-        scratch.stored.resize(numbers * size, 0);
-        if size > 0
-            && each(g, &ranges, size, &mut scratch.stored, |range, out| rows.stored(block.lead, range, out))?
-        {
-            place::place(g, &ranges, &scratch.stored, panel);
-            continue;
-        }
-        scratch.numbers.resize(numbers, 0.0);
-        each(g, &ranges, 1, &mut scratch.numbers, |range, out| {
-            rows.read(block.lead, range, out).map(|()| true)
-        })?;
-        if size > 0 {
-            place::narrow(g.format, &scratch.numbers, &mut scratch.stored);
-            place::place(g, &ranges, &scratch.stored, panel);
-        } else {
-            vectors::widest(Quantise { g, ranges: &ranges, rows: &scratch.numbers, importance, panel });
-        }
-    }
-    Ok(())
-}
-
-/// Gives every range of rows its part of `out`, of so many items per number, until one answers `false`.
-fn each<T, E>(
-    g: &Geometry,
-    ranges: &[(Range<usize>, usize)],
-    size: usize,
-    mut out: &mut [T],
-    mut fill: impl FnMut(Range<usize>, &mut [T]) -> Result<bool, E>,
-) -> Result<bool, E> {
-    for (range, _) in ranges {
-        let mine = out.split_off_mut(..range.len() * g.cols * size).unwrap_or_default();
-        if !fill(range.clone(), mine)? {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-/// Packs a weight, one panel at a time. `read(lead, rows, out)` is [`Rows::read`]; the rest is as [`pack_block`] has it.
-/// Returns the bytes written, which are [`Geometry::bytes`].
-///
-/// # Errors
-/// Those of `read` and of the writer.
-pub fn pack<E: From<io::Error>>(
-    geometry: &Geometry,
-    importance: &Importance<'_>,
-    mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
-    out: &mut impl Write,
-) -> Result<u64, E> {
-    let (mut scratch, mut bytes) = (Scratch::default(), Vec::new());
-    for block in geometry.blocks() {
-        bytes.clear();
-        pack_block(geometry, &block, importance(block.lead), &mut read, &mut scratch, &mut bytes)?;
-        out.write_all(&bytes)?;
-    }
-    Ok(geometry.bytes())
-}
-
-/// Rounds the rows of a panel to a grouped format, into its bytes.
-struct Quantise<'a> {
-    g: &'a Geometry,
-    ranges: &'a [(Range<usize>, usize)],
-    /// Row-major.
-    rows: &'a [f32],
-    importance: Option<&'a [f32]>,
-    panel: &'a mut [u8],
-}
-
-impl vectors::Work for Quantise<'_> {
-    type Output = ();
-
-    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
-    #[inline(always)]
-    fn run(self) {
-        let Self { g, ranges, rows, importance, panel } = self;
-        let mut rows = rows.chunks_exact(g.cols.max(1));
-        let mut first = 0;
-        for (range, columns) in ranges {
-            for column in 0..*columns {
-                let (at, lane) = g.lane(first + column);
-                let bytes = panel.get_mut(at..).unwrap_or_default();
-                match if column < range.len() { rows.next() } else { None } {
-                    Some(row) => lane.put(row, importance, bytes),
-                    None => lane.pad(g.cols, bytes),
-                }
-            }
-            first += columns;
-        }
-    }
-}
-
-/// Groups of a row in a grouped format, the last one filled up with zeros, rounded as [`pack()`] does.
-pub fn groups(format: Format, row: &[f32], importance: Option<&[f32]>) -> impl Iterator<Item = Group> {
-    row.chunks(GROUP).enumerate().map(move |(g, x)| order::quantised(format, g, x, importance))
 }
 
 /// Rounds whole rows of `cols` numbers to what a format holds.
@@ -396,7 +209,9 @@ pub fn unpack_rows(
 
 /// Rounds rows `rows` of matrix `lead` as they were when they were packed: in grouped formats to the nearest
 /// codes of the scales that `packed` holds, whatever errors mattered when these were chosen. A group that was
-/// stored without a scale must be as good as zero, and stays what it is otherwise.
+/// stored without a scale must be as good as zero, and stays what it is otherwise. Where weights were `fed`, rounded
+/// with [`Feedback`], codes are not the nearest ones: a row takes those that are stored, if they differ from it by no
+/// more than rounding can.
 ///
 /// # Errors
 /// As [`unpack_rows`].
@@ -405,6 +220,7 @@ pub fn round_as_packed(
     packed: &[u8],
     lead: usize,
     rows: Range<usize>,
+    fed: bool,
     values: &mut [f32],
 ) -> io::Result<()> {
     let g = geometry;
@@ -413,9 +229,18 @@ pub fn round_as_packed(
         return Ok(());
     }
     let matrix = g.matrix(packed, lead, &rows, values.len())?;
+    let mut stored = Vec::new();
     for (row, values) in rows.zip(values.chunks_exact_mut(g.cols.max(1))) {
         let (panel, lane) = g.locate(row);
         let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
+        if fed && feedback::gains(g.format) {
+            stored.resize(values.len(), 0.0);
+            lane.get(bytes, &mut stored).ok_or(io::ErrorKind::UnexpectedEof)?;
+            if feedback::may_be(values, &stored) {
+                values.copy_from_slice(&stored);
+                continue;
+            }
+        }
         for (i, x) in values.chunks_mut(GROUP).enumerate() {
             let scale = lane.group(i, bytes).ok_or(io::ErrorKind::UnexpectedEof)?.scale;
             let all = order::filled(x);
@@ -442,6 +267,6 @@ pub fn pack_slice(geometry: &Geometry, values: &[f32]) -> io::Result<Vec<u8>> {
         out.copy_from_slice(from);
         Ok::<(), io::Error>(())
     };
-    pack(geometry, &|_| None, read, &mut bytes)?;
+    pack(geometry, &|_| Weighting::default(), read, &mut bytes)?;
     Ok(bytes)
 }

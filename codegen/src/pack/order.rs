@@ -68,6 +68,15 @@ impl Lane {
         }
     }
 
+    /// Writes the groups of a row that was rounded before.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    pub(super) fn put_groups(&self, groups: &[Group], bytes: &mut [u8]) {
+        for (g, group) in groups.iter().enumerate() {
+            self.put_group(g, group, bytes);
+        }
+    }
+
     /// Writes the zeros of a row of a grouped format that pads its panel.
     pub(super) fn pad(&self, cols: usize, bytes: &mut [u8]) {
         for g in 0..cols.div_ceil(GROUP) {

@@ -1,8 +1,8 @@
 //! Groups of numbers as whole codes times a scale.
 //!
 //! A group's scale and codes are chosen so that the weighted squared error `Σ wᵢ (xᵢ − s·qᵢ)²` is small, with
-//! `s` the scale as it is stored, in bf16. The codes are always the nearest ones to that scale, which
-//! [`Group::with_scale`] can thus repeat.
+//! `s` the scale as it is stored, in bf16. The codes of [`Group::nearest`] are the nearest ones to that scale, which
+//! [`Group::with_scale`] can thus repeat; those of [`super::Feedback`] are not.
 //!
 //! Everything here is written as loops over fixed arrays, which the compiler turns into vector code, and uses
 //! no operation whose result depends on the machine: two builds give the same bytes.
@@ -18,7 +18,7 @@ const LANES: usize = 8;
 const WHOLE: f32 = 12_582_912.0;
 
 /// Groups with no larger number are stored as zero: their scale would leave the range of bf16.
-const SMALLEST: f32 = 1e-30;
+pub(super) const SMALLEST: f32 = 1e-30;
 
 /// Largest magnitude that a grouped format takes. The largest code times a scale that was rounded up must
 /// still be finite.
@@ -35,14 +35,14 @@ pub struct Group {
 
 /// Codes of a grouped format.
 #[derive(Clone, Copy, Debug)]
-struct Codes {
+pub(super) struct Codes {
     lowest: f32,
     highest: f32,
 }
 
 impl Codes {
     const Q8: Self = Self { lowest: -127.0, highest: 127.0 };
-    const Q4: Self = Self { lowest: -8.0, highest: 7.0 };
+    pub(super) const Q4: Self = Self { lowest: -8.0, highest: 7.0 };
 
     const fn of(format: Format) -> Self {
         match format {
@@ -54,7 +54,7 @@ impl Codes {
     /// The nearest code, ties to even.
     #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
     #[inline(always)]
-    fn nearest(self, x: f32) -> f32 {
+    pub(super) fn nearest(self, x: f32) -> f32 {
         // Comparisons written out: `clamp` minds NaN, which costs instructions.
         let x = if x < self.lowest { self.lowest } else { x };
         let x = if x > self.highest { self.highest } else { x };
@@ -109,6 +109,28 @@ impl Group {
         }
         let codes = Codes::of(format);
         Self { scale, codes: x.map(|x| codes.nearest(x * by) as i8) }
+    }
+
+    /// The group that numbers were read back from: a scale and codes that give them exactly. Where there are none,
+    /// what [`Group::nearest`] says of numbers that all matter the same.
+    pub fn again(format: Format, x: &[f32; GROUP]) -> Self {
+        let largest = extreme(x);
+        if (SMALLEST..=LARGEST).contains(&largest.abs()) {
+            let codes = Codes::of(format);
+            let top = if largest < 0.0 { codes.lowest } else { codes.highest };
+            // The largest number has the largest code, most often that at the end of the range; scales have either sign.
+            for top in (1..=-codes.lowest as i32)
+                .rev()
+                .map(|c| c as f32)
+                .flat_map(|c| [c.copysign(top), c.copysign(-top)])
+            {
+                let found = Self::with_scale(format, x, bf16::from_f32(largest / top));
+                if found.values() == *x {
+                    return found;
+                }
+            }
+        }
+        Self::nearest(format, x, &[1.0; GROUP])
     }
 
     /// The numbers that are stored.

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::progress::{Bar, Progress};
 use moec_cpu::{Block, PackError, Packer, Scratch, WeightImportance};
-use moec_ir::plan::{FileRef, Layout, Paging, Plan, Segment};
+use moec_ir::plan::{FileRef, Paging, Plan, Segment};
 use moec_ir::{Module, Source, WeightId};
 use moec_runtime::flash::checksum_after;
 use sha2::{Digest, Sha256};
@@ -94,9 +94,7 @@ fn pieces<'a>(
         let padding = offset.checked_sub(end).and_then(|n| usize::try_from(n).ok()).ok_or_else(misplaced)?;
         let bytes = segment.matrix_bytes().and_then(|n| n.checked_mul(matrices.len() as u64));
         end = bytes.and_then(|n| n.checked_add(offset)).ok_or_else(misplaced)?;
-        // Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
-        let importance = c.importance.filter(|_| segment.layout != Layout::Rows);
-        let packer = Packer::new(segment, c.module.weight(weight), c.source, importance, matrices);
+        let packer = Packer::new(segment, c.module.weight(weight), c.source, c.importance, matrices);
         let packer = packer.map_err(failed)?;
         Ok(Piece { name: &segment.name, packer, padding, checksum })
     };

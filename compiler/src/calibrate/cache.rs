@@ -55,7 +55,8 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Im
     }
     let lowered = lower(c.spec, &c.shapes()?)?;
     let importance = Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped())?;
-    Ok(Some((importance, entry(c, &profile)?)))
+    let entry = entry(c, &profile)?;
+    Ok(Some((importance.rounded(c.config.weights.rounding, profile.correlations), entry)))
 }
 
 /// What a bundle says of the profile that it was built with.

@@ -4,9 +4,11 @@
 //! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
 //! of experts are read right before the step that reads the expert's weight.
 
+use super::products::Products;
 use super::record::Recorder;
 use crate::error::{Error, Result};
-use crate::profile::{Chunk, Moments, Routes, Routing, Saliency, Trace};
+use crate::profile::correlations::{WIDEST, block_for};
+use crate::profile::{Chunk, Correlations, Moments, Routes, Routing, Saliency, Trace};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
 use moec_ir::{DType, Graph, Module, Node, Op, Operand, ValueId, WeightClass, WeightId};
@@ -38,6 +40,10 @@ enum Tap {
     Routed { x: Rows, table: Table, sum: usize },
     /// The input of experts that lies in the order of the table, before the step.
     Slots { x: Rows, table: Table, sum: usize },
+    /// An input of which products are summed, matrix by matrix, before the step.
+    Dense { x: Rows, space: RowSpace, products: usize },
+    /// The same, of experts whose inputs lie in the order of the table.
+    PerSlot { x: Rows, table: Table, products: usize },
     /// Choices, weights and logits of a router, after the step.
     Router { ids: Rows, weights: Rows, logits: Rows, layer: usize },
     /// The residual stream in front of an attention's addition, before the step.
@@ -63,6 +69,7 @@ pub(super) struct Seen {
     pub(super) saliency: Vec<Saliency>,
     pub(super) weights: BTreeMap<String, Moments>,
     pub(super) routes: Routes,
+    pub(super) correlations: Vec<Correlations>,
 }
 
 /// Observer of the runs of one entry point.
@@ -71,6 +78,9 @@ pub(super) struct Collector<'a> {
     before: Vec<Vec<Tap>>,
     after: Vec<Vec<Tap>>,
     sums: Vec<Sum>,
+    products: Vec<Products>,
+    /// Products of values that several weights read.
+    known: BTreeMap<(ValueId, usize), usize>,
     layers: Vec<Routing>,
     trace: Trace,
     /// Loads of the chunk that is being read, by layer.
@@ -104,6 +114,8 @@ impl<'a> Collector<'a> {
             before: vec![Vec::new(); steps],
             after: vec![Vec::new(); steps],
             sums: Vec::new(),
+            products: Vec::new(),
+            known: BTreeMap::new(),
             layers: Vec::new(),
             trace: Trace::new(entry.kind.rows() as u32),
             loads: Vec::new(),
@@ -114,6 +126,7 @@ impl<'a> Collector<'a> {
             whole: true,
         };
         let spaces = graph.row_spaces(module);
+        let experts = experts_wide(module, graph);
         for node in &graph.nodes {
             if let Op::Router(desc) = &node.op {
                 collector.router(graph, node, desc)?;
@@ -152,6 +165,38 @@ impl<'a> Collector<'a> {
                     _ => return Err(Error::bug(format!("`{}` reads `{}`", node.op.name(), weight.name))),
                 };
                 collector.before[step].push(tap);
+                let name = &weight.name;
+                // Of a weight that two nodes read, the first input tells how channels go together.
+                let known = collector.products.iter().any(|p| p.readers.contains(name));
+                match tap {
+                    _ if known => {}
+                    Tap::Slots { x, table, .. } => {
+                        let block = block_for(weight.cols(), experts);
+                        let products = Products::new(name.clone(), weight.lead(), weight.cols(), block);
+                        collector.before[step].push(Tap::PerSlot {
+                            x,
+                            table,
+                            products: collector.products.len(),
+                        });
+                        collector.products.push(products);
+                    }
+                    // All experts together read what their layer does.
+                    Tap::Input { x, .. } | Tap::Routed { x, .. } => {
+                        let v = value(node, 0)?;
+                        let lead = if matches!(tap, Tap::Routed { .. }) { 1 } else { weight.lead() };
+                        if let Some(&known) = collector.known.get(&(v, lead)) {
+                            collector.products[known].readers.push(name.clone());
+                        } else {
+                            let products = collector.products.len();
+                            collector.known.insert((v, lead), products);
+                            let new = Products::new(name.clone(), lead, weight.cols(), WIDEST);
+                            collector.products.push(new);
+                            let space = spaces[v.0 as usize];
+                            collector.before[step].push(Tap::Dense { x, space, products });
+                        }
+                    }
+                    _ => {}
+                }
                 let (lead, cols) = (weight.lead(), weight.cols());
                 let name = weight.name.clone();
                 collector.sums.push(Sum {
@@ -330,6 +375,23 @@ impl<'a> Collector<'a> {
                     self.sums[sum].add(expert, slots.map(|slot| x.row(slot)), &mut self.part)
                 })?;
             }
+            Tap::Dense { x, space, products } => {
+                let n = match space {
+                    RowSpace::Tokens => view.n(),
+                    RowSpace::Outputs => view.m(),
+                };
+                let x = x.see(view)?;
+                let products = &mut self.products[products];
+                for lead in 0..products.lead() {
+                    let own = products.channels(lead);
+                    products.add(lead, (0..n).map(|i| x.row(i)?.get(own.start * 4..own.end * 4)))?;
+                }
+            }
+            Tap::PerSlot { x, table, products } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                let products = &mut self.products[products];
+                seen.each(|expert, slots| products.add(expert, slots.map(|slot| x.row(slot))))?;
+            }
             Tap::Router { ids, weights, logits, layer } => {
                 let (ids, weights, logits) = (ids.see(view)?, weights.see(view)?, logits.see(view)?);
                 for i in 0..view.n() {
@@ -413,7 +475,9 @@ impl<'a> Collector<'a> {
         }
         saliency.sort_by_key(|s| s.layer);
         trace.sequences.sort();
-        Ok(Seen { layers, trace, saliency, weights, routes: self.recorder.finish() })
+        let correlations = self.products.into_iter().map(Products::finish).collect::<Option<_>>();
+        let correlations = correlations.ok_or_else(|| Error::bug("sums of products of another shape"))?;
+        Ok(Seen { layers, trace, saliency, weights, routes: self.recorder.finish(), correlations })
     }
 }
 
@@ -443,7 +507,7 @@ fn add_squares(sums: &mut [f32], row: &[u8]) {
     }
 }
 
-fn number(b: &[u8]) -> f32 {
+pub(super) fn number(b: &[u8]) -> f32 {
     f32::from_le_bytes([b[0], b[1], b[2], b[3]])
 }
 
@@ -496,6 +560,15 @@ impl SeenTable<'_> {
         }
         Some(())
     }
+}
+
+/// Matrices of experts whose inputs have products of their own.
+fn experts_wide(module: &Module, graph: &Graph) -> usize {
+    let of = |n: &Node| match (&n.op, n.inputs.get(2)) {
+        (Op::ExpertFfn { .. }, Some(&Operand::Weight(id))) => module.weight(id).lead(),
+        _ => 0,
+    };
+    graph.nodes.iter().map(of).sum()
 }
 
 /// The layer whose attention a scope is: 3 for `layers.3.attn`.

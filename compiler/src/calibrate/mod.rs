@@ -6,6 +6,7 @@
 
 mod cache;
 mod collect;
+mod products;
 mod record;
 pub(crate) mod texts;
 
@@ -14,7 +15,7 @@ pub use texts::{Corpus, read_ids, read_texts};
 
 use crate::bundle::read::Bundle;
 use crate::bundle::write;
-use crate::config::{Activations, Config, KvCache, Weights};
+use crate::config::{Activations, Config, KvCache, Rounding, Size, Weights};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::interrupt;
@@ -115,8 +116,8 @@ pub fn calibrate(
         }
         bar.finish();
         (reading.predicted, reading.loss) = (run.predicted, run.loss);
-        let Seen { layers, trace, saliency, weights, routes } = run.collector.finish()?;
-        Ok(Profile { origin, reading, layers, trace, saliency, weights, routes })
+        let Seen { layers, trace, saliency, weights, routes, correlations } = run.collector.finish()?;
+        Ok(Profile { origin, reading, layers, trace, saliency, weights, routes, correlations })
     })
 }
 
@@ -144,6 +145,8 @@ fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
         attention: of(WeightClass::Attention),
         embeddings: of(WeightClass::Embeddings),
         activations: Activations::F32,
+        rounding: Rounding::Nearest,
+        size: Size::Any,
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::{output, paging, placement};
 use crate::bundle::read::Bundle;
-use crate::decisions::{By, Decision, Decisions, shown};
+use crate::config::Rounding;
+use crate::decisions::{By, Decision, Decisions, MixDecision, shown};
 use crate::passes::reside::any_layer;
 use crate::{Error, Result, human};
 use moec_cpu::Bound;
@@ -250,10 +251,12 @@ fn head(
         row("bundle", args.bundle.display().to_string()),
         row("target", format!("{} ({}, {})", target.name, target.triple, target.cpu)),
         row("activations", format!("`{}` in model.toml", decisions.activations)),
+        row("rounding", rounding(decisions).to_owned()),
     ];
     rows.extend(weights.iter().map(|((class, format), share)| {
         row("weights", format!("{class}: {}", stored(*format, share.numbers, share.bytes)))
     }));
+    rows.extend(decisions.mix.as_ref().map(|m| row("mix", mixed(m))));
     rows.extend(cache(states).map(|(format, bits, bytes)| {
         row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
     }));
@@ -332,6 +335,27 @@ fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
     out
 }
 
+/// What was chosen for a size, in words.
+fn mixed(mix: &MixDecision) -> String {
+    let wanted =
+        mix.size.map_or("as small as quality allows".to_owned(), |b| format!("for {}", human::bytes(b)));
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    mix.weights.iter().for_each(|w| *counts.entry(&w.format).or_default() += w.weights.len());
+    let counts: Vec<_> = counts.iter().map(|(format, n)| format!("{n} weights in {format}")).collect();
+    let (bytes, percent) = (human::bytes(mix.bytes), 100.0 * mix.increase);
+    format!("{wanted}: {}; {bytes}, perplexity {percent:+.3} % as measured", counts.join(", "))
+}
+
+/// How weights were rounded, in words.
+fn rounding(decisions: &Decisions) -> &'static str {
+    match decisions.rounding {
+        Rounding::Feedback => {
+            "q4 with error feedback, by how the profile says that input channels go together"
+        }
+        Rounding::Nearest => "to the nearest codes",
+    }
+}
+
 fn report(
     args: &Args,
     bundle: &Bundle,
@@ -348,6 +372,8 @@ fn report(
         "target": bundle.plan.target.name,
         "cpu": bundle.plan.target.cpu,
         "activations": decisions.activations,
+        "rounding": decisions.rounding.name(),
+        "mix": decisions.mix,
         "figures": decisions.figures,
         "threads": decisions.threads,
         "weights": weights.iter().map(|((class, format), share)| json!({

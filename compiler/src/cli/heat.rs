@@ -291,6 +291,7 @@ mod tests {
             saliency: Vec::new(),
             weights: BTreeMap::new(),
             routes: Routes::default(),
+            correlations: Vec::new(),
         }
     }
 

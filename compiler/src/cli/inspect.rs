@@ -91,6 +91,7 @@ fn config(args: &Args, config: &Config) -> Result<()> {
             "attention": w.attention.name(),
             "embeddings": w.embeddings.name(),
             "activations": w.activations.name(),
+            "rounding": w.rounding.name(),
         },
         "estimate": {"weight_bytes": bytes, "kv_cache_bytes": cache},
     });

@@ -52,6 +52,13 @@ pub(super) fn inspect(args: &inspect::Args) -> Result<()> {
     }
     let numbers = human::count(numbers as u64);
     rows.push(row("importance", format!("{numbers} input channels of {} weights", profile.weights.len())));
+    let pairs: u64 = profile.correlations.iter().map(|c| c.pairs()).sum();
+    let inputs = profile.correlations.len();
+    let kept = match inputs {
+        0 => "none: q4 weights are rounded to the nearest codes".to_owned(),
+        _ => format!("{} pairs of channels of {inputs} inputs", human::count(pairs)),
+    };
+    rows.push(row("correlations", kept));
     let mut text = output::table(&rows);
     if !profile.layers.is_empty() {
         let head = ["layer", "tokens", "experts used", "busiest / mean", "least used (tokens)"];

@@ -1,7 +1,7 @@
 //! The keys of `model.toml`, one row each.
 
 use super::read::{Value, Wrong};
-use super::{Activations, Config, Home, KvCache, Overflow};
+use super::{Activations, Config, Home, KvCache, Overflow, Rounding, Size};
 use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
@@ -132,6 +132,35 @@ pub const KEYS: &[Key] = &[
             "what suits the target and the weights' format and costs less than the weights' own rounding.",
         ],
         set: |c, v| Activations::parse(v.text()?).map(|a| c.weights.activations = a).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "weights",
+        name: "rounding",
+        default: "\"feedback\"",
+        range: "\"feedback\" or \"nearest\"",
+        help: &[
+            "How q4 weights are rounded: each number after the errors of those before it were made up for, as the profile",
+            "tells how input channels go together, or each to the nearest code. Without a profile it is the nearest code.",
+        ],
+        set: |c, v| Rounding::parse(v.text()?).map(|r| c.weights.rounding = r).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "weights",
+        name: "size",
+        default: "\"\"",
+        range: "a size such as \"4 GiB\", \"auto\", or \"\" for none",
+        help: &[
+            "Most that all weights may take. Each matrix then gets the format of its class, q8 or q4, as little as that costs",
+            "on the text of `[quality]` or `[calibrate]`. `auto` is the least that `max_perplexity_increase` allows.",
+        ],
+        set: |c, v| {
+            c.weights.size = match v.text()? {
+                "" => Size::Any,
+                "auto" => Size::Auto,
+                text => Size::Most(human::parse_bytes(text).filter(|b| *b > 0).ok_or(Wrong::Range)?),
+            };
+            Ok(())
+        },
     },
     Key {
         section: "memory",
@@ -395,7 +424,8 @@ pub const KEYS: &[Key] = &[
         range: "\"none\", or a share in \"0%\"..=\"100%\"",
         help: &[
             "Most by which the perplexity of held-out text may rise (\"1%\"). The compiler then chooses the capacities",
-            "itself, and `coverage` says nothing. Targets with dynamic shapes lose nothing.",
+            "itself, and `coverage` says nothing. Targets with dynamic shapes lose nothing by capacities; there it bounds what",
+            "`size` under `[weights]` may cost.",
         ],
         set: |c, v| {
             let text = v.text()?;

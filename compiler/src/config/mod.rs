@@ -21,6 +21,7 @@ pub use moec_ir::placement::Overflow;
 use moec_ir::{Format, WeightClass};
 use moec_runtime::cache::Pin;
 use moec_runtime::regular;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 /// Longest sequence where `shapes.max_context` is not given and the model's own limit is not shorter.
@@ -95,6 +96,51 @@ pub struct Weights {
     pub embeddings: Format,
     /// Arithmetic of activations.
     pub activations: Activations,
+    /// How numbers are rounded.
+    pub rounding: Rounding,
+    /// Bytes of all weights, for which single ones get smaller formats than those of their classes.
+    pub size: Size,
+}
+
+/// A size of weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Size {
+    /// What the formats make of them.
+    #[default]
+    Any,
+    /// The smallest that `max_perplexity_increase` allows.
+    Auto,
+    /// At most that many bytes.
+    Most(u64),
+}
+
+/// How weights are rounded to groups of codes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rounding {
+    /// Each number to the nearest code.
+    #[default]
+    Nearest,
+    /// In order, each number after the errors of those before it were made up for.
+    Feedback,
+}
+
+impl Rounding {
+    /// Every one, in the order that messages list them.
+    pub const ALL: [Self; 2] = [Self::Feedback, Self::Nearest];
+
+    /// Name in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nearest => "nearest",
+            Self::Feedback => "feedback",
+        }
+    }
+
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|r| r.name() == name)
+    }
 }
 
 /// `[calibrate]`: what calibration reads, and the profile that a build takes.
@@ -302,6 +348,8 @@ impl Config {
                 attention: Format::Bf16,
                 embeddings: Format::Bf16,
                 activations: Activations::Auto,
+                rounding: Rounding::Feedback,
+                size: Size::Any,
             },
             memory: Memory::default(),
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },

@@ -1,6 +1,6 @@
 //! The `model.toml` that `moec init` writes: every key with what it does and the model's own figures.
 
-use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Weights};
+use super::{Activations, DEFAULT_MAX_CONTEXT, KEYS, Rounding, Size, Weights};
 use crate::human;
 use moec_ir::types::GROUP;
 use moec_ir::{Format, WeightClass};
@@ -126,8 +126,10 @@ fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
 /// `f32 24.0 MiB, bf16 12.0 MiB, …`: about the size of a bundle that stores everything in one format.
 pub(crate) fn sizes(facts: &Facts) -> String {
     let size = |format| {
-        let activations = Activations::Auto;
-        let weights = Weights { experts: format, attention: format, embeddings: format, activations };
+        let (activations, rounding) = (Activations::Auto, Rounding::Feedback);
+        let size = Size::Any;
+        let weights =
+            Weights { experts: format, attention: format, embeddings: format, activations, rounding, size };
         format!("{format} {}", human::bytes(facts.bundle_bytes(&weights)))
     };
     Format::ALL.map(size).join(", ")

@@ -60,6 +60,7 @@ fn every_key_is_read() {
         "[model]\nsource = \"../hf\"\nallow_nonfinite = true\n\
          [shapes]\nmax_context = 1_024\nprefill_chunk = 0x40\ndecode_batch = [1, 2, 4]\n\
          [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
+         rounding = \"nearest\"\nsize = \"3 GiB\"\n\
          [memory]\nkv_cache = \"q8\"\n\
          [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\n\
          [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
@@ -80,6 +81,8 @@ fn every_key_is_read() {
             attention: Format::F32,
             embeddings: Format::Q4,
             activations: Activations::I8,
+            rounding: Rounding::Nearest,
+            size: Size::Most(3 << 30),
         }
     );
     assert_eq!(c.memory.kv_cache, KvCache::Q8);

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use half::f16;
 use moec_coreml::emit::Raw;
 use moec_coreml::program::Blocks;
-use moec_cpu::{WeightImportance, groups};
+use moec_cpu::{WeightImportance, Weighting, groups};
 use moec_device::Unit;
 use moec_ir::types::GROUP;
 use moec_ir::{Source, Weight};
@@ -140,6 +140,10 @@ impl RawFile {
         let Part { weight, lead, rows, cols } = part;
         let strip = (STRIP / cols.len().max(1)).clamp(1, rows.len().max(1));
         let (mut read, mut bytes) = (Vec::new(), Vec::new());
+        let by = numbers.importance.filter(|_| bits.is_some());
+        let feedback = by.and_then(|i| i.feedback(&weight.name, *lead));
+        let importance = by.and_then(|i| i.importance(&weight.name, *lead));
+        let weighting = Weighting { feedback: feedback.as_deref(), ..Weighting::of(importance) };
         for first in rows.clone().step_by(strip) {
             let some = first..(first + strip).min(rows.end);
             read.resize(some.len() * cols.len(), 0.0_f32);
@@ -153,17 +157,14 @@ impl RawFile {
                     bytes.extend_from_slice(&self.half(weight, x)?.to_le_bytes());
                 }
             } else {
-                let importance = numbers.importance.and_then(|i| i.importance(&weight.name, *lead));
-                for row in read.chunks_exact(cols.len().max(1)) {
-                    let groups =
-                        groups(weight.format, row, importance).map_err(|x| self.refused(weight, x))?;
-                    for (scale, codes) in groups {
-                        // bf16 has fewer digits than f16, so that a scale is exact from 2⁻¹⁷ on. A smaller one is
-                        // rounded to a multiple of 2⁻²⁴: no weight of its group is off by more than 2⁻¹⁸.
-                        scales.extend_from_slice(&self.half(weight, scale)?.to_le_bytes());
-                        self.half(weight, scale * 128.0)?;
-                        bytes.extend(codes.map(i8::cast_unsigned));
-                    }
+                let groups = groups(weight.format, &read, cols.len(), weighting)
+                    .map_err(|x| self.refused(weight, x))?;
+                for (scale, codes) in groups {
+                    // bf16 has fewer digits than f16, so that a scale is exact from 2⁻¹⁷ on. A smaller one is
+                    // rounded to a multiple of 2⁻²⁴: no weight of its group is off by more than 2⁻¹⁸.
+                    scales.extend_from_slice(&self.half(weight, scale)?.to_le_bytes());
+                    self.half(weight, scale * 128.0)?;
+                    bytes.extend(codes.map(i8::cast_unsigned));
                 }
             }
             self.put(&bytes, sha)?;

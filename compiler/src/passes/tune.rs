@@ -102,9 +102,11 @@ pub fn tune(
         attention: None,
         version: VERSION,
         activations: target.activations().name().to_owned(),
+        rounding: crate::config::Rounding::default(),
         threads: tuner.map(|t| t.threads()),
         figures: figures(target),
         kernels: decisions,
+        mix: None,
         cache: None,
     })
 }

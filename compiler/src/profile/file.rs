@@ -8,19 +8,22 @@
 //! | 20..52 | SHA-256 of the stored form |
 //! | 52.. | the stored form (bincode), deflated |
 
-use super::Profile;
+use super::{Moments, Origin, Profile, Reading, Routes, Routing, Saliency, Trace};
 use crate::bundle::hashing::sha256;
 use crate::bundle::partial::io_error;
 use crate::error::{Error, Result};
 use moec_runtime::regular;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
-/// Version of the stored form that this moec writes and reads.
-pub const VERSION: u32 = 2;
+/// Version of the stored form that this moec writes.
+pub const VERSION: u32 = 3;
+/// Oldest version that it reads: that without [`super::Correlations`].
+pub const OLDEST: u32 = 2;
 
 const HEADER: usize = 52;
 /// Largest stored form: the largest model that is published needs half of it.
@@ -29,6 +32,25 @@ const MOST_BYTES: usize = 1 << 31;
 const MOST_RATIO: usize = 1032;
 /// How hard it is deflated: past this, time goes up and size hardly down.
 const EFFORT: u8 = 6;
+
+/// A profile of version 2.
+#[derive(bincode::Decode)]
+struct Old {
+    origin: Origin,
+    reading: Reading,
+    layers: Vec<Routing>,
+    trace: Trace,
+    saliency: Vec<Saliency>,
+    weights: BTreeMap<String, Moments>,
+    routes: Routes,
+}
+
+impl From<Old> for Profile {
+    fn from(old: Old) -> Self {
+        let Old { origin, reading, layers, trace, saliency, weights, routes } = old;
+        Self { origin, reading, layers, trace, saliency, weights, routes, correlations: Vec::new() }
+    }
+}
 
 /// Whether these first bytes of a file are those of a profile.
 pub fn is_profile(start: &[u8]) -> bool {
@@ -76,9 +98,10 @@ impl Profile {
         };
         let header = bytes.get(..HEADER).ok_or_else(|| damaged("it ends in its header"))?;
         let word = |at: usize| header[at..at + 4].iter().rev().fold(0_u32, |n, &b| n << 8 | u32::from(b));
-        if word(8) != VERSION {
-            return Err(Error::limit(format!("it is of version {}", word(8)))
-                .because(format!("this moec reads version {VERSION}"))
+        let version = word(8);
+        if !(OLDEST..=VERSION).contains(&version) {
+            return Err(Error::limit(format!("it is of version {version}"))
+                .because(format!("this moec reads versions {OLDEST} to {VERSION}"))
                 .hint("take it anew with `moec calibrate`"));
         }
         let len = u64::from(word(12)) | u64::from(word(16)) << 32;
@@ -91,8 +114,11 @@ impl Profile {
             return Err(damaged("its checksum is wrong"));
         }
         let config = bincode::config::standard().with_limit::<{ MOST_BYTES }>();
-        let (profile, read): (Self, usize) =
-            bincode::decode_from_slice(&stored, config).map_err(|e| damaged(&e.to_string()))?;
+        let decoded = match version {
+            OLDEST => bincode::decode_from_slice::<Old, _>(&stored, config).map(|(old, n)| (old.into(), n)),
+            _ => bincode::decode_from_slice::<Self, _>(&stored, config),
+        };
+        let (profile, read) = decoded.map_err(|e| damaged(&e.to_string()))?;
         if read != stored.len() {
             return Err(damaged("it goes on behind its end"));
         }

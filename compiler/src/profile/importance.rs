@@ -7,11 +7,13 @@
 //! The profile knows weights by the names that lowering gives them. Rewriting joins and scales weights; what a
 //! rewritten one is made of stands in its expression, and its channels follow from that.
 
-use super::{Moments, Profile};
+use super::{Correlations, Moments, Profile, table};
+use crate::config::Rounding;
 use crate::error::{Error, Result};
-use moec_cpu::WeightImportance;
+use moec_cpu::{Feedback, WeightImportance, gains};
 use moec_ir::{Axis, Module, Source, Weight, WeightExpr};
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Tokens from which an expert's own channels count. With fewer, the layer's mean stands in for them.
 pub const ENOUGH: u64 = 64;
@@ -20,14 +22,24 @@ pub const ENOUGH: u64 = 64;
 const FLOOR: f32 = 0.01;
 
 /// The importance of every input channel of a model's weights, by their names in the Graph that is compiled.
-#[derive(Clone, Debug, Default)]
-pub struct Importance(HashMap<String, Channels>);
+#[derive(Debug, Default)]
+pub struct Importance {
+    channels: HashMap<String, Channels>,
+    /// How channels go together; empty where errors are not fed back.
+    correlations: Vec<Correlations>,
+    /// The table that tokens are looked up in, and how its rows are rounded.
+    table: Option<(String, Arc<Feedback>)>,
+    /// Feedback of the input that was asked last of those that all experts of a layer share.
+    shared: Mutex<Option<(usize, Arc<Feedback>)>>,
+}
 
 /// `[lead, cols]`, 1 on average over each matrix.
 #[derive(Clone, Debug)]
 struct Channels {
     cols: usize,
     all: Vec<f32>,
+    /// Its input's correlations, and the means `[cols]` over all matrices where these share them.
+    input: Option<(usize, Vec<f32>)>,
 }
 
 impl Importance {
@@ -57,7 +69,8 @@ impl Importance {
                 ))
                 .hint("take it anew with `moec calibrate`"));
             }
-            known.push((moments, &weight.expr));
+            let input = profile.correlations.iter().position(|c| c.readers.contains(&weight.name));
+            known.push((moments, &weight.expr, input));
         }
         let known = Known { weights: known, source };
         let mut found = HashMap::new();
@@ -66,30 +79,126 @@ impl Importance {
             let fits = |all: &Vec<f32>| all.len() == weight.lead() * cols;
             if let Some(mut all) = known.squares(&weight.expr)?.filter(fits) {
                 all.chunks_exact_mut(cols.max(1)).for_each(normalise);
-                found.insert(weight.name.clone(), Channels { cols, all });
+                let mean = |input: usize| {
+                    let shared = profile.correlations.get(input).is_some_and(|c| c.lead() < weight.lead());
+                    let mut mean = known.recorded(&weight.expr).filter(|_| shared)?.mean();
+                    normalise(&mut mean);
+                    Some(mean)
+                };
+                let input = known.input(&weight.expr).map(|i| (i, mean(i).unwrap_or_default()));
+                found.insert(weight.name.clone(), Channels { cols, all, input });
             }
         }
-        Ok(Self(found))
+        let own = table::table(module).filter(|w| gains(w.format) && wanted(w));
+        // A rewritten table is another one.
+        let own = own.filter(|w| table::table(lowered).is_some_and(|known| known.expr == w.expr));
+        let table = match own {
+            Some(weight) => table::feedback(lowered, source)?.map(|f| (weight.name.clone(), f)),
+            None => None,
+        };
+        Ok(Self { channels: found, table, ..Self::default() })
     }
+
+    /// With what a rounding needs of the profile that it is of.
+    pub fn rounded(self, rounding: Rounding, correlations: Vec<Correlations>) -> Self {
+        match rounding {
+            Rounding::Feedback => self.with_feedback(correlations),
+            Rounding::Nearest => self,
+        }
+    }
+
+    /// With the correlations of the profile that it is of: errors are fed back.
+    pub fn with_feedback(self, correlations: Vec<Correlations>) -> Self {
+        Self { correlations, ..self }
+    }
+
+    /// How weights are rounded by it.
+    pub fn rounding(&self) -> Rounding {
+        if self.correlations.is_empty() { Rounding::Nearest } else { Rounding::Feedback }
+    }
+
+    /// Feedback of a matrix; `None` where its input is not known, or too little of it.
+    fn matrix(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>> {
+        let channels = self.channels.get(weight)?;
+        let (input, mean) = channels.input.as_ref()?;
+        let correlations = self.correlations.get(*input).filter(|c| c.cols == channels.cols)?;
+        if mean.is_empty() {
+            let enough = correlations.tokens.get(lead).is_some_and(|&n| n >= ENOUGH);
+            return enough.then(|| feedback(correlations, lead, self.importance(weight, lead)?)).flatten();
+        }
+        let mut shared = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = shared.as_ref().filter(|(i, _)| i == input) {
+            return Some(Arc::clone(known));
+        }
+        let found = feedback(correlations, 0, mean)?;
+        *shared = Some((*input, Arc::clone(&found)));
+        Some(found)
+    }
+}
+
+/// Feedback by correlations and normalised mean squares. The latter's floor is the damping of GPTQ (arXiv 2210.17323,
+/// §3.3, step 3): a hundredth of the mean is added to the diagonal.
+fn feedback(correlations: &Correlations, lead: usize, squares: &[f32]) -> Option<Arc<Feedback>> {
+    let root: Vec<f64> =
+        squares.iter().map(|&x| (f64::from(x) - f64::from(FLOOR / (1.0 + FLOOR))).max(0.0).sqrt()).collect();
+    let blocks = correlations.of(lead).map(|(range, mut below)| {
+        let (root, squares) = (&root[range.clone()], &squares[range.clone()]);
+        let mut moments = Vec::with_capacity(root.len() * (root.len() + 1) / 2);
+        for i in 0..root.len() {
+            moments.extend(below.by_ref().take(i).zip(root).map(|(r, x)| r * x * root[i]));
+            moments.push(f64::from(squares[i]));
+        }
+        (range, moments)
+    });
+    Feedback::new(blocks).map(Arc::new)
 }
 
 impl WeightImportance for Importance {
     fn importance(&self, weight: &str, lead: usize) -> Option<&[f32]> {
-        let Channels { cols, all } = self.0.get(weight)?;
+        let Channels { cols, all, .. } = self.channels.get(weight)?;
         all.get(lead * cols..(lead + 1) * cols)
+    }
+
+    fn feedback(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>> {
+        self.matrix(weight, lead)
+    }
+
+    fn table(&self, weight: &str) -> Option<Arc<Feedback>> {
+        let (name, feedback) = self.table.as_ref().filter(|_| self.rounding() == Rounding::Feedback)?;
+        (name == weight).then(|| Arc::clone(feedback))
     }
 }
 
 /// What the profile knows of weights, by what lowering made of them.
 struct Known<'a> {
-    weights: Vec<(&'a Moments, &'a WeightExpr)>,
+    /// Moments, expression, and the number of the input's correlations.
+    weights: Vec<(&'a Moments, &'a WeightExpr, Option<usize>)>,
     source: &'a dyn Source,
 }
 
 impl Known<'_> {
+    /// What stands for an expression whose channels are those of one weight, unscaled.
+    fn known(&self, expr: &WeightExpr) -> Option<&(&Moments, &WeightExpr, Option<usize>)> {
+        self.weights.iter().find(|(_, known, _)| *known == expr).or_else(|| match expr {
+            WeightExpr::Concat { axis: Axis::Rows, of } => of.first().and_then(|first| self.known(first)),
+            WeightExpr::Slice { axis: Axis::Rows, of, .. } => self.known(of),
+            _ => None,
+        })
+    }
+
+    /// Its moments.
+    fn recorded(&self, expr: &WeightExpr) -> Option<&Moments> {
+        self.known(expr).map(|(moments, ..)| *moments)
+    }
+
+    /// The number of its input's correlations.
+    fn input(&self, expr: &WeightExpr) -> Option<usize> {
+        self.known(expr)?.2
+    }
+
     /// Mean squares of the inputs of an expression, `[lead, cols]`.
     fn squares(&self, expr: &WeightExpr) -> Result<Option<Vec<f32>>> {
-        if let Some((moments, _)) = self.weights.iter().find(|(_, known)| *known == expr) {
+        if let Some((moments, ..)) = self.weights.iter().find(|(_, known, _)| *known == expr) {
             return Ok(Some(recorded(moments)));
         }
         match expr {

@@ -3,12 +3,14 @@
 //! A profile has one part per question, each in a file of its own: [`Reading`] (which texts, how well the
 //! model predicts them), [`Routing`] (which experts the tokens chose, and which together), [`Trace`] (the load of
 //! every expert chunk by chunk), [`Saliency`] (how large attention outputs are), [`Moments`] (how large the inputs of
-//! each matrix are) and [`Routes`] (which experts a sample of the tokens chose, one after the other). A part knows how to
+//! each matrix are), [`Correlations`] (how these go together) and [`Routes`] (which experts a sample of the tokens chose,
+//! one after the other). A part knows how to
 //! check itself and how to merge; a further one is a further field of [`Profile`] and a new [`file::VERSION`]. [`loads`]
 //! and [`mod@overlap`] answer what passes and people ask.
 //!
 //! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
 
+pub mod correlations;
 pub mod file;
 pub mod importance;
 pub mod loads;
@@ -19,10 +21,12 @@ mod reading;
 pub mod routes;
 mod routing;
 mod saliency;
+mod table;
 #[cfg(test)]
 mod tests;
 mod trace;
 
+pub use correlations::Correlations;
 pub use importance::Importance;
 pub use moments::Moments;
 pub use origin::Origin;
@@ -59,6 +63,8 @@ pub struct Profile {
     pub weights: BTreeMap<String, Moments>,
     /// Choices of single tokens, in order.
     pub routes: Routes,
+    /// How the channels of these inputs go together, each input once; empty in a profile of version 2.
+    pub correlations: Vec<Correlations>,
 }
 
 /// What is wrong with a profile.
@@ -103,11 +109,22 @@ impl Profile {
             saliency: saliency.ok_or_else(differ)?,
             weights: weights.ok_or_else(differ)?,
             routes: self.routes.merge(&other.routes, &self.layers),
+            correlations: self.merged_correlations(other),
         };
         merged
             .check()
             .map_err(|e| Error::limit("the merged profile is past what one can hold").because(e))?;
         Ok(merged)
+    }
+
+    /// Correlations of the inputs that both saw. None where one of them is of a version that kept none.
+    fn merged_correlations(&self, other: &Self) -> Vec<Correlations> {
+        let moments = |of: &Self, c: &Correlations| Some(of.weights.get(c.readers.first()?)?.clone());
+        let merged = |a: &Correlations| {
+            let b = other.correlations.iter().find(|b| b.readers == a.readers)?;
+            a.merge(&moments(self, a)?, b, &moments(other, b)?)
+        };
+        self.correlations.iter().filter_map(merged).collect()
     }
 
     /// Checks what every reader of a profile relies on.
@@ -128,6 +145,13 @@ impl Profile {
                 return Err(format!("weight name {name:?}"));
             }
             moments.check().map_err(|e| format!("weight `{name}`: {e}"))?;
+        }
+        if self.correlations.len() > self.weights.len() {
+            return Err("more inputs than weights".to_owned());
+        }
+        let shape = |name: &str| self.weights.get(name).map(|m| (m.lead(), m.cols));
+        for (i, c) in self.correlations.iter().enumerate() {
+            c.check(shape).map_err(|e| format!("input {i}: {e}"))?;
         }
         self.routes.check(&self.layers)
     }

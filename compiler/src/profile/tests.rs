@@ -15,6 +15,21 @@ fn moments(lead: usize, cols: usize) -> impl Strategy<Value = Moments> {
         .prop_map(move |(tokens, sums)| Moments::from_sums(cols, tokens, &sums).unwrap())
 }
 
+fn correlations(reader: &str, lead: usize, cols: usize) -> impl Strategy<Value = Correlations> {
+    let (reader, block) = (reader.to_owned(), 2);
+    let inputs = vec(vec(-2.0_f32..2.0, cols), 3 * lead);
+    inputs.prop_map(move |inputs| {
+        let mut sums = Vec::new();
+        for seen in inputs.chunks(3) {
+            for range in correlations::blocks(cols, block) {
+                let pairs = range.clone().flat_map(|i| (range.start..=i).map(move |j| (i, j)));
+                sums.extend(pairs.map(|(i, j)| seen.iter().map(|x| x[i] * x[j]).sum::<f32>()));
+            }
+        }
+        Correlations::from_sums(vec![reader.clone()], cols, block, vec![3; lead], &sums).unwrap()
+    })
+}
+
 fn routing(layer: u32, k: u32, experts: usize) -> impl Strategy<Value = Routing> {
     (TOKENS, vec(-1e3_f64..1e9, experts)).prop_map(move |(tokens, weight)| {
         let mut chosen = vec![0; experts];
@@ -43,23 +58,27 @@ fn profile() -> impl Strategy<Value = Profile> {
     // One token per chunk, where both layers have seen that many.
     let sequences = vec(1_usize..4, 0..3);
     let parts = (routing(0, 2, 4), routing(1, 1, 3), moments(1, 5), moments(4, 3));
-    (reading, parts, norms, sequences).prop_map(|(reading, (a, b, q, down), norms, sequences)| Profile {
-        origin: origin(),
-        reading,
-        trace: {
-            let mut trace = Trace::new(2);
-            let most = a.tokens.min(b.tokens).min(9) as usize;
-            for len in sequences {
-                trace.begin();
-                (0..len).for_each(|_| trace.push(Chunk { tokens: 1, loads: vec![1, 1, 0, 0, 1, 0, 0] }));
-            }
-            if trace.chunks() > most { Trace::new(2) } else { trace }
+    let together = (correlations("layers.0.attn.q", 1, 5), correlations("layers.0.moe.down", 4, 3));
+    (reading, parts, norms, sequences, together).prop_map(
+        |(reading, (a, b, q, down), norms, sequences, together)| Profile {
+            correlations: vec![together.0, together.1],
+            origin: origin(),
+            reading,
+            trace: {
+                let mut trace = Trace::new(2);
+                let most = a.tokens.min(b.tokens).min(9) as usize;
+                for len in sequences {
+                    trace.begin();
+                    (0..len).for_each(|_| trace.push(Chunk { tokens: 1, loads: vec![1, 1, 0, 0, 1, 0, 0] }));
+                }
+                if trace.chunks() > most { Trace::new(2) } else { trace }
+            },
+            saliency: vec![norms],
+            layers: vec![a, b],
+            weights: [("layers.0.attn.q".to_owned(), q), ("layers.0.moe.down".to_owned(), down)].into(),
+            routes: Routes::default(),
         },
-        saliency: vec![norms],
-        layers: vec![a, b],
-        weights: [("layers.0.attn.q".to_owned(), q), ("layers.0.moe.down".to_owned(), down)].into(),
-        routes: Routes::default(),
-    })
+    )
 }
 
 /// A chunk of which the first of two experts gets `first` tokens.
@@ -82,6 +101,16 @@ fn example() -> Profile {
         )]
         .into(),
         routes: Routes { sequences: vec![sequence(3)] },
+        correlations: vec![
+            Correlations::from_sums(
+                vec!["layers.0.moe.down".to_owned()],
+                2,
+                2,
+                vec![99, 1],
+                &[99.0, -99.0, 198.0, 7.0, 3.0, 8.0],
+            )
+            .unwrap(),
+        ],
     }
 }
 
@@ -501,6 +530,52 @@ mod channels {
     fn experts_with_little_text_are_named() {
         let said = too_few(&example()).unwrap();
         assert!(said.starts_with("1 of 2 experts saw fewer than 64 tokens (1 in layer 0)"), "{said}");
+    }
+}
+
+/// What was written before there were correlations is read as it was.
+#[test]
+fn a_profile_of_version_two_is_read() {
+    let new = example();
+    let old = (&new.origin, &new.reading, &new.layers, &new.trace, &new.saliency, &new.weights, &new.routes);
+    let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
+    let mut bytes = file::MAGIC.to_vec();
+    bytes.extend(2_u32.to_le_bytes());
+    bytes.extend((stored.len() as u64).to_le_bytes());
+    bytes.extend(crate::bundle::hashing::sha256(&stored));
+    bytes.extend(miniz_oxide::deflate::compress_to_vec(&stored, 6));
+    let read = Profile::decode(&bytes).unwrap();
+    assert_eq!(read, Profile { correlations: Vec::new(), ..new.clone() });
+    // Merged with a new one, there are none either.
+    assert!(read.merge(&new).unwrap().correlations.is_empty());
+    bytes[8] = 1;
+    assert!(Profile::decode(&bytes).unwrap_err().to_string().contains("version 1"));
+}
+
+#[test]
+fn correlations_are_those_of_the_sums() {
+    let of = |c: &Correlations, lead| c.of(lead).flat_map(|(_, r)| r).collect::<Vec<_>>();
+    let seen = &example().correlations[0];
+    assert!((of(seen, 0)[0] + 0.5_f64.sqrt()).abs() < 1e-4);
+    assert!((of(seen, 1)[0] - 3.0 / 56.0_f64.sqrt()).abs() < 1e-4);
+    // Twice the same text tells the same.
+    let both = example().merge(&example()).unwrap();
+    assert_eq!(of(&both.correlations[0], 0), of(seen, 0));
+    assert_eq!(both.correlations[0].tokens, [198, 2]);
+    // Blocks are as wide as there is room for them.
+    assert_eq!(correlations::block_for(96, 96), correlations::WIDEST);
+    assert_eq!(correlations::block_for(1024, 1024), 256);
+    assert_eq!(correlations::block_for(1 << 20, 1 << 20), moec_ir::types::GROUP);
+    // Each must fit the moments that it goes with.
+    for wrong in [
+        Correlations { readers: vec!["other".into()], ..seen.clone() },
+        Correlations { readers: Vec::new(), ..seen.clone() },
+        Correlations { cols: 3, ..seen.clone() },
+        Correlations { block: 0, ..seen.clone() },
+        Correlations { block: correlations::WIDEST + 1, ..seen.clone() },
+        Correlations { tokens: vec![u64::MAX, 1], ..seen.clone() },
+    ] {
+        assert!(Profile { correlations: vec![wrong], ..example() }.check().is_err());
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
+use crate::config::Rounding;
 use crate::error::Result;
 use crate::import::map::Map;
 use moec_ir::plan::{Layout, Segment};
@@ -13,6 +14,8 @@ use std::ops::Range;
 pub(crate) struct Packed {
     files: Vec<Option<Map>>,
     segments: HashMap<String, Segment>,
+    /// Whether codes were rounded with feedback.
+    fed: bool,
 }
 
 impl Packed {
@@ -26,7 +29,8 @@ impl Packed {
             let open = || Map::open(&path).map_err(|e| io_error("read", &path, &e));
             files.push(used.then(open).transpose()?);
         }
-        Ok(Self { files, segments: by_name(&plan.segments) })
+        let fed = bundle.decisions().is_ok_and(|d| d.rounding == Rounding::Feedback);
+        Ok(Self { files, segments: by_name(&plan.segments), fed })
     }
 
     /// The segment of a weight, and its bytes.
@@ -44,10 +48,12 @@ impl Packed {
     }
 
     /// Rounds a weight of the checkpoint as the bundle stores it. Grouped formats keep the bundle's scales, for
-    /// which errors may have mattered in some way that only the build knew; the codes are then settled.
+    /// which errors may have mattered in some way that only the build knew; the codes are then settled, or read from the
+    /// bundle, too, where errors were fed back.
     pub(crate) fn round(&self, weight: &Weight, values: &mut [f32]) {
-        let rounded =
-            self.segment(&weight.name).map(|(s, packed)| moec_cpu::round_as_packed(s, packed, values));
+        let rounded = self
+            .segment(&weight.name)
+            .map(|(s, packed)| moec_cpu::round_as_packed(s, packed, self.fed, values));
         if !matches!(rounded, Some(Ok(()))) {
             // There is no such weight in the bundle: nothing equals it.
             values.fill(f32::NAN);

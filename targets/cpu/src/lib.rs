@@ -5,6 +5,7 @@ mod arithmetic;
 mod attend;
 mod cost;
 pub mod emulate;
+mod feedback;
 mod host;
 mod packing;
 pub mod roofline;
@@ -15,10 +16,13 @@ pub use arithmetic::Activations;
 pub use attend::CacheView;
 pub use cost::{Bound, Estimate, Figures, Load, Rate};
 pub use host::{HostError, HostUnit};
+pub use moec_codegen::pack::feedback::gains;
+pub use moec_codegen::pack::{Feedback, Weighting};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, Schedule};
 pub use packing::{
-    Block, PackError, Packer, Scratch, WeightImportance, groups, packed_bytes, round_as_packed, unpack,
+    Block, PackError, Packer, Scratch, Stored, WeightImportance, groups, packed_bytes, round_as_packed,
+    unpack,
 };
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
 pub use tune::{Stopwatch, TuneError};

@@ -1,6 +1,7 @@
 //! Packed weights: from expressions over checkpoint tensors to segments, and back.
 
-use moec_codegen::pack::{self, Geometry, Rows};
+use crate::feedback::Shared;
+use moec_codegen::pack::{self, Feedback, Geometry, Rows, Weighting, feedback};
 pub use moec_codegen::pack::{Block, Scratch};
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::types::GROUP;
@@ -9,6 +10,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Why a weight could not be packed.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +50,38 @@ pub trait WeightImportance: fmt::Debug + Sync {
     /// input channel (column), finite and not negative, of which only the proportions count. `None`: all
     /// channels of that matrix matter the same.
     fn importance(&self, weight: &str, lead: usize) -> Option<&[f32]>;
+
+    /// For matrix `lead` of a weight: how errors of its columns make up for each other, where that is known. It is
+    /// computed anew by every call.
+    fn feedback(&self, weight: &str, lead: usize) -> Option<Arc<Feedback>>;
+
+    /// The same for a table that is read by rows: how errors in a row's channels make up for each other in what reads it.
+    fn table(&self, _weight: &str) -> Option<Arc<Feedback>> {
+        None
+    }
+
+    /// Whether weights are those of packed segments, and are packed as they were.
+    fn stored(&self) -> bool {
+        false
+    }
+}
+
+/// Weights that are read back from packed segments.
+#[derive(Clone, Copy, Debug)]
+pub struct Stored;
+
+impl WeightImportance for Stored {
+    fn importance(&self, _: &str, _: usize) -> Option<&[f32]> {
+        None
+    }
+
+    fn feedback(&self, _: &str, _: usize) -> Option<Arc<Feedback>> {
+        None
+    }
+
+    fn stored(&self) -> bool {
+        true
+    }
 }
 
 /// Extents of a weight as `[lead, rows, cols]`.
@@ -75,7 +109,6 @@ fn geometry(segment: &Segment) -> Option<Geometry> {
 }
 
 /// Matrices of a weight on their way into a segment, block by block. Several threads may pack blocks at a time.
-#[derive(Clone, Copy)]
 pub struct Packer<'a> {
     geometry: Geometry,
     /// Number of its first matrix in the weight.
@@ -83,6 +116,8 @@ pub struct Packer<'a> {
     weight: &'a Weight,
     source: &'a dyn Source,
     importance: Option<&'a dyn WeightImportance>,
+    /// What the blocks of a matrix share.
+    shared: Shared,
 }
 
 impl<'a> Packer<'a> {
@@ -100,7 +135,8 @@ impl<'a> Packer<'a> {
     ) -> Result<Self, PackError> {
         let g = geometry(segment).ok_or_else(|| io::Error::other("a weight of four axes"))?;
         let geometry = Geometry { lead: matrices.len(), ..g };
-        let packer = Self { geometry, first: matrices.start, weight, source, importance };
+        let shared = Shared::new(geometry.blocks_of_one());
+        let packer = Self { geometry, first: matrices.start, weight, source, importance, shared };
         let usable = |w: &[f32]| w.len() == g.cols && w.iter().all(|w| w.is_finite() && *w >= 0.0);
         if let Some(lead) = (0..matrices.len()).find(|&lead| packer.matter(lead).is_some_and(|w| !usable(w)))
         {
@@ -110,8 +146,21 @@ impl<'a> Packer<'a> {
         Ok(packer)
     }
 
+    /// Importance is that of what a matrix is multiplied by; a table that is read by rows has none.
     fn matter(&self, lead: usize) -> Option<&'a [f32]> {
-        self.importance.and_then(|i| i.importance(&self.weight.name, self.first + lead))
+        self.importance
+            .filter(|_| !self.by_rows())
+            .and_then(|i| i.importance(&self.weight.name, self.first + lead))
+    }
+
+    /// Whether the weight is a table that is read by rows.
+    fn by_rows(&self) -> bool {
+        self.geometry.layout == Layout::Rows
+    }
+
+    fn feedback(&self, by: &dyn WeightImportance, lead: usize) -> Option<Arc<Feedback>> {
+        let name = &self.weight.name;
+        if self.by_rows() { by.table(name) } else { by.feedback(name, self.first + lead) }
     }
 
     /// The blocks, in the order of their bytes.
@@ -132,14 +181,20 @@ impl<'a> Packer<'a> {
     /// # Errors
     /// [`PackError::Read`] and [`PackError::Range`].
     pub fn pack(&self, block: &Block, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<(), PackError> {
-        let importance = self.matter(block.lead);
-        pack::pack_block(&self.geometry, block, importance, &mut { *self }, scratch, out)
+        let stored = self.importance.is_some_and(WeightImportance::stored);
+        let by = self.importance.filter(|_| feedback::gains(self.geometry.format) && !stored);
+        let shared = by.and_then(|i| self.shared.of(block.lead, || self.feedback(i, block.lead)));
+        let weighting =
+            Weighting { importance: self.matter(block.lead), feedback: shared.as_deref(), stored };
+        let packed = pack::pack_block(&self.geometry, block, weighting, &mut &*self, scratch, out);
+        self.shared.done(block.lead);
+        packed
     }
 }
 
-impl Rows<PackError> for Packer<'_> {
+impl Rows<PackError> for &Packer<'_> {
     fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), PackError> {
-        let Self { geometry: g, weight, source, .. } = *self;
+        let Packer { geometry: g, weight, source, .. } = **self;
         weight.expr.read(self.first + lead, rows, 0..g.cols, source, out).map_err(PackError::Read)?;
         match pack::past(g.format, out) {
             Some(value) => Err(PackError::Range { name: weight.name.clone(), format: g.format, value }),
@@ -148,24 +203,28 @@ impl Rows<PackError> for Packer<'_> {
     }
 
     fn stored(&mut self, lead: usize, rows: Range<usize>, out: &mut [u8]) -> Result<bool, PackError> {
-        let Self { geometry: g, weight, source, .. } = *self;
+        let Packer { geometry: g, weight, source, .. } = **self;
         let read = weight.expr.read_stored(g.format, self.first + lead, rows, 0..g.cols, source, out);
         read.map_err(PackError::Read)
     }
 }
 
-/// Groups of a row in a grouped format, as packing rounds them: scale and codes. The scale is a bf16 number.
+/// Groups of rows of `cols` numbers in a grouped format, as packing rounds them: scale and codes. The scale is a bf16
+/// number.
 ///
 /// # Errors
 /// The first number that is past what the format holds.
 pub fn groups(
     format: Format,
-    row: &[f32],
-    importance: Option<&[f32]>,
+    rows: &[f32],
+    cols: usize,
+    weighting: Weighting<'_>,
 ) -> Result<impl Iterator<Item = (f32, [i8; GROUP])>, f32> {
-    match pack::past(format, row) {
+    match pack::past(format, rows) {
         Some(x) => Err(x),
-        None => Ok(pack::groups(format, row, importance).map(|g| (g.scale.to_f32(), g.codes))),
+        None => {
+            Ok(pack::groups(format, rows, cols, weighting).into_iter().map(|g| (g.scale.to_f32(), g.codes)))
+        }
     }
 }
 
@@ -210,11 +269,11 @@ pub fn unpack(
 }
 
 /// Rounds a whole weight as it was when it was packed into `segment`, whose bytes are `packed`: grouped formats
-/// keep the scales that were chosen then.
+/// keep the scales that were chosen then, and their codes if these were rounded with feedback (`fed`).
 ///
 /// # Errors
 /// A segment that is too short, or numbers that are not the whole of it.
-pub fn round_as_packed(segment: &Segment, packed: &[u8], values: &mut [f32]) -> io::Result<()> {
+pub fn round_as_packed(segment: &Segment, packed: &[u8], fed: bool, values: &mut [f32]) -> io::Result<()> {
     let g = geometry(segment).ok_or(io::ErrorKind::InvalidInput)?;
     let numbers = g.rows * g.cols;
     if values.len() != g.lead * numbers {
@@ -222,7 +281,7 @@ pub fn round_as_packed(segment: &Segment, packed: &[u8], values: &mut [f32]) -> 
     }
     for (lead, values) in values.chunks_exact_mut(numbers.max(1)).enumerate() {
         let (g, packed) = matrix(segment, g, packed, lead)?;
-        pack::round_as_packed(&g, packed, 0, 0..g.rows, values)?;
+        pack::round_as_packed(&g, packed, 0, 0..g.rows, fed, values)?;
     }
     Ok(())
 }

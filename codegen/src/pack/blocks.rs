@@ -1,0 +1,217 @@
+//! Packing a weight block by block.
+
+use super::quantise::Group;
+use super::{Geometry, Importance, ROWS_AT_ONCE, Weighting, order, place, vectors};
+use moec_ir::plan::Layout;
+use moec_ir::types::{Format, GROUP};
+use std::io::{self, Write};
+use std::ops::Range;
+
+/// Numbers of a block, where a panel has no more: half a megabyte of bf16 stays in the second-level cache, and quantising
+/// them takes some milliseconds.
+const SHARE: usize = 1 << 18;
+
+/// A run of panels of one matrix, which are packed together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// Matrix.
+    pub lead: usize,
+    /// Size when packed.
+    pub bytes: usize,
+    panels: Range<usize>,
+}
+
+impl Geometry {
+    /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near `SHARE`.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
+        let (g, panels) = (*self, self.panels());
+        let rows = match g.layout {
+            Layout::Rows => ROWS_AT_ONCE,
+            Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
+        };
+        let step = (SHARE / (rows * g.cols).max(1)).max(1);
+        // The last rows that are by themselves may be fewer.
+        let start = move |p: usize| (p * rows * g.row_bytes()).min(g.matrix_bytes() as usize);
+        let runs = move || (0..panels).step_by(step).map(move |p| p..(p + step).min(panels));
+        let block = move |lead, panels: Range<usize>| {
+            let bytes = start(panels.end) - start(panels.start);
+            Block { lead, bytes, panels }
+        };
+        (0..g.lead).flat_map(move |lead| runs().map(move |panels| block(lead, panels)))
+    }
+
+    /// Blocks of one matrix.
+    pub fn blocks_of_one(&self) -> usize {
+        Self { lead: 1, ..*self }.blocks().count()
+    }
+
+    /// Ranges of rows that a block asks for, in their order.
+    pub fn rows_of(&self, block: &Block) -> impl Iterator<Item = Range<usize>> {
+        block.panels.clone().flat_map(|p| self.panel_rows(p)).map(|(rows, _)| rows)
+    }
+}
+
+/// Where the rows of a weight come from.
+pub trait Rows<E> {
+    /// Fills `out`, row-major with full columns, with those rows of that matrix.
+    ///
+    /// # Errors
+    /// Whatever keeps them from being read.
+    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E>;
+
+    /// As [`Rows::read`], but as bytes in the format of the packed weight, little-endian, if they are at hand so: what
+    /// `read` gives, rounded. `false`: they are not, and `out` holds anything.
+    ///
+    /// # Errors
+    /// As [`Rows::read`].
+    fn stored(&mut self, _lead: usize, _rows: Range<usize>, _out: &mut [u8]) -> Result<bool, E> {
+        Ok(false)
+    }
+}
+
+impl<E, F: FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>> Rows<E> for F {
+    fn read(&mut self, lead: usize, rows: Range<usize>, out: &mut [f32]) -> Result<(), E> {
+        self(lead, rows, out)
+    }
+}
+
+/// Memory of one panel's rows, to be used again for the next.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    numbers: Vec<f32>,
+    stored: Vec<u8>,
+}
+
+/// Packs a block behind what `out` holds. The bytes of all blocks, one after the other, are the weight's.
+///
+/// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`super::quantise`] says, by
+/// `weighting`, that of the block's matrix. Padding is zero.
+///
+/// # Errors
+/// Those of `rows`.
+pub fn pack_block<E>(
+    geometry: &Geometry,
+    block: &Block,
+    weighting: Weighting<'_>,
+    rows: &mut impl Rows<E>,
+    scratch: &mut Scratch,
+    out: &mut Vec<u8>,
+) -> Result<(), E> {
+    let g = geometry;
+    let size = if g.format.is_grouped() { 0 } else { g.format.row_bytes(1) };
+    for p in block.panels.clone() {
+        let ranges = g.panel_rows(p);
+        let numbers = ranges.iter().map(|(rows, _)| rows.len() * g.cols).sum::<usize>();
+        let columns = ranges.iter().map(|(_, columns)| columns).sum::<usize>();
+        let start = out.len();
+        out.resize(start + columns * g.row_bytes(), 0);
+        let panel = out.get_mut(start..).unwrap_or_default();
+        scratch.stored.resize(numbers * size, 0);
+        if size > 0
+            && each(g, &ranges, size, &mut scratch.stored, |range, out| rows.stored(block.lead, range, out))?
+        {
+            place::place(g, &ranges, &scratch.stored, panel);
+            continue;
+        }
+        scratch.numbers.resize(numbers, 0.0);
+        each(g, &ranges, 1, &mut scratch.numbers, |range, out| {
+            rows.read(block.lead, range, out).map(|()| true)
+        })?;
+        if size > 0 {
+            place::narrow(g.format, &scratch.numbers, &mut scratch.stored);
+            place::place(g, &ranges, &scratch.stored, panel);
+        } else {
+            let (rows, importance) = (scratch.numbers.as_slice(), weighting.importance);
+            let rounded = weighting.rounded(g.format, g.cols, rows);
+            vectors::widest(Quantise { g, ranges: &ranges, rows, importance, rounded, panel });
+        }
+    }
+    Ok(())
+}
+
+/// Gives every range of rows its part of `out`, of so many items per number, until one answers `false`.
+fn each<T, E>(
+    g: &Geometry,
+    ranges: &[(Range<usize>, usize)],
+    size: usize,
+    mut out: &mut [T],
+    mut fill: impl FnMut(Range<usize>, &mut [T]) -> Result<bool, E>,
+) -> Result<bool, E> {
+    for (range, _) in ranges {
+        let mine = out.split_off_mut(..range.len() * g.cols * size).unwrap_or_default();
+        if !fill(range.clone(), mine)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Packs a weight, one panel at a time. `read(lead, rows, out)` is [`Rows::read`]; the rest is as [`pack_block`] has it.
+/// Returns the bytes written, which are [`Geometry::bytes`].
+///
+/// # Errors
+/// Those of `read` and of the writer.
+pub fn pack<E: From<io::Error>>(
+    geometry: &Geometry,
+    importance: &Importance<'_>,
+    mut read: impl FnMut(usize, Range<usize>, &mut [f32]) -> Result<(), E>,
+    out: &mut impl Write,
+) -> Result<u64, E> {
+    let (mut scratch, mut bytes) = (Scratch::default(), Vec::new());
+    for block in geometry.blocks() {
+        bytes.clear();
+        pack_block(geometry, &block, importance(block.lead), &mut read, &mut scratch, &mut bytes)?;
+        out.write_all(&bytes)?;
+    }
+    Ok(geometry.bytes())
+}
+
+/// Rounds the rows of a panel to a grouped format, into its bytes.
+struct Quantise<'a> {
+    g: &'a Geometry,
+    ranges: &'a [(Range<usize>, usize)],
+    /// Row-major.
+    rows: &'a [f32],
+    importance: Option<&'a [f32]>,
+    /// Groups of the rows, where they are known already.
+    rounded: Option<Vec<Group>>,
+    panel: &'a mut [u8],
+}
+
+impl vectors::Work for Quantise<'_> {
+    type Output = ();
+
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn run(self) {
+        let Self { g, ranges, rows, importance, rounded, panel } = self;
+        let mut rows = rows.chunks_exact(g.cols.max(1));
+        let per_row = g.cols.div_ceil(GROUP).max(1);
+        let mut rounded = rounded.iter().flat_map(|groups| groups.chunks_exact(per_row));
+        let mut first = 0;
+        for (range, columns) in ranges {
+            for column in 0..*columns {
+                let (at, lane) = g.lane(first + column);
+                let bytes = panel.get_mut(at..).unwrap_or_default();
+                match if column < range.len() { rows.next() } else { None } {
+                    Some(row) => match rounded.next() {
+                        Some(groups) => lane.put_groups(groups, bytes),
+                        None => lane.put(row, importance, bytes),
+                    },
+                    None => lane.pad(g.cols, bytes),
+                }
+            }
+            first += columns;
+        }
+    }
+}
+
+/// Groups of rows of `cols` numbers in a grouped format, the last one of a row filled up with zeros, rounded as
+/// [`pack()`] does.
+pub fn groups(format: Format, rows: &[f32], cols: usize, weighting: Weighting<'_>) -> Vec<Group> {
+    if let Some(groups) = weighting.rounded(format, cols, rows) {
+        return groups;
+    }
+    let of = |(g, x)| order::quantised(format, g, x, weighting.importance);
+    rows.chunks(cols.max(1)).flat_map(|row| row.chunks(GROUP).enumerate().map(of)).collect()
+}

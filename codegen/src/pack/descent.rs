@@ -1,0 +1,118 @@
+//! Codes and scales that were chosen one after the other, looked at once more.
+//!
+//! Feedback chooses a code before it knows those behind it. Afterwards `tr((W − Ŵ) H (W − Ŵ)ᵀ)` falls further, code by
+//! code: with all others as they are, the best one is the nearest to `ŵ[k] + ((w − ŵ) H)[k] / H[k, k]` (cyclic coordinate
+//! descent, QuantEase, arXiv 2309.01885, §3). Between two sweeps each group gets the scale that is best for its codes.
+
+use super::feedback::{LANES, Lanes, stored};
+use super::quantise::Codes;
+use moec_ir::types::GROUP;
+
+/// Sixteen rows in a block of columns, on their way.
+pub(super) struct Descent<'a> {
+    /// `H`, `[n, n]`.
+    moments: &'a [f32],
+    /// Codes of each column.
+    codes: &'a mut [Lanes],
+    /// Scale of each group.
+    scales: &'a mut [Lanes],
+    /// `(w − ŵ) H`, by column.
+    pull: Vec<Lanes>,
+}
+
+impl<'a> Descent<'a> {
+    /// From numbers, and what was chosen for them.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    pub(super) fn new(
+        moments: &'a [f32],
+        exact: &[Lanes],
+        codes: &'a mut [Lanes],
+        scales: &'a mut [Lanes],
+    ) -> Self {
+        let n = exact.len();
+        let mut pull = vec![[0.0; LANES]; n];
+        for (i, x) in exact.iter().enumerate() {
+            let mut missed = *x;
+            for l in 0..LANES {
+                missed[l] -= codes[i][l] * scales[i / GROUP][l];
+            }
+            add_row(&mut pull, &missed, &moments[i * n..(i + 1) * n]);
+        }
+        Self { moments, codes, scales, pull }
+    }
+
+    /// Every code once more, in order.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    pub(super) fn sweep(&mut self) {
+        let n = self.pull.len();
+        for i in 0..n {
+            let row = &self.moments[i * n..(i + 1) * n];
+            let (scale, old, weight) = (&self.scales[i / GROUP], self.codes[i], row[i]);
+            let (mut less, mut moved) = ([0.0; LANES], 0.0_f32);
+            for l in 0..LANES {
+                let by = weight * scale[l];
+                let code = Codes::Q4.nearest(old[l] + self.pull[i][l] / by);
+                // Where nothing is stored, or nothing matters, there is no better code.
+                let code = if by == 0.0 { old[l] } else { code };
+                self.codes[i][l] = code;
+                less[l] = (old[l] - code) * scale[l];
+                moved += (old[l] - code).abs();
+            }
+            if moved > 0.0 {
+                add_row(&mut self.pull, &less, row);
+            }
+        }
+    }
+
+    /// The best scale for the codes of each group, in order, where it is better as it is stored.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    pub(super) fn refit(&mut self) {
+        let n = self.pull.len();
+        for (g, scale) in self.scales.iter_mut().enumerate() {
+            let group = g * GROUP..((g + 1) * GROUP).min(n);
+            let codes = &self.codes[group.clone()];
+            let (mut along, mut square) = ([0.0; LANES], [0.0; LANES]);
+            for (c, i) in codes.iter().zip(group.clone()) {
+                let mut sum = [0.0; LANES];
+                for (other, by) in codes.iter().zip(&self.moments[i * n + group.start..]) {
+                    for l in 0..LANES {
+                        sum[l] += other[l] * by;
+                    }
+                }
+                for l in 0..LANES {
+                    along[l] += c[l] * self.pull[i][l];
+                    square[l] += c[l] * sum[l];
+                }
+            }
+            let mut step = [0.0; LANES];
+            for l in 0..LANES {
+                let best = if square[l] > 0.0 { stored(scale[l] + along[l] / square[l]) } else { 0.0 };
+                let by = best - scale[l];
+                if best != 0.0 && scale[l] != 0.0 && by * (2.0 * along[l] - by * square[l]) > 0.0 {
+                    (scale[l], step[l]) = (best, -by);
+                }
+            }
+            for (c, i) in codes.iter().zip(group) {
+                let mut less = *c;
+                for l in 0..LANES {
+                    less[l] *= step[l];
+                }
+                add_row(&mut self.pull, &less, &self.moments[i * n..(i + 1) * n]);
+            }
+        }
+    }
+}
+
+/// Adds to each column what comes of an error in one of them.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
+fn add_row(pull: &mut [Lanes], error: &Lanes, row: &[f32]) {
+    for (sum, by) in pull.iter_mut().zip(row) {
+        for l in 0..LANES {
+            sum[l] += error[l] * by;
+        }
+    }
+}

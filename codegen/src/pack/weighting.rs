@@ -1,0 +1,44 @@
+//! Which errors of a matrix matter, and its rounding where numbers are not rounded each group by itself.
+
+use super::quantise::Group;
+use super::{Feedback, feedback, order};
+use moec_ir::types::{Format, GROUP};
+
+/// Which errors of a matrix matter.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Weighting<'a> {
+    /// How much those of each column do: finite and not negative, and only their proportions count. `None`: all the
+    /// same.
+    pub importance: Option<&'a [f32]>,
+    /// How those of one column make up for those of others, where that is known; it has as many columns. Then
+    /// formats that [`feedback::gains`] names are rounded by it alone.
+    pub feedback: Option<&'a Feedback>,
+    /// The numbers were read back from groups, and become these groups again.
+    pub stored: bool,
+}
+
+impl<'a> Weighting<'a> {
+    /// By the importance of columns alone.
+    pub const fn of(importance: Option<&'a [f32]>) -> Self {
+        Self { importance, feedback: None, stored: false }
+    }
+
+    /// Groups of whole rows where they are not rounded each by itself.
+    pub(super) fn rounded(self, format: Format, cols: usize, rows: &[f32]) -> Option<Vec<Group>> {
+        if self.stored && format.is_grouped() {
+            let rows = rows.chunks(cols.max(1));
+            return Some(
+                rows.flat_map(|r| r.chunks(GROUP).map(|x| Group::again(format, &order::filled(x)))).collect(),
+            );
+        }
+        self.feedback(format, cols).map(|f| f.round(rows))
+    }
+
+    /// Feedback for rows of `cols` numbers of a format, if there is any.
+    fn feedback(self, format: Format, cols: usize) -> Option<&'a Feedback> {
+        self.feedback.filter(|f| feedback::gains(format) && f.cols() == cols)
+    }
+}
+
+/// Which errors matter, of each matrix by its number in the weight.
+pub type Importance<'a> = dyn Fn(usize) -> Weighting<'a> + 'a;

@@ -1,0 +1,88 @@
+//! Factors that the blocks of a matrix share while it is packed.
+
+use moec_codegen::pack::Feedback;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// Factors of the matrices that have blocks left, by matrix. The first thread that asks computes them, others wait for
+/// it, and the last block lets them go: with blocks in order there are no more than there are threads.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// Blocks of a matrix.
+    blocks: usize,
+    open: Mutex<BTreeMap<usize, Open>>,
+}
+
+/// A matrix on its way.
+#[derive(Debug)]
+struct Open {
+    /// Blocks that are not packed yet.
+    left: usize,
+    factors: Arc<OnceLock<Option<Arc<Feedback>>>>,
+}
+
+impl Shared {
+    /// For matrices of so many blocks.
+    pub(crate) fn new(blocks: usize) -> Self {
+        Self { blocks, open: Mutex::default() }
+    }
+
+    fn open(&self) -> MutexGuard<'_, BTreeMap<usize, Open>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Factors of a matrix, for one of its blocks.
+    pub(crate) fn of(
+        &self,
+        lead: usize,
+        compute: impl FnOnce() -> Option<Arc<Feedback>>,
+    ) -> Option<Arc<Feedback>> {
+        let new = || Open { left: self.blocks, factors: Arc::default() };
+        let factors = Arc::clone(&self.open().entry(lead).or_insert_with(new).factors);
+        // Not under the lock: other matrices are packed meanwhile.
+        factors.get_or_init(compute).clone()
+    }
+
+    /// One of its blocks is packed.
+    pub(crate) fn done(&self, lead: usize) {
+        let mut open = self.open();
+        let Some(matrix) = open.get_mut(&lead) else { return };
+        matrix.left = matrix.left.saturating_sub(1);
+        if matrix.left == 0 {
+            open.remove(&lead);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Shared;
+    use moec_codegen::pack::Feedback;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    #[test]
+    fn blocks_of_a_matrix_compute_its_factors_once_and_let_them_go() {
+        const BLOCKS: usize = 8;
+        let (shared, computed) = (Shared::new(BLOCKS), AtomicUsize::new(0));
+        let compute = || {
+            computed.fetch_add(1, Ordering::Relaxed);
+            Feedback::new([(0..1, vec![1.0])]).map(Arc::new)
+        };
+        let held = shared.of(3, compute).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..BLOCKS {
+                scope.spawn(|| {
+                    let mine = shared.of(3, compute).unwrap();
+                    assert!(Arc::ptr_eq(&mine, &held));
+                    shared.done(3);
+                });
+            }
+        });
+        assert_eq!(computed.load(Ordering::Relaxed), 1);
+        assert_eq!(Arc::strong_count(&held), 1);
+        assert!(!Arc::ptr_eq(&shared.of(4, compute).unwrap(), &held));
+        assert_eq!(computed.load(Ordering::Relaxed), 2);
+    }
+}

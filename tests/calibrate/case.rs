@@ -1,0 +1,103 @@
+//! A checkpoint that can be calibrated, and what is read to it.
+
+use crate::support::{Setup, checkpoint, moec, ok};
+use crate::wide::Wide;
+use serde_json::Value;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+
+pub(crate) const CHUNK: usize = 16;
+pub(crate) const WINDOW: usize = 24;
+pub(crate) const VOCAB: usize = 320;
+
+/// A checkpoint with a tokenizer, which the tiny ones lack: the words `w0` … `w319`.
+pub(crate) struct Case {
+    pub(crate) folder: TempDir,
+    pub(crate) toml: PathBuf,
+}
+
+impl Case {
+    pub(crate) fn new(family: &str) -> Self {
+        Self::with(family, None)
+    }
+
+    pub(crate) fn with(family: &str, wide: Option<Wide>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("hf");
+        fs::create_dir(&source).unwrap();
+        match wide {
+            Some(wide) => wide.write(&checkpoint(family), &source),
+            None => {
+                for file in fs::read_dir(checkpoint(family)).unwrap() {
+                    let file = file.unwrap().path();
+                    fs::copy(&file, source.join(file.file_name().unwrap())).unwrap();
+                }
+            }
+        }
+        let vocab: serde_json::Map<_, _> = (0..VOCAB).map(|i| (format!("w{i}"), i.into())).collect();
+        let tokenizer = serde_json::json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"},
+        });
+        fs::write(source.join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let toml =
+            Setup { format: "bf16", chunk: CHUNK, batch: &[1], context: 64 }.write(&source, folder.path());
+        Self { folder, toml }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes words as a text.
+    pub(crate) fn text(&self, name: &str, ids: &[u32]) -> PathBuf {
+        let text = ids.iter().fold(String::new(), |mut s, id| {
+            let _ = write!(s, "w{id} ");
+            s
+        });
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    pub(crate) fn append(&self, text: &str) {
+        let old = fs::read_to_string(&self.toml).unwrap();
+        fs::write(&self.toml, format!("{old}{text}")).unwrap();
+    }
+
+    /// On one thread: on a busy machine, threads that wait for each other cost more than they give.
+    pub(crate) fn calibrate(&self) -> Command {
+        let mut command = moec();
+        command.env("MOEC_THREADS", "1");
+        command.env("MOEC_CACHE", self.path("cache")).arg("calibrate").arg(&self.toml).arg("--quiet");
+        command
+    }
+
+    /// Nothing but what was there, and no model in the cache.
+    pub(crate) fn nothing_left(&self, besides: &[&str]) {
+        let names = |folder: &Path| -> Vec<String> {
+            let entries = fs::read_dir(folder).into_iter().flatten();
+            entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        let mut left = names(self.folder.path());
+        left.retain(|n| {
+            !["hf", "model.toml", "cache"].contains(&n.as_str()) && !besides.contains(&n.as_str())
+        });
+        assert!(left.is_empty(), "left behind: {left:?}");
+        let mut cache = names(&self.path("cache"));
+        cache.retain(|n| n != "profiles");
+        assert!(cache.is_empty(), "left in the cache: {cache:?}");
+    }
+}
+
+/// Ids that lie spread over the vocabulary.
+pub(crate) fn ids(n: usize) -> Vec<u32> {
+    (0..n as u32).map(|i| (i + 1).wrapping_mul(2_654_435_761) % VOCAB as u32).collect()
+}
+
+pub(crate) fn json(command: &mut Command) -> Value {
+    serde_json::from_slice(&ok(command.arg("--json")).stdout).unwrap()
+}

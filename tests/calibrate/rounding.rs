@@ -1,0 +1,114 @@
+//! Builds that round weights by a profile.
+
+use crate::case::{Case, ids, json};
+use crate::support::{self, moec, ok};
+use moec::config::Config;
+use moec::import::{self, ImportOptions};
+use moec::pipeline::{Compilation, Stops};
+use moec::profile::Profile;
+use moec::progress::Progress;
+use moec_ir::eval::Evaluator;
+use serde_json::Value;
+use std::fs;
+
+/// A build with texts takes the profile itself, once; a build with the profile is the same build; and both
+/// round q4 weights otherwise than a build without.
+#[test]
+fn a_build_rounds_with_its_profile() {
+    let case = Case::new("qwen3_moe");
+    case.text("t.txt", &ids(300));
+    let toml = fs::read_to_string(&case.toml).unwrap().replace("attention = \"bf16\"", "attention = \"q4\"");
+    let toml = toml.replace("experts = \"bf16\"", "experts = \"q4\"");
+    let build = |calibrate: &str| {
+        fs::write(&case.toml, format!("{toml}[calibrate]\n{calibrate}\n")).unwrap();
+        let mut command = moec();
+        command.env("MOEC_CACHE", case.path("cache")).env("MOEC_THREADS", "1");
+        command.arg("build").arg(&case.toml).args(["--no-run", "-o"]).arg(case.path("out.moec"));
+        let said = String::from_utf8(ok(&mut command).stderr).unwrap();
+        (support::tree(&case.path("out.moec")), said)
+    };
+    let (plain, said) = build("");
+    assert!(!said.contains("Reading 300"), "{said}");
+    let (first, said) = build("text = [\"t.txt\"]");
+    assert!(said.contains("Reading 300"), "{said}");
+    // 600 choices of 16 experts: most saw fewer than 64 tokens, and that is said.
+    assert!(said.contains("saw fewer than 64 tokens"), "{said}");
+    let (again, said) = build("text = [\"t.txt\"]");
+    assert!(said.contains("Calibrated") && !said.contains("Reading 300"), "{said}");
+    assert!(first == again, "the cached profile gives another bundle");
+    ok(case.calibrate().arg("-o").arg(case.path("t.trace")));
+    let (given, said) = build("profile = \"t.trace\"");
+    assert!(!said.contains("Reading 300"), "{said}");
+    // The bundle says what it was rounded by; all else is the same.
+    let entry = |tree: &[(String, Vec<u8>)]| -> Value {
+        let manifest = tree.iter().find(|(name, _)| name == "manifest.json").unwrap();
+        serde_json::from_slice::<Value>(&manifest.1).unwrap()["profile"].clone()
+    };
+    let hash =
+        moec::bundle::hashing::hex(&moec::bundle::hashing::sha256(&fs::read(case.path("t.trace")).unwrap()));
+    assert_eq!(entry(&plain), Value::Null);
+    assert_eq!(entry(&first), serde_json::json!({"name": "t.txt", "sha256": hash}));
+    assert_eq!(entry(&given), serde_json::json!({"name": "t.trace", "sha256": hash}));
+    let others = |tree: &[(String, Vec<u8>)]| -> Vec<(String, Vec<u8>)> {
+        tree.iter().filter(|(name, _)| name != "manifest.json").cloned().collect()
+    };
+    assert!(others(&first) == others(&given), "the written profile gives another bundle");
+    let shown = ok(moec().arg("inspect").arg(case.path("out.moec"))).stdout;
+    let shown = String::from_utf8(shown).unwrap();
+    assert!(shown.contains(&format!("t.trace (sha256 {}…)", &hash[..12])), "{shown}");
+    let shown = json(moec().arg("inspect").arg(case.path("out.moec")));
+    assert_eq!(shown["profile"], entry(&given));
+    let changed = |name: &str| {
+        let of = |tree: &[(String, Vec<u8>)]| tree.iter().find(|(n, _)| n == name).map(|(_, b)| b.clone());
+        of(&plain).unwrap() != of(&first).unwrap()
+    };
+    assert!(changed("weights/experts.bin") && changed("weights/dense.bin"), "importance changed nothing");
+    assert!(!changed("artifacts/graph.moe"), "importance changes weights only");
+    fs::remove_dir_all(case.path("out.moec")).unwrap();
+    case.nothing_left(&["t.txt", "t.trace"]);
+}
+
+/// What importance is for: the rounding error that the calibrated inputs see gets smaller. On perplexity it
+/// tells only over more text than a test should read; the README has those figures.
+#[test]
+fn importance_lowers_the_error_on_the_calibrated_inputs() {
+    let case = Case::new("olmoe");
+    case.text("t.txt", &ids(400));
+    case.append("[calibrate]\ntext = [\"t.txt\"]\n");
+    ok(case.calibrate().arg("-o").arg(case.path("t.trace")));
+    let profile = Profile::read(&case.path("t.trace")).unwrap();
+    let (name, moments) = profile.weights.iter().find(|(n, _)| n.ends_with("attn.q")).unwrap();
+    let build = |calibrate: &str| {
+        let text = format!(
+            "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 64\n[weights]\nattention = \"q4\"\nrounding = \"nearest\"\n{calibrate}"
+        );
+        fs::write(&case.toml, text).unwrap();
+        ok(moec().arg("build").arg(&case.toml).args(["-q", "--no-run", "-o"]).arg(case.path("out.moec")));
+        let bundle = moec::bundle::read::Bundle::open(&case.path("out.moec")).unwrap();
+        let segment = bundle.plan.segments.iter().find(|s| s.name == *name).unwrap();
+        let file = &bundle.plan.files[segment.file as usize].path;
+        let all = fs::read(case.path("out.moec").join(file)).unwrap();
+        let packed = &all[segment.offset as usize..(segment.offset + segment.bytes) as usize];
+        let (_, rows, cols) = segment.extents();
+        let (rows, cols) = (rows as usize, cols as usize);
+        let mut stored = vec![0.0; rows * cols];
+        moec_cpu::unpack(segment, packed, 0, 0..rows, 0..cols, &mut stored).unwrap();
+        stored
+    };
+    let plain = build("");
+    let weighted = build("[calibrate]\nprofile = \"t.trace\"\n");
+    let (checkpoint, spec) = import::open(&case.path("hf"), &ImportOptions::default()).unwrap();
+    let config = Config::load(&case.toml).unwrap();
+    let device = moec::build::target("native").unwrap();
+    let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
+    let stops = Stops { print_after: None, stop_after: Some("lower") };
+    lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
+    let id = lowered.module.weights.iter().position(|w| w.name == *name).unwrap();
+    let exact = Evaluator::new(&lowered.module, &checkpoint).weight(moec_ir::WeightId(id as u32)).unwrap();
+    let error = |stored: &[f32]| -> f64 {
+        let squares = exact.as_f32().iter().zip(stored).map(|(a, b)| f64::from(a - b).powi(2));
+        squares.enumerate().map(|(i, e)| e * f64::from(moments.of(0)[i % moments.cols])).sum()
+    };
+    let (plain, weighted) = (error(&plain), error(&weighted));
+    assert!(weighted < plain, "the weighted error went from {plain} to {weighted}");
+}

@@ -1,0 +1,119 @@
+//! Weights that are rounded with error feedback, and formats that are chosen for a size.
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::{fails, ferris, moec, ok};
+use tempfile::TempDir;
+
+/// A model of ferris with a profile of a few thousand tokens.
+struct Case {
+    folder: TempDir,
+}
+
+impl Case {
+    fn new() -> Self {
+        let case = Self { folder: tempfile::tempdir().unwrap() };
+        let toml = case.toml("");
+        let mut command = moec();
+        command.env("MOEC_CACHE", case.path("cache")).arg("calibrate").arg(toml).arg("--quiet");
+        command.arg("--text").arg(ferris().join("eval/calibration.txt")).args(["--tokens", "8192", "-o"]);
+        ok(command.arg(case.path("t.trace")));
+        case
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A `model.toml` with these keys under `[weights]`, and what follows them.
+    fn toml(&self, weights: &str) -> PathBuf {
+        let path = self.path("model.toml");
+        let text = format!(
+            "[model]\nsource = {:?}\n[shapes]\nmax_context = 512\n[weights]\nactivations = \"f32\"\n{weights}\n",
+            ferris()
+        );
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn build(&self, weights: &str, name: &str) -> std::process::Command {
+        let mut command = moec();
+        command.env("MOEC_CACHE", self.path("cache")).arg("build").arg(self.toml(weights));
+        command.args(["--no-run", "-o"]).arg(self.path(name));
+        command
+    }
+
+    fn profile(&self) -> String {
+        format!("[calibrate]\nprofile = {:?}\n", self.path("t.trace"))
+    }
+
+    fn json(&self, command: &mut std::process::Command) -> Value {
+        let said = ok(command.arg("--json").env("MOEC_CACHE", self.path("cache"))).stdout;
+        serde_json::from_slice(&said).unwrap()
+    }
+}
+
+fn bytes(bundle: &Path) -> u64 {
+    let bundle = moec::bundle::read::Bundle::open(bundle).unwrap();
+    bundle.plan.segments.iter().map(|s| s.bytes).sum()
+}
+
+/// Weights in q4 are nearer to the model as it is where errors are fed back, embedding tables among them; the bundle says so,
+/// and verifies.
+#[test]
+fn feedback_is_nearer_to_the_model() {
+    let case = Case::new();
+    ok(&mut case.build("", "exact.moec"));
+    let divergence = |class: &str, rounding: &str| {
+        let weights = format!("{class} = \"q4\"\nrounding = \"{rounding}\"\n{}", case.profile());
+        ok(&mut case.build(&weights, "out.moec"));
+        let mut eval = moec();
+        eval.arg("eval").arg(case.path("out.moec")).arg("--against").arg(case.path("exact.moec"));
+        eval.arg("--text").arg(ferris().join("eval/text.txt")).args(["--windows", "12"]);
+        let explained = case.json(moec().arg("explain").arg(case.path("out.moec")));
+        assert_eq!(explained["rounding"], rounding);
+        ok(moec().env("MOEC_CACHE", case.path("cache")).arg("verify").arg(case.path("out.moec")));
+        case.json(&mut eval)["divergence"].as_f64().unwrap()
+    };
+    for class in ["attention", "embeddings"] {
+        let (nearest, fed) = (divergence(class, "nearest"), divergence(class, "feedback"));
+        assert!(fed < 0.75 * nearest, "{class}: {fed} of {nearest}");
+    }
+}
+
+#[test]
+fn a_size_is_kept_and_said() {
+    let case = Case::new();
+    let text = format!("text = [{:?}]\n", ferris().join("eval/calibration.txt"));
+    let size = |size: &str, limit: &str| {
+        let quality = if limit.is_empty() {
+            String::new()
+        } else {
+            format!("[quality]\nmax_perplexity_increase = \"{limit}\"\n")
+        };
+        format!("size = \"{size}\"\n{}{text}{quality}", case.profile())
+    };
+    ok(&mut case.build(&size("5 MiB", ""), "out.moec"));
+    let took = bytes(&case.path("out.moec"));
+    assert!((4 << 20..=5 << 20).contains(&took), "{took} bytes");
+    let mix = &case.json(moec().arg("explain").arg(case.path("out.moec")))["mix"];
+    assert_eq!(mix["size"], 5 << 20);
+    let formats: Vec<&str> =
+        mix["weights"].as_array().unwrap().iter().map(|w| w["format"].as_str().unwrap()).collect();
+    assert!(formats.contains(&"q4") && formats.contains(&"q8"), "{formats:?}");
+    let shown = String::from_utf8(ok(moec().arg("explain").arg(case.path("out.moec"))).stdout).unwrap();
+    assert!(shown.contains("for 5.0 MiB"), "{shown}");
+
+    let (code, said) = fails(&mut case.build(&size("2 MiB", ""), "no.moec"));
+    assert!(code != 0 && said.contains("2.0 MiB") && said.contains("at least"), "{said}");
+    let (code, said) = fails(&mut case.build(&size("4 MiB", "0%"), "no.moec"));
+    assert!(code != 0 && said.contains("max_perplexity_increase"), "{said}");
+    let (code, said) = fails(&mut case.build("size = \"5 MiB\"", "no.moec"));
+    assert!(code != 0 && said.contains("profile"), "{said}");
+    let (code, said) = fails(&mut case.build(&size("auto", ""), "no.moec"));
+    assert!(code != 0 && said.contains("max_perplexity_increase"), "{said}");
+    assert!(!case.path("no.moec").exists());
+}
