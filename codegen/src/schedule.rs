@@ -43,9 +43,11 @@ pub const fn evenly_from(mr: usize) -> usize {
 }
 
 impl Default for Schedule {
-    /// A page ahead, because hardware does not look beyond one; sums that fit into a first-level cache.
+    /// Half a page ahead: from a page on, lines that are asked for leave the first-level cache before their turn (one row
+    /// times panels of bf16, two threads of one machine: 31.4 GB/s of the 34 that plain reads give, where a page gave 29).
+    /// Sums that fit into a first-level cache.
     fn default() -> Self {
-        Self { rows: 96, unroll: 4, block: 128, ahead: 4096 }
+        Self { rows: 96, unroll: 4, block: 128, ahead: 2048 }
     }
 }
 

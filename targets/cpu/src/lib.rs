@@ -5,6 +5,7 @@ mod arithmetic;
 mod attend;
 mod cost;
 pub mod emulate;
+mod fuse;
 mod host;
 mod packing;
 pub mod roofline;
@@ -14,9 +15,10 @@ mod tune;
 pub use arithmetic::Activations;
 pub use attend::CacheView;
 pub use cost::{Bound, Estimate, Figures, Load, Rate};
+pub use fuse::{Fused, Operand, Place};
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::source::SourceFile;
-pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, Schedule};
+pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, RowForm, Schedule};
 pub use packing::{
     Block, PackError, Packer, Scratch, WeightImportance, groups, packed_bytes, round_as_packed, unpack,
 };
