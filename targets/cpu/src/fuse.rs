@@ -169,3 +169,119 @@ fn rope_then_cache(
     let args = std::iter::once(Operand::Reader(0)).chain(of_writer);
     Some((spec, args.chain((2..reader.args()).map(Operand::Reader)).collect()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Operand::{Reader, Writer};
+    use moec_codegen::{Rotation, Schedule};
+    use moec_device::Device;
+    use moec_ir::Format;
+    use moec_ir::op::{Activation, DispatchLayout, Glu, RopeStyle};
+
+    const HALF: Rotation = Rotation { rotary: 16, offset: 0, style: RopeStyle::Half, angles_ld: 16 };
+
+    fn norm(width: usize, groups: usize, outs: Vec<RowForm>) -> KernelSpec {
+        KernelSpec::Norm { kind: NormKind::Rms, width, groups, x_ld: 64, outs, eps: 1e-6, weight: true }
+    }
+
+    fn quantise(cols: usize, per_row: usize, x_ld: usize, to: Compute) -> KernelSpec {
+        KernelSpec::Quantise { cols, groups: 1, per_row, x_ld, out_ld: 80, to }
+    }
+
+    fn rope(x_ld: usize) -> KernelSpec {
+        KernelSpec::Rope { heads: 4, dim: 16, norm: None, rotation: HALF, x_ld, out_ld: 64 }
+    }
+
+    fn cached(dim: usize) -> KernelSpec {
+        let (heads, ctx, cache, values) = (64 / dim, 32, Format::Bf16, false);
+        let (norm, rotation, each, x_ld) = (None, None, heads, 64);
+        KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld }
+    }
+
+    fn gate_up() -> KernelSpec {
+        KernelSpec::ExpertGateUp {
+            layout: DispatchLayout { rows: 16, k: 2, experts: 4 },
+            hidden: 64,
+            inter: 48,
+            format: Format::Bf16,
+            compute: Compute::Bf16,
+            x_ld: 32,
+            glu: Glu::Gated(Activation::Silu),
+            bias: true,
+            out: RowForm::f32(48),
+            schedule: Schedule::default(),
+        }
+    }
+
+    fn target() -> CpuTarget {
+        CpuTarget::new(&Device::find("sapphire-rapids").unwrap()).unwrap()
+    }
+
+    fn fused(writer: (&KernelSpec, usize), reader: (&KernelSpec, usize), sole: bool) -> Option<Fused> {
+        let fused = target().fused(writer, reader, sole)?;
+        // Every argument is there, and the kernel is one that can be written.
+        assert_eq!(fused.args.len(), fused.spec.args(), "{fused:?}");
+        target().compile(std::slice::from_ref(&fused.spec)).unwrap();
+        Some(fused)
+    }
+
+    #[test]
+    fn a_norm_keeps_its_plain_rows_for_others() {
+        let (plain, packed) = (RowForm::f32(64), RowForm { form: Compute::Bf16, ld: 80 });
+        let (writer, reader) = (norm(64, 1, vec![plain]), quantise(64, 1, 64, Compute::Bf16));
+        let sole = fused((&writer, 2), (&reader, 0), true).unwrap();
+        assert_eq!(sole.spec, norm(64, 1, vec![packed]));
+        assert_eq!((sole.args, sole.place), (vec![Writer(0), Writer(1), Reader(1)], Place::Writer));
+        let beside = fused((&writer, 2), (&reader, 0), false).unwrap();
+        assert_eq!(beside.spec, norm(64, 1, vec![plain, packed]));
+        assert_eq!(beside.args, [Writer(0), Writer(1), Writer(2), Reader(1)]);
+        // A second form takes the place of the plain rows once nobody is left.
+        let bytes = quantise(64, 1, 64, Compute::I8);
+        let both = fused((&beside.spec, 2), (&bytes, 0), true).unwrap();
+        assert_eq!(both.spec, norm(64, 1, vec![packed, RowForm { form: Compute::I8, ld: 80 }]));
+        assert_eq!(both.args, [Writer(0), Writer(1), Writer(3), Reader(1)]);
+    }
+
+    #[test]
+    fn heads_go_from_norm_to_cache_in_one_kernel() {
+        for (width, groups) in [(16, 4), (64, 1)] {
+            let writer = norm(width, groups, vec![RowForm::f32(64)]);
+            let normed = fused((&writer, 2), (&rope(64), 0), true).unwrap();
+            assert_eq!(normed.args, [Writer(0), Writer(1), Reader(1), Reader(2)]);
+            assert_eq!(normed.place, Place::Reader);
+            let stored = fused((&normed.spec, 3), (&cached(16), 1), true).unwrap();
+            let args = [Reader(0), Writer(0), Writer(1), Writer(2), Reader(2), Reader(3)];
+            assert_eq!((stored.args.as_slice(), stored.place), (args.as_slice(), Place::Reader));
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_stays_apart() {
+        let plain = || vec![RowForm::f32(64)];
+        let pairs = |cols, per_row, ld| quantise(cols, per_row, ld, Compute::Bf16);
+        let apart = [
+            // Another distance, other columns, several rows of a row, rows that are packed already.
+            (norm(64, 1, plain()), 2, pairs(64, 1, 65), 0, true),
+            (norm(64, 1, plain()), 2, pairs(48, 1, 64), 0, true),
+            (norm(64, 1, plain()), 2, pairs(64, 2, 64), 0, true),
+            (norm(64, 1, vec![RowForm { form: Compute::Bf16, ld: 64 }]), 2, pairs(64, 1, 64), 0, true),
+            // Others read the rows; norms of parts of heads; angles, not heads.
+            (norm(16, 4, plain()), 2, rope(64), 0, false),
+            (norm(32, 2, plain()), 2, rope(64), 0, true),
+            (norm(16, 4, plain()), 2, rope(64), 1, true),
+            (rope(64), 2, cached(16), 1, false),
+            (rope(64), 2, cached(32), 1, true),
+            // Others read the rows; bytes are wider than a panel.
+            (gate_up(), 4, pairs(48, 2, 48), 0, false),
+            (gate_up(), 4, quantise(48, 2, 48, Compute::I8), 0, true),
+            (gate_up(), 4, pairs(48, 1, 48), 0, true),
+        ];
+        for (writer, result, reader, operand, sole) in apart {
+            let found = fused((&writer, result), (&reader, operand), sole);
+            assert_eq!(found, None, "{writer:?} {reader:?}");
+        }
+        let joined = fused((&gate_up(), 4), (&pairs(48, 2, 48), 0), true).unwrap();
+        assert_eq!(joined.args, [Writer(0), Writer(1), Writer(2), Writer(3), Reader(1)]);
+    }
+}
