@@ -4,7 +4,7 @@
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;
-use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, Schedule, apart, compile, packed_words};
+use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, RowForm, Schedule, apart, compile, packed_words};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::plan::Grid;
 use moec_ir::types::Format;
@@ -123,6 +123,7 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
             x_ld,
             glu: Glu::Gated(Activation::Silu),
             bias: false,
+            out: RowForm::f32(inter),
             schedule: Schedule::default(),
         },
         n: tokens,

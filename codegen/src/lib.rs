@@ -29,6 +29,6 @@ pub use error::{Error, Result};
 pub use kernels::cache::{key_order, value_order};
 pub use machine::{ByteDot, Isa, Machine};
 pub use schedule::{Knob, Schedule, evenly_from, least};
-pub use spec::{Compute, KernelSpec, MapOp, NormKind, apart, packed_words};
+pub use spec::{Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, apart, packed_words};
 pub use table::table;
 pub use version::llvm_version;

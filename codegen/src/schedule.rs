@@ -43,9 +43,11 @@ pub const fn evenly_from(mr: usize) -> usize {
 }
 
 impl Default for Schedule {
-    /// A page ahead, because hardware does not look beyond one; sums that fit into a first-level cache.
+    /// Weights of forty cache lines ahead: hardware does not look beyond a page, and a whole page ahead is too many lines on
+    /// their way at once. Of one row and 50 304 columns, two threads of a Xeon with AMX read 29 GB/s in bf16 so, 28 in q8 and
+    /// 24 in q4, where a page gave 26, 26 and 18, and plain reads 31. Sums fit into a first-level cache.
     fn default() -> Self {
-        Self { rows: 96, unroll: 4, block: 128, ahead: 4096 }
+        Self { rows: 96, unroll: 4, block: 128, ahead: 2560 }
     }
 }
 

@@ -7,8 +7,8 @@ use moec_codegen::llvm_ir;
 use moec_codegen::machine::FEATURES;
 use moec_codegen::table::{TABLE, table};
 use moec_codegen::{
-    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Schedule, assembly, compile,
-    packed_words,
+    ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Rotation, RowForm, RowNorm, Schedule,
+    assembly, compile, packed_words,
 };
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
@@ -20,9 +20,13 @@ use object::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-fn norm() -> KernelSpec {
+fn norm_to(outs: Vec<RowForm>) -> KernelSpec {
     let kind = NormKind::Rms;
-    KernelSpec::Norm { kind, width: 24, groups: 1, x_ld: 24, out_ld: 24, eps: 1e-6, weight: true }
+    KernelSpec::Norm { kind, width: 24, groups: 1, x_ld: 24, outs, eps: 1e-6, weight: true }
+}
+
+fn norm() -> KernelSpec {
+    norm_to(vec![RowForm::f32(24)])
 }
 
 fn linear(k: usize, n: usize, format: Format, glu: Option<Glu>) -> KernelSpec {
@@ -79,6 +83,7 @@ fn small_products() -> Vec<KernelSpec> {
                 x_ld,
                 glu,
                 bias,
+                out: RowForm::f32(inter),
                 schedule: Schedule::default(),
             },
             KernelSpec::ExpertDown {
@@ -101,15 +106,17 @@ fn small_products() -> Vec<KernelSpec> {
 /// Whether a machine multiplies in the form that a kernel wants.
 fn multiplies(machine: &Machine, spec: &KernelSpec) -> bool {
     let isa = machine.isa();
+    let able = |compute: &Compute| match compute {
+        Compute::F32 => true,
+        Compute::Bf16 => isa.bf16,
+        Compute::I8 => isa.bytes != ByteDot::None,
+    };
     match spec {
+        KernelSpec::Norm { outs, .. } => outs.iter().all(|out| able(&out.form)),
+        KernelSpec::ExpertGateUp { compute, out, .. } => able(compute) && able(&out.form),
         KernelSpec::Linear { compute, .. }
-        | KernelSpec::ExpertGateUp { compute, .. }
         | KernelSpec::ExpertDown { compute, .. }
-        | KernelSpec::Quantise { to: compute, .. } => match compute {
-            Compute::F32 => true,
-            Compute::Bf16 => isa.bf16,
-            Compute::I8 => isa.bytes != ByteDot::None,
-        },
+        | KernelSpec::Quantise { to: compute, .. } => able(compute),
         _ => true,
     }
 }
@@ -152,29 +159,47 @@ fn specs() -> Vec<KernelSpec> {
         KernelSpec::Attention { desc, cache, compute, ctx: 32, rows, splits, q_ld: 64, out_ld }
     };
     let attend = |desc| arithmetic(desc, Format::Bf16, Compute::F32, 4, 1);
-    let write =
-        |cache, values| KernelSpec::CacheWrite { heads: 2, dim: 16, ctx: 32, cache, values, x_ld: 32 };
-    let rope = |style, offset, rotary| KernelSpec::Rope {
+    let heads_norm = |width, weight| Some(RowNorm { width, eps: 1e-6, weight });
+    let rotation = |style, offset, rotary| Rotation { rotary, offset, style, angles_ld: 24 };
+    let writes = |cache, values, norm, rotation, each| KernelSpec::CacheWrite {
         heads: 2,
-        dim: 24,
-        rotary,
-        offset,
-        style,
-        x_ld: 48,
-        out_ld: 48,
-        angles_ld: 24,
+        dim: 16,
+        ctx: 32,
+        cache,
+        values,
+        norm,
+        rotation,
+        each,
+        x_ld: 32,
     };
+    let write = |cache, values| writes(cache, values, None, None, 2);
+    let normed_rope = |style, offset, rotary, norm| {
+        let rotation = rotation(style, offset, rotary);
+        KernelSpec::Rope { heads: 2, dim: 24, norm, rotation, x_ld: 48, out_ld: 48 }
+    };
+    let rope = |style, offset, rotary| normed_rope(style, offset, rotary, None);
+    let bf16_rows = RowForm { form: Compute::Bf16, ld: 12 };
     let group = |score, mask_neg_inf| Some(Groups { n: 4, keep: 2, score, mask_neg_inf });
     let mut all = vec![
         KernelSpec::Embed { vocab: 7, hidden, format, out_ld: 24 },
         KernelSpec::Embed { vocab: 72, hidden, format, out_ld: 24 },
         norm(),
+        norm_to(vec![bf16_rows]),
+        norm_to(vec![RowForm::f32(24), bf16_rows]),
         rope(RopeStyle::Half, 0, 24),
         rope(RopeStyle::Interleaved, 0, 24),
         rope(RopeStyle::Half, 2, 22),
         write(Format::F32, true),
         write(Format::Bf16, true),
         write(Format::Q8, false),
+        writes(Format::Bf16, false, None, None, 1),
+        writes(Format::Bf16, false, heads_norm(16, true), None, 2),
+        writes(Format::Bf16, false, heads_norm(32, true), None, 2),
+        writes(Format::Bf16, false, heads_norm(16, false), None, 2),
+        writes(Format::Bf16, false, None, Some(rotation(RopeStyle::Half, 0, 16)), 2),
+        writes(Format::Bf16, false, heads_norm(16, true), Some(rotation(RopeStyle::Half, 0, 16)), 2),
+        normed_rope(RopeStyle::Half, 0, 24, heads_norm(24, true)),
+        normed_rope(RopeStyle::Half, 0, 24, heads_norm(48, true)),
         attend(attention()),
         attend(AttentionDesc { window: Some(4), ..attention() }),
         attend(AttentionDesc { sinks: true, ..attention() }),
@@ -210,6 +235,19 @@ fn specs() -> Vec<KernelSpec> {
             x_ld: 24,
             glu: silu,
             bias: false,
+            out: RowForm::f32(inter),
+            schedule: Schedule::default(),
+        },
+        KernelSpec::ExpertGateUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            compute,
+            x_ld: 24,
+            glu: silu,
+            bias: false,
+            out: bf16_rows,
             schedule: Schedule::default(),
         },
         KernelSpec::ExpertGateUp {
@@ -221,6 +259,7 @@ fn specs() -> Vec<KernelSpec> {
             x_ld: 24,
             glu: silu,
             bias: true,
+            out: RowForm::f32(inter),
             schedule: Schedule::default(),
         },
         KernelSpec::ExpertDown {
@@ -423,6 +462,22 @@ fn contradictions_are_refused_by_name() {
         let (compute, rows, splits) = (Compute::F32, 4, 1);
         KernelSpec::Attention { desc, cache, compute, ctx: 8, rows, splits, q_ld: 64, out_ld: 64 }
     };
+    let cached = |cache, norm, each| {
+        let (heads, dim, ctx, values, rotation, x_ld) = (2, 16, 32, false, None, 32);
+        KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld }
+    };
+    let gate_up = |out| KernelSpec::ExpertGateUp {
+        layout: DispatchLayout { rows: 4, k: 2, experts: 3 },
+        hidden: 24,
+        inter: 24,
+        format: Format::F32,
+        compute: Compute::F32,
+        x_ld: 24,
+        glu: Glu::DRelu,
+        bias: false,
+        out,
+        schedule: Schedule::default(),
+    };
     let bad = [
         linear(24, 33, Format::F32, Some(Glu::DRelu)),
         KernelSpec::Softmax { cols: 9, x_ld: 8, out_ld: 9 },
@@ -430,7 +485,11 @@ fn contradictions_are_refused_by_name() {
         attend(AttentionDesc { kv_heads: 3, ..attention() }, Format::Bf16),
         attend(AttentionDesc { scale: -0.25, ..attention() }, Format::Bf16),
         attend(attention(), Format::F16),
-        KernelSpec::CacheWrite { heads: 2, dim: 16, ctx: 32, cache: Format::Q4, values: true, x_ld: 32 },
+        cached(Format::Q4, None, 2),
+        cached(Format::F32, None, 3),
+        cached(Format::F32, Some(RowNorm { width: 8, eps: 1e-6, weight: true }), 2),
+        gate_up(RowForm { form: Compute::Bf16, ld: 11 }),
+        gate_up(RowForm { form: Compute::I8, ld: 24 }),
     ];
     for spec in bad {
         assert!(

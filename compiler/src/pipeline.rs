@@ -12,7 +12,7 @@ use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
 use crate::passes::units::{Units, expert_sizes_on};
 use crate::passes::{
-    barriers, convolve, fetch, format, group, layout, lower, memory, offload, page, reside, rewrite,
+    barriers, convolve, fetch, format, fuse, group, layout, lower, memory, offload, page, reside, rewrite,
     schedule, tier, tune,
 };
 use crate::profile::Profile;
@@ -140,6 +140,13 @@ pub const PIPELINE: &[Pass] = &[
     ),
     // The Plan: how, where and when.
     pass("layout", run_layout, "kernels and weight layouts are chosen for the final form of every node"),
+    Pass {
+        name: "fuse",
+        why: "kernels are chosen, and what one writes another reads; before schedules, which are for the kernels that stay",
+        // Whoever looks at values by name finds every one.
+        applies: |c| !c.as_lowered,
+        run: run_fuse,
+    },
     pass("tune", run_tune, "what a kernel computes is settled; how it cuts its work changes no result"),
     pass("schedule", run_schedule, "steps that do not wait for each other stand together"),
     pass("memory", run_memory, "the order is final, and with it how long each buffer lives"),
@@ -535,6 +542,11 @@ fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
     c.segment_weights = draft.segment_weights;
     c.writes = draft.writes;
     Ok(())
+}
+
+fn run_fuse(c: &mut Compilation<'_>) -> Result<()> {
+    let plan = c.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))?;
+    fuse::fuse(plan, &mut c.kernels, &mut c.writes, c.target)
 }
 
 fn run_tune(c: &mut Compilation<'_>) -> Result<()> {

@@ -1,6 +1,7 @@
-//! The KV cache: writing tokens in the order that attention reads, and bringing blocks of it into the form
+//! The KV cache: writing tokens in the order that attention reads, normalised and rotated on their way, and bringing blocks of it into the form
 //! of a weight panel where they are not in it already.
 
+use super::position::Way;
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
 use crate::spec::{CACHE_ROWS, KernelSpec};
@@ -37,10 +38,23 @@ pub(crate) fn value_block_bytes(isa: &Isa, format: Format, dim: usize) -> usize 
     head_bytes(isa, format, true, BLOCK, dim)
 }
 
-/// Scratch of a cache write: a token of one head in bf16, or one group of codes.
-pub(crate) fn scratch_bytes(dim: usize) -> usize {
+/// Bytes of the scratch of a cache write that hold a token of one head in bf16, or one group of codes.
+fn small_bytes(dim: usize) -> usize {
     // Room for a whole vector behind the last number.
     (dim * 2).next_multiple_of(64) + 64
+}
+
+/// Words from one token's head to the next in the scratch: an odd number of cache lines.
+fn prepared_ld(dim: usize) -> usize {
+    (dim.div_ceil(16) | 1) * 16
+}
+
+/// Bytes of scratch: a token in another form, then heads of tokens on their way and the factors of their norms.
+pub(crate) fn scratch_bytes(spec: &KernelSpec, isa: &Isa) -> usize {
+    let &KernelSpec::CacheWrite { dim, norm, rotation, .. } = spec else { return 0 };
+    let prepared =
+        if norm.is_some() || rotation.is_some() { isa.lanes * (prepared_ld(dim) + 1) * 4 } else { 0 };
+    small_bytes(dim) + prepared
 }
 
 /// Where a token goes: its (slot, head), and its number in it.
@@ -49,23 +63,46 @@ struct Token<'k> {
     at: I<'k>,
 }
 
+/// Heads `x` of tokens that are stored together, and the words from one to the next.
+type Heads<'k> = (P<'k>, usize);
+
 pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld } = *spec else {
+    let KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld } = *spec else {
         return k.fail("not a cache write");
     };
     let head_bytes = head_bytes(&k.isa, cache, values, ctx, dim);
-    let (state, x, pos, slot) = (k.arg(0), k.arg(1), k.arg(2), k.arg(3));
-    let each_head = |row: I<'k>, put: &dyn Fn(P<'k>, &Token<'k>)| {
-        let (first, at) = (slot.words(row).load_int() * heads, pos.words(row).load_int());
-        k.each(0, heads, 1, |head| {
-            let token = Token { head: state.bytes((first + head) * head_bytes), at };
-            put(x.words(row * x_ld + head * dim), &token);
+    let mut args = (0..).map(|i| k.arg(i));
+    let mut arg = || args.next().unwrap_or(k.scratch());
+    let (state, x) = (arg(), arg());
+    let way = Way::new(dim, norm, rotation, &mut arg);
+    let (pos, slot) = (arg(), arg());
+    let prepared = k.scratch().bytes(small_bytes(dim));
+    let factors = prepared.words(k.lanes() * prepared_ld(dim));
+    // The heads of `count` tokens from `row` on, one head after the other.
+    let each_head = |tile: I<'k>, row: I<'k>, count: usize, put: &dyn Fn(Heads<'k>, &Token<'k>)| {
+        let (slots, at) = (slot.words(row).load_int() * heads, pos.words(row).load_int());
+        k.each(0, count, 1, |i| {
+            if let Some(factor) = way.of_row(k, x.words((row + i) * x_ld)) {
+                factors.words(i).store(factor);
+            }
+        });
+        k.each(tile * each, (tile + 1) * each, 1, |head| {
+            let token = Token { head: state.bytes((slots + head) * head_bytes), at };
+            if way.is_plain() {
+                return put((x.words(row * x_ld + head * dim), x_ld), &token);
+            }
+            k.each(0, count, 1, |i| {
+                let at = (x.words((row + i) * x_ld), row + i, head);
+                let of_row = way.is_of_rows().then(|| factors.words(i).load());
+                way.head(k, at, of_row, prepared.words(i * prepared_ld(dim)), None);
+            });
+            put((prepared, prepared_ld(dim)), &token);
         });
     };
-    let one = |row: I<'k>| {
+    let one = |tile: I<'k>, row: I<'k>| {
         let at = pos.words(row).load_int();
         k.when(at.ge(k.i(0)).and(at.lt(k.i(ctx as i64))), || {
-            each_head(row, &|x, token| {
+            each_head(tile, row, 1, &|(x, _), token| {
                 if values {
                     put_value(k, cache, dim, x, token);
                 } else {
@@ -74,18 +111,27 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             });
         });
     };
-    if values || cache == Format::Q8 {
-        return k.rows(CACHE_ROWS, one);
+    // A word of values in bf16 has two tokens, and the words of a key stand as far apart as tokens do in a panel: as many
+    // tokens as a vector has lanes are stored together. Where a token's numbers lie together nothing is gained.
+    if cache == Format::Q8 || (values && cache == Format::F32) {
+        return k.tiles(CACHE_ROWS, |tile, first, end| k.each(first, end, 1, |row| one(tile, row)));
     }
-    // Keys of neighbouring tokens are neighbours: as many as a vector has lanes are turned and stored together.
     let lanes = k.lanes();
-    k.tiles(CACHE_ROWS, |_, first, end| {
+    k.tiles(CACHE_ROWS, |tile, first, end| {
         k.fold(first, end, 1, &[first], |row, next| {
             let begins = row.ge(next[0]);
             let run = begins.and(is_run(k, pos, slot, row, end)).and(pos.words(row).load_int().ge(k.i(0)));
             let run = run.and((pos.words(row).load_int() + (lanes - 1)).lt(k.i(ctx as i64)));
-            k.when(run, || each_head(row, &|x, token| put_keys(k, cache, dim, (x, x_ld), token)));
-            k.when(begins.and(run.not()), || one(row));
+            k.when(run, || {
+                each_head(tile, row, lanes, &|x, token| {
+                    if values {
+                        put_values(k, dim, x, token);
+                    } else {
+                        put_keys(k, cache, dim, x, token);
+                    }
+                });
+            });
+            k.when(begins.and(run.not()), || one(tile, row));
             vec![begins.pick_int(run.pick_int(row + lanes, row + 1), next[0])]
         });
     });
@@ -105,7 +151,7 @@ fn is_run<'k>(k: &'k Kb<'k>, pos: P<'k>, slot: P<'k>, row: I<'k>, end: I<'k>) ->
 
 /// Stores one head of as many tokens as a vector has lanes among the keys: `x` is that of the first, `ld` the words from
 /// row to row. They lie in one panel.
-fn put_keys<'k>(k: &'k Kb<'k>, format: Format, dim: usize, (x, ld): (P<'k>, usize), token: &Token<'k>) {
+fn put_keys<'k>(k: &'k Kb<'k>, format: Format, dim: usize, (x, ld): Heads<'k>, token: &Token<'k>) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let width = k.i(nr as i64);
     let panel = token.head.bytes(token.at.div(width) * key_panel_bytes(&k.isa, format, dim));
@@ -160,6 +206,21 @@ fn put_key<'k>(k: &'k Kb<'k>, format: Format, dim: usize, x: P<'k>, token: &Toke
             k.each(0, dim.div_ceil(2), 1, |c| panel.words(c * nr + t).store_int(small.words(c).load_word()));
         }
     }
+}
+
+/// Stores one head of as many tokens as a vector has lanes among the values, in bf16. They lie in one block.
+fn put_values<'k>(k: &'k Kb<'k>, dim: usize, (x, ld): Heads<'k>, token: &Token<'k>) {
+    let (nr, lanes) = (k.isa.nr, k.lanes());
+    let block = k.i(BLOCK as i64);
+    let to = token.head.bytes(token.at.div(block) * value_block_bytes(&k.isa, Format::Bf16, dim));
+    let to = to.words(token.at.rem(block).div(k.i(2)) * nr);
+    k.columns(dim, |c, span| {
+        let to = to.words(c.div(k.i(nr as i64)) * (nr * BLOCK / 2) + c.rem(k.i(nr as i64)));
+        for pair in 0..lanes / 2 {
+            let [even, odd] = [0, 1].map(|i| x.words((2 * pair + i) * ld).words(c).load_vec(span));
+            to.words(pair * nr).store_vec(even.pair_bf16(odd).as_float(), span);
+        }
+    });
 }
 
 /// Stores one token of one head among the values.

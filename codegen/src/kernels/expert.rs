@@ -6,7 +6,7 @@ use super::micro::{Columns, Panel};
 use super::multiply::{Rows, finish, multiply, on_tiles, panel_bytes, scratch_bytes};
 use crate::dsl::{I, Kb, P};
 use crate::machine::Isa;
-use crate::spec::{Compute, KernelSpec, packed_words, panels};
+use crate::spec::{Compute, KernelSpec, RowForm, packed_words, panels};
 use moec_ir::op::DispatchLayout;
 
 /// An active expert: its id and its slots.
@@ -26,8 +26,18 @@ fn expert<'k>(dispatch: P<'k>, layout: DispatchLayout, active: I<'k>) -> Expert<
 }
 
 pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, schedule } =
-        *spec
+    let KernelSpec::ExpertGateUp {
+        layout,
+        hidden,
+        inter,
+        format,
+        compute,
+        x_ld,
+        glu,
+        bias,
+        out: result,
+        schedule,
+    } = *spec
     else {
         return k.fail("not a gate and up");
     };
@@ -43,7 +53,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let panel = Panel { weights, depth: hidden, format, compute, schedule };
         multiply(k, &panel, rows, None, &|slot, sums| {
             let bias = bias.map(|b| columns.bias(k, b.words(e.id * (2 * inter))));
-            columns.store(sums, bias, None, out.words(slot * inter));
+            columns.store_as(result.form, sums, bias, None, out.words(slot * result.ld));
         });
     };
     let columns = |p| Columns::of(k, p, 2 * inter, Some(glu));
@@ -52,7 +62,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         return k.expert_tiles(tiles, |active, p| {
             let (e, columns) = (expert(dispatch, layout, active), columns(p));
             let next = Some(weights.load_address(e.id).bytes(p * bytes).beyond(bytes));
-            let out = columns.results(out, inter);
+            let out = columns.results(out, result);
             panel(&e, p, &Rows { range: [e.first, e.end], at: &lies, apart: None, next, out }, &columns);
         });
     }
@@ -66,7 +76,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         |e, p, range, next| {
             let columns = columns(p);
             let at = |slot: I<'k>| to.words((slot - range[0]) * ld);
-            let out = columns.results(out, inter);
+            let out = columns.results(out, result);
             panel(e, p, &Rows { range, at: &at, apart: Some(ld), next: Some(next), out }, &columns);
         },
     );
@@ -138,7 +148,7 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let panel = Panel { weights, depth: inter, format, compute, schedule };
         let columns = Columns::of(k, p, hidden, None);
         let at = |slot| h.words(slot * h_ld);
-        let results = columns.results(out, hidden);
+        let results = columns.results(out, RowForm::f32(hidden));
         let rows = Rows { range, at: &at, apart: Some(h_ld), next: Some(next), out: results };
         multiply(k, &panel, &rows, None, &|slot, sums| {
             let bias = bias.map(|b| columns.bias(k, b.words(e.id * hidden)));

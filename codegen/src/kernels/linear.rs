@@ -4,7 +4,7 @@ use super::amx;
 use super::micro::{Columns, Panel};
 use super::multiply::{Rows, finish, multiply, on_tiles, panel_bytes};
 use crate::dsl::{I, Kb};
-use crate::spec::{KernelSpec, packed_words, panels};
+use crate::spec::{KernelSpec, RowForm, packed_words, panels};
 
 pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let KernelSpec::Linear {
@@ -47,7 +47,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let columns = Columns::of(k, p, n, glu);
         let bias = bias.map(|b| b.words(group * n));
         let at = |row| x.words(row * x_ld + group * words);
-        let results = columns.results(out.words(group * columns_out), out_ld);
+        let results = columns.results(out.words(group * columns_out), RowForm::f32(out_ld));
         // In a block of rows the panels follow each other as in memory.
         let next = tiled.then(|| panel.weights.beyond(bytes));
         let rows = Rows { range, at: &at, apart: Some(x_ld), next, out: results };

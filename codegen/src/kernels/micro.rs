@@ -4,7 +4,7 @@ use super::multiply::Results;
 use super::squares;
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::{Schedule, least};
-use crate::spec::Compute;
+use crate::spec::{Compute, RowForm};
 use moec_ir::op::Glu;
 use moec_ir::types::Format;
 
@@ -187,6 +187,8 @@ pub(crate) struct Columns<'k> {
     glu: Option<Glu>,
     lanes: usize,
     spans: Vec<Span<'k>>,
+    /// As `spans`, up to a whole pair.
+    pairs: Vec<Span<'k>>,
 }
 
 impl<'k> Columns<'k> {
@@ -194,20 +196,27 @@ impl<'k> Columns<'k> {
     pub(crate) fn of(k: &'k Kb<'k>, p: I<'k>, n: usize, glu: Option<Glu>) -> Self {
         let (width, count) = if glu.is_some() { (k.isa.nr / 2, n / 2) } else { (k.isa.nr, n) };
         let first = p * width;
-        let spans = (0..width)
-            .step_by(k.lanes())
-            .map(|at| {
+        let spans = |count: usize| {
+            let span = |at: usize| {
                 let left = k.i(count as i64) - (first + at);
                 if count.is_multiple_of(width) { Span::Full } else { k.span_before(left) }
-            })
-            .collect();
-        Self { first, gates: n / 2, glu, lanes: k.lanes(), spans }
+            };
+            (0..width).step_by(k.lanes()).map(span).collect()
+        };
+        let (spans, pairs) = (spans(count), spans(count.next_multiple_of(2)));
+        Self { first, gates: n / 2, glu, lanes: k.lanes(), spans, pairs }
     }
 
-    /// Where the results of a panel go: `out` is where those of row 0 begin, `ld` the words from row to row.
-    pub(crate) fn results(&self, out: P<'k>, ld: usize) -> Results<'k> {
-        let width: usize = self.spans.len() * self.lanes;
-        Results { at: out.words(self.first), ld, bytes: 4 * width }
+    /// Where the results of a panel go: `out` is where those of row 0 begin.
+    pub(crate) fn results(&self, out: P<'k>, form: RowForm) -> Results<'k> {
+        let (at, bytes) =
+            (self.place(form.form, out), self.spans.len() * self.lanes * number_bytes(form.form));
+        Results { at, ld: form.ld, bytes }
+    }
+
+    /// Where the columns of a row go that begins at `row`.
+    fn place(&self, form: Compute, row: P<'k>) -> P<'k> {
+        row.bytes(self.first * number_bytes(form))
     }
 
     /// The bias of the two accumulators, in the weight's natural order.
@@ -226,6 +235,18 @@ impl<'k> Columns<'k> {
         residual: Option<P<'k>>,
         out: P<'k>,
     ) {
+        self.store_as(Compute::F32, sums, bias, residual, out);
+    }
+
+    /// As [`Self::store`], in a form: f32 or pairs of bf16.
+    pub(crate) fn store_as(
+        &self,
+        form: Compute,
+        sums: [F<'k>; 2],
+        bias: Option<[F<'k>; 2]>,
+        residual: Option<P<'k>>,
+        out: P<'k>,
+    ) {
         let [a, b] = match bias {
             Some([x, y]) => [sums[0] + x, sums[1] + y],
             None => sums,
@@ -235,13 +256,27 @@ impl<'k> Columns<'k> {
             None => vec![a, b],
         };
         let mut at = 0;
-        for (x, &span) in values.into_iter().zip(&self.spans) {
+        for ((x, &span), &pairs) in values.into_iter().zip(&self.spans).zip(&self.pairs) {
             let x = match residual {
                 Some(r) => x + r.words(self.first).words(at).load_vec(span),
                 None => x,
             };
-            out.words(self.first).words(at).store_vec(x, span);
+            let to = self.place(form, out).bytes(at * number_bytes(form));
+            match form {
+                // The upper half of the last word of an odd row is zero.
+                Compute::Bf16 => to.store_bf16(x.within(span, 0.0), pairs),
+                _ => to.store_vec(x, span),
+            }
             at += x.width();
         }
+    }
+}
+
+/// Bytes of a number of a row.
+const fn number_bytes(form: Compute) -> usize {
+    match form {
+        Compute::F32 => 4,
+        Compute::Bf16 => 2,
+        Compute::I8 => 1,
     }
 }

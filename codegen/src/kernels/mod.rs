@@ -21,7 +21,7 @@ mod unpack;
 
 use crate::dsl::Kb;
 use crate::machine::{ByteDot, Isa};
-use crate::spec::{Compute, KernelSpec, packed_words};
+use crate::spec::{Compute, KernelSpec, RowForm, packed_words};
 use moec_ir::types::Format;
 
 /// Writes the body of a kernel.
@@ -62,18 +62,23 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
                 (*groups == 1 || out_group >= cols, "groups of the output overlap"),
             ]
         }
-        KernelSpec::Norm { width, groups, x_ld, out_ld, .. } => vec![
-            (*width > 0, "no channels"),
-            (*x_ld >= width * groups && *out_ld >= width * groups, "rows overlap"),
-        ],
-        KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to } => vec![
-            (*cols > 0 && *groups > 0 && *per_row > 0, "an extent is zero"),
-            (*x_ld >= cols * groups && *out_ld >= packed_words(*cols, *to) * groups, "rows overlap"),
-            (
-                *to != Compute::I8 || isa.bytes != ByteDot::None,
-                "bytes on a machine that does not multiply them",
-            ),
-        ],
+        KernelSpec::Norm { width, groups, x_ld, outs, .. } => {
+            let mut rules = vec![
+                (*width > 0, "no channels"),
+                (!outs.is_empty(), "no result"),
+                (*x_ld >= width * groups, "rows overlap"),
+            ];
+            rules.extend(outs.iter().flat_map(|out| fits(isa, *out, *width, *groups)));
+            rules
+        }
+        KernelSpec::Quantise { cols, groups, per_row, x_ld, out_ld, to } => {
+            let mut rules = vec![
+                (*cols > 0 && *groups > 0 && *per_row > 0, "an extent is zero"),
+                (*x_ld >= cols * groups, "rows overlap"),
+            ];
+            rules.extend(fits(isa, RowForm { form: *to, ld: *out_ld }, *cols, *groups));
+            rules
+        }
         KernelSpec::Linear { k, n, format, compute, groups, x_ld, out_ld, residual_ld, glu, .. } => {
             let out = if glu.is_some() { n / 2 } else { *n };
             vec![
@@ -84,27 +89,37 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
                 can_multiply(isa, *format, *compute),
             ]
         }
-        KernelSpec::Rope { heads, dim, rotary, offset, x_ld, out_ld, angles_ld, .. } => vec![
-            (rotary % 2 == 0, "an odd number of rotated channels"),
-            (offset + rotary <= *dim, "rotated channels outside of the head"),
-            (*x_ld >= heads * dim && *out_ld >= heads * dim && angles_ld >= rotary, "rows overlap"),
-        ],
-        KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld } => vec![
-            (*x_ld >= heads * dim, "rows overlap"),
-            (*dim > 0 && *ctx > 0, "an extent is zero"),
-            (cache::head_bytes(isa, *cache, *values, *ctx, *dim) > 0, "a cache of another format"),
-        ],
+        KernelSpec::Rope { heads, dim, norm, rotation, x_ld, out_ld } => {
+            let mut rules = vec![(*x_ld >= heads * dim && *out_ld >= heads * dim, "rows overlap")];
+            rules.extend(position::rules(*heads, *dim, *norm, Some(*rotation)));
+            rules
+        }
+        KernelSpec::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld } => {
+            let mut rules = vec![
+                (*x_ld >= heads * dim, "rows overlap"),
+                (*dim > 0 && *ctx > 0, "an extent is zero"),
+                (*each > 0 && heads.is_multiple_of((*each).max(1)), "heads that no work item has"),
+                (cache::head_bytes(isa, *cache, *values, *ctx, *dim) > 0, "a cache of another format"),
+            ];
+            rules.extend(position::rules(*heads, *dim, *norm, *rotation));
+            rules
+        }
         KernelSpec::Attention { .. } => attention::rules(spec),
         KernelSpec::AttentionMerge { heads, v_dim, splits, out_ld, .. } => vec![
             (*heads > 0 && *v_dim > 0 && *splits > 0, "an extent is zero"),
             (*out_ld >= heads * v_dim, "rows overlap"),
         ],
         KernelSpec::Router { desc, logits_ld } => router::rules(desc, *logits_ld),
-        KernelSpec::ExpertGateUp { hidden, inter, format, compute, x_ld, .. } => vec![
-            (*hidden > 0 && *inter > 0, "an extent is zero"),
-            (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
-            can_multiply(isa, *format, *compute),
-        ],
+        KernelSpec::ExpertGateUp { hidden, inter, format, compute, x_ld, out, .. } => {
+            let mut rules = vec![
+                (*hidden > 0 && *inter > 0, "an extent is zero"),
+                (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
+                (out.form != Compute::I8, "a panel has half a group of columns"),
+                can_multiply(isa, *format, *compute),
+            ];
+            rules.extend(fits(isa, *out, *inter, 1));
+            rules
+        }
         KernelSpec::ExpertDown { hidden, inter, format, compute, h_ld, .. } => vec![
             (*hidden > 0 && *inter > 0, "an extent is zero"),
             (*h_ld >= packed_words(*inter, *compute), "rows overlap"),
@@ -120,6 +135,18 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
         Some((_, what)) => Err(format!("{what} ({spec:?} on {isa:?})")),
         None => Ok(()),
     }
+}
+
+/// Whether rows of `groups` segments of `cols` numbers each can be written in a form.
+fn fits(isa: &Isa, out: RowForm, cols: usize, groups: usize) -> [(bool, &'static str); 3] {
+    [
+        (out.form != Compute::Bf16 || isa.bf16, "pairs on a machine that does not multiply them"),
+        (out.ld >= packed_words(cols, out.form) * groups, "rows of the output overlap"),
+        (
+            out.form != Compute::I8 || isa.bytes != ByteDot::None,
+            "bytes on a machine that does not multiply them",
+        ),
+    ]
 }
 
 /// Whether a machine multiplies weights of a format in a form.

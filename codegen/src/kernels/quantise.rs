@@ -21,43 +21,59 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         k.each(first * per_row, end * per_row, 1, |row| {
             k.each(0, groups, 1, |g| {
                 let from = x.words(row * x_ld + g * cols);
-                let to_row = out.words(row * out_ld + g * words);
-                match to {
-                    Compute::F32 => k.copy(from, to_row, cols),
-                    Compute::Bf16 => pairs(k, from, to_row, cols),
-                    Compute::I8 => bytes(k, from, to_row, cols),
-                }
+                let read = |c: I<'k>, span| from.words(c).load_vec(span);
+                write_row(k, to, cols, &read, out.words(row * out_ld + g * words));
             });
         });
     });
 }
 
-fn pairs<'k>(k: &'k Kb<'k>, from: P<'k>, to: P<'k>, cols: usize) {
+/// Writes a row of `cols` numbers in a form: `read(c, span)` gives those from column `c` on. Every number is read before
+/// what it goes to is written.
+pub(super) fn write_row<'k>(
+    k: &'k Kb<'k>,
+    form: Compute,
+    cols: usize,
+    read: &dyn Fn(I<'k>, Span<'k>) -> F<'k>,
+    to: P<'k>,
+) {
+    match form {
+        Compute::F32 => k.columns(cols, |c, span| to.words(c).store_vec(read(c, span), span)),
+        Compute::Bf16 => pairs(k, read, to, cols),
+        Compute::I8 => bytes(k, read, to, cols),
+    }
+}
+
+fn pairs<'k>(k: &'k Kb<'k>, read: &dyn Fn(I<'k>, Span<'k>) -> F<'k>, to: P<'k>, cols: usize) {
     let lanes = k.lanes();
     let whole = cols / lanes * lanes;
-    k.each(0, whole, lanes, |c| to.bytes(c * 2).store_bf16(from.words(c).load_vec(Span::Full), Span::Full));
+    k.each(0, whole, lanes, |c| to.bytes(c * 2).store_bf16(read(c, Span::Full), Span::Full));
     if cols > whole {
         // The upper half of the last word of an odd row is zero.
         let (there, stored) = (k.span(cols - whole), k.span(cols.next_multiple_of(2) - whole));
-        to.bytes(whole * 2).store_bf16(from.words(whole).load_vec(there), stored);
+        let x = read(k.i(whole as i64), there).within(there, 0.0);
+        to.bytes(whole * 2).store_bf16(x, stored);
     }
 }
 
 /// Symmetric groups of 32: codes in −127 ..= 127 of the largest magnitude.
-fn bytes<'k>(k: &'k Kb<'k>, from: P<'k>, to: P<'k>, cols: usize) {
+fn bytes<'k>(k: &'k Kb<'k>, read: &dyn Fn(I<'k>, Span<'k>) -> F<'k>, to: P<'k>, cols: usize) {
     let whole = cols / GROUP;
-    k.each(0, whole, 1, |g| group(k, from.words(g * GROUP), to.bytes(g * ROW_GROUP), GROUP));
+    k.each(0, whole, 1, |g| group(k, read, g * GROUP, to.bytes(g * ROW_GROUP), GROUP));
     if !cols.is_multiple_of(GROUP) {
-        group(k, from.words(whole * GROUP), to.bytes(whole * ROW_GROUP), cols % GROUP);
+        let first = k.i((whole * GROUP) as i64);
+        group(k, read, first, to.bytes(whole * ROW_GROUP), cols % GROUP);
     }
 }
 
-fn group<'k>(k: &'k Kb<'k>, from: P<'k>, to: P<'k>, count: usize) {
+fn group<'k>(k: &'k Kb<'k>, read: &dyn Fn(I<'k>, Span<'k>) -> F<'k>, first: I<'k>, to: P<'k>, count: usize) {
     let lanes = k.lanes();
-    let values: Vec<F<'k>> = (0..GROUP)
-        .step_by(lanes)
-        .map(|c| if c < count { from.words(c).load_vec(k.span(count - c)) } else { k.fv(0.0) })
-        .collect();
+    let part = |c: usize| {
+        let span = k.span(count - c);
+        read(first + c, span).within(span, 0.0)
+    };
+    let values: Vec<F<'k>> =
+        (0..GROUP).step_by(lanes).map(|c| if c < count { part(c) } else { k.fv(0.0) }).collect();
     let most = values.iter().skip(1).fold(values[0].abs(), |most, x| most.max(x.abs())).lanes_max();
     let by = most.gt(k.f(0.0)).pick(k.f(127.0) / most, k.f(0.0)).splat();
     let codes: Vec<I<'k>> = values.iter().map(|&x| (x * by).to_int()).collect();

@@ -1,6 +1,6 @@
 //! What a kernel tells of itself: work grid, scratch, layout of its weight, arguments.
 
-use super::{CACHE_ROWS, Compute, EMBED_ROWS, KernelSpec, MapOp, NormKind, ROWS};
+use super::{CACHE_ROWS, Compute, EMBED_ROWS, KernelSpec, MapOp, NormKind, ROWS, RowNorm};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
 use moec_ir::plan::{Grid, Layout};
@@ -12,7 +12,7 @@ impl KernelSpec {
         let tiles = |rows: usize, tiles: usize| Grid::Tiles { rows: rows as u32, tiles: tiles as u32 };
         match self {
             Self::Embed { .. } => tiles(EMBED_ROWS, 1),
-            Self::CacheWrite { .. } => tiles(CACHE_ROWS, 1),
+            Self::CacheWrite { heads, each, .. } => tiles(CACHE_ROWS, heads / (*each).max(1)),
             Self::Linear { n, groups, glu, schedule, .. } => {
                 tiles(schedule.rows, groups * panels(isa, *n, glu.is_some()))
             }
@@ -39,7 +39,7 @@ impl KernelSpec {
     /// Bytes of scratch that one thread needs; the scratch must be aligned to 64 bytes.
     pub fn scratch_bytes(&self, isa: &Isa) -> usize {
         match self {
-            Self::CacheWrite { dim, .. } => crate::kernels::cache::scratch_bytes(*dim),
+            Self::CacheWrite { .. } => crate::kernels::cache::scratch_bytes(self, isa),
             Self::Attention { .. } => crate::kernels::attention::scratch_bytes(self, isa),
             Self::AttentionMerge { splits, .. } => splits * 4,
             Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
@@ -136,10 +136,13 @@ impl KernelSpec {
     pub fn args(&self) -> usize {
         let opt = usize::from;
         match self {
-            Self::Embed { .. } | Self::Rope { .. } | Self::GatherRows { .. } => 3,
-            Self::Norm { kind, weight, .. } => 2 + opt(*weight) + opt(*kind == NormKind::Layer),
+            Self::Embed { .. } | Self::GatherRows { .. } => 3,
+            Self::Rope { norm, .. } => 3 + opt(weighted(norm)),
+            Self::Norm { kind, weight, outs, .. } => {
+                1 + opt(*weight) + opt(*kind == NormKind::Layer) + outs.len()
+            }
             Self::Linear { bias, residual_ld, .. } => 3 + opt(*bias) + opt(residual_ld.is_some()),
-            Self::CacheWrite { .. } => 4,
+            Self::CacheWrite { norm, rotation, .. } => 4 + opt(weighted(norm)) + opt(rotation.is_some()),
             Self::Attention { desc, splits, .. } => 5 + opt(!desc.v_from_k) + opt(desc.sinks && *splits == 1),
             Self::AttentionMerge { sinks, .. } => 2 + opt(*sinks),
             Self::Router { desc, .. } => 3 + opt(desc.select_bias),
@@ -152,6 +155,11 @@ impl KernelSpec {
             Self::Copy { .. } | Self::Softmax { .. } | Self::Quantise { .. } => 2,
         }
     }
+}
+
+/// Whether a norm has a weight.
+fn weighted(norm: &Option<RowNorm>) -> bool {
+    norm.is_some_and(|n| n.weight)
 }
 
 /// Panels of a weight of `n` rows. A gated panel holds half of its columns from either half of the rows.

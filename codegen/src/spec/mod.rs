@@ -75,6 +75,46 @@ pub const fn apart(words: usize) -> usize {
     if words < SHORT { words } else { (words.div_ceil(LINE) | 1) * LINE }
 }
 
+/// Rows in a form that a kernel multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowForm {
+    /// The form.
+    pub form: Compute,
+    /// Words from row to row.
+    pub ld: usize,
+}
+
+impl RowForm {
+    /// Plain numbers, `ld` words from row to row.
+    pub const fn f32(ld: usize) -> Self {
+        Self { form: Compute::F32, ld }
+    }
+}
+
+/// A root mean square norm of rows where they are read, as [`KernelSpec::Norm`] computes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RowNorm {
+    /// Channels normalised together: those of a head, or of a row.
+    pub width: usize,
+    /// Added to the mean square.
+    pub eps: f32,
+    /// Whether the weight is there, f32 `[width]`.
+    pub weight: bool,
+}
+
+/// A rotation of heads where they are read, as [`KernelSpec::Rope`] computes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rotation {
+    /// Rotated channels of a head, even.
+    pub rotary: usize,
+    /// First rotated channel of a head.
+    pub offset: usize,
+    /// Pairing.
+    pub style: RopeStyle,
+    /// Row distance of the angles.
+    pub angles_ld: usize,
+}
+
 /// What [`KernelSpec::Map`] computes from `a` and perhaps a second operand `b`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MapOp {
@@ -131,7 +171,7 @@ pub enum KernelSpec {
         /// Row distance of `out`.
         out_ld: usize,
     },
-    /// `[x, weight?, bias (Layer only), out]`; `out` may be `x`.
+    /// `[x, weight?, bias (Layer only), out, …]`: one result per form. A single result of f32 may be `x`.
     Norm {
         /// Which norm.
         kind: NormKind,
@@ -141,8 +181,8 @@ pub enum KernelSpec {
         groups: usize,
         /// Row distance of `x`.
         x_ld: usize,
-        /// Row distance of `out`.
-        out_ld: usize,
+        /// Forms of the results; each segment is packed by itself.
+        outs: Vec<RowForm>,
         /// Added to the mean square or the variance.
         eps: f32,
         /// Whether the weight is there, f32 `[width]`.
@@ -192,27 +232,25 @@ pub enum KernelSpec {
         /// How it cuts its work.
         schedule: Schedule,
     },
-    /// `[x, angles (cos[rotary/2], sin[rotary/2] per row), out]`; `out` may be `x`.
+    /// `[x, norm weight?, angles (cos[rotary/2], sin[rotary/2] per row), out]`: heads normalised, if so, and rotated.
+    /// Without a norm `out` may be `x`.
     Rope {
         /// Heads.
         heads: usize,
         /// Channels of a head.
         dim: usize,
-        /// Rotated channels of a head, even.
-        rotary: usize,
-        /// First rotated channel of a head.
-        offset: usize,
-        /// Pairing.
-        style: RopeStyle,
+        /// The norm before.
+        norm: Option<RowNorm>,
+        /// The rotation.
+        rotation: Rotation,
         /// Row distance of `x`.
         x_ld: usize,
         /// Row distance of `out`.
         out_ld: usize,
-        /// Row distance of `angles`.
-        angles_ld: usize,
     },
-    /// `[state, x, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as [`crate::key_order`] or
-    /// [`crate::value_order`] says. Rows with a position outside of `0 .. ctx` are skipped.
+    /// `[state, x, norm weight?, angles?, pos i32, slot i32]`: rows into a KV-cache tensor, ordered as [`crate::key_order`]
+    /// or [`crate::value_order`] says, normalised and rotated before, if so. Rows with a position outside of `0 .. ctx` are
+    /// skipped.
     CacheWrite {
         /// Heads.
         heads: usize,
@@ -224,6 +262,12 @@ pub enum KernelSpec {
         cache: Format,
         /// Whether they are values, not keys.
         values: bool,
+        /// The norm before.
+        norm: Option<RowNorm>,
+        /// The rotation before.
+        rotation: Option<Rotation>,
+        /// Heads of a work item: all of them, or a divisor of their number.
+        each: usize,
         /// Row distance of `x`.
         x_ld: usize,
     },
@@ -271,7 +315,7 @@ pub enum KernelSpec {
         /// Row distance of the logits.
         logits_ld: usize,
     },
-    /// `[x, dispatch i32, w (addresses [E] of GluPanels), bias? f32 [E, 2I], h out f32 [slots, I]]`: the gathered rows
+    /// `[x, dispatch i32, w (addresses [E] of GluPanels), bias? f32 [E, 2I], h out [slots, I]]`: the gathered rows
     /// of each active expert through gate and up.
     ExpertGateUp {
         /// Layout of the dispatch table.
@@ -290,6 +334,8 @@ pub enum KernelSpec {
         glu: Glu,
         /// Whether the bias is there.
         bias: bool,
+        /// Form of the result: f32 or bf16.
+        out: RowForm,
         /// How it cuts its work.
         schedule: Schedule,
     },

@@ -1,6 +1,6 @@
 //! Symbols of kernels: every parameter, spelt so that equal symbols mean equal kernels.
 
-use super::{Compute, KernelSpec, MapOp, NormKind};
+use super::{Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm};
 use crate::machine::Isa;
 use crate::schedule::Schedule;
 use moec_ir::op::{DispatchLayout, Glu, GroupScore, Renorm, RopeStyle, RouterDesc, Score, WeightFrom};
@@ -14,13 +14,14 @@ impl KernelSpec {
             Self::Embed { vocab, hidden, format, out_ld } => {
                 s.word("embed").num("v", *vocab).num("h", *hidden).word(format.name()).num("o", *out_ld);
             }
-            Self::Norm { kind, width, groups, x_ld, out_ld, eps, weight } => {
+            Self::Norm { kind, width, groups, x_ld, outs, eps, weight } => {
                 s.word(match kind {
                     NormKind::Rms => "rms_norm",
                     NormKind::Layer => "layer_norm",
                 });
-                s.num("c", *width).num("g", *groups).num("x", *x_ld).num("o", *out_ld).float("eps", *eps);
-                s.flag("weight", *weight);
+                s.num("c", *width).num("g", *groups).num("x", *x_ld);
+                outs.iter().for_each(|out| s.form(*out));
+                s.float("eps", *eps).flag("weight", *weight);
             }
             Self::Quantise { cols, groups, per_row, x_ld, out_ld, to } => {
                 s.word("quantise").num("c", *cols).num("g", *groups).num("r", *per_row);
@@ -49,17 +50,17 @@ impl KernelSpec {
                 }
                 s.schedule(schedule);
             }
-            Self::Rope { heads, dim, rotary, offset, style, x_ld, out_ld, angles_ld } => {
-                s.word("rope").word(match style {
-                    RopeStyle::Half => "half",
-                    RopeStyle::Interleaved => "interleaved",
-                });
-                s.num("h", *heads).num("d", *dim).num("r", *rotary).num("at", *offset);
-                s.num("x", *x_ld).num("o", *out_ld).num("a", *angles_ld);
+            Self::Rope { heads, dim, norm, rotation, x_ld, out_ld } => {
+                s.rotation(*rotation);
+                s.norm(*norm);
+                s.num("h", *heads).num("d", *dim).num("x", *x_ld).num("o", *out_ld);
             }
-            Self::CacheWrite { heads, dim, ctx, cache, values, x_ld } => {
+            Self::CacheWrite { heads, dim, ctx, cache, values, norm, rotation, each, x_ld } => {
                 s.word("cache_write").word(if *values { "values" } else { "keys" }).word(cache.name());
                 s.num("p", isa.nr).num("h", *heads).num("d", *dim).num("ctx", *ctx).num("x", *x_ld);
+                s.option("n", (each != heads).then_some(*each));
+                rotation.iter().for_each(|r| s.rotation(*r));
+                s.norm(*norm);
             }
             Self::Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld } => {
                 s.word("attention").num("h", desc.heads).num("kv", desc.kv_heads).num("d", desc.qk_dim);
@@ -73,15 +74,18 @@ impl KernelSpec {
                 s.flag("sinks", *sinks).num("o", *out_ld);
             }
             Self::Router { desc, logits_ld } => s.router(desc, *logits_ld),
-            Self::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, schedule } => {
+            Self::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, out, schedule } => {
                 s.word("expert_gate_up").layout(*layout).num("h", *hidden).num("i", *inter);
                 s.word(format.name())
                     .compute(*compute)
                     .num("p", isa.nr)
                     .num("x", *x_ld)
                     .flag("bias", *bias)
-                    .glu(*glu)
-                    .schedule(schedule);
+                    .glu(*glu);
+                if *out != RowForm::f32(*inter) {
+                    s.form(*out);
+                }
+                s.schedule(schedule);
             }
             Self::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, schedule } => {
                 s.word("expert_down").layout(*layout).num("i", *inter).num("h", *hidden);
@@ -150,6 +154,28 @@ impl Symbol {
             self.num(knob.name(), value);
         }
         self
+    }
+
+    /// Silent about the form of plain numbers.
+    fn form(&mut self, out: RowForm) {
+        self.num("o", out.ld);
+        if out.form != Compute::F32 {
+            self.word(out.form.name());
+        }
+    }
+
+    fn norm(&mut self, norm: Option<RowNorm>) {
+        if let Some(RowNorm { width, eps, weight }) = norm {
+            self.word("normed").num("c", width).float("eps", eps).flag("weight", weight);
+        }
+    }
+
+    fn rotation(&mut self, r: Rotation) {
+        self.word("rope").word(match r.style {
+            RopeStyle::Half => "half",
+            RopeStyle::Interleaved => "interleaved",
+        });
+        self.num("r", r.rotary).num("at", r.offset).num("a", r.angles_ld);
     }
 
     fn float(&mut self, tag: &str, value: f32) -> &mut Self {

@@ -195,7 +195,7 @@ fn written(
     (cache, values): (Format, bool),
     rows: &[(i32, i32)],
 ) -> Case {
-    let (x_ld, n) = (heads * dim + 1, rows.len());
+    let (x_ld, n, each) = (heads * dim + 1, rows.len(), rng.pick(&[1, heads]));
     let x = random(rng, n, heads * dim, x_ld);
     let before = rng.floats(slots * heads * ctx * dim);
     let mut after = before.clone();
@@ -208,7 +208,17 @@ fn written(
     let tensor = |numbers| Cache { format: cache, values, ctx, dim, numbers };
     let (pos, slot) = rows.iter().copied().unzip();
     Case {
-        spec: KernelSpec::CacheWrite { heads, dim, ctx, cache, values, x_ld },
+        spec: KernelSpec::CacheWrite {
+            heads,
+            dim,
+            ctx,
+            cache,
+            values,
+            norm: None,
+            rotation: None,
+            each,
+            x_ld,
+        },
         n,
         operands: vec![
             Operand::Cache(tensor(before)),
@@ -256,8 +266,8 @@ fn tokens_that_follow_each_other_are_stored_as_others_are() {
                 run(16, 9, 1).chain(run(25, 7, 0)).chain(run(32, 16, 1)).chain(run(56, 16, 1)).collect(),
                 run(32, 20, 1).chain([(-1, 0); 12]).collect(),
             ];
-            for rows in &rows {
-                cases.push(written(&mut rng, [2, dim, ctx, 3], (cache, false), rows));
+            for (rows, values) in rows.iter().flat_map(|rows| [(rows, false), (rows, true)]) {
+                cases.push(written(&mut rng, [2, dim, ctx, 3], (cache, values), rows));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
-use moec_codegen::{KernelSpec, Schedule};
+use moec_codegen::{KernelSpec, RowForm, Schedule};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 
 /// A dispatch table of random choices, as the runtime's builtin writes it.
@@ -93,6 +93,7 @@ pub(crate) fn gate_up_cases(rng: &mut Rng) -> Vec<Case> {
                     x_ld: row_words,
                     glu: g,
                     bias: with_bias,
+                    out: RowForm::f32(inter),
                     schedule: Schedule::default(),
                 },
                 n,

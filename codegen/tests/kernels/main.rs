@@ -6,6 +6,7 @@ mod cache;
 #[cfg(not(target_arch = "aarch64"))]
 mod emulated;
 mod experts;
+mod fused;
 mod gates;
 mod harness;
 mod machines;

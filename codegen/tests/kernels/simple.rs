@@ -3,7 +3,7 @@
 pub(crate) use crate::gates::{activation, glu};
 
 use crate::harness::{Case, Expect, Operand, Rng, check, random, strided};
-use moec_codegen::{KernelSpec, MapOp, NormKind, pack};
+use moec_codegen::{KernelSpec, MapOp, NormKind, Rotation, RowForm, pack};
 use moec_ir::op::{Activation, Glu, RopeStyle};
 use moec_ir::types::Format;
 
@@ -36,7 +36,15 @@ fn norms() {
             let at = operands.len();
             operands.push(Operand::Floats(strided(n, width * groups, out_ld, |_, _| 0.0)));
             cases.push(Case {
-                spec: KernelSpec::Norm { kind, width, groups, x_ld, out_ld, eps, weight: with_weight },
+                spec: KernelSpec::Norm {
+                    kind,
+                    width,
+                    groups,
+                    x_ld,
+                    outs: vec![RowForm::f32(out_ld)],
+                    eps,
+                    weight: with_weight,
+                },
                 n,
                 operands,
                 expect: vec![(at, Expect::Floats(expected, 1e-5))],
@@ -57,7 +65,7 @@ fn norm_in_place() {
             width: 40,
             groups: 1,
             x_ld: 40,
-            out_ld: 40,
+            outs: vec![RowForm::f32(40)],
             eps: 0.0,
             weight: false,
         },
@@ -293,12 +301,10 @@ fn rotations() {
                     spec: KernelSpec::Rope {
                         heads,
                         dim,
-                        rotary,
-                        offset,
-                        style,
+                        norm: None,
+                        rotation: Rotation { rotary, offset, style, angles_ld },
                         x_ld: ld,
                         out_ld: ld,
-                        angles_ld,
                     },
                     n,
                     operands: vec![Operand::Floats(x), Operand::Floats(angles), out],

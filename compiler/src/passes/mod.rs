@@ -4,6 +4,7 @@ pub mod barriers;
 pub mod convolve;
 pub mod fetch;
 pub mod format;
+pub mod fuse;
 pub mod group;
 pub mod layout;
 pub mod lower;

@@ -94,9 +94,18 @@ impl<'a> Probe<'a> {
             if let Operand::Value(v) = *input
                 && let Some(def) = self.graph.def(v)
             {
-                if self.has_steps(def) { reads.push(v) } else { self.collect_reads(def, reads) }
+                if self.has_steps(def) && self.stays(v) {
+                    reads.push(v);
+                } else {
+                    self.collect_reads(def, reads);
+                }
             }
         }
+    }
+
+    /// Whether a value can be read once its steps have ended: not one that is only there in a form that matrices multiply.
+    fn stays(&self, v: ValueId) -> bool {
+        self.entry.places[v.0 as usize].is_some() || self.state_of(Operand::Value(v)).is_some()
     }
 
     fn has_steps(&self, id: NodeId) -> bool {

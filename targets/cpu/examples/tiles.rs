@@ -7,7 +7,7 @@
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
 
 use moec_codegen::packed_words;
-use moec_cpu::{Compute, CpuTarget, KernelSpec, Schedule, Stopwatch, roofline};
+use moec_cpu::{Compute, CpuTarget, KernelSpec, RowForm, Schedule, Stopwatch, roofline};
 use moec_device::Device;
 use moec_ir::Format;
 use moec_ir::op::{Activation, DispatchLayout, Glu};
@@ -55,6 +55,7 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
         x_ld,
         glu,
         bias,
+        out: RowForm::f32(INTER),
         schedule,
     };
     let h_ld = ld(INTER);

@@ -36,7 +36,12 @@ impl CpuTarget {
         let (_, x_ld) = node.value(1)?;
         let (cache, [_, heads, ctx, dim]) = cache(node, 0)?;
         let (format, values) = (cache.format, cache.values);
-        let work = Work::Kernel(KernelSpec::CacheWrite { heads, dim, ctx, cache: format, values, x_ld });
+        // A row of decoding is no work for several threads but by heads.
+        let each = if node.apart { 1 } else { heads };
+        let (norm, rotation) = (None, None);
+        let spec =
+            KernelSpec::CacheWrite { heads, dim, ctx, cache: format, values, norm, rotation, each, x_ld };
+        let work = Work::Kernel(spec);
         s.launches.push(Launch { work, args: (0..4).map(Role::In).collect(), writes: vec![0] });
         Ok(())
     }

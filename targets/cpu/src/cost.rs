@@ -337,7 +337,7 @@ impl CpuTarget {
             (Knob::Rows, rows),
             (Knob::Unroll, &[(8, 1)]),
             (Knob::Block, &[(64, 65), (256, 129)]),
-            (Knob::Ahead, &[(0, 1), (2048, 1), (8192, 1)]),
+            (Knob::Ahead, &[(0, 1), (1536, 1), (4096, 1)]),
         ];
         let mut all = vec![usual];
         for (knob, values) in values.into_iter().filter(|(knob, _)| knob.turns(spec, &self.isa)) {
@@ -376,6 +376,7 @@ impl CpuTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use moec_codegen::RowForm;
     use moec_ir::op::{Activation, DispatchLayout, Glu};
 
     fn target(name: &str) -> CpuTarget {
@@ -424,6 +425,7 @@ mod tests {
             x_ld: 2048,
             glu: Glu::Gated(Activation::Silu),
             bias: false,
+            out: RowForm::f32(1024),
             schedule: Schedule::default(),
         };
         let of = |n, k, experts| t.load(&spec(k, experts), n).map(|l| (l.matrices, l.rows)).unwrap();

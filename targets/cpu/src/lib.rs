@@ -6,6 +6,7 @@ mod attend;
 mod cost;
 pub mod emulate;
 mod feedback;
+mod fuse;
 mod host;
 mod packing;
 pub mod roofline;
@@ -15,11 +16,12 @@ mod tune;
 pub use arithmetic::Activations;
 pub use attend::CacheView;
 pub use cost::{Bound, Estimate, Figures, Load, Rate};
+pub use fuse::{Fused, Operand, Place};
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::pack::feedback::gains;
 pub use moec_codegen::pack::{Feedback, Weighting};
 pub use moec_codegen::source::SourceFile;
-pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, Schedule};
+pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, RowForm, Schedule};
 pub use packing::{
     Block, PackError, Packer, Scratch, Stored, WeightImportance, groups, packed_bytes, round_as_packed,
     unpack,

@@ -3,7 +3,7 @@
 use crate::arithmetic::Form;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
-use moec_codegen::{Compute, MapOp, NormKind, Schedule, apart, packed_words};
+use moec_codegen::{Compute, MapOp, NormKind, Rotation, RowForm, Schedule, apart, packed_words};
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
@@ -144,14 +144,15 @@ impl CpuTarget {
                 let (ty, x_ld) = node.value(0)?;
                 let width = ty.cols() / groups;
                 let out_ld = ty.cols();
-                let spec = KernelSpec::Norm { kind: NormKind::Rms, width, groups, x_ld, out_ld, eps, weight };
+                let outs = vec![RowForm::f32(out_ld)];
+                let spec = KernelSpec::Norm { kind: NormKind::Rms, width, groups, x_ld, outs, eps, weight };
                 s.kernel(spec, inputs(1 + usize::from(weight)), 1);
             }
             &Op::LayerNorm { eps } => {
                 let (ty, x_ld) = node.value(0)?;
-                let (width, out_ld) = (ty.cols(), ty.cols());
+                let (width, outs) = (ty.cols(), vec![RowForm::f32(ty.cols())]);
                 let kind = NormKind::Layer;
-                let spec = KernelSpec::Norm { kind, width, groups: 1, x_ld, out_ld, eps, weight: true };
+                let spec = KernelSpec::Norm { kind, width, groups: 1, x_ld, outs, eps, weight: true };
                 s.kernel(spec, inputs(3), 1);
             }
             &Op::Linear { bias } => self.linear(&mut s, node, 1, bias, None)?,
@@ -163,7 +164,8 @@ impl CpuTarget {
                 let (angles, angles_ld) = node.value(1)?;
                 let dim = ty.cols() / heads;
                 let (rotary, out_ld) = (angles.cols(), ty.cols());
-                let spec = KernelSpec::Rope { heads, dim, rotary, offset, style, x_ld, out_ld, angles_ld };
+                let rotation = Rotation { rotary, offset, style, angles_ld };
+                let spec = KernelSpec::Rope { heads, dim, norm: None, rotation, x_ld, out_ld };
                 s.kernel(spec, inputs(2), 1);
             }
             Op::CacheWrite => Self::cache_write(&mut s, node)?,
@@ -317,6 +319,7 @@ impl CpuTarget {
             x_ld,
             glu,
             bias,
+            out: RowForm::f32(inter),
             schedule: Schedule::default(),
         };
         s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));

@@ -305,8 +305,8 @@ impl CpuTarget {
                 let weights = (1, bytes_of(*outputs, *k)?);
                 Some(Probe { spec: part, rows, operands, weights, matrices: 0, active: 0 })
             }
-            KernelSpec::ExpertGateUp { layout, hidden: k, inter, bias, x_ld, .. } => {
-                let (k, x_ld, bias) = (*k, *x_ld, *bias);
+            KernelSpec::ExpertGateUp { layout, hidden: k, inter, bias, x_ld, out, .. } => {
+                let (k, x_ld, bias, out) = (*k, *x_ld, *bias, *out);
                 let outputs = columns(2 * *inter, bytes_of(2 * *inter, k)?);
                 let bytes = bytes_of(outputs, k)?;
                 *inter = outputs / 2;
@@ -319,7 +319,7 @@ impl CpuTarget {
                     Operand::words(0),
                 ];
                 operands.extend(bias.then(|| Operand::words(experts * outputs)));
-                operands.push(Operand::words(slots * outputs / 2));
+                operands.push(Operand::words(slots * out.ld));
                 let weights = (2, experts * bytes);
                 Some(Probe { spec: part, rows: slots, operands, weights, matrices: experts, active: experts })
             }
@@ -378,7 +378,7 @@ fn median(times: &mut [f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_codegen::{Compute, packed_words};
+    use moec_codegen::{Compute, RowForm, packed_words};
     use moec_device::Device;
     use moec_ir::Format;
     use moec_ir::op::{Activation, Glu};
@@ -442,6 +442,7 @@ mod tests {
                 x_ld,
                 glu,
                 bias: true,
+                out: RowForm::f32(17),
                 schedule,
             };
             let down = KernelSpec::ExpertDown {

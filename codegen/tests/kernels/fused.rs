@@ -1,0 +1,267 @@
+//! A kernel for several steps gives the bits of those steps.
+
+use crate::cache::{Cache, FORMATS};
+use crate::experts::gate_up_cases;
+use crate::harness::{Case, Operand, Rng, able, random, run, strided};
+use crate::machines::machines;
+use moec_codegen::jit::Loaded;
+use moec_codegen::{
+    ByteDot, Compute, Isa, KernelSpec, NormKind, Rotation, RowForm, RowNorm, compile, packed_words,
+};
+use moec_ir::op::RopeStyle;
+
+/// A kernel and its arguments, by their numbers among shared operands.
+type Step = (KernelSpec, Vec<usize>);
+
+/// Two ways to compute the same, and the operands that must then be equal.
+struct Pair {
+    operands: Vec<Operand>,
+    n: usize,
+    steps: Vec<Step>,
+    fused: Step,
+    same: Vec<usize>,
+}
+
+/// The words of the operands after steps, of those that they may have changed.
+fn after(loaded: &Loaded, isa: &Isa, pair: &Pair, steps: &[Step], chunk: usize) -> Vec<Operand> {
+    let mut operands = pair.operands.clone();
+    for (spec, args) in steps {
+        let of_step = args.iter().map(|&i| operands[i].clone()).collect();
+        let case = Case { spec: spec.clone(), n: pair.n, operands: of_step, expect: Vec::new() };
+        let kernel = loaded.kernel(&spec.symbol(isa)).unwrap_or_else(|e| panic!("{e}"));
+        for (words, &i) in run(kernel, isa, &case, chunk).into_iter().zip(args) {
+            if let Operand::Floats(_) | Operand::Cache(_) = operands[i] {
+                operands[i] = Operand::Floats(words.into_iter().map(f32::from_bits).collect());
+            }
+        }
+    }
+    operands
+}
+
+/// Checks pairs on every machine that this host runs, as far as it can multiply in their forms.
+fn check_pairs(pairs: &[Pair]) {
+    for machine in machines() {
+        let isa = machine.isa();
+        let packs = |form| match form {
+            Compute::F32 => true,
+            Compute::Bf16 => isa.bf16,
+            Compute::I8 => isa.bytes != ByteDot::None,
+        };
+        let fits = |pair: &&Pair| match &pair.fused.0 {
+            KernelSpec::Norm { outs, .. } => outs.iter().all(|out| packs(out.form)),
+            spec @ KernelSpec::ExpertGateUp { out, .. } => packs(out.form) && able(&isa, spec),
+            spec => able(&isa, spec),
+        };
+        let pairs: Vec<&Pair> = pairs.iter().filter(fits).collect();
+        let specs: Vec<KernelSpec> =
+            pairs.iter().flat_map(|p| p.steps.iter().chain([&p.fused])).map(|s| s.0.clone()).collect();
+        let object = compile(&machine, &specs).unwrap_or_else(|e| panic!("{e}"));
+        let loaded = Loaded::new(&object).unwrap_or_else(|e| panic!("{e}"));
+        for pair in pairs {
+            let words = |operands: &[Operand]| -> Vec<Vec<u32>> {
+                let bits = |i: &usize| match &operands[*i] {
+                    Operand::Floats(x) => x.iter().map(|x| x.to_bits()).collect(),
+                    other => panic!("{other:?} was not written"),
+                };
+                pair.same.iter().map(bits).collect()
+            };
+            let expected = words(&after(&loaded, &isa, pair, &pair.steps, usize::MAX));
+            for chunk in [usize::MAX, 1] {
+                let fused = std::slice::from_ref(&pair.fused);
+                let found = words(&after(&loaded, &isa, pair, fused, chunk));
+                assert!(found == expected, "{:?} n={} on {isa:?}", pair.fused.0, pair.n);
+            }
+        }
+    }
+}
+
+/// Room for rows of a form, marked.
+fn room(rows: usize, out: RowForm, words: usize) -> Operand {
+    Operand::Floats(strided(rows, words, out.ld, |_, _| 3.0))
+}
+
+#[test]
+fn norms_write_what_matrices_multiply() {
+    let mut rng = Rng::new(60);
+    let mut pairs = Vec::new();
+    for (i, width) in [1, 5, 16, 31, 32, 80, 129, 200].into_iter().enumerate() {
+        for kind in [NormKind::Rms, NormKind::Layer] {
+            for form in Compute::ALL {
+                let (n, groups, eps, weight) = (1 + rng.below(9), 1 + i % 2, 1e-5, true);
+                let (x_ld, plain) = (width * groups + 3, RowForm::f32(width * groups + 1));
+                let words = packed_words(width, form) * groups;
+                let packed = RowForm { form, ld: words + 2 };
+                let mut operands = vec![Operand::Floats(random(&mut rng, n, width * groups, x_ld))];
+                operands.push(Operand::Floats(rng.floats(width)));
+                operands.extend((kind == NormKind::Layer).then(|| Operand::Floats(rng.floats(width))));
+                let given: Vec<usize> = (0..operands.len()).collect();
+                let (a, b) = (operands.len(), operands.len() + 1);
+                operands.extend([room(n, plain, width * groups), room(n, packed, words)]);
+                let norm = |outs| KernelSpec::Norm { kind, width, groups, x_ld, outs, eps, weight };
+                let quantise = KernelSpec::Quantise {
+                    cols: width,
+                    groups,
+                    per_row: 1,
+                    x_ld: plain.ld,
+                    out_ld: packed.ld,
+                    to: form,
+                };
+                let with = |more: &[usize]| [given.as_slice(), more].concat();
+                let steps = vec![(norm(vec![plain]), with(&[a])), (quantise, vec![a, b])];
+                let alone = (norm(vec![packed]), with(&[b]));
+                let both = (norm(vec![packed, plain]), with(&[b, a]));
+                for (fused, same) in [(alone, vec![b]), (both, vec![a, b])] {
+                    let (operands, steps) = (operands.clone(), steps.clone());
+                    pairs.push(Pair { operands, n, steps, fused, same });
+                }
+            }
+        }
+    }
+    check_pairs(&pairs);
+}
+
+#[test]
+fn gate_and_up_write_what_down_multiplies() {
+    let mut rng = Rng::new(61);
+    let mut pairs = Vec::new();
+    for case in gate_up_cases(&mut rng) {
+        let KernelSpec::ExpertGateUp { layout, inter, .. } = case.spec else { continue };
+        let words = packed_words(inter, Compute::Bf16);
+        let packed = RowForm { form: Compute::Bf16, ld: words + 1 };
+        let mut fused = case.spec.clone();
+        if let KernelSpec::ExpertGateUp { out, .. } = &mut fused {
+            *out = packed;
+        }
+        let mut operands = case.operands.clone();
+        let (at, hidden) = (operands.len(), operands.len() - 1);
+        // Rows without a token hold what was there.
+        operands.push(Operand::Floats(vec![0.0; layout.rows * layout.k * packed.ld]));
+        let quantise = KernelSpec::Quantise {
+            cols: inter,
+            groups: 1,
+            per_row: layout.k,
+            x_ld: inter,
+            out_ld: packed.ld,
+            to: Compute::Bf16,
+        };
+        let args: Vec<usize> = (0..at).collect();
+        let mut others = args.clone();
+        others[hidden] = at;
+        let steps = vec![(case.spec, args), (quantise, vec![hidden, at])];
+        pairs.push(Pair { operands, n: case.n, steps, fused: (fused, others), same: vec![at] });
+    }
+    check_pairs(&pairs);
+}
+
+/// Norms of whole rows, of heads, and none, with rotations of all and of some channels, and none.
+fn ways(heads: usize, dim: usize, angles_ld: usize) -> Vec<(Option<RowNorm>, Option<Rotation>)> {
+    let norm = |width, weight| Some(RowNorm { width, eps: 1e-5, weight });
+    let norms = [None, norm(dim, true), norm(heads * dim, true), norm(dim, false)];
+    let rotation = |rotary, offset, style| Some(Rotation { rotary, offset, style, angles_ld });
+    let some = dim / 4 * 2;
+    let rotations = [
+        None,
+        rotation(dim / 2 * 2, 0, RopeStyle::Half),
+        rotation(some, dim - some, RopeStyle::Half),
+        rotation(some, 1, RopeStyle::Interleaved),
+    ];
+    norms.into_iter().flat_map(|n| rotations.map(|r| (n, r))).filter(|w| *w != (None, None)).collect()
+}
+
+/// The steps that a way stands for, over operands `[x, weight, angles, normed, rotated]`, and where they leave the heads.
+fn steps_of(
+    heads: usize,
+    dim: usize,
+    ld: usize,
+    (norm, rotation): (Option<RowNorm>, Option<Rotation>),
+) -> (Vec<Step>, usize) {
+    let (mut steps, mut at) = (Vec::new(), 0);
+    if let Some(RowNorm { width, eps, weight }) = norm {
+        let (kind, groups, outs) = (NormKind::Rms, heads * dim / width, vec![RowForm::f32(ld)]);
+        let spec = KernelSpec::Norm { kind, width, groups, x_ld: ld, outs, eps, weight };
+        steps.push((spec, if weight { vec![0, 1, 3] } else { vec![0, 3] }));
+        at = 3;
+    }
+    if let Some(rotation) = rotation {
+        let spec = KernelSpec::Rope { heads, dim, norm: None, rotation, x_ld: ld, out_ld: ld };
+        steps.push((spec, vec![at, 2, 4]));
+        at = 4;
+    }
+    (steps, at)
+}
+
+#[test]
+fn heads_are_normalised_where_they_are_rotated() {
+    let mut rng = Rng::new(62);
+    let mut pairs = Vec::new();
+    for (heads, dim) in [(1, 8), (3, 24), (2, 34), (2, 128), (5, 80)] {
+        let (n, ld, angles_ld) = (1 + rng.below(9), heads * dim + 2, dim + 1);
+        for way in ways(heads, dim, angles_ld) {
+            let (Some(norm), Some(rotation)) = way else { continue };
+            let rows = || room(n, RowForm::f32(ld), heads * dim);
+            let operands = vec![
+                Operand::Floats(random(&mut rng, n, heads * dim, ld)),
+                Operand::Floats(rng.floats(norm.width)),
+                Operand::Floats(random(&mut rng, n, dim, angles_ld)),
+                rows(),
+                rows(),
+            ];
+            let (steps, at) = steps_of(heads, dim, ld, way);
+            let spec = KernelSpec::Rope { heads, dim, norm: Some(norm), rotation, x_ld: ld, out_ld: ld };
+            let args = if norm.weight { vec![0, 1, 2, at] } else { vec![0, 2, at] };
+            pairs.push(Pair { operands, n, steps, fused: (spec, args), same: vec![at] });
+        }
+    }
+    check_pairs(&pairs);
+}
+
+#[test]
+fn heads_are_normalised_and_rotated_where_they_are_stored() {
+    let mut rng = Rng::new(63);
+    let mut pairs = Vec::new();
+    for (i, (heads, dim)) in [(1, 8), (3, 24), (2, 34), (2, 128)].into_iter().enumerate() {
+        let (ld, angles_ld, ctx, slots) = (heads * dim + 2, dim + 1, 72, 3);
+        for (j, way) in ways(heads, dim, angles_ld).into_iter().enumerate() {
+            let (norm, rotation) = way;
+            let (cache, values, each) = (FORMATS[(i + j) % 3], j % 5 == 0, [1, heads][j % 2]);
+            // A run of whole vectors, one that is broken, single tokens, padding.
+            let run = |first: i32, n: i32, slot| (first..first + n).map(move |p| (p, slot));
+            let rows: Vec<(i32, i32)> = run(0, 32, 1)
+                .chain(run(37, 9, 0))
+                .chain([(-1, 0), (71, 2), (72, 2), (3, 2)])
+                .chain(run(48, 16, 1))
+                .collect();
+            let n = rows.len();
+            let (pos, slot) = rows.into_iter().unzip();
+            let numbers = rng.floats(slots * heads * ctx * dim);
+            let plain = || room(n, RowForm::f32(ld), heads * dim);
+            let operands = vec![
+                Operand::Floats(random(&mut rng, n, heads * dim, ld)),
+                Operand::Floats(rng.floats(norm.map_or(1, |n| n.width))),
+                Operand::Floats(random(&mut rng, n, dim, angles_ld)),
+                plain(),
+                plain(),
+                Operand::Cache(Cache { format: cache, values, ctx, dim, numbers }),
+                Operand::Ints(pos),
+                Operand::Ints(slot),
+            ];
+            let (mut steps, at) = steps_of(heads, dim, ld, way);
+            let write = |norm, rotation| KernelSpec::CacheWrite {
+                heads,
+                dim,
+                ctx,
+                cache,
+                values,
+                norm,
+                rotation,
+                each,
+                x_ld: ld,
+            };
+            steps.push((write(None, None), vec![5, at, 6, 7]));
+            let weight = norm.and_then(|n| n.weight.then_some(1));
+            let args = [5, 0].into_iter().chain(weight).chain(rotation.map(|_| 2)).chain([6, 7]).collect();
+            pairs.push(Pair { operands, n, steps, fused: (write(norm, rotation), args), same: vec![5] });
+        }
+    }
+    check_pairs(&pairs);
+}

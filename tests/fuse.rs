@@ -1,0 +1,84 @@
+//! Plans before and after pass `fuse` compute the same bits: prompts, chunk by chunk, and decoding of several sequences.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::build::target;
+use moec::bundle::read::Bundle;
+use moec::bundle::write::write;
+use moec::config::Config;
+use moec::import::{self, ImportOptions};
+use moec::passes::tune;
+use moec::pipeline::{Compilation, Stops};
+use moec::progress::Progress;
+use moec_runtime::{Engine, LoadedProgram, Options, Want};
+use std::path::Path;
+use support::{FAMILIES, Setup, checkpoint, expected};
+
+/// Bits of all logits of a prompt and of some tokens after it, and the steps of each entry point.
+fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<usize>) {
+    let config = Config::load(toml).unwrap();
+    let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
+    let target = target("native").unwrap().with_activations(config.weights.activations);
+    let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
+    let stops = Stops { print_after: None, stop_after: Some(last) };
+    c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
+    if c.decisions.is_none() {
+        // A bundle has some; those of the kernels as they are change none of them.
+        let (mut plan, mut kernels) = (c.plan().unwrap().clone(), c.kernels.clone());
+        c.decisions = Some(tune::tune(&mut plan, &mut kernels, &target, None).unwrap());
+    }
+    let steps = c.plan().unwrap().entries.iter().map(|e| e.steps.len()).collect();
+    write(&mut c, bundle, None, &Progress::silent()).unwrap();
+    let bundle = Bundle::open(bundle).unwrap();
+    let unit = bundle.unit().unwrap();
+    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
+    let mut bits = Vec::new();
+    program.with(|program| {
+        let options = Options { threads: Some(2), ..Options::default() };
+        let mut engine = Engine::open(program, &bundle.folder, options).unwrap();
+        for slot in 0..2 {
+            let mut sink = |_: usize, logits: &[f32]| {
+                bits.extend(logits.iter().map(|x| x.to_bits()));
+                Ok(())
+            };
+            engine.prefill(slot, 0, &ids[slot as usize..40], Want::All, &mut sink).unwrap();
+        }
+        for step in 0..4 {
+            let rows: Vec<_> = (0..2).map(|s| (s, 40 - s as usize + step, ids[step + s as usize])).collect();
+            let mut sink = |_: usize, logits: &[f32]| {
+                bits.extend(logits.iter().map(|x| x.to_bits()));
+                Ok(())
+            };
+            engine.decode(&rows, &mut sink).unwrap();
+        }
+    });
+    (bits, steps)
+}
+
+#[test]
+fn fused_steps_give_the_same_bits() {
+    for family in FAMILIES {
+        let source = checkpoint(family);
+        let ids = expected(&source).ids;
+        for (format, activations) in [("f32", "f32"), ("bf16", "auto"), ("q8", "auto")] {
+            let folder = tempfile::tempdir().unwrap();
+            // Chunks of 16 and 24 tokens, so that some keys are stored in whole vectors and some alone.
+            let toml = Setup { format, chunk: 24, batch: &[2], context: 64 }.write(&source, folder.path());
+            let asked = format!("activations = \"{activations}\"");
+            let text = std::fs::read_to_string(&toml).unwrap().replace("activations = \"f32\"", &asked);
+            std::fs::write(&toml, text).unwrap();
+            let at = |name: &str| folder.path().join(name);
+            let (before, steps) = run(&toml, "layout", &ids, &at("before"));
+            let (after, fewer) = run(&toml, "fuse", &ids, &at("after"));
+            assert!(before == after, "{family} in {format}");
+            assert!(before.iter().any(|&x| x != before[0]), "{family} in {format}: all logits are the same");
+            // In f32 a model with latent attention has nothing to join; norms in front of bytes are everywhere.
+            let fuses = steps.iter().zip(&fewer).all(|(a, b)| b < a || (format != "q8" && b == a));
+            assert!(fuses, "{family} in {format}: {fewer:?} steps of {steps:?}");
+            // Behind all passes, too, which change no result either.
+            let (whole, _) = run(&toml, "barriers", &ids, &at("whole"));
+            assert!(before == whole, "{family} in {format}, all passes");
+        }
+    }
+}
