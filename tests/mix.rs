@@ -1,4 +1,9 @@
 //! Weights that are rounded with error feedback, and formats that are chosen for a size.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unnecessary_debug_formatting,
+    reason = "what fails here fails the test; paths are quoted as in TOML"
+)]
 
 mod support;
 

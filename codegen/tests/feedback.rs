@@ -1,4 +1,5 @@
 //! Rounding with error feedback, against the algorithm as it was published.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use moec_codegen::pack::feedback::SWEEPS;
 use moec_codegen::pack::quantise::Group;

@@ -53,12 +53,13 @@ pub(crate) fn table(
     for &(name, weights, profiled) in BUILDS {
         stage("Measuring", name);
         let calibrate = if profiled {
-            format!("[calibrate]\nprofile = {profile:?}\ntext = [{text:?}]\n")
+            format!("[calibrate]\nprofile = \"{}\"\ntext = [\"{}\"]\n", profile.display(), text.display())
         } else {
             String::new()
         };
         let config = format!(
-            "[model]\nsource = {source:?}\n[shapes]\nmax_context = 1024\n[weights]\nactivations = \"f32\"\n{weights}{calibrate}"
+            "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 1024\n[weights]\nactivations = \"f32\"\n{weights}{calibrate}",
+            source.display()
         );
         fs::write(&toml, config).map_err(failed)?;
         let built = if reference.is_none() { &exact } else { &bundle };

@@ -250,12 +250,10 @@ impl Strip {
             let found = trial(block, cols.clone(), exact, fed, &best);
             scales[first / GROUP] = best;
             codes[cols.clone()].copy_from_slice(&found.codes[..cols.len()]);
-            for j in cols.end..n {
-                let mut sum = fed[j];
+            for (j, later) in fed.iter_mut().enumerate().take(n).skip(cols.end) {
                 for (i, missed) in cols.clone().zip(&found.missed) {
-                    add(&mut sum, missed, block.upper[i * n + j]);
+                    add(later, missed, block.upper[i * n + j]);
                 }
-                fed[j] = sum;
             }
         }
         if sweeps > 0 {

@@ -137,12 +137,12 @@ impl KernelSpec {
         let opt = usize::from;
         match self {
             Self::Embed { .. } | Self::GatherRows { .. } => 3,
-            Self::Rope { norm, .. } => 3 + opt(weighted(norm)),
+            Self::Rope { norm, .. } => 3 + opt(weighted(*norm)),
             Self::Norm { kind, weight, outs, .. } => {
                 1 + opt(*weight) + opt(*kind == NormKind::Layer) + outs.len()
             }
             Self::Linear { bias, residual_ld, .. } => 3 + opt(*bias) + opt(residual_ld.is_some()),
-            Self::CacheWrite { norm, rotation, .. } => 4 + opt(weighted(norm)) + opt(rotation.is_some()),
+            Self::CacheWrite { norm, rotation, .. } => 4 + opt(weighted(*norm)) + opt(rotation.is_some()),
             Self::Attention { desc, splits, .. } => 5 + opt(!desc.v_from_k) + opt(desc.sinks && *splits == 1),
             Self::AttentionMerge { sinks, .. } => 2 + opt(*sinks),
             Self::Router { desc, .. } => 3 + opt(desc.select_bias),
@@ -158,7 +158,7 @@ impl KernelSpec {
 }
 
 /// Whether a norm has a weight.
-fn weighted(norm: &Option<RowNorm>) -> bool {
+fn weighted(norm: Option<RowNorm>) -> bool {
     norm.is_some_and(|n| n.weight)
 }
 

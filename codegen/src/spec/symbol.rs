@@ -20,7 +20,9 @@ impl KernelSpec {
                     NormKind::Layer => "layer_norm",
                 });
                 s.num("c", *width).num("g", *groups).num("x", *x_ld);
-                outs.iter().for_each(|out| s.form(*out));
+                for out in outs {
+                    s.form(*out);
+                }
                 s.float("eps", *eps).flag("weight", *weight);
             }
             Self::Quantise { cols, groups, per_row, x_ld, out_ld, to } => {
@@ -59,7 +61,9 @@ impl KernelSpec {
                 s.word("cache_write").word(if *values { "values" } else { "keys" }).word(cache.name());
                 s.num("p", isa.nr).num("h", *heads).num("d", *dim).num("ctx", *ctx).num("x", *x_ld);
                 s.option("n", (each != heads).then_some(*each));
-                rotation.iter().for_each(|r| s.rotation(*r));
+                if let Some(r) = rotation {
+                    s.rotation(*r);
+                }
                 s.norm(*norm);
             }
             Self::Attention { desc, cache, compute, ctx, rows, splits, q_ld, out_ld } => {

@@ -62,7 +62,7 @@ impl Products {
         let work = (rows.len() / cols.max(1)) * of_one;
         let threads = thread::available_parallelism().map_or(1, usize::from).min(work / SHARE + 1);
         // Blocks, cut into bands of about as many numbers: each number is summed by one thread, in one order.
-        let mut bands: Vec<Vec<(Range<usize>, Range<usize>, &mut [f32])>> = Vec::new();
+        let mut bands: Vec<Vec<Band<'_>>> = Vec::new();
         bands.resize_with(threads, Vec::new);
         let mut rest = sums;
         let mut done = 0;
@@ -81,10 +81,14 @@ impl Products {
         thread::scope(|scope| {
             for theirs in bands {
                 scope.spawn(move || {
-                    theirs.into_iter().for_each(|(block, band, sums)| add(rows, cols, block, band, sums))
+                    for band in theirs {
+                        add(rows, cols, band);
+                    }
                 });
             }
-            mine.into_iter().for_each(|(block, band, sums)| add(rows, cols, block, band, sums));
+            for band in mine {
+                add(rows, cols, band);
+            }
         });
         Some(())
     }
@@ -95,12 +99,15 @@ impl Products {
     }
 }
 
+/// A block of channels, some of these, and their sums.
+type Band<'a> = (Range<usize>, Range<usize>, &'a mut [f32]);
+
 /// Channels whose products are summed together.
 const BAND: usize = 32;
 
 /// Adds the products of the channels `band` of a block with those before them, and their squares. Those of a chunk are
 /// summed apart: small numbers are added to small ones first.
-fn add(rows: &[f32], cols: usize, block: Range<usize>, band: Range<usize>, sums: &mut [f32]) {
+fn add(rows: &[f32], cols: usize, (block, band, sums): Band<'_>) {
     let mut rest = sums;
     let mut part = vec![0.0; block.len()];
     for i in band {

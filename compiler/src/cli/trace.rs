@@ -3,6 +3,7 @@
 use super::{heat, inspect, loads, output};
 use crate::bundle::hashing::hex;
 use crate::bundle::partial::io_error;
+use crate::profile::correlations::Correlations;
 use crate::profile::{Profile, Routing, file};
 use crate::{Result, human};
 use serde_json::{Value, json};
@@ -52,7 +53,7 @@ pub(super) fn inspect(args: &inspect::Args) -> Result<()> {
     }
     let numbers = human::count(numbers as u64);
     rows.push(row("importance", format!("{numbers} input channels of {} weights", profile.weights.len())));
-    let pairs: u64 = profile.correlations.iter().map(|c| c.pairs()).sum();
+    let pairs: u64 = profile.correlations.iter().map(Correlations::pairs).sum();
     let inputs = profile.correlations.len();
     let kept = match inputs {
         0 => "none: q4 weights are rounded to the nearest codes".to_owned(),

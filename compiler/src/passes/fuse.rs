@@ -91,25 +91,23 @@ fn find(
 ) -> Option<Pair> {
     let step = &entry.steps[reader];
     let spec = kernels.of_step(step)?;
-    let reads = (0..step.args.len()).filter(|i| !writes[reader].contains(i));
-    reads
-        .filter_map(|operand| {
-            let Arg::Buffer(buffer, 0) = step.args[operand] else { return None };
-            if (buffer as usize) < INPUTS || buffer == entry.logits {
-                return None;
-            }
-            let (writer, result) = only_writer(entry, writes, buffer)?;
-            let from = &entry.steps[writer];
-            let times = entry.steps.iter().flat_map(|s| &s.args).filter(|a| is_of(a, buffer)).count();
-            let joins =
-                from.args[result] == step.args[operand] && from.rows == step.rows && from.unit == step.unit;
-            // Once it is written and once it is read.
-            let sole = times == 2;
-            let fused =
-                target.fused((kernels.of_step(from)?, result), (spec, operand), sole).filter(|_| joins)?;
-            Some(Pair { writer, reader, fused })
-        })
-        .next()
+    let mut reads = (0..step.args.len()).filter(|i| !writes[reader].contains(i));
+    reads.find_map(|operand| {
+        let Arg::Buffer(buffer, 0) = step.args[operand] else { return None };
+        if (buffer as usize) < INPUTS || buffer == entry.logits {
+            return None;
+        }
+        let (writer, result) = only_writer(entry, writes, buffer)?;
+        let from = &entry.steps[writer];
+        let times = entry.steps.iter().flat_map(|s| &s.args).filter(|a| is_of(a, buffer)).count();
+        let joins =
+            from.args[result] == step.args[operand] && from.rows == step.rows && from.unit == step.unit;
+        // Once it is written and once it is read.
+        let sole = times == 2;
+        let fused =
+            target.fused((kernels.of_step(from)?, result), (spec, operand), sole).filter(|_| joins)?;
+        Some(Pair { writer, reader, fused })
+    })
 }
 
 fn is_of(arg: &Arg, buffer: u32) -> bool {

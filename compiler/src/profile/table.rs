@@ -56,7 +56,9 @@ pub(super) fn feedback(lowered: &Module, source: &dyn Source) -> Result<Option<A
         return Ok(None);
     }
     let damped = blocks(cols, WIDEST).zip(sums).map(|(range, mut moments)| {
-        moments.iter_mut().for_each(|x| *x /= mean);
+        for x in &mut moments {
+            *x /= mean;
+        }
         (0..range.len()).for_each(|i| moments[triangle(i) + i] += DAMPING);
         (range, moments)
     });

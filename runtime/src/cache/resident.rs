@@ -223,7 +223,9 @@ impl Cache {
             let part = &mut self.parts[part];
             part.policy.on_insert(id as Id - part.ids.start);
         }
-        hottest.iter().for_each(|&id| on(self.keys[id]));
+        for id in hottest {
+            on(self.keys[id]);
+        }
     }
 
     /// Makes an expert resident that may be wanted soon, if the policy would keep it. Tells victims and the load;

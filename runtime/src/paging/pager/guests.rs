@@ -51,7 +51,7 @@ impl Pager {
                     let id = self.id(key);
                     state.guests.retain(|&guest| guest != id);
                     if matches!(state.held[id], Held::No) {
-                        self.guess(state, id);
+                        guess(state, id);
                     }
                 }
                 cache::Event::Hit(_) | cache::Event::Stream(_) => {}
@@ -70,13 +70,14 @@ impl Pager {
             return false;
         }
         state.guests.push(id);
-        self.guess(state, id);
+        guess(state, id);
         true
     }
+}
 
-    fn guess(&self, state: &mut State, id: usize) {
-        state.report.ahead += 1;
-        state.why[id] = Why::Guessed;
-        want(state, Want { id, first: 0, parts: 2 }, Priority::Prefetch);
-    }
+/// Reads an expert that nobody has asked for.
+fn guess(state: &mut State, id: usize) {
+    state.report.ahead += 1;
+    state.why[id] = Why::Guessed;
+    want(state, Want { id, first: 0, parts: 2 }, Priority::Prefetch);
 }

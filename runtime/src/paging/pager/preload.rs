@@ -22,7 +22,9 @@ impl Pager {
         if !uses.is_empty() {
             state.cache.warm(uses, |key| hottest.push(key));
         }
-        hottest.into_iter().for_each(|key| self.begin_with(state, key));
+        for key in hottest {
+            self.begin_with(state, key);
+        }
         // A reader that has broken down is told to the first step: what is wanted stays so.
         let _ = self.pump(state);
     }
