@@ -36,8 +36,8 @@ PROMPT = 8
 """Tokens of the prompt: some, so that every engine computes one; few, so that decoding starts from nothing."""
 SPAN = 500
 """Milliseconds that each figure of the disk is measured."""
-MARGIN = 128 << 20
-"""What a cap holds beside the budget: the program, its libraries, what the kernel keeps for it."""
+MARGIN = 16 << 20
+"""What a cap holds beside the budget: pages of the program and its libraries, what the kernel keeps for it."""
 
 
 def caps(text):

@@ -3,7 +3,8 @@
 START, END = "<!-- bench-flash -->", "<!-- /bench-flash -->"
 HEAD = [
     "cap", "engine", "budget", "first token, s", "cold, tokens/s", "warm, tokens/s", "read per token, cold", "warm",
-    "least: uniform / popular / Belady", "of the disk's rate", "peak of the group", "of no file", "RSS",
+    "least: uniform / popular / Belady", "of the disk's rate", "bound, tokens/s: popular / Belady", "reached", "peak of the group",
+    "of no file", "RSS",
 ]
 
 
@@ -60,6 +61,20 @@ def belady(row, tokens):
     return found / tokens if found is not None else None
 
 
+def bounds(row, rows, machine, tokens):
+    """Tokens per second that no schedule passes, with the best fixed set of experts and with a cache that knew the future: the
+    bytes at the disk's rate, or the arithmetic, whichever takes longer. The disk's rate is what the store reached while it
+    was busy, or the measured one of random reads, if that is better; the arithmetic, a token without a cap."""
+    moved, busy = field(row, "flash.bytes"), field(row, "flash.busy_seconds")
+    if row["cap"] is None or not moved or not busy:
+        return None, None
+    rate = max(moved / busy, disk_rate(machine, field(row, "flash.block_bytes"))[0] or 0)
+    free = next((r for r in rows if r["engine"] == row["engine"] == "moec" and r["cap"] is None and "failed" not in r), None)
+    arithmetic = 1 / free["warm"]["rate"] if free and free["warm"]["rate"] else 0
+    seconds = [None if b is None else max(b / rate, arithmetic) for b in (row["least"]["popular"], belady(row, tokens))]
+    return tuple(1 / s if s else None for s in seconds)
+
+
 def in_words(row):
     """One row for the log."""
     if "failed" in row:
@@ -79,7 +94,7 @@ def table(bits, part):
             name += f", {100 * fallbacks:.0f} % fall back"
         first = [cap_name(row["cap"]), f"**{name}**" if name.startswith("moec") else name]
         if "failed" in row:
-            out.append(cells(*first, gib(row["budget"]), row["failed"].replace("|", "/"), *["-"] * 6, gib(row.get("peak")), "-", "-"))
+            out.append(cells(*first, gib(row["budget"]), row["failed"].replace("|", "/"), *["-"] * 8, gib(row.get("peak")), "-", "-"))
             continue
         base = next((r for r in rows if r["engine"] == "llama.cpp" and r["cap"] == row["cap"] and "failed" not in r), None)
         speeds = []
@@ -89,9 +104,12 @@ def table(bits, part):
             speeds.append(number(row[phase]["rate"]) + ratio)
         least = " / ".join(gb(x) for x in (row["least"]["uniform"], row["least"]["popular"], belady(row, tokens)))
         share = disk_share(row, part["machine"])
+        most = bounds(row, rows, part["machine"], tokens)
+        reached = row["warm"]["rate"] / most[0] if most[0] and row["warm"]["rate"] else None
         out.append(cells(
             *first, gib(row["budget"] or field(row, "memory.budget")), number(row["start"]), *speeds,
             gb(row["cold"]["read"]), gb(row["warm"]["read"]), least, "-" if share is None else f"{100 * share:.0f} %",
+            " / ".join(map(number, most)) if most[0] else "-", "-" if reached is None else f"{100 * reached:.0f} %",
             gib(row["peak"]), gib(row["anonymous"]), gib(row["rss"]),
         ))
     return out
@@ -139,7 +157,8 @@ def markdown(results):
         "that counts the page cache, and starts with nothing of the model in it. *Read per token*: what the process made the "
         "kernel read from the disk. *Least*: what a token must read if as many experts as the cap holds stay in memory: "
         "with every expert as likely as any other, with those that are chosen most often, and with the best that a cache could do that "
-        "knew the future. *Peak of the group*: as the kernel accounts for it, page cache included; *of no file*: the part that it "
+        "knew the future. *Bound*: these bytes at the disk's rate, or the arithmetic, whichever takes longer; *reached*: warm tokens per "
+        "second of the bound with the best fixed set. *Peak of the group*: as the kernel accounts for it, page cache included; *of no file*: the part that it "
         "cannot drop; *RSS*: also counts pages that are mapped. *Fall back*: tokens of big-little decoding that were decoded with all "
         "experts after all; γ is set for that share, since random weights are never as sure as a trained model. In brackets: times "
         "llama.cpp. *Cut*: stopped for taking too long; what it had decoded counts.",

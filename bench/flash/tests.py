@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 HERE = Path(__file__).resolve().parent
-sys.path[1:1] = [str(HERE.parent / "peers")]
+sys.path[1:1] = [str(HERE.parent / "peers"), str(HERE.parent / "peers" / "workers")]
 
 import best_of  # noqa: E402
 import chart  # noqa: E402
@@ -104,6 +104,16 @@ class Tests(unittest.TestCase):
         self.assertIsNone(report.disk_share({"said": {"text": None}}, machine))
         self.assertIsNone(report.disk_share(row, {"flash": None}))
 
+    def test_a_bound_is_bytes_or_arithmetic(self):
+        said = {"flash": {"bytes": 4e9, "busy_seconds": 2.0}, "cache": {"bytes_belady": 5e9}}
+        row = {"engine": "moec", "cap": 1, "least": {"popular": 1e9}, "said": said}
+        free = {"engine": "moec", "cap": None, "warm": {"rate": 3.0}}
+        self.assertEqual(report.bounds(row, [row], {}, 10), (2.0, 4.0))
+        self.assertEqual(report.bounds(row, [row, free], {}, 10), (2.0, 3.0))
+        faster = {"flash": {"rates": [{"block_bytes": 4096, "order": "random", "gb_per_s": 2.5}]}}
+        self.assertEqual(report.bounds(row, [row], faster, 10), (2.5, 5.0))
+        self.assertEqual(report.bounds(free, [free], {}, 10), (None, None))
+
     def test_what_is_missing_is_a_dash(self):
         phase = {"rate": 2.0, "read": 1e9}
         row = {"bits": 8, "cap": 1 << 30, "budget": None, "start": 1.0, "cold": phase, "warm": phase, "peak": 1 << 30, "rss": None,
@@ -112,7 +122,7 @@ class Tests(unittest.TestCase):
                 {"bits": 8, "cap": None, "engine": "llama.cpp, repacked", "budget": None, "failed": "a | b"}]
         part = {"rows": rows, "conditions": {"tokens": 9}}
         lines = report.table(8, part | {"machine": {}})
-        self.assertEqual(lines[2], "| 1 GiB | **moec** | - | 1 | 2 (1.00×) | 2 (2.00×) | 1.00 GB | 1.00 GB | 2.00 GB / 1.00 GB / - | - "
+        self.assertEqual(lines[2], "| 1 GiB | **moec** | - | 1 | 2 (1.00×) | 2 (2.00×) | 1.00 GB | 1.00 GB | 2.00 GB / 1.00 GB / - | - | - | - "
                                    "| 1.00 GiB | 0.00 GiB | - |")
         self.assertEqual(lines[4].count("|"), lines[0].count("|"))
         self.assertIn("no cap", chart.svg({"8": part}))

@@ -9,6 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
+from common import prompt_ids
 from engines import HERE as PEERS
 from engines import Failed, log
 from limits import BITS, Shape
@@ -34,6 +35,9 @@ experts = "{fmt}"
 attention = "{fmt}"
 embeddings = "{fmt}"
 """
+READ = 2048
+"""Tokens that are read beforehand, to see which experts are used most: random ones, and others than those that are decoded."""
+CALIBRATE = '[calibrate]\nprofile = "{profile}"\n'
 SPARE = 2 << 30
 """Bytes of disk that are left alone."""
 
@@ -68,11 +72,15 @@ class Weights(Models):
         self.synth(source, self.layers)
         config = json.loads((source / "config.json").read_text())
         size = sum(path.stat().st_size for path in source.iterdir())
-        room = shutil.disk_usage(self.cache).free - size * BITS[fmt] / 16 - SPARE
+        # Calibration compiles the checkpoint as it is, and removes that again.
+        room = shutil.disk_usage(self.cache).free - size - SPARE
         try:
             if room < 0:
                 raise Failed(f"{self.cache} lacks {-room / 1e9:.1f} GB: give another folder with --cache")
-            self.build(fmt, source, self.bundle(fmt), self.context, lines=LINES)
+            profile = self.calibrate(fmt, source, shape=Shape.of(config))
+            # Rounded to the nearest codes, as the other engine does.
+            lines = 'rounding = "nearest"\n' + LINES + CALIBRATE.format(profile=profile)
+            self.build(fmt, source, self.bundle(fmt), self.context, lines=lines)
             log(f"  converting {self.gguf(fmt).name}")
             words = [self.venvs.python("llama"), PEERS / "convert" / "to_gguf.py", source, self.gguf(fmt), fmt]
             self.run([*words, "--direct", "--consume"], "gguf")
@@ -84,6 +92,15 @@ class Weights(Models):
         self.cache.mkdir(parents=True, exist_ok=True)
         words = [self.moec, "synth", "--quiet", "--like", "olmoe", "--layers", layers, "--popularity", COUNTS, source]
         self.run(words, "synth")
+
+    def calibrate(self, fmt, source, shape):
+        """A profile of the routing of random tokens."""
+        log(f"  reading {READ} tokens")
+        ids, profile, toml = (self.cache / name for name in ("calibrate.ids", "calibrate.trace", "calibrate.toml"))
+        ids.write_text(" ".join(map(str, prompt_ids(1, READ, shape.vocab))))
+        toml.write_text(TOML.format(source=source.resolve(), context=512, chunk=512, batch=[1], fmt=fmt))
+        self.run([self.moec, "calibrate", "--quiet", toml, "--ids", ids, "--tokens", READ, "-o", profile], "calibrate")
+        return profile
 
     def build(self, fmt, source, bundle, context, batch=1, lines=""):
         """A bundle that decodes one sequence, or as many as `batch` too."""
