@@ -99,6 +99,7 @@ impl Region {
 
     /// Does nothing on this system.
     #[cfg(not(target_os = "linux"))]
+    #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
     pub(crate) fn populate(&self, _at: usize, _bytes: usize) -> bool {
         false
     }

@@ -6,7 +6,7 @@
 //! are rounded in order, each after the errors of those before it were added (LDLQ, §3.1 there). That is what GPTQ
 //! (arXiv 2210.17323, §3.3, algorithm 1) computes by the Cholesky factor of `H⁻¹`, but nothing is inverted.
 //!
-//! A group's scale is the one of [`TOPS`] with which that sum is least over the group: scales are judged by the codes
+//! A group's scale is the one of `TOPS` with which that sum is least over the group: scales are judged by the codes
 //! that they lead to, feedback included. What was chosen is then looked at again, [`SWEEPS`] times (`descent.rs`).
 //!
 //! Rows do not depend on each other, and sixteen go side by side. All sums have one order and no multiply-add is

@@ -66,11 +66,13 @@ impl PageCache {
 #[cfg(not(target_os = "linux"))]
 impl PageCache {
     /// This system does not say.
+    #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
     pub(super) fn holds(&self, _offset: u64, _bytes: u64) -> bool {
         false
     }
 
     /// Does nothing on this system.
+    #[allow(clippy::unused_self, reason = "it has something to look at on Linux only")]
     pub(super) fn forget(&self, _offset: u64, _bytes: u64) {}
 }
 
