@@ -6,11 +6,11 @@ use moec_runtime::cache::{Cache, CacheError, Key, Scope, hottest, hottest_share,
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
-fn key(layer: u16, expert: u16) -> Key {
+pub(super) fn key(layer: u16, expert: u16) -> Key {
     Key { layer, expert }
 }
 
-fn step(cache: &mut Cache, layer: usize, chosen: &[u16]) -> Vec<Event> {
+pub(super) fn step(cache: &mut Cache, layer: usize, chosen: &[u16]) -> Vec<Event> {
     let mut events = Vec::new();
     cache.step(layer, chosen, &[], |e| events.push(e)).unwrap();
     events

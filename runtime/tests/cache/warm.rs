@@ -1,20 +1,11 @@
 //! Caches that begin with what recorded routing used most.
 
+use super::pinned::{key, step};
 use super::properties::{any_setting, traces};
 use super::*;
 use moec_runtime::cache::{Cache, Key, uses};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-
-fn key(layer: u16, expert: u16) -> Key {
-    Key { layer, expert }
-}
-
-fn step(cache: &mut Cache, layer: usize, chosen: &[u16]) -> Vec<Event> {
-    let mut events = Vec::new();
-    cache.step(layer, chosen, &[], |e| events.push(e)).unwrap();
-    events
-}
 
 fn warm(cache: &mut Cache, uses: &[u32]) -> Vec<Key> {
     let mut read = Vec::new();
