@@ -36,6 +36,8 @@ pub struct Request<'a> {
     pub link: bool,
     /// Whether cargo builds it from the bundle's sources, though the runtime is there precompiled.
     pub from_source: bool,
+    /// Whether weights that an earlier bundle of the checkpoint has are taken from there.
+    pub reuse: bool,
     /// Where to print and to stop.
     pub stops: Stops<'a>,
 }
@@ -146,7 +148,7 @@ pub fn build(
     compilation.importance = importance.as_ref().map(|i| i as &dyn WeightImportance);
     compilation.profile_entry = entry.or(compilation.profile_entry);
     crate::interrupt::check()?;
-    let summary = write::write(&mut compilation, &folder, route, progress)?;
+    let summary = write::write(&mut compilation, &folder, route, request.reuse, progress)?;
     let plan = compilation.plan()?.clone();
     Ok(Some(Built { folder, plan, summary }))
 }

@@ -1,6 +1,32 @@
-//! Free space on disk. The only `unsafe` of this file asks the system for it.
+//! Free space on disk, and files that appear whole or not at all. The only `unsafe` of this file asks for the space.
 
-use std::path::Path;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Writes a file whole, in the place of an earlier one, and the folders above it.
+///
+/// # Errors
+/// What the system says; an earlier file is then what it was.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(parent)?;
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".partial-{}", std::process::id()));
+    let _hold = crate::interrupt::hold();
+    let partial = Partial(parent.join(name));
+    fs::write(&partial.0, bytes)?;
+    fs::rename(&partial.0, path)
+}
+
+/// A file that goes away unless it was renamed.
+struct Partial(PathBuf);
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
 
 /// Bytes that this user can still write below a folder, if the system tells.
 #[cfg(unix)]

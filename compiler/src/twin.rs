@@ -91,7 +91,7 @@ impl Twin {
             fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
             let segment_weights = &draft.segment_weights;
             // What a bundle stores becomes the same groups again.
-            let packing = Packing { module, segment_weights, source, importance: Some(&Stored) };
+            let packing = Packing { module, segment_weights, source, importance: Some(&Stored), reuse: None };
             pack(&packing, &mut plan, scratch.path(), progress)?;
             Rc::new(Weights { scratch, segments: plan.segments.clone(), files: plan.files.clone() })
         };

@@ -20,8 +20,8 @@ const JSON: &str = "bench/build.json";
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 /// How often each is done.
 const TURNS: usize = 3;
-/// What is done: copying, and packing in every format.
-const WHAT: [&str; 4] = ["copy", "bf16", "q8", "q4"];
+/// What is done: copying, packing in every format, and packing where an earlier bundle has it all.
+const WHAT: [&str; 5] = ["copy", "bf16", "q8", "q4", "q4 again"];
 
 /// What was measured of one of [`WHAT`].
 #[derive(Default)]
@@ -46,7 +46,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let mut synth = program(&moec);
     shell::run(synth.args(["synth", "--quiet", "--like", "olmoe", "--layers", "2"]).arg(&source))?;
     let size = bytes_of(&source).map_err(failed)?;
-    for format in &WHAT[1..] {
+    for format in &WHAT[1..4] {
         let text = format!(
             "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 1024\nprefill_chunk = 256\n[weights]\n\
              experts = \"{format}\"\nattention = \"{format}\"\nembeddings = \"{format}\"\n"
@@ -55,6 +55,14 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     let colds = if forget().is_ok() { 2 } else { 1 };
     let mut rows: [Row; WHAT.len()] = Default::default();
+    let build = |format: &str, to: &Path, reuse: bool| {
+        let mut build = Command::new(&moec);
+        build.args(["build", "--no-run", "--quiet", "--json", "-o"]).arg(to);
+        build.args((!reuse).then_some("--no-reuse")).arg(folder.join(format!("{format}.toml")));
+        shell::output(&mut build).ok_or_else(|| Failed::new(format!("{format} does not build")))
+    };
+    let earlier = folder.join("earlier");
+    build("q4", &earlier, true)?;
     for turn in 0..TURNS {
         for (what, row) in WHAT.iter().zip(&mut rows) {
             for cold in 0..colds {
@@ -70,10 +78,7 @@ pub(crate) fn run() -> Result<(), Failed> {
                     copy(&source, Some(&to)).map_err(failed)?;
                     (start.elapsed().as_secs_f64(), size as f64, 0.0)
                 } else {
-                    let mut build = Command::new(&moec);
-                    build.args(["build", "--no-run", "--quiet", "--json", "-o"]).arg(&to);
-                    let said = shell::output(build.arg(folder.join(format!("{what}.toml"))));
-                    let said = said.ok_or_else(|| Failed::new(format!("{what} does not build")))?;
+                    let said = build(what.trim_end_matches(" again"), &to, what.ends_with("again"))?;
                     let of = |key: &str| number(&said, key).unwrap_or(f64::NAN);
                     (of("packing_seconds"), of("weight_bytes"), of("peak_memory_bytes"))
                 };
@@ -171,8 +176,13 @@ mod tests {
             bytes: 2e9,
             peak: f64::from(1 << 20),
         };
-        let rows =
-            [row(&[9.0, 2.0, 1.0], &[]), row(&[4.0], &[8.0]), row(&[1.0], &[1.0]), row(&[1.0], &[1.0])];
+        let rows = [
+            row(&[9.0, 2.0, 1.0], &[]),
+            row(&[4.0], &[8.0]),
+            row(&[1.0], &[1.0]),
+            row(&[1.0], &[1.0]),
+            row(&[1.0], &[1.0]),
+        ];
         let table = table(2_000_000_000, &rows);
         assert!(table.contains("| copy | 1.00 | 1.00 | 1.00 × | – | 2.00 | 1 |"), "{table}");
         assert!(table.contains("| bf16 | 2.00 | 0.50 | 2.00 × | 4.00 | 2.00 | 1 |"), "{table}");

@@ -25,6 +25,7 @@ pub mod manifest;
 pub(crate) mod pack;
 pub mod partial;
 pub mod read;
+mod reuse;
 pub mod runner;
 pub mod signature;
 pub mod swap;

@@ -8,8 +8,10 @@
 //!
 //! The buffers of [`Jobs`] go around: their number bounds what is held, and the slowest of these sets the pace.
 
+use super::hashing::hex;
 use super::in_order::Jobs;
 use super::partial::io_error;
+use super::reuse::{Matrix, Packed, Reuse};
 use super::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
 use crate::interrupt;
@@ -17,12 +19,14 @@ use crate::progress::{Bar, Progress};
 use moec_cpu::{Block, PackError, Packer, Scratch, WeightImportance};
 use moec_ir::plan::{FileRef, Paging, Plan, Segment};
 use moec_ir::{Module, Source, WeightId};
-use moec_runtime::flash::checksum_after;
+use moec_runtime::flash::{checksum, checksum_after};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 
@@ -39,15 +43,29 @@ pub(crate) struct Packing<'a> {
     pub(crate) source: &'a dyn Source,
     /// Which errors matter, for grouped formats.
     pub(crate) importance: Option<&'a dyn WeightImportance>,
+    /// What earlier bundles have of it.
+    pub(crate) reuse: Option<&'a Reuse>,
+}
+
+/// What was packed.
+#[derive(Debug, Default)]
+pub(crate) struct Done {
+    /// Bytes of the segments.
+    pub(crate) bytes: u64,
+    /// How many of them earlier bundles had.
+    pub(crate) reused: u64,
+    /// What later builds may take, by file, if there are notes of earlier ones.
+    pub(crate) files: BTreeMap<String, Packed>,
 }
 
 /// Packs every segment into its file below `root`, block by block. Sets size and hash of the weight files, and the checksums
-/// of experts that stay on flash. Gives the bytes of the segments.
+/// of experts that stay on flash.
 ///
 /// # Errors
 /// Weights that cannot be read or do not fit their format; a disk that is full; an interrupt.
-pub(crate) fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<u64> {
+pub(crate) fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Progress) -> Result<Done> {
     let total = plan.segments.iter().map(|s| s.bytes).sum();
+    let mut done = Done { bytes: total, ..Done::default() };
     let bar = progress.bytes("Packing", total);
     for (index, file) in plan.files.iter_mut().enumerate() {
         if ![DENSE, EXPERTS].contains(&file.path.as_str()) {
@@ -55,16 +73,21 @@ pub(crate) fn pack(c: &Packing<'_>, plan: &mut Plan, root: &Path, progress: &Pro
         }
         let (pieces, end) = pieces(c, &plan.segments, plan.paging.as_ref(), index as u32)?;
         let path = root.join(&file.path);
-        let written = write(&pieces, end, &path, &bar)?;
+        let written = write(&pieces, c.reuse, end, &path, &bar)?;
         for (at, crc32c) in written.checksums {
             if let Some(sum) = plan.paging.as_mut().and_then(|p| p.checksums.get_mut(at)) {
                 *sum = crc32c;
             }
         }
         *file = FileRef { path: file.path.clone(), bytes: written.bytes, sha256: written.sha256 };
+        done.reused += written.reused;
+        if c.reuse.is_some() {
+            let matrices = pieces.iter().flat_map(Piece::matrices).collect();
+            done.files.insert(file.path.clone(), Packed { sha256: hex(&written.sha256), matrices });
+        }
     }
     bar.finish();
-    Ok(total)
+    Ok(done)
 }
 
 /// Matrices of a segment that are written one after the other.
@@ -75,6 +98,32 @@ struct Piece<'a> {
     padding: usize,
     /// Where its checksum goes.
     checksum: Option<usize>,
+    /// Key of its weight, for later builds.
+    key: String,
+    /// Number of its first matrix in the weight.
+    first: usize,
+    /// First byte of that in the file, and the bytes of each.
+    place: (u64, u64),
+    /// CRC-32C of its blocks.
+    sums: Vec<AtomicU32>,
+}
+
+impl Piece<'_> {
+    /// Blocks of each of its matrices.
+    fn blocks_of_one(&self) -> usize {
+        self.packer.blocks_of_one().max(1)
+    }
+
+    /// Its matrices, when all of it is packed.
+    fn matrices(&self) -> impl Iterator<Item = Matrix> {
+        let sums = self.sums.chunks(self.blocks_of_one()).enumerate();
+        sums.map(|(i, sums)| Matrix {
+            weight: self.key.clone(),
+            lead: self.first + i,
+            offset: self.place.0 + i as u64 * self.place.1,
+            blocks: sums.iter().map(|s| s.load(Ordering::Relaxed)).collect(),
+        })
+    }
 }
 
 /// What a weight file holds, in the order of its bytes, and where it ends.
@@ -92,11 +141,15 @@ fn pieces<'a>(
         let misplaced = || Error::bug(format!("`{}` does not lie behind what is before it", segment.name));
         let offset = segment.matrix_offset(matrices.start as u32).unwrap_or(segment.offset);
         let padding = offset.checked_sub(end).and_then(|n| usize::try_from(n).ok()).ok_or_else(misplaced)?;
-        let bytes = segment.matrix_bytes().and_then(|n| n.checked_mul(matrices.len() as u64));
+        let one = segment.matrix_bytes().ok_or_else(misplaced)?;
+        let first = matrices.start;
+        let bytes = one.checked_mul(matrices.len() as u64);
         end = bytes.and_then(|n| n.checked_add(offset)).ok_or_else(misplaced)?;
-        let packer = Packer::new(segment, c.module.weight(weight), c.source, c.importance, matrices);
-        let packer = packer.map_err(failed)?;
-        Ok(Piece { name: &segment.name, packer, padding, checksum })
+        let weight = c.module.weight(weight);
+        let packer = Packer::new(segment, weight, c.source, c.importance, matrices).map_err(failed)?;
+        let key = c.reuse.map(|r| r.key(weight, segment)).unwrap_or_default();
+        let sums = packer.blocks().map(|_| AtomicU32::default()).collect();
+        Ok(Piece { name: &segment.name, packer, padding, checksum, key, first, place: (offset, one), sums })
     };
     let all = parts(segments, paging, file).into_iter().map(piece).collect::<Result<_>>()?;
     Ok((all, end))
@@ -153,31 +206,57 @@ struct Job<'p, 'a> {
     offset: u64,
     /// Zeros in front of it.
     padding: usize,
-    /// Whether its piece begins with it.
-    first: bool,
+    /// Its number in the piece.
+    number: usize,
+}
+
+impl Job<'_, '_> {
+    /// Packs it behind what `out` holds, or takes it from an earlier bundle, which is what this tells.
+    fn pack(&self, reuse: Option<&Reuse>, scratch: &mut Scratch, out: &mut Vec<u8>) -> Result<bool> {
+        let Self { piece, block, .. } = self;
+        let start = out.len();
+        // Of its matrix, in the file as in any other.
+        let at = (self.offset + self.padding as u64 - piece.place.0) % piece.place.1.max(1);
+        let matrix = || (piece.key.clone(), piece.first + block.lead);
+        let number = self.number % piece.blocks_of_one();
+        let reused = reuse.is_some_and(|r| r.copy(matrix(), number, at, block.bytes, out));
+        if !reused {
+            piece.packer.pack(block, scratch, out).map_err(failed)?;
+        }
+        let packed = out.get(start..).unwrap_or_default();
+        if packed.len() != block.bytes {
+            return Err(Error::bug(format!("`{}` was packed to another size than planned", piece.name)));
+        }
+        if let Some(sum) = piece.sums.get(self.number).filter(|_| reuse.is_some()) {
+            sum.store(checksum(packed), Ordering::Relaxed);
+        }
+        Ok(reused)
+    }
 }
 
 /// The blocks of pieces, in the order of their bytes.
 fn jobs<'p, 'a>(pieces: &'p [Piece<'a>]) -> impl Iterator<Item = Job<'p, 'a>> + Send {
     let blocks = pieces.iter().flat_map(|piece| piece.packer.blocks().enumerate().map(move |b| (piece, b)));
-    blocks.scan(0, |end, (piece, (i, block))| {
-        let (offset, first) = (*end, i == 0);
-        let padding = if first { piece.padding } else { 0 };
+    blocks.scan(0, |end, (piece, (number, block))| {
+        let offset = *end;
+        let padding = if number == 0 { piece.padding } else { 0 };
         *end += padding as u64 + block.bytes as u64;
-        Some(Job { piece, block, offset, padding, first })
+        Some(Job { piece, block, offset, padding, number })
     })
 }
 
 /// A file that was written.
 struct Written {
     bytes: u64,
+    /// Bytes that an earlier bundle had.
+    reused: u64,
     sha256: [u8; 32],
     /// CRC-32C of pieces, and where they go.
     checksums: Vec<(usize, u32)>,
 }
 
 /// Packs pieces into a file of `end` bytes, which must not exist.
-fn write(pieces: &[Piece<'_>], end: u64, path: &Path, bar: &Bar) -> Result<Written> {
+fn write(pieces: &[Piece<'_>], reuse: Option<&Reuse>, end: u64, path: &Path, bar: &Bar) -> Result<Written> {
     let failed_io = |e: io::Error| interrupt::check().err().unwrap_or_else(|| io_error("write", path, &e));
     let file = File::create_new(path).map_err(failed_io)?;
     let synced = file.try_clone().map_err(failed_io)?;
@@ -189,6 +268,7 @@ fn write(pieces: &[Piece<'_>], end: u64, path: &Path, bar: &Bar) -> Result<Writt
         file.write_all(bytes)
     };
     let (mut sha, mut checksums, mut position) = (Sha256::new(), Vec::new(), 0);
+    let reused = AtomicU64::new(0);
     thread::scope(|scope| {
         // One that is busy is not told again.
         let (to_sync, wanted) = mpsc::sync_channel(1);
@@ -199,16 +279,14 @@ fn write(pieces: &[Piece<'_>], end: u64, path: &Path, bar: &Bar) -> Result<Writt
             |job| job.piece.packer.expect(&job.block),
             |job, scratch: &mut Scratch, buffer| {
                 buffer.resize(job.padding, 0);
-                job.piece.packer.pack(&job.block, scratch, buffer).map_err(failed)?;
-                if buffer.len() != job.padding + job.block.bytes {
-                    let name = job.piece.name;
-                    return Err(Error::bug(format!("`{name}` was packed to another size than planned")));
+                if job.pack(reuse, scratch, buffer)? {
+                    reused.fetch_add(job.block.bytes as u64, Ordering::Relaxed);
                 }
                 put(job.offset, buffer).map_err(failed_io)
             },
             |job, bytes| {
                 interrupt::check()?;
-                if job.first {
+                if job.number == 0 {
                     bar.label(job.piece.name);
                     checksums.extend(job.piece.checksum.map(|at| (at, 0)));
                 }
@@ -232,5 +310,5 @@ fn write(pieces: &[Piece<'_>], end: u64, path: &Path, bar: &Bar) -> Result<Writt
         return Err(Error::bug(format!("`{}` has another size than planned", path.display())));
     }
     synced.sync_data().map_err(failed_io)?;
-    Ok(Written { bytes: position, sha256: sha.finalize().into(), checksums })
+    Ok(Written { bytes: position, reused: reused.into_inner(), sha256: sha.finalize().into(), checksums })
 }

@@ -4,6 +4,7 @@ use super::hashing::{hex, sha256};
 use super::manifest::{BUNDLE_VERSION, Manifest, digest, entry};
 use super::pack::{Packing, pack};
 use super::partial::{MANIFEST, Partial, io_error};
+use super::reuse::Reuse;
 use super::toolchain::{Missing, Route};
 use super::{DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, cargo, device, link, runner};
 use crate::coreml;
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 pub struct Summary {
     /// Bytes of packed weights.
     pub weight_bytes: u64,
+    /// How many of them earlier bundles had.
+    pub reused_bytes: u64,
     /// How long packing them took, until they were on the disk.
     pub packing: Duration,
     /// Bytes of weights in packages of other units.
@@ -34,7 +37,7 @@ pub struct Summary {
 }
 
 /// Writes the compiled model to `destination`. `route`: how `run` comes about, or what keeps it from that; `None`
-/// where it is not wanted.
+/// where it is not wanted. `reuses`: whether weights may come from earlier bundles.
 ///
 /// # Errors
 /// Whatever keeps a file from being written; nothing is left behind then.
@@ -42,6 +45,7 @@ pub fn write(
     c: &mut Compilation<'_>,
     destination: &Path,
     route: Option<Result<Route, Missing>>,
+    reuses: bool,
     progress: &Progress,
 ) -> Result<Summary> {
     let partial = Partial::create(destination)?;
@@ -64,14 +68,20 @@ pub fn write(
 
     let package_bytes = coreml::emit::packages(c, root, progress)?;
     let mut plan = c.plan()?.clone();
+    let rounding = c.importance.and_then(|_| c.profile_entry.as_ref()).map(|profile| {
+        let how = c.decisions.as_ref().map(|d| d.rounding);
+        format!("{} {how:?}", profile.sha256)
+    });
+    let reuse = reuses.then(|| Reuse::of(c.checkpoint, rounding.as_deref())).flatten();
     let packing = Packing {
         module: &c.module,
         segment_weights: &c.segment_weights,
         source: c.checkpoint,
         importance: c.importance,
+        reuse: reuse.as_ref(),
     };
     let start = Instant::now();
-    let weight_bytes = pack(&packing, &mut plan, root, progress)?;
+    let packed = pack(&packing, &mut plan, root, progress)?;
     let packing = start.elapsed();
     for file in &mut plan.files {
         if file.bytes == 0 {
@@ -126,9 +136,13 @@ pub fn write(
     put(&root.join(MANIFEST), text.as_bytes())?;
     interrupt::check()?;
     partial.commit()?.iter().for_each(|note| progress.warn(note));
+    if let Some(reuse) = &reuse {
+        reuse.note(c.checkpoint, destination, packed.files);
+    }
     c.plan = Some(plan);
     Ok(Summary {
-        weight_bytes,
+        weight_bytes: packed.bytes,
+        reused_bytes: packed.reused,
         packing,
         package_bytes,
         run: matches!(route, Ok(Some(_))),

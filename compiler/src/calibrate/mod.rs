@@ -87,7 +87,7 @@ pub fn calibrate(
 
     let scratch = Scratch::create("calibrate", compilation.plan()?)?;
     let folder = scratch.path().join("model.moec");
-    write::write(&mut compilation, &folder, None, progress)?;
+    write::write(&mut compilation, &folder, None, false, progress)?;
     let bundle = Bundle::open(&folder)?;
     let open = || {
         Text::open(&folder, bundle.plan.model.bos).map_err(|_| {

@@ -38,6 +38,9 @@ pub struct Args {
     /// Compile `run` with cargo from the sources in the bundle, instead of linking the runtime that moec carries
     #[arg(long, conflicts_with = "no_run")]
     pub run_from_source: bool,
+    /// Pack every weight anew, though an earlier bundle of this checkpoint has it
+    #[arg(long)]
+    pub no_reuse: bool,
     /// Print one JSON object to stdout when done
     #[arg(long)]
     pub json: bool,

@@ -34,6 +34,7 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
         tune: args.tune.then(|| Duration::from_secs(u64::from(args.tune_time))),
         link: !args.no_run,
         from_source: args.run_from_source,
+        reuse: !args.no_reuse,
         stops: Stops { print_after: args.print_after.as_deref(), stop_after: args.stop_after.as_deref() },
     };
     let mut printed = Ok(());
@@ -51,6 +52,10 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
              target's kind"
         ));
     }
+    if built.summary.reused_bytes > 0 {
+        let [reused, all] = [built.summary.reused_bytes, built.summary.weight_bytes].map(human::bytes);
+        progress.stage("Reused", &format!("{reused} of {all} from earlier bundles of this checkpoint"));
+    }
     progress.stage("Manifest", &format!("SHA-256 {}", built.summary.manifest_sha256));
     progress.finished(&format!("{folder} ({})", human::bytes(built.summary.weight_bytes)), start);
     if args.json {
@@ -59,6 +64,7 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
             "run": built.summary.run,
             "manifest_sha256": built.summary.manifest_sha256,
             "weight_bytes": built.summary.weight_bytes,
+            "reused_bytes": built.summary.reused_bytes,
             "packing_seconds": built.summary.packing.as_secs_f64(),
             "package_bytes": built.summary.package_bytes,
             "seconds": start.elapsed().as_secs_f64(),

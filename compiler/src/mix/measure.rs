@@ -131,7 +131,7 @@ fn built(
     c.importance = Some(&importance as &dyn WeightImportance);
     let scratch = Scratch::create("choose formats", c.plan()?)?;
     let folder = scratch.path().join("model.moec");
-    write::write(&mut c, &folder, None, progress)?;
+    write::write(&mut c, &folder, None, false, progress)?;
     let bytes = c.plan()?.segments.iter().map(|s| s.bytes).sum();
     Ok(Built { bundle: Bundle::open(&folder)?, bytes, _scratch: scratch })
 }

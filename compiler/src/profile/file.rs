@@ -11,12 +11,12 @@
 use super::{Moments, Origin, Profile, Reading, Routes, Routing, Saliency, Trace};
 use crate::bundle::hashing::sha256;
 use crate::bundle::partial::io_error;
+use crate::disk;
 use crate::error::{Error, Result};
 use moec_runtime::regular;
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::Read as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
@@ -146,23 +146,7 @@ impl Profile {
     /// A folder that cannot be written.
     pub fn write(&self, path: &Path) -> Result<u64> {
         let bytes = self.encode()?;
-        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".partial-{}", std::process::id()));
-        let _hold = crate::interrupt::hold();
-        let partial = Partial(parent.join(name));
-        fs::write(&partial.0, &bytes).map_err(|e| io_error("write", path, &e))?;
-        fs::rename(&partial.0, path).map_err(|e| io_error("write", path, &e))?;
+        disk::write_whole(path, &bytes).map_err(|e| io_error("write", path, &e))?;
         Ok(bytes.len() as u64)
-    }
-}
-
-/// A file that goes away unless it was renamed.
-struct Partial(PathBuf);
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
     }
 }

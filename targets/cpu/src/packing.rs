@@ -168,6 +168,11 @@ impl<'a> Packer<'a> {
         self.geometry.blocks()
     }
 
+    /// How many of them a matrix has.
+    pub fn blocks_of_one(&self) -> usize {
+        self.geometry.blocks_of_one()
+    }
+
     /// Tells the source that a block will be packed soon.
     pub fn expect(&self, block: &Block) {
         let Self { weight, source, .. } = *self;

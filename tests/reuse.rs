@@ -1,0 +1,164 @@
+//! Later builds take packed weights from earlier bundles where they would come out equal, and only there.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::{Setup, checkpoint, moec, ok, tree};
+use tempfile::TempDir;
+
+/// A copy of a tiny checkpoint, and a cache of its own.
+struct Case(TempDir);
+
+impl Case {
+    fn new(family: &str) -> Self {
+        let case = Self(tempfile::tempdir().unwrap());
+        fs::create_dir(case.path("hf")).unwrap();
+        for file in fs::read_dir(checkpoint(family)).unwrap() {
+            let file = file.unwrap().path();
+            fs::copy(&file, case.path("hf").join(file.file_name().unwrap())).unwrap();
+        }
+        case
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// `model.toml` of that format, with lines more under `[weights]`.
+    fn toml(&self, format: &str, more: &str) -> PathBuf {
+        let setup = Setup { format, chunk: 16, batch: &[1], context: 64 };
+        let path = setup.write(&self.path("hf"), self.0.path());
+        let text = fs::read_to_string(&path).unwrap() + more;
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Builds, and tells how many bytes of weights there are and how many of them an earlier bundle had.
+    fn build(&self, toml: &Path, bundle: &str, more: &[&str]) -> (u64, u64) {
+        let mut build = moec();
+        build.arg("build").arg(toml).arg("-o").arg(self.path(bundle)).args(["--no-run", "--quiet", "--json"]);
+        let said = ok(build.args(more).env("MOEC_CACHE", self.path("cache"))).stdout;
+        let said: Value = serde_json::from_slice(&said).unwrap();
+        let of = |key: &str| said[key].as_u64().unwrap();
+        (of("weight_bytes"), of("reused_bytes"))
+    }
+
+    /// Whether two bundles are equal, byte for byte.
+    fn equal(&self, a: &str, b: &str) -> bool {
+        tree(&self.path(a)) == tree(&self.path(b))
+    }
+
+    /// Notes of what is packed where.
+    fn notes(&self) -> Vec<PathBuf> {
+        let all = tree(&self.path("cache/packed")).into_iter().map(|(name, _)| name.into());
+        all.collect()
+    }
+}
+
+#[test]
+fn what_is_equal_is_taken_from_an_earlier_bundle() {
+    for format in ["bf16", "q8", "q4"] {
+        let case = Case::new("olmoe");
+        let toml = case.toml(format, "");
+        let (all, reused) = case.build(&toml, "first", &[]);
+        assert_eq!(reused, 0, "{format}");
+        assert_eq!(case.build(&toml, "again", &["--no-reuse"]), (all, 0));
+        // Another bundle, then the place of an earlier one.
+        assert_eq!(case.build(&toml, "second", &[]), (all, all), "{format}");
+        assert_eq!(case.build(&toml, "second", &[]), (all, all), "{format}");
+        assert!(case.equal("first", "again") && case.equal("first", "second"), "{format}");
+    }
+}
+
+#[test]
+fn another_target_takes_what_lies_there_as_it_does_here() {
+    let case = Case::new("deepseek_v2");
+    let toml = case.toml("bf16", "");
+    case.build(&toml, "v4", &["--target", "x86-64-v4"]);
+    let (all, reused) = case.build(&toml, "v3", &["--target", "x86-64-v3"]);
+    assert!(0 < reused && reused < all, "{reused} of {all}");
+    case.build(&toml, "fresh", &["--target", "x86-64-v3", "--no-reuse"]);
+    assert!(case.equal("v3", "fresh"));
+}
+
+#[test]
+fn other_formats_take_what_keeps_its_own() {
+    let case = Case::new("qwen3_moe");
+    let (all, _) = case.build(&case.toml("bf16", ""), "bf16", &[]);
+    let toml = case.toml("q8", "");
+    let (smaller, reused) = case.build(&toml, "q8", &[]);
+    assert!(smaller < all && 0 < reused && reused < smaller / 2, "{reused} of {smaller}");
+    case.build(&toml, "fresh", &["--no-reuse"]);
+    assert!(case.equal("q8", "fresh"));
+}
+
+#[test]
+fn experts_on_flash_are_those_that_were_in_memory() {
+    let case = Case::new("olmoe");
+    let toml = case.toml("bf16", "");
+    let (all, _) = case.build(&toml, "memory", &[]);
+    let paged = fs::read_to_string(&toml).unwrap() + "[memory]\nbudget = \"64 MiB\"\n";
+    fs::write(&toml, paged).unwrap();
+    let (bytes, reused) = case.build(&toml, "flash", &[]);
+    assert_eq!((bytes, reused), (all, all));
+    case.build(&toml, "fresh", &["--no-reuse"]);
+    assert!(case.equal("flash", "fresh"));
+}
+
+#[test]
+fn a_block_that_was_damaged_is_packed() {
+    let case = Case::new("olmoe");
+    let toml = case.toml("bf16", "");
+    let (all, _) = case.build(&toml, "first", &[]);
+    case.build(&toml, "whole", &["--no-reuse"]);
+    let path = case.path("first/weights/experts.bin");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[1000] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    fs::remove_dir_all(case.path("whole")).unwrap();
+    let (_, reused) = case.build(&toml, "second", &[]);
+    assert!(0 < reused && reused < all, "{reused} of {all}");
+    // A file that ends early.
+    fs::write(&path, &bytes[..100]).unwrap();
+    fs::remove_dir_all(case.path("second")).unwrap();
+    let (_, fewer) = case.build(&toml, "second", &[]);
+    assert!(fewer < reused, "{fewer} of {reused}");
+    case.build(&toml, "fresh", &["--no-reuse"]);
+    assert!(case.equal("second", "fresh"));
+}
+
+#[test]
+fn a_checkpoint_that_was_written_again_is_another() {
+    let case = Case::new("olmoe");
+    let toml = case.toml("bf16", "");
+    case.build(&toml, "first", &[]);
+    let file = case.path("hf/model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    assert_eq!(case.build(&toml, "second", &[]).1, 0);
+    assert!(!case.equal("first", "second"));
+}
+
+#[test]
+fn notes_go_with_their_bundles() {
+    let case = Case::new("olmoe");
+    let toml = case.toml("bf16", "");
+    case.build(&toml, "first", &[]);
+    case.build(&toml, "second", &[]);
+    assert_eq!(case.notes().len(), 2);
+    fs::remove_dir_all(case.path("first")).unwrap();
+    // One that nobody can read is none.
+    fs::write(case.path("cache").join("packed").join(&case.notes()[0]).with_file_name("x.json"), "{")
+        .unwrap();
+    assert!(case.build(&toml, "third", &[]).1 > 0);
+    assert_eq!(case.notes().len(), 2);
+    // What cannot be noted is no failure.
+    let mut build = moec();
+    build.arg("build").arg(&toml).arg("-o").arg(case.path("fourth")).args(["--no-run", "--quiet"]);
+    ok(build.env("MOEC_CACHE", "/proc/nowhere"));
+}
