@@ -5,6 +5,9 @@ use inkwell::types::BasicTypeEnum;
 use inkwell::values::{BasicValue, BasicValueEnum, InstructionValue, PointerValue};
 use moec_ir::types::Format;
 
+/// Bytes of a cache line.
+pub(crate) const LINE: usize = 64;
+
 /// An address.
 #[derive(Clone, Copy)]
 pub(crate) struct P<'k> {
@@ -237,6 +240,14 @@ impl<'k> P<'k> {
         k.done(k.b.build_call(k.prefetch, &[self.v.into(), flag(write), flag(locality), flag(1)], ""));
     }
 
+    /// Whether a cache line begins here.
+    pub(crate) fn begins_line(self) -> I<'k> {
+        let k = self.k;
+        let zero = k.i64t().const_zero();
+        let address = k.keep(k.b.build_ptr_to_int(self.v, k.i64t(), ""), zero);
+        (I { k, v: address.into() } & k.i(LINE as i64 - 1)).equals(k.i(0))
+    }
+
     /// Stores a scalar, or a vector whole.
     pub(crate) fn store(self, x: F<'k>) {
         self.store_value(x.v);
@@ -262,6 +273,16 @@ impl<'k> P<'k> {
     pub(crate) fn store_vec(self, x: F<'k>, span: Span<'k>) {
         let k = self.k;
         match span {
+            Span::Full if k.past_caches.get() => match k.b.build_store(self.v, x.v) {
+                Ok(store) => {
+                    k.align(Some(store), LINE as u32);
+                    let node = k.ctx.metadata_node(&[k.ctx.i32_type().const_int(1, false).into()]);
+                    if let Err(e) = store.set_metadata(node, k.ctx.get_kind_id("nontemporal")) {
+                        k.fail(e);
+                    }
+                }
+                Err(e) => k.fail(e),
+            },
             Span::Full => self.store(x),
             Span::Part(mask) => {
                 let mut args = vec![x.v.into(), self.v.into(), mask.v.into()];
@@ -273,6 +294,15 @@ impl<'k> P<'k> {
 }
 
 impl<'k> Kb<'k> {
+    /// In `body`, [`P::store_vec`] of whole vectors writes past the caches: results that are too many to stay there need
+    /// neither be read from memory before they are written nor push out what is read again. Every vector must then be a
+    /// whole line. [`Kb::fence_stores`] must follow before anybody reads them.
+    pub(crate) fn past_caches(&'k self, body: impl FnOnce()) {
+        self.past_caches.set(true);
+        body();
+        self.past_caches.set(false);
+    }
+
     /// Up to LLVM 21 masked accesses take their alignment as an argument; later as an attribute.
     pub(super) fn with_align(
         &self,

@@ -15,7 +15,7 @@ mod narrow;
 mod tiles;
 mod value;
 
-pub(crate) use memory::{P, Span};
+pub(crate) use memory::{LINE, P, Span};
 pub(crate) use tiles::{TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 pub(crate) use value::{F, I, Index};
 
@@ -29,7 +29,7 @@ use inkwell::intrinsics::Intrinsic;
 use inkwell::module::Module;
 use inkwell::types::{BasicType, BasicTypeEnum, FloatType, IntType};
 use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
 /// Intrinsics that kernels call, each for the types of [`Elem`].
@@ -59,6 +59,8 @@ pub(crate) struct Kb<'c> {
     instructions: dot::Instructions<'c>,
     prefetch: FunctionValue<'c>,
     converts_f16: bool,
+    /// Whether whole lines are stored past the caches.
+    past_caches: Cell<bool>,
     error: RefCell<Option<String>>,
 }
 
@@ -121,8 +123,8 @@ impl<'c> Kb<'c> {
         b.position_at_end(ctx.append_basic_block(func, "entry"));
         let converts_f16 = machine.converts_f16();
         let instructions = dot::declare(ctx, module, &isa)?;
-        let error = RefCell::new(None);
-        Ok(Self { isa, ctx, b, func, intrinsics, instructions, prefetch, converts_f16, error })
+        let (past_caches, error) = (Cell::new(false), RefCell::new(None));
+        Ok(Self { isa, ctx, b, func, intrinsics, instructions, prefetch, converts_f16, past_caches, error })
     }
 
     /// Ends the kernel.

@@ -12,9 +12,10 @@ const ZERO: &str = "llvm.x86.tilezero";
 const LOAD: &str = "llvm.x86.tileloadd64";
 const STORE: &str = "llvm.x86.tilestored64";
 const DOT: &str = "llvm.x86.tdpbf16ps";
+const FENCE: &str = "llvm.x86.sse.sfence";
 
 /// What a machine with tiles has.
-pub(super) const INSTRUCTIONS: [&str; 6] = [LOAD_CONFIG, RELEASE, ZERO, LOAD, STORE, DOT];
+pub(super) const INSTRUCTIONS: [&str; 7] = [LOAD_CONFIG, RELEASE, ZERO, LOAD, STORE, DOT, FENCE];
 
 /// Rows of a tile, at most.
 pub(crate) const TILE_ROWS: usize = 16;
@@ -67,6 +68,11 @@ impl<'k> Kb<'k> {
     /// Gives the tiles back: the system need not save them any more.
     pub(crate) fn release_tiles(&'k self) {
         self.tile_instruction(RELEASE, &[]);
+    }
+
+    /// Has stores past the caches be seen by everybody before later ones are.
+    pub(crate) fn fence_stores(&'k self) {
+        self.tile_instruction(FENCE, &[]);
     }
 
     /// Clears a tile.

@@ -23,7 +23,7 @@
 
 use super::micro::Panel;
 use super::multiply::{Results, Rows};
-use crate::dsl::{F, I, Kb, P, Span, TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
+use crate::dsl::{F, I, Kb, LINE, P, Span, TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 use crate::machine::Isa;
 #[cfg(doc)]
 use crate::schedule::Schedule;
@@ -34,8 +34,6 @@ pub(super) const STEP: usize = TILE_ROW_BYTES / 4;
 const COLUMNS: usize = TILE_ROW_BYTES / 4;
 /// Rows of a block.
 pub(super) const BLOCK: usize = 2 * TILE_ROWS;
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// Sums, by row of the block and columns of the panel.
 const SUMS: [[Tile; 2]; 2] = [[Tile(0), Tile(1)], [Tile(2), Tile(3)]];
@@ -71,6 +69,8 @@ pub(super) fn multiply<'k>(
     let job = Job { k, panel, at: rows.at, out: rows.out, apart, sums: scratch, config };
     let blocks = (end - first + (BLOCK - 1)).div(k.i(BLOCK as i64));
     let rate = ahead.rate(k, blocks * job.steps().max(1));
+    // Many rows of results would push rows and panels out of the second-level cache.
+    let past = rows.out.lines.then(|| rows.out.at.begins_line());
     job.shape(k.i(TILE_ROWS as i64), k.i(TILE_ROWS as i64), STEP);
     k.each(first, end, BLOCK, |row| {
         let left = (end - row).min(k.i(BLOCK as i64));
@@ -81,10 +81,16 @@ pub(super) fn multiply<'k>(
             || job.block(row, [k.i(TILE_ROWS as i64), left - TILE_ROWS], 2, &asking),
             || job.block(row, [left, k.i(1)], 1, &asking),
         );
-        k.each(0, left, 1, |i| {
-            let at = job.sums.words(i * k.isa.nr);
-            store(row + i, [0, COLUMNS].map(|c| at.words(c).load_vec(Span::Full)));
-        });
+        let results = || {
+            k.each(0, left, 1, |i| {
+                let at = job.sums.words(i * k.isa.nr);
+                store(row + i, [0, COLUMNS].map(|c| at.words(c).load_vec(Span::Full)));
+            });
+        };
+        match past {
+            Some(past) => k.branch(past, || k.past_caches(results), results),
+            None => results(),
+        }
     });
 }
 
@@ -180,7 +186,7 @@ impl<'k> Job<'_, 'k> {
         };
         each_sum(&|tile, _| k.zero_tile(tile));
         let rows = [0, TILE_ROWS].map(|r| (self.at)(row).words(r * self.apart));
-        // Results go to lines that are here by then; those behind the last row are asked for, too.
+        // Results that go to the caches find their lines there; those behind the last row are asked for, too.
         let (turns, out) = (steps / TURN, self.out.at.words(row * self.out.ld));
         let each = BLOCK.div_ceil(turns.max(1));
         let step = |step: I<'k>| {
@@ -190,7 +196,8 @@ impl<'k> Job<'_, 'k> {
         if turns > 0 {
             k.each(0, turns, 1, |turn| {
                 let out = out.words(turn * (each * self.out.ld));
-                let lines = (0..self.out.bytes).step_by(LINE);
+                let bytes = if self.out.lines { 0 } else { self.out.bytes };
+                let lines = (0..bytes).step_by(LINE);
                 for (row, at) in lines.flat_map(|at| (0..each).map(move |row| (row, at))) {
                     out.beyond(4 * row * self.out.ld + at).prefetch_to_write();
                 }

@@ -2,14 +2,11 @@
 
 use super::multiply::Results;
 use super::squares;
-use crate::dsl::{F, I, Kb, P, Span};
+use crate::dsl::{F, I, Kb, LINE, P, Span};
 use crate::schedule::{Schedule, least};
 use crate::spec::{Compute, RowForm};
 use moec_ir::op::Glu;
 use moec_ir::types::Format;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// Passes over a panel that fetch the next one together.
 pub(super) const QUARTERS: usize = 4;
@@ -211,7 +208,10 @@ impl<'k> Columns<'k> {
     pub(crate) fn results(&self, out: P<'k>, form: RowForm) -> Results<'k> {
         let (at, bytes) =
             (self.place(form.form, out), self.spans.len() * self.lanes * number_bytes(form.form));
-        Results { at, ld: form.ld, bytes }
+        let whole = self.spans.iter().all(|span| matches!(span, Span::Full));
+        // Of bf16 a panel with a gated epilogue has half a line.
+        let lines = whole && form.form == Compute::F32 && form.ld.is_multiple_of(LINE / 4);
+        Results { at, ld: form.ld, bytes, lines }
     }
 
     /// Where the columns of a row go that begins at `row`.

@@ -79,6 +79,8 @@ pub(crate) struct Results<'k> {
     pub(crate) ld: usize,
     /// Bytes of a row.
     pub(crate) bytes: usize,
+    /// Whether they are whole lines in every row, if they are in row 0.
+    pub(crate) lines: bool,
 }
 
 /// Multiplies rows by a panel; `store(i, sums)` gets the two vectors of columns of row `i`.
@@ -131,5 +133,6 @@ pub(crate) fn multiply<'k>(
 pub(crate) fn finish(k: &Kb<'_>, compute: Compute) {
     if on_tiles(&k.isa, compute) {
         k.release_tiles();
+        k.fence_stores();
     }
 }

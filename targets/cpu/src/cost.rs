@@ -29,6 +29,8 @@ const PER_BLOCK: [f64; 2] = [1.0, 2.0];
 const PER_BLOCK_OF_TILES: f64 = 8.0;
 /// Rows of f32 that unpacking a panel costs: shift, shift, convert, multiply, store beside one multiply-add.
 const PER_UNPACKING: f64 = 5.0;
+/// Loads of experts, in times that of an even routing: of OLMoE's 64 the busiest get that many.
+const UNEVEN: [usize; 4] = [1, 2, 4, 8];
 /// Rows of a block of tiles.
 const TILES: usize = 32;
 /// Cycles per second where the device file gives no rate.
@@ -228,7 +230,12 @@ impl CpuTarget {
 
     /// What the model says of a kernel with its schedule, called with `n` valid rows; `None`: no matrix.
     pub fn estimate(&self, spec: &KernelSpec, n: usize) -> Option<Estimate> {
-        let (load, schedule) = (self.load(spec, n)?, spec.schedule()?);
+        self.estimate_of(spec, self.load(spec, n)?)
+    }
+
+    /// As [`Self::estimate`], of that load.
+    fn estimate_of(&self, spec: &KernelSpec, load: Load) -> Option<Estimate> {
+        let schedule = spec.schedule()?;
         let (format, compute) = (spec.weight_format()?, spec.compute()?);
         let layout = spec.layout(&self.isa)?;
         let Load { matrices, rows, k, n: outputs } = load;
@@ -309,6 +316,23 @@ impl CpuTarget {
         groups as f64 * PER_GROUP * if fits { 1.0 } else { 2.0 }
     }
 
+    /// Loads that a schedule has to serve: those of experts on tiles are uneven, and the busiest of them take most of the time.
+    fn loads(&self, spec: &KernelSpec, n: usize) -> Vec<Load> {
+        let Some(load) = self.load(spec, n) else { return Vec::new() };
+        let experts = matches!(spec, KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. });
+        if !experts || !self.on_tiles(spec) {
+            return vec![load];
+        }
+        // Nobody gets a token twice.
+        let rows = UNEVEN.map(|times| (times * load.rows).min(n.max(load.rows)));
+        rows.into_iter().map(|rows| Load { rows, ..load }).collect()
+    }
+
+    /// Whether a kernel multiplies on tile registers.
+    fn on_tiles(&self, spec: &KernelSpec) -> bool {
+        self.isa.tiles && spec.compute() == Some(Compute::Bf16)
+    }
+
     /// Panels of a kernel's matrix.
     pub(crate) fn panels(&self, spec: &KernelSpec) -> usize {
         match spec.grid(&self.isa) {
@@ -324,10 +348,10 @@ impl CpuTarget {
     /// Schedules that are worth a thought for a kernel that is called with `n` valid rows: the usual one first,
     /// then others that differ in one field.
     pub fn candidates(&self, spec: &KernelSpec, n: usize) -> Vec<Schedule> {
-        let Some(load) = self.load(spec, n) else { return Vec::new() };
+        let Some(most) = self.loads(spec, n).iter().map(|l| l.rows).max() else { return Vec::new() };
         let usual = Schedule::default();
         // Blocks of tiles are to fill a share of the second-level cache, which is a power of two.
-        let rows: &[(usize, usize)] = if self.isa.tiles && spec.compute() == Some(Compute::Bf16) {
+        let rows: &[(usize, usize)] = if self.on_tiles(spec) {
             &[(48, 49), (192, 97), (256, 193), (384, 193), (512, 385), (768, 385)]
         } else {
             &[(48, 49), (192, 97), (384, 193), (768, 385)]
@@ -341,7 +365,7 @@ impl CpuTarget {
         ];
         let mut all = vec![usual];
         for (knob, values) in values.into_iter().filter(|(knob, _)| knob.turns(spec, &self.isa)) {
-            let meant = values.iter().filter(|(_, from)| load.rows >= *from);
+            let meant = values.iter().filter(|(_, from)| most >= *from);
             all.extend(meant.map(|&(value, _)| usual.with(knob, value)));
         }
         all.retain(|s| s.fits(&self.isa));
@@ -358,9 +382,13 @@ impl CpuTarget {
     /// The schedule that the model chooses: of the candidates that which takes least, and the usual one where
     /// others take no less. `None`: no matrix.
     pub fn cheapest(&self, spec: &KernelSpec, n: usize) -> Option<Schedule> {
+        let loads = self.loads(spec, n);
         let cost = |s: &Schedule| {
-            let e = self.estimate(&spec.with_schedule(*s), n)?;
-            Some(e.seconds() * e.waiting)
+            let spec = spec.with_schedule(*s);
+            let each = loads.iter().map(|load| self.estimate_of(&spec, *load));
+            each.map(|e| e.map(|e| e.seconds() * e.waiting))
+                .sum::<Option<f64>>()
+                .filter(|_| !loads.is_empty())
         };
         let mut best: Option<(Schedule, f64)> = None;
         for schedule in self.candidates(spec, n) {
