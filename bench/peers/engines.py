@@ -63,6 +63,10 @@ PEERS = {
         note="compiled by clang for this processor; weights mapped, repacked where it does so by default; flash "
         "attention on its default; f16 cache; n_batch = n_ubatch = 512",
     ),
+    "llama-read": Peer(
+        "llama.cpp, weights read (`--no-mmap`)", "llama-cpp-python", "llama.py", ("bf16", "q8", "q4"), "llama", LLAMA,
+        cmake="-DGGML_NATIVE=ON", environment={"LLAMA_MAPS": "0"},
+    ),
     "ik": Peer(
         "ik_llama.cpp", "ik-llama-cpp-python", "ik.py", ("bf16", "q8", "q4"), "ik", ("safetensors", "tokenizers"),
         # Attention over quantised caches takes most of the time to compile, and is not measured.
@@ -113,7 +117,8 @@ class Venvs:
         """The interpreter that a peer runs in, installed first where it is missing."""
         peer = PEERS[name]
         folder = self.root / f"venv-{peer.venv}"
-        ready, python = folder / f"ready-{name}", folder / "bin" / "python"
+        # Peers may be one package, run in two ways.
+        ready, python = folder / f"ready-{peer.package}", folder / "bin" / "python"
         if name in self.broken:
             raise Again(self.broken[name])
         if not ready.exists():
@@ -166,7 +171,7 @@ class Venvs:
         """A source package, unpacked, with the files that it lacks."""
         folder = self.root / "source" / peer.package
         shutil.rmtree(folder, ignore_errors=True)
-        words = [str(python), "-m", "pip", "download", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
+        words = [str(python), "-m", "pip", "download", "--no-deps", "--no-binary", peer.package, "-d", str(folder)]
         if subprocess.run([*words, peer.package], stdout=out, stderr=out).returncode:
             raise Failed("its source could not be downloaded")
         archive = next(folder.glob("*.tar.gz"))

@@ -5,6 +5,7 @@ own in the cache folder. What a peer cannot do becomes a row that says why.
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -18,7 +19,7 @@ from engines import PEERS, Again, Failed, Process, Venvs, Worker, log
 from models import FERRIS, LAYERS, Models
 
 FORMATS = ["bf16", "q8", "q4"]
-MAIN = {"olmoe": ["llama", "ik", "transformers"], "qwen3-30b-a3b": ["llama", "openvino"], "phi-tiny": ["llama", "transformers"]}
+MAIN = {"olmoe": ["llama", "llama-read", "ik", "transformers"], "qwen3-30b-a3b": ["llama", "openvino"], "phi-tiny": ["llama", "transformers"]}
 """Peers of whole models. optimum-intel exports no OLMoE."""
 WINDOW, WINDOWS = 512, 40
 """As in `reference_metrics.json` of ferris."""
@@ -59,12 +60,21 @@ def arguments():
     return args
 
 
+WEIGHTS = {"moec": "own", "moec-mapped": "mapped"}
+"""`--weights` of a row."""
+FIRST = ",".join(str(i) for i in range(1, 9))
+"""Prompt before a first token."""
+FIRSTS = 2
+"""How often each is measured."""
+DROP_CACHES = Path("/proc/sys/vm/drop_caches")
+
+
 class Moec(Process):
     """`run bench --stdin` of a bundle, in moec's own process."""
 
-    def __init__(self, bench, bundle):
-        words = [bench.args.moec, "run", bundle, "bench", "--stdin", "--threads", bench.args.threads]
-        super().__init__(words, bench.cache / "log" / f"moec-{bundle.stem}.log")
+    def __init__(self, bench, bundle, weights="own"):
+        words = [bench.args.moec, "run", bundle, "bench", "--stdin", "--threads", bench.args.threads, "--weights", weights]
+        super().__init__(words, bench.cache / "log" / f"moec-{bundle.stem}-{weights}.log")
 
     def time(self, prompt, gen, batch=1):
         found = self.ask(f"{prompt} {gen} {batch}")
@@ -124,25 +134,27 @@ class Bench:
         })
 
     def alone(self, model, folder, fmt, target="native", section="model"):
-        """moec by itself: every prompt, and four sequences at once, by turns."""
+        """moec by itself, with weights of its own and with mapped ones: every prompt, and four sequences at once, by turns."""
         shape, args = self.models.shape(folder), self.args
         bundle = self.models.bundle(folder, fmt, args.context, target)
         tasks = [(prompt, 1) for prompt in args.prompt] + [(64, 4)]
-        found, first = {task: [] for task in tasks}, len(self.reports)
-        with Moec(self, bundle) as moec:
-            moec.time(args.prompt[0], 2)
+        found, first = {(name, *task): [] for name in WEIGHTS for task in tasks}, len(self.reports)
+        with Moec(self, bundle, "own") as own, Moec(self, bundle, "mapped") as mapped:
+            both = dict(zip(WEIGHTS, (own, mapped)))
+            for moec in both.values():
+                moec.time(args.prompt[0], 2)
             for _ in range(args.repeat):
                 time.sleep(PAUSE)
                 self.profile()
-                for prompt, batch in tasks:
-                    found[prompt, batch].append(moec.time(prompt, args.gen, batch))
+                for (prompt, batch), (name, moec) in itertools.product(tasks, both.items()):
+                    found[name, prompt, batch].append(moec.time(prompt, args.gen, batch))
         self.limits_of(first)
-        for (prompt, batch), times in found.items():
+        for (name, prompt, batch), times in found.items():
             rate = lambda what: median([t[what] for t in times])
             if batch == 1:
-                self.row(section, "moec", fmt, f"prefill {prompt}", rate("prefill"),
+                self.row(section, name, fmt, f"prefill {prompt}", rate("prefill"),
                          limits.prefill(self.machine, shape, fmt, prompt), model=model)
-            self.row(section, "moec", fmt, f"decode {batch} at {prompt}", rate("decode"),
+            self.row(section, name, fmt, f"decode {batch} at {prompt}", rate("decode"),
                      limits.decode(self.machine, shape, fmt, prompt + args.gen / 2, batch), model=model)
 
     def pair(self, peer, model, folder, fmt, target="native", section="model"):
@@ -179,11 +191,48 @@ class Bench:
                 self.moec_alone(model, folder, fmt)
                 for peer in self.peers(MAIN[model], fmt):
                     self.attempt(peer, fmt, "model", lambda p=peer, f=fmt: self.pair(p, model, folder, f), model)
+                if i == 0:
+                    self.first_tokens(folder, fmt)
                 self.models.drop_bundles()
             if i == 0:
                 self.restricted(model, folder)
             elif not self.args.keep:
                 self.models.drop(folder)
+
+    def first_tokens(self, folder, fmt):
+        """Seconds to the first token of a process, where the files are in the page cache and where they are not."""
+        bundle = self.models.bundle(folder, fmt, self.args.context)
+        words = [self.args.moec, "run", bundle, "generate", "--ids", FIRST, "-n", "1", "--threads", self.args.threads]
+
+        def moec(weights):
+            start = time.perf_counter()
+            self.models.run([*words, "--weights", weights], "first")
+            return time.perf_counter() - start
+
+        def peer(name):
+            source = self.models.source(name, folder, fmt)
+            with Worker(self.venvs, name, source, self.args.threads, 64, fmt) as worker:
+                return worker.do("first", ids=[int(i) for i in FIRST.split(",")])["seconds"]
+
+        ways = {name: lambda w=weights: moec(w) for name, weights in WEIGHTS.items()}
+        ways |= {name: lambda n=name: peer(n) for name in self.peers(["llama", "llama-read"], fmt)}
+        found = {name: {"cold": [], "warm": []} for name in ways}
+        for _ in range(FIRSTS):
+            for name, way in ways.items():
+                try:
+                    if os.access(DROP_CACHES, os.W_OK):
+                        os.sync()
+                        DROP_CACHES.write_text("1")
+                        found[name]["cold"].append(way())
+                    way()
+                    found[name]["warm"].append(way())
+                except (Failed, OSError) as e:
+                    log(f"  first token of {name} {fmt}: {e}")
+        for name, times in found.items():
+            seconds = {state: median(t) for state, t in times.items() if t}
+            if seconds:
+                log(f"  {fmt}, first token of {name}: " + ", ".join(f"{state} {s:.2f} s" for state, s in seconds.items()))
+                self.rows.append({"section": "first", "engine": name, "format": fmt, "bits": limits.BITS[fmt], **seconds})
 
     def moec_alone(self, model, folder, fmt, **more):
         try:

@@ -2,6 +2,7 @@
 
 START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
 FORMAT = {"bf16": "bf16", "q8": "8 bits", "q4": "4 bits"}
+OURS = {"moec": "**moec**", "moec-mapped": "**moec**, weights mapped"}
 QUOTED = {
     "ik": "not measured here: {why}. Elsewhere (2 cores with AMX, same shapes) it had 1.3, 3.0 and 2.4 times "
     "llama.cpp's prefill in bf16, 8 and 4 bits, and 1.16, 1.14 and 1.05 times its decode",
@@ -31,8 +32,8 @@ def ordered(values):
 
 
 def title(engine, peers, versions):
-    if engine == "moec":
-        return "**moec**"
+    if engine in OURS:
+        return OURS[engine]
     version = versions.get(engine, {}).get("version", "")
     return f"{peers[engine].title} {version}".strip()
 
@@ -97,6 +98,18 @@ def layer(results, peers):
     return out
 
 
+def first(results, peers):
+    """Seconds to the first token, one column per format and state of the page cache."""
+    rows = [r for r in results["rows"] if r["section"] == "first"]
+    formats, states = ordered(r["format"] for r in rows), [s for s in ("cold", "warm") if any(s in r for r in rows)]
+    heads = [f"{FORMAT[f]}, {s}" for f in formats for s in states]
+    out = [cells("seconds to the first token", *heads), rule(1 + len(heads))]
+    for engine in ordered(r["engine"] for r in rows):
+        found = [(find(rows, engine=engine, format=f) or {}).get(s) for f in formats for s in states]
+        out.append(cells(title(engine, peers, results["versions"]), *[number(s) if s else "–" for s in found]))
+    return out
+
+
 def quality(results, peers):
     rows = [r for r in results["rows"] if r["section"] == "quality" and "failed" not in r]
     base = find(rows, engine="moec", format="bf16 weights, f32 activations") or {}
@@ -126,7 +139,7 @@ def conditions(results, peers):
         f"every matrix in the row's format (routers and norms f32); the same token ids; one sequence unless the column says "
         f"otherwise (`decode 4 at 64`: four sequences that hold 64 tokens each, tokens of all together); {c['gen']} tokens "
         f"decoded; medians of {c['repetitions']}, moec and peer by turns. moec: activations `auto`, "
-        f"prompts in chunks of 512, KV cache `auto`. {notes}.", "",
+        f"prompts in chunks of 512, KV cache `auto`, weights of its own unless the row says mapped. {notes}.", "",
         "The limit is the larger of bytes over bandwidth and operations over peak, every weight read once; in brackets the "
         "share of it, or how many times faster moec was in the same turns. Error of a layer: of the experts' output for 64 "
         "tokens, relative to f64 on the bf16 weights. Perplexity: 40 windows of 512 tokens of ferris's evaluation text.",
@@ -139,13 +152,16 @@ def markdown(results, peers):
         if any(r.get("model") == name for r in rows):
             parts += ["", f"{name}, {layers} layers:", "", *speeds(results, peers, name)]
     first = next(iter(results["conditions"]["models"]))
-    for section in ordered(r["section"] for r in rows if r["section"].startswith("llama-")):
+    for section in ordered(r["section"] for r in rows if r["section"].startswith("llama-av")):
         parts += ["", f"The same machine restricted ({peers[section].title.split(', ')[1]}), both engines compiled for that:", "",
                   *speeds(results, peers, first, section)]
     if not any(f.startswith("amx") for f in results["machine"]["features"]):
         parts += ["", "This machine has no AMX: its first table is the one restricted to AVX-512."]
     if any(r["section"] == "layer" for r in rows):
         parts += ["", *layer(results, peers)]
+    if any(r["section"] == "first" for r in rows):
+        parts += ["", "A process of its own and a prompt of 8 tokens; *cold*: nothing is in the page cache. moec's times begin with the "
+                  "process, the peers' behind Python's own start:", "", *first(results, peers)]
     parts += ["", *quality(results, peers), ""]
     start = find(rows, section="startup")
     if start:

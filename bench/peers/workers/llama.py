@@ -1,7 +1,9 @@
 """llama.cpp through the low-level binding: token ids in, logits out. Arguments: GGUF, threads, context, format."""
 
 import ctypes
+import os
 import sys
+import time
 
 import numpy as np
 from common import perplexity, prompt_ids, serve, timed
@@ -14,9 +16,11 @@ class Llama:
     def __init__(self, path, threads, context, _fmt):
         import llama_cpp as api
 
-        self.api = api
+        self.api, self.began = api, time.perf_counter()
         api.llama_backend_init()
-        self.model = api.llama_model_load_from_file(path.encode(), api.llama_model_default_params())
+        how = api.llama_model_default_params()
+        how.use_mmap = os.environ.get("LLAMA_MAPS") != "0"
+        self.model = api.llama_model_load_from_file(path.encode(), how)
         if not self.model:
             raise RuntimeError(f"{path} does not load")
         params = api.llama_context_default_params()
@@ -53,6 +57,11 @@ class Llama:
         prefill, _ = timed(lambda: self.prefill(ids))
         decode, _ = timed(lambda: [self.decode([ids[i % prompt]], prompt + i, lambda _: True) for i in range(gen)])
         return {"prefill": prompt / prefill, "decode": gen / decode}
+
+    def first(self, ids):
+        """Seconds from behind Python's own start to the first token."""
+        self.prefill(ids)
+        return {"seconds": time.perf_counter() - self.began}
 
     def rows(self, ids):
         """Logits of all ids, f32 [ids, vocabulary]."""
