@@ -147,6 +147,7 @@ class Bench:
                 time.sleep(PAUSE)
                 self.profile()
                 for (prompt, batch), (name, moec) in itertools.product(tasks, both.items()):
+                    time.sleep(PAUSE)
                     found[name, prompt, batch].append(moec.time(prompt, args.gen, batch))
         self.limits_of(first)
         for (name, prompt, batch), times in found.items():
@@ -214,7 +215,7 @@ class Bench:
             with Worker(self.venvs, name, source, self.args.threads, 64, fmt) as worker:
                 return worker.do("first", ids=[int(i) for i in FIRST.split(",")])["seconds"]
 
-        ways = {name: lambda w=weights: moec(w) for name, weights in WEIGHTS.items()}
+        ways = {name: lambda w=weights: moec(w) for name, weights in {**WEIGHTS, "moec-auto": "auto"}.items()}
         ways |= {name: lambda n=name: peer(n) for name in self.peers(["llama", "llama-read"], fmt)}
         found = {name: {"cold": [], "warm": []} for name in ways}
         for _ in range(FIRSTS):

@@ -2,7 +2,7 @@
 
 START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
 FORMAT = {"bf16": "bf16", "q8": "8 bits", "q4": "4 bits"}
-OURS = {"moec": "**moec**", "moec-mapped": "**moec**, weights mapped"}
+OURS = {"moec": "**moec**", "moec-mapped": "**moec**, weights mapped", "moec-auto": "**moec**, weights `auto`"}
 QUOTED = {
     "ik": "not measured here: {why}. Elsewhere (2 cores with AMX, same shapes) it had 1.3, 3.0 and 2.4 times "
     "llama.cpp's prefill in bf16, 8 and 4 bits, and 1.16, 1.14 and 1.05 times its decode",
@@ -98,7 +98,7 @@ def layer(results, peers):
     return out
 
 
-def first(results, peers):
+def first_tokens(results, peers):
     """Seconds to the first token, one column per format and state of the page cache."""
     rows = [r for r in results["rows"] if r["section"] == "first"]
     formats, states = ordered(r["format"] for r in rows), [s for s in ("cold", "warm") if any(s in r for r in rows)]
@@ -161,7 +161,7 @@ def markdown(results, peers):
         parts += ["", *layer(results, peers)]
     if any(r["section"] == "first" for r in rows):
         parts += ["", "A process of its own and a prompt of 8 tokens; *cold*: nothing is in the page cache. moec's times begin with the "
-                  "process, the peers' behind Python's own start:", "", *first(results, peers)]
+                  "process, the peers' behind Python's own start:", "", *first_tokens(results, peers)]
     parts += ["", *quality(results, peers), ""]
     start = find(rows, section="startup")
     if start:

@@ -9,10 +9,8 @@ use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
 use std::fs::{self, File};
-use std::hint::black_box;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 const FOLDER: &str = "target/bench-memory";
 const OUT: &str = "bench/memory.json";
@@ -35,9 +33,8 @@ const WEIGHTS: [&str; 2] = ["own", "mapped"];
 
 /// Free memory, in bytes, at which the page cache counts as full: the kernel keeps about as much.
 const NONE_FREE: u64 = 400 << 20;
-/// Bytes of anonymous memory that the plain reader walks through, and how often.
-const WALK: usize = 1 << 30;
-const WALKS: usize = 3;
+/// How often all of it is measured.
+const TURNS: usize = 3;
 
 /// A state of memory: its name, and what brings it about.
 type State = (&'static str, fn(&Place) -> Result<(), Failed>);
@@ -65,6 +62,8 @@ struct Run {
     prefill: f64,
     decode: f64,
     first: f64,
+    /// Bytes that a decoded token reads.
+    bytes: f64,
     /// Share of weights of its own that lies in huge pages.
     huge: Option<f64>,
 }
@@ -82,30 +81,51 @@ pub(crate) fn run() -> Result<(), Failed> {
     let folder = root().join(FOLDER);
     let place = Place { bundle: folder.join("out.moec"), other: folder.join("other") };
     place.build(&moec, &folder)?;
+    let mut found: Vec<(f64, Vec<Run>)> = Vec::new();
+    for turn in 1..=TURNS {
+        for (name, bring) in STATES {
+            stage("Measuring", &format!("{name}, a plain read, turn {turn} of {TURNS}"));
+            bring(&place)?;
+            let plain = plain_read(&moec)?;
+            let mut runs = Vec::new();
+            for weights in WEIGHTS {
+                stage("Measuring", &format!("{name}, weights {weights}, turn {turn} of {TURNS}"));
+                bring(&place)?;
+                runs.push(measure(&moec, &place.bundle, weights)?);
+            }
+            found.push((plain, runs));
+        }
+    }
     let (mut table, mut rows) = (String::new(), Vec::new());
     let _ = writeln!(
         table,
-        "| memory | plain read, GB/s | weights | first token, s | prefill, tokens/s | decode, tokens/s | in huge pages |\n\
-         |---|---|---|---|---|---|---|"
+        "| memory | plain read, GB/s | weights | first token, s | prefill, tokens/s | decode, tokens/s | GB/s | of the plain read | in \
+         huge pages |\n|---|---|---|---|---|---|---|---|---|"
     );
-    for (name, bring) in STATES {
-        stage("Measuring", &format!("{name}, a plain read"));
-        bring(&place)?;
-        let plain = plain_read();
-        for weights in WEIGHTS {
-            stage("Measuring", &format!("{name}, weights {weights}"));
-            bring(&place)?;
-            let Run { prefill, decode, first, huge } = measure(&moec, &place.bundle, weights)?;
-            let share = huge.map_or("–".to_owned(), |h| format!("{:.0} %", 100.0 * h));
+    for (i, (name, _)) in STATES.iter().enumerate() {
+        for (j, weights) in WEIGHTS.iter().enumerate() {
+            // Shares are of the same turn: the machine's rate swings from one to the next.
+            let of = |what: &dyn Fn(f64, &Run) -> f64| {
+                let turns = found.iter().skip(i).step_by(STATES.len());
+                median(turns.filter_map(|(plain, runs)| Some(what(*plain, runs.get(j)?))).collect())
+            };
+            let gb = |run: &Run| run.decode * run.bytes / 1e9;
+            let (plain, first) = (of(&|plain, _| plain), of(&|_, run| run.first));
+            let (prefill, decode) = (of(&|_, run| run.prefill), of(&|_, run| run.decode));
+            let (rate, share) = (of(&|_, run| gb(run)), of(&|plain, run| gb(run) / plain));
+            let huge = of(&|_, run| run.huge.unwrap_or(f64::NAN));
+            let said = if huge.is_nan() { "–".to_owned() } else { format!("{:.0} %", 100.0 * huge) };
             let _ = writeln!(
                 table,
-                "| {name} | {plain:.1} | {weights} | {first:.2} | {prefill:.0} | {decode:.1} | {share} |"
+                "| {name} | {plain:.1} | {weights} | {first:.2} | {prefill:.0} | {decode:.1} | {rate:.1} | {:.0} % | {said} |",
+                100.0 * share
             );
-            let huge = huge.map_or("null".to_owned(), |h| format!("{h:.3}"));
+            let huge = if huge.is_nan() { "null".to_owned() } else { format!("{huge:.3}") };
             rows.push(format!(
-                "  {{ \"memory\": \"{name}\", \"weights\": \"{weights}\", \"plain_read_gb_per_s\": {plain:.2}, \
+                "  {{ \"memory\": \"{name}\", \"weights\": \"{weights}\", \"turns\": {TURNS}, \"plain_read_gb_per_s\": {plain:.2}, \
                  \"first_token_seconds\": {first:.3}, \"prefill_tokens_per_s\": {prefill:.2}, \
-                 \"decode_tokens_per_s\": {decode:.2}, \"huge_share\": {huge} }}"
+                 \"decode_tokens_per_s\": {decode:.2}, \"decode_gb_per_s\": {rate:.2}, \"of_plain_read\": {share:.3}, \
+                 \"huge_share\": {huge} }}"
             ));
         }
     }
@@ -208,35 +228,23 @@ fn measure(moec: &Path, bundle: &Path, weights: &str) -> Result<Run, Failed> {
         prefill: of("prefill_tokens_per_s"),
         decode: of("decode_tokens_per_s"),
         first: of("first_token_seconds"),
+        bytes: of("bytes_per_decoded_token"),
         huge: huge.map(|(huge, all)| huge / all),
     })
 }
 
-/// GB/s at which all cores read anonymous memory that they have written before: the median of some walks.
-fn plain_read() -> f64 {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut words = vec![0_u64; WALK / 8];
-    let share = words.len().div_ceil(cores);
-    words.iter_mut().zip(0..).for_each(|(word, i)| *word = i);
-    let walk = || {
-        let start = Instant::now();
-        std::thread::scope(|scope| {
-            for part in words.chunks(share) {
-                scope.spawn(move || {
-                    // Eight sums, so that none waits for the one before.
-                    let mut sums = [0_u64; 8];
-                    for line in part.chunks_exact(8) {
-                        sums.iter_mut().zip(line).for_each(|(sum, word)| *sum = sum.wrapping_add(*word));
-                    }
-                    black_box(sums);
-                });
-            }
-        });
-        WALK as f64 / start.elapsed().as_secs_f64() / 1e9
-    };
-    let mut rates: Vec<f64> = (0..WALKS).map(|_| walk()).collect();
-    rates.sort_by(f64::total_cmp);
-    rates[WALKS / 2]
+/// GB/s at which all cores read anonymous memory that they have written before.
+fn plain_read(moec: &Path) -> Result<f64, Failed> {
+    let mut profile = program(moec);
+    profile.args(["profile-device", "--quiet", "--json"]);
+    let said = shell::output(&mut profile).and_then(|said| number(&said, "read_gb_per_s"));
+    said.ok_or_else(|| Failed::new(format!("`{}` does not say how fast memory is", shell::shown(&profile))))
+}
+
+/// The middle one; that is no number where any is none.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failed> {

@@ -19,7 +19,8 @@ class Llama:
         self.api, self.began = api, time.perf_counter()
         api.llama_backend_init()
         how = api.llama_model_default_params()
-        how.use_mmap = os.environ.get("LLAMA_MAPS") != "0"
+        if os.environ.get("LLAMA_MAPS") == "0":
+            how.load_mode = api.LLAMA_LOAD_MODE_NONE
         self.model = api.llama_model_load_from_file(path.encode(), how)
         if not self.model:
             raise RuntimeError(f"{path} does not load")

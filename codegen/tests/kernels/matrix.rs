@@ -19,8 +19,14 @@ pub(crate) struct Shape {
 }
 
 pub(crate) fn case(rng: &mut Rng, s: &Shape) -> Case {
+    spaced(rng, s, None)
+}
+
+/// As [`case`], with so many numbers between two rows of results.
+fn spaced(rng: &mut Rng, s: &Shape, space: Option<usize>) -> Case {
     let columns = if s.glu.is_some() { s.n / 2 } else { s.n };
-    let (x_ld, out_ld) = (s.k * s.groups + rng.below(3), columns * s.groups + rng.below(5));
+    let (x_ld, space) = (s.k * s.groups + rng.below(3), space.unwrap_or_else(|| rng.below(5)));
+    let out_ld = columns * s.groups + space;
     let x = random(rng, s.n_rows, s.k * s.groups, x_ld);
     let w = rng.floats(s.groups * s.n * s.k);
     let held = stored(s.format, s.compute, s.k, &w);
@@ -94,6 +100,26 @@ fn linear_equals_plain_loops() {
                 glu: None,
             };
             cases.push(case(&mut rng, &shape));
+        }
+    }
+    check(&cases);
+}
+
+/// On tiles such results go past the caches.
+#[test]
+fn results_are_whole_lines() {
+    let mut rng = Rng::new(5);
+    let mut cases = Vec::new();
+    for (n_rows, k, n, space) in
+        [(1, 64, 32, 0), (16, 80, 64, 16), (33, 64, 96, 0), (70, 48, 64, 16), (40, 64, 96, 1)]
+    {
+        for glu in [None, Some(Glu::Gated(Activation::Silu))] {
+            for format in [Format::Bf16, Format::Q8, Format::Q4] {
+                let (bias, residual) = (n_rows % 2 == 0, glu.is_none() && n_rows % 3 == 0);
+                let compute = Compute::Bf16;
+                let shape = Shape { n_rows, k, n, groups: 1, format, compute, bias, residual, glu };
+                cases.push(spaced(&mut rng, &shape, Some(space)));
+            }
         }
     }
     check(&cases);

@@ -7,9 +7,11 @@ use crate::big_little::Decoder;
 use crate::engine::{Engine, Memory, Want};
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, generate, rate};
+use crate::program::{Arg, EntryKind, Program, Step};
 use crate::sampler::{Sampler, Sampling};
 use crate::weights::Held;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> Result<(), Failure> {
@@ -203,6 +205,7 @@ impl Report {
         let active = model.active_parameters as f64 / model.parameters.max(1) as f64;
         let cached = (prompt + n / 2) as f64 / (f64::from(model.slots) * f64::from(model.max_context));
         let weights = (memory.weights as f64 * active.min(1.0)) as u64;
+        let weights = weights.saturating_sub(tables(engine.program()));
         Self {
             what,
             repeat: times.len(),
@@ -243,6 +246,22 @@ impl Report {
             "bytes_per_decoded_token": self.bytes_per_call,
         })
     }
+}
+
+/// Bytes of weights of which a token reads a row: what goes to a step together with ids, and to no other.
+fn tables(program: &Program<'_>) -> u64 {
+    let Some(entry) = program.entries.iter().find(|e| matches!(e.kind, EntryKind::Decode(_))) else {
+        return 0;
+    };
+    let by_ids = |step: &&Step<'_>| step.args.iter().any(|arg| matches!(arg, Arg::Buffer(0, _)));
+    let (tables, others): (Vec<_>, Vec<_>) = entry.steps.iter().partition(by_ids);
+    let of = |steps: &[&Step<'_>]| -> BTreeSet<u32> {
+        let segment = |arg: &Arg| if let Arg::Segment(i) = arg { Some(*i) } else { None };
+        steps.iter().flat_map(|step| step.args.iter().filter_map(segment)).collect()
+    };
+    let only = of(&tables);
+    let bytes = |i: &u32| program.segments.get(*i as usize).map_or(0, |s| s.bytes);
+    only.difference(&of(&others)).map(bytes).sum()
 }
 
 /// Ids that are spread over the vocabulary, the same on every machine; those of the next sequence begin where
