@@ -30,6 +30,7 @@ fn built(source: &Path, format: &str, more: &str, folder: &Path) -> Bundle {
         tune: None,
         link: false,
         from_source: false,
+        reuse: false,
         stops: Stops::default(),
     };
     build(&request, &Progress::silent(), &mut |_| {}).unwrap();

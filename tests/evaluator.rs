@@ -98,6 +98,7 @@ fn built(source: &Path, format: &str, activations: &str, folder: &Path) -> Bundl
         tune: None,
         link: false,
         from_source: false,
+        reuse: false,
         stops: Stops::default(),
     };
     build(&request, &Progress::silent(), &mut |_| {}).unwrap();

@@ -29,7 +29,7 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
         c.decisions = Some(tune::tune(&mut plan, &mut kernels, &target, None).unwrap());
     }
     let steps = c.plan().unwrap().entries.iter().map(|e| e.steps.len()).collect();
-    write(&mut c, bundle, None, &Progress::silent()).unwrap();
+    write(&mut c, bundle, None, false, &Progress::silent()).unwrap();
     let bundle = Bundle::open(bundle).unwrap();
     let unit = bundle.unit().unwrap();
     let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();

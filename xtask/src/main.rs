@@ -98,7 +98,7 @@ const COMMANDS: &[Command] = &[
     ),
     (
         "bench-build",
-        "measure packing beside copying the same files, into bench/build.json; some five minutes, 7 GB of disk",
+        "measure packing beside copying the same files, into bench/build.json; some six minutes, 8 GB of disk",
         bench_build::run,
     ),
     (

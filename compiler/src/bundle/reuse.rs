@@ -207,7 +207,14 @@ fn stamp(checkpoint: &Checkpoint) -> Option<String> {
     for (name, _) in checkpoint.files() {
         let path = fs::canonicalize(checkpoint.dir().join(name)).ok()?;
         let facts = fs::metadata(&path).ok()?;
-        let _ = writeln!(text, "{path:?} {} {:?} {:?}", facts.len(), facts.modified().ok()?, changed(&facts));
+        let _ = writeln!(
+            text,
+            "{} {} {:?} {:?}",
+            path.display(),
+            facts.len(),
+            facts.modified().ok()?,
+            changed(&facts)
+        );
     }
     Some(text)
 }

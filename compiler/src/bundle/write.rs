@@ -68,7 +68,7 @@ pub fn write(
 
     let package_bytes = coreml::emit::packages(c, root, progress)?;
     let mut plan = c.plan()?.clone();
-    let rounding = c.importance.and_then(|_| c.profile_entry.as_ref()).map(|profile| {
+    let rounding = c.profile_entry.as_ref().filter(|_| c.importance.is_some()).map(|profile| {
         let how = c.decisions.as_ref().map(|d| d.rounding);
         format!("{} {how:?}", profile.sha256)
     });
