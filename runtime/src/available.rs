@@ -13,22 +13,9 @@ pub(crate) fn available() -> Option<u64> {
     Some(rooms(&groups, Path::new("/sys/fs/cgroup"), &read).fold(machine, u64::min))
 }
 
-/// Bytes of memory that hold nothing, of the machine: what is read into them pushes no page of a file out. `None`: the system
-/// does not say.
-#[cfg(target_os = "linux")]
-pub(crate) fn unused() -> Option<u64> {
-    Some(field(&fs::read_to_string("/proc/meminfo").ok()?, "MemFree:")?.saturating_mul(1024))
-}
-
 /// This system does not say.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn available() -> Option<u64> {
-    None
-}
-
-/// This system does not say.
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn unused() -> Option<u64> {
     None
 }
 

@@ -1,6 +1,6 @@
 //! Executes a Program: sequences in, logits out.
 
-use crate::available::{available, unused};
+use crate::available::available;
 use crate::call::{Bound, Extent, Walk, bind};
 use crate::cpu;
 use crate::error::{Error, Result};
@@ -149,16 +149,12 @@ impl<'p> Engine<'p> {
         let choice = weights::choose(options.weights, options.lazy, needed, available())?;
         // Who asks for `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
         let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
-        // The next start finds the files in the page cache where that costs nobody anything.
-        let keep = options.weights == Weights::Auto
-            && unused().is_some_and(|unused| needed.saturating_mul(2) <= unused);
-        let how = || How::from_env().map(|how| How { keep, ..how });
         let store: Box<dyn Store + 'p> = if !choice.own {
             Box::new(MappedStore::open(program, bundle, options.check)?)
         } else if may_move && MovingStore::is_worth(program, bundle)? {
-            Box::new(MovingStore::open(program, bundle, options.check, &how()?)?)
+            Box::new(MovingStore::open(program, bundle, options.check, &How::from_env()?)?)
         } else {
-            Box::new(OwnedStore::open(program, bundle, options.check, &how()?)?)
+            Box::new(OwnedStore::open(program, bundle, options.check, &How::from_env()?)?)
         };
         let mut engine = Self::with_parts(program, store, graphs, options)?;
         engine.why = choice.why;

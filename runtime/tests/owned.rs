@@ -60,7 +60,7 @@ fn program() -> LoadedProgram {
 /// Reads past the page cache by `reader`, with `wrap` in front.
 fn how(reader: Choice, wrap: Option<Wrap>) -> How {
     let usual = How::from_env().unwrap();
-    How { flash: flash::Options { reader, time_limit: Duration::from_secs(5), ..usual.flash }, wrap, ..usual }
+    How { flash: flash::Options { reader, time_limit: Duration::from_secs(5), ..usual.flash }, wrap }
 }
 
 /// A wrap around readers that does to every read what `plan` says. Lives as long as the process.

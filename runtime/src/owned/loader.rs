@@ -98,8 +98,6 @@ pub(super) struct Reading {
     flying: AtomicUsize,
     /// Pieces of the order that are not there yet.
     left: AtomicUsize,
-    /// Whether all is read through the page cache.
-    keep: bool,
 }
 
 /// The extent of a piece that passes by the page cache, or the one that does not.
@@ -108,30 +106,18 @@ pub(super) fn extent(piece: usize, cached: bool) -> u32 {
 }
 
 impl Reading {
-    /// `buffers`: by piece. `caches`: by file of the program, for those that are read. `keep`: as [`super::How::keep`].
+    /// `buffers`: by piece. `caches`: by file of the program, for those that are read.
     pub(super) fn new(
         arrival: Arc<Arrival>,
         flash: Flash,
         pieces: Arc<Pieces>,
         buffers: Vec<Option<Buffer>>,
         caches: Vec<Option<PageCache>>,
-        keep: bool,
     ) -> Self {
         let passing = pieces.all.iter().map(|_| AtomicBool::new(false)).collect();
         let left = AtomicUsize::new(arrival.order().len());
         let (asked, flying) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self {
-            arrival,
-            flash,
-            pieces,
-            buffers: Mutex::new(buffers),
-            caches,
-            passing,
-            asked,
-            flying,
-            left,
-            keep,
-        }
+        Self { arrival, flash, pieces, buffers: Mutex::new(buffers), caches, passing, asked, flying, left }
     }
 
     /// Asks for pieces as long as few are on their way, and else sees to what has come. Every thread does both.
@@ -166,8 +152,7 @@ impl Reading {
         }
     }
 
-    /// Has the memory of a piece backed, and asks for its bytes: copies of what the page cache has, reads past it of all else,
-    /// unless it is to have that, too.
+    /// Has the memory of a piece backed, and asks for its bytes: copies of what the page cache has, reads past it of all else.
     fn ask(&self, piece: usize) -> Result<(), Why> {
         let Some(&Piece { file, offset, bytes }) = self.pieces.all.get(piece) else { return Err(Why::Ended) };
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -175,7 +160,7 @@ impl Reading {
         drop(buffers);
         let mut buffer = buffer.ok_or(Why::Ended)?;
         buffer.populate(bytes);
-        let cached = self.keep || self.cache(file).is_some_and(|cache| cache.holds(offset, bytes));
+        let cached = self.cache(file).is_some_and(|cache| cache.holds(offset, bytes));
         self.passing[piece].store(!cached, Relaxed);
         match self.flash.submit(extent(piece, cached), 1, Priority::Demand, buffer) {
             Ok(_) => Ok(()),

@@ -51,8 +51,6 @@ pub struct How {
     pub flash: flash::Options,
     /// Put in front of the reader, for tests.
     pub wrap: Option<Wrap>,
-    /// Whether the page cache is to have the files afterwards, so that the next start finds them there.
-    pub keep: bool,
 }
 
 impl How {
@@ -63,11 +61,7 @@ impl How {
     pub fn from_env() -> Result<Self> {
         let flash = paging::usual_flash()?;
         // Memory that is registered would be there all at once, and before the first read.
-        Ok(Self {
-            flash: flash::Options { register: false, verify_reads: false, ..flash },
-            wrap: None,
-            keep: false,
-        })
+        Ok(Self { flash: flash::Options { register: false, verify_reads: false, ..flash }, wrap: None })
     }
 }
 
@@ -123,8 +117,7 @@ impl OwnedStore {
             read(i).then(open).transpose()
         };
         let caches = files().map(cache).collect::<Result<_>>()?;
-        let reading =
-            Reading::new(Arc::clone(&arrival), flash, Arc::clone(&pieces), buffers, caches, how.keep);
+        let reading = Reading::new(Arc::clone(&arrival), flash, Arc::clone(&pieces), buffers, caches);
         let hashing = files().filter(|&(i, ..)| is_whole(i)).map(|(file, info, path)| Whole {
             path: path.clone(),
             sha256: info.sha256,
