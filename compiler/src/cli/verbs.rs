@@ -52,12 +52,14 @@ pub(super) fn build(args: &build::Args, progress: &Progress) -> Result<()> {
              target's kind"
         ));
     }
-    if built.summary.reused_bytes > 0 {
-        let [reused, all] = [built.summary.reused_bytes, built.summary.weight_bytes].map(human::bytes);
-        progress.stage("Reused", &format!("{reused} of {all} from earlier bundles of this checkpoint"));
-    }
     progress.stage("Manifest", &format!("SHA-256 {}", built.summary.manifest_sha256));
-    progress.finished(&format!("{folder} ({})", human::bytes(built.summary.weight_bytes)), start);
+    let [reused, all] = [built.summary.reused_bytes, built.summary.weight_bytes].map(human::bytes);
+    let taken = if built.summary.reused_bytes > 0 {
+        format!(", {reused} from earlier bundles")
+    } else {
+        String::new()
+    };
+    progress.finished(&format!("{folder} ({all}{taken})"), start);
     if args.json {
         output::json(&json!({
             "bundle": built.folder,
