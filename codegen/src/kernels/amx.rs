@@ -13,7 +13,8 @@
 //! The last block of rows has tiles of fewer rows, which multiply faster in proportion. A rest of channels
 //! is a step with shorter tiles: the sums are stored and loaded again around its configuration.
 //!
-//! Tile loads and products hardly overlap, so what remains is to have operands near. Rows come in blocks that the
+//! Loading and multiplying overlap where one operand comes from the first-level cache, and hardly where both come from
+//! the second (`bench/amx.md`), so operands are to be near. Rows come in blocks that the
 //! second-level cache holds ([`Schedule::rows`]), and all panels meet one before the next. While a panel is multiplied,
 //! the one that follows is on its way to that cache: each step asks for its share of the lines ([`Ahead`]), and for the
 //! lines that results go to.
