@@ -405,7 +405,7 @@ fn each_unit_gets_the_form_that_it_runs() {
                 let (module, placement) = (&c.module, c.placement.as_ref().unwrap());
                 let evaluated = Evaluator::new(module, c.checkpoint).logits(&ids).unwrap();
                 logits.push(evaluated.as_f32().to_vec());
-                let statics = Statics::of(module, placement, units.npu);
+                let statics = Statics::of(module, placement, &units);
                 let on_npu = |o: &&OpPlace| o.unit == units.npu_index();
                 let ops: BTreeSet<&str> = placement.ops.iter().filter(on_npu).map(|o| &*o.op).collect();
                 assert!(ops.contains("attention"), "{family}");
@@ -467,7 +467,7 @@ fn entry_points_may_have_a_part_in_two_forms() {
             let found = ["layers.0.attn", "layers.0.ffn", "head"].map(convolves);
             assert_eq!(found, [true, !decodes, !decodes], "{}", graph.kind);
         }
-        let statics = Statics::of(&module, &placement, units.npu).unwrap();
+        let statics = Statics::of(&module, &placement, &units).unwrap();
         let of = |kind: fn(&EntryKind) -> bool| statics.cuts.iter().filter(|p| kind(&p.cut.entry)).count();
         let layers = c.spec.layers.len();
         assert_eq!(of(|k| matches!(k, EntryKind::Decode(_))), layers);

@@ -23,11 +23,11 @@ mod support;
 
 use half::{bf16, f16};
 use moec::bundle::read::Bundle;
-use moec::coreml::emulate::Emulated;
 use moec::import::{self, ImportOptions, ModelSpec};
 use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec::progress::Progress;
 use moec::twin::Twin;
+use moec_coreml::family::Emulated;
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::plan::{Entry, Place};
 use moec_ir::{Format, Graph, Module, Node, NodeId, Op, Operand, Source, ValueId};

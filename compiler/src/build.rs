@@ -5,6 +5,7 @@ use crate::bundle::write::{self, Summary};
 use crate::bundle::{cache, cargo, destination, workspace};
 use crate::config::{Config, Rounding, Size};
 use crate::error::{Error, Result};
+use crate::families;
 use crate::human;
 use crate::import::{self, ImportOptions};
 use crate::mix;
@@ -16,7 +17,7 @@ use crate::progress::Progress;
 use crate::quality::Measured;
 use crate::tuner::Tuner;
 use moec_cpu::{CpuTarget, WeightImportance};
-use moec_device::{Device, DeviceError};
+use moec_device::Device;
 use moec_ir::plan::Plan;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -62,7 +63,7 @@ pub fn build(
     progress: &Progress,
     print: &mut dyn FnMut(&str),
 ) -> Result<Option<Built>> {
-    let device = device(request.target)?;
+    let device = families::device(request.target)?;
     let target = target_of(&device, request.target)?;
     let config = Config::load(request.config)?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
@@ -80,7 +81,7 @@ pub fn build(
     ask_for_calibration(&config)?;
     if writes && Units::of(&device).is_some() {
         cache::cache_dir()
-            .map_err(|e| e.context("what writes Core ML packages is installed in the cache folder"))?;
+            .map_err(|e| e.context("what writes artifacts for its units is installed in the cache folder"))?;
     }
     let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
     let options = ImportOptions { allow_nonfinite: config.model.allow_nonfinite };
@@ -169,28 +170,12 @@ fn ask_for_calibration(config: &Config) -> Result<()> {
 /// # Errors
 /// No such target, or one that this build of moec cannot compile for.
 pub fn target(name: &str) -> Result<CpuTarget> {
-    target_of(&device(name)?, name)
+    target_of(&families::device(name)?, name)
 }
 
 /// The processor of a device.
 fn target_of(device: &Device, name: &str) -> Result<CpuTarget> {
     CpuTarget::new(device).map_err(|e| Error::limit(format!("cannot compile for `{name}`")).because(e))
-}
-
-/// The device of that name or path.
-///
-/// # Errors
-/// No such target, or its file is wrong.
-pub fn device(name: &str) -> Result<Device> {
-    Device::find(name).map_err(|e| {
-        let hint = e.hint();
-        let error = match &e {
-            DeviceError::Unknown { .. } => Error::usage(e.to_string()),
-            DeviceError::Read { source, .. } => Error::input(e.to_string()).because(source),
-            DeviceError::Parse { .. } | DeviceError::Invalid { .. } => Error::input(e.to_string()),
-        };
-        error.hint(hint)
-    })
 }
 
 /// `olmoe-native.moec`, beside the `model.toml`.

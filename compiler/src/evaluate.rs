@@ -3,8 +3,8 @@
 pub mod big_little;
 
 use crate::bundle::read::Bundle;
-use crate::coreml::emulate::Emulated;
 use crate::error::{Error, Result};
+use crate::families;
 use crate::progress::Progress;
 use crate::twin::Twin;
 use moec_runtime::overflow::Tally;
@@ -154,7 +154,7 @@ pub(crate) fn with_engine<T>(
     body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
 ) -> Result<T> {
     if !bundle.plan.graphs.is_empty() {
-        let unit = Box::new(Emulated::default());
+        let unit = families::statics(&bundle.device()?)?.host();
         return Twin::of(bundle, progress)?.with_engine(Some((unit, &bundle.folder)), body);
     }
     let unit = bundle.unit()?;

@@ -426,7 +426,7 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
     }
     let wanted = &c.config.experts;
     let options = group_options(c.config);
-    let sizes = expert_sizes_on(&c.module, units.npu)?;
+    let sizes = expert_sizes_on(&c.module, units)?;
     let place = |coverage: f64| {
         group::tiered(&loads, units, wanted, coverage, &|layer| sizes.get(&layer).copied(), options)
     };
@@ -486,10 +486,10 @@ fn run_convolve(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_offload(c: &mut Compilation<'_>) -> Result<()> {
     let Some((units, placement)) = c.units.as_ref().zip(c.placement.as_ref()) else { return Ok(()) };
-    let statics = Statics::of(&c.module, placement, units.npu)?;
+    let statics = Statics::of(&c.module, placement, units)?;
     offload::offload(&mut c.module, &statics, true)?;
     // Nodes have other numbers now.
-    c.statics = Statics::of(&c.module, placement, units.npu)?;
+    c.statics = Statics::of(&c.module, placement, units)?;
     Ok(())
 }
 

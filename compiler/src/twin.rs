@@ -79,8 +79,9 @@ impl Twin {
         memory::memory(&mut plan);
         barriers::barriers(&mut plan, &writes);
         // Units are those of the original.
-        let units = if plan.graphs.is_empty() { 1 } else { 1 + statics.unit as usize };
-        plan.target.units.resize(units, "npu".to_owned());
+        if !plan.graphs.is_empty() {
+            plan.target.units.clone_from(&statics.units);
+        }
         plan.files.retain(|f| [DENSE, EXPERTS].contains(&f.path.as_str()));
 
         let weights = if let Some(other) = other.filter(|o| o.weights.segments == plan.segments) {
@@ -116,7 +117,7 @@ impl Twin {
         let device = bundle.device()?;
         let units =
             Units::of(&device).ok_or_else(|| Error::input("the bundle's target has no static graphs"))?;
-        let statics = Statics::of(&module, &plan.placement, units.npu)?;
+        let statics = Statics::of(&module, &plan.placement, &units)?;
         if (&statics.graphs, &statics.sets, &statics.parts) != (&plan.graphs, &plan.sets, &plan.parts) {
             return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
         }

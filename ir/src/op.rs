@@ -394,6 +394,9 @@ impl Kind {
 }
 
 impl Op {
+    /// Names of the operators that are matrix products of whole rows, in any form: what parts of a model are made of.
+    pub const MATRICES: [&str; 4] = ["attention", "linear", "linear_glu", "conv1x1"];
+
     /// Mnemonic in the text form.
     pub const fn name(&self) -> &'static str {
         match self {

@@ -14,6 +14,7 @@
 //! | `run` | the program, where the host can link for the target |
 //! | `manifest.json.minisig` | a signature of the manifest, where somebody signed it; the manifest does not list it |
 
+pub mod artifacts;
 pub mod cache;
 pub mod cargo;
 pub mod destination;

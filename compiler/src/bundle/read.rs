@@ -1,5 +1,6 @@
 //! Reading a bundle back.
 
+use super::artifacts::is_inside;
 use super::manifest::{Manifest, digest};
 use super::partial::io_error;
 use super::{DECISIONS, GRAPH, KERNELS, PLAN, destination, workspace};
@@ -41,7 +42,7 @@ impl Bundle {
             files: manifest
                 .files
                 .iter()
-                .filter(|(name, _)| !name.starts_with("weights/") && !name.contains(".mlpackage/"))
+                .filter(|(name, _)| !name.starts_with("weights/") && !is_inside(name))
                 .map(|(name, entry)| (name.clone(), entry.clone()))
                 .collect(),
             ..manifest.clone()

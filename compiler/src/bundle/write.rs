@@ -6,8 +6,9 @@ use super::pack::{Packing, pack};
 use super::partial::{MANIFEST, Partial, io_error};
 use super::reuse::Reuse;
 use super::toolchain::{Missing, Route};
-use super::{DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, cargo, device, link, runner};
-use crate::coreml;
+use super::{
+    DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, artifacts, cargo, device, link, runner,
+};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::pipeline::Compilation;
@@ -66,7 +67,7 @@ pub fn write(
         put(&root.join(TOKENIZER), tokenizer)?;
     }
 
-    let package_bytes = coreml::emit::packages(c, root, progress)?;
+    let package_bytes = artifacts::write(c, root, progress)?;
     let mut plan = c.plan()?.clone();
     let rounding = c.profile_entry.as_ref().filter(|_| c.importance.is_some()).map(|profile| {
         let how = c.decisions.as_ref().map(|d| d.rounding);

@@ -3,9 +3,9 @@
 use super::{output, targets};
 use crate::bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
 use crate::bundle::{cache, link};
+use crate::families::FAMILIES;
 use crate::{Result, disk, human};
-use moec_coreml::helper::{Helper, INSTALL, PROGRAM};
-use moec_device::{BUILT_IN, Device, Family, is_host};
+use moec_device::{BUILT_IN, Device, is_host};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -70,7 +70,6 @@ const CHECKS: &[Check] = &[
     ("linker", linker),
     ("cache", cache_folder),
     ("disk", space),
-    ("core ml", coreml),
 ];
 
 /// Prints what was found; the exit code says whether a build can work.
@@ -79,6 +78,7 @@ const CHECKS: &[Check] = &[
 /// Stdout cannot be written.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut found: Vec<_> = CHECKS.iter().map(|(name, check)| (*name, check())).collect();
+    found.extend(families());
     found.extend((!cfg!(target_os = "macos")).then(|| (MAC, mac())));
     found.extend(CROSS.iter().filter(|c| !is_host(c.triple)).map(|c| (c.triple, cross(c))));
     let ok = found.iter().all(|(_, Found(status, ..))| *status != Status::Fail);
@@ -170,36 +170,26 @@ fn cross(to: &Cross) -> Found {
     }
 }
 
-/// What writes packages for targets with a Neural Engine. Without it moec builds for every other target.
-fn coreml() -> Found {
-    let found = cache::cache_dir().map(|cache| Helper::find(&cache));
-    let Ok(found) = found else {
-        return Found::new(Status::Warn, "there is no cache folder", "set `MOEC_CACHE` to one");
+/// What the target families need. Without it moec builds for every other target.
+fn families() -> Vec<(&'static str, Found)> {
+    let Ok(cache) = cache::cache_dir() else {
+        let hint = "set `MOEC_CACHE` to one";
+        return vec![("families", Found::new(Status::Warn, "there is no cache folder", hint))];
     };
-    match found.and_then(|helper| helper.versions()) {
-        Ok(v) => {
-            let what = format!(
-                "`{PROGRAM}` with coremltools {}, Python {}, numpy {}",
-                v.coremltools, v.python, v.numpy
-            );
-            Found::new(Status::Ok, what, format!("`{INSTALL}` installs them anew"))
-        }
-        Err(e) => {
-            let first = e.to_string();
-            let first = first.lines().next().unwrap_or_default();
-            Found::new(
-                Status::Warn,
-                first,
-                format!("to build for {}, in moec's source tree: {}", neural().join(", "), e.hint()),
-            )
+    let mut found = Vec::new();
+    for family in FAMILIES {
+        let has = |d: &Device| d.units.iter().any(|u| d.family_of(u) == family.name());
+        let targets: Vec<&str> = BUILT_IN
+            .iter()
+            .map(|(name, _)| *name)
+            .filter(|name| Device::find(name).is_ok_and(|d| has(&d)))
+            .collect();
+        for row in family.doctor(&cache, &targets) {
+            let status = if row.works { Status::Ok } else { Status::Warn };
+            found.push((row.name, Found::new(status, row.found, row.hint)));
         }
     }
-}
-
-/// Targets whose packages Core ML executes.
-fn neural() -> Vec<&'static str> {
-    let core_ml = |name: &&str| Device::find(name).is_ok_and(|d| d.family == Family::Coreml);
-    BUILT_IN.iter().map(|(name, _)| *name).filter(core_ml).collect()
+    found
 }
 
 /// Rust's name of macOS.

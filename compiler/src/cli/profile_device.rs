@@ -5,7 +5,7 @@ use crate::progress::Progress;
 use crate::{Error, Result, disk, human};
 use moec_cpu::roofline::{self, Roofline};
 use moec_cpu::{CpuTarget, FLASH};
-use moec_device::{Bandwidth, Device, Family, Figure, LegalOps, Memory, NATIVE, Peak, Unit, UnitKind};
+use moec_device::{Bandwidth, Device, Figure, LegalOps, Memory, NATIVE, PROCESSORS, Peak, Unit, UnitKind};
 use moec_runtime::cpu;
 use moec_runtime::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
 use moec_runtime::flash::{Choice, Options};
@@ -71,7 +71,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let flash = args.flash.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
     let device = Device {
         description: format!("{}, measured by `moec profile-device`", processor_name()),
-        family: Family::Cpu,
+        family: PROCESSORS.to_owned(),
         triple: info.triple,
         cpu: info.cpu,
         features: info.features.into_iter().filter(|f| cpu::missing(&[f]).is_empty()).collect(),

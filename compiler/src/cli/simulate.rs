@@ -70,10 +70,7 @@ pub fn run(args: &Args) -> Result<()> {
 fn one(args: &Args, bundle: &Bundle) -> Result<()> {
     let device = match args.target.as_deref() {
         None => bundle.device()?,
-        Some(name) => Device::find(name).map_err(|e| {
-            let hint = e.hint();
-            Error::input("the device to simulate is not known").because(e).hint(hint)
-        })?,
+        Some(name) => crate::families::device(name)?,
     };
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
     let request =
@@ -96,7 +93,7 @@ fn compare(args: &Args, path: Option<&Path>) -> Result<()> {
     let bundle = path.map(Bundle::open).transpose()?;
     let device = match (args.target.as_deref(), &bundle) {
         (None, Some(bundle)) => bundle.device()?,
-        (name, _) => crate::build::device(name.unwrap_or("m2-ultra"))?,
+        (name, _) => crate::families::device(name.unwrap_or("m2-ultra"))?,
     };
     let units = Units::of(&device).ok_or_else(|| {
         Error::input(format!("`{}` has no neural processing unit", device.name))

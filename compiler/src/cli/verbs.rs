@@ -1,12 +1,13 @@
 //! Where the verbs meet the compiler: the bodies of `build`, `inspect`, `verify`, `run` and `eval`.
 
 use super::{build, eval, explain, inspect, output, paging, run, trust, verify};
+use crate::bundle::artifacts::is_inside;
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
 use crate::bundle::toolchain::Missing;
-use crate::coreml::emulate::Emulated;
 use crate::decisions::By;
 use crate::evaluate::{self, Tasks};
+use crate::families;
 use crate::import::{Checkpoint, ImportOptions};
 use crate::pipeline::Stops;
 use crate::progress::Progress;
@@ -17,7 +18,6 @@ use moec_ir::Format;
 use moec_ir::plan::{Plan, Segment};
 use moec_runtime::LoadedProgram;
 use moec_runtime::cli::Beside;
-use moec_runtime::graphs::Graphs;
 use moec_runtime::regular;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -184,7 +184,7 @@ pub(super) fn inspect_bundle(args: &inspect::Args) -> Result<()> {
         rows.push(row("schedules", format!("{who}; `moec explain {}` says why", args.path.display())));
     }
     if !plan.graphs.is_empty() {
-        let of_packages = bundle.manifest.files.iter().filter(|(name, _)| name.contains(".mlpackage/"));
+        let of_packages = bundle.manifest.files.iter().filter(|(name, _)| is_inside(name));
         let bytes = human::bytes(of_packages.map(|(_, f)| f.bytes).sum());
         let graphs = plan.graphs.len();
         rows.push(row(
@@ -338,7 +338,8 @@ pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
     if args.emulate && !bundle.plan.graphs.is_empty() {
         let twin = Twin::of(&bundle, progress)?;
-        let graphs = || Box::new(Emulated::default()) as Box<dyn Graphs>;
+        let family = families::statics(&bundle.device()?)?;
+        let graphs = || family.host();
         let beside = Beside { weights: twin.folder(), graphs: &graphs };
         return Ok(twin
             .program()

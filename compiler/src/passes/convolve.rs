@@ -9,11 +9,12 @@
 //! The processor's nodes go through the same rules with the processor's costs, and stay what they are. Experts stay one
 //! operator: a group of them becomes convolutions where its graph is written.
 
+use super::parts;
 use super::reside::{any_layer, row_of};
 use super::rewrite::{self, Applied, Costs, Island, Options, rules};
 use super::units::Units;
-use crate::coreml::parts::{self, Part};
 use crate::error::{Error, Result};
+use moec_family::Part;
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::{EntryKind, Module};
 
@@ -31,15 +32,15 @@ pub fn convolve(
     let npu = units.npu;
     let runs = |op: &str| npu.runs(op);
     let costs = Costs { legal: &runs, launch: 0.0 };
-    let parts = parts::placed(module, placement, npu);
-    let cuts = parts.iter().flat_map(|part| part.cuts_in(placement, npu));
+    let parts = parts::placed(module, placement, units);
+    let cuts = parts.iter().flat_map(|part| parts::cuts(part, placement, units));
     let islands: Vec<_> = cuts.map(|cut| Island { entry: cut.entry, nodes: &cut.nodes, costs }).collect();
     let options = Options { rules: rules::layouts, keep: None, costs: processor, islands: &islands };
     let applied = rewrite::rewrite(module, &options)?;
     // What becomes graphs must still be what it was.
     let found = parts.iter().map(|old| {
         let wrong = |why| Error::bug(format!("`{}` is no graph any more: {why}", old.name));
-        Part::find(module, &old.scope).map_err(wrong)
+        units.graphs.part(module, &old.scope, npu).map_err(wrong)
     });
     let found = found.collect::<Result<Vec<_>>>()?;
     relist(module, placement, units, &found);
@@ -52,7 +53,7 @@ fn relist(module: &Module, placement: &mut Placement, units: &Units<'_>, parts: 
     let mut rows: Vec<OpPlace> = Vec::new();
     for part in parts {
         let scope = any_layer(&part.scope);
-        for cut in part.cuts_in(placement, units.npu) {
+        for cut in parts::cuts(part, placement, units) {
             let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
             for op in cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name())) {
                 let entry = cut.entry;

@@ -84,7 +84,7 @@ pub fn group(
     units: &Units<'_>,
     options: Options,
 ) -> Result<()> {
-    let sizes = expert_sizes_on(module, units.npu)?;
+    let sizes = expert_sizes_on(module, units)?;
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
         let size = sizes.get(&table.layer).copied();
         let size = size.ok_or_else(|| Error::bug(format!("layer {} has no experts", table.layer)))?;

@@ -11,6 +11,7 @@ pub mod lower;
 pub mod memory;
 pub mod offload;
 pub mod page;
+pub mod parts;
 pub mod reside;
 pub mod rewrite;
 pub mod schedule;

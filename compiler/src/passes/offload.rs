@@ -18,24 +18,15 @@
 //! Attention, dense networks and the head stay as they are in the Graph; where the placement has them on the unit, `layout`
 //! makes one step of all their nodes.
 
-use crate::coreml::Experts;
-use crate::coreml::parts::{self, Cut, Part};
+use super::parts;
+use super::units::Units;
 use crate::error::{Error, Result};
-use moec_device::Unit;
+use moec_family::{Cut, GroupGraph, Part};
 use moec_ir::op::AdmitDesc;
 use moec_ir::placement::{Overflow, Placement};
-use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention, Port};
+use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention};
 use moec_ir::{Graph, Module, Node, Op, Operand, Type, ValueId};
 use std::collections::BTreeMap;
-
-/// Ports of four axes.
-fn ports(list: &[parts::Port]) -> Option<Vec<Port>> {
-    let port = |p: &parts::Port| {
-        let shape: Option<Vec<u32>> = p.shape.iter().map(|&n| u32::try_from(n).ok()).collect();
-        Some(Port { name: p.name.clone(), shape: shape?.try_into().ok()? })
-    };
-    list.iter().map(port).collect()
-}
 
 /// What a plan says of static graphs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,6 +41,8 @@ pub struct Statics {
     pub cuts: Vec<PartCut>,
     /// Index of the unit that executes them.
     pub unit: u32,
+    /// Names of the device's units.
+    pub units: Vec<String>,
 }
 
 /// Where a part stands in an entry point.
@@ -62,87 +55,62 @@ pub struct PartCut {
 }
 
 impl Statics {
-    /// Graphs, sets and parts of a placement: what lives on the unit `npu`.
+    /// Graphs, sets and parts of a placement: what lives on the unit whose graphs are static.
     ///
     /// # Errors
-    /// A part that is no graph after all, or holds a node in a form that the unit does not run: our bug.
-    pub fn of(module: &Module, placement: &Placement, npu: &Unit) -> Result<Self> {
-        let unit = placement.units.iter().position(|u| *u == npu.name).unwrap_or(0) as u32;
-        let mut statics = Self { unit, ..Self::default() };
-        statics.experts(module, placement);
-        for part in parts::placed(module, placement, npu) {
-            statics.part(module, &part, placement, npu)?;
+    /// A part that holds a node in a form that the unit does not run: our bug.
+    pub fn of(module: &Module, placement: &Placement, units: &Units<'_>) -> Result<Self> {
+        let mut statics = Self { unit: units.npu_index(), units: units.names(), ..Self::default() };
+        statics.experts(module, placement, units);
+        for part in parts::placed(module, placement, units) {
+            statics.part(module, &part, placement, units)?;
         }
         Ok(statics)
     }
 
-    fn experts(&mut self, module: &Module, placement: &Placement) {
-        let statics = self;
-        let hidden = |layer| Experts::of(module, layer).map_or(0, |e| module.weight(e.gate_up).cols() as u32);
+    fn experts(&mut self, module: &Module, placement: &Placement, units: &Units<'_>) {
         for table in &placement.experts {
             let mut capacities = vec![0; table.experts.len()];
             let mut groups = Vec::new();
-            for (i, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == statics.unit) {
-                for capacity in crate::coreml::sizes(table, i) {
-                    let port = |name: &str| Port {
-                        name: name.to_owned(),
-                        shape: [capacity * group.experts.len() as u32, hidden(table.layer), 1, 1],
-                    };
+            for (i, group) in table.groups.iter().enumerate().filter(|(_, g)| g.unit == self.unit) {
+                for GroupGraph { capacity, graph } in units.graphs.group(module, table, i) {
                     for &e in &group.experts {
                         capacities[e as usize] = capacity;
                     }
-                    groups.push(GraphGroup {
-                        graph: statics.graphs.len() as u32,
-                        capacity,
-                        experts: group.experts.clone(),
-                    });
-                    statics.graphs.push(GraphDecl {
-                        package: crate::coreml::path(table, i),
-                        function: crate::coreml::function(capacity),
-                        inputs: vec![port("x")],
-                        outputs: vec![port("y")],
-                        stateful: false,
-                    });
+                    let index = self.graphs.len() as u32;
+                    groups.push(GraphGroup { graph: index, capacity, experts: group.experts.clone() });
+                    self.graphs.push(graph);
                 }
             }
             if !groups.is_empty() {
                 let (layer, overflow) = (table.layer, placement.overflow);
-                statics.sets.push(ExpertSet { layer, overflow, capacities, groups });
+                self.sets.push(ExpertSet { layer, overflow, capacities, groups });
             }
         }
     }
 
     /// A part, in the entry points where the placement has it on the unit. Attention has one state, so it is there in
     /// all of them or in none.
-    fn part(&mut self, module: &Module, part: &Part, placement: &Placement, npu: &Unit) -> Result<()> {
-        part.check_forms(module, placement, npu)?;
-        let limits = parts::limits(npu);
-        let wrong = |why: String| Error::bug(format!("`{}` is no graph: {why}", part.name));
-        let graphs = part.graphs(module, npu).map_err(wrong)?;
-        for cut in part.cuts_in(placement, npu) {
+    fn part(&mut self, module: &Module, part: &Part, placement: &Placement, units: &Units<'_>) -> Result<()> {
+        parts::check_forms(part, module, placement, units)?;
+        for cut in parts::cuts(part, placement, units) {
             let graph = module.entries.iter().find(|g| g.kind == cut.entry);
-            let graph = graph.ok_or_else(|| wrong(format!("there is no {}", cut.entry)))?;
+            let graph =
+                graph.ok_or_else(|| Error::bug(format!("`{}` stands in no {}", part.name, cut.entry)))?;
             let mut indices = Vec::new();
-            for g in graphs.iter().filter(|g| g.entry == cut.entry) {
-                let decl = GraphDecl {
-                    package: g.package.clone(),
-                    function: g.function.clone(),
-                    inputs: ports(&g.inputs).ok_or_else(|| wrong("of other axes".into()))?,
-                    outputs: ports(&g.outputs).ok_or_else(|| wrong("of other axes".into()))?,
-                    stateful: g.stateful,
-                };
+            for decl in part.graphs.iter().filter(|g| g.entry == cut.entry).map(|g| &g.graph) {
                 // Entry points of as many rows share a function.
-                let known = self.graphs.iter().position(|d| *d == decl);
+                let known = self.graphs.iter().position(|d| d == decl);
                 indices.push(known.unwrap_or(self.graphs.len()) as u32);
                 if known.is_none() {
-                    self.graphs.push(decl);
+                    self.graphs.push(decl.clone());
                 }
             }
             let cols = |v| graph.ty(v).cols() as u32;
-            let attention = part.is_attention().then(|| PartAttention {
+            let attention = part.attention.map(|a| PartAttention {
                 angles: cut.angles.map_or(0, cols),
-                context: part.context(&limits).unwrap_or(0) as u32,
-                window: part.window().map(|w| w as u32),
+                context: a.context as u32,
+                window: a.window.map(|w| w as u32),
                 apart: !cut.entry.is_prefill(),
             });
             self.cuts.push(PartCut { part: self.parts.len() as u32, cut: cut.clone() });

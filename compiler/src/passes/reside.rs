@@ -14,15 +14,15 @@
 //! (and where both are as fast, where it takes less energy). What the emitter cannot write as a graph, or what is
 //! larger than a graph may be, stays on the processor and says so; where the user wants it on the NPU, it is refused.
 
+use super::parts;
 use super::tier::predict;
 use super::units::{ExpertSize, Units, expert_sizes_on};
 use crate::config::{Home, Homes, Mix};
-use crate::coreml::parts::{self, Part};
 use crate::decisions::{AttentionDecision, HomeCost};
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
 use crate::simulate::request::Request;
-use moec_device::Family;
+use moec_family::Part;
 use moec_ir::placement::{ExpertTable, OpPlace, Placement};
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, WeightClass};
 use std::collections::{BTreeMap, HashMap};
@@ -50,7 +50,7 @@ pub fn reside(
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
         reside_layer(table, layer, units, wanted.homes.experts);
     }
-    let sizes = expert_sizes_on(module, units.npu)?;
+    let sizes = expert_sizes_on(module, units)?;
     let home = wanted.homes.attention;
     let ops = |placement: &Placement, attention| operators(module, placement, &sizes, units, home, attention);
     placement.ops = ops(placement, units.npu_index())?;
@@ -264,7 +264,7 @@ fn attends(graph: &Graph, nodes: &[usize]) -> bool {
     nodes.iter().any(|&i| matches!(graph.nodes[i].op, Op::Attention(_)))
 }
 
-/// What the emitter can write, scope by scope.
+/// What the unit's family can make graphs of, scope by scope.
 struct Writable<'a> {
     module: &'a Module,
     units: &'a Units<'a>,
@@ -277,15 +277,9 @@ impl Writable<'_> {
     /// # Errors
     /// Why not, for people.
     fn region(&mut self, entry: usize, scope: &str, nodes: &[usize]) -> std::result::Result<(), String> {
-        if self.units.device.family != Family::Coreml {
-            return Ok(());
-        }
-        let (module, npu) = (self.module, self.units.npu);
-        let part = self.of.entry(scope.to_owned()).or_insert_with(|| {
-            let part = Part::find(module, scope)?;
-            part.check(module, npu)?;
-            Ok(part)
-        });
+        let (module, units) = (self.module, self.units);
+        let found = || units.graphs.part(module, scope, units.npu);
+        let part = self.of.entry(scope.to_owned()).or_insert_with(found);
         parts::region(part, entry, nodes)
     }
 }

@@ -1,8 +1,10 @@
 //! The two units that `tier`, `group` and `reside` divide a model between, and what experts cost on them.
 
 use crate::error::{Error, Result};
+use crate::families;
 use crate::profile::loads::LayerLoads;
 use moec_device::{Device, Unit, UnitKind};
+use moec_family::StaticGraphs;
 use moec_ir::placement::CAPACITY_ALIGN;
 use moec_ir::{Module, Op, Operand, Weight};
 use std::collections::BTreeMap;
@@ -16,6 +18,8 @@ pub struct Units<'a> {
     pub cpu: &'a Unit,
     /// Its neural processing unit.
     pub npu: &'a Unit,
+    /// What that unit's family makes of parts of a model.
+    pub graphs: &'static dyn StaticGraphs,
     cpu_index: u32,
     npu_index: u32,
 }
@@ -32,12 +36,15 @@ pub struct ExpertSize {
 impl<'a> Units<'a> {
     /// The units of a device; `None` where it has no neural processing unit, and shapes are dynamic.
     pub fn of(device: &'a Device) -> Option<Self> {
-        let (cpu, npu) = (device.unit_of(UnitKind::Cpu)?, device.unit_of(UnitKind::Npu)?);
+        let cpu = device.unit_of(UnitKind::Cpu)?;
+        let (npu, graphs) =
+            device.units.iter().enumerate().find_map(|(i, u)| Some((i, families::graphs(u, device)?)))?;
         let index = |i: usize| u32::try_from(i).ok();
         Some(Self {
             device,
             cpu: device.units.get(cpu)?,
             npu: device.units.get(npu)?,
+            graphs,
             cpu_index: index(cpu)?,
             npu_index: index(npu)?,
         })
@@ -101,8 +108,8 @@ pub fn expert_sizes(module: &Module) -> Result<BTreeMap<u32, ExpertSize>> {
 ///
 /// # Errors
 /// As [`expert_sizes`].
-pub fn expert_sizes_on(module: &Module, npu: &Unit) -> Result<BTreeMap<u32, ExpertSize>> {
-    sizes(module, |weight, numbers| crate::coreml::parts::graph_bytes(npu, weight, numbers))
+pub fn expert_sizes_on(module: &Module, units: &Units<'_>) -> Result<BTreeMap<u32, ExpertSize>> {
+    sizes(module, |weight, numbers| units.graphs.bytes(units.npu, weight, numbers))
 }
 
 fn sizes(module: &Module, of: impl Fn(&Weight, u64) -> u64) -> Result<BTreeMap<u32, ExpertSize>> {

@@ -3,6 +3,7 @@
 use crate::bundle::read::Bundle;
 use crate::error::{Error, Result};
 use moec_cpu::{Activations, Compute};
+use moec_family::stored;
 use moec_ir::{Format, Op};
 use std::collections::HashMap;
 
@@ -48,19 +49,6 @@ impl Arithmetic {
             // The two products of an expert are two kernels.
             _ => kernels.filter_map(|k| self.kernels.get(&k)).map(|&(f, c)| multiplied(f, c)).sum(),
         }
-    }
-}
-
-/// Relative error, as root mean square, that storing numbers in a format explains.
-pub(crate) fn stored(format: Format) -> f64 {
-    match format {
-        Format::F32 => 0.0,
-        // Half a unit in the eighth bit.
-        Format::Bf16 => 2.0_f64.powi(-9),
-        Format::F16 => 2.0_f64.powi(-12),
-        // Half a step of a group whose other numbers are small beside its largest.
-        Format::Q8 => 0.5 / 127.0 * 32.0_f64.sqrt(),
-        Format::Q4 => 0.5 / 7.0 * 32.0_f64.sqrt(),
     }
 }
 

@@ -5,13 +5,12 @@
 //! ran the whole entry point by itself, so it shows what errors add up to, layer by layer.
 
 mod allowed;
-mod compare;
+mod artifacts;
 mod probe;
 pub mod statics;
 pub(crate) mod weights;
 
 use crate::bundle::read::Bundle;
-use crate::coreml::{self, verify::FunctionReport};
 use crate::error::{Error, Result};
 use crate::import::Checkpoint;
 use crate::progress::Progress;
@@ -22,8 +21,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 use std::collections::HashMap;
 
-pub(crate) use allowed::stored;
-pub use compare::Distance;
+pub use moec_family::{Distance, FunctionReport};
 
 /// Largest local error that passes of a step in f32, as root mean square relative to the reference's.
 pub const BOUND: f64 = 1e-4;
@@ -154,10 +152,7 @@ impl Report {
                 found.push(format!("{place} is off by {:.1e}", function.error.relative));
             }
             if function.refused {
-                found.push(format!(
-                    "{place} cannot run on the Neural Engine: {}",
-                    function.findings.join("; ")
-                ));
+                found.push(format!("{place} cannot run on its unit: {}", function.findings.join("; ")));
             }
         }
         found
@@ -199,7 +194,7 @@ pub fn verify(
         None => Evaluator::new(&module, &packed),
     };
     exact.keep_weights(false);
-    let packages = coreml::verify::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
+    let packages = artifacts::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
     let files = bundle.manifest.files.len();
     if !packages.is_empty() && !bundle.plan.target.triple.starts_with(std::env::consts::ARCH) {
         let triple = &bundle.plan.target.triple;

@@ -1,7 +1,7 @@
 //! Looks at a traced run of one entry point, node by node.
 
+use super::Distance;
 use super::allowed::Arithmetic;
-use super::compare::Distance;
 use super::{EntryReport, NodeReport};
 use crate::error::{Error, Result};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};

@@ -3,7 +3,6 @@
 use super::{agree, weights};
 use crate::bundle::read::Bundle;
 use crate::bundle::{DECISIONS, KERNELS, TOKENIZER};
-use crate::coreml;
 use crate::error::{Error, Result};
 use crate::import::Checkpoint;
 use crate::progress::Progress;
@@ -72,7 +71,7 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
             .because(why)
             .hint("build the bundle again")
     })?;
-    let functions = coreml::verify::read(bundle)?;
+    let functions = super::artifacts::read(bundle)?;
     let weights = source.map(|s| compare(bundle, &mut module, s, progress)).transpose()?;
     Ok(StaticReport {
         files,

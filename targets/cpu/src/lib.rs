@@ -30,8 +30,26 @@ pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work
 pub use tune::{Stopwatch, TuneError};
 
 use moec_codegen::{Isa, Machine};
-use moec_device::{Device, LegalOps, Memory};
+use moec_device::{Device, LegalOps, Memory, PROCESSORS, Unit, UnitKind};
+use moec_family::{Family, Flaw};
 use moec_ir::plan::{Grid, Layout, Plan, TargetInfo};
+
+/// The family of processors.
+#[derive(Clone, Copy, Debug)]
+pub struct Processor;
+
+impl Family for Processor {
+    fn name(&self) -> &'static str {
+        PROCESSORS
+    }
+
+    fn check(&self, _device: &Device, unit: &Unit) -> Result<(), Flaw> {
+        if unit.kind == UnitKind::Cpu {
+            return Ok(());
+        }
+        Err(Flaw::new("unit.family", "a unit of the family `cpu` is of kind `cpu`"))
+    }
+}
 
 /// A CPU to compile for.
 #[derive(Clone, Debug)]

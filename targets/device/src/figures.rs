@@ -24,6 +24,10 @@ pub enum UnitKind {
     Cpu,
     /// A neural processing unit: static graphs of dense operations.
     Npu,
+    /// A graphics processor with a memory of its own.
+    Gpu,
+    /// Processing near the data, in memory modules.
+    Ndp,
 }
 
 impl UnitKind {
@@ -32,6 +36,8 @@ impl UnitKind {
         match self {
             Self::Cpu => "cpu",
             Self::Npu => "npu",
+            Self::Gpu => "gpu",
+            Self::Ndp => "ndp",
         }
     }
 }
@@ -54,6 +60,9 @@ pub struct Unit {
     pub name: String,
     /// Kind.
     pub kind: UnitKind,
+    /// Target family, where it is not the usual one ([`crate::Device::family_of`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub family: Option<String>,
     /// Cores, or what comes closest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<u32>,

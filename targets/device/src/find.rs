@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, Family, NATIVE, Unit, UnitKind, host, nearest};
+use crate::{Device, DeviceError, NATIVE, Unit, host, nearest};
 use moec_runtime::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -123,7 +123,7 @@ impl Device {
                 return bad(key, "a figure needs a `source`");
             }
         }
-        self.check_family()
+        Ok(())
     }
 
     /// Tables of a unit, and what a family needs of it.
@@ -158,30 +158,6 @@ impl Device {
                 "unit.capacity_alignment",
                 format!("expected at most {MOST_ALIGNMENT}, the largest chunk"),
             );
-        }
-        let needs = self.family == Family::Coreml && u.kind == UnitKind::Npu;
-        let has = !u.legality.is_empty() && u.max_graph_bytes.is_some() && !u.matmul.is_empty();
-        if needs && !has {
-            let needs = "an NPU of the family `coreml` needs `legality`, `matmul` and `max_graph_bytes`";
-            return bad("unit", needs.into());
-        }
-        // Its graphs are written of convolutions.
-        let projections = ["linear", "linear_glu", "head_linear"].into_iter();
-        let mut others = projections.filter(|op| u.is_legal(op) && u.form(op) != Some("conv1x1"));
-        if let Some(op) = others.next().filter(|_| needs) {
-            let needs = "an NPU of the family `coreml` has `form = \"conv1x1\"`";
-            return bad("unit.legality", format!("the row of `{op}`: {needs}"));
-        }
-        Ok(())
-    }
-
-    /// What a family needs of a device as a whole.
-    fn check_family(&self) -> Result<(), (String, String)> {
-        let cpu = self.units.iter().find(|u| u.kind == UnitKind::Cpu);
-        let npu = self.units.iter().find(|u| u.kind == UnitKind::Npu);
-        if self.family == Family::Coreml && (npu.is_none() || cpu.is_none_or(|u| u.matmul.is_empty())) {
-            let needs = "the family `coreml` needs a unit of kind `npu` and one of kind `cpu` with `matmul`";
-            return Err(("unit".into(), needs.into()));
         }
         Ok(())
     }

@@ -37,8 +37,8 @@ pub struct Device {
     pub name: String,
     /// What it is, in a line.
     pub description: String,
-    /// Which target family compiles for it.
-    pub family: Family,
+    /// Target family of its units that are no processors.
+    pub family: String,
     /// LLVM triple, or [`NATIVE`].
     pub triple: String,
     /// LLVM processor name, or [`NATIVE`].
@@ -65,26 +65,6 @@ pub struct Device {
     /// Power.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power: Option<Power>,
-}
-
-/// A target family: one crate that emits for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Family {
-    /// Object code from LLVM, run by the processor.
-    Cpu,
-    /// Core ML programs for the Apple Neural Engine, beside object code for the processor.
-    Coreml,
-}
-
-impl Family {
-    /// Name in device files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Coreml => "coreml",
-        }
-    }
 }
 
 /// Which operations of the Graph a device can run, by their text-form names (`expert_ffn`).
@@ -136,7 +116,19 @@ pub fn is_host(triple: &str) -> bool {
     arch == std::env::consts::ARCH && rest.contains(std::env::consts::OS)
 }
 
+/// Name of the family of processors.
+pub const PROCESSORS: &str = "cpu";
+
 impl Device {
+    /// The target family of a unit: its own where it names one, else that of processors, else the device's.
+    pub fn family_of<'a>(&'a self, unit: &'a Unit) -> &'a str {
+        match (&unit.family, unit.kind) {
+            (Some(family), _) => family,
+            (None, UnitKind::Cpu) => PROCESSORS,
+            (None, _) => &self.family,
+        }
+    }
+
     /// Whether this machine's architecture and operating system are the device's.
     pub fn is_host(&self) -> bool {
         self.is_native() || is_host(&self.triple)

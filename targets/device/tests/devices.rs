@@ -1,6 +1,6 @@
 //! Device files: the built-in ones, a full one, and wrong ones.
 
-use moec_device::{BUILT_IN, Device, DeviceError, Family, LegalOps, Unit, UnitKind};
+use moec_device::{BUILT_IN, Device, DeviceError, LegalOps, Unit, UnitKind};
 use proptest::prelude::*;
 use std::path::Path;
 
@@ -123,7 +123,7 @@ fn with_npu() -> Vec<(Device, Unit)> {
 #[test]
 fn an_npu_runs_what_a_legal_row_names_and_nothing_else() {
     for (device, npu) in with_npu() {
-        assert_eq!(device.family, Family::Coreml);
+        assert_eq!((device.family_of(&npu), device.family_of(&device.units[0])), ("coreml", "cpu"));
         assert!(["linear", "attention", "expert_ffn", "add"].iter().all(|op| npu.is_legal(op)));
         // NPUMoE, Figure 4.
         let dynamic = ["router", "dispatch", "combine", "embed", "gather_rows", "layer_norm"];
@@ -137,13 +137,6 @@ fn an_npu_runs_what_a_legal_row_names_and_nothing_else() {
         assert_eq!((npu.form("router"), npu.runs("router")), (None, false));
         assert!(device.units[device.unit_of(UnitKind::Cpu).unwrap()].is_legal("router"));
     }
-}
-
-#[test]
-fn graphs_of_the_family_coreml_are_written_of_convolutions() {
-    let text = BUILT_IN.iter().find(|(name, _)| *name == "m2-ultra").unwrap().1;
-    let message = error(&text.replace("form = \"conv1x1\"\n", ""));
-    assert!(message.contains("the row of `linear`: an NPU of the family `coreml` has `form"), "{message}");
 }
 
 #[test]
@@ -195,11 +188,6 @@ fn wrong_files_are_refused_with_line_and_key() {
             "coers = 2",
             "line 13, column 1: unknown field `coers`, expected one of `name`, `kind`",
         ),
-        (
-            "family = \"cpu\"",
-            "family = \"gpu\"",
-            "line 4, column 10: unknown variant `gpu`, expected `cpu` or `coreml`",
-        ),
         ("name = \"box\"", "name = 3", "line 2, column 8: invalid type: integer `3`, expected a string"),
         ("level = 2", "level = 9", "`cache.level`: 9 is not in 1..=3"),
         ("level = 2", "shared_by = 0\nlevel = 2", "`cache.shared_by`: a cache belongs to at least one core"),
@@ -214,7 +202,6 @@ fn wrong_files_are_refused_with_line_and_key() {
         ("\"avx512f\"", "\"+avx512f\"", "`features`: `+avx512f` is no LLVM feature name"),
         ("cpu = \"sapphirerapids\"", "cpu = \"native\"", "`cpu` and `triple` are both `native`"),
         ("cpu = \"sapphirerapids\"\n", "", "missing field `cpu`"),
-        ("family = \"cpu\"", "family = \"coreml\"", "`unit`: the family `coreml` needs a unit of kind `npu`"),
         (
             "cores = 2",
             "max_graph_bytes = { value = 0.5, source = \"x\" }",

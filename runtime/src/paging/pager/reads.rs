@@ -30,9 +30,7 @@ impl Pager {
         state.why[id] = Why::Asked;
         if let Held::Reading(ticket) = std::mem::take(&mut state.held[id]) {
             self.flash.cancel(ticket);
-            if let Some(reading) = state.reading.get_mut(ticket.buffer()) {
-                *reading = None;
-            }
+            state.forget(ticket);
         }
     }
 
@@ -98,13 +96,15 @@ impl Pager {
                 }
             }
             flash::Event::Failed { ticket, error } => {
-                if let Some(r) = find(state, ticket) {
-                    state.reading[ticket.buffer()] = None;
-                    self.ready[r.want.id].store(0, Ordering::Relaxed);
-                    state.held[r.want.id] = Held::No;
+                state.forget(ticket);
+                // Its buffer may be another read's by now: only the extent says whose it was.
+                let id = error.extent as usize / 2;
+                if matches!(state.held.get(id), Some(Held::Reading(own)) if *own == ticket) {
+                    self.ready[id].store(0, Ordering::Relaxed);
+                    state.held[id] = Held::No;
                     // What nobody has asked for is read again if somebody does.
-                    if state.why[r.want.id] == Why::Asked {
-                        let error = ReadError { expert: Some(self.name(r.want.id)), ..error };
+                    if state.why[id] == Why::Asked {
+                        let error = ReadError { expert: Some(self.name(id)), ..error };
                         state.error.get_or_insert_with(|| Box::new(error));
                         self.broken.store(true, Ordering::Release);
                     }
@@ -133,6 +133,17 @@ impl Pager {
         state.guests.clear();
         state.cache.reset();
         state.error = None;
+    }
+}
+
+impl State {
+    /// A read has ended or was given up. Its buffer is free then, and may be that of another read before anybody hears of it.
+    fn forget(&mut self, ticket: Ticket) {
+        if let Some(reading) = self.reading.get_mut(ticket.buffer())
+            && reading.is_some_and(|r| r.ticket == ticket)
+        {
+            *reading = None;
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The Neural Engine, emulated: packages of a bundle, read back from disk and executed in f16.
 
-use moec_coreml::exec::{Data, Executor, States, Tensor};
-use moec_coreml::package::Package;
+use crate::exec::{Data, Executor, States, Tensor};
+use crate::package::Package;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::graphs::{GraphRef, Graphs, PortRef, f16};
 use std::collections::BTreeMap;

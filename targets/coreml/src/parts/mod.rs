@@ -14,23 +14,28 @@
 //! [`Part::cuts`] says which nodes of each entry point a part replaces, [`Part::graphs`] what its functions take and
 //! give. What fills `mask` and `write` is `moec_runtime::chunk`.
 
-use super::attention::{self, Attention, Wanted};
-use super::walk::{Found, Linear, Walk};
-use super::{dense, head};
-use crate::error::{Error, Result};
-use moec_coreml::emit::{Chunk, EmitError, Limits, Raw};
-use moec_coreml::program::{Blocks, Counted, Function, Program, Rules};
+mod attention;
+mod dense;
+pub(crate) mod experts;
+mod head;
+mod walk;
+
+use crate::emit::{Chunk, EmitError, Limits, Raw};
+use crate::program::{Blocks, Counted, Function, Program, Rules};
+use attention::{Attention, Wanted};
 use moec_device::{CacheWrite, StoredFormat, Unit};
-use moec_ir::placement::Placement;
+use moec_family::Cut;
+use moec_family::error::{Error, Result};
 use moec_ir::types::GROUP;
-use moec_ir::{EntryKind, Format, Module, NodeId, Op, ValueId, Weight, WeightId};
+use moec_ir::{EntryKind, Format, Module, Op, Weight, WeightId};
 use std::collections::BTreeSet;
+use walk::{Linear, Walk};
 
 /// Most places of an attention that have a function of their own: a package may have 256 functions.
 const FIXED_PLACES: usize = 128;
 
 /// Gives the raw numbers of weights, joined along their first axis.
-pub(super) type Source<'s> = dyn FnMut(&[WeightId]) -> Result<Raw> + 's;
+pub(crate) type Source<'s> = dyn FnMut(&[WeightId]) -> Result<Raw> + 's;
 
 /// A part of a model.
 #[derive(Clone, Debug)]
@@ -42,23 +47,6 @@ pub struct Part {
     /// Where it stands in each entry point, in the order of the module's.
     pub cuts: Vec<Cut>,
     kind: Kind,
-}
-
-/// Where a part stands in an entry point.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
-    /// Entry point.
-    pub entry: EntryKind,
-    /// The nodes that it replaces, ascending.
-    pub nodes: Vec<NodeId>,
-    /// Rows that it reads, `[T, H]`.
-    pub x: ValueId,
-    /// Angles of the rows, `[T, R]`, where an attention rotates.
-    pub angles: Option<ValueId>,
-    /// What it gives, `[T, H]` or `[T, V]`.
-    pub y: ValueId,
-    /// Rows of its function. Attention in a decode entry point takes one sequence at a time, whose row is the first.
-    pub rows: usize,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -114,7 +102,7 @@ pub fn limits(npu: &Unit) -> Limits {
 }
 
 /// Which bytes a unit's limit on graphs is about.
-pub(super) fn counted(npu: &Unit) -> Counted {
+pub(crate) fn counted(npu: &Unit) -> Counted {
     match npu.graph.counted() {
         moec_device::Counted::Stored => Counted::Stored,
         moec_device::Counted::Dense => Counted::Dense,
@@ -142,7 +130,7 @@ pub fn graph_bytes(npu: &Unit, weight: &Weight, numbers: u64) -> u64 {
 }
 
 /// Entries that several weights joined along their first axis have, and the bits of their codes if they all have as many.
-pub(super) fn joined(npu: &Unit, weights: &[&Weight]) -> (Vec<usize>, Option<u8>) {
+pub(crate) fn joined(npu: &Unit, weights: &[&Weight]) -> (Vec<usize>, Option<u8>) {
     let mut shape = weights.first().map(|w| w.shape.clone()).unwrap_or_default();
     if let Some(first) = shape.first_mut() {
         *first = weights.iter().filter_map(|w| w.shape.first()).sum();
@@ -153,27 +141,8 @@ pub(super) fn joined(npu: &Unit, weights: &[&Weight]) -> (Vec<usize>, Option<u8>
 }
 
 /// Where a package lies in a bundle.
-pub(super) fn path(program: &str) -> String {
+pub(crate) fn path(program: &str) -> String {
     format!("artifacts/{program}.mlpackage")
-}
-
-/// Parts that a placement gives to a unit in any entry point, in the order of the model. The placement tells layers apart
-/// by nothing but this: those that cannot be a graph are on the processor.
-pub fn placed(module: &Module, placement: &Placement, npu: &Unit) -> Vec<Part> {
-    let Some(graph) = module.entries.first() else { return Vec::new() };
-    let on_npu = |scope: &str| module.entries.iter().any(|g| placed_in(placement, npu, scope, g.kind));
-    let mut scopes: Vec<&str> = graph.nodes.iter().map(|n| &*n.scope).collect();
-    scopes.dedup();
-    let found = scopes.into_iter().filter(|s| on_npu(s)).filter_map(|s| Part::find(module, s).ok());
-    found.filter(|part| part.check(module, npu).is_ok()).collect()
-}
-
-/// Whether a placement gives the matrices of a scope to a unit in one entry point.
-pub fn placed_in(placement: &Placement, npu: &Unit, scope: &str, entry: EntryKind) -> bool {
-    let any = crate::passes::reside::any_layer(scope);
-    let matrix = |op: &str| ["attention", "linear", "linear_glu", "conv1x1"].contains(&op);
-    let of_scope = placement.ops.iter().filter(|o| o.entry == entry && o.scope == any);
-    of_scope.into_iter().any(|o| matrix(&o.op) && placement.unit(o.unit) == npu.name)
 }
 
 impl Part {
@@ -233,7 +202,7 @@ impl Part {
     ///
     /// # Errors
     /// Those of `raw`, or a graph that the unit does not take.
-    pub(super) fn programs(&self, module: &Module, npu: &Unit, raw: &mut Source<'_>) -> Result<Vec<Program>> {
+    pub(crate) fn programs(&self, module: &Module, npu: &Unit, raw: &mut Source<'_>) -> Result<Vec<Program>> {
         let made = self.describe(module, npu, raw)?;
         made.map_err(|e| Error::limit(format!("`{}` cannot be a graph", self.name)).because(e))
     }
@@ -322,31 +291,6 @@ impl Part {
             .collect())
     }
 
-    /// Where it stands in the entry points in which a placement gives it to a unit. Attention has one state, so that is in
-    /// all of them or in none.
-    pub fn cuts_in<'a>(&'a self, placement: &'a Placement, npu: &'a Unit) -> impl Iterator<Item = &'a Cut> {
-        let there = |cut: &&Cut| self.is_attention() || placed_in(placement, npu, &self.scope, cut.entry);
-        self.cuts.iter().filter(there)
-    }
-
-    /// Whether all that a placement gives to a unit is in a form that the unit runs.
-    ///
-    /// # Errors
-    /// Our bug: a node that was not rewritten.
-    pub fn check_forms(&self, module: &Module, placement: &Placement, npu: &Unit) -> Result<()> {
-        for cut in self.cuts_in(placement, npu) {
-            let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
-            let mut ops = cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name()));
-            if let Some((op, form)) = ops.find_map(|op| Some((op, npu.form(op)?))) {
-                let (part, unit) = (&self.name, &npu.name);
-                let what =
-                    format!("`{op}` of `{part}` is placed on `{unit}`, which runs it as `{form}` alone");
-                return Err(Error::bug(what));
-            }
-        }
-        Ok(())
-    }
-
     /// Whether it is an attention.
     pub fn is_attention(&self) -> bool {
         matches!(self.kind, Kind::Attention(_))
@@ -369,7 +313,7 @@ impl Part {
     }
 
     /// Positions that the Graph's cache has.
-    pub(super) fn positions(&self) -> Option<usize> {
+    pub(crate) fn positions(&self) -> Option<usize> {
         match &self.kind {
             Kind::Attention(a) => Some(a.context()),
             _ => None,
@@ -377,7 +321,7 @@ impl Part {
     }
 
     /// Its matrices.
-    pub(super) fn matrices(&self) -> Vec<WeightId> {
+    pub(crate) fn matrices(&self) -> Vec<WeightId> {
         match &self.kind {
             Kind::Attention(a) => a.matrices(),
             Kind::Dense(d) => d.matrices(),
@@ -386,21 +330,7 @@ impl Part {
     }
 }
 
-fn ports(function: &Function, ids: &[moec_coreml::program::ValueId]) -> Vec<Port> {
+fn ports(function: &Function, ids: &[crate::program::ValueId]) -> Vec<Port> {
     let values = ids.iter().filter_map(|id| function.values.get(id.index()));
     values.map(|v| Port { name: v.name.clone(), shape: v.shape.clone() }).collect()
-}
-
-/// Why a region of the placement cannot be graphs: `nodes` of a scope in one entry point.
-///
-/// # Errors
-/// The reason, for people.
-pub fn region(part: &Found<Part>, entry: usize, nodes: &[usize]) -> Found<()> {
-    let part = part.as_ref().map_err(Clone::clone)?;
-    let own = part.cuts.get(entry).map(|c| &*c.nodes).unwrap_or_default();
-    if own.iter().map(|n| n.0 as usize).eq(nodes.iter().copied()) {
-        Ok(())
-    } else {
-        Err("a graph is made for all of it, and some of it cannot be in one".into())
-    }
 }

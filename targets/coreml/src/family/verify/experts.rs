@@ -1,10 +1,11 @@
 //! Functions of expert groups, on rows that fill their slices to different heights.
 
 use super::{Failed, Rows};
-use crate::coreml::Experts;
-use crate::verify::Distance;
-use moec_coreml::exec::{Executor, States, Tensor as Half};
-use moec_coreml::package::Package;
+use crate::exec::{Executor, States, Tensor as Half};
+use crate::family::{function as function_name, sizes};
+use crate::package::Package;
+use crate::parts::experts::Experts;
+use moec_family::Distance;
 use moec_ir::eval::{Arg, Evaluator, Tensor, op};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::ExpertTable;
@@ -22,8 +23,8 @@ pub(super) fn execute(
     group: usize,
 ) -> Result<Distance, Failed> {
     let members = &table.groups[group].experts;
-    let mut sizes = crate::coreml::sizes(table, group).into_iter();
-    let capacity = sizes.find(|&size| crate::coreml::function(size) == function);
+    let mut sizes = sizes(table, group).into_iter();
+    let capacity = sizes.find(|&size| function_name(size) == function);
     let capacity = capacity.ok_or("the placement has no function of this name")? as usize;
     let experts = Experts::of(module, table.layer).ok_or("the Graph has no experts in this layer")?;
     let hidden = module.weight(experts.gate_up).cols();

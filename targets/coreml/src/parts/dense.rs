@@ -3,10 +3,10 @@
 //! What is found reaches from gate and up projection to the down projection. The scalar gate of a shared expert
 //! (Qwen2-MoE) stays on the processor, with the norm in front and the residual: its weights are exact.
 
-use super::parts::Source;
+use super::Source;
 use super::walk::{Found, Walk, input, rounds, value, weight};
-use crate::error::Result;
-use moec_coreml::emit;
+use crate::emit;
+use moec_family::error::Result;
 use moec_ir::{Glu, Module, Node, Op, Operand, ValueId, WeightId};
 
 /// A gated network.

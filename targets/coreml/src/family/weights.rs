@@ -3,16 +3,15 @@
 //! Codes and scales are those that the processor's kernels have of the same weights: one function rounds both, by the same
 //! importance of channels.
 
-use super::parts;
-use crate::bundle::partial::io_error;
-use crate::error::{Error, Result};
+use crate::emit::Raw;
+use crate::parts;
+use crate::program::Blocks;
 use half::f16;
-use moec_coreml::emit::Raw;
-use moec_coreml::program::Blocks;
-use moec_cpu::{WeightImportance, Weighting, groups};
 use moec_device::Unit;
+use moec_family::Numbers;
+use moec_family::error::{Error, Result, io_error};
+use moec_ir::Weight;
 use moec_ir::types::GROUP;
-use moec_ir::{Source, Weight};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,13 +21,6 @@ use std::path::{Path, PathBuf};
 
 /// Numbers that are converted at once.
 const STRIP: usize = 1 << 18;
-
-/// Where numbers come from, and which errors of them matter.
-#[derive(Clone, Copy)]
-pub(super) struct Numbers<'a> {
-    pub(super) source: &'a dyn Source,
-    pub(super) importance: Option<&'a dyn WeightImportance>,
-}
 
 /// A rectangle of one matrix of a weight.
 struct Part<'a> {
@@ -68,8 +60,8 @@ impl RawFile {
         weight: &Weight,
         entries: &[u32],
         rows: Range<usize>,
-        npu: &Unit,
-        numbers: Numbers<'_>,
+        unit: &Unit,
+        numbers: &dyn Numbers,
     ) -> Result<Raw> {
         // A bias has one axis behind that of the experts: its entries are rows of one matrix.
         let vector = weight.shape.len() == 2;
@@ -82,7 +74,7 @@ impl RawFile {
         let parts: Vec<_> = entries.iter().map(part).collect();
         let count = entries.len() * rows.len();
         let shape = if vector { vec![count] } else { vec![count, weight.cols()] };
-        let bits = if vector { None } else { parts::code_bits(npu, weight) };
+        let bits = if vector { None } else { parts::code_bits(unit, weight) };
         self.append(&parts, shape, bits, numbers)
     }
 
@@ -90,8 +82,8 @@ impl RawFile {
     ///
     /// # Errors
     /// As [`Self::stacked`].
-    pub(super) fn joined(&mut self, weights: &[&Weight], npu: &Unit, numbers: Numbers<'_>) -> Result<Raw> {
-        let (shape, bits) = parts::joined(npu, weights);
+    pub(super) fn joined(&mut self, weights: &[&Weight], unit: &Unit, numbers: &dyn Numbers) -> Result<Raw> {
+        let (shape, bits) = parts::joined(unit, weights);
         let matrices = weights.iter().flat_map(|&weight| {
             (0..weight.lead()).map(move |lead| Part {
                 weight,
@@ -109,7 +101,7 @@ impl RawFile {
         parts: &[Part<'_>],
         shape: Vec<usize>,
         bits: Option<u8>,
-        numbers: Numbers<'_>,
+        numbers: &dyn Numbers,
     ) -> Result<Raw> {
         let start = self.offset;
         let (mut sha, mut scales) = (Sha256::new(), Vec::new());
@@ -133,38 +125,31 @@ impl RawFile {
         &mut self,
         part: &Part<'_>,
         bits: Option<u8>,
-        numbers: Numbers<'_>,
+        numbers: &dyn Numbers,
         sha: &mut Sha256,
         scales: &mut Vec<u8>,
     ) -> Result<()> {
         let Part { weight, lead, rows, cols } = part;
         let strip = (STRIP / cols.len().max(1)).clamp(1, rows.len().max(1));
         let (mut read, mut bytes) = (Vec::new(), Vec::new());
-        let by = numbers.importance.filter(|_| bits.is_some());
-        let feedback = by.and_then(|i| i.feedback(&weight.name, *lead));
-        let importance = by.and_then(|i| i.importance(&weight.name, *lead));
-        let weighting = Weighting { feedback: feedback.as_deref(), ..Weighting::of(importance) };
+        let rounding = bits.map(|_| numbers.rounding(weight, *lead));
         for first in rows.clone().step_by(strip) {
             let some = first..(first + strip).min(rows.end);
             read.resize(some.len() * cols.len(), 0.0_f32);
-            weight
-                .expr
-                .read(*lead, some, cols.clone(), numbers.source, &mut read)
-                .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))?;
+            numbers.read(weight, *lead, some, cols.clone(), &mut read)?;
             bytes.clear();
-            if bits.is_none() {
-                for &x in &read {
-                    bytes.extend_from_slice(&self.half(weight, x)?.to_le_bytes());
-                }
-            } else {
-                let groups = groups(weight.format, &read, cols.len(), weighting)
-                    .map_err(|x| self.refused(weight, x))?;
+            if let Some(rounding) = &rounding {
+                let groups = rounding.groups(&read, cols.len()).map_err(|x| self.refused(weight, x))?;
                 for (scale, codes) in groups {
                     // bf16 has fewer digits than f16, so that a scale is exact from 2⁻¹⁷ on. A smaller one is
                     // rounded to a multiple of 2⁻²⁴: no weight of its group is off by more than 2⁻¹⁸.
                     scales.extend_from_slice(&self.half(weight, scale)?.to_le_bytes());
                     self.half(weight, scale * 128.0)?;
                     bytes.extend(codes.map(i8::cast_unsigned));
+                }
+            } else {
+                for &x in &read {
+                    bytes.extend_from_slice(&self.half(weight, x)?.to_le_bytes());
                 }
             }
             self.put(&bytes, sha)?;

@@ -5,11 +5,11 @@
 //! of a decode entry point continues what that of the prompt has stored.
 
 use super::{Failed, Opened, Rows};
-use crate::coreml::parts::{Part, Port, StaticGraph};
-use crate::verify::Distance;
+use crate::emit::Limits;
+use crate::exec::{Data, Executor, States, Tensor as Half};
+use crate::parts::{Part, Port, StaticGraph};
 use half::f16;
-use moec_coreml::emit::Limits;
-use moec_coreml::exec::{Data, Executor, States, Tensor as Half};
+use moec_family::Distance;
 use moec_ir::eval::{Arg, Evaluator, Tensor, op};
 use moec_ir::{Graph, Module, Node, Op, Operand, StateId, ValueId, WeightId};
 use moec_runtime::chunk;
@@ -168,7 +168,7 @@ impl<'a> Trial<'a> {
         let executor = Executor::new(&opened.package, Some(&graph.function))?;
         let function = executor.function();
         let ids = function.inputs.iter().zip(&graph.inputs);
-        let alike = |(id, port): (&moec_coreml::package::ValueId, &Port)| {
+        let alike = |(id, port): (&crate::package::ValueId, &Port)| {
             function.value(*id).is_some_and(|v| v.name == port.name && v.ty.shape == port.shape)
         };
         if function.inputs.len() != graph.inputs.len() || !ids.into_iter().all(alike) {

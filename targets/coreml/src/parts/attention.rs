@@ -8,10 +8,10 @@
 //! multiple. Both keep one state, that of one sequence. A decode entry point of several sequences calls its function once
 //! for each, with one row and its own state.
 
-use super::parts::Source;
+use super::Source;
 use super::walk::{Found, Linear, Rms, Walk, input, projects, projects_heads, value, weight};
-use crate::error::Result;
-use moec_coreml::emit;
+use crate::emit;
+use moec_family::error::Result;
 use moec_ir::op::AttentionDesc;
 use moec_ir::{Module, Op, Operand, RopeStyle, StateId, ValueId, WeightId};
 

@@ -1,5 +1,6 @@
 //! Distances between what was computed and what should have been.
 
+use moec_ir::Format;
 use moec_ir::eval::{Data, Tensor};
 use serde::Serialize;
 
@@ -55,6 +56,19 @@ fn floats(got: &[f32], want: &[f32], len: usize) -> Distance {
     }
     let relative = if norm > 0.0 { (error / norm).sqrt() } else { error.sqrt() };
     Distance { relative, max_abs }
+}
+
+/// Relative error, as root mean square, that storing numbers in a format explains.
+pub fn stored(format: Format) -> f64 {
+    match format {
+        Format::F32 => 0.0,
+        // Half a unit in the eighth bit.
+        Format::Bf16 => 2.0_f64.powi(-9),
+        Format::F16 => 2.0_f64.powi(-12),
+        // Half a step of a group whose other numbers are small beside its largest.
+        Format::Q8 => 0.5 / 127.0 * 32.0_f64.sqrt(),
+        Format::Q4 => 0.5 / 7.0 * 32.0_f64.sqrt(),
+    }
 }
 
 #[cfg(test)]

@@ -4,11 +4,11 @@
 //! more than a graph may hold, it becomes several packages. Rows are picked and the final norm is computed on the
 //! processor, as is the sampling behind.
 
-use super::parts::Source;
+use super::Source;
 use super::walk::{Found, Linear, Walk, rounds, value};
-use crate::error::Result;
-use moec_coreml::emit::{self, EmitError, Limits};
-use moec_coreml::program::Program;
+use crate::emit::{self, EmitError, Limits};
+use crate::program::Program;
+use moec_family::error::Result;
 use moec_ir::{Module, Operand, ValueId};
 
 /// Finds the projection to the vocabulary; gives it, its rows and the logits.

@@ -1,0 +1,98 @@
+//! Artifacts of units beside the processor: written by their families.
+
+use super::cache::cache_dir;
+use crate::error::Result;
+use crate::interrupt;
+use crate::passes::parts;
+use crate::pipeline::Compilation;
+use crate::progress::Progress;
+use moec_cpu::{Feedback, WeightImportance, Weighting, groups};
+use moec_family::{Emit, Error, Numbers, Rounding};
+use moec_ir::types::GROUP;
+use moec_ir::{Format, Source, Weight};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Whether a file of a bundle lies inside of an artifact that is a folder: such files are as large as weights.
+pub fn is_inside(name: &str) -> bool {
+    name.strip_prefix("artifacts/").is_some_and(|rest| rest.contains('/'))
+}
+
+/// Writes the artifacts of everything that lives on another unit below `root`. Gives the bytes of their weights.
+///
+/// # Errors
+/// What the family says.
+pub fn write(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u64> {
+    let (Some(units), Some(placement)) = (&c.units, &c.placement) else { return Ok(0) };
+    let parts = parts::placed(&c.module, placement, units);
+    parts.iter().try_for_each(|part| parts::check_forms(part, &c.module, placement, units))?;
+    let groups = parts::groups(placement, units);
+    let count = groups.len() + parts.len();
+    if count == 0 {
+        return Ok(0);
+    }
+    let bar = progress.items("Emitting", count as u64, "graphs");
+    let next = |name: &str| {
+        interrupt::check()?;
+        bar.label(name);
+        bar.add(1);
+        Ok(())
+    };
+    let numbers = Checkpoint { source: c.checkpoint, importance: c.importance };
+    let written = units.graphs.emit(&Emit {
+        module: &c.module,
+        unit: units.npu,
+        groups: &groups,
+        parts: &parts,
+        numbers: &numbers,
+        root,
+        cache: &cache_dir()?,
+        next: &next,
+    })?;
+    // An interrupt ends the programs of a family, too: that is no failure of theirs.
+    interrupt::check()?;
+    bar.finish();
+    Ok(written)
+}
+
+/// Weights of a checkpoint, rounded as packing rounds them.
+struct Checkpoint<'a> {
+    source: &'a dyn Source,
+    importance: Option<&'a dyn WeightImportance>,
+}
+
+impl Numbers for Checkpoint<'_> {
+    fn read(
+        &self,
+        weight: &Weight,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<()> {
+        weight
+            .expr
+            .read(lead, rows, cols, self.source, out)
+            .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))
+    }
+
+    fn rounding<'a>(&'a self, weight: &'a Weight, lead: usize) -> Box<dyn Rounding + 'a> {
+        let feedback = self.importance.and_then(|i| i.feedback(&weight.name, lead));
+        let importance = self.importance.and_then(|i| i.importance(&weight.name, lead));
+        Box::new(Groups { format: weight.format, feedback, importance })
+    }
+}
+
+struct Groups<'a> {
+    format: Format,
+    feedback: Option<Arc<Feedback>>,
+    importance: Option<&'a [f32]>,
+}
+
+impl Rounding for Groups<'_> {
+    fn groups(&self, rows: &[f32], cols: usize) -> Result<Vec<(f32, [i8; GROUP])>, f32> {
+        let weighting = Weighting { feedback: self.feedback.as_deref(), ..Weighting::of(self.importance) };
+        Ok(groups(self.format, rows, cols, weighting)?.collect())
+    }
+}

@@ -1,0 +1,116 @@
+//! The target families, one row each, and the devices that they compile for.
+//!
+//! What a family does is behind [`Family`]: nothing else in the compiler knows one by name, the processor's aside, whose
+//! kernels, packed weights and object code every bundle has.
+
+use crate::error::{Error, Result};
+use moec_device::{Device, DeviceError, Unit};
+use moec_family::{Family, StaticGraphs};
+
+/// Every family.
+pub const FAMILIES: &[&dyn Family] = &[&moec_cpu::Processor, &moec_coreml::CoreMl];
+
+/// The family of a unit.
+///
+/// # Errors
+/// One that nobody has written.
+pub fn of(unit: &Unit, device: &Device) -> Result<&'static dyn Family> {
+    let name = device.family_of(unit);
+    FAMILIES.iter().find(|f| f.name() == name).copied().ok_or_else(|| {
+        let known: Vec<_> = FAMILIES.iter().map(|f| format!("`{}`", f.name())).collect();
+        Error::input(format!("unit `{}` of `{}` is of the family `{name}`", unit.name, device.name))
+            .because(format!("there are {}", known.join(", ")))
+            .hint("correct `family` in the device file")
+    })
+}
+
+/// The static graphs of a unit; `None` where its shapes are dynamic.
+pub fn graphs(unit: &Unit, device: &Device) -> Option<&'static dyn StaticGraphs> {
+    of(unit, device).ok()?.graphs()
+}
+
+/// The static graphs of a device.
+///
+/// # Errors
+/// A device without such graphs.
+pub fn statics(device: &Device) -> Result<&'static dyn StaticGraphs> {
+    let found = device.units.iter().find_map(|unit| graphs(unit, device));
+    found.ok_or_else(|| Error::input(format!("no unit of `{}` has static graphs", device.name)))
+}
+
+/// The device of that name or path, which its families accept.
+///
+/// # Errors
+/// No such device, or its file is wrong.
+pub fn device(name: &str) -> Result<Device> {
+    let device = Device::find(name).map_err(|e| {
+        let hint = e.hint();
+        let error = match &e {
+            DeviceError::Unknown { .. } => Error::usage(e.to_string()),
+            DeviceError::Read { source, .. } => Error::input(e.to_string()).because(source),
+            DeviceError::Parse { .. } | DeviceError::Invalid { .. } => Error::input(e.to_string()),
+        };
+        error.hint(hint)
+    })?;
+    check(&device, name)?;
+    Ok(device)
+}
+
+/// Checks every unit of a device by its family; `name` is for messages.
+///
+/// # Errors
+/// The first thing that a family misses.
+pub fn check(device: &Device, name: &str) -> Result<()> {
+    for unit in &device.units {
+        of(unit, device)?.check(device, unit).map_err(|flaw| {
+            Error::input(format!("device `{name}`, unit `{}`: `{}`: {}", unit.name, flaw.key, flaw.message))
+                .hint("`moec targets m2-ultra` prints a device file that is right")
+        })?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use moec_device::BUILT_IN;
+    use std::path::Path;
+
+    fn built_in(name: &str) -> &'static str {
+        BUILT_IN.iter().find(|(n, _)| *n == name).map(|(_, text)| *text).expect("a built-in device")
+    }
+
+    #[test]
+    fn every_built_in_device_is_accepted() {
+        for (name, _) in BUILT_IN {
+            device(name).expect(name);
+        }
+    }
+
+    #[test]
+    fn names_of_families_are_their_own() {
+        let mut names: Vec<_> = FAMILIES.iter().map(|f| f.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), FAMILIES.len());
+    }
+
+    #[test]
+    fn what_a_family_misses_is_said() {
+        let text = built_in("m2-ultra");
+        let refused = |from: &str, to: &str| {
+            assert!(text.contains(from), "{from}");
+            let device = Device::parse(&text.replace(from, to), Path::new("d.toml")).expect("a device");
+            check(&device, "d.toml").expect_err(from).to_string()
+        };
+        let message = refused("form = \"conv1x1\"\n", "");
+        assert!(
+            message.contains("the row of `linear`: an NPU of the family `coreml` has `form"),
+            "{message}"
+        );
+        let message = refused("max_graph_bytes = {", "busy_w = {");
+        assert!(message.contains("needs `legality`, `matmul` and `max_graph_bytes`"), "{message}");
+        let message = refused("family = \"coreml\"", "family = \"cobol\"");
+        assert!(message.contains("is of the family `cobol`"), "{message}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Artifacts of units beside the processor: read back and executed by their families.
+
+use crate::bundle::read::Bundle;
+use crate::error::Result;
+use crate::interrupt;
+use crate::passes::parts;
+use crate::passes::units::Units;
+use crate::progress::Progress;
+use moec_family::{FunctionReport, Trial};
+use moec_ir::Module;
+use moec_ir::eval::Evaluator;
+
+/// Executes every function of every artifact. Where `rounded`, the evaluator has the bundle's own weights.
+///
+/// # Errors
+/// An artifact that is missing, malformed, or does not run.
+pub(super) fn verify(
+    bundle: &Bundle,
+    module: &Module,
+    evaluator: &mut Evaluator<'_>,
+    rounded: bool,
+    progress: &Progress,
+) -> Result<Vec<FunctionReport>> {
+    let placement = &bundle.plan.placement;
+    let device = bundle.device()?;
+    let Some(units) = Units::of(&device).filter(|_| !placement.is_dynamic()) else { return Ok(Vec::new()) };
+    let (groups, parts) = (parts::groups(placement, &units), parts::placed(module, placement, &units));
+    let bar = progress.items("Executing", (groups.len() + parts.len()) as u64, "graphs");
+    let next = |name: &str| {
+        interrupt::check()?;
+        bar.label(name);
+        bar.add(1);
+        Ok(())
+    };
+    let mut trial = Trial {
+        folder: &bundle.folder,
+        plan: &bundle.plan,
+        module,
+        unit: units.npu,
+        groups: &groups,
+        parts: &parts,
+        evaluator,
+        rounded,
+        next: &next,
+    };
+    let reports = units.graphs.verify(&mut trial)?;
+    bar.finish();
+    Ok(reports)
+}
+
+/// Reads every artifact that the plan calls and checks that its unit can run it; executes nothing. Gives the number of
+/// functions.
+///
+/// # Errors
+/// An artifact that is missing, malformed or refused, or without a function that the plan calls.
+pub(super) fn read(bundle: &Bundle) -> Result<usize> {
+    if bundle.plan.graphs.is_empty() {
+        return Ok(0);
+    }
+    let device = bundle.device()?;
+    Units::of(&device).map_or(Ok(0), |units| units.graphs.read(&bundle.folder, &bundle.plan, units.npu))
+}

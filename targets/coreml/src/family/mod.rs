@@ -1,0 +1,171 @@
+//! The family's row: what the compiler asks of it.
+//!
+//! A group of experts lies at `artifacts/layers.L.group.G.mlpackage`. Its functions `cap{C}` take the packed rows of
+//! the group's experts (NPUMoE, §4.2), each with room for C of every expert. Attention, dense networks and the head are
+//! [`parts`]. Weights are the checkpoint's, cast to f16, or codes with scales.
+
+mod emit;
+mod host;
+mod verify;
+mod weights;
+
+pub use host::Emulated;
+
+use crate::helper::{Helper, INSTALL, PROGRAM};
+use crate::parts::{self, experts::Experts};
+use moec_device::{Device, Unit, UnitKind};
+use moec_family::error::Result;
+use moec_family::{
+    Diagnosis, Emit, Family, Flaw, FunctionReport, GroupGraph, Part, PartAttention, PartGraph, StaticGraphs,
+    Trial,
+};
+use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
+use moec_ir::{Module, Weight};
+use moec_runtime::graphs::Graphs;
+use std::path::Path;
+
+/// The Core ML family: packages for the Neural Engine.
+#[derive(Clone, Copy, Debug)]
+pub struct CoreMl;
+
+impl Family for CoreMl {
+    fn name(&self) -> &'static str {
+        "coreml"
+    }
+
+    fn check(&self, device: &Device, unit: &Unit) -> Result<(), Flaw> {
+        let bad = |key: &str, message: &str| Err(Flaw::new(key, message));
+        if unit.kind != UnitKind::Npu {
+            return bad("unit.family", "a unit of the family `coreml` is of kind `npu`");
+        }
+        if unit.legality.is_empty() || unit.max_graph_bytes.is_none() || unit.matmul.is_empty() {
+            return bad(
+                "unit",
+                "an NPU of the family `coreml` needs `legality`, `matmul` and `max_graph_bytes`",
+            );
+        }
+        // Its graphs are written of convolutions.
+        let projections = ["linear", "linear_glu", "head_linear"].into_iter();
+        let mut others = projections.filter(|op| unit.is_legal(op) && unit.form(op) != Some("conv1x1"));
+        if let Some(op) = others.next() {
+            let needs = "an NPU of the family `coreml` has `form = \"conv1x1\"`";
+            return bad("unit.legality", &format!("the row of `{op}`: {needs}"));
+        }
+        let cpu = device.units.iter().find(|u| u.kind == UnitKind::Cpu);
+        if cpu.is_none_or(|u| u.matmul.is_empty()) {
+            return bad("unit", "the family `coreml` needs a unit of kind `cpu` with `matmul`");
+        }
+        Ok(())
+    }
+
+    fn graphs(&self) -> Option<&dyn StaticGraphs> {
+        Some(self)
+    }
+
+    fn doctor(&self, cache: &Path, targets: &[&str]) -> Vec<Diagnosis> {
+        let name = "core ml";
+        let row = match Helper::find(cache).and_then(|helper| helper.versions()) {
+            Ok(v) => Diagnosis {
+                name,
+                works: true,
+                found: format!(
+                    "`{PROGRAM}` with coremltools {}, Python {}, numpy {}",
+                    v.coremltools, v.python, v.numpy
+                ),
+                hint: format!("`{INSTALL}` installs them anew"),
+            },
+            Err(e) => Diagnosis {
+                name,
+                works: false,
+                found: e.to_string().lines().next().unwrap_or_default().to_owned(),
+                hint: format!("to build for {}, in moec's source tree: {}", targets.join(", "), e.hint()),
+            },
+        };
+        vec![row]
+    }
+}
+
+impl StaticGraphs for CoreMl {
+    fn part(&self, module: &Module, scope: &str, unit: &Unit) -> Result<Part, String> {
+        let found = parts::Part::find(module, scope)?;
+        found.check(module, unit)?;
+        let graphs = found.graphs(module, unit)?.iter().map(described).collect::<Result<_, String>>()?;
+        let limits = parts::limits(unit);
+        let context = found.context(&limits).map(|context| PartAttention { context, window: found.window() });
+        let matrices = found.matrices();
+        let parts::Part { name, scope, cuts, .. } = found;
+        Ok(Part { name, scope, cuts, attention: context, graphs, matrices })
+    }
+
+    fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph> {
+        let hidden = Experts::of(module, table.layer).map_or(0, |e| module.weight(e.gate_up).cols() as u32);
+        let experts = table.groups.get(group).map_or(0, |g| g.experts.len() as u32);
+        let of = |capacity: u32| {
+            let port = |name: &str| Port { name: name.to_owned(), shape: [capacity * experts, hidden, 1, 1] };
+            let graph = GraphDecl {
+                package: path(table, group),
+                function: function(capacity),
+                inputs: vec![port("x")],
+                outputs: vec![port("y")],
+                stateful: false,
+            };
+            GroupGraph { capacity, graph }
+        };
+        sizes(table, group).into_iter().map(of).collect()
+    }
+
+    fn bytes(&self, unit: &Unit, weight: &Weight, numbers: u64) -> u64 {
+        parts::graph_bytes(unit, weight, numbers)
+    }
+
+    fn emit(&self, emit: &Emit<'_>) -> Result<u64> {
+        emit::packages(emit)
+    }
+
+    fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
+        verify::read(folder, plan, unit)
+    }
+
+    fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
+        verify::verify(trial)
+    }
+
+    fn host(&self) -> Box<dyn Graphs> {
+        Box::new(Emulated::default())
+    }
+}
+
+/// A function as a plan has it: its ports have four axes.
+fn described(graph: &parts::StaticGraph) -> Result<PartGraph, String> {
+    let ports = |list: &[parts::Port]| {
+        let port = |p: &parts::Port| {
+            let shape: Option<Vec<u32>> = p.shape.iter().map(|&n| u32::try_from(n).ok()).collect();
+            Some(Port { name: p.name.clone(), shape: shape?.try_into().ok()? })
+        };
+        let all: Option<Vec<Port>> = list.iter().map(port).collect();
+        all.ok_or_else(|| format!("a port of `{}` has other axes than four", graph.function))
+    };
+    let (inputs, outputs) = (ports(&graph.inputs)?, ports(&graph.outputs)?);
+    let (package, function) = (graph.package.clone(), graph.function.clone());
+    let graph_decl = GraphDecl { package, function, inputs, outputs, stateful: graph.stateful };
+    Ok(PartGraph { entry: graph.entry, graph: graph_decl })
+}
+
+/// Where the package of a group lies in a bundle.
+fn path(table: &ExpertTable, group: usize) -> String {
+    parts::path(&table.group_name(group))
+}
+
+/// Name of the function that takes so many rows of each expert.
+fn function(capacity: u32) -> String {
+    format!("cap{capacity}")
+}
+
+/// Rows per expert of a group's functions, ascending: those of the placement, or the capacity of its tier.
+fn sizes(table: &ExpertTable, group: usize) -> Vec<u32> {
+    let Some(group) = table.groups.get(group) else { return Vec::new() };
+    match group.sizes.as_slice() {
+        [] => table.tiers.get(group.tier as usize).copied().into_iter().collect(),
+        sizes => sizes.to_vec(),
+    }
+}

@@ -1,0 +1,36 @@
+//! Routed experts of a layer, found in the Graph.
+
+use moec_ir::{Glu, Graph, Module, Node, Op, Operand, WeightId};
+
+/// The experts of a layer, as the Graph has them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Experts {
+    /// How gate and up join.
+    pub(crate) glu: Glu,
+    /// `[E, 2I, H]`
+    pub(crate) gate_up: WeightId,
+    /// `[E, H, I]`
+    pub(crate) down: WeightId,
+    /// `[E, 2I]` and `[E, H]`
+    pub(crate) biases: Option<[WeightId; 2]>,
+}
+
+impl Experts {
+    /// Those of a layer.
+    pub(crate) fn of(module: &Module, layer: u32) -> Option<Self> {
+        let graph: &Graph = module.entries.first()?;
+        let in_layer = |n: &&Node| n.scope.split('.').nth(1).and_then(|l| l.parse().ok()) == Some(layer);
+        graph.nodes.iter().filter(in_layer).find_map(|node| {
+            let Op::ExpertFfn { glu, .. } = node.op else { return None };
+            let weights = node.inputs.iter().filter_map(|o| match o {
+                Operand::Weight(id) => Some(*id),
+                _ => None,
+            });
+            match *weights.collect::<Vec<_>>().as_slice() {
+                [gate_up, down] => Some(Self { glu, gate_up, down, biases: None }),
+                [gate_up, down, a, b] => Some(Self { glu, gate_up, down, biases: Some([a, b]) }),
+                _ => None,
+            }
+        })
+    }
+}

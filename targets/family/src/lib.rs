@@ -1,0 +1,121 @@
+//! What a target family does for the compiler.
+//!
+//! A family is one crate and one row of the compiler's table. The device file names the family of every unit; the compiler
+//! asks its row for what it must know, and calls no family by name:
+//!
+//! * [`Family::check`]: what a device file must say of such a unit;
+//! * [`StaticGraphs::part`], [`StaticGraphs::group`]: which parts of a Graph it takes under the limits of that file, and
+//!   as which functions;
+//! * [`StaticGraphs::emit`]: its artifacts, written to disk;
+//! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the reference;
+//! * [`StaticGraphs::host`]: what executes them on this machine, for who has not the device;
+//! * [`Family::doctor`]: which tools it needs, and whether they are there.
+//!
+//! Invariant: this crate knows no family.
+
+pub mod distance;
+pub mod emit;
+pub mod error;
+pub mod part;
+pub mod verify;
+
+pub use distance::{Distance, stored};
+pub use emit::{Emit, Numbers, Rounding};
+pub use error::{Error, Fault, Result};
+pub use part::{Cut, GroupGraph, Part, PartAttention, PartGraph};
+pub use verify::{FunctionReport, Trial};
+
+use moec_device::{Device, Unit};
+use moec_ir::plan::{ExpertTable, Plan};
+use moec_ir::{Module, Weight};
+use moec_runtime::graphs::Graphs;
+use std::path::Path;
+
+/// A target family.
+pub trait Family: Sync + std::fmt::Debug {
+    /// Name in device files.
+    fn name(&self) -> &'static str;
+
+    /// Whether a device file says of a unit what the family must know.
+    ///
+    /// # Errors
+    /// The key that is wrong or missing, and what is expected.
+    fn check(&self, device: &Device, unit: &Unit) -> Result<(), Flaw>;
+
+    /// Its static graphs; `None`: its units take shapes as they come.
+    fn graphs(&self) -> Option<&dyn StaticGraphs> {
+        None
+    }
+
+    /// The tools that it needs. `cache` is moec's cache folder; `targets` are the devices that have such units.
+    fn doctor(&self, _cache: &Path, _targets: &[&str]) -> Vec<Diagnosis> {
+        Vec::new()
+    }
+}
+
+/// What is wrong with a device file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flaw {
+    /// The key, with its section.
+    pub key: String,
+    /// What is expected.
+    pub message: String,
+}
+
+impl Flaw {
+    /// A flaw of that key.
+    pub fn new(key: &str, message: impl Into<String>) -> Self {
+        Self { key: key.to_owned(), message: message.into() }
+    }
+}
+
+/// Whether a tool is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnosis {
+    /// What is looked for.
+    pub name: &'static str,
+    /// Whether it works.
+    pub works: bool,
+    /// What was found.
+    pub found: String,
+    /// What to do where it does not work.
+    pub hint: String,
+}
+
+/// Graphs whose shapes are known when the model is built, in artifacts that a unit loads.
+pub trait StaticGraphs: Sync + std::fmt::Debug {
+    /// The part of a scope, as graphs of a unit.
+    ///
+    /// # Errors
+    /// Why it cannot be one, for people.
+    fn part(&self, module: &Module, scope: &str, unit: &Unit) -> Result<Part, String>;
+
+    /// Functions of a group of experts, by ascending rows per expert: `x[experts · rows, H, 1, 1]` → `y`, alike.
+    fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph>;
+
+    /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
+    fn bytes(&self, unit: &Unit, weight: &Weight, numbers: u64) -> u64;
+
+    /// Writes artifacts. Gives the bytes of their weights.
+    ///
+    /// # Errors
+    /// A tool that is missing, which says what installs it; a graph over the limit; a weight that the unit's numbers do not
+    /// hold; a disk that is full.
+    fn emit(&self, emit: &Emit<'_>) -> Result<u64>;
+
+    /// Reads every artifact that a plan calls and checks that the unit can run it; executes nothing. Gives the number of
+    /// functions.
+    ///
+    /// # Errors
+    /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
+    fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize>;
+
+    /// Executes every function of every artifact against the evaluator.
+    ///
+    /// # Errors
+    /// An artifact that is missing, malformed, or does not run.
+    fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>>;
+
+    /// What executes them on this machine.
+    fn host(&self) -> Box<dyn Graphs>;
+}

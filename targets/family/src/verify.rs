@@ -1,0 +1,53 @@
+//! What a family gets to verify its artifacts by, and what it says of them.
+
+use crate::distance::Distance;
+use crate::error::Result;
+use crate::part::Part;
+use moec_device::Unit;
+use moec_ir::Module;
+use moec_ir::eval::Evaluator;
+use moec_ir::plan::{ExpertTable, Plan};
+use serde::Serialize;
+use std::path::Path;
+
+/// Artifacts of one unit, and the reference that they are held against.
+pub struct Trial<'a, 'e> {
+    /// Folder of the bundle.
+    pub folder: &'a Path,
+    /// Its plan.
+    pub plan: &'a Plan,
+    /// The Graph.
+    pub module: &'a Module,
+    /// The unit.
+    pub unit: &'a Unit,
+    /// Groups of experts: tables of layers with indices of groups.
+    pub groups: &'a [(&'a ExpertTable, usize)],
+    /// Other parts.
+    pub parts: &'a [Part],
+    /// The reference.
+    pub evaluator: &'a mut Evaluator<'e>,
+    /// Whether the reference has the bundle's own weights: then what their format rounds is allowed for, since artifacts
+    /// hold the checkpoint's.
+    pub rounded: bool,
+    /// Told of every group and part, by its name, before it is executed.
+    pub next: &'a dyn Fn(&str) -> Result<()>,
+}
+
+/// A function of an artifact.
+#[derive(Clone, Debug, Serialize)]
+pub struct FunctionReport {
+    /// Path of the artifact in the bundle.
+    pub package: String,
+    /// `cap32`
+    pub function: String,
+    /// Experts; 0 where it is none of experts.
+    pub experts: usize,
+    /// Against the evaluator on the same rows.
+    pub error: Distance,
+    /// Largest error allowed.
+    pub bound: f64,
+    /// What the unit would not run as it stands, and what is odd.
+    pub findings: Vec<String>,
+    /// Whether one of them forbids it.
+    pub refused: bool,
+}
