@@ -23,7 +23,7 @@ use moec_coreml::program::{Blocks, Counted, Function, Program, Rules};
 use moec_device::{CacheWrite, StoredFormat, Unit};
 use moec_ir::placement::Placement;
 use moec_ir::types::GROUP;
-use moec_ir::{EntryKind, Format, Module, NodeId, Op, ValueId, Weight, WeightId};
+use moec_ir::{EntryKind, Format, Module, NodeId, Op, Scope, ValueId, Weight, WeightId};
 use std::collections::BTreeSet;
 
 /// Most places of an attention that have a function of their own: a package may have 256 functions.
@@ -38,7 +38,7 @@ pub struct Part {
     /// `layers.3.attn`, `layers.0.ffn`, `layers.2.shared`, `head`.
     pub name: String,
     /// Its scope in the Graph.
-    pub scope: String,
+    pub scope: Scope,
     /// Where it stands in each entry point, in the order of the module's.
     pub cuts: Vec<Cut>,
     kind: Kind,
@@ -161,16 +161,16 @@ pub(super) fn path(program: &str) -> String {
 /// by nothing but this: those that cannot be a graph are on the processor.
 pub fn placed(module: &Module, placement: &Placement, npu: &Unit) -> Vec<Part> {
     let Some(graph) = module.entries.first() else { return Vec::new() };
-    let on_npu = |scope: &str| module.entries.iter().any(|g| placed_in(placement, npu, scope, g.kind));
-    let mut scopes: Vec<&str> = graph.nodes.iter().map(|n| &*n.scope).collect();
+    let on_npu = |scope: &Scope| module.entries.iter().any(|g| placed_in(placement, npu, scope, g.kind));
+    let mut scopes: Vec<&Scope> = graph.nodes.iter().map(|n| &n.scope).collect();
     scopes.dedup();
     let found = scopes.into_iter().filter(|s| on_npu(s)).filter_map(|s| Part::find(module, s).ok());
     found.filter(|part| part.check(module, npu).is_ok()).collect()
 }
 
 /// Whether a placement gives the matrices of a scope to a unit in one entry point.
-pub fn placed_in(placement: &Placement, npu: &Unit, scope: &str, entry: EntryKind) -> bool {
-    let any = crate::passes::reside::any_layer(scope);
+pub fn placed_in(placement: &Placement, npu: &Unit, scope: &Scope, entry: EntryKind) -> bool {
+    let any = scope.any_layer();
     let matrix = |op: &str| ["attention", "linear", "linear_glu", "conv1x1"].contains(&op);
     let of_scope = placement.ops.iter().filter(|o| o.entry == entry && o.scope == any);
     of_scope.into_iter().any(|o| matrix(&o.op) && placement.unit(o.unit) == npu.name)
@@ -181,30 +181,26 @@ impl Part {
     ///
     /// # Errors
     /// Why there is none, for people.
-    pub fn find(module: &Module, scope: &str) -> std::result::Result<Self, String> {
-        let words: Vec<&str> = scope.split('.').collect();
+    pub fn find(module: &Module, scope: &Scope) -> std::result::Result<Self, String> {
         let multiple = Rules::ANE.rows_multiple;
-        let (mut part, mut name): (Option<Kind>, _) = (None, scope.to_owned());
+        let (mut part, mut name): (Option<Kind>, _) = (None, scope.clone());
         let mut cuts = Vec::new();
         for graph in &module.entries {
             let mut walk = Walk::new(graph, scope);
-            let (kind, x, angles, y) = match *words.as_slice() {
-                ["layers", _, "attn"] => {
-                    let (found, ends) = attention::find(module, &mut walk)?;
-                    (Kind::Attention(found), ends.x, ends.angles, ends.y)
+            let (kind, x, angles, y) = if scope.part == moec_ir::Part::ATTN {
+                let (found, ends) = attention::find(module, &mut walk)?;
+                (Kind::Attention(found), ends.x, ends.angles, ends.y)
+            } else if scope.part == moec_ir::Part::FFN {
+                if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+                    name.part = moec_ir::Part::SHARED;
                 }
-                ["layers", layer, "ffn"] => {
-                    if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
-                        name = format!("layers.{layer}.shared");
-                    }
-                    let (found, x, y) = dense::find(module, &mut walk)?;
-                    (Kind::Dense(found), x, None, y)
-                }
-                ["head"] => {
-                    let (found, x, y) = head::find(module, &mut walk)?;
-                    (Kind::Head(found), x, None, y)
-                }
-                _ => return Err("no graph is made for what stands here".into()),
+                let (found, x, y) = dense::find(module, &mut walk)?;
+                (Kind::Dense(found), x, None, y)
+            } else if scope.part == moec_ir::Part::HEAD {
+                let (found, x, y) = head::find(module, &mut walk)?;
+                (Kind::Head(found), x, None, y)
+            } else {
+                return Err("no graph is made for what stands here".into());
             };
             let rows = match (&kind, graph.kind) {
                 (Kind::Attention(_), EntryKind::Decode(_) | EntryKind::Little(_)) => 1,
@@ -217,7 +213,7 @@ impl Part {
             }
         }
         let kind = part.ok_or("there is no entry point")?;
-        Ok(Self { name, scope: scope.to_owned(), cuts, kind })
+        Ok(Self { name: name.to_string(), scope: scope.clone(), cuts, kind })
     }
 
     /// Whether it becomes graphs that the unit takes.
