@@ -24,7 +24,7 @@ use moec_device::{BUILT_IN, Device};
 use moec_ir::eval::Evaluator;
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::text::parse_placement;
-use moec_ir::{EntryKind, Op};
+use moec_ir::{EntryKind, Op, Part, Scope};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -137,7 +137,7 @@ fn compile_with(
     let until = |pass| Stops { print_after: None, stop_after: Some(pass) };
     lowered.run(until("lower"), &Progress::silent(), &mut |_| {}).unwrap();
     let routers = lowered.module.entries[0].nodes.iter().filter_map(|n| match &n.op {
-        Op::Router(d) => Some((n.scope.split('.').nth(1).unwrap().parse().unwrap(), d.experts, d.k)),
+        Op::Router(d) => Some((n.scope.layer.unwrap(), d.experts, d.k)),
         _ => None,
     });
     let profile = skewed(&spec, &routers.collect::<Vec<_>>());
@@ -453,18 +453,19 @@ fn entry_points_may_have_a_part_in_two_forms() {
     let units = Units::of(&device).unwrap();
     compile(&checkpoint("qwen2_moe"), &device, ATTENTION_ON_NPU, "reside", None, &mut |c| {
         let (mut module, mut placement) = (c.module.clone(), c.placement.clone().unwrap());
-        let here = |o: &OpPlace| matches!(o.entry, EntryKind::Decode(_)) && !o.scope.ends_with("attn");
+        let here = |o: &OpPlace| matches!(o.entry, EntryKind::Decode(_)) && o.scope.part != Part::ATTN;
         placement.ops.iter_mut().filter(|o| here(o)).for_each(|o| o.unit = units.cpu_index());
         let costs = Costs { legal: &|_| true, launch: 64.0 };
         convolve(&mut module, &mut placement, &units, costs).unwrap();
         moec_ir::verify::module(&module).unwrap();
         for graph in &module.entries {
             let decodes = matches!(graph.kind, EntryKind::Decode(_));
-            let convolves = |scope: &str| {
+            let convolves = |scope: Scope| {
                 let nodes = graph.nodes.iter().filter(|n| n.scope == scope);
                 nodes.into_iter().any(|n| matches!(n.op, Op::Conv1x1 { .. }))
             };
-            let found = ["layers.0.attn", "layers.0.ffn", "head"].map(convolves);
+            let [attn, ffn] = [Part::ATTN, Part::FFN].map(|part| Scope::in_layer(0, part));
+            let found = [attn, ffn, Part::HEAD.into()].map(convolves);
             assert_eq!(found, [true, !decodes, !decodes], "{}", graph.kind);
         }
         let statics = Statics::of(&module, &placement, &units).unwrap();

@@ -4,8 +4,8 @@
 use moec::passes::rewrite::{Applied, Costs, Island, Options, rewrite, rules};
 use moec_ir::eval::Evaluator;
 use moec_ir::{
-    Activation, Encoding, EntryKind, Format, Glu, GraphBuilder, Leaf, Module, NodeId, Op, Operand, Source,
-    ValueId, Weight, WeightClass, WeightExpr, verify,
+    Activation, Encoding, EntryKind, Format, Glu, GraphBuilder, Leaf, Module, NodeId, Op, Operand, Part,
+    Scope, Source, ValueId, Weight, WeightClass, WeightExpr, verify,
 };
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -317,13 +317,13 @@ fn rewritten(module: &mut Module, keep: Option<&dyn Fn(&str) -> bool>, costs: Co
 fn module(build: impl FnOnce(&mut Block<'_, '_>) -> ValueId) -> Module {
     let mut module = Module::default();
     let mut b = GraphBuilder::new(&mut module, EntryKind::Prefill(T as u32), T);
-    b.scope("embed");
+    b.scope(Part::EMBED);
     let mut block = Block { b: &mut b, x: ValueId(0) };
     let table = block.weight("embed", &[VOCAB, C]);
     block.x = block.op(Op::Embed, &[ValueId(0).into(), table]);
-    block.b.scope("layers.0.ffn");
+    block.b.scope(Scope::in_layer(0, Part::FFN));
     let y = build(&mut block);
-    block.b.scope("head");
+    block.b.scope(Part::HEAD);
     let picked = block.op(Op::GatherRows, &[y.into(), ValueId(3).into()]);
     let logits = block.linear("head", picked, VOCAB, false);
     b.finish(logits).unwrap();
@@ -451,7 +451,7 @@ proptest! {
     ) {
         let before = module(|b| chain(b, &steps));
         let graph = &before.entries[0];
-        let inside = |n: &moec_ir::Node| n.scope == "layers.0.ffn";
+        let inside = |n: &moec_ir::Node| n.scope == Scope::in_layer(0, Part::FFN);
         let nodes: Vec<NodeId> = (0..graph.nodes.len() as u32)
             .map(NodeId)
             .filter(|n| inside(&graph.nodes[n.0 as usize]))

@@ -6,6 +6,7 @@ use crate::graph::{
 use crate::infer::TypeError;
 use crate::op::{Kind, Op};
 use crate::plan::RowSpace;
+use crate::scope::Scope;
 use crate::types::Type;
 use crate::weights::Weight;
 
@@ -176,7 +177,7 @@ impl Graph {
 pub struct GraphBuilder<'m> {
     module: &'m mut Module,
     graph: Graph,
-    scope: String,
+    scope: Scope,
     /// Whether each value is the result of a cache write.
     from_cache: Vec<bool>,
 }
@@ -187,12 +188,12 @@ impl<'m> GraphBuilder<'m> {
         let tokens = Type::i32([kind.rows()]);
         let values = vec![tokens.clone(), tokens.clone(), tokens, Type::i32([out_rows])];
         let graph = Graph { kind, values, nodes: Vec::new(), output: Graph::IDS };
-        Self { module, graph, scope: String::new(), from_cache: vec![false; INPUTS] }
+        Self { module, graph, scope: Scope::default(), from_cache: vec![false; INPUTS] }
     }
 
     /// Scope of the nodes added from here on.
-    pub fn scope(&mut self, scope: &str) {
-        scope.clone_into(&mut self.scope);
+    pub fn scope(&mut self, scope: impl Into<Scope>) {
+        self.scope = scope.into();
     }
 
     /// The module, for declaring weights and states.
@@ -227,8 +228,8 @@ impl<'m> GraphBuilder<'m> {
             Some((self.graph.values.get(at)?.clone(), self.from_cache[at]))
         };
         let types = infer_node(self.module, &op, inputs, lookup).map_err(|e| {
-            let scope = if self.scope.is_empty() { "" } else { " " };
-            e.within(&format!("{}{scope}{} node {}", self.graph.kind, self.scope, self.graph.nodes.len()))
+            let space = if self.scope == Scope::default() { "" } else { " " };
+            e.within(&format!("{}{space}{} node {}", self.graph.kind, self.scope, self.graph.nodes.len()))
         })?;
         let first = self.graph.values.len() as u32;
         let outputs: Vec<_> = (first..first + types.len() as u32).map(ValueId).collect();

@@ -1,6 +1,7 @@
 //! The Graph: entry points over shared weights and state.
 
 use crate::op::Op;
+use crate::scope::Scope;
 use crate::types::Type;
 use crate::weights::Weight;
 use bincode::{Decode, Encode};
@@ -41,7 +42,7 @@ pub struct Node {
     pub outputs: Vec<ValueId>,
     /// Where it stands in the model: `embed`, `layers.0.attn`, `layers.0.ffn`, `head`. Rewriting never
     /// looks across scopes.
-    pub scope: String,
+    pub scope: Scope,
 }
 
 /// Which entry point a graph is.

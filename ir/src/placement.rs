@@ -5,6 +5,7 @@
 //! (NPUMoE, §4.1 to §4.3), each group and operator with the reason.
 
 use crate::graph::EntryKind;
+use crate::scope::{AnyLayer, Scope};
 use bincode::{Decode, Encode};
 use std::fmt;
 
@@ -67,8 +68,8 @@ impl fmt::Display for Overflow {
 pub struct OpPlace {
     /// Entry point.
     pub entry: EntryKind,
-    /// Scope, with `*` for the layer: `layers.*.attn`.
-    pub scope: String,
+    /// Scope in all layers: `layers.*.attn`.
+    pub scope: Scope<AnyLayer>,
     /// Operator, by its name in the Graph.
     pub op: String,
     /// Index of the unit.

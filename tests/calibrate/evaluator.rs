@@ -10,7 +10,7 @@ use moec::pipeline::{Compilation, Stops};
 use moec::profile::Profile;
 use moec::progress::Progress;
 use moec_ir::eval::{self, Arg, Evaluator, Tensor};
-use moec_ir::{Graph, Module, Op, Operand, ValueId, WeightClass};
+use moec_ir::{Graph, Module, Op, Operand, Part, ValueId, WeightClass};
 use std::collections::{BTreeMap, HashMap};
 
 /// Sums of squares and counts per matrix of a weight, by its name.
@@ -100,7 +100,7 @@ struct Behaviour {
 impl Behaviour {
     fn add(&mut self, call: &Call<'_>) {
         for node in &call.graph.nodes {
-            let layer = || node.scope.split('.').nth(1).unwrap().parse().unwrap();
+            let layer = || node.scope.layer.unwrap();
             match &node.op {
                 Op::Router(d) => {
                     let ids = call.values[&node.outputs[0]].as_i32()[..call.n * d.k].chunks_exact(d.k);
@@ -108,7 +108,7 @@ impl Behaviour {
                     self.chosen.entry(layer()).or_default().push(ids);
                 }
                 // x + o, of which o is the attention's output.
-                Op::Add if node.scope.split('.').nth(2) == Some("attn") => {
+                Op::Add if node.scope.part == Part::ATTN => {
                     let norm =
                         |i| call.row(node.inputs[1], i).iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
                     self.norms.entry(layer()).or_default().extend((0..call.n).map(|i| norm(i).sqrt()));

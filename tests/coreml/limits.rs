@@ -21,10 +21,9 @@ fn what_cannot_be_a_graph_stays_and_says_why_or_is_refused_by_name() {
     let text = String::from_utf8(ok(&mut build).stdout).unwrap();
     let p = moec_ir::text::parse_placement(&text).unwrap();
     let of = |scope: &str, op: &str| {
-        let mut found = p
-            .ops
-            .iter()
-            .filter(|o| matches!(o.entry, moec_ir::EntryKind::Prefill(_)) && o.scope == scope && o.op == op);
+        let mut found = p.ops.iter().filter(|o| {
+            matches!(o.entry, moec_ir::EntryKind::Prefill(_)) && o.scope.to_string() == scope && o.op == op
+        });
         let row = found.next().unwrap().clone();
         (p.unit(row.unit).to_owned(), row.why)
     };

@@ -11,7 +11,7 @@ use crate::profile::correlations::{WIDEST, block_for};
 use crate::profile::{Chunk, Correlations, Moments, Routes, Routing, Saliency, Trace};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
-use moec_ir::{DType, Graph, Module, Node, Op, Operand, ValueId, WeightClass, WeightId};
+use moec_ir::{DType, Graph, Module, Node, Op, Operand, Part, ValueId, WeightClass, WeightId};
 use moec_runtime::{Moment, StepView};
 use std::collections::BTreeMap;
 
@@ -131,7 +131,9 @@ impl<'a> Collector<'a> {
             if let Op::Router(desc) = &node.op {
                 collector.router(graph, node, desc)?;
             }
-            if let (Op::Add, Some(layer)) = (&node.op, attention(&node.scope)) {
+            if let (Op::Add, Some(layer)) = (&node.op, node.scope.layer)
+                && node.scope.part == Part::ATTN
+            {
                 collector.attended(graph, node, layer)?;
             }
             for (operand, input) in node.inputs.iter().enumerate() {
@@ -220,7 +222,7 @@ impl<'a> Collector<'a> {
         let logits = self.rows(value(node, 0)?)?;
         let tap = Tap::Router { ids: self.rows(ids)?, weights: self.rows(weights)?, logits, layer };
         self.after[last].push(tap);
-        let number = node.scope.split('.').nth(1).and_then(|n| n.parse().ok()).unwrap_or(layer as u32);
+        let number = node.scope.layer.unwrap_or(layer as u32);
         let routing = Routing::new(number, desc.k as u32, desc.experts);
         self.recorder.layer(&routing, desc.score);
         self.layers.push(routing);
@@ -569,11 +571,6 @@ fn experts_wide(module: &Module, graph: &Graph) -> usize {
         _ => 0,
     };
     graph.nodes.iter().map(of).sum()
-}
-
-/// The layer whose attention a scope is: 3 for `layers.3.attn`.
-fn attention(scope: &str) -> Option<u32> {
-    scope.strip_prefix("layers.")?.strip_suffix(".attn")?.parse().ok()
 }
 
 fn value(node: &Node, input: usize) -> Result<ValueId> {

@@ -4,7 +4,6 @@ use super::{output, paging, placement};
 use crate::bundle::read::Bundle;
 use crate::config::Rounding;
 use crate::decisions::{By, Decision, Decisions, MixDecision, shown};
-use crate::passes::reside::any_layer;
 use crate::{Error, Result, human};
 use moec_cpu::Bound;
 use moec_device::GraphForm;
@@ -174,7 +173,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Experts of a layer, or the most that any layer has.
 fn experts(module: &Module, layer: Option<u32>) -> usize {
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
-    let wanted = nodes.filter(|n| layer.is_none_or(|l| in_layer(&n.scope, l)));
+    let wanted = nodes.filter(|n| layer.is_none_or(|l| n.scope.layer == Some(l)));
     let routed = wanted.filter_map(|n| match &n.op {
         Op::Router(router) => Some(router.experts),
         _ => None,
@@ -182,11 +181,20 @@ fn experts(module: &Module, layer: Option<u32>) -> usize {
     routed.max().unwrap_or(0)
 }
 
-/// Whether a name (`layers.3.attn.q`) belongs to a layer.
+/// The layer that a weight or a state is of, and the rest of its name: 3 and `attn.q` of `layers.3.attn.q`.
+fn of_layer(name: &str) -> Option<(u32, &str)> {
+    let (layer, rest) = name.strip_prefix("layers.")?.split_once('.')?;
+    Some((layer.parse().ok()?, rest))
+}
+
+/// Whether a name belongs to a layer.
 fn in_layer(name: &str, layer: u32) -> bool {
-    name.strip_prefix("layers.")
-        .and_then(|rest| rest.split('.').next())
-        .is_some_and(|n| n.parse() == Ok(layer))
+    of_layer(name).is_some_and(|(l, _)| l == layer)
+}
+
+/// A name with `*` for its layer: `layers.*.attn.q`.
+fn any_layer(name: &str) -> String {
+    of_layer(name).map_or_else(|| name.to_owned(), |(_, rest)| format!("layers.*.{rest}"))
 }
 
 /// Uses of every kernel, by entry point, in one layer or in all.
@@ -198,15 +206,16 @@ fn uses(bundle: &Bundle, module: &Module, layer: Option<u32>) -> HashMap<(String
             let (Code::Kernel(kernel), Some(node)) = (step.code, graph.nodes.get(step.node as usize)) else {
                 continue;
             };
-            if layer.is_some_and(|l| !in_layer(&node.scope, l)) {
+            if layer.is_some_and(|l| node.scope.layer != Some(l)) {
                 continue;
             }
             let at = uses.entry((entry.kind.to_string(), kernel)).or_default();
-            let shown = |name: &str| if layer.is_some() { name.to_owned() } else { any_layer(name) };
             at.steps += 1;
-            note(&mut at.scopes, shown(&node.scope));
+            let scope = &node.scope;
+            let scope = if layer.is_some() { scope.to_string() } else { scope.any_layer().to_string() };
+            note(&mut at.scopes, scope);
             if let Some(matrix) = matrix(module, graph, &steps, node) {
-                note(&mut at.matrices, shown(matrix));
+                note(&mut at.matrices, if layer.is_some() { matrix.to_owned() } else { any_layer(matrix) });
             }
         }
     }
@@ -429,7 +438,7 @@ fn placement_json(p: &Placement, args: &Args) -> Option<Value> {
         json!({
             "chunk": p.chunk, "overflow": p.overflow.name(),
             "operators": p.ops.iter().map(|o| json!({
-                "entry": o.entry.to_string(), "scope": o.scope, "op": o.op, "nodes": o.nodes,
+                "entry": o.entry.to_string(), "scope": o.scope.to_string(), "op": o.op, "nodes": o.nodes,
                 "unit": p.unit(o.unit), "why": o.why,
             })).collect::<Vec<_>>(),
             "layers": p.experts.iter().filter(wanted).map(table).collect::<Vec<_>>(),
@@ -444,5 +453,6 @@ mod tests {
     #[test]
     fn layers_have_names() {
         assert!(in_layer("layers.3.attn.q", 3) && !in_layer("layers.30.attn.q", 3) && !in_layer("head", 0));
+        assert_eq!([any_layer("layers.3.attn.q"), any_layer("head")], ["layers.*.attn.q", "head"]);
     }
 }

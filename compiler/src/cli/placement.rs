@@ -17,7 +17,7 @@ pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u3
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         rows.extend(placement.ops.iter().map(|o| {
             let (entry, unit) = (o.entry.to_string(), placement.unit(o.unit).to_owned());
-            vec![entry, o.scope.clone(), o.op.clone(), o.nodes.to_string(), unit, o.why.clone()]
+            vec![entry, o.scope.to_string(), o.op.clone(), o.nodes.to_string(), unit, o.why.clone()]
         }));
         let _ = write!(text, "\noperators\n{}", output::table(&rows));
     }

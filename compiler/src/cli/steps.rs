@@ -127,7 +127,7 @@ fn join(bundle: &Bundle, index: usize, times: &[Vec<Duration>]) -> Result<Vec<Ti
         };
         Timed {
             op: node.map_or("", |n| n.op.name()),
-            scope: node.map(|n| n.scope.clone()).unwrap_or_default(),
+            scope: node.map(|n| n.scope.to_string()).unwrap_or_default(),
             kernel: kernel.unwrap_or_default(),
             time: of_step[of_step.len() / 2],
         }

@@ -10,13 +10,14 @@
 //! operator: a group of them becomes convolutions where its graph is written.
 
 use super::parts;
-use super::reside::{any_layer, row_of};
+use super::reside::row_of;
 use super::rewrite::{self, Applied, Costs, Island, Options, rules};
 use super::units::Units;
 use crate::error::{Error, Result};
 use moec_family::Part;
 use moec_ir::placement::{OpPlace, Placement};
-use moec_ir::{EntryKind, Module};
+use moec_ir::scope::AnyLayer;
+use moec_ir::{EntryKind, Module, Scope};
 
 /// Rewrites what lives on the neural processing unit; `processor` is what operators cost everywhere else. The placement
 /// then lists the operators that have come.
@@ -52,7 +53,7 @@ fn relist(module: &Module, placement: &mut Placement, units: &Units<'_>, parts: 
     let unit = units.npu_index();
     let mut rows: Vec<OpPlace> = Vec::new();
     for part in parts {
-        let scope = any_layer(&part.scope);
+        let scope = part.scope.any_layer();
         for cut in parts::cuts(part, placement, units) {
             let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
             for op in cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name())) {
@@ -69,8 +70,8 @@ fn relist(module: &Module, placement: &mut Placement, units: &Units<'_>, parts: 
         }
     }
     // Groups of experts are no part.
-    let gone = |o: &OpPlace, entry: EntryKind, scope: &str| {
-        o.entry == entry && o.scope == scope && o.unit == unit && o.op != "expert_ffn"
+    let gone = |o: &OpPlace, entry: EntryKind, scope: &Scope<AnyLayer>| {
+        o.entry == entry && o.scope == *scope && o.unit == unit && o.op != "expert_ffn"
     };
     while let Some(first) = rows.first() {
         let (entry, scope) = (first.entry, first.scope.clone());

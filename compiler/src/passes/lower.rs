@@ -8,8 +8,8 @@ use crate::import::spec::{Attention, Ffn, Gqa, LayerSpec, Mla, Mlp, ModelSpec, M
 use moec_ir::infer::TypeError;
 use moec_ir::op::{AttentionDesc, LongSwitch};
 use moec_ir::{
-    Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Module, Op, Operand, RopeStyle, RouterDesc,
-    StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
+    Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Module, Op, Operand, Part, RopeStyle,
+    RouterDesc, Scope, StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
 };
 
 /// Sizes that are fixed when a model is compiled.
@@ -93,7 +93,7 @@ struct Lowering<'a, 'm> {
 impl<'a> Lowering<'a, '_> {
     fn model(&mut self) -> Built {
         let spec = self.spec;
-        self.g.scope("embed");
+        self.g.scope(Part::EMBED);
         let table = self.weight("embed", WeightClass::Embeddings, &spec.embed)?;
         let mut x = self.g.one(Op::Embed, &[Graph::IDS.into(), table.into()])?;
         for layer in &spec.layers {
@@ -102,10 +102,10 @@ impl<'a> Lowering<'a, '_> {
                 Attention::Mla(a) => &a.rope,
             })?;
         }
-        for (i, layer) in spec.layers.iter().enumerate() {
+        for (i, layer) in (0..).zip(&spec.layers) {
             x = self.layer(i, layer, x)?;
         }
-        self.g.scope("head");
+        self.g.scope(Part::HEAD);
         let x = self.g.one(Op::GatherRows, &[x.into(), Graph::ROWS.into()])?;
         let x = self.norm("norm", &spec.final_norm, x)?;
         let head = match &spec.head {
@@ -119,16 +119,16 @@ impl<'a> Lowering<'a, '_> {
         self.g.one(Op::Linear { bias: spec.head_bias.is_some() }, &inputs)
     }
 
-    fn layer(&mut self, i: usize, layer: &'a LayerSpec, x: ValueId) -> Built {
+    fn layer(&mut self, i: u32, layer: &'a LayerSpec, x: ValueId) -> Built {
         let at = format!("layers.{i}");
-        self.g.scope(&format!("{at}.attn"));
+        self.g.scope(Scope::in_layer(i, Part::ATTN));
         let h = self.norm(&format!("{at}.attn.norm"), &layer.attn_norm, x)?;
         let h = match &layer.attention {
             Attention::Gqa(a) => self.gqa(&at, a, h)?,
             Attention::Mla(a) => self.mla(&at, a, h)?,
         };
         let x = self.g.one(Op::Add, &[x.into(), h.into()])?;
-        self.g.scope(&format!("{at}.ffn"));
+        self.g.scope(Scope::in_layer(i, Part::FFN));
         let h = self.norm(&format!("{at}.ffn.norm"), &layer.ffn_norm, x)?;
         let h = match &layer.ffn {
             Ffn::Dense(mlp) => self.mlp(&format!("{at}.ffn"), mlp, h)?,

@@ -25,7 +25,7 @@ use moec_family::{Cut, GroupGraph, Part};
 use moec_ir::op::AdmitDesc;
 use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention};
-use moec_ir::{Graph, Module, Node, Op, Operand, Type, ValueId};
+use moec_ir::{Graph, Module, Node, Op, Operand, Scope, Type, ValueId};
 use std::collections::BTreeMap;
 
 /// What a plan says of static graphs.
@@ -157,24 +157,19 @@ pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()
     Ok(())
 }
 
-/// Layer of a node, by its scope `layers.L.part`.
-pub(super) fn layer(node: &Node) -> Option<u32> {
-    node.scope.split('.').nth(1)?.parse().ok()
-}
-
 /// Position of the layer's only node that `is`.
-fn find(graph: &Graph, layer: u32, part: &str, is: impl Fn(&Op) -> bool) -> Option<usize> {
-    let scope = format!("layers.{layer}.{part}");
+fn find(graph: &Graph, layer: u32, part: moec_ir::Part, is: impl Fn(&Op) -> bool) -> Option<usize> {
+    let scope = Scope::in_layer(layer, part);
     graph.nodes.iter().position(|n| n.scope == scope && is(&n.op))
 }
 
 /// Splits the experts of one layer.
 fn split(graph: &mut Graph, layer: u32, set: &ExpertSet, fixed: bool) -> Option<()> {
-    let added = find(graph, layer, "attn", |op| matches!(op, Op::Add))?;
+    let added = find(graph, layer, moec_ir::Part::ATTN, |op| matches!(op, Op::Add))?;
     let added = *graph.nodes[added].inputs.get(1)?;
-    let at = find(graph, layer, "ffn", |op| matches!(op, Op::Dispatch { .. }))?;
-    let ffn = find(graph, layer, "ffn", |op| matches!(op, Op::ExpertFfn { .. }))?;
-    let join = find(graph, layer, "ffn", |op| matches!(op, Op::Combine { .. }))?;
+    let at = find(graph, layer, moec_ir::Part::FFN, |op| matches!(op, Op::Dispatch { .. }))?;
+    let ffn = find(graph, layer, moec_ir::Part::FFN, |op| matches!(op, Op::ExpertFfn { .. }))?;
+    let join = find(graph, layer, moec_ir::Part::FFN, |op| matches!(op, Op::Combine { .. }))?;
     let [dispatch, ffn, combine] = [at, ffn, join].map(|i| graph.nodes[i].clone());
     let (&Op::Dispatch { experts, .. }, &[ids]) = (&dispatch.op, dispatch.inputs.as_slice()) else {
         return None;

@@ -1,26 +1,25 @@
 //! Which parts of a model a placement gives to a unit whose graphs are static.
 
-use super::reside::any_layer;
 use super::units::Units;
 use crate::error::{Error, Result};
 use moec_family::{Cut, Part};
 use moec_ir::placement::{ExpertTable, Placement};
-use moec_ir::{EntryKind, Module, Op};
+use moec_ir::{EntryKind, Module, Op, Scope};
 
 /// Parts that a placement gives to the unit in any entry point, in the order of the model. The placement tells layers apart
 /// by nothing but this: those that cannot be a graph are on the processor.
 pub fn placed(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<Part> {
     let Some(graph) = module.entries.first() else { return Vec::new() };
-    let there = |scope: &str| module.entries.iter().any(|g| placed_in(placement, units, scope, g.kind));
-    let mut scopes: Vec<&str> = graph.nodes.iter().map(|n| &*n.scope).collect();
+    let there = |scope: &Scope| module.entries.iter().any(|g| placed_in(placement, units, scope, g.kind));
+    let mut scopes: Vec<&Scope> = graph.nodes.iter().map(|n| &n.scope).collect();
     scopes.dedup();
     let here = scopes.into_iter().filter(|s| there(s));
     here.filter_map(|scope| units.graphs.part(module, scope, units.npu).ok()).collect()
 }
 
 /// Whether a placement gives the matrices of a scope to the unit in one entry point.
-fn placed_in(placement: &Placement, units: &Units<'_>, scope: &str, entry: EntryKind) -> bool {
-    let any = any_layer(scope);
+fn placed_in(placement: &Placement, units: &Units<'_>, scope: &Scope, entry: EntryKind) -> bool {
+    let any = scope.any_layer();
     let mut of_scope = placement.ops.iter().filter(|o| o.entry == entry && o.scope == any);
     of_scope.any(|o| Op::MATRICES.contains(&&*o.op) && o.unit == units.npu_index())
 }

@@ -24,7 +24,8 @@ use crate::profile::loads::{LayerLoads, Loads};
 use crate::simulate::request::Request;
 use moec_family::Part;
 use moec_ir::placement::{ExpertTable, OpPlace, Placement};
-use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, WeightClass};
+use moec_ir::scope::AnyLayer;
+use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Scope, WeightClass};
 use std::collections::{BTreeMap, HashMap};
 
 /// What is asked for.
@@ -121,9 +122,9 @@ fn operators(
     attention: u32,
 ) -> Result<Vec<OpPlace>> {
     let mut found: Vec<OpPlace> = Vec::new();
-    let mut seen: HashMap<(EntryKind, String, &'static str, u32, String), usize> = HashMap::new();
+    let mut seen: HashMap<(EntryKind, Scope<AnyLayer>, &'static str, u32, String), usize> = HashMap::new();
     let mut add = |entry: EntryKind, node: &Node, unit: u32, why: String| {
-        let (scope, op) = (any_layer(&node.scope), node.op.name());
+        let (scope, op) = (node.scope.any_layer(), node.op.name());
         let key = (entry, scope.clone(), op, unit, why.clone());
         let next = found.len();
         let at = *seen.entry(key).or_insert(next);
@@ -138,7 +139,7 @@ fn operators(
         let homes = partition(entry, &mut writable, home, attention)?;
         for (node, place) in graph.nodes.iter().zip(homes) {
             if let Op::ExpertFfn { .. } = node.op {
-                let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
+                let layer = node.scope.layer;
                 let table = placement.experts.iter().find(|t| Some(t.layer) == layer);
                 let size = layer.and_then(|l| sizes.get(&l));
                 let (table, size) =
@@ -268,7 +269,7 @@ fn attends(graph: &Graph, nodes: &[usize]) -> bool {
 struct Writable<'a> {
     module: &'a Module,
     units: &'a Units<'a>,
-    of: HashMap<String, std::result::Result<Part, String>>,
+    of: HashMap<Scope, std::result::Result<Part, String>>,
 }
 
 impl Writable<'_> {
@@ -276,10 +277,10 @@ impl Writable<'_> {
     ///
     /// # Errors
     /// Why not, for people.
-    fn region(&mut self, entry: usize, scope: &str, nodes: &[usize]) -> std::result::Result<(), String> {
+    fn region(&mut self, entry: usize, scope: &Scope, nodes: &[usize]) -> std::result::Result<(), String> {
         let (module, units) = (self.module, self.units);
         let found = || units.graphs.part(module, scope, units.npu);
-        let part = self.of.entry(scope.to_owned()).or_insert_with(found);
+        let part = self.of.entry(scope.clone()).or_insert_with(found);
         parts::region(part, entry, nodes)
     }
 }
@@ -361,23 +362,4 @@ fn between_matrices(graph: &Graph, region: &[usize]) -> Vec<usize> {
         }
     }
     region.iter().enumerate().filter(|(at, _)| above[*at] && below[*at]).map(|(_, &i)| i).collect()
-}
-
-/// A scope with `*` for its layer: `layers.*.attn`.
-pub fn any_layer(scope: &str) -> String {
-    let mut parts: Vec<&str> = scope.split('.').collect();
-    if parts.first() == Some(&"layers") && parts.len() > 1 {
-        parts[1] = "*";
-    }
-    parts.join(".")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::any_layer;
-
-    #[test]
-    fn scopes_of_layers_are_alike() {
-        assert_eq!([any_layer("layers.3.ffn"), any_layer("head")], ["layers.*.ffn", "head"]);
-    }
 }

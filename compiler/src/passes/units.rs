@@ -125,8 +125,8 @@ fn sizes(module: &Module, of: impl Fn(&Weight, u64) -> u64) -> Result<BTreeMap<u
             // Biases are one number per row; they cost nothing beside the matrices.
             weights += if weight.shape.len() > 2 { each } else { 0 };
         }
-        let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
-        let layer = layer.filter(|_| weights > 0).ok_or_else(|| Error::bug("experts without a layer"))?;
+        let layer =
+            node.scope.layer.filter(|_| weights > 0).ok_or_else(|| Error::bug("experts without a layer"))?;
         sizes.insert(layer, ExpertSize { weights, bytes });
     }
     Ok(sizes)

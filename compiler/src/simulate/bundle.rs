@@ -12,8 +12,8 @@ use crate::passes::units::Units;
 use crate::profile::Profile;
 use crate::profile::loads::{LayerLoads, Loads, loads};
 use moec_device::Device;
-use moec_ir::EntryKind;
 use moec_ir::placement::{OpPlace, Placement};
+use moec_ir::{EntryKind, Part};
 
 /// What a bundle is simulated with.
 #[derive(Clone, Copy, Debug)]
@@ -121,7 +121,7 @@ pub(super) fn placed(placement: &Placement, units: &Units<'_>) -> Placed {
     };
     let attention = |o: &OpPlace| o.op == "attention";
     let dense = |o: &OpPlace| {
-        let inside = o.scope.starts_with("layers.") && o.scope.rsplit('.').next() != Some("attn");
+        let inside = o.scope.layer.is_some() && o.scope.part != Part::ATTN;
         inside && matches!(o.op.as_str(), "linear" | "linear_glu" | "conv1x1")
     };
     Placed {

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::passes::units::{ExpertSize, expert_sizes};
-use moec_ir::{EntryKind, Module, Node, Op, Operand, WeightClass};
+use moec_ir::{EntryKind, Module, Node, Op, Operand, Part, WeightClass};
 
 /// A model.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -160,9 +160,7 @@ impl Model {
         let Some(graph) = module.entries.iter().find(prefill) else { return Ok(model) };
         for node in &graph.nodes {
             let (numbers, exact) = matrix(module, node);
-            let mut scope = node.scope.split('.');
-            let at = scope.next().filter(|s| *s == "layers").and(scope.next()).and_then(|n| n.parse().ok());
-            let Some(layer) = at.and_then(|n: usize| model.layers.get_mut(n)) else {
+            let Some(layer) = node.scope.layer.and_then(|n| model.layers.get_mut(n as usize)) else {
                 if matches!(node.op, Op::Embed)
                     && let Some(Operand::Weight(id)) = node.inputs.get(1)
                 {
@@ -178,7 +176,7 @@ impl Model {
                     let size = sizes.get(&layer.layer);
                     layer.experts = size.map(|&size| Moe { count: d.experts, k: d.k as u32, size });
                 }
-                _ if scope.next() == Some("attn") => layer.attention += numbers,
+                _ if node.scope.part == Part::ATTN => layer.attention += numbers,
                 _ if exact => layer.router += numbers,
                 _ => layer.dense += numbers,
             }

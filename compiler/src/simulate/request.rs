@@ -35,9 +35,8 @@ impl<'a> Request<'a> {
         mix: Mix,
         context: u32,
     ) -> Result<Self> {
-        let layer = |scope: &str| scope.strip_prefix("layers.")?.split('.').next()?.parse::<u32>().ok();
         let nodes = module.entries.iter().flat_map(|g| &g.nodes);
-        let layers = nodes.filter_map(|n| layer(&n.scope)).max().map_or(0, |last| last.saturating_add(1));
+        let layers = nodes.filter_map(|n| n.scope.layer).max().map_or(0, |last| last.saturating_add(1));
         let generate = mix.generate.min(context.saturating_sub(1));
         let mix = Mix { prompt: mix.prompt.min(context - generate).max(1), generate };
         let model = Model::of(module, "the model", layers)?;

@@ -359,7 +359,7 @@ impl<'a> Probe<'a> {
         });
         self.reports.push(NodeReport {
             node: id.0,
-            scope: node.scope.clone(),
+            scope: node.scope.to_string(),
             op: node.op.name(),
             kernels: Vec::new(),
             local,

@@ -4,7 +4,7 @@ use super::support::{Folder, golden, shapes, spec};
 use moec::import::ModelSpec;
 use moec::passes::lower::{Shapes, lower};
 use moec_ir::text::parse_module;
-use moec_ir::{EntryKind, Module, Op, WeightClass};
+use moec_ir::{EntryKind, Module, Op, Part, Scope, WeightClass};
 use serde_json::json;
 
 const FAMILIES: [&str; 9] = [
@@ -88,7 +88,7 @@ fn names_and_classes_of_weights() {
 #[test]
 fn a_layer_of_latent_attention() {
     let module = module(&spec(&golden("hf/deepseek_v3")), &shapes(64, 16));
-    let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == "layers.1.attn");
+    let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == Scope::in_layer(1, Part::ATTN));
     let names: Vec<_> = nodes.map(|n| n.op.name()).collect();
     insta::assert_snapshot!(names.join(" "), @"rms_norm linear rms_norm linear slice slice head_linear rope concat linear slice rms_norm slice rope concat cache_write attention head_linear linear add");
     // One head of latent and rotated channels is all that is cached.
@@ -100,7 +100,7 @@ fn a_layer_of_latent_attention() {
 #[test]
 fn a_mixture_behind_a_gate() {
     let module = module(&spec(&golden("hf/qwen2_moe")), &shapes(64, 16));
-    let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == "layers.1.ffn");
+    let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == Scope::in_layer(1, Part::FFN));
     let names: Vec<_> = nodes.map(|n| n.op.name()).collect();
     insta::assert_snapshot!(names.join(" "), @"rms_norm linear router dispatch expert_ffn combine linear linear silu mul linear linear sigmoid mul add add");
 }
@@ -108,7 +108,7 @@ fn a_mixture_behind_a_gate() {
 #[test]
 fn the_head_runs_on_wanted_rows_only() {
     let module = module(&spec(&golden("hf/olmoe")), &shapes(64, 16));
-    let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == "head");
+    let nodes = module.entries[0].nodes.iter().filter(|n| n.scope == Part::HEAD.into());
     assert_eq!(nodes.map(|n| n.op.name()).collect::<Vec<_>>(), ["gather_rows", "rms_norm", "linear"]);
 }
 

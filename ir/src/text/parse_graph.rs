@@ -5,9 +5,12 @@ use super::cursor::{Cursor, MAX_DEPTH, Parsed};
 use super::lex::Token;
 use super::{expr, ops};
 use crate::graph::{EntryKind, Graph, INPUTS, Module, Node, Operand, StateDecl, StateId, ValueId, WeightId};
+use crate::scope::{MalformedScope, Scope};
 use crate::types::{DType, Format, Type};
 use crate::weights::{Weight, WeightClass};
 use std::collections::HashMap;
+use std::fmt::Display;
+use std::str::FromStr;
 
 /// A module, and the names declared so far.
 #[derive(Default)]
@@ -104,6 +107,15 @@ pub(super) fn kind(c: &mut Cursor<'_>) -> Parsed<EntryKind> {
     c.expected("`prefill`, `decode` or `little`")
 }
 
+/// `layers.0.attn`, read as a name or as a string.
+pub(super) fn scope<'t, L: Display + FromStr>(
+    c: &mut Cursor<'t>,
+    read: fn(&mut Cursor<'t>, &str) -> Parsed<String>,
+) -> Parsed<Scope<L>> {
+    let at = c.at();
+    read(c, "a scope")?.parse().map_err(|e: MalformedScope| c.error_at(at, e.to_string()))
+}
+
 fn value(c: &mut Cursor<'_>) -> Parsed<ValueId> {
     c.punct('%')?;
     Ok(ValueId(c.int("the number of a value")?))
@@ -141,7 +153,7 @@ fn operand(c: &mut Cursor<'_>, names: &Names) -> Parsed<Operand> {
     c.expected("an operand")
 }
 
-fn node(c: &mut Cursor<'_>, names: &Names, outputs: Vec<ValueId>, scope: &str) -> Parsed<Node> {
+fn node(c: &mut Cursor<'_>, names: &Names, outputs: Vec<ValueId>, scope: &Scope) -> Parsed<Node> {
     c.punct('=')?;
     let at = c.at();
     let name = c.word("an operator")?;
@@ -151,7 +163,7 @@ fn node(c: &mut Cursor<'_>, names: &Names, outputs: Vec<ValueId>, scope: &str) -
     }
     let attrs = Attrs::braces(c)?;
     let op = ops::read(c, name, at, attrs)?;
-    Ok(Node { op, inputs, outputs, scope: scope.to_owned() })
+    Ok(Node { op, inputs, outputs, scope: scope.clone() })
 }
 
 fn entry(c: &mut Cursor<'_>, names: &Names) -> Parsed<Graph> {
@@ -165,11 +177,11 @@ fn entry(c: &mut Cursor<'_>, names: &Names) -> Parsed<Graph> {
     if values.len() != INPUTS || values.iter().zip(0..).any(|((v, ..), i)| v.0 != i) {
         return Err(c.error_at(at, "expected the inputs %0, %1, %2 and %3"));
     }
-    let mut scope = String::new();
+    let mut scope = Scope::default();
     let mut nodes = Vec::new();
     while !c.eat('}')? {
         if c.eat_word("scope")? {
-            scope = c.name("a scope")?;
+            scope = self::scope(c, Cursor::name)?;
         } else if c.is_punct('%') {
             let results = typed_values(c)?;
             let outputs = results.iter().map(|(v, ..)| *v).collect();

@@ -2,7 +2,7 @@
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
-use super::parse_graph::kind;
+use super::parse_graph::{kind, scope};
 use super::parse_plan::{index, string, with_attrs};
 use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 
@@ -37,7 +37,7 @@ pub(super) fn part(c: &mut Cursor<'_>, into: &mut Placement) -> Parsed<bool> {
 }
 
 fn op(c: &mut Cursor<'_>) -> Parsed<OpPlace> {
-    let (entry, scope, op) = (kind(c)?, c.string("a scope")?, c.string("an operator")?);
+    let (entry, scope, op) = (kind(c)?, scope(c, Cursor::string)?, c.string("an operator")?);
     with_attrs(c, |c, a| {
         let (unit, nodes) = (a.int(c, "unit")?, a.int(c, "nodes")?);
         Ok(OpPlace { entry, scope, op, unit, nodes, why: a.string(c, "why")? })

@@ -2,6 +2,7 @@
 
 use super::lex::{is_word, quote};
 use crate::graph::{Graph, INPUTS, Module, Node, Operand, StateDecl, ValueId};
+use crate::scope::Scope;
 use crate::weights::Weight;
 use std::borrow::Cow;
 use std::fmt;
@@ -70,11 +71,11 @@ fn write_graph(f: &mut fmt::Formatter<'_>, module: &Module, graph: &Graph) -> fm
     let inputs = graph.values.len().min(INPUTS) as u32;
     let inputs: Vec<_> = (0..inputs).map(|v| Typed(graph, ValueId(v)).to_string()).collect();
     writeln!(f, "  inputs {}", inputs.join(", "))?;
-    let mut scope = "";
+    let mut scope = &Scope::default();
     for node in &graph.nodes {
-        if node.scope != scope {
+        if node.scope != *scope {
             scope = &node.scope;
-            writeln!(f, "  scope {}", name(scope))?;
+            writeln!(f, "  scope {}", name(&scope.to_string()))?;
         }
         write_node(f, module, graph, node)?;
     }

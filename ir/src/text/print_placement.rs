@@ -18,7 +18,7 @@ pub(super) fn write_placement(f: &mut fmt::Formatter<'_>, p: &Placement) -> fmt:
         writeln!(f, "\nplacement {{chunk = {chunk}, overflow = {overflow}, units = {units}}}")?;
     }
     for OpPlace { entry, scope, op, unit, nodes, why } in &p.ops {
-        write!(f, "placed {entry} {} {} ", quote(scope), quote(op))?;
+        write!(f, "placed {entry} {} {} ", quote(&scope.to_string()), quote(op))?;
         writeln!(f, "{{unit = {unit}, nodes = {nodes}, why = {}}}", quote(why))?;
     }
     p.experts.iter().try_for_each(|table| write_table(f, table))

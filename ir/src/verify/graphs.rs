@@ -102,7 +102,7 @@ fn check_entry(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
 
 fn at_node(graph: &Graph, i: usize) -> String {
     let node = &graph.nodes[i];
-    format!("{} node {i} ({}) in {:?}", graph.kind, node.op.name(), node.scope)
+    format!("{} node {i} ({}) in \"{}\"", graph.kind, node.op.name(), node.scope)
 }
 
 /// At most one write per state, and no reader that bypasses it. Operand kinds are checked already.

@@ -3,8 +3,8 @@
 use moec_ir::eval::Tensor;
 use moec_ir::op::{AttentionDesc, Renorm, Score, WeightFrom};
 use moec_ir::{
-    Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Leaf, Module, Op, Operand, RopeStyle,
-    RouterDesc, Source, StateDecl, Type, Weight, WeightClass, WeightExpr, WeightId,
+    Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Leaf, Module, Op, Operand, Part, RopeStyle,
+    RouterDesc, Scope, Source, StateDecl, Type, Weight, WeightClass, WeightExpr, WeightId,
 };
 use std::error::Error;
 use std::ops::Range;
@@ -88,7 +88,7 @@ pub(crate) fn entry(module: &mut Module, kind: EntryKind, out_rows: usize) {
     let state = |name: &str| StateDecl { name: name.into(), ty: Type::f32([2, 1, 16, 4]) };
     let mut b = GraphBuilder::new(module, kind, out_rows);
     let [ids, pos, slot, rows] = [Graph::IDS, Graph::POS, Graph::SLOT, Graph::ROWS].map(Operand::from);
-    b.scope("embed");
+    b.scope(Part::EMBED);
     let w = add(&mut b, "embed", &[VOCAB, HIDDEN]);
     let x = b.one(Op::Embed, &[ids, w.into()]).unwrap();
     let freqs = Weight {
@@ -98,7 +98,7 @@ pub(crate) fn entry(module: &mut Module, kind: EntryKind, out_rows: usize) {
     };
     let freqs = b.weight(freqs).unwrap();
     let angles = b.one(Op::RopeAngles { scale: 1.0, switch: None }, &[pos, freqs.into()]).unwrap();
-    b.scope("layers.0.attn");
+    b.scope(Scope::in_layer(0, Part::ATTN));
     let w = add(&mut b, "norm", &[HIDDEN]);
     let h = b.one(Op::RmsNorm { eps: 1e-6, groups: 1, weight: true }, &[x.into(), w.into()]).unwrap();
     let linear = Op::Linear { bias: false };
@@ -125,7 +125,7 @@ pub(crate) fn entry(module: &mut Module, kind: EntryKind, out_rows: usize) {
     });
     let a = b.one(attention, &[q.into(), k.into(), v.into(), pos, slot]).unwrap();
     let x = b.one(Op::Add, &[x.into(), a.into()]).unwrap();
-    b.scope("layers.0.ffn");
+    b.scope(Scope::in_layer(0, Part::FFN));
     let w = add(&mut b, "router", &[EXPERTS, HIDDEN]);
     let z = b.one(linear.clone(), &[x.into(), w.into()]).unwrap();
     let chosen = b.push(Op::Router(router(EXPERTS, 2)), &[z.into()]).unwrap();
@@ -136,7 +136,7 @@ pub(crate) fn entry(module: &mut Module, kind: EntryKind, out_rows: usize) {
     let y = b.one(ffn, &[x.into(), table.into(), gate_up.into(), down.into()]).unwrap();
     let y = b.one(Op::Combine { partial: false }, &[y.into(), table.into(), chosen[1].into()]).unwrap();
     let x = b.one(Op::Add, &[x.into(), y.into()]).unwrap();
-    b.scope("head");
+    b.scope(Part::HEAD);
     let x = b.one(Op::GatherRows, &[x.into(), rows]).unwrap();
     let w = add(&mut b, "lm head", &[VOCAB, HIDDEN]);
     let logits = b.one(linear, &[x.into(), w.into()]).unwrap();

@@ -1,7 +1,8 @@
 //! A small plan, shared by the tests of the verifier and of the text form.
 
 use moec_ir::plan::*;
-use moec_ir::{DType, EntryKind, Format};
+use moec_ir::scope::AnyLayer;
+use moec_ir::{DType, EntryKind, Format, Part, Scope};
 
 fn buffer(name: &str, offset: u64, dtype: DType, rows: u32, stride: u32) -> Buffer {
     Buffer {
@@ -161,7 +162,7 @@ pub(crate) fn placement() -> Placement {
         units: vec!["cpu".into(), "npu".into()],
         ops: vec![OpPlace {
             entry: EntryKind::Prefill(4),
-            scope: "layers.*.attn".into(),
+            scope: Scope { layer: Some(AnyLayer), part: Part::ATTN },
             op: "linear".into(),
             unit: 1,
             nodes: 3,

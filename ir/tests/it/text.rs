@@ -5,10 +5,11 @@ use crate::plans::plan;
 use moec_ir::eval::{self, Tensor};
 use moec_ir::op::{AdmitDesc, AttentionDesc, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
 use moec_ir::plan::*;
+use moec_ir::scope::AnyLayer;
 use moec_ir::text::{parse_expr, parse_module, parse_placement, parse_plan};
 use moec_ir::{
     Activation, DType, EntryKind, Format, Glu, Graph, Module, Node, Op, Operand, RopeStyle, RouterDesc,
-    StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightId,
+    Scope, StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightId,
 };
 use proptest::prelude::*;
 
@@ -43,6 +44,12 @@ fn errors_have_a_place() {
     assert_eq!(error("%4: f32[1] = scale %0"), "5:1: expected the attribute `factor`");
     assert_eq!(error("%400: f32[1] = add %0"), "4:1: %400 leaves a gap in the numbers of the values");
     assert_eq!(error("%3: f32[1] = add %0"), "4:1: %3 is defined twice");
+    for scope in
+        ["layers.x.attn", "layers.03.attn", "layers.4294967296.attn", "layers.3.", "a.b", "layers.*.a"]
+    {
+        let expected = format!("4:7: expected a scope, `PART` or `layers.LAYER.PART`, found {scope:?}");
+        assert_eq!(error(&format!("scope {scope:?} %4: f32[1] = add %0")), expected);
+    }
 }
 
 #[test]
@@ -190,6 +197,15 @@ fn kind() -> impl Strategy<Value = EntryKind> {
     (prop::sample::select(kinds.to_vec()), any::<u32>()).prop_map(|(kind, n)| kind(n))
 }
 
+/// Scopes of parts that the compiler has and of others, in layers and outside of them.
+fn scope() -> impl Strategy<Value = Scope> {
+    let part = prop_oneof!["", "attn", "ffn", "head", "layers", "[A-Za-z_][A-Za-z0-9_]{0,8}"];
+    (prop::option::of(any::<u32>()), part).prop_map(|(layer, part)| {
+        let part = part.parse::<Scope>().unwrap().part;
+        Scope { layer, part }
+    })
+}
+
 /// A graph that refers to the given numbers of weights and states. Only the numbering of values and the
 /// declared names need to be right for the text.
 fn graph(weights: u32, states: u32) -> impl Strategy<Value = Graph> {
@@ -198,7 +214,7 @@ fn graph(weights: u32, states: u32) -> impl Strategy<Value = Graph> {
         1 => (0..weights).prop_map(|w| Operand::Weight(WeightId(w))),
         1 => (0..states).prop_map(|s| Operand::State(StateId(s))),
     ];
-    let node = (op(), prop::collection::vec(operand, 1..4), prop::collection::vec(ty(), 1..3), text());
+    let node = (op(), prop::collection::vec(operand, 1..4), prop::collection::vec(ty(), 1..3), scope());
     (kind(), any::<u32>(), prop::collection::vec(ty(), 4), prop::collection::vec(node, 0..8)).prop_map(
         |(kind, output, mut values, list)| {
             let mut nodes = Vec::new();
@@ -360,7 +376,8 @@ fn random_placement() -> impl Strategy<Value = Placement> {
                 experts,
             });
     let op =
-        (any::<(u32, u32, u32)>(), text(), text(), text()).prop_map(|((n, unit, nodes), scope, op, why)| {
+        (any::<(u32, u32, u32)>(), scope(), text(), text()).prop_map(|((n, unit, nodes), scope, op, why)| {
+            let scope = scope.any_layer();
             OpPlace { entry: EntryKind::Prefill(n), scope, op, unit, nodes, why }
         });
     let overflow = prop::sample::select(Overflow::ALL.to_vec());
@@ -577,6 +594,16 @@ proptest! {
     #[test]
     fn random_texts_do_not_panic(text in any::<String>()) {
         let _ = (parse_module(&text), parse_plan(&text), parse_expr(&text));
+    }
+
+    #[test]
+    fn scopes_have_one_text(text in prop_oneof![text(), "(layers[.])?[0-9*+]{0,2}[.]?[a-z_0-9.]{0,4}"]) {
+        for printed in [
+            text.parse::<Scope>().map(|s| s.to_string()),
+            text.parse::<Scope<AnyLayer>>().map(|s| s.to_string()),
+        ] {
+            prop_assert_eq!(printed.as_ref().unwrap_or(&text), &text);
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use crate::common::{leaf, model, weight};
 use crate::plans::{placement, plan};
 use moec_ir::plan::*;
 use moec_ir::{
-    DType, Format, Graph, GraphBuilder, Module, Op, Operand, StateId, Type, ValueId, WeightExpr, verify,
+    DType, Format, Graph, GraphBuilder, Module, Op, Operand, Part, StateId, Type, ValueId, WeightExpr, verify,
 };
 use moec_ir::{EntryKind, StateDecl};
 
@@ -110,7 +110,7 @@ fn row_spaces_do_not_mix() {
 fn the_builder_types_every_node() {
     let mut m = Module::default();
     let mut b = GraphBuilder::new(&mut m, EntryKind::Prefill(4), 1);
-    b.scope("embed");
+    b.scope(Part::EMBED);
     let w = b.weight(weight("w", leaf("w", &[3, 4]))).unwrap();
     assert_eq!(b.weight(weight("w", leaf("w", &[3, 4]))).unwrap(), w);
     assert!(b.weight(weight("w", leaf("v", &[3, 4]))).is_err());

@@ -27,7 +27,7 @@ pub use verify::{FunctionReport, Trial};
 
 use moec_device::{Device, Unit};
 use moec_ir::plan::{ExpertTable, Plan};
-use moec_ir::{Module, Weight};
+use moec_ir::{Module, Scope, Weight};
 use moec_runtime::graphs::Graphs;
 use std::path::Path;
 
@@ -88,7 +88,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// Why it cannot be one, for people.
-    fn part(&self, module: &Module, scope: &str, unit: &Unit) -> Result<Part, String>;
+    fn part(&self, module: &Module, scope: &Scope, unit: &Unit) -> Result<Part, String>;
 
     /// Functions of a group of experts, by ascending rows per expert: `x[experts · rows, H, 1, 1]` → `y`, alike.
     fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph>;

@@ -1,7 +1,7 @@
 //! Parts of a model that a unit computes as static graphs.
 
 use moec_ir::plan::GraphDecl;
-use moec_ir::{EntryKind, NodeId, ValueId, WeightId};
+use moec_ir::{EntryKind, NodeId, Scope, ValueId, WeightId};
 
 /// A part of a model as static graphs: attention, a dense network, the head. Experts come in groups instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -9,7 +9,7 @@ pub struct Part {
     /// `layers.3.attn`, `layers.0.ffn`, `layers.2.shared`, `head`.
     pub name: String,
     /// Its scope in the Graph.
-    pub scope: String,
+    pub scope: Scope,
     /// Where it stands in each entry point, in the order of the module's.
     pub cuts: Vec<Cut>,
     /// What attention has besides.

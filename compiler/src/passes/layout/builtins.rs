@@ -4,7 +4,7 @@ use super::entry::Builder;
 use super::frame::{Frame, Home};
 use super::int;
 use crate::error::{Error, Result};
-use crate::passes::offload::{PartCut, layer};
+use crate::passes::offload::PartCut;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Arg, Builtin, Code, FETCHED, Grid, RowSpace, Step};
 use moec_ir::{Graph, Node, Op, Operand, ValueId};
@@ -63,7 +63,7 @@ impl Builder<'_> {
         spaces: &[RowSpace],
     ) -> Result<(Step, Vec<usize>)> {
         let graph = frame.graph;
-        let set = layer(node).and_then(|layer| self.statics.set(layer));
+        let set = node.scope.layer.and_then(|layer| self.statics.set(layer));
         let set = set.ok_or_else(|| Error::bug(format!("no set of experts for `{}`", node.scope)))?;
         let value = |i: usize| match node.inputs.get(i) {
             Some(&Operand::Value(v)) => Ok(v),

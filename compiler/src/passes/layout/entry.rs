@@ -6,7 +6,7 @@ use super::int;
 use super::read::{residuals, values};
 use crate::error::{Error, Result};
 use crate::passes::memory::aligned;
-use crate::passes::offload::{PartCut, Statics, layer};
+use crate::passes::offload::{PartCut, Statics};
 use crate::passes::page;
 use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
 use moec_ir::graph::INPUTS;
@@ -220,7 +220,8 @@ impl Builder<'_> {
                         Operand::Weight(w) => {
                             let segment = self.segment(w, layout(i))?;
                             addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
-                                let layer = layer(node).ok_or_else(|| Error::bug("experts of no layer"))?;
+                                let layer =
+                                    node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
                                 self.experts.entry(layer).or_default()[i - 2] = segment;
                                 Arg::Matrices(segment)
                             } else {

@@ -109,12 +109,11 @@ fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
     let mut tables = Vec::new();
     for node in &graph.nodes {
         if let Op::Router(desc) = &node.op {
-            let layer = node.scope.split('.').nth(1).and_then(|n| n.parse().ok());
             let experts = (0..desc.experts)
                 .map(|e| Ok(ExpertRow { group: int(e)?, ..ExpertRow::default() }))
                 .collect::<Result<_>>()?;
             tables.push(ExpertTable {
-                layer: layer.unwrap_or(int(tables.len())?),
+                layer: node.scope.layer.unwrap_or(int(tables.len())?),
                 k: int(desc.k)?,
                 tiers: Vec::new(),
                 expected: None,

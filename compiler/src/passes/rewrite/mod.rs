@@ -105,7 +105,7 @@ fn rewrite_entry(
         }
         region.egraph = runner.egraph;
 
-        builder.scope(nodes.first().map_or("", |n| &n.scope));
+        builder.scope(nodes.first().map(|n| n.scope.clone()).unwrap_or_default());
         let extractor = Extractor::new(&region.egraph, Traffic { egraph: &region.egraph, costs: *costs });
         let mut rebuild = Rebuild {
             region: &region,

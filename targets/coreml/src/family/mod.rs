@@ -20,7 +20,7 @@ use moec_family::{
     Trial,
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
-use moec_ir::{Module, Weight};
+use moec_ir::{Module, Scope, Weight};
 use moec_runtime::graphs::Graphs;
 use std::path::Path;
 
@@ -86,7 +86,7 @@ impl Family for CoreMl {
 }
 
 impl StaticGraphs for CoreMl {
-    fn part(&self, module: &Module, scope: &str, unit: &Unit) -> Result<Part, String> {
+    fn part(&self, module: &Module, scope: &Scope, unit: &Unit) -> Result<Part, String> {
         let found = parts::Part::find(module, scope)?;
         found.check(module, unit)?;
         let graphs = found.graphs(module, unit)?.iter().map(described).collect::<Result<_, String>>()?;

@@ -19,7 +19,7 @@ impl Experts {
     /// Those of a layer.
     pub(crate) fn of(module: &Module, layer: u32) -> Option<Self> {
         let graph: &Graph = module.entries.first()?;
-        let in_layer = |n: &&Node| n.scope.split('.').nth(1).and_then(|l| l.parse().ok()) == Some(layer);
+        let in_layer = |n: &&Node| n.scope.layer == Some(layer);
         graph.nodes.iter().filter(in_layer).find_map(|node| {
             let Op::ExpertFfn { glu, .. } = node.op else { return None };
             let weights = node.inputs.iter().filter_map(|o| match o {

@@ -27,7 +27,7 @@ use moec_device::{CacheWrite, StoredFormat, Unit};
 use moec_family::Cut;
 use moec_family::error::{Error, Result};
 use moec_ir::types::GROUP;
-use moec_ir::{EntryKind, Format, Module, Op, Weight, WeightId};
+use moec_ir::{EntryKind, Format, Module, Op, Scope, Weight, WeightId};
 use std::collections::BTreeSet;
 use walk::{Linear, Walk};
 
@@ -43,7 +43,7 @@ pub struct Part {
     /// `layers.3.attn`, `layers.0.ffn`, `layers.2.shared`, `head`.
     pub name: String,
     /// Its scope in the Graph.
-    pub scope: String,
+    pub scope: Scope,
     /// Where it stands in each entry point, in the order of the module's.
     pub cuts: Vec<Cut>,
     kind: Kind,
@@ -150,30 +150,26 @@ impl Part {
     ///
     /// # Errors
     /// Why there is none, for people.
-    pub fn find(module: &Module, scope: &str) -> std::result::Result<Self, String> {
-        let words: Vec<&str> = scope.split('.').collect();
+    pub fn find(module: &Module, scope: &Scope) -> std::result::Result<Self, String> {
         let multiple = Rules::ANE.rows_multiple;
-        let (mut part, mut name): (Option<Kind>, _) = (None, scope.to_owned());
+        let (mut part, mut name): (Option<Kind>, _) = (None, scope.clone());
         let mut cuts = Vec::new();
         for graph in &module.entries {
             let mut walk = Walk::new(graph, scope);
-            let (kind, x, angles, y) = match *words.as_slice() {
-                ["layers", _, "attn"] => {
-                    let (found, ends) = attention::find(module, &mut walk)?;
-                    (Kind::Attention(found), ends.x, ends.angles, ends.y)
+            let (kind, x, angles, y) = if scope.part == moec_ir::Part::ATTN {
+                let (found, ends) = attention::find(module, &mut walk)?;
+                (Kind::Attention(found), ends.x, ends.angles, ends.y)
+            } else if scope.part == moec_ir::Part::FFN {
+                if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+                    name.part = moec_ir::Part::SHARED;
                 }
-                ["layers", layer, "ffn"] => {
-                    if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
-                        name = format!("layers.{layer}.shared");
-                    }
-                    let (found, x, y) = dense::find(module, &mut walk)?;
-                    (Kind::Dense(found), x, None, y)
-                }
-                ["head"] => {
-                    let (found, x, y) = head::find(module, &mut walk)?;
-                    (Kind::Head(found), x, None, y)
-                }
-                _ => return Err("no graph is made for what stands here".into()),
+                let (found, x, y) = dense::find(module, &mut walk)?;
+                (Kind::Dense(found), x, None, y)
+            } else if scope.part == moec_ir::Part::HEAD {
+                let (found, x, y) = head::find(module, &mut walk)?;
+                (Kind::Head(found), x, None, y)
+            } else {
+                return Err("no graph is made for what stands here".into());
             };
             let rows = match (&kind, graph.kind) {
                 (Kind::Attention(_), EntryKind::Decode(_) | EntryKind::Little(_)) => 1,
@@ -186,7 +182,7 @@ impl Part {
             }
         }
         let kind = part.ok_or("there is no entry point")?;
-        Ok(Self { name, scope: scope.to_owned(), cuts, kind })
+        Ok(Self { name: name.to_string(), scope: scope.clone(), cuts, kind })
     }
 
     /// Whether it becomes graphs that the unit takes.

@@ -3,7 +3,7 @@
 //! A projection is a linear layer where the processor computes it, and a 1×1 convolution where the unit does. Where rows
 //! become channels-first and back is passed over: both forms are the same numbers.
 
-use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, ValueId, WeightClass, WeightId};
+use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Scope, ValueId, WeightClass, WeightId};
 use std::collections::BTreeSet;
 
 /// Why nodes are not what is looked for, for people.
@@ -30,19 +30,19 @@ pub(super) struct Rms {
 /// A walk through the nodes of one scope.
 pub(super) struct Walk<'a> {
     pub(super) graph: &'a Graph,
-    scope: &'a str,
+    scope: &'a Scope,
     passed: BTreeSet<usize>,
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(graph: &'a Graph, scope: &'a str) -> Self {
+    pub(super) fn new(graph: &'a Graph, scope: &'a Scope) -> Self {
         Self { graph, scope, passed: BTreeSet::new() }
     }
 
     /// Nodes of the scope.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
         let scope = self.scope;
-        self.graph.nodes.iter().filter(move |n| n.scope == scope)
+        self.graph.nodes.iter().filter(move |n| n.scope == *scope)
     }
 
     /// What gives the rows of an operand, in whichever form, and the changes of form between.
@@ -50,7 +50,7 @@ impl<'a> Walk<'a> {
         let mut between = Vec::new();
         while let Operand::Value(value) = operand
             && let Some(id) = self.graph.def(value)
-            && let Some(node) = self.graph.nodes.get(id.0 as usize).filter(|n| n.scope == self.scope)
+            && let Some(node) = self.graph.nodes.get(id.0 as usize).filter(|n| n.scope == *self.scope)
             && matches!(node.op, Op::ToNchw | Op::FromNchw)
             && let Some(&before) = node.inputs.first()
         {
@@ -74,7 +74,7 @@ impl<'a> Walk<'a> {
         };
         let id = self.graph.def(value).ok_or("it reads an input of the entry point")?.0 as usize;
         let node = &self.graph.nodes[id];
-        if node.scope != self.scope {
+        if node.scope != *self.scope {
             return Err(format!("it reaches out of `{}`, to `{}`", self.scope, node.op.name()));
         }
         self.passed.insert(id);
@@ -85,7 +85,7 @@ impl<'a> Walk<'a> {
     pub(super) fn peek(&self, operand: Operand) -> Option<&'a Node> {
         let (Operand::Value(value), _) = self.skip(operand) else { return None };
         let node = self.graph.nodes.get(self.graph.def(value)?.0 as usize)?;
-        (node.scope == self.scope).then_some(node)
+        (node.scope == *self.scope).then_some(node)
     }
 
     /// Steps over a projection; gives it and what it reads.
@@ -123,7 +123,7 @@ impl<'a> Walk<'a> {
             return Ok(y);
         }
         let rows = |n: &Node| n.op == Op::FromNchw && n.inputs == [Operand::Value(y)];
-        let at = self.graph.nodes.iter().position(|n| n.scope == self.scope && rows(n));
+        let at = self.graph.nodes.iter().position(|n| n.scope == *self.scope && rows(n));
         let at = at.ok_or("what a convolution gives does not become rows")?;
         self.passed.insert(at);
         self.graph.nodes[at].outputs.first().copied().ok_or_else(|| "rows are nothing".into())
