@@ -7,13 +7,14 @@ use common::*;
 use moec_ir::plan::{Arg, Builtin, Code, Grid, Plan};
 use moec_runtime::program::{self, EntryKind, EntryRef, Format, StateRef};
 use moec_runtime::store::MappedStore;
-use moec_runtime::{CheckLevel, Engine, Error, Fault, LoadedProgram, Options, Program, validate};
+use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program, validate};
 use std::path::Path;
 
 fn refused(change: impl FnOnce(&Path), check: CheckLevel) -> Option<Error> {
     let dir = bundle();
     change(dir.path());
-    program(&ENTRIES).with(|p| MappedStore::open(p, dir.path(), check).err())
+    let p = &program(&ENTRIES);
+    MappedStore::open(p, dir.path(), check).err()
 }
 
 fn change_byte(bundle: &Path) {
@@ -62,12 +63,11 @@ fn a_file_of_another_size() {
 #[test]
 fn a_path_out_of_the_bundle() {
     for path in ["../secret", "/etc/passwd", "weights/../../x", ""] {
-        program(&ENTRIES).with(|p| {
-            let file = program::FileInfo { path, ..p.files[0] };
-            let p = Program { files: &[file], ..*p };
-            let e = MappedStore::open(&p, bundle().path(), CheckLevel::Sizes).unwrap_err();
-            assert!(matches!(e, Error::OutsideBundle(_)), "{e}");
-        });
+        let p = &program(&ENTRIES);
+        let file = program::FileInfo { path, ..p.files[0] };
+        let p = Program { files: &[file], ..*p };
+        let e = MappedStore::open(&p, bundle().path(), CheckLevel::Sizes).unwrap_err();
+        assert!(matches!(e, Error::OutsideBundle(_)), "{e}");
     }
 }
 
@@ -76,28 +76,26 @@ fn a_processor_without_the_features() {
     let mut plan = plan(&ENTRIES);
     plan.target.features = vec!["flux-capacitor".to_owned()];
     let dir = bundle();
-    LoadedProgram::from_plan(&plan, &resolve).unwrap().with(|p| {
-        let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
-        assert!(e.to_string().contains("`flux-capacitor`"), "{e}");
-    });
+    let p = &Program::new(plan, &resolve).unwrap();
+    let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
+    assert!(e.to_string().contains("`flux-capacitor`"), "{e}");
     plan.target.features.clear();
     plan.target.triple = "s390x-unknown-linux-gnu".to_owned();
-    LoadedProgram::from_plan(&plan, &resolve).unwrap().with(|p| {
-        let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
-        assert!(matches!(e, Error::WrongArch { .. }), "{e}");
-    });
+    let p = &Program::new(plan, &resolve).unwrap();
+    let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
+    assert!(matches!(e, Error::WrongArch { .. }), "{e}");
 }
 
 #[test]
 fn a_kernel_that_is_not_there() {
-    let e = LoadedProgram::from_plan(&plan(&ENTRIES), &|s| resolve(s).filter(|_| s != "ffn")).unwrap_err();
+    let e = Program::new(plan(&ENTRIES), &|s| resolve(s).filter(|_| s != "ffn")).unwrap_err();
     assert!(matches!(&e, Error::NoKernel(k) if k == "ffn"), "{e}");
 }
 
 #[test]
 fn a_plan_of_another_version() {
     let plan = Plan { version: 99, ..plan(&ENTRIES) };
-    let e = LoadedProgram::from_plan(&plan, &resolve).unwrap_err().to_string();
+    let e = Program::new(plan, &resolve).unwrap_err().to_string();
     assert!(e.contains("99"), "{e}");
 }
 
@@ -106,21 +104,19 @@ fn a_plan_of_another_version() {
 #[test]
 fn programs_that_would_leave_their_memory() {
     fn check(what: &str, change: impl for<'a> FnOnce(&mut EntryRef<'a>)) {
-        program(&ENTRIES).with(|p| {
-            let mut entry = p.entries[0];
-            change(&mut entry);
-            let e = validate::program(&Program { entries: &[entry], ..*p });
-            assert!(matches!(e, Err(Error::Plan(_))), "{what}: {e:?}");
-        });
+        let p = &program(&ENTRIES);
+        let mut entry = p.entries[0];
+        change(&mut entry);
+        let e = validate::program(&Program { entries: &[entry], ..*p });
+        assert!(matches!(e, Err(Error::Plan(_))), "{what}: {e:?}");
     }
     fn check_step(what: &str, index: usize, change: impl for<'a> FnOnce(&mut program::Step<'a>)) {
-        program(&ENTRIES).with(|p| {
-            let mut steps = p.entries[0].steps.to_vec();
-            change(&mut steps[index]);
-            let entry = EntryRef { steps: &steps, ..p.entries[0] };
-            let e = validate::program(&Program { entries: &[entry], ..*p });
-            assert!(matches!(e, Err(Error::Plan(_))), "{what}: {e:?}");
-        });
+        let p = &program(&ENTRIES);
+        let mut steps = p.entries[0].steps.to_vec();
+        change(&mut steps[index]);
+        let entry = EntryRef { steps: &steps, ..p.entries[0] };
+        let e = validate::program(&Program { entries: &[entry], ..*p });
+        assert!(matches!(e, Err(Error::Plan(_))), "{what}: {e:?}");
     }
     check("inputs missing", |e| e.buffers = &e.buffers[..3]);
     check("more rows than the inputs hold", |e| e.kind = EntryKind::Prefill(1000));
@@ -145,20 +141,19 @@ fn programs_that_would_leave_their_memory() {
     check_step("table into a file", 4, |s| s.args = &[Arg::Buffer(5, 0), Arg::Segment(0)]);
     check_step("half an argument", 4, |s| s.args = &[Arg::Buffer(5, 2), Arg::Buffer(6, 0)]);
     check_step("angles without frequencies", 1, |s| s.args = &[Arg::Buffer(1, 0), Arg::Buffer(9, 0)]);
-    program(&ENTRIES).with(|p| {
-        assert!(validate::program(&Program { arena_bytes: 64, ..*p }).is_err());
-        assert!(validate::program(&Program { files: &[], ..*p }).is_err());
-        let odd = program::SegmentRef { offset: 4, ..p.segments[0] };
-        assert!(validate::program(&Program { segments: &[odd; 3], ..*p }).is_err());
-        assert!(validate::program(p).is_ok());
-    });
+    let p = &program(&ENTRIES);
+    assert!(validate::program(&Program { arena_bytes: 64, ..*p }).is_err());
+    assert!(validate::program(&Program { files: &[], ..*p }).is_err());
+    let odd = program::SegmentRef { offset: 4, ..p.segments[0] };
+    assert!(validate::program(&Program { segments: &[odd; 3], ..*p }).is_err());
+    assert!(validate::program(p).is_ok());
 }
 
 #[test]
 fn kernels_out_of_range() {
     let mut plan = plan(&ENTRIES);
     plan.entries[0].steps[0].code = Code::Kernel(99);
-    assert!(matches!(LoadedProgram::from_plan(&plan, &resolve), Err(Error::Plan(_))));
+    assert!(matches!(Program::new(plan, &resolve), Err(Error::Plan(_))));
 }
 
 /// What a generated runner contains.

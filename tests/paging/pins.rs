@@ -25,11 +25,9 @@ fn with_pins<R>(
     own.block_bytes = BLOCK;
     case.policy.clone_into(&mut own.policy);
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();
-    program.with(|p| {
-        let options = Options { threads: Some(case.threads), paging: Some(how), ..Options::default() };
-        f(&mut Engine::open(p, &bundle.folder, options).unwrap())
-    })
+    let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
+    let options = Options { threads: Some(case.threads), paging: Some(how), ..Options::default() };
+    f(&mut Engine::open(&program, &bundle.folder, options).unwrap())
 }
 
 /// Waits until a report is as it should be.
@@ -159,18 +157,10 @@ fn pins_that_cannot_be_are_no_plan() {
     let unit = bundle.unit().unwrap();
     let opened = |pinned: Vec<(u32, u32)>| {
         let mut plan: Plan = bundle.plan.clone();
-        plan.paging.as_mut().unwrap().frames = 3;
-        // A program that was compiled into a binary has no plan to verify.
-        let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();
-        let runs = program.with(|p| {
-            let paging = p.paging.map(|own| moec_runtime::program::PagingRef { pinned: &pinned, ..own });
-            let own = moec_runtime::program::Program { paging, ..*p };
-            Engine::open(&own, &bundle.folder, Options::default()).is_ok()
-        });
-        plan.paging.as_mut().unwrap().pinned.clone_from(&pinned);
-        let said = moec_ir::verify::plan(&plan).map_err(|e| e.to_string());
-        assert_eq!(said.is_ok(), runs, "{said:?}");
-        said
+        let own = plan.paging.as_mut().unwrap();
+        (own.frames, own.pinned) = (3, pinned);
+        let program = Program::new(plan, &|s| unit.resolve(s)).map_err(|e| e.to_string())?;
+        Engine::open(&program, &bundle.folder, Options::default()).map(drop).map_err(|e| e.to_string())
     };
     assert_eq!(opened(vec![(3, 23), (0, 0)]), Ok(()));
     for (pinned, words) in [
