@@ -313,6 +313,35 @@ mod tests {
         }
     }
 
+    /// What a unit says that it executes is what it does execute; of the rest it says so.
+    #[test]
+    fn what_the_processor_does_not_know_is_a_fault() {
+        let region = Region::new("test", 512).unwrap();
+        let strides = [0; plan::FETCHED];
+        for (builtin, known) in [
+            (Builtin::RopeAngles { half: 1, scale: 0, long: None }, true),
+            (Builtin::Dispatch { rows: 1, k: 1, experts: 1, partial: false }, true),
+            (Builtin::Fetch { layer: 0, rows: 1, k: 1, strides }, true),
+            (Builtin::Admit { set: 0, k: 1, channels: 1 }, false),
+            (Builtin::Experts { set: 0, rows: 1, k: 1, hidden: 1 }, false),
+            (Builtin::Part { part: 0 }, false),
+        ] {
+            let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
+            let args = [0, 1, 2, 3].map(|i| region.base().plus(128 * i));
+            let args = match builtin {
+                Builtin::RopeAngles { .. } => &args[..3],
+                Builtin::Dispatch { .. } => &args[..2],
+                _ => &args[..],
+            };
+            let launch = Launch { step: 7, fault: &fault, ..launch(builtin, args, 1, 1, &taken) };
+            // SAFETY: each argument has more room than one row needs; this is the only lane.
+            unsafe { Cpu.execute(&launch, Lane { index: 0, of: 1, scratch: region.base() }) };
+            let unknown =
+                matches!(fault.get(), Some(StepFault::Unknown(f)) if f.step == 7 && f.builtin == builtin);
+            assert_eq!((Cpu.executes(builtin), unknown), (known, !known), "{builtin}");
+        }
+    }
+
     #[test]
     fn long_sequences_use_the_long_frequencies() {
         let region = Region::new("test", 512).unwrap();

@@ -72,7 +72,7 @@ fn faults(gate: &Gate, plan: impl Fn(&Read) -> Injected + Send + Sync + Clone + 
 }
 
 fn engine<'p>(
-    p: &Program,
+    p: &'p Program,
     dir: &Path,
     check: CheckLevel,
     how: &How,
@@ -157,7 +157,7 @@ fn every_byte_of_every_segment_is_that_of_the_file() {
     let p = &program();
     let store = OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).unwrap();
     store.arrival().unwrap().wait_all().unwrap();
-    for (i, s) in (0..).zip(p.segments) {
+    for (i, s) in (0..).zip(&p.segments) {
         let at = store.segment(i).unwrap().ptr();
         assert_eq!(at.addr() % 64, 0);
         // SAFETY: all has arrived, and a segment has so many bytes.

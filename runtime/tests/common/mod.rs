@@ -369,11 +369,10 @@ pub(crate) fn bundle() -> tempfile::TempDir {
 /// Runs a test on an engine with so many threads.
 pub(crate) fn with_engine(entries: &[(EntryKind, u32)], threads: usize, test: impl FnOnce(&mut Engine<'_>)) {
     let dir = bundle();
-    let p = &program(entries);
-    test(&mut open(p, dir.path(), threads));
+    test(&mut open(&program(entries), dir.path(), threads));
 }
 
-pub(crate) fn open<'p>(p: &Program, bundle: &Path, threads: usize) -> Engine<'p> {
+pub(crate) fn open<'p>(p: &'p Program, bundle: &Path, threads: usize) -> Engine<'p> {
     Engine::open(p, bundle, Options { threads: Some(threads), ..Options::default() }).unwrap()
 }
 
