@@ -9,7 +9,7 @@ use moec::pipeline::Stops;
 use moec::progress::Progress;
 use moec::verify::verify;
 use moec_runtime::{
-    BestOf, Decoder, Engine, Fallbacks, LoadedProgram, Options, Sampler, Sampling, Want, best_of, generate,
+    BestOf, Decoder, Engine, Fallbacks, Options, Program, Sampler, Sampling, Want, best_of, generate,
 };
 use serde_json::{Value, json};
 use std::path::Path;
@@ -41,12 +41,10 @@ const BIG_LITTLE: &str = "[decode]\nbig_little = true\n";
 
 fn with_engine<T>(bundle: &Bundle, body: impl FnOnce(&mut Engine<'_>) -> T) -> T {
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
-    program.with(|p| {
-        // Results do not depend on their number.
-        let options = Options { threads: Some(1), ..Options::default() };
-        body(&mut Engine::open(p, &bundle.folder, options).unwrap())
-    })
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
+    // Results do not depend on their number.
+    let options = Options { threads: Some(1), ..Options::default() };
+    body(&mut Engine::open(&program, &bundle.folder, options).unwrap())
 }
 
 /// Storage of the KV cache that is tried: every one of the two kinds of attention and of the trained model.

@@ -11,7 +11,7 @@ use moec::import::{self, ImportOptions};
 use moec::passes::tune;
 use moec::pipeline::{Compilation, Stops};
 use moec::progress::Progress;
-use moec_runtime::{Engine, LoadedProgram, Options, Want};
+use moec_runtime::{Engine, Options, Program, Want};
 use std::path::Path;
 use support::{FAMILIES, Setup, checkpoint, expected};
 
@@ -32,27 +32,25 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
     write(&mut c, bundle, None, false, &Progress::silent()).unwrap();
     let bundle = Bundle::open(bundle).unwrap();
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
     let mut bits = Vec::new();
-    program.with(|program| {
-        let options = Options { threads: Some(2), ..Options::default() };
-        let mut engine = Engine::open(program, &bundle.folder, options).unwrap();
-        for slot in 0..2 {
-            let mut sink = |_: usize, logits: &[f32]| {
-                bits.extend(logits.iter().map(|x| x.to_bits()));
-                Ok(())
-            };
-            engine.prefill(slot, 0, &ids[slot as usize..40], Want::All, &mut sink).unwrap();
-        }
-        for step in 0..4 {
-            let rows: Vec<_> = (0..2).map(|s| (s, 40 - s as usize + step, ids[step + s as usize])).collect();
-            let mut sink = |_: usize, logits: &[f32]| {
-                bits.extend(logits.iter().map(|x| x.to_bits()));
-                Ok(())
-            };
-            engine.decode(&rows, &mut sink).unwrap();
-        }
-    });
+    let options = Options { threads: Some(2), ..Options::default() };
+    let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
+    for slot in 0..2 {
+        let mut sink = |_: usize, logits: &[f32]| {
+            bits.extend(logits.iter().map(|x| x.to_bits()));
+            Ok(())
+        };
+        engine.prefill(slot, 0, &ids[slot as usize..40], Want::All, &mut sink).unwrap();
+    }
+    for step in 0..4 {
+        let rows: Vec<_> = (0..2).map(|s| (s, 40 - s as usize + step, ids[step + s as usize])).collect();
+        let mut sink = |_: usize, logits: &[f32]| {
+            bits.extend(logits.iter().map(|x| x.to_bits()));
+            Ok(())
+        };
+        engine.decode(&rows, &mut sink).unwrap();
+    }
     (bits, steps)
 }
 

@@ -14,7 +14,7 @@ use moec_runtime::engine::Want;
 use moec_runtime::flash::fault::{Faulty, Gate, Injected};
 use moec_runtime::flash::{self, Choice};
 use moec_runtime::paging::{Paging, Report, Wrap};
-use moec_runtime::{Engine, LoadedProgram, Options};
+use moec_runtime::{Engine, Options, Program};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -102,23 +102,19 @@ fn with_engine<R>(
     own.block_bytes = BLOCK;
     case.policy.clone_into(&mut own.policy);
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();
-    program.with(|p| {
-        let options =
-            Options { threads: Some(case.threads), paging: Some(paging(case, wrap)), ..Options::default() };
-        f(&mut Engine::open(p, &bundle.folder, options).unwrap())
-    })
+    let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
+    let options =
+        Options { threads: Some(case.threads), paging: Some(paging(case, wrap)), ..Options::default() };
+    f(&mut Engine::open(&program, &bundle.folder, options).unwrap())
 }
 
 fn in_memory(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
-    program.with(|p| {
-        let options = Options { threads: Some(2), resident: true, ..Options::default() };
-        let mut engine = Engine::open(p, &bundle.folder, options).unwrap();
-        assert_eq!(engine.paging(), None);
-        logits(&mut engine, prompt).unwrap()
-    })
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
+    let options = Options { threads: Some(2), resident: true, ..Options::default() };
+    let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
+    assert_eq!(engine.paging(), None);
+    logits(&mut engine, prompt).unwrap()
 }
 
 fn run(bundle: &Bundle, case: Case, prompt: &[u32]) -> (Vec<u32>, Report) {
@@ -335,14 +331,12 @@ fn a_spoilt_expert_is_never_used() {
     let wrap = faulty(|n| if n % 50 == 9 { Injected::Flip(7) } else { Injected::Nothing }, Gate::default());
     let how = paging(USUAL, Some(wrap));
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
-    program.with(|p| {
-        let options = Options { paging: Some(how), ..Options::default() };
-        let mut engine = Engine::open(p, &bundle.folder, options).unwrap();
-        assert!(logits(&mut engine, prompt).unwrap() == want, "a flipped bit changes logits");
-        let report = engine.paging().unwrap();
-        assert!(report.flash.repeated > 0 && report.flash.checked > 0, "{report:?}");
-    });
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
+    let options = Options { paging: Some(how), ..Options::default() };
+    let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
+    assert!(logits(&mut engine, prompt).unwrap() == want, "a flipped bit changes logits");
+    let report = engine.paging().unwrap();
+    assert!(report.flash.repeated > 0 && report.flash.checked > 0, "{report:?}");
 }
 
 #[test]
@@ -354,14 +348,12 @@ fn a_disk_that_stalls_ends_in_an_error() {
     let mut how = paging(USUAL, Some(wrap));
     how.flash.time_limit = Duration::from_millis(200);
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).unwrap();
-    program.with(|p| {
-        let options = Options { paging: Some(how), ..Options::default() };
-        let mut engine = Engine::open(p, &bundle.folder, options).unwrap();
-        let said = logits(&mut engine, &expected(&ferris()).ids[..44]).unwrap_err().to_string();
-        assert!(said.contains("experts.bin"), "{said}");
-        gate.open();
-    });
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
+    let options = Options { paging: Some(how), ..Options::default() };
+    let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
+    let said = logits(&mut engine, &expected(&ferris()).ids[..44]).unwrap_err().to_string();
+    assert!(said.contains("experts.bin"), "{said}");
+    gate.open();
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! What is written: LLVM kernels, packed weights, the Rust source of a baked plan.
+//! What is written: LLVM kernels, packed weights, the Rust source of `run`.
 //!
 //! * [`spec`]: the kernels that can be asked for; [`compile`] writes them to one ELF object.
 //! * [`schedule`]: how matrix kernels cut their work.
 //! * [`machine`]: what they are compiled for.
 //! * [`pack`]: weights in the order that kernels read.
 //! * [`jit`]: an object loaded into this process.
-//! * [`source`]: the Rust source of a baked plan.
+//! * [`source`]: the Rust source of a bundle's `run`.
 //! * [`mod@table`]: the object by which a precompiled `run` finds plan and kernels.
 //!
 //! Architecture invariant: this crate knows kernels, not models; it decides nothing.

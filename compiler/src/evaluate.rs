@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use crate::twin::Twin;
 use moec_runtime::overflow::Tally;
 use moec_runtime::text::Text;
-use moec_runtime::{Engine, LoadedProgram, Options, Want};
+use moec_runtime::{Engine, Options, Program, Want};
 use serde::{Deserialize, Serialize};
 
 /// What to measure.
@@ -158,12 +158,10 @@ pub(crate) fn with_engine<T>(
         return Twin::of(bundle, progress)?.with_engine(Some((unit, &bundle.folder)), body);
     }
     let unit = bundle.unit()?;
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
-    program.with(|program| {
-        let options = Options::default();
-        let mut engine = Engine::open(program, &bundle.folder, options).map_err(Error::from)?;
-        body(&mut engine)
-    })
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).map_err(Error::from)?;
+    let options = Options::default();
+    let mut engine = Engine::open(&program, &bundle.folder, options).map_err(Error::from)?;
+    body(&mut engine)
 }
 
 fn measure(

@@ -20,7 +20,7 @@ use moec_cpu::{HostUnit, Stored};
 use moec_ir::plan::{FileRef, ModelInfo, Plan, Segment};
 use moec_ir::{Format, Module, Source};
 use moec_runtime::graphs::Graphs;
-use moec_runtime::{Engine, LoadedProgram, Options};
+use moec_runtime::{Engine, Options, Program};
 use std::fs;
 use std::path::Path;
 use std::rc::Rc;
@@ -50,8 +50,7 @@ struct Weights {
 /// A compiled model.
 pub struct Twin {
     weights: Rc<Weights>,
-    plan: Plan,
-    program: LoadedProgram,
+    program: Program,
     /// The program's code; held as long as it runs.
     _unit: HostUnit,
 }
@@ -101,8 +100,8 @@ impl Twin {
             target.compile(&kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment(format!("`{KERNELS}` does not load here")).because(e))?;
-        let program = LoadedProgram::from_plan(&plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;
-        Ok(Self { weights, plan, program, _unit: unit })
+        let program = Program::new(plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;
+        Ok(Self { weights, program, _unit: unit })
     }
 
     /// The twin of a bundle.
@@ -129,11 +128,11 @@ impl Twin {
 
     /// What the program executes. Its nodes and values are those of the original's Graph.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.program
     }
 
     /// The program.
-    pub fn program(&self) -> &LoadedProgram {
+    pub fn program(&self) -> &Program {
         &self.program
     }
 
@@ -152,14 +151,12 @@ impl Twin {
         body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
     ) -> Result<T> {
         let options = Options::default();
-        self.program.with(|program| {
-            let engine = match graphs {
-                Some((graphs, packages)) => {
-                    Engine::with_graphs(program, self.folder(), graphs, packages, options)
-                }
-                None => Engine::open(program, self.folder(), options),
-            };
-            body(&mut engine.map_err(Error::from)?)
-        })
+        let engine = match graphs {
+            Some((graphs, packages)) => {
+                Engine::with_graphs(&self.program, self.folder(), graphs, packages, options)
+            }
+            None => Engine::open(&self.program, self.folder(), options),
+        };
+        body(&mut engine.map_err(Error::from)?)
     }
 }

@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use moec_ir::plan::Plan;
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
-use moec_runtime::LoadedProgram;
+use moec_runtime::Program;
 
 /// Stands for every kernel; nobody calls it.
 unsafe extern "C" fn kernel(_: *const *mut u8, _: i64, _: i64, _: i64, _: *mut u8) {}
@@ -19,8 +19,8 @@ fuzz_target!(|bytes: &[u8]| {
         Err(e) => panic!("does not read back: {e}\n{printed}"),
     }
     let verified = verify::plan(&plan).is_ok();
-    let without = LoadedProgram::from_plan(&plan, &|_| None);
-    let with = LoadedProgram::from_plan(&plan, &|_| Some(kernel));
-    assert!(verified || with.is_err(), "runs, but does not verify");
+    let without = Program::new(plan.clone(), &|_| None);
+    let with = Program::new(plan.clone(), &|_| Some(kernel));
+    assert!(verified == with.is_ok(), "runs and verifies, or neither");
     assert!(plan.kernels.is_empty() || without.is_err(), "runs without its kernels");
 });

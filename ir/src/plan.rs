@@ -312,6 +312,17 @@ pub enum Builtin {
     },
 }
 
+impl Builtin {
+    /// How many of its arguments, the last ones, it writes.
+    pub const fn results(self) -> usize {
+        match self {
+            Self::Fetch { .. } => 0,
+            Self::RopeAngles { .. } | Self::Dispatch { .. } | Self::Experts { .. } | Self::Part { .. } => 1,
+            Self::Admit { .. } => 2,
+        }
+    }
+}
+
 /// A tensor at the boundary of a static graph: f16, dense, the last axis inner.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct Port {
@@ -319,6 +330,18 @@ pub struct Port {
     pub name: String,
     /// Extents.
     pub shape: [u32; 4],
+}
+
+impl Port {
+    /// Numbers in it, or `None` where that overflows.
+    pub fn checked_elements(&self) -> Option<usize> {
+        self.shape.iter().try_fold(1_usize, |n, &extent| n.checked_mul(extent as usize))
+    }
+
+    /// Numbers in it, of a port that [`crate::verify::plan`] accepts.
+    pub fn elements(&self) -> usize {
+        self.checked_elements().unwrap_or(usize::MAX)
+    }
 }
 
 /// A static graph: a function of an artifact that a unit beside the processor executes.

@@ -34,7 +34,8 @@
 //! 9. Places lie inside the columns of their buffer.
 //! 10. Steps refer to units, kernels, buffers, segments and states that exist; offsets into buffers are
 //!     whole elements inside of them; the dispatch table of a grid is an `i32` buffer argument; built-in
-//!     functions have the arguments, of the sizes, that they need.
+//!     functions have the arguments, of the sizes, that they need, and write to buffers that hold no operand of
+//!     theirs; a part's graphs take the rows of its step.
 //! 11. Dependencies are ascending and point backwards, and a barrier stands between a step and each of its
 //!     dependencies.
 //! 12. Buffers that are live at once do not overlap. A buffer is live from the first to the last step that

@@ -8,9 +8,8 @@
 //! What Rust's own `main` does before and after a program is done here, since C's is the entry point.
 //! `unsafe` is in this file: the linked table is trusted, as the kernels are.
 
-use moec_ir::plan::Plan;
 use moec_runtime::abi::KernelFn;
-use moec_runtime::{Error, LoadedProgram, cli};
+use moec_runtime::cli;
 use std::ffi::{c_char, c_int};
 use std::io::Write;
 
@@ -36,10 +35,15 @@ unsafe extern "C" {
 #[unsafe(no_mangle)]
 extern "C" fn main(_count: c_int, _arguments: *const *const c_char) -> c_int {
     prepare();
-    let status = match load() {
-        Ok(program) => program.with(cli::main_status),
-        Err(e) => cli::refuse_start(&e),
+    // SAFETY: `moec build` links one table, whose addresses and lengths are those of constants beside it.
+    let (plan, kernels) = unsafe {
+        let table = &raw const TABLE;
+        (
+            std::slice::from_raw_parts((*table).plan, (*table).plan_bytes),
+            std::slice::from_raw_parts((*table).kernels, (*table).kernel_count),
+        )
     };
+    let status = cli::main_status(plan, kernels);
     // Returning from C's `main` flushes C's streams only. Whom a closed one concerns has been told by the verb.
     let _ = std::io::stdout().flush();
     c_int::from(status)
@@ -58,20 +62,4 @@ fn prepare() {
             }
         }
     }
-}
-
-/// The program of the linked table.
-fn load() -> Result<LoadedProgram, Error> {
-    // SAFETY: `moec build` links one table, whose addresses and lengths are those of constants beside it.
-    let (bytes, kernels) = unsafe {
-        let table = &raw const TABLE;
-        (
-            std::slice::from_raw_parts((*table).plan, (*table).plan_bytes),
-            std::slice::from_raw_parts((*table).kernels, (*table).kernel_count),
-        )
-    };
-    let plan = Plan::decode(bytes).map_err(|e| Error::Plan(e.to_string()))?;
-    let of =
-        |symbol: &str| plan.kernels.iter().zip(kernels).find(|(k, _)| k.symbol == symbol).map(|(_, f)| *f);
-    LoadedProgram::from_plan(&plan, &of)
 }

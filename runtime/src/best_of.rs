@@ -7,8 +7,8 @@ use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, rate};
-use crate::program::StateRef;
 use crate::sampler::{Sampler, Sampling};
+use moec_ir::plan::StateBuf;
 use moec_ir::state::CacheHead;
 use std::time::{Duration, Instant};
 
@@ -106,7 +106,7 @@ pub fn best_of_into(
 ) -> Result<()> {
     let Request { slot: first, prompt, n, .. } = *request;
     *out = BestOf { prompt: prompt.len(), ..BestOf::default() };
-    let model = engine.program().model;
+    let model = &engine.program().model;
     check_room(prompt.len(), n, model.max_context as usize)?;
     let slots = model.slots;
     let room = slots.saturating_sub(first) as usize;
@@ -248,16 +248,16 @@ impl Engine<'_> {
 /// Every order of a head has its tokens in panels or blocks, one after the other: the first tokens are the first bytes, as
 /// many as a head of so many tokens has.
 fn heads(
-    state: &StateRef,
+    state: &StateBuf,
     from: u32,
     to: u32,
     tokens: usize,
 ) -> Option<(usize, impl Iterator<Item = (usize, usize)>)> {
-    let [slots, heads, ctx, dim] = state.shape.map(|n| n as usize);
-    let head = CacheHead { format: state.format, order: state.order, ctx, dim };
+    let [slots, heads, ctx, _] = state.shape.map(|n| n as usize);
+    let head = state.head();
     let (whole, filled) = (head.bytes()?, CacheHead { ctx: tokens, ..head }.bytes()?);
     let slot = whole.checked_mul(heads)?;
-    let fits = tokens <= ctx && (slot.checked_mul(slots)? as u64) <= state.bytes;
+    let fits = tokens <= ctx && slot.checked_mul(slots).is_some();
     let [from, to] = [from, to].map(|s| s as usize);
     let starts = (0..heads).map(move |h| (from * slot + h * whole, to * slot + h * whole));
     (fits && from.max(to) < slots).then_some((filled, starts))
@@ -267,7 +267,7 @@ fn heads(
 mod tests {
     use super::*;
     use moec_ir::Format;
-    use moec_ir::plan::{CacheOrder, StateBuf};
+    use moec_ir::plan::CacheOrder;
 
     #[test]
     fn probabilities_are_those_of_the_softmax() {
@@ -312,9 +312,8 @@ mod tests {
             for &format in formats {
                 let state = StateBuf { name: String::new(), shape: [3, 2, 50, 40], format, order };
                 let whole = state.head().bytes().unwrap();
-                let seen = StateRef { bytes: state.bytes(), format, shape: state.shape, order };
                 for tokens in [0, 1, 11, 12, 13, 16, 17, 49, 50] {
-                    let (bytes, starts) = heads(&seen, 0, 2, tokens).unwrap();
+                    let (bytes, starts) = heads(&state, 0, 2, tokens).unwrap();
                     let starts: Vec<_> = starts.collect();
                     assert_eq!(starts, [(0, 4 * whole), (whole, 5 * whole)]);
                     let size = match format {
@@ -329,8 +328,7 @@ mod tests {
                     let all = (0..tokens).all(|t| (0..40).all(|c| inside(t, c)));
                     assert!(all && bytes <= whole, "{order:?} of {format}, {tokens} tokens");
                 }
-                assert!(heads(&seen, 0, 2, 51).is_none() && heads(&seen, 0, 3, 1).is_none());
-                assert!(heads(&StateRef { bytes: seen.bytes - 1, ..seen }, 0, 1, 1).is_none());
+                assert!(heads(&state, 0, 2, 51).is_none() && heads(&state, 0, 3, 1).is_none());
             }
         }
     }

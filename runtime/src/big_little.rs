@@ -54,7 +54,7 @@ impl Decoder {
     ///
     /// # Errors
     /// [`Error::NoLittle`] if no little entry points were compiled, [`Error::Range`] for another γ.
-    pub fn big_little(program: &Program<'_>, gamma: f32) -> Result<Self> {
+    pub fn big_little(program: &Program, gamma: f32) -> Result<Self> {
         if program.model.big_little.is_none() {
             return Err(Error::NoLittle);
         }
@@ -72,7 +72,7 @@ impl Decoder {
     ///
     /// # Errors
     /// As [`Decoder::big_little`].
-    pub fn of(program: &Program<'_>) -> Result<Self> {
+    pub fn of(program: &Program) -> Result<Self> {
         program.model.big_little.map_or_else(|| Ok(Self::full()), |b| Self::big_little(program, b.gamma))
     }
 

@@ -4,10 +4,11 @@ use crate::barrier::Barrier;
 use crate::error::{Error, Result};
 use crate::memory::Addr;
 use crate::owned::Arrival;
-use crate::program::{Arg, Code, EntryRef, Grid, Program, RowSpace};
+use crate::program::{Code, Program};
 use crate::store::Store;
 use crate::timeline::{Timeline, What};
 use crate::unit::{Half, Lane, Launch, StepFault, Unit};
+use moec_ir::plan::{Arg, Entry, Grid, RowSpace};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -62,16 +63,16 @@ impl Extent {
 
 /// Turns the arguments of an entry point's steps into addresses.
 pub(crate) fn bind(
-    program: &Program<'_>,
-    entry: &EntryRef<'_>,
+    program: &Program,
+    entry: &Entry,
     arena: Addr,
     states: &[Addr],
     store: &dyn Store,
 ) -> Result<Bound> {
     let mut bound = Bound { steps: Vec::with_capacity(entry.steps.len()), args: Vec::new() };
-    for step in entry.steps {
+    for step in &entry.steps {
         let first = bound.args.len();
-        for &arg in step.args {
+        for &arg in &step.args {
             let addr = match arg {
                 Arg::Buffer(i, skip) => {
                     entry.buffers.get(i as usize).map(|b| arena.plus(b.offset as usize + skip as usize))
@@ -83,7 +84,7 @@ pub(crate) fn bind(
             bound.args.push(addr.ok_or_else(|| Error::Plan(format!("{arg:?} names nothing")))?);
         }
         bound.steps.push(BoundStep {
-            code: step.code,
+            code: program.code(step.code),
             args: first..bound.args.len(),
             rows: step.rows,
             grid: step.grid,
@@ -96,9 +97,9 @@ pub(crate) fn bind(
 }
 
 /// Which matrices of experts on flash an argument is about.
-fn half(program: &Program<'_>, arg: Arg) -> Option<Half> {
+fn half(program: &Program, arg: Arg) -> Option<Half> {
     let Arg::Matrices(segment) = arg else { return None };
-    program.paging?.layers.iter().enumerate().find_map(|(layer, l)| {
+    program.paging.as_ref()?.layers.iter().enumerate().find_map(|(layer, l)| {
         let part = [l.gate_up, l.down].iter().position(|&s| s == segment)?;
         Some(Half { layer, part })
     })

@@ -1,7 +1,7 @@
 //! What this processor can do, and how many threads it should run.
 
 use crate::error::{Error, Result};
-use crate::program::TargetRef;
+use moec_ir::plan::TargetInfo;
 
 /// How a feature is found out.
 #[derive(Clone, Copy)]
@@ -191,7 +191,7 @@ static SYSTEMS: &[(&str, &[&str])] = &[
 ///
 /// # Errors
 /// [`Error::WrongArch`], [`Error::UnknownFeatures`], [`Error::MissingFeatures`].
-pub fn check(target: &TargetRef<'_>) -> Result<()> {
+pub fn check(target: &TargetInfo) -> Result<()> {
     let arch = match target.triple.split('-').next().unwrap_or_default() {
         "arm64" => "aarch64",
         "amd64" => "x86_64",
@@ -202,16 +202,17 @@ pub fn check(target: &TargetRef<'_>) -> Result<()> {
         |&(word, systems): &(&str, &[&str])| target.triple.contains(word) && !systems.contains(&system);
     if arch != std::env::consts::ARCH || SYSTEMS.iter().any(other) {
         let host = format!("{} under {system}", std::env::consts::ARCH);
-        return Err(Error::WrongArch { triple: target.triple.to_owned(), host });
+        return Err(Error::WrongArch { triple: target.triple.clone(), host });
     }
+    let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
     let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
-    let unknown = owned(unknown(target.features));
+    let unknown = owned(unknown(&features));
     if !unknown.is_empty() {
-        return Err(Error::UnknownFeatures { unknown, target: target.name.to_owned() });
+        return Err(Error::UnknownFeatures { unknown, target: target.name.clone() });
     }
-    let missing = owned(missing(target.features));
+    let missing = owned(missing(&features));
     if !missing.is_empty() {
-        return Err(Error::MissingFeatures { missing, target: target.name.to_owned() });
+        return Err(Error::MissingFeatures { missing, target: target.name.clone() });
     }
     Ok(())
 }
@@ -314,7 +315,13 @@ mod tests {
     #[test]
     fn refusals_name_the_feature() {
         let triple = format!("{}-unknown-{}", std::env::consts::ARCH, std::env::consts::OS);
-        let target = |triple, features| TargetRef { name: "t", triple, cpu: "generic", features };
+        let target = |triple: &str, features: &[&str]| TargetInfo {
+            name: "t".to_owned(),
+            triple: triple.to_owned(),
+            cpu: "generic".to_owned(),
+            features: features.iter().map(|&f| f.to_owned()).collect(),
+            units: Vec::new(),
+        };
         assert!(check(&target(&triple, &[])).is_ok());
         let e = check(&target(&triple, &["warp-drive"])).unwrap_err().to_string();
         assert!(e.contains("`warp-drive`"), "{e}");

@@ -11,13 +11,13 @@ use crate::overflow::Tally;
 use crate::owned::{Arrival, How, MovingStore, OwnedStore};
 use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
-use crate::program::{Builtin, Code, EntryKind, EntryRef, Program};
+use crate::program::Program;
 use crate::store::{CheckLevel, MappedStore, Store};
 use crate::timeline::Timeline;
-use crate::unit::{BadExpert, Cpu, Lane, StepFault, Unit};
-use crate::validate;
+use crate::unit::{self, BadExpert, Cpu, Lane, StepFault, Unit};
 use crate::weights::{self, Choice, Held, Weights};
-use moec_ir::plan::ALIGN;
+use moec_ir::EntryKind;
+use moec_ir::plan::{ALIGN, Builtin, Code, Entry};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -85,7 +85,7 @@ pub struct Memory {
 /// One call at a time; sequences live in the slots of the KV cache. Kernels are trusted: see
 /// [`crate::abi::KernelFn`].
 pub struct Engine<'p> {
-    pub(crate) program: Program<'p>,
+    pub(crate) program: &'p Program,
     pub(crate) unit: Box<dyn Unit + 'p>,
     offloaded: Option<Arc<Offloaded>>,
     pager: Option<Arc<Pager>>,
@@ -110,14 +110,13 @@ pub struct Engine<'p> {
 }
 
 impl<'p> Engine<'p> {
-    /// Checks the program, this machine and the bundle's files, maps the weights or begins to read them ([`Options::weights`])
+    /// Checks this machine and the bundle's files, maps the weights or begins to read them ([`Options::weights`])
     /// and takes the memory. Static graphs are loaded where the system executes them: on macOS, by Core ML.
     ///
     /// # Errors
-    /// What [`validate::program`], [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
+    /// What [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
     /// refused, [`Error::NoRoom`]; a graph that does not load, or that nothing here executes.
-    pub fn open(program: &Program<'p>, bundle: &Path, options: Options) -> Result<Self> {
-        validate::program(program)?;
+    pub fn open(program: &'p Program, bundle: &Path, options: Options) -> Result<Self> {
         #[cfg(target_os = "macos")]
         if !program.graphs.is_empty() {
             let graphs = Box::new(crate::coreml::CoreMl::new()?);
@@ -131,6 +130,7 @@ impl<'p> Engine<'p> {
             let options = Options { threads: Some(paging::threads(program, options.threads)?), ..options };
             let (store, unit, pager) = paging::open(program, bundle, options.check, &how)?;
             let mut engine = Self::with_parts(program, Box::new(store), None, options)?;
+            unit::check(&unit, program)?;
             (engine.unit, engine.pager) = (Box::new(unit), Some(pager));
             engine.why = Choice::under_budget().why;
             return Ok(engine);
@@ -140,7 +140,7 @@ impl<'p> Engine<'p> {
 
     /// As [`Engine::open`], with all weights mapped or in memory of our own.
     fn with_weights(
-        program: &Program<'p>,
+        program: &'p Program,
         bundle: &Path,
         graphs: Option<Box<dyn Graphs>>,
         options: Options,
@@ -167,14 +167,13 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// As [`Engine::open`]; a graph that does not load.
     pub fn with_graphs(
-        program: &Program<'p>,
+        program: &'p Program,
         bundle: &Path,
         mut graphs: Box<dyn Graphs>,
         packages: &Path,
         options: Options,
     ) -> Result<Self> {
-        validate::program(program)?;
-        graphs.load(packages, program.graphs, program.model.slots as usize)?;
+        graphs.load(packages, &program.graphs, program.model.slots as usize)?;
         Self::with_weights(program, bundle, Some(graphs), options)
     }
 
@@ -182,28 +181,27 @@ impl<'p> Engine<'p> {
     ///
     /// # Errors
     /// As [`Engine::open`].
-    pub fn with_store(program: &Program<'p>, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
+    pub fn with_store(program: &'p Program, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
         Self::with_parts(program, store, None, options)
     }
 
     fn with_parts(
-        program: &Program<'p>,
+        program: &'p Program,
         store: Box<dyn Store + 'p>,
         graphs: Option<Box<dyn Graphs>>,
         options: Options,
     ) -> Result<Self> {
-        validate::program(program)?;
         if graphs.is_none() && !program.graphs.is_empty() {
-            return Err(Error::NoUnit(program.graphs[0].package.to_owned()));
+            return Err(Error::NoUnit(program.graphs[0].package.clone()));
         }
         cpu::check(&program.target)?;
         let threads = cpu::threads(options.threads)?;
         let arena = Region::new("activations", program.arena_bytes)?;
         let mut kv_bytes = 0u64;
         let mut offsets = Vec::with_capacity(program.states.len());
-        for state in program.states {
+        for state in &program.states {
             offsets.push(kv_bytes);
-            let end = state.bytes.checked_next_multiple_of(ALIGN).and_then(|b| kv_bytes.checked_add(b));
+            let end = state.bytes().checked_next_multiple_of(ALIGN).and_then(|b| kv_bytes.checked_add(b));
             kv_bytes =
                 end.ok_or_else(|| Error::Plan("the KV cache is larger than memory can be".to_owned()))?;
         }
@@ -214,7 +212,7 @@ impl<'p> Engine<'p> {
         let scratch_bytes = stride.and_then(|s| s.checked_mul(threads as u64)).unwrap_or(u64::MAX);
         let scratch = Region::new("scratch", scratch_bytes)?;
         let mut bound = Vec::with_capacity(program.entries.len());
-        for entry in program.entries {
+        for entry in &program.entries {
             bound.push(bind(program, entry, arena.base(), &state_at, store.as_ref())?);
         }
         let (unit, offloaded): (Box<dyn Unit + 'p>, _) =
@@ -225,9 +223,10 @@ impl<'p> Engine<'p> {
                 let offloaded = unit.offloaded();
                 (Box::new(unit), Some(offloaded))
             };
+        unit::check(unit.as_ref(), program)?;
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
         Ok(Self {
-            program: *program,
+            program,
             unit,
             offloaded,
             pager: None,
@@ -250,8 +249,8 @@ impl<'p> Engine<'p> {
     }
 
     /// The program that runs.
-    pub fn program(&self) -> &Program<'p> {
-        &self.program
+    pub fn program(&self) -> &'p Program {
+        self.program
     }
 
     /// Threads.
@@ -299,7 +298,7 @@ impl<'p> Engine<'p> {
             return Ok(());
         }
         let (arena, states, store) = (self.arena.base(), &self.state_at, self.store.as_ref());
-        let all = self.program.entries.iter().map(|entry| bind(&self.program, entry, arena, states, store));
+        let all = self.program.entries.iter().map(|entry| bind(self.program, entry, arena, states, store));
         // Until all are there the addresses of before hold.
         self.bound = all.collect::<Result<_>>()?;
         self.store.leave();
@@ -388,7 +387,7 @@ impl<'p> Engine<'p> {
         want: Want,
         sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
     ) -> Result<()> {
-        let room = |e: &EntryRef<'_>| match want {
+        let room = |e: &Entry| match want {
             Want::All => e.kind.rows().min(e.out_rows as usize),
             Want::None | Want::Last => e.kind.rows(),
         };
@@ -467,7 +466,7 @@ impl<'p> Engine<'p> {
             }
         }
         let decode = |k: EntryKind| k == kind(k.rows() as u32);
-        let room = |e: &EntryRef<'_>| e.kind.rows().min(e.out_rows as usize);
+        let room = |e: &Entry| e.kind.rows().min(e.out_rows as usize);
         let mut done = 0;
         while done < batch.len() {
             let left = batch.len() - done;
@@ -489,7 +488,7 @@ impl<'p> Engine<'p> {
     fn pick(
         &self,
         kind: impl Fn(EntryKind) -> bool,
-        room: impl Fn(&EntryRef<'_>) -> usize,
+        room: impl Fn(&Entry) -> usize,
         left: usize,
     ) -> Option<(usize, usize)> {
         let of_kind = || {
@@ -553,7 +552,7 @@ impl<'p> Engine<'p> {
         };
         let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
         self.pool.run(&|index, barrier| {
-            // SAFETY: `open` has validated the program, `begin` the rows; all lanes of the pool walk the
+            // SAFETY: the program is verified, and `begin` has checked the rows; all lanes of the pool walk the
             // same steps, each with its own part of the scratch; `&mut self` keeps every other use of
             // the memory away.
             unsafe { walk.all(Lane { index, of, scratch: scratch.plus(index * stride) }, barrier) }
@@ -616,7 +615,7 @@ impl<'p> Engine<'p> {
         let at = self.arena.base().plus(self.program.entries[entry].buffers[buffer].offset as usize);
         let at = at.of::<i32>();
         for (i, value) in values.chain(std::iter::repeat(pad)).take(words).enumerate() {
-            // SAFETY: `validate` has found `words` aligned words in the buffer, and `&mut self` says that
+            // SAFETY: the verifier has found `words` aligned words in the buffer, and `&mut self` says that
             // no step is running.
             unsafe { at.add(i).write(value) };
         }
@@ -628,6 +627,7 @@ impl<'p> Engine<'p> {
             Some(StepFault::Expert(BadExpert { step, expert, experts })) => {
                 return Err(Error::BadExpert { expert, experts, step });
             }
+            Some(StepFault::Unknown(unknown)) => return Err(unknown.into()),
             Some(StepFault::Graph(e) | StepFault::Flash(e) | StepFault::Weights(e)) => return Err(e),
             None => {}
         }
@@ -640,11 +640,12 @@ impl<'p> Engine<'p> {
     /// A row of the logits of the last call of an entry point.
     fn logits(&self, entry: usize, row: usize) -> &[f32] {
         let e = &self.program.entries[entry];
-        let at = self.arena.base().plus(e.buffers[e.logits as usize].offset as usize);
-        // SAFETY: `row < out_rows`, for which `validate` has found room; the arena is initialised memory
+        let logits = &e.buffers[e.logits as usize];
+        let at = self.arena.base().plus(logits.offset as usize);
+        // SAFETY: `row < out_rows`, for which the verifier has found room; the arena is initialised memory
         // and nothing writes to it while `self` is borrowed.
         unsafe {
-            let first = at.of::<f32>().add(row * e.logits_stride as usize);
+            let first = at.of::<f32>().add(row * logits.stride as usize);
             std::slice::from_raw_parts(first, self.program.model.vocab as usize)
         }
     }

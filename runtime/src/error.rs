@@ -1,5 +1,6 @@
 //! What can go wrong, whose fault it is and what to do about it.
 
+use moec_ir::plan::Builtin;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -147,6 +148,16 @@ pub enum Error {
     /// A kernel of the plan is not in the object code.
     #[error("the object code has no kernel `{0}`")]
     NoKernel(String),
+    /// What executes the steps does not know a builtin of the plan.
+    #[error("`{unit}` does not execute step {step}, `{builtin}`")]
+    UnknownStep {
+        /// Name of the unit.
+        unit: &'static str,
+        /// Step in its entry point.
+        step: usize,
+        /// What it runs.
+        builtin: Builtin,
+    },
     /// The program has no entry point of the kind asked for.
     #[error("the bundle has no {0} entry point")]
     NoEntry(&'static str),
@@ -319,6 +330,7 @@ impl Error {
             | Self::NoUring(_)
             | Self::NoUnit(_)
             | Self::Graph { .. }
+            | Self::UnknownStep { .. }
             | Self::Memory { .. }
             | Self::NoRoom { .. }
             | Self::Thread(_)
@@ -362,7 +374,7 @@ impl Error {
                 "leave it to moec with `--weights auto`, or map them with `--weights mapped`"
             }
             Self::OwnUnderBudget => "give `--no-budget` to hold all weights, or leave out `--weights own`",
-            Self::NoUnit(_) => {
+            Self::NoUnit(_) | Self::UnknownStep { .. } => {
                 "run the bundle on its target, or emulate the unit with `moec run BUNDLE --emulate …`"
             }
             Self::Thread(_) => "give fewer with `--threads`",

@@ -1,7 +1,6 @@
 //! What ships: executes a Plan.
 //!
-//! * [`program`]: the executable form of a Plan, constant data that a generated runner holds;
-//!   [`LoadedProgram`] builds it from a decoded Plan instead.
+//! * [`program`]: a Plan, verified, with the addresses of its kernels.
 //! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
 //! * [`graphs`]: static graphs that a unit beside the processor executes; [`chunk`]: what those of attention are given.
@@ -43,7 +42,6 @@ pub mod error;
 pub mod flash;
 pub mod generate;
 pub mod graphs;
-pub mod loaded;
 pub mod manifest;
 pub mod mapped;
 pub mod memory;
@@ -61,7 +59,6 @@ pub mod text;
 pub mod timeline;
 pub mod trace;
 pub mod unit;
-pub mod validate;
 pub mod weights;
 
 pub use best_of::{BestOf, best_of, best_of_into};
@@ -69,7 +66,6 @@ pub use big_little::{Decoder, Fallbacks};
 pub use engine::{Engine, Memory, Options, Row, Want};
 pub use error::{Error, Fault, Result};
 pub use generate::{Generation, Request, generate};
-pub use loaded::LoadedProgram;
 pub use program::Program;
 pub use sampler::{Sampler, Sampling};
 pub use store::CheckLevel;

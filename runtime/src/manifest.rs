@@ -4,9 +4,10 @@
 //! sources, and the program itself.
 
 use crate::error::{Error, Result};
-use crate::program::{FileInfo, Program};
+use crate::program::Program;
 use crate::regular;
 use crate::store::{check_hash, check_size, file_path, hash_of};
+use moec_ir::plan::FileRef;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::io::ErrorKind;
@@ -33,7 +34,7 @@ pub struct Checked {
 ///
 /// # Errors
 /// No manifest, one that is malformed or of another build, and the first file that is missing or was changed.
-pub fn check(bundle: &Path, program: Option<&Program<'_>>) -> Result<Checked> {
+pub fn check(bundle: &Path, program: Option<&Program>) -> Result<Checked> {
     let path = bundle.join(MANIFEST);
     let malformed = |why: String| Error::Manifest { path: path.clone(), why };
     let bytes = read(&path)?;
@@ -44,11 +45,11 @@ pub fn check(bundle: &Path, program: Option<&Program<'_>>) -> Result<Checked> {
         let known = entry["bytes"].as_u64().zip(entry["sha256"].as_str().and_then(unhex));
         let (bytes, sha256) =
             known.ok_or_else(|| malformed(format!("`{name}` has no size, or no SHA-256")))?;
-        files.push((FileInfo { path: name, bytes, sha256 }, file_path(bundle, name)?));
+        files.push((FileRef { path: name.clone(), bytes, sha256 }, file_path(bundle, name)?));
     }
-    for own in program.iter().flat_map(|p| p.files) {
+    for own in program.iter().flat_map(|p| &p.files) {
         if !files.iter().any(|(f, _)| f == own) {
-            let name = own.path;
+            let name = &own.path;
             return Err(malformed(format!(
                 "of `{name}` it says something else than the program was built for"
             )));

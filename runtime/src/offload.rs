@@ -7,20 +7,19 @@
 
 use crate::chunk;
 use crate::error::{Error, Result};
-use crate::graphs::{GraphRef, Graphs, f16};
+use crate::graphs::{Graphs, f16};
 use crate::memory::Addr;
 use crate::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
-use crate::program::{Builtin, Code, PartRef, Program, SetRef};
+use crate::program::{Code, Program};
 use crate::unit::{BadExpert, Cpu, Lane, Launch, StepFault, Unit};
 use half::slice::HalfFloatSliceExt;
 use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{Builtin, ExpertSet, GraphPart};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The processor, with a unit beside it that executes static graphs.
 pub(crate) struct Offload<'p> {
-    sets: &'p [SetRef<'p>],
-    parts: &'p [PartRef<'p>],
-    ports: &'p [GraphRef<'p>],
+    program: &'p Program,
     graphs: Option<Box<dyn Graphs>>,
     offloaded: Arc<Offloaded>,
     work: Mutex<Work>,
@@ -61,20 +60,19 @@ impl Offloaded {
 
 impl<'p> Offload<'p> {
     /// For the sets of a program. Without `graphs` it may have none.
-    pub(crate) fn new(program: &Program<'p>, graphs: Option<Box<dyn Graphs>>) -> Self {
+    pub(crate) fn new(program: &'p Program, graphs: Option<Box<dyn Graphs>>) -> Self {
         let tallies = program.sets.iter().map(|s| (s.layer, Tally::default())).collect();
-        Self {
-            sets: program.sets,
-            parts: program.parts,
-            ports: program.graphs,
-            graphs,
-            offloaded: Arc::new(Offloaded(Mutex::new(tallies))),
-            work: Mutex::default(),
-        }
+        Self { program, graphs, offloaded: Arc::new(Offloaded(Mutex::new(tallies))), work: Mutex::default() }
     }
 
     pub(crate) fn offloaded(&self) -> Arc<Offloaded> {
         Arc::clone(&self.offloaded)
+    }
+
+    /// Runs a graph. What has graphs has what executes them: [`crate::Engine`] sees to it.
+    fn run(&self, graph: u32, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
+        let nobody = || Error::NoUnit(self.program.graphs[graph as usize].package.clone());
+        self.graphs.as_ref().ok_or_else(nobody)?.run(graph as usize, slot, inputs, outputs)
     }
 
     /// Decides which choices find room. `ids`, `stay` and `rest` are `[n, k]`, `added` is `[n, channels]`.
@@ -87,12 +85,12 @@ impl<'p> Offload<'p> {
         [stay, rest]: [&mut [i32]; 2],
     ) -> Result<(), Misrouted> {
         let work = &mut *lock(&self.work);
-        let SetRef { capacities, overflow, .. } = self.sets[set];
+        let ExpertSet { capacities, overflow, .. } = &self.program.sets[set];
         work.saliency.clear();
         work.saliency.extend(added.chunks_exact(channels.max(1)).map(saliency));
         let choices = Choices { ids, k, saliency: &work.saliency };
         let mut tally = Tally::default();
-        let fates = work.decider.decide(&choices, capacities, overflow, &mut tally)?;
+        let fates = work.decider.decide(&choices, capacities, *overflow, &mut tally)?;
         for (i, (&id, fate)) in ids.iter().zip(fates).enumerate() {
             // Without a capacity there is no graph, but room for all.
             let fixed = capacities[id as usize] > 0;
@@ -112,7 +110,6 @@ impl<'p> Offload<'p> {
         (x, table): (&[f32], &[i32]),
         y: &mut [f32],
     ) -> Result<()> {
-        let Some(graphs) = &self.graphs else { return Ok(()) };
         let Work { x: packed, y: results, .. } = &mut *lock(&self.work);
         let mut tally = Tally::default();
         // The slots of an expert, none if no row has chosen it. Whatever the table says, they lie inside of it.
@@ -126,7 +123,7 @@ impl<'p> Offload<'p> {
         };
         let rows = x.len() / hidden.max(1);
         // Groups of the same experts are sizes of one graph, the largest last.
-        for sizes in self.sets[set].groups.chunk_by(|a, b| a.experts == b.experts) {
+        for sizes in self.program.sets[set].groups.chunk_by(|a, b| a.experts == b.experts) {
             let Some(largest) = sizes.last() else { continue };
             let members = || largest.experts.iter().enumerate();
             let kept = || members().filter_map(|(_, &e)| Some(slots(e, largest.capacity as usize)?.len()));
@@ -152,7 +149,7 @@ impl<'p> Offload<'p> {
                     }
                 }
             }
-            graphs.run(group.graph as usize, 0, &[packed], &mut [results])?;
+            self.run(group.graph, 0, &[packed], &mut [results])?;
             for (place, slots) in places() {
                 for (row, slot) in (place..).zip(slots) {
                     results[row * hidden..][..hidden].convert_to_f32_slice(&mut y[slot * hidden..][..hidden]);
@@ -178,7 +175,7 @@ struct PartRows<'a> {
 impl Offload<'_> {
     /// Runs the graphs of a part. `y` is `[rows, outputs]`.
     fn part(&self, part: usize, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
-        let part = self.parts[part];
+        let part = &self.program.parts[part];
         let (inputs, outputs) = (part.inputs as usize, part.outputs as usize);
         let n = y.len() / outputs.max(1);
         match part.attention {
@@ -200,8 +197,7 @@ impl Offload<'_> {
     }
 
     /// One call of each graph of a part: all rows are of one sequence.
-    fn call(&self, part: PartRef<'_>, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
-        let Some(graphs) = &self.graphs else { return Ok(()) };
+    fn call(&self, part: &GraphPart, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
         let Work { ports, positions, .. } = &mut *lock(&self.work);
         positions.clear();
         positions.extend(rows.pos.iter().map(|&p| u32::try_from(p).unwrap_or(0)));
@@ -209,10 +205,11 @@ impl Offload<'_> {
         let mut column = 0;
         // Attention has a graph for each place where a chunk of a prompt begins, or one for any place, or both.
         let start = positions.first().copied();
+        let declared = &self.program.graphs;
         let at_place =
-            part.graphs.iter().find(|&&g| start.is_some() && self.ports[g as usize].fixed_start() == start);
-        for &g in part.graphs {
-            let graph = self.ports[g as usize];
+            part.graphs.iter().find(|&&g| start.is_some() && declared[g as usize].fixed_start() == start);
+        for &g in &part.graphs {
+            let graph = &declared[g as usize];
             if part.attention.is_some() && graph.fixed_start().is_some() != at_place.is_some() {
                 continue;
             }
@@ -224,11 +221,11 @@ impl Offload<'_> {
             ports.resize_with(graph.inputs.len() + graph.outputs.len(), Vec::new);
             let (given, taken) = ports.split_at_mut(graph.inputs.len());
             for (port, values) in graph.inputs.iter().zip(&mut *given) {
-                values.resize(port.len(), f16::ZERO);
+                values.resize(port.elements(), f16::ZERO);
                 let width = port.shape[1] as usize;
                 let (context, window) =
                     part.attention.map_or((0, None), |a| (a.context as usize, a.window.map(|w| w as usize)));
-                let filled = match port.name {
+                let filled = match &*port.name {
                     "x" => chunk::pad(values, width, rows.x),
                     "angles" => chunk::pad(values, width, rows.angles),
                     "mask" => chunk::mask(values, port.shape[3] as usize, positions, window),
@@ -241,11 +238,11 @@ impl Offload<'_> {
                 }
             }
             for (port, values) in graph.outputs.iter().zip(&mut *taken) {
-                values.resize(port.len(), f16::ZERO);
+                values.resize(port.elements(), f16::ZERO);
             }
             let given: Vec<&[f16]> = given.iter().map(Vec::as_slice).collect();
             let mut results: Vec<&mut [f16]> = taken.iter_mut().map(Vec::as_mut_slice).collect();
-            graphs.run(g as usize, slot, &given, &mut results)?;
+            self.run(g, slot, &given, &mut results)?;
             for (port, values) in graph.outputs.iter().zip(&*taken) {
                 let width = port.shape[1] as usize;
                 for (y, values) in y.chunks_exact_mut(part.outputs as usize).zip(values.chunks_exact(width)) {
@@ -263,6 +260,13 @@ impl Unit for Offload<'_> {
         self.graphs.as_ref().map_or("cpu", |g| g.name())
     }
 
+    fn executes(&self, builtin: Builtin) -> bool {
+        match builtin {
+            Builtin::Admit { .. } | Builtin::Experts { .. } | Builtin::Part { .. } => true,
+            other => Cpu.executes(other),
+        }
+    }
+
     unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
         let n = launch.n;
         match (launch.code, launch.args) {
@@ -271,7 +275,7 @@ impl Unit for Offload<'_> {
                     return;
                 }
                 let (set, k, channels) = (set as usize, k as usize, channels as usize);
-                // SAFETY: `validate` has found `n` rows of each there, aligned, and the results apart from all
+                // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all
                 // others; this is the one lane that runs it.
                 let (choices, fates) = unsafe {
                     (
@@ -308,7 +312,7 @@ impl Unit for Offload<'_> {
                     return;
                 }
                 let (set, hidden) = (set as usize, hidden as usize);
-                let experts = self.sets[set].capacities.len();
+                let experts = self.program.sets[set].capacities.len();
                 let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts };
                 // SAFETY: as above; the table was written by a step that has ended, which keeps to its layout.
                 let (operands, y) = unsafe {
@@ -329,7 +333,7 @@ impl Unit for Offload<'_> {
                     return;
                 }
                 let part = part as usize;
-                let PartRef { inputs, outputs, attention, .. } = self.parts[part];
+                let GraphPart { inputs, outputs, attention, .. } = self.program.parts[part];
                 let angles = attention.map_or(0, |a| a.angles as usize);
                 // SAFETY: as above.
                 let floats = |at: Addr, channels: usize| unsafe {

@@ -5,9 +5,10 @@ use crate::mapped::MappedFile;
 use crate::memory::Addr;
 use crate::owned::Arrival;
 use crate::preload::Preload;
-use crate::program::{FileInfo, Program, SegmentRef};
+use crate::program::Program;
 use crate::regular;
 use crate::weights::Held;
+use moec_ir::plan::{FileRef, Segment};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -18,7 +19,7 @@ use std::sync::Arc;
 /// in memory.
 ///
 /// # Safety
-/// For every index of [`Program::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
+/// For every index of [`moec_ir::plan::Plan::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
 /// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
 /// matrices. All stay the same and readable as long as the store lives, or until `leave` after a `moves` that was true; where
 /// the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nobody writes to
@@ -108,9 +109,9 @@ impl Addresses {
     /// # Errors
     /// [`Error::Plan`] for a segment outside of its file.
     pub(crate) fn new(
-        program: &Program<'_>,
+        program: &Program,
         wanted: &dyn Fn(u32) -> bool,
-        place: &dyn Fn(&SegmentRef, u64) -> Option<Addr>,
+        place: &dyn Fn(&Segment, u64) -> Option<Addr>,
     ) -> Result<Self> {
         let (mut segments, mut tables, mut bytes) = (Vec::new(), Vec::new(), 0_u64);
         for (i, s) in program.segments.iter().enumerate() {
@@ -119,13 +120,13 @@ impl Addresses {
                 tables.push(Vec::new());
                 continue;
             }
-            let end = s.span().and_then(|span| s.offset.checked_add(span));
-            let first = end
+            let first = s
+                .end()
                 .and_then(|end| place(s, end))
                 .ok_or_else(|| Error::Plan(format!("segment {i} lies outside of its file")))?;
             segments.push(Some(first));
             // Inside of the range: the last of them ends with it.
-            tables.push((0..s.matrices as usize).map(|m| first.plus(m * s.pitch as usize)).collect());
+            tables.push((0..s.extents().0 as usize).map(|m| first.plus(m * s.pitch as usize)).collect());
             bytes = bytes.saturating_add(s.bytes);
         }
         Ok(Self { segments, tables, bytes })
@@ -154,13 +155,13 @@ impl MappedStore {
     /// # Errors
     /// A file that is missing, has another size, or another content (as far as `check` goes); a segment
     /// outside of its file; what the system refuses.
-    pub fn open(program: &Program<'_>, bundle: &Path, check: CheckLevel) -> Result<Self> {
+    pub fn open(program: &Program, bundle: &Path, check: CheckLevel) -> Result<Self> {
         Self::open_some(program, bundle, check, &|_| true)
     }
 
     /// As [`MappedStore::open`], with those segments only that `wanted` names by their indices.
     pub(crate) fn open_some(
-        program: &Program<'_>,
+        program: &Program,
         bundle: &Path,
         check: CheckLevel,
         wanted: &dyn Fn(u32) -> bool,
@@ -193,7 +194,7 @@ impl MappedStore {
 }
 
 // SAFETY: every address lies in a mapping that the store holds, page-aligned plus an offset that
-// `validate` has found to be a multiple of 64, with the segment's bytes inside of the mapping (`open`). Tables are never
+// the verifier has found to be a multiple of 64, with the segment's bytes inside of the mapping (`open`). Tables are never
 // changed; an address is as large as a pointer.
 unsafe impl Store for MappedStore {
     fn segment(&self, index: u32) -> Option<Addr> {
@@ -218,8 +219,8 @@ unsafe impl Store for MappedStore {
 ///
 /// # Errors
 /// A path outside of the bundle; a file that is missing or has another size.
-pub(crate) fn checked_paths(program: &Program<'_>, bundle: &Path) -> Result<Vec<PathBuf>> {
-    let paths = program.files.iter().map(|f| file_path(bundle, f.path)).collect::<Result<Vec<_>>>()?;
+pub(crate) fn checked_paths(program: &Program, bundle: &Path) -> Result<Vec<PathBuf>> {
+    let paths = program.files.iter().map(|f| file_path(bundle, &f.path)).collect::<Result<Vec<_>>>()?;
     program.files.iter().zip(&paths).try_for_each(|(info, path)| check_size(info, path))?;
     Ok(paths)
 }
@@ -233,7 +234,7 @@ pub(crate) fn file_path(bundle: &Path, relative: &str) -> Result<PathBuf> {
     Ok(bundle.join(path))
 }
 
-pub(crate) fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
+pub(crate) fn check_size(info: &FileRef, path: &Path) -> Result<()> {
     let found = match regular::size(path) {
         Ok(found) => found,
         Err(e) if e.kind() == ErrorKind::NotFound => {
@@ -249,7 +250,7 @@ pub(crate) fn check_size(info: &FileInfo<'_>, path: &Path) -> Result<()> {
 }
 
 /// Maps a file of `info.bytes` bytes; none if it is empty.
-fn map_file(info: &FileInfo<'_>, path: &Path) -> Result<Option<MappedFile>> {
+fn map_file(info: &FileRef, path: &Path) -> Result<Option<MappedFile>> {
     if info.bytes == 0 {
         return Ok(None);
     }
@@ -310,7 +311,7 @@ fn forget(file: &File, len: usize) {
 #[cfg(not(target_os = "linux"))]
 fn forget(_file: &File, _len: usize) {}
 
-pub(crate) fn check_hash(info: &FileInfo<'_>, path: &Path, found: [u8; 32]) -> Result<()> {
+pub(crate) fn check_hash(info: &FileRef, path: &Path, found: [u8; 32]) -> Result<()> {
     if found == info.sha256 {
         Ok(())
     } else {

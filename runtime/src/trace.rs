@@ -5,9 +5,11 @@ use crate::call::Walk;
 use crate::engine::{Engine, Row};
 use crate::error::Result;
 use crate::memory::Addr;
-use crate::program::{EntryKind, EntryRef, Program, Step};
+use crate::program::Program;
 use crate::store::Store;
 use crate::unit::Lane;
+use moec_ir::EntryKind;
+use moec_ir::plan::{Entry, Step};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -22,11 +24,11 @@ pub enum Moment {
 
 /// What the observer sees.
 pub struct StepView<'a> {
-    program: &'a Program<'a>,
+    program: &'a Program,
     arena: Addr,
     state_at: &'a [Addr],
     store: &'a dyn Store,
-    entry: &'a EntryRef<'a>,
+    entry: &'a Entry,
     index: usize,
     n: usize,
     m: usize,
@@ -39,7 +41,7 @@ impl StepView<'_> {
     }
 
     /// The step, before or after which this is.
-    pub fn step(&self) -> &Step<'_> {
+    pub fn step(&self) -> &Step {
         &self.entry.steps[self.index]
     }
 
@@ -67,7 +69,7 @@ impl StepView<'_> {
     /// Bytes of a KV-cache tensor.
     pub fn state(&self, index: u32) -> Option<&[u8]> {
         let at = self.state_at.get(index as usize)?;
-        Some(self.look(*at, self.program.states.get(index as usize)?.bytes))
+        Some(self.look(*at, self.program.states.get(index as usize)?.bytes()))
     }
 
     /// Bytes of a packed weight.
@@ -78,7 +80,7 @@ impl StepView<'_> {
 
     #[allow(clippy::unused_self, reason = "its lifetime is the slice's")]
     fn look(&self, at: Addr, bytes: u64) -> &[u8] {
-        // SAFETY: `validate` has found the extent inside of its region, which lives as long as the engine
+        // SAFETY: the verifier has found the extent inside of its region, which lives as long as the engine
         // and is initialised; no step runs while the view, and with it the slice, is alive.
         unsafe { std::slice::from_raw_parts(at.ptr(), bytes as usize) }
     }
@@ -140,7 +142,7 @@ impl Engine<'_> {
             let free = (start..of.steps.len()).take_while(|&i| !stops(i)).count();
             let end = start + free.max(1);
             let view = || StepView {
-                program: &self.program,
+                program: self.program,
                 arena: self.arena.base(),
                 state_at: &self.state_at,
                 store: self.store.as_ref(),

@@ -2,10 +2,11 @@
 
 use crate::abi::KernelFn;
 use crate::builtin;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::memory::Addr;
-use crate::program::{Builtin, Code, Grid};
+use crate::program::{Code, Program};
 use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{self, Builtin, Grid};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -70,6 +71,25 @@ pub enum StepFault {
     Flash(Error),
     /// Weights did not come.
     Weights(Error),
+    /// A step runs a builtin that the unit does not know.
+    Unknown(UnknownStep),
+}
+
+/// A step runs a builtin that the unit does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownStep {
+    /// Name of the unit.
+    pub unit: &'static str,
+    /// Index in the entry point.
+    pub step: usize,
+    /// What it runs.
+    pub builtin: Builtin,
+}
+
+impl From<UnknownStep> for Error {
+    fn from(UnknownStep { unit, step, builtin }: UnknownStep) -> Self {
+        Self::UnknownStep { unit, step, builtin }
+    }
 }
 
 /// A router kernel chose an expert that does not exist.
@@ -88,14 +108,33 @@ pub trait Unit: Send + Sync {
     /// Name in the plan's table of units.
     fn name(&self) -> &'static str;
 
+    /// Whether it executes a builtin. Kernels it always does.
+    fn executes(&self, builtin: Builtin) -> bool;
+
     /// Does a lane's share of a step. Every lane of a call comes here once per step; the shares are
     /// disjoint and together the whole.
     ///
     /// # Safety
-    /// The addresses are those of a program that [`crate::validate::program`] has accepted, alive and
-    /// with no reference into them; every step that this one depends on has ended on all lanes; lanes of
+    /// The addresses are those of a program of a [`Program`], alive and with no reference into them; every step that this one depends on has ended on all lanes; lanes of
     /// one call have distinct indexes below the common `of`, each with its own scratch.
     unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane);
+}
+
+/// Refuses a program with a step that the unit does not execute.
+///
+/// # Errors
+/// [`Error::UnknownStep`].
+pub(crate) fn check(unit: &dyn Unit, program: &Program) -> Result<()> {
+    for entry in &program.entries {
+        for (step, s) in entry.steps.iter().enumerate() {
+            if let plan::Code::Builtin(builtin) = s.code
+                && !unit.executes(builtin)
+            {
+                return Err(UnknownStep { unit: unit.name(), step, builtin }.into());
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The processor that runs the program.
@@ -105,6 +144,13 @@ pub struct Cpu;
 impl Unit for Cpu {
     fn name(&self) -> &'static str {
         "cpu"
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        match builtin {
+            Builtin::RopeAngles { .. } | Builtin::Dispatch { .. } | Builtin::Fetch { .. } => true,
+            Builtin::Admit { .. } | Builtin::Experts { .. } | Builtin::Part { .. } => false,
+        }
     }
 
     unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
@@ -140,7 +186,7 @@ unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
         }
         Grid::Experts { table, tiles } => {
             let Some(table) = launch.args.get(table as usize) else { return };
-            // SAFETY: the argument is a buffer of at least a word (validated), aligned to four bytes, and
+            // SAFETY: the argument is a buffer of at least a word (verified), aligned to four bytes, and
             // the step that writes it has ended.
             let active = unsafe { table.of::<i32>().read() };
             let items = usize::try_from(active).unwrap_or(0) * tiles as usize;
@@ -200,7 +246,7 @@ unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
     match (b, args) {
         (Builtin::RopeAngles { half, scale, long }, [pos, freqs @ .., out]) => {
             let half = half as usize;
-            // SAFETY: `validate` has found `n` positions, `half` frequencies in each table and
+            // SAFETY: the verifier has found `n` positions, `half` frequencies in each table and
             // `n · 2 · half` results there, aligned, and the results apart from the others.
             let (pos, out) = unsafe {
                 (
@@ -222,7 +268,7 @@ unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
         }
         (Builtin::Dispatch { rows, k, experts, partial }, [ids, out]) => {
             let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
-            // SAFETY: `validate` has found the ids of all rows and the whole table there, aligned and apart.
+            // SAFETY: the verifier has found the ids of all rows and the whole table there, aligned and apart.
             let (ids, out) = unsafe {
                 (
                     std::slice::from_raw_parts(ids.of::<i32>(), layout.rows * layout.k),
@@ -233,17 +279,11 @@ unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
                 launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
             }
         }
-        // `validate` refuses builtins with other arguments; `offload` and `paging` have executed those of their own. What
-        // is in memory already needs no fetching.
-        (
-            Builtin::RopeAngles { .. }
-            | Builtin::Dispatch { .. }
-            | Builtin::Fetch { .. }
-            | Builtin::Admit { .. }
-            | Builtin::Experts { .. }
-            | Builtin::Part { .. },
-            _,
-        ) => {}
+        // All weights are in memory: there is nothing to fetch.
+        (Builtin::Fetch { .. }, _) => {}
+        (builtin, _) => {
+            launch.fail(StepFault::Unknown(UnknownStep { unit: Cpu.name(), step: launch.step, builtin }));
+        }
     }
 }
 
@@ -270,6 +310,35 @@ mod tests {
             step: 0,
             half: None,
             fault: &FAULT,
+        }
+    }
+
+    /// What a unit says that it executes is what it does execute; of the rest it says so.
+    #[test]
+    fn what_the_processor_does_not_know_is_a_fault() {
+        let region = Region::new("test", 512).unwrap();
+        let strides = [0; plan::FETCHED];
+        for (builtin, known) in [
+            (Builtin::RopeAngles { half: 1, scale: 0, long: None }, true),
+            (Builtin::Dispatch { rows: 1, k: 1, experts: 1, partial: false }, true),
+            (Builtin::Fetch { layer: 0, rows: 1, k: 1, strides }, true),
+            (Builtin::Admit { set: 0, k: 1, channels: 1 }, false),
+            (Builtin::Experts { set: 0, rows: 1, k: 1, hidden: 1 }, false),
+            (Builtin::Part { part: 0 }, false),
+        ] {
+            let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
+            let args = [0, 1, 2, 3].map(|i| region.base().plus(128 * i));
+            let args = match builtin {
+                Builtin::RopeAngles { .. } => &args[..3],
+                Builtin::Dispatch { .. } => &args[..2],
+                _ => &args[..],
+            };
+            let launch = Launch { step: 7, fault: &fault, ..launch(builtin, args, 1, 1, &taken) };
+            // SAFETY: each argument has more room than one row needs; this is the only lane.
+            unsafe { Cpu.execute(&launch, Lane { index: 0, of: 1, scratch: region.base() }) };
+            let unknown =
+                matches!(fault.get(), Some(StepFault::Unknown(f)) if f.step == 7 && f.builtin == builtin);
+            assert_eq!((Cpu.executes(builtin), unknown), (known, !known), "{builtin}");
         }
     }
 

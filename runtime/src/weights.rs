@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::memory::{HUGE_PAGE, Region, size};
 use crate::program::Program;
+use moec_ir::plan::StateBuf;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -68,14 +69,14 @@ impl Choice {
 }
 
 /// Bytes that a run with weights of its own takes: these in huge pages, and what the plan names, with a full KV cache.
-pub(crate) fn needed(program: &Program<'_>, threads: usize) -> u64 {
+pub(crate) fn needed(program: &Program, threads: usize) -> u64 {
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let page = HUGE_PAGE as u64;
     let used = |i: usize| program.segments.iter().any(|s| s.file as usize == i);
     let files = program.files.iter().enumerate().filter(|&(i, _)| used(i));
     let weights = sum(&mut files.map(|(_, f)| f.bytes.div_ceil(page).saturating_mul(page)));
     let scratch = program.scratch_bytes.saturating_mul(threads as u64);
-    let kv = sum(&mut program.states.iter().map(|s| s.bytes));
+    let kv = sum(&mut program.states.iter().map(StateBuf::bytes));
     sum(&mut [weights, program.arena_bytes, scratch, kv].into_iter())
 }
 

@@ -4,16 +4,16 @@
 mod common;
 
 use common::*;
-use moec_ir::plan::{Arg, Builtin, Code, Grid, Plan};
-use moec_runtime::program::{self, EntryKind, EntryRef, Format, StateRef};
+use moec_ir::EntryKind;
+use moec_ir::plan::{Arg, Builtin, Code, Entry, Grid, Plan, Step};
 use moec_runtime::store::MappedStore;
-use moec_runtime::{CheckLevel, Engine, Error, Fault, LoadedProgram, Options, Program, validate};
+use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program};
 use std::path::Path;
 
 fn refused(change: impl FnOnce(&Path), check: CheckLevel) -> Option<Error> {
     let dir = bundle();
     change(dir.path());
-    program(&ENTRIES).with(|p| MappedStore::open(p, dir.path(), check).err())
+    MappedStore::open(&program(&ENTRIES), dir.path(), check).err()
 }
 
 fn change_byte(bundle: &Path) {
@@ -62,12 +62,10 @@ fn a_file_of_another_size() {
 #[test]
 fn a_path_out_of_the_bundle() {
     for path in ["../secret", "/etc/passwd", "weights/../../x", ""] {
-        program(&ENTRIES).with(|p| {
-            let file = program::FileInfo { path, ..p.files[0] };
-            let p = Program { files: &[file], ..*p };
-            let e = MappedStore::open(&p, bundle().path(), CheckLevel::Sizes).unwrap_err();
-            assert!(matches!(e, Error::OutsideBundle(_)), "{e}");
-        });
+        let mut plan = plan(&ENTRIES);
+        path.clone_into(&mut plan.files[0].path);
+        let e = Program::new(plan, &resolve).unwrap_err();
+        assert!(matches!(&e, Error::Plan(why) if why.contains("inside the bundle")), "{e}");
     }
 }
 
@@ -76,143 +74,80 @@ fn a_processor_without_the_features() {
     let mut plan = plan(&ENTRIES);
     plan.target.features = vec!["flux-capacitor".to_owned()];
     let dir = bundle();
-    LoadedProgram::from_plan(&plan, &resolve).unwrap().with(|p| {
-        let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
-        assert!(e.to_string().contains("`flux-capacitor`"), "{e}");
-    });
+    let p = &Program::new(plan.clone(), &resolve).unwrap();
+    let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
+    assert!(e.to_string().contains("`flux-capacitor`"), "{e}");
     plan.target.features.clear();
     plan.target.triple = "s390x-unknown-linux-gnu".to_owned();
-    LoadedProgram::from_plan(&plan, &resolve).unwrap().with(|p| {
-        let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
-        assert!(matches!(e, Error::WrongArch { .. }), "{e}");
-    });
+    let p = &Program::new(plan, &resolve).unwrap();
+    let e = Engine::open(p, dir.path(), Options::default()).err().unwrap();
+    assert!(matches!(e, Error::WrongArch { .. }), "{e}");
 }
 
 #[test]
 fn a_kernel_that_is_not_there() {
-    let e = LoadedProgram::from_plan(&plan(&ENTRIES), &|s| resolve(s).filter(|_| s != "ffn")).unwrap_err();
+    let e = Program::new(plan(&ENTRIES), &|s| resolve(s).filter(|_| s != "ffn")).unwrap_err();
     assert!(matches!(&e, Error::NoKernel(k) if k == "ffn"), "{e}");
 }
 
 #[test]
 fn a_plan_of_another_version() {
     let plan = Plan { version: 99, ..plan(&ENTRIES) };
-    let e = LoadedProgram::from_plan(&plan, &resolve).unwrap_err().to_string();
+    let e = Program::new(plan, &resolve).unwrap_err().to_string();
     assert!(e.contains("99"), "{e}");
 }
 
-/// The verifier of the plan stands before `validate`; here the program itself is wrong, as a generated
-/// source could be.
 #[test]
-fn programs_that_would_leave_their_memory() {
-    fn check(what: &str, change: impl for<'a> FnOnce(&mut EntryRef<'a>)) {
-        program(&ENTRIES).with(|p| {
-            let mut entry = p.entries[0];
-            change(&mut entry);
-            let e = validate::program(&Program { entries: &[entry], ..*p });
-            assert!(matches!(e, Err(Error::Plan(_))), "{what}: {e:?}");
-        });
+fn plans_that_would_leave_their_memory() {
+    fn check(what: &str, change: impl FnOnce(&mut Plan)) {
+        let mut plan = plan(&ENTRIES);
+        change(&mut plan);
+        let e = Program::new(plan, &resolve);
+        assert!(matches!(e, Err(Error::Plan(_))), "{what}: {e:?}");
     }
-    fn check_step(what: &str, index: usize, change: impl for<'a> FnOnce(&mut program::Step<'a>)) {
-        program(&ENTRIES).with(|p| {
-            let mut steps = p.entries[0].steps.to_vec();
-            change(&mut steps[index]);
-            let entry = EntryRef { steps: &steps, ..p.entries[0] };
-            let e = validate::program(&Program { entries: &[entry], ..*p });
-            assert!(matches!(e, Err(Error::Plan(_))), "{what}: {e:?}");
-        });
-    }
-    check("inputs missing", |e| e.buffers = &e.buffers[..3]);
-    check("more rows than the inputs hold", |e| e.kind = EntryKind::Prefill(1000));
-    check("no rows", |e| e.kind = EntryKind::Decode(0));
-    check("no output rows", |e| e.out_rows = 0);
-    check("more output rows than the logits hold", |e| e.out_rows = 5);
-    check("logits nowhere", |e| e.logits = 10);
-    check("rows of logits that overlap", |e| e.logits_stride = V as u32 - 1);
-    check_step("buffer", 0, |s| s.args = &[Arg::Buffer(10, 0)]);
-    check_step("behind a buffer", 0, |s| s.args = &[Arg::Buffer(0, 1 << 20)]);
-    check_step("segment", 0, |s| s.args = &[Arg::Segment(3)]);
-    check_step("state", 0, |s| s.args = &[Arg::State(1)]);
-    check_step("blocks of nothing", 0, |s| s.grid = Grid::Tiles { rows: 0, tiles: 1 });
-    check_step("table nowhere", 5, |s| s.grid = Grid::Experts { table: 4, tiles: 1 });
-    check_step("table in a file", 5, |s| s.grid = Grid::Experts { table: 2, tiles: 1 });
-    let dispatch =
-        |rows, k, experts| program::Code::Builtin(Builtin::Dispatch { rows, k, experts, partial: false });
-    check_step("too many experts", 4, |s| s.code = dispatch(4, 2, 7));
-    check_step("too few rows", 4, |s| s.code = dispatch(3, 2, 6));
-    check_step("too many choices", 4, |s| s.code = dispatch(4, u32::MAX, 6));
-    check_step("table over its ids", 4, |s| s.args = &[Arg::Buffer(6, 0), Arg::Buffer(6, 0)]);
-    check_step("table into a file", 4, |s| s.args = &[Arg::Buffer(5, 0), Arg::Segment(0)]);
-    check_step("half an argument", 4, |s| s.args = &[Arg::Buffer(5, 2), Arg::Buffer(6, 0)]);
-    check_step("angles without frequencies", 1, |s| s.args = &[Arg::Buffer(1, 0), Arg::Buffer(9, 0)]);
-    program(&ENTRIES).with(|p| {
-        assert!(validate::program(&Program { arena_bytes: 64, ..*p }).is_err());
-        assert!(validate::program(&Program { files: &[], ..*p }).is_err());
-        let odd = program::SegmentRef { offset: 4, ..p.segments[0] };
-        assert!(validate::program(&Program { segments: &[odd; 3], ..*p }).is_err());
-        assert!(validate::program(p).is_ok());
-    });
+    let entry = |what: &str, change: &dyn Fn(&mut Entry)| check(what, |p| change(&mut p.entries[0]));
+    let step = |what: &str, index: usize, change: &dyn Fn(&mut Step)| {
+        check(what, |p| change(&mut p.entries[0].steps[index]));
+    };
+    entry("inputs missing", &|e| e.buffers.truncate(3));
+    entry("more rows than the inputs hold", &|e| e.kind = EntryKind::Prefill(1000));
+    entry("no rows", &|e| e.kind = EntryKind::Prefill(0));
+    entry("no output rows", &|e| e.out_rows = 0);
+    entry("more output rows than the logits hold", &|e| e.out_rows = 5);
+    entry("logits nowhere", &|e| e.logits = 10);
+    entry("rows of logits that overlap", &|e| e.buffers[8].stride = V as u32 - 1);
+    step("buffer", 0, &|s| s.args = vec![Arg::Buffer(10, 0)]);
+    step("behind a buffer", 0, &|s| s.args = vec![Arg::Buffer(0, 1 << 20)]);
+    step("segment", 0, &|s| s.args = vec![Arg::Segment(3)]);
+    step("matrices", 0, &|s| s.args = vec![Arg::Matrices(3)]);
+    step("state", 0, &|s| s.args = vec![Arg::State(1)]);
+    step("kernel", 0, &|s| s.code = Code::Kernel(99));
+    step("blocks of nothing", 0, &|s| s.grid = Grid::Tiles { rows: 0, tiles: 1 });
+    step("table nowhere", 5, &|s| s.grid = Grid::Experts { table: 4, tiles: 1 });
+    step("table in a file", 5, &|s| s.grid = Grid::Experts { table: 2, tiles: 1 });
+    let dispatch = |rows, k, experts| Code::Builtin(Builtin::Dispatch { rows, k, experts, partial: false });
+    step("too many experts", 4, &|s| s.code = dispatch(4, 2, 7));
+    step("too few rows", 4, &|s| s.code = dispatch(3, 2, 6));
+    step("too many choices", 4, &|s| s.code = dispatch(4, u32::MAX, 6));
+    step("table over its ids", 4, &|s| s.args = vec![Arg::Buffer(6, 0), Arg::Buffer(6, 0)]);
+    step("table into a file", 4, &|s| s.args = vec![Arg::Buffer(5, 0), Arg::Segment(0)]);
+    step("half an argument", 4, &|s| s.args = vec![Arg::Buffer(5, 2), Arg::Buffer(6, 0)]);
+    step("angles without frequencies", 1, &|s| s.args = vec![Arg::Buffer(1, 0), Arg::Buffer(9, 0)]);
+    check("a small arena", |p| p.arena_bytes = 64);
+    check("no files", |p| p.files.clear());
+    check("a segment at an odd place", |p| p.segments[0].offset = 4);
+    assert!(Program::new(plan(&ENTRIES), &resolve).is_ok());
 }
 
+/// What is linked into a `run`.
 #[test]
-fn kernels_out_of_range() {
-    let mut plan = plan(&ENTRIES);
-    plan.entries[0].steps[0].code = Code::Kernel(99);
-    assert!(matches!(LoadedProgram::from_plan(&plan, &resolve), Err(Error::Plan(_))));
-}
-
-/// What a generated runner contains.
-static BAKED: Program<'static> = Program {
-    model: program::ModelRef {
-        family: "none",
-        vocab: 2,
-        hidden: 1,
-        layers: 0,
-        max_context: 1,
-        slots: 1,
-        bos: None,
-        eos: &[1],
-        parameters: 0,
-        active_parameters: 0,
-        big_little: None,
-    },
-    target: program::TargetRef {
-        name: "native",
-        triple: "x86_64-unknown-linux-gnu",
-        cpu: "generic",
-        features: &[],
-    },
-    arena_bytes: 320,
-    scratch_bytes: 0,
-    files: &[],
-    segments: &[],
-    states: &[StateRef {
-        bytes: 64,
-        format: Format::Bf16,
-        shape: [1, 1, 1, 32],
-        order: program::CacheOrder::Keys { nr: 1 },
-    }],
-    graphs: &[],
-    sets: &[],
-    parts: &[],
-    paging: None,
-    entries: &[EntryRef {
-        kind: EntryKind::Prefill(1),
-        out_rows: 1,
-        buffers: &[
-            program::BufferRef { offset: 0, bytes: 4 },
-            program::BufferRef { offset: 64, bytes: 4 },
-            program::BufferRef { offset: 128, bytes: 4 },
-            program::BufferRef { offset: 192, bytes: 4 },
-            program::BufferRef { offset: 256, bytes: 8 },
-        ],
-        logits: 4,
-        logits_stride: 2,
-        steps: &[],
-    }],
-};
-
-#[test]
-fn a_program_can_be_a_constant() {
-    assert!(validate::program(&BAKED).is_ok());
+fn an_encoded_plan_and_its_kernels() {
+    let plan = plan(&ENTRIES);
+    let kernels: Vec<_> = plan.kernels.iter().map(|k| resolve(&k.symbol).unwrap()).collect();
+    let bytes = plan.encode().unwrap();
+    assert!(*Program::linked(&bytes, &kernels).unwrap() == plan);
+    let few = Program::linked(&bytes, &kernels[1..]).unwrap_err();
+    assert!(matches!(&few, Error::NoKernel(k) if *k == plan.kernels[kernels.len() - 1].symbol), "{few}");
+    let cut = Program::linked(&bytes[..bytes.len() - 1], &kernels).unwrap_err();
+    assert!(matches!(cut, Error::Plan(_)), "{cut}");
 }

@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use moec_runtime::LoadedProgram;
+use moec_runtime::Program;
 use moec_runtime::cli::{Io, run_with};
 use serde_json::Value;
 use std::ffi::OsString;
@@ -21,13 +21,13 @@ fn run_in(bundle: &Path, args: &str, input: Option<&str>) -> Done {
     run_program(&program(&ENTRIES), bundle, args, input)
 }
 
-fn run_program(program: &LoadedProgram, bundle: &Path, args: &str, input: Option<&str>) -> Done {
+fn run_program(program: &Program, bundle: &Path, args: &str, input: Option<&str>) -> Done {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut input = input.map(str::as_bytes);
     let input = input.as_mut().map(|i| i as &mut dyn Read);
     let args = args.split_whitespace().map(|a| OsString::from(a.replace('_', " ")));
     let io = Io { input, out: &mut out, err: &mut err };
-    let status = program.with(|p| run_with(p, bundle, None, args, "run", io));
+    let status = run_with(program, bundle, None, args, "run", io);
     let text = |b| String::from_utf8(b).unwrap();
     Done { status, out: text(out), err: text(err) }
 }
@@ -229,7 +229,7 @@ fn refusals() {
     let input: &mut dyn Read = &mut &b"\xff\xfe"[..];
     let io = Io { input: Some(input), out: &mut out, err: &mut err };
     let args = ["generate"].map(OsString::from).into_iter();
-    let status = program(&ENTRIES).with(|p| run_with(p, dir.path(), None, args, "run", io));
+    let status = run_with(&program(&ENTRIES), dir.path(), None, args, "run", io);
     assert_eq!((status, String::from_utf8(err).unwrap().as_str()), (1, "error: the prompt is not UTF-8\n"));
 }
 
@@ -418,7 +418,7 @@ fn a_closed_pipe_is_quiet() {
         let mut err = Vec::new();
         let io = Io { input: None, out: &mut Closed, err: &mut err };
         let args = args.split(' ').map(OsString::from);
-        assert_eq!(program(&ENTRIES).with(|p| run_with(p, dir.path(), None, args, "run", io)), 0);
+        assert_eq!(run_with(&program(&ENTRIES), dir.path(), None, args, "run", io), 0);
         assert_eq!(String::from_utf8(err).unwrap(), "");
     }
 }

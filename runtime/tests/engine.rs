@@ -139,15 +139,14 @@ fn a_sink_can_end_the_work() {
 fn a_stop_flag_interrupts() {
     static STOP: AtomicBool = AtomicBool::new(false);
     let dir = bundle();
-    program(&ENTRIES).with(|p| {
-        let options = Options { threads: Some(2), stop: Some(&STOP), ..Options::default() };
-        let mut engine = Engine::open(p, dir.path(), options).unwrap();
-        let result = engine.prefill(0, 0, &sequence(30, 0), Want::All, &mut |_, _| {
-            STOP.store(true, Ordering::Relaxed);
-            Ok(())
-        });
-        assert!(matches!(result, Err(Error::Interrupted)));
+    let p = &program(&ENTRIES);
+    let options = Options { threads: Some(2), stop: Some(&STOP), ..Options::default() };
+    let mut engine = Engine::open(p, dir.path(), options).unwrap();
+    let result = engine.prefill(0, 0, &sequence(30, 0), Want::All, &mut |_, _| {
+        STOP.store(true, Ordering::Relaxed);
+        Ok(())
     });
+    assert!(matches!(result, Err(Error::Interrupted)));
 }
 
 #[test]

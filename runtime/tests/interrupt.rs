@@ -5,7 +5,7 @@
 mod common;
 
 use common::*;
-use moec_runtime::LoadedProgram;
+use moec_runtime::Program;
 use moec_runtime::abi::KernelFn;
 use moec_runtime::cli::{Io, run_with};
 use serde_json::Value;
@@ -29,13 +29,13 @@ unsafe extern "C" fn store_ids(a: *const *mut u8, n: i64, begin: i64, end: i64, 
 fn an_interrupt_ends_cleanly() {
     let dir = bundle();
     let resolve = |s: &str| if s == "store_ids" { Some(store_ids as KernelFn) } else { resolve(s) };
-    let program = LoadedProgram::from_plan(&plan(&ENTRIES), &resolve).unwrap();
+    let program = Program::new(plan(&ENTRIES), &resolve).unwrap();
     let run = |args: &str| {
         CALLS.store(0, Ordering::Relaxed);
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let args = args.split(' ').map(OsString::from);
         let io = Io { input: None, out: &mut out, err: &mut err };
-        let status = program.with(|p| run_with(p, dir.path(), None, args, "run", io));
+        let status = run_with(&program, dir.path(), None, args, "run", io);
         (status, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
     };
     // One prefill and four decode calls: five tokens are out before the next call sees the flag.

@@ -11,7 +11,7 @@ use moec_runtime::flash::{self, Choice, Read, ReadFault, Reader};
 use moec_runtime::owned::{How, OwnedStore};
 use moec_runtime::paging::Wrap;
 use moec_runtime::store::{MappedStore, Store};
-use moec_runtime::{CheckLevel, Engine, Error, Fault, LoadedProgram, Options, Program, Want, Weights};
+use moec_runtime::{CheckLevel, Engine, Error, Fault, Options, Program, Want, Weights};
 use sha2::{Digest, Sha256};
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -48,13 +48,13 @@ fn bundle() -> tempfile::TempDir {
     dir
 }
 
-fn program() -> LoadedProgram {
+fn program() -> Program {
     let mut plan = plan(&ENTRIES);
     for (s, at) in plan.segments.iter_mut().zip(PLACES) {
         s.offset = at as u64;
     }
     (plan.files[0].bytes, plan.files[0].sha256) = (BYTES as u64, Sha256::digest(file()).into());
-    LoadedProgram::from_plan(&plan, &resolve).unwrap()
+    Program::new(plan, &resolve).unwrap()
 }
 
 /// Reads past the page cache by `reader`, with `wrap` in front.
@@ -72,7 +72,7 @@ fn faults(gate: &Gate, plan: impl Fn(&Read) -> Injected + Send + Sync + Clone + 
 }
 
 fn engine<'p>(
-    p: &Program<'p>,
+    p: &'p Program,
     dir: &Path,
     check: CheckLevel,
     how: &How,
@@ -129,48 +129,46 @@ fn forget(path: &Path) {
 #[test]
 fn logits_are_those_of_mapped_weights() {
     let dir = bundle();
-    program().with(|p| {
-        let mapped = MappedStore::open(p, dir.path(), CheckLevel::All).unwrap();
-        is_right(&mut Engine::with_store(p, Box::new(mapped), Options::default()).unwrap());
-        for (reader, direct) in [(Choice::Auto, true), (Choice::Threads, true), (Choice::Threads, false)] {
-            for check in CHECKS {
-                for (cached, threads) in [(true, 1), (false, 2), (false, 5)] {
-                    if !cached {
-                        forget(&dir.path().join("weights/model.bin"));
-                    }
-                    let usual = how(reader, None);
-                    let how = How { flash: flash::Options { direct, ..usual.flash }, ..usual };
-                    let mut engine = engine(p, dir.path(), check, &how, threads).unwrap();
-                    is_right(&mut engine);
-                    let held = engine.weights();
-                    assert!(held.own && held.bytes >= BYTES as u64 && held.took.is_some(), "{held:?}");
-                    assert_eq!(engine.memory().weights, ((V + E + 2) * 4) as u64);
+    let p = &program();
+    let mapped = MappedStore::open(p, dir.path(), CheckLevel::All).unwrap();
+    is_right(&mut Engine::with_store(p, Box::new(mapped), Options::default()).unwrap());
+    for (reader, direct) in [(Choice::Auto, true), (Choice::Threads, true), (Choice::Threads, false)] {
+        for check in CHECKS {
+            for (cached, threads) in [(true, 1), (false, 2), (false, 5)] {
+                if !cached {
+                    forget(&dir.path().join("weights/model.bin"));
                 }
+                let usual = how(reader, None);
+                let how = How { flash: flash::Options { direct, ..usual.flash }, ..usual };
+                let mut engine = engine(p, dir.path(), check, &how, threads).unwrap();
+                is_right(&mut engine);
+                let held = engine.weights();
+                assert!(held.own && held.bytes >= BYTES as u64 && held.took.is_some(), "{held:?}");
+                assert_eq!(engine.memory().weights, ((V + E + 2) * 4) as u64);
             }
         }
-    });
+    }
 }
 
 #[test]
 fn every_byte_of_every_segment_is_that_of_the_file() {
     let dir = bundle();
     let bytes = file();
-    program().with(|p| {
-        let store = OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).unwrap();
-        store.arrival().unwrap().wait_all().unwrap();
-        for (i, s) in (0..).zip(p.segments) {
-            let at = store.segment(i).unwrap().ptr();
-            assert_eq!(at.addr() % 64, 0);
-            // SAFETY: all has arrived, and a segment has so many bytes.
-            let found = unsafe { std::slice::from_raw_parts(at, s.bytes as usize) };
-            assert_eq!(found, &bytes[s.offset as usize..][..s.bytes as usize], "segment {i}");
-            // SAFETY: the table has an address for the segment's one matrix.
-            assert_eq!(unsafe { store.matrices(i).unwrap().of::<*mut u8>().read() }, at);
-        }
-        assert!(store.segment(3).is_none() && store.matrices(3).is_none());
-        // As steps use them: frequencies, experts, head.
-        assert_eq!([0, 1, 2].map(|i| store.arrival().unwrap().needs(i)), [3, 2, 1]);
-    });
+    let p = &program();
+    let store = OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).unwrap();
+    store.arrival().unwrap().wait_all().unwrap();
+    for (i, s) in (0..).zip(&p.segments) {
+        let at = store.segment(i).unwrap().ptr();
+        assert_eq!(at.addr() % 64, 0);
+        // SAFETY: all has arrived, and a segment has so many bytes.
+        let found = unsafe { std::slice::from_raw_parts(at, s.bytes as usize) };
+        assert_eq!(found, &bytes[s.offset as usize..][..s.bytes as usize], "segment {i}");
+        // SAFETY: the table has an address for the segment's one matrix.
+        assert_eq!(unsafe { store.matrices(i).unwrap().of::<*mut u8>().read() }, at);
+    }
+    assert!(store.segment(3).is_none() && store.matrices(3).is_none());
+    // As steps use them: frequencies, experts, head.
+    assert_eq!([0, 1, 2].map(|i| store.arrival().unwrap().needs(i)), [3, 2, 1]);
 }
 
 #[test]
@@ -179,21 +177,20 @@ fn a_step_waits_for_its_own_weights_only() {
     forget(&dir.path().join("weights/model.bin"));
     let gate = Gate::default();
     let wrap = faults(&gate, |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
-    program().with(|p| {
-        let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 3).unwrap();
-        // Without logits nobody needs the head.
-        prefill(&mut engine, Want::None).unwrap();
-        assert!(engine.weights().took.is_none());
-        std::thread::scope(|scope| {
-            let (done, ended) = mpsc::channel();
-            scope.spawn(move || {
-                is_right(&mut engine);
-                done.send(()).unwrap();
-            });
-            assert!(ended.recv_timeout(Duration::from_millis(300)).is_err(), "it did not wait");
-            gate.open();
-            ended.recv_timeout(Duration::from_secs(20)).unwrap();
+    let p = &program();
+    let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 3).unwrap();
+    // Without logits nobody needs the head.
+    prefill(&mut engine, Want::None).unwrap();
+    assert!(engine.weights().took.is_none());
+    std::thread::scope(|scope| {
+        let (done, ended) = mpsc::channel();
+        scope.spawn(move || {
+            is_right(&mut engine);
+            done.send(()).unwrap();
         });
+        assert!(ended.recv_timeout(Duration::from_millis(300)).is_err(), "it did not wait");
+        gate.open();
+        ended.recv_timeout(Duration::from_secs(20)).unwrap();
     });
 }
 
@@ -209,19 +206,18 @@ fn a_read_that_fails_is_the_error_of_the_call_that_waits() {
         let wrap = faults(&Gate::default(), move |r| {
             if r.offset >= EXPERTS && r.offset < HEAD { injected } else { Injected::Nothing }
         });
-        program().with(|p| {
-            let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(reader, Some(wrap)), 3).unwrap();
-            // Whoever comes later is told the same.
-            for want in [Want::None, Want::Last, Want::None] {
-                let error = prefill(&mut engine, want).unwrap_err();
-                assert!(matches!(&error, Error::Flash(_)), "{error}");
-                assert_eq!(error.fault(), Fault::Host);
-                assert!(error.to_string().contains("model.bin") && error.hint().is_some(), "{error}");
-                assert_eq!(engine.len(0), 0);
-            }
-            let rows = [moec_runtime::Row { slot: 0, pos: 0, id: 1 }];
-            assert!(matches!(engine.time_steps(0, &rows, &[0], 1), Err(Error::Flash(_))));
-        });
+        let p = &program();
+        let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(reader, Some(wrap)), 3).unwrap();
+        // Whoever comes later is told the same.
+        for want in [Want::None, Want::Last, Want::None] {
+            let error = prefill(&mut engine, want).unwrap_err();
+            assert!(matches!(&error, Error::Flash(_)), "{error}");
+            assert_eq!(error.fault(), Fault::Host);
+            assert!(error.to_string().contains("model.bin") && error.hint().is_some(), "{error}");
+            assert_eq!(engine.len(0), 0);
+        }
+        let rows = [moec_runtime::Row { slot: 0, pos: 0, id: 1 }];
+        assert!(matches!(engine.time_steps(0, &rows, &[0], 1), Err(Error::Flash(_))));
     }
 }
 
@@ -230,14 +226,13 @@ fn a_read_that_stalls_is_an_error_in_the_end() {
     let dir = bundle();
     let wrap =
         faults(&Gate::default(), |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
-    program().with(|p| {
-        let usual = how(Choice::Threads, Some(wrap));
-        let time_limit = Duration::from_millis(200);
-        let how = How { flash: flash::Options { time_limit, ..usual.flash }, ..usual };
-        let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how, 2).unwrap();
-        let error = prefill(&mut engine, Want::Last).unwrap_err();
-        assert!(matches!(&error, Error::Flash(e) if matches!(e.fault, ReadFault::Stalled { .. })), "{error}");
-    });
+    let p = &program();
+    let usual = how(Choice::Threads, Some(wrap));
+    let time_limit = Duration::from_millis(200);
+    let how = How { flash: flash::Options { time_limit, ..usual.flash }, ..usual };
+    let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how, 2).unwrap();
+    let error = prefill(&mut engine, Want::Last).unwrap_err();
+    assert!(matches!(&error, Error::Flash(e) if matches!(e.fault, ReadFault::Stalled { .. })), "{error}");
 }
 
 #[test]
@@ -257,11 +252,10 @@ fn faults_that_pass_change_nothing() {
             }
         });
         let check = CHECKS[seed as usize % 3];
-        program().with(|p| {
-            let usual = how(Choice::Auto, Some(wrap));
-            let how = How { flash: flash::Options { retries: 1000, ..usual.flash }, ..usual };
-            is_right(&mut engine(p, dir.path(), check, &how, 2).unwrap());
-        });
+        let p = &program();
+        let usual = how(Choice::Auto, Some(wrap));
+        let how = How { flash: flash::Options { retries: 1000, ..usual.flash }, ..usual };
+        is_right(&mut engine(p, dir.path(), check, &how, 2).unwrap());
     }
 }
 
@@ -269,15 +263,14 @@ fn faults_that_pass_change_nothing() {
 fn a_file_of_another_size_does_not_open() {
     let dir = bundle();
     let path = dir.path().join("weights/model.bin");
-    program().with(|p| {
-        let open = || OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).err();
-        for bytes in [0, 100, BYTES as u64 - 1, BYTES as u64 + 1] {
-            OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
-            assert!(matches!(open(), Some(Error::WrongSize { found, .. }) if found == bytes));
-        }
-        fs::remove_file(&path).unwrap();
-        assert!(matches!(open(), Some(Error::MissingFile(_))));
-    });
+    let p = &program();
+    let open = || OwnedStore::open(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None)).err();
+    for bytes in [0, 100, BYTES as u64 - 1, BYTES as u64 + 1] {
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes).unwrap();
+        assert!(matches!(open(), Some(Error::WrongSize { found, .. }) if found == bytes));
+    }
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(open(), Some(Error::MissingFile(_))));
 }
 
 #[test]
@@ -287,15 +280,14 @@ fn a_file_that_is_cut_while_it_is_read_is_named() {
     forget(&path);
     let gate = Gate::default();
     let wrap = faults(&gate, |r| if r.offset >= HEAD { Injected::Stall } else { Injected::Nothing });
-    program().with(|p| {
-        let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 2).unwrap();
-        prefill(&mut engine, Want::None).unwrap();
-        OpenOptions::new().write(true).open(&path).unwrap().set_len(HEAD + 5000).unwrap();
-        gate.open();
-        let error = prefill(&mut engine, Want::Last).unwrap_err();
-        assert!(error.to_string().contains("was shortened to 8393608 bytes"), "{error}");
-        assert_eq!(error.fault(), Fault::Bundle);
-    });
+    let p = &program();
+    let mut engine = engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, Some(wrap)), 2).unwrap();
+    prefill(&mut engine, Want::None).unwrap();
+    OpenOptions::new().write(true).open(&path).unwrap().set_len(HEAD + 5000).unwrap();
+    gate.open();
+    let error = prefill(&mut engine, Want::Last).unwrap_err();
+    assert!(error.to_string().contains("was shortened to 8393608 bytes"), "{error}");
+    assert_eq!(error.fault(), Fault::Bundle);
 }
 
 #[test]
@@ -309,20 +301,15 @@ fn a_file_with_another_hash_is_never_used() {
         fs::write(&path, &bytes).unwrap();
         bytes[at] ^= 1;
         for check in [CheckLevel::Small, CheckLevel::All] {
-            program().with(|p| {
-                let mut engine = engine(p, dir.path(), check, &how(Choice::Auto, None), 2).unwrap();
-                let error = prefill(&mut engine, Want::None).unwrap_err();
-                assert!(
-                    matches!(&error, Error::Changed { path, .. } if path.ends_with("model.bin")),
-                    "{error}"
-                );
-            });
+            let p = &program();
+            let mut engine = engine(p, dir.path(), check, &how(Choice::Auto, None), 2).unwrap();
+            let error = prefill(&mut engine, Want::None).unwrap_err();
+            assert!(matches!(&error, Error::Changed { path, .. } if path.ends_with("model.bin")), "{error}");
         }
     }
-    program().with(|p| {
-        // It was the last byte, which no segment has, and which nobody asked about.
-        is_right(&mut engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None), 2).unwrap());
-    });
+    let p = &program();
+    // It was the last byte, which no segment has, and which nobody asked about.
+    is_right(&mut engine(p, dir.path(), CheckLevel::Sizes, &how(Choice::Auto, None), 2).unwrap());
 }
 
 #[test]
@@ -331,66 +318,59 @@ fn dropping_it_half_way_ends_it() {
     for (check, stall) in CHECKS.into_iter().flat_map(|c| [(c, false), (c, true)]) {
         forget(&dir.path().join("weights/model.bin"));
         let wrap = faults(&Gate::default(), move |_| if stall { Injected::Stall } else { Injected::Nothing });
-        program().with(|p| {
-            let store = OwnedStore::open(p, dir.path(), check, &how(Choice::Threads, Some(wrap))).unwrap();
-            let start = Instant::now();
-            drop(store);
-            // Reads that do not end are given a second.
-            assert!(start.elapsed() < Duration::from_secs(if stall { 4 } else { 2 }), "{check:?}");
-        });
+        let p = &program();
+        let store = OwnedStore::open(p, dir.path(), check, &how(Choice::Threads, Some(wrap))).unwrap();
+        let start = Instant::now();
+        drop(store);
+        // Reads that do not end are given a second.
+        assert!(start.elapsed() < Duration::from_secs(if stall { 4 } else { 2 }), "{check:?}");
     }
 }
 
 #[test]
 fn an_engine_says_where_its_weights_lie() {
     let dir = bundle();
-    program().with(|p| {
-        for (weights, lazy, own) in [
-            (Weights::Own, false, Some(true)),
-            (Weights::Mapped, false, Some(false)),
-            (Weights::Auto, true, Some(false)),
-            // That depends on the machine.
-            (Weights::Auto, false, None),
-        ] {
-            let options = Options { threads: Some(2), weights, lazy, ..Options::default() };
-            let mut engine = Engine::open(p, dir.path(), options).unwrap();
-            is_right(&mut engine);
-            let held = engine.weights();
-            assert!(own.is_none_or(|own| held.own == own), "{weights:?}: {held:?}");
-            assert!(
-                !held.why.is_empty() && (held.bytes > 0) == held.own && held.reader.is_some() == held.own
-            );
-        }
-    });
+    let p = &program();
+    for (weights, lazy, own) in [
+        (Weights::Own, false, Some(true)),
+        (Weights::Mapped, false, Some(false)),
+        (Weights::Auto, true, Some(false)),
+        // That depends on the machine.
+        (Weights::Auto, false, None),
+    ] {
+        let options = Options { threads: Some(2), weights, lazy, ..Options::default() };
+        let mut engine = Engine::open(p, dir.path(), options).unwrap();
+        is_right(&mut engine);
+        let held = engine.weights();
+        assert!(own.is_none_or(|own| held.own == own), "{weights:?}: {held:?}");
+        assert!(!held.why.is_empty() && (held.bytes > 0) == held.own && held.reader.is_some() == held.own);
+    }
 }
 
 /// Where the page cache has the weights the first prompt is served from there, and what follows from memory of our own.
 #[test]
 fn weights_move_behind_the_first_prompt() {
     let dir = bundle();
-    program().with(|p| {
-        for settled in [true, false] {
-            let options = Options { threads: Some(2), ..Options::default() };
-            let mut engine = Engine::open(p, dir.path(), options).unwrap();
-            let first = engine.weights();
-            is_right(&mut engine);
-            if first.own || !first.why.contains("page cache") {
-                println!(
-                    "skipped: this machine has too little memory, or does not say what the page cache has"
-                );
-                return;
-            }
-            let start = Instant::now();
-            if settled {
-                engine.settle().unwrap();
-            }
-            while !engine.weights().own {
-                assert!(start.elapsed() < Duration::from_secs(20) && !settled, "{:?}", engine.weights());
-                is_right(&mut engine);
-            }
-            // The file is not needed any more.
-            is_right(&mut engine);
-            assert!(!engine.weights().why.is_empty() && engine.weights().bytes >= BYTES as u64);
+    let p = &program();
+    for settled in [true, false] {
+        let options = Options { threads: Some(2), ..Options::default() };
+        let mut engine = Engine::open(p, dir.path(), options).unwrap();
+        let first = engine.weights();
+        is_right(&mut engine);
+        if first.own || !first.why.contains("page cache") {
+            println!("skipped: this machine has too little memory, or does not say what the page cache has");
+            return;
         }
-    });
+        let start = Instant::now();
+        if settled {
+            engine.settle().unwrap();
+        }
+        while !engine.weights().own {
+            assert!(start.elapsed() < Duration::from_secs(20) && !settled, "{:?}", engine.weights());
+            is_right(&mut engine);
+        }
+        // The file is not needed any more.
+        is_right(&mut engine);
+        assert!(!engine.weights().why.is_empty() && engine.weights().bytes >= BYTES as u64);
+    }
 }

@@ -16,13 +16,11 @@ fn as_planned(bundle: &Bundle, policy: &str, how: Paging, prompt: &[u32]) -> (Ve
     let mut plan: Plan = bundle.plan.clone();
     policy.clone_into(&mut plan.paging.as_mut().unwrap().policy);
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();
-    program.with(|p| {
-        let options = Options { threads: Some(2), paging: Some(how), ..Options::default() };
-        let mut engine = Engine::open(p, &bundle.folder, options).unwrap();
-        let found = logits(&mut engine, prompt).unwrap();
-        (found, engine.paging().unwrap())
-    })
+    let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
+    let options = Options { threads: Some(2), paging: Some(how), ..Options::default() };
+    let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
+    let found = logits(&mut engine, prompt).unwrap();
+    (found, engine.paging().unwrap())
 }
 
 #[test]

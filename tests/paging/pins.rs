@@ -1,7 +1,10 @@
 //! Experts that never leave memory and are read at the start: the logits are the same, and less is read.
 
 use super::*;
+use moec_ir::DType;
 use moec_ir::paging::Paging as Planned;
+use moec_ir::plan::{ALIGN, Arg, Buffer, Builtin, Code, ExpertSet, Grid, Overflow, RowSpace, Step};
+use moec_runtime::Error;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
@@ -25,11 +28,9 @@ fn with_pins<R>(
     own.block_bytes = BLOCK;
     case.policy.clone_into(&mut own.policy);
     let unit = bundle.unit().unwrap();
-    let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();
-    program.with(|p| {
-        let options = Options { threads: Some(case.threads), paging: Some(how), ..Options::default() };
-        f(&mut Engine::open(p, &bundle.folder, options).unwrap())
-    })
+    let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
+    let options = Options { threads: Some(case.threads), paging: Some(how), ..Options::default() };
+    f(&mut Engine::open(&program, &bundle.folder, options).unwrap())
 }
 
 /// Waits until a report is as it should be.
@@ -159,18 +160,10 @@ fn pins_that_cannot_be_are_no_plan() {
     let unit = bundle.unit().unwrap();
     let opened = |pinned: Vec<(u32, u32)>| {
         let mut plan: Plan = bundle.plan.clone();
-        plan.paging.as_mut().unwrap().frames = 3;
-        // A program that was compiled into a binary has no plan to verify.
-        let program = LoadedProgram::from_plan(&plan, &|s| unit.resolve(s)).unwrap();
-        let runs = program.with(|p| {
-            let paging = p.paging.map(|own| moec_runtime::program::PagingRef { pinned: &pinned, ..own });
-            let own = moec_runtime::program::Program { paging, ..*p };
-            Engine::open(&own, &bundle.folder, Options::default()).is_ok()
-        });
-        plan.paging.as_mut().unwrap().pinned.clone_from(&pinned);
-        let said = moec_ir::verify::plan(&plan).map_err(|e| e.to_string());
-        assert_eq!(said.is_ok(), runs, "{said:?}");
-        said
+        let own = plan.paging.as_mut().unwrap();
+        (own.frames, own.pinned) = (3, pinned);
+        let program = Program::new(plan, &|s| unit.resolve(s)).map_err(|e| e.to_string())?;
+        Engine::open(&program, &bundle.folder, Options::default()).map(drop).map_err(|e| e.to_string())
     };
     assert_eq!(opened(vec![(3, 23), (0, 0)]), Ok(()));
     for (pinned, words) in [
@@ -244,4 +237,35 @@ fn a_share_needs_a_profile() {
     command.arg("build").arg(&toml).args(["--target", "native", "--no-run", "--quiet"]);
     let (_, said) = fails(command.arg("-o").arg(folder.path().join("b")));
     assert!(said.contains("`pin`") && said.contains("[calibrate]"), "{said}");
+}
+
+/// Experts on flash have a unit that knows nothing of static graphs: a plan with both does not open, unless all is in memory.
+#[test]
+fn a_step_that_the_unit_does_not_execute_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (bundle, ..) = demo(folder.path());
+    let unit = bundle.unit().unwrap();
+    let mut plan: Plan = bundle.plan.clone();
+    let experts = plan.paging.as_ref().unwrap().layers[0].experts as usize;
+    let (overflow, capacities) = (Overflow::Spill, vec![0; experts]);
+    plan.sets.push(ExpertSet { layer: 0, overflow, capacities, groups: vec![] });
+    let entry = &mut plan.entries[0];
+    let rows = entry.kind.rows() as u32;
+    let mut own = |dtype| {
+        let (offset, bytes) = (plan.arena_bytes, u64::from(rows * 4).next_multiple_of(ALIGN));
+        plan.arena_bytes += bytes;
+        entry.buffers.push(Buffer { name: "%".to_owned(), offset, bytes, dtype, rows, stride: 1 });
+        Arg::Buffer(entry.buffers.len() as u32 - 1, 0)
+    };
+    let args = [DType::I32, DType::F32, DType::I32, DType::I32].map(&mut own).to_vec();
+    let code = Code::Builtin(Builtin::Admit { set: 0, k: 1, channels: 1 });
+    let (rows, grid) = (RowSpace::Tokens, Grid::One);
+    entry.steps.push(Step { unit: 0, code, args, rows, grid, barrier: true, deps: vec![], node: 0 });
+    let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
+    let e = Engine::open(&program, &bundle.folder, Options::default()).err().unwrap();
+    let last = program.entries[0].steps.len() - 1;
+    assert!(matches!(&e, Error::UnknownStep { step, .. } if *step == last), "{e}");
+    assert!(e.to_string().contains("admit {set = 0"), "{e}");
+    let resident = Options { resident: true, ..Options::default() };
+    assert!(Engine::open(&program, &bundle.folder, resident).is_ok());
 }

@@ -8,6 +8,7 @@ use super::hashing::{hex, sha256};
 use super::partial::io_error;
 use super::runner::{LOCK, remove_others, write, write_sources};
 use super::toolchain::{Cross, Toolchain};
+use super::{KERNELS, PLAN};
 use crate::error::{Error, Result};
 use crate::interrupt;
 use crate::progress::Progress;
@@ -35,17 +36,11 @@ pub fn ask() -> Result<PathBuf> {
     cache::writable_for("building `run` with cargo", Some("leave `run` out (`--no-run`) and use `moec run`"))
 }
 
-/// Builds `run` for a bundle whose sources and object stand in `bundle`, and puts it there.
+/// Builds `run` for a bundle whose plan and kernels stand in `bundle`, and puts it there.
 ///
 /// # Errors
 /// A build that fails, with the end of what cargo said.
-pub fn build(
-    bundle: &Path,
-    generated: &[SourceFile],
-    object: &[u8],
-    tools: &Toolchain,
-    progress: &Progress,
-) -> Result<()> {
+pub fn build(bundle: &Path, generated: &[SourceFile], tools: &Toolchain, progress: &Progress) -> Result<()> {
     // One folder per compiler and set of dependencies: what differs from build to build, the generated crate and
     // moec's own two, cargo compiles anew where it was written anew. The lock keeps it to one build at a time.
     let mut key = tools.version.clone().into_bytes();
@@ -63,7 +58,11 @@ pub fn build(
     let runner = home.join("runner");
     write_sources(&runner, generated)?;
     remove_others(&runner, generated)?;
-    write(&home.join("artifacts/kernels.o"), object)?;
+    for name in [PLAN, KERNELS] {
+        let path = bundle.join(name);
+        let bytes = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
+        write(&home.join(name), &bytes)?;
+    }
     let mut command = Command::new(cargo());
     command
         .current_dir(&runner)

@@ -100,8 +100,7 @@ pub fn write(
     let text = serde_json::to_string_pretty(decisions).map_err(|e| Error::bug(e.to_string()))?;
     put(&root.join(DECISIONS), format!("{text}\n").as_bytes())?;
 
-    let generated = moec_cpu::runner_source(&plan)
-        .map_err(|e| Error::bug("the generated source is no Rust").because(e))?;
+    let generated = moec_cpu::runner_source(&plan);
     runner::write_sources(&root.join("runner"), &generated)?;
     runner::write_script(root, c.target.triple())?;
     let route = route.transpose();
@@ -113,7 +112,7 @@ pub fn write(
                 let table = table.map_err(|e| Error::bug("the table does not compile").because(e))?;
                 link::link(root, &table, cc)
             }
-            Route::Cargo(tools) => cargo::build(root, &generated, &object, tools, progress),
+            Route::Cargo(tools) => cargo::build(root, &generated, tools, progress),
         };
         // An interrupt ends cargo and the linker, too: that is no failure of theirs.
         interrupt::check()?;

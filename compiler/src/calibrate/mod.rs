@@ -28,7 +28,7 @@ use collect::{Collector, Seen};
 use moec_ir::plan::Plan;
 use moec_ir::{EntryKind, Format, Module, WeightClass, WeightExpr};
 use moec_runtime::text::Text;
-use moec_runtime::{Engine, LoadedProgram, Moment, Options, Row, StepView};
+use moec_runtime::{Engine, Moment, Options, Program, Row, StepView};
 use texts::Window;
 
 /// Tokens of a text that are read as one sequence, unless told otherwise. As in `moec eval`.
@@ -101,24 +101,22 @@ pub fn calibrate(
     interrupt::check()?;
 
     let unit = bundle.unit()?;
-    let program = LoadedProgram::from_plan(&bundle.plan, &|s| unit.resolve(s)).map_err(Error::from)?;
-    program.with(|program| {
-        let options = Options::default();
-        let mut engine = Engine::open(program, &folder, options).map_err(Error::from)?;
-        let mut run = Run::new(&compilation, &bundle.plan)?;
-        let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum(), "tokens");
-        let mut reading = Reading::default();
-        let every = run.every(windows.iter().map(|w| w.ids.len()).sum());
-        for (i, window) in windows.iter().enumerate() {
-            run.collector.recorder.begin(i % every == 0);
-            run.window(&mut engine, window, &|n| bar.add(n))?;
-            *reading.texts.entry(request.texts[window.text].hash).or_default() += window.ids.len() as u64;
-        }
-        bar.finish();
-        (reading.predicted, reading.loss) = (run.predicted, run.loss);
-        let Seen { layers, trace, saliency, weights, routes, correlations } = run.collector.finish()?;
-        Ok(Profile { origin, reading, layers, trace, saliency, weights, routes, correlations })
-    })
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).map_err(Error::from)?;
+    let options = Options::default();
+    let mut engine = Engine::open(&program, &folder, options).map_err(Error::from)?;
+    let mut run = Run::new(&compilation, &bundle.plan)?;
+    let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum(), "tokens");
+    let mut reading = Reading::default();
+    let every = run.every(windows.iter().map(|w| w.ids.len()).sum());
+    for (i, window) in windows.iter().enumerate() {
+        run.collector.recorder.begin(i % every == 0);
+        run.window(&mut engine, window, &|n| bar.add(n))?;
+        *reading.texts.entry(request.texts[window.text].hash).or_default() += window.ids.len() as u64;
+    }
+    bar.finish();
+    (reading.predicted, reading.loss) = (run.predicted, run.loss);
+    let Seen { layers, trace, saliency, weights, routes, correlations } = run.collector.finish()?;
+    Ok(Profile { origin, reading, layers, trace, saliency, weights, routes, correlations })
 }
 
 /// The format of each class that holds what the checkpoint holds. What is stored in blocks is computed in

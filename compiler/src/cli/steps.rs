@@ -5,7 +5,7 @@ use crate::bundle::read::Bundle;
 use crate::{Error, Result, interrupt};
 use moec_ir::EntryKind;
 use moec_ir::plan::{Code, Plan};
-use moec_runtime::{Engine, LoadedProgram, Options, Row};
+use moec_runtime::{Engine, Options, Program, Row};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -57,20 +57,18 @@ struct Timed {
 pub fn run(args: &Args) -> Result<()> {
     let bundle = Bundle::open(&args.bundle)?;
     let unit = bundle.unit()?;
-    let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
+    let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?;
     let (index, rows) = call(&bundle.plan, args)?;
-    let times = program.with(|program| {
-        let options = Options { threads: args.threads, ..Options::default() };
-        let mut engine = Engine::open(program, &bundle.folder, options).map_err(Error::from)?;
-        let mut once = || {
-            interrupt::check()?;
-            let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
-            engine.time_steps(index, &rows, &[rows.len() - 1], seq_len).map_err(Error::from)
-        };
-        once()?; // a warm-up: pages come from disk
-        (0..args.repeat).map(|_| once()).collect::<Result<Vec<_>>>()
-    })?;
+    let options = Options { threads: args.threads, ..Options::default() };
+    let mut engine = Engine::open(&program, &bundle.folder, options).map_err(Error::from)?;
+    let mut once = || {
+        interrupt::check()?;
+        let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);
+        engine.time_steps(index, &rows, &[rows.len() - 1], seq_len).map_err(Error::from)
+    };
+    once()?; // a warm-up: pages come from disk
+    let times = (0..args.repeat).map(|_| once()).collect::<Result<Vec<_>>>()?;
     let steps = join(&bundle, index, &times)?;
     let call = bundle.plan.entries[index].kind;
     if args.json {

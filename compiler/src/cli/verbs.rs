@@ -16,7 +16,7 @@ use crate::verify::{Distance, NodeReport, Report};
 use crate::{Error, Result, human};
 use moec_ir::Format;
 use moec_ir::plan::{Plan, Segment};
-use moec_runtime::LoadedProgram;
+use moec_runtime::Program;
 use moec_runtime::cli::Beside;
 use moec_runtime::regular;
 use serde_json::{Value, json};
@@ -341,15 +341,13 @@ pub(super) fn run(args: &run::Args, progress: &Progress) -> Result<ExitCode> {
         let family = families::statics(&bundle.device()?)?;
         let graphs = || family.host();
         let beside = Beside { weights: twin.folder(), graphs: &graphs };
-        return Ok(twin
-            .program()
-            .with(|program| moec_runtime::cli::run(program, &bundle.folder, Some(beside), words, &name)));
+        return Ok(moec_runtime::cli::run(twin.program(), &bundle.folder, Some(beside), words, &name));
     }
     let unit = if args.emulate { bundle.emulated_unit(progress)? } else { bundle.unit()? };
-    let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
+    let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
-    Ok(program.with(|program| moec_runtime::cli::run(program, &bundle.folder, None, words, &name)))
+    Ok(moec_runtime::cli::run(&program, &bundle.folder, None, words, &name))
 }
 
 /// One row for each γ.

@@ -16,7 +16,7 @@ use crate::import::Checkpoint;
 use crate::progress::Progress;
 use moec_ir::eval::{Evaluator, Tensor};
 use moec_ir::{EntryKind, Graph, Module, NodeId};
-use moec_runtime::{Engine, LoadedProgram, Options, Row};
+use moec_runtime::{Engine, Options, Program, Row};
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 use std::collections::HashMap;
@@ -202,24 +202,20 @@ pub fn verify(
         return Ok(Report { files, bound, entries: Vec::new(), packages });
     }
     let unit = bundle.emulated_unit(progress)?;
-    let program = LoadedProgram::from_plan(&bundle.plan, &|symbol| unit.resolve(symbol))
+    let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
-    let entries = program.with(|program| {
-        let options = Options { threads: Some(1), ..Options::default() };
-        let mut engine = Engine::open(program, &bundle.folder, options)
-            .map_err(|e| Error::input("the bundle does not open").because(e))?;
-        let bar =
-            progress.items("Verifying", module.entries.iter().map(|g| g.nodes.len() as u64).sum(), "nodes");
-        let mut reports = Vec::new();
-        for (index, graph) in module.entries.iter().enumerate() {
-            bar.label(&graph.kind.to_string());
-            let mut job = Job { bundle, module: &module, arithmetic: &arithmetic, index, graph };
-            reports.push(job.run(&mut engine, &mut evaluator, &|| bar.add(1))?);
-        }
-        bar.finish();
-        Ok::<_, Error>(reports)
-    })?;
+    let options = Options { threads: Some(1), ..Options::default() };
+    let mut engine = Engine::open(&program, &bundle.folder, options)
+        .map_err(|e| Error::input("the bundle does not open").because(e))?;
+    let bar = progress.items("Verifying", module.entries.iter().map(|g| g.nodes.len() as u64).sum(), "nodes");
+    let mut entries = Vec::new();
+    for (index, graph) in module.entries.iter().enumerate() {
+        bar.label(&graph.kind.to_string());
+        let mut job = Job { bundle, module: &module, arithmetic: &arithmetic, index, graph };
+        entries.push(job.run(&mut engine, &mut evaluator, &|| bar.add(1))?);
+    }
+    bar.finish();
     Ok(Report { files, bound, entries, packages })
 }
 

@@ -9,7 +9,7 @@ use crate::progress::Progress;
 use moec_ir::eval::Evaluator;
 use moec_ir::plan::{Plan, TargetInfo};
 use moec_ir::{Module, WeightId};
-use moec_runtime::{LoadedProgram, Text};
+use moec_runtime::{Program, Text};
 use object::{Architecture, Object as _, ObjectSymbol as _, SymbolKind};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -56,7 +56,7 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
     let mut module = bundle.graph()?;
     agree(bundle, &module)?;
     // The runtime's own look at a plan wants kernels; these are never called.
-    LoadedProgram::from_plan(&bundle.plan, &|_| Some(never))
+    Program::new(bundle.plan.clone(), &|_| Some(never))
         .map_err(|e| Error::input("the plan cannot be run").because(e))?;
     if bundle.manifest.files.contains_key(DECISIONS) {
         bundle.decisions()?;

@@ -58,47 +58,66 @@ fn arg(arg: Arg) -> String {
     }
 }
 
-fn code(code: Code) -> String {
-    match code {
-        Code::Kernel(k) => format!("kernel {k}"),
-        Code::Builtin(Builtin::RopeAngles { half, scale, long }) => {
-            let long =
-                long.map(|(after, scale)| format!(", long = long(after = {after}, scale = {})", Bits(scale)));
-            format!("rope_angles {{half = {half}, scale = {}{}}}", Bits(scale), long.unwrap_or_default())
-        }
-        Code::Builtin(Builtin::Dispatch { rows, k, experts, partial }) => {
-            let partial = if partial { ", partial = true" } else { "" };
-            format!("dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}}}")
-        }
-        Code::Builtin(Builtin::Fetch { layer, rows, k, strides }) => {
-            format!("fetch {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}")
-        }
-        Code::Builtin(Builtin::Admit { set, k, channels }) => {
-            format!("admit {{set = {set}, k = {k}, channels = {channels}}}")
-        }
-        Code::Builtin(Builtin::Part { part }) => format!("part_graphs {{part = {part}}}"),
-        Code::Builtin(Builtin::Experts { set, rows, k, hidden }) => {
-            format!("expert_graphs {{set = {set}, rows = {rows}, k = {k}, hidden = {hidden}}}")
+impl fmt::Display for Builtin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::RopeAngles { half, scale, long } => {
+                write!(f, "rope_angles {{half = {half}, scale = {}", Bits(scale))?;
+                if let Some((after, scale)) = long {
+                    write!(f, ", long = long(after = {after}, scale = {})", Bits(scale))?;
+                }
+                f.write_str("}")
+            }
+            Self::Dispatch { rows, k, experts, partial } => {
+                let partial = if partial { ", partial = true" } else { "" };
+                write!(f, "dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}}}")
+            }
+            Self::Fetch { layer, rows, k, strides } => {
+                write!(f, "fetch {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}")
+            }
+            Self::Admit { set, k, channels } => {
+                write!(f, "admit {{set = {set}, k = {k}, channels = {channels}}}")
+            }
+            Self::Part { part } => write!(f, "part_graphs {{part = {part}}}"),
+            Self::Experts { set, rows, k, hidden } => {
+                write!(f, "expert_graphs {{set = {set}, rows = {rows}, k = {k}, hidden = {hidden}}}")
+            }
         }
     }
 }
 
-fn grid(grid: Grid) -> String {
-    match grid {
-        Grid::One => "one".into(),
-        Grid::Tiles { rows, tiles } => format!("tiles(rows = {rows}, tiles = {tiles})"),
-        Grid::Experts { table, tiles } => format!("experts(table = {table}, tiles = {tiles})"),
+impl fmt::Display for Code {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kernel(k) => write!(f, "kernel {k}"),
+            Self::Builtin(b) => b.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for RowSpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tokens => "tokens",
+            Self::Outputs => "outputs",
+        })
+    }
+}
+
+impl fmt::Display for Grid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::One => f.write_str("one"),
+            Self::Tiles { rows, tiles } => write!(f, "tiles(rows = {rows}, tiles = {tiles})"),
+            Self::Experts { table, tiles } => write!(f, "experts(table = {table}, tiles = {tiles})"),
+        }
     }
 }
 
 fn write_step(f: &mut fmt::Formatter<'_>, plan: &Plan, i: usize, step: &Step) -> fmt::Result {
     let args: Vec<_> = step.args.iter().map(|&a| arg(a)).collect();
-    write!(f, "  step {i} {} ({}) {{unit = {}", code(step.code), args.join(", "), step.unit)?;
-    let rows = match step.rows {
-        RowSpace::Tokens => "tokens",
-        RowSpace::Outputs => "outputs",
-    };
-    write!(f, ", rows = {rows}, grid = {}", grid(step.grid))?;
+    write!(f, "  step {i} {} ({}) {{unit = {}", step.code, args.join(", "), step.unit)?;
+    write!(f, ", rows = {}, grid = {}", step.rows, step.grid)?;
     if step.barrier {
         f.write_str(", barrier = true")?;
     }

@@ -232,9 +232,10 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
     })?;
     for (i, arg) in step.args.iter().enumerate() {
         let exists = match *arg {
-            Arg::Buffer(b, offset) => {
-                entry.buffers.get(b as usize).is_some_and(|b| offset % 4 == 0 && u64::from(offset) < b.bytes)
-            }
+            Arg::Buffer(b, offset) => entry.buffers.get(b as usize).is_some_and(|b| {
+                // Elements have four bytes.
+                offset % 4 == 0 && u64::from(offset) + 4 <= b.bytes
+            }),
             Arg::Segment(s) | Arg::Matrices(s) => (s as usize) < plan.segments.len(),
             Arg::State(s) => (s as usize) < plan.states.len(),
         };
@@ -266,10 +267,20 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
                 RowSpace::Tokens => entry.kind.rows() as u32,
                 RowSpace::Outputs => entry.out_rows,
             };
-            let fits = builtin_fits(plan, entry, &step.args, builtin, rows);
+            let fits = builtin_fits(plan, entry, &step.args, builtin, rows)
+                && has_own_results(&step.args, builtin.results());
             require(fits, at, || format!("arguments {:?} do not fit {builtin:?}", step.args))
         }
     }
+}
+
+/// Whether the last arguments, which a built-in function writes, are buffers that no other argument is in.
+fn has_own_results(args: &[Arg], results: usize) -> bool {
+    let operands = args.len().saturating_sub(results);
+    (operands..args.len()).all(|i| match args[i] {
+        Arg::Buffer(own, _) => !args[..i].iter().any(|a| matches!(a, Arg::Buffer(b, _) if *b == own)),
+        Arg::Segment(_) | Arg::Matrices(_) | Arg::State(_) => false,
+    })
 }
 
 /// Whether the arguments of a built-in function are of the kinds and sizes that it takes.
@@ -311,8 +322,19 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
             let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
             let end = bytes.and_then(|n| n.checked_add(u64::from(*offset)));
             let out = entry.buffers.get(*out as usize);
+            // Words of a table are i32, and the choices of all its rows are looked at.
+            let slots = table_rows.checked_mul(k).filter(|&n| i32::try_from(n).is_ok());
+            let has_slots = |slots: u32| match *ids {
+                Arg::Buffer(b, offset) => entry
+                    .buffers
+                    .get(b as usize)
+                    .is_some_and(|b| u64::from(slots) * 4 + u64::from(offset) <= b.bytes),
+                _ => false,
+            };
             k > 0
                 && experts > 0
+                && i32::try_from(experts).is_ok()
+                && slots.is_some_and(has_slots)
                 && table_rows >= rows
                 && holds(*ids, DType::I32, Some(k))
                 && out.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
@@ -353,6 +375,15 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
         }
         Builtin::Part { part } => {
             let Some(part) = plan.parts.get(part as usize) else { return false };
+            // A graph takes the rows of a call at once; where they are sequences of their own, one of them.
+            let at_once = if part.attention.is_some_and(|a| a.apart) { 1 } else { rows };
+            let takes = |&g: &u32| {
+                let graph = plan.graphs.get(g as usize);
+                graph.is_some_and(|d| d.inputs.iter().any(|i| i.name == "x" && i.shape[0] >= at_once))
+            };
+            if !part.graphs.iter().all(takes) {
+                return false;
+            }
             let own = |cols: u32| move |arg: &Arg| holds(*arg, DType::F32, Some(cols));
             let one = |arg: &Arg| holds(*arg, DType::I32, Some(1));
             let (x, y) = (own(part.inputs), own(part.outputs));

@@ -1,7 +1,7 @@
 //! Checks of static graphs and of the experts that they compute.
 
 use super::{VerifyError, require};
-use crate::plan::{GraphDecl, GraphPart, Plan, Port};
+use crate::plan::{GraphDecl, GraphPart, Plan};
 use std::collections::HashSet;
 
 /// Every graph has distinct ports of some size inside the address space; every set's groups fit their graphs, and no
@@ -16,7 +16,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         require(!g.inputs.is_empty() && !g.outputs.is_empty(), at, || "nothing goes in or out".into())?;
         let mut names = HashSet::new();
         for port in g.inputs.iter().chain(&g.outputs) {
-            let fits = elements(port).is_some_and(|n| n > 0 && n <= (isize::MAX / 4) as u64);
+            let fits = port.checked_elements().is_some_and(|n| n > 0 && n <= isize::MAX as usize / 4);
             require(fits && names.insert(&port.name), at, || {
                 format!("port {:?} {:?}", port.name, port.shape)
             })?;
@@ -107,8 +107,4 @@ fn part_takes(p: &GraphPart, g: &GraphDecl, rows: &mut Option<u32>) -> bool {
         && wanted.iter().all(given)
         && g.outputs.iter().all(|o| o.shape[0] == t && o.shape[2..] == [1, 1])
         && g.stateful == p.attention.is_some()
-}
-
-fn elements(port: &Port) -> Option<u64> {
-    port.shape.iter().try_fold(1u64, |n, &d| n.checked_mul(u64::from(d)))
 }

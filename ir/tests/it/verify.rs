@@ -252,6 +252,13 @@ fn bad_entries_are_refused() {
     refuse(".steps[2]", "do not fit", |e| {
         e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false });
     });
+    // A result has a buffer of its own.
+    refuse(".steps[2]", "do not fit", |e| e.steps[2].args[0] = Arg::Buffer(6, 64));
+    refuse(".steps[2]", "do not fit", |e| e.steps[2].args[1] = Arg::Segment(0));
+    refuse(".steps[1]", "argument 0", |e| {
+        e.buffers[4].bytes = 130;
+        e.steps[1].args[0] = Arg::Buffer(4, 128);
+    });
     refuse(".steps[3]", "ascending", |e| e.steps[3].deps = vec![1, 0]);
     refuse(".steps[1]", "not before", |e| e.steps[1].deps = vec![1]);
     refuse(".steps[1]", "no barrier", |e| e.steps[1].barrier = false);
@@ -315,4 +322,51 @@ fn a_stored_plan_holds_no_number_that_is_none() {
     p.model.big_little = None;
     p.placement.experts[0].groups[0].cost_us[0] = f32::NAN;
     assert!(Plan::decode(&p.encode().unwrap()).is_err());
+}
+
+/// A dispatch table is made of the choices of all its rows, and its words are i32.
+#[test]
+fn a_table_is_no_larger_than_its_choices() {
+    let with = |rows: u32, experts: u32| {
+        let mut plan = plan();
+        plan.arena_bytes = 1 << 40;
+        let e = &mut plan.entries[0];
+        (e.buffers[6].offset, e.buffers[6].bytes) = (1 << 20, 1 << 39);
+        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows, k: 1, experts, partial: false });
+        verify::plan(&plan).map_err(|e| e.message)
+    };
+    // The buffer of the ids has 64 bytes.
+    assert_eq!(with(16, 7), Ok(()));
+    for (rows, experts) in [(17, 7), (4, 1 << 31)] {
+        assert!(with(rows, experts).unwrap_err().contains("do not fit"), "{rows} {experts}");
+    }
+}
+
+/// A part's graphs take the rows of its step, or one at a time.
+#[test]
+fn a_part_takes_the_rows_of_its_step() {
+    let with = |rows: u32, apart: bool| {
+        let mut plan = plan();
+        let port = |name: &str, shape| Port { name: name.into(), shape };
+        let attention = PartAttention { angles: 0, context: 16, window: None, apart };
+        plan.graphs.push(GraphDecl {
+            package: "artifacts/part.mlpackage".into(),
+            function: "main".into(),
+            inputs: vec![
+                port("x", [rows, 8, 1, 1]),
+                port("mask", [1, 1, rows, 16]),
+                port("write", [1, 1, 16, rows]),
+            ],
+            outputs: vec![port("y", [rows, 8, 1, 1])],
+            stateful: true,
+        });
+        plan.parts = vec![GraphPart { graphs: vec![1], inputs: 8, outputs: 8, attention: Some(attention) }];
+        let e = &mut plan.entries[0];
+        e.steps[1].code = Code::Builtin(Builtin::Part { part: 0 });
+        e.steps[1].grid = Grid::One;
+        e.steps[1].args = [4, 1, 2, 5].map(|b| Arg::Buffer(b, 0)).to_vec();
+        verify::plan(&plan).map_err(|e| e.message)
+    };
+    assert_eq!((with(4, false), with(32, false), with(1, true)), (Ok(()), Ok(()), Ok(())));
+    assert!(with(3, false).unwrap_err().contains("do not fit"));
 }

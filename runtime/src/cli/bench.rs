@@ -7,14 +7,16 @@ use crate::big_little::Decoder;
 use crate::engine::{Engine, Memory, Want};
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, generate, rate};
-use crate::program::{Arg, EntryKind, Program, Step};
+use crate::program::Program;
 use crate::sampler::{Sampler, Sampling};
 use crate::weights::Held;
+use moec_ir::EntryKind;
+use moec_ir::plan::{Arg, Step};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-pub(super) fn run(context: &Context<'_, '_>, args: &Bench, io: &mut Io<'_>) -> Result<(), Failure> {
+pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Result<(), Failure> {
     let max = context.program.model.max_context as usize;
     if args.stdin {
         let mut engine = context.open(&args.common)?;
@@ -249,13 +251,13 @@ impl Report {
 }
 
 /// Bytes of weights of which a token reads a row: what goes to a step together with ids, and to no other.
-fn tables(program: &Program<'_>) -> u64 {
+fn tables(program: &Program) -> u64 {
     let Some(entry) = program.entries.iter().find(|e| matches!(e.kind, EntryKind::Decode(_))) else {
         return 0;
     };
-    let by_ids = |step: &&Step<'_>| step.args.iter().any(|arg| matches!(arg, Arg::Buffer(0, _)));
+    let by_ids = |step: &&Step| step.args.iter().any(|arg| matches!(arg, Arg::Buffer(0, _)));
     let (tables, others): (Vec<_>, Vec<_>) = entry.steps.iter().partition(by_ids);
-    let of = |steps: &[&Step<'_>]| -> BTreeSet<u32> {
+    let of = |steps: &[&Step]| -> BTreeSet<u32> {
         let segment = |arg: &Arg| if let Arg::Segment(i) = arg { Some(*i) } else { None };
         steps.iter().flat_map(|step| step.args.iter().filter_map(segment)).collect()
     };

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Tokens generated if the user does not say.
 const DEFAULT_TOKENS: usize = 128;
 
-pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -> Result<(), Failure> {
+pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Result<(), Failure> {
     let model = &context.program.model;
     let max = model.max_context as usize;
     let (prompt, tokenizer) = if let Some(ids) = &args.ids {
@@ -55,7 +55,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -
         },
         other => other,
     };
-    let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { model.eos };
+    let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { &*model.eos };
     let how =
         Sampling { temperature: args.temperature, top_p: args.top_p, top_k: args.top_k, seed: args.seed };
     let request = Request { slot: 0, prompt: &prompt, n, end };
@@ -105,7 +105,7 @@ impl Watch {
 }
 
 /// What decodes: with fewer experts first where the bundle was built for that, unless it is turned off.
-fn decoder(context: &Context<'_, '_>, args: &Generate) -> Result<Decoder> {
+fn decoder(context: &Context<'_>, args: &Generate) -> Result<Decoder> {
     match args.gamma {
         _ if args.no_big_little => Ok(Decoder::full()),
         Some(gamma) => Decoder::big_little(context.program, gamma),
@@ -206,7 +206,7 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
 }
 
 /// The text to continue.
-fn prompt(context: &Context<'_, '_>, args: &Generate, io: &mut Io<'_>) -> Result<String, Failure> {
+fn prompt(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Result<String, Failure> {
     let explicit = match args.prompt.as_deref() {
         Some("-") => true,
         Some(text) => return Ok(text.to_owned()),

@@ -12,16 +12,17 @@ use crate::text;
 use crate::weights::{self, Choice, Weights};
 use serde_json::json;
 
-pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Result<(), Failure> {
+pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result<(), Failure> {
     let p = context.program;
     let (m, t) = (&p.model, &p.target);
     let weights: u64 = p.segments.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
-    let kv: u64 = p.states.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
+    let kv: u64 = p.states.iter().fold(0, |sum, s| sum.saturating_add(s.bytes()));
     // Every layer's cache is stored alike.
     let kv_format = p.states.first().map(|s| s.format.name());
     // Padding and weights that are stored twice count, too.
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
-    let missing = cpu::missing(t.features);
+    let features: Vec<&str> = t.features.iter().map(String::as_str).collect();
+    let missing = cpu::missing(&features);
     let runs_here = cpu::check(t).is_ok();
     let held = held(p)?;
     let huge_pages = weights::gets_huge_pages();
@@ -70,7 +71,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
             }).collect::<Vec<_>>(),
             "manifest_sha256": manifest,
             "tokenizer": tokenizer,
-            "paging": p.paging.map(|p| json!({
+            "paging": p.paging.as_ref().map(|p| json!({
                 "budget_bytes": p.budget,
                 "resident_bytes": p.resident,
                 "process_bytes": p.process,
@@ -144,7 +145,7 @@ pub(super) fn run(context: &Context<'_, '_>, args: &Info, io: &mut Io<'_>) -> Re
 }
 
 /// Where the weights would lie in a run that begins now and asks for nothing.
-fn held(program: &Program<'_>) -> Result<Choice> {
+fn held(program: &Program) -> Result<Choice> {
     if program.paging.is_some() {
         return Ok(Choice::under_budget());
     }

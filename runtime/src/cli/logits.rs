@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-pub(super) fn run(context: &Context<'_, '_>, args: &Logits, io: &mut Io<'_>) -> Result<(), Failure> {
+pub(super) fn run(context: &Context<'_>, args: &Logits, io: &mut Io<'_>) -> Result<(), Failure> {
     let vocab = context.program.model.vocab as usize;
     let mut engine = context.open(&args.common)?;
     let _interrupt = interrupt::guard();

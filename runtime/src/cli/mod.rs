@@ -11,6 +11,7 @@ mod interrupt;
 mod logits;
 mod paging;
 
+use crate::abi::KernelFn;
 use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};
 use crate::graphs::Graphs;
@@ -54,8 +55,8 @@ impl Io<'_> {
 }
 
 /// What every verb gets.
-struct Context<'a, 'p> {
-    program: &'a Program<'p>,
+struct Context<'a> {
+    program: &'a Program,
     /// Where tokenizer and packages lie.
     bundle: &'a Path,
     beside: Option<Beside<'a>>,
@@ -71,13 +72,13 @@ pub struct Beside<'a> {
     pub graphs: &'a dyn Fn() -> Box<dyn Graphs>,
 }
 
-impl<'p> Context<'_, 'p> {
-    fn open(&self, common: &Common) -> Result<Engine<'p>> {
+impl<'a> Context<'a> {
+    fn open(&self, common: &Common) -> Result<Engine<'a>> {
         self.open_recording(common, false)
     }
 
     /// As [`Context::open`]; `record`: routing is written down where experts are on flash.
-    fn open_recording(&self, common: &Common, record: bool) -> Result<Engine<'p>> {
+    fn open_recording(&self, common: &Common, record: bool) -> Result<Engine<'a>> {
         if self.program.paging.is_none() {
             let given = [
                 ("--budget", common.budget.is_some()),
@@ -120,7 +121,7 @@ impl<'p> Context<'_, 'p> {
 }
 
 /// Holds all files of the bundle against its manifest, if that is asked for, and says so.
-fn check(context: &Context<'_, '_>, verb: &Verb, io: &mut Io<'_>) -> Result<(), Failure> {
+fn check(context: &Context<'_>, verb: &Verb, io: &mut Io<'_>) -> Result<(), Failure> {
     let Some((_, notes)) = verb.common().filter(|(common, _)| common.check) else { return Ok(()) };
     // The weights of a program beside its bundle lie elsewhere.
     let own = context.beside.is_none().then_some(context.program);
@@ -148,28 +149,30 @@ impl From<Error> for Failure {
     }
 }
 
-/// The whole of a generated runner: the bundle is the folder that the executable lies in.
-pub fn main(program: &Program<'_>) -> ExitCode {
-    ExitCode::from(main_status(program))
+/// The whole of a `run`: the bundle is the folder that the executable lies in. `plan` is encoded, and its kernels come in
+/// its order: see [`Program::linked`].
+pub fn main(plan: &[u8], kernels: &[KernelFn]) -> ExitCode {
+    ExitCode::from(main_status(plan, kernels))
 }
 
 /// As [`main`]. Returns the exit status, for a `main` that is C's.
-pub fn main_status(program: &Program<'_>) -> u8 {
+pub fn main_status(plan: &[u8], kernels: &[KernelFn]) -> u8 {
+    let program = match Program::linked(plan, kernels) {
+        Ok(program) => program,
+        Err(e) => {
+            complain(&e, &mut io::stderr().lock());
+            return 1;
+        }
+    };
     let exe = std::env::current_exe().and_then(std::fs::canonicalize);
     let bundle = exe.as_ref().ok().and_then(|e| e.parent()).unwrap_or(Path::new("."));
-    status(program, bundle, None, std::env::args_os().skip(1), "run")
-}
-
-/// Says why a runner's program cannot be had at all. Returns the exit status.
-pub fn refuse_start(error: &Error) -> u8 {
-    complain(error, &mut io::stderr().lock());
-    1
+    status(&program, bundle, None, std::env::args_os().skip(1), "run")
 }
 
 /// Runs a verb of the bundle in the folder `bundle` on the standard streams. `args` begins with the verb;
 /// `name` is how the user calls this (`moec run BUNDLE`).
 pub fn run(
-    program: &Program<'_>,
+    program: &Program,
     bundle: &Path,
     beside: Option<Beside<'_>>,
     args: impl Iterator<Item = OsString>,
@@ -179,7 +182,7 @@ pub fn run(
 }
 
 fn status(
-    program: &Program<'_>,
+    program: &Program,
     bundle: &Path,
     beside: Option<Beside<'_>>,
     args: impl Iterator<Item = OsString>,
@@ -198,7 +201,7 @@ fn status(
 
 /// As [`run`], on any streams. Returns the exit status.
 pub fn run_with(
-    program: &Program<'_>,
+    program: &Program,
     bundle: &Path,
     beside: Option<Beside<'_>>,
     args: impl Iterator<Item = OsString>,

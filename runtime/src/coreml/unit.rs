@@ -3,9 +3,10 @@
 use super::cache::Cache;
 use super::strides;
 use crate::error::{Error, Result};
-use crate::graphs::{GraphRef, Graphs, PortRef, f16};
+use crate::graphs::{Graphs, f16};
 use crate::store;
 use block2::RcBlock;
+use moec_ir::plan::{self, GraphDecl};
 use objc2::rc::{Retained, autoreleasepool};
 use objc2::runtime::{AnyObject, ProtocolObject};
 use objc2::{AnyThread as _, Message};
@@ -104,24 +105,24 @@ impl Graphs for CoreMl {
         "Core ML (Neural Engine and processor)"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphRef<'_>], slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let system = NSProcessInfo::processInfo().operatingSystemVersionString().to_string();
         let mut compiled: BTreeMap<&str, PathBuf> = BTreeMap::new();
         let mut states: BTreeMap<&str, usize> = BTreeMap::new();
         let mut loaded = Loaded::default();
         for g in graphs {
             autoreleasepool(|_| {
-                let path = if let Some(path) = compiled.get(g.package) {
+                let path = if let Some(path) = compiled.get(&*g.package) {
                     path.clone()
                 } else {
-                    let package = store::file_path(bundle, g.package)?;
-                    let path = self.cache.compiled(&package, &system, &mut |p| compile(p, g.package))?;
-                    compiled.insert(g.package, path.clone());
+                    let package = store::file_path(bundle, &g.package)?;
+                    let path = self.cache.compiled(&package, &system, &mut |p| compile(p, &g.package))?;
+                    compiled.insert(&g.package, path.clone());
                     path
                 };
                 let mut graph = Graph::load(&path, g)?;
                 if g.stateful {
-                    let index = *states.entry(g.package).or_insert_with(|| {
+                    let index = *states.entry(&g.package).or_insert_with(|| {
                         // SAFETY: the model is loaded; a state is made and nothing else happens.
                         let new = || unsafe { graph.model.newState() };
                         loaded.states.push((0..slots).map(|_| new()).collect());
@@ -173,14 +174,14 @@ fn compile(package: &Path, name: &str) -> Result<PathBuf> {
 
 impl Graph {
     /// Loads a function and compares its signature with the plan's.
-    fn load(compiled: &Path, g: &GraphRef<'_>) -> Result<Self> {
+    fn load(compiled: &Path, g: &GraphDecl) -> Result<Self> {
         let name = format!("{}:{}", g.package, g.function);
         let url = url(compiled, &name)?;
         // SAFETY: a new object, and properties of it that take these types.
         let configuration = unsafe {
             let new = MLModelConfiguration::new();
             new.setComputeUnits(MLComputeUnits::CPUAndNeuralEngine);
-            new.setFunctionName(Some(&NSString::from_str(g.function)));
+            new.setFunctionName(Some(&NSString::from_str(&g.function)));
             new
         };
         // SAFETY: the URL names a folder that Core ML itself has written.
@@ -195,8 +196,8 @@ impl Graph {
             let (has, wants) = if g.stateful { ("no state", "one") } else { ("a state", "none") };
             return Err(refused(&name, format!("it has {has}, and the plan names {wants}")));
         }
-        let inputs = ports(&name, "takes", g.inputs, &takes)?;
-        let outputs = ports(&name, "gives", g.outputs, &gives)?;
+        let inputs = ports(&name, "takes", &g.inputs, &takes)?;
+        let outputs = ports(&name, "gives", &g.outputs, &gives)?;
         Ok(Self { name, model, inputs, outputs, states: None, call: None })
     }
 
@@ -282,14 +283,14 @@ impl Graph {
 }
 
 impl Port {
-    fn new(port: &PortRef<'_>) -> Option<Self> {
+    fn new(port: &plan::Port) -> Option<Self> {
         let steps = strides::dense(port.shape)?;
         let numbers = |n: [usize; 4]| NSArray::from_retained_slice(&n.map(NSNumber::new_usize));
         Some(Self {
-            name: NSString::from_str(port.name),
-            label: port.name.to_owned(),
+            name: NSString::from_str(&port.name),
+            label: port.name.clone(),
             shape: port.shape,
-            len: port.len(),
+            len: port.elements(),
             axes: numbers(port.shape.map(|n| n as usize)),
             steps: numbers(steps),
         })
@@ -353,7 +354,7 @@ impl Port {
 fn ports(
     graph: &str,
     verb: &str,
-    wanted: &[PortRef<'_>],
+    wanted: &[plan::Port],
     found: &NSDictionary<NSString, MLFeatureDescription>,
 ) -> Result<Vec<Port>> {
     if found.len() != wanted.len() {
@@ -362,7 +363,7 @@ fn ports(
     }
     let all = wanted.iter().map(|port| {
         let wants = || format!("`{}`, f16 {:?}", port.name, port.shape);
-        let description = found.objectForKey(&NSString::from_str(port.name));
+        let description = found.objectForKey(&NSString::from_str(&port.name));
         // SAFETY: properties of a description.
         let constraint = description.and_then(|d| unsafe { d.multiArrayConstraint() });
         let constraint = constraint.ok_or_else(|| refused(graph, format!("it {verb} no {}", wants())))?;

@@ -20,10 +20,11 @@ use crate::error::{Error, Result};
 use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
 use crate::memory::Addr;
 use crate::paging::{self, Wrap};
-use crate::program::{FileInfo, Program};
+use crate::program::Program;
 use crate::store::{Addresses, CheckLevel, Store, check_hash, checked_paths, hash_of};
 use crate::weights::{Held, huge_bytes};
 use loader::{Loader, Reading, Whole};
+use moec_ir::plan::FileRef;
 use order::{Order, PIECE, Pieces};
 use page_cache::PageCache;
 use std::path::{Path, PathBuf};
@@ -72,10 +73,10 @@ impl OwnedStore {
     /// # Errors
     /// A file that is missing or has another size, or one without segments that has another content; a segment outside of its
     /// file; memory or threads refused.
-    pub fn open(program: &Program<'_>, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
+    pub fn open(program: &Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
         let paths = checked_paths(program, bundle)?;
         let pieces = Arc::new(Pieces::new(program)?);
-        let files = || (0_u32..).zip(program.files).zip(&paths).map(|((i, info), path)| (i, info, path));
+        let files = || (0_u32..).zip(&program.files).zip(&paths).map(|((i, info), path)| (i, info, path));
         let read = |file: u32| !pieces.of_file(file).is_empty();
         for (_, info, path) in files().filter(|&(i, info, _)| !read(i) && check.hashes(info.bytes)) {
             check_hash(info, path, hash_of(path)?)?;
@@ -106,7 +107,7 @@ impl OwnedStore {
         let arrival = Arc::new(Arrival::new(pieces.all.len(), order, needs, unproven));
         let mut buffers: Vec<_> = pieces.all.iter().map(|_| memory.take(PIECE)).collect();
         buffers.sort_by_key(|b| b.as_ref().map(flash::Buffer::index));
-        let cache = |(i, _, path): (u32, &FileInfo<'_>, &PathBuf)| {
+        let cache = |(i, _, path): (u32, &FileRef, &PathBuf)| {
             let open = || {
                 PageCache::open(path).map_err(|source| Error::Io {
                     doing: "open",
@@ -133,7 +134,7 @@ impl OwnedStore {
 /// Every piece twice: past the page cache, and through it.
 fn table<'a>(
     pieces: &Pieces,
-    files: impl Iterator<Item = (u32, &'a FileInfo<'a>, &'a PathBuf)>,
+    files: impl Iterator<Item = (u32, &'a FileRef, &'a PathBuf)>,
 ) -> Result<ExtentTable> {
     let (mut entries, mut extents) = (Vec::new(), Vec::new());
     for (i, info, path) in files {
@@ -157,7 +158,7 @@ fn table<'a>(
 }
 
 // SAFETY: every address lies in the memory of the pieces, which the store holds: 2 MiB-aligned, plus whole pieces, plus the rest
-// of an offset that `validate` has found to be a multiple of 64; the pieces of a file follow each other without a gap, so the
+// of an offset that the verifier has found to be a multiple of 64; the pieces of a file follow each other without a gap, so the
 // segment's bytes lie there, too (`open`). They are written by reads until the arrival lets their pieces through, and by nobody
 // after. Tables are never changed; an address is as large as a pointer.
 unsafe impl Store for OwnedStore {

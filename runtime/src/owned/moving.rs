@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Mapped weights that are to lie in memory of our own.
 pub(crate) struct MovingStore<'p> {
-    program: Program<'p>,
+    program: &'p Program,
     bundle: PathBuf,
     how: How,
     /// Until they have moved.
@@ -29,10 +29,10 @@ impl<'p> MovingStore<'p> {
     ///
     /// # Errors
     /// As [`MappedStore::open`].
-    pub(crate) fn open(program: &Program<'p>, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
+    pub(crate) fn open(program: &'p Program, bundle: &Path, check: CheckLevel, how: &How) -> Result<Self> {
         let from = Some(MappedStore::open(program, bundle, check)?);
         let (bundle, how) = (bundle.to_owned(), *how);
-        Ok(Self { program: *program, bundle, how, from, to: None, refused: None, moved: false })
+        Ok(Self { program, bundle, how, from, to: None, refused: None, moved: false })
     }
 
     /// Whether the page cache has nearly all of the files that hold weights: a first prompt is then faster mapped than it
@@ -40,11 +40,11 @@ impl<'p> MovingStore<'p> {
     ///
     /// # Errors
     /// A file that is missing or has another size.
-    pub(crate) fn is_worth(program: &Program<'p>, bundle: &Path) -> Result<bool> {
+    pub(crate) fn is_worth(program: &Program, bundle: &Path) -> Result<bool> {
         let paths = checked_paths(program, bundle)?;
         let pieces = Pieces::new(program)?;
         let mut files =
-            (0_u32..).zip(program.files).zip(&paths).map(|((i, info), path)| (i, info.bytes, path));
+            (0_u32..).zip(&program.files).zip(&paths).map(|((i, info), path)| (i, info.bytes, path));
         Ok(files.all(|(file, bytes, path)| {
             pieces.of_file(file).is_empty() || PageCache::open(path).is_ok_and(|c| c.holds(0, bytes))
         }))
@@ -79,7 +79,7 @@ unsafe impl Store for MovingStore<'_> {
             return;
         }
         // What was checked when it was mapped needs no second look.
-        match OwnedStore::open(&self.program, &self.bundle, CheckLevel::Sizes, &self.how) {
+        match OwnedStore::open(self.program, &self.bundle, CheckLevel::Sizes, &self.how) {
             Ok(to) => self.to = Some(to),
             Err(e) => {
                 self.refused = Some(format!("memory of its own was refused: {e}"));

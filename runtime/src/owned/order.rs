@@ -1,7 +1,8 @@
 //! Which pieces of the weight files are read, in which order, and what a segment needs of them.
 
 use crate::error::{Error, Result};
-use crate::program::{Arg, Program, SegmentRef};
+use crate::program::Program;
+use moec_ir::plan::{Arg, Segment};
 use std::ops::Range;
 
 /// Most bytes of a piece: what is touched, read and waited for at once. Two huge pages.
@@ -31,9 +32,9 @@ impl Pieces {
     ///
     /// # Errors
     /// [`Error::Plan`] for more pieces than there can be.
-    pub(super) fn new(program: &Program<'_>) -> Result<Self> {
+    pub(super) fn new(program: &Program) -> Result<Self> {
         let mut pieces = Self { all: Vec::new(), of_file: Vec::with_capacity(program.files.len()) };
-        for (file, info) in (0..).zip(program.files) {
+        for (file, info) in (0..).zip(&program.files) {
             let first = pieces.all.len();
             let used = program.segments.iter().any(|s| s.file == file);
             let count = if used { info.bytes.div_ceil(PIECE) } else { 0 };
@@ -56,9 +57,9 @@ impl Pieces {
     }
 
     /// The pieces that a segment lies in.
-    fn of_segment(&self, s: &SegmentRef) -> Range<usize> {
+    fn of_segment(&self, s: &Segment) -> Range<usize> {
         let file = self.of_file(s.file);
-        let end = s.span().and_then(|span| s.offset.checked_add(span)).unwrap_or(s.offset);
+        let end = s.end().unwrap_or(s.offset);
         let at = |offset: u64| file.start.saturating_add(offset as usize).min(file.end);
         at(s.offset / PIECE)..at(end.div_ceil(PIECE))
     }
@@ -82,23 +83,23 @@ pub(super) struct Order {
 impl Order {
     /// The order in which the steps of a program, prefill first, use segments. Files that `whole` names are read from their
     /// beginning to their end, and nothing of them is used before: somebody sums them up.
-    pub(super) fn new(program: &Program<'_>, pieces: &Pieces, whole: &dyn Fn(u32) -> bool) -> Self {
-        let of = |s: &SegmentRef| if whole(s.file) { pieces.of_file(s.file) } else { pieces.of_segment(s) };
-        let steps = program.entries.iter().flat_map(|e| e.steps);
-        let used = steps.flat_map(|s| s.args).filter_map(|arg| match arg {
+    pub(super) fn new(program: &Program, pieces: &Pieces, whole: &dyn Fn(u32) -> bool) -> Self {
+        let of = |s: &Segment| if whole(s.file) { pieces.of_file(s.file) } else { pieces.of_segment(s) };
+        let steps = program.entries.iter().flat_map(|e| &e.steps);
+        let used = steps.flat_map(|s| &s.args).filter_map(|arg| match arg {
             Arg::Segment(i) | Arg::Matrices(i) => program.segments.get(*i as usize),
             Arg::Buffer(..) | Arg::State(_) => None,
         });
         let mut at = vec![None; pieces.all.len()];
         let mut order = Self::default();
         // What no step uses comes last.
-        for piece in used.chain(program.segments).flat_map(&of) {
+        for piece in used.chain(&program.segments).flat_map(&of) {
             if let Some(place @ None) = at.get_mut(piece) {
                 *place = Some(order.pieces.len());
                 order.pieces.push(piece as u32);
             }
         }
-        let last = |s: &SegmentRef| of(s).filter_map(|piece| at.get(piece).copied().flatten()).max();
+        let last = |s: &Segment| of(s).filter_map(|piece| at.get(piece).copied().flatten()).max();
         order.needs = program.segments.iter().map(|s| last(s).map_or(0, |i| i + 1)).collect();
         order
     }

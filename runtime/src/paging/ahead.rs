@@ -8,7 +8,7 @@ use super::odds::Odds;
 use crate::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
 use crate::cache::{Key, Layer, Ranking};
 use crate::flash::Stats;
-use crate::program::PagedLayer;
+use moec_ir::plan::PagedLayer;
 use std::time::{Duration, Instant};
 
 /// Weight of the newest of a row of measurements.

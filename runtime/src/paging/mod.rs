@@ -23,11 +23,13 @@ use crate::error::{Error, Result};
 use crate::flash::files::Files;
 use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
 use crate::memory::Addr;
-use crate::program::{Builtin, Code, PagingRef, Program, SegmentRef};
+use crate::program::{Code, Program};
 use crate::store::{CheckLevel, MappedStore, Store, file_path};
 use crate::unit::{Cpu, Half, Lane, Launch, StepFault, Unit, kernel_items};
 use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{self, Builtin, Segment};
 use pager::Asked;
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 use tables::Tables;
@@ -70,17 +72,17 @@ pub(crate) struct Paged {
     pager: Arc<Pager>,
 }
 
-/// Opens what a program with [`Program::paging`] needs: its store, and the unit that knows when an expert is there.
+/// Opens what a program with [`plan::Plan::paging`] needs: its store, and the unit that knows when an expert is there.
 ///
 /// # Errors
 /// As [`MappedStore::open`]; a policy that is not known, memory refused, or a weight file that cannot be read.
 pub(crate) fn open(
-    program: &Program<'_>,
+    program: &Program,
     bundle: &Path,
     check: CheckLevel,
     options: &Paging,
 ) -> Result<(PagedStore, Paged, Arc<Pager>)> {
-    let paging = program.paging.ok_or_else(|| Error::Plan("no experts on flash".to_owned()))?;
+    let paging = on_flash(program)?;
     let mut halves: Vec<Option<Half>> = vec![None; program.segments.len()];
     for (layer, l) in paging.layers.iter().enumerate() {
         for (part, &i) in [l.gate_up, l.down].iter().enumerate() {
@@ -101,19 +103,24 @@ pub(crate) fn open(
             None => reader,
         }
     })?;
-    let tables = Arc::new(Tables::new(paging.layers));
+    let tables = Arc::new(Tables::new(&paging.layers));
     let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?);
     let bytes = program.segments.iter().map(|s| s.bytes).sum();
     let paged = Paged { pager: Arc::clone(&pager) };
     Ok((PagedStore { mapped, tables, halves, bytes }, paged, pager))
 }
 
+/// What the plan says of experts on flash.
+fn on_flash(program: &Program) -> Result<&plan::Paging> {
+    program.paging.as_ref().ok_or_else(|| Error::Plan("no experts on flash".to_owned()))
+}
+
 /// The same under another budget: fewer or more experts stay in memory, and under a smaller one fewer are pinned.
 ///
 /// # Errors
 /// [`Error::Budget`] for one that cannot work, with the smallest that can.
-fn under(paging: PagingRef<'_>, budget: Option<u64>) -> Result<PagingRef<'_>> {
-    let Some(budget) = budget else { return Ok(paging) };
+fn under(paging: &plan::Paging, budget: Option<u64>) -> Result<Cow<'_, plan::Paging>> {
+    let Some(budget) = budget else { return Ok(Cow::Borrowed(paging)) };
     let fixed = paging.resident.saturating_add(paging.process);
     let spare = u64::from(paging.spare);
     let frames = budget.saturating_sub(fixed).checked_div(paging.frame_bytes).unwrap_or(0);
@@ -123,25 +130,26 @@ fn under(paging: PagingRef<'_>, budget: Option<u64>) -> Result<PagingRef<'_>> {
     })?;
     let experts: u32 = paging.layers.iter().fold(0, |sum, l| l.experts.saturating_add(sum));
     let frames = u32::try_from(frames).unwrap_or(u32::MAX).min(experts);
-    Ok(PagingRef { budget, frames, pinned: still_pinned(&paging, frames), ..paging })
+    let pinned = still_pinned(paging, frames).to_vec();
+    Ok(Cow::Owned(plan::Paging { budget, frames, pinned, ..paging.clone() }))
 }
 
 /// Who stays pinned with other frames: the hottest, in fewer frames the same share of them.
-fn still_pinned<'a>(paging: &PagingRef<'a>, frames: u32) -> &'a [(u32, u32)] {
+fn still_pinned(paging: &plan::Paging, frames: u32) -> &[(u32, u32)] {
     let all = paging.pinned.len() as u64;
     let share = all * u64::from(frames.min(paging.frames)) / u64::from(paging.frames.max(1));
     paging.pinned.get(..share as usize).unwrap_or_default()
 }
 
 /// Every matrix of every expert: by layer, expert, and part.
-fn table(program: &Program<'_>, bundle: &Path) -> Result<ExtentTable> {
-    let paging = program.paging.ok_or_else(|| Error::Plan("no experts on flash".to_owned()))?;
+fn table(program: &Program, bundle: &Path) -> Result<ExtentTable> {
+    let paging = on_flash(program)?;
     let segment = |i: u32| {
         program.segments.get(i as usize).ok_or_else(|| Error::Plan(format!("there is no segment {i}")))
     };
     let (mut files, mut extents) = (Vec::new(), Vec::new());
     let mut checksums = paging.checksums.iter();
-    for l in paging.layers {
+    for l in &paging.layers {
         for expert in 0..l.experts {
             for i in [l.gate_up, l.down] {
                 let crc32c = checksums.next().copied().unwrap_or(0);
@@ -156,9 +164,9 @@ fn table(program: &Program<'_>, bundle: &Path) -> Result<ExtentTable> {
 ///
 /// # Errors
 /// More were asked for than the budget is for.
-pub(crate) fn threads(program: &Program<'_>, requested: Option<usize>) -> Result<usize> {
+pub(crate) fn threads(program: &Program, requested: Option<usize>) -> Result<usize> {
     let found = cpu::threads(requested)?;
-    let most = program.paging.map_or(usize::MAX, |p| p.threads as usize);
+    let most = program.paging.as_ref().map_or(usize::MAX, |p| p.threads as usize);
     let asked = requested.is_some() || std::env::var("MOEC_THREADS").is_ok_and(|v| !v.is_empty());
     if asked && found > most { Err(Error::Threads { found, most }) } else { Ok(found.min(most)) }
 }
@@ -167,8 +175,8 @@ pub(crate) fn threads(program: &Program<'_>, requested: Option<usize>) -> Result
 ///
 /// # Errors
 /// A program without experts on flash, or files that cannot be opened.
-pub(crate) fn reader(program: &Program<'_>, bundle: &Path) -> Result<String> {
-    let block_bytes = program.paging.map_or(flash::LARGEST_BLOCK, |p| p.block_bytes);
+pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
+    let block_bytes = program.paging.as_ref().map_or(flash::LARGEST_BLOCK, |p| p.block_bytes);
     let options = flash::Options { block_bytes, ..usual_flash()? };
     let files = Arc::new(Files::open(&table(program, bundle)?, options.direct)?);
     let buffers = Buffers::new(&[Class { bytes: flash::BLOCK, count: 1 }])?;
@@ -177,9 +185,9 @@ pub(crate) fn reader(program: &Program<'_>, bundle: &Path) -> Result<String> {
 
 /// One matrix of an expert. Files are numbered in the order in which extents name them.
 fn extent(
-    program: &Program<'_>,
+    program: &Program,
     bundle: &Path,
-    segment: &SegmentRef,
+    segment: &Segment,
     expert: u32,
     crc32c: u32,
     files: &mut Vec<(u32, FileEntry)>,
@@ -191,10 +199,10 @@ fn extent(
         let info = program.files.get(segment.file as usize).ok_or_else(wrong)?;
         files.push((
             segment.file,
-            FileEntry { path: file_path(bundle, info.path)?, bytes: info.bytes, cached: false },
+            FileEntry { path: file_path(bundle, &info.path)?, bytes: info.bytes, cached: false },
         ));
     }
-    let offset = u64::from(expert).checked_mul(segment.pitch).and_then(|o| o.checked_add(segment.offset));
+    let offset = segment.matrix_offset(expert);
     let bytes = segment.matrix_bytes().ok_or_else(wrong)?;
     Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c: Some(crc32c) })
 }
@@ -202,6 +210,10 @@ fn extent(
 impl Unit for Paged {
     fn name(&self) -> &'static str {
         Cpu.name()
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        Cpu.executes(builtin)
     }
 
     unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
@@ -242,7 +254,7 @@ impl Paged {
             return;
         };
         let layout = DispatchLayout { rows, k, experts };
-        // SAFETY: `validate` has found the whole table there, aligned; the step that writes it has ended.
+        // SAFETY: the verifier has found the whole table there, aligned; the step that writes it has ended.
         let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
         let active = usize::try_from(table[0]).unwrap_or(0).min(experts);
         let active = &table[layout.expert()..][..active];
@@ -253,7 +265,7 @@ impl Paged {
             if row >= launch.n {
                 return &[];
             }
-            // SAFETY: `validate` has found `n` rows of so many experts, as far apart; nobody writes them now.
+            // SAFETY: the verifier has found `n` rows of so many experts, as far apart; nobody writes them now.
             unsafe { std::slice::from_raw_parts(at.of::<f32>().add(row * strides[i] as usize), experts) }
         };
         let asked = Asked { layer, active, rows: launch.n, k, scores: scores.len(), lanes: lane.of };

@@ -1,8 +1,8 @@
 //! Where the matrices of experts are now, as kernels read it.
 
 use crate::memory::Addr;
-use crate::program::PagedLayer;
 use crate::unit::Half;
+use moec_ir::plan::PagedLayer;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 

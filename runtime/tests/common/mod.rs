@@ -9,7 +9,7 @@ use moec_ir::Format;
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::*;
 use moec_runtime::abi::KernelFn;
-use moec_runtime::{Engine, LoadedProgram, Options, Program};
+use moec_runtime::{Engine, Options, Program};
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -354,8 +354,8 @@ pub(crate) const ENTRIES: [(EntryKind, u32); 4] = [
     (EntryKind::Decode(2), 2),
 ];
 
-pub(crate) fn program(entries: &[(EntryKind, u32)]) -> LoadedProgram {
-    LoadedProgram::from_plan(&plan(entries), &resolve).unwrap()
+pub(crate) fn program(entries: &[(EntryKind, u32)]) -> Program {
+    Program::new(plan(entries), &resolve).unwrap()
 }
 
 /// A bundle's files.
@@ -369,10 +369,10 @@ pub(crate) fn bundle() -> tempfile::TempDir {
 /// Runs a test on an engine with so many threads.
 pub(crate) fn with_engine(entries: &[(EntryKind, u32)], threads: usize, test: impl FnOnce(&mut Engine<'_>)) {
     let dir = bundle();
-    program(entries).with(|p| test(&mut open(p, dir.path(), threads)));
+    test(&mut open(&program(entries), dir.path(), threads));
 }
 
-pub(crate) fn open<'p>(p: &Program<'p>, bundle: &Path, threads: usize) -> Engine<'p> {
+pub(crate) fn open<'p>(p: &'p Program, bundle: &Path, threads: usize) -> Engine<'p> {
     Engine::open(p, bundle, Options { threads: Some(threads), ..Options::default() }).unwrap()
 }
 

@@ -6,7 +6,6 @@ use moec_codegen::jit::Loaded;
 use moec_ir::plan::TargetInfo;
 use moec_runtime::abi::KernelFn;
 use moec_runtime::cpu;
-use moec_runtime::program::TargetRef;
 
 /// Why object code cannot run here.
 #[derive(Debug, thiserror::Error)]
@@ -60,9 +59,9 @@ impl HostUnit {
         let features: Vec<&str> = target.features.iter().map(String::as_str).collect();
         let emulated: Vec<&str> =
             cpu::missing(&features).into_iter().filter(|f| emulable.contains(f)).collect();
-        let asked: Vec<&str> = features.iter().copied().filter(|f| !emulated.contains(f)).collect();
-        let TargetInfo { name, triple, cpu: tuned, .. } = target;
-        cpu::check(&TargetRef { name, triple, cpu: tuned, features: &asked })?;
+        let mut asked = target.clone();
+        asked.features.retain(|f| !emulated.contains(&f.as_str()));
+        cpu::check(&asked)?;
         if !emulated.is_empty() {
             emulate::install()?;
         }

@@ -192,12 +192,9 @@ impl CpuTarget {
     }
 }
 
-/// Sources of the runner crate.
-///
-/// # Errors
-/// Our bug: a plan whose tokens are no Rust.
-pub fn runner_source(plan: &Plan) -> Result<Vec<SourceFile>, String> {
-    moec_codegen::source::runner(plan).map_err(|e| e.to_string())
+/// Sources of the runner crate, for a plan that verifies.
+pub fn runner_source(plan: &Plan) -> Vec<SourceFile> {
+    moec_codegen::source::runner(plan)
 }
 
 /// Version of LLVM that this build is linked to.

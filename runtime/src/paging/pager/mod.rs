@@ -26,8 +26,9 @@ use crate::cache::{self, Cache, Experts, Key, Layer, Ranking, Setting, Trace};
 use crate::error::{Error, Result};
 use crate::flash::{Flash, Loaded, ReadError, Ticket};
 use crate::memory::Addr;
-use crate::program::{PagedLayer, PagingRef, Program};
+use crate::program::Program;
 use crate::timeline::Timeline;
+use moec_ir::plan::{self, PagedLayer};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -142,35 +143,35 @@ pub(crate) struct Pager {
 
 impl Pager {
     pub(super) fn new(
-        program: &Program<'_>,
-        paging: &PagingRef<'_>,
+        program: &Program,
+        paging: &plan::Paging,
         flash: Flash,
         tables: Arc<Tables>,
         options: &Paging,
     ) -> Result<Self> {
-        let plan = |e: &dyn std::fmt::Display| Error::Plan(e.to_string());
+        let wrong = |e: &dyn std::fmt::Display| Error::Plan(e.to_string());
         let layers: Vec<Layer> = paging
             .layers
             .iter()
             // Of one size each: what counts is frames.
             .map(|l| Layer { experts: l.experts as usize, k: l.k as usize, bytes: 1 })
             .collect();
-        let experts = Experts::new(&layers).map_err(|e| plan(&e))?;
-        let setting: Setting = paging.policy.parse().map_err(|e| plan(&e))?;
+        let experts = Experts::new(&layers).map_err(|e| wrong(&e))?;
+        let setting: Setting = paging.policy.parse().map_err(|e| wrong(&e))?;
         let key = |&(layer, expert): &(u32, u32)| {
             Some(Key { layer: layer.try_into().ok()?, expert: expert.try_into().ok()? })
         };
         let pinned: Option<Vec<Key>> = paging.pinned.iter().map(key).collect();
-        let pinned = pinned.ok_or_else(|| plan(&"a pinned expert that there is not"))?;
+        let pinned = pinned.ok_or_else(|| wrong(&"a pinned expert that there is not"))?;
         let cache = Cache::with_pinned(&experts, u64::from(paging.frames), &setting, &pinned);
-        let cache = cache.map_err(|e| plan(&e))?;
+        let cache = cache.map_err(|e| wrong(&e))?;
         let (mut places, mut keys) = (Vec::new(), Vec::new());
         for (i, &shape) in paging.layers.iter().enumerate() {
             let first = keys.len();
             keys.extend((0..shape.experts).map(|e| Key { layer: i as u16, expert: e as u16 }));
-            let segment = |s: u32| program.segments.get(s as usize).copied();
+            let segment = |s: u32| program.segments.get(s as usize);
             let (gate_up, down) =
-                segment(shape.gate_up).zip(segment(shape.down)).ok_or_else(|| plan(&"no such segment"))?;
+                segment(shape.gate_up).zip(segment(shape.down)).ok_or_else(|| wrong(&"no such segment"))?;
             let gap = down.offset.saturating_sub(gate_up.offset);
             let bytes = gap + down.matrix_bytes().unwrap_or(0);
             places.push(Place { first, shape, gap: gap as usize, bytes });
@@ -179,7 +180,7 @@ impl Pager {
         let count = keys.len();
         let report = Report {
             reader: flash.describe().to_owned(),
-            policy: paging.policy.to_owned(),
+            policy: paging.policy.clone(),
             block_bytes: paging.block_bytes,
             budget: paging.budget,
             frames: paging.frames,
@@ -220,7 +221,7 @@ impl Pager {
             timeline: OnceLock::new(),
             flash,
         };
-        pager.preload(&pinned, if options.preload { paging.uses } else { &[] });
+        pager.preload(&pinned, if options.preload { &paging.uses } else { &[] });
         Ok(pager)
     }
 

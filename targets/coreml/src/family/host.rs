@@ -2,8 +2,9 @@
 
 use crate::exec::{Data, Executor, States, Tensor};
 use crate::package::Package;
+use moec_ir::plan::{GraphDecl, Port};
 use moec_runtime::error::{Error, Result};
-use moec_runtime::graphs::{GraphRef, Graphs, PortRef, f16};
+use moec_runtime::graphs::{Graphs, f16};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,25 +32,25 @@ impl Graphs for Emulated {
         "emulated"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphRef<'_>], slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let mut packages: BTreeMap<&str, (Arc<Package>, Option<usize>)> = BTreeMap::new();
         let mut states = Vec::new();
         for g in graphs {
             let name = format!("{} {}", g.package, g.function);
             let failed = |why: String| Error::Graph { graph: name.clone(), why };
-            if !packages.contains_key(g.package) {
-                let package = Package::open(&bundle.join(g.package)).map_err(|e| failed(e.to_string()))?;
+            if !packages.contains_key(&*g.package) {
+                let package = Package::open(&bundle.join(&g.package)).map_err(|e| failed(e.to_string()))?;
                 let state = g.stateful.then(|| {
                     states.push(vec![States::default(); slots]);
                     states.len() - 1
                 });
-                packages.insert(g.package, (Arc::new(package), state));
+                packages.insert(&g.package, (Arc::new(package), state));
             }
-            let (package, state) = &packages[g.package];
-            let executor = Executor::new(package, Some(g.function)).map_err(|e| failed(e.to_string()))?;
-            let shape = |p: &PortRef<'_>| p.shape.iter().map(|&n| n as usize).collect::<Vec<_>>();
+            let (package, state) = &packages[&*g.package];
+            let executor = Executor::new(package, Some(&g.function)).map_err(|e| failed(e.to_string()))?;
+            let shape = |p: &Port| p.shape.iter().map(|&n| n as usize).collect::<Vec<_>>();
             let function = executor.function();
-            let ports = [(&function.inputs, g.inputs, "input"), (&function.outputs, g.outputs, "output")];
+            let ports = [(&function.inputs, &g.inputs, "input"), (&function.outputs, &g.outputs, "output")];
             for (found, declared, what) in ports {
                 for port in declared {
                     let value = found.iter().map(|id| &function.values[id.0]).find(|v| v.name == port.name);
@@ -59,8 +60,8 @@ impl Graphs for Emulated {
                 }
             }
             let (inputs, outputs, states) = (
-                g.inputs.iter().map(|p| (p.name.to_owned(), shape(p))).collect(),
-                g.outputs.iter().map(|p| p.name.to_owned()).collect(),
+                g.inputs.iter().map(|p| (p.name.clone(), shape(p))).collect(),
+                g.outputs.iter().map(|p| p.name.clone()).collect(),
                 *state,
             );
             self.graphs.push(Loaded { name, executor, inputs, outputs, states });

@@ -85,7 +85,7 @@ pub struct StaticGraph {
 }
 
 impl StaticGraph {
-    /// Where its rows stand, if that is fixed, see [`moec_runtime::graphs::GraphRef::fixed_start`].
+    /// Where its rows stand, if that is fixed, see [`moec_ir::plan::GraphDecl::fixed_start`].
     pub fn fixed_start(&self) -> Option<usize> {
         let port = |name: &str| self.inputs.iter().find(|p| p.name == name);
         match (port("mask").map(|p| &*p.shape), port("write")) {
