@@ -107,7 +107,8 @@ const BEFORE: [&str; 3] = [
 /// The README, and the pages of `docs/` in the order in which it links to them: what one builds, a later one uses.
 fn in_reading_order() -> Vec<PathBuf> {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
-    let docs = fs::read_dir(root().join("docs")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let docs =
+        fs::read_dir(root().join("docs")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     let mut docs: Vec<_> = docs
         .filter(|name| name.ends_with(".md"))
         .map(|name| {
@@ -336,7 +337,8 @@ fn unfenced(page: &str) -> Vec<&str> {
 fn links(page: &str) -> Vec<String> {
     let text = unfenced(page).join("\n");
     // What stands in backticks is every second piece.
-    let prose: String = text.split('`').enumerate().map(|(i, piece)| if i % 2 == 0 { piece } else { "code" }).collect();
+    let prose: String =
+        text.split('`').enumerate().map(|(i, piece)| if i % 2 == 0 { piece } else { "code" }).collect();
     prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
 }
 
@@ -344,7 +346,10 @@ fn links(page: &str) -> Vec<String> {
 fn anchors(page: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for line in unfenced(page) {
-        let Some((_, title)) = line.split_once(' ').filter(|(marks, _)| marks.bytes().all(|b| b == b'#')) else { continue };
+        let Some((_, title)) = line.split_once(' ').filter(|(marks, _)| !marks.is_empty() && marks.bytes().all(|b| b == b'#'))
+        else {
+            continue;
+        };
         let kept = title.trim().to_lowercase();
         let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
         let name: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
@@ -392,7 +397,8 @@ fn every_link_of_every_page_leads_somewhere() {
         let text = fs::read_to_string(root().join(page)).unwrap();
         for link in links(&text).iter().filter(|link| !link.contains("://")) {
             followed += 1;
-            let (path, anchor) = link.split_once('#').map_or((link.as_str(), None), |(path, a)| (path, Some(a)));
+            let (path, anchor) =
+                link.split_once('#').map_or((link.as_str(), None), |(path, a)| (path, Some(a)));
             let target = if path.is_empty() { page.clone() } else { page.with_file_name(path) };
             let Some(target) = resolved(&target).filter(|t| root().join(t).exists()) else {
                 wrong.push(format!("{}: there is no `{link}`", page.display()));
