@@ -346,7 +346,8 @@ fn links(page: &str) -> Vec<String> {
 fn anchors(page: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     for line in unfenced(page) {
-        let Some((_, title)) = line.split_once(' ').filter(|(marks, _)| !marks.is_empty() && marks.bytes().all(|b| b == b'#'))
+        let Some((_, title)) =
+            line.split_once(' ').filter(|(marks, _)| !marks.is_empty() && marks.bytes().all(|b| b == b'#'))
         else {
             continue;
         };
