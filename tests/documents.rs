@@ -52,7 +52,7 @@ const ROWS: &[(&str, &str)] = &[
         "moec eval --big-little --gamma 0,0.7,1",
         "moec eval little.moec --text held-out.txt --big-little --gamma 0,0.7,1",
     ),
-    ("moec sign BUNDLE --key F", "moec sign demo.moec --key moec.key"),
+    ("moec sign BUNDLE --key F", "moec sign demo.moec --key demo.key"),
     ("moec simulate BUNDLE", "moec simulate --help"),
     ("run bench --json --no-verify-reads", "moec run budget.moec bench --json --no-verify-reads"),
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
@@ -97,11 +97,12 @@ fn prepare(folder: &Path) {
     fs::write(folder.join("budget.toml"), format!("{model}[memory]\nbudget = \"1 GiB\"\n")).unwrap();
 }
 
-/// Builds what commands of the pages take for granted; the first is what `cargo xtask demo` builds.
-const BEFORE: [&str; 3] = [
+/// Makes what commands of the pages take for granted; the first is what `cargo xtask demo` builds.
+const BEFORE: [&str; 4] = [
     "moec build golden/models/ferris/model.toml -o demo.moec",
     "moec build little.toml -o little.moec --no-run",
     "moec build budget.toml -o budget.moec --no-run",
+    "moec sign --new-key demo.key",
 ];
 
 /// The README, and the pages of `docs/` in the order in which it links to them: what one builds, a later one uses.
