@@ -1,4 +1,4 @@
-//! Every command of the README and of `docs/` works as it stands there.
+//! Every command of the README and of `docs/` works as it stands there, and every link of every page leads somewhere.
 //!
 //! Lines behind `$ ` and command lines in backticks are taken from the pages, names that stand for something are replaced
 //! by files that are there ([`NAMES`], [`ROWS`]), and everything is run in order in one folder. What is not run says why
@@ -15,7 +15,7 @@ mod support;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Component, Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 use support::{clean, root};
@@ -52,7 +52,8 @@ const ROWS: &[(&str, &str)] = &[
         "moec eval --big-little --gamma 0,0.7,1",
         "moec eval little.moec --text held-out.txt --big-little --gamma 0,0.7,1",
     ),
-    ("moec sign BUNDLE --key F", "moec sign demo.moec --key moec.key"),
+    ("moec sign BUNDLE --key F", "moec sign demo.moec --key demo.key"),
+    ("moec simulate BUNDLE", "moec simulate --help"),
     ("run bench --json --no-verify-reads", "moec run budget.moec bench --json --no-verify-reads"),
     ("run generate --budget 3GiB", "moec run budget.moec generate --budget 3GiB -n 8"),
 ];
@@ -96,12 +97,30 @@ fn prepare(folder: &Path) {
     fs::write(folder.join("budget.toml"), format!("{model}[memory]\nbudget = \"1 GiB\"\n")).unwrap();
 }
 
-/// Builds what commands of the pages take for granted; the first is what `cargo xtask demo` builds.
-const BEFORE: [&str; 3] = [
+/// Makes what commands of the pages take for granted; the first is what `cargo xtask demo` builds.
+const BEFORE: [&str; 4] = [
     "moec build golden/models/ferris/model.toml -o demo.moec",
     "moec build little.toml -o little.moec --no-run",
     "moec build budget.toml -o budget.moec --no-run",
+    "moec sign --new-key demo.key",
 ];
+
+/// The README, and the pages of `docs/` in the order in which it links to them: what one builds, a later one uses.
+fn in_reading_order() -> Vec<PathBuf> {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let docs =
+        fs::read_dir(root().join("docs")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+    let mut docs: Vec<_> = docs
+        .filter(|name| name.ends_with(".md"))
+        .map(|name| {
+            let link = readme.rfind(&format!("](docs/{name})"));
+            (link.unwrap_or_else(|| panic!("the README has no link to `docs/{name}`")), name)
+        })
+        .collect();
+    docs.sort();
+    let docs = docs.into_iter().map(|(_, name)| root().join("docs").join(name));
+    [root().join("README.md")].into_iter().chain(docs).collect()
+}
 
 /// Whether a line in backticks is a command.
 fn is_command(text: &str) -> bool {
@@ -226,14 +245,9 @@ fn every_command_of_the_pages_works_as_it_stands_there() {
     for line in BEFORE {
         sh(folder, line).unwrap_or_else(|said| panic!("`{line}`:\n{said}"));
     }
-    let mut pages = vec![root().join("README.md")];
-    let docs = fs::read_dir(root().join("docs")).unwrap().map(|e| e.unwrap().path());
-    let mut docs: Vec<_> = docs.filter(|p| p.extension().is_some_and(|e| e == "md")).collect();
-    docs.sort();
-    pages.extend(docs);
     let packages = support::coreml("the pages' packages").is_some();
     let (mut done, mut wrong) = (BTreeSet::new(), Vec::new());
-    for page in pages {
+    for page in in_reading_order() {
         for command in commands(&fs::read_to_string(&page).unwrap()) {
             let elsewhere = ELSEWHERE.iter().find(|(words, _)| {
                 command.strip_prefix(words).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
@@ -304,4 +318,109 @@ fn what_is_not_run_is_held_against_its_help() {
     assert!(parses("cargo xtask demolish").unwrap_err().contains("demolish"));
     assert!(parses("cargo test -p moec --test documents").is_ok());
     assert!(parses("cargo test -p moec --test document").is_err());
+}
+
+/// A page without what stands in fences, line by line.
+fn unfenced(page: &str) -> Vec<&str> {
+    let mut fenced = false;
+    let mut text = Vec::new();
+    for line in page.lines() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        } else if !fenced {
+            text.push(line);
+        }
+    }
+    text
+}
+
+/// Targets of the links and images of a page, those in backticks left out.
+fn links(page: &str) -> Vec<String> {
+    let text = unfenced(page).join("\n");
+    // What stands in backticks is every second piece.
+    let prose: String =
+        text.split('`').enumerate().map(|(i, piece)| if i % 2 == 0 { piece } else { "code" }).collect();
+    prose.split("](").skip(1).filter_map(|rest| Some(rest.split_once(')')?.0.to_owned())).collect()
+}
+
+/// Anchors of the headings of a page, as GitHub names them.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let mut anchors = BTreeSet::new();
+    for line in unfenced(page) {
+        let Some((_, title)) =
+            line.split_once(' ').filter(|(marks, _)| !marks.is_empty() && marks.bytes().all(|b| b == b'#'))
+        else {
+            continue;
+        };
+        let kept = title.trim().to_lowercase();
+        let kept = kept.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        let name: String = kept.map(|c| if c == ' ' { '-' } else { c }).collect();
+        let same = (1..).map(|n| format!("{name}-{n}"));
+        anchors.insert([name.clone()].into_iter().chain(same).find(|a| !anchors.contains(a)).unwrap());
+    }
+    anchors
+}
+
+/// A path without `.` and `..`; `None` where it leaves the folder that it begins in.
+fn resolved(path: &Path) -> Option<PathBuf> {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => out.push(name),
+            Component::CurDir => {}
+            Component::ParentDir if out.pop() => {}
+            _ => return None,
+        }
+    }
+    Some(out)
+}
+
+/// Every `.md` file below a folder, from the root on, but for what is built, hidden or belongs to others.
+fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap) {
+        let name = entry.file_name().into_string().unwrap();
+        let path = folder.join(&name);
+        if entry.file_type().unwrap().is_dir() {
+            if !name.starts_with('.') && !["target", "corpus", "artifacts"].contains(&name.as_str()) {
+                markdown(&path, found);
+            }
+        } else if name.ends_with(".md") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_link_of_every_page_leads_somewhere() {
+    let mut pages = Vec::new();
+    markdown(Path::new(""), &mut pages);
+    let (mut followed, mut wrong) = (0, Vec::new());
+    for page in &pages {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        for link in links(&text).iter().filter(|link| !link.contains("://")) {
+            followed += 1;
+            let (path, anchor) =
+                link.split_once('#').map_or((link.as_str(), None), |(path, a)| (path, Some(a)));
+            let target = if path.is_empty() { page.clone() } else { page.with_file_name(path) };
+            let Some(target) = resolved(&target).filter(|t| root().join(t).exists()) else {
+                wrong.push(format!("{}: there is no `{link}`", page.display()));
+                continue;
+            };
+            let Some(anchor) = anchor else { continue };
+            if !anchors(&fs::read_to_string(root().join(target)).unwrap()).contains(anchor) {
+                wrong.push(format!("{}: `{link}` has no such heading", page.display()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(followed > 50, "only {followed} links were found in {} pages", pages.len());
+}
+
+#[test]
+fn links_and_anchors_are_found() {
+    let page = "# A `b` c, d\n[x](y.md#z) `[no](no.md)` ![i](i.svg)\n```text\n# no\n[no](no.md)\n```\n## E-f (g)\n### E-f (g)\n#no\n";
+    assert_eq!(links(page), ["y.md#z", "i.svg"]);
+    assert_eq!(anchors(page).into_iter().collect::<Vec<_>>(), ["a-b-c-d", "e-f-g", "e-f-g-1"]);
+    assert_eq!(resolved(Path::new("docs/../bench/./a.md")), Some("bench/a.md".into()));
+    assert_eq!(resolved(Path::new("docs/../../a.md")), None);
 }

@@ -10,7 +10,7 @@
 //! - its own choice again, by the evaluator, on the hidden states of the emulated run: differences are the router's;
 //! - a router in f16 on the hidden states of the evaluator: differences are what such a router would add.
 //!
-//! `cargo test -p moec --test routing -- --ignored --nocapture` runs all of them and prints the README's table.
+//! `cargo test -p moec --test routing -- --ignored --nocapture` runs all of them and prints the table of docs/benchmarks.md.
 //! Where coremltools is not installed these tests say so and pass.
 #![allow(
     clippy::unwrap_used,
@@ -418,7 +418,7 @@ fn median(mut x: Vec<f64>) -> f64 {
     if x.is_empty() { 0.0 } else { x[x.len() / 2] }
 }
 
-/// The README's table.
+/// The table of docs/benchmarks.md.
 fn table(all: &[Found]) -> String {
     let mut out = String::from(
         "| family | checkpoints | choices | elsewhere | by the router itself | a router in f16 would add | \
@@ -494,7 +494,7 @@ fn who_goes_elsewhere_in_f16_was_nearly_undecided() {
 }
 
 #[test]
-#[ignore = "some five minutes; prints the README's table"]
+#[ignore = "some five minutes; prints the table of docs/benchmarks.md"]
 fn every_family_three_seeds_two_depths() {
     let of =
         |family| [1, 3].into_iter().flat_map(move |times| (1..=3).map(move |seed| (family, seed, times)));

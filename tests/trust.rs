@@ -348,9 +348,8 @@ fn static_verification_reads_everything() {
 fn what_is_said_of_trust() {
     let read = |name: &str| fs::read_to_string(support::root().join(name)).unwrap();
     let help = text(moec().args(["verify", "--help"]));
-    for (what, text) in
-        [("README.md", read("README.md")), ("ARCHITECTURE.md", read("ARCHITECTURE.md")), ("help", help)]
-    {
+    let pages = ["README.md", "docs/trust.md", "ARCHITECTURE.md"].map(|name| (name, read(name)));
+    for (what, text) in pages.into_iter().chain([("help", help)]) {
         let words: Vec<&str> = text.split_whitespace().collect();
         let text = words.join(" ");
         for sentence in ["bundle is a program", "that you do not trust", "not against malice"] {

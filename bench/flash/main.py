@@ -52,7 +52,7 @@ def arguments():
     p.add_argument("--cache", type=Path, required=True, help="folder for the environment, and on the disk to measure")
     p.add_argument("--out", type=Path, default=Path("bench/flash/results.json"), help="earlier results of other bits stay in it")
     p.add_argument("--chart", type=Path, default=Path("bench/flash/curve.svg"))
-    p.add_argument("--readme", type=Path, default=Path("README.md"), help="file with the markers of the table")
+    p.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), help="file with the markers of the table")
     p.add_argument("--bits", type=bits, default=[8, 4], help="bits per weight")
     p.add_argument("--caps", type=caps, help=f"GiB of memory, or `none` (default: {CAPS[8]} of 8 bits, {CAPS[4]} of 4)")
     p.add_argument("--tokens", type=int, default=160, help="tokens to decode")
@@ -263,8 +263,8 @@ def main():
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     args.chart.write_text(chart.svg(results))
     text = report.markdown(results)
-    written = report.insert(args.readme, text)
-    log(f"wrote {args.out}, {args.chart}" + (f" and the table in {args.readme}" if written else ""))
+    written = report.insert(args.page, text)
+    log(f"wrote {args.out}, {args.chart}" + (f" and the table in {args.page}" if written else ""))
     print(json.dumps(results, indent=1) if args.json else text)
 
 

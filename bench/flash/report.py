@@ -1,4 +1,4 @@
-"""The results as Markdown, and into the README between its markers."""
+"""The results as Markdown, and into docs/benchmarks.md between its markers."""
 
 START, END = "<!-- bench-flash -->", "<!-- /bench-flash -->"
 HEAD = [

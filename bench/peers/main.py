@@ -34,7 +34,7 @@ def arguments():
     p.add_argument("--moec", type=Path, required=True, help=argparse.SUPPRESS)
     p.add_argument("--cache", type=Path, required=True, help="folder for environments and converted models")
     p.add_argument("--out", type=Path, default=Path("bench/results.json"))
-    p.add_argument("--readme", type=Path, default=Path("README.md"), help="file with the markers of the table")
+    p.add_argument("--page", type=Path, default=Path("docs/benchmarks.md"), help="file with the markers of the table")
     p.add_argument("--models", type=words, default=list(LAYERS), help=f"of {','.join(LAYERS)}; the first has every row")
     p.add_argument("--layers", type=int, help="layers of the first model")
     p.add_argument("--peers", type=words, default=list(PEERS), help=f"of {','.join(PEERS)}")
@@ -407,8 +407,8 @@ def main():
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
     text = table.markdown(results, PEERS)
-    written = table.insert(args.readme, text)
-    log(f"wrote {args.out}" + (f" and the table in {args.readme}" if written else ""))
+    written = table.insert(args.page, text)
+    log(f"wrote {args.out}" + (f" and the table in {args.page}" if written else ""))
     print(json.dumps(results, indent=1) if args.json else text)
 
 

@@ -1,4 +1,4 @@
-"""The results as Markdown, and into the README between its markers."""
+"""The results as Markdown, and into docs/benchmarks.md between its markers."""
 
 START, END = "<!-- bench-peers -->", "<!-- /bench-peers -->"
 FORMAT = {"bf16": "bf16", "q8": "8 bits", "q4": "4 bits"}

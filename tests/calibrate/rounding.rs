@@ -69,7 +69,7 @@ fn a_build_rounds_with_its_profile() {
 }
 
 /// What importance is for: the rounding error that the calibrated inputs see gets smaller. On perplexity it
-/// tells only over more text than a test should read; the README has those figures.
+/// tells only over more text than a test should read; docs/benchmarks.md has those figures.
 #[test]
 fn importance_lowers_the_error_on_the_calibrated_inputs() {
     let case = Case::new("olmoe");

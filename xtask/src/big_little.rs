@@ -2,9 +2,9 @@
 //!
 //! The model of golden/models/ferris is built with little entry points. For each γ the perplexity of a text, read token by
 //! token, and the questions are measured, then the speed of generating after pieces of that text. The table goes to stdout
-//! and into the README.
+//! and into docs/benchmarks.md.
 
-use crate::quality::{into_readme, number};
+use crate::quality::{BENCHMARKS, into_page, number};
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
@@ -113,7 +113,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     let table = table(&rows)?;
     println!("\n{table}");
-    into_readme(MARKS, &table)
+    into_page(BENCHMARKS, MARKS, &table)
 }
 
 /// The rows as Markdown; increases and speeds are against the last, the full model.

@@ -1,12 +1,7 @@
-//! `cargo xtask docs`: the pages of `docs/` that moec itself writes, and the summary of one of them in the README.
+//! `cargo xtask docs`: the pages of `docs/` that moec itself writes.
 
-use crate::quality::into_readme;
 use crate::setup;
 use crate::shell::{Failed, cargo, output, root, stage};
-
-/// Marks of the summary of `npumoe.md`: in the page, and in the README.
-const SUMMARY: [&str; 2] = ["<!-- summary -->", "<!-- /summary -->"];
-const REPEATED: [&str; 2] = ["<!-- npumoe -->", "<!-- /npumoe -->"];
 
 /// Writes every page.
 pub(crate) fn run() -> Result<(), Failed> {
@@ -23,10 +18,6 @@ pub(crate) fn run() -> Result<(), Failed> {
     for page in moec(&["docs"])?.lines() {
         let text = moec(&["docs", page])?;
         let path = folder.join(page);
-        let summary = text.split_once(SUMMARY[0]).and_then(|(_, rest)| rest.split_once(SUMMARY[1]));
-        if let Some((summary, _)) = summary {
-            into_readme(REPEATED, summary.trim_start())?;
-        }
         std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::write(&path, text + "\n"))
             .map_err(|e| Failed::new(format!("`docs/{page}` cannot be written: {e}")))?;

@@ -2,9 +2,9 @@
 //!
 //! Two models are read with text, and every policy is replayed on what their routers chose: the trained one of
 //! golden/models/ferris, and layers of OLMoE-1B-7B's shapes with random weights that choose as often as the real one does
-//! (golden/traces). The tables go to stdout and into the README.
+//! (golden/traces). The tables go to stdout and into docs/benchmarks.md.
 
-use crate::quality::into_readme;
+use crate::quality::{BENCHMARKS, into_page};
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
 use std::fmt::Write as _;
@@ -59,7 +59,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     fs::remove_dir_all(&skewed).map_err(failed)?;
     println!("{out}");
-    into_readme(MARKS, &out)
+    into_page(BENCHMARKS, MARKS, &out)
 }
 
 /// What `moec inspect` says of the routing of a model.

@@ -60,7 +60,7 @@ const COMMANDS: &[Command] = &[
     ("docs", "write the generated pages of docs/", docs::run),
     (
         "quality",
-        "measure what static capacities cost in quality, for the README; some ten minutes",
+        "measure what static capacities cost in quality, for docs/benchmarks.md; some ten minutes",
         quality::run,
     ),
     (
@@ -70,17 +70,17 @@ const COMMANDS: &[Command] = &[
     ),
     (
         "big-little",
-        "measure what big-little decoding costs and gains, for the README; some three minutes",
+        "measure what big-little decoding costs and gains, for docs/benchmarks.md; some three minutes",
         big_little::run,
     ),
     (
         "hit-rates",
-        "replay every cache policy on recorded routing, for the README; some five minutes, 8 GB of disk",
+        "replay every cache policy on recorded routing, for docs/benchmarks.md; some five minutes, 8 GB of disk",
         hit_rates::run,
     ),
     (
         "coreml-shapes",
-        "build and verify Core ML packages in real shapes, for the README; some twenty minutes",
+        "build and verify Core ML packages in real shapes, for docs/benchmarks.md; some twenty minutes",
         shapes::run,
     ),
     ("bench-peers", "compare with other engines from PyPI; takes options, `--help` lists them", || {

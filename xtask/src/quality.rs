@@ -2,7 +2,7 @@
 //!
 //! The model of golden/models/ferris is calibrated, built for `m2-ultra` in several ways, and every build is measured on
 //! text and questions that calibration has not read, with its Neural Engine emulated. The table goes to stdout and into
-//! the README. What formats and roundings of weights cost is a second table, on stdout.
+//! docs/benchmarks.md. What formats and roundings of weights cost is a second table, on stdout.
 
 use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
@@ -13,6 +13,9 @@ use std::path::Path;
 const FERRIS: &str = "golden/models/ferris";
 const FOLDER: &str = "target/quality";
 const MARKS: [&str; 2] = ["<!-- quality -->", "<!-- /quality -->"];
+
+/// The page that figures go to.
+pub(crate) const BENCHMARKS: &str = "docs/benchmarks.md";
 
 /// The builds: name, target, what `model.toml` says besides.
 const BUILDS: &[(&str, &str, &str)] = &[
@@ -68,7 +71,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     }
     let table = table(&rows);
     println!("\n{table}");
-    into_readme(MARKS, &table)?;
+    into_page(BENCHMARKS, MARKS, &table)?;
     let (text, held_out) = (eval("calibration.txt"), eval("text.txt"));
     let roundings = crate::rounding::table(&moec, &folder, &ferris, &trace, &text, &held_out)?;
     println!("\n{roundings}");
@@ -104,11 +107,6 @@ pub(crate) fn number(json: &str, key: &str) -> Option<f64> {
     let (_, rest) = json.split_once(&format!("\"{key}\":"))?;
     let end = rest.find([',', '}', '\n']).unwrap_or(rest.len());
     rest[..end].trim().parse().ok()
-}
-
-/// Puts a table between its marks in the README.
-pub(crate) fn into_readme(marks: [&str; 2], table: &str) -> Result<(), Failed> {
-    into_page("README.md", marks, table)
 }
 
 /// Puts a table between its marks in a page of the project.

@@ -5,9 +5,6 @@ use super::reproduce::{Judged, Report};
 use moec_device::BUILT_IN;
 use std::fmt::Write as _;
 
-/// Marks around the part that the README repeats.
-pub const MARKS: [&str; 2] = ["<!-- summary -->", "<!-- /summary -->"];
-
 /// A figure of the paper beside ours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
@@ -76,11 +73,9 @@ pub fn page(report: &Report) -> String {
     let mut out = format!(
         "# NPUMoE's evaluation, simulated\n\n\
          What `moec simulate --paper` computes, beside every figure of the evaluation in *NPUMoE* (sections 5.1 to 5.8, its\n\
-         appendix, and the figures that motivate it). `cargo xtask docs` writes this page and its summary in the README; a stale\n\
-         one fails a test. `moec simulate --paper --json` has the same numbers.\n\n{}\n{}{}\n\n",
-        MARKS[0],
-        summary(report, &rows),
-        MARKS[1]
+         appendix, and the figures that motivate it). `cargo xtask docs` writes this page; a stale one fails a test.\n\
+         `moec simulate --paper --json` has the same numbers.\n\n{}\n",
+        summary(report, &rows)
     );
     constants(&mut out, report);
     out += "\n## Figures that check the simulation\n\n\

@@ -462,7 +462,7 @@ pub const UNSAID: &[(&str, &str, &str)] = &[
     (
         "Table 3, accuracy",
         "86.00 %, 88.57 %, 95.50 %, 96.00 % in f16; at most 1.07 % less",
-        "PhiMoE is not executed here; the README has what capacities cost the demo model",
+        "PhiMoE is not executed here; what capacities cost the demo model stands in [benchmarks](benchmarks.md#quality-of-static-capacities)",
     ),
     (
         "Table 3, each data set",

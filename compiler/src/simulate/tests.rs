@@ -337,7 +337,7 @@ fn every_technique_pays() {
     assert!(ratio("ours-base", "ours") < 2.89 && ratio("ours-base-chunk", "ours") > 2.89);
 }
 
-/// What does not come out as in the paper, by name; a change here is a change of what the README says.
+/// What does not come out as in the paper, by name; a change here is a change of what docs/npumoe.md says.
 #[test]
 fn what_does_not_hold() {
     let report = &*REPORT;
