@@ -2,7 +2,8 @@
 
 use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
-use crate::bundle::{cache, cargo, destination, workspace};
+use crate::bundle::{cargo, destination, workspace};
+use crate::cache_dir;
 use crate::config::{Config, Rounding, Size};
 use crate::error::{Error, Result};
 use crate::human;
@@ -79,7 +80,7 @@ pub fn build(
     }
     ask_for_calibration(&config)?;
     if writes && Units::of(&device).is_some() {
-        cache::cache_dir()
+        cache_dir::path()
             .map_err(|e| e.context("what writes Core ML packages is installed in the cache folder"))?;
     }
     let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
@@ -156,7 +157,7 @@ pub fn build(
 /// The cache folder must be writable before texts are read for minutes whose profile is kept there.
 fn ask_for_calibration(config: &Config) -> Result<()> {
     if config.calibrate.profile.is_none() && !config.calibrate.text.is_empty() {
-        cache::writable_for(
+        cache_dir::writable_for(
             "calibration on `text` under `[calibrate]`",
             Some("record a profile elsewhere with `moec calibrate`, and name it as `profile` there"),
         )?;

@@ -1,6 +1,8 @@
 //! The compiler's error: what, where, whose fault, and what to do.
 
 use std::fmt;
+use std::io;
+use std::path::Path;
 
 /// Whose fault an error is. It decides the exit code and the opening word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,6 +78,21 @@ impl Error {
     /// Exit code of the process.
     pub fn exit_code(&self) -> u8 {
         if self.fault == Fault::Usage { 2 } else { 1 }
+    }
+}
+
+/// An I/O failure as the user reads it.
+pub fn io_error(action: &str, path: &Path, e: &io::Error) -> Error {
+    let error = Error::environment(format!("cannot {action} `{}`", path.display())).because(e);
+    if let Some(why) = moec_runtime::regular::refused(e) {
+        return error.hint(why.hint());
+    }
+    match e.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            error.hint("the disk is full: free some space, or write elsewhere with `-o`")
+        }
+        io::ErrorKind::PermissionDenied => error.hint("check who may write there"),
+        _ => error,
     }
 }
 

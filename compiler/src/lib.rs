@@ -5,6 +5,7 @@
 
 pub mod build;
 pub mod bundle;
+pub mod cache_dir;
 pub mod calibrate;
 pub mod cli;
 pub mod config;

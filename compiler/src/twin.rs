@@ -5,11 +5,10 @@
 //! are executed by who emulates their unit. Its weights lie in a folder that goes away with it.
 
 use crate::bundle::pack::{Packing, pack};
-use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
 use crate::bundle::{DENSE, EXPERTS, KERNELS};
 use crate::config::Activations;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::passes::offload::Statics;
 use crate::passes::units::Units;
 use crate::passes::{barriers, layout, memory, schedule, tune};

@@ -3,12 +3,11 @@
 //! The crate is built in the cache folder, where everything but the generated part stays compiled from bundle to
 //! bundle. Paths are remapped, so the binary does not depend on where it was built.
 
-use super::cache;
 use super::hashing::{hex, sha256};
-use super::partial::io_error;
 use super::runner::{LOCK, remove_others, write, write_sources};
 use super::toolchain::{Cross, Toolchain};
-use crate::error::{Error, Result};
+use crate::cache_dir;
+use crate::error::{Error, Result, io_error};
 use crate::interrupt;
 use crate::progress::Progress;
 use moec_cpu::SourceFile;
@@ -32,7 +31,10 @@ pub fn cargo() -> OsString {
 /// # Errors
 /// What is wrong with it.
 pub fn ask() -> Result<PathBuf> {
-    cache::writable_for("building `run` with cargo", Some("leave `run` out (`--no-run`) and use `moec run`"))
+    cache_dir::writable_for(
+        "building `run` with cargo",
+        Some("leave `run` out (`--no-run`) and use `moec run`"),
+    )
 }
 
 /// Builds `run` for a bundle whose sources and object stand in `bundle`, and puts it there.

@@ -4,9 +4,9 @@
 //! does not list is somebody's, and a folder that holds any of it is left alone. Links are never followed.
 
 use super::manifest;
-use super::partial::{MANIFEST, io_error};
+use super::partial::MANIFEST;
 use super::{RUN, SIGNATURE};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;

@@ -2,9 +2,8 @@
 //! has changed or is gone; the name alone would say nothing there.
 
 use super::DEVICE;
-use super::partial::io_error;
 use super::read::Bundle;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use moec_cpu::CpuTarget;
 use moec_device::Device;
 use std::fs::File;

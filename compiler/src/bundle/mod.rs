@@ -14,7 +14,6 @@
 //! | `run` | the program, where the host can link for the target |
 //! | `manifest.json.minisig` | a signature of the manifest, where somebody signed it; the manifest does not list it |
 
-pub mod cache;
 pub mod cargo;
 pub mod destination;
 pub mod device;

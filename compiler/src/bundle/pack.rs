@@ -10,10 +10,9 @@
 
 use super::hashing::hex;
 use super::in_order::Jobs;
-use super::partial::io_error;
 use super::reuse::{Matrix, Packed, Reuse};
 use super::{DENSE, EXPERTS};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::interrupt;
 use crate::progress::{Bar, Progress};
 use moec_cpu::{Block, PackError, Packer, Scratch, WeightImportance};

@@ -6,7 +6,7 @@
 use super::destination::{self, Standing};
 use super::swap::{exchange, reached};
 use super::workspace::{self, TRIES, Turn, Workspace};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::interrupt::{self, Hold};
 use std::fs::{self, File};
 use std::io;
@@ -185,21 +185,6 @@ const SYNCING: usize = 8;
 
 pub(super) fn parent_of(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// An I/O failure as the user reads it.
-pub fn io_error(action: &str, path: &Path, e: &io::Error) -> Error {
-    let error = Error::environment(format!("cannot {action} `{}`", path.display())).because(e);
-    if let Some(why) = moec_runtime::regular::refused(e) {
-        return error.hint(why.hint());
-    }
-    match e.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            error.hint("the disk is full: free some space, or write elsewhere with `-o`")
-        }
-        io::ErrorKind::PermissionDenied => error.hint("check who may write there"),
-        _ => error,
-    }
 }
 
 #[cfg(test)]

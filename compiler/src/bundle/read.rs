@@ -1,10 +1,9 @@
 //! Reading a bundle back.
 
 use super::manifest::{Manifest, digest};
-use super::partial::io_error;
 use super::{DECISIONS, GRAPH, KERNELS, PLAN, destination, workspace};
 use crate::decisions::{Decisions, VERSION};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
 use moec_device::Device;

@@ -5,9 +5,9 @@
 
 use super::SIGNATURE;
 use super::manifest::digest;
-use super::partial::{MANIFEST, io_error};
+use super::partial::MANIFEST;
 use super::read::Bundle;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use minisign::{KeyPair, PublicKeyBox, SecretKey, SecretKeyBox, SignatureBox};
 use minisign_verify::{Error as Fault, PublicKey, Signature};
 use moec_runtime::regular;

@@ -7,9 +7,9 @@
 
 use super::destination::{self, Standing, gone};
 use super::manifest;
-use super::partial::{MANIFEST, io_error, parent_of};
+use super::partial::{MANIFEST, parent_of};
 use super::swap::reached;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io;

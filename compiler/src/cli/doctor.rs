@@ -1,8 +1,9 @@
 //! `moec doctor`: what this machine has of what moec needs.
 
 use super::{output, targets};
+use crate::bundle::link;
 use crate::bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
-use crate::bundle::{cache, link};
+use crate::cache_dir;
 use crate::{Result, disk, human};
 use moec_coreml::helper::{Helper, INSTALL, PROGRAM};
 use moec_device::{BUILT_IN, Device, Family, is_host};
@@ -172,7 +173,7 @@ fn cross(to: &Cross) -> Found {
 
 /// What writes packages for targets with a Neural Engine. Without it moec builds for every other target.
 fn coreml() -> Found {
-    let found = cache::cache_dir().map(|cache| Helper::find(&cache));
+    let found = cache_dir::path().map(|cache| Helper::find(&cache));
     let Ok(found) = found else {
         return Found::new(Status::Warn, "there is no cache folder", "set `MOEC_CACHE` to one");
     };
@@ -218,10 +219,10 @@ fn mac() -> Found {
 /// The cache folder: for what is compiled for other machines, tuned, calibrated or compared.
 fn cache_folder() -> Found {
     let hint = "set `MOEC_CACHE` to a folder that you can write; `--tune`, calibration and `run` for other machines need it";
-    let Ok(folder) = cache::cache_dir() else {
+    let Ok(folder) = cache_dir::path() else {
         return Found::new(Status::Fail, "there is no cache folder", hint);
     };
-    match cache::probe(&folder) {
+    match cache_dir::probe(&folder) {
         Ok(()) => Found::new(Status::Ok, format!("`{}` is writable", folder.display()), hint),
         Err(e) => Found::new(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint),
     }

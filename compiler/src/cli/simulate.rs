@@ -1,8 +1,8 @@
 //! `moec simulate`.
 
 use super::output;
-use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
+use crate::error::io_error;
 use crate::passes::units::Units;
 use crate::profile::Profile;
 use crate::simulate::bundle::{Request, Simulated, simulate};

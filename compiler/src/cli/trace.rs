@@ -2,7 +2,7 @@
 
 use super::{heat, inspect, loads, output};
 use crate::bundle::hashing::hex;
-use crate::bundle::partial::io_error;
+use crate::error::io_error;
 use crate::profile::correlations::Correlations;
 use crate::profile::{Profile, Routing, file};
 use crate::{Result, human};

@@ -370,8 +370,7 @@ fn big_little_rows(measured: &evaluate::big_little::BigLittle) -> Vec<Vec<String
 /// `moec eval`.
 pub(super) fn eval(args: &eval::Args, progress: &Progress) -> Result<()> {
     let read = |path: &Path| {
-        regular::read_text(path, regular::TEXT)
-            .map_err(|e| crate::bundle::partial::io_error("read", path, &e))
+        regular::read_text(path, regular::TEXT).map_err(|e| crate::error::io_error("read", path, &e))
     };
     let questions = |path: &Path| evaluate::questions(&read(path)?, &path.display().to_string());
     let tasks = Tasks {

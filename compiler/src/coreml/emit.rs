@@ -3,9 +3,8 @@
 use super::parts::{self, Part};
 use super::weights::{Numbers, RawFile};
 use super::{Experts, groups};
-use crate::bundle::partial::io_error;
-use crate::bundle::runner::cache_dir;
-use crate::error::{Error, Result};
+use crate::cache_dir;
+use crate::error::{Error, Result, io_error};
 use crate::interrupt;
 use crate::passes::units::Units;
 use crate::pipeline::Compilation;
@@ -41,7 +40,7 @@ pub fn packages(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result
     if items.is_empty() {
         return Ok(0);
     }
-    let helper = Helper::find(&cache_dir()?).map_err(|e| failed(&e))?;
+    let helper = Helper::find(&cache_dir::path()?).map_err(|e| failed(&e))?;
     let bar = progress.items("Emitting", items.len() as u64, "graphs");
     let mut batch = Batch { helper: &helper, root, raw: root.join("raw"), programs: Vec::new(), bytes: 0 };
     let mut written = 0;

@@ -4,8 +4,7 @@
 //! importance of channels.
 
 use super::parts;
-use crate::bundle::partial::io_error;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use half::f16;
 use moec_coreml::emit::Raw;
 use moec_coreml::program::Blocks;
