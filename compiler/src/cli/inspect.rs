@@ -1,6 +1,6 @@
 //! `moec inspect`.
 
-use super::{caches, facts, output, trace, verbs};
+use super::{bundle, caches, facts, output, trace};
 use crate::bundle::partial::MANIFEST;
 use crate::bundle::workspace;
 use crate::config::{Config, sizes};
@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> Result<()> {
     // A bundle whose build was killed while it was being replaced is put back.
     let _ = workspace::recover(path);
     if path.join(MANIFEST).is_file() {
-        verbs::inspect_bundle(args)
+        bundle::inspect(path, args.json)
     } else if path.join("config.json").is_file() {
         let (_, spec) = import::open(path, &ImportOptions::default())?;
         print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
