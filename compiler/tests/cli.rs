@@ -258,12 +258,4 @@ fn generated_pages_are_fresh() {
         let stored = fs::read(docs.join(page)).unwrap_or_default();
         assert!(fresh == stored, "`docs/{page}` is stale\nhint: cargo xtask docs");
     }
-    // What the README repeats of one of them.
-    let read = |name: &str| fs::read_to_string(docs.join(name)).unwrap();
-    let between = |text: &str, a: &str, b: &str| {
-        text.split_once(a).and_then(|(_, rest)| Some(rest.split_once(b)?.0.trim().to_owned())).unwrap()
-    };
-    let summary = between(&read("npumoe.md"), "<!-- summary -->", "<!-- /summary -->");
-    let repeated = between(&read("../README.md"), "<!-- npumoe -->", "<!-- /npumoe -->");
-    assert!(summary == repeated, "the README's summary of docs/npumoe.md is stale\nhint: cargo xtask docs");
 }

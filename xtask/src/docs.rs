@@ -1,8 +1,8 @@
-//! `cargo xtask docs`: the pages of `docs/` that moec itself writes, and the summary of one of them in the README.
+//! `cargo xtask docs`: the pages of `docs/` that moec and `moec-papers` write, and the summary of one of them in the README.
 
 use crate::quality::into_readme;
 use crate::setup;
-use crate::shell::{Failed, cargo, output, root, stage};
+use crate::shell::{Failed, cargo, output, root, shown, stage};
 
 /// Marks of the summary of `npumoe.md`: in the page, and in the README.
 const SUMMARY: [&str; 2] = ["<!-- summary -->", "<!-- /summary -->"];
@@ -11,22 +11,27 @@ const REPEATED: [&str; 2] = ["<!-- npumoe -->", "<!-- /npumoe -->"];
 /// Writes every page.
 pub(crate) fn run() -> Result<(), Failed> {
     let llvm = setup::run()?;
-    let moec = |args: &[&str]| {
+    let said = |package: &str, args: &[&str]| {
         let mut command = cargo("run", Some(&llvm));
-        command.args(["--quiet", "--package", "moec", "--"]).args(args);
+        command.args(["--quiet", "--package", package, "--"]).args(args);
         output(&mut command).ok_or_else(|| {
-            Failed::new("moec does not run").hint("`cargo run --package moec -- docs` says why")
+            Failed::new(format!("{package} does not run")).hint(format!("`{}` says why", shown(&command)))
         })
     };
     stage("Building", "moec");
+    let mut pages = Vec::new();
+    for page in said("moec", &["docs"])?.lines() {
+        pages.push((page.to_owned(), said("moec", &["docs", page])?));
+    }
+    let text = said("moec-papers", &["page"])?;
+    let summary = text.split_once(SUMMARY[0]).and_then(|(_, rest)| rest.split_once(SUMMARY[1]));
+    if let Some((summary, _)) = summary {
+        into_readme(REPEATED, summary.trim_start())?;
+    }
+    pages.push(("npumoe.md".to_owned(), text));
     let folder = root().join("docs");
-    for page in moec(&["docs"])?.lines() {
-        let text = moec(&["docs", page])?;
-        let path = folder.join(page);
-        let summary = text.split_once(SUMMARY[0]).and_then(|(_, rest)| rest.split_once(SUMMARY[1]));
-        if let Some((summary, _)) = summary {
-            into_readme(REPEATED, summary.trim_start())?;
-        }
+    for (page, text) in pages {
+        let path = folder.join(&page);
         std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::write(&path, text + "\n"))
             .map_err(|e| Failed::new(format!("`docs/{page}` cannot be written: {e}")))?;

@@ -16,6 +16,7 @@ mod hit_rates;
 mod llvm;
 mod memory;
 mod padding;
+mod papers;
 mod peers;
 mod quality;
 mod rounding;
@@ -67,6 +68,11 @@ const COMMANDS: &[Command] = &[
         "padding",
         "simulate what tiers, groups and sizes of static graphs cost, for docs/padding.md; a minute",
         padding::run,
+    ),
+    (
+        "npumoe",
+        "rerun NPUMoE's evaluation, simulated, beside what the paper printed; takes options, `--help` lists them",
+        || papers::run(&options()),
     ),
     (
         "big-little",
@@ -134,7 +140,7 @@ fn main() -> ExitCode {
         [one] if one == "--help" || one == "-h" => "help",
         [one] => one,
         // The only ones with options of their own.
-        [one, ..] if matches!(&**one, "bench-peers" | "bench-flash" | "torment") => one,
+        [one, ..] if matches!(&**one, "bench-peers" | "bench-flash" | "npumoe" | "torment") => one,
         _ => "",
     };
     let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {

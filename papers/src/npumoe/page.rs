@@ -1,5 +1,6 @@
 //! NPUMoE's evaluation beside what is simulated, as a page of the documentation: every figure, the largest misses first.
 
+use super::fit::found;
 use super::paper::{Metric, UNSAID};
 use super::reproduce::{Judged, Report};
 use moec_device::BUILT_IN;
@@ -75,9 +76,9 @@ pub fn page(report: &Report) -> String {
     let rows = rows(report);
     let mut out = format!(
         "# NPUMoE's evaluation, simulated\n\n\
-         What `moec simulate --paper` computes, beside every figure of the evaluation in *NPUMoE* (sections 5.1 to 5.8, its\n\
+         What `cargo xtask npumoe` computes, beside every figure of the evaluation in *NPUMoE* (sections 5.1 to 5.8, its\n\
          appendix, and the figures that motivate it). `cargo xtask docs` writes this page and its summary in the README; a stale\n\
-         one fails a test. `moec simulate --paper --json` has the same numbers.\n\n{}\n{}{}\n\n",
+         one fails a test. `cargo xtask npumoe --json` has the same numbers.\n\n{}\n{}{}\n\n",
         MARKS[0],
         summary(report, &rows),
         MARKS[1]
@@ -103,7 +104,7 @@ pub fn page(report: &Report) -> String {
 fn constants(out: &mut String, report: &Report) {
     *out +=
         "## Constants, and what each was found from\n\n| constant | value | found from |\n|---|---|---|\n";
-    for f in report.constants.found() {
+    for f in found(&report.constants) {
         let _ = writeln!(out, "| {} | {:.3} {} | {} |", f.what, f.value, f.unit, f.from);
     }
     let text = BUILT_IN.iter().find(|(name, _)| *name == "m2-ultra").map_or("", |(_, text)| text);
