@@ -15,9 +15,9 @@ use crate::pipeline::{Compilation, QualityProbe, Stops};
 use crate::profile::Importance;
 use crate::progress::Progress;
 use crate::quality::Measured;
+use crate::targets;
 use crate::tuner::Tuner;
-use moec_cpu::{CpuTarget, WeightImportance};
-use moec_device::{Device, DeviceError};
+use moec_cpu::WeightImportance;
 use moec_ir::plan::Plan;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,8 +63,8 @@ pub fn build(
     progress: &Progress,
     print: &mut dyn FnMut(&str),
 ) -> Result<Option<Built>> {
-    let device = device(request.target)?;
-    let target = target_of(&device, request.target)?;
+    let device = targets::device(request.target)?;
+    let target = targets::target_of(&device, request.target)?;
     let config = Config::load(request.config)?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     if request.stops.stop_after.is_none() {
@@ -163,35 +163,6 @@ fn ask_for_calibration(config: &Config) -> Result<()> {
         )?;
     }
     Ok(())
-}
-
-/// The target of that name or device file.
-///
-/// # Errors
-/// No such target, or one that this build of moec cannot compile for.
-pub fn target(name: &str) -> Result<CpuTarget> {
-    target_of(&device(name)?, name)
-}
-
-/// The processor of a device.
-fn target_of(device: &Device, name: &str) -> Result<CpuTarget> {
-    CpuTarget::new(device).map_err(|e| Error::limit(format!("cannot compile for `{name}`")).because(e))
-}
-
-/// The device of that name or path.
-///
-/// # Errors
-/// No such target, or its file is wrong.
-pub fn device(name: &str) -> Result<Device> {
-    Device::find(name).map_err(|e| {
-        let hint = e.hint();
-        let error = match &e {
-            DeviceError::Unknown { .. } => Error::usage(e.to_string()),
-            DeviceError::Read { source, .. } => Error::input(e.to_string()).because(source),
-            DeviceError::Parse { .. } | DeviceError::Invalid { .. } => Error::input(e.to_string()),
-        };
-        error.hint(hint)
-    })
 }
 
 /// `olmoe-native.moec`, beside the `model.toml`.

@@ -3,10 +3,10 @@
 //! Results are kept in the cache by machine and kernel, so that the second build of a model, and other models
 //! of the same shapes, time nothing again.
 
-use crate::bundle::hashing::{hex, sha256};
 use crate::cache_dir;
 use crate::decisions::{Pieces, pieces, schedule};
 use crate::error::{Error, Result};
+use crate::hashing::{hex, sha256};
 use crate::interrupt;
 use crate::passes::tune::MARGIN;
 use crate::progress::{Bar, Progress};

@@ -70,7 +70,7 @@ impl Twin {
     /// As [`Twin::new`].
     pub fn beside(other: Option<&Self>, original: &Original<'_>, progress: &Progress) -> Result<Self> {
         let Original { module, source, model, cache, statics } = *original;
-        let target = crate::build::target("native")?.with_activations(Activations::F32);
+        let target = crate::targets::target("native")?.with_activations(Activations::F32);
         let draft = layout::layout(module, model.clone(), &target, cache, &[], statics)?;
         let (mut plan, mut kernels, mut writes) = (draft.plan, draft.kernels, draft.writes);
         tune::tune(&mut plan, &mut kernels, &target, None)?;

@@ -8,8 +8,8 @@ use moec::profile::Profile;
 use moec::simulate::Model;
 use moec::{Error, Result};
 use moec_papers::capacities::{profiled, recorded, table};
-use moec_papers::npumoe::reproduce::{Bench, DEVICES};
-use moec_papers::npumoe::{page, tables};
+use moec_papers::npumoe::reproduce::DEVICES;
+use moec_papers::npumoe::{page, report, tables};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -59,10 +59,10 @@ fn main() -> ExitCode {
 fn run(verb: &Verb) -> Result<()> {
     match verb {
         Verb::Npumoe { target, json } => {
-            let report = Bench::new()?.report(target.as_deref())?;
+            let report = report(target.as_deref())?;
             if *json { output::json(&tables::value(&report)) } else { output::data(&tables::text(&report)) }
         }
-        Verb::Page => output::data(&page::page(&Bench::new()?.report(None)?)),
+        Verb::Page => output::data(&page::page(&report(None)?)),
         Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }
 }
@@ -70,7 +70,7 @@ fn run(verb: &Verb) -> Result<()> {
 /// Settings of `[experts]`, as tables in Markdown.
 fn padding(measured: Option<(&Path, &Path)>) -> Result<()> {
     let bundle = measured.map(|(bundle, _)| Bundle::open(bundle)).transpose()?;
-    let device = bundle.as_ref().map_or_else(|| moec::build::device("m2-ultra"), Bundle::device)?;
+    let device = bundle.as_ref().map_or_else(|| moec::targets::device("m2-ultra"), Bundle::device)?;
     let units = Units::of(&device)
         .ok_or_else(|| Error::input(format!("`{}` has no neural processing unit", device.name)))?;
     let models = match bundle.zip(measured) {

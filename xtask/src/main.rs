@@ -7,6 +7,7 @@ mod amx;
 mod apple;
 mod bench_build;
 mod big_little;
+mod circles;
 mod coreml;
 mod cross;
 mod debian;
@@ -59,6 +60,11 @@ const COMMANDS: &[Command] = &[
         apple::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
+    (
+        "circles",
+        "list modules that import each other in a circle, and fail if one is not allowed",
+        circles::run,
+    ),
     (
         "quality",
         "measure what static capacities cost in quality, for the README; some ten minutes",

@@ -3,11 +3,11 @@
 //! The crate is built in the cache folder, where everything but the generated part stays compiled from bundle to
 //! bundle. Paths are remapped, so the binary does not depend on where it was built.
 
-use super::hashing::{hex, sha256};
 use super::runner::{LOCK, remove_others, write, write_sources};
-use super::toolchain::{Cross, Toolchain};
+use super::toolchain::{Cross, Toolchain, cargo};
 use crate::cache_dir;
 use crate::error::{Error, Result, io_error};
+use crate::hashing::{hex, sha256};
 use crate::interrupt;
 use crate::progress::Progress;
 use moec_cpu::SourceFile;
@@ -20,11 +20,6 @@ use std::process::{Command, Stdio};
 
 /// Lines of what cargo said last that an error shows.
 const LAST_WORDS: usize = 20;
-
-/// The cargo to build with: `$CARGO`, or `cargo` on the path.
-pub fn cargo() -> OsString {
-    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
-}
 
 /// The cache folder, which must be writable where cargo builds. Asked for before a model is compiled in vain.
 ///

@@ -17,7 +17,6 @@
 pub mod cargo;
 pub mod destination;
 pub mod device;
-pub mod hashing;
 mod in_order;
 pub mod link;
 pub mod manifest;
@@ -32,6 +31,8 @@ pub mod toolchain;
 pub mod workspace;
 pub mod write;
 
+/// Sizes and hashes of all files. It marks a folder as a bundle.
+pub const MANIFEST: &str = "manifest.json";
 /// Weights that every token reads.
 pub const DENSE: &str = "weights/dense.bin";
 /// Weights of routed experts.

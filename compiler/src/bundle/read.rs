@@ -77,7 +77,7 @@ impl Bundle {
     /// # Errors
     /// As [`super::device::read`].
     pub fn device(&self) -> Result<Device> {
-        super::device::read(self)
+        super::device::read(&self.folder, &self.manifest, &self.plan)
     }
 
     /// The Graph that the plan computes.

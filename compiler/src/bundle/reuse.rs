@@ -14,10 +14,10 @@
 //! Nothing depends on it: a block that is not there, or has another checksum, is packed. All of this only saves time, so no
 //! failure here is an error.
 
-use super::hashing::{hex, sha256};
 use super::manifest::Manifest;
 use crate::cache_dir;
 use crate::disk;
+use crate::hashing::{hex, sha256};
 use crate::import::Checkpoint;
 use moec_ir::Weight;
 use moec_ir::plan::Segment;

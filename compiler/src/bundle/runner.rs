@@ -161,7 +161,7 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cargo::cargo;
+    use super::super::toolchain::cargo;
     use super::*;
     use std::process::Command;
 

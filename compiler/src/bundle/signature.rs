@@ -3,9 +3,9 @@
 //! A signature lies beside the manifest and is not listed in it, so that who signs changes nothing of the bundle. Keys and
 //! signatures are minisign's own files: either program makes and checks them.
 
+use super::MANIFEST;
 use super::SIGNATURE;
 use super::manifest::digest;
-use super::partial::MANIFEST;
 use super::read::Bundle;
 use crate::error::{Error, Result, io_error};
 use minisign::{KeyPair, PublicKeyBox, SecretKey, SecretKeyBox, SignatureBox};

@@ -4,7 +4,6 @@
 //! built by cargo, with a rustc that has the standard library of the target, and a linker; for machines of another
 //! kind [`CROSS`] has a row. [`Route`] is which of the two.
 
-use super::cargo::cargo;
 use super::link;
 use crate::cache_dir;
 use moec_device::is_host;
@@ -254,6 +253,11 @@ fn said(program: &OsString, args: &[&str]) -> Option<String> {
 pub fn parsed(line: &str) -> Option<(u32, u32)> {
     let mut parts = line.split_whitespace().nth(1)?.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// The cargo to build with: `$CARGO`, or `cargo` on the path.
+pub fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
 #[cfg(test)]

@@ -5,9 +5,9 @@
 //! `replaced` where the system renames twice. Who can take the lock knows that the build is dead, whoever has its process
 //! id by now. The next build of that name removes what is left; whoever finds no bundle at all puts `replaced` back first.
 
+use super::MANIFEST;
 use super::destination::{self, Standing, gone};
 use super::manifest;
-use super::partial::{MANIFEST, parent_of};
 use super::swap::reached;
 use crate::error::{Error, Result, io_error};
 use std::ffi::OsString;
@@ -296,4 +296,11 @@ fn same_file(_file: &File, path: &Path) -> bool {
 /// Waits until names in a folder are on the disk.
 pub(super) fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
+}
+
+/// Threads that wait for the disk.
+const SYNCING: usize = 8;
+
+pub(super) fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -3,10 +3,10 @@
 //! A profile that a build takes itself is kept in the cache under a hash of everything that it depends on.
 
 use super::{Request, WINDOW, calibrate, read_texts};
-use crate::bundle::hashing::{hex, sha256};
 use crate::bundle::manifest::ProfileEntry;
 use crate::cache_dir;
 use crate::error::{Error, Result};
+use crate::hashing::{hex, sha256};
 use crate::passes::lower::lower;
 use crate::pipeline::Compilation;
 use crate::profile::importance::too_few;

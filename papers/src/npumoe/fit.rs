@@ -33,11 +33,6 @@ pub struct Fitted {
     pub from: &'static str,
 }
 
-/// Whether a ratio was used to find a constant: then it checks nothing.
-pub fn is_used(claim: &Claim) -> bool {
-    claim.config == SHORT.name && claim.metric == Metric::Cpu && claim.of != ANEMLL.name
-}
-
 /// Finds the constants.
 ///
 /// # Errors

@@ -12,3 +12,15 @@ pub mod reproduce;
 pub mod tables;
 #[cfg(test)]
 mod tests;
+
+use moec::Result;
+use reproduce::{Bench, Report};
+
+/// The evaluation on one device, or on all: constants are found first.
+///
+/// # Errors
+/// Constants that cannot be found.
+pub fn report(device: Option<&str>) -> Result<Report> {
+    let bench = Bench::new()?;
+    bench.report(device, fit::fit(&bench)?)
+}

@@ -4,8 +4,8 @@
 use super::fit::watts;
 use super::page::{MARKS, page};
 use super::paper::{CLAIMS, CONFIGS, GROUPED_ROWS, Metric};
-use super::reproduce::{Bench, Report};
-use super::tables;
+use super::reproduce::Report;
+use super::{report, tables};
 use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3};
 use moec::passes::units::Units;
 use moec::simulate::model::Layer;
@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::find("m2-ultra").unwrap());
-static REPORT: LazyLock<Report> = LazyLock::new(|| Bench::new().unwrap().report(None).unwrap());
+static REPORT: LazyLock<Report> = LazyLock::new(|| report(None).unwrap());
 
 #[test]
 fn models_are_as_large_as_the_paper_says() {
@@ -159,7 +159,7 @@ fn tables_of_everything() {
         (all["configurations"].as_array().unwrap().len(), &all["outside"]),
         (9, &serde_json::json!([]))
     );
-    let one = tables::value(&Bench::new().unwrap().report(Some("m2-max")).unwrap());
+    let one = tables::value(&report(Some("m2-max")).unwrap());
     assert_eq!(one["configurations"].as_array().unwrap().len(), 1);
 }
 
