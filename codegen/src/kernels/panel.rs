@@ -1,6 +1,6 @@
 //! What matrix kernels multiply: weight panels, the rows that meet them, and where results go.
 
-use crate::dsl::{I, Kb, LINE, P};
+use crate::dsl::{I, LINE, P};
 use crate::schedule::Schedule;
 use crate::spec::Compute;
 use moec_ir::types::Format;

@@ -14,16 +14,16 @@ const SHOWN: usize = 4;
 
 /// What is asked of a profile.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     /// Write a profile as a page with heat maps, for a browser
     #[arg(long, value_name = "FILE.HTML", conflicts_with = "against")]
-    pub html: Option<PathBuf>,
+    pub(super) html: Option<PathBuf>,
     /// Say how far a profile agrees with this one on the busiest experts of each layer (Overlap@K)
     #[arg(long, value_name = "FILE.TRACE")]
-    pub against: Option<PathBuf>,
+    pub(super) against: Option<PathBuf>,
     /// How many of the busiest experts `--against` compares [default: 4,8]
     #[arg(long, value_name = "K", value_delimiter = ',', requires = "against", value_parser = clap::value_parser!(u32).range(1..))]
-    pub top: Vec<u32>,
+    pub(super) top: Vec<u32>,
 }
 
 /// Whether a path is to be read as a profile.
