@@ -3,12 +3,13 @@
 
 mod support;
 
-use moec::build::{Request, build, target};
+use moec::build::{Request, build};
 use moec::bundle::read::Bundle;
 use moec::config::Config;
 use moec::import::{self, ImportOptions};
 use moec::pipeline::{Compilation, Stops};
 use moec::progress::Progress;
+use moec::targets::target;
 use moec::verify::{BOUND, Report, verify};
 use moec_ir::eval::Evaluator;
 use std::path::Path;

@@ -3,7 +3,6 @@
 
 mod support;
 
-use moec::build::target;
 use moec::bundle::read::Bundle;
 use moec::bundle::write::write;
 use moec::config::Config;
@@ -11,6 +10,7 @@ use moec::import::{self, ImportOptions};
 use moec::passes::tune;
 use moec::pipeline::{Compilation, Stops};
 use moec::progress::Progress;
+use moec::targets::target;
 use moec_runtime::{Engine, Options, Program, Want};
 use std::path::Path;
 use support::{FAMILIES, Setup, checkpoint, expected};

@@ -7,11 +7,11 @@
 
 mod support;
 
-use moec::build::target;
 use moec::config::Config;
 use moec::import::{self, ImportOptions};
 use moec::pipeline::{Compilation, PIPELINE, Stops};
 use moec::progress::Progress;
+use moec::targets::target;
 use moec_runtime::flash::{Extent, ExtentTable, FileEntry};
 use similar::{ChangeTag, TextDiff};
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! `moec simulate`: a bundle for a device with a neural processing unit, and the evaluation of NPUMoE.
+//! `moec simulate`: a bundle for a device with a neural processing unit.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
@@ -13,33 +13,6 @@ use support::{Setup, checkpoint, fails, ferris, moec, ok};
 
 fn stdout(command: &mut Command) -> String {
     String::from_utf8(ok(command).stdout).unwrap()
-}
-
-fn snapshot(name: &str, text: &str) {
-    let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path(support::root().join("golden/snapshots"));
-    settings.set_prepend_module_to_snapshot(false);
-    settings.set_omit_expression(true);
-    settings.bind(|| insta::assert_snapshot!(name, text));
-}
-
-#[test]
-fn the_evaluation_of_the_paper() {
-    let text = stdout(moec().args(["simulate", "--paper"]));
-    snapshot("simulate@paper", &text);
-    let json = |target: &[&str]| {
-        let mut command = moec();
-        command.args(["simulate", "--paper", "--json"]).args(target);
-        serde_json::from_str::<Value>(&stdout(&mut command)).unwrap()
-    };
-    let all = json(&[]);
-    assert!(all["outside"].as_array().unwrap().is_empty(), "{}", all["outside"]);
-    let names = |v: &Value| v["configurations"].as_array().unwrap().len();
-    assert_eq!((names(&all), names(&json(&["--target", "m2-max"]))), (9, 1));
-    let (code, said) = fails(moec().args(["simulate", "--paper", "--target", "native"]));
-    assert!(code == 2 && said.contains("did not measure `native`"), "{said}");
-    let (code, said) = fails(moec().arg("simulate"));
-    assert!(code == 2 && said.contains("--paper"), "{said}");
 }
 
 /// ferris for the M2 Ultra, with a profile of two thousand tokens. Its attention stays on the processor, and its experts
@@ -153,7 +126,6 @@ fn what_cannot_be_simulated_is_said() {
         (&["--target", "native"], 1, "has no neural processing unit"),
         (&["--target", "m2-ultar"], 1, "did you mean `m2-ultra`"),
         (&["--prompt", "300"], 2, "do not fit into a context of 256"),
-        (&["--paper"], 2, "cannot be used with"),
     ] {
         let (code, said) = fails(&mut case.simulate(more));
         assert!(code == expected && said.contains(words), "{more:?}: {code} {said}");

@@ -10,7 +10,7 @@
 
 mod support;
 
-use moec::bundle::hashing::{hex, sha256};
+use moec::hashing::{hex, sha256};
 use moec_ir::plan::Plan;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
 use serde_json::Value;

@@ -2,10 +2,10 @@
 
 use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
-use crate::bundle::{cache, cargo, destination, workspace};
+use crate::bundle::{cargo, destination, workspace};
+use crate::cache_dir;
 use crate::config::{Config, Rounding, Size};
 use crate::error::{Error, Result};
-use crate::families;
 use crate::human;
 use crate::import::{self, ImportOptions};
 use crate::mix;
@@ -15,9 +15,9 @@ use crate::pipeline::{Compilation, QualityProbe, Stops};
 use crate::profile::Importance;
 use crate::progress::Progress;
 use crate::quality::Measured;
+use crate::targets;
 use crate::tuner::Tuner;
-use moec_cpu::{CpuTarget, WeightImportance};
-use moec_device::Device;
+use moec_cpu::WeightImportance;
 use moec_ir::plan::Plan;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -63,8 +63,8 @@ pub fn build(
     progress: &Progress,
     print: &mut dyn FnMut(&str),
 ) -> Result<Option<Built>> {
-    let device = families::device(request.target)?;
-    let target = target_of(&device, request.target)?;
+    let device = targets::device(request.target)?;
+    let target = targets::target_of(&device, request.target)?;
     let config = Config::load(request.config)?;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     if request.stops.stop_after.is_none() {
@@ -80,7 +80,7 @@ pub fn build(
     }
     ask_for_calibration(&config)?;
     if writes && Units::of(&device).is_some() {
-        cache::cache_dir()
+        cache_dir::path()
             .map_err(|e| e.context("what writes artifacts for its units is installed in the cache folder"))?;
     }
     let tuner = request.tune.map(|time| Tuner::new(&target, time, progress)).transpose()?;
@@ -157,25 +157,12 @@ pub fn build(
 /// The cache folder must be writable before texts are read for minutes whose profile is kept there.
 fn ask_for_calibration(config: &Config) -> Result<()> {
     if config.calibrate.profile.is_none() && !config.calibrate.text.is_empty() {
-        cache::writable_for(
+        cache_dir::writable_for(
             "calibration on `text` under `[calibrate]`",
             Some("record a profile elsewhere with `moec calibrate`, and name it as `profile` there"),
         )?;
     }
     Ok(())
-}
-
-/// The target of that name or device file.
-///
-/// # Errors
-/// No such target, or one that this build of moec cannot compile for.
-pub fn target(name: &str) -> Result<CpuTarget> {
-    target_of(&families::device(name)?, name)
-}
-
-/// The processor of a device.
-fn target_of(device: &Device, name: &str) -> Result<CpuTarget> {
-    CpuTarget::new(device).map_err(|e| Error::limit(format!("cannot compile for `{name}`")).because(e))
 }
 
 /// `olmoe-native.moec`, beside the `model.toml`.

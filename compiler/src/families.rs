@@ -4,7 +4,7 @@
 //! kernels, packed weights and object code every bundle has.
 
 use crate::error::{Error, Result};
-use moec_device::{Device, DeviceError, Unit};
+use moec_device::{Device, Unit};
 use moec_family::{Family, StaticGraphs};
 
 /// Every family.
@@ -38,24 +38,6 @@ pub fn statics(device: &Device) -> Result<&'static dyn StaticGraphs> {
     found.ok_or_else(|| Error::input(format!("no unit of `{}` has static graphs", device.name)))
 }
 
-/// The device of that name or path, which its families accept.
-///
-/// # Errors
-/// No such device, or its file is wrong.
-pub fn device(name: &str) -> Result<Device> {
-    let device = Device::find(name).map_err(|e| {
-        let hint = e.hint();
-        let error = match &e {
-            DeviceError::Unknown { .. } => Error::usage(e.to_string()),
-            DeviceError::Read { source, .. } => Error::input(e.to_string()).because(source),
-            DeviceError::Parse { .. } | DeviceError::Invalid { .. } => Error::input(e.to_string()),
-        };
-        error.hint(hint)
-    })?;
-    check(&device, name)?;
-    Ok(device)
-}
-
 /// Checks every unit of a device by its family; `name` is for messages.
 ///
 /// # Errors
@@ -83,7 +65,7 @@ mod tests {
     #[test]
     fn every_built_in_device_is_accepted() {
         for (name, _) in BUILT_IN {
-            device(name).expect(name);
+            crate::targets::device(name).expect(name);
         }
     }
 

@@ -5,6 +5,7 @@
 
 pub mod build;
 pub mod bundle;
+pub mod cache_dir;
 pub mod calibrate;
 pub mod cli;
 pub mod config;
@@ -13,6 +14,7 @@ mod disk;
 pub mod error;
 pub mod evaluate;
 pub mod families;
+pub mod hashing;
 pub mod human;
 pub mod import;
 pub mod interrupt;
@@ -25,6 +27,7 @@ pub mod quality;
 mod scratch;
 pub mod simulate;
 pub mod synth;
+pub mod targets;
 pub mod tuner;
 pub mod twin;
 pub mod verify;

@@ -1,8 +1,7 @@
 //! Folders under the cache that go away with the run: weights of models that are built to be used once.
 
-use crate::bundle::cache;
-use crate::bundle::partial::io_error;
-use crate::error::{Error, Result};
+use crate::cache_dir;
+use crate::error::{Error, Result, io_error};
 use crate::interrupt::{self, Hold};
 use crate::{disk, human};
 use moec_ir::plan::Plan;
@@ -27,7 +26,7 @@ impl Scratch {
     /// # Errors
     /// A disk without that room, or a folder that cannot be made.
     pub(crate) fn create(what: &str, plan: &Plan) -> Result<Self> {
-        let cache = cache::writable_for(&format!("to {what}"), None)?;
+        let cache = cache_dir::writable_for(&format!("to {what}"), None)?;
         remove_stale(&cache);
         let need = plan.segments.iter().map(|s| s.bytes).sum();
         if let Some(free) = disk::free_bytes(&cache).filter(|&free| free < need) {

@@ -3,10 +3,10 @@
 //! Results are kept in the cache by machine and kernel, so that the second build of a model, and other models
 //! of the same shapes, time nothing again.
 
-use crate::bundle::cache;
-use crate::bundle::hashing::{hex, sha256};
+use crate::cache_dir;
 use crate::decisions::{Pieces, pieces, schedule};
 use crate::error::{Error, Result};
+use crate::hashing::{hex, sha256};
 use crate::interrupt;
 use crate::passes::tune::MARGIN;
 use crate::progress::{Bar, Progress};
@@ -58,7 +58,8 @@ impl<'a> Tuner<'a> {
                 .hint(format!("build on a `{name}`, or without `--tune`: a cost model then chooses"))
         })?;
         let kept = "`--tune`, whose times are kept for later builds,";
-        let folder = cache::writable_for(kept, Some("build without `--tune`: a cost model then chooses"))?;
+        let folder =
+            cache_dir::writable_for(kept, Some("build without `--tune`: a cost model then chooses"))?;
         let folder = folder.join("schedules");
         let threads = moec_runtime::cpu::threads(None).map_err(Error::from)?;
         let info = target.info();

@@ -5,11 +5,10 @@
 //! are executed by who emulates their unit. Its weights lie in a folder that goes away with it.
 
 use crate::bundle::pack::{Packing, pack};
-use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
 use crate::bundle::{DENSE, EXPERTS, KERNELS};
 use crate::config::Activations;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::passes::offload::Statics;
 use crate::passes::units::Units;
 use crate::passes::{barriers, layout, memory, schedule, tune};
@@ -70,7 +69,7 @@ impl Twin {
     /// As [`Twin::new`].
     pub fn beside(other: Option<&Self>, original: &Original<'_>, progress: &Progress) -> Result<Self> {
         let Original { module, source, model, cache, statics } = *original;
-        let target = crate::build::target("native")?.with_activations(Activations::F32);
+        let target = crate::targets::target("native")?.with_activations(Activations::F32);
         let draft = layout::layout(module, model.clone(), &target, cache, &[], statics)?;
         let (mut plan, mut kernels, mut writes) = (draft.plan, draft.kernels, draft.writes);
         tune::tune(&mut plan, &mut kernels, &target, None)?;

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use moec::bundle::hashing::sha256;
+use moec::hashing::sha256;
 use moec::profile::importance::too_few;
 use moec::profile::loads::loads;
 use moec::profile::overlap::overlap;

@@ -238,7 +238,7 @@ impl Op {
             }
             Self::Fetch { scores, .. } => {
                 let [words] = o.shape(0, "dispatch", DType::I32)?;
-                let most = crate::plan::FETCHED;
+                let most = crate::op::FETCHED;
                 o.require((1..=most).contains(scores), || format!("{scores} scores, not 1 to {most}"))?;
                 let [t, _] = o.matrix(1, "scores")?;
                 for i in 2..=*scores {

@@ -14,6 +14,9 @@
 
 use bincode::{Decode, Encode};
 
+/// Most scores of a [`Op::Fetch`]: those of its own layer and of three layers ahead (HybriMoE, §IV-C).
+pub const FETCHED: usize = 4;
+
 /// Element-wise activation functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Activation {
@@ -267,7 +270,7 @@ pub enum Op {
     Fetch {
         /// Layer, counted over those with routed experts.
         layer: usize,
-        /// Operands of scores, 1 to [`crate::plan::FETCHED`].
+        /// Operands of scores, 1 to [`FETCHED`].
         scores: usize,
     },
     /// `ids i32[T, k], added f32[T, C], pos i32[T] → i32[T, k], i32[T, k]`: which choices find room where capacities are
@@ -480,7 +483,7 @@ impl Op {
             }
             Self::ExpertFfn { .. } => vec![V, V, W, W],
             // A plan has no more; a wrong number is found by inference.
-            Self::Fetch { scores, .. } => vec![V; 1 + (*scores).min(crate::plan::FETCHED)],
+            Self::Fetch { scores, .. } => vec![V; 1 + (*scores).min(FETCHED)],
             Self::Admit(_) | Self::Combine { .. } => vec![V, V, V],
             Self::Dispatch { .. }
             | Self::Scale { .. }

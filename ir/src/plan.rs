@@ -6,9 +6,10 @@
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
 use crate::graph::EntryKind;
+pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
-pub use crate::state::CacheOrder;
+pub use crate::state::{CacheOrder, StateBuf};
 use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
@@ -17,9 +18,6 @@ pub const PLAN_VERSION: u32 = 8;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
-
-/// Most scores of a [`Builtin::Fetch`]: those of its own layer and of three layers ahead (HybriMoE, §IV-C).
-pub const FETCHED: usize = 4;
 
 /// A model compiled for a target.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
@@ -227,19 +225,6 @@ impl Segment {
     pub fn end(&self) -> Option<u64> {
         self.matrix_offset(self.extents().0.checked_sub(1)?)?.checked_add(self.matrix_bytes()?)
     }
-}
-
-/// A KV-cache tensor `[slots, heads, ctx, dim]`. Its memory begins as zeros.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct StateBuf {
-    /// Name.
-    pub name: String,
-    /// Extents.
-    pub shape: [u32; 4],
-    /// Number format: f32, bf16 or q8.
-    pub format: Format,
-    /// Order of the numbers.
-    pub order: CacheOrder,
 }
 
 /// A kernel of the object code.

@@ -3,7 +3,6 @@
 //! Keys and values are stored as the panels of a weight are, so that `q · kᵀ` and `p · v` are matrix
 //! products like any other. Every (slot, head) is contiguous; the last panel is padded.
 
-use crate::plan::StateBuf;
 use crate::types::{Format, GROUP};
 use bincode::{Decode, Encode};
 
@@ -28,6 +27,19 @@ pub enum CacheOrder {
         /// Tokens per block, even.
         block: u32,
     },
+}
+
+/// A KV-cache tensor `[slots, heads, ctx, dim]`. Its memory begins as zeros.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct StateBuf {
+    /// Name.
+    pub name: String,
+    /// Extents.
+    pub shape: [u32; 4],
+    /// Number format: f32, bf16 or q8.
+    pub format: Format,
+    /// Order of the numbers.
+    pub order: CacheOrder,
 }
 
 /// One (slot, head) of a KV-cache tensor.

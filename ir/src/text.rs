@@ -8,6 +8,7 @@
 mod attrs;
 mod cursor;
 mod expr;
+mod items;
 mod lex;
 mod ops;
 mod paging;

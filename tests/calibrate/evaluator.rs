@@ -221,7 +221,7 @@ fn is_what_the_evaluator_sees(family: &str, wide: Option<Wide>) {
     assert_eq!(profile.reading.tokens(), WINDOW as u64, "{family}");
     assert_eq!(profile.reading.predicted, WINDOW as u64 - 1, "{family}");
 
-    let device = moec::build::target("native").unwrap();
+    let device = moec::targets::target("native").unwrap();
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
     let stops = Stops { print_after: None, stop_after: Some("lower") };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();

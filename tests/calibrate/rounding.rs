@@ -44,8 +44,7 @@ fn a_build_rounds_with_its_profile() {
         let manifest = tree.iter().find(|(name, _)| name == "manifest.json").unwrap();
         serde_json::from_slice::<Value>(&manifest.1).unwrap()["profile"].clone()
     };
-    let hash =
-        moec::bundle::hashing::hex(&moec::bundle::hashing::sha256(&fs::read(case.path("t.trace")).unwrap()));
+    let hash = moec::hashing::hex(&moec::hashing::sha256(&fs::read(case.path("t.trace")).unwrap()));
     assert_eq!(entry(&plain), Value::Null);
     assert_eq!(entry(&first), serde_json::json!({"name": "t.txt", "sha256": hash}));
     assert_eq!(entry(&given), serde_json::json!({"name": "t.trace", "sha256": hash}));
@@ -99,7 +98,7 @@ fn importance_lowers_the_error_on_the_calibrated_inputs() {
     let weighted = build("[calibrate]\nprofile = \"t.trace\"\n");
     let (checkpoint, spec) = import::open(&case.path("hf"), &ImportOptions::default()).unwrap();
     let config = Config::load(&case.toml).unwrap();
-    let device = moec::build::target("native").unwrap();
+    let device = moec::targets::target("native").unwrap();
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
     let stops = Stops { print_after: None, stop_after: Some("lower") };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();

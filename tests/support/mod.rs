@@ -222,7 +222,7 @@ pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
 
 /// Where `cargo xtask coreml` has put what writes packages; `None`, said aloud, where it has not.
 pub fn coreml(test: &str) -> Option<[(&'static str, PathBuf); 2]> {
-    let cache = moec::bundle::runner::cache_dir().expect("there is a cache folder");
+    let cache = moec::cache_dir::path().expect("there is a cache folder");
     if let Err(e) = moec_coreml::helper::Helper::find(&cache) {
         println!("{test} is skipped: {e}\nhint: {}", e.hint());
         return None;

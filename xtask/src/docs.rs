@@ -1,23 +1,28 @@
-//! `cargo xtask docs`: the pages of `docs/` that moec itself writes.
+//! `cargo xtask docs`: the pages of `docs/` that moec and `moec-papers` write.
 
 use crate::setup;
-use crate::shell::{Failed, cargo, output, root, stage};
+use crate::shell::{Failed, cargo, output, root, shown, stage};
 
 /// Writes every page.
 pub(crate) fn run() -> Result<(), Failed> {
     let llvm = setup::run()?;
-    let moec = |args: &[&str]| {
+    let said = |package: &str, args: &[&str]| {
         let mut command = cargo("run", Some(&llvm));
-        command.args(["--quiet", "--package", "moec", "--"]).args(args);
+        command.args(["--quiet", "--package", package, "--"]).args(args);
         output(&mut command).ok_or_else(|| {
-            Failed::new("moec does not run").hint("`cargo run --package moec -- docs` says why")
+            Failed::new(format!("{package} does not run")).hint(format!("`{}` says why", shown(&command)))
         })
     };
     stage("Building", "moec");
+    let mut pages = Vec::new();
+    for page in said("moec", &["docs"])?.lines() {
+        pages.push((page.to_owned(), said("moec", &["docs", page])?));
+    }
+    let text = said("moec-papers", &["page"])?;
+    pages.push(("npumoe.md".to_owned(), text));
     let folder = root().join("docs");
-    for page in moec(&["docs"])?.lines() {
-        let text = moec(&["docs", page])?;
-        let path = folder.join(page);
+    for (page, text) in pages {
+        let path = folder.join(&page);
         std::fs::create_dir_all(&folder)
             .and_then(|()| std::fs::write(&path, text + "\n"))
             .map_err(|e| Failed::new(format!("`docs/{page}` cannot be written: {e}")))?;

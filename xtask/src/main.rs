@@ -7,6 +7,7 @@ mod amx;
 mod apple;
 mod bench_build;
 mod big_little;
+mod circles;
 mod coreml;
 mod cross;
 mod debian;
@@ -16,6 +17,7 @@ mod hit_rates;
 mod llvm;
 mod memory;
 mod padding;
+mod papers;
 mod peers;
 mod quality;
 mod rounding;
@@ -59,6 +61,11 @@ const COMMANDS: &[Command] = &[
     ),
     ("docs", "write the generated pages of docs/", docs::run),
     (
+        "circles",
+        "list modules that import each other in a circle, and fail if one is not allowed",
+        circles::run,
+    ),
+    (
         "quality",
         "measure what static capacities cost in quality, for docs/benchmarks.md; some ten minutes",
         quality::run,
@@ -67,6 +74,11 @@ const COMMANDS: &[Command] = &[
         "padding",
         "simulate what tiers, groups and sizes of static graphs cost, for docs/padding.md; a minute",
         padding::run,
+    ),
+    (
+        "npumoe",
+        "rerun NPUMoE's evaluation, simulated, beside what the paper printed; takes options, `--help` lists them",
+        || papers::run(&options()),
     ),
     (
         "big-little",
@@ -134,7 +146,7 @@ fn main() -> ExitCode {
         [one] if one == "--help" || one == "-h" => "help",
         [one] => one,
         // The only ones with options of their own.
-        [one, ..] if matches!(&**one, "bench-peers" | "bench-flash" | "torment") => one,
+        [one, ..] if matches!(&**one, "bench-peers" | "bench-flash" | "npumoe" | "torment") => one,
         _ => "",
     };
     let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {

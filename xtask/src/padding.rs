@@ -3,8 +3,8 @@
 //! The model of golden/models/ferris with a profile of its calibration text, and published shapes with recorded routing.
 
 use crate::quality::into_page;
-use crate::setup;
 use crate::shell::{self, Failed, program, root, stage};
+use crate::{papers, setup};
 use std::fs;
 
 const FERRIS: &str = "golden/models/ferris";
@@ -37,10 +37,11 @@ pub(crate) fn run() -> Result<(), Failed> {
     build.arg("build").arg(&toml).args(["--target", "m2-ultra", "--no-run", "--quiet", "-o"]).arg(&bundle);
     shell::run(&mut build)?;
     stage("Simulating", "settings of [experts]");
-    let mut own = program(&moec);
-    own.args(["simulate", "--capacities"]).arg(&bundle).arg("--trace").arg(&trace);
-    let mut recorded = program(&moec);
-    recorded.args(["simulate", "--capacities"]);
+    let papers = papers::program()?;
+    let mut own = program(&papers);
+    own.arg("padding").arg(&bundle).arg("--trace").arg(&trace);
+    let mut recorded = program(&papers);
+    recorded.arg("padding");
     let mut tables = String::new();
     for command in [&mut own, &mut recorded] {
         let said = shell::output(command).ok_or_else(|| Failed::new("the settings cannot be simulated"))?;

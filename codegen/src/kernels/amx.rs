@@ -22,8 +22,7 @@
 //! Panels of a few steps that would stay in the first-level cache gain nothing: storing and loading sums between them
 //! costs what is saved.
 
-use super::micro::Panel;
-use super::multiply::{Results, Rows};
+use super::panel::{Panel, Results, Rows};
 use crate::dsl::{F, I, Kb, LINE, P, Span, TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 use crate::machine::Isa;
 #[cfg(doc)]

@@ -12,7 +12,7 @@
 //! With VNNI the weights are unsigned: `Σ (code + 128)·x = Σ code·x + 128·Σ x`. The packed row carries
 //! `−128·Σ x` of every group, from which the integer sum starts.
 
-use super::micro::{Panel, fetch};
+use super::panel::{Panel, fetch};
 use super::quantise::{CORRECTION, ROW_GROUP, SCALE};
 use super::unpack::{codes, high_nibbles, scale};
 use crate::dsl::{F, I, Kb, P, Span};

@@ -2,8 +2,9 @@
 //! found by a table of addresses: an expert may lie anywhere, and move between two steps.
 
 use super::amx;
-use super::micro::{Columns, Panel};
-use super::multiply::{Rows, finish, multiply, on_tiles, panel_bytes, scratch_bytes};
+use super::micro::Columns;
+use super::multiply::{finish, multiply, on_tiles, panel_bytes, scratch_bytes};
+use super::panel::{Panel, Rows};
 use crate::dsl::{I, Kb, P};
 use crate::machine::Isa;
 use crate::spec::{Compute, KernelSpec, RowForm, packed_words, panels};

@@ -1,8 +1,9 @@
 //! `x · wᵀ` with bias, residual or gate in the epilogue.
 
 use super::amx;
-use super::micro::{Columns, Panel};
-use super::multiply::{Rows, finish, multiply, on_tiles, panel_bytes};
+use super::micro::Columns;
+use super::multiply::{finish, multiply, on_tiles, panel_bytes};
+use super::panel::{Panel, Rows};
 use crate::dsl::{I, Kb};
 use crate::spec::{KernelSpec, RowForm, packed_words, panels};
 

@@ -1,6 +1,6 @@
 //! The matrix microkernel: a few rows times one weight panel, accumulated in registers.
 
-use super::multiply::Results;
+use super::panel::{Panel, Results, fetch};
 use super::squares;
 use crate::dsl::{F, I, Kb, LINE, P, Span};
 use crate::schedule::{Schedule, least};
@@ -10,21 +10,6 @@ use moec_ir::types::Format;
 
 /// Passes over a panel that fetch the next one together.
 pub(super) const QUARTERS: usize = 4;
-
-/// A weight panel: `depth` input channels of [`Isa::nr`] columns.
-#[derive(Clone, Copy)]
-pub(crate) struct Panel<'k> {
-    /// Its first element.
-    pub(crate) weights: P<'k>,
-    /// Input channels.
-    pub(crate) depth: usize,
-    /// Format of the weights.
-    pub(crate) format: Format,
-    /// Form of the rows that meet them: f32, or pairs of bf16.
-    pub(crate) compute: Compute,
-    /// How work is cut.
-    pub(crate) schedule: Schedule,
-}
 
 /// Numbers of rows that the microkernel is written for, the largest first. 1 is the last.
 pub(super) fn variants(mr: usize) -> impl Iterator<Item = usize> {
@@ -138,13 +123,6 @@ pub(crate) fn product<'k>(
         }
     }
     total.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect()
-}
-
-/// Asks for the `bytes` that lie `ahead` of an address, unless that is 0.
-pub(super) fn fetch(from: P<'_>, bytes: usize, ahead: usize) {
-    for line in (0..bytes).step_by(LINE).filter(|_| ahead > 0) {
-        from.beyond(ahead + line).prefetch();
-    }
 }
 
 /// One channel: the number at each row's address times two vectors of weights.

@@ -9,9 +9,10 @@
 //! | q8, q4 | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
 //! | bf16 | bf16, on tile registers | [`super::amx`] |
 
-use super::micro::{Panel, QUARTERS, product, row_groups};
+use super::micro::{QUARTERS, product, row_groups};
+use super::panel::{Panel, Rows};
 use super::{amx, bytes, unpack};
-use crate::dsl::{F, I, Kb, P};
+use crate::dsl::{F, I, Kb};
 use crate::machine::Isa;
 use crate::schedule::{Schedule, least};
 use crate::spec::Compute;
@@ -54,33 +55,6 @@ fn unpacked_bytes(isa: &Isa, depth: usize, format: Format, compute: Compute) -> 
 /// Whether such products run on tile registers. Rows must then lie a fixed distance apart.
 pub(crate) fn on_tiles(isa: &Isa, compute: Compute) -> bool {
     isa.tiles && compute == Compute::Bf16
-}
-
-/// Rows that meet a panel.
-pub(crate) struct Rows<'r, 'k> {
-    /// The first, and the one behind the last.
-    pub(crate) range: [I<'k>; 2],
-    /// Where a row lies, in the form that [`Panel::compute`] names.
-    pub(crate) at: &'r dyn Fn(I<'k>) -> P<'k>,
-    /// Words from row to row, where that is the same for all.
-    pub(crate) apart: Option<usize>,
-    /// The panel that is wanted next, which need not be mapped.
-    pub(crate) next: Option<P<'k>>,
-    /// Where results go.
-    pub(crate) out: Results<'k>,
-}
-
-/// Where the columns of a panel go.
-#[derive(Clone, Copy)]
-pub(crate) struct Results<'k> {
-    /// Those of row 0.
-    pub(crate) at: P<'k>,
-    /// Words from row to row.
-    pub(crate) ld: usize,
-    /// Bytes of a row.
-    pub(crate) bytes: usize,
-    /// Whether they are whole lines in every row, if they are in row 0.
-    pub(crate) lines: bool,
 }
 
 /// Multiplies rows by a panel; `store(i, sums)` gets the two vectors of columns of row `i`.

@@ -3,7 +3,7 @@
 //! An instruction multiplies four channels of two rows by four of two columns: twice the products of `bfdot`. The
 //! sums of two rows and two columns share a vector, and are parted once at the end.
 
-use super::micro::{Panel, fetch};
+use super::panel::{Panel, fetch};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::Isa;
 use crate::spec::Compute;

@@ -1,6 +1,6 @@
 //! Panels of q8 and q4: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
 
-use super::micro::{Panel, fetch};
+use super::panel::{Panel, fetch};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::Schedule;
 use crate::spec::Compute;

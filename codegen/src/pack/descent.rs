@@ -4,7 +4,7 @@
 //! code: with all others as they are, the best one is the nearest to `ŵ[k] + ((w − ŵ) H)[k] / H[k, k]` (cyclic coordinate
 //! descent, QuantEase, arXiv 2309.01885, §3). Between two sweeps each group gets the scale that is best for its codes.
 
-use super::feedback::{LANES, Lanes, stored};
+use super::lanes::{LANES, Lanes, stored};
 use super::quantise::Codes;
 use moec_ir::types::GROUP;
 

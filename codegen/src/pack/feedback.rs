@@ -13,15 +13,12 @@
 //! fused, so that bytes do not depend on threads or machines.
 
 use super::descent::Descent;
+use super::lanes::{LANES, Lanes, stored};
 use super::quantise::{Codes, Group, LARGEST, SMALLEST};
 use super::vectors;
 use half::bf16;
 use moec_ir::types::{Format, GROUP};
 use std::ops::Range;
-
-/// Rows that are rounded side by side.
-pub(super) const LANES: usize = 16;
-pub(super) type Lanes = [f32; LANES];
 
 /// Times that codes are chosen anew when all of them are known. On ferris's matrices two, with scales fitted anew, took a
 /// tenth of what rounding misses away; five took 13 %, and twenty no more.
@@ -273,14 +270,6 @@ impl Strip {
             }
         }
     }
-}
-
-/// A scale as it is stored; 0 where that would leave the range of bf16.
-#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
-#[inline(always)]
-pub(super) fn stored(scale: f32) -> f32 {
-    let scale = bf16::from_f32(scale).to_f32();
-    if (SMALLEST..=LARGEST).contains(&scale.abs()) { scale } else { 0.0 }
 }
 
 /// Rounds the columns of a group, each after the errors of those before it were added.

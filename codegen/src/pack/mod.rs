@@ -7,6 +7,7 @@
 mod blocks;
 mod descent;
 pub mod feedback;
+mod lanes;
 mod order;
 mod place;
 pub mod quantise;

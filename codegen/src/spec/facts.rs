@@ -1,8 +1,8 @@
-//! What a kernel tells of itself: work grid, scratch, layout of its weight, arguments.
+//! What a kernel tells of itself: work grid, layout of its weight, arguments.
 
+use super::schedule::Schedule;
 use super::{CACHE_ROWS, Compute, EMBED_ROWS, KernelSpec, MapOp, NormKind, ROWS, RowNorm};
 use crate::machine::Isa;
-use crate::schedule::Schedule;
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
 
@@ -33,26 +33,6 @@ impl KernelSpec {
             | Self::Copy { .. }
             | Self::Softmax { .. }
             | Self::GatherRows { .. } => tiles(ROWS, 1),
-        }
-    }
-
-    /// Bytes of scratch that one thread needs; the scratch must be aligned to 64 bytes.
-    pub fn scratch_bytes(&self, isa: &Isa) -> usize {
-        match self {
-            Self::CacheWrite { .. } => crate::kernels::cache::scratch_bytes(self, isa),
-            Self::Attention { .. } => crate::kernels::attention::scratch_bytes(self, isa),
-            Self::AttentionMerge { splits, .. } => splits * 4,
-            Self::Router { desc, .. } => crate::kernels::router::scratch_bytes(desc, isa),
-            &Self::ExpertGateUp { layout, hidden, format, compute, schedule, .. } => {
-                let products =
-                    crate::kernels::multiply::scratch_bytes(isa, hidden, format, compute, schedule);
-                products + crate::kernels::expert::gathered_bytes(isa, layout.rows, hidden, compute)
-            }
-            &Self::Linear { k: depth, format, compute, schedule, .. }
-            | &Self::ExpertDown { inter: depth, format, compute, schedule, .. } => {
-                crate::kernels::multiply::scratch_bytes(isa, depth, format, compute, schedule)
-            }
-            _ => 0,
         }
     }
 

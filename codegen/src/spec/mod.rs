@@ -6,11 +6,12 @@
 //! from row to row, in elements. Results do not depend on how work items are split.
 
 mod facts;
+pub mod schedule;
 mod symbol;
 
-use crate::schedule::Schedule;
 use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu, RopeStyle, RouterDesc};
 use moec_ir::types::{Format, GROUP};
+use schedule::Schedule;
 
 pub(crate) use facts::panels;
 

@@ -1,8 +1,8 @@
 //! Symbols of kernels: every parameter, spelt so that equal symbols mean equal kernels.
 
+use super::schedule::Schedule;
 use super::{Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm};
 use crate::machine::Isa;
-use crate::schedule::Schedule;
 use moec_ir::op::{DispatchLayout, Glu, GroupScore, Renorm, RopeStyle, RouterDesc, Score, WeightFrom};
 use std::fmt::Write as _;
 

@@ -1,6 +1,6 @@
 //! Artifacts of units beside the processor: written by their families.
 
-use super::cache::cache_dir;
+use crate::cache_dir;
 use crate::error::Result;
 use crate::interrupt;
 use crate::passes::parts;
@@ -47,7 +47,7 @@ pub fn write(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u6
         parts: &parts,
         numbers: &numbers,
         root,
-        cache: &cache_dir()?,
+        cache: &cache_dir::path()?,
         next: &next,
     })?;
     // An interrupt ends the programs of a family, too: that is no failure of theirs.

@@ -3,13 +3,12 @@
 //! The crate is built in the cache folder, where everything but the generated part stays compiled from bundle to
 //! bundle. Paths are remapped, so the binary does not depend on where it was built.
 
-use super::cache;
-use super::hashing::{hex, sha256};
-use super::partial::io_error;
 use super::runner::{LOCK, remove_others, write, write_sources};
-use super::toolchain::{Cross, Toolchain};
+use super::toolchain::{Cross, Toolchain, cargo};
 use super::{KERNELS, PLAN};
-use crate::error::{Error, Result};
+use crate::cache_dir;
+use crate::error::{Error, Result, io_error};
+use crate::hashing::{hex, sha256};
 use crate::interrupt;
 use crate::progress::Progress;
 use moec_cpu::SourceFile;
@@ -23,17 +22,15 @@ use std::process::{Command, Stdio};
 /// Lines of what cargo said last that an error shows.
 const LAST_WORDS: usize = 20;
 
-/// The cargo to build with: `$CARGO`, or `cargo` on the path.
-pub fn cargo() -> OsString {
-    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
-}
-
 /// The cache folder, which must be writable where cargo builds. Asked for before a model is compiled in vain.
 ///
 /// # Errors
 /// What is wrong with it.
 pub fn ask() -> Result<PathBuf> {
-    cache::writable_for("building `run` with cargo", Some("leave `run` out (`--no-run`) and use `moec run`"))
+    cache_dir::writable_for(
+        "building `run` with cargo",
+        Some("leave `run` out (`--no-run`) and use `moec run`"),
+    )
 }
 
 /// Builds `run` for a bundle whose plan and kernels stand in `bundle`, and puts it there.

@@ -3,10 +3,10 @@
 //! A folder is a bundle if its `manifest.json` is one that moec wrote; a file of that name is not enough. What the manifest
 //! does not list is somebody's, and a folder that holds any of it is left alone. Links are never followed.
 
+use super::MANIFEST;
 use super::manifest;
-use super::partial::{MANIFEST, io_error};
 use super::{RUN, SIGNATURE};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;

@@ -2,13 +2,14 @@
 //! has changed or is gone; the name alone would say nothing there.
 
 use super::DEVICE;
-use super::partial::io_error;
-use super::read::Bundle;
-use crate::error::{Error, Result};
+use super::manifest::Manifest;
+use crate::error::{Error, Result, io_error};
 use moec_cpu::CpuTarget;
 use moec_device::Device;
+use moec_ir::plan::Plan;
 use std::fs::File;
 use std::io::Read;
+use std::path::Path;
 
 /// Most bytes of a description.
 const MOST: u64 = 1 << 20;
@@ -30,11 +31,11 @@ pub fn text(target: &CpuTarget) -> Result<String> {
 ///
 /// # Errors
 /// None in the bundle, one that is no description, or another than the plan was made for.
-pub fn read(bundle: &Bundle) -> Result<Device> {
-    let path = bundle.folder.join(DEVICE);
+pub fn read(folder: &Path, manifest: &Manifest, plan: &Plan) -> Result<Device> {
+    let path = folder.join(DEVICE);
     let again = |e: Error| e.hint("build the bundle again");
-    let entry = bundle.manifest.files.get(DEVICE).ok_or_else(|| {
-        again(Error::input(format!("the manifest of `{}` lists no `{DEVICE}`", bundle.folder.display())))
+    let entry = manifest.files.get(DEVICE).ok_or_else(|| {
+        again(Error::input(format!("the manifest of `{}` lists no `{DEVICE}`", folder.display())))
     })?;
     if entry.bytes > MOST {
         return Err(again(Error::input(format!("`{}` is too large for a device", path.display()))));
@@ -43,7 +44,7 @@ pub fn read(bundle: &Bundle) -> Result<Device> {
     let file = File::open(&path).map_err(|e| io_error("read", &path, &e))?;
     file.take(MOST).read_to_string(&mut text).map_err(|e| again(io_error("read", &path, &e)))?;
     let device = Device::parse(&text, &path).map_err(|e| again(Error::input(e.to_string())))?;
-    let (placement, name) = (&bundle.plan.placement, &bundle.plan.target.name);
+    let (placement, name) = (&plan.placement, &plan.target.name);
     let units: Vec<&str> = device.units.iter().map(|u| u.name.as_str()).collect();
     if device.name != *name || !placement.is_dynamic() && placement.units != units {
         return Err(again(Error::input(format!("`{}` is not of the device `{name}`", path.display()))));
@@ -57,7 +58,6 @@ mod tests {
 
     use super::*;
     use moec_device::BUILT_IN;
-    use std::path::Path;
 
     #[test]
     fn a_description_is_read_as_it_was_written() {

@@ -5,8 +5,7 @@
 //! cargo, no cache, no network. What is linked depends on no folder: the same inputs give the same bytes.
 
 use super::KERNELS;
-use super::partial::io_error;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::interrupt;
 use std::fs;
 use std::path::Path;

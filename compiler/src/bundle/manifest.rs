@@ -1,8 +1,8 @@
 //! `manifest.json`: what a bundle is made of.
 
-use super::hashing::{hex, sha256};
-use super::partial::{MANIFEST, io_error};
-use crate::error::{Error, Result};
+use super::MANIFEST;
+use crate::error::{Error, Result, io_error};
+use crate::hashing::{hex, sha256};
 use moec_runtime::regular;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

@@ -15,11 +15,9 @@
 //! | `manifest.json.minisig` | a signature of the manifest, where somebody signed it; the manifest does not list it |
 
 pub mod artifacts;
-pub mod cache;
 pub mod cargo;
 pub mod destination;
 pub mod device;
-pub mod hashing;
 mod in_order;
 pub mod link;
 pub mod manifest;
@@ -34,6 +32,8 @@ pub mod toolchain;
 pub mod workspace;
 pub mod write;
 
+/// Sizes and hashes of all files. It marks a folder as a bundle.
+pub const MANIFEST: &str = "manifest.json";
 /// Weights that every token reads.
 pub const DENSE: &str = "weights/dense.bin";
 /// Weights of routed experts.

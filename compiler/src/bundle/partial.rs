@@ -5,17 +5,13 @@
 
 use super::destination::{self, Standing};
 use super::swap::{exchange, reached};
-use super::workspace::{self, TRIES, Turn, Workspace};
-pub use crate::error::io_error;
-use crate::error::{Error, Result};
+use super::workspace::{self, TRIES, Turn, Workspace, parent_of};
+use crate::error::{Error, Result, io_error};
 use crate::interrupt::{self, Hold};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-
-/// File that marks a folder as a bundle.
-pub const MANIFEST: &str = "manifest.json";
 
 /// A bundle being written.
 #[derive(Debug)]
@@ -184,13 +180,10 @@ fn sync_all(folder: &Path) -> Result<(), (PathBuf, io::Error)> {
 /// Threads that wait for the disk.
 const SYNCING: usize = 8;
 
-pub(super) fn parent_of(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bundle::MANIFEST;
     use crate::bundle::manifest::{BUNDLE_VERSION, Manifest};
     use std::collections::BTreeMap;
 

@@ -2,10 +2,9 @@
 
 use super::artifacts::is_inside;
 use super::manifest::{Manifest, digest};
-use super::partial::io_error;
 use super::{DECISIONS, GRAPH, KERNELS, PLAN, destination, workspace};
 use crate::decisions::{Decisions, VERSION};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::progress::Progress;
 use moec_cpu::{HostError, HostUnit};
 use moec_device::Device;
@@ -79,7 +78,7 @@ impl Bundle {
     /// # Errors
     /// As [`super::device::read`].
     pub fn device(&self) -> Result<Device> {
-        super::device::read(self)
+        super::device::read(&self.folder, &self.manifest, &self.plan)
     }
 
     /// The Graph that the plan computes.

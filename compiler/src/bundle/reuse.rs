@@ -14,10 +14,10 @@
 //! Nothing depends on it: a block that is not there, or has another checksum, is packed. All of this only saves time, so no
 //! failure here is an error.
 
-use super::cache::cache_dir;
-use super::hashing::{hex, sha256};
 use super::manifest::Manifest;
+use crate::cache_dir;
 use crate::disk;
+use crate::hashing::{hex, sha256};
 use crate::import::Checkpoint;
 use moec_ir::Weight;
 use moec_ir::plan::Segment;
@@ -99,7 +99,7 @@ impl Reuse {
         let stamp = stamp(checkpoint)?;
         let moec = std::env::current_exe().and_then(fs::metadata).ok()?;
         let moec = format!("{} {} {:?}", env!("CARGO_PKG_VERSION"), moec.len(), moec.modified().ok()?);
-        let folder = cache_dir().ok()?.join(FOLDER).join(short(&stamp));
+        let folder = cache_dir::path().ok()?.join(FOLDER).join(short(&stamp));
         let rounding = rounding.unwrap_or_default().to_owned();
         let mut reuse =
             Self { folder, origin: format!("{moec}\n{stamp}"), stamp, rounding, known: HashMap::new() };

@@ -3,10 +3,8 @@
 //! `runner/` in a bundle is a workspace of its own: the generated crate, and copies of `moec-runtime` and
 //! `moec-ir` under `vendor/`. [`super::cargo`] builds it.
 
-pub use super::cache::cache_dir;
-use super::partial::io_error;
 use super::toolchain::{MAC_SCRIPT, deployment_target};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use include_dir::{Dir, include_dir};
 use moec_cpu::SourceFile;
 use std::collections::BTreeSet;
@@ -163,7 +161,7 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cargo::cargo;
+    use super::super::toolchain::cargo;
     use super::*;
     use std::process::Command;
 

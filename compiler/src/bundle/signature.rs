@@ -3,11 +3,11 @@
 //! A signature lies beside the manifest and is not listed in it, so that who signs changes nothing of the bundle. Keys and
 //! signatures are minisign's own files: either program makes and checks them.
 
+use super::MANIFEST;
 use super::SIGNATURE;
 use super::manifest::digest;
-use super::partial::{MANIFEST, io_error};
 use super::read::Bundle;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use minisign::{KeyPair, PublicKeyBox, SecretKey, SecretKeyBox, SignatureBox};
 use minisign_verify::{Error as Fault, PublicKey, Signature};
 use moec_runtime::regular;

@@ -4,9 +4,8 @@
 //! built by cargo, with a rustc that has the standard library of the target, and a linker; for machines of another
 //! kind [`CROSS`] has a row. [`Route`] is which of the two.
 
-use super::cache::cache_dir;
-use super::cargo::cargo;
 use super::link;
+use crate::cache_dir;
 use moec_device::is_host;
 use std::ffi::OsString;
 use std::fmt;
@@ -226,7 +225,7 @@ pub(crate) fn own_rustc() -> OsString {
 /// moec's cache (`cargo xtask setup` does it), the distribution's.
 fn rustcs(triple: &str) -> Vec<OsString> {
     let mut all = vec![own_rustc()];
-    if let Ok(cache) = cache_dir() {
+    if let Ok(cache) = cache_dir::path() {
         all.push(cache.join("toolchains").join(triple).join("bin/rustc").into());
     }
     all.push("/usr/bin/rustc".into());
@@ -254,6 +253,11 @@ fn said(program: &OsString, args: &[&str]) -> Option<String> {
 pub fn parsed(line: &str) -> Option<(u32, u32)> {
     let mut parts = line.split_whitespace().nth(1)?.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+/// The cargo to build with: `$CARGO`, or `cargo` on the path.
+pub fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
 #[cfg(test)]

@@ -5,11 +5,11 @@
 //! `replaced` where the system renames twice. Who can take the lock knows that the build is dead, whoever has its process
 //! id by now. The next build of that name removes what is left; whoever finds no bundle at all puts `replaced` back first.
 
+use super::MANIFEST;
 use super::destination::{self, Standing, gone};
 use super::manifest;
-use super::partial::{MANIFEST, io_error, parent_of};
 use super::swap::reached;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -296,4 +296,8 @@ fn same_file(_file: &File, path: &Path) -> bool {
 /// Waits until names in a folder are on the disk.
 pub(super) fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
+}
+
+pub(super) fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -1,15 +1,16 @@
 //! Writing a bundle.
 
-use super::hashing::{hex, sha256};
+use super::MANIFEST;
 use super::manifest::{BUNDLE_VERSION, Manifest, digest, entry};
 use super::pack::{Packing, pack};
-use super::partial::{MANIFEST, Partial, io_error};
+use super::partial::Partial;
 use super::reuse::Reuse;
 use super::toolchain::{Missing, Route};
 use super::{
     DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, artifacts, cargo, device, link, runner,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
+use crate::hashing::{hex, sha256};
 use crate::interrupt;
 use crate::pipeline::Compilation;
 use crate::progress::Progress;

@@ -3,10 +3,10 @@
 //! A profile that a build takes itself is kept in the cache under a hash of everything that it depends on.
 
 use super::{Request, WINDOW, calibrate, read_texts};
-use crate::bundle::hashing::{hex, sha256};
 use crate::bundle::manifest::ProfileEntry;
-use crate::bundle::runner::cache_dir;
+use crate::cache_dir;
 use crate::error::{Error, Result};
+use crate::hashing::{hex, sha256};
 use crate::passes::lower::lower;
 use crate::pipeline::Compilation;
 use crate::profile::importance::too_few;
@@ -88,7 +88,7 @@ fn cached(c: &Compilation<'_>, origin: &Origin, progress: &Progress) -> Result<P
         let _ = write!(key, " {}", hex(hash));
     }
     let name = format!("{}.trace", hex(&sha256(key.as_bytes())));
-    let path = cache_dir()?.join("profiles").join(name);
+    let path = cache_dir::path()?.join("profiles").join(name);
     // A file that cannot be used is taken anew, whatever is wrong with it.
     if let Some(kept) = Profile::read(&path).ok().filter(|p| p.origin == *origin) {
         progress.stage("Calibrated", &format!("before ({})", path.display()));

@@ -75,7 +75,7 @@ pub fn calibrate(
     own.shapes.prefill_chunk = shapes.prefill_chunk.min(window);
     own.memory.kv_cache = KvCache::F32;
     own.memory.budget = None;
-    let target = crate::build::target("native")?.with_activations(Activations::F32);
+    let target = crate::targets::target("native")?.with_activations(Activations::F32);
 
     let mut compilation = Compilation::new(&own, checkpoint, spec, &target);
     let weights = as_stored(checkpoint, &lower(spec, &compilation.shapes()?)?);

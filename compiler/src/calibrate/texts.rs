@@ -1,8 +1,7 @@
 //! The texts of a calibration, as words or as tokens, and the pieces of them that are read.
 
-use crate::bundle::hashing::sha256;
-use crate::bundle::partial::io_error;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
+use crate::hashing::sha256;
 use moec_runtime::regular;
 use moec_runtime::text::Text;
 use std::path::{Path, PathBuf};

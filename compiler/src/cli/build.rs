@@ -1,9 +1,13 @@
 //! `moec build`.
 
-use super::verbs;
-use crate::Result;
+use super::{bundle, output};
+use crate::bundle::toolchain::Missing;
+use crate::pipeline::Stops;
 use crate::progress::Progress;
+use crate::{Result, human};
+use serde_json::json;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// Compile a model into a bundle
 ///
@@ -51,5 +55,54 @@ pub struct Args {
 /// # Errors
 /// Whatever keeps the bundle from being written.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
-    verbs::build(args, progress)
+    let start = Instant::now();
+    let request = crate::build::Request {
+        config: &args.config,
+        target: &args.target,
+        output: args.output.as_deref(),
+        tune: args.tune.then(|| Duration::from_secs(u64::from(args.tune_time))),
+        link: !args.no_run,
+        from_source: args.run_from_source,
+        reuse: !args.no_reuse,
+        stops: Stops { print_after: args.print_after.as_deref(), stop_after: args.stop_after.as_deref() },
+    };
+    let mut printed = Ok(());
+    let built = crate::build::build(&request, progress, &mut |text| printed = output::data(text))?;
+    printed?;
+    let Some(built) = built else { return Ok(()) };
+    let folder = built.folder.display();
+    if let Some(missing) = &built.summary.missing {
+        let way = match missing {
+            Missing::Mac(_) => missing.hint(),
+            _ => "`moec doctor` says what to install".to_owned(),
+        };
+        progress.warn(&format!(
+            "`{folder}` has no `run`: {missing} ({way}); `moec run {folder} …` needs none on a machine of the \
+             target's kind"
+        ));
+    }
+    progress.stage("Manifest", &format!("SHA-256 {}", built.summary.manifest_sha256));
+    let [reused, all] = [built.summary.reused_bytes, built.summary.weight_bytes].map(human::bytes);
+    let taken = if built.summary.reused_bytes > 0 {
+        format!(", {reused} from earlier bundles")
+    } else {
+        String::new()
+    };
+    progress.finished(&format!("{folder} ({all}{taken})"), start);
+    if args.json {
+        output::json(&json!({
+            "bundle": built.folder,
+            "run": built.summary.run,
+            "manifest_sha256": built.summary.manifest_sha256,
+            "weight_bytes": built.summary.weight_bytes,
+            "reused_bytes": built.summary.reused_bytes,
+            "packing_seconds": built.summary.packing.as_secs_f64(),
+            "package_bytes": built.summary.package_bytes,
+            "seconds": start.elapsed().as_secs_f64(),
+            "peak_memory_bytes": moec_runtime::cpu::peak_memory(),
+            "helper_peak_memory_bytes": moec_runtime::cpu::peak_memory_of_children(),
+            "plan": bundle::facts(&built.plan),
+        }))?;
+    }
+    Ok(())
 }

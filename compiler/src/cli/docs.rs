@@ -3,7 +3,6 @@
 use super::{Cli, output};
 use crate::bundle::toolchain::CROSS;
 use crate::import::FAMILIES;
-use crate::simulate::{page, reproduce::Bench};
 use crate::{Error, Result, config, human};
 use clap::CommandFactory as _;
 use moec_device::{BUILT_IN, Cache, Device};
@@ -17,7 +16,6 @@ pub const PAGES: &[Page] = &[
     ("cli.md", || Ok(command_line())),
     ("model-toml.md", || Ok(config::markdown())),
     ("models.md", || Ok(models())),
-    ("npumoe.md", || Ok(page::page(&Bench::new()?.report(None)?))),
     ("targets.md", targets),
 ];
 

@@ -1,8 +1,9 @@
 //! `moec doctor`: what this machine has of what moec needs.
 
 use super::{output, targets};
+use crate::bundle::link;
 use crate::bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
-use crate::bundle::{cache, link};
+use crate::cache_dir;
 use crate::families::FAMILIES;
 use crate::{Result, disk, human};
 use moec_device::{BUILT_IN, Device, is_host};
@@ -172,7 +173,7 @@ fn cross(to: &Cross) -> Found {
 
 /// What the target families need. Without it moec builds for every other target.
 fn families() -> Vec<(&'static str, Found)> {
-    let Ok(cache) = cache::cache_dir() else {
+    let Ok(cache) = cache_dir::path() else {
         let hint = "set `MOEC_CACHE` to one";
         return vec![("families", Found::new(Status::Warn, "there is no cache folder", hint))];
     };
@@ -208,10 +209,10 @@ fn mac() -> Found {
 /// The cache folder: for what is compiled for other machines, tuned, calibrated or compared.
 fn cache_folder() -> Found {
     let hint = "set `MOEC_CACHE` to a folder that you can write; `--tune`, calibration and `run` for other machines need it";
-    let Ok(folder) = cache::cache_dir() else {
+    let Ok(folder) = cache_dir::path() else {
         return Found::new(Status::Fail, "there is no cache folder", hint);
     };
-    match cache::probe(&folder) {
+    match cache_dir::probe(&folder) {
         Ok(()) => Found::new(Status::Ok, format!("`{}` is writable", folder.display()), hint),
         Err(e) => Found::new(Status::Fail, format!("`{}` cannot be written: {e}", folder.display()), hint),
     }

@@ -1,9 +1,14 @@
 //! `moec eval`.
 
-use super::verbs;
-use crate::Result;
+use super::output;
+use crate::bundle::read::Bundle;
+use crate::error::io_error;
+use crate::evaluate::{self, Tasks};
 use crate::progress::Progress;
-use std::path::PathBuf;
+use crate::{Error, Result};
+use moec_runtime::regular;
+use serde_json::json;
+use std::path::{Path, PathBuf};
 
 /// Measure a bundle's quality: perplexity, exact match
 #[derive(Clone, Debug, clap::Args)]
@@ -52,5 +57,72 @@ fn gamma(text: &str) -> Result<f64, String> {
 /// # Errors
 /// The bundle cannot be executed here, or a file cannot be read.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
-    verbs::eval(args, progress)
+    let read = |path: &Path| regular::read_text(path, regular::TEXT).map_err(|e| io_error("read", path, &e));
+    let questions = |path: &Path| evaluate::questions(&read(path)?, &path.display().to_string());
+    let tasks = Tasks {
+        text: args.text.as_deref().map(read).transpose()?,
+        questions: args.qa.as_deref().map(questions).transpose()?,
+        window: args.window as usize,
+        windows: args.windows.map(|w| w as usize),
+    };
+    let bundle = Bundle::open(&args.bundle)?;
+    if args.big_little {
+        let measured = evaluate::big_little::evaluate(&bundle, &args.gamma, &tasks, progress)?;
+        if args.json {
+            return output::json(&serde_json::to_value(&measured).map_err(|e| Error::bug(e.to_string()))?);
+        }
+        return output::data(&output::table(&big_little_rows(&measured)));
+    }
+    let against = args.against.as_deref().map(Bundle::open).transpose()?;
+    let quality = evaluate::evaluate(&bundle, against.as_ref(), &tasks, progress)?;
+    if args.json {
+        let mut value = serde_json::to_value(&quality).map_err(|e| Error::bug(e.to_string()))?;
+        if let Some([dropped, spilled, padded]) = quality.rates() {
+            value["rates"] = json!({"dropped": dropped, "spilled": spilled, "padded": padded});
+        }
+        return output::json(&value);
+    }
+    let mut rows = Vec::new();
+    if let (Some(p), Some(n), Some(w)) = (quality.perplexity, quality.tokens, quality.windows) {
+        rows.push(vec!["perplexity".to_owned(), format!("{p:.4}"), format!("{n} tokens in {w} windows")]);
+    }
+    if let (Some(same), Some(kl)) = (quality.same_choice, quality.divergence) {
+        rows.push(vec![
+            "same choice".to_owned(),
+            format!("{:.2} %", 100.0 * same),
+            "of next tokens".to_owned(),
+        ]);
+        rows.push(vec![
+            "divergence".to_owned(),
+            format!("{kl:.6}"),
+            "nats per token (Kullback-Leibler)".to_owned(),
+        ]);
+    }
+    if let Some([drop, spill, padding]) = quality.rates() {
+        let percent = |x: f64| format!("{:.2} %", 100.0 * x);
+        let pairs = "of the (token, expert) pairs";
+        rows.push(vec!["dropped".to_owned(), percent(drop), pairs.to_owned()]);
+        rows.push(vec!["spilled".to_owned(), percent(spill), pairs.to_owned()]);
+        rows.push(vec!["padding".to_owned(), percent(padding), "of the rows of static graphs".to_owned()]);
+    }
+    if let (Some(x), Some(n)) = (quality.exact_match, quality.questions) {
+        rows.push(vec!["exact match".to_owned(), format!("{:.2} %", 100.0 * x), format!("{n} questions")]);
+    }
+    output::data(&output::table(&rows))
+}
+
+/// One row for each γ.
+fn big_little_rows(measured: &evaluate::big_little::BigLittle) -> Vec<Vec<String>> {
+    let head = ["gamma", "perplexity", "all experts", "exact match", "all experts in answers"];
+    let share = |x: Option<f64>| x.map_or_else(|| "-".to_owned(), |x| format!("{:.2} %", 100.0 * x));
+    let rows = measured.gammas.iter().map(|g| {
+        vec![
+            g.gamma.to_string(),
+            g.perplexity.map_or_else(|| "-".to_owned(), |p| format!("{p:.4}")),
+            share(g.fallback_ratio),
+            share(g.exact_match),
+            share(g.answer_fallback_ratio),
+        ]
+    });
+    std::iter::once(head.map(str::to_owned).to_vec()).chain(rows).collect()
 }

@@ -1,7 +1,7 @@
 //! `moec inspect`.
 
-use super::{caches, facts, output, trace, verbs};
-use crate::bundle::partial::MANIFEST;
+use super::{bundle, caches, facts, output, trace};
+use crate::bundle::MANIFEST;
 use crate::bundle::workspace;
 use crate::config::{Config, sizes};
 use crate::import::{self, ImportOptions, ModelSpec};
@@ -15,15 +15,8 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// A `model.toml`, a checkpoint's folder, a profile (`.trace`) or a bundle
     pub path: PathBuf,
-    /// Write a profile as a page with heat maps, for a browser
-    #[arg(long, value_name = "FILE.HTML", conflicts_with = "against")]
-    pub html: Option<PathBuf>,
-    /// Say how far a profile agrees with this one on the busiest experts of each layer (Overlap@K)
-    #[arg(long, value_name = "FILE.TRACE")]
-    pub against: Option<PathBuf>,
-    /// How many of the busiest experts `--against` compares [default: 4,8]
-    #[arg(long, value_name = "K", value_delimiter = ',', requires = "against", value_parser = clap::value_parser!(u32).range(1..))]
-    pub top: Vec<u32>,
+    #[command(flatten)]
+    profile: trace::Args,
     /// Replay a profile's routing through every cache policy, for these sizes (25%,50%,75%)
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     pub cache: Vec<caches::Share>,
@@ -39,7 +32,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let path = &args.path;
     let shown = path.display();
-    if (args.html.is_some() || args.against.is_some()) && !trace::is_one(path) {
+    if (args.profile.html.is_some() || args.profile.against.is_some()) && !trace::is_one(path) {
         return Err(Error::usage(format!("`{shown}` is no profile, and `--html` and `--against` take one"))
             .hint("`moec calibrate model.toml` records a profile"));
     }
@@ -50,13 +43,13 @@ pub fn run(args: &Args) -> Result<()> {
     // A bundle whose build was killed while it was being replaced is put back.
     let _ = workspace::recover(path);
     if path.join(MANIFEST).is_file() {
-        verbs::inspect_bundle(args)
+        bundle::inspect(path, args.json)
     } else if path.join("config.json").is_file() {
         let (_, spec) = import::open(path, &ImportOptions::default())?;
         print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
     } else if trace::is_one(path) {
         match args.cache.as_slice() {
-            [] => trace::inspect(args),
+            [] => trace::inspect(path, &args.profile, args.json),
             sizes => caches::inspect(path, sizes, args.json),
         }
     } else if path.is_dir() {

@@ -4,6 +4,7 @@
 //! SIGTERM).
 
 pub mod build;
+mod bundle;
 pub mod caches;
 pub mod calibrate;
 pub mod completions;
@@ -28,7 +29,6 @@ pub mod synth;
 pub mod targets;
 mod trace;
 mod trust;
-pub mod verbs;
 pub mod verify;
 
 use crate::progress::Progress;

@@ -2,6 +2,7 @@
 
 use crate::{Error, Result};
 use anstyle::{AnsiColor, Style};
+use comfy_table::{Table, presets};
 use std::fmt::Write as _;
 use std::io::{ErrorKind, Write as _};
 
@@ -86,21 +87,14 @@ pub fn error(error: &Error) {
     let _ = anstream::stderr().lock().write_all(render(error).as_bytes());
 }
 
-/// Rows in columns, two spaces apart; the last column is as wide as it likes.
+/// Rows in columns, two spaces apart.
 pub fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let mut out = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{cell:width$}  ");
-        }
-        out += line.trim_end();
-        out.push('\n');
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
     }
-    out
+    table.lines().map(|line| line.trim_end().to_owned() + "\n").collect()
 }
 
 #[cfg(test)]

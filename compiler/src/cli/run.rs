@@ -1,8 +1,13 @@
 //! `moec run`.
 
-use super::verbs;
-use crate::Result;
+use super::trust;
+use crate::bundle::read::Bundle;
+use crate::families;
 use crate::progress::Progress;
+use crate::twin::Twin;
+use crate::{Error, Result};
+use moec_runtime::Program;
+use moec_runtime::cli::Beside;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -32,5 +37,23 @@ pub struct Args {
 /// # Errors
 /// The bundle cannot be opened, or its verb fails.
 pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
-    verbs::run(args, progress)
+    let bundle = Bundle::open(&args.bundle)?;
+    if args.key.is_some() {
+        trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
+        bundle.manifest.check(&bundle.folder, true)?;
+    }
+    let name = format!("moec run {}", args.bundle.display());
+    let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
+    if args.emulate && !bundle.plan.graphs.is_empty() {
+        let twin = Twin::of(&bundle, progress)?;
+        let family = families::statics(&bundle.device()?)?;
+        let graphs = || family.host();
+        let beside = Beside { weights: twin.folder(), graphs: &graphs };
+        return Ok(moec_runtime::cli::run(twin.program(), &bundle.folder, Some(beside), words, &name));
+    }
+    let unit = if args.emulate { bundle.emulated_unit(progress)? } else { bundle.unit()? };
+    let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
+        .map_err(|e| Error::input("the plan does not run here").because(e))?
+        .emulating(unit.emulated());
+    Ok(moec_runtime::cli::run(&program, &bundle.folder, None, words, &name))
 }

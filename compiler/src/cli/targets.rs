@@ -1,7 +1,7 @@
 //! `moec targets`.
 
 use super::output;
-use crate::families::device;
+use crate::targets::device;
 use crate::{Error, Result};
 use moec_device::{BUILT_IN, Device};
 use serde_json::{Value, json};

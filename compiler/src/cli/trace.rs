@@ -1,16 +1,30 @@
 //! `moec inspect` of a profile.
 
-use super::{heat, inspect, loads, output};
-use crate::bundle::hashing::hex;
-use crate::bundle::partial::io_error;
+use super::{heat, loads, output};
+use crate::error::io_error;
+use crate::hashing::hex;
 use crate::profile::correlations::Correlations;
 use crate::profile::{Profile, Routing, file};
 use crate::{Result, human};
 use serde_json::{Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Least-used experts that are shown of each layer.
 const SHOWN: usize = 4;
+
+/// What is asked of a profile.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Args {
+    /// Write a profile as a page with heat maps, for a browser
+    #[arg(long, value_name = "FILE.HTML", conflicts_with = "against")]
+    pub(super) html: Option<PathBuf>,
+    /// Say how far a profile agrees with this one on the busiest experts of each layer (Overlap@K)
+    #[arg(long, value_name = "FILE.TRACE")]
+    pub(super) against: Option<PathBuf>,
+    /// How many of the busiest experts `--against` compares [default: 4,8]
+    #[arg(long, value_name = "K", value_delimiter = ',', requires = "against", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) top: Vec<u32>,
+}
 
 /// Whether a path is to be read as a profile.
 pub(super) fn is_one(path: &Path) -> bool {
@@ -21,8 +35,7 @@ pub(super) fn is_one(path: &Path) -> bool {
 ///
 /// # Errors
 /// It cannot be read.
-pub(super) fn inspect(args: &inspect::Args) -> Result<()> {
-    let (path, as_json) = (args.path.as_path(), args.json);
+pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
     let profile = Profile::read(path)?;
     if let Some(other) = &args.against {
         return loads::overlap(&profile, &Profile::read(other)?, &args.top, as_json);

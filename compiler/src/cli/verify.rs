@@ -1,9 +1,13 @@
 //! `moec verify`.
 
-use super::verbs;
+use super::{output, trust};
+use crate::bundle::read::Bundle;
+use crate::import::{Checkpoint, ImportOptions};
 use crate::progress::Progress;
+use crate::verify::{Distance, NodeReport, Report};
 use crate::{Error, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Execute a bundle's artifacts against the reference, and report the error
 ///
@@ -47,5 +51,114 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     {
         return Err(Error::usage(format!("`--bound` is {bound}, expected a number of at least 0")));
     }
-    verbs::verify(args, progress)
+    let start = Instant::now();
+    let bundle = Bundle::open(&args.bundle)?;
+    let trust = trust::Trust::of(&bundle, args.key.as_deref(), progress)?;
+    let checkpoint = args.source.as_deref().map(|dir| open_source(&bundle, dir)).transpose()?;
+    if args.without_execution {
+        let report = crate::verify::statics::verify(&bundle, checkpoint.as_ref(), progress)?;
+        trust.print_static(&report, args.json)?;
+        progress
+            .finished(&format!("{} is as it was built; nothing was executed", args.bundle.display()), start);
+        return Ok(());
+    }
+    let report = crate::verify::verify(&bundle, checkpoint.as_ref(), args.bound, progress)?;
+    if args.json {
+        output::json(&trust.beside(&report)?)?;
+    } else {
+        // The verdict is what was asked for; the errors of single steps say why, to those who want to know.
+        if !progress.is_quiet() {
+            output::data(&format!("{}\n", output::table(&trust.rows())))?;
+        }
+        if !report.entries.is_empty() && !progress.is_quiet() {
+            output::data(&format!("{}\n{COLUMNS}\n", output::table(&report_rows(&report))))?;
+        }
+        if !report.packages.is_empty() && !progress.is_quiet() {
+            output::data(&format!("{}\n", output::table(&package_rows(&report))))?;
+        }
+        output::data(&report.verdict(&args.bundle.display().to_string()))?;
+    }
+    let failures = report.failures();
+    if failures.is_empty() {
+        progress.finished(&format!("{} is right", args.bundle.display()), start);
+        return Ok(());
+    }
+    let error = Error::input(format!("`{}` is further off than it may be", args.bundle.display()));
+    Err(failures.iter().take(8).fold(error, Error::because))
+}
+
+/// The checkpoint that a bundle was built from.
+fn open_source(bundle: &Bundle, dir: &Path) -> Result<Checkpoint> {
+    let checkpoint = Checkpoint::open(dir, &ImportOptions { allow_nonfinite: true })?;
+    if checkpoint.fingerprint() == bundle.manifest.source_fingerprint {
+        return Ok(checkpoint);
+    }
+    Err(Error::input(format!("the bundle was not built from `{}`", dir.display()))
+        .hint("name the checkpoint's folder that the `model.toml` named"))
+}
+
+/// Every function of every package.
+fn package_rows(report: &Report) -> Vec<Vec<String>> {
+    let head = ["package", "function", "experts", "error", "up to", "findings"].map(str::to_owned).to_vec();
+    let rows = report.packages.iter().map(|f| {
+        let found = if f.findings.is_empty() { "-".to_owned() } else { f.findings.join("; ") };
+        vec![
+            f.package.clone(),
+            f.function.clone(),
+            if f.experts == 0 { "-".to_owned() } else { f.experts.to_string() },
+            format!("{:.1e}", f.error.relative),
+            format!("{:.1e}", f.bound),
+            found,
+        ]
+    });
+    std::iter::once(head).chain(rows).collect()
+}
+
+/// What the columns of [`report_rows`] mean.
+const COLUMNS: &str = "\
+Errors are root mean squares, relative to what is right.
+own error     the worst step of these, which got exactly what the reference got
+up to         what its formats and its arithmetic explain; more is wrong (logits: summed error)
+summed error  the worst of these steps beside a reference that has computed all steps before it by itself";
+
+/// The worst step of every operator in every entry point.
+fn report_rows(report: &Report) -> Vec<Vec<String>> {
+    let mut rows = vec![
+        ["entry point", "operator", "steps", "own error", "up to", "summed error", "worst in"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for entry in &report.entries {
+        let mut ops: Vec<&str> = entry.nodes.iter().map(|n| n.op).collect();
+        ops.sort_unstable();
+        ops.dedup();
+        for op in ops {
+            let nodes: Vec<_> = entry.nodes.iter().filter(|n| n.op == op).collect();
+            let chained = nodes.iter().filter_map(|n| n.chained).reduce(Distance::max);
+            let share = |n: &NodeReport| n.local.relative / report.allowed(n).max(f64::MIN_POSITIVE);
+            let Some(worst) = nodes.iter().max_by(|a, b| share(a).total_cmp(&share(b))) else {
+                continue;
+            };
+            rows.push(vec![
+                entry.entry.clone(),
+                op.to_owned(),
+                nodes.len().to_string(),
+                format!("{:.1e}", worst.local.relative),
+                format!("{:.1e}", report.allowed(worst)),
+                chained.map_or_else(|| "-".to_owned(), |d| format!("{:.1e}", d.relative)),
+                worst.scope.clone(),
+            ]);
+        }
+        let logits = format!("{:.1e}", entry.logits.relative);
+        rows.push(vec![
+            entry.entry.clone(),
+            "(logits)".into(),
+            String::new(),
+            String::new(),
+            format!("{:.1e}", report.allowed_of_logits(entry)),
+            logits,
+            format!("{} of {} rows", entry.rows, entry.all_rows),
+        ]);
+    }
+    rows
 }

@@ -1,6 +1,6 @@
 //! The keys of `model.toml`, one row each.
 
-use super::read::{Value, Wrong};
+use super::value::{Value, Wrong};
 use super::{Activations, Config, Home, KvCache, Overflow, Rounding, Size};
 use crate::human;
 use moec_ir::Format;

@@ -9,6 +9,7 @@ mod read;
 mod template;
 #[cfg(test)]
 mod tests;
+mod value;
 
 pub use keys::{KEYS, Key};
 pub use page::markdown;

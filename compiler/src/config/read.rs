@@ -1,73 +1,13 @@
 //! Reading the text: every error names file, line and key.
 
+use super::value::{Value, Wrong};
 use super::{Config, KEYS, Key};
 use crate::{Error, Result};
 use moec_device::nearest;
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
-
-/// A value of a key.
-pub(super) struct Value<'a>(&'a DeValue<'a>);
-
-/// Why a value is refused.
-pub(super) enum Wrong {
-    /// It has another type than this one.
-    Type(&'static str),
-    /// It is outside of the key's range.
-    Range,
-    /// It will be right in a later version.
-    Unsupported,
-}
-
-impl Wrong {
-    /// The same for a key that takes another type, too.
-    pub(super) fn of(self, expected: &'static str) -> Self {
-        if let Self::Type(_) = self { Self::Type(expected) } else { self }
-    }
-}
-
-impl<'a> Value<'a> {
-    pub(super) fn text(&self) -> Result<&'a str, Wrong> {
-        self.0.as_str().ok_or(Wrong::Type("a string"))
-    }
-
-    pub(super) fn texts(&self) -> Result<Vec<&'a str>, Wrong> {
-        let wrong = || Wrong::Type("a list of strings");
-        let list = self.0.as_array().ok_or_else(wrong)?;
-        list.iter().map(|v| v.get_ref().as_str().ok_or_else(wrong)).collect()
-    }
-
-    pub(super) fn boolean(&self) -> Result<bool, Wrong> {
-        self.0.as_bool().ok_or(Wrong::Type("true or false"))
-    }
-
-    pub(super) fn integer(&self, range: RangeInclusive<usize>) -> Result<usize, Wrong> {
-        let n = self.0.as_integer().ok_or(Wrong::Type("an integer"))?;
-        let n = usize::from_str_radix(n.as_str(), n.radix()).map_err(|_| Wrong::Range)?;
-        if range.contains(&n) { Ok(n) } else { Err(Wrong::Range) }
-    }
-
-    /// A float, or an integer as one.
-    pub(super) fn number(&self, range: RangeInclusive<f64>) -> Result<f64, Wrong> {
-        let text = self.0.as_float().map(|x| x.as_str().to_owned());
-        let text = text.or_else(|| self.0.as_integer().map(|n| n.as_str().to_owned()));
-        let x: f64 = text.ok_or(Wrong::Type("a number"))?.parse().map_err(|_| Wrong::Range)?;
-        if range.contains(&x) { Ok(x) } else { Err(Wrong::Range) }
-    }
-
-    pub(super) fn integers(&self, range: RangeInclusive<usize>) -> Result<Vec<usize>, Wrong> {
-        let list = self.0.as_array().ok_or(Wrong::Type("a list of integers"))?;
-        list.iter()
-            .map(|v| Value(v.get_ref()).integer(range.clone()))
-            .map(|r| {
-                r.map_err(|w| if let Wrong::Type(_) = w { Wrong::Type("a list of integers") } else { w })
-            })
-            .collect()
-    }
-}
 
 /// A place in the file, shown as `line:column`.
 #[derive(Clone, Copy)]

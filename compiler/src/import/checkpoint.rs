@@ -134,7 +134,7 @@ impl Checkpoint {
         for (name, t) in self.tensors() {
             let _ = writeln!(text, "{name} {} {:?} {:?} {:?}", t.file, t.dtype, t.shape, t.bytes);
         }
-        crate::bundle::hashing::hex(&crate::bundle::hashing::sha256(text.as_bytes()))
+        crate::hashing::hex(&crate::hashing::sha256(text.as_bytes()))
     }
 
     /// Names of the files that hold tensors, relative to the folder, and their sizes in bytes.

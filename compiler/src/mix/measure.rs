@@ -66,7 +66,7 @@ impl<'a> Bench<'a> {
         config.shapes.max_context = Some(measured.window());
         config.shapes.prefill_chunk = c.config.shapes.prefill_chunk.min(measured.window());
         config.memory.kv_cache = KvCache::F32;
-        let target = crate::build::target("native")?.with_activations(Activations::F32);
+        let target = crate::targets::target("native")?.with_activations(Activations::F32);
         let reference = built(c, &config, &target, profile, &Formats::new(), progress)?;
         Ok(Self { original: c, config, target, profile, measured, progress, reference })
     }

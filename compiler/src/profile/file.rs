@@ -9,10 +9,9 @@
 //! | 52.. | the stored form (bincode), deflated |
 
 use super::{Moments, Origin, Profile, Reading, Routes, Routing, Saliency, Trace};
-use crate::bundle::hashing::sha256;
-use crate::bundle::partial::io_error;
 use crate::disk;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
+use crate::hashing::sha256;
 use moec_runtime::regular;
 use std::collections::BTreeMap;
 use std::io::Read as _;

@@ -185,7 +185,7 @@ fn wrapped(version: u32, len: u64, stored: &[u8]) -> Vec<u8> {
     let mut bytes = file::MAGIC.to_vec();
     bytes.extend(version.to_le_bytes());
     bytes.extend(len.to_le_bytes());
-    bytes.extend(crate::bundle::hashing::sha256(stored));
+    bytes.extend(crate::hashing::sha256(stored));
     bytes.extend(miniz_oxide::deflate::compress_to_vec(stored, 6));
     bytes
 }
@@ -542,7 +542,7 @@ fn a_profile_of_version_two_is_read() {
     let mut bytes = file::MAGIC.to_vec();
     bytes.extend(2_u32.to_le_bytes());
     bytes.extend((stored.len() as u64).to_le_bytes());
-    bytes.extend(crate::bundle::hashing::sha256(&stored));
+    bytes.extend(crate::hashing::sha256(&stored));
     bytes.extend(miniz_oxide::deflate::compress_to_vec(&stored, 6));
     let read = Profile::decode(&bytes).unwrap();
     assert_eq!(read, Profile { correlations: Vec::new(), ..new.clone() });

@@ -1,6 +1,6 @@
 //! A bundle on the device that it was built for, beside what the baselines would do with the same model.
 
-use super::fit::Constants;
+use super::constants::Constants;
 use super::model::Model;
 use super::run::{Outcome, Placed, Prompt, Scene};
 use super::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE};
@@ -94,7 +94,7 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
     let scene = Scene {
         model: &model,
         units: &units,
-        constants: Constants::fit(&super::reproduce::Bench::new()?)?,
+        constants: Constants::NPUMOE,
         calibration: &seen,
         coverage: Experts::DEFAULT.coverage,
         overflow: placement.overflow,

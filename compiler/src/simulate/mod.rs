@@ -4,21 +4,14 @@
 //! [`work`] makes tasks with the costs of a device file, [`timeline`] lets the units' queues execute them, [`energy`]
 //! counts joules, and [`perfetto`] writes the timeline for a browser.
 //!
-//! [`paper`] holds what NPUMoE measured, [`fit`] finds the constants that no device file has from some of these
-//! figures, [`reproduce`] puts the ratios and [`figures`] everything else beside what is simulated, and [`page`] writes all of it
-//! as a page of the documentation. Nothing else knows the paper's results.
+//! [`constants`] is what no device file has, found from the evaluation of NPUMoE; the crate `moec-papers` runs that evaluation
+//! again, and finds them.
 
 pub mod bundle;
-pub mod capacities;
+pub mod constants;
 pub mod energy;
-pub mod figures;
-pub mod fit;
 pub mod model;
-pub mod page;
-pub mod paper;
 pub mod perfetto;
-pub mod recorded;
-pub mod reproduce;
 pub mod request;
 pub mod run;
 pub mod systems;
@@ -27,8 +20,8 @@ mod tests;
 pub mod timeline;
 pub mod work;
 
+pub use constants::Constants;
 pub use energy::Energy;
-pub use fit::Constants;
 pub use model::Model;
 pub use systems::System;
 pub use timeline::{Queue, Task, Timeline, What};

@@ -1,9 +1,8 @@
 //! A whole request, prompt and answer, on a placement: by its cost pass `reside` finds a home for attention.
 
 use super::bundle::{placed, prompt};
-use super::fit::Constants;
+use super::constants::Constants;
 use super::model::Model;
-use super::reproduce::Bench;
 use super::run::{Outcome, Scene};
 use crate::config::{Experts, Mix};
 use crate::error::Result;
@@ -40,7 +39,7 @@ impl<'a> Request<'a> {
         let generate = mix.generate.min(context.saturating_sub(1));
         let mix = Mix { prompt: mix.prompt.min(context - generate).max(1), generate };
         let model = Model::of(module, "the model", layers)?;
-        Ok(Self { model, units, loads, constants: Constants::fit(&Bench::new()?)?, mix })
+        Ok(Self { model, units, loads, constants: Constants::NPUMOE, mix })
     }
 
     /// What it costs on a placement. A prompt is rounded up to whole chunks, as static shapes are.

@@ -1,7 +1,7 @@
 //! A system on a prompt: timeline, energy, and what became of the tokens.
 
+use super::constants::Constants;
 use super::energy::Energy;
-use super::fit::Constants;
 use super::model::Model;
 use super::systems::System;
 use super::timeline::{Queue, Timeline, What};

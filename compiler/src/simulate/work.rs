@@ -5,7 +5,7 @@
 //! processor for its dispatch, then the NPU, and its result is seen one synchronisation later. Launches of one layer are
 //! serial, as in NPUMoE's Table 4; meanwhile the processor computes what is cold, one expert after the other.
 
-use super::fit::Constants;
+use super::constants::Constants;
 use super::model::{Layer, Model, Moe};
 use super::timeline::{Queue, Task, What};
 use crate::passes::units::Units;

@@ -1,9 +1,8 @@
 //! Weights for the reference: the bundle's own, unpacked, or the checkpoint's.
 
-use crate::bundle::partial::io_error;
 use crate::bundle::read::Bundle;
 use crate::config::Rounding;
-use crate::error::Result;
+use crate::error::{Result, io_error};
 use crate::import::map::Map;
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::{Encoding, Leaf, Module, Op, Operand, Source, Weight, WeightExpr, WeightId};

@@ -43,6 +43,12 @@ fn is_word_byte(b: u8) -> bool {
     b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.')
 }
 
+/// A list of strings in quotes.
+pub(super) fn quoted(items: &[String]) -> String {
+    let items: Vec<_> = items.iter().map(|s| quote(s)).collect();
+    format!("[{}]", items.join(", "))
+}
+
 /// A string in quotes that the lexer reads back.
 pub(super) fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);

@@ -2,8 +2,8 @@
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
+use super::items::{index, with_attrs};
 use super::lex::quote;
-use super::parse_plan::{index, with_attrs};
 use crate::op::Score;
 use crate::paging::{PagedLayer, Paging};
 use std::fmt;

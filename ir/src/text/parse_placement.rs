@@ -2,8 +2,8 @@
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
+use super::items::{index, string, with_attrs};
 use super::parse_graph::{kind, scope};
-use super::parse_plan::{index, string, with_attrs};
 use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 
 pub(super) fn parse(text: &str) -> Parsed<Placement> {

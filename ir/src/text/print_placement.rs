@@ -1,7 +1,6 @@
 //! Printing placements.
 
-use super::lex::quote;
-use super::print_plan::quoted;
+use super::lex::{quote, quoted};
 use crate::placement::{ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 use std::fmt;
 

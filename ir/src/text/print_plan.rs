@@ -1,6 +1,6 @@
 //! Printing plans.
 
-use super::lex::quote;
+use super::lex::{quote, quoted};
 use super::paging;
 use super::print_placement::write_placement;
 use super::statics;
@@ -17,11 +17,6 @@ impl fmt::Display for Bits {
         let x = f32::from_bits(self.0);
         if x.is_nan() { write!(f, "bits(of = {})", self.0) } else { write!(f, "{x:?}") }
     }
-}
-
-pub(super) fn quoted(items: &[String]) -> String {
-    let items: Vec<_> = items.iter().map(|s| quote(s)).collect();
-    format!("[{}]", items.join(", "))
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -2,8 +2,8 @@
 
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
+use super::items::with_attrs;
 use super::lex::quote;
-use super::parse_plan::with_attrs;
 use crate::plan::{ExpertSet, GraphDecl, GraphGroup, GraphPart, Overflow, PartAttention, Plan, Port};
 use std::fmt;
 

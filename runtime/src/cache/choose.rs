@@ -6,34 +6,15 @@ use super::error::CacheError;
 use super::experts::Key;
 use super::pin::{self, SHARES};
 use super::replay::{Replay, Tally, replay};
+use super::runs::{FOLDS, Row, Run, sum};
 use super::setting::{Setting, grid};
 use super::trace::Trace;
 
-/// Stretches that a trace is cut into. Each is held out once.
-pub(super) const FOLDS: usize = 4;
 /// Fewest tokens of a stretch.
 const FOLD_TOKENS: usize = 16;
 /// What a policy must gain on LRU in hit rate on held-out stretches, besides what chance may give it: half a
 /// point. Pins must gain as much on the choice without them.
 pub const MARGIN: f64 = 0.005;
-
-/// What one setting did on the whole trace.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    /// The setting.
-    pub setting: Setting,
-    /// Percent of the cache that is pinned to the hottest experts.
-    pub pinned: u8,
-    /// What was counted.
-    pub tally: Tally,
-}
-
-impl std::fmt::Display for Row {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.setting)?;
-        if self.pinned > 0 { write!(f, ", {} % pinned", self.pinned) } else { Ok(()) }
-    }
-}
 
 /// Why a setting was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,18 +156,6 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, CacheErr
     })
 }
 
-/// A row, and what it did on every stretch.
-pub(super) struct Run {
-    pub(super) row: Row,
-    pub(super) folds: Vec<Tally>,
-}
-
-impl Run {
-    fn read(&self) -> u64 {
-        sum(&self.folds).read
-    }
-}
-
 /// The best run, and what such a choice is worth: on every stretch, the run that is best on the others. Without one,
 /// `otherwise` has been chosen.
 fn judge(runs: &[Run], lru: &[Tally], otherwise: &[Tally]) -> (Option<usize>, Vec<Tally>) {
@@ -212,11 +181,4 @@ fn gains(own: &[Tally], other: &[Tally]) -> bool {
 fn margin(of: Tally) -> f64 {
     let p = of.hit_rate();
     MARGIN + 2.0 * (p * (1.0 - p) / of.accesses().max(1) as f64).sqrt()
-}
-
-fn sum(of: &[Tally]) -> Tally {
-    of.iter().fold(Tally::default(), |mut sum, t| {
-        sum += *t;
-        sum
-    })
 }

@@ -1,9 +1,9 @@
 //! Whom to pin: the experts that recorded routing used most often take a share of the cache, and a policy has the rest.
 
-use super::choose::{FOLDS, Row, Run};
 use super::error::CacheError;
 use super::experts::Key;
 use super::replay::{fold, replay_pinned};
+use super::runs::{FOLDS, Row, Run};
 use super::setting::Setting;
 use super::trace::Trace;
 

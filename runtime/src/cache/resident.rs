@@ -3,7 +3,8 @@
 use super::error::CacheError;
 use super::experts::{Experts, Key, Layer};
 use super::policy::{Id, Pins, Policy};
-use super::setting::{Scope, Setting};
+use super::setting::Setting;
+use super::table::Scope;
 use super::warm::{self, Expected};
 use std::ops::Range;
 

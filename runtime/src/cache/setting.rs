@@ -3,18 +3,9 @@
 use super::error::CacheError;
 use super::experts::Experts;
 use super::policy::Policy;
-use super::table::{POLICIES, Parameter, PolicyInfo};
+use super::table::{POLICIES, Parameter, PolicyInfo, Scope};
 use std::fmt;
 use std::str::FromStr;
-
-/// Who shares the bytes of a cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// All layers.
-    Shared,
-    /// Every layer has its share.
-    PerLayer,
-}
 
 /// The word for [`Scope::PerLayer`] in a setting.
 const PER_LAYER: &str = "per-layer";

@@ -6,7 +6,15 @@ use super::lru::Lru;
 use super::mrs::Mrs;
 use super::page_cache::PageCache;
 use super::policy::Policy;
-use super::setting::Scope;
+
+/// Who shares the bytes of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// All layers.
+    Shared,
+    /// Every layer has its share.
+    PerLayer,
+}
 
 /// A number that a policy takes.
 #[derive(Clone, Copy, Debug)]

@@ -6,8 +6,9 @@ use super::error::{ReadError, ReadFault};
 use super::event::{Event, Fetch, MAX_PARTS, Priority, Ticket};
 use super::extent::ExtentTable;
 use super::files::Files;
+use super::open;
 use super::options::Options;
-use super::reader::{self, Reader, Wake};
+use super::reader::{Done, Read, Reader, Wake};
 use super::scheduler::Scheduler;
 use crate::error::{Error, Result};
 use std::collections::VecDeque;
@@ -105,7 +106,7 @@ impl Flash {
     ) -> Result<Self> {
         options.check()?;
         let files = Arc::new(Files::open(&table, options.direct)?);
-        let reader = wrap(reader::open(&files, &buffers, options)?);
+        let reader = wrap(open::reader(&files, &buffers, options)?);
         let (n, depth) = (buffers.len(), reader.depth());
         let scheduler = Scheduler::new(Arc::clone(&table), files, Arc::clone(&clock), *options, n, depth);
         let (waker, description) = (reader.waker(), reader.describe());
@@ -241,8 +242,8 @@ struct Worker {
     clock: Arc<dyn Clock>,
     shared: Arc<Shared>,
     commands: VecDeque<Command>,
-    reads: Vec<reader::Read>,
-    done: Vec<reader::Done>,
+    reads: Vec<Read>,
+    done: Vec<Done>,
     events: VecDeque<Event>,
     busy: Duration,
 }

@@ -3,8 +3,9 @@
 use super::buffer::{Buffers, Class};
 use super::extent::{BLOCK, ExtentTable, FileEntry};
 use super::files::Files;
+use super::open;
 use super::options::Options;
-use super::reader::{self, Done, Read, Reader};
+use super::reader::{Done, Read, Reader};
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io::{self, Write};
@@ -104,7 +105,7 @@ pub fn measure_flash(
         if !direct && let Some(file) = files.get(0) {
             forget(file);
         }
-        let mut reader = reader::open(&files, &buffers, &options)?;
+        let mut reader = open::reader(&files, &buffers, &options)?;
         described = reader.describe();
         let blocks = point.range_bytes.min(bytes) / u64::from(point.block_bytes);
         let places = Places { blocks, at: 0, state: 0x9e37_79b9_7f4a_7c15, point };

@@ -2,7 +2,7 @@
 //!
 //! * [`extent`]: which bytes of which file are read and checked together.
 //! * [`buffer`]: the memory that they are read into.
-//! * [`reader`]: one attempt to read one block; [`uring`] and [`threads`] are the two ways to do it.
+//! * [`reader`]: one attempt to read one block; [`uring`] and [`threads`] are the two ways to do it, and [`open`] takes one.
 //! * `scheduler`: extents cut into blocks, the urgent ones first; what failed is read again or ends in an
 //!   error that names file and extent.
 //! * [`handle`]: [`Flash`], which does that on a thread of its own.
@@ -21,6 +21,7 @@ pub mod fault;
 pub mod files;
 pub mod handle;
 pub mod measure;
+pub mod open;
 mod options;
 mod progress;
 pub mod reader;

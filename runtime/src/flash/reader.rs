@@ -1,9 +1,5 @@
 //! One attempt to read one block, and who makes it.
 
-use super::buffer::Buffers;
-use super::files::Files;
-use super::options::{Choice, Options};
-use super::threads::Threads;
 use crate::error::Result;
 use crate::memory::Addr;
 use std::io;
@@ -47,7 +43,7 @@ pub trait Reader: Send {
     /// The reader is broken and must be dropped. Some of the reads may have been started.
     ///
     /// # Safety
-    /// The bytes of every read belong to a buffer of the reader's [`Buffers`], and nobody else accesses them
+    /// The bytes of every read belong to a buffer of the reader's [`Buffers`](super::Buffers), and nobody else accesses them
     /// before its [`Done`] was returned. No more than [`Reader::depth`] are in flight.
     unsafe fn submit(&mut self, reads: &[Read]) -> io::Result<()>;
 
@@ -69,33 +65,4 @@ pub trait Reader: Send {
 pub trait Wake: Send + Sync {
     /// Does it.
     fn wake(&self);
-}
-
-/// The reader that `options` ask for and this machine has.
-///
-/// # Errors
-/// io_uring was asked for by name and is not there; threads cannot be started.
-pub fn open(files: &Arc<Files>, buffers: &Arc<Buffers>, options: &Options) -> Result<Box<dyn Reader>> {
-    let threads = |why: Option<String>| -> Result<Box<dyn Reader>> {
-        Ok(Box::new(Threads::new(Arc::clone(files), Arc::clone(buffers), options.depth as usize, why)?))
-    };
-    match options.reader {
-        Choice::Threads => threads(None),
-        choice => match uring(files, buffers, options) {
-            Ok(reader) => Ok(reader),
-            Err(e) if choice == Choice::Auto => threads(Some(format!("io_uring is not there: {e}"))),
-            Err(source) => Err(crate::error::Error::NoUring(source)),
-        },
-    }
-}
-
-#[cfg(target_os = "linux")]
-fn uring(files: &Arc<Files>, buffers: &Arc<Buffers>, options: &Options) -> io::Result<Box<dyn Reader>> {
-    let (files, buffers) = (Arc::clone(files), Arc::clone(buffers));
-    Ok(Box::new(super::uring::Uring::new(files, buffers, options.depth, options.register)?))
-}
-
-#[cfg(not(target_os = "linux"))]
-fn uring(_files: &Arc<Files>, _buffers: &Arc<Buffers>, _options: &Options) -> io::Result<Box<dyn Reader>> {
-    Err(io::Error::new(io::ErrorKind::Unsupported, "this system has none"))
 }

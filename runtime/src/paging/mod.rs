@@ -180,7 +180,7 @@ pub(crate) fn reader(program: &Program, bundle: &Path) -> Result<String> {
     let options = flash::Options { block_bytes, ..usual_flash()? };
     let files = Arc::new(Files::open(&table(program, bundle)?, options.direct)?);
     let buffers = Buffers::new(&[Class { bytes: flash::BLOCK, count: 1 }])?;
-    Ok(flash::reader::open(&files, &buffers, &options)?.describe())
+    Ok(flash::open::reader(&files, &buffers, &options)?.describe())
 }
 
 /// One matrix of an expert. Files are numbered in the order in which extents name them.

@@ -3,7 +3,8 @@
 use super::{Kernel, LOWEST};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::kernels::cache::{self, BLOCK};
-use crate::kernels::micro::{Panel, outer, pairs, product, variants, widened};
+use crate::kernels::micro::{outer, pairs, product, variants, widened};
+use crate::kernels::panel::Panel;
 use crate::machine::Isa;
 use crate::schedule::Schedule;
 use crate::spec::Compute;

@@ -1,14 +1,10 @@
-//! From bytes at an instruction pointer to an AMX instruction: the encodings of Intel's manual, volume 2,
-//! for a 64-bit program without address-size or segment prefixes, which LLVM does not emit.
+//! From bytes at an instruction pointer to an AMX instruction, by iced-x86: of a 64-bit program without address-size or
+//! segment prefixes, which LLVM does not emit.
 
-/// First byte of a three-byte VEX prefix.
-const VEX: u8 = 0xc4;
-/// Opcode map `0F38`, in the prefix's second byte.
-const MAP_0F38: u8 = 2;
-/// ModRM's r/m and SIB's "none": what a register number of 4 means there.
-const SIB: u8 = 4;
-/// ModRM's r/m or SIB's base of 5 without displacement bits: no base register.
-const NO_BASE: u8 = 5;
+use iced_x86::{Code, Decoder, DecoderError, DecoderOptions, Instruction, Register};
+
+/// Bytes of the longest instruction.
+pub(super) const LONGEST: usize = 15;
 
 /// Where a base address comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,77 +56,68 @@ pub(super) enum Op {
     Dot(Dot, [u8; 3]),
 }
 
-/// Decodes the instruction whose byte `i` is `at(i)`: what it is and how long. Only bytes of the
-/// instruction are asked for. `None`: no AMX instruction of those above.
-pub(super) fn decode(at: impl Fn(usize) -> u8) -> Option<(Op, usize)> {
-    if at(0) != VEX {
-        return None;
-    }
-    // Register extensions and the third operand are stored inverted.
-    let (rxb, wvlp) = (at(1), at(2));
-    let (r, x, b) = (!rxb >> 7 & 1, !rxb >> 6 & 1, !rxb >> 5 & 1);
-    let (wide, third, long, prefix) = (wvlp >> 7, !wvlp >> 3 & 15, wvlp >> 2 & 1, wvlp & 3);
-    if rxb & 31 != MAP_0F38 || wide != 0 || long != 0 || r != 0 {
-        return None;
-    }
-    let (opcode, modrm) = (at(3), at(4));
-    let (mode, reg, rm) = (modrm >> 6, modrm >> 3 & 7, modrm & 7);
-    let registers = mode == 3;
-    if !matches!(opcode, 0x5c | 0x5e) && third != 0 {
-        return None;
-    }
-    let memory = || memory(&at, mode, rm, x, b);
-    Some(match (opcode, prefix, registers) {
-        (0x49, 0, false) if reg == 0 => memory().map(|(m, len)| (Op::LoadConfig(m), len))?,
-        (0x49, 1, false) if reg == 0 => memory().map(|(m, len)| (Op::StoreConfig(m), len))?,
-        (0x49, 0, true) if reg == 0 && rm == 0 && b == 0 => (Op::Release, 5),
-        (0x49, 3, true) if rm == 0 && b == 0 => (Op::Zero(reg), 5),
-        (0x4b, 1 | 3, false) if rm == SIB => memory().map(|(m, len)| (Op::Load(reg, m), len))?,
-        (0x4b, 2, false) if rm == SIB => memory().map(|(m, len)| (Op::Store(reg, m), len))?,
-        (0x5c | 0x5e, _, true) if b == 0 && third < 8 => {
-            let dot = match (opcode, prefix) {
-                (0x5c, 2) => Dot::Bf16,
-                (0x5e, 0) => Dot::Int8(false, false),
-                (0x5e, 1) => Dot::Int8(false, true),
-                (0x5e, 2) => Dot::Int8(true, false),
-                (0x5e, 3) => Dot::Int8(true, true),
-                _ => return None,
-            };
-            (Op::Dot(dot, [reg, rm, third]), 5)
-        }
-        _ => return None,
-    })
+/// Why bytes are no AMX instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unknown {
+    /// They end before the instruction does.
+    Cut,
+    /// It is another one, or none.
+    Other,
 }
 
-/// The memory operand behind the ModRM byte at 4, and where the instruction ends.
-fn memory(at: &impl Fn(usize) -> u8, mode: u8, rm: u8, x: u8, b: u8) -> Option<(Memory, usize)> {
-    let disp32 = |from: usize| i32::from_le_bytes([at(from), at(from + 1), at(from + 2), at(from + 3)]);
-    let (low, index, mut end) = if rm == SIB {
-        let sib = at(5);
-        let number = x << 3 | sib >> 3 & 7;
-        (sib & 7, (number != SIB).then_some((number, sib >> 6)), 6)
-    } else {
-        (rm, None, 5)
+/// Decodes the instruction at the front of some bytes: what it is and how long. The first call makes tables, any other only
+/// reads them.
+pub(super) fn decode(bytes: &[u8]) -> Result<(Op, usize), Unknown> {
+    let mut decoder = Decoder::new(64, bytes, DecoderOptions::NONE);
+    let found = decoder.decode();
+    if decoder.last_error() == DecoderError::NoMoreBytes {
+        return Err(Unknown::Cut);
+    }
+    let tile = |register| number(register, Register::TMM0);
+    let dot =
+        |dot| Op::Dot(dot, [found.op0_register(), found.op1_register(), found.op2_register()].map(tile));
+    let op = match found.code() {
+        Code::VEX_Ldtilecfg_m512 => Op::LoadConfig(memory(&found)?),
+        Code::VEX_Sttilecfg_m512 => Op::StoreConfig(memory(&found)?),
+        Code::VEX_Tilerelease => Op::Release,
+        Code::VEX_Tilezero_tmm => Op::Zero(tile(found.op0_register())),
+        Code::VEX_Tileloadd_tmm_sibmem | Code::VEX_Tileloaddt1_tmm_sibmem => {
+            Op::Load(tile(found.op0_register()), memory(&found)?)
+        }
+        Code::VEX_Tilestored_sibmem_tmm => Op::Store(tile(found.op1_register()), memory(&found)?),
+        Code::VEX_Tdpbf16ps_tmm_tmm_tmm => dot(Dot::Bf16),
+        Code::VEX_Tdpbuud_tmm_tmm_tmm => dot(Dot::Int8(false, false)),
+        Code::VEX_Tdpbusd_tmm_tmm_tmm => dot(Dot::Int8(false, true)),
+        Code::VEX_Tdpbsud_tmm_tmm_tmm => dot(Dot::Int8(true, false)),
+        Code::VEX_Tdpbssd_tmm_tmm_tmm => dot(Dot::Int8(true, true)),
+        _ => return Err(Unknown::Other),
     };
-    let mut base = Base::Reg(b << 3 | low);
-    let disp = match mode {
-        0 if low == NO_BASE => {
-            base = if rm == SIB { Base::None } else { Base::Next };
-            end += 4;
-            disp32(end - 4)
-        }
-        0 => 0,
-        1 => {
-            end += 1;
-            i32::from(at(end - 1).cast_signed())
-        }
-        2 => {
-            end += 4;
-            disp32(end - 4)
-        }
-        _ => return None,
+    Ok((op, found.len()))
+}
+
+/// The number of a register in encodings, of those that begin with `first`.
+fn number(register: Register, first: Register) -> u8 {
+    (register as usize - first as usize) as u8
+}
+
+/// The memory operand of an instruction.
+fn memory(found: &Instruction) -> Result<Memory, Unknown> {
+    let general = |register| match register {
+        Register::None => Ok(None),
+        r if (Register::RAX..=Register::R15).contains(&r) => Ok(Some(number(r, Register::RAX))),
+        _ => Err(Unknown::Other),
     };
-    Some((Memory { base, index, disp }, end))
+    let scale = found.memory_index_scale().trailing_zeros() as u8;
+    let index = general(found.memory_index())?.map(|index| (index, scale));
+    let disp = found.memory_displacement64() as i32;
+    if found.has_segment_prefix() {
+        return Err(Unknown::Other);
+    }
+    Ok(match found.memory_base() {
+        // What iced-x86 gives is the address, of an instruction at 0.
+        Register::RIP => Memory { base: Base::Next, index, disp: disp - found.len() as i32 },
+        base => Memory { base: general(base)?.map_or(Base::None, Base::Reg), index, disp },
+    })
 }
 
 #[cfg(test)]
@@ -209,15 +196,15 @@ mod tests {
             (&[0xc4, 0xe2, 0x60, 0x5e, 0xfc], Op::Dot(Dot::Int8(false, false), [7, 4, 3])),
         ];
         for (bytes, op) in cases {
-            let read =
-                |i: usize| *bytes.get(i).unwrap_or_else(|| panic!("{bytes:x?}: byte {i} is not its own"));
-            assert_eq!(decode(read), Some((*op, bytes.len())), "{bytes:x?}");
+            assert_eq!(decode(bytes), Ok((*op, bytes.len())), "{bytes:x?}");
+            assert_eq!(decode(&bytes[..bytes.len() - 1]), Err(Unknown::Cut), "{bytes:x?}");
+            assert_eq!(decode(&[*bytes, &[0x90; 4]].concat()), Ok((*op, bytes.len())), "{bytes:x?}");
         }
     }
 
     #[test]
     fn others_are_not_ours() {
-        let cases: [&[u8]; 8] = [
+        let cases: [&[u8]; 10] = [
             &[0x0f, 0x0b],                         // ud2
             &[0x62, 0xf2, 0x76, 0x48, 0x52, 0xc2], // vdpbf16ps
             &[0xc4, 0xe2, 0x78, 0x49, 0xc1],       // tilerelease with a register
@@ -226,9 +213,11 @@ mod tests {
             &[0xc4, 0x62, 0x7b, 0x4b, 0x04, 0x08], // tileloadd to a ninth tile
             &[0xc4, 0xe2, 0x7b, 0x4b, 0x01],       // tileloadd without SIB
             &[0xc4, 0xe2, 0x33, 0x5e, 0xc1],       // tdpbssd with tile 9
+            &[0x64, 0xc4, 0xe2, 0x78, 0x49, 0x00], // ldtilecfg %fs:(%rax)
+            &[0x67, 0xc4, 0xe2, 0x78, 0x49, 0x00], // ldtilecfg (%eax)
         ];
         for bytes in cases {
-            assert_eq!(decode(|i| bytes.get(i).copied().unwrap_or(0)), None, "{bytes:x?}");
+            assert_eq!(decode(&[bytes, &[0; LONGEST]].concat()), Err(Unknown::Other), "{bytes:x?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The signal handler. It allocates nothing, takes no lock and touches only this thread's tiles.
 
 use super::EmulateError;
-use super::decode::{Base, Memory, Op, decode};
+use super::decode::{Base, LONGEST, Memory, Op, Unknown, decode};
 use super::tiles::{CONFIG_BYTES, Fault, Tiles};
 use std::cell::UnsafeCell;
 use std::io;
@@ -16,6 +16,9 @@ thread_local! {
 
 /// Who was asked about illegal instructions before.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// Bytes of the smallest page.
+const PAGE: usize = 4096;
 
 /// Where a signal's context has the general registers, by their numbers in encodings.
 const REGISTERS: [libc::c_int; 16] = [
@@ -60,6 +63,8 @@ pub fn install() -> Result<(), EmulateError> {
     // library: asked for here, the handler only reads it.
     let _ = BEFORE.set(before);
     let _ = std::arch::is_x86_feature_detected!("avx512f");
+    // The same holds for the decoder's tables.
+    let _ = decode(&[]);
     // SAFETY: all-zero is a valid action; the handler has the signature that `SA_SIGINFO` promises and
     // does nothing that a signal handler must not.
     let refused = unsafe {
@@ -89,8 +94,14 @@ unsafe extern "C" fn on_illegal(signal: libc::c_int, info: *mut libc::siginfo_t,
 /// accessed as the instruction would.
 unsafe fn step(registers: &mut [libc::greg_t; 23]) -> Result<(), Fault> {
     let at = registers[libc::REG_RIP as usize] as usize;
-    // SAFETY: the processor has read the instruction from there, and only its bytes are asked for.
-    let (op, length) = decode(|i| unsafe { *((at + i) as *const u8) }).ok_or(Fault)?;
+    // SAFETY: the processor has read the instruction from there. Pages are readable as a whole, and the next one is asked for
+    // only where the instruction reaches into it.
+    let bytes = |count: usize| unsafe { std::slice::from_raw_parts(at as *const u8, count) };
+    let found = match decode(bytes(LONGEST.min(PAGE - at % PAGE))) {
+        Err(Unknown::Cut) => decode(bytes(LONGEST)),
+        found => found,
+    };
+    let (op, length) = found.map_err(|_| Fault)?;
     let register = |number: u8| registers[REGISTERS[usize::from(number & 15)] as usize] as usize;
     let start = |m: Memory| {
         let base = match m.base {

@@ -1,12 +1,12 @@
 //! The figures of NPUMoE's evaluation that are no ratio of two systems, beside what is simulated: tables, shares, watts.
 
-use super::model::Shape;
 use super::paper::{self, Block, Metric, Printed};
 use super::reproduce::{Bench, Figure, Measured, Total};
-use super::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
-use super::timeline::What;
-use crate::error::{Error, Result};
-use crate::passes::units::{ExpertSize, Units};
+use crate::shapes::Shape;
+use moec::passes::units::{ExpertSize, Units};
+use moec::simulate::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
+use moec::simulate::timeline::What;
+use moec::{Error, Result};
 
 /// What is added to.
 type Figures = Vec<Figure>;

@@ -6,13 +6,14 @@
 //! and what a domain prefers stays. Each token of a chunk then chooses its experts, by these shares and a fixed seed.
 //! Layers follow the recorded layer of their depth.
 
-use super::model::{Model, Moe};
-use crate::error::{Error, Result};
-use crate::profile::loads::{LayerLoads, Loads};
+use moec::profile::loads::{LayerLoads, Loads};
+use moec::simulate::Model;
+use moec::simulate::model::Moe;
+use moec::{Error, Result};
 use std::collections::BTreeMap;
 
 /// The recorded counts.
-const COUNTS: &str = include_str!("../../../golden/traces/olmoe_expert_counts.csv");
+const COUNTS: &str = include_str!("../../golden/traces/olmoe_expert_counts.csv");
 /// Domains that come near NPUMoE's workloads (§5.1): web text, an encyclopedia (BoolQ), narratives (HellaSwag, RULER).
 pub const DOMAINS: [&str; 3] = ["c4", "wikipedia", "book"];
 /// Chunks of every domain that calibration reads.
@@ -217,5 +218,52 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ (z >> 31)) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::*;
+    use crate::shapes::{PHIMOE, QWEN3};
+
+    #[test]
+    fn recorded_counts_are_checked_and_drawn_from() {
+        let recorded = Recorded::built_in().unwrap();
+        for shape in [PHIMOE, QWEN3] {
+            let model = shape.model();
+            for domain in DOMAINS {
+                let prompt = recorded.prompt(&model, domain, 64, 2, 7);
+                assert_eq!(
+                    (prompt.len(), prompt[0].len(), prompt[0][0].len()),
+                    (2, shape.layers as usize, shape.experts)
+                );
+                for layer in prompt.iter().flatten() {
+                    assert_eq!(layer.iter().sum::<u32>(), 64 * shape.k);
+                    assert!(layer.iter().all(|n| *n <= 64));
+                }
+                assert_eq!(prompt, recorded.prompt(&model, domain, 64, 2, 7));
+                assert_ne!(prompt, recorded.prompt(&model, domain, 64, 2, 8));
+            }
+            let seen = recorded.calibration(&model, 64);
+            // Popular experts come first, and are as skewed as what was recorded.
+            assert!(
+                seen.layers.iter().all(|l| l.imbalance() > 1.2 && l.chosen[0] > l.chosen[shape.experts - 1])
+            );
+        }
+        let head = "model,domain,layer,expert,count\n";
+        for (text, why) in [
+            ("m,a,0,0\n", "line 2: expected model,domain,layer,expert,count"),
+            ("m,a,zero,0,5\n", "line 2: the layer is no number"),
+            ("m,a,0,0,-1\n", "line 2: the count is no number"),
+            ("m,a,0,1,5\n", "line 2: experts are not in order"),
+            ("m,a,0,0,0\n", "layer 0 is not complete"),
+            ("m,b,0,0,5\n", "no domain `a`"),
+            ("", "no domain `a`"),
+        ] {
+            let e = Recorded::parse(&format!("{head}{text}"), &["a"]).unwrap_err().to_string();
+            assert!(e.contains(why), "{e}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 ///
 /// # Errors
 /// None of the three is set.
-pub fn cache_dir() -> Result<PathBuf> {
+pub fn path() -> Result<PathBuf> {
     let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
     from("MOEC_CACHE")
         .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
@@ -26,7 +26,7 @@ pub fn writable_for(what: &str, otherwise: Option<&str>) -> Result<PathBuf> {
     if let Some(otherwise) = otherwise {
         hint.extend([", or ", otherwise]);
     }
-    let folder = cache_dir().map_err(|e| e.context(format!("{what} needs a cache folder")).hint(&hint))?;
+    let folder = path().map_err(|e| e.context(format!("{what} needs a cache folder")).hint(&hint))?;
     probe(&folder).map_err(|e| {
         let shown = folder.display();
         Error::environment(format!("{what} needs the cache folder `{shown}`, which cannot be written"))

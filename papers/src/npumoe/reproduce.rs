@@ -1,21 +1,23 @@
 //! NPUMoE's evaluation again, simulated: every configuration, every ratio, and the figures that check the constants.
 
-use super::energy::Energy;
-use super::fit::{Constants, is_used};
-use super::paper::{CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed};
-use super::recorded::{DOMAINS, Recorded};
-use super::run::{Outcome, Prompt, Scene};
-use super::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS, System};
-use super::timeline::{Queue, Task, What};
-use crate::config::Experts;
-use crate::error::{Error, Result};
-use crate::passes::units::Units;
+use super::paper::{CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed, SHORT};
+use crate::recorded::{DOMAINS, Recorded};
+use moec::config::Experts;
+use moec::passes::units::Units;
+use moec::simulate::run::{Outcome, Prompt, Scene};
+use moec::simulate::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS};
+use moec::simulate::timeline::{Queue, Task, What};
+use moec::simulate::{Constants, Energy, System};
+use moec::{Error, Result};
 use moec_device::Device;
 use std::collections::BTreeMap;
 
 /// Seeds of prompts and of decoded tokens; calibration draws from others.
 const PROMPT: u64 = 1;
 const DECODE: u64 = 2;
+
+/// The devices that NPUMoE measured.
+pub const DEVICES: [&str; 2] = ["m2-ultra", "m2-max"];
 
 /// Devices and recorded routing, ready to run configurations.
 #[derive(Debug)]
@@ -182,7 +184,10 @@ impl Bench {
         let find = |name: &str| {
             Device::find(name).map_err(|e| Error::bug(format!("the device file of {name}")).because(e))
         };
-        Ok(Self { recorded: Recorded::built_in()?, devices: vec![find("m2-ultra")?, find("m2-max")?] })
+        Ok(Self {
+            recorded: Recorded::built_in()?,
+            devices: DEVICES.into_iter().map(find).collect::<Result<_>>()?,
+        })
     }
 
     pub(super) fn units(&self, device: &str) -> Result<Units<'_>> {
@@ -234,9 +239,8 @@ impl Bench {
     /// The evaluation of NPUMoE on one device, or on all.
     ///
     /// # Errors
-    /// Constants that cannot be found.
-    pub fn report(&self, device: Option<&str>) -> Result<Report> {
-        let constants = Constants::fit(self)?;
+    /// An expert that fits into no graph.
+    pub fn report(&self, device: Option<&str>, constants: Constants) -> Result<Report> {
         let wanted = |c: &&Config| device.is_none_or(|d| d == c.device);
         let mut measured = Vec::new();
         for config in CONFIGS.iter().filter(wanted) {
@@ -253,6 +257,11 @@ impl Bench {
             if device.is_none_or(|d| d == "m2-ultra") { self.figures(&measured)? } else { Vec::new() };
         Ok(Report { constants, measured, claims, orders, figures })
     }
+}
+
+/// Whether a ratio was used to find a constant: then it checks nothing.
+pub fn is_used(claim: &Claim) -> bool {
+    claim.config == SHORT.name && claim.metric == Metric::Cpu && claim.of != ANEMLL.name
 }
 
 /// A claim beside the simulation; none where its configuration was not run.

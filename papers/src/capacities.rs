@@ -1,21 +1,21 @@
 //! What the settings of `[experts]` cost: padding, dropped tokens, simulated time and energy of prompts whose last chunk is
 //! short, with every expert in a static graph. `cargo xtask padding` writes docs/padding.md with it.
 
-use super::fit::Constants;
-use super::model::{Model, OLMOE, PHIMOE, QWEN3, Shape};
-use super::recorded::{DOMAINS, Recorded};
-use super::reproduce::Bench;
-use super::run::{Outcome, Placed, Prompt, Scene};
-use super::timeline::Queue;
-use crate::config::{Experts, Home};
-use crate::error::{Error, Result};
-use crate::passes::group::{Options, group_layer, tiered};
-use crate::passes::reside::reside_layer;
-use crate::passes::tier::tier;
-use crate::passes::units::Units;
-use crate::profile::Profile;
-use crate::profile::loads::{Loads, loads};
+use crate::recorded::{DOMAINS, Recorded};
+use crate::shapes::{OLMOE, PHIMOE, QWEN3, Shape};
+use moec::config::{Experts, Home};
+use moec::passes::group::{Options, group_layer, tiered};
+use moec::passes::reside::reside_layer;
+use moec::passes::tier::tier;
+use moec::passes::units::Units;
+use moec::profile::Profile;
+use moec::profile::loads::{Loads, loads};
+use moec::simulate::run::{Outcome, Placed, Prompt, Scene};
+use moec::simulate::timeline::Queue;
+use moec::simulate::{Constants, Model};
+use moec::{Error, Result};
 use moec_ir::placement::ExpertTable;
+use std::fmt::Write as _;
 
 /// Tokens of a chunk, and of the last one of a prompt.
 const CHUNK: u32 = 256;
@@ -158,7 +158,7 @@ impl Case {
     }
 
     /// Runs a setting on all prompts. Every expert is in a graph; attention runs beside them.
-    fn cost(&self, setting: &Setting, units: &Units<'_>, constants: Constants) -> Result<Cost> {
+    fn cost(&self, setting: &Setting, units: &Units<'_>) -> Result<Cost> {
         let tables = |loads: &Loads| self.tables(setting, loads, units);
         let [whole, short] = &self.calibration;
         let of_whole = tables(whole)?;
@@ -166,7 +166,7 @@ impl Case {
         let scene = Scene {
             model: &self.model,
             units,
-            constants,
+            constants: Constants::NPUMOE,
             calibration: whole,
             coverage: setting.experts.coverage,
             overflow: setting.experts.overflow,
@@ -246,7 +246,23 @@ pub fn profiled(model: Model, profile: &Profile, units: &Units<'_>) -> Result<(S
 }
 
 fn run(case: &Case, units: &Units<'_>) -> Result<(String, Vec<Cost>)> {
-    let constants = Constants::fit(&Bench::new()?)?;
-    let costs = settings().iter().map(|s| case.cost(s, units, constants)).collect::<Result<_>>()?;
+    let costs = settings().iter().map(|s| case.cost(s, units)).collect::<Result<_>>()?;
     Ok((case.model.name.clone(), costs))
+}
+
+/// The costs of a model as a table in Markdown, a row for each of [`settings`].
+pub fn table(name: &str, costs: &[Cost]) -> String {
+    let mut text = format!(
+        "{name}:\n\n| setting | padding | dropped | ms per prompt | mJ per token | graphs per layer | functions |\n\
+         |---|---|---|---|---|---|---|\n"
+    );
+    for (setting, c) in settings().iter().zip(costs) {
+        let (name, padding, dropped) = (setting.name, c.padding * 100.0, c.dropped * 100.0);
+        let _ = writeln!(
+            text,
+            "| {name} | {padding:.1} % | {dropped:.2} % | {:.1} | {:.3} | {:.1} | {:.1} |",
+            c.ms, c.mj_per_token, c.graphs, c.functions
+        );
+    }
+    text
 }

@@ -1,5 +1,6 @@
 //! NPUMoE's evaluation beside what is simulated, as a page of the documentation: every figure, the largest misses first.
 
+use super::fit::found;
 use super::paper::{Metric, UNSAID};
 use super::reproduce::{Judged, Report};
 use moec_device::BUILT_IN;
@@ -72,9 +73,9 @@ pub fn page(report: &Report) -> String {
     let rows = rows(report);
     let mut out = format!(
         "# NPUMoE's evaluation, simulated\n\n\
-         What `moec simulate --paper` computes, beside every figure of the evaluation in *NPUMoE* (sections 5.1 to 5.8, its\n\
+         What `cargo xtask npumoe` computes, beside every figure of the evaluation in *NPUMoE* (sections 5.1 to 5.8, its\n\
          appendix, and the figures that motivate it). `cargo xtask docs` writes this page; a stale one fails a test.\n\
-         `moec simulate --paper --json` has the same numbers.\n\n{}\n",
+         `cargo xtask npumoe --json` has the same numbers.\n\n{}\n",
         summary(report, &rows)
     );
     constants(&mut out, report);
@@ -98,7 +99,7 @@ pub fn page(report: &Report) -> String {
 fn constants(out: &mut String, report: &Report) {
     *out +=
         "## Constants, and what each was found from\n\n| constant | value | found from |\n|---|---|---|\n";
-    for f in report.constants.found() {
+    for f in found(&report.constants) {
         let _ = writeln!(out, "| {} | {:.3} {} | {} |", f.what, f.value, f.unit, f.from);
     }
     let text = BUILT_IN.iter().find(|(name, _)| *name == "m2-ultra").map_or("", |(_, text)| text);
@@ -241,12 +242,12 @@ fn summary(report: &Report, rows: &[Row]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{page, rows, significant};
-    use crate::simulate::paper::{BLOCKS, CLAIMS, GROUPED_ROWS, UNSAID};
-    use crate::simulate::reproduce::Bench;
+    use crate::npumoe::paper::{BLOCKS, CLAIMS, GROUPED_ROWS, UNSAID};
+    use crate::npumoe::report as reported;
 
     #[test]
     fn every_figure_of_the_paper_stands_on_the_page_the_misses_first() {
-        let report = Bench::new().unwrap().report(None).unwrap();
+        let report = reported(None).unwrap();
         let (rows, page) = (rows(&report), page(&report));
         // Ratios, rows of tables, and what cannot be said.
         assert_eq!(report.claims.len(), CLAIMS.len());

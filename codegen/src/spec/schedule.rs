@@ -1,7 +1,7 @@
 //! How a matrix kernel cuts its work into pieces: what decides its speed and none of its results.
 
+use super::{Compute, KernelSpec};
 use crate::machine::Isa;
-use crate::spec::{Compute, KernelSpec};
 use std::fmt;
 
 /// The pieces of a matrix kernel.

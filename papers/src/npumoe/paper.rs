@@ -4,7 +4,7 @@
 //! several configurations, the range stands here; where it does not say the configuration, `stated` is false and ours
 //! is an assumption. Bars of figures without a number are not read off.
 
-use super::model::{PHIMOE, PHIMOE_TINY, QWEN3, Shape};
+use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3, Shape};
 use Metric::{Cpu, Energy, Latency};
 use Printed::{Is, Within};
 use std::fmt;

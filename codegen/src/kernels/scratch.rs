@@ -1,0 +1,26 @@
+//! What a kernel takes of the memory that is its thread's alone.
+
+use super::{attention, cache, expert, multiply, router};
+use crate::machine::Isa;
+use crate::spec::KernelSpec;
+
+impl KernelSpec {
+    /// Bytes of scratch that one thread needs; the scratch must be aligned to 64 bytes.
+    pub fn scratch_bytes(&self, isa: &Isa) -> usize {
+        match self {
+            Self::CacheWrite { .. } => cache::scratch_bytes(self, isa),
+            Self::Attention { .. } => attention::scratch_bytes(self, isa),
+            Self::AttentionMerge { splits, .. } => splits * 4,
+            Self::Router { desc, .. } => router::scratch_bytes(desc, isa),
+            &Self::ExpertGateUp { layout, hidden, format, compute, schedule, .. } => {
+                let products = multiply::scratch_bytes(isa, hidden, format, compute, schedule);
+                products + expert::gathered_bytes(isa, layout.rows, hidden, compute)
+            }
+            &Self::Linear { k: depth, format, compute, schedule, .. }
+            | &Self::ExpertDown { inter: depth, format, compute, schedule, .. } => {
+                multiply::scratch_bytes(isa, depth, format, compute, schedule)
+            }
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `padding` and `docs` call it.
+
+use clap::Parser;
+use moec::bundle::read::Bundle;
+use moec::cli::output;
+use moec::passes::units::Units;
+use moec::profile::Profile;
+use moec::simulate::Model;
+use moec::{Error, Result};
+use moec_papers::capacities::{profiled, recorded, table};
+use moec_papers::npumoe::reproduce::DEVICES;
+use moec_papers::npumoe::{page, report, tables};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Published evaluations again, simulated
+#[derive(Debug, Parser)]
+#[command(name = "moec-papers", max_term_width = 100, disable_help_subcommand = true)]
+enum Verb {
+    /// Rerun the evaluation of NPUMoE, and print every figure of it beside the simulated one
+    Npumoe {
+        /// One of the devices that it measured [default: all]
+        #[arg(long, value_name = "NAME", value_parser = DEVICES)]
+        target: Option<String>,
+        /// Print one JSON object to stdout
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print the same as docs/npumoe.md
+    Page,
+    /// Compare settings of `[experts]`: of a bundle with the loads of a profile, else of published shapes with recorded routing
+    Padding {
+        /// A bundle for a device with a neural processing unit
+        #[arg(requires = "trace")]
+        bundle: Option<PathBuf>,
+        /// Profile that the loads of the experts are from
+        #[arg(long, value_name = "PROFILE", requires = "bundle")]
+        trace: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let verb = match Verb::try_parse() {
+        Ok(verb) => verb,
+        Err(e) => {
+            output::usage(&e);
+            return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
+        }
+    };
+    match run(&verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn run(verb: &Verb) -> Result<()> {
+    match verb {
+        Verb::Npumoe { target, json } => {
+            let report = report(target.as_deref())?;
+            if *json { output::json(&tables::value(&report)) } else { output::data(&tables::text(&report)) }
+        }
+        Verb::Page => output::data(&page::page(&report(None)?)),
+        Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
+    }
+}
+
+/// Settings of `[experts]`, as tables in Markdown.
+fn padding(measured: Option<(&Path, &Path)>) -> Result<()> {
+    let bundle = measured.map(|(bundle, _)| Bundle::open(bundle)).transpose()?;
+    let device = bundle.as_ref().map_or_else(|| moec::targets::device("m2-ultra"), Bundle::device)?;
+    let units = Units::of(&device)
+        .ok_or_else(|| Error::input(format!("`{}` has no neural processing unit", device.name)))?;
+    let models = match bundle.zip(measured) {
+        None => recorded(&units)?,
+        Some((bundle, (_, trace))) => {
+            let info = &bundle.plan.model;
+            let model = Model::of(&bundle.graph()?, &info.family, info.layers)?;
+            vec![profiled(model, &Profile::read(trace)?, &units)?]
+        }
+    };
+    let tables: Vec<String> = models.iter().map(|(name, costs)| table(name, costs)).collect();
+    output::data(&tables.join("\n"))
+}
