@@ -120,7 +120,7 @@ fn profile(source: &import::Checkpoint, spec: &ModelSpec) -> Profile {
     let mut layers = Vec::new();
     let mut loads = Vec::new();
     for (i, layer) in spec.layers.iter().enumerate() {
-        let import::spec::Ffn::Moe(moe) = &layer.ffn else { continue };
+        let Some(moe) = layer.moe() else { continue };
         let mut routing = Routing::new(i as u32, moe.router.k as u32, moe.router.experts);
         for token in 0..TOKENS {
             let (n, k) = (moe.router.experts, moe.router.k);

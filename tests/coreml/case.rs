@@ -13,7 +13,7 @@ pub(crate) fn profile(source: &Path) -> Profile {
     let mut trace = Trace::new(SETUP.chunk as u32);
     let mut layers = Vec::new();
     for (i, layer) in spec.layers.iter().enumerate() {
-        if let import::spec::Ffn::Moe(moe) = &layer.ffn {
+        if let Some(moe) = layer.moe() {
             layers.push(Routing::new(i as u32, moe.router.k as u32, moe.router.experts));
         }
     }

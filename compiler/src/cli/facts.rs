@@ -2,7 +2,7 @@
 
 use crate::config::Facts;
 use crate::import::ModelSpec;
-use crate::import::spec::{Attention, Ffn, LayerSpec, Mlp, Norm, Projection};
+use crate::import::spec::{Attention, LayerSpec, Mixer, Mlp, Norm, Projection};
 use moec_ir::{WeightClass, WeightExpr};
 
 /// Parameters by class, while they are counted.
@@ -39,17 +39,22 @@ impl Count {
     }
 
     fn layer(&mut self, l: &LayerSpec) {
-        self.norm(&l.attn_norm);
-        self.norm(&l.ffn_norm);
-        match &l.attention {
-            Attention::Gqa(a) => {
+        for block in &l.blocks {
+            block.norm.iter().chain(&block.post_norm).for_each(|n| self.norm(n));
+        }
+        l.mixers().for_each(|m| self.mixer(m));
+    }
+
+    fn mixer(&mut self, m: &Mixer) {
+        match m {
+            Mixer::Attention(Attention::Gqa(a)) => {
                 for p in [&a.q, &a.k, &a.v, &a.o] {
                     self.projection(p);
                 }
                 self.exact += a.qk_norm.as_ref().map_or(0, |n| elements(&n.q) + elements(&n.k));
                 self.exact += a.sinks.as_ref().map_or(0, elements);
             }
-            Attention::Mla(a) => {
+            Mixer::Attention(Attention::Mla(a)) => {
                 for p in [&a.q, &a.kv_down, &a.o] {
                     self.projection(p);
                 }
@@ -60,10 +65,8 @@ impl Count {
                     self.norm(norm);
                 }
             }
-        }
-        match &l.ffn {
-            Ffn::Dense(m) => self.mlp(m),
-            Ffn::Moe(m) => {
+            Mixer::Dense(m) => self.mlp(m),
+            Mixer::Moe(m) => {
                 self.experts += elements(&m.experts.gate_up) + elements(&m.experts.down);
                 self.exact += m.experts.bias.as_ref().map_or(0, |(a, b)| elements(a) + elements(b));
                 self.exact += elements(&m.logits.weight) + m.logits.bias.as_ref().map_or(0, elements);
@@ -79,10 +82,10 @@ impl Count {
 
 /// Numbers of KV cache that a layer takes per token.
 fn kv_numbers(l: &LayerSpec) -> u64 {
-    let channels = match &l.attention {
+    let channels = l.attention().map_or(0, |attention| match attention {
         Attention::Gqa(a) => 2 * a.kv_heads * a.head_dim,
         Attention::Mla(a) => a.latent + a.rotated,
-    };
+    });
     channels as u64
 }
 

@@ -4,7 +4,7 @@ use super::checkpoint::Checkpoint;
 use super::config::{Config, Size};
 use super::families::Family;
 use super::rope;
-use super::spec::{Ffn, Gqa, LayerSpec, Mlp, ModelSpec, Norm, QkNorm};
+use super::spec::{Gqa, LayerSpec, Mixer, Mlp, ModelSpec, Norm, QkNorm};
 use super::tensors::{Dim, Tensors};
 use crate::error::{Error, Result};
 use moec_ir::{Activation, Glu, WeightExpr};
@@ -180,9 +180,9 @@ impl<'a> Base<'a> {
     ///
     /// # Errors
     /// Tensors that do not fit the config.
-    pub fn dense(&self, layer: usize, bias: bool) -> Result<Ffn> {
+    pub fn dense(&self, layer: usize, bias: bool) -> Result<Mixer> {
         let inner = self.config.size(&["intermediate_size"])?.into();
-        Ok(Ffn::Dense(Box::new(self.mlp(&format!("{}.mlp", self.layer(layer)), &inner, bias)?)))
+        Ok(self.mlp(&format!("{}.mlp", self.layer(layer)), &inner, bias)?.into())
     }
 
     /// A root-mean-square norm over the residual stream.

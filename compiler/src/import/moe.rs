@@ -2,7 +2,7 @@
 
 use super::common::{Base, EXPERTS};
 use super::config::Config;
-use super::spec::{Experts, Moe, Projection, Shared};
+use super::spec::{Experts, Moe, Projection, RouterInput, Shared};
 use super::tensors::Dim;
 use crate::error::{Error, Result};
 use moec_ir::op::{GroupScore, Groups, Renorm, Score, WeightFrom};
@@ -175,7 +175,8 @@ impl Base<'_> {
     /// Tensors that do not fit the config.
     pub fn simple_moe(&self, gate: &str, router: RouterDesc, experts: &Dim, read: Experts) -> Result<Moe> {
         let logits = self.router(gate, experts, false)?;
-        Ok(Moe { router, logits, select_bias: None, experts: read, shared: None })
+        let router_reads = RouterInput::Experts;
+        Ok(Moe { router, logits, router_reads, select_bias: None, experts: read, shared: None })
     }
 
     /// Checks groups of experts, of which the router keeps the best; `None` where all are kept.

@@ -2,7 +2,7 @@
 //!
 //! A [`ModelSpec`] names no family's quirks. Whatever sets one family apart from another is a field here.
 
-use moec_ir::{Glu, RopeStyle, RouterDesc, WeightExpr};
+use moec_ir::{Glu, Part, RopeStyle, RouterDesc, WeightExpr};
 
 /// A model.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,25 +51,88 @@ impl ModelSpec {
     }
 }
 
-/// A layer: `x += attention(norm(x))`, then `x += ffn(norm(x))`.
+/// A layer: blocks on the residual stream, one after the other.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// Norm in front of attention.
-    pub attn_norm: Norm,
-    /// Attention.
-    pub attention: Attention,
-    /// Norm in front of the feed-forward network.
-    pub ffn_norm: Norm,
-    /// Feed-forward network.
-    pub ffn: Ffn,
+    /// The blocks. No two mixers of a layer are of one [part](Mixer::part).
+    pub blocks: Vec<Block>,
 }
 
 impl LayerSpec {
+    /// The usual layer: `x += attention(norm(x))`, then `x += ffn(norm(x))`.
+    pub fn pre_norm(blocks: [(Norm, Mixer); 2]) -> Self {
+        let block = |(norm, mixer)| Block { norm: Some(norm), mixers: vec![mixer], post_norm: None };
+        Self { blocks: blocks.map(block).into() }
+    }
+
+    /// The mixers of all blocks, in order.
+    pub fn mixers(&self) -> impl Iterator<Item = &Mixer> {
+        self.blocks.iter().flat_map(|b| &b.mixers)
+    }
+
+    /// The layer's attention, if it has one.
+    pub fn attention(&self) -> Option<&Attention> {
+        self.mixers().find_map(|m| if let Mixer::Attention(a) = m { Some(a) } else { None })
+    }
+
     /// The mixture of experts, if the layer has one.
-    pub const fn moe(&self) -> Option<&Moe> {
-        match &self.ffn {
-            Ffn::Moe(moe) => Some(moe),
-            Ffn::Dense(_) => None,
+    pub fn moe(&self) -> Option<&Moe> {
+        self.mixers().find_map(|m| if let Mixer::Moe(moe) = m { Some(&**moe) } else { None })
+    }
+}
+
+/// A residual block: `x += post_norm(mixer(h) + mixer(h) + …)` of `h = norm(x)`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Block {
+    /// Norm in front; without it, `h` is `x`.
+    pub norm: Option<Norm>,
+    /// What reads `h`, one mixer at least.
+    pub mixers: Vec<Mixer>,
+    /// Norm of the sum, in front of the residual.
+    pub post_norm: Option<Norm>,
+}
+
+/// What mixes tokens or channels: `[T, hidden]` to `[T, hidden]`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Mixer {
+    /// Attention.
+    Attention(Attention),
+    /// One network for every token.
+    Dense(Box<Mlp>),
+    /// A mixture of experts.
+    Moe(Box<Moe>),
+}
+
+impl From<Gqa> for Mixer {
+    fn from(attention: Gqa) -> Self {
+        Self::Attention(Attention::Gqa(Box::new(attention)))
+    }
+}
+
+impl From<Mla> for Mixer {
+    fn from(attention: Mla) -> Self {
+        Self::Attention(Attention::Mla(Box::new(attention)))
+    }
+}
+
+impl From<Mlp> for Mixer {
+    fn from(mlp: Mlp) -> Self {
+        Self::Dense(Box::new(mlp))
+    }
+}
+
+impl From<Moe> for Mixer {
+    fn from(moe: Moe) -> Self {
+        Self::Moe(Box::new(moe))
+    }
+}
+
+impl Mixer {
+    /// Its part of the layer, by which nodes, weights and states are named.
+    pub const fn part(&self) -> Part {
+        match self {
+            Self::Attention(_) => Part::ATTN,
+            Self::Dense(_) | Self::Moe(_) => Part::FFN,
         }
     }
 }
@@ -133,6 +196,16 @@ pub enum Attention {
     Gqa(Box<Gqa>),
     /// Multi-head latent attention.
     Mla(Box<Mla>),
+}
+
+impl Attention {
+    /// Its rotation.
+    pub const fn rope(&self) -> &Rope {
+        match self {
+            Self::Gqa(a) => &a.rope,
+            Self::Mla(a) => &a.rope,
+        }
+    }
 }
 
 /// Grouped-query attention; multi-head attention is the case of `kv_heads = heads`.
@@ -215,15 +288,6 @@ pub struct Mla {
     pub scale: f32,
 }
 
-/// Feed-forward network of a layer.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Ffn {
-    /// One network for every token.
-    Dense(Box<Mlp>),
-    /// A mixture of experts.
-    Moe(Box<Moe>),
-}
-
 /// A gated feed-forward network, `down(glu(gate(x), up(x)))`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mlp {
@@ -244,12 +308,23 @@ pub struct Moe {
     pub router: RouterDesc,
     /// Logits, `[experts, hidden]`.
     pub logits: Projection,
+    /// Rows that the logits are computed from.
+    pub router_reads: RouterInput,
     /// Bias on the choice of experts, `[experts]`.
     pub select_bias: Option<WeightExpr>,
     /// The experts.
     pub experts: Experts,
     /// Expert for every token, added to the routed ones.
     pub shared: Option<Shared>,
+}
+
+/// What a router reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterInput {
+    /// The rows that the experts read.
+    Experts,
+    /// The residual stream as the layer got it: experts are chosen before attention (SmallThinker).
+    Layer,
 }
 
 /// The routed experts of a layer.

@@ -4,13 +4,16 @@
 //! by the passes behind, whatever family it came from.
 
 use crate::error::{Error, Result};
-use crate::import::spec::{Attention, Ffn, Gqa, LayerSpec, Mla, Mlp, ModelSpec, Moe, Norm, Projection, Rope};
+use crate::import::spec::{
+    Attention, Block, Gqa, LayerSpec, Mixer, Mla, Mlp, ModelSpec, Moe, Norm, Projection, Rope, RouterInput,
+};
 use moec_ir::infer::TypeError;
 use moec_ir::op::{AttentionDesc, LongSwitch};
 use moec_ir::{
     Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Module, Op, Operand, Part, RopeStyle,
     RouterDesc, Scope, StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
 };
+use std::collections::BTreeSet;
 
 /// Sizes that are fixed when a model is compiled.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,11 +99,8 @@ impl<'a> Lowering<'a, '_> {
         self.g.scope(Part::EMBED);
         let table = self.weight("embed", WeightClass::Embeddings, &spec.embed)?;
         let mut x = self.g.one(Op::Embed, &[Graph::IDS.into(), table.into()])?;
-        for layer in &spec.layers {
-            self.rope(match &layer.attention {
-                Attention::Gqa(a) => &a.rope,
-                Attention::Mla(a) => &a.rope,
-            })?;
+        for attention in spec.layers.iter().filter_map(LayerSpec::attention) {
+            self.rope(attention.rope())?;
         }
         for (i, layer) in (0..).zip(&spec.layers) {
             x = self.layer(i, layer, x)?;
@@ -119,22 +119,52 @@ impl<'a> Lowering<'a, '_> {
         self.g.one(Op::Linear { bias: spec.head_bias.is_some() }, &inputs)
     }
 
-    fn layer(&mut self, i: u32, layer: &'a LayerSpec, x: ValueId) -> Built {
+    fn layer(&mut self, i: u32, layer: &'a LayerSpec, input: ValueId) -> Built {
+        let mut parts = BTreeSet::new();
+        if let Some(part) = layer.mixers().map(Mixer::part).find(|part| !parts.insert(part.clone())) {
+            return Err(TypeError::new(format!("layers.{i}"), format!("two mixers are its `{part}`")));
+        }
+        layer.blocks.iter().try_fold(input, |x, block| self.block(i, block, input, x))
+    }
+
+    /// A block of layer `i` on the stream `x`; `input` is the stream in front of the layer. The norm in front stands in the
+    /// scope of the first mixer, what joins the mixers and the stream in that of the last.
+    fn block(&mut self, i: u32, block: &'a Block, input: ValueId, x: ValueId) -> Built {
+        let empty = || TypeError::new(format!("layers.{i}"), "a block without mixers");
+        let (first, rest) = block.mixers.split_first().ok_or_else(empty)?;
+        let scope = Scope::in_layer(i, first.part());
+        self.g.scope(scope.clone());
+        let h = match &block.norm {
+            Some(norm) => self.norm(&format!("{scope}.norm"), norm, x)?,
+            None => x,
+        };
+        let mut sum = self.mixer(i, first, input, h)?;
+        for mixer in rest {
+            let y = self.mixer(i, mixer, input, h)?;
+            sum = self.g.one(Op::Add, &[sum.into(), y.into()])?;
+        }
+        if let Some(norm) = &block.post_norm {
+            sum = self.norm(&format!("{scope}.post_norm"), norm, sum)?;
+        }
+        self.g.one(Op::Add, &[x.into(), sum.into()])
+    }
+
+    /// A mixer of layer `i` on the rows `h`; `input` is the stream in front of the layer.
+    fn mixer(&mut self, i: u32, mixer: &'a Mixer, input: ValueId, h: ValueId) -> Built {
+        self.g.scope(Scope::in_layer(i, mixer.part()));
         let at = format!("layers.{i}");
-        self.g.scope(Scope::in_layer(i, Part::ATTN));
-        let h = self.norm(&format!("{at}.attn.norm"), &layer.attn_norm, x)?;
-        let h = match &layer.attention {
-            Attention::Gqa(a) => self.gqa(&at, a, h)?,
-            Attention::Mla(a) => self.mla(&at, a, h)?,
-        };
-        let x = self.g.one(Op::Add, &[x.into(), h.into()])?;
-        self.g.scope(Scope::in_layer(i, Part::FFN));
-        let h = self.norm(&format!("{at}.ffn.norm"), &layer.ffn_norm, x)?;
-        let h = match &layer.ffn {
-            Ffn::Dense(mlp) => self.mlp(&format!("{at}.ffn"), mlp, h)?,
-            Ffn::Moe(moe) => self.moe(&at, moe, h)?,
-        };
-        self.g.one(Op::Add, &[x.into(), h.into()])
+        match mixer {
+            Mixer::Attention(Attention::Gqa(a)) => self.gqa(&at, a, h),
+            Mixer::Attention(Attention::Mla(a)) => self.mla(&at, a, h),
+            Mixer::Dense(mlp) => self.mlp(&format!("{at}.ffn"), mlp, h),
+            Mixer::Moe(moe) => {
+                let routed = match moe.router_reads {
+                    RouterInput::Experts => h,
+                    RouterInput::Layer => input,
+                };
+                self.moe(&at, moe, routed, h)
+            }
+        }
     }
 
     fn gqa(&mut self, at: &str, a: &'a Gqa, x: ValueId) -> Built {
@@ -235,8 +265,9 @@ impl<'a> Lowering<'a, '_> {
         self.linear(&format!("{at}.down"), CLASS, &mlp.down, h)
     }
 
-    fn moe(&mut self, at: &str, moe: &Moe, x: ValueId) -> Built {
-        let logits = self.linear(&format!("{at}.moe.router"), WeightClass::Exact, &moe.logits, x)?;
+    /// A mixture on the rows `x`, whose router reads `routed`.
+    fn moe(&mut self, at: &str, moe: &Moe, routed: ValueId, x: ValueId) -> Built {
+        let logits = self.linear(&format!("{at}.moe.router"), WeightClass::Exact, &moe.logits, routed)?;
         let mut inputs = vec![logits.into()];
         if let Some(bias) = &moe.select_bias {
             inputs.push(self.weight(&format!("{at}.moe.select_bias"), WeightClass::Exact, bias)?.into());

@@ -6,7 +6,7 @@ use crate::import::checkpoint::Checkpoint;
 use crate::import::common::Base;
 use crate::import::config::Config;
 use crate::import::moe::{Fused, PROJ, dense_first, plain_router};
-use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec, Shared};
+use crate::import::spec::{LayerSpec, ModelSpec, Shared};
 use crate::import::tensors::Dim;
 use moec_ir::RopeStyle;
 use moec_ir::op::{GroupScore, Groups, Renorm, Score, WeightFrom};
@@ -57,14 +57,12 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
                 let mlp = b.mlp(&format!("{at}.mlp.shared_experts"), &inner.times(&n.into()), mlp_bias)?;
                 moe.shared = Some(Shared { mlp, gate: None });
             }
-            Ffn::Moe(Box::new(moe))
+            moe.into()
         };
-        Ok(LayerSpec {
-            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
-            attention: Attention::Mla(Box::new(b.mla(l, RopeStyle::Interleaved)?)),
-            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-            ffn,
-        })
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, RopeStyle::Interleaved)?.into()),
+            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
+        ]))
     })?;
     let norm = b.rms_norm("model.norm")?;
     b.finish(&FAMILY, layers, norm, false)

@@ -7,7 +7,7 @@ use crate::import::checkpoint::Checkpoint;
 use crate::import::common::Base;
 use crate::import::config::Config;
 use crate::import::moe::{NoAux, dense_first};
-use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use crate::import::spec::{LayerSpec, ModelSpec};
 use moec_ir::RopeStyle;
 
 pub(super) static FAMILY: Family = Family {
@@ -31,13 +31,11 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         if config.flag_or("rope_interleave", true)? { RopeStyle::Interleaved } else { RopeStyle::Half };
     let layers = b.each_layer(|l| {
         let at = b.layer(l);
-        let ffn = if dense(l) { b.dense(l, false)? } else { Ffn::Moe(Box::new(moe.moe(&b, l)?)) };
-        Ok(LayerSpec {
-            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
-            attention: Attention::Mla(Box::new(b.mla(l, style)?)),
-            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-            ffn,
-        })
+        let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(&b, l)?.into() };
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.mla(l, style)?.into()),
+            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
+        ]))
     })?;
     let norm = b.rms_norm("model.norm")?;
     b.finish(&FAMILY, layers, norm, false)

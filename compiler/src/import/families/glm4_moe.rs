@@ -7,7 +7,7 @@ use crate::import::common::{Base, GqaOptions, QkNormKind};
 use crate::import::config::Config;
 use crate::import::moe::{NoAux, dense_first};
 use crate::import::rope;
-use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use crate::import::spec::{LayerSpec, ModelSpec};
 
 pub(super) static FAMILY: Family = Family {
     name: "glm4_moe",
@@ -29,13 +29,11 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     };
     let layers = b.each_layer(|l| {
         let at = b.layer(l);
-        let ffn = if dense(l) { b.dense(l, false)? } else { Ffn::Moe(Box::new(moe.moe(&b, l)?)) };
-        Ok(LayerSpec {
-            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
-            attention: Attention::Gqa(Box::new(b.gqa(l, attention)?)),
-            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-            ffn,
-        })
+        let ffn = if dense(l) { b.dense(l, false)? } else { moe.moe(&b, l)?.into() };
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
+            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
+        ]))
     })?;
     let norm = b.rms_norm("model.norm")?;
     b.finish(&FAMILY, layers, norm, false)

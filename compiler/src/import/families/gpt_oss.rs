@@ -8,7 +8,7 @@ use crate::import::common::{Base, GqaOptions};
 use crate::import::config::Config;
 use crate::import::moe::{Fused, PROJ, plain_router};
 use crate::import::rope;
-use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec, Moe};
+use crate::import::spec::{LayerSpec, ModelSpec, Moe, RouterInput};
 use moec_ir::Glu;
 use moec_ir::op::{Renorm, Score, WeightFrom};
 
@@ -56,17 +56,16 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let router = plain_router(experts.n, k, Score::Identity, WeightFrom::SoftmaxTopk, Renorm::None);
         let moe = Moe {
             router,
+            router_reads: RouterInput::Experts,
             logits: b.router(&format!("{at}.mlp.router"), &experts, true)?,
             select_bias: None,
             experts: b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::InOut, &experts, &inner, glu)?,
             shared: None,
         };
-        Ok(LayerSpec {
-            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
-            attention: Attention::Gqa(Box::new(b.gqa(l, attention)?)),
-            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-            ffn: Ffn::Moe(Box::new(moe)),
-        })
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
+            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, moe.into()),
+        ]))
     })?;
     let norm = b.rms_norm("model.norm")?;
     b.finish(&FAMILY, layers, norm, false)

@@ -7,7 +7,7 @@ use crate::import::common::{Base, GqaOptions};
 use crate::import::config::Config;
 use crate::import::moe::{Fused, W123, plain_router, renorm};
 use crate::import::rope;
-use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use crate::import::spec::{LayerSpec, ModelSpec};
 use moec_ir::op::{Score, WeightFrom};
 
 pub(super) static FAMILY: Family = Family {
@@ -34,12 +34,13 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let block = gate.trim_end_matches(".gate");
         let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm(true));
         let read = b.experts(&format!("{block}.experts"), W123, Fused::OutIn, &experts, &inner, b.glu)?;
-        Ok(LayerSpec {
-            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
-            attention: Attention::Gqa(Box::new(b.gqa(l, attention)?)),
-            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-            ffn: Ffn::Moe(Box::new(b.simple_moe(gate, router, &experts, read)?)),
-        })
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
+            (
+                b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
+                b.simple_moe(gate, router, &experts, read)?.into(),
+            ),
+        ]))
     })?;
     let norm = b.rms_norm("model.norm")?;
     b.finish(&FAMILY, layers, norm, false)

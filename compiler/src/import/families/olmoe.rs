@@ -6,7 +6,7 @@ use crate::import::checkpoint::Checkpoint;
 use crate::import::common::{Base, GqaOptions, QkNormKind};
 use crate::import::config::Config;
 use crate::import::moe::{Fused, PROJ, plain_router, renorm};
-use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use crate::import::spec::{LayerSpec, ModelSpec};
 use moec_ir::op::{Score, WeightFrom};
 
 pub(super) static FAMILY: Family = Family {
@@ -35,12 +35,13 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let at = b.layer(l);
         let router = plain_router(experts.n, k, Score::Softmax, WeightFrom::Score, renorm);
         let read = b.experts(&format!("{at}.mlp.experts"), PROJ, Fused::OutIn, &experts, &inner, b.glu)?;
-        Ok(LayerSpec {
-            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
-            attention: Attention::Gqa(Box::new(b.gqa(l, attention)?)),
-            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-            ffn: Ffn::Moe(Box::new(b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?)),
-        })
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
+            (
+                b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
+                b.simple_moe(&format!("{at}.mlp.gate"), router, &experts, read)?.into(),
+            ),
+        ]))
     })?;
     let norm = b.rms_norm("model.norm")?;
     b.finish(&FAMILY, layers, norm, false)

@@ -10,7 +10,7 @@ use crate::import::common::{Base, GqaOptions};
 use crate::import::config::Config;
 use crate::import::moe::{Fused, W123, plain_router};
 use crate::import::rope;
-use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec};
+use crate::import::spec::{LayerSpec, ModelSpec};
 use moec_ir::op::{Renorm, Score, WeightFrom};
 
 pub(super) static FAMILY: Family = Family {
@@ -52,12 +52,13 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         let router =
             plain_router(experts.n, k, Score::Identity, WeightFrom::SparseMixer { eps }, Renorm::None);
         let read = b.experts(&format!("{block}.experts"), W123, Fused::OutIn, &experts, &inner, b.glu)?;
-        Ok(LayerSpec {
-            attn_norm: norm(&format!("{at}.input_layernorm"))?,
-            attention: Attention::Gqa(Box::new(b.gqa(l, attention)?)),
-            ffn_norm: norm(&format!("{at}.post_attention_layernorm"))?,
-            ffn: Ffn::Moe(Box::new(b.simple_moe(gate, router, &experts, read)?)),
-        })
+        Ok(LayerSpec::pre_norm([
+            (norm(&format!("{at}.input_layernorm"))?, b.gqa(l, attention)?.into()),
+            (
+                norm(&format!("{at}.post_attention_layernorm"))?,
+                b.simple_moe(gate, router, &experts, read)?.into(),
+            ),
+        ]))
     })?;
     let norm = norm("model.norm")?;
     b.finish(&FAMILY, layers, norm, config.flag_or("lm_head_bias", false)?)

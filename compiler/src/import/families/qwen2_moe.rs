@@ -6,7 +6,7 @@ use crate::import::checkpoint::Checkpoint;
 use crate::import::common::{Base, GqaOptions};
 use crate::import::config::Config;
 use crate::import::moe::{Fused, PROJ, plain_router, renorm, sparse_layers};
-use crate::import::spec::{Attention, Ffn, LayerSpec, ModelSpec, Shared};
+use crate::import::spec::{LayerSpec, ModelSpec, Shared};
 use crate::import::tensors::Dim;
 use moec_ir::op::{Score, WeightFrom};
 
@@ -39,16 +39,14 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             let gate = b.tensors.take(&format!("{at}.mlp.shared_expert_gate.weight"), &[&one, &b.hidden])?;
             let mlp = b.mlp(&format!("{at}.mlp.shared_expert"), &shared_inner, false)?;
             moe.shared = Some(Shared { mlp, gate: Some(gate) });
-            Ffn::Moe(Box::new(moe))
+            moe.into()
         } else {
             b.dense(l, false)?
         };
-        Ok(LayerSpec {
-            attn_norm: b.rms_norm(&format!("{at}.input_layernorm"))?,
-            attention: Attention::Gqa(Box::new(b.gqa(l, options)?)),
-            ffn_norm: b.rms_norm(&format!("{at}.post_attention_layernorm"))?,
-            ffn,
-        })
+        Ok(LayerSpec::pre_norm([
+            (b.rms_norm(&format!("{at}.input_layernorm"))?, b.gqa(l, options)?.into()),
+            (b.rms_norm(&format!("{at}.post_attention_layernorm"))?, ffn),
+        ]))
     })?;
     let norm = b.rms_norm("model.norm")?;
     b.finish(&FAMILY, layers, norm, false)
