@@ -156,7 +156,7 @@ fn fp8_blocks_of_128_by_128() {
         for (i, x) in got.iter().enumerate() {
             let (e, r, c) = (i / (rows * cols), i / cols % rows, i % cols);
             let factor = factors[(e * 2 + r / 128) * 3 + c / 128];
-            assert_eq!(*x, moec::import::formats::fp8::e4m3(stored[i]) * factor);
+            assert_eq!(*x, moec::import::encodings::fp8::e4m3(stored[i]) * factor);
         }
     }
 }
@@ -235,7 +235,7 @@ fn fp8_checkpoints() {
     for name in names {
         let t = folder.take(&name);
         let factor = 1.0 / 1024.0;
-        let table: Vec<f32> = (0..=255).map(moec::import::formats::fp8::e4m3).collect();
+        let table: Vec<f32> = (0..=255).map(moec::import::encodings::fp8::e4m3).collect();
         let nearest = |x: f32| {
             let off = |b: &u8| (table[usize::from(*b)] * factor - x).abs();
             let known = (0..=254_u8).filter(|b| b & 0x7f != 0x7f);
