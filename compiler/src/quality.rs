@@ -78,9 +78,10 @@ impl<'a> Measured<'a> {
     /// The checkpoint's tokenizer.
     fn text(&self, bos: Option<u32>) -> Result<Text> {
         let none = || format!("`{}` has no tokenizer that can be used", self.checkpoint.path().display());
-        let json = self.checkpoint.tokenizer(self.spec)?.ok_or_else(|| {
-            Error::input(none()).hint("put the model's `tokenizer.json` into the folder")
-        })?;
+        let json = self
+            .checkpoint
+            .tokenizer(self.spec)?
+            .ok_or_else(|| Error::input(none()).hint("put the model's `tokenizer.json` into the folder"))?;
         Text::parse(json, bos).map_err(|why| Error::input(none()).because(why))
     }
 

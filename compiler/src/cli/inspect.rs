@@ -4,7 +4,7 @@ use super::{caches, facts, output, trace, verbs};
 use crate::bundle::partial::MANIFEST;
 use crate::bundle::workspace;
 use crate::config::{Config, sizes};
-use crate::import::{self, containers, ImportOptions, ModelSpec};
+use crate::import::{self, ImportOptions, ModelSpec, containers};
 use crate::{Error, Result, human};
 use moec_ir::{Format, WeightClass};
 use serde_json::{Value, json};

@@ -45,12 +45,7 @@ impl Checkpoint {
 
     /// The checkpoint in an open container.
     pub fn of(container: Box<dyn Container>, options: &ImportOptions) -> Self {
-        Self {
-            container,
-            options: options.clone(),
-            tokenizer: OnceLock::new(),
-            touched: AtomicUsize::new(0),
-        }
+        Self { container, options: options.clone(), tokenizer: OnceLock::new(), touched: AtomicUsize::new(0) }
     }
 
     /// Where it lies.
@@ -164,8 +159,11 @@ impl Checkpoint {
             Some(_) => format!("{} with block factors", row.title),
             None => row.title.to_owned(),
         });
-        Error::limit(format!("tensor `{tensor}` in `{file}` is stored as {}, which is not supported", t.dtype))
-            .hint(format!("a tensor may be {}", titles.collect::<Vec<_>>().join(", ")))
+        Error::limit(format!(
+            "tensor `{tensor}` in `{file}` is stored as {}, which is not supported",
+            t.dtype
+        ))
+        .hint(format!("a tensor may be {}", titles.collect::<Vec<_>>().join(", ")))
     }
 
     /// Counts bytes about to be read; past [`RESIDENT`] all are let go, so that memory does not grow with the model.

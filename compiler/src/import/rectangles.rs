@@ -136,7 +136,8 @@ impl Scales<'_> {
     /// The scales of one row, over the columns of a rectangle; rows of all leads are counted.
     fn of_row(&mut self, row: usize, at: &Rect) -> &[f32] {
         let cols = at.cols.start / self.block[1]..at.cols.end.div_ceil(self.block[1]);
-        let first = (row / at.extent.0 * self.high + row % at.extent.0 / self.block[0]) * self.wide + cols.start;
+        let first =
+            (row / at.extent.0 * self.high + row % at.extent.0 / self.block[0]) * self.wide + cols.start;
         self.row.resize(cols.len(), 0.0);
         let stored = self.bytes.get(first * self.of.bytes..(first + cols.len()) * self.of.bytes);
         (self.of.decode)(stored.unwrap_or_default(), &[], 0, &mut self.row);

@@ -156,9 +156,11 @@ impl<'a> Tensors<'a> {
         if !self.has(&tensor) {
             let (numbers, [rows, cols]) = (format!("{name}{}", encoding.suffix), scales.block);
             let (file, title) = (self.checkpoint.file_of(&numbers), encoding.title);
-            return Err(Error::limit(format!("tensor `{numbers}` in `{file}` is {title} without block factors"))
-                .because(format!("there is no tensor `{tensor}`"))
-                .hint(format!("{title} is read with one factor per {rows}×{cols} block, {}", scales.known)));
+            return Err(Error::limit(format!(
+                "tensor `{numbers}` in `{file}` is {title} without block factors"
+            ))
+            .because(format!("there is no tensor `{tensor}`"))
+            .hint(format!("{title} is read with one factor per {rows}×{cols} block, {}", scales.known)));
         }
         let split = want.len().saturating_sub(2);
         let last = scales.block.iter().rev().zip(want[split..].iter().rev()).map(|(n, dim)| dim.blocks(*n));
@@ -179,7 +181,10 @@ impl<'a> Tensors<'a> {
             return Ok(());
         }
         let (file, dtypes) = (self.checkpoint.file_of(name), dtypes.join(" or "));
-        Err(Error::input(format!("tensor `{name}` in `{file}` is stored as {}, expected {dtypes}", tensor.dtype)))
+        Err(Error::input(format!(
+            "tensor `{name}` in `{file}` is stored as {}, expected {dtypes}",
+            tensor.dtype
+        )))
     }
 
     fn check(&self, name: &str, found: &[usize], want: &[&Dim]) -> Result<()> {

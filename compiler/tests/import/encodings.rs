@@ -259,9 +259,9 @@ fn fp8_checkpoints() {
     let mut broken = folder.clone();
     broken.take("model.layers.0.self_attn.o_proj.weight_scale_inv");
     insta::assert_snapshot!(refusal(broken.write().path()), @"
-    Limit: tensor `model.layers.0.self_attn.o_proj.weight` in `model.safetensors` is FP8 without block factors
+    Limit: tensor `model.layers.0.self_attn.o_proj.weight` in `model.safetensors` is FP8 E4M3 without block factors
       because there is no tensor `model.layers.0.self_attn.o_proj.weight_scale_inv`
-      hint: FP8 is read with one factor per 128×128 block, as DeepSeek-V3 stores it
+      hint: FP8 E4M3 is read with one factor per 128×128 block, as DeepSeek-V3 stores it
     ");
     let wrong = Tensor::f32(&[2, 1], &[1.0, 1.0]);
     broken.tensors.insert("model.layers.0.self_attn.o_proj.weight_scale_inv".into(), wrong);

@@ -4,6 +4,7 @@
 
 mod bad_config;
 mod bad_files;
+mod containers;
 mod encodings;
 mod goldens;
 mod layouts;

@@ -18,7 +18,12 @@ pub const MXFP4: Encoding = Encoding {
     block: BLOCK,
     bytes: BYTES,
     by_block: true,
-    scales: Some(Scales { suffix: "_scales", block: [1, BLOCK], of: &[&E8M0], known: "as gpt-oss stores it" }),
+    scales: Some(Scales {
+        suffix: "_scales",
+        block: [1, BLOCK],
+        of: &[&E8M0],
+        known: "as gpt-oss stores it",
+    }),
     decode: decode_row,
     ..PLAIN
 };

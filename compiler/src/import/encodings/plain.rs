@@ -109,11 +109,8 @@ mod tests {
         let f32s = |x: f32| x.to_le_bytes().to_vec();
         let bf16s = |x: f32| bf16::from_f32(x).to_le_bytes().to_vec();
         let f16s = |x: f32| f16::from_f32(x).to_le_bytes().to_vec();
-        let cases: [(Encoding, Bytes<'_>, f32); 3] = [
-            (F32, &f32s, f32::MAX),
-            (BF16, &bf16s, bf16::MAX.to_f32()),
-            (F16, &f16s, f16::MAX.to_f32()),
-        ];
+        let cases: [(Encoding, Bytes<'_>, f32); 3] =
+            [(F32, &f32s, f32::MAX), (BF16, &bf16s, bf16::MAX.to_f32()), (F16, &f16s, f16::MAX.to_f32())];
         for (row, to, largest) in cases {
             let all_finite = row.same.unwrap().all_finite;
             let all = |x: f32| [to(1.0).repeat(70), to(x), to(-2.0).repeat(3)].concat();

@@ -1,6 +1,6 @@
 //! The folder of a Hugging Face checkpoint: safetensors files and JSON beside them.
 
-pub(crate) mod folder;
+mod folder;
 mod header;
 mod shards;
 
@@ -17,7 +17,9 @@ use std::path::{Path, PathBuf};
 pub(super) const KIND: Kind = Kind {
     name: "safetensors",
     looks: "the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors",
-    is: |path| [CONFIG, shards::SINGLE, shards::INDEX].iter().any(|name| path.join(name).symlink_metadata().is_ok()),
+    is: |path| {
+        [CONFIG, shards::SINGLE, shards::INDEX].iter().any(|name| path.join(name).symlink_metadata().is_ok())
+    },
     open: |path| Ok(Box::new(Safetensors::open(path)?)),
 };
 
