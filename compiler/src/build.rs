@@ -100,7 +100,7 @@ pub fn build(
     compilation.units = Units::of(&device);
     compilation.profile = profile.as_ref();
     let probe = match profile.as_ref().filter(|_| config.quality.max_perplexity_increase.is_some()) {
-        Some(profile) => Measured::new(&config, &checkpoint, profile, spec.max_positions, progress)?,
+        Some(profile) => Measured::new(&config, &checkpoint, profile, &spec, progress)?,
         None => None,
     };
     compilation.quality = probe.as_ref().map(|p| p as &dyn QualityProbe);

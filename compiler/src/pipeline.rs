@@ -350,7 +350,7 @@ impl<'a> Compilation<'a> {
     /// # Errors
     /// One that the model does not have.
     pub(crate) fn first_token(&self) -> Result<Option<u32>> {
-        let config = crate::import::Config::read(self.checkpoint.dir(), "tokenizer_config.json")?;
+        let config = self.checkpoint.tokenizer_config()?;
         let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
         match self.spec.bos.filter(|_| asks) {
             Some(bos) if bos as usize >= self.spec.vocab => Err(Error::input(format!(

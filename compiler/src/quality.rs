@@ -11,7 +11,7 @@ use crate::calibrate::{Corpus, WINDOW, read_texts};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::evaluate::log_probabilities;
-use crate::import::Checkpoint;
+use crate::import::{Checkpoint, ModelSpec};
 use crate::passes::offload::{Statics, offload};
 use crate::pipeline::{Candidate, QualityProbe};
 use crate::profile::Profile;
@@ -33,6 +33,7 @@ type Reference = (Twin, Vec<Window>, Vec<f64>);
 /// Runs the model of a checkpoint over text.
 pub struct Measured<'a> {
     checkpoint: &'a Checkpoint,
+    spec: &'a ModelSpec,
     corpora: Vec<Corpus>,
     profile: &'a Profile,
     cache: Format,
@@ -57,20 +58,31 @@ impl<'a> Measured<'a> {
         config: &Config,
         checkpoint: &'a Checkpoint,
         profile: &'a Profile,
-        max_positions: usize,
+        spec: &'a ModelSpec,
         progress: &'a Progress,
     ) -> Result<Option<Self>> {
         let texts = [&config.quality.text, &config.calibrate.text].into_iter().find(|t| !t.is_empty());
         let Some(texts) = texts else { return Ok(None) };
         Ok(Some(Self {
             checkpoint,
+            spec,
             corpora: read_texts(texts)?,
             profile,
             cache: config.kv_format(),
-            window: WINDOW.min(config.shapes_for(max_positions)?.max_context),
+            window: WINDOW.min(config.shapes_for(spec.max_positions)?.max_context),
             progress,
             reference: RefCell::new(None),
         }))
+    }
+
+    /// The checkpoint's tokenizer.
+    fn text(&self, bos: Option<u32>) -> Result<Text> {
+        let none = || format!("`{}` has no tokenizer that can be used", self.checkpoint.path().display());
+        let json = self
+            .checkpoint
+            .tokenizer(self.spec)?
+            .ok_or_else(|| Error::input(none()).hint("put the model's `tokenizer.json` into the folder"))?;
+        Text::parse(json, bos).map_err(|why| Error::input(none()).because(why))
     }
 
     /// Most tokens of a window.
@@ -131,8 +143,7 @@ impl QualityProbe for Measured<'_> {
             Some(known) => known,
             empty => {
                 let full = self.twin(None, candidate, &Statics::default())?;
-                let tokenizer = self.checkpoint.dir().join("tokenizer.json");
-                let text = Text::open_file(tokenizer, candidate.model.bos).map_err(Error::from)?;
+                let text = self.text(candidate.model.bos)?;
                 let windows = self.windows(&text)?;
                 let exact = self.losses(&full, &windows)?;
                 empty.insert((full, windows, exact))

@@ -11,7 +11,11 @@ use tempfile::TempDir;
 /// Largest rectangle that is read whole, in elements.
 const SMALL: usize = 4096;
 
-static FOLDER: LazyLock<TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder"));
+static FOLDER: LazyLock<TempDir> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::write(folder.path().join("config.json"), "{}").expect("the file is written");
+    folder
+});
 
 /// Reads the first rows of a leaf, and a rectangle from its middle.
 fn read(checkpoint: &Checkpoint, leaf: &Leaf) {

@@ -25,7 +25,7 @@ pub enum WeightClass {
 /// How a checkpoint stores the numbers of a leaf.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
-    /// f32, bf16 or f16, as the checkpoint's header says.
+    /// One tensor, in the type that the checkpoint gives it: f32, bf16 or f16.
     Plain,
     /// MXFP4 (OCP Microscaling 1.0): blocks of 32 E2M1 numbers along the last axis, E8M0 scales.
     Mxfp4 {
@@ -158,6 +158,16 @@ pub trait Source: Sync {
     /// Hears that a rectangle of a leaf will be read soon, so that it can be fetched until then. Rectangles that do not
     /// exist are ignored.
     fn expect(&self, _leaf: &Leaf, _lead: usize, _rows: Range<usize>, _cols: Range<usize>) {}
+}
+
+impl Encoding {
+    /// The tensor of the scales, where they lie in one of their own.
+    pub fn scales(&self) -> Option<&str> {
+        match self {
+            Self::Plain => None,
+            Self::Mxfp4 { scales } | Self::Fp8Block { scales } => Some(scales),
+        }
+    }
 }
 
 impl WeightClass {

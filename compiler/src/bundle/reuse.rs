@@ -204,8 +204,8 @@ impl Note {
 /// The files of a checkpoint: where they are, how large, and when they were written.
 fn stamp(checkpoint: &Checkpoint) -> Option<String> {
     let mut text = String::new();
-    for (name, _) in checkpoint.files() {
-        let path = fs::canonicalize(checkpoint.dir().join(name)).ok()?;
+    for file in checkpoint.files() {
+        let path = fs::canonicalize(&file.path).ok()?;
         let facts = fs::metadata(&path).ok()?;
         let _ = writeln!(
             text,

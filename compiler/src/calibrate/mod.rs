@@ -91,7 +91,7 @@ pub fn calibrate(
     let bundle = Bundle::open(&folder)?;
     let open = || {
         Text::open(&folder, bundle.plan.model.bos).map_err(|_| {
-            Error::input(format!("`{}` has no tokenizer that can be used", checkpoint.dir().display())).hint(
+            Error::input(format!("`{}` has no tokenizer that can be used", checkpoint.path().display())).hint(
                 "put the model's `tokenizer.json` into the folder, or give tokens in place of text (`moec calibrate --ids`)",
             )
         })
@@ -122,16 +122,13 @@ pub fn calibrate(
 /// The format of each class that holds what the checkpoint holds. What is stored in blocks is computed in
 /// bf16, as everywhere.
 fn as_stored(checkpoint: &Checkpoint, module: &Module) -> Weights {
-    use crate::import::checkpoint::Dtype;
     let of = |class: WeightClass| {
         let mut found: Option<Format> = None;
         for weight in module.weights.iter().filter(|w| w.class == class) {
             for leaf in weight.expr.leaves() {
-                let format = match checkpoint.get(&leaf.tensor).map(|t| t.dtype) {
-                    _ if matches!(weight.expr, WeightExpr::ScaleCols { .. }) => Format::F32,
-                    Some(Dtype::F32) => Format::F32,
-                    Some(Dtype::F16) => Format::F16,
-                    _ => Format::Bf16,
+                let format = match weight.expr {
+                    WeightExpr::ScaleCols { .. } => Format::F32,
+                    _ => checkpoint.format(leaf).unwrap_or(Format::Bf16),
                 };
                 found = Some(found.map_or(format, |f| if f == format { f } else { Format::F32 }));
             }

@@ -4,7 +4,7 @@ use super::{bundle, caches, facts, output, trace};
 use crate::bundle::MANIFEST;
 use crate::bundle::workspace;
 use crate::config::{Config, sizes};
-use crate::import::{self, ImportOptions, ModelSpec};
+use crate::import::{self, ImportOptions, ModelSpec, containers};
 use crate::{Error, Result, human};
 use moec_ir::{Format, WeightClass};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Result<()> {
     let _ = workspace::recover(path);
     if path.join(MANIFEST).is_file() {
         bundle::inspect(path, args.json)
-    } else if path.join("config.json").is_file() {
+    } else if containers::find(path).is_some() {
         let (_, spec) = import::open(path, &ImportOptions::default())?;
         print(args, &json!({"kind": "checkpoint", "model": model(&spec)}), model_rows(path, &spec))
     } else if trace::is_one(path) {

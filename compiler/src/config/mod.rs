@@ -383,7 +383,7 @@ impl Config {
             }
         })?;
         let (config, at) = read::read(&text, path)?;
-        if !config.model.source.is_dir() {
+        if !config.model.source.exists() {
             return Err(Error::input(format!(
                 "`{shown}:{at}`: `model.source`: there is no folder `{}`",
                 config.model.source.display()

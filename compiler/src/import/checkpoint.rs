@@ -1,15 +1,16 @@
-//! A Hugging Face checkpoint on disk: its tensors by name, mapped and decoded on demand.
+//! An open checkpoint: its tensors by name, decoded on demand, whatever container they are in.
 
-use super::formats::plain::Float;
-use super::map::Map;
-use super::{ModelSpec, folder, header, shards, tokenizer};
+use super::containers::{self, Container};
+use super::encodings::{self, Encoding};
+use super::{Config, ModelSpec, tokenizer};
 use crate::error::{Error, Result};
-use indexmap::IndexMap;
-pub use safetensors::tensor::Dtype;
+use moec_ir::{Format, Leaf};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub use super::containers::{File, Tensor};
 
 /// How checkpoints are read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,16 +19,14 @@ pub struct ImportOptions {
     pub allow_nonfinite: bool,
 }
 
-/// An open checkpoint. Its files are mapped, and nothing is decoded before it is asked for.
+/// An open checkpoint. Nothing is decoded before it is asked for.
 #[derive(Debug)]
 pub struct Checkpoint {
-    dir: PathBuf,
-    files: Vec<(String, Map)>,
-    tensors: IndexMap<String, Tensor>,
+    container: Box<dyn Container>,
     options: ImportOptions,
     /// Its tokenizer, from when it was first asked for.
     tokenizer: OnceLock<Option<Vec<u8>>>,
-    /// Bytes of the maps that were looked at since they were last let go.
+    /// Bytes of the container that were looked at since they were last let go.
     touched: AtomicUsize,
 }
 
@@ -35,93 +34,56 @@ pub struct Checkpoint {
 /// they are wanted, but they count as this process's own.
 const RESIDENT: usize = 64 << 20;
 
-/// A tensor as the checkpoint stores it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
-    /// Index of its file.
-    file: usize,
-    /// Stored element type.
-    pub dtype: Dtype,
-    /// Stored shape.
-    pub shape: Vec<usize>,
-    /// Its bytes in the file.
-    bytes: Range<usize>,
-}
-
 impl Checkpoint {
-    /// Opens the checkpoint of a folder: `model.safetensors`, or the shards that
-    /// `model.safetensors.index.json` names. Reads the headers only.
+    /// Opens the checkpoint at a path. Reads headers only.
     ///
     /// # Errors
-    /// Files that are missing, cut short, outside of the folder or not valid; tensors that are there
-    /// twice, or not where the index says.
-    pub fn open(dir: &Path, options: &ImportOptions) -> Result<Self> {
-        if !dir.is_dir() {
-            return Err(Error::input(format!("`{}` is not a folder", dir.display()))
-                .hint("give the folder of a Hugging Face checkpoint"));
-        }
-        let shards = shards::find(dir)?;
-        let mut open = Self {
-            dir: dir.to_owned(),
-            files: Vec::new(),
-            tensors: IndexMap::new(),
-            options: options.clone(),
-            tokenizer: OnceLock::new(),
-            touched: AtomicUsize::new(0),
-        };
-        for (name, path) in shards.files {
-            let map = Map::open(&path).map_err(|e| folder::unreadable(&name, &e))?;
-            open.add(name, map)?;
-        }
-        for (tensor, file) in &shards.tensors {
-            let said = &open.files[*file].0;
-            match open.tensors.get(tensor) {
-                Some(t) if t.file == *file => {}
-                found => {
-                    let error = Error::input(format!("`{said}` has no tensor `{tensor}`"))
-                        .hint("index and shards are not of the same checkpoint; download them again");
-                    let error = error.because(format!("`{}` says that it is there", shards::INDEX));
-                    return Err(match found {
-                        Some(t) => error.because(format!("it is in `{}`", open.files[t.file].0)),
-                        None => error,
-                    });
-                }
-            }
-        }
-        Ok(open)
+    /// As [`containers::open`].
+    pub fn open(path: &Path, options: &ImportOptions) -> Result<Self> {
+        Ok(Self::of(containers::open(path)?, options))
     }
 
-    fn add(&mut self, name: String, map: Map) -> Result<()> {
-        let header = header::read(&name, &map)?;
-        let file = self.files.len();
-        for (tensor, info) in header.tensors {
-            let (start, end) = info.data_offsets;
-            let bytes = header.data + start..header.data + end;
-            let new = Tensor { file, dtype: info.dtype, shape: info.shape, bytes };
-            if let Some(old) = self.tensors.insert(tensor.clone(), new) {
-                let first = &self.files[old.file].0;
-                return Err(Error::input(format!("tensor `{tensor}` is both in `{first}` and in `{name}`"))
-                    .hint("remove the files that are not of this checkpoint, or download it again"));
-            }
-        }
-        self.files.push((name, map));
-        Ok(())
+    /// The checkpoint in an open container.
+    pub fn of(container: Box<dyn Container>, options: &ImportOptions) -> Self {
+        Self { container, options: options.clone(), tokenizer: OnceLock::new(), touched: AtomicUsize::new(0) }
     }
 
-    /// The folder.
-    pub fn dir(&self) -> &Path {
-        &self.dir
+    /// Where it lies.
+    pub fn path(&self) -> &Path {
+        self.container.path()
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &Config {
+        self.container.config()
+    }
+
+    /// First and last tokens, as the container has them beside the configuration.
+    ///
+    /// # Errors
+    /// They are there and cannot be read.
+    pub fn generation_config(&self) -> Result<Option<Config>> {
+        self.container.generation_config()
+    }
+
+    /// How texts begin.
+    ///
+    /// # Errors
+    /// It is there and cannot be read.
+    pub fn tokenizer_config(&self) -> Result<Option<Config>> {
+        self.container.tokenizer_config()
     }
 
     /// The text of its tokenizer, if it has one that fits the model.
     ///
     /// # Errors
-    /// A file that is no tokenizer, or one of another model.
+    /// One that is no tokenizer, or that of another model.
     pub fn tokenizer(&self, spec: &ModelSpec) -> Result<Option<&[u8]>> {
         let read = if let Some(read) = self.tokenizer.get() {
             read
         } else {
-            let read = tokenizer::read(&self.dir, spec)?;
+            let read = self.container.tokenizer()?;
+            read.as_deref().map_or(Ok(()), |json| tokenizer::check(json, spec))?;
             self.tokenizer.get_or_init(|| read)
         };
         Ok(read.as_deref())
@@ -132,37 +94,79 @@ impl Checkpoint {
         use std::fmt::Write as _;
         let mut text = String::new();
         for (name, t) in self.tensors() {
-            let _ = writeln!(text, "{name} {} {:?} {:?} {:?}", t.file, t.dtype, t.shape, t.bytes);
+            let _ = writeln!(text, "{name} {} {} {:?} {:?}", t.file, t.dtype, t.shape, t.bytes);
         }
         crate::hashing::hex(&crate::hashing::sha256(text.as_bytes()))
     }
 
-    /// Names of the files that hold tensors, relative to the folder, and their sizes in bytes.
-    pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.files.iter().map(|(name, map)| (name.as_str(), map.len() as u64))
+    /// The files that hold tensors.
+    pub fn files(&self) -> &[File] {
+        self.container.files()
     }
 
     /// A tensor.
     pub fn get(&self, tensor: &str) -> Option<&Tensor> {
-        self.tensors.get(tensor)
+        self.container.tensors().get(tensor)
     }
 
     /// Every tensor, by file and then in the order of its data.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
-        self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
+        self.container.tensors().iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
 
-    /// The file that holds a tensor; the index or the only file for one that is not there.
+    /// The file that holds a tensor; the one that would name it for one that is not there.
     pub fn file_of(&self, tensor: &str) -> &str {
-        match (self.tensors.get(tensor), self.files.as_slice()) {
-            (Some(t), files) => &files[t.file].0,
-            (None, [(only, _)]) => only,
-            (None, _) => shards::INDEX,
-        }
+        let file = self.get(tensor).and_then(|t| self.files().get(t.file));
+        file.map_or_else(|| self.container.index(), |file| &file.name)
     }
 
-    /// Counts bytes about to be read; past [`RESIDENT`] all maps are let go, so that memory does not grow
-    /// with the model.
+    /// A tensor's stored bytes, row-major.
+    pub fn bytes(&self, tensor: &str) -> Option<&[u8]> {
+        self.container.bytes(self.get(tensor)?)
+    }
+
+    /// The format of weights that holds the numbers of a leaf as they are stored, if there is one.
+    pub fn format(&self, leaf: &Leaf) -> Option<Format> {
+        let row = encodings::of(self.encodings(), &leaf.encoding, &self.get(&leaf.tensor)?.dtype)?;
+        row.same.map(|same| same.format)
+    }
+
+    /// How its types are decoded.
+    pub(super) fn encodings(&self) -> &'static [&'static Encoding] {
+        self.container.encodings()
+    }
+
+    /// A tensor with its stored bytes.
+    pub(super) fn data(&self, tensor: &str) -> Result<(&Tensor, &[u8])> {
+        let t = self.tensor(tensor)?;
+        Ok((t, self.container.bytes(t).ok_or_else(|| self.missing(tensor))?))
+    }
+
+    /// A tensor that must be there.
+    pub(super) fn tensor(&self, tensor: &str) -> Result<&Tensor> {
+        self.get(tensor).ok_or_else(|| self.missing(tensor))
+    }
+
+    fn missing(&self, tensor: &str) -> Error {
+        Error::input(format!("`{}` has no tensor `{tensor}`", self.file_of(tensor)))
+            .hint("the download may be incomplete, or `config.json` may be that of another model")
+    }
+
+    /// The error for a tensor of a type that no row of the table decodes.
+    pub(super) fn unsupported(&self, tensor: &str, t: &Tensor) -> Error {
+        let file = self.file_of(tensor);
+        let titles = self.encodings().iter().map(|row| match row.scales {
+            Some(_) => format!("{} with block factors", row.title),
+            None => row.title.to_owned(),
+        });
+        Error::limit(format!(
+            "tensor `{tensor}` in `{file}` is stored as {}, which is not supported",
+            t.dtype
+        ))
+        .hint(format!("a tensor may be {}", titles.collect::<Vec<_>>().join(", ")))
+    }
+
+    /// Counts bytes about to be read; past [`RESIDENT`] all are let go, so that memory does not grow with the model.
     pub(super) fn touch(&self, bytes: usize) {
         if self.touched.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > RESIDENT {
             self.release();
@@ -176,49 +180,12 @@ impl Checkpoint {
 
     /// Has the system fetch bytes of a tensor that will be read soon.
     pub(super) fn will_read(&self, t: &Tensor, bytes: Range<usize>) {
-        self.files[t.file].1.will_read(t.bytes.start + bytes.start..t.bytes.start + bytes.end);
+        self.container.will_read(t, bytes);
     }
 
-    /// Lets go of all maps: what is read of them again comes from the files.
+    /// Lets go of what is in memory: what is read of it again comes from the files.
     pub(crate) fn release(&self) {
         self.touched.store(0, Ordering::Relaxed);
-        self.files.iter().for_each(|(_, map)| map.release(0..map.len()));
+        self.container.release();
     }
-
-    /// A tensor's stored bytes, row-major.
-    pub fn bytes(&self, tensor: &str) -> Option<&[u8]> {
-        let t = self.tensors.get(tensor)?;
-        self.files[t.file].1.get(t.bytes.clone())
-    }
-
-    pub(super) fn data(&self, tensor: &str) -> Result<(&Tensor, &[u8])> {
-        let missing = || missing(self.file_of(tensor), tensor);
-        let t = self.tensors.get(tensor).ok_or_else(missing)?;
-        Ok((t, self.bytes(tensor).ok_or_else(missing)?))
-    }
-
-    pub(super) fn float(&self, tensor: &str, t: &Tensor) -> Result<Float> {
-        float(t.dtype).ok_or_else(|| {
-            Error::limit(format!("tensor `{tensor}` in `{}` is stored as {}", self.file_of(tensor), t.dtype))
-                .hint(
-                    "a tensor may be F32, BF16 or F16; quantised ones MXFP4, or FP8 E4M3 with block factors",
-                )
-        })
-    }
-}
-
-/// The floating-point format of a stored type that holds one number per element.
-pub(crate) fn float(dtype: Dtype) -> Option<Float> {
-    match dtype {
-        Dtype::F32 => Some(Float::F32),
-        Dtype::BF16 => Some(Float::Bf16),
-        Dtype::F16 => Some(Float::F16),
-        _ => None,
-    }
-}
-
-/// The error for a tensor that is not there.
-pub(crate) fn missing(file: &str, tensor: &str) -> Error {
-    Error::input(format!("`{file}` has no tensor `{tensor}`"))
-        .hint("the download may be incomplete, or `config.json` may be that of another model")
 }

@@ -246,7 +246,7 @@ impl<'a> Base<'a> {
 
     /// First and last tokens: those of `generation_config.json`, and of the config where it is silent.
     fn special_tokens(&self) -> Result<(Option<u32>, Vec<u32>)> {
-        let generation = Config::read(self.tensors.checkpoint().dir(), "generation_config.json")?;
+        let generation = self.tensors.checkpoint().generation_config()?;
         let ids = |key| match generation.as_ref().map(|g| g.opt_ids(key)).transpose()?.flatten() {
             Some(ids) => Ok(Some(ids)),
             None => self.config.opt_ids(key),

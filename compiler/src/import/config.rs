@@ -1,11 +1,8 @@
 //! Typed reading of `config.json`, in the spellings of transformers 4 and 5.
 
-use super::folder;
 use crate::error::{Error, Result};
-use moec_runtime::regular;
 use serde_json::{Map, Value};
 use std::fmt;
-use std::path::Path;
 
 /// Largest extent, count or position that a config may give; products of two stay far from overflow.
 const MAX_SIZE: u64 = 1 << 28;
@@ -31,27 +28,6 @@ pub struct Size {
 }
 
 impl Config {
-    /// Reads `config.json` of a checkpoint's folder.
-    ///
-    /// # Errors
-    /// It is missing, too long, or not a JSON object.
-    pub fn open(dir: &Path) -> Result<Self> {
-        Self::read(dir, "config.json")?.ok_or_else(|| {
-            Error::input(format!("`{}` has no `config.json`", dir.display()))
-                .hint("give the folder of a Hugging Face checkpoint")
-        })
-    }
-
-    /// Reads a JSON object of the checkpoint's folder; `None` if there is no such file.
-    ///
-    /// # Errors
-    /// It cannot be read, leaves the folder, is too long, or not a JSON object.
-    pub fn read(dir: &Path, file: &str) -> Result<Option<Self>> {
-        let Some(path) = folder::find(dir, file)? else { return Ok(None) };
-        let text = regular::read(&path, regular::CONFIG).map_err(|e| folder::unreadable(file, &e))?;
-        Self::parse(file, &text).map(Some)
-    }
-
     /// Parses the text of a file.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 
 use super::common::{Base, EXPERTS};
 use super::config::Config;
+use super::encodings::mxfp4::MXFP4;
 use super::spec::{Experts, Moe, Projection, RouterInput, Shared};
 use super::tensors::Dim;
 use crate::error::{Error, Result};
@@ -212,10 +213,10 @@ impl Base<'_> {
         let (t, hidden) = (&self.tensors, &self.hidden);
         let (gate_up, down) = (format!("{at}.gate_up_proj"), format!("{at}.down_proj"));
         let both = inner.twice();
-        if t.has(&format!("{gate_up}_blocks")) {
+        if t.has(&format!("{gate_up}{}", MXFP4.suffix)) {
             let matrices = [
-                interleaved(t.take_mxfp4(&gate_up, &[experts, &both, hidden])?, Axis::Rows, inner.n),
-                t.take_mxfp4(&down, &[experts, hidden, inner])?,
+                interleaved(t.take_as(&MXFP4, &gate_up, &[experts, &both, hidden])?, Axis::Rows, inner.n),
+                t.take_as(&MXFP4, &down, &[experts, hidden, inner])?,
             ];
             return self.assemble(at, matrices, experts, inner, glu);
         }

@@ -1,9 +1,9 @@
 //! Rectangles of a checkpoint's tensors: decoded, as they are stored, or soon.
 
-use super::checkpoint::{Checkpoint, Dtype, Tensor, float};
-use super::formats::{self, fp8, mxfp4, plain::Float};
+use super::checkpoint::{Checkpoint, Tensor};
+use super::encodings::{self, Encoding};
 use crate::error::{Error, Result};
-use moec_ir::{Encoding, Format, Leaf, Source};
+use moec_ir::{Format, Leaf, Source};
 use std::ops::Range;
 
 /// A failure of the source, as the languages know it.
@@ -21,20 +21,6 @@ struct Rect {
 
 /// Bytes that are copied and then looked at: they are still in the first-level cache.
 const CHECKED: usize = 4096;
-
-/// Bytes from row to row of a leaf, of which there are `bytes`: whatever the encoding, all rows take as many.
-fn pitch(leaf: &Leaf, bytes: &[u8]) -> usize {
-    bytes.len() / leaf.shape.iter().rev().skip(1).product::<usize>().max(1)
-}
-
-impl Rect {
-    /// Its first byte in the tensor, and bytes from row to row, of numbers of `size` bytes. All fit in memory, so nothing
-    /// overflows.
-    fn bytes(&self, size: usize) -> (usize, usize) {
-        let (rows, cols) = self.extent;
-        (((self.lead * rows + self.rows.start) * cols + self.cols.start) * size, cols * size)
-    }
-}
 
 impl Checkpoint {
     /// Checks that a rectangle of `numbers` numbers is within its leaf.
@@ -60,11 +46,36 @@ impl Checkpoint {
         Ok(Rect { lead, rows, cols, extent })
     }
 
-    /// The tensor of a leaf, if it is stored plainly.
-    fn plain(&self, leaf: &Leaf) -> Option<(&Tensor, Float)> {
-        let t =
-            self.get(&leaf.tensor).filter(|t| leaf.encoding == Encoding::Plain && t.shape == leaf.shape)?;
-        Some((t, float(t.dtype)?))
+    /// The stored numbers of a leaf, found to be as many as it has.
+    fn numbers(&self, leaf: &Leaf) -> Result<Numbers<'_>> {
+        let (tensor, bytes) = self.data(&leaf.tensor)?;
+        let encoding = encodings::of(self.encodings(), &leaf.encoding, &tensor.dtype)
+            .ok_or_else(|| self.unsupported(&leaf.tensor, tensor))?;
+        let (cols, rows) = leaf.shape.split_last().map_or((1, &[][..]), |(cols, rows)| (*cols, rows));
+        let rows = rows.iter().try_fold(1_usize, |n, &d| n.checked_mul(d));
+        let pitch = encoding.row_bytes(cols);
+        let size = rows.zip(pitch).and_then(|(rows, pitch)| rows.checked_mul(pitch));
+        match pitch {
+            Some(pitch) if encoding.holds(&tensor.shape, &leaf.shape) && size == Some(bytes.len()) => {
+                Ok(Numbers { tensor, encoding, bytes, pitch })
+            }
+            _ => Err(self.mismatch(leaf, tensor)),
+        }
+    }
+
+    /// The scales of a leaf, found to be as many as it has, where they lie in a tensor of their own.
+    fn scales(&self, leaf: &Leaf, encoding: &Encoding, extent: (usize, usize)) -> Result<Option<Scales<'_>>> {
+        let (Some(kind), Some(name)) = (encoding.scales, leaf.encoding.scales()) else { return Ok(None) };
+        let (tensor, bytes) = self.data(name)?;
+        let of = kind.of.iter().find(|of| of.dtype == tensor.dtype).copied();
+        let of = of.ok_or_else(|| self.unsupported(name, tensor))?;
+        let [high, wide] = [extent.0.div_ceil(kind.block[0]), extent.1.div_ceil(kind.block[1])];
+        let leads = leaf.shape.iter().rev().nth(2).copied().unwrap_or(1);
+        let size = [leads, high, wide].iter().try_fold(of.bytes, |n, &d| n.checked_mul(d));
+        if size != Some(bytes.len()) {
+            return Err(self.mismatch(leaf, tensor));
+        }
+        Ok(Some(Scales { of, bytes, block: kind.block, high, wide, row: Vec::new() }))
     }
 
     /// A bug of ours: a leaf that does not describe its tensor.
@@ -80,66 +91,57 @@ impl Checkpoint {
         ))
     }
 
-    fn decode(&self, leaf: &Leaf, at: &Rect, out: &mut [f32]) -> Result<()> {
-        let (t, bytes) = self.data(&leaf.tensor)?;
-        let (rows, cols) = at.extent;
-        // Each row starts at (lead · rows + row) · cols; all fit in memory, so nothing overflows.
-        let first_row = at.lead * rows + at.rows.start;
-        let out = out.chunks_exact_mut(at.cols.len()).zip(first_row..);
-        match &leaf.encoding {
-            Encoding::Plain => {
-                let float = self.float(&leaf.tensor, t)?;
-                if t.shape != leaf.shape {
-                    return Err(self.mismatch(leaf, t));
-                }
-                for (out, row) in out {
-                    let from = (row * cols + at.cols.start) * float.bytes();
-                    let stored = bytes.get(from..from + out.len() * float.bytes());
-                    float.decode(stored.ok_or_else(|| self.mismatch(leaf, t))?, out);
-                }
-            }
-            Encoding::Mxfp4 { scales } => {
-                let blocks = cols / mxfp4::BLOCK;
-                let (s, scales) = self.data(scales)?;
-                let stored: usize = t.shape.iter().product();
-                let fits = cols % mxfp4::BLOCK == 0
-                    && stored.checked_mul(2) == Some(leaf.shape.iter().product())
-                    && s.shape.iter().product::<usize>() * mxfp4::BYTES == stored;
-                if !fits || t.dtype != Dtype::U8 || s.dtype != Dtype::U8 {
-                    return Err(self.mismatch(leaf, t));
-                }
-                for (out, row) in out {
-                    let bytes = bytes.get(row * blocks * mxfp4::BYTES..(row + 1) * blocks * mxfp4::BYTES);
-                    let scales = scales.get(row * blocks..(row + 1) * blocks);
-                    let (Some(bytes), Some(scales)) = (bytes, scales) else {
-                        return Err(self.mismatch(leaf, t));
-                    };
-                    mxfp4::decode_row(bytes, scales, at.cols.clone(), out);
-                }
-            }
-            Encoding::Fp8Block { scales: name } => {
-                let (s, scales) = self.data(name)?;
-                let float = self.float(name, s)?;
-                let (high, wide) = (rows.div_ceil(fp8::BLOCK), cols.div_ceil(fp8::BLOCK));
-                let leads = leaf.shape.iter().rev().nth(2).copied().unwrap_or(1);
-                let fits = s.shape.iter().product::<usize>() == leads * high * wide && t.shape == leaf.shape;
-                if !fits || t.dtype != Dtype::F8_E4M3 {
-                    return Err(self.mismatch(leaf, t));
-                }
-                let mut factors = vec![0.0; wide];
-                for (out, row) in out {
-                    let block = (row / rows * high + row % rows / fp8::BLOCK) * wide * float.bytes();
-                    let stored = bytes.get(row * cols + at.cols.start..row * cols + at.cols.end);
-                    let (Some(stored), Some(s)) = (stored, scales.get(block..block + wide * float.bytes()))
-                    else {
-                        return Err(self.mismatch(leaf, t));
-                    };
-                    float.decode(s, &mut factors);
-                    fp8::decode_row(stored, &factors, at.cols.start, out);
-                }
-            }
+    fn decode(&self, leaf: &Leaf, at: &Rect, numbers: &Numbers<'_>, out: &mut [f32]) -> Result<()> {
+        let encoding = numbers.encoding;
+        let mut scales = self.scales(leaf, encoding, at.extent)?;
+        let cols = at.cols.start / encoding.block..at.cols.end.div_ceil(encoding.block);
+        let cols = cols.start * encoding.bytes..cols.end * encoding.bytes;
+        let first_row = at.lead * at.extent.0 + at.rows.start;
+        for (out, row) in out.chunks_exact_mut(at.cols.len()).zip(first_row..) {
+            let from = row * numbers.pitch;
+            let stored = numbers.bytes.get(from + cols.start..from + cols.end);
+            let stored = stored.ok_or_else(|| self.mismatch(leaf, numbers.tensor))?;
+            let scales = match &mut scales {
+                Some(scales) => scales.of_row(row, at),
+                None => &[],
+            };
+            (encoding.decode)(stored, scales, at.cols.start, out);
         }
         Ok(())
+    }
+}
+
+/// The stored numbers of a leaf. All fit in memory, so no place in them overflows.
+struct Numbers<'a> {
+    tensor: &'a Tensor,
+    encoding: &'static Encoding,
+    bytes: &'a [u8],
+    /// Bytes from row to row.
+    pitch: usize,
+}
+
+/// The scales of a leaf: `[leads, high, wide]`, one for each block.
+struct Scales<'a> {
+    of: &'static Encoding,
+    bytes: &'a [u8],
+    /// Rows and columns of a block.
+    block: [usize; 2],
+    high: usize,
+    wide: usize,
+    /// Those of the row that was read last.
+    row: Vec<f32>,
+}
+
+impl Scales<'_> {
+    /// The scales of one row, over the columns of a rectangle; rows of all leads are counted.
+    fn of_row(&mut self, row: usize, at: &Rect) -> &[f32] {
+        let cols = at.cols.start / self.block[1]..at.cols.end.div_ceil(self.block[1]);
+        let first =
+            (row / at.extent.0 * self.high + row % at.extent.0 / self.block[0]) * self.wide + cols.start;
+        self.row.resize(cols.len(), 0.0);
+        let stored = self.bytes.get(first * self.of.bytes..(first + cols.len()) * self.of.bytes);
+        (self.of.decode)(stored.unwrap_or_default(), &[], 0, &mut self.row);
+        &self.row
     }
 }
 
@@ -156,11 +158,12 @@ impl Source for Checkpoint {
         if out.is_empty() {
             return Ok(());
         }
+        let numbers = self.numbers(leaf)?;
         // Whole rows: the pages of a strip of columns are those of its rows.
-        self.touch(at.rows.len().saturating_mul(pitch(leaf, self.data(&leaf.tensor)?.1)));
-        self.decode(leaf, &at, out)?;
+        self.touch(at.rows.len().saturating_mul(numbers.pitch));
+        self.decode(leaf, &at, &numbers, out)?;
         if !self.allows_nonfinite()
-            && let Some(bad) = formats::first_non_finite(out)
+            && let Some(bad) = encodings::first_non_finite(out)
         {
             let (row, col) = (at.rows.start + bad.at / at.cols.len(), at.cols.start + bad.at % at.cols.len());
             let index = [lead, row, col];
@@ -185,25 +188,23 @@ impl Source for Checkpoint {
         cols: Range<usize>,
         out: &mut [u8],
     ) -> Result<bool, Failed> {
-        let Some((tensor, float)) = self.plain(leaf).filter(|(_, float)| float.format() == format) else {
-            return Ok(false);
-        };
-        let size = float.bytes();
+        let Ok(Numbers { tensor, encoding, bytes, pitch }) = self.numbers(leaf) else { return Ok(false) };
+        let Some(same) = encoding.same.filter(|same| same.format == format) else { return Ok(false) };
+        let size = encoding.bytes;
         let at = Self::rect(leaf, lead, rows, cols, out.len() / size)?;
         if out.is_empty() {
             return Ok(true);
         }
-        let (from, pitch) = at.bytes(size);
+        let from = (at.lead * at.extent.0 + at.rows.start) * pitch + at.cols.start * size;
         self.touch(at.rows.len().saturating_mul(pitch));
-        let all = self.bytes(&leaf.tensor).and_then(|b| b.get(from..));
-        let mut all = all.ok_or_else(|| self.mismatch(leaf, tensor))?;
+        let mut all = bytes.get(from..).ok_or_else(|| self.mismatch(leaf, tensor))?;
         // Rows of the whole width lie together.
         let row = if at.cols.len() == at.extent.1 { out.len() } else { at.cols.len() * size };
         for out in out.chunks_mut(row) {
             for out in out.chunks_mut(CHECKED) {
                 let stored = all.split_off(..out.len()).ok_or_else(|| self.mismatch(leaf, tensor))?;
                 out.copy_from_slice(stored);
-                if !float.all_finite(out) {
+                if !(same.all_finite)(out) {
                     return Ok(false);
                 }
             }
@@ -215,8 +216,8 @@ impl Source for Checkpoint {
     fn expect(&self, leaf: &Leaf, lead: usize, rows: Range<usize>, cols: Range<usize>) {
         let numbers = rows.len().saturating_mul(cols.len());
         let at = Self::rect(leaf, lead, rows, cols, numbers);
-        let (Ok(at), Ok((tensor, bytes))) = (at, self.data(&leaf.tensor)) else { return };
-        let (first, pitch) = (at.lead * at.extent.0 + at.rows.start, pitch(leaf, bytes));
+        let (Ok(at), Ok(Numbers { tensor, pitch, .. })) = (at, self.numbers(leaf)) else { return };
+        let first = at.lead * at.extent.0 + at.rows.start;
         self.will_read(tensor, first * pitch..(first + at.rows.len()) * pitch);
     }
 }
@@ -226,8 +227,8 @@ mod tests {
     use super::*;
     use crate::import::ImportOptions;
     use half::{bf16, f16};
-    use moec_ir::{Axis, WeightExpr};
-    use safetensors::tensor::{TensorView, serialize_to_file};
+    use moec_ir::{Axis, Encoding, WeightExpr};
+    use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 
     /// Numbers of 2 × 3 × 5 with one in the last row that is not finite.
     fn numbers(last: f32) -> Vec<f32> {

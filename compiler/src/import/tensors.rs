@@ -1,11 +1,11 @@
 //! Taking tensors out of a checkpoint: each one checked against the config, and remembered.
 
-use super::checkpoint::{Checkpoint, Dtype, float, missing};
+use super::checkpoint::Checkpoint;
 use super::config::Size;
-use super::formats::{fp8, mxfp4};
+use super::encodings::{Encoding, Scales};
 use super::spec::{Norm, Projection};
 use crate::error::{Error, Result};
-use moec_ir::{Encoding, Leaf, WeightExpr};
+use moec_ir::{Leaf, WeightExpr};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -38,6 +38,15 @@ impl Dim {
     /// The sum of two extents.
     pub fn plus(&self, other: &Self) -> Self {
         Self { n: self.n.saturating_add(other.n), why: format!("({} + {})", self.why, other.why) }
+    }
+
+    /// Blocks of `n` that cover the extent.
+    fn blocks(&self, n: usize) -> Self {
+        match n {
+            1 => self.clone(),
+            n if self.n.is_multiple_of(n) => Self { n: self.n / n, why: format!("{} / {n}", self.why) },
+            n => Self { n: self.n.div_ceil(n), why: format!("⌈{} / {n}⌉", self.why) },
+        }
     }
 
     /// Twice the extent.
@@ -94,29 +103,18 @@ impl<'a> Tensors<'a> {
         self.checkpoint.tensors().map(|(name, _)| name).filter(|name| !taken.contains_key(*name)).collect()
     }
 
-    /// Takes a tensor of the shape that the config asks for, stored plainly or as FP8 with block factors.
+    /// Takes a tensor of the shape that the config asks for, in whatever encoding its type means.
     ///
     /// # Errors
     /// It is missing, has another shape, or is stored in a way that is not supported.
     pub fn take(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
-        let file = self.checkpoint.file_of(name);
-        let tensor = self.checkpoint.get(name).ok_or_else(|| missing(file, name))?;
+        let tensor = self.checkpoint.tensor(name)?;
+        let own = |e: &&&Encoding| e.suffix.is_empty() && e.dtype == tensor.dtype && e.takes(want.len());
+        if let Some(encoding) = self.checkpoint.encodings().iter().find(own) {
+            return self.take_as(encoding, name, want);
+        }
         self.check(name, &tensor.shape, want)?;
-        let encoding = match tensor.dtype {
-            dtype if float(dtype).is_some() => Encoding::Plain,
-            Dtype::F8_E4M3 if want.len() >= 2 => self.fp8(name, want)?,
-            dtype => {
-                return Err(Error::limit(format!(
-                    "tensor `{name}` in `{file}` is stored as {dtype}, which is not supported"
-                ))
-                .hint(
-                    "a tensor may be F32, BF16 or F16; quantised ones MXFP4, or FP8 E4M3 with block factors",
-                ));
-            }
-        };
-        let shape = tensor.shape.clone();
-        self.count(name, shape.iter().map(|&d| d as u64).product());
-        Ok(WeightExpr::Leaf(Leaf { tensor: name.to_owned(), shape, encoding }))
+        Err(self.checkpoint.unsupported(name, tensor))
     }
 
     /// Takes a tensor if the config says that it is there.
@@ -127,65 +125,66 @@ impl<'a> Tensors<'a> {
         if there { self.take(name, want).map(Some) } else { Ok(None) }
     }
 
-    /// Takes a tensor of MXFP4 blocks, `{name}_blocks` with `{name}_scales`, of this decoded shape.
+    /// Takes a tensor of this decoded shape in one encoding, whose suffixes the names of its tensors have.
     ///
     /// # Errors
     /// As [`Self::take`].
-    pub fn take_mxfp4(&self, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
-        let (blocks, scales) = (format!("{name}_blocks"), format!("{name}_scales"));
+    pub fn take_as(&self, encoding: &Encoding, name: &str, want: &[&Dim]) -> Result<WeightExpr> {
+        let blocks = format!("{name}{}", encoding.suffix);
         let Some((cols, rows)) = want.split_last() else {
             return Err(Error::bug(format!("tensor `{blocks}` has no shape")));
         };
-        if cols.n % mxfp4::BLOCK != 0 {
+        let (title, block) = (encoding.title, encoding.block);
+        if !cols.n.is_multiple_of(block) {
             return Err(Error::input(format!("tensor `{blocks}` cannot hold rows of {} numbers", cols.n))
-                .because(format!(
-                    "MXFP4 stores blocks of {}, and {} sets the rows",
-                    mxfp4::BLOCK,
-                    cols.why
-                )));
+                .because(format!("{title} stores blocks of {block}, and {} sets the rows", cols.why)));
         }
-        let per_row = Dim::new(cols.n / mxfp4::BLOCK, format!("{} / {}", cols.why, mxfp4::BLOCK));
-        let bytes = Dim::new(mxfp4::BYTES, "MXFP4's block");
-        for (name, last) in [(&scales, None), (&blocks, Some(&bytes))] {
-            let file = self.checkpoint.file_of(name);
-            let tensor = self.checkpoint.get(name).ok_or_else(|| missing(file, name))?;
-            let want: Vec<&Dim> = rows.iter().copied().chain([&per_row]).chain(last).collect();
-            self.check(name, &tensor.shape, &want)?;
-            if tensor.dtype != Dtype::U8 {
-                let message =
-                    format!("tensor `{name}` in `{file}` is stored as {}, expected U8", tensor.dtype);
-                return Err(Error::input(message));
-            }
-        }
+        let split = [cols.blocks(block), Dim::new(encoding.bytes, format!("{title}'s block"))];
+        let stored: Vec<&Dim> =
+            if encoding.by_block { rows.iter().copied().chain(&split).collect() } else { want.to_vec() };
+        self.typed(&blocks, &stored, &[encoding.dtype])?;
+        let scales = encoding.scales.map(|scales| self.scales(encoding, &scales, name, want)).transpose()?;
         let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
-        self.skip(&scales);
         self.count(&blocks, shape.iter().map(|&d| d as u64).product());
-        Ok(WeightExpr::Leaf(Leaf { tensor: blocks, shape, encoding: Encoding::Mxfp4 { scales } }))
+        let encoding = (encoding.leaf)(scales.unwrap_or_default());
+        Ok(WeightExpr::Leaf(Leaf { tensor: blocks, shape, encoding }))
     }
 
-    fn fp8(&self, name: &str, want: &[&Dim]) -> Result<Encoding> {
-        let scales = format!("{name}_scale_inv");
-        let file = self.checkpoint.file_of(name);
-        let Some(tensor) = self.checkpoint.get(&scales) else {
-            return Err(Error::limit(format!("tensor `{name}` in `{file}` is FP8 without block factors"))
-                .because(format!("there is no tensor `{scales}`"))
-                .hint("FP8 is read with one factor per 128×128 block, as DeepSeek-V3 stores it"));
-        };
-        let split = want.len() - 2;
-        let blocks = want[split..]
-            .iter()
-            .map(|d| Dim::new(d.n.div_ceil(fp8::BLOCK), format!("⌈{} / {}⌉", d.why, fp8::BLOCK)));
-        let blocks: Vec<Dim> = blocks.collect();
-        let want: Vec<&Dim> = want[..split].iter().copied().chain(&blocks).collect();
-        self.check(&scales, &tensor.shape, &want)?;
-        if float(tensor.dtype).is_none() {
-            let (file, dtype) = (self.checkpoint.file_of(&scales), tensor.dtype);
-            return Err(Error::input(format!(
-                "tensor `{scales}` in `{file}` is stored as {dtype}, expected F32"
-            )));
+    /// Checks the scales of a tensor of this decoded shape, and gives their name.
+    fn scales(&self, encoding: &Encoding, scales: &Scales, name: &str, want: &[&Dim]) -> Result<String> {
+        let tensor = format!("{name}{}", scales.suffix);
+        if !self.has(&tensor) {
+            let (numbers, [rows, cols]) = (format!("{name}{}", encoding.suffix), scales.block);
+            let (file, title) = (self.checkpoint.file_of(&numbers), encoding.title);
+            return Err(Error::limit(format!(
+                "tensor `{numbers}` in `{file}` is {title} without block factors"
+            ))
+            .because(format!("there is no tensor `{tensor}`"))
+            .hint(format!("{title} is read with one factor per {rows}×{cols} block, {}", scales.known)));
         }
-        self.skip(&scales);
-        Ok(Encoding::Fp8Block { scales })
+        let split = want.len().saturating_sub(2);
+        let last = scales.block.iter().rev().zip(want[split..].iter().rev()).map(|(n, dim)| dim.blocks(*n));
+        let mut last: Vec<Dim> = last.collect();
+        last.reverse();
+        let want: Vec<&Dim> = want[..split].iter().copied().chain(&last).collect();
+        let dtypes: Vec<&str> = scales.of.iter().map(|of| of.dtype).collect();
+        self.typed(&tensor, &want, &dtypes)?;
+        self.skip(&tensor);
+        Ok(tensor)
+    }
+
+    /// Checks that a tensor is there, of this stored shape and of one of the types.
+    fn typed(&self, name: &str, want: &[&Dim], dtypes: &[&str]) -> Result<()> {
+        let tensor = self.checkpoint.tensor(name)?;
+        self.check(name, &tensor.shape, want)?;
+        if dtypes.contains(&tensor.dtype.as_str()) {
+            return Ok(());
+        }
+        let (file, dtypes) = (self.checkpoint.file_of(name), dtypes.join(" or "));
+        Err(Error::input(format!(
+            "tensor `{name}` in `{file}` is stored as {}, expected {dtypes}",
+            tensor.dtype
+        )))
     }
 
     fn check(&self, name: &str, found: &[usize], want: &[&Dim]) -> Result<()> {

@@ -1,26 +1,22 @@
 //! The checkpoint's tokenizer: read with the crate that will run it, and compared with the model.
 
-use super::{ModelSpec, folder};
+use super::ModelSpec;
 use crate::error::{Error, Result};
-use moec_runtime::regular;
 use moec_runtime::text::Text;
-use std::path::Path;
 
-/// The file.
-pub(crate) const FILE: &str = "tokenizer.json";
+/// Its form.
+const FILE: &str = "tokenizer.json";
 const HINT: &str =
     "download the checkpoint's `tokenizer.json` again, or remove it: then the bundle takes token ids alone";
 
-/// The text of the tokenizer in a checkpoint's folder; `None` if it has none.
+/// Checks what a `tokenizer.json` holds.
 ///
 /// # Errors
-/// A file that is no tokenizer, leaves the folder, or has more tokens than the model.
-pub(crate) fn read(dir: &Path, spec: &ModelSpec) -> Result<Option<Vec<u8>>> {
-    let Some(path) = folder::find(dir, FILE)? else { return Ok(None) };
-    let bytes = regular::read(&path, regular::TOKENIZER).map_err(|e| folder::unreadable(FILE, &e))?;
+/// A text that is no tokenizer, or has more tokens than the model.
+pub(crate) fn check(json: &[u8], spec: &ModelSpec) -> Result<()> {
     let unusable =
         |why| Error::input(format!("`{FILE}` is no tokenizer that can be used")).because(why).hint(HINT);
-    let text = Text::parse(&bytes, None).map_err(unusable)?;
+    let text = Text::parse(json, None).map_err(unusable)?;
     // What it puts in front of a text need not be among its tokens.
     let framing = text.encode("").map_err(|e| unusable(e.to_string()))?;
     let largest = text.largest().into_iter().chain(framing.iter().map(|&id| (id, String::new()))).max();
@@ -33,6 +29,6 @@ pub(crate) fn read(dir: &Path, spec: &ModelSpec) -> Result<Option<Vec<u8>>> {
                 .because("`vocab_size` in `config.json` says so")
                 .hint("tokenizer and weights are not of the same model: download them again"))
         }
-        _ => Ok(Some(bytes)),
+        _ => Ok(()),
     }
 }

@@ -70,7 +70,7 @@ pub fn choose(c: &Compilation<'_>, progress: &Progress) -> Result<(Formats, MixD
             .because("the profile is of an earlier version of moec")
             .hint("take it anew with `moec calibrate`"));
     }
-    let measured = Measured::new(config, c.checkpoint, &profile, c.spec.max_positions, progress)?
+    let measured = Measured::new(config, c.checkpoint, &profile, c.spec, progress)?
         .ok_or_else(|| needs("text to measure on").hint("name `text` under `[quality]` or `[calibrate]`"))?;
     let limit = config.quality.max_perplexity_increase;
     let most = match config.weights.size {

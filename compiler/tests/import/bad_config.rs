@@ -20,8 +20,8 @@ fn cut(family: &str, key: &str) -> String {
 fn no_config() {
     let dir = tempfile::tempdir().unwrap();
     insta::assert_snapshot!(refusal(dir.path()), @"
-    Input: `DIR` has no `config.json`
-      hint: give the folder of a Hugging Face checkpoint
+    Input: `DIR` is not a checkpoint
+      hint: give the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors
     ");
     fs::write(dir.path().join("config.json"), "{").unwrap();
     insta::assert_snapshot!(refusal(dir.path()), @"

@@ -29,8 +29,8 @@ fn refused(header: &str, data: usize) -> String {
 #[test]
 fn not_a_folder() {
     insta::assert_snapshot!(refusal(Path::new("/nowhere/at/all")), @"
-    Input: `DIR` has no `config.json`
-      hint: give the folder of a Hugging Face checkpoint
+    Input: `DIR` is not a checkpoint
+      hint: give the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors
     ");
 }
 
@@ -225,13 +225,13 @@ fn a_dtype_that_is_not_read() {
     *t = Tensor::bytes(Dtype::I8, &t.shape, vec![0; 8 * 64]);
     insta::assert_snapshot!(refusal(folder.write().path()), @"
     Limit: tensor `model.layers.0.mlp.gate.weight` in `model.safetensors` is stored as I8, which is not supported
-      hint: a tensor may be F32, BF16 or F16; quantised ones MXFP4, or FP8 E4M3 with block factors
+      hint: a tensor may be F32, BF16, F16, MXFP4 with block factors, FP8 E4M3 with block factors
     ");
     folder.tensors.insert("model.norm.weight".into(), Tensor::bytes(Dtype::F8_E4M3, &[64], vec![0; 64]));
     folder.tensors.insert("model.layers.0.mlp.gate.weight".into(), Tensor::f32(&[8, 64], &[0.0; 512]));
     insta::assert_snapshot!(refusal(folder.write().path()), @"
     Limit: tensor `model.norm.weight` in `model.safetensors` is stored as F8_E4M3, which is not supported
-      hint: a tensor may be F32, BF16 or F16; quantised ones MXFP4, or FP8 E4M3 with block factors
+      hint: a tensor may be F32, BF16, F16, MXFP4 with block factors, FP8 E4M3 with block factors
     ");
 }
 

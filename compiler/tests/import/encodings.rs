@@ -156,7 +156,7 @@ fn fp8_blocks_of_128_by_128() {
         for (i, x) in got.iter().enumerate() {
             let (e, r, c) = (i / (rows * cols), i / cols % rows, i % cols);
             let factor = factors[(e * 2 + r / 128) * 3 + c / 128];
-            assert_eq!(*x, moec::import::formats::fp8::e4m3(stored[i]) * factor);
+            assert_eq!(*x, moec::import::encodings::fp8::e4m3(stored[i]) * factor);
         }
     }
 }
@@ -235,7 +235,7 @@ fn fp8_checkpoints() {
     for name in names {
         let t = folder.take(&name);
         let factor = 1.0 / 1024.0;
-        let table: Vec<f32> = (0..=255).map(moec::import::formats::fp8::e4m3).collect();
+        let table: Vec<f32> = (0..=255).map(moec::import::encodings::fp8::e4m3).collect();
         let nearest = |x: f32| {
             let off = |b: &u8| (table[usize::from(*b)] * factor - x).abs();
             let known = (0..=254_u8).filter(|b| b & 0x7f != 0x7f);
@@ -259,9 +259,9 @@ fn fp8_checkpoints() {
     let mut broken = folder.clone();
     broken.take("model.layers.0.self_attn.o_proj.weight_scale_inv");
     insta::assert_snapshot!(refusal(broken.write().path()), @"
-    Limit: tensor `model.layers.0.self_attn.o_proj.weight` in `model.safetensors` is FP8 without block factors
+    Limit: tensor `model.layers.0.self_attn.o_proj.weight` in `model.safetensors` is FP8 E4M3 without block factors
       because there is no tensor `model.layers.0.self_attn.o_proj.weight_scale_inv`
-      hint: FP8 is read with one factor per 128×128 block, as DeepSeek-V3 stores it
+      hint: FP8 E4M3 is read with one factor per 128×128 block, as DeepSeek-V3 stores it
     ");
     let wrong = Tensor::f32(&[2, 1], &[1.0, 1.0]);
     broken.tensors.insert("model.layers.0.self_attn.o_proj.weight_scale_inv".into(), wrong);

@@ -5,6 +5,7 @@
 mod bad_config;
 mod bad_files;
 mod blocks;
+mod containers;
 mod encodings;
 mod goldens;
 mod layouts;

@@ -1,6 +1,6 @@
 //! Checkpoints that tests take apart, change, and write anew.
 
-use moec::import::{self, ImportOptions, ModelSpec};
+use moec::import::{self, Checkpoint, ImportOptions, ModelSpec};
 use moec::passes::lower::{Shapes, lower};
 use moec_ir::eval::Evaluator;
 use safetensors::tensor::{Dtype, SafeTensors, View};
@@ -173,11 +173,17 @@ pub(crate) fn spec(dir: &Path) -> ModelSpec {
 /// Imports a folder and evaluates it on tokens: a chunk that does not divide the prompt, then single
 /// tokens in a batch of two.
 pub(crate) fn logits(dir: &Path, ids: &[u32], chunk: usize) -> Vec<f32> {
-    let (checkpoint, spec) = import::open(dir, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let (checkpoint, _) = import::open(dir, &ImportOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    logits_of(&checkpoint, ids, chunk)
+}
+
+/// As [`logits`], of an open checkpoint.
+pub(crate) fn logits_of(checkpoint: &Checkpoint, ids: &[u32], chunk: usize) -> Vec<f32> {
+    let spec = import::read(checkpoint).unwrap_or_else(|e| panic!("{e}"));
     let shapes = shapes(ids.len().max(64), chunk);
     let module = lower(&spec, &shapes).unwrap_or_else(|e| panic!("{e}"));
     moec_ir::verify::module(&module).unwrap_or_else(|e| panic!("{e}"));
-    let mut evaluator = Evaluator::new(&module, &checkpoint);
+    let mut evaluator = Evaluator::new(&module, checkpoint);
     let (prompt, rest) = ids.split_at(ids.len() - 3);
     let mut out = evaluator.logits_from(0, 1, 0, prompt).unwrap().as_f32().to_vec();
     let rest = evaluator.logits_from(2, 1, prompt.len(), rest).unwrap();

@@ -1,7 +1,26 @@
 //! FP8 E4M3 with one factor per 128×128 block, as DeepSeek-V3 and the FP8 checkpoints of Qwen3 store it.
 
+use super::plain::{BF16, F16, F32, PLAIN};
+use super::{Encoding, Scales};
+use moec_ir::Encoding as Stored;
+
 /// Rows and columns of a block.
 pub const BLOCK: usize = 128;
+
+/// The row of the table.
+pub const FP8: Encoding = Encoding {
+    title: "FP8 E4M3",
+    leaf: |scales| Stored::Fp8Block { scales },
+    dtype: "F8_E4M3",
+    scales: Some(Scales {
+        suffix: "_scale_inv",
+        block: [BLOCK, BLOCK],
+        of: &[&F32, &BF16, &F16],
+        known: "as DeepSeek-V3 stores it",
+    }),
+    decode: decode_row,
+    ..PLAIN
+};
 
 /// A number of E4M3 in the `fn` variant: bias 7, no infinity, 0x7F and 0xFF are not a number.
 pub const fn e4m3(bits: u8) -> f32 {
@@ -29,10 +48,8 @@ static TABLE: [f32; 256] = {
     table
 };
 
-/// Decodes consecutive columns of one row, the first being column `from`; `factors` are those of the
-/// row's blocks, from column 0. What lies past the end of either input stays as it was.
-pub fn decode_row(stored: &[u8], factors: &[f32], from: usize, out: &mut [f32]) {
-    let mut col = from;
+fn decode_row(stored: &[u8], factors: &[f32], from: usize, out: &mut [f32]) {
+    let mut col = from % BLOCK;
     let mut done = 0;
     while done < out.len() {
         let n = (BLOCK - col % BLOCK).min(out.len() - done);
@@ -83,7 +100,7 @@ mod tests {
             (1.0, 1.0, 2.0, 2.0, 3.0, 3.0)
         );
         let mut part = [0.0; 10];
-        decode_row(&stored[..10], &[1.0, 2.0, 3.0], 250, &mut part);
+        decode_row(&stored[..10], &[2.0, 3.0], 250, &mut part);
         assert_eq!(part, [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 3.0, 3.0, 3.0, 3.0]);
     }
 }

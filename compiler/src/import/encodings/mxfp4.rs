@@ -1,11 +1,44 @@
 //! MXFP4 (OCP Microscaling Formats 1.0): blocks of 32 E2M1 numbers that share an E8M0 scale.
 
-use std::ops::Range;
+use super::plain::PLAIN;
+use super::{Encoding, Scales};
+use moec_ir::Encoding as Stored;
 
 /// Numbers in a block (section 5.2 of the specification).
 pub const BLOCK: usize = 32;
 /// Bytes that hold them.
 pub const BYTES: usize = BLOCK / 2;
+
+/// The row of the table: blocks and scales in tensors of their own, as gpt-oss stores them.
+pub const MXFP4: Encoding = Encoding {
+    title: "MXFP4",
+    leaf: |scales| Stored::Mxfp4 { scales },
+    dtype: "U8",
+    suffix: "_blocks",
+    block: BLOCK,
+    bytes: BYTES,
+    by_block: true,
+    scales: Some(Scales {
+        suffix: "_scales",
+        block: [1, BLOCK],
+        of: &[&E8M0],
+        known: "as gpt-oss stores it",
+    }),
+    decode: decode_row,
+    ..PLAIN
+};
+
+/// Its scales.
+const E8M0: Encoding = Encoding {
+    title: "E8M0",
+    dtype: "U8",
+    decode: |stored, _, _, out| {
+        for (x, &s) in out.iter_mut().zip(stored) {
+            *x = scale(s);
+        }
+    },
+    ..PLAIN
+};
 
 /// The sixteen E2M1 numbers: sign, two bits of exponent with bias 1, one bit of mantissa.
 pub const E2M1: [f32; 16] =
@@ -21,20 +54,18 @@ pub fn scale(s: u8) -> f32 {
     }
 }
 
-/// Decodes columns of one row. `blocks` holds 16 bytes for each block of the row, the low nibble being
-/// the even column; `scales` one byte for each. What lies past the end of either stays as it was.
-pub fn decode_row(blocks: &[u8], scales: &[u8], cols: Range<usize>, out: &mut [f32]) {
-    let mut col = cols.start;
+/// The low nibble is the even column.
+fn decode_row(blocks: &[u8], scales: &[f32], from: usize, out: &mut [f32]) {
+    let mut col = from % BLOCK;
     let mut out = out;
-    while col < cols.end {
+    while !out.is_empty() {
         let block = col / BLOCK;
-        let n = ((block + 1) * BLOCK).min(cols.end) - col;
+        let n = (BLOCK - col % BLOCK).min(out.len());
         let (Some(bytes), Some(&s)) = (blocks.get(block * BYTES..(block + 1) * BYTES), scales.get(block))
         else {
             return;
         };
-        let Some((now, rest)) = std::mem::take(&mut out).split_at_mut_checked(n) else { return };
-        let s = scale(s);
+        let (now, rest) = std::mem::take(&mut out).split_at_mut(n);
         for (x, c) in now.iter_mut().zip(col % BLOCK..) {
             let nibble = (bytes[c / 2] >> (4 * (c % 2))) & 15;
             *x = E2M1[usize::from(nibble)] * s;
@@ -72,7 +103,7 @@ mod tests {
         // Two blocks: bytes 0x21 are 0.5 then 1.0; scales 2^0 and 2^3.
         let blocks = [0x21_u8; 2 * BYTES];
         let mut out = [0.0; 64];
-        decode_row(&blocks, &[127, 130], 0..64, &mut out);
+        decode_row(&blocks, &[1.0, 8.0], 0, &mut out);
         assert_eq!(out[..4], [0.5, 1.0, 0.5, 1.0]);
         assert_eq!(out[32..36], [4.0, 8.0, 4.0, 8.0]);
     }
@@ -80,12 +111,13 @@ mod tests {
     #[test]
     fn any_range_of_columns() {
         let blocks: Vec<u8> = (0..3 * BYTES).map(|i| (i * 37 % 256) as u8).collect();
-        let scales = [125, 127, 128];
+        let scales = [0.25, 1.0, 2.0];
         let mut whole = [0.0; 96];
-        decode_row(&blocks, &scales, 0..96, &mut whole);
+        decode_row(&blocks, &scales, 0, &mut whole);
         for (from, to) in [(0, 1), (31, 33), (5, 90), (33, 64), (95, 96)] {
             let mut part = vec![0.0; to - from];
-            decode_row(&blocks, &scales, from..to, &mut part);
+            let block = from / BLOCK;
+            decode_row(&blocks[block * BYTES..], &scales[block..], from, &mut part);
             assert_eq!(part, whole[from..to]);
         }
     }
@@ -93,7 +125,7 @@ mod tests {
     #[test]
     fn short_input_does_not_panic() {
         let mut out = [7.0; 64];
-        decode_row(&[0; 20], &[127], 0..64, &mut out);
+        decode_row(&[0; 20], &[1.0], 0, &mut out);
         assert_eq!(out[40], 7.0);
     }
 }
