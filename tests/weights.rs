@@ -3,7 +3,6 @@
     unreachable_pub,
     clippy::unwrap_used,
     clippy::panic,
-    clippy::print_stderr,
     reason = "a test fails by panicking"
 )]
 
@@ -13,6 +12,8 @@
 mod group;
 mod support;
 
+#[cfg(target_os = "linux")]
+use moec_testing::GROUPS;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -131,12 +132,10 @@ fn a_group_whose_limit_is_small_has_them_mapped() {
         .filter(|(name, _)| name.starts_with("weights"))
         .map(|(_, bytes)| bytes.len() as u64)
         .sum();
-    let test = "a-group-whose-limit-is-small";
     let bench = ["bench", "--prompt", "8", "--gen", "4", "--repeat", "1", "--json"];
     for (limit, fits) in [(weights / 2, false), (2 * weights, true)] {
-        let group = match group::Group::new(test, Some(limit)) {
-            Ok(group) => group,
-            Err(e) => return eprintln!("{test} is skipped: no control group can be made here ({e})"),
+        let Some(group) = GROUPS.of(group::Group::new("a-group-whose-limit-is-small", Some(limit))) else {
+            return;
         };
         let said = json(&mut group.enter(&run(&bundle, &bench)));
         assert_eq!(said["weights"]["own"], false, "{said}");
