@@ -1,12 +1,7 @@
 //! A budget is kept as the kernel accounts for it: the largest set of pages that `BUNDLE/run` has resident, and, where a
 //! control group can be made, everything that the kernel puts on its account, pages of files included.
 #![cfg(target_os = "linux")]
-#![allow(
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "support/group.rs"]
 mod group;
@@ -88,7 +83,10 @@ fn hold(test: &str, folder: &Path, sizes: &[u32], verbs: &[&[&str]]) {
             }
             let direct = case.hold(group.enter(&case.command(folder)));
             let peak = group.peak();
-            assert!(peak <= case.budget || !DIRECT_IO.by(direct), "the kernel counted {peak} bytes: {case:?}");
+            assert!(
+                peak <= case.budget || !DIRECT_IO.by(direct),
+                "the kernel counted {peak} bytes: {case:?}"
+            );
         }
         if groups {
             // The least budget as a limit: nothing has to end.

@@ -5,11 +5,7 @@
 //! step and every system call can be the last. `MOEC_KILLS=200 cargo test -p moec --test replace real` kills as many real
 //! builds at random moments.
 #![cfg(unix)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -20,7 +20,7 @@ use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use support::{Setup, checkpoint, fails, moec, ok, tree};
+use support::{Setup, built, checkpoint, fails, moec, ok, tree};
 use tempfile::TempDir;
 
 /// A bundle of a tiny model, and a folder around it.
@@ -29,15 +29,22 @@ struct Case(TempDir);
 impl Case {
     fn new(format: &str, target: &str) -> Self {
         let case = Self(tempfile::tempdir().unwrap());
-        case.build(format, target);
+        built(&case.toml(format), &["--target", target], &case.at("b"));
         case
     }
 
-    fn build(&self, format: &str, target: &str) -> Value {
+    fn toml(&self, format: &str) -> PathBuf {
         let setup = Setup { format, chunk: 16, batch: &[1], context: 64 };
-        let toml = setup.write(&checkpoint("qwen3_moe"), self.0.path());
+        setup.write(&checkpoint("qwen3_moe"), self.0.path())
+    }
+
+    fn build(&self, format: &str, target: &str) -> Value {
         let mut build = moec();
-        build.arg("build").arg(toml).args(["--no-run", "--json", "--target", target, "-o"]).arg(self.at("b"));
+        build
+            .arg("build")
+            .arg(self.toml(format))
+            .args(["--no-run", "--json", "--target", target, "-o"])
+            .arg(self.at("b"));
         json(&mut build)
     }
 

@@ -1,10 +1,5 @@
 //! Weights in memory of their own and mapped ones, end to end: the same tokens and logits, and a word on where they lie.
-#![allow(
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::panic,
-    reason = "a test fails by panicking"
-)]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(target_os = "linux")]
 #[allow(dead_code, reason = "every test file uses its own part")]
@@ -18,7 +13,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, checkpoint, fails, ferris, list, moec, ok};
+use support::{Setup, built, checkpoint, fails, ferris, list, moec, ok};
 
 /// Builds a bundle of a checkpoint; `more` is added to its `model.toml`.
 fn build(source: &Path, folder: &Path, more: &str) -> PathBuf {
@@ -26,7 +21,7 @@ fn build(source: &Path, folder: &Path, more: &str) -> PathBuf {
     let text = fs::read_to_string(&toml).unwrap();
     fs::write(&toml, format!("{text}{more}")).unwrap();
     let bundle = folder.join("b");
-    ok(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
+    built(&toml, &[], &bundle);
     bundle
 }
 

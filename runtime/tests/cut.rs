@@ -80,7 +80,9 @@ fn run(what: &str) -> (Output, String) {
     let path = dir.path().join("weights.bin");
     fs::write(&path, vec![7; BYTES]).unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["case", "--exact", "--ignored", "--nocapture"]).env(CASE, format!("{what}@{}", path.display()));
+    command
+        .args(["case", "--exact", "--ignored", "--nocapture"])
+        .env(CASE, format!("{what}@{}", path.display()));
     let output = command.output().unwrap();
     let stays = dir.path().join(".out.partial").exists();
     assert_eq!(stays, !what.starts_with("cut"), "{what}: what is half written goes with a file that was cut");

@@ -77,10 +77,15 @@ impl Need {
         let required = std::env::var(REQUIRE).unwrap_or_default();
         let test = test();
         let line = self.line(&test, why);
-        assert!(!required.split(',').any(|n| n.trim() == self.name), "{line}\n{REQUIRE} names `{}`", self.name);
+        assert!(
+            !required.split(',').any(|n| n.trim() == self.name),
+            "{line}\n{REQUIRE} names `{}`",
+            self.name
+        );
         let skip = Skip { need: self.name.into(), test, why: why.replace(['\t', '\n'], " ") };
         let file = std::env::var_os(SKIPPED).filter(|path| !path.is_empty());
-        let Some(file) = file.and_then(|path| std::fs::File::options().append(true).create(true).open(path).ok())
+        let Some(file) =
+            file.and_then(|path| std::fs::File::options().append(true).create(true).open(path).ok())
         else {
             // Not by `eprintln`, which the harness keeps to itself where a test passes.
             let _ = writeln!(std::io::stderr(), "{line}");

@@ -1,12 +1,16 @@
 //! What the end-to-end tests share: running the real binary, reading reference outputs.
 #![allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     clippy::panic,
     clippy::pedantic,
     reason = "every test file uses its own part"
 )]
 
+mod built;
+
+pub use built::built;
 use moec_testing::{AVX2, AVX512, COREML};
 use safetensors::{Dtype, SafeTensors};
 use std::fmt::Write;
@@ -109,9 +113,7 @@ pub fn fails(command: &mut Command) -> (i32, String) {
 pub fn runs_here(target: &str) -> bool {
     match target {
         "x86-64-v3" => AVX2.by(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
-        "x86-64-v4" => {
-            AVX512.by(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"))
-        }
+        "x86-64-v4" => AVX512.by(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")),
         _ => true,
     }
 }

@@ -1,7 +1,7 @@
 //! What is damaged: the golden checkpoints, a piece of the demo model, and bundles of them, built once for all cases.
 
-use super::judge::{Listing, listing};
 use super::case::coreml_once;
+use super::judge::{Listing, listing};
 use super::support::{FAMILIES, checkpoint, ferris, moec, ok, root};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};

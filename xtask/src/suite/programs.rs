@@ -118,7 +118,8 @@ fn program(message: &str) -> Option<Program> {
     // `path+file:///…/compiler#moec@0.1.0`, and without the name where the folder has it.
     let (path, version) = id.split_once('#')?;
     let package = version.split_once('@').map_or_else(|| path.rsplit('/').next(), |(name, _)| Some(name))?;
-    let test = if target.starts_with("\"kind\":[\"test\"]") { string(target, "name")? } else { String::new() };
+    let test =
+        if target.starts_with("\"kind\":[\"test\"]") { string(target, "name")? } else { String::new() };
     Some(Program { package: package.to_owned(), test, folder, executable: executable.into() })
 }
 
