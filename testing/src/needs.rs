@@ -148,12 +148,12 @@ pub static AMX: Need = Need {
     help: Help::Machine("another machine"),
     find: by_the_test,
 };
-/// Python, whatever it has.
+/// Python, for the scripts of `bench/`.
 pub static PYTHON: Need = Need {
     name: "python",
-    what: "Python",
+    what: "Python 3.10 or later",
     help: Help::Packages(&["python3"]),
-    find: || starts("python3", &["--version"]),
+    find: || starts("python3", &["-c", "import sys; sys.exit(sys.version_info < (3, 10))"]),
 };
 
 /// All of them.

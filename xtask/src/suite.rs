@@ -52,6 +52,12 @@ impl Selection {
         Ok(selection)
     }
 
+    /// Names that programs may have; none stands for all.
+    fn programs(&self) -> Vec<&str> {
+        let fast = tables::FAST.iter().filter(|_| self.fast && self.names.is_empty()).map(|(name, ..)| *name);
+        self.names.iter().map(String::as_str).chain(fast).collect()
+    }
+
     /// Whether all tests of a program are wanted.
     fn takes_all(&self, program: &str) -> bool {
         let fast = || tables::FAST.iter().any(|(p, tests, _)| *p == program && tests.is_empty());
@@ -72,9 +78,9 @@ impl Selection {
 /// given, those tests alone.
 pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
     if words.iter().any(|w| w == "--help" || w == "-h") {
-        stage("Usage", "cargo xtask test [OPTIONS] [NAME…]");
+        println!("Usage: cargo xtask test [OPTIONS] [NAME…]\n");
         for (name, what) in OPTIONS {
-            stage(name, what);
+            println!("  {name:<7} {what}");
         }
         return Ok(());
     }
@@ -95,7 +101,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
         skipped.extend(checks(&llvm)?);
     }
     let all = selection.names.is_empty() && !selection.fast;
-    let jobs = programs::jobs(&programs::build(&llvm)?, &selection)?;
+    let jobs = programs::jobs(&programs::build(&llvm, &selection)?, &selection)?;
     if all {
         // Examples in documentation, which have no program that could be started.
         step(cargo("test", Some(&llvm)).args(["--workspace", "--locked", "--doc", "--quiet"]))?;

@@ -1,19 +1,25 @@
 //! The test programs that cargo builds, and the tests in them.
 
 use super::Selection;
-use super::tables::{ALONE, TOGETHER};
+use super::tables::{ALONE, APART};
 use crate::llvm::Llvm;
 use crate::shell::{Failed, cargo, output, root, shown, stage};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// What the unit tests in a binary are called where a library has some, too.
+const MAIN: &str = "main";
+
 /// A program that cargo has built of tests.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Program {
     /// Package.
     pub(super) package: String,
-    /// `golden` of `tests/golden.rs`; empty for the unit tests of a library or a binary.
+    /// `golden` of `tests/golden.rs`; [`MAIN`] for the unit tests of a binary beside a library, else empty.
     pub(super) test: String,
+    /// Whether it is one of the tests from end to end, in `tests/`.
+    end_to_end: bool,
     /// Folder of the package, where tests run.
     folder: PathBuf,
     executable: PathBuf,
@@ -33,7 +39,7 @@ impl Program {
     /// What people call it: `golden`, `moec-ir`, `moec-runtime/flash`.
     pub(super) fn name(&self) -> String {
         match (&*self.package, &*self.test) {
-            ("moec", test) if !test.is_empty() => test.to_owned(),
+            ("moec", test) if !test.is_empty() && test != MAIN => test.to_owned(),
             (package, "") => package.to_owned(),
             (package, test) => format!("{package}/{test}"),
         }
@@ -55,10 +61,10 @@ impl Program {
         Ok(said.lines().filter_map(|l| Some(l.strip_suffix(": test")?.to_owned())).collect())
     }
 
-    /// Whether its tests are started one by one: they build and run models, and take their time. Those of the libraries are
-    /// over sooner than their programs start, or share what takes long.
+    /// Whether its tests are started one by one: where they take their time. Those of the libraries are over sooner than a
+    /// program starts.
     fn is_split(&self) -> bool {
-        self.package == "moec" && !self.test.is_empty() && !TOGETHER.iter().any(|(t, _)| *t == self.test)
+        self.end_to_end || APART.iter().any(|(name, _)| *name == self.name())
     }
 }
 
@@ -83,16 +89,21 @@ impl Job {
     /// What somebody types to see it again.
     pub(super) fn again(&self, test: &str, ignored: bool) -> String {
         let Program { package, test: program, .. } = &self.program;
-        let which = if program.is_empty() { String::new() } else { format!(" --test {program}") };
+        let which = match program.as_str() {
+            "" => String::new(),
+            MAIN => " --bins".to_owned(),
+            program => format!(" --test {program}"),
+        };
         let ignored = if ignored { "--ignored " } else { "" };
         format!("cargo test -p {package}{which} -- {ignored}--exact {test}")
     }
 }
 
-/// Builds every test, and gives the programs.
-pub(super) fn build(llvm: &Llvm) -> Result<Vec<Program>, Failed> {
+/// Builds the tests that may be wanted, and gives the programs.
+pub(super) fn build(llvm: &Llvm, selection: &Selection) -> Result<Vec<Program>, Failed> {
     let mut command = cargo("test", Some(llvm));
     command.args(["--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
+    command.args(targets(&selection.programs()));
     stage("Running", &shown(&command));
     let failed = |e: std::io::Error| Failed::new(format!("cargo does not start: {e}"));
     let done = command.stderr(Stdio::inherit()).output().map_err(failed)?;
@@ -103,6 +114,27 @@ pub(super) fn build(llvm: &Llvm) -> Result<Vec<Program>, Failed> {
     let mut programs: Vec<Program> = said.lines().filter_map(program).collect();
     programs.sort_by_key(Program::name);
     Ok(programs)
+}
+
+/// Cargo's arguments for the programs of these names: none, which stands for all, where a name may be that of a test.
+fn targets(names: &[&str]) -> Vec<String> {
+    let (mut tests, mut units) = (BTreeSet::new(), false);
+    for name in names {
+        let is_test = |folder: &str| {
+            let path = root().join(folder).join(name);
+            path.is_dir() || path.with_added_extension("rs").is_file()
+        };
+        match name.split_once('/') {
+            Some((_, test)) => _ = tests.insert(test),
+            None if is_test("tests") || is_test("compiler/tests") => _ = tests.insert(name),
+            None if *name == "xtask" || name.starts_with("moec") => units = true,
+            None => return Vec::new(),
+        }
+    }
+    // Of all packages, so that they have the features that they always have; what has a `main` of its own has no unit tests.
+    let units = if units { &["--exclude", "moec-prebuilt", "--lib", "--bins"][..] } else { &[] };
+    let tests = tests.into_iter().flat_map(|test| ["--test", test]);
+    units.iter().copied().chain(tests).map(str::to_owned).collect()
 }
 
 /// The program that one of cargo's messages tells of.
@@ -120,7 +152,8 @@ fn program(message: &str) -> Option<Program> {
     let package = version.split_once('@').map_or_else(|| path.rsplit('/').next(), |(name, _)| Some(name))?;
     let test =
         if target.starts_with("\"kind\":[\"test\"]") { string(target, "name")? } else { String::new() };
-    Some(Program { package: package.to_owned(), test, folder, executable: executable.into() })
+    let end_to_end = string(target, "src_path")?.contains("/../tests/");
+    Some(Program { package: package.to_owned(), test, end_to_end, folder, executable: executable.into() })
 }
 
 /// The first string of a key in JSON of cargo's, which puts no space behind the colon.
@@ -180,20 +213,31 @@ pub(super) fn reports() -> PathBuf {
 mod tests {
     use super::*;
 
-    const GOLDEN: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/compiler#moec@0.1.0","manifest_path":"/w/compiler/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"golden","src_path":"/w/tests/golden.rs"},"profile":{"opt_level":"1","test":true},"executable":"/w/target/debug/deps/golden-a7"}"#;
+    const GOLDEN: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/compiler#moec@0.1.0","manifest_path":"/w/compiler/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"golden","src_path":"/w/compiler/../tests/golden.rs"},"profile":{"opt_level":"1","test":true},"executable":"/w/target/debug/deps/golden-a7"}"#;
 
     #[test]
     fn messages_of_cargo_name_programs() {
         let golden = program(GOLDEN).unwrap();
         assert_eq!((golden.name().as_str(), golden.is_split()), ("golden", true));
         assert_eq!(golden.folder, Path::new("/w/compiler"));
-        let library = GOLDEN.replace("[\"test\"]", "[\"lib\"]").replace("compiler#moec@", "xtask#");
+        let library = GOLDEN
+            .replace("[\"test\"]", "[\"lib\"]")
+            .replace("/../tests", "/src")
+            .replace("compiler#moec@", "xtask#");
         let library = program(&library).unwrap();
         assert_eq!((library.name().as_str(), library.is_split()), ("xtask", false));
         // A binary, a library without an executable, and what is said beside.
         assert_eq!(program(&GOLDEN.replace("\"test\":true", "\"test\":false")), None);
         assert_eq!(program(&GOLDEN.replace("\"/w/target/debug/deps/golden-a7\"", "null")), None);
         assert_eq!(program("{\"reason\":\"build-finished\",\"success\":true}"), None);
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_built() {
+        let tests = ["--test", "cli", "--test", "golden", "--test", "it"];
+        assert_eq!(targets(&["golden", "moec-ir/it", "cli", "moec-runtime/cli"]), tests);
+        assert_eq!(targets(&["moec-ir", "xtask"]), ["--exclude", "moec-prebuilt", "--lib", "--bins"]);
+        assert_eq!(targets(&["golden", "a_full_disk"]), [] as [&str; 0]);
     }
 
     #[test]

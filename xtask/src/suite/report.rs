@@ -122,7 +122,7 @@ pub(super) fn closing(outcomes: &[Outcome], skipped: &str) -> (String, bool) {
     let skipped = tests(skipped).len();
     let _ = write!(
         text,
-        "\ntest result: {word}. {passed} passed, {skipped} of them not or not wholly run; {failed} failed; {ignored} ignored"
+        "\ntest result: {word}. {passed} passed, {skipped} of them skipped in whole or in part; {failed} failed; {ignored} ignored"
     );
     (text, failures.is_empty())
 }
@@ -187,7 +187,27 @@ fn missed(text: &mut String, skipped: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{missed, number_before};
+    use super::super::programs::Program;
+    use super::*;
+
+    #[test]
+    fn a_name_that_finds_no_test_has_not_passed() {
+        let of = |only: Option<&str>, said: &str| {
+            let job = Job { program: Program::default(), only: only.map(str::to_owned), alone: false };
+            Outcome::new(job, 1.0, Ok(ExitStatus::default()), said, PathBuf::new())
+        };
+        let line =
+            |passed: u8| format!("test result: ok. {passed} passed; 0 failed; 0 ignored; 9 filtered out");
+        assert!(of(Some("a"), &line(1)).is_good());
+        assert!(!of(Some("a"), &line(0)).is_good());
+        assert!(of(None, &line(0)).is_good());
+        let ignored = of(
+            Some("a"),
+            "test a ... ignored, some minutes\ntest result: ok. 0 passed; 0 failed; 1 ignored;",
+        );
+        assert!(ignored.is_good());
+        assert_eq!(ignored.ignored, [("a".to_owned(), "some minutes".to_owned())]);
+    }
 
     #[test]
     fn closing_lines_are_read() {

@@ -19,8 +19,11 @@ pub(super) const ALONE: &[(&str, &str, &str)] = &[
     ("moec-runtime/owned", "", "reads that stall have deadlines of seconds, and free memory is looked at"),
 ];
 
-/// Programs of end-to-end tests that run whole, since their tests share what takes long.
-pub(super) const TOGETHER: &[(&str, &str)] = &[];
+/// Programs beside those from end to end whose tests are started one by one, and why.
+pub(super) const APART: &[(&str, &str)] = &[
+    ("moec-codegen/kernels", "every kernel is compiled for several machines, and emulated"),
+    ("moec-cpu/amx", "tiles are emulated instruction by instruction"),
+];
 
 /// What `--fast` runs: program, parts of tests' names (none: all of its tests), what it stands for. Each stage of a build has one.
 pub(super) const FAST: &[(&str, &[&str], &str)] = &[
@@ -36,8 +39,8 @@ pub(super) const FAST: &[(&str, &[&str], &str)] = &[
     ("moec-coreml", &[], "programs of static graphs"),
     ("moec-testing", &[], "needs"),
     ("moec", &[], "passes, import, pipeline"),
-    ("moec/cli", &[], "the command line"),
-    ("moec/import", &[], "every family's import"),
+    ("cli", &[], "the command line"),
+    ("import", &[], "every family's import"),
     ("xtask", &[], "this runner"),
     ("passes", &[], "snapshots of every pass"),
     ("golden", &["the_demo_model_in_its_own_format"], "a model built, and run against its reference"),
