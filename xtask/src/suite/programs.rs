@@ -150,8 +150,12 @@ fn program(message: &str) -> Option<Program> {
     // `path+file:///…/compiler#moec@0.1.0`, and without the name where the folder has it.
     let (path, version) = id.split_once('#')?;
     let package = version.split_once('@').map_or_else(|| path.rsplit('/').next(), |(name, _)| Some(name))?;
-    let test =
-        if target.starts_with("\"kind\":[\"test\"]") { string(target, "name")? } else { String::new() };
+    let is = |kind: &str| target.starts_with(&format!("\"kind\":[\"{kind}\"]"));
+    let test = match () {
+        () if is("test") => string(target, "name")?,
+        () if is("bin") && folder.join("src/lib.rs").is_file() => MAIN.to_owned(),
+        () => String::new(),
+    };
     let end_to_end = string(target, "src_path")?.contains("/../tests/");
     Some(Program { package: package.to_owned(), test, end_to_end, folder, executable: executable.into() })
 }
