@@ -151,10 +151,12 @@ fn program(message: &str) -> Option<Program> {
     let (path, version) = id.split_once('#')?;
     let package = version.split_once('@').map_or_else(|| path.rsplit('/').next(), |(name, _)| Some(name))?;
     let is = |kind: &str| target.starts_with(&format!("\"kind\":[\"{kind}\"]"));
-    let test = match () {
-        () if is("test") => string(target, "name")?,
-        () if is("bin") && folder.join("src/lib.rs").is_file() => MAIN.to_owned(),
-        () => String::new(),
+    let test = if is("test") {
+        string(target, "name")?
+    } else if is("bin") && folder.join("src/lib.rs").is_file() {
+        MAIN.to_owned()
+    } else {
+        String::new()
     };
     let end_to_end = string(target, "src_path")?.contains("/../tests/");
     Some(Program { package: package.to_owned(), test, end_to_end, folder, executable: executable.into() })
