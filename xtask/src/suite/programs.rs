@@ -180,6 +180,9 @@ fn string(json: &str, key: &str) -> Option<String> {
 /// The jobs that were asked for.
 pub(super) fn jobs(programs: &[Program], selection: &Selection) -> Result<Vec<Job>, Failed> {
     let mut jobs = Vec::new();
+    let names: BTreeSet<String> = programs.iter().map(Program::name).collect();
+    let parts: Vec<&str> =
+        selection.names.iter().map(String::as_str).filter(|n| !names.contains(*n)).collect();
     for program in programs {
         let name = program.name();
         if !program.is_split() && selection.takes_all(&name) {
@@ -187,13 +190,13 @@ pub(super) fn jobs(programs: &[Program], selection: &Selection) -> Result<Vec<Jo
             jobs.push(Job { program: program.clone(), only: None, alone });
             continue;
         }
-        for test in program.tests()?.into_iter().filter(|t| selection.takes(&name, t)) {
+        for test in program.tests()?.into_iter().filter(|t| selection.takes(&name, t, &parts)) {
             let alone = is_alone(&name, &test);
             jobs.push(Job { program: program.clone(), only: Some(test), alone });
         }
     }
     if jobs.is_empty() {
-        let names: Vec<_> = programs.iter().map(Program::name).collect();
+        let names: Vec<_> = names.into_iter().collect();
         return Err(Failed::new("no test has such a name")
             .hint(format!("a name is a part of a test's, or a program's: {}", names.join(", "))));
     }

@@ -2,6 +2,7 @@
 
 use super::programs::{Job, file_name, reports};
 use super::report::{Outcome, Progress};
+use super::tables::LONG;
 use crate::shell::Failed;
 use moec_testing::SKIPPED;
 use std::collections::BTreeMap;
@@ -44,7 +45,7 @@ pub(super) fn all(jobs: Vec<Job>, workers: usize) -> Result<Vec<Outcome>, Failed
     fs::write(skips(), "").map_err(failed)?;
     let mut known = read_times(&fs::read_to_string(times()).unwrap_or_default());
     let (alone, mut beside): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|j| j.alone);
-    let last = |job: &Job| known.get(&job.name()).copied().unwrap_or(f64::INFINITY);
+    let last = |job: &Job| known.get(&job.name()).copied().unwrap_or_else(|| guess(&job.program.name()));
     beside.sort_by(|a, b| last(a).total_cmp(&last(b)));
     let progress = Progress::new(alone.len() + beside.len());
     let mut outcomes = side_by_side(beside, workers, &progress);
@@ -53,6 +54,11 @@ pub(super) fn all(jobs: Vec<Job>, workers: usize) -> Result<Vec<Outcome>, Failed
     fs::write(times(), known.iter().map(|(name, s)| format!("{s:.2} {name}\n")).collect::<String>())
         .map_err(failed)?;
     Ok(outcomes)
+}
+
+/// Seconds of a job that is not known, so that those of the table begin, in its order.
+fn guess(program: &str) -> f64 {
+    LONG.iter().position(|name| *name == program).map_or(1.0, |row| (600 - row) as f64)
 }
 
 /// Seconds by job.

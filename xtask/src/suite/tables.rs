@@ -25,6 +25,26 @@ pub(super) const APART: &[(&str, &str)] = &[
     ("moec-cpu/amx", "tiles are emulated instruction by instruction"),
 ];
 
+/// Programs with the longest tests, the longest first: so a run begins where no earlier one has left times.
+pub(super) const LONG: &[&str] = &[
+    "reproducible",
+    "documents",
+    "decode",
+    "mix",
+    "fuse",
+    "golden",
+    "evaluator",
+    "coreml",
+    "placement",
+    "aarch64",
+    "approximations",
+    "calibrate",
+    "routing",
+    "untrusted",
+    "passes",
+    "linking",
+];
+
 /// What `--fast` runs: program, parts of tests' names (none: all of its tests), what it stands for. Each stage of a build has one.
 pub(super) const FAST: &[(&str, &[&str], &str)] = &[
     ("moec-ir", &[], "graph and plan: types, verifier"),
