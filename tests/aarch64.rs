@@ -1,5 +1,5 @@
 //! AArch64: the nine families compiled for Neoverse V2, linked, and run as a user would. On other machines the
-//! cross toolchain links them and an emulator runs them; where either is absent the tests are skipped by name.
+//! cross toolchain links them and an emulator runs them; where either is absent the tests are skipped.
 #![allow(
     clippy::unnecessary_debug_formatting,
     clippy::unwrap_used,
@@ -11,6 +11,7 @@
 mod support;
 
 use moec::bundle::toolchain::Toolchain;
+use moec_testing::AARCH64;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::{FAMILIES, checkpoint, clean, distance, expected, fails, list, logits_file, moec, ok};
@@ -20,18 +21,14 @@ const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 /// Largest difference of any logit.
 const TOLERANCE: f32 = 2e-3;
 
-/// What starts AArch64 programs: nothing on such a machine, else an emulator. `None` says why a test is skipped.
+/// What starts AArch64 programs: nothing on such a machine, else an emulator.
 fn emulator() -> Option<&'static [&'static str]> {
-    let missing = match Toolchain::find(TRIPLE) {
-        Ok(Toolchain { cross: None, .. }) => return Some(&[]),
-        Ok(Toolchain { cross: Some(cross), .. }) if cross.emulated() => return Some(cross.emulator),
-        Ok(Toolchain { cross: Some(cross), .. }) => {
-            format!("there is no `{}`; install it with `{}`", cross.emulator[0], cross.install())
-        }
-        Err(missing) => format!("{missing}; install it with {}", missing.hint()),
-    };
-    eprintln!("skipped: AArch64 programs cannot be linked or run here: {missing}");
-    None
+    AARCH64.of(match Toolchain::find(TRIPLE) {
+        Ok(Toolchain { cross: None, .. }) => Ok(&[]),
+        Ok(Toolchain { cross: Some(cross), .. }) if cross.emulated() => Ok(cross.emulator),
+        Ok(Toolchain { cross: Some(cross), .. }) => Err(format!("there is no `{}`", cross.emulator[0])),
+        Err(missing) => Err(missing.to_string()),
+    })
 }
 
 /// `program`, started by `emulator`.
@@ -180,7 +177,7 @@ fn small_numbers_mean_the_same_as_on_x86() {
 fn an_older_processor_is_refused_by_the_features_that_it_lacks() {
     let Some(emulator) = emulator() else { return };
     let [program, cpu, _] = emulator else {
-        eprintln!("skipped: only an emulator has an older processor");
+        AARCH64.of::<()>(Err("only an emulator has an older processor"));
         return;
     };
     let folder = tempfile::tempdir().unwrap();

@@ -10,6 +10,7 @@
 
 mod support;
 
+use moec_testing::SAPPHIRE_RAPIDS;
 use std::path::{Path, PathBuf};
 use support::{Expected, checkpoint, distance, expected, fails, list, logits_file, moec, ok};
 
@@ -21,17 +22,13 @@ const ROUNDED: f32 = 5e-2;
 
 /// Whether this machine has what is not emulated.
 fn has_the_rest() -> bool {
-    let there = is_x86_feature_detected!("avx512bw")
+    SAPPHIRE_RAPIDS.by(is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vbmi2")
         && is_x86_feature_detected!("avx512vnni")
         && is_x86_feature_detected!("avx512bf16")
         && is_x86_feature_detected!("avx512bitalg")
         && is_x86_feature_detected!("avx512vpopcntdq")
-        && is_x86_feature_detected!("avxvnni");
-    if !there {
-        eprintln!("skipped: this processor lacks more than AMX of {TARGET}");
-    }
-    there
+        && is_x86_feature_detected!("avxvnni"))
 }
 
 fn build(folder: &Path, format: &str, activations: &str) -> PathBuf {

@@ -1,13 +1,7 @@
 //! A budget is kept as the kernel accounts for it: the largest set of pages that `BUNDLE/run` has resident, and, where a
 //! control group can be made, everything that the kernel puts on its account, pages of files included.
 #![cfg(target_os = "linux")]
-#![allow(
-    unreachable_pub,
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stderr,
-    reason = "a test fails by panicking"
-)]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[path = "support/group.rs"]
 mod group;
@@ -16,6 +10,7 @@ mod support;
 use group::{Group, forget};
 use moec::bundle::read::Bundle;
 use moec_ir::plan::Paging;
+use moec_testing::{DIRECT_IO, GROUPS, IO_URING};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -72,14 +67,9 @@ impl Case<'_> {
 fn hold(test: &str, folder: &Path, sizes: &[u32], verbs: &[&[&str]]) {
     let bundle = Bundle::open(&folder.join("b")).unwrap();
     let paging = bundle.plan.paging.as_ref().unwrap();
-    let groups = match Group::new(test, None) {
-        Ok(_) => true,
-        Err(e) => {
-            eprintln!("{test}: what a control group counts is skipped: none can be made here ({e})");
-            false
-        }
-    };
-    for reader in ["io_uring", "pread"] {
+    let groups = GROUPS.of(Group::new(test, None)).is_some();
+    let rings = IO_URING.of(io_uring::IoUring::new(2)).is_some();
+    for reader in ["io_uring", "pread"].into_iter().filter(|r| rings || *r == "pread") {
         for (&experts, &verb) in sizes.iter().flat_map(|n| verbs.iter().map(move |v| (n, v))) {
             let case = Case { verb, reader, budget: budget(paging, experts) };
             if !groups {
@@ -93,7 +83,10 @@ fn hold(test: &str, folder: &Path, sizes: &[u32], verbs: &[&[&str]]) {
             }
             let direct = case.hold(group.enter(&case.command(folder)));
             let peak = group.peak();
-            assert!(peak <= case.budget || !direct, "the kernel counted {peak} bytes: {case:?}");
+            assert!(
+                peak <= case.budget || !DIRECT_IO.by(direct),
+                "the kernel counted {peak} bytes: {case:?}"
+            );
         }
         if groups {
             // The least budget as a limit: nothing has to end.

@@ -3,9 +3,7 @@
 
 mod support;
 
-use moec::build::{Request, build};
 use moec::bundle::read::Bundle;
-use moec::pipeline::Stops;
 use moec::progress::Progress;
 use moec::verify::verify;
 use moec_runtime::{
@@ -13,28 +11,17 @@ use moec_runtime::{
 };
 use serde_json::{Value, json};
 use std::path::Path;
-use support::{FAMILIES, Setup, checkpoint, distance, expected, fails, ferris, list, moec, ok};
+use support::{FAMILIES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
 
 const BATCHES: [usize; 3] = [1, 2, 4];
 
-/// Builds a checkpoint for this machine; `more` is added to its `model.toml`.
-fn built(source: &Path, format: &str, more: &str, folder: &Path) -> Bundle {
+/// A checkpoint built for this machine; `more` is added to its `model.toml`.
+fn compiled(source: &Path, format: &str, more: &str, folder: &Path) -> Bundle {
     let toml = Setup { format, chunk: 20, batch: &BATCHES, context: 128 }.write(source, folder);
     let text = std::fs::read_to_string(&toml).unwrap();
     std::fs::write(&toml, format!("{text}{more}")).unwrap();
-    let bundle = folder.join("b");
-    let request = Request {
-        config: &toml,
-        target: "native",
-        output: Some(&bundle),
-        tune: None,
-        link: false,
-        from_source: false,
-        reuse: false,
-        stops: Stops::default(),
-    };
-    build(&request, &Progress::silent(), &mut |_| {}).unwrap();
-    Bundle::open(&bundle).unwrap()
+    built(&toml, &["--target", "native"], &folder.join("b"));
+    Bundle::open(&folder.join("b")).unwrap()
 }
 
 const BIG_LITTLE: &str = "[decode]\nbig_little = true\n";
@@ -110,7 +97,7 @@ fn the_little_model_is_the_one_with_fewer_experts() {
     for family in FAMILIES {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
-        let bundle = built(&source, "f32", BIG_LITTLE, folder.path());
+        let bundle = compiled(&source, "f32", BIG_LITTLE, folder.path());
         let report = verify(&bundle, None, None, &Progress::silent()).unwrap();
         assert_eq!(report.failures(), Vec::<String>::new(), "{family}");
         let entries: Vec<&str> = report.entries.iter().map(|e| &*e.entry).collect();
@@ -126,7 +113,7 @@ fn the_little_model_is_the_one_with_fewer_experts() {
         let (fewer, of_fewer) = (folder.path().join("fewer"), folder.path().join("of_fewer"));
         with_experts(&source, experts, &fewer);
         std::fs::create_dir(&of_fewer).unwrap();
-        let reference = built(&fewer, "f32", "", &of_fewer);
+        let reference = compiled(&fewer, "f32", "", &of_fewer);
         let ids = &expected(&source).ids[..24];
         let got = with_engine(&bundle, |engine| read(engine, ids, &mut little));
         let want = with_engine(&reference, |engine| read(engine, ids, &mut full));
@@ -144,7 +131,7 @@ fn decoding_again_leaves_nothing_of_the_little_pass() {
             let folder = tempfile::tempdir().unwrap();
             let source = checkpoint(family);
             let more = format!("{BIG_LITTLE}[memory]\nkv_cache = \"{cache}\"\n");
-            let bundle = built(&source, "f32", &more, folder.path());
+            let bundle = compiled(&source, "f32", &more, folder.path());
             let ids = &expected(&source).ids[..40];
             with_engine(&bundle, |engine| {
                 let want = read(engine, ids, &mut full);
@@ -169,10 +156,11 @@ fn decoding_again_leaves_nothing_of_the_little_pass() {
 /// Every family, generating: γ = 1 is the full model, γ = 0 the little one, and what lies between falls back sometimes.
 #[test]
 fn gamma_goes_from_the_little_model_to_the_full_one() {
-    for family in FAMILIES {
+    // In another order than the test that has the same bundles built, so that neither waits for the other.
+    for family in FAMILIES.into_iter().rev() {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
-        let bundle = built(&source, "f32", BIG_LITTLE, folder.path());
+        let bundle = compiled(&source, "f32", BIG_LITTLE, folder.path());
         let want = expected(&source);
         let (prompt, after) = want.greedy.split_at(want.greedy.len() - 24);
         with_engine(&bundle, |engine| {
@@ -208,7 +196,7 @@ fn gamma_goes_from_the_little_model_to_the_full_one() {
 fn ferris_falls_back_where_it_is_not_sure() {
     let folder = tempfile::tempdir().unwrap();
     let source = ferris();
-    let bundle = built(&source, "bf16", "[decode]\nbig_little = true\ngamma = 0.5\n", folder.path());
+    let bundle = compiled(&source, "bf16", "[decode]\nbig_little = true\ngamma = 0.5\n", folder.path());
     let ids = &expected(&source).ids[..48];
     with_engine(&bundle, |engine| {
         let mut decoder = Decoder::of(engine.program()).unwrap();
@@ -291,12 +279,14 @@ fn replayed(
 /// token is drawn again after the same ids, and a draw in a hundred may fall otherwise.
 #[test]
 fn best_of_is_so_many_single_runs() {
-    let sources = [("ferris", ferris())].into_iter().chain(FAMILIES.map(|f| (f, checkpoint(f))));
+    // In another order than the test that has the same bundles built, so that neither waits for the other.
+    let sources =
+        [("ferris", ferris())].into_iter().chain(FAMILIES.into_iter().rev().map(|f| (f, checkpoint(f))));
     for (name, source) in sources {
         for cache in caches(name) {
             let folder = tempfile::tempdir().unwrap();
             let more = format!("{BIG_LITTLE}[memory]\nkv_cache = \"{cache}\"\n");
-            let bundle = built(&source, "f32", &more, folder.path());
+            let bundle = compiled(&source, "f32", &more, folder.path());
             let prompt = &expected(&source).ids[..37];
             let how = Sampling { temperature: 0.9, top_p: 0.95, seed: 11, ..Sampling::default() };
             with_engine(&bundle, |engine| {
@@ -336,7 +326,7 @@ fn best_of_is_so_many_single_runs() {
 #[test]
 fn sequences_that_end_leave_the_batch() {
     let folder = tempfile::tempdir().unwrap();
-    let bundle = built(&ferris(), "f32", "", folder.path());
+    let bundle = compiled(&ferris(), "f32", "", folder.path());
     let prompt = &expected(&ferris()).ids[..20];
     with_engine(&bundle, |engine| {
         let how = Sampling { temperature: 1.0, seed: 2, ..Sampling::default() };

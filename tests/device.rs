@@ -106,7 +106,7 @@ fn a_bundle_for_a_device_file_that_is_gone_is_opened() {
 /// `m2-ultra` with room for 36 000 bytes in a graph: heads are split, and all of it is executed.
 #[test]
 fn a_device_of_the_users_own_with_split_heads_is_executed() {
-    let Some(found) = coreml("a_device_of_the_users_own_with_split_heads_is_executed") else { return };
+    let Some(found) = coreml() else { return };
     let case = Case::new("olmoe", "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n");
     let limit = ("max_graph_bytes = { value = 1258291200", "max_graph_bytes = { value = 36000");
     let device = case.device("m2-ultra", "my-mac", &[limit]);

@@ -12,6 +12,7 @@
 
 mod support;
 
+use moec_testing::PYTHON;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -213,8 +214,7 @@ fn parses(folder: &Path, command: &str) -> Result<(), String> {
             if rest.is_empty() {
                 return Ok(());
             }
-            if sh(&root(), "python3 --version").is_err() {
-                println!("    not looked at: no Python for the help of `{name}`");
+            if !PYTHON.here() {
                 return Ok(());
             }
             sh(&root(), &format!("{cargo} xtask {name} --help"))?
@@ -245,7 +245,7 @@ fn every_command_of_the_pages_works_as_it_stands_there() {
     for line in BEFORE {
         sh(folder, line).unwrap_or_else(|said| panic!("`{line}`:\n{said}"));
     }
-    let packages = support::coreml("the pages' packages").is_some();
+    let packages = support::coreml().is_some();
     let (mut done, mut wrong) = (BTreeSet::new(), Vec::new());
     for page in in_reading_order() {
         for command in commands(&fs::read_to_string(&page).unwrap()) {

@@ -14,6 +14,7 @@
 mod pty;
 mod support;
 
+use moec_testing::PREBUILT;
 use pty::{left, on_terminal};
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -67,12 +68,8 @@ impl Case {
 }
 
 /// Whether the moec under test carries a runtime (its feature `prebuilt`).
-fn carries(test: &str) -> bool {
-    let carries = moec::bundle::link::is_prebuilt();
-    if !carries {
-        println!("{test} is skipped: this moec was compiled without the feature `prebuilt`");
-    }
-    carries
+fn carries() -> bool {
+    PREBUILT.by(moec::bundle::link::is_prebuilt())
 }
 
 fn stderr(command: &mut Command) -> String {
@@ -89,7 +86,7 @@ fn answers(run: &Path, folder: &Path) -> (Vec<u8>, Vec<u8>) {
 
 #[test]
 fn a_c_compiler_is_enough() {
-    if !carries("a_c_compiler_is_enough") {
+    if !carries() {
         return;
     }
     let case = Case::new();
@@ -109,7 +106,7 @@ fn a_c_compiler_is_enough() {
 
 #[test]
 fn both_ways_give_the_same_answers() {
-    if !carries("both_ways_give_the_same_answers") {
+    if !carries() {
         return;
     }
     let case = Case::new();
@@ -126,7 +123,7 @@ fn both_ways_give_the_same_answers() {
 
 #[test]
 fn a_linked_program_behaves_as_one_of_rust() {
-    if !carries("a_linked_program_behaves_as_one_of_rust") {
+    if !carries() {
         return;
     }
     let case = Case::new();
@@ -155,7 +152,7 @@ fn a_linked_program_behaves_as_one_of_rust() {
 
 #[test]
 fn without_a_c_compiler_there_is_a_bundle_all_the_same() {
-    if !carries("without_a_c_compiler_there_is_a_bundle_all_the_same") {
+    if !carries() {
         return;
     }
     let case = Case::new();
@@ -172,7 +169,7 @@ fn without_a_c_compiler_there_is_a_bundle_all_the_same() {
 
 #[test]
 fn a_linker_that_fails_is_quoted_with_a_way_out() {
-    if !carries("a_linker_that_fails_is_quoted_with_a_way_out") {
+    if !carries() {
         return;
     }
     let case = Case::new();

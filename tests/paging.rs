@@ -18,7 +18,7 @@ use moec_runtime::{Engine, Options, Program};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use support::{FAMILIES, checkpoint, expected, fails, ferris, moec, ok};
+use support::{FAMILIES, built, checkpoint, expected, fails, ferris, moec, ok};
 
 /// Most bytes of a read: little, so that an expert takes several.
 const BLOCK: u32 = 16 << 10;
@@ -35,7 +35,7 @@ fn build(source: &Path, folder: &Path, memory: &str, experts: &str) -> PathBuf {
     );
     std::fs::write(&toml, text).unwrap();
     let bundle = folder.join("b");
-    ok(moec().arg("build").arg(&toml).args(["--target", "native", "--no-run", "--quiet", "-o"]).arg(&bundle));
+    built(&toml, &["--target", "native"], &bundle);
     bundle
 }
 

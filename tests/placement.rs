@@ -580,7 +580,7 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
     assert!(code == 1 && said.contains("cargo xtask coreml"), "{said}");
     assert!(!case.path("out.moec").exists());
 
-    let Some(found) = coreml("groups_on_the_neural_engine_become_packages_that_verify") else { return };
+    let Some(found) = coreml() else { return };
     ok(build().envs(found));
     let mut verify = case.moec("verify");
     verify.arg(case.path("out.moec")).arg("--json");
@@ -612,7 +612,7 @@ fn groups_on_the_neural_engine_become_packages_that_verify() {
 /// Sizes of graphs are executed: the model says the same with one size and with four, and computes less padding.
 #[test]
 fn a_graph_of_several_sizes_computes_the_same_with_less_padding() {
-    let Some(found) = coreml("a_graph_of_several_sizes_computes_the_same_with_less_padding") else { return };
+    let Some(found) = coreml() else { return };
     let case = Calibrated::new();
     case.calibrate("calibration.txt", "a.trace");
     let toml = fs::read_to_string(&case.toml).unwrap();

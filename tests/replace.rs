@@ -5,18 +5,14 @@
 //! step and every system call can be the last. `MOEC_KILLS=200 cargo test -p moec --test replace real` kills as many real
 //! builds at random moments.
 #![cfg(unix)]
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::print_stdout,
-    reason = "a test fails by panicking, and says what it skips"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
 
 use moec::bundle::manifest::{BUNDLE_VERSION, Manifest, entry};
 use moec::bundle::partial::Partial;
 use moec::bundle::{destination, swap};
+use moec_testing::{ASSERTIONS, STRACE};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -138,10 +134,7 @@ fn read(place: &Place, way: &str) -> Option<String> {
 
 #[test]
 fn every_step_of_a_replacement_may_be_the_last() {
-    if !cfg!(debug_assertions) {
-        println!(
-            "every_step_of_a_replacement_may_be_the_last is skipped: only builds with assertions die on demand"
-        );
+    if !ASSERTIONS.here() {
         return;
     }
     for (name, way) in WAYS {
@@ -204,7 +197,9 @@ fn two_hundred_random_moments() {
 
 #[test]
 fn every_system_call_of_a_replacement_may_be_the_last() {
-    let test = "every_system_call_of_a_replacement_may_be_the_last";
+    if !STRACE.here() {
+        return;
+    }
     let traced = |place: &Place, mark: &str, way: &str, what: &[&str]| {
         let build = place.build(mark);
         let mut command = Command::new("strace");
@@ -218,12 +213,7 @@ fn every_system_call_of_a_replacement_may_be_the_last() {
     for (name, way) in WAYS {
         let place = Place::new();
         ok(&mut place.build("old"));
-        let status =
-            traced(&place, "old", way, &["-e", &format!("trace=?{}", CALLS.replace(',', ",?"))]).status();
-        if !status.is_ok_and(|s| s.success()) {
-            println!("{test} is skipped: `strace` is not here, or may not trace");
-            return;
-        }
+        ok(&mut traced(&place, "old", way, &["-e", &format!("trace=?{}", CALLS.replace(',', ",?"))]));
         let log = fs::read_to_string(place.0.path().with_extension("log")).unwrap();
         let mut killed = 0;
         for call in CALLS.split(',') {
@@ -281,8 +271,7 @@ fn builds_at_once() {
 
 #[test]
 fn process_ids_decide_nothing() {
-    if !cfg!(debug_assertions) {
-        println!("process_ids_decide_nothing is skipped: only builds with assertions die on demand");
+    if !ASSERTIONS.here() {
         return;
     }
     // What a dead build left goes, though its id is that of a living process.
@@ -462,8 +451,7 @@ fn real_builds_are_killed() {
         assert_eq!(left.len(), 2, "{what} left something behind: {left:?}");
     };
     for (step, way) in [("sync", 0), ("exchange", 0), ("file", 0), ("take", 1), ("place", 1)] {
-        if !cfg!(debug_assertions) {
-            println!("real_builds_are_killed: steps are skipped: only builds with assertions die on demand");
+        if !ASSERTIONS.here() {
             break;
         }
         let output = build("b").arg("-q").env(WAYS[way].1, "1").env("MOEC_DIE_AFTER", step).output().unwrap();

@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 use support::{Setup, checkpoint, moec, ok, tree};
 
-/// Builds in a folder of its own, with a cache of its own.
+/// Builds in a folder of its own, with a cache that may be another's.
 fn build(folder: &Path, cache: &Path, more: &[&str]) -> Vec<(String, Vec<u8>)> {
     let source = folder.join("checkpoint");
     std::fs::create_dir(&source).unwrap();
@@ -24,27 +24,36 @@ fn build(folder: &Path, cache: &Path, more: &[&str]) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn bundles_are_equal_byte_for_byte() {
-    equal(&[]);
+    let caches = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    equal(&[], caches.each_ref().map(|c| c.path()));
 }
 
+/// The caches stay: in each of them the runtime is compiled once for every version of its source, which takes minutes.
 #[test]
 fn bundles_whose_runtime_cargo_compiles_are_equal_byte_for_byte() {
-    equal(&["--run-from-source"]);
+    let usual = moec::cache_dir::path().unwrap();
+    let another = Path::new(env!("CARGO_TARGET_TMPDIR")).join("another/cache");
+    std::fs::create_dir_all(&another).unwrap();
+    equal(&["--run-from-source"], [&usual, &another]);
 }
 
-fn equal(more: &[&str]) {
+fn equal(more: &[&str], caches: [&Path; 2]) {
     let (a, b) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     // The second folder is deeper, and its cache is another one: no path may show.
     let deep = b.path().join("some/where/else");
     std::fs::create_dir_all(&deep).unwrap();
-    let one = build(a.path(), &a.path().join("cache"), more);
-    let two = build(&deep, &deep.join("another-cache"), more);
+    let one = build(a.path(), caches[0], more);
+    let two = build(&deep, caches[1], more);
     let names = |t: &[(String, Vec<u8>)]| t.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>();
     assert_eq!(names(&one), names(&two));
     assert!(one.iter().any(|(n, _)| n == "run"), "the bundle has no `run`");
     for ((name, x), (_, y)) in one.iter().zip(&two) {
         assert!(x == y, "`{name}` differs between two builds");
-        let path = a.path().to_string_lossy();
-        assert!(!x.windows(path.len()).any(|w| w == path.as_bytes()), "`{name}` names a folder of the build");
+        for path in [a.path(), caches[0]].map(Path::to_string_lossy) {
+            assert!(
+                !x.windows(path.len()).any(|w| w == path.as_bytes()),
+                "`{name}` names a folder of the build"
+            );
+        }
     }
 }

@@ -451,7 +451,7 @@ fn table(all: &[Found]) -> String {
 
 /// Measures checkpoints: family, seed, how many times as deep as the golden one.
 fn several(checkpoints: impl Iterator<Item = (&'static str, u64, usize)>) {
-    let Some(found) = coreml("routing") else { return };
+    let Some(found) = coreml() else { return };
     let mut all = Vec::new();
     for (family, seed, times) in checkpoints {
         let f = measure(family, seed, times, &found);

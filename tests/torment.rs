@@ -73,6 +73,8 @@ fn wanted(seed: u64) -> Vec<Case> {
 fn whatever_is_done_to_files_ends_in_an_error_or_in_order() {
     let seed = number("SEED").unwrap_or(0);
     let cases = wanted(seed);
+    // Here, since this is the thread that has the name of the test.
+    case::coreml_once();
     let bases = Bases::new();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let codes: Mutex<[usize; 4]> = Mutex::default();

@@ -8,6 +8,7 @@ use moec_runtime::flash::{
     Priority, Read, ReadError, ReadFault, SystemClock, Ticket, checksum,
 };
 use moec_runtime::{Error, Fault};
+use moec_testing::IO_URING;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,9 +16,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
 
-const READERS: [Choice; 2] = [Choice::Uring, Choice::Threads];
 /// Longest that a test waits for what must come.
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
+
+/// Whether this machine reads by rings.
+fn has_rings() -> bool {
+    #[cfg(target_os = "linux")]
+    let rings = IO_URING.of(io_uring::IoUring::new(2)).is_some();
+    #[cfg(not(target_os = "linux"))]
+    let rings = IO_URING.by(false);
+    rings
+}
+
+/// The readers of this machine.
+fn readers() -> impl Iterator<Item = Choice> {
+    has_rings().then_some(Choice::Uring).into_iter().chain([Choice::Threads])
+}
 
 /// A file of extents, each at the next multiple of 4096.
 struct Bench {
@@ -130,7 +144,7 @@ const SIZES: [u64; 4] = [200_000, 70_001, 4096, 1];
 #[test]
 fn extents_are_read_as_they_were_written() {
     let bench = Bench::new(&SIZES);
-    for reader in READERS {
+    for reader in readers() {
         for direct in [true, false] {
             for verify_reads in [true, false] {
                 let flash =
@@ -151,8 +165,10 @@ fn extents_are_read_as_they_were_written() {
 fn it_says_how_it_reads() {
     let bench = Bench::new(&SIZES);
     let text = |options| bench.open(options, |_| Injected::Nothing).describe().to_owned();
-    let uring = text(options(Choice::Uring));
-    assert!(uring.contains("io_uring") && uring.contains("16 KiB"), "{uring}");
+    if has_rings() {
+        let uring = text(options(Choice::Uring));
+        assert!(uring.contains("io_uring") && uring.contains("16 KiB"), "{uring}");
+    }
     let threads = text(Options { direct: false, ..options(Choice::Threads) });
     assert!(threads.contains("pread on 4 threads") && threads.contains("page cache"), "{threads}");
 }
@@ -160,7 +176,7 @@ fn it_says_how_it_reads() {
 #[test]
 fn what_the_system_asks_for_again_is_read_again() {
     let bench = Bench::new(&SIZES);
-    for reader in READERS {
+    for reader in readers() {
         for errno in [libc::EINTR, libc::EAGAIN] {
             let flash = bench.open(options(reader), first_times(5, Injected::Error(errno)));
             bench.read(&flash, 0, 2).unwrap();
@@ -178,7 +194,7 @@ fn what_the_system_asks_for_again_is_read_again() {
 #[test]
 fn a_failing_block_is_read_a_few_times_then_named() {
     let bench = Bench::new(&SIZES);
-    for reader in READERS {
+    for reader in readers() {
         let flash = bench.open(options(reader), first_times(3, Injected::Error(libc::EIO)));
         bench.read(&flash, 0, 1).unwrap();
         assert_eq!((flash.stats().repeated, flash.stats().checked), (3, 1));
@@ -204,7 +220,7 @@ fn a_failing_block_is_read_a_few_times_then_named() {
 #[test]
 fn short_reads_go_on_where_they_ended() {
     let bench = Bench::new(&SIZES);
-    for reader in READERS {
+    for reader in readers() {
         for most in [1, 4095, 4096, 5000, 12_288, 16_383] {
             let flash = bench.open(options(reader), first_times(2, Injected::Short(most)));
             bench.read(&flash, 0, 1).unwrap();
@@ -224,7 +240,7 @@ fn short_reads_go_on_where_they_ended() {
 
 #[test]
 fn a_file_cut_short_is_named() {
-    for reader in READERS {
+    for reader in readers() {
         for found in [0, 4096, 100_001, 200_703 + 70_000] {
             let bench = Bench::new(&SIZES[..2]);
             let flash = bench.open(options(reader), |_| Injected::Nothing);
@@ -243,7 +259,7 @@ fn a_file_cut_short_is_named() {
 #[test]
 fn wrong_bytes_are_read_again_and_never_handed_out() {
     let bench = Bench::new(&SIZES);
-    for reader in READERS {
+    for reader in readers() {
         let verify = Options { verify_reads: true, ..options(reader) };
         let flash = bench.open(verify, first_times(3, Injected::Flip(77)));
         bench.read(&flash, 0, 4).unwrap();
@@ -276,7 +292,7 @@ fn a_file_changed_in_place_is_found_by_its_checksum() {
     let mut changed = bench.bytes.clone();
     changed[200_704 + 69_000] ^= 4;
     std::fs::write(bench.path(), changed).unwrap();
-    for reader in READERS {
+    for reader in readers() {
         let flash = bench.open(Options { verify_reads: true, ..options(reader) }, |_| Injected::Nothing);
         bench.read(&flash, 0, 1).unwrap();
         let error = bench.read(&flash, 0, 3).unwrap_err();
@@ -286,7 +302,7 @@ fn a_file_changed_in_place_is_found_by_its_checksum() {
 
 #[test]
 fn a_device_that_stalls_is_named_and_keeps_its_buffer() {
-    for reader in READERS {
+    for reader in readers() {
         let bench = Bench::new(&SIZES);
         let stalls = |read: &Read| if read.offset == 16 << 10 { Injected::Stall } else { Injected::Nothing };
         let flash = bench.open(options(reader), stalls);
@@ -312,7 +328,7 @@ fn a_device_that_stalls_is_named_and_keeps_its_buffer() {
 
 #[test]
 fn what_waits_behind_a_stalled_device_ends_too() {
-    for reader in READERS {
+    for reader in readers() {
         let bench = Bench::new(&SIZES);
         let flash = bench.open(options(reader), |_| Injected::Stall);
         let tickets = [bench.fetch(&flash, 0, 1), bench.fetch(&flash, 1, 1), bench.fetch(&flash, 2, 1)];
@@ -338,7 +354,7 @@ fn what_waits_behind_a_stalled_device_ends_too() {
 #[test]
 fn answers_that_come_twice_count_once() {
     let bench = Bench::new(&SIZES);
-    for reader in READERS {
+    for reader in readers() {
         let flash = bench.open(options(reader), |_| Injected::Twice);
         for _ in 0..3 {
             bench.read(&flash, 0, 4).unwrap();
@@ -349,7 +365,7 @@ fn answers_that_come_twice_count_once() {
 
 #[test]
 fn a_reader_that_breaks_ends_everything_with_an_error() {
-    for reader in READERS {
+    for reader in readers() {
         let bench = Bench::new(&SIZES);
         let broken = AtomicU32::new(0);
         let flash = bench.open(options(reader), move |_| match broken.fetch_add(1, Ordering::SeqCst) {
@@ -405,7 +421,7 @@ fn order(reader: Choice, act: impl FnOnce(&Bench, &Flash)) -> (Vec<u32>, HashMap
 
 #[test]
 fn demand_goes_before_prefetch() {
-    for reader in READERS {
+    for reader in readers() {
         let (order, ends) = order(reader, |bench, flash| {
             let submit = |i, priority| flash.submit(i, 1, priority, bench.buffers.take(1).unwrap()).unwrap();
             let early = [1, 2].map(|i| submit(i, Priority::Prefetch));
@@ -421,7 +437,7 @@ fn demand_goes_before_prefetch() {
 
 #[test]
 fn what_is_cancelled_before_it_starts_is_not_read() {
-    for reader in READERS {
+    for reader in readers() {
         let (order, ends) = order(reader, |bench, flash| {
             let submit = |i, priority| flash.submit(i, 1, priority, bench.buffers.take(1).unwrap()).unwrap();
             let tickets = [1, 2, 3, 4, 5].map(|i| submit(i, Priority::Prefetch));
@@ -436,7 +452,7 @@ fn what_is_cancelled_before_it_starts_is_not_read() {
 
 #[test]
 fn an_extent_is_told_of_when_it_is_there() {
-    for reader in READERS {
+    for reader in readers() {
         let bench = Bench::new(&SIZES);
         // The second extent is held back.
         let flash = bench.open(Options { verify_reads: true, ..options(reader) }, |read| match read.offset {
@@ -497,7 +513,7 @@ fn a_file_of_another_size_is_refused() {
 
 #[test]
 fn dropping_ends_what_is_under_way() {
-    for reader in READERS {
+    for reader in readers() {
         let bench = Bench::new(&SIZES);
         let flash = bench.open(options(reader), |_| Injected::Nothing);
         for _ in 0..7 {
@@ -549,7 +565,7 @@ mod any_mix {
         ) {
             let bench = Bench::new(&sizes);
             let options = Options {
-                reader: if uring { Choice::Uring } else { Choice::Threads },
+                reader: if uring && has_rings() { Choice::Uring } else { Choice::Threads },
                 direct,
                 block_bytes: block * 4096,
                 depth,

@@ -5,6 +5,7 @@ use moec_runtime::flash::{
     Buffers, Choice, Class, Event, Extent, ExtentTable, FileEntry, Flash, Options, Priority, SystemClock,
     checksum,
 };
+use moec_testing::IO_URING;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -44,7 +45,11 @@ fn reading_allocates_nothing() {
     });
     let entry = FileEntry { path: file.path().to_owned(), bytes: 2 * half, cached: false };
     let table = Arc::new(ExtentTable::new(vec![entry], extents.to_vec()).unwrap());
-    for reader in [Choice::Uring, Choice::Threads] {
+    #[cfg(target_os = "linux")]
+    let rings = IO_URING.of(io_uring::IoUring::new(2)).is_some();
+    #[cfg(not(target_os = "linux"))]
+    let rings = IO_URING.by(false);
+    for reader in rings.then_some(Choice::Uring).into_iter().chain([Choice::Threads]) {
         let buffers = Buffers::new(&[Class { bytes: 2 * half, count: 4 }]).unwrap();
         let options =
             Options { reader, block_bytes: 64 << 10, depth: 8, verify_reads: true, ..Options::default() };

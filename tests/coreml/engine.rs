@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn sequences_of_one_batch_keep_their_own_states() {
-    let Some(found) = coreml("sequences_of_one_batch_keep_their_own_states") else { return };
+    let Some(found) = coreml() else { return };
     let case = Case::new("olmoe", ON_NPU);
     ok(case.build("m2-ultra", "out.moec").envs(found));
     let prompts = [vec![3_u32, 5, 8, 13], vec![21, 34, 55, 89, 144, 233]];
@@ -38,7 +38,7 @@ fn sequences_of_one_batch_keep_their_own_states() {
 /// every slot.
 #[test]
 fn states_of_the_unit_follow_big_little_and_best_of() {
-    let Some(found) = coreml("states_of_the_unit_follow_big_little_and_best_of") else { return };
+    let Some(found) = coreml() else { return };
     let case = Case::new("olmoe", &format!("{ON_NPU}[decode]\nbig_little = true\n"));
     ok(case.build("m2-ultra", "out.moec").envs(found));
     let prompt = [3_u32, 5, 8, 13, 21];
@@ -80,7 +80,7 @@ fn states_of_the_unit_follow_big_little_and_best_of() {
 
 #[test]
 fn rows_past_a_capacity_are_lost_or_spill() {
-    let Some(found) = coreml("rows_past_a_capacity_are_lost_or_spill") else { return };
+    let Some(found) = coreml() else { return };
     let want = expected(&checkpoint("mixtral"));
     let mut off = Vec::new();
     for overflow in ["spill", "prune"] {

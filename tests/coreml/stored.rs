@@ -47,9 +47,7 @@ fn apart(a: &[f32], b: &[f32]) -> f64 {
 
 #[test]
 fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
-    let Some(found) = coreml("packages_of_codes_agree_with_the_processor_that_has_the_same_codes") else {
-        return;
-    };
+    let Some(found) = coreml() else { return };
     let ids = expected(&checkpoint("olmoe")).ids;
     for (format, share) in [("q8", 0.70), ("q4", 0.55)] {
         let case = Case::new("olmoe", ON_NPU);
@@ -83,7 +81,7 @@ fn packages_of_codes_agree_with_the_processor_that_has_the_same_codes() {
 
 #[test]
 fn caches_written_at_fixed_places_hold_what_a_product_writes() {
-    let Some(found) = coreml("caches_written_at_fixed_places_hold_what_a_product_writes") else { return };
+    let Some(found) = coreml() else { return };
     for family in ["olmoe", "gpt_oss", "deepseek_v2"] {
         let case = Case::new(family, "[placement]\nexperts = \"cpu\"\nattention = \"npu\"\n");
         let ids = expected(&checkpoint(family)).ids;

@@ -1,13 +1,17 @@
 //! What the end-to-end tests share: running the real binary, reading reference outputs.
 #![allow(
     dead_code,
+    unused_imports,
     unreachable_pub,
     clippy::panic,
-    clippy::print_stdout,
     clippy::pedantic,
     reason = "every test file uses its own part"
 )]
 
+mod built;
+
+pub use built::built;
+use moec_testing::{AVX2, AVX512, COREML};
 use safetensors::{Dtype, SafeTensors};
 use std::fmt::Write;
 use std::io::Read;
@@ -105,11 +109,11 @@ pub fn fails(command: &mut Command) -> (i32, String) {
     (output.status.code().expect("an exit code"), said)
 }
 
-/// Whether this machine can execute a target's code.
+/// Whether this machine can execute a target's code; a test that needs it is skipped where it cannot.
 pub fn runs_here(target: &str) -> bool {
     match target {
-        "x86-64-v3" => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-        "x86-64-v4" => is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw"),
+        "x86-64-v3" => AVX2.by(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
+        "x86-64-v4" => AVX512.by(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")),
         _ => true,
     }
 }
@@ -220,13 +224,10 @@ pub fn tree(folder: &Path) -> Vec<(String, Vec<u8>)> {
     out
 }
 
-/// Where `cargo xtask coreml` has put what writes packages; `None`, said aloud, where it has not.
-pub fn coreml(test: &str) -> Option<[(&'static str, PathBuf); 2]> {
+/// Where `cargo xtask coreml` has put what writes packages; a test that needs it is skipped where it has not.
+pub fn coreml() -> Option<[(&'static str, PathBuf); 2]> {
     let cache = moec::cache_dir::path().expect("there is a cache folder");
-    if let Err(e) = moec_coreml::helper::Helper::find(&cache) {
-        println!("{test} is skipped: {e}\nhint: {}", e.hint());
-        return None;
-    }
+    COREML.of(moec_coreml::helper::Helper::find(&cache))?;
     let from = |var: &'static str, at: &str| {
         let given = std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
         (var, given.unwrap_or_else(|| cache.join("coreml").join(at)))

@@ -1,7 +1,8 @@
 //! What is damaged: the golden checkpoints, a piece of the demo model, and bundles of them, built once for all cases.
 
+use super::case::coreml_once;
 use super::judge::{Listing, listing};
-use super::support::{FAMILIES, checkpoint, coreml, ferris, moec, ok, root};
+use super::support::{FAMILIES, checkpoint, ferris, moec, ok, root};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 use std::fs;
@@ -106,7 +107,7 @@ impl Bases {
         }
     }
 
-    /// The folder of a bundle; `None` where this machine cannot build it, which is said once.
+    /// The folder of a bundle; `None` where this machine cannot build it, which its test says.
     pub(crate) fn bundle(&self, index: usize) -> Option<PathBuf> {
         self.bundles[index].get_or_init(|| self.build(index)).clone()
     }
@@ -130,7 +131,7 @@ impl Bases {
             recipe.target,
         ]);
         if recipe.packages {
-            build.envs(coreml(recipe.name)?);
+            build.envs(coreml_once()?.iter().cloned());
         }
         ok(build.current_dir(&folder));
         Some(folder.join("out.moec"))

@@ -1,6 +1,6 @@
 //! The project's own commands: `cargo xtask demo`, `cargo xtask test`, …
 //!
-//! Depends on nothing but std, so that a fresh machine has it in a second.
+//! Depends on nothing but std and the table of what tests need, so that a fresh machine has it in a second.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 mod amx;
@@ -26,6 +26,7 @@ mod setup;
 mod shapes;
 mod shell;
 mod suite;
+mod tools;
 mod torment;
 
 use shell::Failed;
@@ -37,18 +38,18 @@ type Command = (&'static str, &'static str, fn() -> Result<(), Failed>);
 /// Every command.
 const COMMANDS: &[Command] = &[
     ("demo", "build moec, compile the model of golden/models/ferris, generate text, measure", demo::run),
-    ("test", "formatting, lints, documentation and every test", suite::run),
     (
-        "setup",
-        "find LLVM, a C compiler, what links and runs AArch64; install them on Debian or Ubuntu",
-        || {
-            setup::run()?;
-            if let Some(what) = cross::run() {
-                shell::stage("Missing", &what);
-            }
-            Ok(())
-        },
+        "test",
+        "formatting, lints, documentation and every test; takes options and names, `--help` lists them",
+        || suite::run(&options()),
     ),
+    ("setup", "find LLVM, a C compiler, and what tests need; install them on Debian or Ubuntu", || {
+        setup::run()?;
+        for what in cross::run().into_iter().chain(tools::run()) {
+            shell::stage("Missing", &what);
+        }
+        Ok(())
+    }),
     (
         "coreml",
         "install what writes Core ML packages: coremltools in a folder of its own, and the helper",
@@ -146,7 +147,7 @@ fn main() -> ExitCode {
         [one] if one == "--help" || one == "-h" => "help",
         [one] => one,
         // The only ones with options of their own.
-        [one, ..] if matches!(&**one, "bench-peers" | "bench-flash" | "npumoe" | "torment") => one,
+        [one, ..] if matches!(&**one, "bench-peers" | "bench-flash" | "npumoe" | "test" | "torment") => one,
         _ => "",
     };
     let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {

@@ -54,10 +54,7 @@ mod tests {
     /// Tests of what the scripts do themselves. They ask for no engine, no network and no moec.
     #[test]
     fn the_scripts_own_tests_pass() {
-        let Ok(python) = python() else {
-            println!("skipped: no Python of 3.10 or later, which the scripts need");
-            return;
-        };
+        let Some(python) = moec_testing::PYTHON.of(python()) else { return };
         for tests in ["bench/peers/tests.py", "bench/flash/tests.py"] {
             let out = program(&python).current_dir(root()).arg(tests).output().expect("Python starts");
             assert!(out.status.success(), "{tests}:\n{}", String::from_utf8_lossy(&out.stderr));

@@ -1,40 +1,143 @@
 //! `cargo xtask test`: everything that must hold before a change goes in.
 
+mod programs;
+mod report;
+mod run;
+mod tables;
+
+use crate::llvm::Llvm;
 use crate::shell::{self, Failed, cargo, output, program, shown, stage};
-use crate::{apple, cross, setup};
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::process::{Command, Stdio};
+use crate::{apple, cross, setup, tools};
+use moec_testing::REQUIRE;
+use std::process::Command;
 use std::time::Instant;
 
-/// Formatting, lints, a check for macOS, documentation, tests, in this order: what is quick to fail comes first.
-pub(crate) fn run() -> Result<(), Failed> {
+/// Options, and what they do.
+const OPTIONS: [(&str, &str); 3] = [
+    (
+        "NAME…",
+        "tests with such a part in their name, or all of a program: `golden`, `moec-ir`, `moec-runtime/flash`",
+    ),
+    ("--fast", "check that everything compiles, and run a test or some of every stage"),
+    ("--jobs", "N: how many programs run side by side [default: one for each core, while memory is free]"),
+];
+
+/// What is to be run.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Selection {
+    /// Names of programs and parts of tests' names; none stands for all.
+    names: Vec<String>,
+    fast: bool,
+    workers: Option<usize>,
+}
+
+impl Selection {
+    fn read(words: &[String]) -> Result<Self, Failed> {
+        let mut selection = Self::default();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "--fast" => selection.fast = true,
+                "--jobs" => {
+                    let n = words.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
+                    selection.workers = Some(n.ok_or_else(|| Failed::new("`--jobs` needs a number"))?);
+                }
+                option if option.starts_with('-') => {
+                    return Err(Failed::new(format!("there is no option `{option}`"))
+                        .hint("`cargo xtask test --help` lists them"));
+                }
+                name => selection.names.push(name.to_owned()),
+            }
+        }
+        Ok(selection)
+    }
+
+    /// Names that programs may have; none stands for all.
+    fn programs(&self) -> Vec<&str> {
+        let fast = tables::FAST.iter().filter(|_| self.fast && self.names.is_empty()).map(|(name, ..)| *name);
+        self.names.iter().map(String::as_str).chain(fast).collect()
+    }
+
+    /// Whether all tests of a program are wanted.
+    fn takes_all(&self, program: &str) -> bool {
+        let fast = || tables::FAST.iter().any(|(p, tests, _)| *p == program && tests.is_empty());
+        (self.names.is_empty() || self.names.iter().any(|n| n == program)) && (!self.fast || fast())
+    }
+
+    /// Whether one of its tests is. `parts` are the names that are no program's.
+    fn takes(&self, program: &str, test: &str, parts: &[&str]) -> bool {
+        let fast =
+            |(p, tests, _): &(&str, &[&str], _)| *p == program && tests.iter().any(|t| test.contains(t));
+        let named = self.names.is_empty() || self.names.iter().any(|n| n == program);
+        let wanted = named || parts.iter().any(|part| test.contains(part));
+        self.takes_all(program) || wanted && (!self.fast || tables::FAST.iter().any(fast))
+    }
+}
+
+/// Formatting, lints, a check for macOS, documentation, tests, in this order: what is quick to fail comes first. Where names are
+/// given, those tests alone.
+pub(crate) fn run(words: &[String]) -> Result<(), Failed> {
+    if words.iter().any(|w| w == "--help" || w == "-h") {
+        println!("Usage: cargo xtask test [OPTIONS] [NAME…]\n");
+        for (name, what) in OPTIONS {
+            println!("  {name:<7} {what}");
+        }
+        return Ok(());
+    }
+    let selection = Selection::read(words)?;
+    let required = std::env::var(REQUIRE).unwrap_or_default();
+    moec_testing::check(&required).map_err(|name| {
+        let names: Vec<_> = moec_testing::NEEDS.iter().map(|n| n.name).collect();
+        Failed::new(format!("{REQUIRE} names `{name}`")).hint(format!("the names are {}", names.join(", ")))
+    })?;
     let start = Instant::now();
     let llvm = setup::run()?;
-    let mut skipped: Vec<String> = cross::run().into_iter().collect();
+    let mut skipped = Vec::new();
+    if selection.fast {
+        step(cargo("check", Some(&llvm)).args(["--workspace", "--all-targets", "--locked"]))?;
+    } else if selection.names.is_empty() {
+        skipped.extend(cross::run());
+        skipped.extend(tools::run());
+        skipped.extend(checks(&llvm)?);
+    }
+    let all = selection.names.is_empty() && !selection.fast;
+    let jobs = programs::jobs(&programs::build(&llvm, &selection)?, &selection)?;
+    if all {
+        // Examples in documentation, which have no program that could be started.
+        step(cargo("test", Some(&llvm)).args(["--workspace", "--locked", "--doc", "--quiet"]))?;
+    }
+    let workers = selection.workers.unwrap_or_else(run::workers);
+    stage("Testing", &format!("{} jobs, {workers} side by side", jobs.len()));
+    let outcomes = run::all(jobs, workers)?;
+    let missed = std::fs::read_to_string(run::skips()).unwrap_or_default();
+    let (text, good) = report::closing(&outcomes, &missed);
+    for what in skipped {
+        stage("Skipped", &what);
+    }
+    println!("{text}; everything in {:.0}s", start.elapsed().as_secs_f64());
+    if good { Ok(()) } else { Err(Failed::new("tests failed")) }
+}
+
+/// What is looked at without running any test. Gives what could not be.
+fn checks(llvm: &Llvm) -> Result<Vec<String>, Failed> {
+    let mut skipped = Vec::new();
     if has("fmt") {
         formatting()?;
     } else {
         skipped.push("formatting (rustup component add rustfmt)".into());
     }
     if has("clippy") {
-        let mut clippy = cargo("clippy", Some(&llvm));
+        let mut clippy = cargo("clippy", Some(llvm));
         clippy.args(["--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
         step(&mut clippy)?;
     } else {
         skipped.push("lints (rustup component add clippy)".into());
     }
     skipped.extend(apple::if_quick()?);
-    let mut doc = cargo("doc", Some(&llvm));
+    let mut doc = cargo("doc", Some(llvm));
     doc.args(["--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings");
     step(&mut doc)?;
-    let mut test = cargo("test", Some(&llvm));
-    test.args(["--workspace", "--locked"]);
-    let totals = tests(&mut test)?;
-    for what in skipped {
-        stage("Skipped", &what);
-    }
-    println!("\n{totals}; everything in {:.0}s", start.elapsed().as_secs_f64());
-    Ok(())
+    Ok(skipped)
 }
 
 /// `cargo fmt --check`.
@@ -53,49 +156,32 @@ fn step(command: &mut Command) -> Result<(), Failed> {
     shell::run(command)
 }
 
-/// Runs the tests, passing on what they print, and adds up the closing lines of all test binaries.
-fn tests(command: &mut Command) -> Result<String, Failed> {
-    stage("Running", &shown(command));
-    let failed = |e: std::io::Error| Failed::new(format!("the tests do not run: {e}"));
-    let mut child = command.stdout(Stdio::piped()).spawn().map_err(failed)?;
-    let mut counts = [0u64; 3];
-    if let Some(stdout) = child.stdout.take() {
-        for line in BufReader::new(stdout).split(b'\n') {
-            let line = line.map_err(failed)?;
-            let line = String::from_utf8_lossy(&line);
-            println!("{line}");
-            if line.starts_with("test result:") {
-                for (count, word) in counts.iter_mut().zip(["passed", "failed", "ignored"]) {
-                    *count += number_before(&line, word);
-                }
-            }
-        }
-    }
-    std::io::stdout().flush().map_err(failed)?;
-    let status = child.wait().map_err(failed)?;
-    let [passed, wrong, ignored] = counts;
-    let totals = format!("{passed} passed; {wrong} failed; {ignored} ignored");
-    if status.success() {
-        return Ok(format!("test result: ok. {totals}"));
-    }
-    Err(Failed::new(format!("test result: FAILED. {totals}")))
-}
-
-/// `12` of `…; 12 passed; …`.
-fn number_before(line: &str, word: &str) -> u64 {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let at = words.iter().position(|w| w.trim_end_matches(';') == word);
-    at.and_then(|i| words.get(i.checked_sub(1)?)).and_then(|n| n.parse().ok()).unwrap_or(0)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::number_before;
+    use super::Selection;
+
+    fn read(words: &[&str]) -> Selection {
+        Selection::read(&words.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>()).unwrap()
+    }
 
     #[test]
-    fn closing_lines_are_read() {
-        let line =
-            "test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; 0 filtered out; finished in 0.05s";
-        assert_eq!(["passed", "failed", "ignored", "none"].map(|w| number_before(line, w)), [12, 0, 3, 0]);
+    fn names_are_programs_or_parts_of_tests() {
+        let golden = read(&["golden", "a_full"]);
+        assert!(golden.takes_all("golden") && golden.takes("golden", "any", &["a_full"]));
+        assert!(!golden.takes_all("bad_input") && golden.takes("bad_input", "a_full_disk", &["a_full"]));
+        assert!(!golden.takes("bad_input", "golden_weeks", &["a_full"]));
+        let all = read(&[]);
+        assert!(all.takes_all("golden") && all.takes("golden", "any", &[]));
+        let fast = read(&["--fast"]);
+        assert!(fast.takes_all("moec-ir") && !fast.takes_all("golden") && !fast.takes("torment", "any", &[]));
+        assert!(fast.takes("golden", "the_demo_model_in_its_own_format", &[]));
+    }
+
+    #[test]
+    fn options_are_known() {
+        assert_eq!(read(&["--jobs", "3"]).workers, Some(3));
+        for wrong in [&["--jobs"][..], &["--jobs", "0"], &["--quick"]] {
+            assert!(Selection::read(&wrong.iter().map(|w| (*w).to_owned()).collect::<Vec<_>>()).is_err());
+        }
     }
 }

@@ -2,33 +2,16 @@
 
 use crate::harness::{Case, able, active, bytes, check_case, items, matrices};
 use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, compile};
+use moec_testing::AARCH64;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::LazyLock;
 
 const LINKER: &str = "aarch64-linux-gnu-gcc";
 const EMULATOR: &str = "qemu-aarch64";
 const DRIVER: &str = include_str!("driver.c");
-
-/// Whether linker and emulator are there; says once that they are not.
-static THERE: LazyLock<bool> = LazyLock::new(|| {
-    let there = |tool: &&str| {
-        let mut command = Command::new(tool);
-        command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null());
-        command.status().is_ok_and(|s| s.success())
-    };
-    let missing: Vec<&str> = [LINKER, EMULATOR].into_iter().filter(|t| !there(t)).collect();
-    if !missing.is_empty() {
-        println!(
-            "skipped: kernels for AArch64: no {}; `apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user`",
-            missing.join(", ")
-        );
-    }
-    missing.is_empty()
-});
 
 /// A machine with every instruction that kernels know, one with none but the architecture's own, and one that
 /// multiplies bytes a row at a time.
@@ -47,7 +30,7 @@ fn machines() -> [Machine; 3] {
 
 /// Checks the cases on every machine, as far as they can multiply so.
 pub(crate) fn check(cases: &[Case]) {
-    if !*THERE {
+    if !AARCH64.here() {
         return;
     }
     for machine in machines() {

@@ -1,29 +1,29 @@
 //! What the kernels are compiled for here.
 
 use moec_codegen::{KernelSpec, Machine};
+use moec_testing::AMX;
+#[cfg(target_arch = "x86_64")]
+use moec_testing::{AVX2, AVX512};
 
 /// Machines that this host runs: the x86-64 levels, and the host itself.
 pub(crate) fn machines() -> Vec<Machine> {
     #[cfg(not(target_arch = "x86_64"))]
-    let levels: [(u8, bool); 0] = [];
+    let levels: [u8; 0] = [];
     #[cfg(target_arch = "x86_64")]
     let levels = [
-        (4, is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq")),
-        (3, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
+        (4, AVX512.by(is_x86_feature_detected!("avx512bw") && is_x86_feature_detected!("avx512dq"))),
+        (3, AVX2.by(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"))),
         (1, true),
-    ];
-    for (level, _) in levels.iter().filter(|(_, runs)| !runs) {
-        println!("skipped: this host is no x86-64-v{level}");
-    }
-    let levels = levels.iter().filter(|(_, runs)| *runs).map(|(level, _)| Machine::x86_64_level(*level));
-    levels.chain([host()]).collect()
+    ]
+    .into_iter()
+    .filter_map(|(level, runs)| runs.then_some(level));
+    levels.into_iter().map(Machine::x86_64_level).chain([host()]).collect()
 }
 
 /// This host. A system that does not let this process use tile registers takes their features away.
 fn host() -> Machine {
     let mut host = Machine::host().unwrap_or_else(|e| panic!("{e}"));
-    if host.isa().tiles && !tiles_permitted() {
-        println!("skipped: this system permits no tile registers");
+    if host.isa().tiles && !AMX.by(tiles_permitted()) {
         host.features.retain(|f| !f.starts_with("amx-"));
     }
     host

@@ -39,7 +39,7 @@ fn groups(store: &mut Store, bits: u8) -> [ExpertGroup; 2] {
 
 #[test]
 fn codes_compute_what_the_same_values_in_f16_do_in_less_memory() {
-    let Some(helper) = helper("codes_compute_what_the_same_values_in_f16_do_in_less_memory") else { return };
+    let Some(helper) = helper() else { return };
     for bits in [4, 8] {
         let mut store = Store::default();
         let [codes, halves] = groups(&mut store, bits);
@@ -94,9 +94,7 @@ fn a_limit_counts_what_is_stored_or_what_it_stands_for() {
 
 #[test]
 fn the_check_counts_as_it_is_told_and_refuses_a_last_axis_of_one() {
-    let Some(helper) = helper("the_check_counts_as_it_is_told_and_refuses_a_last_axis_of_one") else {
-        return;
-    };
+    let Some(helper) = helper() else { return };
     let mut store = Store::default();
     let [codes, halves] = groups(&mut store, 4);
     let folder = folder(&store);
@@ -139,7 +137,7 @@ fn blocks_that_are_not_whole_are_refused() {
 
 #[test]
 fn weights_of_codes_that_end_early_are_refused() {
-    let Some(helper) = helper("weights_of_codes_that_end_early_are_refused") else { return };
+    let Some(helper) = helper() else { return };
     let mut store = Store::default();
     let [codes, _] = groups(&mut store, 8);
     let program = codes.emit(&padded()).unwrap();

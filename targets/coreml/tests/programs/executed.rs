@@ -30,7 +30,7 @@ fn inputs(function: &Function, store: &mut Store) -> Vec<(String, Vec<usize>, Ve
 
 #[test]
 fn packages_compute_what_their_programs_say() {
-    let Some(helper) = helper("packages_compute_what_their_programs_say") else { return };
+    let Some(helper) = helper() else { return };
     let mut store = Store::default();
     let clamped = Glu::Clamped { alpha: 1.702, limit: 1.5 };
     let gelu = Glu::Gated(Activation::GeluTanh);

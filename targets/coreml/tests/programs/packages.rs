@@ -1,26 +1,21 @@
-//! Packages written by the helper. Where it is not installed these tests say so and pass.
+//! Packages written by the helper. Where it is not installed these tests are skipped.
 
 use crate::store::{FILE, Store, ane};
 use moec_coreml::emit::Chunk;
 use moec_coreml::helper::{Helper, HelperError, Package};
 use moec_coreml::program::{Arg, FunctionBuilder, Mode, OpKind, Program, Rules, WeightRef};
+use moec_testing::COREML;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The helper that is installed for this user.
-pub(crate) fn helper(test: &str) -> Option<Helper> {
+/// The helper that is installed for this user; a test that needs it is skipped where it is not.
+pub(crate) fn helper() -> Option<Helper> {
     let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
     let cache = from("MOEC_CACHE")
         .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
         .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))?;
-    match Helper::find(&cache) {
-        Ok(helper) => Some(helper),
-        Err(e) => {
-            println!("{test} is skipped: {e}\nhint: {}", e.hint());
-            None
-        }
-    }
+    COREML.of(Helper::find(&cache))
 }
 
 /// A folder with the store's file.
@@ -49,7 +44,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 #[test]
 fn packages_store_weights_once_and_are_the_same_every_time() {
-    let Some(helper) = helper("packages_store_weights_once_and_are_the_same_every_time") else { return };
+    let Some(helper) = helper() else { return };
     let mut store = Store::default();
     let group = store.swiglu(2).emit(&ane()).unwrap();
     let mut attention = store.attention_of([4, 2, 24, 16], true);
@@ -143,7 +138,7 @@ fn coremltools_takes_every_operator_and_infers_the_same_shapes() {
     program.verify(&Rules::ANE).unwrap();
     let used = |kind| program.functions[0].ops.iter().any(|op| op.op == kind);
     assert_eq!(OpKind::all().filter(|&kind| !used(kind)).collect::<Vec<_>>(), []);
-    let Some(helper) = helper("coremltools_takes_every_operator_and_infers_the_same_shapes") else { return };
+    let Some(helper) = helper() else { return };
     let mut store = Store::default();
     store.matrix(32, 32);
     let folder = folder(&store);
@@ -160,7 +155,7 @@ fn coremltools_takes_every_operator_and_infers_the_same_shapes() {
 
 #[test]
 fn what_the_helper_cannot_write_it_says() {
-    let Some(helper) = helper("what_the_helper_cannot_write_it_says") else { return };
+    let Some(helper) = helper() else { return };
     assert_eq!(helper.versions().unwrap().coremltools, "9.0");
     let mut store = Store::default();
     let program = store.swiglu(1).emit(&ane()).unwrap();

@@ -2,6 +2,7 @@
 
 use moec_codegen::{Compute, KernelSpec, Machine};
 use moec_cpu::emulate;
+use moec_testing::SAPPHIRE_RAPIDS;
 
 /// AVX-512 with VNNI and bf16, as every processor with tiles has them, and AMX.
 pub(crate) fn sapphire_rapids() -> Machine {
@@ -20,8 +21,8 @@ pub(crate) fn machines() -> Vec<Machine> {
     let (emulated, missing): (Vec<&str>, Vec<&str>) = moec_runtime::cpu::missing(&features)
         .into_iter()
         .partition(|feature| emulate::FEATURES.contains(feature));
-    if !missing.is_empty() {
-        println!("skipped: this host has no {}", missing.join(", "));
+    let missing = if missing.is_empty() { Ok(()) } else { Err(format!("no {}", missing.join(", "))) };
+    if SAPPHIRE_RAPIDS.of(missing).is_none() {
         return Vec::new();
     }
     if !emulated.is_empty() {
@@ -30,8 +31,7 @@ pub(crate) fn machines() -> Vec<Machine> {
     // Every processor with tiles also moves bytes by one instruction; codes are unpacked otherwise without it.
     let mut permuting = machine.clone();
     permuting.features.push("avx512vbmi".to_string());
-    if !moec_runtime::cpu::missing(&["avx512vbmi"]).is_empty() {
-        println!("skipped: codes unpacked by byte permutations: this host has no avx512vbmi");
+    if !SAPPHIRE_RAPIDS.by(moec_runtime::cpu::missing(&["avx512vbmi"]).is_empty()) {
         return vec![machine];
     }
     vec![machine, permuting]

@@ -1,0 +1,172 @@
+//! What tests need of a machine, and how they say that it is missing.
+//!
+//! A test that cannot run here is no test that passed. It asks a [`Need`] first, and returns where that is not met:
+//!
+//! ```no_run
+//! # fn test() {
+//! if !moec_testing::STRACE.here() {
+//!     return;
+//! }
+//! # }
+//! ```
+//!
+//! What was missed is a line of the file that `MOEC_SKIPPED` names, which `cargo xtask test` sums up, or a line on stderr where
+//! there is none. Needs that `MOEC_REQUIRE` lists (`coreml,aarch64`) fail the test instead.
+
+mod needs;
+
+pub use needs::*;
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::path::Path;
+
+/// The variable with the names of needs that must be met, between commas.
+pub const REQUIRE: &str = "MOEC_REQUIRE";
+/// The variable with the path of the file that gets a line for everything that was skipped.
+pub const SKIPPED: &str = "MOEC_SKIPPED";
+
+/// Something that was skipped: a line of the file, fields between tabs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Skip {
+    /// Name of the need.
+    pub need: String,
+    /// Test program and test.
+    pub test: String,
+    /// Why it is missing, where somebody knows; else empty.
+    pub why: String,
+}
+
+impl Need {
+    /// The need of that name.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        NEEDS.into_iter().find(|n| n.name == name)
+    }
+
+    /// Whether it is here; says nothing.
+    pub fn is_met(&self) -> bool {
+        (self.find)()
+    }
+
+    /// Whether it is here. If not, the test that asks is said to be skipped, or in part.
+    ///
+    /// # Panics
+    /// If it is missing and `MOEC_REQUIRE` names it.
+    pub fn here(&self) -> bool {
+        let met = self.is_met();
+        if !met {
+            self.missed("");
+        }
+        met
+    }
+
+    /// The same for what a condition of the test's own finds.
+    pub fn by(&self, met: bool) -> bool {
+        if !met {
+            self.missed("");
+        }
+        met
+    }
+
+    /// The same for what is found by trying it.
+    pub fn of<T>(&self, tried: Result<T, impl Display>) -> Option<T> {
+        tried.map_err(|why| self.missed(&why.to_string())).ok()
+    }
+
+    fn missed(&self, why: &str) {
+        let required = std::env::var(REQUIRE).unwrap_or_default();
+        let test = test();
+        let line = self.line(&test, why);
+        assert!(
+            !required.split(',').any(|n| n.trim() == self.name),
+            "{line}\n{REQUIRE} names `{}`",
+            self.name
+        );
+        let skip = Skip { need: self.name.into(), test, why: why.replace(['\t', '\n'], " ") };
+        let file = std::env::var_os(SKIPPED).filter(|path| !path.is_empty());
+        let Some(file) =
+            file.and_then(|path| std::fs::File::options().append(true).create(true).open(path).ok())
+        else {
+            // Not by `eprintln`, which the harness keeps to itself where a test passes.
+            let _ = writeln!(std::io::stderr(), "{line}");
+            return;
+        };
+        // One write, so that lines of several processes do not mix.
+        let _ = (&file).write_all(format!("{skip}\n").as_bytes());
+    }
+
+    /// What is said of a test.
+    fn line(&self, test: &str, why: &str) -> String {
+        let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+        format!("skipped: {test}: needs {} ({}){why}", self.what, self.help)
+    }
+}
+
+/// Whether `names`, as in `MOEC_REQUIRE`, are names of needs.
+///
+/// # Errors
+/// The first that is none.
+pub fn check(names: &str) -> Result<(), String> {
+    let unknown = names.split(',').map(str::trim).find(|n| !n.is_empty() && Need::find(n).is_none());
+    unknown.map_or(Ok(()), |name| Err(name.to_owned()))
+}
+
+impl Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}\t{}\t{}", self.need, self.test, self.why)
+    }
+}
+
+impl std::str::FromStr for Skip {
+    type Err = ();
+
+    fn from_str(line: &str) -> Result<Self, ()> {
+        let mut fields = line.splitn(3, '\t').map(str::to_owned);
+        let mut next = || fields.next().ok_or(());
+        Ok(Self { need: next()?, test: next()?, why: next()? })
+    }
+}
+
+/// Program and name of the test that this thread runs: the harness gives every test a thread of its name.
+fn test() -> String {
+    let program = std::env::args_os().next().unwrap_or_default();
+    let program = Path::new(&program).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    // Cargo puts a hash behind the name.
+    let program = program.rsplit_once('-').map_or(program.as_str(), |(name, _)| name);
+    let thread = std::thread::current();
+    format!("{program} {}", thread.name().unwrap_or("(a thread of a test)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_checked() {
+        assert_eq!(NEEDS.map(|n| n.name).iter().collect::<BTreeSet<_>>().len(), NEEDS.len());
+        assert_eq!(check("coreml, aarch64"), Ok(()));
+        assert_eq!(check(""), Ok(()));
+        assert_eq!(check("coreml,qemo"), Err("qemo".to_owned()));
+    }
+
+    #[test]
+    fn a_test_is_named_by_its_thread() {
+        assert_eq!(test(), "moec_testing tests::a_test_is_named_by_its_thread");
+    }
+
+    #[test]
+    fn lines_are_read_as_they_were_written() {
+        let skip = Skip { need: "mount".into(), test: "bad_input a_full_disk".into(), why: String::new() };
+        assert_eq!(skip.to_string().parse(), Ok(skip));
+        assert_eq!("mount\tx".parse::<Skip>(), Err(()));
+    }
+
+    #[test]
+    fn what_is_said_names_what_helps() {
+        assert_eq!(
+            STRACE.line("replace every", "not permitted"),
+            "skipped: replace every: needs strace, and leave to trace (apt-get install strace): not permitted"
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! The table of what tests need of a machine.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Something that not every machine has.
+#[derive(Debug)]
+pub struct Need {
+    /// What `MOEC_REQUIRE` calls it.
+    pub name: &'static str,
+    /// What it is.
+    pub what: &'static str,
+    /// What helps where it is missing.
+    pub help: Help,
+    /// Whether it is here. What only a test can find out stands as [`by_the_test`].
+    pub(crate) find: fn() -> bool,
+}
+
+/// What helps where a need is missing.
+#[derive(Debug)]
+pub enum Help {
+    /// Packages of Debian and Ubuntu.
+    Packages(&'static [&'static str]),
+    /// A command.
+    Command(&'static str),
+    /// Nothing that can be installed: what the machine or its user must be.
+    Machine(&'static str),
+}
+
+impl std::fmt::Display for Help {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Packages(names) => write!(f, "apt-get install {}", names.join(" ")),
+            Self::Command(what) | Self::Machine(what) => f.write_str(what),
+        }
+    }
+}
+
+/// coremltools, and the helper that writes packages with it.
+pub static COREML: Need = Need {
+    name: "coreml",
+    what: "coremltools and its helper",
+    help: Help::Command("cargo xtask coreml"),
+    find: coreml,
+};
+/// A linker for AArch64, and QEMU.
+pub static AARCH64: Need = Need {
+    name: "aarch64",
+    what: "a linker and an emulator for AArch64",
+    help: Help::Command("cargo xtask setup"),
+    find: || starts("aarch64-linux-gnu-gcc", &["--version"]) && starts("qemu-aarch64", &["--version"]),
+};
+/// A tracer that ends a process at a system call.
+pub static STRACE: Need = Need {
+    name: "strace",
+    what: "strace, and leave to trace",
+    help: Help::Packages(&["strace"]),
+    find: || starts("strace", &["-o", "/dev/null", "true"]),
+};
+/// The tool whose signatures moec writes and reads.
+pub static MINISIGN: Need = Need {
+    name: "minisign",
+    what: "minisign",
+    help: Help::Packages(&["minisign"]),
+    find: || starts("minisign", &["-v"]),
+};
+/// The runtime that moec carries.
+pub static PREBUILT: Need = Need {
+    name: "prebuilt",
+    what: "a moec with the feature `prebuilt`",
+    help: Help::Machine("test with the default features"),
+    find: by_the_test,
+};
+/// Builds that end where they are told.
+pub static ASSERTIONS: Need = Need {
+    name: "assertions",
+    what: "a moec with debug assertions",
+    help: Help::Machine("test without `--release`"),
+    find: || cfg!(debug_assertions),
+};
+/// Control groups of the kernel that count memory.
+pub static GROUPS: Need = Need {
+    name: "groups",
+    what: "control groups that count memory",
+    help: Help::Machine("Linux, and leave to make groups: root, outside of most containers"),
+    find: by_the_test,
+};
+/// File systems of the test's own.
+pub static MOUNT: Need = Need {
+    name: "mount",
+    what: "leave to mount a small disk",
+    help: Help::Machine("root, outside of most containers"),
+    find: by_the_test,
+};
+/// Reads by rings.
+pub static IO_URING: Need = Need {
+    name: "io_uring",
+    what: "io_uring",
+    help: Help::Machine("Linux that lets this process use it (sysctl kernel.io_uring_disabled=0)"),
+    find: by_the_test,
+};
+/// Reads past the page cache.
+pub static DIRECT_IO: Need = Need {
+    name: "direct_io",
+    what: "direct reads of temporary files",
+    help: Help::Machine("`TMPDIR` on a disk, such as ext4 or XFS"),
+    find: by_the_test,
+};
+/// Files whose pages the kernel tells about.
+pub static PAGE_CACHE: Need = Need {
+    name: "page_cache",
+    what: "free memory, and a kernel that says what the page cache has",
+    help: Help::Machine("Linux with some GiB free"),
+    find: by_the_test,
+};
+/// Two names that change places at once.
+pub static EXCHANGE: Need = Need {
+    name: "exchange",
+    what: "a file system that exchanges two names at once",
+    help: Help::Machine("`TMPDIR` on a disk, such as ext4 or XFS"),
+    find: by_the_test,
+};
+/// x86-64-v3.
+pub static AVX2: Need = Need {
+    name: "avx2",
+    what: "a processor with AVX2 (x86-64-v3)",
+    help: Help::Machine("another machine"),
+    find: by_the_test,
+};
+/// x86-64-v4.
+pub static AVX512: Need = Need {
+    name: "avx512",
+    what: "a processor with AVX-512 (x86-64-v4)",
+    help: Help::Machine("another machine"),
+    find: by_the_test,
+};
+/// What is not emulated where AMX is.
+pub static SAPPHIRE_RAPIDS: Need = Need {
+    name: "sapphire_rapids",
+    what: "a processor with what Sapphire Rapids has beside AMX",
+    help: Help::Machine("another machine"),
+    find: by_the_test,
+};
+/// Tile registers, of the processor's own.
+pub static AMX: Need = Need {
+    name: "amx",
+    what: "a system that permits AMX",
+    help: Help::Machine("another machine"),
+    find: by_the_test,
+};
+/// Python, for the scripts of `bench/`.
+pub static PYTHON: Need = Need {
+    name: "python",
+    what: "Python 3.10 or later",
+    help: Help::Packages(&["python3"]),
+    find: || starts("python3", &["-c", "import sys; sys.exit(sys.version_info < (3, 10))"]),
+};
+
+/// All of them.
+pub static NEEDS: [&Need; 17] = [
+    &COREML,
+    &AARCH64,
+    &STRACE,
+    &MINISIGN,
+    &PYTHON,
+    &PREBUILT,
+    &ASSERTIONS,
+    &GROUPS,
+    &MOUNT,
+    &IO_URING,
+    &DIRECT_IO,
+    &PAGE_CACHE,
+    &EXCHANGE,
+    &AVX2,
+    &AVX512,
+    &SAPPHIRE_RAPIDS,
+    &AMX,
+];
+
+/// Only whoever uses it finds out: [`Need::of`] is told.
+fn by_the_test() -> bool {
+    true
+}
+
+/// Whether a program is here, and succeeds.
+fn starts(program: &str, args: &[&str]) -> bool {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Whether the helper and the environment lie where moec looks for them.
+fn coreml() -> bool {
+    let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let cache = from("MOEC_CACHE")
+        .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
+        .or_else(|| from("HOME").map(|p| p.join(".cache/moec")));
+    let at = |var: &str, below: &str| {
+        from(var).or_else(|| Some(cache.as_ref()?.join("coreml").join(below))).is_some_and(|p| p.exists())
+    };
+    at("MOEC_COREML_HELPER", "bin/moec-coreml") && at("MOEC_COREML_PYTHON", "venv")
+}

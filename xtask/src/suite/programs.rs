@@ -1,0 +1,258 @@
+//! The test programs that cargo builds, and the tests in them.
+
+use super::Selection;
+use super::tables::{ALONE, APART};
+use crate::llvm::Llvm;
+use crate::shell::{Failed, cargo, output, root, shown, stage};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What the unit tests in a binary are called where a library has some, too.
+const MAIN: &str = "main";
+
+/// A program that cargo has built of tests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Program {
+    /// Package.
+    pub(super) package: String,
+    /// `golden` of `tests/golden.rs`; [`MAIN`] for the unit tests of a binary beside a library, else empty.
+    pub(super) test: String,
+    /// Whether it is one of the tests from end to end, in `tests/`.
+    end_to_end: bool,
+    /// Folder of the package, where tests run.
+    folder: PathBuf,
+    executable: PathBuf,
+}
+
+/// What a worker runs in one go: a program, or a test of it.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) program: Program,
+    /// The only test; `None` stands for all of them.
+    pub(super) only: Option<String>,
+    /// Whether nothing may run beside it.
+    pub(super) alone: bool,
+}
+
+impl Program {
+    /// What people call it: `golden`, `moec-ir`, `moec-runtime/flash`.
+    pub(super) fn name(&self) -> String {
+        match (&*self.package, &*self.test) {
+            ("moec", test) if !test.is_empty() && test != MAIN => test.to_owned(),
+            (package, "") => package.to_owned(),
+            (package, test) => format!("{package}/{test}"),
+        }
+    }
+
+    /// The program in the environment that cargo gives it.
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.executable);
+        command.current_dir(&self.folder).stdin(Stdio::null());
+        command.env("CARGO", std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command.env("CARGO_MANIFEST_DIR", &self.folder).env("CARGO_PKG_NAME", &self.package);
+        command
+    }
+
+    /// Names of its tests, those that are ignored among them.
+    fn tests(&self) -> Result<Vec<String>, Failed> {
+        let said = output(self.command().args(["--list", "--format", "terse"]))
+            .ok_or_else(|| Failed::new(format!("`{}` does not list its tests", self.executable.display())))?;
+        Ok(said.lines().filter_map(|l| Some(l.strip_suffix(": test")?.to_owned())).collect())
+    }
+
+    /// Whether its tests are started one by one: where they take their time. Those of the libraries are over sooner than a
+    /// program starts.
+    fn is_split(&self) -> bool {
+        self.end_to_end || APART.iter().any(|(name, _)| *name == self.name())
+    }
+}
+
+impl Job {
+    pub(super) fn name(&self) -> String {
+        let program = self.program.name();
+        self.only.as_ref().map_or(program.clone(), |test| format!("{program} {test}"))
+    }
+
+    /// The command of a worker, with one thread for tests: the workers are what runs side by side.
+    pub(super) fn command(&self) -> Command {
+        let mut command = self.program.command();
+        match &self.only {
+            Some(test) => command.args(["--exact", test]),
+            // Alone it may use all there is.
+            None if self.alone => &mut command,
+            None => command.arg("--test-threads=1"),
+        };
+        command
+    }
+
+    /// What somebody types to see it again.
+    pub(super) fn again(&self, test: &str, ignored: bool) -> String {
+        let Program { package, test: program, .. } = &self.program;
+        let which = match program.as_str() {
+            "" => String::new(),
+            MAIN => " --bins".to_owned(),
+            program => format!(" --test {program}"),
+        };
+        let ignored = if ignored { "--ignored " } else { "" };
+        format!("cargo test -p {package}{which} -- {ignored}--exact {test}")
+    }
+}
+
+/// Builds the tests that may be wanted, and gives the programs.
+pub(super) fn build(llvm: &Llvm, selection: &Selection) -> Result<Vec<Program>, Failed> {
+    let mut command = cargo("test", Some(llvm));
+    command.args(["--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"]);
+    command.args(targets(&selection.programs()));
+    stage("Running", &shown(&command));
+    let failed = |e: std::io::Error| Failed::new(format!("cargo does not start: {e}"));
+    let done = command.stderr(Stdio::inherit()).output().map_err(failed)?;
+    if !done.status.success() {
+        return Err(Failed::new("the tests do not compile"));
+    }
+    let said = String::from_utf8_lossy(&done.stdout);
+    let mut programs: Vec<Program> = said.lines().filter_map(program).collect();
+    programs.sort_by_key(Program::name);
+    Ok(programs)
+}
+
+/// Cargo's arguments for the programs of these names: none, which stands for all, where a name may be that of a test.
+fn targets(names: &[&str]) -> Vec<String> {
+    let (mut tests, mut units) = (BTreeSet::new(), false);
+    for name in names {
+        let is_test = |folder: &str| {
+            let path = root().join(folder).join(name);
+            path.is_dir() || path.with_added_extension("rs").is_file()
+        };
+        match name.split_once('/') {
+            Some((_, test)) => _ = tests.insert(test),
+            None if is_test("tests") || is_test("compiler/tests") => _ = tests.insert(name),
+            None if *name == "xtask" || name.starts_with("moec") => units = true,
+            None => return Vec::new(),
+        }
+    }
+    // Of all packages, so that they have the features that they always have; what has a `main` of its own has no unit tests.
+    let units = if units { &["--exclude", "moec-prebuilt", "--lib", "--bins"][..] } else { &[] };
+    let tests = tests.into_iter().flat_map(|test| ["--test", test]);
+    units.iter().copied().chain(tests).map(str::to_owned).collect()
+}
+
+/// The program that one of cargo's messages tells of.
+fn program(message: &str) -> Option<Program> {
+    let executable = string(message, "executable")?;
+    let (_, profile) = message.split_once("\"profile\":{")?;
+    if !profile.split('}').next()?.contains("\"test\":true") {
+        return None;
+    }
+    let (_, target) = message.split_once("\"target\":{")?;
+    let (folder, id) = (string(message, "manifest_path")?, string(message, "package_id")?);
+    let folder = Path::new(&folder).parent()?.to_owned();
+    // `path+file:///…/compiler#moec@0.1.0`, and without the name where the folder has it.
+    let (path, version) = id.split_once('#')?;
+    let package = version.split_once('@').map_or_else(|| path.rsplit('/').next(), |(name, _)| Some(name))?;
+    let is = |kind: &str| target.starts_with(&format!("\"kind\":[\"{kind}\"]"));
+    let test = if is("test") {
+        string(target, "name")?
+    } else if is("bin") && folder.join("src/lib.rs").is_file() {
+        MAIN.to_owned()
+    } else {
+        String::new()
+    };
+    let end_to_end = string(target, "src_path")?.contains("/../tests/");
+    Some(Program { package: package.to_owned(), test, end_to_end, folder, executable: executable.into() })
+}
+
+/// The first string of a key in JSON of cargo's, which puts no space behind the colon.
+fn string(json: &str, key: &str) -> Option<String> {
+    let (_, rest) = json.split_once(&format!("\"{key}\":\""))?;
+    let mut chars = rest.chars();
+    let mut value = String::new();
+    loop {
+        match chars.next()? {
+            '"' => return Some(value),
+            // Paths have no other escapes.
+            '\\' => value.push(chars.next()?),
+            c => value.push(c),
+        }
+    }
+}
+
+/// The jobs that were asked for.
+pub(super) fn jobs(programs: &[Program], selection: &Selection) -> Result<Vec<Job>, Failed> {
+    let mut jobs = Vec::new();
+    let names: BTreeSet<String> = programs.iter().map(Program::name).collect();
+    let parts: Vec<&str> =
+        selection.names.iter().map(String::as_str).filter(|n| !names.contains(*n)).collect();
+    for program in programs {
+        let name = program.name();
+        if !program.is_split() && selection.takes_all(&name) {
+            let alone = is_alone(&name, "");
+            jobs.push(Job { program: program.clone(), only: None, alone });
+            continue;
+        }
+        for test in program.tests()?.into_iter().filter(|t| selection.takes(&name, t, &parts)) {
+            let alone = is_alone(&name, &test);
+            jobs.push(Job { program: program.clone(), only: Some(test), alone });
+        }
+    }
+    if jobs.is_empty() {
+        let names: Vec<_> = names.into_iter().collect();
+        return Err(Failed::new("no test has such a name")
+            .hint(format!("a name is a part of a test's, or a program's: {}", names.join(", "))));
+    }
+    Ok(jobs)
+}
+
+fn is_alone(program: &str, test: &str) -> bool {
+    ALONE.iter().any(|(p, t, _)| *p == program && (t.is_empty() || *t == test))
+}
+
+/// A name as the name of a file of a report.
+pub(super) fn file_name(name: &str) -> String {
+    name.replace(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '-', ".")
+}
+
+/// Where reports lie.
+pub(super) fn reports() -> PathBuf {
+    let target = crate::shell::target_dir();
+    (if target.is_absolute() { target } else { root().join(target) }).join("tests")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOLDEN: &str = r#"{"reason":"compiler-artifact","package_id":"path+file:///w/compiler#moec@0.1.0","manifest_path":"/w/compiler/Cargo.toml","target":{"kind":["test"],"crate_types":["bin"],"name":"golden","src_path":"/w/compiler/../tests/golden.rs"},"profile":{"opt_level":"1","test":true},"executable":"/w/target/debug/deps/golden-a7"}"#;
+
+    #[test]
+    fn messages_of_cargo_name_programs() {
+        let golden = program(GOLDEN).unwrap();
+        assert_eq!((golden.name().as_str(), golden.is_split()), ("golden", true));
+        assert_eq!(golden.folder, Path::new("/w/compiler"));
+        let library = GOLDEN
+            .replace("[\"test\"]", "[\"lib\"]")
+            .replace("/../tests", "/src")
+            .replace("compiler#moec@", "xtask#");
+        let library = program(&library).unwrap();
+        assert_eq!((library.name().as_str(), library.is_split()), ("xtask", false));
+        // A binary, a library without an executable, and what is said beside.
+        assert_eq!(program(&GOLDEN.replace("\"test\":true", "\"test\":false")), None);
+        assert_eq!(program(&GOLDEN.replace("\"/w/target/debug/deps/golden-a7\"", "null")), None);
+        assert_eq!(program("{\"reason\":\"build-finished\",\"success\":true}"), None);
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_built() {
+        let tests = ["--test", "cli", "--test", "golden", "--test", "it"];
+        assert_eq!(targets(&["golden", "moec-ir/it", "cli", "moec-runtime/cli"]), tests);
+        assert_eq!(targets(&["moec-ir", "xtask"]), ["--exclude", "moec-prebuilt", "--lib", "--bins"]);
+        assert_eq!(targets(&["golden", "a_full_disk"]), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn what_is_asked_again_names_the_program() {
+        let job = Job { program: program(GOLDEN).unwrap(), only: Some("a".into()), alone: false };
+        assert_eq!(job.again("a", false), "cargo test -p moec --test golden -- --exact a");
+        assert_eq!(file_name(&job.name()), "golden.a");
+    }
+}

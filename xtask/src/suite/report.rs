@@ -1,0 +1,232 @@
+//! What people see of a run: a line for every job, and at the end what failed, what could not run, what took longest.
+
+use super::programs::Job;
+use moec_testing::{Need, Skip};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// Jobs in the table of those that took longest.
+const SLOWEST: usize = 10;
+/// Lines of a failure that are shown; the file has all.
+const LINES: usize = 60;
+
+/// What a job has come to.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) job: Job,
+    pub(super) seconds: f64,
+    /// Tests that passed, failed, and were ignored.
+    counts: [u64; 3],
+    /// Tests that are ignored, with the reason.
+    ignored: Vec<(String, String)>,
+    /// Tests that failed.
+    failed: Vec<String>,
+    /// What is wrong besides.
+    wrong: Option<String>,
+    log: PathBuf,
+}
+
+impl Outcome {
+    /// Reads what a test program says.
+    pub(super) fn new(
+        job: Job,
+        seconds: f64,
+        status: Result<ExitStatus, String>,
+        said: &str,
+        log: PathBuf,
+    ) -> Self {
+        let mut counts = [0; 3];
+        let (mut ignored, mut failed) = (Vec::new(), Vec::new());
+        for line in said.lines() {
+            if line.starts_with("test result:") {
+                for (count, word) in counts.iter_mut().zip(["passed", "failed", "ignored"]) {
+                    *count += number_before(line, word);
+                }
+            } else if let Some((name, end)) = line.strip_prefix("test ").and_then(|l| l.split_once(" ... ")) {
+                match end.strip_prefix("ignored") {
+                    Some(why) => ignored.push((name.to_owned(), why.trim_start_matches(", ").to_owned())),
+                    None if end == "FAILED" => failed.push(name.to_owned()),
+                    None => {}
+                }
+            }
+        }
+        let wrong = match status {
+            Err(why) => Some(why),
+            // A test that a name no longer finds has not passed.
+            Ok(status) if status.success() && job.only.is_some() && counts.iter().sum::<u64>() != 1 => {
+                Some("it ran no test".to_owned())
+            }
+            Ok(status) if !status.success() && counts[1] == 0 => Some(status.to_string()),
+            Ok(_) => None,
+        };
+        Self { job, seconds, counts, ignored, failed, wrong, log }
+    }
+
+    fn is_good(&self) -> bool {
+        self.wrong.is_none() && self.counts[1] == 0
+    }
+}
+
+/// `12` of `…; 12 passed; …`.
+fn number_before(line: &str, word: &str) -> u64 {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let at = words.iter().position(|w| w.trim_end_matches(';') == word);
+    at.and_then(|i| words.get(i.checked_sub(1)?)).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+/// A line for every job that has ended.
+#[derive(Debug)]
+pub(super) struct Progress {
+    start: Instant,
+    jobs: usize,
+    done: AtomicUsize,
+}
+
+impl Progress {
+    pub(super) fn new(jobs: usize) -> Self {
+        Self { start: Instant::now(), jobs, done: AtomicUsize::new(0) }
+    }
+
+    pub(super) fn ended(&self, outcome: &Outcome) {
+        let (done, elapsed) = (self.done.fetch_add(1, Ordering::Relaxed) + 1, self.start.elapsed().as_secs());
+        let (minutes, seconds) = (elapsed / 60, elapsed % 60);
+        let word = if outcome.is_good() { "ok" } else { "FAILED" };
+        let (jobs, width) = (self.jobs, self.jobs.to_string().len());
+        let (took, name) = (outcome.seconds, outcome.job.name());
+        println!("[{done:width$}/{jobs} {minutes:2}:{seconds:02}] {word:6} {took:6.1}s  {name}");
+    }
+}
+
+/// All that is said at the end, and whether all is well.
+pub(super) fn closing(outcomes: &[Outcome], skipped: &str) -> (String, bool) {
+    let mut text = String::new();
+    let failures: Vec<&Outcome> = outcomes.iter().filter(|o| !o.is_good()).collect();
+    for outcome in &failures {
+        failure(&mut text, outcome);
+    }
+    slowest(&mut text, outcomes);
+    missed(&mut text, skipped);
+    for outcome in outcomes {
+        for (test, why) in &outcome.ignored {
+            let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
+            let _ = writeln!(text, "ignored: {}{why}", outcome.job.again(test, true));
+        }
+    }
+    let [passed, mut failed, ignored] = [0, 1, 2].map(|i| outcomes.iter().map(|o| o.counts[i]).sum::<u64>());
+    failed += failures.iter().filter(|o| o.wrong.is_some()).count() as u64;
+    let word = if failures.is_empty() { "ok" } else { "FAILED" };
+    let skipped = tests(skipped).len();
+    let _ = write!(
+        text,
+        "\ntest result: {word}. {passed} passed, {skipped} of them skipped in whole or in part; {failed} failed; {ignored} ignored"
+    );
+    (text, failures.is_empty())
+}
+
+/// What a job that failed said, and how to see it again.
+fn failure(text: &mut String, outcome: &Outcome) {
+    let said = std::fs::read_to_string(&outcome.log).unwrap_or_default();
+    let lines: Vec<&str> = said.lines().collect();
+    let shown = lines.len().saturating_sub(LINES);
+    let _ = writeln!(text, "\n--- {}", outcome.job.name());
+    if shown > 0 {
+        let _ = writeln!(text, "({shown} more lines in {})", outcome.log.display());
+    }
+    for line in &lines[shown..] {
+        let _ = writeln!(text, "{line}");
+    }
+    if let Some(wrong) = &outcome.wrong {
+        let _ = writeln!(text, "error: {wrong}");
+    }
+    let only = outcome.job.only.iter();
+    let tests: BTreeSet<&String> = outcome.failed.iter().chain(only).collect();
+    for test in tests {
+        let _ = writeln!(text, "again: {}", outcome.job.again(test, false));
+    }
+}
+
+/// The jobs that took longest.
+fn slowest(text: &mut String, outcomes: &[Outcome]) {
+    let mut all: Vec<&Outcome> = outcomes.iter().collect();
+    all.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    let _ = writeln!(text, "\nslowest:");
+    for outcome in all.iter().take(SLOWEST) {
+        let _ = writeln!(text, "{:7.1}s  {}", outcome.seconds, outcome.job.name());
+    }
+    let sum: f64 = all.iter().map(|o| o.seconds).sum();
+    let _ = writeln!(text, "{sum:7.1}s  all {} together\n", all.len());
+}
+
+/// Names of the tests in the lines about what was skipped.
+fn tests(skipped: &str) -> BTreeSet<String> {
+    skipped.lines().filter_map(|l| Some(l.parse::<Skip>().ok()?.test)).collect()
+}
+
+/// One line for everything that was missed: how many tests, what it is, what helps.
+fn missed(text: &mut String, skipped: &str) {
+    let mut by_need: BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> = BTreeMap::new();
+    for skip in skipped.lines().filter_map(|l| l.parse::<Skip>().ok()) {
+        let (tests, whys) = by_need.entry(skip.need).or_default();
+        tests.insert(skip.test);
+        whys.extend(Some(skip.why).filter(|w| !w.is_empty()));
+    }
+    for (name, (tests, whys)) in by_need {
+        let (what, help) =
+            Need::find(&name).map_or((name, String::new()), |n| (n.what.into(), n.help.to_string()));
+        let all: Vec<String> = tests.iter().cloned().collect();
+        let why: String = whys.iter().take(1).map(|w| format!("; {w}")).collect();
+        let count =
+            if all.len() == 1 { "1 test needs".to_owned() } else { format!("{} tests need", all.len()) };
+        let _ = writeln!(text, "skipped: {count} {what} ({help}{why}): {}", all.join(", "));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::programs::Program;
+    use super::*;
+
+    #[test]
+    fn a_name_that_finds_no_test_has_not_passed() {
+        let of = |only: Option<&str>, said: &str| {
+            let job = Job { program: Program::default(), only: only.map(str::to_owned), alone: false };
+            Outcome::new(job, 1.0, Ok(ExitStatus::default()), said, PathBuf::new())
+        };
+        let line =
+            |passed: u8| format!("test result: ok. {passed} passed; 0 failed; 0 ignored; 9 filtered out");
+        assert!(of(Some("a"), &line(1)).is_good());
+        assert!(!of(Some("a"), &line(0)).is_good());
+        assert!(of(None, &line(0)).is_good());
+        let ignored = of(
+            Some("a"),
+            "test a ... ignored, some minutes\ntest result: ok. 0 passed; 0 failed; 1 ignored;",
+        );
+        assert!(ignored.is_good());
+        assert_eq!(ignored.ignored, [("a".to_owned(), "some minutes".to_owned())]);
+    }
+
+    #[test]
+    fn closing_lines_are_read() {
+        let line =
+            "test result: ok. 12 passed; 0 failed; 3 ignored; 0 measured; 0 filtered out; finished in 0.05s";
+        assert_eq!(["passed", "failed", "ignored", "none"].map(|w| number_before(line, w)), [12, 0, 3, 0]);
+    }
+
+    #[test]
+    fn what_is_missed_is_one_line_for_each_need() {
+        let mut text = String::new();
+        missed(
+            &mut text,
+            "strace\treplace a\t\nstrace\treplace a\t\ngroups\tbudget x\tdenied\nstrace\treplace b\t\n",
+        );
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[0].starts_with("skipped: 1 test needs control groups"), "{text}");
+        assert!(lines[0].ends_with("; denied): budget x"), "{text}");
+        assert!(lines[1].ends_with("(apt-get install strace): replace a, replace b"), "{text}");
+    }
+}

@@ -1,0 +1,67 @@
+//! What the runner knows of single tests.
+
+/// Tests that measure time, or use every core by themselves: program, test (empty: all of its tests), why. They run one by one,
+/// behind the others.
+pub(super) const ALONE: &[(&str, &str, &str)] = &[
+    ("measure", "", "it measures"),
+    ("tune", "", "it measures"),
+    (
+        "replace",
+        "two_hundred_random_moments",
+        "the moments are drawn from the time that one replacement takes",
+    ),
+    ("replace", "real_builds_are_killed", "the moments are drawn from the time that one build takes"),
+    (
+        "torment",
+        "whatever_is_done_to_files_ends_in_an_error_or_in_order",
+        "it has as many threads as there are cores",
+    ),
+    ("moec-runtime/owned", "", "reads that stall have deadlines of seconds, and free memory is looked at"),
+];
+
+/// Programs beside those from end to end whose tests are started one by one, and why.
+pub(super) const APART: &[(&str, &str)] = &[
+    ("moec-codegen/kernels", "every kernel is compiled for several machines, and emulated"),
+    ("moec-cpu/amx", "tiles are emulated instruction by instruction"),
+];
+
+/// Programs with the longest tests, the longest first: so a run begins where no earlier one has left times.
+pub(super) const LONG: &[&str] = &[
+    "reproducible",
+    "documents",
+    "decode",
+    "mix",
+    "fuse",
+    "golden",
+    "evaluator",
+    "coreml",
+    "placement",
+    "aarch64",
+    "approximations",
+    "calibrate",
+    "routing",
+    "untrusted",
+    "passes",
+    "linking",
+];
+
+/// What `--fast` runs: program, parts of tests' names (none: all of its tests), what it stands for. Each stage of a build has one.
+pub(super) const FAST: &[(&str, &[&str], &str)] = &[
+    ("moec-ir", &[], "graph and plan: types, verifier"),
+    ("moec-ir/it", &[], "their text forms, the evaluator"),
+    ("moec-device", &[], "device files"),
+    ("moec-device/devices", &[], "device files"),
+    ("moec-codegen", &[], "code and packed weights"),
+    ("moec-cpu", &[], "selection of kernels"),
+    ("moec-runtime", &[], "what ships"),
+    ("moec-runtime/text", &[], "tokenizers"),
+    ("moec-runtime/cli", &[], "the verbs"),
+    ("moec-coreml", &[], "programs of static graphs"),
+    ("moec-testing", &[], "needs"),
+    ("moec", &[], "passes, import, pipeline"),
+    ("cli", &[], "the command line"),
+    ("import", &[], "every family's import"),
+    ("xtask", &[], "this runner"),
+    ("passes", &[], "snapshots of every pass"),
+    ("golden", &["the_demo_model_in_its_own_format"], "a model built, and run against its reference"),
+];
