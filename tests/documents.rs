@@ -106,13 +106,18 @@ const BEFORE: [&str; 4] = [
     "moec sign --new-key demo.key",
 ];
 
+/// Whether a file is a page.
+fn is_page(name: &Path) -> bool {
+    name.extension().is_some_and(|e| e == "md")
+}
+
 /// The README, and the pages of `docs/` in the order in which it links to them: what one builds, a later one uses.
 fn in_reading_order() -> Vec<PathBuf> {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
     let docs =
         fs::read_dir(root().join("docs")).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
     let mut docs: Vec<_> = docs
-        .filter(|name| name.ends_with(".md"))
+        .filter(|name| is_page(name.as_ref()))
         .map(|name| {
             let link = readme.rfind(&format!("](docs/{name})"));
             (link.unwrap_or_else(|| panic!("the README has no link to `docs/{name}`")), name)
@@ -384,7 +389,7 @@ fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
             if !name.starts_with('.') && !["target", "corpus", "artifacts"].contains(&name.as_str()) {
                 markdown(&path, found);
             }
-        } else if name.ends_with(".md") {
+        } else if is_page(name.as_ref()) {
             found.push(path);
         }
     }

@@ -25,7 +25,7 @@ fn build(folder: &Path, cache: &Path, more: &[&str]) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn bundles_are_equal_byte_for_byte() {
     let caches = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    equal(&[], caches.each_ref().map(|c| c.path()));
+    equal(&[], caches.each_ref().map(tempfile::TempDir::path));
 }
 
 /// The caches stay: in each of them the runtime is compiled once for every version of its source, which takes minutes.

@@ -221,5 +221,5 @@ impl Case {
 /// What writes packages, where it is installed; asked once, since it is said where it is not.
 pub(crate) fn coreml_once() -> Option<&'static [(&'static str, PathBuf); 2]> {
     static FOUND: std::sync::OnceLock<Option<[(&'static str, PathBuf); 2]>> = std::sync::OnceLock::new();
-    FOUND.get_or_init(|| coreml()).as_ref()
+    FOUND.get_or_init(coreml).as_ref()
 }

@@ -343,7 +343,6 @@ fn tree(words: &[String], at: &mut usize, above: &Module, found: &mut Vec<Module
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
 

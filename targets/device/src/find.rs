@@ -101,7 +101,7 @@ impl Device {
             }
         }
         for u in &self.units {
-            self.check_unit(u)?;
+            check_unit(u)?;
         }
         let mut levels = BTreeSet::new();
         for c in &self.caches {
@@ -122,42 +122,6 @@ impl Device {
             if source.trim().is_empty() {
                 return bad(key, "a figure needs a `source`");
             }
-        }
-        Ok(())
-    }
-
-    /// Tables of a unit, and what a family needs of it.
-    fn check_unit(&self, u: &Unit) -> Result<(), (String, String)> {
-        let bad = |key: &str, message: String| Err((key.to_owned(), message));
-        if !u.matmul.is_sorted_by(|a, b| a.rows < b.rows) || u.matmul.iter().any(|m| m.rows == 0) {
-            return bad("unit.matmul", "rows ascend, from 1".into());
-        }
-        if u.matmul.iter().any(|m| m.weights == 0 || m.ms <= 0.0) {
-            return bad("unit.matmul", "matrices have weights, and take time".into());
-        }
-        let mut ops = BTreeSet::new();
-        if let Some(op) = u.legality.iter().flat_map(|row| &row.ops).find(|op| !ops.insert(op.as_str())) {
-            return bad("unit.legality", format!("`{op}` stands in two rows"));
-        }
-        let mut forms = u.legality.iter().filter_map(|row| row.form.as_deref());
-        if let Some(form) = forms.find(|form| !u.runs(form)) {
-            return bad("unit.legality.form", format!("`{form}` is no operator that the unit runs as it is"));
-        }
-        if let Some((key, message)) = u.graph.fault() {
-            return bad(key, message);
-        }
-        // What is not whole would make capacities and limits that no graph has.
-        let whole = [("max_graph_bytes", &u.max_graph_bytes), ("capacity_alignment", &u.capacity_alignment)];
-        for (key, figure) in whole {
-            if figure.as_ref().is_some_and(|f| f.value < 1.0 || f.value.fract() != 0.0) {
-                return bad(&format!("unit.{key}"), "expected a whole number of at least 1".into());
-            }
-        }
-        if u.capacity_alignment.as_ref().is_some_and(|f| f.value > MOST_ALIGNMENT) {
-            return bad(
-                "unit.capacity_alignment",
-                format!("expected at most {MOST_ALIGNMENT}, the largest chunk"),
-            );
         }
         Ok(())
     }
@@ -195,4 +159,40 @@ impl Device {
         }
         out
     }
+}
+
+/// The first value of a unit that makes no sense: its key, and why.
+fn check_unit(u: &Unit) -> Result<(), (String, String)> {
+    let bad = |key: &str, message: String| Err((key.to_owned(), message));
+    if !u.matmul.is_sorted_by(|a, b| a.rows < b.rows) || u.matmul.iter().any(|m| m.rows == 0) {
+        return bad("unit.matmul", "rows ascend, from 1".into());
+    }
+    if u.matmul.iter().any(|m| m.weights == 0 || m.ms <= 0.0) {
+        return bad("unit.matmul", "matrices have weights, and take time".into());
+    }
+    let mut ops = BTreeSet::new();
+    if let Some(op) = u.legality.iter().flat_map(|row| &row.ops).find(|op| !ops.insert(op.as_str())) {
+        return bad("unit.legality", format!("`{op}` stands in two rows"));
+    }
+    let mut forms = u.legality.iter().filter_map(|row| row.form.as_deref());
+    if let Some(form) = forms.find(|form| !u.runs(form)) {
+        return bad("unit.legality.form", format!("`{form}` is no operator that the unit runs as it is"));
+    }
+    if let Some((key, message)) = u.graph.fault() {
+        return bad(key, message);
+    }
+    // What is not whole would make capacities and limits that no graph has.
+    let whole = [("max_graph_bytes", &u.max_graph_bytes), ("capacity_alignment", &u.capacity_alignment)];
+    for (key, figure) in whole {
+        if figure.as_ref().is_some_and(|f| f.value < 1.0 || f.value.fract() != 0.0) {
+            return bad(&format!("unit.{key}"), "expected a whole number of at least 1".into());
+        }
+    }
+    if u.capacity_alignment.as_ref().is_some_and(|f| f.value > MOST_ALIGNMENT) {
+        return bad(
+            "unit.capacity_alignment",
+            format!("expected at most {MOST_ALIGNMENT}, the largest chunk"),
+        );
+    }
+    Ok(())
 }

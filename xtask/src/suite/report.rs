@@ -178,7 +178,7 @@ fn missed(text: &mut String, skipped: &str) {
         let (what, help) =
             Need::find(&name).map_or((name, String::new()), |n| (n.what.into(), n.help.to_string()));
         let all: Vec<String> = tests.iter().cloned().collect();
-        let why: String = whys.iter().take(1).map(|w| format!("; {w}")).collect();
+        let why = whys.first().map_or_else(String::new, |w| format!("; {w}"));
         let count =
             if all.len() == 1 { "1 test needs".to_owned() } else { format!("{} tests need", all.len()) };
         let _ = writeln!(text, "skipped: {count} {what} ({help}{why}): {}", all.join(", "));

@@ -51,8 +51,8 @@ pub(super) fn all(jobs: Vec<Job>, workers: usize) -> Result<Vec<Outcome>, Failed
     let mut outcomes = side_by_side(beside, workers, &progress);
     outcomes.extend(side_by_side(alone, 1, &progress));
     known.extend(outcomes.iter().map(|o| (o.job.name(), o.seconds)));
-    fs::write(times(), known.iter().map(|(name, s)| format!("{s:.2} {name}\n")).collect::<String>())
-        .map_err(failed)?;
+    let lines: Vec<String> = known.iter().map(|(name, s)| format!("{s:.2} {name}\n")).collect();
+    fs::write(times(), lines.concat()).map_err(failed)?;
     Ok(outcomes)
 }
 
