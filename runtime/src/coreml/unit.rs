@@ -131,7 +131,7 @@ impl Graphs for CoreMl {
                     graph.states = Some(index);
                 }
                 loaded.graphs.push(graph);
-                Ok(())
+                Ok::<_, Error>(())
             })?;
         }
         self.loaded = Mutex::new(loaded);
