@@ -26,7 +26,7 @@ impl Addr {
     }
 
     /// The address as that of a `T`. The caller knows it to be aligned: regions and segments are to 64
-    /// bytes, and [`crate::validate`] checks what lies between.
+    /// bytes, and the verifier of plans checks what lies between.
     #[allow(clippy::cast_ptr_alignment, reason = "see above")]
     pub const fn of<T>(self) -> *mut T {
         self.0.cast()
