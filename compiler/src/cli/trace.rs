@@ -14,6 +14,7 @@ const SHOWN: usize = 4;
 
 /// What is asked of a profile.
 #[derive(Clone, Debug, clap::Args)]
+#[group(skip)]
 pub(super) struct Args {
     /// Write a profile as a page with heat maps, for a browser
     #[arg(long, value_name = "FILE.HTML", conflicts_with = "against")]
