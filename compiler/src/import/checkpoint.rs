@@ -40,7 +40,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`containers::open`].
     pub fn open(path: &Path, options: &ImportOptions) -> Result<Self> {
-        Ok(Self::of(containers::open(path)?, options))
+        Ok(Self::of(containers::open(path, |_| Ok(()))?, options))
     }
 
     /// The checkpoint in an open container.

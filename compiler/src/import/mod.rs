@@ -31,7 +31,8 @@ use std::path::Path;
 /// # Errors
 /// Files that are missing or wrong, and those of [`read`].
 pub fn open(path: &Path, options: &ImportOptions) -> Result<(Checkpoint, ModelSpec)> {
-    let checkpoint = Checkpoint::open(path, options)?;
+    let container = containers::open(path, |config| families::of(config).map(|_| ()))?;
+    let checkpoint = Checkpoint::of(container, options);
     let spec = read(&checkpoint)?;
     Ok((checkpoint, spec))
 }

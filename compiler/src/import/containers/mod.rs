@@ -19,8 +19,10 @@ pub struct Kind {
     pub looks: &'static str,
     /// Whether this is one, from names alone; whoever is first in the table takes it.
     pub is: fn(&Path) -> bool,
-    /// Opens it.
-    pub open: fn(&Path) -> Result<Box<dyn Container>>,
+    /// Reads its configuration; no weight is looked at.
+    pub config: fn(&Path) -> Result<Config>,
+    /// Opens what has this configuration.
+    pub open: fn(&Path, Config) -> Result<Box<dyn Container>>,
 }
 
 /// Every container that is read.
@@ -31,16 +33,18 @@ pub fn find(path: &Path) -> Option<&'static Kind> {
     CONTAINERS.into_iter().find(|kind| (kind.is)(path))
 }
 
-/// Opens what lies at a path.
+/// Opens what lies at a path, if `fits` takes its configuration, which is asked before the weights are looked at.
 ///
 /// # Errors
-/// None of [`CONTAINERS`] is there, or it is damaged.
-pub fn open(path: &Path) -> Result<Box<dyn Container>> {
+/// None of [`CONTAINERS`] is there, or it is damaged; those of `fits`.
+pub fn open(path: &Path, fits: impl FnOnce(&Config) -> Result<()>) -> Result<Box<dyn Container>> {
     let kind = find(path).ok_or_else(|| {
         Error::input(format!("`{}` is not a checkpoint", path.display()))
             .hint(format!("give {}", CONTAINERS.map(|kind| kind.looks).join(", or ")))
     })?;
-    (kind.open)(path)
+    let config = (kind.config)(path)?;
+    fits(&config)?;
+    (kind.open)(path, config)
 }
 
 /// An open checkpoint, as its container has it. Whoever implements this has checked what the files say: nothing is read
@@ -143,7 +147,7 @@ mod tests {
             assert_eq!(find(folder.path()).map(|kind| kind.name), kind, "{name}");
             assert!(find(&file).is_none());
         }
-        let said = open(Path::new("nowhere")).unwrap_err();
+        let said = open(Path::new("nowhere"), |_| Ok(())).unwrap_err();
         let hint = said.hint.unwrap();
         assert!(CONTAINERS.iter().all(|kind| hint.contains(kind.looks)), "{hint}");
     }

@@ -20,7 +20,13 @@ pub(super) const KIND: Kind = Kind {
     is: |path| {
         [CONFIG, shards::SINGLE, shards::INDEX].iter().any(|name| path.join(name).symlink_metadata().is_ok())
     },
-    open: |path| Ok(Box::new(Safetensors::open(path)?)),
+    config: |dir| {
+        config(dir, CONFIG)?.ok_or_else(|| {
+            Error::input(format!("`{}` has no `{CONFIG}`", dir.display()))
+                .hint("give the folder of a Hugging Face checkpoint")
+        })
+    },
+    open: |dir, config| Ok(Box::new(Safetensors::open(dir, config)?)),
 };
 
 const CONFIG: &str = "config.json";
@@ -37,17 +43,12 @@ struct Safetensors {
 }
 
 impl Safetensors {
-    /// Opens a folder: `config.json`, and `model.safetensors` or the shards that `model.safetensors.index.json` names. Of the
-    /// weights only headers are read.
+    /// Opens a folder: `model.safetensors`, or the shards that `model.safetensors.index.json` names. Reads headers only.
     ///
     /// # Errors
     /// Files that are missing, cut short, outside of the folder or not valid; tensors that are there twice, or not where the
     /// index says.
-    fn open(dir: &Path) -> Result<Self> {
-        let config = config(dir, CONFIG)?.ok_or_else(|| {
-            Error::input(format!("`{}` has no `{CONFIG}`", dir.display()))
-                .hint("give the folder of a Hugging Face checkpoint")
-        })?;
+    fn open(dir: &Path, config: Config) -> Result<Self> {
         let shards = shards::find(dir)?;
         let mut open = Self {
             dir: dir.to_owned(),
