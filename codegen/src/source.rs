@@ -27,8 +27,8 @@ fn main() -> std::process::ExitCode {
 }
 ";
 
-/// The files of the runner crate that depend on the plan, which is one that [`moec_ir::verify::plan`] accepts. In the folder of
-/// the crate stand `plan.bin` and `artifacts/kernels.o`.
+/// The files of the runner crate that depend on the plan, which is one that [`moec_ir::verify::plan`] accepts. The folder
+/// above the crate holds `plan.bin` and `artifacts/kernels.o`.
 pub fn runner(plan: &Plan) -> Vec<SourceFile> {
     let main = format!("//! The binary of one bundle. {GENERATED}\n{MAIN}");
     [("src/main.rs", main), ("src/kernels.rs", kernels(plan)), ("src/plan.rs", schedule(plan))]
