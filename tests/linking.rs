@@ -274,7 +274,7 @@ fn a_cache_that_cannot_be_written_is_found_before_anything_is_computed() {
     let (code, said) =
         fails(static_graphs.env_remove("MOEC_CACHE").env_remove("HOME").env_remove("XDG_CACHE_HOME"));
     assert!(
-        code == 1 && said.contains("what writes Core ML packages is installed in the cache folder"),
+        code == 1 && said.contains("what writes artifacts for its units is installed in the cache folder"),
         "{said}"
     );
     assert!(said.contains("hint: set `MOEC_CACHE` to one") && !said.contains("Importing"), "{said}");

@@ -124,7 +124,7 @@ fn what_cannot_be_simulated_is_said() {
         (&["--trace", "cut.trace"], 1, "cannot be used as a profile"),
         (&["--trace", "none.trace"], 1, "there is no profile"),
         (&["--target", "native"], 1, "has no neural processing unit"),
-        (&["--target", "m2-ultar"], 1, "did you mean `m2-ultra`"),
+        (&["--target", "m2-ultar"], 2, "did you mean `m2-ultra`"),
         (&["--prompt", "300"], 2, "do not fit into a context of 256"),
     ] {
         let (code, said) = fails(&mut case.simulate(more));

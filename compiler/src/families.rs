@@ -90,7 +90,8 @@ mod tests {
             message.contains("the row of `linear`: an NPU of the family `coreml` has `form"),
             "{message}"
         );
-        let message = refused("max_graph_bytes = {", "busy_w = {");
+        let limit = text.lines().find(|l| l.starts_with("max_graph_bytes")).expect("a limit");
+        let message = refused(limit, "");
         assert!(message.contains("needs `legality`, `matmul` and `max_graph_bytes`"), "{message}");
         let message = refused("family = \"coreml\"", "family = \"cobol\"");
         assert!(message.contains("is of the family `cobol`"), "{message}");
