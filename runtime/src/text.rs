@@ -30,7 +30,7 @@ impl Text {
     ///
     /// # Errors
     /// As [`Text::open`].
-    pub fn open_file(path: PathBuf, bos: Option<u32>) -> Result<Self> {
+    fn open_file(path: PathBuf, bos: Option<u32>) -> Result<Self> {
         match regular::read(&path, regular::TOKENIZER) {
             Ok(bytes) => Self::parse(&bytes, bos).map_err(|reason| Error::BadTokenizer { path, reason }),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::NoTokenizer(path)),
