@@ -200,7 +200,9 @@ impl Case {
         let inside = |path: &Path| path.strip_prefix(place.folder.path()).unwrap().to_owned();
         let made = self.verb.makes.filter(|_| well).map(|name| inside(&place.work.join(name)));
         let cut = place.later.iter().map(|cut| inside(&cut.path));
-        let may: Vec<PathBuf> = made.into_iter().chain(cut).collect();
+        // Notes of what was packed stay, for the next build of the same weights.
+        let notes = PathBuf::from("cache/packed");
+        let may: Vec<PathBuf> = made.into_iter().chain(cut).chain([notes]).collect();
         let changes = judge::changes(&before, &listing(place.folder.path()), &may);
         if !changes.is_empty() {
             return Err(format!(
