@@ -18,6 +18,7 @@ pub mod eval;
 pub mod expr;
 pub mod graph;
 pub mod infer;
+pub mod memory;
 pub mod op;
 pub mod paging;
 pub mod placement;

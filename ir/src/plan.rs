@@ -6,6 +6,7 @@
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
 use crate::graph::EntryKind;
+pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
@@ -14,7 +15,7 @@ use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 8;
+pub const PLAN_VERSION: u32 = 9;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -28,8 +29,12 @@ pub struct Plan {
     pub model: ModelInfo,
     /// The target.
     pub target: TargetInfo,
-    /// Bytes of the arena that all entry points share.
-    pub arena_bytes: u64,
+    /// Units that steps run on. The first is the processor.
+    pub units: Vec<UnitRef>,
+    /// Memories of the units. The first is the processor's.
+    pub memories: Vec<Memory>,
+    /// Between which of them values are copied.
+    pub links: Vec<MemoryLink>,
     /// Bytes of kernel scratch per thread.
     pub scratch_bytes: u64,
     /// Files of the bundle that the plan reads.
@@ -38,6 +43,8 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// KV cache.
     pub states: Vec<StateBuf>,
+    /// Experts that live on several units, at most one row per layer.
+    pub homes: Vec<ExpertHomes>,
     /// Kernels of the object code.
     pub kernels: Vec<KernelRef>,
     /// Static graphs of artifacts.
@@ -108,8 +115,6 @@ pub struct TargetInfo {
     pub cpu: String,
     /// Features that the processor must have, in `/proc/cpuinfo`-independent LLVM spelling (`avx512f`).
     pub features: Vec<String>,
-    /// Units that steps run on; `cpu` is unit 0.
-    pub units: Vec<String>,
 }
 
 /// A file of the bundle.
@@ -246,7 +251,7 @@ pub enum Builtin {
         /// LongRoPE: tokens after which the long frequencies hold, and the bits of their factor.
         long: Option<(u32, u32)>,
     },
-    /// `[ids, out]`: groups slots by expert. See [`crate::op::DispatchLayout`].
+    /// `[ids, out, (a table per unit)]`: groups slots by expert. See [`crate::op::DispatchLayout`].
     Dispatch {
         /// Rows that the table is laid out for.
         rows: u32,
@@ -256,6 +261,16 @@ pub enum Builtin {
         experts: u32,
         /// Whether an id may be −1, which is served elsewhere.
         partial: bool,
+        /// Where experts live on several units.
+        homes: Option<Homes>,
+    },
+    /// `[from, to]`, or of slots `[table, from, to]`: elements of four bytes cross a link, from the memory of `from` to that
+    /// of `to`. The table lies in memory 0.
+    Copy {
+        /// Elements of a row, or in all.
+        words: u32,
+        /// Which rows.
+        span: Span,
     },
     /// `[ids, added, stay, rest]`: which choices find room. See [`crate::Op::Admit`].
     Admit {
@@ -297,12 +312,44 @@ pub enum Builtin {
     },
 }
 
+/// Experts of a `dispatch` that live on several units.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct Homes {
+    /// Index into [`Plan::homes`].
+    pub index: u32,
+    /// Number of its units, each of which gets a table.
+    pub units: u32,
+}
+
+/// Rows that a copy moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum Span {
+    /// The rows of the step, as many as are valid.
+    Rows,
+    /// Everything, as one row.
+    Whole,
+    /// The slots of the experts of a dispatch table that is laid out so.
+    Slots {
+        /// Rows.
+        rows: u32,
+        /// Experts per token.
+        k: u32,
+        /// Experts.
+        experts: u32,
+    },
+}
+
 impl Builtin {
     /// How many of its arguments, the last ones, it writes.
     pub const fn results(self) -> usize {
         match self {
             Self::Fetch { .. } => 0,
-            Self::RopeAngles { .. } | Self::Dispatch { .. } | Self::Experts { .. } | Self::Part { .. } => 1,
+            Self::Dispatch { homes: Some(homes), .. } => 1 + homes.units as usize,
+            Self::RopeAngles { .. }
+            | Self::Dispatch { homes: None, .. }
+            | Self::Copy { .. }
+            | Self::Experts { .. }
+            | Self::Part { .. } => 1,
             Self::Admit { .. } => 2,
         }
     }
@@ -467,7 +514,7 @@ pub enum Grid {
 /// One launch.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Step {
-    /// Index into [`TargetInfo::units`].
+    /// Index into [`Plan::units`].
     pub unit: u32,
     /// What runs.
     pub code: Code,
@@ -477,20 +524,24 @@ pub struct Step {
     pub rows: RowSpace,
     /// Work items.
     pub grid: Grid,
-    /// Whether every earlier step must have ended on all threads before this one starts.
+    /// Whether every earlier step of its unit must have ended on all of the unit's threads before this one starts. Units
+    /// beside the processor execute their steps one after the other, and need none.
     pub barrier: bool,
-    /// Steps of this entry whose results it reads or whose buffers it overwrites, ascending.
+    /// Steps of this entry whose results it reads or whose buffers it overwrites, ascending. For those of other units it
+    /// waits.
     pub deps: Vec<u32>,
     /// Node of the entry's Graph that this step, perhaps with others, computes.
     pub node: u32,
 }
 
-/// A place in the arena. Rows are `stride` elements apart.
+/// A place in the arena of a memory. Rows are `stride` elements apart.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Buffer {
     /// Value of the Graph (`%12`) that it holds first.
     pub name: String,
-    /// Offset in the arena, a multiple of [`ALIGN`].
+    /// Index into [`Plan::memories`].
+    pub memory: u32,
+    /// Offset in the memory's arena, a multiple of [`ALIGN`].
     pub offset: u64,
     /// Size.
     pub bytes: u64,

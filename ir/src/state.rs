@@ -34,6 +34,8 @@ pub enum CacheOrder {
 pub struct StateBuf {
     /// Name.
     pub name: String,
+    /// Index into [`crate::plan::Plan::memories`].
+    pub memory: u32,
     /// Extents.
     pub shape: [u32; 4],
     /// Number format: f32, bf16 or q8.

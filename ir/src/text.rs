@@ -19,6 +19,7 @@ mod print_graph;
 mod print_placement;
 mod print_plan;
 mod statics;
+mod units;
 
 use crate::graph::Module;
 use crate::placement::Placement;

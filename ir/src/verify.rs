@@ -22,27 +22,35 @@
 //!
 //! 1. The version is this crate's; vocabulary, hidden size, layers, context and slots are not zero; the
 //!    token put in front is in the vocabulary.
-//! 2. There is at least one unit, and every unit index is in range.
+//! 2. There is at least one unit and one memory; the first unit, the processor, has the first memory. Names of units and of
+//!    memories are unique, and every index of a unit or a memory is in range. Links join two memories.
 //! 3. File paths are relative, name no parent, current or empty folder, and are unique.
 //! 4. A segment has one to three nonzero axes, is aligned to [`ALIGN`](crate::plan::ALIGN), lies inside its
 //!    file and has exactly the size that shape, format and layout need; its matrices do not overlap.
 //! 5. State names are unique, and every state has room for the model's slots and context.
 //! 6. Kernel symbols are C identifiers and unique.
 //! 7. Entries are ordered: prefill first, then decode, each by strictly ascending rows.
-//! 8. Buffers are aligned, inside the arena, and as large as rows, stride and element type need. The first
-//!    four hold the inputs; the logits buffer is `f32` with room for `[R, vocab]`.
+//! 8. Buffers are aligned, inside the arena of their memory, and as large as rows, stride and element type need. The first
+//!    four hold the inputs; the logits buffer is `f32` with room for `[R, vocab]`. All these lie in memory 0.
 //! 9. Places lie inside the columns of their buffer.
 //! 10. Steps refer to units, kernels, buffers, segments and states that exist; offsets into buffers are
 //!     whole elements inside of them; the dispatch table of a grid is an `i32` buffer argument; built-in
 //!     functions have the arguments, of the sizes, that they need, and write to buffers that hold no operand of
 //!     theirs; a part's graphs take the rows of its step.
-//! 11. Dependencies are ascending and point backwards, and a barrier stands between a step and each of its
-//!     dependencies.
-//! 12. Buffers that are live at once do not overlap. A buffer is live from the first to the last step that
-//!     takes it, widened to the whole stretch between two barriers, since steps in one stretch run at the
-//!     same time. Inputs are live from the start, logits to the end.
+//! 11. Dependencies are ascending and point backwards, and a barrier stands between a step of the processor and each of its
+//!     dependencies there. Units beside the processor have no barriers.
+//! 12. Buffers that are live at once do not overlap. Where one unit runs all steps, a buffer is live from the first to the
+//!     last step that takes it, widened to the whole stretch between two barriers, since steps in one stretch run at the
+//!     same time. Where several do, of two buffers that share bytes every step that takes the one has ended before any that
+//!     takes the other begins, by barriers, by the order of a unit's own steps, and by dependencies. Inputs are live from the
+//!     start, logits to the end.
 //! 13. Its placement holds; one with static shapes names the units of the plan.
-//! 14. What stays on flash fits the budget with its frames; the matrices of an expert are neighbours in one file, at
+//! 14. Every argument of a step lies in the memory of its unit: buffers and states by their own index, weights because
+//!     memory 0 serves all of its units', and others hold them as residents. A copy alone reads or writes elsewhere, over a
+//!     link. Residents are in ascending order, and their matrices exist.
+//! 15. What a memory holds at once, [`Plan::peak`](crate::plan::Plan::peak), is no more than its capacity, where it has one.
+//! 16. Experts that live on several units have exactly one home each, and each unit of a `dispatch` gets a table of its own.
+//! 17. What stays on flash fits the budget with its frames; the matrices of an expert are neighbours in one file, at
 //!     multiples of a block, and every matrix has a checksum.
 //!
 //! # Placement
@@ -59,6 +67,8 @@
 //! 7. Rates lie in 0 ..= 1; loads, costs and imbalances are finite and not negative.
 
 mod graphs;
+mod memories;
+mod order;
 mod paging;
 mod placements;
 mod plans;

@@ -7,9 +7,10 @@ use super::paging;
 use super::parse_graph::{dtype, format, kind};
 use super::parse_placement::part as placement;
 use super::statics;
+use super::units;
 use crate::plan::{
-    Arg, BigLittle, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, KernelRef, Layout, ModelInfo,
-    Place, Placement, Plan, RowSpace, Segment, StateBuf, Step, TargetInfo,
+    Arg, BigLittle, Buffer, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, KernelRef, Layout,
+    ModelInfo, Place, Placement, Plan, RowSpace, Segment, Span, StateBuf, Step, TargetInfo,
 };
 
 pub(super) fn parse(text: &str) -> Parsed<Plan> {
@@ -17,19 +18,21 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
     let c = &mut cursor;
     c.keyword("plan")?;
     let version = c.int("a version")?;
-    let (arena_bytes, scratch_bytes) =
-        with_attrs(c, |c, a| Ok((a.int(c, "arena_bytes")?, a.int(c, "scratch_bytes")?)))?;
+    let scratch_bytes = with_attrs(c, |c, a| a.int(c, "scratch_bytes"))?;
     let model = model(c)?;
     let target = target(c)?;
     let mut plan = Plan {
         version,
         model,
         target,
-        arena_bytes,
+        units: Vec::new(),
+        memories: Vec::new(),
+        links: Vec::new(),
         scratch_bytes,
         files: Vec::new(),
         segments: Vec::new(),
         states: Vec::new(),
+        homes: Vec::new(),
         kernels: Vec::new(),
         graphs: Vec::new(),
         sets: Vec::new(),
@@ -39,7 +42,19 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         paging: None,
     };
     while !c.at_end() {
-        if c.eat_word("file")? {
+        if c.eat_word("unit")? {
+            index(c, plan.units.len())?;
+            plan.units.push(units::unit(c)?);
+        } else if c.eat_word("memory")? {
+            index(c, plan.memories.len())?;
+            plan.memories.push(units::memory(c)?);
+        } else if c.eat_word("link")? {
+            index(c, plan.links.len())?;
+            plan.links.push(units::link(c)?);
+        } else if c.eat_word("homes")? {
+            index(c, plan.homes.len())?;
+            plan.homes.push(units::homes(c)?);
+        } else if c.eat_word("file")? {
             index(c, plan.files.len())?;
             plan.files.push(file(c)?);
         } else if c.eat_word("segment")? {
@@ -66,7 +81,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.entries.push(entry(c)?);
         } else if !placement(c, &mut plan.placement)? {
             return c.expected(
-                "`file`, `segment`, `state`, `kernel`, `graph`, `set`, `part`, `paging`, `entry`, `placement`, `placed` or `experts`",
+                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `homes`, `kernel`, `graph`, `set`, `part`, `paging`, `entry`, `placement`, `placed` or `experts`",
             );
         }
     }
@@ -107,7 +122,6 @@ fn target(c: &mut Cursor<'_>) -> Parsed<TargetInfo> {
             triple: a.string(c, "triple")?,
             cpu: a.string(c, "cpu")?,
             features: a.list(c, "features", "a list of strings", string)?,
-            units: a.list(c, "units", "a list of strings", string)?,
         })
     })
 }
@@ -172,7 +186,8 @@ fn state(c: &mut Cursor<'_>) -> Parsed<StateBuf> {
     } else {
         return c.expected("`rows`, `keys` or `values`");
     };
-    Ok(StateBuf { name, shape, format, order })
+    let memory = if c.eat_word("memory")? { c.int("the index of a memory")? } else { 0 };
+    Ok(StateBuf { name, memory, shape, format, order })
 }
 
 fn entry(c: &mut Cursor<'_>) -> Parsed<Entry> {
@@ -210,7 +225,9 @@ fn buffer(c: &mut Cursor<'_>) -> Parsed<Buffer> {
     let dtype = dtype(c)?;
     let [rows, stride] = pair(c, "rows and stride")?;
     with_attrs(c, |c, a| {
-        Ok(Buffer { name, offset: a.int(c, "offset")?, bytes: a.int(c, "bytes")?, dtype, rows, stride })
+        let (offset, bytes) = (a.int(c, "offset")?, a.int(c, "bytes")?);
+        let memory = a.optional_int(c, "memory")?.unwrap_or(0);
+        Ok(Buffer { name, memory, offset, bytes, dtype, rows, stride })
     })
 }
 
@@ -277,7 +294,30 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
                 k: a.int(c, "k")?,
                 experts: a.int(c, "experts")?,
                 partial: a.flag(c, "partial")?,
+                homes: a.optional_variant(c, "homes", "`homes(…)`", |word, args| {
+                    if word != "homes" {
+                        return Ok(None);
+                    }
+                    Ok(Some(Homes { index: args.int(c, "of")?, units: args.int(c, "units")? }))
+                })?,
             })
+        })?
+    } else if c.eat_word("copy")? {
+        with_attrs(c, |c, a| {
+            let words = a.int(c, "words")?;
+            let span = a.variant(c, "span", "`rows`, `whole` or `slots`", |word, args| {
+                Ok(match word {
+                    "rows" => Some(Span::Rows),
+                    "whole" => Some(Span::Whole),
+                    "slots" => Some(Span::Slots {
+                        rows: args.int(c, "rows")?,
+                        k: args.int(c, "k")?,
+                        experts: args.int(c, "experts")?,
+                    }),
+                    _ => None,
+                })
+            })?;
+            Ok(Builtin::Copy { words, span })
         })?
     } else if c.eat_word("fetch")? {
         with_attrs(c, |c, a| {

@@ -4,8 +4,10 @@ use super::lex::{quote, quoted};
 use super::paging;
 use super::print_placement::write_placement;
 use super::statics;
+use super::units;
 use crate::plan::{
-    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
+    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, Layout, Place, Plan, RowSpace, Span,
+    Step,
 };
 use std::fmt::{self, Write};
 
@@ -43,6 +45,11 @@ fn order(order: CacheOrder) -> String {
     }
 }
 
+/// The memory of what does not lie in the processor's.
+fn elsewhere(memory: u32, word: &str) -> String {
+    if memory == 0 { String::new() } else { format!("{word}{memory}") }
+}
+
 fn arg(arg: Arg) -> String {
     match arg {
         Arg::Buffer(b, 0) => format!("buffer {b}"),
@@ -63,9 +70,24 @@ impl fmt::Display for Builtin {
                 }
                 f.write_str("}")
             }
-            Self::Dispatch { rows, k, experts, partial } => {
+            Self::Dispatch { rows, k, experts, partial, homes } => {
                 let partial = if partial { ", partial = true" } else { "" };
-                write!(f, "dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}}}")
+                write!(f, "dispatch {{rows = {rows}, k = {k}, experts = {experts}{partial}")?;
+                if let Some(Homes { index, units }) = homes {
+                    write!(f, ", homes = homes(of = {index}, units = {units})")?;
+                }
+                f.write_str("}")
+            }
+            Self::Copy { words, span } => {
+                write!(f, "copy {{words = {words}, span = ")?;
+                match span {
+                    Span::Rows => f.write_str("rows")?,
+                    Span::Whole => f.write_str("whole")?,
+                    Span::Slots { rows, k, experts } => {
+                        write!(f, "slots(rows = {rows}, k = {k}, experts = {experts})")?;
+                    }
+                }
+                f.write_str("}")
             }
             Self::Fetch { layer, rows, k, strides } => {
                 write!(f, "fetch {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}")
@@ -131,13 +153,14 @@ fn write_entry(f: &mut fmt::Formatter<'_>, plan: &Plan, entry: &Entry) -> fmt::R
     for (i, b) in entry.buffers.iter().enumerate() {
         writeln!(
             f,
-            "  buffer {i} {} {}[{}, {}] {{offset = {}, bytes = {}}}",
+            "  buffer {i} {} {}[{}, {}] {{offset = {}, bytes = {}{}}}",
             quote(&b.name),
             b.dtype,
             b.rows,
             b.stride,
             b.offset,
-            b.bytes
+            b.bytes,
+            elsewhere(b.memory, ", memory = ")
         )?;
     }
     for (i, place) in entry.places.iter().enumerate() {
@@ -158,11 +181,7 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let m = &self.model;
         let t = &self.target;
-        writeln!(
-            f,
-            "plan {} {{arena_bytes = {}, scratch_bytes = {}}}",
-            self.version, self.arena_bytes, self.scratch_bytes
-        )?;
+        writeln!(f, "plan {} {{scratch_bytes = {}}}", self.version, self.scratch_bytes)?;
         write!(
             f,
             "model {} {{vocab = {}, hidden = {}, layers = {}, max_context = {}, slots = {}",
@@ -187,13 +206,13 @@ impl fmt::Display for Plan {
         writeln!(f, "}}")?;
         writeln!(
             f,
-            "target {} {{triple = {}, cpu = {}, features = {}, units = {}}}\n",
+            "target {} {{triple = {}, cpu = {}, features = {}}}\n",
             quote(&t.name),
             quote(&t.triple),
             quote(&t.cpu),
-            quoted(&t.features),
-            quoted(&t.units)
+            quoted(&t.features)
         )?;
+        units::write(f, self)?;
         for (i, file) in self.files.iter().enumerate() {
             let FileRef { path, bytes, sha256 } = file;
             writeln!(f, "file {i} {} {{bytes = {bytes}, sha256 = \"{}\"}}", quote(path), hex(sha256))?;
@@ -217,8 +236,10 @@ impl fmt::Display for Plan {
             writeln!(f, "}}")?;
         }
         for (i, s) in self.states.iter().enumerate() {
-            writeln!(f, "state {i} {} {}{:?} {}", quote(&s.name), s.format, s.shape, order(s.order))?;
+            let memory = elsewhere(s.memory, " memory ");
+            writeln!(f, "state {i} {} {}{:?} {}{memory}", quote(&s.name), s.format, s.shape, order(s.order))?;
         }
+        units::write_homes(f, self)?;
         for (i, k) in self.kernels.iter().enumerate() {
             writeln!(f, "kernel {i} {}", quote(&k.symbol))?;
         }

@@ -49,7 +49,7 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
 }
 
 /// A list whose items are words with arguments: `[port(…), …]`.
-fn items<'t, T>(
+pub(super) fn items<'t, T>(
     c: &Cursor<'t>,
     a: &mut Attrs<'t>,
     key: &str,

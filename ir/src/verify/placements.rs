@@ -9,12 +9,13 @@ use std::collections::HashSet;
 pub(super) fn check_in_plan(plan: &Plan) -> Result<(), VerifyError> {
     let p = &plan.placement;
     let at = || "placement".to_owned();
-    require(p.is_dynamic() || p.units == plan.target.units, at, || {
-        format!("units {:?} are not the plan's {:?}", p.units, plan.target.units)
+    let units = plan.unit_names();
+    require((p.is_dynamic() && p.units.is_empty()) || p.units == units, at, || {
+        format!("units {:?} are not the plan's {units:?}", p.units)
     })?;
     let past = p.experts.last().is_some_and(|t| t.layer >= plan.model.layers);
     require(!past, at, || "a layer is out of range".into())?;
-    check(p, plan.target.units.len())
+    check(p, plan.units.len())
 }
 
 /// A placement whose unit indices stand for `units` units.
@@ -23,8 +24,8 @@ pub(super) fn check(p: &Placement, units: usize) -> Result<(), VerifyError> {
     let names: HashSet<&String> = p.units.iter().collect();
     let named = names.len() == p.units.len() && p.units.iter().all(|u| !u.is_empty());
     require(named, at, || "a unit without a name, or two of one name".into())?;
-    let fixed = p.units.is_empty() && p.overflow == Overflow::default();
-    require(!p.is_dynamic() || fixed, at, || "units or overflow where shapes are dynamic".into())?;
+    let fixed = p.overflow == Overflow::default();
+    require(!p.is_dynamic() || fixed, at, || "overflow where shapes are dynamic".into())?;
     for (i, op) in p.ops.iter().enumerate() {
         let at = || format!("placement.ops[{i}]");
         require((op.unit as usize) < units, at, || format!("unit {} is out of range", op.unit))?;

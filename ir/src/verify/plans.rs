@@ -1,13 +1,14 @@
 //! Checks of plans; [`super`] lists the invariants.
 
-use super::{VerifyError, placements, require};
+use super::{VerifyError, memories, order, placements, require};
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
-    ALIGN, Arg, Buffer, Builtin, Code, Entry, Grid, Layout, PLAN_VERSION, Plan, RowSpace, Segment, Step,
+    ALIGN, Arg, Buffer, Builtin, Code, Entry, Grid, Homes, Layout, PLAN_VERSION, Plan, RowSpace, Segment,
+    Span, Step,
 };
 use crate::types::{DType, Format};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let at = || "plan".to_owned();
@@ -15,33 +16,35 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         format!("version {}, this is version {PLAN_VERSION}", plan.version)
     })?;
     check_model(plan)?;
-    require(
-        isize::try_from(plan.arena_bytes).is_ok() && isize::try_from(plan.scratch_bytes).is_ok(),
-        at,
-        || "arena or scratch exceeds the address space".into(),
-    )?;
+    let arenas = plan.memories.iter().map(|m| m.arena_bytes);
+    let addresses = arenas.chain([plan.scratch_bytes]).all(|bytes| isize::try_from(bytes).is_ok());
+    require(addresses, at, || "arena or scratch exceeds the address space".into())?;
+    memories::check_units(plan)?;
     check_files(plan)?;
     check_segments(plan)?;
     check_states(plan)?;
+    memories::check_residents(plan)?;
+    memories::check_homes(plan)?;
     check_kernels(plan)?;
     super::statics::check(plan)?;
     super::paging::check(plan)?;
     for (i, entry) in plan.entries.iter().enumerate() {
         let here = format!("entries[{i}]");
-        let previous = i.checked_sub(1).map(|p| order(plan.entries[p].kind));
+        let previous = i.checked_sub(1).map(|p| rank(plan.entries[p].kind));
         require(
-            previous < Some(order(entry.kind)),
+            previous < Some(rank(entry.kind)),
             || here.clone(),
             || format!("{} is out of order", entry.kind),
         )?;
         check_entry(plan, entry, &here)?;
     }
     check_big_little(plan)?;
+    memories::check_peaks(plan)?;
     placements::check_in_plan(plan)
 }
 
 /// Prefill before decode before little, each by rows.
-fn order(kind: EntryKind) -> (u32, u32) {
+fn rank(kind: EntryKind) -> (u32, u32) {
     match kind {
         EntryKind::Prefill(n) => (0, n),
         EntryKind::Decode(n) => (1, n),
@@ -75,8 +78,7 @@ fn check_model(plan: &Plan) -> Result<(), VerifyError> {
     require(!sizes.contains(&0), at, || "a size is zero".into())?;
     // Positions and ids are i32.
     require(sizes.iter().all(|&n| i32::try_from(n).is_ok()), at, || "a size exceeds i32".into())?;
-    require(m.bos.is_none_or(|id| id < m.vocab), at, || "bos is not in the vocabulary".into())?;
-    require(!plan.target.units.is_empty(), || "target".into(), || "no units".into())
+    require(m.bos.is_none_or(|id| id < m.vocab), at, || "bos is not in the vocabulary".into())
 }
 
 fn check_files(plan: &Plan) -> Result<(), VerifyError> {
@@ -117,6 +119,7 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
     for (i, s) in plan.states.iter().enumerate() {
         let at = || format!("states[{i}] ({})", s.name);
         require(!s.name.is_empty() && names.insert(&s.name), at, || "no name, or one that is taken".into())?;
+        require((s.memory as usize) < plan.memories.len(), at, || format!("memory {} is out of range", s.memory))?;
         let fits = s.checked_bytes().is_some_and(|n| n > 0 && isize::try_from(n).is_ok());
         require(fits, at, || format!("extents {:?} of {} in the order {:?}", s.shape, s.format, s.order))?;
         let [slots, _, ctx, _] = s.shape;
@@ -163,8 +166,10 @@ fn check_entry(plan: &Plan, entry: &Entry, here: &str) -> Result<(), VerifyError
     for (i, b) in entry.buffers.iter().enumerate() {
         let at = || format!("{here}.buffers[{i}] ({})", b.name);
         require(b.offset % ALIGN == 0, at, || format!("offset {} is not aligned", b.offset))?;
-        let inside = b.offset.checked_add(b.bytes).is_some_and(|end| end <= plan.arena_bytes);
-        require(inside, at, || format!("exceeds the arena of {} bytes", plan.arena_bytes))?;
+        let arena = plan.memories.get(b.memory as usize).map(|m| m.arena_bytes);
+        let arena = arena.ok_or_else(|| VerifyError::new(at(), format!("memory {} is out of range", b.memory)))?;
+        let inside = b.offset.checked_add(b.bytes).is_some_and(|end| end <= arena);
+        require(inside, at, || format!("exceeds the arena of {arena} bytes"))?;
         let needed = extent(b.rows, b.stride, b.stride).filter(|&n| n > 0);
         require(needed.is_some_and(|n| n <= b.bytes), at, || {
             format!("{} bytes do not hold {} rows of {}", b.bytes, b.rows, b.stride)
@@ -174,13 +179,15 @@ fn check_entry(plan: &Plan, entry: &Entry, here: &str) -> Result<(), VerifyError
     require(entry.buffers.len() >= inputs.len(), || here.into(), || "fewer than four buffers".into())?;
     for (i, (b, rows)) in entry.buffers.iter().zip(inputs).enumerate() {
         require(
-            b.dtype == DType::I32 && b.rows >= rows && b.stride == 1,
+            b.dtype == DType::I32 && b.rows >= rows && b.stride == 1 && b.memory == 0,
             || format!("{here}.buffers[{i}]"),
             || format!("input is not i32[{rows}]"),
         )?;
     }
     let logits = entry.buffers.get(entry.logits as usize);
-    let fits = |b: &Buffer| b.dtype == DType::F32 && b.rows >= entry.out_rows && b.stride >= plan.model.vocab;
+    let fits = |b: &Buffer| {
+        b.dtype == DType::F32 && b.rows >= entry.out_rows && b.stride >= plan.model.vocab && b.memory == 0
+    };
     require(
         logits.is_some_and(fits),
         || format!("{here}.logits"),
@@ -198,36 +205,17 @@ fn check_entry(plan: &Plan, entry: &Entry, here: &str) -> Result<(), VerifyError
             )?;
         }
     }
-    let mut phases = Vec::with_capacity(entry.steps.len());
-    let mut phase = 0_usize;
     for (i, step) in entry.steps.iter().enumerate() {
         let at = format!("{here}.steps[{i}]");
-        phase += usize::from(step.barrier);
         check_step(plan, entry, step, &at)?;
-        for pair in step.deps.windows(2) {
-            require(pair[0] < pair[1], || at.clone(), || "dependencies are not ascending".into())?;
-        }
-        for &d in &step.deps {
-            let earlier = phases.get(d as usize).copied();
-            require(
-                earlier.is_some(),
-                || at.clone(),
-                || format!("depends on step {d}, which is not before it"),
-            )?;
-            require(
-                earlier < Some(phase),
-                || at.clone(),
-                || format!("depends on step {d} with no barrier in between"),
-            )?;
-        }
-        phases.push(phase);
+        memories::check_step(plan, entry, step, &at)?;
     }
-    check_overlap(entry, &phases, here)
+    order::check(entry, here)
 }
 
 fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), VerifyError> {
     let at = || at.to_owned();
-    require((step.unit as usize) < plan.target.units.len(), at, || {
+    require((step.unit as usize) < plan.units.len(), at, || {
         format!("unit {} is out of range", step.unit)
     })?;
     for (i, arg) in step.args.iter().enumerate() {
@@ -283,6 +271,15 @@ fn has_own_results(args: &[Arg], results: usize) -> bool {
     })
 }
 
+/// Whether an argument is a buffer with room for a dispatch table behind its offset.
+fn holds_table(entry: &Entry, arg: &Arg, layout: DispatchLayout) -> bool {
+    let Arg::Buffer(b, offset) = *arg else { return false };
+    let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
+    let end = bytes.and_then(|n| n.checked_add(u64::from(offset)));
+    let table = entry.buffers.get(b as usize);
+    table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
+}
+
 /// Whether the arguments of a built-in function are of the kinds and sizes that it takes.
 fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows: u32) -> bool {
     // Whether an argument is a buffer of this type with room for `[rows, cols]` behind its offset.
@@ -313,15 +310,18 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && holds(*pos, DType::I32, Some(1))
                 && holds(*out, DType::F32, half.checked_mul(2))
         }
-        Builtin::Dispatch { rows: table_rows, k, experts, .. } => {
-            let [ids, Arg::Buffer(out, offset)] = args else {
+        Builtin::Dispatch { rows: table_rows, k, experts, homes, .. } => {
+            let [ids, tables @ ..] = args else {
                 return false;
             };
             let layout =
                 DispatchLayout { rows: table_rows as usize, k: k as usize, experts: experts as usize };
-            let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
-            let end = bytes.and_then(|n| n.checked_add(u64::from(*offset)));
-            let out = entry.buffers.get(*out as usize);
+            let units = homes.map_or(0, |h| h.units as usize);
+            let housed = homes.is_none_or(|Homes { index, .. }| {
+                plan.homes
+                    .get(index as usize)
+                    .is_some_and(|h| h.units.len() == units && h.experts.len() == experts as usize)
+            });
             // Words of a table are i32, and the choices of all its rows are looked at.
             let slots = table_rows.checked_mul(k).filter(|&n| i32::try_from(n).is_ok());
             let has_slots = |slots: u32| match *ids {
@@ -337,7 +337,37 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && slots.is_some_and(has_slots)
                 && table_rows >= rows
                 && holds(*ids, DType::I32, Some(k))
-                && out.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
+                && housed
+                && tables.len() == 1 + units
+                && tables.iter().all(|t| holds_table(entry, t, layout))
+        }
+        Builtin::Copy { words, span } => {
+            let (table, ends) = match (span, args) {
+                (Span::Slots { .. }, [table, ends @ ..]) => (Some(table), ends),
+                _ => (None, args),
+            };
+            let [from, to] = ends else { return false };
+            // Whether a buffer has room for so many rows, or for all in one.
+            let whole = |arg: &Arg, rows: u32| match *arg {
+                Arg::Buffer(b, 0) => entry.buffers.get(b as usize).is_some_and(|b| {
+                    let bytes = u64::from(rows).checked_mul(u64::from(words) * 4);
+                    bytes.is_some_and(|n| n <= b.bytes)
+                }),
+                _ => false,
+            };
+            let most = match span {
+                Span::Rows => Some(rows),
+                Span::Whole => Some(1),
+                Span::Slots { rows, k, .. } => rows.checked_mul(k),
+            };
+            let table_fits = match (span, table) {
+                (Span::Slots { rows, k, experts }, Some(table)) => {
+                    let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
+                    k > 0 && holds_table(entry, table, layout)
+                }
+                _ => true,
+            };
+            words > 0 && table_fits && most.is_some_and(|n| whole(from, n) && whole(to, n))
         }
         Builtin::Fetch { layer, rows: table_rows, k, strides } => {
             let layers = plan.paging.as_ref().map_or(&[][..], |p| &p.layers);
@@ -426,58 +456,4 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 })
         }
     }
-}
-
-/// Sweeps over the phases with the set of live buffers, ordered by offset. What is live never overlaps, so
-/// a new buffer need only be compared with its two neighbours.
-fn check_overlap(entry: &Entry, phases: &[usize], here: &str) -> Result<(), VerifyError> {
-    let end = phases.last().map_or(0, |p| p + 1);
-    let mut lives: Vec<Option<(usize, usize)>> = vec![None; entry.buffers.len()];
-    for life in lives.iter_mut().take(4) {
-        *life = Some((0, 0));
-    }
-    for (step, &phase) in entry.steps.iter().zip(phases) {
-        for arg in &step.args {
-            if let Arg::Buffer(b, _) = *arg
-                && let Some(life) = lives.get_mut(b as usize)
-            {
-                *life = Some((life.map_or(phase, |l| l.0), phase));
-            }
-        }
-    }
-    if let Some(life) = lives.get_mut(entry.logits as usize) {
-        *life = Some((life.map_or(end, |l| l.0), end));
-    }
-    let mut births: Vec<(usize, usize)> = Vec::new();
-    let mut deaths: Vec<(usize, usize)> = Vec::new();
-    for (i, life) in lives.iter().enumerate() {
-        if let Some((first, last)) = life {
-            births.push((*first, i));
-            deaths.push((*last, i));
-        }
-    }
-    births.sort_unstable();
-    deaths.sort_unstable();
-    let mut dead = deaths.into_iter().peekable();
-    let mut live: BTreeMap<u64, usize> = BTreeMap::new();
-    for (phase, i) in births {
-        while let Some((_, d)) = dead.next_if(|&(last, _)| last < phase) {
-            live.remove(&entry.buffers[d].offset);
-        }
-        let new = &entry.buffers[i];
-        // Offsets and sizes are inside the arena by now, so that these sums do not overflow.
-        let before = live.range(..=new.offset).next_back();
-        let after = live.range(new.offset..).next();
-        for &other in [before, after].into_iter().flatten().map(|(_, other)| other) {
-            let old = &entry.buffers[other];
-            let apart = old.offset + old.bytes <= new.offset || new.offset + new.bytes <= old.offset;
-            require(
-                apart,
-                || format!("{here}.buffers[{i}] ({})", new.name),
-                || format!("overlaps buffer {other} ({}) while both are live", old.name),
-            )?;
-        }
-        live.insert(new.offset, i);
-    }
-    Ok(())
 }

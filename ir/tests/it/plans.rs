@@ -7,6 +7,7 @@ use moec_ir::{DType, EntryKind, Format, Part, Scope};
 fn buffer(name: &str, offset: u64, dtype: DType, rows: u32, stride: u32) -> Buffer {
     Buffer {
         name: name.into(),
+        memory: 0,
         offset,
         bytes: u64::from(rows * stride * 4).next_multiple_of(64),
         dtype,
@@ -38,7 +39,7 @@ pub(crate) fn plan() -> Plan {
     ];
     let b = |b| Arg::Buffer(b, 0);
     let rope = Code::Builtin(Builtin::RopeAngles { half: 4, scale: 1_f32.to_bits(), long: None });
-    let dispatch = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7, partial: false });
+    let dispatch = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7, partial: false, homes: None });
     let last = Step {
         rows: RowSpace::Outputs,
         grid: Grid::Experts { table: 1, tiles: 2 },
@@ -94,9 +95,13 @@ pub(crate) fn plan() -> Plan {
             triple: "x86_64-unknown-linux-gnu".into(),
             cpu: "znver4".into(),
             features: vec!["avx2".into(), "fma".into()],
-            units: vec!["cpu".into(), "npu".into()],
         },
-        arena_bytes: 640,
+        units: vec![
+            UnitRef::processor(),
+            UnitRef { name: "npu".into(), family: "coreml".into(), memory: 0 },
+        ],
+        memories: vec![Memory { name: "ram".into(), arena_bytes: 640, ..Memory::default() }],
+        links: Vec::new(),
         scratch_bytes: 100,
         files: vec![FileRef { path: "weights/a.bin".into(), bytes: 4096, sha256: [0xa5; 32] }],
         segments: vec![
@@ -111,10 +116,12 @@ pub(crate) fn plan() -> Plan {
         ],
         states: vec![StateBuf {
             name: "layers.0.k".into(),
+            memory: 0,
             shape: [2, 1, 16, 4],
             format: Format::Bf16,
             order: CacheOrder::Values { nr: 8, block: 32 },
         }],
+        homes: Vec::new(),
         kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
         graphs: vec![GraphDecl {
             package: "artifacts/layers.0.group.0.mlpackage".into(),

@@ -274,9 +274,16 @@ fn code() -> impl Strategy<Value = Code> {
         any::<u32>().prop_map(Code::Kernel),
         any::<(u32, u32, Option<(u32, u32)>)>()
             .prop_map(|(half, scale, long)| Code::Builtin(Builtin::RopeAngles { half, scale, long })),
-        any::<([u32; 3], bool)>().prop_map(|([rows, k, experts], partial)| Code::Builtin(
-            Builtin::Dispatch { rows, k, experts, partial }
-        )),
+        any::<([u32; 3], bool, Option<(u32, u32)>)>().prop_map(|([rows, k, experts], partial, homes)| {
+            let homes = homes.map(|(index, units)| Homes { index, units });
+            Code::Builtin(Builtin::Dispatch { rows, k, experts, partial, homes })
+        }),
+        (any::<u32>(), prop_oneof![
+            Just(Span::Rows),
+            Just(Span::Whole),
+            any::<[u32; 3]>().prop_map(|[rows, k, experts]| Span::Slots { rows, k, experts }),
+        ])
+            .prop_map(|(words, span)| Code::Builtin(Builtin::Copy { words, span })),
         any::<(u32, u32, u32, [u32; 4])>()
             .prop_map(|(layer, rows, k, strides)| Code::Builtin(Builtin::Fetch { layer, rows, k, strides })),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
@@ -320,8 +327,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn entry() -> impl Strategy<Value = Entry> {
     let buffer =
-        (text(), any::<(u64, u64, bool, u32, u32)>()).prop_map(|(name, (offset, bytes, f, rows, stride))| {
-            Buffer { name, offset, bytes, dtype: if f { DType::F32 } else { DType::I32 }, rows, stride }
+        (text(), any::<(u32, u64, u64, bool, u32, u32)>()).prop_map(|(name, (memory, offset, bytes, f, rows, stride))| {
+            let dtype = if f { DType::F32 } else { DType::I32 };
+            Buffer { name, memory, offset, bytes, dtype, rows, stride }
         });
     let place =
         prop::option::of(any::<[u32; 3]>().prop_map(|[buffer, column, cols]| Place { buffer, column, cols }));
@@ -335,6 +343,20 @@ fn entry() -> impl Strategy<Value = Entry> {
             steps,
         },
     )
+}
+
+/// Units, memories, links, and experts of several units.
+fn units() -> impl Strategy<Value = (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>, Vec<ExpertHomes>)> {
+    let unit = (text(), text(), any::<u32>()).prop_map(|(name, family, memory)| UnitRef { name, family, memory });
+    let resident =
+        any::<(u32, Vec<u32>)>().prop_map(|(segment, matrices)| Resident { segment, matrices });
+    let memory = (text(), any::<(Option<u64>, u64)>(), list(resident, 0..3)).prop_map(
+        |(name, (capacity, arena_bytes), residents)| Memory { name, capacity, arena_bytes, residents },
+    );
+    let link = any::<(u32, u32)>().prop_map(|(from, to)| MemoryLink { from, to });
+    let homes = any::<(u32, Vec<u32>, Vec<u32>)>()
+        .prop_map(|(layer, units, experts)| ExpertHomes { layer, units, experts });
+    (list(unit, 0..3), list(memory, 0..3), list(link, 0..3), list(homes, 0..3))
 }
 
 fn random_placement() -> impl Strategy<Value = Placement> {
@@ -441,10 +463,9 @@ fn random_plan() -> impl Strategy<Value = Plan> {
         any::<(u32, u32)>().prop_map(|(nr, block)| CacheOrder::Values { nr, block }),
     ];
     let formats = prop::sample::select(Format::ALL.to_vec());
-    let state = (text(), any::<[u32; 4]>(), formats, order)
-        .prop_map(|(name, shape, format, order)| StateBuf { name, shape, format, order });
-    let texts =
-        (list(text(), 0..3), list(text(), 0..3), [text(), text(), text(), text()], list(text(), 0..3));
+    let state = (text(), any::<(u32, [u32; 4])>(), formats, order)
+        .prop_map(|(name, (memory, shape), format, order)| StateBuf { name, memory, shape, format, order });
+    let texts = (list(text(), 0..3), units(), [text(), text(), text(), text()], list(text(), 0..3));
     let numbers = any::<([u32; 6], Option<u32>, Vec<u32>, [u64; 4])>();
     let few = prop::option::of((any::<u32>(), 0f32..=1.0));
     let few = few.prop_map(|few| few.map(|(experts, gamma)| BigLittle { experts, gamma }));
@@ -478,7 +499,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists, statics).prop_map(
         |(
-            (features, units, [family, name, triple, cpu], symbols),
+            (features, (units, memories, links, homes), [family, name, triple, cpu], symbols),
             ((n, bos, eos, long), big_little),
             lists,
             statics,
@@ -498,12 +519,15 @@ fn random_plan() -> impl Strategy<Value = Plan> {
                     active_parameters: long[1],
                     big_little,
                 },
-                target: TargetInfo { name, triple, cpu, features, units },
-                arena_bytes: long[2],
+                target: TargetInfo { name, triple, cpu, features },
+                units,
+                memories,
+                links,
                 scratch_bytes: long[3],
                 files: lists.0,
                 segments: lists.1,
                 states: lists.2,
+                homes,
                 kernels: symbols.into_iter().map(|symbol| KernelRef { symbol }).collect(),
                 graphs: statics.0,
                 sets: statics.1,

@@ -147,8 +147,8 @@ fn bad_plans_are_refused() {
     refuse_plan("model", "zero", |p| p.model.hidden = 0);
     refuse_plan("model", "i32", |p| p.model.vocab = u32::MAX);
     refuse_plan("model", "bos", |p| p.model.bos = Some(10));
-    refuse_plan("target", "no units", |p| p.target.units.clear());
-    refuse_plan("plan", "address space", |p| p.arena_bytes = u64::MAX);
+    refuse_plan("units", "no units", |p| p.units.clear());
+    refuse_plan("plan", "address space", |p| p.memories[0].arena_bytes = u64::MAX);
     for path in ["/a", "../a", "a/../b", "a//b", "", "a/", "./a", "a\\b", "c:a", "a\0"] {
         refuse_plan("files[0]", "inside the bundle", |p| p.files[0].path = path.into());
     }
@@ -247,10 +247,10 @@ fn bad_entries_are_refused() {
     refuse(".steps[0]", "do not fit", |e| e.steps[0].args[2] = Arg::Buffer(4, 4));
     refuse(".steps[2]", "do not fit", |e| {
         e.steps[2].code =
-            Code::Builtin(Builtin::Dispatch { rows: 4, k: u32::MAX, experts: u32::MAX, partial: false });
+            Code::Builtin(Builtin::Dispatch { rows: 4, k: u32::MAX, experts: u32::MAX, partial: false, homes: None });
     });
     refuse(".steps[2]", "do not fit", |e| {
-        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false });
+        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false, homes: None });
     });
     // A result has a buffer of its own.
     refuse(".steps[2]", "do not fit", |e| e.steps[2].args[0] = Arg::Buffer(6, 64));
@@ -329,10 +329,10 @@ fn a_stored_plan_holds_no_number_that_is_none() {
 fn a_table_is_no_larger_than_its_choices() {
     let with = |rows: u32, experts: u32| {
         let mut plan = plan();
-        plan.arena_bytes = 1 << 40;
+        plan.memories[0].arena_bytes = 1 << 40;
         let e = &mut plan.entries[0];
         (e.buffers[6].offset, e.buffers[6].bytes) = (1 << 20, 1 << 39);
-        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows, k: 1, experts, partial: false });
+        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows, k: 1, experts, partial: false, homes: None });
         verify::plan(&plan).map_err(|e| e.message)
     };
     // The buffer of the ids has 64 bytes.

@@ -1,0 +1,126 @@
+//! Checks of units, memories, and of what lies where.
+
+use super::{VerifyError, require};
+use crate::plan::{Arg, Builtin, Code, Entry, Plan, Span, Step};
+use std::collections::HashSet;
+
+/// Units have memories, the processor the first; names are unique; links join two memories.
+pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
+    let at = || "units".to_owned();
+    require(!plan.units.is_empty(), at, || "no units".into())?;
+    require(!plan.memories.is_empty(), at, || "no memories".into())?;
+    require(plan.units.first().is_some_and(|u| u.memory == 0), at, || {
+        "the processor's memory is not the first".into()
+    })?;
+    let mut names = HashSet::new();
+    for (i, u) in plan.units.iter().enumerate() {
+        let at = || format!("units[{i}]");
+        require(!u.name.is_empty() && names.insert(&u.name), at, || "no name, or one that is taken".into())?;
+        require(!u.family.is_empty(), at, || "no family".into())?;
+        require((u.memory as usize) < plan.memories.len(), at, || {
+            format!("memory {} is out of range", u.memory)
+        })?;
+    }
+    let mut names = HashSet::new();
+    for (i, m) in plan.memories.iter().enumerate() {
+        let at = || format!("memories[{i}]");
+        require(!m.name.is_empty() && names.insert(&m.name), at, || "no name, or one that is taken".into())?;
+    }
+    for (i, link) in plan.links.iter().enumerate() {
+        let joins = link.from < link.to && (link.to as usize) < plan.memories.len();
+        require(joins, || format!("links[{i}]"), || format!("{} and {}", link.from, link.to))?;
+    }
+    Ok(())
+}
+
+/// Residents name matrices that there are, once each.
+pub(super) fn check_residents(plan: &Plan) -> Result<(), VerifyError> {
+    for (i, m) in plan.memories.iter().enumerate() {
+        require(
+            i > 0 || m.residents.is_empty(),
+            || "memories[0]".into(),
+            || "a store serves its weights".into(),
+        )?;
+        let mut previous = None;
+        for (j, r) in m.residents.iter().enumerate() {
+            let at = || format!("memories[{i}].residents[{j}]");
+            require(previous < Some(r.segment), at, || format!("segment {} is out of order", r.segment))?;
+            previous = Some(r.segment);
+            let segment = plan.segments.get(r.segment as usize);
+            let lead = segment.map(|s| s.extents().0);
+            let inside = lead.is_some_and(|lead| r.matrices.last().is_none_or(|&last| last < lead));
+            require(inside && r.matrices.is_sorted_by(|a, b| a < b), at, || {
+                format!("matrices {:?} of segment {}", r.matrices, r.segment)
+            })?;
+            // A resident of one piece is a segment whose matrices follow each other.
+            let dense = segment.is_some_and(|s| s.matrix_bytes() == Some(s.pitch) || s.extents().0 == 1);
+            require(!r.matrices.is_empty() || dense, at, || "a segment with gaps, in one piece".into())?;
+        }
+    }
+    Ok(())
+}
+
+/// Every expert of a layer on several units has one home.
+pub(super) fn check_homes(plan: &Plan) -> Result<(), VerifyError> {
+    let mut layers = HashSet::new();
+    for (i, h) in plan.homes.iter().enumerate() {
+        let at = || format!("homes[{i}]");
+        require(layers.insert(h.layer), at, || format!("layer {} comes twice", h.layer))?;
+        let known = h.units.iter().all(|&u| (u as usize) < plan.units.len());
+        require(!h.units.is_empty() && known && h.units.is_sorted_by(|a, b| a < b), at, || {
+            format!("units {:?}", h.units)
+        })?;
+        let housed = h.experts.iter().all(|&e| (e as usize) < h.units.len());
+        require(!h.experts.is_empty() && housed, at, || "an expert without a home".into())?;
+    }
+    Ok(())
+}
+
+/// What a memory holds is no more than its capacity, nor than addresses.
+pub(super) fn check_peaks(plan: &Plan) -> Result<(), VerifyError> {
+    for (i, m) in plan.memories.iter().enumerate() {
+        let at = || format!("memories[{i}] ({})", m.name);
+        let peak = plan.peak(i as u32, 1).filter(|&n| isize::try_from(n).is_ok());
+        require(peak.is_some(), at, || "it holds more than there are addresses".into())?;
+        require(m.capacity.is_none_or(|most| peak <= Some(most)), at, || {
+            format!("it holds {peak:?} bytes, past its capacity of {:?}", m.capacity)
+        })?;
+    }
+    Ok(())
+}
+
+/// Arguments lie in the memory of the step's unit; a copy crosses a link.
+pub(super) fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), VerifyError> {
+    let own = plan.memory_of(step.unit);
+    let at = || at.to_owned();
+    let of_buffer = |arg: Option<&Arg>| match arg {
+        Some(&Arg::Buffer(b, _)) => entry.buffers.get(b as usize).map(|b| b.memory),
+        _ => None,
+    };
+    if let Code::Builtin(Builtin::Copy { span, .. }) = step.code {
+        let ends = if let Span::Slots { .. } = span { 1 } else { 0 };
+        let (from, to) = (of_buffer(step.args.get(ends)), of_buffer(step.args.get(ends + 1)));
+        let table = ends == 0 || of_buffer(step.args.first()) == Some(0);
+        let (Some(from), Some(to)) = (from, to) else {
+            return require(false, at, || "a copy of what is no buffer".into());
+        };
+        let linked = plan.links.iter().any(|l| (l.from, l.to) == (from.min(to), from.max(to)));
+        return require(table && linked && [from, to].contains(&own), at, || {
+            format!("a copy from memory {from} to memory {to} by a unit of memory {own}")
+        });
+    }
+    for (i, arg) in step.args.iter().enumerate() {
+        let resident = |segment: u32, apart: bool| {
+            let of = plan.memories.get(own as usize).map_or(&[][..], |m| &m.residents);
+            of.iter().any(|r| r.segment == segment && r.matrices.is_empty() != apart)
+        };
+        let here = match *arg {
+            Arg::Buffer(..) => of_buffer(Some(arg)) == Some(own),
+            Arg::State(s) => plan.states.get(s as usize).is_some_and(|s| s.memory == own),
+            Arg::Segment(s) => own == 0 || resident(s, false),
+            Arg::Matrices(s) => own == 0 || resident(s, true),
+        };
+        require(here, at, || format!("argument {i} ({arg:?}) is not in memory {own}, its unit's"))?;
+    }
+    Ok(())
+}
