@@ -113,7 +113,7 @@ impl Plan {
     /// `None` where that overflows.
     pub fn peak(&self, memory: u32, threads: u64) -> Option<u64> {
         let decl = self.memories.get(memory as usize)?;
-        let mut sum = decl.arena_bytes;
+        let mut sum = decl.arena_bytes.checked_next_multiple_of(ALIGN)?;
         let mut add = |bytes: u64| {
             sum = sum.checked_add(bytes)?;
             Some(())
@@ -132,8 +132,8 @@ impl Plan {
         for resident in &decl.residents {
             add(resident.bytes(self.segments.get(resident.segment as usize)?)?)?;
         }
-        // One unit's scratch stands beside.
-        if memory != 0 && self.units.iter().any(|u| u.memory == memory) {
+        // A unit beside the processor has one lane.
+        for _ in self.units.iter().filter(|u| memory != 0 && u.memory == memory) {
             add(self.scratch_bytes.checked_next_multiple_of(ALIGN)?)?;
         }
         Some(sum)

@@ -191,8 +191,8 @@ fn log_probability(logits: &[f32], id: u32) -> f64 {
 
 /// Puts a prompt into the slots `first .. first + many`; `sink` gets the logits after it, once.
 ///
-/// A static graph with a state keeps the cache of its layers in the unit, where nothing copies it: the prompt then goes
-/// through every slot.
+/// A static graph with a state keeps the cache of its layers in the unit, and so does a unit with a memory of its own, where
+/// nothing copies it: the prompt then goes through every slot.
 fn share_prompt(
     engine: &mut Engine<'_>,
     first: u32,
@@ -200,7 +200,8 @@ fn share_prompt(
     prompt: &[u32],
     sink: &mut dyn FnMut(&[f32]) -> Result<()>,
 ) -> Result<()> {
-    let elsewhere = engine.program().graphs.iter().any(|g| g.stateful);
+    let program = engine.program();
+    let elsewhere = program.graphs.iter().any(|g| g.stateful) || program.states.iter().any(|s| s.memory != 0);
     engine.reset(first)?;
     engine.prefill(first, 0, prompt, Want::Last, &mut |_, logits| sink(logits))?;
     for slot in (first..).take(many).skip(1) {
@@ -216,7 +217,7 @@ fn share_prompt(
 
 impl Engine<'_> {
     /// Makes the sequence in slot `to` a copy of the one in slot `from`: copies its keys and values, as far as they are
-    /// filled. What static graphs with states keep is not copied.
+    /// filled. What static graphs with states and other memories keep is not copied.
     ///
     /// # Errors
     /// A slot that is not there; a plan whose states are smaller than their extents.
@@ -229,7 +230,7 @@ impl Engine<'_> {
         }
         let tokens = self.len(from);
         self.reset(to)?;
-        for (state, at) in self.program.states.iter().zip(&self.state_at) {
+        for (state, at) in self.program.states.iter().zip(&self.state_at).filter(|(s, _)| s.memory == 0) {
             let offset = at.ptr() as usize - self.states.base().ptr() as usize;
             let short = || Error::Plan("a state of the KV cache is shorter than its extents".to_owned());
             let (bytes, heads) = heads(state, from, to, tokens).ok_or_else(short)?;
@@ -310,7 +311,7 @@ mod tests {
         ];
         for (order, formats) in orders {
             for &format in formats {
-                let state = StateBuf { name: String::new(), shape: [3, 2, 50, 40], format, order };
+                let state = StateBuf { name: String::new(), memory: 0, shape: [3, 2, 50, 40], format, order };
                 let whole = state.head().bytes().unwrap();
                 for tokens in [0, 1, 11, 12, 13, 16, 17, 49, 50] {
                     let (bytes, starts) = heads(&state, 0, 2, tokens).unwrap();

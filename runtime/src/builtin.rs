@@ -6,7 +6,7 @@ use moec_ir::op::DispatchLayout;
 const FEW: usize = 1024;
 
 /// Groups the slots (token, choice) of the first `n` rows by expert. Where `partial`, an id of −1 has no slot: the
-/// choice is served elsewhere.
+/// choice is served elsewhere. Where experts live on several units, `homes` says on which: experts of one stand together.
 ///
 /// `ids` is `i32[rows, k]`, `out` is the table that [`DispatchLayout`] describes. Words of `out` that the
 /// layout leaves open (experts and starts past the active ones, tokens and slots past the valid rows) are
@@ -21,6 +21,7 @@ pub fn dispatch(
     layout: DispatchLayout,
     n: usize,
     partial: bool,
+    homes: Option<&[u32]>,
     ids: &[i32],
     out: &mut [i32],
 ) -> Result<(), i32> {
@@ -54,7 +55,8 @@ pub fn dispatch(
     }
     // Ties stay in the order of ids.
     let ranked = &mut out[layout.expert()..layout.expert() + active];
-    ranked.sort_unstable_by_key(|&e| (std::cmp::Reverse(next[e as usize]), e));
+    let home = |e: i32| homes.and_then(|h| h.get(e as usize)).copied().unwrap_or(0);
+    ranked.sort_unstable_by_key(|&e| (home(e), std::cmp::Reverse(next[e as usize]), e));
     // Counts become the next free slot of each expert.
     let mut start = 0;
     for rank in 0..active {
@@ -72,6 +74,24 @@ pub fn dispatch(
     out[0] = active as i32;
     out[1] = slots as i32;
     Ok(())
+}
+
+/// The table of the experts of one home: those of `table`, which [`dispatch`] has sorted by home, with the slots that they have
+/// there.
+///
+/// # Panics
+/// If a table is shorter than the layout says.
+pub fn of_home(layout: DispatchLayout, homes: &[u32], home: u32, table: &[i32], own: &mut [i32]) {
+    let active = usize::try_from(table[0]).unwrap_or(0).min(layout.experts);
+    let experts = &table[layout.expert()..][..active];
+    let lives = |e: &&i32| usize::try_from(**e).ok().and_then(|e| homes.get(e)) == Some(&home);
+    let first = experts.iter().position(|e| lives(&e)).unwrap_or(active);
+    let count = experts[first..].iter().take_while(lives).count();
+    own[..layout.words()].copy_from_slice(&table[..layout.words()]);
+    own[layout.expert()..layout.token()].fill(-1);
+    own[0] = count as i32;
+    own[layout.expert()..][..count].copy_from_slice(&experts[first..][..count]);
+    own[layout.start()..][..=count].copy_from_slice(&table[layout.start() + first..][..=count]);
 }
 
 /// Cosines, then sines, of `pos · inv_freq`, times `scale`: one row `f32[2·half]`.
@@ -125,7 +145,7 @@ mod tests {
             let mut out = vec![77; layout.words()];
             // Strict where every choice is served.
             let partial = ids[..n * layout.k].contains(&-1);
-            dispatch(layout, n, partial, &ids, &mut out).unwrap();
+            dispatch(layout, n, partial, None, &ids, &mut out).unwrap();
             prop_assert_eq!(out, naive(layout, n, &ids));
         }
     }
@@ -134,7 +154,7 @@ mod tests {
     fn busiest_first_ties_by_id() {
         let layout = DispatchLayout { rows: 4, k: 2, experts: 4 };
         let mut out = vec![0; layout.words()];
-        dispatch(layout, 3, false, &[3, 1, 1, 3, 2, 1, 0, 0], &mut out).unwrap();
+        dispatch(layout, 3, false, None, &[3, 1, 1, 3, 2, 1, 0, 0], &mut out).unwrap();
         assert_eq!(out[..2], [3, 6]);
         assert_eq!(out[layout.expert()..layout.start()], [1, 3, 2, -1]);
         assert_eq!(out[layout.start()..layout.token()], [0, 3, 5, 6, -1]);
@@ -147,7 +167,7 @@ mod tests {
         let layout = DispatchLayout { rows: 1, k: 2, experts: 4 };
         for bad in [-1, 4, i32::MAX, i32::MIN] {
             let mut out = vec![9; layout.words()];
-            assert_eq!(dispatch(layout, 1, false, &[0, bad], &mut out), Err(bad));
+            assert_eq!(dispatch(layout, 1, false, None, &[0, bad], &mut out), Err(bad));
             assert_eq!(out[0], 0);
         }
     }

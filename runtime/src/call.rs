@@ -1,7 +1,9 @@
 //! One call of an entry point: its steps with their addresses, and how the lanes walk them.
 
 use crate::barrier::Barrier;
+use crate::beside::Residents;
 use crate::error::{Error, Result};
+use crate::events::Events;
 use crate::memory::Addr;
 use crate::owned::Arrival;
 use crate::program::{Code, Program};
@@ -16,6 +18,7 @@ use std::time::Instant;
 
 /// A step with its addresses.
 struct BoundStep {
+    unit: usize,
     code: Code,
     args: Range<usize>,
     rows: RowSpace,
@@ -24,12 +27,20 @@ struct BoundStep {
     half: Option<Half>,
     /// What must have arrived of the weights ([`Arrival::wait`]).
     needs: usize,
+    /// Events that it waits for, of steps of other units.
+    waits: Range<usize>,
+    /// The event of the step, where another unit waits for it.
+    event: Option<usize>,
 }
 
 /// The steps of an entry point, with the addresses of all of them in one row.
 pub(crate) struct Bound {
     steps: Vec<BoundStep>,
     args: Vec<Addr>,
+    /// Events that steps wait for, all of them in one row.
+    waits: Vec<usize>,
+    /// Unit of each event.
+    events: Vec<usize>,
 }
 
 /// What a call of an entry point is about.
@@ -50,6 +61,11 @@ impl Bound {
     pub(crate) fn len(&self) -> usize {
         self.steps.len()
     }
+
+    /// The unit whose step each event is.
+    pub(crate) fn events(&self) -> &[usize] {
+        &self.events
+    }
 }
 
 impl Extent {
@@ -61,36 +77,73 @@ impl Extent {
     }
 }
 
+/// Where the buffers, weights and states of a memory lie.
+pub(crate) struct Places<'a> {
+    /// Arenas, by memory.
+    pub(crate) arenas: &'a [Addr],
+    /// States of the plan.
+    pub(crate) states: &'a [Addr],
+    /// Weights of the processor's memory.
+    pub(crate) store: &'a dyn Store,
+    /// Weights of other memories.
+    pub(crate) residents: &'a [Residents],
+}
+
+impl Places<'_> {
+    fn of(&self, program: &Program, entry: &Entry, unit: u32, arg: Arg) -> Option<Addr> {
+        let memory = program.memory_of(unit) as usize;
+        let residents = memory.checked_sub(1).map(|m| self.residents.get(m));
+        match arg {
+            Arg::Buffer(i, skip) => {
+                let buffer = entry.buffers.get(i as usize)?;
+                let arena = self.arenas.get(buffer.memory as usize)?;
+                Some(arena.plus(buffer.offset as usize + skip as usize))
+            }
+            Arg::Segment(i) | Arg::Matrices(i) if residents.is_some() => residents?.and_then(|r| r.of(i)),
+            Arg::Segment(i) => self.store.segment(i),
+            Arg::Matrices(i) => self.store.matrices(i),
+            Arg::State(i) => self.states.get(i as usize).copied(),
+        }
+    }
+}
+
 /// Turns the arguments of an entry point's steps into addresses.
-pub(crate) fn bind(
-    program: &Program,
-    entry: &Entry,
-    arena: Addr,
-    states: &[Addr],
-    store: &dyn Store,
-) -> Result<Bound> {
-    let mut bound = Bound { steps: Vec::with_capacity(entry.steps.len()), args: Vec::new() };
+pub(crate) fn bind(program: &Program, entry: &Entry, places: &Places<'_>) -> Result<Bound> {
+    let count = entry.steps.len();
+    let mut bound =
+        Bound { steps: Vec::with_capacity(count), args: Vec::new(), waits: Vec::new(), events: Vec::new() };
+    let unit_of = |i: u32| entry.steps.get(i as usize).map(|s| s.unit);
+    let mut event_of: Vec<Option<usize>> = vec![None; count];
     for step in &entry.steps {
+        let elsewhere = |d: &&u32| unit_of(**d).is_some_and(|unit| unit != step.unit);
+        for &d in step.deps.iter().filter(elsewhere) {
+            if let (Some(event @ None), Some(unit)) = (event_of.get_mut(d as usize), unit_of(d)) {
+                *event = Some(bound.events.len());
+                bound.events.push(unit as usize);
+            }
+        }
+    }
+    for (i, step) in entry.steps.iter().enumerate() {
         let first = bound.args.len();
         for &arg in &step.args {
-            let addr = match arg {
-                Arg::Buffer(i, skip) => {
-                    entry.buffers.get(i as usize).map(|b| arena.plus(b.offset as usize + skip as usize))
-                }
-                Arg::Segment(i) => store.segment(i),
-                Arg::Matrices(i) => store.matrices(i),
-                Arg::State(i) => states.get(i as usize).copied(),
-            };
+            let addr = places.of(program, entry, step.unit, arg);
             bound.args.push(addr.ok_or_else(|| Error::Plan(format!("{arg:?} names nothing")))?);
         }
+        let from = bound.waits.len();
+        let elsewhere = step.deps.iter().filter(|&&d| unit_of(d).is_some_and(|unit| unit != step.unit));
+        bound.waits.extend(elsewhere.filter_map(|&d| event_of.get(d as usize).copied().flatten()));
+        let here = program.memory_of(step.unit) == 0;
         bound.steps.push(BoundStep {
+            unit: step.unit as usize,
             code: program.code(step.code),
             args: first..bound.args.len(),
             rows: step.rows,
             grid: step.grid,
             barrier: step.barrier,
-            half: step.args.iter().find_map(|&arg| half(program, arg)),
-            needs: step.args.iter().map(|&arg| needs(store, arg)).max().unwrap_or(0),
+            half: step.args.iter().find_map(|&arg| half(program, arg)).filter(|_| here),
+            needs: step.args.iter().map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
+            waits: from..bound.waits.len(),
+            event: event_of[i],
         });
     }
     Ok(bound)
@@ -116,8 +169,10 @@ fn needs(store: &dyn Store, arg: Arg) -> usize {
 /// One call of an entry point, as its lanes see it.
 pub(crate) struct Walk<'a> {
     pub(crate) bound: &'a Bound,
-    pub(crate) unit: &'a dyn Unit,
+    /// By index in the plan; none where no step names it.
+    pub(crate) units: &'a [Option<Box<dyn Unit + 'a>>],
     pub(crate) taken: &'a [AtomicUsize],
+    pub(crate) events: &'a Events,
     pub(crate) fault: &'a OnceLock<StepFault>,
     pub(crate) extent: Extent,
     /// What steps wait for; none if all weights are there.
@@ -127,33 +182,59 @@ pub(crate) struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Walks all steps.
+    /// Walks some steps of the processor.
     ///
     /// # Safety
-    /// The inputs are written, and all lanes of `barrier` walk, each as one of the lanes that
-    /// [`Unit::execute`] asks for.
-    pub(crate) unsafe fn all(&self, lane: Lane, barrier: &Barrier) {
-        // SAFETY: the caller's promise; nothing comes before the first step.
-        unsafe { self.span(0..self.bound.len(), lane, barrier) };
-    }
-
-    /// Walks some steps.
-    ///
-    /// # Safety
-    /// As [`Walk::all`]; the steps before them have ended.
+    /// The inputs are written, and the steps before these have ended. All lanes of `barrier` walk them, each as one of the
+    /// lanes that [`Unit::submit`] asks for, and every other unit that has steps walks [`Walk::beside`] at the same time.
     pub(crate) unsafe fn span(&self, steps: Range<usize>, lane: Lane, barrier: &Barrier) {
         let mut ready = true;
         for i in steps {
-            if self.bound.steps[i].barrier {
+            let step = &self.bound.steps[i];
+            if step.unit != 0 {
+                continue;
+            }
+            if step.barrier {
                 barrier.wait();
             }
+            self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
             // Nothing is let through after a failure, so all lanes stop at the same step. They still meet at every barrier.
             ready = ready && self.has_weights(i);
             if ready {
-                // SAFETY: the barriers of the plan stand before every step that depends on an earlier one.
-                unsafe { self.step(i, lane) };
+                // SAFETY: the barriers of the plan stand before every step that depends on an earlier one, and what it
+                // depends on of other units has ended.
+                unsafe { self.step(i, lane, lane.index) };
+            }
+            if let Some(event) = step.event {
+                self.events.arrive(event);
             }
         }
+    }
+
+    /// Walks some steps of a unit beside the processor, on its one thread; `track` is its place in the timeline.
+    ///
+    /// # Safety
+    /// As [`Walk::span`].
+    pub(crate) unsafe fn beside(&self, steps: Range<usize>, unit: usize, scratch: Addr, track: usize) {
+        let Some(beside) = self.units.get(unit).and_then(Option::as_ref) else { return };
+        let lane = Lane { index: 0, of: 1, scratch };
+        for i in steps {
+            let step = &self.bound.steps[i];
+            if step.unit != unit {
+                continue;
+            }
+            self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
+            // What a step gives that has failed is nobody's operand.
+            if self.fault.get().is_none() {
+                // SAFETY: steps of this unit have been submitted in their order, and others have ended.
+                unsafe { self.step(i, lane, track) };
+            }
+            if let Some(event) = step.event {
+                beside.wait(self.fault);
+                self.events.arrive(event);
+            }
+        }
+        beside.wait(self.fault);
     }
 
     /// Waits for the weights of a step, if it has rows. False if they do not come.
@@ -166,13 +247,11 @@ impl Walk<'_> {
     /// Executes a lane's share of step `i`. A step without rows is skipped.
     ///
     /// # Safety
-    /// As [`Unit::execute`].
-    pub(crate) unsafe fn step(&self, i: usize, lane: Lane) {
+    /// As [`Unit::submit`].
+    pub(crate) unsafe fn step(&self, i: usize, lane: Lane, track: usize) {
         let step = &self.bound.steps[i];
         let n = self.extent.rows(step.rows);
-        if n == 0 {
-            return;
-        }
+        let Some(unit) = self.units.get(step.unit).and_then(Option::as_ref).filter(|_| n > 0) else { return };
         let launch = Launch {
             code: step.code,
             args: &self.bound.args[step.args.clone()],
@@ -186,9 +265,38 @@ impl Walk<'_> {
         };
         let begin = self.timeline.map(|_| Instant::now());
         // SAFETY: the caller's promise.
-        unsafe { self.unit.execute(&launch, lane) };
+        unsafe { unit.submit(&launch, lane) };
         if let (Some((timeline, entry)), Some(begin)) = (self.timeline, begin) {
-            timeline.lane(lane.index, What::Step { entry, step: i as u32 }, begin);
+            timeline.lane(track, What::Step { entry, step: i as u32 }, begin);
+        }
+    }
+}
+
+/// The threads of a call: the processor's lanes, and one of every other unit that has steps.
+#[derive(Clone, Copy)]
+pub(crate) struct Threads<'a> {
+    /// The lanes.
+    pub(crate) lanes: usize,
+    /// Scratch of the first lane, and bytes from one lane's to the next.
+    pub(crate) scratch: (Addr, usize),
+    /// Units beside the processor, with their scratch.
+    pub(crate) beside: &'a [(usize, Addr)],
+}
+
+impl Threads<'_> {
+    /// What thread `index` of the pool does of a walk.
+    ///
+    /// # Safety
+    /// As [`Walk::span`], of all threads.
+    pub(crate) unsafe fn walk(&self, walk: &Walk<'_>, steps: Range<usize>, index: usize, barrier: &Barrier) {
+        if index < self.lanes {
+            let (scratch, stride) = self.scratch;
+            let lane = Lane { index, of: self.lanes, scratch: scratch.plus(index * stride) };
+            // SAFETY: the caller's promise; each lane has its own part of the scratch.
+            unsafe { walk.span(steps, lane, barrier) };
+        } else if let Some(&(unit, scratch)) = self.beside.get(index - self.lanes) {
+            // SAFETY: the caller's promise; the scratch is the unit's own.
+            unsafe { walk.beside(steps, unit, scratch, index) };
         }
     }
 }

@@ -320,7 +320,6 @@ mod tests {
             triple: triple.to_owned(),
             cpu: "generic".to_owned(),
             features: features.iter().map(|&f| f.to_owned()).collect(),
-            units: Vec::new(),
         };
         assert!(check(&target(&triple, &[])).is_ok());
         let e = check(&target(&triple, &["warp-drive"])).unwrap_err().to_string();

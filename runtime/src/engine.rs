@@ -1,23 +1,27 @@
 //! Executes a Program: sequences in, logits out.
 
+use crate::admission::Tallies;
 use crate::available::available;
-use crate::call::{Bound, Extent, Walk, bind};
+use crate::beside::{self, Beside, Executor};
+use crate::call::{Bound, Extent, Places, Threads, Walk, bind};
 use crate::cpu;
 use crate::error::{Error, Result};
+use crate::events::Events;
 use crate::graphs::Graphs;
 use crate::memory::{Addr, Region};
-use crate::offload::{Offload, Offloaded};
+use crate::offload::GraphUnit;
 use crate::overflow::Tally;
 use crate::owned::{Arrival, How, MovingStore, OwnedStore};
 use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
+use crate::processor::Processor;
 use crate::program::Program;
 use crate::store::{CheckLevel, MappedStore, Store};
 use crate::timeline::Timeline;
-use crate::unit::{self, BadExpert, Cpu, Lane, StepFault, Unit};
+use crate::unit::{self, BadExpert, StepFault, Unit};
 use crate::weights::{self, Choice, Held, Weights};
 use moec_ir::EntryKind;
-use moec_ir::plan::{ALIGN, Builtin, Code, Entry};
+use moec_ir::plan::{ALIGN, Builtin, Code, Entry, UnitRef};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -86,8 +90,12 @@ pub struct Memory {
 /// [`crate::abi::KernelFn`].
 pub struct Engine<'p> {
     pub(crate) program: &'p Program,
-    pub(crate) unit: Box<dyn Unit + 'p>,
-    offloaded: Option<Arc<Offloaded>>,
+    /// By index in the plan; none for those that no step names.
+    pub(crate) units: Vec<Option<Box<dyn Unit + 'p>>>,
+    /// Those beside the processor, with their scratch.
+    pub(crate) threads: Vec<(usize, Addr)>,
+    beside: Beside,
+    tallies: Arc<Tallies>,
     pager: Option<Arc<Pager>>,
     timeline: Option<Arc<Timeline>>,
     pub(crate) store: Box<dyn Store + 'p>,
@@ -102,6 +110,7 @@ pub struct Engine<'p> {
     pub(crate) scratch: Region,
     pub(crate) scratch_stride: usize,
     pub(crate) taken: Vec<AtomicUsize>,
+    pub(crate) events: Events,
     pub(crate) pool: Pool,
     pub(crate) lens: Vec<usize>,
     /// Rows of a call, kept for the next one.
@@ -115,50 +124,14 @@ impl<'p> Engine<'p> {
     ///
     /// # Errors
     /// What [`cpu::check`], [`MappedStore::open`] or [`OwnedStore::open`] find; memory or threads
-    /// refused, [`Error::NoRoom`]; a graph that does not load, or that nothing here executes.
+    /// refused, [`Error::NoRoom`]; a graph that does not load, or a unit that nothing here executes.
     pub fn open(program: &'p Program, bundle: &Path, options: Options) -> Result<Self> {
         #[cfg(target_os = "macos")]
         if !program.graphs.is_empty() {
             let graphs = Box::new(crate::coreml::CoreMl::new()?);
             return Self::with_graphs(program, bundle, graphs, bundle, options);
         }
-        if program.paging.is_some() && !options.resident {
-            if options.weights == Weights::Own {
-                return Err(Error::OwnUnderBudget);
-            }
-            let how = options.paging.map_or_else(Paging::from_env, Ok)?;
-            let options = Options { threads: Some(paging::threads(program, options.threads)?), ..options };
-            let (store, unit, pager) = paging::open(program, bundle, options.check, &how)?;
-            let mut engine = Self::with_parts(program, Box::new(store), None, options)?;
-            unit::check(&unit, program)?;
-            (engine.unit, engine.pager) = (Box::new(unit), Some(pager));
-            engine.why = Choice::under_budget().why;
-            return Ok(engine);
-        }
-        Self::with_weights(program, bundle, None, options)
-    }
-
-    /// As [`Engine::open`], with all weights mapped or in memory of our own.
-    fn with_weights(
-        program: &'p Program,
-        bundle: &Path,
-        graphs: Option<Box<dyn Graphs>>,
-        options: Options,
-    ) -> Result<Self> {
-        let needed = weights::needed(program, cpu::threads(options.threads)?);
-        let choice = weights::choose(options.weights, options.lazy, needed, available())?;
-        // Who asks for `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
-        let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
-        let store: Box<dyn Store + 'p> = if !choice.own {
-            Box::new(MappedStore::open(program, bundle, options.check)?)
-        } else if may_move && MovingStore::is_worth(program, bundle)? {
-            Box::new(MovingStore::open(program, bundle, options.check, &How::from_env()?)?)
-        } else {
-            Box::new(OwnedStore::open(program, bundle, options.check, &How::from_env()?)?)
-        };
-        let mut engine = Self::with_parts(program, store, graphs, options)?;
-        engine.why = choice.why;
-        Ok(engine)
+        Self::with_units(program, bundle, &mut |_| None, bundle, options)
     }
 
     /// As [`Engine::open`], for a program with static graphs, which `graphs` executes. They are loaded from the folder
@@ -169,12 +142,46 @@ impl<'p> Engine<'p> {
     pub fn with_graphs(
         program: &'p Program,
         bundle: &Path,
-        mut graphs: Box<dyn Graphs>,
+        graphs: Box<dyn Graphs>,
         packages: &Path,
         options: Options,
     ) -> Result<Self> {
-        graphs.load(packages, &program.graphs, program.model.slots as usize)?;
-        Self::with_weights(program, bundle, Some(graphs), options)
+        let mut graphs = Some(graphs);
+        Self::with_units(program, bundle, &mut |_| graphs.take().map(Executor::Graphs), packages, options)
+    }
+
+    /// As [`Engine::open`], with what executes the units beside the processor, which `executor` brings: it is asked for every
+    /// unit that has steps. Static graphs are loaded from the folder `packages`.
+    ///
+    /// # Errors
+    /// As [`Engine::open`]; a graph that does not load, a unit without an executor.
+    pub fn with_units(
+        program: &'p Program,
+        bundle: &Path,
+        executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
+        packages: &Path,
+        options: Options,
+    ) -> Result<Self> {
+        let tallies = Arc::new(Tallies::of(&program.sets));
+        let mut units = bring(program, executor, packages, &tallies)?;
+        let mut options = options;
+        let (store, pager, why): (Box<dyn Store + 'p>, _, _) =
+            if program.paging.is_some() && !options.resident {
+                if options.weights == Weights::Own {
+                    return Err(Error::OwnUnderBudget);
+                }
+                let how = options.paging.map_or_else(Paging::from_env, Ok)?;
+                options.threads = Some(paging::threads(program, options.threads)?);
+                let (store, pager) = paging::open(program, bundle, options.check, &how)?;
+                (Box::new(store), Some(pager), Choice::under_budget().why)
+            } else {
+                let (store, why) = weights_of(program, bundle, options)?;
+                (store, None, why)
+            };
+        units[0] = Some(Box::new(Processor::new(program, pager.clone(), Arc::clone(&tallies))));
+        let mut engine = Self::with_parts(program, store, units, tallies, Some(bundle), options)?;
+        (engine.pager, engine.why) = (pager, why);
+        Ok(engine)
     }
 
     /// As [`Engine::open`], with weights from another store; [`Options::weights`] says nothing then.
@@ -182,53 +189,70 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// As [`Engine::open`].
     pub fn with_store(program: &'p Program, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
-        Self::with_parts(program, store, None, options)
+        let tallies = Arc::new(Tallies::of(&program.sets));
+        let mut units: Vec<Option<Box<dyn Unit + 'p>>> = program.units.iter().map(|_| None).collect();
+        units[0] = Some(Box::new(Processor::new(program, None, Arc::clone(&tallies))));
+        Self::with_parts(program, store, units, tallies, None, options)
     }
 
     fn with_parts(
         program: &'p Program,
         store: Box<dyn Store + 'p>,
-        graphs: Option<Box<dyn Graphs>>,
+        mut units: Vec<Option<Box<dyn Unit + 'p>>>,
+        tallies: Arc<Tallies>,
+        bundle: Option<&Path>,
         options: Options,
     ) -> Result<Self> {
-        if graphs.is_none() && !program.graphs.is_empty() {
-            return Err(Error::NoUnit(program.graphs[0].package.clone()));
-        }
+        unit::check(&units, program)?;
         cpu::check(&program.target)?;
-        let threads = cpu::threads(options.threads)?;
-        let arena = Region::new("activations", program.arena_bytes)?;
+        let lanes = cpu::threads(options.threads)?;
+        let arena = Region::new("activations", program.arena_bytes())?;
         let mut kv_bytes = 0u64;
         let mut offsets = Vec::with_capacity(program.states.len());
         for state in &program.states {
             offsets.push(kv_bytes);
-            let end = state.bytes().checked_next_multiple_of(ALIGN).and_then(|b| kv_bytes.checked_add(b));
+            let bytes = if state.memory == 0 { state.bytes() } else { 0 };
+            let end = bytes.checked_next_multiple_of(ALIGN).and_then(|b| kv_bytes.checked_add(b));
             kv_bytes =
                 end.ok_or_else(|| Error::Plan("the KV cache is larger than memory can be".to_owned()))?;
         }
         let states = Region::new("KV cache", kv_bytes)?;
-        let state_at: Vec<_> = offsets.into_iter().map(|o| states.base().plus(o as usize)).collect();
+        let beside = beside::open(program, &mut units, bundle)?;
+        let here = |o: u64| states.base().plus(o as usize);
+        let state_at: Vec<_> = offsets
+            .into_iter()
+            .zip(&beside.states)
+            .map(|(o, there)| there.unwrap_or_else(|| here(o)))
+            .collect();
         // One more line between threads, so that the prefetcher of one does not pull at the next.
         let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
-        let scratch_bytes = stride.and_then(|s| s.checked_mul(threads as u64)).unwrap_or(u64::MAX);
+        let used = |u: usize| program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
+        let others: Vec<usize> = (1..units.len()).filter(|&u| units[u].is_some() && used(u)).collect();
+        // Units that compute in the processor's memory have their scratch there.
+        let scratches = (lanes + others.len()) as u64;
+        let scratch_bytes = stride.and_then(|s| s.checked_mul(scratches)).unwrap_or(u64::MAX);
         let scratch = Region::new("scratch", scratch_bytes)?;
-        let mut bound = Vec::with_capacity(program.entries.len());
-        for entry in &program.entries {
-            bound.push(bind(program, entry, arena.base(), &state_at, store.as_ref())?);
-        }
-        let (unit, offloaded): (Box<dyn Unit + 'p>, _) =
-            if program.sets.is_empty() && program.parts.is_empty() {
-                (Box::new(Cpu), None)
-            } else {
-                let unit = Offload::new(program, graphs);
-                let offloaded = unit.offloaded();
-                (Box::new(unit), Some(offloaded))
-            };
-        unit::check(unit.as_ref(), program)?;
+        let stride = stride.unwrap_or(0) as usize;
+        let at = |i: usize| scratch.base().plus((lanes + i) * stride);
+        let own = |u: usize| beside.scratch.get(u).copied().flatten();
+        let threads: Vec<_> =
+            others.iter().enumerate().map(|(i, &u)| (u, own(u).unwrap_or_else(|| at(i)))).collect();
+        let arenas: Vec<Addr> = [arena.base()].into_iter().chain(beside.arenas.iter().copied()).collect();
+        let places = Places {
+            arenas: &arenas,
+            states: &state_at,
+            store: store.as_ref(),
+            residents: &beside.residents,
+        };
+        let all = program.entries.iter().map(|entry| bind(program, entry, &places));
+        let bound: Vec<Bound> = all.collect::<Result<_>>()?;
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
+        let events = bound.iter().map(|b| b.events().len()).max().unwrap_or(0);
         Ok(Self {
             program,
-            unit,
-            offloaded,
+            units,
+            beside,
+            tallies,
             pager: None,
             timeline: None,
             store,
@@ -239,9 +263,11 @@ impl<'p> Engine<'p> {
             state_at,
             bound,
             scratch,
-            scratch_stride: stride.unwrap_or(0) as usize,
+            scratch_stride: stride,
             taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
-            pool: Pool::new(threads, cpu::pinning(threads))?,
+            events: Events::new(events, lanes + threads.len()),
+            pool: Pool::new(lanes, threads.len(), cpu::pinning(lanes))?,
+            threads,
             lens: vec![0; program.model.slots as usize],
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
@@ -297,8 +323,15 @@ impl<'p> Engine<'p> {
         if !self.store.moves()? {
             return Ok(());
         }
-        let (arena, states, store) = (self.arena.base(), &self.state_at, self.store.as_ref());
-        let all = self.program.entries.iter().map(|entry| bind(self.program, entry, arena, states, store));
+        let arenas: Vec<Addr> =
+            [self.arena.base()].into_iter().chain(self.beside.arenas.iter().copied()).collect();
+        let places = Places {
+            arenas: &arenas,
+            states: &self.state_at,
+            store: self.store.as_ref(),
+            residents: &self.beside.residents,
+        };
+        let all = self.program.entries.iter().map(|entry| bind(self.program, entry, &places));
         // Until all are there the addresses of before hold.
         self.bound = all.collect::<Result<_>>()?;
         self.store.leave();
@@ -316,12 +349,12 @@ impl<'p> Engine<'p> {
     /// What became of the (token, expert) pairs of each set of experts with fixed capacities, by layer, since the engine
     /// was opened; empty where there are none.
     pub fn tallies(&self) -> Vec<(u32, Tally)> {
-        self.offloaded.as_ref().map_or_else(Vec::new, |o| o.tallies())
+        self.tallies.all()
     }
 
     /// Writes down from now on what every thread and the disk do.
     pub fn watch(&mut self) -> Arc<Timeline> {
-        let timeline = Arc::new(Timeline::new(self.threads()));
+        let timeline = Arc::new(Timeline::new(self.threads() + self.threads.len()));
         if let Some(pager) = &self.pager {
             pager.watch(Arc::clone(&timeline));
         }
@@ -543,19 +576,24 @@ impl<'p> Engine<'p> {
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],
-            unit: self.unit.as_ref(),
+            units: &self.units,
             taken: &self.taken,
+            events: &self.events,
             fault: &fault,
             extent,
             arrival: self.store.arrival().filter(|a| !a.is_complete()),
             timeline: self.timeline.as_deref().map(|t| (t, entry as u32)),
         };
-        let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
+        let threads = Threads {
+            lanes: self.pool.lanes(),
+            scratch: (self.scratch.base(), self.scratch_stride),
+            beside: &self.threads,
+        };
         self.pool.run(&|index, barrier| {
-            // SAFETY: the program is verified, and `begin` has checked the rows; all lanes of the pool walk the
+            // SAFETY: the program is verified, and `begin` has checked the rows; all threads of the pool walk the
             // same steps, each with its own part of the scratch; `&mut self` keeps every other use of
             // the memory away.
-            unsafe { walk.all(Lane { index, of, scratch: scratch.plus(index * stride) }, barrier) }
+            unsafe { threads.walk(&walk, 0..walk.bound.len(), index, barrier) }
         });
         self.end(rows, fault.into_inner())
     }
@@ -600,6 +638,8 @@ impl<'p> Engine<'p> {
         self.write(entry, 2, kind.rows(), 0, rows.iter().map(|r| r.slot as i32));
         self.write(entry, 3, out_rows, -1, wanted.map(|w| w as i32));
         self.taken.iter().for_each(|t| t.store(0, Ordering::Relaxed));
+        let lanes = self.pool.lanes();
+        self.events.reset(self.bound[entry].events().iter().map(|&unit| if unit == 0 { lanes } else { 1 }));
         Ok(Extent { n: rows.len(), m: outputs, seq_len })
     }
 
@@ -628,7 +668,7 @@ impl<'p> Engine<'p> {
                 return Err(Error::BadExpert { expert, experts, step });
             }
             Some(StepFault::Unknown(unknown)) => return Err(unknown.into()),
-            Some(StepFault::Graph(e) | StepFault::Flash(e) | StepFault::Weights(e)) => return Err(e),
+            Some(StepFault::Unit(e) | StepFault::Flash(e) | StepFault::Weights(e)) => return Err(e),
             None => {}
         }
         for row in rows {
@@ -649,4 +689,55 @@ impl<'p> Engine<'p> {
             std::slice::from_raw_parts(first, self.program.model.vocab as usize)
         }
     }
+}
+
+/// What executes each unit of a program that has steps, the processor aside.
+fn bring<'p>(
+    program: &'p Program,
+    executor: &mut dyn FnMut(&UnitRef) -> Option<Executor>,
+    packages: &Path,
+    tallies: &Arc<Tallies>,
+) -> Result<Vec<Option<Box<dyn Unit + 'p>>>> {
+    let mut units: Vec<Option<Box<dyn Unit + 'p>>> = Vec::with_capacity(program.units.len());
+    for (i, of) in program.units.iter().enumerate() {
+        let used = program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == i);
+        if i == 0 || !used {
+            units.push(None);
+            continue;
+        }
+        units.push(Some(match executor(of).ok_or_else(|| Error::NoUnit(of.name.clone()))? {
+            Executor::Unit(unit) => unit,
+            Executor::Graphs(mut graphs) => {
+                graphs.load(packages, &program.graphs, program.model.slots as usize)?;
+                Box::new(GraphUnit::new(program, graphs, Arc::clone(tallies)))
+            }
+        }));
+    }
+    Ok(units)
+}
+
+/// A store of all weights that the processor's steps read, mapped or in memory of our own, and why so.
+fn weights_of<'p>(
+    program: &'p Program,
+    bundle: &Path,
+    options: Options,
+) -> Result<(Box<dyn Store + 'p>, String)> {
+    if program.memories.len() > 1 && options.weights != Weights::Own {
+        // Memory of our own holds whole files, and a part of these weights is elsewhere.
+        let here = program.segments_of(0);
+        let store = MappedStore::open_some(program, bundle, options.check, &|i| here.contains(&i))?;
+        return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
+    }
+    let needed = weights::needed(program, cpu::threads(options.threads)?);
+    let choice = weights::choose(options.weights, options.lazy, needed, available())?;
+    // Who asks for `own` by name waits for it. So does who has all files hashed, which takes longer than to fill it.
+    let may_move = options.weights == Weights::Auto && options.check != CheckLevel::All;
+    let store: Box<dyn Store + 'p> = if !choice.own {
+        Box::new(MappedStore::open(program, bundle, options.check)?)
+    } else if may_move && MovingStore::is_worth(program, bundle)? {
+        Box::new(MovingStore::open(program, bundle, options.check, &How::from_env()?)?)
+    } else {
+        Box::new(OwnedStore::open(program, bundle, options.check, &How::from_env()?)?)
+    };
+    Ok((store, choice.why))
 }

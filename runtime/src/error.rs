@@ -104,8 +104,8 @@ pub enum Error {
     /// An extent of the weights cannot be read from flash.
     #[error(transparent)]
     Flash(Box<crate::flash::ReadError>),
-    /// The program has static graphs, and nothing here executes them.
-    #[error("`{0}` and other graphs of the bundle need a unit that this machine has not")]
+    /// The program has steps of a unit that nothing here executes.
+    #[error("steps of the bundle run on the unit `{0}`, which this machine has not")]
     NoUnit(String),
     /// A static graph does not load or run.
     #[error("graph `{graph}`: {why}")]

@@ -25,8 +25,10 @@
 //! builds beside a generated runner.
 
 pub mod abi;
+mod admission;
 mod available;
 pub mod barrier;
+pub mod beside;
 pub mod best_of;
 pub mod big_little;
 pub mod builtin;
@@ -39,6 +41,7 @@ pub mod coreml;
 pub mod cpu;
 pub mod engine;
 pub mod error;
+mod events;
 pub mod flash;
 pub mod generate;
 pub mod graphs;
@@ -51,6 +54,7 @@ pub mod owned;
 pub mod paging;
 pub mod pool;
 mod preload;
+mod processor;
 pub mod program;
 pub mod regular;
 pub mod sampler;

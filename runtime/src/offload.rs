@@ -1,38 +1,34 @@
 //! Rows that go to static graphs and back (NPUMoE, §3.2 and §4.2).
 //!
-//! The processor routes, decides which rows find room ([`Builtin::Admit`]), packs the rows of each group's experts one
-//! expert after the other, padded to their capacities, has the graph run, and takes the results apart again
-//! ([`Builtin::Experts`]). Both run on one lane. The other lanes go on with steps that do not wait for them: experts
-//! of the processor compute while graphs run elsewhere.
+//! The processor routes and decides which rows find room ([`crate::admission`]). The unit packs the rows of each group's experts
+//! one expert after the other, padded to their capacities, has the graph run, and takes the results apart again
+//! ([`Builtin::Experts`]), or runs the graphs of a part ([`Builtin::Part`]). It does so on a thread of its own: experts of the
+//! processor compute while graphs run elsewhere.
 
+use crate::admission::{Tallies, lock};
 use crate::chunk;
 use crate::error::{Error, Result};
 use crate::graphs::{Graphs, f16};
 use crate::memory::Addr;
-use crate::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
+use crate::overflow::Tally;
 use crate::program::{Code, Program};
-use crate::unit::{BadExpert, Cpu, Lane, Launch, StepFault, Unit};
+use crate::unit::{Lane, Launch, StepFault, Unit, UnknownStep};
 use half::slice::HalfFloatSliceExt;
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{Builtin, ExpertSet, GraphPart};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use moec_ir::plan::{Builtin, GraphPart};
+use std::sync::{Arc, Mutex};
 
-/// The processor, with a unit beside it that executes static graphs.
-pub(crate) struct Offload<'p> {
+/// A unit that executes static graphs, on rows in the processor's memory.
+pub(crate) struct GraphUnit<'p> {
     program: &'p Program,
-    graphs: Option<Box<dyn Graphs>>,
-    offloaded: Arc<Offloaded>,
+    graphs: Box<dyn Graphs>,
+    tallies: Arc<Tallies>,
     work: Mutex<Work>,
 }
-
-/// What was offloaded so far.
-pub(crate) struct Offloaded(Mutex<Vec<(u32, Tally)>>);
 
 /// Memory that is used again from call to call.
 #[derive(Default)]
 struct Work {
-    decider: Decider,
-    saliency: Vec<f32>,
     x: Vec<f16>,
     y: Vec<f16>,
     positions: Vec<u32>,
@@ -40,65 +36,15 @@ struct Work {
     ports: Vec<Vec<f16>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic leaves is written anew before it is read.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Offloaded {
-    /// By layer.
-    pub(crate) fn tallies(&self) -> Vec<(u32, Tally)> {
-        lock(&self.0).clone()
+impl<'p> GraphUnit<'p> {
+    /// For a program whose graphs are loaded.
+    pub(crate) fn new(program: &'p Program, graphs: Box<dyn Graphs>, tallies: Arc<Tallies>) -> Self {
+        Self { program, graphs, tallies, work: Mutex::default() }
     }
 
-    fn add(&self, set: usize, tally: &Tally) {
-        if let Some((_, sum)) = lock(&self.0).get_mut(set) {
-            sum.add(tally);
-        }
-    }
-}
-
-impl<'p> Offload<'p> {
-    /// For the sets of a program. Without `graphs` it may have none.
-    pub(crate) fn new(program: &'p Program, graphs: Option<Box<dyn Graphs>>) -> Self {
-        let tallies = program.sets.iter().map(|s| (s.layer, Tally::default())).collect();
-        Self { program, graphs, offloaded: Arc::new(Offloaded(Mutex::new(tallies))), work: Mutex::default() }
-    }
-
-    pub(crate) fn offloaded(&self) -> Arc<Offloaded> {
-        Arc::clone(&self.offloaded)
-    }
-
-    /// Runs a graph. What has graphs has what executes them: [`crate::Engine`] sees to it.
+    /// Runs a graph.
     fn run(&self, graph: u32, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
-        let nobody = || Error::NoUnit(self.program.graphs[graph as usize].package.clone());
-        self.graphs.as_ref().ok_or_else(nobody)?.run(graph as usize, slot, inputs, outputs)
-    }
-
-    /// Decides which choices find room. `ids`, `stay` and `rest` are `[n, k]`, `added` is `[n, channels]`.
-    fn admit(
-        &self,
-        set: usize,
-        k: usize,
-        channels: usize,
-        (ids, added): (&[i32], &[f32]),
-        [stay, rest]: [&mut [i32]; 2],
-    ) -> Result<(), Misrouted> {
-        let work = &mut *lock(&self.work);
-        let ExpertSet { capacities, overflow, .. } = &self.program.sets[set];
-        work.saliency.clear();
-        work.saliency.extend(added.chunks_exact(channels.max(1)).map(saliency));
-        let choices = Choices { ids, k, saliency: &work.saliency };
-        let mut tally = Tally::default();
-        let fates = work.decider.decide(&choices, capacities, *overflow, &mut tally)?;
-        for (i, (&id, fate)) in ids.iter().zip(fates).enumerate() {
-            // Without a capacity there is no graph, but room for all.
-            let fixed = capacities[id as usize] > 0;
-            stay[i] = if fixed && *fate == Fate::Stays { id } else { -1 };
-            rest[i] = if !fixed || *fate == Fate::Spilled { id } else { -1 };
-        }
-        self.offloaded.add(set, &tally);
-        Ok(())
+        self.graphs.run(graph as usize, slot, inputs, outputs)
     }
 
     /// Runs the graphs of a set. `x` is `[rows, hidden]`, `y` is `[rows · k, hidden]`, in the order of the table's slots.
@@ -158,7 +104,7 @@ impl<'p> Offload<'p> {
             let rows = members().map(|(_, &e)| slots(e, capacity).map_or(0, |s| s.len() as u32));
             tally.executed(group.capacity, rows);
         }
-        self.offloaded.add(set, &tally);
+        self.tallies.add(set, &tally);
         Ok(())
     }
 }
@@ -172,7 +118,7 @@ struct PartRows<'a> {
     slots: &'a [i32],
 }
 
-impl Offload<'_> {
+impl GraphUnit<'_> {
     /// Runs the graphs of a part. `y` is `[rows, outputs]`.
     fn part(&self, part: usize, rows: PartRows<'_>, y: &mut [f32]) -> Result<()> {
         let part = &self.program.parts[part];
@@ -255,66 +201,24 @@ impl Offload<'_> {
     }
 }
 
-impl Unit for Offload<'_> {
+impl Unit for GraphUnit<'_> {
     fn name(&self) -> &'static str {
-        self.graphs.as_ref().map_or("cpu", |g| g.name())
+        self.graphs.name()
     }
 
     fn executes(&self, builtin: Builtin) -> bool {
-        match builtin {
-            Builtin::Admit { .. } | Builtin::Experts { .. } | Builtin::Part { .. } => true,
-            other => Cpu.executes(other),
-        }
+        matches!(builtin, Builtin::Experts { .. } | Builtin::Part { .. })
     }
 
-    unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
+    unsafe fn submit(&self, launch: &Launch<'_>, _lane: Lane) {
         let n = launch.n;
         match (launch.code, launch.args) {
-            (Code::Builtin(Builtin::Admit { set, k, channels }), &[ids, added, stay, rest]) => {
-                if lane.index > 0 {
-                    return;
-                }
-                let (set, k, channels) = (set as usize, k as usize, channels as usize);
-                // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all
-                // others; this is the one lane that runs it.
-                let (choices, fates) = unsafe {
-                    (
-                        (
-                            std::slice::from_raw_parts(ids.of::<i32>(), n * k),
-                            std::slice::from_raw_parts(added.of::<f32>(), n * channels),
-                        ),
-                        [
-                            std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k),
-                            std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k),
-                        ],
-                    )
-                };
-                if let Err(e) = self.admit(set, k, channels, choices, fates) {
-                    let fault = match e {
-                        Misrouted::Expert { expert, experts } => StepFault::Expert(BadExpert {
-                            step: launch.step,
-                            expert,
-                            experts: experts as u32,
-                        }),
-                        Misrouted::Shape { .. } => StepFault::Graph(Error::Plan(e.to_string())),
-                    };
-                    launch.fail(fault);
-                    // What runs behind stays in bounds.
-                    // SAFETY: as above; the slices are gone.
-                    unsafe {
-                        std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k).fill(-1);
-                        std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k).fill(-1);
-                    }
-                }
-            }
             (Code::Builtin(Builtin::Experts { set, rows, k, hidden }), &[x, table, y]) => {
-                if lane.index > 0 {
-                    return;
-                }
                 let (set, hidden) = (set as usize, hidden as usize);
                 let experts = self.program.sets[set].capacities.len();
                 let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts };
-                // SAFETY: as above; the table was written by a step that has ended, which keeps to its layout.
+                // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all others; this
+                // is the one lane that runs it; the table was written by a step that has ended, which keeps to its layout.
                 let (operands, y) = unsafe {
                     (
                         (
@@ -325,13 +229,10 @@ impl Unit for Offload<'_> {
                     )
                 };
                 if let Err(e) = self.experts(set, layout, hidden, operands, y) {
-                    launch.fail(StepFault::Graph(e));
+                    launch.fail(StepFault::Unit(e));
                 }
             }
             (Code::Builtin(Builtin::Part { part }), &[x, ref more @ .., y]) => {
-                if lane.index > 0 {
-                    return;
-                }
                 let part = part as usize;
                 let GraphPart { inputs, outputs, attention, .. } = self.program.parts[part];
                 let angles = attention.map_or(0, |a| a.angles as usize);
@@ -352,11 +253,20 @@ impl Unit for Offload<'_> {
                 // SAFETY: as above.
                 let y = unsafe { std::slice::from_raw_parts_mut(y.of::<f32>(), n * outputs as usize) };
                 if let Err(e) = self.part(part, rows, y) {
-                    launch.fail(StepFault::Graph(e));
+                    launch.fail(StepFault::Unit(e));
                 }
             }
-            // SAFETY: the caller's promise.
-            _ => unsafe { Cpu.execute(launch, lane) },
+            (Code::Builtin(builtin), _) => {
+                launch.fail(StepFault::Unknown(UnknownStep {
+                    unit: self.name(),
+                    step: launch.step,
+                    builtin,
+                }));
+            }
+            (Code::Kernel(_), _) => {
+                let why = "a kernel in a unit that runs graphs alone".to_owned();
+                launch.fail(StepFault::Unit(Error::Plan(why)));
+            }
         }
     }
 }

@@ -11,38 +11,47 @@ use std::thread::JoinHandle;
 type Job = dyn Fn(usize, &Barrier) + Sync;
 
 struct Shared {
+    /// Where lanes meet between steps.
     barrier: Barrier,
-    /// Written by lane 0 while all other lanes wait at the barrier, read by them after it.
+    /// Where all threads meet before and after a job.
+    gate: Barrier,
+    /// Written by lane 0 while all other threads wait at the gate, read by them after it.
     job: UnsafeCell<Option<*const Job>>,
 }
 
 // SAFETY: `job` is written only by lane 0 (there is one: `Pool::run` borrows mutably) while every other
-// lane waits at the barrier, which orders that write before their reads. The pointee is `Sync`.
+// lane waits at the gate, which orders that write before their reads. The pointee is `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; nothing in it belongs to one thread.
 unsafe impl Send for Shared {}
 
-/// Threads that walk steps together. The caller of [`Pool::run`] is lane 0.
+/// Threads that walk steps together, the lanes, and those of other units, which walk beside them. The caller of [`Pool::run`]
+/// is lane 0.
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    /// A pool of `lanes` threads, the caller's included, each bound to a core if `pin`.
+    /// A pool of `lanes` threads, the caller's included, each bound to a core if `pin`, and of `beside` others.
     ///
     /// # Errors
     /// [`Error::Thread`] if the system starts no more threads.
-    pub fn new(lanes: usize, pin: bool) -> Result<Self> {
-        let shared = Arc::new(Shared { barrier: Barrier::new(lanes.max(1)), job: UnsafeCell::new(None) });
+    pub fn new(lanes: usize, beside: usize, pin: bool) -> Result<Self> {
+        let all = lanes.max(1) + beside;
+        let shared = Arc::new(Shared {
+            barrier: Barrier::new(lanes.max(1)),
+            gate: Barrier::new(all),
+            job: UnsafeCell::new(None),
+        });
         // Nobody enters the barrier before all threads exist: with one missing it would never open.
         let complete = Arc::new(OnceLock::new());
         let mut threads = Vec::new();
-        for lane in 1..lanes {
+        for lane in 1..all {
             let (shared, gate) = (Arc::clone(&shared), Arc::clone(&complete));
             let body = move || {
                 if *gate.wait() {
-                    if pin {
+                    if pin && lane < lanes {
                         cpu::pin(lane);
                     }
                     work(&shared, lane);
@@ -66,13 +75,13 @@ impl Pool {
         Ok(Self { shared, threads })
     }
 
-    /// Threads, the caller's included.
+    /// Lanes, the caller's included.
     pub fn lanes(&self) -> usize {
         self.shared.barrier.lanes()
     }
 
-    /// Runs `job` on every lane and returns when all are done. Every lane must meet the others equally
-    /// often. A panic in a job ends the process: the other lanes would wait for ever.
+    /// Runs `job` on every thread and returns when all are done: on lanes by their index, on others by the indexes that follow.
+    /// Every lane must meet the other lanes equally often, and nobody else may. A panic in a job ends the process: the other lanes would wait for ever.
     pub fn run(&mut self, job: &(dyn Fn(usize, &Barrier) + Sync)) {
         let barrier = &self.shared.barrier;
         if !self.threads.is_empty() {
@@ -86,13 +95,13 @@ impl Pool {
         let guard = AbortOnPanic;
         job(0, barrier);
         std::mem::forget(guard);
-        barrier.wait();
+        self.shared.gate.wait();
     }
 
     fn post(&self, job: Option<*const Job>) {
-        // SAFETY: every other lane waits at the barrier (or will, before it reads) and this is lane 0.
+        // SAFETY: every other thread waits at the gate (or will, before it reads) and this is lane 0.
         unsafe { *self.shared.job.get() = job };
-        self.shared.barrier.wait();
+        self.shared.gate.wait();
     }
 }
 
@@ -109,14 +118,14 @@ impl Drop for Pool {
 
 fn work(shared: &Shared, lane: usize) {
     loop {
-        shared.barrier.wait();
+        shared.gate.wait();
         // SAFETY: lane 0 wrote it before the meeting above and writes again only after the next one.
         let Some(job) = (unsafe { *shared.job.get() }) else { return };
         let guard = AbortOnPanic;
-        // SAFETY: `run` keeps the job alive until this lane has met it at the barrier below.
+        // SAFETY: `run` keeps the job alive until this lane has met it at the gate below.
         unsafe { (*job)(lane, &shared.barrier) };
         std::mem::forget(guard);
-        shared.barrier.wait();
+        shared.gate.wait();
     }
 }
 
@@ -137,7 +146,7 @@ mod tests {
     #[test]
     fn every_lane_runs_every_job() {
         for lanes in [1, 2, 3, 5] {
-            let mut pool = Pool::new(lanes, false).unwrap();
+            let mut pool = Pool::new(lanes, 0, false).unwrap();
             assert_eq!(pool.lanes(), lanes);
             let (first, second) = (AtomicUsize::new(0), AtomicUsize::new(0));
             for round in 1..=300 {
@@ -150,6 +159,22 @@ mod tests {
                 });
                 assert_eq!(second.load(Ordering::Relaxed), round * lanes);
             }
+        }
+    }
+
+    #[test]
+    fn others_run_beside_the_lanes() {
+        let mut pool = Pool::new(2, 2, false).unwrap();
+        assert_eq!(pool.lanes(), 2);
+        let seen: Vec<_> = (0..4).map(|_| AtomicUsize::new(0)).collect();
+        for round in 1..=100 {
+            pool.run(&|thread, barrier| {
+                if thread < 2 {
+                    barrier.wait();
+                }
+                seen[thread].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(seen.iter().all(|n| n.load(Ordering::Relaxed) == round));
         }
     }
 }

@@ -1,13 +1,12 @@
 //! Runs of one entry point step by step: on one thread, with an observer who looks at memory around every
 //! step; and on all, with a clock.
 
-use crate::call::Walk;
+use crate::call::{Threads, Walk};
 use crate::engine::{Engine, Row};
 use crate::error::Result;
 use crate::memory::Addr;
 use crate::program::Program;
 use crate::store::Store;
-use crate::unit::Lane;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Entry, Step};
 use std::sync::OnceLock;
@@ -60,16 +59,17 @@ impl StepView<'_> {
         self.m
     }
 
-    /// Bytes of a buffer of the entry point.
+    /// Bytes of a buffer of the entry point, if it lies in the processor's memory.
     pub fn buffer(&self, index: u32) -> Option<&[u8]> {
-        let b = self.entry.buffers.get(index as usize)?;
+        let b = self.entry.buffers.get(index as usize).filter(|b| b.memory == 0)?;
         Some(self.look(self.arena.plus(b.offset as usize), b.bytes))
     }
 
-    /// Bytes of a KV-cache tensor.
+    /// Bytes of a KV-cache tensor, if it lies in the processor's memory.
     pub fn state(&self, index: u32) -> Option<&[u8]> {
         let at = self.state_at.get(index as usize)?;
-        Some(self.look(*at, self.program.states.get(index as usize)?.bytes()))
+        let state = self.program.states.get(index as usize).filter(|s| s.memory == 0)?;
+        Some(self.look(*at, state.bytes()))
     }
 
     /// Bytes of a packed weight.
@@ -127,15 +127,20 @@ impl Engine<'_> {
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],
-            unit: self.unit.as_ref(),
+            units: &self.units,
             taken: &self.taken,
+            events: &self.events,
             fault: &fault,
             extent,
             arrival: None,
             timeline: None,
         };
         let of = &self.program.entries[entry];
-        let (scratch, stride, lanes) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
+        let threads = Threads {
+            lanes: self.pool.lanes(),
+            scratch: (self.scratch.base(), self.scratch_stride),
+            beside: &self.threads,
+        };
         let mut start = 0;
         while start < of.steps.len() {
             let stop = stops(start);
@@ -155,10 +160,9 @@ impl Engine<'_> {
                 observe(Moment::Before, &view())?;
             }
             self.pool.run(&|index, barrier| {
-                let lane = Lane { index, of: lanes, scratch: scratch.plus(index * stride) };
-                // SAFETY: the program is valid, the inputs are written, all lanes of the pool take part, each
+                // SAFETY: the program is valid, the inputs are written, all threads of the pool take part, each
                 // with its own part of the scratch, what came before has ended, and no view is alive.
-                unsafe { walk.span(start..end, lane, barrier) }
+                unsafe { threads.walk(&walk, start..end, index, barrier) }
             });
             if stop {
                 observe(Moment::After, &view())?;
@@ -185,22 +189,26 @@ impl Engine<'_> {
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],
-            unit: self.unit.as_ref(),
+            units: &self.units,
             taken: &self.taken,
+            events: &self.events,
             fault: &fault,
             extent,
             arrival: None,
             timeline: None,
         };
-        let (scratch, stride, of) = (self.scratch.base(), self.scratch_stride, self.pool.lanes());
+        let threads = Threads {
+            lanes: self.pool.lanes(),
+            scratch: (self.scratch.base(), self.scratch_stride),
+            beside: &self.threads,
+        };
         let mut times = Vec::with_capacity(walk.bound.len());
         for index in 0..walk.bound.len() {
             let start = Instant::now();
-            self.pool.run(&|lane, _| {
-                let lane = Lane { index: lane, of, scratch: scratch.plus(lane * stride) };
-                // SAFETY: the program is valid and the inputs are written; `Pool::run` returns when all lanes
-                // are done, so every earlier step has ended; each lane has its own part of the scratch.
-                unsafe { walk.step(index, lane) };
+            self.pool.run(&|thread, barrier| {
+                // SAFETY: the program is valid and the inputs are written; `Pool::run` returns when all threads
+                // are done, so every earlier step has ended; each has its own part of the scratch.
+                unsafe { threads.walk(&walk, index..index + 1, thread, barrier) };
             });
             times.push(start.elapsed());
         }

@@ -1,12 +1,11 @@
-//! What executes steps: the CPU today, other units of a target behind the same trait.
+//! What executes steps: the processor, and other units of a target, behind one trait.
 
 use crate::abi::KernelFn;
-use crate::builtin;
 use crate::error::{Error, Result};
 use crate::memory::Addr;
 use crate::program::{Code, Program};
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{self, Builtin, Grid};
+use moec_ir::plan::{self, Builtin, Grid, Span};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -65,8 +64,8 @@ pub struct Half {
 pub enum StepFault {
     /// A router chose an expert that does not exist.
     Expert(BadExpert),
-    /// A static graph was refused.
-    Graph(Error),
+    /// A unit beside the processor failed, or a static graph was refused.
+    Unit(Error),
     /// Experts could not be read.
     Flash(Error),
     /// Weights did not come.
@@ -103,30 +102,59 @@ pub struct BadExpert {
     pub experts: u32,
 }
 
-/// Executes steps.
+/// Executes the steps of a plan that name it.
+///
+/// The processor's steps are walked by several lanes together; every other unit has one thread of its own, which submits its
+/// steps one after the other, and waits where another unit needs what they give.
 pub trait Unit: Send + Sync {
-    /// Name in the plan's table of units.
+    /// Name, for people.
     fn name(&self) -> &'static str;
 
-    /// Whether it executes a builtin. Kernels it always does.
+    /// Whether it executes a builtin.
     fn executes(&self, builtin: Builtin) -> bool;
 
-    /// Does a lane's share of a step. Every lane of a call comes here once per step; the shares are
-    /// disjoint and together the whole.
+    /// Takes a memory of its own, zeroed, aligned to 64 bytes, that stays as long as the unit; asked for once, before anything
+    /// else. `None`: it works in the processor's.
+    ///
+    /// # Errors
+    /// Memory refused.
+    fn take(&mut self, _bytes: u64) -> Result<Option<Addr>> {
+        Ok(None)
+    }
+
+    /// Copies between its own memory and the processor's, in either direction.
     ///
     /// # Safety
-    /// The addresses are those of a program of a [`Program`], alive and with no reference into them; every step that this one depends on has ended on all lanes; lanes of
-    /// one call have distinct indexes below the common `of`, each with its own scratch.
-    unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane);
+    /// Both places have so many bytes, which nobody else uses now, and do not overlap.
+    unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
+    }
+
+    /// Does a lane's share of a step, or begins it. Every lane of the unit comes here once per step; the shares are disjoint
+    /// and together the whole.
+    ///
+    /// # Safety
+    /// The addresses are those of a program of a [`Program`], alive and with no reference into them; every step that this one
+    /// depends on has ended on all lanes; lanes of one call have distinct indexes below the common `of`, each with its own
+    /// scratch.
+    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane);
+
+    /// Waits until everything has ended that was submitted.
+    fn wait(&self, _fault: &OnceLock<StepFault>) {}
 }
 
-/// Refuses a program with a step that the unit does not execute.
+/// Refuses a program with a step that its unit does not execute.
 ///
 /// # Errors
-/// [`Error::UnknownStep`].
-pub(crate) fn check(unit: &dyn Unit, program: &Program) -> Result<()> {
+/// [`Error::UnknownStep`]; [`Error::NoUnit`] for a unit that nobody has brought.
+pub(crate) fn check(units: &[Option<Box<dyn Unit + '_>>], program: &Program) -> Result<()> {
     for entry in &program.entries {
         for (step, s) in entry.steps.iter().enumerate() {
+            let unit = units.get(s.unit as usize).and_then(Option::as_ref).ok_or_else(|| {
+                let name = program.units.get(s.unit as usize).map_or("?", |u| &u.name);
+                Error::NoUnit(name.to_owned())
+            })?;
             if let plan::Code::Builtin(builtin) = s.code
                 && !unit.executes(builtin)
             {
@@ -137,41 +165,11 @@ pub(crate) fn check(unit: &dyn Unit, program: &Program) -> Result<()> {
     Ok(())
 }
 
-/// The processor that runs the program.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Cpu;
-
-impl Unit for Cpu {
-    fn name(&self) -> &'static str {
-        "cpu"
-    }
-
-    fn executes(&self, builtin: Builtin) -> bool {
-        match builtin {
-            Builtin::RopeAngles { .. } | Builtin::Dispatch { .. } | Builtin::Fetch { .. } => true,
-            Builtin::Admit { .. } | Builtin::Experts { .. } | Builtin::Part { .. } => false,
-        }
-    }
-
-    unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
-        match launch.code {
-            // SAFETY: the caller's promise is the one that these ask for.
-            Code::Kernel(f) => unsafe { kernel(f, launch, lane) },
-            Code::Builtin(b) => {
-                if lane.index == 0 {
-                    // SAFETY: as above; this is the one lane that runs it.
-                    unsafe { run_builtin(b, launch) };
-                }
-            }
-        }
-    }
-}
-
 /// Runs a lane's share of a kernel.
 ///
 /// # Safety
-/// As [`Unit::execute`].
-unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
+/// As [`Unit::submit`].
+pub(crate) unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
     // SAFETY: the caller's promise; the ranges are nobody else's.
     let call = |begin: usize, end: usize| unsafe { kernel_items(f, launch, lane, begin, end) };
     match launch.grid {
@@ -226,7 +224,7 @@ fn share(taken: &AtomicUsize, items: usize, part: usize, lane: Lane, call: impl 
 /// Runs some items of a kernel.
 ///
 /// # Safety
-/// As [`Unit::execute`]; nobody else runs these items.
+/// As [`Unit::submit`]; nobody else runs these items.
 pub(crate) unsafe fn kernel_items(f: KernelFn, launch: &Launch<'_>, lane: Lane, begin: usize, end: usize) {
     if begin < end {
         // SAFETY: the kernel is the step's own, its addresses are the step's arguments (`Addr` is transparent over a
@@ -237,184 +235,34 @@ pub(crate) unsafe fn kernel_items(f: KernelFn, launch: &Launch<'_>, lane: Lane, 
     }
 }
 
-/// Runs a builtin on the calling thread.
+/// Executes a `copy` with the unit's own means. True if it was one.
 ///
 /// # Safety
-/// As [`Unit::execute`], and no other lane runs it.
-unsafe fn run_builtin(b: Builtin, launch: &Launch<'_>) {
-    let (args, n) = (launch.args, launch.n);
-    match (b, args) {
-        (Builtin::RopeAngles { half, scale, long }, [pos, freqs @ .., out]) => {
-            let half = half as usize;
-            // SAFETY: the verifier has found `n` positions, `half` frequencies in each table and
-            // `n · 2 · half` results there, aligned, and the results apart from the others.
-            let (pos, out) = unsafe {
-                (
-                    std::slice::from_raw_parts(pos.of::<i32>(), n),
-                    std::slice::from_raw_parts_mut(out.of::<f32>(), n * 2 * half),
-                )
-            };
-            // SAFETY: as above.
-            let table = |at: &Addr| unsafe { std::slice::from_raw_parts(at.of::<f32>(), half) };
-            for (&pos, row) in pos.iter().zip(out.chunks_exact_mut((2 * half).max(1))) {
-                let length = launch.seq_len.max(usize::try_from(pos).map_or(0, |p| p + 1));
-                let (freq, scale) = match (long, freqs) {
-                    (Some((after, long_scale)), [_, long]) if length > after as usize => (long, long_scale),
-                    (_, [short, ..]) => (short, scale),
-                    (_, []) => return,
-                };
-                builtin::rope_angles(pos, table(freq), f32::from_bits(scale), row);
-            }
-        }
-        (Builtin::Dispatch { rows, k, experts, partial }, [ids, out]) => {
+/// As [`Unit::submit`], on one lane.
+pub unsafe fn copied(unit: &dyn Unit, launch: &Launch<'_>) -> bool {
+    let Code::Builtin(Builtin::Copy { words, span }) = launch.code else { return false };
+    let row = words as usize * 4;
+    let (from, to, skip, bytes) = match (span, launch.args) {
+        (Span::Rows, &[from, to]) => (from, to, 0, launch.n * row),
+        (Span::Whole, &[from, to]) => (from, to, 0, row),
+        (Span::Slots { rows, k, experts }, &[table, from, to]) => {
             let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
-            // SAFETY: the verifier has found the ids of all rows and the whole table there, aligned and apart.
-            let (ids, out) = unsafe {
-                (
-                    std::slice::from_raw_parts(ids.of::<i32>(), layout.rows * layout.k),
-                    std::slice::from_raw_parts_mut(out.of::<i32>(), layout.words()),
-                )
-            };
-            if let Err(expert) = builtin::dispatch(layout, n, partial, ids, out) {
-                launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
-            }
+            // SAFETY: the verifier has found the whole table there, in the processor's memory; the step that writes it has
+            // ended.
+            let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
+            // Whatever the table says, its slots lie inside.
+            let word = |i: usize, most: usize| usize::try_from(table[i]).unwrap_or(0).min(most);
+            let active = word(0, layout.experts);
+            let most = layout.rows * layout.k;
+            let (first, end) = (word(layout.start(), most), word(layout.start() + active, most));
+            let slots = if active > 0 { end.saturating_sub(first) } else { 0 };
+            (from, to, first * row, slots * row)
         }
-        // All weights are in memory: there is nothing to fetch.
-        (Builtin::Fetch { .. }, _) => {}
-        (builtin, _) => {
-            launch.fail(StepFault::Unknown(UnknownStep { unit: Cpu.name(), step: launch.step, builtin }));
-        }
+        _ => return false,
+    };
+    if bytes > 0 {
+        // SAFETY: the verifier has found so many bytes at both ends, which lie in different memories.
+        unsafe { unit.copy(from.plus(skip), to.plus(skip), bytes) };
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::memory::Region;
-
-    fn launch<'a>(
-        b: Builtin,
-        args: &'a [Addr],
-        n: usize,
-        seq_len: usize,
-        taken: &'a AtomicUsize,
-    ) -> Launch<'a> {
-        static FAULT: OnceLock<StepFault> = OnceLock::new();
-        Launch {
-            code: Code::Builtin(b),
-            args,
-            grid: Grid::One,
-            n,
-            seq_len,
-            taken,
-            step: 0,
-            half: None,
-            fault: &FAULT,
-        }
-    }
-
-    /// What a unit says that it executes is what it does execute; of the rest it says so.
-    #[test]
-    fn what_the_processor_does_not_know_is_a_fault() {
-        let region = Region::new("test", 512).unwrap();
-        let strides = [0; plan::FETCHED];
-        for (builtin, known) in [
-            (Builtin::RopeAngles { half: 1, scale: 0, long: None }, true),
-            (Builtin::Dispatch { rows: 1, k: 1, experts: 1, partial: false }, true),
-            (Builtin::Fetch { layer: 0, rows: 1, k: 1, strides }, true),
-            (Builtin::Admit { set: 0, k: 1, channels: 1 }, false),
-            (Builtin::Experts { set: 0, rows: 1, k: 1, hidden: 1 }, false),
-            (Builtin::Part { part: 0 }, false),
-        ] {
-            let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
-            let args = [0, 1, 2, 3].map(|i| region.base().plus(128 * i));
-            let args = match builtin {
-                Builtin::RopeAngles { .. } => &args[..3],
-                Builtin::Dispatch { .. } => &args[..2],
-                _ => &args[..],
-            };
-            let launch = Launch { step: 7, fault: &fault, ..launch(builtin, args, 1, 1, &taken) };
-            // SAFETY: each argument has more room than one row needs; this is the only lane.
-            unsafe { Cpu.execute(&launch, Lane { index: 0, of: 1, scratch: region.base() }) };
-            let unknown =
-                matches!(fault.get(), Some(StepFault::Unknown(f)) if f.step == 7 && f.builtin == builtin);
-            assert_eq!((Cpu.executes(builtin), unknown), (known, !known), "{builtin}");
-        }
-    }
-
-    #[test]
-    fn long_sequences_use_the_long_frequencies() {
-        let region = Region::new("test", 512).unwrap();
-        let at = |i: usize| region.base().plus(64 * i);
-        // SAFETY: the region has room for all of them, and nothing else uses it.
-        unsafe {
-            at(0).of::<i32>().write(2);
-            at(1).of::<f32>().write(1.0);
-            at(2).of::<f32>().write(0.25);
-        }
-        let angles = |scale: f32, long: Option<(u32, u32)>, args: &[Addr], seq_len| {
-            let b = Builtin::RopeAngles { half: 1, scale: scale.to_bits(), long };
-            let taken = AtomicUsize::new(0);
-            // SAFETY: one position, one frequency each and two results are there; this is the only lane.
-            unsafe {
-                let lane = Lane { index: 0, of: 1, scratch: at(7) };
-                Cpu.execute(&launch(b, args, 1, seq_len, &taken), lane);
-                [at(3).of::<f32>().read(), at(3).of::<f32>().add(1).read()]
-            }
-        };
-        let switch = Some((10, 3f32.to_bits()));
-        let all = [at(0), at(1), at(2), at(3)];
-        assert_eq!(angles(2.0, None, &[at(0), at(1), at(3)], 99), [2f32.cos() * 2.0, 2f32.sin() * 2.0]);
-        assert_eq!(angles(2.0, switch, &all, 10), [2f32.cos() * 2.0, 2f32.sin() * 2.0]);
-        assert_eq!(angles(2.0, switch, &all, 11), [0.5f32.cos() * 3.0, 0.5f32.sin() * 3.0]);
-    }
-
-    /// Writes its items into the buffer: how often each was called.
-    unsafe extern "C" fn count(args: *const *mut u8, n: i64, begin: i64, end: i64, _scratch: *mut u8) {
-        assert!(n == 5 && begin < end);
-        for i in begin..end {
-            // SAFETY: the test's table has a word per item behind its first.
-            unsafe { *Addr::read_only(*args).of::<i32>().add(1 + i as usize) += 1 };
-        }
-    }
-
-    #[test]
-    fn lanes_share_all_items_and_none_twice() {
-        let grids = [
-            (Grid::One, 1),
-            (Grid::Tiles { rows: 2, tiles: 7 }, 21),
-            (Grid::Tiles { rows: 16, tiles: 1 }, 1),
-            (Grid::Tiles { rows: 1, tiles: 0 }, 0),
-            (Grid::Experts { table: 0, tiles: 9 }, 27),
-        ];
-        for (grid, items) in grids {
-            for of in [1, 2, 3, 40] {
-                let region = Region::new("test", 400).unwrap();
-                let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
-                let args = [region.base()];
-                // SAFETY: the region is the test's alone.
-                unsafe { args[0].of::<i32>().write(3) };
-                let code = Code::Kernel(count);
-                let launch = Launch {
-                    code,
-                    args: &args,
-                    grid,
-                    n: 5,
-                    seq_len: 5,
-                    taken: &taken,
-                    step: 0,
-                    half: None,
-                    fault: &fault,
-                };
-                for index in 0..of {
-                    // SAFETY: the lanes come one after the other.
-                    unsafe { Cpu.execute(&launch, Lane { index, of, scratch: region.base() }) };
-                }
-                // SAFETY: as above.
-                let seen = unsafe { std::slice::from_raw_parts(args[0].of::<i32>().add(1), 99) };
-                let expected: Vec<i32> = (0..99).map(|i| i32::from(i < items)).collect();
-                assert_eq!(seen, expected, "{grid:?} on {of}");
-            }
-        }
-    }
+    true
 }

@@ -77,7 +77,7 @@ pub(crate) fn needed(program: &Program, threads: usize) -> u64 {
     let weights = sum(&mut files.map(|(_, f)| f.bytes.div_ceil(page).saturating_mul(page)));
     let scratch = program.scratch_bytes.saturating_mul(threads as u64);
     let kv = sum(&mut program.states.iter().map(StateBuf::bytes));
-    sum(&mut [weights, program.arena_bytes, scratch, kv].into_iter())
+    sum(&mut [weights, program.arena_bytes(), scratch, kv].into_iter())
 }
 
 /// Decides for a run that takes `needed` bytes where `available` are there (none: the system does not say). `lazy`: what is not

@@ -125,7 +125,8 @@ fn plans_that_would_leave_their_memory() {
     step("blocks of nothing", 0, &|s| s.grid = Grid::Tiles { rows: 0, tiles: 1 });
     step("table nowhere", 5, &|s| s.grid = Grid::Experts { table: 4, tiles: 1 });
     step("table in a file", 5, &|s| s.grid = Grid::Experts { table: 2, tiles: 1 });
-    let dispatch = |rows, k, experts| Code::Builtin(Builtin::Dispatch { rows, k, experts, partial: false });
+    let dispatch =
+        |rows, k, experts| Code::Builtin(Builtin::Dispatch { rows, k, experts, partial: false, homes: None });
     step("too many experts", 4, &|s| s.code = dispatch(4, 2, 7));
     step("too few rows", 4, &|s| s.code = dispatch(3, 2, 6));
     step("too many choices", 4, &|s| s.code = dispatch(4, u32::MAX, 6));
@@ -133,7 +134,7 @@ fn plans_that_would_leave_their_memory() {
     step("table into a file", 4, &|s| s.args = vec![Arg::Buffer(5, 0), Arg::Segment(0)]);
     step("half an argument", 4, &|s| s.args = vec![Arg::Buffer(5, 2), Arg::Buffer(6, 0)]);
     step("angles without frequencies", 1, &|s| s.args = vec![Arg::Buffer(1, 0), Arg::Buffer(9, 0)]);
-    check("a small arena", |p| p.arena_bytes = 64);
+    check("a small arena", |p| p.memories[0].arena_bytes = 64);
     check("no files", |p| p.files.clear());
     check("a segment at an odd place", |p| p.segments[0].offset = 4);
     assert!(Program::new(plan(&ENTRIES), &resolve).is_ok());

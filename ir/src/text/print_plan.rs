@@ -6,8 +6,8 @@ use super::print_placement::write_placement;
 use super::statics;
 use super::units;
 use crate::plan::{
-    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, Layout, Place, Plan, RowSpace, Span,
-    Step,
+    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, Layout, Place, Plan, RowSpace,
+    Span, Step,
 };
 use std::fmt::{self, Write};
 

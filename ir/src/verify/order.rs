@@ -26,11 +26,7 @@ pub(super) fn check(entry: &Entry, here: &str) -> Result<(), VerifyError> {
         }
         phases.push(phase);
     }
-    if entry.steps.iter().all(|s| s.unit == 0) {
-        alone(entry, &phases, here)
-    } else {
-        together(entry, here)
-    }
+    if entry.steps.iter().all(|s| s.unit == 0) { alone(entry, &phases, here) } else { together(entry, here) }
 }
 
 /// Of the steps of each unit, how many, from the front of the entry's list, have ended for certain.

@@ -119,7 +119,9 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
     for (i, s) in plan.states.iter().enumerate() {
         let at = || format!("states[{i}] ({})", s.name);
         require(!s.name.is_empty() && names.insert(&s.name), at, || "no name, or one that is taken".into())?;
-        require((s.memory as usize) < plan.memories.len(), at, || format!("memory {} is out of range", s.memory))?;
+        require((s.memory as usize) < plan.memories.len(), at, || {
+            format!("memory {} is out of range", s.memory)
+        })?;
         let fits = s.checked_bytes().is_some_and(|n| n > 0 && isize::try_from(n).is_ok());
         require(fits, at, || format!("extents {:?} of {} in the order {:?}", s.shape, s.format, s.order))?;
         let [slots, _, ctx, _] = s.shape;
@@ -167,7 +169,8 @@ fn check_entry(plan: &Plan, entry: &Entry, here: &str) -> Result<(), VerifyError
         let at = || format!("{here}.buffers[{i}] ({})", b.name);
         require(b.offset % ALIGN == 0, at, || format!("offset {} is not aligned", b.offset))?;
         let arena = plan.memories.get(b.memory as usize).map(|m| m.arena_bytes);
-        let arena = arena.ok_or_else(|| VerifyError::new(at(), format!("memory {} is out of range", b.memory)))?;
+        let arena =
+            arena.ok_or_else(|| VerifyError::new(at(), format!("memory {} is out of range", b.memory)))?;
         let inside = b.offset.checked_add(b.bytes).is_some_and(|end| end <= arena);
         require(inside, at, || format!("exceeds the arena of {arena} bytes"))?;
         let needed = extent(b.rows, b.stride, b.stride).filter(|&n| n > 0);
@@ -215,9 +218,7 @@ fn check_entry(plan: &Plan, entry: &Entry, here: &str) -> Result<(), VerifyError
 
 fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), VerifyError> {
     let at = || at.to_owned();
-    require((step.unit as usize) < plan.units.len(), at, || {
-        format!("unit {} is out of range", step.unit)
-    })?;
+    require((step.unit as usize) < plan.units.len(), at, || format!("unit {} is out of range", step.unit))?;
     for (i, arg) in step.args.iter().enumerate() {
         let exists = match *arg {
             Arg::Buffer(b, offset) => entry.buffers.get(b as usize).is_some_and(|b| {
@@ -362,7 +363,8 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
             };
             let table_fits = match (span, table) {
                 (Span::Slots { rows, k, experts }, Some(table)) => {
-                    let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
+                    let layout =
+                        DispatchLayout { rows: rows as usize, k: k as usize, experts: experts as usize };
                     k > 0 && holds_table(entry, table, layout)
                 }
                 _ => true,

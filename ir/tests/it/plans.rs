@@ -39,7 +39,8 @@ pub(crate) fn plan() -> Plan {
     ];
     let b = |b| Arg::Buffer(b, 0);
     let rope = Code::Builtin(Builtin::RopeAngles { half: 4, scale: 1_f32.to_bits(), long: None });
-    let dispatch = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7, partial: false, homes: None });
+    let dispatch =
+        Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 7, partial: false, homes: None });
     let last = Step {
         rows: RowSpace::Outputs,
         grid: Grid::Experts { table: 1, tiles: 2 },
@@ -96,10 +97,7 @@ pub(crate) fn plan() -> Plan {
             cpu: "znver4".into(),
             features: vec!["avx2".into(), "fma".into()],
         },
-        units: vec![
-            UnitRef::processor(),
-            UnitRef { name: "npu".into(), family: "coreml".into(), memory: 0 },
-        ],
+        units: vec![UnitRef::processor(), UnitRef { name: "npu".into(), family: "coreml".into(), memory: 0 }],
         memories: vec![Memory { name: "ram".into(), arena_bytes: 640, ..Memory::default() }],
         links: Vec::new(),
         scratch_bytes: 100,

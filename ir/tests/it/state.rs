@@ -55,7 +55,8 @@ fn every_number_has_a_place_of_its_own() {
 #[test]
 fn memory_reads_back_as_the_tensor() {
     for order in orders().into_iter().chain([CacheOrder::Rows]) {
-        let state = StateBuf { name: "k".into(), memory: 0, shape: [2, 3, 20, 6], format: Format::F32, order };
+        let state =
+            StateBuf { name: "k".into(), memory: 0, shape: [2, 3, 20, 6], format: Format::F32, order };
         let head = state.head();
         let size = head.bytes().unwrap();
         let mut memory = vec![0; state.bytes() as usize];

@@ -278,11 +278,14 @@ fn code() -> impl Strategy<Value = Code> {
             let homes = homes.map(|(index, units)| Homes { index, units });
             Code::Builtin(Builtin::Dispatch { rows, k, experts, partial, homes })
         }),
-        (any::<u32>(), prop_oneof![
-            Just(Span::Rows),
-            Just(Span::Whole),
-            any::<[u32; 3]>().prop_map(|[rows, k, experts]| Span::Slots { rows, k, experts }),
-        ])
+        (
+            any::<u32>(),
+            prop_oneof![
+                Just(Span::Rows),
+                Just(Span::Whole),
+                any::<[u32; 3]>().prop_map(|[rows, k, experts]| Span::Slots { rows, k, experts }),
+            ]
+        )
             .prop_map(|(words, span)| Code::Builtin(Builtin::Copy { words, span })),
         any::<(u32, u32, u32, [u32; 4])>()
             .prop_map(|(layer, rows, k, strides)| Code::Builtin(Builtin::Fetch { layer, rows, k, strides })),
@@ -326,11 +329,12 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn entry() -> impl Strategy<Value = Entry> {
-    let buffer =
-        (text(), any::<(u32, u64, u64, bool, u32, u32)>()).prop_map(|(name, (memory, offset, bytes, f, rows, stride))| {
+    let buffer = (text(), any::<(u32, u64, u64, bool, u32, u32)>()).prop_map(
+        |(name, (memory, offset, bytes, f, rows, stride))| {
             let dtype = if f { DType::F32 } else { DType::I32 };
             Buffer { name, memory, offset, bytes, dtype, rows, stride }
-        });
+        },
+    );
     let place =
         prop::option::of(any::<[u32; 3]>().prop_map(|[buffer, column, cols]| Place { buffer, column, cols }));
     (kind(), any::<(u32, u32)>(), list(buffer, 0..4), list(place, 0..4), list(step(), 0..4)).prop_map(
@@ -347,15 +351,18 @@ fn entry() -> impl Strategy<Value = Entry> {
 
 /// Units, memories, links, and experts of several units.
 fn units() -> impl Strategy<Value = (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>, Vec<ExpertHomes>)> {
-    let unit = (text(), text(), any::<u32>()).prop_map(|(name, family, memory)| UnitRef { name, family, memory });
-    let resident =
-        any::<(u32, Vec<u32>)>().prop_map(|(segment, matrices)| Resident { segment, matrices });
+    let unit =
+        (text(), text(), any::<u32>()).prop_map(|(name, family, memory)| UnitRef { name, family, memory });
+    let resident = any::<(u32, Vec<u32>)>().prop_map(|(segment, matrices)| Resident { segment, matrices });
     let memory = (text(), any::<(Option<u64>, u64)>(), list(resident, 0..3)).prop_map(
         |(name, (capacity, arena_bytes), residents)| Memory { name, capacity, arena_bytes, residents },
     );
     let link = any::<(u32, u32)>().prop_map(|(from, to)| MemoryLink { from, to });
-    let homes = any::<(u32, Vec<u32>, Vec<u32>)>()
-        .prop_map(|(layer, units, experts)| ExpertHomes { layer, units, experts });
+    let homes = any::<(u32, Vec<u32>, Vec<u32>)>().prop_map(|(layer, units, experts)| ExpertHomes {
+        layer,
+        units,
+        experts,
+    });
     (list(unit, 0..3), list(memory, 0..3), list(link, 0..3), list(homes, 0..3))
 }
 

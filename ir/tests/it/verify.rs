@@ -246,11 +246,17 @@ fn bad_entries_are_refused() {
     refuse(".steps[0]", "do not fit", |e| e.steps[0].args[1] = Arg::Segment(1));
     refuse(".steps[0]", "do not fit", |e| e.steps[0].args[2] = Arg::Buffer(4, 4));
     refuse(".steps[2]", "do not fit", |e| {
-        e.steps[2].code =
-            Code::Builtin(Builtin::Dispatch { rows: 4, k: u32::MAX, experts: u32::MAX, partial: false, homes: None });
+        e.steps[2].code = Code::Builtin(Builtin::Dispatch {
+            rows: 4,
+            k: u32::MAX,
+            experts: u32::MAX,
+            partial: false,
+            homes: None,
+        });
     });
     refuse(".steps[2]", "do not fit", |e| {
-        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false, homes: None });
+        e.steps[2].code =
+            Code::Builtin(Builtin::Dispatch { rows: 4, k: 1, experts: 12, partial: false, homes: None });
     });
     // A result has a buffer of its own.
     refuse(".steps[2]", "do not fit", |e| e.steps[2].args[0] = Arg::Buffer(6, 64));
@@ -332,7 +338,8 @@ fn a_table_is_no_larger_than_its_choices() {
         plan.memories[0].arena_bytes = 1 << 40;
         let e = &mut plan.entries[0];
         (e.buffers[6].offset, e.buffers[6].bytes) = (1 << 20, 1 << 39);
-        e.steps[2].code = Code::Builtin(Builtin::Dispatch { rows, k: 1, experts, partial: false, homes: None });
+        e.steps[2].code =
+            Code::Builtin(Builtin::Dispatch { rows, k: 1, experts, partial: false, homes: None });
         verify::plan(&plan).map_err(|e| e.message)
     };
     // The buffer of the ids has 64 bytes.

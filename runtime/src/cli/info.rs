@@ -54,7 +54,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "runs_here": runs_here,
             },
             "memory": {
-                "arena_bytes": p.arena_bytes,
+                "arena_bytes": p.arena_bytes(),
                 "scratch_bytes_per_thread": p.scratch_bytes,
                 "weight_bytes": weights,
                 "bits_per_parameter": bits,
@@ -108,7 +108,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         ("weights", format!("{} in {} files, {bits:.2} bits per parameter", size(weights), p.files.len())),
         ("in memory", shown(&held, huge_pages)),
         ("KV cache", format!("{} of {} when full", size(kv), kv_format.unwrap_or("nothing"))),
-        ("arena", format!("{}, and {} of scratch per thread", size(p.arena_bytes), size(p.scratch_bytes))),
+        ("arena", format!("{}, and {} of scratch per thread", size(p.arena_bytes()), size(p.scratch_bytes))),
         ("entry points", entries.join(", ")),
         ("tokenizer", if tokenizer { "yes".to_owned() } else { "none: only `--ids` works".to_owned() }),
     ];

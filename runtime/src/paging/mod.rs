@@ -23,11 +23,11 @@ use crate::error::{Error, Result};
 use crate::flash::files::Files;
 use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
 use crate::memory::Addr;
-use crate::program::{Code, Program};
+use crate::program::Program;
 use crate::store::{CheckLevel, MappedStore, Store, file_path};
-use crate::unit::{Cpu, Half, Lane, Launch, StepFault, Unit, kernel_items};
+use crate::unit::{Half, Lane, Launch, StepFault};
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{self, Builtin, Segment};
+use moec_ir::plan::{self, Segment};
 use pager::Asked;
 use std::borrow::Cow;
 use std::path::Path;
@@ -67,12 +67,7 @@ unsafe impl Store for PagedStore {
     }
 }
 
-/// The processor, for a program whose experts are on flash.
-pub(crate) struct Paged {
-    pager: Arc<Pager>,
-}
-
-/// Opens what a program with [`plan::Plan::paging`] needs: its store, and the unit that knows when an expert is there.
+/// Opens what a program with [`plan::Plan::paging`] needs: its store, and who knows when an expert is there.
 ///
 /// # Errors
 /// As [`MappedStore::open`]; a policy that is not known, memory refused, or a weight file that cannot be read.
@@ -81,7 +76,7 @@ pub(crate) fn open(
     bundle: &Path,
     check: CheckLevel,
     options: &Paging,
-) -> Result<(PagedStore, Paged, Arc<Pager>)> {
+) -> Result<(PagedStore, Arc<Pager>)> {
     let paging = on_flash(program)?;
     let mut halves: Vec<Option<Half>> = vec![None; program.segments.len()];
     for (layer, l) in paging.layers.iter().enumerate() {
@@ -92,7 +87,9 @@ pub(crate) fn open(
         }
     }
     let table = Arc::new(table(program, bundle)?);
-    let mapped = MappedStore::open_some(program, bundle, check, &|i| halves[i as usize].is_none())?;
+    let here = program.segments_of(0);
+    let wanted = |i: u32| halves[i as usize].is_none() && here.contains(&i);
+    let mapped = MappedStore::open_some(program, bundle, check, &wanted)?;
     let paging = under(paging, options.budget)?;
     let count = paging.frames.saturating_add(paging.spare);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
@@ -106,8 +103,7 @@ pub(crate) fn open(
     let tables = Arc::new(Tables::new(&paging.layers));
     let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?);
     let bytes = program.segments.iter().map(|s| s.bytes).sum();
-    let paged = Paged { pager: Arc::clone(&pager) };
-    Ok((PagedStore { mapped, tables, halves, bytes }, paged, pager))
+    Ok((PagedStore { mapped, tables, halves, bytes }, pager))
 }
 
 /// What the plan says of experts on flash.
@@ -207,41 +203,12 @@ fn extent(
     Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c: Some(crc32c) })
 }
 
-impl Unit for Paged {
-    fn name(&self) -> &'static str {
-        Cpu.name()
-    }
-
-    fn executes(&self, builtin: Builtin) -> bool {
-        Cpu.executes(builtin)
-    }
-
-    unsafe fn execute(&self, launch: &Launch<'_>, lane: Lane) {
-        match (launch.code, launch.half) {
-            (Code::Builtin(Builtin::Fetch { layer, rows, k, strides }), _) => {
-                if lane.index == 0 {
-                    // SAFETY: the caller's promise; this is the one lane that runs it.
-                    unsafe {
-                        self.fetch(launch, lane, layer as usize, [rows as usize, k as usize], &strides);
-                    };
-                }
-            }
-            // SAFETY: as above, for the kernel's items.
-            (Code::Kernel(f), Some(half)) => self.pager.run(half, launch, lane, &|begin, end| unsafe {
-                kernel_items(f, launch, lane, begin, end);
-            }),
-            // SAFETY: the caller's promise.
-            _ => unsafe { Cpu.execute(launch, lane) },
-        }
-    }
-}
-
-impl Paged {
+impl Pager {
     /// Asks for the experts of a dispatch table.
     ///
     /// # Safety
-    /// As [`Unit::execute`]; no other lane runs this step.
-    unsafe fn fetch(
+    /// As [`crate::unit::Unit::submit`]; no other lane runs this step.
+    pub(crate) unsafe fn ask(
         &self,
         launch: &Launch<'_>,
         lane: Lane,
@@ -249,7 +216,7 @@ impl Paged {
         [rows, k]: [usize; 2],
         strides: &[u32],
     ) {
-        let (Some((table, scores)), Some((experts, _))) = (launch.args.split_last(), self.pager.shape(layer))
+        let (Some((table, scores)), Some((experts, _))) = (launch.args.split_last(), self.shape(layer))
         else {
             return;
         };
@@ -259,7 +226,7 @@ impl Paged {
         let active = usize::try_from(table[0]).unwrap_or(0).min(experts);
         let active = &table[layout.expert()..][..active];
         let score = |i: usize, row: usize| -> &[f32] {
-            let (Some(at), Some((experts, _))) = (scores.get(i), self.pager.shape(layer + i)) else {
+            let (Some(at), Some((experts, _))) = (scores.get(i), self.shape(layer + i)) else {
                 return &[];
             };
             if row >= launch.n {
@@ -269,7 +236,7 @@ impl Paged {
             unsafe { std::slice::from_raw_parts(at.of::<f32>().add(row * strides[i] as usize), experts) }
         };
         let asked = Asked { layer, active, rows: launch.n, k, scores: scores.len(), lanes: lane.of };
-        if let Err(e) = self.pager.fetch(asked, &score) {
+        if let Err(e) = self.fetch(asked, &score) {
             launch.fail(StepFault::Flash(e));
         }
     }

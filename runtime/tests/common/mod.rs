@@ -231,13 +231,14 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
     let mut offset = 0u64;
     let buffers = shapes.map(|(name, dtype, rows, stride)| {
         let bytes = u64::from(rows) * u64::from(stride) * 4;
-        let buffer = Buffer { name: name.to_owned(), offset, bytes, dtype, rows, stride };
+        let buffer = Buffer { name: name.to_owned(), memory: 0, offset, bytes, dtype, rows, stride };
         offset = (offset + bytes).next_multiple_of(ALIGN);
         buffer
     });
     let b = |i| Arg::Buffer(i, 0);
     let tiles = |rows, tiles| Grid::Tiles { rows, tiles };
-    let dispatch = Builtin::Dispatch { rows: t, k: each as u32, experts: E as u32, partial: false };
+    let dispatch =
+        Builtin::Dispatch { rows: t, k: each as u32, experts: E as u32, partial: false, homes: None };
     let angles = Builtin::RopeAngles { half: 2, scale: 1f32.to_bits(), long: None };
     use RowSpace::{Outputs, Tokens};
     let step = |code, args: Vec<Arg>, rows, grid, barrier, deps: Vec<u32>| Step {
@@ -309,9 +310,14 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             triple: format!("{}-unknown-{}", std::env::consts::ARCH, std::env::consts::OS),
             cpu: "generic".to_owned(),
             features: vec![],
-            units: vec!["cpu".to_owned()],
         },
-        arena_bytes: entries.iter().map(end).max().unwrap_or(0).next_multiple_of(ALIGN),
+        units: vec![UnitRef::processor()],
+        memories: vec![Memory {
+            name: "ram".to_owned(),
+            arena_bytes: entries.iter().map(end).max().unwrap_or(0).next_multiple_of(ALIGN),
+            ..Memory::default()
+        }],
+        links: Vec::new(),
         scratch_bytes: 100,
         files: vec![FileRef {
             path: "weights/model.bin".to_owned(),
@@ -325,6 +331,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         ],
         states: vec![StateBuf {
             name: "kv".to_owned(),
+            memory: 0,
             shape: [SLOTS as u32, 1, CTX as u32, 1],
             format: Format::F32,
             order: CacheOrder::Rows,
@@ -332,6 +339,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         kernels: KERNELS.map(kernel).to_vec(),
         entries,
         graphs: Vec::new(),
+        homes: Vec::new(),
         sets: Vec::new(),
         parts: Vec::new(),
         placement: Placement::default(),

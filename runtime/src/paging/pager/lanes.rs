@@ -17,13 +17,7 @@ const NEWS: Duration = Duration::from_micros(200);
 
 impl Pager {
     /// A lane's share of a step over the active experts: `call` runs a range of its items.
-    pub(in crate::paging) fn run(
-        &self,
-        half: Half,
-        launch: &Launch<'_>,
-        lane: Lane,
-        call: &dyn Fn(usize, usize),
-    ) {
+    pub(crate) fn run(&self, half: Half, launch: &Launch<'_>, lane: Lane, call: &dyn Fn(usize, usize)) {
         let Grid::Experts { tiles, .. } = launch.grid else { return };
         let tiles = tiles as usize;
         let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner);

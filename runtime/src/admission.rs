@@ -1,0 +1,116 @@
+//! Which choices of the router find room, where experts have capacities (NPUMoE, §3.2).
+
+use crate::error::Error;
+use crate::memory::Addr;
+use crate::overflow::{Choices, Decider, Fate, Misrouted, Tally, saliency};
+use crate::unit::{BadExpert, Launch, StepFault};
+use moec_ir::plan::ExpertSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What became of (token, expert) pairs, by set, with the layer.
+#[derive(Debug, Default)]
+pub(crate) struct Tallies(Mutex<Vec<(u32, Tally)>>);
+
+impl Tallies {
+    /// Nothing yet of these sets.
+    pub(crate) fn of(sets: &[ExpertSet]) -> Self {
+        Self(Mutex::new(sets.iter().map(|s| (s.layer, Tally::default())).collect()))
+    }
+
+    /// By layer.
+    pub(crate) fn all(&self) -> Vec<(u32, Tally)> {
+        lock(&self.0).clone()
+    }
+
+    pub(crate) fn add(&self, set: usize, tally: &Tally) {
+        if let Some((_, sum)) = lock(&self.0).get_mut(set) {
+            sum.add(tally);
+        }
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a panic leaves is written anew before it is read.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Decides for the sets of a plan.
+#[derive(Debug, Default)]
+pub(crate) struct Admission<'p> {
+    pub(crate) sets: &'p [ExpertSet],
+    pub(crate) tallies: Arc<Tallies>,
+    work: Mutex<(Decider, Vec<f32>)>,
+}
+
+impl<'p> Admission<'p> {
+    pub(crate) fn new(sets: &'p [ExpertSet], tallies: Arc<Tallies>) -> Self {
+        Self { sets, tallies, work: Mutex::default() }
+    }
+
+    /// Runs the step `[ids, added, stay, rest]` of a set.
+    ///
+    /// # Safety
+    /// As [`crate::unit::Unit::submit`], and no other lane runs it.
+    pub(crate) unsafe fn run(
+        &self,
+        launch: &Launch<'_>,
+        [set, k, channels]: [usize; 3],
+        [ids, added, stay, rest]: [Addr; 4],
+    ) {
+        let n = launch.n;
+        // SAFETY: the verifier has found `n` rows of each there, aligned, and the results apart from all others; this is the
+        // one lane that runs it.
+        let (choices, fates) = unsafe {
+            (
+                (
+                    std::slice::from_raw_parts(ids.of::<i32>(), n * k),
+                    std::slice::from_raw_parts(added.of::<f32>(), n * channels),
+                ),
+                [
+                    std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k),
+                    std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k),
+                ],
+            )
+        };
+        if let Err(e) = self.admit(set, k, channels, choices, fates) {
+            launch.fail(match e {
+                Misrouted::Expert { expert, experts } => {
+                    StepFault::Expert(BadExpert { step: launch.step, expert, experts: experts as u32 })
+                }
+                Misrouted::Shape { .. } => StepFault::Unit(Error::Plan(e.to_string())),
+            });
+            // What runs behind stays in bounds.
+            // SAFETY: as above; the slices are gone.
+            unsafe {
+                std::slice::from_raw_parts_mut(stay.of::<i32>(), n * k).fill(-1);
+                std::slice::from_raw_parts_mut(rest.of::<i32>(), n * k).fill(-1);
+            }
+        }
+    }
+
+    /// Decides which choices find room. `ids`, `stay` and `rest` are `[n, k]`, `added` is `[n, channels]`.
+    fn admit(
+        &self,
+        set: usize,
+        k: usize,
+        channels: usize,
+        (ids, added): (&[i32], &[f32]),
+        [stay, rest]: [&mut [i32]; 2],
+    ) -> Result<(), Misrouted> {
+        let (decider, salient) = &mut *lock(&self.work);
+        let ExpertSet { capacities, overflow, .. } = &self.sets[set];
+        salient.clear();
+        salient.extend(added.chunks_exact(channels.max(1)).map(saliency));
+        let choices = Choices { ids, k, saliency: salient };
+        let mut tally = Tally::default();
+        let fates = decider.decide(&choices, capacities, *overflow, &mut tally)?;
+        for (i, (&id, fate)) in ids.iter().zip(fates).enumerate() {
+            // Without a capacity there is no graph, but room for all.
+            let fixed = capacities[id as usize] > 0;
+            stay[i] = if fixed && *fate == Fate::Stays { id } else { -1 };
+            rest[i] = if !fixed || *fate == Fate::Spilled { id } else { -1 };
+        }
+        self.tallies.add(set, &tally);
+        Ok(())
+    }
+}
