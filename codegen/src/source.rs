@@ -89,7 +89,7 @@ impl fmt::Display for Schedule<'_> {
             let Step { unit, code, rows, grid, barrier, .. } = step;
             let barrier = if *barrier { '|' } else { ' ' };
             // A comment must stay on its line, whatever the names.
-            let unit = plan.target.units.get(*unit as usize).map_or("", String::as_str).escape_default();
+            let unit = plan.units.get(*unit as usize).map_or("", |u| &*u.name).escape_default();
             write!(f, "// {barrier} {i:4} {unit} {rows} {grid} ")?;
             match code {
                 Code::Kernel(k) => {

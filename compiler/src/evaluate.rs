@@ -9,6 +9,7 @@ use crate::progress::Progress;
 use crate::twin::Twin;
 use moec_runtime::overflow::Tally;
 use moec_runtime::text::Text;
+use moec_ir::plan::UnitRef;
 use moec_runtime::{Engine, Options, Program, Want};
 use serde::{Deserialize, Serialize};
 
@@ -154,13 +155,13 @@ pub(crate) fn with_engine<T>(
     body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
 ) -> Result<T> {
     if !bundle.plan.graphs.is_empty() {
-        let unit = families::statics(&bundle.device()?)?.host();
-        return Twin::of(bundle, progress)?.with_engine(Some((unit, &bundle.folder)), body);
+        return Twin::of(bundle, progress)?.with_engine(Some(&bundle.folder), body);
     }
     let unit = bundle.unit()?;
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).map_err(Error::from)?;
     let options = Options::default();
-    let mut engine = Engine::open(&program, &bundle.folder, options).map_err(Error::from)?;
+    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+    let mut engine = Engine::with_units(&program, folder, host, folder, options).map_err(Error::from)?;
     body(&mut engine)
 }
 

@@ -6,6 +6,7 @@
 use crate::error::{Error, Result};
 use moec_device::{Device, Unit};
 use moec_family::{Family, StaticGraphs};
+use moec_runtime::beside::Executor;
 
 /// Every family.
 pub const FAMILIES: &[&dyn Family] = &[&moec_cpu::Processor, &moec_coreml::CoreMl];
@@ -27,6 +28,11 @@ pub fn of(unit: &Unit, device: &Device) -> Result<&'static dyn Family> {
 /// The static graphs of a unit; `None` where its shapes are dynamic.
 pub fn graphs(unit: &Unit, device: &Device) -> Option<&'static dyn StaticGraphs> {
     of(unit, device).ok()?.graphs()
+}
+
+/// What executes the units of a family on this machine.
+pub fn host(family: &str, unit: &str) -> Option<Executor> {
+    FAMILIES.iter().find(|f| f.name() == family)?.host(unit)
 }
 
 /// The static graphs of a device.

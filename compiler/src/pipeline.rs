@@ -7,13 +7,14 @@ use crate::decisions::{AttentionDecision, Decisions};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::mix::Formats;
+use crate::passes::home::Homes;
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
-use crate::passes::units::{Units, expert_sizes_on};
+use crate::passes::units::{UnitList, Units, expert_sizes_on};
 use crate::passes::{
-    barriers, convolve, fetch, format, fuse, group, layout, lower, memory, offload, page, reside, rewrite,
-    schedule, tier, tune,
+    barriers, convolve, cross, fetch, format, fuse, group, home, layout, lower, memory, offload, page, reside,
+    rewrite, schedule, tier, tune,
 };
 use crate::profile::Profile;
 use crate::profile::loads::{Loads, loads};
@@ -54,6 +55,10 @@ pub struct Compilation<'a> {
     pub attention: Option<AttentionDecision>,
     /// What static graphs compute, from `offload` on.
     pub statics: Statics,
+    /// All units of the device.
+    pub list: UnitList<'a>,
+    /// Where the rest lives, from `home` on.
+    pub homes: Homes,
     /// The Plan, from `layout` on.
     pub plan: Option<Plan>,
     /// Kernels of the plan.
@@ -133,6 +138,12 @@ pub const PIPELINE: &[Pass] = &[
         run_offload,
         "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
     ),
+    Pass {
+        name: "home",
+        why: "what static graphs leave is the processor's, or goes to units that take shapes as they come",
+        applies: |c| !c.list.free.is_empty(),
+        run: run_home,
+    },
     budget_pass(
         "fetch",
         run_fetch,
@@ -146,6 +157,12 @@ pub const PIPELINE: &[Pass] = &[
         // Whoever looks at values by name finds every one.
         applies: |c| !c.as_lowered,
         run: run_fuse,
+    },
+    Pass {
+        name: "cross",
+        why: "steps are what they will be; what a unit reads of another memory is copied there first",
+        applies: |c| c.homes.memories.len() > 1,
+        run: run_cross,
     },
     pass("tune", run_tune, "what a kernel computes is settled; how it cuts its work changes no result"),
     pass("schedule", run_schedule, "steps that do not wait for each other stand together"),
@@ -214,6 +231,8 @@ impl<'a> Compilation<'a> {
             placement: None,
             attention: None,
             statics: Statics::default(),
+            homes: Homes::at_home(&UnitList::of(target.device())),
+            list: UnitList::of(target.device()),
             plan: None,
             kernels: Vec::new(),
             segment_weights: Vec::new(),
@@ -425,7 +444,7 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
             .hint("take it anew with `moec calibrate`"));
     }
     let wanted = &c.config.experts;
-    let options = group_options(c.config);
+    let options = group_options(c)?;
     let sizes = expert_sizes_on(&c.module, units)?;
     let place = |coverage: f64| {
         group::tiered(&loads, units, wanted, coverage, &|layer| sizes.get(&layer).copied(), options)
@@ -451,17 +470,18 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
     Ok(())
 }
 
-fn group_options(config: &Config) -> group::Options {
-    let (experts, home) = (&config.experts, config.placement.experts);
-    group::Options { group: experts.group, sizes: experts.sizes, home }
+fn group_options(c: &Compilation<'_>) -> Result<group::Options> {
+    let (experts, home) = (&c.config.experts, c.list.wish("experts", &c.config.placement.experts)?);
+    Ok(group::Options { group: experts.group, sizes: experts.sizes, home })
 }
 
 fn run_group(c: &mut Compilation<'_>) -> Result<()> {
+    let options = group_options(c)?;
     let Some(((units, placement), loads)) = c.units.as_ref().zip(c.placement.as_mut()).zip(c.loads.as_ref())
     else {
         return Ok(());
     };
-    group::group(placement, loads, &c.module, units, group_options(c.config))
+    group::group(placement, loads, &c.module, units, options)
 }
 
 fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
@@ -469,7 +489,12 @@ fn run_reside(c: &mut Compilation<'_>) -> Result<()> {
     else {
         return Ok(());
     };
-    let wanted = reside::Wanted { homes: c.config.placement, mix: c.config.mix };
+    let homes = &c.config.placement;
+    let wanted = reside::Wanted {
+        attention: c.list.wish("attention", &homes.attention)?,
+        experts: c.list.wish("experts", &homes.experts)?,
+        mix: c.config.mix,
+    };
     c.attention = reside::reside(placement, loads, &c.module, units, wanted)?;
     Ok(())
 }
@@ -493,14 +518,27 @@ fn run_offload(c: &mut Compilation<'_>) -> Result<()> {
     Ok(())
 }
 
+fn run_home(c: &mut Compilation<'_>) -> Result<()> {
+    let loads = match (&c.loads, c.profile) {
+        (None, Some(profile)) => {
+            let chunk = u32::try_from(c.shapes()?.prefill_chunk).unwrap_or(u32::MAX);
+            Some(loads(profile, chunk)?)
+        }
+        _ => None,
+    };
+    let loads = c.loads.as_ref().or(loads.as_ref());
+    c.homes = home::home(&c.module, &mut c.placement, &c.list, &c.config.placement, loads)?;
+    Ok(())
+}
+
+fn run_cross(c: &mut Compilation<'_>) -> Result<()> {
+    let mut writes = std::mem::take(&mut c.writes);
+    cross::cross(c.plan_mut()?, &mut writes)?;
+    c.writes = writes;
+    Ok(())
+}
+
 fn run_fetch(c: &mut Compilation<'_>) -> Result<()> {
-    if c.config.memory.budget.is_none() {
-        return Ok(());
-    }
-    if c.units.is_some() {
-        return Err(Error::limit("a memory budget and static graphs do not go together yet")
-            .hint("leave `budget` under `[memory]` out, or build for a target of the processor alone"));
-    }
     fetch::fetch(&mut c.module, c.config.memory.prefetch)
 }
 
@@ -531,10 +569,10 @@ fn run_page(c: &mut Compilation<'_>) -> Result<()> {
 fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
     let artifacts = c.artifacts()?;
     let cache = c.config.kv_format();
-    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, &c.statics)?;
+    let (statics, homes) = (&c.statics, &c.homes);
+    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, statics, homes)?;
     let mut plan = draft.plan;
     if let Some(placement) = &c.placement {
-        plan.target.units.clone_from(&placement.units);
         plan.placement = placement.clone();
     }
     c.plan = Some(plan);
@@ -565,8 +603,7 @@ fn run_schedule(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_memory(c: &mut Compilation<'_>) -> Result<()> {
-    memory::memory(c.plan_mut()?);
-    Ok(())
+    memory::memory(c.plan_mut()?)
 }
 
 fn run_barriers(c: &mut Compilation<'_>) -> Result<()> {

@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::evaluate::log_probabilities;
 use crate::import::{Checkpoint, ModelSpec};
+use crate::passes::home::Homes;
 use crate::passes::offload::{Statics, offload};
 use crate::pipeline::{Candidate, QualityProbe};
 use crate::profile::Profile;
@@ -131,6 +132,7 @@ impl<'a> Measured<'a> {
             model: candidate.model,
             cache: self.cache,
             statics,
+            homes: &Homes::default(),
         };
         Twin::beside(other, &original, self.progress)
     }

@@ -9,16 +9,17 @@ use crate::bundle::read::Bundle;
 use crate::bundle::{DENSE, EXPERTS, KERNELS};
 use crate::config::Activations;
 use crate::error::{Error, Result, io_error};
+use crate::families;
 use crate::passes::offload::Statics;
 use crate::passes::units::Units;
-use crate::passes::{barriers, layout, memory, schedule, tune};
+use crate::passes::home::Homes;
+use crate::passes::{barriers, cross, layout, memory, schedule, tune};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
 use crate::verify::weights::{Packed, read_from_bundle};
 use moec_cpu::{HostUnit, Stored};
-use moec_ir::plan::{FileRef, ModelInfo, Plan, Segment};
+use moec_ir::plan::{FileRef, ModelInfo, Plan, Segment, UnitRef};
 use moec_ir::{Format, Module, Source};
-use moec_runtime::graphs::Graphs;
 use moec_runtime::{Engine, Options, Program};
 use std::fs;
 use std::path::Path;
@@ -37,6 +38,8 @@ pub struct Original<'a> {
     pub cache: Format,
     /// What static graphs compute.
     pub statics: &'a Statics,
+    /// Where the rest lives.
+    pub homes: &'a Homes,
 }
 
 /// Packed weights on disk. Twins of one model that differ in what they compute can share them.
@@ -68,18 +71,15 @@ impl Twin {
     /// # Errors
     /// As [`Twin::new`].
     pub fn beside(other: Option<&Self>, original: &Original<'_>, progress: &Progress) -> Result<Self> {
-        let Original { module, source, model, cache, statics } = *original;
+        let Original { module, source, model, cache, statics, homes } = *original;
         let target = crate::targets::target("native")?.with_activations(Activations::F32);
-        let draft = layout::layout(module, model.clone(), &target, cache, &[], statics)?;
+        let draft = layout::layout(module, model.clone(), &target, cache, &[], statics, homes)?;
         let (mut plan, mut kernels, mut writes) = (draft.plan, draft.kernels, draft.writes);
         tune::tune(&mut plan, &mut kernels, &target, None)?;
+        cross::cross(&mut plan, &mut writes)?;
         schedule::schedule(&mut plan, &mut writes);
-        memory::memory(&mut plan);
+        memory::memory(&mut plan)?;
         barriers::barriers(&mut plan, &writes);
-        // Units are those of the original.
-        if !plan.graphs.is_empty() {
-            plan.target.units.clone_from(&statics.units);
-        }
         plan.files.retain(|f| [DENSE, EXPERTS].contains(&f.path.as_str()));
 
         let weights = if let Some(other) = other.filter(|o| o.weights.segments == plan.segments) {
@@ -120,8 +120,9 @@ impl Twin {
             return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
         }
         let cache = plan.states.first().map_or(Format::F32, |s| s.format);
-        let original =
-            Original { module: &module, source: &source, model: &plan.model, cache, statics: &statics };
+        let homes = &Homes::of_plan(plan);
+        let (model, statics) = (&plan.model, &statics);
+        let original = Original { module: &module, source: &source, model, cache, statics, homes };
         Self::new(&original, progress)
     }
 
@@ -140,22 +141,19 @@ impl Twin {
         self.weights.scratch.path()
     }
 
-    /// Runs `body` with an engine; `graphs` executes what the packages in a bundle hold.
+    /// Runs `body` with an engine. Units beside the processor are executed as their families do on this machine; `packages` is
+    /// the folder of the artifacts.
     ///
     /// # Errors
     /// An engine that does not open, and what `body` returns.
     pub fn with_engine<T>(
         &self,
-        graphs: Option<(Box<dyn Graphs>, &Path)>,
+        packages: Option<&Path>,
         body: impl FnOnce(&mut Engine<'_>) -> Result<T>,
     ) -> Result<T> {
-        let options = Options::default();
-        let engine = match graphs {
-            Some((graphs, packages)) => {
-                Engine::with_graphs(&self.program, self.folder(), graphs, packages, options)
-            }
-            None => Engine::open(&self.program, self.folder(), options),
-        };
+        let (folder, host) = (self.folder(), &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+        let packages = packages.unwrap_or(folder);
+        let engine = Engine::with_units(&self.program, folder, host, packages, Options::default());
         body(&mut engine.map_err(Error::from)?)
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::recorded::{DOMAINS, Recorded};
 use crate::shapes::{OLMOE, PHIMOE, QWEN3, Shape};
-use moec::config::{Experts, Home};
+use moec::config::Experts;
 use moec::passes::group::{Options, group_layer, tiered};
 use moec::passes::reside::reside_layer;
 use moec::passes::tier::tier;
@@ -209,7 +209,7 @@ impl Case {
         let size = |layer: u32| {
             self.model.layers.iter().find(|l| l.layer == layer).and_then(|l| l.experts).map(|moe| moe.size)
         };
-        let options = Options { group: wanted.group, sizes: wanted.sizes, home: Home::Npu };
+        let options = Options { group: wanted.group, sizes: wanted.sizes, home: Wish::Graphs };
         let mut placement = if setting.by_cost {
             tiered(loads, units, wanted, wanted.coverage, &size, options)?
         } else {
@@ -222,7 +222,7 @@ impl Case {
                 units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
             let group = wanted.group.map(|g| g.min(fits.max(1)));
             group_layer(table, layer, size, units, Options { group, ..options })?;
-            reside_layer(table, layer, units, Home::Npu);
+            reside_layer(table, layer, units, Wish::Graphs);
         }
         Ok(placement.experts)
     }

@@ -46,7 +46,7 @@ pub fn read(folder: &Path, manifest: &Manifest, plan: &Plan) -> Result<Device> {
     let device = Device::parse(&text, &path).map_err(|e| again(Error::input(e.to_string())))?;
     let (placement, name) = (&plan.placement, &plan.target.name);
     let units: Vec<&str> = device.units.iter().map(|u| u.name.as_str()).collect();
-    if device.name != *name || !placement.is_dynamic() && placement.units != units {
+    if device.name != *name || !placement.units.is_empty() && placement.units != units {
         return Err(again(Error::input(format!("`{}` is not of the device `{name}`", path.display()))));
     }
     Ok(device)

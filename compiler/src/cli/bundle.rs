@@ -132,7 +132,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
         })).collect::<Vec<_>>(),
         "paging": plan.paging.as_ref().map(|p| paging::value(p, None)),
         "kv_cache_format": plan.states.first().map(|s| s.format.name()),
-        "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes, "scratch_per_thread": plan.scratch_bytes},
+        "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes(), "scratch_per_thread": plan.scratch_bytes},
     })
 }
 

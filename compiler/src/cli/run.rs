@@ -6,7 +6,9 @@ use crate::families;
 use crate::progress::Progress;
 use crate::twin::Twin;
 use crate::{Error, Result};
+use moec_ir::plan::UnitRef;
 use moec_runtime::Program;
+use moec_runtime::beside::Executor;
 use moec_runtime::cli::Beside;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,8 +20,7 @@ use std::process::ExitCode;
 /// program: run only what you trust.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Emulate what this machine lacks, slowly: AMX instructions, or the unit that executes the bundle's packages. Stands
-    /// before the verb
+    /// Emulate what this machine lacks, slowly: AMX instructions, or units beside the processor. Stands before the verb
     #[arg(long)]
     pub emulate: bool,
     /// Run only if this public key's owner has signed the bundle and every file is as it was. Stands before the verb
@@ -46,14 +47,17 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
     if args.emulate && !bundle.plan.graphs.is_empty() {
         let twin = Twin::of(&bundle, progress)?;
-        let family = families::statics(&bundle.device()?)?;
-        let graphs = || family.host();
-        let beside = Beside { weights: twin.folder(), graphs: &graphs };
+        let beside = Beside { weights: twin.folder(), executor: &host };
         return Ok(moec_runtime::cli::run(twin.program(), &bundle.folder, Some(beside), words, &name));
     }
     let unit = if args.emulate { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
-    Ok(moec_runtime::cli::run(&program, &bundle.folder, None, words, &name))
+    let beside = args.emulate.then_some(Beside { weights: &bundle.folder, executor: &host });
+    Ok(moec_runtime::cli::run(&program, &bundle.folder, beside, words, &name))
+}
+
+fn host(unit: &UnitRef) -> Option<Executor> {
+    families::host(&unit.family, &unit.name)
 }

@@ -376,14 +376,17 @@ pub const KEYS: &[Key] = &[
         section: "placement",
         name: "attention",
         default: "\"auto\"",
-        range: HOMES,
+        range: UNITS,
         help: &[
             "Where attention, dense feed-forward networks and the head run, on targets with more than one unit. `auto`",
             "simulates a request of `prompt` and `generate` tokens with attention on either and takes what ends first: the KV",
             "cache has one home. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
-            "CPU; `npu` refuses such a model by name. What a unit cannot run never goes there.",
+            "CPU; the name of a unit refuses such a model by name. What a unit cannot run never goes there.",
         ],
-        set: |c, v| Home::parse(v.text()?).map(|h| c.placement.attention = h).ok_or(Wrong::Range),
+        set: |c, v| {
+            let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));
+            home.map(|h| c.placement.attention = h).ok_or(Wrong::Range)
+        },
     },
     Key {
         section: "placement",
@@ -413,7 +416,8 @@ pub const KEYS: &[Key] = &[
         default: "\"auto\"",
         range: HOMES,
         help: &[
-            "Where groups of experts run. `auto` is what costs less under the load that calibration saw.",
+            "Where experts run. `auto` is what costs less under the load that calibration saw. `\"gpu:50%\"` gives a unit with",
+            "shapes as they come that share of the experts of each layer, those that calibration saw most.",
         ],
         set: |c, v| Home::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
     },
@@ -461,8 +465,10 @@ fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
     Ok(texts.into_iter().map(|t| super::beside(&c.path, t)).collect())
 }
 
-/// Range of the keys of `[placement]`; a test holds it against [`Home::ALL`].
-const HOMES: &str = "\"auto\", \"npu\" or \"cpu\"";
+/// Range of `placement.attention`.
+const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\")";
+/// Range of `placement.experts`.
+const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 
 /// Range of the storage keys; a test holds it against [`Format::ALL`].
 const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"";
@@ -477,7 +483,7 @@ fn format(v: &Value<'_>) -> Result<Format, Wrong> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::{Activations, Home, KvCache};
+    use crate::config::{Activations, KvCache};
 
     fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
         let names: Vec<_> = names.map(|n| format!("\"{n}\"")).collect();
@@ -494,7 +500,6 @@ mod tests {
     fn the_ranges_of_names_list_every_one() {
         let range = |name: &str| super::KEYS.iter().find(|k| k.name == name).expect("a key").range;
         assert_eq!(range("activations"), listed(Activations::ALL.iter().map(|a| a.name())));
-        assert_eq!(super::HOMES, listed(Home::ALL.iter().map(|h| h.name())));
         assert_eq!(range("kv_cache"), listed(KvCache::ALL.iter().map(|k| k.name())));
     }
 }

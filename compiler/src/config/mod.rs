@@ -193,11 +193,11 @@ impl Decoding {
 }
 
 /// `[placement]`: which unit runs what more than one can run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Homes {
     /// Attention and dense feed-forward networks.
     pub attention: Home,
-    /// Groups of experts.
+    /// Experts.
     pub experts: Home,
 }
 
@@ -217,33 +217,41 @@ impl Mix {
 }
 
 /// A unit to run on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Home {
     /// What the device's tables say.
     #[default]
     Auto,
-    /// The neural processing unit, where it is legal.
-    Npu,
-    /// The processor.
-    Cpu,
+    /// The unit of that name, or the first of that kind, where it is legal.
+    Unit(String),
+    /// There a share of the experts of each layer, in percent, the most popular of those that calibration saw; the others on the
+    /// processor.
+    Share(String, u8),
 }
 
 impl Home {
-    /// Every one, in the order that messages list them.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Npu, Self::Cpu];
-
-    /// Name in `model.toml`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Npu => "npu",
-            Self::Cpu => "cpu",
+    /// As it stands in `model.toml`: `auto`, a unit's name, or a name with a share (`gpu:50%`).
+    pub fn parse(text: &str) -> Option<Self> {
+        let word = |s: &str| {
+            let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            (!s.is_empty() && s.chars().all(fits)).then(|| s.to_owned())
+        };
+        match text.split_once(':') {
+            None if text == "auto" => Some(Self::Auto),
+            None => word(text).map(Self::Unit),
+            Some((name, share)) => {
+                let percent = share.strip_suffix('%')?.parse().ok().filter(|p| (1..=100).contains(p))?;
+                word(name).map(|name| Self::Share(name, percent))
+            }
         }
     }
 
-    /// The one of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|h| h.name() == name)
+    /// The unit that it names.
+    pub fn unit(&self) -> Option<&str> {
+        match self {
+            Self::Auto => None,
+            Self::Unit(name) | Self::Share(name, _) => Some(name),
+        }
     }
 }
 

@@ -1,19 +1,22 @@
 //! Pass `barriers`: which steps wait, and for what.
 //!
-//! All threads walk the steps of an entry together. A step must wait for the others only where it
+//! All threads of the processor walk its steps together. A step must wait for the others only where it
 //! conflicts with a step since the last barrier: one of the two writes bytes that the other touches.
 
 use super::schedule::Writes;
 use moec_ir::plan::{Arg, Entry, Plan, Step};
 
-/// Sets `barrier` and `deps` of every step.
+/// Sets `barrier` and `deps` of every step. Barriers are among the processor's steps alone: other units run theirs in order,
+/// and steps of different units wait for each other by their dependencies.
 pub fn barriers(plan: &mut Plan, writes: &Writes) {
     for (entry, writes) in plan.entries.iter_mut().zip(writes) {
         let touched: Vec<Vec<Access>> =
             entry.steps.iter().zip(writes).map(|(step, w)| accesses(entry, step, w)).collect();
         let mut since = 0;
         for at in 0..entry.steps.len() {
-            let barrier = (since..at).any(|before| conflict(&touched[before], &touched[at]));
+            let own = |step: usize| entry.steps[step].unit == 0;
+            let barrier = own(at)
+                && (since..at).any(|before| own(before) && conflict(&touched[before], &touched[at]));
             if barrier {
                 since = at;
             }
@@ -28,13 +31,22 @@ pub fn count(entry: &Entry) -> usize {
     entry.steps.iter().filter(|s| s.barrier).count()
 }
 
-/// One argument's memory: space (0 the arena, else a state), bytes, and whether it is written.
+/// One argument's memory: space (an arena or a state), bytes, and whether it is written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Access {
-    space: u32,
+    space: Space,
     from: u64,
     to: u64,
     pub(super) write: bool,
+}
+
+/// Where bytes are counted from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Space {
+    /// The arena of a memory.
+    Arena(u32),
+    /// A state.
+    State(u32),
 }
 
 impl Access {
@@ -49,9 +61,9 @@ pub(super) fn accesses(entry: &Entry, step: &Step, writes: &[usize]) -> Vec<Acce
         match *arg {
             Arg::Buffer(b, _) => {
                 let b = &entry.buffers[b as usize];
-                Some(Access { space: 0, from: b.offset, to: b.offset + b.bytes, write })
+                Some(Access { space: Space::Arena(b.memory), from: b.offset, to: b.offset + b.bytes, write })
             }
-            Arg::State(s) => Some(Access { space: s + 1, from: 0, to: 1, write }),
+            Arg::State(s) => Some(Access { space: Space::State(s), from: 0, to: 1, write }),
             Arg::Segment(_) | Arg::Matrices(_) => None,
         }
     };

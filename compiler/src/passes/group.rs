@@ -17,8 +17,8 @@
 //! compute the fewest rows.
 
 use super::tier::{tier, tiers};
-use super::units::{ExpertSize, Units, expert_sizes_on};
-use crate::config::{Experts, Home};
+use super::units::{ExpertSize, Units, Wish, expert_sizes_on};
+use crate::config::Experts;
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
 use moec_ir::Module;
@@ -32,7 +32,7 @@ pub struct Options {
     /// Most sizes that a graph has functions for.
     pub sizes: usize,
     /// Where groups run.
-    pub home: Home,
+    pub home: Wish,
 }
 
 /// As [`tier`], with the number of tiers of each layer, of `1 ..= wanted.tiers`, that costs least once groups are formed: a tier
@@ -61,7 +61,7 @@ pub fn tiered(
             let cost = |g: &ExpertGroup| {
                 let of = |unit: u32| g.cost_us.get(unit as usize).copied().unwrap_or(0.0);
                 let (cpu, npu) = (of(units.cpu_index()), of(units.npu_index()));
-                f64::from(if options.home == Home::Npu { npu } else { npu.min(cpu) })
+                f64::from(if options.home == Wish::Graphs { npu } else { npu.min(cpu) })
             };
             let cost: f64 = grouped.groups.iter().map(cost).sum();
             // Less than a millionth is equal, and of equal ones the fewest tiers are kept.
@@ -117,7 +117,7 @@ pub fn group_layer(
         let fits = units.npu.graph_limit().map_or(usize::MAX, |limit| (limit / size.bytes.max(1)) as usize);
         let g = match (options.group, options.home) {
             // What runs on the processor is no graph.
-            (wanted, Home::Cpu) => wanted.unwrap_or(members.len()),
+            (wanted, Wish::Processor) => wanted.unwrap_or(members.len()),
             (Some(wanted), _) => check(table, wanted.min(members.len()), fits, size, units)?,
             (None, home) => {
                 let most = check(table, fits.clamp(1, members.len()), fits, size, units)?;
@@ -216,11 +216,11 @@ impl<'a> Costs<'a> {
     }
 
     /// The size of groups that costs least, of `1 ..= most`.
-    fn cheapest(&self, members: &[usize], most: usize, capacity: u32, home: Home) -> usize {
+    fn cheapest(&self, members: &[usize], most: usize, capacity: u32, home: Wish) -> usize {
         let total = |g: usize| -> f64 {
             let each = members.chunks(g).map(|experts| {
                 let (cpu, npu) = self.both(experts, capacity);
-                if home == Home::Npu { npu } else { npu.min(cpu) }
+                if home == Wish::Graphs { npu } else { npu.min(cpu) }
             });
             each.sum()
         };

@@ -4,22 +4,59 @@
 //! the last; buffers that never live together may share bytes. Largest first, lowest offset that fits
 //! (best-fit by decreasing size, the greedy of Pisarchyk and Lee, arXiv 2001.03288, §4).
 
+use crate::error::{Error, Result};
+use crate::human;
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{ALIGN, Arg, Buffer, Entry, Plan};
 use std::ops::RangeInclusive;
 
-/// Assigns arena offsets in every entry point, which share one arena. An entry whose buffers all fit side
-/// by side into the arena that another one needs is left without sharing, and so with fewer barriers.
-pub fn memory(plan: &mut Plan) {
-    let apart: Vec<Vec<u64>> =
-        plan.entries.iter().map(|e| e.buffers.iter().map(|b| b.offset).collect()).collect();
-    plan.arena_bytes = plan.entries.iter_mut().map(assign).max().unwrap_or(0);
-    for (entry, offsets) in plan.entries.iter_mut().zip(apart) {
-        let end = entry.buffers.iter().zip(&offsets).map(|(b, offset)| offset + aligned(b.bytes)).max();
-        if end.is_some_and(|end| end <= plan.arena_bytes) {
-            entry.buffers.iter_mut().zip(offsets).for_each(|(b, offset)| b.offset = offset);
+/// Assigns arena offsets in every entry point; those share the arena of each memory. An entry whose buffers of a memory all
+/// fit side by side into the arena that another one needs is left without sharing, and so with fewer barriers.
+///
+/// # Errors
+/// A memory that is too small for what the plan puts there.
+pub fn memory(plan: &mut Plan) -> Result<()> {
+    for m in 0..plan.memories.len() as u32 {
+        let apart: Vec<Vec<u64>> = plan.entries.iter().map(|e| side_by_side(e, m)).collect();
+        let bytes = plan.entries.iter_mut().map(|e| assign(e, m)).max().unwrap_or(0);
+        for (entry, offsets) in plan.entries.iter_mut().zip(apart) {
+            let mut own: Vec<&mut Buffer> = entry.buffers.iter_mut().filter(|b| b.memory == m).collect();
+            let end = own.iter().zip(&offsets).map(|(b, offset)| offset + aligned(b.bytes)).max();
+            if end.is_some_and(|end| end <= bytes) {
+                own.iter_mut().zip(offsets).for_each(|(b, offset)| b.offset = offset);
+            }
         }
+        plan.memories[m as usize].arena_bytes = bytes;
+        fits(plan, m)?;
     }
+    Ok(())
+}
+
+/// Offsets of an entry's buffers in a memory, one behind the other.
+fn side_by_side(entry: &Entry, memory: u32) -> Vec<u64> {
+    let own = entry.buffers.iter().filter(|b| b.memory == memory);
+    own.scan(0, |end, b| Some(std::mem::replace(end, *end + aligned(b.bytes)))).collect()
+}
+
+/// Refuses a plan that a memory has no room for.
+fn fits(plan: &Plan, index: u32) -> Result<()> {
+    let (memory, peak) = (&plan.memories[index as usize], plan.peak(index, 1).unwrap_or(u64::MAX));
+    let Some(capacity) = memory.capacity.filter(|c| peak > *c) else { return Ok(()) };
+    let states: u64 = plan.states.iter().filter(|s| s.memory == index).map(|s| aligned(s.bytes())).sum();
+    let weights = peak.saturating_sub(states + memory.arena_bytes);
+    Err(Error::limit(format!(
+        "the plan puts {} into `{}`, which has {}",
+        human::bytes_up(peak),
+        memory.name,
+        human::bytes(capacity)
+    ))
+    .because(format!(
+        "weights and scratch take {}, the KV cache {}, activations {}",
+        human::bytes(weights),
+        human::bytes(states),
+        human::bytes(memory.arena_bytes)
+    ))
+    .hint("place less there (`experts = \"NAME:50%\"` under `[placement]`), or build with a shorter `max_context`"))
 }
 
 /// Steps during which each buffer of `entry` holds something.
@@ -47,9 +84,10 @@ pub fn lifetimes(entry: &Entry) -> Vec<RangeInclusive<usize>> {
         .collect()
 }
 
-fn assign(entry: &mut Entry) -> u64 {
+fn assign(entry: &mut Entry, memory: u32) -> u64 {
     let lives = lifetimes(entry);
-    let mut order: Vec<usize> = (0..entry.buffers.len()).collect();
+    let mut order: Vec<usize> =
+        (0..entry.buffers.len()).filter(|&b| entry.buffers[b].memory == memory).collect();
     order.sort_by_key(|&b| (std::cmp::Reverse(entry.buffers[b].bytes), b));
     let mut placed: Vec<usize> = Vec::new();
     for b in order {
@@ -68,7 +106,8 @@ fn assign(entry: &mut Entry) -> u64 {
         entry.buffers[b].offset = offset;
         placed.push(b);
     }
-    entry.buffers.iter().map(|b| extent(b).1).max().unwrap_or(0)
+    let own = entry.buffers.iter().filter(|b| b.memory == memory);
+    own.map(|b| extent(b).1).max().unwrap_or(0)
 }
 
 fn extent(b: &Buffer) -> (u64, u64) {

@@ -2,10 +2,12 @@
 
 pub mod barriers;
 pub mod convolve;
+pub mod cross;
 pub mod fetch;
 pub mod format;
 pub mod fuse;
 pub mod group;
+pub mod home;
 pub mod layout;
 pub mod lower;
 pub mod memory;

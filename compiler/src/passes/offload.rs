@@ -41,8 +41,6 @@ pub struct Statics {
     pub cuts: Vec<PartCut>,
     /// Index of the unit that executes them.
     pub unit: u32,
-    /// Names of the device's units.
-    pub units: Vec<String>,
 }
 
 /// Where a part stands in an entry point.
@@ -60,7 +58,7 @@ impl Statics {
     /// # Errors
     /// A part that holds a node in a form that the unit does not run: our bug.
     pub fn of(module: &Module, placement: &Placement, units: &Units<'_>) -> Result<Self> {
-        let mut statics = Self { unit: units.npu_index(), units: units.names(), ..Self::default() };
+        let mut statics = Self { unit: units.npu_index(), ..Self::default() };
         statics.experts(module, placement, units);
         for part in parts::placed(module, placement, units) {
             statics.part(module, &part, placement, units)?;

@@ -282,12 +282,13 @@ fn sums(plan: &Plan, wanted: Wanted<'_>) -> Sums {
         plan.paging.iter().flat_map(|p| &p.layers).any(|l| [l.gate_up, l.down].contains(&(i as u32)))
     };
     let page = |bytes: u64| bytes.next_multiple_of(BLOCK);
-    let dense = plan.segments.iter().enumerate().filter(|(i, _)| !on_flash(*i));
+    let here = plan.segments_of(0);
+    let dense = plan.segments.iter().enumerate().filter(|(i, _)| !on_flash(*i) && here.contains(&(*i as u32)));
     Sums {
         weights: page(dense.map(|(_, s)| s.bytes.next_multiple_of(ALIGN)).sum()),
-        arena: page(plan.arena_bytes),
+        arena: page(plan.arena_bytes()),
         scratch: page((plan.scratch_bytes + 2 * ALIGN) * u64::from(wanted.threads)),
-        kv: plan.states.iter().map(|s| page(s.bytes())).sum(),
+        kv: plan.states.iter().filter(|s| s.memory == 0).map(|s| page(s.bytes())).sum(),
         process: PROCESS + TOKENIZER * wanted.tokenizer,
     }
 }

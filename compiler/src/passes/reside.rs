@@ -16,8 +16,8 @@
 
 use super::parts;
 use super::tier::predict;
-use super::units::{ExpertSize, Units, expert_sizes_on};
-use crate::config::{Home, Homes, Mix};
+use super::units::{ExpertSize, Units, Wish, expert_sizes_on};
+use crate::config::Mix;
 use crate::decisions::{AttentionDecision, HomeCost};
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
@@ -31,8 +31,10 @@ use std::collections::{BTreeMap, HashMap};
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Units.
-    pub homes: Homes,
+    /// Attention, dense networks and the head.
+    pub attention: Wish,
+    /// Groups of experts.
+    pub experts: Wish,
     /// The request whose cost decides where attention lives.
     pub mix: Mix,
 }
@@ -49,14 +51,14 @@ pub fn reside(
     wanted: Wanted,
 ) -> Result<Option<AttentionDecision>> {
     for (table, layer) in placement.experts.iter_mut().zip(&loads.layers) {
-        reside_layer(table, layer, units, wanted.homes.experts);
+        reside_layer(table, layer, units, wanted.experts);
     }
     let sizes = expert_sizes_on(module, units)?;
-    let home = wanted.homes.attention;
+    let home = wanted.attention;
     let ops = |placement: &Placement, attention| operators(module, placement, &sizes, units, home, attention);
     placement.ops = ops(placement, units.npu_index())?;
     let there = placement.ops.iter().any(|o| o.op == "attention" && o.unit == units.npu_index());
-    if home != Home::Auto || !there {
+    if home != Wish::Auto || !there {
         return Ok(None);
     }
     let mut here = placement.clone();
@@ -80,23 +82,23 @@ pub fn reside(
 }
 
 /// Gives every group of a layer its unit.
-pub fn reside_layer(table: &mut ExpertTable, layer: &LayerLoads, units: &Units<'_>, home: Home) {
+pub fn reside_layer(table: &mut ExpertTable, layer: &LayerLoads, units: &Units<'_>, home: Wish) {
     let (cpu, npu) = (units.cpu_index(), units.npu_index());
     for group in &mut table.groups {
         let cost = |unit: u32| group.cost_us.get(unit as usize).copied().unwrap_or(0.0);
         let (on_cpu, on_npu) = (cost(cpu), cost(npu));
         let hot = match home {
-            Home::Auto => on_npu < on_cpu,
-            Home::Npu => true,
-            Home::Cpu => false,
+            Wish::Auto => on_npu < on_cpu,
+            Wish::Graphs => true,
+            Wish::Processor => false,
         };
         let load: f32 = group.experts.iter().filter_map(|&e| table.experts.get(e as usize)?.load).sum();
         let costs =
             format!("{load:.1} tokens per call; {on_npu:.1} µs on the NPU, {on_cpu:.1} µs on the CPU");
         group.why = match home {
-            Home::Auto if hot => format!("hot: {costs}"),
-            Home::Auto => format!("cold: {costs}"),
-            Home::Npu | Home::Cpu => format!("asked for by `placement.experts`: {costs}"),
+            Wish::Auto if hot => format!("hot: {costs}"),
+            Wish::Auto => format!("cold: {costs}"),
+            Wish::Graphs | Wish::Processor => format!("asked for by `placement.experts`: {costs}"),
         };
         group.unit = if hot { npu } else { cpu };
         for &e in &group.experts {
@@ -118,7 +120,7 @@ fn operators(
     placement: &Placement,
     sizes: &BTreeMap<u32, ExpertSize>,
     units: &Units<'_>,
-    home: Home,
+    home: Wish,
     attention: u32,
 ) -> Result<Vec<OpPlace>> {
     let mut found: Vec<OpPlace> = Vec::new();
@@ -203,7 +205,7 @@ pub(super) fn row_of(units: &Units<'_>, op: &str) -> String {
 fn partition(
     entry: usize,
     writable: &mut Writable<'_>,
-    home: Home,
+    home: Wish,
     attention: u32,
 ) -> Result<Vec<(bool, String)>> {
     let (module, units) = (writable.module, writable.units);
@@ -216,20 +218,20 @@ fn partition(
         let inner = between_matrices(graph, &region);
         let [on_cpu, on_npu] = costs(module, graph, units, &inner, ctx);
         let (mut wins, mut stays) = match home {
-            Home::Cpu => (false, "asked for by `placement.attention`".to_owned()),
-            Home::Npu => (true, String::new()),
+            Wish::Processor => (false, "asked for by `placement.attention`".to_owned()),
+            Wish::Graphs => (true, String::new()),
             // The cache lives where attention lives, in every entry point.
-            Home::Auto if attends(graph, &inner) => {
+            Wish::Auto if attends(graph, &inner) => {
                 let why = "a request of prompt and answer ends earlier so, and the KV cache has one home";
                 (attention == units.npu_index(), why.to_owned())
             }
-            Home::Auto => (on_npu < on_cpu, "a launch costs more than these rows do here".to_owned()),
+            Wish::Auto => (on_npu < on_cpu, "a launch costs more than these rows do here".to_owned()),
         };
-        if home != Home::Cpu
+        if home != Wish::Processor
             && let Some(&first) = inner.first()
             && let Err(why) = writable.region(entry, &graph.nodes[first].scope, &inner)
         {
-            if home == Home::Npu {
+            if home == Wish::Graphs {
                 let scope = &graph.nodes[first].scope;
                 return Err(Error::limit(format!("`{scope}` cannot be a graph of `{}`", units.npu.name))
                     .because(why)

@@ -3,8 +3,8 @@
 use super::group::{self, group_layer};
 use super::reside::reside_layer;
 use super::tier::{LADDER, few, spend, tier};
-use super::units::{ExpertSize, Units};
-use crate::config::{Config, Experts, Home, Overflow};
+use super::units::{ExpertSize, Units, Wish};
+use crate::config::{Config, Experts, Overflow};
 use crate::error::{Error, Fault};
 use crate::profile::loads::{LayerLoads, Loads};
 use moec_device::Device;
@@ -34,7 +34,7 @@ fn layer(chunk: u32, samples: Vec<Vec<u32>>) -> Loads {
 }
 
 /// Runs the three passes on a layer, the verifier behind each.
-fn place(loads: &Loads, units: &Units<'_>, wanted: &Experts, size: ExpertSize, home: Home) -> Placement {
+fn place(loads: &Loads, units: &Units<'_>, wanted: &Experts, size: ExpertSize, home: Wish) -> Placement {
     let mut p = tier(loads, units, wanted, wanted.coverage);
     moec_ir::verify::placement(&p).unwrap();
     let options = group::Options { group: wanted.group, sizes: wanted.sizes, home };
@@ -127,13 +127,13 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     let loads = layer(256, vec![vec![32; 16]; 3]);
     let sizes =
         |p: &Placement| -> Vec<usize> { p.experts[0].groups.iter().map(|g| g.experts.len()).collect() };
-    let all = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, Home::Npu);
+    let all = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, Wish::Graphs);
     assert_eq!(sizes(&all), [8, 8]);
     assert_eq!(all.experts[0].groups[0].bytes, 1_258_291_200);
     let mut nine = wanted(3, Overflow::Spill);
     nine.group = Some(9);
     let mut p = tier(&loads, &units, &nine, 1.0);
-    let options = group::Options { group: nine.group, sizes: 1, home: Home::Auto };
+    let options = group::Options { group: nine.group, sizes: 1, home: Wish::Auto };
     let e = group_layer(&mut p.experts[0], &loads.layers[0], LARGE, &units, options).unwrap_err();
     assert_eq!(
         e.to_string(),
@@ -141,14 +141,14 @@ fn eight_experts_of_phi_share_a_graph_and_nine_are_refused() {
     );
     assert!(e.hint.unwrap().contains("`group = 8`"));
     let huge = ExpertSize { bytes: 1 << 31, ..LARGE };
-    let auto = group::Options { group: None, sizes: 1, home: Home::Auto };
+    let auto = group::Options { group: None, sizes: 1, home: Wish::Auto };
     let e = group_layer(&mut p.experts[0], &loads.layers[0], huge, &units, auto).unwrap_err();
     assert!(e.hint.unwrap().contains("not even one"));
     // On the processor there is no graph, and no limit.
-    place(&loads, &units, &wanted(3, Overflow::Spill), huge, Home::Cpu);
+    place(&loads, &units, &wanted(3, Overflow::Spill), huge, Wish::Processor);
     // What does not divide leaves a small last group.
     nine.group = Some(6);
-    assert_eq!(sizes(&place(&loads, &units, &nine, LARGE, Home::Npu)), [6, 6, 4]);
+    assert_eq!(sizes(&place(&loads, &units, &nine, LARGE, Wish::Graphs)), [6, 6, 4]);
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
     let mut loads = vec![60; 8];
     loads.extend([1; 8]);
     let loads = layer(256, vec![loads; 4]);
-    let p = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, Home::Auto);
+    let p = place(&loads, &units, &wanted(3, Overflow::Spill), LARGE, Wish::Auto);
     let (table, npu) = (&p.experts[0], units.npu_index());
     let units_of: Vec<u32> = table.experts.iter().map(|r| r.unit).collect();
     assert_eq!(units_of, [[npu; 8], [units.cpu_index(); 8]].concat());
@@ -170,7 +170,7 @@ fn hot_groups_live_on_the_npu_and_cold_ones_on_the_cpu() {
     );
     // A small expert never pays for a launch, however hot.
     let small = ExpertSize { weights: 1 << 16, bytes: 1 << 17 };
-    let p = place(&loads, &units, &wanted(3, Overflow::Spill), small, Home::Auto);
+    let p = place(&loads, &units, &wanted(3, Overflow::Spill), small, Wish::Auto);
     assert!(p.experts[0].groups.iter().all(|g| g.unit == units.cpu_index()));
     assert_eq!(p.experts[0].expected.unwrap().padding, 0.0);
 }
@@ -247,7 +247,7 @@ proptest! {
         spill in any::<bool>(),
         group in prop::option::of(1_usize..=12),
         mib in 1_u64..400,
-        home in prop::sample::select(Home::ALL.to_vec()),
+        home in prop::sample::select(Wish::ALL.to_vec()),
     ) {
         let device = device();
         let units = Units::of(&device).unwrap();
@@ -260,15 +260,15 @@ proptest! {
         let (table, layer) = (&p.experts[0], &loads.layers[0]);
         for g in &table.groups {
             prop_assert_eq!(g.bytes, size.bytes * g.experts.len() as u64);
-            prop_assert!(g.bytes <= limit || home == Home::Cpu);
+            prop_assert!(g.bytes <= limit || home == Wish::Processor);
             prop_assert!(wanted.group.is_none_or(|most| g.experts.len() <= most));
             let popular: Vec<u64> = g.experts.iter().map(|&e| layer.chosen[e as usize]).collect();
             prop_assert!(popular.is_sorted_by(|a, b| a >= b));
             let [cpu, npu] = [units.cpu_index(), units.npu_index()].map(|u| g.cost_us[u as usize]);
             let hot = match home {
-                Home::Auto => npu < cpu,
-                Home::Npu => true,
-                Home::Cpu => false,
+                Wish::Auto => npu < cpu,
+                Wish::Graphs => true,
+                Wish::Processor => false,
             };
             prop_assert_eq!(g.unit == units.npu_index(), hot);
         }
@@ -299,7 +299,7 @@ proptest! {
         let cost = |group: Option<usize>| -> f64 {
             let mut wanted = wanted(1, Overflow::Spill);
             wanted.group = group;
-            let p = place(&loads, &units, &wanted, size, Home::Auto);
+            let p = place(&loads, &units, &wanted, size, Wish::Auto);
             let of = |g: &moec_ir::placement::ExpertGroup| g.cost_us.iter().copied().fold(f32::INFINITY, f32::min);
             p.experts[0].groups.iter().map(|g| f64::from(of(g))).sum()
         };

@@ -1,13 +1,139 @@
-//! The two units that `tier`, `group` and `reside` divide a model between, and what experts cost on them.
+//! Units: all of a device, and the two that `tier`, `group` and `reside` divide a model between, with what experts cost there.
 
 use crate::error::{Error, Result};
+use crate::config::Home;
 use crate::families;
 use crate::profile::loads::LayerLoads;
 use moec_device::{Device, Unit, UnitKind};
-use moec_family::StaticGraphs;
+use moec_family::{Family, StaticGraphs};
 use moec_ir::placement::CAPACITY_ALIGN;
+use moec_ir::plan::{Memory, MemoryLink, UnitRef};
 use moec_ir::{Module, Op, Operand, Weight};
 use std::collections::BTreeMap;
+
+/// Where the user wants what static graphs could take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Wish {
+    /// Where it costs less.
+    #[default]
+    Auto,
+    /// On the unit with static graphs.
+    Graphs,
+    /// Not there.
+    Processor,
+}
+
+impl Wish {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Graphs, Self::Processor];
+}
+
+/// A unit without static graphs: it runs operators with shapes as they come.
+#[derive(Clone, Copy, Debug)]
+pub struct Free<'a> {
+    /// Index in the device, and in the plan.
+    pub index: u32,
+    /// The unit.
+    pub unit: &'a Unit,
+    /// Its family.
+    pub family: &'static dyn Family,
+}
+
+/// All units of a device, in its order.
+#[derive(Clone, Debug)]
+pub struct UnitList<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// Those beside the processor whose shapes are dynamic.
+    pub free: Vec<Free<'a>>,
+}
+
+impl<'a> UnitList<'a> {
+    /// The units of a device.
+    pub fn of(device: &'a Device) -> Self {
+        let free = |(i, unit): (usize, &'a Unit)| {
+            let family = families::of(unit, device).ok()?;
+            let beside = unit.kind != UnitKind::Cpu && family.graphs().is_none();
+            Some(Free { index: u32::try_from(i).ok()?, unit, family }).filter(|_| beside)
+        };
+        Self { device, free: device.units.iter().enumerate().filter_map(free).collect() }
+    }
+
+    /// The unit that a key of `[placement]` names, by its name or else its kind; `None` for `auto`.
+    ///
+    /// # Errors
+    /// A name that no unit has.
+    pub fn named(&self, key: &str, home: &Home) -> Result<Option<u32>> {
+        let Some(name) = home.unit() else { return Ok(None) };
+        let units = &self.device.units;
+        let by_name = units.iter().position(|u| u.name == name);
+        let found = by_name.or_else(|| units.iter().position(|u| u.kind.name() == name));
+        if found.is_none() && name == UnitKind::Cpu.name() {
+            return Ok(Some(0));
+        }
+        let index = found.and_then(|i| u32::try_from(i).ok());
+        let known: Vec<_> = units.iter().map(|u| format!("`{}`", u.name)).collect();
+        let known = if known.is_empty() { "`cpu`".to_owned() } else { known.join(", ") };
+        index.map(Some).ok_or_else(|| {
+            Error::input(format!("`{key}` under `[placement]` is `{name}`, and `{}` has no such unit", self.device.name))
+                .hint(format!("its units are {known}"))
+        })
+    }
+
+    /// What that means for static graphs.
+    ///
+    /// # Errors
+    /// As [`UnitList::named`]; a share of a unit with static graphs, which takes experts by groups.
+    pub fn wish(&self, key: &str, home: &Home) -> Result<Wish> {
+        let Some(index) = self.named(key, home)? else { return Ok(Wish::Auto) };
+        let unit = self.device.units.get(index as usize);
+        let graphs = unit.is_some_and(|u| families::graphs(u, self.device).is_some());
+        match home {
+            Home::Share(name, _) if graphs => {
+                Err(Error::input(format!("`{key}` under `[placement]` gives `{name}` a share of the experts"))
+                    .because("a unit with static graphs takes experts by groups, as their loads pay for launches")
+                    .hint(format!("write `{key} = \"{name}\"` or `{key} = \"auto\"`")))
+            }
+            _ => Ok(if graphs { Wish::Graphs } else { Wish::Processor }),
+        }
+    }
+
+    /// The free unit of an index.
+    pub fn free(&self, index: u32) -> Option<Free<'a>> {
+        self.free.iter().copied().find(|f| f.index == index)
+    }
+
+    /// Units, memories and links, as a plan names them.
+    pub fn for_plan(&self) -> (Vec<UnitRef>, Vec<Memory>, Vec<MemoryLink>) {
+        let home = Memory {
+            name: self.device.processor_memory().unwrap_or("memory").to_owned(),
+            ..Memory::default()
+        };
+        let mut memories = vec![home];
+        let mut units = Vec::new();
+        for unit in &self.device.units {
+            let memory = self.device.memory_of(unit).map_or(0, |name| {
+                memories.iter().position(|m| m.name == name).unwrap_or_else(|| {
+                    let of = self.device.memories.iter().find(|m| m.name == name);
+                    let capacity = of.and_then(|m| m.capacity.as_ref()).map(|c| c.value as u64);
+                    memories.push(Memory { name: name.to_owned(), capacity, ..Memory::default() });
+                    memories.len() - 1
+                })
+            });
+            units.push(UnitRef {
+                name: unit.name.clone(),
+                family: self.device.family_of(unit).to_owned(),
+                memory: memory as u32,
+            });
+        }
+        let beside = units.iter().any(|u| u.family != moec_device::PROCESSORS);
+        if !beside {
+            units = vec![UnitRef::processor()];
+        }
+        let links = (1..memories.len() as u32).map(|to| MemoryLink { from: 0, to }).collect();
+        (units, memories, links)
+    }
+}
 
 /// A processor and a neural processing unit, with their indices in the device.
 #[derive(Clone, Debug)]

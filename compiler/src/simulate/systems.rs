@@ -4,12 +4,12 @@
 
 use super::model::Model;
 use super::timeline::Queue;
-use crate::config::{Experts as Wanted, Home};
+use crate::config::Experts as Wanted;
 use crate::error::{Error, Result};
 use crate::passes::group::{Options, group_layer};
 use crate::passes::reside::reside_layer;
 use crate::passes::tier::tier;
-use crate::passes::units::Units;
+use crate::passes::units::{Units, Wish};
 use crate::profile::loads::Loads;
 use moec_ir::placement::{ExpertTable, Overflow};
 
@@ -52,7 +52,7 @@ pub enum Experts {
         /// Experts per graph; none: what costs least.
         group: Option<usize>,
         /// Where graphs live.
-        home: Home,
+        home: Wish,
         /// Whether graphs stay on the NPU between launches.
         resident: bool,
     },
@@ -65,7 +65,7 @@ const TIERED: Shapes = Shapes::Tiers(3);
 pub const OURS: System = System {
     name: "ours",
     attention: Queue::Npu,
-    experts: Experts::Graphs { shapes: TIERED, group: None, home: Home::Auto, resident: true },
+    experts: Experts::Graphs { shapes: TIERED, group: None, home: Wish::Auto, resident: true },
     decode_by_cost: true,
     source: "Table 2; tiers, groups and homes by the passes tier, group and reside, one size to a graph",
 };
@@ -83,7 +83,7 @@ pub const COREML_CPU: System = System {
 pub const COREML_NAIVE: System = System {
     name: "coreml-naive",
     attention: Queue::Cpu,
-    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Home::Npu, resident: false },
+    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Wish::Graphs, resident: false },
     decode_by_cost: false,
     source: "Table 2, Core ML (naive); one graph per expert, padded (Table 4, Padding), nothing kept resident",
 };
@@ -101,7 +101,7 @@ pub const ANEMLL: System = System {
 pub const BASE: System = System {
     name: "ours-base",
     attention: Queue::Npu,
-    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Home::Npu, resident: true },
+    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Wish::Graphs, resident: true },
     decode_by_cost: true,
     source: "§5.8, Ours-base; the fixed shape is not stated, this is the least that drops nothing",
 };
@@ -109,7 +109,7 @@ pub const BASE: System = System {
 /// The same with the largest shape that can be meant.
 pub const BASE_CHUNK: System = System {
     name: "ours-base-chunk",
-    experts: Experts::Graphs { shapes: Shapes::Chunk, group: Some(1), home: Home::Npu, resident: true },
+    experts: Experts::Graphs { shapes: Shapes::Chunk, group: Some(1), home: Wish::Graphs, resident: true },
     source: "§5.8, Ours-base; the fixed shape is not stated, this is the most that a chunk can need",
     ..BASE
 };
@@ -117,7 +117,7 @@ pub const BASE_CHUNK: System = System {
 /// With tiers.
 pub const TIERS: System = System {
     name: "ours-t",
-    experts: Experts::Graphs { shapes: TIERED, group: Some(1), home: Home::Npu, resident: true },
+    experts: Experts::Graphs { shapes: TIERED, group: Some(1), home: Wish::Graphs, resident: true },
     source: "§5.8, Ours-T",
     ..BASE
 };
@@ -125,7 +125,7 @@ pub const TIERS: System = System {
 /// With tiers and groups.
 pub const GROUPS: System = System {
     name: "ours-tg",
-    experts: Experts::Graphs { shapes: TIERED, group: None, home: Home::Npu, resident: true },
+    experts: Experts::Graphs { shapes: TIERED, group: None, home: Wish::Graphs, resident: true },
     source: "§5.8, Ours-TG",
     ..BASE
 };

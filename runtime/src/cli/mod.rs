@@ -14,7 +14,7 @@ mod paging;
 use crate::abi::KernelFn;
 use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};
-use crate::graphs::Graphs;
+use crate::beside::Executor;
 use crate::manifest;
 use crate::memory::size;
 use crate::paging::Paging;
@@ -22,6 +22,7 @@ use crate::program::Program;
 use crate::store::CheckLevel;
 use args::{Cli, Common, Verb};
 use clap::{CommandFactory, FromArgMatches};
+use moec_ir::plan::UnitRef;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::path::Path;
@@ -68,8 +69,8 @@ struct Context<'a> {
 pub struct Beside<'a> {
     /// Folder of the weights.
     pub weights: &'a Path,
-    /// Makes what executes static graphs.
-    pub graphs: &'a dyn Fn() -> Box<dyn Graphs>,
+    /// Brings what executes a unit beside the processor.
+    pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
 }
 
 impl<'a> Context<'a> {
@@ -113,8 +114,8 @@ impl<'a> Context<'a> {
         };
         match self.beside {
             None => Engine::open(self.program, self.bundle, options),
-            Some(Beside { weights, graphs }) => {
-                Engine::with_graphs(self.program, weights, graphs(), self.bundle, options)
+            Some(Beside { weights, executor }) => {
+                Engine::with_units(self.program, weights, &mut |unit| executor(unit), self.bundle, options)
             }
         }
     }

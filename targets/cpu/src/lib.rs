@@ -123,7 +123,6 @@ impl CpuTarget {
             triple: self.machine.triple.clone(),
             cpu: self.machine.cpu.clone(),
             features: self.machine.all_features(),
-            units: vec!["cpu".to_owned()],
         }
     }
 

@@ -141,7 +141,7 @@ impl Stopwatch {
         let last = target.figures.last_cache.and_then(|b| usize::try_from(b).ok()).unwrap_or(0);
         let bytes = (2 * last).clamp(BUFFER[0], BUFFER[1]);
         // No thread is bound to a core: the first is the caller's, who goes on to link with all of them.
-        let pool = Pool::new(threads, false)?;
+        let pool = Pool::new(threads, 0, false)?;
         Ok(Self { pool, weights: Operand::words((bytes + WEIGHTS) / 4), next: 0 })
     }
 

@@ -60,6 +60,9 @@ pub struct Unit {
     pub name: String,
     /// Kind.
     pub kind: UnitKind,
+    /// Memory that it works in, by its name; none: the processor's ([`crate::Device::memory_of`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<String>,
     /// Target family, where it is not the usual one ([`crate::Device::family_of`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<String>,
@@ -152,6 +155,9 @@ pub struct Link {
     pub to: String,
     /// 10⁹ bytes per second in that direction.
     pub gb_per_s: f64,
+    /// Microseconds from the start of a transfer to its first byte.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<f64>,
     /// Where it comes from.
     pub source: String,
 }

@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, NATIVE, Unit, host, nearest};
+use crate::{Device, DeviceError, Link, NATIVE, Unit, host, nearest};
 use moec_runtime::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -102,7 +102,13 @@ impl Device {
         }
         for u in &self.units {
             check_unit(u)?;
+            if let Some(memory) = &u.memory
+                && !self.memories.iter().any(|m| m.name == *memory)
+            {
+                return bad("unit.memory", &format!("no memory is named `{memory}`"));
+            }
         }
+        self.check_memories()?;
         let mut levels = BTreeSet::new();
         for c in &self.caches {
             if !(1..=3).contains(&c.level) || !levels.insert(c.level) {
@@ -121,6 +127,29 @@ impl Device {
             }
             if source.trim().is_empty() {
                 return bad(key, "a figure needs a `source`");
+            }
+        }
+        Ok(())
+    }
+
+    /// Units beside the processor's memory have one of a known size, and a link to the processor's, both ways.
+    fn check_memories(&self) -> Result<(), (String, String)> {
+        let home = self.processor_memory();
+        for u in &self.units {
+            let Some(memory) = u.memory.as_deref().filter(|m| Some(*m) != home) else { continue };
+            let of = self.memories.iter().find(|m| m.name == memory);
+            if of.is_none_or(|m| m.capacity.as_ref().is_none_or(|c| c.value < 1.0)) {
+                return Err(("memory.capacity".into(), format!("`{memory}` needs one: `{}` works in it", u.name)));
+            }
+            let home = home.unwrap_or_default();
+            for (from, to) in [(home, memory), (memory, home)] {
+                let is = |l: &&Link| l.from == from && l.to == to && l.gb_per_s > 0.0;
+                if self.links.iter().find(is).is_none() {
+                    return Err((
+                        "link".into(),
+                        format!("none leads from `{from}` to `{to}`, where `{}` works", u.name),
+                    ));
+                }
             }
         }
         Ok(())
@@ -153,6 +182,8 @@ impl Device {
         }
         out.extend(self.caches.iter().map(|c| ("cache", c.bytes as f64, &*c.source)));
         out.extend(self.links.iter().map(|l| ("link", l.gb_per_s, &*l.source)));
+        let latencies = self.links.iter().filter_map(|l| Some((l.latency_us?, &*l.source)));
+        out.extend(latencies.map(|(us, source)| ("link.latency_us", us, source)));
         if let Some(p) = &self.power {
             out.extend(p.idle_w.iter().map(|f| ("power.idle_w", f.value, &*f.source)));
             out.extend(p.busy_w.iter().map(|f| ("power.busy_w", f.value, &*f.source)));

@@ -129,6 +129,26 @@ impl Device {
         }
     }
 
+    /// Name of the processor's memory: the one that it names, else the first that nobody else does. `None` where the file names
+    /// none.
+    pub fn processor_memory(&self) -> Option<&str> {
+        let own = self.units.iter().find(|u| u.kind == UnitKind::Cpu).and_then(|u| u.memory.as_deref());
+        let taken = |name: &str| self.units.iter().any(|u| u.memory.as_deref() == Some(name));
+        let free = || self.memories.iter().map(|m| m.name.as_str()).find(|n| !taken(n) && *n != "flash");
+        own.or_else(free)
+    }
+
+    /// Name of the memory that a unit works in, where that is not the processor's.
+    pub fn memory_of<'a>(&'a self, unit: &'a Unit) -> Option<&'a str> {
+        unit.memory.as_deref().filter(|m| Some(*m) != self.processor_memory())
+    }
+
+    /// Microseconds that `bytes` bytes take from one memory to another; `None` where no link leads there.
+    pub fn transfer_us(&self, from: &str, to: &str, bytes: f64) -> Option<f64> {
+        let link = self.links.iter().find(|l| l.from == from && l.to == to)?;
+        Some(link.latency_us.unwrap_or(0.0) + bytes / (link.gb_per_s * 1e3))
+    }
+
     /// Whether this machine's architecture and operating system are the device's.
     pub fn is_host(&self) -> bool {
         self.is_native() || is_host(&self.triple)

@@ -8,7 +8,8 @@
 //!   as which functions;
 //! * [`StaticGraphs::emit`]: its artifacts, written to disk;
 //! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the reference;
-//! * [`StaticGraphs::host`]: what executes them on this machine, for who has not the device;
+//! * [`StaticGraphs::host`], [`Family::host`]: what executes them on this machine, for who has not the device;
+//! * [`Family::takes`]: which operators units without static graphs run, with shapes as they come;
 //! * [`Family::doctor`]: which tools it needs, and whether they are there.
 //!
 //! Invariant: this crate knows no family.
@@ -27,7 +28,8 @@ pub use verify::{FunctionReport, Trial};
 
 use moec_device::{Device, Unit};
 use moec_ir::plan::{ExpertTable, Plan};
-use moec_ir::{Module, Scope, Weight};
+use moec_ir::{Module, Op, Scope, Weight};
+use moec_runtime::beside::Executor;
 use moec_runtime::graphs::Graphs;
 use std::path::Path;
 
@@ -45,6 +47,17 @@ pub trait Family: Sync + std::fmt::Debug {
     /// Its static graphs; `None`: its units take shapes as they come.
     fn graphs(&self) -> Option<&dyn StaticGraphs> {
         None
+    }
+
+    /// Whether its units run an operator of the Graph with shapes as they come, by kernels of the processor's. A unit that the
+    /// device file refuses the operator is not asked.
+    fn takes(&self, _op: &Op) -> bool {
+        false
+    }
+
+    /// What executes its units on this machine; `None` for the processor, which runs the program.
+    fn host(&self, _unit: &str) -> Option<Executor> {
+        self.graphs().map(|graphs| Executor::Graphs(graphs.host()))
     }
 
     /// The tools that it needs. `cache` is moec's cache folder; `targets` are the devices that have such units.

@@ -6,7 +6,7 @@ use super::int;
 use crate::error::{Error, Result};
 use crate::passes::offload::PartCut;
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{Arg, Builtin, Code, FETCHED, Grid, RowSpace, Step};
+use moec_ir::plan::{Arg, Builtin, Code, ExpertHomes, FETCHED, Grid, RowSpace, Step};
 use moec_ir::{Graph, Node, Op, Operand, ValueId};
 
 /// A function of the runtime, and the values that it reads and gives.
@@ -21,7 +21,7 @@ impl Call<'_> {
     /// Its step: it gets values by their first columns.
     fn step(&self, frame: &mut Frame<'_>, at: usize, spaces: &[RowSpace]) -> Result<(Step, Vec<usize>)> {
         for &v in self.outputs {
-            let home = frame.buffer(format!("%{}", v.0), frame.graph.ty(v))?;
+            let home = frame.buffer(format!("%{}", v.0), frame.graph.ty(v), 0)?;
             frame.homes[v.0 as usize] = Some(home);
         }
         let mut args = Vec::new();
@@ -101,21 +101,35 @@ impl Builder<'_> {
     }
 }
 
-/// The step of a `fetch`: the table stays where it is.
+/// The step of a `fetch`: the table stays where it is. Of experts that live on several units it asks for the processor's, and
+/// there is none where those are none.
 pub(super) fn fetched(
     frame: &mut Frame<'_>,
     at: usize,
     node: &Node,
     layer: usize,
+    homes: Option<&ExpertHomes>,
     spaces: &[RowSpace],
-) -> Result<(Step, Vec<usize>)> {
+) -> Result<Option<(Step, Vec<usize>)>> {
     let value = |operand: &Operand| match operand {
         Operand::Value(v) => Ok(*v),
         _ => Err(Error::bug("a `fetch` of something that is no value")),
     };
     let table = node.inputs.first().ok_or_else(|| Error::bug("a `fetch` of nothing"))?;
-    let home = frame.home(value(table)?)?;
-    frame.homes[node.outputs[0].0 as usize] = Some(home);
+    let (whole, out) = (value(table)?, node.outputs[0]);
+    let mut home = frame.home(whole)?;
+    frame.homes[out.0 as usize] = Some(home);
+    if let Some(homes) = homes {
+        for &unit in &homes.units {
+            if let Some(&own) = frame.tables.get(&(whole, unit)) {
+                frame.tables.insert((out, unit), own);
+            }
+        }
+        if !homes.units.contains(&0) {
+            return Ok(None);
+        }
+        home = frame.tables.get(&(whole, 0)).copied().unwrap_or(home);
+    }
     let (mut args, mut strides, mut rows) = (Vec::new(), [0; FETCHED], 0);
     let scores = node.inputs.iter().skip(1).zip(&mut strides);
     for (operand, stride) in scores {
@@ -145,5 +159,5 @@ pub(super) fn fetched(
         deps: Vec::new(),
         node: int(at)?,
     };
-    Ok((step, writes))
+    Ok(Some((step, writes)))
 }

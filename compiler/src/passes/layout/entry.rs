@@ -5,12 +5,15 @@ use super::frame::{Frame, Home, view, written_state};
 use super::int;
 use super::read::{residuals, values};
 use crate::error::{Error, Result};
+use crate::passes::home::Homes;
 use crate::passes::memory::aligned;
 use crate::passes::offload::{PartCut, Statics};
 use crate::passes::page;
 use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
 use moec_ir::graph::INPUTS;
-use moec_ir::plan::{ALIGN, Arg, Code, Entry, Grid, Layout, Paging, Place, RowSpace, Segment, Step};
+use moec_ir::plan::{
+    ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Grid, Layout, Paging, Place, RowSpace, Segment, Step,
+};
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -19,6 +22,8 @@ pub(super) struct Builder<'a> {
     module: &'a Module,
     target: &'a CpuTarget,
     pub(super) statics: &'a Statics,
+    /// Where nodes and experts live that units beside the processor run with shapes as they come.
+    homes: &'a Homes,
     /// Format of the KV cache.
     cache: Format,
     /// Its tensors that are values, not keys.
@@ -32,6 +37,21 @@ pub(super) struct Builder<'a> {
     experts: BTreeMap<u32, [u32; 2]>,
     pub(super) ends: [u64; 2],
     pub(super) scratch: u64,
+    /// By memory beside the processor's and segment: the matrices that lie there, none for the whole.
+    pub(super) residents: BTreeMap<(u32, u32), Vec<u32>>,
+    /// Memories of states that lie beside the processor's.
+    pub(super) states: BTreeMap<u32, u32>,
+}
+
+/// A node whose steps are made.
+struct Placed<'a> {
+    node: &'a Node,
+    /// What is computed, and what is added to it.
+    producer: &'a Node,
+    residual: Option<ValueId>,
+    /// Index of the node.
+    at: usize,
+    rows: RowSpace,
 }
 
 impl<'a> Builder<'a> {
@@ -40,11 +60,13 @@ impl<'a> Builder<'a> {
         target: &'a CpuTarget,
         cache: Format,
         statics: &'a Statics,
+        homes: &'a Homes,
     ) -> Self {
         Self {
             module,
             target,
             statics,
+            homes,
             cache,
             values: values(module),
             kernels: Vec::new(),
@@ -55,6 +77,8 @@ impl<'a> Builder<'a> {
             experts: BTreeMap::new(),
             ends: [0; 2],
             scratch: 0,
+            residents: BTreeMap::new(),
+            states: BTreeMap::new(),
         }
     }
 }
@@ -88,10 +112,11 @@ impl Builder<'_> {
             buffers: Vec::new(),
             end: 0,
             forms: HashMap::new(),
+            tables: HashMap::new(),
         };
         for v in 0..INPUTS {
             let ty = graph.ty(ValueId(v as u32));
-            frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty)?);
+            frame.homes[v] = Some(frame.buffer(format!("%{v}"), ty, 0)?);
         }
         let cuts: Vec<&PartCut> = self.statics.cuts.iter().filter(|c| c.cut.entry == graph.kind).collect();
         let inside: HashSet<usize> = cuts.iter().flat_map(|c| &c.cut.nodes).map(|n| n.0 as usize).collect();
@@ -151,12 +176,13 @@ impl Builder<'_> {
         spaces: &[RowSpace],
     ) -> Result<Vec<(Step, Vec<usize>)>> {
         if let Op::Fetch { layer, .. } = node.op {
-            return Ok(vec![fetched(frame, at, node, layer, spaces)?]);
+            let homes = self.homes.of_layer(node.scope.layer).map(|(_, homes)| homes);
+            return Ok(fetched(frame, at, node, layer, homes, spaces)?.into_iter().collect());
         }
         if matches!(node.op, Op::Admit(_) | Op::ExpertFfn { fixed: true, .. }) {
             return self.offloaded(frame, at, node, spaces).map(|step| vec![step]);
         }
-        let graph = frame.graph;
+        let (graph, homes) = (frame.graph, self.homes);
         let ld_of = |home: Home| match home {
             Home::Buffer { ld, .. } => ld,
             Home::State(_) => 0,
@@ -192,16 +218,75 @@ impl Builder<'_> {
             .because(e)
         })?;
 
+        let unit = homes.of_node(node);
+        // What several units compute together lies where the processor finds it.
+        let memory = if let Op::ExpertFfn { .. } = node.op { 0 } else { homes.memory(unit) };
         for &v in &node.outputs {
             let home = match &producer.op {
                 Op::CacheWrite => written_state(producer)?,
-                _ => frame.buffer(format!("%{}", v.0), graph.ty(v))?,
+                _ => frame.buffer(format!("%{}", v.0), graph.ty(v), memory)?,
             };
             frame.homes[v.0 as usize] = Some(home);
         }
         let name = format!("%{}", node.outputs[0].0);
-        let (temps, done) = self.temps(frame, &producer.inputs, &selection, &name)?;
-        let rows = spaces[node.outputs[0].0 as usize];
+        let place = Placed { node, producer, residual, at, rows: spaces[node.outputs[0].0 as usize] };
+        match (&node.op, homes.of_layer(node.scope.layer)) {
+            (Op::ExpertFfn { .. }, Some((_, of))) => {
+                let mut steps = Vec::new();
+                for &unit in &of.units {
+                    let name = if unit == 0 { name.clone() } else { format!("{name}@{unit}") };
+                    steps.extend(self.launches(frame, &place, &selection, unit, &name)?);
+                }
+                Ok(steps)
+            }
+            (&Op::Dispatch { .. }, Some((index, of)))
+                if of.units.len() > 1 && homes.divides(graph, node.outputs[0]) =>
+            {
+                let mut steps = self.launches(frame, &place, &selection, unit, &name)?;
+                self.divide(frame, &mut steps, node.outputs[0], index, of)?;
+                Ok(steps)
+            }
+            _ => self.launches(frame, &place, &selection, unit, &name),
+        }
+    }
+
+    /// Has a `dispatch` write a table for each unit that has some of the experts.
+    fn divide(
+        &self,
+        frame: &mut Frame<'_>,
+        steps: &mut [(Step, Vec<usize>)],
+        table: ValueId,
+        index: u32,
+        of: &ExpertHomes,
+    ) -> Result<()> {
+        let [(step, writes)] = steps else { return Err(Error::bug("a `dispatch` of several steps")) };
+        let Code::Builtin(Builtin::Dispatch { homes, .. }) = &mut step.code else {
+            return Err(Error::bug("a `dispatch` that is none"));
+        };
+        *homes = Some(moec_ir::plan::Homes { index, units: int(of.units.len())? });
+        for &unit in &of.units {
+            let own = frame.buffer(format!("%{}@{unit}", table.0), frame.graph.ty(table), 0)?;
+            if let Home::Buffer { buffer, .. } = own {
+                writes.push(step.args.len());
+                step.args.push(Arg::Buffer(buffer, 0));
+            }
+            frame.tables.insert((table, unit), own);
+        }
+        Ok(())
+    }
+
+    /// The steps of a node on one unit.
+    fn launches(
+        &mut self,
+        frame: &mut Frame<'_>,
+        place: &Placed<'_>,
+        selection: &Selection,
+        unit: u32,
+        name: &str,
+    ) -> Result<Vec<(Step, Vec<usize>)>> {
+        let &Placed { node, producer, residual, at, rows } = place;
+        let memory = self.homes.memory(unit);
+        let (temps, done) = self.temps(frame, &producer.inputs, selection, name, memory)?;
         let layout = |i: usize| {
             selection
                 .layouts
@@ -223,14 +308,25 @@ impl Builder<'_> {
                                 let layer =
                                     node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
                                 self.experts.entry(layer).or_default()[i - 2] = segment;
+                                if memory > 0 {
+                                    let own = self.homes.experts_of(layer, memory);
+                                    self.residents.insert((memory, segment), own);
+                                }
                                 Arg::Matrices(segment)
                             } else {
+                                if memory > 0 {
+                                    self.residents.insert((memory, segment), Vec::new());
+                                }
                                 Arg::Segment(segment)
                             });
                             continue;
                         }
                         Operand::State(s) => Home::State(s.0),
-                        Operand::Value(v) => frame.home(v)?,
+                        // A unit finds its own experts in a table of its own.
+                        Operand::Value(v) => match frame.tables.get(&(v, unit)) {
+                            Some(&own) if matches!(node.op, Op::ExpertFfn { .. }) => own,
+                            _ => frame.home(v)?,
+                        },
                     },
                     Role::Out(i) | Role::OutAt(i, _) => frame.home(node.outputs[i])?,
                     Role::Temp(i) => temps[i],
@@ -241,7 +337,12 @@ impl Builder<'_> {
                 }
                 addresses.push(match home {
                     Home::Buffer { buffer, column, .. } => Arg::Buffer(buffer, int((column + from) * 4)?),
-                    Home::State(s) => Arg::State(s),
+                    Home::State(s) => {
+                        if self.states.insert(s, memory).is_some_and(|before| before != memory) {
+                            return Err(Error::bug("a state with two homes"));
+                        }
+                        Arg::State(s)
+                    }
                 });
             }
             let (code, grid) = match work {
@@ -252,7 +353,7 @@ impl Builder<'_> {
                 Work::Builtin(b) => (Code::Builtin(*b), Grid::One),
             };
             let step = Step {
-                unit: 0,
+                unit,
                 code,
                 args: addresses,
                 rows,
@@ -274,6 +375,7 @@ impl Builder<'_> {
         inputs: &[Operand],
         selection: &Selection,
         name: &str,
+        memory: u32,
     ) -> Result<(Vec<Home>, Vec<usize>)> {
         let mut done = Vec::new();
         let mut homes = Vec::new();
@@ -284,7 +386,7 @@ impl Builder<'_> {
                 let &Operand::Value(v) = inputs.get(from).filter(|_| to == i)? else { return None };
                 match frame.home(v).ok()? {
                     Home::Buffer { buffer, column, .. } => {
-                        Some((at, (buffer, column, self.target.symbol(spec))))
+                        Some((at, (buffer, column, self.target.symbol(spec), memory)))
                     }
                     Home::State(_) => None,
                 }
@@ -295,7 +397,7 @@ impl Builder<'_> {
                 done.push(at);
                 continue;
             }
-            let home = frame.buffer(format!("{name}.{i}"), ty)?;
+            let home = frame.buffer(format!("{name}.{i}"), ty, memory)?;
             homes.push(home);
             frame.forms.extend(form.map(|(_, key)| (key, home)));
         }

@@ -20,12 +20,15 @@ pub(super) struct Frame<'g> {
     pub(super) homes: Vec<Option<Home>>,
     pub(super) buffers: Vec<Buffer>,
     pub(super) end: u64,
-    /// Rows brought into another form, by where they lie and the kernel that does it.
-    pub(super) forms: HashMap<(u32, usize, String), Home>,
+    /// Rows brought into another form, by where they lie, the kernel that does it, and the memory that it is done in.
+    pub(super) forms: HashMap<(u32, usize, String, u32), Home>,
+    /// Tables of units that share the experts of a layer: by the whole table and the unit.
+    pub(super) tables: HashMap<(ValueId, u32), Home>,
 }
 
 impl Frame<'_> {
-    pub(super) fn buffer(&mut self, name: String, ty: &Type) -> Result<Home> {
+    /// A new buffer in a memory.
+    pub(super) fn buffer(&mut self, name: String, ty: &Type, memory: u32) -> Result<Home> {
         let (rows, ld) = match ty.shape.as_slice() {
             &[n] => (n, 1),
             shape => (shape[..shape.len() - 1].iter().product(), ty.cols()),
@@ -34,6 +37,7 @@ impl Frame<'_> {
         let buffer = int(self.buffers.len())?;
         self.buffers.push(Buffer {
             name,
+            memory,
             offset: self.end,
             bytes,
             dtype: ty.dtype,

@@ -9,6 +9,7 @@ mod entry;
 mod frame;
 mod read;
 
+use super::home::Homes;
 use super::memory::aligned;
 use super::offload::Statics;
 use super::schedule::Writes;
@@ -17,7 +18,8 @@ use crate::error::{Error, Result};
 use entry::Builder;
 use moec_cpu::{CpuTarget, KernelSpec};
 use moec_ir::plan::{
-    Entry, ExpertRow, ExpertTable, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, StateBuf,
+    Entry, ExpertRow, ExpertTable, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident,
+    StateBuf,
 };
 use moec_ir::{Format, Module, Op, StateId, WeightId};
 
@@ -46,9 +48,10 @@ pub fn layout(
     cache: Format,
     artifacts: &[&str],
     statics: &Statics,
+    homes: &Homes,
 ) -> Result<Draft> {
     let files = [DENSE, EXPERTS].iter().chain(artifacts);
-    let mut builder = Builder::new(module, target, cache, statics);
+    let mut builder = Builder::new(module, target, cache, statics, homes);
     let mut entries = Vec::new();
     let mut writes = Vec::new();
     for graph in &module.entries {
@@ -67,19 +70,25 @@ pub fn layout(
                 _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
             };
             let order = target.cache_order(builder.values.contains(&StateId(i as u32)));
-            Ok(StateBuf { name: s.name.clone(), shape, format: cache, order })
+            let memory = builder.states.get(&(i as u32)).copied().unwrap_or(0);
+            Ok(StateBuf { name: s.name.clone(), memory, shape, format: cache, order })
         })
         .collect::<Result<_>>()?;
+    let mut memories = homes.memories.clone();
+    for (m, memory) in memories.iter_mut().enumerate() {
+        let of = builder.residents.iter().filter(|((at, _), _)| *at as usize == m);
+        memory.residents =
+            of.map(|(&(_, segment), matrices)| Resident { segment, matrices: matrices.clone() }).collect();
+        let buffers = entries.iter().flat_map(|e: &Entry| &e.buffers).filter(|b| b.memory as usize == m);
+        memory.arena_bytes = buffers.map(|b| b.offset + aligned(b.bytes)).max().unwrap_or(0);
+    }
     let plan = Plan {
         version: PLAN_VERSION,
         model,
         target: target.info(),
-        arena_bytes: entries
-            .iter()
-            .flat_map(|e: &Entry| &e.buffers)
-            .map(|b| b.offset + aligned(b.bytes))
-            .max()
-            .unwrap_or(0),
+        units: homes.units.clone(),
+        memories,
+        links: homes.links.clone(),
         scratch_bytes: builder.scratch,
         // Sizes and hashes are known when the files are written; weight files have their sizes now.
         files: files
@@ -92,6 +101,7 @@ pub fn layout(
             .collect(),
         segments: builder.segments,
         states,
+        homes: homes.experts.clone(),
         kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
         graphs: statics.graphs.clone(),
         sets: statics.sets.clone(),
@@ -103,8 +113,11 @@ pub fn layout(
     Ok(Draft { plan, kernels: builder.kernels, segment_weights: builder.segment_weights, writes })
 }
 
-/// One table per MoE layer: on a CPU every expert has its own group and no capacity.
-fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
+/// One table per MoE layer where shapes are dynamic: every expert has its own group and no capacity.
+///
+/// # Errors
+/// More experts than a plan can hold.
+pub fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
     let Some(graph) = module.entries.first() else { return Ok(Vec::new()) };
     let mut tables = Vec::new();
     for node in &graph.nodes {

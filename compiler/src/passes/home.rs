@@ -1,0 +1,356 @@
+//! Pass `home`: what units beside the processor compute with shapes as they come.
+//!
+//! Static graphs have found their place ([`reside`](super::reside)); what is left is the processor's, or goes to a unit that
+//! runs the processor's operators: a graphics processor, memory that computes.
+//!
+//! **Experts.** A unit gets all of a layer's, a share of them, or under `auto` those that cost less there: the expected time of
+//! an expert's rows, and of bringing the rows there and back over the link, against the processor's. The most popular come
+//! first (HybriMoE, §IV-B: what is used most lies where it is computed fastest), as many as the unit's memory has room for. An
+//! expert has one home, and its weights lie there.
+//!
+//! **Attention** has one home in all entry points, that of the KV cache. It goes to such a unit where the user says so.
+//!
+//! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
+//! router's choices.
+
+use super::layout::expert_tables;
+use super::units::{Free, UnitList};
+use crate::config::{self, Home};
+use crate::error::{Error, Result};
+use crate::profile::loads::Loads;
+use moec_ir::placement::{OpPlace, Placement};
+use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, UnitRef};
+use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, WeightId};
+use std::collections::BTreeMap;
+
+/// Where nodes and experts live that are no static graphs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Homes {
+    /// Units of the plan.
+    pub units: Vec<UnitRef>,
+    /// Their memories.
+    pub memories: Vec<Memory>,
+    /// Links between these.
+    pub links: Vec<MemoryLink>,
+    /// Unit of attention.
+    pub attention: u32,
+    /// Layers with experts beside the processor.
+    pub experts: Vec<ExpertHomes>,
+}
+
+impl Default for Homes {
+    /// Everything on the processor.
+    fn default() -> Self {
+        let memory = Memory { name: "memory".to_owned(), ..Memory::default() };
+        Self {
+            units: vec![UnitRef::processor()],
+            memories: vec![memory],
+            links: Vec::new(),
+            attention: 0,
+            experts: Vec::new(),
+        }
+    }
+}
+
+impl Homes {
+    /// Everything that is no static graph on the processor of a device.
+    pub fn at_home(list: &UnitList<'_>) -> Self {
+        let (units, memories, links) = list.for_plan();
+        Self { units, memories, links, ..Self::default() }
+    }
+
+    /// Those of a plan.
+    pub fn of_plan(plan: &Plan) -> Self {
+        let bare = |m: &Memory| Memory { name: m.name.clone(), capacity: m.capacity, ..Memory::default() };
+        let kernels =
+            plan.entries.iter().flat_map(|e| &e.steps).filter(|s| matches!(s.code, Code::Kernel(_)));
+        let attends = |args: &[Arg]| args.iter().any(|a| matches!(a, Arg::State(_)));
+        let attention = kernels.filter(|s| attends(&s.args)).map(|s| s.unit).next();
+        Self {
+            units: plan.units.clone(),
+            memories: plan.memories.iter().map(bare).collect(),
+            links: plan.links.clone(),
+            attention: attention.unwrap_or(0),
+            experts: plan.homes.clone(),
+        }
+    }
+
+    /// The memory of a unit.
+    pub fn memory(&self, unit: u32) -> u32 {
+        self.units.get(unit as usize).map_or(0, |u| u.memory)
+    }
+
+    /// The unit of a node that is no static graph. Experts are those of [`Homes::of_layer`].
+    pub fn of_node(&self, node: &Node) -> u32 {
+        if node.scope.layer.is_some() && node.scope.part == Part::ATTN { self.attention } else { 0 }
+    }
+
+    /// Where the experts of a layer live, with the index, if any lives beside the processor.
+    pub fn of_layer(&self, layer: Option<u32>) -> Option<(u32, &ExpertHomes)> {
+        let at = self.experts.iter().position(|h| Some(h.layer) == layer)?;
+        Some((at as u32, &self.experts[at]))
+    }
+
+    /// Experts of a layer that live in a memory, ascending.
+    pub fn experts_of(&self, layer: u32, memory: u32) -> Vec<u32> {
+        let Some((_, of)) = self.of_layer(Some(layer)) else { return Vec::new() };
+        let there = |home: u32| of.units.get(home as usize).is_some_and(|&u| self.memory(u) == memory);
+        (0..).zip(&of.experts).filter(|(_, home)| there(**home)).map(|(e, _)| e).collect()
+    }
+
+    /// Whether experts read a table that are no static graphs.
+    pub fn divides(&self, graph: &Graph, table: ValueId) -> bool {
+        let reads = |n: &Node, v: ValueId| n.inputs.contains(&Operand::Value(v));
+        graph.nodes.iter().any(|n| match n.op {
+            Op::ExpertFfn { fixed: false, .. } => reads(n, table),
+            Op::Fetch { .. } if reads(n, table) => {
+                n.outputs.iter().any(|&v| v != table && self.divides(graph, v))
+            }
+            _ => false,
+        })
+    }
+}
+
+/// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one.
+///
+/// # Errors
+/// A unit that the device has not, or that does not run what it is asked to.
+pub fn home(
+    module: &Module,
+    placement: &mut Option<Placement>,
+    list: &UnitList<'_>,
+    wanted: &config::Homes,
+    loads: Option<&Loads>,
+) -> Result<Homes> {
+    let mut homes = Homes::at_home(list);
+    let attention = list.named("attention", &wanted.attention)?.and_then(|index| list.free(index));
+    let named = list.named("experts", &wanted.experts)?;
+    if list.free.is_empty() {
+        return Ok(homes);
+    }
+    let placed = placement.get_or_insert(Placement::dynamic(expert_tables(module)?));
+    placed.units = list.device.units.iter().map(|u| u.name.clone()).collect();
+    if let Some(free) = attention {
+        homes.attention = free.index;
+        attend(module, placed, free)?;
+    }
+    let mut room: BTreeMap<u32, u64> = BTreeMap::new();
+    for layer in 0..placed.experts.len() {
+        let table = &placed.experts[layer];
+        let load = loads.and_then(|l| l.layers.iter().find(|l| l.layer == table.layer));
+        let mut popular: Vec<u32> = (0..table.experts.len() as u32).collect();
+        popular.retain(|&e| table.experts[e as usize].unit == 0);
+        let seen = |e: u32| load.and_then(|l| l.chosen.get(e as usize)).copied().unwrap_or(0);
+        popular.sort_by_key(|&e| (std::cmp::Reverse(seen(e)), e));
+        let chosen: Vec<(u32, u32)> = match (&wanted.experts, named.and_then(|n| list.free(n))) {
+            (Home::Auto, _) => {
+                let sizes = size(module, table.layer);
+                let rows = |e: u32| match load {
+                    Some(l) => l.mean(e as usize, placed.chunk.max(1)),
+                    None => f64::from(table.k) / table.experts.len().max(1) as f64,
+                };
+                cheaper(list, &homes, &popular, sizes, &rows, &mut room)
+            }
+            (Home::Share(_, percent), Some(free)) => {
+                let count = (table.experts.len() * usize::from(*percent)).div_ceil(100);
+                popular.iter().take(count).map(|&e| (e, free.index)).collect()
+            }
+            (_, Some(free)) => popular.iter().map(|&e| (e, free.index)).collect(),
+            (_, None) => Vec::new(),
+        };
+        if let Some(free) = chosen.first().and_then(|&(_, unit)| list.free(unit)) {
+            takes_experts(module, table.layer, free)?;
+        }
+        take(placed, layer, &chosen, &mut homes);
+    }
+    expert_rows(module, placed, &homes);
+    Ok(homes)
+}
+
+/// Moves experts of a table to their units.
+fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], homes: &mut Homes) {
+    let Some(table) = placed.experts.get_mut(layer) else { return };
+    for &(expert, unit) in chosen {
+        if let Some(row) = table.experts.get_mut(expert as usize) {
+            row.unit = unit;
+        }
+    }
+    if chosen.is_empty() {
+        return;
+    }
+    regroup(table);
+    // What a static graph computes is not among the rows that are left.
+    let free = |unit: u32| unit == 0 || chosen.iter().any(|&(_, u)| u == unit);
+    let mut units: Vec<u32> = table.experts.iter().map(|row| row.unit).filter(|&u| free(u)).collect();
+    units.sort_unstable();
+    units.dedup();
+    let home = |unit: u32| units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
+    let experts = table.experts.iter().map(|row| home(row.unit)).collect();
+    homes.experts.push(ExpertHomes { layer: table.layer, units, experts });
+}
+
+/// Groups of static graphs keep their experts; those that the processor had go with their experts' units.
+fn regroup(table: &mut ExpertTable) {
+    let mut groups = Vec::new();
+    for group in std::mem::take(&mut table.groups) {
+        let mut by_unit: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        for &e in &group.experts {
+            let unit = table.experts.get(e as usize).map_or(group.unit, |row| row.unit);
+            by_unit.entry(unit).or_default().push(e);
+        }
+        for (unit, experts) in by_unit {
+            let bytes = group.bytes / group.experts.len().max(1) as u64 * experts.len() as u64;
+            for &e in &experts {
+                if let Some(row) = table.experts.get_mut(e as usize) {
+                    row.group = groups.len() as u32;
+                }
+            }
+            groups.push(moec_ir::placement::ExpertGroup { unit, experts, bytes, ..group.clone() });
+        }
+    }
+    table.groups = groups;
+}
+
+/// The experts that cost less on another unit than on the processor, each with the cheapest, as far as memories have room.
+/// `rows` are expected per call. What has no table of times is not chosen.
+fn cheaper(
+    list: &UnitList<'_>,
+    homes: &Homes,
+    popular: &[u32],
+    size: Size,
+    rows: &dyn Fn(u32) -> f64,
+    room: &mut BTreeMap<u32, u64>,
+) -> Vec<(u32, u32)> {
+    let device = list.device;
+    let processor = device.units.iter().find(|u| u.kind == moec_device::UnitKind::Cpu);
+    let mut chosen = Vec::new();
+    for &expert in popular {
+        let n = rows(expert);
+        let Some(here) = processor.and_then(|p| p.matmul_us(n, size.weights as f64)) else { break };
+        let cost = |free: &Free<'_>| {
+            let own = free.unit.matmul_us(n, size.weights as f64)? + free.unit.launch_us();
+            let bytes = n * size.hidden as f64 * 4.0;
+            let crossing = match (device.processor_memory(), device.memory_of(free.unit)) {
+                (Some(home), Some(there)) => {
+                    device.transfer_us(home, there, bytes)? + device.transfer_us(there, home, bytes)?
+                }
+                _ => 0.0,
+            };
+            Some(own + crossing)
+        };
+        let fits = |free: &&Free<'_>, room: &BTreeMap<u32, u64>| {
+            let memory = homes.memory(free.index);
+            let capacity = homes.memories.get(memory as usize).and_then(|m| m.capacity);
+            // A tenth is left for activations.
+            let most = capacity.map_or(u64::MAX, |c| c - c / 10);
+            memory == 0 || room.get(&memory).copied().unwrap_or(0).saturating_add(size.bytes) <= most
+        };
+        let best = list.free.iter().filter(|f| fits(f, room)).filter_map(|f| Some((cost(f)?, f.index)));
+        if let Some((_, unit)) = best.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(us, _)| *us < here) {
+            *room.entry(homes.memory(unit)).or_default() += size.bytes;
+            chosen.push((expert, unit));
+        }
+    }
+    chosen
+}
+
+/// One expert of a layer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    /// Numbers of its matrices.
+    weights: u64,
+    /// Bytes of these as they are stored.
+    bytes: u64,
+    /// Channels of its rows.
+    hidden: usize,
+}
+
+/// The experts of a layer.
+fn size(module: &Module, layer: u32) -> Size {
+    let graph = module.entries.first();
+    let node = graph.and_then(|g| {
+        g.nodes.iter().find(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::ExpertFfn { .. }))
+    });
+    let Some((graph, node)) = graph.zip(node) else { return Size::default() };
+    let mut size = Size { hidden: node.outputs.first().map_or(0, |&v| graph.ty(v).cols()), ..Size::default() };
+    let weights = node.inputs.iter().filter_map(|i| if let Operand::Weight(w) = i { Some(*w) } else { None });
+    for weight in weights.map(|w: WeightId| module.weight(w)) {
+        let numbers: usize = weight.shape.iter().skip(1).product();
+        let cols = weight.shape.last().copied().unwrap_or(1).max(1);
+        size.weights += if weight.shape.len() > 2 { numbers as u64 } else { 0 };
+        size.bytes += (weight.format.row_bytes(cols) * (numbers / cols)) as u64;
+    }
+    size
+}
+
+/// Whether a unit runs an operator.
+///
+/// # Errors
+/// That it does not, naming both.
+fn runs(free: Free<'_>, node: &Node) -> Result<()> {
+    let (op, unit) = (node.op.name(), &free.unit.name);
+    if free.unit.is_legal(op) && free.family.takes(&node.op) {
+        return Ok(());
+    }
+    Err(Error::limit(format!("`{unit}` does not run `{op}` of `{}`", node.scope))
+        .hint("leave it on the processor: `\"auto\"` or `\"cpu\"` under `[placement]`"))
+}
+
+/// Gives attention of all layers to a unit.
+fn attend(module: &Module, placed: &mut Placement, free: Free<'_>) -> Result<()> {
+    for graph in &module.entries {
+        let own = |n: &&Node| n.scope.layer.is_some() && n.scope.part == Part::ATTN;
+        for node in graph.nodes.iter().filter(own) {
+            runs(free, node)?;
+            let (scope, op) = (node.scope.any_layer(), node.op.name());
+            let why = "asked for by `placement.attention`";
+            list(placed, OpPlace {
+                entry: graph.kind,
+                scope,
+                op: op.to_owned(),
+                unit: free.index,
+                nodes: 0,
+                why: why.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a unit runs the experts of a layer.
+fn takes_experts(module: &Module, layer: u32, free: Free<'_>) -> Result<()> {
+    let nodes = module.entries.iter().flat_map(|g| &g.nodes);
+    let of = nodes.filter(|n| n.scope.layer == Some(layer));
+    of.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })).try_for_each(|n| runs(free, n))
+}
+
+/// Says which units run experts.
+fn expert_rows(module: &Module, placed: &mut Placement, homes: &Homes) {
+    for graph in &module.entries {
+        for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })) {
+            let Some((_, of)) = homes.of_layer(node.scope.layer) else { continue };
+            for &unit in &of.units {
+                let why = if unit == 0 { "experts that stay" } else { "experts that live there" };
+                list(placed, OpPlace {
+                    entry: graph.kind,
+                    scope: node.scope.any_layer(),
+                    op: node.op.name().to_owned(),
+                    unit,
+                    nodes: 0,
+                    why: why.to_owned(),
+                });
+            }
+        }
+    }
+}
+
+/// Counts a node in its row of the placement, which is new or takes the place of what stood there of the processor's.
+fn list(placed: &mut Placement, row: OpPlace) {
+    let same = |o: &OpPlace| o.entry == row.entry && o.scope == row.scope && o.op == row.op;
+    if let Some(found) = placed.ops.iter_mut().find(|o| same(o) && o.unit == row.unit && o.why == row.why) {
+        found.nodes += 1;
+        return;
+    }
+    placed.ops.retain(|o| !(same(o) && o.unit == 0 && row.unit != 0 && o.op != "expert_ffn"));
+    placed.ops.push(OpPlace { nodes: 1, ..row });
+}
