@@ -115,7 +115,17 @@ pub fn module(module: &Module) -> Result<(), VerifyError> {
 /// # Errors
 /// The first broken invariant found.
 pub fn plan(plan: &Plan) -> Result<(), VerifyError> {
-    plans::check(plan)
+    plans::check(plan, false)?;
+    memories::check_steps(plan)
+}
+
+/// Checks a plan on its way through the compiler. Where several units run its steps, these may still name values of other
+/// memories, and nothing says yet who waits for whom; all other invariants hold.
+///
+/// # Errors
+/// The first broken invariant found.
+pub fn draft(plan: &Plan) -> Result<(), VerifyError> {
+    plans::check(plan, true)
 }
 
 /// Checks the invariants of a placement. Never panics, whatever the placement.

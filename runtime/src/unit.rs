@@ -169,7 +169,7 @@ pub(crate) fn check(units: &[Option<Box<dyn Unit + '_>>], program: &Program) -> 
 ///
 /// # Safety
 /// As [`Unit::submit`].
-pub(crate) unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
+pub unsafe fn kernel(f: KernelFn, launch: &Launch<'_>, lane: Lane) {
     // SAFETY: the caller's promise; the ranges are nobody else's.
     let call = |begin: usize, end: usize| unsafe { kernel_items(f, launch, lane, begin, end) };
     match launch.grid {

@@ -76,8 +76,18 @@ pub(super) fn check_homes(plan: &Plan) -> Result<(), VerifyError> {
     Ok(())
 }
 
+/// Arguments lie where their units find them, and memories have room for what they hold.
+pub(super) fn check_steps(plan: &Plan) -> Result<(), VerifyError> {
+    for (i, entry) in plan.entries.iter().enumerate() {
+        for (j, step) in entry.steps.iter().enumerate() {
+            check_step(plan, entry, step, &format!("entries[{i}].steps[{j}]"))?;
+        }
+    }
+    check_peaks(plan)
+}
+
 /// What a memory holds is no more than its capacity, nor than addresses.
-pub(super) fn check_peaks(plan: &Plan) -> Result<(), VerifyError> {
+fn check_peaks(plan: &Plan) -> Result<(), VerifyError> {
     for (i, m) in plan.memories.iter().enumerate() {
         let at = || format!("memories[{i}] ({})", m.name);
         let peak = plan.peak(i as u32, 1).filter(|&n| isize::try_from(n).is_ok());
@@ -90,7 +100,7 @@ pub(super) fn check_peaks(plan: &Plan) -> Result<(), VerifyError> {
 }
 
 /// Arguments lie in the memory of the step's unit; a copy crosses a link.
-pub(super) fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), VerifyError> {
+fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), VerifyError> {
     let own = plan.memory_of(step.unit);
     let at = || at.to_owned();
     let of_buffer = |arg: Option<&Arg>| match arg {

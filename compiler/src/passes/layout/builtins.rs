@@ -45,7 +45,7 @@ impl Call<'_> {
             args,
             rows: spaces[self.outputs[0].0 as usize],
             grid: Grid::One,
-            barrier: true,
+            barrier: self.unit == 0,
             deps: Vec::new(),
             node: int(at)?,
         };

@@ -358,7 +358,7 @@ impl Builder<'_> {
                 args: addresses,
                 rows,
                 grid,
-                barrier: true,
+                barrier: unit == 0,
                 deps: Vec::new(),
                 node: int(at)?,
             };
