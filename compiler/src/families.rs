@@ -9,7 +9,7 @@ use moec_family::{Family, StaticGraphs};
 use moec_runtime::beside::Executor;
 
 /// Every family.
-pub const FAMILIES: &[&dyn Family] = &[&moec_cpu::Processor, &moec_coreml::CoreMl];
+pub const FAMILIES: &[&dyn Family] = &[&moec_cpu::Processor, &moec_coreml::CoreMl, &moec_mirror::Mirror];
 
 /// The family of a unit.
 ///

@@ -1,0 +1,115 @@
+//! A modelled unit with a memory of its own: what a graphics processor is to a plan, on a machine that has none.
+//!
+//! It executes the processor's kernels on its own copies of weights, states and values. What it computes is therefore the
+//! processor's to the bit, and what a plan gets wrong about memories shows: an address outside of the unit's memory is refused
+//! before a kernel sees it, and every byte in there has come by a copy.
+//!
+//! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
+
+use moec_device::{Device, Unit as DeviceUnit};
+use moec_family::{Family, Flaw};
+use moec_ir::Op;
+use moec_ir::plan::Builtin;
+use moec_runtime::Error;
+use moec_runtime::beside::Executor;
+use moec_runtime::memory::{Addr, Region};
+use moec_runtime::program::Code;
+use moec_runtime::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Name of the family.
+const NAME: &str = "mirror";
+
+/// The family of modelled units.
+#[derive(Clone, Copy, Debug)]
+pub struct Mirror;
+
+impl Family for Mirror {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn check(&self, device: &Device, unit: &DeviceUnit) -> Result<(), Flaw> {
+        if device.memory_of(unit).is_none() {
+            return Err(Flaw::new("unit.memory", "a unit of the family `mirror` has a memory of its own"));
+        }
+        Ok(())
+    }
+
+    /// Everything that is a kernel. Whom the router has chosen, and angles of positions, the processor finds.
+    fn takes(&self, op: &Op) -> bool {
+        !matches!(
+            op,
+            Op::Dispatch { .. } | Op::Fetch { .. } | Op::Admit(_) | Op::RopeAngles { .. } | Op::Router(_)
+        )
+    }
+
+    fn host(&self, _unit: &str) -> Option<Executor> {
+        Some(Executor::Unit(Box::new(Modelled::default())))
+    }
+}
+
+/// A unit that is modelled.
+#[derive(Debug, Default)]
+pub struct Modelled {
+    memory: Option<Region>,
+    moved: AtomicU64,
+}
+
+impl Modelled {
+    /// Bytes that have crossed the link, in both directions.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    /// Whether an address is in the unit's own memory.
+    fn holds(&self, at: Addr) -> bool {
+        self.memory.as_ref().is_some_and(|memory| {
+            let (first, at) = (memory.base().ptr().addr(), at.ptr().addr());
+            (first..first + memory.bytes()).contains(&at)
+        })
+    }
+}
+
+impl Unit for Modelled {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        matches!(builtin, Builtin::Copy { .. })
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Option<Addr>, Error> {
+        let region = Region::new("the memory of `mirror`", bytes)?;
+        let base = region.base();
+        self.memory = Some(region);
+        Ok(Some(base))
+    }
+
+    unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
+        self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
+    }
+
+    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane) {
+        match launch.code {
+            Code::Kernel(f) => {
+                if launch.args.iter().all(|&at| self.holds(at)) && self.holds(lane.scratch) {
+                    // SAFETY: the caller's promise.
+                    unsafe { unit::kernel(f, launch, lane) };
+                } else {
+                    let why = format!("step {} reads past the memory of `{NAME}`", launch.step);
+                    launch.fail(StepFault::Unit(Error::Plan(why)));
+                }
+            }
+            // SAFETY: the caller's promise; the unit has one lane.
+            Code::Builtin(builtin) => {
+                if !unsafe { unit::copied(self, launch) } {
+                    launch.fail(StepFault::Unknown(UnknownStep { unit: NAME, step: launch.step, builtin }));
+                }
+            }
+        }
+    }
+}
