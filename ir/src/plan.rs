@@ -9,12 +9,12 @@ use crate::graph::EntryKind;
 pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
-pub use crate::state::{CacheOrder, StateBuf};
+pub use crate::state::{CacheOrder, StateBuf, StateKind};
 use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 8;
+pub const PLAN_VERSION: u32 = 9;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -36,7 +36,7 @@ pub struct Plan {
     pub files: Vec<FileRef>,
     /// Packed weights.
     pub segments: Vec<Segment>,
-    /// KV cache.
+    /// States: the KV cache, and what recurrences keep.
     pub states: Vec<StateBuf>,
     /// Kernels of the object code.
     pub kernels: Vec<KernelRef>,
@@ -67,7 +67,7 @@ pub struct ModelInfo {
     pub layers: u32,
     /// Longest sequence, in tokens.
     pub max_context: u32,
-    /// Sequences that the KV cache holds.
+    /// Sequences that the states hold.
     pub slots: u32,
     /// Token put in front of every text, if the tokenizer's configuration asks for one.
     pub bos: Option<u32>,

@@ -310,7 +310,14 @@ mod tests {
         ];
         for (order, formats) in orders {
             for &format in formats {
-                let state = StateBuf { name: String::new(), shape: [3, 2, 50, 40], format, order };
+                let state = StateBuf {
+                    name: String::new(),
+                    shape: [3, 2, 50, 40],
+                    format,
+                    order,
+                    kind: moec_ir::StateKind::Cache,
+                    snapshots: 0,
+                };
                 let whole = state.head().bytes().unwrap();
                 for tokens in [0, 1, 11, 12, 13, 16, 17, 49, 50] {
                     let (bytes, starts) = heads(&state, 0, 2, tokens).unwrap();

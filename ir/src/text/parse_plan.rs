@@ -4,7 +4,7 @@ use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::items::{index, string, with_attrs};
 use super::paging;
-use super::parse_graph::{dtype, format, kind};
+use super::parse_graph::{dtype, format, kind, state_kind};
 use super::parse_placement::part as placement;
 use super::statics;
 use crate::plan::{
@@ -172,7 +172,12 @@ fn state(c: &mut Cursor<'_>) -> Parsed<StateBuf> {
     } else {
         return c.expected("`rows`, `keys` or `values`");
     };
-    Ok(StateBuf { name, shape, format, order })
+    let kind = state_kind(c)?;
+    let snapshots = match kind {
+        Some(_) => with_attrs(c, |c, a| a.int(c, "snapshots"))?,
+        None => 0,
+    };
+    Ok(StateBuf { name, shape, format, order, kind: kind.unwrap_or_default(), snapshots })
 }
 
 fn entry(c: &mut Cursor<'_>) -> Parsed<Entry> {

@@ -5,7 +5,8 @@ use super::paging;
 use super::print_placement::write_placement;
 use super::statics;
 use crate::plan::{
-    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace, Step,
+    Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Layout, Place, Plan, RowSpace,
+    StateKind, Step,
 };
 use std::fmt::{self, Write};
 
@@ -217,7 +218,12 @@ impl fmt::Display for Plan {
             writeln!(f, "}}")?;
         }
         for (i, s) in self.states.iter().enumerate() {
-            writeln!(f, "state {i} {} {}{:?} {}", quote(&s.name), s.format, s.shape, order(s.order))?;
+            write!(f, "state {i} {} {}{:?} {}", quote(&s.name), s.format, s.shape, order(s.order))?;
+            // A cache without snapshots, as all are, is not worth a word.
+            if (s.kind, s.snapshots) != (StateKind::Cache, 0) {
+                write!(f, " {} {{snapshots = {}}}", s.kind, s.snapshots)?;
+            }
+            writeln!(f)?;
         }
         for (i, k) in self.kernels.iter().enumerate() {
             writeln!(f, "kernel {i} {}", quote(&k.symbol))?;

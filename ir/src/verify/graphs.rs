@@ -23,7 +23,7 @@ pub(super) fn check(module: &Module) -> Result<(), VerifyError> {
         require(!s.name.is_empty(), at, || "no name".into())?;
         require(names.insert(&s.name), at, || "declared twice".into())?;
         let cache = s.ty.dtype == DType::F32 && s.ty.shape.len() == 4 && sized(&s.ty);
-        require(cache, at, || format!("{} is not f32[slots, heads, ctx, dim]", s.ty))?;
+        require(cache, at, || format!("{} is not f32[slots, heads, rows, dim]", s.ty))?;
     }
     let mut kinds = HashSet::new();
     let mut vocab = None;

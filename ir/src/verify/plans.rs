@@ -4,7 +4,8 @@ use super::{VerifyError, placements, require};
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
-    ALIGN, Arg, Buffer, Builtin, Code, Entry, Grid, Layout, PLAN_VERSION, Plan, RowSpace, Segment, Step,
+    ALIGN, Arg, Buffer, Builtin, CacheOrder, Code, Entry, Grid, Layout, PLAN_VERSION, Plan, RowSpace,
+    Segment, Step,
 };
 use crate::types::{DType, Format};
 use std::collections::{BTreeMap, HashSet};
@@ -119,13 +120,20 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
         require(!s.name.is_empty() && names.insert(&s.name), at, || "no name, or one that is taken".into())?;
         let fits = s.checked_bytes().is_some_and(|n| n > 0 && isize::try_from(n).is_ok());
         require(fits, at, || format!("extents {:?} of {} in the order {:?}", s.shape, s.format, s.order))?;
-        let [slots, _, ctx, _] = s.shape;
-        require(slots >= plan.model.slots && ctx >= plan.model.max_context, at, || {
-            format!(
-                "{slots} slots of {ctx} tokens do not hold the model's {} of {}",
-                plan.model.slots, plan.model.max_context
-            )
-        })?;
+        let [slots, _, rows, _] = s.shape;
+        let (needed, context) = (plan.model.slots, plan.model.max_context);
+        if s.kind.needs_snapshots() {
+            require(slots >= needed, at, || format!("{slots} slots do not hold the model's {needed}"))?;
+            require(s.order == CacheOrder::Rows, at, || format!("{} in the order {:?}", s.kind, s.order))?;
+            require(s.snapshots <= context, at, || {
+                format!("{} snapshots of a context of {context}", s.snapshots)
+            })?;
+        } else {
+            require(slots >= needed && rows >= context, at, || {
+                format!("{slots} slots of {rows} tokens do not hold the model's {needed} of {context}")
+            })?;
+            require(s.snapshots == 0, at, || format!("a {} with {} snapshots", s.kind, s.snapshots))?;
+        }
     }
     Ok(())
 }

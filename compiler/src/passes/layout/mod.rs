@@ -17,7 +17,8 @@ use crate::error::{Error, Result};
 use entry::Builder;
 use moec_cpu::{CpuTarget, KernelSpec};
 use moec_ir::plan::{
-    Entry, ExpertRow, ExpertTable, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, StateBuf,
+    CacheOrder, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan,
+    StateBuf,
 };
 use moec_ir::{Format, Module, Op, StateId, WeightId};
 
@@ -66,8 +67,14 @@ pub fn layout(
                 &[a, b, c, d] => [int(a)?, int(b)?, int(c)?, int(d)?],
                 _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
             };
-            let order = target.cache_order(builder.values.contains(&StateId(i as u32)));
-            Ok(StateBuf { name: s.name.clone(), shape, format: cache, order })
+            let values = builder.values.contains(&StateId(i as u32));
+            // A token that is decoded with few experts first may be decoded again: that goes back by one.
+            let (format, order, snapshots) = if s.kind.needs_snapshots() {
+                (Format::F32, CacheOrder::Rows, u32::from(model.big_little.is_some()))
+            } else {
+                (cache, target.cache_order(values), 0)
+            };
+            Ok(StateBuf { name: s.name.clone(), shape, format, order, kind: s.kind, snapshots })
         })
         .collect::<Result<_>>()?;
     let plan = Plan {
