@@ -104,7 +104,7 @@ fn infer_node(
         if let Operand::State(s) = input
             && let Some(state) = module.states.get(s.0 as usize).filter(|s| s.kind != StateKind::Cache)
         {
-            let (name, kind) = (&state.name, state.kind);
+            let (name, kind) = (&state.name, state.kind.name());
             return Err(error(format!(
                 "operand {i} is the state {name:?}, which is {kind}, expected a cache"
             )));

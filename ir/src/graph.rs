@@ -136,7 +136,7 @@ impl Graph {
 pub struct StateDecl {
     /// Name, unique in the module.
     pub name: String,
-    /// `f32[slots, heads, rows, dim]`; the rows of a cache are the positions of a context.
+    /// `f32[slots, heads, rows, dim]`; the rows of a cache or ring are positions.
     pub ty: Type,
     /// What it keeps of a sequence.
     pub kind: StateKind,

@@ -531,6 +531,11 @@ pub struct Entry {
 }
 
 impl Plan {
+    /// Number format of the KV cache; `None` where nothing is stored by position. All caches of a plan are stored alike.
+    pub fn cache_format(&self) -> Option<Format> {
+        self.states.iter().find(|s| !s.kind.needs_snapshots()).map(|s| s.format)
+    }
+
     /// The stored form.
     ///
     /// # Errors

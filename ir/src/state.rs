@@ -14,12 +14,19 @@ use std::fmt;
 /// | kind | begins | goes back to an earlier position |
 /// |---|---|---|
 /// | `cache` | by its length alone | by its length alone: what lies behind is never read before it is written again |
+/// | `ring` | by its length alone | by its length alone, as long as what its window sees is not overwritten |
 /// | `recurrent`, `convolution` | as zeros | from a snapshot that was taken at that position |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
 pub enum StateKind {
     /// Keys or values of every position: `[slots, heads, ctx, dim]`.
     #[default]
     Cache,
+    /// Keys or values of the last positions, for attention with a sliding window: `[slots, heads, ctx, dim]`, position `p` in
+    /// row `p mod ctx` (Jiang et al., *Mistral 7B*, section 2, "rolling buffer cache").
+    Ring {
+        /// Positions that a token sees, its own included.
+        window: u32,
+    },
     /// What a recurrence has made of all tokens so far, one block of fixed size per slot: `[slots, heads, rows, dim]`.
     /// Linear attention has keys by values (Katharopoulos et al., *Transformers are RNNs*, equation 18), Mamba-2 channels of
     /// a head by its state (Dao and Gu, *Transformers are SSMs*, equation 1).
@@ -30,13 +37,11 @@ pub enum StateKind {
 }
 
 impl StateKind {
-    /// All, in the order of the stored form.
-    pub const ALL: [Self; 3] = [Self::Cache, Self::Recurrent, Self::Convolution];
-
-    /// Its name in text forms and messages.
+    /// Its name in text forms and messages, without what else it says.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cache => "cache",
+            Self::Ring { .. } => "ring",
             Self::Recurrent => "recurrent",
             Self::Convolution => "convolution",
         }
@@ -45,7 +50,7 @@ impl StateKind {
     /// Whether every token changes all of it, so that only a snapshot knows what it was.
     pub const fn needs_snapshots(self) -> bool {
         match self {
-            Self::Cache => false,
+            Self::Cache | Self::Ring { .. } => false,
             Self::Recurrent | Self::Convolution => true,
         }
     }
@@ -53,7 +58,10 @@ impl StateKind {
 
 impl fmt::Display for StateKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        match self {
+            Self::Ring { window } => write!(f, "{} {window}", self.name()),
+            _ => f.write_str(self.name()),
+        }
     }
 }
 
@@ -80,8 +88,8 @@ pub enum CacheOrder {
     },
 }
 
-/// A state. Its memory begins as zeros: `[slots, heads, rows, dim]` as kernels see it, the rows of a cache being the positions
-/// of a context; then as much again for each snapshot.
+/// A state. Its memory begins as zeros: `[slots, heads, rows, dim]` as kernels see it, the rows of a cache or ring being
+/// positions; then as much again for each snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct StateBuf {
     /// Name.
@@ -94,8 +102,8 @@ pub struct StateBuf {
     pub order: CacheOrder,
     /// What it keeps of a sequence.
     pub kind: StateKind,
-    /// Snapshots that each slot has room for: how many earlier positions a sequence can go back to. A cache needs none, and
-    /// has none.
+    /// Snapshots that each slot has room for: how many earlier positions a sequence can go back to. Caches and rings
+    /// need none, and have none.
     pub snapshots: u32,
 }
 

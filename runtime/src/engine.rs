@@ -367,7 +367,8 @@ impl<'p> Engine<'p> {
     /// Makes a slot exactly what it was behind its first `pos` tokens. Snapshots of later positions go.
     ///
     /// # Errors
-    /// [`Error::BadSlot`], [`Error::Gap`]; [`Error::State`] where a state that is no cache has no snapshot from there.
+    /// [`Error::BadSlot`], [`Error::Gap`]; [`Error::State`] where a ring has overwritten what is seen from there, or another
+    /// state that is no cache has no snapshot.
     /// Nothing is changed then.
     pub fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
         self.states.rewind(slot, pos)

@@ -205,7 +205,7 @@ pub enum Error {
         len: usize,
     },
     /// A state cannot do what was asked of it.
-    #[error("state `{state}` ({kind}) cannot {cannot}")]
+    #[error("state `{state}` ({}) cannot {cannot}", .kind.name())]
     State {
         /// Its name.
         state: String,
@@ -317,6 +317,17 @@ pub enum Cannot {
         /// Snapshots that the plan gives a slot room for.
         room: u32,
     },
+    /// Go back further than what a ring has overwritten.
+    Reach {
+        /// The slot.
+        slot: u32,
+        /// Tokens in it.
+        len: usize,
+        /// Tokens that were to stay.
+        pos: usize,
+        /// Fewest tokens, but none, that can stay.
+        least: usize,
+    },
     /// Keep a copy of a slot, to which it could go back: the plan has no room for one.
     Snapshot,
     /// Go on, be copied or kept: a call that changed the slot has ended in an error.
@@ -340,6 +351,10 @@ impl fmt::Display for Cannot {
                     many => write!(f, "snapshots are at {many:?}"),
                 }
             }
+            Self::Reach { slot, len, pos, least } => write!(
+                f,
+                "rewind slot {slot} from {len} tokens to {pos}: it has overwritten what is seen from there, {least} is the least"
+            ),
             Self::Snapshot => f.write_str("keep a snapshot: the plan has no room for one"),
             Self::Torn { slot } => {
                 write!(f, "go on in slot {slot}: a call ended in an error while it changed the state")
@@ -458,6 +473,7 @@ impl Error {
             Self::State { cannot: Cannot::Rewind { .. } | Cannot::Torn { .. }, .. } => {
                 "give the sequence again from its beginning, or go back to a snapshot"
             }
+            Self::State { cannot: Cannot::Reach { .. }, .. } => "give the sequence again from its beginning",
             Self::State { cannot: Cannot::Fork, .. } => "give the sequence to every slot",
             Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),

@@ -1,8 +1,9 @@
 //! What the slots hold of their sequences: the memory of all states, how long each sequence is, and what can be done with it.
 //!
 //! A kind says how a sequence goes back ([`StateKind`]). Of a cache the length is all there is to know, and where all
-//! states are caches nothing here copies, clears or allocates. Of another kind a slot is zeroed at the start of a sequence,
-//! and goes back to where a snapshot was taken, or is refused by name.
+//! states are caches nothing here copies, clears or allocates. A ring goes back as far as it has not overwritten what its
+//! window sees. Of another kind a slot is zeroed at the start of a sequence, and goes back to where a snapshot was taken. What
+//! a kind cannot do is refused by name.
 
 use crate::error::{Cannot, Error, Result};
 use crate::memory::{Addr, Region};
@@ -19,7 +20,7 @@ struct Snapshot {
     place: u32,
 }
 
-/// A state that only a snapshot brings back.
+/// A state into which all tokens are folded: only a snapshot brings it back.
 #[derive(Clone, Copy, Debug)]
 struct Folded {
     /// Where it begins in the region.
@@ -30,6 +31,17 @@ struct Folded {
     live: usize,
 }
 
+/// A cache of the last positions.
+#[derive(Clone, Copy, Debug)]
+struct Ring {
+    /// Index into [`Plan::states`].
+    index: usize,
+    /// Positions that it holds.
+    rows: usize,
+    /// Positions that a token sees, its own included.
+    window: usize,
+}
+
 /// The states of a plan, slot by slot.
 #[derive(Debug)]
 pub(crate) struct States<'p> {
@@ -38,7 +50,10 @@ pub(crate) struct States<'p> {
     at: Vec<Addr>,
     /// Tokens of each slot.
     lens: Vec<usize>,
-    /// Empty where all states are caches.
+    rings: Vec<Ring>,
+    /// Of each slot the position behind the furthest that was written since it began; empty where there is no ring.
+    written: Vec<usize>,
+    /// Empty, as `rings`, where all states are caches.
     folded: Vec<Folded>,
     /// Snapshots that a slot has room for in all of `folded`.
     room: u32,
@@ -61,8 +76,11 @@ impl<'p> States<'p> {
             bytes = end.ok_or_else(large)?;
         }
         let region = Region::new("KV cache", bytes)?;
-        let mut folded = Vec::new();
-        for (state, &at) in plan.states.iter().zip(&offsets) {
+        let (mut rings, mut folded) = (Vec::new(), Vec::new());
+        for (index, (state, &at)) in plan.states.iter().zip(&offsets).enumerate() {
+            if let StateKind::Ring { window } = state.kind {
+                rings.push(Ring { index, rows: state.shape[2] as usize, window: window as usize });
+            }
             if state.kind.needs_snapshots() {
                 let (slot, live) = state.slot_bytes().zip(state.live_bytes()).ok_or_else(large)?;
                 folded.push(Folded { at: at as usize, slot: slot as usize, live: live as usize });
@@ -74,6 +92,8 @@ impl<'p> States<'p> {
             region,
             lens: vec![0; plan.model.slots as usize],
             room: least(plan).map_or(0, |s| s.snapshots),
+            written: vec![0; if rings.is_empty() { 0 } else { plan.model.slots as usize }],
+            rings,
             folded,
             snapshots: Vec::new(),
             torn: Vec::new(),
@@ -101,8 +121,11 @@ impl<'p> States<'p> {
     /// [`Error::BadSlot`].
     pub(crate) fn zero(&mut self, slot: u32) -> Result<()> {
         let slots = self.plan.model.slots;
-        // A cache needs no clearing: a row attends to positions up to its own, and those have been written since.
+        // A cache or ring needs no clearing: a row attends to positions up to its own, and those have been written since.
         *self.lens.get_mut(slot as usize).ok_or(Error::BadSlot { slot, slots })? = 0;
+        if let Some(written) = self.written.get_mut(slot as usize) {
+            *written = 0;
+        }
         if self.folded.is_empty() {
             return Ok(());
         }
@@ -116,7 +139,7 @@ impl<'p> States<'p> {
     }
 
     /// Keeps a copy of a slot as it is, to which [`States::rewind`] can go back, and gives its position. Where a slot has no
-    /// room left its earliest snapshot goes. A sequence of no tokens needs none, nor does a cache.
+    /// room left its earliest snapshot goes. A sequence of no tokens needs none, nor does a cache or ring.
     ///
     /// # Errors
     /// [`Error::BadSlot`]; [`Error::State`] where the plan has no room, or after a call that failed.
@@ -195,14 +218,26 @@ impl<'p> States<'p> {
     /// Whether a sequence can go on at `pos`.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::Gap`] behind its end; [`Error::State`] before it, where a state has no snapshot from
-    /// there, and at it after a call that failed.
+    /// [`Error::BadSlot`]; [`Error::Gap`] behind its end; [`Error::State`] before it, where a ring has overwritten what is
+    /// seen from there or a state has no snapshot, and at it after a call that failed.
     pub(crate) fn check_rewind(&self, slot: u32, pos: usize) -> Result<()> {
         let len = self.checked_len(slot)?;
         if pos > len {
             return Err(Error::Gap { slot, pos, len });
         }
-        if self.folded.is_empty() || pos == 0 || self.snapshot_at(slot, pos).is_some() {
+        if pos == 0 {
+            return Ok(());
+        }
+        for ring in &self.rings {
+            let overwritten = self.written[slot as usize].saturating_sub(ring.rows);
+            if pos.saturating_sub(ring.window - 1) < overwritten {
+                let least = overwritten.saturating_add(ring.window - 1);
+                let state = &self.plan.states[ring.index];
+                let cannot = Cannot::Reach { slot, len, pos, least };
+                return Err(Error::State { state: state.name.clone(), kind: state.kind, cannot });
+            }
+        }
+        if self.folded.is_empty() || self.snapshot_at(slot, pos).is_some() {
             return Ok(());
         }
         if pos == len {
@@ -228,6 +263,7 @@ impl<'p> States<'p> {
             return Ok(());
         }
         self.zero(to)?;
+        let rows = self.written.get(from as usize).copied();
         for (state, at) in self.plan.states.iter().zip(&self.at) {
             let offset = at.ptr() as usize - self.region.base().ptr() as usize;
             let (bytes, heads) = heads(state, from, to, tokens).ok_or_else(short)?;
@@ -236,6 +272,9 @@ impl<'p> States<'p> {
             }
         }
         self.lens[to as usize] = tokens;
+        if let Some(rows) = rows {
+            self.written[to as usize] = rows;
+        }
         Ok(())
     }
 
@@ -248,7 +287,7 @@ impl<'p> States<'p> {
     /// As [`States::check_rewind`]; [`Error::SlotTwice`] for rows of a sequence that do not follow each other. No sequence is
     /// changed then.
     pub(crate) fn begin(&mut self, rows: impl Iterator<Item = (u32, usize)> + Clone) -> Result<()> {
-        if self.folded.is_empty() {
+        if self.folded.is_empty() && self.rings.is_empty() {
             for (slot, pos) in rows {
                 let len = &mut self.lens[slot as usize];
                 *len = (*len).min(pos);
@@ -256,7 +295,7 @@ impl<'p> States<'p> {
             return Ok(());
         }
         let mut before = None;
-        let first = rows.filter(move |&(slot, pos)| {
+        let first = rows.clone().filter(move |&(slot, pos)| {
             let follows = before == Some((slot, pos));
             before = Some((slot, pos.saturating_add(1)));
             !follows
@@ -269,7 +308,15 @@ impl<'p> States<'p> {
         }
         for (slot, pos) in first {
             self.rewind(slot, pos)?;
-            self.torn.push(slot);
+            if !self.folded.is_empty() {
+                self.torn.push(slot);
+            }
+        }
+        if !self.rings.is_empty() {
+            for (slot, pos) in rows {
+                let written = &mut self.written[slot as usize];
+                *written = (*written).max(pos.saturating_add(1));
+            }
         }
         Ok(())
     }
@@ -346,7 +393,7 @@ fn short() -> Error {
 /// that lies outside of the state.
 ///
 /// Every order of a cache has its tokens in panels or blocks, one after the other: the first tokens are the first bytes, as
-/// many as a head of so many tokens has. Any other kind is whole.
+/// many as a head of so many tokens has. Any other kind is copied whole.
 fn heads(
     state: &StateBuf,
     from: u32,
@@ -355,7 +402,10 @@ fn heads(
 ) -> Option<(usize, impl Iterator<Item = (usize, usize)>)> {
     let [slots, heads, ctx, _] = state.shape.map(|n| n as usize);
     let head = state.head();
-    let filled = if state.kind.needs_snapshots() { ctx } else { tokens };
+    let filled = match state.kind {
+        StateKind::Cache => tokens,
+        StateKind::Ring { .. } | StateKind::Recurrent | StateKind::Convolution => ctx,
+    };
     let (whole, bytes) = (head.bytes()?, CacheHead { ctx: filled, ..head }.bytes()?);
     let slot = whole.checked_mul(heads)?;
     let fits = filled <= ctx && slot.checked_mul(slots).is_some();
@@ -424,9 +474,11 @@ mod tests {
                     assert!(all && bytes <= whole, "{order:?} of {format}, {tokens} tokens");
                 }
                 assert!(heads(&state, 0, 2, 51).is_none() && heads(&state, 0, 3, 1).is_none());
-                // What is not stored by position is copied whole.
-                let folded = StateBuf { kind: StateKind::Recurrent, snapshots: 1, ..state };
-                assert_eq!(heads(&folded, 0, 2, 1000).map(|(bytes, _)| bytes), folded.head().bytes());
+                // What is not stored in the order of positions is copied whole.
+                for kind in [StateKind::Recurrent, StateKind::Ring { window: 4 }] {
+                    let whole = StateBuf { kind, ..state.clone() };
+                    assert_eq!(heads(&whole, 0, 2, 1000).map(|(bytes, _)| bytes), whole.head().bytes());
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-//! States of every kind: a toy with a recurrence, a convolution and a cache goes back exactly, or says who cannot.
+//! States of every kind: toys with a recurrence, a convolution, a cache, a ring go back exactly, or say who cannot.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
 
 mod common;
@@ -11,6 +11,9 @@ use moec_runtime::abi::KernelFn;
 use moec_runtime::{
     Decoder, Engine, Error, Fallbacks, Program, Request, Row, Sampler, Sampling, Want, best_of, generate,
 };
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use std::cell::Cell;
 
 /// Channels.
 const C: usize = 3;
@@ -18,6 +21,9 @@ const C: usize = 3;
 const R: usize = 2;
 /// Width of the convolution.
 const WIDTH: usize = 3;
+/// Positions that attention over the ring sees, and that the ring holds.
+const WINDOW: usize = 5;
+const RING: usize = 22;
 /// γ of big-little decoding, at which some tokens are kept and some are not.
 const GAMMA: f32 = 0.5;
 
@@ -98,6 +104,37 @@ unsafe extern "C" fn advance<const LITTLE: bool>(
     }
 }
 
+/// Logits of the toy with a ring: `Σ x / (k + 1)` over the last tokens, `k` positions back.
+fn windowed(seq: &[Taken]) -> Vec<f32> {
+    let seen = seq.iter().rev().take(WINDOW).enumerate();
+    let h = seen.fold([0f32; C], |h, (k, &(id, little))| {
+        std::array::from_fn(|c| h[c] + input(id, little, c) / (k + 1) as f32)
+    });
+    logits(h, seq.len())
+}
+
+/// `[ring, ids, pos, slot, h]`: one item. All rows are written before the first looks back.
+unsafe extern "C" fn slide<const LITTLE: bool>(a: *const *mut u8, n: i64, begin: i64, end: i64, _: *mut u8) {
+    let a = Args(a);
+    assert_eq!((begin, end), (0, 1));
+    // SAFETY: as above.
+    unsafe {
+        let row = |t: usize| (a.get::<i32>(3, t) as usize * RING, a.get::<i32>(2, t) as usize);
+        for t in 0..n as usize {
+            let (ring, pos) = row(t);
+            a.set(0, ring + pos % RING, a.get::<i32>(1, t) as u32 + u32::from(LITTLE));
+        }
+        for t in 0..n as usize {
+            let (ring, pos) = row(t);
+            for c in 0..C {
+                let x = |k: usize| embed(a.get::<u32>(0, ring + (pos - k) % RING), c) / (k + 1) as f32;
+                a.set(4, t * (C + 1) + c, (0..WINDOW.min(pos + 1)).map(x).fold(0f32, |h, x| h + x));
+            }
+            a.set(4, t * (C + 1) + C, (pos + 1) as f32);
+        }
+    }
+}
+
 /// `[h, rows, logits]`, item = output row.
 unsafe extern "C" fn head(a: *const *mut u8, _n: i64, begin: i64, end: i64, _: *mut u8) {
     let a = Args(a);
@@ -117,12 +154,14 @@ fn resolve(symbol: &str) -> Option<KernelFn> {
     Some(match symbol {
         "advance" => advance::<false>,
         "little_advance" => advance::<true>,
+        "slide" => slide::<false>,
+        "little_slide" => slide::<true>,
         "head" => head,
         _ => return None,
     })
 }
 
-fn entry(kind: EntryKind, out_rows: u32) -> Entry {
+fn entry(kind: EntryKind, out_rows: u32, states: u32) -> Entry {
     let t = kind.rows() as u32;
     let shapes = [
         ("ids", DType::I32, t, 1),
@@ -142,7 +181,7 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
     let advance = Step {
         unit: 0,
         code: Code::Kernel(u32::from(matches!(kind, Little(_)))),
-        args: vec![Arg::State(0), Arg::State(1), Arg::State(2), b(0), b(1), b(2), b(4)],
+        args: (0..states).map(Arg::State).chain([0, 1, 2, 4].map(b)).collect(),
         rows: RowSpace::Tokens,
         grid: Grid::One,
         barrier: false,
@@ -163,22 +202,37 @@ fn entry(kind: EntryKind, out_rows: u32) -> Entry {
 
 /// The toy, with room for so many snapshots of a slot.
 fn toy(snapshots: u32) -> Program {
-    let mut plan = common::plan(&ENTRIES);
-    let state = |name: &str, shape: [usize; 4], kind, snapshots| StateBuf {
+    let states = vec![
+        state("layers.0.s", [SLOTS, 1, R, C], StateKind::Recurrent, snapshots),
+        state("layers.0.conv", [SLOTS, 1, WIDTH - 1, C], StateKind::Convolution, snapshots),
+        state("layers.1.k", [SLOTS, 1, CTX, 1], StateKind::Cache, 0),
+    ];
+    program(states, ["advance", "little_advance", "head"])
+}
+
+/// The toy with a ring alone.
+fn ring() -> Program {
+    let kind = StateKind::Ring { window: WINDOW as u32 };
+    program(vec![state("layers.0.k", [SLOTS, 1, RING, 1], kind, 0)], ["slide", "little_slide", "head"])
+}
+
+fn state(name: &str, shape: [usize; 4], kind: StateKind, snapshots: u32) -> StateBuf {
+    StateBuf {
         name: name.to_owned(),
         shape: shape.map(|n| n as u32),
         format: Format::F32,
         order: CacheOrder::Rows,
         kind,
         snapshots,
-    };
-    plan.states = vec![
-        state("layers.0.s", [SLOTS, 1, R, C], StateKind::Recurrent, snapshots),
-        state("layers.0.conv", [SLOTS, 1, WIDTH - 1, C], StateKind::Convolution, snapshots),
-        state("layers.1.k", [SLOTS, 1, CTX, 1], StateKind::Cache, 0),
-    ];
-    plan.kernels = ["advance", "little_advance", "head"].map(|s| KernelRef { symbol: s.to_owned() }).to_vec();
-    plan.entries = ENTRIES.iter().map(|&(kind, out)| entry(kind, out)).collect();
+    }
+}
+
+/// A plan whose first step takes all states.
+fn program(states: Vec<StateBuf>, kernels: [&str; 3]) -> Program {
+    let mut plan = common::plan(&ENTRIES);
+    plan.kernels = kernels.map(|s| KernelRef { symbol: s.to_owned() }).to_vec();
+    plan.entries = ENTRIES.iter().map(|&(kind, out)| entry(kind, out, states.len() as u32)).collect();
+    plan.states = states;
     let ends = plan.entries.iter().flat_map(|e| &e.buffers).map(|b| b.offset + b.bytes);
     plan.arena_bytes = ends.max().unwrap_or(0).next_multiple_of(ALIGN);
     Program::new(plan, &resolve).unwrap()
@@ -567,4 +621,161 @@ fn the_state_with_the_least_room_is_named() {
     );
     engine.rewind(0, 4).unwrap();
     check_decode(&mut engine, 0, &seq[..5]);
+}
+
+#[test]
+fn a_ring_goes_back_as_far_as_it_holds_what_is_seen() {
+    let (dir, program) = (common::bundle(), ring());
+    let engine = &mut common::open(&program, dir.path(), 2);
+    let seq = full(&sequence(60, 5));
+    let ids: Vec<u32> = seq.iter().map(|t| t.0).collect();
+    let check = |engine: &mut Engine<'_>, slot: u32, from: usize, to: usize| {
+        let sink = &mut |pos: usize, l: &[f32]| {
+            assert_eq!(l, windowed(&seq[..=pos]), "position {pos}");
+            Ok(())
+        };
+        engine.prefill(slot, from, &ids[from..to], Want::All, sink)
+    };
+    check(engine, 0, 0, 18).unwrap();
+    // Nothing is overwritten yet.
+    check(engine, 0, 2, 18).unwrap();
+    for at in 18..40 {
+        let sink = &mut |_: usize, l: &[f32]| {
+            assert_eq!(l, windowed(&seq[..=at]), "position {at}");
+            Ok(())
+        };
+        engine.decode(&[(0, at, ids[at])], sink).unwrap();
+    }
+    // Positions up to 17 are gone, and from 22 on nobody sees them.
+    let refused = "state `layers.0.k` (ring) cannot rewind slot 0 from 40 tokens to 21: it has overwritten what is seen from \
+                   there, 22 is the least | give the sequence again from its beginning";
+    assert_eq!(said(&engine.rewind(0, 21).unwrap_err()), refused);
+    assert_eq!(said(&check(engine, 0, 21, 30).unwrap_err()), refused);
+    engine.fork(0, 1).unwrap();
+    engine.rewind(0, 30).unwrap();
+    // What was overwritten does not come back with a shorter sequence, nor in a copy.
+    for slot in [0, 1] {
+        assert!(matches!(engine.rewind(slot, 21), Err(Error::State { .. })));
+        engine.rewind(slot, 22).unwrap();
+        check(engine, slot, 22, 60).unwrap();
+    }
+    engine.rewind(0, 0).unwrap();
+    check(engine, 0, 0, 3).unwrap();
+    check(engine, 0, 1, 21).unwrap();
+}
+
+/// A token that is decoded again is one step back, which every ring can.
+#[test]
+fn a_ring_takes_a_token_twice() {
+    let (dir, program) = (common::bundle(), ring());
+    let engine = &mut common::open(&program, dir.path(), 2);
+    let mut decoder = Decoder::of(&program).unwrap();
+    let mut seq = full(&[4]);
+    fill(engine, 2, 0, &[4]).unwrap();
+    for (pos, id) in sequence(50, 2).into_iter().enumerate() {
+        let before = decoder.fallbacks().unwrap().full;
+        let mut seen = Vec::new();
+        let keep = &mut |_: usize, l: &[f32]| -> moec_runtime::Result<()> {
+            seen = l.to_vec();
+            Ok(())
+        };
+        decoder.decode(engine, &[(2, pos + 1, id)], keep).unwrap();
+        seq.push((id, decoder.fallbacks().unwrap().full == before));
+        assert_eq!(seen, windowed(&seq), "position {pos}");
+    }
+    let Fallbacks { tokens, full } = decoder.fallbacks().unwrap();
+    assert!((1..tokens).contains(&full), "both happen: {full}");
+}
+
+/// What is done with a slot: which act, the slot, a position and a number.
+type Act = (u8, usize, usize, usize);
+
+/// Does acts on an engine and on plain sequences. Whatever is not refused gives the logits of the plain sequence; whatever is
+/// refused has changed nothing. Gives how often a sequence went back, and how often that was refused.
+fn follow(program: &Program, logits: fn(&[Taken]) -> Vec<f32>, acts: &[Act]) -> [usize; 2] {
+    let dir = common::bundle();
+    let engine = &mut common::open(program, dir.path(), 1);
+    let mut seqs = vec![Vec::<Taken>::new(); SLOTS];
+    let mut back = [0; 2];
+    for &(act, slot, at, n) in acts {
+        let (slot, to) = (slot % SLOTS, at % SLOTS);
+        let (len, s) = (seqs[slot].len(), slot as u32);
+        // Often on from the end, where most of the acts are of interest.
+        let pos = if act.is_multiple_of(2) { len } else { at % (len + 1) };
+        let ids = sequence((1 + n % 19).min(CTX - pos), n);
+        let (mut seen, first) = (Vec::new(), *ids.first().unwrap_or(&0));
+        let sink = &mut |_: usize, l: &[f32]| -> moec_runtime::Result<()> {
+            seen = l.to_vec();
+            Ok(())
+        };
+        let mut next = seqs[slot][..pos].to_vec();
+        let done = match act / 2 {
+            0 | 1 if !ids.is_empty() => {
+                next.extend(full(&ids));
+                engine.prefill(s, pos, &ids, Want::Last, sink)
+            }
+            2 | 3 if !ids.is_empty() => {
+                next.push((first, false));
+                engine.decode(&[(s, pos, first)], sink)
+            }
+            4 if !ids.is_empty() => {
+                next.push((first, true));
+                engine.decode_little(&[(s, pos, first)], sink)
+            }
+            5 => engine.rewind(s, pos),
+            6 => {
+                next.clone_from(&seqs[slot]);
+                engine.snapshot(s).map(|at| assert_eq!(at, len))
+            }
+            7 => {
+                next.clone_from(&seqs[to]);
+                engine.fork(to as u32, s)
+            }
+            _ => {
+                next.clear();
+                engine.reset(s)
+            }
+        };
+        let refused = done.is_err();
+        match done {
+            Ok(()) => seqs[slot] = next,
+            // To nothing everybody goes back; snapshots are of all that is there, and the little model asks for their room.
+            Err(e) => {
+                let by_name = matches!(e, Error::State { .. }) && (pos > 0 || matches!(act / 2, 4 | 6));
+                assert!(by_name, "{act} {slot} {pos}: {e}");
+            }
+        }
+        if pos < len {
+            back[usize::from(refused)] += 1;
+        }
+        if !seen.is_empty() {
+            assert_eq!(seen, logits(&seqs[slot]));
+        }
+        for (slot, seq) in seqs.iter().enumerate() {
+            assert_eq!(engine.len(slot as u32), seq.len());
+        }
+    }
+    back
+}
+
+/// Nothing is silently wrong, in whatever order.
+#[test]
+fn any_acts_are_exact_or_refused() {
+    let acts = prop::collection::vec((0..18_u8, 0..SLOTS, 0..CTX, 0..1000_usize), 1..120);
+    let mut runner =
+        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() });
+    let sums = Cell::new([[0; 2]; 2]);
+    let done = runner.run(&(0..4_u32, acts), |(room, acts)| {
+        let [mut folded, mut windows] = sums.get();
+        for (sum, n) in folded.iter_mut().zip(follow(&toy(room), reference, &acts)) {
+            *sum += n;
+        }
+        for (sum, n) in windows.iter_mut().zip(follow(&ring(), windowed, &acts)) {
+            *sum += n;
+        }
+        sums.set([folded, windows]);
+        Ok(())
+    });
+    done.unwrap();
+    assert!(sums.get().as_flattened().iter().all(|&n| n > 50), "both happen: {:?}", sums.get());
 }

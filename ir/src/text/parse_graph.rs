@@ -58,10 +58,13 @@ pub(super) fn parse(text: &str) -> Parsed<Module> {
 
 /// The kind of a state, where it is said.
 pub(super) fn state_kind(c: &mut Cursor<'_>) -> Parsed<Option<StateKind>> {
-    for kind in StateKind::ALL {
+    for kind in [StateKind::Cache, StateKind::Recurrent, StateKind::Convolution] {
         if c.eat_word(kind.name())? {
             return Ok(Some(kind));
         }
+    }
+    if c.eat_word("ring")? {
+        return Ok(Some(StateKind::Ring { window: c.int("a window")? }));
     }
     Ok(None)
 }

@@ -5,7 +5,7 @@ use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
     ALIGN, Arg, Buffer, Builtin, CacheOrder, Code, Entry, Grid, Layout, PLAN_VERSION, Plan, RowSpace,
-    Segment, Step,
+    Segment, StateKind, Step,
 };
 use crate::types::{DType, Format};
 use std::collections::{BTreeMap, HashSet};
@@ -122,18 +122,31 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
         require(fits, at, || format!("extents {:?} of {} in the order {:?}", s.shape, s.format, s.order))?;
         let [slots, _, rows, _] = s.shape;
         let (needed, context) = (plan.model.slots, plan.model.max_context);
-        if s.kind.needs_snapshots() {
-            require(slots >= needed, at, || format!("{slots} slots do not hold the model's {needed}"))?;
-            require(s.order == CacheOrder::Rows, at, || format!("{} in the order {:?}", s.kind, s.order))?;
-            require(s.snapshots <= context, at, || {
-                format!("{} snapshots of a context of {context}", s.snapshots)
-            })?;
-        } else {
-            require(slots >= needed && rows >= context, at, || {
-                format!("{slots} slots of {rows} tokens do not hold the model's {needed} of {context}")
-            })?;
-            require(s.snapshots == 0, at, || format!("a {} with {} snapshots", s.kind, s.snapshots))?;
+        let holds = |tokens: u64| {
+            require(slots >= needed && u64::from(rows) >= tokens, at, || {
+                format!("{slots} slots of {rows} tokens do not hold the model's {needed} of {tokens}")
+            })
+        };
+        match s.kind {
+            StateKind::Cache => holds(context.into())?,
+            StateKind::Ring { window } => {
+                require(window > 0, at, || "a ring without a window".into())?;
+                // The rows of a call are all written before the first of them looks back.
+                let call = plan.entries.iter().filter(|e| e.kind.is_prefill()).map(|e| e.kind.rows() as u64);
+                let seen = u64::from(window) + call.max().unwrap_or(1).saturating_sub(1);
+                holds(seen.min(context.into()))?;
+            }
+            StateKind::Recurrent | StateKind::Convolution => {
+                require(slots >= needed, at, || format!("{slots} slots do not hold the model's {needed}"))?;
+                require(s.order == CacheOrder::Rows, at, || {
+                    format!("{} in the order {:?}", s.kind, s.order)
+                })?;
+            }
         }
+        let most = if s.kind.needs_snapshots() { context } else { 0 };
+        require(s.snapshots <= most, at, || {
+            format!("{} snapshots, and a state of the kind {} has {most} at most", s.snapshots, s.kind.name())
+        })?;
     }
     Ok(())
 }

@@ -37,6 +37,8 @@ fn bad_modules_are_refused() {
     });
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([1, 2, 3]));
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([usize::MAX, 2, 2, 2]));
+    refuse("a ring without a window", |m| m.states[0].kind = StateKind::Ring { window: 0 });
+    refuse("is ring, expected a cache", |m| m.states[0].kind = StateKind::Ring { window: 4 });
     refuse("is recurrent, expected a cache", |m| m.states[0].kind = StateKind::Recurrent);
     refuse("declared twice", |m| m.entries[1].kind = m.entries[0].kind);
     refuse("input %1", |m| m.entries[0].values[1] = Type::i32([4]));
@@ -197,15 +199,33 @@ fn bad_plans_are_refused() {
                 change(&mut p.states[0]);
             });
         };
-        refuse("17 snapshots of a context of 16", |s| s.snapshots = 17);
-        refuse("snapshots of a context", |s| s.snapshots = u32::MAX);
+        refuse("17 snapshots, and a state", |s| s.snapshots = 17);
+        refuse("has 16 at most", |s| s.snapshots = u32::MAX);
         refuse("1 slots do not hold", |s| s.shape[0] = 1);
         refuse("extents", |s| s.shape[2] = 0);
         refuse("extents", |s| s.shape = [u32::MAX, u32::MAX, 1, 1]);
         refuse("bf16", |s| s.format = Format::Bf16);
         refuse("in the order Keys", |s| s.order = CacheOrder::Keys { nr: 4 });
     }
-    refuse_plan("states[0]", "a cache with 1 snapshots", |p| p.states[0].snapshots = 1);
+    refuse_plan("states[0]", "1 snapshots, and a state of the kind cache has 0", |p| {
+        p.states[0].snapshots = 1
+    });
+    // A chunk of 4 tokens and a window of 6: 9 positions, or as many as there are.
+    let ring = |p: &mut Plan, rows, window| {
+        (p.states[0].shape[2], p.states[0].kind) = (rows, StateKind::Ring { window });
+    };
+    for (rows, window) in [(9, 6), (16, 14), (16, u32::MAX)] {
+        let mut good = plan();
+        ring(&mut good, rows, window);
+        verify::plan(&good).unwrap();
+    }
+    refuse_plan("states[0]", "2 slots of 8 tokens do not hold the model's 2 of 9", |p| ring(p, 8, 6));
+    refuse_plan("states[0]", "of 16", |p| ring(p, 15, u32::MAX));
+    refuse_plan("states[0]", "a ring without a window", |p| ring(p, 16, 0));
+    refuse_plan("states[0]", "1 snapshots, and a state of the kind ring has 0", |p| {
+        ring(p, 16, 4);
+        p.states[0].snapshots = 1;
+    });
     refuse_plan("states[1]", "taken", |p| p.states.push(p.states[0].clone()));
     for symbol in ["", "1a", "a-b", "ä"] {
         refuse_plan("kernels[0]", "identifier", |p| p.kernels[0].symbol = symbol.into());
