@@ -119,7 +119,7 @@ impl Twin {
         if (&statics.graphs, &statics.sets, &statics.parts) != (&plan.graphs, &plan.sets, &plan.parts) {
             return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
         }
-        let cache = plan.states.first().map_or(Format::F32, |s| s.format);
+        let cache = plan.cache_format().unwrap_or(Format::F32);
         let original =
             Original { module: &module, source: &source, model: &plan.model, cache, statics: &statics };
         Self::new(&original, progress)
