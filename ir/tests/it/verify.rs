@@ -208,7 +208,7 @@ fn bad_plans_are_refused() {
         refuse("in the order Keys", |s| s.order = CacheOrder::Keys { nr: 4 });
     }
     refuse_plan("states[0]", "1 snapshots, and a state of the kind cache has 0", |p| {
-        p.states[0].snapshots = 1
+        p.states[0].snapshots = 1;
     });
     // A chunk of 4 tokens and a window of 6: 9 positions, or as many as there are.
     let ring = |p: &mut Plan, rows, window| {
