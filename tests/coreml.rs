@@ -35,7 +35,6 @@ use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec::progress::Progress;
 use moec::twin::Twin;
 use moec_coreml::check;
-use moec_coreml::family::Emulated;
 use moec_coreml::package::{Dtype, Function, Origin as Made, Package};
 use moec_coreml::parts::{self, Part};
 use moec_coreml::program::Rules;

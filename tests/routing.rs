@@ -27,7 +27,6 @@ use moec::import::{self, ImportOptions, ModelSpec};
 use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec::progress::Progress;
 use moec::twin::Twin;
-use moec_coreml::family::Emulated;
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::plan::{Entry, Place};
 use moec_ir::{Format, Graph, Module, Node, NodeId, Op, Operand, Source, ValueId};
@@ -273,7 +272,7 @@ fn emulated(bundle: &Bundle, entry: usize, routers: &[Router<'_>], ids: &[u32]) 
         result.unwrap();
         Ok(seen)
     };
-    twin.with_engine(Some((Box::new(Emulated::default()), &bundle.folder)), body).unwrap()
+    twin.with_engine(Some(&bundle.folder), body).unwrap()
 }
 
 /// Whom a router chooses for what it reads, by the evaluator; numbers pass through `round` on the way.

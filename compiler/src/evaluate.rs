@@ -7,9 +7,9 @@ use crate::error::{Error, Result};
 use crate::families;
 use crate::progress::Progress;
 use crate::twin::Twin;
+use moec_ir::plan::UnitRef;
 use moec_runtime::overflow::Tally;
 use moec_runtime::text::Text;
-use moec_ir::plan::UnitRef;
 use moec_runtime::{Engine, Options, Program, Want};
 use serde::{Deserialize, Serialize};
 

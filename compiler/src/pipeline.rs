@@ -13,8 +13,8 @@ use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
 use crate::passes::units::{UnitList, Units, expert_sizes_on};
 use crate::passes::{
-    barriers, convolve, cross, fetch, format, fuse, group, home, layout, lower, memory, offload, page, reside,
-    rewrite, schedule, tier, tune,
+    barriers, convolve, cross, fetch, format, fuse, group, home, layout, lower, memory, offload, page,
+    reside, rewrite, schedule, tier, tune,
 };
 use crate::profile::Profile;
 use crate::profile::loads::{Loads, loads};

@@ -10,9 +10,9 @@ use crate::bundle::{DENSE, EXPERTS, KERNELS};
 use crate::config::Activations;
 use crate::error::{Error, Result, io_error};
 use crate::families;
+use crate::passes::home::Homes;
 use crate::passes::offload::Statics;
 use crate::passes::units::Units;
-use crate::passes::home::Homes;
 use crate::passes::{barriers, cross, layout, memory, schedule, tune};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
@@ -119,7 +119,7 @@ impl Twin {
         if (&statics.graphs, &statics.sets, &statics.parts) != (&plan.graphs, &plan.sets, &plan.parts) {
             return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
         }
-        let cache = plan.states.first().map_or(Format::F32, |s| s.format);
+        let cache = plan.cache_format().unwrap_or(Format::F32);
         let homes = &Homes::of_plan(plan);
         let (model, statics) = (&plan.model, &statics);
         let original = Original { module: &module, source: &source, model, cache, statics, homes };

@@ -2,6 +2,7 @@
 
 use crate::op::Op;
 use crate::scope::Scope;
+use crate::state::StateKind;
 use crate::types::Type;
 use crate::weights::Weight;
 use bincode::{Decode, Encode};
@@ -130,13 +131,15 @@ impl Graph {
     }
 }
 
-/// A KV-cache tensor that outlives a call.
+/// A tensor that outlives a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateDecl {
     /// Name, unique in the module.
     pub name: String,
-    /// `f32[slots, heads, ctx, dim]`
+    /// `f32[slots, heads, rows, dim]`; the rows of a cache or ring are positions.
     pub ty: Type,
+    /// What it keeps of a sequence.
+    pub kind: StateKind,
 }
 
 /// A model: entry points that share weights and states.

@@ -36,5 +36,6 @@ pub use graph::{EntryKind, Graph, Module, Node, NodeId, Operand, StateDecl, Stat
 pub use infer::TypeError;
 pub use op::{Activation, Glu, Op, RopeStyle, RouterDesc};
 pub use scope::{Part, Scope};
+pub use state::StateKind;
 pub use types::{DType, Format, Type};
 pub use weights::{Axis, Encoding, Leaf, Source, Weight, WeightClass, WeightExpr};

@@ -10,7 +10,7 @@ pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
-pub use crate::state::{CacheOrder, StateBuf};
+pub use crate::state::{CacheOrder, StateBuf, StateKind};
 use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
@@ -41,7 +41,7 @@ pub struct Plan {
     pub files: Vec<FileRef>,
     /// Packed weights.
     pub segments: Vec<Segment>,
-    /// KV cache.
+    /// States: the KV cache, and what recurrences keep.
     pub states: Vec<StateBuf>,
     /// Experts that live on several units, at most one row per layer.
     pub homes: Vec<ExpertHomes>,
@@ -74,7 +74,7 @@ pub struct ModelInfo {
     pub layers: u32,
     /// Longest sequence, in tokens.
     pub max_context: u32,
-    /// Sequences that the KV cache holds.
+    /// Sequences that the states hold.
     pub slots: u32,
     /// Token put in front of every text, if the tokenizer's configuration asks for one.
     pub bos: Option<u32>,
@@ -582,6 +582,11 @@ pub struct Entry {
 }
 
 impl Plan {
+    /// Number format of the KV cache; `None` where nothing is stored by position. All caches of a plan are stored alike.
+    pub fn cache_format(&self) -> Option<Format> {
+        self.states.iter().find(|s| !s.kind.needs_snapshots()).map(|s| s.format)
+    }
+
     /// The stored form.
     ///
     /// # Errors

@@ -1,10 +1,69 @@
-//! How a KV-cache tensor lies in memory: its number format, and the order that its kernels read.
+//! States: what outlives a call, of which kind it is, and how it lies in memory.
+//!
+//! A kind says what can be done with a sequence: begin anew, keep a copy, go back. Whoever wants to go back asks it.
 //!
 //! Keys and values are stored as the panels of a weight are, so that `q · kᵀ` and `p · v` are matrix
 //! products like any other. Every (slot, head) is contiguous; the last panel is padded.
 
 use crate::types::{Format, GROUP};
 use bincode::{Decode, Encode};
+use std::fmt;
+
+/// What a state keeps of a sequence, and so what can be done with it.
+///
+/// | kind | begins | goes back to an earlier position |
+/// |---|---|---|
+/// | `cache` | by its length alone | by its length alone: what lies behind is never read before it is written again |
+/// | `ring` | by its length alone | by its length alone, as long as what its window sees is not overwritten |
+/// | `recurrent`, `convolution` | as zeros | from a snapshot that was taken at that position |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
+pub enum StateKind {
+    /// Keys or values of every position: `[slots, heads, ctx, dim]`.
+    #[default]
+    Cache,
+    /// Keys or values of the last positions, for attention with a sliding window: `[slots, heads, ctx, dim]`, position `p` in
+    /// row `p mod ctx` (Jiang et al., *Mistral 7B*, section 2, "rolling buffer cache").
+    Ring {
+        /// Positions that a token sees, its own included.
+        window: u32,
+    },
+    /// What a recurrence has made of all tokens so far, one block of fixed size per slot: `[slots, heads, rows, dim]`.
+    /// Linear attention has keys by values (Katharopoulos et al., *Transformers are RNNs*, equation 18), Mamba-2 channels of
+    /// a head by its state (Dao and Gu, *Transformers are SSMs*, equation 1).
+    Recurrent,
+    /// The last K − 1 inputs of a causal convolution of width K: `[slots, groups, K − 1, channels]` (Gu and Dao, *Mamba*,
+    /// section 3.4).
+    Convolution,
+}
+
+impl StateKind {
+    /// Its name in text forms and messages, without what else it says.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cache => "cache",
+            Self::Ring { .. } => "ring",
+            Self::Recurrent => "recurrent",
+            Self::Convolution => "convolution",
+        }
+    }
+
+    /// Whether every token changes all of it, so that only a snapshot knows what it was.
+    pub const fn needs_snapshots(self) -> bool {
+        match self {
+            Self::Cache | Self::Ring { .. } => false,
+            Self::Recurrent | Self::Convolution => true,
+        }
+    }
+}
+
+impl fmt::Display for StateKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ring { window } => write!(f, "{} {window}", self.name()),
+            _ => f.write_str(self.name()),
+        }
+    }
+}
 
 /// Order of a KV-cache tensor within a (slot, head).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
@@ -29,7 +88,8 @@ pub enum CacheOrder {
     },
 }
 
-/// A KV-cache tensor `[slots, heads, ctx, dim]`. Its memory begins as zeros.
+/// A state. Its memory begins as zeros: `[slots, heads, rows, dim]` as kernels see it, the rows of a cache or ring being
+/// positions; then as much again for each snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct StateBuf {
     /// Name.
@@ -42,9 +102,14 @@ pub struct StateBuf {
     pub format: Format,
     /// Order of the numbers.
     pub order: CacheOrder,
+    /// What it keeps of a sequence.
+    pub kind: StateKind,
+    /// Snapshots that each slot has room for: how many earlier positions a sequence can go back to. Caches and rings
+    /// need none, and have none.
+    pub snapshots: u32,
 }
 
-/// One (slot, head) of a KV-cache tensor.
+/// One (slot, head) of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheHead {
     /// Number format: f32, bf16 or q8.
@@ -162,25 +227,35 @@ impl StateBuf {
         CacheHead { format: self.format, order: self.order, ctx, dim }
     }
 
-    /// Size in bytes, or `None` where that overflows or the format has no such order.
-    pub fn checked_bytes(&self) -> Option<u64> {
-        let [slots, heads, ..] = self.shape;
-        let heads = u64::from(slots).checked_mul(u64::from(heads))?;
-        heads.checked_mul(self.head().bytes()? as u64)
+    /// Bytes of one slot, or `None` where that overflows or the format has no such order.
+    pub fn slot_bytes(&self) -> Option<u64> {
+        u64::from(self.shape[1]).checked_mul(self.head().bytes()? as u64)
     }
 
-    /// Size in bytes, of a state that [`crate::verify::plan`] accepts.
+    /// Bytes that kernels see; `None` as for [`Self::slot_bytes`]. Snapshots follow, each as large.
+    pub fn live_bytes(&self) -> Option<u64> {
+        self.slot_bytes()?.checked_mul(u64::from(self.shape[0]))
+    }
+
+    /// Size in bytes with all snapshots; `None` as for [`Self::slot_bytes`].
+    pub fn checked_bytes(&self) -> Option<u64> {
+        self.live_bytes()?.checked_mul(u64::from(self.snapshots) + 1)
+    }
+
+    /// Size in bytes with all snapshots, of a state that [`crate::verify::plan`] accepts.
     pub fn bytes(&self) -> u64 {
         self.checked_bytes().unwrap_or(u64::MAX)
     }
 
-    /// The tensor `[slots, heads, ctx, dim]` as f32, from the memory of the state; `None` where that is too
-    /// short.
+    /// The tensor `[slots, heads, rows, dim]` as f32, without snapshots, from the memory of the state; `None` where that is
+    /// too short.
     pub fn read(&self, memory: &[u8]) -> Option<Vec<f32>> {
         let head = self.head();
         let [slots, heads, ctx, dim] = self.shape.map(|n| n as usize);
         let mut out = Vec::with_capacity(slots.checked_mul(heads)?.checked_mul(ctx)?.checked_mul(dim)?);
-        for bytes in memory.get(..self.bytes() as usize)?.chunks_exact(head.bytes()?.max(1)) {
+        for bytes in
+            memory.get(..usize::try_from(self.live_bytes()?).ok()?)?.chunks_exact(head.bytes()?.max(1))
+        {
             for t in 0..ctx {
                 for c in 0..dim {
                     out.push(head.read(bytes, head.place(t, c))?);

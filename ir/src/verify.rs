@@ -4,12 +4,13 @@
 //!
 //! 1. Weight and state names are nonempty and unique.
 //! 2. The shape of a weight is that of its expression, and no constant in it is NaN.
-//! 3. A state is `f32[slots, heads, ctx, dim]` of nonzero extents.
+//! 3. A state is `f32[slots, heads, rows, dim]` of nonzero extents; the window of a ring is not zero.
 //! 4. There is at most one entry per kind and size; its rows and output rows are not zero, and its inputs
 //!    have the types that [`Graph`](crate::Graph) lists.
 //! 5. Every value is defined exactly once, before it is used.
 //! 6. Operands are of the kinds, and in the number, that [`Op::signature`](crate::Op::signature) says. An
-//!    operand that takes a state takes a state or the result of a cache write, and nothing else takes these.
+//!    operand that takes a state takes one of the kind `cache` or the result of a cache write, and nothing else takes
+//!    these.
 //! 7. Declared types equal inferred ones, and their sizes in bytes do not overflow. No attribute is NaN.
 //! 8. An entry writes a state at most once. If it does, every reader reads the result of that write.
 //! 9. Token rows and output rows do not mix: only `gather_rows` goes from the first to the second, by
@@ -27,7 +28,9 @@
 //! 3. File paths are relative, name no parent, current or empty folder, and are unique.
 //! 4. A segment has one to three nonzero axes, is aligned to [`ALIGN`](crate::plan::ALIGN), lies inside its
 //!    file and has exactly the size that shape, format and layout need; its matrices do not overlap.
-//! 5. State names are unique, and every state has room for the model's slots and context.
+//! 5. State names are unique, and every state has room for the model's slots. A cache has room for the context; a ring
+//!    has a window, and room for it behind all rows of a call. Neither has snapshots. Another state is in rows of f32, and
+//!    has as many snapshots as a context has positions at most.
 //! 6. Kernel symbols are C identifiers and unique.
 //! 7. Entries are ordered: prefill first, then decode, each by strictly ascending rows.
 //! 8. Buffers are aligned, inside the arena of their memory, and as large as rows, stride and element type need. The first

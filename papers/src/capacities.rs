@@ -7,7 +7,7 @@ use moec::config::Experts;
 use moec::passes::group::{Options, group_layer, tiered};
 use moec::passes::reside::reside_layer;
 use moec::passes::tier::tier;
-use moec::passes::units::Units;
+use moec::passes::units::{Units, Wish};
 use moec::profile::Profile;
 use moec::profile::loads::{Loads, loads};
 use moec::simulate::run::{Outcome, Placed, Prompt, Scene};

@@ -1,6 +1,6 @@
 //! Best-of-N sampling (PowerInfer-2, §4.1.3): several sequences after one prompt, of which the likeliest counts.
 //!
-//! The prompt is prefilled once, and its keys and values are copied to the slots of the other sequences. All are decoded
+//! The prompt is prefilled once, and what the states hold of it is copied to the slots of the other sequences. All are decoded
 //! in one batch; as sequences end, the batch moves to the smallest entry point that holds what is left.
 
 use crate::big_little::{Decoder, Fallbacks};
@@ -8,8 +8,7 @@ use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, rate};
 use crate::sampler::{Sampler, Sampling};
-use moec_ir::plan::StateBuf;
-use moec_ir::state::CacheHead;
+use crate::states;
 use std::time::{Duration, Instant};
 
 /// One of the sequences.
@@ -200,8 +199,7 @@ fn share_prompt(
     prompt: &[u32],
     sink: &mut dyn FnMut(&[f32]) -> Result<()>,
 ) -> Result<()> {
-    let program = engine.program();
-    let elsewhere = program.graphs.iter().any(|g| g.stateful) || program.states.iter().any(|s| s.memory != 0);
+    let elsewhere = states::check_fork(engine.program()).is_err();
     engine.reset(first)?;
     engine.prefill(first, 0, prompt, Want::Last, &mut |_, logits| sink(logits))?;
     for slot in (first..).take(many).skip(1) {
@@ -215,60 +213,9 @@ fn share_prompt(
     Ok(())
 }
 
-impl Engine<'_> {
-    /// Makes the sequence in slot `to` a copy of the one in slot `from`: copies its keys and values, as far as they are
-    /// filled. What static graphs with states and other memories keep is not copied.
-    ///
-    /// # Errors
-    /// A slot that is not there; a plan whose states are smaller than their extents.
-    pub fn fork(&mut self, from: u32, to: u32) -> Result<()> {
-        let slots = self.program.model.slots;
-        for slot in [from, to] {
-            if slot >= slots {
-                return Err(Error::BadSlot { slot, slots });
-            }
-        }
-        let tokens = self.len(from);
-        self.reset(to)?;
-        for (state, at) in self.program.states.iter().zip(&self.state_at).filter(|(s, _)| s.memory == 0) {
-            let offset = at.ptr() as usize - self.states.base().ptr() as usize;
-            let short = || Error::Plan("a state of the KV cache is shorter than its extents".to_owned());
-            let (bytes, heads) = heads(state, from, to, tokens).ok_or_else(short)?;
-            for (from, to) in heads {
-                self.states.copy(offset + from, offset + to, bytes).ok_or_else(short)?;
-            }
-        }
-        self.lens[to as usize] = tokens;
-        Ok(())
-    }
-}
-
-/// Bytes of the first `tokens` tokens of each head of a state, and where the heads of both slots begin in it; `None` where
-/// that lies outside of the state.
-///
-/// Every order of a head has its tokens in panels or blocks, one after the other: the first tokens are the first bytes, as
-/// many as a head of so many tokens has.
-fn heads(
-    state: &StateBuf,
-    from: u32,
-    to: u32,
-    tokens: usize,
-) -> Option<(usize, impl Iterator<Item = (usize, usize)>)> {
-    let [slots, heads, ctx, _] = state.shape.map(|n| n as usize);
-    let head = state.head();
-    let (whole, filled) = (head.bytes()?, CacheHead { ctx: tokens, ..head }.bytes()?);
-    let slot = whole.checked_mul(heads)?;
-    let fits = tokens <= ctx && slot.checked_mul(slots).is_some();
-    let [from, to] = [from, to].map(|s| s as usize);
-    let starts = (0..heads).map(move |h| (from * slot + h * whole, to * slot + h * whole));
-    (fits && from.max(to) < slots).then_some((filled, starts))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_ir::Format;
-    use moec_ir::plan::CacheOrder;
 
     #[test]
     fn probabilities_are_those_of_the_softmax() {
@@ -299,38 +246,5 @@ mod tests {
             ..BestOf::default()
         };
         assert_eq!(done.ranking(), [1, 2, 0]);
-    }
-
-    /// What is copied is exactly where tokens that are there lie: every number of theirs is copied, in every order.
-    #[test]
-    fn the_first_tokens_are_the_first_bytes() {
-        let orders = [
-            (CacheOrder::Rows, &[Format::F32][..]),
-            (CacheOrder::Keys { nr: 16 }, &[Format::F32, Format::Bf16, Format::Q8]),
-            (CacheOrder::Values { nr: 8, block: 12 }, &[Format::F32, Format::Bf16, Format::Q8]),
-        ];
-        for (order, formats) in orders {
-            for &format in formats {
-                let state = StateBuf { name: String::new(), memory: 0, shape: [3, 2, 50, 40], format, order };
-                let whole = state.head().bytes().unwrap();
-                for tokens in [0, 1, 11, 12, 13, 16, 17, 49, 50] {
-                    let (bytes, starts) = heads(&state, 0, 2, tokens).unwrap();
-                    let starts: Vec<_> = starts.collect();
-                    assert_eq!(starts, [(0, 4 * whole), (whole, 5 * whole)]);
-                    let size = match format {
-                        Format::F32 => 4,
-                        Format::Q8 => 1,
-                        _ => 2,
-                    };
-                    let inside = |t: usize, c: usize| {
-                        let place = state.head().place(t, c);
-                        place.at + size <= bytes && place.scale.is_none_or(|s| s + 2 <= bytes)
-                    };
-                    let all = (0..tokens).all(|t| (0..40).all(|c| inside(t, c)));
-                    assert!(all && bytes <= whole, "{order:?} of {format}, {tokens} tokens");
-                }
-                assert!(heads(&state, 0, 2, 51).is_none() && heads(&state, 0, 3, 1).is_none());
-            }
-        }
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! A token is decoded in the little entry point first, whose routers choose fewer experts. If the largest probability of
 //! its softmax exceeds γ, its logits are kept; else the same position is decoded again with all experts, which replaces
-//! what the little pass left in the KV cache at that position (Algorithm 1). Positions that are kept keep the little
-//! pass's keys and values, as in the paper.
+//! what the little pass left in the states at that position (Algorithm 1). Positions that are kept keep the little
+//! pass's keys and values, as in the paper. A state that is no cache goes back by a token, for which the engine takes a
+//! snapshot before each little pass.
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::program::Program;
+use crate::states::check_snapshots;
 
 /// Decodes the tokens of a batch: with all experts, or with fewer where that is enough.
 #[derive(Clone, Debug, Default)]
@@ -53,7 +55,8 @@ impl Decoder {
     /// the little one does not run then, and all is to the bit what [`Decoder::full`] gives.
     ///
     /// # Errors
-    /// [`Error::NoLittle`] if no little entry points were compiled, [`Error::Range`] for another γ.
+    /// [`Error::NoLittle`] if no little entry points were compiled, [`Error::Range`] for another γ, [`Error::State`] for a state
+    /// that cannot go back by a token, where the little one runs.
     pub fn big_little(program: &Program, gamma: f32) -> Result<Self> {
         if program.model.big_little.is_none() {
             return Err(Error::NoLittle);
@@ -61,11 +64,9 @@ impl Decoder {
         if !(0.0..=1.0).contains(&gamma) {
             return Err(Error::Range { what: "gamma", range: "from 0 to 1", found: gamma.to_string() });
         }
-        Ok(Self {
-            gamma: Some(gamma).filter(|&g| g < 1.0),
-            tally: Some(Fallbacks::default()),
-            ..Self::default()
-        })
+        let gamma = Some(gamma).filter(|&g| g < 1.0);
+        gamma.map_or(Ok(()), |_| check_snapshots(program))?;
+        Ok(Self { gamma, tally: Some(Fallbacks::default()), ..Self::default() })
     }
 
     /// As the bundle was built: [`Decoder::big_little`] with its γ where it has little entry points.

@@ -16,6 +16,7 @@ use crate::paging::{self, Pager, Paging};
 use crate::pool::Pool;
 use crate::processor::Processor;
 use crate::program::Program;
+use crate::states::States;
 use crate::store::{CheckLevel, MappedStore, Store};
 use crate::timeline::Timeline;
 use crate::unit::{self, BadExpert, StepFault, Unit};
@@ -104,15 +105,13 @@ pub struct Engine<'p> {
     /// Whether the store is still to load what the first prompt leaves.
     preload: bool,
     pub(crate) arena: Region,
-    pub(crate) states: Region,
-    pub(crate) state_at: Vec<Addr>,
+    pub(crate) states: States<'p>,
     pub(crate) bound: Vec<Bound>,
     pub(crate) scratch: Region,
     pub(crate) scratch_stride: usize,
     pub(crate) taken: Vec<AtomicUsize>,
     pub(crate) events: Events,
     pub(crate) pool: Pool,
-    pub(crate) lens: Vec<usize>,
     /// Rows of a call, kept for the next one.
     rows: Vec<Row>,
     stop: Option<&'static AtomicBool>,
@@ -207,23 +206,8 @@ impl<'p> Engine<'p> {
         cpu::check(&program.target)?;
         let lanes = cpu::threads(options.threads)?;
         let arena = Region::new("activations", program.arena_bytes())?;
-        let mut kv_bytes = 0u64;
-        let mut offsets = Vec::with_capacity(program.states.len());
-        for state in &program.states {
-            offsets.push(kv_bytes);
-            let bytes = if state.memory == 0 { state.bytes() } else { 0 };
-            let end = bytes.checked_next_multiple_of(ALIGN).and_then(|b| kv_bytes.checked_add(b));
-            kv_bytes =
-                end.ok_or_else(|| Error::Plan("the KV cache is larger than memory can be".to_owned()))?;
-        }
-        let states = Region::new("KV cache", kv_bytes)?;
         let beside = beside::open(program, &mut units, bundle)?;
-        let here = |o: u64| states.base().plus(o as usize);
-        let state_at: Vec<_> = offsets
-            .into_iter()
-            .zip(&beside.states)
-            .map(|(o, there)| there.unwrap_or_else(|| here(o)))
-            .collect();
+        let states = States::new(program, &beside.states)?;
         // One more line between threads, so that the prefetcher of one does not pull at the next.
         let stride = program.scratch_bytes.checked_next_multiple_of(ALIGN).and_then(|b| b.checked_add(ALIGN));
         let used = |u: usize| program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
@@ -240,7 +224,7 @@ impl<'p> Engine<'p> {
         let arenas: Vec<Addr> = [arena.base()].into_iter().chain(beside.arenas.iter().copied()).collect();
         let places = Places {
             arenas: &arenas,
-            states: &state_at,
+            states: states.addresses(),
             store: store.as_ref(),
             residents: &beside.residents,
         };
@@ -260,7 +244,6 @@ impl<'p> Engine<'p> {
             preload: !options.lazy,
             arena,
             states,
-            state_at,
             bound,
             scratch,
             scratch_stride: stride,
@@ -268,7 +251,6 @@ impl<'p> Engine<'p> {
             events: Events::new(events, lanes + threads.len()),
             pool: Pool::new(lanes, threads.len(), cpu::pinning(lanes))?,
             threads,
-            lens: vec![0; program.model.slots as usize],
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
         })
@@ -290,7 +272,7 @@ impl<'p> Engine<'p> {
             arena: self.arena.bytes() as u64,
             scratch: self.scratch.bytes() as u64,
             weights: self.store.bytes(),
-            kv: self.states.bytes() as u64,
+            kv: self.states.bytes(),
             frames: self.paging().map_or(0, |p| p.frame_bytes),
         }
     }
@@ -327,7 +309,7 @@ impl<'p> Engine<'p> {
             [self.arena.base()].into_iter().chain(self.beside.arenas.iter().copied()).collect();
         let places = Places {
             arenas: &arenas,
-            states: &self.state_at,
+            states: self.states.addresses(),
             store: self.store.as_ref(),
             residents: &self.beside.residents,
         };
@@ -383,7 +365,7 @@ impl<'p> Engine<'p> {
 
     /// Tokens in a slot; 0 if there is no such slot.
     pub fn len(&self, slot: u32) -> usize {
-        self.lens.get(slot as usize).copied().unwrap_or(0)
+        self.states.len(slot).unwrap_or(0)
     }
 
     /// Whether a slot holds no tokens.
@@ -396,21 +378,47 @@ impl<'p> Engine<'p> {
     /// # Errors
     /// [`Error::BadSlot`].
     pub fn reset(&mut self, slot: u32) -> Result<()> {
-        let slots = self.program.model.slots;
-        // The cache itself needs no clearing: a row attends to positions up to its own, and those have
-        // been written since.
-        self.lens.get_mut(slot as usize).map(|len| *len = 0).ok_or(Error::BadSlot { slot, slots })
+        self.states.zero(slot)
+    }
+
+    /// Keeps what the states hold of a slot, so that [`Engine::rewind`] can go back to here, and gives the position. Where all
+    /// states are caches nothing is copied: a sequence goes back to any position. Others have room for as many snapshots as
+    /// the plan says; the earliest of a slot goes where there is none left.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::State`] where a state has no room, or after a call that failed in the slot.
+    pub fn snapshot(&mut self, slot: u32) -> Result<usize> {
+        self.states.snapshot(slot)
+    }
+
+    /// Makes a slot exactly what it was behind its first `pos` tokens. Snapshots of later positions go.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`], [`Error::Gap`]; [`Error::State`] where a ring has overwritten what is seen from there, or another
+    /// state that is no cache has no snapshot.
+    /// Nothing is changed then.
+    pub fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
+        self.states.rewind(slot, pos)
+    }
+
+    /// Makes the sequence in slot `to` a copy of the one in slot `from`: copies what the states hold of it, as far as they
+    /// are filled. Snapshots are not copied, and those of `to` go.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::State`] for a state that a static graph keeps, and after a call that failed in `from`.
+    pub fn fork(&mut self, from: u32, to: u32) -> Result<()> {
+        self.states.fork(from, to)
     }
 
     /// Appends `ids` to the sequence in `slot` at position `start`, in chunks of the entry points that
-    /// there are. Tokens at `start` and later are replaced.
+    /// there are. Tokens at `start` and later are replaced, as [`Engine::rewind`] can.
     ///
     /// `sink` gets the position in the sequence and the logits (`f32[vocab]`) of every row that `want`
     /// names, in order. Its error ends the work.
     ///
     /// # Errors
     /// Before any work: an empty prompt, an id outside of the vocabulary, more tokens than the context
-    /// holds, a slot that is not there, a hole before `start`. Then: [`Error::Interrupted`], a router
+    /// holds, a slot that is not there, a hole before `start`, a state that does not go back to it. Then: [`Error::Interrupted`], a router
     /// that makes up experts, and what `sink` returns.
     pub fn prefill(
         &mut self,
@@ -430,7 +438,7 @@ impl<'p> Engine<'p> {
         let what = if start == 0 { "the prompt has" } else { "the sequence would have" };
         self.check_context(what, start.saturating_add(ids.len()))?;
         ids.iter().try_for_each(|&id| self.check_id(id))?;
-        self.check_place(slot, start)?;
+        self.states.check_rewind(slot, start)?;
         let prefill = |k| matches!(k, EntryKind::Prefill(_));
         let seq_len = start + ids.len();
         let mut done = 0;
@@ -470,11 +478,11 @@ impl<'p> Engine<'p> {
         self.decode_in(EntryKind::Decode, batch, sink)
     }
 
-    /// As [`Engine::decode`], in the little entry points, whose routers choose fewer experts. What they leave in the KV
-    /// cache is theirs; decoding the same position again replaces it.
+    /// As [`Engine::decode`], in the little entry points, whose routers choose fewer experts. What they leave in the states
+    /// is theirs; decoding the same position again replaces it, for which a snapshot is taken where a state needs one.
     ///
     /// # Errors
-    /// As [`Engine::decode`]; a program without little entry points.
+    /// As [`Engine::decode`] and [`Engine::snapshot`]; a program without little entry points.
     pub fn decode_little(
         &mut self,
         batch: &[(u32, usize, u32)],
@@ -493,10 +501,13 @@ impl<'p> Engine<'p> {
         for (i, &(slot, pos, id)) in batch.iter().enumerate() {
             self.check_context("the sequence would have", pos.saturating_add(1))?;
             self.check_id(id)?;
-            self.check_place(slot, pos)?;
+            self.states.check_rewind(slot, pos)?;
             if batch[..i].iter().any(|&(other, ..)| other == slot) {
                 return Err(Error::SlotTwice(slot));
             }
+        }
+        if matches!(kind(0), EntryKind::Little(_)) {
+            self.states.keep(batch.iter().map(|&(slot, pos, _)| (slot, pos)))?;
         }
         let decode = |k: EntryKind| k == kind(k.rows() as u32);
         let room = |e: &Entry| e.kind.rows().min(e.out_rows as usize);
@@ -540,15 +551,6 @@ impl<'p> Engine<'p> {
     fn check_id(&self, id: u32) -> Result<()> {
         let vocab = self.program.model.vocab;
         if id >= vocab { Err(Error::BadId { id, vocab }) } else { Ok(()) }
-    }
-
-    /// Refuses a slot that is not there and a position that leaves a hole in it.
-    fn check_place(&self, slot: u32, pos: usize) -> Result<()> {
-        match self.lens.get(slot as usize) {
-            None => Err(Error::BadSlot { slot, slots: self.program.model.slots }),
-            Some(&len) if pos > len => Err(Error::Gap { slot, pos, len }),
-            Some(_) => Ok(()),
-        }
     }
 
     /// Runs an entry point on all threads. Allocates nothing, as long as it has no more rows than its entry point.
@@ -628,11 +630,7 @@ impl<'p> Engine<'p> {
                 return Err(Error::BadSlot { slot: row.slot, slots });
             }
         }
-        // What is overwritten is forgotten first, should the call end in an error.
-        for row in rows {
-            let len = &mut self.lens[row.slot as usize];
-            *len = (*len).min(row.pos);
-        }
+        self.states.begin(rows.iter().map(|row| (row.slot, row.pos)))?;
         self.write(entry, 0, kind.rows(), 0, rows.iter().map(|r| r.id as i32));
         self.write(entry, 1, kind.rows(), -1, rows.iter().map(|r| r.pos as i32));
         self.write(entry, 2, kind.rows(), 0, rows.iter().map(|r| r.slot as i32));
@@ -671,9 +669,7 @@ impl<'p> Engine<'p> {
             Some(StepFault::Unit(e) | StepFault::Flash(e) | StepFault::Weights(e)) => return Err(e),
             None => {}
         }
-        for row in rows {
-            self.lens[row.slot as usize] = row.pos + 1;
-        }
+        self.states.end(rows.iter().map(|row| (row.slot, row.pos)));
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What can go wrong, whose fault it is and what to do about it.
 
-use moec_ir::plan::Builtin;
+use moec_ir::plan::{Builtin, StateKind};
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -204,6 +204,16 @@ pub enum Error {
         /// Tokens in the slot.
         len: usize,
     },
+    /// A state cannot do what was asked of it.
+    #[error("state `{state}` ({}) cannot {cannot}", .kind.name())]
+    State {
+        /// Its name.
+        state: String,
+        /// Its kind.
+        kind: StateKind,
+        /// What it cannot do.
+        cannot: Cannot,
+    },
     /// The sequence would be longer than the KV cache.
     #[error("{what} {needed} tokens, but the context holds {max}")]
     Context {
@@ -291,6 +301,69 @@ pub enum Error {
     Stopped(String),
 }
 
+/// What a state cannot do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cannot {
+    /// Go back to an earlier position.
+    Rewind {
+        /// The slot.
+        slot: u32,
+        /// Tokens in it.
+        len: usize,
+        /// Tokens that were to stay.
+        pos: usize,
+        /// Positions of the snapshots of the slot, ascending.
+        snapshots: Vec<usize>,
+        /// Snapshots that the plan gives a slot room for.
+        room: u32,
+    },
+    /// Go back further than what a ring has overwritten.
+    Reach {
+        /// The slot.
+        slot: u32,
+        /// Tokens in it.
+        len: usize,
+        /// Tokens that were to stay.
+        pos: usize,
+        /// Fewest tokens, but none, that can stay.
+        least: usize,
+    },
+    /// Keep a copy of a slot, to which it could go back: the plan has no room for one.
+    Snapshot,
+    /// Go on, be copied or kept: a call that changed the slot has ended in an error.
+    Torn {
+        /// The slot.
+        slot: u32,
+    },
+    /// Copy a slot to another one: another unit keeps it, which does not give it out.
+    Fork,
+}
+
+impl fmt::Display for Cannot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rewind { slot, len, pos, snapshots, room } => {
+                write!(f, "rewind slot {slot} from {len} tokens to {pos}: ")?;
+                match snapshots.as_slice() {
+                    [] if *room == 0 => f.write_str("the plan has no room for a snapshot"),
+                    [] => f.write_str("there is no snapshot"),
+                    [at] => write!(f, "the snapshot is at {at}"),
+                    many => write!(f, "snapshots are at {many:?}"),
+                }
+            }
+            Self::Reach { slot, len, pos, least } => write!(
+                f,
+                "rewind slot {slot} from {len} tokens to {pos}: it has overwritten what is seen from there, {least} is the least"
+            ),
+            Self::Snapshot => f.write_str("keep a snapshot: the plan has no room for one"),
+            Self::Torn { slot } => {
+                write!(f, "go on in slot {slot}: a call ended in an error while it changed the state")
+            }
+            Self::Fork => f.write_str("be copied to another slot: another unit keeps it"),
+        }
+    }
+}
+
 impl Error {
     /// Whose fault it is.
     pub fn fault(&self) -> Fault {
@@ -307,6 +380,7 @@ impl Error {
             | Self::BadSlot { .. }
             | Self::SlotTwice(_)
             | Self::Gap { .. }
+            | Self::State { .. }
             | Self::Context { .. }
             | Self::Room { .. }
             | Self::Range { .. }
@@ -392,6 +466,15 @@ impl Error {
                     batches(*needed)
                 ));
             }
+            Self::State { cannot: Cannot::Snapshot | Cannot::Rewind { room: 0, .. }, .. } => {
+                "give the sequence again from its beginning, or build with room: `big_little = true` under `[decode]` in \
+                 `model.toml` has it"
+            }
+            Self::State { cannot: Cannot::Rewind { .. } | Cannot::Torn { .. }, .. } => {
+                "give the sequence again from its beginning, or go back to a snapshot"
+            }
+            Self::State { cannot: Cannot::Reach { .. }, .. } => "give the sequence again from its beginning",
+            Self::State { cannot: Cannot::Fork, .. } => "give the sequence to every slot",
             Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
             Self::Context { .. } => {

@@ -6,6 +6,7 @@
 //! * [`graphs`]: static graphs that a unit beside the processor executes; [`chunk`]: what those of attention are given.
 //! * `coreml`: executes them with Core ML, on macOS.
 //! * [`mod@offload`]: rows that go to static graphs and back.
+//! * `states`: what the slots hold of their sequences; how these begin, go back and are copied.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
@@ -58,6 +59,7 @@ mod processor;
 pub mod program;
 pub mod regular;
 pub mod sampler;
+mod states;
 pub mod store;
 pub mod text;
 pub mod timeline;
@@ -68,7 +70,7 @@ pub mod weights;
 pub use best_of::{BestOf, best_of, best_of_into};
 pub use big_little::{Decoder, Fallbacks};
 pub use engine::{Engine, Memory, Options, Row, Want};
-pub use error::{Error, Fault, Result};
+pub use error::{Cannot, Error, Fault, Result};
 pub use generate::{Generation, Request, generate};
 pub use program::Program;
 pub use sampler::{Sampler, Sampling};

@@ -114,6 +114,14 @@ impl Region {
         self.bytes
     }
 
+    /// Clears `bytes` bytes; `None` where they lie outside.
+    pub fn zero(&mut self, at: usize, bytes: usize) -> Option<()> {
+        at.checked_add(bytes).filter(|&end| end <= self.bytes)?;
+        // SAFETY: the place lies in the region, and `&mut self` keeps every other use of it away.
+        unsafe { self.base.plus(at).ptr().write_bytes(0, bytes) };
+        Some(())
+    }
+
     /// Copies `bytes` bytes from one place of the region to another; `None` where one of them lies outside.
     pub fn copy(&mut self, from: usize, to: usize, bytes: usize) -> Option<()> {
         let inside = |at: usize| at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
@@ -183,6 +191,11 @@ mod tests {
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(region.base().ptr(), 100) };
         assert_eq!(bytes[88..], [0, 0, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0]);
+        assert_eq!(region.zero(92, 2), Some(()));
+        assert_eq!((region.zero(99, 2), region.zero(usize::MAX, 2)), (None, None));
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(region.base().ptr(), 100) };
+        assert_eq!(bytes[90..], [7, 7, 0, 0, 7, 0, 0, 0, 0, 0]);
         for (from, to, bytes) in [(0, 91, 10), (91, 0, 10), (0, 1, 100), (usize::MAX, 0, 2)] {
             assert_eq!(region.copy(from, to, bytes), None);
         }

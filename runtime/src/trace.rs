@@ -65,7 +65,7 @@ impl StepView<'_> {
         Some(self.look(self.arena.plus(b.offset as usize), b.bytes))
     }
 
-    /// Bytes of a KV-cache tensor, if it lies in the processor's memory.
+    /// Bytes of a state, snapshots included, if it lies in the processor's memory.
     pub fn state(&self, index: u32) -> Option<&[u8]> {
         let at = self.state_at.get(index as usize)?;
         let state = self.program.states.get(index as usize).filter(|s| s.memory == 0)?;
@@ -92,8 +92,8 @@ impl Engine<'_> {
     /// on the calling thread before and after every step, those without rows included; its error ends the
     /// run.
     ///
-    /// The KV cache is written as in any call. Unlike [`Engine::prefill`], a hole before the rows is
-    /// allowed: what the cache holds there is the caller's affair.
+    /// States are written as in any call. Unlike [`Engine::prefill`], a hole before the rows is allowed where all states are
+    /// caches: what they hold there is the caller's affair.
     ///
     /// # Errors
     /// An entry point that is not there or does not take the rows; ids, positions and slots out of range;
@@ -149,7 +149,7 @@ impl Engine<'_> {
             let view = || StepView {
                 program: self.program,
                 arena: self.arena.base(),
-                state_at: &self.state_at,
+                state_at: self.states.addresses(),
                 store: self.store.as_ref(),
                 entry: of,
                 index: start,

@@ -92,8 +92,7 @@ impl Case {
 pub(crate) fn engine<T>(case: &Case, body: impl FnOnce(&mut Engine<'_>) -> T) -> T {
     let bundle = Bundle::open(&case.path("out.moec")).unwrap();
     let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
-    let unit = Box::new(Emulated::default());
-    twin.with_engine(Some((unit, &bundle.folder)), |engine| Ok(body(engine))).unwrap()
+    twin.with_engine(Some(&bundle.folder), |engine| Ok(body(engine))).unwrap()
 }
 
 /// `m2-ultra` with another limit on the bytes of a graph.

@@ -2,6 +2,7 @@
 
 use super::*;
 use moec_ir::DType;
+use moec_ir::op::DispatchLayout;
 use moec_ir::paging::Paging as Planned;
 use moec_ir::plan::{ALIGN, Arg, Buffer, Builtin, Code, ExpertSet, Grid, Overflow, RowSpace, Step};
 use moec_runtime::Error;
@@ -239,7 +240,7 @@ fn a_share_needs_a_profile() {
     assert!(said.contains("`pin`") && said.contains("[calibrate]"), "{said}");
 }
 
-/// Experts on flash have a unit that knows nothing of static graphs: a plan with both does not open, unless all is in memory.
+/// Static graphs are no step of the processor's, with experts on flash or without: such a plan does not open.
 #[test]
 fn a_step_that_the_unit_does_not_execute_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -249,23 +250,35 @@ fn a_step_that_the_unit_does_not_execute_is_refused() {
     let experts = plan.paging.as_ref().unwrap().layers[0].experts as usize;
     let (overflow, capacities) = (Overflow::Spill, vec![0; experts]);
     plan.sets.push(ExpertSet { layer: 0, overflow, capacities, groups: vec![] });
-    let entry = &mut plan.entries[0];
-    let rows = entry.kind.rows() as u32;
-    let mut own = |dtype| {
-        let (offset, bytes) = (plan.arena_bytes, u64::from(rows * 4).next_multiple_of(ALIGN));
-        plan.arena_bytes += bytes;
-        entry.buffers.push(Buffer { name: "%".to_owned(), offset, bytes, dtype, rows, stride: 1 });
-        Arg::Buffer(entry.buffers.len() as u32 - 1, 0)
-    };
-    let args = [DType::I32, DType::F32, DType::I32, DType::I32].map(&mut own).to_vec();
-    let code = Code::Builtin(Builtin::Admit { set: 0, k: 1, channels: 1 });
+    let rows = plan.entries[0].kind.rows();
+    let table = DispatchLayout { rows, k: 1, experts }.words();
+    let mut args = Vec::new();
+    for (dtype, rows) in [(DType::F32, rows), (DType::I32, table), (DType::F32, rows)] {
+        let (offset, bytes) = (plan.arena_bytes(), (rows as u64 * 4).next_multiple_of(ALIGN));
+        plan.memories[0].arena_bytes += bytes;
+        let (name, rows) = ("%".to_owned(), rows as u32);
+        let buffers = &mut plan.entries[0].buffers;
+        buffers.push(Buffer { name, memory: 0, offset, bytes, dtype, rows, stride: 1 });
+        args.push(Arg::Buffer(buffers.len() as u32 - 1, 0));
+    }
+    let code = Code::Builtin(Builtin::Experts { set: 0, rows: rows as u32, k: 1, hidden: 1 });
     let (rows, grid) = (RowSpace::Tokens, Grid::One);
-    entry.steps.push(Step { unit: 0, code, args, rows, grid, barrier: true, deps: vec![], node: 0 });
+    plan.entries[0].steps.push(Step {
+        unit: 0,
+        code,
+        args,
+        rows,
+        grid,
+        barrier: true,
+        deps: vec![],
+        node: 0,
+    });
     let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
-    let e = Engine::open(&program, &bundle.folder, Options::default()).err().unwrap();
     let last = program.entries[0].steps.len() - 1;
-    assert!(matches!(&e, Error::UnknownStep { step, .. } if *step == last), "{e}");
-    assert!(e.to_string().contains("admit {set = 0"), "{e}");
-    let resident = Options { resident: true, ..Options::default() };
-    assert!(Engine::open(&program, &bundle.folder, resident).is_ok());
+    for resident in [false, true] {
+        let options = Options { resident, ..Options::default() };
+        let e = Engine::open(&program, &bundle.folder, options).err().unwrap();
+        assert!(matches!(&e, Error::UnknownStep { step, .. } if *step == last), "{e}");
+        assert!(e.to_string().contains("expert_graphs {set = 0"), "{e}");
+    }
 }

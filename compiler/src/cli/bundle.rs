@@ -131,7 +131,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
             "bits_per_weight": bits(numbers, bytes),
         })).collect::<Vec<_>>(),
         "paging": plan.paging.as_ref().map(|p| paging::value(p, None)),
-        "kv_cache_format": plan.states.first().map(|s| s.format.name()),
+        "kv_cache_format": plan.cache_format().map(Format::name),
         "memory": {"weights": weights, "kv_cache": cache, "arena": plan.arena_bytes(), "scratch_per_thread": plan.scratch_bytes},
     })
 }

@@ -7,7 +7,7 @@ use crate::decisions::{By, Decision, Decisions, MixDecision, shown};
 use crate::{Error, Result, human};
 use moec_cpu::Bound;
 use moec_device::GraphForm;
-use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf};
+use moec_ir::plan::{Code, ExpertTable, Placement, StateBuf, StateKind};
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, WeightClass};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, HashMap};
@@ -237,11 +237,12 @@ fn weights(bundle: &Bundle, module: &Module, layer: Option<u32>) -> BTreeMap<(&'
     shares
 }
 
-/// The KV cache: its format, bits per number, and bytes per token.
+/// The KV cache: its format, bits per number, and bytes per token. What has no row for each token is not among it.
 fn cache(states: &[&StateBuf]) -> Option<(&'static str, f64, u64)> {
-    let first = states.first()?;
-    let numbers: u64 = states.iter().map(|s| s.shape.iter().map(|&d| u64::from(d)).product::<u64>()).sum();
-    let bytes: u64 = states.iter().map(|s| s.bytes()).sum();
+    let states = || states.iter().filter(|s| s.kind == StateKind::Cache);
+    let first = states().next()?;
+    let numbers: u64 = states().map(|s| s.shape.iter().map(|&d| u64::from(d)).product::<u64>()).sum();
+    let bytes: u64 = states().map(|s| s.bytes()).sum();
     let tokens = u64::from(first.shape[0]) * u64::from(first.shape[2]);
     Some((first.format.name(), bytes as f64 * 8.0 / numbers.max(1) as f64, bytes / tokens.max(1)))
 }

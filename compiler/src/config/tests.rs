@@ -212,8 +212,12 @@ fn wrong_files_are_refused_by_line_and_key() {
             "`dir/model.toml:2:14`: `decode.big_little` is an integer, expected true or false | it may be true or false; the default is false",
         ),
         (
-            "[placement]\nattention = \"gpu\"",
-            "`dir/model.toml:2:13`: `placement.attention` is `\"gpu\"`, expected \"auto\", \"npu\" or \"cpu\" | the default is \"auto\"",
+            "[placement]\nattention = \"npu:50%\"",
+            "`dir/model.toml:2:13`: `placement.attention` is `\"npu:50%\"`, expected \"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\") | the default is \"auto\"",
+        ),
+        (
+            "[placement]\nexperts = \"gpu:0%\"",
+            "`dir/model.toml:2:11`: `placement.experts` is `\"gpu:0%\"`, expected \"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\") | the default is \"auto\"",
         ),
         (
             "[quality]\nmax_perplexity_increase = \"101%\"",

@@ -15,8 +15,8 @@ pub fn barriers(plan: &mut Plan, writes: &Writes) {
         let mut since = 0;
         for at in 0..entry.steps.len() {
             let own = |step: usize| entry.steps[step].unit == 0;
-            let barrier = own(at)
-                && (since..at).any(|before| own(before) && conflict(&touched[before], &touched[at]));
+            let barrier =
+                own(at) && (since..at).any(|before| own(before) && conflict(&touched[before], &touched[at]));
             if barrier {
                 since = at;
             }

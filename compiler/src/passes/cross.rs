@@ -22,7 +22,8 @@ use std::collections::HashMap;
 /// A value that would have to cross where the plan has no link; sizes past a plan's fields.
 pub fn cross(plan: &mut Plan, writes: &mut Writes) -> Result<()> {
     let memories: Vec<u32> = plan.units.iter().map(|u| u.memory).collect();
-    let shape = Shape { experts: plan.placement.experts.iter().map(|t| (t.experts.len(), t.k as usize)).collect() };
+    let shape =
+        Shape { experts: plan.placement.experts.iter().map(|t| (t.experts.len(), t.k as usize)).collect() };
     let mut entries = std::mem::take(&mut plan.entries);
     for (entry, writes) in entries.iter_mut().zip(writes) {
         let mut crossing = Crossing {
@@ -166,7 +167,12 @@ impl Crossing<'_> {
     fn local(&mut self, entry: &mut Entry, b: u32, memory: u32, mark: &str) -> Result<u32> {
         let index = u32::try_from(entry.buffers.len()).map_err(|_| Error::limit("too many buffers"))?;
         let like = &entry.buffers[b as usize];
-        let new = Buffer { name: format!("{}@{memory}{mark}", like.name), memory, offset: self.end, ..like.clone() };
+        let new = Buffer {
+            name: format!("{}@{memory}{mark}", like.name),
+            memory,
+            offset: self.end,
+            ..like.clone()
+        };
         self.end += aligned(new.bytes);
         entry.buffers.push(new);
         Ok(index)
@@ -216,7 +222,8 @@ impl Crossing<'_> {
             slots == rows * k && layout.words() == words.rows as usize * words.stride as usize
         };
         // Little entry points have fewer choices than their layers.
-        let mut shapes = self.shape.experts.iter().flat_map(|&(experts, k)| (1..=k).map(move |k| (experts, k)));
+        let mut shapes =
+            self.shape.experts.iter().flat_map(|&(experts, k)| (1..=k).map(move |k| (experts, k)));
         let (experts, k) =
             shapes.find(fits).ok_or_else(|| Error::bug("experts whose table has another layout"))?;
         Ok((table, Span::Slots { rows: rows as u32, k: k as u32, experts: experts as u32 }))

@@ -272,7 +272,8 @@ fn size(module: &Module, layer: u32) -> Size {
         g.nodes.iter().find(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::ExpertFfn { .. }))
     });
     let Some((graph, node)) = graph.zip(node) else { return Size::default() };
-    let mut size = Size { hidden: node.outputs.first().map_or(0, |&v| graph.ty(v).cols()), ..Size::default() };
+    let mut size =
+        Size { hidden: node.outputs.first().map_or(0, |&v| graph.ty(v).cols()), ..Size::default() };
     let weights = node.inputs.iter().filter_map(|i| if let Operand::Weight(w) = i { Some(*w) } else { None });
     for weight in weights.map(|w: WeightId| module.weight(w)) {
         let numbers: usize = weight.shape.iter().skip(1).product();
@@ -304,14 +305,17 @@ fn attend(module: &Module, placed: &mut Placement, free: Free<'_>) -> Result<()>
             runs(free, node)?;
             let (scope, op) = (node.scope.any_layer(), node.op.name());
             let why = "asked for by `placement.attention`";
-            list(placed, OpPlace {
-                entry: graph.kind,
-                scope,
-                op: op.to_owned(),
-                unit: free.index,
-                nodes: 0,
-                why: why.to_owned(),
-            });
+            list(
+                placed,
+                OpPlace {
+                    entry: graph.kind,
+                    scope,
+                    op: op.to_owned(),
+                    unit: free.index,
+                    nodes: 0,
+                    why: why.to_owned(),
+                },
+            );
         }
     }
     Ok(())
@@ -331,14 +335,17 @@ fn expert_rows(module: &Module, placed: &mut Placement, homes: &Homes) {
             let Some((_, of)) = homes.of_layer(node.scope.layer) else { continue };
             for &unit in &of.units {
                 let why = if unit == 0 { "experts that stay" } else { "experts that live there" };
-                list(placed, OpPlace {
-                    entry: graph.kind,
-                    scope: node.scope.any_layer(),
-                    op: node.op.name().to_owned(),
-                    unit,
-                    nodes: 0,
-                    why: why.to_owned(),
-                });
+                list(
+                    placed,
+                    OpPlace {
+                        entry: graph.kind,
+                        scope: node.scope.any_layer(),
+                        op: node.op.name().to_owned(),
+                        unit,
+                        nodes: 0,
+                        why: why.to_owned(),
+                    },
+                );
             }
         }
     }

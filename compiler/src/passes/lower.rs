@@ -11,7 +11,8 @@ use moec_ir::infer::TypeError;
 use moec_ir::op::{AttentionDesc, LongSwitch};
 use moec_ir::{
     Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Module, Op, Operand, Part, RopeStyle,
-    RouterDesc, Scope, StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightExpr, WeightId,
+    RouterDesc, Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight, WeightClass, WeightExpr,
+    WeightId,
 };
 use std::collections::BTreeSet;
 
@@ -350,7 +351,8 @@ impl<'a> Lowering<'a, '_> {
     /// Stores keys or values, and returns the cache as it is then.
     fn cache(&mut self, name: &str, heads: usize, dim: usize, x: ValueId) -> Built<Operand> {
         let ty = Type::f32([self.shapes.slots, heads, self.shapes.max_context, dim]);
-        let state: StateId = self.g.module().add_state(StateDecl { name: name.to_owned(), ty });
+        let state: StateId =
+            self.g.module().add_state(StateDecl { name: name.to_owned(), ty, kind: StateKind::Cache });
         let inputs = [state.into(), x.into(), Graph::POS.into(), Graph::SLOT.into()];
         Ok(self.g.one(Op::CacheWrite, &inputs)?.into())
     }

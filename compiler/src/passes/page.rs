@@ -283,7 +283,8 @@ fn sums(plan: &Plan, wanted: Wanted<'_>) -> Sums {
     };
     let page = |bytes: u64| bytes.next_multiple_of(BLOCK);
     let here = plan.segments_of(0);
-    let dense = plan.segments.iter().enumerate().filter(|(i, _)| !on_flash(*i) && here.contains(&(*i as u32)));
+    let dense =
+        plan.segments.iter().enumerate().filter(|(i, _)| !on_flash(*i) && here.contains(&(*i as u32)));
     Sums {
         weights: page(dense.map(|(_, s)| s.bytes.next_multiple_of(ALIGN)).sum()),
         arena: page(plan.arena_bytes()),

@@ -1,7 +1,7 @@
 //! Units: all of a device, and the two that `tier`, `group` and `reside` divide a model between, with what experts cost there.
 
-use crate::error::{Error, Result};
 use crate::config::Home;
+use crate::error::{Error, Result};
 use crate::families;
 use crate::profile::loads::LayerLoads;
 use moec_device::{Device, Unit, UnitKind};
@@ -75,8 +75,11 @@ impl<'a> UnitList<'a> {
         let known: Vec<_> = units.iter().map(|u| format!("`{}`", u.name)).collect();
         let known = if known.is_empty() { "`cpu`".to_owned() } else { known.join(", ") };
         index.map(Some).ok_or_else(|| {
-            Error::input(format!("`{key}` under `[placement]` is `{name}`, and `{}` has no such unit", self.device.name))
-                .hint(format!("its units are {known}"))
+            Error::input(format!(
+                "`{key}` under `[placement]` is `{name}`, and `{}` has no such unit",
+                self.device.name
+            ))
+            .hint(format!("its units are {known}"))
         })
     }
 
@@ -89,11 +92,11 @@ impl<'a> UnitList<'a> {
         let unit = self.device.units.get(index as usize);
         let graphs = unit.is_some_and(|u| families::graphs(u, self.device).is_some());
         match home {
-            Home::Share(name, _) if graphs => {
-                Err(Error::input(format!("`{key}` under `[placement]` gives `{name}` a share of the experts"))
-                    .because("a unit with static graphs takes experts by groups, as their loads pay for launches")
-                    .hint(format!("write `{key} = \"{name}\"` or `{key} = \"auto\"`")))
-            }
+            Home::Share(name, _) if graphs => Err(Error::input(format!(
+                "`{key}` under `[placement]` gives `{name}` a share of the experts"
+            ))
+            .because("a unit with static graphs takes experts by groups, as their loads pay for launches")
+            .hint(format!("write `{key} = \"{name}\"` or `{key} = \"auto\"`"))),
             _ => Ok(if graphs { Wish::Graphs } else { Wish::Processor }),
         }
     }

@@ -6,6 +6,7 @@ use super::lex::Token;
 use super::{expr, ops};
 use crate::graph::{EntryKind, Graph, INPUTS, Module, Node, Operand, StateDecl, StateId, ValueId, WeightId};
 use crate::scope::{MalformedScope, Scope};
+use crate::state::StateKind;
 use crate::types::{DType, Format, Type};
 use crate::weights::{Weight, WeightClass};
 use std::collections::HashMap;
@@ -43,7 +44,8 @@ pub(super) fn parse(text: &str) -> Parsed<Module> {
                 if names.states.insert(name.clone(), id).is_some() {
                     return Err(c.error_at(at, format!("the state {name:?} is declared twice")));
                 }
-                module.states.push(StateDecl { name, ty });
+                let kind = state_kind(&mut c)?.unwrap_or_default();
+                module.states.push(StateDecl { name, ty, kind });
             }
             "entry" => module.entries.push(entry(&mut c, &names)?),
             other => {
@@ -52,6 +54,19 @@ pub(super) fn parse(text: &str) -> Parsed<Module> {
         }
     }
     Ok(module)
+}
+
+/// The kind of a state, where it is said.
+pub(super) fn state_kind(c: &mut Cursor<'_>) -> Parsed<Option<StateKind>> {
+    for kind in [StateKind::Cache, StateKind::Recurrent, StateKind::Convolution] {
+        if c.eat_word(kind.name())? {
+            return Ok(Some(kind));
+        }
+    }
+    if c.eat_word("ring")? {
+        return Ok(Some(StateKind::Ring { window: c.int("a window")? }));
+    }
+    Ok(None)
 }
 
 fn weight(c: &mut Cursor<'_>) -> Parsed<Weight> {

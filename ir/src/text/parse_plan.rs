@@ -4,7 +4,7 @@ use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::items::{index, string, with_attrs};
 use super::paging;
-use super::parse_graph::{dtype, format, kind};
+use super::parse_graph::{dtype, format, kind, state_kind};
 use super::parse_placement::part as placement;
 use super::statics;
 use super::units;
@@ -187,7 +187,12 @@ fn state(c: &mut Cursor<'_>) -> Parsed<StateBuf> {
         return c.expected("`rows`, `keys` or `values`");
     };
     let memory = if c.eat_word("memory")? { c.int("the index of a memory")? } else { 0 };
-    Ok(StateBuf { name, memory, shape, format, order })
+    let kind = state_kind(c)?;
+    let snapshots = match kind {
+        Some(_) => with_attrs(c, |c, a| a.int(c, "snapshots"))?,
+        None => 0,
+    };
+    Ok(StateBuf { name, memory, shape, format, order, kind: kind.unwrap_or_default(), snapshots })
 }
 
 fn entry(c: &mut Cursor<'_>) -> Parsed<Entry> {

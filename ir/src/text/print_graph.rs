@@ -3,6 +3,7 @@
 use super::lex::{is_word, quote};
 use crate::graph::{Graph, INPUTS, Module, Node, Operand, StateDecl, ValueId};
 use crate::scope::Scope;
+use crate::state::StateKind;
 use crate::weights::Weight;
 use std::borrow::Cow;
 use std::fmt;
@@ -21,7 +22,9 @@ impl fmt::Display for Weight {
 
 impl fmt::Display for StateDecl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "state ${}: {}", name(&self.name), self.ty)
+        write!(f, "state ${}: {}", name(&self.name), self.ty)?;
+        // Most are caches, which is not worth a word.
+        if self.kind == StateKind::Cache { Ok(()) } else { write!(f, " {}", self.kind) }
     }
 }
 

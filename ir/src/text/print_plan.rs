@@ -7,7 +7,7 @@ use super::statics;
 use super::units;
 use crate::plan::{
     Arg, BigLittle, Builtin, CacheOrder, Code, Entry, FileRef, Grid, Homes, Layout, Place, Plan, RowSpace,
-    Span, Step,
+    Span, StateKind, Step,
 };
 use std::fmt::{self, Write};
 
@@ -237,7 +237,12 @@ impl fmt::Display for Plan {
         }
         for (i, s) in self.states.iter().enumerate() {
             let memory = elsewhere(s.memory, " memory ");
-            writeln!(f, "state {i} {} {}{:?} {}{memory}", quote(&s.name), s.format, s.shape, order(s.order))?;
+            write!(f, "state {i} {} {}{:?} {}{memory}", quote(&s.name), s.format, s.shape, order(s.order))?;
+            // A cache without snapshots, as all are, is not worth a word.
+            if (s.kind, s.snapshots) != (StateKind::Cache, 0) {
+                write!(f, " {} {{snapshots = {}}}", s.kind, s.snapshots)?;
+            }
+            writeln!(f)?;
         }
         units::write_homes(f, self)?;
         for (i, k) in self.kernels.iter().enumerate() {

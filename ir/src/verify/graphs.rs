@@ -3,7 +3,7 @@
 use super::{VerifyError, require};
 use crate::graph::{Graph, Module, Operand};
 use crate::op::{Glu, Kind, Op, Renorm, RouterDesc, WeightFrom};
-use crate::plan::RowSpace;
+use crate::plan::{RowSpace, StateKind};
 use crate::types::{DType, Type};
 use crate::weights::WeightExpr;
 use std::collections::HashSet;
@@ -23,7 +23,8 @@ pub(super) fn check(module: &Module) -> Result<(), VerifyError> {
         require(!s.name.is_empty(), at, || "no name".into())?;
         require(names.insert(&s.name), at, || "declared twice".into())?;
         let cache = s.ty.dtype == DType::F32 && s.ty.shape.len() == 4 && sized(&s.ty);
-        require(cache, at, || format!("{} is not f32[slots, heads, ctx, dim]", s.ty))?;
+        require(cache, at, || format!("{} is not f32[slots, heads, rows, dim]", s.ty))?;
+        require(s.kind != StateKind::Ring { window: 0 }, at, || "a ring without a window".into())?;
     }
     let mut kinds = HashSet::new();
     let mut vocab = None;

@@ -4,8 +4,8 @@ use super::{VerifyError, memories, order, placements, require};
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
-    ALIGN, Arg, Buffer, Builtin, Code, Entry, Grid, Homes, Layout, PLAN_VERSION, Plan, RowSpace, Segment,
-    Span, Step,
+    ALIGN, Arg, Buffer, Builtin, CacheOrder, Code, Entry, Grid, Homes, Layout, PLAN_VERSION, Plan, RowSpace,
+    Segment, Span, StateKind, Step,
 };
 use crate::types::{DType, Format};
 use std::collections::HashSet;
@@ -127,12 +127,35 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
         })?;
         let fits = s.checked_bytes().is_some_and(|n| n > 0 && isize::try_from(n).is_ok());
         require(fits, at, || format!("extents {:?} of {} in the order {:?}", s.shape, s.format, s.order))?;
-        let [slots, _, ctx, _] = s.shape;
-        require(slots >= plan.model.slots && ctx >= plan.model.max_context, at, || {
-            format!(
-                "{slots} slots of {ctx} tokens do not hold the model's {} of {}",
-                plan.model.slots, plan.model.max_context
-            )
+        let [slots, _, rows, _] = s.shape;
+        let (needed, context) = (plan.model.slots, plan.model.max_context);
+        let holds = |tokens: u64| {
+            require(slots >= needed && u64::from(rows) >= tokens, at, || {
+                format!("{slots} slots of {rows} tokens do not hold the model's {needed} of {tokens}")
+            })
+        };
+        match s.kind {
+            StateKind::Cache => holds(context.into())?,
+            StateKind::Ring { window } => {
+                require(window > 0, at, || "a ring without a window".into())?;
+                // The rows of a call are all written before the first of them looks back.
+                let call = plan.entries.iter().filter(|e| e.kind.is_prefill()).map(|e| e.kind.rows() as u64);
+                let seen = u64::from(window) + call.max().unwrap_or(1).saturating_sub(1);
+                holds(seen.min(context.into()))?;
+            }
+            StateKind::Recurrent | StateKind::Convolution => {
+                require(slots >= needed, at, || format!("{slots} slots do not hold the model's {needed}"))?;
+                require(s.order == CacheOrder::Rows, at, || {
+                    format!("{} in the order {:?}", s.kind, s.order)
+                })?;
+            }
+        }
+        require(s.memory == 0 || !s.kind.needs_snapshots(), at, || {
+            format!("{} in memory {}: nobody brings it back there", s.kind, s.memory)
+        })?;
+        let most = if s.kind.needs_snapshots() { context } else { 0 };
+        require(s.snapshots <= most, at, || {
+            format!("{} snapshots, and a state of the kind {} has {most} at most", s.snapshots, s.kind.name())
         })?;
     }
     Ok(())

@@ -4,7 +4,7 @@ use moec_ir::eval::Tensor;
 use moec_ir::op::{AttentionDesc, Renorm, Score, WeightFrom};
 use moec_ir::{
     Activation, EntryKind, Format, Glu, Graph, GraphBuilder, Leaf, Module, Op, Operand, Part, RopeStyle,
-    RouterDesc, Scope, Source, StateDecl, Type, Weight, WeightClass, WeightExpr, WeightId,
+    RouterDesc, Scope, Source, StateDecl, StateKind, Type, Weight, WeightClass, WeightExpr, WeightId,
 };
 use std::error::Error;
 use std::ops::Range;
@@ -85,7 +85,8 @@ pub(crate) fn router(experts: usize, k: usize) -> RouterDesc {
 
 /// One layer with attention and experts.
 pub(crate) fn entry(module: &mut Module, kind: EntryKind, out_rows: usize) {
-    let state = |name: &str| StateDecl { name: name.into(), ty: Type::f32([2, 1, 16, 4]) };
+    let state =
+        |name: &str| StateDecl { name: name.into(), ty: Type::f32([2, 1, 16, 4]), kind: StateKind::Cache };
     let mut b = GraphBuilder::new(module, kind, out_rows);
     let [ids, pos, slot, rows] = [Graph::IDS, Graph::POS, Graph::SLOT, Graph::ROWS].map(Operand::from);
     b.scope(Part::EMBED);

@@ -118,6 +118,8 @@ pub(crate) fn plan() -> Plan {
             shape: [2, 1, 16, 4],
             format: Format::Bf16,
             order: CacheOrder::Values { nr: 8, block: 32 },
+            kind: StateKind::Cache,
+            snapshots: 0,
         }],
         homes: Vec::new(),
         kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],

@@ -1,8 +1,8 @@
 //! Where the numbers of a KV cache are.
 
-use moec_ir::Format;
 use moec_ir::plan::{CacheOrder, StateBuf};
 use moec_ir::state::CacheHead;
+use moec_ir::{Format, StateKind};
 use std::collections::HashSet;
 
 const CACHED: [Format; 3] = [Format::F32, Format::Bf16, Format::Q8];
@@ -55,8 +55,15 @@ fn every_number_has_a_place_of_its_own() {
 #[test]
 fn memory_reads_back_as_the_tensor() {
     for order in orders().into_iter().chain([CacheOrder::Rows]) {
-        let state =
-            StateBuf { name: "k".into(), memory: 0, shape: [2, 3, 20, 6], format: Format::F32, order };
+        let state = StateBuf {
+            name: "k".into(),
+            memory: 0,
+            shape: [2, 3, 20, 6],
+            format: Format::F32,
+            order,
+            kind: StateKind::Cache,
+            snapshots: 0,
+        };
         let head = state.head();
         let size = head.bytes().unwrap();
         let mut memory = vec![0; state.bytes() as usize];

@@ -9,7 +9,7 @@ use moec_ir::scope::AnyLayer;
 use moec_ir::text::{parse_expr, parse_module, parse_placement, parse_plan};
 use moec_ir::{
     Activation, DType, EntryKind, Format, Glu, Graph, Module, Node, Op, Operand, RopeStyle, RouterDesc,
-    Scope, StateDecl, StateId, Type, ValueId, Weight, WeightClass, WeightId,
+    Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight, WeightClass, WeightId,
 };
 use proptest::prelude::*;
 
@@ -229,6 +229,15 @@ fn graph(weights: u32, states: u32) -> impl Strategy<Value = Graph> {
     )
 }
 
+fn state_kind() -> impl Strategy<Value = StateKind> {
+    prop_oneof![
+        Just(StateKind::Cache),
+        any::<u32>().prop_map(|window| StateKind::Ring { window }),
+        Just(StateKind::Recurrent),
+        Just(StateKind::Convolution),
+    ]
+}
+
 fn module() -> impl Strategy<Value = Module> {
     let names = |n| prop::collection::hash_set(text(), n);
     let class = prop::sample::select(WeightClass::ALL.to_vec());
@@ -241,7 +250,7 @@ fn module() -> impl Strategy<Value = Module> {
         );
         (Just(names), rest)
     });
-    let states = (names(1..4), prop::collection::vec(ty(), 4));
+    let states = (names(1..4), prop::collection::vec((ty(), state_kind()), 4));
     (weights, states).prop_flat_map(|((names, rest), (states, types))| {
         let weights: Vec<Weight> = names
             .into_iter()
@@ -255,7 +264,7 @@ fn module() -> impl Strategy<Value = Module> {
             })
             .collect();
         let states: Vec<StateDecl> =
-            states.into_iter().zip(types).map(|(name, ty)| StateDecl { name, ty }).collect();
+            states.into_iter().zip(types).map(|(name, (ty, kind))| StateDecl { name, ty, kind }).collect();
         let graphs = prop::collection::vec(graph(weights.len() as u32, states.len() as u32), 0..3);
         graphs.prop_map(move |entries| Module { weights: weights.clone(), states: states.clone(), entries })
     })
@@ -470,8 +479,17 @@ fn random_plan() -> impl Strategy<Value = Plan> {
         any::<(u32, u32)>().prop_map(|(nr, block)| CacheOrder::Values { nr, block }),
     ];
     let formats = prop::sample::select(Format::ALL.to_vec());
-    let state = (text(), any::<(u32, [u32; 4])>(), formats, order)
-        .prop_map(|(name, (memory, shape), format, order)| StateBuf { name, memory, shape, format, order });
+    let state = (text(), any::<(u32, [u32; 4])>(), formats, order, state_kind(), any::<u32>()).prop_map(
+        |(name, (memory, shape), format, order, kind, snapshots)| StateBuf {
+            name,
+            memory,
+            shape,
+            format,
+            order,
+            kind,
+            snapshots,
+        },
+    );
     let texts = (list(text(), 0..3), units(), [text(), text(), text(), text()], list(text(), 0..3));
     let numbers = any::<([u32; 6], Option<u32>, Vec<u32>, [u64; 4])>();
     let few = prop::option::of((any::<u32>(), 0f32..=1.0));
@@ -647,4 +665,35 @@ fn printing_survives_faults() {
     assert!(m.to_string().contains("@?1"));
     assert!(parse_module(&m.to_string()).is_err());
     assert_eq!(weight("w", leaf("t", &[2])).to_string(), "weight @w: bf16[2] experts = t\"t\"[2]");
+}
+
+/// Kinds of states, as they are written; a cache is not worth a word.
+#[test]
+fn kinds_of_states_are_words() {
+    let mut m = model();
+    let (cache, ty) = (m.states[0].to_string(), m.states[0].ty.clone());
+    assert!(cache.ends_with(&ty.to_string()), "{cache}");
+    let name = String::from("conv");
+    m.states.push(StateDecl { name, ty, kind: StateKind::Convolution });
+    let text = m.to_string();
+    assert!(text.contains("state $conv: f32[2, 1, 16, 4] convolution\n"), "{text}");
+    assert_eq!(parse_module(&text).unwrap(), m);
+
+    let mut p = plan();
+    p.states.push(StateBuf {
+        memory: 0,
+        name: "s".into(),
+        shape: [2, 3, 4, 5],
+        format: Format::F32,
+        order: CacheOrder::Rows,
+        kind: StateKind::Recurrent,
+        snapshots: 2,
+    });
+    let text = p.to_string();
+    assert!(text.contains("state 1 \"s\" f32[2, 3, 4, 5] rows recurrent {snapshots = 2}\n"), "{text}");
+    assert_eq!(parse_plan(&text).unwrap(), p);
+    let ring = text.replace("recurrent {snapshots = 2}", "ring 3 {snapshots = 0}");
+    assert_eq!(parse_plan(&ring).unwrap().states[1].kind, StateKind::Ring { window: 3 });
+    let refused = parse_plan(&text.replace("recurrent", "circular")).unwrap_err().to_string();
+    assert!(refused.contains("circular"), "{refused}");
 }

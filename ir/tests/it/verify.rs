@@ -6,7 +6,7 @@ use moec_ir::plan::*;
 use moec_ir::{
     DType, Format, Graph, GraphBuilder, Module, Op, Operand, Part, StateId, Type, ValueId, WeightExpr, verify,
 };
-use moec_ir::{EntryKind, StateDecl};
+use moec_ir::{EntryKind, StateDecl, StateKind};
 
 #[test]
 fn a_good_module_passes() {
@@ -37,6 +37,9 @@ fn bad_modules_are_refused() {
     });
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([1, 2, 3]));
     refuse("f32[slots", |m| m.states[0].ty = Type::f32([usize::MAX, 2, 2, 2]));
+    refuse("a ring without a window", |m| m.states[0].kind = StateKind::Ring { window: 0 });
+    refuse("is ring, expected a cache", |m| m.states[0].kind = StateKind::Ring { window: 4 });
+    refuse("is recurrent, expected a cache", |m| m.states[0].kind = StateKind::Recurrent);
     refuse("declared twice", |m| m.entries[1].kind = m.entries[0].kind);
     refuse("input %1", |m| m.entries[0].values[1] = Type::i32([4]));
     refuse("input %3", |m| m.entries[0].values[3] = Type::f32([5]));
@@ -114,7 +117,7 @@ fn the_builder_types_every_node() {
     let w = b.weight(weight("w", leaf("w", &[3, 4]))).unwrap();
     assert_eq!(b.weight(weight("w", leaf("w", &[3, 4]))).unwrap(), w);
     assert!(b.weight(weight("w", leaf("v", &[3, 4]))).is_err());
-    let s = StateDecl { name: "s".into(), ty: Type::f32([1, 1, 4, 4]) };
+    let s = StateDecl { name: "s".into(), ty: Type::f32([1, 1, 4, 4]), kind: StateKind::Cache };
     let s1 = b.module().add_state(s.clone());
     assert_eq!(b.module().add_state(s), s1);
     let x = b.one(Op::Embed, &[Graph::IDS.into(), w.into()]).unwrap();
@@ -174,6 +177,56 @@ fn bad_plans_are_refused() {
     refuse_plan("states[0]", "f16", |p| p.states[0].format = Format::F16);
     refuse_plan("states[0]", "Keys", |p| p.states[0].order = CacheOrder::Keys { nr: 0 });
     refuse_plan("states[0]", "do not hold", |p| p.model.max_context = 17);
+    let folded = |p: &mut Plan, kind| {
+        let shape = [2, 3, 1, 5];
+        p.states[0] = StateBuf {
+            memory: 0,
+            name: "s".into(),
+            shape,
+            format: Format::F32,
+            order: CacheOrder::Rows,
+            kind,
+            snapshots: 16,
+        };
+    };
+    for kind in [StateKind::Recurrent, StateKind::Convolution] {
+        let mut good = plan();
+        folded(&mut good, kind);
+        verify::plan(&good).unwrap();
+        assert_eq!(good.states[0].bytes(), 2 * 3 * 5 * 4 * 17);
+        let refuse = |message: &str, change: fn(&mut StateBuf)| {
+            refuse_plan("states[0]", message, |p| {
+                folded(p, kind);
+                change(&mut p.states[0]);
+            });
+        };
+        refuse("17 snapshots, and a state", |s| s.snapshots = 17);
+        refuse("has 16 at most", |s| s.snapshots = u32::MAX);
+        refuse("1 slots do not hold", |s| s.shape[0] = 1);
+        refuse("extents", |s| s.shape[2] = 0);
+        refuse("extents", |s| s.shape = [u32::MAX, u32::MAX, 1, 1]);
+        refuse("bf16", |s| s.format = Format::Bf16);
+        refuse("in the order Keys", |s| s.order = CacheOrder::Keys { nr: 4 });
+    }
+    refuse_plan("states[0]", "1 snapshots, and a state of the kind cache has 0", |p| {
+        p.states[0].snapshots = 1;
+    });
+    // A chunk of 4 tokens and a window of 6: 9 positions, or as many as there are.
+    let ring = |p: &mut Plan, rows, window| {
+        (p.states[0].shape[2], p.states[0].kind) = (rows, StateKind::Ring { window });
+    };
+    for (rows, window) in [(9, 6), (16, 14), (16, u32::MAX)] {
+        let mut good = plan();
+        ring(&mut good, rows, window);
+        verify::plan(&good).unwrap();
+    }
+    refuse_plan("states[0]", "2 slots of 8 tokens do not hold the model's 2 of 9", |p| ring(p, 8, 6));
+    refuse_plan("states[0]", "of 16", |p| ring(p, 15, u32::MAX));
+    refuse_plan("states[0]", "a ring without a window", |p| ring(p, 16, 0));
+    refuse_plan("states[0]", "1 snapshots, and a state of the kind ring has 0", |p| {
+        ring(p, 16, 4);
+        p.states[0].snapshots = 1;
+    });
     refuse_plan("states[1]", "taken", |p| p.states.push(p.states[0].clone()));
     for symbol in ["", "1a", "a-b", "ä"] {
         refuse_plan("kernels[0]", "identifier", |p| p.kernels[0].symbol = symbol.into());

@@ -10,6 +10,7 @@ use crate::paging;
 use crate::program::Program;
 use crate::text;
 use crate::weights::{self, Choice, Weights};
+use moec_ir::Format;
 use serde_json::json;
 
 pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result<(), Failure> {
@@ -17,8 +18,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let (m, t) = (&p.model, &p.target);
     let weights: u64 = p.segments.iter().fold(0, |sum, s| sum.saturating_add(s.bytes));
     let kv: u64 = p.states.iter().fold(0, |sum, s| sum.saturating_add(s.bytes()));
-    // Every layer's cache is stored alike.
-    let kv_format = p.states.first().map(|s| s.format.name());
+    let kv_format = p.cache_format().map(Format::name);
     // Padding and weights that are stored twice count, too.
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
     let features: Vec<&str> = t.features.iter().map(String::as_str).collect();

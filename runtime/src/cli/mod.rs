@@ -12,9 +12,9 @@ mod logits;
 mod paging;
 
 use crate::abi::KernelFn;
+use crate::beside::Executor;
 use crate::engine::{Engine, Options};
 use crate::error::{Error, Result};
-use crate::beside::Executor;
 use crate::manifest;
 use crate::memory::size;
 use crate::paging::Paging;

@@ -78,13 +78,13 @@ pub(crate) fn choices(mix: usize) -> [usize; K] {
 }
 
 /// The arguments of a kernel, with a reader and a writer of words.
-struct Args(*const *mut u8);
+pub(crate) struct Args(pub(crate) *const *mut u8);
 
 impl Args {
-    unsafe fn get<T: Copy>(&self, arg: usize, i: usize) -> T {
+    pub(crate) unsafe fn get<T: Copy>(&self, arg: usize, i: usize) -> T {
         unsafe { (*self.0.add(arg)).cast::<T>().add(i).read() }
     }
-    unsafe fn set<T>(&self, arg: usize, i: usize, value: T) {
+    pub(crate) unsafe fn set<T>(&self, arg: usize, i: usize, value: T) {
         unsafe { (*self.0.add(arg)).cast::<T>().add(i).write(value) }
     }
 }
@@ -335,6 +335,8 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             shape: [SLOTS as u32, 1, CTX as u32, 1],
             format: Format::F32,
             order: CacheOrder::Rows,
+            kind: StateKind::Cache,
+            snapshots: 0,
         }],
         kernels: KERNELS.map(kernel).to_vec(),
         entries,

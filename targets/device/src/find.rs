@@ -139,7 +139,10 @@ impl Device {
             let Some(memory) = u.memory.as_deref().filter(|m| Some(*m) != home) else { continue };
             let of = self.memories.iter().find(|m| m.name == memory);
             if of.is_none_or(|m| m.capacity.as_ref().is_none_or(|c| c.value < 1.0)) {
-                return Err(("memory.capacity".into(), format!("`{memory}` needs one: `{}` works in it", u.name)));
+                return Err((
+                    "memory.capacity".into(),
+                    format!("`{memory}` needs one: `{}` works in it", u.name),
+                ));
             }
             let home = home.unwrap_or_default();
             for (from, to) in [(home, memory), (memory, home)] {

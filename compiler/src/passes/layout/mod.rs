@@ -18,8 +18,8 @@ use crate::error::{Error, Result};
 use entry::Builder;
 use moec_cpu::{CpuTarget, KernelSpec};
 use moec_ir::plan::{
-    Entry, ExpertRow, ExpertTable, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident,
-    StateBuf,
+    CacheOrder, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan,
+    Resident, StateBuf,
 };
 use moec_ir::{Format, Module, Op, StateId, WeightId};
 
@@ -69,9 +69,15 @@ pub fn layout(
                 &[a, b, c, d] => [int(a)?, int(b)?, int(c)?, int(d)?],
                 _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
             };
-            let order = target.cache_order(builder.values.contains(&StateId(i as u32)));
+            let values = builder.values.contains(&StateId(i as u32));
+            // A token that is decoded with few experts first may be decoded again: that goes back by one.
+            let (format, order, snapshots) = if s.kind.needs_snapshots() {
+                (Format::F32, CacheOrder::Rows, u32::from(model.big_little.is_some()))
+            } else {
+                (cache, target.cache_order(values), 0)
+            };
             let memory = builder.states.get(&(i as u32)).copied().unwrap_or(0);
-            Ok(StateBuf { name: s.name.clone(), memory, shape, format: cache, order })
+            Ok(StateBuf { name: s.name.clone(), memory, shape, format, order, kind: s.kind, snapshots })
         })
         .collect::<Result<_>>()?;
     let mut memories = homes.memories.clone();
