@@ -132,8 +132,10 @@ impl Plan {
         for resident in &decl.residents {
             add(resident.bytes(self.segments.get(resident.segment as usize)?)?)?;
         }
-        // A unit beside the processor has one lane.
-        for _ in self.units.iter().filter(|u| memory != 0 && u.memory == memory) {
+        // A unit beside the processor has one lane, if it has anything to do.
+        let runs = |unit: u32| self.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit == unit);
+        let here = (0..).zip(&self.units).filter(|(_, u)| memory != 0 && u.memory == memory);
+        for _ in here.filter(|&(unit, _)| runs(unit)) {
             add(self.scratch_bytes.checked_next_multiple_of(ALIGN)?)?;
         }
         Some(sum)

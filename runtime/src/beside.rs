@@ -112,8 +112,12 @@ pub(crate) fn open<'p>(
                 Some(bring(program, resident, store, unit.as_ref(), &mut place)?);
         }
         beside.residents.push(Residents(residents));
-        for (scratch, _) in beside.scratch.iter_mut().zip(&program.units).filter(|(_, u)| u.memory == index) {
-            *scratch = Some(place(program.scratch_bytes));
+        let here = |u: usize| program.units[u].memory == index && units.get(u).is_some_and(Option::is_some);
+        for u in (0..program.units.len()).filter(|&u| here(u)) {
+            beside.scratch[u] = Some(place(program.scratch_bytes));
+        }
+        if end > bytes {
+            return Err(Error::Plan(format!("`{}` holds {end} bytes, past its {bytes}", memory.name)));
         }
         beside.bytes.push(bytes);
     }

@@ -277,6 +277,12 @@ impl<'p> Engine<'p> {
         }
     }
 
+    /// Bytes that were taken of each memory beside the processor's, by the names that the plan gives them.
+    pub fn memories_beside(&self) -> impl Iterator<Item = (&str, u64)> {
+        let names = self.program.memories.iter().skip(1).map(|m| &*m.name);
+        names.zip(self.beside.bytes.iter().copied())
+    }
+
     /// Where weights lie, and why.
     pub fn weights(&self) -> Held {
         let held = self.store.held();

@@ -74,21 +74,23 @@ fn conflict(a: &[Access], b: &[Access]) -> bool {
     a.iter().any(|x| b.iter().any(|y| (x.write || y.write) && x.overlaps(y)))
 }
 
-/// The last writer of what step `at` reads, and the last writer and later readers of what it writes.
+/// The last writers of what step `at` reads, and the last writers and later readers of what it writes.
 fn dependencies(touched: &[Vec<Access>], at: usize) -> Vec<u32> {
     let mut deps = Vec::new();
     for mine in &touched[at] {
         for before in (0..at).rev() {
             let theirs = touched[before].iter().filter(|t| t.overlaps(mine));
-            let (mut touches, mut wrote) = (false, false);
+            let (mut touches, mut wrote, mut covers) = (false, false, false);
             for t in theirs {
                 touches = true;
                 wrote |= t.write;
+                // Whoever wrote all of it has waited for everybody before. Buffers that share a part of their bytes have not.
+                covers |= t.write && t.from <= mine.from && mine.to <= t.to;
             }
             if wrote || (touches && mine.write) {
                 deps.push(before as u32);
             }
-            if wrote {
+            if covers {
                 break;
             }
         }

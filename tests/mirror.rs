@@ -1,0 +1,226 @@
+//! Experts and attention on a unit with a memory of its own give what the processor gives, to the bit, wherever they live.
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::bundle::read::Bundle;
+use moec_ir::plan::{Builtin, Code, Plan, Span};
+use moec_mirror::Modelled;
+use moec_runtime::beside::Executor;
+use moec_runtime::memory::Addr;
+use moec_runtime::unit::{Lane, Launch, StepFault, Unit};
+use moec_runtime::{Decoder, Engine, Options, Program, Request, Result, Sampler, Sampling, Want, best_of};
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use support::{FAMILIES, built, checkpoint, expected, fails, ferris, moec, ok, root};
+
+/// The device file of the modelled unit.
+fn device() -> String {
+    root().join("targets/mirror/mirror.toml").display().to_string()
+}
+
+/// What a test sees of the unit.
+#[derive(Default)]
+struct Seen {
+    taken: AtomicU64,
+    moved: AtomicU64,
+    kernels: AtomicU64,
+}
+
+/// The modelled unit, watched.
+struct Watched(Modelled, Arc<Seen>);
+
+impl Unit for Watched {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        self.0.executes(builtin)
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Option<Addr>> {
+        self.1.taken.fetch_add(bytes, Relaxed);
+        self.0.take(bytes)
+    }
+
+    unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.copy(from, to, bytes) };
+    }
+
+    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane) {
+        if let moec_runtime::program::Code::Kernel(_) = launch.code {
+            self.1.kernels.fetch_add(1, Relaxed);
+        }
+        // SAFETY: as above.
+        unsafe { self.0.submit(launch, lane) };
+        self.1.moved.store(self.0.moved(), Relaxed);
+    }
+
+    fn wait(&self, fault: &OnceLock<StepFault>) {
+        self.0.wait(fault);
+    }
+}
+
+/// Builds a model for the mirror with what `more` says.
+fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
+    let toml = folder.join(format!("{name}.toml"));
+    let text = format!(
+        "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n{more}"
+    );
+    fs::write(&toml, text).unwrap();
+    built(&toml, &["--target", &device()], &folder.join(name));
+    Bundle::open(&folder.join(name)).unwrap()
+}
+
+/// What a bundle computes: logits of every token of the prompt, and ids generated behind it, one sequence and two together.
+#[derive(Debug, PartialEq)]
+struct Computed {
+    logits: Vec<u32>,
+    ids: Vec<u32>,
+    both: Vec<Vec<u32>>,
+}
+
+/// Runs a bundle; `seen` gets what its unit did.
+fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<Seen>) -> Computed {
+    let unit = bundle.unit().unwrap();
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
+    let mut bring =
+        |_: &_| Some(Executor::Unit(Box::new(Watched(Modelled::default(), Arc::clone(seen)))));
+    let mut engine =
+        Engine::with_units(&program, &bundle.folder, &mut bring, &bundle.folder, options).unwrap();
+    let mut logits = Vec::new();
+    let mut keep = |_: usize, row: &[f32]| {
+        logits.extend(row.iter().map(|x| x.to_bits()));
+        Ok(())
+    };
+    engine.prefill(0, 0, prompt, Want::All, &mut keep).unwrap();
+    let request = Request { slot: 0, prompt, n: 12, end: &[] };
+    let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
+    let made = moec_runtime::generate(&mut engine, &request, &mut decoder, &mut sampler, &mut |_| Ok(()));
+    let ids = made.unwrap().ids;
+    let how = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
+    let both = best_of(&mut engine, &request, 2, &mut Decoder::full(), how).unwrap();
+    let both = both.candidates.into_iter().map(|c| c.ids).collect();
+    let promised: Vec<_> = (1..).zip(engine.memories_beside()).map(|(m, (_, taken))| (m, taken)).collect();
+    for (memory, taken) in promised {
+        assert_eq!(bundle.plan.peak(memory, 1), Some(taken), "the promise of memory {memory}");
+        assert_eq!(seen.taken.load(Relaxed), taken);
+    }
+    Computed { logits, ids, both }
+}
+
+/// Steps of the unit beside the processor: kernels, copies of rows, copies of slots.
+fn beside(plan: &Plan) -> [usize; 3] {
+    let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
+    steps.fold([0; 3], |mut n, s| {
+        let kind = match s.code {
+            Code::Kernel(_) => 0,
+            Code::Builtin(Builtin::Copy { span: Span::Slots { .. }, .. }) => 2,
+            Code::Builtin(_) => 1,
+        };
+        n[kind] += 1;
+        n
+    })
+}
+
+const PLACES: [(&str, &str); 5] = [
+    ("all", "[placement]\nexperts = \"mirror\"\n"),
+    ("half", "[placement]\nexperts = \"mirror:50%\"\n"),
+    ("attention", "[placement]\nattention = \"mirror\"\n"),
+    ("both", "[placement]\nattention = \"gpu\"\nexperts = \"mirror:30%\"\n"),
+    ("budget", "[placement]\nexperts = \"mirror:50%\"\n[memory]\nbudget = \"1 GiB\"\nthreads = 2\n"),
+];
+
+/// Every family with experts, half of the experts, attention, both, and half of the experts beside a memory budget.
+#[test]
+fn what_lives_elsewhere_computes_the_same_bits() {
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint(family);
+        let prompt = expected(&source).ids;
+        let home = build(&source, folder.path(), "home", "");
+        let none = Arc::new(Seen::default());
+        let want = compute(&home, Options::default(), &prompt, &none);
+        assert_eq!((beside(&home.plan), none.taken.load(Relaxed)), ([0; 3], 0));
+        for (name, more) in PLACES {
+            let bundle = build(&source, folder.path(), name, more);
+            let [kernels, rows, slots] = beside(&bundle.plan);
+            assert!(kernels > 0 && rows > 0, "{family}, {name}");
+            assert_eq!(slots > 0, name != "attention", "{family}, {name}");
+            let states = bundle.plan.states.iter().filter(|s| s.memory == 1).count();
+            let away = ["attention", "both"].contains(&name);
+            assert_eq!(states, if away { bundle.plan.states.len() } else { 0 }, "{family}, {name}");
+            for threads in [1, 2] {
+                let seen = Arc::new(Seen::default());
+                let options = Options { threads: Some(threads), ..Options::default() };
+                let got = compute(&bundle, options, &prompt, &seen);
+                assert!(got == want, "{family} with {name} on the mirror, {threads} threads");
+                assert!(seen.kernels.load(Relaxed) > 0 && seen.moved.load(Relaxed) > 0);
+            }
+        }
+    }
+}
+
+/// Half of the experts elsewhere and the rest on flash, with room for few: the trained model says the same as with all at home.
+#[test]
+fn a_budget_over_flash_beside_a_memory_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
+    let home = build(&ferris(), folder.path(), "home", "");
+    let want = compute(&home, Options::default(), &prompt, &Arc::new(Seen::default()));
+    let half = build(&ferris(), folder.path(), "budget", PLACES[4].1);
+    let paging = half.plan.paging.as_ref().unwrap();
+    let fixed = paging.resident + paging.process + u64::from(paging.spare) * paging.frame_bytes;
+    for frames in [2, 9] {
+        let how = moec_runtime::paging::Paging::from_env().unwrap();
+        let budget = Some(fixed + frames * paging.frame_bytes);
+        let paging = Some(moec_runtime::paging::Paging { budget, ..how });
+        let options = Options { threads: Some(2), paging, ..Options::default() };
+        let got = compute(&half, options, &prompt, &Arc::new(Seen::default()));
+        assert!(got == want, "{frames} experts in memory");
+    }
+}
+
+/// The unit's memory is a promise: a plan that is larger is refused by name, and so is a unit that the device has not.
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = fs::read_to_string(device()).unwrap();
+    let small = folder.path().join("small.toml");
+    fs::write(&small, device.replace("value = 8589934592", "value = 65536")).unwrap();
+    let toml = folder.path().join("model.toml");
+    let source = checkpoint("olmoe");
+    let refused = |more: &str, target: &Path| {
+        fs::write(&toml, format!("[model]\nsource = {source:?}\n{more}")).unwrap();
+        let mut build = moec();
+        build.arg("build").arg(&toml).arg("--target").arg(target).args(["--quiet", "--no-run", "-o"]);
+        fails(build.arg(folder.path().join("b"))).1
+    };
+    let said = refused("[placement]\nexperts = \"mirror\"\n", &small);
+    assert!(said.contains("into `vram`, which has 64.0 KiB") && said.contains("hint: place less there"), "{said}");
+    let said = refused("[placement]\nexperts = \"tpu\"\n", &small);
+    assert!(said.contains("`tpu`") && said.contains("its units are `cpu`, `mirror`"), "{said}");
+    fs::write(&small, device.replace("[[link]]\nfrom = \"vram\"", "[[link]]\nfrom = \"ram\"")).unwrap();
+    let said = refused("", &small);
+    assert!(said.contains("`link`") && said.contains("from `vram` to `ram`"), "{said}");
+}
+
+/// A bundle for a unit that is modelled runs where it is asked to emulate, and says so where not.
+#[test]
+fn a_modelled_unit_is_emulated_when_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    build(&checkpoint("mixtral"), folder.path(), "half", PLACES[1].1);
+    let run = |more: &[&str]| {
+        let mut run = moec();
+        run.arg("run").args(more).arg(folder.path().join("half"));
+        run.args(["generate", "--ids", "1,2,3", "-n", "4", "--json"]);
+        run
+    };
+    let (_, said) = fails(&mut run(&[]));
+    assert!(said.contains("the unit `mirror`") && said.contains("--emulate"), "{said}");
+    ok(&mut run(&["--emulate"]));
+}
