@@ -2,6 +2,8 @@
 //! model in memory, bit for bit; and a disk that fails ends in an error or in the same logits.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
+#[path = "paging/clock.rs"]
+mod clock;
 #[path = "paging/guests.rs"]
 mod guests;
 #[path = "paging/pins.rs"]

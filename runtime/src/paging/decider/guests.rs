@@ -65,6 +65,11 @@ impl Decider {
         if self.cache.contains(key) || self.held[id] != Held::No {
             return true;
         }
+        // Whoever is pinned has a frame of its own, and moves back into it after an error.
+        if self.cache.is_pinned(key) && matches!(self.cache.ahead(key, |_| {}), Ok(true)) {
+            self.guess(id);
+            return true;
+        }
         if self.streams + self.guests.len() >= self.spare {
             return false;
         }
