@@ -75,7 +75,7 @@ enum Hand {
     /// A thread of its own.
     Thread { waker: Arc<dyn Wake>, handle: Option<JoinHandle<()>> },
     /// Whoever asks.
-    Caller(Mutex<Worker>),
+    Caller(Box<Mutex<Worker>>),
 }
 
 /// Reads extents into buffers on a thread of its own, or, under virtual time, on that of its caller.
@@ -158,7 +158,7 @@ impl Flash {
         let clock: Arc<dyn Clock> = clock;
         let worker = Worker::new(reader, &table, files, Arc::clone(&clock), &options, buffers.len());
         let shared = Arc::clone(&worker.shared);
-        let hand = Hand::Caller(Mutex::new(worker));
+        let hand = Hand::Caller(Box::new(Mutex::new(worker)));
         Ok(Self::of(table, buffers, shared, hand, clock, &description, &options))
     }
 

@@ -238,7 +238,7 @@ proptest! {
         let mut what = move || {
             turn = turn.wrapping_add(1);
             let (which, what) = end();
-            (which, if turn % 4 == 0 { 9 } else { what })
+            (which, if turn.is_multiple_of(4) { 9 } else { what })
         };
         for (active, one, scores) in calls {
             for layer in 0..LAYERS {
