@@ -153,7 +153,9 @@ fn logits(ranked: &[(u16, f32)], shape: &PagedLayer) -> Vec<f32> {
     let least = ranked.last().map_or(1.0, |r| r.1);
     let other = (left / experts.saturating_sub(ranked.len()).max(1) as f32).min(least);
     let mut shares = vec![other; experts];
-    ranked.iter().for_each(|&(e, s)| shares[usize::from(e)] = s);
+    for &(e, s) in ranked {
+        shares[usize::from(e)] = s;
+    }
     let logit = |share: f32| match shape.score {
         Score::Softmax | Score::Identity => share.max(f32::MIN_POSITIVE).ln(),
         // Any factor will do: shares are of the sum.
