@@ -2,6 +2,8 @@
 //! model in memory, bit for bit; and a disk that fails ends in an error or in the same logits.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
+#[path = "paging/clock.rs"]
+mod clock;
 #[path = "paging/guests.rs"]
 mod guests;
 #[path = "paging/pins.rs"]
@@ -55,7 +57,8 @@ const USUAL: Case =
 
 fn paging(case: Case, wrap: Option<Wrap>) -> Paging {
     let flash = flash::Options { reader: case.reader, ..flash::Options::default() };
-    Paging { flash, ahead: case.ahead, budget: None, preload: true, record: true, wrap }
+    let (journal, units) = (None, None);
+    Paging { flash, ahead: case.ahead, budget: None, preload: true, record: true, wrap, journal, units }
 }
 
 /// Logits of a prompt in chunks, then of greedy tokens, then of two sequences side by side.

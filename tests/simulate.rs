@@ -1,4 +1,4 @@
-//! `moec simulate`: a bundle for a device with a neural processing unit.
+//! `moec simulate`: a bundle for a device with a neural processing unit, and one with experts on flash.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
@@ -132,4 +132,129 @@ fn what_cannot_be_simulated_is_said() {
     }
     let (code, said) = fails(case.moec("simulate").arg(case.path("dynamic.moec")));
     assert!(code == 1 && said.contains("everything runs on the processor"), "{said}");
+}
+
+/// A machine with figures of nobody, and a link that nothing of a paged plan passes.
+fn machine(flash: f64) -> String {
+    let source = "source = \"a test\"";
+    format!(
+        r#"name = "machine"
+description = "a test"
+family = "cpu"
+triple = "native"
+cpu = "native"
+
+[[unit]]
+name = "cores"
+kind = "cpu"
+dispatch_cost_us = {{ value = 2, {source} }}
+peak.f32 = {{ gops = 500, {source} }}
+
+[[memory]]
+name = "dram"
+bandwidth = [{{ block_bytes = 64, gb_per_s = 20, {source} }}]
+
+[[memory]]
+name = "flash"
+bandwidth = [
+  {{ block_bytes = 4096, gb_per_s = 0.1, {source} }},
+  {{ block_bytes = 262144, gb_per_s = {flash}, {source} }},
+]
+
+[[link]]
+from = "dram"
+to = "cores"
+gb_per_s = 20
+{source}
+"#
+    )
+}
+
+#[test]
+fn experts_on_flash_are_simulated_by_the_runtime() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let setup = Setup { format: "bf16", chunk: 32, batch: &[1], context: 256 };
+    let toml = setup.write(&ferris(), folder.path());
+    let run = |verb: &str| {
+        let mut command = moec();
+        command.env("MOEC_CACHE", path("cache")).env("MOEC_THREADS", "2").arg(verb).arg("--quiet");
+        command
+    };
+    let mut command = run("calibrate");
+    command.arg(&toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
+    ok(command.args(["--tokens", "1024", "--window", "128", "-o"]).arg(path("a.trace")));
+    let text = fs::read_to_string(&toml).unwrap();
+    let build = |name: &str, budget: &str| {
+        let memory = format!("[memory]\nbudget = \"{budget}\"\nthreads = 2\npolicy = \"lfu bypass=1\"\n");
+        fs::write(&toml, format!("{text}{memory}")).unwrap();
+        let mut command = run("build");
+        ok(command.arg(&toml).args(["--target", "native", "--no-run", "-o"]).arg(path(name)));
+    };
+    build("small", "25 MiB");
+    build("large", "1 GiB");
+    for (name, flash) in [("slow.toml", 0.5), ("fast.toml", 5.0)] {
+        fs::write(path(name), machine(flash)).unwrap();
+    }
+    let simulate = |bundle: &str, device: &str, more: &[&str]| {
+        let mut command = run("simulate");
+        command.arg(path(bundle)).arg("--target").arg(path(device)).arg("--trace").arg(path("a.trace"));
+        command
+            .args(["--decode", "100"])
+            .args(if more.contains(&"--prompt") { &[][..] } else { &["--prompt", "48"] })
+            .args(more);
+        command
+    };
+    let json = |bundle: &str, device: &str| -> Value {
+        serde_json::from_str(&stdout(&mut simulate(bundle, device, &["--json"]))).unwrap()
+    };
+    let text = stdout(&mut simulate("small", "slow.toml", &["--timeline", path("t.json").to_str().unwrap()]));
+    for words in [
+        "machine: a prompt of 48 tokens in chunks of 32, then 100 decoded; routing: ",
+        "times are those of a model",
+        "0.5 GB/s in blocks of 262144 bytes",
+        "500 GOP/s of f32",
+        "a test",
+    ] {
+        assert!(text.contains(words), "`{words}` is not in: {text}");
+    }
+    // A queue for each unit and link of the device.
+    let names = |v: &Value| -> Vec<String> {
+        v["queues"].as_array().unwrap().iter().map(|q| q["queue"].as_str().unwrap().to_owned()).collect()
+    };
+    let (slow, fast, large) =
+        (json("small", "slow.toml"), json("small", "fast.toml"), json("large", "slow.toml"));
+    assert_eq!(names(&slow), ["cores", "dram → cores", "flash → cores"]);
+    let trace: Value = serde_json::from_str(&fs::read_to_string(path("t.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let reads: Vec<(f64, f64)> = events
+        .iter()
+        .filter(|e| e["ph"] == "X" && e["tid"] == 3)
+        .map(|e| (e["ts"].as_f64().unwrap(), e["dur"].as_f64().unwrap()))
+        .collect();
+    assert!(reads.len() > 10 && reads.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0 + 1e-3));
+    let experts = |v: &Value, what: &str| v["experts"][what].as_u64().unwrap();
+    let waiting = |v: &Value| v["waiting_s"]["decode"].as_f64().unwrap();
+    // Every token uses four experts in each of four layers.
+    for v in [&slow, &fast, &large] {
+        assert!(experts(v, "hits") + experts(v, "misses") >= 100 * 16, "{v}");
+        assert!(v["decode_s"].as_f64().unwrap() > waiting(v) && v["model"] == true);
+    }
+    assert!(experts(&slow, "misses") > 100 && experts(&slow, "streamed") > 0, "{slow}");
+    assert!(waiting(&slow) > waiting(&fast), "{slow} {fast}");
+    assert!(experts(&large, "misses") + experts(&large, "read_ahead") <= 96, "{large}");
+    // The same twice.
+    assert_eq!(slow, json("small", "slow.toml"));
+
+    let small = path("small");
+    let mut without = run("simulate");
+    without.arg(&small).arg("--target").arg(path("slow.toml"));
+    let (code, said) = fails(&mut without);
+    assert!(code == 1 && said.contains("recorded routing"), "{said}");
+    let mut native = run("simulate");
+    native.arg(&small).args(["--target", "native", "--trace"]).arg(path("a.trace"));
+    let (code, said) = fails(&mut native);
+    assert!(code == 1 && said.contains("does not say") && said.contains("profile-device"), "{said}");
+    let (code, said) = fails(&mut simulate("small", "slow.toml", &["--prompt", "200"]));
+    assert!(code == 2 && said.contains("do not fit into a context of 256"), "{said}");
 }

@@ -70,7 +70,7 @@ fn reading_allocates_nothing() {
                         sum += loaded.bytes().iter().step_by(4096).map(|&b| u64::from(b)).sum::<u64>();
                     }
                     Some(Event::Cancelled { .. }) => ends += 1,
-                    Some(Event::Arrived { .. }) => {}
+                    Some(Event::Arrived { .. } | Event::Released { .. }) => {}
                     other => panic!("{other:?}"),
                 }
             }

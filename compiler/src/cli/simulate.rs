@@ -4,36 +4,40 @@ use super::output;
 use crate::Result;
 use crate::bundle::read::Bundle;
 use crate::error::io_error;
+use crate::human;
 use crate::profile::Profile;
-use crate::simulate::bundle::{Request, Simulated, simulate};
+use crate::simulate::bundle::{BUNDLE, Request, Simulated, simulate};
+use crate::simulate::paged::{self, paged};
 use crate::simulate::perfetto;
 use crate::simulate::run::Outcome;
-use crate::simulate::timeline::Queue;
+use crate::simulate::timeline::Timeline;
 use moec_device::Device;
 use serde_json::{Value, json};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Predict latency, energy and processor time of a bundle for a device with a neural processing unit
+/// Predict latency, energy and processor time of a bundle for a device with a neural processing unit, or latency and reads of
+/// one with experts on flash
 ///
 /// Queues of the processor and of the Neural Engine execute the plan's placement, with the costs of the device
 /// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
-/// take.
+/// take. Where experts are on flash, the runtime itself decides what is read and kept, with the routing of a
+/// profile, on modelled units: as many queues as the device has units and links.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A bundle for `m2-ultra` or `m2-max`
+    /// A bundle for `m2-ultra` or `m2-max`, or one with a memory budget
     pub bundle: PathBuf,
-    /// Profile that the loads of the experts are from [default: the mean loads that the bundle remembers]
+    /// Profile that the loads of the experts are from [default: the mean loads that the bundle remembers], or their routing
     #[arg(long, value_name = "PROFILE")]
     pub trace: Option<PathBuf>,
     /// Write the timelines of all systems as a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE.JSON")]
     pub timeline: Option<PathBuf>,
-    /// Tokens of the prompt, rounded up to whole chunks [default: four chunks]
+    /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on flash]
     #[arg(long, value_name = "TOKENS")]
     pub prompt: Option<u32>,
-    /// Tokens decoded behind the prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
-    pub decode: u32,
+    /// Tokens decoded behind the prompt [default: none; 64 where experts are on flash]
+    #[arg(long, value_name = "TOKENS")]
+    pub decode: Option<u32>,
     /// Device, by name or file [default: the bundle's]
     #[arg(long, value_name = "NAME")]
     pub target: Option<String>,
@@ -55,17 +59,107 @@ pub fn run(args: &Args) -> Result<()> {
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
     let request =
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };
+    if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
+        return from_flash(&device, &paged(&bundle, paging, &request)?, args);
+    }
     let simulated = simulate(&bundle, &request)?;
     if let Some(path) = &args.timeline {
         let timelines: Vec<_> = simulated.outcomes.iter().map(|(name, o)| (*name, &o.timeline)).collect();
-        let text = perfetto::trace(&timelines).to_string();
-        std::fs::write(path, text).map_err(|e| io_error("write", path, &e))?;
+        write(path, &timelines)?;
     }
     if args.json {
         output::json(&one_json(&device, &simulated))
     } else {
         output::data(&one_text(&device, &simulated))
     }
+}
+
+fn write(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<()> {
+    let text = perfetto::trace(timelines).to_string();
+    std::fs::write(path, text).map_err(|e| io_error("write", path, &e))
+}
+
+/// What a bundle with experts on flash does.
+fn from_flash(device: &Device, s: &paged::Simulated, args: &Args) -> Result<()> {
+    if let Some(path) = &args.timeline {
+        write(path, &[(BUNDLE, &s.timeline)])?;
+    }
+    if args.json { output::json(&flash_json(device, s)) } else { output::data(&flash_text(device, s)) }
+}
+
+fn flash_text(device: &Device, s: &paged::Simulated) -> String {
+    let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
+    let decoding = s.run.wall.saturating_sub(s.prefill);
+    let mut phases = vec![row(&["", "time", "per token", "waiting for flash"])];
+    for (name, time, tokens, waits) in
+        [("prompt", s.prefill, s.prompt, s.stalled[0]), ("decoding", decoding, s.decode, s.stalled[1])]
+    {
+        let us = time.as_secs_f64() * 1e6;
+        let each = us / f64::from(tokens.max(1));
+        phases.push(row(&[name, &ms(us), &ms(each), &ms(waits.as_secs_f64() * 1e6)]));
+    }
+    let c = s.run.counts;
+    let counts = [
+        ("experts asked for", (c.hits + c.misses).to_string()),
+        ("there, or on their way", c.hits.to_string()),
+        ("read on demand", c.misses.to_string()),
+        ("of these, not kept", c.streamed.to_string()),
+        ("read ahead", c.ahead.to_string()),
+        ("of these, asked for", c.foreseen.to_string()),
+        ("read from flash", human::bytes(s.run.flash.bytes)),
+    ];
+    let counts: Vec<_> = counts.iter().map(|(name, value)| row(&[name, value])).collect();
+    let mut queues = vec![row(&["queue", "busy", "of the time"])];
+    for (queue, us) in busy(s) {
+        let share = 100.0 * us / s.timeline.wall_us.max(f64::MIN_POSITIVE);
+        queues.push(row(&[queue, &ms(us), &format!("{share:.1} %")]));
+    }
+    let mut model = vec![row(&["model", "value", "source"])];
+    model.extend(s.constants.iter().map(|c| row(&[c.what, &c.value, &c.source])));
+    format!(
+        "{}: a prompt of {} tokens in chunks of {}, then {} decoded; routing: {} recorded tokens, none of what routers foresee\n\
+         the runtime decides, on modelled units: times are those of a model\n\n{}\n{}\n{}\n{}",
+        device.name,
+        s.prompt,
+        s.chunk,
+        s.decode,
+        s.recorded,
+        output::table(&phases),
+        output::table(&counts),
+        output::table(&queues),
+        output::table(&model)
+    )
+}
+
+/// Microseconds that each queue works.
+fn busy(s: &paged::Simulated) -> impl Iterator<Item = (&str, f64)> {
+    let computes = s.run.wall.saturating_sub(s.run.stalled).as_secs_f64() * 1e6;
+    let reads = s.run.flash.busy.as_secs_f64() * 1e6;
+    s.timeline.queues.iter().enumerate().map(move |(i, name)| {
+        let us = match i {
+            i if i == s.unit => computes,
+            i if i == s.link => reads,
+            _ => 0.0,
+        };
+        (name.as_str(), us)
+    })
+}
+
+fn flash_json(device: &Device, s: &paged::Simulated) -> Value {
+    let c = s.run.counts;
+    let seconds = |d: std::time::Duration| d.as_secs_f64();
+    json!({
+        "device": device.name, "prompt": s.prompt, "chunk": s.chunk, "decode": s.decode,
+        "recorded_tokens": s.recorded, "model": true,
+        "prefill_s": seconds(s.prefill), "decode_s": seconds(s.run.wall.saturating_sub(s.prefill)),
+        "waiting_s": {"prefill": seconds(s.stalled[0]), "decode": seconds(s.stalled[1])},
+        "experts": {"hits": c.hits, "misses": c.misses, "streamed": c.streamed, "read_ahead": c.ahead,
+                    "foreseen": c.foreseen, "preloaded": c.preloaded},
+        "flash_bytes": s.run.flash.bytes,
+        "queues": busy(s).map(|(name, us)| json!({"queue": name, "busy_s": us * 1e-6})).collect::<Vec<_>>(),
+        "constants": s.constants.iter()
+            .map(|c| json!({"what": c.what, "value": c.value, "source": c.source})).collect::<Vec<_>>(),
+    })
 }
 
 fn one_text(device: &Device, s: &Simulated) -> String {
@@ -81,7 +175,7 @@ fn one_text(device: &Device, s: &Simulated) -> String {
             ms(o.timeline.wall_us),
             format!("{:.4} mJ", o.joules_per_token() * 1e3),
             ms(o.cpu_us),
-            ms(o.timeline.busy_us(Queue::Npu)),
+            ms(o.npu_us),
             times(&|o| o.timeline.wall_us),
             times(&Outcome::joules_per_token),
             times(&|o| o.cpu_us),
@@ -111,7 +205,7 @@ fn one_json(device: &Device, s: &Simulated) -> Value {
                          "total": o.energy.total_j()},
             "energy_per_token_j": o.joules_per_token(),
             "cpu_busy_s": o.cpu_us * 1e-6,
-            "npu_busy_s": o.timeline.busy_us(Queue::Npu) * 1e-6,
+            "npu_busy_s": o.npu_us * 1e-6,
             "pairs": o.routed, "dropped": o.dropped, "rows": o.rows, "padding": o.padding,
         })
     };

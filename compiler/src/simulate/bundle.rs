@@ -24,8 +24,8 @@ pub struct Request<'a> {
     pub profile: Option<&'a Profile>,
     /// Tokens of the prompt; none: four chunks, or the context.
     pub prompt: Option<u32>,
-    /// Tokens decoded behind it.
-    pub decode: u32,
+    /// Tokens decoded behind it; none: what is usual for such a bundle.
+    pub decode: Option<u32>,
 }
 
 /// What came out.
@@ -51,7 +51,7 @@ pub const BUNDLE: &str = "this bundle";
 /// # Errors
 /// A bundle or a device without static graphs, a profile of another model, a prompt past the context.
 pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
-    let device = request.device;
+    let (device, decode) = (request.device, request.decode.unwrap_or(0));
     let placement = &bundle.plan.placement;
     let target = &bundle.plan.target.name;
     if placement.is_dynamic() {
@@ -59,7 +59,7 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
             "the bundle is for `{target}`, where everything runs on the processor"
         ))
         .hint(
-            "a bundle for `m2-ultra` or `m2-max` can be simulated; `moec steps` times one of this machine",
+            "a bundle for `m2-ultra` or `m2-max` can be simulated, and one with `[memory] budget`; `moec steps` times one of this machine",
         ));
     }
     let units = Units::of(device).ok_or_else(|| {
@@ -83,14 +83,13 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
     check(&seen, placement)?;
     let context = bundle.plan.model.max_context;
     let wanted = request.prompt.unwrap_or_else(|| chunk.saturating_mul(4).min(context)).max(1);
-    if wanted.saturating_add(request.decode) > context {
+    if wanted.saturating_add(decode) > context {
         return Err(Error::usage(format!(
-            "a prompt of {wanted} tokens and {} decoded ones do not fit into a context of {context}",
-            request.decode
+            "a prompt of {wanted} tokens and {decode} decoded ones do not fit into a context of {context}"
         ))
         .hint("`--prompt` and `--decode` say how many"));
     }
-    let prompt = prompt(&seen, chunk, wanted.div_ceil(chunk), request.decode);
+    let prompt = prompt(&seen, chunk, wanted.div_ceil(chunk), decode);
     let scene = Scene {
         model: &model,
         units: &units,
@@ -104,7 +103,7 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
         outcomes.push((system.name, scene.run(&scene.place(system)?, &prompt)));
     }
     let tokens = prompt.tokens();
-    Ok(Simulated { chunk, prompt: tokens, decode: request.decode, loads: seen.origin, outcomes })
+    Ok(Simulated { chunk, prompt: tokens, decode, loads: seen.origin, outcomes })
 }
 
 /// Where a placement puts things.

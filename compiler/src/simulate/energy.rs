@@ -25,7 +25,7 @@ impl Energy {
         let memory: f64 = units.device.memories.iter().map(|m| watts(&m.busy_w)).sum();
         Self {
             cpu_j: cpu_us * 1e-6 * watts(&units.cpu.busy_w),
-            npu_j: timeline.busy_us(Queue::Npu) * 1e-6 * watts(&units.npu.busy_w),
+            npu_j: timeline.busy_us(Queue::Npu.of(units)) * 1e-6 * watts(&units.npu.busy_w),
             memory_j: timeline.wall_us * 1e-6 * memory,
         }
     }

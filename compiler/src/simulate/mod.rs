@@ -1,16 +1,22 @@
-//! `moec simulate`: what a model costs on a processor and a neural processing unit that are not at hand.
+//! `moec simulate`: what a model costs on a processor and a neural processing unit that are not at hand; and what a model
+//! with experts on flash does, and how long that takes, with the costs of a device file.
 //!
 //! A [`model::Model`] gives the shapes, [`systems`] what runs where, a recorded trace the loads of the experts. Of these
 //! [`work`] makes tasks with the costs of a device file, [`timeline`] lets the units' queues execute them, [`energy`]
 //! counts joules, and [`perfetto`] writes the timeline for a browser.
+//!
+//! [`paged`] has the runtime itself decide what of experts on flash is read and kept, under virtual time; [`costs`] says how long
+//! what is computed takes.
 //!
 //! [`constants`] is what no device file has, found from the evaluation of NPUMoE; the crate `moec-papers` runs that evaluation
 //! again, and finds them.
 
 pub mod bundle;
 pub mod constants;
+pub mod costs;
 pub mod energy;
 pub mod model;
+pub mod paged;
 pub mod perfetto;
 pub mod request;
 pub mod run;

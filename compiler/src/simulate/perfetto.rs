@@ -1,6 +1,6 @@
 //! A timeline as Chrome's trace events, which <https://ui.perfetto.dev> and `chrome://tracing` show.
 
-use super::timeline::{Queue, Timeline};
+use super::timeline::Timeline;
 use serde_json::{Value, json};
 
 /// The trace: one process per timeline, one thread per queue, one complete event per task, times in microseconds.
@@ -9,9 +9,9 @@ pub fn trace(timelines: &[(&str, &Timeline)]) -> Value {
     for (process, (name, timeline)) in timelines.iter().enumerate() {
         let pid = process + 1;
         events.push(json!({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}));
-        for queue in Queue::ALL {
-            let tid = queue as usize + 1;
-            let args = json!({"name": queue.name()});
+        for (queue, name) in timeline.queues.iter().enumerate() {
+            let tid = queue + 1;
+            let args = json!({"name": name});
             events.push(json!({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}));
         }
         for (task, span) in timeline.tasks.iter().zip(&timeline.spans) {
@@ -21,7 +21,7 @@ pub fn trace(timelines: &[(&str, &Timeline)]) -> Value {
             }
             events.push(json!({
                 "ph": "X", "name": task.what.name(), "cat": task.part.name(), "pid": pid,
-                "tid": task.queue as usize + 1, "ts": nanos(span.start), "dur": nanos(span.end - span.start),
+                "tid": task.queue + 1, "ts": nanos(span.start), "dur": nanos(span.end - span.start),
                 "args": args,
             }));
         }

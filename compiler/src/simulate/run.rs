@@ -4,7 +4,7 @@ use super::constants::Constants;
 use super::energy::Energy;
 use super::model::Model;
 use super::systems::System;
-use super::timeline::{Queue, Timeline, What};
+use super::timeline::{Queue, Timeline, What, queues};
 use super::work::{Call, Place, Work};
 use crate::error::Result;
 use crate::passes::units::Units;
@@ -46,6 +46,8 @@ pub struct Outcome {
     pub timeline: Timeline,
     /// Microseconds that the processor works: its queue, and what it does for graphs of experts that run.
     pub cpu_us: f64,
+    /// Microseconds that the NPU works.
+    pub npu_us: f64,
     /// Joules.
     pub energy: Energy,
     /// Tokens of the prompt and decoded ones.
@@ -149,11 +151,13 @@ impl Scene<'_> {
             work.add(&Call { call: i as u32, rows, context, loads, head }, &place);
             self.account(&mut outcome, loads, place.tables);
         }
-        outcome.timeline = Timeline::of(work.tasks());
+        outcome.timeline = Timeline::of(work.tasks(), queues(self.units.device));
         let line = &outcome.timeline;
-        let graphs = line.tasks.iter().filter(|t| t.queue == Queue::Npu && t.what == What::Experts);
+        let (cpu, npu) = (Queue::Cpu.of(self.units), Queue::Npu.of(self.units));
+        let graphs = line.tasks.iter().filter(|t| t.queue == npu && t.what == What::Experts);
         let hosting = self.constants.hosting * graphs.map(|t| t.us).sum::<f64>();
-        outcome.cpu_us = (line.busy_us(Queue::Cpu) + hosting).min(line.wall_us);
+        outcome.cpu_us = (line.busy_us(cpu) + hosting).min(line.wall_us);
+        outcome.npu_us = line.busy_us(npu);
         outcome.energy = Energy::of(line, outcome.cpu_us, self.units);
         outcome.tokens = u64::from(context);
         outcome

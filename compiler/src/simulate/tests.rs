@@ -7,7 +7,7 @@ use super::model::{Layer, Model, Moe};
 use super::perfetto;
 use super::run::{Outcome, Prompt, Scene};
 use super::systems::{ABLATIONS, OURS, SYSTEMS, System};
-use super::timeline::{Queue, Task, Timeline, What};
+use super::timeline::{Queue, Task, Timeline, What, queues};
 use crate::passes::units::{ExpertSize, Units};
 use crate::profile::loads::{LayerLoads, Loads};
 use moec_device::Device;
@@ -17,6 +17,10 @@ use std::fmt::Write as _;
 use std::sync::LazyLock;
 
 static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::find("m2-ultra").unwrap());
+
+fn units() -> Units<'static> {
+    Units::of(&DEVICE).unwrap()
+}
 
 /// Numbers of an expert of PhiMoE.
 const EXPERT: u64 = 3 * 4096 * 6400;
@@ -31,17 +35,18 @@ const CONSTANTS: Constants = Constants {
 
 fn task(queue: Queue, us: f64, lag_us: f64, after: Vec<usize>) -> Task {
     let what = What::Experts;
+    let queue = queue.of(&units());
     Task { queue, what, part: what, us, lag_us, after, layer: 0, call: 0, index: None, rows: 1 }
 }
 
 /// What every timeline promises.
 fn check(line: &Timeline) {
     assert_eq!(line.tasks.len(), line.spans.len());
-    for queue in Queue::ALL {
+    for (queue, name) in line.queues.iter().enumerate() {
         let mut own: Vec<_> =
             line.tasks.iter().zip(&line.spans).filter(|(t, _)| t.queue == queue).map(|(_, s)| *s).collect();
         own.sort_by(|a, b| a.start.total_cmp(&b.start).then(a.end.total_cmp(&b.end)));
-        assert!(own.windows(2).all(|w| w[0].end <= w[1].start), "{queue:?} does two things at once");
+        assert!(own.windows(2).all(|w| w[0].end <= w[1].start), "{name} does two things at once");
     }
     for (task, span) in line.tasks.iter().zip(&line.spans) {
         assert!((span.end - span.start - task.us).abs() < 1e-6 && span.end <= line.wall_us);
@@ -73,9 +78,9 @@ fn tasks() -> impl Strategy<Value = Vec<Task>> {
 proptest! {
     #[test]
     fn queues_do_one_thing_at_a_time_and_wait_for_what_they_read(tasks in tasks()) {
-        let line = Timeline::of(tasks.clone());
+        let line = Timeline::of(tasks.clone(), queues(&DEVICE));
         check(&line);
-        prop_assert_eq!(&line, &Timeline::of(tasks));
+        prop_assert_eq!(&line, &Timeline::of(tasks, queues(&DEVICE)));
         // Nobody idles while something is ready: some task starts when what it waited for is there.
         let ready = |t: &Task| t.after.iter().map(|&b| line.spans[b].end + line.tasks[b].lag_us).fold(0.0, f64::max);
         for (t, s) in line.tasks.iter().zip(&line.spans).filter(|(t, s)| s.start > ready(t)) {
@@ -97,7 +102,7 @@ proptest! {
             check(&out.timeline);
             let e = out.energy;
             prop_assert!((e.total_j() - (e.cpu_j + e.npu_j + e.memory_j)).abs() < 1e-12);
-            prop_assert!(out.cpu_us <= out.timeline.wall_us && out.cpu_us >= out.timeline.busy_us(Queue::Cpu));
+            prop_assert!(out.cpu_us <= out.timeline.wall_us && out.cpu_us >= out.timeline.busy_us(Queue::Cpu.of(&units())));
             let units = Units::of(&DEVICE).unwrap();
             let again = Energy::of(&out.timeline, out.cpu_us, &units);
             prop_assert_eq!(again, e);
@@ -159,7 +164,7 @@ fn lines(line: &Timeline) -> String {
             "{:>10.3} {:>10.3}  {}  call {} layer {}  {}/{}{index}  {} rows",
             span.start,
             span.end,
-            task.queue.name(),
+            line.queues[task.queue],
             task.call,
             task.layer,
             task.part.name(),
@@ -190,7 +195,7 @@ fn a_small_timeline() {
     });
     // What is cold runs while the NPU computes.
     let spans = |queue: Queue| {
-        let of = move |t: &Task| t.what == What::Experts && t.queue == queue;
+        let of = move |t: &Task| t.what == What::Experts && t.queue == queue.of(&units());
         out.timeline.tasks.iter().zip(&out.timeline.spans).filter(move |(t, _)| of(t)).map(|(_, s)| *s)
     };
     assert!(spans(Queue::Cpu).any(|c| spans(Queue::Npu).any(|n| c.start < n.end && n.start < c.end)));

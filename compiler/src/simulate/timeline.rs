@@ -1,12 +1,14 @@
-//! An event-driven timeline: two queues that execute tasks, each one at a time.
+//! An event-driven timeline: queues that execute tasks, each one at a time. A device has one for every unit and every link.
 //!
 //! A task waits for those that it names and for its queue. A queue that is free takes the ready task that was
 //! submitted first. The same tasks give the same timeline, to the bit.
 
+use crate::passes::units::Units;
+use moec_device::Device;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
-/// A queue.
+/// The queues between which a placement chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queue {
     /// The processor.
@@ -16,16 +18,20 @@ pub enum Queue {
 }
 
 impl Queue {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Cpu, Self::Npu];
-
-    /// Name in device files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Cpu => "cpu",
-            Self::Npu => "npu",
-        }
+    /// Its index among the queues of a device.
+    pub fn of(self, units: &Units<'_>) -> usize {
+        let index = match self {
+            Self::Cpu => units.cpu_index(),
+            Self::Npu => units.npu_index(),
+        };
+        index as usize
     }
+}
+
+/// Names of a device's queues: its units, then its links.
+pub fn queues(device: &Device) -> Vec<String> {
+    let units = device.units.iter().map(|u| u.name.clone());
+    units.chain(device.links.iter().map(|l| format!("{} → {}", l.from, l.to))).collect()
 }
 
 /// What a task does; most are rows of NPUMoE's Table 4.
@@ -55,6 +61,14 @@ pub enum What {
     Residual,
     /// The output matrix.
     Head,
+    /// Everything between the experts of two layers.
+    Between,
+    /// Waiting for an expert.
+    Wait,
+    /// An expert read from flash.
+    Read,
+    /// The same before anybody has asked for it.
+    ReadAhead,
 }
 
 impl What {
@@ -73,6 +87,10 @@ impl What {
             Self::Scatter => "scatter",
             Self::Residual => "residual",
             Self::Head => "head",
+            Self::Between => "between",
+            Self::Wait => "wait",
+            Self::Read => "read",
+            Self::ReadAhead => "read ahead",
         }
     }
 }
@@ -80,8 +98,8 @@ impl What {
 /// A task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// Where it runs.
-    pub queue: Queue,
+    /// Where it runs, by index.
+    pub queue: usize,
     /// What it does.
     pub what: What,
     /// What it works for: a launch of experts and one of attention differ here.
@@ -114,6 +132,8 @@ pub struct Span {
 /// What ran when.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
+    /// Names of the queues.
+    pub queues: Vec<String>,
     /// The tasks.
     pub tasks: Vec<Task>,
     /// When each ran.
@@ -148,8 +168,8 @@ enum Event {
 }
 
 impl Timeline {
-    /// Executes tasks.
-    pub fn of(tasks: Vec<Task>) -> Self {
+    /// Executes tasks on queues of these names, which must be as many as tasks name.
+    pub fn of(tasks: Vec<Task>, queues: Vec<String>) -> Self {
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
         let mut missing: Vec<usize> = vec![0; tasks.len()];
         let mut events: BinaryHeap<Reverse<(At, Event)>> = BinaryHeap::new();
@@ -163,17 +183,17 @@ impl Timeline {
             }
         }
         let mut spans = vec![Span { start: 0.0, end: 0.0 }; tasks.len()];
-        let mut ready: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); Queue::ALL.len()];
-        let mut busy = vec![false; Queue::ALL.len()];
+        let mut ready: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); queues.len()];
+        let mut busy = vec![false; queues.len()];
         let mut earliest = vec![0.0_f64; tasks.len()];
         let mut wall_us = 0.0_f64;
         while let Some(Reverse((now, event))) = events.pop() {
             match event {
                 Event::Ready(i) => {
-                    ready[tasks[i].queue as usize].insert(i);
+                    ready[tasks[i].queue].insert(i);
                 }
                 Event::Ended(i) => {
-                    busy[tasks[i].queue as usize] = false;
+                    busy[tasks[i].queue] = false;
                     let seen = now.0 + tasks[i].lag_us;
                     wall_us = wall_us.max(seen);
                     for &reader in &readers[i] {
@@ -189,7 +209,7 @@ impl Timeline {
             if events.peek().is_some_and(|Reverse((next, _))| next.0 <= now.0) {
                 continue;
             }
-            for queue in 0..Queue::ALL.len() {
+            for queue in 0..queues.len() {
                 if busy[queue] {
                     continue;
                 }
@@ -200,11 +220,11 @@ impl Timeline {
                 }
             }
         }
-        Self { tasks, spans, wall_us }
+        Self { queues, tasks, spans, wall_us }
     }
 
     /// Microseconds that a queue works.
-    pub fn busy_us(&self, queue: Queue) -> f64 {
+    pub fn busy_us(&self, queue: usize) -> f64 {
         self.tasks.iter().filter(|t| t.queue == queue).fold(0.0, |sum, t| sum + t.us)
     }
 

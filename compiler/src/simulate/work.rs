@@ -100,6 +100,7 @@ impl<'a> Work<'a> {
     /// A task behind `after`.
     fn push(&mut self, queue: Queue, what: What, part: What, us: f64, after: Vec<usize>) -> usize {
         let (layer, call, rows) = (self.layer, self.call, self.rows);
+        let queue = queue.of(self.units);
         let task = Task { queue, what, part, us, lag_us: 0.0, after, layer, call, index: None, rows };
         self.tasks.push(task);
         self.tasks.len() - 1

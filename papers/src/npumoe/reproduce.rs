@@ -6,7 +6,7 @@ use moec::config::Experts;
 use moec::passes::units::Units;
 use moec::simulate::run::{Outcome, Prompt, Scene};
 use moec::simulate::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS};
-use moec::simulate::timeline::{Queue, Task, What};
+use moec::simulate::timeline::{Task, What};
 use moec::simulate::{Constants, Energy, System};
 use moec::{Error, Result};
 use moec_device::Device;
@@ -56,7 +56,7 @@ impl Total {
         self.prompts += 1;
         self.wall_us += line.wall_us;
         self.cpu_us += outcome.cpu_us;
-        self.npu_us += line.busy_us(Queue::Npu);
+        self.npu_us += outcome.npu_us;
         self.energy.cpu_j += outcome.energy.cpu_j;
         self.energy.npu_j += outcome.energy.npu_j;
         self.energy.memory_j += outcome.energy.memory_j;

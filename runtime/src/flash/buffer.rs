@@ -86,6 +86,18 @@ impl Buffers {
         Some(Buffer { pool: Arc::clone(self), index })
     }
 
+    /// The buffer of an index, if it is free: for who keeps account of them itself.
+    pub fn claim(self: &Arc<Self>, index: u32) -> Option<Buffer> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        // From the end: who keeps account takes what was given back last.
+        let found = |(_, free): &mut (u64, Vec<u32>)| {
+            let at = free.iter().rposition(|&i| i == index)?;
+            Some(free.swap_remove(at))
+        };
+        let index = free.iter_mut().find_map(found)?;
+        Some(Buffer { pool: Arc::clone(self), index })
+    }
+
     /// Free buffers of at least `bytes` bytes.
     pub fn free(&self, bytes: u64) -> usize {
         let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -253,6 +265,17 @@ mod tests {
         assert_eq!(pool.take(8192).unwrap().capacity(), 8192);
         drop(small);
         assert_eq!(pool.free(1), 2);
+    }
+
+    #[test]
+    fn a_buffer_is_claimed_once() {
+        let pool = Buffers::new(&[Class { bytes: 1, count: 3 }, Class { bytes: 8192, count: 1 }]).unwrap();
+        let taken = [3, 1].map(|i| pool.claim(i).unwrap());
+        assert_eq!(taken.each_ref().map(Buffer::index), [3, 1]);
+        assert!(pool.claim(1).is_none() && pool.claim(9).is_none());
+        drop(taken);
+        assert_eq!(pool.claim(1).unwrap().capacity(), 4096);
+        assert_eq!(pool.free(1), 4);
     }
 
     #[test]

@@ -61,6 +61,12 @@ pub enum Event {
         /// Fetch.
         ticket: Ticket,
     },
+    /// The last read of a fetch that failed or was cancelled has ended, and its buffer is free: told behind
+    /// [`Event::Failed`] or [`Event::Cancelled`], and never of a read that does not end.
+    Released {
+        /// Fetch.
+        ticket: Ticket,
+    },
 }
 
 /// What a fetch is to do.

@@ -30,6 +30,11 @@ impl Files {
         Ok(Self { files })
     }
 
+    /// None: for a modelled device, which reads nothing.
+    pub fn none() -> Self {
+        Self { files: Vec::new() }
+    }
+
     /// The file of an index.
     pub fn get(&self, index: u32) -> Option<&File> {
         self.files.get(index as usize).map(|f| &f.file)

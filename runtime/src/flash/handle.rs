@@ -1,11 +1,13 @@
-//! A store's view of flash: fetches go in, events come out, a thread of its own reads.
+//! A store's view of flash: fetches go in, events come out, a thread of its own reads. Under virtual time there is no such
+//! thread: the same turns are taken by whoever asks, so that the same questions are answered at the same moments.
 
 use super::buffer::{Buffer, Buffers};
-use super::clock::Clock;
+use super::clock::{Clock, VirtualClock};
 use super::error::{ReadError, ReadFault};
 use super::event::{Event, Fetch, MAX_PARTS, Priority, Ticket};
 use super::extent::ExtentTable;
 use super::files::Files;
+use super::model::{Link, Modelled};
 use super::open;
 use super::options::Options;
 use super::reader::{Done, Read, Reader, Wake};
@@ -39,6 +41,9 @@ pub struct Stats {
     pub busy: Duration,
 }
 
+/// Puts something in front of the reader that has the bytes.
+pub type Wrapped<'a> = &'a dyn Fn(Box<dyn Reader>) -> Box<dyn Reader>;
+
 enum Command {
     Add(Fetch),
     Raise(Ticket),
@@ -65,15 +70,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Reads extents into buffers on a thread of its own.
+/// Who takes turns.
+enum Hand {
+    /// A thread of its own.
+    Thread { waker: Arc<dyn Wake>, handle: Option<JoinHandle<()>> },
+    /// Whoever asks.
+    Caller(Box<Mutex<Worker>>),
+}
+
+/// Reads extents into buffers on a thread of its own, or, under virtual time, on that of its caller.
 ///
 /// Fetches can be submitted and events taken from any thread. Dropping it ends all fetches.
 pub struct Flash {
     table: Arc<ExtentTable>,
     buffers: Arc<Buffers>,
     shared: Arc<Shared>,
-    waker: Arc<dyn Wake>,
-    thread: Option<JoinHandle<()>>,
+    hand: Hand,
+    clock: Arc<dyn Clock>,
     serial: AtomicU64,
     description: String,
 }
@@ -107,29 +120,59 @@ impl Flash {
         options.check()?;
         let files = Arc::new(Files::open(&table, options.direct)?);
         let reader = wrap(open::reader(&files, &buffers, options)?);
-        let (n, depth) = (buffers.len(), reader.depth());
-        let scheduler = Scheduler::new(Arc::clone(&table), files, Arc::clone(&clock), *options, n, depth);
         let (waker, description) = (reader.waker(), reader.describe());
-        let description = format!("{description}, blocks of {} KiB", options.block_bytes >> 10);
-        let shared = Arc::new(Shared::default());
-        // Room for whatever can be under way at once, so that nothing is allocated later.
-        lock(&shared.inbox).commands.reserve(2 * n);
-        lock(&shared.events).reserve(MAX_PARTS * n);
-        let worker = Worker {
-            reader,
-            scheduler,
-            clock,
-            shared: Arc::clone(&shared),
-            commands: VecDeque::with_capacity(2 * n),
-            reads: Vec::with_capacity(depth),
-            done: Vec::with_capacity(depth),
-            events: VecDeque::with_capacity(MAX_PARTS * n),
-            busy: Duration::ZERO,
-        };
+        let worker = Worker::new(reader, &table, files, Arc::clone(&clock), options, buffers.len());
+        let shared = Arc::clone(&worker.shared);
         let thread = std::thread::Builder::new().name("moec-flash".to_owned());
-        let thread = thread.spawn(move || worker.run()).map_err(Error::Thread)?;
-        let serial = AtomicU64::new(0);
-        Ok(Self { table, buffers, shared, waker, thread: Some(thread), serial, description })
+        let handle = Some(thread.spawn(move || worker.run()).map_err(Error::Thread)?);
+        let hand = Hand::Thread { waker, handle };
+        Ok(Self::of(table, buffers, shared, hand, clock, &description, options))
+    }
+
+    /// A modelled device under virtual time, read as any other: by the same scheduler, cut into the same blocks. Time passes
+    /// in [`Flash::wait`], [`Flash::news`] and [`Flash::pass`]. `wrap` makes the reader that has the bytes from the one that
+    /// [`Flash::open`] would take; none: no file is opened, nothing is read, and checksums are those of nobody.
+    ///
+    /// # Errors
+    /// An option out of its range; with `wrap`, as [`Flash::open`].
+    pub fn modelled(
+        table: Arc<ExtentTable>,
+        buffers: Arc<Buffers>,
+        options: &Options,
+        (link, clock): (Link, Arc<VirtualClock>),
+        wrap: Option<Wrapped<'_>>,
+    ) -> Result<Self> {
+        options.check()?;
+        let options =
+            Options { depth: link.depth(), verify_reads: options.verify_reads && wrap.is_some(), ..*options };
+        let (files, inner) = match wrap {
+            Some(wrap) => {
+                let files = Arc::new(Files::open(&table, options.direct)?);
+                let inner = wrap(open::reader(&files, &buffers, &options)?);
+                (files, Some(inner))
+            }
+            None => (Arc::new(Files::none()), None),
+        };
+        let reader = Box::new(Modelled::new(link, Arc::clone(&clock), inner));
+        let description = reader.describe();
+        let clock: Arc<dyn Clock> = clock;
+        let worker = Worker::new(reader, &table, files, Arc::clone(&clock), &options, buffers.len());
+        let shared = Arc::clone(&worker.shared);
+        let hand = Hand::Caller(Box::new(Mutex::new(worker)));
+        Ok(Self::of(table, buffers, shared, hand, clock, &description, &options))
+    }
+
+    fn of(
+        table: Arc<ExtentTable>,
+        buffers: Arc<Buffers>,
+        shared: Arc<Shared>,
+        hand: Hand,
+        clock: Arc<dyn Clock>,
+        description: &str,
+        options: &Options,
+    ) -> Self {
+        let description = format!("{description}, blocks of {} KiB", options.block_bytes >> 10);
+        Self { table, buffers, shared, hand, clock, serial: AtomicU64::new(0), description }
     }
 
     /// Reads `count` neighbouring extents from `first` on into a buffer, the first one to its front.
@@ -161,7 +204,7 @@ impl Flash {
         }
         inbox.commands.push_back(Command::Add(Fetch { ticket, first, count, priority, buffer }));
         drop(inbox);
-        self.waker.wake();
+        self.call();
         Ok(ticket)
     }
 
@@ -178,29 +221,80 @@ impl Flash {
 
     fn command(&self, command: Command) {
         lock(&self.shared.inbox).commands.push_back(command);
-        self.waker.wake();
+        self.call();
+    }
+
+    /// Has what was asked for begun.
+    fn call(&self) {
+        match &self.hand {
+            Hand::Thread { waker, .. } => waker.wake(),
+            Hand::Caller(worker) => lock(worker).settle(),
+        }
     }
 
     /// The next event, if there is one.
     pub fn poll(&self) -> Option<Event> {
+        if let Hand::Caller(worker) = &self.hand {
+            lock(worker).settle();
+        }
         lock(&self.shared.events).pop_front()
     }
 
-    /// Waits for an event, at most as long as said (none: for ever).
+    /// Waits for an event, at most as long as said (none: for ever). Under virtual time, until there is one or no read is
+    /// under way.
     pub fn wait(&self, at_most: Option<Duration>) -> Option<Event> {
+        self.until_news(at_most).pop_front()
+    }
+
+    /// Waits as [`Flash::wait`], and takes nothing: whether there is something to [`Flash::poll`].
+    pub fn news(&self, at_most: Option<Duration>) -> bool {
+        !self.until_news(at_most).is_empty()
+    }
+
+    fn until_news(&self, at_most: Option<Duration>) -> MutexGuard<'_, VecDeque<Event>> {
+        if let Hand::Caller(worker) = &self.hand {
+            let mut worker = lock(worker);
+            worker.settle();
+            while lock(&self.shared.events).is_empty()
+                && worker.scheduler.in_flight() > 0
+                && worker.pass(None)
+            {}
+            return lock(&self.shared.events);
+        }
         let start = Instant::now();
         let mut events = lock(&self.shared.events);
-        loop {
-            if let Some(event) = events.pop_front() {
-                return Some(event);
-            }
+        while events.is_empty() {
             let news = &self.shared.news;
             events = match at_most.map(|time| time.saturating_sub(start.elapsed())) {
                 None => news.wait(events).unwrap_or_else(PoisonError::into_inner),
-                Some(Duration::ZERO) => return None,
+                Some(Duration::ZERO) => break,
                 Some(time) => news.wait_timeout(events, time).unwrap_or_else(PoisonError::into_inner).0,
             };
         }
+        events
+    }
+
+    /// Lets virtual time pass, in which another unit works; the device meanwhile does what it was asked for. Real time passes
+    /// by itself: nothing is done then.
+    pub fn pass(&self, time: Duration) {
+        let Hand::Caller(worker) = &self.hand else { return };
+        let mut worker = lock(worker);
+        let end = self.clock.now().saturating_add(time);
+        worker.settle();
+        while let left = end.saturating_sub(self.clock.now())
+            && left > Duration::ZERO
+            && worker.pass(Some(left))
+        {}
+    }
+
+    /// The time of whoever waits for it.
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// Whether its time is virtual.
+    pub fn is_modelled(&self) -> bool {
+        matches!(self.hand, Hand::Caller(_))
     }
 
     /// Which reader it is and what it has, for people.
@@ -226,10 +320,15 @@ impl Flash {
 
 impl Drop for Flash {
     fn drop(&mut self) {
-        lock(&self.shared.inbox).stop = true;
-        self.waker.wake();
-        if let Some(thread) = self.thread.take() {
-            drop(thread.join());
+        match &mut self.hand {
+            Hand::Thread { waker, handle } => {
+                lock(&self.shared.inbox).stop = true;
+                waker.wake();
+                if let Some(handle) = handle.take() {
+                    drop(handle.join());
+                }
+            }
+            Hand::Caller(worker) => worker.get_mut().unwrap_or_else(PoisonError::into_inner).stop(),
         }
     }
 }
@@ -246,12 +345,60 @@ struct Worker {
     done: Vec<Done>,
     events: VecDeque<Event>,
     busy: Duration,
+    /// Reads that ended in the last turn.
+    ended: usize,
 }
 
 impl Worker {
+    fn new(
+        reader: Box<dyn Reader>,
+        table: &Arc<ExtentTable>,
+        files: Arc<Files>,
+        clock: Arc<dyn Clock>,
+        options: &Options,
+        n: usize,
+    ) -> Self {
+        let depth = reader.depth();
+        let scheduler = Scheduler::new(Arc::clone(table), files, Arc::clone(&clock), *options, n, depth);
+        let shared = Arc::new(Shared::default());
+        // Room for whatever can be under way at once, so that nothing is allocated later: the extents of a fetch, and that its
+        // buffer is free.
+        let events = (MAX_PARTS + 1) * n;
+        lock(&shared.inbox).commands.reserve(2 * n);
+        lock(&shared.events).reserve(events);
+        Self {
+            reader,
+            scheduler,
+            clock,
+            shared,
+            commands: VecDeque::with_capacity(2 * n),
+            reads: Vec::with_capacity(depth),
+            done: Vec::with_capacity(depth),
+            events: VecDeque::with_capacity(events),
+            busy: Duration::ZERO,
+            ended: 0,
+        }
+    }
+
+    /// Under virtual time: does what can be done at this moment, so that asking twice is asking once.
+    fn settle(&mut self) {
+        while self.pass(Some(Duration::ZERO)) && self.ended > 0 {}
+    }
+
+    /// Under virtual time: takes a turn, in which at most so much of it passes. False from the moment on when the reader has
+    /// broken down.
+    fn pass(&mut self, at_most: Option<Duration>) -> bool {
+        if lock(&self.shared.inbox).broken.is_some() {
+            return false;
+        }
+        let Err(e) = self.turn(at_most) else { return true };
+        self.broken(e.raw_os_error().unwrap_or(libc::EIO));
+        false
+    }
+
     fn run(mut self) {
         let broken = loop {
-            match self.turn() {
+            match self.turn(None) {
                 Ok(true) => {}
                 Ok(false) => break None,
                 Err(e) => break Some(e.raw_os_error().unwrap_or(libc::EIO)),
@@ -263,8 +410,9 @@ impl Worker {
         }
     }
 
-    /// One round: takes what is asked for, starts reads, waits for answers. False at the end.
-    fn turn(&mut self) -> std::io::Result<bool> {
+    /// One round: takes what is asked for, starts reads, waits for answers, at most as long as said. False at the end.
+    fn turn(&mut self, at_most: Option<Duration>) -> std::io::Result<bool> {
+        self.ended = 0;
         if self.scheduler.should_pause() {
             self.wait(Some(PAUSE))?;
         }
@@ -277,7 +425,7 @@ impl Worker {
         }
         self.obey();
         self.scheduler.expire(&mut self.events);
-        self.scheduler.start(&mut self.reads);
+        self.scheduler.start(&mut self.reads, &mut self.events);
         self.publish();
         if !self.reads.is_empty() {
             // SAFETY: every read lies in the buffer of a fetch that the scheduler owns until the answer is
@@ -286,7 +434,8 @@ impl Worker {
             self.reads.clear();
             submitted?;
         }
-        let at_most = self.scheduler.deadline().map(|moment| self.clock.until(moment));
+        let deadline = self.scheduler.deadline().map(|moment| self.clock.until(moment));
+        let at_most = deadline.map_or(at_most, |time| Some(at_most.map_or(time, |most| most.min(time))));
         self.wait(at_most)?;
         Ok(true)
     }
@@ -307,6 +456,7 @@ impl Worker {
         if let Some(start) = start {
             self.busy += self.clock.now().saturating_sub(start);
         }
+        self.ended += self.done.len();
         for done in self.done.drain(..) {
             self.scheduler.finish(done, &mut self.events);
         }

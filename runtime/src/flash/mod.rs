@@ -5,7 +5,8 @@
 //! * [`reader`]: one attempt to read one block; [`uring`] and [`threads`] are the two ways to do it, and [`open`] takes one.
 //! * `scheduler`: extents cut into blocks, the urgent ones first; what failed is read again or ends in an
 //!   error that names file and extent.
-//! * [`handle`]: [`Flash`], which does that on a thread of its own.
+//! * [`handle`]: [`Flash`], which does that on a thread of its own, or under virtual time on that of its caller.
+//! * [`model`]: a reader that takes as long as a model of the device says, in virtual time.
 //! * [`measure`]: how fast a disk is by block size, depth and range.
 //! * [`fault`]: a reader that fails as it is told, for tests.
 //!
@@ -21,6 +22,7 @@ pub mod fault;
 pub mod files;
 pub mod handle;
 pub mod measure;
+pub mod model;
 pub mod open;
 mod options;
 mod progress;
@@ -31,10 +33,11 @@ pub mod threads;
 pub mod uring;
 
 pub use buffer::{Buffer, Buffers, Class, Loaded};
-pub use clock::{Clock, ManualClock, SystemClock};
+pub use clock::{Clock, ManualClock, SystemClock, VirtualClock};
 pub use error::{ReadError, ReadFault};
 pub use event::{Event, MAX_PARTS, Priority, Ticket};
 pub use extent::{BLOCK, Extent, ExtentTable, FileEntry, checksum, checksum_after};
-pub use handle::{Flash, Stats};
+pub use handle::{Flash, Stats, Wrapped};
+pub use model::{Link, Modelled};
 pub use options::{Choice, LARGEST_BLOCK, Options, SMALLEST_BLOCK};
 pub use reader::{Done, Read, Reader, Wake};

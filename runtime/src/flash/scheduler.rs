@@ -124,7 +124,7 @@ impl Scheduler {
     pub(super) fn cancel(&mut self, ticket: Ticket, events: &mut VecDeque<Event>) {
         if find(&self.active, ticket).is_some_and(|f| !f.over) {
             events.push_back(Event::Cancelled { ticket });
-            self.end(ticket);
+            self.end(ticket, events);
         }
     }
 
@@ -140,7 +140,7 @@ impl Scheduler {
     }
 
     /// The reads to start now: blocks to be read again, then new ones by urgency.
-    pub(super) fn start(&mut self, reads: &mut Vec<Read>) {
+    pub(super) fn start(&mut self, reads: &mut Vec<Read>, events: &mut VecDeque<Event>) {
         let now = self.clock.now();
         while let Some(i) = self.again.pop_front() {
             match self.blocks[i as usize] {
@@ -148,7 +148,7 @@ impl Scheduler {
                     self.counts.repeated += 1;
                     self.begin(i, Block { since: now, ..block }, reads);
                 }
-                Some(block) => self.free(i, block.ticket),
+                Some(block) => self.free(i, block.ticket, events),
                 None => {}
             }
         }
@@ -229,7 +229,7 @@ impl Scheduler {
         };
         let Some(f) = find_mut(&mut self.active, block.ticket) else { return };
         if f.over {
-            return self.free(index, block.ticket);
+            return self.free(index, block.ticket, events);
         }
         let extent = f.first + block.part;
         let part = &mut f.parts[block.part as usize];
@@ -248,7 +248,7 @@ impl Scheduler {
                     if complete {
                         self.complete(ticket, block.part, events);
                     }
-                    self.free(index, ticket);
+                    self.free(index, ticket, events);
                     return self.deliver(ticket, events);
                 }
                 // The rest must begin at a multiple of BLOCK again.
@@ -276,7 +276,7 @@ impl Scheduler {
         };
         if let Some(fault) = fault {
             self.fail(block.ticket, extent, fault, events);
-            self.free(index, block.ticket);
+            self.free(index, block.ticket, events);
         } else {
             self.blocks[index as usize] = Some(block);
             self.again.push_back(index);
@@ -348,28 +348,33 @@ impl Scheduler {
         let error = ReadError { path, extent, expert: None, offset: e.offset, bytes: e.bytes, fault };
         self.counts.failed += 1;
         events.push_back(Event::Failed { ticket, error });
-        self.end(ticket);
+        self.end(ticket, events);
     }
 
     /// A fetch is over; its buffer is free if no read holds it.
-    fn end(&mut self, ticket: Ticket) {
+    fn end(&mut self, ticket: Ticket, events: &mut VecDeque<Event>) {
         if let Some(f) = find_mut(&mut self.active, ticket) {
             f.over = true;
-            if f.in_flight == 0 {
-                self.active[ticket.buffer as usize] = None;
-            }
+            self.release(ticket, events);
+        }
+    }
+
+    /// Gives the buffer of a fetch that is over back, unless a read holds it.
+    fn release(&mut self, ticket: Ticket, events: &mut VecDeque<Event>) {
+        if find(&self.active, ticket).is_some_and(|f| f.over && f.in_flight == 0) {
+            // Told when it is done: who hears of it finds the buffer free.
+            self.active[ticket.buffer as usize] = None;
+            events.push_back(Event::Released { ticket });
         }
     }
 
     /// A block is no longer in flight. The last one of a fetch that is over gives the buffer back.
-    fn free(&mut self, index: u32, ticket: Ticket) {
+    fn free(&mut self, index: u32, ticket: Ticket, events: &mut VecDeque<Event>) {
         self.blocks[index as usize] = None;
         self.spare.push(index);
         if let Some(f) = find_mut(&mut self.active, ticket) {
             f.in_flight -= 1;
-            if f.over && f.in_flight == 0 {
-                self.active[ticket.buffer as usize] = None;
-            }
+            self.release(ticket, events);
         }
     }
 

@@ -144,7 +144,7 @@ impl Reading {
                     self.left.fetch_sub(1, Relaxed);
                 }
                 Some(Event::Failed { error, .. }) => return self.arrival.fail(Why::Read(error)),
-                Some(Event::Arrived { .. } | Event::Cancelled { .. }) | None => {}
+                Some(Event::Arrived { .. } | Event::Cancelled { .. } | Event::Released { .. }) | None => {}
             }
         }
         if self.left.load(Relaxed) == 0 {

@@ -4,12 +4,12 @@
 //! expert would save against what it keeps waiting. What it needs to know is measured as the model runs: how long a layer
 //! takes without waiting, how fast flash is, and how often such scores are right.
 
+use super::decider::Seen;
 use super::odds::Odds;
 use crate::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
 use crate::cache::{Key, Layer, Ranking};
-use crate::flash::Stats;
 use moec_ir::plan::PagedLayer;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Weight of the newest of a row of measurements.
 const NEWEST: f64 = 0.1;
@@ -27,9 +27,9 @@ pub(super) struct Ahead {
     odds: [Odds; DEPTH],
     /// Seconds of a layer, waiting aside.
     layer_seconds: f64,
-    last: Option<(usize, Instant, Duration)>,
+    last: Option<(usize, Duration, Duration)>,
     /// When the first layer asked.
-    began: Option<Instant>,
+    began: Option<Duration>,
     candidates: [Vec<Candidate>; DEPTH],
     planned: Vec<Prefetch>,
     keys: Vec<Key>,
@@ -61,13 +61,13 @@ impl Ahead {
     }
 
     /// A layer asks for experts: says how right it was to foresee them, and how long the layer before it took.
-    pub(super) fn asked(&mut self, layer: usize, chosen: &[u16], now: Instant, stalled: Duration) {
+    pub(super) fn asked(&mut self, layer: usize, chosen: &[u16], now: Duration, stalled: Duration) {
         self.began.get_or_insert(now);
         if let Some((before, at, had_stalled)) = self.last.replace((layer, now, stalled))
             && before + 1 == layer
         {
             let time =
-                now.duration_since(at).saturating_sub(stalled.saturating_sub(had_stalled)).as_secs_f64();
+                now.saturating_sub(at).saturating_sub(stalled.saturating_sub(had_stalled)).as_secs_f64();
             self.layer_seconds = if self.layer_seconds > 0.0 { mix(self.layer_seconds, time) } else { time };
         }
         let Some(foreseen) = self.foreseen.get_mut(layer) else { return };
@@ -115,23 +115,24 @@ impl Ahead {
         layer: usize,
         scores: usize,
         shape: &dyn Fn(usize) -> Option<(PagedLayer, u64)>,
-        score: &dyn Fn(usize, usize) -> &'s [f32],
+        score: &dyn Fn(usize) -> &'s [f32],
         resident: &dyn Fn(Key) -> bool,
-        stats: &Stats,
+        now: Duration,
+        flash: Seen,
         pending: u64,
     ) {
         self.keys.clear();
-        let seconds = stats.busy.as_secs_f64();
+        let seconds = flash.busy.as_secs_f64();
         let Some(ranking) = &mut self.ranking else { return };
-        if stats.bytes < KNOWN || seconds <= 0.0 || self.layer_seconds <= 0.0 {
+        if flash.bytes < KNOWN || seconds <= 0.0 || self.layer_seconds <= 0.0 {
             return;
         }
-        let rate = stats.bytes as f64 / seconds;
+        let rate = flash.bytes as f64 / seconds;
         let mut looks: [Option<Look<'_>>; DEPTH] = [None; DEPTH];
         let count = scores.min(self.depth);
         for ahead in 1..=count {
             let Some((shape, _)) = shape(ahead) else { break };
-            let ranked = ranking.of_logits(score(ahead, 0), shape.score);
+            let ranked = ranking.of_logits(score(ahead), shape.score);
             let candidates = &mut self.candidates[ahead - 1];
             let odds = &self.odds[ahead - 1];
             candidates.clear();
@@ -159,7 +160,8 @@ impl Ahead {
         let there = looks.iter().take_while(|l| l.is_some()).count();
         let looks: [Look<'_>; DEPTH] =
             looks.map(|l| l.unwrap_or(Look { start: 0.0, load: 0.0, compute: 0.0, k: 0, candidates: &[] }));
-        let wear = self.began.map_or(0.0, |b| (seconds / b.elapsed().as_secs_f64().max(1e-9)).min(1.0));
+        let wear =
+            self.began.map_or(0.0, |b| (seconds / now.saturating_sub(b).as_secs_f64().max(1e-9)).min(1.0));
         prefetch::plan(&looks[..there], pending as f64 / rate, wear, &mut self.planned);
         self.keys
             .extend(self.planned.iter().map(|p| Key { layer: (layer + p.ahead) as u16, expert: p.expert }));

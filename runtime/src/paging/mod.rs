@@ -1,8 +1,12 @@
 //! Experts on flash, as a store and as a unit: the steps of a plan find them in memory when they need them.
 //!
-//! * `pager`: which frame holds whom, what is read next, and who may be used. It follows a [`crate::cache::Cache`].
-//! * `stage`: the experts of one layer in one call, in the order in which they are computed.
-//! * `ahead`: which experts of the next layers are read before they are asked for; `odds`: how likely they will be.
+//! * [`decider`]: which frame holds whom, what is read next, and who goes. It follows a [`crate::cache::Cache`], and does
+//!   nothing itself. `ahead`: which experts of the next layers are read before they are asked for; `odds`: how likely they will
+//!   be.
+//! * `desk`: what is decided is carried out, on flash; [`journal`]: and written down.
+//! * `pager`: who may be used, for lanes that compute. `stage`: the experts of one layer in one call, in the order in which they
+//!   are computed.
+//! * [`units`]: what units are taken to do, under virtual time; [`simulate`]: recorded routing on nothing but such units.
 //!
 //! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
 //! opened and stay; and frames that a policy shares among the other experts.
@@ -12,16 +16,21 @@
 //! way. Nobody waits for all: a lane that takes an expert waits for that expert.
 
 mod ahead;
+pub mod decider;
+mod desk;
+pub mod journal;
 mod odds;
 mod options;
 mod pager;
+pub mod simulate;
 mod stage;
 mod tables;
+pub mod units;
 
 use crate::cpu;
 use crate::error::{Error, Result};
 use crate::flash::files::Files;
-use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock};
+use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, SystemClock, VirtualClock};
 use crate::memory::Addr;
 use crate::program::Program;
 use crate::store::{CheckLevel, MappedStore, Store, file_path};
@@ -34,9 +43,11 @@ use std::path::Path;
 use std::sync::Arc;
 use tables::Tables;
 
+pub use journal::Journal;
 pub use options::{Paging, Wrap};
 pub(crate) use pager::Pager;
 pub use pager::Report;
+pub use units::Units;
 
 /// Weights outside of experts mapped, experts on flash.
 pub(crate) struct PagedStore {
@@ -94,12 +105,17 @@ pub(crate) fn open(
     let count = paging.frames.saturating_add(paging.spare);
     let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
     let how = flash::Options { block_bytes: paging.block_bytes, ..options.flash };
-    let flash = Flash::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), |reader| {
-        match options.wrap {
-            Some(wrap) => (wrap.0)(reader),
-            None => reader,
+    let wrap = |reader| match options.wrap {
+        Some(wrap) => (wrap.0)(reader),
+        None => reader,
+    };
+    let flash = match options.units {
+        None => Flash::with_reader(table, buffers, &how, Arc::new(SystemClock::default()), wrap)?,
+        Some(units) => {
+            let model = (units.link(), Arc::new(VirtualClock::default()));
+            Flash::modelled(table, buffers, &how, model, Some(&wrap))?
         }
-    })?;
+    };
     let tables = Arc::new(Tables::new(&paging.layers));
     let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?);
     let bytes = program.segments.iter().map(|s| s.bytes).sum();

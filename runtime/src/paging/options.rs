@@ -1,5 +1,7 @@
 //! How experts on flash are handled.
 
+use super::journal::Journal;
+use super::units::Units;
 use crate::error::Result;
 use crate::flash::{self, Reader};
 use std::fmt;
@@ -19,6 +21,10 @@ pub struct Paging {
     pub record: bool,
     /// Put in front of the reader, for tests.
     pub wrap: Option<Wrap>,
+    /// Where all events and decisions are written down.
+    pub journal: Option<&'static Journal>,
+    /// Units whose time counts, and not that of this machine: the run computes what it computes, under virtual time.
+    pub units: Option<&'static dyn Units>,
 }
 
 /// Something to be put in front of a reader.
@@ -39,6 +45,15 @@ impl Paging {
     pub fn from_env() -> Result<Self> {
         let flash = super::usual_flash()?;
         let ahead = crate::cache::prefetch::DEPTH;
-        Ok(Self { flash, budget: None, ahead, preload: true, record: false, wrap: None })
+        Ok(Self {
+            flash,
+            budget: None,
+            ahead,
+            preload: true,
+            record: false,
+            wrap: None,
+            journal: None,
+            units: None,
+        })
     }
 }

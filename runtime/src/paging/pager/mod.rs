@@ -1,38 +1,35 @@
-//! Which frame holds which expert, and what is read next.
+//! Experts on flash and in frames, for whoever computes.
 //!
-//! The cache decides ([`Cache::step`]); the pager moves bytes. A frame is a buffer of [`Flash`]. An expert is in one of four
-//! states ([`Held`]); whether a part of it may be used is a bit that lanes look at without a lock. Nothing here allocates
-//! after [`Pager::new`], apart from what errors say.
+//! What is read, kept and given up is decided elsewhere ([`super::decider`]); a desk carries it out. The pager keeps both under a
+//! lock, tells them what steps ask for and what lanes have computed, and enters addresses of what has come where kernels read
+//! them. Whether a part of an expert may be used is a bit that lanes look at without a lock. Nothing here allocates after
+//! [`Pager::new`], apart from what errors say.
 //!
-//! * `preload`: pinned experts, and those that recorded routing used most, from the start.
-//! * `ask`: a layer asks for its experts, and for those of the next layers.
-//! * `guests`: experts that were read ahead for one layer.
-//! * `reads`: what is to be read, what is being read, and what became of it.
+//! * `ask`: a layer asks for its experts.
 //! * `lanes`: who computes waits for an expert, and lets one go that only passed through.
 //! * `report`: what was done.
 
 mod ask;
-mod guests;
 mod lanes;
-mod preload;
-mod reads;
 mod report;
 
-use super::ahead::Ahead;
+use super::decider::{Decider, Decision, How, News};
+use super::desk::{Desk, Watch};
 use super::options::Paging;
 use super::stage::Stage;
 use super::tables::Tables;
-use crate::cache::{self, Cache, Experts, Key, Layer, Ranking, Setting, Trace};
+use super::units::Units;
+use crate::cache::{Experts, Key, Layer, Trace};
 use crate::error::{Error, Result};
-use crate::flash::{Flash, Loaded, ReadError, Ticket};
+use crate::flash::{Flash, Priority};
 use crate::memory::Addr;
 use crate::program::Program;
-use crate::timeline::Timeline;
-use moec_ir::plan::{self, PagedLayer};
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use crate::timeline::{Timeline, What};
+use crate::unit::Half;
+use moec_ir::plan;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 pub(super) use ask::Asked;
 pub use report::Report;
@@ -41,103 +38,44 @@ pub use report::Report;
 struct Place {
     /// Number of its first expert.
     first: usize,
-    shape: PagedLayer,
+    experts: usize,
+    k: usize,
     /// Bytes from the beginning of an expert to its down matrix.
     gap: usize,
     /// Bytes of an expert.
     bytes: u64,
 }
 
-/// Where an expert is.
-#[derive(Debug, Default)]
-enum Held {
-    /// On flash.
-    #[default]
-    No,
-    /// To be read as soon as a frame is free.
-    Wanted,
-    Reading(Ticket),
-    Here(
-        #[expect(dead_code, reason = "held so that the frame is its own; dropping it frees the frame")]
-        Loaded,
-    ),
-}
-
-/// A read that is to be started: `parts` of an expert from `first` on.
-#[derive(Clone, Copy, Debug)]
-struct Want {
-    id: usize,
-    first: u8,
-    parts: u8,
-}
-
-/// A read that was started.
-#[derive(Clone, Copy, Debug)]
-struct Reading {
-    ticket: Ticket,
-    want: Want,
-    base: Addr,
-    since: Instant,
-    ahead: bool,
-}
-
-/// Why an expert is read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Why {
-    /// A step has asked for it.
-    #[default]
-    Asked,
-    /// It is one of those that the cache begins with.
-    Start,
-    /// A later layer may ask for it.
-    Guessed,
-}
-
 /// What changes, in one hand at a time.
 struct State {
-    cache: Cache,
-    ranking: Ranking,
-    /// By number of the expert.
-    held: Vec<Held>,
-    /// By buffer.
-    reading: Vec<Option<Reading>>,
-    /// To be read now, and ahead.
-    queues: [VecDeque<Want>; 2],
-    events: Vec<cache::Event>,
-    chosen: Vec<u16>,
-    /// Why it was read, until somebody asks for it; by number.
-    why: Vec<Why>,
-    /// Who was read ahead and is not the cache's.
-    guests: Vec<usize>,
-    /// Experts of the last layer that pass through.
-    streams: usize,
-    /// Where gate and up are computed, by place in the stage; and the first place where they are not.
-    passed: Vec<bool>,
-    next: usize,
-    ahead: Ahead,
+    desk: Desk,
     /// Routing so far, and of the token under way.
     record: Option<(Trace, Vec<u16>)>,
-    error: Option<Box<ReadError>>,
+    /// What does not change any more.
     report: Report,
 }
 
 /// Experts on flash and in frames.
 pub(crate) struct Pager {
     flash: Flash,
+    hall: Hall,
+    state: Mutex<State>,
+    stage: RwLock<Stage>,
+    /// Nanoseconds that the first lane has waited.
+    stalled: AtomicU64,
+    units: Option<&'static dyn Units>,
+}
+
+/// What lanes look at without a lock.
+struct Hall {
     places: Vec<Place>,
+    /// Layer and index of every expert.
+    keys: Vec<Key>,
     tables: Arc<Tables>,
     /// By number of the expert: which parts may be used.
     ready: Vec<AtomicU8>,
-    /// Layer and index of every expert.
-    keys: Vec<Key>,
-    spare: usize,
-    state: Mutex<State>,
-    stage: RwLock<Stage>,
+    /// Whether the call has to end.
     broken: AtomicBool,
-    /// Whether anything is read before it is asked for.
-    foresees: bool,
-    /// Nanoseconds that the first lane has waited.
-    stalled: AtomicU64,
     timeline: OnceLock<Arc<Timeline>>,
 }
 
@@ -149,35 +87,22 @@ impl Pager {
         tables: Arc<Tables>,
         options: &Paging,
     ) -> Result<Self> {
-        let wrong = |e: &dyn std::fmt::Display| Error::Plan(e.to_string());
-        let layers: Vec<Layer> = paging
-            .layers
-            .iter()
-            // Of one size each: what counts is frames.
-            .map(|l| Layer { experts: l.experts as usize, k: l.k as usize, bytes: 1 })
-            .collect();
-        let experts = Experts::new(&layers).map_err(|e| wrong(&e))?;
-        let setting: Setting = paging.policy.parse().map_err(|e| wrong(&e))?;
-        let key = |&(layer, expert): &(u32, u32)| {
-            Some(Key { layer: layer.try_into().ok()?, expert: expert.try_into().ok()? })
-        };
-        let pinned: Option<Vec<Key>> = paging.pinned.iter().map(key).collect();
-        let pinned = pinned.ok_or_else(|| wrong(&"a pinned expert that there is not"))?;
-        let cache = Cache::with_pinned(&experts, u64::from(paging.frames), &setting, &pinned);
-        let cache = cache.map_err(|e| wrong(&e))?;
-        let (mut places, mut keys) = (Vec::new(), Vec::new());
-        for (i, &shape) in paging.layers.iter().enumerate() {
-            let first = keys.len();
-            keys.extend((0..shape.experts).map(|e| Key { layer: i as u16, expert: e as u16 }));
+        let (mut places, mut first) = (Vec::new(), 0);
+        for shape in &paging.layers {
             let segment = |s: u32| program.segments.get(s as usize);
-            let (gate_up, down) =
-                segment(shape.gate_up).zip(segment(shape.down)).ok_or_else(|| wrong(&"no such segment"))?;
+            let (gate_up, down) = segment(shape.gate_up)
+                .zip(segment(shape.down))
+                .ok_or_else(|| Error::Plan("no such segment".to_owned()))?;
             let gap = down.offset.saturating_sub(gate_up.offset);
             let bytes = gap + down.matrix_bytes().unwrap_or(0);
-            places.push(Place { first, shape, gap: gap as usize, bytes });
+            let (experts, k) = (shape.experts as usize, shape.k as usize);
+            places.push(Place { first, experts, k, gap: gap as usize, bytes });
+            first += experts;
         }
-        let most = paging.layers.iter().map(|l| l.experts as usize).max().unwrap_or(0);
-        let count = keys.len();
+        let bytes: Vec<u64> = places.iter().map(|p| p.bytes).collect();
+        let how = How { bytes: &bytes, ahead: options.ahead, preload: options.preload };
+        let decider = Decider::new(paging, how)?;
+        let record = options.record.then(|| recorder(&places)).transpose()?;
         let report = Report {
             reader: flash.describe().to_owned(),
             policy: paging.policy.clone(),
@@ -189,50 +114,60 @@ impl Pager {
             pinned_bytes: paging.frame_bytes.saturating_mul(paging.pinned.len() as u64),
             ..Report::default()
         };
-        let state = State {
-            ranking: Ranking::new(most, cache.depth()),
-            cache,
-            held: std::iter::repeat_with(Held::default).take(count).collect(),
-            reading: vec![None; flash.buffers().len()],
-            queues: std::array::from_fn(|_| VecDeque::with_capacity(2 * count)),
-            events: Vec::with_capacity(4 * most),
-            chosen: Vec::with_capacity(most),
-            why: vec![Why::Asked; count],
-            guests: Vec::with_capacity(paging.spare as usize),
-            streams: 0,
-            passed: vec![false; most],
-            next: 0,
-            ahead: Ahead::new(&layers, options.ahead),
-            record: options.record.then(|| (Trace::new(experts.clone(), false), Vec::new())),
-            error: None,
-            report,
-        };
-        let pager = Self {
+        let most = places.iter().map(|p| p.experts).max().unwrap_or(0);
+        let hall = Hall {
             places,
+            keys: decider.keys().to_vec(),
             tables,
-            ready: (0..count).map(|_| AtomicU8::new(0)).collect(),
-            keys,
-            spare: paging.spare as usize,
-            state: Mutex::new(state),
-            stage: RwLock::new(Stage::new(most)),
+            ready: (0..first).map(|_| AtomicU8::new(0)).collect(),
             broken: AtomicBool::new(false),
-            foresees: options.ahead > 0,
-            stalled: AtomicU64::new(0),
             timeline: OnceLock::new(),
+        };
+        let desk = Desk::new(decider, flash.buffers().len(), options.journal);
+        let pager = Self {
+            hall,
+            state: Mutex::new(State { desk, record, report }),
+            stage: RwLock::new(Stage::new(most)),
+            stalled: AtomicU64::new(0),
+            units: options.units,
             flash,
         };
-        pager.preload(&pinned, if options.preload { &paging.uses } else { &[] });
+        // A reader that has broken down is told to the first step, which asks anew.
+        let _ = pager.lock().desk.news(&pager.flash, News::Began, &mut &pager.hall);
         Ok(pager)
     }
 
     /// Experts and experts per token of a layer.
     pub(super) fn shape(&self, layer: usize) -> Option<(usize, usize)> {
-        self.places.get(layer).map(|p| (p.shape.experts as usize, p.shape.k as usize))
+        self.hall.places.get(layer).map(|p| (p.experts, p.k))
     }
 
     /// Writes down from now on what is read and waited for. Once only.
     pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
-        let _ = self.timeline.set(timeline);
+        let _ = self.hall.timeline.set(timeline);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hears what flash has to tell.
+    fn take_news(&self, state: &mut State) -> Result<()> {
+        state.desk.take_news(&self.flash, &mut &self.hall)
+    }
+}
+
+/// For routing of these layers; all experts of one byte: what counts is experts.
+fn recorder(places: &[Place]) -> Result<(Trace, Vec<u16>)> {
+    let layers: Vec<Layer> = places.iter().map(|p| Layer { experts: p.experts, k: p.k, bytes: 1 }).collect();
+    let experts = Experts::new(&layers).map_err(|e| Error::Plan(e.to_string()))?;
+    Ok((Trace::new(experts, false), Vec::new()))
+}
+
+impl Hall {
+    /// Number of an expert.
+    fn id(&self, key: Key) -> usize {
+        self.places.get(usize::from(key.layer)).map_or(0, |p| p.first) + usize::from(key.expert)
     }
 
     /// Layer and expert.
@@ -240,15 +175,46 @@ impl Pager {
         (self.keys[id].layer.into(), self.keys[id].expert.into())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether a part of an expert may be used.
+    fn is_ready(&self, id: usize, part: usize) -> bool {
+        self.ready[id].load(Ordering::Acquire) & (1 << part) != 0
+    }
+}
+
+impl Watch for &Hall {
+    fn decided(&mut self, decision: &Decision, base: Option<Addr>) {
+        match *decision {
+            Decision::Use { key, part, first, .. } => {
+                let Some(base) = base else { return };
+                let gap = self.places.get(usize::from(key.layer)).map_or(0, |p| p.gap);
+                let half = Half { layer: key.layer.into(), part: part.into() };
+                let skipped = if part > first { gap } else { 0 };
+                self.tables.set(half, key.expert.into(), base.plus(skipped));
+                // Release: who sees the bit sees the address and the bytes.
+                self.ready[self.id(key)].fetch_or(1 << part, Ordering::Release);
+            }
+            Decision::Evict { key, .. } => self.ready[self.id(key)].store(0, Ordering::Relaxed),
+            Decision::Lost { key, asked, .. } => {
+                self.ready[self.id(key)].store(0, Ordering::Relaxed);
+                if asked {
+                    self.broken.store(true, Ordering::Release);
+                }
+            }
+            Decision::Want { .. } | Decision::Load { .. } | Decision::Hurry { .. } => {}
+        }
     }
 
-    fn id(&self, key: Key) -> usize {
-        self.places.get(usize::from(key.layer)).map_or(0, |p| p.first) + usize::from(key.expert)
+    fn read(&mut self, key: Key, priority: Priority, since: Duration, now: Duration) {
+        if let Some(timeline) = self.timeline.get() {
+            let (layer, expert) = (key.layer.into(), key.expert.into());
+            let ahead = priority == Priority::Prefetch;
+            timeline.read(What::Read { layer, expert, ahead }, ago(now.saturating_sub(since)));
+        }
     }
+}
 
-    fn place(&self, id: usize) -> &Place {
-        &self.places[usize::from(self.keys[id].layer)]
-    }
+/// The moment so long ago, for the timeline, which is in the machine's own time.
+fn ago(time: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_sub(time).unwrap_or(now)
 }

@@ -3,6 +3,7 @@
 use super::Pager;
 use crate::cache;
 use crate::flash::Stats;
+use crate::paging::decider::Counts;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -52,8 +53,10 @@ impl Pager {
     pub(crate) fn report(&self) -> Report {
         let mut report = {
             let mut state = self.lock();
-            self.take_news(&mut state);
-            state.report.clone()
+            // A reader that has broken down is told to the next step.
+            let _ = self.take_news(&mut state);
+            let Counts { hits, misses, foreseen, ahead, streamed, preloaded } = state.desk.decider.counts();
+            Report { hits, misses, foreseen, ahead, streamed, preloaded, ..state.report.clone() }
         };
         report.belady = self.belady();
         report.flash = self.flash.stats();
@@ -65,10 +68,10 @@ impl Pager {
     fn belady(&self) -> Option<(u64, u64)> {
         let state = self.lock();
         let (trace, _) = state.record.as_ref()?;
-        let tally = cache::optimum(trace, state.cache.capacity(), 1).total();
+        let tally = cache::optimum(trace, state.desk.decider.capacity(), 1).total();
         // Sizes of experts hardly differ: the mean stands for all.
-        let bytes: u64 = self.places.iter().map(|p| p.bytes * u64::from(p.shape.experts)).sum();
-        let mean = bytes / (self.keys.len() as u64).max(1);
+        let bytes: u64 = self.hall.places.iter().map(|p| p.bytes * p.experts as u64).sum();
+        let mean = bytes / (self.hall.keys.len() as u64).max(1);
         Some((tally.misses * mean, tally.accesses() * mean))
     }
 }

@@ -1,0 +1,336 @@
+//! Deciders keep their promises, whatever flash does.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use super::*;
+use moec_ir::op::Score;
+use proptest::prelude::*;
+use std::collections::VecDeque;
+
+const LAYERS: usize = 3;
+const EXPERTS: u32 = 6;
+const K: u32 = 2;
+const POLICIES: [&str; 4] =
+    ["lru", "lfu half_life=4 bypass=1", "mrs alpha=0.2 depth=2 bypass=1", "lru per-layer"];
+
+fn plan(frames: u32, spare: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::Paging {
+    let layer = PagedLayer { experts: EXPERTS, k: K, gate_up: 0, down: 0, score: Score::Softmax };
+    plan::Paging {
+        budget: 0,
+        threads: 1,
+        resident: 0,
+        process: 0,
+        frame_bytes: 8192,
+        frames,
+        spare,
+        block_bytes: 4096,
+        policy: policy.to_owned(),
+        pinned: pinned.to_vec(),
+        layers: vec![layer; LAYERS],
+        checksums: Vec::new(),
+        uses: (0..LAYERS as u32 * EXPERTS).map(|i| i % 4).collect(),
+    }
+}
+
+const HOW: How<'static> = How { bytes: &[8192; LAYERS], ahead: 3, preload: true };
+
+fn key(layer: u16, expert: u16) -> Key {
+    Key { layer, expert }
+}
+
+/// A frame, as a reader of flash has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Slot {
+    Free,
+    /// Whom it reads, the first part and how many.
+    Reading(Key, u8, u8),
+    Full(Key),
+    Draining,
+}
+
+/// A decider with frames, and a second one that is told the same.
+struct Bench {
+    decider: Decider,
+    twin: Decider,
+    slots: Vec<Slot>,
+    now: Duration,
+    pinned: Vec<Key>,
+    /// Whom the layer that has asked still needs.
+    needed: Vec<Key>,
+    /// Whether everything is being forgotten.
+    resets: bool,
+}
+
+impl Bench {
+    fn new(paging: &plan::Paging, how: How<'_>) -> Self {
+        let decider = || Decider::new(paging, how).unwrap();
+        let pinned = paging.pinned.iter().map(|&(l, e)| key(l as u16, e as u16)).collect();
+        let slots = vec![Slot::Free; (paging.frames + paging.spare) as usize];
+        let (decider, twin) = (decider(), decider());
+        let (needed, now) = (Vec::new(), Duration::ZERO);
+        let mut bench = Self { decider, twin, slots, now, pinned, needed, resets: false };
+        bench.tell(Event::News(News::Began));
+        bench
+    }
+
+    fn slot(&mut self, frame: u32) -> &mut Slot {
+        &mut self.slots[frame as usize]
+    }
+
+    /// Tells both, does as they say, and looks whether that is possible.
+    fn tell(&mut self, event: Event<'_>) -> Vec<Decision> {
+        self.now += Duration::from_micros(50);
+        let said = self.decider.hear(self.now, event).unwrap().to_vec();
+        assert_eq!(self.twin.hear(self.now, event).unwrap(), said, "other decisions for the same events");
+        for decision in &said {
+            match *decision {
+                Decision::Load { frame, key, first, parts, .. } => {
+                    assert_eq!(*self.slot(frame), Slot::Free, "{decision:?} into a frame that is taken");
+                    assert!(first + parts <= 2);
+                    *self.slot(frame) = Slot::Reading(key, first, parts);
+                }
+                Decision::Use { frame, key, part, first } => {
+                    let Slot::Reading(own, from, parts) = *self.slot(frame) else { panic!("{decision:?}") };
+                    assert_eq!((own, from), (key, first));
+                    assert!((from..from + parts).contains(&part));
+                }
+                Decision::Evict { key, frame, reading } => {
+                    assert!(self.resets || !self.pinned.contains(&key), "{key:?} is pinned");
+                    assert!(self.resets || !self.needed.contains(&key), "{key:?} is in use");
+                    if let Some(frame) = frame {
+                        let now = if reading { Slot::Draining } else { Slot::Free };
+                        match *self.slot(frame) {
+                            Slot::Reading(own, ..) => assert!(reading && own == key),
+                            Slot::Full(own) => assert!(!reading && own == key),
+                            other => panic!("{decision:?} of {other:?}"),
+                        }
+                        *self.slot(frame) = now;
+                    }
+                }
+                Decision::Hurry { frame, key } => {
+                    assert!(matches!(*self.slot(frame), Slot::Reading(own, ..) if own == key));
+                }
+                Decision::Lost { .. } | Decision::Want { .. } => {}
+            }
+        }
+        let held = |slot: &Slot| match *slot {
+            Slot::Reading(key, ..) | Slot::Full(key) => Some(key),
+            Slot::Free | Slot::Draining => None,
+        };
+        let mut keys: Vec<Key> = self.slots.iter().filter_map(held).collect();
+        keys.sort_unstable();
+        assert!(keys.windows(2).all(|w| w[0] != w[1]), "somebody is held twice: {:?}", self.slots);
+        said
+    }
+
+    fn ask(&mut self, layer: usize, active: &[i32], rows: usize, scores: &[Vec<f32>]) -> Vec<Decision> {
+        self.resets = self.decider.is_broken();
+        self.needed = active.iter().map(|&e| key(layer as u16, e as u16)).collect();
+        let asked = Asked {
+            layer,
+            rows,
+            k: K as usize,
+            active,
+            scored: scores.len(),
+            scores: Scores::Kept(scores),
+            stalled: Duration::ZERO,
+            flash: Seen { bytes: 32 << 20, busy: Duration::from_millis(32) },
+        };
+        // After an error all go, and come again.
+        let needed = if self.resets { std::mem::take(&mut self.needed) } else { Vec::new() };
+        let said = self.tell(Event::Asked(asked));
+        self.needed.extend(needed);
+        self.resets = false;
+        said
+    }
+
+    /// Something happens to one of the frames that flash holds: which and what, by numbers. False if it holds none.
+    fn happen(&mut self, which: usize, what: u8) -> bool {
+        let busy = |s: &&Slot| matches!(s, Slot::Reading(..) | Slot::Draining);
+        let count = self.slots.iter().filter(busy).count();
+        if count == 0 {
+            return false;
+        }
+        let of = self.slots.iter().enumerate().filter(|(_, s)| busy(s)).map(|(i, _)| i as u32);
+        let frame = of.into_iter().nth(which % count).unwrap();
+        let news = match (*self.slot(frame), what) {
+            (Slot::Draining, 0) => {
+                // It had ended before anybody gave it up, or it has failed: both are told of reads that nobody wants.
+                assert!(self.tell(Event::News(News::Failed { frame })).is_empty());
+                return true;
+            }
+            (Slot::Draining, 1) => {
+                assert!(self.tell(Event::News(News::Arrived { frame, part: 0 })).is_empty());
+                return true;
+            }
+            (Slot::Draining, _) => {
+                *self.slot(frame) = Slot::Free;
+                News::Released { frame }
+            }
+            (Slot::Reading(_, first, _), 1 | 2) => News::Arrived { frame, part: first },
+            (Slot::Reading(..), 0) => {
+                let said = self.tell(Event::News(News::Failed { frame }));
+                assert!(matches!(said[..], [Decision::Lost { .. }]));
+                *self.slot(frame) = Slot::Draining;
+                return true;
+            }
+            (Slot::Reading(key, ..), _) => {
+                self.tell(Event::News(News::Done { frame }));
+                *self.slot(frame) = Slot::Full(key);
+                return true;
+            }
+            (Slot::Free | Slot::Full(_), _) => return true,
+        };
+        self.tell(Event::News(news));
+        true
+    }
+
+    /// Computes the layer that has asked, as long as nobody fails who is waited for.
+    fn compute(&mut self, what: &mut impl FnMut() -> (usize, u8)) {
+        for part in 0..2 {
+            for at in 0..self.decider.order().len() {
+                let turn = self.decider.order()[at];
+                while !self.decider.is_ready(turn.id, part) {
+                    if self.decider.is_broken() {
+                        return self.needed.clear();
+                    }
+                    let (which, how) = what();
+                    assert!(self.happen(which, how), "nobody reads {turn:?}: {:?}", self.slots);
+                }
+                if turn.passes && (part == 1 || self.decider.split()) {
+                    let own = self.decider.keys()[turn.id];
+                    self.needed.retain(|&k| k != own);
+                    self.tell(Event::News(News::Computed { at, part: part as u8 }));
+                }
+            }
+        }
+        self.needed.clear();
+    }
+}
+
+/// A call: experts of every layer, rows, scores.
+type Call = (Vec<Vec<i32>>, bool, Vec<Vec<f32>>);
+
+fn call() -> impl Strategy<Value = Call> {
+    let all: Vec<i32> = (0..EXPERTS as i32).collect();
+    let active = prop::sample::subsequence(all, K as usize..=EXPERTS as usize).prop_shuffle();
+    let scores = prop::collection::vec(prop::collection::vec(-3.0..3.0_f32, EXPERTS as usize), LAYERS);
+    (prop::collection::vec(active, LAYERS), any::<bool>(), scores)
+}
+
+proptest! {
+    /// No frame holds two, nobody is held twice, who is pinned or in use never goes, and two that hear the same say the same;
+    /// in every order in which reads end, fail and are let go. And every layer is computed or has a failure.
+    #[test]
+    fn promises_are_kept(
+        calls in prop::collection::vec(call(), 1..12),
+        frames in 1_u32..12,
+        spare in 2_u32..6,
+        policy in prop::sample::select(&POLICIES),
+        pins in 0_u32..3,
+        ends in prop::collection::vec((any::<usize>(), 0_u8..40), 1..64),
+    ) {
+        let pinned: Vec<(u32, u32)> = (0..pins.min(frames - 1)).map(|i| (i % LAYERS as u32, i)).collect();
+        let mut bench = Bench::new(&plan(frames, spare, policy, &pinned), HOW);
+        let mut ends = ends.into_iter().cycle();
+        let mut end = move || ends.next().map(|(which, what)| (which, what % 40)).unwrap();
+        // A cycle of nothing but failures would never end.
+        let mut turn = 0_u8;
+        let mut what = move || {
+            turn = turn.wrapping_add(1);
+            let (which, what) = end();
+            (which, if turn.is_multiple_of(4) { 9 } else { what })
+        };
+        for (active, one, scores) in calls {
+            for layer in 0..LAYERS {
+                let own = if one { &active[layer][..K as usize] } else { &active[layer] };
+                bench.ask(layer, own, if one { 1 } else { 7 }, &scores[layer..]);
+                bench.compute(&mut what);
+                if bench.decider.is_broken() {
+                    break;
+                }
+            }
+        }
+        // In the end everything that flash holds is let go.
+        let mut left: VecDeque<u8> = [9; 64].into();
+        while let Some(what) = left.pop_front() {
+            if !bench.happen(0, what) {
+                return Ok(());
+            }
+        }
+        prop_assert!(false, "reads do not end: {:?}", bench.slots);
+    }
+}
+
+/// Loads of a list of decisions.
+fn loads(said: &[Decision]) -> Vec<(u32, Key)> {
+    let load = |d: &Decision| match *d {
+        Decision::Load { frame, key, .. } => Some((frame, key)),
+        _ => None,
+    };
+    said.iter().filter_map(load).collect()
+}
+
+/// What is told late of a read that was given up is not taken for news of the frame's next read: the frame has no next read
+/// before its reader has let go.
+#[test]
+fn a_frame_is_taken_again_when_its_reader_has_let_go() {
+    let paging = plan::Paging { uses: Vec::new(), ..plan(1, 2, "lru", &[]) };
+    let mut bench = Bench::new(&paging, How { ahead: 0, ..HOW });
+    let first = loads(&bench.ask(0, &[0, 1], 7, &[]));
+    assert_eq!(first, [(0, key(0, 0)), (1, key(0, 1))]);
+    bench.tell(Event::News(News::Failed { frame: 0 }));
+    bench.slots[0] = Slot::Draining;
+    assert!(bench.decider.is_broken());
+    bench.needed.clear();
+    // The next call begins anew: what is being read is given up, and only the third frame is free.
+    let again = loads(&bench.ask(0, &[2, 3, 4], 7, &[]));
+    assert_eq!(again, [(2, key(0, 2))]);
+    // The failure of the second frame is told late, and twice: nobody is meant.
+    for _ in 0..2 {
+        assert!(bench.tell(Event::News(News::Failed { frame: 1 })).is_empty());
+    }
+    assert!(!bench.decider.is_broken());
+    bench.slots[1] = Slot::Free;
+    assert_eq!(loads(&bench.tell(Event::News(News::Released { frame: 1 }))), [(1, key(0, 3))]);
+    // Released once more it is the new read's, and stays so.
+    assert!(bench.tell(Event::News(News::Released { frame: 1 })).is_empty());
+    let said = bench.tell(Event::News(News::Done { frame: 1 }));
+    assert!(said.iter().all(|d| matches!(d, Decision::Use { frame: 1, .. })) && said.len() == 2, "{said:?}");
+}
+
+#[test]
+fn who_is_read_ahead_for_nothing_goes_and_who_is_guessed_right_is_hurried() {
+    let paging = plan::Paging { uses: Vec::new(), ..plan(12, 5, "lru", &[]) };
+    let mut bench = Bench::new(&paging, HOW);
+    let mut done = || (0, 9);
+    let scores = |e: usize| {
+        let mut logits = vec![0.0; EXPERTS as usize];
+        (logits[e], logits[(e + 1) % 6]) = (9.0, 6.0);
+        vec![logits.clone(), logits.clone(), logits]
+    };
+    let ahead = |said: &[Decision]| -> Vec<Key> {
+        let guess = |d: &Decision| match *d {
+            Decision::Want { key, priority: Priority::Prefetch, .. } => Some(key),
+            _ => None,
+        };
+        said.iter().filter_map(guess).collect()
+    };
+    // The first call tells how long a layer takes; from then on it pays to look ahead.
+    for layer in 0..LAYERS {
+        bench.now += Duration::from_secs(1);
+        bench.ask(layer, &[0, 1], 1, &[]);
+        bench.compute(&mut done);
+    }
+    let said = bench.ask(0, &[0, 1], 1, &scores(2));
+    let guessed = ahead(&said);
+    assert!(guessed.contains(&key(1, 2)), "{said:?}");
+    bench.compute(&mut done);
+    let reading = bench.slots.iter().any(|s| matches!(s, Slot::Reading(k, ..) if *k == key(1, 2)));
+    let said = bench.ask(1, &[2, 0], 1, &[]);
+    assert!(!reading || said.iter().any(|d| matches!(d, Decision::Hurry { key: k, .. } if *k == key(1, 2))));
+    assert_eq!(bench.decider.counts().foreseen, 1);
+    // Guests of the layer that it did not ask for go.
+    for k in guessed.iter().filter(|k| k.layer == 1 && k.expert != 2) {
+        assert!(said.iter().any(|d| matches!(d, Decision::Evict { key, .. } if key == k)), "{said:?}");
+    }
+}

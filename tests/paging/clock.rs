@@ -1,0 +1,187 @@
+//! What is simulated is what ships: a run and its simulation over the same routing decide the same, in the same order and at the
+//! same moments, where both have modelled units; and what a run decided on a real disk follows from what it has heard.
+
+use super::*;
+use moec_ir::paging::Paging as Planned;
+use moec_runtime::flash::{Link, Priority};
+use moec_runtime::paging::decider::{Decision, How};
+use moec_runtime::paging::simulate::{Scene, simulate};
+use moec_runtime::paging::{Journal, Units};
+
+/// Sequences of a run, tokens of a prompt and tokens decoded behind it.
+const SEQUENCES: usize = 4;
+const PROMPT: usize = 23;
+const DECODE: usize = 64;
+
+/// Units on which reading an expert of the demo model takes about as long as a layer.
+#[derive(Debug)]
+struct Slow;
+
+impl Units for Slow {
+    fn link(&self) -> Link {
+        Link { latency: Duration::from_micros(80), bytes_per_second: 0.9e9, depth: 8 }
+    }
+
+    fn between(&self, layer: usize, rows: usize) -> Duration {
+        Duration::from_micros(150 + 7 * layer as u64 + 11 * rows as u64)
+    }
+
+    fn expert(&self, _: usize, part: usize, rows: f64) -> Duration {
+        Duration::from_micros(30 - 10 * part as u64).mul_f64(rows.max(1.0))
+    }
+}
+
+fn journal() -> &'static Journal {
+    Box::leak(Box::new(Journal::new(1 << 22)))
+}
+
+/// Prompts, and tokens one by one that nobody has chosen: so that routing changes.
+fn read(engine: &mut Engine<'_>) {
+    let id = |i: usize| (i * i * 37 + i * 11) as u32 % 2048;
+    for sequence in 0..SEQUENCES {
+        engine.reset(0).unwrap();
+        let prompt: Vec<u32> = (0..PROMPT).map(|i| id(i + 1000 * sequence)).collect();
+        engine.prefill(0, 0, &prompt, Want::Last, &mut |_, _| Ok(())).unwrap();
+        for i in 0..DECODE {
+            engine.decode(&[(0, PROMPT + i, id(i + 50 * sequence))], &mut |_, _| Ok(())).unwrap();
+        }
+    }
+}
+
+/// A run of a case, written down: its journal, and the plan that it followed.
+fn live(
+    bundle: &Bundle,
+    case: Case,
+    units: Option<&'static dyn Units>,
+) -> (&'static Journal, Planned, Report) {
+    let mut plan: Plan = bundle.plan.clone();
+    let own = plan.paging.as_mut().unwrap();
+    (own.frames, own.spare, own.block_bytes) = (case.frames, case.spare, BLOCK);
+    case.policy.clone_into(&mut own.policy);
+    let planned = own.clone();
+    let unit = bundle.unit().unwrap();
+    let program = Program::new(plan, &|s| unit.resolve(s)).unwrap();
+    let journal = journal();
+    let how = Paging { journal: Some(journal), units, ..paging(case, None) };
+    let options = Options { threads: Some(case.threads), paging: Some(how), ..Options::default() };
+    let mut engine = Engine::open(&program, &bundle.folder, options).unwrap();
+    read(&mut engine);
+    let report = engine.paging().unwrap();
+    (journal, planned, report)
+}
+
+fn matrices(bundle: &Bundle) -> Vec<[u64; 2]> {
+    let bytes = |s: u32| bundle.plan.segments[s as usize].matrix_bytes().unwrap();
+    bundle.plan.paging.as_ref().unwrap().layers.iter().map(|l| [bytes(l.gate_up), bytes(l.down)]).collect()
+}
+
+fn recorded(folder: &Path) -> Bundle {
+    let text = ferris().join("eval/calibration.txt");
+    let memory = format!(
+        "budget = \"1 GiB\"\nprefetch = 3\n[calibrate]\ntokens = 1024\ntext = [\"{}\"]",
+        text.display()
+    );
+    Bundle::open(&build(&ferris(), folder, &memory, "bf16")).unwrap()
+}
+
+const CASES: [Case; 7] = [
+    Case { frames: 40, spare: 7, policy: "lru", ahead: 3, threads: 1, reader: Choice::Threads },
+    Case { frames: 40, spare: 7, policy: "lru", ahead: 0, threads: 2, reader: Choice::Threads },
+    Case {
+        frames: 40,
+        spare: 7,
+        policy: "lfu half_life=64 bypass=1",
+        ahead: 3,
+        threads: 3,
+        reader: Choice::Auto,
+    },
+    Case {
+        frames: 30,
+        spare: 4,
+        policy: "lfu half_life=64 bypass=1",
+        ahead: 0,
+        threads: 1,
+        reader: Choice::Threads,
+    },
+    Case {
+        frames: 30,
+        spare: 6,
+        policy: "mrs alpha=0.2 depth=2 bypass=1",
+        ahead: 2,
+        threads: 2,
+        reader: Choice::Threads,
+    },
+    // More pass through in a prompt than there are frames to spare: each is read in two parts.
+    Case {
+        frames: 3,
+        spare: 2,
+        policy: "lfu half_life=0 bypass=1",
+        ahead: 1,
+        threads: 2,
+        reader: Choice::Threads,
+    },
+    Case { frames: 12, spare: 5, policy: "lru per-layer", ahead: 3, threads: 3, reader: Choice::Threads },
+];
+
+#[test]
+fn a_run_and_its_simulation_decide_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = recorded(folder.path());
+    let matrices = matrices(&bundle);
+    let mut seen = [0_usize; 6];
+    for case in CASES {
+        let (ran, planned, report) = live(&bundle, case, Some(&Slow));
+        let simulated = journal();
+        let scene = Scene {
+            paging: &planned,
+            matrices: &matrices,
+            ahead: case.ahead,
+            preload: true,
+            journal: Some(simulated),
+        };
+        let asks = ran.asks();
+        assert_eq!(asks.len(), matrices.len() * SEQUENCES * (PROMPT.div_ceil(20) + DECODE), "{case:?}");
+        let out = simulate(scene, &Slow, &asks, &mut |_, _, _| {}).unwrap();
+        let (live, model) = (ran.lines(), simulated.lines());
+        let same = live.iter().zip(&model).take_while(|(a, b)| a == b).count();
+        assert!(
+            live == model,
+            "{case:?}: {} and {} lines, apart from line {same} on: {:?} and {:?}",
+            live.len(),
+            model.len(),
+            live.get(same),
+            model.get(same)
+        );
+        assert_eq!((out.counts.hits, out.counts.misses), (report.hits, report.misses));
+        assert_eq!((out.stalled, out.flash.bytes), (report.stalled, report.flash.bytes));
+        for decision in simulated.decisions() {
+            seen[match decision {
+                Decision::Load { priority: Priority::Demand, .. } => 0,
+                Decision::Load { .. } => 1,
+                Decision::Evict { reading: false, .. } => 2,
+                Decision::Evict { reading: true, .. } => 3,
+                Decision::Want { passes: true, .. } => 4,
+                Decision::Hurry { .. } => 5,
+                _ => continue,
+            }] += 1;
+        }
+    }
+    assert!(
+        seen.iter().all(|&n| n > 50),
+        "loads, reads ahead, evictions, reads given up, passing, hurried: {seen:?}"
+    );
+}
+
+#[test]
+fn what_was_decided_follows_from_what_was_heard() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = recorded(folder.path());
+    let bytes: Vec<u64> = matrices(&bundle).iter().map(|[a, b]| a.next_multiple_of(4096) + b).collect();
+    for case in CASES {
+        let (journal, planned, _) = live(&bundle, case, None);
+        let decisions = journal.decisions();
+        assert!(decisions.iter().any(|d| matches!(d, Decision::Load { .. })));
+        let how = How { bytes: &bytes, ahead: case.ahead, preload: true };
+        assert!(journal.again(&planned, how).unwrap() == decisions, "{case:?}");
+    }
+}
