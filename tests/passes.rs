@@ -9,19 +9,13 @@ mod support;
 
 use moec::config::Config;
 use moec::import::{self, ImportOptions};
-use moec::pipeline::{Compilation, PIPELINE, Stops};
+use moec::pipeline::{Compilation, PIPELINE, Stops, When, find};
 use moec::progress::Progress;
 use moec::targets::target;
 use moec_runtime::flash::{Extent, ExtentTable, FileEntry};
 use similar::{ChangeTag, TextDiff};
 use std::fmt::Write;
 use support::{FAMILIES, Setup, checkpoint};
-
-/// Passes that do nothing where shapes are dynamic; `placement.rs` looks at them.
-const STATIC: [&str; 5] = ["tier", "group", "reside", "convolve", "offload"];
-
-/// Passes that do nothing where memory has no budget.
-const BUDGET: [&str; 2] = ["fetch", "page"];
 
 /// Passes whose whole result is kept.
 const WHOLE: [&str; 3] = ["lower", "rewrite", "barriers"];
@@ -57,7 +51,7 @@ fn texts_with(
         .iter()
         .map(|pass| {
             let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
-            let stops = Stops { print_after: None, stop_after: Some(pass.name) };
+            let stops = Stops { stop_after: Some(pass.name), ..Stops::default() };
             c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
             visit(&c);
             (pass.name, c.text())
@@ -85,12 +79,10 @@ fn every_family_after_every_pass() {
             let all = texts(family, "f32", &mut |_| {});
             let mut before = "";
             for (pass, text) in &all {
-                if STATIC.contains(pass) {
-                    assert_eq!(before, text.as_str(), "{family}: `{pass}` is for static shapes");
-                    continue;
-                }
-                if BUDGET.contains(pass) {
-                    assert_eq!(before, text.as_str(), "{family}: `{pass}` is for a budget");
+                // `placement.rs` looks at those for static shapes.
+                let when = find(pass).unwrap().when;
+                if !matches!(when, When::Always | When::NotAsLowered) {
+                    assert_eq!(before, text.as_str(), "{family}: `{pass}` runs {}", when.words());
                     continue;
                 }
                 let name = format!("{family}@{pass}");
@@ -155,7 +147,7 @@ fn a_budget_puts_experts_on_flash() {
             let all = texts_with(family, "q8", MEMORY, &mut |_| {});
             let mut before = "";
             for (pass, text) in &all {
-                if BUDGET.contains(pass) {
+                if find(pass).unwrap().when == When::Budget {
                     insta::assert_snapshot!(format!("{family}-budget@{pass}"), changes(before, text));
                 }
                 before = text;

@@ -134,7 +134,7 @@ fn compile_with(
     let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = moec_cpu::CpuTarget::new(device).unwrap();
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &target);
-    let until = |pass| Stops { print_after: None, stop_after: Some(pass) };
+    let until = |pass| Stops { stop_after: Some(pass), ..Stops::default() };
     lowered.run(until("lower"), &Progress::silent(), &mut |_| {}).unwrap();
     let routers = lowered.module.entries[0].nodes.iter().filter_map(|n| match &n.op {
         Op::Router(d) => Some((n.scope.layer.unwrap(), d.experts, d.k)),
@@ -403,7 +403,7 @@ fn each_unit_gets_the_form_that_it_runs() {
         for pass in ["reside", "convolve"] {
             compile(&source, &device, ATTENTION_ON_NPU, pass, None, &mut |c| {
                 let (module, placement) = (&c.module, c.placement.as_ref().unwrap());
-                let evaluated = Evaluator::new(module, c.checkpoint).logits(&ids).unwrap();
+                let evaluated = Evaluator::new(module, c.checkpoint().unwrap()).logits(&ids).unwrap();
                 logits.push(evaluated.as_f32().to_vec());
                 let statics = Statics::of(module, placement, &units);
                 let on_npu = |o: &&OpPlace| o.unit == units.npu_index();
@@ -470,7 +470,7 @@ fn entry_points_may_have_a_part_in_two_forms() {
         }
         let statics = Statics::of(&module, &placement, &units).unwrap();
         let of = |kind: fn(&EntryKind) -> bool| statics.cuts.iter().filter(|p| kind(&p.cut.entry)).count();
-        let layers = c.spec.layers.len();
+        let layers = c.spec().unwrap().layers.len();
         assert_eq!(of(|k| matches!(k, EntryKind::Decode(_))), layers);
         assert_eq!(of(|k| matches!(k, EntryKind::Prefill(_))), 2 * layers + 1);
     })
