@@ -19,6 +19,7 @@ pub mod inspect;
 mod loads;
 pub mod output;
 mod paging;
+pub mod passes;
 mod placement;
 pub mod profile_device;
 pub mod run;
@@ -88,6 +89,7 @@ enum Verb {
     Simulate(simulate::Args),
     ProfileDevice(profile_device::Args),
     Targets(targets::Args),
+    Passes(passes::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
     #[command(hide = true)]
@@ -140,6 +142,7 @@ impl Verb {
             Self::Simulate(args) => simulate::run(args),
             Self::ProfileDevice(args) => profile_device::run(args, progress),
             Self::Targets(args) => targets::run(args),
+            Self::Passes(args) => passes::run(args),
             Self::Doctor(args) => return doctor::run(args),
             Self::Completions(args) => completions::run(args),
             Self::Synth(args) => synth::run(args, progress),
