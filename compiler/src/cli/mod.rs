@@ -19,6 +19,7 @@ pub mod inspect;
 mod loads;
 pub mod output;
 mod paging;
+pub mod pass;
 pub mod passes;
 mod placement;
 pub mod profile_device;
@@ -95,6 +96,8 @@ enum Verb {
     #[command(hide = true)]
     Synth(synth::Args),
     #[command(hide = true)]
+    Pass(pass::Args),
+    #[command(hide = true)]
     Docs(docs::Args),
 }
 
@@ -146,6 +149,7 @@ impl Verb {
             Self::Doctor(args) => return doctor::run(args),
             Self::Completions(args) => completions::run(args),
             Self::Synth(args) => synth::run(args, progress),
+            Self::Pass(args) => pass::run(args),
             Self::Docs(args) => docs::run(args),
         }
         .map(|()| ExitCode::SUCCESS)
