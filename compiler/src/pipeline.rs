@@ -146,7 +146,7 @@ impl When {
             Self::Static => "where graphs are static",
             Self::Capacities => "where experts have capacities",
             Self::Budget => "where memory has a budget",
-            Self::NotAsLowered => "but where values are looked at by name",
+            Self::NotAsLowered => "unless values are looked at by name",
         }
     }
 

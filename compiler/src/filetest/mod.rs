@@ -28,7 +28,7 @@ use crate::passes::units::Units;
 use crate::pipeline::{Compilation, PIPELINE, Pass, Prints, Stops};
 use crate::profile::loads::{LayerLoads, Loads};
 use crate::progress::Progress;
-use crate::{cli, targets};
+use crate::targets;
 use moec_cpu::CpuTarget;
 use moec_device::Device;
 use moec_ir::placement::Placement;
@@ -174,7 +174,7 @@ impl Filetest {
         };
         let given: Given = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
         let mut layers = Vec::new();
-        for Layer { layer, k, samples, tokens } in given.layer {
+        for Seen { layer, k, samples, tokens } in given.layer {
             let experts = samples.first().map_or(0, Vec::len);
             if experts == 0 || samples.iter().any(|s| s.len() != experts) {
                 return Err(wrong(format!("layer {layer} has not as many experts in every chunk")));
@@ -193,12 +193,12 @@ impl Filetest {
 #[serde(deny_unknown_fields)]
 struct Given {
     chunk: u32,
-    layer: Vec<Layer>,
+    layer: Vec<Seen>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Layer {
+struct Seen {
     layer: u32,
     k: u32,
     samples: Vec<Vec<u32>>,
@@ -264,17 +264,22 @@ fn changes(before: &str, after: &str) -> String {
     if lines.is_empty() { UNCHANGED.to_owned() } else { lines.join("\n") }
 }
 
+/// An error with its causes and its hint, each on a line.
+fn said(e: &Error) -> String {
+    let causes = e.causes.iter().map(|cause| format!("  caused by: {cause}"));
+    let hint = e.hint.iter().map(|hint| format!("hint: {hint}"));
+    let lines = std::iter::once(format!("error: {}", e.message)).chain(causes).chain(hint);
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// Checks that a file's pass gives what the file expects. With `bless` the file is written anew instead.
 ///
 /// # Errors
 /// A file that cannot be read or written; an output that differs, with the difference.
 pub fn check(path: &Path, bless: bool) -> Result<()> {
     let test = Filetest::read(path, None)?;
-    let output = test.run().map_err(|e| {
-        let said = anstream::adapter::strip_str(&cli::output::render(&e)).to_string();
-        // Messages name the file as it was called.
-        said.replace(&path.display().to_string(), "FILE")
-    });
+    // Messages name the file as it was called.
+    let output = test.run().map_err(|e| said(&e).replace(&path.display().to_string(), "FILE"));
     let front = &test.sections.front;
     let found = with_expectation(front, &output);
     if bless {

@@ -155,7 +155,7 @@ pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()
             let salient = attended(graph, layer, routed.dispatch).ok_or_else(|| {
                 Error::limit(format!("layer {layer} has no attention in front of its experts"))
                     .because("which rows find room in an expert's graph is decided by what attention gave for them")
-                    .hint("build for a target of the processor alone, which takes any number of rows")
+                    .hint("set `experts = \"cpu\"` under `[placement]`: the processor takes any number of rows")
             })?;
             let patch = split(graph, &routed, salient, set, fixed).ok_or_else(other_form)?;
             patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;
@@ -213,7 +213,9 @@ fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixe
     let [of_ids, of_table, of_slots, of_rows] = types;
 
     let mut patch = Patch::new(format!("split the experts of layer {}", set.layer), graph);
-    nodes.iter().for_each(|&i| patch.remove(NodeId(i as u32)));
+    for i in nodes {
+        patch.remove(NodeId(i as u32));
+    }
     // What finds room has new values; the rest goes where all went before.
     let ids_of = [patch.value(of_ids.clone()), patch.value(of_ids)];
     let tables = [patch.value(of_table), dispatch.outputs[0]];
