@@ -398,8 +398,10 @@ impl<'a> Compilation<'a> {
 
     /// Runs the pipeline; `print` gets the text that `stops` asks for. Gives whether it ran to its end.
     ///
-    /// The IR is verified in front of the first pass and behind every one. Nothing else runs passes: a bundle's twin, the
-    /// measurement of a placement and calibration are compilations, too, which start where their Graph stands.
+    /// The IR is verified behind every pass, and in front of the first where that is not `lower`. Nothing else runs passes: a
+    /// bundle's twin, the measurement of a placement, calibration and filetests are compilations, too, which start where
+    /// their Graph stands. (What two passes share they call: `convolve` is `rewrite` with other rules, and `tier` forms
+    /// groups to know what they cost.)
     ///
     /// # Errors
     /// A name that is no pass, a pass that fails, or a verifier that objects, naming the pass.
@@ -416,6 +418,7 @@ impl<'a> Compilation<'a> {
         let passes = PIPELINE.get(first.unwrap_or(0)..).unwrap_or_default();
         let count = passes.iter().filter(|p| p.when.applies(self)).count();
         let bar = progress.items("Planning", count as u64, "passes");
+        // Whoever starts later brings a Graph of his own.
         if let Some(name) = stops.start_at {
             self.verify().map_err(|e| e.context(format!("the IR is wrong before pass `{name}`")))?;
         }
