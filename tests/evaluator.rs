@@ -146,7 +146,7 @@ fn rewriting_keeps_what_the_graph_means() {
         let want = expected(&checkpoint(family));
         let logits = |pass| {
             let mut c = Compilation::new(&config, &source, &spec, &target);
-            let stops = Stops { print_after: None, stop_after: Some(pass) };
+            let stops = Stops { stop_after: Some(pass), ..Stops::default() };
             c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
             Evaluator::new(&c.module, &source).logits(&want.ids).unwrap().as_f32().to_vec()
         };

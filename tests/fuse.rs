@@ -21,7 +21,7 @@ fn run(toml: &Path, last: &str, ids: &[u32], bundle: &Path) -> (Vec<u32>, Vec<us
     let (checkpoint, spec) = import::open(&config.model.source, &ImportOptions::default()).unwrap();
     let target = target("native").unwrap().with_activations(config.weights.activations);
     let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
-    let stops = Stops { print_after: None, stop_after: Some(last) };
+    let stops = Stops { stop_after: Some(last), ..Stops::default() };
     c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
     if c.decisions.is_none() {
         // A bundle has some; those of the kernels as they are change none of them.

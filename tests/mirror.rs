@@ -88,8 +88,7 @@ struct Computed {
 fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<Seen>) -> Computed {
     let unit = bundle.unit().unwrap();
     let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
-    let mut bring =
-        |_: &_| Some(Executor::Unit(Box::new(Watched(Modelled::default(), Arc::clone(seen)))));
+    let mut bring = |_: &_| Some(Executor::Unit(Box::new(Watched(Modelled::default(), Arc::clone(seen)))));
     let mut engine =
         Engine::with_units(&program, &bundle.folder, &mut bring, &bundle.folder, options).unwrap();
     let mut logits = Vec::new();
@@ -201,7 +200,10 @@ fn what_does_not_fit_is_refused_by_name() {
         fails(build.arg(folder.path().join("b"))).1
     };
     let said = refused("[placement]\nexperts = \"mirror\"\n", &small);
-    assert!(said.contains("into `vram`, which has 64.0 KiB") && said.contains("hint: place less there"), "{said}");
+    assert!(
+        said.contains("into `vram`, which has 64.0 KiB") && said.contains("hint: place less there"),
+        "{said}"
+    );
     let said = refused("[placement]\nexperts = \"tpu\"\n", &small);
     assert!(said.contains("`tpu`") && said.contains("its units are `cpu`, `mirror`"), "{said}");
     fs::write(&small, device.replace("[[link]]\nfrom = \"vram\"", "[[link]]\nfrom = \"ram\"")).unwrap();

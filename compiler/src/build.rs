@@ -11,7 +11,7 @@ use crate::import::{self, ImportOptions};
 use crate::mix;
 use crate::passes::tier;
 use crate::passes::units::Units;
-use crate::pipeline::{Compilation, QualityProbe, Stops};
+use crate::pipeline::{Compilation, QualityProbe, Stops, first_token};
 use crate::profile::Importance;
 use crate::progress::Progress;
 use crate::quality::Measured;
@@ -93,7 +93,7 @@ pub fn build(
     let mut compilation = Compilation::new(&config, &checkpoint, &spec, &target);
     // What text becomes, before anything is computed.
     compilation.tokenizer()?;
-    compilation.first_token()?;
+    first_token(&checkpoint, &spec)?;
     // What is static, or does not fit, is decided by what calibration saw.
     let decides = Units::of(&device).is_some() || config.memory.budget.is_some();
     let profile = if decides { crate::calibrate::profile(&compilation, progress)? } else { None };

@@ -14,6 +14,7 @@ mod disk;
 pub mod error;
 pub mod evaluate;
 pub mod families;
+pub mod filetest;
 pub mod hashing;
 pub mod human;
 pub mod import;

@@ -33,10 +33,8 @@ const LOGITS_BYTES: usize = 64 << 20;
 pub struct Compilation<'a> {
     /// What the user asked for.
     pub config: &'a Config,
-    /// The checkpoint.
-    pub checkpoint: &'a Checkpoint,
-    /// What import made of it.
-    pub spec: &'a ModelSpec,
+    /// What is compiled.
+    pub start: Start<'a>,
     /// For which CPU.
     pub target: &'a CpuTarget,
     /// The Graph, from `lower` on.
@@ -47,9 +45,11 @@ pub struct Compilation<'a> {
     pub profile: Option<&'a Profile>,
     /// Measures what a placement costs in quality, where the user states what it may cost.
     pub quality: Option<&'a dyn QualityProbe>,
-    /// Loads of the experts in chunks of the build, from `tier` on where graphs are static.
+    /// Loads of the experts in chunks of the build, from `tier` on where graphs are static. `tier` takes those of the profile
+    /// where nobody has given others.
     pub loads: Option<Loads>,
-    /// Where things run, from `tier` on where graphs are static.
+    /// Where things run, from `tier` on where graphs are static. Where they are not, but somebody has given a placement,
+    /// experts keep its capacities, and are all computed on the processor.
     pub placement: Option<Placement>,
     /// What a request costs with attention on either unit, from `reside` on where that decides.
     pub attention: Option<AttentionDecision>,
@@ -83,6 +83,17 @@ pub struct Compilation<'a> {
     pub importance: Option<&'a dyn WeightImportance>,
     /// What the manifest says of the profile.
     pub profile_entry: Option<ProfileEntry>,
+    /// What the last pass that ran has changed.
+    prints: Prints,
+}
+
+/// What a compilation begins with.
+#[derive(Clone, Copy, Debug)]
+pub enum Start<'a> {
+    /// A checkpoint, and what import made of it.
+    Checkpoint(&'a Checkpoint, &'a ModelSpec),
+    /// A Graph that has been through the first passes already, of this model: a bundle's, or one in a file.
+    Graph(&'a ModelInfo),
 }
 
 /// A placement whose cost in quality is asked for.
@@ -105,107 +116,232 @@ pub trait QualityProbe: std::fmt::Debug {
     fn perplexity_increase(&self, candidate: &Candidate<'_>) -> Result<f64>;
 }
 
-/// A pass: its name, why it stands where it stands, and what it does.
+/// A pass: its name, when it runs, what it changes, why it stands where it stands, and what it does.
+#[derive(Debug)]
 pub struct Pass {
     /// Name for `--print-after` and `--stop-after`.
     pub name: &'static str,
+    /// Which compilations have anything for it to do.
+    pub when: When,
+    /// What it changes, and so what is printed after it.
+    pub prints: Prints,
+    run: fn(&mut Compilation<'_>) -> Result<()>,
     /// Why it stands there.
     pub why: &'static str,
-    /// Whether a compilation has anything for it to do.
-    applies: fn(&Compilation<'_>) -> bool,
-    run: fn(&mut Compilation<'_>) -> Result<()>,
+}
+
+/// Which compilations a pass is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// All.
+    Always,
+    /// Targets with a unit whose graphs are static.
+    Static,
+    /// Models whose experts have capacities: for such targets, and for their twins on the processor.
+    Capacities,
+    /// Models that memory does not hold.
+    Budget,
+    /// Targets with units that take shapes as they come beside the processor.
+    Beside,
+    /// Targets whose units have memories of their own.
+    Memories,
+    /// All but those in which somebody looks at values by name, and wants to find every one.
+    NotAsLowered,
+}
+
+impl When {
+    /// For people: the pass runs ….
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Always => "always",
+            Self::Static => "where graphs are static",
+            Self::Capacities => "where experts have capacities",
+            Self::Budget => "where memory has a budget",
+            Self::Beside => "where units beside the processor take shapes as they come",
+            Self::Memories => "where units have memories of their own",
+            Self::NotAsLowered => "unless values are looked at by name",
+        }
+    }
+
+    /// Whether a compilation has anything for such a pass to do.
+    pub const fn applies(self, c: &Compilation<'_>) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Static => c.units.is_some(),
+            Self::Capacities => c.units.is_some() || c.placement.is_some(),
+            Self::Budget => c.config.memory.budget.is_some(),
+            Self::Beside => !c.list.free.is_empty(),
+            Self::Memories => c.homes.memories.len() > 1,
+            Self::NotAsLowered => !c.as_lowered,
+        }
+    }
+}
+
+/// What a pass changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prints {
+    /// What to compute.
+    Graph,
+    /// Where things run.
+    Placement,
+    /// How, where and when.
+    Plan,
+}
+
+impl Prints {
+    /// For people.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Graph => "Graph",
+            Self::Placement => "placement",
+            Self::Plan => "Plan",
+        }
+    }
 }
 
 /// Every pass, in order.
 pub const PIPELINE: &[Pass] = &[
     // The Graph: what to compute.
-    pass("lower", run_lower, "the model's description becomes a Graph, op by op as the reference computes"),
-    pass("format", run_format, "before rewriting, which may fold a factor only into exact weights"),
-    pass("rewrite", run_rewrite, "on the Graph, where equations hold; the target's cost picks the form"),
+    Pass {
+        name: "lower",
+        when: When::Always,
+        prints: Prints::Graph,
+        run: run_lower,
+        why: "the model's description becomes a Graph, op by op as the reference computes",
+    },
+    Pass {
+        name: "format",
+        when: When::Always,
+        prints: Prints::Graph,
+        run: run_format,
+        why: "before rewriting, which may fold a factor only into exact weights",
+    },
+    Pass {
+        name: "rewrite",
+        when: When::Always,
+        prints: Prints::Graph,
+        run: run_rewrite,
+        why: "on the Graph, where equations hold; the target's cost picks the form",
+    },
     // The placement: what fits into static graphs, and where it lives. Shapes of a processor are dynamic.
-    static_pass(
-        "tier",
-        run_tier,
-        "the operators are final; capacities are the first thing that a static graph must know",
-    ),
-    static_pass("group", run_group, "experts of one capacity can share a graph"),
-    static_pass("reside", run_reside, "what a launch of a whole group costs decides where the group lives"),
-    static_pass(
-        "convolve",
-        run_convolve,
-        "where every operator lives is known; what it costs there picks its form, before nodes are cut out of the Graph",
-    ),
-    static_pass(
-        "offload",
-        run_offload,
-        "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
-    ),
+    Pass {
+        name: "tier",
+        when: When::Static,
+        prints: Prints::Placement,
+        run: run_tier,
+        why: "the operators are final; capacities are the first thing that a static graph must know",
+    },
+    Pass {
+        name: "group",
+        when: When::Static,
+        prints: Prints::Placement,
+        run: run_group,
+        why: "experts of one capacity can share a graph",
+    },
+    Pass {
+        name: "reside",
+        when: When::Static,
+        prints: Prints::Placement,
+        run: run_reside,
+        why: "what a launch of a whole group costs decides where the group lives",
+    },
+    Pass {
+        name: "convolve",
+        when: When::Static,
+        prints: Prints::Graph,
+        run: run_convolve,
+        why: "where every operator lives is known; what it costs there picks its form, before nodes are cut out of the Graph",
+    },
+    Pass {
+        name: "offload",
+        when: When::Capacities,
+        prints: Prints::Graph,
+        run: run_offload,
+        why: "every expert has its home; what lives on another unit leaves the processor's path before kernels are chosen",
+    },
     Pass {
         name: "home",
-        why: "what static graphs leave is the processor's, or goes to units that take shapes as they come",
-        applies: |c| !c.list.free.is_empty(),
+        when: When::Beside,
+        prints: Prints::Placement,
         run: run_home,
+        why: "what static graphs leave is the processor's, or goes to units that take shapes as they come",
     },
-    budget_pass(
-        "fetch",
-        run_fetch,
-        "the processor's experts are final; where memory has a budget, layers say whom they will read",
-    ),
+    Pass {
+        name: "fetch",
+        when: When::Budget,
+        prints: Prints::Graph,
+        run: run_fetch,
+        why: "the processor's experts are final; where memory has a budget, layers say whom they will read",
+    },
     // The Plan: how, where and when.
-    pass("layout", run_layout, "kernels and weight layouts are chosen for the final form of every node"),
+    Pass {
+        name: "layout",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: run_layout,
+        why: "kernels and weight layouts are chosen for the final form of every node",
+    },
     Pass {
         name: "fuse",
-        why: "kernels are chosen, and what one writes another reads; before schedules, which are for the kernels that stay",
-        // Whoever looks at values by name finds every one.
-        applies: |c| !c.as_lowered,
+        when: When::NotAsLowered,
+        prints: Prints::Plan,
         run: run_fuse,
+        why: "kernels are chosen, and what one writes another reads; before schedules, which are for the kernels that stay",
     },
     Pass {
         name: "cross",
-        why: "steps are what they will be; what a unit reads of another memory is copied there first",
-        applies: |_| true,
+        when: When::Memories,
+        prints: Prints::Plan,
         run: run_cross,
+        why: "steps are what they will be; what a unit reads of another memory is copied there first",
     },
-    pass("tune", run_tune, "what a kernel computes is settled; how it cuts its work changes no result"),
-    pass("schedule", run_schedule, "steps that do not wait for each other stand together"),
-    pass("memory", run_memory, "the order is final, and with it how long each buffer lives"),
-    pass(
-        "barriers",
-        run_barriers,
-        "buffers that share bytes must wait for each other, and now it is known which do",
-    ),
-    budget_pass(
-        "page",
-        run_page,
-        "last, since what all else takes of the budget is known; the rest holds experts",
-    ),
+    Pass {
+        name: "tune",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: run_tune,
+        why: "what a kernel computes is settled; how it cuts its work changes no result",
+    },
+    Pass {
+        name: "schedule",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: run_schedule,
+        why: "steps that do not wait for each other stand together",
+    },
+    Pass {
+        name: "memory",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: run_memory,
+        why: "the order is final, and with it how long each buffer lives",
+    },
+    Pass {
+        name: "barriers",
+        when: When::Always,
+        prints: Prints::Plan,
+        run: run_barriers,
+        why: "buffers that share bytes must wait for each other, and now it is known which do",
+    },
+    Pass {
+        name: "page",
+        when: When::Budget,
+        prints: Prints::Plan,
+        run: run_page,
+        why: "last, since what all else takes of the budget is known; the rest holds experts",
+    },
 ];
-
-type Run = fn(&mut Compilation<'_>) -> Result<()>;
-
-/// A pass of every compilation.
-const fn pass(name: &'static str, run: Run, why: &'static str) -> Pass {
-    Pass { name, why, applies: |_| true, run }
-}
-
-/// A pass for targets with static graphs.
-const fn static_pass(name: &'static str, run: Run, why: &'static str) -> Pass {
-    Pass { name, why, applies: |c| c.units.is_some(), run }
-}
-
-/// A pass for models that memory does not hold.
-const fn budget_pass(name: &'static str, run: Run, why: &'static str) -> Pass {
-    Pass { name, why, applies: |c| c.config.memory.budget.is_some(), run }
-}
 
 /// Names of the passes.
 pub fn names() -> impl Iterator<Item = &'static str> {
     PIPELINE.iter().map(|p| p.name)
 }
 
-/// What to print and where to stop.
+/// Where to start, what to print and where to stop.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stops<'a> {
+    /// Run no pass before this one: the compilation holds what those in front of it would have made.
+    pub start_at: Option<&'a str>,
     /// Print the IR after this pass.
     pub print_after: Option<&'a str>,
     /// Run no pass after this one.
@@ -220,12 +356,20 @@ impl<'a> Compilation<'a> {
         spec: &'a ModelSpec,
         target: &'a CpuTarget,
     ) -> Self {
+        Self::begin(config, Start::Checkpoint(checkpoint, spec), target, Module::default())
+    }
+
+    /// A model whose Graph there is: some pass behind `lower` is its first.
+    pub fn of_graph(config: &'a Config, model: &'a ModelInfo, target: &'a CpuTarget, module: Module) -> Self {
+        Self::begin(config, Start::Graph(model), target, module)
+    }
+
+    fn begin(config: &'a Config, start: Start<'a>, target: &'a CpuTarget, module: Module) -> Self {
         Self {
             config,
-            checkpoint,
-            spec,
+            start,
             target,
-            module: Module::default(),
+            module,
             units: None,
             profile: None,
             quality: None,
@@ -247,10 +391,49 @@ impl<'a> Compilation<'a> {
             formats: Formats::new(),
             importance: None,
             profile_entry: None,
+            prints: Prints::Graph,
         }
     }
 
+    /// The checkpoint.
+    ///
+    /// # Errors
+    /// Our bug: a compilation of a Graph has none.
+    pub fn checkpoint(&self) -> Result<&'a Checkpoint> {
+        match self.start {
+            Start::Checkpoint(checkpoint, _) => Ok(checkpoint),
+            Start::Graph(_) => Err(Error::bug("a Graph is compiled, and no checkpoint")),
+        }
+    }
+
+    /// What import made of the checkpoint.
+    ///
+    /// # Errors
+    /// Our bug: a compilation of a Graph has none.
+    pub fn spec(&self) -> Result<&'a ModelSpec> {
+        match self.start {
+            Start::Checkpoint(_, spec) => Ok(spec),
+            Start::Graph(_) => Err(Error::bug("a Graph is compiled, and no checkpoint")),
+        }
+    }
+
+    /// The Graph as `lower` makes it, whatever has become of it since.
+    ///
+    /// # Errors
+    /// As of [`Compilation::run`].
+    pub fn lowered(&self) -> Result<Module> {
+        let mut own = Compilation::new(self.config, self.checkpoint()?, self.spec()?, self.target);
+        let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
+        own.run(stops, &Progress::silent(), &mut |_| {})?;
+        Ok(own.module)
+    }
+
     /// Runs the pipeline; `print` gets the text that `stops` asks for. Gives whether it ran to its end.
+    ///
+    /// The IR is verified behind every pass, and in front of the first where that is not `lower`. Nothing else runs passes: a
+    /// bundle's twin, the measurement of a placement, calibration and filetests are compilations, too, which start where
+    /// their Graph stands. (What two passes share they call: `convolve` is `rewrite` with other rules, and `tier` forms
+    /// groups to know what they cost.)
     ///
     /// # Errors
     /// A name that is no pass, a pass that fails, or a verifier that objects, naming the pass.
@@ -260,18 +443,25 @@ impl<'a> Compilation<'a> {
         progress: &Progress,
         print: &mut dyn FnMut(&str),
     ) -> Result<bool> {
-        for name in [stops.print_after, stops.stop_after].into_iter().flatten() {
-            check_name(name)?;
+        for name in [stops.start_at, stops.print_after, stops.stop_after].into_iter().flatten() {
+            find(name)?;
         }
-        let count = PIPELINE.iter().filter(|p| (p.applies)(self)).count();
+        let first = PIPELINE.iter().position(|p| stops.start_at.is_none_or(|name| name == p.name));
+        let passes = PIPELINE.get(first.unwrap_or(0)..).unwrap_or_default();
+        let count = passes.iter().filter(|p| p.when.applies(self)).count();
         let bar = progress.items("Planning", count as u64, "passes");
-        for pass in PIPELINE {
-            if (pass.applies)(self) {
+        // Whoever starts later brings a Graph of his own.
+        if let Some(name) = stops.start_at {
+            self.verify().map_err(|e| e.context(format!("the IR is wrong before pass `{name}`")))?;
+        }
+        for pass in passes {
+            if pass.when.applies(self) {
                 bar.label(pass.name);
                 progress.detail("Running", &format!("pass `{}`", pass.name));
                 (pass.run)(self).map_err(|e| e.context(format!("pass `{}` failed", pass.name)))?;
                 self.verify()
                     .map_err(|e| e.context(format!("the IR is wrong after pass `{}`", pass.name)))?;
+                self.prints = pass.prints;
                 bar.add(1);
             }
             if stops.print_after == Some(pass.name) {
@@ -292,18 +482,12 @@ impl<'a> Compilation<'a> {
         self.plan.as_ref().ok_or_else(|| Error::bug("there is no plan yet"))
     }
 
-    /// Text of what the last pass has changed: the plan, or the placement while there is no plan, or the Graph.
+    /// Text of what the last pass that ran has changed.
     pub fn text(&self) -> String {
-        match (&self.plan, &self.placement) {
-            (Some(plan), _) => plan.to_string(),
-            // What `convolve` and `offload` change is the Graph again.
-            (None, Some(placement))
-                if !self.statics.graphs.is_empty() || placement.ops.iter().any(|o| o.op == "conv1x1") =>
-            {
-                self.module.to_string()
-            }
-            (None, Some(placement)) => placement.to_string(),
-            (None, None) => self.module.to_string(),
+        match (self.prints, &self.placement, &self.plan) {
+            (Prints::Placement, Some(placement), _) => placement.to_string(),
+            (Prints::Plan, _, Some(plan)) => plan.to_string(),
+            _ => self.module.to_string(),
         }
     }
 
@@ -318,16 +502,20 @@ impl<'a> Compilation<'a> {
     /// # Errors
     /// One that cannot be used with this model.
     pub fn tokenizer(&self) -> Result<Option<&'a [u8]>> {
-        self.checkpoint.tokenizer(self.spec)
+        match self.start {
+            Start::Checkpoint(checkpoint, spec) => checkpoint.tokenizer(spec),
+            Start::Graph(_) => Ok(None),
+        }
     }
 
     /// Sizes that this build fixes.
     ///
     /// # Errors
-    /// A context that the model does not have.
+    /// A context that the model does not have; our bug: those of a Graph are fixed.
     pub fn shapes(&self) -> Result<lower::Shapes> {
-        let shapes = self.config.shapes_for(self.spec.max_positions)?;
-        let row = self.spec.vocab.max(1) * 4;
+        let spec = self.spec()?;
+        let shapes = self.config.shapes_for(spec.max_positions)?;
+        let row = spec.vocab.max(1) * 4;
         let fit = LOGITS_BYTES / row;
         let rows = shapes.prefill_chunk;
         let prefill_out_rows = if rows <= fit { rows } else { (fit / 16 * 16).clamp(1, rows) };
@@ -337,12 +525,15 @@ impl<'a> Compilation<'a> {
             prefill_out_rows,
             slots: shapes.decode_batch.iter().copied().max().unwrap_or(1),
             decode_batch: shapes.decode_batch,
-            little: self.config.little(self.spec.experts_per_token())?,
+            little: self.config.little(spec.experts_per_token())?,
         })
     }
 
     fn model_info(&self) -> Result<ModelInfo> {
-        let spec = self.spec;
+        let (checkpoint, spec) = match self.start {
+            Start::Checkpoint(checkpoint, spec) => (checkpoint, spec),
+            Start::Graph(model) => return Ok(model.clone()),
+        };
         let shapes = self.shapes()?;
         let int = |x: usize| {
             u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
@@ -354,7 +545,7 @@ impl<'a> Compilation<'a> {
             layers: int(spec.layers.len())?,
             max_context: int(shapes.max_context)?,
             slots: int(shapes.slots)?,
-            bos: self.first_token()?,
+            bos: first_token(checkpoint, spec)?,
             eos: spec.eos.clone(),
             parameters: spec.params,
             active_parameters: spec.active_params,
@@ -365,24 +556,6 @@ impl<'a> Compilation<'a> {
                 None => None,
             },
         })
-    }
-
-    /// The token in front of every text, where the tokenizer's configuration asks for one.
-    ///
-    /// # Errors
-    /// One that the model does not have.
-    pub(crate) fn first_token(&self) -> Result<Option<u32>> {
-        let config = self.checkpoint.tokenizer_config()?;
-        let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
-        match self.spec.bos.filter(|_| asks) {
-            Some(bos) if bos as usize >= self.spec.vocab => Err(Error::input(format!(
-                "`bos_token_id` is {bos}, but the model has {} tokens",
-                self.spec.vocab
-            ))
-            .because("`add_bos_token` in `tokenizer_config.json` puts it in front of every text")
-            .hint("the configuration files are not of this model: download them again")),
-            bos => Ok(bos),
-        }
     }
 
     fn verify(&self) -> Result<()> {
@@ -399,12 +572,33 @@ impl<'a> Compilation<'a> {
     }
 }
 
-fn check_name(name: &str) -> Result<()> {
-    if names().any(|n| n == name) {
-        return Ok(());
+/// The token in front of every text, where the tokenizer's configuration asks for one.
+///
+/// # Errors
+/// One that the model does not have.
+pub(crate) fn first_token(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<u32>> {
+    let config = checkpoint.tokenizer_config()?;
+    let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
+    match spec.bos.filter(|_| asks) {
+        Some(bos) if bos as usize >= spec.vocab => {
+            Err(Error::input(format!("`bos_token_id` is {bos}, but the model has {} tokens", spec.vocab))
+                .because("`add_bos_token` in `tokenizer_config.json` puts it in front of every text")
+                .hint("the configuration files are not of this model: download them again"))
+        }
+        bos => Ok(bos),
     }
-    let all: Vec<_> = names().collect();
-    Err(Error::usage(format!("there is no pass `{name}`")).hint(format!("the passes are {}", all.join(", "))))
+}
+
+/// The pass of that name.
+///
+/// # Errors
+/// There is none.
+pub fn find(name: &str) -> Result<&'static Pass> {
+    let unknown = || {
+        let all: Vec<_> = names().collect();
+        Error::usage(format!("there is no pass `{name}`")).hint(format!("the passes are {}", all.join(", ")))
+    };
+    PIPELINE.iter().find(|p| p.name == name).ok_or_else(unknown)
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "a pass may fail; this one does not")]
@@ -414,7 +608,7 @@ fn run_format(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_lower(c: &mut Compilation<'_>) -> Result<()> {
-    c.module = lower::lower(c.spec, &c.shapes()?)?;
+    c.module = lower::lower(c.spec()?, &c.shapes()?)?;
     Ok(())
 }
 
@@ -430,13 +624,10 @@ fn run_rewrite(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
     let Some(units) = &c.units else { return Ok(()) };
-    let profile = c.profile.ok_or_else(|| {
-        Error::input("static capacities come from the loads that calibration saw, and there is no profile").hint(
-            "`moec calibrate` records one; name it as `profile` under `[calibrate]`, or name `text` to read",
-        )
-    })?;
-    let chunk = u32::try_from(c.shapes()?.prefill_chunk).map_err(|_| Error::limit("a chunk past 32 bits"))?;
-    let loads = loads(profile, chunk)?;
+    let loads = match &c.loads {
+        Some(given) => given.clone(),
+        None => recorded(c)?,
+    };
     let routers = c.module.entries.first().into_iter().flat_map(|g| &g.nodes).filter_map(|n| match &n.op {
         Op::Router(d) => Some((d.experts, d.k as u32)),
         _ => None,
@@ -470,6 +661,17 @@ fn run_tier(c: &mut Compilation<'_>) -> Result<()> {
     c.placement = Some(place(coverage)?);
     c.loads = Some(loads);
     Ok(())
+}
+
+/// Loads of the profile in chunks of the build.
+fn recorded(c: &Compilation<'_>) -> Result<Loads> {
+    let profile = c.profile.ok_or_else(|| {
+        Error::input("static capacities come from the loads that calibration saw, and there is no profile").hint(
+            "`moec calibrate` records one; name it as `profile` under `[calibrate]`, or name `text` to read",
+        )
+    })?;
+    let chunk = u32::try_from(c.shapes()?.prefill_chunk).map_err(|_| Error::limit("a chunk past 32 bits"))?;
+    loads(profile, chunk)
 }
 
 fn group_options(c: &Compilation<'_>) -> Result<group::Options> {
@@ -512,7 +714,11 @@ fn run_convolve(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_offload(c: &mut Compilation<'_>) -> Result<()> {
-    let Some((units, placement)) = c.units.as_ref().zip(c.placement.as_ref()) else { return Ok(()) };
+    let Some(placement) = &c.placement else { return Ok(()) };
+    let Some(units) = &c.units else {
+        c.statics = Statics::bounds(placement);
+        return offload::offload(&mut c.module, &c.statics, false);
+    };
     let statics = Statics::of(&c.module, placement, units)?;
     offload::offload(&mut c.module, &statics, true)?;
     // Nodes have other numbers now.
@@ -521,14 +727,11 @@ fn run_offload(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_home(c: &mut Compilation<'_>) -> Result<()> {
-    let loads = match (&c.loads, c.profile) {
-        (None, Some(profile)) => {
-            let chunk = u32::try_from(c.shapes()?.prefill_chunk).unwrap_or(u32::MAX);
-            Some(loads(profile, chunk)?)
-        }
+    let known = match (&c.loads, c.profile) {
+        (None, Some(_)) => Some(recorded(c)?),
         _ => None,
     };
-    let loads = c.loads.as_ref().or(loads.as_ref());
+    let loads = c.loads.as_ref().or(known.as_ref());
     c.homes = home::home(&c.module, &mut c.placement, &c.list, &c.config.placement, loads)?;
     Ok(())
 }
@@ -541,6 +744,9 @@ fn run_cross(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_fetch(c: &mut Compilation<'_>) -> Result<()> {
+    if c.config.memory.budget.is_none() {
+        return Ok(());
+    }
     fetch::fetch(&mut c.module, c.config.memory.prefetch)
 }
 
@@ -574,7 +780,9 @@ fn run_layout(c: &mut Compilation<'_>) -> Result<()> {
     let (statics, homes) = (&c.statics, &c.homes);
     let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, statics, homes)?;
     let mut plan = draft.plan;
-    if let Some(placement) = &c.placement {
+    // What bounds the experts of a twin is no placement of its own.
+    let placed = c.units.is_some() || !c.list.free.is_empty();
+    if let Some(placement) = c.placement.as_ref().filter(|_| placed) {
         plan.placement = placement.clone();
     }
     c.plan = Some(plan);

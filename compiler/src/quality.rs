@@ -12,13 +12,11 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::evaluate::log_probabilities;
 use crate::import::{Checkpoint, ModelSpec};
-use crate::passes::home::Homes;
-use crate::passes::offload::{Statics, offload};
 use crate::pipeline::{Candidate, QualityProbe};
 use crate::profile::Profile;
 use crate::progress::Progress;
-use crate::twin::{Original, Twin};
-use moec_ir::{Format, Module};
+use crate::twin::{Experts, Original, Twin};
+use moec_ir::Format;
 use moec_runtime::text::Text;
 use std::cell::RefCell;
 use std::fmt;
@@ -123,17 +121,9 @@ impl<'a> Measured<'a> {
         found
     }
 
-    fn twin(&self, other: Option<&Twin>, candidate: &Candidate<'_>, statics: &Statics) -> Result<Twin> {
-        let mut module: Module = candidate.module.clone();
-        offload(&mut module, statics, false)?;
-        let original = Original {
-            module: &module,
-            source: self.checkpoint,
-            model: candidate.model,
-            cache: self.cache,
-            statics,
-            homes: &Homes::default(),
-        };
+    fn twin(&self, other: Option<&Twin>, candidate: &Candidate<'_>, experts: Experts<'_>) -> Result<Twin> {
+        let Candidate { module, model, .. } = *candidate;
+        let original = Original { module, source: self.checkpoint, model, cache: self.cache, experts };
         Twin::beside(other, &original, self.progress)
     }
 }
@@ -144,14 +134,14 @@ impl QualityProbe for Measured<'_> {
         let (full, windows, exact) = match &mut *reference {
             Some(known) => known,
             empty => {
-                let full = self.twin(None, candidate, &Statics::default())?;
+                let full = self.twin(None, candidate, Experts::Unbounded)?;
                 let text = self.text(candidate.model.bos)?;
                 let windows = self.windows(&text)?;
                 let exact = self.losses(&full, &windows)?;
                 empty.insert((full, windows, exact))
             }
         };
-        let bounded = self.twin(Some(full), candidate, &Statics::bounds(candidate.placement))?;
+        let bounded = self.twin(Some(full), candidate, Experts::Bounded(candidate.placement))?;
         let lossy = self.losses(&bounded, windows)?;
         let differences: Vec<f64> = lossy.iter().zip(exact.iter()).map(|(a, b)| a - b).collect();
         let increase = cautious(&differences).exp_m1();

@@ -26,9 +26,16 @@ impl Scratch {
     /// # Errors
     /// A disk without that room, or a folder that cannot be made.
     pub(crate) fn create(what: &str, plan: &Plan) -> Result<Self> {
+        Self::with_room(what, plan.segments.iter().map(|s| s.bytes).sum())
+    }
+
+    /// A folder with room for `need` bytes. `what` needs it.
+    ///
+    /// # Errors
+    /// As [`Scratch::create`].
+    pub(crate) fn with_room(what: &str, need: u64) -> Result<Self> {
         let cache = cache_dir::writable_for(&format!("to {what}"), None)?;
         remove_stale(&cache);
-        let need = plan.segments.iter().map(|s| s.bytes).sum();
         if let Some(free) = disk::free_bytes(&cache).filter(|&free| free < need) {
             return Err(Error::environment(format!(
                 "to {what} needs {} in `{}`, where {} are free",

@@ -7,18 +7,19 @@
 use crate::bundle::pack::{Packing, pack};
 use crate::bundle::read::Bundle;
 use crate::bundle::{DENSE, EXPERTS, KERNELS};
-use crate::config::Activations;
+use crate::config::{Activations, Config, KvCache};
 use crate::error::{Error, Result, io_error};
 use crate::families;
 use crate::passes::home::Homes;
 use crate::passes::offload::Statics;
 use crate::passes::units::Units;
-use crate::passes::{barriers, cross, layout, memory, schedule, tune};
+use crate::pipeline::{Compilation, Stops};
 use crate::progress::Progress;
 use crate::scratch::Scratch;
 use crate::verify::weights::{Packed, read_from_bundle};
 use moec_cpu::{HostUnit, Stored};
-use moec_ir::plan::{FileRef, ModelInfo, Plan, Segment, UnitRef};
+use moec_ir::placement::Placement;
+use moec_ir::plan::{FileRef, ModelInfo, Paging, Plan, Segment, UnitRef};
 use moec_ir::{Format, Module, Source};
 use moec_runtime::{Engine, Options, Program};
 use std::fs;
@@ -28,7 +29,7 @@ use std::rc::Rc;
 /// What to compile.
 #[derive(Clone, Copy)]
 pub struct Original<'a> {
-    /// The Graph, behind `offload`.
+    /// The Graph.
     pub module: &'a Module,
     /// Where its weights come from.
     pub source: &'a dyn Source,
@@ -36,10 +37,20 @@ pub struct Original<'a> {
     pub model: &'a ModelInfo,
     /// Format of the KV cache.
     pub cache: Format,
-    /// What static graphs compute.
-    pub statics: &'a Statics,
-    /// Where the rest lives.
-    pub homes: &'a Homes,
+    /// How many rows experts take.
+    pub experts: Experts<'a>,
+}
+
+/// How many rows the experts of a twin take.
+#[derive(Clone, Copy, Debug)]
+pub enum Experts<'a> {
+    /// All that come: the Graph is as it was in front of `offload`.
+    Unbounded,
+    /// The capacities of a placement, all of them computed on the processor: `offload` is still to come.
+    Bounded(&'a Placement),
+    /// Those of a bundle: of its static graphs, which the Graph has behind `offload`, and where its plan has the rest. Experts
+    /// that stay on flash there do so here, as many at once in memory.
+    Built(&'a Statics, &'a Plan),
 }
 
 /// Packed weights on disk. Twins of one model that differ in what they compute can share them.
@@ -71,15 +82,39 @@ impl Twin {
     /// # Errors
     /// As [`Twin::new`].
     pub fn beside(other: Option<&Self>, original: &Original<'_>, progress: &Progress) -> Result<Self> {
-        let Original { module, source, model, cache, statics, homes } = *original;
+        let Original { module, source, model, cache, experts } = *original;
         let target = crate::targets::target("native")?.with_activations(Activations::F32);
-        let draft = layout::layout(module, model.clone(), &target, cache, &[], statics, homes)?;
-        let (mut plan, mut kernels, mut writes) = (draft.plan, draft.kernels, draft.writes);
-        tune::tune(&mut plan, &mut kernels, &target, None)?;
-        cross::cross(&mut plan, &mut writes)?;
-        schedule::schedule(&mut plan, &mut writes);
-        memory::memory(&mut plan)?;
-        barriers::barriers(&mut plan, &writes);
+        let mut config = Config::defaults(Path::new(""));
+        config.memory.kv_cache = KvCache::of(cache);
+        let mut c = Compilation::of_graph(&config, model, &target, module.clone());
+        // Nodes and values are those of the original.
+        c.as_lowered = true;
+        let first = match experts {
+            Experts::Unbounded => "layout",
+            Experts::Bounded(placement) => {
+                c.placement = Some(placement.clone());
+                "offload"
+            }
+            Experts::Built(statics, plan) => {
+                (c.statics, c.homes) = (statics.clone(), Homes::of_plan(plan));
+                "layout"
+            }
+        };
+        let stops = Stops { start_at: Some(first), ..Stops::default() };
+        c.run(stops, &Progress::silent(), &mut |_| {})?;
+        let mut plan = c.plan()?.clone();
+        if let (Some(own), Experts::Built(_, Plan { paging: Some(of), .. })) = (&mut plan.paging, experts) {
+            *own = Paging {
+                threads: of.threads,
+                frames: of.frames,
+                spare: of.spare,
+                block_bytes: of.block_bytes,
+                policy: of.policy.clone(),
+                pinned: of.pinned.clone(),
+                uses: of.uses.clone(),
+                ..own.clone()
+            };
+        }
         plan.files.retain(|f| [DENSE, EXPERTS].contains(&f.path.as_str()));
 
         let weights = if let Some(other) = other.filter(|o| o.weights.segments == plan.segments) {
@@ -88,7 +123,7 @@ impl Twin {
             let scratch = Scratch::create("emulate the bundle", &plan)?;
             let folder = scratch.path().join("weights");
             fs::create_dir(&folder).map_err(|e| io_error("create", &folder, &e))?;
-            let segment_weights = &draft.segment_weights;
+            let (module, segment_weights) = (&c.module, &c.segment_weights);
             // What a bundle stores becomes the same groups again.
             let packing = Packing { module, segment_weights, source, importance: Some(&Stored), reuse: None };
             pack(&packing, &mut plan, scratch.path(), progress)?;
@@ -96,7 +131,7 @@ impl Twin {
         };
         plan.files.clone_from(&weights.files);
         let object =
-            target.compile(&kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
+            target.compile(&c.kernels).map_err(|e| Error::bug("the kernels do not compile").because(e))?;
         let unit = HostUnit::load(&object, &plan.target)
             .map_err(|e| Error::environment(format!("`{KERNELS}` does not load here")).because(e))?;
         let program = Program::new(plan, &|symbol| unit.resolve(symbol)).map_err(Error::from)?;
@@ -120,9 +155,8 @@ impl Twin {
             return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
         }
         let cache = plan.cache_format().unwrap_or(Format::F32);
-        let homes = &Homes::of_plan(plan);
-        let (model, statics) = (&plan.model, &statics);
-        let original = Original { module: &module, source: &source, model, cache, statics, homes };
+        let experts = Experts::Built(&statics, plan);
+        let original = Original { module: &module, source: &source, model: &plan.model, cache, experts };
         Self::new(&original, progress)
     }
 

@@ -75,6 +75,7 @@ fn help_of_every_verb() {
         "steps",
         "profile-device",
         "targets",
+        "passes",
         "doctor",
         "completions",
         "synth",
@@ -86,6 +87,33 @@ fn help_of_every_verb() {
         settings
             .bind(|| insta::assert_snapshot!(format!("help_{verb}"), shown(dir.path(), &[verb, "--help"])));
     }
+}
+
+#[test]
+fn the_passes_of_the_compiler() {
+    check!("passes", empty(), ["passes"]);
+}
+
+#[test]
+fn a_pass_on_a_file() {
+    let graph = "\
+weight @embed: f32[4, 8] embeddings = t\"embed\"[4, 8]
+entry prefill[1] -> %6 {
+  inputs %0: i32[1], %1: i32[1], %2: i32[1], %3: i32[1]
+  %4: f32[1, 8] = embed %0, @embed
+  %5: f32[1, 8] = gather_rows %4, %3
+  %6: f32[1, 4] = linear %5, @embed
+}
+";
+    let folder = || {
+        let dir = empty();
+        fs::write(dir.path().join("graph.moe"), graph).expect("a file");
+        dir
+    };
+    check!("pass", folder(), ["pass", "format", "graph.moe"]);
+    check!("pass_not_here", folder(), ["pass", "tier", "graph.moe"]);
+    check!("pass_unknown", folder(), ["pass", "magic", "graph.moe"]);
+    check!("pass_no_file", folder(), ["pass", "format", "absent.moe"]);
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn is_what_the_evaluator_sees(family: &str, wide: Option<Wide>) {
 
     let device = moec::targets::target("native").unwrap();
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
-    let stops = Stops { print_after: None, stop_after: Some("lower") };
+    let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
     let (sums, behaviour) = reference(&lowered.module, &checkpoint, &ids);
     behaviour.check(&profile, family);

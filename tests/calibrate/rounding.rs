@@ -100,7 +100,7 @@ fn importance_lowers_the_error_on_the_calibrated_inputs() {
     let config = Config::load(&case.toml).unwrap();
     let device = moec::targets::target("native").unwrap();
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
-    let stops = Stops { print_after: None, stop_after: Some("lower") };
+    let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
     let id = lowered.module.weights.iter().position(|w| w.name == *name).unwrap();
     let exact = Evaluator::new(&lowered.module, &checkpoint).weight(moec_ir::WeightId(id as u32)).unwrap();

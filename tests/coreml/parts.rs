@@ -17,7 +17,7 @@ fn parts_say_what_their_functions_take() {
         let device = Device::find("m2-ultra").unwrap();
         let target = moec_cpu::CpuTarget::new(&device).unwrap();
         let mut c = Compilation::new(&config, &checkpoint, &spec, &target);
-        let stops = Stops { print_after: None, stop_after: Some("rewrite") };
+        let stops = Stops { stop_after: Some("rewrite"), ..Stops::default() };
         c.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
         let npu = &device.units[device.unit_of(UnitKind::Npu).unwrap()];
         let limits = parts::limits(npu);

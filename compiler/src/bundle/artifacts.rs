@@ -39,7 +39,7 @@ pub fn write(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u6
         bar.add(1);
         Ok(())
     };
-    let numbers = Checkpoint { source: c.checkpoint, importance: c.importance };
+    let numbers = Checkpoint { source: c.checkpoint()?, importance: c.importance };
     let written = units.graphs.emit(&Emit {
         module: &c.module,
         unit: units.npu,

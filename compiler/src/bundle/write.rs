@@ -50,6 +50,7 @@ pub fn write(
     reuses: bool,
     progress: &Progress,
 ) -> Result<Summary> {
+    let checkpoint = c.checkpoint()?;
     let partial = Partial::create(destination)?;
     let root = partial.path();
     for folder in ["weights", "artifacts", "runner"] {
@@ -74,11 +75,11 @@ pub fn write(
         let how = c.decisions.as_ref().map(|d| d.rounding);
         format!("{} {how:?}", profile.sha256)
     });
-    let reuse = reuses.then(|| Reuse::of(c.checkpoint, rounding.as_deref())).flatten();
+    let reuse = reuses.then(|| Reuse::of(checkpoint, rounding.as_deref())).flatten();
     let packing = Packing {
         module: &c.module,
         segment_weights: &c.segment_weights,
-        source: c.checkpoint,
+        source: checkpoint,
         importance: c.importance,
         reuse: reuse.as_ref(),
     };
@@ -127,7 +128,7 @@ pub fn write(
         family: plan.model.family.clone(),
         target: plan.target.name.clone(),
         llvm: moec_cpu::llvm_version(),
-        source_fingerprint: c.checkpoint.fingerprint(),
+        source_fingerprint: checkpoint.fingerprint(),
         profile: c.profile_entry.clone(),
         files: std::collections::BTreeMap::new(),
     };
@@ -138,7 +139,7 @@ pub fn write(
     interrupt::check()?;
     partial.commit()?.iter().for_each(|note| progress.warn(note));
     if let Some(reuse) = &reuse {
-        reuse.note(c.checkpoint, destination, packed.files);
+        reuse.note(checkpoint, destination, packed.files);
     }
     c.plan = Some(plan);
     Ok(Summary {

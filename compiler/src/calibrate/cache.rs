@@ -7,7 +7,6 @@ use crate::bundle::manifest::ProfileEntry;
 use crate::cache_dir;
 use crate::error::{Error, Result};
 use crate::hashing::{hex, sha256};
-use crate::passes::lower::lower;
 use crate::pipeline::Compilation;
 use crate::profile::importance::too_few;
 use crate::profile::{Importance, Origin, Profile, file};
@@ -21,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
 pub fn profile(c: &Compilation<'_>, progress: &Progress) -> Result<Option<Profile>> {
-    let origin = || Origin::of(c.checkpoint, c.spec);
+    let origin = || Origin::of(c.checkpoint()?, c.spec()?);
     Ok(match &c.config.calibrate.profile {
         Some(path) => Some(named(path, &origin()?)?),
         None if !c.config.calibrate.text.is_empty() => Some(cached(c, &origin()?, progress)?),
@@ -45,7 +44,7 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Im
     if !c.module.weights.iter().any(|w| w.format.is_grouped()) {
         // A profile that is named must be right all the same.
         if let Some(path) = &c.config.calibrate.profile {
-            named(path, &Origin::of(c.checkpoint, c.spec)?)?;
+            named(path, &Origin::of(c.checkpoint()?, c.spec()?)?)?;
         }
         return Ok(None);
     }
@@ -53,8 +52,8 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Im
     if let Some(few) = too_few(&profile) {
         progress.warn(&few);
     }
-    let lowered = lower(c.spec, &c.shapes()?)?;
-    let importance = Importance::new(&profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped())?;
+    let (lowered, checkpoint) = (c.lowered()?, c.checkpoint()?);
+    let importance = Importance::new(&profile, &lowered, &c.module, checkpoint, |w| w.format.is_grouped())?;
     let entry = entry(c, &profile)?;
     Ok(Some((importance.rounded(c.config.weights.rounding, profile.correlations), entry)))
 }
@@ -81,7 +80,7 @@ fn cached(c: &Compilation<'_>, origin: &Origin, progress: &Progress) -> Result<P
     let texts = read_texts(&wanted.text)?;
     let tokenizer = c.tokenizer()?.unwrap_or_default();
     let mut key = format!("{} {}", env!("CARGO_PKG_VERSION"), file::VERSION);
-    let shapes = c.config.shapes_for(c.spec.max_positions)?;
+    let shapes = c.config.shapes_for(c.spec()?.max_positions)?;
     let window = WINDOW.min(shapes.max_context);
     let _ = write!(key, " {window} {} {}", shapes.prefill_chunk, wanted.tokens);
     for hash in [origin.checkpoint, sha256(tokenizer)].iter().chain(texts.iter().map(|t| &t.hash)) {
@@ -95,7 +94,7 @@ fn cached(c: &Compilation<'_>, origin: &Origin, progress: &Progress) -> Result<P
         return Ok(kept);
     }
     let request = Request { texts: &texts, tokens: wanted.tokens, window: WINDOW };
-    let profile = calibrate(c.config, c.checkpoint, c.spec, &request, progress)
+    let profile = calibrate(c.config, c.checkpoint()?, c.spec()?, &request, progress)
         .map_err(|e: Error| e.context("the calibration that `[calibrate]` asks for failed"))?;
     profile.write(&path)?;
     Ok(profile)

@@ -19,7 +19,6 @@ use crate::config::{Activations, Config, KvCache, Rounding, Size, Weights};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::interrupt;
-use crate::passes::lower::lower;
 use crate::pipeline::{Compilation, Stops};
 use crate::profile::{Origin, Profile, Reading, Routes};
 use crate::progress::Progress;
@@ -77,10 +76,9 @@ pub fn calibrate(
     own.memory.budget = None;
     let target = crate::targets::target("native")?.with_activations(Activations::F32);
 
-    let mut compilation = Compilation::new(&own, checkpoint, spec, &target);
-    let weights = as_stored(checkpoint, &lower(spec, &compilation.shapes()?)?);
+    let weights = as_stored(checkpoint, &Compilation::new(&own, checkpoint, spec, &target).lowered()?);
     let own = Config { weights, ..own.clone() };
-    compilation = Compilation::new(&own, checkpoint, spec, &target);
+    let mut compilation = Compilation::new(&own, checkpoint, spec, &target);
     compilation.as_lowered = true;
     compilation.run(Stops::default(), &Progress::silent(), &mut |_| {})?;
     interrupt::check()?;

@@ -64,7 +64,11 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         link: !args.no_run,
         from_source: args.run_from_source,
         reuse: !args.no_reuse,
-        stops: Stops { print_after: args.print_after.as_deref(), stop_after: args.stop_after.as_deref() },
+        stops: Stops {
+            print_after: args.print_after.as_deref(),
+            stop_after: args.stop_after.as_deref(),
+            ..Stops::default()
+        },
     };
     let mut printed = Ok(());
     let built = crate::build::build(&request, progress, &mut |text| printed = output::data(text))?;

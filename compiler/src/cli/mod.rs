@@ -19,6 +19,8 @@ pub mod inspect;
 mod loads;
 pub mod output;
 mod paging;
+pub mod pass;
+pub mod passes;
 mod placement;
 pub mod profile_device;
 pub mod run;
@@ -88,10 +90,13 @@ enum Verb {
     Simulate(simulate::Args),
     ProfileDevice(profile_device::Args),
     Targets(targets::Args),
+    Passes(passes::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
     #[command(hide = true)]
     Synth(synth::Args),
+    #[command(hide = true)]
+    Pass(pass::Args),
     #[command(hide = true)]
     Docs(docs::Args),
 }
@@ -140,9 +145,11 @@ impl Verb {
             Self::Simulate(args) => simulate::run(args),
             Self::ProfileDevice(args) => profile_device::run(args, progress),
             Self::Targets(args) => targets::run(args),
+            Self::Passes(args) => passes::run(args),
             Self::Doctor(args) => return doctor::run(args),
             Self::Completions(args) => completions::run(args),
             Self::Synth(args) => synth::run(args, progress),
+            Self::Pass(args) => pass::run(args),
             Self::Docs(args) => docs::run(args),
         }
         .map(|()| ExitCode::SUCCESS)

@@ -320,6 +320,15 @@ impl KvCache {
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|k| k.name() == name)
     }
+
+    /// The one that stores numbers so, whatever else is configured.
+    pub const fn of(format: Format) -> Self {
+        match format {
+            Format::Q8 | Format::Q4 => Self::Q8,
+            Format::Bf16 | Format::F16 => Self::Bf16,
+            Format::F32 => Self::F32,
+        }
+    }
 }
 
 impl Weights {

@@ -6,7 +6,6 @@ use crate::bundle::write;
 use crate::config::{Activations, Config, KvCache};
 use crate::error::{Error, Result};
 use crate::evaluate::{kl, log_probabilities, with_engine};
-use crate::passes::lower::lower;
 use crate::pipeline::{Compilation, Stops};
 use crate::profile::{Importance, Profile};
 use crate::progress::Progress;
@@ -121,12 +120,12 @@ fn built(
     formats: &Formats,
     progress: &Progress,
 ) -> Result<Built> {
-    let mut c = Compilation::new(config, original.checkpoint, original.spec, target);
+    let mut c = Compilation::new(config, original.checkpoint()?, original.spec()?, target);
     c.formats = formats.clone();
     c.run(Stops::default(), &Progress::silent(), &mut |_| {})?;
     crate::interrupt::check()?;
-    let lowered = lower(c.spec, &c.shapes()?)?;
-    let importance = Importance::new(profile, &lowered, &c.module, c.checkpoint, |w| w.format.is_grouped())?;
+    let importance =
+        Importance::new(profile, &c.lowered()?, &c.module, c.checkpoint()?, |w| w.format.is_grouped())?;
     let importance = importance.rounded(config.weights.rounding, profile.correlations.clone());
     c.importance = Some(&importance as &dyn WeightImportance);
     let scratch = Scratch::create("choose formats", c.plan()?)?;

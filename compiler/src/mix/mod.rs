@@ -16,7 +16,6 @@ use crate::config::{Config, Size};
 use crate::decisions::{MixDecision, MixedWeight};
 use crate::error::{Error, Result};
 use crate::human;
-use crate::passes::lower::lower;
 use crate::pipeline::Compilation;
 use crate::profile::{Importance, Profile};
 use crate::progress::Progress;
@@ -70,7 +69,7 @@ pub fn choose(c: &Compilation<'_>, progress: &Progress) -> Result<(Formats, MixD
             .because("the profile is of an earlier version of moec")
             .hint("take it anew with `moec calibrate`"));
     }
-    let measured = Measured::new(config, c.checkpoint, &profile, c.spec, progress)?
+    let measured = Measured::new(config, c.checkpoint()?, &profile, c.spec()?, progress)?
         .ok_or_else(|| needs("text to measure on").hint("name `text` under `[quality]` or `[calibrate]`"))?;
     let limit = config.quality.max_perplexity_increase;
     let most = match config.weights.size {
@@ -81,8 +80,7 @@ pub fn choose(c: &Compilation<'_>, progress: &Progress) -> Result<(Formats, MixD
         return Err(needs("a limit if it is \"auto\"")
             .hint("set `max_perplexity_increase` under `[quality]`, or a size"));
     }
-    let lowered = lower(c.spec, &c.shapes()?)?;
-    let groups = groups(&profile, &lowered, config, c.checkpoint)?;
+    let groups = groups(&profile, &c.lowered()?, config, c.checkpoint()?)?;
     let bench = Bench::new(c, &profile, &measured, progress)?;
     let fixed = bench.bytes().saturating_sub(groups.iter().map(|g| g.bytes(g.errors[0].0)).sum());
     let least = fixed + groups.iter().filter_map(|g| Some(g.bytes(g.errors.last()?.0))).sum::<u64>();

@@ -8,7 +8,7 @@
 use crate::error::{Error, Result};
 use moec_ir::graph::EntryKind;
 use moec_ir::plan::FETCHED;
-use moec_ir::{Graph, Module, Node, Op, Operand, ValueId};
+use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Patch, ValueId};
 
 /// A layer with routed experts.
 struct Routed {
@@ -31,7 +31,8 @@ pub fn fetch(module: &mut Module, ahead: usize) -> Result<()> {
         // From the last layer on, so that places in front stay what they are.
         for (i, layer) in layers.iter().enumerate().rev() {
             let next = layers.get(i + 1..).unwrap_or_default();
-            foresee(graph, i, layer, &next[..ahead.min(next.len())]);
+            let patch = foresee(graph, i, layer, &next[..ahead.min(next.len())]);
+            patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;
         }
     }
     Ok(())
@@ -56,38 +57,26 @@ fn routed(graph: &Graph) -> Result<Vec<Routed>> {
     Ok(found)
 }
 
-/// Inserts the `fetch` of layer `i`, and the gates of the `next` layers on its hidden state.
-fn foresee(graph: &mut Graph, i: usize, layer: &Routed, next: &[Routed]) {
-    let (table, scope) = {
-        let node = &graph.nodes[layer.dispatch];
-        (node.outputs[0], node.scope.clone())
-    };
+/// Puts in the `fetch` of layer `i`, and the gates of the `next` layers on its hidden state.
+fn foresee(graph: &Graph, i: usize, layer: &Routed, next: &[Routed]) -> Patch {
+    let mut patch = Patch::new(format!("fetch {i}"), graph);
+    let node = &graph.nodes[layer.dispatch];
+    let (table, scope) = (node.outputs[0], &node.scope);
+    let behind = NodeId(layer.dispatch as u32 + 1);
     let mut inputs = vec![Operand::Value(table), Operand::Value(layer.logits)];
-    let mut nodes = Vec::new();
     let gates = next.iter().map_while(|l| l.gate.as_ref().map(|(_, gate)| (l, gate)));
     for (next, gate) in gates.take_while(|_| layer.gate.is_some()) {
         let Some((x, _)) = &layer.gate else { break };
-        graph.values.push(graph.ty(next.logits).clone());
-        let scores = ValueId(graph.values.len() as u32 - 1);
+        let scores = patch.value(graph.ty(next.logits).clone());
         let mut operands = gate.inputs.clone();
         operands[0] = *x;
-        nodes.push(Node {
-            op: gate.op.clone(),
-            inputs: operands,
-            outputs: vec![scores],
-            scope: scope.clone(),
-        });
+        let (op, outputs) = (gate.op.clone(), vec![scores]);
+        patch.add(behind, Node { op, inputs: operands, outputs, scope: scope.clone() });
         inputs.push(Operand::Value(scores));
     }
-    graph.values.push(graph.ty(table).clone());
-    let fetched = ValueId(graph.values.len() as u32 - 1);
-    for node in &mut graph.nodes[layer.dispatch + 1..] {
-        for input in node.inputs.iter_mut().filter(|v| **v == Operand::Value(table)) {
-            *input = Operand::Value(fetched);
-        }
-    }
-    let scores = inputs.len() - 1;
-    nodes.push(Node { op: Op::Fetch { layer: i, scores }, inputs, outputs: vec![fetched], scope });
-    let at = layer.dispatch + 1;
-    graph.nodes.splice(at..at, nodes);
+    let fetched = patch.value(graph.ty(table).clone());
+    patch.redirect(table, fetched);
+    let op = Op::Fetch { layer: i, scores: inputs.len() - 1 };
+    patch.add(behind, Node { op, inputs, outputs: vec![fetched], scope: scope.clone() });
+    patch
 }

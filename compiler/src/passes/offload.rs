@@ -25,7 +25,7 @@ use moec_family::{Cut, GroupGraph, Part};
 use moec_ir::op::AdmitDesc;
 use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention};
-use moec_ir::{Graph, Module, Node, Op, Operand, Scope, Type, ValueId};
+use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId};
 use std::collections::BTreeMap;
 
 /// What a plan says of static graphs.
@@ -143,32 +143,63 @@ impl Statics {
 /// processor does.
 ///
 /// # Errors
-/// A layer that is not of the form that `lower` gives: our bug.
+/// A layer without attention in front of its experts; one that is not of the form that `lower` gives: our bug.
 pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()> {
     let sets: BTreeMap<u32, &ExpertSet> = statics.sets.iter().map(|s| (s.layer, s)).collect();
     for graph in module.entries.iter_mut().filter(|g| g.kind.is_prefill()) {
         for (&layer, set) in &sets {
-            split(graph, layer, set, fixed)
-                .ok_or_else(|| Error::bug(format!("the experts of layer {layer} have another form")))?;
+            let other_form = || Error::bug(format!("the experts of layer {layer} have another form"));
+            let routed = Routed::find(graph, layer).ok_or_else(other_form)?;
+            let salient = attended(graph, layer, routed.dispatch).ok_or_else(|| {
+                Error::limit(format!("layer {layer} has no attention in front of its experts"))
+                    .because("which rows find room in an expert's graph is decided by what attention gave for them")
+                    .hint("set `experts = \"cpu\"` under `[placement]`: the processor takes any number of rows")
+            })?;
+            let patch = split(graph, &routed, salient, set, fixed).ok_or_else(other_form)?;
+            patch.apply(graph).map_err(|e| Error::bug(e.to_string()))?;
         }
     }
     Ok(())
 }
 
-/// Position of the layer's only node that `is`.
-fn find(graph: &Graph, layer: u32, part: moec_ir::Part, is: impl Fn(&Op) -> bool) -> Option<usize> {
-    let scope = Scope::in_layer(layer, part);
-    graph.nodes.iter().position(|n| n.scope == scope && is(&n.op))
+/// Where the experts of a layer stand.
+struct Routed {
+    dispatch: usize,
+    ffn: usize,
+    combine: usize,
 }
 
-/// Splits the experts of one layer.
-fn split(graph: &mut Graph, layer: u32, set: &ExpertSet, fixed: bool) -> Option<()> {
-    let added = find(graph, layer, moec_ir::Part::ATTN, |op| matches!(op, Op::Add))?;
-    let added = *graph.nodes[added].inputs.get(1)?;
-    let at = find(graph, layer, moec_ir::Part::FFN, |op| matches!(op, Op::Dispatch { .. }))?;
-    let ffn = find(graph, layer, moec_ir::Part::FFN, |op| matches!(op, Op::ExpertFfn { .. }))?;
-    let join = find(graph, layer, moec_ir::Part::FFN, |op| matches!(op, Op::Combine { .. }))?;
-    let [dispatch, ffn, combine] = [at, ffn, join].map(|i| graph.nodes[i].clone());
+impl Routed {
+    fn find(graph: &Graph, layer: u32) -> Option<Self> {
+        let scope = Scope::in_layer(layer, moec_ir::Part::FFN);
+        let find = |is: fn(&Op) -> bool| graph.nodes.iter().position(|n| n.scope == scope && is(&n.op));
+        Some(Self {
+            dispatch: find(|op| matches!(op, Op::Dispatch { .. }))?,
+            ffn: find(|op| matches!(op, Op::ExpertFfn { .. }))?,
+            combine: find(|op| matches!(op, Op::Combine { .. }))?,
+        })
+    }
+}
+
+/// What the attention of a layer gives, before it is added to anything, if that is known in front of node `end`. Attention
+/// may stand in front of the experts or beside them.
+fn attended(graph: &Graph, layer: u32, end: usize) -> Option<Operand> {
+    let scope = Scope::in_layer(layer, moec_ir::Part::ATTN);
+    let mut last = graph.nodes.get(..end)?.iter().rev().find(|n| n.scope == scope)?;
+    // Behind its own nodes stand the sums with other mixers and with the stream.
+    while let (Op::Add, Some(&Operand::Value(own))) = (&last.op, last.inputs.get(1)) {
+        match graph.def(own).and_then(|n| graph.nodes.get(n.0 as usize)).filter(|n| n.scope == scope) {
+            Some(node) => last = node,
+            None => return Some(own.into()),
+        }
+    }
+    last.outputs.first().map(|&v| v.into())
+}
+
+/// Splits the experts of one layer; `salient` is what attention gave.
+fn split(graph: &Graph, routed: &Routed, salient: Operand, set: &ExpertSet, fixed: bool) -> Option<Patch> {
+    let nodes = [routed.dispatch, routed.ffn, routed.combine];
+    let [dispatch, ffn, combine] = nodes.map(|i| &graph.nodes[i]);
     let (&Op::Dispatch { experts, .. }, &[ids]) = (&dispatch.op, dispatch.inputs.as_slice()) else {
         return None;
     };
@@ -179,22 +210,24 @@ fn split(graph: &mut Graph, layer: u32, set: &ExpertSet, fixed: bool) -> Option<
     let types = [chosen, dispatch.outputs[0], ffn.outputs[0], out].map(|v| graph.ty(v).clone());
     let [of_ids, of_table, of_slots, of_rows] = types;
 
-    let scope = dispatch.scope.clone();
-    let mut nodes = Vec::new();
-    let mut push = |op: Op, inputs: Vec<Operand>, outputs: Vec<ValueId>| {
-        nodes.push(Node { op, inputs, outputs, scope: scope.clone() });
-    };
-    let mut fresh = |ty: &Type| {
-        graph.values.push(ty.clone());
-        ValueId(graph.values.len() as u32 - 1)
-    };
+    let mut patch = Patch::new(format!("split the experts of layer {}", set.layer), graph);
+    for i in nodes {
+        patch.remove(NodeId(i as u32));
+    }
     // What finds room has new values; the rest goes where all went before.
-    let ids_of = [fresh(&of_ids), fresh(&of_ids)];
-    let tables = [fresh(&of_table), dispatch.outputs[0]];
-    let slots = [fresh(&of_slots), ffn.outputs[0]];
-    let sums = [fresh(&of_rows), fresh(&of_rows)];
+    let ids_of = [patch.value(of_ids.clone()), patch.value(of_ids)];
+    let tables = [patch.value(of_table), dispatch.outputs[0]];
+    let slots = [patch.value(of_slots), ffn.outputs[0]];
+    let sums = [patch.value(of_rows.clone()), patch.value(of_rows)];
+    // What stood between the three stays in front: it depends on none of them.
+    let reads = |n: &Node| n.inputs.contains(&Operand::Value(out));
+    let reader = graph.nodes.iter().position(reads).unwrap_or(graph.nodes.len());
+    let before = NodeId(reader as u32);
+    let mut push = |op: Op, inputs: Vec<Operand>, outputs: Vec<ValueId>| {
+        patch.add(before, Node { op, inputs, outputs, scope: dispatch.scope.clone() });
+    };
     let desc = AdmitDesc { capacities: set.capacities.clone(), spill: set.overflow == Overflow::Spill };
-    push(Op::Admit(desc), vec![ids, added, Graph::POS.into()], ids_of.to_vec());
+    push(Op::Admit(desc), vec![ids, salient, Graph::POS.into()], ids_of.to_vec());
     // All tables first: what reads one need not wait for another.
     for (ids, table) in ids_of.into_iter().zip(tables) {
         push(Op::Dispatch { experts, partial: true }, vec![ids.into()], vec![table]);
@@ -211,15 +244,5 @@ fn split(graph: &mut Graph, layer: u32, set: &ExpertSet, fixed: bool) -> Option<
         push(Op::Combine { partial: true }, inputs, vec![sum]);
     }
     push(Op::Add, sums.map(Operand::Value).to_vec(), vec![out]);
-
-    // What stood between the three goes in front: it depends on none of them but what they have computed before.
-    let old = [&dispatch, &ffn, &combine].map(|n| n.outputs[0]);
-    let mut rest = graph.nodes.split_off(at);
-    rest.retain(|n| !n.outputs.iter().any(|v| old.contains(v)));
-    let later = rest.iter().position(|n| n.inputs.contains(&Operand::Value(out))).unwrap_or(rest.len());
-    let tail = rest.split_off(later);
-    graph.nodes.extend(rest);
-    graph.nodes.extend(nodes);
-    graph.nodes.extend(tail);
-    Some(())
+    Some(patch)
 }

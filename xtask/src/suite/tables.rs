@@ -62,6 +62,7 @@ pub(super) const FAST: &[(&str, &[&str], &str)] = &[
     ("cli", &[], "the command line"),
     ("import", &[], "every family's import"),
     ("xtask", &[], "this runner"),
-    ("passes", &[], "snapshots of every pass"),
+    ("filetests", &[], "every pass on small files"),
+    ("passes", &[], "every family through the pipeline"),
     ("golden", &["the_demo_model_in_its_own_format"], "a model built, and run against its reference"),
 ];

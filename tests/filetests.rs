@@ -1,0 +1,108 @@
+//! Every pass on small files: `golden/passes/*.moe` hold what goes in and what comes out.
+//!
+//! `MOEC_BLESS=1 cargo test --test filetests` writes what comes out anew; read the difference. `moec pass NAME FILE` prints it.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::Fault;
+use moec::filetest::{Filetest, check};
+use moec::pipeline;
+use std::fs;
+use std::path::PathBuf;
+
+/// The files in order.
+fn files() -> Vec<PathBuf> {
+    let folder = support::root().join("golden/passes");
+    let mut all: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
+    all.retain(|path| path.extension().is_some_and(|e| e == "moe"));
+    all.sort();
+    all
+}
+
+#[test]
+fn every_filetest() {
+    let bless = std::env::var_os("MOEC_BLESS").is_some();
+    let wrong: Vec<_> = files().iter().filter_map(|path| check(path, bless).err()).map(report).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The error with its causes and its hint.
+fn report(e: moec::Error) -> String {
+    format!("{e}\n{}\nhint: {}\n", e.causes.join("\n"), e.hint.as_deref().unwrap_or_default())
+}
+
+#[test]
+fn every_pass_has_two() {
+    let passes: Vec<_> = files().iter().map(|f| Filetest::read(f, None).unwrap().pass().name).collect();
+    for name in pipeline::names() {
+        let count = passes.iter().filter(|p| **p == name).count();
+        assert!(count >= 2, "`golden/passes` has {count} files for `{name}`");
+    }
+    for path in files() {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let pass = Filetest::read(&path, None).unwrap().pass().name;
+        assert!(name.starts_with(pass), "`{name}` is for `{pass}`");
+    }
+}
+
+/// What a file that is none says of itself, and where.
+#[test]
+fn malformed_files_are_refused_with_a_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.moe");
+    let graph = "
+;! graph
+weight @embed: f32[4, 8] embeddings = t\"embed\"[4, 8]
+entry prefill[1] -> %6 {
+  inputs %0: i32[1], %1: i32[1], %2: i32[1], %3: i32[1]
+  %4: f32[1, 8] = embed %0, @embed
+  %5: f32[1, 8] = gather_rows %4, %3
+  %6: f32[1, 4] = linear %5, @embed
+}
+";
+    let says = |text: &str| {
+        fs::write(&path, text).unwrap();
+        let e = Filetest::read(&path, None).and_then(|f| f.run()).unwrap_err();
+        assert_eq!(e.fault, Fault::Input, "{e}");
+        e.message.replace(&path.display().to_string(), "x.moe")
+    };
+    for (text, expected) in [
+        ("; nothing\n", "`x.moe` names no pass"),
+        (";! pass: magic\n;! graph\n", "`x.moe:1`: there is no pass `magic`"),
+        (";! pas: lower\n;! graph\n", "`x.moe:1`: there is no key `pas`"),
+        (";! pass: tune\n\n;! pass: tune\n;! graph\n", "`x.moe:3`: `pass` is there twice"),
+        (";! pass: tune\n;! grahp\n;! expect\n", "`x.moe:2`: expected `key: value`, found `grahp`"),
+        (";! pass: tune\n;! graph\n;! graphs\n", "`x.moe:3`: there is no section `graphs`"),
+        (";! pass: tune\n;! graph\n;! graph\n", "`x.moe:3`: there is a section `graph` already"),
+        (";! pass: tune\nentry\n;! graph\n", "`x.moe:2`: expected a comment or a section"),
+        (";! pass: tune\n;! show: all\n;! graph\n", "`x.moe:2`: there is nothing called `all` to show"),
+        (";! pass: lower\n;! expect\n", "`x.moe` has no section `config`"),
+        (";! pass: lower\n;! config\n{}\n;! tensors\nnorm\n;! expect\n", "`x.moe:5`: `norm` is no tensor"),
+        (
+            ";! pass: format\n\n;! graph\n\nweigth\n",
+            "`x.moe:5:1: expected `weight`, `state` or `entry`, found `weigth``",
+        ),
+    ] {
+        assert_eq!(says(text), expected, "{text}");
+    }
+    for (header, expected) in [
+        (";! pass: tier\n", "pass `tier` has nothing to do here"),
+        (";! pass: format\n;! from: layout\n", "`layout` is behind `format`"),
+        (";! pass: format\n\n;! wieghts.experts = 1\n", "`x.moe:3:4`: unknown section `[wieghts]`"),
+    ] {
+        assert_eq!(says(&format!("{header}{graph}")), expected, "{header}");
+    }
+    let wrong = format!(";! pass: format\n{}", graph.replace("linear %5", "linear %9"));
+    assert_eq!(says(&wrong), "the Graph of `x.moe` is wrong");
+    for (loads, expected) in [
+        (
+            "chunk = 4\nlayer = [{layer = 0, k = 1, samples = [[1, 2], [3]]}]",
+            "the loads of `x.moe` are wrong",
+        ),
+        ("chunk = 4\nlayer = [{layer = 0, k = 1, samples = [[1, 2]]}]", "the input of `x.moe` is wrong"),
+    ] {
+        let text = format!(";! pass: tier\n;! target: m2-ultra\n{graph}\n;! loads\n{loads}\n");
+        assert_eq!(says(&text), expected, "{loads}");
+    }
+}
