@@ -15,7 +15,8 @@
 //! behind. What goes in is a `graph`, for passes that decide places also the `loads` of experts and the `placement` as it is
 //! in front of the pass. In place of a Graph a checkpoint can stand, its `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a
 //! Graph, too, and run behind those from `layout` on: kernels, and who writes what, stand in no text. What comes out is then
-//! what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 if there is none), `from`, the first
+//! what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 if there is none; a device
+//! file beside the file where it ends in `.toml`), `from`, the first
 //! pass to run, and `show: changes`, for what a pass changed of a Graph.
 
 mod checkpoint;
@@ -92,6 +93,9 @@ impl Filetest {
     pub fn run(&self) -> Result<String> {
         let config = Config::parse(&self.sections.settings, &self.path)?;
         let name = self.sections.key("target").unwrap_or(TARGET);
+        // A device file lies beside the file that names it.
+        let beside = self.path.with_file_name(name);
+        let name = if name.ends_with(".toml") { &*beside.to_string_lossy() } else { name };
         let device = targets::device(name)?;
         let target = targets::target_of(&device, name)?.with_activations(config.weights.activations);
         match self.sections.input("graph") {
