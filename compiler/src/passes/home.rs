@@ -135,6 +135,7 @@ pub fn home(
         attend(module, placed, free)?;
     }
     let mut room: BTreeMap<u32, u64> = BTreeMap::new();
+    let chunk = loads.map_or(1, |l| l.chunk);
     for layer in 0..placed.experts.len() {
         let table = &placed.experts[layer];
         let load = loads.and_then(|l| l.layers.iter().find(|l| l.layer == table.layer));
@@ -146,7 +147,7 @@ pub fn home(
             (Home::Auto, _) => {
                 let sizes = size(module, table.layer);
                 let rows = |e: u32| match load {
-                    Some(l) => l.mean(e as usize, placed.chunk.max(1)),
+                    Some(l) => l.mean(e as usize, chunk),
                     None => f64::from(table.k) / table.experts.len().max(1) as f64,
                 };
                 cheaper(list, &homes, &popular, sizes, &rows, &mut room)
