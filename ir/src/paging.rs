@@ -29,6 +29,8 @@ pub struct Paging {
     /// Experts `(layer, expert)` that are read at the start and never go, the hottest first: fewer than there are frames. Under
     /// a smaller budget the first of them stay.
     pub pinned: Vec<(u32, u32)>,
+    /// Experts `(layer, expert)` that live in other memories, ascending: nobody asks flash for them.
+    pub elsewhere: Vec<(u32, u32)>,
     /// Layers with routed experts, in order.
     pub layers: Vec<PagedLayer>,
     /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.

@@ -117,3 +117,42 @@ fn rows_past_a_capacity_are_lost_or_spill() {
     }
     assert!(off[0] < 5e-3 && off[1] > 4.0 * off[0], "{off:?}");
 }
+
+/// Experts of a prompt in static graphs, those of decoding on flash with room for a few: what is said is the same as with all in
+/// memory.
+#[test]
+fn static_graphs_and_a_memory_budget_go_together() {
+    let Some(found) = coreml() else { return };
+    let want = expected(&checkpoint("olmoe"));
+    let run = |more: &str| {
+        let more = format!(
+            "[placement]\nexperts = \"npu\"\n[experts]\noverflow = \"spill\"\ncoverage = 0.5\n{more}"
+        );
+        let case = Case::with_chunk("olmoe", &more, 48);
+        ok(case.build("m2-ultra", "out.moec").envs(found.clone()));
+        let said = engine(&case, |engine| {
+            let mut logits = Vec::new();
+            let mut keep = |_, row: &[f32]| {
+                logits.extend(row.iter().map(|x| x.to_bits()));
+                Ok(())
+            };
+            engine.prefill(0, 0, &want.ids, Want::All, &mut keep).unwrap();
+            let request = Request { slot: 0, prompt: &want.ids[..20], n: 24, end: &[] };
+            let mut sampler = Sampler::new(Sampling::default());
+            let made = generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(()));
+            let spilled: u64 = engine.tallies().iter().map(|(_, t)| t.spilled).sum();
+            (logits, made.unwrap().ids, spilled, engine.paging().map(|p| p.misses))
+        });
+        (said, case.plan("out.moec"))
+    };
+    let ((logits, ids, spilled, none), plan) = run("");
+    assert!(!plan.graphs.is_empty() && spilled > 0 && none.is_none());
+    let (_, roomy) = run("[memory]\nbudget = \"1 GiB\"\nthreads = 1\n");
+    let p = roomy.paging.as_ref().unwrap();
+    let least = p.resident + p.process + u64::from(p.spare + 3) * p.frame_bytes;
+    let (said, tight) = run(&format!("[memory]\nbudget = \"{} KiB\"\nthreads = 1\n", least.div_ceil(1024)));
+    let p = tight.paging.as_ref().unwrap();
+    assert!(!tight.graphs.is_empty() && p.frames < p.layers.iter().map(|l| l.experts).sum(), "{}", p.frames);
+    assert!(said.0 == logits && said.1 == ids && said.2 == spilled, "a budget changes what is said");
+    assert!(said.3 > Some(0), "nothing was read from flash");
+}

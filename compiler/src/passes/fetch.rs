@@ -38,15 +38,28 @@ pub fn fetch(module: &mut Module, ahead: usize) -> Result<()> {
     Ok(())
 }
 
-/// Layers with routed experts, in order.
+/// Layers with routed experts, in order. Where static graphs have some of the experts, what counts is the `dispatch` of those
+/// that the processor computes: their weights alone stay on flash.
 fn routed(graph: &Graph) -> Result<Vec<Routed>> {
     let mut found = Vec::new();
-    for (at, node) in graph.nodes.iter().enumerate().filter(|(_, n)| matches!(n.op, Op::Dispatch { .. })) {
+    let here = |node: &Node| {
+        let table = node.outputs.first().map(|&v| Operand::Value(v));
+        let fixed = |n: &Node| matches!(n.op, Op::ExpertFfn { fixed: true, .. });
+        !graph.nodes.iter().any(|n| fixed(n) && n.inputs.get(1).copied() == table)
+    };
+    let dispatches = graph.nodes.iter().enumerate().filter(|(_, n)| matches!(n.op, Op::Dispatch { .. }));
+    for (at, node) in dispatches.filter(|(_, n)| here(n)) {
         let producer = |operand: Option<&Operand>| match operand {
             Some(&Operand::Value(v)) => graph.def(v).map(|n| (v, &graph.nodes[n.0 as usize])),
             _ => None,
         };
-        let logits = producer(node.inputs.first())
+        // What finds room elsewhere is no choice any more.
+        let chosen = producer(node.inputs.first());
+        let chosen = match chosen {
+            Some((_, admit)) if matches!(admit.op, Op::Admit(_)) => producer(admit.inputs.first()),
+            chosen => chosen,
+        };
+        let logits = chosen
             .filter(|(_, n)| matches!(n.op, Op::Router(_)))
             .and_then(|(_, router)| producer(router.inputs.first()));
         let (logits, gate) =

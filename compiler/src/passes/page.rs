@@ -108,6 +108,7 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
         block_bytes: LARGEST_BLOCK,
         policy: Setting::lru().to_string(),
         pinned: Vec::new(),
+        elsewhere: Vec::new(),
         layers,
         checksums,
         uses: Vec::new(),
@@ -167,12 +168,14 @@ pub struct Paged {
 pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> Result<Paged> {
     let sums = sums(plan, wanted);
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
-    let experts: u32 = paging.layers.iter().map(|l| l.experts).sum();
+    let elsewhere = &paging.elsewhere;
+    let experts: u32 = paging.layers.iter().map(|l| l.experts).sum::<u32>() - elsewhere.len() as u32;
+    let lives_elsewhere = |layer: u32, expert: u32| elsewhere.binary_search(&(layer, expert)).is_ok();
     let fixed = sums.resident().saturating_add(sums.process);
     let frames = |spare: u32| {
         let rest = wanted.budget.checked_sub(fixed)? / paging.frame_bytes;
         let frames = u32::try_from(rest.checked_sub(u64::from(spare))?).unwrap_or(u32::MAX);
-        (frames >= LEAST).then_some(frames.min(experts))
+        (frames >= LEAST).then_some(frames.min(experts.max(LEAST)))
     };
     let too_small = || {
         let least = fixed + u64::from(LEAST + SPARE) * paging.frame_bytes;
@@ -203,8 +206,16 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     paging.policy = policy.to_string();
     // With frames for those that bypass the cache it is smaller than it was for the replays.
     let most = u64::from(frames) * u64::from(percent) / 100;
-    paging.uses = trace.as_ref().map(cache::uses).unwrap_or_default();
-    paging.pinned = pinned.iter().take(most as usize).map(|k| (k.layer.into(), k.expert.into())).collect();
+    // The replays know of one memory. What another one holds is neither read at the start nor kept.
+    let mut uses = trace.as_ref().map(cache::uses).unwrap_or_default();
+    let keys = (0..).zip(&paging.layers).flat_map(|(l, layer)| (0..layer.experts).map(move |e| (l, e)));
+    for (n, (layer, expert)) in uses.iter_mut().zip(keys) {
+        *n = if lives_elsewhere(layer, expert) { 0 } else { *n };
+    }
+    let keys = pinned.iter().map(|k| (u32::from(k.layer), u32::from(k.expert)));
+    let pinned =
+        keys.filter(|&(layer, expert)| !lives_elsewhere(layer, expert)).take(most as usize).collect();
+    (paging.uses, paging.pinned) = (uses, pinned);
     Ok(Paged { choice })
 }
 

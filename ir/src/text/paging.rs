@@ -17,6 +17,11 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
         let pinned: Vec<_> = p.pinned.iter().map(|(layer, expert)| format!("[{layer}, {expert}]")).collect();
         write!(f, ", pinned = [{}]", pinned.join(", "))?;
     }
+    if !p.elsewhere.is_empty() {
+        let pairs: Vec<_> =
+            p.elsewhere.iter().map(|(layer, expert)| format!("[{layer}, {expert}]")).collect();
+        write!(f, ", elsewhere = [{}]", pairs.join(", "))?;
+    }
     writeln!(f, "}} {{")?;
     let mut checksums = p.checksums.as_slice();
     let mut uses = p.uses.as_slice();
@@ -41,7 +46,7 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
 }
 
 /// `[[layer, expert], …]`
-fn pinned(value: Value<'_>) -> Option<Vec<(u32, u32)>> {
+fn pairs(value: Value<'_>) -> Option<Vec<(u32, u32)>> {
     let Value::List(items) = value else { return None };
     let pair = |item: Value<'_>| match item {
         Value::List(two) => {
@@ -73,7 +78,10 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
             block_bytes: a.int(c, "block_bytes")?,
             policy: a.string(c, "policy")?,
             pinned: a
-                .optional(c, "pinned", "a list of `[layer, expert]`", |v, _| Ok(pinned(v)))?
+                .optional(c, "pinned", "a list of `[layer, expert]`", |v, _| Ok(pairs(v)))?
+                .unwrap_or_default(),
+            elsewhere: a
+                .optional(c, "elsewhere", "a list of `[layer, expert]`", |v, _| Ok(pairs(v)))?
                 .unwrap_or_default(),
             layers: Vec::new(),
             checksums: Vec::new(),

@@ -41,6 +41,12 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
         require(fits, at, || "its experts are no neighbours on flash, or larger than a frame".into())?;
     }
+    let at = || "paging.elsewhere".to_owned();
+    for &(layer, expert) in &p.elsewhere {
+        let there = p.layers.get(layer as usize).is_some_and(|l| expert < l.experts);
+        require(there, at, || format!("layer {layer} has no expert {expert}"))?;
+    }
+    require(p.elsewhere.is_sorted_by(|a, b| a < b), at, || "not ascending".into())?;
     check_pinned(p)
 }
 
@@ -55,6 +61,9 @@ fn check_pinned(p: &Paging) -> Result<(), VerifyError> {
     for &(layer, expert) in &p.pinned {
         let there = p.layers.get(layer as usize).is_some_and(|l| expert < l.experts);
         require(there, at, || format!("layer {layer} has no expert {expert}"))?;
+        require(p.elsewhere.binary_search(&(layer, expert)).is_err(), at, || {
+            format!("expert {expert} of layer {layer} lives elsewhere")
+        })?;
         require(seen.insert((layer, expert)), at, || format!("expert {expert} of layer {layer} twice"))?;
     }
     Ok(())

@@ -428,9 +428,9 @@ fn random_paging() -> impl Strategy<Value = Paging> {
     let layer = (0..4_u32, any::<[u32; 3]>(), score)
         .prop_map(|(experts, [k, gate_up, down], score)| PagedLayer { experts, k, gate_up, down, score });
     let layers = prop::collection::vec(layer, 0..4);
-    let pinned = prop::collection::vec(any::<(u32, u32)>(), 0..3);
-    (any::<[u64; 4]>(), any::<[u32; 5]>(), text(), pinned, layers).prop_map(
-        |(bytes, [a, b, c, d, block_bytes], policy, pinned, layers)| {
+    let pairs = || prop::collection::vec(any::<(u32, u32)>(), 0..3);
+    (any::<[u64; 4]>(), any::<[u32; 5]>(), text(), (pairs(), pairs()), layers).prop_map(
+        |(bytes, [a, b, c, d, block_bytes], policy, (pinned, elsewhere), layers)| {
             let matrices: u32 = layers.iter().map(|l| 2 * l.experts).sum();
             let [budget, resident, process, frame_bytes] = bytes;
             let (threads, frames, spare) = (a, b, c);
@@ -447,6 +447,7 @@ fn random_paging() -> impl Strategy<Value = Paging> {
                 block_bytes,
                 policy,
                 pinned,
+                elsewhere,
                 layers,
                 checksums,
                 uses,

@@ -101,7 +101,15 @@ impl Builder<'_> {
         let (layers, bytes) = page::lay_out(&mut self.segments, &layers)?;
         self.ends[1] = bytes;
         let frame = page::frame_bytes(&self.segments, &layers);
-        Ok(Some(page::unlimited(layers, frame)))
+        let mut paging = page::unlimited(layers, frame);
+        for (at, layer) in (0..).zip(self.experts.keys()) {
+            let Some((_, of)) = self.homes.of_layer(Some(*layer)) else { continue };
+            let away =
+                |home: u32| of.units.get(home as usize).is_some_and(|&unit| self.homes.memory(unit) != 0);
+            let experts = (0..).zip(&of.experts).filter(|(_, home)| away(**home));
+            paging.elsewhere.extend(experts.map(|(expert, _)| (at, expert)));
+        }
+        Ok(Some(paging))
     }
 
     pub(super) fn entry(&mut self, graph: &Graph) -> Result<(Entry, Vec<Vec<usize>>)> {

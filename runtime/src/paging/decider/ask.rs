@@ -82,6 +82,11 @@ impl Decider {
         Ok(())
     }
 
+    /// Whether nobody asks flash for an expert, since another memory holds it.
+    fn lives_elsewhere(&self, key: Key) -> bool {
+        self.elsewhere.binary_search(&key).is_ok()
+    }
+
     /// Reads ahead what the scores of the next layers promise.
     fn look_ahead(&mut self, now: Duration, asked: Asked<'_>) {
         let Asked { layer, rows, k, scored, scores, stalled, flash, .. } = asked;
@@ -98,6 +103,9 @@ impl Decider {
         {
             for expert in 0..next.shape.experts {
                 let key = Key { layer: (layer + 1) as u16, expert: expert as u16 };
+                if self.lives_elsewhere(key) {
+                    continue;
+                }
                 if !self.read_surely(key) {
                     break;
                 }
@@ -113,7 +121,9 @@ impl Decider {
         if self.ahead.known(layer) {
             let known = std::mem::take(&mut self.ahead);
             for &key in known.prefetches() {
-                self.read_surely(key);
+                if !self.lives_elsewhere(key) {
+                    self.read_surely(key);
+                }
             }
             self.ahead = known;
             return;
@@ -123,7 +133,9 @@ impl Decider {
         }
         let pending = self.pending();
         let mut planned = std::mem::take(&mut self.ahead);
-        let resident = |key: Key| self.cache.contains(key) || self.guests.contains(&self.id(key));
+        let resident = |key: Key| {
+            self.cache.contains(key) || self.guests.contains(&self.id(key)) || self.lives_elsewhere(key)
+        };
         let shape = |i: usize| self.places.get(layer + i).map(|p| (p.shape, p.bytes));
         planned.plan(layer, scored - 1, &shape, &|i| scores.of(i), &resident, now, flash, pending);
         for i in 0..planned.prefetches().len() {

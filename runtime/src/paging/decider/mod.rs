@@ -139,6 +139,8 @@ pub struct Decider {
     uses: Vec<u32>,
     spare: usize,
     foresees: bool,
+    /// Experts that live in other memories, ascending.
+    elsewhere: Vec<Key>,
     cache: Cache,
     ranking: Ranking,
     /// By number of the expert: where it is, and which of its parts may be used.
@@ -209,6 +211,7 @@ impl Decider {
             parts: vec![0; count],
             frames: vec![Frame::Free; frames as usize],
             free: (0..frames).rev().collect(),
+            elsewhere: paging.elsewhere.iter().filter_map(key).collect(),
             queues: std::array::from_fn(|_| VecDeque::with_capacity(2 * count)),
             events: Vec::with_capacity(4 * most),
             chosen: Vec::with_capacity(most),

@@ -25,6 +25,7 @@ fn plan(frames: u32, spare: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::P
         block_bytes: 4096,
         policy: policy.to_owned(),
         pinned: pinned.to_vec(),
+        elsewhere: Vec::new(),
         layers: vec![layer; LAYERS],
         checksums: Vec::new(),
         uses: (0..LAYERS as u32 * EXPERTS).map(|i| i % 4).collect(),
