@@ -86,6 +86,7 @@ const PACKAGED: &str = "m2.moec";
 fn prepare(folder: &Path) {
     let ferris = root().join("golden/models/ferris");
     symlink(root().join("golden"), folder.join("golden")).unwrap();
+    symlink(root().join("targets"), folder.join("targets")).unwrap();
     fs::create_dir_all(folder.join("path/to")).unwrap();
     symlink(&ferris, folder.join("path/to/checkpoint")).unwrap();
     symlink(&ferris, folder.join("olmoe8")).unwrap();

@@ -69,7 +69,8 @@ impl Unit for Watched {
 fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
     let toml = folder.join(format!("{name}.toml"));
     let text = format!(
-        "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n{more}"
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n{more}",
+        source.display()
     );
     fs::write(&toml, text).unwrap();
     built(&toml, &["--target", &device()], &folder.join(name));

@@ -22,6 +22,7 @@ pub mod memory;
 pub mod op;
 pub mod paging;
 pub mod patch;
+mod peak;
 pub mod placement;
 pub mod plan;
 pub mod read;

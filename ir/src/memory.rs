@@ -3,9 +3,7 @@
 //! A plan names its units and its memories. Memory 0 is the processor's; every buffer, state and weight that a unit touches
 //! lies in the unit's own. What crosses from one memory to another does so by a [`Copy`](crate::plan::Builtin::Copy) step.
 
-use crate::plan::{ALIGN, Arg, Plan, Segment};
 use bincode::{Decode, Encode};
-use std::collections::BTreeSet;
 
 /// A unit that executes steps. Unit 0 is the processor that runs the program.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -14,7 +12,7 @@ pub struct UnitRef {
     pub name: String,
     /// Target family: who executes its steps.
     pub family: String,
-    /// Index into [`Plan::memories`]: where everything lies that it touches.
+    /// Index into [`crate::plan::Plan::memories`]: where everything lies that it touches.
     pub memory: u32,
 }
 
@@ -30,7 +28,7 @@ impl UnitRef {
 pub struct Memory {
     /// Name in the device file.
     pub name: String,
-    /// Bytes that the plan may take of it, where the device file says. The verifier proves that [`Plan::peak`] is no more.
+    /// Bytes that the plan may take of it, where the device file says. The verifier proves that [`crate::plan::Plan::peak`] is no more.
     pub capacity: Option<u64>,
     /// Bytes of the arena that the buffers of all entry points share.
     pub arena_bytes: u64,
@@ -42,30 +40,10 @@ pub struct Memory {
 /// Matrices of a segment that a memory holds.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Resident {
-    /// Index into [`Plan::segments`].
+    /// Index into [`crate::plan::Plan::segments`].
     pub segment: u32,
     /// Its matrices (experts), ascending; empty: the whole segment in one piece.
     pub matrices: Vec<u32>,
-}
-
-impl Resident {
-    /// Bytes of one matrix, or of the whole segment, on the boundaries of [`ALIGN`]; `None` where that overflows.
-    pub fn piece_bytes(&self, segment: &Segment) -> Option<u64> {
-        let bytes = if self.matrices.is_empty() { segment.bytes } else { segment.matrix_bytes()? };
-        bytes.checked_next_multiple_of(ALIGN)
-    }
-
-    /// Bytes of the table of addresses that stands in front of the matrices: 8 for each that the segment has.
-    pub fn table_bytes(&self, segment: &Segment) -> u64 {
-        let entries = if self.matrices.is_empty() { 0 } else { u64::from(segment.extents().0) };
-        (entries * 8).next_multiple_of(ALIGN)
-    }
-
-    /// Bytes in all; `None` where that overflows.
-    pub fn bytes(&self, segment: &Segment) -> Option<u64> {
-        let pieces = self.matrices.len().max(1) as u64;
-        self.piece_bytes(segment)?.checked_mul(pieces)?.checked_add(self.table_bytes(segment))
-    }
 }
 
 /// Experts of a layer that live on several units.
@@ -90,66 +68,4 @@ pub struct MemoryLink {
     pub from: u32,
     /// The other, the larger index.
     pub to: u32,
-}
-
-impl Plan {
-    /// Bytes of the arena of the processor's memory.
-    pub fn arena_bytes(&self) -> u64 {
-        self.memories.first().map_or(0, |m| m.arena_bytes)
-    }
-
-    /// The memory of a unit.
-    pub fn memory_of(&self, unit: u32) -> u32 {
-        self.units.get(unit as usize).map_or(0, |u| u.memory)
-    }
-
-    /// Names of the units.
-    pub fn unit_names(&self) -> Vec<String> {
-        self.units.iter().map(|u| u.name.clone()).collect()
-    }
-
-    /// Bytes that a memory holds at most while the plan runs, `threads` lanes of the processor each with their scratch:
-    /// arena, states, and the weights that units read there. Of memory 0, weights are those in memory and not on flash.
-    /// `None` where that overflows.
-    pub fn peak(&self, memory: u32, threads: u64) -> Option<u64> {
-        let decl = self.memories.get(memory as usize)?;
-        let mut sum = decl.arena_bytes.checked_next_multiple_of(ALIGN)?;
-        let mut add = |bytes: u64| {
-            sum = sum.checked_add(bytes)?;
-            Some(())
-        };
-        for state in self.states.iter().filter(|s| s.memory == memory) {
-            add(state.checked_bytes()?.checked_next_multiple_of(ALIGN)?)?;
-        }
-        if memory == 0 {
-            add(self.scratch_bytes.checked_next_multiple_of(ALIGN)?.checked_mul(threads)?)?;
-            let paged: Vec<u32> =
-                self.paging.iter().flat_map(|p| &p.layers).flat_map(|l| [l.gate_up, l.down]).collect();
-            for index in self.segments_of(0).into_iter().filter(|i| !paged.contains(i)) {
-                add(self.segments.get(index as usize)?.bytes.checked_next_multiple_of(ALIGN)?)?;
-            }
-        }
-        for resident in &decl.residents {
-            add(resident.bytes(self.segments.get(resident.segment as usize)?)?)?;
-        }
-        // A unit beside the processor has one lane, if it has anything to do.
-        let runs = |unit: u32| self.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit == unit);
-        let here = (0..).zip(&self.units).filter(|(_, u)| memory != 0 && u.memory == memory);
-        for _ in here.filter(|&(unit, _)| runs(unit)) {
-            add(self.scratch_bytes.checked_next_multiple_of(ALIGN)?)?;
-        }
-        Some(sum)
-    }
-
-    /// Segments that steps of units of a memory read, ascending.
-    pub fn segments_of(&self, memory: u32) -> BTreeSet<u32> {
-        let steps = self.entries.iter().flat_map(|e| &e.steps);
-        let here = steps.filter(|s| self.memory_of(s.unit) == memory);
-        here.flat_map(|s| &s.args)
-            .filter_map(|arg| match *arg {
-                Arg::Segment(i) | Arg::Matrices(i) => Some(i),
-                Arg::Buffer(..) | Arg::State(_) => None,
-            })
-            .collect()
-    }
 }

@@ -24,7 +24,8 @@
 //! 1. The version is this crate's; vocabulary, hidden size, layers, context and slots are not zero; the
 //!    token put in front is in the vocabulary.
 //! 2. There is at least one unit and one memory; the first unit, the processor, has the first memory. Names of units and of
-//!    memories are unique, and every index of a unit or a memory is in range. Links join two memories.
+//!    memories are unique, and every index of a unit or a memory is in range. Links join two memories. There are
+//!    at most 64 of each, and a memory but the first has one unit.
 //! 3. File paths are relative, name no parent, current or empty folder, and are unique.
 //! 4. A segment has one to three nonzero axes, is aligned to [`ALIGN`](crate::plan::ALIGN), lies inside its
 //!    file and has exactly the size that shape, format and layout need; its matrices do not overlap.

@@ -32,8 +32,8 @@ impl Residents {
 /// Memories beside the processor's.
 #[derive(Debug, Default)]
 pub(crate) struct Beside {
-    /// First byte of each memory's arena but the first's.
-    pub(crate) arenas: Vec<Addr>,
+    /// First byte of each memory's arena but the first's; none where no unit has a step.
+    pub(crate) arenas: Vec<Option<Addr>>,
     /// By state, where it lies, if not in the processor's memory.
     pub(crate) states: Vec<Option<Addr>>,
     /// Weights of each memory but the first.
@@ -42,6 +42,8 @@ pub(crate) struct Beside {
     pub(crate) scratch: Vec<Option<Addr>>,
     /// Bytes that were taken of each memory but the first.
     pub(crate) bytes: Vec<u64>,
+    /// Which of them the processor can read where they lie.
+    pub(crate) mapped: Vec<bool>,
 }
 
 /// Takes the memories of a program's units, and brings the weights there that units read in them.
@@ -72,15 +74,15 @@ pub(crate) fn open<'p>(
             program.units.get(u).is_some_and(|r| r.memory == index)
                 && units.get(u).is_some_and(Option::is_some)
         });
-        let unused = Addr::read_only(std::ptr::null());
         let Some(unit) = owner.and_then(|u| units.get_mut(u)).and_then(Option::as_mut) else {
             // Nobody runs a step there.
-            beside.arenas.push(unused);
+            beside.arenas.push(None);
             beside.residents.push(Residents::default());
             beside.bytes.push(0);
+            beside.mapped.push(false);
             continue;
         };
-        let memory = &program.memories[index as usize];
+        let (memory, mapped) = (&program.memories[index as usize], unit.is_mapped());
         let bytes =
             program.peak(index, 1).ok_or_else(|| Error::Plan("a memory past all addresses".into()))?;
         let base = unit.take(bytes)?.ok_or_else(|| {
@@ -97,7 +99,7 @@ pub(crate) fn open<'p>(
             end += bytes.next_multiple_of(ALIGN);
             at
         };
-        beside.arenas.push(place(memory.arena_bytes));
+        beside.arenas.push(Some(place(memory.arena_bytes)));
         for (state, at) in program.states.iter().zip(&mut beside.states).filter(|(s, _)| s.memory == index) {
             *at = Some(place(state.bytes()));
         }
@@ -120,6 +122,7 @@ pub(crate) fn open<'p>(
             return Err(Error::Plan(format!("`{}` holds {end} bytes, past its {bytes}", memory.name)));
         }
         beside.bytes.push(bytes);
+        beside.mapped.push(mapped);
     }
     Ok(beside)
 }
@@ -138,6 +141,7 @@ fn bring(
         let (from, to) = (store.segment(resident.segment).ok_or_else(missing)?, place(segment.bytes));
         // SAFETY: the store maps the segment's bytes, and the place has as many, which nobody else has.
         unsafe { unit.copy(from, to, segment.bytes as usize) };
+        forget(from, segment.bytes as usize);
         return Ok(to);
     }
     let bytes = segment.matrix_bytes().ok_or_else(missing)?;
@@ -152,6 +156,7 @@ fn bring(
         unsafe {
             let from = all.of::<Addr>().add(matrix as usize).read();
             unit.copy(from, to, bytes as usize);
+            forget(from, bytes as usize);
         }
         if let Some(address) = addresses.get_mut(matrix as usize) {
             *address = Some(to);
@@ -164,3 +169,20 @@ fn bring(
     unsafe { unit.copy(Addr::read_only(addresses.as_ptr().cast()), table, lead * size_of::<Addr>()) };
     Ok(table)
 }
+
+/// Gives back the pages of a mapping that has been copied: a budget has no room for them. A hint.
+#[cfg(target_os = "linux")]
+fn forget(from: Addr, bytes: usize) {
+    /// Largest page of the systems that we run on.
+    const PAGE: usize = 64 << 10;
+    let (first, end) = (from.ptr().addr().next_multiple_of(PAGE), (from.ptr().addr() + bytes) / PAGE * PAGE);
+    if first < end {
+        let at = from.plus(first - from.ptr().addr());
+        // SAFETY: whole pages inside of a read-only mapping of a file, which are read again should anybody want them.
+        unsafe { libc::madvise(at.ptr().cast(), end - first, libc::MADV_DONTNEED) };
+    }
+}
+
+/// Does nothing on this system.
+#[cfg(not(target_os = "linux"))]
+fn forget(_from: Addr, _bytes: usize) {}

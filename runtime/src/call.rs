@@ -79,8 +79,8 @@ impl Extent {
 
 /// Where the buffers, weights and states of a memory lie.
 pub(crate) struct Places<'a> {
-    /// Arenas, by memory.
-    pub(crate) arenas: &'a [Addr],
+    /// Arenas, by memory; none where no unit has taken one.
+    pub(crate) arenas: &'a [Option<Addr>],
     /// States of the plan.
     pub(crate) states: &'a [Addr],
     /// Weights of the processor's memory.
@@ -96,7 +96,7 @@ impl Places<'_> {
         match arg {
             Arg::Buffer(i, skip) => {
                 let buffer = entry.buffers.get(i as usize)?;
-                let arena = self.arenas.get(buffer.memory as usize)?;
+                let arena = self.arenas.get(buffer.memory as usize).copied().flatten()?;
                 Some(arena.plus(buffer.offset as usize + skip as usize))
             }
             Arg::Segment(i) | Arg::Matrices(i) if residents.is_some() => residents?.and_then(|r| r.of(i)),
@@ -141,7 +141,8 @@ pub(crate) fn bind(program: &Program, entry: &Entry, places: &Places<'_>) -> Res
             grid: step.grid,
             barrier: step.barrier,
             half: step.args.iter().find_map(|&arg| half(program, arg)).filter(|_| here),
-            needs: step.args.iter().map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
+            // What lies in another memory has been brought there.
+            needs: step.args.iter().filter(|_| here).map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
             waits: from..bound.waits.len(),
             event: event_of[i],
         });
@@ -225,7 +226,7 @@ impl Walk<'_> {
             }
             self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
             // What a step gives that has failed is nobody's operand.
-            if self.fault.get().is_none() {
+            if self.fault.get().is_none() && self.has_weights(i) {
                 // SAFETY: steps of this unit have been submitted in their order, and others have ended.
                 unsafe { self.step(i, lane, track) };
             }

@@ -95,7 +95,7 @@ pub struct Engine<'p> {
     pub(crate) units: Vec<Option<Box<dyn Unit + 'p>>>,
     /// Those beside the processor, with their scratch.
     pub(crate) threads: Vec<(usize, Addr)>,
-    beside: Beside,
+    pub(crate) beside: Beside,
     tallies: Arc<Tallies>,
     pager: Option<Arc<Pager>>,
     timeline: Option<Arc<Timeline>>,
@@ -146,7 +146,14 @@ impl<'p> Engine<'p> {
         options: Options,
     ) -> Result<Self> {
         let mut graphs = Some(graphs);
-        Self::with_units(program, bundle, &mut |_| graphs.take().map(Executor::Graphs), packages, options)
+        let runs = |unit: &UnitRef| {
+            let steps = program.entries.iter().flat_map(|e| &e.steps);
+            let of_graphs =
+                |code| matches!(code, Code::Builtin(Builtin::Experts { .. } | Builtin::Part { .. }));
+            steps.filter(|s| of_graphs(s.code)).any(|s| program.units.get(s.unit as usize) == Some(unit))
+        };
+        let mut bring = |unit: &UnitRef| graphs.take_if(|_| runs(unit)).map(Executor::Graphs);
+        Self::with_units(program, bundle, &mut bring, packages, options)
     }
 
     /// As [`Engine::open`], with what executes the units beside the processor, which `executor` brings: it is asked for every
@@ -221,7 +228,8 @@ impl<'p> Engine<'p> {
         let own = |u: usize| beside.scratch.get(u).copied().flatten();
         let threads: Vec<_> =
             others.iter().enumerate().map(|(i, &u)| (u, own(u).unwrap_or_else(|| at(i)))).collect();
-        let arenas: Vec<Addr> = [arena.base()].into_iter().chain(beside.arenas.iter().copied()).collect();
+        let arenas: Vec<Option<Addr>> =
+            [Some(arena.base())].into_iter().chain(beside.arenas.iter().copied()).collect();
         let places = Places {
             arenas: &arenas,
             states: states.addresses(),
@@ -311,8 +319,8 @@ impl<'p> Engine<'p> {
         if !self.store.moves()? {
             return Ok(());
         }
-        let arenas: Vec<Addr> =
-            [self.arena.base()].into_iter().chain(self.beside.arenas.iter().copied()).collect();
+        let arenas: Vec<Option<Addr>> =
+            [Some(self.arena.base())].into_iter().chain(self.beside.arenas.iter().copied()).collect();
         let places = Places {
             arenas: &arenas,
             states: self.states.addresses(),
@@ -724,7 +732,7 @@ fn weights_of<'p>(
     bundle: &Path,
     options: Options,
 ) -> Result<(Box<dyn Store + 'p>, String)> {
-    if program.memories.len() > 1 && options.weights != Weights::Own {
+    if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Own {
         // Memory of our own holds whole files, and a part of these weights is elsewhere.
         let here = program.segments_of(0);
         let store = MappedStore::open_some(program, bundle, options.check, &|i| here.contains(&i))?;

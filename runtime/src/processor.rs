@@ -44,11 +44,11 @@ impl Unit for Processor<'_> {
 
     unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane) {
         match (launch.code, launch.half, &self.pager) {
-            // SAFETY: the caller's promise, for the kernel's items.
             (Code::Kernel(f), Some(half), Some(pager)) => {
-                pager.run(half, launch, lane, &|begin, end| unsafe {
-                    kernel_items(f, launch, lane, begin, end);
-                })
+                pager.run(half, launch, lane, &|begin, end| {
+                    // SAFETY: the caller's promise, for the kernel's items.
+                    unsafe { kernel_items(f, launch, lane, begin, end) };
+                });
             }
             // SAFETY: the caller's promise is the one that these ask for.
             (Code::Kernel(f), ..) => unsafe { kernel(f, launch, lane) },
@@ -263,7 +263,7 @@ mod tests {
                 for index in 0..of {
                     // SAFETY: the lanes come one after the other.
                     unsafe {
-                        Processor::default().submit(&launch, Lane { index, of, scratch: region.base() })
+                        Processor::default().submit(&launch, Lane { index, of, scratch: region.base() });
                     };
                 }
                 // SAFETY: as above.

@@ -1,6 +1,7 @@
 //! Runs of one entry point step by step: on one thread, with an observer who looks at memory around every
 //! step; and on all, with a clock.
 
+use crate::beside::Beside;
 use crate::call::{Threads, Walk};
 use crate::engine::{Engine, Row};
 use crate::error::Result;
@@ -25,6 +26,7 @@ pub enum Moment {
 pub struct StepView<'a> {
     program: &'a Program,
     arena: Addr,
+    beside: &'a Beside,
     state_at: &'a [Addr],
     store: &'a dyn Store,
     entry: &'a Entry,
@@ -59,16 +61,25 @@ impl StepView<'_> {
         self.m
     }
 
-    /// Bytes of a buffer of the entry point, if it lies in the processor's memory.
+    /// Bytes of a buffer of the entry point, if the processor can read them where they lie.
     pub fn buffer(&self, index: u32) -> Option<&[u8]> {
-        let b = self.entry.buffers.get(index as usize).filter(|b| b.memory == 0)?;
-        Some(self.look(self.arena.plus(b.offset as usize), b.bytes))
+        let b = self.entry.buffers.get(index as usize)?;
+        let arena = match b.memory.checked_sub(1).map(|m| m as usize) {
+            None => self.arena,
+            Some(m) => self.beside.arenas.get(m).copied().flatten().filter(|_| self.is_mapped(b.memory))?,
+        };
+        Some(self.look(arena.plus(b.offset as usize), b.bytes))
     }
 
-    /// Bytes of a state, snapshots included, if it lies in the processor's memory.
+    /// Whether the processor can read a memory where it lies.
+    fn is_mapped(&self, memory: u32) -> bool {
+        memory.checked_sub(1).is_none_or(|m| self.beside.mapped.get(m as usize) == Some(&true))
+    }
+
+    /// Bytes of a state, snapshots included, if the processor can read them where they lie.
     pub fn state(&self, index: u32) -> Option<&[u8]> {
         let at = self.state_at.get(index as usize)?;
-        let state = self.program.states.get(index as usize).filter(|s| s.memory == 0)?;
+        let state = self.program.states.get(index as usize).filter(|s| self.is_mapped(s.memory))?;
         Some(self.look(*at, state.bytes()))
     }
 
@@ -149,6 +160,7 @@ impl Engine<'_> {
             let view = || StepView {
                 program: self.program,
                 arena: self.arena.base(),
+                beside: &self.beside,
                 state_at: self.states.addresses(),
                 store: self.store.as_ref(),
                 entry: of,

@@ -122,6 +122,11 @@ pub trait Unit: Send + Sync {
         Ok(None)
     }
 
+    /// Whether the processor can read its memory where it lies. Others are seen by copies alone.
+    fn is_mapped(&self) -> bool {
+        false
+    }
+
     /// Copies between its own memory and the processor's, in either direction.
     ///
     /// # Safety

@@ -18,6 +18,7 @@ const CRATES: &[&str] = &[
     "targets/family/src",
     "targets/cpu/src",
     "targets/coreml/src",
+    "targets/mirror/src",
     "compiler/src",
     "papers/src",
 ];

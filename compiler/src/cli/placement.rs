@@ -6,9 +6,9 @@ use moec_device::GraphForm;
 use moec_ir::placement::{ExpertTable, Placement};
 use std::fmt::Write as _;
 
-/// What was decided about where things run, in one layer or in all. Nothing where shapes are dynamic.
+/// What was decided about where things run, in one layer or in all. Nothing where everything runs on the processor.
 pub(super) fn shown(placement: &Placement, layer: Option<u32>, expert: Option<u32>) -> String {
-    if placement.is_dynamic() {
+    if placement.is_dynamic() && placement.ops.is_empty() {
         return String::new();
     }
     let mut text = String::new();
@@ -50,6 +50,9 @@ pub(super) fn graphs(unit: &str, form: &GraphForm) -> String {
 }
 
 fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
+    if placement.is_dynamic() {
+        return homes_text(placement, table, expert);
+    }
     let tiers: Vec<String> = table.tiers.iter().map(ToString::to_string).collect();
     let mut text = format!("\nlayer {}: capacities {} of {}", table.layer, tiers.join(", "), placement.chunk);
     if let Some(e) = table.expected {
@@ -82,6 +85,22 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
     if !few.is_empty() {
         let _ = writeln!(text, "  hardly seen in calibration: {}", few.join(", "));
     }
+    text
+}
+
+/// Which experts of a layer live on which unit, where none has a capacity.
+fn homes_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
+    let mut text = format!("\nlayer {}: {} experts\n", table.layer, table.experts.len());
+    let mut rows = vec![["  runs on", "experts"].map(str::to_owned).to_vec()];
+    for unit in 0..placement.units.len() as u32 {
+        let own =
+            (0_u32..).zip(&table.experts).filter(|(e, r)| r.unit == unit && expert.is_none_or(|x| x == *e));
+        let own: Vec<String> = own.map(|(e, _)| e.to_string()).collect();
+        if !own.is_empty() {
+            rows.push(vec![format!("  {}", placement.unit(unit)), own.join(",")]);
+        }
+    }
+    text += &output::table(&rows);
     text
 }
 

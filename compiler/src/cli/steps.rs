@@ -2,8 +2,10 @@
 
 use super::output;
 use crate::bundle::read::Bundle;
+use crate::families;
 use crate::{Error, Result, interrupt};
 use moec_ir::EntryKind;
+use moec_ir::plan::UnitRef;
 use moec_ir::plan::{Code, Plan};
 use moec_runtime::{Engine, Options, Program, Row};
 use serde_json::{Value, json};
@@ -61,7 +63,8 @@ pub fn run(args: &Args) -> Result<()> {
         .map_err(|e| Error::input("the plan does not run here").because(e))?;
     let (index, rows) = call(&bundle.plan, args)?;
     let options = Options { threads: args.threads, ..Options::default() };
-    let mut engine = Engine::open(&program, &bundle.folder, options).map_err(Error::from)?;
+    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+    let mut engine = Engine::with_units(&program, folder, host, folder, options).map_err(Error::from)?;
     let mut once = || {
         interrupt::check()?;
         let seq_len = rows.iter().map(|r| r.pos + 1).max().unwrap_or(0);

@@ -95,7 +95,8 @@ impl Filetest {
         let name = self.sections.key("target").unwrap_or(TARGET);
         // A device file lies beside the file that names it.
         let beside = self.path.with_file_name(name);
-        let name = if name.ends_with(".toml") { &*beside.to_string_lossy() } else { name };
+        let is_file = Path::new(name).extension().is_some_and(|e| e == "toml");
+        let name = if is_file { &*beside.to_string_lossy() } else { name };
         let device = targets::device(name)?;
         let target = targets::target_of(&device, name)?.with_activations(config.weights.activations);
         match self.sections.input("graph") {

@@ -101,6 +101,11 @@ impl Crossing<'_> {
                 continue;
             }
             let local = if written.contains(&i) {
+                if offset != 0
+                    || step.args.iter().filter(|a| matches!(a, Arg::Buffer(o, _) if *o == b)).count() > 1
+                {
+                    return Err(Error::bug("a part of a value that another memory holds is written"));
+                }
                 // Rows that others have written already must not be lost with what comes back.
                 let local = self.local(entry, b, own, "'")?;
                 back.push((local, b));
@@ -112,7 +117,7 @@ impl Crossing<'_> {
         }
         for &i in &written {
             if let Arg::Buffer(b, _) = step.args[i] {
-                self.copies.retain(|&(of, _), _| of != b);
+                self.forget(b);
                 self.spaces.insert(b, step.rows);
             }
         }
@@ -125,10 +130,15 @@ impl Crossing<'_> {
                 _ => None,
             };
             self.copy(entry, (from, to), unit, rows, node, of);
-            self.copies.retain(|&(b, _), _| b != to);
+            self.forget(to);
             self.spaces.insert(to, rows);
         }
         Ok(())
+    }
+
+    /// What a buffer holds has changed: its copies are of before.
+    fn forget(&mut self, b: u32) {
+        self.copies.retain(|&(of, _), _| of != b);
     }
 
     /// The logits end where the engine reads them.
@@ -148,9 +158,15 @@ impl Crossing<'_> {
         if let Some(&copy) = self.copies.get(&(b, own)) {
             return Ok(copy);
         }
-        let copy = self.local(entry, b, own, "")?;
-        // The queue of the unit whose memory is not the processor's.
+        // The queue of the unit whose memory is not the processor's. Between two others the way leads through that.
         let theirs = entry.buffers[b as usize].memory;
+        if own != 0 && theirs != 0 {
+            let between = self.here(entry, b, 0, node)?;
+            let copy = self.here(entry, between, unit, node)?;
+            self.copies.insert((b, own), copy);
+            return Ok(copy);
+        }
+        let copy = self.local(entry, b, own, "")?;
         let queue = if own == 0 { self.unit_of(theirs) } else { unit };
         let rows = self.spaces.get(&b).copied().unwrap_or(RowSpace::Tokens);
         self.copy(entry, (b, copy), queue, rows, node, None);

@@ -13,12 +13,11 @@
 //! No result changes: every expert computes the same rows, wherever it lives, and `combine` adds them in the order of the
 //! router's choices.
 
-use super::layout::expert_tables;
 use super::units::{Free, UnitList};
 use crate::config::{self, Home};
 use crate::error::{Error, Result};
 use crate::profile::loads::Loads;
-use moec_ir::placement::{OpPlace, Placement};
+use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
 use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, UnitRef};
 use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, WeightId};
 use std::collections::BTreeMap;
@@ -99,12 +98,12 @@ impl Homes {
     }
 
     /// Whether experts read a table that are no static graphs.
-    pub fn divides(&self, graph: &Graph, table: ValueId) -> bool {
+    pub fn divides(graph: &Graph, table: ValueId) -> bool {
         let reads = |n: &Node, v: ValueId| n.inputs.contains(&Operand::Value(v));
         graph.nodes.iter().any(|n| match n.op {
             Op::ExpertFfn { fixed: false, .. } => reads(n, table),
             Op::Fetch { .. } if reads(n, table) => {
-                n.outputs.iter().any(|&v| v != table && self.divides(graph, v))
+                n.outputs.iter().any(|&v| v != table && Self::divides(graph, v))
             }
             _ => false,
         })
@@ -134,7 +133,10 @@ pub fn home(
         homes.attention = free.index;
         attend(module, placed, free)?;
     }
+    // What is taken of each memory so far. A cache is counted in f32, which no format exceeds.
     let mut room: BTreeMap<u32, u64> = BTreeMap::new();
+    let states = module.states.iter().map(|s| s.ty.bytes() as u64).sum();
+    room.insert(homes.memory(homes.attention), states);
     let chunk = loads.map_or(1, |l| l.chunk);
     for layer in 0..placed.experts.len() {
         let table = &placed.experts[layer];
@@ -150,11 +152,17 @@ pub fn home(
                     Some(l) => l.mean(e as usize, chunk),
                     None => f64::from(table.k) / table.experts.len().max(1) as f64,
                 };
-                cheaper(list, &homes, &popular, sizes, &rows, &mut room)
+                let runs = |f: &&Free<'_>| takes_experts(module, table.layer, **f).is_ok();
+                let able: Vec<Free<'_>> = list.free.iter().filter(runs).copied().collect();
+                cheaper(list, &able, &homes, &popular, sizes, &rows, &mut room)
             }
             (Home::Share(_, percent), Some(free)) => {
                 let count = (table.experts.len() * usize::from(*percent)).div_ceil(100);
                 popular.iter().take(count).map(|&e| (e, free.index)).collect()
+            }
+            (Home::Share(name, _), None) => {
+                return Err(Error::input(format!("`experts` under `[placement]` gives `{name}` a share"))
+                    .hint("name a unit beside the processor: the others stay with the processor"));
             }
             (_, Some(free)) => popular.iter().map(|&e| (e, free.index)).collect(),
             (_, None) => Vec::new(),
@@ -183,6 +191,8 @@ fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], homes: &mut
     // What a static graph computes is not among the rows that are left.
     let free = |unit: u32| unit == 0 || chosen.iter().any(|&(_, u)| u == unit);
     let mut units: Vec<u32> = table.experts.iter().map(|row| row.unit).filter(|&u| free(u)).collect();
+    // Experts of static graphs are the processor's where their rows do not pay for a launch.
+    units.extend(table.experts.iter().any(|row| !free(row.unit)).then_some(0));
     units.sort_unstable();
     units.dedup();
     let home = |unit: u32| units.iter().position(|&u| u == unit).unwrap_or(0) as u32;
@@ -190,32 +200,43 @@ fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], homes: &mut
     homes.experts.push(ExpertHomes { layer: table.layer, units, experts });
 }
 
-/// Groups of static graphs keep their experts; those that the processor had go with their experts' units.
+/// Groups of static graphs keep their experts and their numbers, by which their artifacts are named; of the processor's, the
+/// experts that have moved become groups of their own, behind all others.
 fn regroup(table: &mut ExpertTable) {
-    let mut groups = Vec::new();
-    for group in std::mem::take(&mut table.groups) {
+    for index in 0..table.groups.len() {
+        let unit = |e: &u32| table.experts.get(*e as usize).map_or(0, |row| row.unit);
+        let group = &table.groups[index];
+        let bytes = group.bytes / group.experts.len().max(1) as u64;
         let mut by_unit: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        for &e in &group.experts {
-            let unit = table.experts.get(e as usize).map_or(group.unit, |row| row.unit);
-            by_unit.entry(unit).or_default().push(e);
-        }
+        group.experts.iter().for_each(|e| by_unit.entry(unit(e)).or_default().push(*e));
+        // The first part takes the place of the whole.
+        let stay = if by_unit.contains_key(&group.unit) {
+            group.unit
+        } else {
+            by_unit.keys().next().copied().unwrap_or(0)
+        };
         for (unit, experts) in by_unit {
-            let bytes = group.bytes / group.experts.len().max(1) as u64 * experts.len() as u64;
-            for &e in &experts {
-                if let Some(row) = table.experts.get_mut(e as usize) {
-                    row.group = groups.len() as u32;
-                }
+            let (like, count) = (table.groups[index].clone(), experts.len() as u64);
+            let part = ExpertGroup { unit, experts, bytes: bytes * count, ..like };
+            let at = if unit == stay { index } else { table.groups.len() };
+            for &e in &part.experts {
+                table.experts[e as usize].group = at as u32;
             }
-            groups.push(moec_ir::placement::ExpertGroup { unit, experts, bytes, ..group.clone() });
+            if unit == stay {
+                table.groups[at] = part;
+            } else {
+                table.groups.push(part);
+            }
         }
     }
-    table.groups = groups;
 }
 
 /// The experts that cost less on another unit than on the processor, each with the cheapest, as far as memories have room.
-/// `rows` are expected per call. What has no table of times is not chosen.
+/// `rows` are expected per call; `able` are the units that run the experts. What has no table of times is not chosen.
+#[allow(clippy::too_many_arguments, reason = "all are read once, from one place")]
 fn cheaper(
     list: &UnitList<'_>,
+    able: &[Free<'_>],
     homes: &Homes,
     popular: &[u32],
     size: Size,
@@ -246,7 +267,7 @@ fn cheaper(
             let most = capacity.map_or(u64::MAX, |c| c - c / 10);
             memory == 0 || room.get(&memory).copied().unwrap_or(0).saturating_add(size.bytes) <= most
         };
-        let best = list.free.iter().filter(|f| fits(f, room)).filter_map(|f| Some((cost(f)?, f.index)));
+        let best = able.iter().filter(|f| fits(f, room)).filter_map(|f| Some((cost(f)?, f.index)));
         if let Some((_, unit)) = best.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(us, _)| *us < here) {
             *room.entry(homes.memory(unit)).or_default() += size.bytes;
             chosen.push((expert, unit));
@@ -361,4 +382,33 @@ fn list(placed: &mut Placement, row: OpPlace) {
     }
     placed.ops.retain(|o| !(same(o) && o.unit == 0 && row.unit != 0 && o.op != "expert_ffn"));
     placed.ops.push(OpPlace { nodes: 1, ..row });
+}
+
+/// One table per MoE layer where shapes are dynamic: every expert has its own group and no capacity.
+///
+/// # Errors
+/// More experts than a plan can hold.
+pub fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
+    let Some(graph) = module.entries.first() else { return Ok(Vec::new()) };
+    let mut tables = Vec::new();
+    for node in &graph.nodes {
+        if let Op::Router(desc) = &node.op {
+            let experts = (0..desc.experts)
+                .map(|e| Ok(ExpertRow { group: int(e)?, ..ExpertRow::default() }))
+                .collect::<Result<_>>()?;
+            tables.push(ExpertTable {
+                layer: node.scope.layer.unwrap_or(int(tables.len())?),
+                k: int(desc.k)?,
+                tiers: Vec::new(),
+                expected: None,
+                groups: Vec::new(),
+                experts,
+            });
+        }
+    }
+    Ok(tables)
+}
+
+fn int(x: usize) -> Result<u32> {
+    u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
 }

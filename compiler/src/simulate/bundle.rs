@@ -56,7 +56,7 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
     let target = &bundle.plan.target.name;
     if placement.is_dynamic() {
         return Err(Error::input(format!(
-            "the bundle is for `{target}`, where everything runs on the processor"
+            "the bundle is for `{target}`, which has no static graphs"
         ))
         .hint(
             "a bundle for `m2-ultra` or `m2-max` can be simulated, and one with `[memory] budget`; `moec steps` times one of this machine",

@@ -12,9 +12,11 @@ pub(crate) mod weights;
 
 use crate::bundle::read::Bundle;
 use crate::error::{Error, Result};
+use crate::families;
 use crate::import::Checkpoint;
 use crate::progress::Progress;
 use moec_ir::eval::{Evaluator, Tensor};
+use moec_ir::plan::UnitRef;
 use moec_ir::{EntryKind, Graph, Module, NodeId};
 use moec_runtime::{Engine, Options, Program, Row};
 use serde::Serialize;
@@ -206,7 +208,8 @@ pub fn verify(
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
     let options = Options { threads: Some(1), ..Options::default() };
-    let mut engine = Engine::open(&program, &bundle.folder, options)
+    let (folder, host) = (&bundle.folder, &mut |unit: &UnitRef| families::host(&unit.family, &unit.name));
+    let mut engine = Engine::with_units(&program, folder, host, folder, options)
         .map_err(|e| Error::input("the bundle does not open").because(e))?;
     let bar = progress.items("Verifying", module.entries.iter().map(|g| g.nodes.len() as u64).sum(), "nodes");
     let mut entries = Vec::new();

@@ -4,6 +4,9 @@ use super::{VerifyError, require};
 use crate::plan::{Arg, Builtin, Code, Entry, Plan, Span, Step};
 use std::collections::HashSet;
 
+/// Most units and memories: what is checked of them grows with their number.
+const MOST: usize = 64;
+
 /// Units have memories, the processor the first; names are unique; links join two memories.
 pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
     let at = || "units".to_owned();
@@ -20,6 +23,12 @@ pub(super) fn check_units(plan: &Plan) -> Result<(), VerifyError> {
         require((u.memory as usize) < plan.memories.len(), at, || {
             format!("memory {} is out of range", u.memory)
         })?;
+    }
+    let few = plan.units.len() <= MOST && plan.memories.len() <= MOST;
+    require(few, at, || format!("more than {MOST} units or memories"))?;
+    for m in 1..plan.memories.len() as u32 {
+        let units = plan.units.iter().filter(|u| u.memory == m).count();
+        require(units <= 1, at, || format!("{units} units in memory {m}, which one unit has taken"))?;
     }
     let mut names = HashSet::new();
     for (i, m) in plan.memories.iter().enumerate() {
@@ -115,7 +124,9 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
             return require(false, at, || "a copy of what is no buffer".into());
         };
         let linked = plan.links.iter().any(|l| (l.from, l.to) == (from.min(to), from.max(to)));
-        return require(table && linked && [from, to].contains(&own), at, || {
+        // A unit moves bytes between its own memory and the processor's.
+        let own_link = own != 0 && from.min(to) == 0 && from.max(to) == own;
+        return require(table && linked && own_link, at, || {
             format!("a copy from memory {from} to memory {to} by a unit of memory {own}")
         });
     }
@@ -124,11 +135,17 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
             let of = plan.memories.get(own as usize).map_or(&[][..], |m| &m.residents);
             of.iter().any(|r| r.segment == segment && r.matrices.is_empty() != apart)
         };
+        let paged = |segment: u32| {
+            let mut layers = plan.paging.iter().flat_map(|p| &p.layers);
+            layers.any(|l| [l.gate_up, l.down].contains(&segment))
+        };
         let here = match *arg {
             Arg::Buffer(..) => of_buffer(Some(arg)) == Some(own),
             Arg::State(s) => plan.states.get(s as usize).is_some_and(|s| s.memory == own),
-            Arg::Segment(s) => own == 0 || resident(s, false),
-            Arg::Matrices(s) => own == 0 || resident(s, true),
+            // The pager knows of the processor's steps alone.
+            Arg::Segment(s) | Arg::Matrices(s) if own == 0 => step.unit == 0 || !paged(s),
+            Arg::Segment(s) => resident(s, false),
+            Arg::Matrices(s) => resident(s, true),
         };
         require(here, at, || format!("argument {i} ({arg:?}) is not in memory {own}, its unit's"))?;
     }

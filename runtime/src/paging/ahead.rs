@@ -4,7 +4,6 @@
 //! expert would save against what it keeps waiting. What it needs to know is measured as the model runs: how long a layer
 //! takes without waiting, how fast flash is, and how often such scores are right.
 
-use super::decider::Seen;
 use super::odds::Odds;
 use crate::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
 use crate::cache::{Key, Layer, Ranking};
@@ -15,6 +14,15 @@ use std::time::Duration;
 const NEWEST: f64 = 0.1;
 /// Bytes after which flash is known.
 const KNOWN: u64 = 16 << 20;
+
+/// What flash has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Bytes that it has read.
+    pub bytes: u64,
+    /// Time in which it had something to read.
+    pub busy: Duration,
+}
 
 /// What is known, and room to plan.
 #[derive(Default)]

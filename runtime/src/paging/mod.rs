@@ -118,7 +118,8 @@ pub(crate) fn open(
     };
     let tables = Arc::new(Tables::new(&paging.layers));
     let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?);
-    let bytes = program.segments.iter().map(|s| s.bytes).sum();
+    let own = |(i, s): (u32, &Segment)| here.contains(&i).then_some(s.bytes);
+    let bytes = (0..).zip(&program.segments).filter_map(own).sum();
     Ok((PagedStore { mapped, tables, halves, bytes }, pager))
 }
 

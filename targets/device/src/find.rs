@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, Link, NATIVE, Unit, host, nearest};
+use crate::{Device, DeviceError, Link, NATIVE, Unit, UnitKind, host, nearest};
 use moec_runtime::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -108,6 +108,10 @@ impl Device {
                 return bad("unit.memory", &format!("no memory is named `{memory}`"));
             }
         }
+        // Steps are the processor's where nobody says otherwise.
+        if self.units.iter().position(|u| u.kind == UnitKind::Cpu).is_some_and(|at| at > 0) {
+            return bad("unit", "the processor stands in front of all other units");
+        }
         self.check_memories()?;
         let mut levels = BTreeSet::new();
         for c in &self.caches {
@@ -143,6 +147,13 @@ impl Device {
                     "memory.capacity".into(),
                     format!("`{memory}` needs one: `{}` works in it", u.name),
                 ));
+            }
+            if let Some(other) = self.units.iter().find(|o| o.memory == u.memory && o.name != u.name) {
+                let message = format!(
+                    "`{memory}` is the memory of `{}` and of `{}`: each needs its own",
+                    other.name, u.name
+                );
+                return Err(("unit.memory".into(), message));
             }
             let home = home.unwrap_or_default();
             for (from, to) in [(home, memory), (memory, home)] {

@@ -87,6 +87,10 @@ impl Unit for Modelled {
         Ok(Some(base))
     }
 
+    fn is_mapped(&self) -> bool {
+        true
+    }
+
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
         self.moved.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: the caller's promise.
@@ -104,9 +108,10 @@ impl Unit for Modelled {
                     launch.fail(StepFault::Unit(Error::Plan(why)));
                 }
             }
-            // SAFETY: the caller's promise; the unit has one lane.
             Code::Builtin(builtin) => {
-                if !unsafe { unit::copied(self, launch) } {
+                // SAFETY: the caller's promise; the unit has one lane.
+                let copied = unsafe { unit::copied(self, launch) };
+                if !copied {
                     launch.fail(StepFault::Unknown(UnknownStep { unit: NAME, step: launch.step, builtin }));
                 }
             }

@@ -128,7 +128,10 @@ impl Builder<'_> {
         }
         let cuts: Vec<&PartCut> = self.statics.cuts.iter().filter(|c| c.cut.entry == graph.kind).collect();
         let inside: HashSet<usize> = cuts.iter().flat_map(|c| &c.cut.nodes).map(|n| n.0 as usize).collect();
-        let residuals = residuals(graph, &inside);
+        let mut residuals = residuals(graph, &inside);
+        // What two units compute is two steps.
+        let unit = |at: usize| self.homes.of_node(&graph.nodes[at]);
+        residuals.retain(|&add, &mut (producer, _)| unit(add) == unit(producer));
         let mut steps = Vec::new();
         let mut writes = Vec::new();
         for (at, node) in graph.nodes.iter().enumerate() {
@@ -248,39 +251,14 @@ impl Builder<'_> {
                 Ok(steps)
             }
             (&Op::Dispatch { .. }, Some((index, of)))
-                if of.units.len() > 1 && homes.divides(graph, node.outputs[0]) =>
+                if of.units.len() > 1 && Homes::divides(graph, node.outputs[0]) =>
             {
                 let mut steps = self.launches(frame, &place, &selection, unit, &name)?;
-                self.divide(frame, &mut steps, node.outputs[0], index, of)?;
+                divide(frame, &mut steps, node.outputs[0], index, of)?;
                 Ok(steps)
             }
             _ => self.launches(frame, &place, &selection, unit, &name),
         }
-    }
-
-    /// Has a `dispatch` write a table for each unit that has some of the experts.
-    fn divide(
-        &self,
-        frame: &mut Frame<'_>,
-        steps: &mut [(Step, Vec<usize>)],
-        table: ValueId,
-        index: u32,
-        of: &ExpertHomes,
-    ) -> Result<()> {
-        let [(step, writes)] = steps else { return Err(Error::bug("a `dispatch` of several steps")) };
-        let Code::Builtin(Builtin::Dispatch { homes, .. }) = &mut step.code else {
-            return Err(Error::bug("a `dispatch` that is none"));
-        };
-        *homes = Some(moec_ir::plan::Homes { index, units: int(of.units.len())? });
-        for &unit in &of.units {
-            let own = frame.buffer(format!("%{}@{unit}", table.0), frame.graph.ty(table), 0)?;
-            if let Home::Buffer { buffer, .. } = own {
-                writes.push(step.args.len());
-                step.args.push(Arg::Buffer(buffer, 0));
-            }
-            frame.tables.insert((table, unit), own);
-        }
-        Ok(())
     }
 
     /// The steps of a node on one unit.
@@ -318,7 +296,13 @@ impl Builder<'_> {
                                 self.experts.entry(layer).or_default()[i - 2] = segment;
                                 if memory > 0 {
                                     let own = self.homes.experts_of(layer, memory);
-                                    self.residents.insert((memory, segment), own);
+                                    if own.is_empty() {
+                                        return Err(Error::bug("a unit without experts computes some"));
+                                    }
+                                    let all = self.residents.entry((memory, segment)).or_default();
+                                    all.extend(own);
+                                    all.sort_unstable();
+                                    all.dedup();
                                 }
                                 Arg::Matrices(segment)
                             } else {
@@ -454,4 +438,28 @@ impl Builder<'_> {
         self.segment_ids.insert((id, layout), index);
         Ok(index)
     }
+}
+
+/// Has a `dispatch` write a table for each unit that has some of the experts.
+fn divide(
+    frame: &mut Frame<'_>,
+    steps: &mut [(Step, Vec<usize>)],
+    table: ValueId,
+    index: u32,
+    of: &ExpertHomes,
+) -> Result<()> {
+    let [(step, writes)] = steps else { return Err(Error::bug("a `dispatch` of several steps")) };
+    let Code::Builtin(Builtin::Dispatch { homes, .. }) = &mut step.code else {
+        return Err(Error::bug("a `dispatch` that is none"));
+    };
+    *homes = Some(moec_ir::plan::Homes { index, units: int(of.units.len())? });
+    for &unit in &of.units {
+        let own = frame.buffer(format!("%{}@{unit}", table.0), frame.graph.ty(table), 0)?;
+        if let Home::Buffer { buffer, .. } = own {
+            writes.push(step.args.len());
+            step.args.push(Arg::Buffer(buffer, 0));
+        }
+        frame.tables.insert((table, unit), own);
+    }
+    Ok(())
 }

@@ -9,7 +9,7 @@ mod entry;
 mod frame;
 mod read;
 
-use super::home::Homes;
+use super::home::{Homes, expert_tables};
 use super::memory::aligned;
 use super::offload::Statics;
 use super::schedule::Writes;
@@ -18,10 +18,9 @@ use crate::error::{Error, Result};
 use entry::Builder;
 use moec_cpu::{CpuTarget, KernelSpec};
 use moec_ir::plan::{
-    CacheOrder, Entry, ExpertRow, ExpertTable, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan,
-    Resident, StateBuf,
+    CacheOrder, Entry, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf,
 };
-use moec_ir::{Format, Module, Op, StateId, WeightId};
+use moec_ir::{Format, Module, StateId, WeightId};
 
 /// The plan with what later passes and the writer need beside it.
 #[derive(Debug)]
@@ -117,31 +116,6 @@ pub fn layout(
         paging,
     };
     Ok(Draft { plan, kernels: builder.kernels, segment_weights: builder.segment_weights, writes })
-}
-
-/// One table per MoE layer where shapes are dynamic: every expert has its own group and no capacity.
-///
-/// # Errors
-/// More experts than a plan can hold.
-pub fn expert_tables(module: &Module) -> Result<Vec<ExpertTable>> {
-    let Some(graph) = module.entries.first() else { return Ok(Vec::new()) };
-    let mut tables = Vec::new();
-    for node in &graph.nodes {
-        if let Op::Router(desc) = &node.op {
-            let experts = (0..desc.experts)
-                .map(|e| Ok(ExpertRow { group: int(e)?, ..ExpertRow::default() }))
-                .collect::<Result<_>>()?;
-            tables.push(ExpertTable {
-                layer: node.scope.layer.unwrap_or(int(tables.len())?),
-                k: int(desc.k)?,
-                tiers: Vec::new(),
-                expected: None,
-                groups: Vec::new(),
-                experts,
-            });
-        }
-    }
-    Ok(tables)
 }
 
 fn int(x: usize) -> Result<u32> {

@@ -2,6 +2,7 @@
 
 use crate::cache::Key;
 use crate::flash::Priority;
+use crate::paging::ahead::Seen;
 use std::fmt;
 use std::time::Duration;
 
@@ -28,15 +29,6 @@ impl fmt::Debug for Scores<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scores").finish_non_exhaustive()
     }
-}
-
-/// What flash has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// Bytes that it has read.
-    pub bytes: u64,
-    /// Time in which it had something to read.
-    pub busy: Duration,
 }
 
 /// A layer asks for its experts.

@@ -20,7 +20,8 @@ mod reads;
 #[cfg(test)]
 mod tests;
 
-pub use event::{Asked, Decision, Event, News, Scores, Seen};
+pub use super::ahead::Seen;
+pub use event::{Asked, Decision, Event, News, Scores};
 
 use super::ahead::Ahead;
 use crate::cache::{self, Cache, Experts, Key, Layer, Ranking, Setting};
