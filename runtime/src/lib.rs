@@ -5,7 +5,7 @@
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
 //! * [`graphs`]: static graphs that a unit beside the processor executes; [`chunk`]: what those of attention are given.
 //! * `coreml`: executes them with Core ML, on macOS.
-//! * [`mod@offload`]: rows that go to static graphs and back.
+//! * `offload`: rows that go to static graphs and back; [`beside`]: units with memories of their own.
 //! * `states`: what the slots hold of their sequences; how these begin, go back and are copied.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
@@ -49,7 +49,7 @@ pub mod graphs;
 pub mod manifest;
 pub mod mapped;
 pub mod memory;
-pub mod offload;
+mod offload;
 pub mod overflow;
 pub mod owned;
 pub mod paging;

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod memories;
 mod model;
 mod ops;
 mod plans;

@@ -1,0 +1,136 @@
+//! Plans of several units and memories: what the verifier accepts of them, and what not.
+
+use moec_ir::plan::{Arg, Plan, Resident};
+use moec_ir::text::parse_plan;
+use moec_ir::verify;
+
+/// A processor hands rows to a card, which multiplies them with a matrix of its own and hands them back. The rows that come
+/// back lie where those lay that went.
+const TEXT: &str = r#"plan 9 {scratch_bytes = 64}
+model "m" {vocab = 8, hidden = 8, layers = 1, max_context = 4, slots = 1, eos = [], parameters = 1, active_parameters = 1}
+target "t" {triple = "t", cpu = "c", features = []}
+
+unit 0 "cpu" {family = "cpu", memory = 0}
+unit 1 "card" {family = "mirror", memory = 1}
+memory 0 "ram" {arena_bytes = 768}
+memory 1 "vram" {arena_bytes = 256, capacity = 832, residents = [segment(of = 0, matrices = []), segment(of = 1, matrices = [1])]}
+link 0 {from = 0, to = 1}
+file 0 "w.bin" {bytes = 768, sha256 = "0000000000000000000000000000000000000000000000000000000000000000"}
+segment 0 "w" f32[8, 8] rows {file = 0, offset = 0, bytes = 256}
+segment 1 "e" f32[2, 4, 8] rows {file = 0, offset = 256, bytes = 256}
+homes 0 {layer = 0, units = [0, 1], experts = [0, 1]}
+kernel 0 "embed"
+kernel 1 "linear"
+kernel 2 "head"
+
+entry prefill[4] {out_rows = 4, logits = 6} {
+  buffer 0 "%0" i32[4, 1] {offset = 0, bytes = 64}
+  buffer 1 "%1" i32[4, 1] {offset = 64, bytes = 64}
+  buffer 2 "%2" i32[4, 1] {offset = 128, bytes = 64}
+  buffer 3 "%3" i32[4, 1] {offset = 192, bytes = 64}
+  buffer 4 "%4" f32[4, 8] {offset = 256, bytes = 128}
+  buffer 5 "%5@0" f32[4, 8] {offset = 256, bytes = 128}
+  buffer 6 "%6" f32[4, 8] {offset = 384, bytes = 128}
+  buffer 7 "%4@1" f32[4, 8] {offset = 0, bytes = 128, memory = 1}
+  buffer 8 "%5" f32[4, 8] {offset = 128, bytes = 128, memory = 1}
+  step 0 kernel 0 (buffer 0, buffer 4) {unit = 0, rows = tokens, grid = one, barrier = true, deps = [], node = 0}
+  step 1 copy {words = 8, span = rows} (buffer 4, buffer 7) {unit = 1, rows = tokens, grid = one, deps = [0], node = 1}
+  step 2 kernel 1 (buffer 7, segment 0, matrices 1, buffer 8) {unit = 1, rows = tokens, grid = one, deps = [1], node = 1}
+  step 3 copy {words = 8, span = rows} (buffer 8, buffer 5) {unit = 1, rows = tokens, grid = one, deps = [0, 2], node = 1}
+  step 4 kernel 2 (buffer 5, buffer 6) {unit = 0, rows = outputs, grid = one, barrier = true, deps = [3], node = 2}
+}
+"#;
+
+fn plan() -> Plan {
+    parse_plan(TEXT).unwrap()
+}
+
+fn refused(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
+    let mut plan = plan();
+    change(&mut plan);
+    let error = verify::plan(&plan).unwrap_err();
+    assert!(error.at.starts_with(at) && error.message.contains(message), "{error}");
+}
+
+#[test]
+fn rows_may_come_back_to_where_they_were() {
+    let plan = plan();
+    verify::plan(&plan).unwrap();
+    // Arena, a segment, a table of two addresses with one matrix, scratch.
+    assert_eq!(plan.peak(1, 1), Some(256 + 256 + 64 + 128 + 64));
+    // Arena, and two lanes with scratch: nobody reads a weight here.
+    assert_eq!(plan.peak(0, 2), Some(768 + 2 * 64));
+    assert_eq!(plan.peak(2, 1), None);
+}
+
+#[test]
+fn order_between_units_is_that_of_dependencies() {
+    let step = |p: &mut Plan, i: usize, deps: &[u32]| p.entries[0].steps[i].deps = deps.to_vec();
+    // Whoever does not wait for the rows that come back would find them while they are written over those that went.
+    refused("entries[0].buffers[5]", "overlaps buffer 4", |p| step(p, 4, &[]));
+    refused("entries[0].buffers[5]", "overlaps buffer 4", |p| {
+        step(p, 1, &[]);
+        step(p, 3, &[2]);
+    });
+    // The queue of the card keeps its order by itself; one that reaches it on another way is as good.
+    let mut plan = plan();
+    step(&mut plan, 2, &[]);
+    step(&mut plan, 3, &[]);
+    verify::plan(&plan).unwrap();
+    refused("entries[0].steps[2]", "a barrier of a unit beside", |p| p.entries[0].steps[2].barrier = true);
+    refused("entries[0].steps[4]", "not before it", |p| step(p, 4, &[4]));
+    refused("entries[0].buffers[8]", "overlaps", |p| p.entries[0].buffers[8].offset = 64);
+    // On its way a plan has no order between units.
+    let mut plan = self::plan();
+    step(&mut plan, 4, &[]);
+    verify::draft(&plan).unwrap();
+}
+
+#[test]
+fn what_a_unit_touches_lies_in_its_memory() {
+    let arg = |p: &mut Plan, i: usize, at: usize, arg| p.entries[0].steps[i].args[at] = arg;
+    refused("entries[0].steps[2]", "not in memory 1", |p| arg(p, 2, 0, Arg::Buffer(4, 0)));
+    refused("entries[0].steps[4]", "not in memory 0", |p| arg(p, 4, 0, Arg::Buffer(8, 0)));
+    refused("entries[0].steps[2]", "not in memory 1", |p| p.memories[1].residents.clear());
+    refused("entries[0].steps[2]", "not in memory 1", |p| p.memories[1].residents[1].matrices.clear());
+    refused("entries[0].steps[1]", "a copy from memory 0 to memory 0", |p| arg(p, 1, 1, Arg::Buffer(6, 0)));
+    refused("entries[0].steps[1]", "by a unit of memory 0", |p| {
+        p.entries[0].steps[1].unit = 0;
+        p.entries[0].steps[1].barrier = true;
+        p.entries[0].steps[3].deps = vec![0, 1, 2];
+    });
+    refused("entries[0].steps[1]", "a copy from memory 0 to memory 1", |p| p.links.clear());
+    refused("entries[0].logits", "is not f32", |p| p.entries[0].logits = 8);
+    refused("entries[0].buffers[8]", "memory 2 is out of range", |p| p.entries[0].buffers[8].memory = 2);
+}
+
+#[test]
+fn units_memories_and_homes_are_checked() {
+    refused("memories[1]", "past its capacity", |p| p.memories[1].capacity = Some(767));
+    refused("memories[0]", "a store serves", |p| {
+        p.memories[0].residents.push(Resident { segment: 0, matrices: vec![] });
+    });
+    refused("memories[1].residents[1]", "matrices [2]", |p| p.memories[1].residents[1].matrices = vec![2]);
+    refused("memories[1].residents[1]", "matrices [1, 1]", |p| {
+        p.memories[1].residents[1].matrices = vec![1, 1];
+    });
+    refused("memories[1].residents[1]", "out of order", |p| p.memories[1].residents[1].segment = 0);
+    refused("memories[1]", "taken", |p| p.memories[1].name = "ram".into());
+    refused("units[1]", "taken", |p| p.units[1].name = "cpu".into());
+    refused("units[1]", "no family", |p| p.units[1].family.clear());
+    refused("units[1]", "memory 7 is out of range", |p| p.units[1].memory = 7);
+    refused("units", "the processor's memory", |p| p.units.swap(0, 1));
+    refused("units", "2 units in memory 1", |p| {
+        let mut other = p.units[1].clone();
+        other.name = "other".into();
+        p.units.push(other);
+    });
+    refused("units", "more than 64", |p| {
+        let of = |i: u32| moec_ir::plan::UnitRef { name: i.to_string(), ..p.units[0].clone() };
+        p.units = (0..65).map(of).collect();
+    });
+    refused("links[0]", "1 and 0", |p| (p.links[0].from, p.links[0].to) = (1, 0));
+    refused("homes[0]", "without a home", |p| p.homes[0].experts[0] = 2);
+    refused("homes[0]", "units [1, 0]", |p| p.homes[0].units = vec![1, 0]);
+    refused("homes[1]", "twice", |p| p.homes.push(p.homes[0].clone()));
+}
