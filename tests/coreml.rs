@@ -36,7 +36,7 @@ use moec::progress::Progress;
 use moec::twin::Twin;
 use moec_coreml::check;
 use moec_coreml::package::{Dtype, Function, Origin as Made, Package};
-use moec_coreml::parts::{self, Part};
+use moec_coreml::parts::{self, CoreMlPart};
 use moec_coreml::program::Rules;
 use moec_device::{CacheWrite, Choice, Device, UnitKind};
 use moec_ir::Op;

@@ -15,7 +15,7 @@ use crate::import::{Checkpoint, ModelSpec};
 use crate::pipeline::{Candidate, QualityProbe};
 use crate::profile::Profile;
 use crate::progress::Progress;
-use crate::twin::{Experts, Original, Twin};
+use crate::twin::{Original, Twin, TwinExperts};
 use moec_ir::Format;
 use moec_runtime::text::Text;
 use std::cell::RefCell;
@@ -121,7 +121,12 @@ impl<'a> Measured<'a> {
         found
     }
 
-    fn twin(&self, other: Option<&Twin>, candidate: &Candidate<'_>, experts: Experts<'_>) -> Result<Twin> {
+    fn twin(
+        &self,
+        other: Option<&Twin>,
+        candidate: &Candidate<'_>,
+        experts: TwinExperts<'_>,
+    ) -> Result<Twin> {
         let Candidate { module, model, .. } = *candidate;
         let original = Original { module, source: self.checkpoint, model, cache: self.cache, experts };
         Twin::beside(other, &original, self.progress)
@@ -134,14 +139,14 @@ impl QualityProbe for Measured<'_> {
         let (full, windows, exact) = match &mut *reference {
             Some(known) => known,
             empty => {
-                let full = self.twin(None, candidate, Experts::Unbounded)?;
+                let full = self.twin(None, candidate, TwinExperts::Unbounded)?;
                 let text = self.text(candidate.model.bos)?;
                 let windows = self.windows(&text)?;
                 let exact = self.losses(&full, &windows)?;
                 empty.insert((full, windows, exact))
             }
         };
-        let bounded = self.twin(Some(full), candidate, Experts::Bounded(candidate.placement))?;
+        let bounded = self.twin(Some(full), candidate, TwinExperts::Bounded(candidate.placement))?;
         let lossy = self.losses(&bounded, windows)?;
         let differences: Vec<f64> = lossy.iter().zip(exact.iter()).map(|(a, b)| a - b).collect();
         let increase = cautious(&differences).exp_m1();

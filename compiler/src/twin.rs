@@ -38,12 +38,12 @@ pub struct Original<'a> {
     /// Format of the KV cache.
     pub cache: Format,
     /// How many rows experts take.
-    pub experts: Experts<'a>,
+    pub experts: TwinExperts<'a>,
 }
 
 /// How many rows the experts of a twin take.
 #[derive(Clone, Copy, Debug)]
-pub enum Experts<'a> {
+pub enum TwinExperts<'a> {
     /// All that come: the Graph is as it was in front of `offload`.
     Unbounded,
     /// The capacities of a placement, all of them computed on the processor: `offload` is still to come.
@@ -90,12 +90,12 @@ impl Twin {
         // Nodes and values are those of the original.
         c.as_lowered = true;
         let first = match experts {
-            Experts::Unbounded => "layout",
-            Experts::Bounded(placement) => {
+            TwinExperts::Unbounded => "layout",
+            TwinExperts::Bounded(placement) => {
                 c.placement = Some(placement.clone());
                 "offload"
             }
-            Experts::Built(statics, plan) => {
+            TwinExperts::Built(statics, plan) => {
                 (c.statics, c.homes) = (statics.clone(), Homes::of_plan(plan));
                 "layout"
             }
@@ -103,7 +103,8 @@ impl Twin {
         let stops = Stops { start_at: Some(first), ..Stops::default() };
         c.run(stops, &Progress::silent(), &mut |_| {})?;
         let mut plan = c.plan()?.clone();
-        if let (Some(own), Experts::Built(_, Plan { paging: Some(of), .. })) = (&mut plan.paging, experts) {
+        if let (Some(own), TwinExperts::Built(_, Plan { paging: Some(of), .. })) = (&mut plan.paging, experts)
+        {
             *own = Paging {
                 threads: of.threads,
                 frames: of.frames,
@@ -155,7 +156,7 @@ impl Twin {
             return Err(Error::input("plan and graph are of two builds").hint("build the bundle again"));
         }
         let cache = plan.cache_format().unwrap_or(Format::F32);
-        let experts = Experts::Built(&statics, plan);
+        let experts = TwinExperts::Built(&statics, plan);
         let original = Original { module: &module, source: &source, model: &plan.model, cache, experts };
         Self::new(&original, progress)
     }

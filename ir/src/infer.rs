@@ -59,11 +59,11 @@ impl Operands<'_> {
     }
 
     /// Rows of channels in either form.
-    fn rows(&self, i: usize, what: &str) -> Result<Rows, TypeError> {
+    fn rows(&self, i: usize, what: &str) -> Result<RowShape, TypeError> {
         let ty = self.get(i)?;
         match (ty.dtype, ty.shape.as_slice()) {
-            (DType::F32, &[rows, channels]) => Ok(Rows { count: rows, channels, nchw: false }),
-            (DType::F32, &[rows, channels, 1, 1]) => Ok(Rows { count: rows, channels, nchw: true }),
+            (DType::F32, &[rows, channels]) => Ok(RowShape { count: rows, channels, nchw: false }),
+            (DType::F32, &[rows, channels, 1, 1]) => Ok(RowShape { count: rows, channels, nchw: true }),
             _ => {
                 let wanted = "expected 2 axes of f32, or f32[rows, channels, 1, 1]";
                 Err(self.error(format!("{what} is {ty}, {wanted}")))
@@ -72,7 +72,7 @@ impl Operands<'_> {
     }
 
     /// Rows of channels, channels-first.
-    fn nchw(&self, i: usize, what: &str) -> Result<Rows, TypeError> {
+    fn nchw(&self, i: usize, what: &str) -> Result<RowShape, TypeError> {
         let ty = self.get(i)?;
         let rows = self.rows(i, what).ok().filter(|r| r.nchw);
         rows.ok_or_else(|| self.error(format!("{what} is {ty}, expected f32[rows, channels, 1, 1]")))
@@ -99,13 +99,13 @@ impl Operands<'_> {
 
 /// Rows of channels: `[rows, channels]`, or channels-first, `[rows, channels, 1, 1]`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Rows {
+struct RowShape {
     count: usize,
     channels: usize,
     nchw: bool,
 }
 
-impl Rows {
+impl RowShape {
     /// As many rows in the same form, of so many channels.
     fn of(self, channels: usize) -> Type {
         if self.nchw { f32(&[self.count, channels, 1, 1]) } else { f32(&[self.count, channels]) }
@@ -284,7 +284,7 @@ impl Op {
             }
             Self::Mul => {
                 let (a, b) = (o.rows(0, "a")?, o.rows(1, "b")?);
-                o.require(b == a || b == Rows { channels: 1, ..a }, || {
+                o.require(b == a || b == RowShape { channels: 1, ..a }, || {
                     format!("b is {}, expected {} or {}", b.ty(), a.ty(), a.of(1))
                 })?;
                 a.ty()

@@ -3,7 +3,7 @@
 
 use crate::recorded::{DOMAINS, Recorded};
 use crate::shapes::{OLMOE, PHIMOE, QWEN3, Shape};
-use moec::config::Experts;
+use moec::config::ExpertsConfig;
 use moec::passes::group::{Options, group_layer, tiered};
 use moec::passes::reside::reside_layer;
 use moec::passes::tier::tier;
@@ -31,7 +31,7 @@ pub struct Setting {
     /// What differs from NPUMoE's: three tiers, one size, coverage 0.99.
     pub name: &'static str,
     /// The keys.
-    pub experts: Experts,
+    pub experts: ExpertsConfig,
     /// Whether the short chunk has capacities of its own, and functions for them.
     pub joint: bool,
     /// Whether `tiers` is the most, and each layer has as many as cost least.
@@ -57,21 +57,21 @@ pub struct Cost {
 
 /// The settings, NPUMoE's first.
 pub fn settings() -> Vec<Setting> {
-    let base = Experts { tiers: 3, sizes: 1, ..Experts::DEFAULT };
+    let base = ExpertsConfig { tiers: 3, sizes: 1, ..ExpertsConfig::DEFAULT };
     let set = |name, experts| Setting { name, experts, joint: false, by_cost: false };
     let mut all = vec![set("three tiers, one size (NPUMoE)", base.clone())];
     for (name, tiers) in [("4 tiers", 4), ("5 tiers", 5), ("6 tiers", 6)] {
-        all.push(set(name, Experts { tiers, ..base.clone() }));
+        all.push(set(name, ExpertsConfig { tiers, ..base.clone() }));
     }
     for (name, group) in [("groups of 8", 8), ("groups of 4", 4), ("groups of 2", 2), ("groups of 1", 1)] {
-        all.push(set(name, Experts { group: Some(group), ..base.clone() }));
+        all.push(set(name, ExpertsConfig { group: Some(group), ..base.clone() }));
     }
     for (name, coverage) in [("coverage 0.9", 0.9), ("coverage 0.95", 0.95), ("coverage 1", 1.0)] {
-        all.push(set(name, Experts { coverage, ..base.clone() }));
+        all.push(set(name, ExpertsConfig { coverage, ..base.clone() }));
     }
     all.push(Setting { joint: true, ..set("capacities for chunks of 64 and 256", base.clone()) });
     for (name, sizes) in [("2 sizes", 2), ("3 sizes", 3), ("4 sizes", 4), ("6 sizes", 6), ("8 sizes", 8)] {
-        all.push(set(name, Experts { sizes, ..base.clone() }));
+        all.push(set(name, ExpertsConfig { sizes, ..base.clone() }));
     }
     for (name, tiers, sizes) in [
         ("1 tier, 4 sizes", 1, 4),
@@ -79,14 +79,14 @@ pub fn settings() -> Vec<Setting> {
         ("6 tiers, 4 sizes", 6, 4),
         ("6 tiers, 8 sizes", 6, 8),
     ] {
-        all.push(set(name, Experts { tiers, sizes, ..base.clone() }));
+        all.push(set(name, ExpertsConfig { tiers, sizes, ..base.clone() }));
     }
     for (name, sizes) in [
         ("tiers by cost, one size", 1),
         ("tiers by cost, 4 sizes (default)", 4),
         ("tiers by cost, 8 sizes", 8),
     ] {
-        all.push(Setting { by_cost: true, ..set(name, Experts { sizes, ..Experts::DEFAULT }) });
+        all.push(Setting { by_cost: true, ..set(name, ExpertsConfig { sizes, ..ExpertsConfig::DEFAULT }) });
     }
     all
 }

@@ -2,7 +2,7 @@
 
 use moec::passes::units::ExpertSize;
 use moec::simulate::Model;
-use moec::simulate::model::{Layer, Moe};
+use moec::simulate::model::{ModelLayer, Moe};
 
 /// Published shapes of a model whose layers are alike.
 #[derive(Clone, Copy, Debug)]
@@ -85,7 +85,7 @@ impl Shape {
     pub fn model(&self) -> Model {
         let inner = self.head_dim * (self.heads + self.kv_heads);
         let size = ExpertSize { weights: self.expert(), bytes: 2 * self.expert() };
-        let layer = |layer| Layer {
+        let layer = |layer| ModelLayer {
             layer,
             attention: 2 * self.hidden * inner,
             per_position: 2 * self.heads * self.head_dim,

@@ -25,7 +25,7 @@ fn parts_say_what_their_functions_take() {
         let source = String::new();
         places.graph.cache_write = Some(Choice { value: CacheWrite::SliceUpdate, source });
         for layer in 0..spec.layers.len() {
-            let part = Part::find(&c.module, &attention(layer)).unwrap();
+            let part = CoreMlPart::find(&c.module, &attention(layer)).unwrap();
             part.check(&c.module, npu).unwrap();
             // 80 positions are filled up to 96, 24 rows to 32; a decode call is one row of one sequence.
             assert_eq!((part.is_attention(), part.context(&limits)), (true, Some(96)));
@@ -72,11 +72,11 @@ fn parts_say_what_their_functions_take() {
                 assert_eq!(graph.ty(cut.x), graph.ty(cut.y), "{family}");
             }
         }
-        let windows =
-            (0..spec.layers.len()).map(|layer| Part::find(&c.module, &attention(layer)).unwrap().window());
+        let windows = (0..spec.layers.len())
+            .map(|layer| CoreMlPart::find(&c.module, &attention(layer)).unwrap().window());
         let windows: Vec<_> = windows.flatten().collect();
         assert_eq!(windows, if family == "gpt_oss" { vec![16] } else { vec![] }, "{family}");
-        let e = Part::find(&c.module, &moec_ir::Part::EMBED.into()).unwrap_err();
+        let e = CoreMlPart::find(&c.module, &moec_ir::Part::EMBED.into()).unwrap_err();
         assert!(e.contains("no graph"), "{e}");
     }
 }

@@ -58,7 +58,7 @@ const STATES: [State; 4] = [
 
 /// What was measured of one run.
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct MeasuredRun {
     prefill: f64,
     decode: f64,
     first: f64,
@@ -81,7 +81,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let folder = root().join(FOLDER);
     let place = Place { bundle: folder.join("out.moec"), other: folder.join("other") };
     place.build(&moec, &folder)?;
-    let mut found: Vec<(f64, Vec<Run>)> = Vec::new();
+    let mut found: Vec<(f64, Vec<MeasuredRun>)> = Vec::new();
     for turn in 1..=TURNS {
         for (name, bring) in STATES {
             stage("Measuring", &format!("{name}, a plain read, turn {turn} of {TURNS}"));
@@ -105,11 +105,11 @@ pub(crate) fn run() -> Result<(), Failed> {
     for (i, (name, _)) in STATES.iter().enumerate() {
         for (j, weights) in WEIGHTS.iter().enumerate() {
             // Shares are of the same turn: the machine's rate swings from one to the next.
-            let of = |what: &dyn Fn(f64, &Run) -> f64| {
+            let of = |what: &dyn Fn(f64, &MeasuredRun) -> f64| {
                 let turns = found.iter().skip(i).step_by(STATES.len());
                 median(turns.filter_map(|(plain, runs)| Some(what(*plain, runs.get(j)?))).collect())
             };
-            let gb = |run: &Run| run.decode * run.bytes / 1e9;
+            let gb = |run: &MeasuredRun| run.decode * run.bytes / 1e9;
             let (plain, first) = (of(&|plain, _| plain), of(&|_, run| run.first));
             let (prefill, decode) = (of(&|_, run| run.prefill), of(&|_, run| run.decode));
             let (rate, share) = (of(&|_, run| gb(run)), of(&|plain, run| gb(run) / plain));
@@ -216,7 +216,7 @@ fn memory(name: &str) -> Result<u64, Failed> {
 }
 
 /// Runs the bundle once.
-fn measure(moec: &Path, bundle: &Path, weights: &str) -> Result<Run, Failed> {
+fn measure(moec: &Path, bundle: &Path, weights: &str) -> Result<MeasuredRun, Failed> {
     let mut bench = program(moec);
     bench.arg("run").arg(bundle).args(BENCH).args(["--weights", weights]);
     let said =
@@ -224,7 +224,7 @@ fn measure(moec: &Path, bundle: &Path, weights: &str) -> Result<Run, Failed> {
     let of = |key: &str| number(&said, key).unwrap_or(f64::NAN);
     let weights = said.split_once("\"weights\":").map_or("", |(_, rest)| rest);
     let huge = number(weights, "huge_page_bytes").zip(number(weights, "bytes").filter(|&b| b > 0.0));
-    Ok(Run {
+    Ok(MeasuredRun {
         prefill: of("prefill_tokens_per_s"),
         decode: of("decode_tokens_per_s"),
         first: of("first_token_seconds"),

@@ -22,7 +22,7 @@
 //! Panels of a few steps that would stay in the first-level cache gain nothing: storing and loading sums between them
 //! costs what is saved.
 
-use super::panel::{Panel, Results, Rows};
+use super::panel::{Panel, PanelRows, Results};
 use crate::dsl::{F, I, Kb, LINE, P, Span, TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 use crate::machine::Isa;
 #[cfg(doc)]
@@ -58,7 +58,7 @@ const STREAMS: usize = 8;
 pub(super) fn multiply<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
-    rows: &Rows<'_, 'k>,
+    rows: &PanelRows<'_, 'k>,
     scratch: P<'k>,
     ahead: Ahead<'k>,
     store: &dyn Fn(I<'k>, [F<'k>; 2]),

@@ -4,7 +4,7 @@
 use super::amx;
 use super::micro::Columns;
 use super::multiply::{finish, multiply, on_tiles, panel_bytes, scratch_bytes};
-use super::panel::{Panel, Rows};
+use super::panel::{Panel, PanelRows};
 use crate::dsl::{I, Kb, P};
 use crate::machine::Isa;
 use crate::spec::{Compute, KernelSpec, RowForm, packed_words, panels};
@@ -49,7 +49,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let bytes = panel_bytes(&k.isa, hidden, format);
     let tokens = dispatch.words(layout.token());
     let lies = |slot| x.words(tokens.words(slot).load_int() * x_ld);
-    let panel = |e: &Expert<'k>, p: I<'k>, rows: &Rows<'_, 'k>, columns: &Columns<'k>| {
+    let panel = |e: &Expert<'k>, p: I<'k>, rows: &PanelRows<'_, 'k>, columns: &Columns<'k>| {
         let weights = weights.load_address(e.id).bytes(p * bytes);
         let panel = Panel { weights, depth: hidden, format, compute, schedule };
         multiply(k, &panel, rows, None, &|slot, sums| {
@@ -64,7 +64,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             let (e, columns) = (expert(dispatch, layout, active), columns(p));
             let next = Some(weights.load_address(e.id).bytes(p * bytes).beyond(bytes));
             let out = columns.results(out, result);
-            panel(&e, p, &Rows { range: [e.first, e.end], at: &lies, apart: None, next, out }, &columns);
+            panel(&e, p, &PanelRows { range: [e.first, e.end], at: &lies, apart: None, next, out }, &columns);
         });
     }
     // The rows of a tile must lie a fixed distance apart: those of a block are gathered once.
@@ -78,7 +78,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             let columns = columns(p);
             let at = |slot: I<'k>| to.words((slot - range[0]) * ld);
             let out = columns.results(out, result);
-            panel(e, p, &Rows { range, at: &at, apart: Some(ld), next: Some(next), out }, &columns);
+            panel(e, p, &PanelRows { range, at: &at, apart: Some(ld), next: Some(next), out }, &columns);
         },
     );
     finish(k, compute);
@@ -150,7 +150,7 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let columns = Columns::of(k, p, hidden, None);
         let at = |slot| h.words(slot * h_ld);
         let results = columns.results(out, RowForm::f32(hidden));
-        let rows = Rows { range, at: &at, apart: Some(h_ld), next: Some(next), out: results };
+        let rows = PanelRows { range, at: &at, apart: Some(h_ld), next: Some(next), out: results };
         multiply(k, &panel, &rows, None, &|slot, sums| {
             let bias = bias.map(|b| columns.bias(k, b.words(e.id * hidden)));
             columns.store(sums, bias, None, out.words(slot * hidden));

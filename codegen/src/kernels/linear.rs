@@ -3,7 +3,7 @@
 use super::amx;
 use super::micro::Columns;
 use super::multiply::{finish, multiply, on_tiles, panel_bytes};
-use super::panel::{Panel, Rows};
+use super::panel::{Panel, PanelRows};
 use crate::dsl::{I, Kb};
 use crate::spec::{KernelSpec, RowForm, packed_words, panels};
 
@@ -51,7 +51,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let results = columns.results(out.words(group * columns_out), RowForm::f32(out_ld));
         // In a block of rows the panels follow each other as in memory.
         let next = tiled.then(|| panel.weights.beyond(bytes));
-        let rows = Rows { range, at: &at, apart: Some(x_ld), next, out: results };
+        let rows = PanelRows { range, at: &at, apart: Some(x_ld), next, out: results };
         multiply(k, &panel, &rows, again, &|row, sums| {
             let bias = bias.map(|b| columns.bias(k, b));
             let residual = residual.map(|(r, ld)| r.words(row * ld + group * columns_out));

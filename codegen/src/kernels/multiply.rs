@@ -10,7 +10,7 @@
 //! | bf16 | bf16, on tile registers | [`super::amx`] |
 
 use super::micro::{QUARTERS, product, row_groups};
-use super::panel::{Panel, Rows};
+use super::panel::{Panel, PanelRows};
 use super::{amx, bytes, unpack};
 use crate::dsl::{F, I, Kb};
 use crate::machine::Isa;
@@ -63,7 +63,7 @@ pub(crate) fn on_tiles(isa: &Isa, compute: Compute) -> bool {
 pub(crate) fn multiply<'k>(
     k: &'k Kb<'k>,
     panel: &Panel<'k>,
-    rows: &Rows<'_, 'k>,
+    rows: &PanelRows<'_, 'k>,
     again: Option<I<'k>>,
     store: &dyn Fn(I<'k>, [F<'k>; 2]),
 ) {

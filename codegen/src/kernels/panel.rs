@@ -21,7 +21,7 @@ pub(crate) struct Panel<'k> {
 }
 
 /// Rows that meet a panel.
-pub(crate) struct Rows<'r, 'k> {
+pub(crate) struct PanelRows<'r, 'k> {
     /// The first, and the one behind the last.
     pub(crate) range: [I<'k>; 2],
     /// Where a row lies, in the form that [`Panel::compute`] names.

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 /// Numbers in memory: rows of `cols` that are `stride` apart.
 #[derive(Clone, Copy, Debug)]
-struct Rows {
+struct StridedRows {
     buffer: u32,
     column: usize,
     cols: usize,
@@ -27,7 +27,7 @@ struct Rows {
 /// A dispatch table in memory.
 #[derive(Clone, Copy, Debug)]
 struct Table {
-    rows: Rows,
+    rows: StridedRows,
     layout: DispatchLayout,
 }
 
@@ -35,21 +35,21 @@ struct Table {
 #[derive(Clone, Copy, Debug)]
 enum Tap {
     /// The input of a matrix, or of one matrix per head, before the step.
-    Input { x: Rows, space: RowSpace, sum: usize },
+    Input { x: StridedRows, space: RowSpace, sum: usize },
     /// The input of experts, gathered by the table, before the step.
-    Routed { x: Rows, table: Table, sum: usize },
+    Routed { x: StridedRows, table: Table, sum: usize },
     /// The input of experts that lies in the order of the table, before the step.
-    Slots { x: Rows, table: Table, sum: usize },
+    Slots { x: StridedRows, table: Table, sum: usize },
     /// An input of which products are summed, matrix by matrix, before the step.
-    Dense { x: Rows, space: RowSpace, products: usize },
+    Dense { x: StridedRows, space: RowSpace, products: usize },
     /// The same, of experts whose inputs lie in the order of the table.
-    PerSlot { x: Rows, table: Table, products: usize },
+    PerSlot { x: StridedRows, table: Table, products: usize },
     /// Choices, weights and logits of a router, after the step.
-    Router { ids: Rows, weights: Rows, logits: Rows, layer: usize },
+    Router { ids: StridedRows, weights: StridedRows, logits: StridedRows, layer: usize },
     /// The residual stream in front of an attention's addition, before the step.
-    Residual { x: Rows },
+    Residual { x: StridedRows },
     /// The residual stream behind it, after the step: what was added is the attention's output.
-    Attended { x: Rows, layer: usize },
+    Attended { x: StridedRows, layer: usize },
 }
 
 /// Sums of one weight.
@@ -276,12 +276,12 @@ impl<'a> Collector<'a> {
     }
 
     /// Where a value lies.
-    fn rows(&self, v: ValueId) -> Result<Rows> {
+    fn rows(&self, v: ValueId) -> Result<StridedRows> {
         let missing = || Error::bug(format!("%{} has no place", v.0));
         let Place { buffer, column, cols } =
             self.entry.places.get(v.0 as usize).copied().flatten().ok_or_else(missing)?;
         let stride = self.entry.buffers.get(buffer as usize).ok_or_else(missing)?.stride as usize;
-        Ok(Rows { buffer, column: column as usize, cols: cols as usize, stride })
+        Ok(StridedRows { buffer, column: column as usize, cols: cols as usize, stride })
     }
 
     fn table(&self, graph: &Graph, node: &Node) -> Result<Table> {
@@ -300,7 +300,7 @@ impl<'a> Collector<'a> {
 
     /// What step `step` reads of `x`: the rows themselves, or a copy. Rows that are whole pages apart are copied first,
     /// perhaps for another matrix and long before; from then on the value is dead, and its place may hold anything.
-    fn read_by(&self, step: usize, x: Rows) -> Result<Rows> {
+    fn read_by(&self, step: usize, x: StridedRows) -> Result<StridedRows> {
         let missing = || Error::bug(format!("step {step} does not read the rows of its matrix"));
         let (before, at) = self.entry.steps.split_at_checked(step).ok_or_else(missing)?;
         let args = at.first().map(|s| s.args.as_slice()).ok_or_else(missing)?;
@@ -314,19 +314,19 @@ impl<'a> Collector<'a> {
             let stride = self.entry.buffers.get(buffer as usize)?.stride as usize;
             // Activations are exact here, so a copy holds the numbers as they were.
             let copies = before.iter().any(|s| s.args.as_slice() == [from, *arg]);
-            copies.then_some(Rows { buffer, column: 0, cols: x.cols, stride })
+            copies.then_some(StridedRows { buffer, column: 0, cols: x.cols, stride })
         });
         copy.ok_or_else(missing)
     }
 
     /// What the gate and up projections of experts write, in step `step`: a buffer of the node's own, `cols` wide.
-    fn hidden(&self, step: usize, node: &Node, cols: usize) -> Result<Rows> {
+    fn hidden(&self, step: usize, node: &Node, cols: usize) -> Result<StridedRows> {
         let own = |name: &str| node.outputs.iter().any(|v| name.starts_with(&format!("%{}.", v.0)));
         let found = self.entry.steps[step].args.iter().find_map(|arg| {
             let &Arg::Buffer(buffer, 0) = arg else { return None };
             let b = self.entry.buffers.get(buffer as usize)?;
             let fits = own(&b.name) && b.dtype == DType::F32 && b.stride as usize == cols;
-            fits.then_some(Rows { buffer, column: 0, cols, stride: cols })
+            fits.then_some(StridedRows { buffer, column: 0, cols, stride: cols })
         });
         found.ok_or_else(|| Error::bug("the hidden channels of experts have no buffer of their own"))
     }
@@ -520,10 +520,10 @@ fn word(b: &[u8]) -> i32 {
 /// Rows, while the run stands still.
 struct SeenRows<'v> {
     bytes: &'v [u8],
-    at: Rows,
+    at: StridedRows,
 }
 
-impl Rows {
+impl StridedRows {
     fn see<'v>(self, view: &'v StepView<'_>) -> Option<SeenRows<'v>> {
         Some(SeenRows { bytes: view.buffer(self.buffer)?, at: self })
     }

@@ -8,7 +8,7 @@ use moec_runtime::cache::Ranking;
 /// Keeps what routers of a run say.
 #[derive(Default)]
 pub(super) struct Recorder {
-    layers: Vec<Layer>,
+    layers: Vec<RecordedLayer>,
     routes: Routes,
     /// Whether the sequence that is being read is kept.
     keeps: bool,
@@ -16,7 +16,7 @@ pub(super) struct Recorder {
 }
 
 /// What a router said in the chunk that is being read.
-struct Layer {
+struct RecordedLayer {
     k: usize,
     score: Score,
     ranking: Ranking,
@@ -31,7 +31,7 @@ impl Recorder {
     /// Adds a layer; they come in order.
     pub(super) fn layer(&mut self, layer: &Routing, score: Score) {
         let ranks = crate::profile::routes::ranks(layer);
-        self.layers.push(Layer {
+        self.layers.push(RecordedLayer {
             k: layer.k as usize,
             score,
             ranking: Ranking::new(layer.chosen.len(), ranks),

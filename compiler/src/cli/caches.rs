@@ -159,11 +159,11 @@ fn as_value(trace: &Trace, sized: &[Sized]) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_runtime::cache::{Experts, Layer, synthetic};
+    use moec_runtime::cache::{CachedLayer, ExpertIndex, synthetic};
 
     #[test]
     fn the_table_of_a_skewed_router() {
-        let experts = Experts::uniform(2, Layer { experts: 16, k: 2, bytes: 1 }).unwrap();
+        let experts = ExpertIndex::uniform(2, CachedLayer { experts: 16, k: 2, bytes: 1 }).unwrap();
         let popularity = vec![(0, (1..=16).map(|n| 1.0 / f64::from(n)).collect())];
         let trace = synthetic::trace(&experts, &popularity, 0.3, 2000, 11).unwrap();
         let sized = sizes(&trace, &[Share(25.0), Share(50.0), Share(75.0)]).unwrap();

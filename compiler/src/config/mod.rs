@@ -44,7 +44,7 @@ pub struct Config {
     /// `[calibrate]`.
     pub calibrate: Calibrate,
     /// `[experts]`.
-    pub experts: Experts,
+    pub experts: ExpertsConfig,
     /// `[decode]`.
     pub decode: Decoding,
     /// `[placement]`: homes.
@@ -157,7 +157,7 @@ pub struct Calibrate {
 
 /// `[experts]`: static shapes of experts, for targets whose graphs are static.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Experts {
+pub struct ExpertsConfig {
     /// Most capacity tiers of a layer.
     pub tiers: usize,
     /// Experts per graph; `None`: what costs least.
@@ -170,7 +170,7 @@ pub struct Experts {
     pub coverage: f64,
 }
 
-impl Experts {
+impl ExpertsConfig {
     /// What holds where `model.toml` says nothing.
     pub const DEFAULT: Self =
         Self { tiers: 6, group: None, sizes: 4, overflow: Overflow::Prune, coverage: 0.99 };
@@ -371,7 +371,7 @@ impl Config {
             },
             memory: Memory::default(),
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
-            experts: Experts::DEFAULT,
+            experts: ExpertsConfig::DEFAULT,
             decode: Decoding::DEFAULT,
             placement: Homes::default(),
             mix: Mix::DEFAULT,

@@ -88,7 +88,7 @@ fn every_key_is_read() {
     assert_eq!(c.memory.kv_cache, KvCache::Q8);
     assert_eq!(
         c.experts,
-        Experts { tiers: 2, group: Some(8), sizes: 2, overflow: Overflow::Spill, coverage: 1.0 }
+        ExpertsConfig { tiers: 2, group: Some(8), sizes: 2, overflow: Overflow::Spill, coverage: 1.0 }
     );
     assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
     assert_eq!(c.mix, Mix { prompt: 512, generate: 128 });

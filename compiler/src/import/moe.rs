@@ -3,7 +3,7 @@
 use super::common::{Base, EXPERTS};
 use super::config::Config;
 use super::encodings::mxfp4::MXFP4;
-use super::spec::{Experts, Moe, Projection, RouterInput, Shared};
+use super::spec::{ExpertWeights, Moe, Projection, RouterInput, Shared};
 use super::tensors::Dim;
 use crate::error::{Error, Result};
 use moec_ir::op::{GroupScore, Groups, Renorm, Score, WeightFrom};
@@ -174,7 +174,13 @@ impl Base<'_> {
     ///
     /// # Errors
     /// Tensors that do not fit the config.
-    pub fn simple_moe(&self, gate: &str, router: RouterDesc, experts: &Dim, read: Experts) -> Result<Moe> {
+    pub fn simple_moe(
+        &self,
+        gate: &str,
+        router: RouterDesc,
+        experts: &Dim,
+        read: ExpertWeights,
+    ) -> Result<Moe> {
         let logits = self.router(gate, experts, false)?;
         let router_reads = RouterInput::Experts;
         Ok(Moe { router, logits, router_reads, select_bias: None, experts: read, shared: None })
@@ -209,7 +215,7 @@ impl Base<'_> {
         experts: &Dim,
         inner: &Dim,
         glu: Glu,
-    ) -> Result<Experts> {
+    ) -> Result<ExpertWeights> {
         let (t, hidden) = (&self.tensors, &self.hidden);
         let (gate_up, down) = (format!("{at}.gate_up_proj"), format!("{at}.down_proj"));
         let both = inner.twice();
@@ -240,7 +246,7 @@ impl Base<'_> {
             downs.push(part(parts.down, hidden, inner)?);
         }
         let (gate_up, down) = (WeightExpr::Stack(gate_ups), WeightExpr::Stack(downs));
-        Ok(Experts { inner: inner.n, gate_up, down, bias: None, glu })
+        Ok(ExpertWeights { inner: inner.n, gate_up, down, bias: None, glu })
     }
 
     /// A fused tensor as `[experts, out, in]`, which some checkpoints store with the axes exchanged.
@@ -260,7 +266,7 @@ impl Base<'_> {
         experts: &Dim,
         inner: &Dim,
         glu: Glu,
-    ) -> Result<Experts> {
+    ) -> Result<ExpertWeights> {
         let (t, [gate_up, down]) = (&self.tensors, matrices);
         let (gate_up_bias, down_bias) = (format!("{at}.gate_up_proj_bias"), format!("{at}.down_proj_bias"));
         let bias = if t.has(&gate_up_bias) {
@@ -269,7 +275,7 @@ impl Base<'_> {
         } else {
             None
         };
-        Ok(Experts { inner: inner.n, gate_up, down, bias, glu })
+        Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
     }
 }
 

@@ -313,7 +313,7 @@ pub struct Moe {
     /// Bias on the choice of experts, `[experts]`.
     pub select_bias: Option<WeightExpr>,
     /// The experts.
-    pub experts: Experts,
+    pub experts: ExpertWeights,
     /// Expert for every token, added to the routed ones.
     pub shared: Option<Shared>,
 }
@@ -329,7 +329,7 @@ pub enum RouterInput {
 
 /// The routed experts of a layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Experts {
+pub struct ExpertWeights {
     /// Channels between gate-up and down.
     pub inner: usize,
     /// `[experts, 2·inner, hidden]`: gate, then up.

@@ -14,7 +14,7 @@ use super::reside::row_of;
 use super::rewrite::{self, Applied, Costs, Island, Options, rules};
 use super::units::Units;
 use crate::error::{Error, Result};
-use moec_family::Part;
+use moec_family::StaticPart;
 use moec_ir::placement::{OpPlace, Placement};
 use moec_ir::scope::AnyLayer;
 use moec_ir::{EntryKind, Module, Scope};
@@ -49,7 +49,7 @@ pub fn convolve(
 }
 
 /// Lists the operators of parts anew, in the place of those that they were.
-fn relist(module: &Module, placement: &mut Placement, units: &Units<'_>, parts: &[Part]) {
+fn relist(module: &Module, placement: &mut Placement, units: &Units<'_>, parts: &[StaticPart]) {
     let unit = units.npu_index();
     let mut rows: Vec<OpPlace> = Vec::new();
     for part in parts {

@@ -18,7 +18,7 @@
 
 use super::tier::{tier, tiers};
 use super::units::{ExpertSize, Units, Wish, expert_sizes_on};
-use crate::config::Experts;
+use crate::config::ExpertsConfig;
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
 use moec_ir::Module;
@@ -43,15 +43,15 @@ pub struct Options {
 pub fn tiered(
     loads: &Loads,
     units: &Units<'_>,
-    wanted: &Experts,
+    wanted: &ExpertsConfig,
     coverage: f64,
     size: &dyn Fn(u32) -> Option<ExpertSize>,
     options: Options,
 ) -> Result<Placement> {
-    let mut best = tier(loads, units, &Experts { tiers: 1, ..wanted.clone() }, coverage);
+    let mut best = tier(loads, units, &ExpertsConfig { tiers: 1, ..wanted.clone() }, coverage);
     let mut least = vec![f64::INFINITY; best.experts.len()];
     for tiers in 1..=wanted.tiers {
-        let tried = tier(loads, units, &Experts { tiers, ..wanted.clone() }, coverage);
+        let tried = tier(loads, units, &ExpertsConfig { tiers, ..wanted.clone() }, coverage);
         let layers = tried.experts.into_iter().zip(&loads.layers);
         for ((table, layer), (best, least)) in layers.zip(best.experts.iter_mut().zip(&mut least)) {
             let size = size(table.layer);

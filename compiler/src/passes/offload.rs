@@ -21,7 +21,7 @@
 use super::parts;
 use super::units::Units;
 use crate::error::{Error, Result};
-use moec_family::{Cut, GroupGraph, Part};
+use moec_family::{Cut, GroupGraph, StaticPart};
 use moec_ir::op::AdmitDesc;
 use moec_ir::placement::{Overflow, Placement};
 use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention};
@@ -89,7 +89,13 @@ impl Statics {
 
     /// A part, in the entry points where the placement has it on the unit. Attention has one state, so it is there in
     /// all of them or in none.
-    fn part(&mut self, module: &Module, part: &Part, placement: &Placement, units: &Units<'_>) -> Result<()> {
+    fn part(
+        &mut self,
+        module: &Module,
+        part: &StaticPart,
+        placement: &Placement,
+        units: &Units<'_>,
+    ) -> Result<()> {
         parts::check_forms(part, module, placement, units)?;
         for cut in parts::cuts(part, placement, units) {
             let graph = module.entries.iter().find(|g| g.kind == cut.entry);

@@ -39,7 +39,7 @@ const TOKENIZER: u64 = 28;
 ///
 /// # Errors
 /// Experts past what a file can hold.
-pub fn lay_out(segments: &mut [Segment], layers: &[Layer]) -> Result<(Vec<PagedLayer>, u64)> {
+pub fn lay_out(segments: &mut [Segment], layers: &[FlashLayer]) -> Result<(Vec<PagedLayer>, u64)> {
     let too_large = || Error::limit("the experts are past what one file can hold");
     let mut end = 0_u64;
     let mut paged = Vec::new();
@@ -56,7 +56,7 @@ pub fn lay_out(segments: &mut [Segment], layers: &[Layer]) -> Result<(Vec<PagedL
             let segment = &mut segments[s as usize];
             (segment.offset, segment.pitch) = (offset, pitch);
         }
-        let Layer { experts, k, gate_up, down, score } = *l;
+        let FlashLayer { experts, k, gate_up, down, score } = *l;
         paged.push(PagedLayer { experts, k, gate_up, down, score });
         let all = pitch.checked_mul(u64::from(experts)).ok_or_else(too_large)?;
         end = end.checked_add(all).ok_or_else(too_large)?;
@@ -67,7 +67,7 @@ pub fn lay_out(segments: &mut [Segment], layers: &[Layer]) -> Result<(Vec<PagedL
 
 /// Experts of a layer, with the segments that hold them.
 #[derive(Clone, Copy, Debug)]
-pub struct Layer {
+pub struct FlashLayer {
     /// Experts.
     pub experts: u32,
     /// Experts per token.

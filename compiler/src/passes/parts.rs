@@ -2,13 +2,13 @@
 
 use super::units::Units;
 use crate::error::{Error, Result};
-use moec_family::{Cut, Part};
+use moec_family::{Cut, StaticPart};
 use moec_ir::placement::{ExpertTable, Placement};
 use moec_ir::{EntryKind, Module, Op, Scope};
 
 /// Parts that a placement gives to the unit in any entry point, in the order of the model. The placement tells layers apart
 /// by nothing but this: those that cannot be a graph are on the processor.
-pub fn placed(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<Part> {
+pub fn placed(module: &Module, placement: &Placement, units: &Units<'_>) -> Vec<StaticPart> {
     let Some(graph) = module.entries.first() else { return Vec::new() };
     let there = |scope: &Scope| module.entries.iter().any(|g| placed_in(placement, units, scope, g.kind));
     let mut scopes: Vec<&Scope> = graph.nodes.iter().map(|n| &n.scope).collect();
@@ -27,7 +27,7 @@ fn placed_in(placement: &Placement, units: &Units<'_>, scope: &Scope, entry: Ent
 /// Where a part stands in the entry points in which a placement gives it to the unit. Attention has one state, so that is in
 /// all of them or in none.
 pub fn cuts<'a>(
-    part: &'a Part,
+    part: &'a StaticPart,
     placement: &'a Placement,
     units: &'a Units<'_>,
 ) -> impl Iterator<Item = &'a Cut> {
@@ -49,7 +49,12 @@ pub fn groups<'a>(placement: &'a Placement, units: &Units<'_>) -> Vec<(&'a Exper
 ///
 /// # Errors
 /// Our bug: a node that was not rewritten.
-pub fn check_forms(part: &Part, module: &Module, placement: &Placement, units: &Units<'_>) -> Result<()> {
+pub fn check_forms(
+    part: &StaticPart,
+    module: &Module,
+    placement: &Placement,
+    units: &Units<'_>,
+) -> Result<()> {
     for cut in cuts(part, placement, units) {
         let Some(graph) = module.entries.iter().find(|g| g.kind == cut.entry) else { continue };
         let mut ops = cut.nodes.iter().filter_map(|n| Some(graph.nodes.get(n.0 as usize)?.op.name()));
@@ -67,7 +72,7 @@ pub fn check_forms(part: &Part, module: &Module, placement: &Placement, units: &
 ///
 /// # Errors
 /// The reason, for people.
-pub fn region(part: &Result<Part, String>, entry: usize, nodes: &[usize]) -> Result<(), String> {
+pub fn region(part: &Result<StaticPart, String>, entry: usize, nodes: &[usize]) -> Result<(), String> {
     let part = part.as_ref().map_err(Clone::clone)?;
     let own = part.cuts.get(entry).map(|c| &*c.nodes).unwrap_or_default();
     if own.iter().map(|n| n.0 as usize).eq(nodes.iter().copied()) {

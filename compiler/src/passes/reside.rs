@@ -22,7 +22,7 @@ use crate::decisions::{AttentionDecision, HomeCost};
 use crate::error::{Error, Result};
 use crate::profile::loads::{LayerLoads, Loads};
 use crate::simulate::request::Request;
-use moec_family::Part;
+use moec_family::StaticPart;
 use moec_ir::placement::{ExpertTable, OpPlace, Placement};
 use moec_ir::scope::AnyLayer;
 use moec_ir::{EntryKind, Graph, Module, Node, Op, Operand, Scope, WeightClass};
@@ -271,7 +271,7 @@ fn attends(graph: &Graph, nodes: &[usize]) -> bool {
 struct Writable<'a> {
     module: &'a Module,
     units: &'a Units<'a>,
-    of: HashMap<Scope, std::result::Result<Part, String>>,
+    of: HashMap<Scope, std::result::Result<StaticPart, String>>,
 }
 
 impl Writable<'_> {

@@ -4,7 +4,7 @@ use super::group::{self, group_layer};
 use super::reside::reside_layer;
 use super::tier::{LADDER, few, spend, tier};
 use super::units::{ExpertSize, Units, Wish};
-use crate::config::{Config, Experts, Overflow};
+use crate::config::{Config, ExpertsConfig, Overflow};
 use crate::error::{Error, Fault};
 use crate::profile::loads::{LayerLoads, Loads};
 use moec_device::Device;
@@ -20,8 +20,8 @@ fn device() -> Device {
     Device::find("m2-ultra").unwrap()
 }
 
-fn wanted(tiers: usize, overflow: Overflow) -> Experts {
-    Experts { tiers, overflow, ..Config::defaults(Path::new("model.toml")).experts }
+fn wanted(tiers: usize, overflow: Overflow) -> ExpertsConfig {
+    ExpertsConfig { tiers, overflow, ..Config::defaults(Path::new("model.toml")).experts }
 }
 
 /// One layer whose chunks have these loads.
@@ -34,7 +34,13 @@ fn layer(chunk: u32, samples: Vec<Vec<u32>>) -> Loads {
 }
 
 /// Runs the three passes on a layer, the verifier behind each.
-fn place(loads: &Loads, units: &Units<'_>, wanted: &Experts, size: ExpertSize, home: Wish) -> Placement {
+fn place(
+    loads: &Loads,
+    units: &Units<'_>,
+    wanted: &ExpertsConfig,
+    size: ExpertSize,
+    home: Wish,
+) -> Placement {
     let mut p = tier(loads, units, wanted, wanted.coverage);
     moec_ir::verify::placement(&p).unwrap();
     let options = group::Options { group: wanted.group, sizes: wanted.sizes, home };

@@ -13,7 +13,7 @@
 //! * Tiers are the capacities, multiples of the device's alignment, that make the rows of all experts the fewest.
 
 use super::units::Units;
-use crate::config::{Experts, Overflow};
+use crate::config::{ExpertsConfig, Overflow};
 use crate::error::{Error, Result};
 use crate::profile::importance::ENOUGH;
 use crate::profile::loads::{LayerLoads, Loads};
@@ -25,7 +25,7 @@ pub const LADDER: [f64; 16] =
     [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 0.99, 0.995, 1.0, 1.25, 1.5, 2.0, 3.0, 8.0];
 
 /// A placement with the capacity of every expert, all of them on the NPU: where they live is decided later.
-pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &Experts, coverage: f64) -> Placement {
+pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &ExpertsConfig, coverage: f64) -> Placement {
     let table = |layer: &LayerLoads| table(layer, loads.chunk, units, wanted, coverage);
     Placement {
         chunk: loads.chunk,
@@ -36,7 +36,13 @@ pub fn tier(loads: &Loads, units: &Units<'_>, wanted: &Experts, coverage: f64) -
     }
 }
 
-fn table(layer: &LayerLoads, chunk: u32, units: &Units<'_>, wanted: &Experts, coverage: f64) -> ExpertTable {
+fn table(
+    layer: &LayerLoads,
+    chunk: u32,
+    units: &Units<'_>,
+    wanted: &ExpertsConfig,
+    coverage: f64,
+) -> ExpertTable {
     let align = units.alignment();
     let needs: Vec<u32> = (0..layer.experts())
         .map(|e| expected(layer, e, chunk, coverage).next_multiple_of(align).max(align))

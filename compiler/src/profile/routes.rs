@@ -7,7 +7,7 @@
 
 use super::{MOST, Routing, Wrong};
 use bincode::{Decode, Encode};
-use moec_runtime::cache::{Experts, Layer, Trace};
+use moec_runtime::cache::{CachedLayer, ExpertIndex, Trace};
 
 /// Tokens that are kept at most.
 pub const TOKENS: usize = 1 << 13;
@@ -85,9 +85,9 @@ impl Routes {
     /// # Errors
     /// What does not fit the layers.
     pub fn trace(&self, layers: &[Routing]) -> Result<Trace, Wrong> {
-        let shape = |l: &Routing| Layer { experts: l.chosen.len(), k: l.k as usize, bytes: 1 };
+        let shape = |l: &Routing| CachedLayer { experts: l.chosen.len(), k: l.k as usize, bytes: 1 };
         let shapes: Vec<_> = layers.iter().map(shape).collect();
-        let experts = Experts::new(&shapes).map_err(|e| e.to_string())?;
+        let experts = ExpertIndex::new(&shapes).map_err(|e| e.to_string())?;
         let k: usize = shapes.iter().map(|l| l.k).sum();
         let width: usize = layers.iter().map(ranks).sum();
         let mut trace = Trace::new(experts, true);

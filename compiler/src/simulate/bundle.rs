@@ -6,7 +6,7 @@ use super::run::{Outcome, Placed, Prompt, Scene};
 use super::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE};
 use super::timeline::Queue;
 use crate::bundle::read::Bundle;
-use crate::config::Experts;
+use crate::config::ExpertsConfig;
 use crate::error::{Error, Result};
 use crate::passes::units::Units;
 use crate::profile::Profile;
@@ -95,7 +95,7 @@ pub fn simulate(bundle: &Bundle, request: &Request<'_>) -> Result<Simulated> {
         units: &units,
         constants: Constants::NPUMOE,
         calibration: &seen,
-        coverage: Experts::DEFAULT.coverage,
+        coverage: ExpertsConfig::DEFAULT.coverage,
         overflow: placement.overflow,
     };
     let mut outcomes = vec![(BUNDLE, scene.run(&placed(placement, &units), &prompt))];

@@ -14,12 +14,12 @@ pub struct Model {
     /// Numbers of the output matrix.
     pub head: u64,
     /// Layers, in order.
-    pub layers: Vec<Layer>,
+    pub layers: Vec<ModelLayer>,
 }
 
 /// A layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Layer {
+pub struct ModelLayer {
     /// Its number.
     pub layer: u32,
     /// Numbers of the projections of attention.
@@ -56,7 +56,7 @@ impl Model {
             name: name.to_owned(),
             hidden: 0,
             head: 0,
-            layers: (0..layers).map(|layer| Layer { layer, ..Layer::default() }).collect(),
+            layers: (0..layers).map(|layer| ModelLayer { layer, ..ModelLayer::default() }).collect(),
         };
         let prefill = |g: &&moec_ir::Graph| matches!(g.kind, EntryKind::Prefill(_));
         let Some(graph) = module.entries.iter().find(prefill) else { return Ok(model) };
@@ -87,7 +87,7 @@ impl Model {
     }
 
     /// Layers with experts.
-    pub fn moe_layers(&self) -> impl Iterator<Item = &Layer> {
+    pub fn moe_layers(&self) -> impl Iterator<Item = &ModelLayer> {
         self.layers.iter().filter(|l| l.experts.is_some())
     }
 }

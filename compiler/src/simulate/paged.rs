@@ -13,7 +13,7 @@ use moec_ir::plan::{PagedLayer, Paging, Plan, Segment};
 use moec_runtime::cache::Trace;
 use moec_runtime::cache::prefetch::DEPTH;
 use moec_runtime::paging::journal::Ask;
-use moec_runtime::paging::simulate::{Did, Run, Scene, simulate};
+use moec_runtime::paging::simulate::{Did, Scene, SimulatedRun, simulate};
 use std::time::Duration;
 
 /// Tokens that are decoded where nobody says how many.
@@ -31,7 +31,7 @@ pub struct Simulated {
     /// Tokens of recorded routing that there are; more are taken from their start again.
     pub recorded: usize,
     /// The run.
-    pub run: Run,
+    pub run: SimulatedRun,
     /// Time until the prompt is computed, and how much of it and of the rest nobody computed since an expert was not there.
     pub prefill: Duration,
     /// Waiting in the prompt and behind it.
@@ -244,7 +244,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
     use super::*;
-    use moec_runtime::cache::{Experts, Layer, Ranking};
+    use moec_runtime::cache::{CachedLayer, ExpertIndex, Ranking};
 
     #[test]
     fn logits_have_the_recorded_scores() {
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn a_prompt_asks_for_what_its_tokens_chose() {
         let shape = PagedLayer { experts: 4, k: 1, gate_up: 0, down: 1, score: Score::Softmax };
-        let experts = Experts::uniform(2, Layer { experts: 4, k: 1, bytes: 1 }).unwrap();
+        let experts = ExpertIndex::uniform(2, CachedLayer { experts: 4, k: 1, bytes: 1 }).unwrap();
         let mut trace = Trace::new(experts, true);
         for token in 0..3_u16 {
             let ranked = [(token, 0.7), (3, 0.2), (3 - token, 0.7), (3, 0.2)];

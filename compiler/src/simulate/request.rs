@@ -4,7 +4,7 @@ use super::bundle::{placed, prompt};
 use super::constants::Constants;
 use super::model::Model;
 use super::run::{Outcome, Scene};
-use crate::config::{Experts, Mix};
+use crate::config::{ExpertsConfig, Mix};
 use crate::error::Result;
 use crate::passes::units::Units;
 use crate::profile::loads::Loads;
@@ -51,7 +51,7 @@ impl<'a> Request<'a> {
             units: self.units,
             constants: self.constants,
             calibration: self.loads,
-            coverage: Experts::DEFAULT.coverage,
+            coverage: ExpertsConfig::DEFAULT.coverage,
             overflow: placement.overflow,
         };
         scene.run(&placed(placement, self.units), &prompt)

@@ -107,13 +107,13 @@ impl Scene<'_> {
         if system.decode_by_cost {
             // As pass `reside` decides: one launch against what one row costs on the processor.
             let us = |unit: &moec_device::Unit, n: u64| unit.matmul_us(1.0, n as f64).unwrap_or(0.0);
-            let attention = |l: &super::model::Layer| {
+            let attention = |l: &super::model::ModelLayer| {
                 us(self.units.cpu, l.attention) > us(self.units.npu, l.attention) + self.units.npu.launch_us()
             };
             let on_npu = self.model.layers.iter().all(attention);
             placed.decode_attention = if on_npu { Queue::Npu } else { Queue::Cpu };
             placed.decode_dense = placed.decode_attention;
-            let pays = |(layer, table): (&super::model::Layer, &ExpertTable)| {
+            let pays = |(layer, table): (&super::model::ModelLayer, &ExpertTable)| {
                 let Some(moe) = layer.experts else { return false };
                 let least = table.groups.iter().map(|g| g.experts.len()).min().unwrap_or(1);
                 let capacity = table.tiers.last().copied().unwrap_or(0);

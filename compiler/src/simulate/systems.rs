@@ -4,7 +4,7 @@
 
 use super::model::Model;
 use super::timeline::Queue;
-use crate::config::Experts as Wanted;
+use crate::config::ExpertsConfig;
 use crate::error::{Error, Result};
 use crate::passes::group::{Options, group_layer};
 use crate::passes::reside::reside_layer;
@@ -21,7 +21,7 @@ pub struct System {
     /// Where prompts attend.
     pub attention: Queue,
     /// How experts run.
-    pub experts: Experts,
+    pub experts: ExpertExecution,
     /// Whether decoding takes the cheaper unit by the device's tables, as pass `reside` does; else it runs where
     /// prompts do.
     pub decode_by_cost: bool,
@@ -42,7 +42,7 @@ pub enum Shapes {
 
 /// How a system runs its experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Experts {
+pub enum ExpertExecution {
     /// On the processor, each with the tokens that chose it.
     Dynamic,
     /// In static graphs.
@@ -65,7 +65,7 @@ const TIERED: Shapes = Shapes::Tiers(3);
 pub const OURS: System = System {
     name: "ours",
     attention: Queue::Npu,
-    experts: Experts::Graphs { shapes: TIERED, group: None, home: Wish::Auto, resident: true },
+    experts: ExpertExecution::Graphs { shapes: TIERED, group: None, home: Wish::Auto, resident: true },
     decode_by_cost: true,
     source: "Table 2; tiers, groups and homes by the passes tier, group and reside, one size to a graph",
 };
@@ -74,7 +74,7 @@ pub const OURS: System = System {
 pub const COREML_CPU: System = System {
     name: "coreml-cpu",
     attention: Queue::Cpu,
-    experts: Experts::Dynamic,
+    experts: ExpertExecution::Dynamic,
     decode_by_cost: false,
     source: "Table 2, Core ML (CPU only)",
 };
@@ -83,7 +83,12 @@ pub const COREML_CPU: System = System {
 pub const COREML_NAIVE: System = System {
     name: "coreml-naive",
     attention: Queue::Cpu,
-    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Wish::Graphs, resident: false },
+    experts: ExpertExecution::Graphs {
+        shapes: Shapes::Busiest,
+        group: Some(1),
+        home: Wish::Graphs,
+        resident: false,
+    },
     decode_by_cost: false,
     source: "Table 2, Core ML (naive); one graph per expert, padded (Table 4, Padding), nothing kept resident",
 };
@@ -92,7 +97,7 @@ pub const COREML_NAIVE: System = System {
 pub const ANEMLL: System = System {
     name: "anemll",
     attention: Queue::Npu,
-    experts: Experts::Dynamic,
+    experts: ExpertExecution::Dynamic,
     decode_by_cost: false,
     source: "Table 2, ANEMLL",
 };
@@ -101,7 +106,12 @@ pub const ANEMLL: System = System {
 pub const BASE: System = System {
     name: "ours-base",
     attention: Queue::Npu,
-    experts: Experts::Graphs { shapes: Shapes::Busiest, group: Some(1), home: Wish::Graphs, resident: true },
+    experts: ExpertExecution::Graphs {
+        shapes: Shapes::Busiest,
+        group: Some(1),
+        home: Wish::Graphs,
+        resident: true,
+    },
     decode_by_cost: true,
     source: "§5.8, Ours-base; the fixed shape is not stated, this is the least that drops nothing",
 };
@@ -109,7 +119,12 @@ pub const BASE: System = System {
 /// The same with the largest shape that can be meant.
 pub const BASE_CHUNK: System = System {
     name: "ours-base-chunk",
-    experts: Experts::Graphs { shapes: Shapes::Chunk, group: Some(1), home: Wish::Graphs, resident: true },
+    experts: ExpertExecution::Graphs {
+        shapes: Shapes::Chunk,
+        group: Some(1),
+        home: Wish::Graphs,
+        resident: true,
+    },
     source: "§5.8, Ours-base; the fixed shape is not stated, this is the most that a chunk can need",
     ..BASE
 };
@@ -117,7 +132,7 @@ pub const BASE_CHUNK: System = System {
 /// With tiers.
 pub const TIERS: System = System {
     name: "ours-t",
-    experts: Experts::Graphs { shapes: TIERED, group: Some(1), home: Wish::Graphs, resident: true },
+    experts: ExpertExecution::Graphs { shapes: TIERED, group: Some(1), home: Wish::Graphs, resident: true },
     source: "§5.8, Ours-T",
     ..BASE
 };
@@ -125,7 +140,7 @@ pub const TIERS: System = System {
 /// With tiers and groups.
 pub const GROUPS: System = System {
     name: "ours-tg",
-    experts: Experts::Graphs { shapes: TIERED, group: None, home: Wish::Graphs, resident: true },
+    experts: ExpertExecution::Graphs { shapes: TIERED, group: None, home: Wish::Graphs, resident: true },
     source: "§5.8, Ours-TG",
     ..BASE
 };
@@ -153,10 +168,10 @@ impl System {
         coverage: f64,
         overflow: Overflow,
     ) -> Result<Option<Vec<ExpertTable>>> {
-        let Experts::Graphs { shapes, group, home, .. } = self.experts else { return Ok(None) };
+        let ExpertExecution::Graphs { shapes, group, home, .. } = self.experts else { return Ok(None) };
         let tiers = if let Shapes::Tiers(most) = shapes { most } else { 1 };
         let mut placement =
-            tier(loads, units, &Wanted { tiers, group, sizes: 1, overflow, coverage }, coverage);
+            tier(loads, units, &ExpertsConfig { tiers, group, sizes: 1, overflow, coverage }, coverage);
         let one = match shapes {
             Shapes::Busiest => placement.experts.iter().flat_map(|t| &t.tiers).copied().max(),
             Shapes::Chunk => Some(loads.chunk.next_multiple_of(units.alignment())),
@@ -182,6 +197,6 @@ impl System {
 
     /// Whether graphs stay on the NPU.
     pub fn is_resident(&self) -> bool {
-        matches!(self.experts, Experts::Dynamic | Experts::Graphs { resident: true, .. })
+        matches!(self.experts, ExpertExecution::Dynamic | ExpertExecution::Graphs { resident: true, .. })
     }
 }

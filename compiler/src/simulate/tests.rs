@@ -3,7 +3,7 @@
 
 use super::constants::Constants;
 use super::energy::Energy;
-use super::model::{Layer, Model, Moe};
+use super::model::{Model, ModelLayer, Moe};
 use super::perfetto;
 use super::run::{Outcome, Prompt, Scene};
 use super::systems::{ABLATIONS, OURS, SYSTEMS, System};
@@ -118,7 +118,7 @@ proptest! {
 /// A model of two layers with experts as large as PhiMoE's, the first half of them popular.
 fn model(experts: usize) -> Model {
     let size = ExpertSize { weights: EXPERT, bytes: 2 * EXPERT };
-    let layer = |layer| Layer {
+    let layer = |layer| ModelLayer {
         layer,
         attention: 1 << 20,
         per_position: 1 << 10,

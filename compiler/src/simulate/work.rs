@@ -6,7 +6,7 @@
 //! serial, as in NPUMoE's Table 4; meanwhile the processor computes what is cold, one expert after the other.
 
 use super::constants::Constants;
-use super::model::{Layer, Model, Moe};
+use super::model::{Model, ModelLayer, Moe};
 use super::timeline::{Queue, Task, What};
 use crate::passes::units::Units;
 use moec_ir::placement::{ExpertGroup, ExpertTable};
@@ -154,7 +154,7 @@ impl<'a> Work<'a> {
     /// Router, gather, experts, scatter.
     fn experts(
         &mut self,
-        layer: &Layer,
+        layer: &ModelLayer,
         moe: Moe,
         loads: &[u32],
         table: Option<&ExpertTable>,

@@ -3,7 +3,7 @@
 use super::support::{distance, shapes};
 use moec::import::ModelSpec;
 use moec::import::spec::{
-    Block, Experts, Gqa, LayerSpec, Mixer, Mlp, Moe, Norm, Projection, Rope, RouterInput,
+    Block, ExpertWeights, Gqa, LayerSpec, Mixer, Mlp, Moe, Norm, Projection, Rope, RouterInput,
 };
 use moec::passes::lower::lower;
 use moec_ir::eval::Evaluator;
@@ -95,7 +95,7 @@ fn moe(router_reads: RouterInput) -> Mixer {
         logits: projection("router", EXPERTS, HIDDEN),
         router_reads,
         select_bias: None,
-        experts: Experts {
+        experts: ExpertWeights {
             inner: INNER,
             gate_up: leaf("gate_up", &[EXPERTS, 2 * INNER, HIDDEN]),
             down: leaf("experts_down", &[EXPERTS, HIDDEN, INNER]),

@@ -3,7 +3,7 @@
 use super::{Args, EvalError};
 use crate::op::{Activation, Glu};
 
-type Rows = Result<Vec<f32>, EvalError>;
+type FloatResult = Result<Vec<f32>, EvalError>;
 
 /// Σ xᵢ·wᵢ, in f64.
 pub(super) fn dot(x: &[f32], w: &[f32]) -> f64 {
@@ -73,7 +73,7 @@ pub(super) fn softmax(x: &[f32]) -> Vec<f64> {
     e.into_iter().map(|e| e / sum).collect()
 }
 
-pub(super) fn embed(a: &Args<'_>) -> Rows {
+pub(super) fn embed(a: &Args<'_>) -> FloatResult {
     let (vocab, hidden, table) = (a.rows(1)?, a.cols(1)?, a.f32(1)?);
     let mut out = Vec::new();
     for &id in a.i32(0)? {
@@ -83,7 +83,7 @@ pub(super) fn embed(a: &Args<'_>) -> Rows {
     Ok(out)
 }
 
-pub(super) fn rms_norm(a: &Args<'_>, eps: f32, groups: usize, weight: bool) -> Rows {
+pub(super) fn rms_norm(a: &Args<'_>, eps: f32, groups: usize, weight: bool) -> FloatResult {
     let width = a.channels(0)? / groups;
     let weight = if weight { Some(a.f32(1)?) } else { None };
     let mut out = Vec::new();
@@ -98,7 +98,7 @@ pub(super) fn rms_norm(a: &Args<'_>, eps: f32, groups: usize, weight: bool) -> R
     Ok(out)
 }
 
-pub(super) fn layer_norm(a: &Args<'_>, eps: f32) -> Rows {
+pub(super) fn layer_norm(a: &Args<'_>, eps: f32) -> FloatResult {
     let (width, weight, bias) = (a.cols(0)?, a.f32(1)?, a.f32(2)?);
     let mut out = Vec::new();
     for row in a.f32(0)?.chunks_exact(width) {
@@ -119,7 +119,7 @@ pub(super) fn matvec(x: &[f32], w: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
     rows.map(|(n, w)| (dot(x, w) + bias.map_or(0.0, |b| f64::from(b[n]))) as f32).collect()
 }
 
-pub(super) fn linear(a: &Args<'_>, bias: bool) -> Rows {
+pub(super) fn linear(a: &Args<'_>, bias: bool) -> FloatResult {
     let (k, w) = (a.cols(0)?, a.f32(1)?);
     let bias = if bias { Some(a.f32(2)?) } else { None };
     Ok(a.f32(0)?.chunks_exact(k).flat_map(|x| matvec(x, w, bias)).collect())
@@ -132,13 +132,13 @@ pub(super) fn gated(x: &[f32], w: &[f32], bias: Option<&[f32]>, kind: Glu) -> Ve
     gate.iter().zip(up).map(|(&g, &u)| glu(kind, g, u)).collect()
 }
 
-pub(super) fn linear_glu(a: &Args<'_>, kind: Glu, bias: bool) -> Rows {
+pub(super) fn linear_glu(a: &Args<'_>, kind: Glu, bias: bool) -> FloatResult {
     let (k, w) = (a.cols(0)?, a.f32(1)?);
     let bias = if bias { Some(a.f32(2)?) } else { None };
     Ok(a.f32(0)?.chunks_exact(k).flat_map(|x| gated(x, w, bias, kind)).collect())
 }
 
-pub(super) fn head_linear(a: &Args<'_>, heads: usize) -> Rows {
+pub(super) fn head_linear(a: &Args<'_>, heads: usize) -> FloatResult {
     let (k, w) = (a.cols(1)?, a.f32(1)?);
     let per_head = w.len() / heads;
     let mut out = Vec::new();
@@ -150,7 +150,7 @@ pub(super) fn head_linear(a: &Args<'_>, heads: usize) -> Rows {
 }
 
 /// Each group of channels meets its own matrix at every place of every image.
-pub(super) fn conv1x1(a: &Args<'_>, groups: usize, bias: bool) -> Rows {
+pub(super) fn conv1x1(a: &Args<'_>, groups: usize, bias: bool) -> FloatResult {
     let (k, w) = (a.channels(0)? / groups, a.f32(1)?);
     let bias = if bias { Some(a.f32(2)?) } else { None };
     let (matrix, n) = (w.len() / groups, w.len() / groups / k);
@@ -163,31 +163,31 @@ pub(super) fn conv1x1(a: &Args<'_>, groups: usize, bias: bool) -> Rows {
     Ok(out)
 }
 
-pub(super) fn zip(a: &Args<'_>, f: impl Fn(f32, f32) -> f32) -> Rows {
+pub(super) fn zip(a: &Args<'_>, f: impl Fn(f32, f32) -> f32) -> FloatResult {
     Ok(a.f32(0)?.iter().zip(a.f32(1)?).map(|(&x, &y)| f(x, y)).collect())
 }
 
-pub(super) fn map(a: &Args<'_>, f: impl Fn(f32) -> f32) -> Rows {
+pub(super) fn map(a: &Args<'_>, f: impl Fn(f32) -> f32) -> FloatResult {
     Ok(a.f32(0)?.iter().map(|&x| f(x)).collect())
 }
 
-pub(super) fn mul(a: &Args<'_>) -> Rows {
+pub(super) fn mul(a: &Args<'_>) -> FloatResult {
     let (cols, b_cols, b) = (a.channels(0)?, a.channels(1)?, a.f32(1)?);
     let factor = |i: usize| if b_cols == cols { b[i] } else { b[i / cols] };
     Ok(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * factor(i)).collect())
 }
 
-pub(super) fn scale_cols(a: &Args<'_>) -> Rows {
+pub(super) fn scale_cols(a: &Args<'_>) -> FloatResult {
     let w = a.f32(1)?;
     Ok(a.f32(0)?.iter().enumerate().map(|(i, &x)| x * w[i % w.len()]).collect())
 }
 
-pub(super) fn softmax_rows(a: &Args<'_>) -> Rows {
+pub(super) fn softmax_rows(a: &Args<'_>) -> FloatResult {
     let cols = a.cols(0)?;
     Ok(a.f32(0)?.chunks_exact(cols).flat_map(softmax).map(|x| x as f32).collect())
 }
 
-pub(super) fn concat(a: &Args<'_>, heads: usize) -> Rows {
+pub(super) fn concat(a: &Args<'_>, heads: usize) -> FloatResult {
     let mut out = Vec::new();
     for block in 0..a.rows(0)? * heads {
         for i in 0..a.list.len() {
@@ -198,12 +198,12 @@ pub(super) fn concat(a: &Args<'_>, heads: usize) -> Rows {
     Ok(out)
 }
 
-pub(super) fn slice(a: &Args<'_>, heads: usize, start: usize, len: usize) -> Rows {
+pub(super) fn slice(a: &Args<'_>, heads: usize, start: usize, len: usize) -> FloatResult {
     let width = a.channels(0)? / heads;
     Ok(a.f32(0)?.chunks_exact(width).flat_map(|head| &head[start..start + len]).copied().collect())
 }
 
-pub(super) fn gather_rows(a: &Args<'_>) -> Rows {
+pub(super) fn gather_rows(a: &Args<'_>) -> FloatResult {
     let (rows, cols, x) = (a.rows(0)?, a.cols(0)?, a.f32(0)?);
     let mut out = Vec::new();
     for &row in a.i32(1)? {

@@ -138,7 +138,7 @@ impl<'a> Evaluator<'a> {
         let graph = module.entries.get(entry).ok_or_else(unknown)?;
         let longest = pos.iter().copied().max().and_then(|p| usize::try_from(p).ok()).map_or(0, |p| p + 1);
         self.sequence = if graph.kind.is_prefill() { self.prompt.max(longest) } else { 0 };
-        let mut run = Run::new(graph);
+        let mut run = RunValues::new(graph);
         for (i, given) in [ids, pos, slot, rows].into_iter().enumerate() {
             let want = graph.values.get(i).map_or(0, Type::rows);
             if given.len() != want {
@@ -171,7 +171,7 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Evaluates one node on the values so far.
-    fn node(&mut self, graph: &Graph, id: NodeId, run: &Run) -> Result<Vec<Tensor>, EvalError> {
+    fn node(&mut self, graph: &Graph, id: NodeId, run: &RunValues) -> Result<Vec<Tensor>, EvalError> {
         let node = &graph.nodes[id.0 as usize];
         let undefined =
             || EvalError::Call(format!("{} node {}: an operand is not defined", graph.kind, id.0));
@@ -306,13 +306,13 @@ enum Slot {
 }
 
 /// The values of one run.
-struct Run {
+struct RunValues {
     values: Vec<Slot>,
     /// Values that each node is the last to read.
     dying: Vec<Vec<usize>>,
 }
 
-impl Run {
+impl RunValues {
     fn new(graph: &Graph) -> Self {
         let mut last = vec![None; graph.values.len()];
         for (i, node) in graph.nodes.iter().enumerate() {

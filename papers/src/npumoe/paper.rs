@@ -342,7 +342,7 @@ pub const GROUPED_ROWS: [Grouped; 11] = [
 
 /// A row of Tables 6 and 7: a system's seconds in all, of experts and of attention, and joules.
 #[derive(Clone, Copy, Debug)]
-pub struct Run {
+pub struct PaperRun {
     /// System.
     pub system: &'static str,
     /// Wall (s).
@@ -360,8 +360,8 @@ pub struct Run {
 }
 
 /// Tables 6 and 7.
-pub const RUNS: [Run; 3] = [
-    Run {
+pub const RUNS: [PaperRun; 3] = [
+    PaperRun {
         system: "ours",
         wall: 0.572,
         experts: 0.464,
@@ -370,7 +370,7 @@ pub const RUNS: [Run; 3] = [
         npu_j: 1.20,
         memory_j: 1.37,
     },
-    Run {
+    PaperRun {
         system: "coreml-cpu",
         wall: 1.139,
         experts: 0.978,
@@ -379,7 +379,7 @@ pub const RUNS: [Run; 3] = [
         npu_j: 0.0,
         memory_j: 3.01,
     },
-    Run {
+    PaperRun {
         system: "anemll",
         wall: 1.144,
         experts: 0.988,

@@ -2,7 +2,7 @@
 
 use super::paper::{CLAIMS, CONFIGS, Claim, Config, Metric, ORDERS, Printed, SHORT};
 use crate::recorded::{DOMAINS, Recorded};
-use moec::config::Experts;
+use moec::config::ExpertsConfig;
 use moec::passes::units::Units;
 use moec::simulate::run::{Outcome, Prompt, Scene};
 use moec::simulate::systems::{ABLATIONS, ANEMLL, COREML_CPU, COREML_NAIVE, OURS, SYSTEMS};
@@ -216,8 +216,8 @@ impl Bench {
             units: &units,
             constants,
             calibration: &calibration,
-            coverage: Experts::DEFAULT.coverage,
-            overflow: Experts::DEFAULT.overflow,
+            coverage: ExpertsConfig::DEFAULT.coverage,
+            overflow: ExpertsConfig::DEFAULT.overflow,
         };
         let chunks = config.prompt.div_ceil(config.chunk);
         let prompts = DOMAINS.map(|domain| Prompt {

@@ -8,7 +8,7 @@ use super::reproduce::Report;
 use super::{report, tables};
 use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3};
 use moec::passes::units::Units;
-use moec::simulate::model::Layer;
+use moec::simulate::model::ModelLayer;
 use moec::simulate::systems::{ANEMLL, COREML_CPU, COREML_NAIVE, OURS};
 use moec::simulate::{Constants, System};
 use moec_device::Device;
@@ -25,7 +25,7 @@ fn models_are_as_large_as_the_paper_says() {
     // Table 1, in billions; embeddings and heads apart where they are.
     for (shape, billions) in [(PHIMOE, 42.6), (PHIMOE_TINY, 3.8), (QWEN3, 30.5)] {
         let model = shape.model();
-        let experts = |l: &Layer| l.experts.map_or(0, |m| m.count as u64 * m.size.weights);
+        let experts = |l: &ModelLayer| l.experts.map_or(0, |m| m.count as u64 * m.size.weights);
         let all: u64 =
             model.layers.iter().map(|l| l.attention + l.router + experts(l)).sum::<u64>() + 2 * model.head;
         assert!((all as f64 * 1e-9 / billions - 1.0).abs() < 0.03, "{}: {all}", shape.name);

@@ -6,7 +6,7 @@ use super::error::CacheError;
 use super::experts::Key;
 use super::pin::{self, SHARES};
 use super::replay::{Replay, Tally, replay};
-use super::runs::{FOLDS, Row, Run, sum};
+use super::runs::{FOLDS, FoldedRow, Row, sum};
 use super::setting::{Setting, grid};
 use super::trace::Trace;
 
@@ -104,7 +104,7 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, CacheErr
     }
     let run = |setting: Setting| {
         let Replay { folds, .. } = replay(trace, capacity, &setting, FOLDS)?;
-        Ok(Run { row: Row { setting, pinned: 0, tally: sum(&folds) }, folds })
+        Ok(FoldedRow { row: Row { setting, pinned: 0, tally: sum(&folds) }, folds })
     };
     let runs = grid(trace.scored()).into_iter().map(run).collect::<Result<Vec<_>, CacheError>>()?;
     let lru = &runs[0].folds;
@@ -158,14 +158,14 @@ pub fn choose(trace: &Trace, capacity: u64, pin: Pin) -> Result<Choice, CacheErr
 
 /// The best run, and what such a choice is worth: on every stretch, the run that is best on the others. Without one,
 /// `otherwise` has been chosen.
-fn judge(runs: &[Run], lru: &[Tally], otherwise: &[Tally]) -> (Option<usize>, Vec<Tally>) {
+fn judge(runs: &[FoldedRow], lru: &[Tally], otherwise: &[Tally]) -> (Option<usize>, Vec<Tally>) {
     let held_out =
         |fold: usize| best(runs, lru, |f| f != fold).map_or(otherwise[fold], |r| runs[r].folds[fold]);
     (best(runs, lru, |_| true), (0..FOLDS).map(held_out).collect())
 }
 
 /// The run that reads least on some stretches, of those that read no more than LRU on any of these.
-fn best(runs: &[Run], lru: &[Tally], fold: impl Fn(usize) -> bool) -> Option<usize> {
+fn best(runs: &[FoldedRow], lru: &[Tally], fold: impl Fn(usize) -> bool) -> Option<usize> {
     let read = |of: &[Tally]| (0..FOLDS).filter(|&f| fold(f)).map(|f| of[f].read).collect::<Vec<_>>();
     let lru = read(lru);
     let own = runs.iter().enumerate().map(|(i, run)| (i, read(&run.folds)));

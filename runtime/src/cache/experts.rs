@@ -5,7 +5,7 @@ use super::policy::Id;
 
 /// The routed experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Layer {
+pub struct CachedLayer {
     /// Experts.
     pub experts: usize,
     /// Experts per token.
@@ -25,8 +25,8 @@ pub struct Key {
 
 /// All routed experts of a model. Policies count them through, layer after layer ([`Id`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Experts {
-    layers: Vec<Layer>,
+pub struct ExpertIndex {
+    layers: Vec<CachedLayer>,
     /// Number of the first expert of every layer, and of all.
     first: Vec<Id>,
 }
@@ -34,19 +34,19 @@ pub struct Experts {
 /// Most experts; far past any model.
 const MOST: usize = 1 << 20;
 
-impl Experts {
+impl ExpertIndex {
     /// The experts of these layers.
     ///
     /// # Errors
     /// [`CacheError::Experts`] for no layers, layers without experts or bytes, more experts per token than there
     /// are, or more than 2²⁰ in all.
-    pub fn new(layers: &[Layer]) -> Result<Self, CacheError> {
+    pub fn new(layers: &[CachedLayer]) -> Result<Self, CacheError> {
         let wrong = |what: String| Err(CacheError::Experts(what));
         let mut first = vec![0];
         let mut all = 0_usize;
         for (i, l) in layers.iter().enumerate() {
             if l.k == 0 || l.k > l.experts || l.experts > usize::from(u16::MAX) || l.bytes == 0 {
-                let Layer { experts, k, bytes } = l;
+                let CachedLayer { experts, k, bytes } = l;
                 return wrong(format!(
                     "layer {i} cannot have {experts} experts of {bytes} bytes, {k} per token"
                 ));
@@ -68,13 +68,13 @@ impl Experts {
     /// `layers` equal layers.
     ///
     /// # Errors
-    /// As [`Experts::new`].
-    pub fn uniform(layers: usize, layer: Layer) -> Result<Self, CacheError> {
+    /// As [`ExpertIndex::new`].
+    pub fn uniform(layers: usize, layer: CachedLayer) -> Result<Self, CacheError> {
         Self::new(&vec![layer; layers.min(MOST)])
     }
 
     /// Layers.
-    pub fn layers(&self) -> &[Layer] {
+    pub fn layers(&self) -> &[CachedLayer] {
         &self.layers
     }
 

@@ -1,6 +1,6 @@
 //! The cache of experts that do not fit into memory: which stay, which go, which are read ahead.
 //!
-//! * [`Experts`] says what there is to cache; [`Cache`] keeps count of what is resident and asks a [`Policy`] for
+//! * [`ExpertIndex`] says what there is to cache; [`Cache`] keeps count of what is resident and asks a [`Policy`] for
 //!   victims. [`POLICIES`] is the table of policies with their parameters; a [`Setting`] is one of them with
 //!   values. [`Ranking`] turns a router's logits into the scores that policies read.
 //! * A [`Trace`] is recorded routing, token by token. [`replay()`] runs it through a setting, [`optimum`] gives the
@@ -40,7 +40,7 @@ mod warm;
 pub use belady::optimum;
 pub use choose::{Choice, MARGIN, Pin, Reason, choose};
 pub use error::CacheError;
-pub use experts::{Experts, Key, Layer};
+pub use experts::{CachedLayer, ExpertIndex, Key};
 pub use pin::{SHARES, hottest, hottest_share, uses};
 pub use policy::{Id, Pins, Policy};
 pub use ranking::Ranking;

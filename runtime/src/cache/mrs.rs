@@ -12,7 +12,7 @@
 //! All experts of a layer fade by the same factor, which changes no order among them: a layer's factor is kept
 //! once, and a step touches `p` experts only.
 
-use super::experts::Experts;
+use super::experts::ExpertIndex;
 use super::heap::{Heap, Rank, compare};
 use super::policy::{Id, Pins, Policy};
 
@@ -22,7 +22,7 @@ const FADED: f64 = 1e-100;
 /// Minus recent score.
 #[derive(Clone, Debug)]
 pub(super) struct Mrs {
-    layers: Vec<Layer>,
+    layers: Vec<LayerScores>,
     /// Layer of every expert.
     layer_of: Vec<u16>,
     /// Uses of residents so far.
@@ -33,7 +33,7 @@ pub(super) struct Mrs {
 }
 
 #[derive(Clone, Debug)]
-struct Layer {
+struct LayerScores {
     first: Id,
     /// Experts of a token.
     k: usize,
@@ -47,8 +47,8 @@ struct Layer {
 
 impl Mrs {
     /// Over these experts. `depth` is p in units of the experts that a token uses.
-    pub(super) fn new(experts: &Experts, alpha: f64, depth: usize, bypass: bool) -> Self {
-        let layer = |(i, l): (usize, &super::experts::Layer)| Layer {
+    pub(super) fn new(experts: &ExpertIndex, alpha: f64, depth: usize, bypass: bool) -> Self {
+        let layer = |(i, l): (usize, &super::experts::CachedLayer)| LayerScores {
             first: experts.ids(i).start,
             k: l.k,
             p: (depth * l.k).min(l.experts),
@@ -61,7 +61,7 @@ impl Mrs {
         Self { layers, layer_of, clock: 0, alpha, depth, bypass }
     }
 
-    fn layer(&mut self, id: Id) -> (&mut Layer, Id) {
+    fn layer(&mut self, id: Id) -> (&mut LayerScores, Id) {
         let layer = &mut self.layers[usize::from(self.layer_of[id as usize])];
         let own = id - layer.first;
         (layer, own)
@@ -75,7 +75,7 @@ impl Mrs {
     }
 }
 
-impl Layer {
+impl LayerScores {
     /// S, and the last use.
     fn rank(&self, own: Id) -> Rank {
         let (score, used) = self.resident.rank(own);

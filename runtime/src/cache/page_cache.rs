@@ -10,7 +10,7 @@
 //! may have dropped some of them; one zone, one reader, no pages of others, no reclaim ahead of need, no
 //! read-ahead. What is mapped instead of read ages by the bits in page tables, which this does not follow.
 
-use super::experts::Experts;
+use super::experts::ExpertIndex;
 use super::list::List;
 use super::policy::{Id, Pins, Policy};
 
@@ -60,7 +60,7 @@ impl Pages {
 
 impl PageCache {
     /// Over these experts, in a cache of `capacity` bytes.
-    pub(super) fn new(experts: &Experts, capacity: u64) -> Self {
+    pub(super) fn new(experts: &ExpertIndex, capacity: u64) -> Self {
         let n = experts.count();
         let list = || Pages { list: List::new(n), pages: 0 };
         let layers = experts.layers().iter();

@@ -3,7 +3,7 @@
 use super::error::CacheError;
 use super::experts::Key;
 use super::replay::{fold, replay_pinned};
-use super::runs::{FOLDS, Row, Run};
+use super::runs::{FOLDS, FoldedRow, Row};
 use super::setting::Setting;
 use super::trace::Trace;
 
@@ -60,7 +60,7 @@ pub(super) fn runs(
     capacity: u64,
     settings: &[Setting],
     shares: &[u8],
-) -> Result<Vec<Run>, CacheError> {
+) -> Result<Vec<FoldedRow>, CacheError> {
     let mut runs = Vec::new();
     for &pinned in shares {
         let bytes = part(capacity, pinned);
@@ -74,7 +74,7 @@ pub(super) fn runs(
             let run = |keys: &[Key]| replay_pinned(trace, capacity, setting, keys, FOLDS);
             let row = Row { setting: setting.clone(), pinned, tally: run(&whole)?.total() };
             let folds = others.iter().enumerate().map(|(f, keys)| Ok(run(keys)?.folds[f]));
-            runs.push(Run { row, folds: folds.collect::<Result<_, CacheError>>()? });
+            runs.push(FoldedRow { row, folds: folds.collect::<Result<_, CacheError>>()? });
         }
     }
     Ok(runs)

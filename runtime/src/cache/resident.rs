@@ -1,7 +1,7 @@
 //! What is resident, step by step.
 
 use super::error::CacheError;
-use super::experts::{Experts, Key, Layer};
+use super::experts::{CachedLayer, ExpertIndex, Key};
 use super::policy::{Id, Pins, Policy};
 use super::setting::Setting;
 use super::table::Scope;
@@ -26,8 +26,8 @@ pub enum Event {
 /// Some may be pinned: their bytes are set aside from the start, each moves in when it is first read, and none ever goes.
 /// Policies share the other bytes among the other experts, and hear of no use of a pinned one.
 pub struct Cache {
-    parts: Vec<Part>,
-    experts: Experts,
+    parts: Vec<CachePart>,
+    experts: ExpertIndex,
     keys: Vec<Key>,
     resident: Vec<bool>,
     pinned: Vec<bool>,
@@ -41,7 +41,7 @@ pub struct Cache {
 }
 
 /// Experts that share bytes: all, or those of a layer.
-struct Part {
+struct CachePart {
     policy: Box<dyn Policy>,
     ids: Range<Id>,
     layer: usize,
@@ -51,7 +51,7 @@ struct Part {
 
 impl Cache {
     /// An empty cache of `capacity` bytes for these experts, none of them pinned.
-    pub fn new(experts: &Experts, capacity: u64, setting: &Setting) -> Self {
+    pub fn new(experts: &ExpertIndex, capacity: u64, setting: &Setting) -> Self {
         Self::over(experts, capacity, setting, vec![false; experts.count()], 0)
     }
 
@@ -61,7 +61,7 @@ impl Cache {
     /// [`CacheError::NoExpert`] for one that does not exist, [`CacheError::Pinned`] for one that is named twice, or for
     /// more than the capacity.
     pub fn with_pinned(
-        experts: &Experts,
+        experts: &ExpertIndex,
         capacity: u64,
         setting: &Setting,
         pinned: &[Key],
@@ -84,9 +84,9 @@ impl Cache {
         Ok(Self::over(experts, capacity, setting, is, aside))
     }
 
-    fn over(experts: &Experts, capacity: u64, setting: &Setting, pinned: Vec<bool>, aside: u64) -> Self {
+    fn over(experts: &ExpertIndex, capacity: u64, setting: &Setting, pinned: Vec<bool>, aside: u64) -> Self {
         let capacity = capacity - aside;
-        let part = |layers: Range<usize>, of: &Experts, capacity: u64| Part {
+        let part = |layers: Range<usize>, of: &ExpertIndex, capacity: u64| CachePart {
             policy: setting.policy(of, capacity),
             ids: experts.ids(layers.start).start..experts.ids(layers.end - 1).end,
             layer: layers.start,
@@ -314,8 +314,8 @@ impl Cache {
 }
 
 /// Bytes of the experts of every layer that are not pinned.
-fn free(experts: &Experts, pinned: &[bool]) -> Vec<u128> {
-    let of = |(l, layer): (usize, &Layer)| {
+fn free(experts: &ExpertIndex, pinned: &[bool]) -> Vec<u128> {
+    let of = |(l, layer): (usize, &CachedLayer)| {
         let ids = experts.ids(l);
         let free = pinned[ids.start as usize..ids.end as usize].iter().filter(|p| !**p).count();
         u128::from(layer.bytes) * free as u128

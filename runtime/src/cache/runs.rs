@@ -25,12 +25,12 @@ impl std::fmt::Display for Row {
 }
 
 /// A row, and what it did on every stretch.
-pub(super) struct Run {
+pub(super) struct FoldedRow {
     pub(super) row: Row,
     pub(super) folds: Vec<Tally>,
 }
 
-impl Run {
+impl FoldedRow {
     /// Bytes that it read.
     pub(super) fn read(&self) -> u64 {
         sum(&self.folds).read

@@ -1,7 +1,7 @@
 //! A policy with values for its parameters, and its text: `mrs alpha=0.1 depth=2 bypass=1 per-layer`.
 
 use super::error::CacheError;
-use super::experts::Experts;
+use super::experts::ExpertIndex;
 use super::policy::Policy;
 use super::table::{POLICIES, Parameter, PolicyInfo, Scope};
 use std::fmt;
@@ -34,7 +34,7 @@ impl Setting {
         Self { policy: 0, values: Vec::new(), scope: Scope::Shared }
     }
 
-    pub(super) fn policy(&self, experts: &Experts, capacity: u64) -> Box<dyn Policy> {
+    pub(super) fn policy(&self, experts: &ExpertIndex, capacity: u64) -> Box<dyn Policy> {
         (self.info().new)(experts, capacity, &self.values)
     }
 }

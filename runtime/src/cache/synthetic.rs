@@ -8,7 +8,7 @@
 //! models, a score just below those chosen says that the expert may be next.
 
 use super::error::CacheError;
-use super::experts::Experts;
+use super::experts::ExpertIndex;
 use super::trace::Trace;
 use crate::sampler::SplitMix64;
 
@@ -54,7 +54,7 @@ pub fn popularity(csv: &str, model: &str, domain: &str) -> Result<Popularity, Ca
 /// [`CacheError::Experts`] where the popularity is of another number of experts, negative or nothing, or the
 /// persistence is out of range.
 pub fn trace(
-    experts: &Experts,
+    experts: &ExpertIndex,
     popularity: &Popularity,
     persistence: f64,
     tokens: usize,

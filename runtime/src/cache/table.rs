@@ -1,6 +1,6 @@
 //! The policies by name.
 
-use super::experts::Experts;
+use super::experts::ExpertIndex;
 use super::lfu::Lfu;
 use super::lru::Lru;
 use super::mrs::Mrs;
@@ -47,7 +47,7 @@ pub struct PolicyInfo {
     /// Whether it reads router scores.
     pub scored: bool,
     /// For these experts, in so many bytes, with a value for each parameter.
-    pub(super) new: fn(&Experts, u64, &[f64]) -> Box<dyn Policy>,
+    pub(super) new: fn(&ExpertIndex, u64, &[f64]) -> Box<dyn Policy>,
 }
 
 const BYPASS: Parameter = Parameter {

@@ -1,13 +1,13 @@
 //! Recorded routing, token by token.
 
 use super::error::CacheError;
-use super::experts::Experts;
+use super::experts::ExpertIndex;
 use std::ops::Range;
 
 /// Which experts every token chose in every layer, and the largest scores of its router, if they were recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    experts: Experts,
+    experts: ExpertIndex,
     scored: bool,
     /// Place of every layer in the chosen of a token, and their number.
     chosen_at: Vec<usize>,
@@ -28,7 +28,7 @@ pub struct Step<'a> {
 
 impl Trace {
     /// Nothing yet. With `scored`, every token comes with the [`Trace::ranks`] largest scores of every layer.
-    pub fn new(experts: Experts, scored: bool) -> Self {
+    pub fn new(experts: ExpertIndex, scored: bool) -> Self {
         let places = |width: &dyn Fn(usize) -> usize| {
             let widths = (0..experts.layers().len()).map(width);
             let mut sum = 0;
@@ -45,12 +45,12 @@ impl Trace {
     }
 
     /// Scores that are kept of a layer: twice the experts that a token uses (HybriMoE §IV-D), if there are as many.
-    pub fn ranks(experts: &Experts, layer: usize) -> usize {
+    pub fn ranks(experts: &ExpertIndex, layer: usize) -> usize {
         experts.layers().get(layer).map_or(0, |l| (2 * l.k).min(l.experts))
     }
 
     /// What there is to cache.
-    pub fn experts(&self) -> &Experts {
+    pub fn experts(&self) -> &ExpertIndex {
         &self.experts
     }
 

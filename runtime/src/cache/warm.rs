@@ -4,7 +4,7 @@
 //! warm-up chose. Here nothing is fixed by it: a policy believes the recorded uses as if it had seen them itself, and goes on
 //! counting.
 
-use super::experts::Experts;
+use super::experts::ExpertIndex;
 
 /// Tokens that recorded routing counts for at most: as many of the model's own outweigh it.
 pub(super) const BELIEVED: f64 = 1024.0;
@@ -19,7 +19,7 @@ pub(super) struct Expected {
 }
 
 /// Reads `uses`, `[layer][expert]`. A layer of which nothing was recorded expects nothing.
-pub(super) fn expected(experts: &Experts, uses: &[u32]) -> Expected {
+pub(super) fn expected(experts: &ExpertIndex, uses: &[u32]) -> Expected {
     let (mut probability, mut tokens) = (vec![0.0; experts.count()], Vec::new());
     for (l, layer) in experts.layers().iter().enumerate() {
         let ids = experts.ids(l);
@@ -38,13 +38,13 @@ pub(super) fn expected(experts: &Experts, uses: &[u32]) -> Expected {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Layer;
+    use super::super::CachedLayer;
     use super::*;
 
     #[test]
     fn uses_become_probabilities() {
-        let layer = |experts, k| Layer { experts, k, bytes: 1 };
-        let experts = Experts::new(&[layer(3, 1), layer(2, 2), layer(2, 1)]).unwrap();
+        let layer = |experts, k| CachedLayer { experts, k, bytes: 1 };
+        let experts = ExpertIndex::new(&[layer(3, 1), layer(2, 2), layer(2, 1)]).unwrap();
         let found = expected(&experts, &[6, 3, 1, 5, 5, 0, 0]);
         assert_eq!(found.probability, [0.6, 0.3, 0.1, 1.0, 1.0, 0.0, 0.0]);
         assert_eq!(found.tokens, [10.0, 5.0, 0.0]);

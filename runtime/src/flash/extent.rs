@@ -47,7 +47,7 @@ pub struct ExtentTable {
 
 /// Neighbouring extents as one range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Run {
+pub struct ExtentRun {
     /// Index of the file.
     pub file: u32,
     /// Offset of the first extent.
@@ -91,7 +91,7 @@ impl ExtentTable {
     /// # Errors
     /// [`Error::Plan`] if there are none, or if one does not begin where the one before it ends, rounded up
     /// to [`BLOCK`].
-    pub fn run(&self, first: u32, count: u32) -> Result<Run> {
+    pub fn run(&self, first: u32, count: u32) -> Result<ExtentRun> {
         let range = first as usize..first as usize + count as usize;
         let extents = self.extents.get(range).unwrap_or_default();
         let (Some(a), Some(z)) = (extents.first(), extents.last()) else {
@@ -101,7 +101,7 @@ impl ExtentTable {
         if extents.windows(2).any(|w| apart(&w)) {
             return Err(Error::Plan(format!("{count} extents from {first} on are not neighbours")));
         }
-        Ok(Run { file: a.file, offset: a.offset, bytes: z.offset + z.bytes - a.offset })
+        Ok(ExtentRun { file: a.file, offset: a.offset, bytes: z.offset + z.bytes - a.offset })
     }
 }
 
@@ -136,8 +136,8 @@ mod tests {
     #[test]
     fn neighbours_make_a_run() {
         let t = table(&[(0, 0, 5000), (0, 8192, 4096), (0, 12_288, 10), (1, 16_384, 1)]).unwrap();
-        assert_eq!(t.run(0, 3).unwrap(), Run { file: 0, offset: 0, bytes: 12_298 });
-        assert_eq!(t.run(1, 1).unwrap(), Run { file: 0, offset: 8192, bytes: 4096 });
+        assert_eq!(t.run(0, 3).unwrap(), ExtentRun { file: 0, offset: 0, bytes: 12_298 });
+        assert_eq!(t.run(1, 1).unwrap(), ExtentRun { file: 0, offset: 8192, bytes: 4096 });
         for (first, count) in [(0, 0), (0, 4), (2, 2), (3, 2), (9, 1), (u32::MAX, u32::MAX)] {
             assert!(t.run(first, count).is_err(), "{first} {count}");
         }

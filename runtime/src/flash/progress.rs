@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Progress of one extent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Part {
+pub(super) struct ExtentProgress {
     /// Bytes that were cut into blocks.
     pub(super) cut: u64,
     /// Bytes that are not there yet.
@@ -32,7 +32,7 @@ pub(super) struct Active {
     pub(super) in_flight: u32,
     /// It has failed or was cancelled, and waits for its reads only.
     pub(super) over: bool,
-    pub(super) parts: [Part; MAX_PARTS],
+    pub(super) parts: [ExtentProgress; MAX_PARTS],
 }
 
 /// A block that is read or will be read again.

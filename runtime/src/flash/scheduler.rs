@@ -12,7 +12,7 @@ use super::event::{Event, Fetch, MAX_PARTS, Priority, Ticket};
 use super::extent::{BLOCK, ExtentTable, checksum, checksum_after};
 use super::files::Files;
 use super::options::Options;
-use super::progress::{Active, Block, Part, extents, find, find_mut};
+use super::progress::{Active, Block, ExtentProgress, extents, find, find_mut};
 use super::reader::{Done, Read};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -83,7 +83,7 @@ impl Scheduler {
     /// Takes on a fetch, whose extents are neighbours in the table and fit its buffer.
     pub(super) fn add(&mut self, fetch: Fetch) {
         let Fetch { ticket, first, count, priority, buffer } = fetch;
-        let mut parts = [Part::default(); MAX_PARTS];
+        let mut parts = [ExtentProgress::default(); MAX_PARTS];
         for (part, extent) in parts.iter_mut().zip(extents(&self.table, first, count)) {
             part.left = extent.bytes;
         }
@@ -330,7 +330,12 @@ impl Scheduler {
                     let extent = f.first + part;
                     return self.fail(ticket, extent, fault, events);
                 }
-                *state = Part { left: e.bytes, readings: attempts, doubtful: true, ..Part::default() };
+                *state = ExtentProgress {
+                    left: e.bytes,
+                    readings: attempts,
+                    doubtful: true,
+                    ..ExtentProgress::default()
+                };
                 self.counts.repeated += 1;
                 let priority = f.priority;
                 return self.queues[priority as usize].push_front(ticket);

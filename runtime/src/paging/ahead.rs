@@ -6,7 +6,7 @@
 
 use super::odds::Odds;
 use crate::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
-use crate::cache::{Key, Layer, Ranking};
+use crate::cache::{CachedLayer, Key, Ranking};
 use moec_ir::plan::PagedLayer;
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// For these layers, looking at most `depth` of them ahead.
-    pub(super) fn new(layers: &[Layer], depth: usize) -> Self {
+    pub(super) fn new(layers: &[CachedLayer], depth: usize) -> Self {
         let most = layers.iter().map(|l| l.experts).max().unwrap_or(0);
         let k = layers.iter().map(|l| l.k).max().unwrap_or(0);
         let room = || std::array::from_fn(|_| Vec::with_capacity(2 * k));

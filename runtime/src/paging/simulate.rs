@@ -58,7 +58,7 @@ pub enum Did {
 
 /// What came out.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Run {
+pub struct SimulatedRun {
     /// What was decided, in numbers.
     pub counts: Counts,
     /// What flash did.
@@ -79,7 +79,7 @@ pub fn simulate<'a>(
     units: &dyn Units,
     asks: impl IntoIterator<Item = &'a Ask>,
     on: &mut dyn FnMut(Did, Duration, Duration),
-) -> Result<Run> {
+) -> Result<SimulatedRun> {
     let Scene { paging, matrices, ahead, preload, journal } = scene;
     let bytes: Vec<u64> = matrices.iter().map(|&m| expert_bytes(m)).collect();
     let decider = Decider::new(paging, How { bytes: &bytes, ahead, preload })?;
@@ -91,7 +91,7 @@ pub fn simulate<'a>(
     let flash = Flash::modelled(table, buffers, &options, (units.link(), Arc::clone(&clock)), None)?;
     let mut desk = Desk::new(decider, count as usize, journal);
     let mut watch = Reads(on);
-    let mut run = Run::default();
+    let mut run = SimulatedRun::default();
     desk.news(&flash, News::Began, &mut watch)?;
     for ask in asks {
         let begin = clock.now();

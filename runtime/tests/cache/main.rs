@@ -10,11 +10,11 @@ mod settings;
 mod synthetic;
 mod warm;
 
-use moec_runtime::cache::{Event, Experts, Layer, Setting, Tally, Trace, replay};
+use moec_runtime::cache::{CachedLayer, Event, ExpertIndex, Setting, Tally, Trace, replay};
 
 /// Layers of equal experts, of which `k` are used, of one byte each.
-pub(crate) fn experts(layers: usize, experts: usize, k: usize) -> Experts {
-    Experts::uniform(layers, Layer { experts, k, bytes: 1 }).unwrap()
+pub(crate) fn experts(layers: usize, experts: usize, k: usize) -> ExpertIndex {
+    ExpertIndex::uniform(layers, CachedLayer { experts, k, bytes: 1 }).unwrap()
 }
 
 /// One layer of `n` experts; every token uses one.

@@ -91,7 +91,7 @@ fn the_hottest_come_first() {
 }
 
 /// Some of the experts of a trace that fit.
-fn some(of: &Experts, capacity: u64, which: u64) -> Vec<Key> {
+fn some(of: &ExpertIndex, capacity: u64, which: u64) -> Vec<Key> {
     let mut left = capacity;
     let all = of
         .layers()

@@ -59,7 +59,7 @@ fn mrs_keeps_what_scored_high_without_being_used() {
 
 /// Experts of one page each.
 fn pages(n: usize, uses: &[u16]) -> Trace {
-    let of = Experts::uniform(1, Layer { experts: n, k: 1, bytes: 4096 }).unwrap();
+    let of = ExpertIndex::uniform(1, CachedLayer { experts: n, k: 1, bytes: 4096 }).unwrap();
     let mut trace = Trace::new(of, false);
     for &e in uses {
         trace.push(&[e], &[]).unwrap();
@@ -94,8 +94,8 @@ fn belady_knows_what_comes() {
 #[test]
 fn the_bound_of_unequal_experts_is_one_of_bytes() {
     // A large one and two small ones, two of three bytes: the bound keeps half of the large one.
-    let layers = [Layer { experts: 1, k: 1, bytes: 2 }, Layer { experts: 1, k: 1, bytes: 1 }];
-    let mut trace = Trace::new(Experts::new(&layers).unwrap(), false);
+    let layers = [CachedLayer { experts: 1, k: 1, bytes: 2 }, CachedLayer { experts: 1, k: 1, bytes: 1 }];
+    let mut trace = Trace::new(ExpertIndex::new(&layers).unwrap(), false);
     (0..3).for_each(|_| trace.push(&[0, 0], &[]).unwrap());
     let best = optimum(&trace, 2, 1).total();
     assert_eq!((best.used, best.read), (9, 3 + 1 + 1));

@@ -11,12 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) fn traces(equal: bool) -> impl Strategy<Value = Trace> {
     let layer = (2_usize..7, 1_usize..3, 1_u64..5);
     (vec(layer, 1..4), 1_usize..50).prop_flat_map(move |(layers, tokens)| {
-        let sized = |&(experts, k, bytes): &(usize, usize, u64)| Layer {
+        let sized = |&(experts, k, bytes): &(usize, usize, u64)| CachedLayer {
             experts,
             k: k.min(experts),
             bytes: if equal { 3 } else { bytes },
         };
-        let of = Experts::new(&layers.iter().map(sized).collect::<Vec<_>>()).unwrap();
+        let of = ExpertIndex::new(&layers.iter().map(sized).collect::<Vec<_>>()).unwrap();
         let width: usize = of.layers().iter().map(|l| l.experts).sum();
         vec(vec(0_u8..=16, width), tokens).prop_map(move |numbers| {
             let mut trace = Trace::new(of.clone(), true);

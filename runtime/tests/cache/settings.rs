@@ -72,15 +72,15 @@ fn a_trace_takes_what_fits_the_model() {
 
 #[test]
 fn models_that_cannot_be_are_refused() {
-    let layer = Layer { experts: 4, k: 2, bytes: 1 };
+    let layer = CachedLayer { experts: 4, k: 2, bytes: 1 };
     for layers in [
         vec![],
-        vec![Layer { k: 5, ..layer }],
-        vec![Layer { k: 0, ..layer }],
-        vec![Layer { bytes: 0, ..layer }],
-        vec![Layer { bytes: u64::MAX, ..layer }],
-        vec![Layer { experts: 60_000, ..layer }; 20],
+        vec![CachedLayer { k: 5, ..layer }],
+        vec![CachedLayer { k: 0, ..layer }],
+        vec![CachedLayer { bytes: 0, ..layer }],
+        vec![CachedLayer { bytes: u64::MAX, ..layer }],
+        vec![CachedLayer { experts: 60_000, ..layer }; 20],
     ] {
-        assert!(matches!(Experts::new(&layers), Err(CacheError::Experts(_))), "{layers:?}");
+        assert!(matches!(ExpertIndex::new(&layers), Err(CacheError::Experts(_))), "{layers:?}");
     }
 }

@@ -1,7 +1,7 @@
 //! What a family gets to write its artifacts from.
 
 use crate::error::Result;
-use crate::part::Part;
+use crate::part::StaticPart;
 use moec_device::Unit;
 use moec_ir::plan::ExpertTable;
 use moec_ir::types::GROUP;
@@ -19,7 +19,7 @@ pub struct Emit<'a> {
     /// Groups of experts: tables of layers with indices of groups.
     pub groups: &'a [(&'a ExpertTable, usize)],
     /// Other parts.
-    pub parts: &'a [Part],
+    pub parts: &'a [StaticPart],
     /// Where weights come from.
     pub numbers: &'a dyn Numbers,
     /// Folder of the bundle on its way. What lies elsewhere than the plan says must be gone at the end.

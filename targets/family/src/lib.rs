@@ -23,7 +23,7 @@ pub mod verify;
 pub use distance::{Distance, stored};
 pub use emit::{Emit, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
-pub use part::{Cut, GroupGraph, Part, PartAttention, PartGraph};
+pub use part::{Cut, GroupGraph, PartGraph, StaticAttention, StaticPart};
 pub use verify::{FunctionReport, Trial};
 
 use moec_device::{Device, Unit};
@@ -101,7 +101,7 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// Why it cannot be one, for people.
-    fn part(&self, module: &Module, scope: &Scope, unit: &Unit) -> Result<Part, String>;
+    fn part(&self, module: &Module, scope: &Scope, unit: &Unit) -> Result<StaticPart, String>;
 
     /// Functions of a group of experts, by ascending rows per expert: `x[experts · rows, H, 1, 1]` → `y`, alike.
     fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph>;

@@ -5,7 +5,7 @@ use moec_ir::{EntryKind, NodeId, Scope, ValueId, WeightId};
 
 /// A part of a model as static graphs: attention, a dense network, the head. Experts come in groups instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct StaticPart {
     /// `layers.3.attn`, `layers.0.ffn`, `layers.2.shared`, `head`.
     pub name: String,
     /// Its scope in the Graph.
@@ -13,7 +13,7 @@ pub struct Part {
     /// Where it stands in each entry point, in the order of the module's.
     pub cuts: Vec<Cut>,
     /// What attention has besides.
-    pub attention: Option<PartAttention>,
+    pub attention: Option<StaticAttention>,
     /// Its functions, entry point by entry point.
     pub graphs: Vec<PartGraph>,
     /// Its matrices.
@@ -39,7 +39,7 @@ pub struct Cut {
 
 /// What is to be known of a part that is attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartAttention {
+pub struct StaticAttention {
     /// Positions of its state: those of the Graph's cache, up to the unit's multiple.
     pub context: usize,
     /// Tokens that a row sees, its own included, where not all.

@@ -2,7 +2,7 @@
 
 use crate::distance::Distance;
 use crate::error::Result;
-use crate::part::Part;
+use crate::part::StaticPart;
 use moec_device::Unit;
 use moec_ir::Module;
 use moec_ir::eval::Evaluator;
@@ -23,7 +23,7 @@ pub struct Trial<'a, 'e> {
     /// Groups of experts: tables of layers with indices of groups.
     pub groups: &'a [(&'a ExpertTable, usize)],
     /// Other parts.
-    pub parts: &'a [Part],
+    pub parts: &'a [StaticPart],
     /// The reference.
     pub evaluator: &'a mut Evaluator<'e>,
     /// Whether the reference has the bundle's own weights: then what their format rounds is allowed for, since artifacts

@@ -95,8 +95,14 @@ impl Builder<'_> {
         if routers.len() != self.experts.len() || in_file != 2 * routers.len() {
             return Err(Error::bug("experts on flash that no layer reads"));
         }
-        let layers: Vec<page::Layer> = (routers.into_iter().zip(self.experts.values()))
-            .map(|((experts, k, score), &[gate_up, down])| page::Layer { experts, k, gate_up, down, score })
+        let layers: Vec<page::FlashLayer> = (routers.into_iter().zip(self.experts.values()))
+            .map(|((experts, k, score), &[gate_up, down])| page::FlashLayer {
+                experts,
+                k,
+                gate_up,
+                down,
+                score,
+            })
             .collect();
         let (layers, bytes) = page::lay_out(&mut self.segments, &layers)?;
         self.ends[1] = bytes;

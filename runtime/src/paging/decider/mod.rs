@@ -24,7 +24,7 @@ pub use super::ahead::Seen;
 pub use event::{Asked, Decision, Event, News, Scores};
 
 use super::ahead::Ahead;
-use crate::cache::{self, Cache, Experts, Key, Layer, Ranking, Setting};
+use crate::cache::{self, Cache, CachedLayer, ExpertIndex, Key, Ranking, Setting};
 use crate::error::{Error, Result};
 use crate::flash::Priority;
 use moec_ir::plan::{self, PagedLayer};
@@ -180,9 +180,9 @@ impl Decider {
     pub fn new(paging: &plan::Paging, how: How<'_>) -> Result<Self> {
         let wrong = |e: &dyn std::fmt::Display| Error::Plan(e.to_string());
         // Of one size each: what counts is frames.
-        let layer = |l: &PagedLayer| Layer { experts: l.experts as usize, k: l.k as usize, bytes: 1 };
-        let layers: Vec<Layer> = paging.layers.iter().map(layer).collect();
-        let experts = Experts::new(&layers).map_err(|e| wrong(&e))?;
+        let layer = |l: &PagedLayer| CachedLayer { experts: l.experts as usize, k: l.k as usize, bytes: 1 };
+        let layers: Vec<CachedLayer> = paging.layers.iter().map(layer).collect();
+        let experts = ExpertIndex::new(&layers).map_err(|e| wrong(&e))?;
         let setting: Setting = paging.policy.parse().map_err(|e| wrong(&e))?;
         let key = |&(layer, expert): &(u32, u32)| {
             Some(Key { layer: layer.try_into().ok()?, expert: expert.try_into().ok()? })

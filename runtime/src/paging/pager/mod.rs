@@ -19,7 +19,7 @@ use super::options::Paging;
 use super::stage::Stage;
 use super::tables::Tables;
 use super::units::Units;
-use crate::cache::{Experts, Key, Layer, Trace};
+use crate::cache::{CachedLayer, ExpertIndex, Key, Trace};
 use crate::error::{Error, Result};
 use crate::flash::{Flash, Priority};
 use crate::memory::Addr;
@@ -159,8 +159,9 @@ impl Pager {
 
 /// For routing of these layers; all experts of one byte: what counts is experts.
 fn recorder(places: &[Place]) -> Result<(Trace, Vec<u16>)> {
-    let layers: Vec<Layer> = places.iter().map(|p| Layer { experts: p.experts, k: p.k, bytes: 1 }).collect();
-    let experts = Experts::new(&layers).map_err(|e| Error::Plan(e.to_string()))?;
+    let layers: Vec<CachedLayer> =
+        places.iter().map(|p| CachedLayer { experts: p.experts, k: p.k, bytes: 1 }).collect();
+    let experts = ExpertIndex::new(&layers).map_err(|e| Error::Plan(e.to_string()))?;
     Ok((Trace::new(experts, false), Vec::new()))
 }
 

@@ -1,7 +1,7 @@
 //! An operation with its arguments at hand.
 
 use super::error::Fault;
-use super::gemm::Rows;
+use super::gemm::GemmRows;
 use super::tensor::{Data, Tensor, room};
 use crate::package::{Constant, Dtype, Function, Op, Origin, TensorType, ValueId, Weights};
 use std::borrow::Cow;
@@ -129,16 +129,16 @@ impl<'a> Call<'a> {
     pub(super) fn with_rows<T>(
         &self,
         parameter: &'static str,
-        body: impl FnOnce(Rows<'_>) -> Result<T, Fault>,
+        body: impl FnOnce(GemmRows<'_>) -> Result<T, Fault>,
     ) -> Result<T, Fault> {
         let id = self.required(parameter)?;
         if let Some(constant) = self.function.constant(id) {
-            return body(Rows::Stored(constant, self.weights));
+            return body(GemmRows::Stored(constant, self.weights));
         }
         let tensor = self.tensor_of(parameter, id)?;
         match tensor.data() {
-            Data::F16(v) => body(Rows::Half(v)),
-            Data::F32(v) => body(Rows::Single(v)),
+            Data::F16(v) => body(GemmRows::Half(v)),
+            Data::F32(v) => body(GemmRows::Single(v)),
             _ => Err(Fault::argument(parameter, "integers in place of fp16 or fp32")),
         }
     }

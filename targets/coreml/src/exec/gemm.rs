@@ -18,7 +18,7 @@ const SMALL: usize = 1 << 22;
 
 /// A matrix that is read row by row.
 #[derive(Clone, Copy)]
-pub(super) enum Rows<'a> {
+pub(super) enum GemmRows<'a> {
     /// In the package.
     Stored(&'a Constant, &'a Weights),
     /// In memory, fp16.
@@ -27,7 +27,7 @@ pub(super) enum Rows<'a> {
     Single(&'a [f32]),
 }
 
-impl Rows<'_> {
+impl GemmRows<'_> {
     /// Reads elements from `start` on; false if there are not as many.
     fn read(&self, start: usize, out: &mut [f32]) -> bool {
         let end = start.saturating_add(out.len());
@@ -76,7 +76,7 @@ fn tile(rows: [&[f32]; MR], panel: &[f32]) -> [[f32; NR]; MR] {
 
 /// Some rows of the product: `out` is `[rows, n]`, the first of them is row `row` of a matrix that starts at
 /// element `first`.
-fn some(rows: Rows<'_>, first: usize, row: usize, panels: &Panels, out: &mut [f32]) -> bool {
+fn some(rows: GemmRows<'_>, first: usize, row: usize, panels: &Panels, out: &mut [f32]) -> bool {
     let Panels { k, n, data } = panels;
     let mut wide = vec![0.0; MR * k];
     for (block, out) in out.chunks_mut(MR * n).enumerate() {
@@ -101,7 +101,13 @@ fn some(rows: Rows<'_>, first: usize, row: usize, panels: &Panels, out: &mut [f3
 /// `out[m, n] = rows[m, k] · panels[k, n]`, where the matrix starts at element `first` of `rows`.
 ///
 /// False if there are not as many rows; `out` is then unspecified.
-pub(super) fn gemm(rows: Rows<'_>, first: usize, panels: &Panels, out: &mut [f32], threads: usize) -> bool {
+pub(super) fn gemm(
+    rows: GemmRows<'_>,
+    first: usize,
+    panels: &Panels,
+    out: &mut [f32],
+    threads: usize,
+) -> bool {
     let n = panels.n;
     let m = out.len() / n.max(1);
     if m * panels.k * n < SMALL || threads < 2 {
@@ -133,7 +139,7 @@ mod tests {
             let b: Vec<f32> = (0..k * n).map(|i| number(i + 7)).collect();
             let panels = Panels::pack(k, n, |i, j| b[i * n + j]);
             let half: Vec<f16> = a.iter().map(|&x| f16::from_f32(x)).collect();
-            for rows in [Rows::Single(&a), Rows::Half(&half)] {
+            for rows in [GemmRows::Single(&a), GemmRows::Half(&half)] {
                 let mut out = vec![f32::NAN; m * n];
                 assert!(gemm(rows, 2, &panels, &mut out, threads));
                 for (at, &x) in out.iter().enumerate() {
@@ -144,7 +150,7 @@ mod tests {
                 }
             }
             let mut out = vec![0.0; m * n];
-            assert!(!gemm(Rows::Single(&a), 3, &panels, &mut out, threads), "past the end");
+            assert!(!gemm(GemmRows::Single(&a), 3, &panels, &mut out, threads), "past the end");
         }
     }
 }

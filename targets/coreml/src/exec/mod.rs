@@ -37,7 +37,7 @@ use std::collections::BTreeMap;
 use std::num::NonZero;
 use std::sync::Arc;
 use std::thread::available_parallelism;
-use table::{Results, Run};
+use table::{OpFn, Results};
 
 /// Most elements of a tensor that is computed: 512 MiB in f32. Weights may be larger.
 pub const MAX_COMPUTED: usize = 1 << 27;
@@ -134,7 +134,7 @@ impl Executor {
                 }
             };
             let row = check().map_err(|fault| self.failed(op, fault))?;
-            if let Run::Load(run) = row.run {
+            if let OpFn::Load(run) = row.run {
                 let results = self.results(op, run(&self.call(op, &self.loaded)));
                 let results = results.map_err(|fault| self.failed(op, fault))?;
                 op.results.iter().zip(results).for_each(|(id, r)| self.loaded[id.0] = Some(r));
@@ -189,9 +189,9 @@ impl Executor {
             let failed = |fault| self.failed(op, fault);
             let row = table::find(&op.kind).ok_or(Fault::UnknownOp).map_err(failed)?;
             let results = match row.run {
-                Run::Plain(run) => run(&self.call(op, &values)),
-                Run::Stateful(run) => run(&self.call(op, &values), &mut kept),
-                Run::Load(_) => continue,
+                OpFn::Plain(run) => run(&self.call(op, &values)),
+                OpFn::Stateful(run) => run(&self.call(op, &values), &mut kept),
+                OpFn::Load(_) => continue,
             };
             let results = self.results(op, results).map_err(failed)?;
             op.results.iter().zip(results).for_each(|(id, r)| values[id.0] = Some(r));

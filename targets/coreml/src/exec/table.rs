@@ -17,7 +17,7 @@ pub(super) fn one(tensor: Result<Tensor, Fault>) -> Results {
 
 /// How an operator is computed.
 #[derive(Clone, Copy)]
-pub(super) enum Run {
+pub(super) enum OpFn {
     /// From its arguments.
     Plain(fn(&Call<'_>) -> Results),
     /// From its arguments and states.
@@ -33,11 +33,11 @@ pub(super) struct Row {
     /// Parameters that it may have.
     pub(super) parameters: &'static [&'static str],
     /// What it computes.
-    pub(super) run: Run,
+    pub(super) run: OpFn,
 }
 
 const fn row(name: &'static str, parameters: &'static [&'static str], run: fn(&Call<'_>) -> Results) -> Row {
-    Row { name, parameters, run: Run::Plain(run) }
+    Row { name, parameters, run: OpFn::Plain(run) }
 }
 
 const X: &[&str] = &["x"];
@@ -57,20 +57,20 @@ static TABLE: &[Row] = &[
     Row {
         name: "constexpr_affine_dequantize",
         parameters: &["quantized_data", "zero_point", "scale", "axis"],
-        run: Run::Load(constexpr::affine),
+        run: OpFn::Load(constexpr::affine),
     },
     Row {
         name: "constexpr_blockwise_shift_scale",
         parameters: &["data", "scale", "offset"],
-        run: Run::Load(constexpr::blockwise),
+        run: OpFn::Load(constexpr::blockwise),
     },
     Row {
         name: "constexpr_lut_to_dense",
         parameters: &["indices", "lut", "vector_axis"],
-        run: Run::Load(constexpr::lut),
+        run: OpFn::Load(constexpr::lut),
     },
     row("conv", CONV, product::conv),
-    Row { name: "coreml_update_state", parameters: &["state", "value"], run: Run::Stateful(state::update) },
+    Row { name: "coreml_update_state", parameters: &["state", "value"], run: OpFn::Stateful(state::update) },
     row("exp", X, |c| each::unary(c, f32::exp)),
     row("expand_dims", &["x", "axes"], layout::expand_dims),
     row("gelu", &["x", "mode"], each::gelu),
@@ -81,7 +81,7 @@ static TABLE: &[Row] = &[
     row("maximum", XY, |c| each::binary(c, f32::max)),
     row("minimum", XY, |c| each::binary(c, f32::min)),
     row("mul", XY, |c| each::binary(c, |x, y| x * y)),
-    Row { name: "read_state", parameters: &["input"], run: Run::Stateful(|c, s| state::read(c, s)) },
+    Row { name: "read_state", parameters: &["input"], run: OpFn::Stateful(|c, s| state::read(c, s)) },
     row("real_div", XY, |c| each::binary(c, |x, y| x / y)),
     row("reduce_max", REDUCE, |c| reduce::reduce(c, |v| v.iter().copied().fold(f32::NEG_INFINITY, f32::max))),
     row("reduce_mean", REDUCE, |c| reduce::reduce(c, |v| v.iter().sum::<f32>() / v.len() as f32)),
@@ -103,7 +103,7 @@ static TABLE: &[Row] = &[
     row("tanh", X, |c| each::unary(c, f32::tanh)),
     row("tile", &["x", "reps"], layout::tile),
     row("transpose", &["x", "perm"], layout::transpose),
-    Row { name: "write_state", parameters: &["input", "data"], run: Run::Stateful(state::write_state) },
+    Row { name: "write_state", parameters: &["input", "data"], run: OpFn::Stateful(state::write_state) },
 ];
 
 /// Names of all operators, in order.

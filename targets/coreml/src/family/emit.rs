@@ -4,8 +4,8 @@ use super::sizes;
 use super::weights::RawFile;
 use crate::emit::{ExpertGroup, Networks};
 use crate::helper::{Helper, HelperError, Package};
-use crate::parts::experts::Experts;
-use crate::parts::{self, Part};
+use crate::parts::experts::LayerExperts;
+use crate::parts::{self, CoreMlPart};
 use crate::program::Program;
 use moec_family::Emit;
 use moec_family::error::{Error, Result, io_error};
@@ -37,7 +37,7 @@ pub(super) fn packages(emit: &Emit<'_>) -> Result<u64> {
     }
     for part in emit.parts {
         (emit.next)(&part.name)?;
-        let found = Part::find(emit.module, &part.scope)
+        let found = CoreMlPart::find(emit.module, &part.scope)
             .map_err(|why| Error::bug(format!("`{}` is no graph: {why}", part.name)))?;
         let mut file = RawFile::create(batch.folder()?, &format!("{}.f16", part.name), "attention")?;
         let mut raw = |ids: &[WeightId]| {
@@ -96,7 +96,7 @@ impl Batch<'_> {
 /// The program of a group, its weights written to a raw file of that many bytes.
 fn group(emit: &Emit<'_>, table: &ExpertTable, group: usize, raw: &Path) -> Result<(Program, u64)> {
     let name = table.group_name(group);
-    let found = Experts::of(emit.module, table.layer).zip(table.groups.get(group));
+    let found = LayerExperts::of(emit.module, table.layer).zip(table.groups.get(group));
     let (experts, members) = found.ok_or_else(|| Error::bug(format!("`{name}` has no experts")))?;
     let capacities = sizes(table, group).into_iter().map(|n| n as usize).collect();
     let mut file = RawFile::create(raw, &format!("{name}.f16"), "experts")?;

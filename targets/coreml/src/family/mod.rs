@@ -12,12 +12,12 @@ mod weights;
 pub use host::Emulated;
 
 use crate::helper::{Helper, INSTALL, PROGRAM};
-use crate::parts::{self, experts::Experts};
+use crate::parts::{self, experts::LayerExperts};
 use moec_device::{Device, Unit, UnitKind};
 use moec_family::error::Result;
 use moec_family::{
-    Diagnosis, Emit, Family, Flaw, FunctionReport, GroupGraph, Part, PartAttention, PartGraph, StaticGraphs,
-    Trial,
+    Diagnosis, Emit, Family, Flaw, FunctionReport, GroupGraph, PartGraph, StaticAttention, StaticGraphs,
+    StaticPart, Trial,
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
@@ -86,19 +86,21 @@ impl Family for CoreMl {
 }
 
 impl StaticGraphs for CoreMl {
-    fn part(&self, module: &Module, scope: &Scope, unit: &Unit) -> Result<Part, String> {
-        let found = parts::Part::find(module, scope)?;
+    fn part(&self, module: &Module, scope: &Scope, unit: &Unit) -> Result<StaticPart, String> {
+        let found = parts::CoreMlPart::find(module, scope)?;
         found.check(module, unit)?;
         let graphs = found.graphs(module, unit)?.iter().map(described).collect::<Result<_, String>>()?;
         let limits = parts::limits(unit);
-        let context = found.context(&limits).map(|context| PartAttention { context, window: found.window() });
+        let context =
+            found.context(&limits).map(|context| StaticAttention { context, window: found.window() });
         let matrices = found.matrices();
-        let parts::Part { name, scope, cuts, .. } = found;
-        Ok(Part { name, scope, cuts, attention: context, graphs, matrices })
+        let parts::CoreMlPart { name, scope, cuts, .. } = found;
+        Ok(StaticPart { name, scope, cuts, attention: context, graphs, matrices })
     }
 
     fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph> {
-        let hidden = Experts::of(module, table.layer).map_or(0, |e| module.weight(e.gate_up).cols() as u32);
+        let hidden =
+            LayerExperts::of(module, table.layer).map_or(0, |e| module.weight(e.gate_up).cols() as u32);
         let experts = table.groups.get(group).map_or(0, |g| g.experts.len() as u32);
         let of = |capacity: u32| {
             let port = |name: &str| Port { name: name.to_owned(), shape: [capacity * experts, hidden, 1, 1] };

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 const STRIP: usize = 1 << 18;
 
 /// A rectangle of one matrix of a weight.
-struct Part<'a> {
+struct WeightRect<'a> {
     weight: &'a Weight,
     lead: usize,
     rows: Range<usize>,
@@ -69,7 +69,7 @@ impl RawFile {
             let e = e as usize;
             let (lead, rows, cols) =
                 if vector { (0, e..e + 1, rows.clone()) } else { (e, rows.clone(), 0..weight.cols()) };
-            Part { weight, lead, rows, cols }
+            WeightRect { weight, lead, rows, cols }
         };
         let parts: Vec<_> = entries.iter().map(part).collect();
         let count = entries.len() * rows.len();
@@ -85,7 +85,7 @@ impl RawFile {
     pub(super) fn joined(&mut self, weights: &[&Weight], unit: &Unit, numbers: &dyn Numbers) -> Result<Raw> {
         let (shape, bits) = parts::joined(unit, weights);
         let matrices = weights.iter().flat_map(|&weight| {
-            (0..weight.lead()).map(move |lead| Part {
+            (0..weight.lead()).map(move |lead| WeightRect {
                 weight,
                 lead,
                 rows: 0..weight.rows(),
@@ -98,7 +98,7 @@ impl RawFile {
     /// Appends parts of weights, one behind the other, strip by strip; scales of codes stand behind them all.
     fn append(
         &mut self,
-        parts: &[Part<'_>],
+        parts: &[WeightRect<'_>],
         shape: Vec<usize>,
         bits: Option<u8>,
         numbers: &dyn Numbers,
@@ -123,13 +123,13 @@ impl RawFile {
 
     fn strips(
         &mut self,
-        part: &Part<'_>,
+        part: &WeightRect<'_>,
         bits: Option<u8>,
         numbers: &dyn Numbers,
         sha: &mut Sha256,
         scales: &mut Vec<u8>,
     ) -> Result<()> {
-        let Part { weight, lead, rows, cols } = part;
+        let WeightRect { weight, lead, rows, cols } = part;
         let strip = (STRIP / cols.len().max(1)).clamp(1, rows.len().max(1));
         let (mut read, mut bytes) = (Vec::new(), Vec::new());
         let rounding = bits.map(|_| numbers.rounding(weight, *lead));

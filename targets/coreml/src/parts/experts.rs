@@ -4,7 +4,7 @@ use moec_ir::{Glu, Graph, Module, Node, Op, Operand, WeightId};
 
 /// The experts of a layer, as the Graph has them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Experts {
+pub(crate) struct LayerExperts {
     /// How gate and up join.
     pub(crate) glu: Glu,
     /// `[E, 2I, H]`
@@ -15,7 +15,7 @@ pub(crate) struct Experts {
     pub(crate) biases: Option<[WeightId; 2]>,
 }
 
-impl Experts {
+impl LayerExperts {
     /// Those of a layer.
     pub(crate) fn of(module: &Module, layer: u32) -> Option<Self> {
         let graph: &Graph = module.entries.first()?;

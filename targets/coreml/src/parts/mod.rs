@@ -11,8 +11,8 @@
 //! package is written where the placement gives a part to the unit in any entry point: the functions of the others cost
 //! nothing. Embeddings are no part: the Neural Engine does not index (NPUMoE, Figure 4).
 //!
-//! [`Part::cuts`] says which nodes of each entry point a part replaces, [`Part::graphs`] what its functions take and
-//! give. What fills `mask` and `write` is `moec_runtime::chunk`.
+//! [`CoreMlPart::cuts`] says which nodes of each entry point a part replaces, [`CoreMlPart::graphs`] what its functions
+//! take and give. What fills `mask` and `write` is `moec_runtime::chunk`.
 
 mod attention;
 mod dense;
@@ -39,7 +39,7 @@ pub(crate) type Source<'s> = dyn FnMut(&[WeightId]) -> Result<Raw> + 's;
 
 /// A part of a model.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct CoreMlPart {
     /// `layers.3.attn`, `layers.0.ffn`, `layers.2.shared`, `head`.
     pub name: String,
     /// Its scope in the Graph.
@@ -145,7 +145,7 @@ pub(crate) fn path(program: &str) -> String {
     format!("artifacts/{program}.mlpackage")
 }
 
-impl Part {
+impl CoreMlPart {
     /// The part of a scope.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use super::super::call::Call;
 use super::super::error::Fault;
-use super::super::gemm::{Panels, Rows, gemm};
+use super::super::gemm::{GemmRows, Panels, gemm};
 use super::super::table::{Results, one};
 use super::super::tensor::{Tensor, View, room};
 use super::elementwise::common;
@@ -142,7 +142,7 @@ pub(in super::super) fn matmul(call: &Call<'_>) -> Results {
     let mut out = vec![0.0; count];
     for (i, out) in out.chunks_mut(m * n).enumerate() {
         let panels = Panels::pack(k, n, |r, c| right[(i * k + r) * n + c]);
-        if !gemm(Rows::Single(&left), i * m * k, &panels, out, call.threads) {
+        if !gemm(GemmRows::Single(&left), i * m * k, &panels, out, call.threads) {
             return wrong();
         }
     }

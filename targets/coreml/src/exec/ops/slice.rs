@@ -6,14 +6,14 @@ use super::super::table::{Results, one};
 use super::super::tensor::{Data, Tensor, View};
 
 /// Places of a tensor, and the shape of what they hold without the dimensions that `squeeze_mask` drops.
-struct Part {
+struct SlicedView {
     view: View,
     squeezed: Vec<usize>,
 }
 
 /// What `begin`, `end`, `stride` and the masks choose, as in Python: negative indices count from the end, and
 /// what lies outside is cut off.
-fn by_index(call: &Call<'_>, shape: &[usize]) -> Result<Part, Fault> {
+fn by_index(call: &Call<'_>, shape: &[usize]) -> Result<SlicedView, Fault> {
     let rank = shape.len();
     let list = |parameter| match call.integers(parameter)? {
         Some(v) if v.len() == rank => Ok(Some(v)),
@@ -53,7 +53,7 @@ fn by_index(call: &Call<'_>, shape: &[usize]) -> Result<Part, Fault> {
     }
     let kept = view.shape.iter().zip(&squeeze).filter(|(_, s)| **s == 0);
     let squeezed = kept.map(|(d, _)| *d).collect();
-    Ok(Part { view, squeezed })
+    Ok(SlicedView { view, squeezed })
 }
 
 /// `slice_by_index`.

@@ -1,10 +1,10 @@
 //! Functions of expert groups, on rows that fill their slices to different heights.
 
-use super::{Failed, Rows};
+use super::{Failed, WeylNumbers};
 use crate::exec::{Executor, States, Tensor as Half};
 use crate::family::{function as function_name, sizes};
 use crate::package::Package;
-use crate::parts::experts::Experts;
+use crate::parts::experts::LayerExperts;
 use moec_family::Distance;
 use moec_ir::eval::{Arg, Evaluator, Tensor, op};
 use moec_ir::op::DispatchLayout;
@@ -26,13 +26,13 @@ pub(super) fn execute(
     let mut sizes = sizes(table, group).into_iter();
     let capacity = sizes.find(|&size| function_name(size) == function);
     let capacity = capacity.ok_or("the placement has no function of this name")? as usize;
-    let experts = Experts::of(module, table.layer).ok_or("the Graph has no experts in this layer")?;
+    let experts = LayerExperts::of(module, table.layer).ok_or("the Graph has no experts in this layer")?;
     let hidden = module.weight(experts.gate_up).cols();
     // Slice g holds a row less than the one before it, so that padding is there, and nothing depends on it.
     let filled: Vec<usize> = (0..members.len()).map(|g| capacity - g % capacity).collect();
     let mut rows = vec![0.0_f32; members.len() * capacity * hidden];
     let mut dense = Vec::new();
-    let mut random = Rows::default();
+    let mut random = WeylNumbers::default();
     for (g, &n) in filled.iter().enumerate() {
         for x in &mut rows[g * capacity * hidden..(g * capacity + n) * hidden] {
             *x = random.number();

@@ -6,8 +6,8 @@ mod parts;
 use super::path;
 use crate::check::{self, Limits, Severity};
 use crate::package::Package;
-use crate::parts::experts::Experts;
-use crate::parts::{self as found, Part};
+use crate::parts::experts::LayerExperts;
+use crate::parts::{self as found, CoreMlPart};
 use moec_device::Unit;
 use moec_family::error::{Error, Result};
 use moec_family::{FunctionReport, Trial, stored};
@@ -25,15 +25,15 @@ const BOUND: f64 = 5e-3;
 type Failed = Box<dyn std::error::Error>;
 
 /// Numbers that f16 holds, spread evenly over −1 … 1, the same in every run (a Weyl sequence).
-struct Rows(u64);
+struct WeylNumbers(u64);
 
-impl Default for Rows {
+impl Default for WeylNumbers {
     fn default() -> Self {
         Self(0x9e37_79b9_7f4a_7c15)
     }
 }
 
-impl Rows {
+impl WeylNumbers {
     fn number(&mut self) -> f32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         half::f16::from_f32((self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0).to_f32()
@@ -87,7 +87,7 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         let name = path(table, group);
         next(&name)?;
         let opened = Opened::new(folder, &name, limits)?;
-        let down = Experts::of(module, table.layer).map(|e| e.down);
+        let down = LayerExperts::of(module, table.layer).map(|e| e.down);
         let bound = bound(down.as_slice());
         for function in opened.package.program.functions.keys() {
             let error = experts::execute(&opened.package, function, module, trial.evaluator, table, group);
@@ -103,7 +103,7 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
             return Err(Error::input(what).hint("name the checkpoint with `--source`"));
         }
         let bound = bound(&part.matrices);
-        let part = Part::find(module, &part.scope).map_err(|e| wrong(&part.name, &e))?;
+        let part = CoreMlPart::find(module, &part.scope).map_err(|e| wrong(&part.name, &e))?;
         let graphs = part.graphs(module, unit).map_err(|e| wrong(&part.name, &e))?;
         let trial = parts::Trial::new(module, &part, trial.evaluator, &found::limits(unit))
             .map_err(|e| wrong(&part.name, &e))?;

@@ -4,10 +4,10 @@
 //! it, a chunk that follows, a single row, and rows at the end of the context, where windows have moved on. The function
 //! of a decode entry point continues what that of the prompt has stored.
 
-use super::{Failed, Opened, Rows};
+use super::{Failed, Opened, WeylNumbers};
 use crate::emit::Limits;
 use crate::exec::{Data, Executor, States, Tensor as Half};
-use crate::parts::{Part, Port, StaticGraph};
+use crate::parts::{CoreMlPart, Port, StaticGraph};
 use half::f16;
 use moec_family::Distance;
 use moec_ir::eval::{Arg, Evaluator, Tensor, op};
@@ -26,7 +26,7 @@ const LEAST_ROWS: usize = 4;
 /// A part, with what its evaluation needs.
 pub(super) struct Trial<'a> {
     module: &'a Module,
-    part: &'a Part,
+    part: &'a CoreMlPart,
     graph: &'a Graph,
     nodes: Vec<&'a Node>,
     /// The node that gives the angles.
@@ -44,7 +44,7 @@ type Caches = HashMap<StateId, Tensor>;
 impl<'a> Trial<'a> {
     pub(super) fn new(
         module: &'a Module,
-        part: &'a Part,
+        part: &'a CoreMlPart,
         evaluator: &mut Evaluator<'_>,
         limits: &Limits,
     ) -> Result<Self> {
@@ -88,7 +88,7 @@ impl<'a> Trial<'a> {
         let first = graphs.first().ok_or("it has no functions")?;
         let mut caches = Caches::new();
         let mut states = vec![States::default(); packages.len()];
-        let mut random = Rows::default();
+        let mut random = WeylNumbers::default();
         let (mut got, mut want) = (Vec::new(), Vec::new());
         for (function, start, n) in self.calls(first, graph) {
             let positions: Vec<u32> = (start..start + n).map(|p| p as u32).collect();
