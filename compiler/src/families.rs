@@ -55,6 +55,15 @@ pub fn check(device: &Device, name: &str) -> Result<()> {
                 .hint("`moec targets m2-ultra` prints a device file that is right")
         })?;
     }
+    // Capacities, groups and parts are for the limits of one.
+    let mut fixed = device.units.iter().filter(|unit| graphs(unit, device).is_some());
+    if let (Some(one), Some(other)) = (fixed.next(), fixed.next()) {
+        return Err(Error::limit(format!(
+            "device `{name}`: `{}` and `{}` both run static graphs alone",
+            one.name, other.name
+        ))
+        .hint("leave one of them out: a model is divided between the processor and one such unit, and any number of others"));
+    }
     Ok(())
 }
 
@@ -99,6 +108,10 @@ mod tests {
         let limit = text.lines().find(|l| l.starts_with("max_graph_bytes")).expect("a limit");
         let message = refused(limit, "");
         assert!(message.contains("needs `legality`, `matmul` and `max_graph_bytes`"), "{message}");
+        let npu = text.split("[[unit]]").nth(2).expect("an NPU").to_owned();
+        let two = format!("{npu}[[unit]]{}", npu.replace("name = \"npu\"", "name = \"other\""));
+        let message = refused(&npu, &two);
+        assert!(message.contains("`npu` and `other` both run static graphs alone"), "{message}");
         let message = refused("family = \"coreml\"", "family = \"cobol\"");
         assert!(message.contains("is of the family `cobol`"), "{message}");
     }
