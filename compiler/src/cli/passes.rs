@@ -7,7 +7,7 @@ use serde_json::json;
 
 /// List the passes of the compiler in their order
 ///
-/// Each with when it runs, what is printed after it (`moec build --print-after NAME`), and why it stands where it stands.
+/// Each with when it runs, what is printed after it (`--print-after` of a build), and why it stands where it stands.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Print one JSON object to stdout
