@@ -108,7 +108,12 @@ mod tests {
         let limit = text.lines().find(|l| l.starts_with("max_graph_bytes")).expect("a limit");
         let message = refused(limit, "");
         assert!(message.contains("needs `legality`, `matmul` and `max_graph_bytes`"), "{message}");
-        let npu = text.split("[[unit]]").nth(2).expect("an NPU").to_owned();
+        let npu = text
+            .split("[[unit]]")
+            .nth(2)
+            .and_then(|t| t.split("[[memory]]").next())
+            .expect("an NPU")
+            .to_owned();
         let two = format!("{npu}[[unit]]{}", npu.replace("name = \"npu\"", "name = \"other\""));
         let message = refused(&npu, &two);
         assert!(message.contains("`npu` and `other` both run static graphs alone"), "{message}");
