@@ -1,7 +1,8 @@
 //! What ships: executes a Plan.
 //!
 //! * [`program`]: a Plan, verified, with the addresses of its kernels.
-//! * [`Engine`]: runs it. All threads walk the steps of an entry point together ([`pool`], [`barrier`]).
+//! * [`Engine`]: runs it. The processor's threads walk its steps together ([`pool`], [`barrier`]); every other unit walks its own
+//!   beside them, and units wait for each other at events.
 //! * [`mod@unit`] and [`store`]: the seams for later targets; what executes a step, where weights come from.
 //! * [`graphs`]: static graphs that a unit beside the processor executes; [`chunk`]: what those of attention are given.
 //! * `coreml`: executes them with Core ML, on macOS.
@@ -18,7 +19,7 @@
 //! * [`timeline`]: what every thread and the disk did, and when.
 //! * [`cli`]: the verbs of `BUNDLE/run`, and of `moec run BUNDLE`.
 //!
-//! `unsafe` code is in `memory`, `pool`, `unit`, `engine`, `call` and `trace` (addresses and threads), `mapped` and `store`
+//! `unsafe` code is in `memory`, `pool`, `unit`, `processor`, `admission`, `offload`, `beside`, `engine`, `call` and `trace` (addresses and threads), `mapped` and `store`
 //! (mapped files, and what becomes of one that is cut), `paging` (what steps read of experts on flash), `owned` (memory that reads fill, questions to the page cache), `flash` (reads by the kernel into memory: `buffer`, `uring`, `threads`, and those that hand it to them),
 //! `coreml` (calls of Core ML), `cpu`, `regular` and `cli::interrupt` (questions to the system), and nowhere else.
 //!
