@@ -10,26 +10,14 @@
 
 mod support;
 
-use moec_testing::SAPPHIRE_RAPIDS;
 use std::path::{Path, PathBuf};
-use support::{Expected, checkpoint, distance, expected, fails, list, logits_file, moec, ok};
+use support::{Expected, checkpoint, distance, expected, fails, list, logits_file, moec, ok, runs_here};
 
 const TARGET: &str = "sapphire-rapids";
 /// Largest difference of any logit with exact activations, as on every target.
 const EXACT: f32 = 2e-3;
 /// Largest difference of any logit where weights and activations are rounded to bf16; the logits reach 4.
 const ROUNDED: f32 = 5e-2;
-
-/// Whether this machine has what is not emulated.
-fn has_the_rest() -> bool {
-    SAPPHIRE_RAPIDS.by(is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512vbmi2")
-        && is_x86_feature_detected!("avx512vnni")
-        && is_x86_feature_detected!("avx512bf16")
-        && is_x86_feature_detected!("avx512bitalg")
-        && is_x86_feature_detected!("avx512vpopcntdq")
-        && is_x86_feature_detected!("avxvnni"))
-}
 
 fn build(folder: &Path, format: &str, activations: &str) -> PathBuf {
     let toml = folder.join(format!("{activations}.toml"));
@@ -62,7 +50,7 @@ fn amx_here() -> bool {
 
 #[test]
 fn prefill_on_tiles() {
-    if !has_the_rest() {
+    if !runs_here("sapphire-rapids") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -90,7 +78,7 @@ fn prefill_on_tiles() {
 
 #[test]
 fn exact_activations_use_no_tiles() {
-    if !has_the_rest() {
+    if !runs_here("sapphire-rapids") {
         return;
     }
     let folder = tempfile::tempdir().unwrap();

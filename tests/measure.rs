@@ -3,6 +3,7 @@
 
 mod support;
 
+use moec_device::Device;
 use serde_json::Value;
 use support::{checkpoint, fails, moec, ok};
 
@@ -27,15 +28,28 @@ fn a_measured_device_is_a_target() {
         orders.iter().all(|order| rates.iter().any(|r| r["order"] == *order && r["block_bytes"] == 4096))
     );
     assert!(rates.iter().all(|r| r["gb_per_s"].as_f64().unwrap() > 0.0), "{report}");
+    let matmul = report["matmul"].as_array().unwrap();
+    let rows: Vec<u64> = matmul.iter().map(|m| m["rows"].as_u64().unwrap()).collect();
+    assert_eq!(rows, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]);
+    assert!(matmul.iter().all(|m| m["ms"].as_f64().unwrap() > 0.0), "{report}");
     let written = std::fs::read_to_string(dir.path().join("devices/here.toml")).unwrap();
     assert!(written.contains("name = \"flash\"") && written.contains("block_bytes = 524288"), "{written}");
     // The file that was read is gone.
     assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
     // A file of that name stays.
     assert!(fails(&mut profile(&["devices"])).1.contains("exists already"));
-    assert!(fails(moec().args(["profile-device", "--name", "no such/name"])).1.contains("hint"));
+    let nameless = ["profile-device", "--no-matmul", "--name", "no such/name"];
+    assert!(fails(moec().args(nameless)).1.contains("hint"));
 
     let device = dir.path().join("devices/here.toml");
+    // What an expert costs is read back as it was measured.
+    let unit = &Device::find(device.to_str().unwrap()).unwrap().units[0];
+    for (entry, said) in unit.matmul.iter().zip(matmul) {
+        let us = unit.matmul_us(f64::from(entry.rows), entry.weights as f64).unwrap();
+        assert!((us / 1e3 / said["ms"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{entry:?} {said}");
+        assert!(entry.source.starts_with("measured by `moec profile-device`"), "{entry:?}");
+    }
+    assert_eq!(unit.matmul.len(), rows.len());
     let described = ok(moec().args(["targets", "--json"]).arg(&device)).stdout;
     let described: Value = serde_json::from_slice(&described).unwrap();
     assert_eq!(described["runs_here"], true, "{described}");
@@ -62,4 +76,12 @@ fn a_measured_device_is_a_target() {
     assert_eq!(steps(&["--decode", "1", "--context", "9"])["entry"], "decode[1]");
     let (code, said) = fails(moec().arg("steps").arg(&bundle).args(["--prefill", "17"]));
     assert!(code == 2 && said.contains("the largest of that kind takes 16"), "{said}");
+}
+
+/// Whoever wants peaks and bandwidth alone does not wait for the experts, and gets no table of none.
+#[test]
+fn the_table_of_experts_may_be_left_out() {
+    let said = ok(moec().args(["profile-device", "--threads", "1", "--no-matmul"])).stdout;
+    let said = String::from_utf8(said).unwrap();
+    assert!(said.contains("[unit.peak.f32]") && !said.contains("matmul"), "{said}");
 }

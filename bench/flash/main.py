@@ -101,7 +101,7 @@ class Bench:
         """What the machine can do, and the disk, by reads of the very file that experts are read from."""
         log("measuring the disk")
         largest = max(files(self.weights.bundle(fmt)), key=lambda path: path.stat().st_size)
-        words = [self.args.moec, "profile-device", "--quiet", "--json", "--threads", self.args.threads]
+        words = [self.args.moec, "profile-device", "--quiet", "--json", "--no-matmul", "--threads", self.args.threads]
         return json.loads(self.weights.run([*words, "--flash", largest, "--flash-time", SPAN], "profile-device"))
 
     # moec

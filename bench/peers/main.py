@@ -101,7 +101,7 @@ class Bench:
     def profile(self):
         """Measures the roofline once. A busy machine swings: limits are medians of what was measured between the turns that
         they stand for, and the table names the medians of all."""
-        words = [self.args.moec, "profile-device", "--quiet", "--json", "--threads", self.args.threads]
+        words = [self.args.moec, "profile-device", "--quiet", "--json", "--no-matmul", "--threads", self.args.threads]
         self.reports.append(json.loads(self.models.run(words, "profile-device")))
 
     def limits_of(self, first):

@@ -95,7 +95,8 @@ pub fn build(
     compilation.tokenizer()?;
     first_token(&checkpoint, &spec)?;
     // What is static, or does not fit, is decided by what calibration saw.
-    let decides = Units::of(&device).is_some() || config.memory.budget.is_some();
+    let free = !compilation.list.free.is_empty();
+    let decides = Units::of(&device).is_some() || free || config.memory.budget.is_some();
     let profile = if decides { crate::calibrate::profile(&compilation, progress)? } else { None };
     compilation.units = Units::of(&device);
     compilation.profile = profile.as_ref();

@@ -5,11 +5,12 @@
 
 use crate::error::{Error, Result};
 use moec_device::{Device, Unit};
-use moec_family::{Family, StaticGraphs};
+use moec_family::{Family, StaticGraphs, Streams};
 use moec_runtime::beside::Executor;
 
 /// Every family.
-pub const FAMILIES: &[&dyn Family] = &[&moec_cpu::Processor, &moec_coreml::CoreMl, &moec_mirror::Mirror];
+pub const FAMILIES: &[&dyn Family] =
+    &[&moec_cpu::Processor, &moec_coreml::CoreMl, &moec_mirror::Mirror, &moec_ndp::Ndp];
 
 /// The family of a unit.
 ///
@@ -28,6 +29,26 @@ pub fn of(unit: &Unit, device: &Device) -> Result<&'static dyn Family> {
 /// The static graphs of a unit; `None` where its shapes are dynamic.
 pub fn graphs(unit: &Unit, device: &Device) -> Option<&'static dyn StaticGraphs> {
     of(unit, device).ok()?.graphs()
+}
+
+/// The streams of a family, by its name; `None` where its units compute in another way.
+pub fn streams(family: &str) -> Option<&'static dyn Streams> {
+    FAMILIES.iter().find(|f| f.name() == family)?.streams()
+}
+
+/// An artifact of streams as text, by whichever family reads it.
+///
+/// # Errors
+/// What the families say of it.
+pub fn print_streams(bytes: &[u8]) -> Result<String, String> {
+    let mut said = Vec::new();
+    for streams in FAMILIES.iter().filter_map(|f| f.streams()) {
+        match streams.print(bytes) {
+            Ok(text) => return Ok(text),
+            Err(why) => said.push(why),
+        }
+    }
+    Err(said.join("; "))
 }
 
 /// What executes the units of a family on this machine.

@@ -13,7 +13,7 @@ use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
 use crate::passes::units::{UnitList, Units, expert_sizes_on};
 use crate::passes::{
-    barriers, convolve, cross, fetch, format, fuse, group, home, layout, lower, memory, offload, page,
+    barriers, convolve, cross, fetch, format, fuse, group, home, layout, lower, memory, offload, page, place,
     reside, rewrite, schedule, tier, tune,
 };
 use crate::profile::Profile;
@@ -143,6 +143,8 @@ pub enum When {
     Budget,
     /// Targets with units that take shapes as they come beside the processor.
     Beside,
+    /// Targets with memory modules that compute.
+    Modules,
     /// Targets whose units have memories of their own.
     Memories,
     /// All but those in which somebody looks at values by name, and wants to find every one.
@@ -158,6 +160,7 @@ impl When {
             Self::Capacities => "where experts have capacities",
             Self::Budget => "where memory has a budget",
             Self::Beside => "where units beside the processor take shapes as they come",
+            Self::Modules => "where memory modules compute",
             Self::Memories => "where units have memories of their own",
             Self::NotAsLowered => "unless values are looked at by name",
         }
@@ -171,6 +174,7 @@ impl When {
             Self::Capacities => c.units.is_some() || c.placement.is_some(),
             Self::Budget => c.config.memory.budget.is_some(),
             Self::Beside => !c.list.free.is_empty(),
+            Self::Modules => c.list.modules,
             Self::Memories => c.homes.memories.len() > 1,
             Self::NotAsLowered => !c.as_lowered,
         }
@@ -265,6 +269,13 @@ pub const PIPELINE: &[Pass] = &[
         prints: Prints::Placement,
         run: run_home,
         why: "what static graphs leave is the processor's, or goes to units that take shapes as they come",
+    },
+    Pass {
+        name: "place",
+        when: When::Modules,
+        prints: Prints::Placement,
+        run: run_place,
+        why: "whom nobody has given a home is assigned in every step; what that costs is known now",
     },
     Pass {
         name: "fetch",
@@ -734,6 +745,15 @@ fn run_home(c: &mut Compilation<'_>) -> Result<()> {
     let loads = c.loads.as_ref().or(known.as_ref());
     c.homes = home::home(&c.module, &mut c.placement, &c.list, &c.config.placement, loads)?;
     Ok(())
+}
+
+fn run_place(c: &mut Compilation<'_>) -> Result<()> {
+    let known = match (&c.loads, c.profile) {
+        (None, Some(_)) => Some(recorded(c)?),
+        _ => None,
+    };
+    let loads = c.loads.as_ref().or(known.as_ref());
+    place::place(&c.module, &mut c.placement, &mut c.homes, &c.list, c.config, loads)
 }
 
 fn run_cross(c: &mut Compilation<'_>) -> Result<()> {

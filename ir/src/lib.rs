@@ -26,6 +26,7 @@ mod peak;
 pub mod placement;
 pub mod plan;
 pub mod read;
+pub mod schedule;
 pub mod scope;
 pub mod state;
 pub mod text;

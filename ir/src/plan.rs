@@ -10,12 +10,13 @@ pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
+pub use crate::schedule::{ExpertTimes, Refine, Schedule, ScheduledLayer, StreamSet};
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
 use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 9;
+pub const PLAN_VERSION: u32 = 10;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -45,6 +46,8 @@ pub struct Plan {
     pub states: Vec<StateBuf>,
     /// Experts that live on several units, at most one row per layer.
     pub homes: Vec<ExpertHomes>,
+    /// Experts that streams of commands compute, at most one set per layer and unit.
+    pub streams: Vec<StreamSet>,
     /// Kernels of the object code.
     pub kernels: Vec<KernelRef>,
     /// Static graphs of artifacts.
@@ -59,6 +62,8 @@ pub struct Plan {
     pub placement: Placement,
     /// Experts that stay on flash, where memory has a budget.
     pub paging: Option<Paging>,
+    /// Experts that are assigned to units while the plan runs.
+    pub schedule: Option<Schedule>,
 }
 
 /// What the runtime must know of the model.
@@ -305,6 +310,16 @@ pub enum Builtin {
         /// Elements from one row of each operand's scores to the next; 0 where there is none.
         strides: [u32; FETCHED],
     },
+    /// `[x, table, gate and up, down, (their biases), y]`: runs the streams of a set on the rows that the table gives their
+    /// experts. See [`crate::Op::ExpertFfn`].
+    Streams {
+        /// Index into [`Plan::streams`].
+        set: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token.
+        k: u32,
+    },
     /// `[x, y]`, or of attention `[x, (angles), pos, slot, y]`: runs the graphs of a part.
     Part {
         /// Index into [`Plan::parts`].
@@ -349,6 +364,7 @@ impl Builtin {
             | Self::Dispatch { homes: None, .. }
             | Self::Copy { .. }
             | Self::Experts { .. }
+            | Self::Streams { .. }
             | Self::Part { .. } => 1,
             Self::Admit { .. } => 2,
         }
@@ -605,7 +621,8 @@ impl Plan {
             return Err(bincode::error::DecodeError::Other("bytes after the end of the plan"));
         }
         // What is no number equals nothing, not even itself, and has no text.
-        if !plan.placement.is_finite() || plan.model.big_little.is_some_and(|b| !b.gamma.is_finite()) {
+        let finite = plan.placement.is_finite() && plan.schedule.as_ref().is_none_or(Schedule::is_finite);
+        if !finite || plan.model.big_little.is_some_and(|b| !b.gamma.is_finite()) {
             return Err(bincode::error::DecodeError::Other("a number that is not finite"));
         }
         Ok(plan)

@@ -18,6 +18,7 @@ mod parse_plan;
 mod print_graph;
 mod print_placement;
 mod print_plan;
+mod schedule;
 mod statics;
 mod units;
 

@@ -57,6 +57,12 @@
 //! 17. What stays on flash fits the budget with its frames; the matrices of an expert are neighbours in one file, at
 //!     multiples of a block, and every matrix has a checksum.
 //!
+//! # Streams and schedules
+//!
+//! 1. Streams are of units beside the processor, one set of a layer for each, and steps run those of their own unit.
+//! 2. Who may be given an expert holds its matrices: the hot unit those that are cached, the cold one all.
+//! 3. Modules and cached experts are in range; curves ascend; every time is finite and not negative.
+//!
 //! # Placement
 //!
 //! 1. Unit indices are in range, and names of units unique.
@@ -76,6 +82,7 @@ mod order;
 mod paging;
 mod placements;
 mod plans;
+mod schedule;
 mod statics;
 
 use crate::graph::Module;
@@ -104,6 +111,13 @@ impl From<TypeError> for VerifyError {
     fn from(e: TypeError) -> Self {
         Self::new(e.at, e.message)
     }
+}
+
+/// Whether a path leads to a file of the bundle, on every system.
+fn stays_inside(path: &str) -> bool {
+    // A backslash or a colon means a folder, a drive or a stream on some systems.
+    let odd = |c: char| c.is_control() || c == '\\' || c == ':';
+    !path.contains(odd) && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
 /// Checks the invariants of a module.

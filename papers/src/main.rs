@@ -1,4 +1,4 @@
-//! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `padding` and `docs` call it.
+//! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `trimoe`, `padding` and `docs` call it.
 
 use clap::Parser;
 use moec::bundle::read::Bundle;
@@ -10,6 +10,7 @@ use moec::{Error, Result};
 use moec_papers::capacities::{profiled, recorded, table};
 use moec_papers::npumoe::reproduce::DEVICES;
 use moec_papers::npumoe::{page, report, tables};
+use moec_papers::trimoe;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -28,6 +29,18 @@ enum Verb {
     },
     /// Print the same as docs/npumoe.md
     Page,
+    /// Rerun the evaluation of TriMoE, and print a page with every figure of it beside the simulated one
+    Trimoe {
+        /// Write the page and its plots into this folder instead
+        #[arg(long, value_name = "FOLDER")]
+        docs: Option<PathBuf>,
+        /// Write nothing; fail where what is in the folder differs
+        #[arg(long, requires = "docs")]
+        check: bool,
+        /// A few steps only: other numbers, for a look at the page
+        #[arg(long, conflicts_with = "docs")]
+        quick: bool,
+    },
     /// Compare settings of `[experts]`: of a bundle with the loads of a profile, else of published shapes with recorded routing
     Padding {
         /// A bundle for a device with a neural processing unit
@@ -63,8 +76,32 @@ fn run(verb: &Verb) -> Result<()> {
             if *json { output::json(&tables::value(&report)) } else { output::data(&tables::text(&report)) }
         }
         Verb::Page => output::data(&page::page(&report(None)?)),
+        Verb::Trimoe { docs, check, quick } => evaluate(docs.as_deref(), *check, *quick),
         Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }
+}
+
+/// The page of TriMoE with its plots: printed, written, or compared.
+fn evaluate(docs: Option<&Path>, check: bool, quick: bool) -> Result<()> {
+    let pages = trimoe::pages(if quick { trimoe::bench::Size::QUICK } else { trimoe::bench::Size::FULL })?;
+    let Some(docs) = docs else {
+        return pages.first().map_or(Ok(()), |(_, page)| output::data(page));
+    };
+    for (name, text) in pages {
+        let path = docs.join(name);
+        if check {
+            let there = std::fs::read_to_string(&path).unwrap_or_default();
+            if there != text {
+                let stale = format!("`{}` is stale: `cargo xtask trimoe` writes it", path.display());
+                return Err(Error::input(stale));
+            }
+            continue;
+        }
+        let failed = |e: std::io::Error| Error::input(format!("`{}` cannot be written: {e}", path.display()));
+        path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(failed)?;
+        std::fs::write(&path, text).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// Settings of `[experts]`, as tables in Markdown.

@@ -16,6 +16,8 @@ use std::collections::BTreeMap;
 const COUNTS: &str = include_str!("../../golden/traces/olmoe_expert_counts.csv");
 /// Domains that come near NPUMoE's workloads (§5.1): web text, an encyclopedia (BoolQ), narratives (HellaSwag, RULER).
 pub const DOMAINS: [&str; 3] = ["c4", "wikipedia", "book"];
+/// Every domain that was recorded.
+pub const ALL: [&str; 6] = ["arxiv", "book", "c4", "github", "tulu", "wikipedia"];
 /// Chunks of every domain that calibration reads.
 const CALIBRATION: u64 = 8;
 
@@ -34,6 +36,24 @@ impl Recorded {
     /// Our bug: counts that do not parse.
     pub fn built_in() -> Result<Self> {
         Self::parse(COUNTS, &DOMAINS)
+    }
+
+    /// All of the counts that come with moec.
+    ///
+    /// # Errors
+    /// Our bug: counts that do not parse.
+    pub fn every() -> Result<Self> {
+        Self::parse(COUNTS, &ALL)
+    }
+
+    /// What part of its choices each recorded expert got: `[layer][domain][expert]`, layers in their order.
+    pub fn parts(&self) -> Vec<Vec<Vec<f64>>> {
+        let part = |counts: &Vec<f64>| {
+            let sum: f64 = counts.iter().sum();
+            counts.iter().map(|c| c / sum).collect()
+        };
+        let of = |layer| self.domains.values().filter_map(|d| d.get(layer)).map(part).collect();
+        self.order.keys().map(of).collect()
     }
 
     /// Reads counts (`model,domain,layer,expert,count`), those of some domains.

@@ -9,7 +9,7 @@ use crate::owned::Arrival;
 use crate::program::{Code, Program};
 use crate::store::Store;
 use crate::timeline::{Timeline, What};
-use crate::unit::{Half, Lane, Launch, StepFault, Unit};
+use crate::unit::{Half, Lane, Launch, StepFault, Unit, Units};
 use moec_ir::plan::{Arg, Entry, Grid, RowSpace};
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -90,6 +90,14 @@ pub(crate) struct Places<'a> {
 }
 
 impl Places<'_> {
+    /// The table of a segment's matrices in the memory of a unit.
+    pub(crate) fn matrices(&self, program: &Program, unit: u32, segment: u32) -> Option<Addr> {
+        match program.memory_of(unit).checked_sub(1) {
+            Some(memory) => self.residents.get(memory as usize)?.of(segment),
+            None => self.store.matrices(segment),
+        }
+    }
+
     fn of(&self, program: &Program, entry: &Entry, unit: u32, arg: Arg) -> Option<Addr> {
         let memory = program.memory_of(unit) as usize;
         let residents = memory.checked_sub(1).map(|m| self.residents.get(m));
@@ -263,6 +271,7 @@ impl Walk<'_> {
             step: i,
             half: step.half,
             fault: self.fault,
+            units: Units(self.units),
         };
         let begin = self.timeline.map(|_| Instant::now());
         // SAFETY: the caller's promise.

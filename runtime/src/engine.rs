@@ -1,6 +1,7 @@
 //! Executes a Program: sequences in, logits out.
 
 use crate::admission::Tallies;
+use crate::assign::{Assigned, Assigner};
 use crate::available::available;
 use crate::beside::{self, Beside, Executor};
 use crate::call::{Bound, Extent, Places, Threads, Walk, bind};
@@ -97,6 +98,7 @@ pub struct Engine<'p> {
     pub(crate) threads: Vec<(usize, Addr)>,
     pub(crate) beside: Beside,
     tallies: Arc<Tallies>,
+    assigner: Option<Arc<Assigner>>,
     pager: Option<Arc<Pager>>,
     timeline: Option<Arc<Timeline>>,
     pub(crate) store: Box<dyn Store + 'p>,
@@ -184,8 +186,10 @@ impl<'p> Engine<'p> {
                 let (store, why) = weights_of(program, bundle, options)?;
                 (store, None, why)
             };
-        units[0] = Some(Box::new(Processor::new(program, pager.clone(), Arc::clone(&tallies))));
-        let mut engine = Self::with_parts(program, store, units, tallies, Some(bundle), options)?;
+        let assigner = Assigner::new(program)?;
+        let processor = Processor::new(program, pager.clone(), Arc::clone(&tallies), assigner.clone());
+        units[0] = Some(Box::new(processor));
+        let mut engine = Self::with_parts(program, store, units, (tallies, assigner), Some(bundle), options)?;
         (engine.pager, engine.why) = (pager, why);
         Ok(engine)
     }
@@ -197,15 +201,15 @@ impl<'p> Engine<'p> {
     pub fn with_store(program: &'p Program, store: Box<dyn Store + 'p>, options: Options) -> Result<Self> {
         let tallies = Arc::new(Tallies::of(&program.sets));
         let mut units: Vec<Option<Box<dyn Unit + 'p>>> = program.units.iter().map(|_| None).collect();
-        units[0] = Some(Box::new(Processor::new(program, None, Arc::clone(&tallies))));
-        Self::with_parts(program, store, units, tallies, None, options)
+        units[0] = Some(Box::new(Processor::new(program, None, Arc::clone(&tallies), None)));
+        Self::with_parts(program, store, units, (tallies, None), None, options)
     }
 
     fn with_parts(
         program: &'p Program,
         store: Box<dyn Store + 'p>,
         mut units: Vec<Option<Box<dyn Unit + 'p>>>,
-        tallies: Arc<Tallies>,
+        (tallies, assigner): (Arc<Tallies>, Option<Arc<Assigner>>),
         bundle: Option<&Path>,
         options: Options,
     ) -> Result<Self> {
@@ -238,6 +242,14 @@ impl<'p> Engine<'p> {
         };
         let all = program.entries.iter().map(|entry| bind(program, entry, &places));
         let bound: Vec<Bound> = all.collect::<Result<_>>()?;
+        if let Some(assigner) = &assigner {
+            // Experts are copied to the hot unit at any dispatch: by then all must be there.
+            store.arrival().map_or(Ok(()), Arrival::wait_all)?;
+            assigner.bind(program, &|s| places.matrices(program, 0, s), &|s| {
+                let hot = program.schedule.as_ref().and_then(|s| s.hot)?;
+                places.matrices(program, hot, s)
+            })?;
+        }
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
         let events = bound.iter().map(|b| b.events().len()).max().unwrap_or(0);
         Ok(Self {
@@ -245,6 +257,7 @@ impl<'p> Engine<'p> {
             units,
             beside,
             tallies,
+            assigner,
             pager: None,
             timeline: None,
             store,
@@ -348,6 +361,11 @@ impl<'p> Engine<'p> {
         self.tallies.all()
     }
 
+    /// What became of experts that are assigned while the plan runs; `None` where none are.
+    pub fn assigned(&self) -> Option<Assigned> {
+        self.assigner.as_ref().map(|a| a.done())
+    }
+
     /// Writes down from now on what every thread and the disk do.
     pub fn watch(&mut self) -> Arc<Timeline> {
         let timeline = Arc::new(Timeline::new(self.threads() + self.threads.len()));
@@ -387,7 +405,8 @@ impl<'p> Engine<'p> {
         self.len(slot) == 0
     }
 
-    /// Forgets the sequence in a slot.
+    /// Forgets the sequence in a slot. Where experts are assigned while the plan runs, they stay where they have moved to: units
+    /// round differently, so that the same tokens may then give other last bits than in an engine that has just been opened.
     ///
     /// # Errors
     /// [`Error::BadSlot`].
@@ -567,7 +586,8 @@ impl<'p> Engine<'p> {
         if id >= vocab { Err(Error::BadId { id, vocab }) } else { Ok(()) }
     }
 
-    /// Runs an entry point on all threads. Allocates nothing, as long as it has no more rows than its entry point.
+    /// Runs an entry point on all threads. The processor allocates nothing, as long as it has no more rows than its entry point and
+    /// no expert changes its place.
     fn call(
         &mut self,
         entry: usize,
@@ -716,7 +736,10 @@ fn bring<'p>(
             continue;
         }
         units.push(Some(match executor(of).ok_or_else(|| Error::NoUnit(of.name.clone()))? {
-            Executor::Unit(unit) => unit,
+            Executor::Unit(mut unit) => {
+                unit.load(program, i as u32, packages)?;
+                unit
+            }
             Executor::Graphs(mut graphs) => {
                 graphs.load(packages, &program.graphs, program.model.slots as usize)?;
                 Box::new(GraphUnit::new(program, graphs, Arc::clone(tallies)))

@@ -11,6 +11,7 @@
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
+//! * [`assign`]: experts that several units can run, in a plan that runs; [`makespan`]: which unit computes which expert of a step, where several can; decisions only.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
 //! * [`weights`]: whether they lie in memory of our own ([`owned`]) or in the page cache, and why.
 //! * [`mapped`]: files mapped for reading, and what happens when one is cut under the program.
@@ -28,6 +29,7 @@
 
 pub mod abi;
 mod admission;
+pub mod assign;
 mod available;
 pub mod barrier;
 pub mod beside;
@@ -47,6 +49,7 @@ mod events;
 pub mod flash;
 pub mod generate;
 pub mod graphs;
+pub mod makespan;
 pub mod manifest;
 pub mod mapped;
 pub mod memory;

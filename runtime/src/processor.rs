@@ -1,6 +1,7 @@
 //! The processor that runs the program: kernels and builtins, on lanes that walk together.
 
 use crate::admission::{Admission, Tallies};
+use crate::assign::Assigner;
 use crate::builtin;
 use crate::memory::Addr;
 use crate::paging::Pager;
@@ -18,12 +19,19 @@ pub(crate) struct Processor<'p> {
     admission: Admission<'p>,
     /// Who knows when experts on flash are there; none where all weights are in memory.
     pager: Option<Arc<Pager>>,
+    /// Who assigns experts, where several units can run them.
+    assigner: Option<Arc<Assigner>>,
 }
 
 impl<'p> Processor<'p> {
     /// For the steps of a program.
-    pub(crate) fn new(program: &'p Program, pager: Option<Arc<Pager>>, tallies: Arc<Tallies>) -> Self {
-        Self { homes: &program.homes, admission: Admission::new(&program.sets, tallies), pager }
+    pub(crate) fn new(
+        program: &'p Program,
+        pager: Option<Arc<Pager>>,
+        tallies: Arc<Tallies>,
+        assigner: Option<Arc<Assigner>>,
+    ) -> Self {
+        Self { homes: &program.homes, admission: Admission::new(&program.sets, tallies), pager, assigner }
     }
 }
 
@@ -38,7 +46,10 @@ impl Unit for Processor<'_> {
             | Builtin::Dispatch { .. }
             | Builtin::Fetch { .. }
             | Builtin::Admit { .. } => true,
-            Builtin::Experts { .. } | Builtin::Part { .. } | Builtin::Copy { .. } => false,
+            Builtin::Experts { .. }
+            | Builtin::Streams { .. }
+            | Builtin::Part { .. }
+            | Builtin::Copy { .. } => false,
         }
     }
 
@@ -103,15 +114,30 @@ impl Processor<'_> {
                         std::slice::from_raw_parts_mut(out.of::<i32>(), layout.words()),
                     )
                 };
-                let homes = homes.and_then(|Homes { index, .. }| self.homes.get(index as usize));
-                let of = homes.map(|h| h.experts.as_slice());
-                if let Err(expert) = builtin::dispatch(layout, n, partial, of, ids, out) {
-                    launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
-                }
-                for (home, own) in units.iter().enumerate() {
-                    // SAFETY: as above.
-                    let own = unsafe { std::slice::from_raw_parts_mut(own.of::<i32>(), layout.words()) };
-                    builtin::of_home(layout, of.unwrap_or_default(), home as u32, out, own);
+                let mut divide = |of: Option<&[u32]>| {
+                    if let Err(expert) = builtin::dispatch(layout, n, partial, of, ids, out) {
+                        launch.fail(StepFault::Expert(BadExpert { step: launch.step, expert, experts }));
+                    }
+                    for (home, own) in units.iter().enumerate() {
+                        // SAFETY: as above.
+                        let own = unsafe { std::slice::from_raw_parts_mut(own.of::<i32>(), layout.words()) };
+                        builtin::of_home(layout, of.unwrap_or_default(), home as u32, out, own);
+                    }
+                };
+                let homes =
+                    homes.and_then(|Homes { index, .. }| Some((index, self.homes.get(index as usize)?)));
+                let assigner = self.assigner.as_deref();
+                match homes.and_then(|(index, _)| Some((assigner?, assigner?.layer(index)?))) {
+                    Some((assigner, layer)) => {
+                        let chosen = &ids[..n.min(layout.rows) * layout.k];
+                        let fail = |fault| launch.fail(fault);
+                        // SAFETY: of all lanes this one alone comes here. Steps that read experts of this layer wait for
+                        // this one, and those of the layer that comes next wait for them.
+                        unsafe {
+                            assigner.dispatch(layer, chosen, launch.units, &fail, &mut |of| divide(Some(of)));
+                        }
+                    }
+                    None => divide(homes.map(|(_, h)| h.experts.as_slice())),
                 }
             }
             (Builtin::Fetch { layer, rows, k, strides }, _) => {
@@ -142,6 +168,7 @@ impl Processor<'_> {
 mod tests {
     use super::*;
     use crate::memory::Region;
+    use crate::unit::Units;
     use moec_ir::plan::{self, Grid};
     use std::sync::OnceLock;
     use std::sync::atomic::AtomicUsize;
@@ -164,6 +191,7 @@ mod tests {
             step: 0,
             half: None,
             fault: &FAULT,
+            units: Units::default(),
         }
     }
 
@@ -178,6 +206,7 @@ mod tests {
             (Builtin::Fetch { layer: 0, rows: 1, k: 1, strides }, true),
             (Builtin::Copy { words: 1, span: plan::Span::Whole }, false),
             (Builtin::Experts { set: 0, rows: 1, k: 1, hidden: 1 }, false),
+            (Builtin::Streams { set: 0, rows: 1, k: 1 }, false),
             (Builtin::Part { part: 0 }, false),
         ] {
             let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
@@ -259,6 +288,7 @@ mod tests {
                     step: 0,
                     half: None,
                     fault: &fault,
+                    units: Units::default(),
                 };
                 for index in 0..of {
                     // SAFETY: the lanes come one after the other.

@@ -39,6 +39,8 @@ pub const PROFILE: Limit = limit("a profile", 2048);
 pub const MANIFEST: Limit = limit("a manifest", 64);
 /// `plan.bin`, `graph.moe`, `decisions.json`: they grow with layers and experts, and have some MB.
 pub const PLAN: Limit = limit("a plan", 512);
+/// Command streams of a layer: some hundred instructions for each expert.
+pub const STREAMS: Limit = limit("command streams", 64);
 /// `kernels.o`: a kernel for each form of matrix, some hundred KB in all.
 pub const OBJECT: Limit = limit("object code", 512);
 

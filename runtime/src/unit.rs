@@ -6,6 +6,7 @@ use crate::memory::Addr;
 use crate::program::{Code, Program};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Builtin, Grid, Span};
+use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,6 +19,23 @@ pub struct Lane {
     pub of: usize,
     /// Scratch of this thread.
     pub scratch: Addr,
+}
+
+/// The units of a program, by index: for what one of them has others do.
+#[derive(Clone, Copy, Default)]
+pub struct Units<'a>(pub(crate) &'a [Option<Box<dyn Unit + 'a>>]);
+
+impl<'a> Units<'a> {
+    /// The unit of an index; `None` where no step names it.
+    pub fn get(self, unit: usize) -> Option<&'a (dyn Unit + 'a)> {
+        self.0.get(unit)?.as_deref()
+    }
+}
+
+impl std::fmt::Debug for Units<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|u| u.as_ref().map(|u| u.name()))).finish()
+    }
 }
 
 /// A step with its addresses, in one call of its entry point.
@@ -41,6 +59,8 @@ pub struct Launch<'a> {
     pub half: Option<Half>,
     /// Receives what went wrong first.
     pub fault: &'a OnceLock<StepFault>,
+    /// All units.
+    pub units: Units<'a>,
 }
 
 impl Launch<'_> {
@@ -113,8 +133,17 @@ pub trait Unit: Send + Sync {
     /// Whether it executes a builtin.
     fn executes(&self, builtin: Builtin) -> bool;
 
-    /// Takes a memory of its own, zeroed, aligned to 64 bytes, that stays as long as the unit; asked for once, before anything
-    /// else. `None`: it works in the processor's.
+    /// Reads what it executes beside kernels: the artifacts that its steps name, below `folder`; asked for once, before anything
+    /// else. `index` is its own in the plan.
+    ///
+    /// # Errors
+    /// An artifact that is missing, or that it does not run.
+    fn load(&mut self, _program: &Program, _index: u32, _folder: &Path) -> Result<()> {
+        Ok(())
+    }
+
+    /// Takes a memory of its own, zeroed, aligned to 64 bytes, that stays as long as the unit; asked for once, before it
+    /// runs a step. `None`: it works in the processor's.
     ///
     /// # Errors
     /// Memory refused.
@@ -134,6 +163,15 @@ pub trait Unit: Send + Sync {
     unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
+    }
+
+    /// Gives an expert of one of its sets of streams another place inside of its memory: module `to`, or all of them. No step of
+    /// that set runs meanwhile.
+    ///
+    /// # Errors
+    /// A place that it has not.
+    fn relocate(&self, _set: u32, _expert: u32, _to: Option<u32>) -> Result<()> {
+        Ok(())
     }
 
     /// Does a lane's share of a step, or begins it. Every lane of the unit comes here once per step; the shares are disjoint

@@ -11,7 +11,7 @@
 mod built;
 
 pub use built::built;
-use moec_testing::{AVX2, AVX512, COREML};
+use moec_testing::{AVX2, AVX512, COREML, SAPPHIRE_RAPIDS};
 use safetensors::{Dtype, SafeTensors};
 use std::fmt::Write;
 use std::io::Read;
@@ -114,6 +114,14 @@ pub fn runs_here(target: &str) -> bool {
     match target {
         "x86-64-v3" => AVX2.by(is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")),
         "x86-64-v4" => AVX512.by(is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw")),
+        // AMX is emulated where it is missing.
+        "sapphire-rapids" => SAPPHIRE_RAPIDS.by(is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vbmi2")
+            && is_x86_feature_detected!("avx512vnni")
+            && is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512bitalg")
+            && is_x86_feature_detected!("avx512vpopcntdq")
+            && is_x86_feature_detected!("avxvnni")),
         _ => true,
     }
 }

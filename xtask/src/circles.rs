@@ -19,6 +19,9 @@ const CRATES: &[&str] = &[
     "targets/cpu/src",
     "targets/coreml/src",
     "targets/mirror/src",
+    "targets/ndp/src",
+    "targets/ndp/dram/src",
+    "targets/ndp/isa/src",
     "compiler/src",
     "papers/src",
 ];

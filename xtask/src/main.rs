@@ -82,6 +82,11 @@ const COMMANDS: &[Command] = &[
         || papers::run(&options()),
     ),
     (
+        "trimoe",
+        "rerun TriMoE's evaluation, simulated, and write docs/trimoe.md; takes options, `--help` lists them",
+        || papers::trimoe(&options()),
+    ),
+    (
         "big-little",
         "measure what big-little decoding costs and gains, for docs/benchmarks.md; some three minutes",
         big_little::run,
@@ -147,7 +152,11 @@ fn main() -> ExitCode {
         [one] if one == "--help" || one == "-h" => "help",
         [one] => one,
         // The only ones with options of their own.
-        [one, ..] if matches!(&**one, "bench-peers" | "bench-flash" | "npumoe" | "test" | "torment") => one,
+        [one, ..]
+            if matches!(&**one, "bench-peers" | "bench-flash" | "npumoe" | "test" | "torment" | "trimoe") =>
+        {
+            one
+        }
         _ => "",
     };
     let Some((_, _, run)) = COMMANDS.iter().find(|(n, ..)| *n == name) else {

@@ -236,7 +236,7 @@ fn measure(moec: &Path, bundle: &Path, weights: &str) -> Result<MeasuredRun, Fai
 /// GB/s at which all cores read anonymous memory that they have written before.
 fn plain_read(moec: &Path) -> Result<f64, Failed> {
     let mut profile = program(moec);
-    profile.args(["profile-device", "--quiet", "--json"]);
+    profile.args(["profile-device", "--quiet", "--json", "--no-matmul"]);
     let said = shell::output(&mut profile).and_then(|said| number(&said, "read_gb_per_s"));
     said.ok_or_else(|| Failed::new(format!("`{}` does not say how fast memory is", shell::shown(&profile))))
 }

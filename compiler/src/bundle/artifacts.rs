@@ -1,13 +1,14 @@
 //! Artifacts of units beside the processor: written by their families.
 
 use crate::cache_dir;
-use crate::error::Result;
+use crate::error::{Error as Bug, Result};
 use crate::interrupt;
-use crate::passes::parts;
+use crate::passes::{parts, place};
 use crate::pipeline::Compilation;
 use crate::progress::Progress;
 use moec_cpu::{Feedback, WeightImportance, Weighting, groups};
-use moec_family::{Emit, Error, Numbers, Rounding};
+use moec_family::{Emit, Error, Numbers, Rounding, StreamLayer};
+use moec_ir::plan::{Builtin, Code, StreamSet};
 use moec_ir::types::GROUP;
 use moec_ir::{Format, Source, Weight};
 use std::ops::Range;
@@ -24,6 +25,57 @@ pub fn is_inside(name: &str) -> bool {
 /// # Errors
 /// What the family says.
 pub fn write(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u64> {
+    Ok(write_graphs(c, root, progress)? + write_streams(c, root, progress)?)
+}
+
+/// Writes the streams of every unit that has some. Gives their bytes.
+fn write_streams(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u64> {
+    let plan = c.plan()?;
+    if plan.streams.is_empty() {
+        return Ok(0);
+    }
+    let bar = progress.items("Emitting", plan.streams.len() as u64, "layers");
+    let next = |name: &str| {
+        interrupt::check()?;
+        bar.label(name);
+        bar.add(1);
+        Ok(())
+    };
+    let mut written = 0;
+    for free in &c.list.free {
+        let Some(streams) = free.family.streams() else { continue };
+        let modules: Vec<Vec<i32>> = plan.streams.iter().map(|set| modules(c, set)).collect();
+        let mut layers = Vec::new();
+        for (index, set) in plan.streams.iter().enumerate().filter(|(_, set)| set.unit == free.index) {
+            let experts = place::experts(&c.module)?;
+            let found = experts.iter().find(|(layer, _)| *layer == set.layer);
+            let &(_, expert) = found.ok_or_else(|| Bug::bug("streams of a layer without experts"))?;
+            let steps = plan.entries.iter().flat_map(|e| &e.steps);
+            let of = steps.filter_map(|s| match s.code {
+                Code::Builtin(Builtin::Streams { set, rows, k }) if set as usize == index => Some(rows * k),
+                _ => None,
+            });
+            let slots = of.max().unwrap_or(1);
+            layers.push(StreamLayer { set, expert, modules: &modules[index], slots });
+        }
+        written += streams.emit(free.unit, &layers, root, &next)?;
+    }
+    bar.finish();
+    Ok(written)
+}
+
+/// The module of each expert of a set: where the schedule has it, or one after the other.
+fn modules(c: &Compilation<'_>, set: &StreamSet) -> Vec<i32> {
+    let scheduled = c.homes.schedule.iter().flat_map(|s| &s.layers);
+    let of = scheduled
+        .into_iter()
+        .find(|l| c.homes.experts.get(l.homes as usize).is_some_and(|h| h.layer == set.layer));
+    let count = c.list.free(set.unit).and_then(|f| f.unit.dimms.as_ref()).map_or(1, |d| d.count.max(1));
+    let in_turn = || (0..set.experts).map(|e| (e % count) as i32).collect();
+    of.map_or_else(in_turn, |l| l.modules.clone())
+}
+
+fn write_graphs(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u64> {
     let (Some(units), Some(placement)) = (&c.units, &c.placement) else { return Ok(0) };
     let parts = parts::placed(&c.module, placement, units);
     parts.iter().try_for_each(|part| parts::check_forms(part, &c.module, placement, units))?;

@@ -152,6 +152,7 @@ pub fn run(args: &Args) -> Result<()> {
         text += &decisions.attention.as_ref().map(placement::attention).unwrap_or_default();
         text += &forms.iter().map(|(unit, form)| placement::graphs(unit, form)).collect::<String>();
     }
+    text += &placement::schedule(&bundle.plan);
     text += &placed;
     if args.expert.is_some() {
         if placed.is_empty() {
@@ -396,6 +397,7 @@ fn report(
         "attention": decisions.attention,
         "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),
+        "schedule": placement::schedule_json(&bundle.plan),
         "paging": bundle.plan.paging.as_ref().map(|p| paging::value(p, decisions.cache.as_ref())),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);

@@ -5,15 +5,16 @@ use crate::bundle::MANIFEST;
 use crate::bundle::workspace;
 use crate::config::{Config, sizes};
 use crate::import::{self, ImportOptions, ModelSpec, containers};
-use crate::{Error, Result, human};
+use crate::{Error, Result, families, human};
 use moec_ir::{Format, WeightClass};
+use moec_runtime::regular;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
 /// Say what a model.toml, a checkpoint, a profile or a bundle is, and what was decided
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A `model.toml`, a checkpoint's folder, a profile (`.trace`) or a bundle
+    /// A `model.toml`, a checkpoint's folder, a profile (`.trace`), a bundle, or command streams of one (`.streams`)
     pub path: PathBuf,
     #[command(flatten)]
     profile: trace::Args,
@@ -52,12 +53,27 @@ pub fn run(args: &Args) -> Result<()> {
             [] => trace::inspect(path, &args.profile, args.json),
             sizes => caches::inspect(path, sizes, args.json),
         }
+    } else if path.extension().is_some_and(|e| e == "streams") {
+        streams(args)
     } else if path.is_dir() {
         Err(Error::input(format!("`{shown}` is neither a bundle nor a checkpoint"))
             .hint("a bundle has a `manifest.json`, a checkpoint a `config.json`"))
     } else {
         config(args, &Config::load(path)?)
     }
+}
+
+/// The command streams of a layer, as text.
+fn streams(args: &Args) -> Result<()> {
+    let shown = args.path.display();
+    let bytes = regular::read(&args.path, regular::STREAMS)
+        .map_err(|e| Error::input(format!("`{shown}` cannot be read")).because(e))?;
+    let text = families::print_streams(&bytes).map_err(|why| {
+        Error::input(format!("`{shown}` is no file of command streams"))
+            .because(why)
+            .hint("a bundle has them below `artifacts`, for units whose memory computes")
+    })?;
+    if args.json { output::json(&json!({"kind": "streams", "text": text})) } else { output::data(&text) }
 }
 
 /// What a `model.toml` asks for.

@@ -17,6 +17,7 @@ mod heat;
 pub mod init;
 pub mod inspect;
 mod loads;
+pub mod ndp_sim;
 pub mod output;
 mod paging;
 pub mod pass;
@@ -89,6 +90,7 @@ enum Verb {
     Steps(steps::Args),
     Simulate(simulate::Args),
     ProfileDevice(profile_device::Args),
+    NdpSim(ndp_sim::Args),
     Targets(targets::Args),
     Passes(passes::Args),
     Doctor(doctor::Args),
@@ -144,6 +146,7 @@ impl Verb {
             Self::Steps(args) => steps::run(args),
             Self::Simulate(args) => simulate::run(args),
             Self::ProfileDevice(args) => profile_device::run(args, progress),
+            Self::NdpSim(args) => ndp_sim::run(args),
             Self::Targets(args) => targets::run(args),
             Self::Passes(args) => passes::run(args),
             Self::Doctor(args) => return doctor::run(args),

@@ -2,8 +2,13 @@
 
 use super::output;
 use crate::decisions::AttentionDecision;
+use crate::passes::home::ASSIGNED;
 use moec_device::GraphForm;
 use moec_ir::placement::{ExpertTable, Placement};
+use moec_ir::plan::{Plan, Schedule};
+use moec_runtime::assign;
+use moec_runtime::makespan::Layout;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 
 /// What was decided about where things run, in one layer or in all. Nothing where everything runs on the processor.
@@ -88,10 +93,70 @@ fn layer_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -
     text
 }
 
+/// Rows that costs are shown for.
+const ROWS: [u32; 6] = [1, 4, 16, 64, 256, 1024];
+
+/// What an expert costs on each unit, where experts are assigned in every step; by name, microseconds of [`ROWS`].
+fn costs(plan: &Plan, schedule: &Schedule) -> Vec<(String, Vec<f64>)> {
+    let experts = schedule.layers.first().map_or(0, |l| l.modules.len());
+    let Ok(setup) = assign::setup(schedule, experts) else { return Vec::new() };
+    let name = |unit: Option<u32>| plan.units.get(unit.unwrap_or(0) as usize).map_or("", |u| &u.name);
+    let of = |f: &dyn Fn(f64) -> f64| ROWS.iter().map(|&n| f(f64::from(n))).collect::<Vec<_>>();
+    let (c, striped) = (&setup.costs, Layout::Striped);
+    let mut rows = Vec::new();
+    if schedule.hot.is_some() {
+        rows.push((format!("{}, held there", name(schedule.hot)), of(&|n| c.t_gpu_hit(n))));
+        rows.push((format!("{}, brought there", name(schedule.hot)), of(&|n| c.t_gpu_miss(n, striped))));
+    }
+    rows.push((name(None).to_owned(), of(&|n| c.t_cpu(n, striped))));
+    rows.push((format!("a module of {}", name(schedule.cold)), of(&|n| c.t_ndp(n))));
+    rows
+}
+
+/// How experts are assigned while the plan runs.
+pub(super) fn schedule(plan: &Plan) -> String {
+    let Some(s) = &plan.schedule else { return String::new() };
+    let mut head = vec!["  µs of one expert, by its rows".to_owned()];
+    head.extend(ROWS.iter().map(ToString::to_string));
+    let mut rows = vec![head];
+    for (name, us) in costs(plan, s) {
+        let mut row = vec![format!("  {name}")];
+        row.extend(us.iter().map(|us| format!("{us:.2}")));
+        rows.push(row);
+    }
+    let frames = match s.hot.and_then(|u| plan.units.get(u as usize)) {
+        Some(unit) => format!("`{}` holds {} experts of a layer", unit.name, s.frames),
+        None => "no unit holds hot ones".to_owned(),
+    };
+    let moves = if s.moves {
+        format!("they move between steps, within {:.2} µs per layer", s.window_us)
+    } else {
+        "they stay where they are".to_owned()
+    };
+    format!(
+        "\nexperts are assigned to units in every step, refined by `{}`; {frames}; {moves}; the layers say where they begin\n{}",
+        s.refine.name(),
+        output::table(&rows)
+    )
+}
+
+/// The same as JSON; null where experts have homes.
+pub(super) fn schedule_json(plan: &Plan) -> Value {
+    let Some(s) = &plan.schedule else { return Value::Null };
+    let costs: Vec<Value> =
+        costs(plan, s).into_iter().map(|(unit, us)| json!({"unit": unit, "us": us})).collect();
+    json!({
+        "refine": s.refine.name(), "moves": s.moves, "window_us": s.window_us, "frames": s.frames,
+        "modules": s.modules, "rows": ROWS, "costs": costs,
+    })
+}
+
 /// Which experts of a layer live on which unit, where none has a capacity.
 fn homes_text(placement: &Placement, table: &ExpertTable, expert: Option<u32>) -> String {
     let mut text = format!("\nlayer {}: {} experts\n", table.layer, table.experts.len());
-    let mut rows = vec![["  runs on", "experts"].map(str::to_owned).to_vec()];
+    let assigned = placement.ops.iter().any(|o| o.why == ASSIGNED);
+    let head = if assigned { "  begins on" } else { "  runs on" };
+    let mut rows = vec![[head, "experts"].map(str::to_owned).to_vec()];
     for unit in 0..placement.units.len() as u32 {
         let own =
             (0_u32..).zip(&table.experts).filter(|(e, r)| r.unit == unit && expert.is_none_or(|x| x == *e));

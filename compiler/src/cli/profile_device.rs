@@ -4,8 +4,10 @@ use super::output;
 use crate::progress::Progress;
 use crate::{Error, Result, disk, human};
 use moec_cpu::roofline::{self, Roofline};
-use moec_cpu::{CpuTarget, FLASH};
-use moec_device::{Bandwidth, Device, Figure, LegalOps, Memory, NATIVE, PROCESSORS, Peak, Unit, UnitKind};
+use moec_cpu::{CpuTarget, FLASH, TuneError};
+use moec_device::{
+    Bandwidth, Device, Figure, LegalOps, MatmulTime, Memory, NATIVE, PROCESSORS, Peak, Unit, UnitKind,
+};
 use moec_runtime::cpu;
 use moec_runtime::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
 use moec_runtime::flash::{Choice, Options};
@@ -22,9 +24,9 @@ const LEAST_FILE: u64 = 4 << 20;
 
 /// Measure this machine, write a device file
 ///
-/// Peaks of f32, bf16 and int8 arithmetic, memory bandwidth, caches, what starting a step costs, and with
-/// `--flash` how fast a disk is read. The file serves as `--target FILE`, here and elsewhere. Takes a few
-/// seconds; other work disturbs it.
+/// Peaks of f32, bf16 and int8 arithmetic, memory bandwidth, caches, what starting a step costs, what an
+/// expert of bf16 weights costs by its rows, and with `--flash` how fast a disk is read. The file serves as
+/// `--target FILE`, here and elsewhere. Takes about ten seconds; other work disturbs it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Folder to write `NAME.toml` to [default: print it to stdout]
@@ -35,6 +37,10 @@ pub struct Args {
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Leave out what an expert costs by its rows (`matmul`), which takes most of the time; costs are then estimated
+    /// from peaks and bandwidth
+    #[arg(long)]
+    pub no_matmul: bool,
     /// Measure a disk, too: that of a folder, with a file that is removed again, or a file that is there,
     /// such as a bundle's weights; `MOEC_FLASH` chooses how it is read (`io_uring`, `pread`)
     #[arg(long, value_name = "FOLDER|FILE")]
@@ -69,7 +75,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
         .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
     let flash = args.flash.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
-    let device = Device {
+    let mut device = Device {
         description: format!("{}, measured by `moec profile-device`", processor_name()),
         family: PROCESSORS.to_owned(),
         triple: info.triple,
@@ -83,6 +89,10 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         power: None,
         name,
     };
+    if !args.no_matmul {
+        let table = measure_experts(&device, threads, progress)?;
+        device.units.iter_mut().for_each(|unit| unit.matmul.clone_from(&table));
+    }
     let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
     // What was written must be read again: a name may be none.
     let device = Device::parse(&text, path.as_deref().unwrap_or(Path::new("stdout")))
@@ -141,6 +151,18 @@ fn memory(found: &Roofline) -> Memory {
         }],
         ..Memory::default()
     }
+}
+
+/// What an expert costs by its rows, with the kernels that a build for the device picks.
+fn measure_experts(device: &Device, threads: usize, progress: &Progress) -> Result<Vec<MatmulTime>> {
+    let failed = |e: TuneError| match e {
+        TuneError::Threads(e) => Error::from(e),
+        e => Error::bug("the kernels of an expert cannot be timed").because(e),
+    };
+    let target = CpuTarget::new(device).map_err(|e| failed(e.into()))?;
+    let mut tick = |what: &str| progress.stage("Measured", what);
+    let table = roofline::measure_experts(&target, threads, &mut tick).map_err(failed)?;
+    Ok(table.into_iter().map(|t| MatmulTime { ms: rounded(t.ms), ..t }).collect())
 }
 
 /// Reads the disk that holds a folder, by way of a file of our own, or a file.
@@ -228,6 +250,7 @@ fn report(device: &Device, found: &Roofline, flash: Option<&FlashRates>, path: O
         "read_gb_per_s_one_thread": found.read_gb_per_s.one,
         "read_gb_per_s": found.read_gb_per_s.all,
         "barrier_us": found.meeting_us,
+        "matmul": device.units.iter().flat_map(|unit| &unit.matmul).collect::<Vec<_>>(),
         "caches": device.caches,
         "flash": flash.map(|flash| json!({
             "reader": flash.reader,

@@ -6,25 +6,28 @@ use crate::bundle::read::Bundle;
 use crate::error::io_error;
 use crate::human;
 use crate::profile::Profile;
+use crate::simulate::assigned::{self, assigned};
 use crate::simulate::bundle::{BUNDLE, Request, Simulated, simulate};
 use crate::simulate::paged::{self, paged};
 use crate::simulate::perfetto;
 use crate::simulate::run::Outcome;
 use crate::simulate::timeline::Timeline;
 use moec_device::Device;
+use moec_family::StreamStep;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Predict latency, energy and processor time of a bundle for a device with a neural processing unit, or latency and reads of
-/// one with experts on flash
+/// Predict latency, energy and processor time of a bundle for a device with a neural processing unit, latency and reads of one
+/// with experts on flash, or steps of one whose memory modules compute
 ///
 /// Queues of the processor and of the Neural Engine execute the plan's placement, with the costs of the device
 /// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
 /// take. Where experts are on flash, the runtime itself decides what is read and kept, with the routing of a
-/// profile, on modelled units: as many queues as the device has units and links.
+/// profile, on modelled units: as many queues as the device has units and links. Where memory modules compute, it is the
+/// runtime that assigns experts to units in every step.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A bundle for `m2-ultra` or `m2-max`, or one with a memory budget
+    /// A bundle for `m2-ultra` or `m2-max`, one with a memory budget, or one for `h100-spr-ndp` or `spr-ndp`
     pub bundle: PathBuf,
     /// Profile that the loads of the experts are from [default: the mean loads that the bundle remembers], or their routing
     #[arg(long, value_name = "PROFILE")]
@@ -32,12 +35,15 @@ pub struct Args {
     /// Write the timelines of all systems as a trace for ui.perfetto.dev
     #[arg(long, value_name = "FILE.JSON")]
     pub timeline: Option<PathBuf>,
-    /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on flash]
+    /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on flash; none where memory computes]
     #[arg(long, value_name = "TOKENS")]
     pub prompt: Option<u32>,
-    /// Tokens decoded behind the prompt [default: none; 64 where experts are on flash]
+    /// Tokens decoded behind the prompt [default: none; 64 where experts are on flash, 16 of each sequence where memory computes]
     #[arg(long, value_name = "TOKENS")]
     pub decode: Option<u32>,
+    /// Sequences that are decoded together, where memory computes [default: the bundle's largest batch]
+    #[arg(long, value_name = "SEQUENCES", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: Option<u32>,
     /// Device, by name or file [default: the bundle's]
     #[arg(long, value_name = "NAME")]
     pub target: Option<String>,
@@ -62,6 +68,9 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
         return from_flash(&device, &paged(&bundle, paging, &request)?, args);
     }
+    if let Some(schedule) = &bundle.plan.schedule {
+        return from_modules(&device, &assigned(&bundle, schedule, &request, args.batch)?, args);
+    }
     let simulated = simulate(&bundle, &request)?;
     if let Some(path) = &args.timeline {
         let timelines: Vec<_> = simulated.outcomes.iter().map(|(name, o)| (*name, &o.timeline)).collect();
@@ -77,6 +86,64 @@ pub fn run(args: &Args) -> Result<()> {
 fn write(path: &Path, timelines: &[(&str, &Timeline)]) -> Result<()> {
     let text = perfetto::trace(timelines).to_string();
     std::fs::write(path, text).map_err(|e| io_error("write", path, &e))
+}
+
+/// What a bundle does whose experts are assigned in every step.
+fn from_modules(device: &Device, s: &assigned::Simulated, args: &Args) -> Result<()> {
+    if let Some(path) = &args.timeline {
+        let text = perfetto::assigned(BUNDLE, &s.run).to_string();
+        std::fs::write(path, text).map_err(|e| io_error("write", path, &e))?;
+    }
+    let busy = |queue: usize| -> f64 {
+        s.run.events.iter().filter(|e| e.queue == queue).map(|e| e.end_us - e.begin_us).sum()
+    };
+    let wall = s.run.events.iter().map(|e| e.end_us).fold(0.0, f64::max);
+    let queues: Vec<(&str, f64)> =
+        s.run.queues.iter().enumerate().map(|(i, name)| (&**name, busy(i))).collect();
+    if args.json {
+        let queues: Vec<_> =
+            queues.iter().map(|(name, us)| json!({"queue": name, "busy_s": us * 1e-6})).collect();
+        return output::json(&json!({
+            "device": device.name, "prompt": s.prompt, "decode": s.decode, "batch": s.batch,
+            "recorded_tokens": s.recorded, "model": true, "wall_s": wall * 1e-6,
+            "steps": s.run.steps, "moves": s.run.moves, "predicted": s.run.predicted, "queues": queues,
+            "constants": s.run.constants.iter()
+                .map(|[what, value, source]| json!({"what": what, "value": value, "source": source}))
+                .collect::<Vec<_>>(),
+        }));
+    }
+    let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
+    let sum = |f: &dyn Fn(&StreamStep) -> f64| s.run.steps.iter().map(f).sum::<f64>();
+    let n = s.run.steps.len().max(1) as f64;
+    let mut steps = vec![row(&["", "all steps", "per step"])];
+    for (name, us) in [
+        ("time", sum(&|s| s.total_us)),
+        ("experts", sum(&|s| s.experts_us)),
+        ("as the scheduler expects", sum(&|s| s.expected_us)),
+    ] {
+        steps.push(row(&[name, &ms(us), &ms(us / n)]));
+    }
+    let mut shares = vec![row(&["queue", "busy", "of the time"])];
+    for (name, us) in queues {
+        shares.push(row(&[name, &ms(us), &format!("{:.1} %", 100.0 * us / wall.max(f64::MIN_POSITIVE))]));
+    }
+    let mut model = vec![row(&["model", "value", "source"])];
+    model.extend(s.run.constants.iter().map(|c| c.to_vec()));
+    output::data(&format!(
+        "{}: {} steps of {} sequences behind a prompt of {} tokens; routing: {} recorded tokens\n\
+         the runtime assigns experts, on modelled units: times are those of a model\n\
+         {} experts moved between steps; of all, {:.1} % were of the class that was predicted\n\n{}\n{}\n{}",
+        device.name,
+        s.decode,
+        s.batch,
+        s.prompt,
+        s.recorded,
+        s.run.moves,
+        100.0 * s.run.predicted,
+        output::table(&steps),
+        output::table(&shares),
+        output::table(&model)
+    ))
 }
 
 /// What a bundle with experts on flash does.

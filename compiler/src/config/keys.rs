@@ -5,6 +5,7 @@ use super::{Activations, Config, Home, KvCache, Overflow, Rounding, Size};
 use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
+use moec_ir::plan::Refine;
 use moec_runtime::cache::{Pin, Setting};
 use std::path::PathBuf;
 
@@ -421,6 +422,50 @@ pub const KEYS: &[Key] = &[
             "shapes as they come that share of the experts of each layer, those that calibration saw most.",
         ],
         set: |c, v| Home::parse(v.text()?).map(|h| c.placement.experts = h).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "placement",
+        name: "cached",
+        default: "\"auto\"",
+        range: "\"auto\", or 0..=4096",
+        help: &[
+            "Experts of each layer that the memory of a graphics processor holds, on targets whose memory modules compute:",
+            "there the runtime assigns experts to units in every step, and brings hot ones ahead. `auto`: as many as fit.",
+        ],
+        set: |c, v| {
+            c.placement.cached = match v.text() {
+                Ok("auto") => None,
+                Ok(_) => return Err(Wrong::Range),
+                Err(_) => Some(v.integer(0..=4096)? as u32),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "placement",
+        name: "refine",
+        default: "\"full\"",
+        range: "\"full\", \"bottleneck\" or \"none\"",
+        help: &[
+            "How that assignment is refined. `none`: every expert goes where it costs least. `bottleneck` (TriMoE, §4.2) moves",
+            "the costliest expert of the busiest unit, as long as that helps; `full` goes on where that stalls.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let found = Refine::ALL.into_iter().find(|r| r.name() == text);
+            found.map(|r| c.placement.refine = r).ok_or(Wrong::Range)
+        },
+    },
+    Key {
+        section: "placement",
+        name: "moves",
+        default: "true",
+        range: "true or false",
+        help: &[
+            "Whether experts change their places between steps there: into the graphics processor's memory, from one module to",
+            "another, over all modules (TriMoE, §4.3).",
+        ],
+        set: |c, v| v.boolean().map(|on| c.placement.moves = on),
     },
     Key {
         section: "quality",

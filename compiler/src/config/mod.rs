@@ -19,6 +19,7 @@ pub use template::{Facts, template};
 use crate::{Error, Result};
 pub use moec_cpu::Activations;
 pub use moec_ir::placement::Overflow;
+use moec_ir::plan::Refine;
 use moec_ir::{Format, WeightClass};
 use moec_runtime::cache::Pin;
 use moec_runtime::regular;
@@ -193,12 +194,25 @@ impl Decoding {
 }
 
 /// `[placement]`: which unit runs what more than one can run.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Homes {
     /// Attention and dense feed-forward networks.
     pub attention: Home,
     /// Experts.
     pub experts: Home,
+    /// Experts of a layer that the memory of a hot unit holds; `None`: as many as it has room for.
+    pub cached: Option<u32>,
+    /// How experts are assigned to units in every step.
+    pub refine: Refine,
+    /// Whether experts change their places between steps.
+    pub moves: bool,
+}
+
+impl Homes {
+    /// What holds where `model.toml` says nothing.
+    pub fn defaults() -> Self {
+        Self { attention: Home::Auto, experts: Home::Auto, cached: None, refine: Refine::Full, moves: true }
+    }
 }
 
 /// What a typical request is made of, by which `placement.attention = "auto"` is decided.
@@ -373,7 +387,7 @@ impl Config {
             calibrate: Calibrate { text: Vec::new(), profile: None, tokens: 65_536 },
             experts: ExpertsConfig::DEFAULT,
             decode: Decoding::DEFAULT,
-            placement: Homes::default(),
+            placement: Homes::defaults(),
             mix: Mix::DEFAULT,
             quality: Quality::default(),
         }

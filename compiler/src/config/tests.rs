@@ -92,7 +92,9 @@ fn every_key_is_read() {
     );
     assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
     assert_eq!(c.mix, Mix { prompt: 512, generate: 128 });
-    assert_eq!(c.placement, Homes { attention: Home::Unit("cpu".into()), experts: Home::Unit("npu".into()) });
+    let homes =
+        Homes { attention: Home::Unit("cpu".into()), experts: Home::Unit("npu".into()), ..Homes::defaults() };
+    assert_eq!(c.placement, homes);
     let text = vec!["dir/held-out.txt".into()];
     assert_eq!(c.quality, Quality { max_perplexity_increase: Some(0.001), text });
     assert_eq!(c.weights.format(WeightClass::Exact), Format::F32);

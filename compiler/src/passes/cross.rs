@@ -91,8 +91,9 @@ impl Crossing<'_> {
     fn step(&mut self, entry: &mut Entry, mut step: Step, written: Vec<usize>) -> Result<()> {
         let own = self.memory(step.unit);
         let mut back = Vec::new();
-        let table = match step.grid {
-            Grid::Experts { table, .. } => step.args.get(table as usize).copied(),
+        let table = match (step.code, step.grid) {
+            (_, Grid::Experts { table, .. }) => step.args.get(table as usize).copied(),
+            (Code::Builtin(Builtin::Streams { .. }), _) => step.args.get(1).copied(),
             _ => None,
         };
         for i in 0..step.args.len() {

@@ -16,14 +16,19 @@
 use super::units::{Free, UnitList};
 use crate::config::{self, Home};
 use crate::error::{Error, Result};
+use crate::families;
 use crate::profile::loads::Loads;
+use moec_family::Streams;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
-use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, UnitRef};
+use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, Schedule, UnitRef};
 use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, WeightId};
 use std::collections::BTreeMap;
 
+/// Why a unit runs experts of a schedule.
+pub const ASSIGNED: &str = "assigned anew in every step";
+
 /// Where nodes and experts live that are no static graphs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Homes {
     /// Units of the plan.
     pub units: Vec<UnitRef>,
@@ -35,6 +40,8 @@ pub struct Homes {
     pub attention: u32,
     /// Layers with experts beside the processor.
     pub experts: Vec<ExpertHomes>,
+    /// How experts are assigned while the plan runs, where they are; its layers have no segments before `layout`.
+    pub schedule: Option<Schedule>,
 }
 
 impl Default for Homes {
@@ -47,6 +54,7 @@ impl Default for Homes {
             links: Vec::new(),
             attention: 0,
             experts: Vec::new(),
+            schedule: None,
         }
     }
 }
@@ -71,6 +79,7 @@ impl Homes {
             links: plan.links.clone(),
             attention: attention.unwrap_or(0),
             experts: plan.homes.clone(),
+            schedule: plan.schedule.clone(),
         }
     }
 
@@ -90,9 +99,23 @@ impl Homes {
         Some((at as u32, &self.experts[at]))
     }
 
+    /// The streams of a unit, where it computes experts by them.
+    pub fn streams(&self, unit: u32) -> Option<&'static dyn Streams> {
+        families::streams(&self.units.get(unit as usize)?.family)
+    }
+
     /// Experts of a layer that live in a memory, ascending.
     pub fn experts_of(&self, layer: u32, memory: u32) -> Vec<u32> {
-        let Some((_, of)) = self.of_layer(Some(layer)) else { return Vec::new() };
+        let Some((index, of)) = self.of_layer(Some(layer)) else { return Vec::new() };
+        let scheduled = self.schedule.iter().flat_map(|s| s.layers.iter().map(move |l| (s, l)));
+        if let Some((schedule, layer)) = scheduled.into_iter().find(|(_, l)| l.homes == index) {
+            // Whom the hot unit computes it holds; the modules hold all.
+            return match [schedule.hot, schedule.cold].map(|u| u.is_some_and(|u| self.memory(u) == memory)) {
+                [true, _] => layer.cached.clone(),
+                [_, true] => (0..of.experts.len() as u32).collect(),
+                _ => Vec::new(),
+            };
+        }
         let there = |home: u32| of.units.get(home as usize).is_some_and(|&u| self.memory(u) == memory);
         (0..).zip(&of.experts).filter(|(_, home)| there(**home)).map(|(e, _)| e).collect()
     }
@@ -146,6 +169,8 @@ pub fn home(
         let seen = |e: u32| load.and_then(|l| l.chosen.get(e as usize)).copied().unwrap_or(0);
         popular.sort_by_key(|&e| (std::cmp::Reverse(seen(e)), e));
         let chosen: Vec<(u32, u32)> = match (&wanted.experts, named.and_then(|n| list.free(n))) {
+            // Where memory computes, `place` gives an expert several homes.
+            (Home::Auto, _) if list.modules => Vec::new(),
             (Home::Auto, _) => {
                 let sizes = size(module, table.layer);
                 let rows = |e: u32| match load {
@@ -202,7 +227,7 @@ fn take(placed: &mut Placement, layer: usize, chosen: &[(u32, u32)], homes: &mut
 
 /// Groups of static graphs keep their experts and their numbers, by which their artifacts are named; of the processor's, the
 /// experts that have moved become groups of their own, behind all others.
-fn regroup(table: &mut ExpertTable) {
+pub(super) fn regroup(table: &mut ExpertTable) {
     for index in 0..table.groups.len() {
         let unit = |e: &u32| table.experts.get(*e as usize).map_or(0, |row| row.unit);
         let group = &table.groups[index];
@@ -351,12 +376,16 @@ fn takes_experts(module: &Module, layer: u32, free: Free<'_>) -> Result<()> {
 }
 
 /// Says which units run experts.
-fn expert_rows(module: &Module, placed: &mut Placement, homes: &Homes) {
+pub(super) fn expert_rows(module: &Module, placed: &mut Placement, homes: &Homes) {
     for graph in &module.entries {
         for node in graph.nodes.iter().filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })) {
             let Some((_, of)) = homes.of_layer(node.scope.layer) else { continue };
             for &unit in &of.units {
-                let why = if unit == 0 { "experts that stay" } else { "experts that live there" };
+                let why = match (&homes.schedule, unit) {
+                    (Some(_), _) => ASSIGNED,
+                    (None, 0) => "experts that stay",
+                    (None, _) => "experts that live there",
+                };
                 list(
                     placed,
                     OpPlace {

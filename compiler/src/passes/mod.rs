@@ -14,6 +14,7 @@ pub mod memory;
 pub mod offload;
 pub mod page;
 pub mod parts;
+pub mod place;
 pub mod reside;
 pub mod rewrite;
 pub mod schedule;

@@ -46,6 +46,8 @@ pub struct UnitList<'a> {
     pub device: &'a Device,
     /// Those beside the processor whose shapes are dynamic.
     pub free: Vec<Free<'a>>,
+    /// Whether one of these is memory that computes.
+    pub modules: bool,
 }
 
 impl<'a> UnitList<'a> {
@@ -56,7 +58,9 @@ impl<'a> UnitList<'a> {
             let beside = unit.kind != UnitKind::Cpu && family.graphs().is_none();
             Some(Free { index: u32::try_from(i).ok()?, unit, family }).filter(|_| beside)
         };
-        Self { device, free: device.units.iter().enumerate().filter_map(free).collect() }
+        let free: Vec<Free<'a>> = device.units.iter().enumerate().filter_map(free).collect();
+        let modules = free.iter().any(|f| f.family.streams().is_some());
+        Self { device, free, modules }
     }
 
     /// The unit that a key of `[placement]` names, by its name or else its kind; `None` for `auto`.

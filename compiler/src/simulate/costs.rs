@@ -60,6 +60,9 @@ pub struct Costs<'a> {
     pub unit: usize,
 }
 
+/// A product whose time is up to so many times that of one row is bound by reading its weights.
+const BOUND_BY_READING: f64 = 1.25;
+
 impl<'a> Costs<'a> {
     /// Of a plan whose experts are on flash.
     ///
@@ -140,10 +143,13 @@ impl<'a> Costs<'a> {
     /// Microseconds in which rows meet weights.
     fn us(&self, product: Product, rows: f64) -> f64 {
         let rows = if product.outputs { rows.min(1.0) } else { rows };
-        self.cpu.matmul_us(rows, product.numbers).unwrap_or_else(|| {
-            let (read, computed) = (product.bytes / self.bandwidth, 2.0 * rows * product.numbers / self.peak);
-            read.max(computed)
-        })
+        let table = |rows| self.cpu.matmul_us(rows, product.numbers);
+        if let (Some(one), Some(many)) = (table(1.0), table(rows)) {
+            // A table is of weights of two bytes: fewer are read in less time, and computed in the same.
+            let read = one * (product.bytes / (2.0 * product.numbers.max(1.0)));
+            return if many > one * BOUND_BY_READING { many.max(read) } else { read };
+        }
+        (product.bytes / self.bandwidth).max(2.0 * rows * product.numbers / self.peak)
     }
 
     fn between_us(&self, rows: usize, at: usize) -> f64 {

@@ -8,9 +8,12 @@
 //! [`paged`] has the runtime itself decide what of experts on flash is read and kept, under virtual time; [`costs`] says how long
 //! what is computed takes.
 //!
+//! [`assigned`] has the runtime's scheduler give experts to units in every step, where memory modules compute.
+//!
 //! [`constants`] is what no device file has, found from the evaluation of NPUMoE; the crate `moec-papers` runs that evaluation
 //! again, and finds them.
 
+pub mod assigned;
 pub mod bundle;
 pub mod constants;
 pub mod costs;

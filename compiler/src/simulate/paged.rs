@@ -54,7 +54,8 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
     let device = request.device;
     let plan = &bundle.plan;
     let costs = Costs::of(device, plan, &bundle.graph()?, &paging.layers)?;
-    let trace = routing(paging, request)?;
+    let layers: Vec<_> = paging.layers.iter().map(|l| (l.experts, l.k)).collect();
+    let trace = routing(&layers, request)?;
     let chunk = plan.entries.iter().find(|e| e.kind.is_prefill()).map_or(1, |e| e.kind.rows() as u32);
     let prompt = request.prompt.unwrap_or(chunk).max(1);
     let decode = request.decode.unwrap_or(DECODED);
@@ -91,10 +92,10 @@ pub fn paged(bundle: &Bundle, paging: &Paging, request: &Request<'_>) -> Result<
     })
 }
 
-/// Recorded routing of the plan's layers.
-fn routing(paging: &Paging, request: &Request<'_>) -> Result<Trace> {
+/// Recorded routing of layers with so many experts, and so many of them per token.
+pub(super) fn routing(layers: &[(u32, u32)], request: &Request<'_>) -> Result<Trace> {
     let profile = request.profile.filter(|p| !p.routes.is_empty()).ok_or_else(|| {
-        Error::input("experts on flash are simulated with recorded routing")
+        Error::input("such a bundle is simulated with recorded routing")
             .hint("`--trace` names a profile of `moec calibrate`")
     })?;
     let trace = profile
@@ -102,7 +103,7 @@ fn routing(paging: &Paging, request: &Request<'_>) -> Result<Trace> {
         .trace(&profile.layers)
         .map_err(|e| Error::bug("a profile that was checked").because(e))?;
     let own = trace.experts().layers().iter().map(|l| (l.experts as u32, l.k as u32));
-    if own.ne(paging.layers.iter().map(|l| (l.experts, l.k))) {
+    if own.ne(layers.iter().copied()) {
         return Err(Error::input("the profile is of another model than the bundle")
             .hint("`moec calibrate` with the `model.toml` of the bundle records one"));
     }

@@ -1,6 +1,7 @@
 //! A timeline as Chrome's trace events, which <https://ui.perfetto.dev> and `chrome://tracing` show.
 
 use super::timeline::Timeline;
+use moec_family::StreamRun;
 use serde_json::{Value, json};
 
 /// The trace: one process per timeline, one thread per queue, one complete event per task, times in microseconds.
@@ -26,6 +27,25 @@ pub fn trace(timelines: &[(&str, &Timeline)]) -> Value {
             }));
         }
     }
+    json!({"displayTimeUnit": "ms", "traceEvents": events})
+}
+
+/// The trace of a bundle whose experts are assigned while it runs: a thread for each unit, module and link.
+pub fn assigned(name: &str, run: &StreamRun) -> Value {
+    let mut events = vec![json!({"ph": "M", "name": "process_name", "pid": 1, "args": {"name": name}})];
+    for (queue, name) in run.queues.iter().enumerate() {
+        let args = json!({"name": name});
+        events.push(json!({"ph": "M", "name": "thread_name", "pid": 1, "tid": queue + 1, "args": args}));
+        let args = json!({"sort_index": queue});
+        events
+            .push(json!({"ph": "M", "name": "thread_sort_index", "pid": 1, "tid": queue + 1, "args": args}));
+    }
+    events.extend(run.events.iter().map(|e| {
+        json!({
+            "ph": "X", "name": e.name, "pid": 1, "tid": e.queue + 1, "ts": nanos(e.begin_us),
+            "dur": nanos(e.end_us - e.begin_us),
+        })
+    }));
     json!({"displayTimeUnit": "ms", "traceEvents": events})
 }
 

@@ -41,13 +41,19 @@ impl Arithmetic {
     }
 
     /// Local error that formats and arithmetic explain of a node that these kernels compute; 0 where it is of f32.
-    pub(super) fn rounding(&self, op: &Op, kernels: impl Iterator<Item = u32>) -> f64 {
+    /// Streams multiply both halves of an expert in bf16.
+    pub(super) fn rounding(&self, op: &Op, kernels: impl Iterator<Item = u32>, streams: bool) -> f64 {
+        let streamed = if streams { 2.0 * multiplied(Format::Bf16, Compute::Bf16) } else { 0.0 };
         match op {
             Op::CacheWrite => stored(self.cache),
             // Queries, weights and values in pairs of bf16, whose errors add up.
             Op::Attention(_) if self.cache != Format::F32 && self.rough => 4.0 * stored(Format::Bf16),
             // The two products of an expert are two kernels.
-            _ => kernels.filter_map(|k| self.kernels.get(&k)).map(|&(f, c)| multiplied(f, c)).sum(),
+            _ => {
+                let own: f64 =
+                    kernels.filter_map(|k| self.kernels.get(&k)).map(|&(f, c)| multiplied(f, c)).sum();
+                own.max(streamed)
+            }
         }
     }
 }

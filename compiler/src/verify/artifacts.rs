@@ -4,9 +4,9 @@ use crate::bundle::read::Bundle;
 use crate::error::Result;
 use crate::interrupt;
 use crate::passes::parts;
-use crate::passes::units::Units;
+use crate::passes::units::{UnitList, Units};
 use crate::progress::Progress;
-use moec_family::{FunctionReport, Trial};
+use moec_family::{FunctionReport, StreamTrial, Trial};
 use moec_ir::Module;
 use moec_ir::eval::Evaluator;
 
@@ -48,15 +48,55 @@ pub(super) fn verify(
     Ok(reports)
 }
 
+/// Executes the streams of every unit that has some.
+///
+/// # Errors
+/// As [`verify`].
+pub(super) fn verify_streams(
+    bundle: &Bundle,
+    module: &Module,
+    evaluator: &mut Evaluator<'_>,
+    progress: &Progress,
+) -> Result<Vec<FunctionReport>> {
+    if bundle.plan.streams.is_empty() {
+        return Ok(Vec::new());
+    }
+    let device = bundle.device()?;
+    let bar = progress.items("Executing", bundle.plan.streams.len() as u64, "layers");
+    let next = |name: &str| {
+        interrupt::check()?;
+        bar.label(name);
+        bar.add(1);
+        Ok(())
+    };
+    let mut reports = Vec::new();
+    for free in &UnitList::of(&device).free {
+        let Some(streams) = free.family.streams() else { continue };
+        let (folder, plan) = (bundle.folder.as_path(), &bundle.plan);
+        let mut trial =
+            StreamTrial { folder, plan, module, unit: free.index, device: free.unit, evaluator, next: &next };
+        reports.extend(streams.verify(&mut trial)?);
+    }
+    bar.finish();
+    Ok(reports)
+}
+
 /// Reads every artifact that the plan calls and checks that its unit can run it; executes nothing. Gives the number of
 /// functions.
 ///
 /// # Errors
 /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
 pub(super) fn read(bundle: &Bundle) -> Result<usize> {
-    if bundle.plan.graphs.is_empty() {
+    if bundle.plan.graphs.is_empty() && bundle.plan.streams.is_empty() {
         return Ok(0);
     }
     let device = bundle.device()?;
-    Units::of(&device).map_or(Ok(0), |units| units.graphs.read(&bundle.folder, &bundle.plan, units.npu))
+    let mut read = Units::of(&device)
+        .map_or(Ok(0), |units| units.graphs.read(&bundle.folder, &bundle.plan, units.npu))?;
+    for free in &UnitList::of(&device).free {
+        if let Some(streams) = free.family.streams() {
+            read += streams.read(&bundle.folder, &bundle.plan, free.index)?;
+        }
+    }
+    Ok(read)
 }

@@ -196,7 +196,8 @@ pub fn verify(
         None => Evaluator::new(&module, &packed),
     };
     exact.keep_weights(false);
-    let packages = artifacts::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
+    let mut packages = artifacts::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
+    packages.extend(artifacts::verify_streams(bundle, &module, &mut exact, progress)?);
     let files = bundle.manifest.files.len();
     if !packages.is_empty() && !bundle.plan.target.triple.starts_with(std::env::consts::ARCH) {
         let triple = &bundle.plan.target.triple;

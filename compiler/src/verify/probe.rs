@@ -6,7 +6,8 @@ use super::{EntryReport, NodeReport};
 use crate::error::{Error, Result};
 use moec_ir::eval::{self, Arg, Data, Evaluator, Tensor};
 use moec_ir::graph::INPUTS;
-use moec_ir::plan::{Code, Entry, Plan, RowSpace, StateBuf};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{Builtin, Code, Entry, Plan, RowSpace, StateBuf, Step};
 use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, StateId, Type, ValueId};
 use moec_runtime::{Moment, StepView};
 use std::collections::HashMap;
@@ -193,6 +194,10 @@ impl<'a> Probe<'a> {
         self.rerouted.extend(rows.filter(|(_, (a, b))| chosen(a) != chosen(b)).map(|(row, _)| row));
     }
 
+    fn steps_of(&self, id: NodeId) -> impl Iterator<Item = &'a Step> + use<'a> {
+        self.entry.steps.iter().filter(move |s| s.node == id.0)
+    }
+
     fn node(&self, id: NodeId) -> &'a Node {
         &self.graph.nodes[id.0 as usize]
     }
@@ -329,7 +334,11 @@ impl<'a> Probe<'a> {
             let Some(want) = expected.get(i) else { continue };
             if let Op::Dispatch { experts, .. } = node.op {
                 // The evaluator's own table counts padding rows: there is nothing to chain.
-                local = local.max(same_dispatch(self.graph, node, experts, &got, want, view.n()));
+                let divided = self
+                    .steps_of(id)
+                    .any(|s| matches!(s.code, Code::Builtin(Builtin::Dispatch { homes: Some(_), .. })));
+                let compared = same_dispatch(self.graph, node, experts, (&got, want), view.n(), divided);
+                local = local.max(compared);
                 self.kept.insert(v, got);
                 continue;
             }
@@ -352,8 +361,8 @@ impl<'a> Probe<'a> {
                 self.kept.insert(v, got);
             }
         }
-        let steps = self.entry.steps.iter().filter(|s| s.node == id.0);
-        let kernels = steps.filter_map(|s| match s.code {
+        let streams = self.steps_of(id).any(|s| matches!(s.code, Code::Builtin(Builtin::Streams { .. })));
+        let kernels = self.steps_of(id).filter_map(|s| match s.code {
             Code::Kernel(k) => Some(k),
             Code::Builtin(_) => None,
         });
@@ -363,7 +372,7 @@ impl<'a> Probe<'a> {
             op: node.op.name(),
             kernels: Vec::new(),
             local,
-            rounding: self.arithmetic.rounding(&node.op, kernels),
+            rounding: self.arithmetic.rounding(&node.op, kernels, streams),
             chained,
         });
         Ok(())
@@ -378,31 +387,63 @@ fn tensor(ty: &Type, words: &[[u8; 4]]) -> Tensor {
     Tensor { ty: ty.clone(), data }
 }
 
-/// Compares a table for `T` rows with one for the `n` valid ones: same content, other offsets.
+/// Compares a table for `T` rows with one for the `n` valid ones: same content, other offsets. Where experts live on several
+/// units, which stand one behind the other in the first table, their order is left out.
 fn same_dispatch(
     graph: &Graph,
     node: &Node,
     experts: usize,
-    got: &Tensor,
-    want: &Tensor,
+    (got, want): (&Tensor, &Tensor),
     n: usize,
+    divided: bool,
 ) -> Distance {
-    use moec_ir::op::DispatchLayout;
     let Some(&Operand::Value(ids)) = node.inputs.first() else { return Distance::exact(false) };
     let k = graph.ty(ids).cols();
     let (a, b) =
         (DispatchLayout { rows: graph.kind.rows(), k, experts }, DispatchLayout { rows: n, k, experts });
-    let (x, y) = (got.as_i32(), want.as_i32());
-    let active = y.first().map_or(0, |&n| n as usize);
-    let parts = [
-        (0, 0, 2),
-        (a.expert(), b.expert(), active),
-        (a.start(), b.start(), active + 1),
-        (a.token(), b.token(), n * k),
-        (a.slot(), b.slot(), n * k),
-    ];
-    let part = |t: &[i32], from: usize, len: usize| t.get(from..from + len).map(<[i32]>::to_vec);
-    Distance::exact(
-        parts.iter().all(|&(i, j, len)| part(x, i, len).is_some() && part(x, i, len) == part(y, j, len)),
-    )
+    let tables = [(a, got.as_i32()), (b, want.as_i32())].map(|(layout, table)| Listed::of(layout, table, n));
+    Distance::exact(match tables {
+        [Some(mut a), Some(mut b)] => {
+            if divided {
+                a.experts.sort();
+                b.experts.sort();
+            }
+            a == b
+        }
+        _ => false,
+    })
+}
+
+/// A dispatch table, without its offsets.
+#[derive(PartialEq)]
+struct Listed {
+    pairs: i32,
+    /// Each active expert, and its (token, choice) pairs in the order of its slots.
+    experts: Vec<(i32, Vec<usize>)>,
+}
+
+impl Listed {
+    /// What a table says of `n` rows; `None` where it contradicts itself.
+    fn of(layout: DispatchLayout, table: &[i32], n: usize) -> Option<Self> {
+        let word = |at: usize| table.get(at).copied();
+        let index = |at: usize| word(at).and_then(|w| usize::try_from(w).ok());
+        let active = index(0).filter(|&active| active <= layout.experts)?;
+        // The pair of each slot, which names the slot in turn.
+        let mut pair_of = HashMap::new();
+        for pair in 0..n * layout.k {
+            if let Some(slot) = index(layout.slot() + pair) {
+                let other = pair_of.insert(slot, pair);
+                if other.is_some() || index(layout.token() + slot) != Some(pair / layout.k) {
+                    return None;
+                }
+            }
+        }
+        let mut experts = Vec::new();
+        for rank in 0..active {
+            let (first, end) = (index(layout.start() + rank)?, index(layout.start() + rank + 1)?);
+            let pairs = (first..end).map(|slot| pair_of.remove(&slot)).collect::<Option<_>>()?;
+            experts.push((word(layout.expert() + rank)?, pairs));
+        }
+        pair_of.is_empty().then_some(Self { pairs: word(1)?, experts })
+    }
 }

@@ -6,6 +6,7 @@ use super::items::{index, string, with_attrs};
 use super::paging;
 use super::parse_graph::{dtype, format, kind, state_kind};
 use super::parse_placement::part as placement;
+use super::schedule;
 use super::statics;
 use super::units;
 use crate::plan::{
@@ -33,6 +34,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         segments: Vec::new(),
         states: Vec::new(),
         homes: Vec::new(),
+        streams: Vec::new(),
         kernels: Vec::new(),
         graphs: Vec::new(),
         sets: Vec::new(),
@@ -40,6 +42,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         entries: Vec::new(),
         placement: Placement::default(),
         paging: None,
+        schedule: None,
     };
     while !c.at_end() {
         if c.eat_word("unit")? {
@@ -54,6 +57,9 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         } else if c.eat_word("homes")? {
             index(c, plan.homes.len())?;
             plan.homes.push(units::homes(c)?);
+        } else if c.eat_word("streams")? {
+            index(c, plan.streams.len())?;
+            plan.streams.push(schedule::streams(c)?);
         } else if c.eat_word("file")? {
             index(c, plan.files.len())?;
             plan.files.push(file(c)?);
@@ -77,11 +83,13 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.parts.push(statics::part(c)?);
         } else if plan.paging.is_none() && c.eat_word("paging")? {
             plan.paging = Some(paging::read(c)?);
+        } else if plan.schedule.is_none() && c.eat_word("schedule")? {
+            plan.schedule = Some(schedule::read(c)?);
         } else if c.eat_word("entry")? {
             plan.entries.push(entry(c)?);
         } else if !placement(c, &mut plan.placement)? {
             return c.expected(
-                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `homes`, `kernel`, `graph`, `set`, `part`, `paging`, `entry`, `placement`, `placed` or `experts`",
+                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `homes`, `streams`, `kernel`, `graph`, `set`, `part`, `paging`, `schedule`, `entry`, `placement`, `placed` or `experts`",
             );
         }
     }
@@ -337,6 +345,10 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
         })?
     } else if c.eat_word("part_graphs")? {
         with_attrs(c, |c, a| Ok(Builtin::Part { part: a.int(c, "part")? }))?
+    } else if c.eat_word("expert_streams")? {
+        with_attrs(c, |c, a| {
+            Ok(Builtin::Streams { set: a.int(c, "set")?, rows: a.int(c, "rows")?, k: a.int(c, "k")? })
+        })?
     } else if c.eat_word("expert_graphs")? {
         with_attrs(c, |c, a| {
             Ok(Builtin::Experts {

@@ -3,6 +3,7 @@
 use super::lex::{quote, quoted};
 use super::paging;
 use super::print_placement::write_placement;
+use super::schedule;
 use super::statics;
 use super::units;
 use crate::plan::{
@@ -94,6 +95,9 @@ impl fmt::Display for Builtin {
             }
             Self::Admit { set, k, channels } => {
                 write!(f, "admit {{set = {set}, k = {k}, channels = {channels}}}")
+            }
+            Self::Streams { set, rows, k } => {
+                write!(f, "expert_streams {{set = {set}, rows = {rows}, k = {k}}}")
             }
             Self::Part { part } => write!(f, "part_graphs {{part = {part}}}"),
             Self::Experts { set, rows, k, hidden } => {
@@ -245,12 +249,16 @@ impl fmt::Display for Plan {
             writeln!(f)?;
         }
         units::write_homes(f, self)?;
+        schedule::write_streams(f, self)?;
         for (i, k) in self.kernels.iter().enumerate() {
             writeln!(f, "kernel {i} {}", quote(&k.symbol))?;
         }
         statics::write(f, self)?;
         if let Some(p) = &self.paging {
             paging::write(f, p)?;
+        }
+        if let Some(s) = &self.schedule {
+            schedule::write(f, s)?;
         }
         for entry in &self.entries {
             write_entry(f, self, entry)?;

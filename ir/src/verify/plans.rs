@@ -29,6 +29,7 @@ pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
     check_kernels(plan)?;
     super::statics::check(plan)?;
     super::paging::check(plan)?;
+    super::schedule::check_streams(plan)?;
     for (i, entry) in plan.entries.iter().enumerate() {
         let here = format!("entries[{i}]");
         let previous = i.checked_sub(1).map(|p| rank(plan.entries[p].kind));
@@ -41,6 +42,9 @@ pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
         if !draft || entry.steps.iter().all(|s| s.unit == 0) {
             order::check(entry, &here)?;
         }
+    }
+    if !draft {
+        super::schedule::check(plan)?;
     }
     check_big_little(plan)?;
     placements::check_in_plan(plan)
@@ -88,11 +92,9 @@ fn check_files(plan: &Plan) -> Result<(), VerifyError> {
     let mut paths = HashSet::new();
     for (i, file) in plan.files.iter().enumerate() {
         let at = || format!("files[{i}]");
-        // A backslash or a colon means a folder, a drive or a stream on some systems.
-        let odd = |c: char| c.is_control() || c == '\\' || c == ':';
-        let clean =
-            !file.path.contains(odd) && file.path.split('/').all(|part| !matches!(part, "" | "." | ".."));
-        require(clean, at, || format!("path {:?} does not stay inside the bundle", file.path))?;
+        require(super::stays_inside(&file.path), at, || {
+            format!("path {:?} does not stay inside the bundle", file.path)
+        })?;
         require(paths.insert(&file.path), at, || format!("path {:?} comes twice", file.path))?;
     }
     Ok(())
@@ -429,6 +431,44 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && plan.sets.get(set as usize).is_some()
                 && holds(*added, DType::F32, Some(channels))
                 && [ids, stay, rest].iter().all(|&&a| holds(a, DType::I32, Some(k)))
+        }
+        Builtin::Streams { set, rows: table_rows, k } => {
+            let Some(set) = plan.streams.get(set as usize) else { return false };
+            let [x, table, gate_up, down, biases @ .., Arg::Buffer(y, 0)] = args else { return false };
+            let (experts, hidden, inner) = (set.experts, set.hidden, set.inner);
+            let matrices = |arg: &Arg, shape: [u32; 3]| match *arg {
+                Arg::Matrices(i) => plan.segments.get(i as usize).is_some_and(|s| s.shape == shape),
+                _ => false,
+            };
+            let vectors = |arg: &Arg, shape: [u32; 2]| match *arg {
+                Arg::Segment(i) => plan
+                    .segments
+                    .get(i as usize)
+                    .is_some_and(|s| (s.format, s.layout) == (Format::F32, Layout::Rows) && s.shape == shape),
+                _ => false,
+            };
+            let Some(both) = inner.checked_mul(2) else { return false };
+            let biased = match (set.bias, biases) {
+                (false, []) => true,
+                (true, [a, b]) => vectors(a, [experts, both]) && vectors(b, [experts, hidden]),
+                _ => false,
+            };
+            let layout =
+                DispatchLayout { rows: table_rows as usize, k: k as usize, experts: experts as usize };
+            let slots = table_rows.checked_mul(k).filter(|&n| i32::try_from(n).is_ok());
+            let wide = |b: &Buffer, slots: u32| {
+                let bytes = extent(slots, hidden, hidden);
+                b.dtype == DType::F32 && b.stride == hidden && bytes.is_some_and(|n| n <= b.bytes)
+            };
+            k > 0
+                && table_rows >= rows
+                && biased
+                && matrices(gate_up, [experts, both, hidden])
+                && matrices(down, [experts, hidden, inner])
+                && holds(*x, DType::F32, Some(hidden))
+                && matches!(*x, Arg::Buffer(b, 0) if entry.buffers[b as usize].stride == hidden)
+                && holds_table(entry, table, layout)
+                && slots.is_some_and(|n| entry.buffers.get(*y as usize).is_some_and(|b| wide(b, n)))
         }
         Builtin::Part { part } => {
             let Some(part) = plan.parts.get(part as usize) else { return false };

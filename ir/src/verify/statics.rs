@@ -9,10 +9,9 @@ use std::collections::HashSet;
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     for (i, g) in plan.graphs.iter().enumerate() {
         let at = || format!("graphs[{i}]");
-        let odd = |c: char| c.is_control() || c == '\\' || c == ':';
-        let clean =
-            !g.package.contains(odd) && g.package.split('/').all(|part| !matches!(part, "" | "." | ".."));
-        require(clean, at, || format!("path {:?} does not stay inside the bundle", g.package))?;
+        require(super::stays_inside(&g.package), at, || {
+            format!("path {:?} does not stay inside the bundle", g.package)
+        })?;
         require(!g.inputs.is_empty() && !g.outputs.is_empty(), at, || "nothing goes in or out".into())?;
         let mut names = HashSet::new();
         for port in g.inputs.iter().chain(&g.outputs) {

@@ -8,6 +8,7 @@ mod memories;
 mod model;
 mod ops;
 mod plans;
+mod schedule;
 mod state;
 mod text;
 mod verify;

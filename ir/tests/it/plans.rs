@@ -122,6 +122,7 @@ pub(crate) fn plan() -> Plan {
             snapshots: 0,
         }],
         homes: Vec::new(),
+        streams: Vec::new(),
         kernels: vec![KernelRef { symbol: "linear_8".into() }, KernelRef { symbol: "_ffn".into() }],
         graphs: vec![GraphDecl {
             package: "artifacts/layers.0.group.0.mlpackage".into(),
@@ -140,6 +141,7 @@ pub(crate) fn plan() -> Plan {
         entries: vec![entry],
         placement: placement(),
         paging: None,
+        schedule: None,
     }
 }
 

@@ -300,6 +300,7 @@ fn code() -> impl Strategy<Value = Code> {
             .prop_map(|(layer, rows, k, strides)| Code::Builtin(Builtin::Fetch { layer, rows, k, strides })),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
         any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
+        any::<(u32, u32, u32)>().prop_map(|(set, rows, k)| Code::Builtin(Builtin::Streams { set, rows, k })),
         any::<[u32; 4]>().prop_map(|[set, rows, k, hidden]| Code::Builtin(Builtin::Experts {
             set,
             rows,
@@ -520,7 +521,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let part = (any::<(Vec<u32>, u32, u32)>(), prop::option::of(attention))
         .prop_map(|((graphs, inputs, outputs), attention)| GraphPart { graphs, inputs, outputs, attention });
     let paging = prop::option::of(random_paging());
-    let statics = (list(graph, 0..3), list(set, 0..3), list(part, 0..3), paging);
+    let statics = (list(graph, 0..3), list(set, 0..3), list(part, 0..3), (paging, random_schedule()));
     let lists =
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists, statics).prop_map(
@@ -560,10 +561,58 @@ fn random_plan() -> impl Strategy<Value = Plan> {
                 parts: statics.2,
                 entries: lists.3,
                 placement: lists.4,
-                paging: statics.3,
+                paging: statics.3.0,
+                streams: statics.3.1.0,
+                schedule: statics.3.1.1,
             }
         },
     )
+}
+
+fn random_schedule() -> impl Strategy<Value = (Vec<StreamSet>, Option<Schedule>)> {
+    let set = (text(), any::<([u32; 5], bool)>()).prop_map(|(artifact, (n, bias))| StreamSet {
+        layer: n[0],
+        unit: n[1],
+        artifact,
+        experts: n[2],
+        hidden: n[3],
+        inner: n[4],
+        bias,
+    });
+    let us = 0.0..1e12_f64;
+    let curve = || list((any::<u32>(), 0.0..1e12_f64), 0..4);
+    let times = (curve(), curve(), curve(), [us.clone(), us.clone(), us.clone(), us.clone(), us.clone()]);
+    let times = times.prop_map(|(hot, processor, cold, n)| ExpertTimes {
+        hot,
+        processor,
+        cold,
+        bring_us: n[0],
+        striped_us: n[1],
+        localized_us: n[2],
+        internal_us: n[3],
+        link_us: n[4],
+    });
+    let layer = any::<(u32, Vec<u32>, Vec<i32>, Vec<u32>)>()
+        .prop_map(|(homes, segments, modules, cached)| ScheduledLayer { homes, segments, modules, cached });
+    let refine = prop::sample::select(Refine::ALL.to_vec());
+    let numbers = any::<(Option<u32>, Option<u32>, u32, u32, bool)>();
+    let bytes = any::<(u64, u64)>();
+    let schedule = (numbers, refine, us, times, list(layer, 0..3), bytes).prop_map(
+        |((hot, cold, modules, frames, moves), refine, window_us, times, layers, bytes)| Schedule {
+            hot,
+            cold,
+            modules,
+            frames,
+            moves,
+            refine,
+            window_us,
+            expert_bytes: bytes.0,
+            row_bytes: bytes.1,
+            times,
+            layers,
+        },
+    );
+    (list(set, 0..3), prop::option::of(schedule))
 }
 
 /// Cuts out, repeats and swaps bytes; what remains valid UTF-8 is text.

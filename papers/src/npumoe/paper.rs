@@ -4,10 +4,10 @@
 //! several configurations, the range stands here; where it does not say the configuration, `stated` is false and ours
 //! is an assumption. Bars of figures without a number are not read off.
 
+pub use crate::printed::Printed;
 use crate::shapes::{PHIMOE, PHIMOE_TINY, QWEN3, Shape};
 use Metric::{Cpu, Energy, Latency};
 use Printed::{Is, Within};
-use std::fmt;
 
 /// A configuration that was measured.
 #[derive(Clone, Copy, Debug)]
@@ -92,44 +92,6 @@ impl Metric {
             Self::Cpu => (1.78, 5.54),
         }
     }
-}
-
-/// A number as printed, or two that it lies between.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Printed {
-    /// A number.
-    Is(f64),
-    /// From here to there.
-    Within(f64, f64),
-    /// More than this.
-    Over(f64),
-}
-
-impl Printed {
-    /// How far a number is off, as a share: from the number, or from the nearer end of what it lies outside of.
-    pub fn error(self, found: f64) -> f64 {
-        match self {
-            Self::Is(x) => found / x - 1.0,
-            Self::Over(x) | Self::Within(x, _) if found < x => found / x - 1.0,
-            Self::Within(_, x) if found > x => found / x - 1.0,
-            Self::Within(..) | Self::Over(_) => 0.0,
-        }
-    }
-}
-
-impl fmt::Display for Printed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Is(x) => write!(f, "{}", short(*x)),
-            Self::Within(a, b) => write!(f, "{a}–{b}"),
-            Self::Over(x) => write!(f, "> {x}"),
-        }
-    }
-}
-
-/// A number with what the paper prints of it, or of what follows from two that it prints.
-fn short(x: f64) -> f64 {
-    (x * 1e3).round() / 1e3
 }
 
 /// A ratio of two systems.

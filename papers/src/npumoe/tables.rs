@@ -152,6 +152,7 @@ pub fn value(report: &Report) -> Value {
         Printed::Is(x) => json!(x),
         Printed::Within(a, b) => json!([a, b]),
         Printed::Over(x) => json!({"over": x}),
+        Printed::Below(x) => json!({"below": x}),
     };
     let measured = |m: &Measured| {
         let systems = m.systems.iter().map(|(s, t)| {

@@ -1,7 +1,7 @@
 //! `bench`: tokens per second and memory.
 
 use super::args::Bench;
-use super::{Context, Failure, Io, interrupt, paging, size};
+use super::{Context, Failure, Io, assigned, interrupt, paging, size};
 use crate::best_of::best_of;
 use crate::big_little::Decoder;
 use crate::engine::{Engine, Memory, Want};
@@ -49,6 +49,9 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
         if let Some(did) = &did {
             paging::add(&mut value, did);
         }
+        if let Some(did) = engine.assigned() {
+            assigned::add(&mut value, &did);
+        }
         io.say(&format!("{value}\n"))?;
         return Ok(());
     }
@@ -75,6 +78,9 @@ pub(super) fn run(context: &Context<'_>, args: &Bench, io: &mut Io<'_>) -> Resul
     }
     if let Some(did) = &did {
         io.say(&format!("{}\n", paging::line(did)))?;
+    }
+    if let Some(did) = engine.assigned() {
+        io.say(&format!("{}\n", assigned::line(&did)))?;
     }
     Ok(())
 }
@@ -158,6 +164,9 @@ fn answer(engine: &mut Engine<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
         if let Some(did) = engine.paging() {
             // Sums since the engine was opened: who asks twice takes the difference.
             paging::add(&mut value, &did);
+        }
+        if let Some(did) = engine.assigned() {
+            assigned::add(&mut value, &did);
         }
         io.say(&format!("{value}\n"))?;
     }

@@ -1,7 +1,7 @@
 //! `generate`: continue a text.
 
 use super::args::Generate;
-use super::{Context, Failure, Io, interrupt, paging};
+use super::{Context, Failure, Io, assigned, interrupt, paging};
 use crate::best_of::{BestOf, best_of_into};
 use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::Engine;
@@ -136,6 +136,9 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
         if let Some(did) = engine.paging() {
             paging::add(&mut report, &did);
         }
+        if let Some(did) = engine.assigned() {
+            assigned::add(&mut report, &did);
+        }
         io.say(&format!("{report}\n"))?;
     } else {
         // Also after an interrupt or an error: what is there stays, whole, on a line of its own.
@@ -147,6 +150,9 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
             io.note(&rates(&done));
             if let Some(did) = engine.paging() {
                 io.note(&paging::line(&did));
+            }
+            if let Some(did) = engine.assigned() {
+                io.note(&assigned::line(&did));
             }
         }
     }
@@ -175,6 +181,9 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         if let Some(did) = engine.paging() {
             paging::add(&mut report, &did);
         }
+        if let Some(did) = engine.assigned() {
+            assigned::add(&mut report, &did);
+        }
         io.say(&format!("{report}\n"))?;
         return Ok(watched?);
     }
@@ -200,6 +209,9 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
         io.note(&rates_of_several(&drawn));
         if let Some(did) = engine.paging() {
             io.note(&paging::line(&did));
+        }
+        if let Some(did) = engine.assigned() {
+            io.note(&assigned::line(&did));
         }
     }
     Ok(watched?)

@@ -4,6 +4,7 @@
 //! bad use; 130 after an interrupt. A reader that closes the output early has had enough: that is no error.
 
 mod args;
+mod assigned;
 mod bench;
 mod generate;
 mod info;

@@ -342,10 +342,12 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         entries,
         graphs: Vec::new(),
         homes: Vec::new(),
+        streams: Vec::new(),
         sets: Vec::new(),
         parts: Vec::new(),
         placement: Placement::default(),
         paging: None,
+        schedule: None,
     }
 }
 

@@ -5,7 +5,7 @@
 //! probe's weights lie at another place of a buffer larger than the caches in every call, while rows and results
 //! stay where they are. Schedules take turns, in another order every round, and the median of each counts.
 
-use crate::{CpuTarget, Estimate, KernelSpec, Load};
+use crate::{CpuTarget, Estimate, KernelSpec, Load, Unsupported};
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::{Error as CodegenError, Schedule};
 use moec_ir::op::DispatchLayout;
@@ -37,6 +37,9 @@ pub enum TuneError {
         /// What this machine lacks.
         missing: Vec<String>,
     },
+    /// The target has no kernel for it.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
     /// No threads.
     #[error(transparent)]
     Threads(#[from] RuntimeError),

@@ -93,12 +93,42 @@ pub struct Unit {
     /// Times of matrix products by ascending rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub matmul: Vec<MatmulTime>,
+    /// The memory modules that it is, where it computes in them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dimms: Option<Dimms>,
     /// How its graphs are written.
     #[serde(default, skip_serializing_if = "GraphForm::is_default")]
     pub graph: GraphForm,
     /// Operations that it has and has not; empty: it runs every operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub legality: Vec<Legality>,
+}
+
+/// Memory modules that compute where weights lie (TriMoE, §4.1 and Table 1).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dimms {
+    /// Modules in all.
+    pub count: u32,
+    /// Channels of the processor that they share; a divisor of `count`.
+    pub channels: u32,
+    /// Ranks of a subchannel. A module of DDR5 has two subchannels.
+    pub ranks: u32,
+    /// Bank groups of a rank.
+    pub bank_groups: u32,
+    /// Banks of a bank group.
+    pub banks: u32,
+    /// Bytes of a row of a bank, over all chips of a rank.
+    pub row_bytes: u32,
+    /// Name of the timings of its memory, as `moec ndp-sim --timing` has them.
+    pub timing: String,
+    /// Bytes of one module.
+    pub capacity: Figure,
+    /// 10⁹ operations per second of one module in bf16; a multiply-add counts as two.
+    pub gops: Figure,
+    /// 10⁹ bytes per second of a link from one module to another; none: weights stay in their module.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_gb_per_s: Option<Figure>,
 }
 
 /// Read bandwidth of a memory for one block size.

@@ -1,6 +1,6 @@
 //! Finding, reading and checking a device description.
 
-use crate::{Device, DeviceError, Link, NATIVE, Unit, UnitKind, host, nearest};
+use crate::{Device, DeviceError, Dimms, Link, NATIVE, Unit, UnitKind, host, nearest};
 use moec_runtime::regular;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,6 +16,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("cortex-x4", include_str!("../../devices/cortex-x4.toml")),
     ("m2-max", include_str!("../../devices/m2-max.toml")),
     ("m2-ultra", include_str!("../../devices/m2-ultra.toml")),
+    ("spr-ndp", include_str!("../../devices/spr-ndp.toml")),
+    ("h100-spr-ndp", include_str!("../../devices/h100-spr-ndp.toml")),
 ];
 
 /// Most rows that capacities may be multiples of: those of the largest chunk of a prompt.
@@ -184,6 +186,14 @@ impl Device {
             for (key, figure) in figures {
                 out.extend(figure.iter().map(|f| (key, f.value, &*f.source)));
             }
+            if let Some(d) = &u.dimms {
+                let figures = [
+                    ("unit.dimms.capacity", Some(&d.capacity)),
+                    ("unit.dimms.gops", Some(&d.gops)),
+                    ("unit.dimms.link_gb_per_s", d.link_gb_per_s.as_ref()),
+                ];
+                out.extend(figures.into_iter().filter_map(|(key, f)| Some((key, f?.value, &*f?.source))));
+            }
             out.extend(u.graph.sources());
             out.extend(u.matmul.iter().map(|m| ("unit.matmul", m.ms, &*m.source)));
             out.extend(u.legality.iter().map(|l| ("unit.legality", 0.0, &*l.source)));
@@ -215,6 +225,9 @@ fn check_unit(u: &Unit) -> Result<(), (String, String)> {
     if u.matmul.iter().any(|m| m.weights == 0 || m.ms <= 0.0) {
         return bad("unit.matmul", "matrices have weights, and take time".into());
     }
+    if let Some(d) = &u.dimms {
+        check_dimms(d)?;
+    }
     let mut ops = BTreeSet::new();
     if let Some(op) = u.legality.iter().flat_map(|row| &row.ops).find(|op| !ops.insert(op.as_str())) {
         return bad("unit.legality", format!("`{op}` stands in two rows"));
@@ -238,6 +251,39 @@ fn check_unit(u: &Unit) -> Result<(), (String, String)> {
             "unit.capacity_alignment",
             format!("expected at most {MOST_ALIGNMENT}, the largest chunk"),
         );
+    }
+    Ok(())
+}
+
+/// The first value of memory modules that makes no sense: its key, and why.
+fn check_dimms(d: &Dimms) -> Result<(), (String, String)> {
+    let numbers = [
+        ("count", d.count, 256),
+        ("channels", d.channels, 64),
+        ("ranks", d.ranks, 16),
+        ("bank_groups", d.bank_groups, 16),
+        ("banks", d.banks, 16),
+        ("row_bytes", d.row_bytes, 1 << 16),
+    ];
+    for (key, n, most) in numbers {
+        if n == 0 || n > most {
+            return Err((format!("unit.dimms.{key}"), format!("{n} is not in 1..={most}")));
+        }
+    }
+    if !d.count.is_multiple_of(d.channels) {
+        let message = format!("{} modules do not divide evenly over {} channels", d.count, d.channels);
+        return Err(("unit.dimms.count".into(), message));
+    }
+    if !d.row_bytes.is_multiple_of(64) {
+        let message = format!("rows of {} bytes are not whole lines of 64", d.row_bytes);
+        return Err(("unit.dimms.row_bytes".into(), message));
+    }
+    if d.gops.value <= 0.0 || d.link_gb_per_s.as_ref().is_some_and(|f| f.value <= 0.0) {
+        return Err(("unit.dimms".into(), "units and links have a rate above 0".into()));
+    }
+    let whole = |x: f64| x.fract() == 0.0 && (1.0..=1e15).contains(&x);
+    if !whole(d.capacity.value) {
+        return Err(("unit.dimms.capacity".into(), "expected a whole number of bytes, at least 1".into()));
     }
     Ok(())
 }

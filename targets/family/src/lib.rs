@@ -10,6 +10,7 @@
 //! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the reference;
 //! * [`StaticGraphs::host`], [`Family::host`]: what executes them on this machine, for who has not the device;
 //! * [`Family::takes`]: which operators units without static graphs run, with shapes as they come;
+//! * [`Streams`]: commands by which a unit computes experts: what they cost, written, read back and executed;
 //! * [`Family::doctor`]: which tools it needs, and whether they are there.
 //!
 //! Invariant: this crate knows no family.
@@ -18,12 +19,17 @@ pub mod distance;
 pub mod emit;
 pub mod error;
 pub mod part;
+pub mod streams;
 pub mod verify;
 
 pub use distance::{Distance, stored};
 pub use emit::{Emit, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use part::{Cut, GroupGraph, PartGraph, StaticAttention, StaticPart};
+pub use streams::{
+    BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,
+    StreamTrial, Streams,
+};
 pub use verify::{FunctionReport, Trial};
 
 use moec_device::{Device, Unit};
@@ -49,7 +55,12 @@ pub trait Family: Sync + std::fmt::Debug {
         None
     }
 
-    /// Whether its units run an operator of the Graph with shapes as they come, by kernels of the processor's. A unit that the
+    /// Its streams; `None`: its units run the processor's kernels, or static graphs.
+    fn streams(&self) -> Option<&dyn Streams> {
+        None
+    }
+
+    /// Whether its units run an operator of the Graph with shapes as they come, by kernels of the processor's or by its streams. A unit that the
     /// device file refuses the operator is not asked.
     fn takes(&self, _op: &Op) -> bool {
         false

@@ -13,17 +13,18 @@ use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Ro
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
     ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Grid, Layout, Paging, Place, RowSpace, Segment, Step,
+    StreamSet,
 };
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What is laid out so far, over all entry points.
 pub(super) struct Builder<'a> {
-    module: &'a Module,
-    target: &'a CpuTarget,
+    pub(super) module: &'a Module,
+    pub(super) target: &'a CpuTarget,
     pub(super) statics: &'a Statics,
     /// Where nodes and experts live that units beside the processor run with shapes as they come.
-    homes: &'a Homes,
+    pub(super) homes: &'a Homes,
     /// Format of the KV cache.
     cache: Format,
     /// Its tensors that are values, not keys.
@@ -34,7 +35,9 @@ pub(super) struct Builder<'a> {
     segment_ids: HashMap<(WeightId, Layout), u32>,
     pub(super) segment_weights: Vec<WeightId>,
     /// Segments of gate and up, and of down, by layer.
-    experts: BTreeMap<u32, [u32; 2]>,
+    pub(super) experts: BTreeMap<u32, [u32; 2]>,
+    /// Experts that streams compute.
+    pub(super) streams: Vec<StreamSet>,
     pub(super) ends: [u64; 2],
     pub(super) scratch: u64,
     /// By memory beside the processor's and segment: the matrices that lie there, none for the whole.
@@ -44,14 +47,14 @@ pub(super) struct Builder<'a> {
 }
 
 /// A node whose steps are made.
-struct Placed<'a> {
-    node: &'a Node,
+pub(super) struct Placed<'a> {
+    pub(super) node: &'a Node,
     /// What is computed, and what is added to it.
     producer: &'a Node,
     residual: Option<ValueId>,
     /// Index of the node.
-    at: usize,
-    rows: RowSpace,
+    pub(super) at: usize,
+    pub(super) rows: RowSpace,
 }
 
 impl<'a> Builder<'a> {
@@ -75,6 +78,7 @@ impl<'a> Builder<'a> {
             segment_ids: HashMap::new(),
             segment_weights: Vec::new(),
             experts: BTreeMap::new(),
+            streams: Vec::new(),
             ends: [0; 2],
             scratch: 0,
             residents: BTreeMap::new(),
@@ -251,6 +255,10 @@ impl Builder<'_> {
             (Op::ExpertFfn { .. }, Some((_, of))) => {
                 let mut steps = Vec::new();
                 for &unit in &of.units {
+                    if let Some(streams) = homes.streams(unit) {
+                        steps.push(self.streamed(frame, &place, &selection, unit, streams)?);
+                        continue;
+                    }
                     let name = if unit == 0 { name.clone() } else { format!("{name}@{unit}") };
                     steps.extend(self.launches(frame, &place, &selection, unit, &name)?);
                 }
@@ -300,16 +308,7 @@ impl Builder<'_> {
                                 let layer =
                                     node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
                                 self.experts.entry(layer).or_default()[i - 2] = segment;
-                                if memory > 0 {
-                                    let own = self.homes.experts_of(layer, memory);
-                                    if own.is_empty() {
-                                        return Err(Error::bug("a unit without experts computes some"));
-                                    }
-                                    let all = self.residents.entry((memory, segment)).or_default();
-                                    all.extend(own);
-                                    all.sort_unstable();
-                                    all.dedup();
-                                }
+                                self.reside(layer, memory, segment)?;
                                 Arg::Matrices(segment)
                             } else {
                                 if memory > 0 {
@@ -365,6 +364,22 @@ impl Builder<'_> {
         Ok(steps)
     }
 
+    /// Brings the matrices of a layer's experts to a memory beside the processor's, as far as they live there.
+    pub(super) fn reside(&mut self, layer: u32, memory: u32, segment: u32) -> Result<()> {
+        if memory == 0 {
+            return Ok(());
+        }
+        let own = self.homes.experts_of(layer, memory);
+        if own.is_empty() {
+            return Err(Error::bug("a unit without experts computes some"));
+        }
+        let all = self.residents.entry((memory, segment)).or_default();
+        all.extend(own);
+        all.sort_unstable();
+        all.dedup();
+        Ok(())
+    }
+
     /// Homes of a selection's temporaries, and the launches whose results are already there: a value that
     /// several matrices read is brought into their form once.
     fn temps(
@@ -418,7 +433,7 @@ impl Builder<'_> {
         Ok(id)
     }
 
-    fn segment(&mut self, id: WeightId, layout: Layout) -> Result<u32> {
+    pub(super) fn segment(&mut self, id: WeightId, layout: Layout) -> Result<u32> {
         if let Some(&segment) = self.segment_ids.get(&(id, layout)) {
             return Ok(segment);
         }

@@ -8,6 +8,7 @@ mod builtins;
 mod entry;
 mod frame;
 mod read;
+mod streamed;
 
 use super::home::{Homes, expert_tables};
 use super::memory::aligned;
@@ -79,6 +80,12 @@ pub fn layout(
             Ok(StateBuf { name: s.name.clone(), memory, shape, format, order, kind: s.kind, snapshots })
         })
         .collect::<Result<_>>()?;
+    let mut schedule = homes.schedule.clone();
+    for layer in schedule.iter_mut().flat_map(|s| &mut s.layers) {
+        let of = homes.experts.get(layer.homes as usize).and_then(|h| builder.experts.get(&h.layer));
+        layer.segments = of.ok_or_else(|| Error::bug("a schedule of a layer without experts"))?.to_vec();
+        layer.segments.sort_unstable();
+    }
     let mut memories = homes.memories.clone();
     for (m, memory) in memories.iter_mut().enumerate() {
         let of = builder.residents.iter().filter(|((at, _), _)| *at as usize == m);
@@ -107,6 +114,7 @@ pub fn layout(
         segments: builder.segments,
         states,
         homes: homes.experts.clone(),
+        streams: builder.streams,
         kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
         graphs: statics.graphs.clone(),
         sets: statics.sets.clone(),
@@ -114,6 +122,7 @@ pub fn layout(
         entries,
         placement: Placement::dynamic(expert_tables(module)?),
         paging,
+        schedule,
     };
     Ok(Draft { plan, kernels: builder.kernels, segment_weights: builder.segment_weights, writes })
 }

@@ -2,10 +2,11 @@
 //!
 //! Loops are written in assembly, so that they measure the instruction and not what a compiler made of it.
 //! Each runs on one thread and on all, several times, and the fastest counts: other work on the machine
-//! can only slow a loop down.
+//! can only slow a loop down. Beside these limits stands what the kernels of an expert take (`experts`).
 
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
+mod experts;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -13,6 +14,8 @@ mod x86;
 use aarch64::{LOOPS, READS};
 #[cfg(target_arch = "x86_64")]
 use x86::{LOOPS, READS};
+
+pub use experts::measure_experts;
 
 use moec_runtime::cpu;
 use moec_runtime::pool::Pool;

@@ -1,0 +1,44 @@
+//! Numbers as a paper prints them.
+
+use std::fmt;
+
+/// A number as printed, or two that it lies between.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Printed {
+    /// A number.
+    Is(f64),
+    /// From here to there.
+    Within(f64, f64),
+    /// More than this.
+    Over(f64),
+    /// Less than this.
+    Below(f64),
+}
+
+impl Printed {
+    /// How far a number is off, as a share: from the number, or from the nearer end of what it lies outside of.
+    pub fn error(self, found: f64) -> f64 {
+        match self {
+            Self::Is(x) => found / x - 1.0,
+            Self::Over(x) | Self::Within(x, _) if found < x => found / x - 1.0,
+            Self::Below(x) | Self::Within(_, x) if found > x => found / x - 1.0,
+            Self::Within(..) | Self::Over(_) | Self::Below(_) => 0.0,
+        }
+    }
+}
+
+impl fmt::Display for Printed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Is(x) => write!(f, "{}", short(*x)),
+            Self::Within(a, b) => write!(f, "{a}–{b}"),
+            Self::Over(x) => write!(f, "> {x}"),
+            Self::Below(x) => write!(f, "< {x}"),
+        }
+    }
+}
+
+/// A number with what the paper prints of it, or of what follows from two that it prints.
+fn short(x: f64) -> f64 {
+    (x * 1e3).round() / 1e3
+}

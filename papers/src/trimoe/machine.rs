@@ -1,0 +1,188 @@
+//! The machine of Table 1, and what an expert costs on its units: every constant with where it is from.
+
+use super::models::Model;
+use moec_ir::{Activation, Glu};
+use moec_ndp::allot::{Allotter, Expert, Home, Modules};
+use moec_ndp::emit::{Output, emit};
+use moec_ndp::image::Shape;
+use moec_ndp::machine::{Bus, Program, times};
+use moec_ndp::steps::{Before, Rates, Rows, StepsError, System};
+use moec_runtime::makespan::{Costs, Dram, NdpCosts, Table};
+
+/// Operations a second of the GPU in bf16, and bytes a second of its memory. Table 1.
+pub const GPU_FLOPS: f64 = 819.6e12;
+const HBM: f64 = 2.04e12;
+/// Tokens of an expert, and the part of [`GPU_FLOPS`] that the GPU reaches with them. Figure 5(a), §3.1.
+const GPU_POINT: (f64, f64) = (256.0, 0.30);
+/// The part of [`GPU_FLOPS`] that it never passes. Assumed.
+const GPU_MOST: f64 = 0.75;
+/// Tokens of an expert, and operations a second that the processor reaches with them. §3.2: 10 to 40 TFLOPS for tens
+/// to hundreds of tokens; read as 10 with 16 tokens, which fill a tile, and 40 from 256 on, by powers between them.
+const AMX: [(u32, f64); 6] =
+    [(16, 10e12), (32, 14.1e12), (64, 20e12), (128, 28.3e12), (256, 40e12), (1024, 40e12)];
+/// The same of moec's kernels: one core with AMX reaches this part of [`AMX_FLOPS`] divided by its cores.
+const AMX_MOEC: [(u32, f64); 6] =
+    [(16, 0.25), (32, 0.45), (64, 0.62), (128, 0.66), (256, 0.68), (1024, 0.68)];
+/// Operations a second of the processor's tiles in bf16. Table 1.
+pub const AMX_FLOPS: f64 = 90.1e12;
+/// Bytes a second between host and GPU. Table 1.
+pub const PCIE: f64 = 64e9;
+/// Bytes a second of a DIMM-Link. Table 1.
+pub const LINK: f64 = 25e9;
+/// The part of [`GPU_FLOPS`] that attention reaches where memory does not bind. Assumed.
+pub const ATTENTION: f64 = 0.5;
+/// Positions of a sequence on average. Found from the 0.68 ms of §5.5: as long as attention of Qwen3 then takes
+/// at batch 512.
+pub const CONTEXT: f64 = 1188.0;
+/// Part of a layer's routed experts that the GPU's memory holds. §2.2: more than 90 % are in the host's.
+const CACHED: f64 = 0.10;
+
+/// Tokens up to which a stream is timed; beyond, a token takes as long as the last ones.
+const NDP_TOKENS: u32 = 64;
+
+/// The machine of Table 1, or one that differs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// Rates of memory.
+    pub rates: Rates,
+    /// DIMMs with near-data units.
+    pub dimms: usize,
+    /// Whether there is a GPU.
+    pub gpu: bool,
+    /// Multiple of the processor's calculation.
+    pub cpu: f64,
+    /// Whether the processor computes as moec's kernels do, and not as the paper's.
+    pub moec_kernels: bool,
+    /// Multiple of the rate of a DIMM-Link.
+    pub link: f64,
+    /// Part of a layer's experts that the GPU holds.
+    pub cached: f64,
+    /// Whether attention reads keys and values over PCIe, as §4.1 has it, or finds them in the GPU's memory.
+    pub kv_on_host: bool,
+    /// Whether rows between GPU and host take time.
+    pub rows: bool,
+    /// Whether the scheduler may let the GPU read experts; without, it computes what it holds.
+    pub fetches: bool,
+    /// Whether experts are placed by their mean loads before the first step, and not as if all were alike.
+    pub profiled: bool,
+    /// Whether moves take time.
+    pub moves: bool,
+    /// Whether links may move experts while others are computed, and not in the window of attention alone.
+    pub links_always: bool,
+}
+
+impl Machine {
+    /// Table 1 with these rates.
+    pub const fn new(rates: Rates) -> Self {
+        Self {
+            rates,
+            dimms: 16,
+            gpu: true,
+            cpu: 1.0,
+            moec_kernels: false,
+            link: 1.0,
+            cached: CACHED,
+            kv_on_host: false,
+            rows: true,
+            fetches: true,
+            profiled: true,
+            moves: true,
+            links_always: false,
+        }
+    }
+
+    /// What is simulated.
+    pub fn system(&self) -> System {
+        System {
+            pcie_gbs: PCIE * 1e-9,
+            link_gbs: LINK * self.link * 1e-9,
+            moves_take_time: self.moves,
+            ..System::trimoe(self.rates)
+        }
+    }
+
+    /// Frames of the GPU's memory for a layer's experts.
+    pub fn frames(&self, model: &Model) -> usize {
+        if self.gpu { (model.experts as f64 * self.cached) as usize } else { 0 }
+    }
+
+    /// What experts cost, with `f_calc` of a near-data unit.
+    ///
+    /// # Errors
+    /// Our bug: a table that does not ascend.
+    pub fn costs(&self, model: &Model, ndp: &Table) -> Result<Costs, StepsError> {
+        let (flops, bytes) = (2.0 * model.expert() as f64, model.expert_bytes());
+        let micro = |x: f64| x * 1e6;
+        let gpu = |n: u32| {
+            // Up to the point of Figure 5(a) all loads take as long: weights are read, tiles are not full.
+            let n = f64::from(n);
+            let part = (GPU_POINT.1 * n / GPU_POINT.0).min(GPU_MOST);
+            micro((flops * n / (GPU_FLOPS * part)).max(bytes as f64 / HBM))
+        };
+        let gpu_points = [1, 256, 512, 640, 1024, 4096].map(|n| (n, gpu(n)));
+        let rates = if self.moec_kernels { AMX_MOEC.map(|(n, part)| (n, AMX_FLOPS * part)) } else { AMX };
+        let cpu = rates.map(|(n, rate)| (n, micro(flops * f64::from(n) / (rate * self.cpu))));
+        let ndp = NdpCosts {
+            table: ndp.clone(),
+            internal_us_per_byte: 1e-3 / self.rates.private_gbs,
+            link_us_per_byte: micro(1.0 / (LINK * self.link)),
+        };
+        Ok(Costs {
+            gpu: if self.gpu { Some(Table::new(gpu_points.to_vec())?) } else { None },
+            cpu: Table::new(cpu.to_vec())?,
+            ndp: (self.dimms > 0).then_some(ndp),
+            pcie_us_per_byte: if self.fetches { micro(1.0 / PCIE) } else { f64::INFINITY },
+            dram: Dram {
+                striped_us_per_byte: 1e-3 / (8.0 * self.rates.striped_gbs),
+                localized_us_per_byte: 1e-3 / self.rates.localized_gbs,
+            },
+            expert_bytes: bytes,
+            token_bytes: 4 * model.width,
+        })
+    }
+
+    /// Attention, router and shared experts of a layer for a batch.
+    pub fn before(&self, model: &Model, batch: usize) -> Before {
+        let n = batch as f64;
+        let weights =
+            model.attention + model.shared as u64 * model.expert() + model.width * model.experts as u64;
+        let kv = n * CONTEXT * model.kv_bytes as f64;
+        let flops = 2.0 * n * weights as f64 + n * CONTEXT * model.attention_flops as f64;
+        let bytes = 2.0 * weights as f64;
+        if !self.gpu {
+            let peak = AMX_FLOPS * self.cpu * 0.5;
+            return Before { calc_us: flops / peak * 1e6, host_bytes: bytes + kv };
+        }
+        let local = if self.kv_on_host { bytes } else { bytes + kv };
+        let calc_us = (flops / (GPU_FLOPS * ATTENTION)).max(local / HBM) * 1e6;
+        Before { calc_us, host_bytes: if self.kv_on_host { kv } else { 0.0 } }
+    }
+
+    /// Rows of a batch in bf16, each of which goes to the host once and comes back once.
+    pub fn rows(&self, model: &Model, batch: usize) -> Rows {
+        let bytes = if self.rows { 2.0 * batch as f64 * model.width as f64 } else { 0.0 };
+        Rows { to_host: bytes, to_gpu: bytes }
+    }
+}
+
+/// `f_calc` of a near-data unit: the command stream of an expert, timed on the machine that executes it.
+///
+/// # Errors
+/// Why there is no such stream.
+pub fn ndp_times(model: &Model) -> Result<Table, String> {
+    let said = |e: &dyn std::error::Error| format!("an expert of {}: {e}", model.name);
+    let modules = Modules::trimoe();
+    let shape = Shape {
+        hidden: model.width as u32,
+        inner: model.inner as u32,
+        glu: Glu::Gated(Activation::Silu),
+        bias: false,
+    };
+    let mut allotter = Allotter::new(modules, shape, NDP_TOKENS).map_err(|e| said(&e))?;
+    let home = allotter.allot(Expert { layer: 0, number: 0 }, Home::Dimm(0)).map_err(|e| said(&e))?;
+    let rows = home.rows.clone();
+    let stream = emit(&shape, &modules, 0, rows, allotter.boxes(), Output::Slots).map_err(|e| said(&e))?;
+    let program = Program::new(stream).map_err(|e| said(&e))?;
+    let points = times(&program, &Bus::trimoe(), &[1, 2, 4, 8, 16, 32, NDP_TOKENS]);
+    Table::new(points).map_err(|e| said(&e))
+}

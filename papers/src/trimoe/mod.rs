@@ -1,0 +1,48 @@
+//! *TriMoE*: its evaluation, simulated.
+//!
+//! [`paper`] holds what it printed. [`machine`], [`models`] and [`loads`] are the machine of its Table 1, the models of its
+//! Table 2 and the loads of their experts, with a source of every constant; [`mod@bench`] simulates one configuration on
+//! [`moec_ndp::steps`], [`experiments`] compares systems, [`report`] has everything once. [`claims`] puts it beside the
+//! paper's figures, [`page`] writes it as a page of the documentation and [`plots`] draws it.
+
+pub mod bench;
+pub mod chart;
+pub mod claims;
+mod details;
+pub mod experiments;
+pub mod loads;
+pub mod machine;
+pub mod models;
+pub mod page;
+pub mod paper;
+pub mod plots;
+pub mod report;
+#[cfg(test)]
+mod tests;
+
+use crate::recorded::Recorded;
+use bench::Size;
+use experiments::Bench;
+use loads::Source;
+use moec::{Error, Result};
+use report::Report;
+
+/// What all experiments share, with the recorded counts.
+///
+/// # Errors
+/// Our bug: counts that do not parse, or a model without a command stream.
+pub fn bench(size: Size) -> Result<Bench> {
+    Bench::new(Source::Recorded(Recorded::every()?.parts()), size).map_err(Error::input)
+}
+
+/// The page and its plots: where in `docs/` they are, and their text.
+///
+/// # Errors
+/// Our bug: a setup that cannot be.
+pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
+    let bench = bench(size)?;
+    let report = Report::new(&bench).map_err(|e| Error::input(e.to_string()))?;
+    let page = ("trimoe.md".to_owned(), page::page(&bench, &report));
+    let plots = plots::plots(&report).into_iter().map(|(name, text)| (format!("trimoe/{name}"), text));
+    Ok(std::iter::once(page).chain(plots).collect())
+}

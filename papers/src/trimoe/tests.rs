@@ -1,0 +1,157 @@
+//! What the page says holds, with few steps.
+
+use super::bench;
+use super::bench::Size;
+use super::claims::{Claim, claims, steps};
+use super::experiments::{ABLATION, BARE_STILL, Bench, By, SYSTEMS};
+use super::loads::{DRIFT, Loads, Source, count};
+use super::models::{DEEPSEEK, MODELS, QWEN};
+use super::page::page;
+use super::paper::{self, BATCH};
+use super::plots::plots;
+use super::report::{Report, robust};
+use std::path::Path;
+use std::sync::LazyLock;
+
+static BENCH: LazyLock<Bench> = LazyLock::new(|| bench(Size::QUICK).expect("a bench"));
+static REPORT: LazyLock<Report> = LazyLock::new(|| Report::new(&BENCH).expect("a report"));
+
+fn mean(x: impl Iterator<Item = f64>) -> f64 {
+    let all: Vec<f64> = x.collect();
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+#[test]
+fn drawn_loads_have_the_skew_of_the_paper() {
+    let mut loads = Loads::new(&Source::Drawn(DRIFT), 4, QWEN.experts, QWEN.k, BATCH, 1);
+    let (hot, warm) = count(QWEN.experts);
+    for _ in 0..4 {
+        for mut layer in loads.step() {
+            let all: u32 = layer.iter().sum();
+            assert_eq!(all as usize, BATCH * QWEN.k);
+            assert!(layer.iter().all(|&l| l as usize <= BATCH));
+            layer.sort_unstable_by(|a, b| b.cmp(a));
+            let part = |of: &[u32]| f64::from(of.iter().sum::<u32>()) / f64::from(all);
+            // §3.1: more than 70 % of the experts have 8 % of the tokens, 20 to 40 % up to 70 %.
+            assert!((0.04..0.12).contains(&part(&layer[hot + warm..])), "{layer:?}");
+            assert!((0.6..0.8).contains(&part(&layer[hot..hot + warm])), "{layer:?}");
+        }
+    }
+}
+
+#[test]
+fn recorded_loads_are_those_of_the_recording() {
+    let Source::Recorded(layers) = &BENCH.recorded else { panic!("recorded") };
+    assert_eq!((layers.len(), layers[0].len(), layers[0][0].len()), (3, 6, 64));
+    let mut loads = Loads::new(&BENCH.recorded, 3, DEEPSEEK.experts, DEEPSEEK.k, BATCH, 1);
+    let expected = loads.mean(1);
+    let mut sums = vec![0.0; DEEPSEEK.experts];
+    for _ in 0..60 {
+        let step = loads.step();
+        assert!(step.iter().all(|l| l.iter().sum::<u32>() as usize == BATCH * DEEPSEEK.k));
+        sums.iter_mut().zip(&step[1]).for_each(|(s, &l)| *s += f64::from(l) / 60.0);
+    }
+    // Hot experts are drawn a bit less than their share, since no token has one twice.
+    let off = mean(sums.iter().zip(&expected).map(|(s, e)| (s - e).abs() / e));
+    assert!(off < 0.15, "{off}");
+}
+
+#[test]
+fn loads_and_times_are_the_same_again() {
+    let again = || {
+        let mut loads = Loads::new(&Source::Drawn(DRIFT), 2, 16, 2, 32, 5);
+        [loads.step(), loads.step()]
+    };
+    assert_eq!(again(), again());
+    let setting = BENCH.setting(&QWEN, BATCH);
+    let times = || BENCH.times(&setting, &SYSTEMS, By::Simulation).expect("times");
+    assert_eq!(times(), times());
+}
+
+#[test]
+fn what_follows_from_shapes_is_the_papers() {
+    let claims = claims(&BENCH, &REPORT);
+    for place in ["Table 2", "§3.1"] {
+        assert!(claims.iter().filter(|c| c.place == place).all(Claim::agrees), "{place}");
+    }
+    let of = |what: &str| claims.iter().find(|c| c.what.starts_with(what)).expect(what);
+    assert!(of("memory of the predictor").agrees());
+    // The constant that was found from it meets it.
+    let window = of("window of Qwen3");
+    assert!(window.used && window.paper.error(window.ours).abs() < 0.01, "{window:?}");
+    assert!(of("overhead of migration").agrees());
+}
+
+#[test]
+fn fetches_are_what_the_equations_miss() {
+    for (of, model) in REPORT.errors.iter().zip(&MODELS) {
+        let [.., trimoe, moec] = of;
+        assert!(trimoe.0 < -0.1, "{}: {trimoe:?}", model.name);
+        assert!(moec.1 < 0.1, "{}: {moec:?}", model.name);
+    }
+    for row in REPORT.speeds.iter().filter(|s| paper::BATCHES.contains(&s.batch)) {
+        assert!(row.us[4] < row.us[3], "{row:?}");
+    }
+}
+
+#[test]
+fn decode_is_faster_than_the_best_baseline() {
+    let speedup = REPORT.speedup();
+    let [trimoe, moec] = [0, 1].map(|s| mean(speedup.iter().map(|m| m[s])));
+    assert!(trimoe > 1.2 && moec > 1.3 * trimoe, "{speedup:?}");
+    // moec's comes to the lower end of the paper's range.
+    assert!(paper::SPEEDUP.error(moec).abs() < 0.15, "{moec}");
+    // Two assumptions give the paper's numbers with its own schedule.
+    let bare = REPORT.variant(BARE_STILL);
+    assert!(bare.iter().all(|m| paper::SPEEDUP.error(m[0]).abs() < 0.15), "{bare:?}");
+    assert!(robust(&REPORT).iter().all(|r| r.2[1] > 1.0), "{:?}", robust(&REPORT));
+    // With routing as even as OLMoE's, TriMoE's is none; without fetches it is.
+    for row in REPORT.speeds.iter().filter(|s| !s.drawn) {
+        let best = row.us[..3].iter().copied().fold(f64::INFINITY, f64::min);
+        assert!(best < row.us[3] && best > row.us[4], "{row:?}");
+    }
+}
+
+#[test]
+fn what_components_add() {
+    let steps = steps(&REPORT);
+    assert_eq!(steps.len(), ABLATION.len() - 1);
+    let [cpu, refinement, relayout, plateaus, fetches, both] = steps[..] else { panic!("{steps:?}") };
+    assert!(cpu > 1.2 && refinement > 1.05 && relayout > 0.97, "{steps:?}");
+    assert!(plateaus > 0.97 && fetches > 1.1 && both >= fetches.max(plateaus) * 0.98, "{steps:?}");
+    let flat = |curve: &[(f64, [f64; 2])], from: f64, to: f64| {
+        let at = |x: f64| curve.iter().find(|p| p.0 == x).expect("a point").1;
+        at(from).map(|us| us / at(to)[0])[0]
+    };
+    assert!(
+        flat(&REPORT.dimms, 16.0, 32.0) < 1.2 && flat(&REPORT.dimms, 2.0, 16.0) > 1.5,
+        "{:?}",
+        REPORT.dimms
+    );
+    assert!(flat(&REPORT.cpu, 0.5, 1.0) < 1.1 && flat(&REPORT.cpu, 0.125, 1.0) > 1.2, "{:?}", REPORT.cpu);
+    assert!(REPORT.no_gpu.iter().all(|[alone, _, moec]| alone > moec), "{:?}", REPORT.no_gpu);
+    // More drift, less speedup.
+    let (first, last) = (&REPORT.drifts[0], &REPORT.drifts[REPORT.drifts.len() - 1]);
+    assert!(first.speedup[1] > last.speedup[1] && first.accuracy > last.accuracy, "{:?}", REPORT.drifts);
+}
+
+#[test]
+fn every_figure_stands_on_the_page() {
+    let (page, claims) = (page(&BENCH, &REPORT), claims(&BENCH, &REPORT));
+    for c in &claims {
+        assert!(page.contains(&format!("| {} | {} | {} {} |", c.place, c.what, c.paper, c.unit)), "{c:?}");
+        assert!(!c.verdict().is_empty(), "{c:?}");
+    }
+    for system in SYSTEMS.iter().chain(&ABLATION) {
+        assert!(page.contains(system.name), "{}", system.name);
+    }
+    // What is written is what is linked, and it is there.
+    let docs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs"));
+    for (name, text) in plots(&REPORT) {
+        assert!(
+            page.contains(&format!("(trimoe/{name})")) && docs.join("trimoe").join(name).is_file(),
+            "{name}"
+        );
+        assert!(text.starts_with("<svg") && text.ends_with("</svg>\n") && !text.contains("NaN"), "{name}");
+    }
+}

@@ -1,0 +1,34 @@
+//! What became of experts that are assigned while a plan runs, in words and as JSON.
+
+use crate::assign::Assigned;
+use serde_json::{Value, json};
+
+/// Adds it to a report. Sums are those since the engine was opened.
+pub(super) fn add(to: &mut Value, did: &Assigned) {
+    let of = |n: [u64; 3]| json!({"hot": n[0], "processor": n[1], "cold": n[2]});
+    let [brought, relaid, moved] = did.moves;
+    to["assigned"] = json!({
+        "experts": of(did.experts), "rows": of(did.rows), "fetched": did.fetched,
+        "moves": {"brought": brought, "relaid": relaid, "moved": moved},
+        "predicted": share(did), "expected_s": did.makespan_us * 1e-6,
+    });
+}
+
+/// One line of it.
+pub(super) fn line(did: &Assigned) -> String {
+    let all = did.experts.iter().sum::<u64>().max(1) as f64;
+    let [hot, processor, cold] = did.experts.map(|n| 100.0 * n as f64 / all);
+    let moves: u64 = did.moves.iter().sum();
+    format!(
+        "experts: {hot:.0} % hot, {processor:.0} % on the processor, {cold:.0} % in modules; {moves} moved ahead of a step, {} \
+         fetched in one; {:.0} % of the class that was predicted",
+        did.fetched,
+        100.0 * share(did)
+    )
+}
+
+/// Experts whose class was predicted, of all that were looked at.
+fn share(did: &Assigned) -> f64 {
+    let [right, all] = did.predicted;
+    right as f64 / all.max(1) as f64
+}

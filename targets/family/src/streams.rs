@@ -1,0 +1,182 @@
+//! Streams: experts that units compute by commands of their own, for as many rows as a call has.
+
+use crate::error::Result;
+use crate::verify::FunctionReport;
+use moec_device::{Device, Unit};
+use moec_ir::eval::Evaluator;
+use moec_ir::plan::{Layout, Plan, Schedule, StreamSet};
+use moec_ir::{Format, Glu, Module};
+use serde::Serialize;
+use std::path::Path;
+
+/// An expert, as a stream computes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StreamExpert {
+    /// Channels of a row.
+    pub hidden: u32,
+    /// Channels between the two halves.
+    pub inner: u32,
+    /// How gate and up join.
+    pub glu: Glu,
+    /// Whether both biases are there.
+    pub bias: bool,
+    /// Formats of gate and up, and of down.
+    pub formats: [Format; 2],
+}
+
+/// What an expert costs on a module of a unit, in microseconds.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StreamCosts {
+    /// Modules of the unit.
+    pub modules: u32,
+    /// By rows, ascending: computing in one module, reading included.
+    pub rows: Vec<(u32, f64)>,
+    /// Reading the weights in their module.
+    pub internal_us: f64,
+    /// Moving them from one module to another; none: there is no link.
+    pub link_us: Option<f64>,
+    /// Reading weights from the processor, over all channels and from one module.
+    pub host_us: [f64; 2],
+}
+
+/// The streams of a layer, to be written.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamLayer<'a> {
+    /// The set, with the path of its artifact.
+    pub set: &'a StreamSet,
+    /// What each of its experts computes.
+    pub expert: StreamExpert,
+    /// The module of each expert; −1: it lies over all of them.
+    pub modules: &'a [i32],
+    /// Most slots of a call.
+    pub slots: u32,
+}
+
+/// Steps of a model whose experts are assigned while it runs, to be simulated.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamScene<'a> {
+    /// Who can run what, and what it costs.
+    pub schedule: &'a Schedule,
+    /// By step, layer and expert: rows.
+    pub loads: &'a [Vec<Vec<u32>>],
+    /// By step: tokens.
+    pub rows: &'a [u32],
+    /// 10⁹ bytes per second to the hot unit; none: there is no such unit.
+    pub link_gb_per_s: Option<f64>,
+}
+
+/// What happened to one queue.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StreamEvent {
+    /// Index into [`StreamRun::queues`].
+    pub queue: usize,
+    /// What, in words.
+    pub name: String,
+    /// Its begin, in microseconds.
+    pub begin_us: f64,
+    /// Its end.
+    pub end_us: f64,
+}
+
+/// One simulated step of all layers, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct StreamStep {
+    /// All of it.
+    pub total_us: f64,
+    /// Experts alone.
+    pub experts_us: f64,
+    /// What the scheduler expected of these.
+    pub expected_us: f64,
+}
+
+/// What came out of a simulation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct StreamRun {
+    /// Units, modules and links.
+    pub queues: Vec<String>,
+    /// What each did, and when.
+    pub events: Vec<StreamEvent>,
+    /// The steps.
+    pub steps: Vec<StreamStep>,
+    /// Moves of experts between steps.
+    pub moves: u64,
+    /// Share of experts whose class was what the predictor had said.
+    pub predicted: f64,
+    /// What is modelled: what, by which number, from where.
+    pub constants: Vec<[String; 3]>,
+}
+
+/// Streams of a family.
+pub trait Streams: Sync + std::fmt::Debug {
+    /// What an expert costs on a unit, by rows that ascend.
+    ///
+    /// # Errors
+    /// Why the unit does not run it, for people: its formats, its size, what the device file leaves out.
+    fn costs(
+        &self,
+        device: &Device,
+        unit: &Unit,
+        expert: &StreamExpert,
+        rows: &[u32],
+    ) -> Result<StreamCosts, String>;
+
+    /// Whether the unit reads weights that lie so.
+    fn reads(&self, layout: Layout) -> bool;
+
+    /// Writes the artifacts of layers below `root`. Gives their bytes.
+    ///
+    /// # Errors
+    /// An expert that does not fit; a disk that is full.
+    fn emit(
+        &self,
+        unit: &Unit,
+        layers: &[StreamLayer<'_>],
+        root: &Path,
+        next: &dyn Fn(&str) -> Result<()>,
+    ) -> Result<u64>;
+
+    /// Reads every artifact that a plan's streams of a unit name, and verifies each stream; executes nothing. Gives their number.
+    ///
+    /// # Errors
+    /// An artifact that is missing, malformed or refused.
+    fn read(&self, folder: &Path, plan: &Plan, unit: u32) -> Result<usize>;
+
+    /// An artifact as text.
+    ///
+    /// # Errors
+    /// Bytes that are none.
+    fn print(&self, bytes: &[u8]) -> Result<String, String>;
+
+    /// Simulates steps: the runtime's own scheduler decides, and units, modules and links take the time that the model says.
+    ///
+    /// # Errors
+    /// Why it cannot, for people.
+    fn simulate(&self, unit: &Unit, scene: &StreamScene<'_>) -> Result<StreamRun, String>;
+
+    /// Executes every stream of every artifact against the family's own evaluator and against the Graph's.
+    ///
+    /// # Errors
+    /// An artifact that is missing, malformed, or does not run.
+    fn verify(&self, trial: &mut StreamTrial<'_, '_>) -> Result<Vec<FunctionReport>>;
+}
+
+/// Streams of one unit, and the reference that they are held against.
+pub struct StreamTrial<'a, 'e> {
+    /// Folder of the bundle.
+    pub folder: &'a Path,
+    /// Its plan.
+    pub plan: &'a Plan,
+    /// The Graph.
+    pub module: &'a Module,
+    /// Index of the unit.
+    pub unit: u32,
+    /// The unit.
+    pub device: &'a Unit,
+    /// The reference.
+    pub evaluator: &'a mut Evaluator<'e>,
+    /// Told of every layer before it is executed.
+    pub next: &'a dyn Fn(&str) -> Result<()>,
+}
+
+/// What bf16 rounds of an expert, relative: rows and what stands between its halves keep 8 bits, sums are f32.
+pub const BF16_BOUND: f64 = 3.0 / 256.0;

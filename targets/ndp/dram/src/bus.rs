@@ -1,0 +1,88 @@
+//! One private bus, for who decides what to ask next by what has come.
+
+use std::collections::VecDeque;
+
+use crate::{Clock, Command, Controller, Geometry, HOST, Offer, Options, Request, Timing};
+
+/// The rank behind one private bus, with requests that are asked for over time.
+///
+/// The order is that of asking; a request is offered at its clock or behind those in front of it, one at a
+/// clock. Rows stay open and refresh goes on between requests, so a bus that is kept remembers what it did.
+#[derive(Debug)]
+pub struct Bus {
+    controller: Controller,
+    asked: VecDeque<(Clock, Request)>,
+    /// The last data of each line that has come and that nobody asked about, in the order of issue.
+    ends: VecDeque<Clock>,
+    /// Lines in front of those.
+    forgotten: u64,
+    /// The last of what came so far.
+    latest: Clock,
+    /// The clock that is simulated next.
+    now: Clock,
+}
+
+impl Bus {
+    /// An idle rank of one bus at clock 1; `geometry.ranks` does not matter.
+    pub fn new(timing: &Timing, geometry: Geometry, options: Options) -> Self {
+        let one = Geometry { ranks: 1, ..geometry };
+        Self {
+            controller: Controller::new(timing, one, options),
+            asked: VecDeque::new(),
+            ends: VecDeque::new(),
+            forgotten: 0,
+            latest: 0,
+            now: 1,
+        }
+    }
+
+    /// Asks for a line of rank 0, at clock `from` at the earliest. A clock that has been simulated already means
+    /// the next one.
+    pub fn ask(&mut self, from: Clock, request: Request) {
+        self.asked.push_back((from, request));
+    }
+
+    /// The clock at which the first `lines` of all lines were there, in the order of issue; `None` if fewer
+    /// have been asked for. Simulates as far as that needs. Later questions ask for no fewer lines.
+    pub fn arrived(&mut self, lines: u64) -> Option<Clock> {
+        while self.forgotten + (self.ends.len() as u64) < lines {
+            if self.asked.is_empty() && self.controller.is_idle() {
+                return None;
+            }
+            self.step();
+        }
+        while self.forgotten < lines {
+            self.latest = self.latest.max(self.ends.pop_front()?);
+            self.forgotten += 1;
+        }
+        Some(self.latest)
+    }
+
+    /// Goes to the next clock at which something can happen.
+    fn step(&mut self) {
+        let mut full = false;
+        if let Some(&(from, request)) = self.asked.front()
+            && from <= self.now
+        {
+            match self.controller.offer(HOST, request, self.now) {
+                Offer::Full => full = true,
+                Offer::Taken => _ = self.asked.pop_front(),
+                Offer::Forwarded | Offer::Merged => {
+                    self.asked.pop_front();
+                    self.ends.push_back(self.now);
+                }
+            }
+        }
+        let (read, write) = (self.controller.read_latency(), self.controller.write_latency());
+        let (now, ends) = (self.now, &mut self.ends);
+        self.controller.step(now, |issued| match issued.command {
+            Command::Read => ends.push_back(now + read),
+            Command::Write => ends.push_back(now + write),
+            _ => {}
+        });
+        let next = self.controller.next(now);
+        // A full queue takes nothing before something is sent.
+        let offer = self.asked.front().filter(|_| !full).map(|&(from, _)| from.max(now + 1));
+        self.now = offer.map_or(next, |clock| clock.min(next));
+    }
+}

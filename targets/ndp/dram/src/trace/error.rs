@@ -1,0 +1,54 @@
+//! What can be wrong with a trace.
+
+use thiserror::Error;
+
+/// Why a trace was refused. Lines count from 1.
+#[derive(Debug, Error)]
+pub enum TraceError {
+    /// The file could not be read.
+    #[error("line {line}: the trace cannot be read: {source}")]
+    Read {
+        /// The line in front of which reading failed.
+        line: u64,
+        /// What the system says.
+        source: std::io::Error,
+    },
+    /// A line is longer than any request.
+    #[error(
+        "line {line}: longer than {most} bytes; a request is `R|W channel rank bankgroup bank row column`"
+    )]
+    Long {
+        /// The line.
+        line: u64,
+        /// What is allowed.
+        most: usize,
+    },
+    /// A line is not seven words.
+    #[error("line {line}: {words} words; a request is seven: `R|W channel rank bankgroup bank row column`")]
+    Words {
+        /// The line.
+        line: u64,
+        /// The words that it has.
+        words: usize,
+    },
+    /// The first word is neither R nor W.
+    #[error("line {line}: `{word}` is no kind of request; write R or W")]
+    Kind {
+        /// The line.
+        line: u64,
+        /// The word.
+        word: String,
+    },
+    /// A number is none, or names what the memory does not have.
+    #[error("line {line}: {field} `{word}`; allowed are 0 to {}", limit - 1)]
+    Number {
+        /// The line.
+        line: u64,
+        /// Which of the six.
+        field: &'static str,
+        /// The word.
+        word: String,
+        /// How many the memory has.
+        limit: u32,
+    },
+}

@@ -1,0 +1,69 @@
+//! What finds no place in a DIMM.
+
+use super::{Expert, Home, Modules};
+use crate::image::{ImageError, Shape};
+
+/// What finds no place.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum AllotError {
+    /// A machine without lines, or with more than can be numbered.
+    #[error("a machine of {0:?} has no DRAM, or more than can be addressed")]
+    Modules(Modules),
+    /// Boxes that leave no room.
+    #[error("boxes of {slots} slots take {sets} row sets, and a DIMM has {rows}: fewer slots fit")]
+    Boxes {
+        /// Slots.
+        slots: u32,
+        /// Row sets that they take.
+        sets: u64,
+        /// Row sets of a DIMM.
+        rows: u32,
+    },
+    /// An expert that is larger than what a DIMM has for experts.
+    #[error("an expert of {} by {} takes {bytes} bytes, and a DIMM has {room}", .shape.hidden, .shape.inner)]
+    Expert {
+        /// The expert.
+        shape: Shape,
+        /// Its bytes, in whole row sets.
+        bytes: u64,
+        /// Bytes of a DIMM behind its boxes.
+        room: u64,
+    },
+    /// No room is left.
+    #[error(
+        "expert {} of layer {} takes {sets} row sets, and {home} has no {sets} in a row left ({free} of {rows} are free): \
+         it goes elsewhere, or another expert does",
+        .expert.number, .expert.layer
+    )]
+    Full {
+        /// The expert.
+        expert: Expert,
+        /// Row sets that it takes.
+        sets: u32,
+        /// Where it was to go.
+        home: Home,
+        /// Row sets that nobody has there; of all DIMMs, where it was to be striped.
+        free: u32,
+        /// Row sets of a DIMM.
+        rows: u32,
+    },
+    /// A DIMM that is not there.
+    #[error("there is no DIMM {dimm}: the machine has {count}, from 0")]
+    NoDimm {
+        /// What was asked for.
+        dimm: u32,
+        /// DIMMs.
+        count: u32,
+    },
+    /// An expert that has its place already, or none.
+    #[error("expert {} of layer {} {what}", .expert.number, .expert.layer)]
+    State {
+        /// The expert.
+        expert: Expert,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A shape without an image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}

@@ -1,0 +1,44 @@
+//! Streams that move experts.
+
+use super::{EmitError, region};
+use crate::allot::{Home, Modules, Move};
+use crate::image::Shape;
+use moec_ndp_isa::{Access, Layout, Lines, Op, Stream};
+
+/// The stream that brings an expert from its old row sets to its new ones: over a DIMM-Link to another DIMM, or between the
+/// layouts (TriMoE, §4.3). It belongs to the DIMM where the localized end is, or the old one of two.
+///
+/// # Errors
+/// A shape without an image, or with more lines than an instruction moves; a move that is none.
+pub fn transfer(shape: &Shape, modules: &Modules, moved: &Move) -> Result<Stream, EmitError> {
+    let lines = u32::try_from(shape.image()?.lines).map_err(|_| EmitError::Long(*shape))?;
+    let (from, to) = (&moved.from, &moved.to);
+    let old = |layout| region("old", &from.rows, layout, Access::Read);
+    let new = |layout| region("new", &to.rows, layout, Access::Write);
+    let (src, dst) = (Lines { region: 0, line: 0 }, Lines { region: 1, line: 0 });
+    let (name, dimm, regions, op) = match (from.home, to.home) {
+        (Home::Dimm(a), Home::Dimm(b)) if a != b => {
+            let op = Op::Migrate { src, dimm: b, rows: to.rows.clone(), lines };
+            ("migrate", a, vec![old(Layout::Localized)], op)
+        }
+        (Home::Dimm(dimm), Home::Striped) => {
+            let op = Op::Relayout { src, dst, lines, to: Layout::Striped };
+            ("stripe", dimm, vec![old(Layout::Localized), new(Layout::Striped)], op)
+        }
+        (Home::Striped, Home::Dimm(dimm)) => {
+            let op = Op::Relayout { src, dst, lines, to: Layout::Localized };
+            ("localize", dimm, vec![old(Layout::Striped), new(Layout::Localized)], op)
+        }
+        (Home::Dimm(_), Home::Dimm(_)) | (Home::Striped, Home::Striped) => return Err(EmitError::Stays),
+    };
+    Ok(Stream {
+        name: name.into(),
+        system: modules.system,
+        dimm,
+        geometry: modules.geometry,
+        tokens: 1,
+        slots: 1,
+        regions,
+        code: vec![op.into()],
+    })
+}

@@ -1,0 +1,25 @@
+//! The family of DIMMs that compute.
+//!
+//! The unit is that of TriMoE (§4.1): on the buffer chip of a DIMM, it multiplies the experts that lie in this DIMM.
+//! [`image`] says what an expert is made of there, [`allot`] which rows it gets, [`emit`](mod@emit) which command stream
+//! computes it, [`artifact`] how the streams of a layer are stored. [`machine`] executes streams and says how long they take;
+//! [`evaluate`] is what its results are held against. [`steps`] are steps of a whole model in virtual time. [`family`] is what
+//! the compiler asks, [`mod@unit`] what the runtime runs.
+//!
+//! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
+
+pub mod allot;
+pub mod artifact;
+pub mod emit;
+pub mod evaluate;
+pub mod family;
+pub mod image;
+pub mod kinds;
+pub mod machine;
+pub mod steps;
+pub mod unit;
+
+pub use family::Ndp;
+
+/// Name of the family.
+pub const NAME: &str = "ndp";

@@ -1,0 +1,125 @@
+//! The clock of a DIMM's DRAM, as its own unit sees it over the private buses of the subchannel-ranks.
+//!
+//! The unit reads long stretches of localized lines, so that all buses have the same to do: one bus stands for all of them, with
+//! a rate and a latency. Both come from the cycle-level model ([`moec_dram`]); refresh is in the rate.
+
+use crate::allot::Modules;
+use moec_dram::{Channel, Controller, Kind, Layout, Options, Timing, serve};
+use moec_ndp_isa::LINE;
+
+/// Refresh periods that are simulated before the rate is taken.
+const LEAD: u64 = 2;
+/// Refresh periods over which it is taken.
+const WINDOW: u64 = 16;
+
+/// Rates and latency of the private buses of a DIMM together, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bus {
+    /// From one line that is read to the next.
+    pub read_ns: f64,
+    /// From one line that is written to the next.
+    pub write_ns: f64,
+    /// From a request to its line, when nothing else is under way: its row is opened for it.
+    pub latency_ns: f64,
+}
+
+impl Bus {
+    /// A bus of `gbs` GB/s both ways, without latency.
+    pub fn plain(gbs: f64) -> Self {
+        let ns = f64::from(LINE) / gbs;
+        Self { read_ns: ns, write_ns: ns, latency_ns: 0.0 }
+    }
+
+    /// The bus of DIMMs with this timing, simulated clock by clock for 18 refresh periods.
+    pub fn new(modules: &Modules, timing: Timing, options: Options) -> Self {
+        let channel = channel(modules, timing, options);
+        let ns = |clocks: f64| clocks * 1000.0 / f64::from(timing.mhz);
+        let buses = f64::from(channel.private_buses());
+        let line = |kind| ns(clocks_per_line(&channel, kind)) / buses;
+        Self {
+            read_ns: line(Kind::Read),
+            write_ns: line(Kind::Write),
+            latency_ns: ns(f64::from(timing.rcd + timing.cl + timing.bl)),
+        }
+    }
+
+    /// TriMoE's (Table 1), 153.6 GB/s less refresh.
+    pub fn trimoe() -> Self {
+        Self::new(&Modules::trimoe(), Timing::trimoe(), Options::default())
+    }
+
+    /// GB/s that are read.
+    pub fn read_gbs(&self) -> f64 {
+        f64::from(LINE) / self.read_ns
+    }
+
+    /// The same DIMM while the host reads, too, and the unit takes so many times as long ([`moec_dram::Together`]).
+    pub fn slowed(self, by: f64) -> Self {
+        Self { read_ns: self.read_ns * by, write_ns: self.write_ns * by, ..self }
+    }
+}
+
+/// A channel of such DIMMs.
+pub fn channel(modules: &Modules, timing: Timing, options: Options) -> Channel {
+    let Modules { system, geometry: g } = modules;
+    let geometry = moec_dram::Geometry {
+        channels: g.subchannels.saturating_mul(system.channels),
+        ranks: g.ranks,
+        groups: g.bank_groups,
+        banks: g.banks,
+        rows: g.rows,
+        columns: g.lines,
+    };
+    Channel { timing, geometry, subchannels: g.subchannels, dimms: system.dimms, options }
+}
+
+/// Clocks from one line to the next of one private bus while all of a subchannel are busy.
+fn clocks_per_line(channel: &Channel, kind: Kind) -> f64 {
+    let period = u64::from(channel.timing.refi);
+    let (start, end) = (LEAD * period, (LEAD + WINDOW) * period);
+    let one = moec_dram::Geometry { ranks: 1, ..channel.geometry };
+    let mut controller = Controller::with_private_ports(&channel.timing, channel.geometry, channel.options);
+    let ranks = 0..channel.geometry.ranks;
+    let host: moec_dram::Feed<'_> = Box::new(std::iter::empty());
+    let units = ranks.map(|rank| -> moec_dram::Feed<'_> {
+        Box::new(Layout::LOCALIZED.requests(kind, one, (rank, 0), u64::MAX))
+    });
+    let mut lines = 0_u64;
+    serve(&mut controller, std::iter::once(host).chain(units).collect(), end, |sent| {
+        lines += u64::from(sent.command.is_column() && sent.clock > start);
+    });
+    (end - start) as f64 * f64::from(channel.geometry.ranks) / lines.max(1) as f64
+}
+
+/// A bus at work: who comes first is served first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traffic {
+    bus: Bus,
+    free: f64,
+}
+
+impl Traffic {
+    pub(super) const fn new(bus: Bus) -> Self {
+        Self { bus, free: 0.0 }
+    }
+
+    /// When the last of `lines` lines that are asked for at `at` has been read.
+    pub(super) fn read(&mut self, at: f64, lines: u64) -> f64 {
+        self.take(at, lines as f64 * self.bus.read_ns)
+    }
+
+    /// When the last of `lines` lines that are sent at `at` has been written.
+    pub(super) fn write(&mut self, at: f64, lines: u64) -> f64 {
+        self.take(at, lines as f64 * self.bus.write_ns)
+    }
+
+    /// When the next request begins on the bus.
+    pub(super) const fn free(&self) -> f64 {
+        self.free
+    }
+
+    fn take(&mut self, at: f64, ns: f64) -> f64 {
+        self.free = self.free.max(at) + ns;
+        self.free + self.bus.latency_ns
+    }
+}

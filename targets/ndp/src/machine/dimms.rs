@@ -1,0 +1,158 @@
+//! The DIMMs of a machine: what lies in them, and the units that execute streams.
+
+use super::clock::Bus;
+use super::fault::Fault;
+use super::memory::{Memory, Stretch};
+use crate::allot::{Allotment, Home, Modules};
+use moec_ndp_isa::{LINE, Layout, Place};
+use std::ops::Range;
+
+/// DIMMs with their DRAM, physically addressed: every line lies where the layout of its region places it, so that what is
+/// written through one layout is found through it alone.
+#[derive(Debug)]
+pub struct Dimms {
+    modules: Modules,
+    bus: Bus,
+    strict: bool,
+    memories: Vec<Memory>,
+}
+
+impl Dimms {
+    /// DIMMs to which nobody has written yet. `bus` is the clock of their DRAM. With `strict`, a line that nobody wrote
+    /// stops who reads it; else it is zero.
+    ///
+    /// # Errors
+    /// [`Fault::Modules`].
+    pub fn new(modules: Modules, bus: Bus, strict: bool) -> Result<Self, Fault> {
+        let count = modules.check().ok_or(Fault::Modules(modules))?;
+        let memories = (0..count).map(|_| Memory::new(modules.geometry)).collect();
+        Ok(Self { modules, bus, strict, memories })
+    }
+
+    /// The machine.
+    pub const fn modules(&self) -> &Modules {
+        &self.modules
+    }
+
+    /// The clock of its DRAM.
+    pub const fn bus(&self) -> &Bus {
+        &self.bus
+    }
+
+    /// The host writes whole lines from line `line` of an allotment on.
+    ///
+    /// # Errors
+    /// [`Fault::NoDimm`], [`Fault::Outside`], [`Fault::NoLines`].
+    pub fn write(&mut self, to: &Allotment, line: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.check(to, line, bytes.len())?;
+        match to.home {
+            Home::Dimm(dimm) => self.memories[dimm as usize].write(stretch(&to.rows, line), bytes),
+            Home::Striped => {
+                for (number, bytes) in bytes.chunks_exact(LINE as usize).enumerate() {
+                    let (dimm, place) = self.striped(&to.rows, line + number as u64)?;
+                    self.memories[dimm as usize].set_line(place, bytes);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The host reads whole lines from line `line` of an allotment on.
+    ///
+    /// # Errors
+    /// [`Fault::NoDimm`], [`Fault::Outside`], [`Fault::NoLines`]; [`Fault::Unwritten`] of strict DIMMs.
+    pub fn read(&self, from: &Allotment, line: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        self.check(from, line, bytes.len())?;
+        match from.home {
+            Home::Dimm(dimm) => {
+                let missing = self.memories[dimm as usize].read(stretch(&from.rows, line), bytes);
+                self.hold(dimm, missing)
+            }
+            Home::Striped => {
+                bytes.chunks_exact_mut(LINE as usize).enumerate().try_for_each(|(number, bytes)| {
+                    let (dimm, place) = self.striped(&from.rows, line + number as u64)?;
+                    self.line(dimm, place, bytes)
+                })
+            }
+        }
+    }
+
+    fn dimm(&self, dimm: u32) -> Result<(), Fault> {
+        let count = self.memories.len() as u32;
+        if dimm < count { Ok(()) } else { Err(Fault::NoDimm { dimm, count }) }
+    }
+
+    fn check(&self, allotment: &Allotment, line: u64, bytes: usize) -> Result<(), Fault> {
+        if let Home::Dimm(dimm) = allotment.home {
+            self.dimm(dimm)?;
+        }
+        if !bytes.is_multiple_of(LINE as usize) {
+            return Err(Fault::NoLines(bytes));
+        }
+        let (rows, lines) = (&allotment.rows, (bytes / LINE as usize) as u64);
+        let sets = u64::from(rows.end.min(self.modules.geometry.rows).saturating_sub(rows.start));
+        let dimms = if allotment.home == Home::Striped { self.memories.len() as u64 } else { 1 };
+        let room = sets * self.modules.geometry.set_lines().unwrap_or(0) * dimms;
+        if line.checked_add(lines).is_none_or(|end| end > room) {
+            return Err(Fault::Outside { line, lines, rows: rows.clone(), room });
+        }
+        Ok(())
+    }
+
+    /// Where a line of striped row sets lies.
+    pub(super) fn striped(&self, rows: &Range<u32>, line: u64) -> Result<(u32, Place), Fault> {
+        let Modules { system, geometry } = &self.modules;
+        let place = system.place(geometry, rows.start, line);
+        place.ok_or_else(|| Fault::Outside { line, lines: 1, rows: rows.clone(), room: 0 })
+    }
+
+    /// Where a line of localized row sets lies.
+    pub(super) fn localized(&self, rows: &Range<u32>, line: u64) -> Result<Place, Fault> {
+        let place = Layout::Localized.place(&self.modules.geometry, rows.start, line);
+        place.ok_or_else(|| Fault::Outside { line, lines: 1, rows: rows.clone(), room: 0 })
+    }
+
+    /// A line by its place.
+    pub(super) fn line(&self, dimm: u32, place: Place, bytes: &mut [u8]) -> Result<(), Fault> {
+        let Some(line) = self.memory(dimm)?.line(place) else {
+            bytes.fill(0);
+            return self.hold(dimm, Some(place));
+        };
+        bytes.copy_from_slice(line);
+        Ok(())
+    }
+
+    /// Lines of localized row sets.
+    pub(super) fn lines(
+        &self,
+        dimm: u32,
+        rows: &Range<u32>,
+        line: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), Fault> {
+        let missing = self.memory(dimm)?.read(stretch(rows, line), bytes);
+        self.hold(dimm, missing)
+    }
+
+    pub(super) fn memory(&self, dimm: u32) -> Result<&Memory, Fault> {
+        let count = self.memories.len() as u32;
+        self.memories.get(dimm as usize).ok_or(Fault::NoDimm { dimm, count })
+    }
+
+    pub(super) fn memory_mut(&mut self, dimm: u32) -> Result<&mut Memory, Fault> {
+        let count = self.memories.len() as u32;
+        self.memories.get_mut(dimm as usize).ok_or(Fault::NoDimm { dimm, count })
+    }
+
+    fn hold(&self, dimm: u32, missing: Option<Place>) -> Result<(), Fault> {
+        match missing {
+            Some(place) if self.strict => Err(Fault::Unwritten { dimm, place }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Lines of localized row sets.
+pub(super) fn stretch(rows: &Range<u32>, line: u64) -> Stretch {
+    Stretch { layout: Layout::Localized, first_row: rows.start, line }
+}

@@ -1,0 +1,82 @@
+//! What stops a DIMM's unit.
+
+use moec_ndp_isa::Place;
+
+/// A stream that cannot be executed, or lines that are not there.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Fault {
+    /// A machine without DRAM, or with more than can be numbered.
+    #[error("a machine of {0:?} has no DRAM, or more than can be addressed")]
+    Modules(crate::allot::Modules),
+    /// A stream for other DIMMs.
+    #[error(
+        "stream `{stream}` is for {theirs:?}, and this machine is {ours:?}: it is emitted anew for this one"
+    )]
+    OtherModules {
+        /// Name of the stream.
+        stream: String,
+        /// The machine of its header.
+        theirs: crate::allot::Modules,
+        /// The machine that was to execute it.
+        ours: crate::allot::Modules,
+    },
+    /// A stream that the verifier refuses.
+    #[error("stream `{stream}`: {what}")]
+    Stream {
+        /// Name of the stream.
+        stream: String,
+        /// What the verifier says.
+        what: String,
+    },
+    /// A DIMM that is not there.
+    #[error("there is no DIMM {dimm}: the machine has {count}, from 0")]
+    NoDimm {
+        /// What was asked for.
+        dimm: u32,
+        /// DIMMs.
+        count: u32,
+    },
+    /// Tokens past the slots that a stream was made for.
+    #[error("{n} tokens from slot {first} on are more than the {slots} slots of stream `{stream}`")]
+    Slots {
+        /// Name of the stream.
+        stream: String,
+        /// Slot of the first token.
+        first: u32,
+        /// Tokens.
+        n: u32,
+        /// Slots of the stream.
+        slots: u32,
+    },
+    /// Lines behind the end of their row sets.
+    #[error("{lines} lines from line {line} on: rows {}..{} have {room}", .rows.start, .rows.end)]
+    Outside {
+        /// First line.
+        line: u64,
+        /// Lines.
+        lines: u64,
+        /// The row sets.
+        rows: std::ops::Range<u32>,
+        /// Lines that they have.
+        room: u64,
+    },
+    /// Bytes that are no whole lines.
+    #[error("{0} bytes are no whole lines of 64")]
+    NoLines(usize),
+    /// A line that nobody wrote, where that is held against its reader.
+    #[error("DIMM {dimm} reads what nobody wrote: {place:?}")]
+    Unwritten {
+        /// The DIMM.
+        dimm: u32,
+        /// Where.
+        place: Place,
+    },
+    /// Bytes outside of the buffer.
+    #[error("instruction {instruction}, `{op}`, reaches outside of the buffer")]
+    Buffer {
+        /// Its number.
+        instruction: usize,
+        /// Its name.
+        op: &'static str,
+    },
+}

@@ -1,0 +1,23 @@
+//! The machine that executes command streams: what they compute, bit by bit, and how long they take.
+//!
+//! Both are found apart. [`Dimms::run`] executes the instructions of a [`Program`] in their order, which gives what engines side
+//! by side give, since the verifier has proven that no two of them race. [`time`] executes the same stream with engines side by side and
+//! without data.
+
+mod act;
+mod clock;
+mod dimms;
+mod execute;
+mod fault;
+mod gemv;
+mod memory;
+mod program;
+mod report;
+mod time;
+
+pub use clock::{Bus, channel};
+pub use dimms::Dimms;
+pub use fault::Fault;
+pub use program::Program;
+pub use report::Report;
+pub use time::{ACT_WIDTH, EXP_CLOCKS, FIFO, GFLOPS, LINK_GBS, TILE_CLOCKS, time, times};

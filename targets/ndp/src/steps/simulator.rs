@@ -1,0 +1,382 @@
+//! Steps of all layers, one after the other.
+
+use super::error::StepsError;
+use super::event::{Event, Track};
+use super::fluid::Resource;
+use super::lanes::{Lanes, Task, What};
+use super::report::{Busy, LayerReport, StepReport};
+use super::system::System;
+use super::work::{Before, Rows};
+use moec_runtime::makespan::{Action, Home, Layout, Scheduler, Setup};
+
+/// The host's reads.
+const HOST: u32 = 0;
+/// What near-data units read: the host goes first, as in [`moec_dram::Channel`].
+const UNITS: u32 = 1;
+/// Moves, in their order behind everything else.
+const MOVES: u32 = 2;
+
+/// The machine with the scheduler that it asks.
+///
+/// A layer's step begins with attention on the GPU (the processor, where there is none). Then the gate has spoken:
+/// the scheduler says where each expert is computed, rows go to the host, and every unit takes its experts one after
+/// the other, those that take longest first. The GPU computes what it holds while weights of the others travel, one
+/// after the other, and each expert once it is there. The step ends when all rows are back.
+///
+/// Right after it the scheduler is asked what moves for the next step of the *same* layer. What it knows of that
+/// step is by then all that it will ever know, so that moves may take as long as a whole step of the model. They run
+/// behind everything else; an expert that is still on its way when its layer comes is waited for.
+#[derive(Clone, Debug)]
+pub struct Simulator {
+    scheduler: Scheduler,
+    lanes: Lanes,
+    map: Map,
+    /// By layer and expert, the move that is under way.
+    moving: Vec<Vec<Option<usize>>>,
+    moves: u32,
+}
+
+/// Where the resources are among their numbers, and what reads take of them.
+#[derive(Clone, Debug)]
+struct Map {
+    system: System,
+    modules: usize,
+    dimms: usize,
+    bytes: f64,
+}
+
+/// What everybody has one of.
+const PCIE: Resource = 0;
+const BACK: Resource = 1;
+const SINGLE: usize = 2;
+
+impl Map {
+    fn resources(&self) -> usize {
+        SINGLE + self.system.channels + 2 * self.modules
+    }
+
+    fn channel(&self, dimm: usize) -> Resource {
+        (SINGLE + dimm % self.system.channels) as Resource
+    }
+
+    fn memory(&self, dimm: usize) -> Resource {
+        (SINGLE + self.system.channels + dimm) as Resource
+    }
+
+    fn link(&self, dimm: usize) -> Resource {
+        (SINGLE + self.system.channels + self.modules + dimm) as Resource
+    }
+
+    /// The host reads `bytes` of a layout.
+    fn read(&self, bytes: f64, layout: Layout) -> Vec<(Resource, f64)> {
+        let r = &self.system.rates;
+        match layout {
+            Layout::Striped => {
+                let channel = us(bytes / self.system.channels as f64, r.striped_gbs);
+                let memory = us(bytes / self.modules as f64 * r.striped_weight, r.private_gbs);
+                let channels = (0..self.system.channels).map(|c| (self.channel(c), channel));
+                channels.chain((0..self.modules).map(|d| (self.memory(d), memory))).collect()
+            }
+            Layout::Local(dimm) => {
+                let dimm = usize::from(dimm);
+                let memory = us(bytes * r.localized_weight, r.private_gbs);
+                vec![(self.channel(dimm), us(bytes, r.localized_gbs)), (self.memory(dimm), memory)]
+            }
+        }
+    }
+
+    /// An expert goes to the GPU.
+    fn to_gpu(&self, bytes: f64, layout: Layout) -> Vec<(Resource, f64)> {
+        let mut uses = self.read(bytes, layout);
+        uses.push((PCIE, us(bytes, self.system.pcie_gbs)));
+        uses
+    }
+
+    /// An expert between one DIMM and the stripes over all of them.
+    fn relayout(&self, dimm: u16) -> Vec<(Resource, f64)> {
+        let dimm = usize::from(dimm);
+        let share = self.bytes / self.dimms.max(1) as f64;
+        let mut uses = Vec::new();
+        for d in 0..self.dimms {
+            let bytes = if d == dimm { self.bytes - share } else { share };
+            let memory = if d == dimm { self.bytes } else { share };
+            uses.push((self.link(d), us(bytes, self.system.link_gbs)));
+            uses.push((self.memory(d), us(memory, self.system.rates.private_gbs)));
+        }
+        uses
+    }
+
+    /// An expert from one DIMM to another.
+    fn rebalance(&self, from: u16, to: u16) -> Vec<(Resource, f64)> {
+        let ends = [from, to].map(usize::from);
+        ends.into_iter()
+            .flat_map(|d| {
+                let link = (self.link(d), us(self.bytes, self.system.link_gbs));
+                [link, (self.memory(d), us(self.bytes, self.system.rates.private_gbs))]
+            })
+            .collect()
+    }
+}
+
+/// Microseconds of bytes at a rate in GB/s.
+fn us(bytes: f64, gbs: f64) -> f64 {
+    bytes / gbs * 1e-3
+}
+
+impl Simulator {
+    /// A machine at time 0, with experts where a new scheduler has them.
+    ///
+    /// # Errors
+    /// Those of [`System::check`] and [`Scheduler::new`].
+    pub fn new(setup: Setup, system: System) -> Result<Self, StepsError> {
+        system.check()?;
+        let dimms = setup.dimms;
+        let modules = system.modules.max(dimms);
+        let bytes = setup.costs.expert_bytes as f64;
+        let moving = vec![vec![None; setup.experts]; setup.layers];
+        let scheduler = Scheduler::new(setup)?;
+        let map = Map { system, modules, dimms, bytes };
+        let lanes = Lanes::new(map.resources(), modules);
+        Ok(Self { scheduler, lanes, map, moving, moves: 0 })
+    }
+
+    /// The scheduler, to give it profiles and placements before the first step.
+    pub fn scheduler_mut(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+
+    /// The scheduler.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Keeps the events from now on.
+    pub fn record(&mut self) {
+        self.lanes.events.get_or_insert_default();
+    }
+
+    /// The events that were kept, in the order of their ends.
+    pub fn events(&self) -> &[Event] {
+        self.lanes.events.as_deref().unwrap_or_default()
+    }
+
+    /// A step of all layers, of which `loads` are tokens by layer and expert.
+    ///
+    /// # Errors
+    /// [`StepsError::Layers`], and those of [`Simulator::layer`].
+    pub fn step(&mut self, loads: &[Vec<u32>], before: Before, rows: Rows) -> Result<StepReport, StepsError> {
+        let layers = self.moving.len();
+        if loads.len() != layers {
+            return Err(StepsError::Layers { found: loads.len(), layers });
+        }
+        let each = loads.iter().enumerate().map(|(l, loads)| self.layer(l, loads, before, rows));
+        Ok(StepReport { layers: each.collect::<Result<_, _>>()? })
+    }
+
+    /// A step of one layer.
+    ///
+    /// # Errors
+    /// Those of the scheduler, and [`StepsError::Number`] for times that are none.
+    pub fn layer(
+        &mut self,
+        layer: usize,
+        loads: &[u32],
+        before: Before,
+        rows: Rows,
+    ) -> Result<LayerReport, StepsError> {
+        before.check()?;
+        rows.check()?;
+        let begin = self.lanes.now;
+        self.before(layer, before);
+        self.lanes.run()?;
+        let before_us = self.lanes.now - begin;
+        // Reset at the gate: what is reported is of the experts.
+        self.lanes.used.fill(0.0);
+        self.lanes.occupied.fill(0.0);
+        (self.lanes.stalled, self.lanes.gpu_domain) = (0.0, 0.0);
+        let gate = self.lanes.now;
+        let (predicted_us, away, cpu_calc) = self.experts(layer, loads, rows)?;
+        self.lanes.run()?;
+        let experts_us = self.lanes.now - gate;
+        let busy = self.busy(cpu_calc);
+        let stalled_us = self.lanes.stalled;
+        if away {
+            self.rows(layer, Track::Pcie, PCIE, us(rows.to_gpu, self.map.system.pcie_gbs));
+            self.lanes.run()?;
+        }
+        let rows_us = self.lanes.now - gate - experts_us;
+        let moves = self.moves(layer)?;
+        Ok(LayerReport {
+            layer,
+            begin_us: begin,
+            before_us,
+            experts_us,
+            rows_us,
+            predicted_us,
+            busy,
+            moves,
+            stalled_us,
+        })
+    }
+
+    fn before(&mut self, layer: usize, before: Before) {
+        let has_gpu = self.scheduler.setup().costs.gpu.is_some();
+        let bytes = before.host_bytes;
+        let mut calc = Task {
+            track: if has_gpu { Track::Gpu } else { Track::Cpu },
+            what: What::Before { layer },
+            class: HOST,
+            calc_us: before.calc_us,
+            uses: Vec::new(),
+            after: [None; 2],
+            awaited: true,
+        };
+        if bytes > 0.0 && has_gpu {
+            let uses = self.map.to_gpu(bytes, Layout::Striped);
+            let what = What::Cache { layer };
+            self.lanes.add(Task { track: Track::Pcie, what, calc_us: 0.0, uses, ..calc.clone() });
+        } else if bytes > 0.0 {
+            calc.uses = self.map.read(bytes, Layout::Striped);
+        }
+        self.lanes.add(calc);
+    }
+
+    fn rows(&mut self, layer: usize, track: Track, resource: Resource, time: f64) -> usize {
+        self.lanes.add(Task {
+            track,
+            what: What::Rows { layer },
+            class: HOST,
+            calc_us: 0.0,
+            uses: vec![(resource, time)],
+            after: [None; 2],
+            awaited: true,
+        })
+    }
+
+    /// Hands every expert to its unit. Gives the predicted makespan, whether rows went to the host, and
+    /// what the processor calculates.
+    fn experts(&mut self, layer: usize, loads: &[u32], rows: Rows) -> Result<(f64, bool, f64), StepsError> {
+        // Placements as they are before the step, which do not change in it.
+        let schedule = self.scheduler.dispatch(layer, loads)?.clone();
+        let away = schedule.homes.iter().flatten().any(|h| *h != Home::Gpu);
+        let has_gpu = self.scheduler.setup().costs.gpu.is_some();
+        let rows = (away && has_gpu)
+            .then(|| self.rows(layer, Track::PcieBack, BACK, us(rows.to_host, self.map.system.pcie_gbs)));
+        let mut order: Vec<usize> = (0..loads.len()).filter(|&e| loads[e] > 0).collect();
+        // Where loads are equal times are, but for layouts.
+        order.sort_by_key(|&e| (std::cmp::Reverse(loads[e]), e));
+        let mut cpu_calc = 0.0;
+        for &expert in &order {
+            let Some(home) = schedule.homes[expert] else { continue };
+            cpu_calc += self.expert(layer, expert, loads[expert], home, rows);
+        }
+        Ok((schedule.makespan_us, rows.is_some(), cpu_calc))
+    }
+
+    /// One expert's tasks; gives what the processor calculates for it.
+    fn expert(&mut self, layer: usize, expert: usize, tokens: u32, home: Home, rows: Option<usize>) -> f64 {
+        let costs = &self.scheduler.setup().costs;
+        let n = f64::from(tokens);
+        let Some(place) = self.scheduler.placement(layer).and_then(|p| p.places().get(expert)).copied()
+        else {
+            return 0.0;
+        };
+        let moved = self.moving[layer][expert].filter(|&m| !self.lanes.is_done(m));
+        let task = Task {
+            track: Track::Cpu,
+            what: What::Expert { layer, expert, tokens },
+            class: HOST,
+            calc_us: 0.0,
+            uses: Vec::new(),
+            after: [rows, moved],
+            awaited: true,
+        };
+        match home {
+            Home::Gpu => {
+                let calc_us = costs.t_gpu_hit(n);
+                let mut after = [moved, None];
+                if !place.cached {
+                    let uses = self.map.to_gpu(self.map.bytes, place.layout);
+                    let what = What::Weights { layer, expert };
+                    let travel = Task { track: Track::Pcie, what, uses, after, ..task.clone() };
+                    after = [Some(self.lanes.add(travel)), None];
+                }
+                self.lanes.add(Task { track: Track::Gpu, calc_us, after, ..task });
+                0.0
+            }
+            Home::Cpu => {
+                let calc_us = costs.cpu.at(n);
+                let uses = self.map.read(self.map.bytes, place.layout);
+                self.lanes.add(Task { calc_us, uses, ..task });
+                calc_us
+            }
+            Home::Ndp(dimm) => {
+                let calc_us = costs.ndp.as_ref().map_or(0.0, |u| u.table.at(n));
+                let memory = self.map.memory(usize::from(dimm));
+                let uses = vec![(memory, us(self.map.bytes, self.map.system.rates.private_gbs))];
+                self.lanes.add(Task { track: Track::Ndp(dimm), class: UNITS, calc_us, uses, ..task });
+                0.0
+            }
+        }
+    }
+
+    fn busy(&self, cpu_calc: f64) -> Busy {
+        let (lanes, map) = (&self.lanes, &self.map);
+        let occupied = |track| lanes.occupied[lanes.place(track)];
+        let used = |r: Resource| lanes.used[usize::from(r)];
+        Busy {
+            gpu: occupied(Track::Gpu),
+            gpu_domain: lanes.gpu_domain,
+            cpu: occupied(Track::Cpu),
+            cpu_calc,
+            pcie: used(PCIE),
+            ndp: (0..map.dimms).map(|d| occupied(Track::Ndp(d as u16))).collect(),
+            memory: (0..map.modules).map(|d| used(map.memory(d))).collect(),
+            link: (0..map.dimms).map(|d| used(map.link(d))).collect(),
+            channel: (0..map.system.channels).map(|c| used(map.channel(c))).collect(),
+        }
+    }
+
+    /// What moves for this layer's next step, on its way.
+    fn moves(&mut self, layer: usize) -> Result<usize, StepsError> {
+        let layouts: Vec<Layout> = self
+            .scheduler
+            .placement(layer)
+            .map_or(Vec::new(), |p| p.places().iter().map(|p| p.layout).collect());
+        let window = self.scheduler.setup().window;
+        let moves = self.scheduler.moves_for(layer, window)?.to_vec();
+        if !self.map.system.moves_take_time {
+            return Ok(moves.len());
+        }
+        for m in &moves {
+            let (expert, kind, track, uses) = match m.action {
+                Action::Prefetch { expert, .. } => {
+                    let layout = layouts.get(usize::from(expert)).copied().unwrap_or(Layout::Striped);
+                    (expert, "prefetch", Track::Pcie, self.map.to_gpu(self.map.bytes, layout))
+                }
+                Action::Relayout { expert, to } => {
+                    let from = layouts.get(usize::from(expert)).and_then(|l| l.dimm());
+                    let dimm = to.dimm().or(from).unwrap_or(0);
+                    (expert, "relayout", Track::Link(dimm), self.map.relayout(dimm))
+                }
+                Action::Rebalance { expert, from, to } => {
+                    (expert, "rebalancing", Track::Link(from), self.map.rebalance(from, to))
+                }
+            };
+            let expert = usize::from(expert);
+            // An earlier move of the same expert goes first wherever both use a link.
+            let task = Task {
+                track,
+                what: What::Move { layer, expert, kind },
+                class: MOVES + self.moves,
+                calc_us: 0.0,
+                uses,
+                after: [None; 2],
+                awaited: false,
+            };
+            self.moves = self.moves.saturating_add(1).min(u32::MAX - MOVES);
+            self.moving[layer][expert] = Some(self.lanes.add(task));
+        }
+        Ok(moves.len())
+    }
+}

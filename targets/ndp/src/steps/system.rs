@@ -1,0 +1,49 @@
+//! The machine: what it has, and how fast that is.
+
+use super::error::StepsError;
+use super::rates::Rates;
+
+/// Channels or DIMMs, at most.
+const MOST: usize = 1 << 10;
+
+/// The machine. Units and what experts cost on them are the scheduler's [`moec_runtime::makespan::Setup`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct System {
+    /// Channels of the host's memory.
+    pub channels: usize,
+    /// DIMMs that striped experts lie over. Those with near-data units are the first of them; where a setup has more,
+    /// there are as many.
+    pub modules: usize,
+    /// How fast memory is.
+    pub rates: Rates,
+    /// PCIe, one direction, in GB/s.
+    pub pcie_gbs: f64,
+    /// One DIMM-Link, in GB/s.
+    pub link_gbs: f64,
+    /// Whether moves take time. Without, experts are at once where they go: what migration costs is the difference.
+    pub moves_take_time: bool,
+}
+
+impl System {
+    /// TriMoE's Table 1, with rates of memory as given: 8 channels of 2 DIMMs, PCIe 5.0, links of 25 GB/s.
+    pub fn trimoe(rates: Rates) -> Self {
+        Self { channels: 8, modules: 16, rates, pcie_gbs: 64.0, link_gbs: 25.0, moves_take_time: true }
+    }
+
+    /// Whether it is a machine.
+    ///
+    /// # Errors
+    /// [`StepsError::Count`], [`StepsError::Number`].
+    pub fn check(&self) -> Result<(), StepsError> {
+        for (what, found) in [("channels", self.channels), ("DIMMs", self.modules)] {
+            if found == 0 || found > MOST {
+                return Err(StepsError::Count { what, found, limit: MOST });
+            }
+        }
+        let rates = [("the rate of PCIe", self.pcie_gbs), ("the rate of a DIMM-Link", self.link_gbs)];
+        match rates.into_iter().find(|r| !(r.1.is_finite() && r.1 > 0.0)) {
+            Some((what, value)) => Err(StepsError::Number { what, from: "above 0", value }),
+            None => self.rates.check(),
+        }
+    }
+}

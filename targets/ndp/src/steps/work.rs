@@ -1,0 +1,36 @@
+//! What a layer does beside its routed experts.
+
+use super::error::StepsError;
+use super::report::checked;
+
+/// What comes before the routed experts of a layer: attention, dense layers, shared experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Before {
+    /// Calculation on the GPU, or on the processor where there is none, in microseconds.
+    pub calc_us: f64,
+    /// Bytes that the GPU reads of the host's memory for it, such as a KV cache that lies there.
+    pub host_bytes: f64,
+}
+
+/// Rows of a step that cross PCIe, because experts are computed on the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rows {
+    /// Bytes to the host, in front of the experts.
+    pub to_host: f64,
+    /// Bytes to the GPU, behind them.
+    pub to_gpu: f64,
+}
+
+impl Before {
+    pub(super) fn check(&self) -> Result<(), StepsError> {
+        checked("the time of attention", self.calc_us)?;
+        checked("bytes of the host's memory that attention reads", self.host_bytes).map(drop)
+    }
+}
+
+impl Rows {
+    pub(super) fn check(&self) -> Result<(), StepsError> {
+        checked("bytes of rows to the host", self.to_host)?;
+        checked("bytes of rows to the GPU", self.to_gpu).map(drop)
+    }
+}

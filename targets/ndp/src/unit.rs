@@ -1,0 +1,363 @@
+//! The unit of the runtime: modules that execute the streams of a bundle, simulated.
+//!
+//! What it computes goes through the simulated DRAM, line by line: an expert's weights are written there when a step first needs
+//! them, in the module and the rows that the artifact names; rows come into the inbox of the module whose expert they chose, as
+//! bf16; the expert's stream runs; and its results are read from the outbox. An expert that is given another place is moved by
+//! the commands that move it ([`crate::emit::transfer`]).
+
+use crate::NAME;
+use crate::allot::{Allotment, Allotter, Boxes, Expert, Home, Modules, Move};
+use crate::emit::transfer;
+use crate::image::{Packed, Shape};
+use crate::machine::{Bus, Dimms, Program as Commands};
+use moec_ir::Format;
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::{self, Builtin, StreamSet};
+use moec_ndp_isa::{LINE, Op, Stream};
+use moec_runtime::memory::{Addr, Region};
+use moec_runtime::program::{Code, Program};
+use moec_runtime::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use moec_runtime::{Error, Result};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// Memory modules that compute.
+#[derive(Default)]
+pub struct DimmUnit {
+    memory: Option<Region>,
+    sets: Vec<Option<Set>>,
+    machine: Option<Mutex<Machine>>,
+}
+
+/// The experts of a layer.
+struct Set {
+    /// Layer, counted over those with streams.
+    layer: u32,
+    shape: Shape,
+    /// Bytes of one expert's packed matrices.
+    bytes: [usize; 2],
+    experts: usize,
+}
+
+struct Machine {
+    dimms: Dimms,
+    allotter: Allotter,
+    /// By layer and expert, whether its weights are in the modules.
+    written: Vec<Vec<bool>>,
+    /// By layer and expert, what computes it where it lives.
+    commands: Vec<Vec<Commands>>,
+}
+
+/// What a stream's step gets: addresses that the verifier has found.
+struct Step<'a> {
+    set: &'a Set,
+    layout: DispatchLayout,
+    /// Valid rows of `x`.
+    valid: usize,
+    x: Addr,
+    table: &'a [i32],
+    matrices: [Addr; 2],
+    biases: Option<[Addr; 2]>,
+    y: Addr,
+}
+
+impl DimmUnit {
+    /// Runs the streams of a step's experts.
+    fn run(&self, launch: &Launch<'_>, set: usize, rows: u32, k: u32) -> Result<()> {
+        let missing = || Error::Plan(format!("streams {set} of `{NAME}` were not loaded"));
+        let set = self.sets.get(set).and_then(Option::as_ref).ok_or_else(missing)?;
+        let machine = self.machine.as_ref().ok_or_else(missing)?;
+        let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: set.experts };
+        let &[x, table, gate_up, down, ref biases @ .., y] = launch.args else { return Err(missing()) };
+        let biases = <[Addr; 2]>::try_from(biases).ok();
+        // SAFETY: the verifier has found the whole table there; the step that writes it has ended.
+        let table = unsafe { std::slice::from_raw_parts(table.of::<i32>(), layout.words()) };
+        let step = Step { set, layout, valid: launch.n, x, table, matrices: [gate_up, down], biases, y };
+        let mut machine = machine.lock().unwrap_or_else(PoisonError::into_inner);
+        let word = |i: usize, most: usize| usize::try_from(table[i]).unwrap_or(0).min(most);
+        let slots = layout.rows * layout.k;
+        for rank in 0..word(0, layout.experts) {
+            let expert = word(layout.expert() + rank, layout.experts - 1);
+            let first = word(layout.start() + rank, slots);
+            let end = word(layout.start() + rank + 1, slots).max(first);
+            machine.expert(&step, expert, first, end)?;
+        }
+        Ok(())
+    }
+}
+
+impl Machine {
+    /// One expert on the rows of slots `first .. end`.
+    fn expert(&mut self, step: &Step<'_>, expert: usize, first: usize, end: usize) -> Result<()> {
+        let (set, shape) = (step.set, &step.set.shape);
+        let at = Expert { layer: set.layer, number: expert as u32 };
+        let fault = |e: &dyn std::fmt::Display| {
+            Error::Plan(format!("expert {expert} of layer {} in `{NAME}`: {e}", set.layer))
+        };
+        let allotted = self.allotter.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
+        let Home::Dimm(dimm) = allotted.home else {
+            return Err(fault(&"it lies over all modules, and no unit of one computes it"));
+        };
+        self.write(step, expert, at)?;
+        let hidden = shape.hidden as usize;
+        let boxes = self.allotter.boxes().clone();
+        let here = |rows| Allotment { home: Home::Dimm(dimm), rows };
+        let input = shape.input_lines() as usize * LINE as usize;
+        let mut rows = vec![0; input * (end - first)];
+        for (slot, row) in (first..end).zip(rows.chunks_exact_mut(input)) {
+            let token = usize::try_from(step.table[step.layout.token() + slot]).unwrap_or(0);
+            let token = token.min(step.valid.saturating_sub(1));
+            // SAFETY: the verifier has found a row of `hidden` numbers there for every valid token.
+            let x = unsafe { std::slice::from_raw_parts(step.x.of::<f32>().add(token * hidden), hidden) };
+            for (&x, out) in x.iter().zip(row.chunks_exact_mut(2)) {
+                out.copy_from_slice(&half::bf16::from_f32(x).to_le_bytes());
+            }
+        }
+        let line = |lines: u64| first as u64 * lines;
+        self.dimms
+            .write(&here(boxes.inbox.clone()), line(shape.input_lines()), &rows)
+            .map_err(|e| fault(&e))?;
+        let commands = &self.commands[set.layer as usize][expert];
+        self.dimms.execute(commands, first as u32, (end - first) as u32).map_err(|e| fault(&e))?;
+        let output = shape.output_lines() as usize * LINE as usize;
+        let mut results = vec![0; output * (end - first)];
+        self.dimms
+            .read(&here(boxes.outbox.clone()), line(shape.output_lines()), &mut results)
+            .map_err(|e| fault(&e))?;
+        for (slot, row) in (first..end).zip(results.chunks_exact(output)) {
+            // SAFETY: the verifier has found a row of `hidden` numbers there for every slot, which nobody else uses now.
+            let y = unsafe { std::slice::from_raw_parts_mut(step.y.of::<f32>().add(slot * hidden), hidden) };
+            for (y, bytes) in y.iter_mut().zip(row.chunks_exact(4)) {
+                *y = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the weights of an expert where it lives, once.
+    fn write(&mut self, step: &Step<'_>, expert: usize, at: Expert) -> Result<()> {
+        let (set, shape) = (step.set, &step.set.shape);
+        if self.written[at.layer as usize][expert] {
+            return Ok(());
+        }
+        let fault =
+            |e: &dyn std::fmt::Display| Error::Plan(format!("expert {expert} of layer {}: {e}", set.layer));
+        // SAFETY: the tables have an address for each expert, whose packed matrix has so many bytes; biases are whole segments
+        // with a row for each expert, in f32.
+        let (gate_up, down, biases) = unsafe {
+            let matrix = |i: usize| {
+                let address = step.matrices[i].of::<Addr>().add(expert).read();
+                std::slice::from_raw_parts(address.ptr().cast_const(), set.bytes[i])
+            };
+            let vector = |at: Addr, n: usize| {
+                std::slice::from_raw_parts(at.of::<f32>().add(expert * n).cast_const(), n)
+            };
+            let biases = step
+                .biases
+                .map(|[a, b]| (vector(a, 2 * shape.inner as usize), vector(b, shape.hidden as usize)));
+            (matrix(0), matrix(1), biases)
+        };
+        let image = shape.pack(Packed { gate_up, down, biases }).map_err(|e| fault(&e))?;
+        let allotted = self.allotter.get(at).ok_or_else(|| fault(&"it has no place"))?.clone();
+        self.dimms.write(&allotted, 0, &image).map_err(|e| fault(&e))?;
+        self.written[at.layer as usize][expert] = true;
+        Ok(())
+    }
+
+    /// Moves an expert: to a module, or over all of them.
+    fn relocate(&mut self, set: &Set, expert: u32, home: Home) -> Result<()> {
+        let at = Expert { layer: set.layer, number: expert };
+        let fault =
+            |e: &dyn std::fmt::Display| Error::Plan(format!("expert {expert} of layer {}: {e}", set.layer));
+        if self.allotter.get(at).is_some_and(|a| a.home == home) {
+            return Ok(());
+        }
+        let moved = self.allotter.begin(at, home).map_err(|e| fault(&e))?;
+        match self.carry(set, expert as usize, &moved) {
+            Ok(()) => self.allotter.settle(at).map_err(|e| fault(&e)),
+            Err(e) => {
+                // It stays where it was.
+                self.allotter.cancel(at).map_err(|e| fault(&e))?;
+                Err(e)
+            }
+        }
+    }
+
+    /// Has the commands of a move executed, and those of the expert made for its new place.
+    fn carry(&mut self, set: &Set, expert: usize, moved: &Move) -> Result<()> {
+        let fault =
+            |e: &dyn std::fmt::Display| Error::Plan(format!("expert {expert} of layer {}: {e}", set.layer));
+        let commands = &self.commands[set.layer as usize][expert];
+        let next = match moved.to.home {
+            Home::Dimm(dimm) => {
+                let mut stream = commands.stream().clone();
+                stream.dimm = dimm;
+                if let Some(region) = stream.regions.first_mut() {
+                    region.rows = moved.to.rows.clone();
+                }
+                Some(Commands::new(stream).map_err(|e| fault(&e))?)
+            }
+            Home::Striped => None,
+        };
+        // What no step has asked for is written where it lives by then.
+        if self.written[set.layer as usize][expert] {
+            let stream = transfer(&set.shape, self.dimms.modules(), moved).map_err(|e| fault(&e))?;
+            let transfer = Commands::new(stream).map_err(|e| fault(&e))?;
+            self.dimms.execute(&transfer, 0, 0).map_err(|e| fault(&e))?;
+        }
+        if let Some(next) = next {
+            self.commands[set.layer as usize][expert] = next;
+        }
+        Ok(())
+    }
+}
+
+impl Unit for DimmUnit {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        matches!(builtin, Builtin::Streams { .. } | Builtin::Copy { .. })
+    }
+
+    fn load(&mut self, program: &Program, index: u32, folder: &Path) -> Result<()> {
+        let mut machine: Option<Machine> = None;
+        let mut layers = 0;
+        for set in &program.streams {
+            if set.unit != index {
+                self.sets.push(None);
+                continue;
+            }
+            let bad = |e: &dyn std::fmt::Display| Error::Plan(format!("`{}`: {e}", set.artifact));
+            let experts = crate::artifact::open(folder, set).map_err(|e| bad(&e))?.experts;
+            let first = experts.first().map(|e| &e.stream).ok_or_else(|| bad(&"no experts"))?;
+            let (modules, slots) = (Modules { system: first.system, geometry: first.geometry }, first.slots);
+            // How the halves join is the streams' affair.
+            let glu = moec_ir::Glu::Gated(moec_ir::Activation::Silu);
+            let shape = Shape { hidden: set.hidden, inner: set.inner, glu, bias: set.bias };
+            let homes = homes(program, set.layer);
+            let machine = match &mut machine {
+                Some(machine) => machine,
+                none => none.insert(Machine {
+                    dimms: Dimms::new(modules, Bus::trimoe(), false).map_err(|e| bad(&e))?,
+                    allotter: Allotter::new(modules, shape, slots).map_err(|e| bad(&e))?,
+                    written: Vec::new(),
+                    commands: Vec::new(),
+                }),
+            };
+            let same = *machine.dimms.modules() == modules && machine.allotter.boxes().slots == slots;
+            if !same {
+                return Err(bad(&"it is of another machine than the others"));
+            }
+            let mut commands = Vec::new();
+            for (number, placed) in (0..).zip(experts) {
+                let at = Expert { layer: layers, number };
+                let lies = homes.as_ref().and_then(|h| h.get(number as usize).copied());
+                let home = lies.map_or(Home::Dimm(placed.stream.dimm), |m| {
+                    u32::try_from(m).map_or(Home::Striped, Home::Dimm)
+                });
+                let found = machine.allotter.allot(at, home).map_err(|e| bad(&e))?.clone();
+                if !is_an_experts(&placed.stream, machine.allotter.boxes()) {
+                    return Err(bad(&format!("the stream of expert {number} does more than compute it")));
+                }
+                let rows = placed.stream.regions.first().map(|r| r.rows.clone());
+                if home != Home::Striped && Some(&found.rows) != rows.as_ref() {
+                    return Err(bad(&format!(
+                        "expert {number} lies in {rows:?}, and {:?} are free",
+                        found.rows
+                    )));
+                }
+                commands.push(Commands::new(placed.stream).map_err(|e| bad(&e))?);
+            }
+            machine.written.push(vec![false; commands.len()]);
+            let image = shape.image().map_err(|e| bad(&e))?;
+            let bytes = [image.gate_up, image.down].map(|m| m.lines() as usize * LINE as usize);
+            check(program, set, &bytes).map_err(|why| bad(&why))?;
+            self.sets.push(Some(Set { layer: layers, shape, bytes, experts: commands.len() }));
+            machine.commands.push(commands);
+            layers += 1;
+        }
+        self.machine = machine.map(Mutex::new);
+        Ok(())
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Option<Addr>> {
+        let region = Region::new("the memory of `ndp`", bytes)?;
+        let base = region.base();
+        self.memory = Some(region);
+        Ok(Some(base))
+    }
+
+    fn is_mapped(&self) -> bool {
+        true
+    }
+
+    fn relocate(&self, set: u32, expert: u32, to: Option<u32>) -> Result<()> {
+        let missing = || Error::Plan(format!("streams {set} of `{NAME}` were not loaded"));
+        let set = self.sets.get(set as usize).and_then(Option::as_ref).ok_or_else(missing)?;
+        let machine = self.machine.as_ref().ok_or_else(missing)?;
+        let home = to.map_or(Home::Striped, Home::Dimm);
+        machine.lock().unwrap_or_else(PoisonError::into_inner).relocate(set, expert, home)
+    }
+
+    unsafe fn submit(&self, launch: &Launch<'_>, _lane: Lane) {
+        match launch.code {
+            Code::Builtin(Builtin::Streams { set, rows, k }) => {
+                if let Err(e) = self.run(launch, set as usize, rows, k) {
+                    launch.fail(StepFault::Unit(e));
+                }
+            }
+            Code::Builtin(builtin) => {
+                // SAFETY: the caller's promise; the unit has one lane.
+                if !unsafe { unit::copied(self, launch) } {
+                    launch.fail(StepFault::Unknown(UnknownStep { unit: NAME, step: launch.step, builtin }));
+                }
+            }
+            Code::Kernel(_) => {
+                let why =
+                    format!("step {} is a kernel, which no unit of the family `{NAME}` runs", launch.step);
+                launch.fail(StepFault::Unit(Error::Plan(why)));
+            }
+        }
+    }
+}
+
+/// The segments that steps of a set read are packed as its streams read them.
+fn check(program: &Program, set: &StreamSet, bytes: &[usize; 2]) -> Result<(), String> {
+    let of_set = |code| match code {
+        plan::Code::Builtin(Builtin::Streams { set: s, .. }) => program.streams.get(s as usize) == Some(set),
+        _ => false,
+    };
+    for step in program.entries.iter().flat_map(|e| &e.steps).filter(|s| of_set(s.code)) {
+        for (arg, &bytes) in step.args.iter().skip(2).zip(bytes) {
+            let segment = match *arg {
+                plan::Arg::Matrices(i) => program.segments.get(i as usize),
+                _ => None,
+            };
+            let fits = segment.is_some_and(|s| {
+                crate::image::is_read(s.layout)
+                    && s.format == Format::Bf16
+                    && s.matrix_bytes() == Some(bytes as u64)
+            });
+            if !fits {
+                return Err("its experts are packed otherwise than its streams read them".to_owned());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The module of each expert of a layer when the first step begins, where a schedule says so; −1: it lies over all of them.
+fn homes(program: &Program, layer: u32) -> Option<Vec<i32>> {
+    let of = |index: u32| program.homes.get(index as usize).is_some_and(|h| h.layer == layer);
+    let found = program.schedule.as_ref()?.layers.iter().find(|l| of(l.homes))?;
+    Some(found.modules.clone())
+}
+
+/// Whether a stream touches the rows of its expert and its boxes, and moves nothing to other modules.
+fn is_an_experts(stream: &Stream, boxes: &Boxes) -> bool {
+    let rows: Vec<_> = stream.regions.iter().skip(1).map(|r| &r.rows).collect();
+    let moves = |op: &Op| matches!(op, Op::Relayout { .. } | Op::Migrate { .. });
+    rows == [&boxes.inbox, &boxes.outbox] && !stream.code.iter().any(|i| moves(&i.op))
+}

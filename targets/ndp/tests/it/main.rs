@@ -1,0 +1,10 @@
+//! The machine of DIMMs and its streams, held against references.
+#![allow(missing_docs)]
+
+mod artifacts;
+mod common;
+mod instructions;
+mod moves;
+mod results;
+mod streams;
+mod timing;

@@ -1,0 +1,116 @@
+//! How long experts take, beside what the unit's rates say.
+
+use moec_dram::{Kind, Layout, Options, Path, Timing};
+use moec_ir::{Activation, Glu};
+use moec_ndp::allot::{Allotter, Home, Modules};
+use moec_ndp::emit::{Output, emit};
+use moec_ndp::image::Shape;
+use moec_ndp::machine::{Bus, GFLOPS, Program, channel, time, times};
+use moec_ndp_isa::Place;
+
+/// DeepSeek-V2's, 47.2 MB.
+const DEEPSEEK: Shape = Shape { hidden: 5120, inner: 1536, glu: Glu::Gated(Activation::Silu), bias: false };
+
+fn program(shape: Shape, slots: u32) -> Program {
+    let modules = Modules::trimoe();
+    let mut allotter = Allotter::new(modules, shape, slots).expect("an allotter");
+    let rows = allotter.allot(crate::common::EXPERT, Home::Dimm(0)).expect("room").rows.clone();
+    let stream = emit(&shape, &modules, 0, rows, allotter.boxes(), Output::Slots).expect("a stream");
+    Program::new(stream).expect("it is verified")
+}
+
+fn bytes(shape: &Shape) -> f64 {
+    shape.image().expect("an image").lines as f64 * 64.0
+}
+
+#[test]
+fn one_token_streams_at_the_internal_bandwidth() {
+    let (timing, bus) = (Timing::trimoe(), Bus::trimoe());
+    let best = 153.6 * (1.0 - f64::from(timing.rfc) / f64::from(timing.refi));
+    for slots in [1, 512] {
+        let report = time(&program(DEEPSEEK, slots), &bus, 1);
+        let rate = bytes(&DEEPSEEK) / report.ns;
+        assert!(rate > 0.95 * best && rate <= best, "{rate} GB/s of {best}");
+    }
+}
+
+/// Both the bus that stands for all private ones and a whole expert take as long as these buses do clock by clock.
+#[test]
+fn time_is_that_of_the_cycle_level_model() {
+    let channel = channel(&Modules::trimoe(), Timing::trimoe(), Options::default());
+    let (lines, bus) = ((bytes(&DEEPSEEK) / 64.0) as u64, Bus::trimoe());
+    let simulated = channel.timing.microseconds(channel.stream_cycles(Path::Ndp, lines)) * 1000.0;
+    let read = lines as f64 * bus.read_ns;
+    assert!((read / simulated - 1.0).abs() < 0.005, "{read} ns by the bus, {simulated} clock by clock");
+    let computed = time(&program(DEEPSEEK, 512), &bus, 1).ns;
+    assert!(
+        (computed / simulated - 1.0).abs() < 0.01,
+        "{computed} ns for a token, {simulated} clock by clock"
+    );
+}
+
+/// What the model of the DRAM reads in turns is what the layout places in turns.
+#[test]
+fn the_cycle_level_model_reads_localized_lines() {
+    let modules = Modules::trimoe();
+    let geometry = channel(&modules, Timing::trimoe(), Options::default()).geometry;
+    let buses = modules.geometry.subchannels * modules.geometry.ranks;
+    for bus in 0..buses {
+        let (subchannel, rank) = (bus % modules.geometry.subchannels, bus / modules.geometry.subchannels);
+        let one = moec_dram::Geometry { ranks: 1, ..geometry };
+        let requests = Layout::LOCALIZED.requests(Kind::Read, one, (rank, 7), 5000);
+        for (number, request) in (0..).zip(requests) {
+            let line = number * u64::from(buses) + u64::from(bus);
+            let place = moec_ndp_isa::Layout::Localized.place(&modules.geometry, 7, line).expect("a place");
+            let at = request.at;
+            let read = (subchannel, at.rank, at.group, at.bank, at.row, at.column);
+            let Place { subchannel, rank, bank_group, bank, row, column } = place;
+            assert_eq!((subchannel, rank, bank_group, bank, row, column), read, "line {line}");
+        }
+    }
+}
+
+#[test]
+fn several_tokens_are_bound_by_the_multipliers() {
+    let (program, bus) = (program(DEEPSEEK, 512), Bus::trimoe());
+    let weights = bytes(&DEEPSEEK) / 2.0;
+    for tokens in [2, 3, 8, 17, 64] {
+        let ns = time(&program, &bus, tokens).ns;
+        let least = f64::from(tokens) * weights * 2.0 / GFLOPS;
+        assert!(ns >= least && ns < 1.03 * least, "{tokens} tokens: {ns} ns, {least} at 256 GFLOPS");
+    }
+}
+
+/// With one bandwidth and no latency the time of a token is what is read over it, and the ridge is where 16 clocks of each
+/// token take as long as a tile.
+#[test]
+fn a_plain_bus_is_a_roofline() {
+    let program = program(DEEPSEEK, 512);
+    let one = |gbs: f64| time(&program, &Bus::plain(gbs), 1).ns;
+    assert!((one(153.6) * 153.6 / bytes(&DEEPSEEK) - 1.0).abs() < 0.005);
+    // 4 KB in 16 ns.
+    let compute = bytes(&DEEPSEEK) / 256.0;
+    assert!((one(512.0) / compute - 1.0).abs() < 0.01, "{} of {compute}", one(512.0));
+    assert!((one(128.0) / compute - 2.0).abs() < 0.01, "{} of {compute}", one(128.0));
+}
+
+#[test]
+fn costs_grow_with_tokens() {
+    let (program, bus) = (program(DEEPSEEK, 512), Bus::trimoe());
+    let table = times(&program, &bus, &[0, 1, 2, 4, 8, 16, 32, 512]);
+    assert_eq!(table[0], (0, 0.0));
+    assert!(table.windows(2).all(|pair| pair[0].1 < pair[1].1), "{table:?}");
+}
+
+#[test]
+fn what_is_read_is_counted() {
+    let program = program(DEEPSEEK, 512);
+    let report = time(&program, &Bus::plain(100.0), 3);
+    let image = DEEPSEEK.image().expect("an image");
+    assert_eq!(report.tiles, (image.gate_up.weights() + image.down.weights()) / 2048);
+    assert_eq!(report.read, image.lines + 3 * DEEPSEEK.input_lines());
+    assert_eq!(report.written, 3 * DEEPSEEK.output_lines());
+    assert_eq!(report.flops, 6 * (image.gate_up.weights() + image.down.weights()));
+    let [mem, gemv, act, link] = report.busy;
+    assert!(mem > 0.0 && act > 0.0 && link == 0.0 && gemv <= report.ns);
+}

@@ -1,0 +1,242 @@
+//! Experts in three places: on a modelled graphics processor, on the processor, and in memory modules that compute by command
+//! streams. The reference's tokens come out, and every stream gives the bits of its family's evaluator.
+#![cfg(all(target_arch = "x86_64", target_os = "linux"))]
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::bundle::read::Bundle;
+use moec::families;
+use moec_ir::plan::{Builtin, Code};
+use moec_runtime::assign::Assigned;
+use moec_runtime::{Decoder, Engine, Options, Program, Request, Sampler, Sampling, Want};
+use std::fs;
+use std::path::Path;
+use support::{FAMILIES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here};
+
+/// Largest difference of any logit where experts are rounded to bf16; the logits reach 4.
+const ROUNDED: f32 = 5e-2;
+
+/// Builds a model whose experts are bf16 and all else is exact.
+fn build(source: &Path, folder: &Path, name: &str, target: &str, placement: &str) -> Bundle {
+    let toml = folder.join(format!("{name}.toml"));
+    let text = format!(
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1, 2]\n[weights]\n\
+         experts = \"bf16\"\nactivations = \"f32\"\n[placement]\n{placement}",
+        source.display()
+    );
+    fs::write(&toml, text).unwrap();
+    built(&toml, &["--target", target], &folder.join(name));
+    Bundle::open(&folder.join(name)).unwrap()
+}
+
+/// What a bundle computes: logits of every token of the prompt, ids generated greedily, and who computed its experts.
+struct Computed {
+    logits: Vec<f32>,
+    ids: Vec<u32>,
+    assigned: Option<Assigned>,
+}
+
+fn compute(bundle: &Bundle, prompt: &[u32], n: usize, threads: usize) -> Computed {
+    let unit = bundle.emulated_unit(&moec::progress::Progress::silent()).unwrap();
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap().emulating(unit.emulated());
+    let options = Options { threads: Some(threads), ..Options::default() };
+    let host = &mut |unit: &moec_ir::plan::UnitRef| families::host(&unit.family, &unit.name);
+    let mut engine = Engine::with_units(&program, &bundle.folder, host, &bundle.folder, options).unwrap();
+    let mut logits = Vec::new();
+    let mut keep = |_: usize, row: &[f32]| {
+        logits.extend_from_slice(row);
+        Ok(())
+    };
+    engine.prefill(0, 0, prompt, Want::All, &mut keep).unwrap();
+    engine.reset(0).unwrap();
+    let request = Request { slot: 0, prompt: &prompt[..prompt.len().min(16)], n, end: &[] };
+    let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
+    let made = moec_runtime::generate(&mut engine, &request, &mut decoder, &mut sampler, &mut |_| Ok(()));
+    Computed { logits, ids: made.unwrap().ids, assigned: engine.assigned() }
+}
+
+/// Share of rows whose logits are near those of another run.
+fn near(a: &[f32], b: &[f32], rows: usize) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let width = a.len() / rows;
+    let near = a.chunks(width).zip(b.chunks(width)).filter(|(a, b)| distance(a, b) <= ROUNDED).count();
+    near as f64 / rows as f64
+}
+
+/// Every family: the schedule gives experts to all three, and the tokens are transformers'.
+#[test]
+fn three_places_give_the_tokens_of_the_reference() {
+    if !runs_here("sapphire-rapids") {
+        return;
+    }
+    let mut places = [0; 3];
+    for family in FAMILIES {
+        let folder = tempfile::tempdir().unwrap();
+        let source = checkpoint(family);
+        let want = expected(&source);
+        let home = build(&source, folder.path(), "home", "sapphire-rapids", "");
+        let home = compute(&home, &want.ids, 24, 2);
+        let bundle = build(&source, folder.path(), "three", "h100-spr-ndp", "cached = 2\n");
+        let streams = |s: &&moec_ir::plan::Step| matches!(s.code, Code::Builtin(Builtin::Streams { .. }));
+        assert!(bundle.plan.entries.iter().all(|e| e.steps.iter().any(|s| streams(&s))), "{family}");
+        let got = compute(&bundle, &want.ids, 24, 2);
+        assert_eq!(got.ids, want.greedy[16..], "{family}: greedy tokens");
+        assert_eq!(got.ids, home.ids, "{family}: as with the processor alone");
+        let near = near(&got.logits, &home.logits, want.ids.len());
+        assert!(near >= 0.9, "{family}: {near} of the rows are near those of the processor");
+        let assigned = got.assigned.unwrap();
+        println!("{family}: {assigned:?}");
+        for (sum, n) in places.iter_mut().zip(assigned.experts) {
+            *sum += n;
+        }
+        // The same calls give the same bits, on any number of threads.
+        let again = compute(&bundle, &want.ids, 24, 1);
+        assert!(again.logits == got.logits && again.ids == got.ids, "{family}: not repeated");
+        assert_eq!(again.assigned, got.assigned, "{family}");
+        let mut verify = moec();
+        ok(verify.arg("verify").arg(&bundle.folder).arg("--quiet"));
+    }
+    assert!(places.iter().all(|&n| n > 0), "experts on the units: {places:?}");
+}
+
+/// Without a graphics processor, a trained model: experts change their places while it runs, and nothing else changes.
+#[test]
+fn experts_move_between_modules_while_a_model_runs() {
+    if !runs_here("sapphire-rapids") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
+    let home = build(&ferris(), folder.path(), "home", "sapphire-rapids", "");
+    let home = compute(&home, &prompt, 32, 2);
+    let mut ids = Vec::new();
+    for (name, placement) in
+        [("moves", "moves = true\n"), ("stays", "moves = false\n"), ("paper", "refine = \"bottleneck\"\n")]
+    {
+        let bundle = build(&ferris(), folder.path(), name, "spr-ndp", placement);
+        let got = compute(&bundle, &prompt, 32, 2);
+        assert!(near(&got.logits, &home.logits, prompt.len()) >= 0.9, "{name}");
+        let did = got.assigned.unwrap();
+        let [hot, processor, cold] = did.experts;
+        assert!(hot == 0 && processor > 0 && cold > 0, "{name}: {did:?}");
+        assert_eq!(did.moves.iter().sum::<u64>() > 0, name != "stays", "{name}: {did:?}");
+        ids.push(got.ids);
+    }
+    assert!(ids.iter().all(|ids| *ids == home.ids), "{ids:?} instead of {:?}", home.ids);
+}
+
+/// A share of the experts by hand: no schedule, and streams all the same.
+#[test]
+fn a_share_of_the_experts_lives_in_modules() {
+    if !runs_here("sapphire-rapids") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let source = checkpoint("mixtral");
+    let want = expected(&source);
+    let bundle = build(&source, folder.path(), "half", "spr-ndp", "experts = \"dimms:50%\"\n");
+    assert!(bundle.plan.schedule.is_none() && !bundle.plan.streams.is_empty());
+    let got = compute(&bundle, &want.ids, 24, 2);
+    assert_eq!(got.ids, want.greedy[16..]);
+    assert!(got.assigned.is_none());
+}
+
+/// The streams of a layer, as people read them.
+#[test]
+fn streams_are_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&checkpoint("gpt_oss"), folder.path(), "b", "spr-ndp", "");
+    let path = bundle.folder.join(&bundle.plan.streams[0].artifact);
+    let said = ok(moec().arg("inspect").arg(&path));
+    let text = String::from_utf8(said.stdout).unwrap();
+    let first = text.split("\n\n").next().unwrap().to_owned();
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../golden/snapshots");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!("gpt_oss-spr-ndp@streams", first));
+    fs::write(folder.path().join("x.streams"), b"moecdimm, or not").unwrap();
+    let (_, said) = fails(moec().arg("inspect").arg(folder.path().join("x.streams")));
+    assert!(said.contains("no file of command streams") && said.contains("version"), "{said}");
+}
+
+/// What a device file or an artifact cannot be is refused by name.
+#[test]
+fn what_modules_cannot_be_is_refused_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = fs::read_to_string(root().join("targets/devices/spr-ndp.toml")).unwrap();
+    let source = checkpoint("olmoe");
+    let refused = |from: &str, to: &str, more: &str| {
+        assert!(device.contains(from), "{from}");
+        let (file, toml) = (folder.path().join("d.toml"), folder.path().join("model.toml"));
+        fs::write(&file, device.replacen(from, to, 1)).unwrap();
+        fs::write(&toml, format!("[model]\nsource = {source:?}\n[weights]\nexperts = \"bf16\"\n{more}"))
+            .unwrap();
+        let mut build = moec();
+        build.arg("build").arg(&toml).arg("--target").arg(&file).args(["--quiet", "--no-run", "-o"]);
+        fails(build.arg(folder.path().join("b"))).1
+    };
+    let says = |said: &str, words: &[&str]| {
+        assert!(words.iter().all(|w| said.contains(w)), "{said}");
+    };
+    let links = device.lines().find(|l| l.starts_with("link_gb_per_s")).unwrap();
+    says(&refused(links, "", ""), &["`unit.dimms.link_gb_per_s`", "16 modules need links"]);
+    let to_modules = "[[link]]\nfrom = \"dram\"\nto = \"modules\"";
+    says(
+        &refused(to_modules, "[[link]]\nfrom = \"modules\"\nto = \"dram\"", ""),
+        &["`link`", "from `dram` to `modules`"],
+    );
+    says(&refused("count = 16", "count = 15", ""), &["`unit.dimms.count`", "15 modules", "8 channels"]);
+    says(&refused("row_bytes = 4096", "row_bytes = 4000", ""), &["`unit.dimms.row_bytes`", "lines of 64"]);
+    says(&refused("timing = \"trimoe\"", "timing = \"ddr4\"", ""), &["`unit.dimms.timing`", "`trimoe`"]);
+    says(
+        &refused("capacity = { value = 137438953472", "capacity = { value = 3145728", ""),
+        &["`dimms` does not run the experts", "a DIMM has"],
+    );
+    says(&refused("value = 256,", "value = 512,", ""), &["`unit.dimms.gops`"]);
+    says(&refused("count = 16", "count = 16", "[memory]\nbudget = \"1 GiB\"\n"), &["`budget`", "`dimms`"]);
+    let narrow = "triple = \"x86_64-unknown-linux-gnu\"\ncpu = \"sapphirerapids\"";
+    let features = device.find("features = [").unwrap();
+    let list = &device[features..=features + device[features..].find(']').unwrap()];
+    let avx2 =
+        device.replacen(list, "features = [\"avx2\", \"fma\"]", 1).replacen("sapphirerapids", "haswell", 1);
+    assert!(device.contains(narrow));
+    let (file, toml) = (folder.path().join("d.toml"), folder.path().join("model.toml"));
+    fs::write(&file, avx2).unwrap();
+    let mut build = moec();
+    build.arg("build").arg(&toml).arg("--target").arg(&file).args(["--quiet", "--no-run", "-o"]);
+    fs::write(&toml, format!("[model]\nsource = {source:?}\n[weights]\nexperts = \"bf16\"\n")).unwrap();
+    says(&fails(build.arg(folder.path().join("b"))).1, &["does not read weights", "nr: 16"]);
+    fs::write(&toml, format!("[model]\nsource = {source:?}\n[weights]\nexperts = \"q8\"\n")).unwrap();
+    let mut build = moec();
+    build.arg("build").arg(&toml).args(["--target", "spr-ndp", "--quiet", "--no-run", "-o"]);
+    says(&fails(build.arg(folder.path().join("b"))).1, &["q8", "multiplies bf16"]);
+}
+
+/// A stream that reads outside of its rows does not run.
+#[test]
+fn a_stream_that_reads_outside_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&checkpoint("olmoe"), folder.path(), "b", "spr-ndp", "");
+    let set = &bundle.plan.streams[0];
+    let path = bundle.folder.join(&set.artifact);
+    let whole = fs::read(&path).unwrap();
+    let mut artifact = moec_ndp::artifact::decode(&whole).unwrap();
+    moec_ndp::artifact::open(&bundle.folder, set).unwrap();
+    let rows = artifact.experts[1].stream.regions[0].rows.clone();
+    artifact.experts[1].stream.regions[0].rows = rows.end..rows.end;
+    let refused = |bytes: &[u8]| {
+        fs::write(&path, bytes).unwrap();
+        moec_ndp::artifact::open(&bundle.folder, set).unwrap_err()
+    };
+    let said = refused(&moec_ndp::artifact::encode(&artifact).unwrap());
+    assert!(said.contains("expert 1"), "{said}");
+    let said = refused(&whole[..whole.len() - 5]);
+    assert!(said.contains("cut off"), "{said}");
+    artifact.experts.truncate(1);
+    let said = refused(&moec_ndp::artifact::encode(&artifact).unwrap());
+    assert!(said.contains("1 experts"), "{said}");
+    let (_, said) = fails(moec().arg("verify").arg(&bundle.folder).arg("--static"));
+    assert!(said.contains("streams"), "{said}");
+}
