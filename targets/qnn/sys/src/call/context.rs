@@ -1,0 +1,298 @@
+//! Contexts and their graphs: composed, compiled, executed, saved, loaded.
+
+use super::device::{Backend, Device, Refusal, custom};
+use super::marshal::{Held, HeldNode, name};
+use super::system::{GraphInfo, System, TensorInfo};
+use crate::abi::{self, Config, Handle, HtpConfig, Tensor};
+use crate::error::{Error, Result};
+use crate::graph::{GraphSpec, Options, Quant, Role};
+use std::ffi::c_void;
+use std::ptr;
+use std::rc::Rc;
+
+/// A context: graphs of one chip that are saved and loaded as one, and may share their weights.
+#[derive(Debug)]
+pub struct Context {
+    held: Rc<HeldContext>,
+}
+
+/// What a context and its graphs hold.
+#[derive(Debug)]
+pub(crate) struct HeldContext {
+    pub(crate) backend: Rc<Backend>,
+    device: Option<Rc<Device>>,
+    handle: Handle,
+}
+
+/// A compiled graph.
+#[derive(Debug)]
+pub struct Graph {
+    context: Rc<HeldContext>,
+    handle: Handle,
+    info: GraphInfo,
+}
+
+impl Context {
+    /// An empty context on a chip. With `share`, equal weights of its graphs are kept once.
+    ///
+    /// # Errors
+    /// [`Error::Call`] if the library refuses.
+    pub fn new(device: &Rc<Device>, share: bool) -> Result<Self> {
+        let sharing = HtpConfig::new(abi::HTP_WEIGHT_SHARING, [u32::from(share), 0]);
+        let config = custom(&sharing);
+        let configs: &[&Config] = if share { &[&config] } else { &[] };
+        Self::create(device.backend(), Some(device), configs)
+    }
+
+    /// An empty context of a backend without chips.
+    pub(super) fn without_device(backend: &Rc<Backend>) -> Result<Self> {
+        Self::create(backend, None, &[])
+    }
+
+    fn create(backend: &Rc<Backend>, device: Option<&Rc<Device>>, configs: &[&Config]) -> Result<Self> {
+        let create = backend.table().context_create.ok_or_else(|| backend.lack("contextCreate"))?;
+        let list = list(configs);
+        // The backend for DLC takes no list, not even an empty one †.
+        let list = if configs.is_empty() { ptr::null() } else { list.as_ptr() };
+        let chip = device.map_or(ptr::null_mut(), |d| d.handle());
+        let mut handle = ptr::null_mut();
+        // SAFETY: backend and device live; the list ends in a null and lives until the call returns; `handle` is written.
+        let asked = backend.ask(|| unsafe { create(backend.handle(), chip, list, &raw mut handle) });
+        asked.map_err(|r| r.of("a context"))?;
+        let held = HeldContext { backend: Rc::clone(backend), device: device.cloned(), handle };
+        Ok(Self { held: Rc::new(held) })
+    }
+
+    pub(super) fn held(&self) -> &Rc<HeldContext> {
+        &self.held
+    }
+
+    /// Adds a graph and compiles it.
+    ///
+    /// # Errors
+    /// [`Error::Graph`] if it is not whole, [`Error::Node`] with the first node that the backend refuses, [`Error::Call`] for what it
+    /// refuses otherwise.
+    pub fn compose(&mut self, spec: &GraphSpec) -> Result<Graph> {
+        let customs = htp_options(&spec.options);
+        let configs = customs.each_ref().map(custom);
+        let used = if spec.options.float16 { &configs[..] } else { &configs[..2] };
+        self.compose_with(spec, &used.iter().collect::<Vec<_>>())
+    }
+
+    pub(super) fn compose_with(&mut self, spec: &GraphSpec, configs: &[&Config]) -> Result<Graph> {
+        spec.verify()?;
+        let backend = &self.held.backend;
+        let table = backend.table();
+        let (Some(create), Some(tensor_create), Some(add)) =
+            (table.graph_create, table.tensor_create, table.graph_add_node)
+        else {
+            return Err(backend.lack("graphCreate, tensorCreateGraphTensor or graphAddNode"));
+        };
+        let (graph_name, list) = (name(&spec.name)?, list(configs));
+        let mut handle = ptr::null_mut();
+        // SAFETY: the context lives; name and list end as they must and live until the call returns; `handle` is written.
+        let asked = backend
+            .ask(|| unsafe { create(self.held.handle, graph_name.as_ptr(), list.as_ptr(), &raw mut handle) });
+        asked.map_err(|r| r.of(format!("graph `{}`", spec.name)))?;
+        let mut tensors = Vec::with_capacity(spec.tensors().len());
+        for tensor in spec.tensors() {
+            let mut held = Held::of(tensor)?;
+            // SAFETY: the graph lives, and all that the tensor points to is held; its id is written.
+            let asked = backend.ask(|| unsafe { tensor_create(handle, &raw mut held.tensor) });
+            asked.map_err(|r| r.of(format!("tensor `{}` of graph `{}`", tensor.name, spec.name)))?;
+            tensors.push(held);
+        }
+        for node in spec.nodes() {
+            let held = HeldNode::of(node, &tensors)?;
+            // SAFETY: the graph lives, and all that the node points to is held.
+            let asked = backend.ask(|| unsafe { add(handle, held.config) });
+            asked.map_err(|Refusal { said, messages }| Error::Node {
+                graph: spec.name.clone(),
+                node: node.name.clone(),
+                op: node.op.clone(),
+                said,
+                messages,
+            })?;
+        }
+        let ports = |role| {
+            let of = spec.tensors().iter().zip(&tensors).filter(move |(t, _)| t.role == role);
+            of.map(|(t, held)| TensorInfo {
+                id: held.tensor.v1.id,
+                name: t.name.clone(),
+                code: t.dtype.code(),
+                dims: t.dims.clone(),
+                quant: t.quant.clone(),
+            })
+            .collect()
+        };
+        let info =
+            GraphInfo { name: spec.name.clone(), inputs: ports(Role::Input), outputs: ports(Role::Output) };
+        let graph = Graph { context: Rc::clone(&self.held), handle, info };
+        graph.finalize()?;
+        Ok(graph)
+    }
+
+    /// The graphs that the library has put into this context by itself.
+    pub(super) fn retrieve(&self, info: GraphInfo) -> Result<Graph> {
+        let backend = &self.held.backend;
+        let retrieve = backend.table().graph_retrieve.ok_or_else(|| backend.lack("graphRetrieve"))?;
+        let graph_name = name(&info.name)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the context lives, the name ends in a zero byte, `handle` is written.
+        let asked =
+            backend.ask(|| unsafe { retrieve(self.held.handle, graph_name.as_ptr(), &raw mut handle) });
+        asked.map_err(|r| r.of(format!("graph `{}`", info.name)))?;
+        Ok(Graph { context: Rc::clone(&self.held), handle, info })
+    }
+
+    /// The compiled graphs as bytes, for the chip. The same graphs give the same bytes.
+    ///
+    /// # Errors
+    /// [`Error::Call`] if the library refuses.
+    pub fn binary(&self) -> Result<Vec<u8>> {
+        let backend = &self.held.backend;
+        let table = backend.table();
+        let (Some(size), Some(binary)) = (table.context_binary_size, table.context_binary) else {
+            return Err(backend.lack("contextGetBinary"));
+        };
+        let mut len = 0;
+        // SAFETY: the context lives, `len` is written.
+        let asked = backend.ask(|| unsafe { size(self.held.handle, &raw mut len) });
+        asked.map_err(|r| r.of("the size of a context binary"))?;
+        let mut bytes = vec![0u8; usize::try_from(len).unwrap_or(0)];
+        let mut written = 0;
+        // SAFETY: the memory has `len` bytes, and `written` is written.
+        let asked = backend.ask(|| unsafe {
+            binary(self.held.handle, bytes.as_mut_ptr().cast(), bytes.len() as u64, &raw mut written)
+        });
+        asked.map_err(|r| r.of("a context binary"))?;
+        bytes.truncate(usize::try_from(written).unwrap_or(0));
+        Ok(bytes)
+    }
+
+    /// A context of the bytes that [`Context::binary`] gave, with its graphs in their order there.
+    ///
+    /// # Errors
+    /// [`Error::Binary`] if they are damaged, [`Error::Soc`] if they are for another chip, [`Error::Call`] for what the library
+    /// refuses otherwise.
+    pub fn from_binary(device: &Rc<Device>, system: &System, bytes: &[u8]) -> Result<(Self, Vec<Graph>)> {
+        let info = system.binary_info(bytes)?;
+        info.expect(device.soc())?;
+        let backend = device.backend();
+        let load =
+            backend.table().context_from_binary.ok_or_else(|| backend.lack("contextCreateFromBinary"))?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: backend and device live, the bytes are there until the call returns, `handle` is written; no profile.
+        let asked = backend.ask(|| unsafe {
+            load(
+                backend.handle(),
+                device.handle(),
+                ptr::null(),
+                bytes.as_ptr().cast(),
+                bytes.len() as u64,
+                &raw mut handle,
+                ptr::null_mut(),
+            )
+        });
+        asked.map_err(|r| r.of("a context of a context binary"))?;
+        let held = HeldContext { backend: Rc::clone(backend), device: Some(Rc::clone(device)), handle };
+        let context = Self { held: Rc::new(held) };
+        let graphs = info.graphs.into_iter().map(|graph| context.retrieve(graph)).collect::<Result<_>>()?;
+        Ok((context, graphs))
+    }
+}
+
+/// What [`Options`] say, in the backend's form; the last one is of floats.
+fn htp_options(options: &Options) -> [HtpConfig; 3] {
+    [
+        HtpConfig::new(abi::HTP_VTCM, [options.vtcm, 0]),
+        HtpConfig::new(abi::HTP_OPTIMIZATION, [abi::HTP_FINALIZE_LEVEL, f32::from(options.level).to_bits()]),
+        HtpConfig::new(abi::HTP_PRECISION, [abi::HTP_FLOAT16, 0]),
+    ]
+}
+
+/// A list that ends in a null.
+fn list(configs: &[&Config]) -> Vec<*const c_void> {
+    configs.iter().map(|c| ptr::from_ref(*c).cast()).chain([ptr::null()]).collect()
+}
+
+impl HeldContext {
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+}
+
+impl Drop for HeldContext {
+    fn drop(&mut self) {
+        if let (Some(free), false) = (self.backend.table().context_free, self.handle.is_null()) {
+            // SAFETY: graphs hold the context, so that none uses it any more; backend and device are let go after it.
+            unsafe { free(self.handle, ptr::null_mut()) };
+        }
+        self.device = None;
+    }
+}
+
+impl Graph {
+    /// Its name, inputs and outputs.
+    pub fn info(&self) -> &GraphInfo {
+        &self.info
+    }
+
+    pub(super) fn finalize(&self) -> Result<()> {
+        let backend = &self.context.backend;
+        let finalize = backend.table().graph_finalize.ok_or_else(|| backend.lack("graphFinalize"))?;
+        // SAFETY: the graph's context lives; no profile, no signal.
+        let asked = backend.ask(|| unsafe { finalize(self.handle, ptr::null_mut(), ptr::null_mut()) });
+        asked.map_err(|r| r.of(format!("to compile graph `{}`", self.info.name)))
+    }
+
+    /// Executes it: stored numbers in, stored numbers out, each tensor dense and in the order of [`GraphInfo`].
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] if there are not as many inputs, or of other lengths; [`Error::Call`] if the library refuses.
+    pub fn execute(&self, inputs: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
+        let wrong = |what| Error::Inputs { graph: self.info.name.clone(), what };
+        if inputs.len() != self.info.inputs.len() {
+            return Err(wrong(format!("{} inputs, and takes {}", inputs.len(), self.info.inputs.len())));
+        }
+        let mut given = Vec::new();
+        for (info, bytes) in self.info.inputs.iter().zip(inputs) {
+            let len = info.bytes()?;
+            if bytes.len() != len {
+                return Err(wrong(format!("{} bytes for `{}`, which takes {len}", bytes.len(), info.name)));
+            }
+            given.push(held(info, abi::APP_WRITE, bytes.to_vec())?);
+        }
+        let mut taken = Vec::new();
+        for info in &self.info.outputs {
+            taken.push(held(info, abi::APP_READ, vec![0; info.bytes()?])?);
+        }
+        let backend = &self.context.backend;
+        let execute = backend.table().graph_execute.ok_or_else(|| backend.lack("graphExecute"))?;
+        let from: Vec<Tensor> = given.iter().map(|h| h.tensor).collect();
+        let mut to: Vec<Tensor> = taken.iter().map(|h| h.tensor).collect();
+        // SAFETY: the graph's context lives; every tensor has memory of its length; no profile, no signal.
+        let asked = backend.ask(|| unsafe {
+            execute(
+                self.handle,
+                from.as_ptr(),
+                from.len() as u32,
+                to.as_mut_ptr(),
+                to.len() as u32,
+                ptr::null_mut(),
+                ptr::null_mut(),
+            )
+        });
+        asked.map_err(|r| r.of(format!("to execute graph `{}`", self.info.name)))?;
+        Ok(taken.into_iter().map(Held::into_data).collect())
+    }
+}
+
+/// A tensor of a call, with its memory.
+fn held(info: &TensorInfo, kind: u32, bytes: Vec<u8>) -> Result<Held> {
+    let dtype = info.dtype()?;
+    // The graph knows the quantisation; a call says only which tensor, and where.
+    let mut held = Held::new(&info.name, kind, dtype, &info.dims, &Quant::None, bytes)?;
+    held.tensor.v1.id = info.id;
+    Ok(held)
+}

@@ -1,0 +1,236 @@
+//! Backends and devices.
+
+use super::loaded::{Loaded, text};
+use super::log::{Calling, ERRORS, receive};
+use crate::abi::{self, Config, GetProviders, Handle, HtpConfig, PROVIDERS, Provider, Status, Table};
+use crate::error::{Error, Result};
+use crate::find::{HTP, IR, Installation, QAIRT};
+use crate::soc::Soc;
+use std::ffi::c_void;
+use std::ptr;
+use std::rc::Rc;
+
+/// Most providers that a library is believed to have.
+const PROVIDERS_MOST: u32 = 16;
+/// Major version of the interface that is declared in `abi`.
+const API: u32 = 2;
+
+/// A backend of QNN: what compiles and executes graphs, or writes them down.
+#[derive(Debug)]
+pub struct Backend {
+    lib: Loaded,
+    provider: Provider,
+    handle: Handle,
+    log: Handle,
+}
+
+impl std::fmt::Debug for Provider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Provider")
+            .field("backend", &self.backend)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why the library refused: the code in words, and what it logged.
+pub(crate) struct Refusal {
+    pub(crate) said: String,
+    pub(crate) messages: Vec<String>,
+}
+
+impl Refusal {
+    /// The error of a call.
+    pub(crate) fn of(self, what: impl Into<String>) -> Error {
+        Error::Call { what: what.into(), said: self.said, messages: self.messages }
+    }
+}
+
+impl Backend {
+    /// The backend that compiles for the Hexagon tensor processor; on x86-64 it emulates that.
+    ///
+    /// # Errors
+    /// The library cannot be loaded, or is of another version.
+    pub fn htp(installation: &Installation) -> Result<Rc<Self>> {
+        Self::open(installation, HTP)
+    }
+
+    /// The backend that writes graphs as DLC.
+    ///
+    /// # Errors
+    /// The library cannot be loaded, or is of another version.
+    pub fn ir(installation: &Installation) -> Result<Rc<Self>> {
+        Self::open(installation, IR)
+    }
+
+    fn open(installation: &Installation, name: &str) -> Result<Rc<Self>> {
+        let lib = Loaded::open(&installation.file(name))?;
+        // SAFETY: the symbol of this name is a function of this type, by QNN's documentation.
+        let providers: GetProviders = unsafe { std::mem::transmute(lib.symbol(PROVIDERS)?) };
+        let (mut list, mut count) = (ptr::null(), 0);
+        // SAFETY: both are written; the list is the library's own and stays.
+        let status = unsafe { providers(&raw mut list, &raw mut count) };
+        if status != 0 || list.is_null() || count == 0 || count > PROVIDERS_MOST {
+            return Err(lib.strange(format!("it offers no interface (code {status:#x})")));
+        }
+        // SAFETY: the list has `count` addresses, of structures that begin as declared.
+        let offered = (0..count as usize).map(|i| unsafe { *list.add(i) });
+        // SAFETY: as above; what is not null is an interface, whose version stands in front of its table.
+        let found = offered.filter(|p| !p.is_null()).find(|&p| unsafe { (*p).core.major } == API);
+        let Some(found) = found else {
+            return Err(lib.strange(format!("it has no interface of version {API}")));
+        };
+        // SAFETY: version 2 has every function up to the last one that is declared since 2.30 or so; the build is checked below before
+        // any of the later ones is called or handed on.
+        let provider = unsafe { *found };
+        let mut backend = Self { lib, provider, handle: ptr::null_mut(), log: ptr::null_mut() };
+        backend.check_build()?;
+        let (log_create, create) = (backend.table().log_create, backend.table().backend_create);
+        let (Some(log_create), Some(create)) = (log_create, create) else {
+            return Err(backend.lack("logCreate or backendCreate"));
+        };
+        let mut log = ptr::null_mut();
+        // SAFETY: the callback is a function and stays; `log` is written.
+        let asked = backend.ask(|| unsafe { log_create(Some(receive), ERRORS, &raw mut log) });
+        asked.map_err(|r| r.of("a log"))?;
+        backend.log = log;
+        let mut handle = ptr::null_mut();
+        // SAFETY: the log was created above; no configurations; `handle` is written.
+        let asked = backend.ask(|| unsafe { create(log, ptr::null(), &raw mut handle) });
+        asked.map_err(|r| r.of("a backend"))?;
+        backend.handle = handle;
+        Ok(Rc::new(backend))
+    }
+
+    /// Version of the library, as it says it: `v2.51.0.…`.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub fn build(&self) -> Result<String> {
+        let build_id = self.table().backend_build_id.ok_or_else(|| self.lack("backendGetBuildId"))?;
+        let mut id = ptr::null();
+        // SAFETY: `id` is written.
+        self.ask(|| unsafe { build_id(&raw mut id) }).map_err(|r| r.of("its version"))?;
+        // SAFETY: the text is the library's own and ends in a zero byte.
+        unsafe { text(id) }.ok_or_else(|| self.lib.strange("it has no version"))
+    }
+
+    fn check_build(&self) -> Result<()> {
+        let build = self.build()?;
+        let known =
+            build.trim_start_matches('v').strip_prefix(QAIRT).is_some_and(|rest| rest.starts_with('.'));
+        if known { Ok(()) } else { Err(self.lib.strange(format!("it is of version {build}, not {QAIRT}"))) }
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.provider.table
+    }
+
+    pub(crate) fn provider(&self) -> Provider {
+        self.provider
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// A function that the library lacks.
+    pub(crate) fn lack(&self, name: &str) -> Error {
+        self.lib.strange(format!("its interface has no `{name}`"))
+    }
+
+    /// Calls, alone, and gives what was said where it failed.
+    pub(crate) fn ask(&self, call: impl FnOnce() -> Status) -> Result<(), Refusal> {
+        let calling = Calling::begin();
+        let status = call();
+        if status == 0 {
+            return Ok(());
+        }
+        Err(Refusal { said: self.words(status), messages: calling.messages() })
+    }
+
+    /// A code in words.
+    fn words(&self, status: Status) -> String {
+        let mut message = ptr::null();
+        let words = self.table().error_message.and_then(|error_message| {
+            // SAFETY: `message` is written, with a text of the library's own.
+            (unsafe { error_message(status, &raw mut message) } == 0).then(|| unsafe { text(message) })?
+        });
+        let words = words.map(|w| w.trim().to_owned()).filter(|w| !w.is_empty());
+        words.map_or_else(|| format!("code {status}"), |w| format!("{w} (code {status})"))
+    }
+}
+
+impl Drop for Backend {
+    fn drop(&mut self) {
+        // SAFETY: whatever was made with either holds this backend, so that nothing uses them any more; null ones were never made.
+        unsafe {
+            if let (Some(free), false) = (self.table().backend_free, self.handle.is_null()) {
+                free(self.handle);
+            }
+            if let (Some(free), false) = (self.table().log_free, self.log.is_null()) {
+                free(self.log);
+            }
+        }
+    }
+}
+
+/// A chip that is compiled for, and on x86-64 emulated.
+#[derive(Debug)]
+pub struct Device {
+    backend: Rc<Backend>,
+    soc: Soc,
+    handle: Handle,
+}
+
+impl Device {
+    /// Chooses a chip.
+    ///
+    /// # Errors
+    /// [`Error::Device`]: nothing may be compiled after that, since it would be for another chip.
+    pub fn new(backend: &Rc<Backend>, soc: Soc) -> Result<Rc<Self>> {
+        let create = backend.table().device_create.ok_or_else(|| backend.lack("deviceCreate"))?;
+        let options =
+            [HtpConfig::new(abi::HTP_SOC, [soc.model, 0]), HtpConfig::new(abi::HTP_ARCH, [0, soc.arch])];
+        let configs = options.each_ref().map(custom);
+        let list =
+            [&raw const configs[0], &raw const configs[1], ptr::null()].map(<*const Config>::cast::<c_void>);
+        let mut handle = ptr::null_mut();
+        // SAFETY: the list ends in a null, what it points to lives until the call returns, and `handle` is written.
+        let asked = backend.ask(|| unsafe { create(backend.log, list.as_ptr(), &raw mut handle) });
+        asked.map_err(|Refusal { said, messages }| Error::Device {
+            soc: soc.name.into(),
+            model: soc.model,
+            said,
+            messages,
+        })?;
+        Ok(Rc::new(Self { backend: Rc::clone(backend), soc, handle }))
+    }
+
+    /// The chip.
+    pub fn soc(&self) -> Soc {
+        self.soc
+    }
+
+    pub(crate) fn backend(&self) -> &Rc<Backend> {
+        &self.backend
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.handle
+    }
+}
+
+/// A configuration of the backend's own.
+pub(crate) fn custom<T>(of: &T) -> Config {
+    Config { option: abi::CUSTOM, custom: ptr::from_ref(of).cast(), rest: [0; 2] }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let (Some(free), false) = (self.backend.table().device_free, self.handle.is_null()) {
+            // SAFETY: contexts hold the device, so that none uses it any more.
+            unsafe { free(self.handle) };
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! DLC files: graphs that are not compiled yet, written by the backend for that and compiled by another one.
+
+use super::context::{Context, Graph};
+use super::device::{Backend, Device, custom};
+use super::log::Calling;
+use super::system::{System, graph};
+use crate::abi::{self, IrGraph, IrSerialization};
+use crate::error::{Error, Result};
+use crate::graph::GraphSpec;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::ptr;
+use std::rc::Rc;
+
+/// Most graphs of a file.
+const MOST: u32 = 1 << 16;
+
+fn path_name(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|e| Error::io(path, e))
+}
+
+/// Writes a graph as a DLC. `ir` is [`Backend::ir`].
+///
+/// # Errors
+/// As [`Context::compose`]; [`Error::Io`] if no file was written.
+pub fn write_dlc(ir: &Rc<Backend>, spec: &GraphSpec, path: &Path) -> Result<()> {
+    let name = path_name(path)?;
+    let serialization = IrSerialization { format: abi::IR_FLAT_BUFFER, path: name.as_ptr() };
+    let serialize = IrGraph { option: abi::IR_SERIALIZATION, serialization };
+    let config = custom(&serialize);
+    let mut context = Context::without_device(ir)?;
+    context.compose_with(spec, &[&config])?;
+    drop(context);
+    if path.is_file() { Ok(()) } else { Err(Error::io(path, "QNN has not written it")) }
+}
+
+impl Context {
+    /// Adds the graphs of a DLC, compiled for the context's chip.
+    ///
+    /// # Errors
+    /// [`Error::Binary`] if the file is damaged or has something that the backend cannot have.
+    pub fn compose_dlc(&mut self, device: &Rc<Device>, system: &System, path: &Path) -> Result<Vec<Graph>> {
+        let table = system.table();
+        let (Some(open), Some(compose), Some(free)) =
+            (table.dlc_from_file, table.dlc_compose, table.dlc_free)
+        else {
+            return Err(system.lack("systemDlcComposeGraphs"));
+        };
+        let broken = |why: String| Error::Binary { what: format!("DLC `{}`", path.display()), why };
+        let name = path_name(path)?;
+        let backend = device.backend();
+        let infos = {
+            let calling = Calling::begin();
+            let said = |status| {
+                let said = calling.behind();
+                format!("QNN does not take it (code {status}){said}")
+            };
+            let mut file = ptr::null_mut();
+            // SAFETY: the name ends in a zero byte; no log; `file` is written.
+            let status = unsafe { open(ptr::null_mut(), name.as_ptr(), &raw mut file) };
+            if status != 0 {
+                return Err(broken(said(status)));
+            }
+            let (mut list, mut count) = (ptr::null_mut(), 0);
+            // SAFETY: backend and context live; the table is passed by value and whole, which the build's version was checked for; `list` and
+            // `count` are written.
+            let status = unsafe {
+                compose(
+                    file,
+                    ptr::null(),
+                    0,
+                    backend.handle(),
+                    self.held().handle(),
+                    backend.provider(),
+                    abi::GRAPH_INFO_V1,
+                    &raw mut list,
+                    &raw mut count,
+                )
+            };
+            let infos = if status != 0 {
+                Err(broken(said(status)))
+            } else if count > MOST || (count > 0 && list.is_null()) {
+                Err(broken(format!("it has {count} graphs")))
+            } else {
+                // SAFETY: the array has `count` graphs. It is not freed: it is some kilobytes, and of an allocator that is not ours.
+                (0..count as usize).map(|i| unsafe { graph(&*list.add(i)) }).collect()
+            };
+            // SAFETY: the file was opened above; what was composed of it is the context's.
+            unsafe { free(file) };
+            infos?
+        };
+        let infos: Vec<super::GraphInfo> = infos;
+        infos
+            .into_iter()
+            .map(|info| {
+                let graph = self.retrieve(info)?;
+                graph.finalize()?;
+                Ok(graph)
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,63 @@
+//! Shared libraries, loaded once and for good.
+
+use crate::error::{Error, Result};
+use std::ffi::{CStr, CString, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+/// A shared library of this process. It is never closed: QNN's have threads and destructors of their own.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    path: PathBuf,
+    handle: *mut c_void,
+}
+
+impl Loaded {
+    /// Loads it, or finds it loaded.
+    ///
+    /// # Errors
+    /// [`Error::Load`] with what the loader says.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let failed = |why: String| Error::Load { path: path.to_owned(), why };
+        let name = CString::new(path.as_os_str().as_bytes()).map_err(|e| failed(e.to_string()))?;
+        // SAFETY: the name ends in a zero byte. What the library does while it is loaded is trusted: its user installed it.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(failed(last_error()));
+        }
+        Ok(Self { path: path.to_owned(), handle })
+    }
+
+    /// Address of a symbol.
+    ///
+    /// # Errors
+    /// [`Error::Version`] if there is none.
+    pub(crate) fn symbol(&self, name: &CStr) -> Result<*mut c_void> {
+        // SAFETY: the handle is of `dlopen` and never closed, and the name ends in a zero byte.
+        let symbol = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
+        if symbol.is_null() {
+            return Err(self.strange(format!("it has no `{}`", name.to_string_lossy())));
+        }
+        Ok(symbol)
+    }
+
+    /// The library is not what it should be.
+    pub(crate) fn strange(&self, what: impl Into<String>) -> Error {
+        Error::Version { path: self.path.clone(), what: what.into() }
+    }
+}
+
+/// What the loader says of its last failure.
+fn last_error() -> String {
+    // SAFETY: the text is the loader's, of this thread, and copied at once.
+    unsafe { text(libc::dlerror()) }.unwrap_or_else(|| "the loader does not say why".into())
+}
+
+/// A copy of a C string; none for null.
+///
+/// # Safety
+/// It is null, or ends in a zero byte and lives as long as this call.
+pub(crate) unsafe fn text(at: *const std::ffi::c_char) -> Option<String> {
+    // SAFETY: the caller's.
+    (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
+}

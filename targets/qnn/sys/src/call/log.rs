@@ -1,0 +1,69 @@
+//! What the library logs. Errors are kept for whoever has called; nothing goes to stdout or stderr.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::panic::catch_unwind;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// `QNN_LOG_LEVEL_ERROR`.
+pub(crate) const ERRORS: u32 = 1;
+/// Messages kept of one call.
+const KEPT: usize = 16;
+/// Bytes of a message.
+const LONGEST: usize = 1024;
+
+/// Messages since the call under way began.
+static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// Held during a call.
+static CALL: Mutex<()> = Mutex::new(());
+
+unsafe extern "C" {
+    /// `vsnprintf`, whose last argument is an address wherever `va_list` is passed by one: x86-64, and AArch64 outside of Apple's.
+    fn vsnprintf(to: *mut c_char, len: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
+}
+
+/// A call: nobody else's is under way until this is dropped.
+pub(crate) struct Calling(MutexGuard<'static, ()>);
+
+impl Calling {
+    /// Waits for the last one, and forgets what it logged.
+    pub(crate) fn begin() -> Self {
+        let guard = CALL.lock().unwrap_or_else(PoisonError::into_inner);
+        messages().clear();
+        Self(guard)
+    }
+
+    /// What was logged since.
+    pub(crate) fn messages(&self) -> Vec<String> {
+        // They are of this call as long as its lock is held.
+        let Self(_lock) = self;
+        std::mem::take(&mut messages())
+    }
+
+    /// The same behind another text.
+    pub(crate) fn behind(&self) -> String {
+        self.messages().iter().flat_map(|m| ["; ", m]).collect()
+    }
+}
+
+fn messages() -> MutexGuard<'static, Vec<String>> {
+    MESSAGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Called by the library for each message.
+pub(crate) unsafe extern "C" fn receive(format: *const c_char, _: u32, _: u64, arguments: *mut c_void) {
+    if format.is_null() {
+        return;
+    }
+    let mut bytes = [0u8; LONGEST];
+    // SAFETY: at most `LONGEST` bytes are written, the last of them zero; format and arguments are the library's own pair.
+    let n = unsafe { vsnprintf(bytes.as_mut_ptr().cast(), LONGEST, format, arguments) };
+    let n = usize::try_from(n).unwrap_or(0).min(LONGEST - 1);
+    let line = String::from_utf8_lossy(&bytes[..n]).trim().to_owned();
+    // A panic must not go through the library.
+    let _ = catch_unwind(|| {
+        let mut messages = messages();
+        if !line.is_empty() && messages.len() < KEPT && messages.last() != Some(&line) {
+            messages.push(line);
+        }
+    });
+}

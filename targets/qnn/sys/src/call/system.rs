@@ -1,0 +1,284 @@
+//! Reading context binaries: for which chip they are, which graphs they hold.
+
+use super::loaded::{Loaded, text};
+use super::log::Calling;
+use crate::abi::{self, GetSystemProviders, Handle, SYSTEM_PROVIDERS, SystemTable, Tensor, Version};
+use crate::error::{Error, Result};
+use crate::find::{Installation, SYSTEM};
+use crate::graph::{DType, Quant};
+use crate::soc::Soc;
+use bincode::{Decode, Encode};
+use std::ptr;
+
+/// Most tensors of a graph, and graphs of a context, that are believed: what is read is a file's.
+const MOST: u32 = 1 << 16;
+/// Most dimensions of a tensor.
+const RANK_MOST: u32 = 8;
+/// Major version of the system interface that is declared in `abi`.
+const API: u32 = 1;
+
+/// The part of the library that reads files.
+#[derive(Debug)]
+pub struct System {
+    lib: Loaded,
+    table: SystemTable,
+}
+
+impl std::fmt::Debug for SystemTable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SystemTable")
+    }
+}
+
+/// A tensor that the caller writes or reads, as a file has it.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct TensorInfo {
+    /// The library's number of it.
+    pub(crate) id: u32,
+    /// Name.
+    pub name: String,
+    /// Number of its type in `Qnn_DataType_t`.
+    pub code: u32,
+    /// Sizes, outermost first.
+    pub dims: Vec<u32>,
+    /// What its stored numbers stand for; of channels only the number is given.
+    pub quant: Quant,
+}
+
+impl TensorInfo {
+    /// Type of its elements.
+    ///
+    /// # Errors
+    /// [`Error::Binary`] if it is none that moec knows.
+    pub fn dtype(&self) -> Result<DType> {
+        DType::of_code(self.code).ok_or_else(|| Error::Binary {
+            what: format!("tensor `{}`", self.name),
+            why: format!("its type is {:#x}", self.code),
+        })
+    }
+
+    /// Bytes of its elements.
+    ///
+    /// # Errors
+    /// [`Error::Binary`] if its type is unknown, or they are too many.
+    pub fn bytes(&self) -> Result<usize> {
+        let width = self.dtype()?.bytes();
+        let bytes = self.dims.iter().try_fold(width, |n, &dim| n.checked_mul(dim as usize));
+        bytes.filter(|&n| u32::try_from(n).is_ok()).ok_or_else(|| Error::Binary {
+            what: format!("tensor `{}`", self.name),
+            why: "it has 4 GiB or more".into(),
+        })
+    }
+}
+
+/// A graph, as a file has it.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct GraphInfo {
+    /// Name.
+    pub name: String,
+    /// What the caller writes.
+    pub inputs: Vec<TensorInfo>,
+    /// What the caller reads.
+    pub outputs: Vec<TensorInfo>,
+}
+
+/// What a context binary says of itself.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct BinaryInfo {
+    /// Version of this description: 1, 2 or 3.
+    pub version: u32,
+    /// Version of the library that wrote it.
+    pub build: String,
+    /// Number of the chip that it is for; none before the description's third version.
+    pub soc_model: Option<u32>,
+    /// The chip in the library's words; often empty.
+    pub soc: String,
+    /// Bytes of the backend's own part.
+    pub blob: u64,
+    /// Its graphs.
+    pub graphs: Vec<GraphInfo>,
+}
+
+impl BinaryInfo {
+    /// Whether it is for this chip.
+    ///
+    /// # Errors
+    /// [`Error::Soc`] if it is for another one, [`Error::Binary`] if it does not say.
+    pub fn expect(&self, soc: Soc) -> Result<()> {
+        match self.soc_model {
+            Some(model) if model == soc.model => Ok(()),
+            Some(found) => Err(Error::Soc { found, soc: soc.name.into(), wanted: soc.model }),
+            None => Err(broken("it does not say for which chip it is")),
+        }
+    }
+}
+
+fn broken(why: impl Into<String>) -> Error {
+    Error::Binary { what: "context binary".into(), why: why.into() }
+}
+
+impl System {
+    /// Loads it.
+    ///
+    /// # Errors
+    /// It cannot be loaded, or is of another version.
+    pub fn open(installation: &Installation) -> Result<Self> {
+        let lib = Loaded::open(&installation.file(SYSTEM))?;
+        // SAFETY: the symbol of this name is a function of this type, by QNN's documentation.
+        let providers: GetSystemProviders = unsafe { std::mem::transmute(lib.symbol(SYSTEM_PROVIDERS)?) };
+        let (mut list, mut count) = (ptr::null(), 0);
+        // SAFETY: both are written; the list is the library's own and stays.
+        let status = unsafe { providers(&raw mut list, &raw mut count) };
+        if status != 0 || list.is_null() || count == 0 || count > MOST {
+            return Err(lib.strange(format!("it offers no interface (code {status:#x})")));
+        }
+        // SAFETY: the list has `count` addresses, of structures that begin as declared.
+        let offered = (0..count as usize).map(|i| unsafe { *list.add(i) });
+        let found = offered.filter(|p| !p.is_null()).find(|&p| {
+            // SAFETY: as above; the version stands in front of the table, which only grows at its end: the functions that are
+            // declared are in every one since 1.3.
+            let Version { major, minor, .. } = unsafe { (*p).version };
+            major == API && minor >= 3
+        });
+        match found {
+            // SAFETY: as above.
+            Some(found) => Ok(Self { lib, table: unsafe { (*found).table } }),
+            None => Err(lib.strange(format!("it has no interface of version {API}.3"))),
+        }
+    }
+
+    pub(super) fn table(&self) -> &SystemTable {
+        &self.table
+    }
+
+    pub(super) fn lack(&self, name: &str) -> Error {
+        self.lib.strange(format!("its interface has no `{name}`"))
+    }
+
+    /// What a context binary says of itself.
+    ///
+    /// # Errors
+    /// [`Error::Binary`] if it is none.
+    pub fn binary_info(&self, bytes: &[u8]) -> Result<BinaryInfo> {
+        let (Some(create), Some(info), Some(free)) =
+            (self.table.context_create, self.table.context_binary_info, self.table.context_free)
+        else {
+            return Err(self.lack("systemContextGetBinaryInfo"));
+        };
+        let calling = Calling::begin();
+        let mut handle: Handle = ptr::null_mut();
+        // SAFETY: `handle` is written.
+        let status = unsafe { create(&raw mut handle) };
+        if status != 0 {
+            return Err(broken(format!("there is no reader (code {status})")));
+        }
+        // The library takes an address that it could write to.
+        let mut bytes = bytes.to_vec();
+        let (mut found, mut len) = (ptr::null(), 0);
+        // SAFETY: the bytes are there until the call returns; `found` and `len` are written.
+        let status = unsafe {
+            info(handle, bytes.as_mut_ptr().cast(), bytes.len() as u64, &raw mut found, &raw mut len)
+        };
+        let read = if status != 0 || found.is_null() {
+            let said = calling.behind();
+            Err(broken(format!("QNN does not know it (code {status}){said}")))
+        } else {
+            // SAFETY: what was found lives until the reader is freed, and is of the version that it says.
+            unsafe { describe(&*found) }
+        };
+        // SAFETY: the reader was created above; nothing borrowed of it is left.
+        unsafe { free(handle) };
+        read
+    }
+}
+
+/// Copies a description.
+///
+/// # Safety
+/// It is the library's, of the version that it says.
+unsafe fn describe(info: &abi::BinaryInfo) -> Result<BinaryInfo> {
+    // SAFETY: the version says which member of the union it is; the first is the second's beginning.
+    unsafe {
+        let (head, blob, graphs, count, soc_model) = match info.version {
+            1 | 2 => {
+                let v1 = info.of.v1;
+                (v1.head, v1.blob_len, v1.graphs, v1.graph_count, None)
+            }
+            3 => {
+                let v3 = info.of.v3;
+                (v3.head, v3.blob_len, v3.graphs, v3.graph_count, Some(v3.soc_model))
+            }
+            other => return Err(broken(format!("its description is of version {other}"))),
+        };
+        if count > MOST || (count > 0 && graphs.is_null()) {
+            return Err(broken(format!("it has {count} graphs")));
+        }
+        let graphs = (0..count as usize).map(|i| graph(&*graphs.add(i))).collect::<Result<_>>()?;
+        Ok(BinaryInfo {
+            version: info.version,
+            build: text(head.build).unwrap_or_default(),
+            soc_model,
+            soc: text(head.soc).unwrap_or_default(),
+            blob,
+            graphs,
+        })
+    }
+}
+
+/// Copies a graph's description.
+///
+/// # Safety
+/// It is the library's; all versions begin alike.
+pub(super) unsafe fn graph(info: &abi::GraphInfo) -> Result<GraphInfo> {
+    // SAFETY: the caller's; the texts and arrays are the library's own.
+    unsafe {
+        Ok(GraphInfo {
+            name: text(info.name).ok_or_else(|| broken("a graph has no name"))?,
+            inputs: tensors(info.inputs, info.input_count)?,
+            outputs: tensors(info.outputs, info.output_count)?,
+        })
+    }
+}
+
+/// Copies tensors' descriptions.
+///
+/// # Safety
+/// They are an array of the library's, of that length.
+unsafe fn tensors(list: *const Tensor, count: u32) -> Result<Vec<TensorInfo>> {
+    if count > MOST || (count > 0 && list.is_null()) {
+        return Err(broken(format!("a graph has {count} tensors")));
+    }
+    // SAFETY: the caller's; both versions of a tensor begin alike.
+    (0..count as usize).map(|i| unsafe { tensor(&*list.add(i)) }).collect()
+}
+
+/// Copies a tensor's description.
+///
+/// # Safety
+/// It is the library's.
+unsafe fn tensor(tensor: &Tensor) -> Result<TensorInfo> {
+    if !matches!(tensor.version, abi::TENSOR_V1 | abi::TENSOR_V2) {
+        return Err(broken(format!("a tensor is of version {}", tensor.version)));
+    }
+    let v1 = &tensor.v1;
+    if v1.rank > RANK_MOST || (v1.rank > 0 && v1.dims.is_null()) {
+        return Err(broken(format!("a tensor has {} dimensions", v1.rank)));
+    }
+    // SAFETY: the sizes are an array of the library's, as long as the rank; the encoding says which member of the union it is.
+    unsafe {
+        let dims = (0..v1.rank as usize).map(|i| *v1.dims.add(i)).collect();
+        let quant = match (v1.quantize.definition, v1.quantize.encoding) {
+            (abi::DEFINED, abi::SCALE_OFFSET) => {
+                let abi::ScaleOffset { scale, offset } = v1.quantize.params.tensor;
+                Quant::Tensor { scale, offset }
+            }
+            (abi::DEFINED, abi::BITS_SCALE_OFFSET) => {
+                let abi::BitsScaleOffset { scale, offset, .. } = v1.quantize.params.bits;
+                Quant::Tensor { scale, offset }
+            }
+            _ => Quant::None,
+        };
+        let name = text(v1.name).unwrap_or_default();
+        Ok(TensorInfo { id: v1.id, name, code: v1.dtype, dims, quant })
+    }
+}

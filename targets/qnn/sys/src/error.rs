@@ -1,0 +1,180 @@
+//! What can go wrong, with what the library said of it, and what to do.
+
+use bincode::{Decode, Encode};
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// What installs the library.
+pub const INSTALL: &str = "cargo xtask qnn";
+
+/// Result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something of QNN's did not work.
+#[derive(Clone, Debug, Error, PartialEq, Eq, Encode, Decode)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no folder with the library.
+    #[error("QNN is not installed: there is no `{}`", path.display())]
+    NotInstalled {
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// A folder lacks a part of it.
+    #[error("`{}` has no `{name}`", folder.display())]
+    NoLibrary {
+        /// The folder.
+        folder: PathBuf,
+        /// The file.
+        name: String,
+    },
+    /// The system cannot load a part.
+    #[error("`{}` cannot be loaded: {why}", path.display())]
+    Load {
+        /// The file.
+        path: PathBuf,
+        /// What the loader says.
+        why: String,
+    },
+    /// A part is there, and is not what it should be.
+    #[error("`{}` is not the library that moec knows: {what}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+    /// The library refused a call.
+    #[error("QNN refused {what}: {said}{}", lines(messages))]
+    Call {
+        /// What was asked.
+        what: String,
+        /// Its code, with the library's words for it.
+        said: String,
+        /// Errors that it logged during the call.
+        messages: Vec<String>,
+    },
+    /// A node that the backend cannot have.
+    #[error("graph `{graph}`: QNN refused node `{node}` ({op}): {said}{}", lines(messages))]
+    Node {
+        /// The graph.
+        graph: String,
+        /// The node.
+        node: String,
+        /// Its operator.
+        op: String,
+        /// The code, with the library's words for it.
+        said: String,
+        /// Errors that it logged during the call.
+        messages: Vec<String>,
+    },
+    /// A chip could not be chosen. What is compiled after this would be for another one.
+    #[error("QNN cannot compile for `{soc}` (model {model}): {said}{}", lines(messages))]
+    Device {
+        /// Name of the chip.
+        soc: String,
+        /// Its number.
+        model: u32,
+        /// The code, with the library's words for it.
+        said: String,
+        /// Errors that it logged during the call.
+        messages: Vec<String>,
+    },
+    /// A graph is wrong in itself.
+    #[error("graph `{graph}`: {what}")]
+    Graph {
+        /// The graph.
+        graph: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A graph was given inputs that are not its own.
+    #[error("graph `{graph}` is given {what}")]
+    Inputs {
+        /// The graph.
+        graph: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A context binary or a DLC is damaged, or of another kind.
+    #[error("the {what} cannot be read: {why}")]
+    Binary {
+        /// What was read.
+        what: String,
+        /// Why it cannot be.
+        why: String,
+    },
+    /// A context binary is for another chip.
+    #[error("the context binary is for the chip of number {found}, not for `{soc}`, which is {wanted}")]
+    Soc {
+        /// The chip's number in the binary.
+        found: u32,
+        /// Name of the chip that it should be for.
+        soc: String,
+        /// That chip's number.
+        wanted: u32,
+    },
+    /// A file cannot be read or written.
+    #[error("`{}`: {why}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        why: String,
+    },
+    /// The process that QNN runs in could not be started.
+    #[error("`{}` cannot be started: {why}", program.display())]
+    Start {
+        /// The program.
+        program: PathBuf,
+        /// What the system says.
+        why: String,
+    },
+    /// The process that QNN runs in has died.
+    #[error("QNN's process has died while it was asked to {doing}: {how}{}", lines(messages))]
+    Died {
+        /// What it was asked.
+        doing: String,
+        /// How it ended.
+        how: String,
+        /// The last lines of its stderr.
+        messages: Vec<String>,
+    },
+    /// The process that QNN runs in said something unexpected.
+    #[error("QNN's process answers wrongly when it is asked to {doing}: {why}")]
+    Protocol {
+        /// What it was asked.
+        doing: String,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+/// Lines behind a message.
+fn lines(messages: &[String]) -> String {
+    messages.iter().flat_map(|m| ["\n  ", m]).collect()
+}
+
+impl Error {
+    pub(crate) fn io(path: &Path, why: impl std::fmt::Display) -> Self {
+        Self::Io { path: path.to_owned(), why: why.to_string() }
+    }
+
+    /// What to do about it, where that is known.
+    pub fn hint(&self) -> Option<String> {
+        let install = || {
+            Some(format!("install it with `{INSTALL}`, or name its folder in `{}`", crate::find::VARIABLE))
+        };
+        match self {
+            Self::Load { why, .. } if why.contains("libatomic") => {
+                Some("on Debian and Ubuntu, as root: apt-get install libatomic1".into())
+            }
+            Self::NotInstalled { .. } | Self::NoLibrary { .. } | Self::Version { .. } | Self::Load { .. } => {
+                install()
+            }
+            Self::Soc { .. } => Some("build it again for this chip".into()),
+            Self::Binary { .. } => Some("build it again".into()),
+            _ => None,
+        }
+    }
+}

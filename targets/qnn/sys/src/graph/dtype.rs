@@ -1,0 +1,140 @@
+//! Types of numbers, and how stored numbers stand for real ones.
+
+use bincode::{Decode, Encode};
+
+/// Type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// 16-bit float.
+    F16,
+    /// 32-bit integer; also of biases, whose numbers are quantised.
+    I32,
+    /// 32-bit integer without a sign; of indices, sizes and axes.
+    U32,
+    /// A truth value in a byte.
+    Bool,
+    /// Quantised, 8 bits with a sign; also of weights of fewer bits, one in each byte.
+    S8,
+    /// Quantised, 8 bits without a sign.
+    U8,
+    /// Quantised, 16 bits with a sign.
+    S16,
+    /// Quantised, 16 bits without a sign.
+    U16,
+    /// Quantised, 32 bits with a sign: biases.
+    S32,
+}
+
+/// A type, its number in `Qnn_DataType_t`, bytes of an element, its name, and the bits of quantised numbers.
+type Row = (DType, u32, usize, &'static str, Option<u32>);
+
+const ROWS: [Row; 10] = [
+    (DType::F32, 0x0232, 4, "f32", None),
+    (DType::F16, 0x0216, 2, "f16", None),
+    (DType::I32, 0x0032, 4, "i32", None),
+    (DType::U32, 0x0132, 4, "u32", None),
+    (DType::Bool, 0x0508, 1, "bool", None),
+    (DType::S8, 0x0308, 1, "s8", Some(8)),
+    (DType::U8, 0x0408, 1, "u8", Some(8)),
+    (DType::S16, 0x0316, 2, "s16", Some(16)),
+    (DType::U16, 0x0416, 2, "u16", Some(16)),
+    (DType::S32, 0x0332, 4, "s32", Some(32)),
+];
+
+impl DType {
+    fn row(self) -> &'static Row {
+        // Rows stand in the order of the variants; a test holds them to it.
+        &ROWS[self as usize]
+    }
+
+    /// Its number in `Qnn_DataType_t`.
+    pub fn code(self) -> u32 {
+        self.row().1
+    }
+
+    /// The type of that number.
+    pub fn of_code(code: u32) -> Option<Self> {
+        ROWS.iter().find(|row| row.1 == code).map(|row| row.0)
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        self.row().2
+    }
+
+    /// A short name.
+    pub fn name(self) -> &'static str {
+        self.row().3
+    }
+
+    /// Bits of a quantised number; none for types that are what they are.
+    pub fn bits(self) -> Option<u32> {
+        self.row().4
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How stored numbers stand for real ones: `real = (stored + offset) · scale`.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+pub enum Quant {
+    /// They are what they are.
+    #[default]
+    None,
+    /// One scale and one offset. The offset is QNN's: the negated zero point, at most 0 for types without a sign.
+    Tensor {
+        /// Real distance of two neighbouring numbers, above zero.
+        scale: f32,
+        /// Added before scaling.
+        offset: i32,
+    },
+    /// A scale for each index of an axis, offsets zero: weights.
+    Channels {
+        /// The axis.
+        axis: u32,
+        /// Bits of a number: 4 or 8. Numbers of 4 bits lie one in each byte, `stored & 0xF`.
+        bits: u32,
+        /// Scales, as many as the axis is long.
+        scales: Vec<f32>,
+    },
+}
+
+impl Quant {
+    /// The scale and offset with which a type without a sign and of so many bits covers `low ..= high` and zero.
+    pub fn covering(low: f32, high: f32, bits: u32) -> Self {
+        let (low, high) = (low.min(0.0), high.max(0.0));
+        let steps = ((1u64 << bits.min(32)) - 1) as f32;
+        let scale = ((high - low) / steps).max(f32::MIN_POSITIVE);
+        Self::Tensor { scale, offset: (low / scale).round() as i32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_stand_in_the_order_of_the_variants() {
+        for (index, row) in ROWS.iter().enumerate() {
+            assert_eq!(row.0 as usize, index);
+            assert_eq!(DType::of_code(row.0.code()), Some(row.0));
+        }
+        assert_eq!(DType::of_code(0x0116), None);
+    }
+
+    #[test]
+    fn a_covering_scale_reaches_both_ends_and_zero() {
+        for (low, high) in [(-1.0, 3.0), (0.5, 2.0), (-4.0, -1.0), (0.0, 0.0)] {
+            let Quant::Tensor { scale, offset } = Quant::covering(low, high, 16) else { unreachable!() };
+            let real = |stored: i64| (stored + i64::from(offset)) as f32 * scale;
+            assert!(real(0) <= low.min(0.0) + scale && real(65_535) >= high - scale, "{low} {high}");
+            assert!((-65_535..=0).contains(&offset), "zero is a stored number: {offset}");
+        }
+    }
+}

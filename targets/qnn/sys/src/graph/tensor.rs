@@ -1,0 +1,161 @@
+//! Tensors of a graph, and where the bytes of constant ones come from.
+
+use super::{DType, Quant};
+use crate::error::{Error, Result};
+use bincode::{Decode, Encode};
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::PathBuf;
+
+/// A tensor of one graph: its place in the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
+pub struct TensorId(pub(super) u32);
+
+impl TensorId {
+    /// Its place in [`GraphSpec::tensors`](super::GraphSpec::tensors).
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a tensor is to its graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Role {
+    /// Written by the caller before the graph is executed.
+    Input,
+    /// Read by the caller after it.
+    Output,
+    /// Between nodes.
+    Native,
+    /// Constant.
+    Static,
+}
+
+/// A tensor of a graph.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct TensorSpec {
+    /// Name, of its own in the graph.
+    pub name: String,
+    /// What it is to the graph.
+    pub role: Role,
+    /// Type of its elements.
+    pub dtype: DType,
+    /// Sizes, outermost first.
+    pub dims: Vec<u32>,
+    /// What its stored numbers stand for.
+    pub quant: Quant,
+    /// Bytes of a constant one; none of others.
+    pub data: Option<Data>,
+}
+
+/// Where the bytes of a constant tensor come from.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum Data {
+    /// From memory.
+    Bytes(Vec<u8>),
+    /// From a part of a file, read when the graph is composed.
+    File {
+        /// The file.
+        path: PathBuf,
+        /// First byte.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+}
+
+impl Data {
+    /// Bytes that it gives.
+    pub fn len(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::File { len, .. } => *len,
+        }
+    }
+
+    /// Whether it gives none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be read, or is shorter.
+    pub fn read(&self) -> Result<Vec<u8>> {
+        match self {
+            Self::Bytes(bytes) => Ok(bytes.clone()),
+            Self::File { path, offset, len } => {
+                let failed = |e| Error::io(path, e);
+                let mut file = std::fs::File::open(path).map_err(failed)?;
+                file.seek(SeekFrom::Start(*offset)).map_err(failed)?;
+                let mut bytes = Vec::new();
+                file.take(*len).read_to_end(&mut bytes).map_err(failed)?;
+                if bytes.len() as u64 == *len {
+                    Ok(bytes)
+                } else {
+                    Err(failed(std::io::ErrorKind::UnexpectedEof.into()))
+                }
+            }
+        }
+    }
+}
+
+impl TensorSpec {
+    /// Elements; none if there are more than fit.
+    pub fn elements(&self) -> Option<usize> {
+        self.dims.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim as usize))
+    }
+
+    /// Bytes of its elements; none if they are more than QNN's 32 bits count.
+    pub fn bytes(&self) -> Option<usize> {
+        let bytes = self.elements()?.checked_mul(self.dtype.bytes())?;
+        u32::try_from(bytes).is_ok().then_some(bytes)
+    }
+
+    /// Why it cannot be, if so.
+    pub(super) fn fault(&self) -> Option<String> {
+        if self.name.is_empty() || self.name.contains('\0') {
+            return Some("its name is empty or has a zero byte".into());
+        }
+        if self.dims.is_empty() || self.dims.contains(&0) || self.dims.len() > 8 {
+            return Some(format!("its sizes are {:?}, and must be one to eight, none of them 0", self.dims));
+        }
+        let Some(bytes) = self.bytes() else {
+            return Some("it has 4 GiB or more".into());
+        };
+        match &self.data {
+            Some(_) if self.role != Role::Static => return Some("it has data, and is not constant".into()),
+            None if self.role == Role::Static => return Some("it is constant, and has no data".into()),
+            Some(data) if data.len() != bytes as u64 => {
+                return Some(format!("it has {} bytes of data, and takes {bytes}", data.len()));
+            }
+            _ => {}
+        }
+        self.quant_fault()
+    }
+
+    fn quant_fault(&self) -> Option<String> {
+        let positive = |scale: &f32| scale.is_finite() && *scale > 0.0;
+        match (&self.quant, self.dtype.bits()) {
+            (Quant::None, _) => None,
+            (Quant::Tensor { scale, .. }, Some(_)) if positive(scale) => None,
+            (Quant::Tensor { scale, .. }, Some(_)) => Some(format!("its scale is {scale}")),
+            (Quant::Channels { axis, bits, scales }, Some(8)) => {
+                if !matches!(bits, 4 | 8) {
+                    return Some(format!("its channels have {bits} bits, and may have 4 or 8"));
+                }
+                let len = self.dims.get(*axis as usize).copied();
+                if len.map(|n| n as usize) != Some(scales.len()) {
+                    return Some(format!(
+                        "it has {} scales for axis {axis} of {:?}",
+                        scales.len(),
+                        self.dims
+                    ));
+                }
+                (!scales.iter().all(positive)).then(|| "one of its scales is not above zero".into())
+            }
+            (Quant::Channels { .. }, Some(_)) => Some(format!("channels of {} have no scales", self.dtype)),
+            (_, None) => Some(format!("{} is not a quantised type", self.dtype)),
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Speaks to QNN, Qualcomm's library for the Hexagon tensor processor (HTP): graphs are composed, compiled for a chip,
+//! executed by the library's emulator of it, and saved as context binaries and DLC. See `docs/qnn.md`.
+//!
+//! The library is loaded while the program runs, from where it is [installed](find). A [graph](graph) is data, checked in
+//! itself; a [`Context`] composes it.
+
+#[cfg(all(target_endian = "little", target_pointer_width = "64", unix))]
+mod abi;
+#[cfg(all(target_endian = "little", target_pointer_width = "64", unix))]
+mod call;
+mod error;
+pub mod find;
+pub mod graph;
+mod soc;
+
+pub use call::{Backend, BinaryInfo, Context, Device, Graph, GraphInfo, System, TensorInfo, write_dlc};
+pub use error::{Error, INSTALL, Result};
+pub use find::Installation;
+pub use graph::{DType, Data, GraphSpec, Node, Options, Param, Quant, Role, Scalar, TensorId, TensorSpec};
+pub use soc::{SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1, SOCS, Soc};
