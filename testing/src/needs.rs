@@ -43,6 +43,9 @@ pub static COREML: Need = Need {
     help: Help::Command("cargo xtask coreml"),
     find: coreml,
 };
+/// QNN, with its emulator of the Hexagon tensor processor.
+pub static QNN: Need =
+    Need { name: "qnn", what: "QNN's library", help: Help::Command("cargo xtask qnn"), find: qnn };
 /// A linker for AArch64, and QEMU.
 pub static AARCH64: Need = Need {
     name: "aarch64",
@@ -157,8 +160,9 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 17] = [
+pub static NEEDS: [&Need; 18] = [
     &COREML,
+    &QNN,
     &AARCH64,
     &STRACE,
     &MINISIGN,
@@ -189,14 +193,27 @@ fn starts(program: &str, args: &[&str]) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+/// The folder that a variable names.
+fn from(var: &str) -> Option<PathBuf> {
+    std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+
+/// The folder where moec keeps what `cargo xtask` installs.
+pub fn cache() -> Option<PathBuf> {
+    from("MOEC_CACHE")
+        .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
+        .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
+}
+
 /// Whether the helper and the environment lie where moec looks for them.
 fn coreml() -> bool {
-    let from = |var: &str| std::env::var_os(var).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let cache = from("MOEC_CACHE")
-        .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
-        .or_else(|| from("HOME").map(|p| p.join(".cache/moec")));
     let at = |var: &str, below: &str| {
-        from(var).or_else(|| Some(cache.as_ref()?.join("coreml").join(below))).is_some_and(|p| p.exists())
+        from(var).or_else(|| Some(cache()?.join("coreml").join(below))).is_some_and(|p| p.exists())
     };
     at("MOEC_COREML_HELPER", "bin/moec-coreml") && at("MOEC_COREML_PYTHON", "venv")
+}
+
+/// Whether the library lies where moec looks for it; whether it is whole, who uses it finds out.
+fn qnn() -> bool {
+    from("MOEC_QNN_LIB").or_else(|| Some(cache()?.join("qnn"))).is_some_and(|p| p.exists())
 }

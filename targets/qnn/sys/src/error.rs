@@ -7,6 +7,9 @@ use thiserror::Error;
 /// What installs the library.
 pub const INSTALL: &str = "cargo xtask qnn";
 
+/// The variable that names the folder of the library.
+pub const VARIABLE: &str = "MOEC_QNN_LIB";
+
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -162,9 +165,7 @@ impl Error {
 
     /// What to do about it, where that is known.
     pub fn hint(&self) -> Option<String> {
-        let install = || {
-            Some(format!("install it with `{INSTALL}`, or name its folder in `{}`", crate::find::VARIABLE))
-        };
+        let install = || Some(format!("install it with `{INSTALL}`, or name its folder in `{VARIABLE}`"));
         match self {
             Self::Load { why, .. } if why.contains("libatomic") => {
                 Some("on Debian and Ubuntu, as root: apt-get install libatomic1".into())

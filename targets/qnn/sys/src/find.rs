@@ -1,10 +1,8 @@
 //! Where the library is. It is installed, never part of moec: its license does not let it be given on.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, VARIABLE};
 use std::path::{Path, PathBuf};
 
-/// The variable that names the folder of the library.
-pub const VARIABLE: &str = "MOEC_QNN_LIB";
 /// The package of PyPI that carries it.
 pub const PACKAGE: &str = "onnxruntime-qnn";
 /// Version of the package.

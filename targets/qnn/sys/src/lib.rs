@@ -2,7 +2,8 @@
 //! executed by the library's emulator of it, and saved as context binaries and DLC. See `docs/qnn.md`.
 //!
 //! The library is loaded while the program runs, from where it is [installed](find). A [graph](graph) is data, checked in
-//! itself; a [`Context`] composes it.
+//! itself; a [`Context`] composes it. QNN is not of moec's making and may crash on what it does not expect, so that moec calls it in
+//! [a process of its own](worker), which takes the same graphs and gives the same results.
 
 #[cfg(all(target_endian = "little", target_pointer_width = "64", unix))]
 mod abi;
@@ -12,9 +13,10 @@ mod error;
 pub mod find;
 pub mod graph;
 mod soc;
+pub mod worker;
 
 pub use call::{Backend, BinaryInfo, Context, Device, Graph, GraphInfo, System, TensorInfo, write_dlc};
-pub use error::{Error, INSTALL, Result};
+pub use error::{Error, INSTALL, Result, VARIABLE};
 pub use find::Installation;
 pub use graph::{DType, Data, GraphSpec, Node, Options, Param, Quant, Role, Scalar, TensorId, TensorSpec};
 pub use soc::{SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1, SOCS, Soc};

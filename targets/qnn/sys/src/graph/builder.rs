@@ -176,6 +176,15 @@ impl GraphSpec {
         self.constant(name, DType::U32, dims, Quant::None, Data::Bytes(bytes))
     }
 
+    /// The same with signs, for parameters such as the ranges of a slice.
+    ///
+    /// # Errors
+    /// [`Error::Graph`] if it cannot be.
+    pub fn integers(&mut self, name: &str, dims: &[u32], values: &[i32]) -> Result<TensorId> {
+        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.constant(name, DType::I32, dims, Quant::None, Data::Bytes(bytes))
+    }
+
     fn add(
         &mut self,
         name: &str,

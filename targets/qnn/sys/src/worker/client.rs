@@ -1,0 +1,246 @@
+//! The caller's side: starts the process, asks, and notices its death.
+
+use super::protocol::{Answer, Request, receive, send};
+use crate::call::{BinaryInfo, GraphInfo};
+use crate::error::{Error, Result};
+use crate::find::Installation;
+use crate::graph::GraphSpec;
+use crate::soc::Soc;
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::io::{self, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Lines of stderr that are kept.
+const LINES: usize = 8;
+
+/// How long a process that does not answer is waited for: so often, so long each time.
+const PATIENCE: u32 = 100;
+const BREATH: Duration = Duration::from_millis(10);
+
+/// A program that does nothing but [`serve`](super::serve).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    /// The program.
+    pub path: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+}
+
+/// A process with QNN: one chip, one context.
+#[derive(Debug)]
+pub struct Worker {
+    child: Child,
+    requests: Option<ChildStdin>,
+    answers: ChildStdout,
+    said: Option<JoinHandle<VecDeque<String>>>,
+    build: String,
+    graphs: Vec<GraphInfo>,
+    /// How it died, once it has.
+    died: Option<Error>,
+}
+
+impl Worker {
+    /// Starts a process for a chip. With `share`, equal weights of its graphs are kept once; the emulator compiles and executes such
+    /// graphs and saves them, and refuses to load what was saved.
+    ///
+    /// # Errors
+    /// [`Error::Start`], or whatever the library cannot do.
+    pub fn start(program: &Program, installation: &Installation, soc: Soc, share: bool) -> Result<Self> {
+        let failed = |e: io::Error| Error::Start { program: program.path.clone(), why: e.to_string() };
+        let mut command = Command::new(&program.path);
+        command.args(&program.arguments);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(failed)?;
+        let (Some(requests), Some(answers), Some(said)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(failed(io::Error::other("it has no pipes")));
+        };
+        let said = std::thread::spawn(move || tail(BufReader::new(said)));
+        let mut worker = Self {
+            child,
+            requests: Some(requests),
+            answers,
+            said: Some(said),
+            build: String::new(),
+            graphs: Vec::new(),
+            died: None,
+        };
+        let open = Request::Open { folder: installation.folder().into(), model: soc.model, share };
+        match worker.ask(&open)? {
+            Answer::Opened(build) => worker.build = build,
+            other => return Err(strange(&open, &other)),
+        }
+        Ok(worker)
+    }
+
+    /// Version of the library.
+    pub fn build(&self) -> &str {
+        &self.build
+    }
+
+    /// The graphs of the context, in the order in which they came.
+    pub fn graphs(&self) -> &[GraphInfo] {
+        &self.graphs
+    }
+
+    /// Adds a graph and compiles it; gives its number.
+    ///
+    /// # Errors
+    /// As [`Context::compose`](crate::Context::compose), and [`Error::Died`].
+    pub fn compose(&mut self, spec: &GraphSpec) -> Result<usize> {
+        spec.verify()?;
+        let graphs = self.add(&Request::Compose(spec.clone()))?;
+        Ok(graphs.start)
+    }
+
+    /// Adds the graphs of a DLC and compiles them; gives their numbers.
+    ///
+    /// # Errors
+    /// As [`Context::compose_dlc`](crate::Context::compose_dlc), and [`Error::Died`].
+    pub fn compose_dlc(&mut self, path: &Path) -> Result<std::ops::Range<usize>> {
+        self.add(&Request::ComposeDlc(path.into()))
+    }
+
+    /// Takes a context binary; nothing may have been composed before. Gives the numbers of its graphs.
+    ///
+    /// # Errors
+    /// As [`Context::from_binary`](crate::Context::from_binary), and [`Error::Died`].
+    pub fn load(&mut self, bytes: Vec<u8>) -> Result<std::ops::Range<usize>> {
+        self.add(&Request::Load(bytes))
+    }
+
+    fn add(&mut self, request: &Request) -> Result<std::ops::Range<usize>> {
+        let first = self.graphs.len();
+        match self.ask(request)? {
+            Answer::Graphs(graphs) => self.graphs.extend(graphs),
+            other => return Err(strange(request, &other)),
+        }
+        Ok(first..self.graphs.len())
+    }
+
+    /// Executes the graph of a number.
+    ///
+    /// # Errors
+    /// As [`Graph::execute`](crate::Graph::execute), and [`Error::Died`].
+    pub fn execute(&mut self, graph: usize, inputs: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>> {
+        let graph = u32::try_from(graph).unwrap_or(u32::MAX);
+        let request = Request::Execute { graph, inputs };
+        match self.ask(&request)? {
+            Answer::Outputs(outputs) => Ok(outputs),
+            other => Err(strange(&request, &other)),
+        }
+    }
+
+    /// The context binary. The same graphs, composed in the same order by a fresh worker, give the same bytes.
+    ///
+    /// # Errors
+    /// As [`Context::binary`](crate::Context::binary), and [`Error::Died`].
+    pub fn binary(&mut self) -> Result<Vec<u8>> {
+        match self.ask(&Request::Binary)? {
+            Answer::Binary(bytes) => Ok(bytes),
+            other => Err(strange(&Request::Binary, &other)),
+        }
+    }
+
+    /// What a context binary says of itself.
+    ///
+    /// # Errors
+    /// As [`System::binary_info`](crate::System::binary_info), and [`Error::Died`].
+    pub fn binary_info(&mut self, bytes: Vec<u8>) -> Result<BinaryInfo> {
+        let request = Request::Info(bytes);
+        match self.ask(&request)? {
+            Answer::Info(info) => Ok(info),
+            other => Err(strange(&request, &other)),
+        }
+    }
+
+    /// Writes a graph as DLC.
+    ///
+    /// # Errors
+    /// As [`write_dlc`](crate::write_dlc), and [`Error::Died`].
+    pub fn write_dlc(&mut self, spec: &GraphSpec, path: &Path) -> Result<()> {
+        spec.verify()?;
+        let request = Request::WriteDlc { spec: spec.clone(), path: path.into() };
+        match self.ask(&request)? {
+            Answer::Done => Ok(()),
+            other => Err(strange(&request, &other)),
+        }
+    }
+
+    fn ask(&mut self, request: &Request) -> Result<Answer> {
+        if let Some(died) = &self.died {
+            return Err(died.clone());
+        }
+        let answer = match &mut self.requests {
+            Some(to) => send(to, request).and_then(|()| receive(&mut self.answers)),
+            None => Ok(None),
+        };
+        match answer {
+            Ok(Some(Answer::Failed(error))) => Err(error),
+            Ok(Some(answer)) => Ok(answer),
+            // A broken pipe, half an answer or none of ours: what matters is how it ended.
+            Ok(None) | Err(_) => Err(self.bury(request)),
+        }
+    }
+
+    /// The process has ended, or will not be understood any more.
+    fn bury(&mut self, request: &Request) -> Error {
+        // Without requests it ends, if it can.
+        self.requests = None;
+        let mut ended = self.child.try_wait();
+        for _ in 0..PATIENCE {
+            if !matches!(ended, Ok(None)) {
+                break;
+            }
+            std::thread::sleep(BREATH);
+            ended = self.child.try_wait();
+        }
+        if matches!(ended, Ok(None)) {
+            ended = self.child.kill().and_then(|()| self.child.wait()).map(Some);
+        }
+        let how = match ended {
+            Ok(Some(status)) => status.to_string(),
+            Ok(None) => "nobody knows how".into(),
+            Err(e) => e.to_string(),
+        };
+        let messages = self.said.take().and_then(|said| said.join().ok()).unwrap_or_default();
+        let died = Error::Died { doing: request.doing().into(), how, messages: messages.into() };
+        self.died = Some(died.clone());
+        died
+    }
+}
+
+/// An answer that fits another request.
+fn strange(request: &Request, answer: &Answer) -> Error {
+    Error::Protocol { doing: request.doing().into(), why: format!("it answers {}", answer.kind()) }
+}
+
+/// The last lines, without blank ones.
+fn tail(from: impl io::BufRead) -> VecDeque<String> {
+    let mut lines = VecDeque::new();
+    for line in from.split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line).trim().to_owned();
+        if line.is_empty() {
+            continue;
+        }
+        if lines.len() == LINES {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+    lines
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Without requests it ends by itself; it is not waited for longer than it takes to kill it.
+        self.requests = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
