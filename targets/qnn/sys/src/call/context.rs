@@ -94,6 +94,8 @@ impl Context {
         let asked = backend
             .ask(|| unsafe { create(self.held.handle, graph_name.as_ptr(), list.as_ptr(), &raw mut handle) });
         asked.map_err(|r| r.of(format!("graph `{}`", spec.name)))?;
+        // Without being asked the backend takes any node, and fails where the graph is compiled, or computes something else †.
+        let validate = table.backend_validate_op;
         let mut tensors = Vec::with_capacity(spec.tensors().len());
         for tensor in spec.tensors() {
             let mut held = Held::of(tensor)?;
@@ -104,15 +106,20 @@ impl Context {
         }
         for node in spec.nodes() {
             let held = HeldNode::of(node, &tensors)?;
-            // SAFETY: the graph lives, and all that the node points to is held.
-            let asked = backend.ask(|| unsafe { add(handle, held.config) });
-            asked.map_err(|Refusal { said, messages }| Error::Node {
+            let refused = |Refusal { said, messages }| Error::Node {
                 graph: spec.name.clone(),
                 node: node.name.clone(),
                 op: node.op.clone(),
                 said,
                 messages,
-            })?;
+            };
+            if let Some(validate) = validate {
+                // SAFETY: the backend lives, and all that the node points to is held.
+                let asked = backend.ask(|| unsafe { validate(backend.handle(), held.config) });
+                asked.map_err(refused)?;
+            }
+            // SAFETY: the graph lives, and all that the node points to is held.
+            backend.ask(|| unsafe { add(handle, held.config) }).map_err(refused)?;
         }
         let ports = |role| {
             let of = spec.tensors().iter().zip(&tensors).filter(move |(t, _)| t.role == role);
@@ -170,7 +177,7 @@ impl Context {
         Ok(bytes)
     }
 
-    /// A context of the bytes that [`Context::binary`] gave, with its graphs in their order there.
+    /// A context of the bytes that [`Context::binary`] gave, with its graphs in an order of the library's.
     ///
     /// # Errors
     /// [`Error::Binary`] if they are damaged, [`Error::Soc`] if they are for another chip, [`Error::Call`] for what the library

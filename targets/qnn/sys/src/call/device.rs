@@ -9,6 +9,7 @@ use crate::soc::Soc;
 use std::ffi::c_void;
 use std::ptr;
 use std::rc::Rc;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Most providers that a library is believed to have.
 const PROVIDERS_MOST: u32 = 16;
@@ -175,6 +176,14 @@ impl Drop for Backend {
     }
 }
 
+/// The chip that this process compiles for, and how many devices of it there are. The library checks nodes for the chip that was chosen
+/// last, whatever device a graph is for †; so there is one chip at a time.
+static CHIP: Mutex<(u32, usize)> = Mutex::new((0, 0));
+
+fn chip() -> MutexGuard<'static, (u32, usize)> {
+    CHIP.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A chip that is compiled for, and on x86-64 emulated.
 #[derive(Debug)]
 pub struct Device {
@@ -184,7 +193,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Chooses a chip.
+    /// Chooses a chip. As long as there is a device of it, this process can have none of another chip.
     ///
     /// # Errors
     /// [`Error::Device`]: nothing may be compiled after that, since it would be for another chip.
@@ -196,6 +205,11 @@ impl Device {
         let list =
             [&raw const configs[0], &raw const configs[1], ptr::null()].map(<*const Config>::cast::<c_void>);
         let mut handle = ptr::null_mut();
+        let mut chip = chip();
+        if chip.1 > 0 && chip.0 != soc.model {
+            let said = format!("this process compiles for chip {}; take another process", chip.0);
+            return Err(Error::Device { soc: soc.name.into(), model: soc.model, said, messages: Vec::new() });
+        }
         // SAFETY: the list ends in a null, what it points to lives until the call returns, and `handle` is written.
         let asked = backend.ask(|| unsafe { create(backend.log, list.as_ptr(), &raw mut handle) });
         asked.map_err(|Refusal { said, messages }| Error::Device {
@@ -204,6 +218,7 @@ impl Device {
             said,
             messages,
         })?;
+        *chip = (soc.model, chip.1 + 1);
         Ok(Rc::new(Self { backend: Rc::clone(backend), soc, handle }))
     }
 
@@ -232,5 +247,6 @@ impl Drop for Device {
             // SAFETY: contexts hold the device, so that none uses it any more.
             unsafe { free(self.handle) };
         }
+        chip().1 -= 1;
     }
 }

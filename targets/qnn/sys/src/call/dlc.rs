@@ -32,7 +32,48 @@ pub fn write_dlc(ir: &Rc<Backend>, spec: &GraphSpec, path: &Path) -> Result<()> 
     let mut context = Context::without_device(ir)?;
     context.compose_with(spec, &[&config])?;
     drop(context);
-    if path.is_file() { Ok(()) } else { Err(Error::io(path, "QNN has not written it")) }
+    let mut bytes =
+        std::fs::read(path).map_err(|e| Error::io(path, format!("QNN has not written it: {e}")))?;
+    forget_time(&mut bytes);
+    std::fs::write(path, bytes).map_err(|e| Error::io(path, e))
+}
+
+/// What stands in front of the time in a DLC, which is an archive without compression and without checksums: JSON.
+const STAMP: &[u8] = b"\"timestamp\": \"";
+/// A time that says nothing, of the same length.
+const NEVER: &[u8] = b"1980-01-01 00:00:00 UTC";
+
+/// Puts [`NEVER`] where the library has written down when it wrote the file.
+fn forget_time(bytes: &mut [u8]) {
+    let digits = |text: &[u8]| {
+        text.iter().zip(NEVER).all(|(a, b)| if b.is_ascii_digit() { a.is_ascii_digit() } else { a == b })
+    };
+    let stamps: Vec<usize> = bytes
+        .windows(STAMP.len() + NEVER.len())
+        .enumerate()
+        .filter(|(_, window)| window.starts_with(STAMP) && digits(&window[STAMP.len()..]))
+        .map(|(at, _)| at + STAMP.len())
+        .collect();
+    for at in stamps {
+        bytes[at..at + NEVER.len()].copy_from_slice(NEVER);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_forgotten_and_nothing_else() {
+        let text = "{ \"timestamp\": \"2026-11-23 08:37:11 UTC\", \"time\": \"2026-11-23 08:37:11 UTC\" }"
+            .as_bytes();
+        let mut bytes =
+            [text, b"\"timestamp\": \"some other time, or so UTC\"", b"\"timestamp\": \"2026"].concat();
+        forget_time(&mut bytes);
+        let text = String::from_utf8(bytes).unwrap();
+        assert_eq!(text.matches("1980-01-01 00:00:00 UTC").count(), 1);
+        assert_eq!(text.matches("2026").count(), 2);
+    }
 }
 
 impl Context {

@@ -95,11 +95,16 @@ pub struct BinaryInfo {
     pub soc: String,
     /// Bytes of the backend's own part.
     pub blob: u64,
-    /// Its graphs.
+    /// Its graphs, in an order of the library's.
     pub graphs: Vec<GraphInfo>,
 }
 
 impl BinaryInfo {
+    /// The graph of that name.
+    pub fn graph(&self, name: &str) -> Option<&GraphInfo> {
+        self.graphs.iter().find(|graph| graph.name == name)
+    }
+
     /// Whether it is for this chip.
     ///
     /// # Errors

@@ -113,6 +113,13 @@ impl Quant {
         let scale = ((high - low) / steps).max(f32::MIN_POSITIVE);
         Self::Tensor { scale, offset: (low / scale).round() as i32 }
     }
+
+    /// The scale and offset with which a type without a sign and of so many bits covers `-reach ..= reach`, zero in its middle: what
+    /// some operators want of 16 bits.
+    pub fn symmetric(reach: f32, bits: u32) -> Self {
+        let half = 1i32 << (bits.clamp(1, 31) - 1);
+        Self::Tensor { scale: (reach.abs() / half as f32).max(f32::MIN_POSITIVE), offset: -half }
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,153 @@
+//! Contexts: saved, described, loaded, with shared weights, for both chips; DLC.
+
+use crate::support::{installation, linear, newest, worker};
+use moec_qnn_sys::{
+    Backend, Context, DType, Device, Error, GraphSpec, Quant, SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1,
+    SOCS, Soc, System, write_dlc,
+};
+
+/// Graphs of one to four rows over the same weights, as decoding has them.
+fn batches() -> Vec<crate::support::Linear> {
+    (1..=4).map(|batch| linear(&format!("batch_{batch}"), batch, 256, 512, 8, 7, 1.0)).collect()
+}
+
+#[test]
+fn what_is_loaded_computes_what_was_saved() {
+    let Some(installation) = installation() else { return };
+    let (device, system) = (newest(&installation), System::open(&installation).unwrap());
+    let mut context = Context::new(&device, false).unwrap();
+    let cases = batches();
+    let outputs: Vec<_> =
+        cases.iter().map(|case| context.compose(&case.spec).unwrap().execute(&[&case.x]).unwrap()).collect();
+    let bytes = context.binary().unwrap();
+    let (_loaded, graphs) = Context::from_binary(&device, &system, &bytes).unwrap();
+    assert_eq!(graphs.len(), cases.len());
+    for (case, output) in cases.iter().zip(&outputs) {
+        // They come in an order of the library's.
+        let graph = graphs.iter().find(|graph| graph.info().name == case.spec.name).unwrap();
+        assert_eq!(&graph.execute(&[&case.x]).unwrap(), output);
+    }
+}
+
+#[test]
+fn a_binary_says_what_it_is() {
+    let Some(installation) = installation() else { return };
+    for soc in SOCS {
+        let mut worker = worker(&installation, soc, false);
+        let cases = batches();
+        for case in &cases {
+            worker.compose(&case.spec).unwrap();
+        }
+        let bytes = worker.binary().unwrap();
+        let info = worker.binary_info(bytes).unwrap();
+        assert_eq!(info.soc_model, Some(soc.model));
+        info.expect(soc).unwrap();
+        assert!(info.build.contains(moec_qnn_sys::find::QAIRT), "{}", info.build);
+        assert_eq!(info.graphs.len(), cases.len());
+        for case in &cases {
+            let graph = info.graph(&case.spec.name).unwrap();
+            for (found, given) in
+                [(&graph.inputs, case.spec.inputs().next()), (&graph.outputs, case.spec.outputs().next())]
+            {
+                let (found, given) = (&found[0], given.unwrap());
+                assert_eq!(
+                    (&found.name, &found.dims, &found.quant),
+                    (&given.name, &given.dims, &given.quant)
+                );
+                assert_eq!(found.dtype().unwrap(), DType::U16);
+            }
+        }
+    }
+}
+
+/// The library would check nodes for the wrong one.
+#[test]
+fn a_process_has_one_chip_at_a_time() {
+    let Some(installation) = installation() else { return };
+    let backend = Backend::htp(&installation).unwrap();
+    let _first = Device::new(&backend, SNAPDRAGON_8_GEN_3).unwrap();
+    let _again = Device::new(&backend, SNAPDRAGON_8_GEN_3).unwrap();
+    let refused = Device::new(&backend, SNAPDRAGON_8_PLUS_GEN_1).unwrap_err();
+    assert!(matches!(&refused, Error::Device { said, .. } if said.contains("another process")), "{refused}");
+}
+
+/// A chip that the library does not know is an error, and no graph for some other one.
+#[test]
+fn an_unknown_chip_is_refused() {
+    let Some(installation) = installation() else { return };
+    let unknown = Soc { name: "unknown", part: "none", model: 9999, arch: 75, vtcm: 8 };
+    let program = Backend::htp(&installation).unwrap();
+    let refused = Device::new(&program, unknown).unwrap_err();
+    assert!(matches!(&refused, Error::Device { model: 9999, .. }), "{refused}");
+}
+
+/// Four graphs with their weights once: the emulator executes them and saves them, and says that it cannot load them.
+#[test]
+fn shared_weights_are_there_once() {
+    let Some(installation) = installation() else { return };
+    let (device, system) = (newest(&installation), System::open(&installation).unwrap());
+    let cases = batches();
+    let mut sizes = Vec::new();
+    let mut outputs = Vec::new();
+    for share in [false, true] {
+        let mut context = Context::new(&device, share).unwrap();
+        let graphs: Vec<_> = cases.iter().map(|case| context.compose(&case.spec).unwrap()).collect();
+        outputs.push(graphs.iter().zip(&cases).map(|(g, c)| g.execute(&[&c.x]).unwrap()).collect::<Vec<_>>());
+        let bytes = context.binary().unwrap();
+        assert_eq!(system.binary_info(&bytes).unwrap().graphs.len(), 4);
+        sizes.push(bytes.len());
+        if share {
+            let Err(Error::Call { messages, .. }) = Context::from_binary(&device, &system, &bytes) else {
+                panic!("the emulator loads shared weights now: the docs say that it does not");
+            };
+            assert!(messages.iter().any(|m| m.contains("Shared weights")), "{messages:?}");
+        }
+    }
+    println!("four graphs of 128 KiB of weights: {} bytes apart, {} shared", sizes[0], sizes[1]);
+    assert!(sizes[1] * 2 < sizes[0], "{sizes:?}");
+    assert_eq!(outputs[0], outputs[1]);
+}
+
+/// Written by one backend, read by another one, and the same results.
+#[test]
+fn a_dlc_computes_what_its_graph_does() {
+    let Some(installation) = installation() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (device, system) = (newest(&installation), System::open(&installation).unwrap());
+    for bits in [8, 4] {
+        let case = linear("linear", 3, 256, 512, bits, 7, 1.0);
+        let want =
+            Context::new(&device, false).unwrap().compose(&case.spec).unwrap().execute(&[&case.x]).unwrap();
+        let path = folder.path().join("linear.dlc");
+        write_dlc(&Backend::ir(&installation).unwrap(), &case.spec, &path).unwrap();
+        println!("DLC, {bits} bits: {} bytes", std::fs::metadata(&path).unwrap().len());
+        let mut context = Context::new(&device, false).unwrap();
+        let graphs = context.compose_dlc(&device, &system, &path).unwrap();
+        assert_eq!(graphs.len(), 1);
+        let info = graphs[0].info();
+        assert_eq!((info.name.as_str(), info.inputs[0].name.as_str()), ("linear", "x"));
+        assert_eq!(graphs[0].execute(&[&case.x]).unwrap(), want);
+        // And from there into a context binary, for the chip.
+        let found = system.binary_info(&context.binary().unwrap()).unwrap();
+        found.expect(SNAPDRAGON_8_GEN_3).unwrap();
+    }
+}
+
+/// A graph with a tensor of every kind that a description tells of.
+#[test]
+fn descriptions_have_types_and_scales() {
+    let Some(installation) = installation() else { return };
+    let mut spec = GraphSpec::new("types");
+    let x = spec.input("x", DType::F16, &[2, 8], Quant::None).unwrap();
+    let y = spec.output("y", DType::F16, &[2, 8], Quant::None).unwrap();
+    spec.node(moec_qnn_sys::Node::new("Relu", &[x], &[y])).unwrap();
+    let mut context = Context::new(&newest(&installation), false).unwrap();
+    context.compose(&spec).unwrap();
+    let system = System::open(&installation).unwrap();
+    let info = system.binary_info(&context.binary().unwrap()).unwrap();
+    let input = &info.graphs[0].inputs[0];
+    assert_eq!(
+        (input.dtype().unwrap(), &input.quant, input.bytes().unwrap()),
+        (DType::F16, &Quant::None, 32)
+    );
+}

@@ -1,0 +1,248 @@
+//! Numbers, their stored forms, and small graphs to run them through.
+
+use moec_qnn_sys::worker::{Program, Worker};
+use moec_qnn_sys::{
+    Backend, DType, Data, Device, GraphSpec, Installation, Node, Quant, SNAPDRAGON_8_GEN_3, Soc, TensorId,
+};
+use moec_testing::QNN;
+use std::rc::Rc;
+
+/// The library, or none with a line that says so.
+pub(crate) fn installation() -> Option<Installation> {
+    QNN.of(Installation::find(&moec_testing::cache().unwrap_or_default()))
+}
+
+/// The chip that most tests are about: a process has one at a time.
+pub(crate) fn newest(installation: &Installation) -> Rc<Device> {
+    Device::new(&Backend::htp(installation).unwrap(), SNAPDRAGON_8_GEN_3).unwrap()
+}
+
+/// Numbers in -1 to 1 that depend on `seed` alone.
+pub(crate) fn numbers(seed: u64, n: usize) -> Vec<f64> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1);
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+/// Smallest and largest, and zero.
+pub(crate) fn range(of: &[f64]) -> (f32, f32) {
+    let fold = |of: &[f64], pick: fn(f64, f64) -> f64| of.iter().copied().fold(0.0, pick) as f32;
+    (fold(of, f64::min), fold(of, f64::max))
+}
+
+/// The quantisation with which a type covers numbers.
+pub(crate) fn covering(dtype: DType, of: &[f64]) -> Quant {
+    let (low, high) = range(of);
+    dtype.bits().map_or(Quant::None, |bits| Quant::covering(low, high, bits))
+}
+
+/// The same with zero in the middle of what can be stored.
+pub(crate) fn centred(dtype: DType, of: &[f64]) -> Quant {
+    let (low, high) = range(of);
+    // The largest number is one less than half of all: a hair's breadth of room.
+    dtype.bits().map_or(Quant::None, |bits| Quant::symmetric(high.max(-low) * 1.01, bits))
+}
+
+/// Bytes that stand for numbers.
+pub(crate) fn store(values: &[f64], dtype: DType, quant: &Quant) -> Vec<u8> {
+    let stored = |v: f64| match quant {
+        Quant::Tensor { scale, offset } => (v / f64::from(*scale)).round() - f64::from(*offset),
+        _ => v,
+    };
+    let each = |v: &f64| -> Vec<u8> {
+        let q = stored(*v);
+        match dtype {
+            DType::F32 => (*v as f32).to_le_bytes().to_vec(),
+            DType::F16 => half::f16::from_f64(*v).to_le_bytes().to_vec(),
+            DType::I32 | DType::S32 => (q as i32).to_le_bytes().to_vec(),
+            DType::U32 => (q as u32).to_le_bytes().to_vec(),
+            DType::S8 => (q as i8).to_le_bytes().to_vec(),
+            DType::U8 | DType::Bool => vec![q as u8],
+            DType::S16 => (q as i16).to_le_bytes().to_vec(),
+            DType::U16 => (q as u16).to_le_bytes().to_vec(),
+        }
+    };
+    values.iter().flat_map(each).collect()
+}
+
+/// Numbers that bytes stand for.
+pub(crate) fn load(bytes: &[u8], dtype: DType, quant: &Quant) -> Vec<f64> {
+    let real = |q: f64| match quant {
+        Quant::Tensor { scale, offset } => (q + f64::from(*offset)) * f64::from(*scale),
+        _ => q,
+    };
+    let each = |b: &[u8]| match dtype {
+        DType::F32 => f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        DType::F16 => half::f16::from_le_bytes([b[0], b[1]]).to_f64(),
+        DType::I32 | DType::S32 => f64::from(i32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        DType::U32 => f64::from(u32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        DType::S8 => f64::from(b[0] as i8),
+        DType::U8 | DType::Bool => f64::from(b[0]),
+        DType::S16 => f64::from(i16::from_le_bytes([b[0], b[1]])),
+        DType::U16 => f64::from(u16::from_le_bytes([b[0], b[1]])),
+    };
+    bytes.chunks_exact(dtype.bytes()).map(|b| real(each(b))).collect()
+}
+
+/// Numbers as they are after being stored.
+pub(crate) fn rounded(values: &[f64], dtype: DType, quant: &Quant) -> Vec<f64> {
+    load(&store(values, dtype, quant), dtype, quant)
+}
+
+/// Root of the mean squared difference, as a share of the reference's root mean square.
+pub(crate) fn relative(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let squares = |of: &mut dyn Iterator<Item = f64>| of.map(|x| x * x).sum::<f64>();
+    let off = squares(&mut got.iter().zip(want).map(|(a, b)| a - b));
+    (off / squares(&mut want.iter().copied()).max(1e-30)).sqrt()
+}
+
+/// A matrix of weights `[rows, columns]`, quantised by row.
+pub(crate) struct Weights {
+    pub(crate) quant: Quant,
+    pub(crate) bytes: Vec<u8>,
+    /// What the stored numbers stand for.
+    pub(crate) real: Vec<f64>,
+}
+
+impl Weights {
+    /// Symmetric numbers of `bits` (4 or 8), a scale for each row.
+    pub(crate) fn by_row(values: &[f64], columns: usize, bits: u32) -> Self {
+        let top = f64::from((1i32 << (bits - 1)) - 1);
+        let (mut scales, mut bytes, mut real) = (Vec::new(), Vec::new(), Vec::new());
+        for row in values.chunks_exact(columns) {
+            let scale = (row.iter().fold(1e-6, |a: f64, b| a.max(b.abs())) / top) as f32;
+            scales.push(scale);
+            for v in row {
+                let q = (v / f64::from(scale)).round().clamp(-top, top);
+                let mask = if bits == 4 { 0xF } else { 0xFF };
+                bytes.push((q as i8 as u8) & mask);
+                real.push(q * f64::from(scale));
+            }
+        }
+        Self { quant: Quant::Channels { axis: 0, bits, scales }, bytes, real }
+    }
+}
+
+/// `x · wᵀ`, rows by rows.
+pub(crate) fn product(x: &[f64], w: &[f64], inner: usize) -> Vec<f64> {
+    let rows = x.chunks_exact(inner);
+    rows.flat_map(|x| w.chunks_exact(inner).map(move |w| x.iter().zip(w).map(|(a, b)| a * b).sum())).collect()
+}
+
+/// A linear layer: input `x` of `[batch, inner]`, output `y` of `[batch, outer]`, weights drawn from `seed`.
+pub(crate) struct Linear {
+    pub(crate) spec: GraphSpec,
+    /// Stored input.
+    pub(crate) x: Vec<u8>,
+    /// What the output should be.
+    pub(crate) y: Vec<f64>,
+    /// What the output's stored numbers stand for.
+    pub(crate) quant: Quant,
+}
+
+/// See [`Linear`]. The output's range is the right one times `margin`.
+pub(crate) fn linear(
+    name: &str,
+    batch: u32,
+    inner: u32,
+    outer: u32,
+    bits: u32,
+    seed: u64,
+    margin: f64,
+) -> Linear {
+    let mut spec = GraphSpec::new(name);
+    let x = numbers(seed + 1, (batch * inner) as usize);
+    let w = Weights::by_row(&numbers(seed, (inner * outer) as usize), inner as usize, bits);
+    let xq = Quant::covering(-1.0, 1.0, 16);
+    let x_real = rounded(&x, DType::U16, &xq);
+    let y = product(&x_real, &w.real, inner as usize);
+    let (low, high) = range(&y);
+    let quant = Quant::covering(low * margin as f32, high * margin as f32, 16);
+    let x_id = spec.input("x", DType::U16, &[batch, inner], xq.clone()).unwrap();
+    let w_id = spec.constant("w", DType::S8, &[outer, inner], w.quant, Data::Bytes(w.bytes)).unwrap();
+    let y_id = spec.output("y", DType::U16, &[batch, outer], quant.clone()).unwrap();
+    spec.node(Node::new("FullyConnected", &[x_id, w_id], &[y_id])).unwrap();
+    Linear { spec, x: store(&x, DType::U16, &xq), y, quant }
+}
+
+/// A graph of one operator, of one type throughout.
+pub(crate) struct Single {
+    pub(crate) spec: GraphSpec,
+    pub(crate) dtype: DType,
+    pub(crate) inputs: Vec<Vec<u8>>,
+    outputs: Vec<(Vec<f64>, Quant)>,
+}
+
+impl Single {
+    /// No operator yet.
+    pub(crate) fn new(dtype: DType) -> Self {
+        Self { spec: GraphSpec::new("single"), dtype, inputs: Vec::new(), outputs: Vec::new() }
+    }
+
+    /// An input of these numbers; gives them as they are stored, too.
+    pub(crate) fn input(&mut self, dims: &[u32], values: &[f64]) -> (TensorId, Vec<f64>) {
+        let quant = covering(self.dtype, values);
+        let name = format!("in{}", self.inputs.len());
+        let id = self.spec.input(&name, self.dtype, dims, quant.clone()).unwrap();
+        self.inputs.push(store(values, self.dtype, &quant));
+        (id, rounded(values, self.dtype, &quant))
+    }
+
+    /// The same with zero in the middle of what can be stored, which some operators want.
+    pub(crate) fn centred(&mut self, dims: &[u32], values: &[f64]) -> (TensorId, Vec<f64>) {
+        let quant = centred(self.dtype, values);
+        let name = format!("in{}", self.inputs.len());
+        let id = self.spec.input(&name, self.dtype, dims, quant.clone()).unwrap();
+        self.inputs.push(store(values, self.dtype, &quant));
+        (id, rounded(values, self.dtype, &quant))
+    }
+
+    /// A constant of these numbers; gives them as they are stored, too.
+    pub(crate) fn constant(&mut self, name: &str, dims: &[u32], values: &[f64]) -> (TensorId, Vec<f64>) {
+        let quant =
+            if self.dtype == DType::U16 { centred(self.dtype, values) } else { covering(self.dtype, values) };
+        let bytes = store(values, self.dtype, &quant);
+        let id = self.spec.constant(name, self.dtype, dims, quant.clone(), Data::Bytes(bytes)).unwrap();
+        (id, rounded(values, self.dtype, &quant))
+    }
+
+    /// An output that should be these numbers.
+    pub(crate) fn output(&mut self, dims: &[u32], values: Vec<f64>) -> TensorId {
+        let quant = covering(self.dtype, &values);
+        self.output_as(dims, values, quant)
+    }
+
+    /// The same with the quantisation given.
+    pub(crate) fn output_as(&mut self, dims: &[u32], values: Vec<f64>, quant: Quant) -> TensorId {
+        let name = format!("out{}", self.outputs.len());
+        let id = self.spec.output(&name, self.dtype, dims, quant.clone()).unwrap();
+        self.outputs.push((values, quant));
+        id
+    }
+
+    /// Compiles and executes it in a process: how far the output that is farthest off is off.
+    ///
+    /// # Errors
+    /// The library's.
+    pub(crate) fn error(self, worker: &mut Worker) -> moec_qnn_sys::Result<f64> {
+        let graph = worker.compose(&self.spec)?;
+        let outputs = worker.execute(graph, self.inputs)?;
+        let errors = outputs
+            .iter()
+            .zip(&self.outputs)
+            .map(|(got, (want, quant))| relative(&load(got, self.dtype, quant), want));
+        Ok(errors.fold(0.0, f64::max))
+    }
+}
+
+/// The library in a process of its own.
+pub(crate) fn worker(installation: &Installation, soc: Soc, share: bool) -> Worker {
+    let program = Program { path: env!("CARGO_BIN_EXE_moec-qnn-exec").into(), arguments: Vec::new() };
+    Worker::start(&program, installation, soc, share).unwrap()
+}
