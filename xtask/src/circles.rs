@@ -22,6 +22,7 @@ const CRATES: &[&str] = &[
     "targets/ndp/src",
     "targets/ndp/dram/src",
     "targets/ndp/isa/src",
+    "targets/qnn/sys/src",
     "compiler/src",
     "papers/src",
 ];

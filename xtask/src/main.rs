@@ -19,6 +19,7 @@ mod memory;
 mod padding;
 mod papers;
 mod peers;
+mod qnn;
 mod quality;
 mod rounding;
 mod rust;
@@ -55,6 +56,7 @@ const COMMANDS: &[Command] = &[
         "install what writes Core ML packages: coremltools in a folder of its own, and the helper",
         coreml::run,
     ),
+    ("qnn", "install QNN and its emulator of Hexagon, and onnxruntime, in a folder of their own", qnn::run),
     (
         "check-apple",
         "type-check for macOS what ships there; gets what is missing from rustup or Debian",

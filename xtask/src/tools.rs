@@ -1,14 +1,17 @@
 //! Tools that tests need, from the table of `moec-testing`.
 
-use crate::coreml;
 use crate::shell::{self, Failed, output, program, shown, stage};
-use moec_testing::{COREML, Help, NEEDS};
+use crate::{coreml, qnn};
+use moec_testing::{COREML, Help, NEEDS, QNN};
 
 /// Installs what is missing and can be installed here. Gives what could not be; tests that need it say so, too.
 pub(crate) fn run() -> Vec<String> {
     let mut failed = Vec::new();
     if !COREML.is_met() {
         failed.extend(coreml::run().err().map(|e| format!("tests of {}: {e}", COREML.what)));
+    }
+    if !QNN.is_met() {
+        failed.extend(qnn::run().err().map(|e| format!("tests of {}: {e}", QNN.what)));
     }
     let packages: Vec<&str> = NEEDS
         .iter()
