@@ -179,3 +179,28 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the loader says where the system lacks it; the wheel does not bring it along.
+    #[test]
+    fn a_missing_libatomic_is_named() {
+        let why = "libatomic.so.1: cannot open shared object file: No such file or directory".into();
+        let missing = Error::Load { path: "libQnnSystem.so".into(), why };
+        assert!(missing.hint().is_some_and(|hint| hint.contains("apt-get install libatomic1")));
+        let other = Error::Load { path: "libQnnSystem.so".into(), why: "file too short".into() };
+        assert!(other.hint().is_some_and(|hint| hint.contains(INSTALL) && hint.contains(VARIABLE)));
+    }
+
+    #[test]
+    fn what_the_library_logged_stands_below() {
+        let refused = Error::Call {
+            what: "a context".into(),
+            said: "no".into(),
+            messages: vec!["one".into(), "two".into()],
+        };
+        assert_eq!(refused.to_string(), "QNN refused a context: no\n  one\n  two");
+    }
+}

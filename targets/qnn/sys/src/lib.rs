@@ -5,9 +5,7 @@
 //! itself; a [`Context`] composes it. QNN is not of moec's making and may crash on what it does not expect, so that moec calls it in
 //! [a process of its own](worker), which takes the same graphs and gives the same results.
 
-#[cfg(all(target_endian = "little", target_pointer_width = "64", unix))]
 mod abi;
-#[cfg(all(target_endian = "little", target_pointer_width = "64", unix))]
 mod call;
 mod error;
 pub mod find;

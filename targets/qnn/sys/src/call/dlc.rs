@@ -59,23 +59,6 @@ fn forget_time(bytes: &mut [u8]) {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_forgotten_and_nothing_else() {
-        let text = "{ \"timestamp\": \"2026-11-23 08:37:11 UTC\", \"time\": \"2026-11-23 08:37:11 UTC\" }"
-            .as_bytes();
-        let mut bytes =
-            [text, b"\"timestamp\": \"some other time, or so UTC\"", b"\"timestamp\": \"2026"].concat();
-        forget_time(&mut bytes);
-        let text = String::from_utf8(bytes).unwrap();
-        assert_eq!(text.matches("1980-01-01 00:00:00 UTC").count(), 1);
-        assert_eq!(text.matches("2026").count(), 2);
-    }
-}
-
 impl Context {
     /// Adds the graphs of a DLC, compiled for the context's chip.
     ///
@@ -140,5 +123,22 @@ impl Context {
                 Ok(graph)
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_forgotten_and_nothing_else() {
+        let text = "{ \"timestamp\": \"2026-11-23 08:37:11 UTC\", \"time\": \"2026-11-23 08:37:11 UTC\" }"
+            .as_bytes();
+        let mut bytes =
+            [text, b"\"timestamp\": \"some other time, or so UTC\"", b"\"timestamp\": \"2026"].concat();
+        forget_time(&mut bytes);
+        let text = String::from_utf8(bytes).unwrap();
+        assert_eq!(text.matches("1980-01-01 00:00:00 UTC").count(), 1);
+        assert_eq!(text.matches("2026").count(), 2);
     }
 }

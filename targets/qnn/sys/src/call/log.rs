@@ -17,7 +17,7 @@ static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 static CALL: Mutex<()> = Mutex::new(());
 
 unsafe extern "C" {
-    /// `vsnprintf`, whose last argument is an address wherever `va_list` is passed by one: x86-64, and AArch64 outside of Apple's.
+    /// `vsnprintf`, whose last argument, a `va_list`, is passed as an address on x86-64 and AArch64.
     fn vsnprintf(to: *mut c_char, len: usize, format: *const c_char, arguments: *mut c_void) -> c_int;
 }
 

@@ -94,11 +94,11 @@ pub enum Quant {
         /// Added before scaling.
         offset: i32,
     },
-    /// A scale for each index of an axis, offsets zero: weights.
+    /// A scale for each index of an axis, offsets zero: weights and their biases.
     Channels {
         /// The axis.
         axis: u32,
-        /// Bits of a number: 4 or 8. Numbers of 4 bits lie one in each byte, `stored & 0xF`.
+        /// Bits of a number: 4 or 8, of biases 32. Numbers of 4 bits lie one in each byte, `stored & 0xF`.
         bits: u32,
         /// Scales, as many as the axis is long.
         scales: Vec<f32>,

@@ -140,9 +140,9 @@ impl TensorSpec {
             (Quant::None, _) => None,
             (Quant::Tensor { scale, .. }, Some(_)) if positive(scale) => None,
             (Quant::Tensor { scale, .. }, Some(_)) => Some(format!("its scale is {scale}")),
-            (Quant::Channels { axis, bits, scales }, Some(8)) => {
-                if !matches!(bits, 4 | 8) {
-                    return Some(format!("its channels have {bits} bits, and may have 4 or 8"));
+            (Quant::Channels { axis, bits, scales }, Some(width @ (8 | 32))) => {
+                if *bits != width && (*bits, width) != (4, 8) {
+                    return Some(format!("its channels have {bits} bits, and {} has {width}", self.dtype));
                 }
                 let len = self.dims.get(*axis as usize).copied();
                 if len.map(|n| n as usize) != Some(scales.len()) {

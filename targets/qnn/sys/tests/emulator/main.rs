@@ -3,6 +3,7 @@
 
 mod contexts;
 mod linear;
+mod mixed;
 mod operators;
 mod process;
 mod refused;

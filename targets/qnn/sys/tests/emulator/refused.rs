@@ -120,8 +120,8 @@ fn graphs_are_checked_where_they_are_built() {
     let x = spec.input("x", DType::U16, &[2, 8], quant.clone()).unwrap();
     let y = spec.output("y", DType::U16, &[2, 8], quant.clone()).unwrap();
     let middle = spec.native("middle", DType::U16, &[2, 8], quant.clone()).unwrap();
-    let said = |e: moec_qnn_sys::Result<_>| e.map(|_: ()| ()).unwrap_err().to_string();
-    let tensor = |e: moec_qnn_sys::Result<_>| e.map(|_: moec_qnn_sys::TensorId| ()).unwrap_err().to_string();
+    let said = |e: moec_qnn_sys::Result<()>| e.unwrap_err().to_string();
+    let tensor = |e: moec_qnn_sys::Result<moec_qnn_sys::TensorId>| e.unwrap_err().to_string();
 
     assert!(said(spec.verify()).contains("no node writes its output `y`"));
     assert!(tensor(spec.input("x", DType::U16, &[1], quant.clone())).contains("two tensors `x`"));
