@@ -43,10 +43,6 @@ pub(crate) const HTP_WEIGHT_SHARING: u32 = 1;
 pub(crate) const HTP_OPTIMIZATION: u32 = 1;
 /// The kind that says how hard to try: 1.0, 2.0 or 3.0.
 pub(crate) const HTP_FINALIZE_LEVEL: u32 = 3;
-/// `QNN_HTP_GRAPH_CONFIG_OPTION_PRECISION`, of arithmetic on floats.
-pub(crate) const HTP_PRECISION: u32 = 2;
-/// `QNN_PRECISION_FLOAT16`.
-pub(crate) const HTP_FLOAT16: u32 = 1;
 /// `QNN_HTP_GRAPH_CONFIG_OPTION_VTCM_SIZE`, in MiB.
 pub(crate) const HTP_VTCM: u32 = 3;
 

@@ -73,10 +73,19 @@ impl Context {
     /// [`Error::Graph`] if it is not whole, [`Error::Node`] with the first node that the backend refuses, [`Error::Call`] for what it
     /// refuses otherwise.
     pub fn compose(&mut self, spec: &GraphSpec) -> Result<Graph> {
-        let customs = htp_options(&spec.options);
-        let configs = customs.each_ref().map(custom);
-        let used = if spec.options.float16 { &configs[..] } else { &configs[..2] };
-        self.compose_with(spec, &used.iter().collect::<Vec<_>>())
+        // The library takes any number, and says nothing †.
+        let Options { vtcm, level } = spec.options;
+        let most = self.held.device.as_ref().map_or(0, |device| device.soc().vtcm);
+        if vtcm > most || !(1..=3).contains(&level) {
+            let what = format!("its options are {vtcm} MiB of {most} and level {level} of 1 to 3");
+            return Err(Error::Graph { graph: spec.name.clone(), what });
+        }
+        let options = [
+            HtpConfig::new(abi::HTP_VTCM, [vtcm, 0]),
+            HtpConfig::new(abi::HTP_OPTIMIZATION, [abi::HTP_FINALIZE_LEVEL, f32::from(level).to_bits()]),
+        ];
+        let configs = options.each_ref().map(custom);
+        self.compose_with(spec, &[&configs[0], &configs[1]])
     }
 
     pub(super) fn compose_with(&mut self, spec: &GraphSpec, configs: &[&Config]) -> Result<Graph> {
@@ -207,15 +216,6 @@ impl Context {
         let graphs = info.graphs.into_iter().map(|graph| context.retrieve(graph)).collect::<Result<_>>()?;
         Ok((context, graphs))
     }
-}
-
-/// What [`Options`] say, in the backend's form; the last one is of floats.
-fn htp_options(options: &Options) -> [HtpConfig; 3] {
-    [
-        HtpConfig::new(abi::HTP_VTCM, [options.vtcm, 0]),
-        HtpConfig::new(abi::HTP_OPTIMIZATION, [abi::HTP_FINALIZE_LEVEL, f32::from(options.level).to_bits()]),
-        HtpConfig::new(abi::HTP_PRECISION, [abi::HTP_FLOAT16, 0]),
-    ]
 }
 
 /// A list that ends in a null.

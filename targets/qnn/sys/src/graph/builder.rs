@@ -73,20 +73,18 @@ impl Node {
     }
 }
 
-/// How a graph is compiled.
+/// How a graph is compiled. Floats are computed in 16 bits, whatever is asked: the chips have nothing wider.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Options {
-    /// MiB of the tensor unit's memory that it may use; 0 for all.
+    /// MiB of the tensor unit's memory that it may use, at most what the chip has; 0 for all.
     pub vtcm: u32,
     /// How hard the compiler tries: 1 to 3.
     pub level: u8,
-    /// Whether floats are computed in 16 bits, which is what the tensor unit has.
-    pub float16: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { vtcm: 0, level: 3, float16: true }
+        Self { vtcm: 0, level: 3 }
     }
 }
 

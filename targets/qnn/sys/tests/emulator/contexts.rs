@@ -2,8 +2,8 @@
 
 use crate::support::{installation, linear, newest, worker};
 use moec_qnn_sys::{
-    Backend, Context, DType, Device, Error, GraphSpec, Quant, SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1,
-    SOCS, Soc, System, write_dlc,
+    Backend, Context, DType, Device, Error, GraphSpec, Options, Quant, SNAPDRAGON_8_GEN_3,
+    SNAPDRAGON_8_PLUS_GEN_1, SOCS, Soc, System, write_dlc,
 };
 
 /// Graphs of one to four rows over the same weights, as decoding has them.
@@ -131,6 +131,22 @@ fn a_dlc_computes_what_its_graph_does() {
         let found = system.binary_info(&context.binary().unwrap()).unwrap();
         found.expect(SNAPDRAGON_8_GEN_3).unwrap();
     }
+}
+
+/// They change what is compiled, and nothing of what it computes.
+#[test]
+fn options_reach_the_compiler() {
+    let Some(installation) = installation() else { return };
+    let build = |vtcm, level| {
+        let mut worker = worker(&installation, SNAPDRAGON_8_GEN_3, false);
+        let mut case = linear("linear", 4, 1024, 1024, 8, 7, 1.0);
+        case.spec.options = Options { vtcm, level };
+        let graph = worker.compose(&case.spec).unwrap();
+        (worker.execute(graph, vec![case.x]).unwrap(), worker.binary().unwrap())
+    };
+    let (all, little, fast) = (build(8, 3), build(1, 3), build(8, 1));
+    assert!(all.1 != little.1 && all.1 != fast.1);
+    assert!(all.0 == little.0 && all.0 == fast.0);
 }
 
 /// A graph with a tensor of every kind that a description tells of.

@@ -1,7 +1,9 @@
 //! What is refused, by whom, and what is said.
 
 use crate::support::{installation, linear, newest};
-use moec_qnn_sys::{Context, DType, Data, Error, GraphSpec, Installation, Node, Quant, Scalar, System};
+use moec_qnn_sys::{
+    Context, DType, Data, Error, GraphSpec, Installation, Node, Options, Quant, Scalar, System,
+};
 
 fn relu() -> GraphSpec {
     let mut spec = GraphSpec::new("graph");
@@ -44,6 +46,19 @@ fn inputs_must_fit() {
     assert!(none.to_string().contains("0 inputs, and takes 1"), "{none}");
     let short = graph.execute(&[&[0; 31]]).unwrap_err();
     assert!(short.to_string().contains("31 bytes for `x`, which takes 32"), "{short}");
+}
+
+/// The library would take any number.
+#[test]
+fn options_have_their_bounds() {
+    let Some(installation) = installation() else { return };
+    let device = newest(&installation);
+    for (vtcm, level, good) in [(0, 1, true), (8, 2, true), (9, 3, false), (8, 0, false), (8, 4, false)] {
+        let mut spec = relu();
+        spec.options = Options { vtcm, level };
+        let composed = Context::new(&device, false).unwrap().compose(&spec);
+        assert_eq!(composed.is_ok(), good, "{vtcm} MiB, level {level}: {:?}", composed.err());
+    }
 }
 
 #[test]
