@@ -303,3 +303,27 @@ fn held(info: &TensorInfo, kind: u32, bytes: Vec<u8>) -> Result<Held> {
     held.tensor.v1.id = info.id;
     Ok(held)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::find::Installation;
+    use crate::graph::{DType, Node};
+    use crate::soc::SOCS;
+
+    /// Why [`Device::new`] may not fail in silence: without a device there is a graph all the same, for none of the chips.
+    #[test]
+    fn without_a_device_a_graph_is_for_another_chip() {
+        let found = Installation::find(&moec_testing::cache().unwrap_or_default());
+        let Some(installation) = moec_testing::QNN.of(found) else { return };
+        let backend = Backend::htp(&installation).unwrap();
+        let mut spec = GraphSpec::new("graph");
+        let x = spec.input("x", DType::F16, &[2, 8], Quant::None).unwrap();
+        let y = spec.output("y", DType::F16, &[2, 8], Quant::None).unwrap();
+        spec.node(Node::new("Relu", &[x], &[y])).unwrap();
+        let mut context = Context::without_device(&backend).unwrap();
+        context.compose_with(&spec, &[]).unwrap();
+        let info = System::open(&installation).unwrap().binary_info(&context.binary().unwrap()).unwrap();
+        assert!(SOCS.iter().all(|soc| info.expect(*soc).is_err()), "it is for {:?}", info.soc_model);
+    }
+}
