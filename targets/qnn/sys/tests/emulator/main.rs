@@ -7,4 +7,5 @@ mod mixed;
 mod operators;
 mod process;
 mod refused;
+mod rounding;
 mod support;
