@@ -1,6 +1,7 @@
 //! The library and its emulator: what graphs compute, how they are saved and loaded, what is refused.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a test fails by panicking")]
 
+mod attention;
 mod contexts;
 mod linear;
 mod mixed;

@@ -42,11 +42,14 @@ fn linear_layers_in_steps() {
     }
 }
 
+/// What an operator computes of two numbers.
+type Of = fn(f64, f64) -> f64;
+
 /// One step, for both chips.
 #[test]
 fn elementwise_operators_in_steps() {
     let Some(installation) = installation() else { return };
-    let ops: [(&str, fn(f64, f64) -> f64); 3] = [
+    let ops: [(&str, Of); 3] = [
         ("Relu", |a, _| a.max(0.0)),
         ("ElementWiseAdd", |a, b| a + b),
         ("ElementWiseMultiply", |a, b| a * b),
