@@ -1,6 +1,7 @@
 //! Contexts and their graphs: composed, compiled, executed, saved, loaded.
 
 use super::device::{Backend, Device, Refusal, custom};
+use super::log::Calling;
 use super::marshal::{Held, HeldNode, name};
 use super::system::{GraphInfo, System, TensorInfo};
 use crate::abi::{self, Config, Handle, HtpConfig, Tensor};
@@ -16,12 +17,12 @@ pub struct Context {
     held: Rc<HeldContext>,
 }
 
-/// What a context and its graphs hold.
+/// What a context and its graphs hold. Fields are let go in their order.
 #[derive(Debug)]
 pub(crate) struct HeldContext {
-    pub(crate) backend: Rc<Backend>,
-    device: Option<Rc<Device>>,
     handle: Handle,
+    device: Option<Rc<Device>>,
+    pub(crate) backend: Rc<Backend>,
 }
 
 /// A compiled graph.
@@ -232,10 +233,10 @@ impl HeldContext {
 impl Drop for HeldContext {
     fn drop(&mut self) {
         if let (Some(free), false) = (self.backend.table().context_free, self.handle.is_null()) {
-            // SAFETY: graphs hold the context, so that none uses it any more; backend and device are let go after it.
+            let _calling = Calling::begin();
+            // SAFETY: graphs hold the context, so that none uses it any more; device and backend are let go after it.
             unsafe { free(self.handle, ptr::null_mut()) };
         }
-        self.device = None;
     }
 }
 

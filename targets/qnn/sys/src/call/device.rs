@@ -6,7 +6,7 @@ use crate::abi::{self, Config, GetProviders, Handle, HtpConfig, PROVIDERS, Provi
 use crate::error::{Error, Result};
 use crate::find::{HTP, IR, Installation, QAIRT};
 use crate::soc::Soc;
-use std::ffi::c_void;
+use std::ffi::{c_char, c_void};
 use std::ptr;
 use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,7 @@ const API: u32 = 2;
 #[derive(Debug)]
 pub struct Backend {
     lib: Loaded,
+    build: String,
     provider: Provider,
     handle: Handle,
     log: Handle,
@@ -81,11 +82,12 @@ impl Backend {
         let Some(found) = found else {
             return Err(lib.strange(format!("it has no interface of version {API}")));
         };
-        // SAFETY: version 2 has every function up to the last one that is declared since 2.30 or so; the build is checked below before
-        // any of the later ones is called or handed on.
+        // SAFETY: as above; this function is in every table of version 2, and the rest of it is not touched before its answer is known.
+        let build_id = unsafe { (*found).table.backend_build_id };
+        let build = build_of(&lib, build_id)?;
+        // SAFETY: the library is of the version whose table is declared.
         let provider = unsafe { *found };
-        let mut backend = Self { lib, provider, handle: ptr::null_mut(), log: ptr::null_mut() };
-        backend.check_build()?;
+        let mut backend = Self { lib, build, provider, handle: ptr::null_mut(), log: ptr::null_mut() };
         let (log_create, create) = (backend.table().log_create, backend.table().backend_create);
         let (Some(log_create), Some(create)) = (log_create, create) else {
             return Err(backend.lack("logCreate or backendCreate"));
@@ -104,23 +106,8 @@ impl Backend {
     }
 
     /// Version of the library, as it says it: `v2.51.0.…`.
-    ///
-    /// # Errors
-    /// It does not say.
-    pub fn build(&self) -> Result<String> {
-        let build_id = self.table().backend_build_id.ok_or_else(|| self.lack("backendGetBuildId"))?;
-        let mut id = ptr::null();
-        // SAFETY: `id` is written.
-        self.ask(|| unsafe { build_id(&raw mut id) }).map_err(|r| r.of("its version"))?;
-        // SAFETY: the text is the library's own and ends in a zero byte.
-        unsafe { text(id) }.ok_or_else(|| self.lib.strange("it has no version"))
-    }
-
-    fn check_build(&self) -> Result<()> {
-        let build = self.build()?;
-        let known =
-            build.trim_start_matches('v').strip_prefix(QAIRT).is_some_and(|rest| rest.starts_with('.'));
-        if known { Ok(()) } else { Err(self.lib.strange(format!("it is of version {build}, not {QAIRT}"))) }
+    pub fn build(&self) -> &str {
+        &self.build
     }
 
     pub(crate) fn table(&self) -> &Table {
@@ -162,8 +149,27 @@ impl Backend {
     }
 }
 
+/// `backendGetBuildId`.
+type BuildId = unsafe extern "C" fn(*mut *const c_char) -> Status;
+
+/// Asks a library for its version.
+///
+/// # Errors
+/// [`Error::Version`] if it is not the one that is declared.
+fn build_of(lib: &Loaded, build_id: Option<BuildId>) -> Result<String> {
+    let build_id = build_id.ok_or_else(|| lib.strange("its interface has no `backendGetBuildId`"))?;
+    let _calling = Calling::begin();
+    let mut id = ptr::null();
+    // SAFETY: `id` is written, with a text of the library's own that ends in a zero byte.
+    let build = unsafe { (build_id(&raw mut id) == 0).then(|| text(id)).flatten() };
+    let build = build.ok_or_else(|| lib.strange("it has no version"))?;
+    let known = build.trim_start_matches('v').strip_prefix(QAIRT).is_some_and(|rest| rest.starts_with('.'));
+    if known { Ok(build) } else { Err(lib.strange(format!("it is of version {build}, not {QAIRT}"))) }
+}
+
 impl Drop for Backend {
     fn drop(&mut self) {
+        let _calling = Calling::begin();
         // SAFETY: whatever was made with either holds this backend, so that nothing uses them any more; null ones were never made.
         unsafe {
             if let (Some(free), false) = (self.table().backend_free, self.handle.is_null()) {
@@ -244,6 +250,7 @@ pub(crate) fn custom<T>(of: &T) -> Config {
 impl Drop for Device {
     fn drop(&mut self) {
         if let (Some(free), false) = (self.backend.table().device_free, self.handle.is_null()) {
+            let _calling = Calling::begin();
             // SAFETY: contexts hold the device, so that none uses it any more.
             unsafe { free(self.handle) };
         }

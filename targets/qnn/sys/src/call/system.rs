@@ -14,8 +14,8 @@ use std::ptr;
 const MOST: u32 = 1 << 16;
 /// Most dimensions of a tensor.
 const RANK_MOST: u32 = 8;
-/// Major version of the system interface that is declared in `abi`.
-const API: u32 = 1;
+/// Version of the system interface that is declared in `abi`; it only grows at its end.
+const API: (u32, u32) = (1, 15);
 
 /// The part of the library that reads files.
 #[derive(Debug)]
@@ -140,15 +140,14 @@ impl System {
         // SAFETY: the list has `count` addresses, of structures that begin as declared.
         let offered = (0..count as usize).map(|i| unsafe { *list.add(i) });
         let found = offered.filter(|p| !p.is_null()).find(|&p| {
-            // SAFETY: as above; the version stands in front of the table, which only grows at its end: the functions that are
-            // declared are in every one since 1.3.
+            // SAFETY: as above; the version stands in front of the table.
             let Version { major, minor, .. } = unsafe { (*p).version };
-            major == API && minor >= 3
+            major == API.0 && minor >= API.1
         });
         match found {
-            // SAFETY: as above.
+            // SAFETY: as above; every table of this version has the functions that are declared.
             Some(found) => Ok(Self { lib, table: unsafe { (*found).table } }),
-            None => Err(lib.strange(format!("it has no interface of version {API}.3"))),
+            None => Err(lib.strange(format!("it has no interface of version {}.{}", API.0, API.1))),
         }
     }
 

@@ -60,7 +60,7 @@ impl Session {
         let device = Device::new(&backend, soc)?;
         let system = System::open(&installation)?;
         let context = Context::new(&device, share)?;
-        let build = backend.build()?;
+        let build = backend.build().to_owned();
         Ok((Self { installation, device, system, context, graphs: Vec::new() }, build))
     }
 
