@@ -25,6 +25,9 @@ pub struct Shape {
     pub rest: u64,
 }
 
+/// Most neurons; DeepSeek-V3 has 30 million.
+const MOST: u64 = 1 << 28;
+
 impl Shape {
     /// Clusters of a matrix.
     pub fn clusters(&self) -> u32 {
@@ -52,8 +55,8 @@ impl Shape {
             return wrong("matrices, neurons, clusters and the first part of a neuron are 1 at least");
         }
         let count = u64::from(self.matrices) * u64::from(self.neurons);
-        if count >= u64::from(u32::MAX) {
-            return wrong("there are more neurons than 32 bits can number");
+        if count > MOST {
+            return wrong("there are more than 2^28 neurons");
         }
         let bytes = self.gate.checked_add(self.rest).and_then(|b| b.checked_mul(count));
         if bytes.is_none_or(|b| b > 1 << 62) {

@@ -88,14 +88,14 @@ pub struct Pipeline {
 }
 
 /// Most blocks of clusters.
-const MOST_BLOCKS: u32 = 1 << 20;
+const MOST_BLOCKS: u32 = 1 << 16;
 
 impl Pipeline {
     /// Clusters with the block that each belongs to and what it needs first. Blocks are numbered in the order in which
     /// [`Order::Matrix`] takes them.
     ///
     /// # Errors
-    /// [`NeuronError::Pipeline`] for a block past 2²⁰, or more clusters than 32 bits can number.
+    /// [`NeuronError::Pipeline`] for a block past 2¹⁶, or more clusters than 32 bits can number.
     pub fn new(order: Order, clusters: &[(u32, Next)]) -> Result<Self, NeuronError> {
         let wrong = |cluster, what: String| NeuronError::Pipeline { cluster, what };
         if u32::try_from(clusters.len()).is_err() {

@@ -90,11 +90,12 @@ pub fn hot_share(tables: &Tables) -> Result<Share, NeuronError> {
 /// The time that a share takes, whether or not its reads hide behind attention.
 ///
 /// # Errors
-/// As [`hot_share`], and for more hot neurons than there are.
+/// As [`hot_share`], and for hot neurons that are neither a whole number of clusters nor all.
 pub fn time_of(tables: &Tables, hot: usize) -> Result<Share, NeuronError> {
     check(tables)?;
-    if hot > tables.active.len() {
-        return Err(NeuronError::Plan(format!("there are no {hot} neurons")));
+    let n = tables.active.len();
+    if hot > n || (hot != n && !hot.is_multiple_of(tables.cluster)) {
+        return Err(NeuronError::Plan(format!("{hot} of {n} neurons are no whole number of clusters")));
     }
     let mut left = Cold::new(tables);
     left.remove(&tables.active[..hot]);
@@ -128,12 +129,7 @@ impl Cold {
     /// The most active ones become hot.
     fn remove(&mut self, active: &[f64]) {
         self.active = (self.active - active.iter().sum::<f64>()).max(0.0);
-        let mut left = active;
-        while !left.is_empty() {
-            let part = left.len().min(self.cluster);
-            self.classes.pop();
-            left = &left[part..];
-        }
+        self.classes.truncate(self.classes.len().saturating_sub(active.len().div_ceil(self.cluster)));
     }
 
     /// Active neurons that a cache of `room` neurons lacks, each used at random with its frequency and the one used longest
@@ -279,9 +275,9 @@ mod tests {
         ] {
             assert!(hot_share(&bad).is_err());
         }
-        assert!(time_of(&layer(1), 14_337).is_err());
+        assert!(time_of(&layer(1), 14_337).is_err() && time_of(&layer(1), 100).is_err());
         let one = Tables { dense: vec![(100, 1.0)], memory: f64::INFINITY, ..layer(1) };
-        assert!((time_of(&one, 200).unwrap().dense - 2.0).abs() < 1e-12);
+        assert!((time_of(&one, 256).unwrap().dense - 2.56).abs() < 1e-12);
     }
 
     proptest! {

@@ -18,9 +18,11 @@ pub struct Bytes {
     /// All gates stay in memory, and what active neurons need beside them is cached in what that leaves; none where the gates
     /// do not fit.
     pub gates: Option<f64>,
-    /// Active neurons alone, in the cold region of the cache.
+    /// Active neurons alone, all memory being cold.
     pub neurons: f64,
-    /// The least for active neurons alone that any cache of the same memory reads.
+    /// The same with half of the memory hot: the first clusters of every matrix, as many as fit, are there from the start and stay.
+    pub hot: f64,
+    /// The least for active neurons alone that any cache of the same memory reads which is empty at first.
     pub least: f64,
 }
 
@@ -60,11 +62,25 @@ pub fn replay(
         experts: per(whole_experts(activations, shape, capacity, from)),
         gates,
         neurons: per(run(&mut neurons, activations, from)?),
+        hot: per(run(&mut half_hot(shape, capacity)?, activations, from)?),
         least: per(belady(activations, shape, capacity, from)),
     })
 }
 
-/// Bytes that a cache of neurons reads.
+/// A cache whose hot region, half of it, holds the hottest clusters of every matrix.
+fn half_hot(shape: Shape, capacity: u64) -> Result<Segmented, NeuronError> {
+    let all = shape.neuron_bytes() * u64::from(shape.cluster) * u64::from(shape.matrices);
+    let clusters = (capacity / 2 / all).min(u64::from(shape.clusters())) as u32;
+    let mut cache = Segmented::new(shape, Regions::of(capacity, 0, u64::from(clusters) * all)?)?;
+    for matrix in 0..shape.matrices {
+        for cluster in 0..clusters {
+            cache.cluster(matrix, cluster, |_| ())?;
+        }
+    }
+    Ok(cache)
+}
+
+/// Bytes that a cache of neurons reads for neurons.
 fn run(cache: &mut Segmented, activations: &Activations, from: usize) -> Result<u64, NeuronError> {
     for (at, token) in activations.tokens.iter().enumerate() {
         if at == from {
@@ -181,7 +197,10 @@ mod tests {
         let mut last = f64::INFINITY;
         for sparsity in [0.5, 0.7, 0.9] {
             let bytes = at(sparsity);
-            assert!(bytes.least <= bytes.neurons && bytes.neurons < bytes.experts, "{sparsity} {bytes:?}");
+            assert!(
+                bytes.least <= bytes.neurons && bytes.neurons < bytes.experts && bytes.hot < bytes.neurons,
+                "{sparsity} {bytes:?}"
+            );
             assert!(bytes.gates.unwrap() < bytes.experts, "{sparsity} {bytes:?}");
             assert!(bytes.neurons < last);
             last = bytes.neurons;
