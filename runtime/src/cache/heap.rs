@@ -4,17 +4,17 @@ use super::policy::Id;
 use std::cmp::Ordering;
 
 /// What is compared: a value, then the time of the last use.
-pub(super) type Rank = (f64, u64);
+pub(crate) type Rank = (f64, u64);
 
 const NONE: u32 = u32::MAX;
 
-pub(super) fn compare(a: Rank, b: Rank) -> Ordering {
+pub(crate) fn compare(a: Rank, b: Rank) -> Ordering {
     a.0.total_cmp(&b.0).then(a.1.cmp(&b.1))
 }
 
 /// A heap of numbers below `n`, the least rank on top.
 #[derive(Clone, Debug)]
-pub(super) struct Heap {
+pub(crate) struct Heap {
     order: Vec<Id>,
     /// Place of each number in `order`.
     at: Vec<u32>,
@@ -24,7 +24,7 @@ pub(super) struct Heap {
 }
 
 impl Heap {
-    pub(super) fn new(n: usize) -> Self {
+    pub(crate) fn new(n: usize) -> Self {
         Self {
             order: Vec::with_capacity(n),
             at: vec![NONE; n],
@@ -33,21 +33,21 @@ impl Heap {
         }
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.order.clear();
         self.at.fill(NONE);
     }
 
-    pub(super) fn contains(&self, id: Id) -> bool {
+    pub(crate) fn contains(&self, id: Id) -> bool {
         self.at[id as usize] != NONE
     }
 
-    pub(super) fn rank(&self, id: Id) -> Rank {
+    pub(crate) fn rank(&self, id: Id) -> Rank {
         self.rank[id as usize]
     }
 
     /// Gives a number a rank; puts it in if it is not there.
-    pub(super) fn set(&mut self, id: Id, rank: Rank) {
+    pub(crate) fn set(&mut self, id: Id, rank: Rank) {
         if !self.contains(id) {
             self.at[id as usize] = self.order.len() as u32;
             self.order.push(id);
@@ -57,7 +57,7 @@ impl Heap {
     }
 
     /// Takes a number out, if it is there.
-    pub(super) fn remove(&mut self, id: Id) {
+    pub(crate) fn remove(&mut self, id: Id) {
         let at = self.at[id as usize];
         if at == NONE {
             return;
@@ -73,7 +73,7 @@ impl Heap {
     }
 
     /// The least that is not skipped. Looks at no more than those skipped and their neighbours.
-    pub(super) fn least(&mut self, skip: impl Fn(Id) -> bool) -> Option<Id> {
+    pub(crate) fn least(&mut self, skip: impl Fn(Id) -> bool) -> Option<Id> {
         let mut best: Option<Id> = None;
         self.open.clear();
         self.open.push(0);

@@ -6,20 +6,20 @@ const NONE: Id = Id::MAX;
 
 /// A list of numbers below `n`, each at most once.
 #[derive(Clone, Debug)]
-pub(super) struct List {
+pub(crate) struct List {
     /// The last place is the list itself: behind it stands the front, before it the back.
     next: Vec<Id>,
     prev: Vec<Id>,
 }
 
 impl List {
-    pub(super) fn new(n: usize) -> Self {
+    pub(crate) fn new(n: usize) -> Self {
         let mut list = Self { next: vec![NONE; n + 1], prev: vec![NONE; n + 1] };
         list.clear();
         list
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.next.fill(NONE);
         self.prev.fill(NONE);
         let own = self.own();
@@ -30,12 +30,12 @@ impl List {
         self.next.len() - 1
     }
 
-    pub(super) fn contains(&self, id: Id) -> bool {
+    pub(crate) fn contains(&self, id: Id) -> bool {
         self.next[id as usize] != NONE
     }
 
     /// Puts a number in front, wherever it was.
-    pub(super) fn push_front(&mut self, id: Id) {
+    pub(crate) fn push_front(&mut self, id: Id) {
         self.remove(id);
         let own = self.own();
         let first = self.next[own];
@@ -44,7 +44,7 @@ impl List {
     }
 
     /// Takes a number out, if it is there.
-    pub(super) fn remove(&mut self, id: Id) {
+    pub(crate) fn remove(&mut self, id: Id) {
         if self.contains(id) {
             let (next, prev) = (self.next[id as usize], self.prev[id as usize]);
             (self.next[prev as usize], self.prev[next as usize]) = (next, prev);
@@ -52,8 +52,15 @@ impl List {
         }
     }
 
+    /// The last one.
+    pub(crate) fn back(&self) -> Option<Id> {
+        let own = self.own();
+        let last = self.prev[own];
+        (last as usize != own).then_some(last)
+    }
+
     /// From the back to the front.
-    pub(super) fn back_to_front(&self) -> impl Iterator<Item = Id> {
+    pub(crate) fn back_to_front(&self) -> impl Iterator<Item = Id> {
         let own = self.own() as Id;
         std::iter::successors(Some(self.prev[own as usize]), |&i| Some(self.prev[i as usize]))
             .take_while(move |&i| i != own)

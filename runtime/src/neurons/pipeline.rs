@@ -1,0 +1,227 @@
+//! Who does what next: the five stages of neuron clusters, computed by several workers while one reads (PowerInfer-2, §4.3).
+//!
+//! A cluster goes through Pred, GIO, GC, UDIO and UDC in this order, and through those alone that it needs: what is in memory
+//! is not read, what is not active ends early. With [`Order::Cluster`] a cluster waits for nobody else: whoever is free takes
+//! what is ready, of whatever matrix. With [`Order::Matrix`] (Figure 6a) a matrix begins when all clusters of the one before it
+//! are through; gate is one matrix, up and down are the next.
+//!
+//! Decisions only. Somebody says what has ended and what a cluster needs next ([`Pipeline::done`]), and asks what to
+//! do ([`Pipeline::compute`], [`Pipeline::read`]); the time is theirs.
+
+use super::error::NeuronError;
+use std::collections::VecDeque;
+
+/// What is done with a cluster, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Stage {
+    /// Pred: which of its neurons may be active.
+    Predict,
+    /// GIO: gate rows are read.
+    ReadGate,
+    /// GC: gate rows times the input.
+    Gate,
+    /// UDIO: up and down of the active ones are read.
+    ReadRest,
+    /// UDC: up, and what it gives times down.
+    Rest,
+}
+
+impl Stage {
+    /// All, in order.
+    pub const ALL: [Self; 5] = [Self::Predict, Self::ReadGate, Self::Gate, Self::ReadRest, Self::Rest];
+
+    /// Whether it reads; the others compute.
+    pub fn reads(self) -> bool {
+        matches!(self, Self::ReadGate | Self::ReadRest)
+    }
+
+    /// Whether it belongs to the first matrix, the gate; the others belong to up and down.
+    fn of_gate(self) -> bool {
+        self <= Self::Gate
+    }
+}
+
+/// Whether matrices wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// No: clusters go their own ways (Figure 6b).
+    Cluster,
+    /// Yes: one matrix after the other (Figure 6a).
+    Matrix,
+}
+
+/// A stage of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Task {
+    /// The cluster, by its place among those of [`Pipeline::new`].
+    pub cluster: u32,
+    /// The stage.
+    pub stage: Stage,
+}
+
+/// What a cluster needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// This stage.
+    Stage(Stage),
+    /// Nothing more.
+    End,
+}
+
+/// Clusters on their way through one block of a layer: an FFN, or all experts that a step routes to.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    order: Order,
+    /// The block of every cluster, an expert for instance: its two matrices are one behind the other in [`Order::Matrix`].
+    blocks: Vec<u32>,
+    /// What each cluster is to do or does; none at its end.
+    stages: Vec<Option<Stage>>,
+    running: Vec<bool>,
+    /// Tasks that are ready, one queue for each stage.
+    ready: [VecDeque<u32>; 5],
+    /// Of [`Order::Matrix`]: how many clusters each matrix still waits for, and which one is open.
+    left: Vec<u32>,
+    open: usize,
+    /// Clusters whose next stage belongs to a matrix that is not open.
+    waiting: Vec<Vec<u32>>,
+    unfinished: usize,
+}
+
+/// Most blocks of clusters.
+const MOST_BLOCKS: u32 = 1 << 16;
+
+impl Pipeline {
+    /// Clusters with the block that each belongs to and what it needs first. Blocks are numbered in the order in which
+    /// [`Order::Matrix`] takes them.
+    ///
+    /// # Errors
+    /// [`NeuronError::Pipeline`] for a block past 2¹⁶, or more clusters than 32 bits can number.
+    pub fn new(order: Order, clusters: &[(u32, Next)]) -> Result<Self, NeuronError> {
+        let wrong = |cluster, what: String| NeuronError::Pipeline { cluster, what };
+        if u32::try_from(clusters.len()).is_err() {
+            return Err(wrong(u32::MAX, "there are more clusters than 32 bits can number".to_owned()));
+        }
+        if let Some(at) = clusters.iter().position(|c| c.0 >= MOST_BLOCKS) {
+            return Err(wrong(at as u32, format!("block {} is past {MOST_BLOCKS}", clusters[at].0)));
+        }
+        let matrices = clusters.iter().map(|c| 2 * c.0 as usize + 2).max().unwrap_or(0);
+        let mut pipeline = Self {
+            order,
+            blocks: clusters.iter().map(|c| c.0).collect(),
+            stages: vec![None; clusters.len()],
+            running: vec![false; clusters.len()],
+            ready: Default::default(),
+            left: vec![0; matrices],
+            open: 0,
+            waiting: vec![Vec::new(); matrices],
+            unfinished: 0,
+        };
+        for &(block, next) in clusters {
+            // Who begins with the second matrix is through with the first.
+            if let Next::Stage(stage) = next {
+                pipeline.left[2 * block as usize] += u32::from(stage.of_gate());
+                pipeline.left[2 * block as usize + 1] += 1;
+            }
+        }
+        pipeline.advance();
+        for (cluster, &(_, next)) in clusters.iter().enumerate() {
+            if let Next::Stage(stage) = next {
+                pipeline.unfinished += 1;
+                pipeline.enter(cluster as u32, stage);
+            }
+        }
+        Ok(pipeline)
+    }
+
+    /// What a computing worker does next; none while nothing is ready. First what may make reads necessary, so that flash has
+    /// work, then what ends a cluster.
+    pub fn compute(&mut self) -> Option<Task> {
+        self.take(&[Stage::Predict, Stage::Gate, Stage::Rest])
+    }
+
+    /// What the reading worker does next; none while nothing is ready. First gates, since more reads hang on them.
+    pub fn read(&mut self) -> Option<Task> {
+        self.take(&[Stage::ReadGate, Stage::ReadRest])
+    }
+
+    /// A task has ended, and `next` is what its cluster needs now.
+    ///
+    /// # Errors
+    /// [`NeuronError::Pipeline`] for a task that nobody has taken, or a stage that is not behind it.
+    pub fn done(&mut self, task: Task, next: Next) -> Result<(), NeuronError> {
+        let Task { cluster, stage } = task;
+        let at = cluster as usize;
+        let wrong = |what: String| Err(NeuronError::Pipeline { cluster, what });
+        if self.running.get(at) != Some(&true) || self.stages[at] != Some(stage) {
+            return wrong(format!("{stage:?} has ended, which nobody had begun"));
+        }
+        if let Next::Stage(next) = next
+            && next <= stage
+        {
+            return wrong(format!("{next:?} cannot follow {stage:?}"));
+        }
+        self.running[at] = false;
+        self.stages[at] = None;
+        let block = self.blocks[at] as usize;
+        match next {
+            Next::Stage(next) => {
+                if stage.of_gate() && !next.of_gate() {
+                    self.leave(2 * block);
+                }
+                self.enter(cluster, next);
+            }
+            Next::End => {
+                self.unfinished -= 1;
+                if stage.of_gate() {
+                    self.leave(2 * block);
+                }
+                self.leave(2 * block + 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Clusters that have not ended.
+    pub fn unfinished(&self) -> usize {
+        self.unfinished
+    }
+
+    fn take(&mut self, stages: &[Stage]) -> Option<Task> {
+        stages.iter().find_map(|&stage| {
+            let cluster = self.ready[stage as usize].pop_front()?;
+            self.running[cluster as usize] = true;
+            Some(Task { cluster, stage })
+        })
+    }
+
+    /// A cluster comes to a stage, and waits where its matrix is not open.
+    fn enter(&mut self, cluster: u32, stage: Stage) {
+        let at = cluster as usize;
+        self.stages[at] = Some(stage);
+        let matrix = 2 * self.blocks[at] as usize + usize::from(!stage.of_gate());
+        if self.order == Order::Matrix && matrix > self.open {
+            self.waiting[matrix].push(cluster);
+        } else {
+            self.ready[stage as usize].push_back(cluster);
+        }
+    }
+
+    /// A matrix waits for one cluster less.
+    fn leave(&mut self, matrix: usize) {
+        self.left[matrix] -= 1;
+        self.advance();
+    }
+
+    /// Opens the first matrix that still waits for clusters.
+    fn advance(&mut self) {
+        while self.order == Order::Matrix && self.left.get(self.open) == Some(&0) {
+            self.open += 1;
+            let Some(waiting) = self.waiting.get_mut(self.open) else { return };
+            for cluster in std::mem::take(waiting) {
+                if let Some(stage) = self.stages[cluster as usize] {
+                    self.ready[stage as usize].push_back(cluster);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! Bytes per token that each way to read takes on the same activations, in the same memory.
+//!
+//! The ways: every routed expert whole; gates of all neurons and the rest of active ones (exact without a predictor); only what
+//! is active, as a perfect predictor would read it; and the least that is possible for the last two, by Belady's rule over
+//! neurons. Memory holds gates apart from what active neurons need beside them: a cache of neurons has both sizes.
+
+use super::cache::{Part, Regions, Segmented, Shape};
+use super::error::NeuronError;
+use super::synthetic::Activations;
+use crate::cache::heap::Heap;
+use crate::cache::list::List;
+
+/// Bytes read per token, in the same memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bytes {
+    /// Routed experts, whole; the one used longest ago goes.
+    pub experts: f64,
+    /// All gates stay in memory, and what active neurons need beside them is cached in what that leaves; none where the gates
+    /// do not fit.
+    pub gates: Option<f64>,
+    /// Active neurons alone, all memory being cold.
+    pub neurons: f64,
+    /// The same with half of the memory hot: the first clusters of every matrix, as many as fit, are there from the start and stay.
+    pub hot: f64,
+    /// The least for active neurons alone that any cache of the same memory reads which is empty at first.
+    pub least: f64,
+}
+
+/// Replays activations in a memory of `capacity` bytes, empty at first, and counts from token `from` on.
+///
+/// # Errors
+/// [`NeuronError::Trace`] for activations that do not fit the shape or end before `from`, and what [`Segmented::new`] says.
+pub fn replay(
+    activations: &Activations,
+    shape: Shape,
+    capacity: u64,
+    from: usize,
+) -> Result<Bytes, NeuronError> {
+    let wrong = |what: &str| Err(NeuronError::Trace(what.to_owned()));
+    if (shape.matrices, shape.neurons) != (activations.matrices, activations.neurons) {
+        return wrong("they are of another shape than the cache");
+    }
+    let counted = activations.tokens.len().saturating_sub(from);
+    if counted == 0 {
+        return wrong("no token is left to count");
+    }
+    let mut neurons = Segmented::new(shape, Regions::of(capacity, 0, 0)?)?;
+    let uses = activations.tokens.iter().flatten();
+    if uses.clone().any(|u| u.0 >= shape.matrices || u.1.iter().any(|&n| n >= shape.neurons)) {
+        return wrong("they name neurons that do not exist");
+    }
+    let per = |bytes: u64| bytes as f64 / counted as f64;
+    let gate_bytes = shape.gate * u64::from(shape.matrices) * u64::from(shape.neurons);
+    let gates = if let (Some(left), true) = (capacity.checked_sub(gate_bytes), shape.rest > 0) {
+        let rest = Shape { gate: shape.rest, rest: 0, ..shape };
+        let mut cache = Segmented::new(rest, Regions::of(left, 0, 0)?)?;
+        Some(per(run(&mut cache, activations, from)?))
+    } else {
+        None
+    };
+    Ok(Bytes {
+        experts: per(whole_experts(activations, shape, capacity, from)),
+        gates,
+        neurons: per(run(&mut neurons, activations, from)?),
+        hot: per(run(&mut half_hot(shape, capacity)?, activations, from)?),
+        least: per(belady(activations, shape, capacity, from)),
+    })
+}
+
+/// A cache whose hot region, half of it, holds the hottest clusters of every matrix.
+fn half_hot(shape: Shape, capacity: u64) -> Result<Segmented, NeuronError> {
+    let all = shape.neuron_bytes() * u64::from(shape.cluster) * u64::from(shape.matrices);
+    let clusters = (capacity / 2 / all).min(u64::from(shape.clusters())) as u32;
+    let mut cache = Segmented::new(shape, Regions::of(capacity, 0, u64::from(clusters) * all)?)?;
+    for matrix in 0..shape.matrices {
+        for cluster in 0..clusters {
+            cache.cluster(matrix, cluster, |_| ())?;
+        }
+    }
+    Ok(cache)
+}
+
+/// Bytes that a cache of neurons reads for neurons.
+fn run(cache: &mut Segmented, activations: &Activations, from: usize) -> Result<u64, NeuronError> {
+    for (at, token) in activations.tokens.iter().enumerate() {
+        if at == from {
+            cache.reset_counts();
+        }
+        for (matrix, active) in token {
+            cache.begin();
+            for &neuron in active {
+                cache.neuron(*matrix, neuron, Part::Whole, |_| ())?;
+            }
+        }
+    }
+    Ok(cache.neurons().read)
+}
+
+/// Bytes that a cache of whole experts reads.
+fn whole_experts(activations: &Activations, shape: Shape, capacity: u64, from: usize) -> u64 {
+    let bytes = shape.neuron_bytes() * u64::from(shape.neurons);
+    let frames = usize::try_from(capacity / bytes).unwrap_or(usize::MAX);
+    let mut list = List::new(shape.matrices as usize);
+    let (mut held, mut read) = (0, 0);
+    for (at, token) in activations.tokens.iter().enumerate() {
+        for &(matrix, _) in token {
+            if !list.contains(matrix) {
+                read += if at >= from { bytes } else { 0 };
+                if frames == 0 {
+                    continue;
+                }
+                if held == frames
+                    && let Some(last) = list.back()
+                {
+                    list.remove(last);
+                    held -= 1;
+                }
+                held += 1;
+            }
+            list.push_front(matrix);
+        }
+    }
+    read
+}
+
+/// The least bytes for active neurons: of what is held and what was just read those stay that are used again the soonest
+/// (L. A. Belady, 1966, with bypass).
+fn belady(activations: &Activations, shape: Shape, capacity: u64, from: usize) -> u64 {
+    const NEVER: u32 = u32::MAX;
+    let count = shape.matrices as usize * shape.neurons as usize;
+    let room = usize::try_from(capacity / shape.neuron_bytes()).unwrap_or(usize::MAX);
+    let mut seen = vec![NEVER; count];
+    let steps = activations.tokens.iter().flatten().count();
+    let id = |matrix: u32, neuron: u32| matrix * shape.neurons + neuron;
+    let mut next = Vec::new();
+    for (back, (matrix, active)) in activations.tokens.iter().flatten().rev().enumerate() {
+        let now = (steps - 1 - back) as u32;
+        let replace = |&n: &u32| std::mem::replace(&mut seen[id(*matrix, n) as usize], now);
+        next.extend(active.iter().rev().map(replace));
+    }
+    let mut order = Heap::new(count);
+    let (mut held, mut missed) = (0, 0_u64);
+    for (at, token) in activations.tokens.iter().enumerate() {
+        for (matrix, active) in token {
+            for &neuron in active {
+                let own = id(*matrix, neuron);
+                if !order.contains(own) {
+                    held += 1;
+                    missed += u64::from(at >= from);
+                }
+                order.set(own, (-f64::from(next.pop().unwrap_or(NEVER)), u64::from(own)));
+            }
+            while held > room
+                && let Some(last) = order.least(|_| false)
+            {
+                order.remove(last);
+                held -= 1;
+            }
+        }
+    }
+    missed * shape.neuron_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::bundle::{Bundle, Phases, RowFormat};
+    use super::super::synthetic::Recipe;
+    use super::*;
+
+    /// Experts of OLMoE's shapes in 4 bits, a quarter of the layers' neurons for a test in a debug build.
+    fn at(sparsity: f64) -> Bytes {
+        let recipe = Recipe {
+            layers: 2,
+            experts: 16,
+            k: 2,
+            neurons: 512,
+            sparsity,
+            skew: 0.6,
+            persistence: 0.6,
+            tokens: 96,
+            seed: 11,
+        };
+        let bundle = Bundle::new(2048, RowFormat::Q4, 512, Phases::Two).unwrap();
+        let shape = Shape {
+            matrices: 32,
+            neurons: 512,
+            cluster: 64,
+            gate: bundle.gate().bytes,
+            rest: bundle.rest().bytes,
+        };
+        let all = shape.neuron_bytes() * 32 * 512;
+        replay(&recipe.draw().unwrap(), shape, all / 2, 32).unwrap()
+    }
+
+    #[test]
+    fn sparser_models_read_less_and_nobody_less_than_possible() {
+        let mut last = f64::INFINITY;
+        for sparsity in [0.5, 0.7, 0.9] {
+            let bytes = at(sparsity);
+            assert!(
+                bytes.least <= bytes.neurons && bytes.neurons < bytes.experts && bytes.hot < bytes.neurons,
+                "{sparsity} {bytes:?}"
+            );
+            assert!(bytes.gates.unwrap() < bytes.experts, "{sparsity} {bytes:?}");
+            assert!(bytes.neurons < last);
+            last = bytes.neurons;
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_refused() {
+        let one =
+            Activations { matrices: 1, neurons: 2, tokens: vec![vec![(0, vec![0, 1])], vec![(0, vec![1])]] };
+        let shape = Shape { matrices: 1, neurons: 2, cluster: 1, gate: 10, rest: 5 };
+        let bytes = replay(&one, shape, 15, 0).unwrap();
+        // Room for one neuron: the second one is streamed, and then read again; the best cache keeps it.
+        assert_eq!((bytes.neurons, bytes.least, bytes.experts), (22.5, 15.0, 30.0));
+        assert_eq!(bytes.gates, None);
+        assert!(replay(&one, shape, 15, 2).is_err());
+        assert!(replay(&one, Shape { neurons: 3, ..shape }, 15, 0).is_err());
+        let bad = Activations { tokens: vec![vec![(0, vec![2])]], ..one };
+        assert!(replay(&bad, shape, 15, 0).is_err());
+    }
+}
