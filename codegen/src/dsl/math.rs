@@ -106,6 +106,8 @@ impl<'k> F<'k> {
         match glu {
             Glu::Gated(act) => self.activate(act) * up,
             Glu::DRelu => self.max(k.f(0.0)) * up.max(k.f(0.0)),
+            // What is not below the threshold, a NaN among it, stays.
+            Glu::FatRelu { threshold } => self.lt(k.f(threshold)).pick(k.f(0.0), self) * up,
             Glu::Clamped { alpha, limit } => {
                 let g = self.min(k.f(limit));
                 let u = up.max(k.f(-limit)).min(k.f(limit));

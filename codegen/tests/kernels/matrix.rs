@@ -151,6 +151,7 @@ fn linear_joins_gate_and_up() {
         Glu::Gated(Activation::Silu),
         Glu::Gated(Activation::Gelu),
         Glu::DRelu,
+        Glu::FatRelu { threshold: 0.3 },
         Glu::Clamped { alpha: 1.702, limit: 0.7 },
     ];
     let mut cases = Vec::new();

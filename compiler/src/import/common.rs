@@ -43,7 +43,7 @@ pub enum QkNormKind {
 }
 
 /// What sets the attention of llama-like families apart.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct GqaOptions {
     /// Biases on query, key and value.
     pub qkv_bias: bool,
@@ -57,8 +57,22 @@ pub struct GqaOptions {
     pub window: Option<usize>,
     /// One extra softmax column per head.
     pub sinks: bool,
-    /// What holds of the rotation where the config is silent.
-    pub rope: rope::Defaults,
+    /// What holds of the rotation where the config is silent; `None` where query and key are not rotated.
+    pub rope: Option<rope::Defaults>,
+}
+
+impl Default for GqaOptions {
+    fn default() -> Self {
+        Self {
+            qkv_bias: false,
+            o_bias: false,
+            qk_norm: None,
+            clip: None,
+            window: None,
+            sinks: false,
+            rope: Some(rope::Defaults::default()),
+        }
+    }
 }
 
 impl<'a> Base<'a> {
@@ -155,7 +169,7 @@ impl<'a> Base<'a> {
             o: t.projection(&format!("{at}.o_proj"), hidden, &wide, options.o_bias)?,
             qk_norm,
             clip: options.clip,
-            rope: rope::read(self.config, head_dim.n, options.rope)?,
+            rope: options.rope.map(|defaults| rope::read(self.config, head_dim.n, defaults)).transpose()?,
             window: options.window,
             sinks: t.take_if(options.sinks, &format!("{at}.sinks"), &[&self.heads.into()])?,
             scale: (head_dim.n as f64).powf(-0.5) as f32,

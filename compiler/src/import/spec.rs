@@ -199,11 +199,11 @@ pub enum Attention {
 }
 
 impl Attention {
-    /// Its rotation.
-    pub const fn rope(&self) -> &Rope {
+    /// Its rotation, if it has one.
+    pub const fn rope(&self) -> Option<&Rope> {
         match self {
-            Self::Gqa(a) => &a.rope,
-            Self::Mla(a) => &a.rope,
+            Self::Gqa(a) => a.rope.as_ref(),
+            Self::Mla(a) => Some(&a.rope),
         }
     }
 }
@@ -229,8 +229,8 @@ pub struct Gqa {
     pub qk_norm: Option<QkNorm>,
     /// Bound of the magnitude of query, key and value.
     pub clip: Option<f32>,
-    /// Rotation of the first channels of each head.
-    pub rope: Rope,
+    /// Rotation of the first channels of each head; none in layers that see no positions but by the mask (NoPE).
+    pub rope: Option<Rope>,
     /// Sliding window in tokens.
     pub window: Option<usize>,
     /// Extra softmax column of each head, `[heads]`.

@@ -100,8 +100,8 @@ impl<'a> Lowering<'a, '_> {
         self.g.scope(Part::EMBED);
         let table = self.weight("embed", WeightClass::Embeddings, &spec.embed)?;
         let mut x = self.g.one(Op::Embed, &[Graph::IDS.into(), table.into()])?;
-        for attention in spec.layers.iter().filter_map(LayerSpec::attention) {
-            self.rope(attention.rope())?;
+        for rope in spec.layers.iter().filter_map(LayerSpec::attention).filter_map(Attention::rope) {
+            self.rope(rope)?;
         }
         for (i, layer) in (0..).zip(&spec.layers) {
             x = self.layer(i, layer, x)?;
@@ -169,7 +169,6 @@ impl<'a> Lowering<'a, '_> {
     }
 
     fn gqa(&mut self, at: &str, a: &'a Gqa, x: ValueId) -> Built {
-        let angles = self.rope(&a.rope)?;
         let mut q = self.linear(&format!("{at}.attn.q"), WeightClass::Attention, &a.q, x)?;
         let mut k = self.linear(&format!("{at}.attn.k"), WeightClass::Attention, &a.k, x)?;
         let mut v = self.linear(&format!("{at}.attn.v"), WeightClass::Attention, &a.v, x)?;
@@ -183,9 +182,12 @@ impl<'a> Lowering<'a, '_> {
                 *x = self.g.one(Op::Clamp { lo: -c, hi: c }, &[(*x).into()])?;
             }
         }
-        let rotate = |heads| Op::Rope { heads, offset: 0, style: RopeStyle::Half };
-        let q = self.g.one(rotate(a.heads), &[q.into(), angles.into()])?;
-        let k = self.g.one(rotate(a.kv_heads), &[k.into(), angles.into()])?;
+        if let Some(rope) = &a.rope {
+            let angles = self.rope(rope)?;
+            let rotate = |heads| Op::Rope { heads, offset: 0, style: RopeStyle::Half };
+            q = self.g.one(rotate(a.heads), &[q.into(), angles.into()])?;
+            k = self.g.one(rotate(a.kv_heads), &[k.into(), angles.into()])?;
+        }
         let keys = self.cache(&format!("{at}.k"), a.kv_heads, a.head_dim, k)?;
         let values = self.cache(&format!("{at}.v"), a.kv_heads, a.head_dim, v)?;
         let desc = AttentionDesc {

@@ -3,7 +3,7 @@
 use super::support::{distance, shapes};
 use moec::import::ModelSpec;
 use moec::import::spec::{
-    Block, ExpertWeights, Gqa, LayerSpec, Mixer, Mlp, Moe, Norm, Projection, Rope, RouterInput,
+    Block, ExpertWeights, Gqa, LayerSpec, Mixer, Mlp, Moe, Norm, Projection, RouterInput,
 };
 use moec::passes::lower::lower;
 use moec_ir::eval::Evaluator;
@@ -54,7 +54,7 @@ fn norm(tensor: &str) -> Norm {
     Norm::Rms { eps: EPS, weight: leaf(tensor, &[HIDDEN]) }
 }
 
-/// One head, which frequencies of 0 do not turn.
+/// One head, which nothing turns.
 fn attention() -> Mixer {
     let [q, k, v, o] = ["q", "k", "v", "o"].map(|name| projection(name, HIDDEN, HIDDEN));
     Gqa {
@@ -67,7 +67,7 @@ fn attention() -> Mixer {
         o,
         qk_norm: None,
         clip: None,
-        rope: Rope { inv_freq: vec![0.0; HIDDEN / 2], scale: 1.0, long: None },
+        rope: None,
         window: None,
         sinks: None,
         scale: 0.5,

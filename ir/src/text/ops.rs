@@ -41,6 +41,7 @@ impl fmt::Display for GluText {
         match self.0 {
             Glu::Gated(a) => f.write_str(a.name()),
             Glu::DRelu => f.write_str("drelu"),
+            Glu::FatRelu { threshold } => write!(f, "fatrelu(threshold = {threshold:?})"),
             Glu::Clamped { alpha, limit } => write!(f, "clamped(alpha = {alpha:?}, limit = {limit:?})"),
         }
     }
@@ -142,9 +143,10 @@ impl fmt::Display for Op {
 }
 
 fn read_glu<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>) -> Parsed<Glu> {
-    a.variant(c, "glu", "an activation, `drelu` or `clamped`", |word, args| {
+    a.variant(c, "glu", "an activation, `drelu`, `fatrelu` or `clamped`", |word, args| {
         Ok(match word {
             "drelu" => Some(Glu::DRelu),
+            "fatrelu" => Some(Glu::FatRelu { threshold: args.float(c, "threshold")? }),
             "clamped" => {
                 Some(Glu::Clamped { alpha: args.float(c, "alpha")?, limit: args.float(c, "limit")? })
             }

@@ -149,8 +149,11 @@ fn check_row_spaces(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
 }
 
 fn nan_attribute(op: &Op) -> bool {
-    let glu_nan =
-        |glu: &Glu| matches!(glu, Glu::Clamped { alpha, limit } if alpha.is_nan() || limit.is_nan());
+    let glu_nan = |glu: &Glu| match glu {
+        Glu::Clamped { alpha, limit } => alpha.is_nan() || limit.is_nan(),
+        Glu::FatRelu { threshold } => threshold.is_nan(),
+        Glu::Gated(_) | Glu::DRelu => false,
+    };
     match op {
         Op::RmsNorm { eps, .. } | Op::LayerNorm { eps } => eps.is_nan(),
         Op::LinearGlu { glu, .. } | Op::ExpertFfn { glu, .. } | Op::Glu(glu) => glu_nan(glu),

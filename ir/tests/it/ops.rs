@@ -144,6 +144,9 @@ fn element_by_element() {
     check(&Op::ScaleCols, &[&a, &tensor(&[2], &[2., 3.])], &[2., -6., 6., -12.]);
     check(&Op::Clamp { lo: -3., hi: 2. }, &[&a], &[1., -2., 2., -3.]);
     check(&Op::Glu(Glu::DRelu), &[&a, &b], &[10., 0., 90., 0.]);
+    let fatrelu = Op::Glu(Glu::FatRelu { threshold: 1. });
+    check(&fatrelu, &[&a, &b], &[10., 0., 90., 0.]);
+    check(&fatrelu, &[&tensor(&[1, 3], &[0.5, 1., -2.]), &tensor(&[1, 3], &[-3., -3., 5.])], &[0., -3., 0.]);
     let clamped = Op::Glu(Glu::Clamped { alpha: 1.702, limit: 7. });
     let sigmoid = |x: f32| 1. / (1. + (-x).exp());
     let (g, u) = (tensor(&[1, 2], &[9., -8.]), tensor(&[1, 2], &[-9., 0.5]));

@@ -87,6 +87,7 @@ fn glu() -> impl Strategy<Value = Glu> {
     prop_oneof![
         activation().prop_map(Glu::Gated),
         Just(Glu::DRelu),
+        float().prop_map(|threshold| Glu::FatRelu { threshold }),
         (float(), float()).prop_map(|(alpha, limit)| Glu::Clamped { alpha, limit }),
     ]
 }

@@ -119,6 +119,9 @@ fn shape(expert: &StreamExpert) -> Result<Shape, String> {
         ));
     }
     let StreamExpert { hidden, inner, glu, bias, .. } = *expert;
+    if crate::kinds::glu(glu).is_none() {
+        return Err(crate::emit::EmitError::Join(glu).to_string());
+    }
     Ok(Shape { hidden, inner, glu, bias })
 }
 

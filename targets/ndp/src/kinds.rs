@@ -2,12 +2,13 @@
 
 use moec_ndp_isa as isa;
 
-/// How gate and up join.
-pub const fn glu(glu: moec_ir::Glu) -> isa::Glu {
+/// How gate and up join; `None` where no instruction joins them so.
+pub const fn glu(glu: moec_ir::Glu) -> Option<isa::Glu> {
     match glu {
-        moec_ir::Glu::Gated(act) => isa::Glu::Gated(activation(act)),
-        moec_ir::Glu::DRelu => isa::Glu::DRelu,
-        moec_ir::Glu::Clamped { alpha, limit } => isa::Glu::Clamped { alpha, limit },
+        moec_ir::Glu::Gated(act) => Some(isa::Glu::Gated(activation(act))),
+        moec_ir::Glu::DRelu => Some(isa::Glu::DRelu),
+        moec_ir::Glu::Clamped { alpha, limit } => Some(isa::Glu::Clamped { alpha, limit }),
+        moec_ir::Glu::FatRelu { .. } => None,
     }
 }
 

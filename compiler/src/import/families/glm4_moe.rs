@@ -24,7 +24,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let attention = GqaOptions {
         qkv_bias: config.flag_or("attention_bias", false)?,
         qk_norm: config.flag_or("use_qk_norm", false)?.then_some(QkNormKind::PerHead),
-        rope: rope::Defaults { partial: 0.5, ..rope::Defaults::default() },
+        rope: Some(rope::Defaults { partial: 0.5, ..rope::Defaults::default() }),
         ..GqaOptions::default()
     };
     let layers = b.each_layer(|l| {

@@ -50,7 +50,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
             o_bias: bias,
             window: window.filter(|_| slides(l)),
             sinks: true,
-            rope: rope::Defaults { theta: 150_000.0, ..rope::Defaults::default() },
+            rope: Some(rope::Defaults { theta: 150_000.0, ..rope::Defaults::default() }),
             ..GqaOptions::default()
         };
         let router = plain_router(experts.n, k, Score::Identity, WeightFrom::SoftmaxTopk, Renorm::None);

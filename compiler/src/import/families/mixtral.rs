@@ -24,7 +24,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     let inner = config.size(&["intermediate_size"])?.into();
     let attention = GqaOptions {
         window: config.opt_size(&["sliding_window"])?.map(|s| s.n),
-        rope: rope::Defaults { theta: 1e6, ..rope::Defaults::default() },
+        rope: Some(rope::Defaults { theta: 1e6, ..rope::Defaults::default() }),
         ..GqaOptions::default()
     };
     let layers = b.each_layer(|l| {

@@ -39,7 +39,7 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         qkv_bias: bias,
         o_bias: bias,
         window: config.opt_size(&["sliding_window"])?.map(|s| s.n),
-        rope: rope::Defaults { theta: 1e6, ..rope::Defaults::default() },
+        rope: Some(rope::Defaults { theta: 1e6, ..rope::Defaults::default() }),
         ..GqaOptions::default()
     };
     let norm = |name: &str| b.tensors.layer_norm(name, &b.hidden, b.eps);

@@ -52,6 +52,9 @@ pub enum EmitError {
         /// What they must be multiples of.
         multiple: usize,
     },
+    /// No operator of the unit joins gate and up so.
+    #[error("gate and up join by {0}, which no operator of the unit computes")]
+    Join(&'static str),
     /// Numbers that do not go together.
     #[error("graph `{graph}`: {what}")]
     Description {

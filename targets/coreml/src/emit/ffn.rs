@@ -1,6 +1,6 @@
 //! Gated feed-forward networks: an expert of a group, and dense ones of all tokens.
 
-use super::{Limits, Raw, Result, check_rows, checked, within};
+use super::{EmitError, Limits, Raw, Result, check_rows, checked, within};
 use crate::program::{Array, Counted, FunctionBuilder, Mode, OpKind, Program, ValueId};
 use moec_ir::{Activation, Glu};
 
@@ -89,6 +89,7 @@ fn join(b: &mut FunctionBuilder, glu: Glu, g: ValueId, u: ValueId) -> Result<Val
             let (g, u) = (b.unary(OpKind::Relu, g)?, b.unary(OpKind::Relu, u)?);
             b.binary(OpKind::Mul, g, u)?
         }
+        Glu::FatRelu { .. } => return Err(EmitError::Join("FATReLU")),
         Glu::Clamped { alpha, limit } => {
             let g = b.scalar(OpKind::Minimum, g, limit)?;
             let u = b.clip(u, -limit, limit)?;

@@ -60,6 +60,9 @@ pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueI
             apart(walk, Glu::Gated(act), gate, up)?
         }
     };
+    if let Glu::FatRelu { .. } = glu {
+        return Err(emit::EmitError::Join("FATReLU").to_string());
+    }
     let dense = Dense { glu, gate_up, gate_up_bias, down: down.weight, down_bias: down.bias };
     Ok((dense, value(x)?, y))
 }

@@ -17,6 +17,7 @@ mod transfer;
 
 use crate::allot::{Boxes, Modules};
 use crate::image::{Image, ImageError, Shape};
+use moec_ir::Glu;
 use moec_ndp_isa::{Access, BUFFER, Instruction, Layout, Lines, MAX_CODE, Op, Region, Slab, Stream};
 use plan::{Chunk, Chunks, Plan};
 use std::ops::Range;
@@ -50,6 +51,9 @@ pub enum EmitError {
         /// Bytes of a token, with the sums of one panel at a time.
         bytes: u64,
     },
+    /// No instruction joins gate and up so.
+    #[error("gate and up join by {0:?}, which no instruction of a DIMM does")]
+    Join(Glu),
     /// More instructions, or more lines in one, than there can be.
     #[error(
         "the stream of an expert of {} by {} takes more instructions than a stream has, or more lines than an instruction \
@@ -90,7 +94,7 @@ pub fn emit(
     let (gate_up_biases, down_biases) = (biases.map(|b| b.0), biases.map(|b| b.1));
     let stages: [Stage<'_>; 3] =
         [&|chunk| chunk.prepare(gate_up_biases), &|chunk| chunk.multiply(&gate_up, plan.input()), &|chunk| {
-            plan.join(chunk, shape)
+            plan.join(chunk)
         }];
     pipeline(&mut code, &plan.gate_up, plan.tokens, &stages);
     code.push(Op::Barrier.into());

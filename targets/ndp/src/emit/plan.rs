@@ -3,7 +3,7 @@
 use super::{EXPERT, EmitError, OUTBOX, Output};
 use crate::image::{Image, Matrix, SUM_LINES, Shape};
 use crate::kinds;
-use moec_ndp_isa::{BUFFER, GLU_PANEL, LINE, Lines, MAX_TOKENS, Number, Op, PANEL, Slab};
+use moec_ndp_isa::{BUFFER, GLU_PANEL, Glu, LINE, Lines, MAX_TOKENS, Number, Op, PANEL, Slab};
 
 /// Weights that a chunk has at least, in lines: reading 1 MiB takes 7 µs, beside which starting does not count.
 const CHUNK_LINES: u64 = 1 << 14;
@@ -17,6 +17,7 @@ const UNIT: u32 = 2;
 pub(super) struct Plan {
     pub(super) image: Image,
     pub(super) tokens: u32,
+    glu: Glu,
     h: u64,
     x: u64,
     factor: u64,
@@ -109,6 +110,7 @@ fn least(matrix: &Matrix, unit: u32) -> u64 {
 impl Plan {
     pub(super) fn new(shape: &Shape, slots: u32, output: Output) -> Result<Self, EmitError> {
         let image = shape.image()?;
+        let glu = kinds::glu(shape.glu).ok_or(EmitError::Join(shape.glu))?;
         let (line, buffer) = (u64::from(LINE), u64::from(BUFFER));
         let h = (u64::from(image.down.pairs) * 4).next_multiple_of(line);
         let x = shape.input_lines() * line;
@@ -131,6 +133,7 @@ impl Plan {
         Ok(Self {
             image,
             tokens: tokens as u32,
+            glu,
             h,
             x,
             factor,
@@ -140,11 +143,11 @@ impl Plan {
     }
 
     /// The sums of a chunk of gate and up become a part of the intermediate.
-    pub(super) fn join(&self, chunk: &Chunk, shape: &Shape) -> Op {
+    pub(super) fn join(&self, chunk: &Chunk) -> Op {
         let first = chunk.first * GLU_PANEL;
         let count = (self.image.down.pairs * 2 - first).min(chunk.panels * GLU_PANEL);
         let dst = self.intermediate(first * 2);
-        Op::Glu { kind: kinds::glu(shape.glu), dst, src: chunk.sums, count }
+        Op::Glu { kind: self.glu, dst, src: chunk.sums, count }
     }
 
     /// bf16, from byte `offset` of each vector on.
