@@ -28,8 +28,10 @@ pub struct Base<'a> {
     pub kv_heads: Size,
     /// Added to the variance in norms.
     pub eps: f32,
-    /// Activation of gated networks.
+    /// How gate and up of networks join.
     pub glu: Glu,
+    /// Whether the embedding table is the head where the config is silent.
+    pub tied: bool,
     vocab: Dim,
 }
 
@@ -81,6 +83,15 @@ impl<'a> Base<'a> {
     /// # Errors
     /// Keys that are missing or wrong, activations and quantisations that are not supported.
     pub fn read(config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
+        let glu = Glu::Gated(activation(config)?);
+        Self::joined_by(glu, config, checkpoint)
+    }
+
+    /// Reads the sizes; gate and up join as the family says, whatever `hidden_act` is.
+    ///
+    /// # Errors
+    /// Keys that are missing or wrong, and quantisations that are not supported.
+    pub fn joined_by(glu: Glu, config: &'a Config, checkpoint: &'a Checkpoint) -> Result<Self> {
         quantization(config)?;
         let heads = config.size(&["num_attention_heads"])?;
         let kv_heads = config.opt_size(&["num_key_value_heads"])?.unwrap_or(heads);
@@ -101,7 +112,8 @@ impl<'a> Base<'a> {
             heads,
             kv_heads,
             eps: config.positive("rms_norm_eps")? as f32,
-            glu: Glu::Gated(activation(config)?),
+            glu,
+            tied: false,
             vocab: config.size(&["vocab_size"])?.into(),
         })
     }
@@ -199,6 +211,22 @@ impl<'a> Base<'a> {
         Ok(self.mlp(&format!("{}.mlp", self.layer(layer)), &inner, bias)?.into())
     }
 
+    /// A model of llama-like layers without experts; `bias` says whether its networks have biases.
+    ///
+    /// # Errors
+    /// Tensors that do not fit the config.
+    pub fn dense_model(self, family: &Family, attention: GqaOptions, bias: bool) -> Result<ModelSpec> {
+        let layers = self.each_layer(|l| {
+            let at = self.layer(l);
+            Ok(LayerSpec::pre_norm([
+                (self.rms_norm(&format!("{at}.input_layernorm"))?, self.gqa(l, attention)?.into()),
+                (self.rms_norm(&format!("{at}.post_attention_layernorm"))?, self.dense(l, bias)?),
+            ]))
+        })?;
+        let norm = self.rms_norm("model.norm")?;
+        self.finish(family, layers, norm, false)
+    }
+
     /// A root-mean-square norm over the residual stream.
     ///
     /// # Errors
@@ -229,7 +257,7 @@ impl<'a> Base<'a> {
         let (t, config) = (&self.tensors, self.config);
         let table = [&self.vocab, &self.hidden];
         let embed = t.take("model.embed_tokens.weight", &table)?;
-        let tied = config.flag_or("tie_word_embeddings", false)?;
+        let tied = config.flag_or("tie_word_embeddings", self.tied)?;
         let head = t.take_if(!tied, "lm_head.weight", &table)?;
         if tied {
             t.skip("lm_head.weight");
@@ -238,7 +266,7 @@ impl<'a> Base<'a> {
         let params = t.parameters();
         let idle: u64 = layers.iter().filter_map(LayerSpec::moe).map(idle).sum();
         let (bos, eos) = self.special_tokens()?;
-        let warnings = self.unused().into_iter().chain(no_end(&eos, self.vocab.n)).collect();
+        let warnings = [self.unused(), self.predictors(), no_end(&eos, self.vocab.n)];
         Ok(ModelSpec {
             family: family.name,
             title: family.title,
@@ -254,7 +282,7 @@ impl<'a> Base<'a> {
             eos,
             params,
             active_params: params - idle.min(params),
-            warnings,
+            warnings: warnings.into_iter().flatten().collect(),
         })
     }
 
@@ -269,13 +297,27 @@ impl<'a> Base<'a> {
         Ok((bos, ids("eos_token_id")?.unwrap_or_default()))
     }
 
+    /// A warning about predictors of neurons. The code of TurboSparse-Mistral leaves out what they say is 0; here all is
+    /// computed, so that the result is that of the network without mistakes of its predictor.
+    fn predictors(&self) -> Option<String> {
+        let rest = self.tensors.rest();
+        let mut found = rest.into_iter().filter(|name| name.contains(PREDICTOR));
+        let first = found.next()?;
+        Some(format!(
+            "predictors of neurons ({} tensors, such as `{first}`) are not used: every neuron is computed",
+            1 + found.count()
+        ))
+    }
+
     /// A warning about tensors that nothing reads.
     fn unused(&self) -> Option<String> {
         let known = |name: &str| {
             // Layers past the last predict several tokens at once; frequencies are computed.
             let layer =
                 name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
-            layer.is_some_and(|l: usize| l >= self.layers) || name.ends_with(".rotary_emb.inv_freq")
+            layer.is_some_and(|l: usize| l >= self.layers)
+                || name.ends_with(".rotary_emb.inv_freq")
+                || name.contains(PREDICTOR)
         };
         let rest: Vec<_> = self.tensors.rest().into_iter().filter(|name| !known(name)).collect();
         let shown: Vec<_> = rest.iter().take(3).map(|name| format!("`{name}`")).collect();
@@ -287,6 +329,9 @@ impl<'a> Base<'a> {
         }
     }
 }
+
+/// What the names of tensors have that say which neurons of a network a token needs (TurboSparse, PowerInfer).
+const PREDICTOR: &str = ".predictor.";
 
 /// A warning about last tokens that no text can have.
 fn no_end(eos: &[u32], vocab: usize) -> Option<String> {
@@ -311,6 +356,16 @@ fn idle(moe: &super::spec::Moe) -> u64 {
     let all = parts(&e.gate_up) + parts(&e.down) + bias;
     let n = moe.router.experts as u64;
     all / n.max(1) * n.saturating_sub(moe.router.k as u64)
+}
+
+/// Refuses a `hidden_act` that is not among `known`; where it is absent, the first of them is meant. Gives its name.
+///
+/// # Errors
+/// Another name, and a value that is none.
+pub fn only_act(config: &Config, known: &[&'static str]) -> Result<&'static str> {
+    const KEY: &str = "hidden_act";
+    let Some(name) = config.opt_text(KEY)? else { return Ok(known.first().copied().unwrap_or_default()) };
+    known.iter().find(|k| **k == name).copied().ok_or_else(|| config.unsupported(KEY, name, known))
 }
 
 /// The activation that `hidden_act` names.

@@ -220,6 +220,24 @@ impl Config {
         }
     }
 
+    /// A switch for each of `layers` layers, each 0 or 1, if there.
+    ///
+    /// # Errors
+    /// Anything else, and a list of another length.
+    pub fn opt_layout(&self, key: &str, layers: usize) -> Result<Option<Vec<bool>>> {
+        let switch = |v: &Value| match v.as_u64() {
+            Some(n @ 0..=1) => Some(n == 1),
+            _ => None,
+        };
+        let Some(list) = self.list(key, "a list of 0 and 1", switch)? else { return Ok(None) };
+        if list.len() != layers {
+            let message =
+                format!("{} has {} entries, and the model has {layers} layers", self.name(key), list.len());
+            return Err(Error::input(message).hint(DAMAGED));
+        }
+        Ok(Some(list))
+    }
+
     fn list<T>(
         &self,
         key: &str,

@@ -142,8 +142,15 @@ impl Base<'_> {
     /// # Errors
     /// Keys that are missing or do not fit each other.
     pub fn expert_counts(&self) -> Result<(Dim, usize)> {
-        let experts = self.config.size(&EXPERTS)?;
-        let k = self.config.size(&["num_experts_per_tok"])?;
+        self.expert_counts_of(&EXPERTS, &["num_experts_per_tok"])
+    }
+
+    /// Both numbers, by the first of the keys that is there.
+    ///
+    /// # Errors
+    /// As [`Self::expert_counts`].
+    pub fn expert_counts_of(&self, experts: &[&'static str], k: &[&'static str]) -> Result<(Dim, usize)> {
+        let (experts, k) = (self.config.size(experts)?, self.config.size(k)?);
         if k.n > experts.n {
             return Err(Error::input(format!(
                 "{} is {}, more than `{}`, which is {}",

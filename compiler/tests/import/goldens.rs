@@ -59,6 +59,31 @@ fn qwen3_moe() {
 }
 
 #[test]
+fn smallthinker_4b() {
+    check("hf/smallthinker_4b", 48, 20);
+}
+
+#[test]
+fn smallthinker_21b() {
+    check("hf/smallthinker_21b", 48, 20);
+}
+
+#[test]
+fn turbosparse_mixtral() {
+    check("hf/turbosparse_mixtral", 48, 20);
+}
+
+#[test]
+fn bamboo() {
+    check("hf/bamboo", 48, 20);
+}
+
+#[test]
+fn prosparse() {
+    check("hf/prosparse", 48, 20);
+}
+
+#[test]
 fn ferris() {
     check("models/ferris", 600, 64);
 }

@@ -19,7 +19,15 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
-    let b = Base::read(config, checkpoint)?;
+    model(&FAMILY, Base::read(config, checkpoint)?)
+}
+
+/// A model of Mixtral's tensors, and of its equations but for how gate and up join.
+///
+/// # Errors
+/// Keys and tensors that do not fit.
+pub(super) fn model(family: &Family, b: Base<'_>) -> Result<ModelSpec> {
+    let config = b.config;
     let (experts, k) = b.expert_counts()?;
     let inner = config.size(&["intermediate_size"])?.into();
     let attention = GqaOptions {
@@ -43,5 +51,5 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
         ]))
     })?;
     let norm = b.rms_norm("model.norm")?;
-    b.finish(&FAMILY, layers, norm, false)
+    b.finish(family, layers, norm, false)
 }

@@ -1,5 +1,6 @@
 //! The supported families, one row and one file each.
 
+mod bamboo;
 mod deepseek_v2;
 mod deepseek_v3;
 mod glm4_moe;
@@ -7,8 +8,11 @@ mod gpt_oss;
 mod mixtral;
 mod olmoe;
 mod phimoe;
+mod prosparse;
 mod qwen2_moe;
 mod qwen3_moe;
+mod smallthinker;
+mod turbosparse_mixtral;
 
 use super::checkpoint::Checkpoint;
 use super::config::Config;
@@ -31,7 +35,7 @@ pub struct Family {
 }
 
 /// Every supported family.
-pub const FAMILIES: [&Family; 9] = [
+pub const FAMILIES: [&Family; 13] = [
     &mixtral::FAMILY,
     &qwen2_moe::FAMILY,
     &qwen3_moe::FAMILY,
@@ -41,6 +45,10 @@ pub const FAMILIES: [&Family; 9] = [
     &glm4_moe::FAMILY,
     &phimoe::FAMILY,
     &gpt_oss::FAMILY,
+    &smallthinker::FAMILY,
+    &turbosparse_mixtral::FAMILY,
+    &bamboo::FAMILY,
+    &prosparse::FAMILY,
 ];
 
 /// The family of a config: by `architectures[0]`, or by `model_type` where that is absent.
