@@ -1,4 +1,4 @@
-//! AArch64: the nine families compiled for Neoverse V2, linked, and run as a user would. On other machines the
+//! AArch64: every family compiled for Neoverse V2, linked, and run as a user would. On other machines the
 //! cross toolchain links them and an emulator runs them; where either is absent the tests are skipped.
 #![allow(
     clippy::unnecessary_debug_formatting,

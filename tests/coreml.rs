@@ -1,4 +1,4 @@
-//! Core ML packages of whole models: the nine golden checkpoints built for a Mac with a Neural Engine, what stands in the
+//! Core ML packages of whole models: golden checkpoints built for a Mac with a Neural Engine, what stands in the
 //! packages held against the checkpoint and the rules, and every function executed.
 //!
 //! Where coremltools is not installed these tests are skipped.

@@ -11,7 +11,7 @@ use moec_runtime::{
 };
 use serde_json::{Value, json};
 use std::path::Path;
-use support::{FAMILIES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
+use support::{MIXTURES, Setup, built, checkpoint, distance, expected, fails, ferris, list, moec, ok};
 
 const BATCHES: [usize; 3] = [1, 2, 4];
 
@@ -39,10 +39,14 @@ fn caches(model: &str) -> &'static [&'static str] {
     if ["olmoe", "deepseek_v2", "ferris"].contains(&model) { &["f32", "bf16", "q8"] } else { &["bf16"] }
 }
 
+/// Keys of experts per token.
+const CHOSEN: [&str; 2] = ["num_experts_per_tok", "moe_num_active_primary_experts"];
+
 /// Experts per token that a checkpoint's configuration names.
 fn experts_per_token(source: &Path) -> u64 {
     let text = std::fs::read_to_string(source.join("config.json")).unwrap();
-    serde_json::from_str::<Value>(&text).unwrap()["num_experts_per_tok"].as_u64().unwrap()
+    let config: Value = serde_json::from_str(&text).unwrap();
+    CHOSEN.iter().find_map(|key| config[key].as_u64()).unwrap()
 }
 
 /// The same checkpoint, configured with other experts per token.
@@ -56,7 +60,8 @@ fn with_experts(source: &Path, experts: u64, folder: &Path) {
     }
     let text = std::fs::read_to_string(source.join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&text).unwrap();
-    config["num_experts_per_tok"] = json!(experts);
+    let key = CHOSEN.into_iter().find(|key| config[key].is_u64()).unwrap();
+    config[key] = json!(experts);
     std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
 }
 
@@ -94,7 +99,7 @@ fn little(engine: &mut Engine<'_>, batch: &[(u32, usize, u32)]) -> Vec<f32> {
 /// weights, groups, biases, shared experts and all. Every step is what the reference evaluator says.
 #[test]
 fn the_little_model_is_the_one_with_fewer_experts() {
-    for family in FAMILIES {
+    for family in MIXTURES {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let bundle = compiled(&source, "f32", BIG_LITTLE, folder.path());
@@ -126,7 +131,7 @@ fn the_little_model_is_the_one_with_fewer_experts() {
 /// What the little pass has left at a position, the full one replaces to the bit, in every format of the cache.
 #[test]
 fn decoding_again_leaves_nothing_of_the_little_pass() {
-    for (family, caches) in FAMILIES.map(|f| (f, caches(f))) {
+    for (family, caches) in MIXTURES.map(|f| (f, caches(f))) {
         for cache in caches {
             let folder = tempfile::tempdir().unwrap();
             let source = checkpoint(family);
@@ -157,7 +162,7 @@ fn decoding_again_leaves_nothing_of_the_little_pass() {
 #[test]
 fn gamma_goes_from_the_little_model_to_the_full_one() {
     // In another order than the test that has the same bundles built, so that neither waits for the other.
-    for family in FAMILIES.into_iter().rev() {
+    for family in MIXTURES.into_iter().rev() {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let bundle = compiled(&source, "f32", BIG_LITTLE, folder.path());
@@ -281,7 +286,7 @@ fn replayed(
 fn best_of_is_so_many_single_runs() {
     // In another order than the test that has the same bundles built, so that neither waits for the other.
     let sources =
-        [("ferris", ferris())].into_iter().chain(FAMILIES.into_iter().rev().map(|f| (f, checkpoint(f))));
+        [("ferris", ferris())].into_iter().chain(MIXTURES.into_iter().rev().map(|f| (f, checkpoint(f))));
     for (name, source) in sources {
         for cache in caches(name) {
             let folder = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use support::{FAMILIES, built, checkpoint, expected, fails, ferris, moec, ok, root};
+use support::{MIXTURES, built, checkpoint, expected, fails, ferris, moec, ok, root};
 
 /// The device file of the modelled unit.
 fn device() -> String {
@@ -138,7 +138,7 @@ const PLACES: [(&str, &str); 5] = [
 /// Every family with experts, half of the experts, attention, both, and half of the experts beside a memory budget.
 #[test]
 fn what_lives_elsewhere_computes_the_same_bits() {
-    for family in FAMILIES {
+    for family in MIXTURES {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let prompt = expected(&source).ids;

@@ -12,7 +12,7 @@ use moec_runtime::assign::Assigned;
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Sampler, Sampling, Want};
 use std::fs;
 use std::path::Path;
-use support::{FAMILIES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here};
+use support::{MIXTURES, built, checkpoint, distance, expected, fails, ferris, moec, ok, root, runs_here};
 
 /// Largest difference of any logit where experts are rounded to bf16; the logits reach 4.
 const ROUNDED: f32 = 5e-2;
@@ -71,7 +71,7 @@ fn three_places_give_the_tokens_of_the_reference() {
         return;
     }
     let mut places = [0; 3];
-    for family in FAMILIES {
+    for family in MIXTURES {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let want = expected(&source);

@@ -20,7 +20,7 @@ use moec_runtime::{Engine, Options, Program};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use support::{FAMILIES, built, checkpoint, expected, fails, ferris, moec, ok};
+use support::{MIXTURES, built, checkpoint, expected, fails, ferris, moec, ok};
 
 /// Most bytes of a read: little, so that an expert takes several.
 const BLOCK: u32 = 16 << 10;
@@ -163,7 +163,7 @@ fn logits_are_those_of_the_model_in_memory() {
 
 #[test]
 fn families_run_from_flash() {
-    for family in FAMILIES {
+    for family in MIXTURES {
         let folder = tempfile::tempdir().unwrap();
         let source = checkpoint(family);
         let experts = if family == "olmoe" { "q4" } else { "q8" };

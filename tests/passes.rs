@@ -13,7 +13,7 @@ use moec::pipeline::{Compilation, PIPELINE, Stops, When, find};
 use moec::progress::Progress;
 use moec::targets::target;
 use moec_runtime::flash::{Extent, ExtentTable, FileEntry};
-use support::{FAMILIES, Setup, checkpoint};
+use support::{FAMILIES, MIXTURES, Setup, checkpoint};
 
 /// Passes whose whole result is kept.
 const WHOLE: [&str; 3] = ["lower", "rewrite", "barriers"];
@@ -112,7 +112,7 @@ const MEMORY: &str = "[memory]\nbudget = \"17 MiB\"\nthreads = 2\nprefetch = 2\n
 /// Every expert of every family is read in one piece: aligned, apart from the others, and whole.
 #[test]
 fn experts_have_extents() {
-    for family in FAMILIES {
+    for family in MIXTURES {
         texts_with(family, "q8", MEMORY, &mut |c| {
             let Some(plan) = &c.plan else { return };
             let paging = plan.paging.as_ref().unwrap();

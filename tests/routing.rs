@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use support::{FAMILIES, Setup, checkpoint, coreml, moec, ok};
+use support::{FAMILIES, PACKAGED, Setup, checkpoint, coreml, moec, ok};
 
 /// A prompt is one chunk.
 const TOKENS: usize = 48;
@@ -497,5 +497,5 @@ fn who_goes_elsewhere_in_f16_was_nearly_undecided() {
 fn every_family_three_seeds_two_depths() {
     let of =
         |family| [1, 3].into_iter().flat_map(move |times| (1..=3).map(move |seed| (family, seed, times)));
-    several(FAMILIES.into_iter().flat_map(of));
+    several(PACKAGED.into_iter().flat_map(of));
 }

@@ -22,6 +22,7 @@ impl Wide {
             "o_proj.weight",
             "down_proj.weight",
             "w2.weight",
+            ".down.weight",
             "o_proj.bias",
             "layernorm.bias",
             "norm.bias",

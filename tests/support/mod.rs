@@ -21,8 +21,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use wait_timeout::ChildExt;
 
-/// The nine tiny checkpoints.
-pub const FAMILIES: [&str; 9] = [
+/// The tiny checkpoints of every family.
+pub const FAMILIES: [&str; 14] = [
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe",
@@ -32,7 +32,18 @@ pub const FAMILIES: [&str; 9] = [
     "phimoe",
     "qwen2_moe",
     "qwen3_moe",
+    "smallthinker_4b",
+    "smallthinker_21b",
+    "turbosparse_mixtral",
+    "bamboo",
+    "prosparse",
 ];
+
+/// Those with experts.
+pub const MIXTURES: [&str; 12] = *FAMILIES.first_chunk().expect("the dense ones stand behind");
+
+/// Those of which packages of Core ML are held against the reference.
+pub const PACKAGED: [&str; 9] = *FAMILIES.first_chunk().expect("there are more");
 
 /// The project's root.
 pub fn root() -> PathBuf {

@@ -185,5 +185,26 @@ fn models() -> String {
             f.examples.join(", ")
         );
     }
-    out
+    out + RELU
 }
+
+/// What is peculiar to families with ReLU.
+const RELU: &str = "
+## Models with ReLU
+
+Written for engines that compute only the neurons a token needs (PowerInfer); moec computes all of them, and the result is the
+same. `g` and `u` are a network's gate and up projections.
+
+- **SmallThinker:** `relu(g) · u`. A layer's router reads the stream as the layer gets it, before any norm. The experts with
+  the largest logits are chosen; their weights are a softmax of these logits where `moe_primary_router_apply_softmax` is true,
+  else their sigmoids divided by the sum of these. Layers with 0 in `rope_layout` are not rotated; those with 1 in
+  `sliding_window_layout` see `sliding_window_size` tokens, their own included. The predictor of the head, which some engines
+  load from a file of its own, is not read.
+- **TurboSparse-Mixtral:** Mixtral with `relu(g) · relu(u)`. **Bamboo** and TurboSparse-Mistral: Mistral's layers with the
+  same. Predictors of neurons that a checkpoint has (`….predictor.…`) are not used, and the build says so: the published code
+  of TurboSparse-Mistral multiplies by what its predictor says, 0 or 1, so its results differ where the predictor errs.
+- **ProSparse-Llama:** Llama with `g · u` where `g ≥ hidden_act_param`, else 0 (FATReLU). `shiftrelu` is refused.
+
+Bamboo and ProSparse-Llama have no experts: what a `model.toml` says of experts is refused where it would have to mean
+something, as `big_little` is, and their networks count as attention for formats and homes.
+";

@@ -64,7 +64,7 @@ pub(super) fn tables(profile: &Profile) -> String {
             text += &output::table(&all);
         }
     };
-    if let Some(loads) = own(profile) {
+    if let Some(loads) = own(profile).filter(|loads| !loads.layers.is_empty()) {
         let head = format!("tokens per expert and chunk of {}", loads.chunk);
         let head = ["layer", head.as_str(), "median", "90 %", "99 %", "largest", "busiest / mean in a chunk"];
         let row = |l: &LayerLoads| {

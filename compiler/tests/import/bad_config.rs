@@ -45,13 +45,13 @@ fn no_config() {
 fn unknown_architecture() {
     insta::assert_snapshot!(set("olmoe", "architectures", json!(["GemmaForCausalLM"])), @r#"
     Limit: `architectures` in `config.json` is "GemmaForCausalLM", which is not supported
-      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM
+      hint: supported: MixtralForCausalLM, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM, OlmoeForCausalLM, DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeForCausalLM, PhimoeForCausalLM, PhiMoEForCausalLM, GptOssForCausalLM, SmallThinkerForCausalLM, SmallthinkerForCausalLM, TurboSparseMixtralForCausalLM, BambooForCausalLM, SparseLlamaForCausalLM
     "#);
     let mut folder = Folder::golden("olmoe").set("model_type", "gemma");
     folder.cut("architectures");
     insta::assert_snapshot!(refusal(folder.write().path()), @r#"
     Limit: `model_type` in `config.json` is "gemma", which is not supported
-      hint: supported: mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss
+      hint: supported: mixtral, qwen2_moe, qwen3_moe, olmoe, deepseek_v2, deepseek_v3, glm4_moe, phimoe, gpt_oss, smallthinker, turbosparsemixtral, bamboo, sparsellama
     "#);
 }
 
@@ -237,10 +237,85 @@ fn routing_that_does_not_fit() {
     insta::assert_snapshot!(refusal(groups.write().path()), @"Input: `n_group` 8 and `topk_group` 1 in `config.json` do not fit `n_routed_experts` 8 and `num_experts_per_tok` 3");
 }
 
+#[test]
+fn layouts_of_smallthinker_that_do_not_fit() {
+    insta::assert_snapshot!(set("smallthinker_21b", "rope_layout", json!([0, 1])), @"
+    Input: `rope_layout` in `config.json` has 2 entries, and the model has 3 layers
+      hint: the file may be that of another model, or damaged; download it again
+    ");
+    insta::assert_snapshot!(set("smallthinker_21b", "sliding_window_layout", json!([0, 1, 2])), @"Input: `sliding_window_layout` in `config.json` is [0,1,2], expected a list of 0 and 1");
+    insta::assert_snapshot!(set("smallthinker_21b", "moe_layer_layout", json!([1, 0, 1])), @"
+    Limit: `moe_layer_layout` in `config.json` has no experts in layer 1
+      because no published checkpoint says how the tensors of such a layer are called
+      hint: supported: experts in every layer
+    ");
+    insta::assert_snapshot!(cut("smallthinker_21b", "moe_num_primary_experts"), @"
+    Input: `config.json` has none of `moe_num_primary_experts`, `num_experts`
+      hint: the file may be that of another model, or damaged; download it again
+    ");
+    insta::assert_snapshot!(set("smallthinker_4b", "moe_num_active_primary_experts", 9), @"Input: `moe_num_active_primary_experts` in `config.json` is 9, more than `moe_num_primary_experts`, which is 8");
+}
+
+#[test]
+fn parts_of_smallthinker_that_no_checkpoint_has() {
+    insta::assert_snapshot!(set("smallthinker_4b", "use_qk_norm", true), @"
+    Limit: `use_qk_norm` in `config.json` is true, which is not supported
+      hint: supported: false
+    ");
+    insta::assert_snapshot!(set("smallthinker_4b", "moe_enable_early_router", false), @"
+    Limit: `moe_enable_early_router` in `config.json` is false, which is not supported
+      hint: supported: true
+    ");
+    insta::assert_snapshot!(set("smallthinker_4b", "moe_shared_primary_experts", 1), @"
+    Limit: `moe_shared_primary_experts` in `config.json` is 1, which is not supported
+      hint: supported: 0
+    ");
+}
+
+#[test]
+fn activations_of_families_with_relu() {
+    insta::assert_snapshot!(set("turbosparse_mixtral", "hidden_act", "silu"), @r#"
+    Limit: `hidden_act` in `config.json` is "silu", which is not supported
+      hint: supported: relu
+    "#);
+    insta::assert_snapshot!(set("prosparse", "hidden_act", "shiftrelu"), @r#"
+    Limit: `hidden_act` in `config.json` is "shiftrelu", which is not supported
+      hint: supported: fatrelu, relu
+    "#);
+    insta::assert_snapshot!(set("prosparse", "hidden_act_param", -0.5), @"Input: `hidden_act_param` in `config.json` is -0.5, expected a number of at least 0");
+    insta::assert_snapshot!(cut("prosparse", "hidden_act_param"), @"
+    Input: `config.json` has no `hidden_act_param`
+      hint: the file may be that of another model, or damaged; download it again
+    ");
+}
+
+/// IBM's hybrid of a similar name is another model.
+#[test]
+fn bamba_is_not_bamboo() {
+    let said = set("bamboo", "architectures", json!(["BambaForCausalLM"]));
+    assert!(
+        said.starts_with(
+            "Limit: `architectures` in `config.json` is \"BambaForCausalLM\", which is not supported"
+        ),
+        "{said}"
+    );
+}
+
 /// Every key of every golden config, replaced by values that do not belong there: never a panic.
 #[test]
 fn nonsense_in_any_key_does_not_panic() {
-    let families = ["deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "phimoe", "qwen2_moe"];
+    let families = [
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe",
+        "gpt_oss",
+        "phimoe",
+        "qwen2_moe",
+        "smallthinker_21b",
+        "turbosparse_mixtral",
+        "bamboo",
+        "prosparse",
+    ];
     for family in families {
         let folder = Folder::golden(family);
         let dir = folder.write();

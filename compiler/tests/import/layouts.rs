@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
+/// Those whose golden config transformers 5 has spelled.
 const FAMILIES: [&str; 9] = [
     "deepseek_v2",
     "deepseek_v3",
@@ -80,6 +81,71 @@ fn keys_that_older_configs_leave_out() {
             folder.cut(key);
         }
         check(family, folder.write().path());
+    }
+}
+
+#[test]
+fn smallthinker_in_earlier_and_later_spelling() {
+    for family in ["smallthinker_4b", "smallthinker_21b"] {
+        let mut folder = Folder::golden(family).set("architectures", json!(["SmallthinkerForCausalLM"]));
+        for (key, earlier) in [
+            ("moe_num_primary_experts", "num_experts"),
+            ("moe_num_active_primary_experts", "num_experts_per_tok"),
+            ("moe_ffn_hidden_size", "moe_intermediate_size"),
+            ("sliding_window_size", "sliding_window"),
+        ] {
+            folder.config[earlier] = folder.cut(key).unwrap();
+        }
+        let layers = folder.config["num_hidden_layers"].as_u64().unwrap() as usize;
+        folder = folder.set("moe_layer_layout", json!(vec![1; layers])).set("moe_enable_early_router", true);
+        check(family, folder.write().path());
+        let theta = folder.cut("rope_theta").unwrap();
+        let folder = folder.set("rope_parameters", json!({"rope_type": "default", "rope_theta": theta}));
+        check(family, folder.write().path());
+    }
+    // Without layouts every layer is rotated and none has a window; the table is the head.
+    let mut folder = Folder::golden("smallthinker_4b");
+    for key in ["rope_layout", "sliding_window_layout", "tie_word_embeddings", "head_dim", "norm_topk_prob"] {
+        folder.cut(key).unwrap();
+    }
+    check("smallthinker_4b", folder.write().path());
+}
+
+/// What sets SmallThinker's two published shapes apart changes the logits.
+#[test]
+fn rotation_window_and_weights_of_the_chosen_matter() {
+    for (key, value) in [
+        ("rope_layout", json!([1, 1, 0])),
+        ("rope_layout", json!([0, 1, 1])),
+        ("sliding_window_layout", json!([1, 1, 1])),
+        ("sliding_window_layout", json!([0, 1, 0])),
+        ("sliding_window_size", json!(15)),
+        ("moe_primary_router_apply_softmax", json!(false)),
+    ] {
+        let dir = Folder::golden("smallthinker_21b").set(key, value).write();
+        let (ids, want) = expected(&golden("hf/smallthinker_21b"));
+        let off = distance(&logits(dir.path(), &ids, 20), &want);
+        assert!(off > 1e-2, "{key}: logits differ by {off}");
+    }
+}
+
+#[test]
+fn predictors_of_neurons_are_left_out_with_a_warning() {
+    for (family, at) in [("bamboo", "mlp"), ("turbosparse_mixtral", "block_sparse_moe.experts.3")] {
+        let mut folder = Folder::golden(family);
+        for part in ["fc1", "fc2"] {
+            let name = format!("model.layers.1.{at}.predictor.{part}.weight");
+            folder.tensors.insert(name, Tensor::f32(&[2, 2], &[1.0; 4]));
+        }
+        let dir = folder.write();
+        check(family, dir.path());
+        assert_eq!(
+            spec(dir.path()).warnings,
+            [format!(
+                "predictors of neurons (2 tensors, such as `model.layers.1.{at}.predictor.fc1.weight`) are not used: every \
+                 neuron is computed"
+            )]
+        );
     }
 }
 

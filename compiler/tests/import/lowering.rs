@@ -7,7 +7,7 @@ use moec_ir::text::parse_module;
 use moec_ir::{EntryKind, Module, Op, Part, Scope, WeightClass};
 use serde_json::json;
 
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 14] = [
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe",
@@ -17,6 +17,11 @@ const FAMILIES: [&str; 9] = [
     "phimoe",
     "qwen2_moe",
     "qwen3_moe",
+    "smallthinker_4b",
+    "smallthinker_21b",
+    "turbosparse_mixtral",
+    "bamboo",
+    "prosparse",
 ];
 
 fn module(spec: &ModelSpec, shapes: &Shapes) -> Module {
