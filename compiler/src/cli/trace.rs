@@ -1,6 +1,6 @@
 //! `moec inspect` of a profile.
 
-use super::{heat, loads, output};
+use super::{heat, loads, neurons, output};
 use crate::error::io_error;
 use crate::hashing::hex;
 use crate::profile::correlations::Correlations;
@@ -83,6 +83,7 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
         text += &output::table(&rows);
     }
     text += &loads::tables(&profile);
+    text += &neurons::table(&profile);
     output::data(&text)
 }
 
@@ -131,6 +132,7 @@ pub(super) fn json(profile: &Profile) -> Value {
         "predicted": reading.predicted,
         "perplexity": reading.perplexity(),
         "loads": loads::json(profile),
+        "neurons": neurons::json(profile),
         "layers": profile.layers.iter().map(layer).collect::<Vec<_>>(),
         "weights": profile.weights.iter().map(|(name, m)| json!({
             "name": name,
