@@ -129,7 +129,15 @@ impl Neurons {
                 batches,
             );
             let (magnitudes, sequences, union) = (None, VecDeque::new(), Union::default());
-            self.watched.push(Watched { counts, magnitudes, sequences, remembered, start: 0, bits: 0, union });
+            self.watched.push(Watched {
+                counts,
+                magnitudes,
+                sequences,
+                remembered,
+                start: 0,
+                bits: 0,
+                union,
+            });
         }
     }
 
@@ -237,5 +245,84 @@ impl Union {
 
     fn each(&self, words: usize) -> impl Iterator<Item = (usize, &[u64])> {
         self.experts.iter().copied().zip(self.bits.chunks(words.max(1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn network(width: u32, exact: bool) -> Neurons {
+        let mut neurons = Neurons::default();
+        let name = (0, "down".to_owned());
+        neurons.network(Network { name, experts: 3, width, k: Some(1), exact });
+        neurons
+    }
+
+    /// Reads a chunk of tokens of which each chose one expert.
+    fn read(neurons: &mut Neurons, tokens: &[(usize, &[f32])]) {
+        neurons.chunk(0, tokens.len());
+        for (token, &(expert, row)) in tokens.iter().enumerate() {
+            neurons.row(0, (expert, token), row.iter().copied()).unwrap();
+        }
+        neurons.end_chunk(0).unwrap();
+    }
+
+    #[test]
+    fn batches_are_of_tokens_at_one_position_of_different_sequences() {
+        let mut neurons = network(2, true);
+        neurons.begin();
+        read(&mut neurons, &[(0, &[1.0, 0.0])]);
+        read(&mut neurons, &[(1, &[0.0, -2.0])]);
+        neurons.begin();
+        read(&mut neurons, &[(0, &[0.0, 3.0]), (2, &[0.0, 0.0]), (2, &[1.0, 0.0])]);
+        let counts = neurons.finish().remove(0);
+        let of = |expert, batch| [0, 1].map(|n| counts.active(expert, n, batch));
+        assert_eq!(of(0, 1), [(1, 2), (1, 2)]);
+        assert_eq!((of(1, 1), of(2, 1)), ([(0, 1), (1, 1)], [(1, 2), (0, 2)]));
+        // One token of each sequence: both of the first position chose expert 0, those of the second one each another.
+        assert_eq!(of(0, 2), [(1, 1), (1, 1)]);
+        assert_eq!((of(1, 2), of(2, 2)), ([(0, 1), (1, 1)], [(0, 1), (0, 1)]));
+        assert_eq!(of(0, 3), [(0, 0), (0, 0)], "there were two sequences");
+    }
+
+    #[test]
+    fn a_gate_without_zeros_is_measured_first() {
+        let mut neurons = network(4, false);
+        assert!(neurons.needs_thresholds());
+        neurons.gauge();
+        (0..100).for_each(|i| read(&mut neurons, &[(0, &[i as f32, -(i as f32), 0.5, 0.5])]));
+        assert!(neurons.is_gauging());
+        neurons.begin();
+        read(&mut neurons, &[(1, &[99.0, -99.0, 1.0, 0.0])]);
+        let counts = neurons.finish().remove(0);
+        assert!(!counts.is_exact() && counts.levels.len() == 3, "{:?}", counts.levels);
+        assert!(counts.levels.is_sorted_by(|a, b| a.threshold < b.threshold));
+        for level in 0..3 {
+            let seen = [0, 1, 3].map(|n| counts.active_at(level, 1, n, 1).0);
+            assert_eq!(seen, [1, 1, 0], "what was measured is not counted, and signs say nothing");
+        }
+        assert_eq!(counts.active(0, 0, 1), (0, 0));
+    }
+
+    #[test]
+    fn memory_does_not_grow_with_the_sequence() {
+        let mut neurons = network(130, true);
+        neurons.begin();
+        let remembered = neurons.watched[0].remembered;
+        neurons.watched[0].remembered = 4;
+        assert!(remembered >= 512, "{remembered}");
+        let row = [1.0; 130];
+        (0..100).for_each(|_| read(&mut neurons, &[(0, row.as_slice()), (1, row.as_slice())]));
+        assert!(neurons.watched[0].sequences[0].bits.len() <= 6 * 3);
+        neurons.begin();
+        (0..3).for_each(|_| read(&mut neurons, &[(0, row.as_slice()), (0, row.as_slice())]));
+        let counts = neurons.finish().remove(0);
+        assert_eq!((counts.active(0, 129, 1), counts.active(1, 129, 1)), ((106, 106), (100, 100)));
+        assert_eq!(
+            (counts.active(0, 0, 2), counts.active(1, 0, 2)),
+            ((4, 4), (2, 2)),
+            "positions past the fourth"
+        );
     }
 }

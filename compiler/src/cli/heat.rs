@@ -164,7 +164,9 @@ fn neuron_maps(out: &mut String, all: &[Seen]) {
         let rows: Vec<_> = of
             .iter()
             .map(|s| {
-                let cell = |(i, f): (usize, f64)| (f, format!("layer {}, slice {i}: active in {:.1} %", s.layer, f * 100.0));
+                let cell = |(i, f): (usize, f64)| {
+                    (f, format!("layer {}, slice {i}: active in {:.1} %", s.layer, f * 100.0))
+                };
                 (s.layer, s.slices().into_iter().enumerate().map(cell).collect::<Vec<_>>())
             })
             .collect();

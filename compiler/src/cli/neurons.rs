@@ -2,6 +2,7 @@
 //! Figure 2), in a terminal, as JSON and for the page.
 
 use super::output;
+use crate::human;
 use crate::profile::{NeuronCounts, Profile};
 use serde_json::{Value, json};
 
@@ -64,6 +65,25 @@ fn of_level(counts: &NeuronCounts, level: usize) -> impl Iterator<Item = Seen> {
     })
 }
 
+/// How many neurons were counted, in words.
+pub(super) fn counted(profile: &Profile) -> String {
+    let all: u64 = profile.neurons.iter().map(|c| c.experts() as u64 * u64::from(c.width)).sum();
+    match profile.neurons.iter().map(NeuronCounts::batches).max() {
+        None => {
+            "none: the profile is of an older version, or the model has more than one may count".to_owned()
+        }
+        Some(most) => {
+            let exact =
+                if profile.neurons.iter().all(NeuronCounts::is_exact) { "exact zeros" } else { "thresholds" };
+            format!(
+                "{} of {} networks, {exact}, in batches of 1 to {most}",
+                human::count(all),
+                profile.neurons.len()
+            )
+        }
+    }
+}
+
 /// The table; empty where nothing was counted.
 pub(super) fn table(profile: &Profile) -> String {
     let seen = seen(profile);
@@ -73,7 +93,8 @@ pub(super) fn table(profile: &Profile) -> String {
     let percent = |x: f64| format!("{:.1} %", x * 100.0);
     let shade = |f: f64| SHADES.iter().find(|(bound, _)| f < *bound).map_or(' ', |(_, c)| *c);
     let hot = format!("active in {} of batches", percent(HOT));
-    let head = ["neurons of", "past", "batch", "skipped", hot.as_str(), "hot → cold: how often each is active"];
+    let head =
+        ["neurons of", "past", "batch", "skipped", hot.as_str(), "hot → cold: how often each is active"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     rows.extend(seen.iter().map(|s| {
         let threshold = if s.threshold == 0.0 { "0".to_owned() } else { format!("{:.4}", s.threshold) };
@@ -81,7 +102,8 @@ pub(super) fn table(profile: &Profile) -> String {
         let (zeros, hot) = (percent(s.zeros), percent(s.share(HOT)));
         vec![s.weight.clone(), threshold, s.batch.to_string(), zeros, hot, strip]
     }));
-    let shades: Vec<String> = SHADES.iter().filter(|s| s.0.is_finite()).map(|(b, c)| format!("{c} below {b}")).collect();
+    let shades: Vec<String> =
+        SHADES.iter().filter(|s| s.0.is_finite()).map(|(b, c)| format!("{c} below {b}")).collect();
     format!("\n{}{}\n", output::table(&rows), shades.join(", "))
 }
 

@@ -74,6 +74,7 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
         _ => format!("{} pairs of channels of {inputs} inputs", human::count(pairs)),
     };
     rows.push(row("correlations", kept));
+    rows.push(row("neurons", neurons::counted(&profile)));
     let mut text = output::table(&rows);
     if !profile.layers.is_empty() {
         let head = ["layer", "tokens", "experts used", "busiest / mean", "least used (tokens)"];

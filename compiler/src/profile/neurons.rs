@@ -143,7 +143,8 @@ impl NeuronCounts {
     /// first (Figure 2). Experts that nothing chose are left out.
     pub fn frequencies(&self, level: usize, batch: usize) -> Vec<f64> {
         let Some(counts) = self.at(level, batch) else { return Vec::new() };
-        let experts = counts.of.iter().zip(counts.active.chunks(self.width as usize)).filter(|(of, _)| **of > 0);
+        let experts =
+            counts.of.iter().zip(counts.active.chunks(self.width as usize)).filter(|(of, _)| **of > 0);
         let often = |(&of, active)| -> Vec<f64> {
             let share = |&n: &u32| f64::from(n) / f64::from(of);
             <[u32]>::iter(active).map(share).collect()
@@ -171,7 +172,11 @@ impl NeuronCounts {
             Some(Level { threshold: a.threshold, batches })
         };
         let levels: Vec<_> = self.levels.iter().filter_map(level).collect();
-        (self.same(other) && !levels.is_empty()).then(|| Self { levels, weight: self.weight.clone(), ..*self })
+        (self.same(other) && !levels.is_empty()).then(|| Self {
+            levels,
+            weight: self.weight.clone(),
+            ..*self
+        })
     }
 
     /// Numbers that it takes.
@@ -195,7 +200,8 @@ impl NeuronCounts {
                 return Err(format!("neurons in {} sizes of batches", level.batches.len()));
             }
             for batch in &level.batches {
-                let fits = batch.of.len() == experts && experts.checked_mul(width) == Some(batch.active.len());
+                let fits =
+                    batch.of.len() == experts && experts.checked_mul(width) == Some(batch.active.len());
                 let most = |(of, active): (&u32, &[u32])| active.iter().all(|n| n <= of);
                 if !fits || !batch.of.iter().zip(batch.active.chunks(width)).all(most) {
                     return Err("counts of neurons that cannot be".to_owned());
