@@ -210,7 +210,7 @@ fn neurons_are_those(profile: &Profile, seen: &Rows, family: &str) {
                 let slack = level.threshold * 1e-3 + 1e-6;
                 let (got, of) = counts.active_at(l, expert, neuron, 1);
                 assert_eq!(of, own.clone().count() as u64, "{what}");
-                let (least, most) = (past(level.threshold + slack), past(level.threshold - slack));
+                let (least, most) = (past(level.threshold + slack), past((level.threshold - slack).max(0.0)));
                 assert!(
                     least <= got && got <= most.max(1),
                     "{what} [{expert}, {neuron}]: {got}, not {least} to {most}"

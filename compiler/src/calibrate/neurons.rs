@@ -25,7 +25,7 @@ pub(super) struct Network {
 
 /// Whether a gate leaves exact zeros where it is closed.
 pub(super) const fn leaves_zeros(glu: Glu) -> bool {
-    matches!(glu, Glu::DRelu | Glu::Gated(Activation::Relu))
+    matches!(glu, Glu::Gated(Activation::Relu) | Glu::DRelu | Glu::FatRelu { .. })
 }
 
 /// Neurons of all networks of a model.
