@@ -9,15 +9,15 @@
 mod support;
 
 use std::path::{Path, PathBuf};
-use support::{ferris, moec, ok};
+use support::{ferris, ferris_relu, moec, ok};
 
-/// Builds ferris in one format for the host.
-fn build(folder: &Path, format: &str, activations: &str) -> PathBuf {
+/// Builds a model in one format for the host.
+fn build(source: &Path, folder: &Path, format: &str, activations: &str) -> PathBuf {
     let toml = folder.join(format!("{format}-{activations}.toml"));
     let text = format!(
         "[model]\nsource = {:?}\n[shapes]\nmax_context = 512\nprefill_chunk = 256\n[weights]\nexperts = \"{format}\"\n\
          attention = \"{format}\"\nembeddings = \"{format}\"\nactivations = \"{activations}\"\n",
-        ferris()
+        source
     );
     std::fs::write(&toml, text).unwrap();
     let bundle = toml.with_extension("moec");
@@ -25,13 +25,37 @@ fn build(folder: &Path, format: &str, activations: &str) -> PathBuf {
     bundle
 }
 
+/// What the reference measured.
+fn reference(source: &Path) -> serde_json::Value {
+    let text = std::fs::read_to_string(source.join("reference_metrics.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// A gate with ReLU is no more sensitive to rounding than one with SiLU.
+#[test]
+fn eight_bits_keep_the_model_with_relu() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(&ferris_relu(), folder.path(), "q8", "auto");
+    let mut eval = moec();
+    eval.arg("eval")
+        .arg(&bundle)
+        .args(["--windows", "40", "--json", "--text"])
+        .arg(ferris().join("eval/text.txt"));
+    let output = ok(eval.arg("--qa").arg(ferris().join("eval/needle.jsonl")));
+    let got: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let want = reference(&ferris_relu());
+    let number = |v: &serde_json::Value| v.as_f64().unwrap();
+    let change = number(&got["perplexity"]) / number(&want["perplexity"]) - 1.0;
+    println!("{got}, perplexity {:+.4} %", 100.0 * change);
+    assert!(change.abs() < 0.002, "{got}, perplexity {:+.4} %", 100.0 * change);
+    assert!((number(&got["exact_match"]) - number(&want["needle"])).abs() < 0.02, "{got}");
+}
+
 #[test]
 fn rounding_costs_what_is_said_of_it() {
     let folder = tempfile::tempdir().unwrap();
-    let exact = build(folder.path(), "bf16", "f32");
-    let reference = std::fs::read_to_string(ferris().join("reference_metrics.json")).unwrap();
-    let reference: serde_json::Value = serde_json::from_str(&reference).unwrap();
-    let reference = reference["perplexity"].as_f64().unwrap();
+    let exact = build(&ferris(), folder.path(), "bf16", "f32");
+    let reference = reference(&ferris())["perplexity"].as_f64().unwrap();
     // Format, arithmetic, largest change of perplexity, smallest share of equal choices.
     let rows = [
         ("bf16", "auto", 0.0005, 0.995),
@@ -41,7 +65,7 @@ fn rounding_costs_what_is_said_of_it() {
         ("q4", "auto", 0.03, 0.85),
     ];
     for (format, activations, most, least) in rows {
-        let bundle = build(folder.path(), format, activations);
+        let bundle = build(&ferris(), folder.path(), format, activations);
         let mut eval = moec();
         eval.arg("eval").arg(&bundle).args(["--windows", "40", "--json", "--text"]);
         let output = ok(eval.arg(ferris().join("eval/text.txt")).arg("--against").arg(&exact));

@@ -22,7 +22,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use support::{Setup, fails, ferris, moec, ok};
+use support::{Setup, fails, ferris, ferris_relu, moec, ok};
 
 #[test]
 fn two_texts_are_what_their_profiles_merge_to() {
@@ -287,4 +287,49 @@ fn caches_are_compared_on_a_recorded_router() {
     assert!(code == 2 && said.contains("is no profile"), "{said}");
     let (code, said) = fails(moec().arg("inspect").arg(&out).args(["--cache", "50"]));
     assert!(code == 2 && said.contains("25%"), "{said}");
+}
+
+/// Neurons of a trained model with ReLU: the zeros are those that the reference saw, and a larger batch leaves fewer.
+#[test]
+fn neurons_of_a_trained_model_are_mostly_zero() {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = Setup { format: "bf16", chunk: 256, batch: &[1], context: 512 };
+    let toml = setup.write(&ferris_relu(), folder.path());
+    let out = folder.path().join("relu.trace");
+    let mut command = moec();
+    command
+        .env("MOEC_CACHE", folder.path().join("cache"))
+        .env("MOEC_THREADS", "1")
+        .arg("calibrate")
+        .arg(&toml);
+    command.arg("--text").arg(ferris().join("eval/text.txt")).args(["--tokens", "4096", "--quiet"]);
+    ok(command.arg("-o").arg(&out));
+    let reference = fs::read_to_string(ferris_relu().join("reference_metrics.json")).unwrap();
+    let reference: Value = serde_json::from_str(&reference).unwrap();
+    let profile = Profile::read(&out).unwrap();
+    for (layer, want) in reference["zeros_by_layer"].as_array().unwrap().iter().enumerate() {
+        let counts = profile.neurons(layer as u32).unwrap();
+        assert!(counts.is_exact() && counts.batches() == 4, "layer {layer}");
+        let zeros: Vec<f64> = (1..=4).map(|b| counts.zeros(0, b).unwrap()).collect();
+        let want = want.as_f64().unwrap();
+        assert!((zeros[0] - want).abs() < 0.02, "layer {layer}: {zeros:?}, the reference saw {want}");
+        assert!(zeros.is_sorted_by(|a, b| a > b), "layer {layer}: {zeros:?}");
+    }
+    let said = json(moec().arg("inspect").arg(&out));
+    let network = &said["neurons"][0];
+    assert_eq!(
+        (&network["experts"], &network["neurons_per_expert"], &network["exact"]),
+        (&24.into(), &96.into(), &true.into())
+    );
+    let batches = network["levels"][0]["batches"].as_array().unwrap();
+    assert_eq!(batches.iter().map(|b| b["batch"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    let slices: Vec<f64> = serde_json::from_value(batches[0]["hot_to_cold"].clone()).unwrap();
+    assert!(slices.len() == 40 && slices.is_sorted_by(|a, b| a >= b), "{slices:?}");
+    let text = String::from_utf8(ok(moec().arg("inspect").arg(&out)).stdout).unwrap();
+    for words in ["neurons of", "layers.3.moe.down", "skipped", "below 0.25"] {
+        assert!(text.contains(words), "`{words}` is not in:\n{text}");
+    }
+    let page = folder.path().join("page.html");
+    ok(moec().arg("inspect").arg(&out).arg("--html").arg(&page));
+    assert!(fs::read_to_string(page).unwrap().contains("Neurons in batches of 4"));
 }

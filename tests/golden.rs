@@ -5,7 +5,8 @@ mod support;
 
 use std::path::Path;
 use support::{
-    FAMILIES, Setup, checkpoint, clean, distance, expected, ferris, list, logits_file, moec, ok, runs_here,
+    FAMILIES, Setup, checkpoint, clean, distance, expected, ferris, ferris_relu, list, logits_file, moec, ok,
+    runs_here,
 };
 
 /// Largest difference of any logit.
@@ -100,12 +101,21 @@ fn families_through_their_own_binary() {
 
 #[test]
 fn the_demo_model_in_its_own_format() {
-    let source = ferris();
+    in_its_own_format(&ferris());
+}
+
+/// Past the 512 tokens of its window, too.
+#[test]
+fn the_demo_model_with_relu_in_its_own_format() {
+    in_its_own_format(&ferris_relu());
+}
+
+fn in_its_own_format(source: &Path) {
     let folder = tempfile::tempdir().expect("a folder");
-    let toml = Setup { format: "bf16", chunk: 256, batch: &[1], context: 1024 }.write(&source, folder.path());
+    let toml = Setup { format: "bf16", chunk: 256, batch: &[1], context: 1024 }.write(source, folder.path());
     let bundle = folder.path().join("b");
     ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
-    let want = expected(&source);
+    let want = expected(source);
     let out = folder.path().join("logits.safetensors");
     ok(moec().arg("run").arg(&bundle).args(["logits", "--ids", &list(&want.ids), "--out"]).arg(&out));
     let worst = distance(&logits_file(&out).1, &want.logits);
@@ -119,17 +129,25 @@ fn the_demo_model_in_its_own_format() {
 
 #[test]
 fn the_demo_model_is_as_good_as_its_reference() {
-    let source = ferris();
+    is_as_good_as_its_reference(&ferris());
+}
+
+#[test]
+fn the_demo_model_with_relu_is_as_good_as_its_reference() {
+    is_as_good_as_its_reference(&ferris_relu());
+}
+
+fn is_as_good_as_its_reference(source: &Path) {
     let folder = tempfile::tempdir().expect("a folder");
-    let toml = Setup { format: "bf16", chunk: 128, batch: &[1], context: 1024 }.write(&source, folder.path());
+    let toml = Setup { format: "bf16", chunk: 128, batch: &[1], context: 1024 }.write(source, folder.path());
     let bundle = folder.path().join("b");
     ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
     let mut eval = moec();
     eval.arg("eval")
         .arg(&bundle)
         .args(["--windows", "40", "--json", "--text"])
-        .arg(source.join("eval/text.txt"));
-    let output = ok(eval.arg("--qa").arg(source.join("eval/needle.jsonl")));
+        .arg(ferris().join("eval/text.txt"));
+    let output = ok(eval.arg("--qa").arg(ferris().join("eval/needle.jsonl")));
     let got: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     let text =
         std::fs::read_to_string(source.join("reference_metrics.json")).expect("the reference is there");

@@ -119,6 +119,7 @@ fn skewed(spec: &import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile 
         weights,
         routes: Routes::default(),
         correlations: Vec::new(),
+        neurons: Vec::new(),
     }
 }
 

@@ -148,6 +148,7 @@ fn profile(source: &import::Checkpoint, spec: &ModelSpec) -> Profile {
         weights: BTreeMap::new(),
         routes: Routes::default(),
         correlations: Vec::new(),
+        neurons: Vec::new(),
     }
 }
 

@@ -46,6 +46,15 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = layer.closest(3);
             let _ = (layer.used(), layer.imbalance(), layer.least_used(), layer.mean_weight(0));
         }
+        for counts in &profile.neurons {
+            for batch in 1..=counts.batches() {
+                let seen = counts.frequencies(0, batch);
+                assert!(seen.len() <= counts.experts() * counts.width as usize && seen.iter().all(|f| (0.0..=1.0).contains(f)));
+                assert!(counts.zeros(0, batch).is_none_or(|z| (0.0..=1.0).contains(&z)));
+                let _ = (counts.active(0, 0, batch), counts.hottest(0, batch));
+            }
+            assert!(profile.neurons(counts.layer).is_some());
+        }
         for moments in profile.weights.values() {
             assert_eq!(moments.mean().len(), moments.cols);
             assert_eq!(moments.of(0).len(), moments.cols);

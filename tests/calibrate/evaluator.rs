@@ -16,6 +16,9 @@ use std::collections::{BTreeMap, HashMap};
 /// Sums of squares and counts per matrix of a weight, by its name.
 type Sums = BTreeMap<String, (Vec<f64>, Vec<u64>)>;
 
+/// What every matrix read, row by row, by its name and with its expert.
+type Rows = BTreeMap<String, Vec<(usize, Vec<f32>)>>;
+
 /// What the evaluator's values are in one call of `n` rows from position `start`.
 struct Call<'a> {
     module: &'a Module,
@@ -36,7 +39,7 @@ impl Call<'_> {
     }
 
     /// Adds up what every matrix of the graph reads.
-    fn add(&self, evaluator: &mut Evaluator<'_>, sums: &mut Sums) {
+    fn add(&self, evaluator: &mut Evaluator<'_>, sums: &mut Sums, rows: &mut Rows) {
         for node in &self.graph.nodes {
             let weight = |i: usize| match node.inputs.get(i) {
                 Some(Operand::Weight(w)) => Some((*w, self.module.weight(*w))),
@@ -48,6 +51,7 @@ impl Call<'_> {
                 tokens[lead] += 1;
                 let into = &mut squares[lead * x.len()..(lead + 1) * x.len()];
                 into.iter_mut().zip(x).for_each(|(s, x)| *s += f64::from(*x).powi(2));
+                rows.entry(name.to_owned()).or_default().push((lead, x.to_vec()));
             };
             match &node.op {
                 Op::Linear { .. } | Op::LinearGlu { .. } | Op::HeadLinear { .. } => {
@@ -156,12 +160,12 @@ impl Behaviour {
 }
 
 /// What the evaluator says of the texts' one window.
-fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> (Sums, Behaviour) {
+fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> (Sums, Behaviour, Rows) {
     let graph = &module.entries[0];
     let (rows, out) = (graph.kind.rows(), graph.ty(Graph::ROWS).rows());
     assert!(out == rows, "every row has logits");
     let mut evaluator = Evaluator::new(module, source);
-    let (mut sums, mut behaviour) = (Sums::new(), Behaviour::default());
+    let (mut sums, mut behaviour, mut seen) = (Sums::new(), Behaviour::default(), Rows::new());
     for (c, ids) in ids.chunks(rows).enumerate() {
         let padded = |pad: i32, of: &dyn Fn(usize) -> i32| -> Vec<i32> {
             (0..rows).map(|i| if i < ids.len() { of(i) } else { pad }).collect()
@@ -181,10 +185,40 @@ fn reference(module: &Module, source: &dyn moec_ir::Source, ids: &[u32]) -> (Sum
             )
             .unwrap();
         let call = Call { module, graph, values, n: ids.len() };
-        call.add(&mut evaluator, &mut sums);
+        call.add(&mut evaluator, &mut sums, &mut seen);
         behaviour.add(&call);
     }
-    (sums, behaviour)
+    (sums, behaviour, seen)
+}
+
+/// Counts of neurons against what their down matrices read; what is as near to a threshold as rounding goes may be on
+/// either side of it.
+fn neurons_are_those(profile: &Profile, seen: &Rows, family: &str) {
+    for layer in &profile.layers {
+        assert!(profile.neurons(layer.layer).is_some_and(|c| c.routed), "{family}: layer {}", layer.layer);
+    }
+    for counts in &profile.neurons {
+        let rows = &seen[&counts.weight];
+        let what = format!("{family} {}", counts.weight);
+        assert_eq!(rows[0].1.len(), counts.width as usize, "{what}");
+        for (l, level) in counts.levels.iter().enumerate() {
+            for (expert, neuron) in
+                (0..counts.experts()).flat_map(|e| (0..rows[0].1.len()).map(move |n| (e, n)))
+            {
+                let own = rows.iter().filter(|r| r.0 == expert);
+                let past = |t: f32| own.clone().filter(|r| r.1[neuron].abs() > t).count() as u64;
+                let slack = level.threshold * 1e-3 + 1e-6;
+                let (got, of) = counts.active_at(l, expert, neuron, 1);
+                assert_eq!(of, own.clone().count() as u64, "{what}");
+                let (least, most) = (past(level.threshold + slack), past((level.threshold - slack).max(0.0)));
+                assert!(
+                    least <= got && got <= most.max(1),
+                    "{what} [{expert}, {neuron}]: {got}, not {least} to {most}"
+                );
+                assert_eq!(counts.active_at(l, expert, neuron, 2), (0, 0), "{what}: there is one sequence");
+            }
+        }
+    }
 }
 
 #[test]
@@ -225,8 +259,9 @@ fn is_what_the_evaluator_sees(family: &str, wide: Option<Wide>) {
     let mut lowered = Compilation::new(&config, &checkpoint, &spec, &device);
     let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
     lowered.run(stops, &Progress::silent(), &mut |_| {}).unwrap();
-    let (sums, behaviour) = reference(&lowered.module, &checkpoint, &ids);
+    let (sums, behaviour, seen) = reference(&lowered.module, &checkpoint, &ids);
     behaviour.check(&profile, family);
+    neurons_are_those(&profile, &seen, family);
     assert!(profile.weights.keys().eq(sums.keys()), "{family}: other weights");
     for (name, (squares, tokens)) in &sums {
         let moments = &profile.weights[name];

@@ -48,6 +48,7 @@ pub(crate) fn profile(source: &Path) -> Profile {
         weights: BTreeMap::new(),
         routes: Routes::default(),
         correlations: Vec::new(),
+        neurons: Vec::new(),
     }
 }
 

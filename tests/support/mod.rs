@@ -60,6 +60,11 @@ pub fn ferris() -> PathBuf {
     root().join("golden/models/ferris")
 }
 
+/// Its relative with ReLU in the experts' gates. Text and questions to measure it on are [`ferris`]'s.
+pub fn ferris_relu() -> PathBuf {
+    root().join("golden/models/ferris-relu")
+}
+
 /// The binary under test, without progress, colours or the user's settings.
 pub fn moec() -> Command {
     clean(Command::new(env!("CARGO_BIN_EXE_moec")))

@@ -4,14 +4,15 @@
 //! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
 //! of experts are read right before the step that reads the expert's weight.
 
+use super::neurons::{Network, Neurons, leaves_zeros};
 use super::products::Products;
 use super::record::Recorder;
 use crate::error::{Error, Result};
 use crate::profile::correlations::{WIDEST, block_for};
-use crate::profile::{Chunk, Correlations, Moments, Routes, Routing, Saliency, Trace};
-use moec_ir::op::DispatchLayout;
+use crate::profile::{Chunk, Correlations, Moments, NeuronCounts, Routes, Routing, Saliency, Trace};
+use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
-use moec_ir::{DType, Graph, Module, Node, Op, Operand, Part, ValueId, WeightClass, WeightId};
+use moec_ir::{DType, Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightClass, WeightId};
 use moec_runtime::{Moment, StepView};
 use std::collections::BTreeMap;
 
@@ -44,6 +45,10 @@ enum Tap {
     Dense { x: StridedRows, space: RowSpace, products: usize },
     /// The same, of experts whose inputs lie in the order of the table.
     PerSlot { x: StridedRows, table: Table, products: usize },
+    /// What the neurons of experts hand to their down matrices, in the order of the table, before the step.
+    Fired { x: StridedRows, table: Table, network: usize },
+    /// What the neurons of a network that every token takes hand to its down matrix, before the step.
+    FiredByAll { x: StridedRows, network: usize },
     /// Choices, weights and logits of a router, after the step.
     Router { ids: StridedRows, weights: StridedRows, logits: StridedRows, layer: usize },
     /// The residual stream in front of an attention's addition, before the step.
@@ -70,6 +75,7 @@ pub(super) struct Seen {
     pub(super) weights: BTreeMap<String, Moments>,
     pub(super) routes: Routes,
     pub(super) correlations: Vec<Correlations>,
+    pub(super) neurons: Vec<NeuronCounts>,
 }
 
 /// Observer of the runs of one entry point.
@@ -89,6 +95,7 @@ pub(super) struct Collector<'a> {
     /// The residual stream in front of the addition that comes next.
     residual: Vec<u8>,
     pub(super) recorder: Recorder,
+    pub(super) neurons: Neurons,
     /// Sums of one chunk; small numbers are added to small ones first.
     part: Vec<f32>,
     /// Whether all that the taps name was there.
@@ -122,6 +129,7 @@ impl<'a> Collector<'a> {
             saliency: Vec::new(),
             residual: Vec::new(),
             recorder: Recorder::default(),
+            neurons: Neurons::default(),
             part: Vec::new(),
             whole: true,
         };
@@ -167,6 +175,9 @@ impl<'a> Collector<'a> {
                     _ => return Err(Error::bug(format!("`{}` reads `{}`", node.op.name(), weight.name))),
                 };
                 collector.before[step].push(tap);
+                if let Some(tap) = collector.neurons(graph, node, weight, tap) {
+                    collector.before[step].push(tap);
+                }
                 let name = &weight.name;
                 // Of a weight that two nodes read, the first input tells how channels go together.
                 let known = collector.products.iter().any(|p| p.readers.contains(name));
@@ -247,9 +258,28 @@ impl<'a> Collector<'a> {
         Ok(())
     }
 
+    /// Looks at the neurons of a gated network, in front of its down matrix.
+    fn neurons(&mut self, graph: &Graph, node: &Node, down: &Weight, tap: Tap) -> Option<Tap> {
+        let layer = node.scope.layer?;
+        let (glu, k) = match (&node.op, tap) {
+            (Op::ExpertFfn { glu, .. }, Tap::Slots { table, .. }) => (*glu, Some(table.layout.k)),
+            (Op::Linear { .. }, Tap::Input { space: RowSpace::Tokens, .. }) => (gate_of(graph, node)?, None),
+            _ => return None,
+        };
+        let (experts, width, exact) = (down.lead(), u32::try_from(down.cols()).ok()?, leaves_zeros(glu));
+        let name = (layer, down.name.clone());
+        let network = self.neurons.network(Network { name, experts, width, k, exact });
+        Some(match tap {
+            Tap::Slots { x, table, .. } => Tap::Fired { x, table, network },
+            Tap::Input { x, .. } => Tap::FiredByAll { x, network },
+            _ => return None,
+        })
+    }
+
     /// A text begins.
     pub(super) fn begin(&mut self) {
         self.trace.begin();
+        self.neurons.begin();
     }
 
     /// A chunk of `tokens` tokens was read.
@@ -348,6 +378,9 @@ impl<'a> Collector<'a> {
     }
 
     fn look(&mut self, tap: Tap, view: &StepView<'_>) -> Option<()> {
+        if self.neurons.is_gauging() && !matches!(tap, Tap::Fired { .. } | Tap::FiredByAll { .. }) {
+            return Some(());
+        }
         match tap {
             Tap::Input { x, space, sum } => {
                 let n = match space {
@@ -393,6 +426,25 @@ impl<'a> Collector<'a> {
                 let (x, seen) = (x.see(view)?, table.see(view)?);
                 let products = &mut self.products[products];
                 seen.each(|expert, slots| products.add(expert, slots.map(|slot| x.row(slot))))?;
+            }
+            Tap::Fired { x, table, network } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                self.neurons.chunk(network, view.n());
+                seen.each(|expert, mut slots| {
+                    slots.try_for_each(|slot| {
+                        let token = seen.word(table.layout.token() + slot)?;
+                        self.neurons.row(network, (expert, token), x.row(slot)?.chunks_exact(4).map(number))
+                    })
+                })?;
+                self.neurons.end_chunk(network)?;
+            }
+            Tap::FiredByAll { x, network } => {
+                let x = x.see(view)?;
+                self.neurons.chunk(network, view.n());
+                for i in 0..view.n() {
+                    self.neurons.row(network, (0, i), x.row(i)?.chunks_exact(4).map(number))?;
+                }
+                self.neurons.end_chunk(network)?;
             }
             Tap::Router { ids, weights, logits, layer } => {
                 let (ids, weights, logits) = (ids.see(view)?, weights.see(view)?, logits.see(view)?);
@@ -479,7 +531,8 @@ impl<'a> Collector<'a> {
         trace.sequences.sort();
         let correlations = self.products.into_iter().map(Products::finish).collect::<Option<_>>();
         let correlations = correlations.ok_or_else(|| Error::bug("sums of products of another shape"))?;
-        Ok(Seen { layers, trace, saliency, weights, routes: self.recorder.finish(), correlations })
+        let (routes, neurons) = (self.recorder.finish(), self.neurons.finish());
+        Ok(Seen { layers, trace, saliency, weights, routes, correlations, neurons })
     }
 }
 
@@ -571,6 +624,24 @@ fn experts_wide(module: &Module, graph: &Graph) -> usize {
         _ => 0,
     };
     graph.nodes.iter().map(of).sum()
+}
+
+/// The gate of the network whose down matrix `node` multiplies by; `None` of any other matrix. As lowered, gate and up
+/// projections are matrices of their own.
+fn gate_of(graph: &Graph, node: &Node) -> Option<Glu> {
+    let def = |operand: &Operand| match *operand {
+        Operand::Value(v) => graph.nodes.get(graph.def(v)?.0 as usize),
+        _ => None,
+    };
+    let product = def(node.inputs.first()?).filter(|_| node.scope.part != Part::ATTN)?;
+    match product.op {
+        Op::LinearGlu { glu, .. } | Op::Glu(glu) => Some(glu),
+        Op::Mul => product.inputs.iter().filter_map(def).find_map(|n| match n.op {
+            Op::Act(activation) => Some(Glu::Gated(activation)),
+            _ => None,
+        }),
+        _ => None,
+    }
 }
 
 fn value(node: &Node, input: usize) -> Result<ValueId> {

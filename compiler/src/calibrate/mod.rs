@@ -6,6 +6,7 @@
 
 mod cache;
 mod collect;
+mod neurons;
 mod products;
 mod record;
 pub(crate) mod texts;
@@ -106,6 +107,9 @@ pub fn calibrate(
     let bar = progress.items("Reading", windows.iter().map(|w| w.ids.len() as u64).sum(), "tokens");
     let mut reading = Reading::default();
     let every = run.every(windows.iter().map(|w| w.ids.len()).sum());
+    if let Some(first) = windows.first().filter(|_| run.collector.neurons.needs_thresholds()) {
+        run.gauge(&mut engine, first)?;
+    }
     for (i, window) in windows.iter().enumerate() {
         run.collector.recorder.begin(i % every == 0);
         run.window(&mut engine, window, &|n| bar.add(n))?;
@@ -113,8 +117,8 @@ pub fn calibrate(
     }
     bar.finish();
     (reading.predicted, reading.loss) = (run.predicted, run.loss);
-    let Seen { layers, trace, saliency, weights, routes, correlations } = run.collector.finish()?;
-    Ok(Profile { origin, reading, layers, trace, saliency, weights, routes, correlations })
+    let Seen { layers, trace, saliency, weights, routes, correlations, neurons } = run.collector.finish()?;
+    Ok(Profile { origin, reading, layers, trace, saliency, weights, routes, correlations, neurons })
 }
 
 /// The format of each class that holds what the checkpoint holds. What is stored in blocks is computed in
@@ -168,6 +172,28 @@ impl<'a> Run<'a> {
     /// Of how many sequences one is recorded, token by token, if they have `tokens` tokens in all.
     fn every(&self, tokens: usize) -> usize {
         tokens.div_ceil(Routes::most(self.collector.layers()).max(1)).max(1)
+    }
+
+    /// Reads one sequence for the thresholds of its neurons, and nothing else.
+    fn gauge(&mut self, engine: &mut Engine<'_>, window: &Window) -> Result<()> {
+        engine.reset(0).map_err(Error::from)?;
+        self.collector.neurons.gauge();
+        for (c, ids) in window.ids.chunks(self.plan.entries[self.entry].kind.rows()).enumerate() {
+            interrupt::check()?;
+            let start = c * self.plan.entries[self.entry].kind.rows();
+            let rows: Vec<Row> =
+                ids.iter().enumerate().map(|(i, &id)| Row { slot: 0, pos: start + i, id }).collect();
+            let (collector, stops) = (&mut self.collector, &self.stops);
+            let stops = |i: usize| stops.get(i).copied().unwrap_or(true);
+            let look = &mut |moment, view: &StepView<'_>| {
+                collector.observe(moment, view);
+                Ok(())
+            };
+            let wanted = [rows.len() - 1];
+            let len = window.ids.len();
+            engine.trace_steps(self.entry, &rows, &wanted, len, &stops, look).map_err(Error::from)?;
+        }
+        Ok(())
     }
 
     /// Reads one sequence, chunk by chunk.

@@ -1,6 +1,7 @@
 //! A profile as a page for a browser: one file, no scripts, nothing from elsewhere, light and dark.
 
 use super::loads::{capacities, chunk_imbalance, few, list, own, uniform};
+use super::neurons::{Seen, seen};
 use crate::profile::Profile;
 use crate::profile::importance::ENOUGH;
 use crate::profile::loads::{Account, Loads};
@@ -59,6 +60,7 @@ pub(super) fn page(profile: &Profile) -> String {
         imbalance(&mut out, &loads);
         by_capacity(&mut out, &loads);
     }
+    neuron_maps(&mut out, &seen(profile));
     let few = few(profile);
     if !few.is_empty() {
         let _ = writeln!(out, "<h2>Experts with fewer than {ENOUGH} tokens</h2>\n<ul>");
@@ -152,6 +154,31 @@ fn load_map(out: &mut String, profile: &Profile) {
          colour of a cell, the more tokens chose the expert; full colour is {most:.2} times the mean.</p>"
     );
     heat_map(out, "load by layer and expert", &names, &rows);
+}
+
+/// Layer × slice of the neurons, from hot to cold: how often they are active, a map for each size of the batch.
+fn neuron_maps(out: &mut String, all: &[Seen]) {
+    let batches = all.iter().map(|s| s.batch).max().unwrap_or(0);
+    for batch in 1..=batches {
+        let of: Vec<&Seen> = all.iter().filter(|s| s.batch == batch).collect();
+        let rows: Vec<_> = of
+            .iter()
+            .map(|s| {
+                let cell = |(i, f): (usize, f64)| {
+                    (f, format!("layer {}, slice {i}: active in {:.1} %", s.layer, f * 100.0))
+                };
+                (s.layer, s.slices().into_iter().enumerate().map(cell).collect::<Vec<_>>())
+            })
+            .collect();
+        let count = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0);
+        let names: Vec<String> = (0..count).map(|i| format!("{} %", i * 100 / count)).collect();
+        let _ = writeln!(
+            out,
+            "<h2>Neurons in batches of {batch}</h2>\n<p>The neurons of a layer from hot to cold. The stronger the colour, \
+             the more often they are active; full colour is always.</p>"
+        );
+        heat_map(out, &format!("neurons by layer, batches of {batch}"), &names, &rows);
+    }
 }
 
 /// Bars of the imbalance of each layer.
@@ -292,6 +319,7 @@ mod tests {
             weights: BTreeMap::new(),
             routes: Routes::default(),
             correlations: Vec::new(),
+            neurons: Vec::new(),
         }
     }
 

@@ -18,6 +18,7 @@ pub mod init;
 pub mod inspect;
 mod loads;
 pub mod ndp_sim;
+mod neurons;
 pub mod output;
 mod paging;
 pub mod pass;

@@ -1,6 +1,6 @@
 //! `moec inspect` of a profile.
 
-use super::{heat, loads, output};
+use super::{heat, loads, neurons, output};
 use crate::error::io_error;
 use crate::hashing::hex;
 use crate::profile::correlations::Correlations;
@@ -74,6 +74,7 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
         _ => format!("{} pairs of channels of {inputs} inputs", human::count(pairs)),
     };
     rows.push(row("correlations", kept));
+    rows.push(row("neurons", neurons::counted(&profile)));
     let mut text = output::table(&rows);
     if !profile.layers.is_empty() {
         let head = ["layer", "tokens", "experts used", "busiest / mean", "least used (tokens)"];
@@ -83,6 +84,7 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
         text += &output::table(&rows);
     }
     text += &loads::tables(&profile);
+    text += &neurons::table(&profile);
     output::data(&text)
 }
 
@@ -131,6 +133,7 @@ pub(super) fn json(profile: &Profile) -> Value {
         "predicted": reading.predicted,
         "perplexity": reading.perplexity(),
         "loads": loads::json(profile),
+        "neurons": neurons::json(profile),
         "layers": profile.layers.iter().map(layer).collect::<Vec<_>>(),
         "weights": profile.weights.iter().map(|(name, m)| json!({
             "name": name,

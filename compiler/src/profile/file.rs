@@ -12,6 +12,8 @@ use super::{Moments, Origin, Profile, Reading, Routes, Routing, Saliency, Trace}
 use crate::disk;
 use crate::error::{Error, Result, io_error};
 use crate::hashing::sha256;
+use bincode::Decode;
+use bincode::error::DecodeError;
 use moec_runtime::regular;
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -20,8 +22,12 @@ use std::path::Path;
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
 /// Version of the stored form that this moec writes.
-pub const VERSION: u32 = 3;
-/// Oldest version that it reads: that without [`super::Correlations`].
+pub const VERSION: u32 = 4;
+/// First version with [`super::Correlations`].
+const CORRELATIONS: u32 = 3;
+/// First version with [`super::NeuronCounts`].
+const NEURONS: u32 = 4;
+/// Oldest version that it reads.
 pub const OLDEST: u32 = 2;
 
 const HEADER: usize = 52;
@@ -32,9 +38,9 @@ const MOST_RATIO: usize = 1032;
 /// How hard it is deflated: past this, time goes up and size hardly down.
 const EFFORT: u8 = 6;
 
-/// A profile of version 2.
-#[derive(bincode::Decode)]
-struct Old {
+/// What every version begins with. What a later one has besides follows in the order of the versions.
+#[derive(Decode)]
+struct Start {
     origin: Origin,
     reading: Reading,
     layers: Vec<Routing>,
@@ -44,11 +50,26 @@ struct Old {
     routes: Routes,
 }
 
-impl From<Old> for Profile {
-    fn from(old: Old) -> Self {
-        let Old { origin, reading, layers, trace, saliency, weights, routes } = old;
-        Self { origin, reading, layers, trace, saliency, weights, routes, correlations: Vec::new() }
+/// Reads the stored form of a version. Gives the profile and what lies behind it.
+fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), DecodeError> {
+    let (start, rest) = part(true, bytes)?;
+    let (correlations, rest) = part(version >= CORRELATIONS, rest)?;
+    let (neurons, rest) = part(version >= NEURONS, rest)?;
+    let Some(Start { origin, reading, layers, trace, saliency, weights, routes }) = start else {
+        return Err(DecodeError::Other("a profile of nothing"));
+    };
+    let (correlations, neurons) = (correlations.unwrap_or_default(), neurons.unwrap_or_default());
+    Ok((Profile { origin, reading, layers, trace, saliency, weights, routes, correlations, neurons }, rest))
+}
+
+/// A part, if it is there, and what lies behind it.
+fn part<T: Decode<()>>(there: bool, bytes: &[u8]) -> std::result::Result<(Option<T>, &[u8]), DecodeError> {
+    if !there {
+        return Ok((None, bytes));
     }
+    let config = bincode::config::standard().with_limit::<{ MOST_BYTES }>();
+    let (part, read) = bincode::decode_from_slice(bytes, config)?;
+    Ok((Some(part), bytes.get(read..).unwrap_or_default()))
 }
 
 /// Whether these first bytes of a file are those of a profile.
@@ -112,13 +133,8 @@ impl Profile {
         if stored.len() != len || sha256(&stored) != header[20..HEADER] {
             return Err(damaged("its checksum is wrong"));
         }
-        let config = bincode::config::standard().with_limit::<{ MOST_BYTES }>();
-        let decoded = match version {
-            OLDEST => bincode::decode_from_slice::<Old, _>(&stored, config).map(|(old, n)| (old.into(), n)),
-            _ => bincode::decode_from_slice::<Self, _>(&stored, config),
-        };
-        let (profile, read) = decoded.map_err(|e| damaged(&e.to_string()))?;
-        if read != stored.len() {
+        let (profile, rest) = self::stored(version, &stored).map_err(|e| damaged(&e.to_string()))?;
+        if !rest.is_empty() {
             return Err(damaged("it goes on behind its end"));
         }
         profile.check().map_err(|e| damaged(&e))?;

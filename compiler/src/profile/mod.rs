@@ -3,8 +3,8 @@
 //! A profile has one part per question, each in a file of its own: [`Reading`] (which texts, how well the
 //! model predicts them), [`Routing`] (which experts the tokens chose, and which together), [`Trace`] (the load of
 //! every expert chunk by chunk), [`Saliency`] (how large attention outputs are), [`Moments`] (how large the inputs of
-//! each matrix are), [`Correlations`] (how these go together) and [`Routes`] (which experts a sample of the tokens chose,
-//! one after the other). A part knows how to
+//! each matrix are), [`Correlations`] (how these go together), [`Routes`] (which experts a sample of the tokens chose,
+//! one after the other) and [`NeuronCounts`] (how often each neuron is active). A part knows how to
 //! check itself and how to merge; a further one is a further field of [`Profile`] and a new [`file::VERSION`]. [`loads`]
 //! and [`mod@overlap`] answer what passes and people ask.
 //!
@@ -15,6 +15,7 @@ pub mod file;
 pub mod importance;
 pub mod loads;
 mod moments;
+pub mod neurons;
 mod origin;
 pub mod overlap;
 mod reading;
@@ -29,6 +30,7 @@ mod trace;
 pub use correlations::Correlations;
 pub use importance::Importance;
 pub use moments::Moments;
+pub use neurons::NeuronCounts;
 pub use origin::Origin;
 pub use reading::Reading;
 pub use routes::Routes;
@@ -65,6 +67,9 @@ pub struct Profile {
     pub routes: Routes,
     /// How the channels of these inputs go together, each input once; empty in a profile of version 2.
     pub correlations: Vec<Correlations>,
+    /// How often neurons are active, by ascending layer and by the name of the down matrix; empty in a profile of version 3
+    /// or before.
+    pub neurons: Vec<NeuronCounts>,
 }
 
 /// What is wrong with a profile.
@@ -110,11 +115,18 @@ impl Profile {
             weights: weights.ok_or_else(differ)?,
             routes: self.routes.merge(&other.routes, &self.layers),
             correlations: self.merged_correlations(other),
+            neurons: neurons::merge(&self.neurons, &other.neurons),
         };
         merged
             .check()
             .map_err(|e| Error::limit("the merged profile is past what one can hold").because(e))?;
         Ok(merged)
+    }
+
+    /// Counts of a layer's neurons: of its routed experts, or, where it has none, of the network that every token takes.
+    pub fn neurons(&self, layer: u32) -> Option<&NeuronCounts> {
+        let of_layer = || self.neurons.iter().filter(|c| c.layer == layer);
+        of_layer().find(|c| c.routed).or_else(|| of_layer().next())
     }
 
     /// Correlations of the inputs that both saw. None where one of them is of a version that kept none.
@@ -153,6 +165,7 @@ impl Profile {
         for (i, c) in self.correlations.iter().enumerate() {
             c.check(shape).map_err(|e| format!("input {i}: {e}"))?;
         }
+        neurons::check(&self.neurons, &self.layers)?;
         self.routes.check(&self.layers)
     }
 }

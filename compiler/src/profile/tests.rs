@@ -1,5 +1,6 @@
 //! Profiles: stored and read back, merged, and refused.
 
+use super::neurons::Level;
 use super::*;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
@@ -44,6 +45,20 @@ fn routing(layer: u32, k: u32, experts: usize) -> impl Strategy<Value = Routing>
     })
 }
 
+/// Counts of the four experts of layer 0, of which every token chose the first two.
+fn neurons(tokens: u64) -> impl Strategy<Value = NeuronCounts> {
+    vec((0_u64..64, 0_u64..64), 0..(tokens.min(5) as usize + 1)).prop_map(|seen| {
+        let mut counts = NeuronCounts::new((0, "layers.0.moe.down".into()), (4, 70, true), &[0.0], 2);
+        for (first, second) in seen {
+            for batch in &mut counts.levels[0].batches {
+                batch.add(0, 70, &[first, second]).unwrap();
+                batch.add(1, 70, &[second << 58, first]).unwrap();
+            }
+        }
+        counts
+    })
+}
+
 /// Profiles of one model: all can be merged.
 fn profile() -> impl Strategy<Value = Profile> {
     let reading = (btree_map(any::<[u8; 32]>(), TOKENS, 0..3), 0.0_f64..1e12)
@@ -59,8 +74,13 @@ fn profile() -> impl Strategy<Value = Profile> {
     let sequences = vec(1_usize..4, 0..3);
     let parts = (routing(0, 2, 4), routing(1, 1, 3), moments(1, 5), moments(4, 3));
     let together = (correlations("layers.0.attn.q", 1, 5), correlations("layers.0.moe.down", 4, 3));
+    let parts = parts.prop_flat_map(|(a, b, q, down)| {
+        let neurons = neurons(a.tokens);
+        (Just(a), Just(b), Just(q), Just(down), neurons)
+    });
     (reading, parts, norms, sequences, together).prop_map(
-        |(reading, (a, b, q, down), norms, sequences, together)| Profile {
+        |(reading, (a, b, q, down, neurons), norms, sequences, together)| Profile {
+            neurons: vec![neurons],
             correlations: vec![together.0, together.1],
             origin: origin(),
             reading,
@@ -101,6 +121,7 @@ fn example() -> Profile {
         )]
         .into(),
         routes: Routes { sequences: vec![sequence(3)] },
+        neurons: vec![fired()],
         correlations: vec![
             Correlations::from_sums(
                 vec!["layers.0.moe.down".to_owned()],
@@ -112,6 +133,16 @@ fn example() -> Profile {
             .unwrap(),
         ],
     }
+}
+
+/// Three neurons of each of two experts: two tokens of the first one, and the batch of both.
+fn fired() -> NeuronCounts {
+    let mut counts = NeuronCounts::new((0, "layers.0.moe.down".into()), (2, 3, true), &[0.0], 2);
+    let [alone, both] = counts.levels[0].batches.as_mut_slice() else { panic!("two sizes of batches") };
+    alone.add(0, 3, &[0b100]).unwrap();
+    alone.add(0, 3, &[0b110]).unwrap();
+    both.add(0, 3, &[0b110]).unwrap();
+    counts
 }
 
 /// Tokens of which each chose expert 0 of two.
@@ -193,7 +224,7 @@ fn wrapped(version: u32, len: u64, stored: &[u8]) -> Vec<u8> {
 #[test]
 fn what_does_not_hold_is_refused() {
     type Change = fn(&mut Profile);
-    let cases: [(&str, Change); 16] = [
+    let cases: [(&str, Change); 22] = [
         ("family", |p| p.origin.family = "a\nb".into()),
         ("more tokens than anyone", |p| p.reading.texts = [([0; 32], u64::MAX)].into()),
         ("more predictions than tokens", |p| p.reading.predicted = 101),
@@ -212,6 +243,14 @@ fn what_does_not_hold_is_refused() {
         ("weight name", |p| {
             let m = p.weights["layers.0.moe.down"].clone();
             p.weights.insert(String::new(), m);
+        }),
+        ("neurons are not in order", |p| p.neurons.push(fired())),
+        ("layer 0: 2 experts of 0 neurons", |p| p.neurons[0].width = 0),
+        ("layer 0: counts of neurons", |p| p.neurons[0].width = 4),
+        ("layer 0: thresholds", |p| p.neurons[0].levels[0].threshold = f32::NAN),
+        ("layer 7: neurons of no layer", |p| p.neurons[0].layer = 7),
+        ("layer 0: neurons of experts that nothing chose", |p| {
+            (0..99).for_each(|_| p.neurons[0].levels[0].batches[0].add(1, 3, &[1]).unwrap());
         }),
         ("recorded routing", |p| p.routes.sequences[0].chosen[0] = 2),
         ("numbers for 1 × 2 channels", |p| {
@@ -533,7 +572,18 @@ mod channels {
     }
 }
 
-/// What was written before there were correlations is read as it was.
+/// What was written before neurons were counted is read as it was.
+#[test]
+fn a_profile_of_version_three_is_read() {
+    let p = example();
+    let old =
+        (&p.origin, &p.reading, &p.layers, &p.trace, &p.saliency, &p.weights, &p.routes, &p.correlations);
+    let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
+    let read = Profile::decode(&wrapped(3, stored.len() as u64, &stored)).unwrap();
+    assert_eq!(read, Profile { neurons: Vec::new(), ..p });
+}
+
+/// And so is what was written before there were correlations.
 #[test]
 fn a_profile_of_version_two_is_read() {
     let new = example();
@@ -545,11 +595,42 @@ fn a_profile_of_version_two_is_read() {
     bytes.extend(crate::hashing::sha256(&stored));
     bytes.extend(miniz_oxide::deflate::compress_to_vec(&stored, 6));
     let read = Profile::decode(&bytes).unwrap();
-    assert_eq!(read, Profile { correlations: Vec::new(), ..new.clone() });
+    assert_eq!(read, Profile { correlations: Vec::new(), neurons: Vec::new(), ..new.clone() });
     // Merged with a new one, there are none either.
     assert!(read.merge(&new).unwrap().correlations.is_empty());
     bytes[8] = 1;
     assert!(Profile::decode(&bytes).unwrap_err().to_string().contains("version 1"));
+}
+
+#[test]
+fn neurons_have_frequencies_zeros_and_an_order() {
+    let p = example();
+    let c = p.neurons(0).unwrap();
+    assert_eq!(
+        [(0, 2, 1), (0, 1, 1), (0, 0, 1), (1, 2, 1)].map(|(e, n, b)| c.active(e, n, b)),
+        [(2, 2), (1, 2), (0, 2), (0, 0)]
+    );
+    assert_eq!(
+        (c.active(0, 1, 2), c.active(0, 1, 3), c.active(0, 3, 1), c.active(2, 0, 1)),
+        ((1, 1), (0, 0), (0, 0), (0, 0))
+    );
+    assert_eq!(c.hottest(0, 1), [2, 1, 0]);
+    assert_eq!((c.zeros(0, 1), c.zeros(0, 0), c.zeros(1, 1)), (Some(0.5), None, None));
+    // The expert that nothing chose says nothing of its neurons.
+    assert_eq!(c.frequencies(0, 1), [1.0, 0.5, 0.0]);
+    assert_eq!(c.frequencies(0, 2), [1.0, 1.0, 0.0]);
+    assert!(p.neurons(1).is_none());
+    // What one profile counted is not lost where the other counted nothing.
+    let none = Profile { neurons: Vec::new(), ..example() };
+    assert_eq!(p.merge(&none).unwrap().neurons, p.neurons);
+    assert_eq!(p.merge(&p).unwrap().neurons(0).unwrap().active(0, 1, 1), (2, 4));
+    // Counts at other thresholds are of other neurons.
+    let at =
+        |t: f32| NeuronCounts { levels: vec![Level { threshold: t, ..c.levels[0].clone() }], ..c.clone() };
+    let (a, b) =
+        (Profile { neurons: vec![at(0.5)], ..example() }, Profile { neurons: vec![at(0.25)], ..example() });
+    assert!(a.merge(&b).unwrap().neurons.is_empty());
+    assert_eq!(a.merge(&a).unwrap().neurons(0).unwrap().active_at(0, 0, 2, 1), (4, 4));
 }
 
 #[test]
