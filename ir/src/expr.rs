@@ -110,12 +110,15 @@ impl WeightExpr {
                 let all: usize = shape[..shape.len() - 1].iter().product();
                 let each_once = order.chunks(rows).all(|order| {
                     let mut seen = vec![false; rows];
-                    order.iter().all(|&r| {
-                        seen.get_mut(r as usize).is_some_and(|seen| !std::mem::replace(seen, true))
-                    })
+                    order
+                        .iter()
+                        .all(|&r| seen.get_mut(r as usize).is_some_and(|seen| !std::mem::replace(seen, true)))
                 });
                 if order.len() != all || !each_once {
-                    return Err(error(at, format!("an order of {} rows does not fit {shape:?}", order.len())));
+                    return Err(error(
+                        at,
+                        format!("an order of {} rows does not fit {shape:?}", order.len()),
+                    ));
                 }
                 shape
             }

@@ -264,7 +264,8 @@ impl WeightExpr {
                 of.walk(0, first + rows.start..first + rows.end, cols, reader, out)
             }
             Self::Arrange { order, of } => {
-                let order = order.get(lead.saturating_mul(dims.rows)..).and_then(|o| o.get(rows)).unwrap_or_default();
+                let order =
+                    order.get(lead.saturating_mul(dims.rows)..).and_then(|o| o.get(rows)).unwrap_or_default();
                 let (width, mut rest) = (cols.len(), out);
                 // Rows that follow each other are read together.
                 for run in order.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
@@ -275,7 +276,11 @@ impl WeightExpr {
                     }
                     rest = others;
                 }
-                if rest.is_empty() { Ok(true) } else { Err(error(self.name(), "an order of too few rows").into()) }
+                if rest.is_empty() {
+                    Ok(true)
+                } else {
+                    Err(error(self.name(), "an order of too few rows").into())
+                }
             }
             Self::ScaleCols { of, by } => {
                 let mut factors = vec![R::Number::default(); cols.len()];

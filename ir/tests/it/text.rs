@@ -273,10 +273,11 @@ fn module() -> impl Strategy<Value = Module> {
 }
 
 fn layout() -> impl Strategy<Value = Layout> {
-    (0..3, any::<u32>()).prop_map(|(which, nr)| match which {
+    (0..5, any::<u32>()).prop_map(|(which, nr)| match which {
         0 => Layout::Rows,
         1 => Layout::Panels { nr },
-        _ => Layout::GluPanels { nr },
+        2 => Layout::GluPanels { nr },
+        sketch => Layout::Neurons { sketch: sketch == 4 },
     })
 }
 
