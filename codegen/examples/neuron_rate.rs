@@ -1,7 +1,7 @@
 //! What skipping neurons gains while one token is decoded: kernels of whole experts and of neurons by turns, in OLMoE's
 //! shapes, by the share of neurons that the gate leaves at 0.
 //!
-//! `cargo run --release -p moec-codegen --example neuron_rate -- [THREADS] [PART OF A FORMAT'S NAME]`
+//! `cargo run -p moec-codegen --example neuron_rate -- [THREADS] [PART OF A FORMAT'S NAME]`
 //!
 //! One expert is made for each share, and lies in memory many times: calls take the next eight, so that nothing stays in a
 //! cache. Its gates are normal numbers, moved along the token so that the wanted share of them is negative.
@@ -128,8 +128,8 @@ struct Step {
     n: usize,
     items: usize,
     scratch: usize,
-    /// Operand of weights, whose table of addresses is moved on by every call; their number and distance.
-    table: Option<(usize, usize, usize)>,
+    /// Operand of weights, whose table of addresses every call moves on.
+    table: Option<usize>,
 }
 
 /// Kernels that follow each other, and what they work on.
@@ -151,8 +151,7 @@ fn time(path: &Path, threads: usize, calls: usize) -> f64 {
             for step in &path.steps {
                 let mut args: Vec<*mut u8> =
                     step.args.iter().map(|&a| std::ptr::with_exposed_provenance_mut(a)).collect();
-                if let Some((at, first, pitch)) = step.table {
-                    let _ = (first, pitch);
+                if let Some(at) = step.table {
                     // Tables of all copies follow each other: a call begins `K` further.
                     args[at] = args[at].wrapping_add(call * K % path.copies * 8);
                 }
@@ -279,7 +278,7 @@ impl<'m> Builder<'m> {
                     Grid::Experts { tiles, .. } => active * tiles as usize,
                 },
                 scratch: spec.scratch_bytes(&isa),
-                table: table.map(|t| (t, 0, 0)),
+                table: *table,
             });
         }
         Ok(Path { steps, _memory: self.memory, copies: self.copies, _loaded: loaded })

@@ -260,21 +260,16 @@ impl Op {
                 }
                 f32(&[slots_for(&o, words, t, e)?, h])
             }
-            Self::NeuronFfn { glu, dense } => {
+            Self::NeuronFfn { glu } => {
                 let [t, h] = o.matrix(0, "x")?;
                 o.require(glu.skips(), || "this gate makes no neuron 0".to_owned())?;
-                let [e, _, width] = o.shape(if *dense { 1 } else { 2 }, "neurons", DType::F32)?;
+                let [words] = o.shape(1, "dispatch", DType::I32)?;
+                let [e, _, width] = o.shape(2, "neurons", DType::F32)?;
                 let want = o.mul(3, h)?;
                 o.require(width == want, || {
                     format!("bundles of {width} numbers, expected gate, up and down of {h} each")
                 })?;
-                if *dense {
-                    o.require(e == 1, || format!("{e} networks that every row meets, expected 1"))?;
-                    f32(&[t, h])
-                } else {
-                    let [words] = o.shape(1, "dispatch", DType::I32)?;
-                    f32(&[slots_for(&o, words, t, e)?, h])
-                }
+                f32(&[slots_for(&o, words, t, e)?, h])
             }
             Self::Combine { .. } => {
                 let [slots, h] = o.matrix(0, "y")?;

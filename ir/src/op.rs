@@ -302,16 +302,13 @@ pub enum Op {
         fixed: bool,
     },
     /// `x[T, H], dispatch, @neurons[E, I, 3H] → f32[T·k, H]`: experts by neurons (PowerInfer-2, §4.4). Row `i` of expert `e` is
-    /// a neuron's bundle: its row of gate, its row of up, its column of down. With `dense`, `x[T, H], @neurons[1, I, 3H] →
-    /// f32[T, H]`: a network that every row meets.
+    /// a neuron's bundle: its row of gate, its row of up, its column of down.
     ///
     /// What [`Op::ExpertFfn`] gives of the same matrices, but that a neuron whose gate makes it 0 adds nothing, even if up or
     /// down is no number. Neurons may stand in any order: sums over them differ by rounding alone.
     NeuronFfn {
         /// How gate and up join: one that [skips](Glu::skips).
         glu: Glu,
-        /// Whether every row meets it.
-        dense: bool,
     },
     /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows past
     /// those that the table counts are padding.
@@ -474,9 +471,8 @@ impl Op {
             | Self::Linear { .. }
             | Self::LinearGlu { .. }
             | Self::HeadLinear { .. }
-            | Self::Conv1x1 { .. }
-            | Self::NeuronFfn { dense: true, .. } => vec![V, W],
-            Self::NeuronFfn { dense: false, .. } => vec![V, V, W],
+            | Self::Conv1x1 { .. } => vec![V, W],
+            Self::NeuronFfn { .. } => vec![V, V, W],
             Self::LayerNorm { .. } => vec![V, W, W],
             Self::RopeAngles { switch, .. } => {
                 if switch.is_some() {

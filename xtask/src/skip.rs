@@ -6,7 +6,8 @@ use crate::shell::{self, Failed, cargo, shown, stage};
 
 const PAGE: &str = "docs/neurons.md";
 const MARKS: [&str; 2] = ["<!-- skip -->", "<!-- /skip -->"];
-const USAGE: &str = "the options are `--write`, which puts the tables into docs/neurons.md, and `--threads N`";
+const USAGE: &str =
+    "the options are `--write`, which puts the tables into docs/neurons.md, and `--threads N`";
 
 /// Runs the example that times kernels of whole experts and of neurons by turns.
 pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
@@ -24,7 +25,7 @@ pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
     }
     let llvm = setup::run()?;
     let mut bench = cargo("run", Some(&llvm));
-    bench.args(["--locked", "--release", "--package", "moec-codegen", "--example", "neuron_rate", "--"]);
+    bench.args(["--locked", "--package", "moec-codegen", "--example", "neuron_rate", "--"]);
     bench.args(threads);
     stage("Running", &shown(&bench));
     if !write {

@@ -73,7 +73,9 @@ fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
         rows.chunks_exact((PARTS * bytes).max(1)).zip(panel.chunks_exact_mut(bundle.bytes().max(1)))
     {
         let parts = bundle_bytes.get_mut(bundle.sketch_bytes()..).unwrap_or_default();
-        for (part, to) in row.chunks_exact(bytes).zip(parts.chunks_exact_mut(bundle.part_bytes())) {
+        for (part, to) in
+            row.chunks_exact(bytes.max(1)).zip(parts.chunks_exact_mut(bundle.part_bytes().max(1)))
+        {
             to[..bytes].copy_from_slice(part);
         }
     }

@@ -84,7 +84,7 @@ fn turned(module: &Module, node: &Node) -> Option<(Op, Halves)> {
         return None;
     };
     let one_format = module.weight(gate_up).format == module.weight(down).format;
-    (glu.skips() && one_format).then_some((Op::NeuronFfn { glu, dense: false }, [gate_up, down]))
+    (glu.skips() && one_format).then_some((Op::NeuronFfn { glu }, [gate_up, down]))
 }
 
 /// The weight of bundles.

@@ -91,8 +91,7 @@ pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
 
 /// Whether an operand of a node is matrices of experts, which are found by a table of addresses.
 pub fn is_expert(op: &Op, operand: usize, input: Operand) -> bool {
-    let matrices =
-        matches!((op, operand), (Op::ExpertFfn { .. }, 2 | 3) | (Op::NeuronFfn { dense: false, .. }, 2));
+    let matrices = matches!((op, operand), (Op::ExpertFfn { .. }, 2 | 3) | (Op::NeuronFfn { .. }, 2));
     matrices && matches!(input, Operand::Weight(_))
 }
 

@@ -105,18 +105,9 @@ pub(super) fn expert_ffn(
 }
 
 /// Slots that no active expert has are 0.
-pub(super) fn neuron_ffn(
-    a: &Args<'_>,
-    glu: Glu,
-    dense: bool,
-    results: &[Type],
-) -> Result<Vec<f32>, EvalError> {
+pub(super) fn neuron_ffn(a: &Args<'_>, glu: Glu, results: &[Type]) -> Result<Vec<f32>, EvalError> {
     let (rows, hidden, x) = (a.rows(0)?, a.cols(0)?, a.f32(0)?);
     let row = |i: usize| &x[i * hidden..(i + 1) * hidden];
-    if dense {
-        let neurons = a.f32(1)?;
-        return Ok((0..rows).flat_map(|i| by_neurons(row(i), neurons, glu)).collect());
-    }
     let (table, neurons) = (a.i32(1)?, a.f32(2)?);
     let experts = a.get(2)?.ty.shape.first().copied().unwrap_or(1);
     let slots = results.first().map_or(0, Type::rows);

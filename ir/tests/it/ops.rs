@@ -436,31 +436,25 @@ fn neurons_are_experts_in_another_order() {
     for glu in [Glu::Gated(Activation::Relu), Glu::DRelu] {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
-        let by_neurons = Op::NeuronFfn { glu, dense: false };
-        check(&by_neurons, &[&x, &table, &neurons], y.as_f32());
-
-        // One network for all rows.
-        let part = |t: &Tensor, n: usize| t.as_f32()[..n].to_vec();
-        let one = bundles(&tensor(&[1, 10, 4], &part(&gate_up, 40)), &tensor(&[1, 4, 5], &part(&down, 20)));
-        let h = Op::LinearGlu { glu, bias: false };
-        let h = run(&h, &[&x, &tensor(&[10, 4], &part(&gate_up, 40))]).remove(0);
-        let y = run(&Op::Linear { bias: false }, &[&h, &tensor(&[4, 5], &part(&down, 20))]).remove(0);
-        check(&Op::NeuronFfn { glu, dense: true }, &[&x, &one], y.as_f32());
+        check(&Op::NeuronFfn { glu }, &[&x, &table, &neurons], y.as_f32());
     }
     // A neuron that its gate makes 0 adds nothing, whatever else it holds.
     let silent = tensor(&[1, 2, 3], &[-1., f32::INFINITY, f32::NAN, 1., 2., 3.]);
-    check(&Op::NeuronFfn { glu: Glu::DRelu, dense: true }, &[&tensor(&[1, 1], &[2.]), &silent], &[24.]);
+    let table = run(&Op::Dispatch { experts: 1, partial: false }, &[&Tensor::i32([1, 1], vec![0])]).remove(0);
+    check(&Op::NeuronFfn { glu: Glu::DRelu }, &[&tensor(&[1, 1], &[2.]), &table, &silent], &[24.]);
 }
 
 #[test]
 fn only_gates_that_silence_are_by_neurons() {
-    let (x, neurons) = (Type::f32([2, 4]), Type::f32([1, 5, 12]));
-    let infer = |glu, x: &Type, neurons: &Type| Op::NeuronFfn { glu, dense: true }.infer(&[x, neurons]);
-    assert_eq!(infer(Glu::DRelu, &x, &neurons).unwrap(), [Type::f32([2, 4])]);
+    let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
+    let infer = |glu, neurons: [usize; 3]| {
+        Op::NeuronFfn { glu }.infer(&[&Type::f32([2, 4]), &table, &Type::f32(neurons)])
+    };
+    assert_eq!(infer(Glu::DRelu, [3, 5, 12]).unwrap(), [Type::f32([2, 4])]);
     let said = |e: Result<Vec<Type>, TypeError>| e.unwrap_err().to_string();
-    assert!(said(infer(Glu::Gated(Activation::Silu), &x, &neurons)).contains("no neuron 0"));
-    assert!(said(infer(Glu::DRelu, &x, &Type::f32([1, 5, 8]))).contains("expected gate, up and down of 4"));
-    assert!(said(infer(Glu::DRelu, &x, &Type::f32([2, 5, 12]))).contains("2 networks"));
+    assert!(said(infer(Glu::Gated(Activation::Silu), [3, 5, 12])).contains("no neuron 0"));
+    assert!(said(infer(Glu::DRelu, [3, 5, 8])).contains("expected gate, up and down of 4"));
+    assert!(said(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
 }
 
 #[test]

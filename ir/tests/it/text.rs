@@ -170,7 +170,7 @@ fn op() -> impl Strategy<Value = Op> {
             bias,
             fixed
         }),
-        (glu(), any::<bool>()).prop_map(|(glu, dense)| Op::NeuronFfn { glu, dense }),
+        glu().prop_map(|glu| Op::NeuronFfn { glu }),
         any::<bool>().prop_map(|partial| Op::Combine { partial }),
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
             .prop_map(|(capacities, spill)| Op::Admit(AdmitDesc { capacities, spill })),

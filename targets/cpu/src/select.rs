@@ -192,10 +192,7 @@ impl CpuTarget {
                 return Err(Unsupported(format!("`{}` has no kernel", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
-            &Op::NeuronFfn { glu, dense: false } => self.neuron_ffn(&mut s, node, glu)?,
-            Op::NeuronFfn { dense: true, .. } => {
-                return Err(Unsupported("a network by neurons that every row meets has no kernel".into()));
-            }
+            &Op::NeuronFfn { glu } => self.neuron_ffn(&mut s, node, glu)?,
             &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;
                 let (table, _) = node.value(1)?;
