@@ -49,6 +49,7 @@ fn lines(bytes: usize) -> Vec<Line> {
 fn copies(bytes: &[u8], count: usize) -> (Vec<Line>, usize) {
     let pitch = bytes.len().next_multiple_of(64);
     let mut all = lines(pitch * count);
+    in_huge_pages(&all);
     for i in 0..count {
         // SAFETY: the memory is `count` pitches long, and a pitch holds the bytes.
         unsafe {
@@ -61,6 +62,22 @@ fn copies(bytes: &[u8], count: usize) -> (Vec<Line>, usize) {
     }
     (all, pitch)
 }
+
+/// Asks for huge pages, as the runtime does for weights; they have not been touched yet. Where there are none it is slower.
+#[cfg(target_os = "linux")]
+fn in_huge_pages(memory: &[Line]) {
+    const HUGE: usize = 2 << 20;
+    let first = memory.as_ptr().addr().next_multiple_of(HUGE);
+    let end = (memory.as_ptr().addr() + size_of_val(memory)) / HUGE * HUGE;
+    if first < end {
+        let at = memory.as_ptr().cast::<u8>().wrapping_add(first - memory.as_ptr().addr());
+        // SAFETY: the range lies in the memory, and the advice changes none of it.
+        unsafe { libc::madvise(at.cast_mut().cast(), end - first, libc::MADV_HUGEPAGE) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn in_huge_pages(_memory: &[Line]) {}
 
 /// Normal numbers, near enough.
 struct Normal(u64);
@@ -206,7 +223,7 @@ enum Arg<'a> {
     /// The memory of that number.
     Memory(usize),
     /// The table of the addresses of a weight's copies.
-    Matrices(&'a [Vec<f32>], Geometry),
+    Matrices(&'a [f32], Geometry),
 }
 
 struct Builder<'m> {
@@ -241,7 +258,7 @@ impl<'m> Builder<'m> {
                 Arg::Memory(i) => i,
                 Arg::Matrices(values, geometry) => {
                     table = Some(i);
-                    let bytes = pack_slice(&geometry, &values[0])?;
+                    let bytes = pack_slice(&geometry, values)?;
                     let (all, pitch) = copies(&bytes, self.copies);
                     let first = all.as_ptr().expose_provenance();
                     self.memory.push(all);
@@ -379,7 +396,7 @@ impl Probe<'_> {
         } else {
             ([e.gate.as_slice(), &e.up].concat(), one(&spec, 2 * INTER, HIDDEN))
         };
-        let args = vec![Arg::Memory(rows), Arg::Ints(&table), Arg::Matrices(&[values], g), Arg::Memory(h)];
+        let args = vec![Arg::Memory(rows), Arg::Ints(&table), Arg::Matrices(&values, g), Arg::Memory(h)];
         // Bundles serve both halves.
         let weights = b.memory.len() + 2;
         b.step(spec, args)?;
@@ -398,9 +415,8 @@ impl Probe<'_> {
             order,
             schedule,
         };
-        let values = [e.down.clone()];
         let matrices =
-            if neurons { Arg::Memory(weights) } else { Arg::Matrices(&values, one(&spec, HIDDEN, INTER)) };
+            if neurons { Arg::Memory(weights) } else { Arg::Matrices(&e.down, one(&spec, HIDDEN, INTER)) };
         let args = vec![Arg::Memory(h_rows), Arg::Ints(&table), matrices, Arg::Words(slots * HIDDEN)];
         b.step(spec, args)?;
         if neurons {
@@ -421,7 +437,7 @@ impl Probe<'_> {
         let awake = b.words(&vec![0; awake_words(layout, INTER)]);
         let weights = b.memory.len() + 3;
         let up = KernelSpec::NeuronUp { layout, hidden, inter, format, sketch, x_ld: HIDDEN, glu: GLU };
-        let (x, values) = (self.x(e), [e.bundles()]);
+        let (x, values) = (self.x(e), e.bundles());
         let args = vec![
             Arg::Floats(&x),
             Arg::Ints(&table),

@@ -14,7 +14,7 @@ pub fn sketched(format: Format) -> bool {
 
 impl CpuTarget {
     /// In what form many rows meet panels out of neurons.
-    fn panels(&self, format: Format) -> Compute {
+    fn many_rows(&self, format: Format) -> Compute {
         let exact = self.activations() == Activations::F32 || matches!(format, Format::F32 | Format::F16);
         if exact || !self.isa.bf16 { Compute::F32 } else { Compute::Bf16 }
     }
@@ -46,7 +46,7 @@ impl CpuTarget {
             return Ok(());
         }
         let (compute, order, schedule) =
-            (self.panels(format), WeightOrder::Neurons { sketch }, Schedule::default());
+            (self.many_rows(format), WeightOrder::Neurons { sketch }, Schedule::default());
         let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
         let (x, x_ld) = s.rows(Role::In(0), rows, form);
         let up = KernelSpec::ExpertGateUp {
