@@ -4,7 +4,9 @@
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;
-use moec_codegen::{ByteDot, Compute, KernelSpec, Machine, RowForm, Schedule, apart, compile, packed_words};
+use moec_codegen::{
+    ByteDot, Compute, KernelSpec, Machine, RowForm, Schedule, WeightOrder, apart, compile, packed_words,
+};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::plan::Grid;
 use moec_ir::types::Format;
@@ -124,6 +126,7 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
             glu: Glu::Gated(Activation::Silu),
             bias: false,
             out: RowForm::f32(inter),
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         },
         n: tokens,

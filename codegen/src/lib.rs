@@ -28,6 +28,9 @@ pub use error::{Error, Result};
 pub use kernels::cache::{key_order, value_order};
 pub use machine::{ByteDot, Isa, Machine};
 pub use spec::schedule::{self, Knob, Schedule, evenly_from, least};
-pub use spec::{Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, apart, packed_words};
+pub use spec::{
+    Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, WeightOrder, apart, awake_words,
+    packed_words,
+};
 pub use table::table;
 pub use version::llvm_version;

@@ -8,7 +8,7 @@ use moec_codegen::machine::FEATURES;
 use moec_codegen::table::{TABLE, table};
 use moec_codegen::{
     ByteDot, Compute, Error, Isa, KernelSpec, Machine, MapOp, NormKind, Rotation, RowForm, RowNorm, Schedule,
-    assembly, compile, packed_words,
+    WeightOrder, assembly, compile, packed_words,
 };
 use moec_ir::op::{
     Activation, AttentionDesc, DispatchLayout, Glu, GroupScore, Groups, Renorm, RopeStyle, RouterDesc, Score,
@@ -84,6 +84,7 @@ fn small_products() -> Vec<KernelSpec> {
                 glu,
                 bias,
                 out: RowForm::f32(inter),
+                order: WeightOrder::Panels,
                 schedule: Schedule::default(),
             },
             KernelSpec::ExpertDown {
@@ -94,6 +95,7 @@ fn small_products() -> Vec<KernelSpec> {
                 compute,
                 h_ld: packed_words(inter, compute),
                 bias,
+                order: WeightOrder::Panels,
                 schedule: Schedule::default(),
             },
         ]);
@@ -236,6 +238,7 @@ fn specs() -> Vec<KernelSpec> {
             glu: silu,
             bias: false,
             out: RowForm::f32(inter),
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         },
         KernelSpec::ExpertGateUp {
@@ -248,6 +251,7 @@ fn specs() -> Vec<KernelSpec> {
             glu: silu,
             bias: false,
             out: bf16_rows,
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         },
         KernelSpec::ExpertGateUp {
@@ -260,6 +264,7 @@ fn specs() -> Vec<KernelSpec> {
             glu: silu,
             bias: true,
             out: RowForm::f32(inter),
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         },
         KernelSpec::ExpertDown {
@@ -270,6 +275,7 @@ fn specs() -> Vec<KernelSpec> {
             compute,
             h_ld: inter,
             bias: false,
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         },
         KernelSpec::ExpertDown {
@@ -280,6 +286,7 @@ fn specs() -> Vec<KernelSpec> {
             compute,
             h_ld: inter,
             bias: true,
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         },
         KernelSpec::Combine { layout, hidden, out_ld: 24, residual_ld: None, partial: true },
@@ -478,6 +485,7 @@ fn contradictions_are_refused_by_name() {
         glu: Glu::DRelu,
         bias: false,
         out,
+        order: WeightOrder::Panels,
         schedule: Schedule::default(),
     };
     let bad = [

@@ -2,7 +2,7 @@
 
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::{KERNELS, TOKENIZER};
-use crate::config::Config;
+use crate::config::{Config, Skip};
 use crate::decisions::{AttentionDecision, Decisions};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
@@ -13,8 +13,8 @@ use crate::passes::rewrite::{Applied, Costs, rules};
 use crate::passes::schedule::Writes;
 use crate::passes::units::{UnitList, Units, expert_sizes_on};
 use crate::passes::{
-    barriers, convolve, cross, fetch, format, fuse, group, home, layout, lower, memory, offload, page, place,
-    reside, rewrite, schedule, tier, tune,
+    barriers, cluster, convolve, cross, fetch, format, fuse, group, home, layout, lower, memory, offload,
+    page, place, reside, rewrite, schedule, tier, tune,
 };
 use crate::profile::Profile;
 use crate::profile::loads::{Loads, loads};
@@ -276,6 +276,13 @@ pub const PIPELINE: &[Pass] = &[
         prints: Prints::Placement,
         run: run_place,
         why: "whom nobody has given a home is assigned in every step; what that costs is known now",
+    },
+    Pass {
+        name: "cluster",
+        when: When::NotAsLowered,
+        prints: Prints::Graph,
+        run: run_cluster,
+        why: "whom the processor alone computes is known; what is left can lie neuron by neuron, before kernels are chosen",
     },
     Pass {
         name: "fetch",
@@ -761,6 +768,24 @@ fn run_cross(c: &mut Compilation<'_>) -> Result<()> {
     cross::cross(c.plan_mut()?, &mut writes)?;
     c.writes = writes;
     Ok(())
+}
+
+fn run_cluster(c: &mut Compilation<'_>) -> Result<()> {
+    let skip = c.config.experts.skip;
+    // Whole experts are read from flash, and other units have kernels of their own.
+    let elsewhere = if c.config.memory.budget.is_some() {
+        "experts stay on flash where memory has a budget"
+    } else if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
+        "other units compute experts on this target"
+    } else {
+        return cluster::cluster(&mut c.module, skip, &cluster::Unseen);
+    };
+    if skip != Skip::On {
+        return Ok(());
+    }
+    Err(Error::limit("`skip = \"on\"`, but experts cannot be skipped neuron by neuron here")
+        .because(elsewhere)
+        .hint("leave `skip` under `[experts]` at `\"auto\"`"))
 }
 
 fn run_fetch(c: &mut Compilation<'_>) -> Result<()> {

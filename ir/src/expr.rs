@@ -27,6 +27,7 @@ impl WeightExpr {
             Self::Concat { .. } => "concat",
             Self::Stack(_) => "stack",
             Self::Split { .. } => "split",
+            Self::Arrange { .. } => "arrange",
             Self::ScaleCols { .. } => "scale_cols",
         }
     }
@@ -100,6 +101,27 @@ impl WeightExpr {
                 }
                 shape => return Err(error(at, format!("{shape:?} into {heads} heads"))),
             },
+            Self::Arrange { order, of } => {
+                let shape = of.shape()?;
+                let rows = match *shape.as_slice() {
+                    [rows, _] | [_, rows, _] => rows,
+                    _ => return Err(error(at, "rows of a vector")),
+                };
+                let all: usize = shape[..shape.len() - 1].iter().product();
+                let each_once = order.chunks(rows).all(|order| {
+                    let mut seen = vec![false; rows];
+                    order
+                        .iter()
+                        .all(|&r| seen.get_mut(r as usize).is_some_and(|seen| !std::mem::replace(seen, true)))
+                });
+                if order.len() != all || !each_once {
+                    return Err(error(
+                        at,
+                        format!("an order of {} rows does not fit {shape:?}", order.len()),
+                    ));
+                }
+                shape
+            }
             Self::ScaleCols { of, by } => {
                 let (shape, factors) = (of.shape()?, by.shape()?);
                 if factors.as_slice() != &shape[shape.len() - 1..] {
@@ -123,9 +145,10 @@ impl WeightExpr {
                 match todo.pop()? {
                     Self::Leaf(leaf) => return Some(leaf),
                     Self::Const(_) => {}
-                    Self::Transpose(of) | Self::Slice { of, .. } | Self::Split { of, .. } => {
-                        todo.push(of);
-                    }
+                    Self::Transpose(of)
+                    | Self::Slice { of, .. }
+                    | Self::Split { of, .. }
+                    | Self::Arrange { of, .. } => todo.push(of),
                     Self::Concat { of, .. } | Self::Stack(of) => todo.extend(of.iter().rev()),
                     Self::ScaleCols { of, by } => todo.extend([&**by, &**of]),
                 }
@@ -167,7 +190,7 @@ impl WeightExpr {
                 let d = of.dims();
                 Dims { rank: 3, lead: *heads, rows: d.rows / (*heads).max(1), cols: d.cols }
             }
-            Self::ScaleCols { of, .. } => of.dims(),
+            Self::ScaleCols { of, .. } | Self::Arrange { of, .. } => of.dims(),
         }
     }
 }

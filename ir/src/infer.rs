@@ -258,11 +258,18 @@ impl Op {
                     o.exact(4, "gate_up_bias", &f32(&[e, two_i]))?;
                     o.exact(5, "down_bias", &f32(&[e, h]))?;
                 }
-                let slots = slots_of(words, e).filter(|slots| slots % t == 0);
-                let slots = slots.ok_or_else(|| {
-                    o.error(format!("dispatch of {words} words fits no k for {t} rows and {e} experts"))
+                f32(&[slots_for(&o, words, t, e)?, h])
+            }
+            Self::NeuronFfn { glu } => {
+                let [t, h] = o.matrix(0, "x")?;
+                o.require(glu.skips(), || "this gate makes no neuron 0".to_owned())?;
+                let [words] = o.shape(1, "dispatch", DType::I32)?;
+                let [e, _, width] = o.shape(2, "neurons", DType::F32)?;
+                let want = o.mul(3, h)?;
+                o.require(width == want, || {
+                    format!("bundles of {width} numbers, expected gate, up and down of {h} each")
                 })?;
-                f32(&[slots, h])
+                f32(&[slots_for(&o, words, t, e)?, h])
             }
             Self::Combine { .. } => {
                 let [slots, h] = o.matrix(0, "y")?;
@@ -339,6 +346,14 @@ fn slots_of(words: usize, experts: usize) -> Option<usize> {
     let head = DispatchLayout { rows: 0, k: 0, experts }.checked_words()?;
     let slots = words.checked_sub(head)?;
     (slots > 0 && slots.is_multiple_of(2)).then_some(slots / 2)
+}
+
+/// Slots of a dispatch table of this many words, for so many rows and experts.
+fn slots_for(o: &Operands<'_>, words: usize, rows: usize, experts: usize) -> Result<usize, TypeError> {
+    let slots = slots_of(words, experts).filter(|slots| slots % rows == 0);
+    slots.ok_or_else(|| {
+        o.error(format!("dispatch of {words} words fits no k for {rows} rows and {experts} experts"))
+    })
 }
 
 fn conv1x1(o: &Operands<'_>, groups: usize, bias: bool) -> Result<Type, TypeError> {

@@ -14,6 +14,7 @@
 //! Architecture invariant: this crate knows no device, no model family, no file system and no LLVM.
 
 pub mod builder;
+pub mod bundle;
 pub mod eval;
 pub mod expr;
 pub mod graph;
@@ -35,6 +36,7 @@ pub mod verify;
 pub mod weights;
 
 pub use builder::GraphBuilder;
+pub use bundle::Bundle;
 pub use graph::{EntryKind, Graph, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId};
 pub use infer::TypeError;
 pub use op::{Activation, Glu, Op, RopeStyle, RouterDesc};

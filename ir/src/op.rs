@@ -70,6 +70,14 @@ pub enum Glu {
     },
 }
 
+impl Glu {
+    /// Whether the result is exactly 0 wherever the gate is low enough, so that up and down of such a neuron need not be
+    /// read: what [`Op::NeuronFfn`] takes (PowerInfer-2, §2.2).
+    pub const fn skips(self) -> bool {
+        matches!(self, Self::Gated(Activation::Relu) | Self::DRelu)
+    }
+}
+
 /// Which channels of a head a rotation pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
@@ -293,6 +301,15 @@ pub enum Op {
         /// Whether static graphs compute it, group by group, each expert no more rows than its capacity.
         fixed: bool,
     },
+    /// `x[T, H], dispatch, @neurons[E, I, 3H] → f32[T·k, H]`: experts by neurons (PowerInfer-2, §4.4). Row `i` of expert `e` is
+    /// a neuron's bundle: its row of gate, its row of up, its column of down.
+    ///
+    /// What [`Op::ExpertFfn`] gives of the same matrices, but that a neuron whose gate makes it 0 adds nothing, even if up or
+    /// down is no number. Neurons may stand in any order: sums over them differ by rounding alone.
+    NeuronFfn {
+        /// How gate and up join: one that [skips](Glu::skips).
+        glu: Glu,
+    },
     /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows past
     /// those that the table counts are padding.
     Combine {
@@ -426,6 +443,7 @@ impl Op {
             Self::Dispatch { .. } => "dispatch",
             Self::Fetch { .. } => "fetch",
             Self::ExpertFfn { .. } => "expert_ffn",
+            Self::NeuronFfn { .. } => "neuron_ffn",
             Self::Admit(_) => "admit",
             Self::Combine { .. } => "combine",
             Self::Add => "add",
@@ -454,6 +472,7 @@ impl Op {
             | Self::LinearGlu { .. }
             | Self::HeadLinear { .. }
             | Self::Conv1x1 { .. } => vec![V, W],
+            Self::NeuronFfn { .. } => vec![V, V, W],
             Self::LayerNorm { .. } => vec![V, W, W],
             Self::RopeAngles { switch, .. } => {
                 if switch.is_some() {

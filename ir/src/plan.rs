@@ -5,6 +5,7 @@
 //!
 //! Stored as bincode ([`Plan::encode`], [`Plan::decode`]); `plan.txt` is the text form.
 
+use crate::bundle::{Bundle, PARTS};
 use crate::graph::EntryKind;
 pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
@@ -16,7 +17,7 @@ use crate::types::{DType, Format};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 10;
+pub const PLAN_VERSION: u32 = 11;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -159,6 +160,11 @@ pub enum Layout {
         /// Columns per panel.
         nr: u32,
     },
+    /// Bundles of neurons, `[lead, rows, 3H]`, a row after the other: [`Bundle`].
+    Neurons {
+        /// Whether every bundle begins with a sketch of its gate.
+        sketch: bool,
+    },
 }
 
 impl Layout {
@@ -166,7 +172,7 @@ impl Layout {
     /// not fit.
     pub const fn stored_rows(self, rows: u64) -> Option<u64> {
         match self {
-            Self::Rows => Some(rows),
+            Self::Rows | Self::Neurons { .. } => Some(rows),
             Self::Panels { nr } if nr > 0 => rows.div_ceil(nr as u64).checked_mul(nr as u64),
             Self::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows.is_multiple_of(2) => {
                 (rows / 2).div_ceil(nr as u64 / 2).checked_mul(nr as u64)
@@ -180,6 +186,7 @@ impl Layout {
         match self {
             Self::Rows => format.row_bytes(cols),
             Self::Panels { .. } | Self::GluPanels { .. } => format.column_bytes(cols),
+            Self::Neurons { sketch } => Bundle { format, hidden: cols / PARTS, sketch }.bytes(),
         }
     }
 }
@@ -221,7 +228,8 @@ impl Segment {
     /// As [`Segment::packed_bytes`], of one matrix.
     pub fn matrix_bytes(&self) -> Option<u64> {
         let (_, rows, cols) = self.extents();
-        let stored_rows = self.layout.stored_rows(u64::from(rows))?;
+        let whole = !matches!(self.layout, Layout::Neurons { .. }) || (cols as usize).is_multiple_of(PARTS);
+        let stored_rows = self.layout.stored_rows(u64::from(rows)).filter(|_| whole)?;
         stored_rows.checked_mul(self.layout.row_bytes(self.format, cols as usize) as u64)
     }
 

@@ -263,6 +263,25 @@ impl WeightExpr {
                 let first = lead * dims.rows;
                 of.walk(0, first + rows.start..first + rows.end, cols, reader, out)
             }
+            Self::Arrange { order, of } => {
+                let order =
+                    order.get(lead.saturating_mul(dims.rows)..).and_then(|o| o.get(rows)).unwrap_or_default();
+                let (width, mut rest) = (cols.len(), out);
+                // Rows that follow each other are read together.
+                for run in order.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
+                    let first = run.first().map_or(0, |&r| r as usize);
+                    let (mine, others) = rest.split_at_mut(run.len() * width);
+                    if !of.walk(lead, first..first + run.len(), cols.clone(), reader, mine)? {
+                        return Ok(false);
+                    }
+                    rest = others;
+                }
+                if rest.is_empty() {
+                    Ok(true)
+                } else {
+                    Err(error(self.name(), "an order of too few rows").into())
+                }
+            }
             Self::ScaleCols { of, by } => {
                 let mut factors = vec![R::Number::default(); cols.len()];
                 let all = by.walk(0, 0..1, cols.clone(), reader, &mut factors)?

@@ -97,6 +97,13 @@ pub enum WeightExpr {
         /// What is split.
         of: Box<WeightExpr>,
     },
+    /// Rows in another order, that of every matrix by itself: row `r` of matrix `e` is row `order[e · rows + r]` of it.
+    Arrange {
+        /// For every matrix, each of its rows once.
+        order: Vec<u32>,
+        /// What is arranged.
+        of: Box<WeightExpr>,
+    },
     /// Column `c` times `by[c]`.
     ScaleCols {
         /// The matrix.

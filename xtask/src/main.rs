@@ -26,6 +26,7 @@ mod rust;
 mod setup;
 mod shapes;
 mod shell;
+mod skip;
 mod suite;
 mod tools;
 mod torment;
@@ -126,6 +127,11 @@ const COMMANDS: &[Command] = &[
         "measure a model by what memory is full of, its own weights and mapped ones; some four minutes, 8 GB of disk",
         memory::run,
     ),
+    (
+        "skip",
+        "measure what skipping neurons gains in decoding, by share of zeros; takes options, five minutes",
+        || skip::run(&options()),
+    ),
     ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
         torment::run(&options())
     }),
@@ -155,7 +161,10 @@ fn main() -> ExitCode {
         [one] => one,
         // The only ones with options of their own.
         [one, ..]
-            if matches!(&**one, "bench-peers" | "bench-flash" | "npumoe" | "test" | "torment" | "trimoe") =>
+            if matches!(
+                &**one,
+                "bench-peers" | "bench-flash" | "npumoe" | "skip" | "test" | "torment" | "trimoe"
+            ) =>
         {
             one
         }

@@ -1,30 +1,18 @@
 //! The two halves of an expert's feed-forward network, over the rows that the dispatch table gives it. Matrices are
 //! found by a table of addresses: an expert may lie anywhere, and move between two steps.
 
-use super::amx;
 use super::micro::Columns;
-use super::multiply::{finish, multiply, on_tiles, panel_bytes, scratch_bytes};
+use super::multiply::{self, finish, multiply, on_tiles, panel_bytes};
 use super::panel::{Panel, PanelRows};
-use crate::dsl::{I, Kb, P};
+use super::routed::{Expert, expert};
+use super::{amx, neuron, unpack};
+use crate::dsl::{I, Kb, LINE, P};
 use crate::machine::Isa;
-use crate::spec::{Compute, KernelSpec, RowForm, packed_words, panels};
+use crate::schedule::Schedule;
+use crate::spec::{Compute, KernelSpec, RowForm, WeightOrder, packed_words, panels};
+use moec_ir::Bundle;
 use moec_ir::op::DispatchLayout;
-
-/// An active expert: its id and its slots.
-struct Expert<'k> {
-    id: I<'k>,
-    first: I<'k>,
-    end: I<'k>,
-}
-
-fn expert<'k>(dispatch: P<'k>, layout: DispatchLayout, active: I<'k>) -> Expert<'k> {
-    let start = dispatch.words(layout.start()).words(active);
-    Expert {
-        id: dispatch.words(layout.expert()).words(active).load_int(),
-        first: start.load_int(),
-        end: start.words(1).load_int(),
-    }
-}
+use moec_ir::types::Format;
 
 pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let KernelSpec::ExpertGateUp {
@@ -37,6 +25,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         glu,
         bias,
         out: result,
+        order,
         schedule,
     } = *spec
     else {
@@ -49,10 +38,18 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let bytes = panel_bytes(&k.isa, hidden, format);
     let tokens = dispatch.words(layout.token());
     let lies = |slot| x.words(tokens.words(slot).load_int() * x_ld);
-    let panel = |e: &Expert<'k>, p: I<'k>, rows: &PanelRows<'_, 'k>, columns: &Columns<'k>| {
-        let weights = weights.load_address(e.id).bytes(p * bytes);
-        let panel = Panel { weights, depth: hidden, format, compute, schedule };
-        multiply(k, &panel, rows, None, &|slot, sums| {
+    let (products, _) = scratch_bytes(&k.isa, hidden, format, compute, order, schedule);
+    let gathered = k.scratch().bytes(products);
+    let written = gathered.bytes(gathered_bytes(&k.isa, layout.rows, hidden, compute));
+    let panel = |e: &Expert<'k>, p: I<'k>, rows: PanelRows<'_, 'k>, columns: &Columns<'k>| {
+        let matrix = weights.load_address(e.id);
+        let stored_panel =
+            Panel { weights: matrix.bytes(p * bytes), depth: hidden, format, compute, schedule };
+        let panel = by_panels(stored_panel, order, written, |sketch, to| {
+            neuron::panels::gate_up(k, Bundle { format, hidden, sketch }, inter, [matrix, written], p, to);
+        });
+        let next = if order == WeightOrder::Panels { rows.next } else { Some(written) };
+        multiply(k, &panel, &PanelRows { next, ..rows }, None, &|slot, sums| {
             let bias = bias.map(|b| columns.bias(k, b.words(e.id * (2 * inter))));
             columns.store_as(result.form, sums, bias, None, out.words(slot * result.ld));
         });
@@ -64,13 +61,12 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             let (e, columns) = (expert(dispatch, layout, active), columns(p));
             let next = Some(weights.load_address(e.id).bytes(p * bytes).beyond(bytes));
             let out = columns.results(out, result);
-            panel(&e, p, &PanelRows { range: [e.first, e.end], at: &lies, apart: None, next, out }, &columns);
+            panel(&e, p, PanelRows { range: [e.first, e.end], at: &lies, apart: None, next, out }, &columns);
         });
     }
     // The rows of a tile must lie a fixed distance apart: those of a block are gathered once.
     let words = packed_words(hidden, compute);
-    let (ld, to) =
-        (gathered_ld(words), k.scratch().bytes(scratch_bytes(&k.isa, hidden, format, compute, schedule)));
+    let (ld, to) = (gathered_ld(words), gathered);
     let path = Path { k, dispatch, layout, weights, tiles, bytes, rows: schedule.rows };
     path.walk(
         |[first, end]| k.each(first, end, 1, |slot| k.copy(lies(slot), to.words((slot - first) * ld), words)),
@@ -78,7 +74,7 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             let columns = columns(p);
             let at = |slot: I<'k>| to.words((slot - range[0]) * ld);
             let out = columns.results(out, result);
-            panel(e, p, &PanelRows { range, at: &at, apart: Some(ld), next: Some(next), out }, &columns);
+            panel(e, p, PanelRows { range, at: &at, apart: Some(ld), next: Some(next), out }, &columns);
         },
     );
     finish(k, compute);
@@ -123,6 +119,43 @@ impl<'k> Path<'k> {
     }
 }
 
+/// Bytes of scratch of products, and of a panel that is written behind them out of neurons.
+pub(crate) fn scratch_bytes(
+    isa: &Isa,
+    depth: usize,
+    format: Format,
+    compute: Compute,
+    order: WeightOrder,
+    schedule: Schedule,
+) -> (usize, usize) {
+    match order {
+        WeightOrder::Panels => (multiply::scratch_bytes(isa, depth, format, compute, schedule), 0),
+        WeightOrder::Neurons { .. } => {
+            let format = unpack::format(compute);
+            let products = multiply::scratch_bytes(isa, depth, format, compute, schedule);
+            (products.next_multiple_of(LINE), panel_bytes(isa, unpack::depth(depth), format))
+        }
+    }
+}
+
+/// The panel that is multiplied: the stored one, or one that `write(whether bundles have sketches, its format)` writes.
+fn by_panels<'k>(
+    panel: Panel<'k>,
+    order: WeightOrder,
+    written: P<'k>,
+    write: impl FnOnce(bool, Format),
+) -> Panel<'k> {
+    match order {
+        WeightOrder::Panels => panel,
+        WeightOrder::Neurons { sketch } => {
+            let format = unpack::format(panel.compute);
+            write(sketch, format);
+            // What was just written needs no fetching.
+            Panel { weights: written, format, schedule: Schedule { ahead: 0, ..panel.schedule }, ..panel }
+        }
+    }
+}
+
 /// Words from one gathered row to the next: an odd number of cache lines, so that the rows of a tile do
 /// not share the ways of one set.
 fn gathered_ld(words: usize) -> usize {
@@ -135,7 +168,8 @@ pub(crate) fn gathered_bytes(isa: &Isa, rows: usize, hidden: usize, compute: Com
 }
 
 pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, schedule } = *spec
+    let KernelSpec::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule } =
+        *spec
     else {
         return k.fail("not a down projection");
     };
@@ -144,9 +178,16 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let out = k.arg(3 + usize::from(bias.is_some()));
     let tiles = panels(&k.isa, hidden, false);
     let bytes = panel_bytes(&k.isa, inter, format);
+    let (products, _) = scratch_bytes(&k.isa, inter, format, compute, order, schedule);
+    let written = k.scratch().bytes(products);
     let panel = |e: &Expert<'k>, p: I<'k>, range, next| {
-        let weights = weights.load_address(e.id).bytes(p * bytes);
-        let panel = Panel { weights, depth: inter, format, compute, schedule };
+        let matrix = weights.load_address(e.id);
+        let stored_panel =
+            Panel { weights: matrix.bytes(p * bytes), depth: inter, format, compute, schedule };
+        let panel = by_panels(stored_panel, order, written, |sketch, to| {
+            neuron::panels::down(k, Bundle { format, hidden, sketch }, inter, [matrix, written], p, to);
+        });
+        let next = if order == WeightOrder::Panels { next } else { written };
         let columns = Columns::of(k, p, hidden, None);
         let at = |slot| h.words(slot * h_ld);
         let results = columns.results(out, RowForm::f32(hidden));

@@ -10,10 +10,12 @@ mod linear;
 mod map;
 mod micro;
 pub(crate) mod multiply;
+pub(crate) mod neuron;
 mod norm;
 mod panel;
 mod position;
 mod quantise;
+mod routed;
 pub(crate) mod router;
 mod rows;
 mod scratch;
@@ -23,7 +25,7 @@ mod unpack;
 
 use crate::dsl::Kb;
 use crate::machine::{ByteDot, Isa};
-use crate::spec::{Compute, KernelSpec, RowForm, packed_words};
+use crate::spec::{Compute, KernelSpec, RowForm, WeightOrder, packed_words};
 use moec_ir::types::Format;
 
 /// Writes the body of a kernel.
@@ -42,6 +44,8 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         KernelSpec::Router { .. } => router::write(k, spec),
         KernelSpec::ExpertGateUp { .. } => expert::gate_up(k, spec),
         KernelSpec::ExpertDown { .. } => expert::down(k, spec),
+        KernelSpec::NeuronUp { .. } => neuron::up(k, spec),
+        KernelSpec::NeuronDown { .. } => neuron::down(k, spec),
         KernelSpec::Combine { .. } => combine::write(k, spec),
         KernelSpec::Map { .. } => map::write(k, spec),
         KernelSpec::Softmax { .. } => softmax::write(k, spec),
@@ -112,20 +116,33 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (*out_ld >= heads * v_dim, "rows overlap"),
         ],
         KernelSpec::Router { desc, logits_ld } => router::rules(desc, *logits_ld),
-        KernelSpec::ExpertGateUp { hidden, inter, format, compute, x_ld, out, .. } => {
+        KernelSpec::ExpertGateUp { hidden, inter, format, compute, x_ld, out, bias, order, .. } => {
             let mut rules = vec![
                 (*hidden > 0 && *inter > 0, "an extent is zero"),
                 (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
                 (out.form != Compute::I8, "a panel has half a group of columns"),
-                can_multiply(isa, *format, *compute),
             ];
+            rules.extend(multiplies(isa, *format, *compute, *order, *bias));
             rules.extend(fits(isa, *out, *inter, 1));
             rules
         }
-        KernelSpec::ExpertDown { hidden, inter, format, compute, h_ld, .. } => vec![
+        KernelSpec::ExpertDown { hidden, inter, format, compute, h_ld, bias, order, .. } => {
+            let mut rules = vec![
+                (*hidden > 0 && *inter > 0, "an extent is zero"),
+                (*h_ld >= packed_words(*inter, *compute), "rows overlap"),
+            ];
+            rules.extend(multiplies(isa, *format, *compute, *order, *bias));
+            rules
+        }
+        KernelSpec::NeuronUp { hidden, inter, format, sketch, x_ld, glu, .. } => vec![
             (*hidden > 0 && *inter > 0, "an extent is zero"),
-            (*h_ld >= packed_words(*inter, *compute), "rows overlap"),
-            can_multiply(isa, *format, *compute),
+            (*x_ld >= *hidden, "rows overlap"),
+            (glu.skips(), "a gate that makes no neuron 0"),
+            (!sketch || neuron::sketches(*format), "a sketch that is no smaller than the gate"),
+        ],
+        KernelSpec::NeuronDown { hidden, inter, format, sketch, .. } => vec![
+            (*hidden > 0 && *inter > 0, "an extent is zero"),
+            (!sketch || neuron::sketches(*format), "a sketch that is no smaller than the gate"),
         ],
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
         KernelSpec::Map { cols, a_ld, out_ld, .. } => {
@@ -149,6 +166,25 @@ fn fits(isa: &Isa, out: RowForm, cols: usize, groups: usize) -> [(bool, &'static
             "bytes on a machine that does not multiply them",
         ),
     ]
+}
+
+/// Whether a machine multiplies the matrices of experts so.
+fn multiplies(
+    isa: &Isa,
+    format: Format,
+    compute: Compute,
+    order: WeightOrder,
+    bias: bool,
+) -> Vec<(bool, &'static str)> {
+    match order {
+        WeightOrder::Panels => vec![can_multiply(isa, format, compute)],
+        WeightOrder::Neurons { sketch } => vec![
+            can_multiply(isa, unpack::format(compute), compute),
+            (compute != Compute::I8, "panels of bytes out of neurons"),
+            (!bias, "neurons with biases"),
+            (!sketch || neuron::sketches(format), "a sketch that is no smaller than the gate"),
+        ],
+    }
 }
 
 /// Whether a machine multiplies weights of a format in a form.

@@ -1,6 +1,6 @@
 //! What a kernel takes of the memory that is its thread's alone.
 
-use super::{attention, cache, expert, multiply, router};
+use super::{attention, cache, expert, multiply, neuron, router};
 use crate::machine::Isa;
 use crate::spec::KernelSpec;
 
@@ -12,14 +12,19 @@ impl KernelSpec {
             Self::Attention { .. } => attention::scratch_bytes(self, isa),
             Self::AttentionMerge { splits, .. } => splits * 4,
             Self::Router { desc, .. } => router::scratch_bytes(desc, isa),
-            &Self::ExpertGateUp { layout, hidden, format, compute, schedule, .. } => {
-                let products = multiply::scratch_bytes(isa, hidden, format, compute, schedule);
-                products + expert::gathered_bytes(isa, layout.rows, hidden, compute)
+            &Self::ExpertGateUp { layout, hidden, format, compute, order, schedule, .. } => {
+                let (products, panel) = expert::scratch_bytes(isa, hidden, format, compute, order, schedule);
+                products + expert::gathered_bytes(isa, layout.rows, hidden, compute) + panel
             }
-            &Self::Linear { k: depth, format, compute, schedule, .. }
-            | &Self::ExpertDown { inter: depth, format, compute, schedule, .. } => {
+            &Self::ExpertDown { inter, format, compute, order, schedule, .. } => {
+                let (products, panel) = expert::scratch_bytes(isa, inter, format, compute, order, schedule);
+                products + panel
+            }
+            &Self::Linear { k: depth, format, compute, schedule, .. } => {
                 multiply::scratch_bytes(isa, depth, format, compute, schedule)
             }
+            Self::NeuronUp { layout, .. } => neuron::UP_SCRATCH + layout.rows * 4,
+            Self::NeuronDown { inter, .. } => neuron::down_scratch(*inter),
             _ => 0,
         }
     }

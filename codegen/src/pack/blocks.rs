@@ -1,7 +1,7 @@
 //! Packing a weight block by block.
 
 use super::quantise::Group;
-use super::{Geometry, Importance, ROWS_AT_ONCE, Weighting, order, place, vectors};
+use super::{Geometry, Importance, ROWS_AT_ONCE, Weighting, order, place, sketch, vectors};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
 use std::io::{self, Write};
@@ -26,7 +26,7 @@ impl Geometry {
     pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
         let (g, panels) = (*self, self.panels());
         let rows = match g.layout {
-            Layout::Rows => ROWS_AT_ONCE,
+            Layout::Rows | Layout::Neurons { .. } => ROWS_AT_ONCE,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         };
         let step = (SHARE / (rows * g.cols).max(1)).max(1);
@@ -111,6 +111,7 @@ pub fn pack_block<E>(
             && each(g, &ranges, size, &mut scratch.stored, |range, out| rows.stored(block.lead, range, out))?
         {
             place::place(g, &ranges, &scratch.stored, panel);
+            sketch::add(g, &mut scratch.numbers, panel);
             continue;
         }
         scratch.numbers.resize(numbers, 0.0);
@@ -120,9 +121,10 @@ pub fn pack_block<E>(
         if size > 0 {
             place::narrow(g.format, &scratch.numbers, &mut scratch.stored);
             place::place(g, &ranges, &scratch.stored, panel);
+            sketch::add(g, &mut scratch.numbers, panel);
         } else {
             let (rows, importance) = (scratch.numbers.as_slice(), weighting.importance);
-            let rounded = weighting.rounded(g.format, g.cols, rows);
+            let rounded = weighting.rounded(g.format, g.part_cols(), rows);
             vectors::widest(Quantise { g, ranges: &ranges, rows, importance, rounded, panel });
         }
     }
@@ -185,23 +187,24 @@ impl vectors::Work for Quantise<'_> {
     #[inline(always)]
     fn run(self) {
         let Self { g, ranges, rows, importance, rounded, panel } = self;
-        let mut rows = rows.chunks_exact(g.cols.max(1));
-        let per_row = g.cols.div_ceil(GROUP).max(1);
+        let (parts, cols) = (g.parts(), g.part_cols());
+        let mut rows = rows.chunks_exact(cols.max(1));
+        let per_row = cols.div_ceil(GROUP).max(1);
         let mut rounded = rounded.iter().flat_map(|groups| groups.chunks_exact(per_row));
         let mut first = 0;
         for (range, columns) in ranges {
-            for column in 0..*columns {
+            for column in 0..columns * parts {
                 let (at, lane) = g.lane(first + column);
                 let bytes = panel.get_mut(at..).unwrap_or_default();
-                match if column < range.len() { rows.next() } else { None } {
+                match if column < range.len() * parts { rows.next() } else { None } {
                     Some(row) => match rounded.next() {
                         Some(groups) => lane.put_groups(groups, bytes),
                         None => lane.put(row, importance, bytes),
                     },
-                    None => lane.pad(g.cols, bytes),
+                    None => lane.pad(cols, bytes),
                 }
             }
-            first += columns;
+            first += columns * parts;
         }
     }
 }

@@ -11,12 +11,14 @@ mod lanes;
 mod order;
 mod place;
 pub mod quantise;
+mod sketch;
 mod vectors;
 mod weighting;
 
 pub use blocks::{Block, Rows, Scratch, groups, pack, pack_block};
 pub use feedback::Feedback;
 use half::{bf16, f16};
+use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
 use order::Lane;
@@ -40,7 +42,7 @@ pub struct Geometry {
     pub cols: usize,
 }
 
-/// Rows of a matrix that are read together when the layout is [`Layout::Rows`].
+/// Rows of a matrix that are read together when they are by themselves: [`Layout::Rows`] and [`Layout::Neurons`].
 const ROWS_AT_ONCE: usize = 16;
 
 /// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
@@ -72,7 +74,7 @@ impl Geometry {
     fn panel_rows(&self, p: usize) -> Vec<(Range<usize>, usize)> {
         let cut = |start: usize, len: usize, end: usize| (start.min(end)..(start + len).min(end), len);
         match self.layout {
-            Layout::Rows => {
+            Layout::Rows | Layout::Neurons { .. } => {
                 let (rows, _) = cut(p * ROWS_AT_ONCE, ROWS_AT_ONCE, self.rows);
                 let there = rows.len();
                 vec![(rows, there)]
@@ -89,16 +91,37 @@ impl Geometry {
 
     fn panels(&self) -> usize {
         match self.layout {
-            Layout::Rows => self.rows.div_ceil(ROWS_AT_ONCE),
+            Layout::Rows | Layout::Neurons { .. } => self.rows.div_ceil(ROWS_AT_ONCE),
             Layout::Panels { nr } => self.rows.div_ceil(nr as usize),
             Layout::GluPanels { nr } => (self.rows / 2).div_ceil(nr as usize / 2),
         }
     }
 
-    /// Where a row lies: the first byte of its panel in its matrix, and its place in there.
+    /// The bundle of a layout of neurons.
+    fn bundle(&self) -> Option<Bundle> {
+        match self.layout {
+            Layout::Neurons { sketch } => {
+                Some(Bundle { format: self.format, hidden: self.cols / PARTS, sketch })
+            }
+            _ => None,
+        }
+    }
+
+    /// Parts of a row, each of which is stored as a row of its own.
+    fn parts(&self) -> usize {
+        if self.bundle().is_some() { PARTS } else { 1 }
+    }
+
+    /// Numbers of a part.
+    fn part_cols(&self) -> usize {
+        self.cols / self.parts()
+    }
+
+    /// Where a part of a row lies, counted over all rows before it: the first byte of its panel in its matrix, and its place
+    /// in there.
     fn locate(&self, row: usize) -> (usize, Lane) {
         let (panel, column, nr) = match self.layout {
-            Layout::Rows => return (row * self.row_bytes(), Lane::of_row(self.format, self.cols)),
+            Layout::Rows | Layout::Neurons { .. } => return self.lane(row),
             Layout::Panels { nr } => (row / nr as usize, row % nr as usize, nr as usize),
             Layout::GluPanels { nr } => {
                 let (nr, half, inter) = (nr as usize, nr as usize / 2, self.rows / 2);
@@ -110,10 +133,16 @@ impl Geometry {
     }
 
     /// Place of column `column` in a panel of this layout, and its first byte in the panel: rows that are by
-    /// themselves follow each other.
+    /// themselves follow each other, part by part.
     fn lane(&self, column: usize) -> (usize, Lane) {
         match self.layout {
             Layout::Rows => (column * self.row_bytes(), Lane::of_row(self.format, self.cols)),
+            Layout::Neurons { .. } => {
+                let (row, part) = (column / PARTS, column % PARTS);
+                let at =
+                    self.bundle().map_or(0, |b| row * b.bytes() + b.sketch_bytes() + part * b.part_bytes());
+                (at, Lane::of_row(self.format, self.part_cols()))
+            }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {
                 (0, Lane::of_panel(self.format, nr as usize, column))
             }
@@ -167,6 +196,11 @@ fn round(format: Format, x: f32) -> f32 {
 }
 
 impl Geometry {
+    /// The parts of rows.
+    fn parts_of(&self, rows: Range<usize>) -> Range<usize> {
+        rows.start * self.parts()..rows.end * self.parts()
+    }
+
     /// The bytes of a matrix in a packed weight, if `rows` of it and `numbers` numbers fit each other.
     fn matrix<'p>(
         &self,
@@ -200,7 +234,7 @@ pub fn unpack_rows(
 ) -> io::Result<()> {
     let g = geometry;
     let matrix = g.matrix(packed, lead, &rows, out.len())?;
-    for (row, out) in rows.zip(out.chunks_exact_mut(g.cols.max(1))) {
+    for (row, out) in g.parts_of(rows).zip(out.chunks_exact_mut(g.part_cols().max(1))) {
         let (panel, lane) = g.locate(row);
         let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
         lane.get(bytes, out).ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -226,12 +260,12 @@ pub fn round_as_packed(
 ) -> io::Result<()> {
     let g = geometry;
     if !g.format.is_grouped() {
-        round_rows(g.format, g.cols, values);
+        round_rows(g.format, g.part_cols(), values);
         return Ok(());
     }
     let matrix = g.matrix(packed, lead, &rows, values.len())?;
     let mut stored = Vec::new();
-    for (row, values) in rows.zip(values.chunks_exact_mut(g.cols.max(1))) {
+    for (row, values) in g.parts_of(rows).zip(values.chunks_exact_mut(g.part_cols().max(1))) {
         let (panel, lane) = g.locate(row);
         let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
         if fed && feedback::gains(g.format) {

@@ -4,6 +4,7 @@ use super::Geometry;
 use super::vectors::{Work, widest};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::plan::Layout;
 use moec_ir::types::Format;
 use std::ops::Range;
@@ -40,9 +41,12 @@ pub(super) fn narrow(format: Format, values: &[f32], out: &mut [u8]) {
 /// Places rows of stored numbers, row-major, in the bytes of their panel, which are zero until then. `ranges` are
 /// [`Geometry::panel_rows`].
 pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8], panel: &mut [u8]) {
+    if let Some(bundle) = g.bundle() {
+        return part_by_part(g, bundle, rows, panel);
+    }
     let nr = match g.layout {
         // They lie as they came.
-        Layout::Rows => {
+        Layout::Rows | Layout::Neurons { .. } => {
             let n = rows.len().min(panel.len());
             return panel[..n].copy_from_slice(&rows[..n]);
         }
@@ -59,6 +63,21 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
         }
         rows = rest;
         first += columns;
+    }
+}
+
+/// Rows of neurons to their bundles.
+fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
+    let bytes = g.format.row_bytes(g.part_cols());
+    for (row, bundle_bytes) in
+        rows.chunks_exact((PARTS * bytes).max(1)).zip(panel.chunks_exact_mut(bundle.bytes().max(1)))
+    {
+        let parts = bundle_bytes.get_mut(bundle.sketch_bytes()..).unwrap_or_default();
+        for (part, to) in
+            row.chunks_exact(bytes.max(1)).zip(parts.chunks_exact_mut(bundle.part_bytes().max(1)))
+        {
+            to[..bytes].copy_from_slice(part);
+        }
     }
 }
 

@@ -1,7 +1,10 @@
 //! What a kernel tells of itself: work grid, layout of its weight, arguments.
 
 use super::schedule::Schedule;
-use super::{CACHE_ROWS, Compute, EMBED_ROWS, KernelSpec, MapOp, NormKind, ROWS, RowNorm};
+use super::{
+    CACHE_ROWS, Compute, EMBED_ROWS, KernelSpec, MapOp, NEURONS, NormKind, ROWS, RowNorm, WeightOrder,
+    neuron_columns,
+};
 use crate::machine::Isa;
 use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
@@ -24,6 +27,10 @@ impl KernelSpec {
             Self::ExpertDown { hidden, .. } => {
                 Grid::Experts { table: 1, tiles: panels(isa, *hidden, false) as u32 }
             }
+            Self::NeuronUp { inter, .. } => Grid::Experts { table: 1, tiles: inter.div_ceil(NEURONS) as u32 },
+            Self::NeuronDown { hidden, .. } => {
+                Grid::Experts { table: 1, tiles: hidden.div_ceil(neuron_columns(isa)) as u32 }
+            }
             Self::Norm { .. }
             | Self::Quantise { .. }
             | Self::Rope { .. }
@@ -41,6 +48,12 @@ impl KernelSpec {
         let nr = isa.nr as u32;
         match self {
             Self::Embed { .. } => Some(Layout::Rows),
+            &Self::NeuronUp { sketch, .. }
+            | &Self::NeuronDown { sketch, .. }
+            | &Self::ExpertGateUp { order: WeightOrder::Neurons { sketch }, .. }
+            | &Self::ExpertDown { order: WeightOrder::Neurons { sketch }, .. } => {
+                Some(Layout::Neurons { sketch })
+            }
             Self::Linear { glu: Some(_), .. } | Self::ExpertGateUp { .. } => Some(Layout::GluPanels { nr }),
             Self::Linear { glu: None, .. } | Self::ExpertDown { .. } => Some(Layout::Panels { nr }),
             _ => None,
@@ -94,6 +107,8 @@ impl KernelSpec {
             Self::Router { .. } => "router",
             Self::ExpertGateUp { .. } => "expert_gate_up",
             Self::ExpertDown { .. } => "expert_down",
+            Self::NeuronUp { .. } => "neuron_up",
+            Self::NeuronDown { .. } => "neuron_down",
             Self::Combine { .. } => "combine",
             Self::Map { .. } => "map",
             Self::Copy { .. } => "copy",
@@ -127,6 +142,7 @@ impl KernelSpec {
             Self::AttentionMerge { sinks, .. } => 2 + opt(*sinks),
             Self::Router { desc, .. } => 3 + opt(desc.select_bias),
             Self::ExpertGateUp { bias, .. } | Self::ExpertDown { bias, .. } => 4 + opt(*bias),
+            Self::NeuronUp { .. } | Self::NeuronDown { .. } => 5,
             Self::Combine { residual_ld, .. } => 4 + opt(residual_ld.is_some()),
             Self::Map { op, .. } => match op {
                 MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) => 2,

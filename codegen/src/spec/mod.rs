@@ -9,6 +9,7 @@ mod facts;
 pub mod schedule;
 mod symbol;
 
+use crate::machine::Isa;
 use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu, RopeStyle, RouterDesc};
 use moec_ir::types::{Format, GROUP};
 use schedule::Schedule;
@@ -156,6 +157,19 @@ pub enum MapOp {
     },
     /// `act(a)`
     Act(Activation),
+}
+
+/// How the matrices of experts lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WeightOrder {
+    /// In panels, gate and up apart from down.
+    #[default]
+    Panels,
+    /// Neuron by neuron ([`Layout::Neurons`](moec_ir::plan::Layout)): panels are written to scratch.
+    Neurons {
+        /// Whether bundles begin with a sketch.
+        sketch: bool,
+    },
 }
 
 /// A kernel with every parameter baked in. `?` marks operands that are absent when the flag is off.
@@ -337,6 +351,8 @@ pub enum KernelSpec {
         bias: bool,
         /// Form of the result: f32 or bf16.
         out: RowForm,
+        /// How the weight lies.
+        order: WeightOrder,
         /// How it cuts its work.
         schedule: Schedule,
     },
@@ -356,8 +372,43 @@ pub enum KernelSpec {
         h_ld: usize,
         /// Whether the bias is there.
         bias: bool,
+        /// How the weight lies.
+        order: WeightOrder,
         /// How it cuts its work.
         schedule: Schedule,
+    },
+    /// `[x f32, dispatch i32, w (addresses [E] of Neurons), h out f32 [slots, I], awake out i32]`: the neurons that the rows of
+    /// each active expert wake, in lists of [`awake_words`], and what these give; of the others `h` holds anything. For few
+    /// rows: they are not cut.
+    NeuronUp {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Input channels.
+        hidden: usize,
+        /// Neurons `I`.
+        inter: usize,
+        /// Format of the weight.
+        format: Format,
+        /// Whether bundles begin with a sketch, which is read first.
+        sketch: bool,
+        /// Row distance of `x`.
+        x_ld: usize,
+        /// How gate and up join.
+        glu: Glu,
+    },
+    /// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Neurons), awake i32, y out f32 [slots, H]]`: the columns of down of
+    /// the neurons that [`KernelSpec::NeuronUp`] found awake.
+    NeuronDown {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Output channels.
+        hidden: usize,
+        /// Neurons `I`.
+        inter: usize,
+        /// Format of the weight.
+        format: Format,
+        /// Whether bundles begin with a sketch.
+        sketch: bool,
     },
     /// `[y f32 [slots, H], dispatch i32, weights f32 [T, k], residual?, out]`: the weighted sum of each
     /// token's slots, on top of the residual. `out` may be `residual`.
@@ -418,6 +469,22 @@ pub enum KernelSpec {
         /// Row distance of `out`.
         out_ld: usize,
     },
+}
+
+/// Neurons of a work item of [`KernelSpec::NeuronUp`].
+pub(crate) const NEURONS: usize = 32;
+
+/// Columns of a work item of [`KernelSpec::NeuronDown`]: their sums stay in registers.
+pub(crate) const fn neuron_columns(isa: &Isa) -> usize {
+    if isa.lanes == 16 { 256 } else { 64 }
+}
+
+/// Words of the lists that [`KernelSpec::NeuronUp`] writes: for every active expert and every thirty-two of its neurons how
+/// many are awake, then who, by number.
+pub const fn awake_words(layout: DispatchLayout, inter: usize) -> usize {
+    let slots = layout.rows * layout.k;
+    let active = if slots < layout.experts { slots } else { layout.experts };
+    active * inter.div_ceil(NEURONS) * (NEURONS + 1)
 }
 
 /// Rows per work item of kernels whose rows are independent and cheap.

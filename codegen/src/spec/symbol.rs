@@ -1,7 +1,7 @@
 //! Symbols of kernels: every parameter, spelt so that equal symbols mean equal kernels.
 
 use super::schedule::Schedule;
-use super::{Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm};
+use super::{Compute, KernelSpec, MapOp, NormKind, Rotation, RowForm, RowNorm, WeightOrder};
 use crate::machine::Isa;
 use moec_ir::op::{DispatchLayout, Glu, GroupScore, Renorm, RopeStyle, RouterDesc, Score, WeightFrom};
 use std::fmt::Write as _;
@@ -78,7 +78,19 @@ impl KernelSpec {
                 s.flag("sinks", *sinks).num("o", *out_ld);
             }
             Self::Router { desc, logits_ld } => s.router(desc, *logits_ld),
-            Self::ExpertGateUp { layout, hidden, inter, format, compute, x_ld, glu, bias, out, schedule } => {
+            Self::ExpertGateUp {
+                layout,
+                hidden,
+                inter,
+                format,
+                compute,
+                x_ld,
+                glu,
+                bias,
+                out,
+                order,
+                schedule,
+            } => {
                 s.word("expert_gate_up").layout(*layout).num("h", *hidden).num("i", *inter);
                 s.word(format.name())
                     .compute(*compute)
@@ -89,12 +101,20 @@ impl KernelSpec {
                 if *out != RowForm::f32(*inter) {
                     s.form(*out);
                 }
-                s.schedule(schedule);
+                s.order(*order).schedule(schedule);
             }
-            Self::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, schedule } => {
+            Self::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule } => {
                 s.word("expert_down").layout(*layout).num("i", *inter).num("h", *hidden);
                 s.word(format.name()).compute(*compute).num("p", isa.nr).num("x", *h_ld).flag("bias", *bias);
-                s.schedule(schedule);
+                s.order(*order).schedule(schedule);
+            }
+            Self::NeuronUp { layout, hidden, inter, format, sketch, x_ld, glu } => {
+                s.word("neuron_up").layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());
+                s.flag("sketched", *sketch).num("x", *x_ld).glu(*glu);
+            }
+            Self::NeuronDown { layout, hidden, inter, format, sketch } => {
+                s.word("neuron_down").layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());
+                s.flag("sketched", *sketch);
             }
             Self::Combine { layout, hidden, out_ld, residual_ld, partial } => {
                 s.word("combine").layout(*layout).num("h", *hidden).num("o", *out_ld);
@@ -150,6 +170,14 @@ impl Symbol {
     /// Silent about f32, which needs no name.
     fn compute(&mut self, compute: Compute) -> &mut Self {
         if compute == Compute::F32 { self } else { self.word("as").word(compute.name()) }
+    }
+
+    /// Silent about panels.
+    fn order(&mut self, order: WeightOrder) -> &mut Self {
+        match order {
+            WeightOrder::Panels => self,
+            WeightOrder::Neurons { sketch } => self.word("neurons").flag("sketched", sketch),
+        }
     }
 
     /// Silent about what is usual.

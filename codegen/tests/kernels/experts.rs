@@ -2,7 +2,7 @@
 
 use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
-use moec_codegen::{KernelSpec, RowForm, Schedule};
+use moec_codegen::{KernelSpec, RowForm, Schedule, WeightOrder};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
 
 /// A dispatch table of random choices, as the runtime's builtin writes it.
@@ -37,7 +37,7 @@ pub(crate) fn dispatch(rng: &mut Rng, layout: DispatchLayout, n: usize) -> Vec<i
 }
 
 /// Expert of each slot.
-fn experts_of_slots(layout: DispatchLayout, table: &[i32]) -> Vec<usize> {
+pub(crate) fn experts_of_slots(layout: DispatchLayout, table: &[i32]) -> Vec<usize> {
     (0..table[0] as usize)
         .flat_map(|a| {
             let slots = table[layout.start() + a + 1] - table[layout.start() + a];
@@ -94,6 +94,7 @@ pub(crate) fn gate_up_cases(rng: &mut Rng) -> Vec<Case> {
                     glu: g,
                     bias: with_bias,
                     out: RowForm::f32(inter),
+                    order: WeightOrder::Panels,
                     schedule: Schedule::default(),
                 },
                 n,
@@ -148,6 +149,7 @@ pub(crate) fn down_cases(rng: &mut Rng) -> Vec<Case> {
                     compute,
                     h_ld,
                     bias: with_bias,
+                    order: WeightOrder::Panels,
                     schedule: Schedule::default(),
                 },
                 n,

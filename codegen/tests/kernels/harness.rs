@@ -309,7 +309,10 @@ pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
     match (operand, spec) {
         (
             Operand::Weight(_, [lead, ..], _),
-            KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. },
+            KernelSpec::ExpertGateUp { .. }
+            | KernelSpec::ExpertDown { .. }
+            | KernelSpec::NeuronUp { .. }
+            | KernelSpec::NeuronDown { .. },
         ) => Some(*lead),
         _ => None,
     }

@@ -11,6 +11,7 @@ mod gates;
 mod harness;
 mod machines;
 mod matrix;
+mod neurons;
 mod routing;
 mod schedules;
 mod simple;

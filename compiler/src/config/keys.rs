@@ -1,7 +1,7 @@
 //! The keys of `model.toml`, one row each.
 
 use super::value::{Value, Wrong};
-use super::{Activations, Config, Home, KvCache, Overflow, Rounding, Size};
+use super::{Activations, Config, Home, KvCache, Overflow, Rounding, Size, Skip};
 use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
@@ -342,6 +342,18 @@ pub const KEYS: &[Key] = &[
             "less and overflows more.",
         ],
         set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.coverage = x),
+    },
+    Key {
+        section: "experts",
+        name: "skip",
+        default: "\"auto\"",
+        range: "\"auto\", \"on\" or \"off\"",
+        help: &[
+            "Whether decoding skips neurons that an expert's gate makes exactly 0 (ReLU and its kind). Weights then lie neuron by",
+            "neuron, and only those that a token wakes are read whole. `auto`: where the profile has seen enough zeros. No result",
+            "changes but for rounding. Not together with a memory budget, or with experts on other units.",
+        ],
+        set: |c, v| Skip::parse(v.text()?).map(|s| c.experts.skip = s).ok_or(Wrong::Range),
     },
     Key {
         section: "decode",

@@ -169,12 +169,37 @@ pub struct ExpertsConfig {
     pub overflow: Overflow,
     /// Share of the calibration's chunks whose load an expert's capacity covers.
     pub coverage: f64,
+    /// Whether experts are computed neuron by neuron, and those that a gate makes 0 are skipped.
+    pub skip: Skip,
+}
+
+/// Whether neurons that are 0 are skipped (PowerInfer-2, §4.1.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Skip {
+    /// Where the profile has seen enough of them.
+    Auto,
+    /// Wherever that changes no result.
+    On,
+    /// Never.
+    Off,
+}
+
+impl Skip {
+    /// The one of that name in `model.toml`.
+    pub fn parse(name: &str) -> Option<Self> {
+        match name {
+            "auto" => Some(Self::Auto),
+            "on" => Some(Self::On),
+            "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
 }
 
 impl ExpertsConfig {
     /// What holds where `model.toml` says nothing.
     pub const DEFAULT: Self =
-        Self { tiers: 6, group: None, sizes: 4, overflow: Overflow::Prune, coverage: 0.99 };
+        Self { tiers: 6, group: None, sizes: 4, overflow: Overflow::Prune, coverage: 0.99, skip: Skip::Auto };
 }
 
 /// `[decode]`: how tokens are decoded.

@@ -1,6 +1,7 @@
 //! The passes, one file each. Their order stands in [`crate::pipeline`].
 
 pub mod barriers;
+pub mod cluster;
 pub mod convolve;
 pub mod cross;
 pub mod fetch;

@@ -91,7 +91,8 @@ pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
 
 /// Whether an operand of a node is matrices of experts, which are found by a table of addresses.
 pub fn is_expert(op: &Op, operand: usize, input: Operand) -> bool {
-    matches!(op, Op::ExpertFfn { .. }) && matches!(operand, 2 | 3) && matches!(input, Operand::Weight(_))
+    let matrices = matches!((op, operand), (Op::ExpertFfn { .. }, 2 | 3) | (Op::NeuronFfn { .. }, 2));
+    matrices && matches!(input, Operand::Weight(_))
 }
 
 /// A plan before `page`: its layers, with no promise and no frames but those that it cannot do without.

@@ -170,8 +170,12 @@ impl System {
     ) -> Result<Option<Vec<ExpertTable>>> {
         let ExpertExecution::Graphs { shapes, group, home, .. } = self.experts else { return Ok(None) };
         let tiers = if let Shapes::Tiers(most) = shapes { most } else { 1 };
-        let mut placement =
-            tier(loads, units, &ExpertsConfig { tiers, group, sizes: 1, overflow, coverage }, coverage);
+        let mut placement = tier(
+            loads,
+            units,
+            &ExpertsConfig { tiers, group, sizes: 1, overflow, coverage, ..ExpertsConfig::DEFAULT },
+            coverage,
+        );
         let one = match shapes {
             Shapes::Busiest => placement.experts.iter().flat_map(|t| &t.tiers).copied().max(),
             Shapes::Chunk => Some(loads.chunk.next_multiple_of(units.alignment())),

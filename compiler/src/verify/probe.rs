@@ -322,7 +322,7 @@ impl<'a> Probe<'a> {
     fn measure(&mut self, view: &StepView<'_>, id: NodeId, expected: &[Tensor]) -> Result<()> {
         let node = self.node(id);
         let (mut local, mut chained) = (Distance::default(), None::<Distance>);
-        let comparable = !matches!(node.op, Op::ExpertFfn { .. } | Op::CacheWrite);
+        let comparable = !matches!(node.op, Op::ExpertFfn { .. } | Op::NeuronFfn { .. } | Op::CacheWrite);
         for (i, &v) in node.outputs.iter().enumerate() {
             let got = match self.state_of(Operand::Value(v)) {
                 Some(s) => self.state(view, s)?,

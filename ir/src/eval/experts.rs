@@ -1,8 +1,8 @@
 //! Experts: grouping slots, running the networks, joining the results.
 
-use super::basic::{gated, matvec};
+use super::basic::{dot, gated, glu as join, matvec};
 use super::{Args, EvalError};
-use crate::op::{AdmitDesc, DispatchLayout, Glu};
+use crate::op::{Activation, AdmitDesc, DispatchLayout, Glu};
 use crate::types::Type;
 use std::cmp::Reverse;
 
@@ -102,6 +102,56 @@ pub(super) fn expert_ffn(
         }
     }
     Ok(out)
+}
+
+/// Slots that no active expert has are 0.
+pub(super) fn neuron_ffn(a: &Args<'_>, glu: Glu, results: &[Type]) -> Result<Vec<f32>, EvalError> {
+    let (rows, hidden, x) = (a.rows(0)?, a.cols(0)?, a.f32(0)?);
+    let row = |i: usize| &x[i * hidden..(i + 1) * hidden];
+    let (table, neurons) = (a.i32(1)?, a.f32(2)?);
+    let experts = a.get(2)?.ty.shape.first().copied().unwrap_or(1);
+    let slots = results.first().map_or(0, Type::rows);
+    let layout = DispatchLayout { rows, k: slots / rows, experts };
+    let size = neurons.len() / experts;
+    let mut out = vec![0.0; slots * hidden];
+    let active = a.index("number of active experts", table[0], experts + 1)?;
+    for i in 0..active {
+        let e = a.index("expert", table[layout.expert() + i], experts)?;
+        let first = a.index("slot", table[layout.start() + i], slots + 1)?;
+        let end = a.index("slot", table[layout.start() + i + 1], slots + 1)?;
+        for slot in first..end {
+            let x = row(a.index("row", table[layout.token() + slot], rows)?);
+            let y = by_neurons(x, &neurons[e * size..(e + 1) * size], glu);
+            out[slot * hidden..(slot + 1) * hidden].copy_from_slice(&y);
+        }
+    }
+    Ok(out)
+}
+
+/// A row through the bundles of a network: gate, up, down.
+fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu) -> Vec<f32> {
+    let mut sums = vec![0.0_f64; x.len()];
+    for bundle in bundles.chunks_exact(3 * x.len()) {
+        let (gate, rest) = bundle.split_at(x.len());
+        let (up, down) = rest.split_at(x.len());
+        let gate = dot(x, gate) as f32;
+        if silent(glu, gate) {
+            continue;
+        }
+        let h = f64::from(join(glu, gate, dot(x, up) as f32));
+        for (sum, &down) in sums.iter_mut().zip(down) {
+            *sum += h * f64::from(down);
+        }
+    }
+    sums.into_iter().map(|sum| sum as f32).collect()
+}
+
+/// Whether the gate alone makes the result 0.
+fn silent(glu: Glu, gate: f32) -> bool {
+    match glu {
+        Glu::Gated(Activation::Relu) | Glu::DRelu => gate <= 0.0,
+        Glu::Gated(_) | Glu::Clamped { .. } => false,
+    }
 }
 
 /// Rows past those that the table counts are padding, and 0.

@@ -54,6 +54,7 @@ impl fmt::Display for WeightExpr {
                 join(f, of)
             }
             Self::Split { heads, of } => write!(f, "split {heads}({of})"),
+            Self::Arrange { order, of } => write!(f, "arrange {order:?} ({of})"),
             Self::ScaleCols { of, by } => write!(f, "scale_cols({of}, {by})"),
         }
     }
@@ -120,6 +121,7 @@ pub(super) fn read(c: &mut Cursor<'_>, depth: usize) -> Parsed<WeightExpr> {
         "concat" => WeightExpr::Concat { axis: axis(c)?, of: c.list('(', ')', |c| read(c, depth))? },
         "stack" => WeightExpr::Stack(c.list('(', ')', |c| read(c, depth))?),
         "split" => WeightExpr::Split { heads: c.int("the number of heads")?, of: one(c, depth)? },
+        "arrange" => WeightExpr::Arrange { order: c.ints("a row")?, of: one(c, depth)? },
         "scale_cols" => {
             c.punct('(')?;
             let of = Box::new(read(c, depth)?);

@@ -60,6 +60,7 @@ pub(super) fn attributes(op: &Op) -> String {
         Op::ExpertFfn { glu, bias, fixed } => {
             w.put("glu", GluText(*glu)).flag("bias", *bias).flag("fixed", *fixed)
         }
+        Op::NeuronFfn { glu } => w.put("glu", GluText(*glu)),
         Op::Admit(d) => w.put("capacities", format_args!("{:?}", d.capacities)).flag("spill", d.spill),
         Op::HeadLinear { heads } | Op::Concat { heads } => w.put("heads", heads),
         Op::Conv1x1 { groups, bias } => w.put("groups", groups).flag("bias", *bias),
@@ -268,6 +269,7 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
         "expert_ffn" => {
             Op::ExpertFfn { glu: read_glu(c, a)?, bias: a.flag(c, "bias")?, fixed: a.flag(c, "fixed")? }
         }
+        "neuron_ffn" => Op::NeuronFfn { glu: read_glu(c, a)? },
         "combine" => Op::Combine { partial: a.flag(c, "partial")? },
         "add" => Op::Add,
         "mul" => Op::Mul,

@@ -160,8 +160,12 @@ fn segment(c: &mut Cursor<'_>) -> Parsed<Segment> {
         Layout::Panels { nr: c.int("a panel width")? }
     } else if c.eat_word("glu_panels")? {
         Layout::GluPanels { nr: c.int("a panel width")? }
+    } else if c.eat_word("neurons")? {
+        Layout::Neurons { sketch: false }
+    } else if c.eat_word("sketched_neurons")? {
+        Layout::Neurons { sketch: true }
     } else {
-        return c.expected("`rows`, `panels` or `glu_panels`");
+        return c.expected("`rows`, `panels`, `glu_panels`, `neurons` or `sketched_neurons`");
     };
     with_attrs(c, |c, a| {
         let mut segment = Segment {

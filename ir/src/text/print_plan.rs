@@ -35,6 +35,8 @@ fn layout(layout: Layout) -> String {
         Layout::Rows => "rows".into(),
         Layout::Panels { nr } => format!("panels {nr}"),
         Layout::GluPanels { nr } => format!("glu_panels {nr}"),
+        Layout::Neurons { sketch: false } => "neurons".into(),
+        Layout::Neurons { sketch: true } => "sketched_neurons".into(),
     }
 }
 

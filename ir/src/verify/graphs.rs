@@ -49,9 +49,10 @@ fn has_nan(expr: &WeightExpr) -> bool {
     match expr {
         WeightExpr::Leaf(_) => false,
         WeightExpr::Const(values) => values.iter().any(|x| x.is_nan()),
-        WeightExpr::Transpose(of) | WeightExpr::Slice { of, .. } | WeightExpr::Split { of, .. } => {
-            has_nan(of)
-        }
+        WeightExpr::Transpose(of)
+        | WeightExpr::Slice { of, .. }
+        | WeightExpr::Split { of, .. }
+        | WeightExpr::Arrange { of, .. } => has_nan(of),
         WeightExpr::Concat { of, .. } | WeightExpr::Stack(of) => of.iter().any(has_nan),
         WeightExpr::ScaleCols { of, by } => has_nan(of) || has_nan(by),
     }
@@ -156,7 +157,9 @@ fn nan_attribute(op: &Op) -> bool {
     };
     match op {
         Op::RmsNorm { eps, .. } | Op::LayerNorm { eps } => eps.is_nan(),
-        Op::LinearGlu { glu, .. } | Op::ExpertFfn { glu, .. } | Op::Glu(glu) => glu_nan(glu),
+        Op::LinearGlu { glu, .. } | Op::ExpertFfn { glu, .. } | Op::NeuronFfn { glu, .. } | Op::Glu(glu) => {
+            glu_nan(glu)
+        }
         Op::RopeAngles { scale, switch } => scale.is_nan() || switch.is_some_and(|s| s.long_scale.is_nan()),
         Op::Attention(d) => d.scale.is_nan(),
         Op::Router(RouterDesc { weight_from, renorm, scale, .. }) => {

@@ -3,7 +3,7 @@
 use crate::common::{close, router, tensor};
 use moec_ir::eval::{Arg, Data, EvalError, Tensor, op};
 use moec_ir::op::{AttentionDesc, DispatchLayout, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
-use moec_ir::{Activation, Glu, Op, RopeStyle, RouterDesc};
+use moec_ir::{Activation, Glu, Op, RopeStyle, RouterDesc, Type, TypeError};
 
 fn ints(data: &[i32]) -> Tensor {
     Tensor::i32([data.len()], data.to_vec())
@@ -408,6 +408,53 @@ fn experts_run_busiest_first() {
     }
     let y = tensor(&[6, 1], &[20., 80., 180., 30., 270., 40.]);
     check(&Op::Combine { partial: false }, &[&y, &short, &weights], &[70., 400., 0.]);
+}
+
+/// Bundles of `[E, I, 3H]` out of `[E, 2I, H]` and `[E, H, I]`.
+fn bundles(gate_up: &Tensor, down: &Tensor) -> Tensor {
+    let [experts, two_inter, hidden] = gate_up.ty.shape[..] else { unreachable!() };
+    let inter = two_inter / 2;
+    let (g, d) = (gate_up.as_f32(), down.as_f32());
+    let mut all = Vec::new();
+    for (e, i) in (0..experts).flat_map(|e| (0..inter).map(move |i| (e, i))) {
+        let row = |r: usize| &g[(e * two_inter + r) * hidden..][..hidden];
+        all.extend(row(i).iter().chain(row(inter + i)));
+        all.extend((0..hidden).map(|c| d[(e * hidden + c) * inter + i]));
+    }
+    tensor(&[experts, inter, 3 * hidden], &all)
+}
+
+#[test]
+fn neurons_are_experts_in_another_order() {
+    let ids = Tensor::i32([3, 2], vec![2, 1, 1, 0, 1, 2]);
+    let table = run(&Op::Dispatch { experts: 3, partial: false }, &[&ids]).remove(0);
+    let number = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
+    let numbers = |n: usize, from: usize| (0..n).map(|i| number(i + from)).collect::<Vec<_>>();
+    let x = tensor(&[3, 4], &numbers(12, 0));
+    let (gate_up, down) = (tensor(&[3, 10, 4], &numbers(120, 50)), tensor(&[3, 4, 5], &numbers(60, 900)));
+    let neurons = bundles(&gate_up, &down);
+    for glu in [Glu::Gated(Activation::Relu), Glu::DRelu] {
+        let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
+        let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
+        check(&Op::NeuronFfn { glu }, &[&x, &table, &neurons], y.as_f32());
+    }
+    // A neuron that its gate makes 0 adds nothing, whatever else it holds.
+    let silent = tensor(&[1, 2, 3], &[-1., f32::INFINITY, f32::NAN, 1., 2., 3.]);
+    let table = run(&Op::Dispatch { experts: 1, partial: false }, &[&Tensor::i32([1, 1], vec![0])]).remove(0);
+    check(&Op::NeuronFfn { glu: Glu::DRelu }, &[&tensor(&[1, 1], &[2.]), &table, &silent], &[24.]);
+}
+
+#[test]
+fn only_gates_that_silence_are_by_neurons() {
+    let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
+    let infer = |glu, neurons: [usize; 3]| {
+        Op::NeuronFfn { glu }.infer(&[&Type::f32([2, 4]), &table, &Type::f32(neurons)])
+    };
+    assert_eq!(infer(Glu::DRelu, [3, 5, 12]).unwrap(), [Type::f32([2, 4])]);
+    let said = |e: Result<Vec<Type>, TypeError>| e.unwrap_err().to_string();
+    assert!(said(infer(Glu::Gated(Activation::Silu), [3, 5, 12])).contains("no neuron 0"));
+    assert!(said(infer(Glu::DRelu, [3, 5, 8])).contains("expected gate, up and down of 4"));
+    assert!(said(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
 }
 
 #[test]

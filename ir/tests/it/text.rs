@@ -170,6 +170,7 @@ fn op() -> impl Strategy<Value = Op> {
             bias,
             fixed
         }),
+        glu().prop_map(|glu| Op::NeuronFfn { glu }),
         any::<bool>().prop_map(|partial| Op::Combine { partial }),
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
             .prop_map(|(capacities, spill)| Op::Admit(AdmitDesc { capacities, spill })),
@@ -272,10 +273,11 @@ fn module() -> impl Strategy<Value = Module> {
 }
 
 fn layout() -> impl Strategy<Value = Layout> {
-    (0..3, any::<u32>()).prop_map(|(which, nr)| match which {
+    (0..5, any::<u32>()).prop_map(|(which, nr)| match which {
         0 => Layout::Rows,
         1 => Layout::Panels { nr },
-        _ => Layout::GluPanels { nr },
+        2 => Layout::GluPanels { nr },
+        sketch => Layout::Neurons { sketch: sketch == 4 },
     })
 }
 

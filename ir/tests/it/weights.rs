@@ -33,6 +33,9 @@ fn at(expr: &WeightExpr, lead: usize, row: usize, col: usize) -> f32 {
         WeightExpr::Stack(of) if rank(&of[0]) == 1 => at(&of[row], 0, 0, col),
         WeightExpr::Stack(of) => at(&of[lead], 0, row, col),
         WeightExpr::Split { heads, of } => at(of, 0, lead * (extent(of, Axis::Rows) / heads) + row, col),
+        WeightExpr::Arrange { order, of } => {
+            at(of, lead, order[lead * extent(of, Axis::Rows) + row] as usize, col)
+        }
         WeightExpr::ScaleCols { of, by } => at(of, lead, row, col) * at(by, 0, 0, col),
     }
 }
@@ -87,6 +90,13 @@ fn expr(shape: Vec<usize>, depth: u32) -> BoxedStrategy<WeightExpr> {
         let mut swapped = shape.clone();
         swapped.swap(n - 1, n - 2);
         options.push(expr(swapped, depth - 1).prop_map(|of| WeightExpr::Transpose(Box::new(of))).boxed());
+        let (rows, lead) = (shape[n - 2] as u32, if n > 2 { shape[0] } else { 1 });
+        let orders = prop::collection::vec(Just((0..rows).collect::<Vec<_>>()).prop_shuffle(), lead);
+        options.push(
+            (orders, expr(shape.clone(), depth - 1))
+                .prop_map(|(order, of)| WeightExpr::Arrange { order: order.concat(), of: Box::new(of) })
+                .boxed(),
+        );
         let parts = prop::collection::vec(expr(shape[1..].to_vec(), depth - 1), shape[0]);
         options.push(parts.prop_map(WeightExpr::Stack).boxed());
     }

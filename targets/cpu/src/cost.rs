@@ -16,7 +16,7 @@
 //! What the model does not know (fetching ahead, unrolling) it leaves as it is; `moec build --tune` measures it.
 
 use crate::{CpuTarget, KernelSpec};
-use moec_codegen::{ByteDot, Compute, Isa, Knob, Schedule, evenly_from, least};
+use moec_codegen::{ByteDot, Compute, Isa, Knob, Schedule, WeightOrder, evenly_from, least};
 use moec_device::Device;
 use moec_ir::Format;
 use moec_ir::plan::Grid;
@@ -205,7 +205,7 @@ impl CpuTarget {
         &self.figures
     }
 
-    /// What a call with `n` valid rows does; `None`: the kernel multiplies by no matrix.
+    /// What a call with `n` valid rows does; `None`: the kernel multiplies by no matrix, or by one that lies by neurons.
     pub fn load(&self, spec: &KernelSpec, n: usize) -> Option<Load> {
         let of_experts = |tokens: usize, k: usize, experts: usize| {
             let slots = tokens.max(1) * k;
@@ -213,6 +213,9 @@ impl CpuTarget {
             (matrices, (slots + matrices / 2) / matrices)
         };
         Some(match *spec {
+            // What they cost is who is awake.
+            KernelSpec::ExpertGateUp { order: WeightOrder::Neurons { .. }, .. }
+            | KernelSpec::ExpertDown { order: WeightOrder::Neurons { .. }, .. } => return None,
             KernelSpec::Linear { k, n: outputs, groups, .. } => {
                 Load { matrices: groups, rows: n.max(1), k, n: outputs }
             }
@@ -404,7 +407,7 @@ impl CpuTarget {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_codegen::RowForm;
+    use moec_codegen::{RowForm, WeightOrder};
     use moec_ir::op::{Activation, DispatchLayout, Glu};
 
     fn target(name: &str) -> CpuTarget {
@@ -454,6 +457,7 @@ mod tests {
             glu: Glu::Gated(Activation::Silu),
             bias: false,
             out: RowForm::f32(1024),
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         };
         let of = |n, k, experts| t.load(&spec(k, experts), n).map(|l| (l.matrices, l.rows)).unwrap();

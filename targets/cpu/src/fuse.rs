@@ -174,7 +174,7 @@ fn rope_then_cache(
 mod tests {
     use super::*;
     use Operand::{Reader, Writer};
-    use moec_codegen::{Rotation, Schedule};
+    use moec_codegen::{Rotation, Schedule, WeightOrder};
     use moec_device::Device;
     use moec_ir::Format;
     use moec_ir::op::{Activation, DispatchLayout, Glu, RopeStyle};
@@ -210,6 +210,7 @@ mod tests {
             glu: Glu::Gated(Activation::Silu),
             bias: true,
             out: RowForm::f32(48),
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         }
     }

@@ -8,6 +8,7 @@ pub mod emulate;
 mod feedback;
 mod fuse;
 mod host;
+mod neurons;
 mod packing;
 pub mod roofline;
 mod select;
@@ -22,6 +23,7 @@ pub use moec_codegen::pack::feedback::gains;
 pub use moec_codegen::pack::{Feedback, Weighting};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, RowForm, Schedule};
+pub use neurons::sketched;
 pub use packing::{
     Block, PackError, Packer, Scratch, Stored, WeightImportance, groups, packed_bytes, round_as_packed,
     unpack,

@@ -153,9 +153,9 @@ impl<'a> Packer<'a> {
             .and_then(|i| i.importance(&self.weight.name, self.first + lead))
     }
 
-    /// Whether the weight is a table that is read by rows.
+    /// Whether the weight is read by rows: a table, or the bundles of neurons.
     fn by_rows(&self) -> bool {
-        self.geometry.layout == Layout::Rows
+        matches!(self.geometry.layout, Layout::Rows | Layout::Neurons { .. })
     }
 
     fn feedback(&self, by: &dyn WeightImportance, lead: usize) -> Option<Arc<Feedback>> {

@@ -3,7 +3,7 @@
 use crate::arithmetic::Form;
 use crate::attend::CacheView;
 use crate::{CpuTarget, KernelSpec};
-use moec_codegen::{Compute, MapOp, NormKind, Rotation, RowForm, Schedule, apart, packed_words};
+use moec_codegen::{Compute, MapOp, NormKind, Rotation, RowForm, Schedule, WeightOrder, apart, packed_words};
 use moec_ir::op::{DispatchLayout, LongSwitch};
 use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Op, Type};
@@ -106,7 +106,7 @@ impl NodeView<'_> {
             _ => Err(Unsupported(format!("operand {i} is no value"))),
         }
     }
-    fn weight(&self, i: usize) -> Result<(&[usize], Format)> {
+    pub(crate) fn weight(&self, i: usize) -> Result<(&[usize], Format)> {
         match self.inputs.get(i) {
             Some(&InputView::Weight { shape, format }) => Ok((shape, format)),
             _ => Err(Unsupported(format!("operand {i} is no weight"))),
@@ -192,6 +192,7 @@ impl CpuTarget {
                 return Err(Unsupported(format!("`{}` has no kernel", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
+            &Op::NeuronFfn { glu } => self.neuron_ffn(&mut s, node, glu)?,
             &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;
                 let (table, _) = node.value(1)?;
@@ -320,6 +321,7 @@ impl CpuTarget {
             glu,
             bias,
             out: RowForm::f32(inter),
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         };
         s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
@@ -338,6 +340,7 @@ impl CpuTarget {
             compute: down_compute,
             h_ld,
             bias,
+            order: WeightOrder::Panels,
             schedule: Schedule::default(),
         };
         s.layouts.extend(self.weight_layout(&down).map(|l| (3, l)));
@@ -370,7 +373,7 @@ impl Selection {
     }
 
     /// `rows` rows of f32 in the form that a matrix kernel multiplies, and their distance in words.
-    fn rows(&mut self, x: Role, rows: usize, form: Form) -> (Role, usize) {
+    pub(crate) fn rows(&mut self, x: Role, rows: usize, form: Form) -> (Role, usize) {
         let Form { cols, groups, per_row, ld: x_ld, to } = form;
         let all = rows * per_row;
         if to == Compute::F32 && (all < MANY || !x_ld.is_multiple_of(PAGE)) {
@@ -408,7 +411,7 @@ fn int(x: usize) -> Result<u32> {
 }
 
 /// The layout of a dispatch table of `k` choices for `rows` tokens: its size gives the experts.
-fn dispatch_layout(rows: usize, k: usize, table: &Type) -> Result<DispatchLayout> {
+pub(crate) fn dispatch_layout(rows: usize, k: usize, table: &Type) -> Result<DispatchLayout> {
     let rest = DispatchLayout { rows, k, experts: 0 }.words();
     let experts = table.elements().saturating_sub(rest) / 2;
     let layout = DispatchLayout { rows, k, experts };

@@ -381,7 +381,7 @@ fn median(times: &mut [f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use moec_codegen::{Compute, RowForm, packed_words};
+    use moec_codegen::{Compute, RowForm, WeightOrder, packed_words};
     use moec_device::Device;
     use moec_ir::Format;
     use moec_ir::op::{Activation, Glu};
@@ -446,6 +446,7 @@ mod tests {
                 glu,
                 bias: true,
                 out: RowForm::f32(17),
+                order: WeightOrder::Panels,
                 schedule,
             };
             let down = KernelSpec::ExpertDown {
@@ -456,6 +457,7 @@ mod tests {
                 compute,
                 h_ld: packed_words(17, compute),
                 bias: false,
+                order: WeightOrder::Panels,
                 schedule,
             };
             let specs =

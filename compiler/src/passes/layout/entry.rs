@@ -307,7 +307,9 @@ impl Builder<'_> {
                             addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
                                 let layer =
                                     node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
-                                self.experts.entry(layer).or_default()[i - 2] = segment;
+                                if let Op::ExpertFfn { .. } = producer.op {
+                                    self.experts.entry(layer).or_default()[i - 2] = segment;
+                                }
                                 self.reside(layer, memory, segment)?;
                                 Arg::Matrices(segment)
                             } else {

@@ -177,7 +177,7 @@ fn last_regions(graph: &Graph, regions: &[(Vec<usize>, Costs<'_>)]) -> HashMap<V
 }
 
 /// Drops weights that no node reads and renumbers the others.
-fn drop_unused_weights(module: &mut Module) {
+pub(super) fn drop_unused_weights(module: &mut Module) {
     let mut used = vec![false; module.weights.len()];
     let operands = |m: &mut Module, f: &mut dyn FnMut(&mut WeightId)| {
         for input in m.entries.iter_mut().flat_map(|g| &mut g.nodes).flat_map(|n| &mut n.inputs) {

@@ -1,0 +1,295 @@
+//! Experts by neurons: what sleeps is not read, and sketches change no bit.
+
+use crate::experts::{dispatch, experts_of_slots};
+use crate::harness::{Case, Expect, Operand, Rng, check, random, run, stored, strided};
+use crate::machines::machines;
+use crate::simple::glu;
+use moec_codegen::jit::Loaded;
+use moec_codegen::{Compute, KernelSpec, RowForm, Schedule, WeightOrder, awake_words, compile};
+use moec_ir::op::{Activation, DispatchLayout, Glu};
+use moec_ir::types::Format;
+
+/// Rows, experts per token, experts, valid rows.
+const LAYOUTS: [(usize, usize, usize, usize); 3] = [(4, 2, 16, 1), (4, 2, 3, 4), (8, 3, 4, 5)];
+/// Neurons of a block.
+const BLOCK: usize = 32;
+const KINDS: [(Format, bool); 8] = [
+    (Format::F32, false),
+    (Format::F32, true),
+    (Format::Bf16, false),
+    (Format::Bf16, true),
+    (Format::F16, false),
+    (Format::F16, true),
+    (Format::Q8, false),
+    (Format::Q4, false),
+];
+
+/// Experts, their neurons and what they hold.
+struct Network {
+    layout: DispatchLayout,
+    n: usize,
+    table: Vec<i32>,
+    of_slot: Vec<usize>,
+    hidden: usize,
+    inter: usize,
+    weights: Vec<f32>,
+    /// As the format holds them.
+    held: Vec<f32>,
+}
+
+impl Network {
+    fn new(rng: &mut Rng, (rows, k, experts, n): (usize, usize, usize, usize), format: Format) -> Self {
+        let layout = DispatchLayout { rows, k, experts };
+        let (hidden, inter) = (rng.pick(&[17, 64, 80, 288, 333]), rng.pick(&[5, 32, 33, 70]));
+        let table = dispatch(rng, layout, n);
+        let of_slot = experts_of_slots(layout, &table);
+        let weights = rng.floats(experts * inter * 3 * hidden);
+        let held = stored(format, Compute::F32, hidden, &weights);
+        Self { layout, n, table, of_slot, hidden, inter, weights, held }
+    }
+
+    /// Part `part` of a neuron of the expert that a slot has; `None` for a slot that nobody has.
+    fn part(&self, slot: usize, neuron: usize, part: usize) -> Option<&[f32]> {
+        let e = *self.of_slot.get(slot)?;
+        Some(&self.held[((e * self.inter + neuron) * 3 + part) * self.hidden..][..self.hidden])
+    }
+
+    fn operand(&self, format: Format) -> Operand {
+        Operand::Weight(format, [self.layout.experts, self.inter, 3 * self.hidden], self.weights.clone())
+    }
+
+    fn slots(&self) -> usize {
+        self.layout.rows * self.layout.k
+    }
+
+    fn words(&self) -> usize {
+        awake_words(self.layout, self.inter)
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+}
+
+fn up_cases(rng: &mut Rng) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, layout) in LAYOUTS.into_iter().enumerate() {
+        for (format, sketch) in KINDS {
+            let net = Network::new(rng, layout, format);
+            let (hidden, inter, x_ld) = (net.hidden, net.inter, net.hidden + 3);
+            let g = if i % 2 == 0 { Glu::Gated(Activation::Relu) } else { Glu::DRelu };
+            let x = random(rng, net.n, hidden, x_ld);
+            let expected = strided(net.slots(), inter, inter, |slot, c| {
+                let (Some(gate), Some(up)) = (net.part(slot, c, 0), net.part(slot, c, 1)) else {
+                    return f32::NAN;
+                };
+                let row = &x[net.table[net.layout.token() + slot] as usize * x_ld..][..hidden];
+                let gate = dot(row, gate);
+                // Of who sleeps nobody asks; whether a number so small is one differs by rounding.
+                if gate < 1e-4 { f32::NAN } else { glu(g, gate, dot(row, up)) }
+            });
+            let layout = net.layout;
+            cases.push(Case {
+                spec: KernelSpec::NeuronUp { layout, hidden, inter, format, sketch, x_ld, glu: g },
+                n: net.n,
+                operands: vec![
+                    Operand::Floats(x),
+                    Operand::Ints(net.table.clone()),
+                    net.operand(format),
+                    Operand::Floats(vec![0.0; net.slots() * inter]),
+                    Operand::Floats(vec![0.0; net.words()]),
+                ],
+                expect: vec![(3, Expect::Floats(expected, 5e-5))],
+            });
+        }
+    }
+    cases
+}
+
+#[test]
+fn gates_first_then_up_of_who_is_awake() {
+    check(&up_cases(&mut Rng::new(40)));
+}
+
+#[test]
+fn columns_of_who_is_awake() {
+    let rng = &mut Rng::new(41);
+    let mut cases = Vec::new();
+    for layout in LAYOUTS {
+        for (format, sketch) in KINDS {
+            let net = Network::new(rng, layout, format);
+            let (hidden, inter) = (net.hidden, net.inter);
+            // Everybody, nobody, one in five.
+            let share = rng.pick(&[1, 0, 5]);
+            let awake: Vec<bool> =
+                (0..net.layout.experts * inter).map(|_| share > 0 && rng.below(share.max(1)) == 0).collect();
+            let blocks = inter.div_ceil(BLOCK);
+            let mut lists = vec![-1_i32; net.words()];
+            for a in 0..net.table[0] as usize {
+                let e = net.table[net.layout.expert() + a] as usize;
+                for b in 0..blocks {
+                    let list = &mut lists[(a * blocks + b) * (BLOCK + 1)..];
+                    let who: Vec<_> =
+                        (b * BLOCK..inter.min((b + 1) * BLOCK)).filter(|i| awake[e * inter + i]).collect();
+                    list[0] = who.len() as i32;
+                    list[1..].iter_mut().zip(who).for_each(|(to, i)| *to = i as i32);
+                }
+            }
+            // What sleeps holds no number.
+            let h = strided(net.slots(), inter, inter, |slot, i| match net.of_slot.get(slot) {
+                Some(e) if awake[e * inter + i] => rng.float(),
+                _ => f32::NAN,
+            });
+            let expected = strided(net.slots(), hidden, hidden, |slot, c| {
+                let Some(e) = net.of_slot.get(slot) else { return 0.0 };
+                let awake = (0..inter).filter(|i| awake[e * inter + i]);
+                let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
+                awake.map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
+            });
+            let layout = net.layout;
+            cases.push(Case {
+                spec: KernelSpec::NeuronDown { layout, hidden, inter, format, sketch },
+                n: net.n,
+                operands: vec![
+                    Operand::Floats(h),
+                    Operand::Ints(net.table.clone()),
+                    net.operand(format),
+                    Operand::Floats(lists.iter().map(|w| f32::from_bits(w.cast_unsigned())).collect()),
+                    Operand::Floats(vec![0.0; net.slots() * hidden]),
+                ],
+                expect: vec![(4, Expect::Floats(expected, 5e-5))],
+            });
+        }
+    }
+    check(&cases);
+}
+
+/// Of every active expert and block: who is awake.
+fn awake(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
+    let (Operand::Ints(table), KernelSpec::NeuronUp { inter, .. }) = (&case.operands[1], &case.spec) else {
+        unreachable!()
+    };
+    let lists = words.chunks_exact(BLOCK + 1).take(table[0] as usize * inter.div_ceil(BLOCK));
+    lists.map(|list| list[1..=list[0] as usize].to_vec()).collect()
+}
+
+#[test]
+fn sketches_change_no_bit() {
+    let mut cases = up_cases(&mut Rng::new(42));
+    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp { sketch: true, .. }));
+    for machine in machines() {
+        let isa = machine.isa();
+        for sketched in &cases {
+            let mut plain = sketched.clone();
+            if let KernelSpec::NeuronUp { sketch, .. } = &mut plain.spec {
+                *sketch = false;
+            }
+            let specs = [sketched.spec.clone(), plain.spec.clone()];
+            let loaded = Loaded::new(&compile(&machine, &specs).unwrap()).unwrap();
+            let ran = [sketched, &plain].map(|c| {
+                let words = run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
+                (awake(c, &words[4]), words[3].clone())
+            });
+            let [(who, h), (all, plain)] = ran;
+            assert_eq!(who, all, "{:?}", sketched.spec);
+            let KernelSpec::NeuronUp { inter, layout, .. } = sketched.spec else { unreachable!() };
+            let Operand::Ints(table) = &sketched.operands[1] else { unreachable!() };
+            for (list, ids) in who.iter().enumerate() {
+                let active = list / inter.div_ceil(BLOCK);
+                for slot in table[layout.start() + active]..table[layout.start() + active + 1] {
+                    for &i in ids {
+                        let at = slot as usize * inter + i as usize;
+                        assert_eq!(h[at], plain[at], "{:?}", sketched.spec);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Formats, and the forms that panels out of neurons have.
+const PANELS: [(Format, bool, Compute); 9] = [
+    (Format::F32, false, Compute::F32),
+    (Format::Bf16, true, Compute::F32),
+    (Format::F16, false, Compute::F32),
+    (Format::Q8, false, Compute::F32),
+    (Format::Q4, false, Compute::F32),
+    (Format::Bf16, false, Compute::Bf16),
+    (Format::Bf16, true, Compute::Bf16),
+    (Format::Q8, false, Compute::Bf16),
+    (Format::Q4, false, Compute::Bf16),
+];
+
+#[test]
+fn many_rows_meet_panels_out_of_neurons() {
+    let rng = &mut Rng::new(43);
+    let mut cases = Vec::new();
+    for layout in [(40, 2, 3, 40), (33, 4, 8, 9)] {
+        for (format, sketch, compute) in PANELS {
+            let mut net = Network::new(rng, layout, format);
+            net.held = stored(format, compute, net.hidden, &net.weights);
+            let (hidden, inter, g) = (net.hidden, net.inter, Glu::Gated(Activation::Relu));
+            let x = random(rng, net.n, hidden, hidden);
+            let (rows, x_ld, x) = crate::harness::rows_as(compute, &x, [1, hidden, hidden]);
+            let gates = strided(net.slots(), inter, inter, |slot, c| {
+                let (Some(gate), Some(up)) = (net.part(slot, c, 0), net.part(slot, c, 1)) else { return 0.0 };
+                let row = &x[net.table[net.layout.token() + slot] as usize * hidden..][..hidden];
+                glu(g, dot(row, gate), dot(row, up))
+            });
+            let order = WeightOrder::Neurons { sketch };
+            let (layout, schedule) = (net.layout, Schedule::default());
+            cases.push(Case {
+                spec: KernelSpec::ExpertGateUp {
+                    layout,
+                    hidden,
+                    inter,
+                    format,
+                    compute,
+                    x_ld,
+                    glu: g,
+                    bias: false,
+                    out: RowForm::f32(inter),
+                    order,
+                    schedule,
+                },
+                n: net.n,
+                operands: vec![
+                    rows,
+                    Operand::Ints(net.table.clone()),
+                    net.operand(format),
+                    Operand::Floats(vec![0.0; net.slots() * inter]),
+                ],
+                expect: vec![(3, Expect::Floats(gates, 2e-4))],
+            });
+
+            let h = rng.floats(net.slots() * inter);
+            let (rows, h_ld, h) = crate::harness::rows_as(compute, &h, [1, inter, inter]);
+            let expected = strided(net.slots(), hidden, hidden, |slot, c| {
+                let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
+                (0..inter).map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32
+            });
+            cases.push(Case {
+                spec: KernelSpec::ExpertDown {
+                    layout,
+                    inter,
+                    hidden,
+                    format,
+                    compute,
+                    h_ld,
+                    bias: false,
+                    order,
+                    schedule,
+                },
+                n: net.n,
+                operands: vec![
+                    rows,
+                    Operand::Ints(net.table.clone()),
+                    net.operand(format),
+                    Operand::Floats(vec![0.0; net.slots() * hidden]),
+                ],
+                expect: vec![(3, Expect::Floats(expected, 2e-4))],
+            });
+        }
+    }
+    check(&cases);
+}

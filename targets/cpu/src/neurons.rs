@@ -1,0 +1,84 @@
+//! Experts by neurons: few rows skip what sleeps, many meet panels out of the same bundles.
+
+use crate::arithmetic::{Activations, FEW_ROWS, Form};
+use crate::select::{Launch, NodeView, Result, Role, Selection, Work, dispatch_layout};
+use crate::{CpuTarget, KernelSpec, Unsupported};
+use moec_codegen::{Compute, RowForm, Schedule, WeightOrder, awake_words};
+use moec_ir::{Format, Glu, Type};
+
+/// Whether bundles of a format begin with a sketch of their gate, which few rows read first: a byte for every number, so that
+/// formats of a byte and less gain nothing.
+pub fn sketched(format: Format) -> bool {
+    !format.is_grouped()
+}
+
+impl CpuTarget {
+    /// In what form many rows meet panels out of neurons.
+    fn many_rows(&self, format: Format) -> Compute {
+        let exact = self.activations() == Activations::F32 || matches!(format, Format::F32 | Format::F16);
+        if exact || !self.isa.bf16 { Compute::F32 } else { Compute::Bf16 }
+    }
+
+    /// Kernels of `neuron_ffn` over the rows of a dispatch table.
+    pub(crate) fn neuron_ffn(&self, s: &mut Selection, node: &NodeView<'_>, glu: Glu) -> Result<()> {
+        let (x, x_ld) = node.value(0)?;
+        let (table, _) = node.value(1)?;
+        let (neurons, format) = node.weight(2)?;
+        let (rows, hidden) = (x.rows(), x.cols());
+        let &[experts, inter, _] = neurons else {
+            return Err(Unsupported("bundles of neurons need three axes".into()));
+        };
+        let slots = node.out()?.rows();
+        let layout = dispatch_layout(rows, slots / rows.max(1), table)?;
+        if layout.experts != experts {
+            return Err(Unsupported("the dispatch table is for other experts".into()));
+        }
+        let sketch = sketched(format);
+        let h = s.temp(Type::f32([slots, inter]));
+        if rows <= FEW_ROWS {
+            let awake = s.temp(Type::i32([awake_words(layout, inter)]));
+            let up = KernelSpec::NeuronUp { layout, hidden, inter, format, sketch, x_ld, glu };
+            s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
+            let args = vec![Role::In(0), Role::In(1), Role::In(2), h, awake];
+            s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![3, 4] });
+            let down = KernelSpec::NeuronDown { layout, hidden, inter, format, sketch };
+            s.kernel(down, vec![h, Role::In(1), Role::In(2), awake], 1);
+            return Ok(());
+        }
+        let (compute, order, schedule) =
+            (self.many_rows(format), WeightOrder::Neurons { sketch }, Schedule::default());
+        let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
+        let (x, x_ld) = s.rows(Role::In(0), rows, form);
+        let up = KernelSpec::ExpertGateUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            compute,
+            x_ld,
+            glu,
+            bias: false,
+            out: RowForm::f32(inter),
+            order,
+            schedule,
+        };
+        s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
+        let args = vec![x, Role::In(1), Role::In(2), h];
+        s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![3] });
+        let form = Form { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
+        let (h, h_ld) = s.rows(h, rows, form);
+        let down = KernelSpec::ExpertDown {
+            layout,
+            inter,
+            hidden,
+            format,
+            compute,
+            h_ld,
+            bias: false,
+            order,
+            schedule,
+        };
+        s.kernel(down, vec![h, Role::In(1), Role::In(2)], 1);
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! Experts by neurons, built and run as a user would, beside whole experts of the same model.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::{Setup, checkpoint, distance, expected, fails, list, logits_file, moec, ok};
+
+/// Tokens that are generated.
+const TOKENS: usize = 16;
+
+/// A copy of a golden checkpoint whose experts have ReLU in their gates.
+fn with_relu(family: &str, folder: &Path) -> PathBuf {
+    let (from, to) = (checkpoint(family), folder.join(family));
+    fs::create_dir(&to).unwrap();
+    for file in fs::read_dir(&from).unwrap().flatten() {
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+    let config = fs::read_to_string(from.join("config.json")).unwrap();
+    let relu = config.replace("\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"");
+    assert_ne!(relu, config, "{family} names its activation otherwise");
+    fs::write(to.join("config.json"), relu).unwrap();
+    to
+}
+
+/// Tokens and logits of a build with this setting of `skip`; both are the same with one thread and two.
+fn run(source: &Path, skip: &str, format: &str, batch: usize) -> (Vec<u32>, Vec<f32>) {
+    let folder = tempfile::tempdir().unwrap();
+    // Chunks that leave a rest, so that many rows and few meet the same weights.
+    let toml = Setup { format, chunk: 20, batch: &[batch], context: 96 }.write(source, folder.path());
+    let text = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, format!("{text}[experts]\nskip = \"{skip}\"\n")).unwrap();
+    let bundle = folder.path().join("b");
+    ok(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle));
+    let plan = fs::read_to_string(bundle.join("plan.txt")).unwrap();
+    assert_eq!(plan.contains("neuron_up"), skip == "on", "{skip}");
+    ok(moec().arg("verify").arg(&bundle).arg("--quiet"));
+    let ids = expected(source).ids;
+    let of = |threads: &str| {
+        let out = folder.path().join("logits.safetensors");
+        let mut command = moec();
+        command.arg("run").arg(&bundle).args(["logits", "--ids", &list(&ids), "--threads", threads, "--out"]);
+        ok(command.arg(&out));
+        let mut command = moec();
+        command.arg("run").arg(&bundle).args(["generate", "--ids", &list(&ids[..24]), "--json"]);
+        let said = ok(command.args(["-n", &TOKENS.to_string(), "--threads", threads])).stdout;
+        let said: serde_json::Value = serde_json::from_slice(&said).unwrap();
+        let tokens: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+        (tokens, logits_file(&out).1)
+    };
+    let (one, two) = (of("1"), of("2"));
+    let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!((&one.0, bits(&one.1)), (&two.0, bits(&two.1)), "{skip}, {format}: threads change results");
+    one
+}
+
+#[test]
+fn tokens_are_those_of_whole_experts() {
+    for (family, format, batch) in
+        [("mixtral", "f32", 1), ("olmoe", "bf16", 1), ("qwen3_moe", "bf16", 4), ("qwen2_moe", "f16", 2)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let source = with_relu(family, folder.path());
+        let (whole, neurons) = (run(&source, "off", format, batch), run(&source, "on", format, batch));
+        assert_eq!(neurons.0, whole.0, "{family} in {format}");
+        let worst = distance(&neurons.1, &whole.1);
+        assert!(worst < 1e-3, "{family} in {format}: a logit is off by {worst}");
+    }
+}
+
+#[test]
+fn groups_along_neurons_round_as_well() {
+    for (family, format) in [("olmoe", "q8"), ("mixtral", "q4")] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = with_relu(family, folder.path());
+        let exact = run(&source, "off", "f32", 1).1;
+        let off = |skip: &str| {
+            let found = run(&source, skip, format, 1).1;
+            let sum = found.iter().zip(&exact).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>();
+            (sum / exact.len() as f64).sqrt()
+        };
+        let (whole, neurons) = (off("off"), off("on"));
+        assert!(
+            neurons < 1.5 * whole,
+            "{family} in {format}: {neurons} of neurons, {whole} of whole experts"
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_skipped_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let build = |source: &Path, more: &str| {
+        let toml = Setup { format: "bf16", chunk: 16, batch: &[1], context: 64 }.write(source, folder.path());
+        let text = fs::read_to_string(&toml).unwrap();
+        fs::write(&toml, format!("{text}{more}")).unwrap();
+        let bundle = folder.path().join("b");
+        fails(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle)).1
+    };
+    let said = build(&checkpoint("olmoe"), "[experts]\nskip = \"on\"\n");
+    assert!(said.contains("no expert of this model can be skipped") && said.contains("hint:"), "{said}");
+    let source = with_relu("mixtral", folder.path());
+    let said = build(&source, "[experts]\nskip = \"on\"\n[memory]\nbudget = \"512 MiB\"\n");
+    assert!(said.contains("experts stay on flash"), "{said}");
+}
