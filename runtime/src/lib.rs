@@ -13,6 +13,7 @@
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
 //! * [`assign`]: experts that several units can run, in a plan that runs; [`makespan`]: which unit computes which expert of a step, where several can; decisions only.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
+//! * [`neuron_store`]: a step over neurons on flash, by what [`neurons`] decides.
 //! * [`neurons`]: experts by neurons: bundles, a cache in regions, a pipeline without barriers; decisions only.
 //! * [`weights`]: whether they lie in memory of our own ([`owned`]) or in the page cache, and why.
 //! * [`mapped`]: files mapped for reading, and what happens when one is cut under the program.
@@ -54,6 +55,7 @@ pub mod makespan;
 pub mod manifest;
 pub mod mapped;
 pub mod memory;
+pub mod neuron_store;
 pub mod neurons;
 mod offload;
 pub mod overflow;

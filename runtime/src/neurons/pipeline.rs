@@ -144,6 +144,11 @@ impl Pipeline {
         self.take(&[Stage::ReadGate, Stage::ReadRest])
     }
 
+    /// Of a stage alone what is done next: for who has a worker of its own for it.
+    pub fn next_of(&mut self, stage: Stage) -> Option<Task> {
+        self.take(&[stage])
+    }
+
     /// A task has ended, and `next` is what its cluster needs now.
     ///
     /// # Errors

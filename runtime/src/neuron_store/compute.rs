@@ -1,0 +1,39 @@
+//! The arithmetic that a step is given.
+
+/// Which cluster is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Work {
+    /// The lane that computes it.
+    pub lane: usize,
+    /// Place of the matrix in [`NeuronStore::begin`].
+    pub place: usize,
+    /// The matrix.
+    pub matrix: u32,
+    /// Cluster of the matrix.
+    pub cluster: u32,
+}
+
+/// A neuron with the bytes of its parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row<'a> {
+    /// The neuron.
+    pub neuron: u32,
+    /// Its first part.
+    pub gate: &'a [u8],
+    /// Its second part; empty where a neuron is one read, and before it is read.
+    pub rest: &'a [u8],
+}
+
+/// The arithmetic of a step. Clusters are computed side by side, each by one lane at a time.
+pub trait Compute: Sync {
+    /// Pred: takes neurons that cannot be active out of `neurons`, which holds those of the cluster in order.
+    fn predict(&self, work: Work, neurons: &mut Vec<u32>) {
+        let _ = (work, neurons);
+    }
+
+    /// GC: gates of rows. Puts the neurons that are active into `active`, in order.
+    fn gate(&self, work: Work, rows: &[Row<'_>], active: &mut Vec<u32>);
+
+    /// UDC: up and down of active rows.
+    fn rest(&self, work: Work, rows: &[Row<'_>]);
+}
