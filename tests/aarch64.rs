@@ -49,8 +49,9 @@ fn settings(source: &Path, format: &str, activations: &str, folder: &Path) -> Pa
     let path = folder.join("model.toml");
     let text = format!(
         "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\ndecode_batch = [1]\n\
-         [weights]\nexperts = \"{format}\"\nattention = \"{format}\"\nembeddings = \"{format}\"\n\
-         activations = \"{activations}\"\n[memory]\nkv_cache = \"f32\"\n"
+         [weights]\nexperts = \"{format}\"\nattention = \"{format}\"\nembeddings = \"{}\"\n\
+         activations = \"{activations}\"\n[memory]\nkv_cache = \"f32\"\n",
+        support::table_format(format)
     );
     std::fs::write(&path, text).unwrap();
     path
@@ -122,8 +123,8 @@ fn families_in_bf16() {
 
 /// Formats and forms of rows whose results depend on the machine's rounding: bf16 dot products (`bfdot`), dot
 /// products of bytes (`sdot`), and panels unpacked to f32.
-const ROUNDED: [(&str, &str); 5] =
-    [("bf16", "bf16"), ("q8", "i8"), ("q4", "i8"), ("q8", "bf16"), ("q4", "f32")];
+const ROUNDED: [(&str, &str); 6] =
+    [("bf16", "bf16"), ("q8", "i8"), ("q4", "i8"), ("q8", "bf16"), ("q4", "f32"), ("q4o", "i8")];
 
 #[test]
 #[cfg(target_arch = "x86_64")]
@@ -133,7 +134,7 @@ fn small_numbers_mean_the_same_as_on_x86() {
     let pairs = std::arch::is_x86_feature_detected!("avx512bf16");
     for (i, (format, activations)) in ROUNDED.into_iter().enumerate() {
         // Dense and latent attention, gates with biases, shared experts: three families stand for all.
-        let family = ["olmoe", "deepseek_v3", "gpt_oss", "qwen2_moe", "mixtral"][i];
+        let family = ["olmoe", "deepseek_v3", "gpt_oss", "qwen2_moe", "mixtral", "qwen3_moe"][i];
         let want = expected(&checkpoint(family));
         let prompt = &want.greedy[..want.greedy.len() - 24];
         let folder = tempfile::tempdir().unwrap();

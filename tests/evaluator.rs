@@ -57,7 +57,7 @@ fn the_verdict_is_data() {
 #[test]
 fn compiled_steps_agree_with_the_evaluator_layer_by_layer() {
     for family in FAMILIES {
-        for format in ["f32", "bf16", "f16", "q8", "q4"] {
+        for format in ["f32", "bf16", "f16", "q8", "q4", "q4o"] {
             let folder = tempfile::tempdir().unwrap();
             let source = checkpoint(family);
             let bundle = built(&source, format, "f32", folder.path());
@@ -117,7 +117,7 @@ fn steps_that_round_are_held_to_what_their_arithmetic_explains() {
     let sources = FAMILIES.map(checkpoint).into_iter().chain([ferris()]);
     let mut rounded = 0;
     for source in sources {
-        for (format, activations) in [("bf16", "auto"), ("q8", "auto"), ("q4", "auto")] {
+        for (format, activations) in [("bf16", "auto"), ("q8", "auto"), ("q4", "auto"), ("q4o", "auto")] {
             let folder = tempfile::tempdir().unwrap();
             let bundle = built(&source, format, activations, folder.path());
             let report = verify(&bundle, None, None, &Progress::silent()).unwrap();
@@ -159,8 +159,12 @@ fn rewriting_keeps_what_the_graph_means() {
 #[test]
 fn what_was_rounded_by_importance_verifies() {
     // The demo model has a tokenizer, and its table is its head: they are rounded apart from each other.
+    ["q4", "q4o"].into_iter().for_each(rounded_by_importance);
+}
+
+fn rounded_by_importance(format: &str) {
     let folder = tempfile::tempdir().unwrap();
-    let toml = Setup { format: "q4", chunk: 16, batch: &[1], context: 64 }.write(&ferris(), folder.path());
+    let toml = Setup { format, chunk: 16, batch: &[1], context: 64 }.write(&ferris(), folder.path());
     let text = ferris().join("eval/text.txt");
     let calibrate = format!("[calibrate]\ntext = [{text:?}]\ntokens = 512\n");
     std::fs::write(&toml, std::fs::read_to_string(&toml).unwrap() + &calibrate).unwrap();

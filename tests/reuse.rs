@@ -60,7 +60,7 @@ impl Case {
 
 #[test]
 fn what_is_equal_is_taken_from_an_earlier_bundle() {
-    for format in ["bf16", "q8", "q4"] {
+    for format in ["bf16", "q8", "q4", "q4o"] {
         let case = Case::new("olmoe");
         let toml = case.toml(format, "");
         let (all, reused) = case.build(&toml, "first", &[]);

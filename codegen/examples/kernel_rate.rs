@@ -4,11 +4,12 @@
 #![allow(clippy::print_stdout)]
 
 use moec_codegen::jit::Loaded;
+use moec_codegen::pack::packed_bytes;
 use moec_codegen::{
     ByteDot, Compute, KernelSpec, Machine, RowForm, Schedule, WeightOrder, apart, compile, packed_words,
 };
 use moec_ir::op::{Activation, DispatchLayout, Glu};
-use moec_ir::plan::Grid;
+use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::Format;
 use std::sync::Barrier;
 use std::time::Instant;
@@ -57,17 +58,31 @@ struct Probe {
 enum Operand {
     Words(usize),
     Ints(Vec<i32>),
-    /// As many matrices of so many words, found by a table of addresses.
-    Matrices(usize, usize),
+    /// A matrix of so many rows and columns.
+    Weight(Format, [usize; 2]),
+    /// As many matrices, found by a table of addresses.
+    Matrices(usize, Format, [usize; 2]),
 }
 
-/// Bytes of a weight, its scales included.
-fn weight_bytes(format: Format, elements: usize) -> usize {
-    match format {
-        Format::Q8 => elements / 32 * 34,
-        Format::Q4 => elements / 32 * 18,
-        plain => plain.bytes(elements),
+/// A matrix of so many rows and columns, which fill whole panels.
+fn weight(format: Format, [rows, cols]: [usize; 2], nr: usize) -> (Layout, u64) {
+    let layout = Layout::Panels { nr: nr as u32 };
+    (layout, packed_bytes(layout, format, 1, rows, cols))
+}
+
+/// Its words: small numbers in every format, and outliers in every panel.
+fn words(format: Format, [rows, cols]: [usize; 2], nr: usize) -> Vec<u32> {
+    let (layout, bytes) = weight(format, [rows, cols], nr);
+    let mut all = vec![0x3c00_3c00; bytes as usize / 4];
+    let (panels, count) = (rows / nr, format.outliers(rows));
+    if count > 0 {
+        let table = layout.row_bytes(format, cols) * rows / 4;
+        for p in 0..=panels {
+            all[table + p] = (p * count / panels) as u32;
+        }
+        (0..count).for_each(|i| all[table + panels + 1 + i] = (i % nr) as u32);
     }
+    all
 }
 
 fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, compute: Compute) -> Probe {
@@ -89,10 +104,10 @@ fn linear(name: &'static str, n: usize, k: usize, cols: usize, format: Format, c
         },
         n,
         operations: 2.0 * (n * k * cols) as f64,
-        bytes: weight_bytes(format, k * cols) as f64,
+        bytes: weight(format, [cols, k], 32).1 as f64,
         operands: vec![
             Operand::Words(n * x_ld),
-            Operand::Words(weight_bytes(format, k * cols) / 4),
+            Operand::Weight(format, [cols, k]),
             Operand::Words(n * cols),
         ],
     }
@@ -113,7 +128,6 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
         table[layout.token() + t] = (t * 7 % tokens) as i32;
     }
     let x_ld = apart(packed_words(hidden, compute));
-    let weights = experts * 2 * inter * hidden;
     Probe {
         name,
         spec: KernelSpec::ExpertGateUp {
@@ -131,11 +145,11 @@ fn experts(name: &'static str, experts: usize, tokens: usize, format: Format, co
         },
         n: tokens,
         operations: 2.0 * (tokens * 2 * inter * hidden) as f64,
-        bytes: weight_bytes(format, weights) as f64,
+        bytes: experts as f64 * weight(format, [2 * inter, hidden], 32).1 as f64,
         operands: vec![
             Operand::Words(tokens * x_ld),
             Operand::Ints(table),
-            Operand::Matrices(experts, weight_bytes(format, weights / experts) / 4),
+            Operand::Matrices(experts, format, [2 * inter, hidden]),
             Operand::Words(tokens * inter),
         ],
     }
@@ -153,8 +167,10 @@ fn measure(machine: &Machine, probe: &Probe, threads: usize) -> Outcome {
     for operand in &probe.operands {
         memory.push(match operand {
             Operand::Words(n) => small(*n),
-            Operand::Matrices(count, words) => {
-                let all = small(count * words);
+            Operand::Weight(format, extents) => lines(&words(*format, *extents, isa.nr)),
+            Operand::Matrices(count, format, extents) => {
+                let one = words(*format, *extents, isa.nr);
+                let (all, words) = (lines(&one.repeat(*count)), one.len());
                 let first = all.as_ptr().addr();
                 matrices.push(all);
                 let table: Vec<u32> = (0..*count)
@@ -274,23 +290,28 @@ fn main() -> Outcome {
     });
     println!("{:34} {:9} {:15.1} GB/s", "reading memory", "", 256.0 * (1 << 20) as f64 / seconds / 1e9);
     use Compute::{Bf16 as Pairs, F32, I8};
-    use Format::{Bf16, F16, Q4, Q8};
+    use Format::{Bf16, F16, Q4, Q4o, Q8};
     let probes = [
         linear("linear bf16, 1 row, from memory", 1, 2048, 262_144, Bf16, F32),
         linear("linear f32, 1 row, from memory", 1, 2048, 131_072, Format::F32, F32),
         linear("linear q8 i8, 1 row, from memory", 1, 2048, 262_144, Q8, I8),
         linear("linear q4 i8, 1 row, from memory", 1, 2048, 262_144, Q4, I8),
+        linear("linear q4o i8, 1 row, from memory", 1, 2048, 262_144, Q4o, I8),
         linear("linear q8 f32, 1 row, from memory", 1, 2048, 262_144, Q8, F32),
         linear("linear q4 i8, 4 rows, from memory", 4, 2048, 262_144, Q4, I8),
         linear("linear bf16, 1 row, in cache", 1, 2048, 128, Bf16, F32),
         linear("linear q8 i8, 1 row, in cache", 1, 2048, 128, Q8, I8),
         linear("linear q4 i8, 1 row, in cache", 1, 2048, 128, Q4, I8),
+        linear("linear q4o i8, 1 row, in cache", 1, 2048, 128, Q4o, I8),
         linear("linear bf16, 4 rows, in cache", 4, 2048, 128, Bf16, F32),
         linear("linear bf16, 12 rows", 12, 2048, 2048, Bf16, F32),
         linear("linear bf16, 96 rows", 96, 2048, 2048, Bf16, F32),
         linear("linear bf16 pairs, 96 rows", 96, 2048, 2048, Bf16, Pairs),
         linear("linear q8 i8, 96 rows", 96, 2048, 2048, Q8, I8),
         linear("linear q4 i8, 96 rows", 96, 2048, 2048, Q4, I8),
+        linear("linear q4o i8, 96 rows", 96, 2048, 2048, Q4o, I8),
+        linear("linear q4 pairs, 96 rows", 96, 2048, 2048, Q4, Pairs),
+        linear("linear q4o pairs, 96 rows", 96, 2048, 2048, Q4o, Pairs),
         linear("linear q8 pairs, 96 rows", 96, 2048, 2048, Q8, Pairs),
         linear("linear q4 f32, 96 rows", 96, 2048, 2048, Q4, F32),
         linear("linear f16, 96 rows", 96, 2048, 2048, F16, F32),

@@ -55,6 +55,7 @@ fn small_products() -> Vec<KernelSpec> {
         (Format::Q4, Compute::Bf16),
         (Format::Q8, Compute::I8),
         (Format::Q4, Compute::I8),
+        (Format::Q4o, Compute::I8),
     ] {
         let layout = DispatchLayout { rows: 8, k: 2, experts: 4 };
         let (hidden, inter, bias, glu) = (40, 16, false, Glu::Gated(Activation::Silu));

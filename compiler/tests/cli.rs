@@ -154,7 +154,7 @@ fn model_toml_is_checked() {
     check!("wrong_coverage", with_model("[experts]\ncoverage = 2.0\n"), inspect);
     check!("out_of_range", with_model("[shapes]\nprefill_chunk = 100000\n"), inspect);
     check!("wrong_type", with_model("[shapes]\ndecode_batch = 1\n"), inspect);
-    check!("later_format", with_model("[weights]\nexperts = \"q4o\"\n"), inspect);
+    check!("format_of_a_table", with_model("[weights]\nembeddings = \"q4o\"\n"), inspect);
     check!("no_toml", with_model("[shapes\n"), inspect);
     let long = format!("[model]\nsource = '{FERRIS}'\n[shapes]\nmax_context = 4096\n");
     check!("longer_than_the_model", with_model(&long), inspect);

@@ -13,7 +13,7 @@ pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
 pub use crate::schedule::{ExpertTimes, Refine, Schedule, ScheduledLayer, StreamSet};
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
-use crate::types::{DType, Format};
+use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
@@ -142,6 +142,11 @@ pub struct FileRef {
 /// * `q8`: per group of 32 input channels `[8][nr][4]` codes (i8), then `nr` bf16 scales.
 /// * `q4`: per group `[4][nr][4]` bytes, then `nr` bf16 scales. Byte `(i, column, j)` holds the codes of the
 ///   group's channels `4i + j` (low nibble) and `16 + 4i + j` (high nibble), each plus 8.
+/// * `q4c`: as `q4` without the groups' scales; behind the last group, `nr` f32 scales.
+/// * `q4o`: as `q4c`, where the code of an outlier is 0 throughout. Behind the last panel of a matrix stand its outliers,
+///   in the order of panels and columns: for each panel and once more, how many come before it (u32); for each outlier its
+///   column in the panel (u32); for each outlier its codes (i8, whole groups); zeros up to a multiple of [`ALIGN`]. Its
+///   scale stands in the panel.
 ///
 /// A row of a row-major grouped weight holds its codes in order (`q4`: per group 16 bytes, byte `j` the codes
 /// of `j` and `16 + j`), then its scales. What pads a panel, a pair or a group is zero.
@@ -178,6 +183,37 @@ impl Layout {
                 (rows / 2).div_ceil(nr as u64 / 2).checked_mul(nr as u64)
             }
             Self::Panels { .. } | Self::GluPanels { .. } => None,
+        }
+    }
+
+    /// Panels of a matrix of `rows` rows; 0 in rows, and `None` where the layout does not fit.
+    pub const fn panels(self, rows: u64) -> Option<u64> {
+        match (self, self.stored_rows(rows)) {
+            (Self::Rows | Self::Neurons { .. }, Some(_)) => Some(0),
+            (Self::Panels { nr } | Self::GluPanels { nr }, Some(stored)) => Some(stored / nr as u64),
+            (_, None) => None,
+        }
+    }
+
+    /// Bytes of a matrix, padding of the last panel and outliers included; `None` where that overflows or the layout fits
+    /// neither the rows nor the format.
+    pub fn matrix_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
+        if format.is_by_channel() && matches!(self, Self::Rows | Self::Neurons { .. }) {
+            return None;
+        }
+        let panels = self.stored_rows(rows)?.checked_mul(self.row_bytes(format, cols) as u64)?;
+        panels.checked_add(self.outlier_bytes(format, rows, cols)?)
+    }
+
+    /// Bytes of the outliers behind a matrix's panels: 0 where a matrix of so many rows has none.
+    pub fn outlier_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
+        match format.outliers(usize::try_from(rows).ok()?) as u64 {
+            0 => Some(0),
+            count => {
+                let codes = (cols as u64).checked_next_multiple_of(GROUP as u64)?.checked_add(4)?;
+                let table = self.panels(rows)?.checked_add(1)?.checked_mul(4)?;
+                count.checked_mul(codes)?.checked_add(table)?.checked_next_multiple_of(ALIGN)
+            }
         }
     }
 
@@ -229,8 +265,7 @@ impl Segment {
     pub fn matrix_bytes(&self) -> Option<u64> {
         let (_, rows, cols) = self.extents();
         let whole = !matches!(self.layout, Layout::Neurons { .. }) || (cols as usize).is_multiple_of(PARTS);
-        let stored_rows = self.layout.stored_rows(u64::from(rows)).filter(|_| whole)?;
-        stored_rows.checked_mul(self.layout.row_bytes(self.format, cols as usize) as u64)
+        self.layout.matrix_bytes(self.format, u64::from(rows), cols as usize).filter(|_| whole)
     }
 
     /// Where matrix `i` begins in the file; `None` where there is none.

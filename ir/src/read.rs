@@ -146,7 +146,7 @@ impl WeightExpr {
             Format::Bf16 | Format::F16 => {
                 self.walk(lead, rows, cols, &Stored::<2>(source, format), whole(out))
             }
-            Format::Q8 | Format::Q4 => Ok(false),
+            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => Ok(false),
         }
     }
 

@@ -30,6 +30,9 @@ impl DType {
 /// Numbers of a row that share a scale in [`Format::Q8`] and [`Format::Q4`].
 pub const GROUP: usize = 32;
 
+/// Output channels of which [`Format::Q4o`] stores one in INT8.
+pub const OUTLIERS: usize = 16;
+
 /// How a weight is stored in the bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub enum Format {
@@ -43,11 +46,17 @@ pub enum Format {
     Q8,
     /// Groups of [`GROUP`] numbers of a row: whole codes in −8..=7 times one bf16 scale of either sign.
     Q4,
+    /// Output channels (rows of a matrix) that share one f32 scale each: whole codes in −127..=127 of one row in
+    /// [`OUTLIERS`], those that lose most by fewer bits, and codes in −8..=7 of all others.
+    Q4o,
+    /// Output channels that share one f32 scale each, all of them with codes in −8..=7: what [`Format::Q4o`] is without
+    /// its outliers.
+    Q4c,
 }
 
 impl Format {
     /// Every format, in the order that messages list them.
-    pub const ALL: [Self; 5] = [Self::F32, Self::Bf16, Self::F16, Self::Q8, Self::Q4];
+    pub const ALL: [Self; 7] = [Self::F32, Self::Bf16, Self::F16, Self::Q8, Self::Q4, Self::Q4o, Self::Q4c];
 
     /// Name in the text form and in `model.toml`.
     pub const fn name(self) -> &'static str {
@@ -57,6 +66,8 @@ impl Format {
             Self::F16 => "f16",
             Self::Q8 => "q8",
             Self::Q4 => "q4",
+            Self::Q4o => "q4o",
+            Self::Q4c => "q4c",
         }
     }
 
@@ -70,22 +81,42 @@ impl Format {
         matches!(self, Self::Q8 | Self::Q4)
     }
 
-    /// Bytes of one group and its scale; `None` for the formats whose numbers stand alone.
+    /// Whether the numbers of a row share one scale.
+    pub const fn is_by_channel(self) -> bool {
+        matches!(self, Self::Q4o | Self::Q4c)
+    }
+
+    /// Whether numbers are codes that have a scale in common, of a group or of a row.
+    pub const fn is_quantised(self) -> bool {
+        self.is_grouped() || self.is_by_channel()
+    }
+
+    /// How many of a matrix's `rows` are stored as INT8 beside the others.
+    pub const fn outliers(self, rows: usize) -> usize {
+        match self {
+            Self::Q4o => rows / OUTLIERS,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of one group and its scale; `None` for the formats that have no groups.
     pub const fn group_bytes(self) -> Option<usize> {
         match self {
-            Self::F32 | Self::Bf16 | Self::F16 => None,
+            Self::F32 | Self::Bf16 | Self::F16 | Self::Q4o | Self::Q4c => None,
             Self::Q8 => Some(GROUP + 2),
             Self::Q4 => Some(GROUP / 2 + 2),
         }
     }
 
-    /// Bytes of a row of `cols` numbers in row-major order; the last group is stored whole.
+    /// Bytes of a row of `cols` numbers in row-major order; the last group is stored whole, and so are rows of one scale,
+    /// whose outliers lie elsewhere.
     pub const fn row_bytes(self, cols: usize) -> usize {
         match self {
             Self::F32 => cols * 4,
             Self::Bf16 | Self::F16 => cols * 2,
             Self::Q8 => cols.div_ceil(GROUP) * (GROUP + 2),
             Self::Q4 => cols.div_ceil(GROUP) * (GROUP / 2 + 2),
+            Self::Q4o | Self::Q4c => cols.div_ceil(GROUP) * (GROUP / 2) + 4,
         }
     }
 
@@ -103,9 +134,13 @@ impl Format {
         self.row_bytes(elements)
     }
 
-    /// Bits per number of long rows, scales included.
+    /// Bits per number of long rows, scales of groups and outliers included.
     pub const fn bits(self) -> f64 {
-        self.row_bytes(GROUP) as f64 * 8.0 / GROUP as f64
+        match self {
+            Self::Q4o => 4.0 + 8.0 / OUTLIERS as f64,
+            Self::Q4c => 4.0,
+            _ => self.row_bytes(GROUP) as f64 * 8.0 / GROUP as f64,
+        }
     }
 }
 

@@ -142,10 +142,15 @@ pub fn runs_here(target: &str) -> bool {
     }
 }
 
+/// The format of tables where matrices have another: they are read by rows, which have no scale each.
+pub fn table_format(format: &str) -> &str {
+    if matches!(format, "q4o" | "q4c") { "q8" } else { format }
+}
+
 /// What a `model.toml` of the tests says.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup<'a> {
-    /// Format of every class.
+    /// Format of every class; q8 for the embeddings where it is none of tables.
     pub format: &'a str,
     /// Tokens per prefill chunk.
     pub chunk: usize,
@@ -160,10 +165,11 @@ impl Setup<'_> {
     pub fn write(&self, source: &Path, folder: &Path) -> PathBuf {
         let Self { format, chunk, batch, context } = self;
         let path = folder.join("model.toml");
+        let tables = table_format(format);
         let text = format!(
             "[model]\nsource = {source:?}\n[shapes]\nmax_context = {context}\nprefill_chunk = {chunk}\n\
              decode_batch = {batch:?}\n[weights]\nexperts = \"{format}\"\nattention = \"{format}\"\n\
-             embeddings = \"{format}\"\nactivations = \"f32\"\n"
+             embeddings = \"{tables}\"\nactivations = \"f32\"\n"
         );
         std::fs::write(&path, text).expect("model.toml is written");
         path

@@ -112,8 +112,8 @@ impl<'k> P<'k> {
         match format {
             Format::F32 => self.words(n),
             Format::Bf16 | Format::F16 => self.step(n.int(self.k), self.k.ctx.i16_type().into()),
-            Format::Q8 | Format::Q4 => {
-                self.k.fail("numbers of a group have no address of their own");
+            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => {
+                self.k.fail("codes have no address of their own");
                 self
             }
         }
@@ -182,8 +182,8 @@ impl<'k> P<'k> {
                 }
             }
             Format::F16 => f16_by_bits(I { k, v: self.load_elems(Elem::I16, span) }.zext16()),
-            Format::Q8 | Format::Q4 => {
-                k.fail("numbers of a group have no address of their own");
+            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => {
+                k.fail("codes have no address of their own");
                 k.fv(0.0)
             }
         }

@@ -1,5 +1,6 @@
-//! Rows of bytes times a panel of q8 or q4: integer dot products within a group of 32 channels, joined in
-//! f32 by the group's two scales.
+//! Rows of bytes times a panel of q8, q4 or its kin: integer dot products within a group of 32 channels, joined in
+//! f32 by the group's two scales. Where columns have one scale each, it is taken when all groups are joined, and the
+//! outliers of the panel are added before.
 //!
 //! A group of the panel is unpacked into registers once and meets every row of a block; the sums of the
 //! block wait in scratch, which stays in the first-level cache. So unpacking is paid once per block, and a
@@ -12,9 +13,10 @@
 //! With VNNI the weights are unsigned: `Σ (code + 128)·x = Σ code·x + 128·Σ x`. The packed row carries
 //! `−128·Σ x` of every group, from which the integer sum starts.
 
-use super::panel::{Panel, fetch};
+use super::outliers;
+use super::panel::{Panel, fetch, group_bytes, is_nibbles};
 use super::quantise::{CORRECTION, ROW_GROUP, SCALE};
-use super::unpack::{codes, high_nibbles, scale};
+use super::unpack::{codes, high_nibbles, plain_scale, scale};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::machine::{ByteDot, Isa};
 use crate::schedule::Schedule;
@@ -38,7 +40,8 @@ pub(super) fn multiply<'k>(
     store: &dyn Fn(I<'k>, [F<'k>; 2]),
 ) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
-    let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
+    let bytes = group_bytes(panel.format, nr);
+    let by_channel = panel.format.is_by_channel();
     let Schedule { block, ahead, .. } = panel.schedule;
     k.each(first, end, block, |start| {
         let stop = (start + block).min(end);
@@ -49,13 +52,13 @@ pub(super) fn multiply<'k>(
             fetch(from, bytes, ahead);
             let weights: Vec<[I<'k>; 2]> =
                 (0..QUADS).map(|quad| [0, lanes].map(|c| operand(k, panel.format, from, quad, c))).collect();
-            let at = from.bytes(bytes - 2 * nr);
-            let scales = [0, lanes * 2].map(|c| weight_scale(k, panel.format, at.bytes(c)));
+            let scales = (!by_channel).then(|| [0, lanes].map(|c| weight_scale(k, panel, from, c)));
             let add = |i: I<'k>, x: P<'k>, found: [I<'k>; 2]| {
                 let by = x.bytes(SCALE).load().splat();
-                for (half, (found, scale)) in found.into_iter().zip(scales).enumerate() {
+                for (half, found) in found.into_iter().enumerate() {
+                    let by = scales.map_or(by, |scales| scales[half] * by);
                     let at = sums(i).words(half * lanes);
-                    at.store(found.to_float().fma(scale * by, at.load_vec(Span::Full)));
+                    at.store(found.to_float().fma(by, at.load_vec(Span::Full)));
                 }
             };
             let x = |i: I<'k>| row(i).bytes(group * ROW_GROUP);
@@ -78,8 +81,15 @@ pub(super) fn multiply<'k>(
             }
             k.each(single, stop, 1, |i| add(i, x(i), dots(k, panel.format, &weights, x(i))));
         });
+        let by = if nibbles(k, panel.format) { 1.0 } else { 16.0 };
+        outliers::add(k, panel, [start, stop], row, &sums, by);
+        let scales = by_channel.then(|| [0, lanes].map(|c| weight_scale(k, panel, panel.weights, c)));
         k.each(start, stop, 1, |i| {
-            store(i, [0, lanes].map(|c| sums(i).words(c).load_vec(Span::Full)));
+            let sum = |half: usize| {
+                let sum = sums(i).words(half * lanes).load_vec(Span::Full);
+                scales.map_or(sum, |scales| sum * scales[half])
+            };
+            store(i, [sum(0), sum(1)]);
         });
     });
 }
@@ -95,13 +105,13 @@ const fn at_once(bytes: ByteDot) -> usize {
 
 /// Whether q4 is multiplied as plain nibbles, several words to one widening.
 fn nibbles(k: &Kb<'_>, format: Format) -> bool {
-    format == Format::Q4 && k.isa.bytes == ByteDot::Maddubs
+    is_nibbles(format) && k.isa.bytes == ByteDot::Maddubs
 }
 
 /// One quad of the weights, as the machine wants it.
 fn operand<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, quad: usize, column: usize) -> I<'k> {
     match (k.isa.bytes, format) {
-        (ByteDot::Vnni, Format::Q4) => high_nibbles(group, k.isa.nr, quad, column),
+        (ByteDot::Vnni, _) if is_nibbles(format) => high_nibbles(group, k.isa.nr, quad, column),
         (ByteDot::Vnni, _) => codes(format, group, k.isa.nr, quad, column) ^ 0x8080_8080,
         _ if nibbles(k, format) => {
             let packed = group.words(quad % 4 * k.isa.nr + column).load_ints();
@@ -111,8 +121,9 @@ fn operand<'k>(k: &'k Kb<'k>, format: Format, group: P<'k>, quad: usize, column:
     }
 }
 
-fn weight_scale<'k>(k: &'k Kb<'k>, format: Format, at: P<'k>) -> F<'k> {
-    if nibbles(k, format) { at.load_weights(Format::Bf16, Span::Full) } else { scale(k, format, at) }
+fn weight_scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, column: usize) -> F<'k> {
+    let of = if nibbles(k, panel.format) { plain_scale } else { scale };
+    of(k, panel, group, column)
 }
 
 /// The integer sums of one row and group.

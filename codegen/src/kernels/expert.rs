@@ -3,7 +3,7 @@
 
 use super::micro::Columns;
 use super::multiply::{self, finish, multiply, on_tiles, panel_bytes};
-use super::panel::{Panel, PanelRows};
+use super::panel::{Matrix, Panel, PanelRows};
 use super::routed::{Expert, expert};
 use super::{amx, neuron, unpack};
 use crate::dsl::{I, Kb, LINE, P};
@@ -41,11 +41,10 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let (products, _) = scratch_bytes(&k.isa, hidden, format, compute, order, schedule);
     let gathered = k.scratch().bytes(products);
     let written = gathered.bytes(gathered_bytes(&k.isa, layout.rows, hidden, compute));
+    let stored = Matrix { outputs: (2 * inter, true), depth: hidden, format, compute, schedule };
     let panel = |e: &Expert<'k>, p: I<'k>, rows: PanelRows<'_, 'k>, columns: &Columns<'k>| {
         let matrix = weights.load_address(e.id);
-        let stored_panel =
-            Panel { weights: matrix.bytes(p * bytes), depth: hidden, format, compute, schedule };
-        let panel = by_panels(stored_panel, order, written, |sketch, to| {
+        let panel = by_panels(stored.panel(k, matrix, p), order, written, |sketch, to| {
             neuron::panels::gate_up(k, Bundle { format, hidden, sketch }, inter, [matrix, written], p, to);
         });
         let next = if order == WeightOrder::Panels { rows.next } else { Some(written) };
@@ -180,11 +179,10 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let bytes = panel_bytes(&k.isa, inter, format);
     let (products, _) = scratch_bytes(&k.isa, inter, format, compute, order, schedule);
     let written = k.scratch().bytes(products);
+    let stored = Matrix { outputs: (hidden, false), depth: inter, format, compute, schedule };
     let panel = |e: &Expert<'k>, p: I<'k>, range, next| {
         let matrix = weights.load_address(e.id);
-        let stored_panel =
-            Panel { weights: matrix.bytes(p * bytes), depth: inter, format, compute, schedule };
-        let panel = by_panels(stored_panel, order, written, |sketch, to| {
+        let panel = by_panels(stored.panel(k, matrix, p), order, written, |sketch, to| {
             neuron::panels::down(k, Bundle { format, hidden, sketch }, inter, [matrix, written], p, to);
         });
         let next = if order == WeightOrder::Panels { next } else { written };

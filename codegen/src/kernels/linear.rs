@@ -3,7 +3,7 @@
 use super::amx;
 use super::micro::Columns;
 use super::multiply::{finish, multiply, on_tiles, panel_bytes};
-use super::panel::{Panel, PanelRows};
+use super::panel::{Matrix, PanelRows};
 use crate::dsl::{I, Kb};
 use crate::spec::{KernelSpec, RowForm, packed_words, panels};
 
@@ -36,6 +36,7 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let words = packed_words(depth, compute);
     let tiled = on_tiles(&k.isa, compute);
     let bytes = panel_bytes(&k.isa, depth, format);
+    let matrix = Matrix { outputs: (n, glu.is_some()), depth, format, compute, schedule };
     let body = |tile: I<'k>, range, again: Option<I<'k>>| {
         let (group, p) = if groups == 1 {
             (k.i(0), tile)
@@ -43,8 +44,8 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
             let count = k.i(per_group as i64);
             (tile.div(count), tile.rem(count))
         };
-        let weights = weights.bytes(tile * bytes);
-        let panel = Panel { weights, depth, format, compute, schedule };
+        let at = if groups == 1 { weights } else { weights.bytes(group * matrix.bytes(k)) };
+        let panel = matrix.panel(k, at, p);
         let columns = Columns::of(k, p, n, glu);
         let bias = bias.map(|b| b.words(group * n));
         let at = |row| x.words(row * x_ld + group * words);

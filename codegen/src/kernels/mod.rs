@@ -12,6 +12,7 @@ mod micro;
 pub(crate) mod multiply;
 pub(crate) mod neuron;
 mod norm;
+mod outliers;
 mod panel;
 mod position;
 mod quantise;
@@ -52,11 +53,14 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     }
 }
 
+/// What is wrong with formats that have a scale for each column of a panel.
+const BY_CHANNEL: &str = "rows by themselves in a format of panels alone";
+
 /// Contradictions in a specification that would make the kernel read or write out of bounds.
 pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
     let rules: Vec<(bool, &str)> = match spec {
-        KernelSpec::Embed { hidden, out_ld, .. } => {
-            vec![(out_ld >= hidden, "rows of the output overlap")]
+        KernelSpec::Embed { hidden, format, out_ld, .. } => {
+            vec![(out_ld >= hidden, "rows of the output overlap"), (!format.is_by_channel(), BY_CHANNEL)]
         }
         KernelSpec::GatherRows { cols, x_ld, out_ld } | KernelSpec::Softmax { cols, x_ld, out_ld } => {
             vec![(x_ld >= cols && out_ld >= cols, "rows overlap"), (*cols > 0, "no columns")]
@@ -139,10 +143,12 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (*x_ld >= *hidden, "rows overlap"),
             (glu.skips(), "a gate that makes no neuron 0"),
             (!sketch || neuron::sketches(*format), "a sketch that is no smaller than the gate"),
+            (!format.is_by_channel(), BY_CHANNEL),
         ],
         KernelSpec::NeuronDown { hidden, inter, format, sketch, .. } => vec![
             (*hidden > 0 && *inter > 0, "an extent is zero"),
             (!sketch || neuron::sketches(*format), "a sketch that is no smaller than the gate"),
+            (!format.is_by_channel(), BY_CHANNEL),
         ],
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
         KernelSpec::Map { cols, a_ld, out_ld, .. } => {
@@ -183,22 +189,23 @@ fn multiplies(
             (compute != Compute::I8, "panels of bytes out of neurons"),
             (!bias, "neurons with biases"),
             (!sketch || neuron::sketches(format), "a sketch that is no smaller than the gate"),
+            (!format.is_by_channel(), BY_CHANNEL),
         ],
     }
 }
 
 /// Whether a machine multiplies weights of a format in a form.
 fn can_multiply(isa: &Isa, format: Format, compute: Compute) -> (bool, &'static str) {
-    let quantised = matches!(format, Format::Q8 | Format::Q4);
+    let quantised = format.is_quantised();
     match compute {
         Compute::F32 => (true, ""),
         Compute::Bf16 => (
             isa.bf16 && (quantised || format == Format::Bf16),
-            "bf16 rows need bf16, q8 or q4 weights, and a machine with bf16 dot products",
+            "bf16 rows need weights of bf16 or codes, and a machine with bf16 dot products",
         ),
         Compute::I8 => (
             isa.bytes != ByteDot::None && quantised,
-            "byte rows need q8 or q4 weights, and a machine with byte dot products",
+            "byte rows need weights of codes, and a machine with byte dot products",
         ),
     }
 }

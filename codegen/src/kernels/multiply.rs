@@ -6,27 +6,19 @@
 //! | f32, f16, bf16 | f32 | multiply-adds, weights widened in registers ([`super::micro`]) |
 //! | bf16 | bf16 | dot products of pairs ([`super::micro`]); on NEON two rows at a time ([`super::squares`]) |
 //! | q8, q4 | bytes | dot products of four bytes, one scale per group ([`super::bytes`]) |
-//! | q8, q4 | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
+//! | q4o, q4c | bytes | the same, one scale per column; rows of wider codes beside ([`super::outliers`]) |
+//! | q8, q4, q4o, q4c | f32, bf16 | the panel is unpacked once ([`super::unpack`]), then as the others |
 //! | bf16 | bf16, on tile registers | [`super::amx`] |
 
 use super::micro::{QUARTERS, product, row_groups};
+pub(crate) use super::panel::panel_bytes;
 use super::panel::{Panel, PanelRows};
 use super::{amx, bytes, unpack};
 use crate::dsl::{F, I, Kb};
 use crate::machine::Isa;
 use crate::schedule::{Schedule, least};
 use crate::spec::Compute;
-use moec_ir::types::{Format, GROUP};
-
-/// Bytes of a panel.
-pub(crate) fn panel_bytes(isa: &Isa, depth: usize, format: Format) -> usize {
-    match format {
-        Format::F32 | Format::F16 => format.bytes(depth * isa.nr),
-        Format::Bf16 => depth.div_ceil(2) * isa.nr * 4,
-        Format::Q8 => depth.div_ceil(GROUP) * isa.nr * 34,
-        Format::Q4 => depth.div_ceil(GROUP) * isa.nr * 18,
-    }
-}
+use moec_ir::types::Format;
 
 /// Bytes of scratch for products over `depth` channels.
 pub(crate) fn scratch_bytes(
@@ -69,10 +61,10 @@ pub(crate) fn multiply<'k>(
 ) {
     let [first, end] = rows.range;
     let ready = match (panel.format, panel.compute) {
-        (Format::Q8 | Format::Q4, Compute::I8) => {
+        (format, Compute::I8) if format.is_quantised() => {
             return bytes::multiply(k, panel, first, end, rows.at, store);
         }
-        (Format::Q8 | Format::Q4, _) => {
+        (format, _) if format.is_quantised() => {
             match again {
                 Some(again) => k.branch(again, || {}, || unpack::unpack(k, panel)),
                 None => unpack::unpack(k, panel),

@@ -1,9 +1,50 @@
 //! What matrix kernels multiply: weight panels, the rows that meet them, and where results go.
 
-use crate::dsl::{I, LINE, P};
+use crate::dsl::{I, Kb, LINE, P};
+use crate::machine::Isa;
 use crate::schedule::Schedule;
-use crate::spec::Compute;
-use moec_ir::types::Format;
+use crate::spec::{Compute, panels};
+use moec_ir::plan::Layout;
+use moec_ir::types::{Format, GROUP};
+
+/// A packed matrix.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix {
+    /// Output channels, and whether a gate and its up projection share a panel.
+    pub(crate) outputs: (usize, bool),
+    /// Input channels.
+    pub(crate) depth: usize,
+    /// Format of the weights.
+    pub(crate) format: Format,
+    /// Form of the rows that meet them.
+    pub(crate) compute: Compute,
+    /// How work is cut.
+    pub(crate) schedule: Schedule,
+}
+
+impl Matrix {
+    /// Its bytes.
+    pub(crate) fn bytes(&self, k: &Kb<'_>) -> usize {
+        let (outputs, gated) = self.outputs;
+        let nr = k.isa.nr as u32;
+        let layout = if gated { Layout::GluPanels { nr } } else { Layout::Panels { nr } };
+        layout.matrix_bytes(self.format, outputs as u64, self.depth).unwrap_or(0) as usize
+    }
+
+    /// Panel `p`, where the matrix begins at `at`.
+    pub(crate) fn panel<'k>(&self, k: &'k Kb<'k>, at: P<'k>, p: I<'k>) -> Panel<'k> {
+        let Self { outputs: (outputs, gated), depth, format, compute, schedule } = *self;
+        let (panels, bytes) = (panels(&k.isa, outputs, gated), panel_bytes(&k.isa, depth, format));
+        let count = format.outliers(outputs);
+        let outliers = (count > 0).then(|| {
+            let table = at.bytes(panels * bytes);
+            let before = |p: I<'k>| table.words(p).load_int().max(k.i(0)).min(k.i(count as i64));
+            let columns = table.words(panels + 1);
+            Outliers { range: [before(p), before(p + 1)], columns, codes: columns.words(count) }
+        });
+        Panel { weights: at.bytes(p * bytes), depth, format, compute, schedule, outliers }
+    }
+}
 
 /// A weight panel: `depth` input channels of [`Isa::nr`] columns.
 #[derive(Clone, Copy)]
@@ -18,6 +59,54 @@ pub(crate) struct Panel<'k> {
     pub(crate) compute: Compute,
     /// How work is cut.
     pub(crate) schedule: Schedule,
+    /// Its columns of wider codes.
+    pub(crate) outliers: Option<Outliers<'k>>,
+}
+
+/// Where the outliers of a panel lie ([`Layout`]).
+#[derive(Clone, Copy)]
+pub(crate) struct Outliers<'k> {
+    /// The first of the matrix's, and the one behind the last.
+    range: [I<'k>; 2],
+    /// Columns of all.
+    columns: P<'k>,
+    /// Codes of all.
+    codes: P<'k>,
+}
+
+impl<'k> Panel<'k> {
+    /// The scales of its columns, f32, where they are the same for all groups.
+    pub(crate) fn channel_scales(&self, k: &Kb<'k>) -> P<'k> {
+        self.weights.bytes(self.depth.div_ceil(GROUP) * group_bytes(self.format, k.isa.nr))
+    }
+
+    /// `body(column in the panel, codes)` for each of its outliers.
+    pub(crate) fn each_outlier(&self, k: &'k Kb<'k>, body: impl FnOnce(I<'k>, P<'k>)) {
+        let Some(Outliers { range: [first, end], columns, codes }) = self.outliers else { return };
+        k.each(first, end, 1, |i| {
+            // Within the panel, whatever the table says.
+            let column = columns.words(i).load_int().max(k.i(0)).min(k.i(k.isa.nr as i64 - 1));
+            body(column, codes.bytes(i * self.depth.next_multiple_of(GROUP)));
+        });
+    }
+}
+
+/// Bytes of a panel.
+pub(crate) fn panel_bytes(isa: &Isa, depth: usize, format: Format) -> usize {
+    format.column_bytes(depth) * isa.nr
+}
+
+/// Bytes of a group of a panel of codes, and of its scales if it has its own.
+pub(super) const fn group_bytes(format: Format, nr: usize) -> usize {
+    match format.group_bytes() {
+        Some(bytes) => nr * bytes,
+        None => nr * GROUP / 2,
+    }
+}
+
+/// Whether the codes of a panel are nibbles.
+pub(super) const fn is_nibbles(format: Format) -> bool {
+    matches!(format, Format::Q4 | Format::Q4o | Format::Q4c)
 }
 
 /// Rows that meet a panel.

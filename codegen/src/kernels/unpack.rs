@@ -1,6 +1,7 @@
-//! Panels of q8 and q4: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
+//! Panels of q8, q4 and its kin: their codes, and the panel unpacked once into scratch as f32 or bf16 for all rows that meet them.
 
-use super::panel::{Panel, fetch};
+use super::outliers;
+use super::panel::{Panel, fetch, group_bytes, is_nibbles};
 use crate::dsl::{F, I, Kb, P, Span};
 use crate::schedule::Schedule;
 use crate::spec::Compute;
@@ -21,18 +22,17 @@ pub(super) const fn depth(channels: usize) -> usize {
 pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     let Panel { weights: to, format, .. } = unpacked(k, panel);
-    let bytes = nr * if panel.format == Format::Q8 { GROUP + 2 } else { GROUP / 2 + 2 };
+    let bytes = group_bytes(panel.format, nr);
     let orders = if k.isa.permutes { pair_orders(k) } else { Vec::new() };
     k.each(0, panel.depth.div_ceil(GROUP), 1, |group| {
         let from = panel.weights.bytes(group * bytes);
         fetch(from, bytes, panel.schedule.ahead);
         let to = to.bytes(group * format.bytes(GROUP * nr));
-        let scales = from.bytes(bytes - 2 * nr);
         if format == Format::Bf16 && k.isa.permutes {
-            return by_permutes(k, panel.format, from, scales, to, &orders);
+            return by_permutes(k, panel, from, to, &orders);
         }
         for half in 0..2 {
-            let scale = scale(k, panel.format, scales.bytes(half * lanes * 2));
+            let scale = scale(k, panel, from, half * lanes);
             let channels =
                 |quad: usize, j: usize| byte(codes(panel.format, from, nr, quad, half * lanes), j) * scale;
             for quad in 0..GROUP / 4 {
@@ -53,6 +53,7 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
             }
         }
     });
+    outliers::unpack(k, panel, format, to);
 }
 
 /// A group to pairs of bf16, where one instruction moves any byte anywhere (AVX512-VBMI): every code goes to the top of a
@@ -60,20 +61,19 @@ pub(super) fn unpack<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) {
 /// numbers as otherwise: what the scale is divided by is a power of two.
 fn by_permutes<'k>(
     k: &'k Kb<'k>,
-    format: Format,
+    panel: &Panel<'k>,
     from: P<'k>,
-    scales: P<'k>,
     to: P<'k>,
     orders: &[[VectorValue<'k>; 2]],
 ) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
     for first in (0..nr).step_by(lanes) {
-        let scale = scale(k, format, scales.bytes(2 * first)) * k.f(1.0 / (1 << 24) as f32);
+        let scale = scale(k, panel, from, first) * k.f(1.0 / (1 << 24) as f32);
         // Each column twice: of the lower half of the columns, of the upper half.
         let twice = |c: usize| scale.shuffle(scale, &(0..lanes).map(|i| c + i / 2).collect::<Vec<_>>());
         let scales = [twice(0), twice(lanes / 2)];
         for quad in 0..GROUP / 4 {
-            let codes = codes(format, from, nr, quad, first);
+            let codes = codes(panel.format, from, nr, quad, first);
             for (pair, orders) in orders.iter().enumerate() {
                 let [lower, upper] = [0, 1].map(|h| codes.bytes_to_top(orders[h]).to_float() * scales[h]);
                 to.words((2 * quad + pair) * nr + first).store_int(lower.both_bf16(upper));
@@ -94,13 +94,22 @@ fn pair_orders<'k>(k: &'k Kb<'k>) -> Vec<[VectorValue<'k>; 2]> {
 pub(super) fn unpacked<'k>(k: &'k Kb<'k>, panel: &Panel<'k>) -> Panel<'k> {
     // What was just written needs no fetching.
     let schedule = Schedule { ahead: 0, ..panel.schedule };
-    Panel { weights: k.scratch(), format: format(panel.compute), schedule, ..*panel }
+    Panel { weights: k.scratch(), format: format(panel.compute), schedule, outliers: None, ..*panel }
 }
 
-/// A vector of scales, for codes as [`codes`] and [`high_nibbles`] give them.
-pub(super) fn scale<'k>(k: &'k Kb<'k>, format: Format, at: P<'k>) -> F<'k> {
-    let scale = at.load_weights(Format::Bf16, Span::Full);
-    if format == Format::Q4 { scale * k.f(1.0 / 16.0) } else { scale }
+/// A vector of the scales of a group, from a column on, for codes as [`codes`] and [`high_nibbles`] give them.
+pub(super) fn scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, column: usize) -> F<'k> {
+    let scale = plain_scale(k, panel, group, column);
+    if is_nibbles(panel.format) { scale * k.f(1.0 / 16.0) } else { scale }
+}
+
+/// As [`scale`], for codes as they are.
+pub(super) fn plain_scale<'k>(k: &'k Kb<'k>, panel: &Panel<'k>, group: P<'k>, column: usize) -> F<'k> {
+    if panel.format.is_by_channel() {
+        return panel.channel_scales(k).words(column).load_vec(Span::Full);
+    }
+    let scales = group.bytes(group_bytes(panel.format, k.isa.nr) - 2 * k.isa.nr);
+    scales.bytes(2 * column).load_weights(Format::Bf16, Span::Full)
 }
 
 /// Signed codes of one quad, four bytes a lane, for the columns from `column` on.

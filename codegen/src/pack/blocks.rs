@@ -1,7 +1,7 @@
 //! Packing a weight block by block.
 
 use super::quantise::Group;
-use super::{Geometry, Importance, ROWS_AT_ONCE, Weighting, order, place, sketch, vectors};
+use super::{Geometry, Importance, ROWS_AT_ONCE, Weighting, columns, order, place, q4o, sketch, vectors};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
 use std::io::{self, Write};
@@ -11,7 +11,7 @@ use std::ops::Range;
 /// them takes some milliseconds.
 const SHARE: usize = 1 << 18;
 
-/// A run of panels of one matrix, which are packed together.
+/// A run of panels of one matrix, which are packed together; without any, the outliers behind them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Matrix.
@@ -31,13 +31,20 @@ impl Geometry {
         };
         let step = (SHARE / (rows * g.cols).max(1)).max(1);
         // The last rows that are by themselves may be fewer.
-        let start = move |p: usize| (p * rows * g.row_bytes()).min(g.matrix_bytes() as usize);
+        let outliers = g.outlier_bytes();
+        let end = (g.matrix_bytes() as usize).saturating_sub(outliers);
+        let start = move |p: usize| (p * rows * g.row_bytes()).min(end);
         let runs = move || (0..panels).step_by(step).map(move |p| p..(p + step).min(panels));
         let block = move |lead, panels: Range<usize>| {
             let bytes = start(panels.end) - start(panels.start);
             Block { lead, bytes, panels }
         };
-        (0..g.lead).flat_map(move |lead| runs().map(move |panels| block(lead, panels)))
+        let behind = move |lead| Block { lead, bytes: outliers, panels: panels..panels };
+        let whole = move |lead| {
+            let panels = runs().map(move |panels| block(lead, panels));
+            panels.chain((outliers > 0).then(|| behind(lead)))
+        };
+        (0..g.lead).flat_map(whole)
     }
 
     /// Blocks of one matrix.
@@ -45,7 +52,7 @@ impl Geometry {
         Self { lead: 1, ..*self }.blocks().count()
     }
 
-    /// Ranges of rows that a block asks for, in their order.
+    /// Ranges of rows that a block asks for, in their order; outliers are not known before they are chosen.
     pub fn rows_of(&self, block: &Block) -> impl Iterator<Item = Range<usize>> {
         block.panels.clone().flat_map(|p| self.panel_rows(p)).map(|(rows, _)| rows)
     }
@@ -85,7 +92,7 @@ pub struct Scratch {
 /// Packs a block behind what `out` holds. The bytes of all blocks, one after the other, are the weight's.
 ///
 /// Numbers are rounded to the nearest, ties to even; those of grouped formats as [`super::quantise`] says, by
-/// `weighting`, that of the block's matrix. Padding is zero.
+/// `weighting`, that of the block's matrix; where rows have a scale each, it names the [`outliers`]. Padding is zero.
 ///
 /// # Errors
 /// Those of `rows`.
@@ -98,6 +105,14 @@ pub fn pack_block<E>(
     out: &mut Vec<u8>,
 ) -> Result<(), E> {
     let g = geometry;
+    if g.format.is_by_channel() {
+        let read = |range: Range<usize>, out: &mut [f32]| rows.read(block.lead, range, out);
+        return if block.panels.is_empty() {
+            columns::pack_outliers(g, weighting, read, out)
+        } else {
+            columns::pack_panels(g, block.panels.clone(), weighting, read, out)
+        };
+    }
     let size = if g.format.is_grouped() { 0 } else { g.format.row_bytes(1) };
     for p in block.panels.clone() {
         let ranges = g.panel_rows(p);
@@ -131,6 +146,21 @@ pub fn pack_block<E>(
     Ok(())
 }
 
+/// The rows of matrix `lead` that its format stores as INT8, in ascending order: those that lose most by less.
+///
+/// # Errors
+/// Those of `rows`.
+pub fn outliers<E>(
+    geometry: &Geometry,
+    lead: usize,
+    weighting: Weighting<'_>,
+    rows: &mut impl Rows<E>,
+) -> Result<Vec<u32>, E> {
+    let g = geometry;
+    let mut read = |range: Range<usize>, out: &mut [f32]| rows.read(lead, range, out);
+    q4o::choose([g.rows, g.cols], g.format.outliers(g.rows), weighting, &mut read)
+}
+
 /// Gives every range of rows its part of `out`, of so many items per number, until one answers `false`.
 fn each<T, E>(
     g: &Geometry,
@@ -160,9 +190,15 @@ pub fn pack<E: From<io::Error>>(
     out: &mut impl Write,
 ) -> Result<u64, E> {
     let (mut scratch, mut bytes) = (Scratch::default(), Vec::new());
+    let (mut known, mut wide) = (None, Vec::new());
     for block in geometry.blocks() {
         bytes.clear();
-        pack_block(geometry, &block, importance(block.lead), &mut read, &mut scratch, &mut bytes)?;
+        let weighting = importance(block.lead);
+        if known.replace(block.lead) != Some(block.lead) {
+            wide = outliers(geometry, block.lead, weighting, &mut read)?;
+        }
+        let weighting = Weighting { outliers: weighting.outliers.or(Some(&wide)), ..weighting };
+        pack_block(geometry, &block, weighting, &mut read, &mut scratch, &mut bytes)?;
         out.write_all(&bytes)?;
     }
     Ok(geometry.bytes())

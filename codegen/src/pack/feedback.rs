@@ -104,6 +104,11 @@ impl Feedback {
     pub fn round_in(&self, rows: &[f32], sweeps: usize) -> Vec<Group> {
         vectors::widest(Round { by: self, rows, sweeps })
     }
+
+    /// Rounds whole rows to codes in −8 ..= 7 at scales that are given, one for each row: codes `[rows, cols]`.
+    pub fn round_at(&self, rows: &[f32], scales: &[f32]) -> Vec<i8> {
+        vectors::widest(RoundAt { by: self, rows, scales })
+    }
 }
 
 /// Rounds rows.
@@ -135,6 +140,37 @@ impl vectors::Work for Round<'_> {
             }
         }
         groups
+    }
+}
+
+/// Rounds rows at scales that are given.
+struct RoundAt<'a> {
+    by: &'a Feedback,
+    rows: &'a [f32],
+    scales: &'a [f32],
+}
+
+impl vectors::Work for RoundAt<'_> {
+    type Output = Vec<i8>;
+
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn run(self) -> Vec<i8> {
+        let Self { by: Feedback { cols, blocks }, rows, scales } = self;
+        let width = (*cols).max(1);
+        let mut all = vec![0; rows.len() / width * width];
+        let strips = rows.chunks(LANES * width).zip(scales.chunks(LANES));
+        for ((rows, scales), all) in strips.zip(all.chunks_mut(LANES * width)) {
+            let mut strip = Strip::new(rows, *cols);
+            for block in blocks {
+                for (i, codes) in block.cols.clone().zip(strip.round_at(block, scales)) {
+                    for (row, code) in all.chunks_mut(width).zip(codes) {
+                        row[i] = code as i8;
+                    }
+                }
+            }
+        }
+        all
     }
 }
 
@@ -244,14 +280,8 @@ impl Strip {
                     }
                 }
             }
-            let found = trial(block, cols.clone(), exact, fed, &best);
             scales[first / GROUP] = best;
-            codes[cols.clone()].copy_from_slice(&found.codes[..cols.len()]);
-            for (j, later) in fed.iter_mut().enumerate().take(n).skip(cols.end) {
-                for (i, missed) in cols.clone().zip(&found.missed) {
-                    add(later, missed, block.upper[i * n + j]);
-                }
-            }
+            settle(block, cols.clone(), exact, fed, &best, &mut codes[cols]);
         }
         if sweeps > 0 {
             let mut descent = Descent::new(&block.moments, exact, &mut codes, &mut scales);
@@ -268,6 +298,50 @@ impl Strip {
                 let group = if scale == bf16::ZERO { Group::ZERO } else { Group { scale, codes } };
                 put(l, block.cols.start / GROUP + g, group);
             }
+        }
+    }
+}
+
+impl Strip {
+    /// Codes of the columns of a block at one scale for each row.
+    #[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+    #[inline(always)]
+    fn round_at(&mut self, block: &Block, scales: &[f32]) -> Vec<Lanes> {
+        let n = block.cols.len();
+        let (exact, fed) = (&self.exact[block.cols.clone()], &mut self.fed[block.cols.clone()]);
+        let mut scale = [0.0; LANES];
+        for (l, given) in scales.iter().take(LANES).enumerate() {
+            scale[l] = given / self.size[l];
+        }
+        let mut codes = vec![[0.0; LANES]; n];
+        for first in (0..n).step_by(GROUP) {
+            let cols = first..(first + GROUP).min(n);
+            settle(block, cols.clone(), exact, fed, &scale, &mut codes[cols]);
+        }
+        let mut scales = vec![scale; n.div_ceil(GROUP)];
+        let mut descent = Descent::new(&block.moments, exact, &mut codes, &mut scales);
+        (0..SWEEPS).for_each(|_| descent.sweep());
+        codes
+    }
+}
+
+/// Rounds the columns of a group at a scale, and hands what they miss to all that come later in the block.
+#[allow(clippy::inline_always, reason = "the caller vectorises it only inline")]
+#[inline(always)]
+fn settle(
+    block: &Block,
+    cols: Range<usize>,
+    exact: &[Lanes],
+    fed: &mut [Lanes],
+    scale: &Lanes,
+    codes: &mut [Lanes],
+) {
+    let n = block.cols.len();
+    let found = trial(block, cols.clone(), exact, fed, scale);
+    codes.copy_from_slice(&found.codes[..cols.len()]);
+    for (j, later) in fed.iter_mut().enumerate().take(n).skip(cols.end) {
+        for (i, missed) in cols.clone().zip(&found.missed) {
+            add(later, missed, block.upper[i * n + j]);
         }
     }
 }
@@ -319,7 +393,7 @@ pub(super) fn may_be(exact: &[f32], stored: &[f32]) -> bool {
     missed <= exact.iter().map(|&x| energy(x)).sum::<f64>() / 8.0
 }
 
-/// Whether a format is rounded with feedback. q8 errs three hundred times less: there is nothing to gain.
+/// Whether a format is rounded with feedback, but for outliers. q8 errs three hundred times less: there is nothing to gain.
 pub const fn gains(format: Format) -> bool {
-    matches!(format, Format::Q4)
+    matches!(format, Format::Q4 | Format::Q4o | Format::Q4c)
 }

@@ -5,23 +5,27 @@
 //! those of [`Layout`].
 
 mod blocks;
+pub mod channel;
+mod columns;
 mod descent;
 pub mod feedback;
 mod lanes;
 mod order;
 mod place;
+pub mod q4o;
 pub mod quantise;
 mod sketch;
 mod vectors;
 mod weighting;
 
-pub use blocks::{Block, Rows, Scratch, groups, pack, pack_block};
+pub use blocks::{Block, Rows, Scratch, groups, outliers, pack, pack_block};
 pub use feedback::Feedback;
 use half::{bf16, f16};
 use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
 use order::Lane;
+pub use q4o::{Q4o, quantise_q4o};
 use quantise::Group;
 use std::io;
 use std::ops::Range;
@@ -46,22 +50,24 @@ pub struct Geometry {
 const ROWS_AT_ONCE: usize = 16;
 
 /// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
-pub const fn packed_bytes(layout: Layout, format: Format, lead: usize, rows: usize, cols: usize) -> u64 {
+pub fn packed_bytes(layout: Layout, format: Format, lead: usize, rows: usize, cols: usize) -> u64 {
     Geometry { layout, format, lead, rows, cols }.bytes()
 }
 
 impl Geometry {
     /// Bytes in all.
-    pub const fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.lead as u64 * self.matrix_bytes()
     }
 
     /// Bytes of one matrix; 0 where the layout does not fit it.
-    pub const fn matrix_bytes(&self) -> u64 {
-        match self.layout.stored_rows(self.rows as u64) {
-            Some(rows) => rows * self.row_bytes() as u64,
-            None => 0,
-        }
+    pub fn matrix_bytes(&self) -> u64 {
+        self.layout.matrix_bytes(self.format, self.rows as u64, self.cols).unwrap_or(0)
+    }
+
+    /// Of these, the bytes of its outliers, behind its panels.
+    fn outlier_bytes(&self) -> usize {
+        self.layout.outlier_bytes(self.format, self.rows as u64, self.cols).unwrap_or(0) as usize
     }
 
     /// Bytes of a stored row.
@@ -117,18 +123,34 @@ impl Geometry {
         self.cols / self.parts()
     }
 
+    /// Columns of a panel; 0 in rows.
+    const fn nr(&self) -> usize {
+        match self.layout {
+            Layout::Rows | Layout::Neurons { .. } => 0,
+            Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
+        }
+    }
+
+    /// Panel and column of a row.
+    fn column_of(&self, row: usize) -> (usize, usize) {
+        match self.layout {
+            Layout::Rows | Layout::Neurons { .. } => (row, 0),
+            Layout::Panels { nr } => (row / nr as usize, row % nr as usize),
+            Layout::GluPanels { nr } => {
+                let (half, inter) = (nr as usize / 2, self.rows / 2);
+                let (column, first) = if row < inter { (row, 0) } else { (row - inter, half) };
+                (column / half, first + column % half)
+            }
+        }
+    }
+
     /// Where a part of a row lies, counted over all rows before it: the first byte of its panel in its matrix, and its place
     /// in there.
     fn locate(&self, row: usize) -> (usize, Lane) {
-        let (panel, column, nr) = match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => return self.lane(row),
-            Layout::Panels { nr } => (row / nr as usize, row % nr as usize, nr as usize),
-            Layout::GluPanels { nr } => {
-                let (nr, half, inter) = (nr as usize, nr as usize / 2, self.rows / 2);
-                let (column, first) = if row < inter { (row, 0) } else { (row - inter, half) };
-                (column / half, first + column % half, nr)
-            }
-        };
+        let ((panel, column), nr) = (self.column_of(row), self.nr());
+        if nr == 0 {
+            return self.lane(row);
+        }
         (panel * nr * self.row_bytes(), Lane::of_panel(self.format, nr, column))
     }
 
@@ -150,8 +172,11 @@ impl Geometry {
     }
 }
 
-/// Rounds whole rows of `cols` numbers to what a format holds.
+/// Rounds whole rows of `cols` numbers to what a format holds. Where rows have a scale each, they are one matrix.
 pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
+    if format.is_by_channel() {
+        return columns::round_matrix(format, cols, values);
+    }
     if !format.is_grouped() {
         for x in values {
             *x = round(format, *x);
@@ -168,7 +193,7 @@ pub fn round_rows(format: Format, cols: usize, values: &mut [f32]) {
 
 /// Whether a format holds something near a number: neither an infinity nor, if it is grouped, none at all.
 pub fn holds(format: Format, x: f32) -> bool {
-    if format.is_grouped() {
+    if format.is_quantised() {
         x.abs() <= quantise::LARGEST
     } else {
         !x.is_finite() || round(format, x).is_finite()
@@ -191,7 +216,7 @@ fn round(format: Format, x: f32) -> f32 {
     match format {
         Format::Bf16 => bf16::from_f32(x).to_f32(),
         Format::F16 => f16::from_f32(x).to_f32(),
-        Format::F32 | Format::Q8 | Format::Q4 => x,
+        Format::F32 | Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => x,
     }
 }
 
@@ -234,6 +259,9 @@ pub fn unpack_rows(
 ) -> io::Result<()> {
     let g = geometry;
     let matrix = g.matrix(packed, lead, &rows, out.len())?;
+    if g.format.is_by_channel() {
+        return columns::unpack(g, matrix, rows, out).ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
+    }
     for (row, out) in g.parts_of(rows).zip(out.chunks_exact_mut(g.part_cols().max(1))) {
         let (panel, lane) = g.locate(row);
         let bytes = matrix.get(panel..).ok_or(io::ErrorKind::UnexpectedEof)?;
@@ -259,11 +287,15 @@ pub fn round_as_packed(
     values: &mut [f32],
 ) -> io::Result<()> {
     let g = geometry;
-    if !g.format.is_grouped() {
+    if !g.format.is_quantised() {
         round_rows(g.format, g.part_cols(), values);
         return Ok(());
     }
     let matrix = g.matrix(packed, lead, &rows, values.len())?;
+    if g.format.is_by_channel() {
+        return columns::round_as_packed(g, matrix, rows, fed, values)
+            .ok_or_else(|| io::ErrorKind::UnexpectedEof.into());
+    }
     let mut stored = Vec::new();
     for (row, values) in g.parts_of(rows).zip(values.chunks_exact_mut(g.part_cols().max(1))) {
         let (panel, lane) = g.locate(row);

@@ -34,7 +34,7 @@ impl Lane {
             Format::F32 => (1, 4),
             Format::Bf16 => (2, 4),
             Format::F16 => (1, 2),
-            Format::Q8 | Format::Q4 => (1, QUAD),
+            Format::Q8 | Format::Q4 | Format::Q4o | Format::Q4c => (1, QUAD),
         };
         let group = format.column_bytes(GROUP) * nr;
         let codes = group - 2 * nr;
@@ -48,7 +48,7 @@ impl Lane {
             Format::F32 => (4, 0),
             Format::Bf16 | Format::F16 => (2, 0),
             Format::Q8 => (QUAD, GROUP),
-            Format::Q4 => (QUAD, GROUP / 2),
+            Format::Q4 | Format::Q4o | Format::Q4c => (QUAD, GROUP / 2),
         };
         let scale = cols.div_ceil(GROUP) * group;
         Self { format, side: 1, first: 0, step, group, scale, scale_step: 2 }
@@ -121,6 +121,8 @@ impl Lane {
                 }
                 Some(())
             }
+            // Rows with a scale each lie otherwise.
+            Format::Q4o | Format::Q4c => None,
         }
     }
 

@@ -13,14 +13,16 @@ pub struct Weighting<'a> {
     /// How those of one column make up for those of others, where that is known; it has as many columns. Then
     /// formats that [`feedback::gains`] names are rounded by it alone.
     pub feedback: Option<&'a Feedback>,
-    /// The numbers were read back from groups, and become these groups again.
+    /// The numbers were read back from codes and scales, and become these again.
     pub stored: bool,
+    /// Rows that are stored as INT8 where others are INT4, in ascending order: as many as [`Format::outliers`] says.
+    pub outliers: Option<&'a [u32]>,
 }
 
 impl<'a> Weighting<'a> {
     /// By the importance of columns alone.
     pub const fn of(importance: Option<&'a [f32]>) -> Self {
-        Self { importance, feedback: None, stored: false }
+        Self { importance, feedback: None, stored: false, outliers: None }
     }
 
     /// Groups of whole rows where they are not rounded each by itself.

@@ -87,7 +87,7 @@ impl Knob {
             Self::Unroll => compute != Compute::I8 && !tiles,
             Self::Block => compute == Compute::I8,
             // Tiles ask for the next panel by themselves; unpacking does not.
-            Self::Ahead => !tiles || format.is_grouped(),
+            Self::Ahead => !tiles || format.is_quantised(),
         }
     }
 }

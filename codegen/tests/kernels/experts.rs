@@ -61,7 +61,7 @@ pub(crate) fn gate_up_cases(rng: &mut Rng) -> Vec<Case> {
             let x_ld = hidden + 3;
             let x = random(rng, n, hidden, x_ld);
             let w = rng.floats(experts * 2 * inter * hidden);
-            let held = stored(format, compute, hidden, &w);
+            let held = stored(format, compute, [2 * inter, hidden], &w);
             let (rows_operand, row_words, x) = rows_as(compute, &x, [1, hidden, x_ld]);
             let bias = (i < 2).then(|| rng.floats(experts * 2 * inter));
             let expected = strided(rows * k, inter, inter, |slot, c| {
@@ -121,7 +121,7 @@ pub(crate) fn down_cases(rng: &mut Rng) -> Vec<Case> {
             let of_slot = experts_of_slots(layout, &table);
             let h = rng.floats(rows * k * inter);
             let w = rng.floats(experts * hidden * inter);
-            let held = stored(format, compute, inter, &w);
+            let held = stored(format, compute, [hidden, inter], &w);
             let (rows_operand, h_ld, h) = rows_as(compute, &h, [1, inter, inter]);
             let bias = (i % 2 == 0).then(|| rng.floats(experts * hidden));
             let expected = strided(rows * k, hidden, hidden, |slot, c| {

@@ -168,7 +168,7 @@ pub(crate) fn same_bits(cases: &[(Case, Vec<Schedule>)]) {
 }
 
 /// Formats and the forms that they are multiplied in.
-pub(crate) const PRODUCTS: [(Format, Compute); 10] = [
+pub(crate) const PRODUCTS: [(Format, Compute); 14] = [
     (Format::F32, Compute::F32),
     (Format::Bf16, Compute::F32),
     (Format::F16, Compute::F32),
@@ -179,12 +179,16 @@ pub(crate) const PRODUCTS: [(Format, Compute); 10] = [
     (Format::Q4, Compute::Bf16),
     (Format::Q8, Compute::I8),
     (Format::Q4, Compute::I8),
+    (Format::Q4o, Compute::F32),
+    (Format::Q4o, Compute::Bf16),
+    (Format::Q4o, Compute::I8),
+    (Format::Q4c, Compute::I8),
 ];
 
-/// The numbers that a packed weight of `cols` columns holds, with what unpacking to `compute` rounds.
-pub(crate) fn stored(format: Format, compute: Compute, cols: usize, w: &[f32]) -> Vec<f32> {
+/// The numbers that packed matrices of `rows` × `cols` hold, with what unpacking to `compute` rounds.
+pub(crate) fn stored(format: Format, compute: Compute, [rows, cols]: [usize; 2], w: &[f32]) -> Vec<f32> {
     let mut w = w.to_vec();
-    round_rows(format, cols, &mut w);
+    w.chunks_mut(rows * cols).for_each(|matrix| round_rows(format, cols, matrix));
     if compute == Compute::Bf16 {
         for x in &mut w {
             *x = bf16::from_f32(*x).to_f32();

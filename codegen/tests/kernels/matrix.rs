@@ -29,7 +29,7 @@ fn spaced(rng: &mut Rng, s: &Shape, space: Option<usize>) -> Case {
     let out_ld = columns * s.groups + space;
     let x = random(rng, s.n_rows, s.k * s.groups, x_ld);
     let w = rng.floats(s.groups * s.n * s.k);
-    let held = stored(s.format, s.compute, s.k, &w);
+    let held = stored(s.format, s.compute, [s.n, s.k], &w);
     let (rows, row_words, x) = rows_as(s.compute, &x, [s.groups, s.k, x_ld]);
     let bias = s.bias.then(|| rng.floats(s.groups * s.n));
     let residual = s.residual.then(|| random(rng, s.n_rows, columns * s.groups, out_ld));
@@ -114,7 +114,7 @@ fn results_are_whole_lines() {
         [(1, 64, 32, 0), (16, 80, 64, 16), (33, 64, 96, 0), (70, 48, 64, 16), (40, 64, 96, 1)]
     {
         for glu in [None, Some(Glu::Gated(Activation::Silu))] {
-            for format in [Format::Bf16, Format::Q8, Format::Q4] {
+            for format in [Format::Bf16, Format::Q8, Format::Q4, Format::Q4o] {
                 let (bias, residual) = (n_rows % 2 == 0, glu.is_none() && n_rows % 3 == 0);
                 let compute = Compute::Bf16;
                 let shape = Shape { n_rows, k, n, groups: 1, format, compute, bias, residual, glu };
@@ -131,7 +131,7 @@ fn rows_and_channels_that_fill_no_block() {
     let mut cases = Vec::new();
     for (i, n_rows) in [1, 15, 16, 17, 33].into_iter().enumerate() {
         for (j, k) in [80, 56, 24, 64].into_iter().enumerate() {
-            for format in [Format::Bf16, Format::Q8, Format::Q4] {
+            for format in [Format::Bf16, Format::Q8, Format::Q4, Format::Q4o] {
                 let (bias, residual, glu) = (false, (i + j) % 2 == 0, None);
                 let (n, compute) = (rng.pick(&[24, 32, 56, 80]), Compute::Bf16);
                 cases.push(case(

@@ -205,7 +205,7 @@ fn embedding_of_every_format() {
     let mut rng = Rng::new(14);
     let mut cases = Vec::new();
     for hidden in COLUMNS {
-        for format in Format::ALL {
+        for format in Format::ALL.into_iter().filter(|f| !f.is_by_channel()) {
             let (vocab, n, out_ld) = (7, 11, hidden + 3);
             let mut table = rng.floats(vocab * hidden);
             table[0] = 1e-6; // subnormal in f16

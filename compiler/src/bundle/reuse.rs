@@ -144,7 +144,7 @@ impl Reuse {
     pub(crate) fn key(&self, weight: &Weight, segment: &Segment) -> String {
         let Segment { format, layout, shape, .. } = segment;
         let mut text = format!("{}\n{:?} {format:?} {layout:?} {shape:?}", self.origin, weight.expr);
-        if format.is_grouped() && !self.rounding.is_empty() {
+        if format.is_quantised() && !self.rounding.is_empty() {
             let _ = write!(text, " {} {}", weight.name, self.rounding);
         }
         short(&text)

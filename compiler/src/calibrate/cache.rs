@@ -41,7 +41,7 @@ fn named(path: &Path, origin: &Origin) -> Result<Profile> {
 /// # Errors
 /// A profile that cannot be used, or is of another model; a calibration that fails.
 pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Importance, ProfileEntry)>> {
-    if !c.module.weights.iter().any(|w| w.format.is_grouped()) {
+    if !c.module.weights.iter().any(|w| w.format.is_quantised()) {
         // A profile that is named must be right all the same.
         if let Some(path) = &c.config.calibrate.profile {
             named(path, &Origin::of(c.checkpoint()?, c.spec()?)?)?;
@@ -53,7 +53,7 @@ pub fn importance(c: &Compilation<'_>, progress: &Progress) -> Result<Option<(Im
         progress.warn(&few);
     }
     let (lowered, checkpoint) = (c.lowered()?, c.checkpoint()?);
-    let importance = Importance::new(&profile, &lowered, &c.module, checkpoint, |w| w.format.is_grouped())?;
+    let importance = Importance::new(&profile, &lowered, &c.module, checkpoint, |w| w.format.is_quantised())?;
     let entry = entry(c, &profile)?;
     Ok(Some((importance.rounded(c.config.weights.rounding, profile.correlations), entry)))
 }

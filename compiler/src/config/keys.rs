@@ -119,9 +119,9 @@ pub const KEYS: &[Key] = &[
         section: "weights",
         name: "embeddings",
         default: "\"bf16\"",
-        range: FORMATS,
+        range: TABLE_FORMATS,
         help: &["Storage of the embedding table and the language-model head."],
-        set: |c, v| format(v).map(|f| c.weights.embeddings = f),
+        set: |c, v| table_format(v).map(|f| c.weights.embeddings = f),
     },
     Key {
         section: "weights",
@@ -528,15 +528,21 @@ const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cp
 /// Range of `placement.experts`.
 const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 
-/// Range of the storage keys; a test holds it against [`Format::ALL`].
-const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"";
-
-/// Storage formats that moec is to have and this version has not.
-const LATER_FORMATS: &[&str] = &["q4o"];
+/// Range of the storage keys of matrices; a test holds it against [`Format::ALL`].
+const FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q4o\" or \"q4c\"";
+/// Range of the storage of tables that are read by rows.
+const TABLE_FORMATS: &str = "\"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"";
 
 fn format(v: &Value<'_>) -> Result<Format, Wrong> {
-    let name = v.text()?;
-    Format::parse(name).ok_or(if LATER_FORMATS.contains(&name) { Wrong::Unsupported } else { Wrong::Range })
+    Format::parse(v.text()?).ok_or(Wrong::Range)
+}
+
+/// The format of a table: formats with a scale for each output channel are of matrices in panels alone.
+fn table_format(v: &Value<'_>) -> Result<Format, Wrong> {
+    match format(v)? {
+        format if format.is_by_channel() => Err(Wrong::Unsupported),
+        format => Ok(format),
+    }
 }
 
 #[cfg(test)]
@@ -551,7 +557,9 @@ mod tests {
 
     #[test]
     fn the_range_of_the_storage_keys_lists_every_format() {
-        assert_eq!(super::FORMATS, listed(moec_ir::Format::ALL.iter().map(|f| f.name())));
+        let all = || moec_ir::Format::ALL.iter();
+        assert_eq!(super::FORMATS, listed(all().map(|f| f.name())));
+        assert_eq!(super::TABLE_FORMATS, listed(all().filter(|f| !f.is_by_channel()).map(|f| f.name())));
     }
 
     #[test]

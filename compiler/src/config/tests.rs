@@ -265,12 +265,12 @@ fn wrong_files_are_refused_by_line_and_key() {
             "`dir/model.toml:2:16`: `shapes.decode_batch` is a list, expected a list of integers | it may be a list of integers in 1..=64, ascending; the default is [1]",
         ),
         (
-            "[weights]\nexperts = \"q4o\"",
-            "`dir/model.toml:2:11`: `weights.experts` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"",
+            "[weights]\nembeddings = \"q4o\"",
+            "`dir/model.toml:2:14`: `weights.embeddings` is `\"q4o\"`, which this version does not support | it may be \"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\"",
         ),
         (
             "[weights]\nexperts = \"int4\"",
-            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\" or \"q4\" | the default is \"bf16\"",
+            "`dir/model.toml:2:11`: `weights.experts` is `\"int4\"`, expected \"f32\", \"bf16\", \"f16\", \"q8\", \"q4\", \"q4o\" or \"q4c\" | the default is \"bf16\"",
         ),
         (
             "[weights]\nactivations = \"f16\"",
@@ -296,7 +296,7 @@ fn wrong_files_are_refused_by_line_and_key() {
 #[test]
 fn whose_fault_it_is() {
     use crate::Fault;
-    assert_eq!(parse("[weights]\nexperts = \"q4o\"").expect_err("not yet").fault, Fault::Limit);
+    assert_eq!(parse("[weights]\nembeddings = \"q4o\"").expect_err("not of tables").fault, Fault::Limit);
     assert_eq!(parse("[weights]\nexperts = \"f64\"").expect_err("never").fault, Fault::Input);
 }
 

@@ -125,7 +125,7 @@ fn built(
     c.run(Stops::default(), &Progress::silent(), &mut |_| {})?;
     crate::interrupt::check()?;
     let importance =
-        Importance::new(profile, &c.lowered()?, &c.module, c.checkpoint()?, |w| w.format.is_grouped())?;
+        Importance::new(profile, &c.lowered()?, &c.module, c.checkpoint()?, |w| w.format.is_quantised())?;
     let importance = importance.rounded(config.weights.rounding, profile.correlations.clone());
     c.importance = Some(&importance as &dyn WeightImportance);
     let scratch = Scratch::create("choose formats", c.plan()?)?;

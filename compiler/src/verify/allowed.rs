@@ -61,7 +61,7 @@ impl Arithmetic {
 /// Relative error of a product that the form of its rows explains. Stored weights are the evaluator's, too.
 fn multiplied(weights: Format, rows: Compute) -> f64 {
     // Codes times scales are rounded once more where they are widened to pairs.
-    let operands = if matches!(weights, Format::Q8 | Format::Q4) { 2.0_f64.sqrt() } else { 1.0 };
+    let operands = if weights.is_quantised() { 2.0_f64.sqrt() } else { 1.0 };
     match rows {
         Compute::F32 => 0.0,
         Compute::Bf16 => CANCELLING * stored(Format::Bf16) / 3.0_f64.sqrt() * operands,

@@ -8,16 +8,16 @@ use moec_ir::Format;
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activations {
-    /// What suits the machine: bf16 where it multiplies pairs of bf16, bytes for q8 and q4 where it
+    /// What suits the machine: bf16 where it multiplies pairs of bf16, bytes for codes (q8, q4, q4o, q4c) where it
     /// multiplies bytes, else f32. Tile registers multiply pairs of bf16 so fast that many rows meet every
     /// format on them.
     #[default]
     Auto,
     /// Exact: f32 everywhere.
     F32,
-    /// bf16 for bf16, q8 and q4 weights.
+    /// bf16 for weights of bf16 and codes.
     Bf16,
-    /// Bytes for q8 and q4 weights, bf16 for bf16 weights.
+    /// Bytes for weights of codes, bf16 for bf16 weights.
     I8,
 }
 
@@ -64,7 +64,7 @@ impl CpuTarget {
     /// How `rows` rows meet weights of a format.
     pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<Compute> {
         use Activations::{Auto, Bf16, I8};
-        let quantised = matches!(format, Format::Q8 | Format::Q4);
+        let quantised = format.is_quantised();
         let (pairs, bytes) = (self.isa.bf16, self.isa.bytes != ByteDot::None);
         let lacks = |what: &str, asked: &str| {
             Err(Unsupported(format!(
@@ -97,7 +97,7 @@ impl CpuTarget {
                 "so few rows wait for the weights: f32 costs no time and rounds nothing".to_owned()
             }
             (Compute::F32, Format::Bf16) => "the target has no dot products of bf16".to_owned(),
-            (Compute::F32, Format::Q8 | Format::Q4) => "the target has no dot products of bytes".to_owned(),
+            (Compute::F32, _) => "the target has no dot products of bytes".to_owned(),
             (Compute::Bf16 | Compute::I8, _) if self.activations != Auto => asked,
             (Compute::Bf16, _) => "the target multiplies pairs of bf16 faster than f32".to_owned(),
             (Compute::I8, _) => "the target multiplies four bytes at a time".to_owned(),

@@ -8,7 +8,7 @@
 //!   where its panel and its rows do not fit into the second-level cache together;
 //! * a block of byte sums costs [`PER_BLOCK`] more, for unpacking the weights, and an eighth of its rows where
 //!   its sums are more than three quarters of the first-level cache;
-//! * a panel of q8 or q4 that is unpacked to f32 or bf16 costs as much as [`PER_UNPACKING`] rows of f32;
+//! * a panel of codes that is unpacked to f32 or bf16 costs as much as [`PER_UNPACKING`] rows of f32;
 //! * a block of rows on tiles costs [`PER_BLOCK_OF_TILES`] more, and a quarter of its rows where they fill more than half of
 //!   the second-level cache;
 //! * work items that do not come out even between cores leave some of them waiting.
@@ -259,7 +259,7 @@ impl CpuTarget {
         let mut beside = (blocks - larger) as f64 * item(rows / blocks)
             + if larger > 0 { larger as f64 * item(rows / blocks + 1) } else { 0.0 };
         let peak = self.figures.rate(compute).value;
-        if format.is_grouped() && compute != Compute::I8 {
+        if format.is_quantised() && compute != Compute::I8 {
             // Work items of one panel follow each other, and the later ones find it unpacked. Blocks of tiles do not.
             let times = if tiles { blocks as f64 } else { 1.0 };
             beside += times * PER_UNPACKING * peak / self.figures.f32.value;
@@ -300,7 +300,7 @@ impl CpuTarget {
             // Sums of a row, and the cache line of it that a group of weights meets.
             let held = (block * (4 * self.isa.nr + 64)) as f64;
             let spilt = if held > 0.75 * l1 { rows as f64 / 8.0 } else { 0.0 };
-            return rows.div_ceil(schedule.block) as f64 * PER_BLOCK[usize::from(format == Format::Q4)]
+            return rows.div_ceil(schedule.block) as f64 * PER_BLOCK[usize::from(format != Format::Q8)]
                 + spilt;
         }
         if compute == Compute::Bf16 && self.isa.tiles {

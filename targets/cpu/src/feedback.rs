@@ -1,10 +1,10 @@
-//! Factors that the blocks of a matrix share while it is packed.
+//! What the blocks of a matrix share while it is packed: factors of its feedback, and which rows are outliers.
 
 use moec_codegen::pack::Feedback;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Factors of the matrices that have blocks left, by matrix. The first thread that asks computes them, others wait for
+/// Of the matrices that have blocks left, by matrix. The first thread that asks computes them, others wait for
 /// it, and the last block lets them go: with blocks in order there are no more than there are threads.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -18,8 +18,12 @@ pub(crate) struct Shared {
 struct Open {
     /// Blocks that are not packed yet.
     left: usize,
-    factors: Arc<OnceLock<Option<Arc<Feedback>>>>,
+    factors: Once<Feedback>,
+    outliers: Once<[u32]>,
 }
+
+/// What is computed once.
+type Once<T> = Arc<OnceLock<Option<Arc<T>>>>;
 
 impl Shared {
     /// For matrices of so many blocks.
@@ -37,10 +41,24 @@ impl Shared {
         lead: usize,
         compute: impl FnOnce() -> Option<Arc<Feedback>>,
     ) -> Option<Arc<Feedback>> {
-        let new = || Open { left: self.blocks, factors: Arc::default() };
-        let factors = Arc::clone(&self.open().entry(lead).or_insert_with(new).factors);
+        let factors = self.matrix(lead, |open| Arc::clone(&open.factors));
         // Not under the lock: other matrices are packed meanwhile.
         factors.get_or_init(compute).clone()
+    }
+
+    /// Outliers of a matrix, for one of its blocks; `None` where they could not be computed.
+    pub(crate) fn outliers(
+        &self,
+        lead: usize,
+        compute: impl FnOnce() -> Option<Arc<[u32]>>,
+    ) -> Option<Arc<[u32]>> {
+        let outliers = self.matrix(lead, |open| Arc::clone(&open.outliers));
+        outliers.get_or_init(compute).clone()
+    }
+
+    fn matrix<T>(&self, lead: usize, get: impl FnOnce(&Open) -> T) -> T {
+        let new = || Open { left: self.blocks, factors: Arc::default(), outliers: Arc::default() };
+        get(self.open().entry(lead).or_insert_with(new))
     }
 
     /// One of its blocks is packed.

@@ -24,6 +24,9 @@ impl CpuTarget {
         let (x, x_ld) = node.value(0)?;
         let (table, _) = node.value(1)?;
         let (neurons, format) = node.weight(2)?;
+        if format.is_by_channel() {
+            return Err(Unsupported(format!("bundles of neurons cannot hold {format}; q4 and q8 they can")));
+        }
         let (rows, hidden) = (x.rows(), x.cols());
         let &[experts, inter, _] = neurons else {
             return Err(Unsupported("bundles of neurons need three axes".into()));

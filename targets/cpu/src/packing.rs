@@ -190,10 +190,28 @@ impl<'a> Packer<'a> {
         let by = self.importance.filter(|_| feedback::gains(self.geometry.format) && !stored);
         let shared = by.and_then(|i| self.shared.of(block.lead, || self.feedback(i, block.lead)));
         let weighting =
-            Weighting { importance: self.matter(block.lead), feedback: shared.as_deref(), stored };
+            Weighting { feedback: shared.as_deref(), stored, ..Weighting::of(self.matter(block.lead)) };
+        let outliers = self.outliers(block.lead, weighting)?;
+        let weighting = Weighting { outliers: outliers.as_deref(), ..weighting };
         let packed = pack::pack_block(&self.geometry, block, weighting, &mut &*self, scratch, out);
         self.shared.done(block.lead);
         packed
+    }
+}
+
+impl Packer<'_> {
+    /// The outliers of a matrix, if its format has any.
+    fn outliers(&self, lead: usize, weighting: Weighting<'_>) -> Result<Option<Arc<[u32]>>, PackError> {
+        let g = &self.geometry;
+        if g.format.outliers(g.rows) == 0 {
+            return Ok(None);
+        }
+        let choose = || pack::outliers(g, lead, weighting, &mut &*self);
+        match self.shared.outliers(lead, || choose().ok().map(Arc::from)) {
+            Some(found) => Ok(Some(found)),
+            // What keeps them from being chosen is said to every block.
+            None => choose().map(|found| Some(Arc::from(found))),
+        }
     }
 }
 

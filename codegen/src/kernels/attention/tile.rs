@@ -184,7 +184,7 @@ impl<'k> Kernel<'_, 'k> {
                 product(
                     k,
                     &rows,
-                    &Panel { weights, depth, format, compute, schedule: Schedule::default() },
+                    &Panel { weights, depth, format, compute, schedule: Schedule::default(), outliers: None },
                     None,
                 )
             };
