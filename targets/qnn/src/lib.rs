@@ -7,6 +7,7 @@
 //!
 //! Invariant: this crate knows no model family.
 
+pub mod emit;
 pub mod exec;
 pub mod net;
 pub mod onnx;

@@ -75,23 +75,17 @@ fn lanes(products: impl Iterator<Item = f32>) -> f32 {
 /// `a[…, M, K] · b[…, K, N]`, as reals; `places` gives for every matrix of the result where those of the operands begin.
 pub(super) fn matmul(a: &Values, b: &Values, [m, k, n]: [usize; 3], places: &[(usize, usize)]) -> Vec<f64> {
     let mut out = Vec::with_capacity(places.len() * m * n);
-    match (a, b) {
-        (Values::Codes(a, sa), Values::Codes(b, sb)) => {
-            let centred =
-                |x: &[u16], offset: i32| x.iter().map(|q| i64::from(*q) + i64::from(offset)).collect();
-            let (a, b): (Vec<i64>, Vec<i64>) = (centred(a, sa.offset), centred(b, sb.offset));
-            let real = f64::from(sa.scale) * f64::from(sb.scale);
-            for &(a_at, b_at) in places {
-                products(&a[a_at..a_at + m * k], &b[b_at..b_at + k * n], k, n, |sum: i64| {
-                    out.push(sum as f64 * real)
-                });
-            }
+    if let (Values::Codes(a, sa), Values::Codes(b, sb)) = (a, b) {
+        let centred = |x: &[u16], offset: i32| x.iter().map(|q| i64::from(*q) + i64::from(offset)).collect();
+        let (a, b): (Vec<i64>, Vec<i64>) = (centred(a, sa.offset), centred(b, sb.offset));
+        let real = f64::from(sa.scale) * f64::from(sb.scale);
+        for &(i, j) in places {
+            products(&a[i..i + m * k], &b[j..j + k * n], k, n, |sum: i64| out.push(sum as f64 * real));
         }
-        _ => {
-            let (a, b) = (a.reals(), b.reals());
-            for &(a_at, b_at) in places {
-                products(&a[a_at..a_at + m * k], &b[b_at..b_at + k * n], k, n, |sum: f64| out.push(sum));
-            }
+    } else {
+        let (a, b) = (a.reals(), b.reals());
+        for &(i, j) in places {
+            products(&a[i..i + m * k], &b[j..j + k * n], k, n, |sum: f64| out.push(sum));
         }
     }
     out
@@ -107,6 +101,6 @@ where
         for (x, b) in row.iter().zip(b.chunks_exact(n.max(1))) {
             sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += *x * *b);
         }
-        sums.iter().for_each(|sum| each(*sum));
+        sums.iter().copied().for_each(&mut each);
     }
 }

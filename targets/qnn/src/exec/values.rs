@@ -87,21 +87,18 @@ impl Values {
 
     /// Those at some places of some values, in that order.
     pub(super) fn picked(of: &[&Self], places: &[(usize, usize)]) -> Self {
-        match of.first() {
-            Some(Self::Codes(_, scale)) => {
-                let code = |&(from, at): &(usize, usize)| match of[from] {
-                    Self::Codes(x, _) => x[at],
-                    _ => 0,
-                };
-                Self::Codes(places.iter().map(code).collect(), *scale)
-            }
-            _ => {
-                let real = |&(from, at): &(usize, usize)| match of[from] {
-                    Self::Reals(x) => x[at],
-                    _ => 0.0,
-                };
-                Self::Reals(places.iter().map(real).collect())
-            }
+        let code = |&(from, at): &(usize, usize)| match of[from] {
+            Self::Codes(x, _) => x[at],
+            _ => 0,
+        };
+        let real = |&(from, at): &(usize, usize)| match of[from] {
+            Self::Reals(x) => x[at],
+            _ => 0.0,
+        };
+        if let Some(Self::Codes(_, scale)) = of.first() {
+            Self::Codes(places.iter().map(code).collect(), *scale)
+        } else {
+            Self::Reals(places.iter().map(real).collect())
         }
     }
 }

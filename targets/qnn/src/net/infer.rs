@@ -8,6 +8,7 @@ pub(super) type Shaped = Result<Vec<usize>, String>;
 /// Most axes of a tensor; QNN's HTP takes no more.
 pub(crate) const MOST_AXES: usize = 5;
 
+#[expect(clippy::unnecessary_wraps, reason = "a shape rule like the others")]
 pub(super) fn same(_: &Op, x: &[&[usize]]) -> Shaped {
     Ok(x[0].to_vec())
 }

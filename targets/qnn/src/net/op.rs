@@ -49,6 +49,9 @@ pub enum Op {
     },
 }
 
+/// Operands, and places in them.
+pub(crate) type Places = Vec<(usize, usize)>;
+
 /// What an operator computes.
 #[derive(Clone, Copy, Debug)]
 pub enum Meaning {
@@ -64,7 +67,7 @@ pub enum Meaning {
     Row(fn(&Op, &mut [f64], &[f64])),
     /// Numbers move and stay what they are: for every number of the result, which operand it comes from and where it
     /// stands there. The second argument are the operands' extents, the third the indices of a `Gather`.
-    Move(fn(&Op, &[&[usize]], &[i64]) -> Vec<(usize, usize)>),
+    Move(fn(&Op, &[&[usize]], &[i64]) -> Places),
 }
 
 /// A row of the table.
@@ -196,9 +199,13 @@ fn erf(x: f64) -> f64 {
 
 fn softmax(_: &Op, row: &mut [f64], _: &[f64]) {
     let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    row.iter_mut().for_each(|x| *x = (*x - most).exp());
+    for x in &mut *row {
+        *x = (*x - most).exp();
+    }
     let sum: f64 = row.iter().sum();
-    row.iter_mut().for_each(|x| *x /= sum);
+    for x in row {
+        *x /= sum;
+    }
 }
 
 fn rms_norm(op: &Op, row: &mut [f64], gain: &[f64]) {

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Codes of an activation, less one.
-const STEPS: f64 = 65535.0;
+const LAST: f64 = 65535.0;
+/// Steps between the ends of a range: one less than there are codes at either end, since zero moves to the nearest code.
+const STEPS: f64 = LAST - 2.0;
 /// The smallest width of a range: numbers that are always zero still have codes.
 const NARROWEST: f32 = 1e-6;
 
@@ -38,12 +40,9 @@ impl Range {
     /// Scale and offset whose codes of 16 bits reach over it. Zero has a code of its own.
     pub fn scale(self) -> Scale {
         let width = f64::from(self.most) - f64::from(self.least);
-        let scale = width.max(f64::from(NARROWEST)) / STEPS;
-        let offset = (f64::from(self.least) / scale).round().clamp(-STEPS, 0.0);
-        // Where zero moves to the nearest code an end moves away by up to half a step, and the scale grows to reach it.
-        let behind = if offset > -STEPS { f64::from(self.most) / (STEPS + offset) } else { 0.0 };
-        let before = if offset < 0.0 { f64::from(self.least) / offset } else { 0.0 };
-        Scale { scale: scale.max(behind).max(before) as f32, offset: offset as i32 }
+        let scale = (width.max(f64::from(NARROWEST)) / STEPS) as f32;
+        let offset = (f64::from(self.least) / f64::from(scale)).round().clamp(-LAST, 0.0);
+        Scale { scale, offset: offset as i32 }
     }
 }
 
@@ -200,7 +199,7 @@ mod tests {
             }
             prop_assert_eq!(scale.real(scale.code(0.0, Dtype::U16).0), 0.0);
             let width = f64::from(range.most - range.least).max(1e-6);
-            prop_assert!(f64::from(scale.scale) <= width / 65534.0 * 1.0001);
+            prop_assert!(f64::from(scale.scale) <= width / 65532.0);
         }
     }
 }

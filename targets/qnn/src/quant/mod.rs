@@ -4,4 +4,4 @@ mod activations;
 mod weights;
 
 pub use activations::{Range, Ranges, Widest, coded};
-pub use weights::{Bits, Matrix, matrix};
+pub use weights::{Bits, Matrix, matrix, mixed};

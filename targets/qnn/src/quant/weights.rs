@@ -126,6 +126,34 @@ impl Matrix {
     }
 }
 
+/// Rounds a matrix to 4 bits, but for the rows that lose most by it, which have 8: one in `share`, at least one where there
+/// are as many. Gives the rows of 4 bits, those of 8, and which row each of both, one behind the other, is.
+///
+/// # Errors
+/// As [`matrix`].
+pub fn mixed(numbers: &[f32], cols: usize, share: usize) -> Result<(Matrix, Matrix, Vec<u32>), f32> {
+    let cols = cols.max(1);
+    let narrow = matrix(numbers, cols, Bits::Four)?;
+    let count = narrow.scales.len();
+    let reals = narrow.reals();
+    let error = |row: usize| -> f64 {
+        let both = numbers[row * cols..].iter().zip(&reals[row * cols..]).take(cols);
+        both.map(|(a, b)| f64::from(a - b).powi(2)).sum()
+    };
+    let mut worst: Vec<(f64, usize)> = (0..count).map(|row| (error(row), row)).collect();
+    worst.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    let mut outliers: Vec<usize> = worst.iter().take(count.div_ceil(share.max(1))).map(|w| w.1).collect();
+    outliers.sort_unstable();
+    let rest: Vec<usize> = (0..count).filter(|row| outliers.binary_search(row).is_err()).collect();
+    let some = |rows: &[usize], bits| {
+        let picked: Vec<f32> =
+            rows.iter().flat_map(|r| &numbers[r * cols..(r + 1) * cols]).copied().collect();
+        matrix(&picked, cols, bits)
+    };
+    let order = rest.iter().chain(&outliers).map(|r| *r as u32).collect();
+    Ok((some(&rest, Bits::Four)?, some(&outliers, Bits::Eight)?, order))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
