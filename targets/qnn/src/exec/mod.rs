@@ -14,8 +14,9 @@ pub use values::Values;
 
 use crate::net::{Data, Meaning, Network, Node, Tensor, TensorId, strides};
 use moec_runtime::regular;
+use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 type Result<T> = std::result::Result<T, ExecError>;
@@ -26,6 +27,10 @@ pub struct Executor {
     network: Arc<Network>,
     statics: Vec<Option<Arc<Values>>>,
 }
+
+/// Static numbers that were read from files, by name, with their folder and tensor.
+#[derive(Debug, Default)]
+pub struct Shared(BTreeMap<String, Vec<(PathBuf, Tensor, Arc<Values>)>>);
 
 /// What a run gave.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -59,8 +64,28 @@ impl Executor {
     /// # Errors
     /// A file that cannot be read.
     pub fn new(network: Arc<Network>, folder: Option<&Path>) -> Result<Self> {
-        let load = |t: &Tensor| t.data.as_ref().map(|data| load(t, data, folder).map(Arc::new)).transpose();
-        let statics = network.tensors.iter().map(load).collect::<Result<_>>()?;
+        Self::sharing(network, folder, &mut Shared::default())
+    }
+
+    /// The same; what lies in files and was read before is shared.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn sharing(network: Arc<Network>, folder: Option<&Path>, shared: &mut Shared) -> Result<Self> {
+        let mut load = |t: &Tensor| -> Result<Option<Arc<Values>>> {
+            let Some(data) = &t.data else { return Ok(None) };
+            let same = |(f, known, _): &&(PathBuf, Tensor, Arc<Values>)| Some(&**f) == folder && known == t;
+            if let Some((_, _, values)) = shared.0.get(&t.name).into_iter().flatten().find(same) {
+                return Ok(Some(Arc::clone(values)));
+            }
+            let values = Arc::new(load(t, data, folder)?);
+            if let (Data::File { .. }, Some(folder)) = (data, folder) {
+                let known = shared.0.entry(t.name.clone()).or_default();
+                known.push((folder.to_owned(), t.clone(), Arc::clone(&values)));
+            }
+            Ok(Some(values))
+        };
+        let statics = network.tensors.iter().map(&mut load).collect::<Result<_>>()?;
         Ok(Self { network, statics })
     }
 
