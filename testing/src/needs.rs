@@ -51,7 +51,7 @@ pub static ONNXRUNTIME: Need = Need {
     name: "onnxruntime",
     what: "a Python with onnxruntime",
     help: Help::Command("cargo xtask qnn"),
-    find: || onnxruntime().is_some_and(|python| python.exists()),
+    find: || onnxruntime().is_some_and(|python| starts(python, &["-c", "import numpy, onnxruntime"])),
 };
 /// A linker for AArch64, and QEMU.
 pub static AARCH64: Need = Need {
@@ -195,7 +195,7 @@ fn by_the_test() -> bool {
 }
 
 /// Whether a program is here, and succeeds.
-fn starts(program: &str, args: &[&str]) -> bool {
+fn starts(program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
@@ -213,9 +213,9 @@ pub fn cache() -> Option<PathBuf> {
         .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
 }
 
-/// The Python whose onnxruntime tests use: `MOEC_ONNXRUNTIME`, or that of `onnxruntime/` in moec's cache folder.
+/// The Python whose onnxruntime tests use: `MOEC_ONNXRUNTIME`, or the one that `cargo xtask qnn` installs.
 pub fn onnxruntime() -> Option<PathBuf> {
-    from("MOEC_ONNXRUNTIME").or_else(|| Some(cache()?.join("onnxruntime/bin/python")))
+    from("MOEC_ONNXRUNTIME").or_else(|| Some(cache()?.join("qnn/bin/python")))
 }
 
 /// Whether the helper and the environment lie where moec looks for them.

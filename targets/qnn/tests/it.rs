@@ -1,8 +1,9 @@
 //! Tests of whole networks.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod it {
     mod emitted;
+    mod emulator;
     mod fixture;
     mod onnxruntime;
     mod saturation;

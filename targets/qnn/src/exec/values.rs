@@ -1,6 +1,6 @@
 //! Numbers of one tensor in a run.
 
-use crate::net::{Data, Dtype, Quant, Scale, Tensor, unpack_nibbles};
+use crate::net::{Dtype, Quant, Scale, Tensor, unpack_nibbles};
 use half::f16;
 
 /// Numbers of a tensor: what they are, or codes.
@@ -100,13 +100,5 @@ impl Values {
         } else {
             Self::Reals(places.iter().map(real).collect())
         }
-    }
-}
-
-/// Where the bytes of a static tensor are to be read from.
-pub(super) fn here(data: &Data) -> Option<&[u8]> {
-    match data {
-        Data::Here(bytes) => Some(bytes),
-        Data::File { .. } => None,
     }
 }

@@ -1,13 +1,15 @@
 //! Codes of 16 bits for activations, from how wide they are.
 
 use crate::net::{Data, Dtype, Network, NetworkError, Op, Quant, Scale, Tensor};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Codes of an activation, less one.
 const LAST: f64 = 65535.0;
 /// Steps between the ends of a range: one less than there are codes at either end, since zero moves to the nearest code.
 const STEPS: f64 = LAST - 2.0;
+/// The code in the middle.
+const MIDDLE: f64 = 32768.0;
 /// The smallest width of a range: numbers that are always zero still have codes.
 const NARROWEST: f32 = 1e-6;
 
@@ -46,6 +48,15 @@ impl Range {
     }
 }
 
+impl Range {
+    /// The same with zero in the middle of the codes: what the HTP wants of the second factor of a product and of the gain
+    /// of a norm.
+    pub fn middle(self) -> Scale {
+        let reach = f64::from(self.most.max(-self.least)).max(f64::from(NARROWEST));
+        Scale { scale: (reach / (MIDDLE - 1.0)) as f32, offset: -(MIDDLE as i32) }
+    }
+}
+
 /// Ranges of activations, by name.
 pub type Ranges = BTreeMap<String, Range>;
 
@@ -63,7 +74,8 @@ impl Widest for Ranges {
 
 /// The same network with activations as codes of 16 bits. Static numbers in f32 become codes, too: biases of 32 bits with
 /// the product of the scales of rows and weight, others of 16 bits. Where numbers only move, operand and result have
-/// one scale, that of the widest.
+/// one scale, that of the widest. The second factor of a product of activations has zero in the middle of its codes, as has
+/// the gain of a norm: the HTP takes no others.
 ///
 /// # Errors
 /// An activation without a range, a bias that no code reaches, or a network that is not in f32.
@@ -87,7 +99,8 @@ pub fn coded(network: &Network, ranges: &dyn Widest) -> Result<Network, NetworkE
         for id in node.inputs.iter().filter(plain) {
             let tensor = &mut out.tensors[id.index()];
             if tensor.is_static() && tensor.ty == Dtype::F32 {
-                static_codes(tensor)
+                let middle = matches!(node.op, Op::RmsNorm { .. });
+                static_codes(tensor, middle)
                     .map_err(|what| NetworkError::tensor(&network.name, &tensor.name, what))?;
             }
         }
@@ -129,9 +142,14 @@ fn scales(network: &Network, ranges: &dyn Widest) -> Result<Vec<Option<Scale>>, 
         let all = widest.entry(root(&joined, id.index())).or_default();
         *all = all.and(range);
     }
+    let products = network.nodes.iter().filter(|n| n.op == Op::MatMul);
+    let factors: BTreeSet<usize> =
+        products.filter_map(|n| n.inputs.get(1)).map(|id| root(&joined, id.index())).collect();
     let scale = |(i, t): (usize, &Tensor)| {
-        let range = widest.get(&root(&joined, i)).copied().unwrap_or_default();
-        (!t.is_static()).then(|| range.scale())
+        let root = root(&joined, i);
+        let range = widest.get(&root).copied().unwrap_or_default();
+        let scale = || if factors.contains(&root) { range.middle() } else { range.scale() };
+        (!t.is_static()).then(scale)
     };
     Ok(network.tensors.iter().enumerate().map(scale).collect())
 }
@@ -153,9 +171,10 @@ fn floats(tensor: &Tensor) -> Result<Vec<f32>, String> {
 }
 
 /// Numbers that nodes read beside activations, as codes of 16 bits.
-fn static_codes(tensor: &mut Tensor) -> Result<(), String> {
+fn static_codes(tensor: &mut Tensor, middle: bool) -> Result<(), String> {
     let numbers = floats(tensor)?;
-    let scale = Range::of(numbers.iter().copied()).scale();
+    let range = Range::of(numbers.iter().copied());
+    let scale = if middle { range.middle() } else { range.scale() };
     let code = |x: &f32| (scale.code(f64::from(*x), Dtype::U16).0 as u16).to_le_bytes();
     let bytes: Vec<u8> = numbers.iter().flat_map(code).collect();
     tensor.ty = Dtype::U16;
