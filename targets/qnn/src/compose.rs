@@ -18,7 +18,7 @@ pub enum ComposeError {
         /// The network.
         network: String,
         /// What it says.
-        source: sys::Error,
+        source: Box<sys::Error>,
     },
     /// Static numbers that cannot be read.
     #[error(transparent)]
@@ -71,7 +71,7 @@ struct Composer<'a> {
 
 impl Composer<'_> {
     fn refused(&self, source: sys::Error) -> ComposeError {
-        ComposeError::Refused { network: self.network.name.clone(), source }
+        ComposeError::Refused { network: self.network.name.clone(), source: Box::new(source) }
     }
 
     fn form(&self, tensor: &Tensor, what: &'static str) -> ComposeError {

@@ -6,5 +6,6 @@ mod it {
     mod emulator;
     mod fixture;
     mod onnxruntime;
+    mod refused;
     mod saturation;
 }
