@@ -13,7 +13,7 @@ const GELU_CUBE: f32 = 0.044_715;
 /// `glu(gate, up)`; names begin with `name`.
 ///
 /// # Errors
-/// Operands of different shapes.
+/// Operands of different shapes; FATReLU, whose step no operator of the table has.
 pub(super) fn join(
     b: &mut NetworkBuilder,
     name: &str,
@@ -32,6 +32,10 @@ pub(super) fn join(
             let u = b.op(&at("act_up"), Op::Relu, &[up])?;
             b.op(&at("h"), Op::Multiply, &[g, u])
         }
+        Glu::FatRelu { .. } => Err(NetworkError::whole(
+            name,
+            "no operator of a network has the step of FATReLU: its experts stay on the processor",
+        )),
         Glu::Clamped { alpha, limit } => {
             let [most, least, one, slope] =
                 [("limit", limit), ("floor", -limit), ("one", 1.0), ("alpha", alpha)]

@@ -42,7 +42,10 @@ fn artifact(emit: &Emit<'_>, table: &ExpertTable, group: usize, folder: &Path) -
     let name = table.group_name(group);
     let found = LayerExperts::of(emit.module, table.layer).zip(table.groups.get(group));
     let (experts, members) = found.ok_or_else(|| Error::bug(format!("`{name}` has no experts")))?;
-    let cannot = |e: &dyn std::fmt::Display| Error::limit(format!("`{name}` cannot be a network")).because(e);
+    let cannot = |e: &dyn std::fmt::Display| {
+        let error = Error::limit(format!("`{name}` cannot be a network")).because(e);
+        error.hint("set `experts = \"cpu\"` under `[placement]`")
+    };
     let mut file = WeightFile::create(folder)?;
     let made = members.experts.iter().map(|&e| expert(emit, &experts, e, &mut file));
     let made = Group { experts: made.collect::<Result<_>>()? };

@@ -34,6 +34,7 @@ fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> V
                     g / 2.0 * (1.0 + z.tanh()) * u
                 }
                 Glu::DRelu => g.max(0.0) * u.max(0.0),
+                Glu::FatRelu { threshold } => (if g >= threshold { g } else { 0.0 }) * u,
                 Glu::Clamped { alpha, limit } => {
                     let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                     (u + 1.0) * g * sigmoid(alpha * g)
@@ -60,6 +61,12 @@ fn every_way_to_join_is_the_formula() {
         let bound = if glu == Glu::Gated(Activation::Gelu) { 2e-3 } else { 1e-5 };
         assert!(share_of_spread(&got, &want) < bound, "{glu:?}: {}", share_of_spread(&got, &want));
     }
+}
+
+#[test]
+fn what_no_operator_computes_is_refused_by_name() {
+    let fat = ffn(Form::Exact, Glu::FatRelu { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
+    assert!(fat.unwrap_err().to_string().contains("the step of FATReLU"));
 }
 
 #[test]
