@@ -10,7 +10,7 @@ use moec_runtime::beside::Executor;
 
 /// Every family.
 pub const FAMILIES: &[&dyn Family] =
-    &[&moec_cpu::Processor, &moec_coreml::CoreMl, &moec_mirror::Mirror, &moec_ndp::Ndp];
+    &[&moec_cpu::Processor, &moec_coreml::CoreMl, &moec_mirror::Mirror, &moec_ndp::Ndp, &moec_qnn::Qnn];
 
 /// The family of a unit.
 ///

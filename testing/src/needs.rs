@@ -46,6 +46,13 @@ pub static COREML: Need = Need {
 /// QNN, with its emulator of the Hexagon tensor processor.
 pub static QNN: Need =
     Need { name: "qnn", what: "QNN's library", help: Help::Command("cargo xtask qnn"), find: qnn };
+/// What runs ONNX models.
+pub static ONNXRUNTIME: Need = Need {
+    name: "onnxruntime",
+    what: "a Python with onnxruntime",
+    help: Help::Command("cargo xtask qnn"),
+    find: || onnxruntime().is_some_and(|python| starts(python, &["-c", "import numpy, onnxruntime"])),
+};
 /// A linker for AArch64, and QEMU.
 pub static AARCH64: Need = Need {
     name: "aarch64",
@@ -160,9 +167,10 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 18] = [
+pub static NEEDS: [&Need; 19] = [
     &COREML,
     &QNN,
+    &ONNXRUNTIME,
     &AARCH64,
     &STRACE,
     &MINISIGN,
@@ -187,7 +195,7 @@ fn by_the_test() -> bool {
 }
 
 /// Whether a program is here, and succeeds.
-fn starts(program: &str, args: &[&str]) -> bool {
+fn starts(program: impl AsRef<std::ffi::OsStr>, args: &[&str]) -> bool {
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.status().is_ok_and(|status| status.success())
@@ -203,6 +211,11 @@ pub fn cache() -> Option<PathBuf> {
     from("MOEC_CACHE")
         .or_else(|| from("XDG_CACHE_HOME").map(|p| p.join("moec")))
         .or_else(|| from("HOME").map(|p| p.join(".cache/moec")))
+}
+
+/// The Python whose onnxruntime tests use: `MOEC_ONNXRUNTIME`, or the one that `cargo xtask qnn` installs.
+pub fn onnxruntime() -> Option<PathBuf> {
+    from("MOEC_ONNXRUNTIME").or_else(|| Some(cache()?.join("qnn/bin/python")))
 }
 
 /// Whether the helper and the environment lie where moec looks for them.

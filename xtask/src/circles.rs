@@ -20,6 +20,7 @@ const CRATES: &[&str] = &[
     "targets/coreml/src",
     "targets/mirror/src",
     "targets/ndp/src",
+    "targets/qnn/src",
     "targets/ndp/dram/src",
     "targets/ndp/isa/src",
     "targets/qnn/sys/src",
@@ -58,6 +59,7 @@ const ALLOWED: &[Row] = &[
     ("targets/device/src", "cost", "figures", "a figure, and what is made of figures"),
     ("targets/device/src", "form", "figures", "a figure, and what is made of figures"),
     ("targets/device/src", "legality", "figures", "a figure, and what is made of figures"),
+    ("targets/qnn/src/net", "infer", "op", "the table of the operators names their shape rules"),
 ];
 
 /// A module's path below the crate, from the outside in.

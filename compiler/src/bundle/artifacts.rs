@@ -129,6 +129,10 @@ impl Numbers for Checkpoint<'_> {
             .map_err(|e| Error::input(format!("`{}` cannot be read", weight.name)).because(e))
     }
 
+    fn importance(&self, weight: &Weight, lead: usize) -> Option<Vec<f32>> {
+        Some(self.importance?.importance(&weight.name, lead)?.to_vec())
+    }
+
     fn rounding<'a>(&'a self, weight: &'a Weight, lead: usize) -> Box<dyn Rounding + 'a> {
         let feedback = self.importance.and_then(|i| i.feedback(&weight.name, lead));
         let importance = self.importance.and_then(|i| i.importance(&weight.name, lead));

@@ -206,9 +206,8 @@ fn flash_memory(flash: &FlashRates) -> Memory {
     };
     Memory {
         name: FLASH.to_owned(),
-        capacity: None,
-        busy_w: None,
         bandwidth: flash.best().into_iter().map(figure).collect(),
+        ..Memory::default()
     }
 }
 

@@ -93,6 +93,12 @@ pub struct Unit {
     /// Times of matrix products by ascending rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub matmul: Vec<MatmulTime>,
+    /// Kinds of cores that it has, where they differ, the fastest first.
+    #[serde(default, rename = "cluster", skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<Cluster>,
+    /// The Hexagon processor that it is, where it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hexagon: Option<Hexagon>,
     /// The memory modules that it is, where it computes in them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dimms: Option<Dimms>,
@@ -102,6 +108,36 @@ pub struct Unit {
     /// Operations that it has and has not; empty: it runs every operator.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub legality: Vec<Legality>,
+}
+
+/// Cores of one kind in a processor that has several.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// What they are called.
+    pub name: String,
+    /// How many there are.
+    pub cores: u32,
+    /// Highest clock, in 10⁹ per second.
+    pub ghz: Figure,
+    /// 10⁶ bytes per second that one of them reads from flash in random blocks of 4 KiB: a driver's work is a core's
+    /// (PowerInfer-2, Table 1).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flash_mb_per_s: Option<Figure>,
+}
+
+/// Qualcomm's Hexagon processor with its tensor unit, as graphs are compiled for it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hexagon {
+    /// Number of the system on chip in QNN: a graph is for one.
+    pub soc: u32,
+    /// Architecture: 75 is v75.
+    pub arch: u32,
+    /// MiB of tightly coupled memory (VTCM), where graphs keep what they work on.
+    pub vtcm_mib: u32,
+    /// Where these come from.
+    pub source: String,
 }
 
 /// Memory modules that compute where weights lie (TriMoE, §4.1 and Table 1).
@@ -143,6 +179,20 @@ pub struct Bandwidth {
     pub source: String,
 }
 
+/// Read bandwidth where reads are random within a range of a storage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RangeBandwidth {
+    /// Bytes of the range.
+    pub range_bytes: u64,
+    /// Bytes per access.
+    pub block_bytes: u64,
+    /// 10⁹ bytes per second.
+    pub gb_per_s: f64,
+    /// Where it comes from.
+    pub source: String,
+}
+
 /// A memory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -155,9 +205,21 @@ pub struct Memory {
     /// Watts when units move data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub busy_w: Option<Figure>,
-    /// Bandwidth by block size, ascending.
+    /// Bytes that one program can have of it, where a system leaves it less.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub available: Option<Figure>,
+    /// Bandwidth by block size, ascending; of a storage, that of random reads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bandwidth: Vec<Bandwidth>,
+    /// The same where reads follow each other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sequential: Vec<Bandwidth>,
+    /// Random reads within smaller ranges, by ascending range.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranges: Vec<RangeBandwidth>,
+    /// Share of the bandwidth that is left where several cores read at once: a single queue is contended for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_queue: Option<Figure>,
 }
 
 /// A cache.

@@ -16,6 +16,8 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("cortex-x4", include_str!("../../devices/cortex-x4.toml")),
     ("m2-max", include_str!("../../devices/m2-max.toml")),
     ("m2-ultra", include_str!("../../devices/m2-ultra.toml")),
+    ("snapdragon-8-gen-3", include_str!("../../devices/snapdragon-8-gen-3.toml")),
+    ("snapdragon-8-plus-gen-1", include_str!("../../devices/snapdragon-8-plus-gen-1.toml")),
     ("spr-ndp", include_str!("../../devices/spr-ndp.toml")),
     ("h100-spr-ndp", include_str!("../../devices/h100-spr-ndp.toml")),
 ];
@@ -115,6 +117,17 @@ impl Device {
             return bad("unit", "the processor stands in front of all other units");
         }
         self.check_memories()?;
+        for m in &self.memories {
+            if m.available.as_ref().zip(m.capacity.as_ref()).is_some_and(|(a, c)| a.value > c.value) {
+                return bad("memory.available", "more than the memory has");
+            }
+            if !m.ranges.is_sorted_by(|a, b| a.range_bytes < b.range_bytes) {
+                return bad("memory.ranges", "ranges ascend");
+            }
+            if m.shared_queue.as_ref().is_some_and(|f| f.value > 1.0) {
+                return bad("memory.shared_queue", "a share is at most 1");
+            }
+        }
         let mut levels = BTreeSet::new();
         for c in &self.caches {
             if !(1..=3).contains(&c.level) || !levels.insert(c.level) {
@@ -194,6 +207,13 @@ impl Device {
                 ];
                 out.extend(figures.into_iter().filter_map(|(key, f)| Some((key, f?.value, &*f?.source))));
             }
+            for c in &u.clusters {
+                out.push(("unit.cluster.ghz", c.ghz.value, &*c.ghz.source));
+                out.extend(
+                    c.flash_mb_per_s.iter().map(|f| ("unit.cluster.flash_mb_per_s", f.value, &*f.source)),
+                );
+            }
+            out.extend(u.hexagon.iter().map(|h| ("unit.hexagon", f64::from(h.soc), &*h.source)));
             out.extend(u.graph.sources());
             out.extend(u.matmul.iter().map(|m| ("unit.matmul", m.ms, &*m.source)));
             out.extend(u.legality.iter().map(|l| ("unit.legality", 0.0, &*l.source)));
@@ -202,7 +222,11 @@ impl Device {
         for m in &self.memories {
             out.extend(m.capacity.iter().map(|f| ("memory.capacity", f.value, &*f.source)));
             out.extend(m.busy_w.iter().map(|f| ("memory.busy_w", f.value, &*f.source)));
+            out.extend(m.available.iter().map(|f| ("memory.available", f.value, &*f.source)));
             out.extend(m.bandwidth.iter().map(|b| ("memory.bandwidth", b.gb_per_s, &*b.source)));
+            out.extend(m.sequential.iter().map(|b| ("memory.sequential", b.gb_per_s, &*b.source)));
+            out.extend(m.ranges.iter().map(|b| ("memory.ranges", b.gb_per_s, &*b.source)));
+            out.extend(m.shared_queue.iter().map(|f| ("memory.shared_queue", f.value, &*f.source)));
         }
         out.extend(self.caches.iter().map(|c| ("cache", c.bytes as f64, &*c.source)));
         out.extend(self.links.iter().map(|l| ("link", l.gb_per_s, &*l.source)));
@@ -227,6 +251,16 @@ fn check_unit(u: &Unit) -> Result<(), (String, String)> {
     }
     if let Some(d) = &u.dimms {
         check_dimms(d)?;
+    }
+    let of_clusters: u64 = u.clusters.iter().map(|c| u64::from(c.cores)).sum();
+    if !u.clusters.is_empty() && u.cores.map(u64::from) != Some(of_clusters) {
+        return bad(
+            "unit.cluster",
+            format!("clusters have {of_clusters} cores in all, which `cores` must say"),
+        );
+    }
+    if u.hexagon.as_ref().is_some_and(|h| h.vtcm_mib == 0 || h.vtcm_mib > 64) {
+        return bad("unit.hexagon.vtcm_mib", "expected 1 to 64".into());
     }
     let mut ops = BTreeSet::new();
     if let Some(op) = u.legality.iter().flat_map(|row| &row.ops).find(|op| !ops.insert(op.as_str())) {

@@ -17,7 +17,10 @@ mod nearest;
 
 pub use cost::MatmulTime;
 pub use error::DeviceError;
-pub use figures::{Bandwidth, Cache, Dimms, Figure, Link, Memory, Peak, Power, Unit, UnitKind};
+pub use figures::{
+    Bandwidth, Cache, Cluster, Dimms, Figure, Hexagon, Link, Memory, Peak, Power, RangeBandwidth, Unit,
+    UnitKind,
+};
 pub use find::BUILT_IN;
 pub use form::{CacheWrite, Choice, Counted, GraphForm, NUMBER_BYTES, StoredFormat};
 pub use host::{caches as host_caches, tiles};

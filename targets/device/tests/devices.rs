@@ -111,11 +111,13 @@ fn a_full_file_is_read_and_written() {
     assert_eq!(parse(&toml::to_string(&all).unwrap()).unwrap(), all);
 }
 
-/// Devices with a neural processing unit, and that unit.
+/// Devices with a Neural Engine, and that unit.
 fn with_npu() -> Vec<(Device, Unit)> {
     let all = BUILT_IN.iter().map(|(name, _)| Device::find(name).expect("a built-in device"));
-    let found: Vec<_> =
-        all.filter_map(|d| Some((d.clone(), d.units[d.unit_of(UnitKind::Npu)?].clone()))).collect();
+    let found: Vec<_> = all
+        .filter(|d| d.family == "coreml")
+        .filter_map(|d| Some((d.clone(), d.units[d.unit_of(UnitKind::Npu)?].clone())))
+        .collect();
     assert!(found.len() >= 2);
     found
 }
@@ -158,6 +160,40 @@ fn costs_follow_the_table_of_times() {
         assert_eq!(npu.graph_limit().unwrap() / expert, 8);
     }
     assert_eq!(Unit::default().matmul_us(1.0, 1.0), None);
+}
+
+#[test]
+fn phones_are_what_the_paper_measured() {
+    let phone = |name| Device::find(name).unwrap();
+    let (best, middle) = (phone("snapdragon-8-gen-3"), phone("snapdragon-8-plus-gen-1"));
+    for (d, cores, soc) in [(&best, [1, 5, 2], (57, 75)), (&middle, [1, 3, 4], (42, 69))] {
+        assert_eq!(d.units[0].clusters.iter().map(|c| c.cores).collect::<Vec<_>>(), cores);
+        let npu = &d.units[d.unit_of(UnitKind::Npu).unwrap()];
+        let hexagon = npu.hexagon.as_ref().unwrap();
+        assert_eq!((hexagon.soc, hexagon.arch), soc);
+        assert!(npu.is_legal("linear") && npu.runs("linear") && !npu.is_legal("router"));
+        // What a program may have is less than there is (PowerInfer-2, Table 3).
+        let dram = &d.memories[0];
+        assert!(dram.available.as_ref().unwrap().value < dram.capacity.as_ref().unwrap().value);
+        assert!(d.memories.iter().any(|m| m.name == "flash" && !m.sequential.is_empty()));
+    }
+    // Both units together read more than one alone, and less than the sum (§2.3.1).
+    let rate = |i: usize| best.units[i].bandwidth_gb_per_s.as_ref().unwrap().value;
+    let both = best.memories[0].bandwidth.last().unwrap().gb_per_s;
+    assert!(rate(0) < rate(1) && rate(1) < both && both < rate(0) + rate(1));
+    let text = BUILT_IN.iter().find(|(n, _)| *n == "snapdragon-8-gen-3").unwrap().1;
+    for (from, to, expected) in [
+        ("cores = 8", "cores = 7", "`unit.cluster`: clusters have 8 cores in all"),
+        ("vtcm_mib = 8", "vtcm_mib = 0", "`unit.hexagon.vtcm_mib`: expected 1 to 64"),
+        (
+            "available = { value = 19",
+            "available = { value = 29",
+            "`memory.available`: more than the memory has",
+        ),
+    ] {
+        assert!(text.contains(from), "{from}");
+        assert!(error(&text.replacen(from, to, 1)).contains(expected), "{expected}");
+    }
 }
 
 #[test]

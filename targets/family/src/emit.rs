@@ -45,6 +45,12 @@ pub trait Numbers {
         out: &mut [f32],
     ) -> Result<()>;
 
+    /// Mean squares of the channels that matrix `lead` of a weight is multiplied by, 1 on average, where calibration has
+    /// seen them.
+    fn importance(&self, _weight: &Weight, _lead: usize) -> Option<Vec<f32>> {
+        None
+    }
+
     /// Rounds matrix `lead` of a weight to the groups that the processor's kernels have of it.
     fn rounding<'a>(&'a self, weight: &'a Weight, lead: usize) -> Box<dyn Rounding + 'a>;
 }

@@ -18,6 +18,7 @@
 pub mod distance;
 pub mod emit;
 pub mod error;
+pub mod experts;
 pub mod part;
 pub mod streams;
 pub mod verify;
@@ -25,6 +26,7 @@ pub mod verify;
 pub use distance::{Distance, stored};
 pub use emit::{Emit, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
+pub use experts::LayerExperts;
 pub use part::{Cut, GroupGraph, PartGraph, StaticAttention, StaticPart};
 pub use streams::{
     BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,

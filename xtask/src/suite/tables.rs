@@ -57,6 +57,7 @@ pub(super) const FAST: &[(&str, &[&str], &str)] = &[
     ("moec-runtime/text", &[], "tokenizers"),
     ("moec-runtime/cli", &[], "the verbs"),
     ("moec-coreml", &[], "programs of static graphs"),
+    ("moec-qnn", &[], "quantised networks"),
     ("moec-testing", &[], "needs"),
     ("moec", &[], "passes, import, pipeline"),
     ("cli", &[], "the command line"),

@@ -12,8 +12,9 @@ mod weights;
 pub use host::Emulated;
 
 use crate::helper::{Helper, INSTALL, PROGRAM};
-use crate::parts::{self, experts::LayerExperts};
+use crate::parts;
 use moec_device::{Device, Unit, UnitKind};
+use moec_family::LayerExperts;
 use moec_family::error::Result;
 use moec_family::{
     Diagnosis, Emit, Family, Flaw, FunctionReport, GroupGraph, PartGraph, StaticAttention, StaticGraphs,

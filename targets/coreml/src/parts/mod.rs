@@ -16,7 +16,6 @@
 
 mod attention;
 mod dense;
-pub(crate) mod experts;
 mod head;
 mod walk;
 

@@ -4,20 +4,20 @@ use moec_ir::{Glu, Graph, Module, Node, Op, Operand, WeightId};
 
 /// The experts of a layer, as the Graph has them.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct LayerExperts {
+pub struct LayerExperts {
     /// How gate and up join.
-    pub(crate) glu: Glu,
+    pub glu: Glu,
     /// `[E, 2I, H]`
-    pub(crate) gate_up: WeightId,
+    pub gate_up: WeightId,
     /// `[E, H, I]`
-    pub(crate) down: WeightId,
+    pub down: WeightId,
     /// `[E, 2I]` and `[E, H]`
-    pub(crate) biases: Option<[WeightId; 2]>,
+    pub biases: Option<[WeightId; 2]>,
 }
 
 impl LayerExperts {
     /// Those of a layer.
-    pub(crate) fn of(module: &Module, layer: u32) -> Option<Self> {
+    pub fn of(module: &Module, layer: u32) -> Option<Self> {
         let graph: &Graph = module.entries.first()?;
         let in_layer = |n: &&Node| n.scope.layer == Some(layer);
         graph.nodes.iter().filter(in_layer).find_map(|node| {

@@ -1,0 +1,207 @@
+//! Attention over a chunk of rows with grouped queries, and a cache of keys and values that the caller keeps.
+//!
+//! A graph on the HTP has no state. The cache goes in as it was before the chunk, and the chunk's own keys and values come
+//! out; whoever runs the graph writes them to their places. Inside, the chunk's keys stand behind those of the cache, so
+//! that a mask of `[T, C + T]` says which a row sees.
+
+use super::projection::Projection;
+use crate::net::{Network, NetworkBuilder, NetworkError, Op, Tensor, TensorId};
+use moec_ir::RopeStyle;
+
+type Result<T> = std::result::Result<T, NetworkError>;
+
+/// A rotation of channels by position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rope {
+    /// First rotated channel in a head.
+    pub offset: usize,
+    /// Rotated channels `R`: cosines and sines are `[T, R/2]` each.
+    pub channels: usize,
+    /// Which channels are paired.
+    pub style: RopeStyle,
+}
+
+/// Norm and rotation of queries or keys.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Rotation {
+    /// Gain `[dim]` of a norm over each head, or `[heads · dim]` of one over all of them, and what is added to the mean
+    /// square.
+    pub norm: Option<(Vec<f32>, f32)>,
+    /// The rotation.
+    pub rope: Option<Rope>,
+}
+
+/// Attention of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Channels `H` of a row.
+    pub hidden: usize,
+    /// Heads of queries.
+    pub heads: usize,
+    /// Heads of keys and values; divides `heads`.
+    pub kv_heads: usize,
+    /// Channels of a head of queries and keys.
+    pub qk_dim: usize,
+    /// Channels of a head of values.
+    pub v_dim: usize,
+    /// Factor on the scores.
+    pub scale: f32,
+    /// Positions `C` of the cache.
+    pub context: usize,
+    /// Queries, keys, values, and what heads give.
+    pub q: Projection,
+    /// `[kv_heads · qk_dim, H]`
+    pub k: Projection,
+    /// `[kv_heads · v_dim, H]`
+    pub v: Projection,
+    /// `[H, heads · v_dim]`
+    pub o: Projection,
+    /// What follows the projection of queries.
+    pub of_q: Rotation,
+    /// What follows the projection of keys.
+    pub of_k: Rotation,
+}
+
+/// Cosines and sines `[T, 1, R/2]`.
+type Angles = [TensorId; 2];
+
+impl Attention {
+    /// The graph of a chunk: `x[T, H], keys[kv, C, qk], values[kv, C, v], mask[T, C + T], cos[T, R/2]?, sin[T, R/2]? →
+    /// y[T, H], new_keys[kv, T, qk], new_values[kv, T, v]`.
+    ///
+    /// # Errors
+    /// Weights of other shapes, or heads that do not divide.
+    pub fn graph(&self, name: &str, rows: usize) -> Result<Network> {
+        let (kv, dim) = (self.kv_heads, self.v_dim);
+        if kv == 0 || !self.heads.is_multiple_of(kv) {
+            return Err(NetworkError::whole(name, format!("{} heads share {kv} of keys", self.heads)));
+        }
+        let group = self.heads / kv;
+        let seen = self.context + rows;
+        let mut b = NetworkBuilder::new(name);
+        let x = b.input("x", &[rows, self.hidden])?;
+        let keys = b.input("keys", &[kv, self.context, self.qk_dim])?;
+        let values = b.input("values", &[kv, self.context, dim])?;
+        let mask = b.input("mask", &[rows, seen])?;
+        let angles = self.of_q.rope.or(self.of_k.rope).map(|rope| {
+            let of = |b: &mut NetworkBuilder, what: &str| -> Result<TensorId> {
+                let flat = b.input(what, &[rows, rope.channels / 2])?;
+                b.op(&format!("{what}.row"), Op::Reshape { shape: vec![rows, 1, rope.channels / 2] }, &[flat])
+            };
+            Ok::<Angles, NetworkError>([of(&mut b, "cos")?, of(&mut b, "sin")?])
+        });
+        let angles = angles.transpose()?;
+
+        let q = self.q.apply(&mut b, "q", x)?;
+        let q = self.of_q.apply(&mut b, "q", q, [rows, self.heads, self.qk_dim], angles)?;
+        let factor = b.number("scale", self.scale)?;
+        let q = b.op("q.scaled", Op::Multiply, &[q, factor])?;
+        let q = b.op("q.heads", Op::Transpose { perm: vec![1, 0, 2] }, &[q])?;
+        let q = b.op("q.groups", Op::Reshape { shape: vec![kv, group * rows, self.qk_dim] }, &[q])?;
+
+        let k = self.k.apply(&mut b, "k", x)?;
+        let k = self.of_k.apply(&mut b, "k", k, [rows, kv, self.qk_dim], angles)?;
+        let k = b.op("new_keys", Op::Transpose { perm: vec![1, 0, 2] }, &[k])?;
+        let v = self.v.apply(&mut b, "v", x)?;
+        let v = b.op("v.heads", Op::Reshape { shape: vec![rows, kv, dim] }, &[v])?;
+        let v = b.op("new_values", Op::Transpose { perm: vec![1, 0, 2] }, &[v])?;
+        let all_k = b.op("k.all", Op::Concat { axis: 1 }, &[keys, k])?;
+        let all_v = b.op("v.all", Op::Concat { axis: 1 }, &[values, v])?;
+
+        let turned = b.op("k.columns", Op::Transpose { perm: vec![0, 2, 1] }, &[all_k])?;
+        let scores = b.op("scores", Op::MatMul, &[q, turned])?;
+        let scores = b.op("scores.rows", Op::Reshape { shape: vec![kv, group, rows, seen] }, &[scores])?;
+        let scores = b.op("scores.masked", Op::Add, &[scores, mask])?;
+        let shares = b.op("shares", Op::Softmax, &[scores])?;
+        let shares = b.op("shares.groups", Op::Reshape { shape: vec![kv, group * rows, seen] }, &[shares])?;
+        let mixed = b.op("mixed", Op::MatMul, &[shares, all_v])?;
+        let mixed = b.op("mixed.heads", Op::Reshape { shape: vec![self.heads, rows, dim] }, &[mixed])?;
+        let mixed = b.op("mixed.rows", Op::Transpose { perm: vec![1, 0, 2] }, &[mixed])?;
+        let mixed = b.op("mixed.flat", Op::Reshape { shape: vec![rows, self.heads * dim] }, &[mixed])?;
+        let y = self.o.apply(&mut b, "y", mixed)?;
+        b.finish(&[y, k, v])
+    }
+}
+
+impl Rotation {
+    /// From `[T, heads · dim]` to `[T, heads, dim]`, normed and rotated.
+    fn apply(
+        &self,
+        b: &mut NetworkBuilder,
+        name: &str,
+        x: TensorId,
+        [rows, heads, dim]: [usize; 3],
+        angles: Option<Angles>,
+    ) -> Result<TensorId> {
+        let at = |what: &str| format!("{name}.{what}");
+        let split = Op::Reshape { shape: vec![rows, heads, dim] };
+        let mut x = match &self.norm {
+            Some((gain, eps)) => {
+                let tensor = Tensor::floats(at("gain"), [gain.len()], gain);
+                let (norm, gain) = (Op::RmsNorm { eps: *eps }, b.constant(tensor)?);
+                if b.shape(gain) == [dim] {
+                    let x = b.op(&at("split"), split, &[x])?;
+                    b.op(&at("normed"), norm, &[x, gain])?
+                } else {
+                    let x = b.op(&at("normed"), norm, &[x, gain])?;
+                    b.op(&at("split"), split, &[x])?
+                }
+            }
+            None => b.op(&at("split"), split, &[x])?,
+        };
+        if let (Some(rope), Some(angles)) = (self.rope, angles) {
+            x = rope.apply(b, name, x, angles)?;
+        }
+        Ok(x)
+    }
+}
+
+impl Rope {
+    /// Turns pairs `(a, b)` of channels of `[T, heads, dim]` to `(a cos − b sin, b cos + a sin)`.
+    fn apply(self, b: &mut NetworkBuilder, name: &str, x: TensorId, [cos, sin]: Angles) -> Result<TensorId> {
+        let at = |what: &str| format!("{name}.{what}");
+        let (half, shape) = (self.channels / 2, b.shape(x).to_vec());
+        let [rows, heads, dim] = *shape else { return Ok(x) };
+        let cut = |b: &mut NetworkBuilder, what: &str, from: usize, to: usize, step: usize| {
+            let ranges = vec![[0, rows, 1], [0, heads, 1], [from, to, step]];
+            b.op(&at(what), Op::StridedSlice { ranges }, &[x])
+        };
+        let (start, end) = (self.offset, self.offset + self.channels);
+        let (first, second) = match self.style {
+            RopeStyle::Half => {
+                (cut(b, "first", start, start + half, 1)?, cut(b, "second", start + half, end, 1)?)
+            }
+            RopeStyle::Interleaved => {
+                (cut(b, "first", start, end - 1, 2)?, cut(b, "second", start + 1, end, 2)?)
+            }
+        };
+        let times = |b: &mut NetworkBuilder, what: &str, x, y| b.op(&at(what), Op::Multiply, &[x, y]);
+        let (fc, ss) = (times(b, "first_cos", first, cos)?, times(b, "second_sin", second, sin)?);
+        let (sc, fs) = (times(b, "second_cos", second, cos)?, times(b, "first_sin", first, sin)?);
+        let turned = [
+            b.op(&at("turned_first"), Op::Subtract, &[fc, ss])?,
+            b.op(&at("turned_second"), Op::Add, &[sc, fs])?,
+        ];
+        let turned = match self.style {
+            RopeStyle::Half => b.op(&at("turned"), Op::Concat { axis: 2 }, &turned)?,
+            RopeStyle::Interleaved => {
+                let mut pairs = Vec::new();
+                for (i, half_id) in turned.into_iter().enumerate() {
+                    let shape = vec![rows, heads, half, 1];
+                    pairs.push(b.op(&at(&format!("pair{i}")), Op::Reshape { shape }, &[half_id])?);
+                }
+                let pairs = b.op(&at("pairs"), Op::Concat { axis: 3 }, &pairs)?;
+                b.op(&at("turned"), Op::Reshape { shape: vec![rows, heads, self.channels] }, &[pairs])?
+            }
+        };
+        let mut parts = Vec::new();
+        if start > 0 {
+            parts.push(cut(b, "in_front", 0, start, 1)?);
+        }
+        parts.push(turned);
+        if end < dim {
+            parts.push(cut(b, "behind", end, dim, 1)?);
+        }
+        if parts.len() == 1 { Ok(turned) } else { b.op(&at("whole"), Op::Concat { axis: 2 }, &parts) }
+    }
+}

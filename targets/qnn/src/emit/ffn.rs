@@ -1,0 +1,132 @@
+//! Gated feed-forward networks by clusters of neurons, and groups of them.
+//!
+//! A neuron is a row of gate and up with its column of down. Neurons stand hot to cold, and a cluster is a run of them: the
+//! hottest first. A graph of batch size `b` computes the first few clusters (PowerInfer-2, §4.1.2: the share that the NPU
+//! takes grows with the batch), and its result is a part of the layer's: the processor adds the neurons behind them. So
+//! graphs of all batch sizes share the weights of the clusters that they have in common, and down, whose columns are
+//! neurons, is cut where they end.
+
+use super::glu::join;
+use super::projection::Projection;
+use crate::net::{Network, NetworkBuilder, NetworkError, Op, TensorId};
+use moec_ir::Glu;
+
+type Result<T> = std::result::Result<T, NetworkError>;
+
+/// A run of neurons.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cluster {
+    /// Begins the names of its tensors.
+    pub name: String,
+    /// `[n, H]`
+    pub gate: Projection,
+    /// `[n, H]`
+    pub up: Projection,
+    /// `[H, n]`, its columns in the order in which `gate` gives its results.
+    pub down: Projection,
+}
+
+/// A gated network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ffn {
+    /// Channels `H` of a row.
+    pub hidden: usize,
+    /// How gate and up join.
+    pub glu: Glu,
+    /// Its neurons, hot to cold.
+    pub clusters: Vec<Cluster>,
+}
+
+impl Cluster {
+    /// Appends `down(glu(gate(x), up(x)))`.
+    fn apply(&self, b: &mut NetworkBuilder, glu: Glu, x: TensorId) -> Result<TensorId> {
+        let at = |what: &str| format!("{}.{what}", self.name);
+        // Results stay in the order of the gate's widths, in which down has its columns.
+        let gate = self.gate.apply_unordered(b, &at("gate"), x)?;
+        let up = if self.gate.order == self.up.order {
+            self.up.apply_unordered(b, &at("up"), x)?
+        } else {
+            self.up.ordered_as(&self.gate).apply(b, &at("up"), x)?
+        };
+        let h = join(b, &self.name, glu, gate, up)?;
+        self.down.apply(b, &at("down"), h)
+    }
+}
+
+impl Projection {
+    /// The same with its channels renamed: channel `i` is what stands at place `i` of another's results.
+    fn ordered_as(&self, other: &Self) -> Self {
+        let count = self.channels();
+        let mut place = vec![0_u32; count];
+        for at in 0..count {
+            if let Some(p) = place.get_mut(other.channel(at)) {
+                *p = at as u32;
+            }
+        }
+        let order = (0..count).map(|at| place.get(self.channel(at)).copied().unwrap_or(0)).collect();
+        let bias = self
+            .bias
+            .as_ref()
+            .map(|b| (0..count).map(|at| b.get(other.channel(at)).copied().unwrap_or(f32::NAN)).collect());
+        Self { matrices: self.matrices.clone(), order: Some(order), bias }
+    }
+}
+
+impl Ffn {
+    /// The sum of its first `clusters` clusters.
+    fn apply(&self, b: &mut NetworkBuilder, name: &str, clusters: usize, x: TensorId) -> Result<TensorId> {
+        let mut sum: Option<TensorId> = None;
+        for (i, cluster) in self.clusters.iter().take(clusters).enumerate() {
+            let y = cluster.apply(b, self.glu, x)?;
+            sum = Some(match sum {
+                Some(before) => b.op(&format!("{name}.to{i}"), Op::Add, &[before, y])?,
+                None => y,
+            });
+        }
+        sum.ok_or_else(|| NetworkError::whole(name, "it has no cluster of neurons"))
+    }
+
+    /// The graph of a number of rows: `x[rows, H] → y[rows, H]`, what the first `clusters` clusters add.
+    ///
+    /// # Errors
+    /// Weights of other shapes, or no cluster.
+    pub fn graph(&self, name: &str, rows: usize, clusters: usize) -> Result<Network> {
+        let mut b = NetworkBuilder::new(name);
+        let x = b.input("x", &[rows, self.hidden])?;
+        let y = self.apply(&mut b, "sum", clusters, x)?;
+        b.finish(&[y])
+    }
+}
+
+/// Experts of a layer, each with rows of its own: one launch (NPUMoE, §4.2).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// The experts.
+    pub experts: Vec<Ffn>,
+}
+
+impl Group {
+    /// The graph of a number of rows for each expert: `x[experts · rows, H] → y`, alike. Rows of an expert stand together.
+    ///
+    /// # Errors
+    /// Weights of other shapes, or no expert.
+    pub fn graph(&self, name: &str, rows: usize) -> Result<Network> {
+        let none = || NetworkError::whole(name, "it has no experts");
+        let hidden = self.experts.first().ok_or_else(none)?.hidden;
+        let mut b = NetworkBuilder::new(name);
+        let x = b.input("x", &[self.experts.len() * rows, hidden])?;
+        let mut parts = Vec::new();
+        for (e, expert) in self.experts.iter().enumerate() {
+            let own = match self.experts.len() {
+                1 => x,
+                _ => b.part(&format!("x{e}"), x, 0, e * rows, rows)?,
+            };
+            parts.push(expert.apply(&mut b, &format!("sum{e}"), usize::MAX, own)?);
+        }
+        let y = match *parts {
+            [one] => one,
+            _ => b.op("y", Op::Concat { axis: 0 }, &parts)?,
+        };
+        b.finish(&[y])
+    }
+}

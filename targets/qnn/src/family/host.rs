@@ -1,0 +1,65 @@
+//! The HTP, emulated: networks of a bundle, read back from disk and evaluated in whole numbers.
+
+use super::verify::network;
+use crate::exec::{Executor, Shared};
+use moec_ir::plan::GraphDecl;
+use moec_runtime::error::{Error, Result};
+use moec_runtime::graphs::{Graphs, f16};
+use std::path::Path;
+
+/// A network that is ready to run.
+#[derive(Debug)]
+struct Loaded {
+    name: String,
+    executor: Executor,
+}
+
+/// Evaluates networks on this machine. Codes are made of what goes in, and what comes out is made of codes, in here.
+#[derive(Debug, Default)]
+pub struct Emulated {
+    graphs: Vec<Loaded>,
+}
+
+impl Graphs for Emulated {
+    fn name(&self) -> &'static str {
+        "emulated"
+    }
+
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], _slots: usize) -> Result<()> {
+        let mut shared = Shared::default();
+        for graph in graphs {
+            let name = format!("{} {}", graph.package, graph.function);
+            let failed = |why: String| Error::Graph { graph: name.clone(), why };
+            let network = network(bundle, graph).map_err(failed)?;
+            let folder = bundle.join(&graph.package);
+            let executor = Executor::sharing(network.into(), Some(&folder), &mut shared);
+            let executor = executor.map_err(|e| failed(e.to_string()))?;
+            self.graphs.push(Loaded { name, executor });
+        }
+        Ok(())
+    }
+
+    fn run(&self, graph: usize, _slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
+        let missing = || Error::Plan(format!("there is no graph {graph}"));
+        let loaded = self.graphs.get(graph).ok_or_else(missing)?;
+        let failed = |why: String| Error::Graph { graph: loaded.name.clone(), why };
+        let reals: Vec<Vec<f32>> = inputs.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
+        let reals: Vec<&[f32]> = reals.iter().map(|x| &**x).collect();
+        let outcome = loaded.executor.run(&reals).map_err(|e| failed(e.to_string()))?;
+        if outcome.outputs.len() != outputs.len() {
+            return Err(failed(format!("it gives {} results", outcome.outputs.len())));
+        }
+        for (got, out) in outcome.outputs.iter().zip(outputs) {
+            if got.len() != out.len() {
+                return Err(failed("a result has another size".to_owned()));
+            }
+            for (x, out) in got.iter().zip(out.iter_mut()) {
+                *out = f16::from_f32(*x);
+                if !out.is_finite() {
+                    return Err(failed(format!("a result is {x:e}, which is no f16")));
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,134 @@
+//! The family's row: what the compiler asks of it.
+//!
+//! A group of experts lies at `artifacts/layers.L.group.G.qnn`, a folder: a network `cap{C}.onnx` for each number of rows of
+//! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
+//! Attention, dense networks and the head have networks ([`crate::emit`]) that no build asks for yet: they stay on the
+//! processor.
+
+mod emit;
+mod host;
+mod rows;
+mod verify;
+mod weights;
+
+pub use host::Emulated;
+
+use moec_device::{Device, Unit, UnitKind};
+use moec_family::error::Result;
+use moec_family::{
+    Emit, Family, Flaw, FunctionReport, GroupGraph, LayerExperts, StaticGraphs, StaticPart, Trial,
+};
+use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
+use moec_ir::{Module, Scope, Weight};
+use moec_runtime::graphs::Graphs;
+use std::path::Path;
+
+/// The QNN family: networks for Hexagon.
+#[derive(Clone, Copy, Debug)]
+pub struct Qnn;
+
+impl Family for Qnn {
+    fn name(&self) -> &'static str {
+        "qnn"
+    }
+
+    fn check(&self, device: &Device, unit: &Unit) -> Result<(), Flaw> {
+        let bad = |key: &str, message: &str| Err(Flaw::new(key, message));
+        if unit.kind != UnitKind::Npu {
+            return bad("unit.family", "a unit of the family `qnn` is of kind `npu`");
+        }
+        if unit.hexagon.is_none() {
+            return bad("unit.hexagon", "an NPU of the family `qnn` says which Hexagon it is");
+        }
+        if unit.legality.is_empty() || unit.max_graph_bytes.is_none() || unit.matmul.is_empty() {
+            return bad(
+                "unit",
+                "an NPU of the family `qnn` needs `legality`, `matmul` and `max_graph_bytes`",
+            );
+        }
+        let cpu = device.units.iter().find(|u| u.kind == UnitKind::Cpu);
+        if cpu.is_none_or(|u| u.matmul.is_empty()) {
+            return bad("unit", "the family `qnn` needs a unit of kind `cpu` with `matmul`");
+        }
+        Ok(())
+    }
+
+    fn graphs(&self) -> Option<&dyn StaticGraphs> {
+        Some(self)
+    }
+}
+
+impl StaticGraphs for Qnn {
+    fn part(&self, _: &Module, scope: &Scope, _: &Unit) -> Result<StaticPart, String> {
+        Err(format!("builds give the family `qnn` experts alone, and leave `{scope}` to the processor"))
+    }
+
+    fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph> {
+        let hidden =
+            LayerExperts::of(module, table.layer).map_or(0, |e| module.weight(e.gate_up).cols() as u32);
+        let experts = table.groups.get(group).map_or(0, |g| g.experts.len() as u32);
+        let of = |capacity: u32| {
+            let port = |name: &str| Port { name: name.to_owned(), shape: [capacity * experts, hidden, 1, 1] };
+            let graph = GraphDecl {
+                package: path(table, group),
+                function: function(capacity),
+                inputs: vec![port("x")],
+                outputs: vec![port("y")],
+                stateful: false,
+            };
+            GroupGraph { capacity, graph }
+        };
+        sizes(table, group).into_iter().map(of).collect()
+    }
+
+    fn bytes(&self, _: &Unit, weight: &Weight, numbers: u64) -> u64 {
+        weights::Form::of(weight.format).bytes(numbers)
+    }
+
+    fn emit(&self, emit: &Emit<'_>) -> Result<u64> {
+        emit::artifacts(emit)
+    }
+
+    fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
+        verify::read(folder, plan, unit)
+    }
+
+    fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
+        verify::verify(trial)
+    }
+
+    fn host(&self) -> Box<dyn Graphs> {
+        Box::new(Emulated::default())
+    }
+}
+
+impl Qnn {
+    /// What a plan says of the network for a number of rows of each expert.
+    fn declared(module: &Module, table: &ExpertTable, group: usize, capacity: u32) -> Option<GraphDecl> {
+        Self.group(module, table, group).into_iter().find(|g| g.capacity == capacity).map(|g| g.graph)
+    }
+}
+
+/// File of the codes of an artifact.
+const WEIGHTS: &str = "weights.bin";
+/// File of the rows that ranges were measured by: f32, `[n, H]`.
+const ROWS: &str = "rows.bin";
+
+/// Where the artifact of a group lies in a bundle.
+fn path(table: &ExpertTable, group: usize) -> String {
+    format!("artifacts/{}.qnn", table.group_name(group))
+}
+
+/// Name of the network that takes so many rows of each expert.
+fn function(capacity: u32) -> String {
+    format!("cap{capacity}")
+}
+
+/// Rows per expert of a group's networks, ascending: those of the placement, or the capacity of its tier.
+fn sizes(table: &ExpertTable, group: usize) -> Vec<u32> {
+    let Some(group) = table.groups.get(group) else { return Vec::new() };
+    match group.sizes.as_slice() {
+        [] => table.tiers.get(group.tier as usize).copied().into_iter().collect(),
+        sizes => sizes.to_vec(),
+    }
+}

@@ -1,0 +1,133 @@
+//! Weights of an artifact: codes with a scale for each output channel, in one file that its networks share.
+
+use super::WEIGHTS;
+use crate::emit::Projection;
+use crate::net::{Data, Tensor};
+use crate::quant::{Bits, Matrix, matrix, mixed};
+use moec_family::Numbers;
+use moec_family::error::{Error, Result, io_error};
+use moec_ir::{Format, Weight};
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// First bytes of tensors are multiples of this.
+const ALIGN: u64 = 64;
+/// One row in so many keeps 8 bits where the others have 4.
+const OUTLIERS: usize = 16;
+
+/// How matrices of a format are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Eight bits.
+    Eight,
+    /// Four bits, and eight for the rows that four serve worst (PowerInfer-2, §6 and §7.6).
+    Mixed,
+}
+
+impl Form {
+    /// That of a format: what the processor has in 4 bits a graph has, too; all else is 8 bits.
+    pub(super) const fn of(format: Format) -> Self {
+        match format {
+            Format::Q4 => Self::Mixed,
+            Format::F32 | Format::Bf16 | Format::F16 | Format::Q8 => Self::Eight,
+        }
+    }
+
+    /// Bytes of so many numbers, scales aside.
+    pub(super) const fn bytes(self, numbers: u64) -> u64 {
+        match self {
+            Self::Eight => numbers,
+            Self::Mixed => numbers / 2 + numbers.div_ceil(2 * OUTLIERS as u64),
+        }
+    }
+
+    /// Largest relative error, as root mean square, of a product of three such matrices that passes. Scales reach over a
+    /// whole row: a step is a little more than in groups of 32.
+    pub(super) fn bound(self) -> f64 {
+        match self {
+            Self::Eight => 0.04,
+            Self::Mixed => moec_family::stored(Format::Q4),
+        }
+    }
+}
+
+/// A rectangle of one matrix of a weight.
+pub(super) struct Part<'a> {
+    pub(super) weight: &'a Weight,
+    pub(super) lead: usize,
+    pub(super) rows: Range<usize>,
+}
+
+impl Part<'_> {
+    /// Its numbers, row by row. A bias is one row.
+    pub(super) fn read(&self, numbers: &dyn Numbers) -> Result<Vec<f32>> {
+        let cols = self.weight.cols();
+        let mut out = vec![0.0; self.rows.len() * cols];
+        numbers.read(self.weight, self.lead, self.rows.clone(), 0..cols, &mut out)?;
+        Ok(out)
+    }
+}
+
+/// The file of codes on its way.
+pub(super) struct WeightFile {
+    path: PathBuf,
+    out: BufWriter<File>,
+    offset: u64,
+}
+
+impl WeightFile {
+    /// A new file in the folder of an artifact.
+    pub(super) fn create(folder: &Path) -> Result<Self> {
+        let path = folder.join(WEIGHTS);
+        let file = File::create(&path).map_err(|e| io_error("write", &path, &e))?;
+        Ok(Self { path, out: BufWriter::new(file), offset: 0 })
+    }
+
+    /// Rounds and appends a matrix of `cols` columns.
+    ///
+    /// # Errors
+    /// A number that no code holds; a disk that is full.
+    pub(super) fn projection(
+        &mut self,
+        name: &str,
+        weight: &Weight,
+        numbers: &[f32],
+        cols: usize,
+        bias: Option<Vec<f32>>,
+    ) -> Result<Projection> {
+        let refused = |x: f32| Error::input(format!("`{}` holds {x}, which no code can be", weight.name));
+        match Form::of(weight.format) {
+            Form::Eight => {
+                let codes = matrix(numbers, cols, Bits::Eight).map_err(refused)?;
+                Ok(Projection { matrices: vec![self.put(name.to_owned(), &codes)?], order: None, bias })
+            }
+            Form::Mixed => {
+                let (four, eight, order) = mixed(numbers, cols, OUTLIERS).map_err(refused)?;
+                let all = [(format!("{name}.int4"), four), (format!("{name}.int8"), eight)];
+                let some = all.into_iter().filter(|(_, m)| m.shape[0] > 0);
+                let matrices = some.map(|(name, m)| self.put(name, &m)).collect::<Result<_>>()?;
+                Ok(Projection { matrices, order: Some(order), bias })
+            }
+        }
+    }
+
+    fn put(&mut self, name: String, codes: &Matrix) -> Result<Tensor> {
+        let failed = |e| io_error("write", &self.path, &e);
+        let bytes = codes.bytes();
+        self.out.write_all(&bytes).map_err(failed)?;
+        let next = (self.offset + bytes.len() as u64).next_multiple_of(ALIGN);
+        let gap = next - self.offset - bytes.len() as u64;
+        self.out.write_all(&[0; ALIGN as usize][..gap as usize]).map_err(failed)?;
+        let data = Some(Data::File { file: WEIGHTS.into(), offset: self.offset });
+        self.offset = next;
+        Ok(Tensor { data, ..codes.tensor(name) })
+    }
+
+    /// Ends the file; gives its bytes.
+    pub(super) fn finish(mut self) -> Result<u64> {
+        self.out.flush().map_err(|e| io_error("write", &self.path, &e))?;
+        Ok(self.offset)
+    }
+}

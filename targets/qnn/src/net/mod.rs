@@ -1,0 +1,106 @@
+//! Networks: graphs of fixed shapes in the operators that the HTP runs, as data.
+//!
+//! | | |
+//! |---|---|
+//! | `op` | the operators, one row of a table each |
+//! | `tensor` | types, scales, static numbers by reference |
+//! | [`builder`] | appends operators, inferring shapes |
+//! | [`verify`](Network::verify) | names, shapes, types, scales and order are right |
+//! | text | `Display` of a network, for people and snapshots |
+
+pub mod builder;
+mod error;
+mod infer;
+mod op;
+mod tensor;
+mod text;
+mod verify;
+
+pub use builder::NetworkBuilder;
+pub use error::NetworkError;
+pub(crate) use infer::MOST_AXES;
+pub(crate) use op::strides;
+pub use op::{Meaning, Op, Row};
+pub use tensor::{Data, Dtype, Quant, Scale, Tensor, elements, pack_nibbles, unpack_nibbles};
+pub(crate) use verify::shape as shape_of;
+
+/// Index of a tensor in [`Network::tensors`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TensorId(pub u32);
+
+impl TensorId {
+    /// As an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// An operator with what it reads and gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// What it does.
+    pub op: Op,
+    /// What it reads.
+    pub inputs: Vec<TensorId>,
+    /// What it gives.
+    pub output: TensorId,
+}
+
+/// One graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Network {
+    /// Name, unique in an artifact.
+    pub name: String,
+    /// Every tensor.
+    pub tensors: Vec<Tensor>,
+    /// What callers give, in order.
+    pub inputs: Vec<TensorId>,
+    /// Nodes, each after those that it reads from.
+    pub nodes: Vec<Node>,
+    /// What callers get, in order.
+    pub outputs: Vec<TensorId>,
+}
+
+impl Network {
+    /// A tensor. Of a verified network, and of one from a builder, every id has one.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+
+    /// Bytes of its static tensors; what several nodes read counts once.
+    pub fn static_bytes(&self) -> u64 {
+        self.tensors.iter().filter(|t| t.is_static()).map(Tensor::bytes).sum()
+    }
+
+    /// Activations: tensors that a run computes or is given.
+    pub fn activations(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+        let all = self.tensors.iter().enumerate().filter(|(_, t)| !t.is_static());
+        all.map(|(i, t)| (TensorId(i as u32), t))
+    }
+
+    /// The same network with its tensors in the order in which they are met: inputs, then what each node reads and gives.
+    #[must_use]
+    pub fn ordered(&self) -> Self {
+        let read = self.nodes.iter().flat_map(|n| n.inputs.iter().chain([&n.output]));
+        let mut order: Vec<TensorId> = Vec::new();
+        let mut place: Vec<Option<TensorId>> = vec![None; self.tensors.len()];
+        let rest = (0..self.tensors.len() as u32).map(TensorId).collect::<Vec<_>>();
+        for id in self.inputs.iter().chain(read).chain(&rest) {
+            if place[id.index()].is_none() {
+                place[id.index()] = Some(TensorId(order.len() as u32));
+                order.push(*id);
+            }
+        }
+        let to = |ids: &[TensorId]| ids.iter().filter_map(|id| place[id.index()]).collect::<Vec<_>>();
+        let node = |n: &Node| {
+            Some(Node { op: n.op.clone(), inputs: to(&n.inputs), output: place[n.output.index()]? })
+        };
+        Self {
+            name: self.name.clone(),
+            tensors: order.iter().map(|id| self.tensor(*id).clone()).collect(),
+            inputs: to(&self.inputs),
+            nodes: self.nodes.iter().filter_map(node).collect(),
+            outputs: to(&self.outputs),
+        }
+    }
+}

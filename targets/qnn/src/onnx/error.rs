@@ -1,0 +1,37 @@
+//! Why a network is no ONNX model, or a model no network.
+
+use crate::net::NetworkError;
+use thiserror::Error;
+
+/// A model that cannot be written or read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum OnnxError {
+    /// A type that is not written.
+    #[error("tensor `{tensor}` is {ty}, which is not written as ONNX")]
+    Type {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        ty: &'static str,
+    },
+    /// Bytes that are no such message.
+    #[error("no ONNX model: {0}")]
+    Message(String),
+    /// Something that a network of moec has not.
+    #[error("ONNX model: {place}: {what}")]
+    Form {
+        /// The node or tensor.
+        place: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A network that is not right.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+}
+
+impl OnnxError {
+    pub(super) fn form(place: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Form { place: place.into(), what: what.into() }
+    }
+}

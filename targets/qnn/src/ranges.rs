@@ -1,0 +1,149 @@
+//! How wide activations are on real rows, and how much wider their codes should reach.
+//!
+//! Too narrow a range saturates and dominates every other error; too wide a one wastes codes. So margins are measured:
+//! rows of one half of a text give the ranges, and those of the other half say which of a few margins lets nothing
+//! through. [`Watch`] collects both from runs of the network in f32.
+
+use crate::exec::{ExecError, Executor, Values};
+use crate::quant::{Range, Ranges, Widest};
+use std::collections::BTreeMap;
+
+/// Margins that are tried, in order: factors on both ends of a range.
+pub const MARGINS: [f32; 7] = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0];
+/// Bins of a power of two in a histogram of magnitudes.
+const BINS: i32 = 8;
+/// Powers of two of the smallest and largest magnitude that are told apart.
+const POWERS: (i32, i32) = (-24, 24);
+
+/// What was seen of an activation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// Range of the rows that ranges are taken from.
+    pub range: Range,
+    /// Range of the rows that margins are measured on.
+    pub held: Range,
+    /// Numbers in all.
+    pub count: u64,
+    magnitudes: Vec<u64>,
+}
+
+impl Default for Seen {
+    fn default() -> Self {
+        let bins = (POWERS.1 - POWERS.0) * BINS + 1;
+        Self { range: Range::default(), held: Range::default(), count: 0, magnitudes: vec![0; bins as usize] }
+    }
+}
+
+impl Seen {
+    fn add(&mut self, reals: &[f32], held: bool) {
+        let range = Range::of(reals.iter().copied());
+        let of = if held { &mut self.held } else { &mut self.range };
+        *of = of.and(range);
+        self.count += reals.len() as u64;
+        for x in reals {
+            self.magnitudes[bin(x.abs())] += 1;
+        }
+    }
+
+    /// The smallest margin with which nothing of the held rows is cut; none if even the largest cuts.
+    pub fn margin(&self) -> Option<f32> {
+        let holds = |margin: &f32| {
+            let wide = self.range.widened(*margin);
+            self.held.least >= wide.least && self.held.most <= wide.most
+        };
+        MARGINS.into_iter().find(holds)
+    }
+
+    /// A magnitude that at most a share of all numbers exceed, to an eighth of a power of two; 0 where nothing was seen.
+    pub fn quantile(&self, exceed: f64) -> f32 {
+        let allowed = (self.count as f64 * exceed) as u64;
+        let mut above = 0;
+        for (i, n) in self.magnitudes.iter().enumerate().rev() {
+            above += n;
+            if above > allowed {
+                return ((i as f32 / BINS as f32) + POWERS.0 as f32).exp2();
+            }
+        }
+        0.0
+    }
+}
+
+fn bin(magnitude: f32) -> usize {
+    let power = magnitude.log2().clamp(POWERS.0 as f32, POWERS.1 as f32);
+    if power.is_nan() { 0 } else { ((power - POWERS.0 as f32) * BINS as f32).ceil() as usize }
+}
+
+/// Collects what was seen of every activation of a network.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Watch {
+    seen: BTreeMap<String, Seen>,
+}
+
+impl Watch {
+    /// Runs a network in f32 on some rows. `held`: they measure margins, and give no ranges.
+    ///
+    /// # Errors
+    /// Inputs that do not fit.
+    pub fn run(&mut self, executor: &Executor, inputs: &[&[f32]], held: bool) -> Result<(), ExecError> {
+        let outcome = executor.watch(inputs, &mut |tensor, values| {
+            if let Values::Reals(reals) = values {
+                self.seen.entry(tensor.name.clone()).or_default().add(reals, held);
+            }
+        });
+        outcome.map(|_| ())
+    }
+
+    /// What was seen, by the name of the tensor.
+    pub fn seen(&self) -> &BTreeMap<String, Seen> {
+        &self.seen
+    }
+
+    /// Ranges with the smallest margins that cut nothing of the held rows; where all cut, what was seen of both.
+    pub fn ranges(&self) -> Ranges {
+        let of = |seen: &Seen| match seen.margin() {
+            Some(margin) => seen.range.widened(margin),
+            None => seen.range.and(seen.held),
+        };
+        self.seen.iter().map(|(name, seen)| (name.clone(), of(seen))).collect()
+    }
+}
+
+impl Widest for Watch {
+    fn range(&self, tensor: &str) -> Option<Range> {
+        let seen = self.seen.get(tensor)?;
+        Some(seen.margin().map_or_else(|| seen.range.and(seen.held), |margin| seen.range.widened(margin)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(range: &[f32], held: &[f32]) -> Seen {
+        let mut seen = Seen::default();
+        seen.add(range, false);
+        seen.add(held, true);
+        seen
+    }
+
+    #[test]
+    fn the_smallest_margin_that_cuts_nothing_is_taken() {
+        assert_eq!(seen(&[-1.0, 2.0], &[0.5]).margin(), Some(1.0));
+        assert_eq!(seen(&[-1.0, 2.0], &[2.15]).margin(), Some(1.1));
+        assert_eq!(seen(&[-1.0, 2.0], &[-2.9]).margin(), Some(3.0));
+        let far = seen(&[-1.0, 2.0], &[-100.0]);
+        assert_eq!(far.margin(), None);
+        let watch = Watch { seen: [("x".to_owned(), far)].into() };
+        assert_eq!(watch.range("x"), Some(Range { least: -100.0, most: 2.0 }));
+    }
+
+    #[test]
+    fn quantiles_are_right_to_an_eighth_of_a_power_of_two() {
+        let numbers: Vec<f32> = (1..=1000).map(|i| i as f32 / 10.0).collect();
+        let all = seen(&numbers, &[]);
+        for (exceed, want) in [(0.0, 100.0), (0.01, 99.0), (0.5, 50.0)] {
+            let got = all.quantile(exceed);
+            assert!(got >= want * 0.999 && got <= want * 1.1, "{exceed}: {got}");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Tests of whole networks.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod it {
+    mod emitted;
+    mod emulator;
+    mod fixture;
+    mod onnxruntime;
+    mod refused;
+    mod saturation;
+}

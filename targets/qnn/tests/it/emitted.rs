@@ -1,0 +1,211 @@
+//! Emitted networks compute what they should, and codes stay near to it.
+
+use super::fixture::*;
+use moec_ir::{Activation, Glu, RopeStyle};
+use moec_qnn::emit::{Attention, Ffn, Group, Head};
+use moec_qnn::exec::share_of_spread;
+
+/// The bound on what codes add: 2 % of the spread of what they are held against.
+const BOUND: f64 = 0.02;
+
+/// A gated network by its formula, one row at a time.
+fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> Vec<f32> {
+    let exact = ffn(Form::Exact, glu, hidden, clusters, seed);
+    let mut y = vec![0.0; hidden];
+    for cluster in &exact.clusters {
+        let read = |p: &moec_qnn::emit::Projection| match &p.matrices[0].data {
+            Some(moec_qnn::net::Data::Here(bytes)) => {
+                bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<_>>()
+            }
+            _ => Vec::new(),
+        };
+        let (wg, wu, wd) = (read(&cluster.gate), read(&cluster.up), read(&cluster.down));
+        let dot = |w: &[f32]| w.iter().zip(x).map(|(a, b)| a * b).sum::<f32>();
+        let n = wg.len() / hidden;
+        for i in 0..n {
+            let (g, u) = (dot(&wg[i * hidden..(i + 1) * hidden]), dot(&wu[i * hidden..(i + 1) * hidden]));
+            let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+            let h = match glu {
+                Glu::Gated(Activation::Relu) => g.max(0.0) * u,
+                Glu::Gated(Activation::Silu) => g * sigmoid(g) * u,
+                Glu::Gated(Activation::Sigmoid) => sigmoid(g) * u,
+                Glu::Gated(Activation::Gelu | Activation::GeluTanh) => {
+                    let z = 0.797_884_6 * (g + 0.044_715 * g * g * g);
+                    g / 2.0 * (1.0 + z.tanh()) * u
+                }
+                Glu::DRelu => g.max(0.0) * u.max(0.0),
+                Glu::FatRelu { threshold } => (if g >= threshold { g } else { 0.0 }) * u,
+                Glu::Clamped { alpha, limit } => {
+                    let (g, u) = (g.min(limit), u.clamp(-limit, limit));
+                    (u + 1.0) * g * sigmoid(alpha * g)
+                }
+            };
+            for (r, y) in y.iter_mut().enumerate() {
+                *y += h * wd[r * n + i];
+            }
+        }
+    }
+    y
+}
+
+#[test]
+fn every_way_to_join_is_the_formula() {
+    let clamped = Glu::Clamped { alpha: 1.702, limit: 1.0 };
+    let gated = Activation::ALL.map(Glu::Gated);
+    for glu in gated.into_iter().chain([Glu::DRelu, clamped]) {
+        let x = numbers(5, 2 * 32);
+        let network = ffn(Form::Exact, glu, 32, &[24, 16], 1).graph("b2", 2, 2).unwrap();
+        let got = run(&network, std::slice::from_ref(&x)).remove(0);
+        let want: Vec<f32> = x.chunks(32).flat_map(|row| plain(glu, row, 32, &[24, 16], 1)).collect();
+        // The approximation of GELU by tanh is not the error function's.
+        let bound = if glu == Glu::Gated(Activation::Gelu) { 2e-3 } else { 1e-5 };
+        assert!(share_of_spread(&got, &want) < bound, "{glu:?}: {}", share_of_spread(&got, &want));
+    }
+}
+
+#[test]
+fn what_no_operator_computes_is_refused_by_name() {
+    let fat = ffn(Form::Exact, Glu::FatRelu { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
+    assert!(fat.unwrap_err().to_string().contains("the step of FATReLU"));
+}
+
+#[test]
+fn a_batch_takes_the_first_clusters_and_shares_their_weights() {
+    let ffn = ffn(Form::Mixed, RELU, 32, &[32, 16, 16], 1);
+    let statics = |n: usize| -> Vec<String> {
+        let graph = ffn.graph(&format!("b{n}"), n, n).unwrap();
+        graph.tensors.iter().filter(|t| t.is_static()).map(ToString::to_string).collect()
+    };
+    let all = statics(3);
+    for n in 1..3 {
+        assert!(statics(n).iter().all(|t| all.contains(t)), "{n}");
+        assert!(statics(n).len() < all.len());
+    }
+    let x = numbers(5, 32);
+    let got = run(&ffn.graph("b1", 1, 1).unwrap(), std::slice::from_ref(&x)).remove(0);
+    let want = plain(RELU, &x, 32, &[32], 1);
+    assert!(share_of_spread(&got, &want) < 0.1, "{}", share_of_spread(&got, &want));
+    assert!(ffn.graph("b0", 1, 0).unwrap_err().to_string().contains("no cluster"));
+}
+
+#[test]
+fn channels_of_two_widths_come_back_in_order() {
+    // Rounding aside it is the network in f32: a channel in another's place would be all wrong.
+    for glu in [RELU, Glu::Gated(Activation::Silu)] {
+        let x = numbers(6, 3 * 48);
+        let graph = |form| ffn(form, glu, 48, &[64, 32], 2).graph("b3", 3, 2).unwrap();
+        let [want, mixed, eight] = [Form::Exact, Form::Mixed, Form::Eight]
+            .map(|form| run(&graph(form), std::slice::from_ref(&x)).remove(0));
+        let (four, eight) = (share_of_spread(&mixed, &want), share_of_spread(&eight, &want));
+        assert!(four < 0.08 && eight < 0.01 && eight < four, "{four} {eight}");
+    }
+}
+
+#[test]
+fn codes_stay_within_two_hundredths_of_the_spread() {
+    for rows in 1..=4 {
+        let network = ffn(Form::Mixed, RELU, 64, &[96, 32], 3).graph("b", rows, 2).unwrap();
+        let sample = |seed: u64| vec![numbers(seed + 50, rows * 64)];
+        let codes = calibrated(&network, sample);
+        let x = sample(1);
+        let off = share_of_spread(&run(&codes, &x)[0], &run(&network, &x)[0]);
+        assert!(off < BOUND / 20.0, "{rows} rows: {off}");
+    }
+}
+
+#[test]
+fn experts_of_a_group_have_rows_of_their_own() {
+    let experts: Vec<Ffn> = (0..3).map(|e| ffn(Form::Eight, RELU, 32, &[48], e + 1)).collect();
+    let group = Group { experts: experts.clone() };
+    let x = numbers(7, 3 * 2 * 32);
+    let got = run(&group.graph("cap2", 2).unwrap(), std::slice::from_ref(&x)).remove(0);
+    for (e, expert) in experts.iter().enumerate() {
+        let own = e * 64..(e + 1) * 64;
+        let want = run(&expert.graph("b2", 2, 1).unwrap(), &[x[own.clone()].to_vec()]).remove(0);
+        assert_eq!(got[own], want);
+    }
+    assert!(Group { experts: Vec::new() }.graph("cap2", 2).unwrap_err().to_string().contains("no experts"));
+}
+
+#[test]
+fn the_head_gives_its_vocabulary_in_parts() {
+    let all = numbers(8, 40 * 32);
+    let part = |name: &str, rows: std::ops::Range<usize>| {
+        projection(Form::Exact, name, [rows.len(), 32], &all[rows.start * 32..rows.end * 32])
+    };
+    let head = Head { hidden: 32, parts: vec![part("w0", 0..24), part("w1", 24..40)] };
+    let x = numbers(9, 32);
+    let got = run(&head.graph("rows1", 1).unwrap(), std::slice::from_ref(&x)).concat();
+    let want: Vec<f32> = all.chunks(32).map(|row| row.iter().zip(&x).map(|(a, b)| a * b).sum()).collect();
+    assert!(share_of_spread(&got, &want) < 1e-6);
+}
+
+/// What goes into an attention: `rows` rows at position `at` behind as many in the cache, which holds `cache`.
+fn chunk(a: &Attention, x: &[f32], at: usize, cache: [&[f32]; 2]) -> Vec<Vec<f32>> {
+    let rows = x.len() / a.hidden;
+    let (seen, half) = (a.context + rows, a.qk_dim / 2);
+    let mut mask = vec![-100.0; rows * seen];
+    for t in 0..rows {
+        (0..at).for_each(|c| mask[t * seen + c] = 0.0);
+        (0..=t).for_each(|s| mask[t * seen + a.context + s] = 0.0);
+    }
+    let angle = |t: usize, i: usize| (at + t) as f32 / 10_f32.powf(i as f32 / half as f32);
+    let of = |f: fn(f32) -> f32| (0..rows).flat_map(|t| (0..half).map(move |i| f(angle(t, i)))).collect();
+    vec![x.to_vec(), cache[0].to_vec(), cache[1].to_vec(), mask, of(f32::cos), of(f32::sin)]
+}
+
+/// Writes a chunk's keys or values `[kv, rows, dim]` behind `at` positions of a cache `[kv, context, dim]`.
+fn keep(a: &Attention, cache: &mut [f32], new: &[f32], at: usize) {
+    let rows = new.len() / a.kv_heads / a.v_dim;
+    for h in 0..a.kv_heads {
+        let from = (h * a.context + at) * a.v_dim;
+        let own = &new[h * rows * a.v_dim..(h + 1) * rows * a.v_dim];
+        cache[from..from + own.len()].copy_from_slice(own);
+    }
+}
+
+#[test]
+fn attention_is_the_same_at_once_and_row_by_row() {
+    for style in [RopeStyle::Half, RopeStyle::Interleaved] {
+        let a = attention(Form::Exact, style);
+        let x = numbers(11, 5 * a.hidden);
+        let empty = vec![0.0; a.kv_heads * a.context * a.v_dim];
+        let whole = run(&a.graph("chunk5", 5).unwrap(), &chunk(&a, &x, 0, [&empty, &empty])).remove(0);
+        let (mut keys, mut values) = (empty.clone(), empty);
+        let one = a.graph("chunk1", 1).unwrap();
+        let mut steps = Vec::new();
+        for (t, row) in x.chunks(a.hidden).enumerate() {
+            let out = run(&one, &chunk(&a, row, t, [&keys, &values]));
+            steps.extend_from_slice(&out[0]);
+            keep(&a, &mut keys, &out[1], t);
+            keep(&a, &mut values, &out[2], t);
+        }
+        assert!(share_of_spread(&steps, &whole) < 1e-5, "{style:?}: {}", share_of_spread(&steps, &whole));
+    }
+}
+
+#[test]
+fn attention_in_codes_stays_within_two_hundredths_of_the_spread() {
+    let a = attention(Form::Eight, RopeStyle::Half);
+    let network = a.graph("chunk4", 4).unwrap();
+    let sample = |seed: u64| {
+        let x = numbers(seed + 30, 4 * a.hidden);
+        let cache = |seed| numbers(seed, a.kv_heads * a.context * a.v_dim);
+        chunk(&a, &x, 3, [&cache(seed + 60), &cache(seed + 90)])
+    };
+    let codes = calibrated(&network, sample);
+    let (got, want) = (run(&codes, &sample(1)), run(&network, &sample(1)));
+    for (got, want) in got.iter().zip(&want) {
+        assert!(share_of_spread(got, want) < BOUND / 4.0, "{}", share_of_spread(got, want));
+    }
+}
+
+#[test]
+fn the_text_of_a_network_is_this() {
+    let network = ffn(Form::Mixed, RELU, 16, &[16], 1).graph("b1", 1, 1).unwrap();
+    let codes = calibrated(&network, |seed| vec![numbers(seed + 50, 16)]);
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
+    insta::with_settings!({ snapshot_path => folder, prepend_module_to_snapshot => false }, {
+        insta::assert_snapshot!("ffn", format!("{network}\n{codes}"));
+    });
+}

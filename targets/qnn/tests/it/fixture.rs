@@ -1,0 +1,110 @@
+//! Networks with random weights, and rows for them.
+
+use moec_ir::{Activation, Glu, RopeStyle};
+use moec_qnn::emit::{Attention, Cluster, Ffn, Projection, Rope, Rotation};
+use moec_qnn::exec::Executor;
+use moec_qnn::net::{Network, Tensor};
+use moec_qnn::quant::{Bits, coded, matrix, mixed};
+use moec_qnn::ranges::Watch;
+use std::sync::Arc;
+
+/// Numbers that look random and are the same everywhere: about normal, of variance 1.
+pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 24) as f32
+    };
+    (0..count).map(|_| ((0..6).map(|_| next()).sum::<f32>() - 3.0) * std::f32::consts::SQRT_2).collect()
+}
+
+/// How matrices are rounded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Form {
+    /// f32
+    Exact,
+    /// Eight bits.
+    Eight,
+    /// Four bits, and eight for one row of sixteen.
+    Mixed,
+}
+
+pub(crate) fn projection(form: Form, name: &str, [rows, cols]: [usize; 2], numbers: &[f32]) -> Projection {
+    match form {
+        Form::Exact => Projection::of(Tensor::floats(name, [rows, cols], numbers)),
+        Form::Eight => Projection::of(matrix(numbers, cols, Bits::Eight).unwrap().tensor(name)),
+        Form::Mixed => {
+            let (four, eight, order) = mixed(numbers, cols, 16).unwrap();
+            let matrices = vec![four.tensor(format!("{name}.int4")), eight.tensor(format!("{name}.int8"))];
+            Projection { matrices, order: Some(order), bias: None }
+        }
+    }
+}
+
+fn scaled(seed: u64, rows: usize, cols: usize) -> Vec<f32> {
+    numbers(seed, rows * cols).iter().map(|x| x / (cols as f32).sqrt()).collect()
+}
+
+/// A gated network in clusters; the same numbers whatever the form.
+pub(crate) fn ffn(form: Form, glu: Glu, hidden: usize, clusters: &[usize], seed: u64) -> Ffn {
+    let cluster = |(i, &n): (usize, &usize)| {
+        let name = format!("e{seed}.c{i}");
+        let seed = seed * 100 + i as u64 * 3;
+        let gate = projection(form, &format!("{name}.wg"), [n, hidden], &scaled(seed + 1, n, hidden));
+        let up = projection(form, &format!("{name}.wu"), [n, hidden], &scaled(seed + 2, n, hidden));
+        let plain = scaled(seed + 3, hidden, n);
+        // Columns of down stand as the gate gives its results.
+        let down: Vec<f32> = (0..hidden)
+            .flat_map(|r| (0..n).map(|at| plain[r * n + gate.channel(at)]).collect::<Vec<_>>())
+            .collect();
+        let down = projection(form, &format!("{name}.wd"), [hidden, n], &down);
+        Cluster { name, gate, up, down }
+    };
+    Ffn { hidden, glu, clusters: clusters.iter().enumerate().map(cluster).collect() }
+}
+
+pub(crate) const RELU: Glu = Glu::Gated(Activation::Relu);
+
+pub(crate) fn attention(form: Form, style: RopeStyle) -> Attention {
+    let (hidden, heads, kv_heads, dim) = (64, 4, 2, 16);
+    let of = |name: &str, rows: usize, cols: usize, seed| {
+        projection(form, name, [rows, cols], &scaled(seed, rows, cols))
+    };
+    let gain: Vec<f32> = numbers(9, dim).iter().map(|x| 1.0 + 0.1 * x).collect();
+    let rope = Some(Rope { offset: 0, channels: dim, style });
+    let rotation = Rotation { norm: Some((gain, 1e-6)), rope };
+    Attention {
+        hidden,
+        heads,
+        kv_heads,
+        qk_dim: dim,
+        v_dim: dim,
+        scale: 0.25,
+        context: 8,
+        q: of("wq", heads * dim, hidden, 1),
+        k: of("wk", kv_heads * dim, hidden, 2),
+        v: of("wv", kv_heads * dim, hidden, 3),
+        o: of("wo", hidden, heads * dim, 4),
+        of_q: rotation.clone(),
+        of_k: rotation,
+    }
+}
+
+pub(crate) fn run(network: &Network, inputs: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    let inputs: Vec<&[f32]> = inputs.iter().map(|x| &**x).collect();
+    Executor::new(Arc::new(network.clone()), None).unwrap().run(&inputs).unwrap().outputs
+}
+
+/// Codes for a network in f32, from samples of its inputs; the last of four measures margins.
+pub(crate) fn calibrated(network: &Network, sample: impl Fn(u64) -> Vec<Vec<f32>>) -> Network {
+    let executor = Executor::new(Arc::new(network.clone()), None).unwrap();
+    let mut watch = Watch::default();
+    for seed in 0..8 {
+        let inputs = sample(seed);
+        let inputs: Vec<&[f32]> = inputs.iter().map(|x| &**x).collect();
+        watch.run(&executor, &inputs, seed % 2 == 1).unwrap();
+    }
+    coded(network, &watch).unwrap()
+}

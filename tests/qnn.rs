@@ -1,0 +1,119 @@
+//! Bundles for phones: groups of experts become quantised networks that verify, and compute what the processor does.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{Setup, fails, ferris, moec, ok};
+
+struct Case {
+    folder: tempfile::TempDir,
+    toml: PathBuf,
+}
+
+impl Case {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };
+        let toml = setup.write(&ferris(), folder.path());
+        let case = Self { folder, toml };
+        let mut command = case.moec("calibrate");
+        command.arg(&case.toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
+        ok(command.args(["--tokens", "1024", "--window", "256", "-o"]).arg(case.path("a.trace")));
+        let text = fs::read_to_string(&case.toml).unwrap();
+        let more = "[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"npu\"\n";
+        fs::write(&case.toml, text + more).unwrap();
+        case
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn moec(&self, verb: &str) -> Command {
+        let mut command = moec();
+        command.env("MOEC_CACHE", self.path("cache")).env("MOEC_THREADS", "1").arg(verb).arg("--quiet");
+        command
+    }
+
+    fn build(&self, out: &str) {
+        let mut command = self.moec("build");
+        command
+            .arg(&self.toml)
+            .args(["--target", "snapdragon-8-gen-3", "--no-run", "-o"])
+            .arg(self.path(out));
+        ok(&mut command);
+    }
+
+    fn json(&self, verb: &str, more: &[&str]) -> Value {
+        let mut command = self.moec(verb);
+        command.arg(self.path("a.moec")).args(more).arg("--json");
+        serde_json::from_slice(&ok(&mut command).stdout).unwrap()
+    }
+}
+
+/// Files below a folder with their bytes.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for entry in folder.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(
+                files(&path).into_iter().map(|(p, b)| (Path::new(path.file_name().unwrap()).join(p), b)),
+            );
+        } else {
+            all.insert(path.file_name().unwrap().into(), fs::read(&path).unwrap());
+        }
+    }
+    all
+}
+
+#[test]
+fn groups_of_experts_become_networks_that_verify() {
+    let case = Case::new();
+    case.build("a.moec");
+    let report = case.json("verify", &[]);
+    let functions = report["packages"].as_array().unwrap();
+    let packages: BTreeMap<&str, u64> =
+        functions.iter().map(|f| (f["package"].as_str().unwrap(), f["experts"].as_u64().unwrap())).collect();
+    assert_eq!(packages.values().sum::<u64>(), 4 * 24, "{report}");
+    for f in functions {
+        let error = f["error"]["relative"].as_f64().unwrap();
+        assert!(error > 0.0 && error < 0.03, "{f}");
+        assert_eq!((&f["refused"], f["findings"].as_array().unwrap().len()), (&false.into(), 0), "{f}");
+    }
+
+    // Two builds give the same bytes.
+    case.build("b.moec");
+    let [a, b] = ["a.moec", "b.moec"].map(|name| files(&case.path(name).join("artifacts")));
+    assert!(a.len() >= 3 * packages.len());
+    assert!(a == b, "two builds differ");
+
+    // Text is about as likely as on the processor.
+    let eval = |more: &[&str]| {
+        let text = ferris().join("eval/text.txt");
+        let given = [&["--text", text.to_str().unwrap(), "--windows", "1", "--window", "100"], more].concat();
+        case.json("eval", &given)["perplexity"].as_f64().unwrap()
+    };
+    let phone = eval(&[]);
+    fs::remove_dir_all(case.path("a.moec")).unwrap();
+    let text = fs::read_to_string(&case.toml).unwrap();
+    fs::write(&case.toml, text.replace("experts = \"npu\"", "experts = \"cpu\"")).unwrap();
+    case.build("a.moec");
+    let processor = eval(&[]);
+    assert!((phone / processor - 1.0).abs() < 0.02, "{phone} and {processor}");
+
+    // A network that was changed is refused before anything runs.
+    let (name, _) = packages.first_key_value().unwrap();
+    let weights = case.path("b.moec").join(name).join("weights.bin");
+    let mut bytes = fs::read(&weights).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0x40;
+    fs::write(&weights, bytes).unwrap();
+    let (code, said) = fails(case.moec("verify").arg(case.path("b.moec")));
+    assert!(code == 1 && said.contains("weights.bin") && said.contains("changed"), "{said}");
+}
