@@ -26,7 +26,7 @@ const K: usize = 8;
 /// Bytes of weights that lie in memory for each kind of kernel, at least: more than caches hold.
 const BYTES: usize = 1 << 30;
 /// Turns of which the median counts.
-const TURNS: usize = 9;
+const TURNS: usize = 7;
 /// Shares of neurons at 0.
 const ZEROS: [f64; 8] = [0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
 const GLU: Glu = Glu::Gated(Activation::Relu);

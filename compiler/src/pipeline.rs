@@ -778,7 +778,11 @@ fn run_cluster(c: &mut Compilation<'_>) -> Result<()> {
     } else if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
         "other units compute experts on this target"
     } else {
-        return cluster::cluster(&mut c.module, skip, &cluster::Unseen);
+        let seen: &dyn cluster::Activity = match c.profile {
+            Some(profile) => profile,
+            None => &cluster::Unseen,
+        };
+        return cluster::cluster(&mut c.module, skip, seen);
     };
     if skip != Skip::On {
         return Ok(());

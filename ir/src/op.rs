@@ -74,7 +74,7 @@ impl Glu {
     /// Whether the result is exactly 0 wherever the gate is low enough, so that up and down of such a neuron need not be
     /// read: what [`Op::NeuronFfn`] takes (PowerInfer-2, §2.2).
     pub const fn skips(self) -> bool {
-        matches!(self, Self::Gated(Activation::Relu) | Self::DRelu)
+        matches!(self, Self::Gated(Activation::Relu) | Self::DRelu | Self::FatRelu { .. })
     }
 }
 

@@ -77,7 +77,7 @@ fn up_cases(rng: &mut Rng) -> Vec<Case> {
         for (format, sketch) in KINDS {
             let net = Network::new(rng, layout, format);
             let (hidden, inter, x_ld) = (net.hidden, net.inter, net.hidden + 3);
-            let g = if i % 2 == 0 { Glu::Gated(Activation::Relu) } else { Glu::DRelu };
+            let g = [Glu::Gated(Activation::Relu), Glu::DRelu, Glu::FatRelu { threshold: 0.5 }][i];
             let x = random(rng, net.n, hidden, x_ld);
             let expected = strided(net.slots(), inter, inter, |slot, c| {
                 let (Some(gate), Some(up)) = (net.part(slot, c, 0), net.part(slot, c, 1)) else {
@@ -86,7 +86,8 @@ fn up_cases(rng: &mut Rng) -> Vec<Case> {
                 let row = &x[net.table[net.layout.token() + slot] as usize * x_ld..][..hidden];
                 let gate = dot(row, gate);
                 // Of who sleeps nobody asks; whether a number so small is one differs by rounding.
-                if gate < 1e-4 { f32::NAN } else { glu(g, gate, dot(row, up)) }
+                let least = if let Glu::FatRelu { threshold } = g { threshold } else { 0.0 };
+                if gate < least + 1e-4 { f32::NAN } else { glu(g, gate, dot(row, up)) }
             });
             let layout = net.layout;
             cases.push(Case {

@@ -14,6 +14,7 @@
 
 use crate::config::Skip;
 use crate::error::{Error, Result};
+use crate::profile::Profile;
 use moec_ir::bundle::PARTS;
 use moec_ir::{Axis, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
 use std::collections::HashMap;
@@ -28,6 +29,18 @@ pub trait Activity {
     fn zeros(&self, layer: u32) -> Option<f64>;
     /// Neurons of an expert, the hottest first; `None` where nothing was seen.
     fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>>;
+}
+
+impl Activity for Profile {
+    fn zeros(&self, layer: u32) -> Option<f64> {
+        // Zeros below a threshold are none that may be skipped.
+        self.neurons(layer).filter(|counts| counts.is_exact())?.zeros(0, 1)
+    }
+
+    fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>> {
+        let counts = self.neurons(layer).filter(|counts| expert < counts.experts())?;
+        Some(counts.hottest(expert, 1))
+    }
 }
 
 /// Nothing was seen: no zeros are known, and neurons stay where they are.
@@ -70,7 +83,7 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity) -> Result<(
     module.entries = entries;
     if bundled.is_empty() && skip == Skip::On {
         return Err(Error::input("`skip = \"on\"`, but no expert of this model can be skipped neuron by neuron")
-            .because("that takes gates which leave exact zeros (ReLU, dReLU), no biases, and one format for all matrices of an expert")
+            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU), no biases, and one format for all matrices of an expert")
             .hint("leave `skip` under `[experts]` at `\"auto\"`"));
     }
     crate::passes::rewrite::drop_unused_weights(module);

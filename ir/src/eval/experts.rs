@@ -150,6 +150,7 @@ fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu) -> Vec<f32> {
 fn silent(glu: Glu, gate: f32) -> bool {
     match glu {
         Glu::Gated(Activation::Relu) | Glu::DRelu => gate <= 0.0,
+        Glu::FatRelu { threshold } => gate < threshold,
         Glu::Gated(_) | Glu::Clamped { .. } => false,
     }
 }

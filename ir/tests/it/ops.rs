@@ -433,7 +433,7 @@ fn neurons_are_experts_in_another_order() {
     let x = tensor(&[3, 4], &numbers(12, 0));
     let (gate_up, down) = (tensor(&[3, 10, 4], &numbers(120, 50)), tensor(&[3, 4, 5], &numbers(60, 900)));
     let neurons = bundles(&gate_up, &down);
-    for glu in [Glu::Gated(Activation::Relu), Glu::DRelu] {
+    for glu in [Glu::Gated(Activation::Relu), Glu::DRelu, Glu::FatRelu { threshold: 0.25 }] {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
         check(&Op::NeuronFfn { glu }, &[&x, &table, &neurons], y.as_f32());

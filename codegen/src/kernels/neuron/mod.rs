@@ -39,6 +39,7 @@ pub(crate) const LIST: usize = NEURONS + 1;
 fn silent<'k>(k: &'k Kb<'k>, most: F<'k>, glu: Glu) -> I<'k> {
     match glu {
         Glu::Gated(Activation::Relu) | Glu::DRelu => most.lt(k.f(0.0)).or(most.equals(k.f(0.0))),
+        Glu::FatRelu { threshold } => most.lt(k.f(threshold)),
         Glu::Gated(_) | Glu::Clamped { .. } => {
             k.fail("a gate that makes no neuron 0");
             k.f(0.0).lt(k.f(0.0))
