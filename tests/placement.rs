@@ -55,7 +55,8 @@ fn a_network_that_no_operator_joins_is_refused_by_name() {
     // Left to moec, it stays on the processor, and the placement says why.
     compile(&checkpoint("prosparse"), &device, "", "reside", None, &mut |c| {
         let ops = &c.placement.as_ref().unwrap().ops;
-        assert!(ops.iter().filter(|o| o.op == "linear_glu").all(|o| o.unit == 0), "{ops:?}");
+        let mut networks = ops.iter().filter(|o| o.op == "linear_glu");
+        assert!(networks.all(|o| o.unit == 0 && o.why.contains("FATReLU")), "{ops:?}");
     })
     .unwrap();
 }

@@ -55,7 +55,7 @@ pub enum Glu {
     Gated(Activation),
     /// `relu(g) · relu(u)`: dReLU (arXiv 2406.05955, eq. 2).
     DRelu,
-    /// `fatrelu(g) · u`, where `fatrelu(g)` is `g` if `g ≥ threshold`, else 0: FATReLU (Kurtz et al., ICML 2020; ProSparse,
+    /// `fatrelu(g) · u`, where `fatrelu(g)` is 0 if `g < threshold`, else `g`: FATReLU (Kurtz et al., ICML 2020; ProSparse,
     /// arXiv 2402.13516, section 3.3).
     FatRelu {
         /// What is below it becomes 0.

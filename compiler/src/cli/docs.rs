@@ -192,8 +192,8 @@ fn models() -> String {
 const RELU: &str = "
 ## Models with ReLU
 
-Written for engines that compute only the neurons a token needs (PowerInfer); moec computes all of them, and the result is the
-same. `g` and `u` are a network's gate and up projections.
+Most neurons of these are 0 for most tokens, which engines such as PowerInfer make use of. `g` and `u` are a network's gate and up
+projections.
 
 - **SmallThinker:** `relu(g) · u`. A layer's router reads the stream as the layer gets it, before any norm. The experts with
   the largest logits are chosen; their weights are a softmax of these logits where `moe_primary_router_apply_softmax` is true,

@@ -57,7 +57,7 @@ pub(super) fn glu(glu: Glu, g: f32, u: f32) -> f32 {
     match glu {
         Glu::Gated(act) => activate(act, g) * u,
         Glu::DRelu => g.max(0.0) * u.max(0.0),
-        Glu::FatRelu { threshold } => (if g >= threshold { g } else { 0.0 }) * u,
+        Glu::FatRelu { threshold } => (if g < threshold { 0.0 } else { g }) * u,
         Glu::Clamped { alpha, limit } => {
             let g = f64::from(g.min(limit));
             let u = f64::from(u.max(-limit).min(limit));

@@ -47,12 +47,12 @@ fn read(config: &Config, checkpoint: &Checkpoint) -> Result<ModelSpec> {
     } else {
         (WeightFrom::SigmoidTopk, Renorm::Sum { eps: 0.0 })
     };
-    let set = |layout: &Option<Vec<bool>>, layer: usize| layout.as_ref().and_then(|l| l.get(layer).copied());
+    let set = |layout: Option<&[bool]>, layer: usize| layout.and_then(|l| l.get(layer).copied());
     let layers = b.each_layer(|l| {
         let at = b.layer(l);
         let attention = GqaOptions {
-            window: set(&slides, l).unwrap_or(false).then_some(window),
-            rope: set(&rotates, l)
+            window: set(slides.as_deref(), l).unwrap_or(false).then_some(window),
+            rope: set(rotates.as_deref(), l)
                 .unwrap_or(true)
                 .then_some(rope::Defaults { theta: 1e6, ..rope::Defaults::default() }),
             ..GqaOptions::default()
