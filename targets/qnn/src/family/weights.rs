@@ -6,6 +6,7 @@ use crate::net::{Data, Tensor};
 use crate::quant::{Bits, Matrix, matrix, mixed};
 use moec_family::Numbers;
 use moec_family::error::{Error, Result, io_error};
+use moec_ir::types::OUTLIERS;
 use moec_ir::{Format, Weight};
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
@@ -14,14 +15,14 @@ use std::path::{Path, PathBuf};
 
 /// First bytes of tensors are multiples of this.
 const ALIGN: u64 = 64;
-/// One row in so many keeps 8 bits where the others have 4.
-const OUTLIERS: usize = 16;
 
 /// How matrices of a format are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// Eight bits.
     Eight,
+    /// Four bits.
+    Four,
     /// Four bits, and eight for the rows that four serve worst (PowerInfer-2, §6 and §7.6).
     Mixed,
 }
@@ -30,7 +31,8 @@ impl Form {
     /// That of a format: what the processor has in 4 bits a graph has, too; all else is 8 bits.
     pub(super) const fn of(format: Format) -> Self {
         match format {
-            Format::Q4 => Self::Mixed,
+            Format::Q4 | Format::Q4o => Self::Mixed,
+            Format::Q4c => Self::Four,
             Format::F32 | Format::Bf16 | Format::F16 | Format::Q8 => Self::Eight,
         }
     }
@@ -39,6 +41,7 @@ impl Form {
     pub(super) const fn bytes(self, numbers: u64) -> u64 {
         match self {
             Self::Eight => numbers,
+            Self::Four => numbers.div_ceil(2),
             Self::Mixed => numbers / 2 + numbers.div_ceil(2 * OUTLIERS as u64),
         }
     }
@@ -48,7 +51,7 @@ impl Form {
     pub(super) fn bound(self) -> f64 {
         match self {
             Self::Eight => 0.04,
-            Self::Mixed => moec_family::stored(Format::Q4),
+            Self::Four | Self::Mixed => moec_family::stored(Format::Q4),
         }
     }
 }
@@ -98,19 +101,19 @@ impl WeightFile {
         bias: Option<Vec<f32>>,
     ) -> Result<Projection> {
         let refused = |x: f32| Error::input(format!("`{}` holds {x}, which no code can be", weight.name));
-        match Form::of(weight.format) {
-            Form::Eight => {
-                let codes = matrix(numbers, cols, Bits::Eight).map_err(refused)?;
-                Ok(Projection { matrices: vec![self.put(name.to_owned(), &codes)?], order: None, bias })
-            }
+        let bits = match Form::of(weight.format) {
+            Form::Eight => Bits::Eight,
+            Form::Four => Bits::Four,
             Form::Mixed => {
                 let (four, eight, order) = mixed(numbers, cols, OUTLIERS).map_err(refused)?;
                 let all = [(format!("{name}.int4"), four), (format!("{name}.int8"), eight)];
                 let some = all.into_iter().filter(|(_, m)| m.shape[0] > 0);
                 let matrices = some.map(|(name, m)| self.put(name, &m)).collect::<Result<_>>()?;
-                Ok(Projection { matrices, order: Some(order), bias })
+                return Ok(Projection { matrices, order: Some(order), bias });
             }
-        }
+        };
+        let codes = matrix(numbers, cols, bits).map_err(refused)?;
+        Ok(Projection { matrices: vec![self.put(name.to_owned(), &codes)?], order: None, bias })
     }
 
     fn put(&mut self, name: String, codes: &Matrix) -> Result<Tensor> {
