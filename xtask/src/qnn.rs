@@ -6,9 +6,9 @@
 use crate::shell::{self, Failed, cache_dir, output, program, shown, stage};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::Stdio;
 
-/// The package, its version, and its files for Python 3.11 to 3.14 on x86-64, as PyPI has them. The library in them is the same.
+/// The package, its version, and its files for Python 3.11 to 3.14 on x86-64, as PyPI has them.
 const PACKAGE: &str = "onnxruntime-qnn==2.7.0";
 const HASHES: [&str; 4] = [
     "c56c01562b8534fe8980cfea4601408d950c065f8251fb862ce82101c52c9849",
@@ -26,14 +26,18 @@ assert (3, 11) <= sys.version_info[:2] <= (3, 14)
 print('%d.%d' % sys.version_info[:2])
 ";
 
-/// Succeeds where everything is there and can be loaded, and says what.
+/// Succeeds where both packages of its arguments are there and can be loaded, and says where.
 const CHECK: &str = "
-import ctypes, importlib.metadata, importlib.util, os
+import ctypes, importlib.metadata, importlib.util, os, sys
+for name, version in (package.split('==') for package in sys.argv[1:]):
+    found = importlib.metadata.version(name)
+    if found != version:
+        sys.exit('%s is of version %s, not %s' % (name, found, version))
 folder = os.path.dirname(importlib.util.find_spec('onnxruntime_qnn').origin)
 for name in ('Htp', 'Ir', 'System'):
     ctypes.CDLL(os.path.join(folder, 'libQnn%s.so' % name))
 import onnxruntime
-print(importlib.metadata.version('onnxruntime-qnn'), onnxruntime.__version__, folder)
+print(*sys.argv[1:], folder)
 ";
 
 /// Installs both, and loads them.
@@ -43,18 +47,23 @@ pub(crate) fn run() -> Result<(), Failed> {
             .hint("networks are written as ONNX without it; build what is for a phone on such a machine"));
     }
     let venv = cache_dir()?.join("qnn");
-    if check(&venv).is_none() {
-        install(&venv)?;
+    let mut found = check(&venv);
+    if found.as_ref().is_err_and(|why| !why.contains(ATOMIC)) {
+        install(&venv).inspect_err(|_| {
+            // Half of it would be taken for all.
+            let _ = fs::remove_dir_all(&venv);
+        })?;
+        found = check(&venv);
     }
-    if check(&venv).is_none() {
+    if found.as_ref().is_err_and(|why| why.contains(ATOMIC)) {
         atomic()?;
+        found = check(&venv);
     }
-    let said = check(&venv).ok_or_else(|| {
-        Failed::new("QNN is there and cannot be loaded")
-            .hint(format!("see what it says: {}", shown(&checking(&venv))))
+    let said = found.map_err(|why| {
+        Failed::new(format!("QNN is installed and cannot be used: {why}"))
+            .hint(format!("it lies in `{}`; remove that folder to install it anew", venv.display()))
     })?;
-    // The library says something of its own, too.
-    stage("Installed", said.lines().last().unwrap_or_default());
+    stage("Installed", &said);
     Ok(())
 }
 
@@ -62,14 +71,15 @@ fn python(venv: &Path) -> PathBuf {
     venv.join("bin/python")
 }
 
-fn checking(venv: &Path) -> Command {
+/// Where everything is; or what is wrong.
+fn check(venv: &Path) -> Result<String, String> {
     let mut command = program(python(venv));
-    command.args(["-c", CHECK]);
-    command
-}
-
-fn check(venv: &Path) -> Option<String> {
-    output(&mut checking(venv))
+    command.args(["-c", CHECK, PACKAGE, ONNXRUNTIME]).stdin(Stdio::null());
+    let out = command.output().map_err(|e| e.to_string())?;
+    // The library says something of its own, too, and Python where it was: what matters comes last.
+    let last =
+        |text: &[u8]| String::from_utf8_lossy(text).trim().lines().last().unwrap_or_default().to_owned();
+    if out.status.success() { Ok(last(&out.stdout)) } else { Err(last(&out.stderr)) }
 }
 
 fn install(venv: &Path) -> Result<(), Failed> {
@@ -90,13 +100,19 @@ fn install(venv: &Path) -> Result<(), Failed> {
         pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
         pip
     };
+    let offline = |e: Failed| {
+        e.hint(
+            "pip says above why; it asks pypi.org, or what its own settings name. \
+             Where the library is already here, name its folder in `MOEC_QNN_LIB`",
+        )
+    };
     stage("Installing", ONNXRUNTIME);
-    shell::run(pip().arg(ONNXRUNTIME))?;
+    shell::run(pip().arg(ONNXRUNTIME)).map_err(offline)?;
     stage("Installing", &format!("{PACKAGE}, some 100 MB"));
     // Its own dependencies are for Python; the library has none of them.
     let mut library = pip();
     library.args(["--no-deps", "--require-hashes", "--only-binary=:all:", "-r"]).arg(&list);
-    shell::run(&mut library)
+    shell::run(&mut library).map_err(offline)
 }
 
 /// What pip is to install, and nothing else.
@@ -105,6 +121,9 @@ fn requirements() -> String {
     format!("{PACKAGE}{}\n", hashes.concat())
 }
 
+/// What the loader names where it is missing.
+const ATOMIC: &str = "libatomic";
+
 /// The one library of the system's that is not on every machine.
 fn atomic() -> Result<(), Failed> {
     let mut command = program("apt-get");
@@ -112,8 +131,8 @@ fn atomic() -> Result<(), Failed> {
     command.args(["install", "-y", "--no-install-recommends", "libatomic1"]);
     let root = output(program("id").arg("-u")).is_some_and(|id| id == "0");
     if !root || output(program("apt-get").arg("--version")).is_none() {
-        return Err(Failed::new("QNN's library cannot be loaded")
-            .hint(format!("it wants libatomic; on Debian and Ubuntu, as root: {}", shown(&command))));
+        return Err(Failed::new("QNN's library wants libatomic, which is not here")
+            .hint(format!("on Debian and Ubuntu, as root: {}", shown(&command))));
     }
     stage("Installing", "libatomic1");
     shell::run(&mut command)
@@ -122,6 +141,22 @@ fn atomic() -> Result<(), Failed> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The library is looked for by another crate, which has its version, too.
+    #[test]
+    fn what_is_installed_is_what_is_looked_for() {
+        let find = shell::root().join("targets/qnn/sys/src/find.rs");
+        let text = fs::read_to_string(find).expect("the crate is there");
+        let (name, version) = PACKAGE.split_once("==").expect("a version");
+        assert!(text.contains(&format!("PACKAGE: &str = \"{name}\"")));
+        assert!(text.contains(&format!("PACKAGE_VERSION: &str = \"{version}\"")));
+    }
+
+    #[test]
+    fn what_is_not_there_is_no_success() {
+        let nowhere = std::env::temp_dir().join("no such environment");
+        assert!(check(&nowhere).is_err_and(|why| !why.is_empty()));
+    }
 
     #[test]
     fn pip_is_told_every_hash() {

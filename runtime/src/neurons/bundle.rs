@@ -4,7 +4,7 @@
 //! the scales of all three rows. The second holds the codes of up and down. So at 4 bits, 4096 weights and scales of 0.5 KiB per
 //! row, the 7.5 KiB of a bundle become two halves of 4 KiB: 2 + 1.5 padded, and 2 + 2 without a gap. Were every row's
 //! scales beside its codes, the second part would be 5 KiB and take two blocks. (The paper gives the sizes and not where
-//! scales lie; this is the only order in which its two reads of 4 KiB hold everything.)
+//! scales lie; this is the only order in which its two reads of 4 KiB hold everything and no row's codes or scales are divided.)
 
 use super::error::NeuronError;
 
@@ -233,10 +233,13 @@ mod tests {
         assert_eq!(q4.rest(), Range { offset: 4096, bytes: 4096 });
         let half = Bundle::choose(4096, RowFormat::HALF, 4096, &ufs(), 0.8).unwrap();
         assert_eq!((half.stride(), half.gate().bytes, half.phases()), (24 * KIB, 24 * KIB, Phases::One));
-        // Where every read has the same rate bytes decide, and a gate alone is always less.
+        // Where every read has the same rate bytes decide.
         let flat = RatesByBlock::new(vec![(1, 1e9)]).unwrap();
         let half = Bundle::choose(4096, RowFormat::HALF, 4096, &flat, 0.8).unwrap();
         assert_eq!((half.phases(), half.expected_bytes(0.8)), (Phases::Two, 8192.0 + 0.8 * 16384.0));
+        // A small neuron fits into one block, and two parts of it into two.
+        let small = Bundle::choose(512, RowFormat::Q4_PAPER, 4096, &flat, 0.8).unwrap();
+        assert_eq!((small.phases(), small.expected_bytes(0.8)), (Phases::One, 4096.0));
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! hot bytes that are missing(h) ≤ attention · flash rate                                  (§5)
 //! ```
 //!
-//! There are no more candidates than clusters, so all are tried: the result is the optimum of these tables.
+//! There are no more candidates than clusters, so all are tried: the result is the optimum of these tables. A candidate costs a look at
+//! all clusters that it leaves cold, so that a layer has 4096 at most.
 
 use super::error::NeuronError;
 
@@ -20,7 +21,8 @@ pub struct Tables {
     pub active: Vec<f64>,
     /// Neurons of a cluster: the step of the search.
     pub cluster: usize,
-    /// Time of the dense unit for so many neurons, by neurons; between two rows on a line, past the last row by its slope.
+    /// Time of the dense unit for so many neurons, by neurons: on a line between two rows, and on that of the nearest two before the
+    /// first and past the last row. A single row is a rate.
     pub dense: Vec<(usize, f64)>,
     /// The processor's time for one active neuron, all workers together.
     pub sparse: f64,
@@ -30,7 +32,7 @@ pub struct Tables {
     pub attention: f64,
     /// Bytes of a neuron.
     pub bytes: f64,
-    /// Bytes per second of long reads.
+    /// Bytes per second of long reads; infinite where that is no limit.
     pub flash: f64,
     /// Time of the reads of one cold neuron.
     pub read: f64,
@@ -57,12 +59,14 @@ pub struct Share {
 
 /// Largest number of neurons of a layer.
 const MOST: usize = 1 << 24;
+/// Largest number of clusters of a layer.
+const MOST_CLUSTERS: usize = 1 << 12;
 
 /// The share of hot neurons with the least time, the smallest of equals.
 ///
 /// # Errors
-/// [`NeuronError::Plan`] for tables that say nothing: no neurons, frequencies that are no shares or not sorted, times or rates that
-/// are no numbers from 0 on.
+/// [`NeuronError::Plan`] for tables that say nothing: no neurons, too many or too small clusters of them, frequencies that are no shares or
+/// not sorted, times or rates that are no numbers from 0 on.
 pub fn hot_share(tables: &Tables) -> Result<Share, NeuronError> {
     check(tables)?;
     let mut left = Cold::new(tables);
@@ -105,7 +109,8 @@ pub fn time_of(tables: &Tables, hot: usize) -> Result<Share, NeuronError> {
 /// Whether the hot neurons that memory lacks are read while attention computes (§5).
 pub fn hides(tables: &Tables, hot: usize) -> bool {
     let missing = hot.saturating_sub(tables.held) as f64 * tables.bytes;
-    missing <= tables.attention * tables.flash
+    // No time at no end of a rate is no number.
+    missing == 0.0 || missing <= tables.attention * tables.flash
 }
 
 /// The cold neurons, by how active they are.
@@ -190,6 +195,9 @@ fn check(tables: &Tables) -> Result<(), NeuronError> {
     if n == 0 || n > MOST || tables.cluster == 0 {
         return wrong("a layer has 1 to 2^24 neurons, and a cluster one at least");
     }
+    if n.div_ceil(tables.cluster) > MOST_CLUSTERS {
+        return wrong("a layer has 4096 clusters at most: make them larger");
+    }
     if tables.active.iter().any(|f| !(0.0..=1.0).contains(f)) {
         return wrong("how often a neuron is active is a share of 1");
     }
@@ -267,6 +275,7 @@ mod tests {
             Tables { active: vec![0.1, 0.2], ..layer(1) },
             Tables { active: vec![f64::NAN], ..layer(1) },
             Tables { cluster: 0, ..layer(1) },
+            Tables { cluster: 3, ..layer(1) },
             Tables { dense: vec![], ..layer(1) },
             Tables { dense: vec![(1, 1.0), (1, 1.0)], ..layer(1) },
             Tables { sparse: -1.0, ..layer(1) },
@@ -276,6 +285,9 @@ mod tests {
             assert!(hot_share(&bad).is_err());
         }
         assert!(time_of(&layer(1), 14_337).is_err() && time_of(&layer(1), 100).is_err());
+        // Neither attention to hide behind nor reads that take time: nothing is missing, and nothing has to hide.
+        let fast = Tables { attention: 0.0, flash: f64::INFINITY, ..layer(1) };
+        assert!(hides(&fast, 0) && hot_share(&fast).is_ok());
         let one = Tables { dense: vec![(100, 1.0)], memory: f64::INFINITY, ..layer(1) };
         assert!((time_of(&one, 256).unwrap().dense - 2.56).abs() < 1e-12);
     }

@@ -1,8 +1,7 @@
 //! Bytes per token that each way to read takes on the same activations, in the same memory.
 //!
 //! The ways: every routed expert whole; gates of all neurons and the rest of active ones (exact without a predictor); only what
-//! is active, as a perfect predictor would read it; and the least that is possible for the last two, by Belady's rule over
-//! neurons. Memory holds gates apart from what active neurons need beside them: a cache of neurons has both sizes.
+//! is active, as a perfect predictor would read it; and the least that a cache of whole neurons can read of them, by Belady's rule.
 
 use super::cache::{Part, Regions, Segmented, Shape};
 use super::error::NeuronError;
@@ -22,7 +21,7 @@ pub struct Bytes {
     pub neurons: f64,
     /// The same with half of the memory hot: the first clusters of every matrix, as many as fit, are there from the start and stay.
     pub hot: f64,
-    /// The least for active neurons alone that any cache of the same memory reads which is empty at first.
+    /// The least for active neurons alone, each read and kept whole, that any cache of the same memory reads which is empty at first.
     pub least: f64,
 }
 
@@ -69,7 +68,8 @@ pub fn replay(
 
 /// A cache whose hot region, half of it, holds the hottest clusters of every matrix.
 fn half_hot(shape: Shape, capacity: u64) -> Result<Segmented, NeuronError> {
-    let all = shape.neuron_bytes() * u64::from(shape.cluster) * u64::from(shape.matrices);
+    let cluster = shape.cluster.min(shape.neurons);
+    let all = shape.neuron_bytes() * u64::from(cluster) * u64::from(shape.matrices);
     let clusters = (capacity / 2 / all).min(u64::from(shape.clusters())) as u32;
     let mut cache = Segmented::new(shape, Regions::of(capacity, 0, u64::from(clusters) * all)?)?;
     for matrix in 0..shape.matrices {
@@ -216,6 +216,9 @@ mod tests {
         // Room for one neuron: the second one is streamed, and then read again; the best cache keeps it.
         assert_eq!((bytes.neurons, bytes.least, bytes.experts), (22.5, 15.0, 30.0));
         assert_eq!(bytes.gates, None);
+        // A cluster may be larger than a matrix.
+        let huge = Shape { gate: 1 << 40, cluster: u32::MAX, ..shape };
+        assert_eq!(replay(&one, huge, 1 << 43, 0).unwrap().hot, 0.0);
         assert!(replay(&one, shape, 15, 2).is_err());
         assert!(replay(&one, Shape { neurons: 3, ..shape }, 15, 0).is_err());
         let bad = Activations { tokens: vec![vec![(0, vec![2])]], ..one };

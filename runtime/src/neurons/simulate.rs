@@ -100,7 +100,7 @@ pub fn simulate(jobs: &[Job], workers: usize, order: Order) -> Result<Outcome, N
             out.reading += end - from;
         } else {
             idle.push(worker);
-            out.computing += end - from;
+            out.computing = out.computing.saturating_add(end - from);
         }
         pipeline.done(task, jobs[task.cluster as usize].next(Some(task.stage)))?;
     }

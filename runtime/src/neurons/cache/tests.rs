@@ -41,23 +41,27 @@ impl Naive {
     }
 
     fn trim_hot(&mut self, more: u64, events: &mut Vec<Event>) -> bool {
-        while more <= self.hot_capacity && self.hot_used() + more > self.hot_capacity {
-            if self.now_clusters.contains(&self.hot[0]) {
-                return false;
-            }
+        let stays = self.hot.iter().filter(|c| self.now_clusters.contains(c));
+        if stays.map(|&c| self.cluster_bytes(c)).sum::<u64>() + more > self.hot_capacity {
+            return false;
+        }
+        while self.hot_used() + more > self.hot_capacity {
             events.push(Event::Drop(self.hot.remove(0)));
         }
-        more <= self.hot_capacity
+        true
     }
 
     fn trim_cold(&mut self, more: u64, events: &mut Vec<Event>) -> bool {
-        while more <= self.cold_capacity && self.cold_used() + more > self.cold_capacity {
-            if self.now.contains(&self.cold[0].0) {
-                return false;
-            }
-            events.push(Event::Evict(self.cold.remove(0).0));
+        let stays = self.cold.iter().filter(|c| self.now.contains(&c.0));
+        if stays.map(|c| self.bytes(c.1)).sum::<u64>() + more > self.cold_capacity {
+            return false;
         }
-        more <= self.cold_capacity
+        while self.cold_used() + more > self.cold_capacity {
+            let (id, _) = self.cold.remove(0);
+            assert!(!self.now.contains(&id), "{id} is of this step");
+            events.push(Event::Evict(id));
+        }
+        true
     }
 
     fn neuron(&mut self, id: u32, want: u8, events: &mut Vec<Event>) -> Found {
@@ -88,18 +92,26 @@ impl Naive {
     }
 
     fn cluster(&mut self, id: u32, events: &mut Vec<Event>) -> Found {
-        self.now_clusters.push(id);
         if let Some(at) = self.hot.iter().position(|&c| c == id) {
             self.hot.remove(at);
             self.hot.push(id);
+            self.now_clusters.push(id);
             return Found::Hot;
         }
         let members = self.members(id);
         let held: u64 = self.cold.iter().filter(|c| members.contains(&c.0)).map(|c| self.bytes(c.1)).sum();
         let whole = self.cluster_bytes(id);
         if !self.trim_hot(whole, events) {
+            for id in members {
+                if let Some(at) = self.cold.iter().position(|c| c.0 == id) {
+                    let used = self.cold.remove(at);
+                    self.cold.push(used);
+                }
+                self.now.push(id);
+            }
             return Found::Stream(whole - held);
         }
+        self.now_clusters.push(id);
         let there = |n: &&u32| self.cold.iter().any(|c| c.0 == **n);
         events.extend(members.iter().filter(there).map(|&n| Event::Promote(n)));
         self.cold.retain(|c| !members.contains(&c.0));
@@ -216,6 +228,39 @@ fn a_larger_batch_takes_memory_of_cold_neurons_and_a_smaller_one_of_hot_clusters
 }
 
 #[test]
+fn what_a_streamed_cluster_does_not_read_stays_for_the_step() {
+    // No room for a cluster, and for two neurons, of which one belongs to it.
+    let mut cache = Segmented::new(SHAPE, Regions::of(2 * 8192, 0, 0).unwrap()).unwrap();
+    for n in [1, 7] {
+        cache.begin();
+        cache.neuron(0, n, Part::Whole, |_| ()).unwrap();
+    }
+    cache.begin();
+    assert_eq!(cache.cluster(0, 0, |_| ()).unwrap(), Found::Stream(3 * 8192));
+    let mut told = Vec::new();
+    assert_eq!(cache.neuron(0, 6, Part::Whole, |e| told.push(e)).unwrap(), Found::Load(8192));
+    assert_eq!(told, [Event::Evict(7)]);
+    assert_eq!(cache.neuron(0, 7, Part::Whole, |e| told.push(e)).unwrap(), Found::Stream(8192));
+    assert_eq!(told.len(), 1);
+}
+
+#[test]
+fn nobody_goes_for_what_does_not_fit_even_so() {
+    // Room for three parts: one of the last step, one of this one, and one that is free.
+    let mut cache = Segmented::new(SHAPE, Regions::of(3 * 4096, 0, 0).unwrap()).unwrap();
+    for n in [0, 1] {
+        cache.begin();
+        cache.neuron(0, n, Part::Gate, |_| ()).unwrap();
+    }
+    cache.neuron(0, 2, Part::Gate, |_| ()).unwrap();
+    let mut told = Vec::new();
+    assert_eq!(cache.neuron(0, 3, Part::Whole, |e| told.push(e)).unwrap(), Found::Stream(8192));
+    assert!(told.is_empty() && cache.holds(0, 0, Part::Gate), "{told:?}");
+    assert_eq!(cache.neuron(0, 3, Part::Gate, |e| told.push(e)).unwrap(), Found::Load(4096));
+    assert_eq!(told, [Event::Evict(0)]);
+}
+
+#[test]
 fn what_does_not_exist_is_refused() {
     let regions = Regions { fixed: 0, hot: 0, cold: 0 };
     for bad in [
@@ -226,7 +271,8 @@ fn what_does_not_exist_is_refused() {
     ] {
         assert!(Segmented::new(bad, regions).is_err(), "{bad:?}");
     }
-    assert!(Segmented::new(SHAPE, Regions { fixed: u64::MAX, hot: 1, cold: 0 }).is_err());
+    let endless = Regions { fixed: u64::MAX, hot: 1, cold: 0 };
+    assert!(Segmented::new(SHAPE, endless).is_err() && endless.capacity() == u64::MAX);
     let mut cache = Segmented::new(SHAPE, regions).unwrap();
     assert!(cache.neuron(2, 0, Part::Gate, |_| ()).is_err());
     assert!(cache.neuron(0, 8, Part::Gate, |_| ()).is_err());

@@ -133,6 +133,14 @@ pub enum Error {
         /// What the system says.
         why: String,
     },
+    /// The process that QNN runs in cannot be asked: too many bytes, or a path that is no UTF-8.
+    #[error("QNN's process cannot be asked to {doing}: {why}")]
+    Request {
+        /// What it was to be asked.
+        doing: String,
+        /// Why it cannot be.
+        why: String,
+    },
     /// The process that QNN runs in has died.
     #[error("QNN's process has died while it was asked to {doing}: {how}{}", lines(messages))]
     Died {

@@ -6,8 +6,6 @@ use std::ffi::{c_char, c_void};
 /// The symbol that gives [`Provider`]s.
 pub(crate) const PROVIDERS: &std::ffi::CStr = c"QnnInterface_getProviders";
 
-/// `QnnInterface_getProviders`.
-pub(crate) type GetProviders = unsafe extern "C" fn(*mut *const *const Provider, *mut u32) -> Status;
 /// A list of configurations that a null ends.
 pub(crate) type Configs = *const *const c_void;
 /// What is called for every message: format, level, time stamp, arguments (`QnnLog_Callback_t`).

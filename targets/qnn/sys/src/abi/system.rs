@@ -6,10 +6,6 @@ use std::ffi::{c_char, c_void};
 /// The symbol that gives [`SystemProvider`]s.
 pub(crate) const SYSTEM_PROVIDERS: &std::ffi::CStr = c"QnnSystemInterface_getProviders";
 
-/// `QnnSystemInterface_getProviders`.
-pub(crate) type GetSystemProviders =
-    unsafe extern "C" fn(*mut *const *const SystemProvider, *mut u32) -> Status;
-
 /// `QnnSystemInterface_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]

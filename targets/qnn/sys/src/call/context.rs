@@ -68,7 +68,8 @@ impl Context {
         &self.held
     }
 
-    /// Adds a graph and compiles it.
+    /// Adds a graph and compiles it. One that the library refuses stays in the context, which computes on and cannot be saved any
+    /// more: what is to be saved is begun anew.
     ///
     /// # Errors
     /// [`Error::Graph`] if it is not whole, [`Error::Node`] with the first node that the backend refuses, [`Error::Call`] for what it
@@ -162,7 +163,8 @@ impl Context {
         Ok(Graph { context: Rc::clone(&self.held), handle, info })
     }
 
-    /// The compiled graphs as bytes, for the chip. The same graphs give the same bytes.
+    /// The compiled graphs as bytes, for the chip. The first context of a process gives the same bytes for the same graphs; later ones have
+    /// other numbers in them ([`worker`](crate::worker)).
     ///
     /// # Errors
     /// [`Error::Call`] if the library refuses.

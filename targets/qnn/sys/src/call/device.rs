@@ -2,7 +2,7 @@
 
 use super::loaded::{Loaded, text};
 use super::log::{Calling, ERRORS, receive};
-use crate::abi::{self, Config, GetProviders, Handle, HtpConfig, PROVIDERS, Provider, Status, Table};
+use crate::abi::{self, Config, Handle, HtpConfig, PROVIDERS, Provider, Status, Table};
 use crate::error::{Error, Result};
 use crate::find::{HTP, IR, Installation, QAIRT};
 use crate::soc::Soc;
@@ -11,8 +11,6 @@ use std::ptr;
 use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Most providers that a library is believed to have.
-const PROVIDERS_MOST: u32 = 16;
 /// Major version of the interface that is declared in `abi`.
 const API: u32 = 2;
 
@@ -67,18 +65,10 @@ impl Backend {
 
     fn open(installation: &Installation, name: &str) -> Result<Rc<Self>> {
         let lib = Loaded::open(&installation.file(name))?;
-        // SAFETY: the symbol of this name is a function of this type, by QNN's documentation.
-        let providers: GetProviders = unsafe { std::mem::transmute(lib.symbol(PROVIDERS)?) };
-        let (mut list, mut count) = (ptr::null(), 0);
-        // SAFETY: both are written; the list is the library's own and stays.
-        let status = unsafe { providers(&raw mut list, &raw mut count) };
-        if status != 0 || list.is_null() || count == 0 || count > PROVIDERS_MOST {
-            return Err(lib.strange(format!("it offers no interface (code {status:#x})")));
-        }
-        // SAFETY: the list has `count` addresses, of structures that begin as declared.
-        let offered = (0..count as usize).map(|i| unsafe { *list.add(i) });
-        // SAFETY: as above; what is not null is an interface, whose version stands in front of its table.
-        let found = offered.filter(|p| !p.is_null()).find(|&p| unsafe { (*p).core.major } == API);
+        // SAFETY: the function of this name gives these structures, by QNN's documentation.
+        let offered = unsafe { lib.interfaces::<Provider>(PROVIDERS)? };
+        // SAFETY: they begin as declared, with the version in front of the table.
+        let found = offered.into_iter().find(|&p| unsafe { (*p).core.major } == API);
         let Some(found) = found else {
             return Err(lib.strange(format!("it has no interface of version {API}")));
         };
@@ -255,5 +245,32 @@ impl Drop for Device {
             unsafe { free(self.handle) };
         }
         chip().1 -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::soc::{SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1};
+
+    /// The chip of a process is let go with its last device. Here since no other test of this program has one.
+    #[test]
+    fn a_process_has_one_chip_after_the_other() {
+        let found = Installation::find(&moec_testing::cache().unwrap_or_default());
+        let Some(installation) = moec_testing::QNN.of(found) else { return };
+        let backend = Backend::htp(&installation).unwrap();
+        let said = |soc| match Device::new(&backend, soc).unwrap_err() {
+            Error::Device { said, .. } => said,
+            other => other.to_string(),
+        };
+        // It is the library that refuses what it does not know.
+        let unknown = Soc { name: "unknown", part: "none", model: 9999, arch: 75, vtcm: 8 };
+        assert!(!said(unknown).contains("another process"));
+        let first = Device::new(&backend, SNAPDRAGON_8_GEN_3).unwrap();
+        let again = Device::new(&backend, SNAPDRAGON_8_GEN_3).unwrap();
+        drop(first);
+        assert!(said(SNAPDRAGON_8_PLUS_GEN_1).contains("another process"));
+        drop(again);
+        assert_eq!(Device::new(&backend, SNAPDRAGON_8_PLUS_GEN_1).unwrap().soc(), SNAPDRAGON_8_PLUS_GEN_1);
     }
 }

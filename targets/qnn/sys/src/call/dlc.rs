@@ -1,7 +1,7 @@
 //! DLC files: graphs that are not compiled yet, written by the backend for that and compiled by another one.
 
 use super::context::{Context, Graph};
-use super::device::{Backend, Device, custom};
+use super::device::{Backend, custom};
 use super::log::Calling;
 use super::system::{System, graph};
 use crate::abi::{self, IrGraph, IrSerialization};
@@ -64,7 +64,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Binary`] if the file is damaged or has something that the backend cannot have.
-    pub fn compose_dlc(&mut self, device: &Rc<Device>, system: &System, path: &Path) -> Result<Vec<Graph>> {
+    pub fn compose_dlc(&mut self, system: &System, path: &Path) -> Result<Vec<Graph>> {
         let table = system.table();
         let (Some(open), Some(compose), Some(free)) =
             (table.dlc_from_file, table.dlc_compose, table.dlc_free)
@@ -73,7 +73,7 @@ impl Context {
         };
         let broken = |why: String| Error::Binary { what: format!("DLC `{}`", path.display()), why };
         let name = path_name(path)?;
-        let backend = device.backend();
+        let backend = &self.held().backend;
         let infos = {
             let calling = Calling::begin();
             let said = |status| {

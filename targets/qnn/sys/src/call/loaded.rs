@@ -1,9 +1,15 @@
 //! Shared libraries, loaded once and for good.
 
+use super::log::Calling;
+use crate::abi::Status;
 use crate::error::{Error, Result};
 use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::ptr;
+
+/// Most interfaces that a library is believed to offer.
+const INTERFACES: u32 = 16;
 
 /// A shared library of this process. It is never closed: QNN's have threads and destructors of their own.
 #[derive(Debug)]
@@ -39,6 +45,29 @@ impl Loaded {
             return Err(self.strange(format!("it has no `{}`", name.to_string_lossy())));
         }
         Ok(symbol)
+    }
+
+    /// Addresses of the interfaces that it offers, none of them null. They are the library's own, and stay.
+    ///
+    /// # Errors
+    /// [`Error::Version`] if there are none.
+    ///
+    /// # Safety
+    /// The symbol is a function that writes a list of addresses of `T` and its length.
+    pub(crate) unsafe fn interfaces<T>(&self, symbol: &CStr) -> Result<Vec<*const T>> {
+        type Get<T> = unsafe extern "C" fn(*mut *const *const T, *mut u32) -> Status;
+        // SAFETY: the caller's.
+        let get: Get<T> = unsafe { std::mem::transmute(self.symbol(symbol)?) };
+        let (mut list, mut count) = (ptr::null(), 0);
+        let _calling = Calling::begin();
+        // SAFETY: both are written.
+        let status = unsafe { get(&raw mut list, &raw mut count) };
+        if status != 0 || list.is_null() || count > INTERFACES {
+            return Err(self.strange(format!("it offers no interface (code {status:#x})")));
+        }
+        // SAFETY: the list has `count` addresses.
+        let offered = (0..count as usize).map(|i| unsafe { *list.add(i) });
+        Ok(offered.filter(|at| !at.is_null()).collect())
     }
 
     /// The library is not what it should be.

@@ -2,7 +2,7 @@
 
 use super::loaded::{Loaded, text};
 use super::log::Calling;
-use crate::abi::{self, GetSystemProviders, Handle, SYSTEM_PROVIDERS, SystemTable, Tensor, Version};
+use crate::abi::{self, Handle, SYSTEM_PROVIDERS, SystemProvider, SystemTable, Tensor, Version};
 use crate::error::{Error, Result};
 use crate::find::{Installation, SYSTEM};
 use crate::graph::{DType, Quant};
@@ -14,7 +14,8 @@ use std::ptr;
 const MOST: u32 = 1 << 16;
 /// Most dimensions of a tensor.
 const RANK_MOST: u32 = 8;
-/// Version of the system interface that is declared in `abi`; it only grows at its end.
+/// Version of the system interface that 2.51 has, and whose structures are declared in `abi`. Arrays of them are walked, so that another
+/// one, where they may be longer, is refused.
 const API: (u32, u32) = (1, 15);
 
 /// The part of the library that reads files.
@@ -41,7 +42,7 @@ pub struct TensorInfo {
     pub code: u32,
     /// Sizes, outermost first.
     pub dims: Vec<u32>,
-    /// What its stored numbers stand for; of channels only the number is given.
+    /// What its stored numbers stand for; [`Quant::None`] where it has a scale for each channel, which none of moec's ports has.
     pub quant: Quant,
 }
 
@@ -129,23 +130,15 @@ impl System {
     /// It cannot be loaded, or is of another version.
     pub fn open(installation: &Installation) -> Result<Self> {
         let lib = Loaded::open(&installation.file(SYSTEM))?;
-        // SAFETY: the symbol of this name is a function of this type, by QNN's documentation.
-        let providers: GetSystemProviders = unsafe { std::mem::transmute(lib.symbol(SYSTEM_PROVIDERS)?) };
-        let (mut list, mut count) = (ptr::null(), 0);
-        // SAFETY: both are written; the list is the library's own and stays.
-        let status = unsafe { providers(&raw mut list, &raw mut count) };
-        if status != 0 || list.is_null() || count == 0 || count > MOST {
-            return Err(lib.strange(format!("it offers no interface (code {status:#x})")));
-        }
-        // SAFETY: the list has `count` addresses, of structures that begin as declared.
-        let offered = (0..count as usize).map(|i| unsafe { *list.add(i) });
-        let found = offered.filter(|p| !p.is_null()).find(|&p| {
-            // SAFETY: as above; the version stands in front of the table.
+        // SAFETY: the function of this name gives these structures, by QNN's documentation.
+        let offered = unsafe { lib.interfaces::<SystemProvider>(SYSTEM_PROVIDERS)? };
+        let found = offered.into_iter().find(|&p| {
+            // SAFETY: they begin as declared, with the version in front of the table.
             let Version { major, minor, .. } = unsafe { (*p).version };
-            major == API.0 && minor >= API.1
+            (major, minor) == API
         });
         match found {
-            // SAFETY: as above; every table of this version has the functions that are declared.
+            // SAFETY: a table of this version has the functions that are declared.
             Some(found) => Ok(Self { lib, table: unsafe { (*found).table } }),
             None => Err(lib.strange(format!("it has no interface of version {}.{}", API.0, API.1))),
         }

@@ -207,11 +207,14 @@ impl GraphSpec {
     /// Adds a node.
     ///
     /// # Errors
-    /// [`Error::Graph`] if it reads what nobody has written, writes what is written already or is no value of the graph's, or a
-    /// parameter is no constant.
+    /// [`Error::Graph`] if its name is another one's, it reads what nobody has written, writes what is written already or is no value
+    /// of the graph's, or a parameter is no constant.
     pub fn node(&mut self, mut node: Node) -> Result<()> {
         if node.name.is_empty() {
             node.name = format!("{}_{}", node.op, self.nodes.len());
+        }
+        if self.nodes.iter().any(|n| n.name == node.name) {
+            return Err(self.wrong(format!("there are two nodes `{}`", node.name)));
         }
         self.check(&node, &self.written())?;
         self.nodes.push(node);
@@ -275,24 +278,24 @@ impl GraphSpec {
         if self.name.is_empty() || self.name.contains('\0') {
             return Err(self.wrong("its name is empty or has a zero byte".into()));
         }
-        let mut again = Self::new(self.name.clone());
+        let mut names = HashSet::new();
         for tensor in &self.tensors {
-            let TensorSpec { name, role, dtype, dims, quant, data } = tensor;
+            let name = &tensor.name;
             if let Some(fault) = tensor.fault() {
                 return Err(self.wrong(format!("tensor `{name}`: {fault}")));
             }
-            // Data are not copied for this: what they say of themselves was checked above.
-            let data = data.as_ref().map(|data| Data::File {
-                path: std::path::PathBuf::new(),
-                offset: 0,
-                len: data.len(),
-            });
-            again.add(name, *role, *dtype, dims, quant.clone(), data)?;
+            if !names.insert(name) {
+                return Err(self.wrong(format!("there are two tensors `{name}`")));
+            }
         }
+        let (mut names, mut written) = (HashSet::new(), HashSet::new());
         for node in &self.nodes {
-            again.node(node.clone())?;
+            self.check(node, &written)?;
+            if !names.insert(&node.name) {
+                return Err(self.wrong(format!("there are two nodes `{}`", node.name)));
+            }
+            written.extend(&node.outputs);
         }
-        let written = self.written();
         let missing = (0u32..)
             .zip(&self.tensors)
             .find(|(id, t)| t.role == Role::Output && !written.contains(&TensorId(*id)));
@@ -307,5 +310,36 @@ impl GraphSpec {
 
     fn wrong(&self, what: String) -> Error {
         Error::Graph { graph: self.name.clone(), what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A graph that came from elsewhere was not checked where it was built.
+    #[test]
+    fn what_was_not_built_here_is_checked_whole() {
+        let mut good = GraphSpec::new("graph");
+        let x = good.input("x", DType::F16, &[2, 8], Quant::None).unwrap();
+        let y = good.output("y", DType::F16, &[2, 8], Quant::None).unwrap();
+        good.node(Node::new("Relu", &[x], &[y])).unwrap();
+        good.verify().unwrap();
+        type Damage = fn(&mut GraphSpec);
+        let damages: [(Damage, &str); 7] = [
+            (|g| g.name.clear(), "name is empty"),
+            (|g| g.tensors[1].name = "x".into(), "two tensors `x`"),
+            (|g| g.tensors[0].dims.clear(), "sizes"),
+            (|g| g.nodes[0].inputs[0] = TensorId(2), "another graph"),
+            (|g| g.nodes[0].outputs[0] = TensorId(0), "not computed"),
+            (|g| g.nodes.push(Node::new("Relu", &[TensorId(0)], &[]).named("Relu_0")), "two nodes"),
+            (|g| g.nodes.clear(), "no node writes"),
+        ];
+        for (damage, said) in damages {
+            let mut bad = good.clone();
+            damage(&mut bad);
+            let why = bad.verify().unwrap_err().to_string();
+            assert!(why.contains(said), "{why}");
+        }
     }
 }

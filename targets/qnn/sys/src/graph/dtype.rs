@@ -114,8 +114,8 @@ impl Quant {
         Self::Tensor { scale, offset: (low / scale).round() as i32 }
     }
 
-    /// The scale and offset with which a type without a sign and of so many bits covers `-reach ..= reach`, zero in its middle: what
-    /// some operators want of 16 bits.
+    /// The scale and offset with which a type without a sign and of so many bits covers `-reach .. reach`, zero in its middle: what
+    /// some operators want of 16 bits. The largest number is one step below `reach`, since half of all are negative.
     pub fn symmetric(reach: f32, bits: u32) -> Self {
         let half = 1i32 << (bits.clamp(1, 31) - 1);
         Self::Tensor { scale: (reach.abs() / half as f32).max(f32::MIN_POSITIVE), offset: -half }
@@ -133,6 +133,16 @@ mod tests {
             assert_eq!(DType::of_code(row.0.code()), Some(row.0));
         }
         assert_eq!(DType::of_code(0x0116), None);
+    }
+
+    #[test]
+    fn a_symmetric_scale_has_zero_in_its_middle() {
+        for (reach, bits) in [(1.0, 16), (-3.0, 8)] {
+            let Quant::Tensor { scale, offset } = Quant::symmetric(reach, bits) else { unreachable!() };
+            let real = |stored: i64| (stored + i64::from(offset)) as f32 * scale;
+            let reach = f32::abs(reach);
+            assert_eq!((real(0), real(1 << (bits - 1)), real((1 << bits) - 1)), (-reach, 0.0, reach - scale));
+        }
     }
 
     #[test]

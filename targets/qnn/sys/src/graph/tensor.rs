@@ -80,21 +80,28 @@ impl Data {
     /// The bytes.
     ///
     /// # Errors
-    /// [`Error::Io`] if the file cannot be read, or is shorter.
+    /// [`Error::Io`] if the file cannot be read, is shorter, or is no regular one.
     pub fn read(&self) -> Result<Vec<u8>> {
         match self {
             Self::Bytes(bytes) => Ok(bytes.clone()),
             Self::File { path, offset, len } => {
                 let failed = |e| Error::io(path, e);
+                // Before it is opened: a pipe would be waited for.
+                let found = std::fs::metadata(path).map_err(failed)?;
+                if !found.is_file() {
+                    return Err(Error::io(path, "it is no regular file"));
+                }
+                let end = offset.checked_add(*len);
+                if end.is_none_or(|end| end > found.len()) {
+                    let has = found.len();
+                    return Err(Error::io(path, format!("{len} bytes from {offset} on, and it has {has}")));
+                }
                 let mut file = std::fs::File::open(path).map_err(failed)?;
                 file.seek(SeekFrom::Start(*offset)).map_err(failed)?;
-                let mut bytes = Vec::new();
-                file.take(*len).read_to_end(&mut bytes).map_err(failed)?;
-                if bytes.len() as u64 == *len {
-                    Ok(bytes)
-                } else {
-                    Err(failed(std::io::ErrorKind::UnexpectedEof.into()))
-                }
+                // The file has that many.
+                let mut bytes = vec![0; *len as usize];
+                file.read_exact(&mut bytes).map_err(failed)?;
+                Ok(bytes)
             }
         }
     }
@@ -157,5 +164,26 @@ impl TensorSpec {
             (Quant::Channels { .. }, Some(_)) => Some(format!("channels of {} have no scales", self.dtype)),
             (_, None) => Some(format!("{} is not a quantised type", self.dtype)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_file_is_read_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("weights");
+        std::fs::write(&file, b"0123456789").unwrap();
+        let part = |path: &std::path::Path, offset, len| Data::File { path: path.into(), offset, len }.read();
+        assert_eq!(part(&file, 7, 3).unwrap(), b"789");
+        assert_eq!(part(&file, 10, 0).unwrap(), b"");
+        for (offset, len) in [(7, 4), (11, 0), (0, 1 << 50), (u64::MAX, 1)] {
+            let why = part(&file, offset, len).unwrap_err().to_string();
+            assert!(why.contains("and it has 10"), "{why}");
+        }
+        assert!(part(folder.path(), 0, 0).unwrap_err().to_string().contains("no regular file"));
+        assert!(matches!(part(&folder.path().join("none"), 0, 0), Err(Error::Io { .. })));
     }
 }

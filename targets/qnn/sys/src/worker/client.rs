@@ -1,23 +1,19 @@
 //! The caller's side: starts the process, asks, and notices its death.
 
-use super::protocol::{Answer, Request, receive, send};
+use super::protocol::{Answer, Request, encode, receive, send};
+use super::stderr::Stderr;
 use crate::call::{BinaryInfo, GraphInfo};
 use crate::error::{Error, Result};
 use crate::find::Installation;
 use crate::graph::GraphSpec;
 use crate::soc::Soc;
-use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::io::{self, BufReader};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Lines of stderr that are kept.
-const LINES: usize = 8;
-
-/// How long a process that does not answer is waited for: so often, so long each time.
+/// How long a process that does not answer is waited for, and its stderr after it: asked so often, with so long between.
 const PATIENCE: u32 = 100;
 const BREATH: Duration = Duration::from_millis(10);
 
@@ -36,7 +32,7 @@ pub struct Worker {
     child: Child,
     requests: Option<ChildStdin>,
     answers: ChildStdout,
-    said: Option<JoinHandle<VecDeque<String>>>,
+    stderr: Option<Stderr>,
     build: String,
     graphs: Vec<GraphInfo>,
     /// How it died, once it has.
@@ -55,17 +51,16 @@ impl Worker {
         command.args(&program.arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
-        let (Some(requests), Some(answers), Some(said)) =
+        let (Some(requests), Some(answers), Some(stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             return Err(failed(io::Error::other("it has no pipes")));
         };
-        let said = std::thread::spawn(move || tail(BufReader::new(said)));
         let mut worker = Self {
             child,
             requests: Some(requests),
             answers,
-            said: Some(said),
+            stderr: Some(Stderr::read(stderr)),
             build: String::new(),
             graphs: Vec::new(),
             died: None,
@@ -176,8 +171,10 @@ impl Worker {
         if let Some(died) = &self.died {
             return Err(died.clone());
         }
+        let asks = |e: io::Error| Error::Request { doing: request.doing().into(), why: e.to_string() };
+        let wire = encode(request).map_err(asks)?;
         let answer = match &mut self.requests {
-            Some(to) => send(to, request).and_then(|()| receive(&mut self.answers)),
+            Some(to) => send(to, &wire).and_then(|()| receive(&mut self.answers)),
             None => Ok(None),
         };
         match answer {
@@ -208,8 +205,8 @@ impl Worker {
             Ok(None) => "nobody knows how".into(),
             Err(e) => e.to_string(),
         };
-        let messages = self.said.take().and_then(|said| said.join().ok()).unwrap_or_default();
-        let died = Error::Died { doing: request.doing().into(), how, messages: messages.into() };
+        let messages = self.stderr.take().map(|stderr| stderr.last(PATIENCE * BREATH)).unwrap_or_default();
+        let died = Error::Died { doing: request.doing().into(), how, messages };
         self.died = Some(died.clone());
         died
     }
@@ -218,22 +215,6 @@ impl Worker {
 /// An answer that fits another request.
 fn strange(request: &Request, answer: &Answer) -> Error {
     Error::Protocol { doing: request.doing().into(), why: format!("it answers {}", answer.kind()) }
-}
-
-/// The last lines, without blank ones.
-fn tail(from: impl io::BufRead) -> VecDeque<String> {
-    let mut lines = VecDeque::new();
-    for line in from.split(b'\n').map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line).trim().to_owned();
-        if line.is_empty() {
-            continue;
-        }
-        if lines.len() == LINES {
-            lines.pop_front();
-        }
-        lines.push_back(line);
-    }
-    lines
 }
 
 impl Drop for Worker {

@@ -8,6 +8,7 @@
 mod client;
 mod protocol;
 mod server;
+mod stderr;
 mod stdio;
 
 pub use client::{Program, Worker};

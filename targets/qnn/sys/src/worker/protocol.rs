@@ -3,11 +3,12 @@
 use crate::call::{BinaryInfo, GraphInfo};
 use crate::error::Error;
 use crate::graph::GraphSpec;
+use bincode::error::DecodeError;
 use bincode::{Decode, Encode};
 use std::io::{self, Read, Write};
 use std::path::PathBuf;
 
-/// Longest message that is read: the other side may have written over its own memory.
+/// Longest message: the other side may have written over its own memory.
 const LONGEST: u64 = 1 << 33;
 
 /// What is asked.
@@ -81,17 +82,38 @@ impl Answer {
     }
 }
 
-/// Writes a message.
-pub(super) fn send(to: &mut impl Write, message: &impl Encode) -> io::Result<()> {
-    let bytes = bincode::encode_to_vec(message, bincode::config::standard()).map_err(io::Error::other)?;
-    to.write_all(&(bytes.len() as u64).to_le_bytes())?;
-    to.write_all(&bytes)?;
+/// A message with its length in front.
+///
+/// # Errors
+/// It is too long, or has a path that is no UTF-8.
+pub(super) fn encode(message: &impl Encode) -> io::Result<Vec<u8>> {
+    let mut wire = vec![0; HEAD];
+    bincode::encode_into_std_write(message, &mut wire, bincode::config::standard())
+        .map_err(io::Error::other)?;
+    let len = (wire.len() - HEAD) as u64;
+    if len > LONGEST {
+        return Err(too_long(len));
+    }
+    wire[..HEAD].copy_from_slice(&len.to_le_bytes());
+    Ok(wire)
+}
+
+/// Bytes of a length.
+const HEAD: usize = size_of::<u64>();
+
+fn too_long(len: u64) -> io::Error {
+    io::Error::other(format!("a message of {len} bytes, and {LONGEST} are the most"))
+}
+
+/// Writes what [`encode`] gave.
+pub(super) fn send(to: &mut impl Write, wire: &[u8]) -> io::Result<()> {
+    to.write_all(wire)?;
     to.flush()
 }
 
 /// Reads a message; none if there are no more.
 pub(super) fn receive<T: Decode<()>>(from: &mut impl Read) -> io::Result<Option<T>> {
-    let mut head = [0u8; 8];
+    let mut head = [0u8; HEAD];
     let mut first = 0;
     while first < head.len() {
         match from.read(&mut head[first..]) {
@@ -104,15 +126,38 @@ pub(super) fn receive<T: Decode<()>>(from: &mut impl Read) -> io::Result<Option<
     }
     let len = u64::from_le_bytes(head);
     if len > LONGEST {
-        return Err(io::Error::other(format!("a message of {len} bytes")));
+        return Err(too_long(len));
     }
     let mut bytes = Vec::new();
     if from.take(len).read_to_end(&mut bytes)? as u64 != len {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
-    let (message, read) =
-        bincode::decode_from_slice(&bytes, bincode::config::standard()).map_err(io::Error::other)?;
+    let (message, read) = decode(&bytes).map_err(io::Error::other)?;
     if read == bytes.len() { Ok(Some(message)) } else { Err(io::Error::other("bytes behind a message")) }
+}
+
+/// Decodes a message in no more memory than a message of this length can need: memory is asked for before the bytes that fill it
+/// are looked for, so that a damaged length would ask for any. Structures take more room than their encoding, bytes as much.
+fn decode<T: Decode<()>>(bytes: &[u8]) -> Result<(T, usize), DecodeError> {
+    match bytes.len() as u64 {
+        0..KIB => within::<T, { most(64 * KIB) }>(bytes),
+        KIB..MIB => within::<T, { most(64 * MIB) }>(bytes),
+        MIB..GIB => within::<T, { most(2 * GIB) }>(bytes),
+        _ => within::<T, { most(2 * LONGEST) }>(bytes),
+    }
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// As many bytes, or all that there can be.
+const fn most(bytes: u64) -> usize {
+    if bytes > usize::MAX as u64 { usize::MAX } else { bytes as usize }
+}
+
+fn within<T: Decode<()>, const LIMIT: usize>(bytes: &[u8]) -> Result<(T, usize), DecodeError> {
+    bincode::decode_from_slice(bytes, bincode::config::standard().with_limit::<LIMIT>())
 }
 
 #[cfg(test)]
@@ -122,9 +167,8 @@ mod tests {
 
     #[test]
     fn what_is_sent_is_received() {
-        let mut wire = Vec::new();
-        send(&mut wire, &Request::Execute { graph: 3, inputs: vec![vec![1, 2], vec![]] }).unwrap();
-        send(&mut wire, &Request::Binary).unwrap();
+        let execute = Request::Execute { graph: 3, inputs: vec![vec![1, 2], vec![]] };
+        let wire = [encode(&execute).unwrap(), encode(&Request::Binary).unwrap()].concat();
         let mut from = wire.as_slice();
         let first = receive(&mut from).unwrap();
         assert!(
@@ -134,14 +178,49 @@ mod tests {
         assert!(receive::<Request>(&mut from).unwrap().is_none());
     }
 
+    /// Bytes and structures whose number is damaged: memory for so many is not even asked for.
+    #[test]
+    fn a_message_says_how_much_is_in_it_and_is_not_believed() {
+        // Of a variant, one length in a byte, and what follows.
+        let outputs = [3, 1];
+        let graphs = [2];
+        for count in [u64::MAX, 1 << 62, 1 << 40, 1 << 34] {
+            for before in [&outputs[..], &graphs] {
+                // A length of 64 bits, behind a mark.
+                let message = [before, &[253], &count.to_le_bytes(), &[0; 40]].concat();
+                let wire = [&(message.len() as u64).to_le_bytes()[..], &message].concat();
+                let why = receive::<Answer>(&mut wire.as_slice()).unwrap_err().to_string();
+                assert!(why.contains("LimitExceeded"), "{count} after {before:?}: {why}");
+            }
+        }
+        let wire = (LONGEST + 1).to_le_bytes();
+        assert!(receive::<Answer>(&mut wire.as_slice()).is_err_and(|e| e.to_string().contains("the most")));
+    }
+
+    /// What is decoded takes more memory than its encoding.
+    #[test]
+    fn small_messages_of_many_structures_are_received() {
+        for n in [1, 400, 1000, 20_000, 200_000] {
+            let wire = encode(&Answer::Outputs(vec![Vec::new(); n])).unwrap();
+            let found = receive::<Answer>(&mut wire.as_slice()).unwrap();
+            assert!(matches!(found, Some(Answer::Outputs(outputs)) if outputs.len() == n));
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_no_utf_8_is_not_sent() {
+        use std::os::unix::ffi::OsStrExt as _;
+        let path = std::ffi::OsStr::from_bytes(b"a\xff").into();
+        assert!(encode(&Request::ComposeDlc(path)).is_err());
+    }
+
     proptest! {
         #[test]
         fn damaged_messages_are_errors(
             keep in 0usize..64, at in 0usize..64, value: u8, fill in prop::collection::vec(any::<u8>(), 0..32)
         ) {
-            let mut wire = Vec::new();
             let answer = Answer::Failed(Error::Io { path: "a".into(), why: "b".into() });
-            send(&mut wire, &answer).unwrap();
+            let mut wire = encode(&answer).unwrap();
             if let Some(byte) = wire.get_mut(at) {
                 *byte = value;
             }

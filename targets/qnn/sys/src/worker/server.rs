@@ -1,6 +1,6 @@
 //! The process: a library, a chip, a context, and whatever is asked of them.
 
-use super::protocol::{Answer, Request, receive, send};
+use super::protocol::{Answer, Request, encode, receive, send};
 use super::stdio;
 use crate::call::{Backend, Context, Device, Graph, System, write_dlc};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ pub fn serve() -> ExitCode {
 fn answer_all(mut from: impl io::Read, mut to: impl io::Write) -> io::Result<()> {
     let mut session = None;
     while let Some(request) = receive(&mut from)? {
-        send(&mut to, &answer(&mut session, request))?;
+        send(&mut to, &encode(&answer(&mut session, request))?)?;
     }
     Ok(())
 }
@@ -54,8 +54,9 @@ fn answer(session: &mut Option<Session>, request: Request) -> Answer {
 impl Session {
     fn open(folder: std::path::PathBuf, model: u32, share: bool) -> Result<(Self, String)> {
         let installation = Installation::at(folder)?;
-        let unknown = || Error::Graph { graph: String::new(), what: format!("there is no chip {model}") };
-        let soc = Soc::numbered(model).ok_or_else(unknown)?;
+        let Some(soc) = Soc::numbered(model) else {
+            return refuse("load the library", &format!("it knows no chip of number {model}"));
+        };
         let backend = Backend::htp(&installation)?;
         let device = Device::new(&backend, soc)?;
         let system = System::open(&installation)?;
@@ -72,7 +73,7 @@ impl Session {
                 Ok(self.keep(vec![graph]))
             }
             Request::ComposeDlc(path) => {
-                let graphs = self.context.compose_dlc(&self.device, &self.system, &path)?;
+                let graphs = self.context.compose_dlc(&self.system, &path)?;
                 Ok(self.keep(graphs))
             }
             Request::Load(_) if !self.graphs.is_empty() => {
@@ -105,6 +106,6 @@ impl Session {
     }
 }
 
-fn refuse(doing: &str, why: &str) -> Result<Answer> {
+fn refuse<T>(doing: &str, why: &str) -> Result<T> {
     Err(Error::Protocol { doing: doing.into(), why: why.into() })
 }

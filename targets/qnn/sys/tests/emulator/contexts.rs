@@ -2,8 +2,7 @@
 
 use crate::support::{installation, linear, newest, worker};
 use moec_qnn_sys::{
-    Backend, Context, DType, Device, Error, GraphSpec, Options, Quant, SNAPDRAGON_8_GEN_3,
-    SNAPDRAGON_8_PLUS_GEN_1, SOCS, Soc, System, write_dlc,
+    Backend, Context, DType, Error, GraphSpec, Options, Quant, SNAPDRAGON_8_GEN_3, SOCS, System, write_dlc,
 };
 
 /// Graphs of one to four rows over the same weights, as decoding has them.
@@ -60,27 +59,6 @@ fn a_binary_says_what_it_is() {
     }
 }
 
-/// The library would check nodes for the wrong one.
-#[test]
-fn a_process_has_one_chip_at_a_time() {
-    let Some(installation) = installation() else { return };
-    let backend = Backend::htp(&installation).unwrap();
-    let _first = Device::new(&backend, SNAPDRAGON_8_GEN_3).unwrap();
-    let _again = Device::new(&backend, SNAPDRAGON_8_GEN_3).unwrap();
-    let refused = Device::new(&backend, SNAPDRAGON_8_PLUS_GEN_1).unwrap_err();
-    assert!(matches!(&refused, Error::Device { said, .. } if said.contains("another process")), "{refused}");
-}
-
-/// A chip that the library does not know is an error, and no graph for some other one.
-#[test]
-fn an_unknown_chip_is_refused() {
-    let Some(installation) = installation() else { return };
-    let unknown = Soc { name: "unknown", part: "none", model: 9999, arch: 75, vtcm: 8 };
-    let program = Backend::htp(&installation).unwrap();
-    let refused = Device::new(&program, unknown).unwrap_err();
-    assert!(matches!(&refused, Error::Device { model: 9999, .. }), "{refused}");
-}
-
 /// Four graphs with their weights once: the emulator executes them and saves them, and says that it cannot load them.
 #[test]
 fn shared_weights_are_there_once() {
@@ -108,6 +86,24 @@ fn shared_weights_are_there_once() {
     assert_eq!(outputs[0], outputs[1]);
 }
 
+/// A graph that was refused half-way stays: what is beside it computes, and the context cannot be saved any more.
+#[test]
+fn a_context_with_a_refused_graph_computes_and_is_not_saved() {
+    let Some(installation) = installation() else { return };
+    let mut worker = worker(&installation, SNAPDRAGON_8_GEN_3, false);
+    let case = linear("linear", 1, 64, 64, 8, 7, 1.0);
+    let mut spec = GraphSpec::new("refused");
+    let x = spec.input("x", DType::F16, &[2, 8], Quant::None).unwrap();
+    let y = spec.output("y", DType::F16, &[2, 8], Quant::None).unwrap();
+    spec.node(moec_qnn_sys::Node::new("Frobnicate", &[x], &[y])).unwrap();
+    let refused = worker.compose(&spec).unwrap_err();
+    assert!(matches!(refused, Error::Node { .. }), "{refused}");
+    let graph = worker.compose(&case.spec).unwrap();
+    assert_eq!(worker.execute(graph, vec![case.x]).unwrap().len(), 1);
+    let unsaved = worker.binary().unwrap_err();
+    assert!(matches!(&unsaved, Error::Call { messages, .. } if messages[0].contains("refused")), "{unsaved}");
+}
+
 /// Written by one backend, read by another one, and the same results.
 #[test]
 fn a_dlc_computes_what_its_graph_does() {
@@ -122,7 +118,7 @@ fn a_dlc_computes_what_its_graph_does() {
         write_dlc(&Backend::ir(&installation).unwrap(), &case.spec, &path).unwrap();
         println!("DLC, {bits} bits: {} bytes", std::fs::metadata(&path).unwrap().len());
         let mut context = Context::new(&device, false).unwrap();
-        let graphs = context.compose_dlc(&device, &system, &path).unwrap();
+        let graphs = context.compose_dlc(&system, &path).unwrap();
         assert_eq!(graphs.len(), 1);
         let info = graphs[0].info();
         assert_eq!((info.name.as_str(), info.inputs[0].name.as_str()), ("linear", "x"));

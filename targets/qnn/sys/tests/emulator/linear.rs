@@ -43,7 +43,7 @@ fn a_narrow_range_saturates() {
     assert!(wide < 1e-3, "a range three times as wide costs little: {wide:.1e}");
 }
 
-/// Rows of 4 bits and the rows that need 8, joined: the format of PowerInfer-2's weights (§5).
+/// Rows of 4 bits and the rows that need 8, joined: the format of PowerInfer-2's weights (§7.6).
 #[test]
 fn rows_of_two_widths_joined() {
     let Some(installation) = installation() else { return };

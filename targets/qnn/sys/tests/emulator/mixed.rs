@@ -72,7 +72,7 @@ fn a_linear_layer_with_a_bias() {
     assert!(error < 2e-4, "{error:.1e}");
 }
 
-/// `down · (relu(gate · x) ∘ (up · x))`: the hot neurons of PowerInfer-2 (§4.1.1), for one to four tokens.
+/// `down · (relu(gate · x) ∘ (up · x))`: the hot neurons of PowerInfer-2 (§4.1.2), for one to four tokens.
 #[test]
 fn a_gated_network_for_every_batch() {
     let Some(installation) = installation() else { return };

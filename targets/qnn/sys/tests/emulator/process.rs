@@ -3,6 +3,7 @@
 use crate::support::{installation, linear, load, relative, worker};
 use moec_qnn_sys::worker::{Program, Worker};
 use moec_qnn_sys::{DType, Error, Installation, SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1};
+use std::os::unix::ffi::OsStrExt as _;
 
 fn start(installation: &Installation, share: bool) -> Worker {
     worker(installation, SNAPDRAGON_8_GEN_3, share)
@@ -72,6 +73,9 @@ fn errors_come_through() {
     let mut process = start(&installation, false);
     let refused = process.binary_info(vec![1, 2, 3]).unwrap_err();
     assert!(matches!(refused, Error::Binary { .. }), "{refused}");
+    let path = std::ffi::OsStr::from_bytes(b"no UTF-8: \xff").as_ref();
+    let unsaid = process.compose_dlc(path).unwrap_err();
+    assert!(matches!(unsaid, Error::Request { .. }), "{unsaid}");
     let none = process.execute(3, Vec::new()).unwrap_err();
     assert!(none.to_string().contains("none of that number"), "{none}");
     process.compose(&linear("linear", 1, 64, 64, 8, 7, 1.0).spec).unwrap();
