@@ -6,7 +6,7 @@
 
 #![allow(clippy::print_stdout, reason = "a program that prints a table")]
 
-use moec_codegen::packed_words;
+use moec_codegen::{WeightOrder, packed_words};
 use moec_cpu::{Compute, CpuTarget, KernelSpec, RowForm, Schedule, Stopwatch, roofline};
 use moec_device::Device;
 use moec_ir::Format;
@@ -56,6 +56,7 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
         glu,
         bias,
         out: RowForm::f32(INTER),
+        order: WeightOrder::Panels,
         schedule,
     };
     let h_ld = ld(INTER);
@@ -67,6 +68,7 @@ fn experts(rows: usize, format: Format) -> [KernelSpec; 2] {
         compute,
         h_ld,
         bias,
+        order: WeightOrder::Panels,
         schedule,
     };
     [gate_up, down]
