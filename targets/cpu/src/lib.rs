@@ -23,7 +23,6 @@ pub use moec_codegen::pack::feedback::gains;
 pub use moec_codegen::pack::{Feedback, Q4o, Weighting, quantise_q4o};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, RowForm, Schedule};
-pub use neurons::sketched;
 pub use packing::{
     Block, PackError, Packer, Scratch, Stored, WeightImportance, groups, packed_bytes, round_as_packed,
     unpack,

@@ -6,11 +6,9 @@ use crate::{CpuTarget, KernelSpec, Unsupported};
 use moec_codegen::{Compute, RowForm, Schedule, WeightOrder, awake_words};
 use moec_ir::{Format, Glu, Type};
 
-/// Whether bundles of a format begin with a sketch of their gate, which few rows read first: a byte for every number, so that
-/// formats of a byte and less gain nothing.
-pub fn sketched(format: Format) -> bool {
-    !format.is_grouped()
-}
+/// Whether bundles begin with a sketch of their gate. Reading it takes as long as what it saves (`docs/neurons.md`), so that none
+/// is written; the kernels have both.
+const SKETCH: bool = false;
 
 impl CpuTarget {
     /// In what form many rows meet panels out of neurons.
@@ -36,7 +34,7 @@ impl CpuTarget {
         if layout.experts != experts {
             return Err(Unsupported("the dispatch table is for other experts".into()));
         }
-        let sketch = sketched(format);
+        let sketch = SKETCH;
         let h = s.temp(Type::f32([slots, inter]));
         if rows <= FEW_ROWS {
             let awake = s.temp(Type::i32([awake_words(layout, inter)]));
