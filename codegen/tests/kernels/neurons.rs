@@ -44,7 +44,7 @@ impl Network {
         let table = dispatch(rng, layout, n);
         let of_slot = experts_of_slots(layout, &table);
         let weights = rng.floats(experts * inter * 3 * hidden);
-        let held = stored(format, Compute::F32, hidden, &weights);
+        let held = stored(format, Compute::F32, [3 * inter, hidden], &weights);
         Self { layout, n, table, of_slot, hidden, inter, weights, held }
     }
 
@@ -228,7 +228,7 @@ fn many_rows_meet_panels_out_of_neurons() {
     for layout in [(40, 2, 3, 40), (33, 4, 8, 9)] {
         for (format, sketch, compute) in PANELS {
             let mut net = Network::new(rng, layout, format);
-            net.held = stored(format, compute, net.hidden, &net.weights);
+            net.held = stored(format, compute, [3 * net.inter, net.hidden], &net.weights);
             let (hidden, inter, g) = (net.hidden, net.inter, Glu::Gated(Activation::Relu));
             let x = random(rng, net.n, hidden, hidden);
             let (rows, x_ld, x) = crate::harness::rows_as(compute, &x, [1, hidden, hidden]);
