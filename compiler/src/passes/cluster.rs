@@ -16,12 +16,18 @@ use crate::config::Skip;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
 use moec_ir::bundle::PARTS;
-use moec_ir::{Axis, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
+use moec_ir::{Axis, Format, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
 use std::collections::HashMap;
 
-/// Share of neurons that must be 0, while one token is decoded, for `auto` to skip them: with fewer zeros whole experts are
-/// read as fast (`docs/neurons.md`).
-pub const WORTH: f64 = 0.5;
+/// Share of neurons that must be 0, while one token is decoded, for `auto` to skip them: somewhat more than where whole experts
+/// are read as fast (`docs/neurons.md`).
+pub const fn worth(format: Format) -> f64 {
+    match format {
+        Format::Q4 => 0.85,
+        Format::Q8 => 0.75,
+        _ => 0.5,
+    }
+}
 
 /// What calibration saw of a layer's neurons.
 pub trait Activity {
@@ -65,16 +71,18 @@ type Halves = [WeightId; 2];
 /// # Errors
 /// `on` for a model none of whose experts can be turned.
 pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity) -> Result<()> {
-    let wanted = |layer| match skip {
+    let wanted = |layer, format| match skip {
         Skip::Off => false,
         Skip::On => true,
-        Skip::Auto => seen.zeros(layer).is_some_and(|zeros| zeros >= WORTH),
+        Skip::Auto => seen.zeros(layer).is_some_and(|zeros| zeros >= worth(format)),
     };
     let mut bundled: HashMap<Halves, WeightId> = HashMap::new();
     let mut entries = std::mem::take(&mut module.entries);
     for node in entries.iter_mut().flat_map(|g| &mut g.nodes) {
-        let Some(layer) = node.scope.layer.filter(|&layer| wanted(layer)) else { continue };
-        let Some((op, halves)) = turned(module, node) else { continue };
+        let (Some(layer), Some((op, halves))) = (node.scope.layer, turned(module, node)) else { continue };
+        if !wanted(layer, module.weight(halves[0]).format) {
+            continue;
+        }
         let neurons = *bundled.entry(halves).or_insert_with(|| bundle(module, halves, layer, seen));
         node.op = op;
         node.inputs.truncate(2);
