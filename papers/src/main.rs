@@ -1,4 +1,5 @@
-//! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `trimoe`, `padding` and `docs` call it.
+//! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `trimoe`, `powerinfer2`, `padding` and `docs`
+//! call it.
 
 use clap::Parser;
 use moec::bundle::read::Bundle;
@@ -10,7 +11,7 @@ use moec::{Error, Result};
 use moec_papers::capacities::{profiled, recorded, table};
 use moec_papers::npumoe::reproduce::DEVICES;
 use moec_papers::npumoe::{page, report, tables};
-use moec_papers::trimoe;
+use moec_papers::{powerinfer2, trimoe};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -38,6 +39,19 @@ enum Verb {
         #[arg(long, requires = "docs")]
         check: bool,
         /// A few steps only: other numbers, for a look at the page
+        #[arg(long, conflicts_with = "docs")]
+        quick: bool,
+    },
+    /// Rerun the evaluation of PowerInfer-2, and print a page with every figure of it beside the simulated one
+    #[command(name = "powerinfer2")]
+    PowerInfer2 {
+        /// Write the page and its plots into this folder instead
+        #[arg(long, value_name = "FOLDER")]
+        docs: Option<PathBuf>,
+        /// Write nothing; fail where what is in the folder differs
+        #[arg(long, requires = "docs")]
+        check: bool,
+        /// A few tokens only: other numbers, for a look at the page
         #[arg(long, conflicts_with = "docs")]
         quick: bool,
     },
@@ -76,23 +90,30 @@ fn run(verb: &Verb) -> Result<()> {
             if *json { output::json(&tables::value(&report)) } else { output::data(&tables::text(&report)) }
         }
         Verb::Page => output::data(&page::page(&report(None)?)),
-        Verb::Trimoe { docs, check, quick } => evaluate(docs.as_deref(), *check, *quick),
+        Verb::Trimoe { docs, check, quick } => {
+            let size = if *quick { trimoe::bench::Size::QUICK } else { trimoe::bench::Size::FULL };
+            publish(trimoe::pages(size)?, docs.as_deref(), check.then_some("trimoe"))
+        }
+        Verb::PowerInfer2 { docs, check, quick } => {
+            let size =
+                if *quick { powerinfer2::decode::Size::QUICK } else { powerinfer2::decode::Size::FULL };
+            publish(powerinfer2::pages(size)?, docs.as_deref(), check.then_some("powerinfer2"))
+        }
         Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }
 }
 
-/// The page of TriMoE with its plots: printed, written, or compared.
-fn evaluate(docs: Option<&Path>, check: bool, quick: bool) -> Result<()> {
-    let pages = trimoe::pages(if quick { trimoe::bench::Size::QUICK } else { trimoe::bench::Size::FULL })?;
+/// A page with its plots: printed, written, or compared with what the command that is named has written.
+fn publish(pages: Vec<(String, String)>, docs: Option<&Path>, check: Option<&str>) -> Result<()> {
     let Some(docs) = docs else {
         return pages.first().map_or(Ok(()), |(_, page)| output::data(page));
     };
     for (name, text) in pages {
         let path = docs.join(name);
-        if check {
+        if let Some(command) = check {
             let there = std::fs::read_to_string(&path).unwrap_or_default();
             if there != text {
-                let stale = format!("`{}` is stale: `cargo xtask trimoe` writes it", path.display());
+                let stale = format!("`{}` is stale: `cargo xtask {command}` writes it", path.display());
                 return Err(Error::input(stale));
             }
             continue;

@@ -16,6 +16,13 @@ pub enum Printed {
 }
 
 impl Printed {
+    /// The number, or the lower of two.
+    pub fn value(self) -> f64 {
+        match self {
+            Self::Is(x) | Self::Within(x, _) | Self::Over(x) | Self::Below(x) => x,
+        }
+    }
+
     /// How far a number is off, as a share: from the number, or from the nearer end of what it lies outside of.
     pub fn error(self, found: f64) -> f64 {
         match self {

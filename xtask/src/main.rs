@@ -87,7 +87,12 @@ const COMMANDS: &[Command] = &[
     (
         "trimoe",
         "rerun TriMoE's evaluation, simulated, and write docs/trimoe.md; takes options, `--help` lists them",
-        || papers::trimoe(&options()),
+        || papers::page("trimoe", &options()),
+    ),
+    (
+        "powerinfer2",
+        "rerun PowerInfer-2's evaluation, simulated, and write docs/powerinfer2.md; takes options, `--help` lists them",
+        || papers::page("powerinfer2", &options()),
     ),
     (
         "big-little",
@@ -163,7 +168,14 @@ fn main() -> ExitCode {
         [one, ..]
             if matches!(
                 &**one,
-                "bench-peers" | "bench-flash" | "npumoe" | "skip" | "test" | "torment" | "trimoe"
+                "bench-peers"
+                    | "bench-flash"
+                    | "npumoe"
+                    | "powerinfer2"
+                    | "skip"
+                    | "test"
+                    | "torment"
+                    | "trimoe"
             ) =>
         {
             one

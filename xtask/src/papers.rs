@@ -1,4 +1,4 @@
-//! `cargo xtask npumoe` and `trimoe`: evaluations of NPUMoE and TriMoE again, simulated; and the program that does it.
+//! `cargo xtask npumoe`, `trimoe` and `powerinfer2`: evaluations of three papers again, simulated; and the program that does it.
 
 use crate::setup;
 use crate::shell::{self, Failed, cargo, root, stage};
@@ -17,10 +17,11 @@ pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
     shell::run(shell::program(program()?).arg("npumoe").args(options))
 }
 
-/// Writes TriMoE's evaluation beside ours, `docs/trimoe.md` with its plots, or compares; `--quick` prints a page of few steps.
-pub(crate) fn trimoe(options: &[String]) -> Result<(), Failed> {
+/// Writes an evaluation beside ours, `docs/trimoe.md` or `docs/powerinfer2.md` with its plots, or compares; `--quick` prints a
+/// page of a short run.
+pub(crate) fn page(paper: &str, options: &[String]) -> Result<(), Failed> {
     let mut command = shell::program(program()?);
-    command.arg("trimoe").args(options);
+    command.arg(paper).args(options);
     if !options.iter().any(|o| o == "--quick" || o == "--help") {
         command.arg("--docs").arg(root().join("docs"));
     }

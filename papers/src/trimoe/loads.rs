@@ -4,6 +4,8 @@
 //! *Recorded*: shares of OLMoE's experts by domain of text (`golden/traces`), in a batch whose sequences end and make
 //! room for others. In both each token then draws its experts by these shares, none twice. All is repeatable.
 
+use crate::random::Random;
+
 /// Part of the experts and of their tokens that are hot, and warm; the others are cold. §3.1: more than 70 % of the
 /// experts have 8 % of the tokens, 20 to 40 % up to 70 %.
 const HOT: (f64, f64) = (0.05, 0.22);
@@ -16,37 +18,6 @@ const KEPT: f64 = 0.9;
 pub const DRIFT: f64 = 1.0;
 /// Tokens of a sequence before another takes its place, on average.
 const LENGTH: f64 = 256.0;
-
-/// Numbers that are the same each time (SplitMix64).
-#[derive(Clone, Debug)]
-struct Random(u64);
-
-impl Random {
-    /// From a seed.
-    const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From 0 to 1.
-    fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.unit() * n as f64) as usize
-    }
-
-    fn normal(&mut self) -> f64 {
-        (-2.0 * (1.0 - self.unit()).ln()).sqrt() * (std::f64::consts::TAU * self.unit()).cos()
-    }
-}
 
 /// Shares of a layer's experts by domain: `[domain][expert]`.
 pub type Domains = Vec<Vec<f64>>;

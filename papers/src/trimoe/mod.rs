@@ -6,7 +6,6 @@
 //! paper's figures, [`page`] writes it as a page of the documentation and [`plots`] draws it.
 
 pub mod bench;
-pub mod chart;
 pub mod claims;
 mod details;
 pub mod experiments;

@@ -1,10 +1,10 @@
 //! The plots of the page: names of files, and what is in them.
 
-use super::chart::{COLOURS, Labels, Series, bars, curves};
 use super::claims::steps;
 use super::experiments::{ABLATION, SYSTEMS};
 use super::paper;
 use super::report::Report;
+use crate::chart::{COLOURS, Labels, Series, bars, curves};
 
 /// Every plot: its file, and its text.
 pub fn plots(report: &Report) -> Vec<(&'static str, String)> {

@@ -1,0 +1,296 @@
+//! Decoding in virtual time, token by token: who asks for which neurons, what memory holds of them, who computes.
+
+use super::activity::{Activity, Routed};
+use super::block::{Block, Group, Times};
+use super::dense::{BLOCK, CLUSTER, Dense, LONG, PAGED, bundle, hot_neurons};
+use super::models::{CHANNEL, GROUPED, Model, PREDICTOR};
+use super::phone::{Cluster, Phone};
+use super::systems::{Reads, System};
+use moec_runtime::neurons::{Found, NeuronError, Part, Regions, Segmented, Shape, Stage};
+
+/// How much is simulated. Layers are alike, so that some stand for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    /// Layers.
+    pub layers: usize,
+    /// Tokens that come before those that count.
+    pub lead: usize,
+    /// Tokens that count.
+    pub tokens: usize,
+}
+
+impl Size {
+    /// What the page is written from.
+    pub const FULL: Self = Self { layers: 2, lead: 150, tokens: 1024 };
+    /// For a test.
+    pub const QUICK: Self = Self { layers: 1, lead: 40, tokens: 30 };
+}
+
+/// A run with weights on flash, one sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// The phone.
+    pub phone: &'a Phone,
+    /// The model.
+    pub model: &'a Model,
+    /// The system.
+    pub system: System,
+    /// Part of the feed-forward weights that memory holds.
+    pub held: f64,
+    /// Part of the neurons that is hot, where the neural unit takes part.
+    pub hot: f64,
+    /// How much of it.
+    pub size: Size,
+    /// Who is drawn.
+    pub seed: u64,
+}
+
+/// What it took.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Seconds of each token.
+    pub tokens: Vec<f64>,
+    /// Part of the neurons that each token asked for which had to be read.
+    pub misses: Vec<f64>,
+    /// All tokens together.
+    pub times: Times,
+    /// Bytes of flash for a token.
+    pub bytes: f64,
+}
+
+impl Outcome {
+    /// Tokens per second.
+    pub fn speed(&self) -> f64 {
+        1.0 / mean(&self.tokens)
+    }
+
+    /// Part of the time in which nobody computes, and flash is read.
+    pub fn io_share(&self) -> f64 {
+        self.times.exposed / self.times.all
+    }
+}
+
+/// The mean; 0 of none.
+pub fn mean(of: &[f64]) -> f64 {
+    of.iter().sum::<f64>() / of.len().max(1) as f64
+}
+
+/// The smallest number that so many are not above.
+pub fn percentile(of: &[f64], part: f64) -> f64 {
+    let mut sorted = of.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = (part * sorted.len() as f64).ceil() as usize;
+    sorted.get(at.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or_default()
+}
+
+/// Reads of a system, in bytes and seconds.
+#[derive(Clone, Copy, Debug)]
+struct Costs {
+    shape: Shape,
+    /// Neurons that come together.
+    of: u32,
+    gate: f64,
+    rest: f64,
+}
+
+impl Case<'_> {
+    /// Simulates it.
+    ///
+    /// # Errors
+    /// Our bug: a shape that cannot be.
+    pub fn run(&self) -> Result<Outcome, NeuronError> {
+        let mut activity = Activity::new(self.model, self.size.layers, self.seed);
+        let costs = self.costs()?;
+        let mut cache = self.cache(&costs)?;
+        let workers = self.phone.workers(self.system.reader);
+        let dense = Dense {
+            phone: self.phone,
+            model: self.model,
+            memory: self.phone.memory.scaled(1.0 / PAGED),
+            npu: self.system.npu,
+            batch: 1.0,
+            part: workers.iter().sum(),
+        };
+        let scale = self.model.layers as f64 / self.size.layers as f64;
+        let mut out = Outcome::default();
+        for token in 0..self.size.lead + self.size.tokens {
+            let (mut times, mut asked, mut missed, mut bytes) = (Times::default(), 0, 0, 0.0);
+            for (layer, routed) in activity.token().iter().enumerate() {
+                cache.begin();
+                let attention = dense.attention();
+                times += attention;
+                let mut block = Block { npu: self.npu_bytes(), groups: Vec::new(), density: 1.0 };
+                let mut hot = 0.0;
+                for of in routed {
+                    let matrix = (layer * self.model.experts) as u32 + of.expert;
+                    hot += self.hot_clusters(matrix, &mut cache)?;
+                    let read = self.groups(matrix, of, &costs, &mut cache, &mut block.groups)?;
+                    asked += read.asked;
+                    missed += read.missed;
+                    bytes += read.bytes;
+                }
+                bytes += hot;
+                // Hot neurons that are missing come while attention is computed (§4.4).
+                let seconds = self.phone.flash.sequential_seconds(hot, LONG);
+                let late = (seconds - attention.all).max(0.0);
+                times += Times { all: late, exposed: late, reading: seconds, ..Times::default() };
+                times += block.run(&dense.memory, &workers, self.system.order)?;
+            }
+            let mut all = times.times(scale);
+            all += dense.head();
+            if token >= self.size.lead {
+                out.tokens.push(all.all);
+                out.misses.push(f64::from(missed) / f64::from(asked).max(1.0));
+                out.times += all;
+                out.bytes += bytes * scale / self.size.tokens as f64;
+            }
+        }
+        Ok(out)
+    }
+
+    fn hot(&self) -> usize {
+        if self.system.npu { hot_neurons(self.model, self.hot) } else { 0 }
+    }
+
+    fn npu_bytes(&self) -> f64 {
+        (self.hot() * self.model.k) as f64 * self.model.neuron() * CHANNEL
+    }
+
+    fn costs(&self) -> Result<Costs, NeuronError> {
+        let (model, flash) = (self.model, &self.phone.flash);
+        let (core, contended) = match self.system.reader {
+            Some(core) => (core, 1.0),
+            None => (Cluster::Mid, flash.contended),
+        };
+        // Reads of a layer are scattered over what a token is routed to.
+        let bundle = bundle(model, &flash.random)?;
+        let range = (model.k * model.inner) as f64 * bundle.stride() as f64;
+        let seconds = |bytes: u64, range: f64| flash.random_seconds(bytes, range, core) / contended;
+        let matrices = (self.size.layers * model.experts) as u32;
+        let shape = |gate: u64, rest: u64| Shape {
+            matrices,
+            neurons: model.inner as u32,
+            cluster: CLUSTER as u32,
+            gate,
+            rest,
+        };
+        Ok(match self.system.reads {
+            Reads::Bundle => {
+                let (gate, rest) = (bundle.gate().bytes, bundle.rest().bytes);
+                let [g, r] = [gate, rest].map(|b| if b == 0 { 0.0 } else { seconds(b, range) });
+                Costs { shape: shape(gate, rest), of: 1, gate: g, rest: r }
+            }
+            Reads::Together(of) => {
+                let all = (u64::from(of) * bundle.bytes()).next_multiple_of(BLOCK);
+                Costs { shape: shape(all / u64::from(of), 0), of, gate: seconds(all, range), rest: 0.0 }
+            }
+            Reads::Rows => {
+                // Rows lie one behind the other in their matrices: a read takes every block that its row touches.
+                let row = bundle.bytes() / 3;
+                let step = greatest_common_divisor(row, BLOCK);
+                let blocks = 1.0 + (row - step) as f64 / BLOCK as f64;
+                let bytes = (blocks * BLOCK as f64) as u64;
+                let everywhere = model.feed_forward() * CHANNEL;
+                let row = seconds(bytes, everywhere);
+                Costs { shape: shape(bytes, 2 * bytes), of: 1, gate: row, rest: 2.0 * row }
+            }
+        })
+    }
+
+    fn cache(&self, costs: &Costs) -> Result<Segmented, NeuronError> {
+        let shape = costs.shape;
+        let all = u64::from(shape.matrices) * u64::from(shape.neurons) * (shape.gate + shape.rest);
+        let capacity = if self.system.cached { (all as f64 * self.held) as u64 } else { 0 };
+        let wanted = all as f64 * self.hot() as f64 / self.model.inner as f64;
+        let regions = Regions::of(capacity, 0, (wanted.ceil() as u64).min(capacity))?;
+        Segmented::new(shape, regions)
+    }
+
+    /// Uses the hot clusters of a matrix; bytes that have to be read.
+    fn hot_clusters(&self, matrix: u32, cache: &mut Segmented) -> Result<f64, NeuronError> {
+        let mut bytes = 0;
+        for cluster in 0..self.hot() / CLUSTER {
+            bytes += cache.cluster(matrix, cluster as u32, |_| {})?.read();
+        }
+        Ok(bytes as f64)
+    }
+
+    /// Two groups for each cluster of cold neurons: those in memory, and those that are read.
+    fn groups(
+        &self,
+        matrix: u32,
+        routed: &Routed,
+        costs: &Costs,
+        cache: &mut Segmented,
+        groups: &mut Vec<Group>,
+    ) -> Result<Tally, NeuronError> {
+        let row = self.model.hidden as f64 * GROUPED;
+        let first = self.hot();
+        let from = routed.neurons.partition_point(|n| (n.0 as usize) < first);
+        // Hot neurons are there, and count as asked for.
+        let mut out = Tally { asked: from as u32, ..Tally::default() };
+        let cold = &routed.neurons[from..];
+        let found = ask(matrix, cold, cache)?;
+        let mut left = cold.iter().zip(&found).peekable();
+        let mut came_with = None;
+        for start in (first..self.model.inner).step_by(CLUSTER) {
+            let end = (start + CLUSTER).min(self.model.inner);
+            let mut of = [Group::default(); 2];
+            while let Some((&(neuron, active), &[gate, rest])) = left.next_if(|n| (n.0.0 as usize) < end) {
+                let missing = gate.read() + rest.read() > 0;
+                // What came with another one is not read again.
+                let bundle = neuron / costs.of;
+                let came = missing && came_with.replace(bundle) == Some(bundle);
+                let seconds =
+                    |found: Found, seconds: f64| if found.read() > 0 && !came { seconds } else { 0.0 };
+                out.asked += 1;
+                out.missed += u32::from(missing);
+                out.bytes +=
+                    if came { 0.0 } else { (gate.read() * u64::from(costs.of) + rest.read()) as f64 };
+                let stages = &mut of[usize::from(missing)].stages;
+                stages[Stage::ReadGate as usize] += seconds(gate, costs.gate);
+                stages[Stage::Gate as usize] += row;
+                stages[Stage::ReadRest as usize] += seconds(rest, costs.rest);
+                stages[Stage::Rest as usize] += if active { 2.0 * row } else { 0.0 };
+            }
+            // Predicting is for all neurons of the cluster; each group bears it by what it computes.
+            let gates = of.map(|g| g.stages[Stage::Gate as usize]);
+            for (group, gate) in of.iter_mut().zip(gates).filter(|g| g.1 > 0.0) {
+                let share = gate / (gates[0] + gates[1]);
+                group.stages[Stage::Predict as usize] = (end - start) as f64 * PREDICTOR * share;
+                groups.push(*group);
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// Asks for the cold neurons of a matrix: first for those that are there, so that none of them makes room for another.
+fn ask(matrix: u32, cold: &[(u32, bool)], cache: &mut Segmented) -> Result<Vec<[Found; 2]>, NeuronError> {
+    let two = cache.shape().rest > 0;
+    let part = |active: bool| if active && two { Part::Whole } else { Part::Gate };
+    let there: Vec<bool> = cold.iter().map(|&(n, active)| cache.holds(matrix, n, part(active))).collect();
+    let mut found = vec![[Found::Cold; 2]; cold.len()];
+    for pass in [true, false] {
+        let of = cold.iter().zip(&there).zip(&mut found).filter(|((_, there), _)| **there == pass);
+        for ((&(neuron, active), _), found) in of {
+            found[0] = cache.neuron(matrix, neuron, Part::Gate, |_| {})?;
+            if active && two {
+                found[1] = cache.neuron(matrix, neuron, Part::Rest, |_| {})?;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// What was asked of a cache.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    asked: u32,
+    missed: u32,
+    bytes: f64,
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}

@@ -1,0 +1,81 @@
+//! What a token computes whatever it asks for, attention and the head, and what all runs have in common: clusters, bundles.
+
+use super::block::Times;
+use super::models::{CHANNEL, GROUPED, Model, TOGETHER};
+use super::phone::{Memory, Phone};
+use moec_runtime::neurons::{Bundle, NeuronError, RatesByBlock, RowFormat};
+
+/// Neurons of a cluster (§4.1.2: chunks of 512 rows).
+pub const CLUSTER: usize = 512;
+/// Bytes of a block of flash.
+pub const BLOCK: u64 = 4096;
+/// Bytes of a long read (§2.3.2).
+pub const LONG: u64 = 512 << 10;
+/// How much slower units compute what a cache of neurons holds. The paper does not say why they do; found from the 404.6 tokens/s
+/// of §7.3, and used for all systems with weights on flash, while decoding, too.
+pub const PAGED: f64 = 1.92;
+/// Positions of a sequence on average: up to 64 of the prompt, and half of 1024 (§7.1).
+pub const POSITIONS: f64 = 64.0 + 512.0;
+
+/// What a layer costs whatever is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Dense<'a> {
+    /// The phone.
+    pub phone: &'a Phone,
+    /// The model.
+    pub model: &'a Model,
+    /// Its memory, as fast as it is here.
+    pub memory: Memory,
+    /// Whether the neural unit takes part.
+    pub npu: bool,
+    /// Sequences.
+    pub batch: f64,
+    /// What computing cores add up to.
+    pub part: f64,
+}
+
+impl Dense<'_> {
+    /// Bytes that cores, or the neural unit, need as long for as for so many weights and a token's multiply-adds of each.
+    fn bytes(&self, weights: f64) -> (f64, f64) {
+        let macs = weights * self.batch;
+        let cpu = (weights * GROUPED).max(self.phone.cpu_bytes_of(macs));
+        (cpu, (weights * CHANNEL).max(self.phone.npu_bytes_of(macs)))
+    }
+
+    /// Times of weights that every token uses, with bytes that are read beside them.
+    fn times(&self, weights: f64, beside: f64) -> Times {
+        let (cpu, npu) = self.bytes(weights);
+        let density = (weights * GROUPED + beside) / (cpu + beside);
+        if self.npu {
+            let all = self.memory.split(self.part, density, cpu + beside, npu + beside);
+            Times { all, both: all, ..Times::default() }
+        } else {
+            let all = (cpu + beside) / self.memory.rates(self.part, density, false).0;
+            Times { all, cpu: all, ..Times::default() }
+        }
+    }
+
+    /// Attention of a layer.
+    pub fn attention(&self) -> Times {
+        self.times(self.model.attention(), self.model.kv_bytes(POSITIONS) * self.batch)
+    }
+
+    /// The head, once for a token.
+    pub fn head(&self) -> Times {
+        self.times(self.model.head(), 0.0)
+    }
+}
+
+/// The bundle of a model's neurons (§4.4).
+///
+/// # Errors
+/// Our bug: a width that is no whole number of groups.
+pub fn bundle(model: &Model, rates: &RatesByBlock) -> Result<Bundle, NeuronError> {
+    Bundle::choose(model.hidden as u64, RowFormat::Q4_PAPER, BLOCK, rates, TOGETHER)
+}
+
+/// Whole clusters of a matrix that are nearest to a share.
+pub fn hot_neurons(model: &Model, share: f64) -> usize {
+    ((share * model.inner as f64 / CLUSTER as f64).round() as usize * CLUSTER)
+        .min(model.inner / CLUSTER * CLUSTER)
+}

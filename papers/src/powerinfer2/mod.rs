@@ -1,0 +1,45 @@
+//! *PowerInfer-2*: its evaluation, simulated.
+//!
+//! [`paper`] holds what it printed. [`phone`] is a phone in virtual time, [`machine`] has the two of its Table 3, [`models`]
+//! the models by their shapes, [`activity`] who asks for which neurons, with a source of every constant. [`systems`] says
+//! what is compared. [`mod@block`] runs the feed-forward part of a layer, [`decode`], [`in_memory`] and [`prefill`] whole models; what is decided
+//! there is decided by [`moec_runtime::neurons`]: what stays in memory, who computes what next, and, in [`planned`], how many
+//! neurons are hot. [`report`] has everything once, [`claims`] puts it beside the paper's figures, [`page`] writes it as a page of
+//! the documentation and [`plots`] draws it.
+
+pub mod activity;
+pub mod block;
+pub mod claims;
+pub mod decode;
+pub mod dense;
+mod details;
+pub mod in_memory;
+pub mod machine;
+pub mod models;
+pub mod page;
+pub mod paper;
+pub mod phone;
+pub mod planned;
+pub mod plots;
+pub mod prefill;
+pub mod report;
+pub mod systems;
+#[cfg(test)]
+mod tests;
+
+use decode::Size;
+use moec::{Error, Result};
+use report::Report;
+
+/// The page and its plots: where in `docs/` they are, and their text.
+///
+/// # Errors
+/// Our bug: a shape or a table that cannot be.
+pub fn pages(size: Size) -> Result<Vec<(String, String)>> {
+    let bug = |e: moec_runtime::neurons::NeuronError| Error::input(e.to_string());
+    let phone = machine::oneplus_12().map_err(bug)?;
+    let report = Report::new(size).map_err(bug)?;
+    let page = ("powerinfer2.md".to_owned(), page::page(&phone, &report));
+    let plots = plots::plots(&report).into_iter().map(|(name, text)| (format!("powerinfer2/{name}"), text));
+    Ok(std::iter::once(page).chain(plots).collect())
+}

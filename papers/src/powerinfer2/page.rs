@@ -1,0 +1,211 @@
+//! The page of the documentation.
+
+use super::activity::{EXPONENT, SPREAD, WHITE};
+use super::claims::{CLOSE, Claim, NEAR, claims};
+use super::dense::{CLUSTER, PAGED, POSITIONS};
+use super::details::{ablation, chosen, decode, digits, energy, in_memory, latency, memory, prefill, shares};
+use super::models::{BAMBOO, LLAMA, MIXTRAL, PREDICTOR};
+use super::phone::Phone;
+use super::report::Report;
+use super::systems::TOGETHER;
+use std::fmt::Write as _;
+
+/// The page.
+pub fn page(phone: &Phone, report: &Report) -> String {
+    let claims = claims(phone, report);
+    let mut out = String::from(
+        "# PowerInfer-2's evaluation, simulated\n\n\
+         What `cargo xtask powerinfer2` computes, beside every figure that *PowerInfer-2* (sections 2 and 7) prints. It writes this page\n\
+         and its plots; `cargo xtask powerinfer2 --check` fails where they are stale. Nothing here was measured on a phone.\n\n",
+    );
+    out.push_str(&summary(&claims));
+    out.push_str(&machine(phone));
+    out.push_str(&fitted());
+    out.push_str(&beside(&claims));
+    out.push_str(&decode(report));
+    out.push_str(&prefill(report));
+    out.push_str(&memory(report));
+    out.push_str(&latency(report));
+    out.push_str(&in_memory(report));
+    out.push_str(&shares(report));
+    out.push_str(&chosen(report));
+    out.push_str(&ablation(report));
+    out.push_str(&energy(report));
+    out
+}
+
+fn summary(claims: &[Claim]) -> String {
+    let free: Vec<&Claim> = claims.iter().filter(|c| !c.used).collect();
+    let count = |of: fn(&Claim) -> bool| free.iter().filter(|c| of(c)).count();
+    format!(
+        "Of {} figures that no constant was found from, {} come out within {:.0} % of the paper's, and {} within {:.0} %. {} more were used to\n\
+         find constants and check nothing. The misses, each with its reason where one is known, stand in the table.\n\n",
+        free.len(),
+        count(Claim::agrees),
+        CLOSE * 100.0,
+        count(Claim::near),
+        NEAR * 100.0,
+        claims.len() - free.len(),
+    )
+}
+
+pub(super) fn machine(phone: &Phone) -> String {
+    let mut out = String::from(
+        "## What is simulated\n\n\
+         Tokens of a sequence, one after the other, in virtual time. What stays in memory (a cache with a hot and a cold region), who computes\n\
+         what next (the pipeline of neuron clusters), how bundles lie and in how many reads they come, and how many neurons are hot is decided\n\
+         by the code of the runtime, `moec_runtime::neurons`. Cores and the neural unit share the rate of one memory; flash is one queue, read\n\
+         by one core. A token asks for each neuron or not, as *Constants that were found* says.\n\n\
+         | constant | value | from |\n|---|---|---|\n",
+    );
+    let memory = phone.memory;
+    let rows = [
+        (
+            "memory: cores, neural unit, both",
+            format!("{:.1}, {:.1}, {:.1} GB/s", memory.cpu * 1e-9, memory.npu * 1e-9, memory.both * 1e-9),
+            "§2.3.1",
+        ),
+        (
+            "flash, one read behind the other",
+            "450 MB/s at 4 KB, 4 GB/s at 512 KB; between them a power".to_owned(),
+            "§2.3.2",
+        ),
+        (
+            "flash, scattered within 128 MB",
+            "1008 MB/s at 4 KB (a mid core), the same at 8 KB, 3.5 GB/s at 512 KB".to_owned(),
+            "Table 1, §2.3.2; of 8 KB §4.4 says that two reads of 4 KB are better",
+        ),
+        (
+            "flash by range, core and number of cores",
+            format!(
+                "85 % from 512 MB on; big {:.2}, little {:.2}; several 60 %",
+                phone.flash.cores[0], phone.flash.cores[1]
+            ),
+            "§2.3.2, Table 1: \"up to 40 %\" is taken as 40 %, for LLMFlash and llama.cpp, whose threads read what they compute",
+        ),
+        (
+            "multiply-adds",
+            format!(
+                "neural unit {:.1}, graphics unit {:.2}, cores {:.2} · 10¹² a second",
+                phone.npu_macs * 1e-12,
+                phone.gpu_macs * 1e-12,
+                phone.cpu_macs * 1e-12
+            ),
+            "prefill of a 7B model: 770 and 37 tokens/s of §2.3.1; the cores' from 32× of §7.3 (8 of §2.3.1 would be less than they decode)",
+        ),
+        (
+            "a core's part of the processor",
+            "its clock over that of one big and five mid cores; little ones read at most".to_owned(),
+            "§2.3.1, §4.3",
+        ),
+        (
+            "weights",
+            "cores: 4 bits and a scale for 32; neural unit: 4 bits; flash: 7.5 KB a neuron in 8 KB"
+                .to_owned(),
+            "§7.6, §4.4",
+        ),
+        ("a predictor", format!("{PREDICTOR:.0} bytes a neuron"), "2.6 GB of §7.2.3"),
+        ("a cluster", format!("{CLUSTER} neurons"), "§4.1.2"),
+        ("positions of a sequence", format!("{POSITIONS}"), "§7.1: up to 64 and half of 1024"),
+        (
+            "gates that turn out to be active",
+            "80 %".to_owned(),
+            "§4.4; up and down of the others are neither read nor computed",
+        ),
+        (
+            "OnePlus Ace 2",
+            "memory ⅔, neural unit ⅔; flash at most 2.1 GB/s; cores 1 × 3.2 and 3 × 2.75 GHz".to_owned(),
+            "assumed, from the rates of LPDDR5-6400 and LPDDR5X-9600 and of UFS 3.1: the paper prints how much memory it has, and no rate",
+        ),
+        (
+            "the graphics unit's memory",
+            "half of the neural unit's rate".to_owned(),
+            "assumed, from \"50 % of GPU kernel time\" of §2.3.1",
+        ),
+        (
+            "llama.cpp on flash",
+            "reads ahead 128 KiB; a dense model's weights have gone before they are used again".to_owned(),
+            "Linux's default; what LRU does to a circle",
+        ),
+    ];
+    for (what, value, from) in rows {
+        let _ = writeln!(out, "| {what} | {value} | {from} |");
+    }
+    out.push_str(
+        "\nSystems: *PowerInfer-2*, with a hot share that is best of eight in a short run; *LLMFlash*, a cache of neurons, bundles of several\n\
+         neurons, nothing overlaps; *llama.cpp*, all weights, mapped; *QNN*, all weights on the neural unit; *MLC-LLM*, all weights on the\n\
+         graphics unit. How a system works where the paper leaves it open was chosen with its figures at hand in three places: *Baseline* and\n\
+         *+Bundle* keep nothing from token to token, threads of LLMFlash and llama.cpp get in each other's way at flash, and the Ace 2's flash.\n\
+         Table 7 is of accuracy, which no simulation gives.\n\n",
+    );
+    out
+}
+
+pub(super) fn fitted() -> String {
+    let mut out = String::from(
+        "## Constants that were found\n\nNo device file and no section gives these; each was found from the figures that are named, and nothing else was.\n\n\
+         | constant | value | found from |\n|---|---|---|\n",
+    );
+    let rows = [
+        (
+            "exponent of how often neurons are asked for, by rank",
+            format!("{EXPONENT}"),
+            format!("under 1 % and 75 % of Figure 2, where white is a neuron asked for {:.1} % of the time", WHITE * 100.0),
+        ),
+        (
+            "neurons that a token asks for",
+            format!(
+                "{:.1} % of Bamboo-7B's and Qwen2-7B's, {:.1} % of Llama-13B's, {:.1} % of Mixtral-47B's routed experts', 50 % of Mistral-7B's",
+                BAMBOO.active * 100.0,
+                LLAMA.active * 100.0,
+                MIXTRAL.active * 100.0
+            ),
+            "about 3B, nearly 6B, about 3B activated parameters (§7.2.1); CATS (§7.2.5); of Qwen2-7B nothing is printed".to_owned(),
+        ),
+        (
+            "neurons that ask anew at a token, the others keep their state",
+            format!("{:.1} % on average, {:.1} % of Mixtral-47B's", BAMBOO.novelty * 100.0, MIXTRAL.novelty * 100.0),
+            "95 % of hits (§7.5), 3.5 % of misses (§7.2.4)".to_owned(),
+        ),
+        (
+            "deviation of that number's logarithm, over tokens",
+            format!("{SPREAD}"),
+            "18.9 % of misses at the 99th percentile (§7.2.4)".to_owned(),
+        ),
+        (
+            "how much slower units compute beside a cache of neurons",
+            format!("{PAGED}"),
+            "404.6 tokens/s of prefill (§7.3); used for decoding and for all systems, too. The paper does not say why".to_owned(),
+        ),
+        ("neurons in a bundle of LLMFlash's", format!("{TOGETHER}"), "76.7 % of Table 4".to_owned()),
+        (
+            "power of cores, neural unit, both",
+            "4.065, 5.133, 5.095 W".to_owned(),
+            "Table 8's peaks; its joules are not used".to_owned(),
+        ),
+    ];
+    for (what, value, from) in rows {
+        let _ = writeln!(out, "| {what} | {value} | {from} |");
+    }
+    out.push('\n');
+    out
+}
+
+fn beside(claims: &[Claim]) -> String {
+    let mut out = String::from(
+        "## Every figure beside ours\n\n| where | what | the paper's | simulated | |\n|---|---|---|---|---|\n",
+    );
+    for c in claims {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {} {} | {} | {} |",
+            c.place,
+            c.what,
+            c.paper,
+            c.unit,
+            digits(c.ours),
+            c.verdict()
+        );
+    }
+    out + "\n"
+}

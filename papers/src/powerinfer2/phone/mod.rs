@@ -1,0 +1,80 @@
+//! A phone in virtual time: cores, a neural unit and a graphics unit that share one memory, flash behind one queue of
+//! commands, and what each costs in power. It depends on nothing of the evaluation.
+//!
+//! Units are bytes, seconds, multiply-adds and watts, rates are per second.
+
+mod flash;
+mod memory;
+
+pub use flash::{Cluster, Flash};
+pub use memory::Memory;
+
+/// Cores of one kind.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cores {
+    /// Which.
+    pub kind: Cluster,
+    /// How many.
+    pub count: usize,
+    /// Their clock.
+    pub ghz: f64,
+}
+
+/// Watts while something is busy, everything else of the phone included.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Power {
+    /// The processor computes.
+    pub cpu: f64,
+    /// The neural unit computes.
+    pub npu: f64,
+    /// Both compute.
+    pub both: f64,
+}
+
+/// A phone.
+#[derive(Clone, Debug)]
+pub struct Phone {
+    /// Name.
+    pub name: &'static str,
+    /// Cores, the fastest kind first. Those of the last kind compute nothing; they may read.
+    pub cores: Vec<Cores>,
+    /// Shared memory.
+    pub memory: Memory,
+    /// Storage.
+    pub flash: Flash,
+    /// Multiply-adds of the cores that compute.
+    pub cpu_macs: f64,
+    /// Multiply-adds of the neural unit.
+    pub npu_macs: f64,
+    /// Multiply-adds of the graphics unit.
+    pub gpu_macs: f64,
+    /// Part of a graphics kernel's time in which it computes.
+    pub gpu_busy: f64,
+    /// Memory for an application, in bytes.
+    pub available: f64,
+    /// Power.
+    pub power: Power,
+}
+
+impl Phone {
+    /// What the cores add to the rate of all that compute, of one each: `without` is a core that reads flash instead.
+    pub fn workers(&self, without: Option<Cluster>) -> Vec<f64> {
+        let computing = &self.cores[..self.cores.len().saturating_sub(1).max(1)];
+        let all: f64 = computing.iter().map(|c| c.ghz * c.count as f64).sum();
+        let each = computing.iter().flat_map(|c| {
+            let count = c.count - usize::from(without == Some(c.kind)).min(c.count);
+            std::iter::repeat_n(c.ghz / all, count)
+        });
+        each.collect()
+    }
+
+    /// Bytes from memory that take the processor as long as so many multiply-adds.
+    pub fn cpu_bytes_of(&self, macs: f64) -> f64 {
+        macs * self.memory.cpu / self.cpu_macs
+    }
+
+    /// The same of the neural unit.
+    pub fn npu_bytes_of(&self, macs: f64) -> f64 {
+        macs * self.memory.npu / self.npu_macs
+    }
+}

@@ -1,0 +1,99 @@
+//! The hot share that the runtime's planner chooses, from tables of a phone and a model; and the one that is best in simulation.
+
+use super::activity::popularity;
+use super::decode::{Case, Size};
+use super::dense::{CLUSTER, LONG, PAGED, bundle};
+use super::in_memory::InMemory;
+use super::models::{CHANNEL, GROUPED, Model, PREDICTOR, TOGETHER};
+use super::phone::{Cluster, Memory, Phone};
+use moec_runtime::neurons::NeuronError;
+use moec_runtime::neurons::plan::{Share, Tables, hot_share};
+
+/// Tables of a layer, everything in memory, whose rates are given.
+///
+/// # Errors
+/// Our bug: a width that cannot be.
+pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Result<Tables, NeuronError> {
+    let of = popularity(model.active, model.inner);
+    let active: Vec<f64> = of.iter().map(|p| 1.0 - (1.0 - p).powi(batch as i32)).collect();
+    let asked: f64 = of.iter().sum::<f64>() * batch as f64;
+    let union: f64 = active.iter().sum();
+    let rows = (1.0 + 2.0 * TOGETHER) * model.hidden as f64;
+    // As many multiply-adds as tokens that share a neuron.
+    let neuron = (rows * GROUPED).max(phone.cpu_bytes_of(rows * asked / union));
+    // Both units at once, as most of the time.
+    let (cpu, npu) = memory.rates(1.0, rows * GROUPED / neuron, true);
+    let predict = PREDICTOR.max(phone.cpu_bytes_of(2.0 * PREDICTOR * batch as f64));
+    let dense = model.neuron() * CHANNEL;
+    let attention = memory.split(1.0, 1.0, model.attention() * GROUPED, model.attention() * CHANNEL);
+    let bundle = bundle(model, &phone.flash.random)?;
+    let read = phone.flash.random_seconds(bundle.gate().bytes, 128e6, Cluster::Mid);
+    Ok(Tables {
+        active,
+        cluster: CLUSTER,
+        dense: vec![(CLUSTER, CLUSTER as f64 * dense / npu), (model.inner, model.inner as f64 * dense / npu)],
+        sparse: neuron / cpu,
+        predict: predict / cpu,
+        attention,
+        bytes: dense,
+        flash: phone.flash.sequential.rate(LONG),
+        read,
+        memory: memory.both,
+        held: model.inner,
+    })
+}
+
+/// The planner's share.
+///
+/// # Errors
+/// As [`tables`].
+pub fn planned(phone: &Phone, model: &Model, batch: usize) -> Result<(f64, Share), NeuronError> {
+    let share = hot_share(&tables(phone, &phone.memory, model, batch)?)?;
+    Ok((share.hot as f64 / model.inner as f64, share))
+}
+
+/// The planner's share for one sequence with weights on flash, with and without its estimate of the reads of cold neurons.
+///
+/// # Errors
+/// As [`tables`].
+pub fn planned_on_flash(phone: &Phone, model: &Model, held: f64, reads: bool) -> Result<f64, NeuronError> {
+    let mut tables = tables(phone, &phone.memory.scaled(1.0 / PAGED), model, 1)?;
+    tables.held = (held * model.inner as f64) as usize;
+    tables.read *= f64::from(u8::from(reads));
+    Ok(hot_share(&tables)?.hot as f64 / model.inner as f64)
+}
+
+/// The best of all shares in simulation, everything in memory, with the seconds of a step.
+///
+/// # Errors
+/// As [`InMemory::run`].
+pub fn searched(phone: &Phone, model: &Model, batch: usize) -> Result<(f64, f64), NeuronError> {
+    let mut best = (0.0, f64::INFINITY);
+    for clusters in 0..=model.inner / CLUSTER {
+        let hot = (clusters * CLUSTER) as f64 / model.inner as f64;
+        let seconds = InMemory { phone, model, npu: true, hot, batch }.run()?.all;
+        if seconds < best.1 {
+            best = (hot, seconds);
+        }
+    }
+    Ok(best)
+}
+
+/// Shares that are tried where weights are on flash: a run for each.
+pub const SHARES: [f64; 8] = [0.0, 0.036, 0.072, 0.11, 0.18, 0.25, 0.36, 0.5];
+
+/// The best of [`SHARES`] in a short simulation with weights on flash.
+///
+/// # Errors
+/// As [`Case::run`].
+pub fn searched_on_flash(case: &Case<'_>) -> Result<f64, NeuronError> {
+    let size = Size { layers: 1, lead: case.size.lead / 2, tokens: case.size.tokens.min(60) };
+    let mut best = (0.0, 0.0);
+    for hot in SHARES {
+        let speed = Case { hot, size, ..*case }.run()?.speed();
+        if speed > best.1 {
+            best = (hot, speed);
+        }
+    }
+    Ok(best.0)
+}

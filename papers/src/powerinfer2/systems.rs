@@ -1,0 +1,71 @@
+//! What is compared: how each system reads, keeps and computes neurons.
+
+use super::phone::Cluster;
+use moec_runtime::neurons::Order;
+
+/// What comes with a neuron that memory lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Its three rows, each from the matrix where it lies, in all pages that it touches.
+    Rows,
+    /// Its bundle, in two reads where that is faster (§4.4).
+    Bundle,
+    /// The bundles of so many neighbours in one read: LLMFlash's bundles of neurons that may be active together (§4.2).
+    Together(u32),
+}
+
+/// A system that computes neurons and not whole matrices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct System {
+    /// Name.
+    pub name: &'static str,
+    /// What it reads.
+    pub reads: Reads,
+    /// Whether it keeps what it has read.
+    pub cached: bool,
+    /// What overlaps; none: nothing is computed while flash is read.
+    pub order: Option<Order>,
+    /// The neural unit takes part in attention, and has the hot neurons.
+    pub npu: bool,
+    /// The core that reads, and does nothing else; none: all compute, and all read.
+    pub reader: Option<Cluster>,
+}
+
+/// PowerInfer-2.
+pub const POWERINFER2: System = System {
+    name: "PowerInfer-2",
+    reads: Reads::Bundle,
+    cached: true,
+    order: Some(Order::Cluster),
+    npu: true,
+    reader: Some(Cluster::Big),
+};
+
+/// PowerInfer-2 without the neural unit while decoding (§7.4).
+pub const CPU_ONLY: System = System { name: "PowerInfer-2-CPUOnly", npu: false, ..POWERINFER2 };
+
+/// Neurons that LLMFlash reads together. The paper does not say how many; found from the 76.7 % of Table 4.
+pub const TOGETHER: u32 = 6;
+
+/// LLMFlash as §4.2 and §7.1 describe it: in llama.cpp, whose threads read what they compute.
+pub const LLMFLASH: System = System {
+    name: "LLMFlash",
+    reads: Reads::Together(TOGETHER),
+    cached: true,
+    order: None,
+    npu: false,
+    reader: None,
+};
+
+/// Figure 14: each has what the one before it has.
+pub const ABLATION: [System; 5] = [
+    System { name: "Baseline", reads: Reads::Rows, cached: false, order: None, npu: false, ..POWERINFER2 },
+    System { name: "+Bundle", cached: false, order: None, npu: false, ..POWERINFER2 },
+    System { name: "+Cache", order: None, npu: false, ..POWERINFER2 },
+    System { name: "+Pipeline", npu: false, ..POWERINFER2 },
+    System { name: "+XPU", ..POWERINFER2 },
+];
+
+/// With a barrier between matrices (Figure 6a), which the paper does not measure.
+pub const MATRIX: System =
+    System { name: "a pipeline of matrices", order: Some(Order::Matrix), npu: false, ..POWERINFER2 };
