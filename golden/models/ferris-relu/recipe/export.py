@@ -8,13 +8,12 @@ over weights rounded to bf16 as they are stored.
 import json
 import math
 import os
-import random
 import shutil
 import sys
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from model import E, HD, H, I, K, L, NH, NKV, ROPE, SLIDING, THETA, V, Model
@@ -81,9 +80,8 @@ def main(out, ferris):
 
     # as for ferris: 40 windows of 512, no context carried over
     ids = [0] + tk.encode(open(f'{ferris}/eval/text.txt').read()).ids
-    total = count = rows = 0
+    total = count = 0
     live = torch.zeros(L)
-    used = torch.zeros(L, E, I, dtype=torch.long)
     for o in range(0, min(len(ids) - 1, 512 * 40), 512):
         x = torch.tensor([ids[o:o + 513]])
         logits, stats = m(x[:, :-1])
@@ -91,7 +89,6 @@ def main(out, ferris):
         count += x.shape[1] - 1
         for l, s in enumerate(stats):
             live[l] += s['live'].sum()
-            used[l] += s['live']
     zeros = 1 - live / (count * K * I)
 
     def right(question):
