@@ -103,9 +103,8 @@ impl WeightExpr {
             },
             Self::Arrange { order, of } => {
                 let shape = of.shape()?;
-                let rows = match *shape.as_slice() {
-                    [rows, _] | [_, rows, _] => rows,
-                    _ => return Err(error(at, "rows of a vector")),
+                let ([rows, _] | [_, rows, _]) = *shape.as_slice() else {
+                    return Err(error(at, "rows of a vector"));
                 };
                 let all: usize = shape[..shape.len() - 1].iter().product();
                 let each_once = order.chunks(rows).all(|order| {

@@ -60,7 +60,6 @@ pub(super) fn attributes(op: &Op) -> String {
         Op::ExpertFfn { glu, bias, fixed } => {
             w.put("glu", GluText(*glu)).flag("bias", *bias).flag("fixed", *fixed)
         }
-        Op::NeuronFfn { glu } => w.put("glu", GluText(*glu)),
         Op::Admit(d) => w.put("capacities", format_args!("{:?}", d.capacities)).flag("spill", d.spill),
         Op::HeadLinear { heads } | Op::Concat { heads } => w.put("heads", heads),
         Op::Conv1x1 { groups, bias } => w.put("groups", groups).flag("bias", *bias),
@@ -90,7 +89,7 @@ pub(super) fn attributes(op: &Op) -> String {
         Op::Combine { partial } => w.flag("partial", *partial),
         Op::Scale { factor } => w.float("factor", *factor),
         Op::Clamp { lo, hi } => w.float("lo", *lo).float("hi", *hi),
-        Op::Glu(glu) => w.put("glu", GluText(*glu)),
+        Op::NeuronFfn { glu } | Op::Glu(glu) => w.put("glu", GluText(*glu)),
         Op::Slice { heads, start, len } => w.put("heads", heads).put("start", start).put("len", len),
         Op::Embed
         | Op::CacheWrite
