@@ -91,7 +91,9 @@ pub(crate) fn down<'k>(
     };
     k.each(0, inter / 2, 1, |i| {
         let rows = [row(i * 2), row(i * 2 + 1)];
-        rows.iter().for_each(|r| r.fetch_column(p * nr + nr));
+        for r in &rows {
+            r.fetch_column(p * nr + nr);
+        }
         pair(i, &rows);
     });
     if inter % 2 == 1 {
