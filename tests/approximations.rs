@@ -15,9 +15,8 @@ use support::{ferris, ferris_relu, moec, ok};
 fn build(source: &Path, folder: &Path, format: &str, activations: &str) -> PathBuf {
     let toml = folder.join(format!("{format}-{activations}.toml"));
     let text = format!(
-        "[model]\nsource = {:?}\n[shapes]\nmax_context = 512\nprefill_chunk = 256\n[weights]\nexperts = \"{format}\"\n\
-         attention = \"{format}\"\nembeddings = \"{format}\"\nactivations = \"{activations}\"\n",
-        source
+        "[model]\nsource = {source:?}\n[shapes]\nmax_context = 1024\nprefill_chunk = 256\n[weights]\nexperts = \"{format}\"\n\
+         attention = \"{format}\"\nembeddings = \"{format}\"\nactivations = \"{activations}\"\n"
     );
     std::fs::write(&toml, text).unwrap();
     let bundle = toml.with_extension("moec");
