@@ -166,7 +166,7 @@ fn rounded_by_importance(format: &str) {
     let folder = tempfile::tempdir().unwrap();
     let toml = Setup { format, chunk: 16, batch: &[1], context: 64 }.write(&ferris(), folder.path());
     let text = ferris().join("eval/text.txt");
-    let calibrate = format!("[calibrate]\ntext = [{text:?}]\ntokens = 512\n");
+    let calibrate = format!("[calibrate]\ntext = ['{}']\ntokens = 512\n", text.display());
     std::fs::write(&toml, std::fs::read_to_string(&toml).unwrap() + &calibrate).unwrap();
     let bundle = folder.path().join("b");
     let mut build = moec();

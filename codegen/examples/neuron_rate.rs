@@ -118,7 +118,7 @@ impl Expert {
         sums.sort_by(f32::total_cmp);
         // So that the wanted number of gates is below 0.
         let at = ((zeros * INTER as f64) as usize).min(INTER - 1);
-        let below = if zeros > 0.0 { (sums[at - 1] + sums[at]) / 2.0 } else { sums[0] - 0.1 };
+        let below = if zeros > 0.0 { f32::midpoint(sums[at - 1], sums[at]) } else { sums[0] - 0.1 };
         let norm = x.iter().map(|x| x * x).sum::<f32>();
         for row in gate.chunks_exact_mut(HIDDEN) {
             row.iter_mut().zip(&x).for_each(|(w, x)| *w -= below * x / norm);

@@ -90,7 +90,7 @@ proptest! {
         prop_assert_eq!(one.int4.len() + one.int8.len(), rows * cols);
         prop_assert!(one.int4.iter().all(|q| (-8..=7).contains(q)));
         prop_assert!(one.int8.iter().all(|q| *q >= -127));
-        prop_assert!(one.scale.iter().all(|s| *s > 0.0 && s.to_bits() & 0xff == 0));
+        prop_assert!(one.scale.iter().all(|s| *s > 0.0 && s.to_bits().trailing_zeros() >= 8));
         // And the checkpoint's numbers are rounded to them.
         let mut again = values.clone();
         round_as_packed(&g, &bytes, 0, 0..rows, weighted == 2, &mut again).unwrap();
@@ -133,7 +133,9 @@ fn outliers_are_the_rows_that_lose_most() {
     let mut values = noise(rows * cols, 3);
     // In these rows one number is far from all others.
     let far = [7, 8, 30, 63];
-    far.iter().for_each(|r| values[r * cols + r] = 40.0);
+    for r in far {
+        values[r * cols + r] = 40.0;
+    }
     let [with, without] = FORMATS.map(|format| quantised(format, rows, cols, &values, Weighting::default()));
     assert_eq!(with.outliers, far.map(|r| r as u32));
     assert!(without.outliers.is_empty() && without.int8.is_empty());

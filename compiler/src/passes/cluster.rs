@@ -172,14 +172,13 @@ mod tests {
     }
 
     fn experts(glu: &str) -> Module {
-        let layers: String = (0..2)
-            .map(|l| {
-                format!(
-                    "weight @layers.{l}.gate_up: f32[2, 6, 4] experts = t\"{l}.gate_up\"[2, 6, 4]\n\
-                     weight @layers.{l}.down: f32[2, 4, 3] experts = t\"{l}.down\"[2, 4, 3]\n"
-                )
-            })
-            .collect();
+        let layers = [0, 1].map(|l| {
+            format!(
+                "weight @layers.{l}.gate_up: f32[2, 6, 4] experts = t\"{l}.gate_up\"[2, 6, 4]\n\
+                 weight @layers.{l}.down: f32[2, 4, 3] experts = t\"{l}.down\"[2, 4, 3]\n"
+            )
+        });
+        let layers = layers.concat();
         let text = format!(
             "weight @embed: f32[8, 4] embeddings = t\"embed\"[8, 4]\n{layers}\
              weight @router: f32[2, 4] exact = t\"router\"[2, 4]\n\n\
