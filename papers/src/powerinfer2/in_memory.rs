@@ -26,7 +26,7 @@ impl InMemory<'_> {
     /// Times of a step.
     ///
     /// # Errors
-    /// As [`Case::run`].
+    /// As [`Case::run`](super::decode::Case::run).
     pub fn run(&self) -> Result<Times, NeuronError> {
         let Self { phone, model, .. } = *self;
         let workers = phone.workers(None);

@@ -5,7 +5,7 @@
 pub struct Work {
     /// The lane that computes it.
     pub lane: usize,
-    /// Place of the matrix in [`NeuronStore::begin`].
+    /// Place of the matrix in [`NeuronStore::begin`](super::NeuronStore::begin).
     pub place: usize,
     /// The matrix.
     pub matrix: u32,

@@ -11,9 +11,9 @@ pub struct Shape {
     pub neurons: u32,
     /// Neurons of a cluster; the last one of a matrix may have fewer.
     pub cluster: u32,
-    /// Bytes of a neuron's first part ([`super::Bundle::gate`]).
+    /// Bytes of a neuron's first part ([`Bundle::gate`](crate::neurons::Bundle::gate)).
     pub gate: u64,
-    /// Bytes of its second part ([`super::Bundle::rest`]); 0 where a neuron is one read.
+    /// Bytes of its second part ([`Bundle::rest`](crate::neurons::Bundle::rest)); 0 where a neuron is one read.
     pub rest: u64,
 }
 
@@ -31,12 +31,12 @@ impl Shape {
         self.gate + self.rest
     }
 
-    /// Matrix and neuron of a number in an [`Event`].
+    /// Matrix and neuron of a number in an [`Event`](super::Event).
     pub fn neuron(&self, id: u32) -> (u32, u32) {
         (id / self.neurons, id % self.neurons)
     }
 
-    /// Matrix and cluster of a number in an [`Event`].
+    /// Matrix and cluster of a number in an [`Event`](super::Event).
     pub fn cluster(&self, id: u32) -> (u32, u32) {
         (id / self.clusters(), id % self.clusters())
     }
