@@ -170,10 +170,12 @@ fn compile_with(
 
 #[test]
 fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
-    let homes =
-        ["", "[placement]\nattention = \"npu\"\nexperts = \"npu\"\n", "[placement]\nattention = \"cpu\"\n"];
     for device in devices() {
         let units = Units::of(&device).unwrap();
+        // Phones take experts alone.
+        let attention = if device.family == "coreml" { "attention = \"npu\"\n" } else { "" };
+        let npu = format!("[placement]\n{attention}experts = \"npu\"\n");
+        let homes = ["", &npu, "[placement]\nattention = \"cpu\"\n"];
         for source in graphs().map(checkpoint).chain([ferris()]) {
             for home in homes {
                 compile(&source, &device, home, "reside", None, &mut |c| {
