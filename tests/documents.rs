@@ -62,7 +62,7 @@ const ROWS: &[(&str, &str)] = &[
 /// What is run nowhere here, by its first words, and why. Options are looked for in the help of the same command.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo xtask", "installs, measures or builds for minutes to hours"),
-    ("cargo run --release", "compiles everything once more"),
+    ("cargo run", "compiles everything once more"),
     ("cargo test", "a test of its own"),
     ("cargo install", "compiles everything once more"),
     ("rustup", "installs"),

@@ -6,23 +6,35 @@ use std::path::PathBuf;
 
 /// Builds `moec-papers`; gives the program.
 pub(crate) fn program() -> Result<PathBuf, Failed> {
+    built(true)
+}
+
+/// The program as it runs for minutes, or as it is built soonest, for one that only says what it takes.
+fn built(release: bool) -> Result<PathBuf, Failed> {
     let llvm = setup::run()?;
     stage("Building", "moec-papers");
-    shell::run(cargo("build", Some(&llvm)).args(["--release", "--locked", "--package", "moec-papers"]))?;
-    Ok(shell::target_dir().join("release/moec-papers"))
+    let (flag, folder) = if release { (Some("--release"), "release") } else { (None, "debug") };
+    let mut build = cargo("build", Some(&llvm));
+    shell::run(build.args(flag).args(["--locked", "--package", "moec-papers"]))?;
+    Ok(shell::target_dir().join(folder).join("moec-papers"))
+}
+
+/// The program for these options.
+fn built_for(options: &[String]) -> Result<PathBuf, Failed> {
+    built(!options.iter().any(|o| o == "--help" || o == "-h"))
 }
 
 /// Prints every figure of NPUMoE's evaluation beside ours.
 pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
-    shell::run(shell::program(program()?).arg("npumoe").args(options))
+    shell::run(shell::program(built_for(options)?).arg("npumoe").args(options))
 }
 
 /// Writes an evaluation beside ours, `docs/trimoe.md` or `docs/powerinfer2.md` with its plots, or compares; `--quick` prints a
 /// page of a short run.
 pub(crate) fn page(paper: &str, options: &[String]) -> Result<(), Failed> {
-    let mut command = shell::program(program()?);
+    let mut command = shell::program(built_for(options)?);
     command.arg(paper).args(options);
-    if !options.iter().any(|o| o == "--quick" || o == "--help") {
+    if !options.iter().any(|o| o == "--quick" || o == "--help" || o == "-h") {
         command.arg("--docs").arg(root().join("docs"));
     }
     shell::run(&mut command)

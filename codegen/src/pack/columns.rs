@@ -12,6 +12,10 @@ use std::ops::Range;
 /// Two codes that are 0.
 const ZEROS: u8 = 0x88;
 
+/// Share of a row's energy that feedback may cost: with one scale for all of it, numbers by far the largest are cut off
+/// where what they are multiplied by is small. Another row would cost all of it and more.
+const LOST: f64 = 0.5;
+
 /// Codes that lie together: an input of the dot-product instructions.
 const QUAD: usize = 4;
 
@@ -186,7 +190,7 @@ pub(super) fn round_as_packed(
             continue;
         }
         let by_feedback = fed && width == Width::Int4;
-        if !(by_feedback && feedback::may_be(x, &stored.values().collect::<Vec<_>>())) {
+        if !(by_feedback && feedback::may_be(x, &stored.values().collect::<Vec<_>>(), LOST)) {
             stored = Channel::with_scale(width, x, stored.scale);
         }
         x.iter_mut().zip(stored.values()).for_each(|(to, x)| *to = x);

@@ -386,11 +386,11 @@ fn add(sum: &mut Lanes, x: &Lanes, by: f32) {
 }
 
 /// Whether numbers may have become `stored`: a row that feedback rounded has other codes than the nearest ones, but
-/// errs by less than an eighth of its energy.
-pub(super) fn may_be(exact: &[f32], stored: &[f32]) -> bool {
+/// errs by no more than that share of its energy.
+pub(super) fn may_be(exact: &[f32], stored: &[f32], share: f64) -> bool {
     let energy = |x: f32| f64::from(x) * f64::from(x);
     let missed: f64 = exact.iter().zip(stored).map(|(x, y)| energy(x - y)).sum();
-    missed <= exact.iter().map(|&x| energy(x)).sum::<f64>() / 8.0
+    missed <= exact.iter().map(|&x| energy(x)).sum::<f64>() * share
 }
 
 /// Whether a format is rounded with feedback, but for outliers. q8 errs three hundred times less: there is nothing to gain.

@@ -303,7 +303,7 @@ pub fn round_as_packed(
         if fed && feedback::gains(g.format) {
             stored.resize(values.len(), 0.0);
             lane.get(bytes, &mut stored).ok_or(io::ErrorKind::UnexpectedEof)?;
-            if feedback::may_be(values, &stored) {
+            if feedback::may_be(values, &stored, 0.125) {
                 values.copy_from_slice(&stored);
                 continue;
             }

@@ -123,7 +123,7 @@ fn figures(section: &str, key: &str, facts: &Facts) -> Vec<String> {
     }
 }
 
-/// `f32 24.0 MiB, bf16 12.0 MiB, …`: about the size of a bundle that stores everything in one format.
+/// `f32 24.0 MiB, bf16 12.0 MiB, …`: about the size of a bundle that stores everything in one format, where all of it can be.
 pub(crate) fn sizes(facts: &Facts) -> String {
     let size = |format| {
         let (activations, rounding) = (Activations::Auto, Rounding::Feedback);
@@ -132,7 +132,8 @@ pub(crate) fn sizes(facts: &Facts) -> String {
             Weights { experts: format, attention: format, embeddings: format, activations, rounding, size };
         format!("{format} {}", human::bytes(facts.bundle_bytes(&weights)))
     };
-    Format::ALL.map(size).join(", ")
+    let whole = Format::ALL.into_iter().filter(|format| !format.is_by_channel());
+    whole.map(size).collect::<Vec<_>>().join(", ")
 }
 
 /// A name that can stand in a comment: what would end the line is dropped.
