@@ -228,7 +228,10 @@ fn parses(folder: &Path, command: &str) -> Result<(), String> {
             }
             sh(&root(), &format!("{cargo} xtask {name} --help"))?
         }
-        ["cargo", "run", ..] => return is_there(format!("codegen/examples/{}.rs", behind("--example"))),
+        ["cargo", "run", ..] => {
+            let folder = behind("-p").trim_start_matches("moec-");
+            return is_there(format!("{folder}/examples/{}.rs", behind("--example")));
+        }
         ["cargo", "test", ..] => return is_there(format!("tests/{}.rs", behind("--test"))),
         ["cargo", "install", ..] => return is_there(format!("{}/Cargo.toml", behind("--path"))),
         ["sh", script] => {

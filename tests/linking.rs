@@ -302,7 +302,7 @@ fn a_phase_is_a_line_and_passes_are_for_the_curious() {
     assert_eq!(words(&usual)[..4], ["Importing", "Planning", "Compiling", "Packing"], "{usual:?}");
     assert!(!moec::bundle::link::is_prebuilt() || usual[4] == "Linking `run`", "{usual:?}");
     assert!(usual.last().unwrap().starts_with("Manifest SHA-256 "), "{usual:?}");
-    assert_eq!(usual[1], "Planning 9 passes");
+    assert_eq!(usual[1], "Planning 10 passes");
     assert!(usual[2].ends_with(" kernels for native") && usual[3].ends_with("iB"), "{usual:?}");
     let passes = |lines: &[String]| {
         let names = lines.iter().filter_map(|l| l.strip_prefix("Running pass `")?.strip_suffix('`'));
@@ -311,7 +311,7 @@ fn a_phase_is_a_line_and_passes_are_for_the_curious() {
     assert_eq!(passes(&usual), Vec::<String>::new());
     // Passes that are for Macs, or for models that memory does not hold, have nothing to do here.
     let all = lines(&["--verbose"]);
-    let here = ["lower", "format", "rewrite", "layout", "fuse", "tune", "schedule", "memory", "barriers"];
+    let here = ["lower", "format", "rewrite", "cluster", "layout", "fuse", "tune", "schedule", "memory", "barriers"];
     assert_eq!(passes(&all), here);
     let toml = fs::read_to_string(case.path("model.toml")).unwrap();
     fs::write(case.path("model.toml"), toml + "[memory]\nbudget = \"1 GiB\"\n").unwrap();
@@ -327,7 +327,7 @@ fn on_a_terminal_nothing_stays_but_the_end() {
     let case = Case::new();
     let (status, said) = on_terminal(&mut case.build("b", &[]));
     assert!(status.success(), "{said}");
-    assert!(said.contains("Planning") && said.contains("/9 passes"), "{said}");
+    assert!(said.contains("Planning") && said.contains("/10 passes"), "{said}");
     let lines = left(&said);
     assert!(is_the_end(&lines), "{lines:?}");
     // Whoever wants bars gone gets lines there, too.
