@@ -24,6 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 mod calls;
 mod open;
 
+pub(crate) use open::executes;
+
 /// How to run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {

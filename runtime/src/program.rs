@@ -2,7 +2,7 @@
 
 use crate::abi::KernelFn;
 use crate::error::{Error, Result};
-use moec_ir::plan::{self, Builtin, Plan};
+use moec_ir::plan::{self, Builtin, Plan, UnitRef};
 use moec_ir::verify;
 use std::collections::HashMap;
 use std::ops::Deref;
@@ -28,6 +28,12 @@ pub enum Code {
 }
 
 impl Program {
+    /// Units beside the processor that have steps, each with its index.
+    pub fn units_beside(&self) -> impl Iterator<Item = (usize, &UnitRef)> {
+        let used = |u: usize| self.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == u);
+        self.units.iter().enumerate().skip(1).filter(move |(u, _)| used(*u))
+    }
+
     /// Verifies a plan and finds its kernels.
     ///
     /// The code that `resolve` returns must stay in memory as long as the result (and every engine opened

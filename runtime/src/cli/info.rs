@@ -4,6 +4,7 @@ use super::args::Info;
 use super::{Context, Failure, Io, size};
 use crate::available::available;
 use crate::cpu;
+use crate::engine;
 use crate::error::Result;
 use crate::manifest;
 use crate::paging;
@@ -23,7 +24,8 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let bits = weights as f64 * 8.0 / m.parameters.max(1) as f64;
     let features: Vec<&str> = t.features.iter().map(String::as_str).collect();
     let missing = cpu::missing(&features);
-    let runs_here = cpu::check(t).is_ok();
+    let lacking = lacking(context);
+    let runs_here = cpu::check(t).is_ok() && lacking.is_empty();
     let held = held(p)?;
     let huge_pages = weights::gets_huge_pages();
     let tokenizer = text::path(context.bundle).is_file();
@@ -51,6 +53,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "cpu": t.cpu,
                 "features": t.features,
                 "missing": missing,
+                "missing_units": lacking,
                 "runs_here": runs_here,
             },
             "memory": {
@@ -88,10 +91,11 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         io.say(&format!("{report}\n"))?;
         return Ok(());
     }
-    let here = match (runs_here, missing.is_empty()) {
-        (true, _) => "runs here".to_owned(),
-        (false, true) => "does not run here".to_owned(),
-        (false, false) => format!("does not run here: this machine lacks {}", missing.join(", ")),
+    let here = match (runs_here, missing.is_empty(), lacking.is_empty()) {
+        (true, ..) => "runs here".to_owned(),
+        (_, false, _) => format!("does not run here: this machine lacks {}", missing.join(", ")),
+        (_, _, false) => format!("runs here by emulation alone: nothing executes `{}`", lacking.join("`, `")),
+        (false, true, true) => "does not run here".to_owned(),
     };
     let entries: Vec<_> = entries.iter().map(|(kind, _, steps)| format!("{kind} ({steps} steps)")).collect();
     let mut lines = vec![
@@ -142,6 +146,15 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
     io.say(&lines.concat())?;
     Ok(())
+}
+
+/// Names of units that have steps and that nothing here executes.
+fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
+    if context.beside.is_some() {
+        return Vec::new();
+    }
+    let units = context.program.units_beside().filter(|(_, unit)| !engine::executes(unit));
+    units.map(|(_, unit)| unit.name.as_str()).collect()
 }
 
 /// Where the weights would lie in a run that begins now and asks for nothing.

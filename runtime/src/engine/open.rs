@@ -26,6 +26,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
+/// Whether the system executes a unit beside the processor, for [`Engine::open`]: macOS static graphs of Core ML.
+pub(crate) fn executes(unit: &UnitRef) -> bool {
+    cfg!(target_os = "macos") && unit.family == "coreml"
+}
+
 impl<'p> Engine<'p> {
     /// Checks this machine and the bundle's files, maps the weights or begins to read them ([`Options::weights`])
     /// and takes the memory. Static graphs are loaded where the system executes them: on macOS, by Core ML.
@@ -193,13 +198,9 @@ fn bring<'p>(
     tallies: &Arc<Tallies>,
 ) -> Result<Vec<Option<Box<dyn Unit + 'p>>>> {
     let mut units: Vec<Option<Box<dyn Unit + 'p>>> = Vec::with_capacity(program.units.len());
-    for (i, of) in program.units.iter().enumerate() {
-        let used = program.entries.iter().flat_map(|e| &e.steps).any(|s| s.unit as usize == i);
-        if i == 0 || !used {
-            units.push(None);
-            continue;
-        }
-        units.push(Some(match executor(of).ok_or_else(|| Error::NoUnit(of.name.clone()))? {
+    units.resize_with(program.units.len(), || None);
+    for (i, of) in program.units_beside() {
+        units[i] = Some(match executor(of).ok_or_else(|| Error::NoUnit(of.name.clone()))? {
             Executor::Unit(mut unit) => {
                 unit.load(program, i as u32, packages)?;
                 unit
@@ -208,7 +209,7 @@ fn bring<'p>(
                 graphs.load(packages, &program.graphs, program.model.slots as usize)?;
                 Box::new(GraphUnit::new(program, graphs, Arc::clone(tallies)))
             }
-        }));
+        });
     }
     Ok(units)
 }
