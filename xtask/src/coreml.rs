@@ -3,6 +3,7 @@
 //! coremltools is Python, and runs on Linux as well as on a Mac. It goes into a virtual environment in moec's cache
 //! folder, and beside it the helper that embeds it (`targets/coreml/helper`). moec itself links neither.
 
+use crate::apt;
 use crate::shell::{self, Failed, cache_dir, cargo, output, program, shown, stage, target_dir};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,10 +36,11 @@ struct Python {
 pub(crate) fn run() -> Result<(), Failed> {
     let home = cache_dir()?.join("coreml");
     if Python::find().is_none() {
-        install()?;
+        apt::install("no Python that can be embedded", &PACKAGES)?;
     }
-    let python = Python::find()
-        .ok_or_else(|| Failed::new("no Python of 3.10 to 3.13 with a shared library").hint(needed()))?;
+    let python = Python::find().ok_or_else(|| {
+        Failed::new("no Python of 3.10 to 3.13 with a shared library").hint(apt::as_root(&PACKAGES))
+    })?;
     stage("Found", &format!("Python {} ({})", python.version, python.program));
     let venv = home.join("venv");
     environment(&python, &venv)?;
@@ -72,23 +74,6 @@ impl Python {
             })
         })
     }
-}
-
-fn needed() -> String {
-    format!("on Debian and Ubuntu, as root: apt-get install {}", PACKAGES.join(" "))
-}
-
-/// Installs Python's library with apt, or says what to install.
-fn install() -> Result<(), Failed> {
-    let mut command = program("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args(["install", "-y", "--no-install-recommends"]);
-    command.args(PACKAGES);
-    let root = output(program("id").arg("-u")).is_some_and(|id| id == "0");
-    if !root || output(program("apt-get").arg("--version")).is_none() {
-        return Err(Failed::new("no Python that can be embedded").hint(needed()));
-    }
-    stage("Installing", &PACKAGES.join(", "));
-    shell::run(&mut command)
 }
 
 /// Makes the virtual environment, unless it is there and right.

@@ -3,9 +3,9 @@
 //! Nothing of the system's Rust is replaced: where rustup cannot give the standard library, Debian's compiler and
 //! library are unpacked into moec's cache folder, where moec looks for them.
 
-use crate::debian;
 use crate::rust::Rustc;
-use crate::shell::{self, Failed, cache_dir, output, program, shown, stage};
+use crate::shell::{Failed, cache_dir, output, program, shown, stage};
+use crate::{apt, debian};
 
 const TRIPLE: &str = "aarch64-unknown-linux-gnu";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
@@ -33,14 +33,7 @@ fn tools() -> Result<(), Failed> {
     if there(LINKER) && there(EMULATOR) {
         return Ok(());
     }
-    let mut command = program("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args(["install", "-y", "--no-install-recommends"]);
-    command.args(PACKAGES);
-    if there("apt-get") && output(program("id").arg("-u")).is_some_and(|id| id == "0") {
-        stage("Installing", &PACKAGES.join(", "));
-        return shell::run(&mut command);
-    }
-    Err(Failed::new(format!("no {LINKER} or no {EMULATOR}")).hint(format!("as root: {}", shown(&command))))
+    apt::install(&format!("no {LINKER} or no {EMULATOR}"), &PACKAGES)
 }
 
 /// A compiler with the standard library of the target.

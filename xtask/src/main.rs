@@ -5,6 +5,7 @@
 
 mod amx;
 mod apple;
+mod apt;
 mod bench_build;
 mod big_little;
 mod circles;

@@ -3,7 +3,8 @@
 //! It comes in a package of PyPI and may not be given on, so that it goes into a virtual environment in moec's cache folder,
 //! for whoever runs this. Beside it goes onnxruntime, which executes what is written as ONNX. moec links neither.
 
-use crate::shell::{self, Failed, cache_dir, output, program, shown, stage};
+use crate::apt;
+use crate::shell::{self, Failed, cache_dir, output, program, stage};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -87,7 +88,7 @@ fn install(venv: &Path) -> Result<(), Failed> {
     let found = names.into_iter().find_map(|name| Some((name, output(program(name).args(["-c", FITS]))?)));
     let Some((name, version)) = found else {
         return Err(Failed::new("no Python of 3.11 to 3.14 with virtual environments")
-            .hint("on Debian and Ubuntu, as root: apt-get install python3-venv"));
+            .hint(apt::as_root(&["python3-venv"])));
     };
     stage("Found", &format!("Python {} ({name})", version.trim()));
     stage("Creating", &venv.display().to_string());
@@ -126,16 +127,7 @@ const ATOMIC: &str = "libatomic";
 
 /// The one library of the system's that is not on every machine.
 fn atomic() -> Result<(), Failed> {
-    let mut command = program("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive");
-    command.args(["install", "-y", "--no-install-recommends", "libatomic1"]);
-    let root = output(program("id").arg("-u")).is_some_and(|id| id == "0");
-    if !root || output(program("apt-get").arg("--version")).is_none() {
-        return Err(Failed::new("QNN's library wants libatomic, which is not here")
-            .hint(format!("on Debian and Ubuntu, as root: {}", shown(&command))));
-    }
-    stage("Installing", "libatomic1");
-    shell::run(&mut command)
+    apt::install("QNN's library wants libatomic, which is not here", &["libatomic1"])
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! `cargo xtask setup`: what moec is built with.
 
+use crate::apt;
 use crate::llvm::{Llvm, VERSIONS};
-use crate::shell::{self, Failed, cargo, output, program, shown, stage};
+use crate::shell::{self, Failed, cargo, output, program, stage};
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -39,16 +40,15 @@ fn install(llvm: bool, cc: bool) -> Result<(), Failed> {
         _ => "a C compiler is missing",
     };
     let majors = VERSIONS.map(|(major, _)| major.to_string()).join(", ");
-    if output(program("apt-get").arg("--version")).is_none() {
+    if !apt::is_here() {
         return Err(Failed::new(missing)
             .hint(format!("install LLVM ({majors}) with its headers and shared library, and a C compiler")));
     }
-    let root = output(program("id").arg("-u")).is_some_and(|id| id == "0");
+    let root = apt::is_root();
     if root {
-        stage("Updating", "the lists of apt");
-        shell::run(program("apt-get").args(["update", "-qq"]))?;
+        apt::update()?;
     }
-    let mut packages = Vec::new();
+    let mut packages: Vec<String> = Vec::new();
     if llvm {
         let newest = VERSIONS.iter().map(|(major, _)| format!("llvm-{major}-dev")).find(|p| available(p));
         packages.push(newest.ok_or_else(|| {
@@ -60,16 +60,8 @@ fn install(llvm: bool, cc: bool) -> Result<(), Failed> {
     if cc {
         packages.extend(["gcc".into(), "libc6-dev".into()]);
     }
-    let mut command = program("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args(["install", "-y", "--no-install-recommends"]);
-    command.args(&packages);
-    if !root {
-        return Err(
-            Failed::new(missing).hint(format!("run this as root, then try again:\n    {}", shown(&command)))
-        );
-    }
-    stage("Installing", &packages.join(", "));
-    shell::run(&mut command)
+    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+    apt::install(missing, &packages)
 }
 
 /// Whether apt could install a package.

@@ -1,7 +1,7 @@
 //! Tools that tests need, from the table of `moec-testing`.
 
-use crate::shell::{self, Failed, output, program, shown, stage};
-use crate::{coreml, qnn};
+use crate::shell::Failed;
+use crate::{apt, coreml, qnn};
 use moec_testing::{COREML, Help, NEEDS, QNN};
 
 /// Installs what is missing and can be installed here. Gives what could not be; tests that need it say so, too.
@@ -28,18 +28,10 @@ pub(crate) fn run() -> Vec<String> {
     failed
 }
 
-/// Installs packages with apt, or says how.
+/// Installs packages with apt, of lists that are new, or says how.
 fn install(packages: &[&str]) -> Result<(), Failed> {
-    let mut command = program("apt-get");
-    command.env("DEBIAN_FRONTEND", "noninteractive").args(["install", "-y", "--no-install-recommends"]);
-    command.args(packages);
-    let root = output(program("id").arg("-u")).is_some_and(|id| id == "0");
-    if !root || output(program("apt-get").arg("--version")).is_none() {
-        let missing = format!("tests that need {}", packages.join(", "));
-        return Err(Failed::new(missing).hint(format!("as root: {}", shown(&command))));
+    if apt::is_root() && apt::is_here() {
+        apt::update()?;
     }
-    stage("Updating", "the lists of apt");
-    shell::run(program("apt-get").args(["update", "-qq"]))?;
-    stage("Installing", &packages.join(", "));
-    shell::run(&mut command)
+    apt::install(&format!("tests that need {}", packages.join(", ")), packages)
 }

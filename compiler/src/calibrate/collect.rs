@@ -4,7 +4,7 @@
 //! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
 //! of experts are read right before the step that reads the expert's weight.
 
-use super::neurons::{Network, Neurons, leaves_zeros};
+use super::neurons::{Network, Neurons};
 use super::products::Products;
 use super::record::Recorder;
 use crate::error::{Error, Result};
@@ -266,7 +266,7 @@ impl<'a> Collector<'a> {
             (Op::Linear { .. }, Tap::Input { space: RowSpace::Tokens, .. }) => (gate_of(graph, node)?, None),
             _ => return None,
         };
-        let (experts, width, exact) = (down.lead(), u32::try_from(down.cols()).ok()?, leaves_zeros(glu));
+        let (experts, width, exact) = (down.lead(), u32::try_from(down.cols()).ok()?, glu.skips());
         let name = (layer, down.name.clone());
         let network = self.neurons.network(Network { name, experts, width, k, exact });
         Some(match tap {

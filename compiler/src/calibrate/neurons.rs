@@ -5,7 +5,6 @@
 
 use crate::profile::neurons::{BATCHES, MOST_COUNTS, QUANTILES};
 use crate::profile::{NeuronCounts, Saliency};
-use moec_ir::op::{Activation, Glu};
 use std::collections::VecDeque;
 
 /// Bytes that the rows of the last sequences take at most, over all layers.
@@ -21,11 +20,6 @@ pub(super) struct Network {
     pub(super) k: Option<usize>,
     /// Whether what is not active is an exact zero.
     pub(super) exact: bool,
-}
-
-/// Whether a gate leaves exact zeros where it is closed.
-pub(super) const fn leaves_zeros(glu: Glu) -> bool {
-    matches!(glu, Glu::Gated(Activation::Relu) | Glu::DRelu | Glu::FatRelu { .. })
 }
 
 /// Neurons of all networks of a model.

@@ -1,13 +1,14 @@
 //! The hot share that the runtime's planner chooses, from tables of a phone and a model; and the one that is best in simulation.
 
-use super::activity::popularity;
+use super::activity::{Activity, popularity};
 use super::decode::{Case, Size};
 use super::dense::{CLUSTER, LONG, PAGED, bundle};
 use super::in_memory::InMemory;
 use super::models::{CHANNEL, GROUPED, Model, PREDICTOR, TOGETHER};
 use super::phone::{Cluster, Memory, Phone};
-use moec_runtime::neurons::NeuronError;
 use moec_runtime::neurons::plan::{Share, Tables, hot_share};
+use moec_runtime::neurons::synthetic::Activations;
+use moec_runtime::neurons::{NeuronError, Recorded};
 
 /// Tables of a layer, everything in memory, whose rates are given.
 ///
@@ -27,7 +28,10 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
     let dense = model.neuron() * CHANNEL;
     let attention = memory.split(1.0, 1.0, model.attention() * GROUPED, model.attention() * CHANNEL);
     let bundle = bundle(model, &phone.flash.random)?;
-    let read = phone.flash.random_seconds(bundle.gate().bytes, 128e6, Cluster::Mid);
+    let seconds =
+        |bytes: u64| if bytes == 0 { 0.0 } else { phone.flash.random_seconds(bytes, 128e6, Cluster::Mid) };
+    // Of gates that are asked for so many are active, and take the second read.
+    let read = seconds(bundle.gate().bytes) + TOGETHER * seconds(bundle.rest().bytes);
     Ok(Tables {
         active,
         cluster: CLUSTER,
@@ -48,19 +52,61 @@ pub fn tables(phone: &Phone, memory: &Memory, model: &Model, batch: usize) -> Re
 /// # Errors
 /// As [`tables`].
 pub fn planned(phone: &Phone, model: &Model, batch: usize) -> Result<(f64, Share), NeuronError> {
-    let share = hot_share(&tables(phone, &phone.memory, model, batch)?)?;
+    let share = hot_share(&tables(phone, &phone.memory, model, batch)?, None)?;
     Ok((share.hot as f64 / model.inner as f64, share))
 }
 
-/// The planner's share for one sequence with weights on flash, with and without its estimate of the reads of cold neurons.
+/// How the planner learns what is read of flash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadsFrom {
+    /// It replays a trace of the model's activations.
+    Trace,
+    /// Nobody says: reads are left out.
+    Nowhere,
+}
+
+/// Steps of the planner's trace that fill its cache, and that count.
+const TRACE: [usize; 2] = [60, 60];
+/// Who is drawn for it: nobody that a simulation draws.
+const TRACE_SEED: u64 = 1001;
+
+/// What a layer of so many sequences asks for, step by step.
+pub fn trace(model: &Model, batch: usize) -> Activations {
+    let steps = TRACE.iter().sum();
+    let sequence = |seed| {
+        let mut of = Activity::new(model, 1, seed);
+        let token = move || {
+            let routed = of.token().into_iter().flatten();
+            routed.map(|r| (r.expert, r.neurons.into_iter().map(|n| n.0).collect())).collect()
+        };
+        std::iter::repeat_with(token).take(steps)
+    };
+    let seeds = (TRACE_SEED..).take(batch);
+    let (matrices, neurons) = (model.experts as u32, model.inner as u32);
+    Activations { matrices, neurons, tokens: seeds.flat_map(sequence).collect() }.batched(batch)
+}
+
+/// The planner's share with weights on flash, of which memory holds a part.
 ///
 /// # Errors
 /// As [`tables`].
-pub fn planned_on_flash(phone: &Phone, model: &Model, held: f64, reads: bool) -> Result<f64, NeuronError> {
-    let mut tables = tables(phone, &phone.memory.scaled(1.0 / PAGED), model, 1)?;
+pub fn planned_on_flash(
+    phone: &Phone,
+    model: &Model,
+    held: f64,
+    batch: usize,
+    reads: ReadsFrom,
+) -> Result<f64, NeuronError> {
+    let mut tables = tables(phone, &phone.memory.scaled(1.0 / PAGED), model, batch)?;
     tables.held = (held * model.inner as f64) as usize;
-    tables.read *= f64::from(u8::from(reads));
-    Ok(hot_share(&tables)?.hot as f64 / model.inner as f64)
+    let share = match reads {
+        ReadsFrom::Trace => {
+            let trace = trace(model, batch);
+            hot_share(&tables, Some(&Recorded { activations: &trace, lead: TRACE[0] }))?
+        }
+        ReadsFrom::Nowhere => hot_share(&Tables { read: 0.0, ..tables }, None)?,
+    };
+    Ok(share.hot as f64 / model.inner as f64)
 }
 
 /// The best of all shares in simulation, everything in memory, with the seconds of a step.

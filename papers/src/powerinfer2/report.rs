@@ -7,7 +7,7 @@ use super::machine::{oneplus_12, oneplus_ace_2};
 use super::models::{BAMBOO, CHANNEL, MIXTRAL, MODELS, Model, QWEN2};
 use super::paper::TAKEN_GB;
 use super::phone::{Cluster, Phone};
-use super::planned::{planned, planned_on_flash, searched, searched_on_flash};
+use super::planned::{ReadsFrom, planned, planned_on_flash, searched, searched_on_flash};
 use super::prefill::{Layer, Prompt};
 use super::systems::{ABLATION, CPU_ONLY, LLMFLASH, MATRIX, POWERINFER2, System};
 use moec_runtime::neurons::NeuronError;
@@ -115,6 +115,8 @@ pub struct Batch {
     pub sequences: usize,
     /// Hot share that the runtime's planner chooses.
     pub planned: f64,
+    /// The same with half of the feed-forward weights on flash, from a trace.
+    pub planned_on_flash: f64,
     /// Hot share that is best in simulation.
     pub searched: f64,
     /// Tokens per second of all: PowerInfer-2 as planned, as searched, on cores alone, QNN.
@@ -288,7 +290,8 @@ impl Bench<'_> {
             let qnn = Whole::npu(self.phone).seconds(&BAMBOO, sequences);
             let all = sequences as f64;
             let speeds = [run(true, planned)?, all / seconds, run(CPU_ONLY.npu, 0.0)?, all / qnn];
-            Ok(Batch { sequences, planned, searched, speeds })
+            let planned_on_flash = planned_on_flash(self.phone, &BAMBOO, 0.5, sequences, ReadsFrom::Trace)?;
+            Ok(Batch { sequences, planned, planned_on_flash, searched, speeds })
         };
         BATCHES.into_iter().map(of).collect()
     }
@@ -320,10 +323,10 @@ impl Bench<'_> {
 
     fn chosen(&self) -> Result<Vec<(&'static str, f64, f64)>, NeuronError> {
         let case = self.case(&BAMBOO, POWERINFER2, 0.5);
-        let planned = |reads| planned_on_flash(self.phone, &BAMBOO, case.held, reads);
+        let planned = |reads| planned_on_flash(self.phone, &BAMBOO, case.held, 1, reads);
         let all = [
-            ("the planner, with reads of tokens that are independent", planned(true)?),
-            ("the planner, without reads", planned(false)?),
+            ("the planner, with reads of a trace", planned(ReadsFrom::Trace)?),
+            ("the planner, without reads", planned(ReadsFrom::Nowhere)?),
             ("best of eight in simulation", searched_on_flash(&case)?),
         ];
         all.into_iter().map(|(who, hot)| Ok((who, hot, Case { hot, ..case }.run()?.speed()))).collect()

@@ -9,11 +9,65 @@
 //! reach it. The bound is one of bytes; hits count wholly resident experts, and bound nothing.
 
 use super::heap::Heap;
+use super::policy::Id;
 use super::replay::{Replay, Tally};
 use super::trace::Trace;
 
 /// Not used again: past every step, and exact in a float.
 const NEVER: u64 = 1 << 52;
+
+/// What is held where everybody's next use is known.
+pub(crate) struct Belady {
+    capacity: u64,
+    /// Bytes that are there, by number.
+    resident: Vec<u64>,
+    held: u64,
+    /// The latest use on top.
+    order: Heap,
+}
+
+impl Belady {
+    /// An empty cache of `capacity` bytes for `count` things.
+    pub(crate) fn new(count: usize, capacity: u64) -> Self {
+        Self { capacity, resident: vec![0; count], held: 0, order: Heap::new(count) }
+    }
+
+    /// A step uses a thing of `bytes` that step `next` uses again. Gives how much of it was there.
+    pub(crate) fn take(&mut self, id: Id, bytes: u64, next: u64) -> u64 {
+        let own = std::mem::replace(&mut self.resident[id as usize], bytes);
+        self.held += bytes - own;
+        self.order.set(id, (-(next as f64), u64::from(id)));
+        own
+    }
+
+    /// The step ends: what is used again the latest goes.
+    pub(crate) fn end(&mut self) {
+        while self.held > self.capacity {
+            let Some(id) = self.order.least(|_| false) else { break };
+            let own = &mut self.resident[id as usize];
+            let goes = (self.held - self.capacity).min(*own);
+            *own -= goes;
+            self.held -= goes;
+            if *own == 0 {
+                self.order.remove(id);
+            }
+        }
+    }
+}
+
+/// By use, in order, the step that uses the same of `count` things again.
+pub(crate) fn next_uses<I>(count: usize, steps: impl DoubleEndedIterator<Item = (u64, I)>) -> Vec<u64>
+where
+    I: DoubleEndedIterator<Item = Id>,
+{
+    let mut seen = vec![NEVER; count];
+    let mut next = Vec::new();
+    for (now, ids) in steps.rev() {
+        next.extend(ids.rev().map(|id| std::mem::replace(&mut seen[id as usize], now)));
+    }
+    next.reverse();
+    next
+}
 
 /// The least that a cache of `capacity` bytes must read on this trace, starting empty, counted over `folds`
 /// stretches.
@@ -22,55 +76,23 @@ pub fn optimum(trace: &Trace, capacity: u64, folds: usize) -> Replay {
     let layers = experts.layers();
     // Whole experts where all are equal: a remainder would hold a part of one.
     let capacity = experts.slot().map_or(capacity, |slot| capacity / slot * slot);
-    let next = next_uses(trace);
-    let mut next = next.iter();
-    let mut resident = vec![0_u64; experts.count()];
-    // The latest use on top.
-    let mut order = Heap::new(experts.count());
-    let mut held = 0_u64;
-    let mut replay = Replay::new(layers.len(), folds.max(1));
-    for (token, layer, step) in trace.steps() {
-        let (bytes, first) = (layers[layer].bytes, experts.ids(layer).start);
+    let ids = |token: usize, layer: usize| {
+        let first = experts.ids(layer).start;
+        trace.step(token, layer).chosen.iter().map(move |&e| first + u32::from(e))
+    };
+    let (tokens, of) = (trace.tokens(), layers.len());
+    let steps = (0..tokens * of).map(|n| (n as u64, ids(n / of, n % of)));
+    let mut next = next_uses(experts.count(), steps).into_iter();
+    let mut cache = Belady::new(experts.count(), capacity);
+    let mut replay = Replay::new(of, folds.max(1));
+    for (token, layer) in (0..tokens).flat_map(|t| (0..of).map(move |l| (t, l))) {
+        let bytes = layers[layer].bytes;
         let mut tally = Tally::default();
-        for (&expert, &next) in step.chosen.iter().zip(&mut next) {
-            let id = first + u32::from(expert);
-            let own = &mut resident[id as usize];
-            tally.count(bytes, *own);
-            held += bytes - *own;
-            *own = bytes;
-            order.set(id, (-(next as f64), u64::from(id)));
+        for (id, next) in ids(token, layer).zip(&mut next) {
+            tally.count(bytes, cache.take(id, bytes, next));
         }
-        while held > capacity {
-            let Some(id) = order.least(|_| false) else { break };
-            let own = &mut resident[id as usize];
-            let goes = (held - capacity).min(*own);
-            *own -= goes;
-            held -= goes;
-            if *own == 0 {
-                order.remove(id);
-            }
-        }
+        cache.end();
         replay.add(trace, token, layer, tally);
     }
     replay
-}
-
-/// The step at which every use of an expert is followed by the next.
-fn next_uses(trace: &Trace) -> Vec<u64> {
-    let experts = trace.experts();
-    let layers = experts.layers().len();
-    let mut seen = vec![NEVER; experts.count()];
-    let mut next = vec![NEVER; trace.accesses()];
-    let mut at = trace.accesses();
-    for token in (0..trace.tokens()).rev() {
-        for layer in (0..layers).rev() {
-            let now = (token * layers + layer) as u64;
-            for &expert in trace.step(token, layer).chosen.iter().rev() {
-                let last = &mut seen[(experts.ids(layer).start + u32::from(expert)) as usize];
-                at -= 1;
-                next[at] = std::mem::replace(last, now);
-            }
-        }
-    }
-    next
 }

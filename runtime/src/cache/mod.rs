@@ -14,11 +14,11 @@
 //! Nothing here reads, waits or looks at a clock, and nothing on the way of a token allocates: the store that
 //! moves bytes follows the [`Event`]s of [`Cache::step`], and a replay makes the same decisions without one.
 
-mod belady;
+pub(crate) mod belady;
 mod choose;
 mod error;
 mod experts;
-pub(crate) mod heap;
+mod heap;
 mod lfu;
 pub(crate) mod list;
 mod lru;

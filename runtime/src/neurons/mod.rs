@@ -7,7 +7,7 @@
 //! * [`cache`]: memory in three regions, fixed, hot by clusters and cold by neurons, whose borders move with the batch size.
 //! * [`pipeline`]: the five stages of a cluster, without a barrier between matrices, and with one, to compare;
 //!   [`simulate()`] runs it in virtual time.
-//! * [`plan`]: how many neurons are hot at a batch size.
+//! * [`plan`]: how many neurons are hot at a batch size, by what a trace asks for ([`Recorded`]).
 //! * [`synthetic`] makes traces of activations, [`replay`] counts the bytes that each way to read takes on one.
 //!
 //! Nothing here reads, waits or looks at a clock: events come in, decisions go out, for memory that is real and for
@@ -18,6 +18,7 @@ pub mod cache;
 mod error;
 pub mod pipeline;
 pub mod plan;
+mod recorded;
 pub mod replay;
 mod simulate;
 pub mod synthetic;
@@ -26,4 +27,5 @@ pub use bundle::{Bundle, Phases, RatesByBlock, RowFormat};
 pub use cache::{Counts, Event, Found, Part, Regions, Segmented, Shape};
 pub use error::NeuronError;
 pub use pipeline::{Next, Order, Pipeline, Stage, Task};
+pub use recorded::{Asked, Recorded};
 pub use simulate::{Job, Outcome, Span, simulate};

@@ -5,14 +5,19 @@
 //! lacks, while it computes (§4.3). Both work side by side, behind attention, in whose time the missing hot ones are read:
 //!
 //! ```text
-//! time(h) = attention + max(dense(h), predict(h) + sparse · active(h), reads(h), bytes(h) / memory rate)
+//! time(h, step) = attention + max(dense(h), predict(h) + sparse · active(h, step), read · missing(h, step), bytes(h, step) / memory rate)
+//! time(h) = its mean over the steps of a trace
 //! hot bytes that are missing(h) ≤ attention · flash rate                                  (§5)
 //! ```
 //!
-//! There are no more candidates than clusters, so all are tried: the result is the optimum of these tables. A candidate costs a look at
-//! all clusters that it leaves cold, so that a layer has 4096 at most.
+//! What a step asks for, and what of it a cache lacks, is what a [`Recorded`] trace gives: neighbouring steps ask for much the same,
+//! which frequencies do not say. Where memory holds all neurons, frequencies are enough.
+//!
+//! There are no more candidates than clusters. Each has a bound, its time with nothing to be read; they are replayed by ascending bound until
+//! no bound is below the best time: the result is that of replaying all.
 
 use super::error::NeuronError;
+use super::recorded::{Asked, Recorded};
 
 /// What a layer costs at one batch size. Times are in seconds, rates in bytes per second.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,9 +56,9 @@ pub struct Share {
     pub seconds: f64,
     /// Of which the dense unit takes.
     pub dense: f64,
-    /// The processor.
+    /// The processor, on average.
     pub sparse: f64,
-    /// Reads of cold neurons.
+    /// Reads of cold neurons, on average.
     pub reads: f64,
 }
 
@@ -66,26 +71,26 @@ const MOST_CLUSTERS: usize = 1 << 12;
 ///
 /// # Errors
 /// [`NeuronError::Plan`] for tables that say nothing: no neurons, too many or too small clusters of them, frequencies that are no shares or
-/// not sorted, times or rates that are no numbers from 0 on.
-pub fn hot_share(tables: &Tables) -> Result<Share, NeuronError> {
-    check(tables)?;
-    let mut left = Cold::new(tables);
-    let mut best: Option<Share> = None;
+/// not sorted, times or rates that are no numbers from 0 on; and where memory does not hold all neurons, reads take time, and nothing is
+/// recorded. [`NeuronError::Trace`] for a trace of another layer.
+pub fn hot_share(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<Share, NeuronError> {
+    check(tables, recorded)?;
     let n = tables.active.len();
-    let mut hot = 0;
-    loop {
-        if hides(tables, hot) {
-            let share = evaluate(tables, hot, &left);
-            if best.is_none_or(|b| share.seconds < b.seconds) {
-                best = Some(share);
-            }
-        }
-        if hot == n {
+    let candidates = (0..n).step_by(tables.cluster).chain([n]).filter(|&hot| hides(tables, hot));
+    let mut bounds = candidates
+        .map(|hot| Ok((evaluate(tables, hot, &asked(tables, recorded, hot)?).seconds, hot)))
+        .collect::<Result<Vec<_>, NeuronError>>()?;
+    bounds.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let mut best: Option<Share> = None;
+    for (bound, hot) in bounds {
+        if best.is_some_and(|b| bound > b.seconds) {
             break;
         }
-        let next = n.min(hot + tables.cluster);
-        left.remove(&tables.active[hot..next]);
-        hot = next;
+        let share = replayed(tables, recorded, hot)?;
+        let better = |b: Share| (share.seconds, share.hot) < (b.seconds, b.hot);
+        if best.is_none_or(better) {
+            best = Some(share);
+        }
     }
     // Without hot neurons nothing has to hide.
     best.ok_or_else(|| NeuronError::Plan("no share hides its reads behind attention".to_owned()))
@@ -95,15 +100,13 @@ pub fn hot_share(tables: &Tables) -> Result<Share, NeuronError> {
 ///
 /// # Errors
 /// As [`hot_share`], and for hot neurons that are neither a whole number of clusters nor all.
-pub fn time_of(tables: &Tables, hot: usize) -> Result<Share, NeuronError> {
-    check(tables)?;
+pub fn time_of(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Result<Share, NeuronError> {
+    check(tables, recorded)?;
     let n = tables.active.len();
     if hot > n || (hot != n && !hot.is_multiple_of(tables.cluster)) {
         return Err(NeuronError::Plan(format!("{hot} of {n} neurons are no whole number of clusters")));
     }
-    let mut left = Cold::new(tables);
-    left.remove(&tables.active[..hot]);
-    Ok(evaluate(tables, hot, &left))
+    replayed(tables, recorded, hot)
 }
 
 /// Whether the hot neurons that memory lacks are read while attention computes (§5).
@@ -113,63 +116,36 @@ pub fn hides(tables: &Tables, hot: usize) -> bool {
     missing == 0.0 || missing <= tables.attention * tables.flash
 }
 
-/// The cold neurons, by how active they are.
-struct Cold {
-    /// Neurons that are active on average.
-    active: f64,
-    /// Frequencies of equal neurons in few classes: their number and mean, the most active first. The miss rate of a cache
-    /// needs the whole distribution, not each neuron.
-    classes: Vec<(f64, f64)>,
-    cluster: usize,
-}
-
-impl Cold {
-    fn new(tables: &Tables) -> Self {
-        let class = |c: &[f64]| (c.len() as f64, c.iter().sum::<f64>() / c.len() as f64);
-        let mut classes: Vec<_> = tables.active.chunks(tables.cluster).map(class).collect();
-        classes.reverse();
-        Self { active: tables.active.iter().sum(), classes, cluster: tables.cluster }
-    }
-
-    /// The most active ones become hot.
-    fn remove(&mut self, active: &[f64]) {
-        self.active = (self.active - active.iter().sum::<f64>()).max(0.0);
-        self.classes.truncate(self.classes.len().saturating_sub(active.len().div_ceil(self.cluster)));
-    }
-
-    /// Active neurons that a cache of `room` neurons lacks, each used at random with its frequency and the one used longest
-    /// ago going first (Che, Tung and Wang, 2002): a neuron is there where it was used in the last `t` steps, and `t` is such
-    /// that `room` are there.
-    fn misses(&self, room: f64) -> f64 {
-        let there = |t: f64| self.classes.iter().map(|&(n, f)| n * (1.0 - (-f * t).exp())).sum::<f64>();
-        let users: f64 = self.classes.iter().filter(|c| c.1 > 0.0).map(|c| c.0).sum();
-        if room >= users {
-            return 0.0;
-        }
-        if room <= 0.0 {
-            return self.active;
-        }
-        let (mut low, mut high) = (0.0, 1.0);
-        while there(high) < room && high < 1e18 {
-            high *= 2.0;
-        }
-        for _ in 0..60 {
-            let middle = f64::midpoint(low, high);
-            if there(middle) < room { low = middle } else { high = middle }
-        }
-        self.classes.iter().map(|&(n, f)| n * f * (-f * high).exp()).sum()
+/// What steps ask for beside the hot neurons, nothing of which is missing.
+fn asked(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Result<Vec<Asked>, NeuronError> {
+    match recorded {
+        Some(recorded) => recorded.asked(hot),
+        None => Ok(vec![Asked { active: tables.active[hot..].iter().sum(), missing: 0.0 }]),
     }
 }
 
-fn evaluate(tables: &Tables, hot: usize, cold: &Cold) -> Share {
+fn replayed(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Result<Share, NeuronError> {
+    let steps = match recorded {
+        Some(recorded) if tables.read > 0.0 => recorded.replay(hot, tables.held, tables.cluster)?,
+        _ => asked(tables, recorded, hot)?,
+    };
+    Ok(evaluate(tables, hot, &steps))
+}
+
+fn evaluate(tables: &Tables, hot: usize, steps: &[Asked]) -> Share {
     let count = (tables.active.len() - hot) as f64;
     let dense = dense(tables, hot);
-    let sparse = tables.predict * count + tables.sparse * cold.active;
-    let room = tables.held.saturating_sub(hot) as f64;
-    let reads = if tables.read == 0.0 { 0.0 } else { tables.read * cold.misses(room) };
-    let bytes = tables.bytes * (hot as f64 + cold.active) / tables.memory;
-    let seconds = tables.attention + dense.max(sparse).max(reads).max(bytes);
-    Share { hot, seconds, dense, sparse, reads }
+    let n = steps.len().max(1) as f64;
+    let mut share = Share { hot, seconds: 0.0, dense, sparse: 0.0, reads: 0.0 };
+    for step in steps {
+        let sparse = tables.predict * count + tables.sparse * step.active;
+        let reads = tables.read * step.missing;
+        let bytes = tables.bytes * (hot as f64 + step.active) / tables.memory;
+        share.sparse += sparse / n;
+        share.reads += reads / n;
+        share.seconds += (tables.attention + dense.max(sparse).max(reads).max(bytes)) / n;
+    }
+    share
 }
 
 /// The dense unit's time; nothing to do takes none.
@@ -189,7 +165,7 @@ fn dense(tables: &Tables, hot: usize) -> f64 {
     }
 }
 
-fn check(tables: &Tables) -> Result<(), NeuronError> {
+fn check(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<(), NeuronError> {
     let wrong = |what: &str| Err(NeuronError::Plan(what.to_owned()));
     let n = tables.active.len();
     if n == 0 || n > MOST || tables.cluster == 0 {
@@ -215,102 +191,14 @@ fn check(tables: &Tables) -> Result<(), NeuronError> {
     if [tables.flash, tables.memory].into_iter().any(|r| r.is_nan() || r <= 0.0) {
         return wrong("rates are above 0");
     }
-    Ok(())
+    match recorded {
+        Some(recorded) => recorded.check(n),
+        None if tables.held < n && tables.read > 0.0 => {
+            wrong("memory does not hold all neurons, and what is read follows from a trace alone")
+        }
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    /// 14336 neurons of 8 KiB, activity falling with a power of the rank, NPU and processor at the paper's rates (§2.3.1).
-    fn layer(batch: i32) -> Tables {
-        let once = |i: usize| (0.9 * (1.0 + i as f64 / 60.0).powf(-0.75)).min(1.0);
-        let active = (0..14_336).map(|i| 1.0 - (1.0 - once(i)).powi(batch)).collect();
-        Tables {
-            active,
-            cluster: 128,
-            dense: vec![(128, 30e-6 + 128.0 * 8192.0 / 56e9), (14_336, 30e-6 + 14_336.0 * 8192.0 / 56e9)],
-            sparse: 8192.0 / 43.9e9 * f64::from(batch).sqrt(),
-            predict: 1e-8,
-            attention: 1e-3,
-            bytes: 8192.0,
-            flash: 4e9,
-            read: 8192.0 / 1e9,
-            memory: 59.6e9,
-            held: 14_336,
-        }
-    }
-
-    #[test]
-    fn larger_batches_have_more_hot_neurons() {
-        let hot: Vec<usize> = (1..=4).map(|b| hot_share(&layer(b)).unwrap().hot).collect();
-        assert!(hot.windows(2).all(|w| w[0] < w[1]), "{hot:?}");
-        assert!(hot[0] > 0 && hot[3] < 14_336, "{hot:?}");
-    }
-
-    #[test]
-    fn what_attention_does_not_hide_stays_cold() {
-        let free = hot_share(&layer(4)).unwrap().hot;
-        // 128 neurons fit into attention's time.
-        let window = 128.0 * 8192.0 / 4e9;
-        let tight = Tables { held: 256, attention: window, read: 0.0, ..layer(4) };
-        let found = hot_share(&tight).unwrap().hot;
-        assert_eq!(found, 384);
-        assert!(found < free && hides(&tight, found) && !hides(&tight, found + 128));
-    }
-
-    #[test]
-    fn misses_follow_the_room() {
-        let cold = Cold::new(&Tables { active: vec![0.5; 100], cluster: 10, ..layer(1) });
-        // Equal neurons at random: of 100 with room for 40, 6 in 10 are missing.
-        assert!((cold.misses(40.0) - 50.0 * 0.6).abs() < 1e-6);
-        assert_eq!((cold.misses(100.0), cold.misses(0.0)), (0.0, 50.0));
-    }
-
-    #[test]
-    fn tables_that_say_nothing_are_refused() {
-        for bad in [
-            Tables { active: vec![], ..layer(1) },
-            Tables { active: vec![0.1, 0.2], ..layer(1) },
-            Tables { active: vec![f64::NAN], ..layer(1) },
-            Tables { cluster: 0, ..layer(1) },
-            Tables { cluster: 3, ..layer(1) },
-            Tables { dense: vec![], ..layer(1) },
-            Tables { dense: vec![(1, 1.0), (1, 1.0)], ..layer(1) },
-            Tables { sparse: -1.0, ..layer(1) },
-            Tables { flash: 0.0, ..layer(1) },
-            Tables { memory: f64::NAN, ..layer(1) },
-        ] {
-            assert!(hot_share(&bad).is_err());
-        }
-        assert!(time_of(&layer(1), 14_337).is_err() && time_of(&layer(1), 100).is_err());
-        // Neither attention to hide behind nor reads that take time: nothing is missing, and nothing has to hide.
-        let fast = Tables { attention: 0.0, flash: f64::INFINITY, ..layer(1) };
-        assert!(hides(&fast, 0) && hot_share(&fast).is_ok());
-        let one = Tables { dense: vec![(100, 1.0)], memory: f64::INFINITY, ..layer(1) };
-        assert!((time_of(&one, 256).unwrap().dense - 2.56).abs() < 1e-12);
-    }
-
-    proptest! {
-        #[test]
-        fn no_share_is_better(
-            mut active in proptest::collection::vec(0.0..1.0_f64, 1..40), cluster in 1..9_usize,
-            dense in proptest::collection::vec(0.0..3.0_f64, 1..6), sparse in 0.0..1.0_f64, predict in 0.0..0.1_f64,
-            attention in 0.0..4.0_f64, read in 0.0..2.0_f64, held in 0..50_usize, memory in 1.0..30.0_f64
-        ) {
-            active.sort_by(|a, b| b.total_cmp(a));
-            let dense = dense.into_iter().enumerate().map(|(i, t)| (1 + 7 * i, t)).collect();
-            let tables = Tables {
-                active, cluster, dense, sparse, predict, attention, bytes: 1.0, flash: 4.0, read, memory, held,
-            };
-            let best = hot_share(&tables).unwrap();
-            prop_assert!(hides(&tables, best.hot));
-            let n = tables.active.len();
-            for hot in (0..n).step_by(cluster).chain([n]).filter(|&h| hides(&tables, h)) {
-                let other = time_of(&tables, hot).unwrap();
-                prop_assert!(best.seconds <= other.seconds + 1e-9, "{best:?} {other:?}");
-            }
-        }
-    }
-}
+mod tests;

@@ -6,8 +6,7 @@
 use super::cache::{Part, Regions, Segmented, Shape};
 use super::error::NeuronError;
 use super::synthetic::Activations;
-use crate::cache::heap::Heap;
-use crate::cache::list::List;
+use crate::cache::belady::{Belady, next_uses};
 
 /// Bytes read per token, in the same memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,11 +57,11 @@ pub fn replay(
         None
     };
     Ok(Bytes {
-        experts: per(whole_experts(activations, shape, capacity, from)),
+        experts: per(whole_experts(activations, shape, capacity, from)?),
         gates,
         neurons: per(run(&mut neurons, activations, from)?),
         hot: per(run(&mut half_hot(shape, capacity)?, activations, from)?),
-        least: per(belady(activations, shape, capacity, from)),
+        least: per(least(activations, shape, capacity, from)),
     })
 }
 
@@ -96,69 +95,49 @@ fn run(cache: &mut Segmented, activations: &Activations, from: usize) -> Result<
     Ok(cache.neurons().read)
 }
 
-/// Bytes that a cache of whole experts reads.
-fn whole_experts(activations: &Activations, shape: Shape, capacity: u64, from: usize) -> u64 {
-    let bytes = shape.neuron_bytes() * u64::from(shape.neurons);
-    let frames = usize::try_from(capacity / bytes).unwrap_or(usize::MAX);
-    let mut list = List::new(shape.matrices as usize);
-    let (mut held, mut read) = (0, 0);
+/// Bytes that a cache of whole experts reads: the same cache, of which an expert is one neuron.
+fn whole_experts(
+    activations: &Activations,
+    shape: Shape,
+    capacity: u64,
+    from: usize,
+) -> Result<u64, NeuronError> {
+    let gate = shape.neuron_bytes() * u64::from(shape.neurons);
+    let experts = Shape { matrices: 1, neurons: shape.matrices, cluster: 1, gate, rest: 0 };
+    let mut cache = Segmented::new(experts, Regions::of(capacity, 0, 0)?)?;
     for (at, token) in activations.tokens.iter().enumerate() {
-        for &(matrix, _) in token {
-            if !list.contains(matrix) {
-                read += if at >= from { bytes } else { 0 };
-                if frames == 0 {
-                    continue;
-                }
-                if held == frames
-                    && let Some(last) = list.back()
-                {
-                    list.remove(last);
-                    held -= 1;
-                }
-                held += 1;
+        if at == from {
+            cache.reset_counts();
+        }
+        for &(expert, _) in token {
+            cache.begin();
+            cache.neuron(0, expert, Part::Whole, |_| ())?;
+        }
+    }
+    Ok(cache.neurons().read)
+}
+
+/// The least bytes for active neurons.
+fn least(activations: &Activations, shape: Shape, capacity: u64, from: usize) -> u64 {
+    let (count, bytes) = (shape.matrices as usize * shape.neurons as usize, shape.neuron_bytes());
+    let uses: Vec<_> = activations.tokens.iter().flatten().collect();
+    let ids = |(matrix, active): &'_ (u32, Vec<u32>)| -> Vec<u32> {
+        active.iter().map(|n| matrix * shape.neurons + n).collect()
+    };
+    let steps = uses.iter().enumerate().map(|(now, of)| (now as u64, ids(of).into_iter()));
+    let mut next = next_uses(count, steps).into_iter();
+    let mut cache = Belady::new(count, capacity / bytes * bytes);
+    let mut read = 0;
+    for (at, token) in activations.tokens.iter().enumerate() {
+        for of in token {
+            for (id, next) in ids(of).into_iter().zip(&mut next) {
+                let there = cache.take(id, bytes, next);
+                read += if at >= from { bytes - there } else { 0 };
             }
-            list.push_front(matrix);
+            cache.end();
         }
     }
     read
-}
-
-/// The least bytes for active neurons: of what is held and what was just read those stay that are used again the soonest
-/// (L. A. Belady, 1966, with bypass).
-fn belady(activations: &Activations, shape: Shape, capacity: u64, from: usize) -> u64 {
-    const NEVER: u32 = u32::MAX;
-    let count = shape.matrices as usize * shape.neurons as usize;
-    let room = usize::try_from(capacity / shape.neuron_bytes()).unwrap_or(usize::MAX);
-    let mut seen = vec![NEVER; count];
-    let steps = activations.tokens.iter().flatten().count();
-    let id = |matrix: u32, neuron: u32| matrix * shape.neurons + neuron;
-    let mut next = Vec::new();
-    for (back, (matrix, active)) in activations.tokens.iter().flatten().rev().enumerate() {
-        let now = (steps - 1 - back) as u32;
-        let replace = |&n: &u32| std::mem::replace(&mut seen[id(*matrix, n) as usize], now);
-        next.extend(active.iter().rev().map(replace));
-    }
-    let mut order = Heap::new(count);
-    let (mut held, mut missed) = (0, 0_u64);
-    for (at, token) in activations.tokens.iter().enumerate() {
-        for (matrix, active) in token {
-            for &neuron in active {
-                let own = id(*matrix, neuron);
-                if !order.contains(own) {
-                    held += 1;
-                    missed += u64::from(at >= from);
-                }
-                order.set(own, (-f64::from(next.pop().unwrap_or(NEVER)), u64::from(own)));
-            }
-            while held > room
-                && let Some(last) = order.least(|_| false)
-            {
-                order.remove(last);
-                held -= 1;
-            }
-        }
-    }
-    missed * shape.neuron_bytes()
 }
 
 #[cfg(test)]

@@ -1,0 +1,310 @@
+//! A model on its way through the pipeline.
+
+use super::{Prints, Stops};
+use crate::bundle::manifest::ProfileEntry;
+use crate::bundle::{KERNELS, TOKENIZER};
+use crate::config::Config;
+use crate::decisions::{AttentionDecision, Decisions};
+use crate::error::{Error, Result};
+use crate::import::{Checkpoint, ModelSpec};
+use crate::mix::Formats;
+use crate::passes::home::Homes;
+use crate::passes::lower;
+use crate::passes::offload::Statics;
+use crate::passes::rewrite::Applied;
+use crate::passes::schedule::Writes;
+use crate::passes::units::{UnitList, Units};
+use crate::profile::Profile;
+use crate::profile::loads::Loads;
+use crate::progress::Progress;
+use crate::tuner::Tuner;
+use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
+use moec_ir::placement::Placement;
+use moec_ir::plan::{BigLittle, ModelInfo, Plan};
+use moec_ir::{Module, WeightId};
+
+/// Most bytes of logits that one call may give: a longer chunk gives fewer rows per call.
+const LOGITS_BYTES: usize = 64 << 20;
+
+/// A model on its way through the compiler.
+#[derive(Debug)]
+pub struct Compilation<'a> {
+    /// What the user asked for.
+    pub config: &'a Config,
+    /// What is compiled.
+    pub start: Start<'a>,
+    /// For which CPU.
+    pub target: &'a CpuTarget,
+    /// The Graph, from `lower` on.
+    pub module: Module,
+    /// The units that share the model, where graphs are static; `None` where shapes are dynamic.
+    pub units: Option<Units<'a>>,
+    /// What calibration saw. Static graphs need it.
+    pub profile: Option<&'a Profile>,
+    /// Measures what a placement costs in quality, where the user states what it may cost.
+    pub quality: Option<&'a dyn QualityProbe>,
+    /// Loads of the experts in chunks of the build, from `tier` on where graphs are static. `tier` takes those of the profile
+    /// where nobody has given others.
+    pub loads: Option<Loads>,
+    /// Where things run, from `tier` on where graphs are static. Where they are not, but somebody has given a placement,
+    /// experts keep its capacities, and are all computed on the processor.
+    pub placement: Option<Placement>,
+    /// What a request costs with attention on either unit, from `reside` on where that decides.
+    pub attention: Option<AttentionDecision>,
+    /// What static graphs compute, from `offload` on.
+    pub statics: Statics,
+    /// All units of the device.
+    pub list: UnitList<'a>,
+    /// Where the rest lives, from `home` on.
+    pub homes: Homes,
+    /// The Plan, from `layout` on.
+    pub plan: Option<Plan>,
+    /// Whether the plan says who waits for whom: from `barriers` on.
+    pub ordered: bool,
+    /// Kernels of the plan.
+    pub kernels: Vec<KernelSpec>,
+    /// Weight that each segment of the plan packs.
+    pub segment_weights: Vec<WeightId>,
+    /// What each step of the plan writes.
+    pub writes: Writes,
+    /// Times kernels, where the build was asked to.
+    pub tuner: Option<Tuner<'a>>,
+    /// Why kernels are what they are, from `tune` on.
+    pub decisions: Option<Decisions>,
+    /// How often each rewrite rule applied.
+    pub applied: Applied,
+    /// No rule applies: weights and nodes stay what `lower` made of them, for who looks at them by name.
+    pub as_lowered: bool,
+    /// Formats of weights that are not those of their classes.
+    pub formats: Formats,
+    /// Which errors of weights matter, for grouped formats; `None`: all the same.
+    pub importance: Option<&'a dyn WeightImportance>,
+    /// What the manifest says of the profile.
+    pub profile_entry: Option<ProfileEntry>,
+    /// What the last pass that ran has changed.
+    pub(super) prints: Prints,
+}
+
+/// What a compilation begins with.
+#[derive(Clone, Copy, Debug)]
+pub enum Start<'a> {
+    /// A checkpoint, and what import made of it.
+    Checkpoint(&'a Checkpoint, &'a ModelSpec),
+    /// A Graph that has been through the first passes already, of this model: a bundle's, or one in a file.
+    Graph(&'a ModelInfo),
+}
+
+/// A placement whose cost in quality is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// The Graph, without capacities.
+    pub module: &'a Module,
+    /// The model.
+    pub model: &'a ModelInfo,
+    /// The capacities.
+    pub placement: &'a Placement,
+}
+
+/// Measures what a placement costs in quality.
+pub trait QualityProbe: std::fmt::Debug {
+    /// By how much perplexity on held-out text rises, as a share, when experts have the capacities of a placement.
+    ///
+    /// # Errors
+    /// The model cannot be run so.
+    fn perplexity_increase(&self, candidate: &Candidate<'_>) -> Result<f64>;
+}
+
+impl<'a> Compilation<'a> {
+    /// A model before its first pass.
+    pub fn new(
+        config: &'a Config,
+        checkpoint: &'a Checkpoint,
+        spec: &'a ModelSpec,
+        target: &'a CpuTarget,
+    ) -> Self {
+        Self::begin(config, Start::Checkpoint(checkpoint, spec), target, Module::default())
+    }
+
+    /// A model whose Graph there is: some pass behind `lower` is its first.
+    pub fn of_graph(config: &'a Config, model: &'a ModelInfo, target: &'a CpuTarget, module: Module) -> Self {
+        Self::begin(config, Start::Graph(model), target, module)
+    }
+
+    fn begin(config: &'a Config, start: Start<'a>, target: &'a CpuTarget, module: Module) -> Self {
+        Self {
+            config,
+            start,
+            target,
+            module,
+            units: None,
+            profile: None,
+            quality: None,
+            loads: None,
+            placement: None,
+            attention: None,
+            statics: Statics::default(),
+            homes: Homes::at_home(&UnitList::of(target.device())),
+            list: UnitList::of(target.device()),
+            plan: None,
+            ordered: false,
+            kernels: Vec::new(),
+            segment_weights: Vec::new(),
+            writes: Writes::new(),
+            tuner: None,
+            decisions: None,
+            applied: Applied::new(),
+            as_lowered: false,
+            formats: Formats::new(),
+            importance: None,
+            profile_entry: None,
+            prints: Prints::Graph,
+        }
+    }
+
+    /// The checkpoint.
+    ///
+    /// # Errors
+    /// Our bug: a compilation of a Graph has none.
+    pub fn checkpoint(&self) -> Result<&'a Checkpoint> {
+        match self.start {
+            Start::Checkpoint(checkpoint, _) => Ok(checkpoint),
+            Start::Graph(_) => Err(Error::bug("a Graph is compiled, and no checkpoint")),
+        }
+    }
+
+    /// What import made of the checkpoint.
+    ///
+    /// # Errors
+    /// Our bug: a compilation of a Graph has none.
+    pub fn spec(&self) -> Result<&'a ModelSpec> {
+        match self.start {
+            Start::Checkpoint(_, spec) => Ok(spec),
+            Start::Graph(_) => Err(Error::bug("a Graph is compiled, and no checkpoint")),
+        }
+    }
+
+    /// The Graph as `lower` makes it, whatever has become of it since.
+    ///
+    /// # Errors
+    /// As of [`Compilation::run`].
+    pub fn lowered(&self) -> Result<Module> {
+        let mut own = Compilation::new(self.config, self.checkpoint()?, self.spec()?, self.target);
+        let stops = Stops { stop_after: Some("lower"), ..Stops::default() };
+        own.run(stops, &Progress::silent(), &mut |_| {})?;
+        Ok(own.module)
+    }
+
+    /// The plan.
+    ///
+    /// # Errors
+    /// Before `layout` there is none.
+    pub fn plan(&self) -> Result<&Plan> {
+        self.plan.as_ref().ok_or_else(|| Error::bug("there is no plan yet"))
+    }
+
+    /// Text of what the last pass that ran has changed.
+    pub fn text(&self) -> String {
+        match (self.prints, &self.placement, &self.plan) {
+            (Prints::Placement, Some(placement), _) => placement.to_string(),
+            (Prints::Plan, _, Some(plan)) => plan.to_string(),
+            _ => self.module.to_string(),
+        }
+    }
+
+    /// Files beside weights that the runtime reads.
+    pub(super) fn artifacts(&self) -> Result<Vec<&'static str>> {
+        let tokenizer = self.tokenizer()?.map(|_| TOKENIZER);
+        Ok([KERNELS].into_iter().chain(tokenizer).collect())
+    }
+
+    /// The checkpoint's tokenizer, if it has one.
+    ///
+    /// # Errors
+    /// One that cannot be used with this model.
+    pub fn tokenizer(&self) -> Result<Option<&'a [u8]>> {
+        match self.start {
+            Start::Checkpoint(checkpoint, spec) => checkpoint.tokenizer(spec),
+            Start::Graph(_) => Ok(None),
+        }
+    }
+
+    /// Sizes that this build fixes.
+    ///
+    /// # Errors
+    /// A context that the model does not have; our bug: those of a Graph are fixed.
+    pub fn shapes(&self) -> Result<lower::Shapes> {
+        let spec = self.spec()?;
+        let shapes = self.config.shapes_for(spec.max_positions)?;
+        let row = spec.vocab.max(1) * 4;
+        let fit = LOGITS_BYTES / row;
+        let rows = shapes.prefill_chunk;
+        let prefill_out_rows = if rows <= fit { rows } else { (fit / 16 * 16).clamp(1, rows) };
+        Ok(lower::Shapes {
+            max_context: shapes.max_context,
+            prefill_chunk: rows,
+            prefill_out_rows,
+            slots: shapes.decode_batch.iter().copied().max().unwrap_or(1),
+            decode_batch: shapes.decode_batch,
+            little: self.config.little(spec.experts_per_token())?,
+        })
+    }
+
+    pub(super) fn model_info(&self) -> Result<ModelInfo> {
+        let (checkpoint, spec) = match self.start {
+            Start::Checkpoint(checkpoint, spec) => (checkpoint, spec),
+            Start::Graph(model) => return Ok(model.clone()),
+        };
+        let shapes = self.shapes()?;
+        let int = |x: usize| {
+            u32::try_from(x).map_err(|_| Error::limit(format!("{x} is past what a plan can hold")))
+        };
+        Ok(ModelInfo {
+            family: spec.family.to_owned(),
+            vocab: int(spec.vocab)?,
+            hidden: int(spec.hidden)?,
+            layers: int(spec.layers.len())?,
+            max_context: int(shapes.max_context)?,
+            slots: int(shapes.slots)?,
+            bos: first_token(checkpoint, spec)?,
+            eos: spec.eos.clone(),
+            parameters: spec.params,
+            active_parameters: spec.active_params,
+            big_little: match shapes.little {
+                Some(experts) => {
+                    Some(BigLittle { experts: int(experts)?, gamma: self.config.decode.gamma as f32 })
+                }
+                None => None,
+            },
+        })
+    }
+
+    pub(super) fn verify(&self) -> Result<()> {
+        moec_ir::verify::module(&self.module).map_err(|e| Error::bug(e.to_string()))?;
+        if let Some(placement) = &self.placement {
+            moec_ir::verify::placement(placement).map_err(|e| Error::bug(e.to_string()))?;
+        }
+        let check = if self.ordered { moec_ir::verify::plan } else { moec_ir::verify::draft };
+        self.plan.as_ref().map_or(Ok(()), |plan| check(plan).map_err(|e| Error::bug(e.to_string())))
+    }
+
+    pub(super) fn plan_mut(&mut self) -> Result<&mut Plan> {
+        self.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))
+    }
+}
+
+/// The token in front of every text, where the tokenizer's configuration asks for one.
+///
+/// # Errors
+/// One that the model does not have.
+pub(crate) fn first_token(checkpoint: &Checkpoint, spec: &ModelSpec) -> Result<Option<u32>> {
+    let config = checkpoint.tokenizer_config()?;
+    let asks = config.map(|c| c.flag_or("add_bos_token", false)).transpose()?.unwrap_or(false);
+    match spec.bos.filter(|_| asks) {
+        Some(bos) if bos as usize >= spec.vocab => {
+            Err(Error::input(format!("`bos_token_id` is {bos}, but the model has {} tokens", spec.vocab))
+                .because("`add_bos_token` in `tokenizer_config.json` puts it in front of every text")
+                .hint("the configuration files are not of this model: download them again"))
+        }
+        bos => Ok(bos),
+    }
+}

@@ -1,0 +1,81 @@
+//! Runs the passes that change what is computed.
+
+use super::Compilation;
+use crate::config::Skip;
+use crate::error::{Error, Result};
+use crate::passes::offload::Statics;
+use crate::passes::rewrite::{Costs, rules};
+use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
+
+pub(super) fn lower(c: &mut Compilation<'_>) -> Result<()> {
+    c.module = lower::lower(c.spec()?, &c.shapes()?)?;
+    Ok(())
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a pass may fail; this one does not")]
+pub(super) fn format(c: &mut Compilation<'_>) -> Result<()> {
+    format::format(&mut c.module, &c.config.weights, &c.formats);
+    Ok(())
+}
+
+pub(super) fn rewrite(c: &mut Compilation<'_>) -> Result<()> {
+    let target = c.target;
+    let none: &dyn Fn(&str) -> bool = &|_| false;
+    let keep = c.as_lowered.then_some(none);
+    let costs = Costs { legal: &|op| target.is_legal(op), launch: target.launch_cost() };
+    let options = rewrite::Options { rules: rules::equations, keep, costs, islands: &[] };
+    c.applied = rewrite::rewrite(&mut c.module, &options)?;
+    Ok(())
+}
+
+pub(super) fn convolve(c: &mut Compilation<'_>) -> Result<()> {
+    let Some((units, placement)) = c.units.as_ref().zip(c.placement.as_mut()) else { return Ok(()) };
+    let target = c.target;
+    let costs = Costs { legal: &|op| target.is_legal(op), launch: target.launch_cost() };
+    for (rule, count) in convolve::convolve(&mut c.module, placement, units, costs)? {
+        *c.applied.entry(rule).or_default() += count;
+    }
+    Ok(())
+}
+
+pub(super) fn offload(c: &mut Compilation<'_>) -> Result<()> {
+    let Some(placement) = &c.placement else { return Ok(()) };
+    let Some(units) = &c.units else {
+        c.statics = Statics::bounds(placement);
+        return offload::offload(&mut c.module, &c.statics, false);
+    };
+    let statics = Statics::of(&c.module, placement, units)?;
+    offload::offload(&mut c.module, &statics, true)?;
+    // Nodes have other numbers now.
+    c.statics = Statics::of(&c.module, placement, units)?;
+    Ok(())
+}
+
+pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
+    let skip = c.config.experts.skip;
+    // Whole experts are read from flash, and other units have kernels of their own.
+    let elsewhere = if c.config.memory.budget.is_some() {
+        "experts stay on flash where memory has a budget"
+    } else if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
+        "other units compute experts on this target"
+    } else {
+        let seen: &dyn cluster::Activity = match c.profile {
+            Some(profile) => profile,
+            None => &cluster::Unseen,
+        };
+        return cluster::cluster(&mut c.module, skip, seen);
+    };
+    if skip != Skip::On {
+        return Ok(());
+    }
+    Err(Error::limit("`skip = \"on\"`, but experts cannot be skipped neuron by neuron here")
+        .because(elsewhere)
+        .hint("leave `skip` under `[experts]` at `\"auto\"`"))
+}
+
+pub(super) fn fetch(c: &mut Compilation<'_>) -> Result<()> {
+    if c.config.memory.budget.is_none() {
+        return Ok(());
+    }
+    fetch::fetch(&mut c.module, c.config.memory.prefetch)
+}

@@ -1,0 +1,85 @@
+//! Runs the passes that say how, where and when.
+
+use super::Compilation;
+use crate::error::{Error, Result};
+use crate::passes::{barriers, cross, fuse, layout, memory, page, schedule, tune};
+
+pub(super) fn layout(c: &mut Compilation<'_>) -> Result<()> {
+    let artifacts = c.artifacts()?;
+    let cache = c.config.kv_format();
+    let (statics, homes) = (&c.statics, &c.homes);
+    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, statics, homes)?;
+    let mut plan = draft.plan;
+    // What bounds the experts of a twin is no placement of its own.
+    let placed = c.units.is_some() || !c.list.free.is_empty();
+    if let Some(placement) = c.placement.as_ref().filter(|_| placed) {
+        plan.placement = placement.clone();
+    }
+    c.plan = Some(plan);
+    c.kernels = draft.kernels;
+    c.segment_weights = draft.segment_weights;
+    c.writes = draft.writes;
+    Ok(())
+}
+
+pub(super) fn fuse(c: &mut Compilation<'_>) -> Result<()> {
+    let plan = c.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))?;
+    fuse::fuse(plan, &mut c.kernels, &mut c.writes, c.target)
+}
+
+pub(super) fn cross(c: &mut Compilation<'_>) -> Result<()> {
+    let mut writes = std::mem::take(&mut c.writes);
+    cross::cross(c.plan_mut()?, &mut writes)?;
+    c.writes = writes;
+    Ok(())
+}
+
+pub(super) fn tune(c: &mut Compilation<'_>) -> Result<()> {
+    let plan = c.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))?;
+    let mut decisions = tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?;
+    decisions.attention.clone_from(&c.attention);
+    c.decisions = Some(decisions);
+    Ok(())
+}
+
+pub(super) fn schedule(c: &mut Compilation<'_>) -> Result<()> {
+    let mut writes = std::mem::take(&mut c.writes);
+    schedule::schedule(c.plan_mut()?, &mut writes);
+    c.writes = writes;
+    Ok(())
+}
+
+pub(super) fn memory(c: &mut Compilation<'_>) -> Result<()> {
+    memory::memory(c.plan_mut()?)
+}
+
+pub(super) fn barriers(c: &mut Compilation<'_>) -> Result<()> {
+    let writes = std::mem::take(&mut c.writes);
+    barriers::barriers(c.plan_mut()?, &writes);
+    (c.writes, c.ordered) = (writes, true);
+    Ok(())
+}
+
+pub(super) fn page(c: &mut Compilation<'_>) -> Result<()> {
+    let Some(budget) = c.config.memory.budget else { return Ok(()) };
+    let tokenizer = c.tokenizer()?.map_or(0, |text| text.len() as u64);
+    let threads = match c.config.memory.threads {
+        Some(threads) => threads,
+        None => moec_runtime::cpu::threads(None).map_err(Error::from)?,
+    };
+    let wanted = page::Wanted {
+        budget,
+        threads: u32::try_from(threads).unwrap_or(u32::MAX),
+        tokenizer,
+        policy: c.config.memory.policy.as_deref(),
+        flash: c.target.flash(),
+        pin: c.config.memory.pin,
+        prefetch: u32::try_from(c.config.memory.prefetch).unwrap_or(u32::MAX),
+    };
+    let profile = c.profile;
+    let paged = page::page(c.plan_mut()?, wanted, profile)?;
+    if let Some(decisions) = &mut c.decisions {
+        decisions.cache = paged.choice.as_ref().map(crate::decisions::CacheDecision::of);
+    }
+    Ok(())
+}

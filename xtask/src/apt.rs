@@ -1,0 +1,55 @@
+//! Packages of Debian and Ubuntu.
+
+use crate::shell::{self, Failed, output, program, shown, stage};
+use std::process::Command;
+
+/// Whether this system has apt.
+pub(crate) fn is_here() -> bool {
+    output(program("apt-get").arg("--version")).is_some()
+}
+
+/// Whether root runs this.
+pub(crate) fn is_root() -> bool {
+    output(program("id").arg("-u")).is_some_and(|id| id == "0")
+}
+
+/// Fetches the lists of packages.
+pub(crate) fn update() -> Result<(), Failed> {
+    stage("Updating", "the lists of apt");
+    shell::run(program("apt-get").args(["update", "-qq"]))
+}
+
+/// Installs packages where root and apt are here; else says what is missing, and how to install it.
+pub(crate) fn install(missing: &str, packages: &[&str]) -> Result<(), Failed> {
+    let mut command = command(packages);
+    if !is_root() || !is_here() {
+        return Err(Failed::new(missing).hint(as_root(packages)));
+    }
+    stage("Installing", &packages.join(", "));
+    shell::run(&mut command)
+}
+
+/// What installs packages, in words.
+pub(crate) fn as_root(packages: &[&str]) -> String {
+    format!("on Debian and Ubuntu, as root: {}", shown(&command(packages)))
+}
+
+fn command(packages: &[&str]) -> Command {
+    let mut command = program("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").args(["install", "-y", "--no-install-recommends"]);
+    command.args(packages);
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::as_root;
+
+    #[test]
+    fn a_hint_can_be_typed() {
+        assert_eq!(
+            as_root(&["strace", "gdb"]),
+            "on Debian and Ubuntu, as root: apt-get install -y --no-install-recommends strace gdb"
+        );
+    }
+}
