@@ -14,6 +14,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
+use serde_json::{Value, json};
 use support::{MIXTURES, built, checkpoint, expected, fails, ferris, moec, ok, root};
 
 /// The device file of the modelled unit.
@@ -226,4 +227,13 @@ fn a_modelled_unit_is_emulated_when_asked() {
     let (_, said) = fails(&mut run(&[]));
     assert!(said.contains("the unit `mirror`") && said.contains("--emulate"), "{said}");
     ok(&mut run(&["--emulate"]));
+    let info = |more: &[&str]| {
+        let mut run = moec();
+        run.arg("run").args(more).arg(folder.path().join("half"));
+        let said: Value = serde_json::from_slice(&ok(run.args(["info", "--json"])).stdout).unwrap();
+        said["target"].clone()
+    };
+    let (alone, emulated) = (info(&[]), info(&["--emulate"]));
+    assert_eq!((&alone["missing_units"], &alone["runs_here"]), (&json!(["mirror"]), &json!(false)));
+    assert_eq!(emulated["missing_units"], json!([]));
 }
