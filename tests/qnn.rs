@@ -1,6 +1,13 @@
 //! Bundles for phones: groups of experts become quantised networks that verify, and compute what the processor does.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "a test fails by panicking, and says what it measured"
+)]
 
+#[path = "qnn/library.rs"]
+mod library;
 mod support;
 
 use serde_json::Value;
@@ -19,16 +26,21 @@ struct Case {
 
 impl Case {
     fn new() -> Self {
+        Self::of("ferris", 64, "")
+    }
+
+    /// A model of `golden/models`, for prompts in chunks of `chunk`, with more keys.
+    fn of(model: &str, chunk: usize, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };
-        let toml = setup.write(&ferris(), folder.path());
+        let setup = Setup { format: "f16", chunk, batch: &[1], context: 256 };
+        let toml = setup.write(&ferris().with_file_name(model), folder.path());
         let case = Self { folder, toml };
         let mut command = case.moec("calibrate");
         command.arg(&case.toml).arg("--text").arg(ferris().join("eval/calibration.txt"));
         ok(command.args(["--tokens", "1024", "--window", "256", "-o"]).arg(case.path("a.trace")));
         let text = fs::read_to_string(&case.toml).unwrap();
-        let more = "[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"npu\"\n";
-        fs::write(&case.toml, text + more).unwrap();
+        let keys = "[calibrate]\nprofile = \"a.trace\"\n[placement]\nexperts = \"npu\"\n";
+        fs::write(&case.toml, text + keys + more).unwrap();
         case
     }
 

@@ -6,11 +6,14 @@ use crate::interrupt;
 use crate::passes::{parts, place};
 use crate::pipeline::Compilation;
 use crate::progress::Progress;
+use crate::tools;
 use moec_cpu::{Feedback, WeightImportance, Weighting, groups};
-use moec_family::{Emit, Error, Numbers, Rounding, StreamLayer};
+use moec_family::{Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
 use moec_ir::plan::{Builtin, Code, StreamSet};
 use moec_ir::types::GROUP;
 use moec_ir::{Format, Source, Weight};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,12 +23,14 @@ pub fn is_inside(name: &str) -> bool {
     name.strip_prefix("artifacts/").is_some_and(|rest| rest.contains('/'))
 }
 
-/// Writes the artifacts of everything that lives on another unit below `root`. Gives the bytes of their weights.
+/// Writes the artifacts of everything that lives on another unit below `root`.
 ///
 /// # Errors
 /// What the family says.
-pub fn write(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u64> {
-    Ok(write_graphs(c, root, progress)? + write_streams(c, root, progress)?)
+pub fn write(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<Emitted> {
+    let mut emitted = write_graphs(c, root, progress)?;
+    emitted.bytes += write_streams(c, root, progress)?;
+    Ok(emitted)
 }
 
 /// Writes the streams of every unit that has some. Gives their bytes.
@@ -75,22 +80,27 @@ fn modules(c: &Compilation<'_>, set: &StreamSet) -> Vec<i32> {
     of.map_or_else(in_turn, |l| l.modules.clone())
 }
 
-fn write_graphs(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<u64> {
-    let (Some(units), Some(placement)) = (&c.units, &c.placement) else { return Ok(0) };
+fn write_graphs(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<Emitted> {
+    let (Some(units), Some(placement)) = (&c.units, &c.placement) else { return Ok(Emitted::default()) };
     let parts = parts::placed(&c.module, placement, units);
     parts.iter().try_for_each(|part| parts::check_forms(part, &c.module, placement, units))?;
     let groups = parts::groups(placement, units);
     let count = groups.len() + parts.len();
     if count == 0 {
-        return Ok(0);
+        return Ok(Emitted::default());
     }
     let bar = progress.items("Emitting", count as u64, "graphs");
+    let seen = RefCell::new(BTreeSet::new());
     let next = |name: &str| {
         interrupt::check()?;
         bar.label(name);
-        bar.add(1);
+        // A family comes back to some.
+        if seen.borrow_mut().insert(name.to_owned()) {
+            bar.add(1);
+        }
         Ok(())
     };
+    let cache = cache_dir::path()?;
     let numbers = Checkpoint { source: c.checkpoint()?, importance: c.importance };
     let written = units.graphs.emit(&Emit {
         module: &c.module,
@@ -99,7 +109,7 @@ fn write_graphs(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result
         parts: &parts,
         numbers: &numbers,
         root,
-        cache: &cache_dir::path()?,
+        tools: tools::beside(&cache),
         next: &next,
     })?;
     // An interrupt ends the programs of a family, too: that is no failure of theirs.

@@ -30,6 +30,8 @@ pub struct Summary {
     pub packing: Duration,
     /// Bytes of weights in packages of other units.
     pub package_bytes: u64,
+    /// What families left out, and what helps, a line each.
+    pub notes: Vec<String>,
     /// Whether `run` is there.
     pub run: bool,
     /// Why it is not, though it was wanted.
@@ -69,7 +71,7 @@ pub fn write(
         put(&root.join(TOKENIZER), tokenizer)?;
     }
 
-    let package_bytes = artifacts::write(c, root, progress)?;
+    let emitted = artifacts::write(c, root, progress)?;
     let mut plan = c.plan()?.clone();
     let rounding = c.profile_entry.as_ref().filter(|_| c.importance.is_some()).map(|profile| {
         let how = c.decisions.as_ref().map(|d| d.rounding);
@@ -146,7 +148,8 @@ pub fn write(
         weight_bytes: packed.bytes,
         reused_bytes: packed.reused,
         packing,
-        package_bytes,
+        package_bytes: emitted.bytes,
+        notes: emitted.notes,
         run: matches!(route, Ok(Some(_))),
         missing: route.err(),
         manifest_sha256: digest(text.as_bytes()),

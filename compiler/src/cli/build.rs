@@ -85,6 +85,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
              target's kind"
         ));
     }
+    built.summary.notes.iter().for_each(|note| progress.warn(note));
     progress.stage("Manifest", &format!("SHA-256 {}", built.summary.manifest_sha256));
     let [reused, all] = [built.summary.reused_bytes, built.summary.weight_bytes].map(human::bytes);
     let taken = if built.summary.reused_bytes > 0 {
@@ -102,6 +103,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
             "reused_bytes": built.summary.reused_bytes,
             "packing_seconds": built.summary.packing.as_secs_f64(),
             "package_bytes": built.summary.package_bytes,
+            "notes": built.summary.notes,
             "seconds": start.elapsed().as_secs_f64(),
             "peak_memory_bytes": moec_runtime::cpu::peak_memory(),
             "helper_peak_memory_bytes": moec_runtime::cpu::peak_memory_of_children(),

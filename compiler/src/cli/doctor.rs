@@ -5,7 +5,7 @@ use crate::bundle::link;
 use crate::bundle::toolchain::{CROSS, Cross, MAC_SCRIPT, RUST, Toolchain, has_std, own_rustc, parsed};
 use crate::cache_dir;
 use crate::families::FAMILIES;
-use crate::{Result, disk, human};
+use crate::{Result, disk, human, tools};
 use moec_device::{BUILT_IN, Device, is_host};
 use serde_json::json;
 use std::path::PathBuf;
@@ -185,7 +185,7 @@ fn families() -> Vec<(&'static str, Found)> {
             .map(|(name, _)| *name)
             .filter(|name| Device::find(name).is_ok_and(|d| has(&d)))
             .collect();
-        for row in family.doctor(&cache, &targets) {
+        for row in family.doctor(tools::beside(&cache), &targets) {
             let status = if row.works { Status::Ok } else { Status::Warn };
             found.push((row.name, Found::new(status, row.found, row.hint)));
         }

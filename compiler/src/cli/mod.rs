@@ -34,9 +34,10 @@ pub mod targets;
 mod trace;
 mod trust;
 pub mod verify;
+pub mod worker;
 
 use crate::progress::Progress;
-use crate::{Result, interrupt};
+use crate::{Result, interrupt, tools};
 use clap::{ColorChoice, Parser, Subcommand};
 use std::process::ExitCode;
 
@@ -102,11 +103,13 @@ enum Verb {
     Pass(pass::Args),
     #[command(hide = true)]
     Docs(docs::Args),
+    #[command(hide = true)]
+    Worker(worker::Args),
 }
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    interrupt::install();
+    tools::this_is_moec();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
@@ -114,6 +117,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(e.exit_code()).unwrap_or(2));
         }
     };
+    // A worker ends with whoever started it.
+    if !matches!(cli.verb, Verb::Worker(_)) {
+        interrupt::install();
+    }
     match cli.global.color {
         ColorChoice::Auto => {}
         ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
@@ -155,6 +162,7 @@ impl Verb {
             Self::Synth(args) => synth::run(args, progress),
             Self::Pass(args) => pass::run(args),
             Self::Docs(args) => docs::run(args),
+            Self::Worker(args) => return worker::run(args),
         }
         .map(|()| ExitCode::SUCCESS)
     }

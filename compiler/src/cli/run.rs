@@ -3,7 +3,9 @@
 use super::trust;
 use crate::bundle::read::Bundle;
 use crate::families;
+use crate::passes::units::Units;
 use crate::progress::Progress;
+use crate::tools;
 use crate::twin::Twin;
 use crate::{Error, Result};
 use moec_ir::plan::UnitRef;
@@ -21,8 +23,11 @@ use std::process::ExitCode;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// Emulate what this machine lacks, slowly: AMX instructions, or units beside the processor. Stands before the verb
-    #[arg(long)]
-    pub emulate: bool,
+    ///
+    /// `--emulate=library` runs static graphs on the emulator of the unit's maker, where that is installed, instead of
+    /// moec's own.
+    #[arg(long, value_name = "WHOSE", num_args = 0..=1, require_equals = true, default_missing_value = "moec")]
+    pub emulate: Option<Emulator>,
     /// Run only if this public key's owner has signed the bundle and every file is as it was. Stands before the verb
     #[arg(long, value_name = "PUB")]
     pub key: Option<PathBuf>,
@@ -31,6 +36,15 @@ pub struct Args {
     /// Verb and its arguments, passed on as they are
     #[arg(value_name = "ARGS", trailing_var_arg = true, allow_hyphen_values = true)]
     pub args: Vec<OsString>,
+}
+
+/// Whose emulator runs static graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Emulator {
+    /// moec's own
+    Moec,
+    /// That of the unit's maker
+    Library,
 }
 
 /// Runs; gives the exit code of the bundle's verb.
@@ -45,17 +59,46 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     }
     let name = format!("moec run {}", args.bundle.display());
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
-    if args.emulate && !bundle.plan.graphs.is_empty() {
+    if args.emulate == Some(Emulator::Library) {
+        return run_on_library(&bundle, words, &name, progress);
+    }
+    let emulates = args.emulate.is_some();
+    if emulates && !bundle.plan.graphs.is_empty() {
         let twin = Twin::of(&bundle, progress)?;
         let beside = Beside { weights: twin.folder(), executor: &host };
         return Ok(moec_runtime::cli::run(twin.program(), &bundle.folder, Some(beside), words, &name));
     }
-    let unit = if args.emulate { bundle.emulated_unit(progress)? } else { bundle.unit()? };
+    let unit = if emulates { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
-    let beside = args.emulate.then_some(Beside { weights: &bundle.folder, executor: &host });
+    let beside = emulates.then_some(Beside { weights: &bundle.folder, executor: &host });
     Ok(moec_runtime::cli::run(&program, &bundle.folder, beside, words, &name))
+}
+
+/// Runs with static graphs on the emulator of their unit's maker.
+fn run_on_library(
+    bundle: &Bundle,
+    words: impl Iterator<Item = OsString>,
+    name: &str,
+    progress: &Progress,
+) -> Result<ExitCode> {
+    let device = bundle.device()?;
+    let units = Units::of(&device).filter(|_| !bundle.plan.graphs.is_empty());
+    let units = units.ok_or_else(|| {
+        Error::usage("the bundle has no static graphs, which `--emulate=library` is for")
+            .hint("`--emulate` brings what else this machine lacks")
+    })?;
+    let cache = tools::cache();
+    let library = || units.graphs.library(tools::beside(&cache), units.npu);
+    // Whether it is there, before weights are packed.
+    drop(library()?);
+    let twin = Twin::of(bundle, progress)?;
+    let executor = |unit: &UnitRef| {
+        if unit.name == units.npu.name { library().ok().map(Executor::Graphs) } else { host(unit) }
+    };
+    let beside = Beside { weights: twin.folder(), executor: &executor };
+    Ok(moec_runtime::cli::run(twin.program(), &bundle.folder, Some(beside), words, name))
 }
 
 fn host(unit: &UnitRef) -> Option<Executor> {

@@ -63,6 +63,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         return Ok(());
     }
     let report = crate::verify::verify(&bundle, checkpoint.as_ref(), args.bound, progress)?;
+    report.unverified.iter().for_each(|what| progress.warn(what));
     if args.json {
         output::json(&trust.beside(&report)?)?;
     } else {
@@ -75,6 +76,9 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         }
         if !report.packages.is_empty() && !progress.is_quiet() {
             output::data(&format!("{}\n", output::table(&package_rows(&report))))?;
+        }
+        if report.packages.iter().any(|f| !f.checks.is_empty()) && !progress.is_quiet() {
+            output::data(&format!("{}\n{CHECKS}\n", output::table(&check_rows(&report))))?;
         }
         output::data(&report.verdict(&args.bundle.display().to_string()))?;
     }
@@ -112,6 +116,37 @@ fn package_rows(report: &Report) -> Vec<Vec<String>> {
         ]
     });
     std::iter::once(head).chain(rows).collect()
+}
+
+/// What the columns of [`check_rows`] mean.
+const CHECKS: &str = "off  largest difference from the same weights with activations in f32, as a share of the results' spread";
+
+/// What others than moec compute of packages: for each of them its worst function.
+fn check_rows(report: &Report) -> Vec<Vec<String>> {
+    let mut rows = vec![["executed by", "functions", "off", "up to", "worst in"].map(str::to_owned).to_vec()];
+    let all = || report.packages.iter().flat_map(|f| f.checks.iter().map(move |check| (f, check)));
+    let mut names: Vec<&str> = Vec::new();
+    for (_, check) in all() {
+        if !names.contains(&&*check.by) {
+            names.push(&check.by);
+        }
+    }
+    for by in names {
+        let of = all().filter(|(_, check)| check.by == by);
+        let Some((function, worst)) =
+            of.clone().max_by(|a, b| a.1.share_of_spread.total_cmp(&b.1.share_of_spread))
+        else {
+            continue;
+        };
+        rows.push(vec![
+            by.to_owned(),
+            of.count().to_string(),
+            format!("{:.1e}", worst.share_of_spread),
+            format!("{:.1e}", worst.bound),
+            format!("{} of {}", function.function, function.package),
+        ]);
+    }
+    rows
 }
 
 /// What the columns of [`report_rows`] mean.

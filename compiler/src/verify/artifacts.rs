@@ -6,9 +6,13 @@ use crate::interrupt;
 use crate::passes::parts;
 use crate::passes::units::{UnitList, Units};
 use crate::progress::Progress;
+use crate::tools;
 use moec_family::{FunctionReport, StreamTrial, Trial};
 use moec_ir::Module;
 use moec_ir::eval::Evaluator;
+
+/// What was executed, and what could not be.
+pub(super) type Executed = (Vec<FunctionReport>, Vec<String>);
 
 /// Executes every function of every artifact. Where `rounded`, the evaluator has the bundle's own weights.
 ///
@@ -20,10 +24,12 @@ pub(super) fn verify(
     evaluator: &mut Evaluator<'_>,
     rounded: bool,
     progress: &Progress,
-) -> Result<Vec<FunctionReport>> {
+) -> Result<Executed> {
     let placement = &bundle.plan.placement;
     let device = bundle.device()?;
-    let Some(units) = Units::of(&device).filter(|_| !placement.is_dynamic()) else { return Ok(Vec::new()) };
+    let Some(units) = Units::of(&device).filter(|_| !placement.is_dynamic()) else {
+        return Ok(Executed::default());
+    };
     let (groups, parts) = (parts::groups(placement, &units), parts::placed(module, placement, &units));
     let bar = progress.items("Executing", (groups.len() + parts.len()) as u64, "graphs");
     let next = |name: &str| {
@@ -32,6 +38,7 @@ pub(super) fn verify(
         bar.add(1);
         Ok(())
     };
+    let cache = tools::cache();
     let mut trial = Trial {
         folder: &bundle.folder,
         plan: &bundle.plan,
@@ -41,11 +48,15 @@ pub(super) fn verify(
         parts: &parts,
         evaluator,
         rounded,
+        tools: tools::beside(&cache),
+        unverified: Vec::new(),
         next: &next,
     };
     let reports = units.graphs.verify(&mut trial)?;
+    // An interrupt ends the programs of a family, too.
+    interrupt::check()?;
     bar.finish();
-    Ok(reports)
+    Ok((reports, trial.unverified))
 }
 
 /// Executes the streams of every unit that has some.

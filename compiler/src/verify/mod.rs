@@ -23,7 +23,7 @@ use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 use std::collections::HashMap;
 
-pub use moec_family::{Distance, FunctionReport};
+pub use moec_family::{Check, Distance, FunctionReport};
 
 /// Largest local error that passes of a step in f32, as root mean square relative to the reference's.
 pub const BOUND: f64 = 1e-4;
@@ -43,6 +43,8 @@ pub struct Report {
     pub entries: Vec<EntryReport>,
     /// Functions of packages for other units.
     pub packages: Vec<FunctionReport>,
+    /// What could not be verified on this machine, and what helps, a line each.
+    pub unverified: Vec<String>,
 }
 
 impl Serialize for Report {
@@ -56,6 +58,9 @@ impl Serialize for Report {
         map.serialize_entry("entries", &self.entries)?;
         if !self.packages.is_empty() {
             map.serialize_entry("packages", &self.packages)?;
+        }
+        if !self.unverified.is_empty() {
+            map.serialize_entry("unverified", &self.unverified)?;
         }
         map.end()
     }
@@ -156,6 +161,12 @@ impl Report {
             if function.refused {
                 found.push(format!("{place} cannot run on its unit: {}", function.findings.join("; ")));
             }
+            for check in function.checks.iter().filter(|check| !check.passes()) {
+                let Check { by, share_of_spread, bound } = check;
+                found.push(format!(
+                    "{place}, by {by}, is off by {share_of_spread:.1e} of its spread, more than {bound:.1e}"
+                ));
+            }
         }
         found
     }
@@ -196,13 +207,14 @@ pub fn verify(
         None => Evaluator::new(&module, &packed),
     };
     exact.keep_weights(false);
-    let mut packages = artifacts::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
+    let (mut packages, unverified) =
+        artifacts::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
     packages.extend(artifacts::verify_streams(bundle, &module, &mut exact, progress)?);
     let files = bundle.manifest.files.len();
     if !packages.is_empty() && !bundle.plan.target.triple.starts_with(std::env::consts::ARCH) {
         let triple = &bundle.plan.target.triple;
         progress.warn(&format!("the kernels are for {triple}: only packages were executed"));
-        return Ok(Report { files, bound, entries: Vec::new(), packages });
+        return Ok(Report { files, bound, entries: Vec::new(), packages, unverified });
     }
     let unit = bundle.emulated_unit(progress)?;
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
@@ -220,7 +232,7 @@ pub fn verify(
         entries.push(job.run(&mut engine, &mut evaluator, &|| bar.add(1))?);
     }
     bar.finish();
-    Ok(Report { files, bound, entries, packages })
+    Ok(Report { files, bound, entries, packages, unverified })
 }
 
 /// The plan and the graph must be of one build.

@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::part::StaticPart;
+use crate::tools::Tools;
 use moec_device::Unit;
 use moec_ir::plan::ExpertTable;
 use moec_ir::types::GROUP;
@@ -24,10 +25,20 @@ pub struct Emit<'a> {
     pub numbers: &'a dyn Numbers,
     /// Folder of the bundle on its way. What lies elsewhere than the plan says must be gone at the end.
     pub root: &'a Path,
-    /// moec's cache folder, where tools are installed.
-    pub cache: &'a Path,
-    /// Told of every group and part, by its name, before it is written. An error ends the work: somebody interrupted it.
+    /// What families are helped by.
+    pub tools: Tools<'a>,
+    /// Told of every group and part, by its name, before anything of it is written, any number of times. An error ends the
+    /// work: somebody interrupted it.
     pub next: &'a dyn Fn(&str) -> Result<()>,
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Emitted {
+    /// Bytes of weights.
+    pub bytes: u64,
+    /// What was left out, and what helps, a line each.
+    pub notes: Vec<String>,
 }
 
 /// Numbers of weights, and how they are rounded.

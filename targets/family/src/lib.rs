@@ -11,7 +11,7 @@
 //! * [`StaticGraphs::host`], [`Family::host`]: what executes them on this machine, for who has not the device;
 //! * [`Family::takes`]: which operators units without static graphs run, with shapes as they come;
 //! * [`Streams`]: commands by which a unit computes experts: what they cost, written, read back and executed;
-//! * [`Family::doctor`]: which tools it needs, and whether they are there.
+//! * [`Family::doctor`], [`Family::serve`]: which [`Tools`] it needs, whether they are there, and what a process for them does.
 //!
 //! Invariant: this crate knows no family.
 
@@ -21,10 +21,11 @@ pub mod error;
 pub mod experts;
 pub mod part;
 pub mod streams;
+pub mod tools;
 pub mod verify;
 
 pub use distance::{Distance, stored};
-pub use emit::{Emit, Numbers, Rounding};
+pub use emit::{Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use experts::LayerExperts;
 pub use part::{Cut, GroupGraph, PartGraph, StaticAttention, StaticPart};
@@ -32,7 +33,8 @@ pub use streams::{
     BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,
     StreamTrial, Streams,
 };
-pub use verify::{FunctionReport, Trial};
+pub use tools::Tools;
+pub use verify::{Check, FunctionReport, Trial};
 
 use moec_device::{Device, Unit};
 use moec_ir::plan::{ExpertTable, Plan};
@@ -40,6 +42,7 @@ use moec_ir::{Module, Op, Scope, Weight};
 use moec_runtime::beside::Executor;
 use moec_runtime::graphs::Graphs;
 use std::path::Path;
+use std::process::ExitCode;
 
 /// A target family.
 pub trait Family: Sync + std::fmt::Debug {
@@ -73,9 +76,14 @@ pub trait Family: Sync + std::fmt::Debug {
         self.graphs().map(|graphs| Executor::Graphs(graphs.host()))
     }
 
-    /// The tools that it needs. `cache` is moec's cache folder; `targets` are the devices that have such units.
-    fn doctor(&self, _cache: &Path, _targets: &[&str]) -> Vec<Diagnosis> {
+    /// Whether the tools that it needs are there; `targets` are the devices that have such units.
+    fn doctor(&self, _tools: Tools<'_>, _targets: &[&str]) -> Vec<Diagnosis> {
         Vec::new()
+    }
+
+    /// What a process of its own does, until its stdin ends: it calls what may crash or hang. `None`: it has none.
+    fn serve(&self) -> Option<ExitCode> {
+        None
     }
 }
 
@@ -122,12 +130,12 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
     fn bytes(&self, unit: &Unit, weight: &Weight, numbers: u64) -> u64;
 
-    /// Writes artifacts. Gives the bytes of their weights.
+    /// Writes artifacts.
     ///
     /// # Errors
     /// A tool that is missing, which says what installs it; a graph over the limit; a weight that the unit's numbers do not
     /// hold; a disk that is full.
-    fn emit(&self, emit: &Emit<'_>) -> Result<u64>;
+    fn emit(&self, emit: &Emit<'_>) -> Result<Emitted>;
 
     /// Reads every artifact that a plan calls and checks that the unit can run it; executes nothing. Gives the number of
     /// functions.
@@ -144,4 +152,13 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
 
     /// What executes them on this machine.
     fn host(&self) -> Box<dyn Graphs>;
+
+    /// The emulator of the unit's maker, which executes them on this machine, too.
+    ///
+    /// # Errors
+    /// There is none, or it is not installed.
+    fn library(&self, _tools: Tools<'_>, unit: &Unit) -> Result<Box<dyn Graphs>> {
+        let error = Error::limit(format!("there is no other emulator of `{}` than moec's", unit.name));
+        Err(error.hint("leave `=library` out"))
+    }
 }

@@ -3,6 +3,7 @@
 use crate::distance::Distance;
 use crate::error::Result;
 use crate::part::StaticPart;
+use crate::tools::Tools;
 use moec_device::Unit;
 use moec_ir::Module;
 use moec_ir::eval::Evaluator;
@@ -29,6 +30,10 @@ pub struct Trial<'a, 'e> {
     /// Whether the reference has the bundle's own weights: then what their format rounds is allowed for, since artifacts
     /// hold the checkpoint's.
     pub rounded: bool,
+    /// What families are helped by.
+    pub tools: Tools<'a>,
+    /// What could not be verified here, why, and what helps, a line each: the family adds to it.
+    pub unverified: Vec<String>,
     /// Told of every group and part, by its name, before it is executed.
     pub next: &'a dyn Fn(&str) -> Result<()>,
 }
@@ -50,4 +55,26 @@ pub struct FunctionReport {
     pub findings: Vec<String>,
     /// Whether one of them forbids it.
     pub refused: bool,
+    /// What others than moec compute of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub checks: Vec<Check>,
+}
+
+/// A function, executed by another program than moec.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Check {
+    /// Who executed what: `QNN's emulator`.
+    pub by: String,
+    /// Largest difference from the same weights with activations in f32, as a share of the spread of these results (their
+    /// largest less their smallest).
+    pub share_of_spread: f64,
+    /// The largest that passes.
+    pub bound: f64,
+}
+
+impl Check {
+    /// Whether the difference is a number and passes.
+    pub fn passes(&self) -> bool {
+        self.share_of_spread <= self.bound
+    }
 }

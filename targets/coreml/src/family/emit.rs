@@ -26,7 +26,7 @@ pub(super) fn packages(emit: &Emit<'_>) -> Result<u64> {
     if emit.groups.is_empty() && emit.parts.is_empty() {
         return Ok(0);
     }
-    let helper = Helper::find(emit.cache).map_err(|e| failed(&e))?;
+    let helper = Helper::find(emit.tools.cache).map_err(|e| failed(&e))?;
     let raw = emit.root.join("raw");
     let mut batch = Batch { helper: &helper, root: emit.root, raw, programs: Vec::new(), bytes: 0 };
     let mut written = 0;

@@ -17,8 +17,8 @@ use moec_device::{Device, Unit, UnitKind};
 use moec_family::LayerExperts;
 use moec_family::error::Result;
 use moec_family::{
-    Diagnosis, Emit, Family, Flaw, FunctionReport, GroupGraph, PartGraph, StaticAttention, StaticGraphs,
-    StaticPart, Trial,
+    Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, PartGraph, StaticAttention,
+    StaticGraphs, StaticPart, Tools, Trial,
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
@@ -63,9 +63,9 @@ impl Family for CoreMl {
         Some(self)
     }
 
-    fn doctor(&self, cache: &Path, targets: &[&str]) -> Vec<Diagnosis> {
+    fn doctor(&self, tools: Tools<'_>, targets: &[&str]) -> Vec<Diagnosis> {
         let name = "core ml";
-        let row = match Helper::find(cache).and_then(|helper| helper.versions()) {
+        let row = match Helper::find(tools.cache).and_then(|helper| helper.versions()) {
             Ok(v) => Diagnosis {
                 name,
                 works: true,
@@ -121,8 +121,8 @@ impl StaticGraphs for CoreMl {
         parts::graph_bytes(unit, weight, numbers)
     }
 
-    fn emit(&self, emit: &Emit<'_>) -> Result<u64> {
-        emit::packages(emit)
+    fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
+        Ok(Emitted { bytes: emit::packages(emit)?, notes: Vec::new() })
     }
 
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {

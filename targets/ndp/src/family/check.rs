@@ -140,6 +140,7 @@ impl Scene<'_> {
             error,
             bound: BF16_BOUND,
             refused: !same,
+            checks: Vec::new(),
             findings,
         })
     }

@@ -46,20 +46,28 @@ impl Graphs for Emulated {
         let reals: Vec<Vec<f32>> = inputs.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
         let reals: Vec<&[f32]> = reals.iter().map(|x| &**x).collect();
         let outcome = loaded.executor.run(&reals).map_err(|e| failed(e.to_string()))?;
-        if outcome.outputs.len() != outputs.len() {
-            return Err(failed(format!("it gives {} results", outcome.outputs.len())));
-        }
-        for (got, out) in outcome.outputs.iter().zip(outputs) {
-            if got.len() != out.len() {
-                return Err(failed("a result has another size".to_owned()));
-            }
-            for (x, out) in got.iter().zip(out.iter_mut()) {
-                *out = f16::from_f32(*x);
-                if !out.is_finite() {
-                    return Err(failed(format!("a result is {x:e}, which is no f16")));
-                }
-            }
-        }
-        Ok(())
+        store(&outcome.outputs, outputs).map_err(failed)
     }
+}
+
+/// Stores results where the caller has them.
+///
+/// # Errors
+/// Another number of them, or one that f16 does not hold.
+pub(super) fn store(results: &[Vec<f32>], outputs: &mut [&mut [f16]]) -> Result<(), String> {
+    if results.len() != outputs.len() {
+        return Err(format!("it gives {} results", results.len()));
+    }
+    for (got, out) in results.iter().zip(outputs) {
+        if got.len() != out.len() {
+            return Err("a result has another size".to_owned());
+        }
+        for (x, out) in got.iter().zip(out.iter_mut()) {
+            *out = f16::from_f32(*x);
+            if !out.is_finite() {
+                return Err(format!("a result is {x:e}, which is no f16"));
+            }
+        }
+    }
+    Ok(())
 }

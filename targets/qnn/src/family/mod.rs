@@ -2,26 +2,33 @@
 //!
 //! A group of experts lies at `artifacts/layers.L.group.G.qnn`, a folder: a network `cap{C}.onnx` for each number of rows of
 //! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
+//! Where QNN's [`library`] is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
 //! Attention, dense networks and the head have networks ([`crate::emit`]) that no build asks for yet: they stay on the
 //! processor.
 
 mod emit;
 mod host;
+mod library;
 mod rows;
 mod verify;
 mod weights;
 
 pub use host::Emulated;
 
+use library::host::LibraryHost;
+use library::{Library, Missing, contexts};
 use moec_device::{Device, Unit, UnitKind};
 use moec_family::error::Result;
 use moec_family::{
-    Emit, Family, Flaw, FunctionReport, GroupGraph, LayerExperts, StaticGraphs, StaticPart, Trial,
+    Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, LayerExperts, StaticGraphs,
+    StaticPart, Tools, Trial,
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
+use moec_qnn_sys::{INSTALL, SNAPDRAGON_8_GEN_3, worker};
 use moec_runtime::graphs::Graphs;
 use std::path::Path;
+use std::process::ExitCode;
 
 /// The QNN family: networks for Hexagon.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +53,17 @@ impl Family for Qnn {
                 "an NPU of the family `qnn` needs `legality`, `matmul` and `max_graph_bytes`",
             );
         }
+        if let Some((hexagon, soc)) = unit.hexagon.as_ref().and_then(|h| Some((h, library::soc(h)?))) {
+            if hexagon.arch != soc.arch {
+                let message =
+                    format!("chip {} of QNN ({}) is of architecture {}", soc.model, soc.part, soc.arch);
+                return bad("unit.hexagon.arch", &message);
+            }
+            if hexagon.vtcm_mib > soc.vtcm {
+                let message = format!("chip {} of QNN ({}) has {} MiB", soc.model, soc.part, soc.vtcm);
+                return bad("unit.hexagon.vtcm_mib", &message);
+            }
+        }
         let cpu = device.units.iter().find(|u| u.kind == UnitKind::Cpu);
         if cpu.is_none_or(|u| u.matmul.is_empty()) {
             return bad("unit", "the family `qnn` needs a unit of kind `cpu` with `matmul`");
@@ -55,6 +73,29 @@ impl Family for Qnn {
 
     fn graphs(&self) -> Option<&dyn StaticGraphs> {
         Some(self)
+    }
+
+    fn doctor(&self, tools: Tools<'_>, targets: &[&str]) -> Vec<Diagnosis> {
+        let name = "qnn";
+        let row = match Library::load(tools, SNAPDRAGON_8_GEN_3) {
+            Ok(library) => Diagnosis {
+                name,
+                works: true,
+                found: format!("version {} in `{}`", library.build, library.folder().display()),
+                hint: format!("`{INSTALL}` installs it anew"),
+            },
+            Err(missing) => Diagnosis {
+                name,
+                works: false,
+                found: missing.why,
+                hint: format!("to compile for {}: {}", targets.join(", "), missing.hint),
+            },
+        };
+        vec![row]
+    }
+
+    fn serve(&self) -> Option<ExitCode> {
+        Some(worker::serve())
     }
 }
 
@@ -85,8 +126,9 @@ impl StaticGraphs for Qnn {
         weights::Form::of(weight.format).bytes(numbers)
     }
 
-    fn emit(&self, emit: &Emit<'_>) -> Result<u64> {
-        emit::artifacts(emit)
+    fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
+        let bytes = emit::artifacts(emit)?;
+        Ok(Emitted { bytes, notes: contexts::write(emit)? })
     }
 
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
@@ -99,6 +141,11 @@ impl StaticGraphs for Qnn {
 
     fn host(&self) -> Box<dyn Graphs> {
         Box::new(Emulated::default())
+    }
+
+    fn library(&self, tools: Tools<'_>, unit: &Unit) -> Result<Box<dyn Graphs>> {
+        let library = Library::open(tools, unit).map_err(Missing::error)?;
+        Ok(Box::new(LibraryHost::new(library)))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Reads the networks of a bundle back and evaluates every one against the reference.
 
+use super::library::check::Checker;
 use super::weights::Form;
 use super::{ROWS, function, path, sizes};
 use crate::exec::{Executor, Saturated, Shared};
@@ -78,10 +79,12 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         return Err(Error::bug(format!("`{}` was given to a unit that takes experts alone", part.name)));
     }
     let mut reports = Vec::new();
+    let mut checker = (!trial.groups.is_empty()).then(|| Checker::open(trial));
     for &(table, group) in trial.groups {
         let name = path(table, group);
         (trial.next)(&name)?;
         let mut shared = Shared::default();
+        let first = reports.len();
         for capacity in sizes(table, group) {
             let found = evaluate(trial, table, group, capacity, &mut shared).map_err(|e| wrong(&name, &e))?;
             let (error, saturated, bound) = found;
@@ -94,8 +97,16 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
                 bound,
                 findings: saturated.iter().map(ToString::to_string).collect(),
                 refused,
+                checks: Vec::new(),
             });
         }
+        let folder = trial.folder.join(&name);
+        let Some(checker) = &mut checker else { continue };
+        let hidden = LayerExperts::of(trial.module, table.layer)
+            .map_or(0, |experts| trial.module.weight(experts.gate_up).cols());
+        let rows = rows(&folder, hidden).map_err(|e| wrong(&name, &e))?;
+        let lacks = checker.check(&folder, &rows, &mut reports[first..]).map_err(|e| wrong(&name, &e))?;
+        trial.unverified.extend(lacks.map(|what| format!("`{name}`: {what}")));
     }
     Ok(reports)
 }

@@ -1,7 +1,9 @@
 //! From a network in f32 to one in codes: activations of 16 bits, weights of 8 or 4 bits with a scale for each channel.
 
 mod activations;
+mod reals;
 mod weights;
 
 pub use activations::{Range, Ranges, Widest, coded};
+pub use reals::reals;
 pub use weights::{Bits, Matrix, matrix, mixed};

@@ -10,11 +10,14 @@ pub const INSTALL: &str = "cargo xtask qnn";
 /// The variable that names the folder of the library.
 pub const VARIABLE: &str = "MOEC_QNN_LIB";
 
+/// The variable that says how many seconds the process that QNN runs in may take for one answer.
+pub const LIMIT: &str = "MOEC_QNN_SECONDS";
+
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why something of QNN's did not work.
-#[derive(Clone, Debug, Error, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Debug, Error, PartialEq, Encode, Decode)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no folder with the library.
@@ -151,6 +154,16 @@ pub enum Error {
         /// The last lines of its stderr.
         messages: Vec<String>,
     },
+    /// The process that QNN runs in took too long, and was ended.
+    #[error("QNN's process did not {doing} within {seconds} s and was ended{}", lines(messages))]
+    Late {
+        /// What it was asked.
+        doing: String,
+        /// How long it was waited for.
+        seconds: f64,
+        /// The last lines of its stderr.
+        messages: Vec<String>,
+    },
     /// The process that QNN runs in said something unexpected.
     #[error("QNN's process answers wrongly when it is asked to {doing}: {why}")]
     Protocol {
@@ -181,6 +194,7 @@ impl Error {
             Self::NotInstalled { .. } | Self::NoLibrary { .. } | Self::Version { .. } | Self::Load { .. } => {
                 install()
             }
+            Self::Late { .. } => Some(format!("give it more seconds in `{LIMIT}`")),
             Self::Soc { .. } => Some("build it again for this chip".into()),
             Self::Binary { .. } => Some("build it again".into()),
             _ => None,

@@ -14,7 +14,7 @@ mod soc;
 pub mod worker;
 
 pub use call::{Backend, BinaryInfo, Context, Device, Graph, GraphInfo, System, TensorInfo, write_dlc};
-pub use error::{Error, INSTALL, Result, VARIABLE};
+pub use error::{Error, INSTALL, LIMIT, Result, VARIABLE};
 pub use find::Installation;
 pub use graph::{DType, Data, GraphSpec, Node, Options, Param, Quant, Role, Scalar, TensorId, TensorSpec};
 pub use soc::{SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1, SOCS, Soc};

@@ -81,6 +81,7 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
             bound,
             findings: opened.findings.clone(),
             refused: opened.refused,
+            checks: Vec::new(),
         });
     };
     for &(table, group) in groups {

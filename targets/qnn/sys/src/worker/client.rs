@@ -11,6 +11,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 /// How long a process that does not answer is waited for, and its stderr after it: asked so often, with so long between.
@@ -24,6 +26,8 @@ pub struct Program {
     pub path: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
+    /// How long it may take to answer one request. After that it is ended.
+    pub limit: Duration,
 }
 
 /// A process with QNN: one chip, one context.
@@ -33,6 +37,7 @@ pub struct Worker {
     requests: Option<ChildStdin>,
     answers: ChildStdout,
     stderr: Option<Stderr>,
+    limit: Duration,
     build: String,
     graphs: Vec<GraphInfo>,
     /// How it died, once it has.
@@ -61,6 +66,7 @@ impl Worker {
             requests: Some(requests),
             answers,
             stderr: Some(Stderr::read(stderr)),
+            limit: program.limit,
             build: String::new(),
             graphs: Vec::new(),
             died: None,
@@ -173,20 +179,36 @@ impl Worker {
         }
         let asks = |e: io::Error| Error::Request { doing: request.doing().into(), why: e.to_string() };
         let wire = encode(request).map_err(asks)?;
-        let answer = match &mut self.requests {
-            Some(to) => send(to, &wire).and_then(|()| receive(&mut self.answers)),
-            None => Ok(None),
-        };
+        let (answer, late) = self.exchange(&wire);
         match answer {
-            Ok(Some(Answer::Failed(error))) => Err(error),
-            Ok(Some(answer)) => Ok(answer),
+            Ok(Some(Answer::Failed(error))) if !late => Err(error),
+            Ok(Some(answer)) if !late => Ok(answer),
             // A broken pipe, half an answer or none of ours: what matters is how it ended.
-            Ok(None) | Err(_) => Err(self.bury(request)),
+            _ => Err(self.bury(request, late)),
         }
     }
 
+    /// Sends a request and waits for the answer. The process is ended when its time is over, which ends the waiting; also
+    /// says whether it was.
+    fn exchange(&mut self, wire: &[u8]) -> (io::Result<Option<Answer>>, bool) {
+        let Self { child, requests, answers, limit, .. } = self;
+        let (answered, waiting) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let watch = scope.spawn(move || {
+                let late = waiting.recv_timeout(*limit) == Err(RecvTimeoutError::Timeout);
+                late && child.kill().is_ok()
+            });
+            let answer = match requests {
+                Some(to) => send(to, wire).and_then(|()| receive(answers)),
+                None => Ok(None),
+            };
+            drop(answered);
+            (answer, watch.join().unwrap_or(false))
+        })
+    }
+
     /// The process has ended, or will not be understood any more.
-    fn bury(&mut self, request: &Request) -> Error {
+    fn bury(&mut self, request: &Request, late: bool) -> Error {
         // Without requests it ends, if it can.
         self.requests = None;
         let mut ended = self.child.try_wait();
@@ -194,7 +216,7 @@ impl Worker {
             if !matches!(ended, Ok(None)) {
                 break;
             }
-            std::thread::sleep(BREATH);
+            thread::sleep(BREATH);
             ended = self.child.try_wait();
         }
         if matches!(ended, Ok(None)) {
@@ -206,7 +228,12 @@ impl Worker {
             Err(e) => e.to_string(),
         };
         let messages = self.stderr.take().map(|stderr| stderr.last(PATIENCE * BREATH)).unwrap_or_default();
-        let died = Error::Died { doing: request.doing().into(), how, messages };
+        let doing = request.doing().into();
+        let died = if late {
+            Error::Late { doing, seconds: self.limit.as_secs_f64(), messages }
+        } else {
+            Error::Died { doing, how, messages }
+        };
         self.died = Some(died.clone());
         died
     }

@@ -4,6 +4,7 @@ use crate::support::{installation, linear, load, relative, worker};
 use moec_qnn_sys::worker::{Program, Worker};
 use moec_qnn_sys::{DType, Error, Installation, SNAPDRAGON_8_GEN_3, SNAPDRAGON_8_PLUS_GEN_1};
 use std::os::unix::ffi::OsStrExt as _;
+use std::time::{Duration, Instant};
 
 fn start(installation: &Installation, share: bool) -> Worker {
     worker(installation, SNAPDRAGON_8_GEN_3, share)
@@ -110,8 +111,11 @@ fn damaged_binaries_harm_nobody() {
 #[test]
 fn a_death_is_an_error() {
     let Some(installation) = installation() else { return };
-    let shell =
-        |script: &str| Program { path: "/bin/sh".into(), arguments: vec!["-c".into(), script.into()] };
+    let shell = |script: &str| Program {
+        path: "/bin/sh".into(),
+        arguments: vec!["-c".into(), script.into()],
+        limit: Duration::from_secs(5),
+    };
     let start = |program| Worker::start(&program, &installation, SNAPDRAGON_8_GEN_3, false).unwrap_err();
     let killed = start(shell("echo falling over >&2; kill -SEGV $$"));
     let Error::Died { how, messages, .. } = &killed else { panic!("{killed}") };
@@ -120,6 +124,25 @@ fn a_death_is_an_error() {
     assert!(matches!(&ended, Error::Died { how, .. } if how.contains('3')), "{ended}");
     let chatty = start(shell("echo 'this is no answer at all, but a long line'; exec sleep 0.1"));
     assert!(matches!(&chatty, Error::Died { .. }), "{chatty}");
-    let nobody = Program { path: "/nowhere/moec-qnn-exec".into(), arguments: Vec::new() };
+    let nobody = Program { path: "/nowhere/moec-qnn-exec".into(), ..shell("") };
     assert!(matches!(start(nobody), Error::Start { .. }));
+}
+
+/// A process that does not answer is ended when its time is over, also one that does not even read what it is asked.
+#[test]
+fn a_process_that_hangs_is_ended() {
+    let Some(installation) = installation() else { return };
+    let begin = Instant::now();
+    for script in ["exec sleep 100", "cat >/dev/null & echo thinking >&2; exec sleep 100"] {
+        let program = Program {
+            path: "/bin/sh".into(),
+            arguments: vec!["-c".into(), script.into()],
+            limit: Duration::from_millis(300),
+        };
+        let late = Worker::start(&program, &installation, SNAPDRAGON_8_GEN_3, false).unwrap_err();
+        let Error::Late { doing, seconds, .. } = &late else { panic!("{late}") };
+        assert_eq!((doing.as_str(), *seconds), ("load the library", 0.3));
+        assert!(late.hint().is_some_and(|hint| hint.contains("MOEC_QNN_SECONDS")), "{late}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(60));
 }

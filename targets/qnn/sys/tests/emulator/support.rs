@@ -6,6 +6,7 @@ use moec_qnn_sys::{
 };
 use moec_testing::QNN;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The library, or none with a line that says so.
 pub(crate) fn installation() -> Option<Installation> {
@@ -243,6 +244,7 @@ impl Single {
 
 /// The library in a process of its own.
 pub(crate) fn worker(installation: &Installation, soc: Soc, share: bool) -> Worker {
-    let program = Program { path: env!("CARGO_BIN_EXE_moec-qnn-exec").into(), arguments: Vec::new() };
+    let path = env!("CARGO_BIN_EXE_moec-qnn-exec").into();
+    let program = Program { path, arguments: Vec::new(), limit: Duration::from_mins(10) };
     Worker::start(&program, installation, soc, share).unwrap()
 }

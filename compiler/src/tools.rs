@@ -1,0 +1,26 @@
+//! What families are helped by on this machine: the cache folder, and moec itself.
+
+use crate::cache_dir;
+use moec_family::Tools;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The file of this program, if it is moec.
+static MOEC: OnceLock<PathBuf> = OnceLock::new();
+
+/// Says that this program is moec: its own verbs are there to be started.
+pub fn this_is_moec() {
+    if let Ok(path) = std::env::current_exe() {
+        MOEC.get_or_init(|| path);
+    }
+}
+
+/// What there is, by the cache folder.
+pub fn beside(cache: &Path) -> Tools<'_> {
+    Tools { cache, moec: MOEC.get().map(PathBuf::as_path) }
+}
+
+/// The cache folder, or none: then nothing is installed.
+pub fn cache() -> PathBuf {
+    cache_dir::path().unwrap_or_default()
+}

@@ -1,0 +1,13 @@
+//! The programs beside moec that a family may use.
+
+use std::path::Path;
+
+/// Where they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Tools<'a> {
+    /// moec's cache folder, where they are installed.
+    pub cache: &'a Path,
+    /// moec itself: `worker FAMILY` makes a process of it that does [`Family::serve`](crate::Family::serve). `None` where
+    /// another program calls its code.
+    pub moec: Option<&'a Path>,
+}

@@ -1,0 +1,190 @@
+//! Artifacts of a bundle, executed by others than moec: the library's emulator of the chip, from the networks and from the
+//! DLC, and onnxruntime. All are held against the same weights with activations in f32.
+
+use super::onnxruntime::{Onnxruntime, PYTHON};
+use super::{CONTEXT, DLC, Library, Missing, networks, ports};
+use crate::compose::compose;
+use crate::exec::{Executor, share_of_spread};
+use crate::net::Network;
+use crate::quant::reals;
+use moec_family::{Check, FunctionReport, Trial};
+use moec_qnn_sys::worker::Worker;
+use moec_qnn_sys::{BinaryInfo, GraphSpec, INSTALL, TensorInfo, TensorSpec};
+use moec_runtime::regular::{self, Limit};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+type Failed = Box<dyn std::error::Error>;
+
+/// Largest difference from f32 that passes, as a share of the spread of the results.
+const BOUND: f64 = 0.02;
+/// Most bytes of a context binary that is read: what a process of the HTP has addresses for.
+const BINARY: Limit = Limit { what: "a context binary", bytes: 4 << 30 };
+
+/// Who executes, as reports call it.
+const EMULATOR: &str = "QNN's emulator";
+const EMULATOR_OF_DLC: &str = "QNN's emulator, from the DLC";
+const ONNXRUNTIME: &str = "onnxruntime";
+
+/// What executes artifacts, where it is installed.
+#[derive(Debug)]
+pub(in crate::family) struct Checker {
+    library: Option<Library>,
+    onnxruntime: Option<Onnxruntime>,
+}
+
+/// A network with numbers for its input, and what should come of them.
+struct Case {
+    network: Network,
+    spec: GraphSpec,
+    x: Vec<f32>,
+    want: Vec<f32>,
+}
+
+impl Checker {
+    /// Finds both; what is not there is said in the trial.
+    pub(in crate::family) fn open(trial: &mut Trial<'_, '_>) -> Self {
+        let missing = |missing: Missing| {
+            missing.line("not executed on QNN's emulator, and no context binary looked into")
+        };
+        let library = Library::open(trial.tools, trial.unit).map_err(missing);
+        let missing = |why: String| {
+            format!("not executed by onnxruntime: {why} ({INSTALL}, or `{PYTHON}` names a Python)")
+        };
+        let onnxruntime = Onnxruntime::start(trial.tools.cache).map_err(missing);
+        trial.unverified.extend(library.as_ref().err().cloned());
+        trial.unverified.extend(onnxruntime.as_ref().err().cloned());
+        Self { library: library.ok(), onnxruntime: onnxruntime.ok() }
+    }
+
+    /// Executes the networks of one artifact on `rows` (f32, one row after the other); adds to their reports. Gives what
+    /// the artifact has not.
+    ///
+    /// # Errors
+    /// An artifact that somebody cannot read or execute; a context binary for another chip, or with other graphs.
+    pub(in crate::family) fn check(
+        &mut self,
+        folder: &Path,
+        rows: &[f32],
+        reports: &mut [FunctionReport],
+    ) -> Result<Option<String>, Failed> {
+        if self.library.is_none() && self.onnxruntime.is_none() {
+            return Ok(None);
+        }
+        let mut cases = Vec::new();
+        for network in networks(folder)? {
+            if let Some(report) = reports.iter().position(|r| r.function == network.name) {
+                cases.push((case(network, folder, rows)?, report));
+            }
+        }
+        if let Some(onnxruntime) = &mut self.onnxruntime {
+            for (case, report) in &cases {
+                let model = folder.join(format!("{}.onnx", case.network.name));
+                let got = onnxruntime.run(&model, &case.x)?;
+                reports[*report].checks.push(case.compared(ONNXRUNTIME, &got));
+            }
+        }
+        match &self.library {
+            Some(library) => emulate(library, folder, &cases, reports),
+            None => Ok(None),
+        }
+    }
+}
+
+/// Numbers for a network, and what its weights make of them in f32.
+fn case(network: Network, folder: &Path, rows: &[f32]) -> Result<Case, Failed> {
+    let [input] = network.inputs.as_slice() else {
+        return Err(
+            format!("`{}` takes {} inputs, not rows alone", network.name, network.inputs.len()).into()
+        );
+    };
+    let count = network.tensor(*input).elements() as usize;
+    let x: Vec<f32> = rows.iter().copied().cycle().take(count).collect();
+    let real = reals(&network, Some(folder))?;
+    real.verify()?;
+    let outcome = Executor::new(real.into(), Some(folder))?.run(&[&x])?;
+    let want = outcome.outputs.into_iter().next().ok_or("it gives nothing")?;
+    let spec = compose(&network, Some(folder))?;
+    Ok(Case { network, spec, x, want })
+}
+
+impl Case {
+    fn compared(&self, by: &str, got: &[f32]) -> Check {
+        Check { by: by.to_owned(), share_of_spread: share_of_spread(got, &self.want), bound: BOUND }
+    }
+
+    fn execute(&self, worker: &mut Worker, graph: usize, by: &str) -> Result<Check, Failed> {
+        let given = ports::encode(&self.network, &[&self.x])?;
+        let got = ports::decode(&self.network, &worker.execute(graph, given)?)?;
+        Ok(self.compared(by, got.first().ok_or("it gives nothing")?))
+    }
+}
+
+/// Executes networks and DLC of an artifact on the emulator, and reads its context binary.
+fn emulate(
+    library: &Library,
+    folder: &Path,
+    cases: &[(Case, usize)],
+    reports: &mut [FunctionReport],
+) -> Result<Option<String>, Failed> {
+    // The emulator does not load shared weights again: what it executes is composed without them.
+    let mut worker = library.worker(false)?;
+    for (case, report) in cases {
+        let graph = worker.compose(&case.spec)?;
+        reports[*report].checks.push(case.execute(&mut worker, graph, EMULATOR)?);
+    }
+    let path = folder.join(CONTEXT);
+    if !path.exists() {
+        return Ok(Some(format!("it has no `{CONTEXT}`: the library was not there when it was built")));
+    }
+    let shown = |e: &dyn std::fmt::Display| format!("`{CONTEXT}`: {e}");
+    let bytes = regular::read(&path, BINARY).map_err(|e| shown(&e))?;
+    let info = worker.binary_info(bytes).map_err(|e| shown(&e))?;
+    fits(library, &info, cases).map_err(|e| shown(&e))?;
+    for (case, report) in cases {
+        let path = folder.join(&case.network.name).with_extension(DLC);
+        if path.exists() {
+            let mut worker = library.worker(false)?;
+            let graphs = worker.compose_dlc(&path)?;
+            if worker.graphs().iter().map(|g| &g.name).ne([&case.network.name]) {
+                return Err(format!(
+                    "`{}` has other graphs than one `{}`",
+                    path.display(),
+                    case.network.name
+                )
+                .into());
+            }
+            reports[*report].checks.push(case.execute(&mut worker, graphs.start, EMULATOR_OF_DLC)?);
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a context binary is for the chip, and has the networks' graphs with their inputs and outputs.
+fn fits(library: &Library, info: &BinaryInfo, cases: &[(Case, usize)]) -> Result<(), Failed> {
+    info.expect(library.soc)?;
+    let names: BTreeSet<&str> = cases.iter().map(|(case, _)| &*case.spec.name).collect();
+    let found: BTreeSet<&str> = info.graphs.iter().map(|graph| &*graph.name).collect();
+    if names != found {
+        return Err(format!("it has the graphs {found:?}, and {names:?} are the networks beside it").into());
+    }
+    for (case, _) in cases {
+        let Some(graph) = info.graph(&case.spec.name) else { continue };
+        for (found, wanted) in [
+            (&graph.inputs, case.spec.inputs().collect::<Vec<_>>()),
+            (&graph.outputs, case.spec.outputs().collect()),
+        ] {
+            if found.len() != wanted.len() || !found.iter().zip(wanted).all(|(f, w)| same(f, w)) {
+                return Err(format!("`{}` has other inputs or outputs than its network", graph.name).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn same(found: &TensorInfo, wanted: &TensorSpec) -> bool {
+    found.name == wanted.name
+        && found.dims == wanted.dims
+        && found.quant == wanted.quant
+        && found.dtype().is_ok_and(|dtype| dtype == wanted.dtype)
+}

@@ -1,0 +1,73 @@
+//! Whole models on the library's emulator: every graph of a bundle in one process, sharing weights.
+
+use super::super::verify::network;
+use super::{Library, ports};
+use crate::compose::compose;
+use crate::net::Network;
+use moec_ir::plan::GraphDecl;
+use moec_qnn_sys::worker::Worker;
+use moec_runtime::error::{Error, Result};
+use moec_runtime::graphs::{Graphs, f16};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+/// A graph that is composed.
+#[derive(Debug)]
+struct Loaded {
+    name: String,
+    network: Network,
+    /// Its number in the process.
+    number: usize,
+}
+
+/// The library's emulator.
+#[derive(Debug)]
+pub(in crate::family) struct LibraryHost {
+    library: Library,
+    worker: Option<Mutex<Worker>>,
+    graphs: Vec<Loaded>,
+}
+
+impl LibraryHost {
+    /// Nothing is loaded yet.
+    pub(in crate::family) fn new(library: Library) -> Self {
+        Self { library, worker: None, graphs: Vec::new() }
+    }
+}
+
+impl Graphs for LibraryHost {
+    fn name(&self) -> &'static str {
+        "emulated by QNN"
+    }
+
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], _slots: usize) -> Result<()> {
+        let failed = |name: &str, why: String| Error::Graph { graph: name.to_owned(), why };
+        let mut worker = self.library.worker(true).map_err(|e| failed("QNN", e.to_string()))?;
+        for graph in graphs {
+            let name = format!("{} {}", graph.package, graph.function);
+            let network = network(bundle, graph).map_err(|why| failed(&name, why))?;
+            let folder = bundle.join(&graph.package);
+            let mut spec = compose(&network, Some(&folder)).map_err(|e| failed(&name, e.to_string()))?;
+            // Of its own in the context.
+            spec.name.clone_from(&name);
+            let number = worker.compose(&spec).map_err(|e| failed(&name, e.to_string()))?;
+            self.graphs.push(Loaded { name, network, number });
+        }
+        self.worker = Some(Mutex::new(worker));
+        Ok(())
+    }
+
+    fn run(&self, graph: usize, _slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
+        let missing = || Error::Plan(format!("there is no graph {graph}"));
+        let (loaded, worker) = self.graphs.get(graph).zip(self.worker.as_ref()).ok_or_else(missing)?;
+        let failed = |why: String| Error::Graph { graph: loaded.name.clone(), why };
+        let reals: Vec<Vec<f32>> = inputs.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
+        let reals: Vec<&[f32]> = reals.iter().map(|x| &**x).collect();
+        let given = ports::encode(&loaded.network, &reals).map_err(failed)?;
+        let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+        let results = worker.execute(loaded.number, given).map_err(|e| failed(e.to_string()))?;
+        drop(worker);
+        super::super::host::store(&ports::decode(&loaded.network, &results).map_err(failed)?, outputs)
+            .map_err(failed)
+    }
+}

@@ -1,0 +1,102 @@
+//! Plain onnxruntime, in a Python of its own: what everybody's runtime makes of a written network.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// The variable that names a Python with onnxruntime and numpy.
+pub(super) const PYTHON: &str = "MOEC_ONNXRUNTIME";
+
+/// Answers requests: the path of a model in a line, the numbers of its input in another, and the numbers, f32; those of
+/// its result come back alike.
+const SCRIPT: &str = "
+import sys
+import numpy, onnxruntime
+source, sink = sys.stdin.buffer, sys.stdout.buffer
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 3
+options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+sink.write(('%s\\n' % onnxruntime.__version__).encode())
+sink.flush()
+for line in iter(source.readline, b''):
+    count = int(source.readline())
+    numbers = numpy.frombuffer(source.read(4 * count), '<f4')
+    model = onnxruntime.InferenceSession(line.decode().rstrip('\\n'), options, providers=['CPUExecutionProvider'])
+    port = model.get_inputs()[0]
+    result = model.run(None, {port.name: numbers.reshape(port.shape)})[0].astype('<f4')
+    sink.write(('%d\\n' % result.size).encode() + result.tobytes())
+    sink.flush()
+";
+
+/// A process with it.
+#[derive(Debug)]
+pub(super) struct Onnxruntime {
+    child: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl Onnxruntime {
+    /// Starts it: in the Python that [`PYTHON`] names, or in the one beside QNN's library in moec's cache folder.
+    ///
+    /// # Errors
+    /// Why it is not there.
+    pub(super) fn start(cache: &Path) -> Result<Self, String> {
+        let named = std::env::var_os(PYTHON).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let python = named.unwrap_or_else(|| cache.join("qnn/bin/python"));
+        let mut command = Command::new(&python);
+        command.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let failed = |e: io::Error| format!("`{}` cannot be started: {e}", python.display());
+        let mut child = command.spawn().map_err(failed)?;
+        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(format!("`{}` has no pipes", python.display()));
+        };
+        let mut started = Self { child, to: Some(to), from: BufReader::new(from) };
+        let mut version = String::new();
+        match started.from.read_line(&mut version) {
+            Ok(n) if n > 0 => Ok(started),
+            _ => Err(format!("`{}` has no onnxruntime: {}", python.display(), started.last_words())),
+        }
+    }
+
+    /// The first result of a model with one input.
+    ///
+    /// # Errors
+    /// What Python says last.
+    pub(super) fn run(&mut self, model: &Path, x: &[f32]) -> Result<Vec<f32>, String> {
+        self.exchange(model, x).map_err(|e| format!("onnxruntime: {e}: {}", self.last_words()))
+    }
+
+    fn exchange(&mut self, model: &Path, x: &[f32]) -> io::Result<Vec<f32>> {
+        let to = self.to.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        let mut wire = format!("{}\n{}\n", model.display(), x.len()).into_bytes();
+        wire.extend(x.iter().flat_map(|x| x.to_le_bytes()));
+        to.write_all(&wire)?;
+        to.flush()?;
+        let mut line = String::new();
+        self.from.read_line(&mut line)?;
+        let count: u64 = line.trim().parse().map_err(io::Error::other)?;
+        let mut bytes = Vec::new();
+        self.from.by_ref().take(4 * count).read_to_end(&mut bytes)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect())
+    }
+
+    /// The last line of its stderr, once it has ended.
+    fn last_words(&mut self) -> String {
+        self.to = None;
+        let _ = self.child.kill();
+        let mut said = String::new();
+        if let Some(mut stderr) = self.child.stderr.take() {
+            let _ = stderr.read_to_string(&mut said);
+        }
+        said.lines().last().unwrap_or("it says nothing").to_owned()
+    }
+}
+
+impl Drop for Onnxruntime {
+    fn drop(&mut self) {
+        self.to = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
