@@ -26,6 +26,7 @@ mod kernels;
 pub use emit::{assembly, compile, llvm_ir};
 pub use error::{Error, Result};
 pub use kernels::cache::{key_order, value_order};
+pub use kernels::neuron::{neurons_meet, neurons_sketched};
 pub use machine::{ByteDot, Isa, Machine};
 pub use spec::schedule::{self, Knob, Schedule, evenly_from, least};
 pub use spec::{

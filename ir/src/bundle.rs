@@ -1,13 +1,19 @@
-//! Where the parts of a neuron's bundle lie: gate, up and down together, so that one read has all of it (PowerInfer-2, §4.4).
+//! Where the parts of neurons lie: up and down of a neuron together, gates of a block one behind the other (PowerInfer-2,
+//! §4.4).
 
 use crate::types::{Format, GROUP};
 
 /// Bytes of a cache line: parts begin on one.
 const LINE: usize = 64;
 
+/// Neurons of a block.
+pub const BLOCK: usize = 32;
+
 /// Parts of a bundle, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
+    /// The sketch of the gate.
+    Sketch,
     /// The row of the gate matrix.
     Gate,
     /// The row of the up matrix.
@@ -16,18 +22,27 @@ pub enum Part {
     Down,
 }
 
-/// How many there are.
+/// Parts that hold numbers of the weight: gate, up and down, in their order in a row of it.
 pub const PARTS: usize = 3;
 
-/// A bundle of [`crate::Op::NeuronFfn`]: in front a sketch of the gate, if there is one, then gate, up and down, of `hidden`
-/// numbers each.
+impl Part {
+    /// Those parts.
+    pub const OF_ROW: [Self; PARTS] = [Self::Gate, Self::Up, Self::Down];
+}
+
+/// A bundle of [`crate::Op::NeuronFfn`]: a sketch of the gate, if there is one, gate, up and down, of `hidden` numbers each.
+///
+/// Neurons lie in blocks of [`BLOCK`], of which the last may have fewer: first their sketches, then their gates, then up and
+/// down of each. So who reads all gates reads on and on, which memory answers faster than rows here and there, and who reads
+/// a neuron that is awake finds up and down together. A block is one piece, and so are any number of the first blocks.
 ///
 /// A part is a row of a row-major weight, codes before scales, filled up with zeros: to whole groups of [`GROUP`] numbers,
-/// and to whole cache lines. Whoever reads the gate alone reads lines of no other part.
+/// and to whole cache lines.
 ///
-/// The sketch holds a byte (i8) for every number of the gate, up to a whole group, then two f32: `scale` and `bound`. For
-/// every `x` the gate that a kernel computes is at most `scale · Σ code·x + bound · ‖x‖`, rounding included
-/// ([`Bundle::slack`]).
+/// The sketch holds a byte (i8) for every number of the gate, up to a whole group, then three f32: `scale`, `bound` and `kept`.
+/// For every `x` the gate that a kernel computes is at most `scale · Σ code·x + bound · ‖x‖`, rounding included
+/// ([`Bundle::slack`]); `kept` is the norm of `scale · code`, so that for who multiplies rounded numbers `y` instead
+/// `kept · ‖x − y‖` more is enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bundle {
     /// Number format of the parts.
@@ -38,28 +53,55 @@ pub struct Bundle {
     pub sketch: bool,
 }
 
+/// Where a part lies in a block of `n` neurons: that of neuron `i` at byte `n · each + first + i · pitch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Bytes in front of the part of the first neuron, for each neuron of the block.
+    pub each: usize,
+    /// Further bytes in front of it.
+    pub first: usize,
+    /// Bytes from neuron to neuron.
+    pub pitch: usize,
+}
+
 impl Bundle {
     /// Bytes of a part.
     pub const fn part_bytes(self) -> usize {
         self.format.row_bytes(self.hidden.next_multiple_of(GROUP)).next_multiple_of(LINE)
     }
 
-    /// Bytes of the codes of the sketch; `scale` and `bound` follow.
+    /// Bytes of the codes of the sketch; what else it has follows.
     pub const fn codes_bytes(self) -> usize {
         self.hidden.next_multiple_of(GROUP)
     }
 
     /// Bytes of the sketch; 0 where there is none.
     pub const fn sketch_bytes(self) -> usize {
-        if self.sketch { (self.codes_bytes() + 8).next_multiple_of(LINE) } else { 0 }
+        if self.sketch { (self.codes_bytes() + 12).next_multiple_of(LINE) } else { 0 }
     }
 
-    /// First byte of a part.
-    pub const fn part(self, part: Part) -> usize {
-        self.sketch_bytes() + part as usize * self.part_bytes()
+    /// Where a part lies in a block.
+    pub const fn place(self, part: Part) -> Place {
+        let (sketch, one) = (self.sketch_bytes(), self.part_bytes());
+        let (each, first, pitch) = match part {
+            Part::Sketch => (0, 0, sketch),
+            Part::Gate => (sketch, 0, one),
+            Part::Up => (sketch + one, 0, 2 * one),
+            Part::Down => (sketch + one, one, 2 * one),
+        };
+        Place { each, first, pitch }
     }
 
-    /// Bytes of the bundle.
+    /// First byte of a part of neuron `i` of a matrix of `inter`.
+    pub const fn at(self, part: Part, i: usize, inter: usize) -> usize {
+        let start = i / BLOCK * BLOCK;
+        let left = inter.saturating_sub(start);
+        let there = if left < BLOCK { left } else { BLOCK };
+        let Place { each, first, pitch } = self.place(part);
+        start * self.bytes() + there * each + first + (i - start) * pitch
+    }
+
+    /// Bytes of a neuron.
     pub const fn bytes(self) -> usize {
         self.sketch_bytes() + PARTS * self.part_bytes()
     }
@@ -78,17 +120,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_are_whole_lines_and_follow_each_other() {
+    fn parts_are_whole_lines_and_fill_the_matrix() {
         for format in Format::ALL {
-            for (hidden, sketch) in [(1, false), (31, true), (32, false), (80, true), (2048, true)] {
+            for (hidden, sketch, inter) in [(1, false, 5), (31, true, 32), (80, true, 70), (2048, true, 64)] {
                 let b = Bundle { format, hidden, sketch };
-                let [gate, up, down] = [Part::Gate, Part::Up, Part::Down].map(|p| b.part(p));
-                assert!([gate, up, down, b.bytes()].iter().all(|at| at % LINE == 0), "{b:?}");
-                assert!(gate >= b.sketch_bytes() && up - gate >= format.row_bytes(hidden), "{b:?}");
-                assert_eq!((down - up, b.bytes() - down), (up - gate, up - gate));
-                assert_eq!(gate > 0, sketch);
+                let mut parts: Vec<_> = (0..inter)
+                    .flat_map(|i| {
+                        [Part::Sketch, Part::Gate, Part::Up, Part::Down].map(|p| (b.at(p, i, inter), p))
+                    })
+                    .filter(|&(_, p)| sketch || p != Part::Sketch)
+                    .collect();
+                parts.sort_by_key(|&(at, _)| at);
+                let mut end = 0;
+                for (at, part) in parts {
+                    assert_eq!((at, at % LINE), (end, 0), "{b:?} {part:?}");
+                    end += if part == Part::Sketch { b.sketch_bytes() } else { b.part_bytes() };
+                }
+                assert_eq!(end, inter * b.bytes());
+                assert!(b.part_bytes() >= format.row_bytes(hidden));
             }
         }
+    }
+
+    #[test]
+    fn gates_follow_each_other_and_up_and_down_lie_together() {
+        let b = Bundle { format: Format::Bf16, hidden: 64, sketch: false };
+        let at = |part, i| b.at(part, i, 33);
+        assert_eq!([at(Part::Gate, 0), at(Part::Gate, 1), at(Part::Up, 0)], [0, 128, 32 * 128]);
+        assert_eq!([at(Part::Down, 0), at(Part::Up, 1)], [33 * 128, 34 * 128]);
+        // The last block has one neuron.
+        assert_eq!([at(Part::Gate, 32), at(Part::Up, 32)], [32 * 384, 32 * 384 + 128]);
     }
 
     #[test]

@@ -138,16 +138,17 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             rules.extend(multiplies(isa, *format, *compute, *order, *bias));
             rules
         }
-        KernelSpec::NeuronUp { hidden, inter, format, sketch, x_ld, glu, .. } => vec![
+        KernelSpec::NeuronUp { hidden, inter, format, compute, sketch, x_ld, glu, .. } => vec![
             (*hidden > 0 && *inter > 0, "an extent is zero"),
-            (*x_ld >= *hidden, "rows overlap"),
+            (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
+            (neuron::neurons_meet(isa, *format, *hidden, *compute), "neurons that meet no rows in that form"),
             (glu.skips(), "a gate that makes no neuron 0"),
-            (!sketch || neuron::sketches(*format), "a sketch that is no smaller than the gate"),
+            (!sketch || neuron::neurons_sketched(*format), "a sketch that is no smaller than the gate"),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
         KernelSpec::NeuronDown { hidden, inter, format, sketch, .. } => vec![
             (*hidden > 0 && *inter > 0, "an extent is zero"),
-            (!sketch || neuron::sketches(*format), "a sketch that is no smaller than the gate"),
+            (!sketch || neuron::neurons_sketched(*format), "a sketch that is no smaller than the gate"),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
@@ -188,7 +189,7 @@ fn multiplies(
             can_multiply(isa, unpack::format(compute), compute),
             (compute != Compute::I8, "panels of bytes out of neurons"),
             (!bias, "neurons with biases"),
-            (!sketch || neuron::sketches(format), "a sketch that is no smaller than the gate"),
+            (!sketch || neuron::neurons_sketched(format), "a sketch that is no smaller than the gate"),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
     }

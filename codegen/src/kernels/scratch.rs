@@ -23,7 +23,7 @@ impl KernelSpec {
             &Self::Linear { k: depth, format, compute, schedule, .. } => {
                 multiply::scratch_bytes(isa, depth, format, compute, schedule)
             }
-            Self::NeuronUp { layout, .. } => neuron::UP_SCRATCH + layout.rows * 4,
+            Self::NeuronUp { .. } => neuron::up_scratch(isa, self),
             Self::NeuronDown { inter, .. } => neuron::down_scratch(*inter),
             _ => 0,
         }

@@ -1,8 +1,7 @@
 //! Packing a weight block by block.
 
 use super::quantise::Group;
-use super::{Geometry, Importance, ROWS_AT_ONCE, Weighting, columns, order, place, q4o, sketch, vectors};
-use moec_ir::plan::Layout;
+use super::{Geometry, Importance, Weighting, columns, order, place, q4o, sketch, vectors};
 use moec_ir::types::{Format, GROUP};
 use std::io::{self, Write};
 use std::ops::Range;
@@ -25,10 +24,7 @@ impl Geometry {
     /// The whole weight in the order of its bytes, block by block. Each has as many panels as come near `SHARE`.
     pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
         let (g, panels) = (*self, self.panels());
-        let rows = match g.layout {
-            Layout::Rows | Layout::Neurons { .. } => ROWS_AT_ONCE,
-            Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
-        };
+        let rows = g.at_once();
         let step = (SHARE / (rows * g.cols).max(1)).max(1);
         // The last rows that are by themselves may be fewer.
         let outliers = g.outlier_bytes();
@@ -230,7 +226,7 @@ impl vectors::Work for Quantise<'_> {
         let mut first = 0;
         for (range, columns) in ranges {
             for column in 0..columns * parts {
-                let (at, lane) = g.lane(first + column);
+                let (at, lane) = g.lane(first + column, *columns);
                 let bytes = panel.get_mut(at..).unwrap_or_default();
                 match if column < range.len() * parts { rows.next() } else { None } {
                     Some(row) => match rounded.next() {

@@ -21,7 +21,7 @@ mod weighting;
 pub use blocks::{Block, Rows, Scratch, groups, outliers, pack, pack_block};
 pub use feedback::Feedback;
 use half::{bf16, f16};
-use moec_ir::bundle::{Bundle, PARTS};
+use moec_ir::bundle::{BLOCK, Bundle, PARTS, Part};
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
 use order::Lane;
@@ -46,7 +46,7 @@ pub struct Geometry {
     pub cols: usize,
 }
 
-/// Rows of a matrix that are read together when they are by themselves: [`Layout::Rows`] and [`Layout::Neurons`].
+/// Rows of a matrix that are read together when they are by themselves.
 const ROWS_AT_ONCE: usize = 16;
 
 /// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
@@ -81,7 +81,7 @@ impl Geometry {
         let cut = |start: usize, len: usize, end: usize| (start.min(end)..(start + len).min(end), len);
         match self.layout {
             Layout::Rows | Layout::Neurons { .. } => {
-                let (rows, _) = cut(p * ROWS_AT_ONCE, ROWS_AT_ONCE, self.rows);
+                let (rows, _) = cut(p * self.at_once(), self.at_once(), self.rows);
                 let there = rows.len();
                 vec![(rows, there)]
             }
@@ -97,9 +97,18 @@ impl Geometry {
 
     fn panels(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => self.rows.div_ceil(ROWS_AT_ONCE),
+            Layout::Rows | Layout::Neurons { .. } => self.rows.div_ceil(self.at_once()),
             Layout::Panels { nr } => self.rows.div_ceil(nr as usize),
             Layout::GluPanels { nr } => (self.rows / 2).div_ceil(nr as usize / 2),
+        }
+    }
+
+    /// Stored rows of a panel.
+    const fn at_once(&self) -> usize {
+        match self.layout {
+            Layout::Rows => ROWS_AT_ONCE,
+            Layout::Neurons { .. } => BLOCK,
+            Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         }
     }
 
@@ -149,20 +158,19 @@ impl Geometry {
     fn locate(&self, row: usize) -> (usize, Lane) {
         let ((panel, column), nr) = (self.column_of(row), self.nr());
         if nr == 0 {
-            return self.lane(row);
+            return self.lane(row, self.rows);
         }
         (panel * nr * self.row_bytes(), Lane::of_panel(self.format, nr, column))
     }
 
     /// Place of column `column` in a panel of this layout, and its first byte in the panel: rows that are by
-    /// themselves follow each other, part by part.
-    fn lane(&self, column: usize) -> (usize, Lane) {
+    /// themselves follow each other, and of neurons each part counts, in a panel or matrix of `rows`.
+    fn lane(&self, column: usize, rows: usize) -> (usize, Lane) {
         match self.layout {
             Layout::Rows => (column * self.row_bytes(), Lane::of_row(self.format, self.cols)),
             Layout::Neurons { .. } => {
-                let (row, part) = (column / PARTS, column % PARTS);
-                let at =
-                    self.bundle().map_or(0, |b| row * b.bytes() + b.sketch_bytes() + part * b.part_bytes());
+                let (row, part) = (column / PARTS, Part::OF_ROW[column % PARTS]);
+                let at = self.bundle().map_or(0, |b| b.at(part, row, rows));
                 (at, Lane::of_row(self.format, self.part_cols()))
             }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {

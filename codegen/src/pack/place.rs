@@ -4,7 +4,7 @@ use super::Geometry;
 use super::vectors::{Work, widest};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use moec_ir::bundle::{Bundle, PARTS};
+use moec_ir::bundle::{Bundle, PARTS, Part};
 use moec_ir::plan::Layout;
 use moec_ir::types::Format;
 use std::ops::Range;
@@ -66,17 +66,14 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
     }
 }
 
-/// Rows of neurons to their bundles.
+/// Rows of neurons to their parts.
 fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
-    let bytes = g.format.row_bytes(g.part_cols());
-    for (row, bundle_bytes) in
-        rows.chunks_exact((PARTS * bytes).max(1)).zip(panel.chunks_exact_mut(bundle.bytes().max(1)))
-    {
-        let parts = bundle_bytes.get_mut(bundle.sketch_bytes()..).unwrap_or_default();
-        for (part, to) in
-            row.chunks_exact(bytes.max(1)).zip(parts.chunks_exact_mut(bundle.part_bytes().max(1)))
-        {
-            to[..bytes].copy_from_slice(part);
+    let bytes = g.format.row_bytes(g.part_cols()).max(1);
+    let there = rows.len() / (PARTS * bytes);
+    for (i, part) in rows.chunks_exact(bytes).enumerate() {
+        let at = bundle.at(Part::OF_ROW[i % PARTS], i / PARTS, there);
+        if let Some(to) = panel.get_mut(at..at + bytes) {
+            to.copy_from_slice(part);
         }
     }
 }

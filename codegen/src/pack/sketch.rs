@@ -12,36 +12,40 @@ pub(super) fn add(g: &Geometry, numbers: &mut Vec<f32>, panel: &mut [u8]) {
     let Some(bundle) = g.bundle().filter(|b| b.sketch) else { return };
     let lane = Lane::of_row(g.format, bundle.hidden);
     numbers.resize(bundle.hidden, 0.0);
-    for bytes in panel.chunks_exact_mut(bundle.bytes()) {
-        let (front, parts) = bytes.split_at_mut(bundle.part(Part::Gate));
+    let there = panel.len() / bundle.bytes();
+    for i in 0..there {
+        let [at, gate] = [Part::Sketch, Part::Gate].map(|part| bundle.at(part, i, there));
+        let (front, parts) = panel.split_at_mut(gate);
         if lane.get(parts, numbers).is_none() {
             continue;
         }
-        let (codes, rest) = front.split_at_mut(bundle.codes_bytes());
-        let (scale, bound) = sketch(numbers, codes, bundle.slack());
-        for (cell, x) in rest.as_chunks_mut::<4>().0.iter_mut().zip([scale, bound]) {
+        let (codes, rest) = front[at..].split_at_mut(bundle.codes_bytes());
+        let facts = sketch(numbers, codes, bundle.slack());
+        for (cell, x) in rest.as_chunks_mut::<4>().0.iter_mut().zip(facts) {
             *cell = x.to_le_bytes();
         }
     }
 }
 
-/// Codes of a row, its scale and its bound.
-fn sketch(row: &[f32], codes: &mut [u8], slack: f64) -> (f32, f32) {
+/// Codes of a row, its scale, its bound, and the norm of what the codes keep.
+fn sketch(row: &[f32], codes: &mut [u8], slack: f64) -> [f32; 3] {
     let largest = row.iter().fold(0.0_f32, |m, x| m.max(x.abs()));
     // A gate past what f32 can square says nothing: its bound is infinite, and it is never passed over.
     let scale = largest / MOST;
-    let (mut missed, mut norms) = (0.0_f64, 0.0_f64);
+    let (mut missed, mut norms, mut held) = (0.0_f64, 0.0_f64, 0.0_f64);
     for (cell, &x) in codes.iter_mut().zip(row) {
         let code = if scale > 0.0 { (x / scale).round_ties_even().clamp(-MOST, MOST) } else { 0.0 };
         *cell = (code as i8).cast_unsigned();
         let (x, kept) = (f64::from(x), f64::from(code) * f64::from(scale));
         missed += (x - kept).powi(2);
         norms += x.powi(2).max(kept.powi(2));
+        held += kept.powi(2);
     }
     // The last factor covers the roundings of this sum, of the norm of `x` and of the two products.
     let bound = (missed.sqrt() + slack * norms.sqrt()) * (1.0 + slack) * 1.001;
     let above = (bound as f32).next_up();
-    (scale, if largest.is_finite() { above } else { f32::INFINITY })
+    let bound = if largest.is_finite() { above } else { f32::INFINITY };
+    [scale, bound, ((held.sqrt() * 1.001) as f32).next_up()]
 }
 
 #[cfg(test)]
@@ -58,7 +62,7 @@ mod tests {
         for n in [1, 5, 64, 700] {
             let row: Vec<f32> = (0..n).map(|_| number().powi(3) * 3.0).collect();
             let mut codes = vec![0; n];
-            let (scale, bound) = sketch(&row, &mut codes, 1e-4);
+            let [scale, bound, kept] = sketch(&row, &mut codes, 1e-4);
             let code = |c: &u8| f64::from(c.cast_signed()) * f64::from(scale);
             // The worst of all rows: what the codes miss.
             let worst: Vec<f64> = row.iter().zip(&codes).map(|(&w, c)| f64::from(w) - code(c)).collect();
@@ -68,6 +72,8 @@ mod tests {
                 let exact: f64 = row.iter().zip(&x).map(|(&w, x)| f64::from(w) * x).sum();
                 let said: f64 = codes.iter().zip(&x).map(|(c, x)| code(c) * x).sum();
                 assert!(exact <= said + f64::from(bound) * norm, "{n}: {exact} {said} {bound} {norm}");
+                let held = codes.iter().map(|c| code(c).powi(2)).sum::<f64>().sqrt();
+                assert!((held..held * 1.01 + 1e-30).contains(&f64::from(kept)), "{n}: {kept} {held}");
                 // And it is of use: a small share of what a row can give.
                 let all = row.iter().map(|&w| f64::from(w).powi(2)).sum::<f64>().sqrt();
                 assert!(f64::from(bound) < 0.02 * all, "{n}: {bound} of {all}");
@@ -78,8 +84,8 @@ mod tests {
     #[test]
     fn nothing_and_too_much() {
         let mut codes = [1; 3];
-        assert_eq!(sketch(&[0.0; 3], &mut codes, 1e-4).0, 0.0);
+        assert_eq!(sketch(&[0.0; 3], &mut codes, 1e-4)[0], 0.0);
         assert_eq!(codes, [0; 3]);
-        assert_eq!(sketch(&[f32::INFINITY, 1.0, 0.0], &mut codes, 1e-4).1, f32::INFINITY);
+        assert_eq!(sketch(&[f32::INFINITY, 1.0, 0.0], &mut codes, 1e-4)[1], f32::INFINITY);
     }
 }

@@ -2,8 +2,8 @@
 
 use super::schedule::Schedule;
 use super::{
-    CACHE_ROWS, Compute, EMBED_ROWS, KernelSpec, MapOp, NEURONS, NormKind, ROWS, RowNorm, WeightOrder,
-    neuron_columns,
+    CACHE_ROWS, Compute, EMBED_ROWS, KernelSpec, MapOp, NEURON_COLUMNS, NEURONS, NormKind, ROWS, RowNorm,
+    WeightOrder,
 };
 use crate::machine::Isa;
 use moec_ir::plan::{Grid, Layout};
@@ -29,7 +29,7 @@ impl KernelSpec {
             }
             Self::NeuronUp { inter, .. } => Grid::Experts { table: 1, tiles: inter.div_ceil(NEURONS) as u32 },
             Self::NeuronDown { hidden, .. } => {
-                Grid::Experts { table: 1, tiles: hidden.div_ceil(neuron_columns(isa)) as u32 }
+                Grid::Experts { table: 1, tiles: hidden.div_ceil(NEURON_COLUMNS) as u32 }
             }
             Self::Norm { .. }
             | Self::Quantise { .. }

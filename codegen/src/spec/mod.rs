@@ -9,7 +9,6 @@ mod facts;
 pub mod schedule;
 mod symbol;
 
-use crate::machine::Isa;
 use moec_ir::op::{Activation, AttentionDesc, DispatchLayout, Glu, RopeStyle, RouterDesc};
 use moec_ir::types::{Format, GROUP};
 use schedule::Schedule;
@@ -377,7 +376,7 @@ pub enum KernelSpec {
         /// How it cuts its work.
         schedule: Schedule,
     },
-    /// `[x f32, dispatch i32, w (addresses [E] of Neurons), h out f32 [slots, I], awake out i32]`: the neurons that the rows of
+    /// `[x, dispatch i32, w (addresses [E] of Neurons), h out f32 [slots, I], awake out i32]`: the neurons that the rows of
     /// each active expert wake, in lists of [`awake_words`], and what these give; of the others `h` holds anything. For few
     /// rows: they are not cut.
     NeuronUp {
@@ -389,9 +388,11 @@ pub enum KernelSpec {
         inter: usize,
         /// Format of the weight.
         format: Format,
-        /// Whether bundles begin with a sketch, which is read first.
+        /// Form of `x`: f32, or bytes where [`crate::neurons_meet`] says so.
+        compute: Compute,
+        /// Whether there are sketches, which are read first.
         sketch: bool,
-        /// Row distance of `x`.
+        /// Row distance of `x`, in words.
         x_ld: usize,
         /// How gate and up join.
         glu: Glu,
@@ -407,7 +408,7 @@ pub enum KernelSpec {
         inter: usize,
         /// Format of the weight.
         format: Format,
-        /// Whether bundles begin with a sketch.
+        /// Whether there are sketches.
         sketch: bool,
     },
     /// `[y f32 [slots, H], dispatch i32, weights f32 [T, k], residual?, out]`: the weighted sum of each
@@ -472,12 +473,11 @@ pub enum KernelSpec {
 }
 
 /// Neurons of a work item of [`KernelSpec::NeuronUp`].
-pub(crate) const NEURONS: usize = 32;
+pub(crate) const NEURONS: usize = moec_ir::bundle::BLOCK;
 
-/// Columns of a work item of [`KernelSpec::NeuronDown`]: their sums stay in registers.
-pub(crate) const fn neuron_columns(isa: &Isa) -> usize {
-    if isa.lanes == 16 { 256 } else { 64 }
-}
+/// Columns of a work item of [`KernelSpec::NeuronDown`]: rows so long that memory is read on and on, and yet two items and more
+/// for an expert. Their sums stay in the first-level cache.
+pub(crate) const NEURON_COLUMNS: usize = 1024;
 
 /// Words of the lists that [`KernelSpec::NeuronUp`] writes: for every active expert and every thirty-two of its neurons how
 /// many are awake, then who, by number.

@@ -108,9 +108,9 @@ impl KernelSpec {
                 s.word(format.name()).compute(*compute).num("p", isa.nr).num("x", *h_ld).flag("bias", *bias);
                 s.order(*order).schedule(schedule);
             }
-            Self::NeuronUp { layout, hidden, inter, format, sketch, x_ld, glu } => {
+            Self::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu } => {
                 s.word("neuron_up").layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());
-                s.flag("sketched", *sketch).num("x", *x_ld).glu(*glu);
+                s.compute(*compute).flag("sketched", *sketch).num("x", *x_ld).glu(*glu);
             }
             Self::NeuronDown { layout, hidden, inter, format, sketch } => {
                 s.word("neuron_down").layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());

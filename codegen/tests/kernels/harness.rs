@@ -5,7 +5,9 @@ use crate::machines::{machines, wanted};
 use half::bf16;
 use moec_codegen::jit::{KernelFn, Loaded};
 use moec_codegen::pack::{Geometry, pack_slice, round_rows};
-use moec_codegen::{ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, packed_words};
+use moec_codegen::{
+    ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, neurons_meet, packed_words,
+};
 use moec_ir::plan::Grid;
 use moec_ir::types::{Format, GROUP};
 use std::ptr;
@@ -125,6 +127,7 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
             Compute::Bf16 => isa.bf16,
             Compute::I8 => isa.bytes != ByteDot::None,
         },
+        KernelSpec::NeuronUp { hidden, format, compute, .. } => neurons_meet(isa, *format, *hidden, *compute),
         _ => true,
     }
 }

@@ -1,7 +1,7 @@
 //! Experts by neurons: what sleeps is not read, and sketches change no bit.
 
 use crate::experts::{dispatch, experts_of_slots};
-use crate::harness::{Case, Expect, Operand, Rng, check, random, run, stored, strided};
+use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, run, stored, strided};
 use crate::machines::machines;
 use crate::simple::glu;
 use moec_codegen::jit::Loaded;
@@ -13,16 +13,20 @@ use moec_ir::types::Format;
 const LAYOUTS: [(usize, usize, usize, usize); 3] = [(4, 2, 16, 1), (4, 2, 3, 4), (8, 3, 4, 5)];
 /// Neurons of a block.
 const BLOCK: usize = 32;
-const KINDS: [(Format, bool); 8] = [
-    (Format::F32, false),
-    (Format::F32, true),
-    (Format::Bf16, false),
-    (Format::Bf16, true),
-    (Format::F16, false),
-    (Format::F16, true),
-    (Format::Q8, false),
-    (Format::Q4, false),
+const KINDS: [(Format, bool, Compute); 10] = [
+    (Format::F32, false, Compute::F32),
+    (Format::F32, true, Compute::F32),
+    (Format::Bf16, false, Compute::F32),
+    (Format::Bf16, true, Compute::F32),
+    (Format::F16, false, Compute::F32),
+    (Format::F16, true, Compute::F32),
+    (Format::Q8, false, Compute::F32),
+    (Format::Q4, false, Compute::F32),
+    (Format::Q8, false, Compute::I8),
+    (Format::Q4, false, Compute::I8),
 ];
+/// Rows of which some are whole numbers of steps on every machine, with a rest behind a vector of scales and without.
+const WIDTHS: [usize; 9] = [17, 64, 80, 128, 288, 333, 500, 640, 1200];
 
 /// Experts, their neurons and what they hold.
 struct Network {
@@ -40,7 +44,7 @@ struct Network {
 impl Network {
     fn new(rng: &mut Rng, (rows, k, experts, n): (usize, usize, usize, usize), format: Format) -> Self {
         let layout = DispatchLayout { rows, k, experts };
-        let (hidden, inter) = (rng.pick(&[17, 64, 80, 288, 333]), rng.pick(&[5, 32, 33, 70]));
+        let (hidden, inter) = (rng.pick(&WIDTHS), rng.pick(&[5, 32, 33, 70]));
         let table = dispatch(rng, layout, n);
         let of_slot = experts_of_slots(layout, &table);
         let weights = rng.floats(experts * inter * 3 * hidden);
@@ -74,16 +78,17 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 fn up_cases(rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, layout) in LAYOUTS.into_iter().enumerate() {
-        for (format, sketch) in KINDS {
+        for (format, sketch, compute) in KINDS {
             let net = Network::new(rng, layout, format);
-            let (hidden, inter, x_ld) = (net.hidden, net.inter, net.hidden + 3);
+            let (hidden, inter) = (net.hidden, net.inter);
             let g = [Glu::Gated(Activation::Relu), Glu::DRelu, Glu::FatRelu { threshold: 0.5 }][i];
-            let x = random(rng, net.n, hidden, x_ld);
+            let ld = hidden + 3;
+            let (rows, x_ld, x) = rows_as(compute, &random(rng, net.n, hidden, ld), [1, hidden, ld]);
             let expected = strided(net.slots(), inter, inter, |slot, c| {
                 let (Some(gate), Some(up)) = (net.part(slot, c, 0), net.part(slot, c, 1)) else {
                     return f32::NAN;
                 };
-                let row = &x[net.table[net.layout.token() + slot] as usize * x_ld..][..hidden];
+                let row = &x[net.table[net.layout.token() + slot] as usize * ld..][..hidden];
                 let gate = dot(row, gate);
                 // Of who sleeps nobody asks; whether a number so small is one differs by rounding.
                 let least = if let Glu::FatRelu { threshold } = g { threshold } else { 0.0 };
@@ -91,10 +96,10 @@ fn up_cases(rng: &mut Rng) -> Vec<Case> {
             });
             let layout = net.layout;
             cases.push(Case {
-                spec: KernelSpec::NeuronUp { layout, hidden, inter, format, sketch, x_ld, glu: g },
+                spec: KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu: g },
                 n: net.n,
                 operands: vec![
-                    Operand::Floats(x),
+                    rows,
                     Operand::Ints(net.table.clone()),
                     net.operand(format),
                     Operand::Floats(vec![0.0; net.slots() * inter]),
@@ -117,7 +122,7 @@ fn columns_of_who_is_awake() {
     let rng = &mut Rng::new(41);
     let mut cases = Vec::new();
     for layout in LAYOUTS {
-        for (format, sketch) in KINDS {
+        for (format, sketch, _) in KINDS {
             let net = Network::new(rng, layout, format);
             let (hidden, inter) = (net.hidden, net.inter);
             // Everybody, nobody, one in five.
@@ -231,7 +236,7 @@ fn many_rows_meet_panels_out_of_neurons() {
             net.held = stored(format, compute, [3 * net.inter, net.hidden], &net.weights);
             let (hidden, inter, g) = (net.hidden, net.inter, Glu::Gated(Activation::Relu));
             let x = random(rng, net.n, hidden, hidden);
-            let (rows, x_ld, x) = crate::harness::rows_as(compute, &x, [1, hidden, hidden]);
+            let (rows, x_ld, x) = rows_as(compute, &x, [1, hidden, hidden]);
             let gates = strided(net.slots(), inter, inter, |slot, c| {
                 let (Some(gate), Some(up)) = (net.part(slot, c, 0), net.part(slot, c, 1)) else { return 0.0 };
                 let row = &x[net.table[net.layout.token() + slot] as usize * hidden..][..hidden];
@@ -264,7 +269,7 @@ fn many_rows_meet_panels_out_of_neurons() {
             });
 
             let h = rng.floats(net.slots() * inter);
-            let (rows, h_ld, h) = crate::harness::rows_as(compute, &h, [1, inter, inter]);
+            let (rows, h_ld, h) = rows_as(compute, &h, [1, inter, inter]);
             let expected = strided(net.slots(), hidden, hidden, |slot, c| {
                 let down = |i| net.part(slot, i, 2).map_or(0.0, |d| d[c]);
                 (0..inter).map(|i| f64::from(h[slot * inter + i]) * f64::from(down(i))).sum::<f64>() as f32

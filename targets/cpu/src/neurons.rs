@@ -3,14 +3,16 @@
 use crate::arithmetic::{Activations, FEW_ROWS, Form};
 use crate::select::{Launch, NodeView, Result, Role, Selection, Work, dispatch_layout};
 use crate::{CpuTarget, KernelSpec, Unsupported};
-use moec_codegen::{Compute, RowForm, Schedule, WeightOrder, awake_words};
+use moec_codegen::{Compute, RowForm, Schedule, WeightOrder, awake_words, neurons_meet, neurons_sketched};
 use moec_ir::{Format, Glu, Type};
 
-/// Whether bundles begin with a sketch of their gate. Reading it takes as long as what it saves (`docs/neurons.md`), so that none
-/// is written; the kernels have both.
-const SKETCH: bool = false;
-
 impl CpuTarget {
+    /// In what form few rows meet gate and up: that of whole experts where neurons know it, else exact.
+    fn few_rows(&self, format: Format, rows: usize, hidden: usize) -> Result<Compute> {
+        let usual = self.compute(format, rows)?;
+        Ok(if neurons_meet(&self.isa, format, hidden, usual) { usual } else { Compute::F32 })
+    }
+
     /// In what form many rows meet panels out of neurons.
     fn many_rows(&self, format: Format) -> Compute {
         let exact = self.activations() == Activations::F32 || matches!(format, Format::F32 | Format::F16);
@@ -34,13 +36,16 @@ impl CpuTarget {
         if layout.experts != experts {
             return Err(Unsupported("the dispatch table is for other experts".into()));
         }
-        let sketch = SKETCH;
+        let sketch = neurons_sketched(format);
         let h = s.temp(Type::f32([slots, inter]));
         if rows <= FEW_ROWS {
             let awake = s.temp(Type::i32([awake_words(layout, inter)]));
-            let up = KernelSpec::NeuronUp { layout, hidden, inter, format, sketch, x_ld, glu };
+            let compute = self.few_rows(format, rows, hidden)?;
+            let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
+            let (x, x_ld) = s.rows(Role::In(0), rows, form);
+            let up = KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu };
             s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
-            let args = vec![Role::In(0), Role::In(1), Role::In(2), h, awake];
+            let args = vec![x, Role::In(1), Role::In(2), h, awake];
             s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![3, 4] });
             let down = KernelSpec::NeuronDown { layout, hidden, inter, format, sketch };
             s.kernel(down, vec![h, Role::In(1), Role::In(2), awake], 1);

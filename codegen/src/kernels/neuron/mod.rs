@@ -7,33 +7,135 @@
 //! Sums over neurons are taken in their order, and a neuron that a row does not wake adds an exact 0 to it: a row's bits
 //! depend neither on the other rows nor on how work is split.
 
+mod bytes;
 mod numbers;
 pub(crate) mod panels;
+mod sketch;
 
 use super::routed::{Expert, expert};
 use crate::dsl::{F, I, Kb, LINE, P};
-use crate::spec::{KernelSpec, NEURONS, neuron_columns};
-use moec_ir::bundle::{Bundle, Part};
+use crate::machine::Isa;
+use crate::spec::{Compute, KernelSpec, NEURON_COLUMNS, NEURONS};
+use bytes::Steps;
+use moec_ir::bundle::{BLOCK, Bundle, Part, Place};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::{Format, GROUP};
-use numbers::{Row, dot, norm};
+use numbers::{Row, dot};
+use sketch::Sketches;
 
-/// Bytes of gates that are asked for ahead, at least: what memory takes for one access, at the rate of a core.
-const AHEAD: usize = 2560;
+/// Bytes by which gates are asked for ahead.
+const AHEAD: usize = 2048;
 
-/// Neurons whose down columns are asked for ahead.
-const COLUMNS_AHEAD: usize = 12;
+/// Neurons whose down columns are added together.
+const TOGETHER: usize = 4;
 
-/// Bytes of scratch of [`up`]: the neurons of a block whose sketches prove nothing.
-pub(crate) const UP_SCRATCH: usize = (NEURONS + 1) * 4;
+/// Bytes of scratch for the neurons of a block whose sketches prove nothing.
+const MAYBE: usize = ((NEURONS + 1) * 4).next_multiple_of(LINE);
 
-/// Bytes of scratch of [`down`]: the neurons of an expert that are awake.
+/// Bytes of scratch of [`up`]: neurons, then every row as it meets sketches, or as bytes.
+pub(crate) fn up_scratch(isa: &Isa, spec: &KernelSpec) -> usize {
+    let &KernelSpec::NeuronUp { layout, hidden, format, compute, sketch, .. } = spec else { return 0 };
+    let row = match compute {
+        _ if sketch => Sketches::new(isa, Bundle { format, hidden, sketch }).row_bytes(),
+        Compute::I8 => Steps::new(isa, format, hidden).map_or(0, Steps::row_bytes),
+        _ => 0,
+    };
+    MAYBE + layout.rows * row
+}
+
+/// Whether gate and up of neurons meet rows of `hidden` numbers in a form: f32 they always meet, bytes where codes come out of
+/// memory by whole vectors.
+pub fn neurons_meet(isa: &Isa, format: Format, hidden: usize, compute: Compute) -> bool {
+    match compute {
+        Compute::F32 => true,
+        Compute::I8 => Steps::new(isa, format, hidden).is_some(),
+        Compute::Bf16 => false,
+    }
+}
+
+/// Bytes of scratch of [`down`]: the sums of a work item, and the neurons of an expert that are awake.
 pub(crate) const fn down_scratch(inter: usize) -> usize {
-    (inter + COLUMNS_AHEAD + 1) * 4
+    NEURON_COLUMNS * 4 + (inter + 2 * TOGETHER + 1) * 4
 }
 
 /// Words of the list of a block: how many, then who.
 pub(crate) const LIST: usize = NEURONS + 1;
+
+/// The neurons of an expert.
+#[derive(Clone, Copy)]
+struct Matrix<'k> {
+    k: &'k Kb<'k>,
+    bundle: Bundle,
+    inter: usize,
+    at: P<'k>,
+}
+
+impl<'k> Matrix<'k> {
+    /// Where a part of a neuron lies.
+    fn part(&self, part: Part, neuron: I<'k>) -> P<'k> {
+        let k = self.k;
+        let i = neuron & k.i(BLOCK as i64 - 1);
+        let first = neuron - i;
+        let Place { each, first: offset, pitch } = self.bundle.place(part);
+        let there = match self.inter % BLOCK {
+            0 => k.i(BLOCK as i64),
+            _ => (k.i(self.inter as i64) - first).min(k.i(BLOCK as i64)),
+        };
+        self.at.bytes(first * self.bundle.bytes() + there * each + i * pitch).bytes(offset)
+    }
+
+    /// That part, as numbers.
+    fn row(&self, part: Part, neuron: I<'k>) -> Row<'k> {
+        let at = self.part(part, neuron);
+        Row::part(self.k, self.bundle.format, self.bundle.hidden, at)
+    }
+}
+
+/// Rows of an expert, in the form that meets its gates.
+struct Rows<'k> {
+    k: &'k Kb<'k>,
+    x: P<'k>,
+    x_ld: usize,
+    /// Tokens of the slots.
+    tokens: P<'k>,
+    /// Where the first slot's row lies in scratch, and how it is read, if rows are bytes.
+    bytes: Option<(Steps, P<'k>, I<'k>)>,
+}
+
+impl<'k> Rows<'k> {
+    fn new(
+        k: &'k Kb<'k>,
+        e: &Expert<'k>,
+        [x, tokens]: [P<'k>; 2],
+        x_ld: usize,
+        steps: Option<Steps>,
+    ) -> Self {
+        let of = |slot: I<'k>| x.words(tokens.words(slot).load_int() * x_ld);
+        let bytes = steps.map(|steps| {
+            let to = k.scratch().bytes(MAYBE);
+            k.each(e.first, e.end, 1, |slot| {
+                steps.arrange(k, of(slot), to.bytes((slot - e.first) * steps.row_bytes()));
+            });
+            (steps, to, e.first)
+        });
+        Self { k, x, x_ld, tokens, bytes }
+    }
+
+    /// That of a slot, as f32.
+    fn of(&self, slot: I<'k>) -> P<'k> {
+        self.x.words(self.tokens.words(slot).load_int() * self.x_ld)
+    }
+
+    /// A part of a neuron times that of a slot.
+    fn dot(&self, part: &Row<'k>, slot: I<'k>, ahead: Option<usize>) -> F<'k> {
+        match self.bytes {
+            Some((steps, rows, first)) => {
+                steps.dot(self.k, part.at, rows.bytes((slot - first) * steps.row_bytes()), ahead)
+            }
+            None => dot(self.k, part, self.of(slot), ahead),
+        }
+    }
+}
 
 /// Whether a gate that is at most `most` makes a neuron 0. NaN does not.
 fn silent<'k>(k: &'k Kb<'k>, most: F<'k>, glu: Glu) -> I<'k> {
@@ -47,14 +149,10 @@ fn silent<'k>(k: &'k Kb<'k>, most: F<'k>, glu: Glu) -> I<'k> {
     }
 }
 
-/// Asks for whole lines.
-fn fetch_lines<'k>(k: &'k Kb<'k>, from: P<'k>, bytes: usize) {
-    const TURN: usize = 8 * LINE;
-    let whole = bytes / TURN * TURN;
-    if whole > 0 {
-        k.each(0, whole, TURN, |at| (0..8).for_each(|line| from.bytes(at).beyond(line * LINE).prefetch()));
-    }
-    (whole..bytes).step_by(LINE).for_each(|at| from.beyond(at).prefetch());
+/// Asks for the beginning of a row that is read soon: memory goes on by itself once it is read, and whoever asks for all of
+/// it waits until so many lines can be asked for at once.
+fn fetch_row(from: P<'_>) {
+    (0..4).for_each(|line| from.beyond(line * LINE).prefetch());
 }
 
 /// Goes through neurons, and lists those of whom `awake` is true: how many, in front of who. `who(i)` is the neuron of number
@@ -78,94 +176,87 @@ fn list<'k>(
 }
 
 pub(super) fn up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::NeuronUp { layout, hidden, inter, format, sketch, x_ld, glu } = *spec else {
+    let KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu } = *spec else {
         return k.fail("not the gates of neurons");
     };
     let [x, dispatch, weights, h, awake] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
     let bundle = Bundle { format, hidden, sketch };
     let blocks = inter.div_ceil(NEURONS);
     let tokens = dispatch.words(layout.token());
-    k.expert_tiles(blocks, |active, block| {
+    let steps = if compute == Compute::I8 { Steps::new(&k.isa, format, hidden) } else { None };
+    k.tiles_by_expert(blocks, |active, [from, end]| {
         let e = expert(dispatch, layout, active);
-        let matrix = weights.load_address(e.id);
-        let at = |neuron: I<'k>| matrix.bytes(neuron * bundle.bytes());
-        let row = |slot: I<'k>| x.words(tokens.words(slot).load_int() * x_ld);
-        let first = block * NEURONS;
-        let count = (k.i(inter as i64) - first).min(k.i(NEURONS as i64));
-        let hidden_at = |slot: I<'k>, neuron: I<'k>| h.words(slot * inter).words(neuron);
-        let gates = Row::part(k, bundle, Part::Gate);
-        let ahead = AHEAD.div_ceil(bundle.part_bytes()).max(1);
-        // Whether any row wakes a neuron; what the gates give stays where the result will be.
-        let wakes = |neuron: I<'k>, next: Option<P<'k>>| {
-            let gate = gates.of(at(neuron));
-            let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
-                let g = dot(k, &gate, row(slot), next);
-                hidden_at(slot, neuron).store(g);
-                vec![silent(k, g, glu).pick_int(awake[0], k.i(1))]
-            });
-            let awake = k.i(0).lt(awake[0]);
-            k.when(awake, || fetch_lines(k, at(neuron).bytes(bundle.part(Part::Up)), bundle.part_bytes()));
-            awake
-        };
-        let to = awake.words((active * blocks + block) * LIST);
-        let found = if sketch {
-            let maybe = k.scratch();
-            let unsure = unproven(k, &e, bundle, [first, count], maybe, glu, &at, &row);
-            // The lines of gates were asked for when their sketches proved nothing.
-            list(k, unsure, to, |i| maybe.words(i + 1).load_int(), |_, neuron| wakes(neuron, None))
-        } else {
-            let next = |neuron: I<'k>| at(neuron + ahead).bytes(bundle.part(Part::Gate));
-            list(k, count, to, |i| first + i, |_, neuron| wakes(neuron, Some(next(neuron))))
-        };
-        let ups = Row::part(k, bundle, Part::Up);
-        k.each(0, found, 1, |i| {
-            let neuron = to.words(i + 1).load_int();
-            let up = ups.of(at(neuron));
-            k.each(e.first, e.end, 1, |slot| {
-                let cell = hidden_at(slot, neuron);
-                let g = cell.load();
-                k.branch(
-                    silent(k, g, glu),
-                    || cell.store(k.f(0.0)),
-                    || cell.store(g.glu(dot(k, &up, row(slot), None), glu)),
-                );
+        let matrix = Matrix { k, bundle, inter, at: weights.load_address(e.id) };
+        let rows = Rows::new(k, &e, [x, tokens], x_ld, steps);
+        let sketches = sketch.then(|| Sketches::new(&k.isa, bundle));
+        if let Some(sketches) = sketches {
+            k.each(e.first, e.end, 1, |slot| sketches.prepare(k, rows.of(slot), slot - e.first));
+        }
+        k.each(from, end, 1, |block| {
+            let first = block * NEURONS;
+            let count = (k.i(inter as i64) - first).min(k.i(NEURONS as i64));
+            let hidden_at = |slot: I<'k>, neuron: I<'k>| h.words(slot * inter).words(neuron);
+            // Whether any row wakes a neuron; what the gates give stays where the result will be.
+            let wakes = |neuron: I<'k>, ahead: Option<usize>| {
+                let gate = matrix.row(Part::Gate, neuron);
+                let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
+                    let g = rows.dot(&gate, slot, ahead);
+                    hidden_at(slot, neuron).store(g);
+                    vec![silent(k, g, glu).pick_int(awake[0], k.i(1))]
+                });
+                let awake = k.i(0).lt(awake[0]);
+                k.when(awake, || fetch_row(matrix.part(Part::Up, neuron)));
+                awake
+            };
+            let to = awake.words((active * blocks + block) * LIST);
+            let found = if let Some(sketches) = sketches {
+                let maybe = k.scratch();
+                let unsure = unproven(&e, &matrix, [first, count], glu, &rows, sketches);
+                // The lines of gates were asked for when their sketches proved nothing.
+                list(k, unsure, to, |i| maybe.words(i + 1).load_int(), |_, neuron| wakes(neuron, None))
+            } else {
+                list(k, count, to, |i| first + i, |_, neuron| wakes(neuron, Some(AHEAD)))
+            };
+            k.each(0, found, 1, |i| {
+                let neuron = to.words(i + 1).load_int();
+                let up = matrix.row(Part::Up, neuron);
+                k.each(e.first, e.end, 1, |slot| {
+                    let cell = hidden_at(slot, neuron);
+                    let g = cell.load();
+                    k.branch(
+                        silent(k, g, glu),
+                        || cell.store(k.f(0.0)),
+                        || cell.store(g.glu(rows.dot(&up, slot, None), glu)),
+                    );
+                });
             });
         });
     });
 }
 
 /// Lists the neurons of a block whose sketches do not prove that every row leaves them 0.
-#[expect(clippy::too_many_arguments, reason = "a step of the loop above")]
 fn unproven<'k>(
-    k: &'k Kb<'k>,
     e: &Expert<'k>,
-    bundle: Bundle,
+    matrix: &Matrix<'k>,
     [first, count]: [I<'k>; 2],
-    to: P<'k>,
     glu: Glu,
-    at: &dyn Fn(I<'k>) -> P<'k>,
-    row: &dyn Fn(I<'k>) -> P<'k>,
+    rows: &Rows<'k>,
+    sketches: Sketches,
 ) -> I<'k> {
-    let sketches = Row::codes(k, bundle);
-    let ahead = AHEAD.div_ceil(bundle.sketch_bytes()).max(1);
-    let norms = k.scratch().bytes(UP_SCRATCH);
-    k.each(e.first, e.end, 1, |slot| norms.words(slot - e.first).store(norm(k, row(slot), bundle.hidden)));
+    let k = matrix.k;
     list(
         k,
         count,
-        to,
+        k.scratch(),
         |i| first + i,
         |_, neuron| {
-            let sketch = sketches.of(at(neuron));
-            let facts = at(neuron).bytes(bundle.codes_bytes());
-            let (scale, bound) = (facts.load(), facts.words(1).load());
+            let sketch = matrix.part(Part::Sketch, neuron);
             let unsure = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, unsure| {
-                let said = dot(k, &sketch, row(slot), Some(at(neuron + ahead))) * scale;
-                let most = said + bound * norms.words(slot - e.first).load();
+                let most = sketches.most(k, sketch, rows.of(slot), slot - e.first);
                 vec![silent(k, most, glu).pick_int(unsure[0], k.i(1))]
             });
             let unsure = k.i(0).lt(unsure[0]);
-            k.when(unsure, || fetch_lines(k, at(neuron).bytes(bundle.part(Part::Gate)), bundle.part_bytes()));
+            k.when(unsure, || fetch_row(matrix.part(Part::Gate, neuron)));
             unsure
         },
     )
@@ -177,29 +268,44 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     };
     let [h, dispatch, weights, awake, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
     let bundle = Bundle { format, hidden, sketch };
-    let (blocks, width) = (inter.div_ceil(NEURONS), neuron_columns(&k.isa));
+    let (blocks, width) = (inter.div_ceil(NEURONS), NEURON_COLUMNS);
     let (whole, rest) = (hidden / width, hidden % width);
-    let downs = Row::part(k, bundle, Part::Down);
     k.expert_tiles(hidden.div_ceil(width), |active, tile| {
         let e = expert(dispatch, layout, active);
-        let matrix = weights.load_address(e.id);
-        let ids = k.scratch();
+        let matrix = Matrix { k, bundle, inter, at: weights.load_address(e.id) };
+        let (sums, ids) = (k.scratch(), k.scratch().words(width));
         let count = gather(k, awake.words(active * (blocks * LIST)), blocks, ids);
+        let first = tile * (width / GROUP);
         let part = |columns: usize| {
             k.each(e.first, e.end, 1, |slot| {
                 let h = h.words(slot * inter);
-                let sums = vec![k.fv(0.0); columns.next_multiple_of(GROUP) / k.lanes()];
-                let sums = k.fold(0, count, 1, &sums, |i, sums| {
-                    let later = matrix.bytes(ids.words(i + COLUMNS_AHEAD).load_int() * bundle.bytes());
-                    downs.of(later).fetch(tile * (width / GROUP), columns.div_ceil(GROUP));
-                    let neuron = ids.words(i).load_int();
-                    let row = downs.of(matrix.bytes(neuron * bundle.bytes()));
-                    row.add(k, h.words(neuron).load(), tile * (width / GROUP), sums)
+                k.zero(sums, columns.next_multiple_of(GROUP));
+                k.each(0, count, TOGETHER, |i| {
+                    let who = |j: usize| ids.words(i + j).load_int();
+                    let rows: Vec<Row<'k>> = (0..TOGETHER).map(|j| matrix.row(Part::Down, who(j))).collect();
+                    let later: Vec<Row<'k>> =
+                        (0..TOGETHER).map(|j| matrix.row(Part::Down, who(TOGETHER + j))).collect();
+                    // Behind the last the list goes on with neurons that add 0.
+                    let by: Vec<F<'k>> = (0..TOGETHER)
+                        .map(|j| (i + j).lt(count).pick(h.words(who(j)).load(), k.f(0.0)))
+                        .collect();
+                    k.each(0, columns.div_ceil(GROUP), 1, |group| {
+                        for row in &later {
+                            row.fetch(first + group);
+                        }
+                        let cells: Vec<P<'k>> = (0..GROUP / k.lanes())
+                            .map(|v| sums.words(group * GROUP).words(v * k.lanes()))
+                            .collect();
+                        let before: Vec<F<'k>> =
+                            cells.iter().map(|cell| cell.load_vec(k.span(GROUP))).collect();
+                        let after = rows
+                            .iter()
+                            .zip(&by)
+                            .fold(before, |sums, (row, &by)| row.add(by, first + group, &sums));
+                        cells.iter().zip(after).for_each(|(cell, sum)| cell.store(sum));
+                    });
                 });
-                let out = out.words(slot * hidden).words(tile * width);
-                for (v, sum) in sums.into_iter().enumerate().filter(|(v, _)| v * k.lanes() < columns) {
-                    out.words(v * k.lanes()).store_vec(sum, k.span(columns - v * k.lanes()));
-                }
+                k.copy(sums, out.words(slot * hidden).words(tile * width), columns);
             });
         };
         match (whole, rest) {
@@ -220,11 +326,11 @@ fn gather<'k>(k: &'k Kb<'k>, lists: P<'k>, blocks: usize, to: P<'k>) -> I<'k> {
         vec![count[0] + more]
     })[0];
     let last = to.words((count - k.i(1)).max(k.i(0))).load_word();
-    k.each(0, COLUMNS_AHEAD, 1, |i| to.words(count + i).store_int(last));
+    k.each(0, 2 * TOGETHER, 1, |i| to.words(count + i).store_int(last));
     count
 }
 
-/// Whether bundles of a format have sketches: those of bytes and less would be no smaller.
-pub(crate) const fn sketches(format: Format) -> bool {
+/// Whether neurons of a format have sketches: those of bytes and less would be no smaller.
+pub const fn neurons_sketched(format: Format) -> bool {
     !format.is_grouped()
 }

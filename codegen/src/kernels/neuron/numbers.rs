@@ -1,7 +1,6 @@
 //! Numbers of a bundle's parts, a group of thirty-two at a time, whatever their format: times rows of f32, and added to them.
 
 use crate::dsl::{F, I, Kb, LINE, P};
-use moec_ir::bundle::{Bundle, Part};
 use moec_ir::types::{Format, GROUP};
 
 /// Chains of sums that take turns: as many as hide the latency of a multiply-add.
@@ -27,9 +26,7 @@ pub(super) struct Row<'k> {
     code: Code,
     /// Numbers.
     hidden: usize,
-    /// Bytes from the beginning of the bundle, then, of a row that is at hand, its address.
-    offset: usize,
-    at: P<'k>,
+    pub(super) at: P<'k>,
 }
 
 /// Thirty-two numbers: vectors, and what they are to be multiplied by.
@@ -39,24 +36,19 @@ pub(super) struct Numbers<'k> {
 }
 
 impl<'k> Row<'k> {
-    /// A part of bundles.
-    pub(super) fn part(k: &'k Kb<'k>, bundle: Bundle, part: Part) -> Self {
-        let code = match bundle.format {
+    /// A part of a neuron.
+    pub(super) fn part(k: &'k Kb<'k>, format: Format, hidden: usize, at: P<'k>) -> Self {
+        let code = match format {
             Format::Q8 => Code::Q8,
             Format::Q4 => Code::Q4,
             plain => Code::Plain(plain),
         };
-        Self { k, code, hidden: bundle.hidden, offset: bundle.part(part), at: k.scratch() }
+        Self { k, code, hidden, at }
     }
 
-    /// The codes of their sketches.
-    pub(super) fn codes(k: &'k Kb<'k>, bundle: Bundle) -> Self {
-        Self { k, code: Code::Bytes, hidden: bundle.hidden, offset: 0, at: k.scratch() }
-    }
-
-    /// That of a bundle.
-    pub(super) fn of(&self, bundle: P<'k>) -> Self {
-        Self { at: bundle.bytes(self.offset), ..*self }
+    /// The codes of a sketch.
+    pub(super) fn codes(k: &'k Kb<'k>, hidden: usize, at: P<'k>) -> Self {
+        Self { k, code: Code::Bytes, hidden, at }
     }
 
     /// Bytes of the codes of a group.
@@ -129,31 +121,22 @@ impl<'k> Row<'k> {
         self.at.bytes(group * self.group_bytes() + within).prefetch_far();
     }
 
-    /// Asks for the lines of `count` groups.
-    pub(super) fn fetch(&self, first: I<'k>, count: usize) {
-        let from = self.at.bytes(first * self.group_bytes());
-        (0..count * self.group_bytes()).step_by(LINE).for_each(|line| from.beyond(line).prefetch());
-        if let Some(scales) = self.scale_at(first) {
-            scales.prefetch();
-        }
+    /// Asks for the lines of a group.
+    pub(super) fn fetch(&self, group: I<'k>) {
+        let from = self.at.bytes(group * self.group_bytes());
+        (0..self.group_bytes()).step_by(LINE).for_each(|line| from.beyond(line).prefetch());
     }
 
-    /// `sums + by · numbers`, of the groups from `first` on, as many as `sums` have vectors for.
-    pub(super) fn add(&self, k: &'k Kb<'k>, by: F<'k>, first: I<'k>, sums: &[F<'k>]) -> Vec<F<'k>> {
-        let per_group = GROUP / k.lanes();
-        let mut all = Vec::with_capacity(sums.len());
-        for (g, sums) in sums.chunks(per_group).enumerate() {
-            let numbers = self.numbers(first + g);
-            let by = numbers.scale.map_or(by, |scale| scale * by).splat();
-            all.extend(sums.iter().zip(numbers.vectors).map(|(&sum, w)| by.fma(w, sum)));
-        }
-        all
+    /// `sums + by · numbers`, of a group.
+    pub(super) fn add(&self, by: F<'k>, group: I<'k>, sums: &[F<'k>]) -> Vec<F<'k>> {
+        let numbers = self.numbers(group);
+        let by = numbers.scale.map_or(by, |scale| scale * by).splat();
+        sums.iter().zip(numbers.vectors).map(|(&sum, w)| by.fma(w, sum)).collect()
     }
 }
 
-/// The sum of products of a part and a row of f32. `next` is asked for meanwhile: so many lines from there on as this part
-/// has.
-pub(super) fn dot<'k>(k: &'k Kb<'k>, row: &Row<'k>, x: P<'k>, next: Option<P<'k>>) -> F<'k> {
+/// The sum of products of a part and a row of f32. Lines so many bytes further are asked for meanwhile.
+pub(super) fn dot<'k>(k: &'k Kb<'k>, row: &Row<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
     let per_group = GROUP / k.lanes();
     // Scales take one chain for a group.
     let scaled = matches!(row.code, Code::Q8 | Code::Q4);
@@ -175,17 +158,11 @@ pub(super) fn dot<'k>(k: &'k Kb<'k>, row: &Row<'k>, x: P<'k>, next: Option<P<'k>
     let groups = row.hidden / GROUP;
     let whole = groups / unroll * unroll;
     let mut sums = vec![k.fv(0.0); unroll * chains];
-    if let (Some(next), Some(_)) = (next, row.scale_at(k.i(0))) {
-        let codes = row.hidden.div_ceil(GROUP) * row.group_bytes();
-        (0..row.hidden.div_ceil(GROUP) * 2)
-            .step_by(LINE)
-            .for_each(|line| next.beyond(codes + line).prefetch());
-    }
     if whole > 0 {
         sums = k.fold(0, whole, unroll, &sums, |group, sums| {
             let mut sums = sums.to_vec();
-            if let Some(next) = next {
-                let from = next.bytes(group * row.group_bytes());
+            if let Some(ahead) = ahead {
+                let from = row.at.bytes(group * row.group_bytes()).beyond(ahead);
                 (0..unroll * row.group_bytes()).step_by(LINE).for_each(|line| from.beyond(line).prefetch());
             }
             for (u, sums) in sums.chunks_mut(chains).enumerate() {

@@ -3,6 +3,7 @@
 //! A panel is written to scratch once for all rows that meet it, as those of grouped formats are ([`super::super::unpack`]).
 //! Gate and up are turned, `lanes` neurons at a time; of down a strip of columns is taken as it lies.
 
+use super::Matrix;
 use super::numbers::Row;
 use crate::dsl::{F, I, Kb, P};
 use moec_ir::bundle::{Bundle, Part};
@@ -19,11 +20,10 @@ pub(crate) fn gate_up<'k>(
     format: Format,
 ) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
+    let neurons = Matrix { k, bundle, inter, at: matrix };
+    let last = k.i(inter as i64 - 1);
     for (half, part) in [Part::Gate, Part::Up].into_iter().enumerate() {
-        let part = Row::part(k, bundle, part);
-        let last = k.i(inter as i64 - 1);
-        let rows: Vec<Row<'k>> =
-            (0..lanes).map(|i| part.of(matrix.bytes((p * lanes + i).min(last) * bundle.bytes()))).collect();
+        let rows: Vec<Row<'k>> = (0..lanes).map(|i| neurons.row(part, (p * lanes + i).min(last))).collect();
         let to = to.words(half * lanes);
         k.each(0, bundle.hidden.div_ceil(GROUP), 1, |group| {
             if (bundle.format, format) == (Format::Bf16, Format::Bf16) {
@@ -66,8 +66,8 @@ pub(crate) fn down<'k>(
     format: Format,
 ) {
     let (nr, lanes) = (k.isa.nr, k.lanes());
-    let part = Row::part(k, bundle, Part::Down);
-    let row = |i: I<'k>| part.of(matrix.bytes(i * bundle.bytes()));
+    let neurons = Matrix { k, bundle, inter, at: matrix };
+    let row = |i: I<'k>| neurons.row(Part::Down, i);
     let columns = [0, lanes].map(|c| p * nr + c);
     if format == Format::F32 {
         k.each(0, inter, 1, |i| {

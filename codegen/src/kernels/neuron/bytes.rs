@@ -1,0 +1,169 @@
+//! Parts of codes times rows of bytes: a vector of codes at a time, whose sums of products are scaled lane by lane.
+//!
+//! A row comes as `Quantise` writes it, group by group. Before it meets neurons it is written to scratch in the order in
+//! which their codes come out of memory, each vector with what its sums begin with and with the scales of its lanes, so that
+//! a vector of codes takes an instruction for each of: load, dot product, conversion, scale and sum.
+
+use super::super::quantise::{CORRECTION, ROW_GROUP, SCALE};
+use crate::dsl::{F, I, Kb, LINE, P};
+use crate::machine::{ByteDot, Isa};
+use moec_ir::types::{Format, GROUP};
+
+/// Chains of sums that take turns.
+const CHAINS: usize = 4;
+
+/// How codes of a format come out of memory on a machine.
+#[derive(Clone, Copy)]
+pub(super) struct Steps {
+    format: Format,
+    lanes: usize,
+    /// Groups whose codes are read together.
+    groups: usize,
+    /// Vectors of codes that these are.
+    vectors: usize,
+    /// How often that is done in a row.
+    count: usize,
+}
+
+impl Steps {
+    /// `None` where the row is no whole number of steps, or the machine multiplies no bytes.
+    pub(super) fn new(isa: &Isa, format: Format, hidden: usize) -> Option<Self> {
+        let lanes = isa.lanes;
+        // Two codes of q4 share a byte.
+        let (group, halves) = match format {
+            Format::Q8 => (GROUP, 1),
+            Format::Q4 => (GROUP / 2, 2),
+            _ => return None,
+        };
+        let groups = (4 * lanes).div_ceil(group);
+        let vectors = groups * group / (4 * lanes) * halves;
+        let all = hidden.div_ceil(GROUP);
+        let fits = isa.bytes != ByteDot::None && all.is_multiple_of(groups);
+        fits.then_some(Self { format, lanes, groups, vectors, count: all / groups })
+    }
+
+    /// Bytes of a row in scratch.
+    pub(super) const fn row_bytes(self) -> usize {
+        self.count * self.step_bytes()
+    }
+
+    /// Codes, then what sums begin with, then scales.
+    const fn step_bytes(self) -> usize {
+        (self.vectors + 2) * self.vector_bytes()
+    }
+
+    const fn vector_bytes(self) -> usize {
+        4 * self.lanes
+    }
+
+    /// Bytes of weights of a step.
+    const fn code_bytes(self) -> usize {
+        self.groups * if matches!(self.format, Format::Q4) { GROUP / 2 } else { GROUP }
+    }
+
+    /// Writes a row to scratch.
+    pub(super) fn arrange<'k>(self, k: &'k Kb<'k>, x: P<'k>, to: P<'k>) {
+        let quarter = GROUP / 4;
+        k.each(0, self.count, 1, |step| {
+            let (from, to) = (x.bytes(step * (self.groups * ROW_GROUP)), to.bytes(step * self.step_bytes()));
+            let group = |g: usize| from.bytes(g * ROW_GROUP);
+            for g in 0..self.groups {
+                for word in 0..quarter {
+                    // The upper halves of groups of q4 stand behind all lower ones.
+                    let at = match self.format {
+                        Format::Q4 => {
+                            word / (quarter / 2) * self.lanes + g * (quarter / 2) + word % (quarter / 2)
+                        }
+                        _ => g * quarter + word,
+                    };
+                    to.words(at).store_int(group(g).words(word).load_word());
+                }
+            }
+            let starts = to.bytes(self.vectors * self.vector_bytes());
+            starts.store_int(k.i32v(0));
+            for g in 0..self.groups {
+                if let Some(start) = self.start(k, group(g).bytes(CORRECTION).load_word()) {
+                    starts.words(self.first_lane(g)).store_int(start);
+                }
+            }
+            let scales = self.by_lane(|g| group(g).bytes(SCALE).load());
+            starts.bytes(self.vector_bytes()).store(scales);
+        });
+    }
+
+    /// What the sums of a group begin with, of `−128 · Σ x`: codes of q4 are stored above 0, by 8, and instructions of VNNI
+    /// take all codes above 0, by 128.
+    fn start<'k>(self, k: &Kb<'k>, correction: I<'k>) -> Option<I<'k>> {
+        match self.format {
+            Format::Q4 => Some(correction.shr(4)),
+            _ => (k.isa.bytes == ByteDot::Vnni).then_some(correction),
+        }
+    }
+
+    const fn first_lane(self, group: usize) -> usize {
+        group * self.lanes / self.groups
+    }
+
+    /// A vector that has numbers of groups in their lanes.
+    fn by_lane<'k>(self, of: impl Fn(usize) -> F<'k>) -> F<'k> {
+        (1..self.groups).fold(of(0).splat(), |sum, g| {
+            let order: Vec<usize> =
+                (0..self.lanes).map(|l| if l < self.first_lane(g) { l } else { self.lanes + l }).collect();
+            sum.shuffle(of(g).splat(), &order)
+        })
+    }
+
+    /// Vectors of codes, as [`Kb::dot_bytes`] wants them.
+    fn codes<'k>(self, k: &'k Kb<'k>, from: P<'k>) -> Vec<I<'k>> {
+        let load = |v: usize| from.bytes(v * self.vector_bytes()).load_ints();
+        match self.format {
+            Format::Q4 => {
+                vec![load(0) & 0x0f0f_0f0f, load(0).shr(4) & 0x0f0f_0f0f]
+            }
+            _ if k.isa.bytes == ByteDot::Vnni => (0..self.vectors).map(|v| load(v) ^ 0x8080_8080).collect(),
+            _ => (0..self.vectors).map(load).collect(),
+        }
+    }
+
+    /// The sum of products of a part at `row` and a row in scratch. Lines so many bytes further are asked for meanwhile.
+    pub(super) fn dot<'k>(self, k: &'k Kb<'k>, row: P<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
+        let scales = row.bytes(self.count * self.code_bytes());
+        let step = |at: I<'k>, scales: F<'k>, sum: F<'k>| {
+            let (from, x) = (row.bytes(at * self.code_bytes()), x.bytes(at * self.step_bytes()));
+            if let Some(ahead) = ahead {
+                (0..self.code_bytes()).step_by(LINE).for_each(|line| from.beyond(ahead + line).prefetch());
+            }
+            let behind = x.bytes(self.vectors * self.vector_bytes());
+            let found =
+                self.codes(k, from).into_iter().enumerate().fold(behind.load_ints(), |sum, (v, w)| {
+                    k.dot_bytes(sum, w, x.bytes(v * self.vector_bytes()).load_ints())
+                });
+            let by = behind.bytes(self.vector_bytes()).load_vec(crate::dsl::Span::Full);
+            (scales * by).fma(found.to_float(), sum)
+        };
+        // A vector of scales serves so many steps.
+        let turn = self.lanes / self.groups;
+        let whole = self.count / turn * turn;
+        let mut sums = vec![k.fv(0.0); CHAINS.min(turn)];
+        if whole > 0 {
+            sums = k.fold(0, whole, turn, &sums, |first, sums| {
+                let mut sums = sums.to_vec();
+                let chains = sums.len();
+                let all = scales.halves(first * self.groups).load_halves().shl(16).as_float();
+                for s in 0..turn {
+                    let order: Vec<usize> =
+                        (0..self.lanes).map(|l| s * self.groups + l * self.groups / self.lanes).collect();
+                    let sum = &mut sums[s % chains];
+                    *sum = step(first + s, all.shuffle(all, &order), *sum);
+                }
+                sums
+            });
+        }
+        for at in whole..self.count {
+            let own = self.by_lane(|g| scales.halves(at * self.groups + g).load_bf16());
+            let chain = at % sums.len();
+            sums[chain] = step(k.i(at as i64), own, sums[chain]);
+        }
+        sums.iter().skip(1).fold(sums[0], |total, &sum| total + sum).sum()
+    }
+}
