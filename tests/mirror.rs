@@ -10,11 +10,11 @@ use moec_runtime::beside::Executor;
 use moec_runtime::memory::Addr;
 use moec_runtime::unit::{Lane, Launch, StepFault, Unit};
 use moec_runtime::{Decoder, Engine, Options, Program, Request, Result, Sampler, Sampling, Want, best_of};
+use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
-use serde_json::{Value, json};
 use support::{MIXTURES, built, checkpoint, expected, fails, ferris, moec, ok, root};
 
 /// The device file of the modelled unit.

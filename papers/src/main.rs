@@ -1,5 +1,5 @@
-//! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `trimoe`, `powerinfer2`, `padding` and `docs`
-//! call it.
+//! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `trimoe`, `powerinfer2`, `hybrimoe`,
+//! `padding` and `docs` call it.
 
 use clap::Parser;
 use moec::bundle::read::Bundle;
@@ -11,7 +11,7 @@ use moec::{Error, Result};
 use moec_papers::capacities::{profiled, recorded, table};
 use moec_papers::npumoe::reproduce::DEVICES;
 use moec_papers::npumoe::{page, report, tables};
-use moec_papers::{powerinfer2, trimoe};
+use moec_papers::{hybrimoe, powerinfer2, trimoe};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -45,6 +45,19 @@ enum Verb {
     /// Rerun the evaluation of PowerInfer-2, and print a page with every figure of it beside the simulated one
     #[command(name = "powerinfer2")]
     PowerInfer2 {
+        /// Write the page and its plots into this folder instead
+        #[arg(long, value_name = "FOLDER")]
+        docs: Option<PathBuf>,
+        /// Write nothing; fail where what is in the folder differs
+        #[arg(long, requires = "docs")]
+        check: bool,
+        /// A few tokens only: other numbers, for a look at the page
+        #[arg(long, conflicts_with = "docs")]
+        quick: bool,
+    },
+    /// Rerun the evaluation of HybriMoE, and print a page with every figure of it beside the simulated one
+    #[command(name = "hybrimoe")]
+    HybriMoe {
         /// Write the page and its plots into this folder instead
         #[arg(long, value_name = "FOLDER")]
         docs: Option<PathBuf>,
@@ -98,6 +111,10 @@ fn run(verb: &Verb) -> Result<()> {
             let size =
                 if *quick { powerinfer2::decode::Size::QUICK } else { powerinfer2::decode::Size::FULL };
             publish(powerinfer2::pages(size)?, docs.as_deref(), check.then_some("powerinfer2"))
+        }
+        Verb::HybriMoe { docs, check, quick } => {
+            let size = if *quick { hybrimoe::report::Size::QUICK } else { hybrimoe::report::Size::FULL };
+            publish(hybrimoe::pages(size)?, docs.as_deref(), check.then_some("hybrimoe"))
         }
         Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }

@@ -11,6 +11,7 @@
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
+//! * [`hybrid`]: experts of a layer over a GPU, the processor and the link between them, transferred ahead and cached on three levels; decisions only.
 //! * [`assign`]: experts that several units can run, in a plan that runs; [`makespan`]: which unit computes which expert of a step, where several can; decisions only.
 //! * [`cache`]: which experts stay where not all fit; decisions only, for the store and for replays.
 //! * [`neuron_store`]: a step over neurons on flash, by what [`neurons`] decides.
@@ -51,6 +52,7 @@ mod events;
 pub mod flash;
 pub mod generate;
 pub mod graphs;
+pub mod hybrid;
 pub mod makespan;
 pub mod manifest;
 pub mod mapped;

@@ -96,6 +96,11 @@ const COMMANDS: &[Command] = &[
         || papers::page("powerinfer2", &options()),
     ),
     (
+        "hybrimoe",
+        "rerun HybriMoE's evaluation, simulated, and write docs/hybrimoe.md; takes options, `--help` lists them",
+        || papers::page("hybrimoe", &options()),
+    ),
+    (
         "big-little",
         "measure what big-little decoding costs and gains, for docs/benchmarks.md; some three minutes",
         big_little::run,
@@ -171,6 +176,7 @@ fn main() -> ExitCode {
                 &**one,
                 "bench-peers"
                     | "bench-flash"
+                    | "hybrimoe"
                     | "npumoe"
                     | "powerinfer2"
                     | "skip"

@@ -1,4 +1,5 @@
-//! `cargo xtask npumoe`, `trimoe` and `powerinfer2`: evaluations of three papers again, simulated; and the program that does it.
+//! `cargo xtask npumoe`, `trimoe`, `powerinfer2` and `hybrimoe`: evaluations of four papers again, simulated; and the program
+//! that does it.
 
 use crate::setup;
 use crate::shell::{self, Failed, cargo, root, stage};
@@ -29,8 +30,8 @@ pub(crate) fn run(options: &[String]) -> Result<(), Failed> {
     shell::run(shell::program(built_for(options)?).arg("npumoe").args(options))
 }
 
-/// Writes an evaluation beside ours, `docs/trimoe.md` or `docs/powerinfer2.md` with its plots, or compares; `--quick` prints a
-/// page of a short run.
+/// Writes an evaluation beside ours, `docs/trimoe.md` for one, with its plots, or compares; `--quick` prints a page of a short
+/// run.
 pub(crate) fn page(paper: &str, options: &[String]) -> Result<(), Failed> {
     let mut command = shell::program(built_for(options)?);
     command.arg(paper).args(options);

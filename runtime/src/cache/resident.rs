@@ -254,6 +254,24 @@ impl Cache {
         Ok(false)
     }
 
+    /// Lets an expert go that another level no longer has. Whether it was there; one that is pinned stays.
+    ///
+    /// # Errors
+    /// [`CacheError::NoExpert`].
+    pub fn release(&mut self, key: Key) -> Result<bool, CacheError> {
+        let layer = usize::from(key.layer);
+        let id = self.experts.id(layer, key.expert.into())?;
+        if !self.resident[id as usize] || self.pinned[id as usize] {
+            return Ok(false);
+        }
+        let at = self.part(layer);
+        let part = &mut self.parts[at];
+        part.policy.on_evict(id - part.ids.start);
+        part.used -= self.experts.layers()[layer].bytes;
+        self.resident[id as usize] = false;
+        Ok(true)
+    }
+
     /// Forgets everything but who is pinned.
     pub fn reset(&mut self) {
         for part in &mut self.parts {

@@ -20,6 +20,9 @@ pub const BUILT_IN: &[(&str, &str)] = &[
     ("snapdragon-8-plus-gen-1", include_str!("../../devices/snapdragon-8-plus-gen-1.toml")),
     ("spr-ndp", include_str!("../../devices/spr-ndp.toml")),
     ("h100-spr-ndp", include_str!("../../devices/h100-spr-ndp.toml")),
+    ("a6000-xeon", include_str!("../../devices/a6000-xeon.toml")),
+    ("rtx4080-i5", include_str!("../../devices/rtx4080-i5.toml")),
+    ("h100-x86", include_str!("../../devices/h100-x86.toml")),
 ];
 
 /// Most rows that capacities may be multiples of: those of the largest chunk of a prompt.
