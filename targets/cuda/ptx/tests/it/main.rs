@@ -1,0 +1,6 @@
+//! Tests of reading, checking and executing PTX.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+mod messages;
+mod samples;

@@ -1,0 +1,15 @@
+//! What LLVM wrote is read, checked and printed back.
+
+use crate::common::{SAMPLES, sample};
+use moec_ptx::{parse, print, verify};
+
+#[test]
+fn samples_of_llvm_are_modules() {
+    for name in SAMPLES {
+        let module = parse(&sample(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        verify(&module).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let text = print(&module);
+        assert_eq!(parse(&text).unwrap(), module, "{name}:\n{text}");
+        assert_eq!(print(&parse(&text).unwrap()), text, "{name}");
+    }
+}
