@@ -3,10 +3,11 @@
 //! A [`Module`] is what a text says ([`parse`], [`print()`]). What is covered, and what an interpreter cannot see, stands in
 //! `docs/ptx.md`; the language is that of the PTX ISA 8.x, as LLVM's NVPTX emits it for kernels.
 
-#[allow(dead_code, reason = "what executes it comes next")]
 mod code;
+mod exec;
 mod fault;
 mod lanes;
+mod memory;
 pub mod module;
 mod number;
 mod opcode;
@@ -16,7 +17,9 @@ mod types;
 mod verify;
 
 pub use code::Class as InstructionClass;
+pub use exec::{Argument, ClassCount, ExecutionError, Kind, Launch, LaunchError, Program, Report, Traffic};
 pub use fault::Fault;
+pub use memory::{Buffer, Memory};
 pub use module::Module;
 pub use opcode::Opcode;
 pub use text::{SyntaxError, parse, print};

@@ -2,5 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod common;
+mod faults;
+mod kernels;
 mod messages;
+mod opcodes;
 mod samples;
+mod warps;
