@@ -259,6 +259,8 @@ pub(crate) struct Kernel {
     pub(crate) code: Vec<Code>,
     /// Line and text of every instruction of the text.
     pub(crate) sources: Vec<(u32, String)>,
+    /// The names of registers, by number and in its order.
+    pub(crate) names: Vec<(Reg, String)>,
     /// Registers, constants among them.
     pub(crate) registers: usize,
     pub(crate) constants: Vec<(Reg, Constant)>,
@@ -273,4 +275,11 @@ pub(crate) struct Kernel {
     /// Threads of a block that the kernel asks for, and the most that it takes.
     pub(crate) threads: Option<[u32; 3]>,
     pub(crate) max_threads: Option<[u32; 3]>,
+}
+
+impl Kernel {
+    /// The name of a register.
+    pub(crate) fn register_name(&self, reg: Reg) -> &str {
+        self.names.binary_search_by_key(&reg, |(of, _)| *of).map_or("_", |i| &self.names[i].1)
+    }
 }

@@ -31,7 +31,7 @@ pub(super) fn aligned(address: u64, bytes: u64, lane: usize) -> Result<(), Stop>
     Err(Stop::new(
         Kind::Misaligned,
         lane as u32,
-        format!("{bytes} bytes at {address:#x}"),
+        format!("{bytes} bytes at {address:#x}, which is no multiple of {bytes}"),
         "an address is a multiple of all bytes that are accessed at once",
     ))
 }

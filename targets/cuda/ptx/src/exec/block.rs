@@ -5,7 +5,7 @@ use super::launch::Launch;
 use super::report::Report;
 use super::shared::Shared;
 use super::warp::{State, Warp, lanes};
-use crate::code::{Constant, Kernel, Special};
+use crate::code::{Action, Constant, Kernel, Special};
 use crate::lanes::{Lanes, WARP};
 use crate::memory::{Held, Memory};
 
@@ -59,21 +59,22 @@ impl<'k> Block<'k> {
     }
 
     /// Executes the block. `addresses` are those of the constants that are variables of the module.
-    pub(super) fn run(mut self, addresses: &[u64]) -> Result<Report, ExecutionError> {
+    pub(super) fn run(mut self, addresses: &[u64]) -> Result<Report, Box<ExecutionError>> {
         let threads = self.launch.block_threads() as usize;
         let mut warps: Vec<_> =
             (0..threads.div_ceil(WARP)).map(|index| self.warp(index, threads, addresses)).collect();
         loop {
             let mut moved = false;
             for warp in &mut warps {
-                moved |= warp.run(&mut self).map_err(|(pc, stop)| self.error(warp.index, pc, stop))?;
+                moved |=
+                    warp.run(&mut self).map_err(|(pc, stop)| Box::new(self.error(warp.index, pc, stop)))?;
             }
             moved |= self.open(&mut warps);
             if warps.iter().all(|warp| warp.alive == 0) {
                 break;
             }
             if !moved {
-                return Err(self.stuck(&warps));
+                return Err(Box::new(self.stuck(&warps)));
             }
         }
         let mut report = self.report;
@@ -198,32 +199,24 @@ impl<'k> Block<'k> {
                 Stop::new(Kind::Deadlock, 0, "no thread goes on", "look for a barrier that not all reach");
             return self.error(0, 0, stop);
         };
-        let lane = group.mask.trailing_zeros();
-        let (pc, stop) = match group.state {
-            State::Barrier(id, count) => {
-                let alive: u32 = warps.iter().map(|warp| warp.alive.count_ones()).sum();
-                let (has, wants) = (self.barriers[id as usize].arrived, count.unwrap_or(alive));
-                let message = format!("deadlock at barrier {id}: {has} threads have come, {wants} have to");
-                let hint = "every thread of the barrier has to reach it: look for a branch around it";
-                (group.pc.saturating_sub(1), Stop::new(Kind::Deadlock, lane, message, hint))
-            }
-            _ => {
-                let missing = warp.alive & !group.mask;
-                let elsewhere = warp.groups.iter().find(|other| other.mask & missing != 0);
-                let line = elsewhere.map_or(0, |other| self.source(other.pc).0);
-                let names: Vec<_> = lanes(missing).take(4).map(|lane| lane.to_string()).collect();
-                let names = names.join(", ");
-                let message = format!("lanes {names} of the warp wait at line {line} and never come here");
-                let barrier =
-                    matches!(self.kernel.code[group.pc as usize].action, crate::code::Action::Barrier { .. });
-                let kind = if barrier { Kind::DivergentBarrier } else { Kind::Deadlock };
-                (
-                    group.pc,
-                    Stop::new(kind, lane, message, "all lanes that are named come to the same instruction"),
-                )
-            }
-        };
-        self.error(warp.index, pc, stop)
+        if let State::Barrier(id, count) = group.state {
+            let alive: u32 = warps.iter().map(|warp| warp.alive.count_ones()).sum();
+            let (has, wants) = (self.barriers[id as usize].arrived, count.unwrap_or(alive));
+            let message = format!("deadlock at barrier {id}: {has} threads have come, {wants} have to");
+            let hint = "every thread of the barrier has to reach it: look for a branch around it";
+            let stop = Stop::new(Kind::Deadlock, group.mask.trailing_zeros(), message, hint);
+            return self.error(warp.index, group.pc.saturating_sub(1), stop);
+        }
+        let missing = warp.alive & !group.mask;
+        let elsewhere = warp.groups.iter().find(|other| other.mask & missing != 0);
+        let line = elsewhere.map_or(0, |other| self.source(other.pc).0);
+        let names: Vec<_> = lanes(missing).take(4).map(|lane| lane.to_string()).collect();
+        let names = names.join(", ");
+        let message = format!("lanes {names} of the warp wait at line {line} and never come here");
+        let barrier = matches!(self.kernel.code[group.pc as usize].action, Action::Barrier { .. });
+        let kind = if barrier { Kind::DivergentBarrier } else { Kind::Deadlock };
+        let hint = "all lanes that are named come to the same instruction";
+        self.error(warp.index, group.pc, Stop::new(kind, group.mask.trailing_zeros(), message, hint))
     }
 
     fn source(&self, pc: u32) -> (u32, &str) {

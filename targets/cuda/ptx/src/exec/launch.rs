@@ -138,7 +138,7 @@ impl Program {
             let at = [index % x, index / x % y, index / x / y].map(|i| i as u32);
             Block::new(&self.kernel, launch, memory, &params, at).run(&addresses)
         };
-        let execution = |error| LaunchError::Execution(Box::new(error));
+        let execution = LaunchError::Execution;
         if launch.workers <= 1 {
             let mut report = Report::default();
             for index in 0..blocks {
@@ -148,7 +148,7 @@ impl Program {
         }
         // Blocks are taken in order, so those in front of one that stops are all executed.
         let (next, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
-        let results = Mutex::new((Report::default(), None::<(u64, ExecutionError)>));
+        let results = Mutex::new((Report::default(), None::<(u64, Box<ExecutionError>)>));
         std::thread::scope(|scope| {
             for _ in 0..launch.workers.min(256) {
                 scope.spawn(|| {

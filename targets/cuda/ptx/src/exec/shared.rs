@@ -154,7 +154,8 @@ impl Shared {
         }
         if touch != Touch::Read {
             for reader in cell.readers {
-                if !(reader.atomic && stamp.atomic) && !self.before(reader, thread) {
+                let both_atomic = stamp.atomic && reader.atomic;
+                if !both_atomic && !self.before(reader, thread) {
                     return Err(race(reader.thread, "read"));
                 }
             }

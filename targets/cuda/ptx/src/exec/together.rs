@@ -79,7 +79,7 @@ impl Warp {
             Action::Barrier { aligned, arrive } => {
                 if *aligned && active != self.alive {
                     if mask != active {
-                        return Err(self.partial(mask & !active));
+                        return Err(Self::partial(mask & !active));
                     }
                     return Ok(self.wait_for_lanes(at));
                 }
@@ -91,7 +91,7 @@ impl Warp {
     }
 
     /// Lanes that are here, and do not take part as their predicate is false.
-    fn partial(&self, of: u32) -> Stop {
+    fn partial(of: u32) -> Stop {
         Stop::new(
             Kind::DivergentBarrier,
             of.trailing_zeros(),
@@ -102,7 +102,7 @@ impl Warp {
 
     /// Whether all lanes that have not ended are here. Those that have are missed.
     fn whole(&self, mask: u32, active: u32) -> Result<bool, Stop> {
-        let missing = u32::MAX & !self.alive | mask & !active;
+        let missing = !self.alive | mask & !active;
         if missing != 0 {
             return Err(Stop::new(
                 Kind::InactiveLane,

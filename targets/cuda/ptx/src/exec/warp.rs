@@ -2,7 +2,7 @@
 
 use super::block::Block;
 use super::error::{Kind, Stop};
-use crate::code::{Action, Code, Reg};
+use crate::code::{Action, Code, Kernel, Reg};
 use crate::lanes::{Lanes, WARP};
 
 /// Steps of a warp before others have their turn.
@@ -161,10 +161,16 @@ impl Warp {
     }
 
     /// The lanes of a mask in which a predicate has a value.
-    fn guarded(&self, mask: u32, guard: Option<(Reg, bool)>, unwritten: bool) -> Result<u32, Stop> {
+    fn guarded(
+        &self,
+        kernel: &Kernel,
+        mask: u32,
+        guard: Option<(Reg, bool)>,
+        look: bool,
+    ) -> Result<u32, Stop> {
         let Some((reg, value)) = guard else { return Ok(mask) };
-        if unwritten {
-            self.check(&[reg], mask)?;
+        if look {
+            self.check(kernel, &[reg], mask)?;
         }
         let lanes = &self.registers[reg as usize];
         let set = lanes.iter().enumerate().fold(0u32, |set, (i, lane)| set | (*lane as u32) << i);
@@ -172,14 +178,14 @@ impl Warp {
     }
 
     /// Registers were written in all lanes of a mask.
-    fn check(&self, registers: &[Reg], mask: u32) -> Result<(), Stop> {
-        for (i, reg) in registers.iter().enumerate() {
+    fn check(&self, kernel: &Kernel, registers: &[Reg], mask: u32) -> Result<(), Stop> {
+        for reg in registers {
             let missing = mask & !self.written[*reg as usize];
             if missing != 0 {
                 return Err(Stop::new(
                     Kind::Uninitialised,
                     missing.trailing_zeros(),
-                    format!("register {} that is read was never written", i + 1),
+                    format!("`{}` is read and was never written", kernel.register_name(*reg)),
                     "every path to here has to write it; `Launch::unwritten` allows it",
                 ));
             }
@@ -189,7 +195,7 @@ impl Warp {
 
     fn step(&mut self, block: &mut Block<'_>, at: usize, code: &Code, mask: u32) -> Result<Next, Stop> {
         let unwritten = !block.launch.unwritten;
-        let active = self.guarded(mask, code.guard, unwritten)?;
+        let active = self.guarded(block.kernel, mask, code.guard, unwritten)?;
         let count = &mut block.counts[self.groups[at].pc as usize];
         count.0 += 1;
         count.1 += u64::from(active.count_ones());
@@ -197,7 +203,7 @@ impl Warp {
             return Ok(Next::On);
         }
         if unwritten {
-            self.check(&code.ins, active)?;
+            self.check(block.kernel, &code.ins, active)?;
         }
         match &code.action {
             Action::Map(map) => {

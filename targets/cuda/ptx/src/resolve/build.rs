@@ -34,6 +34,7 @@ pub(super) struct Build<'m> {
     module: &'m Module,
     pub(super) scopes: Scopes,
     count: u32,
+    names: Vec<(Reg, String)>,
     constants: BTreeMap<Constant, Reg>,
     pub(super) code: Vec<Code>,
     sources: Vec<(u32, String)>,
@@ -53,6 +54,7 @@ pub(crate) fn kernel(module: &Module, function: &Function) -> Result<Kernel, Fau
         module,
         scopes: Scopes::default(),
         count: 0,
+        names: Vec::new(),
         constants: BTreeMap::new(),
         code: Vec::new(),
         sources: Vec::new(),
@@ -101,6 +103,7 @@ pub(crate) fn kernel(module: &Module, function: &Function) -> Result<Kernel, Fau
         name: function.name.clone(),
         code: build.code,
         sources: build.sources,
+        names: build.names,
         registers: build.count as usize,
         constants,
         params,
@@ -340,6 +343,7 @@ impl<'m> Build<'m> {
             for name in names {
                 let reg = self.register();
                 self.define(&name, Named::Register(reg, registers.ty))?;
+                self.names.push((reg, name));
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use super::form::{Form, Resolved};
 use crate::code::Class::{Float, Special};
 use crate::fault::wrong;
-use crate::lanes::{Map, lift1, lift2, lift3};
+use crate::lanes::{Map, lift1, lift2};
 use crate::number::{self, BF16, F16, Format, Rounding, add_odd, div_odd, fma_odd, sqrt_odd};
 use crate::opcode::Opcode;
 use crate::types::Type;
@@ -158,11 +158,32 @@ fn plain(opcode: Opcode, flush: bool) -> Map {
         Opcode::Add => two(flush, |a, b| a + b),
         Opcode::Sub => two(flush, |a, b| a - b),
         Opcode::Mul => two(flush, |a, b| a * b),
-        _ => lift3(move |a, b, c| {
-            let found = single(a, flush).mul_add(single(b, flush), single(c, flush));
-            of_single(found, flush)
-        }),
+        _ if flush => multiply_add(|bits| single(bits, true), true),
+        _ => multiply_add(|bits| f32::from_bits(bits as u32), false),
     }
+}
+
+/// `a * b + c` of f32. The product is exact in f64, so its sum there, rounded once more, is right but where it lies in the middle of two
+/// f32, or below the normal ones: then every lane is computed again with a rounding to odd.
+fn multiply_add(value: impl Fn(u64) -> f32 + Copy + Send + Sync + 'static, flush: bool) -> Map {
+    const BELOW: u64 = (1 << 29) - 1;
+    const MIDDLE: u64 = 1 << 28;
+    Box::new(move |ins, outs| {
+        let of = |i: usize, lane: usize| f64::from(value(ins[i][lane]));
+        let out = &mut outs[0];
+        let mut again = false;
+        for (lane, place) in out.iter_mut().enumerate() {
+            let sum = of(0, lane) * of(1, lane) + of(2, lane);
+            let small = sum.abs() < f64::from(f32::MIN_POSITIVE) && sum != 0.0;
+            again |= small | (sum.to_bits() & BELOW == MIDDLE);
+            *place = of_single(sum as f32, flush);
+        }
+        if again {
+            for (lane, place) in out.iter_mut().enumerate() {
+                *place = of_single(fma_odd(of(0, lane), of(1, lane), of(2, lane)) as f32, flush);
+            }
+        }
+    })
 }
 
 /// `div`, `rcp` and `sqrt`. What hardware approximates is rounded as if it were exact.

@@ -3,6 +3,7 @@
 use moec_ptx::{Argument, ExecutionError, Launch, LaunchError, Memory, Program, Report, parse, verify};
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 /// What LLVM wrote, and `mma_bf16`, written by hand.
 pub(crate) const SAMPLES: [&str; 5] = ["vector_add", "row_sum", "matmul", "softmax", "mma_bf16"];
@@ -59,6 +60,22 @@ pub(crate) fn bf16(x: f32) -> u16 {
 /// An f32 of an upper half.
 pub(crate) fn of_bf16(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
+}
+
+/// What `ptxas` says of a module for an architecture, where it is installed.
+///
+/// # Panics
+/// It does not take the module.
+pub(crate) fn assembled(what: &str, architecture: &str, text: &str) {
+    if !moec_testing::PTXAS.here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("it.ptx"), folder.path().join("it.cubin"));
+    fs::write(&from, text).unwrap();
+    let mut command = Command::new("ptxas");
+    let said = command.arg("--gpu-name").arg(architecture).arg(&from).arg("-o").arg(&to).output().unwrap();
+    assert!(said.status.success(), "{what}: {}", String::from_utf8_lossy(&said.stderr));
 }
 
 /// Executes a kernel that writes words of a buffer, its one parameter: what it wrote, or what stopped it.

@@ -1,7 +1,8 @@
 //! Every instruction of one thread with known values.
 
-use crate::common::{execute, kernel};
+use crate::common::{assembled, execute, kernel};
 use moec_ptx::Launch;
+use std::fmt::Write as _;
 
 /// An instruction, its operands and its result. Operand `i` is in `%h`, `%r` and `%d` of that number, by its size, and in `%p` its
 /// lowest bit; the result is in the register with number 0 that the instruction names first.
@@ -9,16 +10,17 @@ type Row<'a> = (&'a str, &'a [u64], u64);
 
 fn check(rows: &[Row<'_>]) {
     let mut wrong = Vec::new();
+    let mut module = String::from(".version 8.6\n.target sm_90\n.address_size 64\n");
     for (instruction, operands, wanted) in rows {
         let mut body = String::from("ld.param.u64 %d31, [out];\n");
         for (i, value) in operands.iter().enumerate() {
             let i = i + 1;
             let (h, r) = (*value as u16, *value as u32);
-            body += &format!("mov.b16 %h{i}, {h}; mov.b32 %r{i}, {r}; mov.b64 %d{i}, {value};");
-            body += &format!("setp.ne.s32 %p{i}, {}, 0;\n", value & 1);
+            let _ = writeln!(body, "mov.b16 %h{i}, {h}; mov.b32 %r{i}, {r}; mov.b64 %d{i}, {value};");
+            let _ = writeln!(body, "setp.ne.s32 %p{i}, {}, 0;", value & 1);
         }
-        body += &format!("{instruction}\n");
-        let at = instruction.find("0").map_or(0, |_| instruction.find('%').unwrap());
+        let _ = writeln!(body, "{instruction}");
+        let at = instruction.find('%').unwrap();
         body += match instruction.as_bytes()[at + 1] {
             b'h' => "mov.b16 %h15, 0; mov.b32 %r40, {%h0, %h15}; cvt.u64.u32 %d30, %r40;",
             b'r' => "cvt.u64.u32 %d30, %r0;",
@@ -26,14 +28,18 @@ fn check(rows: &[Row<'_>]) {
             _ => "selp.b64 %d30, 1, 0, %p0;",
         };
         body += "\nst.global.b64 [%d31], %d30;";
-        let (words, _) = execute(&kernel(".param .u64 out", &body), 2, &Launch::linear(1, 1))
-            .unwrap_or_else(|e| panic!("{instruction}: {e}"));
+        let text = kernel(".param .u64 out", &body);
+        let at = text.find(".visible").unwrap();
+        module += &text[at..].replace("entry kernel(", &format!("entry kernel{}(", module.len()));
+        let (words, _) =
+            execute(&text, 2, &Launch::linear(1, 1)).unwrap_or_else(|e| panic!("{instruction}: {e}"));
         let found = u64::from(words[0]) | u64::from(words[1]) << 32;
         if found != *wanted {
             wrong.push(format!("{instruction} of {operands:x?}: {found:#x}, not {wanted:#x}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assembled("instructions", "sm_90", &module);
 }
 
 const ONE: u64 = 0x3f80_0000;

@@ -102,7 +102,7 @@ fn barriers_order_shared_memory() {
          GIVE: st.shared.u32 [%r3], %r1; bar.arrive 1, 64;\nEND:",
         64,
     );
-    assert_eq!(given, each(64, |i| if i < 32 { 0 } else { i - 32 }));
+    assert_eq!(given, each(64, |i| i.saturating_sub(32)));
     // Threads that have ended are not waited for.
     let ended = threads("mov.u32 %r0, 3; setp.ge.u32 %p1, %r1, 48; @%p1 exit; bar.sync 0;", 64);
     assert_eq!(ended, each(64, |i| if i < 48 { 3 } else { 0 }));
