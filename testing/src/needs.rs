@@ -158,6 +158,13 @@ pub static AMX: Need = Need {
     help: Help::Machine("another machine"),
     find: by_the_test,
 };
+/// The assembler of NVIDIA's toolkit.
+pub static PTXAS: Need = Need {
+    name: "ptxas",
+    what: "NVIDIA's assembler of PTX",
+    help: Help::Command("pip install nvidia-cuda-nvcc-cu12, and its `bin` on the PATH"),
+    find: || starts("ptxas", &["--version"]),
+};
 /// Python, for the scripts of `bench/`.
 pub static PYTHON: Need = Need {
     name: "python",
@@ -167,7 +174,7 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 19] = [
+pub static NEEDS: [&Need; 20] = [
     &COREML,
     &QNN,
     &ONNXRUNTIME,
@@ -175,6 +182,7 @@ pub static NEEDS: [&Need; 19] = [
     &STRACE,
     &MINISIGN,
     &PYTHON,
+    &PTXAS,
     &PREBUILT,
     &ASSERTIONS,
     &GROUPS,

@@ -1,0 +1,16 @@
+//! Execution: blocks of warps, an instruction of a warp at a time.
+
+mod access;
+mod block;
+mod clocks;
+mod error;
+mod launch;
+mod matrix;
+mod report;
+mod shared;
+mod together;
+mod warp;
+
+pub use error::{ExecutionError, Kind, LaunchError};
+pub use launch::{Argument, Launch, Program};
+pub use report::{ClassCount, Report, Traffic};

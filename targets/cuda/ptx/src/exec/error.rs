@@ -1,0 +1,91 @@
+//! Why a kernel cannot start, or stopped.
+
+/// What stopped a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An access outside of every buffer, or of a block's or a thread's memory.
+    OutOfBounds,
+    /// An address that is no multiple of what is read or written.
+    Misaligned,
+    /// A store to what is read only.
+    ReadOnly,
+    /// A register or shared memory that nobody wrote is read.
+    Uninitialised,
+    /// Two threads touch the same shared memory, one writes, and no barrier is in between.
+    Race,
+    /// Threads wait for what never comes.
+    Deadlock,
+    /// Threads of one warp wait at several barriers, or at one that others never reach.
+    DivergentBarrier,
+    /// A shuffle or vote with a lane that does not take part.
+    InactiveLane,
+    /// An operand that the instruction does not take.
+    Operand,
+    /// `trap`.
+    Trap,
+    /// More steps than were allowed.
+    StepLimit,
+}
+
+/// Why a kernel stopped, and where.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "kernel `{kernel}`, line {line}, `{instruction}`, thread {} of block {}: {message}\n  help: {hint}",
+    at(thread),
+    at(block)
+)]
+pub struct ExecutionError {
+    /// What it was.
+    pub kind: Kind,
+    /// The kernel.
+    pub kernel: String,
+    /// Line of the text, from 1.
+    pub line: u32,
+    /// The instruction's text.
+    pub instruction: String,
+    /// The thread in its block: x, y and z.
+    pub thread: [u32; 3],
+    /// The block in the grid: x, y and z.
+    pub block: [u32; 3],
+    /// What happened.
+    pub message: String,
+    /// What to do.
+    pub hint: String,
+}
+
+fn at(of: &[u32; 3]) -> String {
+    format!("({}, {}, {})", of[0], of[1], of[2])
+}
+
+/// Why a launch has no result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LaunchError {
+    /// The launch does not fit the kernel.
+    #[error("kernel `{kernel}` cannot start: {message}\n  help: {hint}")]
+    Start {
+        /// The kernel.
+        kernel: String,
+        /// What does not fit.
+        message: String,
+        /// What would.
+        hint: String,
+    },
+    /// The kernel stopped.
+    #[error(transparent)]
+    Execution(Box<ExecutionError>),
+}
+
+/// What stopped a warp: its kind, its lane and words. The place is added by who runs it.
+#[derive(Debug)]
+pub(super) struct Stop {
+    pub(super) kind: Kind,
+    pub(super) lane: u32,
+    pub(super) message: String,
+    pub(super) hint: &'static str,
+}
+
+impl Stop {
+    pub(super) fn new(kind: Kind, lane: u32, message: impl Into<String>, hint: &'static str) -> Self {
+        Self { kind, lane, message: message.into(), hint }
+    }
+}

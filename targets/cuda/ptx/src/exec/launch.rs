@@ -1,0 +1,251 @@
+//! Starting a kernel: its parameters, its blocks, and who executes them.
+
+use super::block::Block;
+use super::error::{ExecutionError, LaunchError};
+use super::report::Report;
+use crate::code::{Constant, Kernel};
+use crate::fault::{Fault, wrong};
+use crate::memory::{Buffer, Memory};
+use crate::module::Module;
+use crate::resolve;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+/// Most threads of a block.
+const MAX_THREADS: u64 = 1024;
+/// Most bytes of shared memory of a block, as of sm_90.
+const MAX_SHARED: u64 = 227 * 1024;
+
+/// A parameter of a kernel, in its order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// The address of a buffer.
+    Buffer(Buffer),
+    /// An address, or any other number of 64 bits.
+    U64(u64),
+    /// A number of 32 bits.
+    U32(u32),
+    /// A number of 32 bits with sign.
+    S32(i32),
+    /// A number of floating point.
+    F32(f32),
+    /// A structure.
+    Bytes(Vec<u8>),
+}
+
+impl Argument {
+    fn bytes(&self, memory: &Memory) -> Vec<u8> {
+        match self {
+            Self::Buffer(buffer) => memory.address(*buffer).to_le_bytes().into(),
+            Self::U64(value) => value.to_le_bytes().into(),
+            Self::U32(value) => value.to_le_bytes().into(),
+            Self::S32(value) => value.to_le_bytes().into(),
+            Self::F32(value) => value.to_le_bytes().into(),
+            Self::Bytes(bytes) => bytes.clone(),
+        }
+    }
+}
+
+/// How a kernel is started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Blocks: x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block: x, y and z; 1024 together at most.
+    pub block: [u32; 3],
+    /// Bytes of shared memory behind what the kernel declares itself: where `.extern .shared` begins.
+    pub dynamic_shared: u32,
+    /// Whether races in shared memory are looked for.
+    pub races: bool,
+    /// Whether registers and shared memory may be read that nobody wrote; they are zero.
+    pub unwritten: bool,
+    /// Most steps of the warps of one block.
+    pub steps: u64,
+    /// Threads of this machine that execute blocks. With one, everything happens in one order; with more, atomic operations
+    /// of several blocks come in any.
+    pub workers: usize,
+}
+
+impl Launch {
+    /// Blocks and threads of a block, in one dimension; one worker, and everything is looked for.
+    pub fn linear(blocks: u32, threads: u32) -> Self {
+        Self::new([blocks, 1, 1], [threads, 1, 1])
+    }
+
+    /// Blocks and threads of a block; one worker, and everything is looked for.
+    pub fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
+        Self { grid, block, dynamic_shared: 0, races: true, unwritten: false, steps: 1 << 32, workers: 1 }
+    }
+
+    pub(super) fn block_threads(&self) -> u32 {
+        self.block.iter().product()
+    }
+}
+
+/// A kernel that can be started.
+pub struct Program {
+    kernel: Kernel,
+    /// Names of the module's variables.
+    variables: Vec<String>,
+}
+
+impl Program {
+    /// Decodes a kernel of a module.
+    ///
+    /// # Errors
+    /// There is no such kernel, or it is not as [`crate::verify`] wants it.
+    pub fn new(module: &Module, name: &str) -> Result<Self, Fault> {
+        let Some(function) = module.function(name).filter(|function| function.entry) else {
+            let names: Vec<_> = module.functions().filter(|f| f.entry).map(|f| f.name.clone()).collect();
+            return wrong(format!("there is no kernel `{name}`"), format!("kernels: {}", names.join(", ")))
+                .map_err(|wrong| wrong.declared(name, 1));
+        };
+        let kernel = resolve::kernel(module, function)?;
+        Ok(Self { kernel, variables: module.variables().map(|v| v.name.clone()).collect() })
+    }
+
+    /// Bytes of shared memory that the kernel declares, without what a launch adds.
+    pub fn shared_bytes(&self) -> u32 {
+        self.kernel.shared
+    }
+
+    /// Bytes of a thread's own memory: what does not fit its registers.
+    pub fn local_bytes(&self) -> u32 {
+        self.kernel.local
+    }
+
+    /// Executes every block.
+    ///
+    /// # Errors
+    /// What does not fit the kernel, or what stopped it: the first of its blocks that stopped.
+    pub fn launch(
+        &self,
+        memory: &Memory,
+        arguments: &[Argument],
+        launch: &Launch,
+    ) -> Result<Report, LaunchError> {
+        let start = |(message, hint): (String, String)| LaunchError::Start {
+            kernel: self.kernel.name.clone(),
+            message,
+            hint,
+        };
+        self.fits(launch).map_err(start)?;
+        let params = self.params(memory, arguments).map_err(start)?;
+        let addresses = self.addresses(memory).map_err(start)?;
+        let blocks: u64 = launch.grid.iter().map(|n| u64::from(*n)).product();
+        let run = |index: u64| {
+            let [x, y, _] = launch.grid.map(u64::from);
+            let at = [index % x, index / x % y, index / x / y].map(|i| i as u32);
+            Block::new(&self.kernel, launch, memory, &params, at).run(&addresses)
+        };
+        let execution = LaunchError::Execution;
+        if launch.workers <= 1 {
+            let mut report = Report::default();
+            for index in 0..blocks {
+                report.merge(&run(index).map_err(execution)?);
+            }
+            return Ok(report);
+        }
+        // Blocks are taken in order, so those in front of one that stops are all executed.
+        let (next, stopped) = (AtomicU64::new(0), AtomicBool::new(false));
+        let results = Mutex::new((Report::default(), None::<(u64, Box<ExecutionError>)>));
+        std::thread::scope(|scope| {
+            for _ in 0..launch.workers.min(256) {
+                scope.spawn(|| {
+                    while !stopped.load(Relaxed) {
+                        let index = next.fetch_add(1, Relaxed);
+                        if index >= blocks {
+                            break;
+                        }
+                        let found = run(index);
+                        let mut results = results.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                        match found {
+                            Ok(report) => results.0.merge(&report),
+                            Err(error) => {
+                                stopped.store(true, Relaxed);
+                                if results.1.as_ref().is_none_or(|(first, _)| index < *first) {
+                                    results.1 = Some((index, error));
+                                }
+                            }
+                        }
+                    }
+                });
+            }
+        });
+        let (report, error) = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        error.map_or(Ok(report), |(_, error)| Err(execution(error)))
+    }
+
+    /// Whether a launch is one of this kernel; what is wrong, and what would be right.
+    fn fits(&self, launch: &Launch) -> Result<(), (String, String)> {
+        let threads: u64 = launch.block.iter().map(|n| u64::from(*n)).product();
+        if !(1..=MAX_THREADS).contains(&threads) {
+            return Err((
+                format!("a block of {threads} threads"),
+                format!("1 to {MAX_THREADS} are possible"),
+            ));
+        }
+        if launch.grid.contains(&0) {
+            return Err(("a grid without blocks".into(), "1 block or more in every dimension".into()));
+        }
+        if let Some(asked) = self.kernel.threads.filter(|asked| *asked != launch.block) {
+            return Err((
+                format!("a block of {:?} threads", launch.block),
+                format!("it asks for {asked:?}, `.reqntid`"),
+            ));
+        }
+        if let Some(most) = self.kernel.max_threads
+            && threads > most.iter().map(|n| u64::from(*n)).product()
+        {
+            return Err((
+                format!("a block of {threads} threads"),
+                format!("it takes {most:?} at most, `.maxntid`"),
+            ));
+        }
+        let shared = u64::from(self.kernel.shared) + u64::from(launch.dynamic_shared);
+        if shared > MAX_SHARED {
+            return Err((
+                format!("{shared} bytes of shared memory"),
+                format!("a block has {MAX_SHARED} at most"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// The bytes of the parameters, where the kernel has them.
+    fn params(&self, memory: &Memory, arguments: &[Argument]) -> Result<Vec<u8>, (String, String)> {
+        let wanted = &self.kernel.params;
+        if arguments.len() != wanted.len() {
+            return Err((
+                format!("{} arguments", arguments.len()),
+                format!("it has {} parameters", wanted.len()),
+            ));
+        }
+        let mut params = vec![0; self.kernel.param_bytes as usize];
+        for ((name, first, bytes), argument) in wanted.iter().zip(arguments) {
+            let given = argument.bytes(memory);
+            if given.len() != *bytes as usize {
+                return Err((format!("{} bytes for `{name}`", given.len()), format!("it has {bytes} bytes")));
+            }
+            params[*first as usize..(first + bytes) as usize].copy_from_slice(&given);
+        }
+        Ok(params)
+    }
+
+    /// Addresses of the constants that are variables of the module; 0 of others.
+    fn addresses(&self, memory: &Memory) -> Result<Vec<u64>, (String, String)> {
+        let address = |constant: &Constant| match constant {
+            Constant::Address(index, _) => {
+                let name = &self.variables[*index as usize];
+                memory.variable_at(*index as usize, name).ok_or_else(|| {
+                    (
+                        format!("the memory has no variable `{name}`"),
+                        "make it by `Memory::new` of the same module".into(),
+                    )
+                })
+            }
+            _ => Ok(0),
+        };
+        self.kernel.constants.iter().map(|(_, constant)| address(constant)).collect()
+    }
+}

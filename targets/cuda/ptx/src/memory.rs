@@ -1,0 +1,173 @@
+//! The memory that all blocks see: buffers, with nothing between them.
+
+use crate::fault::Fault;
+use crate::module::Module;
+use crate::types::Space;
+use crate::verify::values;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// The first address. Below it lie the windows of generic addresses.
+const FIRST: u64 = 0x1_0000_0000;
+/// What the address of a buffer is a multiple of, as `cudaMalloc` has it.
+const ALIGN: u64 = 256;
+/// Bytes between buffers that belong to none.
+const GAP: u64 = 4096;
+
+/// A buffer of a [`Memory`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Buffer(usize);
+
+/// A buffer's bytes, in words that threads change one by one.
+pub(crate) struct Held {
+    pub(crate) name: String,
+    pub(crate) first: u64,
+    pub(crate) bytes: u64,
+    pub(crate) read_only: bool,
+    words: Box<[AtomicU32]>,
+}
+
+/// What all blocks see, over several kernels: buffers, and the variables of a module.
+///
+/// Every buffer begins at a multiple of 256, with at least 4096 bytes in front of it that belong to none.
+pub struct Memory {
+    held: Vec<Held>,
+    /// The buffers of the module's variables, by their index; none of shared ones.
+    variables: Vec<(String, Option<Buffer>)>,
+    next: u64,
+    /// Held where a change takes two words.
+    both: Mutex<()>,
+}
+
+impl Memory {
+    /// A memory that holds the `.global` and `.const` variables of a module.
+    ///
+    /// # Errors
+    /// A variable whose values do not fit its type or size.
+    pub fn new(module: &Module) -> Result<Self, Fault> {
+        let mut memory = Self { held: Vec::new(), variables: Vec::new(), next: FIRST, both: Mutex::new(()) };
+        for variable in module.variables() {
+            let buffer = if variable.space == Space::Shared {
+                None
+            } else {
+                Some(memory.hold(&variable.name, &values(variable)?, variable.space == Space::Const))
+            };
+            memory.variables.push((variable.name.clone(), buffer));
+        }
+        Ok(memory)
+    }
+
+    fn hold(&mut self, name: &str, bytes: &[u8], read_only: bool) -> Buffer {
+        let words = bytes.chunks(4).map(|chunk| {
+            let mut word = [0; 4];
+            word[..chunk.len()].copy_from_slice(chunk);
+            AtomicU32::new(u32::from_le_bytes(word))
+        });
+        let words = words.collect();
+        let (first, length) = (self.next, bytes.len() as u64);
+        self.held.push(Held { name: name.to_owned(), first, bytes: length, read_only, words });
+        self.next = (first + length + GAP).next_multiple_of(ALIGN);
+        Buffer(self.held.len() - 1)
+    }
+
+    /// A new buffer with these bytes.
+    pub fn add(&mut self, name: &str, bytes: &[u8]) -> Buffer {
+        self.hold(name, bytes, false)
+    }
+
+    /// A new buffer that kernels may only read.
+    pub fn add_read_only(&mut self, name: &str, bytes: &[u8]) -> Buffer {
+        self.hold(name, bytes, true)
+    }
+
+    /// The buffer of a variable of the module, `.global` or `.const`.
+    pub fn variable(&self, name: &str) -> Option<Buffer> {
+        self.variables.iter().find(|(of, _)| of == name).and_then(|(_, buffer)| *buffer)
+    }
+
+    /// The address where a variable of the module begins, by its index and name.
+    pub(crate) fn variable_at(&self, index: usize, name: &str) -> Option<u64> {
+        let (of, buffer) = self.variables.get(index)?;
+        if of == name { buffer.map(|buffer| self.address(buffer)) } else { None }
+    }
+
+    /// The address where a buffer begins.
+    pub fn address(&self, buffer: Buffer) -> u64 {
+        self.held[buffer.0].first
+    }
+
+    /// A buffer's bytes as they are now.
+    pub fn bytes(&self, buffer: Buffer) -> Vec<u8> {
+        let held = &self.held[buffer.0];
+        let mut bytes: Vec<u8> =
+            held.words.iter().flat_map(|word| word.load(Relaxed).to_le_bytes()).collect();
+        bytes.truncate(held.bytes as usize);
+        bytes
+    }
+
+    /// The buffer that holds an address, `last` first, and the nearest one in front where none does.
+    pub(crate) fn find(
+        &self,
+        address: u64,
+        bytes: u64,
+        last: &mut usize,
+    ) -> Result<(&Held, u64), Option<&Held>> {
+        if let Some(held) = self.held.get(*last)
+            && address >= held.first
+            && address - held.first < held.bytes
+        {
+            let at = address - held.first;
+            return if at + bytes <= held.bytes { Ok((held, at)) } else { Err(Some(held)) };
+        }
+        let index = self.held.partition_point(|held| held.first <= address);
+        let Some(held) = index.checked_sub(1).map(|i| &self.held[i]) else { return Err(None) };
+        *last = index - 1;
+        let at = address - held.first;
+        if at.saturating_add(bytes) <= held.bytes { Ok((held, at)) } else { Err(Some(held)) }
+    }
+
+    /// A word of 2, 4 or 8 bytes is changed at once; what it was.
+    pub(crate) fn change(&self, held: &Held, at: u64, bytes: u32, f: impl Fn(u64) -> u64) -> u64 {
+        if bytes == 4 {
+            let word = &held.words[at as usize / 4];
+            let found = word.fetch_update(Relaxed, Relaxed, |old| Some(f(u64::from(old)) as u32));
+            return u64::from(found.unwrap_or_default());
+        }
+        let guard = self.both.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let old = held.load(at, bytes);
+        held.store(at, bytes, f(old));
+        drop(guard);
+        old
+    }
+}
+
+impl Held {
+    /// Up to eight bytes, aligned.
+    pub(crate) fn load(&self, at: u64, bytes: u32) -> u64 {
+        let word = |i: usize| u64::from(self.words[i].load(Relaxed));
+        let i = at as usize / 4;
+        match bytes {
+            4 => word(i),
+            8 => word(i) | word(i + 1) << 32,
+            _ => word(i) >> (8 * (at & 3)) & crate::lanes::mask(8 * bytes),
+        }
+    }
+
+    /// Up to eight bytes, aligned.
+    pub(crate) fn store(&self, at: u64, bytes: u32, value: u64) {
+        let i = at as usize / 4;
+        match bytes {
+            4 => self.words[i].store(value as u32, Relaxed),
+            8 => {
+                self.words[i].store(value as u32, Relaxed);
+                self.words[i + 1].store((value >> 32) as u32, Relaxed);
+            }
+            _ => {
+                let (shift, mask) = (8 * (at & 3), crate::lanes::mask(8 * bytes) as u32);
+                let put = |old: u32| Some((old & !(mask << shift)) | ((value as u32 & mask) << shift));
+                // It never fails: the closure always has a value.
+                let _ = self.words[i].fetch_update(Relaxed, Relaxed, put);
+            }
+        }
+    }
+}

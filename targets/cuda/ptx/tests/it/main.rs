@@ -1,0 +1,10 @@
+//! Tests of reading, checking and executing PTX.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod common;
+mod faults;
+mod kernels;
+mod messages;
+mod opcodes;
+mod samples;
+mod warps;

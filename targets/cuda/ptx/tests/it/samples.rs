@@ -1,0 +1,26 @@
+//! What LLVM wrote is read, checked and printed back.
+
+use crate::common::{SAMPLES, assembled, sample};
+use moec_ptx::{parse, print, verify};
+
+#[test]
+fn samples_of_llvm_are_modules() {
+    for name in SAMPLES {
+        let module = parse(&sample(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+        verify(&module).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let text = print(&module);
+        assert_eq!(parse(&text).unwrap(), module, "{name}:\n{text}");
+        assert_eq!(print(&parse(&text).unwrap()), text, "{name}");
+    }
+}
+
+#[test]
+fn the_assembler_of_nvidia_takes_what_is_read_and_printed() {
+    for name in SAMPLES {
+        assembled(name, "sm_80", &sample(name));
+        let text = print(&parse(&sample(name)).unwrap());
+        for architecture in ["sm_80", "sm_89", "sm_90"] {
+            assembled(name, architecture, &text);
+        }
+    }
+}
