@@ -126,8 +126,7 @@ fn main() -> Outcome {
     let threads = std::env::args().nth(1).map_or(Ok(usual), |n| n.parse())?;
     let wanted = std::env::args().nth(2).unwrap_or_default();
     let plural = if threads == 1 { "" } else { "s" };
-    let isa = machine.isa();
-    println!("{threads} thread{plural}, vectors of {} f32, {:?} for bytes", isa.lanes, isa.bytes);
+    println!("{threads} thread{plural} of `{}`", machine.cpu);
     let kinds = [(Format::Bf16, false), (Format::Bf16, true), (Format::Q8, false), (Format::Q4, false)];
     let kinds: Vec<Kind> = kinds.into_iter().filter(|&kind| name(kind).contains(&wanted)).collect();
     for &kind in &kinds {
