@@ -23,8 +23,7 @@ use std::collections::HashMap;
 /// are read as fast (`docs/neurons.md`).
 pub const fn worth(format: Format) -> f64 {
     match format {
-        Format::Q4 => 0.85,
-        Format::Q8 => 0.75,
+        Format::Q8 | Format::Q4 => 0.6,
         _ => 0.5,
     }
 }

@@ -127,7 +127,12 @@ impl Steps {
 
     /// The sum of products of a part at `row` and a row in scratch. Lines so many bytes further are asked for meanwhile.
     pub(super) fn dot<'k>(self, k: &'k Kb<'k>, row: P<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
-        let scales = row.bytes(self.count * self.code_bytes());
+        let codes = self.count * self.code_bytes();
+        let scales = row.bytes(codes);
+        if let Some(ahead) = ahead {
+            let lines = (0..self.count * self.groups * 2).step_by(LINE);
+            lines.for_each(|line| row.beyond(codes + ahead + line).prefetch());
+        }
         let step = |at: I<'k>, scales: F<'k>, sum: F<'k>| {
             let (from, x) = (row.bytes(at * self.code_bytes()), x.bytes(at * self.step_bytes()));
             if let Some(ahead) = ahead {

@@ -110,6 +110,7 @@ impl Sketches {
                 *sum = k.dot_bytes(*sum, codes, plane.bytes(at).load_ints());
             }
         };
+        sketch.beyond(self.bundle.codes_bytes() + AHEAD).prefetch();
         let turn = 2 * self.vector;
         let whole = self.plane / turn * turn;
         let mut sums = vec![k.i32v(0); 4];
