@@ -251,3 +251,20 @@ fn the_library_is_found_and_not_waited_for_without_end() {
     let row = report["checks"].as_array().unwrap().iter().find(|c| c["name"] == "qnn").unwrap();
     assert_eq!(row["found"], "`MOEC_QNN_SECONDS` is `soon`");
 }
+
+/// A device file that says another thing of a chip than QNN is refused before anything is built.
+#[test]
+fn a_chip_has_one_architecture() {
+    let case = tempfile::tempdir().unwrap();
+    let text = String::from_utf8(ok(moec().args(["targets", PHONE])).stdout).unwrap();
+    let (device, toml) = (case.path().join("other.toml"), case.path().join("model.toml"));
+    for (from, to, expected) in [
+        ("arch = 75", "arch = 69", "`unit.hexagon.arch`: chip 57 of QNN (SM8650) is of architecture 75"),
+        ("vtcm_mib = 8", "vtcm_mib = 16", "`unit.hexagon.vtcm_mib`: chip 57 of QNN (SM8650) has 8 MiB"),
+    ] {
+        assert!(text.contains(from), "{text}");
+        fs::write(&device, text.replace(from, to)).unwrap();
+        let (code, said) = fails(moec().arg("build").arg(&toml).arg("--target").arg(&device));
+        assert!(code == 1 && said.contains(expected), "{said}");
+    }
+}

@@ -6,6 +6,7 @@ mod it {
     mod emulator;
     mod fixture;
     mod onnxruntime;
+    mod reals;
     mod refused;
     mod saturation;
 }

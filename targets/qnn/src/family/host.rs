@@ -1,6 +1,6 @@
 //! The HTP, emulated: networks of a bundle, read back from disk and evaluated in whole numbers.
 
-use super::verify::network;
+use super::read::network;
 use crate::exec::{Executor, Shared};
 use moec_ir::plan::GraphDecl;
 use moec_runtime::error::{Error, Result};

@@ -9,6 +9,7 @@
 mod emit;
 mod host;
 mod library;
+mod read;
 mod rows;
 mod verify;
 mod weights;
@@ -132,7 +133,7 @@ impl StaticGraphs for Qnn {
     }
 
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
-        verify::read(folder, plan, unit)
+        read::read(folder, plan, unit)
     }
 
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {

@@ -1,18 +1,16 @@
-//! Reads the networks of a bundle back and evaluates every one against the reference.
+//! Evaluates every network of a bundle against the reference.
 
 use super::library::check::Checker;
+use super::read::{network, wrong};
 use super::weights::Form;
 use super::{ROWS, function, path, sizes};
 use crate::exec::{Executor, Saturated, Shared};
-use crate::net::Network;
-use crate::onnx;
-use moec_device::Unit;
 use moec_family::error::{Error, Result};
 use moec_family::{Distance, FunctionReport, LayerExperts, Trial};
 use moec_ir::Op;
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
+use moec_ir::plan::ExpertTable;
 use moec_runtime::regular;
 use std::path::Path;
 
@@ -20,55 +18,6 @@ type Failed = Box<dyn std::error::Error>;
 
 /// A tensor of which a larger share of numbers saturates forbids its network.
 const SATURATED: f64 = 1e-3;
-
-/// The network of a graph, read from a bundle; with the ports that the plan says.
-///
-/// # Errors
-/// Why not, for people.
-pub(super) fn network(bundle: &Path, graph: &GraphDecl) -> Result<Network, String> {
-    let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && !name.starts_with('.');
-    let inside = graph.package.strip_prefix("artifacts/").is_some_and(plain) && plain(&graph.function);
-    if !inside {
-        return Err(format!("`{}` and `{}` are no places below `artifacts/`", graph.package, graph.function));
-    }
-    let file = bundle.join(&graph.package).join(format!("{}.onnx", graph.function));
-    let bytes = regular::read(&file, regular::NETWORK).map_err(|e| format!("`{}`: {e}", file.display()))?;
-    let network = onnx::read(&bytes).map_err(|e| e.to_string())?;
-    let fits = |ports: &[Port], ids: &[crate::net::TensorId]| {
-        let rows = |p: &Port| p.shape[..2].iter().map(|&n| n as usize).collect::<Vec<_>>();
-        let one = |(p, id): (&Port, &crate::net::TensorId)| {
-            network.tensor(*id).shape == rows(p) && p.shape[2..] == [1, 1]
-        };
-        ports.len() == ids.len() && ports.iter().zip(ids).all(one)
-    };
-    if fits(&graph.inputs, &network.inputs) && fits(&graph.outputs, &network.outputs) {
-        Ok(network)
-    } else {
-        Err(format!("`{}` has other inputs or results than the plan says", graph.function))
-    }
-}
-
-fn wrong(name: &str, e: &dyn std::fmt::Display) -> Error {
-    Error::input(format!("`{name}` in the bundle: {e}"))
-}
-
-/// Reads every network that the plan calls and checks that the unit holds it; executes nothing. Gives their number.
-///
-/// # Errors
-/// A network that is missing, malformed or too large.
-pub(super) fn read(folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
-    for graph in &plan.graphs {
-        let network = network(folder, graph).map_err(|e| wrong(&graph.package, &e))?;
-        if let Some(limit) = unit.graph_limit().filter(|limit| network.static_bytes() > *limit) {
-            let bytes = network.static_bytes();
-            return Err(wrong(
-                &graph.package,
-                &format!("{bytes} bytes of weights; `{}` holds {limit}", unit.name),
-            ));
-        }
-    }
-    Ok(plan.graphs.len())
-}
 
 /// Evaluates every network.
 ///

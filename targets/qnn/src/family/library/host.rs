@@ -1,6 +1,6 @@
 //! Whole models on the library's emulator: every graph of a bundle in one process, sharing weights.
 
-use super::super::verify::network;
+use super::super::read::network;
 use super::{Library, ports};
 use crate::compose::compose;
 use crate::net::Network;

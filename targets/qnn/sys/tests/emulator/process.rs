@@ -144,5 +144,5 @@ fn a_process_that_hangs_is_ended() {
         assert_eq!((doing.as_str(), *seconds), ("load the library", 0.3));
         assert!(late.hint().is_some_and(|hint| hint.contains("MOEC_QNN_SECONDS")), "{late}");
     }
-    assert!(begin.elapsed() < Duration::from_secs(60));
+    assert!(begin.elapsed() < Duration::from_mins(1));
 }

@@ -1,0 +1,38 @@
+//! Codes of activations are undone: what is left is the network as it was in f32.
+
+use super::fixture::*;
+use moec_ir::RopeStyle;
+use moec_qnn::exec::share_of_spread;
+use moec_qnn::quant::reals;
+
+#[test]
+fn a_network_in_codes_is_what_it_was_in_f32() {
+    for form in [Form::Eight, Form::Mixed] {
+        let plain = ffn(form, RELU, 64, &[64, 32], 4).graph("b4", 4, 2).unwrap();
+        let codes = calibrated(&plain, |seed| vec![numbers(seed + 70, 4 * 64)]);
+        assert_ne!(codes, plain);
+        assert_eq!(reals(&codes, None).unwrap(), plain);
+    }
+}
+
+/// The gains of norms are codes, too, and lose a little.
+#[test]
+fn static_codes_become_what_they_mean() {
+    let attention = attention(Form::Eight, RopeStyle::Half);
+    let plain = attention.graph("chunk4", 4).unwrap();
+    let inputs = |seed: u64| {
+        let seen = attention.context + 4;
+        let cache = |s: u64| numbers(s + seed, attention.kv_heads * attention.context * attention.v_dim);
+        let mask = (0..4 * seen).map(|i| if i % seen < 8 + i / seen { 0.0 } else { -50.0 }).collect();
+        let angles =
+            |s| numbers(s + seed, 4 * attention.qk_dim / 2).iter().map(|x| x.clamp(-1.0, 1.0)).collect();
+        vec![numbers(seed, 4 * attention.hidden), cache(100), cache(200), mask, angles(300), angles(400)]
+    };
+    let back = reals(&calibrated(&plain, inputs), None).unwrap();
+    back.verify().unwrap();
+    assert!(back != plain && back.activations().eq(plain.activations()));
+    for (got, want) in run(&back, &inputs(3)).iter().zip(&run(&plain, &inputs(3))) {
+        let off = share_of_spread(got, want);
+        assert!(off < 1e-4, "{off:e}");
+    }
+}
