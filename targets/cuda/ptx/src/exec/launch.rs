@@ -114,6 +114,11 @@ impl Program {
         self.kernel.local
     }
 
+    /// The parameters: names and bytes, in their order.
+    pub fn parameters(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.kernel.params.iter().map(|(name, _, bytes)| (name.as_str(), *bytes))
+    }
+
     /// Executes every block.
     ///
     /// # Errors
