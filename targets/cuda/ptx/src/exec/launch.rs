@@ -5,7 +5,7 @@ use super::error::{ExecutionError, LaunchError};
 use super::report::Report;
 use super::settings::Launch;
 use super::turns;
-use crate::code::{Constant, Kernel};
+use crate::code::{Constant, Kernel, MAX_SHARED};
 use crate::fault::{Fault, wrong};
 use crate::memory::{Buffer, Memory};
 use crate::module::Module;
@@ -15,8 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Most threads of a block.
 const MAX_THREADS: u64 = 1024;
-/// Most bytes of shared memory of a block, as of sm_90.
-const MAX_SHARED: u64 = 227 * 1024;
 
 /// A parameter of a kernel, in its order.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,14 +1,12 @@
 //! What is known while a function is flattened: names, registers, constants, labels and memory.
 
 use super::names::{Named, Scopes};
-use crate::code::{Code, Constant, Reg, Special};
+use crate::code::{Code, Constant, MAX_SHARED, Reg, Special};
 use crate::fault::{Fault, Resolved, wrong};
 use crate::module::{Function, Module, Variable};
 use crate::types::{Space, Type};
 use std::collections::BTreeMap;
 
-/// Most bytes of shared memory of a block, as of sm_90.
-const MAX_SHARED: u64 = 227 * 1024;
 /// Most bytes that a thread has of its own, as of every target.
 const MAX_LOCAL: u64 = 512 * 1024;
 
@@ -149,10 +147,16 @@ impl<'m> Build<'m> {
         };
         let mut places = BTreeMap::new();
         for dynamic in [false, true] {
+            if dynamic {
+                // All dynamic ones begin at the same byte.
+                let begins = used.iter().filter_map(|(constant, _)| shared(constant));
+                let begins = begins.map(|index| variables[index as usize]).filter(|v| v.array.contains(&0));
+                let align = begins.map(Variable::alignment).max().unwrap_or(1);
+                self.shared = self.shared.next_multiple_of(align);
+            }
             for index in used.iter().filter_map(|(constant, _)| shared(constant)) {
                 let variable = variables[index as usize];
                 if variable.array.contains(&0) == dynamic && !places.contains_key(&index) {
-                    // All dynamic ones are the same memory.
                     places.insert(index, self.share(variable)?);
                 }
             }
