@@ -229,7 +229,10 @@ fn parses(folder: &Path, command: &str) -> Result<(), String> {
             sh(&root(), &format!("{cargo} xtask {name} --help"))?
         }
         ["cargo", "run", ..] => {
-            let folder = behind("-p").trim_start_matches("moec-");
+            let name = behind("-p").trim_start_matches("moec-");
+            let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+            let member = |path: &&str| path.rsplit('/').next() == Some(name);
+            let folder = manifest.split('"').find(member).unwrap_or(name);
             return is_there(format!("{folder}/examples/{}.rs", behind("--example")));
         }
         ["cargo", "test", ..] => return is_there(format!("tests/{}.rs", behind("--test"))),

@@ -10,6 +10,9 @@ pub(crate) const LOCAL_WINDOW: u64 = 0x2000_0000;
 /// Bytes of either.
 pub(crate) const WINDOW: u64 = 0x1000_0000;
 
+/// Most bytes of shared memory of a block, as of sm_90.
+pub(crate) const MAX_SHARED: u64 = 227 * 1024;
+
 /// The number of a register.
 pub(crate) type Reg = u32;
 

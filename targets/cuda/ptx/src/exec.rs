@@ -7,10 +7,13 @@ mod error;
 mod launch;
 mod matrix;
 mod report;
+mod settings;
 mod shared;
 mod together;
+mod turns;
 mod warp;
 
 pub use error::{ExecutionError, Kind, LaunchError};
-pub use launch::{Argument, Launch, Program};
+pub use launch::{Argument, Program};
 pub use report::{ClassCount, Report, Traffic};
+pub use settings::Launch;

@@ -24,6 +24,9 @@ pub(crate) struct Wrong {
     pub(crate) hint: String,
 }
 
+/// What is found, or what is wrong.
+pub(crate) type Resolved<T> = Result<T, Wrong>;
+
 pub(crate) fn wrong<T>(message: impl Into<String>, hint: impl Into<String>) -> Result<T, Wrong> {
     Err(Wrong { message: message.into(), hint: hint.into() })
 }

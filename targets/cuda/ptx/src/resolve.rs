@@ -3,6 +3,7 @@
 mod build;
 mod control;
 mod convert;
+mod flatten;
 mod float;
 mod form;
 mod integer;
@@ -12,7 +13,7 @@ mod names;
 mod special;
 mod warp;
 
-pub(crate) use build::kernel;
+pub(crate) use flatten::kernel;
 
 use crate::opcode::Opcode;
 use form::{Form, Resolved};

@@ -1,21 +1,20 @@
-//! A block: its warps take turns, and meet at barriers.
+//! What the warps of a block share.
 
 use super::error::{ExecutionError, Kind, Stop};
-use super::launch::Launch;
 use super::report::Report;
+use super::settings::Launch;
 use super::shared::Shared;
-use super::warp::{State, Warp, lanes};
-use crate::code::{Action, Constant, Kernel, Special};
+use crate::code::{Kernel, Special};
 use crate::lanes::{Lanes, WARP};
 use crate::memory::{Held, Memory};
 
 /// A barrier of a block.
 #[derive(Default)]
-struct Barrier {
+pub(super) struct Barrier {
     /// Threads that have come since it last opened.
-    arrived: u32,
+    pub(super) arrived: u32,
     /// What they know of each other.
-    known: Vec<u32>,
+    pub(super) known: Vec<u32>,
 }
 
 /// What the warps of a block share.
@@ -30,7 +29,7 @@ pub(super) struct Block<'k> {
     pub(super) report: Report,
     /// Steps that are left.
     pub(super) steps: u64,
-    barriers: [Barrier; 16],
+    pub(super) barriers: [Barrier; 16],
     at: [u32; 3],
 }
 
@@ -58,47 +57,7 @@ impl<'k> Block<'k> {
         }
     }
 
-    /// Executes the block. `addresses` are those of the constants that are variables of the module.
-    pub(super) fn run(mut self, addresses: &[u64]) -> Result<Report, Box<ExecutionError>> {
-        let threads = self.launch.block_threads() as usize;
-        let mut warps: Vec<_> =
-            (0..threads.div_ceil(WARP)).map(|index| self.warp(index, threads, addresses)).collect();
-        loop {
-            let mut moved = false;
-            for warp in &mut warps {
-                moved |=
-                    warp.run(&mut self).map_err(|(pc, stop)| Box::new(self.error(warp.index, pc, stop)))?;
-            }
-            moved |= self.open(&mut warps);
-            if warps.iter().all(|warp| warp.alive == 0) {
-                break;
-            }
-            if !moved {
-                return Err(Box::new(self.stuck(&warps)));
-            }
-        }
-        let mut report = self.report;
-        report.add(self.kernel, &self.counts);
-        Ok(report)
-    }
-
-    fn warp(&self, index: usize, threads: usize, addresses: &[u64]) -> Warp {
-        let left = (threads - index * WARP).min(WARP);
-        let mask = if left == WARP { u32::MAX } else { (1 << left) - 1 };
-        let mut registers = vec![[0; WARP]; self.kernel.registers.max(1)];
-        let mut written = vec![0; registers.len()];
-        for ((reg, constant), address) in self.kernel.constants.iter().zip(addresses) {
-            registers[*reg as usize] = match constant {
-                Constant::Bits(bits) => [*bits; WARP],
-                Constant::Address(_, offset) => [address.wrapping_add(*offset as u64); WARP],
-                Constant::Special(special) => self.special(*special, index),
-            };
-            written[*reg as usize] = u32::MAX;
-        }
-        Warp::new(index, mask, registers, written, self.kernel.local as usize)
-    }
-
-    fn special(&self, special: Special, warp: usize) -> Lanes {
+    pub(super) fn special(&self, special: Special, warp: usize) -> Lanes {
         let [x, y, z] = self.launch.block;
         let thread = |lane: usize| (warp * WARP + lane) as u32;
         let all = self.launch.block_threads().div_ceil(WARP as u32);
@@ -165,68 +124,14 @@ impl<'k> Block<'k> {
         self.shared.warps.arrive(warp, &mut barrier.known);
     }
 
-    /// Opens barriers that all have come to; whether there was one.
-    fn open(&mut self, warps: &mut [Warp]) -> bool {
-        let alive: u32 = warps.iter().map(|warp| warp.alive.count_ones()).sum();
-        let mut opened = false;
-        for id in 0..self.barriers.len() as u32 {
-            let waits = |state: State| matches!(state, State::Barrier(of, _) if of == id);
-            let mut waiting = warps.iter().flat_map(|warp| &warp.groups).filter(|group| waits(group.state));
-            let Some(first) = waiting.next() else { continue };
-            let State::Barrier(_, count) = first.state else { continue };
-            let barrier = &mut self.barriers[id as usize];
-            if barrier.arrived < count.unwrap_or(alive) {
-                continue;
-            }
-            let Barrier { known, .. } = std::mem::take(barrier);
-            for warp in &mut *warps {
-                for group in warp.groups.iter_mut().filter(|group| waits(group.state)) {
-                    group.state = State::Ready;
-                    self.shared.warps.leave(warp.index, &known);
-                }
-            }
-            opened = true;
-        }
-        opened
-    }
-
-    /// Nobody can go on: what they wait for.
-    fn stuck(&self, warps: &[Warp]) -> ExecutionError {
-        let groups = || warps.iter().flat_map(|warp| warp.groups.iter().map(move |group| (warp, group)));
-        let found = groups().find(|(_, group)| group.state == State::Lanes).or_else(|| groups().next());
-        let Some((warp, group)) = found else {
-            let stop =
-                Stop::new(Kind::Deadlock, 0, "no thread goes on", "look for a barrier that not all reach");
-            return self.error(0, 0, stop);
-        };
-        if let State::Barrier(id, count) = group.state {
-            let alive: u32 = warps.iter().map(|warp| warp.alive.count_ones()).sum();
-            let (has, wants) = (self.barriers[id as usize].arrived, count.unwrap_or(alive));
-            let message = format!("deadlock at barrier {id}: {has} threads have come, {wants} have to");
-            let hint = "every thread of the barrier has to reach it: look for a branch around it";
-            let stop = Stop::new(Kind::Deadlock, group.mask.trailing_zeros(), message, hint);
-            return self.error(warp.index, group.pc.saturating_sub(1), stop);
-        }
-        let missing = warp.alive & !group.mask;
-        let elsewhere = warp.groups.iter().find(|other| other.mask & missing != 0);
-        let line = elsewhere.map_or(0, |other| self.source(other.pc).0);
-        let names: Vec<_> = lanes(missing).take(4).map(|lane| lane.to_string()).collect();
-        let names = names.join(", ");
-        let message = format!("lanes {names} of the warp wait at line {line} and never come here");
-        let barrier = matches!(self.kernel.code[group.pc as usize].action, Action::Barrier { .. });
-        let kind = if barrier { Kind::DivergentBarrier } else { Kind::Deadlock };
-        let hint = "all lanes that are named come to the same instruction";
-        self.error(warp.index, group.pc, Stop::new(kind, group.mask.trailing_zeros(), message, hint))
-    }
-
-    fn source(&self, pc: u32) -> (u32, &str) {
+    pub(super) fn source(&self, pc: u32) -> (u32, &str) {
         let code = self.kernel.code.get(pc as usize);
         let source = code.and_then(|code| self.kernel.sources.get(code.source as usize));
         source.map_or((0, ""), |(line, text)| (*line, text))
     }
 
     /// What stopped a lane, with its place.
-    fn error(&self, warp: usize, pc: u32, stop: Stop) -> ExecutionError {
+    pub(super) fn error(&self, warp: usize, pc: u32, stop: Stop) -> ExecutionError {
         let (line, text) = self.source(pc);
         let [x, y, _] = self.launch.block;
         let thread = (warp * WARP) as u32 + stop.lane;

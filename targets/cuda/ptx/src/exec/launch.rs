@@ -3,7 +3,9 @@
 use super::block::Block;
 use super::error::{ExecutionError, LaunchError};
 use super::report::Report;
-use crate::code::{Constant, Kernel};
+use super::settings::Launch;
+use super::turns;
+use crate::code::{Constant, Kernel, MAX_SHARED};
 use crate::fault::{Fault, wrong};
 use crate::memory::{Buffer, Memory};
 use crate::module::Module;
@@ -13,8 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Most threads of a block.
 const MAX_THREADS: u64 = 1024;
-/// Most bytes of shared memory of a block, as of sm_90.
-const MAX_SHARED: u64 = 227 * 1024;
 
 /// A parameter of a kernel, in its order.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,42 +43,6 @@ impl Argument {
             Self::F32(value) => value.to_le_bytes().into(),
             Self::Bytes(bytes) => bytes.clone(),
         }
-    }
-}
-
-/// How a kernel is started.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
-    /// Blocks: x, y and z.
-    pub grid: [u32; 3],
-    /// Threads of a block: x, y and z; 1024 together at most.
-    pub block: [u32; 3],
-    /// Bytes of shared memory behind what the kernel declares itself: where `.extern .shared` begins.
-    pub dynamic_shared: u32,
-    /// Whether races in shared memory are looked for.
-    pub races: bool,
-    /// Whether registers and shared memory may be read that nobody wrote; they are zero.
-    pub unwritten: bool,
-    /// Most steps of the warps of one block.
-    pub steps: u64,
-    /// Threads of this machine that execute blocks. With one, everything happens in one order; with more, atomic operations
-    /// of several blocks come in any.
-    pub workers: usize,
-}
-
-impl Launch {
-    /// Blocks and threads of a block, in one dimension; one worker, and everything is looked for.
-    pub fn linear(blocks: u32, threads: u32) -> Self {
-        Self::new([blocks, 1, 1], [threads, 1, 1])
-    }
-
-    /// Blocks and threads of a block; one worker, and everything is looked for.
-    pub fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
-        Self { grid, block, dynamic_shared: 0, races: true, unwritten: false, steps: 1 << 32, workers: 1 }
-    }
-
-    pub(super) fn block_threads(&self) -> u32 {
-        self.block.iter().product()
     }
 }
 
@@ -114,6 +78,11 @@ impl Program {
         self.kernel.local
     }
 
+    /// The parameters: names and bytes, in their order.
+    pub fn parameters(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.kernel.params.iter().map(|(name, _, bytes)| (name.as_str(), *bytes))
+    }
+
     /// Executes every block.
     ///
     /// # Errors
@@ -136,7 +105,7 @@ impl Program {
         let run = |index: u64| {
             let [x, y, _] = launch.grid.map(u64::from);
             let at = [index % x, index / x % y, index / x / y].map(|i| i as u32);
-            Block::new(&self.kernel, launch, memory, &params, at).run(&addresses)
+            turns::run(Block::new(&self.kernel, launch, memory, &params, at), &addresses)
         };
         let execution = LaunchError::Execution;
         if launch.workers <= 1 {

@@ -3,13 +3,12 @@
 use super::build::Build;
 use super::names::Named;
 use crate::code::{Action, Class, Code, Constant, Reg};
-use crate::fault::{Wrong, wrong};
+pub(super) use crate::fault::Resolved;
+use crate::fault::wrong;
 use crate::lanes::{Map, mask};
 use crate::module::{Instruction, Literal, Operand};
 use crate::opcode::Opcode;
 use crate::types::{self, Space, Type};
-
-pub(super) type Resolved<T> = Result<T, Wrong>;
 
 /// How wide a register may be for a type.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -6,5 +6,6 @@ mod faults;
 mod kernels;
 mod messages;
 mod opcodes;
+mod round_trip;
 mod samples;
 mod warps;

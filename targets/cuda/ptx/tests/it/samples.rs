@@ -1,6 +1,6 @@
 //! What LLVM wrote is read, checked and printed back.
 
-use crate::common::{SAMPLES, assembled, sample};
+use crate::common::{SAMPLES, assembled, folder, sample};
 use moec_ptx::{parse, print, verify};
 
 #[test]
@@ -23,4 +23,16 @@ fn the_assembler_of_nvidia_takes_what_is_read_and_printed() {
             assembled(name, architecture, &text);
         }
     }
+}
+
+#[test]
+fn seeds_of_fuzzing_can_be_executed() {
+    let seeds = folder().join("../../../../../fuzz/seeds/ptx");
+    let mut count = 0;
+    for seed in std::fs::read_dir(seeds).unwrap() {
+        let text = std::fs::read_to_string(seed.unwrap().path()).unwrap();
+        verify(&parse(&text).unwrap()).unwrap();
+        count += 1;
+    }
+    assert!(count > 0);
 }
