@@ -2,7 +2,7 @@
 //!
 //! * [`Costs`] say what an expert takes on each of the three, with what the first task on each takes more (§IV-B, Figure 3e).
 //! * [`Scheduler::schedule`] divides the [`Task`]s of a layer: three timelines are filled in turn as the paper does it, or the
-//!   best of all cuts through the experts by load is taken and mended ([`Policy`] is the table, with the fixed splits that
+//!   best of all cuts through the experts by load is taken, mended and searched on ([`Policy`] is the table, with the fixed splits that
 //!   others use).
 //! * [`prefetch`] weighs experts of the next layers by what the simulated layer gains from having them on the GPU (§IV-C).
 //! * [`Levels`] keeps count of experts on flash, in the host's memory and on the GPU: two caches, one inside of the other (§IV-D).
@@ -23,6 +23,7 @@ mod repair;
 pub mod resident;
 mod schedule;
 mod scheduler;
+mod search;
 #[cfg(test)]
 mod tests;
 

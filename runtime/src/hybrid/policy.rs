@@ -15,7 +15,7 @@ pub enum Order {
 pub enum Policy {
     /// HybriMoE as it is written (§IV-B): three timelines, filled in turn by its three priorities.
     Paper(Order),
-    /// The best of all cuts by load, mended by moves and swaps.
+    /// The best of all cuts by load, mended by moves and swaps, and by a search that leaves nothing out for few experts.
     Cut,
     /// What the GPU holds to the GPU, the rest to the processor: KTransformers in decoding, Fiddler for few tokens.
     Fixed,

@@ -8,6 +8,7 @@ use super::paper::Paper;
 use super::policy::Policy;
 use super::repair::repair;
 use super::schedule::{Free, Schedule, Task};
+use super::search::Search;
 
 /// Divides the experts of layers that cost the same. What it needs is kept from call to call.
 #[derive(Clone, Debug)]
@@ -16,6 +17,7 @@ pub struct Scheduler {
     allocation: Allocation,
     cut: Cut,
     paper: Paper,
+    search: Search,
     schedule: Schedule,
     seen: Vec<u16>,
 }
@@ -32,6 +34,7 @@ impl Scheduler {
             allocation: Allocation::default(),
             cut: Cut::default(),
             paper: Paper::default(),
+            search: Search::default(),
             schedule: Schedule::default(),
             seen: Vec::new(),
         })
@@ -49,11 +52,15 @@ impl Scheduler {
     pub fn schedule(&mut self, policy: Policy, tasks: &[Task], free: Free) -> Result<&Schedule, HybridError> {
         self.check(tasks, free)?;
         self.divide(policy, tasks, free);
+        if policy == Policy::Cut {
+            self.search.improve(&mut self.allocation);
+        }
         self.allocation.lay_out(&mut self.schedule);
         Ok(&self.schedule)
     }
 
-    /// How long a layer takes, in microseconds; the timelines are not laid out, and tasks are taken as they are.
+    /// How long a layer takes at most, in microseconds, in less time: nothing is searched or laid out, tasks are taken as they
+    /// are.
     pub(super) fn makespan(&mut self, policy: Policy, tasks: &[Task], free: Free) -> f64 {
         self.divide(policy, tasks, free);
         self.allocation.makespan()

@@ -23,12 +23,17 @@ fn scheduler(costs: &Costs) -> Scheduler {
     Scheduler::new(costs.clone()).expect("costs")
 }
 
-/// A machine and a layer of it: up to `most` experts, few or many tokens, some of them held.
+/// A machine as the paper has it and a layer of it: up to `most` experts, few or many tokens, some of them held.
 fn random_layer(random: &mut SplitMix64, most: usize) -> (Costs, Vec<Task>) {
+    layer_of(random, most, 0.2)
+}
+
+/// The same of a machine whose GPU takes up to `rise` µs longer with each token, beside which the processor may be faster.
+fn layer_of(random: &mut SplitMix64, most: usize, rise: f64) -> (Costs, Vec<Task>) {
     let mut between = |from: f64, to: f64| from + (to - from) * random.unit();
     let transfer = between(20.0, 400.0);
     let (gpu, cpu) = (between(5.0, 40.0), between(20.0, 200.0));
-    let rises = [between(0.0, 0.2), between(1.0, 60.0)];
+    let rises = [between(0.0, rise), between(1.0, 60.0)];
     let costs = costs([gpu, rises[0]], [cpu, rises[1]], between(0.0, 50.0), transfer);
     let (held, tokens) = (between(0.0, 1.0), if between(0.0, 1.0) < 0.3 { 1.0 } else { between(2.0, 64.0) });
     let n = 1 + (between(0.0, most as f64) as usize).min(most - 1);

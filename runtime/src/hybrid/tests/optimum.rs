@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// Makespans over the least one, of random layers of up to eight experts: mean and largest.
-fn over(policy: Policy) -> (f64, f64) {
+/// Makespans over the least one, of random layers: mean and largest.
+fn over(policy: Policy, layers: usize, most: usize, rise: f64) -> (f64, f64) {
     let mut random = SplitMix64(3);
-    let (mut sum, mut most) = (0.0, 0.0_f64);
-    for _ in 0..1000 {
-        let (costs, tasks) = random_layer(&mut random, 8);
+    let (mut sum, mut worst) = (0.0, 0.0_f64);
+    for _ in 0..layers {
+        let (costs, tasks) = layer_of(&mut random, most, rise);
         let least = least(&costs, &tasks);
         let made = scheduler(&costs).schedule(policy, &tasks, Free::default()).expect("a schedule").makespan;
         assert!(
@@ -15,31 +15,41 @@ fn over(policy: Policy) -> (f64, f64) {
             "{policy:?} made {made}, the least is {least}: {costs:?} {tasks:?}"
         );
         sum += made / least;
-        most = most.max(made / least);
+        worst = worst.max(made / least);
     }
-    (sum / 1000.0, most)
+    (sum / layers as f64, worst)
 }
+
+/// The paper's GPU, whose time hardly rises with tokens (Figure 3f), and one whose time does.
+const RISES: [f64; 2] = [0.2, 30.0];
 
 #[test]
-fn the_cut_is_nearly_the_best() {
-    let (mean, most) = over(Policy::Cut);
-    assert!(most <= 1.03 && mean < 1.001, "{mean} {most}");
+fn for_few_experts_the_cut_is_the_best() {
+    for rise in RISES {
+        let (_, worst) = over(Policy::Cut, 1000, 8, rise);
+        assert!(worst < 1.0 + 1e-9, "{rise}: {worst}");
+        let (mean, worst) = over(Policy::Cut, 100, 13, rise);
+        assert!(worst <= 1.03 && mean < 1.001, "{rise}: {mean} {worst}");
+    }
 }
 
-/// One reading of the paper's simulation is. In the other, who is free takes a task even if another would be done with it
-/// sooner.
+/// In one reading it is within 3 % on machines as the paper's, and far off on others. In the other, who is free takes a task even
+/// if another would be done with it sooner.
 #[test]
 fn the_papers_simulation_hangs_on_how_it_is_read() {
-    let [next, free] = [Order::Next, Order::Free].map(|order| over(Policy::Paper(order)));
-    assert!(next.1 <= 1.03 && next.1 > over(Policy::Cut).1, "{next:?}");
+    let of = |order, rise| over(Policy::Paper(order), 1000, 8, rise);
+    let [flat, rising] = RISES.map(|rise| of(Order::Next, rise));
+    assert!(flat.1 <= 1.03 && flat.1 > 1.001, "{flat:?}");
+    assert!(rising.0 > 1.01 && rising.1 > 1.2, "{rising:?}");
+    let free = of(Order::Free, RISES[0]);
     assert!(free.0 > 1.2, "{free:?}");
 }
 
 #[test]
 fn no_fixed_split_is_better() {
     let mut random = SplitMix64(11);
-    for _ in 0..1000 {
-        let (costs, tasks) = random_layer(&mut random, 64);
+    for case in 0..1000 {
+        let (costs, tasks) = layer_of(&mut random, 64, if case % 2 == 0 { RISES[0] } else { RISES[1] });
         let mut s = scheduler(&costs);
         let mut made = |policy| s.schedule(policy, &tasks, Free::default()).expect("a schedule").makespan;
         let cut = made(Policy::Cut);
