@@ -311,7 +311,8 @@ fn a_phase_is_a_line_and_passes_are_for_the_curious() {
     assert_eq!(passes(&usual), Vec::<String>::new());
     // Passes that are for Macs, or for models that memory does not hold, have nothing to do here.
     let all = lines(&["--verbose"]);
-    let here = ["lower", "format", "rewrite", "cluster", "layout", "fuse", "tune", "schedule", "memory", "barriers"];
+    let here =
+        ["lower", "format", "rewrite", "cluster", "layout", "fuse", "tune", "schedule", "memory", "barriers"];
     assert_eq!(passes(&all), here);
     let toml = fs::read_to_string(case.path("model.toml")).unwrap();
     fs::write(case.path("model.toml"), toml + "[memory]\nbudget = \"1 GiB\"\n").unwrap();

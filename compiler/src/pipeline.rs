@@ -772,17 +772,16 @@ fn run_cross(c: &mut Compilation<'_>) -> Result<()> {
 
 fn run_cluster(c: &mut Compilation<'_>) -> Result<()> {
     let skip = c.config.experts.skip;
-    // Whole experts are read from flash, and other units have kernels of their own.
-    let elsewhere = if c.config.memory.budget.is_some() {
-        "experts stay on flash where memory has a budget"
-    } else if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
+    let paged = c.config.memory.budget.is_some();
+    // Other units have kernels of their own.
+    let elsewhere = if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
         "other units compute experts on this target"
     } else {
         let seen: &dyn cluster::Activity = match c.profile {
             Some(profile) => profile,
             None => &cluster::Unseen,
         };
-        return cluster::cluster(&mut c.module, skip, seen);
+        return cluster::cluster(&mut c.module, skip, seen, paged);
     };
     if skip != Skip::On {
         return Ok(());
@@ -793,7 +792,10 @@ fn run_cluster(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 fn run_fetch(c: &mut Compilation<'_>) -> Result<()> {
-    if c.config.memory.budget.is_none() {
+    // Neurons are asked for when it is known who is awake.
+    let by_neurons = |n: &moec_ir::Node| matches!(n.op, Op::NeuronFfn { paged: Some(_), .. });
+    let neurons = c.module.entries.iter().flat_map(|g| &g.nodes).any(by_neurons);
+    if c.config.memory.budget.is_none() || neurons {
         return Ok(());
     }
     fetch::fetch(&mut c.module, c.config.memory.prefetch)

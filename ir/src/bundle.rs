@@ -1,9 +1,24 @@
 //! Where the parts of a neuron's bundle lie: gate, up and down together, so that one read has all of it (PowerInfer-2, §4.4).
 
+use crate::op::DispatchLayout;
 use crate::types::{Format, GROUP};
 
 /// Bytes of a cache line: parts begin on one.
 const LINE: usize = 64;
+
+/// Bytes that a direct read of flash takes, or a multiple of them.
+const BLOCK: usize = 4096;
+
+/// Neurons of a list of those that are awake.
+pub const LISTED: usize = 32;
+
+/// Words of the lists of the neurons that rows wake: for every active expert, in the order of the dispatch table, and every
+/// [`LISTED`] of its neurons a list of [`LISTED`]` + 1` words: how many are awake, then who, by number, ascending.
+pub const fn awake_words(layout: DispatchLayout, inter: usize) -> usize {
+    let slots = layout.rows * layout.k;
+    let active = if slots < layout.experts { slots } else { layout.experts };
+    active * inter.div_ceil(LISTED) * (LISTED + 1)
+}
 
 /// Parts of a bundle, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +79,24 @@ impl Bundle {
         self.sketch_bytes() + PARTS * self.part_bytes()
     }
 
+    /// Bytes of up and down of a neuron, where the gate lies apart from them: whole cache lines.
+    pub const fn rest_bytes(self) -> usize {
+        (PARTS - 1) * self.part_bytes()
+    }
+
+    /// Bytes from one neuron to the next on flash, where gates lie apart ([`crate::plan::Layout::Rests`]): whole blocks of
+    /// 4096 bytes, or such a share of one that a block holds a power of two of neurons.
+    pub const fn rest_pitch(self) -> usize {
+        let bytes = self.rest_bytes();
+        if bytes <= BLOCK { bytes.next_power_of_two() } else { bytes.next_multiple_of(BLOCK) }
+    }
+
+    /// Neurons that are read together there: as many as a block holds, one at least.
+    pub const fn read_together(self) -> usize {
+        let pitch = self.rest_pitch();
+        if pitch < BLOCK { BLOCK / pitch } else { 1 }
+    }
+
     /// By how much a sum of `hidden` products in f32, in any order, may be off, as a share of the product of the norms of what
     /// is multiplied, twice over: for the gate and for its sketch (Higham, Accuracy and Stability of Numerical Algorithms,
     /// §3.1).
@@ -89,6 +122,21 @@ mod tests {
                 assert_eq!(gate > 0, sketch);
             }
         }
+    }
+
+    #[test]
+    fn what_is_read_together_is_whole_blocks() {
+        for format in Format::ALL {
+            for hidden in [1, 32, 192, 700, 2048, 4096] {
+                let b = Bundle { format, hidden, sketch: false };
+                let (pitch, each) = (b.rest_pitch(), b.read_together());
+                assert!(pitch >= b.rest_bytes() && pitch % LINE == 0, "{b:?}");
+                assert!(each.is_power_of_two() && LISTED.is_multiple_of(each), "{b:?}");
+                assert_eq!(pitch * each % BLOCK, 0, "{b:?}");
+            }
+        }
+        let olmoe = Bundle { format: Format::Bf16, hidden: 2048, sketch: false };
+        assert_eq!((olmoe.rest_bytes(), olmoe.rest_pitch(), olmoe.read_together()), (8192, 8192, 1));
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         KernelSpec::ExpertDown { .. } => expert::down(k, spec),
         KernelSpec::NeuronUp { .. } => neuron::up(k, spec),
         KernelSpec::NeuronDown { .. } => neuron::down(k, spec),
+        KernelSpec::NeuronGate { .. } => neuron::apart::gate(k, spec),
+        KernelSpec::NeuronUpAt { .. } => neuron::apart::up(k, spec),
+        KernelSpec::NeuronDownAt { .. } => neuron::apart::down(k, spec),
         KernelSpec::Combine { .. } => combine::write(k, spec),
         KernelSpec::Map { .. } => map::write(k, spec),
         KernelSpec::Softmax { .. } => softmax::write(k, spec),
@@ -150,6 +153,16 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (!sketch || neuron::sketches(*format), "a sketch that is no smaller than the gate"),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
+        KernelSpec::NeuronGate { hidden, inter, format, x_ld, glu, .. }
+        | KernelSpec::NeuronUpAt { hidden, inter, format, x_ld, glu, .. } => vec![
+            (*hidden > 0 && *inter > 0, "an extent is zero"),
+            (*x_ld >= *hidden, "rows overlap"),
+            (glu.skips(), "a gate that makes no neuron 0"),
+            (!format.is_by_channel(), BY_CHANNEL),
+        ],
+        KernelSpec::NeuronDownAt { hidden, inter, format, .. } => {
+            vec![(*hidden > 0 && *inter > 0, "an extent is zero"), (!format.is_by_channel(), BY_CHANNEL)]
+        }
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
         KernelSpec::Map { cols, a_ld, out_ld, .. } => {
             vec![(a_ld >= cols && out_ld >= cols, "rows overlap")]
@@ -184,11 +197,11 @@ fn multiplies(
 ) -> Vec<(bool, &'static str)> {
     match order {
         WeightOrder::Panels => vec![can_multiply(isa, format, compute)],
-        WeightOrder::Neurons { sketch } => vec![
+        WeightOrder::Neurons { .. } | WeightOrder::Apart => vec![
             can_multiply(isa, unpack::format(compute), compute),
             (compute != Compute::I8, "panels of bytes out of neurons"),
             (!bias, "neurons with biases"),
-            (!sketch || neuron::sketches(format), "a sketch that is no smaller than the gate"),
+            (!order.sketch() || neuron::sketches(format), "a sketch that is no smaller than the gate"),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
     }

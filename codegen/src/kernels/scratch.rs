@@ -24,7 +24,7 @@ impl KernelSpec {
                 multiply::scratch_bytes(isa, depth, format, compute, schedule)
             }
             Self::NeuronUp { layout, .. } => neuron::UP_SCRATCH + layout.rows * 4,
-            Self::NeuronDown { inter, .. } => neuron::down_scratch(*inter),
+            Self::NeuronDown { inter, .. } | Self::NeuronDownAt { inter, .. } => neuron::down_scratch(*inter),
             _ => 0,
         }
     }

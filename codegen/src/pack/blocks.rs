@@ -26,7 +26,7 @@ impl Geometry {
     pub fn blocks(&self) -> impl Iterator<Item = Block> + use<> {
         let (g, panels) = (*self, self.panels());
         let rows = match g.layout {
-            Layout::Rows | Layout::Neurons { .. } => ROWS_AT_ONCE,
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => ROWS_AT_ONCE,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         };
         let step = (SHARE / (rows * g.cols).max(1)).max(1);

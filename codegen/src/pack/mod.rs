@@ -21,7 +21,7 @@ mod weighting;
 pub use blocks::{Block, Rows, Scratch, groups, outliers, pack, pack_block};
 pub use feedback::Feedback;
 use half::{bf16, f16};
-use moec_ir::bundle::{Bundle, PARTS};
+use moec_ir::bundle::Bundle;
 use moec_ir::plan::Layout;
 use moec_ir::types::{Format, GROUP};
 use order::Lane;
@@ -46,7 +46,7 @@ pub struct Geometry {
     pub cols: usize,
 }
 
-/// Rows of a matrix that are read together when they are by themselves: [`Layout::Rows`] and [`Layout::Neurons`].
+/// Rows of a matrix that are read together when they are by themselves ([`Layout::is_by_rows`]).
 const ROWS_AT_ONCE: usize = 16;
 
 /// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
@@ -80,7 +80,7 @@ impl Geometry {
     fn panel_rows(&self, p: usize) -> Vec<(Range<usize>, usize)> {
         let cut = |start: usize, len: usize, end: usize| (start.min(end)..(start + len).min(end), len);
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => {
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
                 let (rows, _) = cut(p * ROWS_AT_ONCE, ROWS_AT_ONCE, self.rows);
                 let there = rows.len();
                 vec![(rows, there)]
@@ -97,25 +97,27 @@ impl Geometry {
 
     fn panels(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => self.rows.div_ceil(ROWS_AT_ONCE),
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
+                self.rows.div_ceil(ROWS_AT_ONCE)
+            }
             Layout::Panels { nr } => self.rows.div_ceil(nr as usize),
             Layout::GluPanels { nr } => (self.rows / 2).div_ceil(nr as usize / 2),
         }
     }
 
-    /// The bundle of a layout of neurons.
+    /// The bundle of a layout of neurons, whole or in part.
     fn bundle(&self) -> Option<Bundle> {
+        let bundle = |sketch| Some(Bundle { format: self.format, hidden: self.part_cols(), sketch });
         match self.layout {
-            Layout::Neurons { sketch } => {
-                Some(Bundle { format: self.format, hidden: self.cols / PARTS, sketch })
-            }
-            _ => None,
+            Layout::Neurons { sketch } => bundle(sketch),
+            Layout::Gates | Layout::Rests => bundle(false),
+            Layout::Rows | Layout::Panels { .. } | Layout::GluPanels { .. } => None,
         }
     }
 
     /// Parts of a row, each of which is stored as a row of its own.
-    fn parts(&self) -> usize {
-        if self.bundle().is_some() { PARTS } else { 1 }
+    const fn parts(&self) -> usize {
+        self.layout.parts()
     }
 
     /// Numbers of a part.
@@ -126,7 +128,7 @@ impl Geometry {
     /// Columns of a panel; 0 in rows.
     const fn nr(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => 0,
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => 0,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         }
     }
@@ -134,7 +136,7 @@ impl Geometry {
     /// Panel and column of a row.
     fn column_of(&self, row: usize) -> (usize, usize) {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => (row, 0),
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => (row, 0),
             Layout::Panels { nr } => (row / nr as usize, row % nr as usize),
             Layout::GluPanels { nr } => {
                 let (half, inter) = (nr as usize / 2, self.rows / 2);
@@ -159,10 +161,10 @@ impl Geometry {
     fn lane(&self, column: usize) -> (usize, Lane) {
         match self.layout {
             Layout::Rows => (column * self.row_bytes(), Lane::of_row(self.format, self.cols)),
-            Layout::Neurons { .. } => {
-                let (row, part) = (column / PARTS, column % PARTS);
-                let at =
-                    self.bundle().map_or(0, |b| row * b.bytes() + b.sketch_bytes() + part * b.part_bytes());
+            Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
+                let (row, part) = (column / self.parts(), column % self.parts());
+                let first = row * self.row_bytes();
+                let at = self.bundle().map_or(0, |b| first + b.sketch_bytes() + part * b.part_bytes());
                 (at, Lane::of_row(self.format, self.part_cols()))
             }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {

@@ -4,7 +4,7 @@ use super::Geometry;
 use super::vectors::{Work, widest};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use moec_ir::bundle::{Bundle, PARTS};
+use moec_ir::bundle::Bundle;
 use moec_ir::plan::Layout;
 use moec_ir::types::Format;
 use std::ops::Range;
@@ -46,7 +46,7 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
     }
     let nr = match g.layout {
         // They lie as they came.
-        Layout::Rows | Layout::Neurons { .. } => {
+        Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
             let n = rows.len().min(panel.len());
             return panel[..n].copy_from_slice(&rows[..n]);
         }
@@ -70,7 +70,7 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
 fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
     let bytes = g.format.row_bytes(g.part_cols());
     for (row, bundle_bytes) in
-        rows.chunks_exact((PARTS * bytes).max(1)).zip(panel.chunks_exact_mut(bundle.bytes().max(1)))
+        rows.chunks_exact((g.parts() * bytes).max(1)).zip(panel.chunks_exact_mut(g.row_bytes().max(1)))
     {
         let parts = bundle_bytes.get_mut(bundle.sketch_bytes()..).unwrap_or_default();
         for (part, to) in

@@ -7,8 +7,12 @@
 //! Sums over neurons are taken in their order, and a neuron that a row does not wake adds an exact 0 to it: a row's bits
 //! depend neither on the other rows nor on how work is split.
 
+pub(super) mod apart;
 mod numbers;
 pub(crate) mod panels;
+mod places;
+
+pub(super) use places::Places;
 
 use super::routed::{Expert, expert};
 use crate::dsl::{F, I, Kb, LINE, P};
