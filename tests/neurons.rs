@@ -100,7 +100,4 @@ fn what_cannot_be_skipped_is_said() {
     };
     let said = build(&checkpoint("olmoe"), "[experts]\nskip = \"on\"\n");
     assert!(said.contains("no expert of this model can be skipped") && said.contains("hint:"), "{said}");
-    let source = with_relu("mixtral", folder.path());
-    let said = build(&source, "[experts]\nskip = \"on\"\n[memory]\nbudget = \"512 MiB\"\n");
-    assert!(said.contains("experts stay on flash"), "{said}");
 }

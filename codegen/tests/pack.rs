@@ -19,16 +19,17 @@ fn geometries() -> impl Strategy<Value = Geometry> {
         prop::sample::select(vec![8, 16, 32]).prop_map(|nr| Layout::Panels { nr }),
         prop::sample::select(vec![8, 16, 32]).prop_map(|nr| Layout::GluPanels { nr }),
         any::<bool>().prop_map(|sketch| Layout::Neurons { sketch }),
+        Just(Layout::Gates),
+        Just(Layout::Rests),
     ];
     let format = prop::sample::select(Format::ALL.to_vec());
     let extent = || prop_oneof![1..70_usize, prop::sample::select(vec![1, 15, 17, 24, 56, 80])];
     (layout, format, 1..4_usize, extent(), extent()).prop_map(|(layout, format, lead, rows, cols)| {
         let rows = if matches!(layout, Layout::GluPanels { .. }) { rows * 2 } else { rows };
         // Rows by themselves have no scale each.
-        let by_rows = matches!(layout, Layout::Rows | Layout::Neurons { .. }) && format.is_by_channel();
+        let by_rows = layout.is_by_rows() && format.is_by_channel();
         let layout = if by_rows { Layout::Panels { nr: 16 } } else { layout };
-        let cols = if matches!(layout, Layout::Neurons { .. }) { cols * 3 } else { cols };
-        Geometry { layout, format, lead, rows, cols }
+        Geometry { layout, format, lead, rows, cols: cols * layout.parts() }
     })
 }
 
@@ -59,8 +60,7 @@ proptest! {
             let mut out = vec![f32::NAN; g.rows * g.cols];
             unpack_rows(&g, &packed, lead, 0..g.rows, &mut out).unwrap();
             // Groups end where a part of a bundle does.
-            let parts = if matches!(g.layout, Layout::Neurons { .. }) { 3 } else { 1 };
-            round_rows(g.format, g.cols / parts, &mut want);
+            round_rows(g.format, g.cols / g.layout.parts(), &mut want);
             prop_assert_eq!(&out, &want);
             round_as_packed(&g, &packed, lead, 0..g.rows, false, &mut as_packed).unwrap();
             prop_assert_eq!(&as_packed, &want);

@@ -1,13 +1,25 @@
 //! Where the parts of neurons lie: up and down of a neuron together, gates of a block one behind the other (PowerInfer-2,
 //! §4.4).
 
+use crate::op::DispatchLayout;
 use crate::types::{Format, GROUP};
 
 /// Bytes of a cache line: parts begin on one.
 const LINE: usize = 64;
 
-/// Neurons of a block.
+/// Neurons of a block, and of a list of those that are awake.
 pub const BLOCK: usize = 32;
+
+/// Bytes that a direct read of flash takes, or a multiple of them.
+const FLASH_BLOCK: usize = 4096;
+
+/// Words of the lists of the neurons that rows wake: for every active expert, in the order of the dispatch table, and every
+/// [`BLOCK`] of its neurons a list of [`BLOCK`]` + 1` words: how many are awake, then who, by number, ascending.
+pub const fn awake_words(layout: DispatchLayout, inter: usize) -> usize {
+    let slots = layout.rows * layout.k;
+    let active = if slots < layout.experts { slots } else { layout.experts };
+    active * inter.div_ceil(BLOCK) * (BLOCK + 1)
+}
 
 /// Parts of a bundle, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +118,24 @@ impl Bundle {
         self.sketch_bytes() + PARTS * self.part_bytes()
     }
 
+    /// Bytes of up and down of a neuron, where the gate lies apart from them: whole cache lines.
+    pub const fn rest_bytes(self) -> usize {
+        (PARTS - 1) * self.part_bytes()
+    }
+
+    /// Bytes from one neuron to the next on flash, where gates lie apart ([`crate::plan::Layout::Rests`]): whole blocks of
+    /// 4096 bytes, or such a share of one that a block holds a power of two of neurons.
+    pub const fn rest_pitch(self) -> usize {
+        let bytes = self.rest_bytes();
+        if bytes <= FLASH_BLOCK { bytes.next_power_of_two() } else { bytes.next_multiple_of(FLASH_BLOCK) }
+    }
+
+    /// Neurons that are read together there: as many as a block holds, one at least.
+    pub const fn read_together(self) -> usize {
+        let pitch = self.rest_pitch();
+        if pitch < FLASH_BLOCK { FLASH_BLOCK / pitch } else { 1 }
+    }
+
     /// By how much a sum of `hidden` products in f32, in any order, may be off, as a share of the product of the norms of what
     /// is multiplied, twice over: for the gate and for its sketch (Higham, Accuracy and Stability of Numerical Algorithms,
     /// §3.1).
@@ -150,6 +180,21 @@ mod tests {
         assert_eq!([at(Part::Down, 0), at(Part::Up, 1)], [33 * 128, 34 * 128]);
         // The last block has one neuron.
         assert_eq!([at(Part::Gate, 32), at(Part::Up, 32)], [32 * 384, 32 * 384 + 128]);
+    }
+
+    #[test]
+    fn what_is_read_together_is_whole_blocks() {
+        for format in Format::ALL {
+            for hidden in [1, 32, 192, 700, 2048, 4096] {
+                let b = Bundle { format, hidden, sketch: false };
+                let (pitch, each) = (b.rest_pitch(), b.read_together());
+                assert!(pitch >= b.rest_bytes() && pitch % LINE == 0, "{b:?}");
+                assert!(each.is_power_of_two() && BLOCK.is_multiple_of(each), "{b:?}");
+                assert_eq!(pitch * each % FLASH_BLOCK, 0, "{b:?}");
+            }
+        }
+        let olmoe = Bundle { format: Format::Bf16, hidden: 2048, sketch: false };
+        assert_eq!((olmoe.rest_bytes(), olmoe.rest_pitch(), olmoe.read_together()), (8192, 8192, 1));
     }
 
     #[test]

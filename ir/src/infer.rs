@@ -260,15 +260,19 @@ impl Op {
                 }
                 f32(&[slots_for(&o, words, t, e)?, h])
             }
-            Self::NeuronFfn { glu } => {
+            Self::NeuronFfn { glu, paged } => {
                 let [t, h] = o.matrix(0, "x")?;
                 o.require(glu.skips(), || "this gate makes no neuron 0".to_owned())?;
                 let [words] = o.shape(1, "dispatch", DType::I32)?;
-                let [e, _, width] = o.shape(2, "neurons", DType::F32)?;
-                let want = o.mul(3, h)?;
+                let [e, i, width] = o.shape(2, "neurons", DType::F32)?;
+                let want = if paged.is_some() { h } else { o.mul(3, h)? };
                 o.require(width == want, || {
                     format!("bundles of {width} numbers, expected gate, up and down of {h} each")
                 })?;
+                if paged.is_some() {
+                    let both = o.mul(2, h)?;
+                    o.exact(3, "rests", &f32(&[e, i, both]))?;
+                }
                 f32(&[slots_for(&o, words, t, e)?, h])
             }
             Self::Combine { .. } => {

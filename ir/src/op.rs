@@ -309,6 +309,9 @@ pub enum Op {
     NeuronFfn {
         /// How gate and up join: one that [skips](Glu::skips).
         glu: Glu,
+        /// Where up and down stay on flash: index of the layer among those that do. The weights are then
+        /// `@gates[E, I, H], @rests[E, I, 2H]`.
+        paged: Option<usize>,
     },
     /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows past
     /// those that the table counts are padding.
@@ -472,7 +475,7 @@ impl Op {
             | Self::LinearGlu { .. }
             | Self::HeadLinear { .. }
             | Self::Conv1x1 { .. } => vec![V, W],
-            Self::NeuronFfn { .. } => vec![V, V, W],
+            Self::NeuronFfn { paged: None, .. } => vec![V, V, W],
             Self::LayerNorm { .. } => vec![V, W, W],
             Self::RopeAngles { switch, .. } => {
                 if switch.is_some() {
@@ -506,7 +509,7 @@ impl Op {
                     vec![V]
                 }
             }
-            Self::ExpertFfn { .. } => vec![V, V, W, W],
+            Self::ExpertFfn { .. } | Self::NeuronFfn { paged: Some(_), .. } => vec![V, V, W, W],
             // A plan has no more; a wrong number is found by inference.
             Self::Fetch { scores, .. } => vec![V; 1 + (*scores).min(FETCHED)],
             Self::Admit(_) | Self::Combine { .. } => vec![V, V, V],

@@ -31,6 +31,9 @@ pub struct Paging {
     pub pinned: Vec<(u32, u32)>,
     /// Experts `(layer, expert)` that live in other memories, ascending: nobody asks flash for them.
     pub elsewhere: Vec<(u32, u32)>,
+    /// Neurons that a frame holds up and down of; 0: a frame holds a whole expert. Where it is not 0, gates are resident,
+    /// nothing is pinned, and neither checksums nor uses are known.
+    pub neurons: u32,
     /// Layers with routed experts, in order.
     pub layers: Vec<PagedLayer>,
     /// CRC-32C of every matrix, `[layer][expert][gate and up, down]`.
@@ -40,22 +43,35 @@ pub struct Paging {
     pub uses: Vec<u32>,
 }
 
-/// Experts of a layer on flash. Both segments lie in one file, each expert's matrices next to each other.
+/// Experts of a layer on flash. Both segments lie in one file, each expert's matrices next to each other. Where neurons are
+/// read one by one, up and down alone lie on flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct PagedLayer {
     /// Experts.
     pub experts: u32,
     /// Experts per token.
     pub k: u32,
-    /// Segment of the gate and up matrices.
+    /// Segment of the gate and up matrices; of gates by themselves, which are resident, where neurons are read one by one.
     pub gate_up: u32,
-    /// Segment of the down matrices.
+    /// Segment of the down matrices; of up and down by neurons, where these are read one by one.
     pub down: u32,
     /// How the router's logits become scores.
     pub score: Score,
 }
 
 impl Paging {
+    /// Whether neurons are read one by one.
+    pub const fn by_neurons(&self) -> bool {
+        self.neurons > 0
+    }
+
+    /// Segments that stay on flash, layer by layer.
+    pub fn segments(&self) -> impl Iterator<Item = u32> {
+        let by_neurons = self.by_neurons();
+        let of = move |l: &PagedLayer| [(!by_neurons).then_some(l.gate_up), Some(l.down)];
+        self.layers.iter().flat_map(of).flatten()
+    }
+
     /// Bytes of all frames; `None` where that overflows.
     pub fn cache_bytes(&self) -> Option<u64> {
         u64::from(self.frames).checked_add(u64::from(self.spare))?.checked_mul(self.frame_bytes)

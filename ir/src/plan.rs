@@ -17,7 +17,7 @@ use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 11;
+pub const PLAN_VERSION: u32 = 12;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -170,6 +170,11 @@ pub enum Layout {
         /// Whether every bundle begins with a sketch of its gate.
         sketch: bool,
     },
+    /// Gates of neurons by themselves, `[lead, rows, H]`: as in a [`Bundle`], a row after the other.
+    Gates,
+    /// Up and down of neurons by themselves, `[lead, rows, 2H]`: as in a [`Bundle`], [`Bundle::rest_pitch`] bytes from one
+    /// neuron to the next.
+    Rests,
 }
 
 impl Layout {
@@ -177,7 +182,7 @@ impl Layout {
     /// not fit.
     pub const fn stored_rows(self, rows: u64) -> Option<u64> {
         match self {
-            Self::Rows | Self::Neurons { .. } => Some(rows),
+            Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests => Some(rows),
             Self::Panels { nr } if nr > 0 => rows.div_ceil(nr as u64).checked_mul(nr as u64),
             Self::GluPanels { nr } if nr > 0 && nr % 2 == 0 && rows.is_multiple_of(2) => {
                 (rows / 2).div_ceil(nr as u64 / 2).checked_mul(nr as u64)
@@ -189,16 +194,30 @@ impl Layout {
     /// Panels of a matrix of `rows` rows; 0 in rows, and `None` where the layout does not fit.
     pub const fn panels(self, rows: u64) -> Option<u64> {
         match (self, self.stored_rows(rows)) {
-            (Self::Rows | Self::Neurons { .. }, Some(_)) => Some(0),
+            (Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests, Some(_)) => Some(0),
             (Self::Panels { nr } | Self::GluPanels { nr }, Some(stored)) => Some(stored / nr as u64),
             (_, None) => None,
+        }
+    }
+
+    /// Whether rows lie one after the other, and not in panels.
+    pub const fn is_by_rows(self) -> bool {
+        matches!(self, Self::Rows | Self::Neurons { .. } | Self::Gates | Self::Rests)
+    }
+
+    /// Parts of a row, each of which is stored as a row of its own.
+    pub const fn parts(self) -> usize {
+        match self {
+            Self::Neurons { .. } => PARTS,
+            Self::Rests => PARTS - 1,
+            Self::Rows | Self::Panels { .. } | Self::GluPanels { .. } | Self::Gates => 1,
         }
     }
 
     /// Bytes of a matrix, padding of the last panel and outliers included; `None` where that overflows or the layout fits
     /// neither the rows nor the format.
     pub fn matrix_bytes(self, format: Format, rows: u64, cols: usize) -> Option<u64> {
-        if format.is_by_channel() && matches!(self, Self::Rows | Self::Neurons { .. }) {
+        if format.is_by_channel() && self.is_by_rows() {
             return None;
         }
         let panels = self.stored_rows(rows)?.checked_mul(self.row_bytes(format, cols) as u64)?;
@@ -223,6 +242,8 @@ impl Layout {
             Self::Rows => format.row_bytes(cols),
             Self::Panels { .. } | Self::GluPanels { .. } => format.column_bytes(cols),
             Self::Neurons { sketch } => Bundle { format, hidden: cols / PARTS, sketch }.bytes(),
+            Self::Gates => Bundle { format, hidden: cols, sketch: false }.part_bytes(),
+            Self::Rests => Bundle { format, hidden: cols / (PARTS - 1), sketch: false }.rest_pitch(),
         }
     }
 }
@@ -264,7 +285,7 @@ impl Segment {
     /// As [`Segment::packed_bytes`], of one matrix.
     pub fn matrix_bytes(&self) -> Option<u64> {
         let (_, rows, cols) = self.extents();
-        let whole = !matches!(self.layout, Layout::Neurons { .. }) || (cols as usize).is_multiple_of(PARTS);
+        let whole = (cols as usize).is_multiple_of(self.layout.parts());
         self.layout.matrix_bytes(self.format, u64::from(rows), cols as usize).filter(|_| whole)
     }
 
@@ -353,6 +374,16 @@ pub enum Builtin {
         /// Elements from one row of each operand's scores to the next; 0 where there is none.
         strides: [u32; FETCHED],
     },
+    /// `[table, (lists of awake neurons)]`: asks the store for up and down of the neurons that a step behind `neuron_gate` has
+    /// listed ([`crate::bundle::awake_words`]), or without lists for all neurons of the experts that the table names.
+    Wake {
+        /// Index into [`Paging::layers`].
+        layer: u32,
+        /// Rows that the table is laid out for.
+        rows: u32,
+        /// Experts per token that the table is laid out for.
+        k: u32,
+    },
     /// `[x, table, gate and up, down, (their biases), y]`: runs the streams of a set on the rows that the table gives their
     /// experts. See [`crate::Op::ExpertFfn`].
     Streams {
@@ -401,7 +432,7 @@ impl Builtin {
     /// How many of its arguments, the last ones, it writes.
     pub const fn results(self) -> usize {
         match self {
-            Self::Fetch { .. } => 0,
+            Self::Fetch { .. } | Self::Wake { .. } => 0,
             Self::Dispatch { homes: Some(homes), .. } => 1 + homes.units as usize,
             Self::RopeAngles { .. }
             | Self::Dispatch { homes: None, .. }
@@ -533,7 +564,8 @@ pub enum Arg {
     Buffer(u32, u32),
     /// Segment of the plan.
     Segment(u32),
-    /// Addresses of the matrices of a segment, one after the other: those of experts may be anywhere.
+    /// Addresses of the matrices of a segment, one after the other: those of experts may be anywhere. Of a segment whose
+    /// layout is [`Layout::Rests`]: of its rows, matrix after matrix.
     Matrices(u32),
     /// State of the plan.
     State(u32),

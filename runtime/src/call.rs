@@ -11,6 +11,7 @@ use crate::store::Store;
 use crate::timeline::{Timeline, What};
 use crate::unit::{Half, Lane, Launch, StepFault, Unit, Units};
 use moec_ir::plan::{Arg, Entry, Grid, RowSpace};
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -122,6 +123,7 @@ pub(crate) fn bind(program: &Program, entry: &Entry, places: &Places<'_>) -> Res
         Bound { steps: Vec::with_capacity(count), args: Vec::new(), waits: Vec::new(), events: Vec::new() };
     let unit_of = |i: u32| entry.steps.get(i as usize).map(|s| s.unit);
     let mut event_of: Vec<Option<usize>> = vec![None; count];
+    let mut ups = HashSet::new();
     for step in &entry.steps {
         let elsewhere = |d: &&u32| unit_of(**d).is_some_and(|unit| unit != step.unit);
         for &d in step.deps.iter().filter(elsewhere) {
@@ -148,7 +150,7 @@ pub(crate) fn bind(program: &Program, entry: &Entry, places: &Places<'_>) -> Res
             rows: step.rows,
             grid: step.grid,
             barrier: step.barrier,
-            half: step.args.iter().find_map(|&arg| half(program, arg)).filter(|_| here),
+            half: step.args.iter().find_map(|&arg| half(program, arg, &mut ups)).filter(|_| here),
             // What lies in another memory has been brought there.
             needs: step.args.iter().filter(|_| here).map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
             waits: from..bound.waits.len(),
@@ -159,9 +161,17 @@ pub(crate) fn bind(program: &Program, entry: &Entry, places: &Places<'_>) -> Res
 }
 
 /// Which matrices of experts on flash an argument is about.
-fn half(program: &Program, arg: Arg) -> Option<Half> {
+///
+/// Neurons are one segment: who reads it first multiplies by up, who reads it next by down. `ups` are the layers whose first has
+/// come.
+fn half(program: &Program, arg: Arg, ups: &mut HashSet<usize>) -> Option<Half> {
     let Arg::Matrices(segment) = arg else { return None };
-    program.paging.as_ref()?.layers.iter().enumerate().find_map(|(layer, l)| {
+    let paging = program.paging.as_ref()?;
+    if paging.by_neurons() {
+        let layer = paging.layers.iter().position(|l| l.down == segment)?;
+        return Some(Half { layer, part: usize::from(!ups.insert(layer)) });
+    }
+    paging.layers.iter().enumerate().find_map(|(layer, l)| {
         let part = [l.gate_up, l.down].iter().position(|&s| s == segment)?;
         Some(Half { layer, part })
     })

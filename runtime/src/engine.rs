@@ -9,7 +9,7 @@ use crate::events::Events;
 use crate::memory::{Addr, Region};
 use crate::overflow::Tally;
 use crate::owned::Arrival;
-use crate::paging::{self, Pager, Paging};
+use crate::paging::{self, OnFlash, Paging};
 use crate::pool::Pool;
 use crate::program::Program;
 use crate::states::States;
@@ -96,7 +96,7 @@ pub struct Engine<'p> {
     pub(crate) beside: Beside,
     tallies: Arc<Tallies>,
     assigner: Option<Arc<Assigner>>,
-    pager: Option<Arc<Pager>>,
+    pager: Option<OnFlash>,
     timeline: Option<Arc<Timeline>>,
     pub(crate) store: Box<dyn Store + 'p>,
     /// Why weights lie where they do, for people.
@@ -221,6 +221,7 @@ impl<'p> Engine<'p> {
         let Some(e) = self.program.entries.get(entry as usize) else { return String::new() };
         let what = match e.steps.get(step as usize).map(|s| s.code) {
             Some(Code::Builtin(Builtin::Fetch { layer, .. })) => format!("fetch of layer {layer}"),
+            Some(Code::Builtin(Builtin::Wake { layer, .. })) => format!("wake of layer {layer}"),
             Some(Code::Builtin(Builtin::Dispatch { .. })) => "dispatch".to_owned(),
             _ => self.bound[entry as usize].half(step as usize).map_or_else(
                 || format!("step {step}"),
@@ -232,7 +233,7 @@ impl<'p> Engine<'p> {
 
     /// What the store of experts on flash did since the engine was opened; `None` where all weights are mapped.
     pub fn paging(&self) -> Option<paging::Report> {
-        self.pager.as_ref().map(|p| p.report())
+        self.pager.as_ref().map(OnFlash::report)
     }
 
     /// Tokens in a slot; 0 if there is no such slot.

@@ -4,7 +4,7 @@ use crate::admission::{Admission, Tallies};
 use crate::assign::Assigner;
 use crate::builtin;
 use crate::memory::Addr;
-use crate::paging::Pager;
+use crate::paging::OnFlash;
 use crate::program::{Code, Program};
 use crate::unit::{BadExpert, Lane, Launch, StepFault, Unit, UnknownStep, kernel, kernel_items};
 use moec_ir::op::DispatchLayout;
@@ -18,7 +18,7 @@ pub(crate) struct Processor<'p> {
     homes: &'p [ExpertHomes],
     admission: Admission<'p>,
     /// Who knows when experts on flash are there; none where all weights are in memory.
-    pager: Option<Arc<Pager>>,
+    pager: Option<OnFlash>,
     /// Who assigns experts, where several units can run them.
     assigner: Option<Arc<Assigner>>,
 }
@@ -27,7 +27,7 @@ impl<'p> Processor<'p> {
     /// For the steps of a program.
     pub(crate) fn new(
         program: &'p Program,
-        pager: Option<Arc<Pager>>,
+        pager: Option<OnFlash>,
         tallies: Arc<Tallies>,
         assigner: Option<Arc<Assigner>>,
     ) -> Self {
@@ -45,6 +45,7 @@ impl Unit for Processor<'_> {
             Builtin::RopeAngles { .. }
             | Builtin::Dispatch { .. }
             | Builtin::Fetch { .. }
+            | Builtin::Wake { .. }
             | Builtin::Admit { .. } => true,
             Builtin::Experts { .. }
             | Builtin::Streams { .. }
@@ -142,10 +143,17 @@ impl Processor<'_> {
             }
             (Builtin::Fetch { layer, rows, k, strides }, _) => {
                 // Where all weights are in memory there is nothing to fetch.
-                if let Some(pager) = &self.pager {
+                if let Some(OnFlash::Experts(pager)) = &self.pager {
                     let [layer, rows, k] = [layer, rows, k].map(|n| n as usize);
                     // SAFETY: the caller's promise; this is the one lane that runs it.
                     unsafe { pager.ask(launch, lane, layer, [rows, k], &strides) };
+                }
+            }
+            (Builtin::Wake { layer, rows, k }, _) => {
+                if let Some(OnFlash::Neurons(pager)) = &self.pager {
+                    let [layer, rows, k] = [layer, rows, k].map(|n| n as usize);
+                    // SAFETY: as above.
+                    unsafe { pager.wake(launch, lane, layer, [rows, k]) };
                 }
             }
             (Builtin::Admit { set, k, channels }, &[ids, added, stay, rest]) => {
@@ -204,6 +212,7 @@ mod tests {
             (Builtin::RopeAngles { half: 1, scale: 0, long: None }, true),
             (Builtin::Dispatch { rows: 1, k: 1, experts: 1, partial: false, homes: None }, true),
             (Builtin::Fetch { layer: 0, rows: 1, k: 1, strides }, true),
+            (Builtin::Wake { layer: 0, rows: 1, k: 1 }, true),
             (Builtin::Copy { words: 1, span: plan::Span::Whole }, false),
             (Builtin::Experts { set: 0, rows: 1, k: 1, hidden: 1 }, false),
             (Builtin::Streams { set: 0, rows: 1, k: 1 }, false),

@@ -8,7 +8,7 @@ use crate::preload::Preload;
 use crate::program::Program;
 use crate::regular;
 use crate::weights::Held;
-use moec_ir::plan::{FileRef, Segment};
+use moec_ir::plan::{FileRef, Layout, Segment};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -21,7 +21,7 @@ use std::sync::Arc;
 /// # Safety
 /// For every index of [`moec_ir::plan::Plan::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
 /// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
-/// matrices. All stay the same and readable as long as the store lives, or until `leave` after a `moves` that was true; where
+/// matrices, or of its rows where its layout is [`Layout::Rests`]. All stay the same and readable as long as the store lives, or until `leave` after a `moves` that was true; where
 /// the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nobody writes to
 /// them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's pitch is: always, or of
 /// an expert on flash from when its pager has found it ready until the step is over.
@@ -126,7 +126,14 @@ impl Addresses {
                 .ok_or_else(|| Error::Plan(format!("segment {i} lies outside of its file")))?;
             segments.push(Some(first));
             // Inside of the range: the last of them ends with it.
-            tables.push((0..s.extents().0 as usize).map(|m| first.plus(m * s.pitch as usize)).collect());
+            let (lead, rows, cols) = s.extents();
+            let matrix = |m: u32| first.plus(m as usize * s.pitch as usize);
+            let row = s.layout.row_bytes(s.format, cols as usize);
+            tables.push(if s.layout == Layout::Rests {
+                (0..lead).flat_map(|m| (0..rows as usize).map(move |r| matrix(m).plus(r * row))).collect()
+            } else {
+                (0..lead).map(matrix).collect()
+            });
             bytes = bytes.saturating_add(s.bytes);
         }
         Ok(Self { segments, tables, bytes })

@@ -33,7 +33,8 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     };
     let (x, dispatch, weights) = (k.arg(0), k.arg(1), k.arg(2));
     let bias = bias.then(|| k.arg(3));
-    let out = k.arg(3 + usize::from(bias.is_some()));
+    let rests = (order == WeightOrder::Apart).then(|| k.arg(3));
+    let out = k.arg(3 + usize::from(bias.or(rests).is_some()));
     let tiles = panels(&k.isa, 2 * inter, true);
     let bytes = panel_bytes(&k.isa, hidden, format);
     let tokens = dispatch.words(layout.token());
@@ -45,7 +46,10 @@ pub(super) fn gate_up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let panel = |e: &Expert<'k>, p: I<'k>, rows: PanelRows<'_, 'k>, columns: &Columns<'k>| {
         let matrix = weights.load_address(e.id);
         let panel = by_panels(stored.panel(k, matrix, p), order, written, |sketch, to| {
-            neuron::panels::gate_up(k, Bundle { format, hidden, sketch }, inter, [matrix, written], p, to);
+            let bundle = Bundle { format, hidden, sketch };
+            let rests = rests.map(|at| neuron::Rests { at, first: e.id * inter });
+            let places = neuron::Places { k, bundle, inter, matrix, rests };
+            neuron::panels::gate_up(k, &places, inter, written, p, to);
         });
         let next = if order == WeightOrder::Panels { rows.next } else { Some(written) };
         multiply(k, &panel, &PanelRows { next, ..rows }, None, &|slot, sums| {
@@ -129,7 +133,7 @@ pub(crate) fn scratch_bytes(
 ) -> (usize, usize) {
     match order {
         WeightOrder::Panels => (multiply::scratch_bytes(isa, depth, format, compute, schedule), 0),
-        WeightOrder::Neurons { .. } => {
+        WeightOrder::Neurons { .. } | WeightOrder::Apart => {
             let format = unpack::format(compute);
             let products = multiply::scratch_bytes(isa, depth, format, compute, schedule);
             (products.next_multiple_of(LINE), panel_bytes(isa, unpack::depth(depth), format))
@@ -146,9 +150,9 @@ fn by_panels<'k>(
 ) -> Panel<'k> {
     match order {
         WeightOrder::Panels => panel,
-        WeightOrder::Neurons { sketch } => {
+        WeightOrder::Neurons { .. } | WeightOrder::Apart => {
             let format = unpack::format(panel.compute);
-            write(sketch, format);
+            write(order.sketch(), format);
             // What was just written needs no fetching.
             Panel { weights: written, format, schedule: Schedule { ahead: 0, ..panel.schedule }, ..panel }
         }
@@ -183,7 +187,11 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let panel = |e: &Expert<'k>, p: I<'k>, range, next| {
         let matrix = weights.load_address(e.id);
         let panel = by_panels(stored.panel(k, matrix, p), order, written, |sketch, to| {
-            neuron::panels::down(k, Bundle { format, hidden, sketch }, inter, [matrix, written], p, to);
+            let bundle = Bundle { format, hidden, sketch };
+            let rests = neuron::Rests { at: weights, first: e.id * inter };
+            let rests = (order == WeightOrder::Apart).then_some(rests);
+            let places = neuron::Places { k, bundle, inter, matrix, rests };
+            neuron::panels::down(k, &places, inter, written, p, to);
         });
         let next = if order == WeightOrder::Panels { next } else { written };
         let columns = Columns::of(k, p, hidden, None);

@@ -46,7 +46,9 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         KernelSpec::ExpertGateUp { .. } => expert::gate_up(k, spec),
         KernelSpec::ExpertDown { .. } => expert::down(k, spec),
         KernelSpec::NeuronUp { .. } => neuron::up(k, spec),
-        KernelSpec::NeuronDown { .. } => neuron::down(k, spec),
+        KernelSpec::NeuronDown { .. } | KernelSpec::NeuronDownAt { .. } => neuron::down(k, spec),
+        KernelSpec::NeuronGate { .. } => neuron::apart::gate(k, spec),
+        KernelSpec::NeuronUpAt { .. } => neuron::apart::up(k, spec),
         KernelSpec::Combine { .. } => combine::write(k, spec),
         KernelSpec::Map { .. } => map::write(k, spec),
         KernelSpec::Softmax { .. } => softmax::write(k, spec),
@@ -151,6 +153,17 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (!sketch || neuron::neurons_sketched(*format), "a sketch that is no smaller than the gate"),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
+        KernelSpec::NeuronGate { hidden, inter, format, compute, x_ld, glu, .. }
+        | KernelSpec::NeuronUpAt { hidden, inter, format, compute, x_ld, glu, .. } => vec![
+            (*hidden > 0 && *inter > 0, "an extent is zero"),
+            (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
+            (neuron::neurons_meet(isa, *format, *hidden, *compute), "neurons that meet no rows in that form"),
+            (glu.skips(), "a gate that makes no neuron 0"),
+            (!format.is_by_channel(), BY_CHANNEL),
+        ],
+        KernelSpec::NeuronDownAt { hidden, inter, format, .. } => {
+            vec![(*hidden > 0 && *inter > 0, "an extent is zero"), (!format.is_by_channel(), BY_CHANNEL)]
+        }
         KernelSpec::Combine { hidden, out_ld, .. } => vec![(out_ld >= hidden, "rows overlap")],
         KernelSpec::Map { cols, a_ld, out_ld, .. } => {
             vec![(a_ld >= cols && out_ld >= cols, "rows overlap")]
@@ -185,11 +198,14 @@ fn multiplies(
 ) -> Vec<(bool, &'static str)> {
     match order {
         WeightOrder::Panels => vec![can_multiply(isa, format, compute)],
-        WeightOrder::Neurons { sketch } => vec![
+        WeightOrder::Neurons { .. } | WeightOrder::Apart => vec![
             can_multiply(isa, unpack::format(compute), compute),
             (compute != Compute::I8, "panels of bytes out of neurons"),
             (!bias, "neurons with biases"),
-            (!sketch || neuron::neurons_sketched(format), "a sketch that is no smaller than the gate"),
+            (
+                !order.sketch() || neuron::neurons_sketched(format),
+                "a sketch that is no smaller than the gate",
+            ),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
     }

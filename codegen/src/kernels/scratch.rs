@@ -23,8 +23,10 @@ impl KernelSpec {
             &Self::Linear { k: depth, format, compute, schedule, .. } => {
                 multiply::scratch_bytes(isa, depth, format, compute, schedule)
             }
-            Self::NeuronUp { .. } => neuron::up_scratch(isa, self),
-            Self::NeuronDown { inter, .. } => neuron::down_scratch(*inter),
+            Self::NeuronUp { .. } | Self::NeuronGate { .. } | Self::NeuronUpAt { .. } => {
+                neuron::up_scratch(isa, self)
+            }
+            Self::NeuronDown { inter, .. } | Self::NeuronDownAt { inter, .. } => neuron::down_scratch(*inter),
             _ => 0,
         }
     }

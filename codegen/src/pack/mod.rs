@@ -46,7 +46,7 @@ pub struct Geometry {
     pub cols: usize,
 }
 
-/// Rows of a matrix that are read together when they are by themselves.
+/// Rows of a matrix that are read together when they are by themselves ([`Layout::is_by_rows`]).
 const ROWS_AT_ONCE: usize = 16;
 
 /// Bytes of a packed weight: `lead` matrices of `rows` × `cols`, all padding included.
@@ -80,7 +80,7 @@ impl Geometry {
     fn panel_rows(&self, p: usize) -> Vec<(Range<usize>, usize)> {
         let cut = |start: usize, len: usize, end: usize| (start.min(end)..(start + len).min(end), len);
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => {
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
                 let (rows, _) = cut(p * self.at_once(), self.at_once(), self.rows);
                 let there = rows.len();
                 vec![(rows, there)]
@@ -97,7 +97,9 @@ impl Geometry {
 
     fn panels(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => self.rows.div_ceil(self.at_once()),
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
+                self.rows.div_ceil(self.at_once())
+            }
             Layout::Panels { nr } => self.rows.div_ceil(nr as usize),
             Layout::GluPanels { nr } => (self.rows / 2).div_ceil(nr as usize / 2),
         }
@@ -106,25 +108,25 @@ impl Geometry {
     /// Stored rows of a panel.
     const fn at_once(&self) -> usize {
         match self.layout {
-            Layout::Rows => ROWS_AT_ONCE,
+            Layout::Rows | Layout::Gates | Layout::Rests => ROWS_AT_ONCE,
             Layout::Neurons { .. } => BLOCK,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         }
     }
 
-    /// The bundle of a layout of neurons.
+    /// The bundle of a layout of neurons, whole or in part.
     fn bundle(&self) -> Option<Bundle> {
+        let bundle = |sketch| Some(Bundle { format: self.format, hidden: self.part_cols(), sketch });
         match self.layout {
-            Layout::Neurons { sketch } => {
-                Some(Bundle { format: self.format, hidden: self.cols / PARTS, sketch })
-            }
-            _ => None,
+            Layout::Neurons { sketch } => bundle(sketch),
+            Layout::Gates | Layout::Rests => bundle(false),
+            Layout::Rows | Layout::Panels { .. } | Layout::GluPanels { .. } => None,
         }
     }
 
     /// Parts of a row, each of which is stored as a row of its own.
-    fn parts(&self) -> usize {
-        if self.bundle().is_some() { PARTS } else { 1 }
+    const fn parts(&self) -> usize {
+        self.layout.parts()
     }
 
     /// Numbers of a part.
@@ -135,7 +137,7 @@ impl Geometry {
     /// Columns of a panel; 0 in rows.
     const fn nr(&self) -> usize {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => 0,
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => 0,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
         }
     }
@@ -143,7 +145,7 @@ impl Geometry {
     /// Panel and column of a row.
     fn column_of(&self, row: usize) -> (usize, usize) {
         match self.layout {
-            Layout::Rows | Layout::Neurons { .. } => (row, 0),
+            Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => (row, 0),
             Layout::Panels { nr } => (row / nr as usize, row % nr as usize),
             Layout::GluPanels { nr } => {
                 let (half, inter) = (nr as usize / 2, self.rows / 2);
@@ -171,6 +173,11 @@ impl Geometry {
             Layout::Neurons { .. } => {
                 let (row, part) = (column / PARTS, Part::OF_ROW[column % PARTS]);
                 let at = self.bundle().map_or(0, |b| b.at(part, row, rows));
+                (at, Lane::of_row(self.format, self.part_cols()))
+            }
+            Layout::Gates | Layout::Rests => {
+                let (row, part) = (column / self.parts(), column % self.parts());
+                let at = row * self.row_bytes() + self.bundle().map_or(0, |b| part * b.part_bytes());
                 (at, Lane::of_row(self.format, self.part_cols()))
             }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {

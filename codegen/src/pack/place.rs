@@ -4,7 +4,7 @@ use super::Geometry;
 use super::vectors::{Work, widest};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use moec_ir::bundle::{Bundle, PARTS, Part};
+use moec_ir::bundle::{Bundle, Part};
 use moec_ir::plan::Layout;
 use moec_ir::types::Format;
 use std::ops::Range;
@@ -46,7 +46,7 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
     }
     let nr = match g.layout {
         // They lie as they came.
-        Layout::Rows | Layout::Neurons { .. } => {
+        Layout::Rows | Layout::Neurons { .. } | Layout::Gates | Layout::Rests => {
             let n = rows.len().min(panel.len());
             return panel[..n].copy_from_slice(&rows[..n]);
         }
@@ -69,9 +69,14 @@ pub(super) fn place(g: &Geometry, ranges: &[(Range<usize>, usize)], rows: &[u8],
 /// Rows of neurons to their parts.
 fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
     let bytes = g.format.row_bytes(g.part_cols()).max(1);
-    let there = rows.len() / (PARTS * bytes);
+    let parts = g.parts().max(1);
+    let there = rows.len() / (parts * bytes);
     for (i, part) in rows.chunks_exact(bytes).enumerate() {
-        let at = bundle.at(Part::OF_ROW[i % PARTS], i / PARTS, there);
+        let (row, part_of) = (i / parts, i % parts);
+        let at = match g.layout {
+            Layout::Neurons { .. } => bundle.at(Part::OF_ROW[part_of], row, there),
+            _ => row * g.row_bytes() + part_of * bundle.part_bytes(),
+        };
         if let Some(to) = panel.get_mut(at..at + bytes) {
             to.copy_from_slice(part);
         }

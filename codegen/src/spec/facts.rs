@@ -27,8 +27,12 @@ impl KernelSpec {
             Self::ExpertDown { hidden, .. } => {
                 Grid::Experts { table: 1, tiles: panels(isa, *hidden, false) as u32 }
             }
-            Self::NeuronUp { inter, .. } => Grid::Experts { table: 1, tiles: inter.div_ceil(NEURONS) as u32 },
-            Self::NeuronDown { hidden, .. } => {
+            Self::NeuronUp { inter, .. }
+            | Self::NeuronGate { inter, .. }
+            | Self::NeuronUpAt { inter, .. } => {
+                Grid::Experts { table: 1, tiles: inter.div_ceil(NEURONS) as u32 }
+            }
+            Self::NeuronDown { hidden, .. } | Self::NeuronDownAt { hidden, .. } => {
                 Grid::Experts { table: 1, tiles: hidden.div_ceil(NEURON_COLUMNS) as u32 }
             }
             Self::Norm { .. }
@@ -54,6 +58,12 @@ impl KernelSpec {
             | &Self::ExpertDown { order: WeightOrder::Neurons { sketch }, .. } => {
                 Some(Layout::Neurons { sketch })
             }
+            Self::NeuronGate { .. } | Self::ExpertGateUp { order: WeightOrder::Apart, .. } => {
+                Some(Layout::Gates)
+            }
+            Self::NeuronUpAt { .. }
+            | Self::NeuronDownAt { .. }
+            | Self::ExpertDown { order: WeightOrder::Apart, .. } => Some(Layout::Rests),
             Self::Linear { glu: Some(_), .. } | Self::ExpertGateUp { .. } => Some(Layout::GluPanels { nr }),
             Self::Linear { glu: None, .. } | Self::ExpertDown { .. } => Some(Layout::Panels { nr }),
             _ => None,
@@ -109,6 +119,9 @@ impl KernelSpec {
             Self::ExpertDown { .. } => "expert_down",
             Self::NeuronUp { .. } => "neuron_up",
             Self::NeuronDown { .. } => "neuron_down",
+            Self::NeuronGate { .. } => "neuron_gate",
+            Self::NeuronUpAt { .. } => "neuron_up_at",
+            Self::NeuronDownAt { .. } => "neuron_down_at",
             Self::Combine { .. } => "combine",
             Self::Map { .. } => "map",
             Self::Copy { .. } => "copy",
@@ -141,8 +154,13 @@ impl KernelSpec {
             Self::Attention { desc, splits, .. } => 5 + opt(!desc.v_from_k) + opt(desc.sinks && *splits == 1),
             Self::AttentionMerge { sinks, .. } => 2 + opt(*sinks),
             Self::Router { desc, .. } => 3 + opt(desc.select_bias),
-            Self::ExpertGateUp { bias, .. } | Self::ExpertDown { bias, .. } => 4 + opt(*bias),
-            Self::NeuronUp { .. } | Self::NeuronDown { .. } => 5,
+            Self::ExpertGateUp { bias, order, .. } => 4 + opt(*bias) + opt(*order == WeightOrder::Apart),
+            Self::ExpertDown { bias, .. } => 4 + opt(*bias),
+            Self::NeuronUp { .. }
+            | Self::NeuronDown { .. }
+            | Self::NeuronGate { .. }
+            | Self::NeuronUpAt { .. }
+            | Self::NeuronDownAt { .. } => 5,
             Self::Combine { residual_ld, .. } => 4 + opt(residual_ld.is_some()),
             Self::Map { op, .. } => match op {
                 MapOp::Scale { .. } | MapOp::Clamp { .. } | MapOp::Act(_) => 2,

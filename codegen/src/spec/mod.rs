@@ -169,6 +169,16 @@ pub enum WeightOrder {
         /// Whether bundles begin with a sketch.
         sketch: bool,
     },
+    /// Gates in rows ([`Layout::Gates`](moec_ir::plan::Layout)), up and down of every neuron anywhere: panels are written to
+    /// scratch.
+    Apart,
+}
+
+impl WeightOrder {
+    /// Whether bundles begin with a sketch.
+    pub(crate) const fn sketch(self) -> bool {
+        matches!(self, Self::Neurons { sketch: true })
+    }
 }
 
 /// A kernel with every parameter baked in. `?` marks operands that are absent when the flag is off.
@@ -330,7 +340,8 @@ pub enum KernelSpec {
         logits_ld: usize,
     },
     /// `[x, dispatch i32, w (addresses [E] of GluPanels), bias? f32 [E, 2I], h out [slots, I]]`: the gathered rows
-    /// of each active expert through gate and up.
+    /// of each active expert through gate and up. With [`WeightOrder::Apart`] the addresses [E] are those of gates, and
+    /// addresses [E·I] of up and down stand behind them; [`KernelSpec::ExpertDown`] has these alone.
     ExpertGateUp {
         /// Layout of the dispatch table.
         layout: DispatchLayout,
@@ -411,6 +422,54 @@ pub enum KernelSpec {
         /// Whether there are sketches.
         sketch: bool,
     },
+    /// `[x, dispatch i32, w (addresses [E] of Gates), h out f32 [slots, I], awake out i32]`: as [`KernelSpec::NeuronUp`], but
+    /// up to the gates alone: of who is awake `h` holds what the gate gives.
+    NeuronGate {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Input channels.
+        hidden: usize,
+        /// Neurons `I`.
+        inter: usize,
+        /// Format of the weight.
+        format: Format,
+        /// Form of `x`, as of [`KernelSpec::NeuronUp`].
+        compute: Compute,
+        /// Row distance of `x`, in words.
+        x_ld: usize,
+        /// How gate and up join.
+        glu: Glu,
+    },
+    /// `[x, dispatch i32, w (addresses [E·I] of Rests), h in and out f32 [slots, I], awake i32]`: up of the neurons that
+    /// [`KernelSpec::NeuronGate`] found awake, wherever they lie, joined with their gates in `h`.
+    NeuronUpAt {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Input channels.
+        hidden: usize,
+        /// Neurons `I`.
+        inter: usize,
+        /// Format of the weight.
+        format: Format,
+        /// Form of `x`, as of [`KernelSpec::NeuronUp`].
+        compute: Compute,
+        /// Row distance of `x`, in words.
+        x_ld: usize,
+        /// How gate and up join.
+        glu: Glu,
+    },
+    /// `[h f32 [slots, I], dispatch i32, w (addresses [E·I] of Rests), awake i32, y out f32 [slots, H]]`: as
+    /// [`KernelSpec::NeuronDown`], of neurons that lie anywhere.
+    NeuronDownAt {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Output channels.
+        hidden: usize,
+        /// Neurons `I`.
+        inter: usize,
+        /// Format of the weight.
+        format: Format,
+    },
     /// `[y f32 [slots, H], dispatch i32, weights f32 [T, k], residual?, out]`: the weighted sum of each
     /// token's slots, on top of the residual. `out` may be `residual`.
     Combine {
@@ -479,13 +538,7 @@ pub(crate) const NEURONS: usize = moec_ir::bundle::BLOCK;
 /// for an expert. Their sums stay in the first-level cache.
 pub(crate) const NEURON_COLUMNS: usize = 1024;
 
-/// Words of the lists that [`KernelSpec::NeuronUp`] writes: for every active expert and every thirty-two of its neurons how
-/// many are awake, then who, by number.
-pub const fn awake_words(layout: DispatchLayout, inter: usize) -> usize {
-    let slots = layout.rows * layout.k;
-    let active = if slots < layout.experts { slots } else { layout.experts };
-    active * inter.div_ceil(NEURONS) * (NEURONS + 1)
-}
+pub use moec_ir::bundle::awake_words;
 
 /// Rows per work item of kernels whose rows are independent and cheap.
 pub(crate) const ROWS: usize = 4;

@@ -116,6 +116,14 @@ impl KernelSpec {
                 s.word("neuron_down").layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());
                 s.flag("sketched", *sketch);
             }
+            Self::NeuronGate { layout, hidden, inter, format, compute, x_ld, glu }
+            | Self::NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu } => {
+                s.word(self.kind()).layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());
+                s.compute(*compute).num("x", *x_ld).glu(*glu);
+            }
+            Self::NeuronDownAt { layout, hidden, inter, format } => {
+                s.word(self.kind()).layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());
+            }
             Self::Combine { layout, hidden, out_ld, residual_ld, partial } => {
                 s.word("combine").layout(*layout).num("h", *hidden).num("o", *out_ld);
                 s.option("r", *residual_ld).flag("partial", *partial);
@@ -177,6 +185,7 @@ impl Symbol {
         match order {
             WeightOrder::Panels => self,
             WeightOrder::Neurons { sketch } => self.word("neurons").flag("sketched", sketch),
+            WeightOrder::Apart => self.word("apart"),
         }
     }
 

@@ -162,11 +162,21 @@ fn parts(
     file: u32,
 ) -> Vec<(usize, Range<usize>, Option<usize>)> {
     let lead = |s: &Segment| s.extents().0 as usize;
+    // Neurons by themselves have no checksums, and gates lie in front of them.
+    let whole = paging.filter(|p| !p.by_neurons());
     let paged: Vec<_> =
-        paging.iter().flat_map(|p| &p.layers).map(|l| [l.gate_up as usize, l.down as usize]).collect();
+        whole.iter().flat_map(|p| &p.layers).map(|l| [l.gate_up as usize, l.down as usize]).collect();
     let is_paged = |i: usize| paged.iter().any(|pair| pair.contains(&i));
     let own = segments.iter().enumerate().filter(|(i, s)| s.file == file && !is_paged(*i));
     let mut all: Vec<_> = own.map(|(i, s)| (i, 0..lead(s), None)).collect();
+    let neurons =
+        |i: &usize| paging.filter(|p| p.by_neurons()).is_some_and(|p| p.segments().any(|s| s as usize == *i));
+    // Their matrices may lie apart.
+    let apart = |(i, matrices, sum): (usize, Range<usize>, Option<usize>)| -> Vec<_> {
+        if neurons(&i) { matrices.map(|m| (i, m..m + 1, None)).collect() } else { vec![(i, matrices, sum)] }
+    };
+    all = all.into_iter().flat_map(apart).collect();
+    all.sort_by_key(|(i, matrices, _)| segments.get(*i).and_then(|s| s.matrix_offset(matrices.start as u32)));
     let mut at = 0;
     for pair in &paged {
         let Some(first) = segments.get(pair[0]) else { continue };

@@ -25,19 +25,13 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
                 human::bytes(p.cache_bytes().unwrap_or(u64::MAX)),
             ),
         ),
-        row(
-            "experts",
-            format!(
-                "{} of {experts} in memory ({}), {} frames for others, {} threads",
-                p.frames,
-                human::bytes(frames),
-                p.spare,
-                p.threads
-            ),
-        ),
+        held(p, experts, frames),
         row("reads", format!("of up to {}", human::bytes(p.block_bytes.into()))),
         row("policy", p.policy.clone()),
     ];
+    if p.by_neurons() {
+        rows.retain(|row| row[0] != "reads");
+    }
     if !p.pinned.is_empty() {
         let bytes = p.frame_bytes.saturating_mul(p.pinned.len() as u64);
         let what =
@@ -45,6 +39,30 @@ pub(super) fn rows(p: &Paging) -> Vec<Vec<String>> {
         rows.push(row("pinned", what));
     }
     rows
+}
+
+/// What memory holds of experts.
+fn held(p: &Paging, experts: u32, frames: u64) -> Vec<String> {
+    let what = if p.by_neurons() {
+        let (frames, neurons) = (human::bytes(frames), u64::from(p.frames) * u64::from(p.neurons));
+        let together = match p.neurons {
+            1 => String::new(),
+            n => format!(" {n} at a time,"),
+        };
+        format!(
+            "all gates in memory, up and down of {neurons} neurons ({frames}),{together} {} threads",
+            p.threads
+        )
+    } else {
+        format!(
+            "{} of {experts} in memory ({}), {} frames for others, {} threads",
+            p.frames,
+            human::bytes(frames),
+            p.spare,
+            p.threads
+        )
+    };
+    vec!["experts".to_owned(), what]
 }
 
 /// What the replays said: the best rows, and the one that was taken.
@@ -94,6 +112,7 @@ pub(super) fn value(p: &Paging, replays: Option<&CacheDecision>) -> Value {
         "peak_bytes": p.peak(),
         "threads": p.threads,
         "frame_bytes": p.frame_bytes,
+        "neurons_per_frame": p.neurons,
         "frames": p.frames,
         "spare_frames": p.spare,
         "block_bytes": p.block_bytes,

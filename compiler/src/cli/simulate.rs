@@ -1,7 +1,6 @@
 //! `moec simulate`.
 
 use super::output;
-use crate::Result;
 use crate::bundle::read::Bundle;
 use crate::error::io_error;
 use crate::human;
@@ -12,6 +11,7 @@ use crate::simulate::paged::{self, paged};
 use crate::simulate::perfetto;
 use crate::simulate::run::Outcome;
 use crate::simulate::timeline::Timeline;
+use crate::{Error, Result};
 use moec_device::Device;
 use moec_family::StreamStep;
 use serde_json::{Value, json};
@@ -66,6 +66,11 @@ pub fn run(args: &Args) -> Result<()> {
     let request =
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };
     if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
+        if paging.by_neurons() {
+            return Err(Error::limit("neurons that are read from flash one by one are not simulated")
+                .because("which of them a token wakes is not in the bundle")
+                .hint("`docs/neuron-cache.md` has bytes per token; `run bench` measures a bundle"));
+        }
         return from_flash(&device, &paged(&bundle, paging, &request)?, args);
     }
     if let Some(schedule) = &bundle.plan.schedule {

@@ -11,12 +11,18 @@
 //! ```
 //!
 //! No result changes but for the order of sums.
+//!
+//! Where experts stay on flash, gates lie by themselves, to be resident, and up and down of a neuron are one read (§4.3, §4.4):
+//!
+//! ```text
+//! y = neuron_ffn(x, table, gates, rests)    gates[e, i] = gate_up[e, i], rests[e, i] = gate_up[e, I + i] | down[e, :, i]
+//! ```
 
 use crate::config::Skip;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
 use moec_ir::bundle::PARTS;
-use moec_ir::{Axis, Format, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
+use moec_ir::{Axis, Format, Glu, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
 use std::collections::HashMap;
 
 /// Share of neurons that must be 0, while one token is decoded, for `auto` to skip them: somewhat more than where whole experts
@@ -65,27 +71,34 @@ impl Activity for Unseen {
 /// Weights of a layer's experts: gate and up, down.
 type Halves = [WeightId; 2];
 
-/// Turns experts into neurons wherever that changes no result and `skip` asks for it; `auto` where enough zeros were seen.
+/// Turns experts into neurons wherever that changes no result and `skip` asks for it; `auto` where enough zeros were seen. `paged`:
+/// experts stay on flash, all of them by neurons or none: `auto` leaves them whole.
 ///
 /// # Errors
-/// `on` for a model none of whose experts can be turned.
-pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity) -> Result<()> {
+/// `on` for a model none of whose experts can be turned, or, where they stay on flash, not all.
+pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool) -> Result<()> {
     let wanted = |layer, format| match skip {
         Skip::Off => false,
         Skip::On => true,
-        Skip::Auto => seen.zeros(layer).is_some_and(|zeros| zeros >= worth(format)),
+        Skip::Auto => !paged && seen.zeros(layer).is_some_and(|zeros| zeros >= worth(format)),
     };
-    let mut bundled: HashMap<Halves, WeightId> = HashMap::new();
+    let mut bundled: HashMap<Halves, (Vec<WeightId>, usize)> = HashMap::new();
+    let mut left = 0;
     let mut entries = std::mem::take(&mut module.entries);
     for node in entries.iter_mut().flat_map(|g| &mut g.nodes) {
-        let (Some(layer), Some((op, halves))) = (node.scope.layer, turned(module, node)) else { continue };
+        let (Some(layer), Some((glu, halves))) = (node.scope.layer, turned(module, node)) else {
+            left += usize::from(matches!(node.op, Op::ExpertFfn { .. }));
+            continue;
+        };
         if !wanted(layer, module.weight(halves[0]).format) {
             continue;
         }
-        let neurons = *bundled.entry(halves).or_insert_with(|| bundle(module, halves, layer, seen));
-        node.op = op;
+        let index = bundled.len();
+        let (weights, index) =
+            bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, seen, paged), index));
+        node.op = Op::NeuronFfn { glu, paged: paged.then_some(*index) };
         node.inputs.truncate(2);
-        node.inputs.push(Operand::Weight(neurons));
+        node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
     }
     module.entries = entries;
     if bundled.is_empty() && skip == Skip::On {
@@ -93,22 +106,33 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity) -> Result<(
             .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU), no biases, and one format for all matrices of an expert")
             .hint("leave `skip` under `[experts]` at `\"auto\"`"));
     }
+    if paged && left > 0 && !bundled.is_empty() {
+        return Err(Error::input("`skip = \"on\"` with a memory budget, but not all experts of this model can be skipped neuron by neuron")
+            .because("experts stay on flash whole or by neurons, all of them alike")
+            .hint("leave `skip` under `[experts]` at `\"auto\"`: then whole experts are read"));
+    }
     crate::passes::rewrite::drop_unused_weights(module);
     Ok(())
 }
 
-/// What a node becomes, and whose weights it has; `None`: it stays.
-fn turned(module: &Module, node: &Node) -> Option<(Op, Halves)> {
+/// How gate and up of a node that becomes neurons join, and whose weights it has; `None`: it stays.
+fn turned(module: &Module, node: &Node) -> Option<(Glu, Halves)> {
     let &Op::ExpertFfn { glu, bias: false, fixed: false } = &node.op else { return None };
     let &[_, _, Operand::Weight(gate_up), Operand::Weight(down)] = node.inputs.as_slice() else {
         return None;
     };
     let one_format = module.weight(gate_up).format == module.weight(down).format;
-    (glu.skips() && one_format).then_some((Op::NeuronFfn { glu }, [gate_up, down]))
+    (glu.skips() && one_format).then_some((glu, [gate_up, down]))
 }
 
-/// The weight of bundles.
-fn bundle(module: &mut Module, [gate_up, down]: Halves, layer: u32, seen: &dyn Activity) -> WeightId {
+/// The weight of bundles; where neurons stay on flash, that of gates, and that of what else there is.
+fn bundle(
+    module: &mut Module,
+    [gate_up, down]: Halves,
+    layer: u32,
+    seen: &dyn Activity,
+    paged: bool,
+) -> Vec<WeightId> {
     let (gate_up, down) = (module.weight(gate_up), module.weight(down));
     let (experts, inter, hidden) = (gate_up.lead(), gate_up.rows() / 2, gate_up.cols());
     let half = |start| WeightExpr::Slice {
@@ -119,22 +143,29 @@ fn bundle(module: &mut Module, [gate_up, down]: Halves, layer: u32, seen: &dyn A
         of: Box::new(gate_up.expr.clone()),
     };
     let columns = WeightExpr::Transpose(Box::new(down.expr.clone()));
-    let parts = WeightExpr::Concat { axis: Axis::Cols, of: vec![half(0), half(inter), columns] };
-    let orders: Vec<_> = (0..experts).map(|e| seen.hottest(layer, e)).collect();
-    let expr = match order(&orders, inter) {
-        Some(order) => WeightExpr::Arrange { order, of: Box::new(parts) },
-        None => parts,
+    let joined = |of| WeightExpr::Concat { axis: Axis::Cols, of };
+    let parts = if paged {
+        vec![("gates", 1, half(0)), ("rests", PARTS - 1, joined(vec![half(inter), columns]))]
+    } else {
+        vec![("neurons", PARTS, joined(vec![half(0), half(inter), columns]))]
     };
+    let orders: Vec<_> = (0..experts).map(|e| seen.hottest(layer, e)).collect();
+    let order = order(&orders, inter);
     let stem = gate_up.name.strip_suffix("gate_up").unwrap_or(&gate_up.name);
-    let weight = Weight {
-        name: format!("{stem}neurons"),
-        shape: vec![experts, inter, PARTS * hidden],
+    let weight = |(name, parts, expr)| Weight {
+        name: format!("{stem}{name}"),
+        shape: vec![experts, inter, parts * hidden],
         class: gate_up.class,
         format: gate_up.format,
-        expr,
+        expr: match &order {
+            Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(expr) },
+            None => expr,
+        },
     };
-    module.weights.push(weight);
-    WeightId((module.weights.len() - 1) as u32)
+    let weights: Vec<Weight> = parts.into_iter().map(weight).collect();
+    let first = module.weights.len() as u32;
+    module.weights.extend(weights);
+    (first..module.weights.len() as u32).map(WeightId).collect()
 }
 
 /// The orders of all experts in one; `None` where nobody leaves his place. An expert of whom nothing was seen, or something
@@ -196,7 +227,7 @@ mod tests {
     #[test]
     fn the_hottest_come_first_where_zeros_pay() {
         let mut module = experts("relu");
-        cluster(&mut module, Skip::Auto, &Backwards).unwrap();
+        cluster(&mut module, Skip::Auto, &Backwards, false).unwrap();
         moec_ir::verify::module(&module).unwrap();
         let names: Vec<&str> = module.weights.iter().map(|w| w.name.as_str()).collect();
         assert_eq!(names, ["embed", "layers.1.gate_up", "layers.1.down", "router", "layers.0.neurons"]);
@@ -204,18 +235,52 @@ mod tests {
         assert!(text.starts_with("arrange [0, 1, 2, 2, 1, 0] (concat cols(slice rows 0:3:1"), "{text}");
         // Nothing was seen: nothing is known to pay.
         let mut module = experts("relu");
-        cluster(&mut module, Skip::Auto, &Unseen).unwrap();
+        cluster(&mut module, Skip::Auto, &Unseen, false).unwrap();
         assert_eq!(module, experts("relu"));
-        cluster(&mut module, Skip::Off, &Backwards).unwrap();
+        cluster(&mut module, Skip::Off, &Backwards, false).unwrap();
         assert_eq!(module, experts("relu"));
+    }
+
+    #[test]
+    fn on_flash_gates_lie_apart_and_layers_are_counted() {
+        let mut module = experts("relu");
+        cluster(&mut module, Skip::Auto, &Backwards, true).unwrap();
+        assert_eq!(module, experts("relu"));
+        cluster(&mut module, Skip::On, &Backwards, true).unwrap();
+        moec_ir::verify::module(&module).unwrap();
+        let shapes: Vec<(&str, &[usize])> =
+            module.weights.iter().map(|w| (w.name.as_str(), w.shape.as_slice())).collect();
+        let (gates, rests): (&[usize], &[usize]) = (&[2, 3, 4], &[2, 3, 8]);
+        assert_eq!(
+            shapes[2..],
+            [
+                ("layers.0.gates", gates),
+                ("layers.0.rests", rests),
+                ("layers.1.gates", gates),
+                ("layers.1.rests", rests)
+            ]
+        );
+        let text = module.to_string();
+        assert!(
+            text.contains("{glu = relu, paged = 0}") && text.contains("{glu = relu, paged = 1}"),
+            "{text}"
+        );
+        // All or none.
+        let mut mixed = experts("relu");
+        let silu = |n: &mut Node| {
+            n.op = Op::ExpertFfn { glu: Glu::Gated(moec_ir::op::Activation::Silu), bias: false, fixed: false }
+        };
+        mixed.entries[0].nodes.iter_mut().filter(|n| n.op.name() == "expert_ffn").take(1).for_each(silu);
+        let refused = cluster(&mut mixed, Skip::On, &Backwards, true).unwrap_err();
+        assert!(refused.to_string().contains("not all experts"), "{refused}");
     }
 
     #[test]
     fn gates_without_zeros_stay_and_are_refused_by_name() {
         let mut module = experts("silu");
-        cluster(&mut module, Skip::Auto, &Backwards).unwrap();
+        cluster(&mut module, Skip::Auto, &Backwards, false).unwrap();
         assert_eq!(module, experts("silu"));
-        let refused = cluster(&mut module, Skip::On, &Backwards).unwrap_err();
+        let refused = cluster(&mut module, Skip::On, &Backwards, false).unwrap_err();
         assert!(refused.to_string().contains("no expert of this model"), "{refused}");
     }
 

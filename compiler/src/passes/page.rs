@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::human;
 use crate::profile::Profile;
 use moec_device::Memory;
+use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
 use moec_runtime::cache::{self, Choice, Key, Pin, Setting, Trace};
@@ -24,6 +25,13 @@ const SPARE_FOR_BYPASS: u32 = 4;
 const GUESTS: u32 = 3;
 /// Frames of the cache for each that experts pass through, below which nothing is set aside for reading ahead.
 const WORTHWHILE: u32 = 8;
+/// Reads of neurons that are under way at once: the most for which the rest of the memory is worth its name.
+const READS: [u64; 4] = [64, 32, 16, 8];
+/// Experts whose neurons must have room besides.
+const WORTHWHILE_READS: u64 = 8;
+/// Bytes of an address, and of what is noted of neurons that are read together.
+const ADDRESS: u64 = 8;
+const NOTES: u64 = 48;
 /// Fewest frames that hold experts.
 const LEAST: u32 = 1;
 /// Bytes of the process beside what the plan lists: code, stacks, buffers of messages, the plan itself. Measured: 4 MiB of
@@ -91,7 +99,10 @@ pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
 
 /// Whether an operand of a node is matrices of experts, which are found by a table of addresses.
 pub fn is_expert(op: &Op, operand: usize, input: Operand) -> bool {
-    let matrices = matches!((op, operand), (Op::ExpertFfn { .. }, 2 | 3) | (Op::NeuronFfn { .. }, 2));
+    let matrices = matches!(
+        (op, operand),
+        (Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }, 2 | 3) | (Op::NeuronFfn { .. }, 2)
+    );
     matrices && matches!(input, Operand::Weight(_))
 }
 
@@ -110,10 +121,67 @@ pub fn unlimited(layers: Vec<PagedLayer>, frame_bytes: u64) -> Paging {
         policy: Setting::lru().to_string(),
         pinned: Vec::new(),
         elsewhere: Vec::new(),
+        neurons: 0,
         layers,
         checksums,
         uses: Vec::new(),
     }
+}
+
+/// As [`lay_out`], for neurons: gates stay where they are, and up and down of each are one read or share one with their
+/// neighbours (PowerInfer-2, §4.4). Gives as well what a frame holds: neurons, and bytes.
+///
+/// # Errors
+/// Neurons past what a file can hold, or of layers that lie differently.
+pub fn lay_out_neurons(
+    segments: &mut [Segment],
+    layers: &[FlashLayer],
+) -> Result<(Vec<PagedLayer>, u64, Frame)> {
+    let too_large = || Error::limit("the experts are past what one file can hold");
+    let mut end = 0;
+    let (mut paged, mut frame): (Vec<PagedLayer>, Option<Frame>) = (Vec::new(), None);
+    // Gates first: they are resident.
+    for l in layers {
+        let gate = segments.get_mut(l.gate_up as usize).ok_or_else(|| Error::bug("gates of no segment"))?;
+        gate.offset = end;
+        end = gate.end().ok_or_else(too_large)?.next_multiple_of(ALIGN);
+    }
+    for l in layers {
+        let rests = segments.get_mut(l.down as usize).ok_or_else(|| Error::bug("neurons of no segment"))?;
+        let hidden = rests.extents().2 as usize / (PARTS - 1);
+        let bundle = Bundle { format: rests.format, hidden, sketch: false };
+        let neurons = bundle.read_together();
+        let least = rests.extents().1.div_ceil(neurons as u32);
+        let own = Frame { neurons: neurons as u32, bytes: (bundle.rest_bytes() * neurons) as u64, least };
+        let all = frame.get_or_insert(own);
+        all.least = all.least.max(least);
+        if (all.neurons, all.bytes) != (own.neurons, own.bytes) {
+            return Err(Error::limit(
+                "layers have experts of different formats, which neurons on flash cannot",
+            )
+            .hint("leave `skip` under `[experts]` at `\"auto\"`: then whole experts are read"));
+        }
+        let bytes = rests.matrix_bytes().ok_or_else(too_large)?;
+        let read = neurons as u64 * bundle.rest_pitch() as u64;
+        rests.offset = end.checked_next_multiple_of(BLOCK).ok_or_else(too_large)?;
+        rests.pitch = bytes.checked_next_multiple_of(read.max(BLOCK)).ok_or_else(too_large)?;
+        end = rests.end().ok_or_else(too_large)?;
+        let FlashLayer { experts, k, gate_up, down, score } = *l;
+        paged.push(PagedLayer { experts, k, gate_up, down, score });
+    }
+    let frame = frame.ok_or_else(|| Error::bug("neurons of no layer"))?;
+    Ok((paged, end, frame))
+}
+
+/// What a frame of neurons holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Neurons.
+    pub neurons: u32,
+    /// Bytes of up and down of all of them.
+    pub bytes: u64,
+    /// Frames that any expert fits into.
+    pub least: u32,
 }
 
 /// Bytes of a frame that holds any expert.
@@ -168,6 +236,9 @@ pub struct Paged {
 /// A budget that cannot work, with the smallest that can; a policy that does not exist; pins without recorded routing.
 pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> Result<Paged> {
     let sums = sums(plan, wanted);
+    if plan.paging.as_ref().is_some_and(Paging::by_neurons) {
+        return page_neurons(plan, wanted, &sums);
+    }
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
     let elsewhere = &paging.elsewhere;
     let experts: u32 = paging.layers.iter().map(|l| l.experts).sum::<u32>() - elsewhere.len() as u32;
@@ -180,12 +251,7 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
     };
     let too_small = || {
         let least = fixed + u64::from(LEAST + SPARE) * paging.frame_bytes;
-        Error::input(format!("a budget of {} is too small for this model", human::bytes(wanted.budget)))
-            .because(sums.to_string())
-            .hint(format!(
-                "the smallest that can work is {}; a shorter `max_context`, a smaller `prefill_chunk` or smaller formats take less",
-                human::bytes_up(least)
-            ))
+        too_small(wanted.budget, &sums, least)
     };
     let capacity = frames(SPARE).ok_or_else(too_small)?;
     let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
@@ -218,6 +284,57 @@ pub fn page(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> R
         keys.filter(|&(layer, expert)| !lives_elsewhere(layer, expert)).take(most as usize).collect();
     (paging.uses, paging.pinned) = (uses, pinned);
     Ok(Paged { choice })
+}
+
+/// A budget that cannot work.
+fn too_small(budget: u64, sums: &Sums, least: u64) -> Error {
+    Error::input(format!("a budget of {} is too small for this model", human::bytes(budget)))
+        .because(sums.to_string())
+        .hint(format!(
+            "the smallest that can work is {}; a shorter `max_context`, a smaller `prefill_chunk` or smaller formats take less",
+            human::bytes_up(least)
+        ))
+}
+
+/// Fills the frames of neurons: one expert has room, and reads that are under way.
+///
+/// # Errors
+/// As [`page`]; a policy or pins, which neurons do not have.
+fn page_neurons(plan: &mut Plan, wanted: Wanted<'_>, sums: &Sums) -> Result<Paged> {
+    let of = |l: &PagedLayer| plan.segments.get(l.down as usize).map_or((0, 0, 0), Segment::extents);
+    let Some(paging) = &plan.paging else { return Ok(Paged { choice: None }) };
+    if wanted.policy.is_some_and(|p| p != "lru") || matches!(wanted.pin, Pin::Percent(1..)) {
+        return Err(Error::input("neurons on flash are kept by `lru`, and none is pinned").hint(
+            "leave `policy` and `pin` under `[memory]` out, or `skip` under `[experts]` at `\"auto\"`",
+        ));
+    }
+    let of_one = |l: &PagedLayer| u64::from(of(l).1.div_ceil(paging.neurons));
+    let least = paging.layers.iter().map(of_one).max().unwrap_or(1).max(LEAST.into());
+    let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
+    // Tables of addresses, and what the cache notes of every frame that there could be.
+    let neurons: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * u64::from(of(l).1)).sum();
+    let process = sums.process + neurons * ADDRESS + all * NOTES;
+    let fixed = sums.resident().saturating_add(process);
+    // On flash a frame may take more than in memory.
+    let read = plan.segments.get(paging.layers.first().map_or(0, |l| l.down) as usize);
+    let read = read.map_or(0, |s| s.layout.row_bytes(s.format, s.extents().2 as usize)) as u64;
+    let spare_for = |reads: u64| {
+        (reads * read * u64::from(paging.neurons)).div_ceil(paging.frame_bytes).max(SPARE.into())
+    };
+    let there = wanted.budget.saturating_sub(fixed) / paging.frame_bytes;
+    let fits = |reads: &u64| there >= spare_for(*reads) + WORTHWHILE_READS * least;
+    let reads = READS.into_iter().find(fits).unwrap_or(1);
+    let spare = spare_for(reads);
+    let Some(frames) = there.checked_sub(spare).filter(|&frames| frames >= least) else {
+        return Err(too_small(wanted.budget, sums, fixed + (least + spare) * paging.frame_bytes));
+    };
+    let resident = sums.resident();
+    let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
+    (paging.budget, paging.threads) = (wanted.budget, wanted.threads);
+    (paging.resident, paging.process) = (resident, process);
+    (paging.frames, paging.spare) = (frames.min(all) as u32, spare as u32);
+    paging.block_bytes = LARGEST_BLOCK;
+    Ok(Paged { choice: None })
 }
 
 /// Who stays.
@@ -290,9 +407,7 @@ impl std::fmt::Display for Sums {
 }
 
 fn sums(plan: &Plan, wanted: Wanted<'_>) -> Sums {
-    let on_flash = |i: usize| {
-        plan.paging.iter().flat_map(|p| &p.layers).any(|l| [l.gate_up, l.down].contains(&(i as u32)))
-    };
+    let on_flash = |i: usize| plan.paging.iter().flat_map(Paging::segments).any(|s| s as usize == i);
     let page = |bytes: u64| bytes.next_multiple_of(BLOCK);
     let here = plan.segments_of(0);
     let dense =

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Costs, rules};
 use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
+use moec_ir::Op;
 
 pub(super) fn lower(c: &mut Compilation<'_>) -> Result<()> {
     c.module = lower::lower(c.spec()?, &c.shapes()?)?;
@@ -53,17 +54,16 @@ pub(super) fn offload(c: &mut Compilation<'_>) -> Result<()> {
 
 pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
     let skip = c.config.experts.skip;
-    // Whole experts are read from flash, and other units have kernels of their own.
-    let elsewhere = if c.config.memory.budget.is_some() {
-        "experts stay on flash where memory has a budget"
-    } else if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
+    // Other units have kernels of their own.
+    let paged = c.config.memory.budget.is_some();
+    let elsewhere = if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
         "other units compute experts on this target"
     } else {
         let seen: &dyn cluster::Activity = match c.profile {
             Some(profile) => profile,
             None => &cluster::Unseen,
         };
-        return cluster::cluster(&mut c.module, skip, seen);
+        return cluster::cluster(&mut c.module, skip, seen, paged);
     };
     if skip != Skip::On {
         return Ok(());
@@ -74,7 +74,10 @@ pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
 }
 
 pub(super) fn fetch(c: &mut Compilation<'_>) -> Result<()> {
-    if c.config.memory.budget.is_none() {
+    // Neurons are asked for when it is known who is awake.
+    let by_neurons = |n: &moec_ir::Node| matches!(n.op, Op::NeuronFfn { paged: Some(_), .. });
+    let neurons = c.module.entries.iter().flat_map(|g| &g.nodes).any(by_neurons);
+    if c.config.memory.budget.is_none() || neurons {
         return Ok(());
     }
     fetch::fetch(&mut c.module, c.config.memory.prefetch)

@@ -32,9 +32,11 @@ impl Arithmetic {
             .kernels
             .iter()
             .map(|d| Some((d.kernel, (Format::parse(&d.format)?, Compute::parse(&d.compute)?))));
+        // Who multiplies panels out of neurons has nothing to decide; its symbol says what it multiplies.
+        let panels = bundle.plan.kernels.iter().zip(0..).map(|(k, i)| of_symbol(&k.symbol).map(|of| (i, of)));
         let unknown = || Error::input("`decisions.json` names an arithmetic that this moec does not know");
         Ok(Self {
-            kernels: kernels.collect::<Option<_>>().ok_or_else(unknown)?,
+            kernels: panels.flatten().map(Some).chain(kernels).collect::<Option<_>>().ok_or_else(unknown)?,
             cache: bundle.plan.states.iter().map(|s| s.format).max().unwrap_or(Format::F32),
             rough: decisions.activations != Activations::F32.name(),
         })
@@ -56,6 +58,12 @@ impl Arithmetic {
             }
         }
     }
+}
+
+/// Format of the weights and form of the rows that a symbol names: `…_bf16_as_bf16_…`.
+fn of_symbol(symbol: &str) -> Option<(Format, Compute)> {
+    let words: Vec<&str> = symbol.split('_').collect();
+    words.windows(3).find(|w| w[1] == "as").and_then(|w| Some((Format::parse(w[0])?, Compute::parse(w[2])?)))
 }
 
 /// Relative error of a product that the form of its rows explains. Stored weights are the evaluator's, too.

@@ -4,6 +4,7 @@ use super::basic::{dot, gated, glu as join, matvec};
 use super::{Args, EvalError};
 use crate::op::{Activation, AdmitDesc, DispatchLayout, Glu};
 use crate::types::Type;
+use std::borrow::Cow;
 use std::cmp::Reverse;
 
 /// The dispatch table of [`DispatchLayout`]; words that it leaves unused are 0.
@@ -108,7 +109,8 @@ pub(super) fn expert_ffn(
 pub(super) fn neuron_ffn(a: &Args<'_>, glu: Glu, results: &[Type]) -> Result<Vec<f32>, EvalError> {
     let (rows, hidden, x) = (a.rows(0)?, a.cols(0)?, a.f32(0)?);
     let row = |i: usize| &x[i * hidden..(i + 1) * hidden];
-    let (table, neurons) = (a.i32(1)?, a.f32(2)?);
+    let table = a.i32(1)?;
+    let neurons = bundles(a, hidden)?;
     let experts = a.get(2)?.ty.shape.first().copied().unwrap_or(1);
     let slots = results.first().map_or(0, Type::rows);
     let layout = DispatchLayout { rows, k: slots / rows, experts };
@@ -126,6 +128,16 @@ pub(super) fn neuron_ffn(a: &Args<'_>, glu: Glu, results: &[Type]) -> Result<Vec
         }
     }
     Ok(out)
+}
+
+/// The bundles of all neurons, whether gates lie apart or not.
+fn bundles<'a>(a: &'a Args<'_>, hidden: usize) -> Result<Cow<'a, [f32]>, EvalError> {
+    let first = a.f32(2)?;
+    if a.list.len() < 4 {
+        return Ok(Cow::Borrowed(first));
+    }
+    let rests = a.f32(3)?.chunks_exact(2 * hidden);
+    Ok(first.chunks_exact(hidden).zip(rests).flat_map(|(gate, rest)| [gate, rest].concat()).collect())
 }
 
 /// A row through the bundles of a network: gate, up, down.

@@ -89,7 +89,8 @@ pub(super) fn attributes(op: &Op) -> String {
         Op::Combine { partial } => w.flag("partial", *partial),
         Op::Scale { factor } => w.float("factor", *factor),
         Op::Clamp { lo, hi } => w.float("lo", *lo).float("hi", *hi),
-        Op::NeuronFfn { glu } | Op::Glu(glu) => w.put("glu", GluText(*glu)),
+        Op::Glu(glu) => w.put("glu", GluText(*glu)),
+        Op::NeuronFfn { glu, paged } => w.put("glu", GluText(*glu)).optional("paged", *paged),
         Op::Slice { heads, start, len } => w.put("heads", heads).put("start", start).put("len", len),
         Op::Embed
         | Op::CacheWrite
@@ -268,7 +269,7 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
         "expert_ffn" => {
             Op::ExpertFfn { glu: read_glu(c, a)?, bias: a.flag(c, "bias")?, fixed: a.flag(c, "fixed")? }
         }
-        "neuron_ffn" => Op::NeuronFfn { glu: read_glu(c, a)? },
+        "neuron_ffn" => Op::NeuronFfn { glu: read_glu(c, a)?, paged: a.optional_int(c, "paged")? },
         "combine" => Op::Combine { partial: a.flag(c, "partial")? },
         "add" => Op::Add,
         "mul" => Op::Mul,

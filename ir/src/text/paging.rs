@@ -13,6 +13,9 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
     write!(f, "\npaging {{budget = {}, threads = {}, resident = {}", p.budget, p.threads, p.resident)?;
     write!(f, ", process = {}, frame_bytes = {}, frames = {}", p.process, p.frame_bytes, p.frames)?;
     write!(f, ", spare = {}, block_bytes = {}, policy = {}", p.spare, p.block_bytes, quote(&p.policy))?;
+    if p.neurons > 0 {
+        write!(f, ", neurons = {}", p.neurons)?;
+    }
     if !p.pinned.is_empty() {
         let pinned: Vec<_> = p.pinned.iter().map(|(layer, expert)| format!("[{layer}, {expert}]")).collect();
         write!(f, ", pinned = [{}]", pinned.join(", "))?;
@@ -34,7 +37,9 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, p: &Paging) -> fmt::Result {
             "  layer {i} {{experts = {experts}, k = {k}, gate_up = {gate_up}, down = {down}, score = {}",
             score.name()
         )?;
-        write!(f, ", crc32c = {own:?}")?;
+        if !own.is_empty() {
+            write!(f, ", crc32c = {own:?}")?;
+        }
         if !p.uses.is_empty() {
             let (own, rest) = uses.split_at((*experts as usize).min(uses.len()));
             uses = rest;
@@ -83,6 +88,7 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
             elsewhere: a
                 .optional(c, "elsewhere", "a list of `[layer, expert]`", |v, _| Ok(pairs(v)))?
                 .unwrap_or_default(),
+            neurons: a.optional_int(c, "neurons")?.unwrap_or(0),
             layers: Vec::new(),
             checksums: Vec::new(),
             uses: Vec::new(),
@@ -103,7 +109,8 @@ pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<Paging> {
                     Ok(Score::ALL.into_iter().find(|s| s.name() == word))
                 })?,
             };
-            checksums.extend(a.list(c, "crc32c", "a list of checksums", Value::number::<u32>)?);
+            let sums = a.optional(c, "crc32c", "a list of checksums", |v, _| Ok(numbers(v)))?;
+            checksums.extend(sums.unwrap_or_default());
             let own = a.optional(c, "uses", "a list of numbers", |v, _| Ok(numbers(v)))?;
             uses.extend(own.unwrap_or_default());
             Ok(layer)

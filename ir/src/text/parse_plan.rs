@@ -164,8 +164,13 @@ fn segment(c: &mut Cursor<'_>) -> Parsed<Segment> {
         Layout::Neurons { sketch: false }
     } else if c.eat_word("sketched_neurons")? {
         Layout::Neurons { sketch: true }
+    } else if c.eat_word("gates")? {
+        Layout::Gates
+    } else if c.eat_word("rests")? {
+        Layout::Rests
     } else {
-        return c.expected("`rows`, `panels`, `glu_panels`, `neurons` or `sketched_neurons`");
+        return c
+            .expected("`rows`, `panels`, `glu_panels`, `neurons`, `sketched_neurons`, `gates` or `rests`");
     };
     with_attrs(c, |c, a| {
         let mut segment = Segment {
@@ -342,6 +347,10 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
             let strides: Vec<u32> = a.list(c, "strides", "a list of strides", Value::number)?;
             let strides = strides.try_into().map_err(|_| c.error_at(c.at(), "expected four strides"))?;
             Ok(Builtin::Fetch { layer, rows, k, strides })
+        })?
+    } else if c.eat_word("wake")? {
+        with_attrs(c, |c, a| {
+            Ok(Builtin::Wake { layer: a.int(c, "layer")?, rows: a.int(c, "rows")?, k: a.int(c, "k")? })
         })?
     } else if c.eat_word("admit")? {
         with_attrs(c, |c, a| {

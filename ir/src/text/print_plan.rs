@@ -37,6 +37,8 @@ fn layout(layout: Layout) -> String {
         Layout::GluPanels { nr } => format!("glu_panels {nr}"),
         Layout::Neurons { sketch: false } => "neurons".into(),
         Layout::Neurons { sketch: true } => "sketched_neurons".into(),
+        Layout::Gates => "gates".into(),
+        Layout::Rests => "rests".into(),
     }
 }
 
@@ -95,6 +97,7 @@ impl fmt::Display for Builtin {
             Self::Fetch { layer, rows, k, strides } => {
                 write!(f, "fetch {{layer = {layer}, rows = {rows}, k = {k}, strides = {strides:?}}}")
             }
+            Self::Wake { layer, rows, k } => write!(f, "wake {{layer = {layer}, rows = {rows}, k = {k}}}"),
             Self::Admit { set, k, channels } => {
                 write!(f, "admit {{set = {set}, k = {k}, channels = {channels}}}")
             }

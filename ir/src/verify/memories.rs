@@ -1,7 +1,7 @@
 //! Checks of units, memories, and of what lies where.
 
 use super::{VerifyError, require};
-use crate::plan::{Arg, Builtin, Code, Entry, Plan, Span, Step};
+use crate::plan::{Arg, Builtin, Code, Entry, Paging, Plan, Span, Step};
 use std::collections::HashSet;
 
 /// Most units and memories: what is checked of them grows with their number.
@@ -135,10 +135,7 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
             let of = plan.memories.get(own as usize).map_or(&[][..], |m| &m.residents);
             of.iter().any(|r| r.segment == segment && r.matrices.is_empty() != apart)
         };
-        let paged = |segment: u32| {
-            let mut layers = plan.paging.iter().flat_map(|p| &p.layers);
-            layers.any(|l| [l.gate_up, l.down].contains(&segment))
-        };
+        let paged = |segment: u32| plan.paging.iter().flat_map(Paging::segments).any(|s| s == segment);
         let here = match *arg {
             Arg::Buffer(..) => of_buffer(Some(arg)) == Some(own),
             Arg::State(s) => plan.states.get(s as usize).is_some_and(|s| s.memory == own),

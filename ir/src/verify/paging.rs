@@ -1,8 +1,9 @@
 //! Checks of what stays on flash; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
+use crate::bundle::Bundle;
 use crate::paging::{PagedLayer, Paging};
-use crate::plan::{Plan, Segment};
+use crate::plan::{ALIGN, Layout, Plan, Segment};
 use std::collections::BTreeSet;
 
 /// What offsets and sizes in memory and on flash are multiples of: direct reads ask for it.
@@ -15,7 +16,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let at = || "paging".to_owned();
     require(!p.layers.is_empty(), at, || "no layers".into())?;
     require(p.threads > 0 && p.spare >= 2, at, || "too few threads or frames".into())?;
-    require(p.frame_bytes > 0 && p.frame_bytes % BLOCK == 0, at, || {
+    let whole = if p.by_neurons() { ALIGN } else { BLOCK };
+    require(p.frame_bytes > 0 && p.frame_bytes % whole == 0, at, || {
         format!("frames of {} bytes", p.frame_bytes)
     })?;
     let blocks = (BLOCK..=LARGEST).contains(&u64::from(p.block_bytes));
@@ -27,6 +29,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         format!("a peak of {peak:?} bytes in a budget of {}", p.budget)
     })?;
     let matrices = p.layers.iter().map(|l| 2 * u64::from(l.experts)).sum::<u64>();
+    let matrices = if p.by_neurons() { 0 } else { matrices };
     require(p.checksums.len() as u64 == matrices, at, || {
         format!("{} checksums of {matrices} matrices", p.checksums.len())
     })?;
@@ -38,6 +41,13 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         require((1..=layer.experts).contains(&layer.k), at, || {
             format!("{} of {} experts", layer.k, layer.experts)
         })?;
+        if p.by_neurons() {
+            let fits = neurons_fit(plan, p, layer);
+            require(fits, at, || {
+                "its neurons do not lie as they are read, or do not fit into frames".into()
+            })?;
+            continue;
+        }
         let fits = expert_bytes(plan, layer).is_some_and(|bytes| bytes <= p.frame_bytes);
         require(fits, at, || "its experts are no neighbours on flash, or larger than a frame".into())?;
     }
@@ -54,6 +64,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
 fn check_pinned(p: &Paging) -> Result<(), VerifyError> {
     let at = || "paging.pinned".to_owned();
     let (pinned, frames) = (p.pinned.len(), p.frames);
+    require(pinned == 0 || !p.by_neurons(), at, || "experts are pinned where neurons are read".into())?;
     require(pinned == 0 || (pinned as u64) < u64::from(frames), at, || {
         format!("{pinned} experts in {frames} frames")
     })?;
@@ -67,6 +78,31 @@ fn check_pinned(p: &Paging) -> Result<(), VerifyError> {
         require(seen.insert((layer, expert)), at, || format!("expert {expert} of layer {layer} twice"))?;
     }
     Ok(())
+}
+
+/// Whether gates, and up and down, of a layer lie as neurons are read: as many of them together as a frame holds, in blocks
+/// of the file, and those of an expert fit into all frames.
+fn neurons_fit(plan: &Plan, p: &Paging, layer: &PagedLayer) -> bool {
+    let segment = |i: u32| plan.segments.get(i as usize);
+    let Some((gates, rests)) = segment(layer.gate_up).zip(segment(layer.down)) else { return false };
+    let [(experts, inter, hidden), (e, i, both)] = [gates, rests].map(Segment::extents);
+    let bundle = Bundle { format: rests.format, hidden: hidden as usize, sketch: false };
+    let frames = u64::from(inter).div_ceil(u64::from(p.neurons));
+    // A frame is read as a whole, also where the last one of an expert has fewer neurons.
+    let read = (bundle.rest_pitch() as u64).checked_mul(u64::from(p.neurons));
+    let pitch = read.and_then(|bytes| bytes.checked_mul(frames));
+    gates.layout == Layout::Gates
+        && rests.layout == Layout::Rests
+        && [gates, rests].iter().all(|s| s.shape.len() == 3)
+        && (experts, inter) == (e, i)
+        && experts == layer.experts
+        && hidden.checked_mul(2) == Some(both)
+        && p.neurons as usize == bundle.read_together()
+        && p.frame_bytes == bundle.rest_bytes() as u64 * u64::from(p.neurons)
+        && frames <= u64::from(p.frames)
+        && rests.offset % BLOCK == 0
+        && rests.pitch % BLOCK == 0
+        && pitch.is_some_and(|bytes| bytes <= rests.pitch)
 }
 
 /// Bytes of an expert with its matrices at multiples of [`BLOCK`], as in its file; `None` if they do not lie so.

@@ -1,6 +1,7 @@
 //! Checks of plans; [`super`] lists the invariants.
 
 use super::{VerifyError, memories, order, placements, require};
+use crate::bundle::awake_words;
 use crate::graph::EntryKind;
 use crate::op::DispatchLayout;
 use crate::plan::{
@@ -308,6 +309,27 @@ fn holds_table(entry: &Entry, arg: &Arg, layout: DispatchLayout) -> bool {
     table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
 }
 
+/// Whether the arguments of `wake` are a dispatch table, and perhaps the lists of a layer whose neurons are read one by one.
+fn wakes(plan: &Plan, entry: &Entry, args: &[Arg], [layer, rows, k]: [u32; 3]) -> bool {
+    let paging = plan.paging.as_ref().filter(|p| p.by_neurons());
+    let Some(own) = paging.and_then(|p| p.layers.get(layer as usize)) else { return false };
+    let Some(rests) = plan.segments.get(own.down as usize) else { return false };
+    let layout = DispatchLayout { rows: rows as usize, k: k as usize, experts: own.experts as usize };
+    let lists = |arg: &Arg| {
+        let Arg::Buffer(b, 0) = *arg else { return false };
+        let words = awake_words(layout, rests.extents().1 as usize) as u64;
+        let lists = entry.buffers.get(b as usize);
+        lists.is_some_and(|b| b.dtype == DType::I32 && words.checked_mul(4).is_some_and(|n| n <= b.bytes))
+    };
+    // The table is checked first: its words fit what can be counted.
+    let fits = |table: &Arg| (1..=own.k).contains(&k) && holds_table(entry, table, layout);
+    match args {
+        [table] => fits(table),
+        [table, awake] => fits(table) && lists(awake),
+        _ => false,
+    }
+}
+
 /// Whether the arguments of a built-in function are of the kinds and sizes that it takes.
 fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows: u32) -> bool {
     // Whether an argument is a buffer of this type with room for `[rows, cols]` behind its offset.
@@ -422,6 +444,9 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && table_rows >= rows
                 && scores.iter().zip(&strides).zip(ahead).all(scored)
                 && table.zip(end).is_some_and(|(b, end)| b.dtype == DType::I32 && end <= b.bytes)
+        }
+        Builtin::Wake { layer, rows: table_rows, k } => {
+            table_rows >= rows && wakes(plan, entry, args, [layer, table_rows, k])
         }
         Builtin::Admit { set, k, channels } => {
             let [ids, added, stay, rest] = args else {

@@ -424,6 +424,16 @@ fn bundles(gate_up: &Tensor, down: &Tensor) -> Tensor {
     tensor(&[experts, inter, 3 * hidden], &all)
 }
 
+/// Gates of bundles, and the rest.
+fn apart(neurons: &Tensor) -> [Tensor; 2] {
+    let &[experts, inter, width] = neurons.ty.shape.as_slice() else { unreachable!() };
+    let hidden = width / 3;
+    let rows = || neurons.as_f32().chunks_exact(width);
+    let gates: Vec<f32> = rows().flat_map(|row| row[..hidden].to_vec()).collect();
+    let rests: Vec<f32> = rows().flat_map(|row| row[hidden..].to_vec()).collect();
+    [tensor(&[experts, inter, hidden], &gates), tensor(&[experts, inter, 2 * hidden], &rests)]
+}
+
 #[test]
 fn neurons_are_experts_in_another_order() {
     let ids = Tensor::i32([3, 2], vec![2, 1, 1, 0, 1, 2]);
@@ -436,25 +446,34 @@ fn neurons_are_experts_in_another_order() {
     for glu in [Glu::Gated(Activation::Relu), Glu::DRelu, Glu::FatRelu { threshold: 0.25 }] {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
-        check(&Op::NeuronFfn { glu }, &[&x, &table, &neurons], y.as_f32());
+        check(&Op::NeuronFfn { glu, paged: None }, &[&x, &table, &neurons], y.as_f32());
+        let [gates, rests] = apart(&neurons);
+        check(&Op::NeuronFfn { glu, paged: Some(0) }, &[&x, &table, &gates, &rests], y.as_f32());
     }
     // A neuron that its gate makes 0 adds nothing, whatever else it holds.
     let silent = tensor(&[1, 2, 3], &[-1., f32::INFINITY, f32::NAN, 1., 2., 3.]);
     let table = run(&Op::Dispatch { experts: 1, partial: false }, &[&Tensor::i32([1, 1], vec![0])]).remove(0);
-    check(&Op::NeuronFfn { glu: Glu::DRelu }, &[&tensor(&[1, 1], &[2.]), &table, &silent], &[24.]);
+    let op = Op::NeuronFfn { glu: Glu::DRelu, paged: None };
+    check(&op, &[&tensor(&[1, 1], &[2.]), &table, &silent], &[24.]);
 }
 
 #[test]
 fn only_gates_that_silence_are_by_neurons() {
     let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
     let infer = |glu, neurons: [usize; 3]| {
-        Op::NeuronFfn { glu }.infer(&[&Type::f32([2, 4]), &table, &Type::f32(neurons)])
+        Op::NeuronFfn { glu, paged: None }.infer(&[&Type::f32([2, 4]), &table, &Type::f32(neurons)])
     };
     assert_eq!(infer(Glu::DRelu, [3, 5, 12]).unwrap(), [Type::f32([2, 4])]);
     let said = |e: Result<Vec<Type>, TypeError>| e.unwrap_err().to_string();
     assert!(said(infer(Glu::Gated(Activation::Silu), [3, 5, 12])).contains("no neuron 0"));
     assert!(said(infer(Glu::DRelu, [3, 5, 8])).contains("expected gate, up and down of 4"));
     assert!(said(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
+    let apart = |gates: [usize; 3], rests: [usize; 3]| {
+        let types = [&Type::f32([2, 4]), &table, &Type::f32(gates), &Type::f32(rests)];
+        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1) }.infer(&types)
+    };
+    assert_eq!(apart([3, 5, 4], [3, 5, 8]).unwrap(), [Type::f32([2, 4])]);
+    assert!(apart([3, 5, 12], [3, 5, 8]).is_err() && apart([3, 5, 4], [3, 6, 8]).is_err());
 }
 
 #[test]

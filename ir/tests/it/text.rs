@@ -170,7 +170,7 @@ fn op() -> impl Strategy<Value = Op> {
             bias,
             fixed
         }),
-        glu().prop_map(|glu| Op::NeuronFfn { glu }),
+        (glu(), proptest::option::of(small())).prop_map(|(glu, paged)| Op::NeuronFfn { glu, paged }),
         any::<bool>().prop_map(|partial| Op::Combine { partial }),
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
             .prop_map(|(capacities, spill)| Op::Admit(AdmitDesc { capacities, spill })),
@@ -273,10 +273,12 @@ fn module() -> impl Strategy<Value = Module> {
 }
 
 fn layout() -> impl Strategy<Value = Layout> {
-    (0..5, any::<u32>()).prop_map(|(which, nr)| match which {
+    (0..7, any::<u32>()).prop_map(|(which, nr)| match which {
         0 => Layout::Rows,
         1 => Layout::Panels { nr },
         2 => Layout::GluPanels { nr },
+        5 => Layout::Gates,
+        6 => Layout::Rests,
         sketch => Layout::Neurons { sketch: sketch == 4 },
     })
 }
@@ -301,6 +303,7 @@ fn code() -> impl Strategy<Value = Code> {
             .prop_map(|(words, span)| Code::Builtin(Builtin::Copy { words, span })),
         any::<(u32, u32, u32, [u32; 4])>()
             .prop_map(|(layer, rows, k, strides)| Code::Builtin(Builtin::Fetch { layer, rows, k, strides })),
+        any::<[u32; 3]>().prop_map(|[layer, rows, k]| Code::Builtin(Builtin::Wake { layer, rows, k })),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
         any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
         any::<(u32, u32, u32)>().prop_map(|(set, rows, k)| Code::Builtin(Builtin::Streams { set, rows, k })),
@@ -452,6 +455,7 @@ fn random_paging() -> impl Strategy<Value = Paging> {
                 policy,
                 pinned,
                 elsewhere,
+                neurons: d % 3,
                 layers,
                 checksums,
                 uses,

@@ -80,6 +80,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "process_bytes": p.process,
                 "frame_bytes": p.frame_bytes,
                 "frames": p.frames,
+                "neurons_per_frame": p.neurons,
                 "spare_frames": p.spare,
                 "policy": p.policy,
                 "pinned": p.pinned.len(),
@@ -129,10 +130,13 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
         lines.push((
             "budget",
             format!(
-                "{} for {} threads; {} of {experts} experts in memory{}, the others on flash ({})",
+                "{} for {} threads; {}{}, the others on flash ({})",
                 size(paging.budget),
                 paging.threads,
-                paging.frames,
+                match paging.neurons {
+                    0 => format!("{} of {experts} experts in memory", paging.frames),
+                    n => format!("gates and {} neurons in memory", u64::from(paging.frames) * u64::from(n)),
+                },
                 pinned,
                 paging.policy
             ),

@@ -25,7 +25,8 @@ pub(super) fn add(to: &mut Value, report: &Report) {
     });
     to["cache"] = json!({
         "policy": report.policy,
-        "experts": report.frames,
+        "experts": if report.neurons > 0 { 0 } else { report.frames },
+        "neurons": report.frames * report.neurons,
         "pinned": report.pinned,
         "preloaded": report.preloaded,
         "hits": report.hits,
@@ -43,6 +44,11 @@ pub(super) fn line(report: &Report) -> String {
     let uses = report.hits + report.misses;
     let share = if uses > 0 { 100.0 * report.hits as f64 / uses as f64 } else { 0.0 };
     let rate = per_second(report).map_or_else(String::new, |r| format!(" at {:.2} GB/s", r / 1e9));
+    let what = match report.neurons {
+        0 => "experts".to_owned(),
+        1 => "neurons".to_owned(),
+        n => format!("groups of {n} neurons"),
+    };
     let pinned = match report.pinned {
         0 => String::new(),
         n => format!("; {n} pinned ({})", size(report.pinned_bytes)),
@@ -52,7 +58,7 @@ pub(super) fn line(report: &Report) -> String {
         n => format!("; {n} read before anybody asked for them"),
     };
     format!(
-        "flash: {} read{rate}, waited {:.1} s; experts: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
+        "flash: {} read{rate}, waited {:.1} s; {what}: {share:.1} % of {uses} were in memory ({}), {} read ahead, {} of them \
          used{pinned}{start}; budget {}",
         size(report.flash.bytes),
         report.stalled.as_secs_f64(),

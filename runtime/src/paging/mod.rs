@@ -6,6 +6,7 @@
 //! * `desk`: what is decided is carried out, on flash; [`journal`]: and written down.
 //! * `pager`: who may be used, for lanes that compute. `stage`: the experts of one layer in one call, in the order in which they
 //!   are computed.
+//! * `neurons`: instead of whole experts, neurons one by one.
 //! * [`units`]: what units are taken to do, under virtual time; [`simulate`]: recorded routing on nothing but such units.
 //!
 //! Memory has three regions: weights outside of experts, which are mapped; pinned experts, which are read when the store is
@@ -19,6 +20,7 @@ mod ahead;
 pub mod decider;
 mod desk;
 pub mod journal;
+mod neurons;
 mod odds;
 mod options;
 mod pager;
@@ -34,9 +36,11 @@ use crate::flash::{self, Buffers, Class, Extent, ExtentTable, FileEntry, Flash, 
 use crate::memory::Addr;
 use crate::program::Program;
 use crate::store::{CheckLevel, MappedStore, Store, file_path};
+use crate::timeline::Timeline;
 use crate::unit::{Half, Lane, Launch, StepFault};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{self, Segment};
+use neurons::NeuronPager;
 use pager::Asked;
 use std::borrow::Cow;
 use std::path::Path;
@@ -87,12 +91,13 @@ pub(crate) fn open(
     bundle: &Path,
     check: CheckLevel,
     options: &Paging,
-) -> Result<(PagedStore, Arc<Pager>)> {
+) -> Result<(PagedStore, OnFlash)> {
     let paging = on_flash(program)?;
     let mut halves: Vec<Option<Half>> = vec![None; program.segments.len()];
     for (layer, l) in paging.layers.iter().enumerate() {
         for (part, &i) in [l.gate_up, l.down].iter().enumerate() {
-            if let Some(half) = halves.get_mut(i as usize) {
+            // Gates by themselves are resident.
+            if let Some(half) = halves.get_mut(i as usize).filter(|_| part == 1 || !paging.by_neurons()) {
                 *half = Some(Half { layer, part });
             }
         }
@@ -101,9 +106,14 @@ pub(crate) fn open(
     let here = program.segments_of(0);
     let wanted = |i: u32| halves[i as usize].is_none() && here.contains(&i);
     let mapped = MappedStore::open_some(program, bundle, check, &wanted)?;
-    let paging = under(paging, options.budget)?;
+    let paging = under(program, paging, options.budget)?;
     let count = paging.frames.saturating_add(paging.spare);
-    let buffers = Buffers::new(&[Class { bytes: paging.frame_bytes, count }])?;
+    let class = if paging.by_neurons() {
+        neurons::class(program, &paging)?
+    } else {
+        Class { bytes: paging.frame_bytes, count }
+    };
+    let buffers = Buffers::new(&[class])?;
     let how = flash::Options { block_bytes: paging.block_bytes, ..options.flash };
     let wrap = |reader| match options.wrap {
         Some(wrap) => (wrap.0)(reader),
@@ -116,11 +126,60 @@ pub(crate) fn open(
             Flash::modelled(table, buffers, &how, model, Some(&wrap))?
         }
     };
-    let tables = Arc::new(Tables::new(&paging.layers));
-    let pager = Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?);
+    let matrices = |l: &plan::PagedLayer| {
+        if paging.by_neurons() { [0, neurons_of(program, l)] } else { [l.experts as usize; 2] }
+    };
+    let tables = Arc::new(Tables::new(paging.layers.iter().map(matrices)));
+    let pager = if paging.by_neurons() {
+        let pager = NeuronPager::new(program, &paging, flash, Arc::clone(&tables), options)?;
+        OnFlash::Neurons(Arc::new(pager))
+    } else {
+        OnFlash::Experts(Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?))
+    };
     let own = |(i, s): (u32, &Segment)| here.contains(&i).then_some(s.bytes);
     let bytes = (0..).zip(&program.segments).filter_map(own).sum();
     Ok((PagedStore { mapped, tables, halves, bytes }, pager))
+}
+
+/// Who knows what of the experts is in memory.
+#[derive(Clone)]
+pub(crate) enum OnFlash {
+    /// Whole experts are read.
+    Experts(Arc<Pager>),
+    /// Up and down of neurons are read.
+    Neurons(Arc<NeuronPager>),
+}
+
+impl OnFlash {
+    /// What was done so far.
+    pub(crate) fn report(&self) -> Report {
+        match self {
+            Self::Experts(pager) => pager.report(),
+            Self::Neurons(pager) => pager.report(),
+        }
+    }
+
+    /// Writes down from now on what is waited for. Once only.
+    pub(crate) fn watch(&self, timeline: Arc<Timeline>) {
+        match self {
+            Self::Experts(pager) => pager.watch(timeline),
+            Self::Neurons(pager) => pager.watch(timeline),
+        }
+    }
+
+    /// A lane's share of a step over the active experts: `call` runs a range of its items.
+    pub(crate) fn run(&self, half: Half, launch: &Launch<'_>, lane: Lane, call: &dyn Fn(usize, usize)) {
+        match self {
+            Self::Experts(pager) => pager.run(half, launch, lane, call),
+            Self::Neurons(pager) => pager.run(half, launch, lane, call),
+        }
+    }
+}
+
+/// Neurons of all experts of a layer.
+fn neurons_of(program: &Program, layer: &plan::PagedLayer) -> usize {
+    let (experts, inter, _) = program.segments.get(layer.down as usize).map_or((0, 0, 0), Segment::extents);
+    experts as usize * inter as usize
 }
 
 /// What the plan says of experts on flash.
@@ -132,17 +191,27 @@ fn on_flash(program: &Program) -> Result<&plan::Paging> {
 ///
 /// # Errors
 /// [`Error::Budget`] for one that cannot work, with the smallest that can.
-fn under(paging: &plan::Paging, budget: Option<u64>) -> Result<Cow<'_, plan::Paging>> {
+fn under<'a>(
+    program: &Program,
+    paging: &'a plan::Paging,
+    budget: Option<u64>,
+) -> Result<Cow<'a, plan::Paging>> {
     let Some(budget) = budget else { return Ok(Cow::Borrowed(paging)) };
     let fixed = paging.resident.saturating_add(paging.process);
     let spare = u64::from(paging.spare);
     let frames = budget.saturating_sub(fixed).checked_div(paging.frame_bytes).unwrap_or(0);
-    let frames = frames.checked_sub(spare).filter(|&f| f > 0).ok_or(Error::Budget {
+    // Frames of each expert; one expert must fit.
+    let of_one = |l: &plan::PagedLayer| match paging.neurons {
+        0 => 1,
+        each => (neurons_of(program, l) / (l.experts.max(1) as usize)).div_ceil(each as usize) as u64,
+    };
+    let most = paging.layers.iter().map(of_one).max().unwrap_or(1);
+    let frames = frames.checked_sub(spare).filter(|&f| f >= most).ok_or(Error::Budget {
         budget,
-        least: fixed.saturating_add((spare + 1).saturating_mul(paging.frame_bytes)),
+        least: fixed.saturating_add((spare + most).saturating_mul(paging.frame_bytes)),
     })?;
-    let experts: u32 = paging.layers.iter().fold(0, |sum, l| l.experts.saturating_add(sum));
-    let frames = u32::try_from(frames).unwrap_or(u32::MAX).min(experts);
+    let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
+    let frames = u32::try_from(frames.min(all)).unwrap_or(u32::MAX);
     let pinned = still_pinned(paging, frames).to_vec();
     Ok(Cow::Owned(plan::Paging { budget, frames, pinned, ..paging.clone() }))
 }
@@ -161,12 +230,19 @@ fn table(program: &Program, bundle: &Path) -> Result<ExtentTable> {
         program.segments.get(i as usize).ok_or_else(|| Error::Plan(format!("there is no segment {i}")))
     };
     let (mut files, mut extents) = (Vec::new(), Vec::new());
+    if paging.by_neurons() {
+        for (i, expert, skip, bytes) in neurons::units(program)? {
+            let whole = extent(program, bundle, segment(i)?, expert, None, &mut files)?;
+            extents.push(Extent { offset: whole.offset + skip, bytes, ..whole });
+        }
+        return ExtentTable::new(files.into_iter().map(|(_, entry)| entry).collect(), extents);
+    }
     let mut checksums = paging.checksums.iter();
     for l in &paging.layers {
         for expert in 0..l.experts {
             for i in [l.gate_up, l.down] {
                 let crc32c = checksums.next().copied().unwrap_or(0);
-                extents.push(extent(program, bundle, segment(i)?, expert, crc32c, &mut files)?);
+                extents.push(extent(program, bundle, segment(i)?, expert, Some(crc32c), &mut files)?);
             }
         }
     }
@@ -202,7 +278,7 @@ fn extent(
     bundle: &Path,
     segment: &Segment,
     expert: u32,
-    crc32c: u32,
+    crc32c: Option<u32>,
     files: &mut Vec<(u32, FileEntry)>,
 ) -> Result<Extent> {
     let wrong = || Error::Plan("an expert lies outside of its file".to_owned());
@@ -217,7 +293,7 @@ fn extent(
     }
     let offset = segment.matrix_offset(expert);
     let bytes = segment.matrix_bytes().ok_or_else(wrong)?;
-    Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c: Some(crc32c) })
+    Ok(Extent { file: file as u32, offset: offset.ok_or_else(wrong)?, bytes, crc32c })
 }
 
 impl Pager {

@@ -2,17 +2,17 @@
 
 use crate::memory::Addr;
 use crate::unit::Half;
-use moec_ir::plan::PagedLayer;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// An address for every matrix of every expert: of the last frame that held it.
+/// An address for every matrix of every expert, or for up and down of every neuron: where the last frame that held it has it.
 pub(super) struct Tables(Vec<[Vec<AtomicPtr<u8>>; 2]>);
 
 impl Tables {
-    pub(super) fn new(layers: &[PagedLayer]) -> Self {
-        let empty = |l: &PagedLayer| (0..l.experts).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
-        Self(layers.iter().map(|l| [empty(l), empty(l)]).collect())
+    /// With so many matrices of each part of a layer.
+    pub(super) fn new(layers: impl Iterator<Item = [usize; 2]>) -> Self {
+        let empty = |n: usize| (0..n).map(|_| AtomicPtr::new(ptr::null_mut())).collect();
+        Self(layers.map(|parts| parts.map(empty)).collect())
     }
 
     /// The table of a layer's part. Kernels read an entry after they were told that it is ready.

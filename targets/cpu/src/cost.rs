@@ -214,8 +214,10 @@ impl CpuTarget {
         };
         Some(match *spec {
             // What they cost is who is awake.
-            KernelSpec::ExpertGateUp { order: WeightOrder::Neurons { .. }, .. }
-            | KernelSpec::ExpertDown { order: WeightOrder::Neurons { .. }, .. } => return None,
+            KernelSpec::ExpertGateUp { order: WeightOrder::Neurons { .. } | WeightOrder::Apart, .. }
+            | KernelSpec::ExpertDown { order: WeightOrder::Neurons { .. } | WeightOrder::Apart, .. } => {
+                return None;
+            }
             KernelSpec::Linear { k, n: outputs, groups, .. } => {
                 Load { matrices: groups, rows: n.max(1), k, n: outputs }
             }

@@ -1,9 +1,10 @@
 //! Experts by neurons: few rows skip what sleeps, many meet panels out of the same bundles.
 
 use crate::arithmetic::{Activations, FEW_ROWS, Form};
-use crate::select::{Launch, NodeView, Result, Role, Selection, Work, dispatch_layout};
+use crate::select::{Launch, NodeView, Result, Role, Selection, Work, dispatch_layout, int};
 use crate::{CpuTarget, KernelSpec, Unsupported};
 use moec_codegen::{Compute, RowForm, Schedule, WeightOrder, awake_words, neurons_meet, neurons_sketched};
+use moec_ir::plan::{Builtin, Layout};
 use moec_ir::{Format, Glu, Type};
 
 impl CpuTarget {
@@ -17,6 +18,84 @@ impl CpuTarget {
     fn many_rows(&self, format: Format) -> Compute {
         let exact = self.activations() == Activations::F32 || matches!(format, Format::F32 | Format::F16);
         if exact || !self.isa.bf16 { Compute::F32 } else { Compute::Bf16 }
+    }
+
+    /// Kernels of `neuron_ffn` whose gates lie apart: where up and down stay on flash, `wake` asks for them in between.
+    pub(crate) fn neurons_apart(
+        &self,
+        s: &mut Selection,
+        node: &NodeView<'_>,
+        glu: Glu,
+        layer: usize,
+    ) -> Result<()> {
+        let (x, x_ld) = node.value(0)?;
+        let (table, _) = node.value(1)?;
+        let (gates, format) = node.weight(2)?;
+        let (rests, rest_format) = node.weight(3)?;
+        if format.is_by_channel() || rest_format != format {
+            return Err(Unsupported(format!(
+                "neurons cannot be {format} and {rest_format}; q4 and q8 they can"
+            )));
+        }
+        let (&[experts, inter, hidden], true) = (gates, rests.len() == 3) else {
+            return Err(Unsupported("neurons need three axes".into()));
+        };
+        let (rows, slots) = (x.rows(), node.out()?.rows());
+        let layout = dispatch_layout(rows, slots / rows.max(1), table)?;
+        if layout.experts != experts {
+            return Err(Unsupported("the dispatch table is for other experts".into()));
+        }
+        s.layouts.extend([(2, Layout::Gates), (3, Layout::Rests)]);
+        let wake = Builtin::Wake { layer: int(layer)?, rows: int(rows)?, k: int(layout.k)? };
+        let h = s.temp(Type::f32([slots, inter]));
+        if rows <= FEW_ROWS {
+            let awake = s.temp(Type::i32([awake_words(layout, inter)]));
+            let compute = self.few_rows(format, rows, hidden)?;
+            let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
+            let (x, x_ld) = s.rows(Role::In(0), rows, form);
+            let gate = KernelSpec::NeuronGate { layout, hidden, inter, format, compute, x_ld, glu };
+            let args = vec![x, Role::In(1), Role::In(2), h, awake];
+            s.launches.push(Launch { work: Work::Kernel(gate), args, writes: vec![3, 4] });
+            // What reads the lists behind it comes behind it, as if it wrote them.
+            s.launches.push(Launch {
+                work: Work::Builtin(wake),
+                args: vec![Role::In(1), awake],
+                writes: vec![1],
+            });
+            let up = KernelSpec::NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu };
+            let args = vec![x, Role::In(1), Role::In(3), h, awake];
+            s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![3] });
+            let down = KernelSpec::NeuronDownAt { layout, hidden, inter, format };
+            s.kernel(down, vec![h, Role::In(1), Role::In(3), awake], 1);
+            return Ok(());
+        }
+        // A prompt wakes nearly everybody.
+        s.launches.push(Launch { work: Work::Builtin(wake), args: vec![Role::In(1)], writes: vec![0] });
+        let (compute, order, schedule) = (self.many_rows(format), WeightOrder::Apart, Schedule::default());
+        let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
+        let (x, x_ld) = s.rows(Role::In(0), rows, form);
+        let (bias, out) = (false, RowForm::f32(inter));
+        let up = KernelSpec::ExpertGateUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            compute,
+            x_ld,
+            glu,
+            bias,
+            out,
+            order,
+            schedule,
+        };
+        let args = vec![x, Role::In(1), Role::In(2), Role::In(3), h];
+        s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![4] });
+        let form = Form { cols: inter, groups: 1, per_row: layout.k, ld: inter, to: compute };
+        let (h, h_ld) = s.rows(h, rows, form);
+        let down =
+            KernelSpec::ExpertDown { layout, inter, hidden, format, compute, h_ld, bias, order, schedule };
+        s.kernel(down, vec![h, Role::In(1), Role::In(3)], 1);
+        Ok(())
     }
 
     /// Kernels of `neuron_ffn` over the rows of a dispatch table.

@@ -155,7 +155,7 @@ impl<'a> Packer<'a> {
 
     /// Whether the weight is read by rows: a table, or the bundles of neurons.
     fn by_rows(&self) -> bool {
-        matches!(self.geometry.layout, Layout::Rows | Layout::Neurons { .. })
+        self.geometry.layout.is_by_rows()
     }
 
     fn feedback(&self, by: &dyn WeightImportance, lead: usize) -> Option<Arc<Feedback>> {

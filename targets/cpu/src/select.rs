@@ -192,7 +192,8 @@ impl CpuTarget {
                 return Err(Unsupported(format!("`{}` has no kernel", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
-            &Op::NeuronFfn { glu } => self.neuron_ffn(&mut s, node, glu)?,
+            &Op::NeuronFfn { glu, paged: None } => self.neuron_ffn(&mut s, node, glu)?,
+            &Op::NeuronFfn { glu, paged: Some(layer) } => self.neurons_apart(&mut s, node, glu, layer)?,
             &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;
                 let (table, _) = node.value(1)?;
@@ -406,7 +407,7 @@ fn two(shape: &[usize]) -> Result<(usize, usize)> {
     }
 }
 
-fn int(x: usize) -> Result<u32> {
+pub(crate) fn int(x: usize) -> Result<u32> {
     u32::try_from(x).map_err(|_| Unsupported(format!("{x} is too large")))
 }
 

@@ -7,17 +7,21 @@
 //! Sums over neurons are taken in their order, and a neuron that a row does not wake adds an exact 0 to it: a row's bits
 //! depend neither on the other rows nor on how work is split.
 
+pub(super) mod apart;
 mod bytes;
 mod numbers;
 pub(crate) mod panels;
+mod places;
 mod sketch;
+
+pub(super) use places::{Places, Rests};
 
 use super::routed::{Expert, expert};
 use crate::dsl::{F, I, Kb, LINE, P};
 use crate::machine::Isa;
 use crate::spec::{Compute, KernelSpec, NEURON_COLUMNS, NEURONS};
 use bytes::Steps;
-use moec_ir::bundle::{BLOCK, Bundle, Part, Place};
+use moec_ir::bundle::{Bundle, Part};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::{Format, GROUP};
 use numbers::{Row, dot};
@@ -32,9 +36,18 @@ const TOGETHER: usize = 4;
 /// Bytes of scratch for the neurons of a block whose sketches prove nothing.
 const MAYBE: usize = ((NEURONS + 1) * 4).next_multiple_of(LINE);
 
-/// Bytes of scratch of [`up`]: neurons, then every row as it meets sketches, or as bytes.
+/// Bytes of scratch of [`up`], and of its halves: neurons, then every row as it meets sketches, or as bytes.
 pub(crate) fn up_scratch(isa: &Isa, spec: &KernelSpec) -> usize {
-    let &KernelSpec::NeuronUp { layout, hidden, format, compute, sketch, .. } = spec else { return 0 };
+    let (layout, hidden, format, compute, sketch) = match *spec {
+        KernelSpec::NeuronUp { layout, hidden, format, compute, sketch, .. } => {
+            (layout, hidden, format, compute, sketch)
+        }
+        KernelSpec::NeuronGate { layout, hidden, format, compute, .. }
+        | KernelSpec::NeuronUpAt { layout, hidden, format, compute, .. } => {
+            (layout, hidden, format, compute, false)
+        }
+        _ => return 0,
+    };
     let row = match compute {
         _ if sketch => Sketches::new(isa, Bundle { format, hidden, sketch }).row_bytes(),
         Compute::I8 => Steps::new(isa, format, hidden).map_or(0, Steps::row_bytes),
@@ -60,36 +73,6 @@ pub(crate) const fn down_scratch(inter: usize) -> usize {
 
 /// Words of the list of a block: how many, then who.
 pub(crate) const LIST: usize = NEURONS + 1;
-
-/// The neurons of an expert.
-#[derive(Clone, Copy)]
-struct Matrix<'k> {
-    k: &'k Kb<'k>,
-    bundle: Bundle,
-    inter: usize,
-    at: P<'k>,
-}
-
-impl<'k> Matrix<'k> {
-    /// Where a part of a neuron lies.
-    fn part(&self, part: Part, neuron: I<'k>) -> P<'k> {
-        let k = self.k;
-        let i = neuron & k.i(BLOCK as i64 - 1);
-        let first = neuron - i;
-        let Place { each, first: offset, pitch } = self.bundle.place(part);
-        let there = match self.inter % BLOCK {
-            0 => k.i(BLOCK as i64),
-            _ => (k.i(self.inter as i64) - first).min(k.i(BLOCK as i64)),
-        };
-        self.at.bytes(first * self.bundle.bytes() + there * each + i * pitch).bytes(offset)
-    }
-
-    /// That part, as numbers.
-    fn row(&self, part: Part, neuron: I<'k>) -> Row<'k> {
-        let at = self.part(part, neuron);
-        Row::part(self.k, self.bundle.format, self.bundle.hidden, at)
-    }
-}
 
 /// Rows of an expert, in the form that meets its gates.
 struct Rows<'k> {
@@ -175,61 +158,118 @@ fn list<'k>(
     found[0]
 }
 
+/// What steps over gate and up know: [`up`], and where these lie apart its halves.
+struct Call<'k> {
+    k: &'k Kb<'k>,
+    /// Rows, and the tokens of the slots.
+    x: [P<'k>; 2],
+    x_ld: usize,
+    h: P<'k>,
+    bundle: Bundle,
+    inter: usize,
+    glu: Glu,
+    /// How rows are read, if they are bytes.
+    steps: Option<Steps>,
+}
+
+impl<'k> Call<'k> {
+    fn of(k: &'k Kb<'k>, spec: &KernelSpec) -> Option<Self> {
+        let (layout, hidden, inter, format, compute, sketch, x_ld, glu) = match *spec {
+            KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu } => {
+                (layout, hidden, inter, format, compute, sketch, x_ld, glu)
+            }
+            KernelSpec::NeuronGate { layout, hidden, inter, format, compute, x_ld, glu }
+            | KernelSpec::NeuronUpAt { layout, hidden, inter, format, compute, x_ld, glu } => {
+                (layout, hidden, inter, format, compute, false, x_ld, glu)
+            }
+            _ => return None,
+        };
+        let steps = if compute == Compute::I8 { Steps::new(&k.isa, format, hidden) } else { None };
+        let bundle = Bundle { format, hidden, sketch };
+        let x = [k.arg(0), k.arg(1).words(layout.token())];
+        Some(Self { k, x, x_ld, h: k.arg(3), bundle, inter, glu, steps })
+    }
+
+    /// The rows of an expert.
+    fn rows(&self, e: &Expert<'k>) -> Rows<'k> {
+        Rows::new(self.k, e, self.x, self.x_ld, self.steps)
+    }
+
+    fn hidden(&self, slot: I<'k>, neuron: I<'k>) -> P<'k> {
+        self.h.words(slot * self.inter).words(neuron)
+    }
+
+    /// Whether any row wakes a neuron; what the gates give stays where the result will be.
+    fn wakes(
+        &self,
+        e: &Expert<'k>,
+        places: &Places<'k>,
+        rows: &Rows<'k>,
+        neuron: I<'k>,
+        ahead: Option<usize>,
+    ) -> I<'k> {
+        let k = self.k;
+        let gate = places.row(Part::Gate, neuron);
+        let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
+            let g = rows.dot(&gate, slot, ahead);
+            self.hidden(slot, neuron).store(g);
+            vec![silent(k, g, self.glu).pick_int(awake[0], k.i(1))]
+        });
+        k.i(0).lt(awake[0])
+    }
+
+    /// Up of the neurons of a list, joined with their gates.
+    fn ups(&self, e: &Expert<'k>, places: &Places<'k>, rows: &Rows<'k>, list: P<'k>, count: I<'k>) {
+        let k = self.k;
+        k.each(0, count, 1, |i| {
+            let neuron = list.words(i + 1).load_int();
+            let up = places.row(Part::Up, neuron);
+            k.each(e.first, e.end, 1, |slot| {
+                let cell = self.hidden(slot, neuron);
+                let g = cell.load();
+                k.branch(
+                    silent(k, g, self.glu),
+                    || cell.store(k.f(0.0)),
+                    || cell.store(g.glu(rows.dot(&up, slot, None), self.glu)),
+                );
+            });
+        });
+    }
+}
+
 pub(super) fn up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu } = *spec else {
+    let (KernelSpec::NeuronUp { layout, inter, sketch, glu, .. }, Some(call)) = (spec, Call::of(k, spec))
+    else {
         return k.fail("not the gates of neurons");
     };
-    let [x, dispatch, weights, h, awake] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
-    let bundle = Bundle { format, hidden, sketch };
-    let blocks = inter.div_ceil(NEURONS);
-    let tokens = dispatch.words(layout.token());
-    let steps = if compute == Compute::I8 { Steps::new(&k.isa, format, hidden) } else { None };
+    let (weights, awake) = (k.arg(2), k.arg(4));
+    let (bundle, blocks) = (call.bundle, inter.div_ceil(NEURONS));
     k.tiles_by_expert(blocks, |active, [from, end]| {
-        let e = expert(dispatch, layout, active);
-        let matrix = Matrix { k, bundle, inter, at: weights.load_address(e.id) };
-        let rows = Rows::new(k, &e, [x, tokens], x_ld, steps);
+        let e = expert(k.arg(1), *layout, active);
+        let places = Places { k, bundle, inter: *inter, matrix: weights.load_address(e.id), rests: None };
+        let rows = call.rows(&e);
         let sketches = sketch.then(|| Sketches::new(&k.isa, bundle));
         if let Some(sketches) = sketches {
             k.each(e.first, e.end, 1, |slot| sketches.prepare(k, rows.of(slot), slot - e.first));
         }
         k.each(from, end, 1, |block| {
             let first = block * NEURONS;
-            let count = (k.i(inter as i64) - first).min(k.i(NEURONS as i64));
-            let hidden_at = |slot: I<'k>, neuron: I<'k>| h.words(slot * inter).words(neuron);
-            // Whether any row wakes a neuron; what the gates give stays where the result will be.
+            let count = (k.i(*inter as i64) - first).min(k.i(NEURONS as i64));
             let wakes = |neuron: I<'k>, ahead: Option<usize>| {
-                let gate = matrix.row(Part::Gate, neuron);
-                let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
-                    let g = rows.dot(&gate, slot, ahead);
-                    hidden_at(slot, neuron).store(g);
-                    vec![silent(k, g, glu).pick_int(awake[0], k.i(1))]
-                });
-                let awake = k.i(0).lt(awake[0]);
-                k.when(awake, || fetch_row(matrix.part(Part::Up, neuron)));
+                let awake = call.wakes(&e, &places, &rows, neuron, ahead);
+                k.when(awake, || fetch_row(places.part(Part::Up, neuron)));
                 awake
             };
             let to = awake.words((active * blocks + block) * LIST);
             let found = if let Some(sketches) = sketches {
                 let maybe = k.scratch();
-                let unsure = unproven(&e, &matrix, [first, count], glu, &rows, sketches);
+                let unsure = unproven(&e, &places, [first, count], *glu, &rows, sketches);
                 // The lines of gates were asked for when their sketches proved nothing.
                 list(k, unsure, to, |i| maybe.words(i + 1).load_int(), |_, neuron| wakes(neuron, None))
             } else {
                 list(k, count, to, |i| first + i, |_, neuron| wakes(neuron, Some(AHEAD)))
             };
-            k.each(0, found, 1, |i| {
-                let neuron = to.words(i + 1).load_int();
-                let up = matrix.row(Part::Up, neuron);
-                k.each(e.first, e.end, 1, |slot| {
-                    let cell = hidden_at(slot, neuron);
-                    let g = cell.load();
-                    k.branch(
-                        silent(k, g, glu),
-                        || cell.store(k.f(0.0)),
-                        || cell.store(g.glu(rows.dot(&up, slot, None), glu)),
-                    );
-                });
-            });
+            call.ups(&e, &places, &rows, to, found);
         });
     });
 }
@@ -237,34 +277,41 @@ pub(super) fn up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 /// Lists the neurons of a block whose sketches do not prove that every row leaves them 0.
 fn unproven<'k>(
     e: &Expert<'k>,
-    matrix: &Matrix<'k>,
+    places: &Places<'k>,
     [first, count]: [I<'k>; 2],
     glu: Glu,
     rows: &Rows<'k>,
     sketches: Sketches,
 ) -> I<'k> {
-    let k = matrix.k;
+    let k = places.k;
     list(
         k,
         count,
         k.scratch(),
         |i| first + i,
         |_, neuron| {
-            let sketch = matrix.part(Part::Sketch, neuron);
+            let sketch = places.part(Part::Sketch, neuron);
             let unsure = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, unsure| {
                 let most = sketches.most(k, sketch, rows.of(slot), slot - e.first);
                 vec![silent(k, most, glu).pick_int(unsure[0], k.i(1))]
             });
             let unsure = k.i(0).lt(unsure[0]);
-            k.when(unsure, || fetch_row(matrix.part(Part::Gate, neuron)));
+            k.when(unsure, || fetch_row(places.part(Part::Gate, neuron)));
             unsure
         },
     )
 }
 
+/// Columns of neurons that are awake, wherever they lie.
 pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
-    let KernelSpec::NeuronDown { layout, hidden, inter, format, sketch } = *spec else {
-        return k.fail("not the columns of neurons");
+    let (layout, hidden, inter, format, sketch, apart) = match *spec {
+        KernelSpec::NeuronDown { layout, hidden, inter, format, sketch } => {
+            (layout, hidden, inter, format, sketch, false)
+        }
+        KernelSpec::NeuronDownAt { layout, hidden, inter, format } => {
+            (layout, hidden, inter, format, false, true)
+        }
+        _ => return k.fail("not the columns of neurons"),
     };
     let [h, dispatch, weights, awake, out] = [0, 1, 2, 3, 4].map(|i| k.arg(i));
     let bundle = Bundle { format, hidden, sketch };
@@ -272,7 +319,9 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let (whole, rest) = (hidden / width, hidden % width);
     k.expert_tiles(hidden.div_ceil(width), |active, tile| {
         let e = expert(dispatch, layout, active);
-        let matrix = Matrix { k, bundle, inter, at: weights.load_address(e.id) };
+        let rests = apart.then(|| Rests { at: weights, first: e.id * inter });
+        let matrix = if apart { weights } else { weights.load_address(e.id) };
+        let places = Places { k, bundle, inter, matrix, rests };
         let (sums, ids) = (k.scratch(), k.scratch().words(width));
         let count = gather(k, awake.words(active * (blocks * LIST)), blocks, ids);
         let first = tile * (width / GROUP);
@@ -282,9 +331,9 @@ pub(super) fn down<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
                 k.zero(sums, columns.next_multiple_of(GROUP));
                 k.each(0, count, TOGETHER, |i| {
                     let who = |j: usize| ids.words(i + j).load_int();
-                    let rows: Vec<Row<'k>> = (0..TOGETHER).map(|j| matrix.row(Part::Down, who(j))).collect();
+                    let rows: Vec<Row<'k>> = (0..TOGETHER).map(|j| places.row(Part::Down, who(j))).collect();
                     let later: Vec<Row<'k>> =
-                        (0..TOGETHER).map(|j| matrix.row(Part::Down, who(TOGETHER + j))).collect();
+                        (0..TOGETHER).map(|j| places.row(Part::Down, who(TOGETHER + j))).collect();
                     // Behind the last the list goes on with neurons that add 0.
                     let by: Vec<F<'k>> = (0..TOGETHER)
                         .map(|j| (i + j).lt(count).pick(h.words(who(j)).load(), k.f(0.0)))

@@ -3,27 +3,26 @@
 //! A panel is written to scratch once for all rows that meet it, as those of grouped formats are ([`super::super::unpack`]).
 //! Gate and up are turned, `lanes` neurons at a time; of down a strip of columns is taken as it lies.
 
-use super::Matrix;
+use super::Places;
 use super::numbers::Row;
 use crate::dsl::{F, I, Kb, P};
-use moec_ir::bundle::{Bundle, Part};
+use moec_ir::bundle::Part;
 use moec_ir::types::{Format, GROUP};
 
 /// Writes panel `p` of gate and up to `to`, in `format`, f32 or bf16: whole groups of channels. Columns past the last neuron
 /// are that one again.
 pub(crate) fn gate_up<'k>(
     k: &'k Kb<'k>,
-    bundle: Bundle,
+    places: &Places<'k>,
     inter: usize,
-    [matrix, to]: [P<'k>; 2],
+    to: P<'k>,
     p: I<'k>,
     format: Format,
 ) {
-    let (nr, lanes) = (k.isa.nr, k.lanes());
-    let neurons = Matrix { k, bundle, inter, at: matrix };
+    let (nr, lanes, bundle) = (k.isa.nr, k.lanes(), places.bundle);
     let last = k.i(inter as i64 - 1);
     for (half, part) in [Part::Gate, Part::Up].into_iter().enumerate() {
-        let rows: Vec<Row<'k>> = (0..lanes).map(|i| neurons.row(part, (p * lanes + i).min(last))).collect();
+        let rows: Vec<Row<'k>> = (0..lanes).map(|i| places.row(part, (p * lanes + i).min(last))).collect();
         let to = to.words(half * lanes);
         k.each(0, bundle.hidden.div_ceil(GROUP), 1, |group| {
             if (bundle.format, format) == (Format::Bf16, Format::Bf16) {
@@ -59,15 +58,14 @@ pub(crate) fn gate_up<'k>(
 /// Writes panel `p` of down to `to`, in `format`, f32 or bf16.
 pub(crate) fn down<'k>(
     k: &'k Kb<'k>,
-    bundle: Bundle,
+    places: &Places<'k>,
     inter: usize,
-    [matrix, to]: [P<'k>; 2],
+    to: P<'k>,
     p: I<'k>,
     format: Format,
 ) {
-    let (nr, lanes) = (k.isa.nr, k.lanes());
-    let neurons = Matrix { k, bundle, inter, at: matrix };
-    let row = |i: I<'k>| neurons.row(Part::Down, i);
+    let (nr, lanes, bundle) = (k.isa.nr, k.lanes(), places.bundle);
+    let row = |i: I<'k>| places.row(Part::Down, i);
     let columns = [0, lanes].map(|c| p * nr + c);
     if format == Format::F32 {
         k.each(0, inter, 1, |i| {

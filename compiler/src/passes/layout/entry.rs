@@ -91,7 +91,8 @@ impl Builder<'_> {
     /// Lays out experts that stay on flash; `None` where all weights are mapped.
     pub(super) fn page(&mut self) -> Result<Option<Paging>> {
         let Some(graph) = self.module.entries.first() else { return Ok(None) };
-        if !graph.nodes.iter().any(|n| matches!(n.op, Op::Fetch { .. })) {
+        let by_neurons = graph.nodes.iter().any(|n| matches!(n.op, Op::NeuronFfn { paged: Some(_), .. }));
+        if !by_neurons && !graph.nodes.iter().any(|n| matches!(n.op, Op::Fetch { .. })) {
             return Ok(None);
         }
         let routers = page::routers(graph);
@@ -108,6 +109,13 @@ impl Builder<'_> {
                 score,
             })
             .collect();
+        if by_neurons {
+            let (layers, bytes, frame) = page::lay_out_neurons(&mut self.segments, &layers)?;
+            self.ends[1] = bytes;
+            let unlimited = page::unlimited(layers, frame.bytes);
+            let (neurons, frames) = (frame.neurons, frame.least);
+            return Ok(Some(Paging { neurons, frames, checksums: Vec::new(), ..unlimited }));
+        }
         let (layers, bytes) = page::lay_out(&mut self.segments, &layers)?;
         self.ends[1] = bytes;
         let frame = page::frame_bytes(&self.segments, &layers);
@@ -307,7 +315,9 @@ impl Builder<'_> {
                             addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
                                 let layer =
                                     node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
-                                if let Op::ExpertFfn { .. } = producer.op {
+                                if let Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. } =
+                                    producer.op
+                                {
                                     self.experts.entry(layer).or_default()[i - 2] = segment;
                                 }
                                 self.reside(layer, memory, segment)?;

@@ -26,6 +26,7 @@ fn plan(frames: u32, spare: u32, policy: &str, pinned: &[(u32, u32)]) -> plan::P
         policy: policy.to_owned(),
         pinned: pinned.to_vec(),
         elsewhere: Vec::new(),
+        neurons: 0,
         layers: vec![layer; LAYERS],
         checksums: Vec::new(),
         uses: (0..LAYERS as u32 * EXPERTS).map(|i| i % 4).collect(),

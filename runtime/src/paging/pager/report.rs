@@ -35,6 +35,8 @@ pub struct Report {
     pub block_bytes: u32,
     /// Bytes that the run may take.
     pub budget: u64,
+    /// Neurons of a frame, where these are read one by one: hits and misses then count frames. 0: whole experts.
+    pub neurons: u32,
     /// Frames of the cache.
     pub frames: u32,
     /// Bytes of all frames, those for experts that pass through included.

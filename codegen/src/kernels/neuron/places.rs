@@ -1,0 +1,61 @@
+//! Where the parts of an expert's neurons lie.
+
+use super::numbers::Row;
+use crate::dsl::{I, Kb, P};
+use moec_ir::bundle::{BLOCK, Bundle, Part, Place};
+
+/// The neurons of an expert: block after block, or gates one after the other and the rest of each anywhere.
+#[derive(Clone, Copy)]
+pub(crate) struct Places<'k> {
+    pub(crate) k: &'k Kb<'k>,
+    pub(crate) bundle: Bundle,
+    /// Their number.
+    pub(crate) inter: usize,
+    /// The first block, or the first gate.
+    pub(crate) matrix: P<'k>,
+    /// Addresses of up and down, where they lie apart.
+    pub(crate) rests: Option<Rests<'k>>,
+}
+
+/// Addresses of up and down of the neurons of all experts.
+#[derive(Clone, Copy)]
+pub(crate) struct Rests<'k> {
+    pub(crate) at: P<'k>,
+    /// Number of the expert's first neuron among these.
+    pub(crate) first: I<'k>,
+}
+
+impl<'k> Places<'k> {
+    /// Where a part of a neuron lies.
+    pub(super) fn part(&self, part: Part, neuron: I<'k>) -> P<'k> {
+        match (self.rests, part) {
+            (None, _) => self.in_block(part, neuron),
+            (Some(_), Part::Sketch | Part::Gate) => self.matrix.bytes(neuron * self.bundle.part_bytes()),
+            (Some(rests), Part::Up) => rests.of(neuron),
+            (Some(rests), Part::Down) => rests.of(neuron).bytes(self.bundle.part_bytes()),
+        }
+    }
+
+    fn in_block(&self, part: Part, neuron: I<'k>) -> P<'k> {
+        let k = self.k;
+        let i = neuron & k.i(BLOCK as i64 - 1);
+        let first = neuron - i;
+        let Place { each, first: offset, pitch } = self.bundle.place(part);
+        let there = match self.inter % BLOCK {
+            0 => k.i(BLOCK as i64),
+            _ => (k.i(self.inter as i64) - first).min(k.i(BLOCK as i64)),
+        };
+        self.matrix.bytes(first * self.bundle.bytes() + there * each + i * pitch).bytes(offset)
+    }
+
+    /// A part of a neuron, as numbers.
+    pub(super) fn row(&self, part: Part, neuron: I<'k>) -> Row<'k> {
+        Row::part(self.k, self.bundle.format, self.bundle.hidden, self.part(part, neuron))
+    }
+}
+
+impl<'k> Rests<'k> {
+    fn of(&self, neuron: I<'k>) -> P<'k> {
+        self.at.load_address(self.first + neuron)
+    }
+}
