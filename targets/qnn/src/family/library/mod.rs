@@ -91,9 +91,9 @@ impl Library {
         })?;
         let arguments = ["worker", "qnn"].map(Into::into).to_vec();
         let program = Program { path: path.to_owned(), arguments, limit: limit()? };
-        let mut library = Self { program, installation, soc, build: String::new() };
-        library.build = library.worker(false).map_err(|e| Missing::of(&e))?.build().to_owned();
-        Ok(library)
+        let library = Self { program, installation, soc, build: String::new() };
+        let build = library.worker(false).map_err(|e| Missing::of(&e))?.build().to_owned();
+        Ok(Self { build, ..library })
     }
 
     /// Where it is.
