@@ -77,9 +77,8 @@ pub fn hot_share(tables: &Tables, recorded: Option<&Recorded<'_>>) -> Result<Sha
     check(tables, recorded)?;
     let n = tables.active.len();
     let candidates = (0..n).step_by(tables.cluster).chain([n]).filter(|&hot| hides(tables, hot));
-    let mut bounds = candidates
-        .map(|hot| Ok((evaluate(tables, hot, &asked(tables, recorded, hot)?).seconds, hot)))
-        .collect::<Result<Vec<_>, NeuronError>>()?;
+    let bound = |hot| (evaluate(tables, hot, &asked(tables, recorded, hot)).seconds, hot);
+    let mut bounds: Vec<(f64, usize)> = candidates.map(bound).collect();
     bounds.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut best: Option<Share> = None;
     for (bound, hot) in bounds {
@@ -117,17 +116,17 @@ pub fn hides(tables: &Tables, hot: usize) -> bool {
 }
 
 /// What steps ask for beside the hot neurons, nothing of which is missing.
-fn asked(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Result<Vec<Asked>, NeuronError> {
+fn asked(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Vec<Asked> {
     match recorded {
         Some(recorded) => recorded.asked(hot),
-        None => Ok(vec![Asked { active: tables.active[hot..].iter().sum(), missing: 0.0 }]),
+        None => vec![Asked { active: tables.active[hot..].iter().sum(), missing: 0.0 }],
     }
 }
 
 fn replayed(tables: &Tables, recorded: Option<&Recorded<'_>>, hot: usize) -> Result<Share, NeuronError> {
     let steps = match recorded {
         Some(recorded) if tables.read > 0.0 => recorded.replay(hot, tables.held, tables.cluster)?,
-        _ => asked(tables, recorded, hot)?,
+        _ => asked(tables, recorded, hot),
     };
     Ok(evaluate(tables, hot, &steps))
 }

@@ -45,13 +45,13 @@ impl Recorded<'_> {
     }
 
     /// What the counted steps ask for behind the first `hot` neurons of each matrix, nothing of which is missing.
-    pub(super) fn asked(&self, hot: usize) -> Result<Vec<Asked>, NeuronError> {
+    pub(super) fn asked(&self, hot: usize) -> Vec<Asked> {
         let steps = self.activations.tokens.iter().skip(self.lead);
         let active = |step: &Vec<(u32, Vec<u32>)>| {
             let cold = step.iter().map(|(_, active)| cold(active, hot).len()).sum::<usize>();
             Asked { active: cold as f64 / step.len() as f64, missing: 0.0 }
         };
-        Ok(steps.map(active).collect())
+        steps.map(active).collect()
     }
 
     /// The same with what a cache lacks that holds `held` neurons of each matrix, the first `hot` of which stay, as far as there is room;

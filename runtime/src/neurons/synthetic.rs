@@ -76,7 +76,9 @@ impl Activations {
         let step = |at: usize| {
             let mut of: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
             for token in self.tokens.iter().skip(at).step_by(steps.max(1)).take(batch) {
-                token.iter().for_each(|(matrix, active)| of.entry(*matrix).or_default().extend(active));
+                for (matrix, active) in token {
+                    of.entry(*matrix).or_default().extend(active);
+                }
             }
             let sorted = |(matrix, mut active): (u32, Vec<u32>)| {
                 active.sort_unstable();
