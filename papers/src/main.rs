@@ -11,7 +11,7 @@ use moec::{Error, Result};
 use moec_papers::capacities::{profiled, recorded, table};
 use moec_papers::npumoe::reproduce::DEVICES;
 use moec_papers::npumoe::{page, report, tables};
-use moec_papers::{powerinfer2, trimoe};
+use moec_papers::{outliers, powerinfer2, trimoe};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -54,6 +54,11 @@ enum Verb {
         /// A few tokens only: other numbers, for a look at the page
         #[arg(long, conflicts_with = "docs")]
         quick: bool,
+    },
+    /// Compare shares of output channels that have 8 bits where others have 4: what the experts of a checkpoint lose
+    Outliers {
+        /// A folder with a checkpoint
+        checkpoint: PathBuf,
     },
     /// Compare settings of `[experts]`: of a bundle with the loads of a profile, else of published shapes with recorded routing
     Padding {
@@ -99,6 +104,7 @@ fn run(verb: &Verb) -> Result<()> {
                 if *quick { powerinfer2::decode::Size::QUICK } else { powerinfer2::decode::Size::FULL };
             publish(powerinfer2::pages(size)?, docs.as_deref(), check.then_some("powerinfer2"))
         }
+        Verb::Outliers { checkpoint } => output::data(&outliers::table(&outliers::rows(checkpoint)?)),
         Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn network(bundle: &Path, graph: &GraphDecl) -> Result<Network, Strin
     }
 }
 
-fn wrong(name: &str, e: &dyn std::fmt::Display) -> Error {
+pub(super) fn wrong(name: &str, e: &dyn std::fmt::Display) -> Error {
     Error::input(format!("`{name}` in the bundle: {e}"))
 }
 
@@ -74,10 +74,7 @@ pub(super) fn read(folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
 /// # Errors
 /// A network that is missing, malformed, or does not run.
 pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
-    if let Some(part) = trial.parts.first() {
-        return Err(Error::bug(format!("`{}` was given to a unit that takes experts alone", part.name)));
-    }
-    let mut reports = Vec::new();
+    let mut reports = super::parts::verify(trial)?;
     for &(table, group) in trial.groups {
         let name = path(table, group);
         (trial.next)(&name)?;
@@ -85,7 +82,6 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         for capacity in sizes(table, group) {
             let found = evaluate(trial, table, group, capacity, &mut shared).map_err(|e| wrong(&name, &e))?;
             let (error, saturated, bound) = found;
-            let refused = saturated.iter().any(|s| s.count as f64 > SATURATED * s.of as f64);
             reports.push(FunctionReport {
                 package: name.clone(),
                 function: function(capacity),
@@ -93,11 +89,16 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
                 error,
                 bound,
                 findings: saturated.iter().map(ToString::to_string).collect(),
-                refused,
+                refused: refuses(&saturated),
             });
         }
     }
     Ok(reports)
+}
+
+/// Whether so much saturates that the network is refused.
+pub(super) fn refuses(saturated: &[Saturated]) -> bool {
+    saturated.iter().any(|s| s.count as f64 > SATURATED * s.of as f64)
 }
 
 type Evaluated = (Distance, Vec<Saturated>, f64);
@@ -166,7 +167,7 @@ fn evaluate(
 }
 
 /// The rows of an artifact that ranges were measured by.
-fn rows(package: &Path, hidden: usize) -> Result<Vec<f32>, Failed> {
+pub(super) fn rows(package: &Path, hidden: usize) -> Result<Vec<f32>, Failed> {
     let bytes = regular::read(&package.join(ROWS), regular::NETWORK)?;
     let numbers: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     let fits =

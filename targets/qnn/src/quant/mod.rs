@@ -3,5 +3,5 @@
 mod activations;
 mod weights;
 
-pub use activations::{Range, Ranges, Widest, coded};
-pub use weights::{Bits, Matrix, matrix, mixed};
+pub use activations::{Range, Ranges, coded};
+pub use weights::{Bits, Matrix, widths};
