@@ -121,6 +121,7 @@ fn skewed(spec: &import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile 
         routes: Routes::default(),
         correlations: Vec::new(),
         neurons: Vec::new(),
+        samples: Vec::new(),
     }
 }
 
@@ -172,7 +173,7 @@ fn compile_with(
 fn nothing_illegal_goes_to_the_npu_and_everything_goes_somewhere() {
     for device in devices() {
         let units = Units::of(&device).unwrap();
-        // Phones take experts alone.
+        // Networks of phones keep no state, as attention does.
         let attention = if device.family == "coreml" { "attention = \"npu\"\n" } else { "" };
         let npu = format!("[placement]\n{attention}experts = \"npu\"\n");
         let homes = ["", &npu, "[placement]\nattention = \"cpu\"\n"];

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use support::{Setup, fails, ferris, moec, ok};
+use support::{Setup, checkpoint, expected, fails, ferris, moec, ok};
 
 const PHONE: &str = "snapdragon-8-gen-3";
 
@@ -92,6 +92,7 @@ fn groups_of_experts_become_networks_that_verify() {
     let packages: BTreeMap<&str, u64> =
         functions.iter().map(|f| (f["package"].as_str().unwrap(), f["experts"].as_u64().unwrap())).collect();
     assert_eq!(packages.values().sum::<u64>(), 4 * 24, "{report}");
+    assert_eq!(packages.get("artifacts/head.qnn"), Some(&0), "{report}");
     for f in functions {
         let error = f["error"]["relative"].as_f64().unwrap();
         assert!(error > 0.0 && error < 0.03, "{f}");
@@ -127,4 +128,55 @@ fn groups_of_experts_become_networks_that_verify() {
     fs::write(&weights, bytes).unwrap();
     let (code, said) = fails(case.moec("verify").arg(case.path("b.moec")));
     assert!(code == 1 && said.contains("weights.bin") && said.contains("changed"), "{said}");
+}
+
+/// Parts beside experts of models of every shape: dense networks, shared experts, the head.
+#[test]
+fn every_part_that_has_no_state_becomes_networks_that_verify() {
+    let models: [(&str, &[&str]); 6] = [
+        ("bamboo", &["head", "layers.0.ffn", "layers.1.ffn"]),
+        ("deepseek_v2", &["head", "layers.0.ffn", "layers.1.shared"]),
+        ("glm4_moe", &["head", "layers.0.ffn", "layers.1.shared"]),
+        ("mixtral", &["head"]),
+        // The step of FATReLU is no operator of a network.
+        ("prosparse", &["head"]),
+        ("qwen2_moe", &["head", "layers.0.shared"]),
+    ];
+    for (model, wanted) in models {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let setup = Setup { format: "f16", chunk: 16, batch: &[1, 2], context: 64 };
+        let toml = setup.write(&checkpoint(model), folder.path());
+        let moec = |verb: &str| {
+            let mut command = moec();
+            command.env("MOEC_CACHE", at("cache")).env("MOEC_THREADS", "1").arg(verb).arg("--quiet");
+            command
+        };
+        let ids: Vec<String> = expected(&checkpoint(model)).ids.iter().map(ToString::to_string).collect();
+        fs::write(at("ids"), ids.join(" ")).unwrap();
+        ok(moec("calibrate").arg(&toml).arg("--ids").arg(at("ids")).arg("-o").arg(at("a.trace")));
+        let text = fs::read_to_string(&toml).unwrap() + "[calibrate]\nprofile = \"a.trace\"\n";
+        fs::write(&toml, text).unwrap();
+        ok(moec("build").arg(&toml).args(["--target", PHONE, "--no-run", "-o"]).arg(at("a.moec")));
+        // What lives on the unit alone has no segment in the bundle: the reference is the checkpoint.
+        let mut verify = moec("verify");
+        verify.arg(at("a.moec")).arg("--source").arg(checkpoint(model)).arg("--json");
+        let report = ok(&mut verify).stdout;
+        let report: Value = serde_json::from_slice(&report).unwrap();
+        let functions = report["packages"].as_array().unwrap();
+        let parts = functions.iter().filter(|f| f["experts"] == 0);
+        let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for f in parts {
+            let error = f["error"]["relative"].as_f64().unwrap();
+            assert!(error > 0.0 && error < 0.02 && f["refused"] == false, "{model}: {f}");
+            let name = f["package"].as_str().unwrap();
+            let name = name.strip_prefix("artifacts/").and_then(|n| n.strip_suffix(".qnn")).unwrap();
+            found.entry(name).or_default().push(f["function"].as_str().unwrap());
+        }
+        for name in wanted {
+            let functions = found.get(name).unwrap_or_else(|| panic!("{model} has no `{name}`: {found:?}"));
+            assert_eq!(functions.len(), 3, "{model}: {found:?}");
+        }
+        assert!(found.keys().all(|name| !name.contains("attn")), "{model}: {found:?}");
+    }
 }

@@ -149,6 +149,7 @@ fn profile(source: &import::Checkpoint, spec: &ModelSpec) -> Profile {
         routes: Routes::default(),
         correlations: Vec::new(),
         neurons: Vec::new(),
+        samples: Vec::new(),
     }
 }
 

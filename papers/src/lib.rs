@@ -1,14 +1,15 @@
 //! Published evaluations again, on moec's simulator, and what they leave open.
 //!
 //! [`npumoe`] is the evaluation of NPUMoE beside what is simulated, [`trimoe`] that of TriMoE, [`powerinfer2`] that of PowerInfer-2,
-//! [`hybrimoe`] that of HybriMoE;
-//! [`capacities`] compares settings of `[experts]`, NPUMoE's among them. They need models that are not at hand: [`shapes`] has their published shapes, [`recorded`]
+//! [`hybrimoe`] that of HybriMoE; [`capacities`] compares settings of `[experts]`, NPUMoE's among them, and [`outliers`] shares of
+//! channels of 8 bits. They need models that are not at hand: [`shapes`] has their published shapes, [`recorded`]
 //! draws loads of their experts.
 
 pub mod capacities;
 pub mod chart;
 pub mod hybrimoe;
 pub mod npumoe;
+pub mod outliers;
 pub mod powerinfer2;
 pub mod printed;
 pub mod random;

@@ -11,7 +11,7 @@ use moec::{Error, Result};
 use moec_papers::capacities::{profiled, recorded, table};
 use moec_papers::npumoe::reproduce::DEVICES;
 use moec_papers::npumoe::{page, report, tables};
-use moec_papers::{hybrimoe, powerinfer2, trimoe};
+use moec_papers::{hybrimoe, outliers, powerinfer2, trimoe};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -68,6 +68,11 @@ enum Verb {
         #[arg(long, conflicts_with = "docs")]
         quick: bool,
     },
+    /// Compare shares of output channels that have 8 bits where others have 4: what the experts of a checkpoint lose
+    Outliers {
+        /// A folder with a checkpoint
+        checkpoint: PathBuf,
+    },
     /// Compare settings of `[experts]`: of a bundle with the loads of a profile, else of published shapes with recorded routing
     Padding {
         /// A bundle for a device with a neural processing unit
@@ -116,6 +121,7 @@ fn run(verb: &Verb) -> Result<()> {
             let size = if *quick { hybrimoe::report::Size::QUICK } else { hybrimoe::report::Size::FULL };
             publish(hybrimoe::pages(size)?, docs.as_deref(), check.then_some("hybrimoe"))
         }
+        Verb::Outliers { checkpoint } => output::data(&outliers::table(&outliers::rows(checkpoint)?)),
         Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),
     }
 }

@@ -49,6 +49,7 @@ pub(crate) fn profile(source: &Path) -> Profile {
         routes: Routes::default(),
         correlations: Vec::new(),
         neurons: Vec::new(),
+        samples: Vec::new(),
     }
 }
 

@@ -3,6 +3,7 @@
 //! Depends on nothing but std and the table of what tests need, so that a fresh machine has it in a second.
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
+mod accuracy;
 mod amx;
 mod apple;
 mod apt;
@@ -74,6 +75,11 @@ const COMMANDS: &[Command] = &[
         "quality",
         "measure what static capacities cost in quality, for docs/benchmarks.md; some ten minutes",
         quality::run,
+    ),
+    (
+        "accuracy",
+        "measure what INT8 and INT4 cost on text, on the processor and in networks for Hexagon, for docs/qnn-networks.md; some ten minutes",
+        accuracy::run,
     ),
     (
         "padding",

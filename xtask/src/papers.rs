@@ -10,6 +10,11 @@ pub(crate) fn program() -> Result<PathBuf, Failed> {
     built(true)
 }
 
+/// The same as it is built soonest, for what takes no time.
+pub(crate) fn debug() -> Result<PathBuf, Failed> {
+    built(false)
+}
+
 /// The program as it runs for minutes, or as it is built soonest, for one that only says what it takes.
 fn built(release: bool) -> Result<PathBuf, Failed> {
     let llvm = setup::run()?;

@@ -107,8 +107,8 @@ pub(super) fn choose<E>(
     weighting: Weighting<'_>,
     read: &mut impl FnMut(Range<usize>, &mut [f32]) -> Result<(), E>,
 ) -> Result<Vec<u32>, E> {
-    if outliers == 0 {
-        return Ok(Vec::new());
+    if outliers == 0 || outliers >= rows {
+        return Ok((0..rows.min(outliers) as u32).collect());
     }
     let (mut numbers, mut lost) = (Vec::new(), Vec::with_capacity(rows));
     for range in runs(rows) {

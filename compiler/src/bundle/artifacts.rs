@@ -5,13 +5,14 @@ use crate::error::{Error as Bug, Result};
 use crate::interrupt;
 use crate::passes::{parts, place};
 use crate::pipeline::Compilation;
+use crate::profile::{Profile, samples};
 use crate::progress::Progress;
 use crate::tools;
-use moec_cpu::{Feedback, WeightImportance, Weighting, groups};
-use moec_family::{Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
+use moec_cpu::{Feedback, LARGEST, Q4o, WeightImportance, Weighting, groups, quantise_q4o};
+use moec_family::{Channels, Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
 use moec_ir::plan::{Builtin, Code, StreamSet};
 use moec_ir::types::GROUP;
-use moec_ir::{Format, Source, Weight};
+use moec_ir::{Format, Module, Source, Weight};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -101,7 +102,11 @@ fn write_graphs(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result
         Ok(())
     };
     let cache = cache_dir::path()?;
-    let numbers = Checkpoint { source: c.checkpoint()?, importance: c.importance };
+    let kept = match c.profile.filter(|p| !p.samples.is_empty()) {
+        Some(profile) => Some((profile, c.lowered()?)),
+        None => None,
+    };
+    let numbers = Checkpoint { source: c.checkpoint()?, importance: c.importance, kept };
     let written = units.graphs.emit(&Emit {
         module: &c.module,
         unit: units.npu,
@@ -122,6 +127,8 @@ fn write_graphs(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result
 struct Checkpoint<'a> {
     source: &'a dyn Source,
     importance: Option<&'a dyn WeightImportance>,
+    /// The profile that rows are kept in, and the Graph whose weights it names.
+    kept: Option<(&'a Profile, Module)>,
 }
 
 impl Numbers for Checkpoint<'_> {
@@ -143,6 +150,11 @@ impl Numbers for Checkpoint<'_> {
         Some(self.importance?.importance(&weight.name, lead)?.to_vec())
     }
 
+    fn rows(&self, weight: &Weight) -> Result<Option<Vec<f32>>> {
+        let Some((profile, lowered)) = &self.kept else { return Ok(None) };
+        samples::rows(profile, lowered, weight, self.source)
+    }
+
     fn rounding<'a>(&'a self, weight: &'a Weight, lead: usize) -> Box<dyn Rounding + 'a> {
         let feedback = self.importance.and_then(|i| i.feedback(&weight.name, lead));
         let importance = self.importance.and_then(|i| i.importance(&weight.name, lead));
@@ -160,5 +172,23 @@ impl Rounding for Groups<'_> {
     fn groups(&self, rows: &[f32], cols: usize) -> Result<Vec<(f32, [i8; GROUP])>, f32> {
         let weighting = Weighting { feedback: self.feedback.as_deref(), ..Weighting::of(self.importance) };
         Ok(groups(self.format, rows, cols, weighting)?.collect())
+    }
+
+    fn channels(&self, numbers: &[f32], cols: usize, outliers: usize) -> Result<Channels, f32> {
+        if let Some(x) = numbers.iter().find(|x| !(x.abs() <= LARGEST)) {
+            return Err(*x);
+        }
+        let weighting = Weighting { feedback: self.feedback.as_deref(), ..Weighting::of(self.importance) };
+        let read = |rows: Range<usize>, out: &mut [f32]| match numbers.get(rows.start * cols..rows.end * cols)
+        {
+            Some(own) => {
+                out.copy_from_slice(own);
+                Ok(())
+            }
+            None => Err(f32::NAN),
+        };
+        let made = quantise_q4o([numbers.len() / cols.max(1), cols], outliers, weighting, read)?;
+        let Q4o { scale: scales, outliers, int4: four, int8: eight, .. } = made;
+        Ok(Channels { scales, outliers, four, eight })
     }
 }

@@ -9,6 +9,7 @@ use super::products::Products;
 use super::record::Recorder;
 use crate::error::{Error, Result};
 use crate::profile::correlations::{WIDEST, block_for};
+use crate::profile::samples::{self, Sample};
 use crate::profile::{Chunk, Correlations, Moments, NeuronCounts, Routes, Routing, Saliency, Trace};
 use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
@@ -76,6 +77,7 @@ pub(super) struct Seen {
     pub(super) routes: Routes,
     pub(super) correlations: Vec<Correlations>,
     pub(super) neurons: Vec<NeuronCounts>,
+    pub(super) samples: Vec<Sample>,
 }
 
 /// Observer of the runs of one entry point.
@@ -85,6 +87,8 @@ pub(super) struct Collector<'a> {
     after: Vec<Vec<Tap>>,
     sums: Vec<Sum>,
     products: Vec<Products>,
+    /// Rows that are kept of each input of which some are.
+    most: usize,
     /// Products of values that several weights read.
     known: BTreeMap<(ValueId, usize), usize>,
     layers: Vec<Routing>,
@@ -122,6 +126,7 @@ impl<'a> Collector<'a> {
             after: vec![Vec::new(); steps],
             sums: Vec::new(),
             products: Vec::new(),
+            most: 0,
             known: BTreeMap::new(),
             layers: Vec::new(),
             trace: Trace::new(entry.kind.rows() as u32),
@@ -203,7 +208,8 @@ impl<'a> Collector<'a> {
                             let products = collector.products.len();
                             collector.known.insert((v, lead), products);
                             let new = Products::new(name.clone(), lead, weight.cols(), WIDEST);
-                            collector.products.push(new);
+                            let kept = lead == 1 && begins_network(graph, node);
+                            collector.products.push(if kept { new.keeping() } else { new });
                             let space = spaces[v.0 as usize];
                             collector.before[step].push(Tap::Dense { x, space, products });
                         }
@@ -220,6 +226,7 @@ impl<'a> Collector<'a> {
                 });
             }
         }
+        collector.most = samples::most(collector.products.iter().filter_map(Products::kept));
         Ok(collector)
     }
 
@@ -421,6 +428,7 @@ impl<'a> Collector<'a> {
                     let own = products.channels(lead);
                     products.add(lead, (0..n).map(|i| x.row(i)?.get(own.start * 4..own.end * 4)))?;
                 }
+                products.keep(self.most);
             }
             Tap::PerSlot { x, table, products } => {
                 let (x, seen) = (x.see(view)?, table.see(view)?);
@@ -502,7 +510,7 @@ impl<'a> Collector<'a> {
     ///
     /// # Errors
     /// Activations that are not finite, by weight.
-    pub(super) fn finish(self) -> Result<Seen> {
+    pub(super) fn finish(mut self) -> Result<Seen> {
         if !self.whole {
             return Err(Error::bug("values were not where the plan says"));
         }
@@ -529,10 +537,11 @@ impl<'a> Collector<'a> {
         }
         saliency.sort_by_key(|s| s.layer);
         trace.sequences.sort();
+        let samples = self.products.iter_mut().filter_map(Products::sample).collect();
         let correlations = self.products.into_iter().map(Products::finish).collect::<Option<_>>();
         let correlations = correlations.ok_or_else(|| Error::bug("sums of products of another shape"))?;
         let (routes, neurons) = (self.recorder.finish(), self.neurons.finish());
-        Ok(Seen { layers, trace, saliency, weights, routes, correlations, neurons })
+        Ok(Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples })
     }
 }
 
@@ -624,6 +633,11 @@ fn experts_wide(module: &Module, graph: &Graph) -> usize {
         _ => 0,
     };
     graph.nodes.iter().map(of).sum()
+}
+
+/// Whether what a node reads goes into a feed-forward network or the head: such rows say how wide activations behind them are.
+fn begins_network(graph: &Graph, node: &Node) -> bool {
+    [Part::FFN, Part::HEAD].contains(&node.scope.part) && gate_of(graph, node).is_none()
 }
 
 /// The gate of the network whose down matrix `node` multiplies by; `None` of any other matrix. As lowered, gate and up

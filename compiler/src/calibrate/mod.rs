@@ -117,8 +117,9 @@ pub fn calibrate(
     }
     bar.finish();
     (reading.predicted, reading.loss) = (run.predicted, run.loss);
-    let Seen { layers, trace, saliency, weights, routes, correlations, neurons } = run.collector.finish()?;
-    Ok(Profile { origin, reading, layers, trace, saliency, weights, routes, correlations, neurons })
+    let Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples } =
+        run.collector.finish()?;
+    Ok(Profile { origin, reading, layers, trace, saliency, weights, routes, correlations, neurons, samples })
 }
 
 /// The format of each class that holds what the checkpoint holds. What is stored in blocks is computed in

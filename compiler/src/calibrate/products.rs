@@ -1,7 +1,9 @@
-//! Sums of products of channels: the second moments of inputs, of which a profile keeps [`Correlations`].
+//! Sums of products of channels: the second moments of inputs, of which a profile keeps [`Correlations`]; and rows of some
+//! of these inputs.
 
 use crate::profile::Correlations;
 use crate::profile::correlations::blocks;
+use crate::profile::samples::{Kept, Sample};
 use std::ops::Range;
 use std::thread;
 
@@ -20,6 +22,8 @@ pub(super) struct Products {
     sums: Vec<f32>,
     /// Rows of a chunk, `[rows, cols]`.
     rows: Vec<f32>,
+    /// Rows that the profile keeps, where it keeps some.
+    kept: Option<Kept>,
 }
 
 /// Numbers of a block of `n` channels.
@@ -32,7 +36,28 @@ impl Products {
     pub(super) fn new(reader: String, lead: usize, cols: usize, block: usize) -> Self {
         let of_one: usize = blocks(cols, block).map(|b| triangle(b.len())).sum();
         let (readers, tokens, sums) = (vec![reader], vec![0; lead], vec![0.0; lead * of_one]);
-        Self { readers, cols, block, tokens, sums, rows: Vec::new() }
+        Self { readers, cols, block, tokens, sums, rows: Vec::new(), kept: None }
+    }
+
+    /// Also keeps rows.
+    pub(super) fn keeping(self) -> Self {
+        Self { kept: Some(Kept::default()), ..self }
+    }
+
+    /// Channels of the rows that it keeps.
+    pub(super) fn kept(&self) -> Option<usize> {
+        self.kept.as_ref().map(|_| self.cols)
+    }
+
+    /// Keeps some of the rows that were added last, `most` in all.
+    pub(super) fn keep(&mut self, most: usize) {
+        let Some(kept) = &mut self.kept else { return };
+        self.rows.chunks_exact(self.cols.max(1)).for_each(|row| kept.add(row, most));
+    }
+
+    /// Rows that were kept.
+    pub(super) fn sample(&mut self) -> Option<Sample> {
+        Some(self.kept.take()?.finish(self.readers.clone(), self.cols))
     }
 
     /// Matrices.

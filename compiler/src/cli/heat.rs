@@ -320,6 +320,7 @@ mod tests {
             routes: Routes::default(),
             correlations: Vec::new(),
             neurons: Vec::new(),
+            samples: Vec::new(),
         }
     }
 

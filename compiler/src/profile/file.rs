@@ -22,11 +22,13 @@ use std::path::Path;
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
 /// Version of the stored form that this moec writes.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// First version with [`super::Correlations`].
 const CORRELATIONS: u32 = 3;
 /// First version with [`super::NeuronCounts`].
 const NEURONS: u32 = 4;
+/// First version with [`super::Sample`].
+const SAMPLES: u32 = 5;
 /// Oldest version that it reads.
 pub const OLDEST: u32 = 2;
 
@@ -55,11 +57,23 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
     let (start, rest) = part(true, bytes)?;
     let (correlations, rest) = part(version >= CORRELATIONS, rest)?;
     let (neurons, rest) = part(version >= NEURONS, rest)?;
+    let (samples, rest) = part(version >= SAMPLES, rest)?;
     let Some(Start { origin, reading, layers, trace, saliency, weights, routes }) = start else {
         return Err(DecodeError::Other("a profile of nothing"));
     };
-    let (correlations, neurons) = (correlations.unwrap_or_default(), neurons.unwrap_or_default());
-    Ok((Profile { origin, reading, layers, trace, saliency, weights, routes, correlations, neurons }, rest))
+    let profile = Profile {
+        origin,
+        reading,
+        layers,
+        trace,
+        saliency,
+        weights,
+        routes,
+        correlations: correlations.unwrap_or_default(),
+        neurons: neurons.unwrap_or_default(),
+        samples: samples.unwrap_or_default(),
+    };
+    Ok((profile, rest))
 }
 
 /// A part, if it is there, and what lies behind it.

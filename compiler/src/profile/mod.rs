@@ -4,8 +4,8 @@
 //! model predicts them), [`Routing`] (which experts the tokens chose, and which together), [`Trace`] (the load of
 //! every expert chunk by chunk), [`Saliency`] (how large attention outputs are), [`Moments`] (how large the inputs of
 //! each matrix are), [`Correlations`] (how these go together), [`Routes`] (which experts a sample of the tokens chose,
-//! one after the other) and [`NeuronCounts`] (how often each neuron is active). A part knows how to
-//! check itself and how to merge; a further one is a further field of [`Profile`] and a new [`file::VERSION`]. [`loads`]
+//! one after the other), [`NeuronCounts`] (how often each neuron is active) and [`Sample`] (rows of some inputs). A part knows
+//! how to check itself and how to merge; a further one is a further field of [`Profile`] and a new [`file::VERSION`]. [`loads`]
 //! and [`mod@overlap`] answer what passes and people ask.
 //!
 //! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
@@ -22,6 +22,7 @@ mod reading;
 pub mod routes;
 mod routing;
 mod saliency;
+pub mod samples;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -36,6 +37,7 @@ pub use reading::Reading;
 pub use routes::Routes;
 pub use routing::Routing;
 pub use saliency::Saliency;
+pub use samples::Sample;
 pub use trace::{Chunk, Trace};
 
 use crate::error::{Error, Result};
@@ -70,6 +72,8 @@ pub struct Profile {
     /// How often neurons are active, by ascending layer and by the name of the down matrix; empty in a profile of version 3
     /// or before.
     pub neurons: Vec<NeuronCounts>,
+    /// Rows of the inputs of networks and of the head; empty in a profile of version 4 or before.
+    pub samples: Vec<Sample>,
 }
 
 /// What is wrong with a profile.
@@ -116,6 +120,7 @@ impl Profile {
             routes: self.routes.merge(&other.routes, &self.layers),
             correlations: self.merged_correlations(other),
             neurons: neurons::merge(&self.neurons, &other.neurons),
+            samples: samples::merge(&self.samples, &other.samples),
         };
         merged
             .check()
@@ -166,6 +171,7 @@ impl Profile {
             c.check(shape).map_err(|e| format!("input {i}: {e}"))?;
         }
         neurons::check(&self.neurons, &self.layers)?;
+        samples::check(self)?;
         self.routes.check(&self.layers)
     }
 }

@@ -73,14 +73,20 @@ fn profile() -> impl Strategy<Value = Profile> {
     // One token per chunk, where both layers have seen that many.
     let sequences = vec(1_usize..4, 0..3);
     let parts = (routing(0, 2, 4), routing(1, 1, 3), moments(1, 5), moments(4, 3));
+    let rows = vec(vec(-1e30_f32..1e30, 3), 0..9).prop_map(|rows| {
+        let mut kept = samples::Kept::default();
+        rows.iter().for_each(|row| kept.add(row, samples::ROWS));
+        kept.finish(vec!["layers.0.moe.down".to_owned()], 3)
+    });
     let together = (correlations("layers.0.attn.q", 1, 5), correlations("layers.0.moe.down", 4, 3));
     let parts = parts.prop_flat_map(|(a, b, q, down)| {
         let neurons = neurons(a.tokens);
         (Just(a), Just(b), Just(q), Just(down), neurons)
     });
-    (reading, parts, norms, sequences, together).prop_map(
-        |(reading, (a, b, q, down, neurons), norms, sequences, together)| Profile {
+    (reading, parts, norms, sequences, together, rows).prop_map(
+        |(reading, (a, b, q, down, neurons), norms, sequences, together, rows)| Profile {
             neurons: vec![neurons],
+            samples: vec![rows],
             correlations: vec![together.0, together.1],
             origin: origin(),
             reading,
@@ -122,6 +128,7 @@ fn example() -> Profile {
         .into(),
         routes: Routes { sequences: vec![sequence(3)] },
         neurons: vec![fired()],
+        samples: vec![sample(0)],
         correlations: vec![
             Correlations::from_sums(
                 vec!["layers.0.moe.down".to_owned()],
@@ -133,6 +140,13 @@ fn example() -> Profile {
             .unwrap(),
         ],
     }
+}
+
+/// Three rows of the channels of both experts' inputs.
+fn sample(first: u8) -> Sample {
+    let mut kept = samples::Kept::default();
+    (first..first + 3).for_each(|i| kept.add(&[f32::from(i), -0.5], samples::ROWS));
+    kept.finish(vec!["layers.0.moe.down".to_owned()], 2)
 }
 
 /// Three neurons of each of two experts: two tokens of the first one, and the batch of both.
@@ -224,7 +238,7 @@ fn wrapped(version: u32, len: u64, stored: &[u8]) -> Vec<u8> {
 #[test]
 fn what_does_not_hold_is_refused() {
     type Change = fn(&mut Profile);
-    let cases: [(&str, Change); 22] = [
+    let cases: [(&str, Change); 25] = [
         ("family", |p| p.origin.family = "a\nb".into()),
         ("more tokens than anyone", |p| p.reading.texts = [([0; 32], u64::MAX)].into()),
         ("more predictions than tokens", |p| p.reading.predicted = 101),
@@ -252,6 +266,9 @@ fn what_does_not_hold_is_refused() {
         ("layer 0: neurons of experts that nothing chose", |p| {
             (0..99).for_each(|_| p.neurons[0].levels[0].batches[0].add(1, 3, &[1]).unwrap());
         }),
+        ("rows of an input that no weight has", |p| p.samples[0].readers = vec!["layers.0.moe.up".into()]),
+        ("rows of an input that no weight has", |p| p.samples[0].cols = 3),
+        ("rows of an input that no weight has", |p| p.samples.push(sample(9))),
         ("recorded routing", |p| p.routes.sequences[0].chosen[0] = 2),
         ("numbers for 1 × 2 channels", |p| {
             if let Some(m) = p.weights.get_mut("layers.0.moe.down") {
@@ -572,6 +589,18 @@ mod channels {
     }
 }
 
+/// What was written before rows were kept is read as it was, and merged with a new one it has none either.
+#[test]
+fn a_profile_of_version_four_is_read() {
+    let p = example();
+    let start = (&p.origin, &p.reading, &p.layers, &p.trace, &p.saliency, &p.weights, &p.routes);
+    let old = (start, &p.correlations, &p.neurons);
+    let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
+    let read = Profile::decode(&wrapped(4, stored.len() as u64, &stored)).unwrap();
+    assert!(read.merge(&p).unwrap().samples.is_empty());
+    assert_eq!(read, Profile { samples: Vec::new(), ..p });
+}
+
 /// What was written before neurons were counted is read as it was.
 #[test]
 fn a_profile_of_version_three_is_read() {
@@ -580,7 +609,7 @@ fn a_profile_of_version_three_is_read() {
         (&p.origin, &p.reading, &p.layers, &p.trace, &p.saliency, &p.weights, &p.routes, &p.correlations);
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(3, stored.len() as u64, &stored)).unwrap();
-    assert_eq!(read, Profile { neurons: Vec::new(), ..p });
+    assert_eq!(read, Profile { neurons: Vec::new(), samples: Vec::new(), ..p });
 }
 
 /// And so is what was written before there were correlations.
@@ -595,7 +624,8 @@ fn a_profile_of_version_two_is_read() {
     bytes.extend(crate::hashing::sha256(&stored));
     bytes.extend(miniz_oxide::deflate::compress_to_vec(&stored, 6));
     let read = Profile::decode(&bytes).unwrap();
-    assert_eq!(read, Profile { correlations: Vec::new(), neurons: Vec::new(), ..new.clone() });
+    let none = Profile { correlations: Vec::new(), neurons: Vec::new(), samples: Vec::new(), ..new.clone() };
+    assert_eq!(read, none);
     // Merged with a new one, there are none either.
     assert!(read.merge(&new).unwrap().correlations.is_empty());
     bytes[8] = 1;

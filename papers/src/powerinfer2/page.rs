@@ -136,7 +136,7 @@ pub(super) fn machine(phone: &Phone) -> String {
          neurons, nothing overlaps; *llama.cpp*, all weights, mapped; *QNN*, all weights on the neural unit; *MLC-LLM*, all weights on the\n\
          graphics unit. How a system works where the paper leaves it open was chosen with its figures at hand in three places: *Baseline* and\n\
          *+Bundle* keep nothing from token to token, threads of LLMFlash and llama.cpp get in each other's way at flash, and the Ace 2's flash.\n\
-         Table 7 is of accuracy, which no simulation gives.\n\n",
+         Table 7 is of accuracy, which no simulation gives: [qnn-networks.md](qnn-networks.md#accuracy) has it in kind, measured.\n\n",
     );
     out
 }

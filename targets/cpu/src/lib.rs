@@ -20,6 +20,7 @@ pub use cost::{Bound, Estimate, Figures, Load, Rate};
 pub use fuse::{Fused, Operand, Place};
 pub use host::{HostError, HostUnit};
 pub use moec_codegen::pack::feedback::gains;
+pub use moec_codegen::pack::quantise::LARGEST;
 pub use moec_codegen::pack::{Feedback, Q4o, Weighting, quantise_q4o};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, RowForm, Schedule};

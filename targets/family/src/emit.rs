@@ -62,8 +62,29 @@ pub trait Numbers {
         None
     }
 
+    /// Rows of real text that the matrices of a weight are multiplied by, `[n, cols]`, where calibration has kept some.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    fn rows(&self, _weight: &Weight) -> Result<Option<Vec<f32>>> {
+        Ok(None)
+    }
+
     /// Rounds matrix `lead` of a weight to the groups that the processor's kernels have of it.
     fn rounding<'a>(&'a self, weight: &'a Weight, lead: usize) -> Box<dyn Rounding + 'a>;
+}
+
+/// A matrix as codes with one scale for each of its rows: what units have that know no groups of columns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Channels {
+    /// Scale of each row.
+    pub scales: Vec<f32>,
+    /// Rows whose codes have 8 bits, ascending; those of all others have 4.
+    pub outliers: Vec<u32>,
+    /// Codes of the others, row by row: −8 to 7.
+    pub four: Vec<i8>,
+    /// Codes of the outliers, row by row: −127 to 127.
+    pub eight: Vec<i8>,
 }
 
 /// How one matrix is rounded, some rows at a time, from the first on.
@@ -73,4 +94,11 @@ pub trait Rounding {
     /// # Errors
     /// A number that no group holds.
     fn groups(&self, rows: &[f32], cols: usize) -> Result<Vec<(f32, [i8; GROUP])>, f32>;
+
+    /// All of the matrix, row by row, as codes with one scale for each row; `outliers` rows, those that lose most in 4 bits,
+    /// have 8. The same numbers as the processor's `q4o` has with as many.
+    ///
+    /// # Errors
+    /// A number that no code holds.
+    fn channels(&self, numbers: &[f32], cols: usize, outliers: usize) -> Result<Channels, f32>;
 }

@@ -19,13 +19,14 @@ pub mod distance;
 pub mod emit;
 pub mod error;
 pub mod experts;
+pub mod find;
 pub mod part;
 pub mod streams;
 pub mod tools;
 pub mod verify;
 
 pub use distance::{Distance, stored};
-pub use emit::{Emit, Emitted, Numbers, Rounding};
+pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use experts::LayerExperts;
 pub use part::{Cut, GroupGraph, PartGraph, StaticAttention, StaticPart};

@@ -1,19 +1,22 @@
 //! How wide activations are on real rows, and how much wider their codes should reach.
 //!
 //! Too narrow a range saturates and dominates every other error; too wide a one wastes codes. So margins are measured:
-//! rows of one half of a text give the ranges, and those of the other half say which of a few margins lets nothing
-//! through. [`Watch`] collects both from runs of the network in f32.
+//! rows of one half of a text give ranges, and those of the other half say which of a few margins lets nothing
+//! through. What one half lacks for the other, both lack for what is in neither: the margin widens the range of both
+//! together. [`Watch`] collects it from runs in f32.
 
 use crate::exec::{ExecError, Executor, Values};
-use crate::quant::{Range, Ranges, Widest};
+use crate::quant::{Range, Ranges};
 use std::collections::BTreeMap;
 
 /// Margins that are tried, in order: factors on both ends of a range.
-pub const MARGINS: [f32; 7] = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0];
+pub const MARGINS: [f32; 10] = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0];
 /// Bins of a power of two in a histogram of magnitudes.
 const BINS: i32 = 8;
 /// Powers of two of the smallest and largest magnitude that are told apart.
 const POWERS: (i32, i32) = (-24, 24);
+/// Share of a range that either end of it reaches in any case.
+const SLACK: f32 = 1.0 / 64.0;
 
 /// What was seen of an activation.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,13 +48,29 @@ impl Seen {
         }
     }
 
-    /// The smallest margin with which nothing of the held rows is cut; none if even the largest cuts.
+    /// The smallest margin with which nothing of the held rows is cut; none if even the largest cuts. What is small beside
+    /// the activation's own width is not looked at: an end near zero says nothing by its factor.
     pub fn margin(&self) -> Option<f32> {
+        let slack = self.slack();
         let holds = |margin: &f32| {
             let wide = self.range.widened(*margin);
-            self.held.least >= wide.least && self.held.most <= wide.most
+            self.held.least >= wide.least.min(slack.least) && self.held.most <= wide.most.max(slack.most)
         };
         MARGINS.into_iter().find(holds)
+    }
+
+    /// What was seen of both halves.
+    pub fn all(&self) -> Range {
+        let both = self.range.and(self.held);
+        let slack = self.slack();
+        // What is never below zero, as behind a Relu, stays there.
+        let end = |seen: f32, slack: f32| if seen == 0.0 { 0.0 } else { slack };
+        both.and(Range { least: end(both.least, slack.least), most: end(both.most, slack.most) })
+    }
+
+    fn slack(&self) -> Range {
+        let slack = (self.range.most - self.range.least) * SLACK;
+        Range { least: -slack, most: slack }
     }
 
     /// A magnitude that at most a share of all numbers exceed, to an eighth of a power of two; 0 where nothing was seen.
@@ -98,20 +117,12 @@ impl Watch {
         &self.seen
     }
 
-    /// Ranges with the smallest margins that cut nothing of the held rows; where all cut, what was seen of both.
-    pub fn ranges(&self) -> Ranges {
-        let of = |seen: &Seen| match seen.margin() {
-            Some(margin) => seen.range.widened(margin),
-            None => seen.range.and(seen.held),
-        };
+    /// What was seen of both halves, each activation widened by its margin, or by `headroom` where that is more. It should be more
+    /// than 1: codes err, and what is often at the end of a range, as the lowest point of SiLU is, is then beyond it.
+    pub fn ranges(&self, headroom: f32) -> Ranges {
+        let last = MARGINS[MARGINS.len() - 1];
+        let of = |seen: &Seen| seen.all().widened(seen.margin().unwrap_or(last).max(headroom));
         self.seen.iter().map(|(name, seen)| (name.clone(), of(seen))).collect()
-    }
-}
-
-impl Widest for Watch {
-    fn range(&self, tensor: &str) -> Option<Range> {
-        let seen = self.seen.get(tensor)?;
-        Some(seen.margin().map_or_else(|| seen.range.and(seen.held), |margin| seen.range.widened(margin)))
     }
 }
 
@@ -134,7 +145,23 @@ mod tests {
         let far = seen(&[-1.0, 2.0], &[-100.0]);
         assert_eq!(far.margin(), None);
         let watch = Watch { seen: [("x".to_owned(), far)].into() };
-        assert_eq!(watch.range("x"), Some(Range { least: -100.0, most: 2.0 }));
+        assert_eq!(watch.ranges(1.25)["x"], Range { least: -800.0, most: 16.0 });
+    }
+
+    #[test]
+    fn both_halves_are_widened_by_what_one_lacks_for_the_other() {
+        let seen = [("x", seen(&[-1.0, 2.0], &[0.5])), ("relu", seen(&[0.0, 4.0], &[6.0]))];
+        let watch = Watch { seen: seen.map(|(name, seen)| (name.to_owned(), seen)).into() };
+        let ranges = watch.ranges(1.25);
+        assert_eq!(ranges["x"], Range { least: -1.25, most: 2.5 });
+        assert_eq!((ranges["relu"].least, ranges["relu"].most), (0.0, 6.0 * 1.5));
+    }
+
+    #[test]
+    fn an_end_near_zero_asks_for_no_margin() {
+        let seen = seen(&[-0.001, 1.0], &[-0.01, 1.0]);
+        assert_eq!((seen.margin(), seen.all().most), (Some(1.0), 1.0));
+        assert!((seen.all().least + 1.001 / 64.0).abs() < 1e-6);
     }
 
     #[test]

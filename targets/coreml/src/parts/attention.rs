@@ -9,9 +9,9 @@
 //! for each, with one row and its own state.
 
 use super::Source;
-use super::walk::{Found, Linear, Rms, Walk, input, projects, projects_heads, value, weight};
 use crate::emit;
 use moec_family::error::Result;
+use moec_family::find::{Found, Linear, Rms, Walk, input, projects, projects_heads, value, weight};
 use moec_ir::op::AttentionDesc;
 use moec_ir::{Module, Op, Operand, RopeStyle, StateId, ValueId, WeightId};
 

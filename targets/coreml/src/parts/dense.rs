@@ -1,141 +1,51 @@
-//! Networks that every token passes, found in the Graph and described for the emitter: dense layers, and shared experts.
-//!
-//! What is found reaches from gate and up projection to the down projection. The scalar gate of a shared expert
-//! (Qwen2-MoE) stays on the processor, with the norm in front and the residual: its weights are exact.
+//! Networks that every token passes, described for the emitter: dense layers, and shared experts.
 
 use super::Source;
-use super::walk::{Found, Walk, input, rounds, value, weight};
 use crate::emit;
 use moec_family::error::Result;
-use moec_ir::{Glu, Module, Node, Op, Operand, ValueId, WeightId};
-
-/// A gated network.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Dense {
-    glu: Glu,
-    /// `[2I, H]`, or gate and up apart.
-    gate_up: Vec<WeightId>,
-    /// Empty, or as `gate_up`.
-    gate_up_bias: Vec<WeightId>,
-    down: WeightId,
-    down_bias: Option<WeightId>,
-}
+use moec_family::find::{Dense, Found, Walk, dense};
+use moec_ir::{Glu, Module, ValueId};
 
 /// Finds the network of a scope; gives it, its rows and its result.
 ///
 /// # Errors
 /// What stands in the way, for people.
 pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueId, ValueId)> {
-    let joins = |o: Operand| {
-        let op = walk.peek(o).map(|n| &n.op);
-        matches!(op, Some(Op::LinearGlu { .. } | Op::Glu(_) | Op::Mul))
-    };
-    let down = |n: &&Node| rounds(module, n) && n.inputs.first().is_some_and(|o| joins(*o));
-    let found: Vec<_> = walk.nodes().filter(down).collect();
-    let [node] = *found.as_slice() else {
-        return Err(format!("{} gated networks stand in one place", found.len()));
-    };
-    let y = walk.result(node)?;
-    let (down, at) = walk.linear(Operand::Value(y))?;
-    let join = walk.node(at)?;
-    let (glu, gate_up, gate_up_bias, x) = match join.op {
-        Op::LinearGlu { glu, bias } => {
-            let bias = bias.then(|| weight(join, 2)).transpose()?;
-            (glu, vec![weight(join, 1)?], bias.into_iter().collect(), input(join, 0)?)
-        }
-        Op::Glu(glu) if cuts(walk, join) => halves(walk, glu, join)?,
-        Op::Glu(glu) => apart(walk, glu, input(join, 0)?, input(join, 1)?)?,
-        _ => {
-            let (a, b) = (input(join, 0)?, input(join, 1)?);
-            let act = |o| match walk.peek(o).map(|n| &n.op) {
-                Some(Op::Act(act)) => Some(*act),
-                _ => None,
-            };
-            let (act, gate, up) = match (act(a), act(b)) {
-                (Some(act), _) => (act, a, b),
-                (_, Some(act)) => (act, b, a),
-                _ => return Err("gate and up join without an activation".into()),
-            };
-            let gate = input(walk.node(gate)?, 0)?;
-            apart(walk, Glu::Gated(act), gate, up)?
-        }
-    };
-    if let Glu::FatRelu { .. } = glu {
-        return Err(emit::EmitError::Join("FATReLU").to_string());
+    let found = dense(module, walk)?;
+    match found.0.glu {
+        Glu::FatRelu { .. } => Err(emit::EmitError::Join("FATReLU").to_string()),
+        _ => Ok(found),
     }
-    let dense = Dense { glu, gate_up, gate_up_bias, down: down.weight, down_bias: down.bias };
-    Ok((dense, value(x)?, y))
 }
 
-/// Whether a network joins what was cut out of something.
-fn cuts(walk: &Walk<'_>, join: &Node) -> bool {
-    let op = |o: &Operand| walk.peek(*o).map(|n| &n.op);
-    join.inputs.iter().all(|o| matches!(op(o), Some(Op::Slice { .. })))
-}
-
-type Joined = (Glu, Vec<WeightId>, Vec<WeightId>, Operand);
-
-/// Gate and up as projections of their own.
-fn apart(walk: &mut Walk<'_>, glu: Glu, gate: Operand, up: Operand) -> Found<Joined> {
-    let ((gate, x), (up, up_x)) = (walk.linear(gate)?, walk.linear(up)?);
-    if x != up_x || gate.bias.is_some() != up.bias.is_some() {
-        return Err("gate and up are not projected alike".into());
-    }
-    let biases = [gate.bias, up.bias].into_iter().flatten().collect();
-    Ok((glu, vec![gate.weight, up.weight], biases, x))
-}
-
-/// Gate and up as halves of one projection.
-fn halves(walk: &mut Walk<'_>, glu: Glu, join: &Node) -> Found<Joined> {
-    let (gate, up) = (walk.node(input(join, 0)?)?, walk.node(input(join, 1)?)?);
-    let [both, also] = [gate, up].map(|n| input(n, 0).map(|o| walk.origin(o)));
-    let (Op::Slice { heads: 1, start: 0, len }, Op::Slice { heads: 1, start, len: rest }) =
-        (&gate.op, &up.op)
-    else {
-        return Err("gate and up are not halves of one projection".into());
-    };
-    if both != also || (start, rest) != (len, len) {
-        return Err("gate and up are not halves of one projection".into());
-    }
-    let (linear, x) = walk.linear(both?)?;
-    Ok((glu, vec![linear.weight], linear.bias.into_iter().collect(), x))
-}
-
-impl Dense {
-    /// Matrices, for what their formats round.
-    pub(super) fn matrices(&self) -> Vec<WeightId> {
-        self.gate_up.iter().copied().chain([self.down]).collect()
-    }
-
-    /// Describes it for numbers of rows.
-    pub(super) fn describe(
-        &self,
-        module: &Module,
-        name: &str,
-        rows: &[usize],
-        raw: &mut Source<'_>,
-    ) -> Result<emit::Dense> {
-        let down = module.weight(self.down);
-        let inner = down.cols();
-        // Gate, then up.
-        let halves = |both: emit::Raw| [both.rows(0, inner), both.rows(inner, inner)];
-        let [gate, up] = halves(raw(&self.gate_up)?);
-        let bias = |raw: &mut Source<'_>| raw(&self.gate_up_bias).map(halves);
-        let gate_up_bias = (!self.gate_up_bias.is_empty()).then(|| bias(raw)).transpose()?;
-        Ok(emit::Dense {
-            name: name.to_owned(),
-            hidden: down.rows(),
-            intermediate: inner,
-            glu: self.glu,
-            weights: emit::Networks {
-                gate,
-                up,
-                down: raw(&[self.down])?,
-                gate_up_bias,
-                down_bias: self.down_bias.map(|id| raw(&[id])).transpose()?,
-            },
-            gate: None,
-            rows: rows.to_vec(),
-        })
-    }
+/// Describes it for numbers of rows.
+pub(super) fn describe(
+    found: &Dense,
+    module: &Module,
+    name: &str,
+    rows: &[usize],
+    raw: &mut Source<'_>,
+) -> Result<emit::Dense> {
+    let down = module.weight(found.down);
+    let inner = down.cols();
+    // Gate, then up.
+    let halves = |both: emit::Raw| [both.rows(0, inner), both.rows(inner, inner)];
+    let [gate, up] = halves(raw(&found.gate_up)?);
+    let bias = |raw: &mut Source<'_>| raw(&found.gate_up_bias).map(halves);
+    let gate_up_bias = (!found.gate_up_bias.is_empty()).then(|| bias(raw)).transpose()?;
+    Ok(emit::Dense {
+        name: name.to_owned(),
+        hidden: down.rows(),
+        intermediate: inner,
+        glu: found.glu,
+        weights: emit::Networks {
+            gate,
+            up,
+            down: raw(&[found.down])?,
+            gate_up_bias,
+            down_bias: found.down_bias.map(|id| raw(&[id])).transpose()?,
+        },
+        gate: None,
+        rows: rows.to_vec(),
+    })
 }

@@ -1,27 +1,15 @@
-//! The head, found in the Graph and described for the emitter: the vocabulary in parts.
+//! The head, described for the emitter: the vocabulary in parts.
 //!
 //! A result of a graph has as many entries of the vocabulary as the unit's largest extent. Where all of the vocabulary is
 //! more than a graph may hold, it becomes several packages. Rows are picked and the final norm is computed on the
 //! processor, as is the sampling behind.
 
 use super::Source;
-use super::walk::{Found, Linear, Walk, rounds, value};
 use crate::emit::{self, EmitError, Limits};
 use crate::program::Program;
 use moec_family::error::Result;
-use moec_ir::{Module, Operand, ValueId};
-
-/// Finds the projection to the vocabulary; gives it, its rows and the logits.
-///
-/// # Errors
-/// What stands in the way, for people.
-pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Linear, ValueId, ValueId)> {
-    let found: Vec<_> = walk.nodes().filter(|n| rounds(module, n)).collect();
-    let [node] = *found.as_slice() else { return Err(format!("{} projections in the head", found.len())) };
-    let y = walk.result(node)?;
-    let (linear, x) = walk.linear(Operand::Value(y))?;
-    Ok((linear, value(x)?, y))
-}
+use moec_family::find::Linear;
+use moec_ir::Module;
 
 /// Describes the head for numbers of rows.
 pub(super) fn describe(

@@ -17,7 +17,6 @@
 mod attention;
 mod dense;
 mod head;
-mod walk;
 
 use crate::emit::{Chunk, EmitError, Limits, Raw};
 use crate::program::{Blocks, Counted, Function, Program, Rules};
@@ -25,10 +24,10 @@ use attention::{Attention, Wanted};
 use moec_device::{CacheWrite, StoredFormat, Unit};
 use moec_family::Cut;
 use moec_family::error::{Error, Result};
+use moec_family::find::{self, Linear, Walk};
 use moec_ir::types::GROUP;
 use moec_ir::{EntryKind, Format, Module, Op, Scope, Weight, WeightId};
 use std::collections::BTreeSet;
-use walk::{Linear, Walk};
 
 /// Most places of an attention that have a function of their own: a package may have 256 functions.
 const FIXED_PLACES: usize = 128;
@@ -51,7 +50,7 @@ pub struct CoreMlPart {
 #[derive(Clone, Debug, PartialEq)]
 enum Kind {
     Attention(Attention),
-    Dense(dense::Dense),
+    Dense(find::Dense),
     Head(Linear),
 }
 
@@ -165,7 +164,7 @@ impl CoreMlPart {
                 let (found, x, y) = dense::find(module, &mut walk)?;
                 (Kind::Dense(found), x, None, y)
             } else if scope.part == moec_ir::Part::HEAD {
-                let (found, x, y) = head::find(module, &mut walk)?;
+                let (found, x, y) = find::head(module, &mut walk)?;
                 (Kind::Head(found), x, None, y)
             } else {
                 return Err("no graph is made for what stands here".into());
@@ -216,7 +215,7 @@ impl CoreMlPart {
         Ok(match &self.kind {
             Kind::Attention(Attention::Grouped(a)) => one(wanted.grouped(module, a, raw)?.emit(limits)),
             Kind::Attention(Attention::Latent(a)) => one(wanted.latent(module, a, raw)?.emit(limits)),
-            Kind::Dense(d) => one(d.describe(module, name, rows, raw)?.emit(limits)),
+            Kind::Dense(d) => one(dense::describe(d, module, name, rows, raw)?.emit(limits)),
             Kind::Head(h) => head::programs(&head::describe(module, *h, name, rows, raw)?, limits),
         })
     }

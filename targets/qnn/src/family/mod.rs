@@ -3,12 +3,13 @@
 //! A group of experts lies at `artifacts/layers.L.group.G.qnn`, a folder: a network `cap{C}.onnx` for each number of rows of
 //! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
 //! Where QNN's [`library`] is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
-//! Attention, dense networks and the head have networks ([`crate::emit`]) that no build asks for yet: they stay on the
-//! processor.
+//! Dense networks and the head are [`parts`]. Attention has networks ([`crate::emit`]) that no build asks for yet: it stays
+//! on the processor.
 
 mod emit;
 mod host;
 mod library;
+mod parts;
 mod read;
 mod rows;
 mod verify;
@@ -101,8 +102,8 @@ impl Family for Qnn {
 }
 
 impl StaticGraphs for Qnn {
-    fn part(&self, _: &Module, scope: &Scope, _: &Unit) -> Result<StaticPart, String> {
-        Err(format!("builds give the family `qnn` experts alone, and leave `{scope}` to the processor"))
+    fn part(&self, module: &Module, scope: &Scope, unit: &Unit) -> Result<StaticPart, String> {
+        parts::HtpPart::find(module, scope)?.described(module, unit)
     }
 
     fn group(&self, module: &Module, table: &ExpertTable, group: usize) -> Vec<GroupGraph> {

@@ -5,7 +5,7 @@ use super::read::{network, wrong};
 use super::weights::Form;
 use super::{ROWS, function, path, sizes};
 use crate::exec::{Executor, Saturated, Shared};
-use moec_family::error::{Error, Result};
+use moec_family::error::Result;
 use moec_family::{Distance, FunctionReport, LayerExperts, Trial};
 use moec_ir::Op;
 use moec_ir::eval::{Arg, Tensor, op};
@@ -24,11 +24,16 @@ const SATURATED: f64 = 1e-3;
 /// # Errors
 /// A network that is missing, malformed, or does not run.
 pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
-    if let Some(part) = trial.parts.first() {
-        return Err(Error::bug(format!("`{}` was given to a unit that takes experts alone", part.name)));
+    let mut reports = super::parts::verify(trial)?;
+    // Artifacts of a head come by turns.
+    reports.sort_by(|a, b| a.package.cmp(&b.package));
+    let any = !trial.parts.is_empty() || !trial.groups.is_empty();
+    let mut checker = any.then(|| Checker::open(trial));
+    if let Some(checker) = &mut checker {
+        for reports in reports.chunk_by_mut(|a, b| a.package == b.package) {
+            executed(trial, checker, reports)?;
+        }
     }
-    let mut reports = Vec::new();
-    let mut checker = (!trial.groups.is_empty()).then(|| Checker::open(trial));
     for &(table, group) in trial.groups {
         let name = path(table, group);
         (trial.next)(&name)?;
@@ -37,7 +42,6 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         for capacity in sizes(table, group) {
             let found = evaluate(trial, table, group, capacity, &mut shared).map_err(|e| wrong(&name, &e))?;
             let (error, saturated, bound) = found;
-            let refused = saturated.iter().any(|s| s.count as f64 > SATURATED * s.of as f64);
             reports.push(FunctionReport {
                 package: name.clone(),
                 function: function(capacity),
@@ -45,19 +49,31 @@ pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
                 error,
                 bound,
                 findings: saturated.iter().map(ToString::to_string).collect(),
-                refused,
+                refused: refuses(&saturated),
                 checks: Vec::new(),
             });
         }
-        let folder = trial.folder.join(&name);
-        let Some(checker) = &mut checker else { continue };
-        let hidden = LayerExperts::of(trial.module, table.layer)
-            .map_or(0, |experts| trial.module.weight(experts.gate_up).cols());
-        let rows = rows(&folder, hidden).map_err(|e| wrong(&name, &e))?;
-        let lacks = checker.check(&folder, &rows, &mut reports[first..]).map_err(|e| wrong(&name, &e))?;
-        trial.unverified.extend(lacks.map(|what| format!("`{name}`: {what}")));
+        if let Some(checker) = &mut checker {
+            executed(trial, checker, &mut reports[first..])?;
+        }
     }
     Ok(reports)
+}
+
+/// Has others execute the networks of one artifact, which were evaluated; adds to their reports.
+fn executed(trial: &mut Trial<'_, '_>, checker: &mut Checker, reports: &mut [FunctionReport]) -> Result<()> {
+    let Some(name) = reports.first().map(|r| r.package.clone()) else { return Ok(()) };
+    let folder = trial.folder.join(&name);
+    // How wide they are was seen when they were evaluated.
+    let rows = rows(&folder, 1).map_err(|e| wrong(&name, &e))?;
+    let lacks = checker.check(&folder, &rows, reports).map_err(|e| wrong(&name, &e))?;
+    trial.unverified.extend(lacks.map(|what| format!("`{name}`: {what}")));
+    Ok(())
+}
+
+/// Whether so much saturates that the network is refused.
+pub(super) fn refuses(saturated: &[Saturated]) -> bool {
+    saturated.iter().any(|s| s.count as f64 > SATURATED * s.of as f64)
 }
 
 type Evaluated = (Distance, Vec<Saturated>, f64);
@@ -126,7 +142,7 @@ fn evaluate(
 }
 
 /// The rows of an artifact that ranges were measured by.
-fn rows(package: &Path, hidden: usize) -> Result<Vec<f32>, Failed> {
+pub(super) fn rows(package: &Path, hidden: usize) -> Result<Vec<f32>, Failed> {
     let bytes = regular::read(&package.join(ROWS), regular::NETWORK)?;
     let numbers: Vec<f32> = bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
     let fits =

@@ -3,9 +3,9 @@
 use super::WEIGHTS;
 use crate::emit::Projection;
 use crate::net::{Data, Tensor};
-use crate::quant::{Bits, Matrix, matrix, mixed};
-use moec_family::Numbers;
+use crate::quant::{Matrix, widths};
 use moec_family::error::{Error, Result, io_error};
+use moec_family::{Channels, Numbers};
 use moec_ir::types::OUTLIERS;
 use moec_ir::{Format, Weight};
 use std::fs::File;
@@ -34,6 +34,15 @@ impl Form {
             Format::Q4 | Format::Q4o => Self::Mixed,
             Format::Q4c => Self::Four,
             Format::F32 | Format::Bf16 | Format::F16 | Format::Q8 => Self::Eight,
+        }
+    }
+
+    /// Rows of a matrix that have 8 bits.
+    pub(super) const fn outliers(self, rows: usize) -> usize {
+        match self {
+            Self::Eight => rows,
+            Self::Four => 0,
+            Self::Mixed => Format::Q4o.outliers(rows),
         }
     }
 
@@ -73,6 +82,17 @@ impl Part<'_> {
     }
 }
 
+/// A whole matrix of a weight, rounded as the processor rounds it.
+///
+/// # Errors
+/// A file that cannot be read; a number that no code holds.
+pub(super) fn rounded(numbers: &dyn Numbers, weight: &Weight, lead: usize) -> Result<Channels> {
+    let reals = Part { weight, lead, rows: 0..weight.rows() }.read(numbers)?;
+    let outliers = Form::of(weight.format).outliers(weight.rows());
+    let made = numbers.rounding(weight, lead).channels(&reals, weight.cols(), outliers);
+    made.map_err(|x| Error::input(format!("`{}` holds {x}, which no code can be", weight.name)))
+}
+
 /// The file of codes on its way.
 pub(super) struct WeightFile {
     path: PathBuf,
@@ -88,32 +108,29 @@ impl WeightFile {
         Ok(Self { path, out: BufWriter::new(file), offset: 0 })
     }
 
-    /// Rounds and appends a matrix of `cols` columns.
+    /// Appends rows of a rounded matrix of `cols` columns, which stand as a projection in front gives its results.
     ///
     /// # Errors
-    /// A number that no code holds; a disk that is full.
+    /// A disk that is full.
     pub(super) fn projection(
         &mut self,
         name: &str,
-        weight: &Weight,
-        numbers: &[f32],
-        cols: usize,
+        (channels, rows): (&Channels, Range<usize>),
+        (cols, front): (usize, Option<&Projection>),
         bias: Option<Vec<f32>>,
     ) -> Result<Projection> {
-        let refused = |x: f32| Error::input(format!("`{}` holds {x}, which no code can be", weight.name));
-        let bits = match Form::of(weight.format) {
-            Form::Eight => Bits::Eight,
-            Form::Four => Bits::Four,
-            Form::Mixed => {
-                let (four, eight, order) = mixed(numbers, cols, OUTLIERS).map_err(refused)?;
-                let all = [(format!("{name}.int4"), four), (format!("{name}.int8"), eight)];
-                let some = all.into_iter().filter(|(_, m)| m.shape[0] > 0);
-                let matrices = some.map(|(name, m)| self.put(name, &m)).collect::<Result<_>>()?;
-                return Ok(Projection { matrices, order: Some(order), bias });
-            }
-        };
-        let codes = matrix(numbers, cols, bits).map_err(refused)?;
-        Ok(Projection { matrices: vec![self.put(name.to_owned(), &codes)?], order: None, bias })
+        let (both, order) = widths(channels, rows, cols);
+        let whole = both.iter().any(|m| m.shape[0] == 0);
+        let mut matrices = Vec::new();
+        for (matrix, width) in both.into_iter().zip(["int4", "int8"]).filter(|(m, _)| m.shape[0] > 0) {
+            let name = if whole { name.to_owned() } else { format!("{name}.{width}") };
+            let matrix = match front {
+                Some(front) if front.order.is_some() => matrix.columns(|at| front.channel(at)),
+                _ => matrix,
+            };
+            matrices.push(self.put(name, &matrix)?);
+        }
+        Ok(Projection { matrices, order: (!whole).then_some(order), bias })
     }
 
     fn put(&mut self, name: String, codes: &Matrix) -> Result<Tensor> {

@@ -2,8 +2,14 @@
 
 use super::{read, write};
 use crate::net::{Data, Network, NetworkBuilder, Op, Tensor};
-use crate::quant::{Bits, Range, Ranges, coded, matrix};
+use crate::quant::{Bits, Matrix, Range, Ranges, coded};
 use proptest::prelude::*;
+
+fn matrix(numbers: &[f32], cols: usize, bits: Bits) -> Matrix {
+    let rows = numbers.len() / cols;
+    let codes = numbers.iter().map(|x| (x * 7.0).round() as i8).collect();
+    Matrix { shape: [rows, cols], bits, codes, scales: vec![1.0 / 7.0; rows] }
+}
 
 /// A network with every operator, in f32.
 fn every() -> Network {
@@ -11,9 +17,9 @@ fn every() -> Network {
     let numbers: Vec<f32> = (0..24).map(|i| (i as f32 * 0.37).sin()).collect();
     let x = b.input("x", &[2, 4]).unwrap();
     let bias = b.constant(Tensor::floats("bias", [6], &numbers[..6])).unwrap();
-    let w = b.constant(matrix(&numbers, 4, Bits::Eight).unwrap().tensor("w8")).unwrap();
+    let w = b.constant(matrix(&numbers, 4, Bits::Eight).tensor("w8")).unwrap();
     let y = b.op("y", Op::FullyConnected, &[x, w, bias]).unwrap();
-    let w = b.constant(matrix(&numbers, 6, Bits::Four).unwrap().tensor("w4")).unwrap();
+    let w = b.constant(matrix(&numbers, 6, Bits::Four).tensor("w4")).unwrap();
     let z = b.op("z", Op::FullyConnected, &[y, w]).unwrap();
     let two = b.number("two", 2.0).unwrap();
     let pairs = [Op::Add, Op::Subtract, Op::Multiply, Op::Divide, Op::Maximum, Op::Minimum];
@@ -80,5 +86,20 @@ proptest! {
             prop_assert!(network.verify().is_ok());
         }
         let _ = read(&bytes[..cut % len]);
+    }
+}
+
+/// Fuzzing starts from networks in reals and in codes. `MOEC_RENEW_SEEDS=1` writes both.
+#[test]
+fn seeds_of_fuzzing_are_of_this_version() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/onnx");
+    for (name, network) in [("reals", every()), ("codes", wide(&every()))] {
+        let (path, bytes) = (folder.join(name), write(&network).unwrap());
+        if std::env::var_os("MOEC_RENEW_SEEDS").is_some() {
+            std::fs::create_dir_all(&folder).unwrap();
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        let seed = std::fs::read(&path).unwrap();
+        assert!(seed == bytes, "`{}` is of another version; MOEC_RENEW_SEEDS=1 renews it", path.display());
     }
 }

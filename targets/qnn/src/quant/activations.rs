@@ -60,18 +60,6 @@ impl Range {
 /// Ranges of activations, by name.
 pub type Ranges = BTreeMap<String, Range>;
 
-/// What gives ranges of tensors.
-pub trait Widest {
-    /// The range of a tensor, if it is known.
-    fn range(&self, tensor: &str) -> Option<Range>;
-}
-
-impl Widest for Ranges {
-    fn range(&self, tensor: &str) -> Option<Range> {
-        self.get(tensor).copied()
-    }
-}
-
 /// The same network with activations as codes of 16 bits. Static numbers in f32 become codes, too: biases of 32 bits with
 /// the product of the scales of rows and weight, others of 16 bits. Where numbers only move, operand and result have
 /// one scale, that of the widest. The second factor of a product of activations has zero in the middle of its codes, as has
@@ -79,7 +67,7 @@ impl Widest for Ranges {
 ///
 /// # Errors
 /// An activation without a range, a bias that no code reaches, or a network that is not in f32.
-pub fn coded(network: &Network, ranges: &dyn Widest) -> Result<Network, NetworkError> {
+pub fn coded(network: &Network, ranges: &Ranges) -> Result<Network, NetworkError> {
     let mut out = network.clone();
     let scales = scales(network, ranges)?;
     for (tensor, scale) in out.tensors.iter_mut().zip(&scales) {
@@ -121,7 +109,7 @@ pub fn coded(network: &Network, ranges: &dyn Widest) -> Result<Network, NetworkE
 }
 
 /// The scale of every activation.
-fn scales(network: &Network, ranges: &dyn Widest) -> Result<Vec<Option<Scale>>, NetworkError> {
+fn scales(network: &Network, ranges: &Ranges) -> Result<Vec<Option<Scale>>, NetworkError> {
     let mut joined: Vec<usize> = (0..network.tensors.len()).collect();
     for node in network.nodes.iter().filter(|n| n.op.moves()) {
         for id in node.inputs.iter().filter(|id| !network.tensor(**id).is_static()) {
@@ -135,7 +123,7 @@ fn scales(network: &Network, ranges: &dyn Widest) -> Result<Vec<Option<Scale>>, 
         if tensor.ty != Dtype::F32 {
             return Err(failed("it has codes already"));
         }
-        let range = ranges.range(&tensor.name).ok_or_else(|| failed("nobody says how wide it is"))?;
+        let range = ranges.get(&tensor.name).copied().ok_or_else(|| failed("nobody says how wide it is"))?;
         if !range.least.is_finite() || !range.most.is_finite() {
             return Err(failed("its range is infinite"));
         }

@@ -4,6 +4,6 @@ mod activations;
 mod reals;
 mod weights;
 
-pub use activations::{Range, Ranges, Widest, coded};
+pub use activations::{Range, Ranges, coded};
 pub use reals::reals;
-pub use weights::{Bits, Matrix, matrix, mixed};
+pub use weights::{Bits, Matrix, widths};

@@ -1,10 +1,11 @@
 //! Networks with random weights, and rows for them.
 
+use moec_family::Channels;
 use moec_ir::{Activation, Glu, RopeStyle};
 use moec_qnn::emit::{Attention, Cluster, Ffn, Projection, Rope, Rotation};
 use moec_qnn::exec::Executor;
 use moec_qnn::net::{Network, Tensor};
-use moec_qnn::quant::{Bits, coded, matrix, mixed};
+use moec_qnn::quant::{Matrix, coded, widths};
 use moec_qnn::ranges::Watch;
 use std::sync::Arc;
 
@@ -18,6 +19,46 @@ pub(crate) fn numbers(seed: u64, count: usize) -> Vec<f32> {
         (state >> 40) as f32 / (1 << 24) as f32
     };
     (0..count).map(|_| ((0..6).map(|_| next()).sum::<f32>() - 3.0) * std::f32::consts::SQRT_2).collect()
+}
+
+/// A matrix rounded to the nearest codes; so many rows, those that lose most in 4 bits, have 8.
+fn channels(numbers: &[f32], cols: usize, outliers: usize) -> Channels {
+    let coded = |row: &[f32], most: f32| -> (f32, Vec<i8>) {
+        let whole = row.iter().fold(1e-9_f32, |m, x| m.max(x.abs())) / most;
+        let with = |scale: f32| -> (f32, Vec<i8>) {
+            let code = |x: &f32| (x / scale).round_ties_even().clamp(-most, most) as i8;
+            (scale, row.iter().map(code).collect())
+        };
+        // What is cut at the ends may serve the others.
+        let tried = [1.0, 0.9, 0.8, 0.7, 0.6].map(|share| with(whole * share));
+        let error = |(scale, codes): &(f32, Vec<i8>)| -> f32 {
+            row.iter().zip(codes).map(|(x, q)| (x - f32::from(*q) * scale).powi(2)).sum()
+        };
+        tried.into_iter().min_by(|a, b| error(a).total_cmp(&error(b))).unwrap()
+    };
+    let lost = |row: &[f32]| -> f32 {
+        let (scale, codes) = coded(row, 7.0);
+        row.iter().zip(codes).map(|(x, q)| (x - f32::from(q) * scale).powi(2)).sum()
+    };
+    let rows: Vec<&[f32]> = numbers.chunks_exact(cols).collect();
+    let mut worst: Vec<u32> = (0..rows.len() as u32).collect();
+    worst.sort_by(|a, b| lost(rows[*b as usize]).total_cmp(&lost(rows[*a as usize])).then(a.cmp(b)));
+    let mut all = Channels { outliers: worst[..outliers].to_vec(), ..Channels::default() };
+    all.outliers.sort_unstable();
+    for (i, row) in rows.iter().enumerate() {
+        let wide = all.outliers.contains(&(i as u32));
+        let (scale, codes) = coded(row, if wide { 127.0 } else { 7.0 });
+        all.scales.push(scale);
+        (if wide { &mut all.eight } else { &mut all.four }).extend(codes);
+    }
+    all
+}
+
+/// A matrix whose rows all have eight bits.
+pub(crate) fn eight(numbers: &[f32], cols: usize) -> Matrix {
+    let rows = numbers.len() / cols;
+    let ([_, eight], _) = widths(&channels(numbers, cols, rows), 0..rows, cols);
+    eight
 }
 
 /// How matrices are rounded.
@@ -34,9 +75,9 @@ pub(crate) enum Form {
 pub(crate) fn projection(form: Form, name: &str, [rows, cols]: [usize; 2], numbers: &[f32]) -> Projection {
     match form {
         Form::Exact => Projection::of(Tensor::floats(name, [rows, cols], numbers)),
-        Form::Eight => Projection::of(matrix(numbers, cols, Bits::Eight).unwrap().tensor(name)),
+        Form::Eight => Projection::of(eight(numbers, cols).tensor(name)),
         Form::Mixed => {
-            let (four, eight, order) = mixed(numbers, cols, 16).unwrap();
+            let ([four, eight], order) = widths(&channels(numbers, cols, rows / 16), 0..rows, cols);
             let matrices = vec![four.tensor(format!("{name}.int4")), eight.tensor(format!("{name}.int8"))];
             Projection { matrices, order: Some(order), bias: None }
         }
@@ -106,5 +147,5 @@ pub(crate) fn calibrated(network: &Network, sample: impl Fn(u64) -> Vec<Vec<f32>
         let inputs: Vec<&[f32]> = inputs.iter().map(|x| &**x).collect();
         watch.run(&executor, &inputs, seed % 2 == 1).unwrap();
     }
-    coded(network, &watch).unwrap()
+    coded(network, &watch.ranges(1.25)).unwrap()
 }

@@ -2,13 +2,13 @@
 
 use super::fixture::*;
 use moec_qnn::net::{Data, Dtype, Network, NetworkBuilder, Op, Quant, Scale, Tensor, TensorId};
-use moec_qnn::quant::{Bits, Range, Ranges, coded, matrix};
+use moec_qnn::quant::{Range, Ranges, coded};
 
 /// A network in codes: a projection with a bias, a slice of it, and a sum.
 fn right() -> Network {
     let mut b = NetworkBuilder::new("net");
     let x = b.input("x", &[2, 8]).unwrap();
-    let w = b.constant(matrix(&numbers(1, 32), 8, Bits::Eight).unwrap().tensor("w")).unwrap();
+    let w = b.constant(eight(&numbers(1, 32), 8).tensor("w")).unwrap();
     let bias = b.constant(Tensor::floats("bias", [4], &[0.5; 4])).unwrap();
     let y = b.op("y", Op::FullyConnected, &[x, w, bias]).unwrap();
     let part = b.part("part", y, 1, 0, 2).unwrap();

@@ -2,7 +2,7 @@
 
 use super::fixture::*;
 use moec_qnn::exec::{Executor, share_of_spread};
-use moec_qnn::quant::{Ranges, Widest, coded};
+use moec_qnn::quant::{Ranges, coded};
 use moec_qnn::ranges::Watch;
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ fn a_range_that_is_too_narrow_is_named_and_dominates_the_error() {
     let mut watch = Watch::default();
     (0..8).for_each(|i| watch.run(&executor, &[&rows(i + 40)], i % 2 == 1).unwrap());
     let want = executor.run(&[&rows(1)]).unwrap().outputs.remove(0);
-    let of = |ranges: &dyn Widest| {
+    let of = |ranges: &Ranges| {
         let codes = coded(&network, ranges).unwrap();
         let outcome = Executor::new(Arc::new(codes), None).unwrap().run(&[&rows(1)]).unwrap();
         (share_of_spread(&outcome.outputs[0], &want), outcome.saturated)
     };
-    let (measured, saturated) = of(&watch);
+    let (measured, saturated) = of(&watch.ranges(1.25));
     assert!(measured < 1e-3, "{measured}");
     assert!(saturated.iter().all(|s| s.count * 1000 < s.of), "{saturated:?}");
-    let mut narrow: Ranges = watch.ranges();
+    let mut narrow: Ranges = watch.ranges(1.25);
     let h = narrow.get_mut("e3.c0.h").unwrap();
     *h = h.widened(0.2);
     let (off, saturated) = of(&narrow);

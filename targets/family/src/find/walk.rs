@@ -7,40 +7,44 @@ use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Scope, ValueId, WeightCl
 use std::collections::BTreeSet;
 
 /// Why nodes are not what is looked for, for people.
-pub(super) type Found<T> = Result<T, String>;
+pub type Found<T> = Result<T, String>;
 
 /// A projection of the Graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Linear {
+pub struct Linear {
     /// `[out, in]`
-    pub(super) weight: WeightId,
+    pub weight: WeightId,
     /// `[out]`
-    pub(super) bias: Option<WeightId>,
+    pub bias: Option<WeightId>,
 }
 
 /// A root mean square norm of the Graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Rms {
+pub struct Rms {
     /// `[C]`
-    pub(super) weight: Option<WeightId>,
-    pub(super) eps: f32,
-    pub(super) groups: usize,
+    pub weight: Option<WeightId>,
+    /// What is added to the mean square.
+    pub eps: f32,
+    /// Parts of a row that are normalised by themselves.
+    pub groups: usize,
 }
 
 /// A walk through the nodes of one scope.
-pub(super) struct Walk<'a> {
-    pub(super) graph: &'a Graph,
+pub struct Walk<'a> {
+    /// The Graph.
+    pub graph: &'a Graph,
     scope: &'a Scope,
     passed: BTreeSet<usize>,
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(graph: &'a Graph, scope: &'a Scope) -> Self {
+    /// Begins a walk.
+    pub fn new(graph: &'a Graph, scope: &'a Scope) -> Self {
         Self { graph, scope, passed: BTreeSet::new() }
     }
 
     /// Nodes of the scope.
-    pub(super) fn nodes(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
+    pub fn nodes(&self) -> impl Iterator<Item = &'a Node> + use<'a> {
         let scope = self.scope;
         self.graph.nodes.iter().filter(move |n| n.scope == *scope)
     }
@@ -61,14 +65,14 @@ impl<'a> Walk<'a> {
     }
 
     /// Steps over changes of form.
-    pub(super) fn origin(&mut self, operand: Operand) -> Operand {
+    pub fn origin(&mut self, operand: Operand) -> Operand {
         let (operand, between) = self.skip(operand);
         self.passed.extend(between);
         operand
     }
 
     /// Steps to the node that gives an operand.
-    pub(super) fn node(&mut self, operand: Operand) -> Found<&'a Node> {
+    pub fn node(&mut self, operand: Operand) -> Found<&'a Node> {
         let Operand::Value(value) = self.origin(operand) else {
             return Err("a weight stands where a value is wanted".into());
         };
@@ -82,14 +86,14 @@ impl<'a> Walk<'a> {
     }
 
     /// Looks at the node that gives an operand, without stepping there.
-    pub(super) fn peek(&self, operand: Operand) -> Option<&'a Node> {
+    pub fn peek(&self, operand: Operand) -> Option<&'a Node> {
         let (Operand::Value(value), _) = self.skip(operand) else { return None };
         let node = self.graph.nodes.get(self.graph.def(value)?.0 as usize)?;
         (node.scope == *self.scope).then_some(node)
     }
 
     /// Steps over a projection; gives it and what it reads.
-    pub(super) fn linear(&mut self, operand: Operand) -> Found<(Linear, Operand)> {
+    pub fn linear(&mut self, operand: Operand) -> Found<(Linear, Operand)> {
         let node = self.node(operand)?;
         let (Op::Linear { bias } | Op::Conv1x1 { groups: 1, bias }) = node.op else {
             return Err(format!("`{}` stands where a projection is wanted", node.op.name()));
@@ -100,7 +104,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Steps over a root mean square norm; gives it and what it reads.
-    pub(super) fn rms(&mut self, operand: Operand) -> Found<(Rms, Operand)> {
+    pub fn rms(&mut self, operand: Operand) -> Found<(Rms, Operand)> {
         let node = self.node(operand)?;
         let Op::RmsNorm { eps, groups, weight: has } = node.op else {
             return Err(format!("`{}` stands where a norm is wanted", node.op.name()));
@@ -110,14 +114,14 @@ impl<'a> Walk<'a> {
     }
 
     /// Nodes that read a value, in whichever form.
-    pub(super) fn readers(&self, of: ValueId) -> Vec<&'a Node> {
+    pub fn readers(&self, of: ValueId) -> Vec<&'a Node> {
         let reads = |o: &Operand| self.skip(*o).0 == Operand::Value(of);
         let changes = |n: &Node| matches!(n.op, Op::ToNchw | Op::FromNchw);
         self.nodes().filter(|n| !changes(n) && n.inputs.iter().any(reads)).collect()
     }
 
     /// The rows that a projection gives, which the walk then ends with.
-    pub(super) fn result(&mut self, node: &Node) -> Found<ValueId> {
+    pub fn result(&mut self, node: &Node) -> Found<ValueId> {
         let y = *node.outputs.first().ok_or("a projection gives nothing")?;
         if !matches!(node.op, Op::Conv1x1 { .. }) {
             return Ok(y);
@@ -130,7 +134,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The one projection that reads a value, which the walk then ends with. Gives it and its result.
-    pub(super) fn reader(&mut self, of: ValueId) -> Found<(Linear, ValueId)> {
+    pub fn reader(&mut self, of: ValueId) -> Found<(Linear, ValueId)> {
         let [node] = *self.readers(of) else {
             return Err("what it gives is not read by one projection".into());
         };
@@ -140,7 +144,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Ends the walk at its result: the nodes passed, in order, none of whose other results is read from elsewhere.
-    pub(super) fn close(self, y: ValueId) -> Found<Vec<NodeId>> {
+    pub fn close(self, y: ValueId) -> Found<Vec<NodeId>> {
         let inner: BTreeSet<ValueId> = self
             .passed
             .iter()
@@ -158,12 +162,12 @@ impl<'a> Walk<'a> {
 }
 
 /// Operand `i` of a node.
-pub(super) fn input(node: &Node, i: usize) -> Found<Operand> {
+pub fn input(node: &Node, i: usize) -> Found<Operand> {
     node.inputs.get(i).copied().ok_or_else(|| format!("`{}` has no operand {i}", node.op.name()))
 }
 
 /// Operand `i` of a node, a weight.
-pub(super) fn weight(node: &Node, i: usize) -> Found<WeightId> {
+pub fn weight(node: &Node, i: usize) -> Found<WeightId> {
     match input(node, i)? {
         Operand::Weight(id) => Ok(id),
         _ => Err(format!("operand {i} of `{}` is no weight", node.op.name())),
@@ -171,7 +175,7 @@ pub(super) fn weight(node: &Node, i: usize) -> Found<WeightId> {
 }
 
 /// An operand that is a value.
-pub(super) fn value(operand: Operand) -> Found<ValueId> {
+pub fn value(operand: Operand) -> Found<ValueId> {
     match operand {
         Operand::Value(v) => Ok(v),
         _ => Err("a weight stands where a value is wanted".into()),
@@ -179,16 +183,16 @@ pub(super) fn value(operand: Operand) -> Found<ValueId> {
 }
 
 /// Whether an operator is a projection of whole rows.
-pub(super) fn projects(op: &Op) -> bool {
+pub fn projects(op: &Op) -> bool {
     matches!(op, Op::Linear { .. } | Op::Conv1x1 { groups: 1, .. })
 }
 
 /// Whether an operator is a projection head by head.
-pub(super) fn projects_heads(op: &Op, heads: usize) -> bool {
+pub fn projects_heads(op: &Op, heads: usize) -> bool {
     *op == Op::HeadLinear { heads } || *op == Op::Conv1x1 { groups: heads, bias: false }
 }
 
 /// Whether a node is a projection that may be rounded to f16: not one that routes.
-pub(super) fn rounds(module: &Module, node: &Node) -> bool {
+pub fn rounds(module: &Module, node: &Node) -> bool {
     projects(&node.op) && weight(node, 1).is_ok_and(|id| module.weight(id).class != WeightClass::Exact)
 }

@@ -1,0 +1,9 @@
+//! Finds parts of a model in the Graph that several families make graphs of.
+
+mod dense;
+mod head;
+mod walk;
+
+pub use dense::{Dense, dense};
+pub use head::head;
+pub use walk::{Found, Linear, Rms, Walk, input, projects, projects_heads, rounds, value, weight};

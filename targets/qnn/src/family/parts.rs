@@ -1,0 +1,412 @@
+//! Parts beside the experts: dense networks, shared experts, the head.
+//!
+//! | part | artifact below `artifacts/` | networks |
+//! |---|---|---|
+//! | dense layer L | `layers.L.ffn.qnn` | `rows{T}`: `x` → `y` |
+//! | shared experts of layer L | `layers.L.shared.qnn` | the same |
+//! | head | `head.qnn`, or `head.0.qnn`, … where one is over the limit | `rows{T}`: `x` → `logits0` |
+//!
+//! An artifact has a network for each number of rows of an entry point: all read the same codes. Attention keeps a state,
+//! which a graph of the HTP has not: it stays on the processor.
+
+use super::emit::{Gated, limited, measured, shown};
+use super::read::{network, wrong};
+use super::rows::{AT_ONCE, Sample, deviations};
+use super::verify::refuses;
+use super::weights::{Form, Part, WeightFile, rounded};
+use crate::emit::{Ffn, Head, Projection};
+use crate::exec::{Executor, Saturated, Shared};
+use crate::net::{Network, NetworkError};
+use crate::onnx;
+use crate::quant::coded;
+use moec_device::Unit;
+use moec_family::error::{Error, Result, io_error};
+use moec_family::find::{self, Dense, Linear, Walk};
+use moec_family::{Cut, Distance, Emit, FunctionReport, PartGraph, StaticPart, Trial};
+use moec_ir::eval::{Arg, Tensor, op};
+use moec_ir::plan::{GraphDecl, Port};
+use moec_ir::{Glu, Module, Op, Operand, Scope, ValueId, WeightId};
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::ops::Range;
+
+type Failed = Box<dyn std::error::Error>;
+
+/// A part, found in the Graph.
+#[derive(Clone, Debug)]
+pub(super) struct HtpPart {
+    name: String,
+    scope: Scope,
+    cuts: Vec<Cut>,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Kind {
+    Dense(Dense),
+    Head(Linear),
+}
+
+/// One artifact of a part: some of its results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Artifact {
+    /// `layers.0.ffn`, `head.1`
+    name: String,
+    /// Name of the result.
+    output: &'static str,
+    /// Which channels of the part's result it gives.
+    channels: Range<usize>,
+}
+
+impl HtpPart {
+    /// The part of a scope.
+    ///
+    /// # Errors
+    /// Why there is none, for people.
+    pub(super) fn find(module: &Module, scope: &Scope) -> std::result::Result<Self, String> {
+        let (mut part, mut name): (Option<Kind>, _) = (None, scope.clone());
+        let mut cuts = Vec::new();
+        for graph in &module.entries {
+            let mut walk = Walk::new(graph, scope);
+            let (kind, x, y) = if scope.part == moec_ir::Part::FFN {
+                if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
+                    name.part = moec_ir::Part::SHARED;
+                }
+                let (found, x, y) = find::dense(module, &mut walk)?;
+                if let Glu::FatRelu { .. } = found.glu {
+                    return Err("no operator of a network has the step of FATReLU".into());
+                }
+                (Kind::Dense(found), x, y)
+            } else if scope.part == moec_ir::Part::HEAD {
+                let (found, x, y) = find::head(module, &mut walk)?;
+                (Kind::Head(found), x, y)
+            } else if scope.part == moec_ir::Part::ATTN {
+                return Err("networks keep no state, and attention has one".into());
+            } else {
+                return Err("no network is made for what stands here".into());
+            };
+            let rows = graph.ty(x).rows();
+            cuts.push(Cut { entry: graph.kind, nodes: walk.close(y)?, x, angles: None, y, rows });
+            if part.get_or_insert_with(|| kind.clone()) != &kind {
+                return Err("entry points have it in different forms".into());
+            }
+        }
+        let kind = part.ok_or("there is no entry point")?;
+        Ok(Self { name: name.to_string(), scope: scope.clone(), cuts, kind })
+    }
+
+    /// What the compiler is told of it.
+    ///
+    /// # Errors
+    /// A part that no graph of the unit holds.
+    pub(super) fn described(self, module: &Module, unit: &Unit) -> std::result::Result<StaticPart, String> {
+        let artifacts = self.artifacts(module, unit)?;
+        let hidden = self.hidden(module);
+        let of = |cut: &Cut, artifact: &Artifact| {
+            let port = |name: &str, channels: usize| Port {
+                name: name.to_owned(),
+                shape: [cut.rows as u32, channels as u32, 1, 1],
+            };
+            let graph = GraphDecl {
+                package: path(&artifact.name),
+                function: function(cut.rows),
+                inputs: vec![port("x", hidden)],
+                outputs: vec![port(artifact.output, artifact.channels.len())],
+                stateful: false,
+            };
+            PartGraph { entry: cut.entry, graph }
+        };
+        let graphs = self.cuts.iter().flat_map(|cut| artifacts.iter().map(move |a| of(cut, a))).collect();
+        let matrices = self.matrices();
+        Ok(StaticPart {
+            name: self.name,
+            scope: self.scope,
+            cuts: self.cuts,
+            attention: None,
+            graphs,
+            matrices,
+        })
+    }
+
+    fn matrices(&self) -> Vec<WeightId> {
+        match &self.kind {
+            Kind::Dense(dense) => dense.matrices(),
+            Kind::Head(head) => vec![head.weight],
+        }
+    }
+
+    /// The matrix that reads its rows.
+    fn first(&self) -> Option<WeightId> {
+        self.matrices().first().copied()
+    }
+
+    fn hidden(&self, module: &Module) -> usize {
+        self.first().map_or(0, |id| module.weight(id).cols())
+    }
+
+    /// Its artifacts: one, or of the head as many as the unit's limit asks for.
+    fn artifacts(&self, module: &Module, unit: &Unit) -> std::result::Result<Vec<Artifact>, String> {
+        let bytes = |id: &WeightId| {
+            let weight = module.weight(*id);
+            Form::of(weight.format).bytes(weight.shape.iter().map(|&n| n as u64).product())
+        };
+        let bytes: u64 = self.matrices().iter().map(bytes).sum();
+        let limit = unit.graph_limit().unwrap_or(u64::MAX);
+        match &self.kind {
+            Kind::Dense(_) if bytes > limit => {
+                Err(format!("it has {bytes} bytes of weights; a graph holds {limit}"))
+            }
+            Kind::Dense(dense) => {
+                let channels = 0..module.weight(dense.down).rows();
+                Ok(vec![Artifact { name: self.name.clone(), output: "y", channels }])
+            }
+            Kind::Head(head) => {
+                let rows = module.weight(head.weight).rows();
+                let count = usize::try_from(bytes.div_ceil(limit.max(1))).unwrap_or(usize::MAX);
+                if count > rows {
+                    return Err(format!("not one entry of the vocabulary fits {limit} bytes"));
+                }
+                let each = rows.div_ceil(count.max(1)).max(1);
+                let of = |(i, start): (usize, usize)| {
+                    let name = if count > 1 { format!("{}.{i}", self.name) } else { self.name.clone() };
+                    Artifact { name, output: "logits0", channels: start..rows.min(start + each) }
+                };
+                Ok((0..rows).step_by(each).enumerate().map(of).collect())
+            }
+        }
+    }
+
+    /// Numbers of rows of its networks.
+    fn rows(&self) -> BTreeSet<usize> {
+        self.cuts.iter().map(|cut| cut.rows).collect()
+    }
+
+    /// Writes its artifacts. Gives the bytes of the weights.
+    ///
+    /// # Errors
+    /// A graph over the limit; a weight that no code holds; a disk that is full.
+    pub(super) fn write(&self, emit: &Emit<'_>) -> Result<u64> {
+        let cannot = |e: &dyn std::fmt::Display| {
+            let error = Error::limit(format!("`{}` cannot be a network", self.name)).because(e);
+            error.hint("set `attention = \"cpu\"` under `[placement]`")
+        };
+        let (first, cut) = self.first().zip(self.cuts.first()).ok_or_else(|| cannot(&"it has no matrix"))?;
+        let drawn = || deviations(emit.module, cut.x.into(), first, emit.numbers);
+        let sample = Sample::new(emit.numbers, emit.module, first, drawn)?;
+        let mut written = 0;
+        for artifact in self.artifacts(emit.module, emit.unit).map_err(|e| cannot(&e))? {
+            let folder = emit.root.join(path(&artifact.name));
+            fs::create_dir_all(&folder).map_err(|e| io_error("create", &folder, &e))?;
+            let mut file = WeightFile::create(&folder)?;
+            let made = self.made(emit, &artifact, &mut file)?;
+            let bytes = file.finish()?;
+            limited(emit.unit, &artifact.name, bytes)?;
+            let plain = made.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
+            let ranges = measured(plain, &folder, &sample).map_err(|e| cannot(&e))?;
+            for rows in self.rows() {
+                let function = function(rows);
+                let plain = made.graph(&function, rows).map_err(|e| cannot(&e))?;
+                let codes = coded(&plain, &ranges).map_err(|e| cannot(&e))?;
+                let bytes = onnx::write(&codes).map_err(|e| cannot(&e))?;
+                let path = folder.join(format!("{function}.onnx"));
+                fs::write(&path, bytes).map_err(|e| io_error("write", &path, &e))?;
+            }
+            shown(&folder, &sample, self.rows().last().copied().unwrap_or(1))?;
+            written += bytes;
+        }
+        Ok(written)
+    }
+
+    /// Its matrices as codes, written.
+    fn made(&self, emit: &Emit<'_>, artifact: &Artifact, file: &mut WeightFile) -> Result<Made> {
+        let module = emit.module;
+        let read = |id: WeightId| {
+            let weight = module.weight(id);
+            Part { weight, lead: 0, rows: 0..weight.rows() }.read(emit.numbers)
+        };
+        match &self.kind {
+            Kind::Dense(dense) => {
+                let down = module.weight(dense.down);
+                let inner = down.cols();
+                let made = dense.gate_up.iter().map(|id| rounded(emit.numbers, module.weight(*id), 0));
+                let made = made.collect::<Result<Vec<_>>>()?;
+                let [gate, up] = match made.as_slice() {
+                    [both] => [(both, 0..inner), (both, inner..2 * inner)],
+                    [gate, up] => [(gate, 0..inner), (up, 0..inner)],
+                    _ => return Err(Error::bug(format!("`{}` has no gate and up", self.name))),
+                };
+                let mut biases = Vec::new();
+                for id in &dense.gate_up_bias {
+                    biases.extend(read(*id)?);
+                }
+                let gated = Gated {
+                    name: "dense".to_owned(),
+                    hidden: down.rows(),
+                    glu: dense.glu,
+                    gate,
+                    up,
+                    down: &rounded(emit.numbers, down, 0)?,
+                    gate_up_bias: (!biases.is_empty()).then_some(biases),
+                    down_bias: dense.down_bias.map(read).transpose()?,
+                };
+                gated.written(file).map(Made::Ffn)
+            }
+            Kind::Head(head) => {
+                let weight = module.weight(head.weight);
+                let channels = rounded(emit.numbers, weight, 0)?;
+                let bias = head.bias.map(read).transpose()?;
+                let bias = bias.and_then(|b| b.get(artifact.channels.clone()).map(<[f32]>::to_vec));
+                let rows = (&channels, artifact.channels.clone());
+                let part: Projection = file.projection("wv", rows, (weight.cols(), None), bias)?;
+                Ok(Made::Head(Head { hidden: weight.cols(), parts: vec![part] }))
+            }
+        }
+    }
+
+    /// Evaluates every network of it against the nodes that it stands for.
+    ///
+    /// # Errors
+    /// An artifact that is missing, malformed, or does not run.
+    fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
+        let described = self.clone().described(trial.module, trial.unit).map_err(Error::bug)?;
+        let mut reports = Vec::new();
+        let mut done = BTreeSet::new();
+        let mut shared = Shared::default();
+        for PartGraph { entry, graph } in &described.graphs {
+            let cut = self.cuts.iter().find(|cut| cut.entry == *entry);
+            let cut = cut.ok_or_else(|| Error::bug("a graph of no entry point"))?;
+            if !done.insert((graph.package.clone(), graph.function.clone())) {
+                continue;
+            }
+            let found =
+                self.evaluate(trial, cut, graph, &mut shared).map_err(|e| wrong(&graph.package, &e))?;
+            let (error, saturated, bound) = found;
+            reports.push(FunctionReport {
+                package: graph.package.clone(),
+                function: graph.function.clone(),
+                experts: 0,
+                error,
+                bound,
+                findings: saturated.iter().map(ToString::to_string).collect(),
+                refused: refuses(&saturated),
+                checks: Vec::new(),
+            });
+        }
+        Ok(reports)
+    }
+
+    fn evaluate(
+        &self,
+        trial: &mut Trial<'_, '_>,
+        cut: &Cut,
+        graph: &GraphDecl,
+        shared: &mut Shared,
+    ) -> std::result::Result<(Distance, Vec<Saturated>, f64), Failed> {
+        let module = trial.module;
+        let artifacts = self.artifacts(module, trial.unit)?;
+        let artifact = artifacts.iter().find(|a| path(&a.name) == graph.package).ok_or("it is of no part")?;
+        let package = trial.folder.join(&graph.package);
+        let hidden = self.hidden(module);
+        let sample = super::verify::rows(&package, hidden)?;
+        let x = super::rows::cycled(&sample, cut.rows * hidden);
+        let executor = Executor::sharing(network(trial.folder, graph)?.into(), Some(&package), shared)?;
+        let outcome = executor.run(&[&x])?;
+        let got = outcome.outputs.into_iter().next().ok_or("it gives nothing")?;
+        let want = self.reference(trial, cut, x)?;
+        let width = want.ty.cols();
+        let own = want.as_f32().chunks_exact(width.max(1));
+        let own: Vec<f32> = own.flat_map(|row| row[artifact.channels.clone()].iter().copied()).collect();
+        let count = own.len();
+        let error = Distance::of(&Tensor::f32([count], got), &Tensor::f32([count], own), count);
+        // The coarsest of its matrices is what it is held to.
+        let formats = self.matrices().into_iter().map(|id| module.weight(id).format);
+        let other = |format| if trial.rounded { moec_family::stored(format) } else { 0.0 };
+        let bound = formats.map(|f| Form::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
+        Ok((error, outcome.saturated, bound))
+    }
+
+    /// What the nodes that it stands for make of rows.
+    fn reference(
+        &self,
+        trial: &mut Trial<'_, '_>,
+        cut: &Cut,
+        x: Vec<f32>,
+    ) -> std::result::Result<Tensor, Failed> {
+        let graph = trial.module.entries.iter().find(|g| g.kind == cut.entry).ok_or("no entry point")?;
+        let mut values: HashMap<ValueId, Tensor> = HashMap::new();
+        values.insert(cut.x, Tensor::f32([cut.rows, self.hidden(trial.module)], x));
+        for id in &cut.nodes {
+            let node = graph.nodes.get(id.0 as usize).ok_or("a node that is not there")?;
+            let mut weights = HashMap::new();
+            for operand in &node.inputs {
+                if let Operand::Weight(id) = *operand {
+                    weights.insert(id, trial.evaluator.weight(id)?);
+                }
+            }
+            let arg = |operand: &Operand| match operand {
+                Operand::Weight(id) => weights.get(id).map(|w| Arg::Tensor(w)),
+                Operand::Value(v) => values.get(v).map(Arg::Tensor),
+                Operand::State(_) => None,
+            };
+            let args: Option<Vec<_>> = node.inputs.iter().map(arg).collect();
+            let args = args.ok_or_else(|| format!("`{}` reads what is not there", node.op.name()))?;
+            let results = op(&node.op, args)?;
+            values.extend(node.outputs.iter().copied().zip(results));
+        }
+        values.remove(&cut.y).ok_or_else(|| "the part has no result".into())
+    }
+}
+
+/// What becomes networks.
+enum Made {
+    Ffn(Ffn),
+    Head(Head),
+}
+
+impl Made {
+    fn graph(&self, name: &str, rows: usize) -> std::result::Result<Network, NetworkError> {
+        match self {
+            Self::Ffn(ffn) => ffn.graph(name, rows, ffn.clusters.len()),
+            Self::Head(head) => head.graph(name, rows),
+        }
+    }
+}
+
+/// Evaluates every network of the parts of a trial.
+///
+/// # Errors
+/// As [`HtpPart::verify`].
+pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
+    let mut reports = Vec::new();
+    for part in trial.parts {
+        (trial.next)(&part.name)?;
+        let found = HtpPart::find(trial.module, &part.scope).map_err(Error::bug)?;
+        reports.extend(found.verify(trial)?);
+    }
+    Ok(reports)
+}
+
+/// Writes the parts of a build. Gives the bytes of their weights.
+///
+/// # Errors
+/// As [`HtpPart::write`].
+pub(super) fn write(emit: &Emit<'_>) -> Result<u64> {
+    let mut written = 0;
+    for part in emit.parts {
+        (emit.next)(&part.name)?;
+        let found = HtpPart::find(emit.module, &part.scope)
+            .map_err(|why| Error::bug(format!("`{}` is no network: {why}", part.name)))?;
+        written += found.write(emit)?;
+    }
+    Ok(written)
+}
+
+/// Where an artifact lies in a bundle.
+fn path(name: &str) -> String {
+    format!("artifacts/{name}.qnn")
+}
+
+/// Name of the network of so many rows.
+fn function(rows: usize) -> String {
+    format!("rows{rows}")
+}
