@@ -175,7 +175,7 @@ impl Rounding for Groups<'_> {
     }
 
     fn channels(&self, numbers: &[f32], cols: usize, outliers: usize) -> Result<Channels, f32> {
-        if let Some(x) = numbers.iter().find(|x| !(x.abs() <= LARGEST)) {
+        if let Some(x) = numbers.iter().find(|x| x.is_nan() || x.abs() > LARGEST) {
             return Err(*x);
         }
         let weighting = Weighting { feedback: self.feedback.as_deref(), ..Weighting::of(self.importance) };

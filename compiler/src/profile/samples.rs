@@ -182,8 +182,9 @@ mod tests {
         let all = kept(0..200, ROWS);
         assert_eq!((all.len(), all.clone()), (200, kept((0..200).rev(), ROWS)));
         let (a, b) = (kept(0..120, ROWS), kept(80..200, ROWS));
-        assert_eq!(merge(&[a.clone()], &[b.clone()]), [all]);
-        assert_eq!(merge(&[a.clone()], &[b.clone()]), merge(&[b], &[a]));
+        let (a, b) = ([a], [b]);
+        assert_eq!(merge(&a, &b), [all]);
+        assert_eq!(merge(&a, &b), merge(&b, &a));
         let few = kept(0..200, 8);
         assert_eq!(few.rows().chunks(3).filter(|r| r[1..] == [-1.0, 0.5]).count(), 8);
     }

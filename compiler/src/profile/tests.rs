@@ -75,7 +75,9 @@ fn profile() -> impl Strategy<Value = Profile> {
     let parts = (routing(0, 2, 4), routing(1, 1, 3), moments(1, 5), moments(4, 3));
     let rows = vec(vec(-1e30_f32..1e30, 3), 0..9).prop_map(|rows| {
         let mut kept = samples::Kept::default();
-        rows.iter().for_each(|row| kept.add(row, samples::ROWS));
+        for row in &rows {
+            kept.add(row, samples::ROWS);
+        }
         kept.finish(vec!["layers.0.moe.down".to_owned()], 3)
     });
     let together = (correlations("layers.0.attn.q", 1, 5), correlations("layers.0.moe.down", 4, 3));
