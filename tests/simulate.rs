@@ -258,3 +258,89 @@ fn experts_on_flash_are_simulated_by_the_runtime() {
     let (code, said) = fails(&mut simulate("small", "slow.toml", &["--prompt", "200"]));
     assert!(code == 2 && said.contains("do not fit into a context of 256"), "{said}");
 }
+
+/// ferris with ReLU in its gates, for a phone, its experts on the processor and what its neurons do counted.
+fn relu_on_a_phone(folder: &std::path::Path) -> PathBuf {
+    let source = ferris().parent().unwrap().join("ferris-relu");
+    let setup = Setup { format: "f16", chunk: 64, batch: &[1], context: 256 };
+    let toml = setup.write(&source, folder);
+    let run = |command: &mut Command| {
+        ok(command.env("MOEC_CACHE", folder.join("cache")).env("MOEC_THREADS", "1").arg("--quiet"));
+    };
+    let text = ferris().join("eval/calibration.txt");
+    run(moec()
+        .arg("calibrate")
+        .arg(&toml)
+        .arg("--text")
+        .arg(text)
+        .args(["--tokens", "2048", "--window", "256", "-o"])
+        .arg(folder.join("a.trace")));
+    let text = fs::read_to_string(&toml).unwrap();
+    let more = "[calibrate]\nprofile = \"a.trace\"\n[placement]\nattention = \"cpu\"\nexperts = \"cpu\"\n";
+    fs::write(&toml, text + more).unwrap();
+    let out = folder.join("phone.moec");
+    run(moec().arg("build").arg(&toml).args(["--target", "snapdragon-8-gen-3", "--no-run", "-o"]).arg(&out));
+    out
+}
+
+#[test]
+fn a_phone_decodes_by_hot_and_cold_neurons() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = relu_on_a_phone(folder.path());
+    let simulate = |more: &[&str]| {
+        let mut command = moec();
+        command.args(["simulate", "--quiet", "--trace", "a.trace"]).arg(&bundle).args(more);
+        command.current_dir(folder.path());
+        command
+    };
+    let json =
+        |more: &[&str]| -> Value { serde_json::from_str(&stdout(simulate(more).arg("--json"))).unwrap() };
+    let number = |v: &Value, key: &str| v[key].as_f64().unwrap();
+    let neurons = |v: &Value, key: &str| v["neurons"][key].as_u64().unwrap();
+
+    // All is in memory: nothing is read. A batch activates more.
+    let one = json(&[]);
+    let four = json(&["--batch", "4"]);
+    assert_eq!((number(&one, "flash_bytes"), neurons(&one, "read")), (0.0, 0), "{one}");
+    assert!(neurons(&four, "active") > neurons(&one, "active"), "{one} {four}");
+    assert!(neurons(&one, "hot") <= neurons(&one, "active") && neurons(&one, "active") > 0);
+
+    // Experts are 24 of 96 neurons in 4 layers. With room for a part of them some are read, and that takes time.
+    let tight = json(&["--memory", "1 MiB", "--timeline", "t.json"]);
+    let bytes = number(&tight, "flash_bytes");
+    assert!(bytes > 0.0 && number(&tight, "held") < 0.5, "{tight}");
+    assert!((number(&tight, "flash_bytes_per_token") * number(&tight, "decode") / bytes - 1.0).abs() < 1e-9);
+    assert!(number(&tight, "tokens_per_s") < number(&one, "tokens_per_s"), "{one} {tight}");
+    assert!(number(&json(&["--memory", "512 KiB"]), "flash_bytes") > bytes);
+
+    let trace: Value =
+        serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let rows: Vec<&str> = events
+        .iter()
+        .filter(|e| e["name"] == "thread_name")
+        .map(|e| e["args"]["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            "npu", "big 1", "middle 1", "middle 2", "middle 3", "middle 4", "middle 5", "flash", "little 1",
+            "little 2"
+        ]
+    );
+    let flash = |e: &&Value| e["tid"] == 8 && e["ph"] == "X";
+    assert!(
+        events.iter().filter(flash).count() > 0 && events.iter().filter(flash).all(|e| e["name"] == "read")
+    );
+
+    // What was decided is told, for batches of one to four sequences.
+    let told = stdout(moec().arg("explain").arg(&bundle));
+    assert!(told.contains("hot neurons by batch"), "{told}");
+    let (code, said) = fails(&mut simulate(&["--batch", "5"]));
+    assert!(code == 2 && said.contains("nothing of hot neurons for 5 sequences"), "{said}");
+    let (code, said) = fails(&mut simulate(&["--memory", "much"]));
+    assert!(code == 2 && said.contains("a size has a unit"), "{said}");
+    let text = stdout(&mut simulate(&["--memory", "1 MiB"]));
+    assert!(text.starts_with("snapdragon-8-gen-3: 16 tokens of each of 1 sequences"), "{text}");
+    assert!(text.contains("tokens per second") && text.contains("flash per token"), "{text}");
+}

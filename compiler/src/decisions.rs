@@ -1,6 +1,7 @@
 //! `decisions.json` of a bundle: why each matrix kernel is what it is. `moec explain` reads it.
 
 use crate::config::Rounding;
+use crate::passes::hot::HotShare;
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule};
 use moec_runtime::cache::{Choice, Reason};
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,9 @@ pub struct Decisions {
     /// Why the cache of experts keeps whom it keeps, where policies were replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheDecision>,
+    /// Hot neurons by layer and batch, where a unit for dense work computes beside the processor.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hot: Vec<HotShare>,
     /// Where attention lives and why, where the costs of a request decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionDecision>,

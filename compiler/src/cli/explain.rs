@@ -1,6 +1,6 @@
 //! `moec explain`: why a bundle is what it is.
 
-use super::{output, paging, placement};
+use super::{output, paging, phone, placement};
 use crate::bundle::read::Bundle;
 use crate::config::Rounding;
 use crate::decisions::{By, Decision, Decisions, MixDecision, shown};
@@ -150,6 +150,7 @@ pub fn run(args: &Args) -> Result<()> {
     text += &decisions.cache.as_ref().map(paging::replays).unwrap_or_default();
     if args.layer.is_none() && args.expert.is_none() {
         text += &decisions.attention.as_ref().map(placement::attention).unwrap_or_default();
+        text += &phone::shares(&decisions.hot);
         text += &forms.iter().map(|(unit, form)| placement::graphs(unit, form)).collect::<String>();
     }
     text += &placement::schedule(&bundle.plan);

@@ -23,6 +23,7 @@ pub mod output;
 mod paging;
 pub mod pass;
 pub mod passes;
+mod phone;
 mod placement;
 pub mod profile_device;
 pub mod run;

@@ -9,6 +9,7 @@ use crate::simulate::assigned::{self, assigned};
 use crate::simulate::bundle::{BUNDLE, Request, Simulated, simulate};
 use crate::simulate::paged::{self, paged};
 use crate::simulate::perfetto;
+use crate::simulate::phone::phone;
 use crate::simulate::run::Outcome;
 use crate::simulate::timeline::Timeline;
 use crate::{Error, Result};
@@ -24,10 +25,12 @@ use std::path::{Path, PathBuf};
 /// file and the loads of a recorded profile; beside it what Core ML alone, its default scheduling and ANEMLL would
 /// take. Where experts are on flash, the runtime itself decides what is read and kept, with the routing of a
 /// profile, on modelled units: as many queues as the device has units and links. Where memory modules compute, it is the
-/// runtime that assigns experts to units in every step.
+/// runtime that assigns experts to units in every step. A phone's bundle whose profile has seen gates that leave zeros decodes by
+/// hot neurons on its neural processing unit and cold ones on its cores, and from flash what memory lacks.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// A bundle for `m2-ultra` or `m2-max`, one with a memory budget, or one for `h100-spr-ndp` or `spr-ndp`
+    /// A bundle for `m2-ultra`, `m2-max`, `snapdragon-8-gen-3` or `snapdragon-8-plus-gen-1`, one with a memory budget, or one for
+    /// `h100-spr-ndp` or `spr-ndp`
     pub bundle: PathBuf,
     /// Profile that the loads of the experts are from [default: the mean loads that the bundle remembers], or their routing
     #[arg(long, value_name = "PROFILE")]
@@ -38,18 +41,26 @@ pub struct Args {
     /// Tokens of the prompt, for static graphs rounded up to whole chunks [default: four chunks; one where experts are on flash; none where memory computes]
     #[arg(long, value_name = "TOKENS")]
     pub prompt: Option<u32>,
-    /// Tokens decoded behind the prompt [default: none; 64 where experts are on flash, 16 of each sequence where memory computes]
+    /// Tokens decoded behind the prompt [default: none; 64 where experts are on flash, 16 of each sequence where memory computes or neurons are hot and cold]
     #[arg(long, value_name = "TOKENS")]
     pub decode: Option<u32>,
-    /// Sequences that are decoded together, where memory computes [default: the bundle's largest batch]
+    /// Sequences that are decoded together, where memory computes [default: the bundle's largest batch] or neurons are hot and cold [default: 1]
     #[arg(long, value_name = "SEQUENCES", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: Option<u32>,
+    /// Bytes that memory has for experts, as `12 GiB`, where neurons are hot and cold [default: what the device leaves a program]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    pub memory: Option<u64>,
     /// Device, by name or file [default: the bundle's]
     #[arg(long, value_name = "NAME")]
     pub target: Option<String>,
     /// Print one JSON object to stdout
     #[arg(long)]
     pub json: bool,
+}
+
+/// A size.
+fn bytes(text: &str) -> std::result::Result<u64, String> {
+    human::parse_bytes(text).ok_or_else(|| "a size has a unit, as `12 GiB` or `512 MiB`".to_owned())
 }
 
 /// Simulates.
@@ -75,6 +86,18 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if let Some(schedule) = &bundle.plan.schedule {
         return from_modules(&device, &assigned(&bundle, schedule, &request, args.batch)?, args);
+    }
+    let hot = bundle.decisions()?.hot;
+    if !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty()) {
+        let simulated = phone(&bundle, &hot, &request, args.batch, args.memory)?;
+        if let Some(path) = &args.timeline {
+            write(path, &[(BUNDLE, &simulated.timeline)])?;
+        }
+        return if args.json {
+            output::json(&super::phone::value(&device, &simulated))
+        } else {
+            output::data(&super::phone::text(&device, &simulated))
+        };
     }
     let simulated = simulate(&bundle, &request)?;
     if let Some(path) = &args.timeline {

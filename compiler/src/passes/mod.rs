@@ -9,6 +9,7 @@ pub mod format;
 pub mod fuse;
 pub mod group;
 pub mod home;
+pub mod hot;
 pub mod layout;
 pub mod lower;
 pub mod memory;

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::mix::Formats;
 use crate::passes::home::Homes;
+use crate::passes::hot::HotShare;
 use crate::passes::lower;
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::Applied;
@@ -53,6 +54,8 @@ pub struct Compilation<'a> {
     pub attention: Option<AttentionDecision>,
     /// What static graphs compute, from `offload` on.
     pub statics: Statics,
+    /// Hot neurons by layer and batch, from `cluster` on where another unit computes densely.
+    pub hot: Vec<HotShare>,
     /// All units of the device.
     pub list: UnitList<'a>,
     /// Where the rest lives, from `home` on.
@@ -143,6 +146,7 @@ impl<'a> Compilation<'a> {
             placement: None,
             attention: None,
             statics: Statics::default(),
+            hot: Vec::new(),
             homes: Homes::at_home(&UnitList::of(target.device())),
             list: UnitList::of(target.device()),
             plan: None,

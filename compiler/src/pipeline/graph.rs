@@ -3,6 +3,7 @@
 use super::Compilation;
 use crate::config::Skip;
 use crate::error::{Error, Result};
+use crate::passes::hot::{self, Experts};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Costs, rules};
 use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
@@ -54,6 +55,11 @@ pub(super) fn offload(c: &mut Compilation<'_>) -> Result<()> {
 
 pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
     let skip = c.config.experts.skip;
+    if let Some((units, profile)) = c.units.as_ref().zip(c.profile) {
+        let layers = Experts::of(&c.module, c.placement.as_ref(), units);
+        let room = c.config.memory.budget.map(|bytes| bytes as f64).or(hot::available(units));
+        c.hot = hot::hot(&layers, units, profile, room.unwrap_or(f64::INFINITY))?;
+    }
     // Other units have kernels of their own.
     let paged = c.config.memory.budget.is_some();
     let elsewhere = if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {

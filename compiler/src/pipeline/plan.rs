@@ -38,6 +38,7 @@ pub(super) fn tune(c: &mut Compilation<'_>) -> Result<()> {
     let plan = c.plan.as_mut().ok_or_else(|| Error::bug("there is no plan yet"))?;
     let mut decisions = tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?;
     decisions.attention.clone_from(&c.attention);
+    decisions.hot.clone_from(&c.hot);
     c.decisions = Some(decisions);
     Ok(())
 }

@@ -8,6 +8,8 @@
 //! [`paged`] has the runtime itself decide what of experts on flash is read and kept, under virtual time; [`costs`] says how long
 //! what is computed takes.
 //!
+//! [`phone`] decodes by hot and cold neurons, with the runtime's policies of them.
+//!
 //! [`assigned`] has the runtime's scheduler give experts to units in every step, where memory modules compute.
 //!
 //! [`constants`] is what no device file has, found from the evaluation of NPUMoE; the crate `moec-papers` runs that evaluation
@@ -21,6 +23,7 @@ pub mod energy;
 pub mod model;
 pub mod paged;
 pub mod perfetto;
+pub mod phone;
 pub mod request;
 pub mod run;
 pub mod systems;

@@ -91,6 +91,22 @@ impl Activations {
     }
 }
 
+/// Draws neurons by their frequencies, each time independently of the last.
+#[derive(Clone, Debug)]
+pub struct Independent(SplitMix64);
+
+impl Independent {
+    /// The same seed gives the same draws.
+    pub fn new(seed: u64) -> Self {
+        Self(SplitMix64(seed))
+    }
+
+    /// The active ones, by their place among the frequencies, each a share of 1.
+    pub fn active(&mut self, frequencies: impl Iterator<Item = f64>) -> Vec<u32> {
+        frequencies.enumerate().filter(|&(_, f)| self.0.unit() < f).map(|(i, _)| i as u32).collect()
+    }
+}
+
 /// Most neurons, and most neurons of routed experts over all tokens.
 const MOST: u64 = 1 << 28;
 
@@ -214,6 +230,16 @@ mod tests {
         assert_eq!(two.tokens, [token(0, &[0, 1]), vec![(0, vec![2]), (1, vec![2])]]);
         assert_eq!(of.batched(1), of);
         assert_eq!(two.frequencies(), [2.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]);
+    }
+
+    #[test]
+    fn frequencies_are_drawn_as_often_as_they_say() {
+        let mut random = Independent::new(9);
+        let mut counts = [0; 3];
+        for _ in 0..1000 {
+            random.active([0.0, 0.3, 1.0].into_iter()).iter().for_each(|&n| counts[n as usize] += 1);
+        }
+        assert!(counts[0] == 0 && (250..350).contains(&counts[1]) && counts[2] == 1000, "{counts:?}");
     }
 
     #[test]
