@@ -14,7 +14,7 @@ use moec_codegen::{Compute, Machine, WeightOrder};
 use moec_ir::op::{Activation, Glu};
 use moec_ir::types::Format;
 use probe::{Expert, Probe};
-use steps::{Path, time};
+use steps::{Path, allow_tiles, time};
 
 const HIDDEN: usize = 2048;
 const INTER: usize = 1024;
@@ -126,7 +126,8 @@ fn main() -> Outcome {
     let threads = std::env::args().nth(1).map_or(Ok(usual), |n| n.parse())?;
     let wanted = std::env::args().nth(2).unwrap_or_default();
     let plural = if threads == 1 { "" } else { "s" };
-    println!("{threads} thread{plural} of `{}`", machine.cpu);
+    let isa = machine.isa();
+    println!("{threads} thread{plural}, vectors of {} f32, {:?} for bytes", isa.lanes, isa.bytes);
     let kinds = [(Format::Bf16, false), (Format::Bf16, true), (Format::Q8, false), (Format::Q4, false)];
     let kinds: Vec<Kind> = kinds.into_iter().filter(|&kind| name(kind).contains(&wanted)).collect();
     for &kind in &kinds {
@@ -134,6 +135,9 @@ fn main() -> Outcome {
     }
     if wanted.is_empty() || wanted == Format::Q4o.name() {
         by_channel(&machine, threads)?;
+    }
+    if isa.tiles && !allow_tiles() {
+        return Err("the system lends no tile registers, which prompts meet".into());
     }
     println!(
         "\n| weights | rows of an expert | whole experts | neurons | share of the speed |\n|---|---|---|---|---|"

@@ -112,7 +112,7 @@ impl Probe<'_> {
 
     /// As `select` chooses for a format and number of rows.
     pub(crate) fn dense_compute(&self) -> Compute {
-        match self.format.is_grouped() {
+        match self.format.is_quantised() {
             true if self.isa.tiles && self.rows > 8 => Compute::Bf16,
             true if self.isa.bytes != ByteDot::None => Compute::I8,
             false if self.format == Format::Bf16 && self.isa.bf16 && self.rows > 8 => Compute::Bf16,

@@ -229,3 +229,17 @@ impl<'m> Builder<'m> {
         Ok(Path { steps, _memory: self.memory, copies: self.copies, _loaded: loaded })
     }
 }
+
+/// Asks the system for tile registers, where it lends them.
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+pub(crate) fn allow_tiles() -> bool {
+    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
+    const XFEATURE_XTILEDATA: libc::c_long = 18;
+    // SAFETY: the call reads no memory of ours.
+    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+}
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+pub(crate) fn allow_tiles() -> bool {
+    false
+}
