@@ -66,7 +66,12 @@ fn by_numbers<'k>(k: &'k Kb<'k>, weights: &[WeightRow<'k>], cols: usize, rows: &
     }
     k.fold(k.lane_index() + whole, cols, WARP, &sums, |c, sums| {
         let xs: Vec<_> = rows.at.iter().map(|&at| rows.one(at, c)).collect();
-        let ws = weights.iter().flat_map(|w| std::iter::repeat_n(w.one(c), xs.len()));
+        let one = |w: &WeightRow<'k>| match rows.form {
+            // Codes become what they stand for, rounded to bf16, as in parts.
+            Compute::Bf16 => w.one(c).to_bf16().shl(16).as_float(),
+            _ => w.one(c),
+        };
+        let ws = weights.iter().flat_map(|w| std::iter::repeat_n(one(w), xs.len()));
         ws.zip(xs.iter().cycle()).zip(sums).map(|((w, &x), &sum)| w.fma(x, sum)).collect()
     })
 }

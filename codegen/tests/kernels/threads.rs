@@ -1,10 +1,13 @@
 //! Kernels of threads, run by an interpreter of PTX, which watches bounds, races and what nobody wrote.
 
+use crate::experts;
 use crate::harness::{Case, Expect, Operand, Rng, compare_numbers, matrices};
+use crate::matrix;
 use moec_codegen::pack::{Geometry, pack_slice};
 use moec_codegen::simt::{CACHE_ORDER, Kernel, Sm, compile};
-use moec_codegen::{Error, KernelSpec};
-use moec_ir::op::DispatchLayout;
+use moec_codegen::{Compute, Error, KernelSpec};
+use moec_ir::op::{Activation, DispatchLayout, Glu};
+use moec_ir::types::Format;
 use moec_ptx::{Argument, Buffer, Launch, Memory, Program};
 
 /// Rows that matrix kernels are asked for in turn: by one, by some, in tiles.
@@ -26,6 +29,56 @@ pub(crate) fn check(cases: &[Case]) {
             Err(Error::Target { .. }) => {}
             Err(e) => panic!("{e}"),
         }
+    }
+}
+
+/// A case with its rows of bf16 as far apart as copies of 16 bytes want them.
+fn aligned(case: &Case) -> Case {
+    let mut case = case.clone();
+    let (KernelSpec::Linear { x_ld: ld, .. }
+    | KernelSpec::ExpertGateUp { x_ld: ld, .. }
+    | KernelSpec::ExpertDown { h_ld: ld, .. }) = &mut case.spec
+    else {
+        panic!("no matrix: {case:?}");
+    };
+    let before = std::mem::replace(ld, ld.next_multiple_of(4));
+    let after = *ld;
+    let Operand::Ints(words) = &mut case.operands[0] else { panic!("rows that are not packed") };
+    *words = words
+        .chunks(before)
+        .flat_map(|row| row.iter().copied().chain(std::iter::repeat_n(-1, after - before)))
+        .collect();
+    case
+}
+
+#[test]
+fn tensor_cores_multiply_what_plain_loops_do() {
+    let mut rng = Rng::new(71);
+    let mut cases = Vec::new();
+    for format in [Format::Bf16, Format::Q8, Format::Q4] {
+        let compute = Compute::Bf16;
+        for (n_rows, k, n, groups, glu) in [
+            (70, 128, 150, 1, None),
+            (64, 64, 128, 1, None),
+            (3, 192, 7, 1, None),
+            (65, 64, 262, 1, Some(Glu::Gated(Activation::Silu))),
+        ] {
+            let residual = glu.is_none();
+            let shape = matrix::Shape { n_rows, k, n, groups, format, compute, bias: true, residual, glu };
+            cases.push(matrix::case(&mut rng, &shape));
+        }
+        let layout = DispatchLayout { rows: 150, k: 2, experts: 3 };
+        let (product, silu) = ((format, compute), Glu::Gated(Activation::Silu));
+        cases.push(experts::gate_up_case(&mut rng, (layout, 140), product, (64, 70), silu, true));
+        cases.push(experts::down_case(&mut rng, (layout, 140), product, (140, 64), true));
+    }
+    for case in cases {
+        let case = aligned(&case);
+        let kernel = Kernel::from(case.spec.clone());
+        let text = compile(Sm::Sm90, std::slice::from_ref(&kernel)).unwrap_or_else(|e| panic!("{e}"));
+        assert!(text.contains("mma.sync"), "{case:?}");
+        let launch = kernel.launch().unwrap_or_else(|e| panic!("{e}"));
+        check_case(&case, &kernel, launch, Sm::Sm90);
     }
 }
 
