@@ -111,7 +111,7 @@ pub(crate) fn target_machine(machine: &Machine) -> Result<TargetMachine> {
         })
 }
 
-fn optimise(module: &Module<'_>, target: &TargetMachine, passes: &str) -> Result<()> {
+pub(crate) fn optimise(module: &Module<'_>, target: &TargetMachine, passes: &str) -> Result<()> {
     let options = PassBuilderOptions::create();
     // Kernels are vectorised by hand.
     options.set_loop_vectorization(false);

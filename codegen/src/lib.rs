@@ -22,6 +22,7 @@ mod version;
 mod dsl;
 mod emit;
 mod kernels;
+pub mod simt;
 
 pub use emit::{assembly, compile, llvm_ir};
 pub use error::{Error, Result};

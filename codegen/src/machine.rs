@@ -110,6 +110,9 @@ impl Isa {
         Self { lanes: 8, nr: 16, mr: 6, bf16: false, bytes: ByteDot::Maddubs, tiles: false, permutes: false };
     const NEON: Self =
         Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };
+    /// A thread of a graphics processor.
+    pub(crate) const THREAD: Self =
+        Self { lanes: 1, nr: 1, mr: 8, bf16: true, bytes: ByteDot::Sdot, tiles: false, permutes: false };
     const SSE2: Self =
         Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };
 }

@@ -53,6 +53,13 @@ pub static ONNXRUNTIME: Need = Need {
     help: Help::Command("cargo xtask qnn"),
     find: || onnxruntime().is_some_and(|python| starts(python, &["-c", "import numpy, onnxruntime"])),
 };
+/// NVIDIA's assembler of PTX.
+pub static PTXAS: Need = Need {
+    name: "ptxas",
+    what: "NVIDIA's assembler of PTX",
+    help: Help::Command("cargo xtask cuda"),
+    find: || ptxas().is_some(),
+};
 /// A linker for AArch64, and QEMU.
 pub static AARCH64: Need = Need {
     name: "aarch64",
@@ -158,13 +165,6 @@ pub static AMX: Need = Need {
     help: Help::Machine("another machine"),
     find: by_the_test,
 };
-/// The assembler of NVIDIA's toolkit.
-pub static PTXAS: Need = Need {
-    name: "ptxas",
-    what: "NVIDIA's assembler of PTX",
-    help: Help::Command("pip install nvidia-cuda-nvcc-cu12, and its `bin` on the PATH"),
-    find: || starts("ptxas", &["--version"]),
-};
 /// Python, for the scripts of `bench/`.
 pub static PYTHON: Need = Need {
     name: "python",
@@ -178,11 +178,11 @@ pub static NEEDS: [&Need; 20] = [
     &COREML,
     &QNN,
     &ONNXRUNTIME,
+    &PTXAS,
     &AARCH64,
     &STRACE,
     &MINISIGN,
     &PYTHON,
-    &PTXAS,
     &PREBUILT,
     &ASSERTIONS,
     &GROUPS,
@@ -232,6 +232,13 @@ fn coreml() -> bool {
         from(var).or_else(|| Some(cache()?.join("coreml").join(below))).is_some_and(|p| p.exists())
     };
     at("MOEC_COREML_HELPER", "bin/moec-coreml") && at("MOEC_COREML_PYTHON", "venv")
+}
+
+/// NVIDIA's assembler of PTX, if there is one: `MOEC_PTXAS`, the one that `cargo xtask cuda` installs, or that on the path.
+pub fn ptxas() -> Option<PathBuf> {
+    let installed = from("MOEC_PTXAS").or_else(|| Some(cache()?.join("cuda/ptxas")));
+    let path = installed.filter(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("ptxas"));
+    starts(&path, &["--version"]).then_some(path)
 }
 
 /// Whether the library lies where moec looks for it; whether it is whole, who uses it finds out.

@@ -12,6 +12,7 @@ mod big_little;
 mod circles;
 mod coreml;
 mod cross;
+mod cuda;
 mod debian;
 mod demo;
 mod docs;
@@ -60,6 +61,7 @@ const COMMANDS: &[Command] = &[
         coreml::run,
     ),
     ("qnn", "install QNN and its emulator of Hexagon, and onnxruntime, in a folder of their own", qnn::run),
+    ("cuda", "install NVIDIA's assembler of PTX, which tests ask, in moec's cache folder", cuda::run),
     (
         "check-apple",
         "type-check for macOS what ships there; gets what is missing from rustup or Debian",

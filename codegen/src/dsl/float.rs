@@ -13,7 +13,11 @@ impl<'k> F<'k> {
 
     /// The scalar in every lane; a vector as it is.
     pub(crate) fn splat(self) -> Self {
-        if width(self.v) > 1 { self } else { self.with(self.k.splat_value(self.v, self.k.lanes() as u32)) }
+        if width(self.v) > 1 || self.k.lanes() == 1 {
+            self
+        } else {
+            self.with(self.k.splat_value(self.v, self.k.lanes() as u32))
+        }
     }
 
     /// `self · b + c`, fused where the machine can.

@@ -37,6 +37,9 @@ impl<'k> Kb<'k> {
 
     /// Address of operand `i`.
     pub(crate) fn arg(&'k self, i: usize) -> P<'k> {
+        if self.shared.is_some() {
+            return P { k: self, v: self.pointer_param(i as u32) };
+        }
         let args = P { k: self, v: self.pointer_param(0) };
         let at = args.bytes(i * 8);
         let ty = at.v.get_type();

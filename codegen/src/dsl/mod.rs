@@ -12,12 +12,16 @@ mod int;
 mod math;
 mod memory;
 mod narrow;
+mod thread;
 mod tiles;
 mod value;
+mod wide;
 
 pub(crate) use memory::{LINE, P, Span};
+pub(crate) use thread::{ThreadKernel, WARP};
 pub(crate) use tiles::{TILE_CONFIG_BYTES, TILE_ROW_BYTES, TILE_ROWS, Tile};
 pub(crate) use value::{F, I, Index};
+pub(crate) use wide::{Halves, widest};
 
 use crate::error::{Error, Result};
 use crate::machine::{Isa, Machine};
@@ -28,7 +32,7 @@ use inkwell::context::Context;
 use inkwell::intrinsics::Intrinsic;
 use inkwell::module::Module;
 use inkwell::types::{BasicType, BasicTypeEnum, FloatType, IntType};
-use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue};
+use inkwell::values::{BasicMetadataValueEnum, BasicValueEnum, FunctionValue, PointerValue};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 
@@ -61,6 +65,8 @@ pub(crate) struct Kb<'c> {
     converts_f16: bool,
     /// Whether whole lines are stored past the caches.
     past_caches: Cell<bool>,
+    /// Shared memory, in a kernel of threads; its operands are parameters of their own there.
+    shared: Option<PointerValue<'c>>,
     error: RefCell<Option<String>>,
 }
 
@@ -124,7 +130,20 @@ impl<'c> Kb<'c> {
         let converts_f16 = machine.converts_f16();
         let instructions = dot::declare(ctx, module, &isa)?;
         let (past_caches, error) = (Cell::new(false), RefCell::new(None));
-        Ok(Self { isa, ctx, b, func, intrinsics, instructions, prefetch, converts_f16, past_caches, error })
+        let shared = None;
+        Ok(Self {
+            isa,
+            ctx,
+            b,
+            func,
+            intrinsics,
+            instructions,
+            prefetch,
+            converts_f16,
+            past_caches,
+            shared,
+            error,
+        })
     }
 
     /// Ends the kernel.

@@ -16,7 +16,7 @@ mod outliers;
 mod panel;
 mod position;
 mod quantise;
-mod routed;
+pub(crate) mod routed;
 pub(crate) mod router;
 mod rows;
 mod scratch;

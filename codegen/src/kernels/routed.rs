@@ -4,13 +4,13 @@ use crate::dsl::{I, P};
 use moec_ir::op::DispatchLayout;
 
 /// An active expert: its id and its slots.
-pub(super) struct Expert<'k> {
-    pub(super) id: I<'k>,
-    pub(super) first: I<'k>,
-    pub(super) end: I<'k>,
+pub(crate) struct Expert<'k> {
+    pub(crate) id: I<'k>,
+    pub(crate) first: I<'k>,
+    pub(crate) end: I<'k>,
 }
 
-pub(super) fn expert<'k>(dispatch: P<'k>, layout: DispatchLayout, active: I<'k>) -> Expert<'k> {
+pub(crate) fn expert<'k>(dispatch: P<'k>, layout: DispatchLayout, active: I<'k>) -> Expert<'k> {
     let start = dispatch.words(layout.start()).words(active);
     Expert {
         id: dispatch.words(layout.expert()).words(active).load_int(),

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use moec_codegen::{Isa, key_order, value_order};
-use moec_ir::state::CacheHead;
+use moec_ir::state::{CacheHead, CacheOrder};
 use moec_ir::types::{Format, GROUP};
 
 /// A tensor `[slots · heads, ctx, dim]`.
@@ -43,7 +43,11 @@ impl Cache {
 
     /// Its memory.
     pub(crate) fn pack(&self, isa: &Isa) -> Vec<u8> {
-        let order = if self.values { value_order(isa) } else { key_order(isa) };
+        self.pack_in(if self.values { value_order(isa) } else { key_order(isa) })
+    }
+
+    /// As [`Self::pack`], in that order.
+    pub(crate) fn pack_in(&self, order: CacheOrder) -> Vec<u8> {
         let head = CacheHead { format: self.format, order, ctx: self.ctx, dim: self.dim };
         let size = head.bytes().expect("a format of caches");
         let mut memory = Vec::new();

@@ -2,8 +2,9 @@
 
 use crate::harness::{Case, Expect, Operand, PRODUCTS, Rng, check, random, rows_as, stored, strided};
 use crate::simple::glu;
-use moec_codegen::{KernelSpec, RowForm, Schedule, WeightOrder};
+use moec_codegen::{Compute, KernelSpec, RowForm, Schedule, WeightOrder};
 use moec_ir::op::{Activation, DispatchLayout, Glu};
+use moec_ir::types::Format;
 
 /// A dispatch table of random choices, as the runtime's builtin writes it.
 pub(crate) fn dispatch(rng: &mut Rng, layout: DispatchLayout, n: usize) -> Vec<i32> {
@@ -52,58 +53,68 @@ const LAYOUTS: [(usize, usize, usize, usize); 4] =
 pub(crate) fn gate_up_cases(rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
-        for (format, compute) in PRODUCTS {
+        for product in PRODUCTS {
             let layout = DispatchLayout { rows, k, experts };
-            let (hidden, inter) = (rng.pick(&[80, 56, 24, 17]), rng.pick(&[5, 16, 17, 48]));
+            let extents = (rng.pick(&[80, 56, 24, 17]), rng.pick(&[5, 16, 17, 48]));
             let g = if i % 2 == 0 { Glu::Gated(Activation::Silu) } else { Glu::DRelu };
-            let table = dispatch(rng, layout, n);
-            let of_slot = experts_of_slots(layout, &table);
-            let x_ld = hidden + 3;
-            let x = random(rng, n, hidden, x_ld);
-            let w = rng.floats(experts * 2 * inter * hidden);
-            let held = stored(format, compute, [2 * inter, hidden], &w);
-            let (rows_operand, row_words, x) = rows_as(compute, &x, [1, hidden, x_ld]);
-            let bias = (i < 2).then(|| rng.floats(experts * 2 * inter));
-            let expected = strided(rows * k, inter, inter, |slot, c| {
-                let Some(&e) = of_slot.get(slot) else { return 0.0 };
-                let row = &x[table[layout.token() + slot] as usize * x_ld..][..hidden];
-                let dot = |j: usize| {
-                    let w = &held[(e * 2 * inter + j) * hidden..][..hidden];
-                    let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
-                    sum + bias.as_ref().map_or(0.0, |b| b[e * 2 * inter + j])
-                };
-                glu(g, dot(c), dot(inter + c))
-            });
-            let mut operands = vec![
-                rows_operand,
-                Operand::Ints(table),
-                Operand::Weight(format, [experts, 2 * inter, hidden], w),
-            ];
-            let with_bias = bias.is_some();
-            operands.extend(bias.map(Operand::Floats));
-            let at = operands.len();
-            operands.push(Operand::Floats(vec![0.0; rows * k * inter]));
-            cases.push(Case {
-                spec: KernelSpec::ExpertGateUp {
-                    layout,
-                    hidden,
-                    inter,
-                    format,
-                    compute,
-                    x_ld: row_words,
-                    glu: g,
-                    bias: with_bias,
-                    out: RowForm::f32(inter),
-                    order: WeightOrder::Panels,
-                    schedule: Schedule::default(),
-                },
-                n,
-                operands,
-                expect: vec![(at, Expect::Floats(expected, 5e-5))],
-            });
+            cases.push(gate_up_case(rng, (layout, n), product, extents, g, i < 2));
         }
     }
     cases
+}
+
+/// Of so many rows, in that product, with so many channels and neurons.
+pub(crate) fn gate_up_case(
+    rng: &mut Rng,
+    (layout, n): (DispatchLayout, usize),
+    (format, compute): (Format, Compute),
+    (hidden, inter): (usize, usize),
+    g: Glu,
+    biased: bool,
+) -> Case {
+    let DispatchLayout { rows, k, experts } = layout;
+    let table = dispatch(rng, layout, n);
+    let of_slot = experts_of_slots(layout, &table);
+    let x_ld = hidden + 3;
+    let x = random(rng, n, hidden, x_ld);
+    let w = rng.floats(experts * 2 * inter * hidden);
+    let held = stored(format, compute, [2 * inter, hidden], &w);
+    let (rows_operand, row_words, x) = rows_as(compute, &x, [1, hidden, x_ld]);
+    let bias = biased.then(|| rng.floats(experts * 2 * inter));
+    let expected = strided(rows * k, inter, inter, |slot, c| {
+        let Some(&e) = of_slot.get(slot) else { return 0.0 };
+        let row = &x[table[layout.token() + slot] as usize * x_ld..][..hidden];
+        let dot = |j: usize| {
+            let w = &held[(e * 2 * inter + j) * hidden..][..hidden];
+            let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
+            sum + bias.as_ref().map_or(0.0, |b| b[e * 2 * inter + j])
+        };
+        glu(g, dot(c), dot(inter + c))
+    });
+    let mut operands =
+        vec![rows_operand, Operand::Ints(table), Operand::Weight(format, [experts, 2 * inter, hidden], w)];
+    let with_bias = bias.is_some();
+    operands.extend(bias.map(Operand::Floats));
+    let at = operands.len();
+    operands.push(Operand::Floats(vec![0.0; rows * k * inter]));
+    Case {
+        spec: KernelSpec::ExpertGateUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            compute,
+            x_ld: row_words,
+            glu: g,
+            bias: with_bias,
+            out: RowForm::f32(inter),
+            order: WeightOrder::Panels,
+            schedule: Schedule::default(),
+        },
+        n,
+        operands,
+        expect: vec![(at, Expect::Floats(expected, 5e-5))],
+    }
 }
 
 #[test]
@@ -114,51 +125,60 @@ fn gate_and_up_of_gathered_rows() {
 pub(crate) fn down_cases(rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (rows, k, experts, n)) in LAYOUTS.into_iter().enumerate() {
-        for (format, compute) in PRODUCTS {
+        for product in PRODUCTS {
             let layout = DispatchLayout { rows, k, experts };
-            let (hidden, inter) = (rng.pick(&[80, 32, 24, 17]), rng.pick(&[5, 16, 17, 48]));
-            let table = dispatch(rng, layout, n);
-            let of_slot = experts_of_slots(layout, &table);
-            let h = rng.floats(rows * k * inter);
-            let w = rng.floats(experts * hidden * inter);
-            let held = stored(format, compute, [hidden, inter], &w);
-            let (rows_operand, h_ld, h) = rows_as(compute, &h, [1, inter, inter]);
-            let bias = (i % 2 == 0).then(|| rng.floats(experts * hidden));
-            let expected = strided(rows * k, hidden, hidden, |slot, c| {
-                let Some(&e) = of_slot.get(slot) else { return 0.0 };
-                let w = &held[(e * hidden + c) * inter..][..inter];
-                let row = &h[slot * inter..][..inter];
-                let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
-                sum + bias.as_ref().map_or(0.0, |b| b[e * hidden + c])
-            });
-            let mut operands = vec![
-                rows_operand,
-                Operand::Ints(table),
-                Operand::Weight(format, [experts, hidden, inter], w),
-            ];
-            let with_bias = bias.is_some();
-            operands.extend(bias.map(Operand::Floats));
-            let at = operands.len();
-            operands.push(Operand::Floats(vec![0.0; rows * k * hidden]));
-            cases.push(Case {
-                spec: KernelSpec::ExpertDown {
-                    layout,
-                    inter,
-                    hidden,
-                    format,
-                    compute,
-                    h_ld,
-                    bias: with_bias,
-                    order: WeightOrder::Panels,
-                    schedule: Schedule::default(),
-                },
-                n,
-                operands,
-                expect: vec![(at, Expect::Floats(expected, 5e-5))],
-            });
+            let extents = (rng.pick(&[80, 32, 24, 17]), rng.pick(&[5, 16, 17, 48]));
+            cases.push(down_case(rng, (layout, n), product, extents, i % 2 == 0));
         }
     }
     cases
+}
+
+/// As [`gate_up_case`].
+pub(crate) fn down_case(
+    rng: &mut Rng,
+    (layout, n): (DispatchLayout, usize),
+    (format, compute): (Format, Compute),
+    (hidden, inter): (usize, usize),
+    biased: bool,
+) -> Case {
+    let DispatchLayout { rows, k, experts } = layout;
+    let table = dispatch(rng, layout, n);
+    let of_slot = experts_of_slots(layout, &table);
+    let h = rng.floats(rows * k * inter);
+    let w = rng.floats(experts * hidden * inter);
+    let held = stored(format, compute, [hidden, inter], &w);
+    let (rows_operand, h_ld, h) = rows_as(compute, &h, [1, inter, inter]);
+    let bias = biased.then(|| rng.floats(experts * hidden));
+    let expected = strided(rows * k, hidden, hidden, |slot, c| {
+        let Some(&e) = of_slot.get(slot) else { return 0.0 };
+        let w = &held[(e * hidden + c) * inter..][..inter];
+        let row = &h[slot * inter..][..inter];
+        let sum: f32 = row.iter().zip(w).map(|(a, b)| a * b).sum();
+        sum + bias.as_ref().map_or(0.0, |b| b[e * hidden + c])
+    });
+    let mut operands =
+        vec![rows_operand, Operand::Ints(table), Operand::Weight(format, [experts, hidden, inter], w)];
+    let with_bias = bias.is_some();
+    operands.extend(bias.map(Operand::Floats));
+    let at = operands.len();
+    operands.push(Operand::Floats(vec![0.0; rows * k * hidden]));
+    Case {
+        spec: KernelSpec::ExpertDown {
+            layout,
+            inter,
+            hidden,
+            format,
+            compute,
+            h_ld,
+            bias: with_bias,
+            order: WeightOrder::Panels,
+            schedule: Schedule::default(),
+        },
+        n,
+        operands,
+        expect: vec![(at, Expect::Floats(expected, 5e-5))],
+    }
 }
 
 #[test]

@@ -134,6 +134,7 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
 
 /// Checks the cases on every machine that this host runs, as far as they can multiply so.
 pub(crate) fn check(cases: &[Case]) {
+    crate::threads::check(cases);
     for machine in machines() {
         let wanted = |c: &&Case| able(&machine.isa(), &c.spec) && wanted(&c.spec);
         let cases: Vec<Case> = cases.iter().filter(wanted).cloned().collect();
@@ -280,6 +281,14 @@ fn compare(isa: &Isa, got: &[u32], expect: &Expect, what: impl Fn() -> String) {
             let bytes: Vec<u8> = got.iter().flat_map(|w| w.to_le_bytes()).collect();
             assert_eq!(bytes, want.pack(isa), "{}", what());
         }
+        _ => compare_numbers(got, expect, what),
+    }
+}
+
+/// As [`check_case`], of numbers.
+pub(crate) fn compare_numbers(got: &[u32], expect: &Expect, what: impl Fn() -> String) {
+    match expect {
+        Expect::Cache(_) => panic!("no numbers: {}", what()),
         Expect::Ints(want) => {
             let got: Vec<i32> = got.iter().map(|&b| b.cast_signed()).collect();
             assert_eq!(&got, want, "{}", what());

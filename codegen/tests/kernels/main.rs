@@ -1,4 +1,5 @@
-//! Every kernel, run in this process and for AArch64 in an emulator, against plain loops.
+//! Every kernel, run in this process, for AArch64 in an emulator and for graphics processors in an interpreter, against plain
+//! loops.
 #![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
 mod attention;
@@ -15,3 +16,4 @@ mod neurons;
 mod routing;
 mod schedules;
 mod simple;
+mod threads;

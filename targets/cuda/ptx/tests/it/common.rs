@@ -73,7 +73,7 @@ pub(crate) fn assembled(what: &str, architecture: &str, text: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("it.ptx"), folder.path().join("it.cubin"));
     fs::write(&from, text).unwrap();
-    let mut command = Command::new("ptxas");
+    let mut command = Command::new(moec_testing::ptxas().unwrap());
     let said = command.arg("--gpu-name").arg(architecture).arg(&from).arg("-o").arg(&to).output().unwrap();
     assert!(said.status.success(), "{what}: {}", String::from_utf8_lossy(&said.stderr));
 }

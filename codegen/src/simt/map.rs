@@ -1,0 +1,46 @@
+//! Element by element: a thread for every column of a row.
+
+use super::launch::{Extent, Launch};
+use crate::dsl::{I, Kb};
+use crate::spec::{KernelSpec, MapOp};
+
+const THREADS: usize = 256;
+
+pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
+    let KernelSpec::Map { cols, .. } = spec else { return None };
+    Some(by_column(*cols))
+}
+
+/// A thread for every column of every row, 256 of them in a block.
+pub(super) fn by_column(cols: usize) -> Launch {
+    let grid = [Extent::rows(1), Extent::fixed(cols.div_ceil(THREADS)), Extent::fixed(1)];
+    Launch { grid, block: THREADS as u32, shared: 0 }
+}
+
+/// Runs `body(row, column)` in a launch [`by_column`].
+pub(super) fn each_column<'k>(k: &'k Kb<'k>, cols: usize, body: impl FnOnce(I<'k>, I<'k>)) {
+    let (row, c) = (k.block_index(0), k.block_index(1) * THREADS + k.thread());
+    k.when(c.lt(k.i(cols as i64)), || body(row, c));
+}
+
+pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
+    let KernelSpec::Map { op, cols, a_ld, out_ld } = *spec else {
+        return k.fail("not a map");
+    };
+    let (a, out) = (k.arg(0), k.arg(spec.args() - 1));
+    let b = |ld: usize, row: I<'k>, c| k.arg(1).words(row * ld).words(c).load();
+    each_column(k, cols, |row, c| {
+        let x = a.words(row * a_ld).words(c).load();
+        let column = |broadcast: bool| if broadcast { k.i(0) } else { c };
+        let result = match op {
+            MapOp::Add { b_ld, broadcast_b } => x + b(b_ld, row, column(broadcast_b)),
+            MapOp::Mul { b_ld, broadcast_b } => x * b(b_ld, row, column(broadcast_b)),
+            MapOp::Glu { glu, b_ld } => x.glu(b(b_ld, row, c), glu),
+            MapOp::ScaleCols => x * b(0, row, c),
+            MapOp::Scale { factor } => x * factor,
+            MapOp::Clamp { lo, hi } => x.at_least(lo).at_most(hi),
+            MapOp::Act(act) => x.activate(act),
+        };
+        out.words(row * out_ld).words(c).store(result);
+    });
+}

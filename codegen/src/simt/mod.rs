@@ -1,0 +1,241 @@
+//! Kernels for graphics processors of NVIDIA's: the same [`KernelSpec`]s with the same operands and meaning, written for
+//! threads, as PTX text.
+//!
+//! | | on processors | here |
+//! |---|---|---|
+//! | parameters | table of addresses, range of work items, scratch | one address each, then the number of valid rows |
+//! | work | items of a grid, by threads of a pool | [`Launch`]: blocks of threads |
+//! | weights | panels | [`Layout::Rows`]: a lane of a warp reads 16 bytes of a row, its neighbour the next |
+//! | KV cache | panels of tokens and of channels | [`CACHE_ORDER`] for keys and values: `[ctx][dim]` |
+//! | [`Schedule::rows`](crate::Schedule::rows) | rows of a work item | up to [`FEW_ROWS`]: rows that a warp multiplies by a row of the weight; more: tiles |
+//!
+//! Each file is a kernel family, as in `kernels`, and reads like what a thread does.
+
+mod argmax;
+mod attention;
+mod combine;
+mod dispatch;
+mod dot;
+mod expert;
+mod launch;
+mod linear;
+mod map;
+mod norm;
+mod plain_tile;
+mod position;
+mod router;
+mod rows;
+mod tile;
+mod weight;
+
+pub use launch::{Extent, Launch};
+
+use crate::dsl::{Kb, ThreadKernel};
+use crate::emit::{new_module, optimise};
+use crate::error::{Error, Result};
+use crate::machine::Isa;
+use crate::spec::KernelSpec;
+use crate::spec::schedule::Schedule;
+use inkwell::OptimizationLevel;
+use inkwell::context::Context;
+use inkwell::targets::{
+    CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine, TargetTriple,
+};
+use moec_ir::op::DispatchLayout;
+use moec_ir::plan::Layout;
+use moec_ir::state::CacheOrder;
+use std::collections::BTreeMap;
+
+/// Most rows that are multiplied without tiles, as [`Schedule::rows`](crate::Schedule::rows) asks for.
+pub const FEW_ROWS: usize = 8;
+
+/// Order of keys and of values in a cache: `[ctx][dim]`.
+pub const CACHE_ORDER: CacheOrder = CacheOrder::Keys { nr: 1 };
+
+/// A generation of processors, as the compute capability of theirs that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Sm {
+    /// 8.0: Ampere (A100).
+    Sm80,
+    /// 8.9: Ada (RTX 40, L4, L40).
+    Sm89,
+    /// 9.0: Hopper (H100, H200).
+    Sm90,
+}
+
+impl Sm {
+    /// Every one.
+    pub const ALL: [Self; 3] = [Self::Sm80, Self::Sm89, Self::Sm90];
+
+    /// LLVM's and NVIDIA's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sm80 => "sm_80",
+            Self::Sm89 => "sm_89",
+            Self::Sm90 => "sm_90",
+        }
+    }
+}
+
+/// The version of PTX that is written: that of CUDA 11.8, the first to know all of [`Sm`].
+const PTX: &str = "+ptx78";
+
+/// A kernel that is not a [`KernelSpec`], because processors have it as a function of the runtime, or one that is.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kernel {
+    /// As on processors.
+    Spec(KernelSpec),
+    /// `[ids i32 [T, k], table out]`: the dispatch table. Choices that are no expert have no slot.
+    Dispatch(DispatchLayout),
+    /// `[x, id out i32 [T]]`: the lowest number of the largest column of each row; −1 where that is not finite.
+    Argmax {
+        /// Columns.
+        cols: usize,
+        /// Row distance of `x`.
+        x_ld: usize,
+    },
+}
+
+impl From<KernelSpec> for Kernel {
+    fn from(spec: KernelSpec) -> Self {
+        Self::Spec(spec)
+    }
+}
+
+/// What writes a kernel family.
+type Write = for<'k> fn(&'k Kb<'k>, &KernelSpec);
+
+impl Kernel {
+    /// Symbol: equal exactly for equal parameters.
+    pub fn symbol(&self) -> String {
+        match self {
+            Self::Spec(spec) => {
+                let symbol = spec.symbol(&Isa::THREAD);
+                spec.schedule().map_or(symbol.clone(), |s| format!("{symbol}_rows{}", s.rows))
+            }
+            Self::Dispatch(DispatchLayout { rows, k, experts }) => {
+                format!("moec_dispatch_t{rows}_k{k}_e{experts}")
+            }
+            Self::Argmax { cols, x_ld } => format!("moec_argmax_c{cols}_x{x_ld}"),
+        }
+    }
+
+    /// How it is launched.
+    ///
+    /// # Errors
+    /// [`Error::Spec`] if its parameters contradict each other, [`Error::Target`] if there is no such kernel here.
+    pub fn launch(&self) -> Result<Launch> {
+        let launch = match self {
+            Self::Spec(spec) => {
+                // Any number of rows is a schedule here.
+                let usual = spec.with_schedule(Schedule::default());
+                crate::kernels::check(&usual, &Isa::THREAD)
+                    .map_err(|what| Error::Spec { symbol: self.symbol(), what })?;
+                family(spec).map(|(launch, _)| launch)
+            }
+            Self::Dispatch(layout) => dispatch::launch(*layout),
+            Self::Argmax { .. } => Some(argmax::launch()),
+        };
+        launch.ok_or_else(|| Error::Target {
+            what: format!("there is no kernel of threads for `{}`", self.symbol()),
+            hint: "leave this step to the processor, or choose another form for it".to_owned(),
+        })
+    }
+
+    /// Operands.
+    pub fn operands(&self) -> usize {
+        match self {
+            Self::Spec(spec) => spec.args(),
+            Self::Dispatch(_) | Self::Argmax { .. } => 2,
+        }
+    }
+
+    /// Layout of its weight matrix, if it reads one.
+    pub fn layout(&self) -> Option<Layout> {
+        match self {
+            Self::Spec(spec) => spec.layout(&Isa::THREAD).map(|_| Layout::Rows),
+            Self::Dispatch(_) | Self::Argmax { .. } => None,
+        }
+    }
+
+    fn write<'k>(&self, k: &'k Kb<'k>) {
+        match self {
+            Self::Spec(spec) => match family(spec) {
+                Some((_, write)) => write(k, spec),
+                None => k.fail("no such kernel"),
+            },
+            Self::Dispatch(layout) => dispatch::write(k, *layout),
+            Self::Argmax { cols, x_ld } => argmax::write(k, *cols, *x_ld),
+        }
+    }
+}
+
+/// The table of kernel families; `None` where a form has no kernel.
+fn family(spec: &KernelSpec) -> Option<(Launch, Write)> {
+    let (launch, write): (Option<Launch>, Write) = match spec {
+        KernelSpec::Norm { .. } => (norm::launch(spec), norm::write),
+        KernelSpec::Map { .. } => (map::launch(spec), map::write),
+        KernelSpec::Linear { .. } => (linear::launch(spec), linear::write),
+        KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. } => {
+            (expert::launch(spec), expert::write)
+        }
+        KernelSpec::Combine { .. } => (combine::launch(spec), combine::write),
+        KernelSpec::Attention { .. } => (attention::launch(spec), attention::write),
+        KernelSpec::AttentionMerge { .. } => (attention::merge_launch(spec), attention::merge),
+        KernelSpec::Rope { .. } => (position::launch(spec), position::rope),
+        KernelSpec::CacheWrite { .. } => (position::launch(spec), position::cache_write),
+        KernelSpec::Router { .. } => (router::launch(spec), router::write),
+        KernelSpec::Embed { .. } | KernelSpec::GatherRows { .. } | KernelSpec::Copy { .. } => {
+            (rows::launch(spec), rows::write)
+        }
+        KernelSpec::Softmax { .. } => (rows::softmax_launch(spec), rows::softmax),
+        KernelSpec::Quantise { .. } | KernelSpec::NeuronUp { .. } | KernelSpec::NeuronDown { .. } => {
+            return None;
+        }
+    };
+    Some((launch?, write))
+}
+
+/// PTX of all kernels, symbols sorted, duplicates merged. The same input gives the same text.
+///
+/// # Errors
+/// [`Error::Target`] where LLVM does not serve these processors or there is no such kernel, [`Error::Spec`] or
+/// [`Error::Bug`] for ours.
+pub fn compile(sm: Sm, kernels: &[Kernel]) -> Result<String> {
+    let target = target_machine(sm)?;
+    let sorted: BTreeMap<String, &Kernel> = kernels.iter().map(|k| (k.symbol(), k)).collect();
+    let ctx = Context::create();
+    let module = new_module(&ctx, &target, "kernels");
+    for (symbol, kernel) in &sorted {
+        let Launch { block, shared, .. } = kernel.launch()?;
+        let operands = kernel.operands();
+        let k = Kb::of_threads(&ctx, &module, &ThreadKernel { symbol, operands, block, shared })?;
+        kernel.write(&k);
+        k.finish()?;
+        module.verify().map_err(|e| Error::Bug(format!("{symbol}: {e}")))?;
+    }
+    optimise(&module, &target, "default<O3>")?;
+    let text = target.write_to_memory_buffer(&module, FileType::Assembly).map_err(Error::bug)?;
+    Ok(String::from_utf8_lossy(text.as_slice()).trim_end_matches('\0').to_owned())
+}
+
+fn target_machine(sm: Sm) -> Result<TargetMachine> {
+    const TRIPLE: &str = "nvptx64-nvidia-cuda";
+    Target::initialize_nvptx(&InitializationConfig::default());
+    let missing = |e: String| Error::Target {
+        what: format!("this LLVM does not write for `{TRIPLE}` ({}): {e}", sm.name()),
+        hint: "install an LLVM with the NVPTX target".to_owned(),
+    };
+    let triple = TargetTriple::create(TRIPLE);
+    let target = Target::from_triple(&triple).map_err(|e| missing(e.to_string()))?;
+    target
+        .create_target_machine(
+            &triple,
+            sm.name(),
+            PTX,
+            OptimizationLevel::Aggressive,
+            RelocMode::Default,
+            CodeModel::Default,
+        )
+        .ok_or_else(|| missing("it has no such processor".to_owned()))
+}
