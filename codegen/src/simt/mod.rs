@@ -189,9 +189,12 @@ fn family(spec: &KernelSpec) -> Option<(Launch, Write)> {
             (rows::launch(spec), rows::write)
         }
         KernelSpec::Softmax { .. } => (rows::softmax_launch(spec), rows::softmax),
-        KernelSpec::Quantise { .. } | KernelSpec::NeuronUp { .. } | KernelSpec::NeuronDown { .. } => {
-            return None;
-        }
+        KernelSpec::Quantise { .. }
+        | KernelSpec::NeuronUp { .. }
+        | KernelSpec::NeuronDown { .. }
+        | KernelSpec::NeuronGate { .. }
+        | KernelSpec::NeuronUpAt { .. }
+        | KernelSpec::NeuronDownAt { .. } => return None,
     };
     Some((launch?, write))
 }
