@@ -1,7 +1,6 @@
 //! `decisions.json` of a bundle: why each matrix kernel is what it is. `moec explain` reads it.
 
 use crate::config::Rounding;
-use crate::passes::hot::HotShare;
 use moec_cpu::{CpuTarget, KernelSpec, Knob, Schedule};
 use moec_runtime::cache::{Choice, Reason};
 use serde::{Deserialize, Serialize};
@@ -268,4 +267,22 @@ pub fn schedule(target: &CpuTarget, pieces: &Pieces) -> Option<Schedule> {
 pub fn shown(pieces: &Pieces) -> String {
     let fields = Knob::ALL.into_iter().filter_map(|k| Some(format!("{k} {}", pieces.get(k.name())?)));
     fields.collect::<Vec<_>>().join(", ")
+}
+
+/// The hot neurons of a layer at a batch size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HotShare {
+    /// Layer.
+    pub layer: u32,
+    /// Sequences that are decoded together.
+    pub batch: u32,
+    /// Hot neurons of each expert: the first ones by activity.
+    pub hot: u32,
+    /// Neurons of an expert.
+    pub neurons: u32,
+    /// Microseconds that attention and experts are expected to take.
+    pub us: f64,
+    /// The same without hot neurons: the processor alone.
+    pub cold_us: f64,
 }

@@ -1,8 +1,8 @@
 //! What `moec simulate` says of a phone's neurons.
 
 use super::output;
+use crate::decisions::HotShare;
 use crate::human;
-use crate::passes::hot::HotShare;
 use crate::simulate::phone::Simulated;
 use moec_device::Device;
 use serde_json::{Value, json};

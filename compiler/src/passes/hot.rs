@@ -5,6 +5,7 @@
 //! of each the hot neurons are a dense product of the unit, and of the others the processor takes those that are active, which a
 //! predictor without error or cost is taken to name. Units are timed by their tables of matrix products, launches included.
 
+use crate::decisions::HotShare;
 use crate::error::{Error, Result};
 use crate::passes::units::Units;
 use crate::profile::{NeuronCounts, Profile};
@@ -15,7 +16,6 @@ use moec_ir::{EntryKind, Module, Op, Operand, Part};
 use moec_runtime::neurons::plan::{Tables, hot_share};
 use moec_runtime::neurons::synthetic::{Activations, Independent};
 use moec_runtime::neurons::{NeuronError, Recorded};
-use serde::{Deserialize, Serialize};
 
 /// Neurons of a cluster (§4.1.2), fewer where an expert has few.
 pub const CLUSTER: usize = 512;
@@ -27,24 +27,6 @@ const TABLE_BITS: f64 = 4.0;
 const BLOCK: f64 = 4096.0;
 /// Steps that are drawn where memory does not hold all neurons: to fill the cache, and to count.
 const DRAWN: [usize; 2] = [32, 32];
-
-/// The hot neurons of a layer at a batch size.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HotShare {
-    /// Layer.
-    pub layer: u32,
-    /// Sequences that are decoded together.
-    pub batch: u32,
-    /// Hot neurons of each expert: the first ones by activity.
-    pub hot: u32,
-    /// Neurons of an expert.
-    pub neurons: u32,
-    /// Microseconds that attention and experts are expected to take.
-    pub us: f64,
-    /// The same without hot neurons: the processor alone.
-    pub cold_us: f64,
-}
 
 /// The experts of a layer, and what costs beside them.
 #[derive(Clone, Copy, Debug, PartialEq)]

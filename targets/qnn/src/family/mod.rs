@@ -129,7 +129,7 @@ impl StaticGraphs for Qnn {
     }
 
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
-        let bytes = emit::artifacts(emit)?;
+        let bytes = parts::write(emit)? + emit::artifacts(emit)?;
         Ok(Emitted { bytes, notes: contexts::write(emit)? })
     }
 
@@ -138,7 +138,8 @@ impl StaticGraphs for Qnn {
     }
 
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
-        verify::verify(trial)
+        let parts = parts::verify(trial)?;
+        verify::verify(trial, parts)
     }
 
     fn host(&self) -> Box<dyn Graphs> {

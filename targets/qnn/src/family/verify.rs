@@ -19,12 +19,14 @@ type Failed = Box<dyn std::error::Error>;
 /// A tensor of which a larger share of numbers saturates forbids its network.
 const SATURATED: f64 = 1e-3;
 
-/// Evaluates every network.
+/// Evaluates networks of experts, and has others execute them, and those of `reports`, which were evaluated.
 ///
 /// # Errors
 /// A network that is missing, malformed, or does not run.
-pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
-    let mut reports = super::parts::verify(trial)?;
+pub(super) fn verify(
+    trial: &mut Trial<'_, '_>,
+    mut reports: Vec<FunctionReport>,
+) -> Result<Vec<FunctionReport>> {
     // Artifacts of a head come by turns.
     reports.sort_by(|a, b| a.package.cmp(&b.package));
     let any = !trial.parts.is_empty() || !trial.groups.is_empty();
