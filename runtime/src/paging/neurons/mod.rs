@@ -143,7 +143,7 @@ impl NeuronPager {
             ..Report::default()
         };
         let record = options.record.then_some(shape);
-        let state = State::new(cache, frames, tables, flash.buffers().len(), &layers, record);
+        let state = State::new(cache, frames, tables, &layers, record);
         Ok(Self {
             flash,
             layers,
@@ -283,14 +283,14 @@ impl NeuronPager {
         while let Some(event) = self.flash.poll() {
             match event {
                 Event::Done { ticket, loaded } => {
-                    state.arrived(self.lie, &self.layers, ticket.buffer(), loaded.bytes());
+                    state.arrived(self.lie, &self.layers, ticket, loaded.bytes());
                 }
                 Event::Failed { ticket, error } => {
-                    state.ended(ticket.buffer());
+                    state.ended(ticket);
                     state.error.get_or_insert(Error::Flash(Box::new(error)));
                 }
                 Event::Cancelled { ticket } => {
-                    state.ended(ticket.buffer());
+                    state.ended(ticket);
                 }
                 Event::Arrived { .. } | Event::Released { .. } => {}
             }
@@ -306,7 +306,7 @@ impl NeuronPager {
             let extent =
                 layer_of(&self.layers, matrix).map(|(_, l)| l.extent + (matrix - l.first) * l.units + at);
             match self.flash.submit(extent.unwrap_or(u32::MAX), 1, Priority::Demand, buffer) {
-                Ok(ticket) => state.asked(ticket.buffer()),
+                Ok(ticket) => state.asked(ticket),
                 Err(error) => state.error = Some(error),
             }
         }

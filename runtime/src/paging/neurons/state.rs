@@ -3,13 +3,14 @@
 use super::stage::{Needs, Stage};
 use super::{Layer, Lie, enter, layer_of};
 use crate::error::{Error, Result};
+use crate::flash::Ticket;
 use crate::memory::Region;
 use crate::neurons::replay::replay;
 use crate::neurons::synthetic::Activations;
 use crate::neurons::{Event, Found, Part, Segmented, Shape};
 use crate::paging::tables::Tables;
 use crate::unit::Half;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Most tokens whose neurons are recorded.
@@ -37,8 +38,8 @@ pub(super) struct State {
     free: Vec<u32>,
     /// Units that are still to be read, the first one first.
     queue: VecDeque<u32>,
-    /// By buffer: the unit that is read into it.
-    pending: Vec<Option<u32>>,
+    /// The unit of each read. Not by buffer: one of a read that failed is free before that is heard.
+    pending: HashMap<Ticket, u32>,
     /// Reads that have not ended.
     pub(super) under_way: usize,
     /// Why the call does not go on.
@@ -58,7 +59,6 @@ impl State {
         cache: Segmented,
         frames: Region,
         tables: Arc<Tables>,
-        buffers: usize,
         layers: &[Layer],
         record: Option<Shape>,
     ) -> Self {
@@ -76,7 +76,7 @@ impl State {
             // Taken from the end: the lowest address first.
             free: (0..count as u32).rev().collect(),
             queue: VecDeque::new(),
-            pending: vec![None; buffers],
+            pending: HashMap::new(),
             under_way: 0,
             error: None,
             hits: 0,
@@ -223,21 +223,23 @@ impl State {
     }
 
     /// That unit is read into a buffer.
-    pub(super) fn asked(&mut self, buffer: usize) {
-        self.pending[buffer] = self.queue.pop_front();
-        self.under_way += 1;
+    pub(super) fn asked(&mut self, ticket: Ticket) {
+        if let Some(unit) = self.queue.pop_front() {
+            self.pending.insert(ticket, unit);
+            self.under_way += 1;
+        }
     }
 
     /// A read has ended, well or not.
-    pub(super) fn ended(&mut self, buffer: usize) -> Option<u32> {
-        let unit = self.pending.get_mut(buffer)?.take()?;
+    pub(super) fn ended(&mut self, ticket: Ticket) -> Option<u32> {
+        let unit = self.pending.remove(&ticket)?;
         self.under_way -= 1;
         Some(unit)
     }
 
     /// A unit has come: it goes to a frame, if anybody still wants it.
-    pub(super) fn arrived(&mut self, lie: Lie, layers: &[Layer], buffer: usize, bytes: &[u8]) {
-        let Some(id) = self.ended(buffer) else { return };
+    pub(super) fn arrived(&mut self, lie: Lie, layers: &[Layer], ticket: Ticket, bytes: &[u8]) {
+        let Some(id) = self.ended(ticket) else { return };
         if self.slots[id as usize] != Slot::Coming {
             return;
         }
