@@ -42,7 +42,7 @@ pub struct Options {
     pub lazy: bool,
     /// How experts on flash are handled; `None`: as the environment asks.
     pub paging: Option<Paging>,
-    /// Looked at between calls of entry points: once true, work ends with [`Error::Interrupted`].
+    /// Looked at between calls of entry points: once true, work ends with [`crate::Error::Interrupted`].
     pub stop: Option<&'static AtomicBool>,
 }
 
@@ -250,7 +250,7 @@ impl<'p> Engine<'p> {
     /// round differently, so that the same tokens may then give other last bits than in an engine that has just been opened.
     ///
     /// # Errors
-    /// [`Error::BadSlot`].
+    /// [`crate::Error::BadSlot`].
     pub fn reset(&mut self, slot: u32) -> Result<()> {
         self.states.zero(slot)
     }
@@ -260,7 +260,7 @@ impl<'p> Engine<'p> {
     /// the plan says; the earliest of a slot goes where there is none left.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::State`] where a state has no room, or after a call that failed in the slot.
+    /// [`crate::Error::BadSlot`]; [`crate::Error::State`] where a state has no room, or after a call that failed in the slot.
     pub fn snapshot(&mut self, slot: u32) -> Result<usize> {
         self.states.snapshot(slot)
     }
@@ -268,7 +268,7 @@ impl<'p> Engine<'p> {
     /// Makes a slot exactly what it was behind its first `pos` tokens. Snapshots of later positions go.
     ///
     /// # Errors
-    /// [`Error::BadSlot`], [`Error::Gap`]; [`Error::State`] where a ring has overwritten what is seen from there, or another
+    /// [`crate::Error::BadSlot`], [`crate::Error::Gap`]; [`crate::Error::State`] where a ring has overwritten what is seen from there, or another
     /// state that is no cache has no snapshot.
     /// Nothing is changed then.
     pub fn rewind(&mut self, slot: u32, pos: usize) -> Result<()> {
@@ -279,7 +279,7 @@ impl<'p> Engine<'p> {
     /// are filled. Snapshots are not copied, and those of `to` go.
     ///
     /// # Errors
-    /// [`Error::BadSlot`]; [`Error::State`] for a state that a static graph keeps, and after a call that failed in `from`.
+    /// [`crate::Error::BadSlot`]; [`crate::Error::State`] for a state that a static graph keeps, and after a call that failed in `from`.
     pub fn fork(&mut self, from: u32, to: u32) -> Result<()> {
         self.states.fork(from, to)
     }

@@ -340,8 +340,8 @@ pub enum KernelSpec {
         logits_ld: usize,
     },
     /// `[x, dispatch i32, w (addresses [E] of GluPanels), bias? f32 [E, 2I], h out [slots, I]]`: the gathered rows
-    /// of each active expert through gate and up. With [`WeightOrder::Apart`] the addresses [E] are those of gates, and
-    /// addresses [E·I] of up and down stand behind them; [`KernelSpec::ExpertDown`] has these alone.
+    /// of each active expert through gate and up. With [`WeightOrder::Apart`] the `E` addresses are those of gates, and
+    /// `E·I` addresses of up and down stand behind them; [`KernelSpec::ExpertDown`] has these alone.
     ExpertGateUp {
         /// Layout of the dispatch table.
         layout: DispatchLayout,

@@ -2,8 +2,8 @@
 //!
 //! A group of experts lies at `artifacts/layers.L.group.G.qnn`, a folder: a network `cap{C}.onnx` for each number of rows of
 //! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
-//! Where QNN's [`library`] is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
-//! Dense networks and the head are [`parts`]. Attention has networks ([`crate::emit`]) that no build asks for yet: it stays
+//! Where QNN's library is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
+//! Dense networks and the head have networks of their own. Attention has networks ([`crate::emit`]) that no build asks for yet: it stays
 //! on the processor.
 
 mod emit;
