@@ -126,6 +126,8 @@ fn what_cannot_be_simulated_is_said() {
         (&["--target", "native"], 1, "has no neural processing unit"),
         (&["--target", "m2-ultar"], 2, "did you mean `m2-ultra`"),
         (&["--prompt", "300"], 2, "do not fit into a context of 256"),
+        (&["--memory", "1 GiB"], 2, "`--memory` says nothing of this bundle"),
+        (&["--batch", "2"], 2, "`--batch` says nothing of this bundle"),
     ] {
         let (code, said) = fails(&mut case.simulate(more));
         assert!(code == expected && said.contains(words), "{more:?}: {code} {said}");
@@ -338,6 +340,8 @@ fn a_phone_decodes_by_hot_and_cold_neurons() {
     assert!(told.contains("hot neurons by batch"), "{told}");
     let (code, said) = fails(&mut simulate(&["--batch", "5"]));
     assert!(code == 2 && said.contains("nothing of hot neurons for 5 sequences"), "{said}");
+    let (code, said) = fails(&mut simulate(&["--prompt", "64"]));
+    assert!(code == 2 && said.contains("`--prompt` says nothing of this bundle"), "{said}");
     let (code, said) = fails(&mut simulate(&["--memory", "much"]));
     assert!(code == 2 && said.contains("a size has a unit"), "{said}");
     let text = stdout(&mut simulate(&["--memory", "1 MiB"]));

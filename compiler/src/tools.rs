@@ -20,7 +20,7 @@ pub fn beside(cache: &Path) -> Tools<'_> {
     Tools { cache, moec: MOEC.get().map(PathBuf::as_path) }
 }
 
-/// The cache folder, or none: then nothing is installed.
+/// The cache folder. Where there is none, a path below which nothing can be: then nothing is installed.
 pub fn cache() -> PathBuf {
-    cache_dir::path().unwrap_or_default()
+    cache_dir::path().unwrap_or_else(|_| PathBuf::from("/dev/null"))
 }

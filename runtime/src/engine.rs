@@ -225,7 +225,16 @@ impl<'p> Engine<'p> {
             Some(Code::Builtin(Builtin::Dispatch { .. })) => "dispatch".to_owned(),
             _ => self.bound[entry as usize].half(step as usize).map_or_else(
                 || format!("step {step}"),
-                |h| format!("layer {} {}", h.layer, ["gate and up", "down"][h.part.min(1)]),
+                |h| {
+                    // Tokens have met their gates in a step before.
+                    let apart = self.program.paging.as_ref().is_some_and(|p| p.by_neurons());
+                    let first = if apart && matches!(e.kind, moec_ir::EntryKind::Decode(_)) {
+                        "up"
+                    } else {
+                        "gate and up"
+                    };
+                    format!("layer {} {}", h.layer, [first, "down"][h.part.min(1)])
+                },
             ),
         };
         format!("{} {what}", e.kind)

@@ -1,4 +1,4 @@
-//! Kernels of threads, run by an interpreter of PTX, which watches bounds, races and what nobody wrote.
+//! Kernels of threads, run by an interpreter of PTX, which watches bounds and races; in pairs of kernels, what nobody wrote, too.
 
 use crate::experts;
 use crate::harness::{Case, Expect, Operand, Rng, compare_numbers, matrices};

@@ -6,6 +6,7 @@ use crate::human;
 use crate::simulate::phone::Simulated;
 use moec_device::Device;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 
 /// Parts of neurons that are hot, the mean over layers.
 pub(super) fn share<'a>(of: impl Iterator<Item = &'a HotShare>) -> f64 {
@@ -15,10 +16,13 @@ pub(super) fn share<'a>(of: impl Iterator<Item = &'a HotShare>) -> f64 {
 
 /// Hot neurons by batch, for `moec explain`; empty where none were decided.
 pub(super) fn shares(all: &[HotShare]) -> String {
-    let Some(most) = all.iter().map(|h| h.batch).max() else { return String::new() };
+    let batches: BTreeSet<u32> = all.iter().map(|h| h.batch).collect();
+    if batches.is_empty() {
+        return String::new();
+    }
     let mut rows =
         vec![["sequences", "hot neurons", "a layer", "on the processor alone"].map(str::to_owned).to_vec()];
-    for batch in 1..=most {
+    for batch in batches {
         let own = || all.iter().filter(move |h| h.batch == batch);
         let n = own().count().max(1) as f64;
         let mean = |us: fn(&HotShare) -> f64| format!("{:.1} µs", own().map(us).sum::<f64>() / n);

@@ -74,6 +74,9 @@ pub fn run(args: &Args) -> Result<()> {
         Some(name) => crate::targets::device(name)?,
     };
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
+    let hot = bundle.decisions()?.hot;
+    let by_neurons = !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty());
+    unused(args, bundle.plan.schedule.is_some(), by_neurons)?;
     let request =
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };
     if let Some(paging) = bundle.plan.paging.as_ref().filter(|_| bundle.plan.placement.is_dynamic()) {
@@ -87,8 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(schedule) = &bundle.plan.schedule {
         return from_modules(&device, &assigned(&bundle, schedule, &request, args.batch)?, args);
     }
-    let hot = bundle.decisions()?.hot;
-    if !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty()) {
+    if by_neurons {
         let simulated = phone(&bundle, &hot, &request, args.batch, args.memory)?;
         if let Some(path) = &args.timeline {
             write(path, &[(BUNDLE, &simulated.timeline)])?;
@@ -108,6 +110,28 @@ pub fn run(args: &Args) -> Result<()> {
         output::json(&one_json(&device, &simulated))
     } else {
         output::data(&one_text(&device, &simulated))
+    }
+}
+
+/// Refuses options that say nothing of such a bundle. `assigned`: memory computes; `by_neurons`: neurons are hot and cold.
+fn unused(args: &Args, assigned: bool, by_neurons: bool) -> Result<()> {
+    let neurons = "one whose `decisions.json` has hot neurons, with a `--trace` that counted neurons";
+    let options = [
+        ("--memory", args.memory.is_some(), by_neurons, neurons),
+        (
+            "--batch",
+            args.batch.is_some(),
+            assigned || by_neurons,
+            "one whose memory computes, or with hot neurons and their `--trace`",
+        ),
+        ("--prompt", args.prompt.is_some(), !by_neurons, "one that is not decoded by hot neurons"),
+    ];
+    match options.iter().find(|(_, given, used, _)| *given && !used) {
+        Some((name, _, _, whose)) => {
+            Err(Error::usage(format!("`{name}` says nothing of this bundle"))
+                .hint(format!("it is for {whose}")))
+        }
+        None => Ok(()),
     }
 }
 

@@ -163,7 +163,7 @@ pub fn held(layers: &[Experts], experts: &Experts, room: f64) -> usize {
 
 /// The hot neurons of every layer whose gates were seen to leave zeros, for batches of 1 to as many tokens as were counted.
 ///
-/// `room` is what memory has for experts, in bytes.
+/// `room` is what memory has for experts, in bytes. Where it is too little and the device file has no rate of flash, none.
 ///
 /// # Errors
 /// Tables that nothing can be planned from.
@@ -180,9 +180,11 @@ pub fn hot(layers: &[Experts], units: &Units<'_>, profile: &Profile, room: f64) 
         let chosen = profile.layers.iter().find(|l| l.layer == experts.layer).filter(|_| fits);
         let Some(chosen) = chosen.filter(|l| l.tokens > 0) else { continue };
         let popularity: Vec<f64> = chosen.chosen.iter().map(|&n| n as f64 / chosen.tokens as f64).collect();
+        let held = held(layers, experts, room);
+        let read = if held < experts.inter { experts.read_seconds(units) } else { Some(0.0) };
+        let Some(read) = read else { continue };
         for batch in 1..=seen.batches() {
-            let wanted =
-                Wanted { experts, units, batch, popularity: &popularity, held: held(layers, experts, room) };
+            let wanted = Wanted { experts, units, batch, popularity: &popularity, held, read };
             let planned = wanted.plan(seen);
             all.push(
                 planned.map_err(|e| Error::limit("hot neurons cannot be planned").because(e.to_string()))?,
@@ -203,6 +205,8 @@ struct Wanted<'a> {
     batch: usize,
     popularity: &'a [f64],
     held: usize,
+    /// Seconds of flash for a neuron that memory lacks.
+    read: f64,
 }
 
 impl Wanted<'_> {
@@ -222,7 +226,7 @@ impl Wanted<'_> {
             attention: experts.attention_seconds(units, batch),
             bytes: used * experts.bytes,
             flash: experts.sequential(units),
-            read: if held < experts.inter { used * experts.read_seconds(units).unwrap_or(0.0) } else { 0.0 },
+            read: used * self.read,
             memory: experts.memory_rate(units),
             held,
             active: by_rank,

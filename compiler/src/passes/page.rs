@@ -326,7 +326,8 @@ fn page_neurons(plan: &mut Plan, wanted: Wanted<'_>, sums: &Sums) -> Result<Page
     let reads = READS.into_iter().find(fits).unwrap_or(1);
     let spare = spare_for(reads);
     let Some(frames) = there.checked_sub(spare).filter(|&frames| frames >= least) else {
-        return Err(too_small(wanted.budget, sums, fixed + (least + spare) * paging.frame_bytes));
+        let sums = Sums { process, ..*sums };
+        return Err(too_small(wanted.budget, &sums, fixed + (least + spare) * paging.frame_bytes));
     };
     let resident = sums.resident();
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };

@@ -86,19 +86,20 @@ pub fn phone(
         return Err(Error::usage(format!("the bundle says nothing of hot neurons for {batch} sequences"))
             .hint("`--batch` is 1 to 4"));
     }
-    let layers = Experts::of(&bundle.graph()?, Some(&bundle.plan.placement), &units);
-    let layers: Vec<Experts> =
-        layers.into_iter().filter(|l| hot.iter().any(|h| h.layer == l.layer)).collect();
-    let shapes: Vec<(u32, u32)> = layers.iter().map(|l| (l.count as u32, l.k as u32)).collect();
+    let all = Experts::of(&bundle.graph()?, Some(&bundle.plan.placement), &units);
+    let shapes: Vec<(u32, u32)> = all.iter().map(|l| (l.count as u32, l.k as u32)).collect();
     let trace = routing(&shapes, request)?;
+    // Those whose gates leave zeros, with their place in the trace.
+    let (routed, layers): (Vec<usize>, Vec<Experts>) =
+        all.into_iter().enumerate().filter(|(_, l)| hot.iter().any(|h| h.layer == l.layer)).unzip();
     let room = memory.map(|m| m as f64).or(available(&units)).unwrap_or(f64::INFINITY);
     let mut scene = Scene::new(&layers, &hot, &units, request, room)?;
     let stretch = (trace.tokens() / batch as usize).max(1);
     for step in 0..decode {
-        for layer in 0..layers.len() {
+        for (layer, &routed) in routed.iter().enumerate() {
             let tokens =
                 (0..batch as usize).map(|s| (s * stretch + step as usize % stretch) % trace.tokens().max(1));
-            let chosen: Vec<Vec<u16>> = tokens.map(|t| trace.step(t, layer).chosen.to_vec()).collect();
+            let chosen: Vec<Vec<u16>> = tokens.map(|t| trace.step(t, routed).chosen.to_vec()).collect();
             scene.layer(step, layer, &chosen)?;
         }
     }

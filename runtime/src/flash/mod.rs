@@ -10,7 +10,7 @@
 //! * [`measure`]: how fast a disk is by block size, depth and range.
 //! * [`fault`]: a reader that fails as it is told, for tests.
 //!
-//! Invariant: bytes are handed out only after all of them were read and their checksum agreed. Where checksums are turned off,
+//! Invariant: bytes are handed out only after all of them were read and their checksum, where they have one, agreed. Where checksums are turned off,
 //! that holds for extents of which a read has failed on the way.
 
 pub mod buffer;

@@ -29,7 +29,11 @@ pub enum Policy {
 
 /// All of them, with a name and what they do.
 pub const POLICIES: &[(&str, Policy, &str)] = &[
-    ("cut", Policy::Cut, "the best of all cuts by load, mended by moves and swaps"),
+    (
+        "cut",
+        Policy::Cut,
+        "the best of all cuts by load, mended by moves and swaps, and searched on from there",
+    ),
     ("paper", Policy::Paper(Order::Next), "HybriMoE §IV-B; the timeline whose next task ends first goes on"),
     ("paper-free", Policy::Paper(Order::Free), "HybriMoE §IV-B; the timeline that is free first goes on"),
     ("fixed", Policy::Fixed, "the GPU computes what it holds, the processor the rest"),

@@ -17,10 +17,10 @@ pub(in crate::kernels) fn gate<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
     let blocks = inter.div_ceil(NEURONS);
     k.tiles_by_expert(blocks, |active, [from, end]| {
         let e = expert(k.arg(1), *layout, active);
-        let places =
-            Places { k, bundle: call.bundle, inter: *inter, matrix: gates.load_address(e.id), rests: None };
         // Nobody asks for up and down here.
-        let places = Places { rests: Some(Rests { at: gates, first: k.i(0) }), ..places };
+        let rests = Some(Rests { at: gates, first: k.i(0) });
+        let places =
+            Places { k, bundle: call.bundle, inter: *inter, matrix: gates.load_address(e.id), rests };
         let rows = call.rows(&e);
         k.each(from, end, 1, |block| {
             let first = block * NEURONS;

@@ -50,7 +50,10 @@ fn shares(device: &Device, of: Experts, room: f64) -> Vec<HotShare> {
     let popularity: Vec<f64> = routing.chosen.iter().map(|&n| n as f64 / routing.tokens as f64).collect();
     let plan = |batch| {
         let held = held(&layers, &of, room);
-        Wanted { experts: &of, units: &units, batch, popularity: &popularity, held }.plan(&counts).unwrap()
+        let read = if held < of.inter { of.read_seconds(&units).unwrap() } else { 0.0 };
+        Wanted { experts: &of, units: &units, batch, popularity: &popularity, held, read }
+            .plan(&counts)
+            .unwrap()
     };
     (1..=4).map(plan).collect()
 }

@@ -135,7 +135,7 @@ impl NeuronPager {
         let report = Report {
             reader: flash.describe().to_owned(),
             policy: paging.policy.clone(),
-            block_bytes: flash.buffers().len().min(1) as u32 * (lie.pitch * each) as u32,
+            block_bytes: (lie.pitch * each) as u32,
             budget: paging.budget,
             frames: paging.frames,
             neurons: paging.neurons,
@@ -287,6 +287,7 @@ impl NeuronPager {
                 }
                 Event::Failed { ticket, error } => {
                     state.ended(ticket);
+                    state.lost = Some(error.clone());
                     state.error.get_or_insert(Error::Flash(Box::new(error)));
                 }
                 Event::Cancelled { ticket } => {
@@ -301,7 +302,13 @@ impl NeuronPager {
     fn ask(&self, state: &mut State) {
         while state.error.is_none() {
             let Some(unit) = state.next() else { return };
-            let Some(buffer) = self.flash.buffers().take(1) else { return };
+            let Some(buffer) = self.flash.buffers().take(1) else {
+                // Reads that were given up keep their buffers until they end. Where those are all, nobody will be heard of.
+                if let (0, Some(lost)) = (state.under_way, &state.lost) {
+                    state.error = Some(Error::Flash(Box::new(lost.clone())));
+                }
+                return;
+            };
             let (matrix, at) = (unit / self.lie.units, unit % self.lie.units);
             let extent =
                 layer_of(&self.layers, matrix).map(|(_, l)| l.extent + (matrix - l.first) * l.units + at);

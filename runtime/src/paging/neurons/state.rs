@@ -3,7 +3,7 @@
 use super::stage::{Needs, Stage};
 use super::{Layer, Lie, enter, layer_of};
 use crate::error::{Error, Result};
-use crate::flash::Ticket;
+use crate::flash::{ReadError, Ticket};
 use crate::memory::Region;
 use crate::neurons::replay::replay;
 use crate::neurons::synthetic::Activations;
@@ -44,6 +44,8 @@ pub(super) struct State {
     pub(super) under_way: usize,
     /// Why the call does not go on.
     pub(super) error: Option<Error>,
+    /// The last read that failed.
+    pub(super) lost: Option<ReadError>,
     /// Units that were needed and in memory, and others.
     pub(super) hits: u64,
     pub(super) misses: u64,
@@ -79,6 +81,7 @@ impl State {
             pending: HashMap::new(),
             under_way: 0,
             error: None,
+            lost: None,
             hits: 0,
             misses: 0,
             counted: 0,

@@ -1,7 +1,7 @@
 //! PTX, read back and executed on the host: what moec emits for NVIDIA GPUs is tested where there is none.
 //!
 //! A [`Module`] is what a text says ([`parse`], [`print()`]). What is covered, and what an interpreter cannot see, stands in
-//! `docs/ptx.md`; the language is that of the PTX ISA 8.x, as LLVM's NVPTX emits it for kernels.
+//! `docs/ptx.md`; the language is that of the PTX ISA, as LLVM's NVPTX emits it for kernels.
 
 mod code;
 mod exec;

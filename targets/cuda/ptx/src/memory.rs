@@ -50,7 +50,9 @@ impl Memory {
             let buffer = if variable.space == Space::Shared {
                 None
             } else {
-                Some(memory.hold(&variable.name, &values(variable)?, variable.space == Space::Const))
+                let mut bytes = values(variable)?;
+                bytes.resize(variable.bytes().unwrap_or(0) as usize, 0);
+                Some(memory.hold(&variable.name, &bytes, variable.space == Space::Const))
             };
             memory.variables.push((variable.name.clone(), buffer));
         }

@@ -27,7 +27,7 @@ pub struct SyntaxError {
 
 type Parsed<T> = Result<T, SyntaxError>;
 
-/// Reads PTX (ISA 8.x). It checks syntax, names of instructions and limits; [`crate::verify`] checks the rest.
+/// Reads PTX (ISA 6 to 9). It checks syntax, names of instructions and limits; [`crate::verify`] checks the rest.
 ///
 /// # Errors
 /// Malformed text, an unknown directive or an unknown instruction, with its place and its line.

@@ -1,7 +1,7 @@
 //! What a module must hold to be executed.
 
 use crate::fault::{Fault, wrong};
-use crate::module::{Literal, Module, Variable};
+use crate::module::{Literal, MAX_VARIABLE, Module, Variable};
 use crate::resolve;
 use crate::types::Type;
 
@@ -11,8 +11,14 @@ use crate::types::Type;
 /// # Errors
 /// The first thing that is wrong, with its place.
 pub fn verify(module: &Module) -> Result<(), Fault> {
+    let mut all = 0_u64;
     for variable in module.variables() {
         values(variable)?;
+        all = all.saturating_add(variable.bytes().unwrap_or(0));
+        if all > MAX_VARIABLE {
+            return wrong("too large variables", format!("{MAX_VARIABLE} bytes are the most, all together"))
+                .map_err(|wrong| wrong.declared(&variable.name, variable.line.0));
+        }
     }
     let mut names = std::collections::BTreeSet::new();
     for function in module.functions().filter(|function| function.body.is_some()) {
@@ -28,7 +34,7 @@ pub fn verify(module: &Module) -> Result<(), Fault> {
     Ok(())
 }
 
-/// The bytes that a variable of the module has at the start.
+/// The first bytes that a variable of the module has at the start; zeros follow.
 pub(crate) fn values(variable: &Variable) -> Result<Vec<u8>, Fault> {
     let declared = |wrong: crate::fault::Wrong| wrong.declared(&variable.name, variable.line.0);
     let size = variable.ty.bytes() as usize;
@@ -53,9 +59,6 @@ pub(crate) fn values(variable: &Variable) -> Result<Vec<u8>, Fault> {
     if bytes.len() > all {
         return wrong(format!("{} bytes of values", bytes.len()), format!("the variable has {all}"))
             .map_err(declared);
-    }
-    if !matches!(variable.space, crate::Space::Shared) {
-        bytes.resize(all, 0);
     }
     Ok(bytes)
 }

@@ -164,7 +164,7 @@ impl Program {
             ));
         }
         if let Some(most) = self.kernel.max_threads
-            && threads > most.iter().map(|n| u64::from(*n)).product()
+            && threads > most.iter().fold(1, |all: u64, n| all.saturating_mul((*n).into()))
         {
             return Err((
                 format!("a block of {threads} threads"),

@@ -92,8 +92,8 @@ impl Shared {
     /// Checks an access of a thread. `place` is the first byte, and there are `bytes` of them.
     pub(super) fn touch(&mut self, place: u64, bytes: u64, thread: usize, touch: Touch) -> Result<(), Stop> {
         let lane = (thread % WARP) as u32;
-        let range = place as usize..(place + bytes) as usize;
-        if self.bytes.len() < range.end {
+        let end = place.checked_add(bytes).filter(|end| *end <= self.bytes.len() as u64);
+        let Some(range) = end.map(|end| place as usize..end as usize) else {
             return Err(Stop::new(
                 Kind::OutOfBounds,
                 lane,
@@ -103,7 +103,7 @@ impl Shared {
                 ),
                 "a dynamic size is given at the launch",
             ));
-        }
+        };
         let reads = matches!(touch, Touch::Read | Touch::Atomic);
         if self.unwritten && reads && !self.written[range.clone()].iter().all(|written| *written) {
             return Err(Stop::new(

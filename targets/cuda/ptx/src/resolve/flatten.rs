@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 
 /// Most instructions of a kernel with all that it calls.
 const MAX_CODE: usize = 1 << 18;
+/// Most calls inside of one another.
+const MAX_CALLS: usize = 64;
 /// Most registers of a kernel with all that it calls.
 const MAX_ALL_REGISTERS: u64 = MAX_REGISTERS * 4;
 /// Most bytes of parameters (PTX ISA, section 7.1).
@@ -239,6 +241,9 @@ impl<'m> Build<'m> {
             let hint = "functions with a body are called by name; calls through registers are not known";
             return wrong(format!("there is no function `{name}`"), hint).map_err(at);
         };
+        if self.frames.len() >= MAX_CALLS {
+            return wrong("calls are nested too deeply", format!("{MAX_CALLS} are the most")).map_err(at);
+        }
         if self.frames.iter().any(|frame| std::ptr::eq(frame.function, called)) {
             let hint = "calls are replaced by what they call, so none may come back to itself";
             return wrong(format!("`{name}` calls itself"), hint).map_err(at);

@@ -65,8 +65,8 @@ impl<'t> Tokens<'t> {
             let length = if rest.starts_with("//") {
                 rest.find('\n').unwrap_or(rest.len())
             } else if rest.starts_with("/*") {
-                match rest.find("*/") {
-                    Some(end) => end + 2,
+                match rest[2..].find("*/") {
+                    Some(end) => end + 4,
                     None => return Err(found.at(line, column, "a comment without an end", "close it: `*/`")),
                 }
             } else if first.is_whitespace() {

@@ -31,7 +31,7 @@ pub(super) fn module(text: &str) -> Parsed<Module> {
 
 /// `.version 8.3`
 fn version(tokens: &mut Tokens<'_>) -> Parsed<(u32, u32)> {
-    let hint = "a module begins with `.version 8.N`";
+    let hint = "a module begins with `.version 7.8`, or another from 6.0 to 9.9";
     if !tokens.eat_word(".version") {
         return Err(tokens.expected("`.version`", hint));
     }

@@ -82,6 +82,27 @@ fn what_stops_a_kernel_is_named() {
     insta::assert_snapshot!(said.join("\n"));
 }
 
+/// Below the first byte an address is far behind the last one.
+#[test]
+fn what_lies_before_shared_memory_is_outside_of_it() {
+    for statements in [
+        ".shared .align 4 .b8 s[16]; mov.u32 %r2, 0; ld.shared.u32 %r3, [%r2+-4];",
+        ".shared .align 4 .b8 s[16]; mov.u32 %r2, 0; st.shared.u32 [%r2+-4], %r1;",
+    ] {
+        let error = stops(statements, 1);
+        assert_eq!(error.kind, Kind::OutOfBounds, "{statements}: {error}");
+    }
+}
+
+#[test]
+fn a_limit_of_threads_may_be_larger_than_any_block() {
+    let body = ".maxntid 2147483647, 2147483647, 2147483647\n{ ret; }";
+    let text = format!(".version 8.3 .target sm_80 .address_size 64 .visible .entry kernel() {body}");
+    let module = parse(&text).unwrap();
+    let program = Program::new(&module, "kernel").unwrap();
+    program.launch(&Memory::new(&module).unwrap(), &[], &Launch::linear(1, 32)).unwrap();
+}
+
 #[test]
 fn what_a_launch_allows_does_not_stop() {
     let body = "ld.param.u64 %d1, [out]; .shared .align 4 .b8 s[16]; add.u32 %r2, %r3, 5; st.shared.u32 [s], %r2;\n\

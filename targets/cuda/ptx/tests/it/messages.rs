@@ -77,3 +77,24 @@ fn functions_that_call_themselves_are_refused() {
 .func f() { call g; ret; }";
     assert!(said(text).contains("calls itself"), "{}", said(text));
 }
+
+#[test]
+fn a_chain_of_calls_has_an_end() {
+    let mut text = String::from(".version 8.3 .target sm_80 .address_size 64\n.func f4000() { ret; }\n");
+    for nth in (0..4000).rev() {
+        text += &format!(".func f{nth}() {{ call f{}; ret; }}\n", nth + 1);
+    }
+    assert!(said(&text).contains("calls are nested too deeply"), "{}", said(&text));
+}
+
+#[test]
+fn variables_have_a_limit_together() {
+    let variable = |name| format!(".global .b8 {name}[1073741824];\n");
+    let text = format!(".version 8.3 .target sm_80 .address_size 64\n{}{}", variable("a"), variable("b"));
+    assert!(said(&text).contains("too large variables"), "{}", said(&text));
+}
+
+#[test]
+fn a_comment_does_not_end_where_it_begins() {
+    assert_eq!(said(&kernel("", "/*/ add.f32 %f1 */ ret;")), "a module");
+}
