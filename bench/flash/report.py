@@ -169,14 +169,14 @@ def markdown(results):
     return "\n".join(parts) + "\n"
 
 
-def insert(path, text):
+def insert(path, text, marks=(START, END)):
     """Puts the text between the markers; false where there are none."""
     if not path.exists():
         return False
-    old = path.read_text()
-    before, found, rest = old.partition(START)
-    _, closed, after = rest.partition(END)
+    (start, end), old = marks, path.read_text()
+    before, found, rest = old.partition(start)
+    _, closed, after = rest.partition(end)
     if not (found and closed):
         return False
-    path.write_text(f"{before}{START}\n{text}{END}{after}")
+    path.write_text(f"{before}{start}\n{text}{end}{after}")
     return True

@@ -132,6 +132,11 @@ const COMMANDS: &[Command] = &[
         || peers::run(peers::FLASH, &options()),
     ),
     (
+        "bench-neurons",
+        "compare neurons from flash with whole experts and llama.cpp, by share of zeros; takes options, `--help` lists them",
+        || peers::run(peers::NEURONS, &options()),
+    ),
+    (
         "amx-bench",
         "matrix kernels on tile registers beside what the machine can do; a minute, on a machine with AMX",
         amx::run,
@@ -184,6 +189,7 @@ fn main() -> ExitCode {
                 &**one,
                 "bench-peers"
                     | "bench-flash"
+                    | "bench-neurons"
                     | "hybrimoe"
                     | "npumoe"
                     | "powerinfer2"

@@ -1,7 +1,7 @@
 //! `moec synth`: a checkpoint of random weights in a real model's shapes. Hidden; for benchmarks and tests.
 
 use crate::progress::Progress;
-use crate::synth::{self, Cut, Like, Popularity};
+use crate::synth::{self, Cut, Like, Popular, Popularity};
 use crate::{Error, Result};
 use moec_runtime::regular;
 use std::path::{Path, PathBuf};
@@ -29,6 +29,9 @@ pub struct Args {
     /// Whose counts to take [default: those of the only model in the file]
     #[arg(long, value_name = "NAME", requires = "popularity")]
     pub model: Option<String>,
+    /// Make gates ReLU that leave this share of a token's neurons at 0, some neurons much more often than others
+    #[arg(long, value_name = "SHARE", requires = "popularity", value_parser = share)]
+    pub zeros: Option<f64>,
     /// Seed of the weights
     #[arg(long, value_name = "S", default_value_t = 0)]
     pub seed: u64,
@@ -43,7 +46,13 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     let cut = Cut { layers: size(args.layers), vocab: size(args.vocab) };
     let popularity =
         args.popularity.as_deref().map(|path| counts(path, args.model.as_deref())).transpose()?;
-    synth::write(&args.out_dir, args.like, cut, args.seed, popularity.as_ref(), progress)
+    let popular = popularity.as_ref().map(|popularity| Popular { popularity, zeros: args.zeros });
+    synth::write(&args.out_dir, args.like, cut, args.seed, popular, progress)
+}
+
+fn share(text: &str) -> std::result::Result<f64, String> {
+    let share = text.parse().ok().filter(|x| (0.05..=0.99).contains(x));
+    share.ok_or_else(|| "a share from 0.05 to 0.99".to_owned())
 }
 
 fn counts(path: &Path, model: Option<&str>) -> Result<Popularity> {

@@ -5,9 +5,10 @@
 
 mod popularity;
 mod shapes;
+mod sparse;
 
 pub use popularity::Popularity;
-pub use shapes::{Cut, Like};
+pub use shapes::{Cut, Like, Popular};
 
 use crate::progress::Progress;
 use crate::{Error, Result, disk, human, interrupt};
@@ -31,10 +32,10 @@ pub fn write(
     like: Like,
     cut: Cut,
     seed: u64,
-    popularity: Option<&Popularity>,
+    popular: Option<Popular<'_>>,
     progress: &Progress,
 ) -> Result<()> {
-    let (config, tensors) = like.describe(cut, popularity)?;
+    let (config, tensors) = like.describe(cut, popular)?;
     write_tensors(dir, &config, &tensors, seed, SHARD, progress)
 }
 

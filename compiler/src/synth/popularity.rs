@@ -11,9 +11,12 @@
 //! Attention and experts change the residual stream by about [`CHANGE`] of what the embedding put there, so that the
 //! routing of one layer follows from that of the one before about as loosely as in trained models, and the
 //! proportions of the router's two parts are known in every layer.
+//!
+//! The gates of experts can read channel 0, too: then they are ReLU, and so many of a token's neurons are 0 as is asked for
+//! ([`super::sparse`]).
 
 use super::shapes::{Draw, First, NORM, Shape, Tensor, WEIGHT};
-use super::{Numbers, probit};
+use super::{Numbers, fnv, probit, sparse};
 use crate::error::{Error, Result};
 use moec_runtime::cache::synthetic;
 use std::collections::BTreeSet;
@@ -28,7 +31,7 @@ const TOKENS: usize = 1 << 14;
 /// Steps of the fit.
 const STEPS: usize = 24;
 /// Numbers of which an expectation over one normal variable is taken.
-const GRID: u32 = 4096;
+pub(super) const GRID: u32 = 4096;
 
 /// How often tokens chose each expert.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,11 +97,13 @@ impl Popularity {
 }
 
 /// Changes the tensors of a model so that its routers choose in the recorded proportions. `depth` is the number of
-/// layers that the model has when it is not cut.
+/// layers that the model has when it is not cut. `zeros`: the share of a token's neurons that ReLU leaves at 0; `None`: gates
+/// are SiLU.
 pub(super) fn skew(
     shape: &Shape,
     depth: usize,
     popularity: &Popularity,
+    zeros: Option<f64>,
     tensors: &mut [Tensor],
 ) -> Result<()> {
     if shape.biases {
@@ -111,7 +116,11 @@ pub(super) fn skew(
     let row = WEIGHT.std * (shape.hidden as f64).sqrt() * (1.0 + NORM.std.powi(2)).sqrt();
     let draw = |std| Draw { mean: 0.0, std };
     let attention = CHANGE / (row * ((shape.heads * shape.head_dim) as f64).sqrt());
-    let inner = glu(row) * (shape.inner as f64).sqrt();
+    let gates = zeros.map(|zeros| sparse::biases(zeros, shape.inner));
+    let inner = match &gates {
+        Some(gates) => sparse::power(gates, row).sqrt(),
+        None => glu(row) * (shape.inner as f64).sqrt(),
+    };
     // Neighbouring layers often have the same counts.
     let (mut fits, mut of_layer): (Vec<Router<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
     for layer in 0..shape.layers {
@@ -134,20 +143,24 @@ pub(super) fn skew(
         let fit = layer.and_then(|l| of_layer.get(l)).and_then(|&i| fits.get(i));
         let short = tensor.name.trim_end_matches(".weight").rsplit('.').next().unwrap_or_default();
         let [gate, up, down] = shape.names;
+        // What the layers before have added to the channels that are not marked.
+        let before = (1.0 + CHANGE.powi(2) * layer.unwrap_or(0) as f64).sqrt();
+        let scale = row * before / MARK;
         match (short, fit) {
             ("embed_tokens", _) => (tensor.draw, tensor.first) = (draw(1.0), First::OfRows(vec![MARK])),
             ("post_attention_layernorm", _) => tensor.first = First::OfRows(vec![1.0]),
             ("o_proj", _) => (tensor.draw, tensor.first) = (draw(attention), First::NoRow),
             ("gate", Some(fit)) => {
-                // What the layers before have added to the channels that are not marked.
-                let before = (1.0 + CHANGE.powi(2) * layer.unwrap_or(0) as f64).sqrt();
-                let scale = row * before / MARK;
                 tensor.first = First::OfRows(fit.biases.iter().map(|b| b * scale).collect());
             }
             (name, Some(fit)) if name == down => {
                 (tensor.draw, tensor.first) = (draw(fit.down), First::NoRow);
             }
             ("v_proj", _) => tensor.first = First::OfRows(vec![0.0]),
+            (name, _) if name == gate && gates.is_some() => {
+                let own = sparse::shuffled(gates.as_deref().unwrap_or_default(), fnv(&tensor.name));
+                tensor.first = First::OfRows(own.iter().map(|b| b * scale).collect());
+            }
             (name, _) if name == gate || name == up => tensor.first = First::OfRows(vec![0.0]),
             _ => {}
         }
@@ -230,7 +243,7 @@ mod tests {
     use crate::calibrate::{Request, calibrate, read_texts};
     use crate::config::Config;
     use crate::import::{self, ImportOptions};
-    use crate::profile::Routing;
+    use crate::profile::Profile;
     use crate::progress::Progress;
     use crate::synth::{Like, SHARD, write_tensors};
     use std::fmt::Write as _;
@@ -292,8 +305,8 @@ mod tests {
         busiest(a).iter().filter(|e| other.contains(e)).count() as f64 / n as f64
     }
 
-    /// OLMoE with narrow layers, and a tokenizer of the words `w0`, `w1`, …
-    fn routing(popularity: &Popularity) -> Vec<Routing> {
+    /// What calibration sees of OLMoE with narrow layers, and a tokenizer of the words `w0`, `w1`, …
+    fn profile(popularity: &Popularity, zeros: Option<f64>) -> Profile {
         let shape = Shape {
             layers: 3,
             hidden: 256,
@@ -306,8 +319,8 @@ mod tests {
             ..Like::Olmoe.shape()
         };
         let mut tensors = shape.tensors();
-        skew(&shape, 16, popularity, &mut tensors).unwrap();
-        let mut config = shape.into_config();
+        skew(&shape, 16, popularity, zeros, &mut tensors).unwrap();
+        let mut config = shape.into_config(zeros.is_some());
         config["intermediate_size"] = 32.into();
         config["eos_token_id"] = 1.into();
         let dir = tempfile::tempdir().unwrap();
@@ -333,19 +346,40 @@ mod tests {
         let (checkpoint, spec) = import::open(&source, &ImportOptions::default()).unwrap();
         let texts = read_texts(&[path]).unwrap();
         let request = Request { texts: &texts, tokens: 4096, window: 256 };
-        calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap().layers
+        calibrate(&config, &checkpoint, &spec, &request, &Progress::silent()).unwrap()
     }
 
     #[test]
     fn a_model_routes_as_it_was_counted() {
         let popularity = Popularity::parse(OLMOE, None).unwrap();
-        for routing in routing(&popularity) {
+        for routing in profile(&popularity, None).layers {
             let wanted = popularity.at(routing.layer as usize, 3, 16);
             let got: Vec<f64> = routing.chosen.iter().map(|&n| n as f64).collect();
             let (off, even) = (distance(wanted, &got), distance(wanted, &vec![1.0; wanted.len()]));
             let same = overlap(wanted, &got, 8);
             assert!(off < 0.06 && even > 0.1, "layer {}: {off} of {even}, overlap {same}", routing.layer);
             assert!(same >= 0.7, "layer {}: overlap {same}", routing.layer);
+        }
+    }
+
+    #[test]
+    fn a_model_has_the_zeros_that_are_asked_for() {
+        let popularity = Popularity::parse(OLMOE, None).unwrap();
+        for zeros in [0.5, 0.9] {
+            let profile = profile(&popularity, Some(zeros));
+            for layer in 0..3 {
+                let counts = profile.neurons(layer).unwrap();
+                let found = counts.zeros(0, 1).unwrap();
+                assert!(
+                    counts.is_exact() && (found - zeros).abs() < 0.03,
+                    "layer {layer}: {found} of {zeros}"
+                );
+                // Some are asked for much more often than others.
+                let often = counts.frequencies(0, 1);
+                let share =
+                    |part: usize| often[..often.len() / part].iter().sum::<f64>() / often.iter().sum::<f64>();
+                assert!(share(10) > 0.15, "layer {layer}: {}", share(10));
+            }
         }
     }
 }

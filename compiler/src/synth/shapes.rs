@@ -25,6 +25,16 @@ pub struct Cut {
     pub vocab: Option<usize>,
 }
 
+/// What tokens ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct Popular<'a> {
+    /// How often they choose each expert.
+    pub popularity: &'a Popularity,
+    /// Share of the neurons of the experts that a token chooses which are 0 for it: gates are ReLU. `None`: gates are what they
+    /// are in the model.
+    pub zeros: Option<f64>,
+}
+
 /// A normal distribution.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Draw {
@@ -183,22 +193,21 @@ impl Like {
     ///
     /// # Errors
     /// A popularity of another number of experts, or a model whose router cannot have one.
-    pub(super) fn describe(self, cut: Cut, popularity: Option<&Popularity>) -> Result<(Value, Vec<Tensor>)> {
+    pub(super) fn describe(self, cut: Cut, popular: Option<Popular<'_>>) -> Result<(Value, Vec<Tensor>)> {
         let mut s = self.shape();
         let depth = s.layers;
         s.layers = cut.layers.unwrap_or(s.layers);
         s.vocab = cut.vocab.unwrap_or(s.vocab);
         let mut tensors = s.tensors();
-        if let Some(popularity) = popularity {
-            popularity::skew(&s, depth, popularity, &mut tensors)?;
-        }
-        Ok((s.into_config(), tensors))
+        let Some(Popular { popularity, zeros }) = popular else { return Ok((s.into_config(false), tensors)) };
+        popularity::skew(&s, depth, popularity, zeros, &mut tensors)?;
+        Ok((s.into_config(zeros.is_some()), tensors))
     }
 }
 
 impl Shape {
-    /// The whole `config.json`.
-    pub(super) fn into_config(self) -> Value {
+    /// The whole `config.json`. `relu`: gates are ReLU, and not what they are in the model.
+    pub(super) fn into_config(self, relu: bool) -> Value {
         let mut config = self.config;
         for (key, value) in [
             ("num_hidden_layers", json!(self.layers)),
@@ -207,7 +216,7 @@ impl Shape {
             ("num_key_value_heads", json!(self.kv_heads)),
             ("vocab_size", json!(self.vocab)),
             ("attention_dropout", json!(0.0)),
-            ("hidden_act", json!("silu")),
+            ("hidden_act", json!(if relu { "relu" } else { "silu" })),
             ("initializer_range", json!(0.02)),
             ("rope_scaling", Value::Null),
             ("tie_word_embeddings", json!(false)),
