@@ -77,6 +77,7 @@
 //! 7. Rates lie in 0 ..= 1; loads, costs and imbalances are finite and not negative.
 
 mod graphs;
+mod launches;
 mod memories;
 mod order;
 mod paging;

@@ -1,0 +1,194 @@
+//! A graphics processor's kernels, executed from the PTX of bundles, give what transformers and the processor give.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::bundle::read::Bundle;
+use moec_ir::plan::{Builtin, Code, Plan};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{
+    MIXTURES, PACKAGED, Setup, built, checkpoint, distance, expected, fails, list, logits_file, moec, ok,
+    root,
+};
+
+/// Largest difference of any logit.
+const TOLERANCE: f32 = 2e-3;
+/// Tokens that are generated.
+const GENERATED: usize = 4;
+
+/// Where things live: all that the unit takes, and a part of it.
+const EVERYTHING: &str = "[placement]\nattention = \"gpu\"\nexperts = \"gpu\"\n";
+const HALF: &str = "[placement]\nexperts = \"gpu:50%\"\n";
+
+/// The device file of a graphics processor beside this machine's own.
+fn device() -> PathBuf {
+    root().join("targets/cuda/beside.toml")
+}
+
+/// Builds a tiny checkpoint, with what `more` says.
+fn build(family: &str, folder: &Path, format: &str, more: &str) -> Bundle {
+    let setup = Setup { format, chunk: 20, batch: &[1], context: 96 };
+    let toml = setup.write(&checkpoint(family), folder);
+    let text = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, format!("{text}{more}")).unwrap();
+    let bundle = folder.join("b");
+    built(&toml, &["--target", device().to_str().unwrap()], &bundle);
+    Bundle::open(&bundle).unwrap()
+}
+
+fn run(bundle: &Bundle) -> Command {
+    let mut run = moec();
+    run.args(["run", "--emulate"]).arg(&bundle.folder);
+    run
+}
+
+/// Steps of the unit beside the processor: launches, and others.
+fn beside(plan: &Plan) -> [usize; 2] {
+    let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
+    steps.fold([0; 2], |mut n, s| {
+        n[usize::from(!matches!(s.code, Code::Builtin(Builtin::Launch { .. })))] += 1;
+        n
+    })
+}
+
+/// Logits of a prompt.
+fn logits(bundle: &Bundle, ids: &[u32]) -> Vec<f32> {
+    let out = bundle.folder.with_extension("safetensors");
+    ok(run(bundle).args(["logits", "--ids", &list(ids), "--out"]).arg(&out));
+    logits_file(&out).1
+}
+
+/// A family on the unit gives the reference's logits and tokens.
+fn is_the_reference(family: &str, more: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(family, folder.path(), "f32", more);
+    let [launches, copies] = beside(&bundle.plan);
+    assert!(launches > 0 && copies > 0, "{family}: {more}");
+    let want = expected(&checkpoint(family));
+    let worst = distance(&logits(&bundle, &want.ids), &want.logits);
+    assert!(worst <= TOLERANCE, "{family}, {more}: a logit is off by {worst}");
+    let prompt = want.greedy.len() - 24;
+    let (ids, n) = (list(&want.greedy[..prompt]), GENERATED.to_string());
+    let output = ok(run(&bundle).args(["generate", "--ids", &ids, "-n", &n, "--json"]));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+    assert_eq!(ids, want.greedy[prompt..prompt + GENERATED], "{family}, {more}");
+}
+
+/// Plain attention; biases and sinks; one latent head for all queries.
+#[test]
+fn families_on_threads_give_the_reference() {
+    is_the_reference("olmoe", EVERYTHING);
+    is_the_reference("gpt_oss", HALF);
+    is_the_reference("deepseek_v2", EVERYTHING);
+}
+
+/// The nine families that static graphs are held against, too, whole and by halves: as the test above, longer.
+#[test]
+#[ignore = "it takes minutes: cargo test --test cuda -- --ignored"]
+fn all_families_on_threads_give_the_reference() {
+    for family in PACKAGED {
+        is_the_reference(family, EVERYTHING);
+        is_the_reference(family, HALF);
+    }
+}
+
+/// Weights of every format that threads read, and a cache of bf16, give what the processor makes of the same weights.
+#[test]
+fn formats_on_threads_are_those_of_the_processor() {
+    let family = MIXTURES[5];
+    let ids = &expected(&checkpoint(family)).ids[..24];
+    let folder = tempfile::tempdir().unwrap();
+    for (format, cache) in [("bf16", "bf16"), ("q8", "f32"), ("q4", "bf16")] {
+        let cached = format!("[memory]\nkv_cache = \"{cache}\"\n");
+        let [home, away] = ["", EVERYTHING].map(|more| {
+            let folder = folder.path().join(format!("{format}{}", more.len()));
+            fs::create_dir(&folder).unwrap();
+            let bundle = build(family, &folder, format, &format!("{cached}{more}"));
+            assert_eq!(beside(&bundle.plan)[0] > 0, !more.is_empty());
+            logits(&bundle, ids)
+        });
+        let worst = distance(&home, &away);
+        assert!(worst <= TOLERANCE, "{format} with a cache of {cache}: a logit is off by {worst}");
+    }
+}
+
+/// Every step on the unit is executed against the evaluator, and every kernel is found in the artifact.
+#[test]
+fn a_bundle_verifies_and_a_changed_one_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build("mixtral", folder.path(), "f32", HALF);
+    let said = ok(moec().args(["verify", "--json"]).arg(&bundle.folder));
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    let launch = &bundle.plan.launches[0];
+    assert!(said.to_string().contains(&launch.symbol), "{said}");
+    ok(moec().args(["verify", "--static"]).arg(&bundle.folder));
+
+    let path = bundle.folder.join(&launch.artifact);
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(".target sm_90"));
+    let refused = |change: &dyn Fn(&str) -> String, why: &str| {
+        fs::write(&path, change(&text)).unwrap();
+        let (_, said) = fails(run(&bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
+        assert!(said.contains(why), "{said}");
+    };
+    refused(&|t| t.replace(&launch.symbol, "another"), "there is no kernel");
+    refused(&|t| t.replace("st.global", "sd.global"), "sd");
+    refused(&|t| t.replace("ld.global", "ld.shared"), "of the unit");
+    fs::remove_file(&path).unwrap();
+    refused_missing(&bundle);
+}
+
+fn refused_missing(bundle: &Bundle) {
+    let (_, said) = fails(run(bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
+    assert!(said.contains("is missing from the bundle"), "{said}");
+}
+
+/// Where there is no card a bundle is refused by the unit's name, and says so beforehand.
+#[test]
+fn a_card_is_missed_by_name() {
+    if Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build("mixtral", folder.path(), "f32", HALF);
+    let (_, said) =
+        fails(moec().arg("run").arg(&bundle.folder).args(["generate", "--ids", "1,2", "-n", "1"]));
+    assert!(said.contains("the unit `gpu` cannot be used") && said.contains("--emulate"), "{said}");
+    let info = ok(moec().arg("run").arg(&bundle.folder).args(["info", "--json"]));
+    let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+    assert_eq!(info["target"]["missing_units"], serde_json::json!(["gpu"]));
+}
+
+/// What there are no kernels of threads for is refused by name, when the bundle is built.
+#[test]
+fn what_threads_do_not_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |format: &str, more: &str, target: &Path| {
+        let setup = Setup { format, chunk: 20, batch: &[1], context: 96 };
+        let toml = setup.write(&checkpoint("olmoe"), folder.path());
+        fs::write(&toml, format!("{}{more}", fs::read_to_string(&toml).unwrap())).unwrap();
+        let mut build = moec();
+        build.arg("build").arg(&toml).arg("--target").arg(target).args(["--quiet", "--no-run", "-o"]);
+        fails(build.arg(folder.path().join("b"))).1
+    };
+    let said = refused("f32", &format!("[memory]\nkv_cache = \"q8\"\n{EVERYTHING}"), &device());
+    assert!(
+        said.contains("`gpu` cannot run `cache_write`") && said.contains("leave it to the processor"),
+        "{said}"
+    );
+    let said = refused("q4o", HALF, &device());
+    assert!(said.contains("`gpu` cannot run") && said.contains("q4o"), "{said}");
+    let said = refused("f32", &format!("{HALF}[memory]\nbudget = \"1 GiB\"\n"), &device());
+    assert!(said.contains("experts that stay on flash beside `gpu`"), "{said}");
+    let text = fs::read_to_string(device()).unwrap();
+    let other = folder.path().join("other.toml");
+    for (sm, why) in [("", "says which generation it is"), ("sm = \"sm_70\"\n", "`sm_70` is not written for")]
+    {
+        fs::write(&other, text.replace("sm = \"sm_90\"\n", sm)).unwrap();
+        let said = refused("f32", "", &other);
+        assert!(said.contains("`unit.sm`") && said.contains(why), "{said}");
+    }
+}
