@@ -38,9 +38,14 @@ fn build(family: &str, folder: &Path, format: &str, more: &str) -> Bundle {
     Bundle::open(&bundle).unwrap()
 }
 
+/// Runs a bundle with the unit emulated, or on a card of this machine where `MOEC_CUDA=card` asks for it (`cargo xtask gpu-check`).
 fn run(bundle: &Bundle) -> Command {
     let mut run = moec();
-    run.args(["run", "--emulate"]).arg(&bundle.folder);
+    run.arg("run");
+    if std::env::var_os("MOEC_CUDA").is_none_or(|v| v != "card") {
+        run.arg("--emulate");
+    }
+    run.arg(&bundle.folder);
     run
 }
 

@@ -10,13 +10,15 @@ use std::process::Stdio;
 
 /// What has the tests use the card (`tests/cuda.rs`).
 const ON_CARD: (&str, &str) = ("MOEC_CUDA", "card");
-/// Tests that execute bundles.
-const TESTS: [&str; 2] = ["on_threads", "verifies"];
+/// What tests that execute bundles are called.
+const TESTS: &str = "on_threads";
 
 /// Runs them, and writes `gpu-check.txt`.
 pub(crate) fn run() -> Result<(), Failed> {
-    let cards = output(program("nvidia-smi").args(["--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]))
-        .filter(|cards| !cards.is_empty());
+    let cards = output(
+        program("nvidia-smi").args(["--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]),
+    )
+    .filter(|cards| !cards.is_empty());
     let Some(cards) = cards else {
         return Err(Failed::new("there is no graphics processor of NVIDIA's here: `nvidia-smi` finds none")
             .hint("run this on a machine with one and NVIDIA's driver; `cargo test -p moec --test cuda` executes the same bundles on the host"));
@@ -24,7 +26,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     cards.lines().for_each(|card| stage("Found", card));
     let llvm = setup::run()?;
     let mut tests = cargo("test", Some(&llvm));
-    tests.args(["--package", "moec", "--test", "cuda", "--", "--include-ignored", "--nocapture"]).args(TESTS);
+    tests.args(["--package", "moec", "--test", "cuda", "--", "--include-ignored", "--nocapture", TESTS]);
     tests.env(ON_CARD.0, ON_CARD.1).stdin(Stdio::null()).stderr(Stdio::inherit());
     let shown = shown(&tests);
     let done = tests.output().map_err(|e| Failed::new(format!("`{shown}` does not start: {e}")))?;
@@ -32,7 +34,8 @@ pub(crate) fn run() -> Result<(), Failed> {
     let verdict = if done.status.success() { "passed" } else { "failed" };
     let report = target_dir().join("gpu-check.txt");
     let text = format!("{cards}\n{}={} {shown}: {verdict}\n\n{said}", ON_CARD.0, ON_CARD.1);
-    fs::write(&report, text).map_err(|e| Failed::new(format!("`{}` cannot be written: {e}", report.display())))?;
+    fs::write(&report, text)
+        .map_err(|e| Failed::new(format!("`{}` cannot be written: {e}", report.display())))?;
     stage("Wrote", &report.display().to_string());
     if done.status.success() {
         return Ok(());
