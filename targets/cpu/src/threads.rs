@@ -60,9 +60,14 @@ impl ThreadTarget {
         kernel.launch()
     }
 
-    /// Work items as a plan counts them, which says where the dispatch table of experts stands.
+    /// What a plan says of its work: where the dispatch table of experts stands. Into how many blocks it is cut its launch says.
     pub fn grid(&self, spec: &KernelSpec) -> Grid {
-        spec.grid(&Isa::THREAD)
+        match spec {
+            KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. } => {
+                Grid::Experts { table: 1, tiles: 1 }
+            }
+            _ => Grid::One,
+        }
     }
 
     /// PTX of all kernels, the same text for the same kernels.

@@ -23,7 +23,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// The longest that kernels may take before somebody waits for them: a display's driver kills them after seconds.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 /// What is said where the driver does not help.
 const EMULATE: &str =
     "run the bundle on a machine with such a card, or emulate the unit with `moec run BUNDLE --emulate …`";

@@ -494,7 +494,7 @@ fn a_kernel_that_does_not_end_is_named() {
     assert!(why.to_string().contains("have not ended within 0.005 s"), "{why}");
     asked();
     drop(gpu);
-    assert_eq!(asked(), [String::new(); 0]);
+    assert!(asked().is_empty());
 }
 
 /// Operands outside of the card's memory, and kernels that trapped, end the call with their names.
