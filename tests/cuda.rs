@@ -4,10 +4,16 @@
 mod support;
 
 use moec::bundle::read::Bundle;
-use moec_ir::plan::{Builtin, Code, Plan};
+use moec_cuda::{Emulated, artifact};
+use moec_ir::plan::{Builtin, Code, Grid, Plan};
+use moec_runtime::Program;
+use moec_runtime::memory::Addr;
+use moec_runtime::unit::{Lane, Launch, StepFault, Unit as _, Units};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
 use support::{
     MIXTURES, PACKAGED, Setup, built, checkpoint, distance, expected, fails, list, logits_file, moec, ok,
     root,
@@ -134,21 +140,66 @@ fn a_bundle_verifies_and_a_changed_one_does_not() {
     let path = bundle.folder.join(&launch.artifact);
     let text = fs::read_to_string(&path).unwrap();
     assert!(text.contains(".target sm_90"));
+    // Whoever changes a file of a bundle is found out before anybody reads it.
+    fs::write(&path, text.replace("sm_90", "sm_80")).unwrap();
+    let (_, said) = fails(run(&bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
+    assert!(said.contains("was changed after the build"), "{said}");
+    // Past that, what the plan launches must be there, and take what the plan gives it.
     let refused = |change: &dyn Fn(&str) -> String, why: &str| {
         fs::write(&path, change(&text)).unwrap();
-        let (_, said) = fails(run(&bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
+        let said = artifact::read(&bundle.folder, &bundle.plan, 1).err().unwrap().to_string();
         assert!(said.contains(why), "{said}");
     };
     refused(&|t| t.replace(&launch.symbol, "another"), "there is no kernel");
     refused(&|t| t.replace("st.global", "sd.global"), "sd");
-    refused(&|t| t.replace("ld.global", "ld.shared"), "of the unit");
+    let parameter = format!(".param .u64 .ptr .global .align 1 {}_param_0", launch.symbol);
+    let narrow = format!(".param .u32 {}_param_0", launch.symbol);
+    assert!(text.contains(&parameter));
+    refused(&|t| t.replace(&parameter, &narrow), "on `gpu`");
     fs::remove_file(&path).unwrap();
-    refused_missing(&bundle);
+    let said = artifact::read(&bundle.folder, &bundle.plan, 1).err().unwrap().to_string();
+    assert!(said.contains("is missing from the bundle"), "{said}");
 }
 
-fn refused_missing(bundle: &Bundle) {
-    let (_, said) = fails(run(bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
-    assert!(said.contains("is missing from the bundle"), "{said}");
+/// A kernel that leaves the unit's memory is stopped, with the line of its text; one whose operand lies outside is not begun.
+#[test]
+fn what_leaves_the_memory_is_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build("mixtral", folder.path(), "f32", HALF);
+    let code = bundle.unit().unwrap();
+    let program = Program::new(bundle.plan.clone(), &|s| code.resolve(s)).unwrap();
+    let mut unit = Emulated::default();
+    unit.load(&program, 1, &bundle.folder).unwrap();
+    let base = unit.take(4096).unwrap().unwrap();
+    let said = |skip: usize| {
+        let args = vec![base.plus(skip); bundle.plan.launches[0].operands as usize];
+        let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
+        let launch = Launch {
+            code: moec_runtime::program::Code::Builtin(Builtin::Launch { kernel: 0 }),
+            args: &args,
+            grid: Grid::One,
+            n: 1,
+            seq_len: 1,
+            taken: &taken,
+            step: 3,
+            half: None,
+            fault: &fault,
+            units: Units::default(),
+        };
+        // SAFETY: an emulated unit looks at every address before it uses it.
+        unsafe { unit.submit(&launch, Lane { index: 0, of: 1, scratch: base }) };
+        match fault.into_inner() {
+            Some(StepFault::Unit(e)) => e.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let why = said(4096);
+    assert!(why.contains("operand 0 of step 3 lies outside of its memory"), "{why}");
+    // The first word of the table of experts is there; it names one, whose matrix is at no address.
+    // SAFETY: so many bytes are at both ends.
+    unsafe { unit.copy(Addr::read_only([1_u8, 0, 0, 0].as_ptr()), base.plus(4092), 4) };
+    let why = said(4092);
+    assert!(why.contains(", line ") && why.contains("thread"), "{why}");
 }
 
 /// Where there is no card a bundle is refused by the unit's name, and says so beforehand.

@@ -66,7 +66,7 @@ fn launches_that_cannot_be_are_refused() {
     });
     refused(step, "2 addresses", |p| p.launches[0].operands = 3);
     refused(step, "out of range", |p| {
-        p.entries[0].steps[1].code = Code::Builtin(Builtin::Launch { kernel: 1 })
+        p.entries[0].steps[1].code = Code::Builtin(Builtin::Launch { kernel: 1 });
     });
     refused(step, "not in memory 1", |p| p.entries[0].steps[1].args[0] = Arg::Buffer(0, 0));
     // A copy is one work item, a launch what its kernel says.
