@@ -1,6 +1,6 @@
 //! `cargo xtask gpu-check`: bundles on a graphics processor of NVIDIA's that is there.
 //!
-//! The tests that execute a bundle's PTX on the host run once more, all families among them, with the card in the place of the
+//! The tests that execute a bundle's PTX on the host run once more, with the card in the place of the
 //! emulator: logits and tokens are held against the same references. What was found goes into a report beside the build.
 
 use crate::setup;
@@ -26,7 +26,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     cards.lines().for_each(|card| stage("Found", card));
     let llvm = setup::run()?;
     let mut tests = cargo("test", Some(&llvm));
-    tests.args(["--package", "moec", "--test", "cuda", "--", "--include-ignored", "--nocapture", TESTS]);
+    tests.args(["--package", "moec", "--test", "cuda", "--", "--nocapture", TESTS]);
     tests.env(ON_CARD.0, ON_CARD.1).stdin(Stdio::null()).stderr(Stdio::inherit());
     let shown = shown(&tests);
     let done = tests.output().map_err(|e| Failed::new(format!("`{shown}` does not start: {e}")))?;
