@@ -111,7 +111,7 @@ impl Isa {
     const NEON: Self =
         Self { lanes: 4, nr: 8, mr: 8, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };
     /// A thread of a graphics processor.
-    pub(crate) const THREAD: Self =
+    pub const THREAD: Self =
         Self { lanes: 1, nr: 1, mr: 8, bf16: true, bytes: ByteDot::Sdot, tiles: false, permutes: false };
     const SSE2: Self =
         Self { lanes: 4, nr: 8, mr: 4, bf16: false, bytes: ByteDot::None, tiles: false, permutes: false };

@@ -5,12 +5,18 @@
 
 use crate::error::{Error, Result};
 use moec_device::{Device, Unit};
-use moec_family::{Family, StaticGraphs, Streams};
+use moec_family::{Family, StaticGraphs, Streams, Threads};
 use moec_runtime::beside::Executor;
 
 /// Every family.
-pub const FAMILIES: &[&dyn Family] =
-    &[&moec_cpu::Processor, &moec_coreml::CoreMl, &moec_mirror::Mirror, &moec_ndp::Ndp, &moec_qnn::Qnn];
+pub const FAMILIES: &[&dyn Family] = &[
+    &moec_cpu::Processor,
+    &moec_coreml::CoreMl,
+    &moec_cuda::Cuda,
+    &moec_mirror::Mirror,
+    &moec_ndp::Ndp,
+    &moec_qnn::Qnn,
+];
 
 /// The family of a unit.
 ///
@@ -36,6 +42,11 @@ pub fn streams(family: &str) -> Option<&'static dyn Streams> {
     FAMILIES.iter().find(|f| f.name() == family)?.streams()
 }
 
+/// The kernels of threads of a family, by its name; `None` where its units launch none.
+pub fn threads(family: &str) -> Option<&'static dyn Threads> {
+    FAMILIES.iter().find(|f| f.name() == family)?.threads()
+}
+
 /// An artifact of streams as text, by whichever family reads it.
 ///
 /// # Errors
@@ -54,6 +65,15 @@ pub fn print_streams(bytes: &[u8]) -> Result<String, String> {
 /// What executes the units of a family on this machine.
 pub fn host(family: &str, unit: &str) -> Option<Executor> {
     FAMILIES.iter().find(|f| f.name() == family)?.host(unit)
+}
+
+/// What drives the units of a family that this machine has; `None` where a run finds none by itself.
+///
+/// # Errors
+/// Why the machine has no such unit.
+pub fn attached(family: &str, unit: &str) -> Option<Result<Executor>> {
+    let found = FAMILIES.iter().find(|f| f.name() == family)?.attached(unit)?;
+    Some(found.map_err(Error::from))
 }
 
 /// The static graphs of a device.

@@ -19,6 +19,7 @@ pub mod eval;
 pub mod expr;
 pub mod graph;
 pub mod infer;
+pub mod launch;
 pub mod memory;
 pub mod op;
 pub mod paging;

@@ -7,6 +7,7 @@
 
 use crate::bundle::{Bundle, PARTS};
 use crate::graph::EntryKind;
+pub use crate::launch::{Extent, Launch, ThreadKernel};
 pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
@@ -17,7 +18,7 @@ use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 12;
+pub const PLAN_VERSION: u32 = 13;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -51,6 +52,8 @@ pub struct Plan {
     pub streams: Vec<StreamSet>,
     /// Kernels of the object code.
     pub kernels: Vec<KernelRef>,
+    /// Kernels of threads that units beside the processor launch.
+    pub launches: Vec<ThreadKernel>,
     /// Static graphs of artifacts.
     pub graphs: Vec<GraphDecl>,
     /// Experts that static graphs compute, at most one set per layer.
@@ -394,6 +397,11 @@ pub enum Builtin {
         /// Experts per token.
         k: u32,
     },
+    /// The operands of a kernel of threads, in its order: launches it. Which of them it writes the kernel knows.
+    Launch {
+        /// Index into [`Plan::launches`].
+        kernel: u32,
+    },
     /// `[x, y]`, or of attention `[x, (angles), pos, slot, y]`: runs the graphs of a part.
     Part {
         /// Index into [`Plan::parts`].
@@ -429,10 +437,10 @@ pub enum Span {
 }
 
 impl Builtin {
-    /// How many of its arguments, the last ones, it writes.
+    /// How many of its arguments, the last ones, it writes; 0 of a launch, whose kernel writes some of them.
     pub const fn results(self) -> usize {
         match self {
-            Self::Fetch { .. } | Self::Wake { .. } => 0,
+            Self::Fetch { .. } | Self::Wake { .. } | Self::Launch { .. } => 0,
             Self::Dispatch { homes: Some(homes), .. } => 1 + homes.units as usize,
             Self::RopeAngles { .. }
             | Self::Dispatch { homes: None, .. }

@@ -9,6 +9,7 @@ mod attrs;
 mod cursor;
 mod expr;
 mod items;
+mod launches;
 mod lex;
 mod ops;
 mod paging;

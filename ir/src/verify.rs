@@ -63,6 +63,12 @@
 //! 2. Who may be given an expert holds its matrices: the hot unit those that are cached, the cold one all.
 //! 3. Modules and cached experts are in range; curves ascend; every time is finite and not negative.
 //!
+//! # Kernels of threads
+//!
+//! 1. They are of units beside the processor that have a memory of their own, each once in its artifact, whose path stays inside.
+//! 2. A block has whole warps, 1024 threads at most, and 48 KiB of shared memory; a grid has blocks.
+//! 3. Steps launch those of their own unit, with as many addresses as they take, in grids that are possible for all their rows.
+//!
 //! # Placement
 //!
 //! 1. Unit indices are in range, and names of units unique.
@@ -77,6 +83,7 @@
 //! 7. Rates lie in 0 ..= 1; loads, costs and imbalances are finite and not negative.
 
 mod graphs;
+mod launches;
 mod memories;
 mod order;
 mod paging;

@@ -115,6 +115,26 @@ pub enum Error {
         /// What the unit says.
         why: String,
     },
+    /// A kernel that a unit beside the processor launches does not load or run.
+    #[error("kernel `{kernel}` on `{unit}`: {why}")]
+    Launch {
+        /// Name of the unit.
+        unit: String,
+        /// Symbol of the kernel.
+        kernel: String,
+        /// What the unit says.
+        why: String,
+    },
+    /// A unit beside the processor cannot be used on this machine.
+    #[error("the unit `{unit}` cannot be used: {why}")]
+    Unit {
+        /// Name of the unit.
+        unit: String,
+        /// Why not.
+        why: String,
+        /// What to do.
+        hint: String,
+    },
     /// io_uring was asked for and is not there.
     #[error("cannot use io_uring: {0}")]
     NoUring(io::Error),
@@ -404,6 +424,8 @@ impl Error {
             | Self::NoUring(_)
             | Self::NoUnit(_)
             | Self::Graph { .. }
+            | Self::Launch { .. }
+            | Self::Unit { .. }
             | Self::UnknownStep { .. }
             | Self::Memory { .. }
             | Self::NoRoom { .. }
@@ -495,7 +517,8 @@ impl Error {
             Self::NoTokenizer(_) => {
                 "give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there"
             }
-            Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } => {
+            Self::Unit { hint, .. } => return Some(hint.clone()),
+            Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } | Self::Launch { .. } => {
                 "check the bundle with `moec verify`; if it passes, this is a bug of moec"
             }
             Self::Io { source, .. } => {

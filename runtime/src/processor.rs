@@ -49,6 +49,7 @@ impl Unit for Processor<'_> {
             | Builtin::Admit { .. } => true,
             Builtin::Experts { .. }
             | Builtin::Streams { .. }
+            | Builtin::Launch { .. }
             | Builtin::Part { .. }
             | Builtin::Copy { .. } => false,
         }
@@ -216,6 +217,7 @@ mod tests {
             (Builtin::Copy { words: 1, span: plan::Span::Whole }, false),
             (Builtin::Experts { set: 0, rows: 1, k: 1, hidden: 1 }, false),
             (Builtin::Streams { set: 0, rows: 1, k: 1 }, false),
+            (Builtin::Launch { kernel: 0 }, false),
             (Builtin::Part { part: 0 }, false),
         ] {
             let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());

@@ -41,6 +41,8 @@ pub const MANIFEST: Limit = limit("a manifest", 64);
 pub const PLAN: Limit = limit("a plan", 512);
 /// Command streams of a layer: some hundred instructions for each expert.
 pub const STREAMS: Limit = limit("command streams", 64);
+/// Kernels of threads: some tens of KB each.
+pub const PTX: Limit = limit("kernels of threads", 256);
 /// Networks of static graphs, whose weights lie beside them: scales of output channels are most of it.
 pub const NETWORK: Limit = limit("a network", 64);
 /// `kernels.o`: a kernel for each form of matrix, some hundred KB in all.

@@ -8,8 +8,10 @@ use crate::error::Result;
 use crate::memory::Addr;
 use crate::program::Program;
 use crate::store::Store;
+use crate::unit::Unit;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Entry, Step};
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,7 @@ pub struct StepView<'a> {
     program: &'a Program,
     arena: Addr,
     beside: &'a Beside,
+    units: &'a [Option<Box<dyn Unit + 'a>>],
     state_at: &'a [Addr],
     store: &'a dyn Store,
     entry: &'a Entry,
@@ -61,14 +64,14 @@ impl StepView<'_> {
         self.m
     }
 
-    /// Bytes of a buffer of the entry point, if the processor can read them where they lie.
-    pub fn buffer(&self, index: u32) -> Option<&[u8]> {
+    /// Bytes of a buffer of the entry point: a copy, where the processor cannot read them where they lie.
+    pub fn buffer(&self, index: u32) -> Option<Cow<'_, [u8]>> {
         let b = self.entry.buffers.get(index as usize)?;
         let arena = match b.memory.checked_sub(1).map(|m| m as usize) {
             None => self.arena,
-            Some(m) => self.beside.arenas.get(m).copied().flatten().filter(|_| self.is_mapped(b.memory))?,
+            Some(m) => self.beside.arenas.get(m).copied().flatten()?,
         };
-        Some(self.look(arena.plus(b.offset as usize), b.bytes))
+        self.seen(b.memory, arena.plus(b.offset as usize), b.bytes)
     }
 
     /// Whether the processor can read a memory where it lies.
@@ -76,11 +79,25 @@ impl StepView<'_> {
         memory.checked_sub(1).is_none_or(|m| self.beside.mapped.get(m as usize) == Some(&true))
     }
 
-    /// Bytes of a state, snapshots included, if the processor can read them where they lie.
-    pub fn state(&self, index: u32) -> Option<&[u8]> {
+    /// Bytes of a state, snapshots included: a copy, where the processor cannot read them where they lie.
+    pub fn state(&self, index: u32) -> Option<Cow<'_, [u8]>> {
         let at = self.state_at.get(index as usize)?;
-        let state = self.program.states.get(index as usize).filter(|s| self.is_mapped(s.memory))?;
-        Some(self.look(*at, state.bytes()))
+        let state = self.program.states.get(index as usize)?;
+        self.seen(state.memory, *at, state.bytes())
+    }
+
+    /// Bytes of a memory, brought here where the processor does not see it.
+    fn seen(&self, memory: u32, at: Addr, bytes: u64) -> Option<Cow<'_, [u8]>> {
+        if self.is_mapped(memory) {
+            return Some(Cow::Borrowed(self.look(at, bytes)));
+        }
+        let owner = self.program.units.iter().position(|u| u.memory == memory)?;
+        let unit = self.units.get(owner)?.as_deref()?;
+        let mut copy = vec![0_u8; bytes as usize];
+        // SAFETY: the verifier has found the extent inside of the unit's memory, which lives as long as the engine; no step
+        // runs while the view is alive.
+        unsafe { unit.copy(at, Addr::read_only(copy.as_mut_ptr()), copy.len()) };
+        Some(Cow::Owned(copy))
     }
 
     /// Bytes of a packed weight.
@@ -161,6 +178,7 @@ impl Engine<'_> {
                 program: self.program,
                 arena: self.arena.base(),
                 beside: &self.beside,
+                units: &self.units,
                 state_at: self.states.addresses(),
                 store: self.store.as_ref(),
                 entry: of,

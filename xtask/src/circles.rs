@@ -18,6 +18,7 @@ const CRATES: &[&str] = &[
     "targets/family/src",
     "targets/cpu/src",
     "targets/coreml/src",
+    "targets/cuda/src",
     "targets/cuda/ptx/src",
     "targets/mirror/src",
     "targets/ndp/src",

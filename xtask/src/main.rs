@@ -16,6 +16,7 @@ mod cuda;
 mod debian;
 mod demo;
 mod docs;
+mod gpu_check;
 mod hit_rates;
 mod llvm;
 mod memory;
@@ -62,6 +63,11 @@ const COMMANDS: &[Command] = &[
     ),
     ("qnn", "install QNN and its emulator of Hexagon, and onnxruntime, in a folder of their own", qnn::run),
     ("cuda", "install NVIDIA's assembler of PTX, which tests ask, in moec's cache folder", cuda::run),
+    (
+        "gpu-check",
+        "run bundles on a graphics processor of NVIDIA's, and write a report; fails where there is none",
+        gpu_check::run,
+    ),
     (
         "check-apple",
         "type-check for macOS what ships there; gets what is missing from rustup or Debian",

@@ -4,7 +4,7 @@ use super::launch::{Extent, Launch};
 use crate::dsl::{I, Kb};
 use crate::spec::{KernelSpec, MapOp};
 
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 
 pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
     let KernelSpec::Map { cols, .. } = spec else { return None };

@@ -23,6 +23,7 @@ mod map;
 mod norm;
 mod plain_tile;
 mod position;
+mod quantise;
 mod router;
 mod rows;
 mod tile;
@@ -189,8 +190,8 @@ fn family(spec: &KernelSpec) -> Option<(Launch, Write)> {
             (rows::launch(spec), rows::write)
         }
         KernelSpec::Softmax { .. } => (rows::softmax_launch(spec), rows::softmax),
-        KernelSpec::Quantise { .. }
-        | KernelSpec::NeuronUp { .. }
+        KernelSpec::Quantise { .. } => (quantise::launch(spec), quantise::write),
+        KernelSpec::NeuronUp { .. }
         | KernelSpec::NeuronDown { .. }
         | KernelSpec::NeuronGate { .. }
         | KernelSpec::NeuronUpAt { .. }

@@ -6,7 +6,7 @@ mod catalogue;
 #[path = "../../examples/ptx_report/ptxas.rs"]
 mod ptxas;
 
-use moec_codegen::simt::{Extent, Kernel, Launch, Sm, compile};
+use moec_codegen::simt::{Kernel, Sm, compile};
 use moec_codegen::{KernelSpec, MapOp};
 use moec_testing::PTXAS;
 
@@ -81,15 +81,4 @@ fn the_assembler_takes_every_kernel() {
             assert!(r.shared <= launch.shared.max(1), "{name}: {r:?} {launch:?}");
         }
     }
-}
-
-#[test]
-fn launches_follow_the_rows() {
-    let grid = [Extent::Rows { per: 64 }, Extent::Active { k: 8, experts: 64 }, Extent::Fixed(3)];
-    let launch = Launch { grid, block: 128, shared: 0 };
-    assert_eq!(launch.blocks(1), Some([1, 8, 3]));
-    assert_eq!(launch.blocks(65), Some([2, 64, 3]));
-    let tall = Launch { grid: [Extent::Fixed(1), Extent::Rows { per: 1 }, Extent::Fixed(1)], ..launch };
-    assert_eq!(tall.blocks(65_535), Some([1, 65_535, 1]));
-    assert_eq!(tall.blocks(65_536), None);
 }

@@ -1,14 +1,14 @@
 //! Artifacts of units beside the processor: written by their families.
 
 use crate::cache_dir;
-use crate::error::{Error as Bug, Result};
+use crate::error::{Error as Bug, Result, io_error};
 use crate::interrupt;
 use crate::passes::{parts, place};
 use crate::pipeline::Compilation;
 use crate::profile::{Profile, samples};
 use crate::progress::Progress;
 use crate::tools;
-use moec_cpu::{Feedback, LARGEST, Q4o, WeightImportance, Weighting, groups, quantise_q4o};
+use moec_cpu::{Feedback, LARGEST, Q4o, ThreadTarget, WeightImportance, Weighting, groups, quantise_q4o};
 use moec_family::{Channels, Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
 use moec_ir::plan::{Builtin, Code, StreamSet};
 use moec_ir::types::GROUP;
@@ -31,6 +31,7 @@ pub fn is_inside(name: &str) -> bool {
 pub fn write(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<Emitted> {
     let mut emitted = write_graphs(c, root, progress)?;
     emitted.bytes += write_streams(c, root, progress)?;
+    write_threads(c, root, progress)?;
     Ok(emitted)
 }
 
@@ -68,6 +69,27 @@ fn write_streams(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Resul
     }
     bar.finish();
     Ok(written)
+}
+
+/// Writes the kernels of threads of every unit that launches some.
+fn write_threads(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<()> {
+    let launches = &c.plan()?.launches;
+    for free in &c.list.free {
+        let own = launches.iter().zip(&c.thread_kernels).filter(|(k, _)| k.unit == free.index);
+        let (names, kernels): (Vec<_>, Vec<_>) = own.map(|(k, kernel)| (&k.artifact, kernel.clone())).unzip();
+        let Some(artifact) = names.first() else { continue };
+        let generation = free.family.threads().and_then(|t| t.generation(free.unit));
+        let threads = generation.and_then(|g| ThreadTarget::new(g, c.target));
+        let threads = threads.ok_or_else(|| Bug::bug("kernels of threads for no generation"))?;
+        let what = format!("{} kernels for {}", kernels.len(), threads.sm().name());
+        let _phase = progress.phase("Compiling", &what);
+        let text = threads.compile(&kernels).map_err(|e| {
+            Error::environment(format!("the kernels of `{}` do not compile", free.unit.name)).because(e)
+        })?;
+        let path = root.join(artifact);
+        std::fs::write(&path, text).map_err(|e| io_error("write", &path, &e))?;
+    }
+    Ok(())
 }
 
 /// The module of each expert of a set: where the schedule has it, or one after the other.

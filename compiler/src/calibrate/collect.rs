@@ -15,6 +15,7 @@ use moec_ir::op::{DispatchLayout, Glu};
 use moec_ir::plan::{Arg, Entry, Place, RowSpace};
 use moec_ir::{DType, Graph, Module, Node, Op, Operand, Part, ValueId, Weight, WeightClass, WeightId};
 use moec_runtime::{Moment, StepView};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Numbers in memory: rows of `cols` that are `stride` apart.
@@ -581,7 +582,7 @@ fn word(b: &[u8]) -> i32 {
 
 /// Rows, while the run stands still.
 struct SeenRows<'v> {
-    bytes: &'v [u8],
+    bytes: Cow<'v, [u8]>,
     at: StridedRows,
 }
 
@@ -591,8 +592,8 @@ impl StridedRows {
     }
 }
 
-impl<'v> SeenRows<'v> {
-    fn row(&self, i: usize) -> Option<&'v [u8]> {
+impl SeenRows<'_> {
+    fn row(&self, i: usize) -> Option<&[u8]> {
         let first = i.checked_mul(self.at.stride)?.checked_add(self.at.column)?.checked_mul(4)?;
         self.bytes.get(first..first.checked_add(self.at.cols * 4)?)
     }
@@ -600,7 +601,7 @@ impl<'v> SeenRows<'v> {
 
 /// A dispatch table, while the run stands still.
 struct SeenTable<'v> {
-    bytes: &'v [u8],
+    bytes: Cow<'v, [u8]>,
     layout: DispatchLayout,
 }
 

@@ -72,8 +72,37 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
         .map_err(|e| Error::input("the plan does not run here").because(e))?
         .emulating(unit.emulated());
-    let beside = emulates.then_some(Beside { weights: &bundle.folder, executor: &host });
+    let info = args.args.first().is_some_and(|verb| verb == INFO);
+    let brings = emulates || attached(&program, info)?;
+    let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &here };
+    let beside = brings.then_some(Beside { weights: &bundle.folder, executor });
     Ok(moec_runtime::cli::run(&program, &bundle.folder, beside, words, &name))
+}
+
+/// The verb that tells of units that are missing, and needs none.
+const INFO: &str = "info";
+
+/// Whether this machine has the units beside the processor whose families find units by themselves; false where no unit is of such
+/// a family, or one is missing and only `info` asks.
+///
+/// # Errors
+/// Why a unit cannot be used.
+fn attached(program: &Program, info: bool) -> Result<bool> {
+    let mut found = false;
+    for (_, unit) in program.units_beside() {
+        match families::attached(&unit.family, &unit.name) {
+            None => {}
+            Some(Ok(_)) => found = true,
+            Some(Err(_)) if info => return Ok(false),
+            Some(Err(e)) => return Err(e),
+        }
+    }
+    Ok(found)
+}
+
+/// What drives a unit of this machine.
+fn here(unit: &UnitRef) -> Option<Executor> {
+    families::attached(&unit.family, &unit.name)?.ok()
 }
 
 /// Runs with static graphs on the emulator of their unit's maker.

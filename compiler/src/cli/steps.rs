@@ -6,7 +6,7 @@ use crate::families;
 use crate::{Error, Result, interrupt};
 use moec_ir::EntryKind;
 use moec_ir::plan::UnitRef;
-use moec_ir::plan::{Code, Plan};
+use moec_ir::plan::{Builtin, Code, Plan};
 use moec_runtime::{Engine, Options, Program, Row};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -122,6 +122,9 @@ fn join(bundle: &Bundle, index: usize, times: &[Vec<Duration>]) -> Result<Vec<Ti
         let node = graph.and_then(|g| g.nodes.get(step.node as usize));
         let kernel = match &step.code {
             Code::Kernel(k) => bundle.plan.kernels.get(*k as usize).map(|k| k.symbol.clone()),
+            Code::Builtin(Builtin::Launch { kernel }) => {
+                bundle.plan.launches.get(*kernel as usize).map(|k| k.symbol.clone())
+            }
             Code::Builtin(b) => {
                 Some(format!("{b:?}").split([' ', '(']).next().unwrap_or_default().to_owned())
             }

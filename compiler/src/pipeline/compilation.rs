@@ -19,6 +19,7 @@ use crate::profile::Profile;
 use crate::profile::loads::Loads;
 use crate::progress::Progress;
 use crate::tuner::Tuner;
+use moec_cpu::threads::Kernel;
 use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
 use moec_ir::placement::Placement;
 use moec_ir::plan::{BigLittle, ModelInfo, Plan};
@@ -66,6 +67,8 @@ pub struct Compilation<'a> {
     pub ordered: bool,
     /// Kernels of the plan.
     pub kernels: Vec<KernelSpec>,
+    /// Kernels of threads, in the order of the plan's launches.
+    pub thread_kernels: Vec<Kernel>,
     /// Weight that each segment of the plan packs.
     pub segment_weights: Vec<WeightId>,
     /// What each step of the plan writes.
@@ -152,6 +155,7 @@ impl<'a> Compilation<'a> {
             plan: None,
             ordered: false,
             kernels: Vec::new(),
+            thread_kernels: Vec::new(),
             segment_weights: Vec::new(),
             writes: Writes::new(),
             tuner: None,

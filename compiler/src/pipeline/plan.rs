@@ -17,6 +17,7 @@ pub(super) fn layout(c: &mut Compilation<'_>) -> Result<()> {
     }
     c.plan = Some(plan);
     c.kernels = draft.kernels;
+    c.thread_kernels = draft.thread_kernels;
     c.segment_weights = draft.segment_weights;
     c.writes = draft.writes;
     Ok(())

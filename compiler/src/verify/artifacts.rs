@@ -98,7 +98,8 @@ pub(super) fn verify_streams(
 /// # Errors
 /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
 pub(super) fn read(bundle: &Bundle) -> Result<usize> {
-    if bundle.plan.graphs.is_empty() && bundle.plan.streams.is_empty() {
+    let plan = &bundle.plan;
+    if plan.graphs.is_empty() && plan.streams.is_empty() && plan.launches.is_empty() {
         return Ok(0);
     }
     let device = bundle.device()?;
@@ -107,6 +108,26 @@ pub(super) fn read(bundle: &Bundle) -> Result<usize> {
     for free in &UnitList::of(&device).free {
         if let Some(streams) = free.family.streams() {
             read += streams.read(&bundle.folder, &bundle.plan, free.index)?;
+        }
+    }
+    Ok(read + read_threads(bundle)?)
+}
+
+/// Reads the kernels of threads of every unit that launches some. Gives their number.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn read_threads(bundle: &Bundle) -> Result<usize> {
+    let plan = &bundle.plan;
+    if plan.launches.is_empty() {
+        return Ok(0);
+    }
+    let (device, cache) = (bundle.device()?, tools::cache());
+    let mut read = 0;
+    for free in &UnitList::of(&device).free {
+        let launches = plan.launches.iter().any(|k| k.unit == free.index);
+        if let Some(threads) = free.family.threads().filter(|_| launches) {
+            read += threads.read(&bundle.folder, plan, free.index, tools::beside(&cache))?;
         }
     }
     Ok(read)

@@ -210,6 +210,7 @@ pub fn verify(
     let (mut packages, unverified) =
         artifacts::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
     packages.extend(artifacts::verify_streams(bundle, &module, &mut exact, progress)?);
+    artifacts::read_threads(bundle)?;
     let files = bundle.manifest.files.len();
     if !packages.is_empty() && !bundle.plan.target.triple.starts_with(std::env::consts::ARCH) {
         let triple = &bundle.plan.target.triple;

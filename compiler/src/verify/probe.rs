@@ -156,6 +156,9 @@ impl<'a> Probe<'a> {
             report.kernels = steps
                 .map(|s| match s.code {
                     Code::Kernel(k) => plan.kernels[k as usize].symbol.clone(),
+                    Code::Builtin(Builtin::Launch { kernel }) => {
+                        plan.launches[kernel as usize].symbol.clone()
+                    }
                     Code::Builtin(_) => "runtime".to_owned(),
                 })
                 .collect();
@@ -314,7 +317,7 @@ impl<'a> Probe<'a> {
     fn state(&self, view: &StepView<'_>, s: StateId) -> Result<Tensor> {
         let wrong = || Error::bug(format!("state {} has not the memory of its order", s.0));
         let state = self.states.get(s.0 as usize).ok_or_else(wrong)?;
-        let numbers = view.state(s.0).and_then(|bytes| state.read(bytes)).ok_or_else(wrong)?;
+        let numbers = view.state(s.0).and_then(|bytes| state.read(&bytes)).ok_or_else(wrong)?;
         Ok(Tensor { ty: self.module.state(s).ty.clone(), data: Data::F32(numbers) })
     }
 

@@ -3,6 +3,7 @@
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::items::{index, string, with_attrs};
+use super::launches;
 use super::paging;
 use super::parse_graph::{dtype, format, kind, state_kind};
 use super::parse_placement::part as placement;
@@ -36,6 +37,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         homes: Vec::new(),
         streams: Vec::new(),
         kernels: Vec::new(),
+        launches: Vec::new(),
         graphs: Vec::new(),
         sets: Vec::new(),
         parts: Vec::new(),
@@ -72,6 +74,9 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
         } else if c.eat_word("kernel")? {
             index(c, plan.kernels.len())?;
             plan.kernels.push(KernelRef { symbol: c.string("a symbol")? });
+        } else if c.eat_word("launch")? {
+            index(c, plan.launches.len())?;
+            plan.launches.push(launches::read(c)?);
         } else if c.eat_word("graph")? {
             index(c, plan.graphs.len())?;
             plan.graphs.push(statics::graph(c)?);
@@ -89,7 +94,7 @@ pub(super) fn parse(text: &str) -> Parsed<Plan> {
             plan.entries.push(entry(c)?);
         } else if !placement(c, &mut plan.placement)? {
             return c.expected(
-                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `homes`, `streams`, `kernel`, `graph`, `set`, `part`, `paging`, `schedule`, `entry`, `placement`, `placed` or `experts`",
+                "`unit`, `memory`, `link`, `file`, `segment`, `state`, `homes`, `streams`, `kernel`, `launch`, `graph`, `set`, `part`, `paging`, `schedule`, `entry`, `placement`, `placed` or `experts`",
             );
         }
     }
@@ -356,6 +361,8 @@ fn code(c: &mut Cursor<'_>) -> Parsed<Code> {
         with_attrs(c, |c, a| {
             Ok(Builtin::Admit { set: a.int(c, "set")?, k: a.int(c, "k")?, channels: a.int(c, "channels")? })
         })?
+    } else if c.eat_word("launch")? {
+        with_attrs(c, |c, a| Ok(Builtin::Launch { kernel: a.int(c, "kernel")? }))?
     } else if c.eat_word("part_graphs")? {
         with_attrs(c, |c, a| Ok(Builtin::Part { part: a.int(c, "part")? }))?
     } else if c.eat_word("expert_streams")? {

@@ -1,5 +1,6 @@
 //! Printing plans.
 
+use super::launches;
 use super::lex::{quote, quoted};
 use super::paging;
 use super::print_placement::write_placement;
@@ -104,6 +105,7 @@ impl fmt::Display for Builtin {
             Self::Streams { set, rows, k } => {
                 write!(f, "expert_streams {{set = {set}, rows = {rows}, k = {k}}}")
             }
+            Self::Launch { kernel } => write!(f, "launch {{kernel = {kernel}}}"),
             Self::Part { part } => write!(f, "part_graphs {{part = {part}}}"),
             Self::Experts { set, rows, k, hidden } => {
                 write!(f, "expert_graphs {{set = {set}, rows = {rows}, k = {k}, hidden = {hidden}}}")
@@ -258,6 +260,7 @@ impl fmt::Display for Plan {
         for (i, k) in self.kernels.iter().enumerate() {
             writeln!(f, "kernel {i} {}", quote(&k.symbol))?;
         }
+        launches::write(f, self)?;
         statics::write(f, self)?;
         if let Some(p) = &self.paging {
             paging::write(f, p)?;

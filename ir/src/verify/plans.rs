@@ -31,6 +31,7 @@ pub(super) fn check(plan: &Plan, draft: bool) -> Result<(), VerifyError> {
     super::statics::check(plan)?;
     super::paging::check(plan)?;
     super::schedule::check_streams(plan)?;
+    super::launches::check(plan)?;
     for (i, entry) in plan.entries.iter().enumerate() {
         let here = format!("entries[{i}]");
         let previous = i.checked_sub(1).map(|p| rank(plan.entries[p].kind));
@@ -165,7 +166,7 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
 }
 
 /// Whether a name is an identifier of C: `[A-Za-z_][A-Za-z0-9_]*`.
-fn is_identifier(name: &str) -> bool {
+pub(super) fn is_identifier(name: &str) -> bool {
     name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
         && name.bytes().next().is_some_and(|b| !b.is_ascii_digit())
 }
@@ -279,7 +280,9 @@ fn check_step(plan: &Plan, entry: &Entry, step: &Step, at: &str) -> Result<(), V
             require((k as usize) < plan.kernels.len(), at, || format!("kernel {k} is out of range"))
         }
         Code::Builtin(builtin) => {
-            require(step.grid == Grid::One, at, || "a built-in function has one work item".into())?;
+            // What a launch is cut into its kernel says.
+            let whole = step.grid == Grid::One || matches!(builtin, Builtin::Launch { .. });
+            require(whole, at, || "a built-in function has one work item".into())?;
             let rows = match step.rows {
                 RowSpace::Tokens => entry.kind.rows() as u32,
                 RowSpace::Outputs => entry.out_rows,
@@ -495,6 +498,8 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 && holds_table(entry, table, layout)
                 && slots.is_some_and(|n| entry.buffers.get(*y as usize).is_some_and(|b| wide(b, n)))
         }
+        // Its kernel says what it takes, and nobody else.
+        Builtin::Launch { kernel } => (kernel as usize) < plan.launches.len(),
         Builtin::Part { part } => {
             let Some(part) = plan.parts.get(part as usize) else { return false };
             // A graph takes the rows of a call at once; where they are sequences of their own, one of them.

@@ -142,6 +142,7 @@ pub(crate) fn plan() -> Plan {
         placement: placement(),
         paging: None,
         schedule: None,
+        launches: Vec::new(),
     }
 }
 

@@ -306,6 +306,7 @@ fn code() -> impl Strategy<Value = Code> {
         any::<[u32; 3]>().prop_map(|[layer, rows, k]| Code::Builtin(Builtin::Wake { layer, rows, k })),
         any::<[u32; 3]>().prop_map(|[set, k, channels]| Code::Builtin(Builtin::Admit { set, k, channels })),
         any::<u32>().prop_map(|part| Code::Builtin(Builtin::Part { part })),
+        any::<u32>().prop_map(|kernel| Code::Builtin(Builtin::Launch { kernel })),
         any::<(u32, u32, u32)>().prop_map(|(set, rows, k)| Code::Builtin(Builtin::Streams { set, rows, k })),
         any::<[u32; 4]>().prop_map(|[set, rows, k, hidden]| Code::Builtin(Builtin::Experts {
             set,
@@ -528,7 +529,13 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let part = (any::<(Vec<u32>, u32, u32)>(), prop::option::of(attention))
         .prop_map(|((graphs, inputs, outputs), attention)| GraphPart { graphs, inputs, outputs, attention });
     let paging = prop::option::of(random_paging());
-    let statics = (list(graph, 0..3), list(set, 0..3), list(part, 0..3), (paging, random_schedule()));
+    let statics = (
+        list(graph, 0..3),
+        list(set, 0..3),
+        list(part, 0..3),
+        (paging, random_schedule()),
+        list(random_launch(), 0..3),
+    );
     let lists =
         (list(file, 0..3), list(segment, 0..3), list(state, 0..3), list(entry(), 0..3), random_placement());
     (texts, numbers, lists, statics).prop_map(
@@ -571,9 +578,23 @@ fn random_plan() -> impl Strategy<Value = Plan> {
                 paging: statics.3.0,
                 streams: statics.3.1.0,
                 schedule: statics.3.1.1,
+                launches: statics.4,
             }
         },
     )
+}
+
+fn random_launch() -> impl Strategy<Value = ThreadKernel> {
+    let extent = prop_oneof![
+        any::<u32>().prop_map(Extent::Fixed),
+        any::<u32>().prop_map(|per| Extent::Rows { per }),
+        any::<(u32, u32)>().prop_map(|(k, experts)| Extent::Active { k, experts }),
+    ];
+    let launch = (prop::array::uniform3(extent), any::<(u32, u32)>())
+        .prop_map(|(grid, (block, shared))| Launch { grid, block, shared });
+    (text(), text(), any::<(u32, u32)>(), launch).prop_map(|(artifact, symbol, (unit, operands), launch)| {
+        ThreadKernel { unit, artifact, symbol, operands, launch }
+    })
 }
 
 fn random_schedule() -> impl Strategy<Value = (Vec<StreamSet>, Option<Schedule>)> {

@@ -348,6 +348,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
         placement: Placement::default(),
         paging: None,
         schedule: None,
+        launches: Vec::new(),
     }
 }
 

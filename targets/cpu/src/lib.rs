@@ -12,6 +12,7 @@ mod neurons;
 mod packing;
 pub mod roofline;
 mod select;
+pub mod threads;
 mod tune;
 
 pub use arithmetic::Activations;
@@ -29,6 +30,7 @@ pub use packing::{
     unpack,
 };
 pub use select::{InputView, Launch, NodeView, Role, Selection, Unsupported, Work};
+pub use threads::ThreadTarget;
 pub use tune::{Stopwatch, TuneError};
 
 use moec_codegen::{Isa, Machine};

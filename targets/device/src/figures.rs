@@ -99,6 +99,9 @@ pub struct Unit {
     /// The Hexagon processor that it is, where it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hexagon: Option<Hexagon>,
+    /// Generation of a graphics processor of NVIDIA's that its kernels are written for, as NVIDIA names it (`sm_90`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm: Option<String>,
     /// The memory modules that it is, where it computes in them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dimms: Option<Dimms>,

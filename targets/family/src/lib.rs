@@ -10,6 +10,7 @@
 //! * [`StaticGraphs::read`], [`StaticGraphs::verify`]: the artifacts, read back and executed against the reference;
 //! * [`StaticGraphs::host`], [`Family::host`]: what executes them on this machine, for who has not the device;
 //! * [`Family::takes`]: which operators units without static graphs run, with shapes as they come;
+//! * [`Threads`]: kernels of threads, which units launch in place of the processor's: for which of them, and read back;
 //! * [`Streams`]: commands by which a unit computes experts: what they cost, written, read back and executed;
 //! * [`Family::doctor`], [`Family::serve`]: which [`Tools`] it needs, whether they are there, and what a process for them does.
 //!
@@ -22,6 +23,7 @@ pub mod experts;
 pub mod find;
 pub mod part;
 pub mod streams;
+pub mod threads;
 pub mod tools;
 pub mod verify;
 
@@ -34,6 +36,7 @@ pub use streams::{
     BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,
     StreamTrial, Streams,
 };
+pub use threads::Threads;
 pub use tools::Tools;
 pub use verify::{Check, FunctionReport, Trial};
 
@@ -66,7 +69,12 @@ pub trait Family: Sync + std::fmt::Debug {
         None
     }
 
-    /// Whether its units run an operator of the Graph with shapes as they come, by kernels of the processor's or by its streams. A unit that the
+    /// Its kernels of threads; `None`: its units run the processor's kernels, static graphs or streams.
+    fn threads(&self) -> Option<&dyn Threads> {
+        None
+    }
+
+    /// Whether its units run an operator of the Graph with shapes as they come, by kernels of the processor's, of threads, or by its streams. A unit that the
     /// device file refuses the operator is not asked.
     fn takes(&self, _op: &Op) -> bool {
         false
@@ -75,6 +83,14 @@ pub trait Family: Sync + std::fmt::Debug {
     /// What executes its units on this machine; `None` for the processor, which runs the program.
     fn host(&self, _unit: &str) -> Option<Executor> {
         self.graphs().map(|graphs| Executor::Graphs(graphs.host()))
+    }
+
+    /// What drives a unit that this machine has; `None`: the family has no units that a run finds by itself.
+    ///
+    /// # Errors
+    /// Why the machine has no such unit, or none that can be used.
+    fn attached(&self, _unit: &str) -> Option<moec_runtime::Result<Executor>> {
+        None
     }
 
     /// Whether the tools that it needs are there; `targets` are the devices that have such units.

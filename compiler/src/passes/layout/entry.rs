@@ -4,16 +4,19 @@ use super::builtins::fetched;
 use super::frame::{Frame, Home, view, written_state};
 use super::int;
 use super::read::{residuals, values};
+use super::threads::threads;
 use crate::error::{Error, Result};
 use crate::passes::home::Homes;
-use crate::passes::memory::aligned;
 use crate::passes::offload::{PartCut, Statics};
 use crate::passes::page;
-use moec_cpu::{CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, Work};
+use moec_cpu::threads::Kernel;
+use moec_cpu::{
+    CacheView, CpuTarget, InputView, KernelSpec, Launch, NodeView, Role, Selection, ThreadTarget, Work,
+};
 use moec_ir::graph::INPUTS;
 use moec_ir::plan::{
     ALIGN, Arg, Builtin, Code, Entry, ExpertHomes, Grid, Layout, Paging, Place, RowSpace, Segment, Step,
-    StreamSet,
+    StreamSet, ThreadKernel,
 };
 use moec_ir::{Format, Graph, Module, Node, Op, Operand, StateId, ValueId, WeightClass, WeightId};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -38,6 +41,11 @@ pub(super) struct Builder<'a> {
     pub(super) experts: BTreeMap<u32, [u32; 2]>,
     /// Experts that streams compute.
     pub(super) streams: Vec<StreamSet>,
+    /// What writes the kernels of threads of units that launch their own, by unit.
+    pub(super) threads: BTreeMap<u32, ThreadTarget>,
+    /// These kernels, in the order of [`Builder::launches`].
+    pub(super) thread_kernels: Vec<Kernel>,
+    pub(super) launches: Vec<ThreadKernel>,
     pub(super) ends: [u64; 2],
     pub(super) scratch: u64,
     /// By memory beside the processor's and segment: the matrices that lie there, none for the whole.
@@ -79,6 +87,9 @@ impl<'a> Builder<'a> {
             segment_weights: Vec::new(),
             experts: BTreeMap::new(),
             streams: Vec::new(),
+            threads: threads(target, homes),
+            thread_kernels: Vec::new(),
+            launches: Vec::new(),
             ends: [0; 2],
             scratch: 0,
             residents: BTreeMap::new(),
@@ -237,17 +248,15 @@ impl Builder<'_> {
         let residual_ld = residual.map(|r| frame.home(r).map(ld_of)).transpose()?;
         let apart = !graph.kind.is_prefill();
         let view = NodeView { op: &producer.op, inputs, outputs, residual_ld, apart };
-        let selection = self.target.select(&view).map_err(|e| {
-            Error::limit(format!(
-                "target `{}` cannot run `{}` in `{}`",
-                self.target.name(),
-                node.op.name(),
-                node.scope
-            ))
-            .because(e)
-        })?;
-
         let unit = homes.of_node(node);
+        let units = match (&node.op, homes.of_layer(node.scope.layer)) {
+            (Op::ExpertFfn { .. }, Some((_, of))) => of.units.clone(),
+            _ => vec![unit],
+        };
+        let mut each = Vec::with_capacity(units.len());
+        for unit in units {
+            each.push((unit, self.select(unit, &view, node)?));
+        }
         // What several units compute together lies where the processor finds it.
         let memory = if let Op::ExpertFfn { .. } = node.op { 0 } else { homes.memory(unit) };
         for &v in &node.outputs {
@@ -259,28 +268,22 @@ impl Builder<'_> {
         }
         let name = format!("%{}", node.outputs[0].0);
         let place = Placed { node, producer, residual, at, rows: spaces[node.outputs[0].0 as usize] };
-        match (&node.op, homes.of_layer(node.scope.layer)) {
-            (Op::ExpertFfn { .. }, Some((_, of))) => {
-                let mut steps = Vec::new();
-                for &unit in &of.units {
-                    if let Some(streams) = homes.streams(unit) {
-                        steps.push(self.streamed(frame, &place, &selection, unit, streams)?);
-                        continue;
-                    }
-                    let name = if unit == 0 { name.clone() } else { format!("{name}@{unit}") };
-                    steps.extend(self.launches(frame, &place, &selection, unit, &name)?);
-                }
-                Ok(steps)
+        let mut steps = Vec::new();
+        for (on, selection) in &each {
+            if let Some(streams) = homes.streams(*on).filter(|_| matches!(node.op, Op::ExpertFfn { .. })) {
+                steps.push(self.streamed(frame, &place, selection, *on, streams)?);
+                continue;
             }
-            (&Op::Dispatch { .. }, Some((index, of)))
-                if of.units.len() > 1 && Homes::divides(graph, node.outputs[0]) =>
-            {
-                let mut steps = self.launches(frame, &place, &selection, unit, &name)?;
-                divide(frame, &mut steps, node.outputs[0], index, of)?;
-                Ok(steps)
-            }
-            _ => self.launches(frame, &place, &selection, unit, &name),
+            let name = if *on == unit { name.clone() } else { format!("{name}@{on}") };
+            steps.extend(self.launches(frame, &place, selection, *on, &name)?);
         }
+        if let (&Op::Dispatch { .. }, Some((index, of))) = (&node.op, homes.of_layer(node.scope.layer))
+            && of.units.len() > 1
+            && Homes::divides(graph, node.outputs[0])
+        {
+            divide(frame, &mut steps, node.outputs[0], index, of)?;
+        }
+        Ok(steps)
     }
 
     /// The steps of a node on one unit.
@@ -315,9 +318,11 @@ impl Builder<'_> {
                             addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
                                 let layer =
                                     node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
-                                if let Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. } =
-                                    producer.op
-                                {
+                                let paged = matches!(
+                                    producer.op,
+                                    Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }
+                                );
+                                if paged && !self.threads.contains_key(&unit) {
                                     self.experts.entry(layer).or_default()[i - 2] = segment;
                                 }
                                 self.reside(layer, memory, segment)?;
@@ -355,10 +360,7 @@ impl Builder<'_> {
                 });
             }
             let (code, grid) = match work {
-                Work::Kernel(spec) => {
-                    self.scratch = self.scratch.max(aligned(self.target.scratch_bytes(spec) as u64));
-                    (Code::Kernel(self.kernel(spec)?), self.target.grid(spec))
-                }
+                Work::Kernel(spec) => self.code(unit, spec, place, frame.graph)?,
                 Work::Builtin(b) => (Code::Builtin(*b), Grid::One),
             };
             let step = Step {
@@ -434,7 +436,7 @@ impl Builder<'_> {
         CacheView { shape: &self.module.state(s).ty.shape, format: self.cache, values }
     }
 
-    fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
+    pub(super) fn kernel(&mut self, spec: &KernelSpec) -> Result<u32> {
         let symbol = self.target.symbol(spec);
         if let Some(&id) = self.kernel_ids.get(&symbol) {
             return Ok(id);

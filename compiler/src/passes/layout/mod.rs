@@ -9,6 +9,7 @@ mod entry;
 mod frame;
 mod read;
 mod streamed;
+mod threads;
 
 use super::home::{Homes, expert_tables};
 use super::memory::aligned;
@@ -17,6 +18,7 @@ use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
 use entry::Builder;
+use moec_cpu::threads::Kernel;
 use moec_cpu::{CpuTarget, KernelSpec};
 use moec_ir::plan::{
     CacheOrder, Entry, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf,
@@ -30,6 +32,8 @@ pub struct Draft {
     pub plan: Plan,
     /// Kernels, in the order of [`Plan::kernels`].
     pub kernels: Vec<KernelSpec>,
+    /// Kernels of threads, in the order of [`Plan::launches`].
+    pub thread_kernels: Vec<Kernel>,
     /// Weight that each segment packs.
     pub segment_weights: Vec<WeightId>,
     /// What each step writes.
@@ -59,6 +63,7 @@ pub fn layout(
         entries.push(entry);
         writes.push(w);
     }
+    builder.check_threads()?;
     let paging = builder.page()?;
     let states = module
         .states
@@ -70,13 +75,14 @@ pub fn layout(
                 _ => return Err(Error::bug(format!("state `{}` has no four axes", s.name))),
             };
             let values = builder.values.contains(&StateId(i as u32));
+            let memory = builder.states.get(&(i as u32)).copied().unwrap_or(0);
+            let order = builder.cache_order(memory, values);
             // A token that is decoded with few experts first may be decoded again: that goes back by one.
             let (format, order, snapshots) = if s.kind.needs_snapshots() {
                 (Format::F32, CacheOrder::Rows, u32::from(model.big_little.is_some()))
             } else {
-                (cache, target.cache_order(values), 0)
+                (cache, order, 0)
             };
-            let memory = builder.states.get(&(i as u32)).copied().unwrap_or(0);
             Ok(StateBuf { name: s.name.clone(), memory, shape, format, order, kind: s.kind, snapshots })
         })
         .collect::<Result<_>>()?;
@@ -115,6 +121,7 @@ pub fn layout(
         states,
         homes: homes.experts.clone(),
         streams: builder.streams,
+        launches: builder.launches,
         kernels: builder.kernels.iter().map(|k| KernelRef { symbol: target.symbol(k) }).collect(),
         graphs: statics.graphs.clone(),
         sets: statics.sets.clone(),
@@ -124,7 +131,8 @@ pub fn layout(
         paging,
         schedule,
     };
-    Ok(Draft { plan, kernels: builder.kernels, segment_weights: builder.segment_weights, writes })
+    let (kernels, thread_kernels) = (builder.kernels, builder.thread_kernels);
+    Ok(Draft { plan, kernels, thread_kernels, segment_weights: builder.segment_weights, writes })
 }
 
 fn int(x: usize) -> Result<u32> {

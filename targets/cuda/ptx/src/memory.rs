@@ -82,6 +82,56 @@ impl Memory {
         self.hold(name, bytes, true)
     }
 
+    /// A new buffer of so many zeros that begins at an address, a multiple of 256 behind all buffers so far; `None` for another
+    /// address.
+    pub fn add_at(&mut self, name: &str, address: u64, bytes: usize) -> Option<Buffer> {
+        let end = address.checked_add(bytes as u64)?.checked_add(GAP + ALIGN);
+        if address < self.next || !address.is_multiple_of(ALIGN) || end.is_none() {
+            return None;
+        }
+        self.next = address;
+        Some(self.hold(name, &vec![0; bytes], false))
+    }
+
+    /// Writes bytes from byte `at` of a buffer on; `None` where they do not fit.
+    pub fn write(&self, buffer: Buffer, at: u64, bytes: &[u8]) -> Option<()> {
+        let held = self.range(buffer, at, bytes.len())?;
+        let head = bytes.len().min((4 - at as usize % 4) % 4);
+        let (head, rest) = bytes.split_at(head);
+        let body = at + head.len() as u64;
+        let (words, tail) = rest.as_chunks::<4>();
+        head.iter().zip(at..).for_each(|(&byte, at)| held.store(at, 1, byte.into()));
+        for (&word, to) in words.iter().zip(held.words.get(body as usize / 4..).unwrap_or_default()) {
+            to.store(u32::from_le_bytes(word), Relaxed);
+        }
+        let end = body + 4 * words.len() as u64;
+        tail.iter().zip(end..).for_each(|(&byte, at)| held.store(at, 1, byte.into()));
+        Some(())
+    }
+
+    /// Reads bytes from byte `at` of a buffer on; `None` where there are not as many.
+    pub fn read(&self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Option<()> {
+        let held = self.range(buffer, at, bytes.len())?;
+        let head = bytes.len().min((4 - at as usize % 4) % 4);
+        let (head, rest) = bytes.split_at_mut(head);
+        let body = at + head.len() as u64;
+        let (words, tail) = rest.as_chunks_mut::<4>();
+        head.iter_mut().zip(at..).for_each(|(byte, at)| *byte = held.load(at, 1) as u8);
+        let end = body + 4 * words.len() as u64;
+        for (word, from) in words.iter_mut().zip(held.words.get(body as usize / 4..).unwrap_or_default()) {
+            *word = from.load(Relaxed).to_le_bytes();
+        }
+        tail.iter_mut().zip(end..).for_each(|(byte, at)| *byte = held.load(at, 1) as u8);
+        Some(())
+    }
+
+    /// A buffer that has so many bytes from byte `at` on.
+    fn range(&self, buffer: Buffer, at: u64, bytes: usize) -> Option<&Held> {
+        let held = self.held.get(buffer.0)?;
+        at.checked_add(bytes as u64).filter(|&end| end <= held.bytes)?;
+        Some(held)
+    }
+
     /// The buffer of a variable of the module, `.global` or `.const`.
     pub fn variable(&self, name: &str) -> Option<Buffer> {
         self.variables.iter().find(|(of, _)| of == name).and_then(|(_, buffer)| *buffer)
@@ -170,6 +220,51 @@ impl Held {
                 // It never fails: the closure always has a value.
                 let _ = self.words[i].fetch_update(Relaxed, Relaxed, put);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory() -> Memory {
+        let text = ".version 7.8\n.target sm_80\n.address_size 64\n";
+        Memory::new(&crate::parse(text).unwrap()).unwrap()
+    }
+
+    /// What is written at any place is read there, and nothing beside it changes.
+    #[test]
+    fn bytes_are_read_where_they_were_written() {
+        let mut memory = memory();
+        let buffer = memory.add("b", &[7; 23]);
+        for at in 0..23_usize {
+            for count in 0..=23 - at {
+                memory.write(buffer, 0, &[7; 23]).unwrap();
+                let bytes: Vec<u8> = (0..count as u8).map(|i| 100 + i).collect();
+                memory.write(buffer, at as u64, &bytes).unwrap();
+                let mut whole = vec![7; 23];
+                whole[at..at + count].copy_from_slice(&bytes);
+                assert_eq!(memory.bytes(buffer), whole, "{count} at {at}");
+                let mut back = vec![0; count];
+                memory.read(buffer, at as u64, &mut back).unwrap();
+                assert_eq!(back, bytes, "{count} at {at}");
+            }
+        }
+        let mut two = [0; 2];
+        assert!(
+            memory.read(buffer, 22, &mut two).is_none() && memory.write(buffer, u64::MAX, &two).is_none()
+        );
+    }
+
+    #[test]
+    fn a_buffer_has_the_address_that_is_asked_for() {
+        let mut memory = memory();
+        let first = memory.add("a", &[1; 10]);
+        let buffer = memory.add_at("b", 1 << 40, 300).unwrap();
+        assert_eq!((memory.address(buffer), memory.bytes(buffer)), (1 << 40, vec![0; 300]));
+        for wrong in [memory.address(first), (1 << 40) + 256, (1 << 41) + 1, u64::MAX - 255] {
+            assert!(memory.add_at("c", wrong, 300).is_none(), "{wrong:x}");
         }
     }
 }

@@ -1,0 +1,61 @@
+//! Kernels of threads: printing and parsing.
+
+use super::attrs::Value;
+use super::cursor::{Cursor, Parsed};
+use super::items::with_attrs;
+use super::lex::quote;
+use crate::launch::{Extent, Launch, ThreadKernel};
+use crate::plan::Plan;
+use std::fmt;
+
+/// Writes kernels of threads, a line each.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
+    for (i, kernel) in plan.launches.iter().enumerate() {
+        let ThreadKernel { unit, artifact, symbol, operands, launch: Launch { grid, block, shared } } =
+            kernel;
+        write!(f, "launch {i} {} {{unit = {unit}, artifact = {}", quote(symbol), quote(artifact))?;
+        let [x, y, z] = grid.map(extent);
+        writeln!(f, ", operands = {operands}, grid = [{x}, {y}, {z}], block = {block}, shared = {shared}}}")?;
+    }
+    Ok(())
+}
+
+fn extent(of: Extent) -> String {
+    match of {
+        Extent::Fixed(blocks) => format!("fixed(blocks = {blocks})"),
+        Extent::Rows { per } => format!("rows(per = {per})"),
+        Extent::Active { k, experts } => format!("active(k = {k}, experts = {experts})"),
+    }
+}
+
+/// Reads a kernel of threads, behind its index.
+pub(super) fn read(c: &mut Cursor<'_>) -> Parsed<ThreadKernel> {
+    let symbol = c.string("a symbol")?;
+    with_attrs(c, |c, a| {
+        let grid = a.required(c, "grid", "three extents", |value, c| {
+            let Value::List(items) = value else { return Ok(None) };
+            let extents =
+                items.into_iter().map(|item| read_extent(item, c)).collect::<Parsed<Option<Vec<_>>>>()?;
+            Ok(extents.and_then(|e| <[Extent; 3]>::try_from(e).ok()))
+        })?;
+        Ok(ThreadKernel {
+            unit: a.int(c, "unit")?,
+            artifact: a.string(c, "artifact")?,
+            symbol,
+            operands: a.int(c, "operands")?,
+            launch: Launch { grid, block: a.int(c, "block")?, shared: a.int(c, "shared")? },
+        })
+    })
+}
+
+fn read_extent<'t>(item: Value<'t>, c: &Cursor<'t>) -> Parsed<Option<Extent>> {
+    let Value::Word(word, mut args) = item else { return Ok(None) };
+    let extent = match word {
+        "fixed" => Extent::Fixed(args.int(c, "blocks")?),
+        "rows" => Extent::Rows { per: args.int(c, "per")? },
+        "active" => Extent::Active { k: args.int(c, "k")?, experts: args.int(c, "experts")? },
+        _ => return Ok(None),
+    };
+    args.finish(c)?;
+    Ok(Some(extent))
+}

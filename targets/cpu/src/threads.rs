@@ -1,0 +1,80 @@
+//! Kernels of threads, for units that have kernels of their own: the same operators, selected as for the processor.
+//!
+//! Rows and weights meet in f32: what a unit computes differs from the processor's in the order of sums alone.
+
+use crate::select::{NodeView, Selection, Unsupported};
+use crate::{Activations, CodegenError, CpuTarget, KernelSpec, Schedule};
+use moec_codegen::Isa;
+use moec_codegen::simt;
+use moec_ir::plan::{CacheOrder, Grid, Launch, Layout};
+
+pub use moec_codegen::simt::{Kernel, Sm};
+
+/// Kernels of threads for a generation of processors.
+#[derive(Clone, Debug)]
+pub struct ThreadTarget {
+    sm: Sm,
+    /// Selects with the vectors of a thread.
+    select: CpuTarget,
+}
+
+impl ThreadTarget {
+    /// Those of a generation, in NVIDIA's spelling (`sm_90`), beside a processor; `None` for one that is not written for.
+    pub fn new(generation: &str, processor: &CpuTarget) -> Option<Self> {
+        let sm = Sm::ALL.into_iter().find(|sm| sm.name() == generation)?;
+        let select = CpuTarget { isa: Isa::THREAD, activations: Activations::F32, ..processor.clone() };
+        Some(Self { sm, select })
+    }
+
+    /// The generation.
+    pub fn sm(&self) -> Sm {
+        self.sm
+    }
+
+    /// Order in which a tensor of a KV cache is stored.
+    pub fn cache_order(&self) -> CacheOrder {
+        simt::CACHE_ORDER
+    }
+
+    /// Kernels for a node.
+    ///
+    /// # Errors
+    /// As [`CpuTarget::select`].
+    pub fn select(&self, node: &NodeView<'_>) -> Result<Selection, Unsupported> {
+        let mut selection = self.select.select(node)?;
+        // Whatever the processor has panels for lies in rows here.
+        selection.layouts.iter_mut().for_each(|(_, layout)| *layout = Layout::Rows);
+        Ok(selection)
+    }
+
+    /// A kernel for calls of so many rows.
+    pub fn kernel(&self, spec: &KernelSpec, rows: usize) -> Kernel {
+        Kernel::from(spec.with_schedule(Schedule { rows, ..Schedule::default() }))
+    }
+
+    /// How a kernel is launched.
+    ///
+    /// # Errors
+    /// There is no such kernel of threads.
+    pub fn launch(&self, kernel: &Kernel) -> Result<Launch, CodegenError> {
+        kernel.launch()
+    }
+
+    /// What a plan says of its work: where the dispatch table of experts stands. Into how many blocks it is cut its launch says.
+    pub fn grid(&self, spec: &KernelSpec) -> Grid {
+        match spec {
+            KernelSpec::ExpertGateUp { .. } | KernelSpec::ExpertDown { .. } => {
+                Grid::Experts { table: 1, tiles: 1 }
+            }
+            _ => Grid::One,
+        }
+    }
+
+    /// PTX of all kernels, the same text for the same kernels.
+    ///
+    /// # Errors
+    /// Our bugs, as LLVM reports them; an LLVM without these processors.
+    pub fn compile(&self, kernels: &[Kernel]) -> Result<String, CodegenError> {
+        simt::compile(self.sm, kernels)
+    }
+}

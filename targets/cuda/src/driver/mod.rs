@@ -1,0 +1,289 @@
+//! A unit that is there: its kernels are assembled and run by NVIDIA's driver.
+//!
+//! The driver's library is looked for when the unit is first used. Kernels are launched one after the other and waited for where
+//! somebody needs what they give; copies wait for them. What is refused is said by name, with what helps.
+
+mod api;
+mod card;
+#[cfg(test)]
+mod tests;
+
+use crate::NAME;
+use crate::artifact;
+use api::{Api, code};
+use card::{Card, Kernel, Refusal};
+use moec_ir::plan::{Builtin, ThreadKernel};
+use moec_runtime::memory::Addr;
+use moec_runtime::program::{Code, Program};
+use moec_runtime::unit::{self, Lane, Launch, StepFault, Unit, UnknownStep};
+use moec_runtime::{Error, Result};
+use std::ffi::CString;
+use std::path::Path;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// The longest that kernels may take before somebody waits for them: a display's driver kills them after seconds.
+const LIMIT: Duration = Duration::from_mins(1);
+/// What is said where the driver does not help.
+const EMULATE: &str =
+    "run the bundle on a machine with such a card, or emulate the unit with `moec run BUNDLE --emulate …`";
+
+/// A graphics processor of this machine.
+pub struct Gpu {
+    name: String,
+    card: Mutex<Card>,
+    /// By index of the plan's launches.
+    kernels: Vec<Option<(Kernel, ThreadKernel)>>,
+    limit: Duration,
+    /// What went wrong first in a copy that nobody could be told of.
+    lost: OnceLock<String>,
+}
+
+impl Gpu {
+    /// Opens the first card of this machine, for the unit of that name.
+    ///
+    /// # Errors
+    /// [`Error::Unit`]: no driver, or no card.
+    pub fn open(unit: &str) -> Result<Self> {
+        let api = api::system().map_err(|why| Error::Unit {
+            unit: unit.to_owned(),
+            why: format!("there is no driver of NVIDIA's ({why})"),
+            hint: format!("install NVIDIA's driver; or {EMULATE}"),
+        })?;
+        Self::with(api, unit, LIMIT)
+    }
+
+    fn with(api: Api, unit: &str, limit: Duration) -> Result<Self> {
+        let card = Card::open(api).map_err(|refusal| {
+            let why = match refusal.status {
+                code::NO_DEVICE => "there is no card that NVIDIA's driver knows".to_owned(),
+                _ => format!("NVIDIA's driver does not start: {refusal}"),
+            };
+            Error::Unit { unit: unit.to_owned(), why, hint: EMULATE.to_owned() }
+        })?;
+        Ok(Self {
+            name: unit.to_owned(),
+            card: Mutex::new(card),
+            kernels: Vec::new(),
+            limit,
+            lost: OnceLock::new(),
+        })
+    }
+
+    /// Name of the card, as its maker has it.
+    pub fn card(&self) -> String {
+        self.lock().name()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Card> {
+        self.card.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refused(&self, refusal: &Refusal, hint: &str) -> Error {
+        Error::Unit { unit: self.name.clone(), why: refusal.to_string(), hint: hint.to_owned() }
+    }
+
+    /// A card without so many bytes.
+    fn few(&self, card: &Card, bytes: u64, how: &str) -> Error {
+        let (free, name) = (room(card), card.name());
+        Error::Unit {
+            unit: self.name.clone(),
+            why: format!("it needs {bytes} bytes of memory{how}, and {free} are free on `{name}`"),
+            hint: "end what else uses the card; or place less there under `[placement]`, and build again"
+                .to_owned(),
+        }
+    }
+
+    /// What a kernel that was waited for says.
+    fn stopped(&self, refusal: &Refusal, limit: Duration) -> Error {
+        let why = match refusal.status {
+            code::NOT_READY => format!("its kernels have not ended within {} s", limit.as_secs_f64()),
+            _ => format!("a kernel stopped: {refusal}"),
+        };
+        let hint =
+            "check the bundle with `moec verify`; if it passes, this is a bug of moec, or of the driver";
+        Error::Unit { unit: self.name.clone(), why, hint: hint.to_owned() }
+    }
+
+    /// Refuses a card that is older than the kernels.
+    fn check_generation(&self, generation: &str) -> Result<()> {
+        let wanted = generation.strip_prefix("sm_").and_then(|w| w.parse::<u32>().ok());
+        let card = self.lock();
+        let here = card.generation().map_err(|e| self.refused(&e, EMULATE))?;
+        match wanted {
+            Some(wanted) if wanted > here => Err(Error::Unit {
+                unit: self.name.clone(),
+                why: format!("its kernels are for sm_{wanted}, and `{}` is of sm_{here}", card.name()),
+                hint: format!("build for a device whose file has `sm = \"sm_{here}\"`, or an older one"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn launch(&self, index: u32, launch: &Launch<'_>) -> Result<()> {
+        if let Some(why) = self.lost.get() {
+            let hint = "check the card with `nvidia-smi`".to_owned();
+            return Err(Error::Unit { unit: self.name.clone(), why: format!("a copy failed: {why}"), hint });
+        }
+        let missing = || Error::Plan(format!("launch {index} is not of `{NAME}`"));
+        let (kernel, of) = self.kernels.get(index as usize).and_then(Option::as_ref).ok_or_else(missing)?;
+        let failed = |why: String| Error::Launch { unit: self.name.clone(), kernel: of.symbol.clone(), why };
+        let rows = u32::try_from(launch.n).unwrap_or(u32::MAX);
+        let blocks = of.launch.blocks(rows).ok_or_else(|| failed(format!("no grid for {rows} rows")))?;
+        let addresses: Vec<u64> = launch.args.iter().map(|at| at.ptr().addr() as u64).collect();
+        let mut card = self.lock();
+        if let Some(at) = addresses.iter().position(|&at| !card.holds(at, 1)) {
+            return Err(failed(format!("operand {at} of step {} lies outside of its memory", launch.step)));
+        }
+        // SAFETY: the plan is verified, and the kernel takes as many addresses, which lie in the card's memory.
+        unsafe { card.launch(*kernel, blocks, of.launch.block, &addresses, rows) }
+            .map_err(|e| failed(e.to_string()))
+    }
+}
+
+impl Unit for Gpu {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        matches!(builtin, Builtin::Copy { .. } | Builtin::Launch { .. })
+    }
+
+    fn load(&mut self, program: &Program, index: u32, folder: &Path) -> Result<()> {
+        let artifact = artifact::read(folder, program, index)?;
+        self.check_generation(artifact.generation().unwrap_or_default())?;
+        let zero = |_| Error::Plan("a zero byte in a text".to_owned());
+        let text = CString::new(artifact.text).map_err(zero)?;
+        let mut card = self.lock();
+        card.load(&text).map_err(|e| {
+            let hint = match e.status {
+                code::UNSUPPORTED_PTX_VERSION => "update NVIDIA's driver: kernels are written for that of CUDA 11.8 or newer",
+                code::INVALID_PTX | code::NO_BINARY_FOR_GPU => {
+                    "build the bundle again for the card's generation; if that does not help, this is a bug of moec"
+                }
+                _ => EMULATE,
+            };
+            self.refused(&e, hint)
+        })?;
+        let mut kernels = Vec::with_capacity(program.launches.len());
+        for of in &program.launches {
+            if of.unit != index {
+                kernels.push(None);
+                continue;
+            }
+            let symbol = CString::new(of.symbol.clone()).map_err(zero)?;
+            let kernel = card.kernel(&symbol).map_err(|e| self.refused(&e, "build the bundle again"))?;
+            kernels.push(Some((kernel, of.clone())));
+        }
+        drop(card);
+        self.kernels = kernels;
+        Ok(())
+    }
+
+    fn take(&mut self, bytes: u64) -> Result<Option<Addr>> {
+        let mut card = self.lock();
+        if room(&card) < bytes {
+            return Err(self.few(&card, bytes, ""));
+        }
+        let at = match card.take(usize::try_from(bytes).unwrap_or(usize::MAX).max(1)) {
+            Err(e) if e.status == code::OUT_OF_MEMORY => return Err(self.few(&card, bytes, " in one piece")),
+            taken => taken.map_err(|e| self.refused(&e, EMULATE))?,
+        };
+        Ok(Some(Addr::read_only(std::ptr::without_provenance(at as usize))))
+    }
+
+    unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        if let Err(e) = unsafe { self.copied(from, to, bytes) } {
+            // The next step says it.
+            let _ = self.lost.set(e.to_string());
+        }
+    }
+
+    unsafe fn submit(&self, launch: &Launch<'_>, _lane: Lane) {
+        let done = match launch.code {
+            Code::Builtin(Builtin::Launch { kernel }) => self.launch(kernel, launch),
+            Code::Builtin(builtin) => {
+                // SAFETY: the caller's promise; the unit has one lane.
+                if unsafe { unit::copied(&Copier(self, launch), launch) } {
+                    Ok(())
+                } else {
+                    return launch.fail(StepFault::Unknown(UnknownStep {
+                        unit: NAME,
+                        step: launch.step,
+                        builtin,
+                    }));
+                }
+            }
+            Code::Kernel(_) => {
+                Err(Error::Plan(format!("step {} gives `{NAME}` a kernel of the processor's", launch.step)))
+            }
+        };
+        if let Err(e) = done {
+            launch.fail(StepFault::Unit(e));
+        }
+    }
+
+    fn wait(&self, fault: &OnceLock<StepFault>) {
+        let ended = self.lock().wait(self.limit);
+        if let Err(e) = ended {
+            let _ = fault.set(StepFault::Unit(self.stopped(&e, self.limit)));
+        }
+    }
+}
+
+impl Gpu {
+    /// Copies in either direction.
+    ///
+    /// # Safety
+    /// As [`Unit::copy`].
+    unsafe fn copied(&self, from: Addr, to: Addr, bytes: usize) -> Result<()> {
+        let mut card = self.lock();
+        let [first, second] = [from, to].map(|at| at.ptr().addr() as u64);
+        let limit = self.limit;
+        let done = match [first, second].map(|at| card.holds(at, bytes)) {
+            // SAFETY: the caller's promise; one end is the card's.
+            [false, true] => unsafe { card.put(from.ptr(), second, bytes, limit) },
+            // SAFETY: as above.
+            [true, false] => unsafe { card.get(first, to.ptr(), bytes, limit) },
+            [true, true] => card.within(first, second, bytes),
+            [false, false] => {
+                // SAFETY: the caller's promise: neither end is the card's.
+                unsafe { std::ptr::copy_nonoverlapping(from.ptr(), to.ptr(), bytes) };
+                Ok(())
+            }
+        };
+        done.map_err(|e| self.stopped(&e, limit))
+    }
+}
+
+/// Bytes that are free on a card.
+fn room(card: &Card) -> u64 {
+    card.free().unwrap_or(0) as u64
+}
+
+/// The unit as a copy sees it, which says what went wrong.
+struct Copier<'a>(&'a Gpu, &'a Launch<'a>);
+
+impl Unit for Copier<'_> {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn executes(&self, builtin: Builtin) -> bool {
+        self.0.executes(builtin)
+    }
+
+    unsafe fn copy(&self, from: Addr, to: Addr, bytes: usize) {
+        // SAFETY: the caller's promise.
+        if let Err(e) = unsafe { self.0.copied(from, to, bytes) } {
+            self.1.fail(StepFault::Unit(e));
+        }
+    }
+
+    unsafe fn submit(&self, launch: &Launch<'_>, lane: Lane) {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.submit(launch, lane) };
+    }
+}

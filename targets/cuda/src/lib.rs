@@ -1,0 +1,107 @@
+//! The family of NVIDIA's graphics processors.
+//!
+//! Its units have a memory of their own and launch kernels of threads: what an operator of theirs is the compiler writes as
+//! [`moec_ir::plan::ThreadKernel`]s, whose PTX stands in one artifact for each unit. Here is what reads it back ([`artifact`]) and
+//! what executes it on the host ([`Emulated`]), instruction by instruction, in a memory that nothing else sees, or has NVIDIA's driver
+//! do it ([`Gpu`]).
+//!
+//! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
+
+pub mod artifact;
+mod driver;
+mod emulated;
+mod ptxas;
+
+pub use driver::Gpu;
+pub use emulated::Emulated;
+
+use moec_device::{Device, Unit as DeviceUnit, UnitKind};
+use moec_family::error::Result;
+use moec_family::{Family, Flaw, Threads, Tools};
+use moec_ir::Op;
+use moec_ir::plan::Plan;
+use moec_runtime::beside::Executor;
+use std::path::Path;
+
+/// Name of the family.
+const NAME: &str = "cuda";
+
+/// Generations that kernels are written for.
+const GENERATIONS: [&str; 3] = ["sm_80", "sm_89", "sm_90"];
+
+/// The family of NVIDIA's graphics processors.
+#[derive(Clone, Copy, Debug)]
+pub struct Cuda;
+
+impl Family for Cuda {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn check(&self, device: &Device, unit: &DeviceUnit) -> Result<(), Flaw> {
+        if unit.kind != UnitKind::Gpu {
+            return Err(Flaw::new("unit.kind", "a unit of the family `cuda` is of kind `gpu`"));
+        }
+        if device.memory_of(unit).is_none() {
+            return Err(Flaw::new("unit.memory", "a unit of the family `cuda` has a memory of its own"));
+        }
+        let known = || GENERATIONS.map(|g| format!("`{g}`")).join(", ");
+        match unit.sm.as_deref() {
+            Some(sm) if GENERATIONS.contains(&sm) => Ok(()),
+            Some(sm) => Err(Flaw::new(
+                "unit.sm",
+                format!(
+                    "`{sm}` is not written for; there are {}: name the newest that is no newer than it",
+                    known()
+                ),
+            )),
+            None => Err(Flaw::new(
+                "unit.sm",
+                format!("a unit of the family `cuda` says which generation it is, one of {}", known()),
+            )),
+        }
+    }
+
+    fn threads(&self) -> Option<&dyn Threads> {
+        Some(self)
+    }
+
+    /// What there are kernels of threads for. Whom the router has chosen, and angles of positions, the processor finds; neurons
+    /// one by one are its own, too.
+    fn takes(&self, op: &Op) -> bool {
+        !matches!(
+            op,
+            Op::Dispatch { .. }
+                | Op::Fetch { .. }
+                | Op::Admit(_)
+                | Op::RopeAngles { .. }
+                | Op::Router(_)
+                | Op::NeuronFfn { .. }
+                | Op::Conv1x1 { .. }
+                | Op::ToNchw
+                | Op::FromNchw
+        )
+    }
+
+    fn attached(&self, unit: &str) -> Option<moec_runtime::Result<Executor>> {
+        Some(Gpu::open(unit).map(|gpu| Executor::Unit(Box::new(gpu))))
+    }
+
+    fn host(&self, _unit: &str) -> Option<Executor> {
+        Some(Executor::Unit(Box::new(Emulated::default())))
+    }
+}
+
+impl Threads for Cuda {
+    fn generation<'u>(&self, unit: &'u DeviceUnit) -> Option<&'u str> {
+        unit.sm.as_deref()
+    }
+
+    fn read(&self, folder: &Path, plan: &Plan, unit: u32, tools: Tools<'_>) -> Result<usize> {
+        let artifact = artifact::read(folder, plan, unit)?;
+        if let (Some(ptxas), Some(generation)) = (ptxas::find(tools.cache), artifact.generation()) {
+            ptxas::check(&ptxas, generation, &folder.join(&artifact.path))?;
+        }
+        Ok(artifact.kernels.iter().flatten().count())
+    }
+}

@@ -1,0 +1,244 @@
+//! A graphics processor's kernels, executed from the PTX of bundles, give what transformers and the processor give.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::bundle::read::Bundle;
+use moec_cuda::{Emulated, artifact};
+use moec_ir::plan::{Builtin, Code, Grid, Plan};
+use moec_runtime::Program;
+use moec_runtime::memory::Addr;
+use moec_runtime::unit::{Lane, Launch, StepFault, Unit as _, Units};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use support::{
+    MIXTURES, PACKAGED, Setup, built, checkpoint, distance, expected, fails, list, logits_file, moec, ok,
+    root,
+};
+
+/// Largest difference of any logit.
+const TOLERANCE: f32 = 2e-3;
+/// Tokens that are generated.
+const GENERATED: usize = 4;
+
+/// Where things live: all that the unit takes, and a part of it.
+const EVERYTHING: &str = "[placement]\nattention = \"gpu\"\nexperts = \"gpu\"\n";
+const HALF: &str = "[placement]\nexperts = \"gpu:50%\"\n";
+
+/// The device file of a graphics processor beside this machine's own.
+fn device() -> PathBuf {
+    root().join("targets/cuda/beside.toml")
+}
+
+/// Builds a tiny checkpoint, with what `more` says.
+fn build(family: &str, folder: &Path, format: &str, more: &str) -> Bundle {
+    let setup = Setup { format, chunk: 20, batch: &[1], context: 96 };
+    let toml = setup.write(&checkpoint(family), folder);
+    let text = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, format!("{text}{more}")).unwrap();
+    let bundle = folder.join("b");
+    built(&toml, &["--target", device().to_str().unwrap()], &bundle);
+    Bundle::open(&bundle).unwrap()
+}
+
+/// Runs a bundle with the unit emulated, or on a card of this machine where `MOEC_CUDA=card` asks for it (`cargo xtask gpu-check`).
+fn run(bundle: &Bundle) -> Command {
+    let mut run = moec();
+    run.arg("run");
+    if std::env::var_os("MOEC_CUDA").is_none_or(|v| v != "card") {
+        run.arg("--emulate");
+    }
+    run.arg(&bundle.folder);
+    run
+}
+
+/// Steps of the unit beside the processor: launches, and others.
+fn beside(plan: &Plan) -> [usize; 2] {
+    let steps = plan.entries.iter().flat_map(|e| &e.steps).filter(|s| s.unit == 1);
+    steps.fold([0; 2], |mut n, s| {
+        n[usize::from(!matches!(s.code, Code::Builtin(Builtin::Launch { .. })))] += 1;
+        n
+    })
+}
+
+/// Logits of a prompt.
+fn logits(bundle: &Bundle, ids: &[u32]) -> Vec<f32> {
+    let out = bundle.folder.with_extension("safetensors");
+    ok(run(bundle).args(["logits", "--ids", &list(ids), "--out"]).arg(&out));
+    logits_file(&out).1
+}
+
+/// A family on the unit gives the reference's logits and tokens.
+fn is_the_reference(family: &str, more: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build(family, folder.path(), "f32", more);
+    let [launches, copies] = beside(&bundle.plan);
+    assert!(launches > 0 && copies > 0, "{family}: {more}");
+    let want = expected(&checkpoint(family));
+    let worst = distance(&logits(&bundle, &want.ids), &want.logits);
+    assert!(worst <= TOLERANCE, "{family}, {more}: a logit is off by {worst}");
+    let prompt = want.greedy.len() - 24;
+    let (ids, n) = (list(&want.greedy[..prompt]), GENERATED.to_string());
+    let output = ok(run(&bundle).args(["generate", "--ids", &ids, "-n", &n, "--json"]));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+    assert_eq!(ids, want.greedy[prompt..prompt + GENERATED], "{family}, {more}");
+}
+
+/// Attention and all experts, of the nine families that static graphs are held against, too.
+#[test]
+fn families_whole_on_threads_give_the_reference() {
+    PACKAGED.into_iter().for_each(|family| is_the_reference(family, EVERYTHING));
+}
+
+/// Half of the experts.
+#[test]
+fn families_by_halves_on_threads_give_the_reference() {
+    PACKAGED.into_iter().for_each(|family| is_the_reference(family, HALF));
+}
+
+/// Weights of every format that threads read, and a cache of bf16, give what the processor makes of the same weights.
+#[test]
+fn formats_on_threads_are_those_of_the_processor() {
+    let family = MIXTURES[5];
+    let ids = &expected(&checkpoint(family)).ids[..24];
+    let folder = tempfile::tempdir().unwrap();
+    for (format, cache) in [("bf16", "bf16"), ("q8", "f32"), ("q4", "bf16")] {
+        let cached = format!("[memory]\nkv_cache = \"{cache}\"\n");
+        let [home, away] = ["", EVERYTHING].map(|more| {
+            let folder = folder.path().join(format!("{format}{}", more.len()));
+            fs::create_dir(&folder).unwrap();
+            let bundle = build(family, &folder, format, &format!("{cached}{more}"));
+            assert_eq!(beside(&bundle.plan)[0] > 0, !more.is_empty());
+            logits(&bundle, ids)
+        });
+        let worst = distance(&home, &away);
+        assert!(worst <= TOLERANCE, "{format} with a cache of {cache}: a logit is off by {worst}");
+    }
+}
+
+/// Every step on the unit is executed against the evaluator, and every kernel is found in the artifact.
+#[test]
+fn a_bundle_verifies_and_a_changed_one_does_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build("mixtral", folder.path(), "f32", HALF);
+    let said = ok(moec().args(["verify", "--json"]).arg(&bundle.folder));
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    let launch = &bundle.plan.launches[0];
+    assert!(said.to_string().contains(&launch.symbol), "{said}");
+    ok(moec().args(["verify", "--static"]).arg(&bundle.folder));
+
+    let path = bundle.folder.join(&launch.artifact);
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(".target sm_90"));
+    // Whoever changes a file of a bundle is found out before anybody reads it.
+    fs::write(&path, text.replace("sm_90", "sm_80")).unwrap();
+    let (_, said) = fails(run(&bundle).args(["generate", "--ids", "1,2,3", "-n", "1"]));
+    assert!(said.contains("was changed after the build"), "{said}");
+    // Past that, what the plan launches must be there, and take what the plan gives it.
+    let refused = |change: &dyn Fn(&str) -> String, why: &str| {
+        fs::write(&path, change(&text)).unwrap();
+        let said = artifact::read(&bundle.folder, &bundle.plan, 1).err().unwrap().to_string();
+        assert!(said.contains(why), "{said}");
+    };
+    refused(&|t| t.replace(&launch.symbol, "another"), "there is no kernel");
+    refused(&|t| t.replace("st.global", "sd.global"), "sd");
+    let parameter = format!(".param .u64 .ptr .global .align 1 {}_param_0", launch.symbol);
+    let narrow = format!(".param .u32 {}_param_0", launch.symbol);
+    assert!(text.contains(&parameter));
+    refused(&|t| t.replace(&parameter, &narrow), "on `gpu`");
+    fs::remove_file(&path).unwrap();
+    let said = artifact::read(&bundle.folder, &bundle.plan, 1).err().unwrap().to_string();
+    assert!(said.contains("is missing from the bundle"), "{said}");
+}
+
+/// A kernel that leaves the unit's memory is stopped, with the line of its text; one whose operand lies outside is not begun.
+#[test]
+fn what_leaves_the_memory_is_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build("mixtral", folder.path(), "f32", HALF);
+    let code = bundle.unit().unwrap();
+    let program = Program::new(bundle.plan.clone(), &|s| code.resolve(s)).unwrap();
+    let mut unit = Emulated::default();
+    unit.load(&program, 1, &bundle.folder).unwrap();
+    let base = unit.take(4096).unwrap().unwrap();
+    let said = |skip: usize| {
+        let args = vec![base.plus(skip); bundle.plan.launches[0].operands as usize];
+        let (taken, fault) = (AtomicUsize::new(0), OnceLock::new());
+        let launch = Launch {
+            code: moec_runtime::program::Code::Builtin(Builtin::Launch { kernel: 0 }),
+            args: &args,
+            grid: Grid::One,
+            n: 1,
+            seq_len: 1,
+            taken: &taken,
+            step: 3,
+            half: None,
+            fault: &fault,
+            units: Units::default(),
+        };
+        // SAFETY: an emulated unit looks at every address before it uses it.
+        unsafe { unit.submit(&launch, Lane { index: 0, of: 1, scratch: base }) };
+        match fault.into_inner() {
+            Some(StepFault::Unit(e)) => e.to_string(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let why = said(4096);
+    assert!(why.contains("operand 0 of step 3 lies outside of its memory"), "{why}");
+    // The first word of the table of experts is there; it names one, whose matrix is at no address.
+    // SAFETY: so many bytes are at both ends.
+    unsafe { unit.copy(Addr::read_only([1_u8, 0, 0, 0].as_ptr()), base.plus(4092), 4) };
+    let why = said(4092);
+    assert!(why.contains(", line ") && why.contains("thread"), "{why}");
+}
+
+/// Where there is no card a bundle is refused by the unit's name, and says so beforehand.
+#[test]
+fn a_card_is_missed_by_name() {
+    if Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = build("mixtral", folder.path(), "f32", HALF);
+    let (_, said) =
+        fails(moec().arg("run").arg(&bundle.folder).args(["generate", "--ids", "1,2", "-n", "1"]));
+    assert!(said.contains("the unit `gpu` cannot be used") && said.contains("--emulate"), "{said}");
+    let info = ok(moec().arg("run").arg(&bundle.folder).args(["info", "--json"]));
+    let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+    assert_eq!(info["target"]["missing_units"], serde_json::json!(["gpu"]));
+}
+
+/// What there are no kernels of threads for is refused by name, when the bundle is built.
+#[test]
+fn what_threads_do_not_run_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |format: &str, more: &str, target: &Path| {
+        let setup = Setup { format, chunk: 20, batch: &[1], context: 96 };
+        let toml = setup.write(&checkpoint("olmoe"), folder.path());
+        fs::write(&toml, format!("{}{more}", fs::read_to_string(&toml).unwrap())).unwrap();
+        let mut build = moec();
+        build.arg("build").arg(&toml).arg("--target").arg(target).args(["--quiet", "--no-run", "-o"]);
+        fails(build.arg(folder.path().join("b"))).1
+    };
+    let said = refused("f32", &format!("[memory]\nkv_cache = \"q8\"\n{EVERYTHING}"), &device());
+    assert!(
+        said.contains("`gpu` cannot run `cache_write`") && said.contains("leave it to the processor"),
+        "{said}"
+    );
+    let said = refused("q4o", HALF, &device());
+    assert!(said.contains("`gpu` cannot run") && said.contains("q4o"), "{said}");
+    let said = refused("f32", &format!("{HALF}[memory]\nbudget = \"1 GiB\"\n"), &device());
+    assert!(said.contains("experts that stay on flash beside `gpu`"), "{said}");
+    let text = fs::read_to_string(device()).unwrap();
+    let other = folder.path().join("other.toml");
+    for (sm, why) in [("", "says which generation it is"), ("sm = \"sm_70\"\n", "`sm_70` is not written for")]
+    {
+        fs::write(&other, text.replace("sm = \"sm_90\"\n", sm)).unwrap();
+        let said = refused("f32", "", &other);
+        assert!(said.contains("`unit.sm`") && said.contains(why), "{said}");
+    }
+}
