@@ -20,6 +20,7 @@ use crate::profile::loads::Loads;
 use crate::progress::Progress;
 use crate::tuner::Tuner;
 use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
+use moec_family::HotLayer;
 use moec_ir::placement::Placement;
 use moec_ir::plan::{BigLittle, ModelInfo, Plan};
 use moec_ir::{Module, WeightId};
@@ -56,6 +57,8 @@ pub struct Compilation<'a> {
     pub statics: Statics,
     /// Hot neurons by layer and batch, from `cluster` on where another unit computes densely.
     pub hot: Vec<HotShare>,
+    /// Those that become networks, with the neurons of each expert: from `cluster` on where the user asks for it.
+    pub hot_neurons: Vec<(HotLayer, Vec<Vec<u32>>)>,
     /// All units of the device.
     pub list: UnitList<'a>,
     /// Where the rest lives, from `home` on.
@@ -147,6 +150,7 @@ impl<'a> Compilation<'a> {
             attention: None,
             statics: Statics::default(),
             hot: Vec::new(),
+            hot_neurons: Vec::new(),
             homes: Homes::at_home(&UnitList::of(target.device())),
             list: UnitList::of(target.device()),
             plan: None,
