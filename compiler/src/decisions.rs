@@ -137,6 +137,11 @@ fn is_zero(n: &u8) -> bool {
     *n == 0
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_false(b: &bool) -> bool {
+    !*b
+}
+
 impl CacheDecision {
     /// What is kept of a choice.
     pub fn of(choice: &Choice) -> Self {
@@ -285,4 +290,7 @@ pub struct HotShare {
     pub us: f64,
     /// The same without hot neurons: the processor alone.
     pub cold_us: f64,
+    /// Whether the bundle has networks of them.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub networks: bool,
 }

@@ -1,8 +1,7 @@
 //! What QNN's library makes of bundles, and what its emulator and onnxruntime compute of them.
 
-use super::{Case, PHONE, files};
-use crate::support::{distance, fails, list, logits_file, moec, ok};
-use moec::hashing::{hex, sha256};
+use super::{Case, PHONE, Tiny, files};
+use crate::support::{FAMILIES, distance, fails, list, logits_file, moec, ok};
 use moec_testing::{ONNXRUNTIME, QNN};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,7 +13,7 @@ use std::process::Command;
 const MORE: &str = "[experts]\ngroup = 8\nsizes = 2\n";
 
 /// The folder with the library, and a Python with onnxruntime, as the cache folder has them that `cargo xtask` fills.
-fn installed() -> Option<[(&'static str, PathBuf); 2]> {
+pub(crate) fn installed() -> Option<[(&'static str, PathBuf); 2]> {
     if !QNN.here() || !ONNXRUNTIME.here() {
         return None;
     }
@@ -69,14 +68,9 @@ impl Built {
         fs::read(self.case.path("a.moec").join(file)).unwrap()
     }
 
-    /// Replaces a file as somebody does who can write to the bundle: its hash follows.
+    /// As [`Case::forge`].
     fn forge(&self, file: &str, bytes: &[u8]) {
-        let folder = self.case.path("a.moec");
-        fs::write(folder.join(file), bytes).unwrap();
-        let path = folder.join("manifest.json");
-        let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        manifest["files"][file] = json!({"bytes": bytes.len(), "sha256": hex(&sha256(bytes))});
-        fs::write(path, manifest.to_string()).unwrap();
+        self.case.forge("a.moec", file, bytes);
     }
 
     /// Files of the first artifact that end so, by their paths in the bundle.
@@ -137,6 +131,34 @@ fn bundles_have_contexts_and_dlc_that_compute() {
     let most = distance(&moec, &library);
     println!("logits on QNN's emulator and by moec's evaluator: {:.1e} of their spread apart", most / spread);
     assert!(most > 0.0 && most < 0.02 * spread, "{most} of {spread}");
+}
+
+/// Networks of every family's checkpoint, executed: experts in groups, dense networks, shared experts, heads.
+#[test]
+fn networks_of_every_family_compute_on_the_emulator() {
+    let Some(tools) = installed() else { return };
+    for model in FAMILIES {
+        let experts = "[experts]\ngroup = 8\nsizes = 1\n[placement]\nexperts = \"npu\"\n";
+        let built = Tiny::with(model, &[1], experts, tools.to_vec());
+        let report = built.verify();
+        let functions = report["packages"].as_array().unwrap();
+        assert!(
+            functions.iter().any(|f| f["package"].as_str().unwrap().contains("head")),
+            "{model}: {report}"
+        );
+        let mut most = 0.0_f64;
+        for f in functions {
+            let checks = f["checks"].as_array().unwrap();
+            let by = |name: &str| checks.iter().any(|c| c["by"] == name);
+            assert!(by("QNN's emulator") && by("onnxruntime") && f["refused"] == false, "{model}: {f}");
+            for check in checks {
+                let off = check["share_of_spread"].as_f64().unwrap();
+                assert!(off > 0.0 && off < 0.02, "{model}: {f}");
+                most = most.max(off);
+            }
+        }
+        println!("{model}: {} networks, {most:.1e} of their spread at most", functions.len());
+    }
 }
 
 /// A bundle's artifacts were changed, their hashes with them: each is refused by its name.

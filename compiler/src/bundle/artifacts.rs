@@ -108,7 +108,7 @@ fn write_graphs(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result
     let parts = parts::placed(&c.module, placement, units);
     parts.iter().try_for_each(|part| parts::check_forms(part, &c.module, placement, units))?;
     let groups = parts::groups(placement, units);
-    let count = groups.len() + parts.len();
+    let count = groups.len() + parts.len() + c.hot_neurons.len();
     if count == 0 {
         return Ok(Emitted::default());
     }
@@ -134,6 +134,7 @@ fn write_graphs(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result
         unit: units.npu,
         groups: &groups,
         parts: &parts,
+        hot: &c.hot_neurons,
         numbers: &numbers,
         root,
         tools: tools::beside(&cache),

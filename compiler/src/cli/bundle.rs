@@ -1,6 +1,6 @@
 //! What `moec inspect` says of a bundle, and `moec build --json` of its plan.
 
-use super::{explain, output, paging, trust};
+use super::{explain, output, packages, paging, trust};
 use crate::bundle::artifacts::is_inside;
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
@@ -16,7 +16,7 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
     let bundle = Bundle::open(path)?;
     let facts = facts(&bundle.plan);
     if as_json {
-        return output::json(&json!({
+        let mut value = json!({
             "kind": "bundle",
             "moec_version": bundle.manifest.moec_version,
             "llvm": bundle.manifest.llvm,
@@ -26,7 +26,11 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
             "manifest_sha256": bundle.manifest_sha256(),
             "signature": crate::bundle::signature::found(&bundle.folder)?,
             "plan": facts,
-        }));
+        });
+        if let Some(sizes) = packages::sizes(&bundle)? {
+            value["unit"] = json!(sizes);
+        }
+        return output::json(&value);
     }
     let plan = &bundle.plan;
     let text = |key: &str| facts["memory"][key].as_u64().map(human::bytes).unwrap_or_default();
@@ -71,8 +75,11 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
         let graphs = plan.graphs.len();
         rows.push(row(
             "packages",
-            format!("{}: {bytes}, {graphs} functions that the plan calls", packages(plan)),
+            format!("{}: {bytes}, {graphs} functions that the plan calls", count(plan)),
         ));
+    }
+    if let Some(sizes) = packages::sizes(&bundle)? {
+        rows.extend(packages::rows(&sizes));
     }
     if let Some(b) = plan.model.big_little {
         let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
@@ -122,7 +129,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
             "barriers": crate::passes::barriers::count(e),
         })).collect::<Vec<_>>(),
         "kernels": plan.kernels.len(),
-        "packages": packages(plan),
+        "packages": count(plan),
         "graphs": plan.graphs.len(),
         "formats": by_format(plan).into_iter().map(|(format, numbers, bytes)| json!({
             "format": format.name(),
@@ -137,7 +144,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
 }
 
 /// How many packages hold the static graphs of a plan.
-fn packages(plan: &Plan) -> usize {
+fn count(plan: &Plan) -> usize {
     plan.graphs.iter().map(|g| &g.package).collect::<std::collections::BTreeSet<_>>().len()
 }
 

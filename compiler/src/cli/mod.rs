@@ -20,6 +20,7 @@ mod loads;
 pub mod ndp_sim;
 mod neurons;
 pub mod output;
+mod packages;
 mod paging;
 pub mod pass;
 pub mod passes;

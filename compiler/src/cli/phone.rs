@@ -33,8 +33,13 @@ pub(super) fn shares(all: &[HotShare]) -> String {
             mean(|h| h.cold_us),
         ]);
     }
+    let built = if all.iter().any(|h| h.networks) {
+        "the bundle has networks of them, which `run` does not call: it computes whole experts\n"
+    } else {
+        ""
+    };
     format!(
-        "\nhot neurons by batch, as the device's tables have it; times of attention and experts, layers on average\n{}",
+        "\nhot neurons by batch, as the device's tables have it; times of attention and experts, layers on average\n{}{built}",
         output::table(&rows)
     )
 }
@@ -48,7 +53,8 @@ fn busy(s: &Simulated) -> Vec<(&str, f64)> {
     s.timeline.queues.iter().enumerate().map(|(i, name)| (name.as_str(), of(i))).collect()
 }
 
-pub(super) fn text(device: &Device, s: &Simulated) -> String {
+/// What is said, with the functions of hot neurons that the bundle has and the bytes of their codes.
+pub(super) fn text(device: &Device, s: &Simulated, networks: Option<(usize, u64)>) -> String {
     let row = |cells: &[&str]| cells.iter().map(|&c| c.to_owned()).collect::<Vec<_>>();
     let [active, hot, read] = s.active;
     let percent = |n: u64| format!("{:.2} %", 100.0 * n as f64 / active.max(1) as f64);
@@ -60,7 +66,13 @@ pub(super) fn text(device: &Device, s: &Simulated) -> String {
         ("of the active, hot", percent(hot)),
         ("of the active, read", percent(read)),
     ];
-    let facts: Vec<_> = facts.iter().map(|(name, value)| row(&[name, value])).collect();
+    let mut facts: Vec<_> = facts.iter().map(|(name, value)| row(&[name, value])).collect();
+    facts.extend(networks.map(|(functions, bytes)| {
+        row(&[
+            "networks of them",
+            &format!("{functions}: {} of codes; `run` computes whole experts", human::bytes(bytes)),
+        ])
+    }));
     let mut queues = vec![row(&["row", "busy", "of the time"])];
     queues.extend(busy(s).into_iter().map(|(name, us)| {
         let part = 100.0 * us / s.timeline.wall_us.max(f64::MIN_POSITIVE);
@@ -81,8 +93,8 @@ pub(super) fn text(device: &Device, s: &Simulated) -> String {
     )
 }
 
-pub(super) fn value(device: &Device, s: &Simulated) -> Value {
-    json!({
+pub(super) fn value(device: &Device, s: &Simulated, networks: Option<(usize, u64)>) -> Value {
+    let mut value = json!({
         "device": device.name, "batch": s.batch, "decode": s.decode, "recorded_tokens": s.recorded, "model": true,
         "tokens_per_s": s.speed(), "wall_s": s.timeline.wall_us * 1e-6,
         "flash_bytes": s.flash_bytes, "flash_bytes_per_token": s.bytes_per_token(), "held": s.held,
@@ -91,5 +103,9 @@ pub(super) fn value(device: &Device, s: &Simulated) -> Value {
         "queues": busy(s).into_iter().map(|(name, us)| json!({"queue": name, "busy_s": us * 1e-6})).collect::<Vec<_>>(),
         "constants": s.constants.iter()
             .map(|c| json!({"what": c.what, "value": c.value, "source": c.source})).collect::<Vec<_>>(),
-    })
+    });
+    if let Some((functions, bytes)) = networks {
+        value["networks"] = json!({"functions": functions, "bytes": bytes});
+    }
+    value
 }

@@ -95,10 +95,11 @@ pub fn run(args: &Args) -> Result<()> {
         if let Some(path) = &args.timeline {
             write(path, &[(BUNDLE, &simulated.timeline)])?;
         }
+        let networks = super::packages::hot(&bundle)?;
         return if args.json {
-            output::json(&super::phone::value(&device, &simulated))
+            output::json(&super::phone::value(&device, &simulated, networks))
         } else {
-            output::data(&super::phone::text(&device, &simulated))
+            output::data(&super::phone::text(&device, &simulated, networks))
         };
     }
     let simulated = simulate(&bundle, &request)?;

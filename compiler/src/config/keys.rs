@@ -438,6 +438,21 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         section: "placement",
+        name: "hot",
+        default: "\"cpu\"",
+        range: HOT,
+        help: &[
+            "Where the hot neurons of experts whose gates leave zeros are computed. A unit with static graphs gets networks of",
+            "them, one for each expert and batch, as calibration saw them: they are built and verified for a program that calls",
+            "them, and `run` computes whole experts.",
+        ],
+        set: |c, v| {
+            let home = Home::parse(v.text()?).filter(|h| matches!(h, Home::Unit(_)));
+            home.map(|h| c.placement.hot = h).ok_or(Wrong::Range)
+        },
+    },
+    Key {
+        section: "placement",
         name: "cached",
         default: "\"auto\"",
         range: "\"auto\", or 0..=4096",
@@ -526,6 +541,8 @@ fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
 
 /// Range of `placement.attention`.
 const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\")";
+/// Range of `placement.hot`.
+const HOT: &str = "the name or kind of a unit of the target (\"cpu\", \"npu\")";
 /// Range of `placement.experts`.
 const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 

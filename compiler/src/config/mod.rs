@@ -225,6 +225,8 @@ pub struct Homes {
     pub attention: Home,
     /// Experts.
     pub experts: Home,
+    /// Where experts' hot neurons are computed beside the processor.
+    pub hot: Home,
     /// Experts of a layer that the memory of a hot unit holds; `None`: as many as it has room for.
     pub cached: Option<u32>,
     /// How experts are assigned to units in every step.
@@ -236,7 +238,14 @@ pub struct Homes {
 impl Homes {
     /// What holds where `model.toml` says nothing.
     pub fn defaults() -> Self {
-        Self { attention: Home::Auto, experts: Home::Auto, cached: None, refine: Refine::Full, moves: true }
+        Self {
+            attention: Home::Auto,
+            experts: Home::Auto,
+            hot: Home::Unit("cpu".to_owned()),
+            cached: None,
+            refine: Refine::Full,
+            moves: true,
+        }
     }
 }
 

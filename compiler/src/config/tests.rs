@@ -64,7 +64,7 @@ fn every_key_is_read() {
          [memory]\nkv_cache = \"q8\"\n\
          [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\nskip = \"on\"\n\
          [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
-         [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nprompt = 512\ngenerate = 128\n\
+         [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nhot = \"npu\"\nprompt = 512\ngenerate = 128\n\
          [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
     )
     .unwrap();
@@ -99,8 +99,8 @@ fn every_key_is_read() {
     );
     assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
     assert_eq!(c.mix, Mix { prompt: 512, generate: 128 });
-    let homes =
-        Homes { attention: Home::Unit("cpu".into()), experts: Home::Unit("npu".into()), ..Homes::defaults() };
+    let [cpu, npu] = ["cpu", "npu"].map(|unit| Home::Unit(unit.into()));
+    let homes = Homes { attention: cpu, experts: npu.clone(), hot: npu, ..Homes::defaults() };
     assert_eq!(c.placement, homes);
     let text = vec!["dir/held-out.txt".into()];
     assert_eq!(c.quality, Quality { max_perplexity_increase: Some(0.001), text });

@@ -11,6 +11,7 @@ use crate::passes::units::Units;
 use crate::profile::{NeuronCounts, Profile};
 use moec_cpu::FLASH;
 use moec_device::Unit;
+use moec_family::{HotBatch, HotLayer};
 use moec_ir::placement::Placement;
 use moec_ir::{EntryKind, Module, Op, Operand, Part};
 use moec_runtime::neurons::plan::{Tables, hot_share};
@@ -194,6 +195,66 @@ pub fn hot(layers: &[Experts], units: &Units<'_>, profile: &Profile, room: f64) 
     Ok(all)
 }
 
+/// Hot neurons that become networks of a unit, for the batches that the build decodes; marks their shares.
+///
+/// # Errors
+/// Nothing is hot, or the unit's graphs cannot be of it.
+pub fn networks(
+    shares: &mut [HotShare],
+    module: &Module,
+    units: &Units<'_>,
+    profile: &Profile,
+    decoded: &[u32],
+) -> Result<Vec<(HotLayer, Vec<Vec<u32>>)>> {
+    let nothing = |why: &str| {
+        Error::limit(
+            "`hot` under `[placement]` asks for networks of hot neurons, and there are none to be made",
+        )
+        .because(why)
+        .hint("leave `hot` out: whole experts are placed by `experts`")
+    };
+    let mut all: Vec<(HotLayer, Vec<Vec<u32>>)> = Vec::new();
+    for share in shares.iter_mut().filter(|s| s.hot > 0 && decoded.contains(&s.batch)) {
+        units.graphs.hot(module, share.layer).map_err(|why| {
+            nothing(&format!("`{}` cannot have those of layer {}: {why}", units.npu.name, share.layer))
+        })?;
+        share.networks = true;
+        let batch = HotBatch { batch: share.batch, neurons: share.hot };
+        match all.iter_mut().find(|(layer, _)| layer.layer == share.layer) {
+            Some((layer, _)) => layer.batches.push(batch),
+            None => {
+                let layer = HotLayer { layer: share.layer, batches: vec![batch] };
+                all.push((layer, Vec::new()));
+            }
+        }
+    }
+    for (layer, order) in &mut all {
+        let most = layer.cuts().last().copied().unwrap_or(0);
+        let seen = profile.neurons(layer.layer).ok_or_else(|| Error::bug("a share of what was not seen"))?;
+        let own = |e: usize| seen.hottest(e, 1).into_iter().take(most).map(|n| n as u32).collect();
+        *order = (0..seen.experts()).map(own).collect();
+    }
+    if all.is_empty() {
+        return Err(nothing(
+            "the profile saw no gates that leave zeros, or no hot neurons pay for a batch that this build decodes",
+        ));
+    }
+    Ok(all)
+}
+
+/// The layers whose hot neurons a bundle has networks of, by its decisions.
+pub fn layers(shares: &[HotShare]) -> Vec<HotLayer> {
+    let mut all: Vec<HotLayer> = Vec::new();
+    for share in shares.iter().filter(|s| s.networks) {
+        let batch = HotBatch { batch: share.batch, neurons: share.hot };
+        match all.iter_mut().find(|layer| layer.layer == share.layer) {
+            Some(layer) => layer.batches.push(batch),
+            None => all.push(HotLayer { layer: share.layer, batches: vec![batch] }),
+        }
+    }
+    all
+}
+
 /// Experts that a step of a batch uses on average.
 pub fn used(popularity: &[f64], batch: usize) -> f64 {
     popularity.iter().map(|p| 1.0 - (1.0 - p).max(0.0).powi(batch as i32)).sum()
@@ -242,6 +303,7 @@ impl Wanted<'_> {
             neurons: experts.inter as u32,
             us: share.seconds * 1e6,
             cold_us: cold.seconds * 1e6,
+            networks: false,
         })
     }
 

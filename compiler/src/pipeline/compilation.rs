@@ -21,6 +21,7 @@ use crate::progress::Progress;
 use crate::tuner::Tuner;
 use moec_cpu::threads::Kernel;
 use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
+use moec_family::HotLayer;
 use moec_ir::placement::Placement;
 use moec_ir::plan::{BigLittle, ModelInfo, Plan};
 use moec_ir::{Module, WeightId};
@@ -57,6 +58,8 @@ pub struct Compilation<'a> {
     pub statics: Statics,
     /// Hot neurons by layer and batch, from `cluster` on where another unit computes densely.
     pub hot: Vec<HotShare>,
+    /// Those that become networks, with the neurons of each expert: from `cluster` on where the user asks for it.
+    pub hot_neurons: Vec<(HotLayer, Vec<Vec<u32>>)>,
     /// All units of the device.
     pub list: UnitList<'a>,
     /// Where the rest lives, from `home` on.
@@ -150,6 +153,7 @@ impl<'a> Compilation<'a> {
             attention: None,
             statics: Statics::default(),
             hot: Vec::new(),
+            hot_neurons: Vec::new(),
             homes: Homes::at_home(&UnitList::of(target.device())),
             list: UnitList::of(target.device()),
             plan: None,

@@ -6,8 +6,9 @@ use crate::error::{Error, Result};
 use crate::passes::hot::{self, Experts};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Costs, rules};
+use crate::passes::units::Wish;
 use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
-use moec_ir::Op;
+use moec_ir::{EntryKind, Op};
 
 pub(super) fn lower(c: &mut Compilation<'_>) -> Result<()> {
     c.module = lower::lower(c.spec()?, &c.shapes()?)?;
@@ -55,10 +56,19 @@ pub(super) fn offload(c: &mut Compilation<'_>) -> Result<()> {
 
 pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
     let skip = c.config.experts.skip;
+    let networks = c.list.wish("hot", &c.config.placement.hot)? == Wish::Graphs;
     if let Some((units, profile)) = c.units.as_ref().zip(c.profile) {
         let layers = Experts::of(&c.module, c.placement.as_ref(), units);
         let room = c.config.memory.budget.map(|bytes| bytes as f64).or(hot::available(units));
         c.hot = hot::hot(&layers, units, profile, room.unwrap_or(f64::INFINITY))?;
+        if networks {
+            let decoded = c.module.entries.iter().filter_map(|g| match g.kind {
+                EntryKind::Decode(batch) => Some(batch),
+                EntryKind::Prefill(_) | EntryKind::Little(_) => None,
+            });
+            let decoded: Vec<u32> = decoded.collect();
+            c.hot_neurons = hot::networks(&mut c.hot, &c.module, units, profile, &decoded)?;
+        }
     }
     // Other units have kernels of their own.
     let paged = c.config.memory.budget.is_some();

@@ -1,13 +1,14 @@
 //! Artifacts of units beside the processor: read back and executed by their families.
 
+use crate::bundle::DECISIONS;
 use crate::bundle::read::Bundle;
 use crate::error::Result;
 use crate::interrupt;
-use crate::passes::parts;
 use crate::passes::units::{UnitList, Units};
+use crate::passes::{hot, parts};
 use crate::progress::Progress;
 use crate::tools;
-use moec_family::{FunctionReport, StreamTrial, Trial};
+use moec_family::{FunctionReport, HotLayer, StreamTrial, Trial};
 use moec_ir::Module;
 use moec_ir::eval::Evaluator;
 
@@ -31,7 +32,8 @@ pub(super) fn verify(
         return Ok(Executed::default());
     };
     let (groups, parts) = (parts::groups(placement, &units), parts::placed(module, placement, &units));
-    let bar = progress.items("Executing", (groups.len() + parts.len()) as u64, "graphs");
+    let hot = hot_layers(bundle)?;
+    let bar = progress.items("Executing", (groups.len() + parts.len() + hot.len()) as u64, "graphs");
     let next = |name: &str| {
         interrupt::check()?;
         bar.label(name);
@@ -46,6 +48,7 @@ pub(super) fn verify(
         unit: units.npu,
         groups: &groups,
         parts: &parts,
+        hot: &hot,
         evaluator,
         rounded,
         tools: tools::beside(&cache),
@@ -57,6 +60,14 @@ pub(super) fn verify(
     interrupt::check()?;
     bar.finish();
     Ok((reports, trial.unverified))
+}
+
+/// Layers whose hot neurons the bundle has networks of.
+fn hot_layers(bundle: &Bundle) -> Result<Vec<HotLayer>> {
+    if !bundle.manifest.files.contains_key(DECISIONS) {
+        return Ok(Vec::new());
+    }
+    Ok(hot::layers(&bundle.decisions()?.hot))
 }
 
 /// Executes the streams of every unit that has some.
@@ -92,19 +103,23 @@ pub(super) fn verify_streams(
     Ok(reports)
 }
 
-/// Reads every artifact that the plan calls and checks that its unit can run it; executes nothing. Gives the number of
+/// Reads every artifact that the plan calls, and those of hot neurons, and checks that its unit can run it; executes nothing. Gives the number of
 /// functions.
 ///
 /// # Errors
 /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
-pub(super) fn read(bundle: &Bundle) -> Result<usize> {
+pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<usize> {
     let plan = &bundle.plan;
-    if plan.graphs.is_empty() && plan.streams.is_empty() && plan.launches.is_empty() {
+    let hot = hot_layers(bundle)?;
+    if plan.graphs.is_empty() && plan.streams.is_empty() && plan.launches.is_empty() && hot.is_empty() {
         return Ok(0);
     }
     let device = bundle.device()?;
-    let mut read = Units::of(&device)
-        .map_or(Ok(0), |units| units.graphs.read(&bundle.folder, &bundle.plan, units.npu))?;
+    let mut read = 0;
+    if let Some(units) = Units::of(&device) {
+        read += units.graphs.read(&bundle.folder, &bundle.plan, units.npu)?;
+        read += units.graphs.read_hot(&bundle.folder, module, &hot, units.npu)?;
+    }
     for free in &UnitList::of(&device).free {
         if let Some(streams) = free.family.streams() {
             read += streams.read(&bundle.folder, &bundle.plan, free.index)?;

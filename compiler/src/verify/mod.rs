@@ -191,6 +191,7 @@ pub fn verify(
     let packed = weights::Packed::open(bundle)?;
     weights::split_tables(&mut module, &packed);
     if source.is_none() {
+        weights::complete(&module, &packed, &bundle.folder)?;
         weights::read_from_bundle(&mut module);
     }
     let mut evaluator = match source {

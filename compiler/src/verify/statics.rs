@@ -71,7 +71,7 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
             .because(why)
             .hint("build the bundle again")
     })?;
-    let functions = super::artifacts::read(bundle)?;
+    let functions = super::artifacts::read(bundle, &module)?;
     let weights = source.map(|s| compare(bundle, &mut module, s, progress)).transpose()?;
     Ok(StaticReport {
         files,

@@ -2,12 +2,13 @@
 
 use crate::bundle::read::Bundle;
 use crate::config::Rounding;
-use crate::error::{Result, io_error};
+use crate::error::{Error, Result, io_error};
 use crate::import::map::Map;
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::{Encoding, Leaf, Module, Op, Operand, Source, Weight, WeightExpr, WeightId};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
+use std::path::Path;
 
 /// The packed weights of a bundle as a source: leaves are segments.
 pub(crate) struct Packed {
@@ -96,6 +97,33 @@ fn by_name(segments: &[Segment]) -> HashMap<String, Segment> {
 /// Name of the rows of a weight that is stored in panels, too.
 fn in_rows(weight: &str) -> String {
     format!("{weight} in rows")
+}
+
+/// Whether the bundle has every weight that the Graph reads. What lives on another unit alone has no segment: its package holds codes,
+/// and these are what is verified.
+///
+/// # Errors
+/// It has not: the reference needs the checkpoint.
+pub(super) fn complete(module: &Module, packed: &Packed, bundle: &Path) -> Result<()> {
+    let inputs = module.entries.iter().flat_map(|g| &g.nodes).flat_map(|n| &n.inputs);
+    let read: BTreeSet<WeightId> = inputs
+        .filter_map(|input| match input {
+            Operand::Weight(id) => Some(*id),
+            Operand::Value(_) | Operand::State(_) => None,
+        })
+        .collect();
+    let lacks = |name: &&str| !packed.holds(name);
+    let missing: Vec<&str> = read.iter().map(|id| module.weight(*id).name.as_str()).filter(lacks).collect();
+    let Some(first) = missing.first() else { return Ok(()) };
+    let and = match missing.len() {
+        1 => String::new(),
+        n => format!(" and {} more", n - 1),
+    };
+    Err(Error::input(format!("`{}` alone has not all that its reference multiplies", bundle.display()))
+        .because(format!(
+            "`{first}`{and} lives on another unit than the processor, in the codes of a package alone"
+        ))
+        .hint("name the folder of the checkpoint that it was built from: `--source HF_DIR`"))
 }
 
 /// Gives tables that are also stored in panels a weight of their own: the two may be rounded differently, since

@@ -1,7 +1,7 @@
 //! What a family gets to write its artifacts from.
 
 use crate::error::Result;
-use crate::part::StaticPart;
+use crate::part::{HotLayer, StaticPart};
 use crate::tools::Tools;
 use moec_device::Unit;
 use moec_ir::plan::ExpertTable;
@@ -21,6 +21,8 @@ pub struct Emit<'a> {
     pub groups: &'a [(&'a ExpertTable, usize)],
     /// Other parts.
     pub parts: &'a [StaticPart],
+    /// Hot neurons of layers, with those of each expert, the hottest first: as many as a batch has at most.
+    pub hot: &'a [(HotLayer, Vec<Vec<u32>>)],
     /// Where weights come from.
     pub numbers: &'a dyn Numbers,
     /// Folder of the bundle on its way. What lies elsewhere than the plan says must be gone at the end.

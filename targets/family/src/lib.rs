@@ -22,6 +22,7 @@ pub mod error;
 pub mod experts;
 pub mod find;
 pub mod part;
+pub mod sizes;
 pub mod streams;
 pub mod threads;
 pub mod tools;
@@ -31,7 +32,8 @@ pub use distance::{Distance, stored};
 pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
 pub use experts::LayerExperts;
-pub use part::{Cut, GroupGraph, PartGraph, StaticAttention, StaticPart};
+pub use part::{Cut, GroupGraph, HotBatch, HotLayer, PartGraph, StaticAttention, StaticPart};
+pub use sizes::{ArtifactSizes, UnitSizes};
 pub use streams::{
     BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,
     StreamTrial, Streams,
@@ -147,6 +149,14 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
     fn bytes(&self, unit: &Unit, weight: &Weight, numbers: u64) -> u64;
 
+    /// Whether the hot neurons of a layer's experts can be functions of their own.
+    ///
+    /// # Errors
+    /// Why not, for people.
+    fn hot(&self, _module: &Module, _layer: u32) -> Result<(), String> {
+        Err("its graphs hold whole experts".into())
+    }
+
     /// Writes artifacts.
     ///
     /// # Errors
@@ -161,11 +171,27 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize>;
 
+    /// The same for the functions of hot neurons, which no plan calls.
+    ///
+    /// # Errors
+    /// As [`StaticGraphs::read`].
+    fn read_hot(&self, _folder: &Path, _module: &Module, _hot: &[HotLayer], _unit: &Unit) -> Result<usize> {
+        Ok(0)
+    }
+
     /// Executes every function of every artifact against the evaluator.
     ///
     /// # Errors
     /// An artifact that is missing, malformed, or does not run.
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>>;
+
+    /// What the artifacts of a bundle take of the unit's limits; `None`: its artifacts share nothing that could be told.
+    ///
+    /// # Errors
+    /// An artifact that cannot be read.
+    fn sizes(&self, _folder: &Path, _unit: &Unit) -> Result<Option<UnitSizes>> {
+        Ok(None)
+    }
 
     /// What executes them on this machine.
     fn host(&self) -> Box<dyn Graphs>;

@@ -2,6 +2,7 @@
 
 use moec_ir::plan::GraphDecl;
 use moec_ir::{EntryKind, NodeId, Scope, ValueId, WeightId};
+use std::collections::BTreeSet;
 
 /// A part of a model as static graphs: attention, a dense network, the head. Experts come in groups instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +54,43 @@ pub struct PartGraph {
     pub entry: EntryKind,
     /// What the plan says of it.
     pub graph: GraphDecl,
+}
+
+/// Hot neurons of the experts of a layer, which a unit computes densely while others compute the rest (PowerInfer-2, §4.1.3): an
+/// expert has a function for each batch that is decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HotLayer {
+    /// Layer.
+    pub layer: u32,
+    /// Its functions, by ascending batch; none without neurons.
+    pub batches: Vec<HotBatch>,
+}
+
+/// How many neurons of an expert are hot for a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotBatch {
+    /// Sequences that are decoded together: the most rows that an expert can have.
+    pub batch: u32,
+    /// Neurons of each expert: the hottest.
+    pub neurons: u32,
+}
+
+impl HotLayer {
+    /// `layers.3.hot`
+    pub fn name(&self) -> String {
+        format!("layers.{}.hot", self.layer)
+    }
+
+    /// Whether that is the name of such an artifact.
+    pub fn has_name(name: &str) -> bool {
+        name.starts_with("layers.") && name.ends_with(".hot")
+    }
+
+    /// Numbers of neurons that some batch has, ascending: where a cluster ends that batches share.
+    pub fn cuts(&self) -> Vec<usize> {
+        let all: BTreeSet<usize> = self.batches.iter().map(|b| b.neurons as usize).collect();
+        all.into_iter().filter(|&n| n > 0).collect()
+    }
 }
 
 /// A function of a group of experts.

@@ -2,7 +2,7 @@
 
 use crate::distance::Distance;
 use crate::error::Result;
-use crate::part::StaticPart;
+use crate::part::{HotLayer, StaticPart};
 use crate::tools::Tools;
 use moec_device::Unit;
 use moec_ir::Module;
@@ -25,6 +25,8 @@ pub struct Trial<'a, 'e> {
     pub groups: &'a [(&'a ExpertTable, usize)],
     /// Other parts.
     pub parts: &'a [StaticPart],
+    /// Hot neurons of layers.
+    pub hot: &'a [HotLayer],
     /// The reference.
     pub evaluator: &'a mut Evaluator<'e>,
     /// Whether the reference has the bundle's own weights: then what their format rounds is allowed for, since artifacts

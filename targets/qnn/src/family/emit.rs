@@ -46,7 +46,7 @@ fn artifact(emit: &Emit<'_>, table: &ExpertTable, group: usize, folder: &Path) -
     let made = members.experts.iter().map(|&e| expert(emit, &experts, e, &mut file));
     let made = Group { experts: made.collect::<Result<_>>()? };
     let bytes = file.finish()?;
-    limited(emit.unit, &name, bytes)?;
+    limited(emit.unit, &name, bytes, SMALLER)?;
     let drawn =
         || deviations(emit.module, read_by_experts(emit.module, table.layer)?, experts.gate_up, emit.numbers);
     let sample = Sample::new(emit.numbers, emit.module, experts.gate_up, drawn)?;
@@ -74,19 +74,22 @@ pub(super) fn shown(folder: &Path, sample: &Sample, rows: usize) -> Result<()> {
     fs::write(&path, rows).map_err(|e| io_error("write", &path, &e))
 }
 
-/// Refuses an artifact of more weights than a graph of the unit holds.
-pub(super) fn limited(unit: &Unit, name: &str, bytes: u64) -> Result<()> {
+/// What helps where an artifact is too large.
+pub(super) const SMALLER: &str = "give a smaller `max_group` under `[placement]`";
+
+/// Refuses an artifact of more weights than a graph of the unit holds; `hint` says what helps.
+pub(super) fn limited(unit: &Unit, name: &str, bytes: u64, hint: &str) -> Result<()> {
     match unit.graph_limit().filter(|limit| bytes > *limit) {
         Some(limit) => {
             let error = Error::limit(format!("`{name}` has {bytes} bytes of weights; a graph holds {limit}"));
-            Err(error.hint("give a smaller `max_group` under `[placement]`"))
+            Err(error.hint(hint))
         }
         None => Ok(()),
     }
 }
 
 /// What the experts of a layer read.
-fn read_by_experts(module: &Module, layer: u32) -> Result<Operand> {
+pub(super) fn read_by_experts(module: &Module, layer: u32) -> Result<Operand> {
     let nodes = module.entries.iter().flat_map(|graph| &graph.nodes);
     let mut own = nodes.filter(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::ExpertFfn { .. }));
     let x = own.next().and_then(|n| n.inputs.first().copied());

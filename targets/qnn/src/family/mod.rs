@@ -3,15 +3,17 @@
 //! A group of experts lies at `artifacts/layers.L.group.G.qnn`, a folder: a network `cap{C}.onnx` for each number of rows of
 //! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
 //! Where QNN's library is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
-//! Dense networks and the head have networks of their own. Attention has networks ([`crate::emit`]) that no build asks for yet: it stays
-//! on the processor.
+//! Dense networks and the head have networks of their own, and so have hot neurons of experts where a build asks for them: no plan calls
+//! these. Attention has networks ([`crate::emit`]) that no build asks for yet: it stays on the processor.
 
 mod emit;
 mod host;
+mod hot;
 mod library;
 mod parts;
 mod read;
 mod rows;
+mod sizes;
 mod verify;
 mod weights;
 
@@ -22,8 +24,8 @@ use library::{Library, Missing, contexts};
 use moec_device::{Device, Unit, UnitKind};
 use moec_family::error::Result;
 use moec_family::{
-    Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, LayerExperts, StaticGraphs,
-    StaticPart, Tools, Trial,
+    Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, HotLayer, LayerExperts, StaticGraphs,
+    StaticPart, Tools, Trial, UnitSizes,
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
@@ -128,18 +130,37 @@ impl StaticGraphs for Qnn {
         weights::Form::of(weight.format).bytes(numbers)
     }
 
+    fn hot(&self, module: &Module, layer: u32) -> Result<(), String> {
+        hot::can(module, layer)
+    }
+
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
-        let bytes = parts::write(emit)? + emit::artifacts(emit)?;
-        Ok(Emitted { bytes, notes: contexts::write(emit)? })
+        let bytes = parts::write(emit)? + emit::artifacts(emit)? + hot::write(emit)?;
+        let mut notes = contexts::write(emit)?;
+        if !emit.hot.is_empty() {
+            notes.push("networks of hot neurons lie beside the plan, which does not call them: `run` computes whole experts".into());
+        }
+        Ok(Emitted { bytes, notes })
     }
 
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
         read::read(folder, plan, unit)
     }
 
+    fn read_hot(&self, folder: &Path, module: &Module, hot: &[HotLayer], unit: &Unit) -> Result<usize> {
+        hot::read(folder, module, hot, unit)
+    }
+
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         let parts = parts::verify(trial)?;
-        verify::verify(trial, parts)
+        let mut checker = verify::checker(trial);
+        let mut reports = verify::verify(trial, parts, checker.as_mut())?;
+        reports.extend(hot::verify(trial, checker.as_mut())?);
+        Ok(reports)
+    }
+
+    fn sizes(&self, folder: &Path, unit: &Unit) -> Result<Option<UnitSizes>> {
+        sizes::sizes(folder, unit).map(Some)
     }
 
     fn host(&self) -> Box<dyn Graphs> {
@@ -164,9 +185,14 @@ const WEIGHTS: &str = "weights.bin";
 /// File of the rows that ranges were measured by: f32, `[n, H]`.
 const ROWS: &str = "rows.bin";
 
+/// Where an artifact lies in a bundle.
+fn path_of(name: &str) -> String {
+    format!("artifacts/{name}.qnn")
+}
+
 /// Where the artifact of a group lies in a bundle.
 fn path(table: &ExpertTable, group: usize) -> String {
-    format!("artifacts/{}.qnn", table.group_name(group))
+    path_of(&table.group_name(group))
 }
 
 /// Name of the network that takes so many rows of each expert.

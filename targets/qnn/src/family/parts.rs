@@ -9,7 +9,8 @@
 //! An artifact has a network for each number of rows of an entry point: all read the same codes. Attention keeps a state,
 //! which a graph of the HTP has not: it stays on the processor.
 
-use super::emit::{Gated, limited, measured, shown};
+use super::emit::{Gated, SMALLER, limited, measured, shown};
+use super::path_of;
 use super::read::{network, wrong};
 use super::rows::{AT_ONCE, Sample, deviations};
 use super::verify::refuses;
@@ -108,7 +109,7 @@ impl HtpPart {
                 shape: [cut.rows as u32, channels as u32, 1, 1],
             };
             let graph = GraphDecl {
-                package: path(&artifact.name),
+                package: path_of(&artifact.name),
                 function: function(cut.rows),
                 inputs: vec![port("x", hidden)],
                 outputs: vec![port(artifact.output, artifact.channels.len())],
@@ -195,12 +196,12 @@ impl HtpPart {
         let sample = Sample::new(emit.numbers, emit.module, first, drawn)?;
         let mut written = 0;
         for artifact in self.artifacts(emit.module, emit.unit).map_err(|e| cannot(&e))? {
-            let folder = emit.root.join(path(&artifact.name));
+            let folder = emit.root.join(path_of(&artifact.name));
             fs::create_dir_all(&folder).map_err(|e| io_error("create", &folder, &e))?;
             let mut file = WeightFile::create(&folder)?;
             let made = self.made(emit, &artifact, &mut file)?;
             let bytes = file.finish()?;
-            limited(emit.unit, &artifact.name, bytes)?;
+            limited(emit.unit, &artifact.name, bytes, SMALLER)?;
             let plain = made.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
             let ranges = measured(plain, &folder, &sample).map_err(|e| cannot(&e))?;
             for rows in self.rows() {
@@ -304,7 +305,8 @@ impl HtpPart {
     ) -> std::result::Result<(Distance, Vec<Saturated>, f64), Failed> {
         let module = trial.module;
         let artifacts = self.artifacts(module, trial.unit)?;
-        let artifact = artifacts.iter().find(|a| path(&a.name) == graph.package).ok_or("it is of no part")?;
+        let artifact =
+            artifacts.iter().find(|a| path_of(&a.name) == graph.package).ok_or("it is of no part")?;
         let package = trial.folder.join(&graph.package);
         let hidden = self.hidden(module);
         let sample = super::verify::rows(&package, hidden)?;
@@ -399,11 +401,6 @@ pub(super) fn write(emit: &Emit<'_>) -> Result<u64> {
         written += found.write(emit)?;
     }
     Ok(written)
-}
-
-/// Where an artifact lies in a bundle.
-fn path(name: &str) -> String {
-    format!("artifacts/{name}.qnn")
 }
 
 /// Name of the network of so many rows.

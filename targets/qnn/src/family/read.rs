@@ -47,13 +47,19 @@ pub(super) fn wrong(name: &str, e: &dyn std::fmt::Display) -> Error {
 pub(super) fn read(folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
     for graph in &plan.graphs {
         let network = network(folder, graph).map_err(|e| wrong(&graph.package, &e))?;
-        if let Some(limit) = unit.graph_limit().filter(|limit| network.static_bytes() > *limit) {
-            let bytes = network.static_bytes();
-            return Err(wrong(
-                &graph.package,
-                &format!("{bytes} bytes of weights; `{}` holds {limit}", unit.name),
-            ));
-        }
+        held(&network, unit).map_err(|e| wrong(&graph.package, &e))?;
     }
     Ok(plan.graphs.len())
+}
+
+/// Whether the unit holds a network.
+///
+/// # Errors
+/// Why not, for people.
+pub(super) fn held(network: &Network, unit: &Unit) -> Result<(), String> {
+    let bytes = network.static_bytes();
+    match unit.graph_limit().filter(|limit| bytes > *limit) {
+        Some(limit) => Err(format!("{bytes} bytes of weights; `{}` holds {limit}", unit.name)),
+        None => Ok(()),
+    }
 }

@@ -19,6 +19,12 @@ type Failed = Box<dyn std::error::Error>;
 /// A tensor of which a larger share of numbers saturates forbids its network.
 const SATURATED: f64 = 1e-3;
 
+/// What executes artifacts beside moec, where there are any.
+pub(super) fn checker(trial: &mut Trial<'_, '_>) -> Option<Checker> {
+    let any = !trial.parts.is_empty() || !trial.groups.is_empty() || !trial.hot.is_empty();
+    any.then(|| Checker::open(trial))
+}
+
 /// Evaluates networks of experts, and has others execute them, and those of `reports`, which were evaluated.
 ///
 /// # Errors
@@ -26,14 +32,14 @@ const SATURATED: f64 = 1e-3;
 pub(super) fn verify(
     trial: &mut Trial<'_, '_>,
     mut reports: Vec<FunctionReport>,
+    mut checker: Option<&mut Checker>,
 ) -> Result<Vec<FunctionReport>> {
     // Artifacts of a head come by turns.
     reports.sort_by(|a, b| a.package.cmp(&b.package));
-    let any = !trial.parts.is_empty() || !trial.groups.is_empty();
-    let mut checker = any.then(|| Checker::open(trial));
     if let Some(checker) = &mut checker {
         for reports in reports.chunk_by_mut(|a, b| a.package == b.package) {
-            executed(trial, checker, reports)?;
+            let all = shown(trial, reports)?;
+            executed(trial, checker, reports, &|_| all.clone())?;
         }
     }
     for &(table, group) in trial.groups {
@@ -56,19 +62,29 @@ pub(super) fn verify(
             });
         }
         if let Some(checker) = &mut checker {
-            executed(trial, checker, &mut reports[first..])?;
+            let all = shown(trial, &reports[first..])?;
+            executed(trial, checker, &mut reports[first..], &|_| all.clone())?;
         }
     }
     Ok(reports)
 }
 
-/// Has others execute the networks of one artifact, which were evaluated; adds to their reports.
-fn executed(trial: &mut Trial<'_, '_>, checker: &mut Checker, reports: &mut [FunctionReport]) -> Result<()> {
+/// The rows of one artifact, whose networks were evaluated: how wide they are was seen then.
+fn shown(trial: &Trial<'_, '_>, reports: &[FunctionReport]) -> Result<Vec<f32>> {
+    let Some(name) = reports.first().map(|r| &r.package) else { return Ok(Vec::new()) };
+    rows(&trial.folder.join(name), 1).map_err(|e| wrong(name, &e))
+}
+
+/// Has others execute the networks of one artifact, which were evaluated, each on its rows; adds to their reports.
+pub(super) fn executed(
+    trial: &mut Trial<'_, '_>,
+    checker: &mut Checker,
+    reports: &mut [FunctionReport],
+    rows: &dyn Fn(&str) -> Vec<f32>,
+) -> Result<()> {
     let Some(name) = reports.first().map(|r| r.package.clone()) else { return Ok(()) };
     let folder = trial.folder.join(&name);
-    // How wide they are was seen when they were evaluated.
-    let rows = rows(&folder, 1).map_err(|e| wrong(&name, &e))?;
-    let lacks = checker.check(&folder, &rows, reports).map_err(|e| wrong(&name, &e))?;
+    let lacks = checker.check(&folder, rows, reports).map_err(|e| wrong(&name, &e))?;
     trial.unverified.extend(lacks.map(|what| format!("`{name}`: {what}")));
     Ok(())
 }
@@ -114,21 +130,7 @@ fn evaluate(
     let got: Vec<f32> = filled.iter().enumerate().filter_map(of).flatten().copied().collect();
 
     let total: usize = filled.iter().sum();
-    let layout = DispatchLayout { rows: total, k: 1, experts: table.experts.len() };
-    let mut words = vec![0; layout.words()];
-    (words[0], words[1]) = (members.len() as i32, total as i32);
-    let mut slot = 0;
-    for (i, (&e, &n)) in members.iter().zip(&filled).enumerate() {
-        words[layout.expert() + i] = e as i32;
-        words[layout.start() + i] = slot as i32;
-        for _ in 0..n {
-            words[layout.token() + slot] = slot as i32;
-            words[layout.slot() + slot] = slot as i32;
-            slot += 1;
-        }
-    }
-    words[layout.start() + members.len()] = slot as i32;
-    let inputs = [Tensor::f32([total, hidden], dense), Tensor::i32([layout.words()], words)];
+    let inputs = [Tensor::f32([total, hidden], dense), routed(members, &filled, table.experts.len())];
     let ids = [experts.gate_up, experts.down].into_iter().chain(experts.biases.into_iter().flatten());
     let weights = ids.map(|id| trial.evaluator.weight(id)).collect::<Result<Vec<_>, _>>()?;
     let args = inputs.iter().map(Arg::Tensor).chain(weights.iter().map(|w| Arg::Tensor(w))).collect();
@@ -141,6 +143,26 @@ fn evaluate(
     let other = if trial.rounded { moec_family::stored(format) } else { 0.0 };
     let bound = Form::of(format).bound().hypot(other);
     Ok((error, outcome.saturated, bound))
+}
+
+/// The dispatch table of rows that lie expert by expert: as many as `filled` says of each of `members`, of `experts` in all.
+pub(super) fn routed(members: &[u32], filled: &[usize], experts: usize) -> Tensor {
+    let total: usize = filled.iter().sum();
+    let layout = DispatchLayout { rows: total, k: 1, experts };
+    let mut words = vec![0; layout.words()];
+    (words[0], words[1]) = (members.len() as i32, total as i32);
+    let mut slot = 0;
+    for (i, (&e, &n)) in members.iter().zip(filled).enumerate() {
+        words[layout.expert() + i] = e as i32;
+        words[layout.start() + i] = slot as i32;
+        for _ in 0..n {
+            words[layout.token() + slot] = slot as i32;
+            words[layout.slot() + slot] = slot as i32;
+            slot += 1;
+        }
+    }
+    words[layout.start() + members.len()] = slot as i32;
+    Tensor::i32([layout.words()], words)
 }
 
 /// The rows of an artifact that ranges were measured by.

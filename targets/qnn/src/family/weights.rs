@@ -93,6 +93,34 @@ pub(super) fn rounded(numbers: &dyn Numbers, weight: &Weight, lead: usize) -> Re
     made.map_err(|x| Error::input(format!("`{}` holds {x}, which no code can be", weight.name)))
 }
 
+/// Some rows of a rounded matrix of `cols` columns, in this order.
+pub(super) fn rows_of(matrix: &Channels, cols: usize, rows: &[usize]) -> Channels {
+    let mut out = Channels::default();
+    for (at, &row) in rows.iter().enumerate() {
+        // Rows of each width lie one behind the other.
+        let before = matrix.outliers.partition_point(|&o| (o as usize) < row);
+        let wide = matrix.outliers.get(before).is_some_and(|&o| o as usize == row);
+        let (from, to, place) = if wide {
+            out.outliers.push(at as u32);
+            (&matrix.eight, &mut out.eight, before)
+        } else {
+            (&matrix.four, &mut out.four, row - before)
+        };
+        to.extend_from_slice(from.get(place * cols..(place + 1) * cols).unwrap_or_default());
+        out.scales.extend(matrix.scales.get(row));
+    }
+    out
+}
+
+/// Some columns of a rounded matrix of `cols` columns, in this order.
+pub(super) fn columns_of(matrix: &Channels, cols: usize, columns: &[usize]) -> Channels {
+    let of = |codes: &[i8]| -> Vec<i8> {
+        let rows = codes.chunks_exact(cols.max(1));
+        rows.flat_map(|row| columns.iter().filter_map(|&c| row.get(c).copied())).collect()
+    };
+    Channels { four: of(&matrix.four), eight: of(&matrix.eight), ..matrix.clone() }
+}
+
 /// The file of codes on its way.
 pub(super) struct WeightFile {
     path: PathBuf,
@@ -149,5 +177,30 @@ impl WeightFile {
     pub(super) fn finish(mut self) -> Result<u64> {
         self.out.flush().map_err(|e| io_error("write", &self.path, &e))?;
         Ok(self.offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_and_columns_of_both_widths_keep_their_codes() {
+        let matrix = Channels {
+            scales: vec![0.5, 1.0, 2.0, 4.0],
+            outliers: vec![1, 2],
+            four: vec![1, 2, 3, 4],
+            eight: vec![100, -100, 50, -50],
+        };
+        let rows = rows_of(&matrix, 2, &[3, 1, 0]);
+        let expected = Channels {
+            scales: vec![4.0, 1.0, 0.5],
+            outliers: vec![1],
+            four: vec![3, 4, 1, 2],
+            eight: vec![100, -100],
+        };
+        assert_eq!(rows, expected);
+        let columns = columns_of(&matrix, 2, &[1]);
+        assert_eq!(columns, Channels { four: vec![2, 4], eight: vec![-100, -50], ..matrix });
     }
 }

@@ -2,7 +2,7 @@
 //! DLC, and onnxruntime. All are held against the same weights with activations in f32.
 
 use super::onnxruntime::{Onnxruntime, PYTHON};
-use super::{CONTEXT, DLC, Library, Missing, networks, ports};
+use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, Missing, networks, ports};
 use crate::compose::compose;
 use crate::exec::{Executor, share_of_spread};
 use crate::net::Network;
@@ -18,8 +18,8 @@ type Failed = Box<dyn std::error::Error>;
 
 /// Largest difference from f32 that passes, as a share of the spread of the results.
 const BOUND: f64 = 0.02;
-/// Most bytes of a context binary that is read: what a process of the HTP has addresses for.
-const BINARY: Limit = Limit { what: "a context binary", bytes: 4 << 30 };
+/// Most bytes of a context binary that is read.
+const BINARY: Limit = Limit { what: "a context binary", bytes: CONTEXT_BYTES };
 
 /// Who executes, as reports call it.
 const EMULATOR: &str = "QNN's emulator";
@@ -57,15 +57,15 @@ impl Checker {
         Self { library: library.ok(), onnxruntime: onnxruntime.ok() }
     }
 
-    /// Executes the networks of one artifact on `rows` (f32, one row after the other); adds to their reports. Gives what
-    /// the artifact has not.
+    /// Executes the networks of one artifact, each on the `rows` of its name (f32, one row after the other); adds to their reports.
+    /// Gives what the artifact has not.
     ///
     /// # Errors
     /// An artifact that somebody cannot read or execute; a context binary for another chip, or with other graphs.
     pub(in crate::family) fn check(
         &mut self,
         folder: &Path,
-        rows: &[f32],
+        rows: &dyn Fn(&str) -> Vec<f32>,
         reports: &mut [FunctionReport],
     ) -> Result<Option<String>, Failed> {
         if self.library.is_none() && self.onnxruntime.is_none() {
@@ -74,7 +74,8 @@ impl Checker {
         let mut cases = Vec::new();
         for network in networks(folder)? {
             if let Some(report) = reports.iter().position(|r| r.function == network.name) {
-                cases.push((case(network, folder, rows)?, report));
+                let rows = rows(&network.name);
+                cases.push((case(network, folder, &rows)?, report));
             }
         }
         if let Some(onnxruntime) = &mut self.onnxruntime {

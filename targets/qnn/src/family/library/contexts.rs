@@ -1,10 +1,10 @@
 //! What the library makes of the networks of a build: for each artifact a context binary with all of them, whose weights
 //! are there once, and a DLC of the largest, for whoever compiles for another chip.
 
-use super::{CONTEXT, DLC, Library, networks};
+use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, networks};
 use crate::compose::compose;
-use moec_family::Emit;
 use moec_family::error::{Error, Result, io_error};
+use moec_family::{Emit, HotLayer};
 use moec_qnn_sys as sys;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(in crate::family) fn write(emit: &Emit<'_>) -> Result<Vec<String>> {
 }
 
 /// Folders of artifacts below a bundle, by name.
-fn artifacts(root: &Path) -> Result<Vec<PathBuf>> {
+pub(in crate::family) fn artifacts(root: &Path) -> Result<Vec<PathBuf>> {
     let root = root.join("artifacts");
     let mut folders = Vec::new();
     for entry in root.read_dir().map_err(|e| io_error("read", &root, &e))? {
@@ -57,9 +57,23 @@ fn artifact(library: &Library, folder: &Path) -> Result<()> {
     }
     let binary = worker.binary().map_err(|e| failed(&e))?;
     drop(worker);
+    if binary.len() as u64 > CONTEXT_BYTES {
+        let what = format!(
+            "its graphs take {} bytes together; a process of the HTP has {CONTEXT_BYTES}",
+            binary.len()
+        );
+        return Err(
+            Error::limit(what).hint("set `hot = \"cpu\"` or a smaller `max_group` under `[placement]`")
+        );
+    }
     let path = folder.join(CONTEXT);
     fs::write(&path, binary).map_err(|e| io_error("write", &path, &e))?;
-    let Some(spec) = largest else { return Ok(()) };
+    // Hot neurons have no largest network: each is of another expert.
+    let Some(spec) =
+        largest.filter(|_| !folder.file_stem().is_some_and(|s| HotLayer::has_name(&s.to_string_lossy())))
+    else {
+        return Ok(());
+    };
     let path = folder.join(&spec.name).with_extension(DLC);
     let mut worker = library.worker(false).map_err(|e| failed(&e))?;
     worker.write_dlc(&spec, &path).map_err(|e| failed(&e))?;

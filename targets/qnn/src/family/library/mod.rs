@@ -32,6 +32,8 @@ const SECONDS: u64 = 600;
 
 /// File of an artifact with its graphs compiled for the chip, sharing weights.
 pub(super) const CONTEXT: &str = "context.bin";
+/// Most bytes of such a file: what a process of the HTP has addresses for.
+pub(super) const CONTEXT_BYTES: u64 = 4 << 30;
 /// How files end that have one graph as it was before it was compiled.
 pub(super) const DLC: &str = "dlc";
 
@@ -126,7 +128,7 @@ pub(super) fn soc(hexagon: &Hexagon) -> Option<Soc> {
 ///
 /// # Errors
 /// A folder or a file that cannot be read, for people.
-fn networks(folder: &Path) -> Result<Vec<Network>, String> {
+pub(super) fn networks(folder: &Path) -> Result<Vec<Network>, String> {
     let shown = |path: &Path, e: &dyn std::fmt::Display| format!("`{}`: {e}", path.display());
     let mut paths: Vec<PathBuf> = Vec::new();
     for entry in folder.read_dir().map_err(|e| shown(folder, &e))? {

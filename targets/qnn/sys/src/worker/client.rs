@@ -1,5 +1,6 @@
 //! The caller's side: starts the process, asks, and notices its death.
 
+use super::limit::within;
 use super::protocol::{Answer, Request, encode, receive, send};
 use super::stderr::Stderr;
 use crate::call::{BinaryInfo, GraphInfo};
@@ -11,7 +12,6 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
@@ -192,18 +192,9 @@ impl Worker {
     /// says whether it was.
     fn exchange(&mut self, wire: &[u8]) -> (io::Result<Option<Answer>>, bool) {
         let Self { child, requests, answers, limit, .. } = self;
-        let (answered, waiting) = mpsc::channel::<()>();
-        thread::scope(|scope| {
-            let watch = scope.spawn(move || {
-                let late = waiting.recv_timeout(*limit) == Err(RecvTimeoutError::Timeout);
-                late && child.kill().is_ok()
-            });
-            let answer = match requests {
-                Some(to) => send(to, wire).and_then(|()| receive(answers)),
-                None => Ok(None),
-            };
-            drop(answered);
-            (answer, watch.join().unwrap_or(false))
+        within(child, *limit, || match requests {
+            Some(to) => send(to, wire).and_then(|()| receive(answers)),
+            None => Ok(None),
         })
     }
 

@@ -6,10 +6,12 @@
 //! context to context and stand in context binaries, so that this is what makes the same graphs give the same bytes.
 
 mod client;
+mod limit;
 mod protocol;
 mod server;
 mod stderr;
 mod stdio;
 
 pub use client::{Program, Worker};
+pub use limit::within;
 pub use server::serve;

@@ -1,0 +1,35 @@
+//! What artifacts take of their unit's limits.
+
+use serde::Serialize;
+
+/// Bytes of an artifact whose functions share weights.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ArtifactSizes {
+    /// Path in the bundle.
+    pub package: String,
+    /// Functions.
+    pub functions: usize,
+    /// Bytes of the weights, which its functions share.
+    pub weights: u64,
+    /// The same if each function had its own.
+    pub unshared: u64,
+    /// Weights of the function that has most: what the limit on a graph is for.
+    pub largest: u64,
+    /// What the node that has most reads and gives, weights aside.
+    pub activations: u64,
+    /// All functions, compiled; none: that was not built.
+    pub context: Option<u64>,
+}
+
+/// Artifacts of one unit beside its limits, in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct UnitSizes {
+    /// Weights that one function may have, where the device file says so.
+    pub graph_limit: Option<u64>,
+    /// What all compiled functions of an artifact may take together.
+    pub context_limit: u64,
+    /// Memory that the unit computes in; what does not fit there is computed by pieces.
+    pub tile_memory: Option<u64>,
+    /// Every artifact.
+    pub artifacts: Vec<ArtifactSizes>,
+}

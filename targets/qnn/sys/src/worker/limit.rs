@@ -1,0 +1,44 @@
+//! A process that is waited for no longer than it may take.
+
+use std::process::Child;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
+
+/// Does what waits for a process, say reads its answer. When the limit is over the process is ended, which ends the waiting.
+/// Gives what came of it, and whether the process was ended.
+pub fn within<R>(child: &mut Child, limit: Duration, work: impl FnOnce() -> R) -> (R, bool) {
+    let (done, waiting) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        let watch = scope.spawn(move || {
+            let late = waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout);
+            late && child.kill().is_ok()
+        });
+        let result = work();
+        drop(done);
+        (result, watch.join().unwrap_or(false))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read as _;
+    use std::process::{Command, Stdio};
+    use std::time::Instant;
+
+    #[test]
+    fn who_does_not_answer_is_ended() {
+        let mut command = Command::new("sleep");
+        let mut child = command.arg("100").stdout(Stdio::piped()).spawn().unwrap();
+        let mut from = child.stdout.take().unwrap();
+        let begin = Instant::now();
+        let read = || from.read_to_end(&mut Vec::new());
+        let (read, late) = within(&mut child, Duration::from_millis(20), read);
+        assert!(late && read.is_ok_and(|n| n == 0) && begin.elapsed() < Duration::from_secs(50));
+        assert!(!child.wait().unwrap().success());
+        let mut child = Command::new("true").spawn().unwrap();
+        assert_eq!(within(&mut child, Duration::from_secs(100), || 7), (7, false));
+        child.wait().unwrap();
+    }
+}
