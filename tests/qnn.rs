@@ -8,6 +8,8 @@
 
 #[path = "qnn/library.rs"]
 mod library;
+#[path = "qnn/phone.rs"]
+mod phone;
 mod support;
 
 use serde_json::Value;
