@@ -66,6 +66,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo test", "a test of its own"),
     ("cargo install", "compiles everything once more"),
     ("rustup", "installs"),
+    ("apt-get", "installs"),
     ("dpkg", "installs"),
     ("sh runner/build.sh", "needs a Mac"),
     ("moec synth --like olmoe --layers 8", "writes seven gigabytes"),

@@ -10,6 +10,8 @@
 mod hot;
 #[path = "qnn/library.rs"]
 mod library;
+#[path = "qnn/phone.rs"]
+mod phone;
 #[path = "qnn/sizes.rs"]
 mod sizes;
 mod support;

@@ -23,14 +23,18 @@ mod kernels;
 mod plan;
 
 fn main() -> std::process::ExitCode {
-    moec_runtime::cli::main(plan::PLAN, &kernels::KERNELS)
+    @MAIN@(plan::PLAN, &kernels::KERNELS)
 }
 ";
 
+/// The runtime's own `main`, for [`runner`].
+pub const RUNTIME_MAIN: &str = "moec_runtime::cli::main";
+
 /// The files of the runner crate that depend on the plan, which is one that [`moec_ir::verify::plan`] accepts. The folder
-/// above the crate holds `plan.bin` and `artifacts/kernels.o`.
-pub fn runner(plan: &Plan) -> Vec<SourceFile> {
-    let main = format!("//! The binary of one bundle. {GENERATED}\n{MAIN}");
+/// above the crate holds `plan.bin` and `artifacts/kernels.o`. `main` is the path of the function that does everything, [`RUNTIME_MAIN`]
+/// or one like it.
+pub fn runner(plan: &Plan, main: &str) -> Vec<SourceFile> {
+    let main = format!("//! The binary of one bundle. {GENERATED}\n{}", MAIN.replace("@MAIN@", main));
     [("src/main.rs", main), ("src/kernels.rs", kernels(plan)), ("src/plan.rs", schedule(plan))]
         .map(|(path, text)| SourceFile { path, text })
         .into()

@@ -74,7 +74,9 @@ pub fn build(
     }
     let target = target.with_activations(config.weights.activations);
     let writes = request.stops.stop_after.is_none();
-    let route = (request.link && writes).then(|| Route::find(target.triple(), request.from_source));
+    // The precompiled runtime executes no static graphs.
+    let more = Units::of(&device).is_some_and(|units| units.graphs.runner().is_some());
+    let route = (request.link && writes).then(|| Route::find(target.triple(), request.from_source || more));
     if let Some(Ok(Route::Cargo(_))) = &route {
         cargo::ask()?;
     }

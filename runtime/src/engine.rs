@@ -114,6 +114,8 @@ pub struct Engine<'p> {
     /// Rows of a call, kept for the next one.
     rows: Vec<Row>,
     stop: Option<&'static AtomicBool>,
+    /// Entry point of the last call.
+    last: Option<usize>,
 }
 
 impl<'p> Engine<'p> {

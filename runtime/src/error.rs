@@ -135,6 +135,16 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
+    /// A library of the system does not do what a unit needs of it.
+    #[error("the unit of the family `{family}`: {why}")]
+    Library {
+        /// Family of the unit.
+        family: &'static str,
+        /// What the library says, or what is said of it.
+        why: String,
+        /// What to do.
+        hint: String,
+    },
     /// io_uring was asked for and is not there.
     #[error("cannot use io_uring: {0}")]
     NoUring(io::Error),
@@ -426,6 +436,7 @@ impl Error {
             | Self::Graph { .. }
             | Self::Launch { .. }
             | Self::Unit { .. }
+            | Self::Library { .. }
             | Self::UnknownStep { .. }
             | Self::Memory { .. }
             | Self::NoRoom { .. }
@@ -497,6 +508,7 @@ impl Error {
             }
             Self::State { cannot: Cannot::Reach { .. }, .. } => "give the sequence again from its beginning",
             Self::State { cannot: Cannot::Fork, .. } => "give the sequence to every slot",
+            Self::Library { hint, .. } => return Some(hint.clone()),
             Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
             Self::Context { .. } => {

@@ -17,6 +17,10 @@ pub trait Graphs: Send + Sync {
     /// A package that is missing or malformed, a function that is not there or has another signature.
     fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()>;
 
+    /// Graphs that a call will come to, in its order, if it is of another entry point than the last one: what is not loaded yet may
+    /// load while the processor computes (PowerInfer-2, §4.1.3). A hint: nothing fails here.
+    fn prepare(&self, _graphs: &[usize]) {}
+
     /// Runs a graph to its end: `inputs` and `outputs` as long as its ports, in their order; `slot` names the sequence
     /// whose state it sees. One thread at a time runs graphs.
     ///

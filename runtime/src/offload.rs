@@ -15,13 +15,15 @@ use crate::program::{Code, Program};
 use crate::unit::{Lane, Launch, StepFault, Unit, UnknownStep};
 use half::slice::HalfFloatSliceExt;
 use moec_ir::op::DispatchLayout;
-use moec_ir::plan::{Builtin, GraphPart};
+use moec_ir::plan::{self, Builtin, Entry, GraphPart};
 use std::sync::{Arc, Mutex};
 
 /// A unit that executes static graphs, on rows in the processor's memory.
 pub(crate) struct GraphUnit<'p> {
     program: &'p Program,
     graphs: Box<dyn Graphs>,
+    /// By entry point, the graphs that its steps come to, each once, in their order.
+    met: Vec<Vec<usize>>,
     tallies: Arc<Tallies>,
     work: Mutex<Work>,
 }
@@ -39,7 +41,8 @@ struct Work {
 impl<'p> GraphUnit<'p> {
     /// For a program whose graphs are loaded.
     pub(crate) fn new(program: &'p Program, graphs: Box<dyn Graphs>, tallies: Arc<Tallies>) -> Self {
-        Self { program, graphs, tallies, work: Mutex::default() }
+        let met = program.entries.iter().map(|entry| met(program, entry)).collect();
+        Self { program, graphs, met, tallies, work: Mutex::default() }
     }
 
     /// Runs a graph.
@@ -107,6 +110,26 @@ impl<'p> GraphUnit<'p> {
         self.tallies.add(set, &tally);
         Ok(())
     }
+}
+
+/// Graphs that the steps of an entry point come to, each once, in their order.
+fn met(program: &Program, entry: &Entry) -> Vec<usize> {
+    let mut met = Vec::new();
+    for step in &entry.steps {
+        let graphs: Vec<u32> = match step.code {
+            plan::Code::Builtin(Builtin::Experts { set, .. }) => {
+                program.sets[set as usize].groups.iter().map(|group| group.graph).collect()
+            }
+            plan::Code::Builtin(Builtin::Part { part }) => program.parts[part as usize].graphs.clone(),
+            _ => continue,
+        };
+        for graph in graphs.into_iter().map(|g| g as usize) {
+            if !met.contains(&graph) {
+                met.push(graph);
+            }
+        }
+    }
+    met
 }
 
 /// Rows of a part, and of attention what it has besides: angles, positions, slots.
@@ -208,6 +231,12 @@ impl Unit for GraphUnit<'_> {
 
     fn executes(&self, builtin: Builtin) -> bool {
         matches!(builtin, Builtin::Experts { .. } | Builtin::Part { .. })
+    }
+
+    fn prepare(&self, entry: usize) {
+        if let Some(met) = self.met.get(entry) {
+            self.graphs.prepare(met);
+        }
     }
 
     unsafe fn submit(&self, launch: &Launch<'_>, _lane: Lane) {

@@ -174,6 +174,9 @@ pub trait Unit: Send + Sync {
         Ok(())
     }
 
+    /// A call of an entry point begins, another one than that of the last call. A hint, for what takes time to load.
+    fn prepare(&self, _entry: usize) {}
+
     /// Does a lane's share of a step, or begins it. Every lane of the unit comes here once per step; the shares are disjoint
     /// and together the whole.
     ///

@@ -131,6 +131,10 @@ fn bundles_have_contexts_and_dlc_that_compute() {
     let most = distance(&moec, &library);
     println!("logits on QNN's emulator and by moec's evaluator: {:.1e} of their spread apart", most / spread);
     assert!(most > 0.0 && most < 0.02 * spread, "{most} of {spread}");
+    // The unit of a phone's `run`, in moec's own process, computes the same numbers.
+    assert!(logits("--emulate=device") == library, "the unit and the emulator differ");
+    let left = built.case.path("cache/qnn-device").read_dir().map(Iterator::count);
+    assert_eq!(left.unwrap_or(0), 0, "what it has compiled is gone");
 }
 
 /// Networks of every family's checkpoint, executed: experts in groups, dense networks, shared experts, heads.

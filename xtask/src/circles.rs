@@ -26,6 +26,7 @@ const CRATES: &[&str] = &[
     "targets/ndp/dram/src",
     "targets/ndp/isa/src",
     "targets/qnn/sys/src",
+    "targets/qnn/unit/src",
     "compiler/src",
     "papers/src",
 ];

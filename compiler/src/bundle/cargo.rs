@@ -3,7 +3,7 @@
 //! The crate is built in the cache folder, where everything but the generated part stays compiled from bundle to
 //! bundle. Paths are remapped, so the binary does not depend on where it was built.
 
-use super::runner::{LOCK, remove_others, write, write_sources};
+use super::runner::{lock_of, remove_others, write, write_sources};
 use super::toolchain::{Cross, Toolchain, cargo};
 use super::{KERNELS, PLAN};
 use crate::cache_dir;
@@ -12,6 +12,7 @@ use crate::hashing::{hex, sha256};
 use crate::interrupt;
 use crate::progress::Progress;
 use moec_cpu::SourceFile;
+use moec_family::Runner;
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -33,15 +34,21 @@ pub fn ask() -> Result<PathBuf> {
     )
 }
 
-/// Builds `run` for a bundle whose plan and kernels stand in `bundle`, and puts it there.
+/// Builds `run` for a bundle whose plan and kernels stand in `bundle`, and puts it there: generated sources, and what it has besides
+/// the runtime.
 ///
 /// # Errors
 /// A build that fails, with the end of what cargo said.
-pub fn build(bundle: &Path, generated: &[SourceFile], tools: &Toolchain, progress: &Progress) -> Result<()> {
+pub fn build(
+    bundle: &Path,
+    (generated, more): (&[SourceFile], Option<Runner>),
+    tools: &Toolchain,
+    progress: &Progress,
+) -> Result<()> {
     // One folder per compiler and set of dependencies: what differs from build to build, the generated crate and
     // moec's own two, cargo compiles anew where it was written anew. The lock keeps it to one build at a time.
     let mut key = tools.version.clone().into_bytes();
-    key.extend(LOCK.bytes());
+    key.extend(lock_of(more).bytes());
     if let Some(cross) = tools.cross {
         key.extend(cross.triple.bytes());
     }
@@ -53,8 +60,8 @@ pub fn build(bundle: &Path, generated: &[SourceFile], tools: &Toolchain, progres
     lock.lock().map_err(|e| io_error("lock", &lock_path, &e))?;
 
     let runner = home.join("runner");
-    write_sources(&runner, generated)?;
-    remove_others(&runner, generated)?;
+    write_sources(&runner, generated, more)?;
+    remove_others(&runner, generated, more)?;
     for name in [PLAN, KERNELS] {
         let path = bundle.join(name);
         let bytes = fs::read(&path).map_err(|e| io_error("read", &path, &e))?;
@@ -65,7 +72,7 @@ pub fn build(bundle: &Path, generated: &[SourceFile], tools: &Toolchain, progres
         .current_dir(&runner)
         .args(["build", "--release", "--locked", "--target-dir"])
         .arg(home.join("target"))
-        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&home, tools.cross))
+        .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&home, tools.cross, more.is_none()))
         .env("CARGO_TERM_COLOR", "never")
         .env("CARGO_TERM_QUIET", "false")
         .env("CARGO_TERM_PROGRESS_WHEN", if progress.draws() { "always" } else { "never" })
@@ -73,6 +80,9 @@ pub fn build(bundle: &Path, generated: &[SourceFile], tools: &Toolchain, progres
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_BUILD_TARGET")
         .env_remove("RUSTC_WRAPPER");
+    if let Some(more) = more {
+        command.args(["--features", more.feature]);
+    }
     let mut built = home.join("target");
     if let Some(cross) = tools.cross {
         // With `--target`, flags and linker are the target's alone; build scripts and macros stay the host's.
@@ -157,8 +167,9 @@ fn placed(line: &str) -> Option<(u64, u64, &str)> {
     Some((done.parse().ok()?, of.parse().ok()?, what.trim()))
 }
 
-/// Flags that keep the binary independent of this machine's folders, and those of another target.
-fn rustflags(home: &Path, cross: Option<&Cross>) -> OsString {
+/// Flags that keep the binary independent of this machine's folders, and those of another target. What loads libraries while it runs is
+/// not `alone`: it is linked with the system's.
+fn rustflags(home: &Path, cross: Option<&Cross>, alone: bool) -> OsString {
     let cargo_home = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|h| PathBuf::from(h).join(".cargo")));
@@ -175,7 +186,7 @@ fn rustflags(home: &Path, cross: Option<&Cross>) -> OsString {
     }
     if let Some(cross) = cross {
         flags.push(format!("\u{1f}-Clinker={}", cross.linker));
-        cross.flags.iter().for_each(|f| flags.push(format!("\u{1f}{f}")));
+        cross.flags.iter().filter(|_| alone).for_each(|f| flags.push(format!("\u{1f}{f}")));
     }
     flags
 }

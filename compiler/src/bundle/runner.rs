@@ -1,12 +1,13 @@
 //! The runner crate, whose sources travel inside of moec.
 //!
-//! `runner/` in a bundle is a workspace of its own: the generated crate, and copies of `moec-runtime` and
-//! `moec-ir` under `vendor/`. [`super::cargo`] builds it.
+//! `runner/` in a bundle is a workspace of its own: the generated crate, and copies of `moec-runtime`,
+//! `moec-ir` and what executes the bundle's static graphs under `vendor/`. [`super::cargo`] builds it.
 
 use super::toolchain::{MAC_SCRIPT, deployment_target};
 use crate::error::{Error, Result, io_error};
 use include_dir::{Dir, include_dir};
 use moec_cpu::SourceFile;
+use moec_family::Runner;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,19 +15,67 @@ use toml::{Table, Value};
 
 static RUNTIME: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../runtime/src");
 static IR: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../ir/src");
-const RUNTIME_MANIFEST: &str = include_str!("../../../runtime/Cargo.toml");
-const IR_MANIFEST: &str = include_str!("../../../ir/Cargo.toml");
+static QNN_SYS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../targets/qnn/sys/src");
+static QNN_UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../targets/qnn/unit/src");
 const WORKSPACE_MANIFEST: &str = include_str!("../../../Cargo.toml");
-pub(super) const LOCK: &str = include_str!("../../runner/Cargo.lock");
+
+/// A crate of the workspace that travels along.
+struct Crate {
+    name: &'static str,
+    manifest: &'static str,
+    sources: &'static Dir<'static>,
+    /// The feature of the runner crate that wants it; `None`: every one has it.
+    feature: Option<&'static str>,
+}
+
+/// Those that do. Of a feature's, the last one is what the runner crate calls.
+static CRATES: [Crate; 4] = [
+    Crate {
+        name: "moec-runtime",
+        manifest: include_str!("../../../runtime/Cargo.toml"),
+        sources: &RUNTIME,
+        feature: None,
+    },
+    Crate { name: "moec-ir", manifest: include_str!("../../../ir/Cargo.toml"), sources: &IR, feature: None },
+    Crate {
+        name: "moec-qnn-sys",
+        manifest: include_str!("../../../targets/qnn/sys/Cargo.toml"),
+        sources: &QNN_SYS,
+        feature: Some("qnn"),
+    },
+    Crate {
+        name: "moec-qnn-unit",
+        manifest: include_str!("../../../targets/qnn/unit/Cargo.toml"),
+        sources: &QNN_UNIT,
+        feature: Some("qnn"),
+    },
+];
+
+/// The crates of a runner.
+fn crates(more: Option<Runner>) -> impl Iterator<Item = &'static Crate> {
+    CRATES.iter().filter(move |c| c.feature.is_none() || c.feature == more.map(|more| more.feature))
+}
+
+/// The lock files, by feature.
+const LOCKS: [(Option<&str>, &str, &str); 2] = [
+    (None, "Cargo.lock", include_str!("../../runner/Cargo.lock")),
+    (Some("qnn"), "qnn/Cargo.lock", include_str!("../../runner/qnn/Cargo.lock")),
+];
+
+/// The lock file of a runner.
+pub(super) fn lock_of(more: Option<Runner>) -> &'static str {
+    let feature = more.map(|more| more.feature);
+    LOCKS.iter().find(|(of, ..)| *of == feature).map_or("", |(.., text)| text)
+}
 const MAC_SCRIPT_TEXT: &str = include_str!("../../runner/build.sh.txt");
 const BUILD_SCRIPT: &str = include_str!("../../runner/build.rs.txt");
 
-/// Writes the runner crate into `folder`, which is created.
+/// Writes the runner crate into `folder`, which is created. `more`: what it has besides the runtime.
 ///
 /// # Errors
 /// A file that cannot be written.
-pub fn write_sources(folder: &Path, generated: &[SourceFile]) -> Result<()> {
-    for (path, text) in fixed_files()? {
+pub fn write_sources(folder: &Path, generated: &[SourceFile], more: Option<Runner>) -> Result<()> {
+    for (path, text) in fixed_files(more)? {
         write(&folder.join(path), text.as_bytes())?;
     }
     for file in generated {
@@ -46,8 +95,8 @@ pub fn write_script(bundle: &Path, triple: &str) -> Result<()> {
 }
 
 /// Removes what another moec left in the cache folder: a module that lies elsewhere by now would be found twice.
-pub(super) fn remove_others(folder: &Path, generated: &[SourceFile]) -> Result<()> {
-    let fixed = fixed_files()?.into_iter().map(|(path, _)| path);
+pub(super) fn remove_others(folder: &Path, generated: &[SourceFile], more: Option<Runner>) -> Result<()> {
+    let fixed = fixed_files(more)?.into_iter().map(|(path, _)| path);
     let own: BTreeSet<PathBuf> = fixed.chain(generated.iter().map(|f| f.path.into())).collect();
     let mut folders = vec![folder.to_owned()];
     while let Some(at) = folders.pop() {
@@ -65,16 +114,16 @@ pub(super) fn remove_others(folder: &Path, generated: &[SourceFile]) -> Result<(
 }
 
 /// Everything but the generated sources: path and text.
-fn fixed_files() -> Result<Vec<(PathBuf, String)>> {
+fn fixed_files(more: Option<Runner>) -> Result<Vec<(PathBuf, String)>> {
     let mut files: Vec<(PathBuf, String)> = vec![
-        ("Cargo.toml".into(), root_manifest()?),
-        ("Cargo.lock".into(), LOCK.into()),
+        ("Cargo.toml".into(), root_manifest(more)?),
+        ("Cargo.lock".into(), lock_of(more).into()),
         ("build.rs".into(), BUILD_SCRIPT.into()),
-        ("vendor/moec-runtime/Cargo.toml".into(), vendored_manifest(RUNTIME_MANIFEST)?),
-        ("vendor/moec-ir/Cargo.toml".into(), vendored_manifest(IR_MANIFEST)?),
     ];
-    for (dir, to) in [(&RUNTIME, "vendor/moec-runtime/src"), (&IR, "vendor/moec-ir/src")] {
-        collect(dir, Path::new(to), &mut files);
+    for Crate { name, manifest, sources, .. } in crates(more) {
+        let to = Path::new("vendor").join(name);
+        files.push((to.join("Cargo.toml"), vendored_manifest(manifest)?));
+        collect(sources, &to.join("src"), &mut files);
     }
     files.sort();
     Ok(files)
@@ -103,12 +152,12 @@ fn vendored_manifest(manifest: &str) -> Result<String> {
 }
 
 /// The runner's manifest. It is the root of a workspace that gives the vendored crates what they inherit.
-fn root_manifest() -> Result<String> {
+fn root_manifest(more: Option<Runner>) -> Result<String> {
     let table = |t: &Table, key: &str| t.get(key).and_then(Value::as_table).cloned().unwrap_or_default();
     let outer = table(&parse(WORKSPACE_MANIFEST)?, "workspace");
     let all = table(&outer, "dependencies");
     let mut dependencies = Table::new();
-    for manifest in [RUNTIME_MANIFEST, IR_MANIFEST] {
+    for Crate { manifest, .. } in crates(more) {
         let manifest = parse(manifest)?;
         // Some are asked for on one system only (`[target.'cfg(…)'.dependencies]`).
         let targets = table(&manifest, "target");
@@ -122,15 +171,27 @@ fn root_manifest() -> Result<String> {
         }
     }
     let path = |p: &str| Value::Table(Table::from_iter([("path".to_owned(), Value::String(p.to_owned()))]));
-    dependencies.insert("moec-ir".to_owned(), path("vendor/moec-ir"));
-    let members = ["vendor/moec-runtime", "vendor/moec-ir"].map(|m| Value::String(m.to_owned()));
+    let mut members = Vec::new();
+    for Crate { name, .. } in crates(more) {
+        let at = format!("vendor/{name}");
+        if dependencies.contains_key(*name) {
+            dependencies.insert((*name).to_owned(), path(&at));
+        }
+        members.push(Value::String(at));
+    }
     let workspace = Table::from_iter([
-        ("members".to_owned(), Value::Array(members.to_vec())),
+        ("members".to_owned(), Value::Array(members)),
         ("package".to_owned(), Value::Table(table(&outer, "package"))),
         ("dependencies".to_owned(), Value::Table(dependencies)),
     ]);
     let rest = Table::from_iter([("workspace".to_owned(), Value::Table(workspace))]);
-    Ok(format!("{MANIFEST_HEAD}\n{rest}"))
+    let called = crates(more).filter_map(|c| Some((c.feature?, c.name))).last();
+    let (mut needs, mut features) = (String::new(), String::new());
+    if let Some((feature, name)) = called {
+        needs = format!("{name} = {{ path = \"vendor/{name}\", optional = true }}\n");
+        features = format!("\n[features]\n{feature} = [\"dep:{name}\"]\n");
+    }
+    Ok(format!("{}\n{rest}", MANIFEST_HEAD.replace("@NEEDS@\n", &needs).replace("@FEATURES@\n", &features)))
 }
 
 const MANIFEST_HEAD: &str = r#"# The binary of one bundle. Generated by moec; do not edit.
@@ -142,6 +203,8 @@ publish = false
 
 [dependencies]
 moec-runtime = { path = "vendor/moec-runtime" }
+@NEEDS@
+@FEATURES@
 
 [profile.release]
 panic = "abort"
@@ -165,13 +228,24 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// The embedded lock file must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews it.
+    /// What the runners have besides the runtime.
+    fn runners() -> impl Iterator<Item = Option<Runner>> {
+        LOCKS.iter().map(|(feature, ..)| feature.map(|feature| Runner { feature, main: "" }))
+    }
+
+    /// The embedded lock files must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews them.
     #[test]
-    fn the_embedded_lock_file_is_fresh() {
+    fn the_embedded_lock_files_are_fresh() {
+        for (more, (_, path, lock)) in runners().zip(LOCKS) {
+            is_fresh(more, path, lock);
+        }
+    }
+
+    fn is_fresh(more: Option<Runner>, own: &str, expected: &str) {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let folder = tempfile::tempdir().unwrap();
-        write_sources(folder.path(), &[SourceFile { path: "src/main.rs", text: "fn main() {}".into() }])
-            .unwrap();
+        let main = [SourceFile { path: "src/main.rs", text: "fn main() {}".into() }];
+        write_sources(folder.path(), &main, more).unwrap();
         let lock = folder.path().join("Cargo.lock");
         fs::copy(root.join("Cargo.lock"), &lock).unwrap();
         let offline = Command::new(cargo())
@@ -182,9 +256,9 @@ mod tests {
         assert!(offline.status.success(), "{}", String::from_utf8_lossy(&offline.stderr));
         let fresh = fs::read_to_string(&lock).unwrap();
         if std::env::var_os("MOEC_BLESS").is_some() {
-            fs::write(root.join("compiler/runner/Cargo.lock"), &fresh).unwrap();
+            fs::write(root.join("compiler/runner").join(own), &fresh).unwrap();
         } else {
-            assert!(fresh == LOCK, "compiler/runner/Cargo.lock is stale; run the test with MOEC_BLESS=1");
+            assert!(fresh == expected, "compiler/runner/{own} is stale; run the test with MOEC_BLESS=1");
         }
     }
 
@@ -192,22 +266,31 @@ mod tests {
     fn what_another_version_left_goes() {
         let folder = tempfile::tempdir().unwrap();
         let generated = [SourceFile { path: "src/main.rs", text: "fn main() {}".into() }];
-        write_sources(folder.path(), &generated).unwrap();
+        write_sources(folder.path(), &generated, None).unwrap();
         let [old, kept] =
             ["vendor/moec-runtime/src/elsewhere.rs", "src/main.rs"].map(|p| folder.path().join(p));
         fs::write(&old, "").unwrap();
-        remove_others(folder.path(), &generated).unwrap();
+        remove_others(folder.path(), &generated, None).unwrap();
         assert!(!old.exists() && kept.exists());
-        assert!(fixed_files().unwrap().iter().all(|(p, _)| folder.path().join(p).exists()));
+        assert!(fixed_files(None).unwrap().iter().all(|(p, _)| folder.path().join(p).exists()));
     }
 
     #[test]
     fn what_travels_is_whole_and_points_nowhere() {
-        let files = fixed_files().unwrap();
-        assert!(files.iter().any(|(p, _)| p == Path::new("vendor/moec-runtime/src/lib.rs")));
-        assert!(files.iter().any(|(p, _)| p == Path::new("vendor/moec-ir/src/lib.rs")));
-        for (path, text) in files {
-            assert!(!text.contains(env!("CARGO_MANIFEST_DIR")), "{} names a checkout", path.display());
+        for more in runners() {
+            let files = fixed_files(more).unwrap();
+            for Crate { name, feature, .. } in &CRATES {
+                let travels =
+                    files.iter().any(|(p, _)| *p == Path::new("vendor").join(name).join("src/lib.rs"));
+                assert_eq!(
+                    travels,
+                    feature.is_none() || *feature == more.map(|m| m.feature),
+                    "{name}, {more:?}"
+                );
+            }
+            for (path, text) in files {
+                assert!(!text.contains(env!("CARGO_MANIFEST_DIR")), "{} names a checkout", path.display());
+            }
         }
     }
 }

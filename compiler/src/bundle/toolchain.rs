@@ -25,14 +25,15 @@ pub struct Cross {
     pub triple: &'static str,
     /// The linker: a C compiler for the system.
     pub linker: &'static str,
-    /// Flags of rustc. Linked without the system's libraries, `run` starts under any kernel of the kind.
+    /// Flags of rustc. Linked without the system's libraries, `run` starts under any kernel of the kind; what loads libraries itself
+    /// goes without these flags.
     pub flags: &'static [&'static str],
     /// Command that runs its programs on other machines.
     pub emulator: &'static [&'static str],
-    /// What Debian and Ubuntu call linker and emulator.
-    pub packages: &'static str,
-    /// Debian's word for the architecture.
-    pub debian: &'static str,
+    /// What Debian and Ubuntu call linker and emulator; `None`: Android's kit for native code (NDK) has the linker.
+    pub packages: Option<&'static str>,
+    /// Debian's word for the architecture, where Debian has Rust's standard library for it.
+    pub debian: Option<&'static str>,
 }
 
 /// Every system that can be linked for from elsewhere.
@@ -42,30 +43,44 @@ pub const CROSS: &[Cross] = &[
         linker: "aarch64-linux-gnu-gcc",
         flags: &["-Ctarget-feature=+crt-static"],
         emulator: &["qemu-aarch64", "-cpu", "max"],
-        packages: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user",
-        debian: "arm64",
+        packages: Some("gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"),
+        debian: Some("arm64"),
+    },
+    Cross {
+        triple: "aarch64-linux-android",
+        linker: "aarch64-linux-android30-clang",
+        flags: &[],
+        emulator: &[],
+        packages: None,
+        debian: None,
     },
     Cross {
         triple: "x86_64-unknown-linux-gnu",
         linker: "x86_64-linux-gnu-gcc",
         flags: &["-Ctarget-feature=+crt-static"],
         emulator: &["qemu-x86_64", "-cpu", "max"],
-        packages: "gcc-x86-64-linux-gnu libc6-dev-amd64-cross qemu-user",
-        debian: "amd64",
+        packages: Some("gcc-x86-64-linux-gnu libc6-dev-amd64-cross qemu-user"),
+        debian: Some("amd64"),
     },
 ];
 
 impl Cross {
-    /// Command that installs linker and emulator on Debian and Ubuntu.
+    /// What brings linker and emulator: a command of Debian and Ubuntu in backticks, or where they are.
     pub fn install(&self) -> String {
-        format!("apt-get install --no-install-recommends {}", self.packages)
+        match self.packages {
+            Some(packages) => format!("`apt-get install --no-install-recommends {packages}`"),
+            None => {
+                "Android's NDK, with its folder `toolchains/llvm/prebuilt/linux-x86_64/bin` in `PATH`".into()
+            }
+        }
     }
 
-    /// Commands that install the standard library: rustup's, and Debian's own.
+    /// Commands that install the standard library: rustup's, and Debian's own where it has one.
     pub fn install_std(&self) -> String {
-        let Self { triple, debian, .. } = self;
+        let by_rustup = format!("`rustup target add {}`", self.triple);
+        let Some(debian) = self.debian else { return by_rustup };
         format!(
-            "`rustup target add {triple}`, or without rustup on Debian `dpkg --add-architecture {debian} && \
+            "{by_rustup}, or without rustup on Debian `dpkg --add-architecture {debian} && \
              apt-get update && apt-get install --no-install-recommends rustc-web libstd-rust-web-dev:{debian}`"
         )
     }
@@ -167,7 +182,7 @@ impl Missing {
             Self::System(_) => {
                 "copy the bundle to such a machine and build its folder `runner` with cargo there".into()
             }
-            Self::Linker(c) => format!("`{}`", c.install()),
+            Self::Linker(c) => c.install(),
             Self::Std(c) => c.install_std(),
         }
     }
@@ -308,9 +323,11 @@ mod tests {
         assert!(what.contains("riscv64gc-unknown-linux-gnu") && hint.contains("runner"), "{what}; {hint}");
         for c in CROSS {
             assert!(Missing::Linker(c).to_string().contains(c.linker));
-            assert!(Missing::Linker(c).hint().contains("apt-get install"));
+            let from = if c.packages.is_some() { "apt-get install" } else { "NDK" };
+            assert!(Missing::Linker(c).hint().contains(from));
             assert!(Missing::Std(c).hint().contains(&format!("rustup target add {}", c.triple)));
-            assert!(Missing::Std(c).hint().contains(&format!("libstd-rust-web-dev:{}", c.debian)));
+            let debian = c.debian.map(|debian| format!("libstd-rust-web-dev:{debian}"));
+            assert!(debian.is_none_or(|package| Missing::Std(c).hint().contains(&package)));
         }
     }
 }

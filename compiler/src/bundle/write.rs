@@ -104,8 +104,10 @@ pub fn write(
     let text = serde_json::to_string_pretty(decisions).map_err(|e| Error::bug(e.to_string()))?;
     put(&root.join(DECISIONS), format!("{text}\n").as_bytes())?;
 
-    let generated = moec_cpu::runner_source(&plan);
-    runner::write_sources(&root.join("runner"), &generated)?;
+    let units = c.units.as_ref().filter(|_| !plan.graphs.is_empty());
+    let more = units.and_then(|units| units.graphs.runner());
+    let generated = moec_cpu::runner_source(&plan, more.map(|more| more.main));
+    runner::write_sources(&root.join("runner"), &generated, more)?;
     runner::write_script(root, c.target.triple())?;
     let route = route.transpose();
     if let Ok(Some(route)) = &route {
@@ -116,7 +118,7 @@ pub fn write(
                 let table = table.map_err(|e| Error::bug("the table does not compile").because(e))?;
                 link::link(root, &table, cc)
             }
-            Route::Cargo(tools) => cargo::build(root, &generated, tools, progress),
+            Route::Cargo(tools) => cargo::build(root, (&generated, more), tools, progress),
         };
         // An interrupt ends cargo and the linker, too: that is no failure of theirs.
         interrupt::check()?;

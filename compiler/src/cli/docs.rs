@@ -93,20 +93,20 @@ fn targets() -> Result<String> {
          per machine and target, for one to six minutes. `moec doctor` says what is missing, with the\n\
          command that installs it. Without them a bundle has all but `run`, and its folder `runner` builds with cargo\n\
          on the machine that it is for. Cross-linked programs are static: they need no library of the system that\n\
-         they run on.\n\n\
+         they run on. Those that load a library of the device themselves, as QNN's, are linked with the system's.\n\n\
          Programs for macOS are linked on a Mac, against Apple's own libraries: `sh runner/build.sh` in the bundle\n\
          makes `run` there, with Xcode's command line tools and Rust. The object code is that of the build.\n\n\
-         | system | linker | Debian's packages | standard library | runs elsewhere with |\n|---|---|---|---|---|\n",
+         | system | linker | it is of | standard library | runs elsewhere with |\n|---|---|---|---|---|\n",
     );
     for c in CROSS {
         let _ = writeln!(
             out,
-            "| `{}` | `{}` | `{}` | {} | `{}` |",
+            "| `{}` | `{}` | {} | {} | {} |",
             c.triple,
             c.linker,
-            c.packages,
+            c.install(),
             c.install_std(),
-            c.emulator.join(" ")
+            if c.emulator.is_empty() { String::new() } else { format!("`{}`", c.emulator.join(" ")) }
         );
     }
     Ok(out)

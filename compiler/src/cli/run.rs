@@ -25,7 +25,7 @@ pub struct Args {
     /// Emulate what this machine lacks, slowly: AMX instructions, or units beside the processor. Stands before the verb
     ///
     /// `--emulate=library` runs static graphs on the emulator of the unit's maker, where that is installed, instead of
-    /// moec's own.
+    /// moec's own. `--emulate=device` runs them there as a `run` does on the device: compiled, and in this process.
     #[arg(long, value_name = "WHOSE", num_args = 0..=1, require_equals = true, default_missing_value = "moec")]
     pub emulate: Option<Emulator>,
     /// Run only if this public key's owner has signed the bundle and every file is as it was. Stands before the verb
@@ -45,6 +45,8 @@ pub enum Emulator {
     Moec,
     /// That of the unit's maker
     Library,
+    /// The same, asked as on the device
+    Device,
 }
 
 /// Runs; gives the exit code of the bundle's verb.
@@ -59,8 +61,8 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     }
     let name = format!("moec run {}", args.bundle.display());
     let words = std::iter::once(name.clone().into()).chain(args.args.iter().cloned()).skip(1);
-    if args.emulate == Some(Emulator::Library) {
-        return run_on_library(&bundle, words, &name, progress);
+    if let Some(whose @ (Emulator::Library | Emulator::Device)) = args.emulate {
+        return run_on_library(&bundle, whose, words, &name, progress);
     }
     let emulates = args.emulate.is_some();
     if emulates && !bundle.plan.graphs.is_empty() {
@@ -108,6 +110,7 @@ fn here(unit: &UnitRef) -> Option<Executor> {
 /// Runs with static graphs on the emulator of their unit's maker.
 fn run_on_library(
     bundle: &Bundle,
+    whose: Emulator,
     words: impl Iterator<Item = OsString>,
     name: &str,
     progress: &Progress,
@@ -115,11 +118,18 @@ fn run_on_library(
     let device = bundle.device()?;
     let units = Units::of(&device).filter(|_| !bundle.plan.graphs.is_empty());
     let units = units.ok_or_else(|| {
-        Error::usage("the bundle has no static graphs, which `--emulate=library` is for")
+        Error::usage("the bundle has no static graphs, which emulators of others are for")
             .hint("`--emulate` brings what else this machine lacks")
     })?;
     let cache = tools::cache();
-    let library = || units.graphs.library(tools::beside(&cache), units.npu);
+    let library = || {
+        let tools = tools::beside(&cache);
+        if whose == Emulator::Device {
+            units.graphs.device(tools, units.npu)
+        } else {
+            units.graphs.library(tools, units.npu)
+        }
+    };
     // Whether it is there, before weights are packed.
     drop(library()?);
     let twin = Twin::of(bundle, progress)?;

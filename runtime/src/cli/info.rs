@@ -12,6 +12,7 @@ use crate::program::Program;
 use crate::text;
 use crate::weights::{self, Choice, Weights};
 use moec_ir::Format;
+use moec_ir::plan::UnitRef;
 use serde_json::json;
 
 pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result<(), Failure> {
@@ -157,7 +158,8 @@ fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
     if context.beside.is_some() {
         return Vec::new();
     }
-    let units = context.program.units_beside().filter(|(_, unit)| !engine::executes(unit));
+    let native = |unit: &UnitRef| context.native.is_some_and(|native| native.family == unit.family);
+    let units = context.program.units_beside().filter(|(_, unit)| !engine::executes(unit) && !native(unit));
     units.map(|(_, unit)| unit.name.as_str()).collect()
 }
 

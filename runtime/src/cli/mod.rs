@@ -62,6 +62,7 @@ struct Context<'a> {
     /// Where tokenizer and packages lie.
     bundle: &'a Path,
     beside: Option<Beside<'a>>,
+    native: Option<Native<'a>>,
     name: &'a str,
 }
 
@@ -72,6 +73,22 @@ pub struct Beside<'a> {
     pub weights: &'a Path,
     /// Brings what executes a unit beside the processor.
     pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
+}
+
+/// What executes the units of a family on their own machine, where the runtime by itself does not.
+#[derive(Clone, Copy)]
+pub struct Native<'a> {
+    /// The family.
+    pub family: &'a str,
+    /// Brings what executes a unit of it.
+    pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
+}
+
+impl Native<'_> {
+    /// What executes a unit, if it is of the family.
+    fn bring(&self, unit: &UnitRef) -> Option<Executor> {
+        if unit.family == self.family { (self.executor)(unit) } else { None }
+    }
 }
 
 impl<'a> Context<'a> {
@@ -113,9 +130,13 @@ impl<'a> Context<'a> {
             paging: Some(paging),
             stop,
         };
-        match self.beside {
-            None => Engine::open(self.program, self.bundle, options),
-            Some(Beside { weights, executor }) => {
+        match (self.beside, self.native) {
+            (None, None) => Engine::open(self.program, self.bundle, options),
+            (None, Some(native)) => {
+                let mut executor = |unit: &UnitRef| native.bring(unit);
+                Engine::with_units(self.program, self.bundle, &mut executor, self.bundle, options)
+            }
+            (Some(Beside { weights, executor }), _) => {
                 Engine::with_units(self.program, weights, &mut |unit| executor(unit), self.bundle, options)
             }
         }
@@ -157,8 +178,17 @@ pub fn main(plan: &[u8], kernels: &[KernelFn]) -> ExitCode {
     ExitCode::from(main_status(plan, kernels))
 }
 
+/// As [`main`], with what executes the units of a family beside the processor.
+pub fn main_with(plan: &[u8], kernels: &[KernelFn], native: Native<'_>) -> ExitCode {
+    ExitCode::from(main_of(plan, kernels, Some(native)))
+}
+
 /// As [`main`]. Returns the exit status, for a `main` that is C's.
 pub fn main_status(plan: &[u8], kernels: &[KernelFn]) -> u8 {
+    main_of(plan, kernels, None)
+}
+
+fn main_of(plan: &[u8], kernels: &[KernelFn], native: Option<Native<'_>>) -> u8 {
     let program = match Program::linked(plan, kernels) {
         Ok(program) => program,
         Err(e) => {
@@ -168,7 +198,7 @@ pub fn main_status(plan: &[u8], kernels: &[KernelFn]) -> u8 {
     };
     let exe = std::env::current_exe().and_then(std::fs::canonicalize);
     let bundle = exe.as_ref().ok().and_then(|e| e.parent()).unwrap_or(Path::new("."));
-    status(&program, bundle, None, std::env::args_os().skip(1), "run")
+    status(&program, bundle, (None, native), std::env::args_os().skip(1), "run")
 }
 
 /// Runs a verb of the bundle in the folder `bundle` on the standard streams. `args` begins with the verb;
@@ -180,13 +210,13 @@ pub fn run(
     args: impl Iterator<Item = OsString>,
     name: &str,
 ) -> ExitCode {
-    ExitCode::from(status(program, bundle, beside, args, name))
+    ExitCode::from(status(program, bundle, (beside, None), args, name))
 }
 
 fn status(
     program: &Program,
     bundle: &Path,
-    beside: Option<Beside<'_>>,
+    executors: (Option<Beside<'_>>, Option<Native<'_>>),
     args: impl Iterator<Item = OsString>,
     name: &str,
 ) -> u8 {
@@ -198,7 +228,7 @@ fn status(
         out: &mut io::stdout().lock(),
         err: &mut io::stderr().lock(),
     };
-    run_with(program, bundle, beside, args, name, io)
+    run_of(program, bundle, executors, args, name, io)
 }
 
 /// As [`run`], on any streams. Returns the exit status.
@@ -206,6 +236,17 @@ pub fn run_with(
     program: &Program,
     bundle: &Path,
     beside: Option<Beside<'_>>,
+    args: impl Iterator<Item = OsString>,
+    name: &str,
+    io: Io<'_>,
+) -> u8 {
+    run_of(program, bundle, (beside, None), args, name, io)
+}
+
+fn run_of(
+    program: &Program,
+    bundle: &Path,
+    (beside, native): (Option<Beside<'_>>, Option<Native<'_>>),
     args: impl Iterator<Item = OsString>,
     name: &str,
     mut io: Io<'_>,
@@ -216,7 +257,7 @@ pub fn run_with(
         Ok(cli) => cli.verb,
         Err(e) => return refuse(&e, name, &mut io),
     };
-    let context = Context { program, bundle, beside, name };
+    let context = Context { program, bundle, beside, native, name };
     let done = check(&context, &verb, &mut io).and_then(|()| match verb {
         Verb::Generate(args) => generate::run(&context, &args, &mut io),
         Verb::Logits(args) => logits::run(&context, &args, &mut io),

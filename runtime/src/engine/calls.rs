@@ -177,6 +177,9 @@ impl Engine<'_> {
 
     fn walk(&mut self, entry: usize, rows: &[Row], wanted: Range<usize>, seq_len: usize) -> Result<()> {
         let extent = self.begin(entry, rows, wanted, seq_len)?;
+        if self.last.replace(entry) != Some(entry) {
+            self.units.iter().flatten().for_each(|unit| unit.prepare(entry));
+        }
         let fault = OnceLock::new();
         let walk = Walk {
             bound: &self.bound[entry],

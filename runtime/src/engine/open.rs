@@ -186,6 +186,7 @@ impl<'p> Engine<'p> {
             threads,
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
+            last: None,
         })
     }
 }

@@ -204,4 +204,27 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
         let error = Error::limit(format!("there is no other emulator of `{}` than moec's", unit.name));
         Err(error.hint("leave `=library` out"))
     }
+
+    /// The same emulator, asked as the unit itself is by a bundle's `run` on the device.
+    ///
+    /// # Errors
+    /// There is none, or it is not installed.
+    fn device(&self, _tools: Tools<'_>, unit: &Unit) -> Result<Box<dyn Graphs>> {
+        let error = Error::limit(format!("no `run` asks another emulator of `{}` than moec's", unit.name));
+        Err(error.hint("leave `=device` out"))
+    }
+
+    /// What a bundle's `run` has besides the runtime, to execute them on the device; `None`: nothing.
+    fn runner(&self) -> Option<Runner> {
+        None
+    }
+}
+
+/// What the program of a bundle has besides the runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Runner {
+    /// Feature of the runner crate that brings it.
+    pub feature: &'static str,
+    /// Function that takes the plan's bytes and the kernels, and does everything.
+    pub main: &'static str,
 }

@@ -19,13 +19,14 @@ mod weights;
 
 pub use host::Emulated;
 
+use library::device::DeviceHost;
 use library::host::LibraryHost;
 use library::{Library, Missing, contexts};
 use moec_device::{Device, Unit, UnitKind};
 use moec_family::error::Result;
 use moec_family::{
-    Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, HotLayer, LayerExperts, StaticGraphs,
-    StaticPart, Tools, Trial, UnitSizes,
+    Diagnosis, Emit, Emitted, Family, Flaw, FunctionReport, GroupGraph, HotLayer, LayerExperts, Runner,
+    StaticGraphs, StaticPart, Tools, Trial, UnitSizes,
 };
 use moec_ir::plan::{ExpertTable, GraphDecl, Plan, Port};
 use moec_ir::{Module, Scope, Weight};
@@ -170,6 +171,15 @@ impl StaticGraphs for Qnn {
     fn library(&self, tools: Tools<'_>, unit: &Unit) -> Result<Box<dyn Graphs>> {
         let library = Library::open(tools, unit).map_err(Missing::error)?;
         Ok(Box::new(LibraryHost::new(library)))
+    }
+
+    fn device(&self, tools: Tools<'_>, unit: &Unit) -> Result<Box<dyn Graphs>> {
+        let library = Library::open(tools, unit).map_err(Missing::error)?;
+        Ok(Box::new(DeviceHost::new(library, tools.cache)))
+    }
+
+    fn runner(&self) -> Option<Runner> {
+        Some(Runner { feature: "qnn", main: "moec_qnn_unit::main" })
     }
 }
 

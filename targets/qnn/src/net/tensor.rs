@@ -1,5 +1,6 @@
 //! Tensors of a network: shape, type of the numbers, what codes mean, and where static numbers lie.
 
+use moec_qnn_sys::graph;
 use std::sync::Arc;
 
 /// Type of the numbers of a tensor.
@@ -72,20 +73,14 @@ pub struct Scale {
 impl Scale {
     /// What a code means.
     pub fn real(self, code: i64) -> f64 {
-        (code + i64::from(self.offset)) as f64 * f64::from(self.scale)
+        graph::real(code, self.scale, self.offset)
     }
 
     /// The code of a number and whether it is saturated: more than half a step outside of what codes of the type reach.
     /// Halves go to the even code, as ONNX's `QuantizeLinear` has them; a number that is none becomes the code of zero,
     /// and is saturated.
     pub fn code(self, real: f64, ty: Dtype) -> (i64, bool) {
-        let (least, most) = ty.codes();
-        let exact = real / f64::from(self.scale) - f64::from(self.offset);
-        if exact.is_nan() {
-            return ((-i64::from(self.offset)).clamp(least, most), true);
-        }
-        let saturated = exact < least as f64 - 0.5 || exact > most as f64 + 0.5;
-        (exact.round_ties_even().clamp(least as f64, most as f64) as i64, saturated)
+        graph::stored(real, self.scale, self.offset, ty.codes())
     }
 }
 

@@ -35,17 +35,40 @@ impl Installation {
         }
     }
 
+    /// Looks for what executes context binaries, which is less than what writes them: in the folder that [`VARIABLE`] names, or
+    /// else in `beside`, or else where the system's loader looks, which says itself whether it is there.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`] or [`Error::NoLibrary`] if [`VARIABLE`] names a folder without it, or `beside` has a part of it.
+    pub fn to_execute(beside: &Path) -> Result<Self> {
+        match std::env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) {
+            Some(folder) => Self::with(PathBuf::from(folder), &[HTP, SYSTEM]),
+            None => Self::to_execute_beside(beside),
+        }
+    }
+
+    fn to_execute_beside(beside: &Path) -> Result<Self> {
+        if [HTP, SYSTEM].into_iter().any(|name| beside.join(name).is_file()) {
+            return Self::with(beside.to_owned(), &[HTP, SYSTEM]);
+        }
+        // The loader takes a name without a folder for one that it is to look for.
+        Ok(Self { folder: PathBuf::new() })
+    }
+
     /// The folder with the library's files.
     ///
     /// # Errors
     /// [`Error::NotInstalled`], or [`Error::NoLibrary`] if a part is missing.
     pub fn at(folder: impl Into<PathBuf>) -> Result<Self> {
-        let folder = folder.into();
+        Self::with(folder.into(), &[HTP, IR, SYSTEM])
+    }
+
+    fn with(folder: PathBuf, parts: &[&str]) -> Result<Self> {
         if !folder.is_dir() {
             return Err(Error::NotInstalled { path: folder });
         }
-        match [HTP, IR, SYSTEM].into_iter().find(|name| !folder.join(name).is_file()) {
-            Some(name) => Err(Error::NoLibrary { folder, name: name.into() }),
+        match parts.iter().find(|name| !folder.join(name).is_file()) {
+            Some(name) => Err(Error::NoLibrary { folder, name: (*name).into() }),
             None => Ok(Self { folder }),
         }
     }
@@ -73,7 +96,7 @@ impl Installation {
         Self::at(packages.join("onnxruntime_qnn"))
     }
 
-    /// The folder.
+    /// The folder; empty where the system's loader looks for the files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -81,5 +104,26 @@ impl Installation {
     /// A file of it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_executes_lies_beside_or_where_the_loader_looks() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = Installation::to_execute_beside(folder.path()).unwrap();
+        assert_eq!(found.file(HTP), Path::new(HTP));
+        std::fs::write(folder.path().join(HTP), "").unwrap();
+        let half = Installation::to_execute_beside(folder.path()).unwrap_err();
+        assert_eq!(half, Error::NoLibrary { folder: folder.path().into(), name: SYSTEM.into() });
+        std::fs::write(folder.path().join(SYSTEM), "").unwrap();
+        let found = Installation::to_execute_beside(folder.path()).unwrap();
+        assert_eq!(found.file(HTP), folder.path().join(HTP));
+        // What writes them is more.
+        let few = Installation::at(folder.path()).unwrap_err();
+        assert!(matches!(few, Error::NoLibrary { name, .. } if name == IR));
     }
 }

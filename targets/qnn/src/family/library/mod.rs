@@ -5,13 +5,15 @@
 //! | [`contexts`] | the context binary and the DLC of an artifact |
 //! | [`check`] | everything of an artifact executed by the emulator, and by onnxruntime |
 //! | [`host`] | whole models on the emulator |
+//! | [`device`] | the same, asked as a bundle's `run` asks on a phone |
 //! | [`ports`] | numbers as a graph's inputs and outputs hold them |
 //!
-//! The library runs in processes of its own, which are moec with `worker qnn`: one for each artifact, so that building
+//! The library runs in processes of its own ([`device`] aside, where it is executed), which are moec with `worker qnn`: one for each artifact, so that building
 //! twice gives the same bytes (`docs/qnn.md`, A process of its own).
 
 pub(super) mod check;
 pub(super) mod contexts;
+pub(super) mod device;
 pub(super) mod host;
 mod onnxruntime;
 mod ports;

@@ -3,7 +3,7 @@
 use super::device::{Backend, Device, Refusal, custom};
 use super::log::Calling;
 use super::marshal::{Held, HeldNode, name};
-use super::system::{GraphInfo, System, TensorInfo};
+use super::system::{BinaryInfo, GraphInfo, System, TensorInfo};
 use crate::abi::{self, Config, Handle, HtpConfig, Tensor};
 use crate::error::{Error, Result};
 use crate::graph::{GraphSpec, Options, Quant, Role};
@@ -150,8 +150,11 @@ impl Context {
         Ok(graph)
     }
 
-    /// The graphs that the library has put into this context by itself.
-    pub(super) fn retrieve(&self, info: GraphInfo) -> Result<Graph> {
+    /// A graph that the library has put into this context: of a binary, or of a DLC.
+    ///
+    /// # Errors
+    /// [`Error::Call`] if the library refuses; it has none of that name.
+    pub fn retrieve(&self, info: GraphInfo) -> Result<Graph> {
         let backend = &self.held.backend;
         let retrieve = backend.table().graph_retrieve.ok_or_else(|| backend.lack("graphRetrieve"))?;
         let graph_name = name(&info.name)?;
@@ -196,6 +199,17 @@ impl Context {
     /// refuses otherwise.
     pub fn from_binary(device: &Rc<Device>, system: &System, bytes: &[u8]) -> Result<(Self, Vec<Graph>)> {
         let info = system.binary_info(bytes)?;
+        let context = Self::load(device, &info, bytes)?;
+        let graphs = info.graphs.into_iter().map(|graph| context.retrieve(graph)).collect::<Result<_>>()?;
+        Ok((context, graphs))
+    }
+
+    /// A context of the bytes that [`Context::binary`] gave, of which `info` is the description; its graphs are
+    /// [retrieved](Context::retrieve) one by one.
+    ///
+    /// # Errors
+    /// [`Error::Soc`] if they are for another chip, [`Error::Call`] for what the library refuses otherwise.
+    pub fn load(device: &Rc<Device>, info: &BinaryInfo, bytes: &[u8]) -> Result<Self> {
         info.expect(device.soc())?;
         let backend = device.backend();
         let load =
@@ -215,9 +229,7 @@ impl Context {
         });
         asked.map_err(|r| r.of("a context of a context binary"))?;
         let held = HeldContext { backend: Rc::clone(backend), device: Some(Rc::clone(device)), handle };
-        let context = Self { held: Rc::new(held) };
-        let graphs = info.graphs.into_iter().map(|graph| context.retrieve(graph)).collect::<Result<_>>()?;
-        Ok((context, graphs))
+        Ok(Self { held: Rc::new(held) })
     }
 }
 
@@ -259,52 +271,67 @@ impl Graph {
     /// Executes it: stored numbers in, stored numbers out, each tensor dense and in the order of [`GraphInfo`].
     ///
     /// # Errors
-    /// [`Error::Inputs`] if there are not as many inputs, or of other lengths; [`Error::Call`] if the library refuses.
+    /// As [`Graph::execute_in`].
     pub fn execute(&self, inputs: &[&[u8]]) -> Result<Vec<Vec<u8>>> {
-        let wrong = |what| Error::Inputs { graph: self.info.name.clone(), what };
-        if inputs.len() != self.info.inputs.len() {
-            return Err(wrong(format!("{} inputs, and takes {}", inputs.len(), self.info.inputs.len())));
-        }
-        let mut given = Vec::new();
-        for (info, bytes) in self.info.inputs.iter().zip(inputs) {
-            let len = info.bytes()?;
-            if bytes.len() != len {
-                return Err(wrong(format!("{} bytes for `{}`, which takes {len}", bytes.len(), info.name)));
-            }
-            given.push(held(info, abi::APP_WRITE, bytes.to_vec())?);
-        }
-        let mut taken = Vec::new();
-        for info in &self.info.outputs {
-            taken.push(held(info, abi::APP_READ, vec![0; info.bytes()?])?);
-        }
+        let mut inputs: Vec<Vec<u8>> = inputs.iter().map(|bytes| bytes.to_vec()).collect();
+        let bytes = |info: &TensorInfo| Ok(vec![0; info.bytes()?]);
+        let mut outputs = self.info.outputs.iter().map(bytes).collect::<Result<Vec<_>>>()?;
+        self.execute_in(&mut inputs, &mut outputs)?;
+        Ok(outputs)
+    }
+
+    /// As [`Graph::execute`], in memory of the caller's, of which nothing is copied. The library is given inputs as memory that it
+    /// could write to.
+    ///
+    /// # Errors
+    /// [`Error::Inputs`] if there are not as many tensors, or of other lengths; [`Error::Call`] if the library refuses.
+    pub fn execute_in(&self, inputs: &mut [Vec<u8>], outputs: &mut [Vec<u8>]) -> Result<()> {
+        let from = self.ports(&self.info.inputs, "inputs", abi::APP_WRITE, inputs)?;
+        let to = self.ports(&self.info.outputs, "outputs", abi::APP_READ, outputs)?;
         let backend = &self.context.backend;
         let execute = backend.table().graph_execute.ok_or_else(|| backend.lack("graphExecute"))?;
-        let from: Vec<Tensor> = given.iter().map(|h| h.tensor).collect();
-        let mut to: Vec<Tensor> = taken.iter().map(|h| h.tensor).collect();
-        // SAFETY: the graph's context lives; every tensor has memory of its length; no profile, no signal.
+        let given: Vec<Tensor> = from.iter().map(|h| h.tensor).collect();
+        let mut taken: Vec<Tensor> = to.iter().map(|h| h.tensor).collect();
+        // SAFETY: the graph's context lives; every tensor has memory of its length, which nobody else uses; no profile, no signal.
         let asked = backend.ask(|| unsafe {
             execute(
                 self.handle,
-                from.as_ptr(),
-                from.len() as u32,
-                to.as_mut_ptr(),
-                to.len() as u32,
+                given.as_ptr(),
+                given.len() as u32,
+                taken.as_mut_ptr(),
+                taken.len() as u32,
                 ptr::null_mut(),
                 ptr::null_mut(),
             )
         });
-        asked.map_err(|r| r.of(format!("to execute graph `{}`", self.info.name)))?;
-        Ok(taken.into_iter().map(Held::into_data).collect())
+        asked.map_err(|r| r.of(format!("to execute graph `{}`", self.info.name)))
     }
-}
 
-/// A tensor of a call, with its memory.
-fn held(info: &TensorInfo, kind: u32, bytes: Vec<u8>) -> Result<Held> {
-    let dtype = info.dtype()?;
-    // The graph knows the quantisation; a call says only which tensor, and where.
-    let mut held = Held::new(&info.name, kind, dtype, &info.dims, &Quant::None, bytes)?;
-    held.tensor.v1.id = info.id;
-    Ok(held)
+    /// The tensors of a call over the caller's memory.
+    fn ports(
+        &self,
+        infos: &[TensorInfo],
+        what: &str,
+        kind: u32,
+        memory: &mut [Vec<u8>],
+    ) -> Result<Vec<Held>> {
+        let wrong = |what| Error::Inputs { graph: self.info.name.clone(), what };
+        if memory.len() != infos.len() {
+            return Err(wrong(format!("{} {what}, and takes {}", memory.len(), infos.len())));
+        }
+        let one = |(info, bytes): (&TensorInfo, &mut Vec<u8>)| {
+            let len = info.bytes()?;
+            if bytes.len() != len {
+                return Err(wrong(format!("{} bytes for `{}`, which takes {len}", bytes.len(), info.name)));
+            }
+            // The graph knows the quantisation; a call says only which tensor, and where.
+            let mut held = Held::new(&info.name, kind, info.dtype()?, &info.dims, &Quant::None, Vec::new())?;
+            held.tensor.v1.id = info.id;
+            held.tensor.v1.buffer = abi::ClientBuffer { data: bytes.as_mut_ptr().cast(), len: len as u32 };
+            Ok(held)
+        };
+        infos.iter().zip(memory).map(one).collect()
+    }
 }
 
 #[cfg(test)]

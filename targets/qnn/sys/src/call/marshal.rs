@@ -17,13 +17,11 @@ pub(crate) fn name(of: &str) -> Result<CString> {
 /// A tensor with everything that its structure points to. It does not move while that structure is in use: all parts are on the heap.
 pub(crate) struct Held {
     pub(crate) tensor: Tensor,
-    /// A vector, not a box: the library writes to it.
-    data: Vec<u8>,
     _parts: Parts,
 }
 
 /// Name, sizes, scales, offsets, pairs of both, data.
-type Parts = (CString, Vec<u32>, Vec<f32>, Vec<i32>, Vec<abi::ScaleOffset>);
+type Parts = (CString, Vec<u32>, Vec<f32>, Vec<i32>, Vec<abi::ScaleOffset>, Vec<u8>);
 
 /// What has no quantisation.
 fn unquantised() -> Quantize {
@@ -115,12 +113,7 @@ impl Held {
             sparse: abi::Sparse { layout: abi::UNDEFINED, counts: [0; 2] },
             produced: 0,
         };
-        Ok(Self { tensor, data, _parts: (name, dims, scales, offsets, pairs) })
-    }
-
-    /// What is in its memory now.
-    pub(crate) fn into_data(self) -> Vec<u8> {
-        self.data
+        Ok(Self { tensor, _parts: (name, dims, scales, offsets, pairs, data) })
     }
 }
 

@@ -122,6 +122,23 @@ impl Quant {
     }
 }
 
+/// What a stored number stands for: `(stored + offset) · scale`.
+pub fn real(stored: i64, scale: f32, offset: i32) -> f64 {
+    (stored + i64::from(offset)) as f64 * f64::from(scale)
+}
+
+/// The stored number that stands for a real one, of those from `least` to `most`, and whether it is saturated: more than half a step
+/// outside of what these reach. Halves go to the even number; a real that is none becomes the stored number of zero, and is
+/// saturated.
+pub fn stored(real: f64, scale: f32, offset: i32, (least, most): (i64, i64)) -> (i64, bool) {
+    let exact = real / f64::from(scale) - f64::from(offset);
+    if exact.is_nan() {
+        return ((-i64::from(offset)).clamp(least, most), true);
+    }
+    let saturated = exact < least as f64 - 0.5 || exact > most as f64 + 0.5;
+    (exact.round_ties_even().clamp(least as f64, most as f64) as i64, saturated)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,5 +6,5 @@ mod dtype;
 mod tensor;
 
 pub use builder::{GraphSpec, Node, Options, Param, Scalar};
-pub use dtype::{DType, Quant};
+pub use dtype::{DType, Quant, real, stored};
 pub use tensor::{Data, Role, TensorId, TensorSpec};

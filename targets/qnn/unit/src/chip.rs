@@ -1,0 +1,183 @@
+//! The library, the chip, and what is loaded of a bundle: all on one thread.
+
+use crate::ports::Port;
+use crate::queue::{Chip, Memory};
+use moec_ir::plan::{self, GraphDecl};
+use moec_qnn_sys::{
+    Backend, BinaryInfo, Context, Device, Error, Graph, GraphInfo, Installation, Soc, System, TensorInfo,
+};
+use moec_runtime::regular::{self, Limit};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// File of an artifact with its graphs compiled for the chip.
+const CONTEXT: &str = "context.bin";
+/// Most bytes of a context binary that is read: what a process of the HTP has addresses for.
+const BINARY: Limit = Limit { what: "a context binary", bytes: 4 << 30 };
+
+/// What keeps a bundle's graphs from being opened.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// The library, or the chip.
+    Library(Error),
+    /// A context that cannot be read, and why.
+    Context(PathBuf, String),
+    /// A graph, and what is wrong with it.
+    Graph(String, String),
+    /// The system.
+    System(String),
+}
+
+/// A context of a bundle.
+#[derive(Debug)]
+struct Package {
+    path: PathBuf,
+    info: BinaryInfo,
+    /// Once it is loaded.
+    context: Option<Context>,
+}
+
+/// A graph of one.
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    package: usize,
+    info: GraphInfo,
+    /// Once it is found in its context.
+    graph: Option<Graph>,
+}
+
+/// Inputs and outputs of a graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Ports {
+    pub(crate) name: String,
+    pub(crate) inputs: Vec<Port>,
+    pub(crate) outputs: Vec<Port>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    packages: Vec<Package>,
+    graphs: Vec<Entry>,
+    device: Rc<Device>,
+}
+
+/// Opens the library and the chip that a bundle's contexts are for, and reads what these say of the plan's graphs. Nothing of a
+/// context is loaded yet.
+///
+/// # Errors
+/// The library, the chip, a context that is missing or damaged or for another chip than the others, a graph that the plan describes
+/// otherwise.
+pub(crate) fn open(
+    installation: &Installation,
+    bundle: &Path,
+    graphs: &[GraphDecl],
+) -> Result<(Loaded, Vec<Ports>), Refused> {
+    let backend = Backend::htp(installation).map_err(Refused::Library)?;
+    let system = System::open(installation).map_err(Refused::Library)?;
+    let (mut packages, mut names): (Vec<Package>, Vec<&str>) = (Vec::new(), Vec::new());
+    let (mut entries, mut all) = (Vec::new(), Vec::new());
+    for graph in graphs {
+        let known = names.iter().position(|name| *name == graph.package);
+        let package = if let Some(package) = known {
+            package
+        } else {
+            packages.push(described(&system, &context_of(bundle, graph)?)?);
+            names.push(&graph.package);
+            packages.len() - 1
+        };
+        let (entry, ports) = entry(&packages[package], package, graph)?;
+        entries.push(entry);
+        all.push(ports);
+    }
+    let soc = chip_of(&packages)?;
+    let device = Device::new(&backend, soc).map_err(Refused::Library)?;
+    Ok((Loaded { packages, graphs: entries, device }, all))
+}
+
+/// Where the context of a graph lies.
+fn context_of(bundle: &Path, graph: &GraphDecl) -> Result<PathBuf, Refused> {
+    let plain = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && !name.starts_with('.');
+    if graph.package.strip_prefix("artifacts/").is_some_and(plain) {
+        return Ok(bundle.join(&graph.package).join(CONTEXT));
+    }
+    let why = format!("`{}` is no place below `artifacts/`", graph.package);
+    Err(Refused::Graph(name_of(graph), why))
+}
+
+fn name_of(graph: &GraphDecl) -> String {
+    format!("{} {}", graph.package, graph.function)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Refused> {
+    regular::read(path, BINARY).map_err(|e| Refused::Context(path.to_owned(), e.to_string()))
+}
+
+/// A context as it describes itself.
+fn described(system: &System, path: &Path) -> Result<Package, Refused> {
+    let info = system.binary_info(&read(path)?);
+    let info = info.map_err(|e| Refused::Context(path.to_owned(), e.to_string()))?;
+    Ok(Package { path: path.to_owned(), info, context: None })
+}
+
+/// A graph of a context, with the ports that the plan says.
+fn entry(package: &Package, index: usize, graph: &GraphDecl) -> Result<(Entry, Ports), Refused> {
+    let name = name_of(graph);
+    let wrong = |why: String| Refused::Graph(name.clone(), why);
+    let info = package.info.graph(&graph.function).cloned();
+    let info =
+        info.ok_or_else(|| wrong(format!("`{}` has no graph of that name", package.path.display())))?;
+    let ports = |found: &[TensorInfo], wanted: &[plan::Port], what: &str| -> Result<Vec<Port>, Refused> {
+        if found.len() != wanted.len() {
+            return Err(wrong(format!("it has {} {what}, and the plan says {}", found.len(), wanted.len())));
+        }
+        found.iter().zip(wanted).map(|(found, wanted)| Port::of(found, wanted).map_err(&wrong)).collect()
+    };
+    let inputs = ports(&info.inputs, &graph.inputs, "inputs")?;
+    let outputs = ports(&info.outputs, &graph.outputs, "outputs")?;
+    let ports = Ports { name: name.clone(), inputs, outputs };
+    Ok((Entry { name, package: index, info, graph: None }, ports))
+}
+
+/// The one chip that all contexts are for.
+fn chip_of(packages: &[Package]) -> Result<Soc, Refused> {
+    let Some(first) = packages.first() else {
+        return Err(Refused::System("the plan has no graphs".to_owned()));
+    };
+    let at = |package: &Package, why: String| Refused::Context(package.path.clone(), why);
+    let model =
+        first.info.soc_model.ok_or_else(|| at(first, "it does not say for which chip it is".to_owned()))?;
+    let soc = Soc::numbered(model)
+        .ok_or_else(|| at(first, format!("it is for chip {model}, which is not known")))?;
+    for package in packages {
+        package.info.expect(soc).map_err(|e| at(package, e.to_string()))?;
+    }
+    Ok(soc)
+}
+
+impl Chip for Loaded {
+    fn ready(&mut self, graph: usize) -> Result<(), String> {
+        let entry = self.graphs.get_mut(graph).ok_or_else(|| format!("there is no graph {graph}"))?;
+        if entry.graph.is_some() {
+            return Ok(());
+        }
+        let Package { path, info, context } = &mut self.packages[entry.package];
+        let said = |e: Error| format!("`{}`: {e}", path.display());
+        let loaded = if let Some(loaded) = context {
+            loaded
+        } else {
+            let bytes = regular::read(path, BINARY).map_err(|e| format!("`{}`: {e}", path.display()))?;
+            context.insert(Context::load(&self.device, info, &bytes).map_err(said)?)
+        };
+        entry.graph = Some(loaded.retrieve(entry.info.clone()).map_err(said)?);
+        Ok(())
+    }
+
+    fn execute(&mut self, graph: usize, memory: &mut Memory) -> Result<(), String> {
+        let entry = self.graphs.get(graph).and_then(|entry| Some((entry, entry.graph.as_ref()?)));
+        let (entry, loaded) = entry.ok_or_else(|| format!("graph {graph} is not loaded"))?;
+        let done = loaded.execute_in(&mut memory.inputs, &mut memory.outputs);
+        done.map_err(|e| format!("`{}`: {e}", entry.name))
+    }
+}

@@ -1,0 +1,21 @@
+//! Executes the context binaries of a bundle where QNN's library runs, as steps of a plan: on a phone with a Hexagon, or on the
+//! library's emulator of one. See `docs/qnn.md`, On a phone.
+//!
+//! * [`Hexagon`] implements [`Graphs`](moec_runtime::graphs::Graphs): graphs are found by their names in the contexts of a bundle,
+//!   and executed in this process.
+//! * `chip`: the library with what is loaded of a bundle. It has a thread of its own, where contexts load while the processor
+//!   computes (PowerInfer-2, §4.1.3).
+//! * `queue`: what that thread is asked: to execute, and to have graphs ready that a call will come to.
+//! * `ports`: numbers as a graph's inputs and outputs hold them.
+//!
+//! [`main`] is all of a bundle's `run`: the runtime's verbs, with this unit.
+//!
+//! Invariant: this crate reaches `moec-ir`, `moec-runtime` and `moec-qnn-sys`, and nothing else of the workspace, so that it builds
+//! beside a generated runner. It has no `unsafe` code.
+
+mod chip;
+mod ports;
+mod queue;
+mod unit;
+
+pub use unit::{FAMILY, Hexagon, main};

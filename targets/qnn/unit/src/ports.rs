@@ -1,0 +1,113 @@
+//! Numbers as the inputs and outputs of a graph hold them: stored numbers, little-endian, row-major.
+
+use half::f16;
+use moec_ir::plan;
+use moec_qnn_sys::graph::{real, stored};
+use moec_qnn_sys::{DType, Quant, TensorInfo};
+
+/// An input or an output of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Port {
+    name: String,
+    form: Form,
+    /// Bytes of its stored numbers.
+    pub(crate) bytes: usize,
+}
+
+/// How it stores numbers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    U16 { scale: f32, offset: i32 },
+    U8 { scale: f32, offset: i32 },
+    F16,
+    F32,
+}
+
+/// Least and largest stored number of 16 bits, and of 8.
+const U16: (i64, i64) = (0, 0xFFFF);
+const U8: (i64, i64) = (0, 0xFF);
+
+impl Port {
+    /// A tensor that a context describes, if it is the one that the plan names: `[rows, channels]`.
+    ///
+    /// # Errors
+    /// Another shape, or a type that no caller writes or reads, for people.
+    pub(crate) fn of(info: &TensorInfo, port: &plan::Port) -> Result<Self, String> {
+        let name = &info.name;
+        if info.dims != port.shape[..2] || port.shape[2..] != [1, 1] {
+            return Err(format!("`{name}` is {:?}, and the plan says {:?}", info.dims, port.shape));
+        }
+        let dtype = info.dtype().map_err(|e| e.to_string())?;
+        let form = match (dtype, &info.quant) {
+            (DType::U16, &Quant::Tensor { scale, offset }) => Form::U16 { scale, offset },
+            (DType::U8, &Quant::Tensor { scale, offset }) => Form::U8 { scale, offset },
+            (DType::F16, _) => Form::F16,
+            (DType::F32, _) => Form::F32,
+            _ => return Err(format!("`{name}` is {dtype}, which no caller writes or reads")),
+        };
+        Ok(Self { name: name.clone(), form, bytes: info.bytes().map_err(|e| e.to_string())? })
+    }
+
+    fn expect(&self, numbers: usize) -> Result<(), String> {
+        let width = match self.form {
+            Form::U8 { .. } => 1,
+            Form::U16 { .. } | Form::F16 => 2,
+            Form::F32 => 4,
+        };
+        let has = self.bytes / width;
+        if has == numbers { Ok(()) } else { Err(format!("`{}` has {has} numbers, not {numbers}", self.name)) }
+    }
+
+    /// Stores numbers in memory of [`Port::bytes`].
+    ///
+    /// # Errors
+    /// Another number of them.
+    pub(crate) fn encode(&self, from: &[f16], to: &mut [u8]) -> Result<(), String> {
+        self.expect(from.len())?;
+        match self.form {
+            Form::U16 { scale, offset } => to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, x)| {
+                *to = (stored(x.to_f64(), scale, offset, U16).0 as u16).to_le_bytes();
+            }),
+            Form::F16 => {
+                to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, x)| *to = x.to_le_bytes());
+            }
+            Form::U8 { scale, offset } => to.iter_mut().zip(from).for_each(|(to, x)| {
+                *to = stored(x.to_f64(), scale, offset, U8).0 as u8;
+            }),
+            Form::F32 => to.as_chunks_mut().0.iter_mut().zip(from).for_each(|(to, x)| {
+                *to = x.to_f32().to_le_bytes();
+            }),
+        }
+        Ok(())
+    }
+
+    /// Numbers that memory of [`Port::bytes`] stores.
+    ///
+    /// # Errors
+    /// Another number of them, or one that f16 does not hold.
+    pub(crate) fn decode(&self, from: &[u8], to: &mut [f16]) -> Result<(), String> {
+        self.expect(to.len())?;
+        let (twos, fours) = (from.as_chunks::<2>().0, from.as_chunks::<4>().0);
+        match self.form {
+            Form::U16 { scale, offset } => to.iter_mut().zip(twos).for_each(|(to, b)| {
+                *to = half(real(u16::from_le_bytes(*b).into(), scale, offset));
+            }),
+            Form::U8 { scale, offset } => to.iter_mut().zip(from).for_each(|(to, b)| {
+                *to = half(real((*b).into(), scale, offset));
+            }),
+            Form::F16 => to.iter_mut().zip(twos).for_each(|(to, b)| *to = f16::from_le_bytes(*b)),
+            Form::F32 => to.iter_mut().zip(fours).for_each(|(to, b)| {
+                *to = f16::from_f32(f32::from_le_bytes(*b));
+            }),
+        }
+        match to.iter().position(|x| !x.is_finite()) {
+            Some(at) => Err(format!("number {at} of `{}` is {}, which f16 does not hold", self.name, to[at])),
+            None => Ok(()),
+        }
+    }
+}
+
+/// As every host of these graphs rounds: to f32, then to f16.
+fn half(x: f64) -> f16 {
+    f16::from_f32(x as f32)
+}

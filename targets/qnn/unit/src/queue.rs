@@ -1,0 +1,282 @@
+//! What the thread of a chip is asked: graphs to execute, one at a time, and graphs to have ready.
+//!
+//! Whoever runs the steps of a plan waits for an execution, and for no loading but that of the graph itself. What is to be ready is
+//! loaded when nothing is to be executed, in the order in which a call will come to it, while processors compute what lies before
+//! (PowerInfer-2, §4.1.3).
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// What loads and executes graphs, on one thread.
+pub(crate) trait Chip {
+    /// Has a graph ready; does nothing if it is.
+    ///
+    /// # Errors
+    /// For people.
+    fn ready(&mut self, graph: usize) -> Result<(), String>;
+
+    /// Executes a graph that is ready.
+    ///
+    /// # Errors
+    /// For people.
+    fn execute(&mut self, graph: usize, memory: &mut Memory) -> Result<(), String>;
+}
+
+/// Stored numbers of a call, tensor by tensor.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    pub(crate) inputs: Vec<Vec<u8>>,
+    pub(crate) outputs: Vec<Vec<u8>>,
+}
+
+/// The thread, and what it is asked.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    asked: Mutex<Asked>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    /// To be ready, in this order.
+    ahead: VecDeque<usize>,
+    /// To be executed.
+    job: Option<(usize, Memory)>,
+    /// What came of it.
+    done: Option<(Memory, Result<(), String>)>,
+    /// Nothing more is asked, or answered.
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, asked: MutexGuard<'a, Asked>) -> MutexGuard<'a, Asked> {
+        self.changed.wait(asked).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Says that the thread has ended, however that came.
+struct Closing<'a>(&'a Shared);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Queue {
+    /// Starts the thread with what `open` gives there, and passes on what it says besides.
+    ///
+    /// # Errors
+    /// `open`'s; `failed` of what the system says where it has no thread.
+    pub(crate) fn start<C: Chip, T: Send + 'static, E: Send + 'static>(
+        open: impl FnOnce() -> Result<(C, T), E> + Send + 'static,
+        failed: impl FnOnce(String) -> E,
+    ) -> Result<(Self, T), E> {
+        let shared = Arc::<Shared>::default();
+        let (here, told) = (Arc::clone(&shared), std::sync::mpsc::channel());
+        let (tell, hear) = told;
+        let body = move || {
+            let _closing = Closing(&here);
+            match open() {
+                Ok((mut chip, about)) => {
+                    let _ = tell.send(Ok(about));
+                    answer(&here, &mut chip);
+                }
+                Err(e) => {
+                    let _ = tell.send(Err(e));
+                }
+            }
+        };
+        let thread = match std::thread::Builder::new().name("qnn".to_owned()).spawn(body) {
+            Ok(thread) => thread,
+            Err(e) => return Err(failed(e.to_string())),
+        };
+        match hear.recv() {
+            Ok(Ok(about)) => Ok((Self { shared, thread: Some(thread) }, about)),
+            Ok(Err(e)) => Err(e),
+            Err(_) => Err(failed("its thread ended while it was opened".to_owned())),
+        }
+    }
+
+    /// Graphs that a call will come to, in its order, instead of those that were named before.
+    pub(crate) fn prepare(&self, graphs: &[usize]) {
+        let mut asked = self.shared.lock();
+        asked.ahead.clear();
+        asked.ahead.extend(graphs);
+        self.shared.changed.notify_all();
+    }
+
+    /// Executes a graph in this memory, which comes back. One caller at a time.
+    ///
+    /// # Errors
+    /// What the chip says, or that its thread has ended.
+    pub(crate) fn execute(&self, graph: usize, memory: Memory) -> (Memory, Result<(), String>) {
+        let mut asked = self.shared.lock();
+        asked.job = Some((graph, memory));
+        self.shared.changed.notify_all();
+        loop {
+            if let Some(done) = asked.done.take() {
+                return done;
+            }
+            if asked.closed {
+                return (Memory::default(), Err("its thread has ended".to_owned()));
+            }
+            asked = self.shared.wait(asked);
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.shared.lock().closed = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Answers until nothing more is asked.
+fn answer(shared: &Shared, chip: &mut impl Chip) {
+    let mut asked = shared.lock();
+    while !asked.closed {
+        if let Some((graph, mut memory)) = asked.job.take() {
+            drop(asked);
+            let done = chip.ready(graph).and_then(|()| chip.execute(graph, &mut memory));
+            asked = shared.lock();
+            asked.done = Some((memory, done));
+            shared.changed.notify_all();
+        } else if let Some(graph) = asked.ahead.pop_front() {
+            drop(asked);
+            // Whoever executes it is told.
+            let _ = chip.ready(graph);
+            asked = shared.lock();
+        } else {
+            asked = shared.wait(asked);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// Writes down what it is asked, and loads only when it is let.
+    struct Recorder {
+        log: Sender<String>,
+        gate: Receiver<()>,
+        ready: Vec<usize>,
+    }
+
+    impl Chip for Recorder {
+        fn ready(&mut self, graph: usize) -> Result<(), String> {
+            if self.ready.contains(&graph) {
+                return Ok(());
+            }
+            self.log.send(format!("load {graph}")).unwrap();
+            self.gate.recv().unwrap();
+            if graph == 9 {
+                return Err("there is no graph 9".into());
+            }
+            self.ready.push(graph);
+            self.log.send(format!("loaded {graph}")).unwrap();
+            Ok(())
+        }
+
+        fn execute(&mut self, graph: usize, memory: &mut Memory) -> Result<(), String> {
+            assert!(graph != 7, "a chip that fails otherwise");
+            self.log.send(format!("execute {graph}")).unwrap();
+            memory.outputs.clone_from(&memory.inputs);
+            Ok(())
+        }
+    }
+
+    fn recorder() -> (Queue, Receiver<String>, Sender<()>) {
+        let ((log, heard), (open, gate)) = (channel(), channel());
+        let chip = move || Ok::<_, String>((Recorder { log, gate, ready: Vec::new() }, ()));
+        let (queue, ()) = Queue::start(chip, |e| e).unwrap();
+        (queue, heard, open)
+    }
+
+    fn memory() -> Memory {
+        Memory { inputs: vec![vec![1, 2]], outputs: Vec::new() }
+    }
+
+    /// The caller goes on while a graph loads: nothing is executed before it is loaded, and nothing waits for what comes after it.
+    #[test]
+    fn graphs_load_while_the_caller_computes() {
+        let (queue, log, gate) = recorder();
+        queue.prepare(&[0, 1, 2]);
+        // The first one is loading: it has begun, and does not end before it is let. The caller is here.
+        assert_eq!(log.recv().unwrap(), "load 0");
+        assert!(log.try_recv().is_err());
+        gate.send(()).unwrap();
+        assert_eq!([log.recv().unwrap(), log.recv().unwrap()], ["loaded 0", "load 1"]);
+        // Asked for while the second one loads, it is executed before the third one is begun.
+        let asks = std::thread::scope(|scope| {
+            let asks = scope.spawn(|| queue.execute(0, memory()));
+            while queue.shared.lock().job.is_none() {
+                std::thread::yield_now();
+            }
+            gate.send(()).unwrap();
+            asks.join().unwrap()
+        });
+        assert_eq!((asks.0.outputs, asks.1), (vec![vec![1, 2]], Ok(())));
+        let next: Vec<_> = (0..3).map(|_| log.recv().unwrap()).collect();
+        assert_eq!(next, ["loaded 1", "execute 0", "load 2"]);
+        gate.send(()).unwrap();
+        assert_eq!(log.recv().unwrap(), "loaded 2");
+    }
+
+    #[test]
+    fn the_next_call_replaces_what_was_to_be_ready() {
+        let (queue, log, gate) = recorder();
+        queue.prepare(&[0, 1, 2]);
+        assert_eq!(log.recv().unwrap(), "load 0");
+        queue.prepare(&[3]);
+        gate.send(()).unwrap();
+        gate.send(()).unwrap();
+        let next: Vec<_> = (0..3).map(|_| log.recv().unwrap()).collect();
+        assert_eq!(next, ["loaded 0", "load 3", "loaded 3"]);
+        // What was left out loads when it is needed.
+        gate.send(()).unwrap();
+        assert_eq!(queue.execute(1, memory()).1, Ok(()));
+        let next: Vec<_> = (0..3).map(|_| log.recv().unwrap()).collect();
+        assert_eq!(next, ["load 1", "loaded 1", "execute 1"]);
+        drop(queue);
+        assert!(log.recv().is_err(), "the thread has ended");
+    }
+
+    #[test]
+    fn failures_are_the_callers() {
+        let (queue, log, gate) = recorder();
+        // Nobody hears of it before it is to be executed.
+        queue.prepare(&[9]);
+        gate.send(()).unwrap();
+        gate.send(()).unwrap();
+        assert_eq!(queue.execute(9, memory()).1, Err("there is no graph 9".to_owned()));
+        gate.send(()).unwrap();
+        assert_eq!(queue.execute(0, memory()).1, Ok(()));
+        // A thread that is gone is waited for by nobody.
+        gate.send(()).unwrap();
+        for _ in 0..2 {
+            assert_eq!(queue.execute(7, memory()).1, Err("its thread has ended".to_owned()));
+        }
+        drop(log);
+        let opened = Queue::start(|| Err::<(Recorder, ()), _>("no chip".to_owned()), |e| e);
+        assert_eq!(opened.err().as_deref(), Some("no chip"));
+    }
+}

@@ -1,0 +1,129 @@
+//! What executes static graphs, as the runtime sees it, and the program of a bundle that has them.
+
+use crate::chip::{self, Ports, Refused};
+use crate::queue::{Memory, Queue};
+use half::f16;
+use moec_ir::plan::{GraphDecl, UnitRef};
+use moec_qnn_sys::{Error as Qnn, Installation, VARIABLE};
+use moec_runtime::abi::KernelFn;
+use moec_runtime::beside::Executor;
+use moec_runtime::cli::{self, Native};
+use moec_runtime::error::{Error, Result};
+use moec_runtime::graphs::Graphs;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+
+/// The family of units that this crate executes.
+pub const FAMILY: &str = "qnn";
+
+/// Executes a bundle's graphs on the Hexagon of this machine, or on the library's emulator of one.
+#[derive(Debug, Default)]
+pub struct Hexagon {
+    /// `None`: as [`Installation::to_execute`] finds it beside the bundle.
+    installation: Option<Installation>,
+    loaded: Option<Loaded>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    queue: Queue,
+    graphs: Vec<Ports>,
+    /// Memory of each graph's last call. Held while one is executed.
+    memories: Mutex<Vec<Memory>>,
+}
+
+impl Hexagon {
+    /// With a library that was found. `Hexagon::default()` looks for it beside the bundle.
+    pub fn with(installation: Installation) -> Self {
+        Self { installation: Some(installation), loaded: None }
+    }
+}
+
+impl Graphs for Hexagon {
+    fn name(&self) -> &'static str {
+        "QNN (Hexagon)"
+    }
+
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], _slots: usize) -> Result<()> {
+        let found = self.installation.clone().map_or_else(|| Installation::to_execute(bundle), Ok);
+        let installation = found.map_err(|e| library(&e))?;
+        let (folder, declared) = (bundle.to_owned(), graphs.to_vec());
+        let open = move || chip::open(&installation, &folder, &declared);
+        let (queue, graphs) = Queue::start(open, Refused::System).map_err(refused)?;
+        let memories = graphs.iter().map(|_| Memory::default()).collect();
+        self.loaded = Some(Loaded { queue, graphs, memories: Mutex::new(memories) });
+        Ok(())
+    }
+
+    fn prepare(&self, graphs: &[usize]) {
+        if let Some(loaded) = &self.loaded {
+            loaded.queue.prepare(graphs);
+        }
+    }
+
+    fn run(&self, graph: usize, _slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
+        let missing = || Error::Plan(format!("there is no graph {graph}"));
+        let loaded = self.loaded.as_ref().ok_or_else(missing)?;
+        let ports = loaded.graphs.get(graph).ok_or_else(missing)?;
+        let failed = |why: String| Error::Graph { graph: ports.name.clone(), why };
+        if inputs.len() != ports.inputs.len() || outputs.len() != ports.outputs.len() {
+            return Err(failed(format!("it is given {} inputs and {} results", inputs.len(), outputs.len())));
+        }
+        let mut memories = loaded.memories.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut memory = std::mem::take(memories.get_mut(graph).ok_or_else(missing)?);
+        memory.inputs.resize_with(ports.inputs.len(), Vec::new);
+        memory.outputs.resize_with(ports.outputs.len(), Vec::new);
+        for ((port, from), to) in ports.inputs.iter().zip(inputs).zip(&mut memory.inputs) {
+            to.resize(port.bytes, 0);
+            port.encode(from, to).map_err(failed)?;
+        }
+        for (port, to) in ports.outputs.iter().zip(&mut memory.outputs) {
+            to.resize(port.bytes, 0);
+        }
+        let (memory, done) = loaded.queue.execute(graph, memory);
+        done.map_err(failed)?;
+        for ((port, from), to) in ports.outputs.iter().zip(&memory.outputs).zip(outputs) {
+            port.decode(from, to).map_err(failed)?;
+        }
+        memories[graph] = memory;
+        Ok(())
+    }
+}
+
+/// What the library says, as an error of the runtime.
+fn library(e: &Qnn) -> Error {
+    let hint = match e {
+        Qnn::NotInstalled { .. } | Qnn::NoLibrary { .. } | Qnn::Load { .. } | Qnn::Version { .. } => format!(
+            "put QNN's libraries for this system beside `run`, or name their folder in `{VARIABLE}`, and in \
+             `LD_LIBRARY_PATH` what they load themselves"
+        ),
+        _ => "see whether the bundle is for the chip of this machine, and whether `ADSP_LIBRARY_PATH` names the folder \
+              with QNN's library for the Hexagon"
+            .to_owned(),
+    };
+    Error::Library { family: FAMILY, why: e.to_string(), hint }
+}
+
+fn refused(refused: Refused) -> Error {
+    match refused {
+        Refused::Library(e) => library(&e),
+        Refused::Context(path, why) => Error::Library {
+            family: FAMILY,
+            why: format!("`{}`: {why}", path.display()),
+            hint: "copy the bundle again, or build it again where QNN's library is installed".to_owned(),
+        },
+        Refused::Graph(graph, why) => Error::Graph { graph, why },
+        Refused::System(why) => Error::Library {
+            family: FAMILY,
+            why,
+            hint: "this is a fault of the system's or of moec's".to_owned(),
+        },
+    }
+}
+
+/// The whole of a `run` whose static graphs are executed here: as [`cli::main`], with this crate's unit.
+pub fn main(plan: &[u8], kernels: &[KernelFn]) -> ExitCode {
+    let executor = |_: &UnitRef| Some(Executor::Graphs(Box::new(Hexagon::default())));
+    cli::main_with(plan, kernels, Native { family: FAMILY, executor: &executor })
+}

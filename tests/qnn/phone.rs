@@ -1,0 +1,178 @@
+//! A phone's `run`, executed in an emulator of its processor: what is the processor's computes what it does elsewhere, and graphs go to a
+//! library that stands in for QNN's.
+
+#[path = "../../targets/qnn/unit/tests/fake/mod.rs"]
+mod fake;
+
+use super::{Case, PHONE};
+use crate::support::{clean, fails, list, logits_file, moec, ok};
+use fake::Fake;
+use moec::bundle::read::Bundle;
+use moec::bundle::toolchain::{Cross, Toolchain};
+use moec::progress::Progress;
+use moec::twin::Twin;
+use moec_ir::plan::GraphDecl;
+use moec_runtime::graphs::{Graphs, f16};
+use moec_runtime::{Engine, Options, Want};
+use moec_testing::AARCH64;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+
+/// Where Debian has the libraries of the system.
+const SYSTEM: &str = "/usr/aarch64-linux-gnu";
+
+/// What links programs for a phone, and executes them here.
+fn cross() -> Option<&'static Cross> {
+    AARCH64.of(match Toolchain::find("aarch64-unknown-linux-gnu") {
+        Ok(Toolchain { cross: Some(cross), .. }) if cross.emulated() && Path::new(SYSTEM).is_dir() => {
+            Ok(cross)
+        }
+        Ok(Toolchain { cross: Some(cross), .. }) => {
+            Err(format!("no `{}`, or no `{SYSTEM}`", cross.emulator[0]))
+        }
+        Ok(Toolchain { cross: None, .. }) => Err("this is such a machine".to_owned()),
+        Err(missing) => Err(missing.to_string()),
+    })
+}
+
+/// `run` of a bundle, in the emulator.
+fn run(cross: &Cross, bundle: &Path) -> Command {
+    let mut command = clean(Command::new(cross.emulator[0]));
+    command.args(&cross.emulator[1..]).args(["-L", SYSTEM]).arg(bundle.join("run"));
+    command.env_remove("MOEC_QNN_LIB");
+    command
+}
+
+/// Every graph is found in its context and executed behind it, in the order of the steps; a bundle without the library, or without a
+/// context, says so.
+#[test]
+fn run_executes_contexts_in_its_own_process() {
+    let Some(cross) = cross() else { return };
+    let case = Case::of("ferris", 16, "[experts]\ngroup = 24\n");
+    let bundle = case.path("a.moec");
+    // The cache that is kept: the runtime is compiled there once.
+    let mut build = moec();
+    ok(build.args(["build", "--quiet"]).arg(&case.toml).args(["--target", PHONE, "-o"]).arg(&bundle));
+    let plan = Bundle::open(&bundle).unwrap().plan;
+    let mut packages: BTreeMap<&str, String> = BTreeMap::new();
+    for graph in &plan.graphs {
+        let ([x], [y]) = (&*graph.inputs, &*graph.outputs) else { panic!("{graph:?}") };
+        let text = packages.entry(&graph.package).or_insert_with(|| "moec-fake-context 57\n".to_owned());
+        writeln!(text, "{} {} {} {}", graph.function, x.shape[0], x.shape[1], y.shape[1]).unwrap();
+    }
+    for (package, text) in &packages {
+        fs::write(bundle.join(package).join("context.bin"), format!("{text}end\n")).unwrap();
+    }
+    let library = Fake::new(&case.path("lib"), cross.linker, &[]);
+    let ids: Vec<u32> = (1..=16).collect();
+    let out = case.path("logits.safetensors");
+    let logits = || {
+        let mut command = run(cross, &bundle);
+        command.env("MOEC_QNN_LIB", &library.folder);
+        ok(command.args(["logits", "--threads", "1", "--ids", &list(&ids), "--out"]).arg(&out));
+        logits_file(&out).1
+    };
+    let first = logits();
+    assert!(first.iter().all(|x| x.is_finite()) && first.len() >= 16 * 1000, "{} logits", first.len());
+    let calls = library.calls();
+    assert_eq!(calls[0], "device 57");
+    let of = |what: &str| calls.iter().filter(|call| call.starts_with(what)).count();
+    assert!(of("load") == packages.len() && of("execute") >= packages.len(), "{calls:?}");
+    assert!(of("retrieve") >= packages.len(), "{calls:?}");
+    assert_eq!(logits(), first, "the same library gives the same numbers");
+
+    // Beside `run` it is found, too, and nowhere else.
+    let refused = |words: &[&str]| {
+        let mut command = run(cross, &bundle);
+        let (code, said) = fails(command.args(["logits", "--ids", "1", "--out"]).arg(&out));
+        assert!(code == 1 && words.iter().all(|word| said.contains(word)), "{said}");
+    };
+    refused(&["`libQnnHtp.so` cannot be loaded", "hint:", "MOEC_QNN_LIB"]);
+    for name in ["libQnnHtp.so", "libQnnSystem.so"] {
+        fs::copy(library.folder.join(name), bundle.join(name)).unwrap();
+    }
+    ok(run(cross, &bundle).args(["logits", "--ids", "1", "--out"]).arg(&out));
+    let (package, text) = packages.last_key_value().unwrap();
+    let context = bundle.join(package).join("context.bin");
+    fs::write(&context, text).unwrap();
+    refused(&[package, "context.bin", "cannot be read"]);
+    fs::write(&context, format!("{text}end\n").replace(" 57\n", " 42\n")).unwrap();
+    refused(&[package, "for the chip of number 42"]);
+    fs::remove_file(&context).unwrap();
+    refused(&[package, "context.bin"]);
+    // What the bundle needs is known.
+    let info = ok(run(cross, &bundle).args(["info", "--json"]));
+    let info: serde_json::Value = serde_json::from_slice(&info.stdout).unwrap();
+    assert_eq!(info["target"]["missing_units"], serde_json::json!([]), "{info}");
+}
+
+/// What a unit is told and asked.
+#[derive(Clone, Debug, PartialEq)]
+enum Event {
+    Prepare(Vec<usize>),
+    Run(usize),
+}
+
+/// Writes it down, and computes nothing.
+struct Recorder(Arc<Mutex<Vec<Event>>>);
+
+impl Graphs for Recorder {
+    fn name(&self) -> &'static str {
+        "recorder"
+    }
+
+    fn load(&mut self, _: &Path, _: &[GraphDecl], _: usize) -> moec_runtime::Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, graphs: &[usize]) {
+        self.0.lock().unwrap().push(Event::Prepare(graphs.to_vec()));
+    }
+
+    fn run(&self, graph: usize, _: usize, _: &[&[f16]], _: &mut [&mut [f16]]) -> moec_runtime::Result<()> {
+        self.0.lock().unwrap().push(Event::Run(graph));
+        Ok(())
+    }
+}
+
+/// Before the first step of a call of another entry point its graphs are named, in the order in which its steps run them.
+#[test]
+fn a_call_of_another_size_names_its_graphs_first() {
+    let case = Case::of("ferris", 16, "[experts]\ngroup = 24\n");
+    case.build(PHONE, "a.moec");
+    let bundle = Bundle::open(&case.path("a.moec")).unwrap();
+    let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
+    let events = Arc::<Mutex<Vec<Event>>>::default();
+    let unit = Box::new(Recorder(Arc::clone(&events)));
+    let options = Options { threads: Some(1), ..Options::default() };
+    let (program, weights) = (twin.program(), twin.folder());
+    let mut engine = Engine::with_graphs(program, weights, unit, &bundle.folder, options).unwrap();
+    let mut told = |start: usize, ids: &[u32]| {
+        match ids {
+            [id] => engine.decode(&[(0, start, *id)], &mut |_, _| Ok(())).unwrap(),
+            _ => engine.prefill(0, start, ids, Want::Last, &mut |_, _| Ok(())).unwrap(),
+        }
+        std::mem::take(&mut *events.lock().unwrap())
+    };
+    let chunk: Vec<u32> = (1..=16).collect();
+    let first = told(0, &chunk);
+    let [Event::Prepare(named), runs @ ..] = &*first else { panic!("{first:?}") };
+    let places: Vec<Option<usize>> = runs
+        .iter()
+        .map(|event| match event {
+            Event::Run(graph) => named.iter().position(|named| named == graph),
+            Event::Prepare(_) => None,
+        })
+        .collect();
+    assert!(places.len() > 1 && places.is_sorted() && places.iter().all(Option::is_some), "{first:?}");
+    // The same size once more is no news; another one is, and so is the way back.
+    let runs = |events: Vec<Event>| events.iter().all(|event| matches!(event, Event::Run(_)));
+    assert!(runs(told(16, &chunk)));
+    assert!(matches!(&*told(32, &[7]), [Event::Prepare(_), ..]));
+    assert!(runs(told(33, &[7])));
+    assert_eq!(told(34, &chunk).first(), first.first());
+}
