@@ -21,7 +21,7 @@ fn apart(folder: &Path, library: &Path) -> u64 {
     let program = Program {
         path: env!("CARGO_BIN_EXE_moec").into(),
         arguments: ["worker", "qnn"].map(Into::into).to_vec(),
-        limit: Duration::from_secs(600),
+        limit: Duration::from_mins(10),
     };
     let installation = Installation::at(library).unwrap();
     let mut worker = Worker::start(&program, &installation, SNAPDRAGON_8_GEN_3, false).unwrap();
