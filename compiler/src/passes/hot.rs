@@ -222,10 +222,7 @@ pub fn networks(
         let batch = HotBatch { batch: share.batch, neurons: share.hot };
         match all.iter_mut().find(|(layer, _)| layer.layer == share.layer) {
             Some((layer, _)) => layer.batches.push(batch),
-            None => {
-                let layer = HotLayer { layer: share.layer, batches: vec![batch] };
-                all.push((layer, Vec::new()));
-            }
+            None => all.push((HotLayer { layer: share.layer, batches: vec![batch] }, Vec::new())),
         }
     }
     for (layer, order) in &mut all {

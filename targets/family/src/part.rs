@@ -83,7 +83,8 @@ impl HotLayer {
 
     /// Whether that is the name of such an artifact.
     pub fn has_name(name: &str) -> bool {
-        name.starts_with("layers.") && name.ends_with(".hot")
+        let layer = name.strip_prefix("layers.").and_then(|rest| rest.strip_suffix(".hot"));
+        layer.is_some_and(|layer| layer.parse::<u32>().is_ok())
     }
 
     /// Numbers of neurons that some batch has, ascending: where a cluster ends that batches share.

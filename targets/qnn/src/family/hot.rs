@@ -84,13 +84,13 @@ pub(super) fn write(emit: &Emit<'_>) -> Result<u64> {
     let mut written = 0;
     for (layer, order) in emit.hot {
         (emit.next)(&layer.name())?;
-        written += Layer::new(emit, layer)?.write(order)?;
+        written += Making::new(emit, layer)?.write(order)?;
     }
     Ok(written)
 }
 
 /// The hot neurons of a layer on their way.
-struct Layer<'a> {
+struct Making<'a> {
     emit: &'a Emit<'a>,
     layer: &'a HotLayer,
     experts: LayerExperts,
@@ -99,7 +99,7 @@ struct Layer<'a> {
     cuts: Vec<usize>,
 }
 
-impl<'a> Layer<'a> {
+impl<'a> Making<'a> {
     fn new(emit: &'a Emit<'a>, layer: &'a HotLayer) -> Result<Self> {
         let experts = LayerExperts::of(emit.module, layer.layer);
         let experts = experts.ok_or_else(|| Error::bug(format!("`{}` has no experts", layer.name())))?;
