@@ -34,8 +34,8 @@ fn graph(package: &str, function: &str) -> GraphDecl {
 
 /// A context with graphs of these names.
 fn context(chip: u32, functions: &[&str]) -> String {
-    let graphs: String = functions.iter().map(|f| format!("{f} {ROWS} {WIDTH} {WIDTH}\n")).collect();
-    format!("moec-fake-context {chip}\n{graphs}end\n")
+    let graphs: Vec<String> = functions.iter().map(|f| format!("{f} {ROWS} {WIDTH} {WIDTH}\n")).collect();
+    format!("moec-fake-context {chip}\n{}end\n", graphs.concat())
 }
 
 /// A bundle with contexts.
@@ -66,7 +66,7 @@ fn run(unit: &Hexagon, graph: usize) -> Result<Vec<f32>> {
 /// Waits until the library was asked so much.
 fn calls(library: &Fake, count: usize) -> Vec<String> {
     let (begin, mut all) = (Instant::now(), Vec::new());
-    while all.len() < count && begin.elapsed() < Duration::from_secs(60) {
+    while all.len() < count && begin.elapsed() < Duration::from_mins(1) {
         all.extend(library.calls());
         std::thread::yield_now();
     }
@@ -150,12 +150,15 @@ fn libraries_that_are_others_are_refused_by_name() {
     assert!(said.contains("`libQnnHtp.so` cannot be loaded") && said.contains("MOEC_QNN_LIB"), "{said}");
 }
 
+/// What is wrong, a bundle's contexts, and words of what is said of them.
+type Refused<'a> = (&'a str, &'a [(&'a str, String)], &'a [&'a str]);
+
 #[test]
 fn contexts_that_are_others_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let library = Fake::new(&folder.path().join("lib"), CC, &[]);
     let one = context(57, &["one"]);
-    let cases: [(&str, &[(&str, String)], &[&str]); 6] = [
+    let cases: [Refused<'_>; 6] = [
         (
             "another graph",
             &[("a.qnn", context(57, &["two"]))],
