@@ -98,7 +98,7 @@ fn the_generated_source_is_readable() {
     settings().bind(|| {
         texts("olmoe", "f32", &mut |c| {
             if let Some(plan) = c.plan.as_ref().filter(|p| p.entries[0].steps.iter().any(|s| !s.barrier)) {
-                for file in moec_cpu::runner_source(plan) {
+                for file in moec_cpu::runner_source(plan, None) {
                     insta::assert_snapshot!(format!("olmoe@{}", file.path.replace('/', "-")), file.text);
                 }
             }
