@@ -91,13 +91,17 @@ fn is_the_reference(family: &str, more: &str) {
 /// Attention and all experts, of the nine families that static graphs are held against, too.
 #[test]
 fn families_whole_on_threads_give_the_reference() {
-    PACKAGED.into_iter().for_each(|family| is_the_reference(family, EVERYTHING));
+    for family in PACKAGED {
+        is_the_reference(family, EVERYTHING);
+    }
 }
 
 /// Half of the experts.
 #[test]
 fn families_by_halves_on_threads_give_the_reference() {
-    PACKAGED.into_iter().for_each(|family| is_the_reference(family, HALF));
+    for family in PACKAGED {
+        is_the_reference(family, HALF);
+    }
 }
 
 /// Weights of every format that threads read, and a cache of bf16, give what the processor makes of the same weights.

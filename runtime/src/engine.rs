@@ -229,7 +229,7 @@ impl<'p> Engine<'p> {
                 || format!("step {step}"),
                 |h| {
                     // Tokens have met their gates in a step before.
-                    let apart = self.program.paging.as_ref().is_some_and(|p| p.by_neurons());
+                    let apart = self.program.paging.as_ref().is_some_and(moec_ir::paging::Paging::by_neurons);
                     let first = if apart && matches!(e.kind, moec_ir::EntryKind::Decode(_)) {
                         "up"
                     } else {

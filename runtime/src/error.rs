@@ -508,7 +508,7 @@ impl Error {
             }
             Self::State { cannot: Cannot::Reach { .. }, .. } => "give the sequence again from its beginning",
             Self::State { cannot: Cannot::Fork, .. } => "give the sequence to every slot",
-            Self::Library { hint, .. } => return Some(hint.clone()),
+            Self::Library { hint, .. } | Self::Unit { hint, .. } => return Some(hint.clone()),
             Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
             Self::Context { .. } => {
@@ -529,7 +529,6 @@ impl Error {
             Self::NoTokenizer(_) => {
                 "give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there"
             }
-            Self::Unit { hint, .. } => return Some(hint.clone()),
             Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } | Self::Launch { .. } => {
                 "check the bundle with `moec verify`; if it passes, this is a bug of moec"
             }

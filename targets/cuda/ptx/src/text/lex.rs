@@ -64,8 +64,8 @@ impl<'t> Tokens<'t> {
         while let Some(first) = rest.chars().next() {
             let length = if rest.starts_with("//") {
                 rest.find('\n').unwrap_or(rest.len())
-            } else if rest.starts_with("/*") {
-                match rest[2..].find("*/") {
+            } else if let Some(comment) = rest.strip_prefix("/*") {
+                match comment.find("*/") {
                     Some(end) => end + 4,
                     None => return Err(found.at(line, column, "a comment without an end", "close it: `*/`")),
                 }

@@ -80,10 +80,9 @@ fn functions_that_call_themselves_are_refused() {
 
 #[test]
 fn a_chain_of_calls_has_an_end() {
-    let mut text = String::from(".version 8.3 .target sm_80 .address_size 64\n.func f4000() { ret; }\n");
-    for nth in (0..4000).rev() {
-        text += &format!(".func f{nth}() {{ call f{}; ret; }}\n", nth + 1);
-    }
+    let head = ".version 8.3 .target sm_80 .address_size 64\n.func f4000() { ret; }\n".to_owned();
+    let calls = (0..4000).rev().map(|nth| format!(".func f{nth}() {{ call f{}; ret; }}\n", nth + 1));
+    let text = std::iter::once(head).chain(calls).collect::<String>();
     assert!(said(&text).contains("calls are nested too deeply"), "{}", said(&text));
 }
 
