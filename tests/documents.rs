@@ -234,7 +234,10 @@ fn parses(folder: &Path, command: &str) -> Result<(), String> {
             let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
             let member = |path: &&str| path.rsplit('/').next() == Some(name);
             let folder = manifest.split('"').find(member).unwrap_or(name);
-            return is_there(format!("{folder}/examples/{}.rs", behind("--example")));
+            return match behind("--example") {
+                "" => is_there(format!("{folder}/src/main.rs")),
+                example => is_there(format!("{folder}/examples/{example}.rs")),
+            };
         }
         ["cargo", "test", ..] => return is_there(format!("tests/{}.rs", behind("--test"))),
         ["cargo", "install", ..] => return is_there(format!("{}/Cargo.toml", behind("--path"))),
