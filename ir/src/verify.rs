@@ -127,6 +127,12 @@ fn stays_inside(path: &str) -> bool {
     !path.contains(odd) && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
+/// Whether a name is an identifier of C: `[A-Za-z_][A-Za-z0-9_]*`.
+fn is_identifier(name: &str) -> bool {
+    name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        && name.bytes().next().is_some_and(|b| !b.is_ascii_digit())
+}
+
 /// Checks the invariants of a module.
 ///
 /// # Errors

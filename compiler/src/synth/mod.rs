@@ -18,6 +18,8 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
 
+/// Numbers of which an expectation over one normal variable is taken.
+const GRID: u32 = 4096;
 /// Where a shard ends, in bytes.
 const SHARD: u64 = 2_000_000_000;
 

@@ -16,7 +16,7 @@
 //! ([`super::sparse`]).
 
 use super::shapes::{Draw, First, NORM, Shape, Tensor, WEIGHT};
-use super::{Numbers, fnv, probit, sparse};
+use super::{GRID, Numbers, fnv, probit, sparse};
 use crate::error::{Error, Result};
 use moec_runtime::cache::synthetic;
 use std::collections::BTreeSet;
@@ -30,8 +30,6 @@ const CHANGE: f64 = 0.3;
 const TOKENS: usize = 1 << 14;
 /// Steps of the fit.
 const STEPS: usize = 24;
-/// Numbers of which an expectation over one normal variable is taken.
-pub(super) const GRID: u32 = 4096;
 
 /// How often tokens chose each expert.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,7 +6,7 @@
 //! and who has which rank is drawn anew for every expert. Tokens that follow each other ask for no more of the same neurons
 //! than these frequencies make them.
 
-use super::popularity::GRID;
+use super::GRID;
 use super::{Numbers, probit};
 
 /// By which power of its rank a neuron's frequency falls.

@@ -18,7 +18,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         let beside = *unit > 0 && plan.units.get(*unit as usize).is_some_and(|u| u.memory > 0);
         require(beside, at, || format!("unit {unit}"))?;
         require(super::stays_inside(artifact), at, || format!("the path `{artifact}`"))?;
-        require(super::plans::is_identifier(symbol), at, || format!("{symbol:?} is not a C identifier"))?;
+        require(super::is_identifier(symbol), at, || format!("{symbol:?} is not a C identifier"))?;
         require(seen.insert((artifact, symbol)), at, || format!("{symbol} comes twice"))?;
         require(*operands > 0, at, || "no operands".into())?;
         let fits = (1..=MOST_THREADS).contains(&launch.block) && launch.block.is_multiple_of(WARP);

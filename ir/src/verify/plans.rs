@@ -165,17 +165,11 @@ fn check_states(plan: &Plan) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Whether a name is an identifier of C: `[A-Za-z_][A-Za-z0-9_]*`.
-pub(super) fn is_identifier(name: &str) -> bool {
-    name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
-        && name.bytes().next().is_some_and(|b| !b.is_ascii_digit())
-}
-
 fn check_kernels(plan: &Plan) -> Result<(), VerifyError> {
     let mut symbols = HashSet::new();
     for (i, k) in plan.kernels.iter().enumerate() {
         let at = || format!("kernels[{i}]");
-        require(is_identifier(&k.symbol), at, || format!("{:?} is not a C identifier", k.symbol))?;
+        require(super::is_identifier(&k.symbol), at, || format!("{:?} is not a C identifier", k.symbol))?;
         require(symbols.insert(&k.symbol), at, || format!("{} comes twice", k.symbol))?;
     }
     Ok(())

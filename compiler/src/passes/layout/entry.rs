@@ -4,7 +4,6 @@ use super::builtins::fetched;
 use super::frame::{Frame, Home, view, written_state};
 use super::int;
 use super::read::{residuals, values};
-use super::threads::threads;
 use crate::error::{Error, Result};
 use crate::passes::home::Homes;
 use crate::passes::offload::{PartCut, Statics};
@@ -87,7 +86,7 @@ impl<'a> Builder<'a> {
             segment_weights: Vec::new(),
             experts: BTreeMap::new(),
             streams: Vec::new(),
-            threads: threads(target, homes),
+            threads: super::thread_targets(target, homes),
             thread_kernels: Vec::new(),
             launches: Vec::new(),
             ends: [0; 2],

@@ -17,13 +17,16 @@ use super::offload::Statics;
 use super::schedule::Writes;
 use crate::bundle::{DENSE, EXPERTS};
 use crate::error::{Error, Result};
+use crate::families;
 use entry::Builder;
 use moec_cpu::threads::Kernel;
-use moec_cpu::{CpuTarget, KernelSpec};
+use moec_cpu::{CpuTarget, KernelSpec, ThreadTarget};
 use moec_ir::plan::{
     CacheOrder, Entry, FileRef, KernelRef, ModelInfo, PLAN_VERSION, Placement, Plan, Resident, StateBuf,
+    UnitRef,
 };
 use moec_ir::{Format, Module, StateId, WeightId};
+use std::collections::BTreeMap;
 
 /// The plan with what later passes and the writer need beside it.
 #[derive(Debug)]
@@ -133,6 +136,16 @@ pub fn layout(
     };
     let (kernels, thread_kernels) = (builder.kernels, builder.thread_kernels);
     Ok(Draft { plan, kernels, thread_kernels, segment_weights: builder.segment_weights, writes })
+}
+
+/// What writes the kernels of each unit that launches its own.
+fn thread_targets(target: &CpuTarget, homes: &Homes) -> BTreeMap<u32, ThreadTarget> {
+    let of = |(index, unit): (usize, &UnitRef)| {
+        let family = families::threads(&unit.family)?;
+        let unit = target.device().units.get(index)?;
+        Some((index as u32, ThreadTarget::new(family.generation(unit)?, target)?))
+    };
+    homes.units.iter().enumerate().filter_map(of).collect()
 }
 
 fn int(x: usize) -> Result<u32> {

@@ -3,23 +3,10 @@
 use super::entry::{Builder, Placed};
 use super::int;
 use crate::error::{Error, Result};
-use crate::families;
-use crate::passes::home::Homes;
 use crate::passes::memory::aligned;
-use moec_cpu::{CpuTarget, KernelSpec, NodeView, Selection, ThreadTarget};
+use moec_cpu::{KernelSpec, NodeView, Selection};
 use moec_ir::plan::{Builtin, CacheOrder, Code, Grid, ThreadKernel};
 use moec_ir::{Graph, Module, Node, Op, Operand};
-use std::collections::BTreeMap;
-
-/// What writes the kernels of each unit that launches its own.
-pub(super) fn threads(target: &CpuTarget, homes: &Homes) -> BTreeMap<u32, ThreadTarget> {
-    let of = |(index, unit): (usize, &moec_ir::plan::UnitRef)| {
-        let family = families::threads(&unit.family)?;
-        let unit = target.device().units.get(index)?;
-        Some((index as u32, ThreadTarget::new(family.generation(unit)?, target)?))
-    };
-    homes.units.iter().enumerate().filter_map(of).collect()
-}
 
 /// Rows that a matrix of a node meets at once: of an expert the average that it gets of a call.
 fn rows(module: &Module, graph: &Graph, node: &Node) -> usize {
