@@ -234,6 +234,15 @@ fn every_system_call_of_a_replacement_may_be_the_last() {
     }
 }
 
+/// Says stop when it goes, in an unwinding, too.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A reader never finds nothing, and the last of several builds at once wins, whole.
 #[test]
 fn builds_at_once() {
@@ -242,6 +251,8 @@ fn builds_at_once() {
         ok(&mut place.build("old"));
         let stop = AtomicBool::new(false);
         let absent = std::thread::scope(|scope| {
+            // A round that fails ends the reader, too.
+            let stops = Stops(&stop);
             let reader = scope.spawn(|| {
                 let mut absent = 0;
                 while !stop.load(Ordering::Relaxed) {
@@ -260,7 +271,7 @@ fn builds_at_once() {
                 assert!(marks.contains(&found), "{name}: {found} after {marks:?}");
                 assert_eq!(place.left(), [] as [&str; 0], "{name}: left behind");
             }
-            stop.store(true, Ordering::Relaxed);
+            drop(stops);
             reader.join().unwrap()
         });
         if way == WAYS[0].1 && cfg!(target_os = "linux") {

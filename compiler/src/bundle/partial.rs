@@ -34,7 +34,7 @@ impl Partial {
     pub fn create(destination: &Path) -> Result<Self> {
         let destination = &destination::plain(destination);
         let mut notes: Vec<String> = workspace::recover(destination)?.into_iter().collect();
-        destination::look(destination, destination)?;
+        look_beside_others(destination)?;
         let parent = parent_of(destination);
         fs::create_dir_all(parent).map_err(|e| io_error("create", parent, &e))?;
         notes.extend(workspace::clear(destination));
@@ -133,6 +133,15 @@ impl Partial {
             }
         }
     }
+}
+
+/// [`destination::look`], where another build may give the name away between two steps of it. What it refuses is looked at
+/// once more, while nobody may.
+fn look_beside_others(at: &Path) -> Result<Standing> {
+    destination::look(at, at).or_else(|_| {
+        let _turn = Turn::take(parent_of(at));
+        destination::look(at, at)
+    })
 }
 
 /// What a rename onto a folder answers that is not empty any more, or has become something else.
