@@ -10,6 +10,7 @@
 
 mod support;
 
+use moec::bundle::read::Bundle;
 use moec::bundle::toolchain::Toolchain;
 use moec_testing::AARCH64;
 use std::path::{Path, PathBuf};
@@ -95,6 +96,40 @@ fn compare(family: &str, format: &str, emulator: &[&str]) {
         let worst = distance(&logits, &want.logits);
         assert!(worst <= TOLERANCE, "{what}: a logit is off by {worst}");
         assert_eq!(ids, rest, "{what}");
+    }
+}
+
+/// Logits of `ids` with these options.
+fn logits(emulator: &[&str], run: &Path, ids: &[u32], options: &[&str], folder: &Path) -> Vec<u32> {
+    let out = folder.join("logits.safetensors");
+    let mut command = under(emulator, run);
+    ok(command.args(["logits", "--ids", &list(ids), "--threads", "2"]).args(options).arg("--out").arg(&out));
+    logits_file(&out).1.iter().map(|x| x.to_bits()).collect()
+}
+
+#[test]
+fn neurons_come_from_flash() {
+    let Some(emulator) = emulator() else { return };
+    for (family, format) in
+        [("smallthinker_4b", "f32"), ("turbosparse_mixtral", "q8"), ("smallthinker_21b", "q4")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let toml = settings(&checkpoint(family), format, "auto", folder.path());
+        let text = std::fs::read_to_string(&toml).unwrap();
+        let more = "budget = \"1 GiB\"\nthreads = 2\n[experts]\nskip = \"on\"\n";
+        std::fs::write(&toml, format!("{text}{more}")).unwrap();
+        let bundle = folder.path().join("b");
+        ok(moec().arg("build").arg(&toml).args(["--target", TARGET, "--quiet", "-o"]).arg(&bundle));
+        let plan = Bundle::open(&bundle).unwrap().plan;
+        let paging = plan.paging.as_ref().unwrap();
+        let inter = plan.segments[paging.layers[0].down as usize].extents().1;
+        let frames = u64::from(paging.spare + inter.div_ceil(paging.neurons));
+        let least = paging.resident + paging.process + frames * paging.frame_bytes;
+        let ids = expected(&checkpoint(family)).ids;
+        let of = |options: &[&str]| logits(emulator, &bundle.join("run"), &ids[..24], options, folder.path());
+        let here = of(&["--no-budget"]);
+        assert!(of(&["--budget", &least.to_string()]) == here, "{family} in {format}: other bits from flash");
+        assert!(of(&["--budget", "1GiB"]) == here, "{family} in {format}: other bits from flash");
     }
 }
 

@@ -12,7 +12,7 @@ use moec_runtime::paging::{Paging, Report, Wrap};
 use moec_runtime::{Engine, Options, Program};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use support::{built, checkpoint, expected, fails, ferris_relu, moec, root};
+use support::{built, checkpoint, expected, fails, ferris_relu, moec, ok, root};
 
 /// Tokens that are generated after the prompt.
 const DECODED: usize = 24;
@@ -149,15 +149,25 @@ fn logits_are_those_of_the_model_in_memory() {
 
 #[test]
 fn families_with_relu_run_from_flash() {
-    for family in ["smallthinker_4b", "smallthinker_21b", "turbosparse_mixtral"] {
+    for (family, format) in [
+        ("smallthinker_4b", "f32"),
+        ("smallthinker_21b", "f32"),
+        ("turbosparse_mixtral", "f32"),
+        // Scales lie apart from codes.
+        ("smallthinker_4b", "q8"),
+        ("turbosparse_mixtral", "q8"),
+    ] {
         let prompt = &expected(&checkpoint(family)).ids[..24];
         let folder = tempfile::tempdir().unwrap();
-        let bundle = build(&checkpoint(family), folder.path(), "f32", ON_FLASH);
+        let bundle = build(&checkpoint(family), folder.path(), format, ON_FLASH);
+        let down = bundle.plan.paging.as_ref().unwrap().layers[0].down;
+        let apart = bundle.plan.segments[down as usize].rests().unwrap().scales_apart();
+        assert_eq!(apart, format == "q8", "{family}");
         let [one, all] = frames(&bundle);
         let want = in_memory(&bundle, prompt);
         for frames in [one, (all / 2).max(one)] {
             let case = Case { frames, spare: 4, threads: 2, reader: Choice::Threads };
-            assert!(run(&bundle, case, prompt).0 == want, "{family}, {case:?}: other bits");
+            assert!(run(&bundle, case, prompt).0 == want, "{family} in {format}, {case:?}: other bits");
         }
     }
 }
@@ -235,6 +245,47 @@ fn a_token_reads_less_than_of_whole_experts() {
         stand.len() == found.len() && stand.iter().zip(&found).all(near),
         "{PAGE} says{stands}and not{table}"
     );
+}
+
+#[test]
+fn auto_takes_neurons_where_calibration_says_that_they_read_less() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, profile) = (root().join("golden/models/ferris/eval/text.txt"), folder.path().join("p.trace"));
+    let toml = write(&ferris_relu(), folder.path(), "f32", "");
+    let mut calibrate = moec();
+    calibrate.arg("calibrate").arg(&toml).args(["--quiet", "--tokens", "2048", "--text"]).arg(text);
+    ok(calibrate.arg("-o").arg(&profile));
+    // A disk on which a byte of a small read takes twice as long as one of a large read.
+    let device = folder.path().join("device.toml");
+    let row = |bytes: u32, rate: f32| {
+        format!("  {{ block_bytes = {bytes}, gb_per_s = {rate:?}, source = \"a test\" }},\n")
+    };
+    let flash =
+        format!("[[memory]]\nname = \"flash\"\nbandwidth = [\n{}{}]\n", row(4096, 1.0), row(524_288, 2.0));
+    let native = String::from_utf8(ok(moec().args(["targets", "native"])).stdout).unwrap();
+    std::fs::write(&device, format!("{native}\n{flash}")).unwrap();
+    let device = device.display().to_string();
+    let seen = format!("[calibrate]\nprofile = \"{}\"\n", profile.display());
+    for (target, budget, calibrated, by_neurons, why) in [
+        (&*device, "30 MiB", true, true, "by neurons: a token is expected to read"),
+        // Gates alone take 7 MB.
+        (&*device, "24 MiB", true, false, "whole: gates would leave too little"),
+        // Memory holds all of it.
+        (&*device, "1 GiB", true, false, "whole: a token is expected to read 0 B of neurons"),
+        (&*device, "30 MiB", false, false, ""),
+        // Nobody says how the disk is: small reads are taken to be as slow as on the one that was measured.
+        ("native", "30 MiB", true, false, "bytes of small reads count 6.0 times"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let seen = if calibrated { &*seen } else { "" };
+        let memory = format!("{seen}[memory]\nbudget = \"{budget}\"\nthreads = 2");
+        let bundle = folder.path().join("b");
+        built(&write(&ferris_relu(), folder.path(), "f32", &memory), &["--target", target], &bundle);
+        let said = String::from_utf8(ok(moec().arg("explain").arg(&bundle)).stdout).unwrap();
+        let paging = Bundle::open(&bundle).unwrap().plan.paging.unwrap();
+        assert_eq!(paging.by_neurons(), by_neurons, "{budget} on {target}:\n{said}");
+        assert!(said.contains(why), "{budget} on {target}:\n{said}");
+    }
 }
 
 #[test]

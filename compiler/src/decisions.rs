@@ -36,6 +36,9 @@ pub struct Decisions {
     /// Why the cache of experts keeps whom it keeps, where policies were replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheDecision>,
+    /// Whether experts on flash are read whole or by neurons, where there was a choice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_flash: Option<FlashDecision>,
     /// Hot neurons by layer and batch, where a unit for dense work computes beside the processor.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hot: Vec<HotShare>,
@@ -104,6 +107,30 @@ impl HomeCost {
     /// `12.3 ms and 0.456 mJ per token`
     pub fn shown(&self) -> String {
         format!("{:.1} ms and {:.3} mJ per token", self.ms, self.mj_per_token)
+    }
+}
+
+/// How experts on flash are read, and why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FlashDecision {
+    /// Neurons one by one, gates in memory; else whole experts.
+    pub by_neurons: bool,
+    /// Why.
+    pub why: String,
+    /// Bytes that a token is expected to read of whole experts.
+    pub experts: f64,
+    /// The same of neurons; `None` where memory has no room for their gates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub neurons: Option<f64>,
+    /// How many times a byte of the small reads of neurons counts.
+    pub times: f64,
+}
+
+impl FlashDecision {
+    /// `by neurons: a token is expected to read …`
+    pub fn shown(&self) -> String {
+        format!("{}: {}", if self.by_neurons { "by neurons" } else { "whole" }, self.why)
     }
 }
 

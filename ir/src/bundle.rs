@@ -21,6 +21,11 @@ pub const fn awake_words(layout: DispatchLayout, inter: usize) -> usize {
     active * inter.div_ceil(BLOCK) * (BLOCK + 1)
 }
 
+/// Bytes of flash that so many take, so that a direct read gets them: whole blocks, or a power of two below.
+const fn read_bytes(bytes: usize) -> usize {
+    if bytes <= FLASH_BLOCK { bytes.next_power_of_two() } else { bytes.next_multiple_of(FLASH_BLOCK) }
+}
+
 /// Parts of a bundle, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -118,16 +123,58 @@ impl Bundle {
         self.sketch_bytes() + PARTS * self.part_bytes()
     }
 
-    /// Bytes of up and down of a neuron, where the gate lies apart from them: whole cache lines.
+    /// Bytes of the codes of a part without its scales: whole cache lines. Of formats without scales, the part.
+    const fn part_codes(self) -> usize {
+        let groups = self.hidden.div_ceil(GROUP);
+        match self.format {
+            Format::Q8 => (groups * GROUP).next_multiple_of(LINE),
+            Format::Q4 => (groups * (GROUP / 2)).next_multiple_of(LINE),
+            _ => self.part_bytes(),
+        }
+    }
+
+    /// Whether scales of up and down lie by themselves, to be resident, where the gate lies apart: a read is smaller without
+    /// them. Codes of 2048 numbers of 8 bits are half a block of flash; with their scales a neuron would take two.
+    pub const fn scales_apart(self) -> bool {
+        read_bytes(2 * self.part_codes()) < read_bytes(2 * self.part_bytes())
+    }
+
+    /// Bytes of up or down, where the gate lies apart: whole cache lines; without scales, where these lie by themselves.
+    pub const fn rest_part_bytes(self) -> usize {
+        if self.scales_apart() { self.part_codes() } else { self.part_bytes() }
+    }
+
+    /// Bytes of the scales of up or down that lie by themselves: whole cache lines, or none.
+    pub const fn rest_scales_bytes(self) -> usize {
+        if self.scales_apart() { (2 * self.hidden.div_ceil(GROUP)).next_multiple_of(LINE) } else { 0 }
+    }
+
+    /// Bytes of up and down of a neuron, where the gate lies apart from them: whole cache lines; without scales that lie by
+    /// themselves.
     pub const fn rest_bytes(self) -> usize {
-        (PARTS - 1) * self.part_bytes()
+        (PARTS - 1) * self.rest_part_bytes()
     }
 
     /// Bytes from one neuron to the next on flash, where gates lie apart ([`crate::plan::Layout::Rests`]): whole blocks of
     /// 4096 bytes, or such a share of one that a block holds a power of two of neurons.
     pub const fn rest_pitch(self) -> usize {
-        let bytes = self.rest_bytes();
-        if bytes <= FLASH_BLOCK { bytes.next_power_of_two() } else { bytes.next_multiple_of(FLASH_BLOCK) }
+        read_bytes(self.rest_bytes())
+    }
+
+    /// Bytes that a neuron takes there, its scales included.
+    pub const fn rest_stored_bytes(self) -> usize {
+        self.rest_pitch() + (PARTS - 1) * self.rest_scales_bytes()
+    }
+
+    /// First byte of the scales of up of neuron `i` of a matrix of `inter` there, if they lie by themselves: behind all neurons.
+    /// Those of down follow.
+    pub const fn rest_scales_at(self, i: usize, inter: usize) -> usize {
+        inter * self.rest_pitch() + i * (PARTS - 1) * self.rest_scales_bytes()
+    }
+
+    /// Addresses of a neuron in a table of up and down: of these, and of their scales, if they lie by themselves.
+    pub const fn rest_addresses(self) -> usize {
+        if self.scales_apart() { 2 } else { 1 }
     }
 
     /// Neurons that are read together there: as many as a block holds, one at least.
@@ -193,8 +240,30 @@ mod tests {
                 assert_eq!(pitch * each % FLASH_BLOCK, 0, "{b:?}");
             }
         }
-        let olmoe = Bundle { format: Format::Bf16, hidden: 2048, sketch: false };
-        assert_eq!((olmoe.rest_bytes(), olmoe.rest_pitch(), olmoe.read_together()), (8192, 8192, 1));
+        let olmoe = |format| Bundle { format, hidden: 2048, sketch: false };
+        let read = |b: Bundle| (b.rest_bytes(), b.rest_pitch(), b.read_together());
+        assert_eq!(read(olmoe(Format::Bf16)), (8192, 8192, 1));
+        // Codes fill their blocks: scales lie by themselves.
+        assert_eq!(read(olmoe(Format::Q8)), (4096, 4096, 1));
+        assert_eq!(read(olmoe(Format::Q4)), (2048, 2048, 2));
+    }
+
+    #[test]
+    fn scales_lie_apart_where_a_read_is_smaller_for_it() {
+        for format in Format::ALL {
+            for hidden in [1, 32, 64, 192, 700, 2048, 4096] {
+                let b = Bundle { format, hidden, sketch: false };
+                let (scales, apart) = (b.rest_scales_bytes(), b.scales_apart());
+                assert_eq!((scales > 0, b.rest_addresses() == 2), (apart, apart), "{b:?}");
+                assert!(!apart || b.rest_pitch() < read_bytes(2 * b.part_bytes()), "{b:?}");
+                assert!(
+                    scales >= usize::from(apart) * 2 * hidden.div_ceil(GROUP) && scales % LINE == 0,
+                    "{b:?}"
+                );
+                assert_eq!(b.rest_scales_at(7, 7), 7 * b.rest_stored_bytes(), "{b:?}");
+                assert!(b.rest_part_bytes() + scales >= format.row_bytes(hidden), "{b:?}");
+            }
+        }
     }
 
     #[test]

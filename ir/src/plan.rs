@@ -18,7 +18,7 @@ use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 13;
+pub const PLAN_VERSION: u32 = 14;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -176,7 +176,8 @@ pub enum Layout {
     /// Gates of neurons by themselves, `[lead, rows, H]`: as in a [`Bundle`], a row after the other.
     Gates,
     /// Up and down of neurons by themselves, `[lead, rows, 2H]`: as in a [`Bundle`], [`Bundle::rest_pitch`] bytes from one
-    /// neuron to the next.
+    /// neuron to the next. Behind all neurons of a matrix their scales, where these lie by themselves
+    /// ([`Bundle::scales_apart`]): of up and of down of each, [`Bundle::rest_scales_bytes`] bytes.
     Rests,
 }
 
@@ -239,14 +240,14 @@ impl Layout {
         }
     }
 
-    /// Bytes of one stored row.
+    /// Bytes of one stored row, scales that lie elsewhere included.
     pub const fn row_bytes(self, format: Format, cols: usize) -> usize {
         match self {
             Self::Rows => format.row_bytes(cols),
             Self::Panels { .. } | Self::GluPanels { .. } => format.column_bytes(cols),
             Self::Neurons { sketch } => Bundle { format, hidden: cols / PARTS, sketch }.bytes(),
             Self::Gates => Bundle { format, hidden: cols, sketch: false }.part_bytes(),
-            Self::Rests => Bundle { format, hidden: cols / (PARTS - 1), sketch: false }.rest_pitch(),
+            Self::Rests => Bundle { format, hidden: cols / (PARTS - 1), sketch: false }.rest_stored_bytes(),
         }
     }
 }
@@ -290,6 +291,12 @@ impl Segment {
         let (_, rows, cols) = self.extents();
         let whole = (cols as usize).is_multiple_of(self.layout.parts());
         self.layout.matrix_bytes(self.format, u64::from(rows), cols as usize).filter(|_| whole)
+    }
+
+    /// The bundle that its up and down are of, where its layout is [`Layout::Rests`].
+    pub fn rests(&self) -> Option<Bundle> {
+        let hidden = self.extents().2 as usize / (PARTS - 1);
+        (self.layout == Layout::Rests).then_some(Bundle { format: self.format, hidden, sketch: false })
     }
 
     /// Where matrix `i` begins in the file; `None` where there is none.
@@ -573,7 +580,8 @@ pub enum Arg {
     /// Segment of the plan.
     Segment(u32),
     /// Addresses of the matrices of a segment, one after the other: those of experts may be anywhere. Of a segment whose
-    /// layout is [`Layout::Rests`]: of its rows, matrix after matrix.
+    /// layout is [`Layout::Rests`]: of its rows, matrix after matrix, each followed by that of the row's scales where these
+    /// lie by themselves ([`Bundle::rest_addresses`]).
     Matrices(u32),
     /// State of the plan.
     State(u32),

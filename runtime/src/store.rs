@@ -8,7 +8,9 @@ use crate::preload::Preload;
 use crate::program::Program;
 use crate::regular;
 use crate::weights::Held;
-use moec_ir::plan::{FileRef, Layout, Segment};
+#[cfg(doc)]
+use moec_ir::plan::Layout;
+use moec_ir::plan::{FileRef, Segment};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
@@ -21,8 +23,8 @@ use std::sync::Arc;
 /// # Safety
 /// For every index of [`moec_ir::plan::Plan::segments`], an address that `segment` returns is aligned to 64 bytes, and that of at
 /// least the segment's bytes; one that `matrices` returns is that of a table with an address for each of the segment's
-/// matrices, or of its rows where its layout is [`Layout::Rests`]. All stay the same and readable as long as the store lives, or until `leave` after a `moves` that was true; where
-/// the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nobody writes to
+/// matrices, or of its rows and their scales where its layout is [`Layout::Rests`]. All stay the same and readable as long as
+/// the store lives, or until `leave` after a `moves` that was true; where the store has an `arrival`, bytes may be read from when that has let through what the segment needs, and nobody writes to
 /// them from then on. An address in a table is that of a matrix, aligned to 64 bytes if the segment's pitch is: always, or of
 /// an expert on flash from when its pager has found it ready until the step is over.
 pub unsafe trait Store: Send + Sync {
@@ -126,13 +128,17 @@ impl Addresses {
                 .ok_or_else(|| Error::Plan(format!("segment {i} lies outside of its file")))?;
             segments.push(Some(first));
             // Inside of the range: the last of them ends with it.
-            let (lead, rows, cols) = s.extents();
+            let (lead, rows, _) = s.extents();
+            let rows = rows as usize;
             let matrix = |m: u32| first.plus(m as usize * s.pitch as usize);
-            let row = s.layout.row_bytes(s.format, cols as usize);
-            tables.push(if s.layout == Layout::Rests {
-                (0..lead).flat_map(|m| (0..rows as usize).map(move |r| matrix(m).plus(r * row))).collect()
-            } else {
-                (0..lead).map(matrix).collect()
+            tables.push(match s.rests() {
+                Some(b) => {
+                    let row =
+                        |m, r| [r * b.rest_pitch(), b.rest_scales_at(r, rows)].map(|at| matrix(m).plus(at));
+                    let of = |m| (0..rows).flat_map(move |r| row(m, r).into_iter().take(b.rest_addresses()));
+                    (0..lead).flat_map(of).collect()
+                }
+                None => (0..lead).map(matrix).collect(),
             });
             bytes = bytes.saturating_add(s.bytes);
         }
@@ -308,7 +314,7 @@ const PIECE: usize = 1 << 20;
 /// Drops the first bytes of a file from the page cache. From the start, since the kernel keeps what lies in one piece of its
 /// own with bytes further on until these are dropped, too.
 #[cfg(target_os = "linux")]
-fn forget(file: &File, len: usize) {
+pub(crate) fn forget(file: &File, len: usize) {
     use std::os::fd::AsRawFd as _;
     // SAFETY: a hint on a descriptor that is open; no memory is passed. Should the system not take it, nothing is lost.
     unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, len as libc::off_t, libc::POSIX_FADV_DONTNEED) };
@@ -316,7 +322,7 @@ fn forget(file: &File, len: usize) {
 
 /// Does nothing on this system.
 #[cfg(not(target_os = "linux"))]
-fn forget(_file: &File, _len: usize) {}
+pub(crate) fn forget(_file: &File, _len: usize) {}
 
 pub(crate) fn check_hash(info: &FileRef, path: &Path, found: [u8; 32]) -> Result<()> {
     if found == info.sha256 {

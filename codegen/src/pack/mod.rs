@@ -105,9 +105,10 @@ impl Geometry {
         }
     }
 
-    /// Stored rows of a panel.
-    const fn at_once(&self) -> usize {
+    /// Stored rows of a panel. Scales that lie by themselves stand behind all rows of a matrix.
+    fn at_once(&self) -> usize {
         match self.layout {
+            Layout::Rests if self.bundle().is_some_and(Bundle::scales_apart) => self.rows.max(1),
             Layout::Rows | Layout::Gates | Layout::Rests => ROWS_AT_ONCE,
             Layout::Neurons { .. } => BLOCK,
             Layout::Panels { nr } | Layout::GluPanels { nr } => nr as usize,
@@ -175,10 +176,14 @@ impl Geometry {
                 let at = self.bundle().map_or(0, |b| b.at(part, row, rows));
                 (at, Lane::of_row(self.format, self.part_cols()))
             }
-            Layout::Gates | Layout::Rests => {
+            Layout::Gates => (column * self.row_bytes(), Lane::of_row(self.format, self.part_cols())),
+            Layout::Rests => {
                 let (row, part) = (column / self.parts(), column % self.parts());
-                let at = row * self.row_bytes() + self.bundle().map_or(0, |b| part * b.part_bytes());
-                (at, Lane::of_row(self.format, self.part_cols()))
+                let lane = Lane::of_row(self.format, self.part_cols());
+                let Some(b) = self.bundle() else { return (0, lane) };
+                let at = row * b.rest_pitch() + part * b.rest_part_bytes();
+                let scales = b.rest_scales_at(row, rows) + part * b.rest_scales_bytes();
+                (at, if b.scales_apart() { lane.with_scales(scales - at) } else { lane })
             }
             Layout::Panels { nr } | Layout::GluPanels { nr } => {
                 (0, Lane::of_panel(self.format, nr as usize, column))

@@ -54,6 +54,11 @@ impl Lane {
         Self { format, side: 1, first: 0, step, group, scale, scale_step: 2 }
     }
 
+    /// The same with its first scale so many bytes behind the row's first.
+    pub(super) const fn with_scales(self, scale: usize) -> Self {
+        Self { scale, ..self }
+    }
+
     /// Byte of number `i`, in formats whose numbers stand alone.
     fn cell(&self, i: usize) -> usize {
         self.first + i / self.side * self.step + i % self.side * 2

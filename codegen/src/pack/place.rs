@@ -75,7 +75,8 @@ fn part_by_part(g: &Geometry, bundle: Bundle, rows: &[u8], panel: &mut [u8]) {
         let (row, part_of) = (i / parts, i % parts);
         let at = match g.layout {
             Layout::Neurons { .. } => bundle.at(Part::OF_ROW[part_of], row, there),
-            _ => row * g.row_bytes() + part_of * bundle.part_bytes(),
+            // Numbers that stand alone have no scales.
+            _ => row * g.row_bytes() + part_of * bundle.rest_part_bytes(),
         };
         if let Some(to) = panel.get_mut(at..at + bytes) {
             to.copy_from_slice(part);

@@ -12,7 +12,7 @@ typedef void kernel(uint8_t *const *args, int64_t n, int64_t begin, int64_t end,
 extern kernel *const table[];
 
 #define MOST 16
-#define MATRICES 256
+#define MATRICES 4096
 
 struct guarded {
     uint8_t *base, *start;

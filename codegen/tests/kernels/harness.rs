@@ -8,7 +8,8 @@ use moec_codegen::pack::{Geometry, pack_slice, round_rows};
 use moec_codegen::{
     ByteDot, Compute, Isa, KernelSpec, Machine, Schedule, compile, neurons_meet, packed_words,
 };
-use moec_ir::plan::Grid;
+use moec_ir::bundle::Bundle;
+use moec_ir::plan::{Grid, Layout};
 use moec_ir::types::{Format, GROUP};
 use std::ptr;
 
@@ -19,6 +20,8 @@ pub(crate) enum Operand {
     Ints(Vec<i32>),
     /// `[lead, rows, cols]`, packed as the kernel wants it.
     Weight(Format, [usize; 3], Vec<f32>),
+    /// Up and down of neurons, `[lead, rows, 2 · cols]`, each anywhere.
+    Rests(Format, [usize; 3], Vec<f32>),
     /// A KV-cache tensor.
     Cache(Cache),
     /// The operand of that number again.
@@ -127,7 +130,11 @@ pub(crate) fn able(isa: &Isa, spec: &KernelSpec) -> bool {
             Compute::Bf16 => isa.bf16,
             Compute::I8 => isa.bytes != ByteDot::None,
         },
-        KernelSpec::NeuronUp { hidden, format, compute, .. } => neurons_meet(isa, *format, *hidden, *compute),
+        KernelSpec::NeuronUp { hidden, format, compute, .. }
+        | KernelSpec::NeuronGate { hidden, format, compute, .. }
+        | KernelSpec::NeuronUpAt { hidden, format, compute, .. } => {
+            neurons_meet(isa, *format, *hidden, *compute)
+        }
         _ => true,
     }
 }
@@ -315,19 +322,47 @@ pub(crate) fn bytes(operand: &Operand, case: &Case, isa: &Isa) -> Result<Vec<u8>
             let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
             Ok(pack_slice(&geometry, values).expect("packs"))
         }
+        Operand::Rests(format, shape, values) => Ok(pieces(*format, *shape, values)),
         Operand::Cache(cache) => Ok(cache.pack(isa)),
         Operand::Same(i) => Err(*i),
     }
 }
 
+/// What addresses of up and down of neurons are of, one behind the other, filled up with ones to equal sizes.
+fn pieces(format: Format, [lead, rows, cols]: [usize; 3], values: &[f32]) -> Vec<u8> {
+    let geometry = Geometry { layout: Layout::Rests, format, lead, rows, cols };
+    let packed = pack_slice(&geometry, values).expect("packs");
+    let b = Bundle { format, hidden: cols / 2, sketch: false };
+    let scales = b.rest_stored_bytes() - b.rest_pitch();
+    let size = b.rest_bytes().max(scales);
+    let of = |matrix: &[u8], i: usize| {
+        let places = [(i * b.rest_pitch(), b.rest_bytes()), (b.rest_scales_at(i, rows), scales)];
+        let piece = |(at, bytes)| {
+            let mut piece: Vec<u8> = matrix[at..at + bytes].to_vec();
+            piece.resize(size, 0xff);
+            piece
+        };
+        places.map(piece).into_iter().take(b.rest_addresses()).flatten().collect::<Vec<u8>>()
+    };
+    packed
+        .chunks_exact(packed.len() / lead)
+        .flat_map(|m| (0..rows).flat_map(|i| of(m, i)).collect::<Vec<u8>>())
+        .collect()
+}
+
 /// Matrices of an operand that a kernel finds by a table of their addresses.
 pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
     match (operand, spec) {
+        (Operand::Rests(format, [lead, rows, cols], _), _) => {
+            let bundle = Bundle { format: *format, hidden: cols / 2, sketch: false };
+            Some(lead * rows * bundle.rest_addresses())
+        }
         (
             Operand::Weight(_, [lead, ..], _),
             KernelSpec::ExpertGateUp { .. }
             | KernelSpec::ExpertDown { .. }
             | KernelSpec::NeuronUp { .. }
+            | KernelSpec::NeuronGate { .. }
             | KernelSpec::NeuronDown { .. },
         ) => Some(*lead),
         _ => None,

@@ -2,6 +2,7 @@
 //! loops.
 #![allow(clippy::panic, clippy::print_stdout)] // this is a test, though not all of it a test function
 
+mod apart;
 mod attention;
 mod cache;
 #[cfg(not(target_arch = "aarch64"))]

@@ -10,9 +10,9 @@ use moec_ir::op::{Activation, DispatchLayout, Glu};
 use moec_ir::types::Format;
 
 /// Rows, experts per token, experts, valid rows.
-const LAYOUTS: [(usize, usize, usize, usize); 3] = [(4, 2, 16, 1), (4, 2, 3, 4), (8, 3, 4, 5)];
+pub(crate) const LAYOUTS: [(usize, usize, usize, usize); 3] = [(4, 2, 16, 1), (4, 2, 3, 4), (8, 3, 4, 5)];
 /// Neurons of a block.
-const BLOCK: usize = 32;
+pub(crate) const BLOCK: usize = 32;
 const KINDS: [(Format, bool, Compute); 10] = [
     (Format::F32, false, Compute::F32),
     (Format::F32, true, Compute::F32),
@@ -29,20 +29,24 @@ const KINDS: [(Format, bool, Compute); 10] = [
 const WIDTHS: [usize; 9] = [17, 64, 80, 128, 288, 333, 500, 640, 1200];
 
 /// Experts, their neurons and what they hold.
-struct Network {
-    layout: DispatchLayout,
-    n: usize,
-    table: Vec<i32>,
-    of_slot: Vec<usize>,
-    hidden: usize,
-    inter: usize,
-    weights: Vec<f32>,
+pub(crate) struct Network {
+    pub(crate) layout: DispatchLayout,
+    pub(crate) n: usize,
+    pub(crate) table: Vec<i32>,
+    pub(crate) of_slot: Vec<usize>,
+    pub(crate) hidden: usize,
+    pub(crate) inter: usize,
+    pub(crate) weights: Vec<f32>,
     /// As the format holds them.
-    held: Vec<f32>,
+    pub(crate) held: Vec<f32>,
 }
 
 impl Network {
-    fn new(rng: &mut Rng, (rows, k, experts, n): (usize, usize, usize, usize), format: Format) -> Self {
+    pub(crate) fn new(
+        rng: &mut Rng,
+        (rows, k, experts, n): (usize, usize, usize, usize),
+        format: Format,
+    ) -> Self {
         let layout = DispatchLayout { rows, k, experts };
         let (hidden, inter) = (rng.pick(&WIDTHS), rng.pick(&[5, 32, 33, 70]));
         let table = dispatch(rng, layout, n);
@@ -53,7 +57,7 @@ impl Network {
     }
 
     /// Part `part` of a neuron of the expert that a slot has; `None` for a slot that nobody has.
-    fn part(&self, slot: usize, neuron: usize, part: usize) -> Option<&[f32]> {
+    pub(crate) fn part(&self, slot: usize, neuron: usize, part: usize) -> Option<&[f32]> {
         let e = *self.of_slot.get(slot)?;
         Some(&self.held[((e * self.inter + neuron) * 3 + part) * self.hidden..][..self.hidden])
     }
@@ -62,16 +66,16 @@ impl Network {
         Operand::Weight(format, [self.layout.experts, self.inter, 3 * self.hidden], self.weights.clone())
     }
 
-    fn slots(&self) -> usize {
+    pub(crate) fn slots(&self) -> usize {
         self.layout.rows * self.layout.k
     }
 
-    fn words(&self) -> usize {
+    pub(crate) fn words(&self) -> usize {
         awake_words(self.layout, self.inter)
     }
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
 }
 

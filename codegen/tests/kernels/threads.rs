@@ -122,6 +122,7 @@ fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> Vec<Buffer> {
             Operand::Ints(x) => memory.add(&name, &bytes(x.iter().map(|v| v.cast_unsigned()))),
             Operand::Cache(cache) => memory.add(&name, &cache.pack_in(CACHE_ORDER)),
             Operand::Same(again) => buffers[*again],
+            Operand::Rests(..) => panic!("neurons that lie apart stay with the processor: {case:?}"),
             Operand::Weight(format, [lead, rows, cols], values) => {
                 let layout = kernel.layout().expect("a weight");
                 let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };

@@ -146,6 +146,7 @@ pub fn run(args: &Args) -> Result<()> {
     let placed = placement::shown(placement, args.layer, args.expert);
     let mut head = head(args, &bundle, &decisions, &kernels, &weights, &states);
     head.extend(bundle.plan.paging.iter().flat_map(paging::rows));
+    head.extend(decisions.on_flash.as_ref().map(|d| vec!["experts on flash".to_owned(), d.shown()]));
     let mut text = output::table(&head);
     text += &decisions.cache.as_ref().map(paging::replays).unwrap_or_default();
     if args.layer.is_none() && args.expert.is_none() {
@@ -395,6 +396,7 @@ fn report(
         "kv_cache": cache(states).map(|(format, bits, bytes)| json!({
             "format": format, "bits_per_number": bits, "bytes_per_token": bytes,
         })),
+        "on_flash": decisions.on_flash,
         "attention": decisions.attention,
         "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),

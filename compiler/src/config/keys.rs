@@ -351,8 +351,8 @@ pub const KEYS: &[Key] = &[
         help: &[
             "Whether decoding skips neurons that an expert's gate makes exactly 0 (ReLU and its kind). Weights then lie neuron by",
             "neuron, and only those that a token wakes are read whole. `auto`: where the profile has seen enough zeros. No result",
-            "changes but for rounding. Not with experts on other units. With a memory budget: `on` alone; up and down of neurons that a",
-            "token wakes are then read from flash.",
+            "changes but for rounding. Not with experts on other units. With a memory budget up and down of neurons that a token wakes",
+            "are read from flash; `auto`: where less is then read than of whole experts, by what the profile has seen.",
         ],
         set: |c, v| Skip::parse(v.text()?).map(|s| c.experts.skip = s).ok_or(Wrong::Range),
     },

@@ -72,7 +72,8 @@ impl Activity for Unseen {
 type Halves = [WeightId; 2];
 
 /// Turns experts into neurons wherever that changes no result and `skip` asks for it; `auto` where enough zeros were seen. `paged`:
-/// experts stay on flash, all of them by neurons or none: `auto` leaves them whole.
+/// experts stay on flash, all of them by neurons or none: `auto` leaves them whole, and whoever knows better says `on`
+/// ([`super::reads`]).
 ///
 /// # Errors
 /// `on` for a model none of whose experts can be turned, or, where they stay on flash, not all.
@@ -123,6 +124,11 @@ fn turned(module: &Module, node: &Node) -> Option<(Glu, Halves)> {
     };
     let one_format = module.weight(gate_up).format == module.weight(down).format;
     (glu.skips() && one_format).then_some((glu, [gate_up, down]))
+}
+
+/// Gate and up, and down, of experts that can become neurons; `None`: they stay whole.
+pub fn halves(module: &Module, node: &Node) -> Option<[WeightId; 2]> {
+    turned(module, node).map(|(_, halves)| halves)
 }
 
 /// The weight of bundles; where neurons stay on flash, that of gates, and that of what else there is.

@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::human;
 use crate::profile::Profile;
 use moec_device::Memory;
-use moec_ir::bundle::{Bundle, PARTS};
 use moec_ir::plan::{ALIGN, PagedLayer, Paging, Plan, Segment};
 use moec_ir::{Graph, Op, Operand};
 use moec_runtime::cache::{self, Choice, Key, Pin, Setting, Trace};
@@ -30,13 +29,13 @@ const READS: [u64; 4] = [64, 32, 16, 8];
 /// Experts whose neurons must have room besides.
 const WORTHWHILE_READS: u64 = 8;
 /// Bytes of an address, and of what is noted of neurons that are read together.
-const ADDRESS: u64 = 8;
-const NOTES: u64 = 48;
+pub(super) const ADDRESS: u64 = 8;
+pub(super) const NOTES: u64 = 48;
 /// Fewest frames that hold experts.
 const LEAST: u32 = 1;
 /// Bytes of the process beside what the plan lists: code, stacks, buffers of messages, the plan itself. Measured: 4 MiB of
 /// `run generate` for the demo model, whose code and plan are small.
-const PROCESS: u64 = 16 << 20;
+pub(super) const PROCESS: u64 = 16 << 20;
 /// Bytes in memory for a byte of `tokenizer.json`, at the moment when it is read. Measured: 26, with 100 000 tokens.
 const TOKENIZER: u64 = 28;
 
@@ -148,8 +147,7 @@ pub fn lay_out_neurons(
     }
     for l in layers {
         let rests = segments.get_mut(l.down as usize).ok_or_else(|| Error::bug("neurons of no segment"))?;
-        let hidden = rests.extents().2 as usize / (PARTS - 1);
-        let bundle = Bundle { format: rests.format, hidden, sketch: false };
+        let bundle = rests.rests().ok_or_else(|| Error::bug("neurons that do not lie as they are read"))?;
         let neurons = bundle.read_together();
         let least = rests.extents().1.div_ceil(neurons as u32);
         let own = Frame { neurons: neurons as u32, bytes: (bundle.rest_bytes() * neurons) as u64, least };
@@ -313,11 +311,15 @@ fn page_neurons(plan: &mut Plan, wanted: Wanted<'_>, sums: &Sums) -> Result<Page
     let all: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * of_one(l)).sum();
     // Tables of addresses, and what the cache notes of every frame that there could be.
     let neurons: u64 = paging.layers.iter().map(|l| u64::from(l.experts) * u64::from(of(l).1)).sum();
-    let process = sums.process + neurons * ADDRESS + all * NOTES;
-    let fixed = sums.resident().saturating_add(process);
+    let bundle = paging.layers.first().and_then(|l| plan.segments.get(l.down as usize)?.rests());
+    let bundle = bundle.ok_or_else(|| Error::bug("neurons of no segment"))?;
+    let process = sums.process + neurons * ADDRESS * bundle.rest_addresses() as u64 + all * NOTES;
+    // Scales that lie by themselves are read when a run begins.
+    let scales = neurons * (bundle.rest_stored_bytes() - bundle.rest_pitch()) as u64;
+    let resident = sums.resident().saturating_add(scales);
+    let fixed = resident.saturating_add(process);
     // On flash a frame may take more than in memory.
-    let read = plan.segments.get(paging.layers.first().map_or(0, |l| l.down) as usize);
-    let read = read.map_or(0, |s| s.layout.row_bytes(s.format, s.extents().2 as usize)) as u64;
+    let read = bundle.rest_pitch() as u64;
     let spare_for = |reads: u64| {
         (reads * read * u64::from(paging.neurons)).div_ceil(paging.frame_bytes).max(SPARE.into())
     };
@@ -329,7 +331,6 @@ fn page_neurons(plan: &mut Plan, wanted: Wanted<'_>, sums: &Sums) -> Result<Page
         let sums = Sums { process, ..*sums };
         return Err(too_small(wanted.budget, &sums, fixed + (least + spare) * paging.frame_bytes));
     };
-    let resident = sums.resident();
     let Some(paging) = &mut plan.paging else { return Ok(Paged { choice: None }) };
     (paging.budget, paging.threads) = (wanted.budget, wanted.threads);
     (paging.resident, paging.process) = (resident, process);

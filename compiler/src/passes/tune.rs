@@ -99,6 +99,7 @@ pub fn tune(
     plan.scratch_bytes = scratch.unwrap_or(0);
     *kernels = chosen;
     Ok(Decisions {
+        on_flash: None,
         hot: Vec::new(),
         attention: None,
         version: VERSION,

@@ -4,8 +4,8 @@ use super::{Prints, Stops};
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::{KERNELS, TOKENIZER};
 use crate::config::Config;
-use crate::decisions::HotShare;
 use crate::decisions::{AttentionDecision, Decisions};
+use crate::decisions::{FlashDecision, HotShare};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::mix::Formats;
@@ -58,8 +58,13 @@ pub struct Compilation<'a> {
     pub statics: Statics,
     /// Hot neurons by layer and batch, from `cluster` on where another unit computes densely.
     pub hot: Vec<HotShare>,
+<<<<<<< HEAD
     /// Those that become networks, with the neurons of each expert: from `cluster` on where the user asks for it.
     pub hot_neurons: Vec<(HotLayer, Vec<Vec<u32>>)>,
+=======
+    /// How experts on flash are read, from `cluster` on where there was a choice.
+    pub on_flash: Option<FlashDecision>,
+>>>>>>> cap
     /// All units of the device.
     pub list: UnitList<'a>,
     /// Where the rest lives, from `home` on.
@@ -153,7 +158,11 @@ impl<'a> Compilation<'a> {
             attention: None,
             statics: Statics::default(),
             hot: Vec::new(),
+<<<<<<< HEAD
             hot_neurons: Vec::new(),
+=======
+            on_flash: None,
+>>>>>>> cap
             homes: Homes::at_home(&UnitList::of(target.device())),
             list: UnitList::of(target.device()),
             plan: None,

@@ -6,9 +6,15 @@ use crate::error::{Error, Result};
 use crate::passes::hot::{self, Experts};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Costs, rules};
+<<<<<<< HEAD
 use crate::passes::units::Wish;
 use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
 use moec_ir::{EntryKind, Op};
+=======
+use crate::passes::{cluster, convolve, fetch, format, lower, offload, reads, rewrite};
+use moec_ir::Op;
+use moec_runtime::cache::Pin;
+>>>>>>> cap
 
 pub(super) fn lower(c: &mut Compilation<'_>) -> Result<()> {
     c.module = lower::lower(c.spec()?, &c.shapes()?)?;
@@ -75,6 +81,13 @@ pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
     let elsewhere = if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
         "other units compute experts on this target"
     } else {
+        let memory = &c.config.memory;
+        let own = memory.policy.is_none() && memory.pin == Pin::Auto && skip == Skip::Auto;
+        if let Some((budget, profile)) = memory.budget.zip(c.profile).filter(|_| own) {
+            c.on_flash = reads::decide(&c.module, profile, budget, c.target.flash());
+        }
+        let by_neurons = c.on_flash.as_ref().is_some_and(|d| d.by_neurons);
+        let skip = if by_neurons { Skip::On } else { skip };
         let seen: &dyn cluster::Activity = match c.profile {
             Some(profile) => profile,
             None => &cluster::Unseen,

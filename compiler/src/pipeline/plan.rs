@@ -40,6 +40,7 @@ pub(super) fn tune(c: &mut Compilation<'_>) -> Result<()> {
     let mut decisions = tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?;
     decisions.attention.clone_from(&c.attention);
     decisions.hot.clone_from(&c.hot);
+    decisions.on_flash.clone_from(&c.on_flash);
     c.decisions = Some(decisions);
     Ok(())
 }

@@ -1,7 +1,6 @@
 //! Checks of what stays on flash; [`super`] lists the invariants.
 
 use super::{VerifyError, require};
-use crate::bundle::Bundle;
 use crate::paging::{PagedLayer, Paging};
 use crate::plan::{ALIGN, Layout, Plan, Segment};
 use std::collections::BTreeSet;
@@ -86,13 +85,12 @@ fn neurons_fit(plan: &Plan, p: &Paging, layer: &PagedLayer) -> bool {
     let segment = |i: u32| plan.segments.get(i as usize);
     let Some((gates, rests)) = segment(layer.gate_up).zip(segment(layer.down)) else { return false };
     let [(experts, inter, hidden), (e, i, both)] = [gates, rests].map(Segment::extents);
-    let bundle = Bundle { format: rests.format, hidden: hidden as usize, sketch: false };
+    let Some(bundle) = rests.rests() else { return false };
     let frames = u64::from(inter).div_ceil(u64::from(p.neurons));
     // A frame is read as a whole, also where the last one of an expert has fewer neurons.
     let read = (bundle.rest_pitch() as u64).checked_mul(u64::from(p.neurons));
     let pitch = read.and_then(|bytes| bytes.checked_mul(frames));
     gates.layout == Layout::Gates
-        && rests.layout == Layout::Rests
         && [gates, rests].iter().all(|s| s.shape.len() == 3)
         && (experts, inter) == (e, i)
         && experts == layer.experts

@@ -127,11 +127,11 @@ pub(crate) fn open(
         }
     };
     let matrices = |l: &plan::PagedLayer| {
-        if paging.by_neurons() { [0, neurons_of(program, l)] } else { [l.experts as usize; 2] }
+        if paging.by_neurons() { [0, neurons::addresses(program, l)] } else { [l.experts as usize; 2] }
     };
     let tables = Arc::new(Tables::new(paging.layers.iter().map(matrices)));
     let pager = if paging.by_neurons() {
-        let pager = NeuronPager::new(program, &paging, flash, Arc::clone(&tables), options)?;
+        let pager = NeuronPager::new((program, bundle), &paging, flash, Arc::clone(&tables), options)?;
         OnFlash::Neurons(Arc::new(pager))
     } else {
         OnFlash::Experts(Arc::new(Pager::new(program, &paging, flash, Arc::clone(&tables), options)?))

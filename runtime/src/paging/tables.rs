@@ -5,7 +5,8 @@ use crate::unit::Half;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// An address for every matrix of every expert, or for up and down of every neuron: where the last frame that held it has it.
+/// An address for every matrix of every expert, or for up and down of every neuron, where the last frame that held it has it; of
+/// neurons whose scales lie by themselves a second one, of these.
 pub(super) struct Tables(Vec<[Vec<AtomicPtr<u8>>; 2]>);
 
 impl Tables {

@@ -5,6 +5,7 @@
 //! a vector of codes takes an instruction for each of: load, dot product, conversion, scale and sum.
 
 use super::super::quantise::{CORRECTION, ROW_GROUP, SCALE};
+use super::numbers::Row;
 use crate::dsl::{F, I, Kb, LINE, P};
 use crate::machine::{ByteDot, Isa};
 use moec_ir::types::{Format, GROUP};
@@ -125,10 +126,10 @@ impl Steps {
         }
     }
 
-    /// The sum of products of a part at `row` and a row in scratch. Lines so many bytes further are asked for meanwhile.
-    pub(super) fn dot<'k>(self, k: &'k Kb<'k>, row: P<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
-        let codes = self.count * self.code_bytes();
-        let scales = row.bytes(codes);
+    /// The sum of products of a part and a row in scratch. Lines so many bytes further are asked for meanwhile.
+    pub(super) fn dot<'k>(self, k: &'k Kb<'k>, part: &Row<'k>, x: P<'k>, ahead: Option<usize>) -> F<'k> {
+        let (row, codes) = (part.at, self.count * self.code_bytes());
+        let scales = part.scales.unwrap_or_else(|| row.bytes(codes));
         if let Some(ahead) = ahead {
             let lines = (0..self.count * self.groups * 2).step_by(LINE);
             lines.for_each(|line| row.beyond(codes + ahead + line).prefetch());

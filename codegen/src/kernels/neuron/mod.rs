@@ -113,7 +113,7 @@ impl<'k> Rows<'k> {
     fn dot(&self, part: &Row<'k>, slot: I<'k>, ahead: Option<usize>) -> F<'k> {
         match self.bytes {
             Some((steps, rows, first)) => {
-                steps.dot(self.k, part.at, rows.bytes((slot - first) * steps.row_bytes()), ahead)
+                steps.dot(self.k, part, rows.bytes((slot - first) * steps.row_bytes()), ahead)
             }
             None => dot(self.k, part, self.of(slot), ahead),
         }

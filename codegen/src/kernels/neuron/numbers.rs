@@ -27,6 +27,8 @@ pub(super) struct Row<'k> {
     /// Numbers.
     hidden: usize,
     pub(super) at: P<'k>,
+    /// Its scales, where they do not follow its codes.
+    pub(super) scales: Option<P<'k>>,
 }
 
 /// Thirty-two numbers: vectors, and what they are to be multiplied by.
@@ -43,12 +45,17 @@ impl<'k> Row<'k> {
             Format::Q4 => Code::Q4,
             plain => Code::Plain(plain),
         };
-        Self { k, code, hidden, at }
+        Self { k, code, hidden, at, scales: None }
+    }
+
+    /// The same with its scales elsewhere.
+    pub(super) fn with_scales(self, scales: P<'k>) -> Self {
+        Self { scales: Some(scales), ..self }
     }
 
     /// The codes of a sketch.
     pub(super) fn codes(k: &'k Kb<'k>, hidden: usize, at: P<'k>) -> Self {
-        Self { k, code: Code::Bytes, hidden, at }
+        Self { k, code: Code::Bytes, hidden, at, scales: None }
     }
 
     /// Bytes of the codes of a group.
@@ -62,8 +69,9 @@ impl<'k> Row<'k> {
 
     /// Where the scale of a group lies.
     fn scale_at(&self, group: I<'k>) -> Option<P<'k>> {
-        let scales = self.hidden.div_ceil(GROUP) * self.group_bytes();
-        matches!(self.code, Code::Q8 | Code::Q4).then(|| self.at.bytes(scales).bytes(group * 2))
+        let behind = || self.at.bytes(self.hidden.div_ceil(GROUP) * self.group_bytes());
+        let has = matches!(self.code, Code::Q8 | Code::Q4);
+        has.then(|| self.scales.unwrap_or_else(behind).bytes(group * 2))
     }
 
     /// The numbers of a group. What pads the last one is 0.

@@ -17,7 +17,7 @@ pub(crate) struct Places<'k> {
     pub(crate) rests: Option<Rests<'k>>,
 }
 
-/// Addresses of up and down of the neurons of all experts.
+/// Addresses of up and down of the neurons of all experts, each followed by that of their scales where these lie by themselves.
 #[derive(Clone, Copy)]
 pub(crate) struct Rests<'k> {
     pub(crate) at: P<'k>,
@@ -31,8 +31,10 @@ impl<'k> Places<'k> {
         match (self.rests, part) {
             (None, _) => self.in_block(part, neuron),
             (Some(_), Part::Sketch | Part::Gate) => self.matrix.bytes(neuron * self.bundle.part_bytes()),
-            (Some(rests), Part::Up) => rests.of(neuron),
-            (Some(rests), Part::Down) => rests.of(neuron).bytes(self.bundle.part_bytes()),
+            (Some(rests), Part::Up) => rests.of(self.bundle, neuron, 0),
+            (Some(rests), Part::Down) => {
+                rests.of(self.bundle, neuron, 0).bytes(self.bundle.rest_part_bytes())
+            }
         }
     }
 
@@ -50,12 +52,21 @@ impl<'k> Places<'k> {
 
     /// A part of a neuron, as numbers.
     pub(super) fn row(&self, part: Part, neuron: I<'k>) -> Row<'k> {
-        Row::part(self.k, self.bundle.format, self.bundle.hidden, self.part(part, neuron))
+        let row = Row::part(self.k, self.bundle.format, self.bundle.hidden, self.part(part, neuron));
+        match (self.rests, part) {
+            (Some(rests), Part::Up | Part::Down) if self.bundle.scales_apart() => {
+                let scales = rests.of(self.bundle, neuron, 1);
+                let skip = if part == Part::Down { self.bundle.rest_scales_bytes() } else { 0 };
+                row.with_scales(scales.bytes(skip))
+            }
+            _ => row,
+        }
     }
 }
 
 impl<'k> Rests<'k> {
-    fn of(&self, neuron: I<'k>) -> P<'k> {
-        self.at.load_address(self.first + neuron)
+    /// Address `which` of a neuron.
+    fn of(&self, bundle: Bundle, neuron: I<'k>, which: usize) -> P<'k> {
+        self.at.load_address((self.first + neuron) * bundle.rest_addresses() + which)
     }
 }

@@ -11,8 +11,10 @@
 //! nothing that the step needs. Where a step needs more than there are frames (a prompt needs all neurons of its experts) it goes
 //! in waves, as many experts at a time as fit; down takes them in reverse, and finds in memory what up has used last.
 //!
-//! * `stage`: the experts of one layer in one call; `state`: what is held, and what is on its way.
+//! * `stage`: the experts of one layer in one call; `state`: what is held, and what is on its way; `scales`: those that lie by
+//!   themselves, which are resident.
 
+mod scales;
 mod stage;
 mod state;
 
@@ -26,12 +28,13 @@ use crate::neurons::{Regions, Segmented, Shape};
 use crate::program::Program;
 use crate::timeline::{Timeline, What};
 use crate::unit::{Half, Lane, Launch, StepFault};
-use moec_ir::bundle::{BLOCK, Bundle, PARTS};
+use moec_ir::bundle::{BLOCK, Bundle};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan;
-use moec_ir::plan::Grid;
+use moec_ir::plan::{Grid, Segment};
 use stage::{Item, Needs};
 use state::State;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -66,6 +69,8 @@ struct Lie {
     pitch: usize,
     /// Units of an expert, the most of all layers: units are numbered as if all experts had so many.
     units: u32,
+    /// Addresses of a neuron in the tables.
+    addresses: usize,
 }
 
 impl Lie {
@@ -80,6 +85,8 @@ pub(crate) struct NeuronPager {
     layers: Vec<Layer>,
     lie: Lie,
     state: Mutex<State>,
+    // Held so that the addresses in the tables stay valid.
+    _scales: Region,
     report: Report,
     /// Nanoseconds that the first lane has waited.
     stalled: AtomicU64,
@@ -97,18 +104,23 @@ pub(super) fn class(program: &Program, paging: &plan::Paging) -> Result<Class> {
 /// The bundle that all layers have parts of.
 fn bundle(program: &Program, paging: &plan::Paging) -> Result<Bundle> {
     let segment = paging.layers.first().and_then(|l| program.segments.get(l.down as usize));
-    let segment = segment.ok_or_else(|| Error::Plan("neurons of no segment".to_owned()))?;
-    let hidden = segment.extents().2 as usize / (PARTS - 1);
-    Ok(Bundle { format: segment.format, hidden, sketch: false })
+    segment.and_then(Segment::rests).ok_or_else(|| Error::Plan("neurons of no segment".to_owned()))
+}
+
+/// Addresses that the table of a layer has.
+pub(super) fn addresses(program: &Program, layer: &plan::PagedLayer) -> usize {
+    let segment = program.segments.get(layer.down as usize);
+    let each = segment.and_then(Segment::rests).map_or(1, Bundle::rest_addresses);
+    super::neurons_of(program, layer) * each
 }
 
 impl NeuronPager {
     /// Over flash whose table is that of [`super::table`].
     ///
     /// # Errors
-    /// Memory refused, neurons that cannot be numbered.
+    /// Memory refused, neurons that cannot be numbered, scales that cannot be read.
     pub(super) fn new(
-        program: &Program,
+        (program, folder): (&Program, &Path),
         paging: &plan::Paging,
         flash: Flash,
         tables: Arc<Tables>,
@@ -125,13 +137,15 @@ impl NeuronPager {
             extent += l.experts * units;
         }
         let units = layers.iter().map(|l| l.units).max().unwrap_or(1);
-        let lie = Lie { each, bytes: bundle.rest_bytes(), pitch: bundle.rest_pitch(), units };
+        let (bytes, pitch, addresses) = (bundle.rest_bytes(), bundle.rest_pitch(), bundle.rest_addresses());
+        let lie = Lie { each, bytes, pitch, units, addresses };
         let shape =
             Shape { matrices: first, neurons: units, cluster: units, gate: lie.unit_bytes(), rest: 0 };
         let cold = lie.unit_bytes().saturating_mul(paging.frames.into());
         let cache = Segmented::new(shape, Regions { fixed: 0, hot: 0, cold })
             .map_err(|e| Error::Plan(e.to_string()))?;
         let frames = Region::new("neurons", cold)?;
+        let scales = scales::load(program, folder, paging, &tables)?;
         let report = Report {
             reader: flash.describe().to_owned(),
             policy: paging.policy.clone(),
@@ -149,6 +163,7 @@ impl NeuronPager {
             layers,
             lie,
             state: Mutex::new(state),
+            _scales: scales,
             report,
             stalled: AtomicU64::new(0),
             timeline: OnceLock::new(),
@@ -347,6 +362,6 @@ pub(super) fn units(program: &Program) -> Result<Vec<(u32, u32, u64, u64)>> {
 /// Where a unit's neurons are found by kernels.
 fn enter(tables: &Tables, lie: Lie, half: Half, first: usize, count: usize, at: Addr) {
     for i in 0..count {
-        tables.set(half, first + i, at.plus(i * lie.bytes));
+        tables.set(half, (first + i) * lie.addresses, at.plus(i * lie.bytes));
     }
 }
