@@ -191,6 +191,7 @@ fn family(spec: &KernelSpec) -> Option<(Launch, Write)> {
         KernelSpec::Softmax { .. } => (rows::softmax_launch(spec), rows::softmax),
         KernelSpec::Quantise { .. }
         | KernelSpec::NeuronUp { .. }
+        | KernelSpec::NeuronPredict { .. }
         | KernelSpec::NeuronDown { .. }
         | KernelSpec::NeuronGate { .. }
         | KernelSpec::NeuronUpAt { .. }

@@ -328,6 +328,7 @@ pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
             KernelSpec::ExpertGateUp { .. }
             | KernelSpec::ExpertDown { .. }
             | KernelSpec::NeuronUp { .. }
+            | KernelSpec::NeuronPredict { .. }
             | KernelSpec::NeuronDown { .. },
         ) => Some(*lead),
         _ => None,

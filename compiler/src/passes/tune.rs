@@ -100,6 +100,8 @@ pub fn tune(
     *kernels = chosen;
     Ok(Decisions {
         hot: Vec::new(),
+        predictors: Vec::new(),
+        predictors_increase: None,
         attention: None,
         version: VERSION,
         activations: target.activations().name().to_owned(),

@@ -39,6 +39,8 @@ pub(super) fn tune(c: &mut Compilation<'_>) -> Result<()> {
     let mut decisions = tune::tune(plan, &mut c.kernels, c.target, c.tuner.as_mut())?;
     decisions.attention.clone_from(&c.attention);
     decisions.hot.clone_from(&c.hot);
+    decisions.predictors.clone_from(&c.predictors);
+    decisions.predictors_increase = c.predictors_increase;
     c.decisions = Some(decisions);
     Ok(())
 }
