@@ -17,7 +17,7 @@ use moec::passes::convolve::convolve;
 use moec::passes::offload::Statics;
 use moec::passes::rewrite::Costs;
 use moec::passes::units::Units;
-use moec::pipeline::{Candidate, Compilation, QualityProbe, Stops};
+use moec::pipeline::{Candidate, Change, Compilation, QualityProbe, Stops};
 use moec::profile::{Chunk, Origin, Profile, Reading, Routes, Routing, Trace};
 use moec::progress::Progress;
 use moec_device::{BUILT_IN, Device};
@@ -493,6 +493,10 @@ impl Proportional {
 impl QualityProbe for Proportional {
     fn perplexity_increase(&self, candidate: &Candidate<'_>) -> moec::Result<f64> {
         Ok(Self::loss(candidate.placement))
+    }
+
+    fn increase_by(&self, _: &Change<'_>) -> moec::Result<f64> {
+        unreachable!("only placements are measured")
     }
 }
 

@@ -4,7 +4,7 @@ use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
 use crate::bundle::{cargo, destination, workspace};
 use crate::cache_dir;
-use crate::config::{Config, Rounding, Size};
+use crate::config::{Config, Predict, Rounding, Size};
 use crate::error::{Error, Result};
 use crate::human;
 use crate::import::{self, ImportOptions};
@@ -98,8 +98,13 @@ pub fn build(
     first_token(&checkpoint, &spec)?;
     // What is static, or does not fit, is decided by what calibration saw.
     let free = !compilation.list.free.is_empty();
-    let decides = Units::of(&device).is_some() || free || config.memory.budget.is_some();
+    let predicts = config.experts.predict != Predict::Off;
+    let decides = Units::of(&device).is_some() || free || config.memory.budget.is_some() || predicts;
     let profile = if decides { crate::calibrate::profile(&compilation, progress)? } else { None };
+    if profile.is_none() && config.experts.predict.is_asked_for() {
+        return Err(Error::input("`predict` under `[experts]` needs a profile to train on")
+            .hint("name `text` or `profile` under `[calibrate]`"));
+    }
     compilation.units = Units::of(&device);
     compilation.profile = profile.as_ref();
     let probe = match profile.as_ref().filter(|_| config.quality.max_perplexity_increase.is_some()) {

@@ -42,6 +42,12 @@ pub struct Decisions {
     /// Hot neurons by layer and batch, where a unit for dense work computes beside the processor.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hot: Vec<HotShare>,
+    /// Predictors of neurons by layer, where they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub predictors: Vec<PredictorDecision>,
+    /// By how much perplexity on held-out text rises with them, as a share, two standard errors included, where `auto` measured it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predictors_increase: Option<f64>,
     /// Where attention lives and why, where the costs of a request decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionDecision>,
@@ -320,4 +326,42 @@ pub struct HotShare {
     /// Whether the bundle has networks of them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub networks: bool,
+}
+
+/// What was trained to say which neurons of a layer are awake, and what is used of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PredictorDecision {
+    /// Layer.
+    pub layer: u32,
+    /// `off`, or one of those that were tried.
+    pub chosen: String,
+    /// Why.
+    pub why: String,
+    /// Share of neurons that rows wake.
+    pub awake: f64,
+    /// Rows that were fitted to, and rows that shares are counted on.
+    pub rows: [usize; 2],
+    /// Bytes that a token reads of the layer's experts without a predictor.
+    pub exact_bytes: u64,
+    /// All that were trained.
+    pub tried: Vec<TriedPredictor>,
+}
+
+/// A predictor of a layer's neurons.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TriedPredictor {
+    /// `low-rank 32` or `coarse`.
+    pub kind: String,
+    /// Standard errors of a neuron by which the border is lower.
+    pub errors: f64,
+    /// Of the neurons that rows wake, those that are found.
+    pub recall: f64,
+    /// Of all neurons, those that are taken to be awake.
+    pub predicted: f64,
+    /// Bytes that a token reads of the layer's experts.
+    pub bytes: u64,
+    /// Bytes of the predictors of all experts.
+    pub held: u64,
 }

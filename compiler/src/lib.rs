@@ -30,6 +30,7 @@ pub mod simulate;
 pub mod synth;
 pub mod targets;
 pub mod tools;
+pub mod trained;
 pub mod tuner;
 pub mod twin;
 pub mod verify;

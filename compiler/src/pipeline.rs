@@ -3,11 +3,12 @@
 
 mod compilation;
 mod graph;
+mod neurons;
 mod placement;
 mod plan;
 
 pub(crate) use compilation::first_token;
-pub use compilation::{Candidate, Compilation, QualityProbe, Start};
+pub use compilation::{Candidate, Change, Compilation, QualityProbe, Start};
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;
@@ -177,7 +178,7 @@ pub const PIPELINE: &[Pass] = &[
         name: "cluster",
         when: When::NotAsLowered,
         prints: Prints::Graph,
-        run: graph::cluster,
+        run: neurons::cluster,
         why: "whom the processor alone computes is known; what is left can lie neuron by neuron, before kernels are chosen",
     },
     Pass {

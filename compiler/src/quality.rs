@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::evaluate::log_probabilities;
 use crate::import::{Checkpoint, ModelSpec};
-use crate::pipeline::{Candidate, QualityProbe};
+use crate::pipeline::{Candidate, Change, QualityProbe};
 use crate::profile::Profile;
 use crate::progress::Progress;
 use crate::twin::{Original, Twin, TwinExperts};
@@ -154,6 +154,23 @@ impl QualityProbe for Measured<'_> {
             candidate.placement.experts.iter().flat_map(|t| &t.experts).map(|e| u64::from(e.capacity));
         let (rows, percent) = (capacities.sum::<u64>(), 100.0 * increase);
         self.progress.stage("Measured", &format!("{rows} rows for all experts: perplexity {percent:+.3} %"));
+        Ok(increase)
+    }
+
+    fn increase_by(&self, change: &Change<'_>) -> Result<f64> {
+        let Change { exact, changed, model, source } = *change;
+        let text = self.text(model.bos)?;
+        let windows = self.windows(&text)?;
+        let losses = |module| {
+            let original =
+                Original { module, source, model, cache: self.cache, experts: TwinExperts::Unbounded };
+            self.losses(&Twin::new(&original, self.progress)?, &windows)
+        };
+        let (exact, changed) = (losses(exact)?, losses(changed)?);
+        let differences: Vec<f64> = changed.iter().zip(&exact).map(|(a, b)| a - b).collect();
+        let increase = cautious(&differences).exp_m1();
+        self.progress
+            .stage("Measured", &format!("predictors of neurons: perplexity {:+.3} %", 100.0 * increase));
         Ok(increase)
     }
 }

@@ -191,7 +191,7 @@ fn compute(op: &Op, a: &Args<'_>, results: &[Type]) -> Result<Vec<Data>, EvalErr
         Op::Fetch { .. } => Ok(vec![Data::I32(experts::table(a)?.to_vec())]),
         Op::Admit(d) => Ok(experts::admit(a, d)?.map(Data::I32).into()),
         Op::ExpertFfn { glu, bias, .. } => one(experts::expert_ffn(a, *glu, *bias, results)?),
-        Op::NeuronFfn { glu, .. } => one(experts::neuron_ffn(a, *glu, results)?),
+        Op::NeuronFfn { glu, predict, .. } => one(experts::neuron_ffn(a, *glu, *predict, results)?),
         Op::Combine { partial } => one(experts::combine(a, *partial)?),
         Op::Add => one(basic::zip(a, |x, y| x + y)?),
         Op::Glu(glu) => one(basic::zip(a, |g, u| basic::glu(*glu, g, u))?),

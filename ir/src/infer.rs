@@ -1,6 +1,6 @@
 //! Type inference: the result types of an operator, or why its operands do not fit.
 
-use crate::op::{AttentionDesc, DispatchLayout, GroupScore, Op, RouterDesc, WeightFrom};
+use crate::op::{AttentionDesc, DispatchLayout, GroupScore, Op, Predictor, RouterDesc, WeightFrom};
 use crate::types::{DType, Type};
 use thiserror::Error;
 
@@ -260,7 +260,7 @@ impl Op {
                 }
                 f32(&[slots_for(&o, words, t, e)?, h])
             }
-            Self::NeuronFfn { glu, paged } => {
+            Self::NeuronFfn { glu, paged, predict } => {
                 let [t, h] = o.matrix(0, "x")?;
                 o.require(glu.skips(), || "this gate makes no neuron 0".to_owned())?;
                 let [words] = o.shape(1, "dispatch", DType::I32)?;
@@ -272,6 +272,20 @@ impl Op {
                 if paged.is_some() {
                     let both = o.mul(2, h)?;
                     o.exact(3, "rests", &f32(&[e, i, both]))?;
+                    o.require(predict.is_none(), || "a predictor of neurons on flash".to_owned())?;
+                }
+                match predict {
+                    None => {}
+                    Some(Predictor::LowRank) => {
+                        let [_, rank, _] = o.shape(3, "right", DType::F32)?;
+                        o.exact(3, "right", &f32(&[e, rank, h]))?;
+                        o.exact(4, "left", &f32(&[e, i, rank]))?;
+                        o.exact(5, "margin", &f32(&[e, 1, i]))?;
+                    }
+                    Some(Predictor::Coarse) => {
+                        o.exact(3, "codes", &f32(&[e, i, h]))?;
+                        o.exact(4, "margin", &f32(&[e, 1, i]))?;
+                    }
                 }
                 f32(&[slots_for(&o, words, t, e)?, h])
             }

@@ -40,7 +40,7 @@ pub use builder::GraphBuilder;
 pub use bundle::Bundle;
 pub use graph::{EntryKind, Graph, Module, Node, NodeId, Operand, StateDecl, StateId, ValueId, WeightId};
 pub use infer::TypeError;
-pub use op::{Activation, Glu, Op, RopeStyle, RouterDesc};
+pub use op::{Activation, Glu, Op, Predictor, RopeStyle, RouterDesc};
 pub use patch::Patch;
 pub use scope::{Part, Scope};
 pub use state::StateKind;

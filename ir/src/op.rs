@@ -78,6 +78,38 @@ impl Glu {
     }
 }
 
+/// What says in front of a neuron's gate whether it is awake, at the price of some who are and are passed over (PowerInfer-2,
+/// §2.2 and §4.1.2): a number that is above 0 for those that it takes to be awake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Predictor {
+    /// `left · (right · x) + margin`, of `@right[E, R, H], @left[E, I, R], @margin[E, 1, I]`: the gates as a product of two
+    /// small matrices.
+    LowRank,
+    /// `codes · x + margin`, of `@codes[E, I, H], @margin[E, 1, I]`: the gates in fewer bits.
+    Coarse,
+}
+
+impl Predictor {
+    /// Every one.
+    pub const ALL: [Self; 2] = [Self::LowRank, Self::Coarse];
+
+    /// Name in the text form.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::LowRank => "low_rank",
+            Self::Coarse => "coarse",
+        }
+    }
+
+    /// Its weights.
+    pub const fn weights(self) -> usize {
+        match self {
+            Self::LowRank => 3,
+            Self::Coarse => 2,
+        }
+    }
+}
+
 /// Which channels of a head a rotation pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
@@ -312,6 +344,9 @@ pub enum Op {
         /// Where up and down stay on flash: index of the layer among those that do. The weights are then
         /// `@gates[E, I, H], @rests[E, I, 2H]`.
         paged: Option<usize>,
+        /// What is asked in front of a gate, where no neuron stays on flash. Its weights follow `@neurons`; a neuron of which
+        /// it says 0 or less adds nothing, whatever its gate would say.
+        predict: Option<Predictor>,
     },
     /// `y[T·k, H], dispatch, weights f32[T, k] → f32[T, H]`: the weighted sum of each token's slots. Rows past
     /// those that the table counts are padding.
@@ -475,7 +510,11 @@ impl Op {
             | Self::LinearGlu { .. }
             | Self::HeadLinear { .. }
             | Self::Conv1x1 { .. } => vec![V, W],
-            Self::NeuronFfn { paged: None, .. } => vec![V, V, W],
+            Self::NeuronFfn { paged: None, predict, .. } => {
+                let mut kinds = vec![V, V, W];
+                kinds.resize(3 + predict.map_or(0, Predictor::weights), W);
+                kinds
+            }
             Self::LayerNorm { .. } => vec![V, W, W],
             Self::RopeAngles { switch, .. } => {
                 if switch.is_some() {

@@ -214,7 +214,17 @@ impl Probe<'_> {
         let usual = self.dense_compute();
         let compute = if neurons_meet(&self.isa, format, hidden, usual) { usual } else { Compute::F32 };
         let (rows, x_ld) = self.rows(&mut b, &self.x(e), compute)?;
-        let up = KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu: GLU };
+        let up = KernelSpec::NeuronUp {
+            layout,
+            hidden,
+            inter,
+            format,
+            compute,
+            sketch,
+            predicted: false,
+            x_ld,
+            glu: GLU,
+        };
         let values = e.bundles();
         let weights = b.memory.len() + 2;
         let args = vec![

@@ -46,6 +46,7 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         KernelSpec::ExpertGateUp { .. } => expert::gate_up(k, spec),
         KernelSpec::ExpertDown { .. } => expert::down(k, spec),
         KernelSpec::NeuronUp { .. } => neuron::up(k, spec),
+        KernelSpec::NeuronPredict { .. } => neuron::predict::write(k, spec),
         KernelSpec::NeuronDown { .. } | KernelSpec::NeuronDownAt { .. } => neuron::down(k, spec),
         KernelSpec::NeuronGate { .. } => neuron::apart::gate(k, spec),
         KernelSpec::NeuronUpAt { .. } => neuron::apart::up(k, spec),
@@ -146,6 +147,11 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (neuron::neurons_meet(isa, *format, *hidden, *compute), "neurons that meet no rows in that form"),
             (glu.skips(), "a gate that makes no neuron 0"),
             (!sketch || neuron::neurons_sketched(*format), "a sketch that is no smaller than the gate"),
+            (!format.is_by_channel(), BY_CHANNEL),
+        ],
+        KernelSpec::NeuronPredict { hidden, inter, rank, format, x_ld, .. } => vec![
+            (*hidden > 0 && *inter > 0 && *rank != Some(0), "an extent is zero"),
+            (x_ld >= hidden, "rows overlap"),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
         KernelSpec::NeuronDown { hidden, inter, format, sketch, .. } => vec![

@@ -26,6 +26,7 @@ impl KernelSpec {
             Self::NeuronUp { .. } | Self::NeuronGate { .. } | Self::NeuronUpAt { .. } => {
                 neuron::up_scratch(isa, self)
             }
+            &Self::NeuronPredict { layout, rank, .. } => neuron::predict::scratch_bytes(layout.rows, rank),
             Self::NeuronDown { inter, .. } | Self::NeuronDownAt { inter, .. } => neuron::down_scratch(*inter),
             _ => 0,
         }

@@ -192,6 +192,7 @@ fn family(spec: &KernelSpec) -> Option<(Launch, Write)> {
         KernelSpec::Softmax { .. } => (rows::softmax_launch(spec), rows::softmax),
         KernelSpec::Quantise { .. } => (quantise::launch(spec), quantise::write),
         KernelSpec::NeuronUp { .. }
+        | KernelSpec::NeuronPredict { .. }
         | KernelSpec::NeuronDown { .. }
         | KernelSpec::NeuronGate { .. }
         | KernelSpec::NeuronUpAt { .. }

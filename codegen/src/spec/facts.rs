@@ -28,6 +28,7 @@ impl KernelSpec {
                 Grid::Experts { table: 1, tiles: panels(isa, *hidden, false) as u32 }
             }
             Self::NeuronUp { inter, .. }
+            | Self::NeuronPredict { inter, .. }
             | Self::NeuronGate { inter, .. }
             | Self::NeuronUpAt { inter, .. } => {
                 Grid::Experts { table: 1, tiles: inter.div_ceil(NEURONS) as u32 }
@@ -58,9 +59,9 @@ impl KernelSpec {
             | &Self::ExpertDown { order: WeightOrder::Neurons { sketch }, .. } => {
                 Some(Layout::Neurons { sketch })
             }
-            Self::NeuronGate { .. } | Self::ExpertGateUp { order: WeightOrder::Apart, .. } => {
-                Some(Layout::Gates)
-            }
+            Self::NeuronGate { .. }
+            | Self::NeuronPredict { .. }
+            | Self::ExpertGateUp { order: WeightOrder::Apart, .. } => Some(Layout::Gates),
             Self::NeuronUpAt { .. }
             | Self::NeuronDownAt { .. }
             | Self::ExpertDown { order: WeightOrder::Apart, .. } => Some(Layout::Rests),
@@ -118,6 +119,7 @@ impl KernelSpec {
             Self::ExpertGateUp { .. } => "expert_gate_up",
             Self::ExpertDown { .. } => "expert_down",
             Self::NeuronUp { .. } => "neuron_up",
+            Self::NeuronPredict { .. } => "neuron_predict",
             Self::NeuronDown { .. } => "neuron_down",
             Self::NeuronGate { .. } => "neuron_gate",
             Self::NeuronUpAt { .. } => "neuron_up_at",
@@ -156,6 +158,7 @@ impl KernelSpec {
             Self::Router { desc, .. } => 3 + opt(desc.select_bias),
             Self::ExpertGateUp { bias, order, .. } => 4 + opt(*bias) + opt(*order == WeightOrder::Apart),
             Self::ExpertDown { bias, .. } => 4 + opt(*bias),
+            Self::NeuronPredict { rank, .. } => 5 + opt(rank.is_some()),
             Self::NeuronUp { .. }
             | Self::NeuronDown { .. }
             | Self::NeuronGate { .. }

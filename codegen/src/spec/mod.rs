@@ -403,10 +403,30 @@ pub enum KernelSpec {
         compute: Compute,
         /// Whether there are sketches, which are read first.
         sketch: bool,
+        /// Whether `h` holds what [`KernelSpec::NeuronPredict`] says: neurons that it takes to be asleep are passed over, row by
+        /// row. Sketches are not read then.
+        predicted: bool,
         /// Row distance of `x`, in words.
         x_ld: usize,
         /// How gate and up join.
         glu: Glu,
+    },
+    /// `[x f32, dispatch i32, right (addresses [E] of Gates)?, left or codes (addresses [E] of Gates), margin (addresses [E] of Gates),
+    /// h out f32 [slots, I]]`: what a predictor ([`moec_ir::Predictor`]) says of every neuron of the experts that rows chose:
+    /// above 0 where it takes one to be awake.
+    NeuronPredict {
+        /// Layout of the dispatch table.
+        layout: DispatchLayout,
+        /// Input channels.
+        hidden: usize,
+        /// Neurons `I`.
+        inter: usize,
+        /// Rows of `right`, if there is one.
+        rank: Option<usize>,
+        /// Format of `right`, `left` and codes; margins are f32.
+        format: Format,
+        /// Row distance of `x`, in words.
+        x_ld: usize,
     },
     /// `[h f32 [slots, I], dispatch i32, w (addresses [E] of Neurons), awake i32, y out f32 [slots, H]]`: the columns of down of
     /// the neurons that [`KernelSpec::NeuronUp`] found awake.

@@ -108,9 +108,14 @@ impl KernelSpec {
                 s.word(format.name()).compute(*compute).num("p", isa.nr).num("x", *h_ld).flag("bias", *bias);
                 s.order(*order).schedule(schedule);
             }
-            Self::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu } => {
+            Self::NeuronUp { layout, hidden, inter, format, compute, sketch, predicted, x_ld, glu } => {
                 s.word("neuron_up").layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());
-                s.compute(*compute).flag("sketched", *sketch).num("x", *x_ld).glu(*glu);
+                s.compute(*compute).flag("sketched", *sketch).flag("predicted", *predicted);
+                s.num("x", *x_ld).glu(*glu);
+            }
+            Self::NeuronPredict { layout, hidden, inter, rank, format, x_ld } => {
+                s.word("neuron_predict").layout(*layout).num("h", *hidden).num("i", *inter);
+                s.option("rank", *rank).word(format.name()).num("x", *x_ld);
             }
             Self::NeuronDown { layout, hidden, inter, format, sketch } => {
                 s.word("neuron_down").layout(*layout).num("h", *hidden).num("i", *inter).word(format.name());

@@ -363,6 +363,7 @@ pub(crate) fn matrices(operand: &Operand, spec: &KernelSpec) -> Option<usize> {
             | KernelSpec::ExpertDown { .. }
             | KernelSpec::NeuronUp { .. }
             | KernelSpec::NeuronGate { .. }
+            | KernelSpec::NeuronPredict { .. }
             | KernelSpec::NeuronDown { .. },
         ) => Some(*lead),
         _ => None,

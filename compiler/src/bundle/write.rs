@@ -78,10 +78,11 @@ pub fn write(
         format!("{} {how:?}", profile.sha256)
     });
     let reuse = reuses.then(|| Reuse::of(checkpoint, rounding.as_deref())).flatten();
+    let source = c.trained.over(checkpoint);
     let packing = Packing {
         module: &c.module,
         segment_weights: &c.segment_weights,
-        source: checkpoint,
+        source: &source,
         importance: c.importance,
         reuse: reuse.as_ref(),
     };

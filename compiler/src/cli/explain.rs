@@ -1,6 +1,6 @@
 //! `moec explain`: why a bundle is what it is.
 
-use super::{output, paging, phone, placement};
+use super::{output, paging, phone, placement, predictors};
 use crate::bundle::read::Bundle;
 use crate::config::Rounding;
 use crate::decisions::{By, Decision, Decisions, MixDecision, shown};
@@ -153,6 +153,9 @@ pub fn run(args: &Args) -> Result<()> {
         text += &decisions.attention.as_ref().map(placement::attention).unwrap_or_default();
         text += &phone::shares(&decisions.hot);
         text += &forms.iter().map(|(unit, form)| placement::graphs(unit, form)).collect::<String>();
+    }
+    if args.expert.is_none() {
+        text += &predictors::shown(&decisions, args.layer);
     }
     text += &placement::schedule(&bundle.plan);
     text += &placed;
@@ -398,6 +401,8 @@ fn report(
         })),
         "on_flash": decisions.on_flash,
         "attention": decisions.attention,
+        "predictors": decisions.predictors,
+        "predictors_increase": decisions.predictors_increase,
         "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),
         "schedule": placement::schedule_json(&bundle.plan),

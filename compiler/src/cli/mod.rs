@@ -26,6 +26,7 @@ pub mod pass;
 pub mod passes;
 mod phone;
 mod placement;
+mod predictors;
 pub mod profile_device;
 pub mod run;
 pub mod sign;

@@ -1,7 +1,7 @@
 //! The keys of `model.toml`, one row each.
 
 use super::value::{Value, Wrong};
-use super::{Activations, Config, Home, KvCache, Overflow, Rounding, Size, Skip};
+use super::{Activations, Config, Home, KvCache, Overflow, Predict, Rounding, Size, Skip};
 use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
@@ -355,6 +355,28 @@ pub const KEYS: &[Key] = &[
             "are read from flash; `auto`: where less is then read than of whole experts, by what the profile has seen.",
         ],
         set: |c, v| Skip::parse(v.text()?).map(|s| c.experts.skip = s).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "experts",
+        name: "predict",
+        default: "\"off\"",
+        range: "\"off\", \"auto\", \"low-rank\" or \"coarse\"",
+        help: &[
+            "What says which neurons a token wakes before their gates are read, where experts lie by neurons in memory: matrices",
+            "of low rank, or gates in four bits, trained on the profile. Whom it misses is left out, so that results change. `auto` is",
+            "what reads least, where that is less than gates or their sketches, and `max_perplexity_increase` allows it.",
+        ],
+        set: |c, v| Predict::parse(v.text()?).map(|p| c.experts.predict = p).ok_or(Wrong::Range),
+    },
+    Key {
+        section: "experts",
+        name: "recall",
+        default: "0.99",
+        range: "a number in 0.5..=1.0",
+        help: &[
+            "Share of the awake neurons that a predictor is to find, on the rows of the profile that it is fitted to.",
+        ],
+        set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.recall = x),
     },
     Key {
         section: "decode",

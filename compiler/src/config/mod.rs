@@ -171,6 +171,48 @@ pub struct ExpertsConfig {
     pub coverage: f64,
     /// Whether experts are computed neuron by neuron, and those that a gate makes 0 are skipped.
     pub skip: Skip,
+    /// Whether few rows ask a predictor before they ask gates.
+    pub predict: Predict,
+    /// Share of the awake neurons that a predictor is to find.
+    pub recall: f64,
+}
+
+/// What says which neurons are awake, before gates do (PowerInfer-2, §2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Predict {
+    /// Gates alone: no result changes.
+    Off,
+    /// What reads least, where quality allows it.
+    Auto,
+    /// Matrices of low rank.
+    LowRank,
+    /// Gates in four bits.
+    Coarse,
+}
+
+impl Predict {
+    /// Every one.
+    pub const ALL: [Self; 4] = [Self::Off, Self::Auto, Self::LowRank, Self::Coarse];
+
+    /// Name in `model.toml`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::Auto => "auto",
+            Self::LowRank => "low-rank",
+            Self::Coarse => "coarse",
+        }
+    }
+
+    /// The one of that name in `model.toml`.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|p| p.name() == name)
+    }
+
+    /// Whether it is asked for by name.
+    pub const fn is_asked_for(self) -> bool {
+        matches!(self, Self::LowRank | Self::Coarse)
+    }
 }
 
 /// Whether neurons that are 0 are skipped (PowerInfer-2, §4.1.2).
@@ -198,8 +240,16 @@ impl Skip {
 
 impl ExpertsConfig {
     /// What holds where `model.toml` says nothing.
-    pub const DEFAULT: Self =
-        Self { tiers: 6, group: None, sizes: 4, overflow: Overflow::Prune, coverage: 0.99, skip: Skip::Auto };
+    pub const DEFAULT: Self = Self {
+        tiers: 6,
+        group: None,
+        sizes: 4,
+        overflow: Overflow::Prune,
+        coverage: 0.99,
+        skip: Skip::Auto,
+        predict: Predict::Off,
+        recall: 0.99,
+    };
 }
 
 /// `[decode]`: how tokens are decoded.

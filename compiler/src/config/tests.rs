@@ -62,7 +62,7 @@ fn every_key_is_read() {
          [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
          rounding = \"nearest\"\nsize = \"3 GiB\"\n\
          [memory]\nkv_cache = \"q8\"\n\
-         [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\nskip = \"on\"\n\
+         [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\nskip = \"on\"\npredict = \"coarse\"\nrecall = 0.9\n\
          [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
          [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nhot = \"npu\"\nprompt = 512\ngenerate = 128\n\
          [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
@@ -95,6 +95,8 @@ fn every_key_is_read() {
             overflow: Overflow::Spill,
             coverage: 1.0,
             skip: Skip::On,
+            predict: Predict::Coarse,
+            recall: 0.9,
         }
     );
     assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });

@@ -97,7 +97,7 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
         let index = bundled.len();
         let (weights, index) =
             bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, seen, paged), index));
-        node.op = Op::NeuronFfn { glu, paged: paged.then_some(*index) };
+        node.op = Op::NeuronFfn { glu, paged: paged.then_some(*index), predict: None };
         node.inputs.truncate(2);
         node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
     }

@@ -17,6 +17,7 @@ pub mod offload;
 pub mod page;
 pub mod parts;
 pub mod place;
+pub mod predict;
 pub mod reads;
 pub mod reside;
 pub mod rewrite;

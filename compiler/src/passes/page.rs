@@ -100,7 +100,9 @@ pub fn routers(graph: &Graph) -> Vec<(u32, u32, moec_ir::op::Score)> {
 pub fn is_expert(op: &Op, operand: usize, input: Operand) -> bool {
     let matrices = matches!(
         (op, operand),
-        (Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }, 2 | 3) | (Op::NeuronFfn { .. }, 2)
+        (Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }, 2 | 3)
+            | (Op::NeuronFfn { .. }, 2)
+            | (Op::NeuronFfn { predict: Some(_), .. }, 3..=5)
     );
     matrices && matches!(input, Operand::Weight(_))
 }

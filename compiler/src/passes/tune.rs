@@ -101,6 +101,8 @@ pub fn tune(
     Ok(Decisions {
         on_flash: None,
         hot: Vec::new(),
+        predictors: Vec::new(),
+        predictors_increase: None,
         attention: None,
         version: VERSION,
         activations: target.activations().name().to_owned(),

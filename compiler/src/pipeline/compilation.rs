@@ -4,8 +4,7 @@ use super::{Prints, Stops};
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::{KERNELS, TOKENIZER};
 use crate::config::Config;
-use crate::decisions::{AttentionDecision, Decisions};
-use crate::decisions::{FlashDecision, HotShare};
+use crate::decisions::{AttentionDecision, Decisions, FlashDecision, HotShare, PredictorDecision};
 use crate::error::{Error, Result};
 use crate::import::{Checkpoint, ModelSpec};
 use crate::mix::Formats;
@@ -18,13 +17,14 @@ use crate::passes::units::{UnitList, Units};
 use crate::profile::Profile;
 use crate::profile::loads::Loads;
 use crate::progress::Progress;
+use crate::trained::Trained;
 use crate::tuner::Tuner;
 use moec_cpu::threads::Kernel;
 use moec_cpu::{CpuTarget, KernelSpec, WeightImportance};
 use moec_family::HotLayer;
 use moec_ir::placement::Placement;
 use moec_ir::plan::{BigLittle, ModelInfo, Plan};
-use moec_ir::{Module, WeightId};
+use moec_ir::{Module, Source, WeightId};
 
 /// Most bytes of logits that one call may give: a longer chunk gives fewer rows per call.
 const LOGITS_BYTES: usize = 64 << 20;
@@ -58,13 +58,16 @@ pub struct Compilation<'a> {
     pub statics: Statics,
     /// Hot neurons by layer and batch, from `cluster` on where another unit computes densely.
     pub hot: Vec<HotShare>,
-<<<<<<< HEAD
     /// Those that become networks, with the neurons of each expert: from `cluster` on where the user asks for it.
     pub hot_neurons: Vec<(HotLayer, Vec<Vec<u32>>)>,
-=======
     /// How experts on flash are read, from `cluster` on where there was a choice.
     pub on_flash: Option<FlashDecision>,
->>>>>>> cap
+    /// Predictors of neurons, from `predict` on where they were asked for.
+    pub predictors: Vec<PredictorDecision>,
+    /// What they cost in quality, where that was measured.
+    pub predictors_increase: Option<f64>,
+    /// Numbers that passes computed for weights of their own.
+    pub trained: Trained,
     /// All units of the device.
     pub list: UnitList<'a>,
     /// Where the rest lives, from `home` on.
@@ -119,13 +122,32 @@ pub struct Candidate<'a> {
     pub placement: &'a Placement,
 }
 
-/// Measures what a placement costs in quality.
+/// A Graph that computes nearly what another computes, whose cost in quality is asked for.
+#[derive(Clone, Copy)]
+pub struct Change<'a> {
+    /// The Graph without the change.
+    pub exact: &'a Module,
+    /// The Graph with it.
+    pub changed: &'a Module,
+    /// The model.
+    pub model: &'a ModelInfo,
+    /// Where the weights of either come from.
+    pub source: &'a dyn Source,
+}
+
+/// Measures what a placement, or another change, costs in quality.
 pub trait QualityProbe: std::fmt::Debug {
     /// By how much perplexity on held-out text rises, as a share, when experts have the capacities of a placement.
     ///
     /// # Errors
     /// The model cannot be run so.
     fn perplexity_increase(&self, candidate: &Candidate<'_>) -> Result<f64>;
+
+    /// By how much it rises, as a share, with a change of the Graph.
+    ///
+    /// # Errors
+    /// The model cannot be run so.
+    fn increase_by(&self, change: &Change<'_>) -> Result<f64>;
 }
 
 impl<'a> Compilation<'a> {
@@ -158,11 +180,11 @@ impl<'a> Compilation<'a> {
             attention: None,
             statics: Statics::default(),
             hot: Vec::new(),
-<<<<<<< HEAD
             hot_neurons: Vec::new(),
-=======
             on_flash: None,
->>>>>>> cap
+            predictors: Vec::new(),
+            predictors_increase: None,
+            trained: Trained::default(),
             homes: Homes::at_home(&UnitList::of(target.device())),
             list: UnitList::of(target.device()),
             plan: None,

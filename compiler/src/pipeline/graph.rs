@@ -6,15 +6,12 @@ use crate::error::{Error, Result};
 use crate::passes::hot::{self, Experts};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Costs, rules};
-<<<<<<< HEAD
 use crate::passes::units::Wish;
-use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
-use moec_ir::{EntryKind, Op};
-=======
 use crate::passes::{cluster, convolve, fetch, format, lower, offload, reads, rewrite};
+use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
 use moec_ir::Op;
+use moec_ir::{EntryKind, Op};
 use moec_runtime::cache::Pin;
->>>>>>> cap
 
 pub(super) fn lower(c: &mut Compilation<'_>) -> Result<()> {
     c.module = lower::lower(c.spec()?, &c.shapes()?)?;

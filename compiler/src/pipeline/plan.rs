@@ -41,6 +41,8 @@ pub(super) fn tune(c: &mut Compilation<'_>) -> Result<()> {
     decisions.attention.clone_from(&c.attention);
     decisions.hot.clone_from(&c.hot);
     decisions.on_flash.clone_from(&c.on_flash);
+    decisions.predictors.clone_from(&c.predictors);
+    decisions.predictors_increase = c.predictors_increase;
     c.decisions = Some(decisions);
     Ok(())
 }

@@ -13,6 +13,7 @@
 pub mod correlations;
 pub mod file;
 pub mod importance;
+pub mod inputs;
 pub mod loads;
 mod moments;
 pub mod neurons;

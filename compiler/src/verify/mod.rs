@@ -194,8 +194,9 @@ pub fn verify(
         weights::complete(&module, &packed, &bundle.folder)?;
         weights::read_from_bundle(&mut module);
     }
-    let mut evaluator = match source {
-        Some(checkpoint) => Evaluator::new(&module, checkpoint),
+    let beside = source.map(|checkpoint| weights::Beside { checkpoint, packed: &packed });
+    let mut evaluator = match &beside {
+        Some(beside) => Evaluator::new(&module, beside),
         None => Evaluator::new(&module, &packed),
     };
     evaluator.keep_weights(false);
@@ -203,8 +204,8 @@ pub fn verify(
         evaluator.map_weights(|weight, values| packed.round(weight, values));
     }
 
-    let mut exact = match source {
-        Some(checkpoint) => Evaluator::new(&module, checkpoint),
+    let mut exact = match &beside {
+        Some(beside) => Evaluator::new(&module, beside),
         None => Evaluator::new(&module, &packed),
     };
     exact.keep_weights(false);

@@ -128,7 +128,8 @@ fn compare(bundle: &Bundle, module: &mut Module, source: &Checkpoint, progress: 
     weights::split_tables(module, &packed);
     let mut own = module.clone();
     weights::read_from_bundle(&mut own);
-    let (mut stored, mut right) = (Evaluator::new(&own, &packed), Evaluator::new(module, source));
+    let beside = weights::Beside { checkpoint: source, packed: &packed };
+    let (mut stored, mut right) = (Evaluator::new(&own, &packed), Evaluator::new(module, &beside));
     stored.keep_weights(false);
     right.keep_weights(false);
     right.map_weights(|weight, values| packed.round(weight, values));

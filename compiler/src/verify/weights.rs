@@ -3,7 +3,9 @@
 use crate::bundle::read::Bundle;
 use crate::config::Rounding;
 use crate::error::{Error, Result, io_error};
+use crate::import::Checkpoint;
 use crate::import::map::Map;
+use crate::trained::weight_of;
 use moec_ir::plan::{Layout, Segment};
 use moec_ir::{Encoding, Leaf, Module, Op, Operand, Source, Weight, WeightExpr, WeightId};
 use std::collections::{BTreeSet, HashMap};
@@ -74,6 +76,32 @@ impl Source for Packed {
         let (segment, packed) = self.segment(&leaf.tensor).ok_or_else(missing)?;
         moec_cpu::unpack(segment, packed, lead, rows, cols, out)?;
         Ok(())
+    }
+}
+
+/// A checkpoint, and a bundle for what its build computed beside that ([`crate::trained`]).
+#[derive(Clone, Copy)]
+pub(crate) struct Beside<'a> {
+    pub(crate) checkpoint: &'a Checkpoint,
+    pub(crate) packed: &'a Packed,
+}
+
+impl Source for Beside<'_> {
+    fn read(
+        &self,
+        leaf: &Leaf,
+        lead: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        match weight_of(&leaf.tensor) {
+            Some(weight) => {
+                let leaf = Leaf { tensor: weight.to_owned(), ..leaf.clone() };
+                self.packed.read(&leaf, lead, rows, cols, out)
+            }
+            None => self.checkpoint.read(leaf, lead, rows, cols, out),
+        }
     }
 }
 

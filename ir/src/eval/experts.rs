@@ -2,7 +2,7 @@
 
 use super::basic::{dot, gated, glu as join, matvec};
 use super::{Args, EvalError};
-use crate::op::{Activation, AdmitDesc, DispatchLayout, Glu};
+use crate::op::{Activation, AdmitDesc, DispatchLayout, Glu, Predictor};
 use crate::types::Type;
 use std::borrow::Cow;
 use std::cmp::Reverse;
@@ -106,7 +106,12 @@ pub(super) fn expert_ffn(
 }
 
 /// Slots that no active expert has are 0.
-pub(super) fn neuron_ffn(a: &Args<'_>, glu: Glu, results: &[Type]) -> Result<Vec<f32>, EvalError> {
+pub(super) fn neuron_ffn(
+    a: &Args<'_>,
+    glu: Glu,
+    predict: Option<Predictor>,
+    results: &[Type],
+) -> Result<Vec<f32>, EvalError> {
     let (rows, hidden, x) = (a.rows(0)?, a.cols(0)?, a.f32(0)?);
     let row = |i: usize| &x[i * hidden..(i + 1) * hidden];
     let table = a.i32(1)?;
@@ -123,7 +128,8 @@ pub(super) fn neuron_ffn(a: &Args<'_>, glu: Glu, results: &[Type]) -> Result<Vec
         let end = a.index("slot", table[layout.start() + i + 1], slots + 1)?;
         for slot in first..end {
             let x = row(a.index("row", table[layout.token() + slot], rows)?);
-            let y = by_neurons(x, &neurons[e * size..(e + 1) * size], glu);
+            let said = predict.map(|p| predicted(a, p, e, experts, x)).transpose()?;
+            let y = by_neurons(x, &neurons[e * size..(e + 1) * size], glu, said.as_deref());
             out[slot * hidden..(slot + 1) * hidden].copy_from_slice(&y);
         }
     }
@@ -133,17 +139,40 @@ pub(super) fn neuron_ffn(a: &Args<'_>, glu: Glu, results: &[Type]) -> Result<Vec
 /// The bundles of all neurons, whether gates lie apart or not.
 fn bundles<'a>(a: &'a Args<'_>, hidden: usize) -> Result<Cow<'a, [f32]>, EvalError> {
     let first = a.f32(2)?;
-    if a.list.len() < 4 {
+    // Gates by themselves are as wide as a row.
+    if a.cols(2)? != hidden {
         return Ok(Cow::Borrowed(first));
     }
     let rests = a.f32(3)?.chunks_exact(2 * hidden);
     Ok(first.chunks_exact(hidden).zip(rests).flat_map(|(gate, rest)| [gate, rest].concat()).collect())
 }
 
-/// A row through the bundles of a network: gate, up, down.
-fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu) -> Vec<f32> {
+/// What a predictor says of the neurons of an expert.
+fn predicted(
+    a: &Args<'_>,
+    predict: Predictor,
+    e: usize,
+    experts: usize,
+    x: &[f32],
+) -> Result<Vec<f32>, EvalError> {
+    let of = |i: usize| -> Result<&[f32], EvalError> {
+        let all = a.f32(i)?;
+        let size = all.len() / experts;
+        Ok(&all[e * size..(e + 1) * size])
+    };
+    Ok(match predict {
+        Predictor::LowRank => matvec(&matvec(x, of(3)?, None), of(4)?, Some(of(5)?)),
+        Predictor::Coarse => matvec(x, of(3)?, Some(of(4)?)),
+    })
+}
+
+/// A row through the bundles of a network: gate, up, down. A neuron of which a predictor says 0 or less is passed over.
+fn by_neurons(x: &[f32], bundles: &[f32], glu: Glu, predicted: Option<&[f32]>) -> Vec<f32> {
     let mut sums = vec![0.0_f64; x.len()];
-    for bundle in bundles.chunks_exact(3 * x.len()) {
+    for (i, bundle) in bundles.chunks_exact(3 * x.len()).enumerate() {
+        if predicted.and_then(|said| said.get(i)).is_some_and(|&said| said <= 0.0) {
+            continue;
+        }
         let (gate, rest) = bundle.split_at(x.len());
         let (up, down) = rest.split_at(x.len());
         let gate = dot(x, gate) as f32;

@@ -3,8 +3,8 @@
 use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use crate::op::{
-    Activation, AdmitDesc, AttentionDesc, Glu, GroupScore, Groups, LongSwitch, Op, Renorm, RopeStyle,
-    RouterDesc, Score, WeightFrom,
+    Activation, AdmitDesc, AttentionDesc, Glu, GroupScore, Groups, LongSwitch, Op, Predictor, Renorm,
+    RopeStyle, RouterDesc, Score, WeightFrom,
 };
 use std::fmt;
 
@@ -90,7 +90,10 @@ pub(super) fn attributes(op: &Op) -> String {
         Op::Scale { factor } => w.float("factor", *factor),
         Op::Clamp { lo, hi } => w.float("lo", *lo).float("hi", *hi),
         Op::Glu(glu) => w.put("glu", GluText(*glu)),
-        Op::NeuronFfn { glu, paged } => w.put("glu", GluText(*glu)).optional("paged", *paged),
+        Op::NeuronFfn { glu, paged, predict } => w
+            .put("glu", GluText(*glu))
+            .optional("paged", *paged)
+            .optional("predict", predict.map(Predictor::name)),
         Op::Slice { heads, start, len } => w.put("heads", heads).put("start", start).put("len", len),
         Op::Embed
         | Op::CacheWrite
@@ -269,7 +272,13 @@ pub(super) fn read<'t>(c: &Cursor<'t>, name: &str, at: usize, mut attrs: Attrs<'
         "expert_ffn" => {
             Op::ExpertFfn { glu: read_glu(c, a)?, bias: a.flag(c, "bias")?, fixed: a.flag(c, "fixed")? }
         }
-        "neuron_ffn" => Op::NeuronFfn { glu: read_glu(c, a)?, paged: a.optional_int(c, "paged")? },
+        "neuron_ffn" => Op::NeuronFfn {
+            glu: read_glu(c, a)?,
+            paged: a.optional_int(c, "paged")?,
+            predict: a.optional_variant(c, "predict", "`low_rank` or `coarse`", |word, _| {
+                Ok(Predictor::ALL.into_iter().find(|p| p.name() == word))
+            })?,
+        },
         "combine" => Op::Combine { partial: a.flag(c, "partial")? },
         "add" => Op::Add,
         "mul" => Op::Mul,

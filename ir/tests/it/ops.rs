@@ -3,7 +3,7 @@
 use crate::common::{close, router, tensor};
 use moec_ir::eval::{Arg, Data, EvalError, Tensor, op};
 use moec_ir::op::{AttentionDesc, DispatchLayout, GroupScore, Groups, LongSwitch, Renorm, Score, WeightFrom};
-use moec_ir::{Activation, Glu, Op, RopeStyle, RouterDesc, Type, TypeError};
+use moec_ir::{Activation, Glu, Op, Predictor, RopeStyle, RouterDesc, Type, TypeError};
 
 fn ints(data: &[i32]) -> Tensor {
     Tensor::i32([data.len()], data.to_vec())
@@ -446,22 +446,107 @@ fn neurons_are_experts_in_another_order() {
     for glu in [Glu::Gated(Activation::Relu), Glu::DRelu, Glu::FatRelu { threshold: 0.25 }] {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
-        check(&Op::NeuronFfn { glu, paged: None }, &[&x, &table, &neurons], y.as_f32());
+        check(&Op::NeuronFfn { glu, paged: None, predict: None }, &[&x, &table, &neurons], y.as_f32());
         let [gates, rests] = apart(&neurons);
-        check(&Op::NeuronFfn { glu, paged: Some(0) }, &[&x, &table, &gates, &rests], y.as_f32());
+        check(
+            &Op::NeuronFfn { glu, paged: Some(0), predict: None },
+            &[&x, &table, &gates, &rests],
+            y.as_f32(),
+        );
     }
     // A neuron that its gate makes 0 adds nothing, whatever else it holds.
     let silent = tensor(&[1, 2, 3], &[-1., f32::INFINITY, f32::NAN, 1., 2., 3.]);
     let table = run(&Op::Dispatch { experts: 1, partial: false }, &[&Tensor::i32([1, 1], vec![0])]).remove(0);
-    let op = Op::NeuronFfn { glu: Glu::DRelu, paged: None };
+    let op = Op::NeuronFfn { glu: Glu::DRelu, paged: None, predict: None };
     check(&op, &[&tensor(&[1, 1], &[2.]), &table, &silent], &[24.]);
+}
+
+#[test]
+fn a_predictor_passes_over_whom_it_takes_to_be_asleep() {
+    let table =
+        run(&Op::Dispatch { experts: 2, partial: false }, &[&Tensor::i32([2, 1], vec![1, 0])]).remove(0);
+    let number = |i: usize| ((i * 7919 + 13) % 101) as f32 / 50.0 - 1.0;
+    let numbers = |n: usize, from: usize| (0..n).map(|i| number(i + from)).collect::<Vec<_>>();
+    let (x, neurons) = (tensor(&[2, 4], &numbers(8, 7)), tensor(&[2, 6, 12], &numbers(144, 31)));
+    let glu = Glu::Gated(Activation::Relu);
+    let exact = Op::NeuronFfn { glu, paged: None, predict: None };
+    let (right, left) = (tensor(&[2, 3, 4], &numbers(24, 5)), tensor(&[2, 6, 3], &numbers(36, 77)));
+    let codes = tensor(&[2, 6, 4], &numbers(48, 400));
+    let margin = tensor(&[2, 1, 6], &numbers(12, 3));
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    let rows = |t: &Tensor, e: usize, n: usize| {
+        let cols = t.ty.shape[2];
+        t.as_f32().chunks_exact(cols).skip(e * n).take(n).map(<[f32]>::to_vec).collect::<Vec<_>>()
+    };
+    for predict in Predictor::ALL {
+        // Whoever is taken to be asleep is removed by hand: his gate says nothing.
+        let mut left_out = neurons.as_f32().to_vec();
+        let (mut taken, mut lost) = (0, 0);
+        // The table's order is that of experts: expert 0 has row 1.
+        for (e, row) in [(0, 1), (1, 0)] {
+            let x = &x.as_f32()[row * 4..][..4];
+            let said: Vec<f32> = match predict {
+                Predictor::LowRank => {
+                    let t: Vec<f32> = rows(&right, e, 3).iter().map(|r| dot(r, x)).collect();
+                    rows(&left, e, 6).iter().map(|l| dot(l, &t)).collect()
+                }
+                Predictor::Coarse => rows(&codes, e, 6).iter().map(|c| dot(c, x)).collect(),
+            };
+            for (i, said) in said.iter().enumerate() {
+                let gate = &mut left_out[(e * 6 + i) * 12..][..4];
+                if said + margin.as_f32()[e * 6 + i] <= 0.0 {
+                    lost += usize::from(dot(gate, x) > 0.0);
+                    gate.fill(0.0);
+                } else {
+                    taken += 1;
+                }
+            }
+        }
+        assert!(taken > 0 && lost > 0, "{predict:?}: {taken} are taken, {lost} are lost");
+        let expected = run(&exact, &[&x, &table, &tensor(&[2, 6, 12], &left_out)]).remove(0);
+        let mut inputs = vec![&x, &table, &neurons];
+        match predict {
+            Predictor::LowRank => inputs.extend([&right, &left, &margin]),
+            Predictor::Coarse => inputs.extend([&codes, &margin]),
+        }
+        check(&Op::NeuronFfn { glu, paged: None, predict: Some(predict) }, &inputs, expected.as_f32());
+    }
+}
+
+#[test]
+fn weights_of_predictors_fit_their_neurons() {
+    let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
+    let infer = |predict, more: &[[usize; 3]]| {
+        let weights: Vec<Type> = [[3, 5, 12]].iter().chain(more).map(|&s| Type::f32(s)).collect();
+        let x = Type::f32([2, 4]);
+        let types: Vec<&Type> = [&x, &table].into_iter().chain(&weights).collect();
+        Op::NeuronFfn { glu: Glu::DRelu, paged: None, predict: Some(predict) }.infer(&types)
+    };
+    assert!(infer(Predictor::LowRank, &[[3, 2, 4], [3, 5, 2], [3, 1, 5]]).is_ok());
+    assert!(infer(Predictor::Coarse, &[[3, 5, 4], [3, 1, 5]]).is_ok());
+    for wrong in [
+        [[3, 2, 5], [3, 5, 2], [3, 1, 5]],
+        [[3, 2, 4], [3, 5, 3], [3, 1, 5]],
+        [[3, 2, 4], [3, 5, 2], [3, 5, 1]],
+    ] {
+        assert!(infer(Predictor::LowRank, &wrong).is_err(), "{wrong:?}");
+    }
+    assert!(infer(Predictor::Coarse, &[[3, 5, 3], [3, 1, 5]]).is_err());
+    assert!(infer(Predictor::Coarse, &[[3, 5, 4]]).is_err());
+    let [x, gates, rests] = [Type::f32([2, 4]), Type::f32([3, 5, 4]), Type::f32([3, 5, 8])];
+    let paged = Op::NeuronFfn { glu: Glu::DRelu, paged: Some(0), predict: Some(Predictor::Coarse) };
+    assert!(paged.infer(&[&x, &table, &gates, &rests]).is_err());
 }
 
 #[test]
 fn only_gates_that_silence_are_by_neurons() {
     let table = Type::i32([DispatchLayout { rows: 2, k: 1, experts: 3 }.words()]);
     let infer = |glu, neurons: [usize; 3]| {
-        Op::NeuronFfn { glu, paged: None }.infer(&[&Type::f32([2, 4]), &table, &Type::f32(neurons)])
+        Op::NeuronFfn { glu, paged: None, predict: None }.infer(&[
+            &Type::f32([2, 4]),
+            &table,
+            &Type::f32(neurons),
+        ])
     };
     assert_eq!(infer(Glu::DRelu, [3, 5, 12]).unwrap(), [Type::f32([2, 4])]);
     let said = |e: Result<Vec<Type>, TypeError>| e.unwrap_err().to_string();
@@ -470,7 +555,7 @@ fn only_gates_that_silence_are_by_neurons() {
     assert!(said(infer(Glu::DRelu, [4, 5, 12])).contains("fits no k"));
     let apart = |gates: [usize; 3], rests: [usize; 3]| {
         let types = [&Type::f32([2, 4]), &table, &Type::f32(gates), &Type::f32(rests)];
-        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1) }.infer(&types)
+        Op::NeuronFfn { glu: Glu::DRelu, paged: Some(1), predict: None }.infer(&types)
     };
     assert_eq!(apart([3, 5, 4], [3, 5, 8]).unwrap(), [Type::f32([2, 4])]);
     assert!(apart([3, 5, 12], [3, 5, 8]).is_err() && apart([3, 5, 4], [3, 6, 8]).is_err());

@@ -8,8 +8,8 @@ use moec_ir::plan::*;
 use moec_ir::scope::AnyLayer;
 use moec_ir::text::{parse_expr, parse_module, parse_placement, parse_plan};
 use moec_ir::{
-    Activation, DType, EntryKind, Format, Glu, Graph, Module, Node, Op, Operand, RopeStyle, RouterDesc,
-    Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight, WeightClass, WeightId,
+    Activation, DType, EntryKind, Format, Glu, Graph, Module, Node, Op, Operand, Predictor, RopeStyle,
+    RouterDesc, Scope, StateDecl, StateId, StateKind, Type, ValueId, Weight, WeightClass, WeightId,
 };
 use proptest::prelude::*;
 
@@ -170,7 +170,8 @@ fn op() -> impl Strategy<Value = Op> {
             bias,
             fixed
         }),
-        (glu(), proptest::option::of(small())).prop_map(|(glu, paged)| Op::NeuronFfn { glu, paged }),
+        (glu(), prop::option::of(small()), prop::option::of(prop::sample::select(Predictor::ALL.to_vec())))
+            .prop_map(|(glu, paged, predict)| Op::NeuronFfn { glu, paged, predict }),
         any::<bool>().prop_map(|partial| Op::Combine { partial }),
         (proptest::collection::vec(any::<u32>(), 0..5), any::<bool>())
             .prop_map(|(capacities, spill)| Op::Admit(AdmitDesc { capacities, spill })),

@@ -23,7 +23,7 @@ pub enum Activations {
 
 /// Most rows of a call that is bound by reading weights. bf16 weights then meet f32 rows, which costs no
 /// time and rounds nothing.
-pub(crate) const FEW_ROWS: usize = 8;
+pub const FEW_ROWS: usize = 8;
 
 /// Rows to be brought into the form of a matrix kernel.
 #[derive(Clone, Copy)]

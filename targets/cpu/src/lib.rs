@@ -15,14 +15,15 @@ mod select;
 pub mod threads;
 mod tune;
 
-pub use arithmetic::Activations;
+pub use arithmetic::{Activations, FEW_ROWS};
 pub use attend::CacheView;
 pub use cost::{Bound, Estimate, Figures, Load, Rate};
 pub use fuse::{Fused, Operand, Place};
 pub use host::{HostError, HostUnit};
+pub use moec_codegen::neurons_sketched;
 pub use moec_codegen::pack::feedback::gains;
 pub use moec_codegen::pack::quantise::LARGEST;
-pub use moec_codegen::pack::{Feedback, Q4o, Weighting, quantise_q4o};
+pub use moec_codegen::pack::{Feedback, Q4o, Weighting, quantise_q4o, round_rows};
 pub use moec_codegen::source::SourceFile;
 pub use moec_codegen::{Compute, Error as CodegenError, KernelSpec, Knob, RowForm, Schedule};
 pub use packing::{

@@ -4,8 +4,9 @@ use crate::arithmetic::{Activations, FEW_ROWS, Form};
 use crate::select::{Launch, NodeView, Result, Role, Selection, Work, dispatch_layout, int};
 use crate::{CpuTarget, KernelSpec, Unsupported};
 use moec_codegen::{Compute, RowForm, Schedule, WeightOrder, awake_words, neurons_meet, neurons_sketched};
+use moec_ir::op::DispatchLayout;
 use moec_ir::plan::{Builtin, Layout};
-use moec_ir::{Format, Glu, Type};
+use moec_ir::{Format, Glu, Predictor, Type};
 
 impl CpuTarget {
     /// In what form few rows meet gate and up: that of whole experts where neurons know it, else exact.
@@ -98,8 +99,40 @@ impl CpuTarget {
         Ok(())
     }
 
-    /// Kernels of `neuron_ffn` over the rows of a dispatch table.
-    pub(crate) fn neuron_ffn(&self, s: &mut Selection, node: &NodeView<'_>, glu: Glu) -> Result<()> {
+    /// What a predictor says, written to `h`.
+    fn prediction(
+        s: &mut Selection,
+        node: &NodeView<'_>,
+        predict: Predictor,
+        (layout, inter): (DispatchLayout, usize),
+        h: Role,
+    ) -> Result<()> {
+        let (x, x_ld) = node.value(0)?;
+        let weights = 3..3 + predict.weights();
+        let (first, format) = node.weight(3)?;
+        let rank = match (predict, first) {
+            (Predictor::Coarse, _) => None,
+            (Predictor::LowRank, &[_, rank, _]) => Some(rank),
+            (Predictor::LowRank, _) => return Err(Unsupported("a predictor needs three axes".into())),
+        };
+        s.layouts.extend(weights.clone().map(|i| (i, Layout::Gates)));
+        let predict = KernelSpec::NeuronPredict { layout, hidden: x.cols(), inter, rank, format, x_ld };
+        let mut args = vec![Role::In(0), Role::In(1)];
+        args.extend(weights.map(Role::In));
+        args.push(h);
+        let writes = vec![args.len() - 1];
+        s.launches.push(Launch { work: Work::Kernel(predict), args, writes });
+        Ok(())
+    }
+
+    /// Kernels of `neuron_ffn` over the rows of a dispatch table. Who asks a predictor does so however many rows there are.
+    pub(crate) fn neuron_ffn(
+        &self,
+        s: &mut Selection,
+        node: &NodeView<'_>,
+        glu: Glu,
+        predict: Option<Predictor>,
+    ) -> Result<()> {
         let (x, x_ld) = node.value(0)?;
         let (table, _) = node.value(1)?;
         let (neurons, format) = node.weight(2)?;
@@ -117,12 +150,17 @@ impl CpuTarget {
         }
         let sketch = neurons_sketched(format);
         let h = s.temp(Type::f32([slots, inter]));
-        if rows <= FEW_ROWS {
+        if rows <= FEW_ROWS || predict.is_some() {
             let awake = s.temp(Type::i32([awake_words(layout, inter)]));
             let compute = self.few_rows(format, rows, hidden)?;
             let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
+            let predicted = predict.is_some();
+            if let Some(predict) = predict {
+                Self::prediction(s, node, predict, (layout, inter), h)?;
+            }
             let (x, x_ld) = s.rows(Role::In(0), rows, form);
-            let up = KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu };
+            let up =
+                KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, predicted, x_ld, glu };
             s.layouts.extend(self.weight_layout(&up).map(|l| (2, l)));
             let args = vec![x, Role::In(1), Role::In(2), h, awake];
             s.launches.push(Launch { work: Work::Kernel(up), args, writes: vec![3, 4] });

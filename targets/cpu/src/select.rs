@@ -192,8 +192,8 @@ impl CpuTarget {
                 return Err(Unsupported(format!("`{}` has no kernel", node.op.name())));
             }
             &Op::ExpertFfn { glu, bias, fixed: false } => self.expert_ffn(&mut s, node, glu, bias)?,
-            &Op::NeuronFfn { glu, paged: None } => self.neuron_ffn(&mut s, node, glu)?,
-            &Op::NeuronFfn { glu, paged: Some(layer) } => self.neurons_apart(&mut s, node, glu, layer)?,
+            &Op::NeuronFfn { glu, paged: None, predict } => self.neuron_ffn(&mut s, node, glu, predict)?,
+            &Op::NeuronFfn { glu, paged: Some(layer), .. } => self.neurons_apart(&mut s, node, glu, layer)?,
             &Op::Combine { partial } => {
                 let (y, _) = node.value(0)?;
                 let (table, _) = node.value(1)?;

@@ -2,7 +2,8 @@
 //!
 //! Decoding waits for memory, so what counts is which bytes are read. [`up`] reads the gates of a block of neurons, writes
 //! down whom any row wakes, and reads the up rows of these alone. [`down`] reads their columns. Where bundles have sketches,
-//! a gate is read only where its sketch does not prove it to be 0: the same bits come out.
+//! a gate is read only where its sketch does not prove it to be 0: the same bits come out. Where a predictor has spoken
+//! ([`predict`]), a gate is read only where it takes the neuron to be awake: whom it misses is lost, and nothing else differs.
 //!
 //! Sums over neurons are taken in their order, and a neuron that a row does not wake adds an exact 0 to it: a row's bits
 //! depend neither on the other rows nor on how work is split.
@@ -12,6 +13,7 @@ mod bytes;
 mod numbers;
 pub(crate) mod panels;
 mod places;
+pub(super) mod predict;
 mod sketch;
 
 pub(super) use places::{Places, Rests};
@@ -39,8 +41,8 @@ const MAYBE: usize = ((NEURONS + 1) * 4).next_multiple_of(LINE);
 /// Bytes of scratch of [`up`], and of its halves: neurons, then every row as it meets sketches, or as bytes.
 pub(crate) fn up_scratch(isa: &Isa, spec: &KernelSpec) -> usize {
     let (layout, hidden, format, compute, sketch) = match *spec {
-        KernelSpec::NeuronUp { layout, hidden, format, compute, sketch, .. } => {
-            (layout, hidden, format, compute, sketch)
+        KernelSpec::NeuronUp { layout, hidden, format, compute, sketch, predicted, .. } => {
+            (layout, hidden, format, compute, sketch && !predicted)
         }
         KernelSpec::NeuronGate { layout, hidden, format, compute, .. }
         | KernelSpec::NeuronUpAt { layout, hidden, format, compute, .. } => {
@@ -132,6 +134,11 @@ fn silent<'k>(k: &'k Kb<'k>, most: F<'k>, glu: Glu) -> I<'k> {
     }
 }
 
+/// Whether a predictor takes a neuron to be asleep of which it says so much. NaN does not.
+fn asleep<'k>(k: &'k Kb<'k>, said: F<'k>) -> I<'k> {
+    said.lt(k.f(0.0)).or(said.equals(k.f(0.0)))
+}
+
 /// Asks for the beginning of a row that is read soon: memory goes on by itself once it is read, and whoever asks for all of
 /// it waits until so many lines can be asked for at once.
 fn fetch_row(from: P<'_>) {
@@ -170,12 +177,15 @@ struct Call<'k> {
     glu: Glu,
     /// How rows are read, if they are bytes.
     steps: Option<Steps>,
+    /// Whether `h` says who is taken to be awake.
+    predicted: bool,
 }
 
 impl<'k> Call<'k> {
     fn of(k: &'k Kb<'k>, spec: &KernelSpec) -> Option<Self> {
+        let predicted = matches!(spec, KernelSpec::NeuronUp { predicted: true, .. });
         let (layout, hidden, inter, format, compute, sketch, x_ld, glu) = match *spec {
-            KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu } => {
+            KernelSpec::NeuronUp { layout, hidden, inter, format, compute, sketch, x_ld, glu, .. } => {
                 (layout, hidden, inter, format, compute, sketch, x_ld, glu)
             }
             KernelSpec::NeuronGate { layout, hidden, inter, format, compute, x_ld, glu }
@@ -187,7 +197,7 @@ impl<'k> Call<'k> {
         let steps = if compute == Compute::I8 { Steps::new(&k.isa, format, hidden) } else { None };
         let bundle = Bundle { format, hidden, sketch };
         let x = [k.arg(0), k.arg(1).words(layout.token())];
-        Some(Self { k, x, x_ld, h: k.arg(3), bundle, inter, glu, steps })
+        Some(Self { k, x, x_ld, h: k.arg(3), bundle, inter, glu, steps, predicted })
     }
 
     /// The rows of an expert.
@@ -211,11 +221,34 @@ impl<'k> Call<'k> {
         let k = self.k;
         let gate = places.row(Part::Gate, neuron);
         let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
-            let g = rows.dot(&gate, slot, ahead);
-            self.hidden(slot, neuron).store(g);
+            let cell = self.hidden(slot, neuron);
+            let g = if self.predicted {
+                // A gate of minus infinity: a row's result does not depend on whom others wake.
+                let sleep = || cell.store(k.f(f32::NEG_INFINITY));
+                k.branch(asleep(k, cell.load()), sleep, || cell.store(rows.dot(&gate, slot, ahead)));
+                cell.load()
+            } else {
+                let g = rows.dot(&gate, slot, ahead);
+                cell.store(g);
+                g
+            };
             vec![silent(k, g, self.glu).pick_int(awake[0], k.i(1))]
         });
         k.i(0).lt(awake[0])
+    }
+
+    /// Lists the neurons of a block that are taken to be awake for any row.
+    fn expected(&self, e: &Expert<'k>, places: &Places<'k>, [first, count]: [I<'k>; 2]) -> I<'k> {
+        let k = self.k;
+        let awake = |_, neuron| {
+            let awake = k.fold(e.first, e.end, 1, &[k.i(0)], |slot, awake| {
+                vec![asleep(k, self.hidden(slot, neuron).load()).pick_int(awake[0], k.i(1))]
+            });
+            let awake = k.i(0).lt(awake[0]);
+            k.when(awake, || fetch_row(places.part(Part::Gate, neuron)));
+            awake
+        };
+        list(k, count, k.scratch(), |i| first + i, awake)
     }
 
     /// Up of the neurons of a list, joined with their gates.
@@ -248,7 +281,7 @@ pub(super) fn up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         let e = expert(k.arg(1), *layout, active);
         let places = Places { k, bundle, inter: *inter, matrix: weights.load_address(e.id), rests: None };
         let rows = call.rows(&e);
-        let sketches = sketch.then(|| Sketches::new(&k.isa, bundle));
+        let sketches = (*sketch && !call.predicted).then(|| Sketches::new(&k.isa, bundle));
         if let Some(sketches) = sketches {
             k.each(e.first, e.end, 1, |slot| sketches.prepare(k, rows.of(slot), slot - e.first));
         }
@@ -261,13 +294,19 @@ pub(super) fn up<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
                 awake
             };
             let to = awake.words((active * blocks + block) * LIST);
-            let found = if let Some(sketches) = sketches {
-                let maybe = k.scratch();
-                let unsure = unproven(&e, &places, [first, count], *glu, &rows, sketches);
-                // The lines of gates were asked for when their sketches proved nothing.
-                list(k, unsure, to, |i| maybe.words(i + 1).load_int(), |_, neuron| wakes(neuron, None))
-            } else {
-                list(k, count, to, |i| first + i, |_, neuron| wakes(neuron, Some(AHEAD)))
+            let block = [first, count];
+            let unsure = match sketches {
+                _ if call.predicted => Some(call.expected(&e, &places, block)),
+                Some(sketches) => Some(unproven(&e, &places, block, *glu, &rows, sketches)),
+                None => None,
+            };
+            let maybe = k.scratch();
+            let found = match unsure {
+                // The lines of these gates were asked for when they were listed.
+                Some(unsure) => {
+                    list(k, unsure, to, |i| maybe.words(i + 1).load_int(), |_, neuron| wakes(neuron, None))
+                }
+                None => list(k, count, to, |i| first + i, |_, neuron| wakes(neuron, Some(AHEAD))),
             };
             call.ups(&e, &places, &rows, to, found);
         });

@@ -1,0 +1,152 @@
+//! The input of a weight of the compiled Graph, as a profile knows it: rows of it, and how its channels go together.
+
+use super::{Correlations, Moments, Profile, Sample};
+use crate::error::{Error, Result};
+use crate::profile::importance::ENOUGH;
+use moec_ir::{Axis, Module, Source, WeightExpr};
+use std::ops::Range;
+
+/// What a weight is multiplied by.
+#[derive(Debug)]
+pub struct Input<'a> {
+    /// Channels.
+    pub cols: usize,
+    /// Rows that were kept, `[n, cols]`, in an order that has nothing to do with what is in them.
+    pub rows: Vec<f32>,
+    moments: &'a Moments,
+    correlations: Option<&'a Correlations>,
+    /// What every channel is multiplied by before the weight sees it.
+    by: Option<Vec<f32>>,
+}
+
+/// Second moments `E[x xᵀ]` of an input, in blocks on the diagonal: each row by row, whole.
+#[derive(Debug)]
+pub struct SecondMoments {
+    blocks: Vec<(Range<usize>, Vec<f32>)>,
+}
+
+impl<'a> Input<'a> {
+    /// The input of a weight by its expression; `None` where the profile has kept no rows of it.
+    ///
+    /// # Errors
+    /// Those of `source`, from which the factors of scaled weights are read.
+    pub fn of(
+        profile: &'a Profile,
+        lowered: &Module,
+        expr: &WeightExpr,
+        source: &dyn Source,
+    ) -> Result<Option<Self>> {
+        let Some((name, by)) = name_of(lowered, expr, source)? else { return Ok(None) };
+        let reads = |readers: &[String]| readers.contains(&name);
+        let sample = profile.samples.iter().find(|s| reads(&s.readers));
+        let Some((sample, moments)) = sample.zip(profile.weights.get(&name)) else { return Ok(None) };
+        let mut rows = Sample::rows(sample);
+        if let Some(by) = &by {
+            for row in rows.chunks_exact_mut(sample.cols.max(1)) {
+                row.iter_mut().zip(by).for_each(|(x, by)| *x *= by);
+            }
+        }
+        let correlations = profile.correlations.iter().find(|c| reads(&c.readers) && c.cols == sample.cols);
+        Ok(Some(Self { cols: sample.cols, rows, moments, correlations, by }))
+    }
+
+    /// How many rows there are.
+    pub fn len(&self) -> usize {
+        self.rows.len() / self.cols.max(1)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Second moments of what matrix `lead` is multiplied by: of its own tokens where it saw enough, else of all. Without
+    /// correlations channels have nothing to do with each other.
+    pub fn moments(&self, lead: usize) -> SecondMoments {
+        let own = self.moments.tokens.get(lead).is_some_and(|&n| n >= ENOUGH);
+        let squares = if own { self.moments.of(lead).to_vec() } else { self.moments.mean() };
+        let roots: Vec<f32> = (0..self.cols)
+            .map(|c| {
+                let root = squares.get(c).map_or(0.0, |x| x.sqrt());
+                self.by.as_ref().and_then(|by| by.get(c)).map_or(root, |by| root * by.abs())
+            })
+            .collect();
+        let signs: Vec<f32> = (0..self.cols)
+            .map(|c| self.by.as_ref().and_then(|by| by.get(c)).map_or(1.0, |by| by.signum()))
+            .collect();
+        let Some(correlations) = self.correlations else {
+            let alone = roots.iter().enumerate().map(|(c, x)| (c..c + 1, vec![x * x]));
+            return SecondMoments { blocks: alone.collect() };
+        };
+        // One matrix for all experts, or one for each.
+        let lead = lead.min(correlations.lead().saturating_sub(1));
+        let blocks = correlations.of(lead).map(|(range, mut below)| {
+            let n = range.len();
+            let mut block = vec![0.0; n * n];
+            for i in 0..n {
+                let (a, root) = (range.start + i, roots[range.start + i]);
+                block[i * n + i] = root * root;
+                for (j, r) in below.by_ref().take(i).enumerate() {
+                    let b = range.start + j;
+                    let x = r as f32 * root * roots[b] * signs[a] * signs[b];
+                    (block[i * n + j], block[j * n + i]) = (x, x);
+                }
+            }
+            (range, block)
+        });
+        SecondMoments { blocks: blocks.collect() }
+    }
+}
+
+impl SecondMoments {
+    /// Rows `[n, cols]` times the moments.
+    pub fn times(&self, rows: &[f32], cols: usize) -> Vec<f32> {
+        let mut out = vec![0.0; rows.len()];
+        for (row, out) in rows.chunks_exact(cols.max(1)).zip(out.chunks_exact_mut(cols.max(1))) {
+            for (range, block) in &self.blocks {
+                let (row, out) = (&row[range.clone()], &mut out[range.clone()]);
+                for (x, of) in row.iter().zip(block.chunks_exact(range.len())) {
+                    out.iter_mut().zip(of).for_each(|(sum, m)| *sum += x * m);
+                }
+            }
+        }
+        out
+    }
+}
+
+/// The weight of the lowered Graph that reads the channels of an expression, and what they are multiplied by in between:
+/// rewriting joins matrices of one input, and folds factors of its channels into them.
+fn name_of(
+    lowered: &Module,
+    expr: &WeightExpr,
+    source: &dyn Source,
+) -> Result<Option<(String, Option<Vec<f32>>)>> {
+    if let Some(weight) = lowered.weights.iter().find(|w| w.expr == *expr) {
+        return Ok(Some((weight.name.clone(), None)));
+    }
+    match expr {
+        WeightExpr::Concat { of, .. } => match of.first() {
+            // What is joined by columns begins with what is asked for.
+            Some(first) => name_of(lowered, first, source),
+            None => Ok(None),
+        },
+        WeightExpr::Slice { axis: Axis::Rows, of, .. } | WeightExpr::Arrange { of, .. } => {
+            name_of(lowered, of, source)
+        }
+        // (x · s) Wᵀ = x (W · s)ᵀ: the matrix as stored reads x, which is the recorded input over s.
+        WeightExpr::ScaleCols { of, by } => {
+            let Some((name, inner)) = name_of(lowered, of, source)? else { return Ok(None) };
+            let cols = by.shape().ok().and_then(|s| s.last().copied()).unwrap_or(0);
+            let mut factors = vec![0.0; cols];
+            by.read(0, 0..1, 0..cols, source, &mut factors).map_err(|e| Error::input(e.to_string()))?;
+            for f in &mut factors {
+                *f = if *f == 0.0 { 0.0 } else { f.recip() };
+            }
+            if let Some(inner) = inner {
+                factors.iter_mut().zip(inner).for_each(|(f, g)| *f *= g);
+            }
+            Ok(Some((name, Some(factors))))
+        }
+        _ => Ok(None),
+    }
+}
