@@ -17,7 +17,7 @@ use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 12;
+pub const PLAN_VERSION: u32 = 13;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -92,6 +92,9 @@ pub struct ModelInfo {
     pub active_parameters: u64,
     /// How tokens are decoded with fewer experts, where little entry points are compiled.
     pub big_little: Option<BigLittle>,
+    /// Percent of the neurons of experts that thresholds behind SiLU make 0, as calibration saw them: an approximation. `None`
+    /// where there are no thresholds.
+    pub silenced: Option<f32>,
 }
 
 /// Big-little decoding (MoBiLE, §III-A, Algorithm 1).

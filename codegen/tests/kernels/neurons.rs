@@ -1,7 +1,7 @@
 //! Experts by neurons: what sleeps is not read, and sketches change no bit.
 
 use crate::experts::{dispatch, experts_of_slots};
-use crate::harness::{Case, Expect, Operand, Rng, check, random, rows_as, run, stored, strided};
+use crate::harness::{Case, Expect, Operand, Rng, able, check, random, rows_as, run, stored, strided};
 use crate::machines::machines;
 use crate::simple::glu;
 use moec_codegen::jit::Loaded;
@@ -209,6 +209,105 @@ fn sketches_change_no_bit() {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Lists in which every neuron of every active expert is awake.
+fn everybody(table: &[i32], inter: usize, words: usize) -> Vec<u32> {
+    let mut lists = vec![0; words];
+    let blocks = inter.div_ceil(BLOCK);
+    for (at, list) in lists.chunks_mut(BLOCK + 1).take(table[0] as usize * blocks).enumerate() {
+        let first = at % blocks * BLOCK;
+        let count = BLOCK.min(inter - first);
+        list[0] = count as u32;
+        list[1..].iter_mut().zip(first..first + count).for_each(|(to, i)| *to = i as u32);
+    }
+    lists
+}
+
+/// What is skipped below a threshold of SiLU gives the bits that are computed where nothing is skipped and then set to 0.
+#[test]
+fn a_threshold_skips_what_it_makes_0() {
+    let rng = &mut Rng::new(44);
+    let least = 0.3_f32;
+    for machine in machines() {
+        let isa = machine.isa();
+        for (i, (format, compute)) in
+            KINDS.into_iter().filter(|k| !k.1).map(|(format, _, compute)| (format, compute)).enumerate()
+        {
+            let net = Network::new(rng, LAYOUTS[i % LAYOUTS.len()], format);
+            let (layout, hidden, inter, n) = (net.layout, net.hidden, net.inter, net.n);
+            let (rows, x_ld, x) = rows_as(compute, &random(rng, n, hidden, hidden), [1, hidden, hidden]);
+            let [table, weights] = [Operand::Ints(net.table.clone()), net.operand(format)];
+            let zeros = |n: usize| Operand::Floats(vec![0.0; n]);
+            let up = |threshold| Case {
+                spec: KernelSpec::NeuronUp {
+                    layout,
+                    hidden,
+                    inter,
+                    format,
+                    compute,
+                    sketch: false,
+                    x_ld,
+                    glu: Glu::Cats { threshold },
+                },
+                n,
+                operands: vec![
+                    rows.clone(),
+                    table.clone(),
+                    weights.clone(),
+                    zeros(net.slots() * inter),
+                    zeros(net.words()),
+                ],
+                expect: Vec::new(),
+            };
+            let (all, some) = (up(0.0), up(least));
+            if !able(&isa, &all.spec) {
+                continue;
+            }
+            let down = KernelSpec::NeuronDown { layout, hidden, inter, format, sketch: false };
+            let specs = [all.spec.clone(), some.spec.clone(), down.clone()];
+            let loaded = Loaded::new(&compile(&machine, &specs).unwrap()).unwrap();
+            let go = |c: &Case| run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
+            let [full, thin] = [&all, &some].map(|c| {
+                let words = go(c);
+                (awake(c, &words[4]), words[3].clone(), words[4].clone())
+            });
+            // A magnitude is below 0 nowhere, so that nobody slept.
+            let mut cut = full.1.clone();
+            let (mut slept, mut woke) = (0, 0);
+            for active in 0..net.table[0] as usize {
+                let blocks = inter.div_ceil(BLOCK);
+                let lists = &thin.0[active * blocks..(active + 1) * blocks];
+                assert_eq!(full.0[active * blocks..(active + 1) * blocks].concat().len(), inter);
+                for slot in net.table[layout.start() + active]..net.table[layout.start() + active + 1] {
+                    let slot = slot as usize;
+                    let row = &x[net.table[layout.token() + slot] as usize * hidden..][..hidden];
+                    for neuron in 0..inter {
+                        let at = slot * inter + neuron;
+                        let gate = dot(row, net.part(slot, neuron, 0).unwrap());
+                        let size = glu(Glu::Gated(Activation::Silu), gate, 1.0).abs();
+                        let listed = lists[neuron / BLOCK].contains(&(neuron as u32));
+                        let zero = !listed || f32::from_bits(thin.1[at]) == 0.0;
+                        assert!(if zero { size < least + 1e-3 } else { size > least - 1e-3 }, "{size}");
+                        assert!(zero || thin.1[at] == full.1[at], "{:?}", some.spec);
+                        if zero {
+                            cut[at] = 0;
+                        }
+                        (slept, woke) = (slept + usize::from(zero), woke + usize::from(!zero));
+                    }
+                }
+            }
+            assert!(slept > 0 && woke > 0, "{slept} slept and {woke} woke of {format:?}");
+            let bits = |words: &[u32]| Operand::Floats(words.iter().map(|w| f32::from_bits(*w)).collect());
+            let sum = |h: &[u32], lists: &[u32]| {
+                let operands =
+                    vec![bits(h), table.clone(), weights.clone(), bits(lists), zeros(net.slots() * hidden)];
+                go(&Case { spec: down.clone(), n, operands, expect: Vec::new() })[4].clone()
+            };
+            let whole = sum(&cut, &everybody(&net.table, inter, net.words()));
+            assert_eq!(sum(&thin.1, &thin.2), whole, "{:?}", some.spec);
         }
     }
 }

@@ -171,6 +171,37 @@ pub struct ExpertsConfig {
     pub coverage: f64,
     /// Whether experts are computed neuron by neuron, and those that a gate makes 0 are skipped.
     pub skip: Skip,
+    /// Which neurons behind SiLU count as 0.
+    pub threshold: Threshold,
+}
+
+/// Which neurons of experts with SiLU count as 0: those whose gate has a magnitude below a threshold, a layer's own (CATS, arXiv
+/// 2404.08763).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// None: the model is what it is.
+    Off,
+    /// This share of them, in `0..=0.95`.
+    Share(f64),
+    /// As many as `max_perplexity_increase` allows.
+    Auto,
+}
+
+impl Threshold {
+    /// Largest share: past it a model is no longer one.
+    pub const MOST: f64 = 0.95;
+
+    /// What `model.toml` says: `off`, `auto` or a share such as `50%`.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "off" => Some(Self::Off),
+            "auto" => Some(Self::Auto),
+            _ => {
+                let percent: f64 = text.strip_suffix('%')?.trim().parse().ok()?;
+                Some(percent / 100.0).filter(|s| (0.0..=Self::MOST).contains(s)).map(Self::Share)
+            }
+        }
+    }
 }
 
 /// Whether neurons that are 0 are skipped (PowerInfer-2, §4.1.2).
@@ -198,8 +229,15 @@ impl Skip {
 
 impl ExpertsConfig {
     /// What holds where `model.toml` says nothing.
-    pub const DEFAULT: Self =
-        Self { tiers: 6, group: None, sizes: 4, overflow: Overflow::Prune, coverage: 0.99, skip: Skip::Auto };
+    pub const DEFAULT: Self = Self {
+        tiers: 6,
+        group: None,
+        sizes: 4,
+        overflow: Overflow::Prune,
+        coverage: 0.99,
+        skip: Skip::Auto,
+        threshold: Threshold::Off,
+    };
 }
 
 /// `[decode]`: how tokens are decoded.

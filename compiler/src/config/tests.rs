@@ -63,6 +63,7 @@ fn every_key_is_read() {
          rounding = \"nearest\"\nsize = \"3 GiB\"\n\
          [memory]\nkv_cache = \"q8\"\n\
          [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\nskip = \"on\"\n\
+         threshold = \"12.5%\"\n\
          [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
          [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nprompt = 512\ngenerate = 128\n\
          [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
@@ -95,6 +96,7 @@ fn every_key_is_read() {
             overflow: Overflow::Spill,
             coverage: 1.0,
             skip: Skip::On,
+            threshold: Threshold::Share(0.125),
         }
     );
     assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
@@ -191,6 +193,10 @@ fn wrong_files_are_refused_by_line_and_key() {
         (
             "[experts]\noverflow = \"drop\"",
             "`dir/model.toml:2:12`: `experts.overflow` is `\"drop\"`, expected \"prune\" or \"spill\" | the default is \"prune\"",
+        ),
+        (
+            "[experts]\nthreshold = \"96%\"",
+            "`dir/model.toml:2:13`: `experts.threshold` is `\"96%\"`, expected \"off\", \"auto\", or a share in \"0%\"..=\"95%\" | the default is \"off\"",
         ),
         (
             "[experts]\ncoverage = 0.4",

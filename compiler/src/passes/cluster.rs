@@ -38,6 +38,10 @@ pub const fn worth(format: Format) -> f64 {
 pub trait Activity {
     /// Share of them that are 0 for one token, of the experts that it chose; `None` where nothing was seen.
     fn zeros(&self, layer: u32) -> Option<f64>;
+    /// Share of them whose gate behind SiLU has a smaller magnitude; `None` where nothing was seen.
+    fn below(&self, _layer: u32, _magnitude: f32) -> Option<f64> {
+        None
+    }
     /// Neurons of an expert, the hottest first; `None` where nothing was seen.
     fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>>;
 }
@@ -46,6 +50,10 @@ impl Activity for Profile {
     fn zeros(&self, layer: u32) -> Option<f64> {
         // Zeros below a threshold are none that may be skipped.
         self.neurons(layer).filter(|counts| counts.is_exact())?.zeros(0, 1)
+    }
+
+    fn below(&self, layer: u32, magnitude: f32) -> Option<f64> {
+        self.gates.iter().find(|g| g.layer == layer)?.below(magnitude)
     }
 
     fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>> {
@@ -77,10 +85,14 @@ type Halves = [WeightId; 2];
 /// # Errors
 /// `on` for a model none of whose experts can be turned, or, where they stay on flash, not all.
 pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool) -> Result<()> {
-    let wanted = |layer, format| match skip {
+    let zeros = |layer, glu| match glu {
+        Glu::Cats { threshold } => seen.below(layer, threshold),
+        _ => seen.zeros(layer),
+    };
+    let wanted = |layer, glu, format| match skip {
         Skip::Off => false,
         Skip::On => true,
-        Skip::Auto => !paged && seen.zeros(layer).is_some_and(|zeros| zeros >= worth(format)),
+        Skip::Auto => !paged && zeros(layer, glu).is_some_and(|zeros| zeros >= worth(format)),
     };
     let mut bundled: HashMap<Halves, (Vec<WeightId>, usize)> = HashMap::new();
     let mut left = 0;
@@ -90,7 +102,7 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
             left += usize::from(matches!(node.op, Op::ExpertFfn { .. }));
             continue;
         };
-        if !wanted(layer, module.weight(halves[0]).format) {
+        if !wanted(layer, glu, module.weight(halves[0]).format) {
             continue;
         }
         let index = bundled.len();
@@ -103,7 +115,7 @@ pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool
     module.entries = entries;
     if bundled.is_empty() && skip == Skip::On {
         return Err(Error::input("`skip = \"on\"`, but no expert of this model can be skipped neuron by neuron")
-            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU), no biases, and one format for all matrices of an expert")
+            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert")
             .hint("leave `skip` under `[experts]` at `\"auto\"`"));
     }
     if paged && left > 0 && !bundled.is_empty() {
@@ -192,6 +204,10 @@ mod tests {
     struct Backwards;
 
     impl Activity for Backwards {
+        fn below(&self, layer: u32, magnitude: f32) -> Option<f64> {
+            Some(if layer == 0 { 0.0 } else { f64::from(magnitude) })
+        }
+
         fn zeros(&self, layer: u32) -> Option<f64> {
             Some(if layer == 0 { 0.9 } else { 0.1 })
         }
@@ -282,6 +298,19 @@ mod tests {
         assert_eq!(module, experts("silu"));
         let refused = cluster(&mut module, Skip::On, &Backwards, false).unwrap_err();
         assert!(refused.to_string().contains("no expert of this model"), "{refused}");
+    }
+
+    #[test]
+    fn what_a_threshold_silences_pays_as_zeros_do() {
+        let of = |threshold: f32, skip| {
+            let mut module = experts(&format!("cats(threshold = {threshold:?})"));
+            cluster(&mut module, skip, &Backwards, false).unwrap();
+            moec_ir::verify::module(&module).unwrap();
+            module.weights.iter().filter(|w| w.name.ends_with("neurons")).count()
+        };
+        // The first layer has nothing below; of the second its threshold's share.
+        assert_eq!([of(0.4, Skip::Auto), of(0.6, Skip::Auto)], [0, 1]);
+        assert_eq!([of(0.4, Skip::On), of(0.6, Skip::Off)], [2, 0]);
     }
 
     #[test]

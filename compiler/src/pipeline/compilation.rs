@@ -14,6 +14,7 @@ use crate::passes::lower;
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
+use crate::passes::threshold::Thresholds;
 use crate::passes::units::{UnitList, Units};
 use crate::profile::Profile;
 use crate::profile::loads::Loads;
@@ -80,6 +81,8 @@ pub struct Compilation<'a> {
     pub as_lowered: bool,
     /// Formats of weights that are not those of their classes.
     pub formats: Formats,
+    /// Below which gates behind SiLU become 0, where they do.
+    pub thresholds: Thresholds,
     /// Which errors of weights matter, for grouped formats; `None`: all the same.
     pub importance: Option<&'a dyn WeightImportance>,
     /// What the manifest says of the profile.
@@ -159,6 +162,7 @@ impl<'a> Compilation<'a> {
             applied: Applied::new(),
             as_lowered: false,
             formats: Formats::new(),
+            thresholds: Thresholds::default(),
             importance: None,
             profile_entry: None,
             prints: Prints::Graph,
@@ -253,7 +257,7 @@ impl<'a> Compilation<'a> {
         })
     }
 
-    pub(super) fn model_info(&self) -> Result<ModelInfo> {
+    pub(crate) fn model_info(&self) -> Result<ModelInfo> {
         let (checkpoint, spec) = match self.start {
             Start::Checkpoint(checkpoint, spec) => (checkpoint, spec),
             Start::Graph(model) => return Ok(model.clone()),
@@ -279,6 +283,7 @@ impl<'a> Compilation<'a> {
                 }
                 None => None,
             },
+            silenced: (!self.thresholds.by_layer.is_empty()).then_some(self.thresholds.percent),
         })
     }
 

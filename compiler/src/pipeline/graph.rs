@@ -6,11 +6,17 @@ use crate::error::{Error, Result};
 use crate::passes::hot::{self, Experts};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Costs, rules};
-use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
+use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite, threshold};
 use moec_ir::Op;
 
 pub(super) fn lower(c: &mut Compilation<'_>) -> Result<()> {
     c.module = lower::lower(c.spec()?, &c.shapes()?)?;
+    Ok(())
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a pass may fail; this one does not")]
+pub(super) fn threshold(c: &mut Compilation<'_>) -> Result<()> {
+    threshold::threshold(&mut c.module, &c.thresholds);
     Ok(())
 }
 
