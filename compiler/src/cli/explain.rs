@@ -175,7 +175,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Experts of a layer, or the most that any layer has.
 fn experts(module: &Module, layer: Option<u32>) -> usize {
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
-    let wanted = nodes.filter(|n| layer.is_none_or(|l| n.scope.layer == Some(l)));
+    let wanted = nodes.filter(|n| n.scope.layer.is_some_and(|of| layer.is_none_or(|l| of == l)));
     let routed = wanted.filter_map(|n| match &n.op {
         Op::Router(router) => Some(router.experts),
         _ => None,
