@@ -69,6 +69,22 @@ fn tokens_are_those_of_whole_experts() {
     }
 }
 
+/// Bamboo and ProSparse-Llama have no experts: their networks are one that every row chooses.
+#[test]
+fn dense_networks_are_an_expert_of_everybody() {
+    for (family, format, batch) in [("bamboo", "f32", 1), ("bamboo", "bf16", 4), ("prosparse", "f16", 2)] {
+        let source = checkpoint(family);
+        let (whole, neurons) = (run(&source, "off", format, batch), run(&source, "on", format, batch));
+        assert_eq!(neurons.0, whole.0, "{family} in {format}");
+        let worst = distance(&neurons.1, &whole.1);
+        assert!(worst < 1e-3, "{family} in {format}: a logit is off by {worst}");
+        if format == "f32" {
+            let off = distance(&neurons.1, &expected(&source).logits);
+            assert!(off < 1e-3, "{family}: a logit is {off} off the reference");
+        }
+    }
+}
+
 #[test]
 fn groups_along_neurons_round_as_well() {
     for (family, format) in [("olmoe", "q8"), ("mixtral", "q4")] {
@@ -99,5 +115,9 @@ fn what_cannot_be_skipped_is_said() {
         fails(moec().arg("build").arg(&toml).args(["--no-run", "--quiet", "-o"]).arg(&bundle)).1
     };
     let said = build(&checkpoint("olmoe"), "[experts]\nskip = \"on\"\n");
-    assert!(said.contains("no expert of this model can be skipped") && said.contains("hint:"), "{said}");
+    assert!(
+        said.contains("no expert and no dense network of this model can be skipped")
+            && said.contains("hint:"),
+        "{said}"
+    );
 }

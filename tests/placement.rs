@@ -122,6 +122,7 @@ fn skewed(spec: &import::ModelSpec, routers: &[(u32, usize, usize)]) -> Profile 
         correlations: Vec::new(),
         neurons: Vec::new(),
         samples: Vec::new(),
+        gates: Vec::new(),
     }
 }
 

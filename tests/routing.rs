@@ -150,6 +150,7 @@ fn profile(source: &import::Checkpoint, spec: &ModelSpec) -> Profile {
         correlations: Vec::new(),
         neurons: Vec::new(),
         samples: Vec::new(),
+        gates: Vec::new(),
     }
 }
 

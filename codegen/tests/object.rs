@@ -300,6 +300,8 @@ fn specs() -> Vec<KernelSpec> {
         Glu::DRelu,
         Glu::FatRelu { threshold: 0.01 },
         Glu::FatRelu { threshold: 0.1 },
+        Glu::Cats { threshold: 0.01 },
+        Glu::Cats { threshold: 0.1 },
         Glu::Clamped { alpha: 1.702, limit: 7.0 },
         Glu::Clamped { alpha: 1.702, limit: -7.0 },
         Glu::Clamped { alpha: 17.02, limit: 7.0 },

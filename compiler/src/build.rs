@@ -4,7 +4,7 @@ use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
 use crate::bundle::{cargo, destination, workspace};
 use crate::cache_dir;
-use crate::config::{Config, Predict, Rounding, Size};
+use crate::config::{Config, Predict, Rounding, Size, Threshold};
 use crate::error::{Error, Result};
 use crate::human;
 use crate::import::{self, ImportOptions};
@@ -16,6 +16,7 @@ use crate::profile::Importance;
 use crate::progress::Progress;
 use crate::quality::Measured;
 use crate::targets;
+use crate::thresholds;
 use crate::tuner::Tuner;
 use moec_cpu::WeightImportance;
 use moec_ir::plan::Plan;
@@ -98,8 +99,8 @@ pub fn build(
     first_token(&checkpoint, &spec)?;
     // What is static, or does not fit, is decided by what calibration saw.
     let free = !compilation.list.free.is_empty();
-    let predicts = config.experts.predict != Predict::Off;
-    let decides = Units::of(&device).is_some() || free || config.memory.budget.is_some() || predicts;
+    let approximates = config.experts.predict != Predict::Off || config.experts.threshold != Threshold::Off;
+    let decides = Units::of(&device).is_some() || free || config.memory.budget.is_some() || approximates;
     let profile = if decides { crate::calibrate::profile(&compilation, progress)? } else { None };
     if profile.is_none() && config.experts.predict.is_asked_for() {
         return Err(Error::input("`predict` under `[experts]` needs a profile to train on")
@@ -124,6 +125,9 @@ pub fn build(
             Some(decision)
         }
     };
+    let spent = mix.as_ref().map_or(0.0, |m| m.increase);
+    let (chosen, thresholds) = thresholds::choose(&compilation, spent, progress)?.unzip();
+    compilation.thresholds = chosen.unwrap_or_default();
     compilation.tuner = tuner;
     let ran = compilation.run(request.stops, progress, print);
     if let Some(few) = compilation.placement.as_ref().and_then(tier::few) {
@@ -139,6 +143,7 @@ pub fn build(
     if let Some(decisions) = &mut compilation.decisions {
         decisions.rounding = importance.as_ref().map_or(Rounding::Nearest, Importance::rounding);
         decisions.mix = mix;
+        decisions.thresholds = thresholds;
     }
     let most = match config.weights.size {
         Size::Most(bytes) => bytes,

@@ -33,6 +33,9 @@ pub struct Decisions {
     /// Formats of single weights under a size, where there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mix: Option<MixDecision>,
+    /// Thresholds of gates behind SiLU, where there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thresholds: Option<ThresholdDecision>,
     /// Why the cache of experts keeps whom it keeps, where policies were replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheDecision>,
@@ -81,6 +84,39 @@ pub struct MixedWeight {
     pub format: String,
     /// What that adds to the loss, in nats per token, as it was estimated.
     pub loss: f64,
+}
+
+/// Thresholds below which neurons of experts with SiLU count as 0.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThresholdDecision {
+    /// Share of the neurons that were to be 0.
+    pub share: f64,
+    /// Most by which perplexity may rise, as a share, if that was said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<f64>,
+    /// What they cost; `None` where there was no text to measure on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<ThresholdCost>,
+    /// Every share that was measured, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tried: Vec<ThresholdCost>,
+    /// Layer and threshold of `|silu(gate)|`.
+    pub layers: Vec<(u32, f32)>,
+}
+
+/// What thresholds cost on text, beside the model without.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ThresholdCost {
+    /// Share of the neurons that were to be 0.
+    pub share: f64,
+    /// By how much perplexity rose, as a share, two standard errors included.
+    pub increase: f64,
+    /// Mean Kullback-Leibler divergence, in nats per token.
+    pub divergence: f64,
+    /// Share of tokens after which the most probable next one is the same.
+    pub same_choice: f64,
 }
 
 /// A request with attention on either unit, simulated.

@@ -290,7 +290,7 @@ fn answers(engine: &mut Engine<'_>, prompt: &[u32], answer: &[u32]) -> moec_runt
 }
 
 /// Index of the largest logit; the lowest wins ties.
-fn greedy(logits: &[f32]) -> usize {
+pub(crate) fn greedy(logits: &[f32]) -> usize {
     let best = |best: usize, i: usize| if logits[i] > logits[best] { i } else { best };
     (0..logits.len()).fold(0, best)
 }

@@ -29,6 +29,7 @@ mod scratch;
 pub mod simulate;
 pub mod synth;
 pub mod targets;
+pub mod thresholds;
 pub mod tools;
 pub mod trained;
 pub mod tuner;

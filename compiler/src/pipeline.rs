@@ -44,6 +44,8 @@ pub enum When {
     Modules,
     /// Targets whose units have memories of their own.
     Memories,
+    /// Models whose experts have thresholds.
+    Thresholds,
     /// All but those in which somebody looks at values by name, and wants to find every one.
     NotAsLowered,
 }
@@ -59,12 +61,13 @@ impl When {
             Self::Beside => "where units beside the processor take shapes as they come",
             Self::Modules => "where memory modules compute",
             Self::Memories => "where units have memories of their own",
+            Self::Thresholds => "where gates have thresholds",
             Self::NotAsLowered => "unless values are looked at by name",
         }
     }
 
     /// Whether a compilation has anything for such a pass to do.
-    pub const fn applies(self, c: &Compilation<'_>) -> bool {
+    pub fn applies(self, c: &Compilation<'_>) -> bool {
         match self {
             Self::Always => true,
             Self::Static => c.units.is_some(),
@@ -73,6 +76,7 @@ impl When {
             Self::Beside => !c.list.free.is_empty(),
             Self::Modules => c.list.modules,
             Self::Memories => c.homes.memories.len() > 1,
+            Self::Thresholds => !c.thresholds.by_layer.is_empty(),
             Self::NotAsLowered => !c.as_lowered,
         }
     }
@@ -109,6 +113,13 @@ pub const PIPELINE: &[Pass] = &[
         prints: Prints::Graph,
         run: graph::lower,
         why: "the model's description becomes a Graph, op by op as the reference computes",
+    },
+    Pass {
+        name: "threshold",
+        when: When::Thresholds,
+        prints: Prints::Graph,
+        run: graph::threshold,
+        why: "what the model is changes here, once and before anybody looks at it; all else changes how it is computed",
     },
     Pass {
         name: "format",

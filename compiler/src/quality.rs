@@ -16,7 +16,8 @@ use crate::pipeline::{Candidate, Change, QualityProbe};
 use crate::profile::Profile;
 use crate::progress::Progress;
 use crate::twin::{Original, Twin, TwinExperts};
-use moec_ir::Format;
+use moec_ir::plan::ModelInfo;
+use moec_ir::{Format, Module};
 use moec_runtime::text::Text;
 use std::cell::RefCell;
 use std::fmt;
@@ -75,7 +76,7 @@ impl<'a> Measured<'a> {
     }
 
     /// The checkpoint's tokenizer.
-    fn text(&self, bos: Option<u32>) -> Result<Text> {
+    pub(crate) fn text(&self, bos: Option<u32>) -> Result<Text> {
         let none = || format!("`{}` has no tokenizer that can be used", self.checkpoint.path().display());
         let json = self
             .checkpoint
@@ -119,6 +120,13 @@ impl<'a> Measured<'a> {
         });
         bar.finish();
         found
+    }
+
+    /// The twin of a model that has room for every row; with the weights of another, if they are packed alike.
+    pub(crate) fn unbounded(&self, other: Option<&Twin>, module: &Module, model: &ModelInfo) -> Result<Twin> {
+        let experts = TwinExperts::Unbounded;
+        let original = Original { module, source: self.checkpoint, model, cache: self.cache, experts };
+        Twin::beside(other, &original, self.progress)
     }
 
     fn twin(

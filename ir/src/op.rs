@@ -61,6 +61,12 @@ pub enum Glu {
         /// What is below it becomes 0.
         threshold: f32,
     },
+    /// `cats(g) · u`, where `cats(g)` is 0 if `|silu(g)| < threshold`, else `silu(g)`: a SwiGLU whose smallest activations are left
+    /// out (CATS, arXiv 2404.08763). An approximation of [`Glu::Gated`] of [`Activation::Silu`].
+    Cats {
+        /// Magnitudes below it become 0.
+        threshold: f32,
+    },
     /// gpt-oss: `g' = min(g, limit)`, `u' = clamp(u, ±limit)`, `(u' + 1) · g' · sigmoid(alpha · g')`.
     Clamped {
         /// Slope inside the sigmoid.
@@ -71,9 +77,14 @@ pub enum Glu {
 }
 
 impl Glu {
-    /// Whether the result is exactly 0 wherever the gate is low enough, so that up and down of such a neuron need not be
+    /// Whether the gate alone makes the result exactly 0 for some of its values, so that up and down of such a neuron need not be
     /// read: what [`Op::NeuronFfn`] takes (PowerInfer-2, §2.2).
     pub const fn skips(self) -> bool {
+        self.skips_below() || matches!(self, Self::Cats { .. })
+    }
+
+    /// Whether the result is 0 wherever the gate is low enough: an upper bound of the gate then tells who sleeps.
+    pub const fn skips_below(self) -> bool {
         matches!(self, Self::Gated(Activation::Relu) | Self::DRelu | Self::FatRelu { .. })
     }
 }

@@ -95,6 +95,9 @@ pub struct ModelInfo {
     pub active_parameters: u64,
     /// How tokens are decoded with fewer experts, where little entry points are compiled.
     pub big_little: Option<BigLittle>,
+    /// Percent of the neurons of experts that thresholds behind SiLU make 0, as calibration saw them: an approximation. `None`
+    /// where there are no thresholds.
+    pub silenced: Option<f32>,
 }
 
 /// Big-little decoding (MoBiLE, §III-A, Algorithm 1).

@@ -50,6 +50,7 @@ pub(crate) fn profile(source: &Path) -> Profile {
         correlations: Vec::new(),
         neurons: Vec::new(),
         samples: Vec::new(),
+        gates: Vec::new(),
     }
 }
 

@@ -108,6 +108,10 @@ impl<'k> F<'k> {
             Glu::DRelu => self.max(k.f(0.0)) * up.max(k.f(0.0)),
             // What is not below the threshold, a NaN among it, stays.
             Glu::FatRelu { threshold } => self.lt(k.f(threshold)).pick(k.f(0.0), self) * up,
+            Glu::Cats { threshold } => {
+                let g = self.activate(Activation::Silu);
+                g.abs().lt(k.f(threshold)).pick(k.f(0.0), g) * up
+            }
             Glu::Clamped { alpha, limit } => {
                 let g = self.min(k.f(limit));
                 let u = up.max(k.f(-limit)).min(k.f(limit));

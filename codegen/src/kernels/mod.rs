@@ -58,6 +58,7 @@ pub(crate) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
 
 /// What is wrong with formats that have a scale for each column of a panel.
 const BY_CHANNEL: &str = "rows by themselves in a format of panels alone";
+const NO_SKETCH: &str = "a sketch that is no smaller than the gate, or does not bound it";
 
 /// Contradictions in a specification that would make the kernel read or write out of bounds.
 pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
@@ -146,7 +147,7 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
             (*x_ld >= packed_words(*hidden, *compute), "rows overlap"),
             (neuron::neurons_meet(isa, *format, *hidden, *compute), "neurons that meet no rows in that form"),
             (glu.skips(), "a gate that makes no neuron 0"),
-            (!sketch || neuron::neurons_sketched(*format), "a sketch that is no smaller than the gate"),
+            (!sketch || neuron::neurons_sketched(*format, *glu), NO_SKETCH),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
         KernelSpec::NeuronPredict { hidden, inter, rank, format, x_ld, .. } => vec![
@@ -156,7 +157,7 @@ pub(crate) fn check(spec: &KernelSpec, isa: &Isa) -> Result<(), String> {
         ],
         KernelSpec::NeuronDown { hidden, inter, format, sketch, .. } => vec![
             (*hidden > 0 && *inter > 0, "an extent is zero"),
-            (!sketch || neuron::neurons_sketched(*format), "a sketch that is no smaller than the gate"),
+            (!sketch || !format.is_grouped(), NO_SKETCH),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
         KernelSpec::NeuronGate { hidden, inter, format, compute, x_ld, glu, .. }
@@ -208,10 +209,7 @@ fn multiplies(
             can_multiply(isa, unpack::format(compute), compute),
             (compute != Compute::I8, "panels of bytes out of neurons"),
             (!bias, "neurons with biases"),
-            (
-                !order.sketch() || neuron::neurons_sketched(format),
-                "a sketch that is no smaller than the gate",
-            ),
+            (!order.sketch() || !format.is_grouped(), NO_SKETCH),
             (!format.is_by_channel(), BY_CHANNEL),
         ],
     }

@@ -235,6 +235,7 @@ impl Symbol {
             Glu::Gated(act) => self.word("glu").word(act.name()),
             Glu::DRelu => self.word("glu").word("drelu"),
             Glu::FatRelu { threshold } => self.word("glu").word("fatrelu").float("at", threshold),
+            Glu::Cats { threshold } => self.word("glu").word("cats").float("at", threshold),
             Glu::Clamped { alpha, limit } => {
                 self.word("glu").word("clamped").float("alpha", alpha).float("limit", limit)
             }

@@ -39,6 +39,10 @@ pub(crate) fn glu(g: Glu, gate: f32, up: f32) -> f32 {
         Glu::Gated(act) => activation(act, gate) * up,
         Glu::DRelu => gate.max(0.0) * up.max(0.0),
         Glu::FatRelu { threshold } => (if gate < threshold { 0.0 } else { gate }) * up,
+        Glu::Cats { threshold } => {
+            let gate = activation(Activation::Silu, gate);
+            (if gate.abs() < threshold { 0.0 } else { gate }) * up
+        }
         Glu::Clamped { alpha, limit } => {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             (up + 1.0) * gate * activation(Activation::Sigmoid, alpha * gate)

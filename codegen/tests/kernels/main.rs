@@ -5,6 +5,7 @@
 mod apart;
 mod attention;
 mod cache;
+mod chosen;
 #[cfg(not(target_arch = "aarch64"))]
 mod emulated;
 mod experts;

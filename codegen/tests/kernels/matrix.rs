@@ -153,6 +153,8 @@ fn linear_joins_gate_and_up() {
         Glu::DRelu,
         Glu::FatRelu { threshold: 0.3 },
         Glu::Clamped { alpha: 1.702, limit: 0.7 },
+        // Nothing is below: as SiLU.
+        Glu::Cats { threshold: 0.0 },
     ];
     let mut cases = Vec::new();
     for (i, glu) in glus.into_iter().enumerate() {

@@ -13,7 +13,7 @@ use moec_ir::types::Format;
 pub(crate) const LAYOUTS: [(usize, usize, usize, usize); 3] = [(4, 2, 16, 1), (4, 2, 3, 4), (8, 3, 4, 5)];
 /// Neurons of a block.
 pub(crate) const BLOCK: usize = 32;
-const KINDS: [(Format, bool, Compute); 10] = [
+pub(crate) const KINDS: [(Format, bool, Compute); 10] = [
     (Format::F32, false, Compute::F32),
     (Format::F32, true, Compute::F32),
     (Format::Bf16, false, Compute::F32),
@@ -62,7 +62,7 @@ impl Network {
         Some(&self.held[((e * self.inter + neuron) * 3 + part) * self.hidden..][..self.hidden])
     }
 
-    fn operand(&self, format: Format) -> Operand {
+    pub(crate) fn operand(&self, format: Format) -> Operand {
         Operand::Weight(format, [self.layout.experts, self.inter, 3 * self.hidden], self.weights.clone())
     }
 
@@ -79,7 +79,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
 }
 
-fn up_cases(rng: &mut Rng) -> Vec<Case> {
+pub(crate) fn up_cases(rng: &mut Rng) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, layout) in LAYOUTS.into_iter().enumerate() {
         for (format, sketch, compute) in KINDS {
@@ -185,7 +185,7 @@ fn columns_of_who_is_awake() {
 }
 
 /// Of every active expert and block: who is awake.
-fn awake(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
+pub(crate) fn awake(case: &Case, words: &[u32]) -> Vec<Vec<u32>> {
     let (Operand::Ints(table), KernelSpec::NeuronUp { inter, .. }) = (&case.operands[1], &case.spec) else {
         unreachable!()
     };
@@ -223,130 +223,6 @@ fn sketches_change_no_bit() {
                     }
                 }
             }
-        }
-    }
-}
-
-/// What a predictor says of the neurons that slots have, as the evaluator would: `right` where there is one, rows of `cols`.
-fn said(
-    net: &Network,
-    x: &[f32],
-    [right, left]: [&[f32]; 2],
-    margins: &[f32],
-    rank: Option<usize>,
-) -> Vec<f32> {
-    let (inter, hidden) = (net.inter, net.hidden);
-    let cols = rank.unwrap_or(hidden);
-    strided(net.slots(), inter, inter, |slot, i| {
-        let Some(&e) = net.of_slot.get(slot) else { return 0.0 };
-        let row = &x[net.table[net.layout.token() + slot] as usize * (hidden + 3)..][..hidden];
-        let t: Vec<f32> = match rank {
-            Some(rank) => {
-                right[e * rank * hidden..].chunks_exact(hidden).take(rank).map(|r| dot(r, row)).collect()
-            }
-            None => row.to_vec(),
-        };
-        dot(&left[(e * inter + i) * cols..][..cols], &t) + margins[e * inter + i]
-    })
-}
-
-#[test]
-fn predictors_say_what_their_matrices_say() {
-    let rng = &mut Rng::new(44);
-    let mut cases = Vec::new();
-    for layout in LAYOUTS {
-        for (format, rank) in [
-            (Format::Bf16, Some(5)),
-            (Format::Bf16, Some(32)),
-            (Format::F32, Some(48)),
-            (Format::Q4, None),
-            (Format::Q8, None),
-            (Format::Bf16, None),
-        ] {
-            let net = Network::new(rng, layout, Format::F32);
-            let (hidden, inter, experts) = (net.hidden, net.inter, net.layout.experts);
-            let cols = rank.unwrap_or(hidden);
-            let right = rng.floats(experts * rank.unwrap_or(0) * hidden);
-            let (left, margins) = (rng.floats(experts * inter * cols), rng.floats(experts * inter));
-            let x = random(rng, net.n, hidden, hidden + 3);
-            let held = |rows: usize, cols, w: &[f32]| stored(format, Compute::F32, [rows, cols], w);
-            let (r, l) = (rank.map_or_else(Vec::new, |n| held(n, hidden, &right)), held(inter, cols, &left));
-            let expected = said(&net, &x, [&r, &l], &margins, rank);
-            let expected = expected
-                .iter()
-                .enumerate()
-                .map(|(at, &x)| if net.of_slot.get(at / inter).is_some() { x } else { f32::NAN });
-            let mut operands = vec![Operand::Floats(x.clone()), Operand::Ints(net.table.clone())];
-            operands.extend(rank.map(|n| Operand::Weight(format, [experts, n, hidden], right.clone())));
-            operands.push(Operand::Weight(format, [experts, inter, cols], left.clone()));
-            operands.push(Operand::Weight(Format::F32, [experts, 1, inter], margins.clone()));
-            operands.push(Operand::Floats(vec![0.0; net.slots() * inter]));
-            let (layout, x_ld) = (net.layout, hidden + 3);
-            cases.push(Case {
-                spec: KernelSpec::NeuronPredict { layout, hidden, inter, rank, format, x_ld },
-                n: net.n,
-                expect: vec![(operands.len() - 1, Expect::Floats(expected.collect(), 5e-5))],
-                operands,
-            });
-        }
-    }
-    check(&cases);
-}
-
-/// Who is taken to be asleep costs nothing and gives 0; of the others the bits are those of a kernel that asks every gate.
-#[test]
-fn gates_are_asked_of_whom_a_predictor_takes_to_be_awake() {
-    let mut cases = up_cases(&mut Rng::new(45));
-    let rng = &mut Rng::new(46);
-    // Whether sketches lie there makes no difference.
-    cases.retain(|c| matches!(c.spec, KernelSpec::NeuronUp { compute: Compute::F32, .. }));
-    for machine in machines() {
-        let isa = machine.isa();
-        for plain in &cases {
-            let mut predicted = plain.clone();
-            let KernelSpec::NeuronUp { predicted: flag, inter, layout, .. } = &mut predicted.spec else {
-                unreachable!()
-            };
-            *flag = true;
-            let (inter, layout) = (*inter, *layout);
-            let Operand::Floats(h) = &mut predicted.operands[3] else { unreachable!() };
-            for x in h.iter_mut() {
-                *x = if rng.below(2) == 0 { 1.0 } else { -rng.float().abs() };
-            }
-            let taken: Vec<bool> = h.iter().map(|&x| x > 0.0).collect();
-            let specs = [predicted.spec.clone(), plain.spec.clone()];
-            let loaded = Loaded::new(&compile(&machine, &specs).unwrap()).unwrap();
-            let [(who, h), (all, exact)] = [&predicted, plain].map(|c| {
-                let words = run(loaded.kernel(&c.spec.symbol(&isa)).unwrap(), &isa, c, usize::MAX);
-                (awake(c, &words[4]), words[3].clone())
-            });
-            let Operand::Ints(table) = &plain.operands[1] else { unreachable!() };
-            let (mut lost, mut kept) = (0, 0);
-            for (list, ids) in who.iter().enumerate() {
-                let active = list / inter.div_ceil(BLOCK);
-                let slots =
-                    table[layout.start() + active] as usize..table[layout.start() + active + 1] as usize;
-                // A neuron is listed if a row that it is taken to be awake for wakes it.
-                for &i in &all[list] {
-                    let at = |slot: usize| slot * inter + i as usize;
-                    let wakes =
-                        slots.clone().any(|slot| taken[at(slot)] && f32::from_bits(exact[at(slot)]) != 0.0);
-                    if wakes {
-                        assert!(ids.contains(&i), "{:?}", predicted.spec);
-                    }
-                    lost += usize::from(!ids.contains(&i));
-                }
-                for &i in ids {
-                    assert!(all[list].contains(&i), "{:?}", predicted.spec);
-                    for slot in slots.clone() {
-                        let at = slot * inter + i as usize;
-                        let expected = if taken[at] { exact[at] } else { 0.0_f32.to_bits() };
-                        assert_eq!(h[at], expected, "{:?}", predicted.spec);
-                        kept += 1;
-                    }
-                }
-            }
-            assert!(inter < 32 || (lost > 0 && kept > 0), "{lost} lost, {kept} kept: {:?}", predicted.spec);
         }
     }
 }

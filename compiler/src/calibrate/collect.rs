@@ -4,6 +4,7 @@
 //! Graph; where the value lies stands in the plan again. All of it is resolved once, into [`Tap`]s. The inputs
 //! of experts are read right before the step that reads the expert's weight.
 
+use super::gates::{self, GateSample};
 use super::neurons::{Network, Neurons};
 use super::products::Products;
 use super::record::Recorder;
@@ -47,6 +48,8 @@ enum Tap {
     Dense { x: StridedRows, space: RowSpace, products: usize },
     /// The same, of experts whose inputs lie in the order of the table.
     PerSlot { x: StridedRows, table: Table, products: usize },
+    /// The input of experts whose gates are measured, before the step.
+    Gated { x: StridedRows, table: Table, sample: usize },
     /// What the neurons of experts hand to their down matrices, in the order of the table, before the step.
     Fired { x: StridedRows, table: Table, network: usize },
     /// What the neurons of a network that every token takes hand to its down matrix, before the step.
@@ -79,6 +82,7 @@ pub(super) struct Seen {
     pub(super) correlations: Vec<Correlations>,
     pub(super) neurons: Vec<NeuronCounts>,
     pub(super) samples: Vec<Sample>,
+    pub(super) gates: Vec<GateSample>,
 }
 
 /// Observer of the runs of one entry point.
@@ -101,6 +105,7 @@ pub(super) struct Collector<'a> {
     residual: Vec<u8>,
     pub(super) recorder: Recorder,
     pub(super) neurons: Neurons,
+    gates: Vec<GateSample>,
     /// Sums of one chunk; small numbers are added to small ones first.
     part: Vec<f32>,
     /// Whether all that the taps name was there.
@@ -136,6 +141,7 @@ impl<'a> Collector<'a> {
             residual: Vec::new(),
             recorder: Recorder::default(),
             neurons: Neurons::default(),
+            gates: Vec::new(),
             part: Vec::new(),
             whole: true,
         };
@@ -181,6 +187,13 @@ impl<'a> Collector<'a> {
                     _ => return Err(Error::bug(format!("`{}` reads `{}`", node.op.name(), weight.name))),
                 };
                 collector.before[step].push(tap);
+                if let (Op::ExpertFfn { glu, bias: false, .. }, Tap::Routed { x, table, .. }, Some(layer)) =
+                    (&node.op, tap, node.scope.layer)
+                    && gates::measured(*glu)
+                {
+                    collector.before[step].push(Tap::Gated { x, table, sample: collector.gates.len() });
+                    collector.gates.push(GateSample::new(layer, id));
+                }
                 if let Some(tap) = collector.neurons(graph, node, weight, tap) {
                     collector.before[step].push(tap);
                 }
@@ -412,6 +425,17 @@ impl<'a> Collector<'a> {
                     self.sums[sum].add(expert, rows, &mut self.part)
                 })?;
             }
+            Tap::Gated { x, table, sample } => {
+                let (x, seen) = (x.see(view)?, table.see(view)?);
+                let sample = &mut self.gates[sample];
+                seen.each(|expert, mut slots| {
+                    slots.try_for_each(|slot| {
+                        let row = x.row(seen.word(table.layout.token() + slot)?)?;
+                        sample.add(expert, row.chunks_exact(4).map(number));
+                        Some(())
+                    })
+                })?;
+            }
             Tap::Slots { x, table, sum } => {
                 let (x, seen) = (x.see(view)?, table.see(view)?);
                 seen.each(|expert, slots| {
@@ -541,8 +565,8 @@ impl<'a> Collector<'a> {
         let samples = self.products.iter_mut().filter_map(Products::sample).collect();
         let correlations = self.products.into_iter().map(Products::finish).collect::<Option<_>>();
         let correlations = correlations.ok_or_else(|| Error::bug("sums of products of another shape"))?;
-        let (routes, neurons) = (self.recorder.finish(), self.neurons.finish());
-        Ok(Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples })
+        let (routes, neurons, gates) = (self.recorder.finish(), self.neurons.finish(), self.gates);
+        Ok(Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples, gates })
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod cache;
 mod collect;
+mod gates;
 mod neurons;
 mod products;
 mod record;
@@ -117,9 +118,24 @@ pub fn calibrate(
     }
     bar.finish();
     (reading.predicted, reading.loss) = (run.predicted, run.loss);
-    let Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples } =
+    let Seen { layers, trace, saliency, weights, routes, correlations, neurons, samples, gates } =
         run.collector.finish()?;
-    Ok(Profile { origin, reading, layers, trace, saliency, weights, routes, correlations, neurons, samples })
+    let gates = gates.into_iter().map(|g| g.finish(&compilation.module, checkpoint));
+    let mut gates = gates.collect::<Result<Vec<_>>>()?;
+    gates.sort_by_key(|g| g.layer);
+    Ok(Profile {
+        origin,
+        reading,
+        layers,
+        trace,
+        saliency,
+        weights,
+        routes,
+        correlations,
+        neurons,
+        samples,
+        gates,
+    })
 }
 
 /// The format of each class that holds what the checkpoint holds. What is stored in blocks is computed in

@@ -85,6 +85,12 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
         let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
         rows.push(row("big-little", what));
     }
+    if let Some(percent) = plan.model.silenced {
+        rows.push(row(
+            "thresholds",
+            format!("{percent:.1} % of the neurons of experts count as 0: an approximation; `moec explain` says what it costs"),
+        ));
+    }
     for e in &plan.entries {
         let barriers = crate::passes::barriers::count(e);
         rows.push(row(&e.kind.to_string(), format!("{} steps, {barriers} barriers", e.steps.len())));
@@ -123,6 +129,7 @@ pub(super) fn facts(plan: &Plan) -> Value {
         "moe_layers": plan.placement.experts.len(),
         "max_context": plan.model.max_context,
         "big_little": plan.model.big_little.map(|b| json!({"experts": b.experts, "gamma": b.gamma()})),
+        "silenced_percent": plan.model.silenced,
         "entries": plan.entries.iter().map(|e| json!({
             "entry": e.kind.to_string(),
             "steps": e.steps.len(),

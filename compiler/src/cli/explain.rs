@@ -3,7 +3,7 @@
 use super::{output, paging, phone, placement, predictors};
 use crate::bundle::read::Bundle;
 use crate::config::Rounding;
-use crate::decisions::{By, Decision, Decisions, MixDecision, shown};
+use crate::decisions::{By, Decision, Decisions, MixDecision, ThresholdDecision, shown};
 use crate::{Error, Result, human};
 use moec_cpu::Bound;
 use moec_device::GraphForm;
@@ -179,7 +179,7 @@ pub fn run(args: &Args) -> Result<()> {
 /// Experts of a layer, or the most that any layer has.
 fn experts(module: &Module, layer: Option<u32>) -> usize {
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
-    let wanted = nodes.filter(|n| layer.is_none_or(|l| n.scope.layer == Some(l)));
+    let wanted = nodes.filter(|n| n.scope.layer.is_some_and(|of| layer.is_none_or(|l| of == l)));
     let routed = wanted.filter_map(|n| match &n.op {
         Op::Router(router) => Some(router.experts),
         _ => None,
@@ -273,6 +273,7 @@ fn head(
         row("weights", format!("{class}: {}", stored(*format, share.numbers, share.bytes)))
     }));
     rows.extend(decisions.mix.as_ref().map(|m| row("mix", mixed(m))));
+    rows.extend(decisions.thresholds.as_ref().map(|t| row("thresholds", silenced(t))));
     rows.extend(cache(states).map(|(format, bits, bytes)| {
         row("KV cache", format!("{format}, {bits:.2} bits per number, {bytes} bytes per token"))
     }));
@@ -362,6 +363,24 @@ fn mixed(mix: &MixDecision) -> String {
     format!("{wanted}: {}; {bytes}, perplexity {percent:+.3} % as measured", counts.join(", "))
 }
 
+/// Which neurons count as 0, and what that costs, in words.
+fn silenced(t: &ThresholdDecision) -> String {
+    let least = t.layers.iter().map(|l| l.1).fold(f32::INFINITY, f32::min);
+    let most = t.layers.iter().map(|l| l.1).fold(0.0, f32::max);
+    let cost = t.cost.as_ref().map_or("its cost was not measured, for want of text".to_owned(), |c| {
+        format!(
+            "perplexity {:+.3} %, divergence {:.4} nats, {:.1} % of next tokens the same, as measured",
+            100.0 * c.increase,
+            c.divergence,
+            100.0 * c.same_choice
+        )
+    });
+    format!(
+        "an approximation: {:.0} % of the neurons of experts count as 0, where |silu(gate)| is below {least:.4} to {most:.4} by layer; {cost}",
+        100.0 * t.share
+    )
+}
+
 /// How weights were rounded, in words.
 fn rounding(decisions: &Decisions) -> &'static str {
     match decisions.rounding {
@@ -390,6 +409,7 @@ fn report(
         "activations": decisions.activations,
         "rounding": decisions.rounding.name(),
         "mix": decisions.mix,
+        "thresholds": decisions.thresholds,
         "figures": decisions.figures,
         "threads": decisions.threads,
         "weights": weights.iter().map(|((class, format), share)| json!({

@@ -321,6 +321,7 @@ mod tests {
             correlations: Vec::new(),
             neurons: Vec::new(),
             samples: Vec::new(),
+            gates: Vec::new(),
         }
     }
 

@@ -1,9 +1,9 @@
 //! What a profile says of neurons: zeros by layer, and how often neurons are active, the hottest first (PowerInfer-2,
-//! Figure 2), in a terminal, as JSON and for the page.
+//! Figure 2), in a terminal, as JSON and for the page; and how large gates behind SiLU are.
 
 use super::output;
 use crate::human;
-use crate::profile::{NeuronCounts, Profile};
+use crate::profile::{Gates, NeuronCounts, Profile};
 use serde_json::{Value, json};
 
 /// Slices of the neurons, from hot to cold, that a strip shows.
@@ -14,6 +14,9 @@ const SHADES: [(f64, char); 5] = [(0.02, '·'), (0.25, '░'), (0.5, '▒'), (0.
 const HOT: f64 = 0.75;
 /// Bounds of the frequencies by which neurons are counted.
 const BOUNDS: [f64; 6] = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9];
+
+/// Shares of the gates behind SiLU whose bounds are shown.
+const SILENCED: [f64; 6] = [0.1, 0.3, 0.5, 0.7, 0.9, 0.95];
 
 /// What is shown of the neurons of a network at a level and a size of the batch.
 pub(super) struct Seen {
@@ -107,7 +110,33 @@ pub(super) fn table(profile: &Profile) -> String {
     format!("\n{}{}\n", output::table(&rows), shades.join(", "))
 }
 
-/// The same as JSON, network by network.
+/// By layer, the magnitude that each share of the gates behind SiLU is below: what `threshold` under `[experts]` makes of it.
+/// Empty where there are no such gates.
+pub(super) fn gates(profile: &Profile) -> String {
+    let known: Vec<&Gates> = profile.gates.iter().filter(|g| g.counted() > 0).collect();
+    if known.is_empty() {
+        return String::new();
+    }
+    let head = SILENCED.map(|s| format!("{:.0} % below", 100.0 * s));
+    let mut rows: Vec<Vec<String>> =
+        vec![std::iter::once("|silu(gate)| of".to_owned()).chain(head).collect()];
+    rows.extend(known.iter().map(|g| -> Vec<String> {
+        let bounds = SILENCED.map(|s| format!("{:.4}", g.quantile(s)));
+        std::iter::once(g.weight.clone()).chain(bounds).collect()
+    }));
+    format!("\n{}", output::table(&rows))
+}
+
+/// The same as JSON.
+pub(super) fn gates_json(profile: &Profile) -> Value {
+    let of = |g: &Gates| {
+        let bounds = SILENCED.map(|s| json!({"share": s, "below": g.quantile(s)}));
+        json!({"layer": g.layer, "weight": g.weight, "counted": g.counted(), "quantiles": bounds})
+    };
+    profile.gates.iter().map(of).collect()
+}
+
+/// The counts as JSON, network by network.
 pub(super) fn json(profile: &Profile) -> Value {
     let batch = |s: Seen| {
         let shares: Vec<f64> = BOUNDS.iter().map(|&b| s.share(b)).collect();

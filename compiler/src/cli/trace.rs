@@ -85,6 +85,7 @@ pub(super) fn inspect(path: &Path, args: &Args, as_json: bool) -> Result<()> {
     }
     text += &loads::tables(&profile);
     text += &neurons::table(&profile);
+    text += &neurons::gates(&profile);
     output::data(&text)
 }
 
@@ -134,6 +135,7 @@ pub(super) fn json(profile: &Profile) -> Value {
         "perplexity": reading.perplexity(),
         "loads": loads::json(profile),
         "neurons": neurons::json(profile),
+        "gates": neurons::gates_json(profile),
         "layers": profile.layers.iter().map(layer).collect::<Vec<_>>(),
         "weights": profile.weights.iter().map(|(name, m)| json!({
             "name": name,

@@ -1,7 +1,7 @@
 //! The keys of `model.toml`, one row each.
 
 use super::value::{Value, Wrong};
-use super::{Activations, Config, Home, KvCache, Overflow, Predict, Rounding, Size, Skip};
+use super::{Activations, Config, Home, KvCache, Overflow, Predict, Rounding, Size, Skip, Threshold};
 use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
@@ -379,6 +379,18 @@ pub const KEYS: &[Key] = &[
         set: |c, v| v.number(0.5..=1.0).map(|x| c.experts.recall = x),
     },
     Key {
+        section: "experts",
+        name: "threshold",
+        default: "\"off\"",
+        range: "\"off\", \"auto\", or a share in \"0%\"..=\"95%\"",
+        help: &[
+            "Share of the neurons of experts with SiLU that count as 0, those with the smallest gates (\"50%\"): layer by layer, what",
+            "the profile says is below a threshold. `skip` then skips them. An approximation, whose loss is measured on the text of",
+            "`[quality]` or `[calibrate]`. `auto`: as many as `max_perplexity_increase` allows. Not where graphs are static.",
+        ],
+        set: |c, v| Threshold::parse(v.text()?).map(|t| c.experts.threshold = t).ok_or(Wrong::Range),
+    },
+    Key {
         section: "decode",
         name: "big_little",
         default: "false",
@@ -525,7 +537,7 @@ pub const KEYS: &[Key] = &[
         help: &[
             "Most by which the perplexity of held-out text may rise (\"1%\"). The compiler then chooses the capacities",
             "itself, and `coverage` says nothing. Targets with dynamic shapes lose nothing by capacities; there it bounds what",
-            "`size` under `[weights]` may cost.",
+            "`size` under `[weights]` and `threshold` under `[experts]` may cost.",
         ],
         set: |c, v| {
             let text = v.text()?;

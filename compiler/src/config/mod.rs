@@ -175,6 +175,8 @@ pub struct ExpertsConfig {
     pub predict: Predict,
     /// Share of the awake neurons that a predictor is to find.
     pub recall: f64,
+    /// Which neurons behind SiLU count as 0.
+    pub threshold: Threshold,
 }
 
 /// What says which neurons are awake, before gates do (PowerInfer-2, §2.2).
@@ -215,6 +217,35 @@ impl Predict {
     }
 }
 
+/// Which neurons of experts with SiLU count as 0: those whose gate has a magnitude below a threshold, a layer's own (CATS, arXiv
+/// 2404.08763).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Threshold {
+    /// None: the model is what it is.
+    Off,
+    /// This share of them, in `0..=0.95`.
+    Share(f64),
+    /// As many as `max_perplexity_increase` allows.
+    Auto,
+}
+
+impl Threshold {
+    /// Largest share: past it a model is no longer one.
+    pub const MOST: f64 = 0.95;
+
+    /// What `model.toml` says: `off`, `auto` or a share such as `50%`.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "off" => Some(Self::Off),
+            "auto" => Some(Self::Auto),
+            _ => {
+                let percent: f64 = text.strip_suffix('%')?.trim().parse().ok()?;
+                Some(percent / 100.0).filter(|s| (0.0..=Self::MOST).contains(s)).map(Self::Share)
+            }
+        }
+    }
+}
+
 /// Whether neurons that are 0 are skipped (PowerInfer-2, §4.1.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Skip {
@@ -249,6 +280,7 @@ impl ExpertsConfig {
         skip: Skip::Auto,
         predict: Predict::Off,
         recall: 0.99,
+        threshold: Threshold::Off,
     };
 }
 

@@ -62,7 +62,8 @@ fn every_key_is_read() {
          [weights]\nexperts = \"f16\"\nattention = \"f32\"\nembeddings = \"q4\"\nactivations = \"i8\"\n\
          rounding = \"nearest\"\nsize = \"3 GiB\"\n\
          [memory]\nkv_cache = \"q8\"\n\
-         [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\nskip = \"on\"\npredict = \"coarse\"\nrecall = 0.9\n\
+         [experts]\ntiers = 2\ngroup = 8\nsizes = 2\noverflow = \"spill\"\ncoverage = 1\nskip = \"on\"\n\
+         predict = \"coarse\"\nrecall = 0.9\nthreshold = \"12.5%\"\n\
          [decode]\nbig_little = true\ngamma = 1\nlittle = 3\n\
          [placement]\nattention = \"cpu\"\nexperts = \"npu\"\nhot = \"npu\"\nprompt = 512\ngenerate = 128\n\
          [quality]\nmax_perplexity_increase = \"0.1%\"\ntext = [\"held-out.txt\"]\n",
@@ -97,6 +98,7 @@ fn every_key_is_read() {
             skip: Skip::On,
             predict: Predict::Coarse,
             recall: 0.9,
+            threshold: Threshold::Share(0.125),
         }
     );
     assert_eq!(c.decode, Decoding { big_little: true, gamma: 1.0, little: Some(3) });
@@ -193,6 +195,10 @@ fn wrong_files_are_refused_by_line_and_key() {
         (
             "[experts]\noverflow = \"drop\"",
             "`dir/model.toml:2:12`: `experts.overflow` is `\"drop\"`, expected \"prune\" or \"spill\" | the default is \"prune\"",
+        ),
+        (
+            "[experts]\nthreshold = \"96%\"",
+            "`dir/model.toml:2:13`: `experts.threshold` is `\"96%\"`, expected \"off\", \"auto\", or a share in \"0%\"..=\"95%\" | the default is \"off\"",
         ),
         (
             "[experts]\ncoverage = 0.4",

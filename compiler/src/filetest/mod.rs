@@ -247,6 +247,7 @@ fn model_of(module: &Module) -> ModelInfo {
         parameters,
         active_parameters: parameters,
         big_little: None,
+        silenced: None,
     }
 }
 

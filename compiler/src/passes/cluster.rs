@@ -12,17 +12,21 @@
 //!
 //! No result changes but for the order of sums.
 //!
+//! A dense network is an expert that every row chooses (`dense`).
+//!
 //! Where experts stay on flash, gates lie by themselves, to be resident, and up and down of a neuron are one read (§4.3, §4.4):
 //!
 //! ```text
 //! y = neuron_ffn(x, table, gates, rests)    gates[e, i] = gate_up[e, i], rests[e, i] = gate_up[e, I + i] | down[e, :, i]
 //! ```
 
+mod dense;
+
 use crate::config::Skip;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
 use moec_ir::bundle::PARTS;
-use moec_ir::{Axis, Format, Glu, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
+use moec_ir::{Axis, Format, Glu, Graph, Module, Node, Op, Operand, Weight, WeightExpr, WeightId};
 use std::collections::HashMap;
 
 /// Share of neurons that must be 0, while one token is decoded, for `auto` to skip them: somewhat more than where whole experts
@@ -38,6 +42,10 @@ pub const fn worth(format: Format) -> f64 {
 pub trait Activity {
     /// Share of them that are 0 for one token, of the experts that it chose; `None` where nothing was seen.
     fn zeros(&self, layer: u32) -> Option<f64>;
+    /// Share of them whose gate behind SiLU has a smaller magnitude; `None` where nothing was seen.
+    fn below(&self, _layer: u32, _magnitude: f32) -> Option<f64> {
+        None
+    }
     /// Neurons of an expert, the hottest first; `None` where nothing was seen.
     fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>>;
 }
@@ -46,6 +54,10 @@ impl Activity for Profile {
     fn zeros(&self, layer: u32) -> Option<f64> {
         // Zeros below a threshold are none that may be skipped.
         self.neurons(layer).filter(|counts| counts.is_exact())?.zeros(0, 1)
+    }
+
+    fn below(&self, layer: u32, magnitude: f32) -> Option<f64> {
+        self.gates.iter().find(|g| g.layer == layer)?.below(magnitude)
     }
 
     fn hottest(&self, layer: u32, expert: usize) -> Option<Vec<usize>> {
@@ -71,40 +83,63 @@ impl Activity for Unseen {
 /// Weights of a layer's experts: gate and up, down.
 type Halves = [WeightId; 2];
 
-/// Turns experts into neurons wherever that changes no result and `skip` asks for it; `auto` where enough zeros were seen. `paged`:
-/// experts stay on flash, all of them by neurons or none: `auto` leaves them whole, and whoever knows better says `on`
-/// ([`super::reads`]).
+/// Turns experts, and dense networks that are in memory, into neurons wherever that changes no result and `skip` asks for it;
+/// `auto` where enough zeros were seen. `paged`: experts stay on flash, all of them by neurons or none: `auto` leaves them whole,
+/// and whoever knows better says `on` ([`super::reads`]).
 ///
 /// # Errors
 /// `on` for a model none of whose experts can be turned, or, where they stay on flash, not all.
 pub fn cluster(module: &mut Module, skip: Skip, seen: &dyn Activity, paged: bool) -> Result<()> {
-    let wanted = |layer, format| match skip {
+    let zeros = |layer, glu| match glu {
+        Glu::Cats { threshold } => seen.below(layer, threshold),
+        _ => seen.zeros(layer),
+    };
+    let wanted = |layer, glu, format| match skip {
         Skip::Off => false,
         Skip::On => true,
-        Skip::Auto => !paged && seen.zeros(layer).is_some_and(|zeros| zeros >= worth(format)),
+        Skip::Auto => !paged && zeros(layer, glu).is_some_and(|zeros| zeros >= worth(format)),
     };
     let mut bundled: HashMap<Halves, (Vec<WeightId>, usize)> = HashMap::new();
     let mut left = 0;
     let mut entries = std::mem::take(&mut module.entries);
+    let mut turn = |module: &mut Module, halves: Halves, layer| {
+        let index = bundled.len();
+        let bundled =
+            bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, seen, paged), index));
+        bundled.clone()
+    };
     for node in entries.iter_mut().flat_map(|g| &mut g.nodes) {
         let (Some(layer), Some((glu, halves))) = (node.scope.layer, turned(module, node)) else {
             left += usize::from(matches!(node.op, Op::ExpertFfn { .. }));
             continue;
         };
-        if !wanted(layer, module.weight(halves[0]).format) {
+        if !wanted(layer, glu, module.weight(halves[0]).format) {
             continue;
         }
-        let index = bundled.len();
-        let (weights, index) =
-            bundled.entry(halves).or_insert_with(|| (bundle(module, halves, layer, seen, paged), index));
-        node.op = Op::NeuronFfn { glu, paged: paged.then_some(*index), predict: None };
+        let (weights, index) = turn(module, halves, layer);
+        node.op = Op::NeuronFfn { glu, paged: paged.then_some(index), predict: None };
         node.inputs.truncate(2);
         node.inputs.extend(weights.iter().map(|&w| Operand::Weight(w)));
     }
+    for graph in entries.iter_mut().filter(|_| !paged) {
+        let wanted = |module: &Module, graph: &Graph| {
+            let all = dense::networks(module, graph).into_iter();
+            all.filter(|n| wanted(n.layer, n.glu, module.weight(n.halves[0]).format)).collect::<Vec<_>>()
+        };
+        if wanted(module, graph).is_empty() {
+            continue;
+        }
+        let ids = dense::choices(graph)?;
+        for network in wanted(module, graph) {
+            if let [weight] = turn(module, network.halves, network.layer).0[..] {
+                dense::replace(graph, network, ids, Operand::Weight(weight));
+            }
+        }
+    }
     module.entries = entries;
     if bundled.is_empty() && skip == Skip::On {
-        return Err(Error::input("`skip = \"on\"`, but no expert of this model can be skipped neuron by neuron")
-            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU), no biases, and one format for all matrices of an expert")
+        return Err(Error::input("`skip = \"on\"`, but no expert and no dense network of this model can be skipped neuron by neuron")
+            .because("that takes gates which leave exact zeros (ReLU, dReLU, FATReLU, or SiLU with a `threshold`), no biases, and one format for all matrices of an expert; with a memory budget dense networks stay whole")
             .hint("leave `skip` under `[experts]` at `\"auto\"`"));
     }
     if paged && left > 0 && !bundled.is_empty() {
@@ -157,15 +192,17 @@ fn bundle(
     };
     let orders: Vec<_> = (0..experts).map(|e| seen.hottest(layer, e)).collect();
     let order = order(&orders, inter);
-    let stem = gate_up.name.strip_suffix("gate_up").unwrap_or(&gate_up.name);
+    let stem = gate_up.name.split("gate_up").next().unwrap_or_default();
+    // A dense network is one expert.
+    let whole = |expr| if gate_up.shape.len() == 2 { WeightExpr::Stack(vec![expr]) } else { expr };
     let weight = |(name, parts, expr)| Weight {
         name: format!("{stem}{name}"),
         shape: vec![experts, inter, parts * hidden],
         class: gate_up.class,
         format: gate_up.format,
         expr: match &order {
-            Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(expr) },
-            None => expr,
+            Some(order) => WeightExpr::Arrange { order: order.clone(), of: Box::new(whole(expr)) },
+            None => whole(expr),
         },
     };
     let weights: Vec<Weight> = parts.into_iter().map(weight).collect();
@@ -198,6 +235,10 @@ mod tests {
     struct Backwards;
 
     impl Activity for Backwards {
+        fn below(&self, layer: u32, magnitude: f32) -> Option<f64> {
+            Some(if layer == 0 { 0.0 } else { f64::from(magnitude) })
+        }
+
         fn zeros(&self, layer: u32) -> Option<f64> {
             Some(if layer == 0 { 0.9 } else { 0.1 })
         }
@@ -287,7 +328,20 @@ mod tests {
         cluster(&mut module, Skip::Auto, &Backwards, false).unwrap();
         assert_eq!(module, experts("silu"));
         let refused = cluster(&mut module, Skip::On, &Backwards, false).unwrap_err();
-        assert!(refused.to_string().contains("no expert of this model"), "{refused}");
+        assert!(refused.to_string().contains("no expert and no dense network of this model"), "{refused}");
+    }
+
+    #[test]
+    fn what_a_threshold_silences_pays_as_zeros_do() {
+        let of = |threshold: f32, skip| {
+            let mut module = experts(&format!("cats(threshold = {threshold:?})"));
+            cluster(&mut module, skip, &Backwards, false).unwrap();
+            moec_ir::verify::module(&module).unwrap();
+            module.weights.iter().filter(|w| w.name.ends_with("neurons")).count()
+        };
+        // The first layer has nothing below; of the second its threshold's share.
+        assert_eq!([of(0.4, Skip::Auto), of(0.6, Skip::Auto)], [0, 1]);
+        assert_eq!([of(0.4, Skip::On), of(0.6, Skip::Off)], [2, 0]);
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod rewrite;
 pub mod schedule;
 #[cfg(test)]
 mod tests;
+pub mod threshold;
 pub mod tier;
 pub mod tune;
 pub mod units;

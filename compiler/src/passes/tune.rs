@@ -111,6 +111,7 @@ pub fn tune(
         figures: figures(target),
         kernels: decisions,
         mix: None,
+        thresholds: None,
         cache: None,
     })
 }

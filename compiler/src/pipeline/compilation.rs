@@ -13,6 +13,7 @@ use crate::passes::lower;
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::Applied;
 use crate::passes::schedule::Writes;
+use crate::passes::threshold::Thresholds;
 use crate::passes::units::{UnitList, Units};
 use crate::profile::Profile;
 use crate::profile::loads::Loads;
@@ -94,6 +95,8 @@ pub struct Compilation<'a> {
     pub as_lowered: bool,
     /// Formats of weights that are not those of their classes.
     pub formats: Formats,
+    /// Below which gates behind SiLU become 0, where they do.
+    pub thresholds: Thresholds,
     /// Which errors of weights matter, for grouped formats; `None`: all the same.
     pub importance: Option<&'a dyn WeightImportance>,
     /// What the manifest says of the profile.
@@ -198,6 +201,7 @@ impl<'a> Compilation<'a> {
             applied: Applied::new(),
             as_lowered: false,
             formats: Formats::new(),
+            thresholds: Thresholds::default(),
             importance: None,
             profile_entry: None,
             prints: Prints::Graph,
@@ -292,7 +296,7 @@ impl<'a> Compilation<'a> {
         })
     }
 
-    pub(super) fn model_info(&self) -> Result<ModelInfo> {
+    pub(crate) fn model_info(&self) -> Result<ModelInfo> {
         let (checkpoint, spec) = match self.start {
             Start::Checkpoint(checkpoint, spec) => (checkpoint, spec),
             Start::Graph(model) => return Ok(model.clone()),
@@ -318,6 +322,7 @@ impl<'a> Compilation<'a> {
                 }
                 None => None,
             },
+            silenced: (!self.thresholds.by_layer.is_empty()).then_some(self.thresholds.percent),
         })
     }
 

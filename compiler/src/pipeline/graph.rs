@@ -7,14 +7,18 @@ use crate::passes::hot::{self, Experts};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Costs, rules};
 use crate::passes::units::Wish;
-use crate::passes::{cluster, convolve, fetch, format, lower, offload, reads, rewrite};
-use crate::passes::{cluster, convolve, fetch, format, lower, offload, rewrite};
-use moec_ir::Op;
+use crate::passes::{cluster, convolve, fetch, format, lower, offload, reads, rewrite, threshold};
 use moec_ir::{EntryKind, Op};
 use moec_runtime::cache::Pin;
 
 pub(super) fn lower(c: &mut Compilation<'_>) -> Result<()> {
     c.module = lower::lower(c.spec()?, &c.shapes()?)?;
+    Ok(())
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "a pass may fail; this one does not")]
+pub(super) fn threshold(c: &mut Compilation<'_>) -> Result<()> {
+    threshold::threshold(&mut c.module, &c.thresholds);
     Ok(())
 }
 

@@ -22,13 +22,15 @@ use std::path::Path;
 /// First bytes of every profile.
 pub const MAGIC: [u8; 8] = *b"MOECTRC\n";
 /// Version of the stored form that this moec writes.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// First version with [`super::Correlations`].
 const CORRELATIONS: u32 = 3;
 /// First version with [`super::NeuronCounts`].
 const NEURONS: u32 = 4;
 /// First version with [`super::Sample`].
 const SAMPLES: u32 = 5;
+/// First version with [`super::Gates`].
+const GATES: u32 = 6;
 /// Oldest version that it reads.
 pub const OLDEST: u32 = 2;
 
@@ -58,6 +60,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
     let (correlations, rest) = part(version >= CORRELATIONS, rest)?;
     let (neurons, rest) = part(version >= NEURONS, rest)?;
     let (samples, rest) = part(version >= SAMPLES, rest)?;
+    let (gates, rest) = part(version >= GATES, rest)?;
     let Some(Start { origin, reading, layers, trace, saliency, weights, routes }) = start else {
         return Err(DecodeError::Other("a profile of nothing"));
     };
@@ -72,6 +75,7 @@ fn stored(version: u32, bytes: &[u8]) -> std::result::Result<(Profile, &[u8]), D
         correlations: correlations.unwrap_or_default(),
         neurons: neurons.unwrap_or_default(),
         samples: samples.unwrap_or_default(),
+        gates: gates.unwrap_or_default(),
     };
     Ok((profile, rest))
 }

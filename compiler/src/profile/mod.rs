@@ -4,14 +4,15 @@
 //! model predicts them), [`Routing`] (which experts the tokens chose, and which together), [`Trace`] (the load of
 //! every expert chunk by chunk), [`Saliency`] (how large attention outputs are), [`Moments`] (how large the inputs of
 //! each matrix are), [`Correlations`] (how these go together), [`Routes`] (which experts a sample of the tokens chose,
-//! one after the other), [`NeuronCounts`] (how often each neuron is active) and [`Sample`] (rows of some inputs). A part knows
-//! how to check itself and how to merge; a further one is a further field of [`Profile`] and a new [`file::VERSION`]. [`loads`]
-//! and [`mod@overlap`] answer what passes and people ask.
+//! one after the other), [`NeuronCounts`] (how often each neuron is active), [`Sample`] (rows of some inputs) and [`Gates`]
+//! (how large gates are behind SiLU). A part knows how to check itself and how to merge; a further one is a further field of
+//! [`Profile`] and a new [`file::VERSION`]. [`loads`] and [`mod@overlap`] answer what passes and people ask.
 //!
 //! Profiles are untrusted input: whatever [`Profile::read`] gives has been checked.
 
 pub mod correlations;
 pub mod file;
+mod gates;
 pub mod importance;
 pub mod inputs;
 pub mod loads;
@@ -30,6 +31,7 @@ mod tests;
 mod trace;
 
 pub use correlations::Correlations;
+pub use gates::Gates;
 pub use importance::Importance;
 pub use moments::Moments;
 pub use neurons::NeuronCounts;
@@ -75,6 +77,8 @@ pub struct Profile {
     pub neurons: Vec<NeuronCounts>,
     /// Rows of the inputs of networks and of the head; empty in a profile of version 4 or before.
     pub samples: Vec<Sample>,
+    /// How large the gates of experts with SiLU are, by ascending layer; empty in a profile of version 5 or before.
+    pub gates: Vec<Gates>,
 }
 
 /// What is wrong with a profile.
@@ -122,6 +126,7 @@ impl Profile {
             correlations: self.merged_correlations(other),
             neurons: neurons::merge(&self.neurons, &other.neurons),
             samples: samples::merge(&self.samples, &other.samples),
+            gates: gates::merge(&self.gates, &other.gates),
         };
         merged
             .check()
@@ -173,6 +178,7 @@ impl Profile {
         }
         neurons::check(&self.neurons, &self.layers)?;
         samples::check(self)?;
+        gates::check(&self.gates)?;
         self.routes.check(&self.layers)
     }
 }

@@ -89,6 +89,7 @@ fn profile() -> impl Strategy<Value = Profile> {
         |(reading, (a, b, q, down, neurons), norms, sequences, together, rows)| Profile {
             neurons: vec![neurons],
             samples: vec![rows],
+            gates: vec![gates(0)],
             correlations: vec![together.0, together.1],
             origin: origin(),
             reading,
@@ -131,6 +132,7 @@ fn example() -> Profile {
         routes: Routes { sequences: vec![sequence(3)] },
         neurons: vec![fired()],
         samples: vec![sample(0)],
+        gates: vec![gates(0)],
         correlations: vec![
             Correlations::from_sums(
                 vec!["layers.0.moe.down".to_owned()],
@@ -142,6 +144,13 @@ fn example() -> Profile {
             .unwrap(),
         ],
     }
+}
+
+/// Gates of a layer's experts.
+fn gates(layer: u32) -> Gates {
+    let mut gates = Gates::new(layer, format!("layers.{layer}.moe.gate_up"));
+    [0.25, -0.125, 3.0].into_iter().for_each(|x| gates.add(x));
+    gates
 }
 
 /// Three rows of the channels of both experts' inputs.
@@ -591,6 +600,18 @@ mod channels {
     }
 }
 
+/// What was written before gates were measured is read as it was.
+#[test]
+fn a_profile_of_version_five_is_read() {
+    let p = example();
+    let start = (&p.origin, &p.reading, &p.layers, &p.trace, &p.saliency, &p.weights, &p.routes);
+    let old = (start, &p.correlations, &p.neurons, &p.samples);
+    let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
+    let read = Profile::decode(&wrapped(5, stored.len() as u64, &stored)).unwrap();
+    assert_eq!(read.merge(&p).unwrap().gates, p.gates);
+    assert_eq!(read, Profile { gates: Vec::new(), ..p });
+}
+
 /// What was written before rows were kept is read as it was, and merged with a new one it has none either.
 #[test]
 fn a_profile_of_version_four_is_read() {
@@ -600,7 +621,7 @@ fn a_profile_of_version_four_is_read() {
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(4, stored.len() as u64, &stored)).unwrap();
     assert!(read.merge(&p).unwrap().samples.is_empty());
-    assert_eq!(read, Profile { samples: Vec::new(), ..p });
+    assert_eq!(read, Profile { samples: Vec::new(), gates: Vec::new(), ..p });
 }
 
 /// What was written before neurons were counted is read as it was.
@@ -611,7 +632,7 @@ fn a_profile_of_version_three_is_read() {
         (&p.origin, &p.reading, &p.layers, &p.trace, &p.saliency, &p.weights, &p.routes, &p.correlations);
     let stored = bincode::encode_to_vec(old, bincode::config::standard()).unwrap();
     let read = Profile::decode(&wrapped(3, stored.len() as u64, &stored)).unwrap();
-    assert_eq!(read, Profile { neurons: Vec::new(), samples: Vec::new(), ..p });
+    assert_eq!(read, Profile { neurons: Vec::new(), samples: Vec::new(), gates: Vec::new(), ..p });
 }
 
 /// And so is what was written before there were correlations.
@@ -626,7 +647,13 @@ fn a_profile_of_version_two_is_read() {
     bytes.extend(crate::hashing::sha256(&stored));
     bytes.extend(miniz_oxide::deflate::compress_to_vec(&stored, 6));
     let read = Profile::decode(&bytes).unwrap();
-    let none = Profile { correlations: Vec::new(), neurons: Vec::new(), samples: Vec::new(), ..new.clone() };
+    let none = Profile {
+        correlations: Vec::new(),
+        neurons: Vec::new(),
+        samples: Vec::new(),
+        gates: Vec::new(),
+        ..new.clone()
+    };
     assert_eq!(read, none);
     // Merged with a new one, there are none either.
     assert!(read.merge(&new).unwrap().correlations.is_empty());

@@ -58,6 +58,10 @@ pub(super) fn glu(glu: Glu, g: f32, u: f32) -> f32 {
         Glu::Gated(act) => activate(act, g) * u,
         Glu::DRelu => g.max(0.0) * u.max(0.0),
         Glu::FatRelu { threshold } => (if g < threshold { 0.0 } else { g }) * u,
+        Glu::Cats { threshold } => {
+            let g = activate(Activation::Silu, g);
+            (if g.abs() < threshold { 0.0 } else { g }) * u
+        }
         Glu::Clamped { alpha, limit } => {
             let g = f64::from(g.min(limit));
             let u = f64::from(u.max(-limit).min(limit));

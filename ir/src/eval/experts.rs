@@ -1,6 +1,6 @@
 //! Experts: grouping slots, running the networks, joining the results.
 
-use super::basic::{dot, gated, glu as join, matvec};
+use super::basic::{activate, dot, gated, glu as join, matvec};
 use super::{Args, EvalError};
 use crate::op::{Activation, AdmitDesc, DispatchLayout, Glu, Predictor};
 use crate::types::Type;
@@ -192,6 +192,7 @@ fn silent(glu: Glu, gate: f32) -> bool {
     match glu {
         Glu::Gated(Activation::Relu) | Glu::DRelu => gate <= 0.0,
         Glu::FatRelu { threshold } => gate < threshold,
+        Glu::Cats { threshold } => activate(Activation::Silu, gate).abs() < threshold,
         Glu::Gated(_) | Glu::Clamped { .. } => false,
     }
 }

@@ -42,6 +42,7 @@ impl fmt::Display for GluText {
             Glu::Gated(a) => f.write_str(a.name()),
             Glu::DRelu => f.write_str("drelu"),
             Glu::FatRelu { threshold } => write!(f, "fatrelu(threshold = {threshold:?})"),
+            Glu::Cats { threshold } => write!(f, "cats(threshold = {threshold:?})"),
             Glu::Clamped { alpha, limit } => write!(f, "clamped(alpha = {alpha:?}, limit = {limit:?})"),
         }
     }
@@ -147,10 +148,11 @@ impl fmt::Display for Op {
 }
 
 fn read_glu<'t>(c: &Cursor<'t>, a: &mut Attrs<'t>) -> Parsed<Glu> {
-    a.variant(c, "glu", "an activation, `drelu`, `fatrelu` or `clamped`", |word, args| {
+    a.variant(c, "glu", "an activation, `drelu`, `fatrelu`, `cats` or `clamped`", |word, args| {
         Ok(match word {
             "drelu" => Some(Glu::DRelu),
             "fatrelu" => Some(Glu::FatRelu { threshold: args.float(c, "threshold")? }),
+            "cats" => Some(Glu::Cats { threshold: args.float(c, "threshold")? }),
             "clamped" => {
                 Some(Glu::Clamped { alpha: args.float(c, "alpha")?, limit: args.float(c, "limit")? })
             }

@@ -122,6 +122,10 @@ fn model(c: &mut Cursor<'_>) -> Parsed<ModelInfo> {
                 }
                 Ok(Some(BigLittle { experts: args.int(c, "experts")?, gamma: args.float(c, "gamma")? }))
             })?,
+            silenced: a.optional_variant(c, "silenced", "`percent(…)`", |word, args| match word {
+                "percent" => Ok(Some(args.float(c, "of")?)),
+                _ => Ok(None),
+            })?,
         })
     })
 }

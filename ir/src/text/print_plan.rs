@@ -214,6 +214,9 @@ impl fmt::Display for Plan {
         if let Some(BigLittle { experts, gamma }) = m.big_little {
             write!(f, ", big_little = little(experts = {experts}, gamma = {gamma:?})")?;
         }
+        if let Some(percent) = m.silenced {
+            write!(f, ", silenced = percent(of = {percent:?})")?;
+        }
         writeln!(f, "}}")?;
         writeln!(
             f,

@@ -152,7 +152,7 @@ fn check_row_spaces(module: &Module, graph: &Graph) -> Result<(), VerifyError> {
 fn nan_attribute(op: &Op) -> bool {
     let glu_nan = |glu: &Glu| match glu {
         Glu::Clamped { alpha, limit } => alpha.is_nan() || limit.is_nan(),
-        Glu::FatRelu { threshold } => threshold.is_nan(),
+        Glu::FatRelu { threshold } | Glu::Cats { threshold } => threshold.is_nan(),
         Glu::Gated(_) | Glu::DRelu => false,
     };
     match op {

@@ -87,7 +87,9 @@ fn check_model(plan: &Plan) -> Result<(), VerifyError> {
     require(!sizes.contains(&0), at, || "a size is zero".into())?;
     // Positions and ids are i32.
     require(sizes.iter().all(|&n| i32::try_from(n).is_ok()), at, || "a size exceeds i32".into())?;
-    require(m.bos.is_none_or(|id| id < m.vocab), at, || "bos is not in the vocabulary".into())
+    require(m.bos.is_none_or(|id| id < m.vocab), at, || "bos is not in the vocabulary".into())?;
+    let share = |p: f32| (0.0..=100.0).contains(&p);
+    require(m.silenced.is_none_or(share), at, || "a share of silenced neurons that is none".into())
 }
 
 fn check_files(plan: &Plan) -> Result<(), VerifyError> {

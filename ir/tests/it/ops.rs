@@ -147,6 +147,16 @@ fn element_by_element() {
     let fatrelu = Op::Glu(Glu::FatRelu { threshold: 1. });
     check(&fatrelu, &[&a, &b], &[10., 0., 90., 0.]);
     check(&fatrelu, &[&tensor(&[1, 3], &[0.5, 1., -2.]), &tensor(&[1, 3], &[-3., -3., 5.])], &[0., -3., 0.]);
+    // silu(−1) is −0.27, silu(1) is 0.73.
+    let cats = Op::Glu(Glu::Cats { threshold: 0.5 });
+    let silu = |x: f32| x / (1. + (-x).exp());
+    check(
+        &cats,
+        &[&tensor(&[1, 4], &[-1., 1., 0.5, -9.]), &tensor(&[1, 4], &[2., -3., 5., 7.])],
+        &[0., -3. * silu(1.), 0., 0.],
+    );
+    let low = Op::Glu(Glu::Cats { threshold: 0.2 });
+    check(&low, &[&tensor(&[1, 2], &[-1., 0.1]), &tensor(&[1, 2], &[2., 3.])], &[2. * silu(-1.), 0.]);
     let clamped = Op::Glu(Glu::Clamped { alpha: 1.702, limit: 7. });
     let sigmoid = |x: f32| 1. / (1. + (-x).exp());
     let (g, u) = (tensor(&[1, 2], &[9., -8.]), tensor(&[1, 2], &[-9., 0.5]));
@@ -443,7 +453,13 @@ fn neurons_are_experts_in_another_order() {
     let x = tensor(&[3, 4], &numbers(12, 0));
     let (gate_up, down) = (tensor(&[3, 10, 4], &numbers(120, 50)), tensor(&[3, 4, 5], &numbers(60, 900)));
     let neurons = bundles(&gate_up, &down);
-    for glu in [Glu::Gated(Activation::Relu), Glu::DRelu, Glu::FatRelu { threshold: 0.25 }] {
+    let gates = [
+        Glu::Gated(Activation::Relu),
+        Glu::DRelu,
+        Glu::FatRelu { threshold: 0.25 },
+        Glu::Cats { threshold: 0.25 },
+    ];
+    for glu in gates {
         let dense = Op::ExpertFfn { glu, bias: false, fixed: false };
         let y = run(&dense, &[&x, &table, &gate_up, &down]).remove(0);
         check(&Op::NeuronFfn { glu, paged: None, predict: None }, &[&x, &table, &neurons], y.as_f32());

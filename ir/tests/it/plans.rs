@@ -90,6 +90,7 @@ pub(crate) fn plan() -> Plan {
             parameters: 1 << 40,
             active_parameters: 7,
             big_little: Some(BigLittle { experts: 1, gamma: 0.7 }),
+            silenced: Some(12.5),
         },
         target: TargetInfo {
             name: "native \"x\"\n; no comment".into(),

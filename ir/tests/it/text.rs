@@ -88,6 +88,7 @@ fn glu() -> impl Strategy<Value = Glu> {
         activation().prop_map(Glu::Gated),
         Just(Glu::DRelu),
         float().prop_map(|threshold| Glu::FatRelu { threshold }),
+        float().prop_map(|threshold| Glu::Cats { threshold }),
         (float(), float()).prop_map(|(alpha, limit)| Glu::Clamped { alpha, limit }),
     ]
 }
@@ -505,7 +506,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     let numbers = any::<([u32; 6], Option<u32>, Vec<u32>, [u64; 4])>();
     let few = prop::option::of((any::<u32>(), 0f32..=1.0));
     let few = few.prop_map(|few| few.map(|(experts, gamma)| BigLittle { experts, gamma }));
-    let numbers = (numbers, few);
+    let numbers = (numbers, few, prop::option::of(float()));
     let port = || (text(), any::<[u32; 4]>()).prop_map(|(name, shape)| Port { name, shape });
     let graph = (text(), text(), list(port(), 0..3), list(port(), 0..3), any::<bool>()).prop_map(
         |(package, function, inputs, outputs, stateful)| GraphDecl {
@@ -542,7 +543,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
     (texts, numbers, lists, statics).prop_map(
         |(
             (features, (units, memories, links, homes), [family, name, triple, cpu], symbols),
-            ((n, bos, eos, long), big_little),
+            ((n, bos, eos, long), big_little, silenced),
             lists,
             statics,
         )| {
@@ -560,6 +561,7 @@ fn random_plan() -> impl Strategy<Value = Plan> {
                     parameters: long[0],
                     active_parameters: long[1],
                     big_little,
+                    silenced,
                 },
                 target: TargetInfo { name, triple, cpu, features },
                 units,

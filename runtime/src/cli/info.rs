@@ -47,6 +47,7 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
                 "parameters": m.parameters,
                 "active_parameters": m.active_parameters,
                 "big_little": m.big_little.map(|b| json!({ "experts": b.experts, "gamma": b.gamma() })),
+                "silenced_percent": m.silenced,
             },
             "target": {
                 "name": t.name,
@@ -147,6 +148,11 @@ pub(super) fn run(context: &Context<'_>, args: &Info, io: &mut Io<'_>) -> Result
     if let Some(b) = m.big_little {
         let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
         lines.insert(2, ("big-little", what));
+    }
+    if let Some(percent) = m.silenced {
+        let what =
+            format!("{percent:.1} % of the neurons of experts count as 0, by thresholds: an approximation");
+        lines.insert(2, ("thresholds", what));
     }
     let lines: Vec<_> = lines.iter().map(|(what, value)| format!("{what:13} {value}\n")).collect();
     io.say(&lines.concat())?;

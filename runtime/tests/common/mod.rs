@@ -304,6 +304,7 @@ pub(crate) fn plan(entries: &[(EntryKind, u32)]) -> Plan {
             parameters: 1000,
             active_parameters: 500,
             big_little: little.then_some(BigLittle { experts: LITTLE as u32, gamma: GAMMA }),
+            silenced: None,
         },
         target: TargetInfo {
             name: "native".to_owned(),

@@ -148,7 +148,7 @@ impl CpuTarget {
         if layout.experts != experts {
             return Err(Unsupported("the dispatch table is for other experts".into()));
         }
-        let sketch = neurons_sketched(format);
+        let sketch = neurons_sketched(format, glu);
         let h = s.temp(Type::f32([slots, inter]));
         if rows <= FEW_ROWS || predict.is_some() {
             let awake = s.temp(Type::i32([awake_words(layout, inter)]));

@@ -98,6 +98,10 @@ fn joined(glu: Glu, g: f32, u: f32) -> f32 {
                 * activated(Activation::Relu, f64::from(u)) as f32
         }
         Glu::FatRelu { threshold } => (if g < threshold { 0.0 } else { g }) * u,
+        Glu::Cats { threshold } => {
+            let g = activated(Activation::Silu, f64::from(g)) as f32;
+            (if g.abs() < threshold { 0.0 } else { g }) * u
+        }
         Glu::Clamped { alpha, limit } => {
             let g = f64::from(if g <= limit || g.is_nan() { g } else { limit });
             let u = if u.is_nan() { u } else { u.clamp(-limit, limit) };

@@ -122,11 +122,13 @@ impl<'k> Rows<'k> {
     }
 }
 
-/// Whether a gate that is at most `most` makes a neuron 0. NaN does not.
-fn silent<'k>(k: &'k Kb<'k>, most: F<'k>, glu: Glu) -> I<'k> {
+/// Whether a gate makes a neuron 0; where that is so of all lower ones, too, a bound of the gate will do. NaN does not.
+fn silent<'k>(k: &'k Kb<'k>, gate: F<'k>, glu: Glu) -> I<'k> {
     match glu {
-        Glu::Gated(Activation::Relu) | Glu::DRelu => most.lt(k.f(0.0)).or(most.equals(k.f(0.0))),
-        Glu::FatRelu { threshold } => most.lt(k.f(threshold)),
+        Glu::Gated(Activation::Relu) | Glu::DRelu => gate.lt(k.f(0.0)).or(gate.equals(k.f(0.0))),
+        Glu::FatRelu { threshold } => gate.lt(k.f(threshold)),
+        // As it joins up, to the bit.
+        Glu::Cats { threshold } => gate.activate(Activation::Silu).abs().lt(k.f(threshold)),
         Glu::Gated(_) | Glu::Clamped { .. } => {
             k.fail("a gate that makes no neuron 0");
             k.f(0.0).lt(k.f(0.0))
@@ -418,7 +420,8 @@ fn gather<'k>(k: &'k Kb<'k>, lists: P<'k>, blocks: usize, to: P<'k>) -> I<'k> {
     count
 }
 
-/// Whether neurons of a format have sketches: those of bytes and less would be no smaller.
-pub const fn neurons_sketched(format: Format) -> bool {
-    !format.is_grouped()
+/// Whether neurons of a format have sketches under a gate: those of bytes and less would be no smaller, and a sketch bounds
+/// gates from above, which says nothing where low ones wake.
+pub const fn neurons_sketched(format: Format, glu: Glu) -> bool {
+    !format.is_grouped() && glu.skips_below()
 }

@@ -206,10 +206,13 @@ fn name(kind: Kind) -> String {
     }
 }
 
-/// Neurons that a node computes, of the layer that it belongs to.
+/// Neurons that a node computes, of the layer that it belongs to: those that are awake past a border. Below a threshold of SiLU
+/// they are awake on two sides of what sleeps.
 fn by_neurons(node: &Node) -> Option<(u32, Glu, WeightId)> {
     match (&node.op, node.inputs.as_slice(), node.scope.layer) {
-        (&Op::NeuronFfn { glu, paged: None, predict: None }, &[_, _, Operand::Weight(w)], Some(layer)) => {
+        (&Op::NeuronFfn { glu, paged: None, predict: None }, &[_, _, Operand::Weight(w)], Some(layer))
+            if glu.skips_below() =>
+        {
             Some((layer, glu, w))
         }
         _ => None,
@@ -234,7 +237,7 @@ pub fn choose(
     profile: &Profile,
     lowered: &Module,
     source: &dyn Source,
-    sketched: fn(Format) -> bool,
+    sketched: fn(Format, Glu) -> bool,
 ) -> Result<Vec<Layer>> {
     let mut found: BTreeMap<WeightId, Layer> = BTreeMap::new();
     for graph in &module.entries {
@@ -252,7 +255,7 @@ pub fn choose(
             let (experts, inter, format) = (declared.lead(), declared.rows(), declared.format);
             let neurons = Neurons { expr: &declared.expr, experts, inter, hidden, glu };
             let trained = train::train(&neurons, &input, wanted.recall, source)?;
-            let shape = Shape { experts, k, inter, hidden, format, sketch: sketched(format) };
+            let shape = Shape { experts, k, inter, hidden, format, sketch: sketched(format, glu) };
             let mut found_here =
                 Layer { number: layer, weight, shape, trained, chosen: None, why: String::new() };
             found_here.choose(wanted.predict);
@@ -285,6 +288,8 @@ pub fn apply(module: &mut Module, layers: &[Layer], trained: &mut Trained, which
 /// What is wrong where a predictor is asked for and there are no neurons to predict.
 pub(crate) fn nothing_to_predict(wanted: Predict) -> Error {
     Error::input(format!("`predict = \"{}\"`, but there is nothing to predict", wanted.name()))
-        .because("that takes experts that lie neuron by neuron in memory, and a profile that has kept rows of their inputs")
+        .because(
+            "that takes experts with ReLU that lie neuron by neuron in memory, and a profile that has kept rows of their inputs",
+        )
         .hint("set `skip = \"on\"` under `[experts]`, without a memory budget, or leave `predict` out")
 }

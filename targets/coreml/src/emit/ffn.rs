@@ -90,6 +90,7 @@ fn join(b: &mut FunctionBuilder, glu: Glu, g: ValueId, u: ValueId) -> Result<Val
             b.binary(OpKind::Mul, g, u)?
         }
         Glu::FatRelu { .. } => return Err(EmitError::Join("FATReLU")),
+        Glu::Cats { .. } => return Err(EmitError::Join("SiLU with a threshold")),
         Glu::Clamped { alpha, limit } => {
             let g = b.scalar(OpKind::Minimum, g, limit)?;
             let u = b.clip(u, -limit, limit)?;

@@ -14,6 +14,7 @@ pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Dense, ValueI
     let found = dense(module, walk)?;
     match found.0.glu {
         Glu::FatRelu { .. } => Err(emit::EmitError::Join("FATReLU").to_string()),
+        Glu::Cats { .. } => Err(emit::EmitError::Join("SiLU with a threshold").to_string()),
         _ => Ok(found),
     }
 }

@@ -122,6 +122,10 @@ fn meaning(glu: Glu, g: f64, u: f64) -> f64 {
         Glu::Gated(Activation::Sigmoid) => sigmoid(g) * u,
         Glu::DRelu => g.max(0.0) * u.max(0.0),
         Glu::FatRelu { threshold } => (if g >= f64::from(threshold) { g } else { 0.0 }) * u,
+        Glu::Cats { threshold } => {
+            let g = g * sigmoid(g);
+            (if g.abs() >= f64::from(threshold) { g } else { 0.0 }) * u
+        }
         Glu::Clamped { alpha, limit } => {
             let (alpha, limit) = (f64::from(alpha), f64::from(limit));
             let (g, u) = (g.min(limit), u.clamp(-limit, limit));

@@ -13,7 +13,7 @@ const GELU_CUBE: f32 = 0.044_715;
 /// `glu(gate, up)`; names begin with `name`.
 ///
 /// # Errors
-/// Operands of different shapes; FATReLU, whose step no operator of the table has.
+/// Operands of different shapes; FATReLU and SiLU with a threshold, whose step no operator of the table has.
 pub(super) fn join(
     b: &mut NetworkBuilder,
     name: &str,
@@ -35,6 +35,10 @@ pub(super) fn join(
         Glu::FatRelu { .. } => Err(NetworkError::whole(
             name,
             "no operator of a network has the step of FATReLU: its experts stay on the processor",
+        )),
+        Glu::Cats { .. } => Err(NetworkError::whole(
+            name,
+            "no operator of a network has the step of a threshold: its experts stay on the processor",
         )),
         Glu::Clamped { alpha, limit } => {
             let [most, least, one, slope] =

@@ -77,6 +77,9 @@ impl HtpPart {
                 if let Glu::FatRelu { .. } = found.glu {
                     return Err("no operator of a network has the step of FATReLU".into());
                 }
+                if let Glu::Cats { .. } = found.glu {
+                    return Err("no operator of a network has the step of a threshold".into());
+                }
                 (Kind::Dense(found), x, y)
             } else if scope.part == moec_ir::Part::HEAD {
                 let (found, x, y) = find::head(module, &mut walk)?;

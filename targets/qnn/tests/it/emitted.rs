@@ -35,6 +35,10 @@ fn plain(glu: Glu, x: &[f32], hidden: usize, clusters: &[usize], seed: u64) -> V
                 }
                 Glu::DRelu => g.max(0.0) * u.max(0.0),
                 Glu::FatRelu { threshold } => (if g >= threshold { g } else { 0.0 }) * u,
+                Glu::Cats { threshold } => {
+                    let g = g * sigmoid(g);
+                    (if g.abs() >= threshold { g } else { 0.0 }) * u
+                }
                 Glu::Clamped { alpha, limit } => {
                     let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                     (u + 1.0) * g * sigmoid(alpha * g)
@@ -65,6 +69,8 @@ fn every_way_to_join_is_the_formula() {
 
 #[test]
 fn what_no_operator_computes_is_refused_by_name() {
+    let cats = ffn(Form::Exact, Glu::Cats { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
+    assert!(cats.unwrap_err().to_string().contains("the step of a threshold"));
     let fat = ffn(Form::Exact, Glu::FatRelu { threshold: 0.1 }, 16, &[16], 1).graph("b1", 1, 1);
     assert!(fat.unwrap_err().to_string().contains("the step of FATReLU"));
 }

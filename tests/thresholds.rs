@@ -1,0 +1,244 @@
+//! Thresholds of gates behind SiLU: what they cost is measured and said, a limit is kept, and what is skipped is what is set to 0.
+//! `MOEC_BLESS=1` writes the loss curve of `docs/neurons.md` anew.
+#![allow(
+    clippy::unwrap_used,
+    clippy::unnecessary_debug_formatting,
+    reason = "what fails here fails the test; paths are quoted as in TOML"
+)]
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{checkpoint, fails, ferris, moec, ok, root};
+use tempfile::TempDir;
+
+/// A model of ferris with a profile of a few thousand tokens.
+struct Case {
+    folder: TempDir,
+    /// Keys under `[shapes]`.
+    shapes: &'static str,
+}
+
+impl Case {
+    fn new(tokens: usize, shapes: &'static str) -> Self {
+        let case = Self { folder: tempfile::tempdir().unwrap(), shapes };
+        let toml = case.toml(&ferris(), "");
+        let mut command = case.moec("calibrate");
+        command.arg(toml).arg("--quiet").arg("--text").arg(ferris().join("eval/calibration.txt"));
+        ok(command.args(["--tokens", &tokens.to_string(), "-o"]).arg(case.path("t.trace")));
+        case
+    }
+
+    fn moec(&self, verb: &str) -> Command {
+        let mut command = moec();
+        command.env("MOEC_CACHE", self.path("cache")).arg(verb);
+        command
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn toml(&self, source: &Path, more: &str) -> PathBuf {
+        let path = self.path("model.toml");
+        let text = format!("[model]\nsource = {source:?}\n[shapes]\n{}\n{more}\n", self.shapes);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// Builds ferris with its profile and these keys under `[experts]` and behind.
+    fn build(&self, experts: &str, name: &str) -> Command {
+        let profile = self.path("t.trace");
+        let toml =
+            self.toml(&ferris(), &format!("[calibrate]\nprofile = {profile:?}\n[experts]\n{experts}\n"));
+        let mut command = self.moec("build");
+        command.arg(toml).args(["--no-run", "-o"]).arg(self.path(name));
+        command
+    }
+
+    fn json(&self, verb: &str, name: &str, more: &[&str]) -> Value {
+        let mut command = self.moec(verb);
+        command.arg(self.path(name)).args(more).arg("--json");
+        serde_json::from_slice(&ok(&mut command).stdout).unwrap()
+    }
+
+    /// What the evaluation text says of a bundle beside another.
+    fn eval(&self, name: &str, against: &str, windows: usize) -> Value {
+        let text = ferris().join("eval/text.txt").display().to_string();
+        let against = self.path(against).display().to_string();
+        self.json("eval", name, &["--text", &text, "--windows", &windows.to_string(), "--against", &against])
+    }
+
+    fn shown(&self, verb: &str, name: &str) -> String {
+        String::from_utf8(ok(self.moec(verb).arg(self.path(name))).stdout).unwrap()
+    }
+}
+
+/// Text to measure on, few tokens of it: the first of the evaluation text.
+fn quality(case: &Case) -> String {
+    let text = fs::read_to_string(ferris().join("eval/text.txt")).unwrap();
+    let end = text.char_indices().map(|(i, _)| i).find(|i| *i >= 24_000).unwrap();
+    fs::write(case.path("held-out.txt"), &text[..end]).unwrap();
+    format!("[quality]\ntext = [{:?}]\n", case.path("held-out.txt"))
+}
+
+fn number(v: &Value) -> f64 {
+    v.as_f64().unwrap_or_else(|| panic!("{v} is no number"))
+}
+
+#[test]
+fn half_of_the_neurons_are_skipped_and_that_is_said() {
+    let case = Case::new(8192, "max_context = 512\nprefill_chunk = 64");
+    let quality = quality(&case);
+    let threshold = |skip: &str| format!("skip = \"{skip}\"\nthreshold = \"50%\"\n{quality}");
+    ok(&mut case.build("skip = \"off\"", "exact.moec"));
+    ok(&mut case.build(&threshold("off"), "whole.moec"));
+    ok(&mut case.build(&threshold("auto"), "auto.moec"));
+    ok(&mut case.build(&threshold("on"), "neurons.moec"));
+    let plan = |name: &str| fs::read_to_string(case.path(name).join("plan.txt")).unwrap();
+    for (name, neurons) in
+        [("exact.moec", false), ("whole.moec", false), ("auto.moec", true), ("neurons.moec", true)]
+    {
+        assert_eq!(plan(name).contains("neuron_up"), neurons, "{name}");
+        assert_eq!(plan(name).contains("_cats_at"), name != "exact.moec", "{name}");
+        // What low gates wake no sketch bounds.
+        assert!(!plan(name).contains("sketched"), "{name}");
+        ok(case.moec("verify").arg(case.path(name)).arg("--quiet"));
+    }
+
+    let cost = &case.json("explain", "neurons.moec", &[])["thresholds"]["cost"];
+    let (rise, same) = (number(&cost["increase"]), number(&cost["same_choice"]));
+    assert!(rise > 0.0 && rise < 0.2 && same > 0.7 && number(&cost["divergence"]) > 0.0, "{cost}");
+    assert!(case.shown("explain", "neurons.moec").contains("an approximation: 50 % of the neurons"));
+    assert!(case.shown("inspect", "neurons.moec").contains("an approximation"));
+    let info = ok(case.moec("run").arg(case.path("neurons.moec")).arg("info")).stdout;
+    assert!(String::from_utf8(info).unwrap().contains("50.0 % of the neurons of experts count as 0"));
+    assert!(!case.shown("inspect", "exact.moec").contains("thresholds"));
+
+    // Who is skipped is who is set to 0: whole experts with the same thresholds say the same, but for the order of sums.
+    let (neurons, whole) =
+        (case.eval("neurons.moec", "whole.moec", 4), case.eval("neurons.moec", "exact.moec", 4));
+    let (off, lost) = (number(&neurons["divergence"]), number(&whole["divergence"]));
+    assert!(off.abs() < 0.02 * lost && number(&neurons["same_choice"]) > 0.99, "{neurons}, {whole}");
+}
+
+#[test]
+fn a_limit_is_kept_by_the_largest_share() {
+    let case = Case::new(8192, "max_context = 512\nprefill_chunk = 64");
+    let wanted = format!("threshold = \"auto\"\n{}max_perplexity_increase = \"2%\"\n", quality(&case));
+    ok(&mut case.build(&wanted, "auto.moec"));
+    let found = &case.json("explain", "auto.moec", &[])["thresholds"];
+    let tried: Vec<(f64, f64)> = found["tried"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| (number(&t["share"]), number(&t["increase"])))
+        .collect();
+    let share = number(&found["share"]);
+    assert!(share >= 0.1 && number(&found["cost"]["increase"]) <= 0.02, "{found}");
+    // One percent more was too much, or the end.
+    let next = tried.iter().find(|(s, _)| (s - share - 0.01).abs() < 1e-9);
+    assert!(next.is_some_and(|(_, rise)| *rise > 0.02), "{found}");
+    let info: Value = serde_json::from_slice(
+        &ok(case.moec("run").arg(case.path("auto.moec")).args(["info", "--json"])).stdout,
+    )
+    .unwrap();
+    assert!((number(&info["model"]["silenced_percent"]) - 100.0 * share).abs() < 0.1, "{info}");
+
+    let gates = &case.json("inspect", "t.trace", &[])["gates"];
+    assert_eq!(gates.as_array().unwrap().len(), 4, "one row for each layer: {gates}");
+    assert!(case.shown("inspect", "t.trace").contains("50 % below"));
+
+    for (keys, said) in [
+        ("threshold = \"auto\"\n", "needs a limit if it is \"auto\""),
+        ("threshold = \"auto\"\n[quality]\nmax_perplexity_increase = \"1%\"\n", "needs text to measure on"),
+    ] {
+        let error = fails(&mut case.build(keys, "no.moec")).1;
+        assert!(error.contains(said) && error.contains("hint:"), "{error}");
+    }
+    let no_profile = case.toml(&ferris(), "[experts]\nthreshold = \"50%\"");
+    let error = fails(case.moec("build").arg(no_profile).args(["--no-run", "-o"]).arg(case.path("no"))).1;
+    assert!(error.contains("needs a profile"), "{error}");
+    let error = fails(case.build("threshold = \"50%\"", "no.moec").args(["--target", "m2-ultra"])).1;
+    assert!(error.contains("static graphs"), "{error}");
+}
+
+#[test]
+fn gates_with_relu_take_no_threshold() {
+    let case = Case { folder: tempfile::tempdir().unwrap(), shapes: "max_context = 64" };
+    let source = checkpoint("smallthinker_4b");
+    let toml = case.toml(&source, "");
+    fs::write(case.path("ids.txt"), (0..64).map(|i| format!("{} ", i % 9)).collect::<String>()).unwrap();
+    let mut calibrate = case.moec("calibrate");
+    calibrate.arg(toml).arg("--quiet").arg("--ids").arg(case.path("ids.txt")).arg("-o");
+    ok(calibrate.arg(case.path("t.trace")));
+    let profile = case.path("t.trace");
+    let toml =
+        case.toml(&source, &format!("[calibrate]\nprofile = {profile:?}\n[experts]\nthreshold = \"50%\""));
+    let error = fails(case.moec("build").arg(toml).args(["--no-run", "-o"]).arg(case.path("no"))).1;
+    assert!(error.contains("no expert of this model has SiLU in its gate"), "{error}");
+}
+
+/// Shares of the loss curve, in percent.
+const SHARES: [u32; 5] = [0, 30, 50, 70, 90];
+
+/// Builds ferris with a share of its neurons at 0, whole experts or neurons.
+fn bundle(case: &Case, percent: u32, skip: &str) -> String {
+    let name = format!("{percent}-{skip}.moec");
+    ok(case.build(&format!("skip = \"{skip}\"\nthreshold = \"{percent}%\""), &name).arg("--quiet"));
+    name
+}
+
+/// Tokens per second of one sequence, one thread.
+fn decode(case: &Case, name: &str) -> f64 {
+    let more = ["bench", "--prompt", "16", "--gen", "128", "--threads", "1", "--repeat", "1"];
+    number(&case.json("run", name, &more)["decode_tokens_per_s"])
+}
+
+/// Median of the ratios of neighbouring turns.
+fn faster(case: &Case, neurons: &str, whole: &str) -> f64 {
+    let mut ratios: Vec<f64> = (0..9).map(|_| decode(case, neurons) / decode(case, whole)).collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios[ratios.len() / 2]
+}
+
+#[test]
+fn the_loss_curve_is_what_the_page_says() {
+    const PAGE: &str = "docs/neurons.md";
+    const MARKS: [&str; 2] = ["<!-- thresholds -->\n", "<!-- /thresholds -->"];
+    let case = Case::new(16_384, "max_context = 512\nprefill_chunk = 256");
+    ok(&mut case.build("skip = \"off\"", "exact.moec"));
+    let page = fs::read_to_string(root().join(PAGE)).unwrap();
+    let (before, rest) = page.split_once(MARKS[0]).unwrap();
+    let (stands, behind) = rest.split_once(MARKS[1]).unwrap();
+    let row = |percent: u32, speed: &dyn Fn(&str) -> String| {
+        let name = bundle(&case, percent, "on");
+        let found = case.eval(&name, "exact.moec", 40);
+        let of = |key: &str| number(&found[key]);
+        let (perplexity, divergence, same) = (of("perplexity"), of("divergence"), 100.0 * of("same_choice"));
+        format!("| {percent} % | {perplexity:.3} | {divergence:.5} | {same:.1} % | {} |", speed(&name))
+    };
+    if std::env::var_os("MOEC_BLESS").is_some() {
+        let whole = "exact.moec";
+        let rows = SHARES.map(|p| row(p, &|name| format!("{:.2}×", faster(&case, name, whole)))).join("\n");
+        let head = "| neurons at 0 | perplexity | divergence | same next token | decoding, beside whole experts |\n\
+                    |---|---|---|---|---|";
+        let page = format!("{before}{}\n{head}\n{rows}\n\n{}{behind}", MARKS[0], MARKS[1]);
+        return fs::write(root().join(PAGE), page).unwrap();
+    }
+    // A row of it is measured anew; machines round in other ways, a little.
+    let found = row(50, &|_| String::new());
+    let line = stands.lines().find(|l| l.starts_with("| 50 %")).unwrap();
+    let numbers = |line: &str| -> Vec<f64> {
+        line.split('|')
+            .filter_map(|cell| cell.trim().trim_end_matches([' ', '%']).parse().ok())
+            .take(4)
+            .collect()
+    };
+    let (stand, found) = (numbers(line), numbers(&found));
+    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 0.05 * b.abs();
+    assert!(found.len() == 4 && stand.iter().zip(&found).all(near), "{PAGE} says {stand:?}, not {found:?}");
+}
