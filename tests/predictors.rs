@@ -77,6 +77,16 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
+/// The gain of the norm in front of a layer's experts, which weights of f32 have taken in: their rows come without it.
+fn gain(layer: u32) -> Vec<f32> {
+    let file = fs::read(ferris_relu().join("model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let gain = tensors.tensor(&format!("model.layers.{layer}.post_attention_layernorm.weight")).unwrap();
+    assert_eq!(gain.dtype(), safetensors::Dtype::BF16);
+    let wide = |b: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+    gain.data().chunks_exact(2).map(wide).collect()
+}
+
 /// Recall, and the shares of neurons that are awake and that are taken to be, of every other row of the profile: by a loop of its own over
 /// what the bundle holds.
 fn counted(bundle: &Bundle, layer: u32) -> [f64; 3] {
@@ -84,7 +94,8 @@ fn counted(bundle: &Bundle, layer: u32) -> [f64; 3] {
     let of_layer = format!("layers.{layer}.");
     let reads = |r: &String| r.starts_with(&of_layer) && r.ends_with("gate_up");
     let sample = profile.samples.iter().find(|s| s.readers.iter().any(reads)).unwrap();
-    let rows = sample.rows();
+    let gain = gain(layer);
+    let rows: Vec<f32> = sample.rows().iter().zip(gain.iter().cycle()).map(|(x, g)| x / g).collect();
     let stem = bundle.plan.segments.iter().map(|s| s.name.clone());
     let stem =
         stem.filter(|n| n.starts_with(&of_layer)).find_map(|n| n.strip_suffix("neurons").map(str::to_owned));

@@ -13,7 +13,7 @@
 //!
 //! A file goes through the same list as any compilation ([`crate::pipeline::PIPELINE`]), with the verifier in front and
 //! behind. What goes in is a `graph`, for passes that decide places also the `loads` of experts and the `placement` as it is
-//! in front of the pass. In place of a Graph a checkpoint can stand, its `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a
+//! in front of the pass, for `threshold` the `thresholds`, `LAYER = THRESHOLD` each. In place of a Graph a checkpoint can stand, its `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a
 //! Graph, too, and run behind those from `layout` on: kernels, and who writes what, stand in no text. What comes out is then
 //! what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 if there is none; a device
 //! file beside the file where it ends in `.toml`), `from`, the first
@@ -25,6 +25,7 @@ mod parse;
 use crate::config::Config;
 use crate::error::{Error, Result, io_error};
 use crate::import::{self, ImportOptions};
+use crate::passes::threshold::Thresholds;
 use crate::passes::units::Units;
 use crate::pipeline::{Compilation, PIPELINE, Pass, Prints, Stops};
 use crate::profile::loads::{LayerLoads, Loads};
@@ -39,6 +40,7 @@ use moec_ir::{Module, Op};
 use parse::{Sections, with_expectation};
 use serde::Deserialize;
 use similar::{DiffTag, TextDiff};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -130,9 +132,11 @@ impl Filetest {
         }
         let loads = self.sections.input("loads").map(|text| self.loads(text)).transpose()?;
         agree(&module, placement.as_ref(), loads.as_ref()).map_err(|e| wrong("input", &e))?;
+        let thresholds = self.sections.input("thresholds").map(|text| self.thresholds(text)).transpose()?;
         let model = model_of(&module);
         let mut c = Compilation::of_graph(config, &model, target, module);
         (c.placement, c.loads) = (placement, loads);
+        c.thresholds = thresholds.unwrap_or_default();
         self.compile(c, device)
     }
 
@@ -190,6 +194,17 @@ impl Filetest {
             layers.push(LayerLoads { layer, k, tokens, chosen, samples });
         }
         Ok(Loads { chunk: given.chunk, origin: String::new(), layers })
+    }
+
+    /// Thresholds of layers; what they silence nobody has counted.
+    fn thresholds(&self, text: &str) -> Result<Thresholds> {
+        let wrong = |why: String| {
+            Error::input(format!("the thresholds of `{}` are wrong", self.path.display())).because(why)
+        };
+        let given: BTreeMap<String, f32> = toml::from_str(text).map_err(|e| wrong(e.to_string()))?;
+        let layer = |name: String| name.parse().map_err(|_| wrong(format!("`{name}` is no layer")));
+        let by_layer = given.into_iter().map(|(name, t)| Ok((layer(name)?, t))).collect::<Result<_>>()?;
+        Ok(Thresholds { by_layer, percent: 0.0 })
     }
 }
 
