@@ -80,7 +80,7 @@ pub fn choose(
             // What is allowed, and what is not.
             let (mut low, mut high) = ((0.0, None), (Threshold::MOST * STEPS).round() + 1.0);
             while high - low.0 > 1.0 {
-                let middle = ((low.0 + high) / 2.0_f64).floor();
+                let middle = f64::midpoint(low.0, high).floor();
                 let found = cost(middle / STEPS, bench)?;
                 if found.increase <= left {
                     low = (middle, Some(found));

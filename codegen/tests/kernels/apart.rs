@@ -73,7 +73,7 @@ fn gates_by_themselves_then_up_of_who_is_awake() {
                 expect: vec![(3, Expect::Floats(found.clone(), 5e-5))],
             });
             // Two of three are listed, some of them although their gates are not more than 0.
-            let listed = |e: usize, i: usize| (e + i) % 3 > 0;
+            let listed = |e: usize, i: usize| !(e + i).is_multiple_of(3);
             let h = strided(net.slots(), inter, inter, |slot, i| match found[slot * inter + i] {
                 gate if gate.is_nan() => 0.0,
                 gate => gate,

@@ -149,7 +149,9 @@ fn example() -> Profile {
 /// Gates of a layer's experts.
 fn gates(layer: u32) -> Gates {
     let mut gates = Gates::new(layer, format!("layers.{layer}.moe.gate_up"));
-    [0.25, -0.125, 3.0].into_iter().for_each(|x| gates.add(x));
+    for x in [0.25, -0.125, 3.0] {
+        gates.add(x);
+    }
     gates
 }
 

@@ -115,7 +115,9 @@ impl Figures {
                 times(by, &format!("dot products of bytes{tiles}"))
             }),
         };
-        let read = device.memories.first().and_then(|m| m.bandwidth.last()).filter(|b| b.gb_per_s > 0.0);
+        let own = device.processor_memory();
+        let own = device.memories.iter().find(|m| Some(m.name.as_str()) == own);
+        let read = own.and_then(|m| m.bandwidth.last()).filter(|b| b.gb_per_s > 0.0);
         let read = read.map_or_else(
             || Rate { value: READ, source: "assumed: 20 GB/s for a core".to_owned() },
             |b| {
