@@ -71,6 +71,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("sh runner/build.sh", "needs a Mac"),
     ("moec synth --like olmoe --layers 8", "writes seven gigabytes"),
     ("moec run --emulate", "an option, without a bundle"),
+    ("moec init model.gguf", "wants a file that Python writes; a test of its own does the same"),
 ];
 
 /// Commands behind which something in `model.toml` is changed: as the text beside them says, and so that something of a model

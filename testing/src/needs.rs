@@ -53,6 +53,13 @@ pub static ONNXRUNTIME: Need = Need {
     help: Help::Command("cargo xtask qnn"),
     find: || onnxruntime().is_some_and(|python| starts(python, &["-c", "import numpy, onnxruntime"])),
 };
+/// What writes GGUF files.
+pub static GGUF: Need = Need {
+    name: "gguf",
+    what: "a Python with the gguf package",
+    help: Help::Command("cargo xtask gguf"),
+    find: || gguf().is_some_and(|python| starts(python, &["-c", "import gguf, numpy, safetensors"])),
+};
 /// NVIDIA's assembler of PTX.
 pub static PTXAS: Need = Need {
     name: "ptxas",
@@ -174,10 +181,11 @@ pub static PYTHON: Need = Need {
 };
 
 /// All of them.
-pub static NEEDS: [&Need; 20] = [
+pub static NEEDS: [&Need; 21] = [
     &COREML,
     &QNN,
     &ONNXRUNTIME,
+    &GGUF,
     &PTXAS,
     &AARCH64,
     &STRACE,
@@ -224,6 +232,11 @@ pub fn cache() -> Option<PathBuf> {
 /// The Python whose onnxruntime tests use: `MOEC_ONNXRUNTIME`, or the one that `cargo xtask qnn` installs.
 pub fn onnxruntime() -> Option<PathBuf> {
     from("MOEC_ONNXRUNTIME").or_else(|| Some(cache()?.join("qnn/bin/python")))
+}
+
+/// The Python that writes GGUF files for tests: `MOEC_GGUF`, or the one that `cargo xtask gguf` installs.
+pub fn gguf() -> Option<PathBuf> {
+    from("MOEC_GGUF").or_else(|| Some(cache()?.join("gguf/bin/python")))
 }
 
 /// Whether the helper and the environment lie where moec looks for them.

@@ -19,6 +19,7 @@ const CRATES: &[&str] = &[
     "targets/cpu/src",
     "targets/coreml/src",
     "targets/cuda/src",
+    "gguf/src",
     "targets/cuda/ptx/src",
     "targets/mirror/src",
     "targets/ndp/src",

@@ -16,6 +16,7 @@ mod cuda;
 mod debian;
 mod demo;
 mod docs;
+mod gguf;
 mod gpu_check;
 mod hit_rates;
 mod llvm;
@@ -62,6 +63,11 @@ const COMMANDS: &[Command] = &[
         coreml::run,
     ),
     ("qnn", "install QNN and its emulator of Hexagon, and onnxruntime, in a folder of their own", qnn::run),
+    (
+        "gguf",
+        "install the gguf package, with which tests write GGUF files, in a folder of its own",
+        gguf::run,
+    ),
     ("cuda", "install NVIDIA's assembler of PTX, which tests ask, in moec's cache folder", cuda::run),
     (
         "gpu-check",

@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 /// The file builds as it stands; every key is explained, with the model's own figures.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Folder of a Hugging Face checkpoint
+    /// Folder of a Hugging Face checkpoint, or a GGUF file
     #[arg(value_name = "HF_DIR")]
     pub source: PathBuf,
     /// File to write

@@ -47,7 +47,9 @@ pub const KEYS: &[Key] = &[
         name: "source",
         default: "\".\"",
         range: "a path",
-        help: &["Folder of the checkpoint (`config.json`, `*.safetensors`), seen from this file."],
+        help: &[
+            "Folder of the checkpoint (`config.json`, `*.safetensors`), or a GGUF file, seen from this file.",
+        ],
         set: |c, v| {
             let path = v.text()?;
             if path.is_empty() {

@@ -532,10 +532,10 @@ impl Config {
         let (config, at) = read::read(&text, path)?;
         if !config.model.source.exists() {
             return Err(Error::input(format!(
-                "`{shown}:{at}`: `model.source`: there is no folder `{}`",
+                "`{shown}:{at}`: `model.source`: there is no `{}`",
                 config.model.source.display()
             ))
-            .hint("`source` is the folder that holds the checkpoint's `config.json`, seen from this file"));
+            .hint("`source` is the folder that holds the checkpoint's `config.json`, or a GGUF file, seen from this file"));
         }
         Ok(config)
     }

@@ -120,6 +120,11 @@ impl Checkpoint {
         file.map_or_else(|| self.container.index(), |file| &file.name)
     }
 
+    /// The order in which a tensor's rows are those of Hugging Face, where they are stored in another.
+    pub(super) fn order(&self, tensor: &str) -> Option<Vec<u32>> {
+        self.container.order(tensor)
+    }
+
     /// A tensor's stored bytes, row-major.
     pub fn bytes(&self, tensor: &str) -> Option<&[u8]> {
         self.container.bytes(self.get(tensor)?)

@@ -40,6 +40,11 @@ impl Config {
         }
     }
 
+    /// The configuration that a file of another kind has, in the keys of `config.json`.
+    pub fn of(file: &str, map: Map<String, Value>) -> Self {
+        Self { file: file.to_owned(), path: String::new(), map }
+    }
+
     /// Whether a key is there and not `null`.
     pub fn has(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(|v| !v.is_null())

@@ -41,15 +41,7 @@ impl Base<'_> {
                 (Some((down, norm("q_a_layernorm", &rank)?)), q)
             }
         };
-        let up = t.take(&format!("{at}.kv_b_proj.weight"), &[&heads.times(&nope.plus(&value)), &latent])?;
-        let up = WeightExpr::Split { heads: heads.n, of: Box::new(up) };
-        let rows = |start, len| WeightExpr::Slice {
-            axis: Axis::Rows,
-            start,
-            step: 1,
-            len,
-            of: Box::new(up.clone()),
-        };
+        let (k_up, v_up) = self.expansions(&at, [&heads, &nope, &value, &latent])?;
         let scale = ((nope.n + rotated.n) as f64).powf(-0.5);
         let defaults = rope::Defaults::default();
         Ok(Mla {
@@ -67,12 +59,39 @@ impl Base<'_> {
                 bias,
             )?,
             kv_norm: norm("kv_a_layernorm", &latent)?,
-            k_up: WeightExpr::Transpose(Box::new(rows(0, nope.n))),
-            v_up: rows(nope.n, value.n),
+            k_up,
+            v_up,
             o: t.projection(&format!("{at}.o_proj"), hidden, &heads.times(&value), bias)?,
             rope: rope::read(c, rotated.n, defaults)?,
             style,
             scale: (scale * rope::softmax_factor(c, defaults)?) as f32,
         })
+    }
+
+    /// What expands latents: `[heads, latent, nope]` to keys, as it meets queries, and `[heads, value, latent]` to values.
+    /// Checkpoints have both in one matrix, or each by itself in this form.
+    fn expansions(
+        &self,
+        at: &str,
+        [heads, nope, value, latent]: [&Dim; 4],
+    ) -> Result<(WeightExpr, WeightExpr)> {
+        let t = &self.tensors;
+        let apart = ["k_b_proj", "v_b_proj"].map(|name| format!("{at}.{name}.weight"));
+        if t.has(&apart[0]) {
+            return Ok((
+                t.take(&apart[0], &[heads, latent, nope])?,
+                t.take(&apart[1], &[heads, value, latent])?,
+            ));
+        }
+        let up = t.take(&format!("{at}.kv_b_proj.weight"), &[&heads.times(&nope.plus(value)), latent])?;
+        let up = WeightExpr::Split { heads: heads.n, of: Box::new(up) };
+        let rows = |start, len| WeightExpr::Slice {
+            axis: Axis::Rows,
+            start,
+            step: 1,
+            len,
+            of: Box::new(up.clone()),
+        };
+        Ok((WeightExpr::Transpose(Box::new(rows(0, nope.n))), rows(nope.n, value.n)))
     }
 }

@@ -243,17 +243,38 @@ impl Base<'_> {
             };
             return self.assemble(at, matrices, experts, inner, glu);
         }
+        self.one_by_one(at, parts, experts, inner, glu)
+    }
+
+    /// Experts that have tensors of their own, and biases where the first has one.
+    fn one_by_one(
+        &self,
+        at: &str,
+        parts: Parts,
+        experts: &Dim,
+        inner: &Dim,
+        glu: Glu,
+    ) -> Result<ExpertWeights> {
+        let (t, hidden) = (&self.tensors, &self.hidden);
+        let biased = t.has(&format!("{at}.0.{}.bias", parts.gate));
         let (mut gate_ups, mut downs) = (Vec::new(), Vec::new());
+        let (mut gate_up_biases, mut down_biases) = (Vec::new(), Vec::new());
         for e in 0..experts.n {
             let part = |name: &str, out: &Dim, input: &Dim| {
-                t.take(&format!("{at}.{e}.{name}.weight"), &[out, input])
+                t.projection(&format!("{at}.{e}.{name}"), out, input, biased)
             };
-            let of = vec![part(parts.gate, inner, hidden)?, part(parts.up, inner, hidden)?];
-            gate_ups.push(WeightExpr::Concat { axis: Axis::Rows, of });
-            downs.push(part(parts.down, hidden, inner)?);
+            let (gate, up) = (part(parts.gate, inner, hidden)?, part(parts.up, inner, hidden)?);
+            let down = part(parts.down, hidden, inner)?;
+            gate_ups.push(WeightExpr::Concat { axis: Axis::Rows, of: vec![gate.weight, up.weight] });
+            downs.push(down.weight);
+            if let (Some(gate), Some(up), Some(down)) = (gate.bias, up.bias, down.bias) {
+                gate_up_biases.push(WeightExpr::Concat { axis: Axis::Cols, of: vec![gate, up] });
+                down_biases.push(down);
+            }
         }
         let (gate_up, down) = (WeightExpr::Stack(gate_ups), WeightExpr::Stack(downs));
-        Ok(ExpertWeights { inner: inner.n, gate_up, down, bias: None, glu })
+        let bias = biased.then_some((WeightExpr::Stack(gate_up_biases), WeightExpr::Stack(down_biases)));
+        Ok(ExpertWeights { inner: inner.n, gate_up, down, bias, glu })
     }
 
     /// A fused tensor as `[experts, out, in]`, which some checkpoints store with the axes exchanged.

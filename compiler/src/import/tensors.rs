@@ -147,7 +147,12 @@ impl<'a> Tensors<'a> {
         let shape: Vec<usize> = want.iter().map(|d| d.n).collect();
         self.count(&blocks, shape.iter().map(|&d| d as u64).product());
         let encoding = (encoding.leaf)(scales.unwrap_or_default());
-        Ok(WeightExpr::Leaf(Leaf { tensor: blocks, shape, encoding }))
+        let order = self.checkpoint.order(&blocks);
+        let leaf = WeightExpr::Leaf(Leaf { tensor: blocks, shape, encoding });
+        Ok(match order {
+            Some(order) => WeightExpr::Arrange { order, of: Box::new(leaf) },
+            None => leaf,
+        })
     }
 
     /// Checks the scales of a tensor of this decoded shape, and gives their name.

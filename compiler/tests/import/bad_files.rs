@@ -30,7 +30,7 @@ fn refused(header: &str, data: usize) -> String {
 fn not_a_folder() {
     insta::assert_snapshot!(refusal(Path::new("/nowhere/at/all")), @"
     Input: `DIR` is not a checkpoint
-      hint: give the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors
+      hint: give the folder of a Hugging Face checkpoint, with its `config.json` and its weights as safetensors, or a GGUF file, the first where there are several
     ");
 }
 

@@ -7,6 +7,7 @@ mod bad_files;
 mod blocks;
 mod containers;
 mod encodings;
+mod gguf;
 mod goldens;
 mod layouts;
 mod lowering;

@@ -1,5 +1,7 @@
 //! Containers: the forms in which checkpoints are published, one row and one folder each.
 
+mod folder;
+mod gguf;
 mod safetensors;
 
 use super::config::Config;
@@ -26,7 +28,7 @@ pub struct Kind {
 }
 
 /// Every container that is read.
-pub const CONTAINERS: [&Kind; 1] = [&safetensors::KIND];
+pub const CONTAINERS: [&Kind; 2] = [&safetensors::KIND, &gguf::KIND];
 
 /// The row of what lies at a path.
 pub fn find(path: &Path) -> Option<&'static Kind> {
@@ -58,6 +60,12 @@ pub trait Container: fmt::Debug + Send + Sync {
 
     /// Every tensor by its name in the spelling of Hugging Face, by file and then in the order of its data.
     fn tensors(&self) -> &IndexMap<String, Tensor>;
+
+    /// The order in which its rows are those of Hugging Face, where they are stored in another: row `r` is the stored row
+    /// `order[r]`, and each is there once.
+    fn order(&self, _tensor: &str) -> Option<Vec<u32>> {
+        None
+    }
 
     /// A tensor's stored bytes, row-major.
     fn bytes(&self, tensor: &Tensor) -> Option<&[u8]>;
@@ -140,12 +148,14 @@ mod tests {
             ("model.safetensors", Some("safetensors")),
             ("model.safetensors.index.json", Some("safetensors")),
             ("manifest.json", None),
+            ("model.gguf", None),
         ] {
             let folder = tempfile::tempdir().unwrap();
             let file = folder.path().join(name);
             fs::write(&file, "{}").unwrap();
             assert_eq!(find(folder.path()).map(|kind| kind.name), kind, "{name}");
-            assert!(find(&file).is_none());
+            let itself = file.extension().is_some_and(|e| e == "gguf").then_some("GGUF");
+            assert_eq!(find(&file).map(|kind| kind.name), itself);
         }
         let said = open(Path::new("nowhere"), |_| Ok(())).unwrap_err();
         let hint = said.hint.unwrap();

@@ -1,10 +1,9 @@
 //! The folder of a Hugging Face checkpoint: safetensors files and JSON beside them.
 
-mod folder;
 mod header;
 mod shards;
 
-use super::{Container, File, Kind, Tensor};
+use super::{Container, File, Kind, Tensor, folder};
 use crate::error::{Error, Result};
 use crate::import::config::Config;
 use crate::import::map::Map;

@@ -1,6 +1,6 @@
 //! Which files hold the tensors of a checkpoint: one, or those that an index names.
 
-use super::folder;
+use super::super::folder;
 use super::header::{self, Entries};
 use crate::error::{Error, Result};
 use indexmap::IndexMap;

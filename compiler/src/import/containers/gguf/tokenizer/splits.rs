@@ -1,0 +1,87 @@
+//! How texts are split before bytes are merged: what `tokenizer.ggml.pre` names, as the tokenizers of the models have it.
+
+use serde_json::{Value, json};
+
+/// A way to split texts.
+pub(super) struct Split {
+    /// Its names in files.
+    names: &'static [&'static str],
+    /// Whether characters are composed first (NFC).
+    pub(super) composed: bool,
+    /// Whether a word that is a token is taken without merging.
+    pub(super) whole_words: bool,
+    /// Whether digits stand by themselves.
+    digits: bool,
+    /// Expressions, each applied to what the one before left; none stands for GPT-2's own.
+    expressions: &'static [&'static str],
+}
+
+/// Words with a character in front, single digits, runs of signs, lines.
+const QWEN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// The same with up to three digits together.
+const THREE_DIGITS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Words split where small letters are followed by large ones.
+const O200K: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+const PLAIN: Split =
+    Split { names: &[], composed: false, whole_words: false, digits: false, expressions: &[] };
+
+/// Every way that is known.
+static SPLITS: [Split; 8] = [
+    Split { names: &["gpt-2", "gpt2"], ..PLAIN },
+    Split { names: &["olmo"], composed: true, ..PLAIN },
+    Split { names: &["starcoder", "refact", "command-r", "smollm"], digits: true, ..PLAIN },
+    Split { names: &["qwen2", "deepseek-r1-qwen"], composed: true, expressions: &[QWEN], ..PLAIN },
+    Split { names: &["glm4", "chatglm-bpe"], expressions: &[THREE_DIGITS], ..PLAIN },
+    Split { names: &["gpt-4o"], expressions: &[O200K], ..PLAIN },
+    // Letters are those that have a case: the tokenizer lists them one by one.
+    Split {
+        names: &["deepseek-llm"],
+        digits: true,
+        expressions: &[
+            r"[\r\n]",
+            r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            r"\s+$",
+            r"[一-龥ࠀ-一가-퟿]+",
+        ],
+        ..PLAIN
+    },
+    Split {
+        names: &["deepseek-v3"],
+        expressions: &[
+            r"\p{N}{1,3}",
+            r"[一-龥぀-ゟ゠-ヿ]+",
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+        ],
+        ..PLAIN
+    },
+];
+
+/// The way of a name.
+pub(super) fn find(name: &str) -> Option<&'static Split> {
+    SPLITS.iter().find(|split| split.names.contains(&name))
+}
+
+/// Every name.
+pub(super) fn names() -> Vec<&'static str> {
+    SPLITS.iter().flat_map(|split| split.names).copied().collect()
+}
+
+impl Split {
+    /// The `pre_tokenizer` of a `tokenizer.json`.
+    pub(super) fn json(&self) -> Value {
+        let isolated = |regex: &&str| json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+        let mut all: Vec<Value> = self.expressions.iter().map(isolated).collect();
+        if self.digits {
+            all.push(json!({"type": "Digits", "individual_digits": true}));
+        }
+        all.push(json!({
+            "type": "ByteLevel",
+            "add_prefix_space": false,
+            "trim_offsets": true,
+            "use_regex": self.expressions.is_empty(),
+        }));
+        json!({"type": "Sequence", "pretokenizers": all})
+    }
+}

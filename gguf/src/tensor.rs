@@ -1,0 +1,28 @@
+//! Tensors of a file.
+
+use crate::types::Type;
+use std::ops::Range;
+
+/// A tensor as the file has it. Its bytes lie inside of the file and no other tensor's do.
+#[derive(Clone, Debug)]
+pub struct Tensor<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// How its numbers are stored.
+    pub kind: &'static Type,
+    /// Extents, the slowest first: the other way round than in the file.
+    pub shape: Vec<usize>,
+    /// Its bytes in the file.
+    pub bytes: Range<usize>,
+}
+
+/// A tensor of the table before its place is checked.
+pub(crate) struct Entry<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) kind: &'static Type,
+    pub(crate) shape: Vec<usize>,
+    /// Bytes that it takes.
+    pub(crate) size: u64,
+    /// Where it begins in the data.
+    pub(crate) offset: u64,
+}

@@ -1,0 +1,8 @@
+//! Files that are whole, damaged and hostile, and numbers against ggml's own Python package.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod builder;
+mod damage;
+mod headers;
+mod numbers;
+mod properties;

@@ -1,0 +1,124 @@
+//! GGUF files through the binary: the same weights as safetensors give the same bundle, and the same tokens.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec_testing::GGUF;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{
+    Setup, checkpoint, clean, distance, expected, fails, ferris, list, logits_file, moec, ok, root, tree,
+};
+
+/// Golden families that GGUF has an architecture for.
+const FAMILIES: [&str; 10] = [
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe",
+    "phimoe",
+    "gpt_oss",
+    "smallthinker_4b",
+];
+
+/// Those whose tensors are another way round in GGUF: rows that are paired, parts of one matrix, gate and up apart.
+const TURNED: [&str; 3] = ["mixtral", "deepseek_v2", "gpt_oss"];
+
+/// Writes the GGUF file of a checkpoint.
+fn write(checkpoint: &Path, folder: &Path, options: &[&str]) -> PathBuf {
+    let out = folder.join("model.gguf");
+    let mut python = clean(Command::new(moec_testing::gguf().unwrap()));
+    ok(python.arg(root().join("golden/gguf/write.py")).arg(checkpoint).arg(&out).args(options));
+    out
+}
+
+fn build(source: &Path, folder: &Path, setup: Setup<'_>) -> PathBuf {
+    let toml = setup.write(source, folder);
+    let bundle = folder.join("out.moec");
+    ok(moec().arg("build").arg(&toml).args(["--quiet", "--no-run", "-o"]).arg(&bundle));
+    bundle
+}
+
+#[test]
+fn every_family_gives_its_tokens() {
+    if !GGUF.here() {
+        return;
+    }
+    for (i, family) in FAMILIES.into_iter().enumerate() {
+        let source = checkpoint(family);
+        let folder = tempfile::tempdir().unwrap();
+        let setup = Setup { format: ["f32", "bf16"][i % 2], chunk: 20, batch: &[1], context: 96 };
+        let bundle = build(&write(&source, folder.path(), &[]), folder.path(), setup);
+        if TURNED.contains(&family) {
+            let other = tempfile::tempdir().unwrap();
+            let want = build(&source, other.path(), setup);
+            let [ours, theirs] = [&bundle, &want].map(|bundle| {
+                let mut files = tree(bundle);
+                files.retain(|(name, _)| name.contains("weights"));
+                files
+            });
+            assert!(!ours.is_empty() && ours == theirs, "{family}: other weights");
+        }
+        let want = expected(&source);
+        let prompt = want.greedy.len() - 24;
+        let ids = list(&want.greedy[..prompt]);
+        let output =
+            ok(moec().arg("run").arg(&bundle).args(["generate", "--ids", &ids, "-n", "24", "--json"]));
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+        assert_eq!(ids, want.greedy[prompt..], "{family}");
+    }
+}
+
+#[test]
+fn the_demo_model_from_init_to_text() {
+    if !GGUF.here() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    write(&ferris(), folder.path(), &[]);
+    let here = |mut command: Command| {
+        command.current_dir(folder.path());
+        command
+    };
+    ok(here(moec()).args(["init", "model.gguf"]));
+    let toml = fs::read_to_string(folder.path().join("model.toml")).unwrap();
+    assert!(toml.contains("source = \"model.gguf\"") && toml.contains("# qwen3_moe: "), "{toml}");
+    ok(here(moec()).args(["build", "model.toml", "--quiet", "--no-run", "-o", "as_init_says"]));
+    let setup = Setup { format: "bf16", chunk: 64, batch: &[1], context: 1024 };
+    let [ours, theirs] = [folder.path().join("model.gguf"), ferris()].map(|source| {
+        let folder = tempfile::tempdir().unwrap();
+        let bundle = build(&source, folder.path(), setup);
+        (bundle, folder)
+    });
+    let text = |bundle: &Path| {
+        let mut run = moec();
+        run.arg("run").arg(bundle).args(["generate", "--prompt", "fn main() { 1234", "-n", "16", "--json"]);
+        let said: serde_json::Value = serde_json::from_slice(&ok(&mut run).stdout).unwrap();
+        (said["ids"].clone(), said["text"].clone())
+    };
+    assert_eq!(text(&ours.0), text(&theirs.0));
+    let want = expected(&ferris());
+    let out = folder.path().join("logits.safetensors");
+    ok(moec().arg("run").arg(&ours.0).args(["logits", "--ids", &list(&want.ids), "--out"]).arg(&out));
+    assert!(distance(&logits_file(&out).1, &want.logits) <= 2e-3);
+}
+
+#[test]
+fn a_damaged_file_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    for (bytes, words) in [
+        (&b"not at all"[..], ["model.gguf", "begins with"]),
+        (b"GGUF\x03\0\0\0", ["model.gguf", "ends inside its header"]),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let (code, said) = fails(moec().arg("init").arg(&path).arg("-o").arg(folder.path().join("m.toml")));
+        assert!(code == 1 && words.iter().all(|w| said.contains(w)), "{code}: {said}");
+        assert!(!folder.path().join("m.toml").exists());
+    }
+}
