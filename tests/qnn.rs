@@ -6,10 +6,14 @@
     reason = "a test fails by panicking, and says what it measured"
 )]
 
+#[path = "qnn/attention.rs"]
+mod attention;
 #[path = "qnn/hot.rs"]
 mod hot;
 #[path = "qnn/library.rs"]
 mod library;
+#[path = "qnn/limits.rs"]
+mod limits;
 #[path = "qnn/phone.rs"]
 mod phone;
 #[path = "qnn/sizes.rs"]
@@ -67,14 +71,9 @@ impl Case {
         ok(&mut command);
     }
 
-    /// Replaces a file of a bundle as somebody does who can write to it: its hash follows.
+    /// As [`forge`].
     fn forge(&self, bundle: &str, file: &str, bytes: &[u8]) {
-        let folder = self.path(bundle);
-        fs::write(folder.join(file), bytes).unwrap();
-        let path = folder.join("manifest.json");
-        let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        manifest["files"][file] = json!({"bytes": bytes.len(), "sha256": hex(&sha256(bytes))});
-        fs::write(path, manifest.to_string()).unwrap();
+        forge(&self.path(bundle), file, bytes);
     }
 
     fn json(&self, verb: &str, more: &[&str]) -> Value {
@@ -132,6 +131,15 @@ impl Tiny {
         verify.arg(self.bundle()).arg("--source").arg(checkpoint(&self.model)).arg("--json");
         serde_json::from_slice(&ok(&mut verify).stdout).unwrap()
     }
+}
+
+/// Replaces a file of a bundle as somebody does who can write to it: its hash follows.
+fn forge(bundle: &Path, file: &str, bytes: &[u8]) {
+    fs::write(bundle.join(file), bytes).unwrap();
+    let path = bundle.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest["files"][file] = json!({"bytes": bytes.len(), "sha256": hex(&sha256(bytes))});
+    fs::write(path, manifest.to_string()).unwrap();
 }
 
 /// Files below a folder with their bytes.
