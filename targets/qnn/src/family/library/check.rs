@@ -5,7 +5,7 @@ use super::onnxruntime::{Onnxruntime, PYTHON};
 use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, Missing, networks, ports};
 use crate::compose::compose;
 use crate::exec::{Executor, share_of_spread};
-use crate::net::Network;
+use crate::net::{Network, TensorId};
 use crate::quant::reals;
 use moec_family::{Check, FunctionReport, Trial};
 use moec_qnn_sys::worker::Worker;
@@ -128,11 +128,34 @@ impl Case {
         Check { by: by.to_owned(), share_of_spread: worst, bound: BOUND }
     }
 
+    fn names(&self, ids: &[TensorId]) -> Vec<String> {
+        ids.iter().map(|id| self.network.tensor(*id).name.clone()).collect()
+    }
+
     fn execute(&self, worker: &mut Worker, graph: usize, by: &str) -> Result<Check, Failed> {
         let inputs: Vec<&[f32]> = self.inputs.iter().map(|x| &**x).collect();
-        let given = ports::encode(&self.network, &inputs)?;
-        let got = ports::decode(&self.network, &worker.execute(graph, given)?)?;
-        Ok(self.compared(by, &got))
+        // Those of a DLC come in an order of the library's.
+        let info = worker.graphs().get(graph).ok_or("it is no graph of the library")?;
+        let names = |all: &[TensorInfo]| all.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
+        let (takes, gives) = (names(&info.inputs), names(&info.outputs));
+        let given =
+            ordered(ports::encode(&self.network, &inputs)?, &self.names(&self.network.inputs), &takes)?;
+        let results = ordered(worker.execute(graph, given)?, &gives, &self.names(&self.network.outputs))?;
+        Ok(self.compared(by, &ports::decode(&self.network, &results)?))
+    }
+}
+
+/// What has these names, in the order of others.
+fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result<Vec<Vec<u8>>, Failed> {
+    let one = |name: &String| -> Result<Vec<u8>, Failed> {
+        let at = names.iter().position(|known| known == name);
+        let found = at.and_then(|at| all.get_mut(at)).ok_or_else(|| format!("it has no `{name}`"))?;
+        Ok(std::mem::take(found))
+    };
+    if names.len() == wanted.len() {
+        wanted.iter().map(one).collect()
+    } else {
+        Err("it has other ports".into())
     }
 }
 
