@@ -6,10 +6,14 @@
     reason = "a test fails by panicking, and says what it measured"
 )]
 
+#[path = "qnn/attention.rs"]
+mod attention;
 #[path = "qnn/hot.rs"]
 mod hot;
 #[path = "qnn/library.rs"]
 mod library;
+#[path = "qnn/limits.rs"]
+mod limits;
 #[path = "qnn/phone.rs"]
 mod phone;
 #[path = "qnn/sizes.rs"]
@@ -67,14 +71,9 @@ impl Case {
         ok(&mut command);
     }
 
-    /// Replaces a file of a bundle as somebody does who can write to it: its hash follows.
+    /// As [`forge`].
     fn forge(&self, bundle: &str, file: &str, bytes: &[u8]) {
-        let folder = self.path(bundle);
-        fs::write(folder.join(file), bytes).unwrap();
-        let path = folder.join("manifest.json");
-        let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        manifest["files"][file] = json!({"bytes": bytes.len(), "sha256": hex(&sha256(bytes))});
-        fs::write(path, manifest.to_string()).unwrap();
+        forge(&self.path(bundle), file, bytes);
     }
 
     fn json(&self, verb: &str, more: &[&str]) -> Value {
@@ -99,24 +98,44 @@ impl Tiny {
 
     /// The same with tools: variables of the environment.
     fn with(model: &str, batch: &[usize], more: &str, tools: Vec<(&'static str, PathBuf)>) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let setup = Setup { format: "f16", chunk: 16, batch, context: 64 };
-        let toml = setup.write(&checkpoint(model), folder.path());
-        let built = Self { folder, model: model.to_owned(), tools };
-        let at = |name: &str| built.folder.path().join(name);
-        let ids: Vec<String> = expected(&checkpoint(model)).ids.iter().map(ToString::to_string).collect();
-        fs::write(at("ids"), ids.join(" ")).unwrap();
-        let mut calibrate = built.moec("calibrate");
-        ok(calibrate.arg(&toml).arg("--ids").arg(at("ids")).arg("-o").arg(at("a.trace")));
-        let text = fs::read_to_string(&toml).unwrap() + "[calibrate]\nprofile = \"a.trace\"\n" + more;
-        fs::write(&toml, text).unwrap();
-        let mut build = built.moec("build");
-        ok(build.arg(&toml).args(["--target", PHONE, "--no-run", "-o"]).arg(built.bundle()));
+        let built = Self::calibrated(model, batch, more, tools);
+        ok(&mut built.build(PHONE));
         built
     }
 
+    /// The same, with nothing built yet.
+    fn calibrated(model: &str, batch: &[usize], more: &str, tools: Vec<(&'static str, PathBuf)>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let setup = Setup { format: "f16", chunk: 16, batch, context: 64 };
+        let toml = setup.write(&checkpoint(model), folder.path());
+        let made = Self { folder, model: model.to_owned(), tools };
+        let ids: Vec<String> = expected(&checkpoint(model)).ids.iter().map(ToString::to_string).collect();
+        fs::write(made.at("ids"), ids.join(" ")).unwrap();
+        let mut calibrate = made.moec("calibrate");
+        ok(calibrate.arg(&toml).arg("--ids").arg(made.at("ids")).arg("-o").arg(made.at("a.trace")));
+        let text = fs::read_to_string(&toml).unwrap() + "[calibrate]\nprofile = \"a.trace\"\n" + more;
+        fs::write(&toml, text).unwrap();
+        made
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Builds the bundle for a target.
+    fn build(&self, target: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut build = self.moec("build");
+        build
+            .arg(self.at("model.toml"))
+            .arg("--target")
+            .arg(target)
+            .args(["--no-run", "-o"])
+            .arg(self.bundle());
+        build
+    }
+
     fn bundle(&self) -> PathBuf {
-        self.folder.path().join("a.moec")
+        self.at("a.moec")
     }
 
     fn moec(&self, verb: &str) -> Command {
@@ -132,6 +151,15 @@ impl Tiny {
         verify.arg(self.bundle()).arg("--source").arg(checkpoint(&self.model)).arg("--json");
         serde_json::from_slice(&ok(&mut verify).stdout).unwrap()
     }
+}
+
+/// Replaces a file of a bundle as somebody does who can write to it: its hash follows.
+fn forge(bundle: &Path, file: &str, bytes: &[u8]) {
+    fs::write(bundle.join(file), bytes).unwrap();
+    let path = bundle.join("manifest.json");
+    let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest["files"][file] = json!({"bytes": bytes.len(), "sha256": hex(&sha256(bytes))});
+    fs::write(path, manifest.to_string()).unwrap();
 }
 
 /// Files below a folder with their bytes.

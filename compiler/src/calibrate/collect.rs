@@ -660,9 +660,18 @@ fn experts_wide(module: &Module, graph: &Graph) -> usize {
     graph.nodes.iter().map(of).sum()
 }
 
-/// Whether what a node reads goes into a feed-forward network or the head: such rows say how wide activations behind them are.
+/// Whether what a node reads goes into a feed-forward network, the head or attention: such rows say how wide activations behind them
+/// are.
 fn begins_network(graph: &Graph, node: &Node) -> bool {
-    [Part::FFN, Part::HEAD].contains(&node.scope.part) && gate_of(graph, node).is_none()
+    let normed = || match node.inputs.first() {
+        Some(&Operand::Value(v)) => {
+            let from = graph.def(v).and_then(|id| graph.nodes.get(id.0 as usize));
+            from.is_some_and(|n| matches!(n.op, Op::RmsNorm { .. } | Op::LayerNorm { .. }))
+        }
+        _ => false,
+    };
+    let networks = [Part::FFN, Part::HEAD].contains(&node.scope.part);
+    networks && gate_of(graph, node).is_none() || node.scope.part == Part::ATTN && normed()
 }
 
 /// The gate of the network whose down matrix `node` multiplies by; `None` of any other matrix. As lowered, gate and up

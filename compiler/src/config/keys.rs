@@ -432,7 +432,7 @@ pub const KEYS: &[Key] = &[
             "simulates a request of `prompt` and `generate` tokens with attention on either and takes what ends first: the KV",
             "cache has one home. Dense networks and the head go where a call costs less. What cannot be a graph stays on the",
             "CPU; the name of a unit refuses such a model by name. What a unit cannot run never goes there. A unit that takes",
-            "shapes as they come takes attention alone.",
+            "shapes as they come takes attention alone. Where graphs keep no state (Hexagon), `auto` is the CPU for attention.",
         ],
         set: |c, v| {
             let home = Home::parse(v.text()?).filter(|h| !matches!(h, Home::Share(..)));

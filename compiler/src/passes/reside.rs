@@ -9,7 +9,8 @@
 //! graph runs from its first matrix to its last: what stands in front of the first or behind the last would only
 //! widen what is handed over, and single element-wise operators would not pay for a launch. Matrices that must stay
 //! exact (routers: they decide ties) stay on the processor, since the NPU computes in f16. Per entry point the table of
-//! costs decides. Attention has one home in all of them, that of the KV cache: under `auto` a whole request, a prompt and
+//! costs decides. Attention has one home in all of them, that of the KV cache. Where a unit's graphs keep no state it goes there only
+//! where it is asked for; else, under `auto`, a whole request, a prompt and
 //! an answer of stated lengths, is simulated with attention on either unit, and it lives where the request ends first
 //! (and where both are as fast, where it takes less energy). What the emitter cannot write as a graph, or what is
 //! larger than a graph may be, stays on the processor and says so; where the user wants it on the NPU, it is refused.
@@ -56,7 +57,8 @@ pub fn reside(
     let sizes = expert_sizes_on(module, units)?;
     let home = wanted.attention;
     let ops = |placement: &Placement, attention| operators(module, placement, &sizes, units, home, attention);
-    placement.ops = ops(placement, units.npu_index())?;
+    let free = if units.graphs.attends_unasked() { units.npu_index() } else { units.cpu_index() };
+    placement.ops = ops(placement, free)?;
     let there = placement.ops.iter().any(|o| o.op == "attention" && o.unit == units.npu_index());
     if home != Wish::Auto || !there {
         return Ok(None);
@@ -221,6 +223,11 @@ fn partition(
             Wish::Processor => (false, "asked for by `placement.attention`".to_owned()),
             Wish::Graphs => (true, String::new()),
             // The cache lives where attention lives, in every entry point.
+            Wish::Auto if attends(graph, &inner) && !units.graphs.attends_unasked() => {
+                let why =
+                    "a graph of the unit keeps no state: attention goes there where `attention` asks for it";
+                (false, why.to_owned())
+            }
             Wish::Auto if attends(graph, &inner) => {
                 let why = "a request of prompt and answer ends earlier so, and the KV cache has one home";
                 (attention == units.npu_index(), why.to_owned())

@@ -149,6 +149,11 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// Bytes that `numbers` numbers of a weight take of the limit on a graph.
     fn bytes(&self, unit: &Unit, weight: &Weight, numbers: u64) -> u64;
 
+    /// Whether attention may go to the unit where a build leaves that to the costs: where keys and values lie there for good.
+    fn attends_unasked(&self) -> bool {
+        true
+    }
+
     /// Whether the hot neurons of a layer's experts can be functions of their own.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 //! through. What one half lacks for the other, both lack for what is in neither: the margin widens the range of both
 //! together. [`Watch`] collects it from runs in f32.
 
-use crate::exec::{ExecError, Executor, Values};
+use crate::exec::{ExecError, Executor, Outcome, Values};
 use crate::quant::{Range, Ranges};
 use std::collections::BTreeMap;
 
@@ -99,17 +99,16 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Runs a network in f32 on some rows. `held`: they measure margins, and give no ranges.
+    /// Runs a network in f32 on some rows; gives what it gives. `held`: they measure margins, and give no ranges.
     ///
     /// # Errors
     /// Inputs that do not fit.
-    pub fn run(&mut self, executor: &Executor, inputs: &[&[f32]], held: bool) -> Result<(), ExecError> {
-        let outcome = executor.watch(inputs, &mut |tensor, values| {
+    pub fn run(&mut self, executor: &Executor, inputs: &[&[f32]], held: bool) -> Result<Outcome, ExecError> {
+        executor.watch(inputs, &mut |tensor, values| {
             if let Values::Reals(reals) = values {
                 self.seen.entry(tensor.name.clone()).or_default().add(reals, held);
             }
-        });
-        outcome.map(|_| ())
+        })
     }
 
     /// What was seen, by the name of the tensor.

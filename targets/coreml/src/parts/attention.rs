@@ -11,9 +11,12 @@
 use super::Source;
 use crate::emit;
 use moec_family::error::Result;
-use moec_family::find::{Found, Linear, Rms, Walk, input, projects, projects_heads, value, weight};
+use moec_family::find::{
+    self, Ends, Found, Grouped, Linear, Rms, Walk, cache, input, operand, projects, projects_heads, rope,
+    value, weight,
+};
 use moec_ir::op::AttentionDesc;
-use moec_ir::{Module, Op, Operand, RopeStyle, StateId, ValueId, WeightId};
+use moec_ir::{Module, Op, Operand, RopeStyle, ValueId, WeightId};
 
 /// Attention over heads of keys and values, or over a latent.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,27 +25,6 @@ pub(super) enum Attention {
     Grouped(Box<Grouped>),
     /// Latent attention, absorbed.
     Latent(Box<Latent>),
-}
-
-/// Attention with grouped queries.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Grouped {
-    desc: AttentionDesc,
-    context: usize,
-    q: Chain,
-    k: Chain,
-    v: Chain,
-    o: Linear,
-    sinks: Option<WeightId>,
-}
-
-/// A projection and what follows it: norm, clipping, rotation.
-#[derive(Clone, Debug, PartialEq)]
-struct Chain {
-    linear: Linear,
-    norm: Option<Rms>,
-    clip: Option<f32>,
-    rope: Option<emit::Rope>,
 }
 
 /// Latent attention.
@@ -63,120 +45,18 @@ pub(super) struct Latent {
     o: Linear,
 }
 
-/// Where an attention stands in an entry point.
-pub(super) struct Ends {
-    /// Normed rows.
-    pub(super) x: ValueId,
-    /// Angles, if there is a rotation.
-    pub(super) angles: Option<ValueId>,
-    /// Result of the output projection.
-    pub(super) y: ValueId,
-}
-
 /// Finds the attention of a scope.
 ///
 /// # Errors
 /// What stands in the way, for people.
 pub(super) fn find(module: &Module, walk: &mut Walk<'_>) -> Found<(Attention, Ends)> {
-    let mut all = walk.nodes().filter(|n| matches!(n.op, Op::Attention(_)));
-    let (Some(node), None) = (all.next(), all.next()) else {
-        return Err("it has no attention of its own".into());
-    };
-    let Op::Attention(desc) = &node.op else { return Err("it has no attention of its own".into()) };
-    let y = *node.outputs.first().ok_or("attention gives nothing")?;
-    walk.node(Operand::Value(y))?;
+    let (desc, inputs, y) = find::attention(walk)?;
     if desc.v_from_k {
-        latent(module, walk, desc, &node.inputs, y)
+        latent(module, walk, desc, inputs, y)
     } else {
-        grouped(module, walk, desc, &node.inputs, y)
+        let (found, ends) = find::grouped(module, walk, desc, inputs, y)?;
+        Ok((Attention::Grouped(Box::new(found)), ends))
     }
-}
-
-fn operand(inputs: &[Operand], i: usize) -> Found<Operand> {
-    inputs.get(i).copied().ok_or_else(|| format!("attention has no operand {i}"))
-}
-
-/// Steps over a cache write; gives the positions of its state and what is written.
-fn cache(module: &Module, walk: &mut Walk<'_>, state: Operand) -> Found<(usize, Operand)> {
-    let node = walk.node(state)?;
-    let (Op::CacheWrite, Operand::State(StateId(id))) = (&node.op, input(node, 0)?) else {
-        return Err(format!("`{}` stands where the cache is written", node.op.name()));
-    };
-    let context = module.states.get(id as usize).and_then(|s| s.ty.shape.get(2)).copied();
-    Ok((context.ok_or("the cache has no positions")?, input(node, 1)?))
-}
-
-/// Steps over a rotation; gives it, its angles and what it turns.
-fn rope(walk: &mut Walk<'_>, at: Operand) -> Found<(emit::Rope, ValueId, Operand)> {
-    let node = walk.node(at)?;
-    let Op::Rope { offset, style, .. } = node.op else {
-        return Err(format!("`{}` stands where a rotation is wanted", node.op.name()));
-    };
-    let angles = value(input(node, 1)?)?;
-    let channels = walk.graph.ty(angles).cols();
-    Ok((emit::Rope { offset, channels, style }, angles, input(node, 0)?))
-}
-
-/// Steps up from queries, keys or values to the rows that they are projected from.
-fn chain(walk: &mut Walk<'_>, mut at: Operand) -> Found<(Chain, Option<ValueId>, ValueId)> {
-    let (mut turned, mut angles, mut clip, mut norm) = (None, None, None, None);
-    if matches!(walk.peek(at).map(|n| &n.op), Some(Op::Rope { .. })) {
-        let (found, with, next) = rope(walk, at)?;
-        (turned, angles, at) = (Some(found), Some(with), next);
-    }
-    if let Some(Op::Clamp { lo, hi }) = walk.peek(at).map(|n| &n.op) {
-        if *lo != -*hi {
-            return Err(format!("it is clipped to {lo} … {hi}, which is not even"));
-        }
-        clip = Some(*hi);
-        at = input(walk.node(at)?, 0)?;
-    }
-    if matches!(walk.peek(at).map(|n| &n.op), Some(Op::RmsNorm { .. })) {
-        let (found, next) = walk.rms(at)?;
-        (norm, at) = (Some(found), next);
-    }
-    let (linear, x) = walk.linear(at)?;
-    Ok((Chain { linear, norm, clip, rope: turned }, angles, value(x)?))
-}
-
-fn grouped(
-    module: &Module,
-    walk: &mut Walk<'_>,
-    desc: &AttentionDesc,
-    inputs: &[Operand],
-    y: ValueId,
-) -> Found<(Attention, Ends)> {
-    let (q, angles, x) = chain(walk, operand(inputs, 0)?)?;
-    let (context, k) = cache(module, walk, operand(inputs, 1)?)?;
-    let (k, k_angles, k_x) = chain(walk, k)?;
-    let (_, v) = cache(module, walk, operand(inputs, 2)?)?;
-    let (v, v_angles, v_x) = chain(walk, v)?;
-    if x != k_x || x != v_x {
-        return Err("queries, keys and values are projected from different rows".into());
-    }
-    if angles != k_angles || q.rope != k.rope || v_angles.is_some() || v.norm.is_some() {
-        return Err("queries and keys are not rotated alike, or values are".into());
-    }
-    if q.clip != k.clip || q.clip != v.clip {
-        return Err("queries, keys and values are not clipped alike".into());
-    }
-    for (what, chain, heads) in [("queries", &q, desc.heads), ("keys", &k, desc.kv_heads)] {
-        let joined = |n: &Rms| n.groups != heads && (n.groups != 1 || n.weight.is_none());
-        if chain.norm.as_ref().is_some_and(joined) {
-            return Err(format!("the norm of {what} is neither over a head nor over all"));
-        }
-    }
-    let sinks = if desc.sinks {
-        match operand(inputs, 5)? {
-            Operand::Weight(id) => Some(id),
-            _ => return Err("sinks are no weight".into()),
-        }
-    } else {
-        None
-    };
-    let (o, y) = walk.reader(y)?;
-    let found = Grouped { desc: desc.clone(), context, q, k, v, o, sinks };
-    Ok((Attention::Grouped(Box::new(found)), Ends { x, angles, y }))
 }
 
 fn latent(
@@ -297,9 +177,7 @@ impl Attention {
     /// Matrices, for what their formats round.
     pub(super) fn matrices(&self) -> Vec<WeightId> {
         match self {
-            Self::Grouped(a) => {
-                [&a.q, &a.k, &a.v].map(|c| c.linear.weight).into_iter().chain([a.o.weight]).collect()
-            }
+            Self::Grouped(a) => a.matrices(),
             Self::Latent(a) => {
                 let down = a.q_down.iter().map(|(down, _)| down.weight);
                 down.chain([a.q.weight, a.k_up, a.kv_down.weight, a.v_up, a.o.weight]).collect()
@@ -350,7 +228,7 @@ impl Wanted<'_> {
             clip_qkv: a.q.clip,
             q_norm: optional(raw, a.q.norm)?,
             k_norm: optional(raw, a.k.norm)?,
-            rope: a.q.rope,
+            rope: a.q.rope.map(|r| emit::Rope { offset: r.offset, channels: r.channels, style: r.style }),
             sinks: a.sinks.map(|id| raw(&[id])).transpose()?,
             norm: None,
             chunks: self.chunks.to_vec(),

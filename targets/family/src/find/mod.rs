@@ -1,9 +1,11 @@
 //! Finds parts of a model in the Graph that several families make graphs of.
 
+mod attention;
 mod dense;
 mod head;
 mod walk;
 
+pub use attention::{Chain, Ends, Grouped, Rope, attention, cache, grouped, operand, rope};
 pub use dense::{Dense, dense};
 pub use head::head;
 pub use walk::{Found, Linear, Rms, Walk, input, projects, projects_heads, rounds, value, weight};

@@ -1,11 +1,16 @@
 //! Attention over a chunk of rows with grouped queries, and a cache of keys and values that the caller keeps.
 //!
 //! A graph on the HTP has no state. The cache goes in as it was before the chunk, and the chunk's own keys and values come
-//! out; whoever runs the graph writes them to their places. Inside, the chunk's keys stand behind those of the cache, so
-//! that a mask of `[T, C + T]` says which a row sees.
+//! out; whoever runs the graph writes them to their places ([`moec_qnn_unit::attention`]). Inside, the chunk's keys stand behind those
+//! of the cache, so that a mask of `[T, C + T]` says which a row sees.
+//!
+//! A mask is usually added to the scores, and must reach far below them: codes of 16 bits over both would tell scores apart no more. Here
+//! the smaller of score and mask counts. Where a row sees a key the mask is at least as large as any score, else it is less than all by so
+//! much that its share of the softmax is nothing, and codes reach no further than that ([`fitted`]).
 
 use super::projection::Projection;
-use crate::net::{Network, NetworkBuilder, NetworkError, Op, Tensor, TensorId};
+use crate::net::{Network, NetworkBuilder, NetworkError, Op, Quant, Tensor, TensorId};
+use crate::quant::{Range, Ranges};
 use moec_ir::RopeStyle;
 
 type Result<T> = std::result::Result<T, NetworkError>;
@@ -29,6 +34,44 @@ pub struct Rotation {
     pub norm: Option<(Vec<f32>, f32)>,
     /// The rotation.
     pub rope: Option<Rope>,
+}
+
+/// How far below every score the mask is where a row does not see: `exp(−16)` is 1.1e-7.
+const BELOW: f32 = 16.0;
+/// The mask in f32, where a row sees and where not: beyond all scores.
+const SEEN: f32 = 1e4;
+
+/// What the mask of a network is where a row does not see a key, and where it does.
+pub fn mask(network: &Network) -> [f32; 2] {
+    let mask = network.inputs.iter().map(|id| network.tensor(*id)).find(|t| t.name == "mask");
+    match mask.map(|t| (&t.quant, t.ty.codes())) {
+        // The ends of what codes reach.
+        Some((Quant::Tensor(scale), (least, most))) => [least, most].map(|code| scale.real(code) as f32),
+        _ => [-SEEN, SEEN],
+    }
+}
+
+/// The same ranges with those of the mask, of shares and of angles as they must be: what is known needs no headroom. `angles` is the
+/// largest cosine or sine.
+pub fn fitted(mut ranges: Ranges, angles: f32) -> Ranges {
+    let of = |ranges: &Ranges, name: &str| ranges.get(name).copied().unwrap_or_default();
+    let scores = of(&ranges, "scores").and(of(&ranges, "scores.rows"));
+    let masked = Range { least: scores.least - BELOW, most: scores.most };
+    let turned = Range { least: -angles, most: angles };
+    let share = Range { least: 0.0, most: 1.0 };
+    let known = [
+        (masked, &["mask", "scores.masked"][..]),
+        (share, &["shares", "shares.groups"]),
+        (turned, &["cos", "cos.row", "sin", "sin.row"]),
+    ];
+    for (range, names) in known {
+        for name in names {
+            if let Some(seen) = ranges.get_mut(*name) {
+                *seen = range;
+            }
+        }
+    }
+    ranges
 }
 
 /// Attention of a layer.
@@ -60,6 +103,8 @@ pub struct Attention {
     pub of_q: Rotation,
     /// What follows the projection of keys.
     pub of_k: Rotation,
+    /// Queries, keys and values are clipped to plus or minus that.
+    pub clip: Option<f32>,
 }
 
 /// Cosines and sines `[T, 1, R/2]`.
@@ -93,17 +138,17 @@ impl Attention {
         let angles = angles.transpose()?;
 
         let q = self.q.apply(&mut b, "q", x)?;
-        let q = self.of_q.apply(&mut b, "q", q, [rows, self.heads, self.qk_dim], angles)?;
+        let q = self.of_q.apply(&mut b, "q", q, [rows, self.heads, self.qk_dim], (angles, self.clip))?;
         let factor = b.number("scale", self.scale)?;
         let q = b.op("q.scaled", Op::Multiply, &[q, factor])?;
         let q = b.op("q.heads", Op::Transpose { perm: vec![1, 0, 2] }, &[q])?;
         let q = b.op("q.groups", Op::Reshape { shape: vec![kv, group * rows, self.qk_dim] }, &[q])?;
 
         let k = self.k.apply(&mut b, "k", x)?;
-        let k = self.of_k.apply(&mut b, "k", k, [rows, kv, self.qk_dim], angles)?;
+        let k = self.of_k.apply(&mut b, "k", k, [rows, kv, self.qk_dim], (angles, self.clip))?;
         let k = b.op("new_keys", Op::Transpose { perm: vec![1, 0, 2] }, &[k])?;
         let v = self.v.apply(&mut b, "v", x)?;
-        let v = b.op("v.heads", Op::Reshape { shape: vec![rows, kv, dim] }, &[v])?;
+        let v = Rotation::default().apply(&mut b, "v", v, [rows, kv, dim], (None, self.clip))?;
         let v = b.op("new_values", Op::Transpose { perm: vec![1, 0, 2] }, &[v])?;
         let all_k = b.op("k.all", Op::Concat { axis: 1 }, &[keys, k])?;
         let all_v = b.op("v.all", Op::Concat { axis: 1 }, &[values, v])?;
@@ -111,7 +156,7 @@ impl Attention {
         let turned = b.op("k.columns", Op::Transpose { perm: vec![0, 2, 1] }, &[all_k])?;
         let scores = b.op("scores", Op::MatMul, &[q, turned])?;
         let scores = b.op("scores.rows", Op::Reshape { shape: vec![kv, group, rows, seen] }, &[scores])?;
-        let scores = b.op("scores.masked", Op::Add, &[scores, mask])?;
+        let scores = b.op("scores.masked", Op::Minimum, &[scores, mask])?;
         let shares = b.op("shares", Op::Softmax, &[scores])?;
         let shares = b.op("shares.groups", Op::Reshape { shape: vec![kv, group * rows, seen] }, &[shares])?;
         let mixed = b.op("mixed", Op::MatMul, &[shares, all_v])?;
@@ -131,7 +176,7 @@ impl Rotation {
         name: &str,
         x: TensorId,
         [rows, heads, dim]: [usize; 3],
-        angles: Option<Angles>,
+        (angles, clip): (Option<Angles>, Option<f32>),
     ) -> Result<TensorId> {
         let at = |what: &str| format!("{name}.{what}");
         let split = Op::Reshape { shape: vec![rows, heads, dim] };
@@ -149,6 +194,11 @@ impl Rotation {
             }
             None => b.op(&at("split"), split, &[x])?,
         };
+        if let Some(limit) = clip {
+            let (most, least) = (b.number("limit", limit)?, b.number("floor", -limit)?);
+            x = b.op(&at("low"), Op::Minimum, &[x, most])?;
+            x = b.op(&at("clipped"), Op::Maximum, &[x, least])?;
+        }
         if let (Some(rope), Some(angles)) = (self.rope, angles) {
             x = rope.apply(b, name, x, angles)?;
         }

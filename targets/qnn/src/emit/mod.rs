@@ -10,7 +10,7 @@ mod glu;
 mod head;
 mod projection;
 
-pub use attention::{Attention, Rope, Rotation};
+pub use attention::{Attention, Rope, Rotation, fitted, mask};
 pub use ffn::{Cluster, Ffn, Group};
 pub use head::Head;
 pub use projection::Projection;

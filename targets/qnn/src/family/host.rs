@@ -1,5 +1,6 @@
 //! The HTP, emulated: networks of a bundle, read back from disk and evaluated in whole numbers.
 
+use super::attention::{Attends, Sequences};
 use super::read::network;
 use crate::exec::{Executor, Shared};
 use moec_ir::plan::GraphDecl;
@@ -12,12 +13,14 @@ use std::path::Path;
 struct Loaded {
     name: String,
     executor: Executor,
+    attends: Option<Attends>,
 }
 
 /// Evaluates networks on this machine. Codes are made of what goes in, and what comes out is made of codes, in here.
 #[derive(Debug, Default)]
 pub struct Emulated {
     graphs: Vec<Loaded>,
+    sequences: Sequences,
 }
 
 impl Graphs for Emulated {
@@ -25,28 +28,36 @@ impl Graphs for Emulated {
         "emulated"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], _slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+        self.sequences = Sequences::new(slots);
         let mut shared = Shared::default();
         for graph in graphs {
             let name = format!("{} {}", graph.package, graph.function);
             let failed = |why: String| Error::Graph { graph: name.clone(), why };
             let network = network(bundle, graph).map_err(failed)?;
+            let attends = self.sequences.known(graph, &network).map_err(failed)?;
             let folder = bundle.join(&graph.package);
             let executor = Executor::sharing(network.into(), Some(&folder), &mut shared);
             let executor = executor.map_err(|e| failed(e.to_string()))?;
-            self.graphs.push(Loaded { name, executor });
+            self.graphs.push(Loaded { name, executor, attends });
         }
         Ok(())
     }
 
-    fn run(&self, graph: usize, _slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
+    fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
         let missing = || Error::Plan(format!("there is no graph {graph}"));
         let loaded = self.graphs.get(graph).ok_or_else(missing)?;
         let failed = |why: String| Error::Graph { graph: loaded.name.clone(), why };
+        let execute = |reals: &[&[f32]]| {
+            loaded.executor.run(reals).map(|outcome| outcome.outputs).map_err(|e| e.to_string())
+        };
+        if let Some(attends) = &loaded.attends {
+            let results = self.sequences.run(attends, slot, inputs, execute).map_err(failed)?;
+            return store(&results, outputs).map_err(failed);
+        }
         let reals: Vec<Vec<f32>> = inputs.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
         let reals: Vec<&[f32]> = reals.iter().map(|x| &**x).collect();
-        let outcome = loaded.executor.run(&reals).map_err(|e| failed(e.to_string()))?;
-        store(&outcome.outputs, outputs).map_err(failed)
+        store(&execute(&reals).map_err(failed)?, outputs).map_err(failed)
     }
 }
 

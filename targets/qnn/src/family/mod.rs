@@ -3,9 +3,10 @@
 //! A group of experts lies at `artifacts/layers.L.group.G.qnn`, a folder: a network `cap{C}.onnx` for each number of rows of
 //! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
 //! Where QNN's library is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
-//! Dense networks and the head have networks of their own, and so have hot neurons of experts where a build asks for them: no plan calls
-//! these. Attention has networks ([`crate::emit`]) that no build asks for yet: it stays on the processor.
+//! Attention, dense networks and the head have networks of their own, and so have hot neurons of experts where a build asks for them: no
+//! plan calls these.
 
+mod attention;
 mod emit;
 mod host;
 mod hot;
@@ -135,6 +136,10 @@ impl StaticGraphs for Qnn {
         hot::can(module, layer)
     }
 
+    fn attends_unasked(&self) -> bool {
+        false
+    }
+
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
         let bytes = parts::write(emit)? + emit::artifacts(emit)? + hot::write(emit)?;
         let mut notes = contexts::write(emit)?;
@@ -153,9 +158,9 @@ impl StaticGraphs for Qnn {
     }
 
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
-        let parts = parts::verify(trial)?;
+        let (parts, given) = parts::verify(trial)?;
         let mut checker = verify::checker(trial);
-        let mut reports = verify::verify(trial, parts, checker.as_mut())?;
+        let mut reports = verify::verify(trial, parts, &given, checker.as_mut())?;
         reports.extend(hot::verify(trial, checker.as_mut())?);
         Ok(reports)
     }

@@ -2,28 +2,29 @@
 //!
 //! | part | artifact below `artifacts/` | networks |
 //! |---|---|---|
+//! | attention of layer L | `layers.L.attn.qnn` | `chunk{T}`: see [`super::attention`] |
 //! | dense layer L | `layers.L.ffn.qnn` | `rows{T}`: `x` → `y` |
 //! | shared experts of layer L | `layers.L.shared.qnn` | the same |
 //! | head | `head.qnn`, or `head.0.qnn`, … where one is over the limit | `rows{T}`: `x` → `logits0` |
 //!
-//! An artifact has a network for each number of rows of an entry point: all read the same codes. Attention keeps a state,
-//! which a graph of the HTP has not: it stays on the processor.
+//! An artifact has a network for each number of rows of an entry point: all read the same codes.
 
+use super::attention;
 use super::emit::{Gated, SMALLER, limited, measured, shown};
 use super::path_of;
 use super::read::{network, wrong};
 use super::rows::{AT_ONCE, Sample, deviations};
 use super::verify::refuses;
 use super::weights::{Form, Part, WeightFile, rounded};
-use crate::emit::{Ffn, Head, Projection};
+use crate::emit::{Attention, Ffn, Head, Projection};
 use crate::exec::{Executor, Saturated, Shared};
 use crate::net::{Network, NetworkError};
 use crate::onnx;
 use crate::quant::coded;
 use moec_device::Unit;
 use moec_family::error::{Error, Result, io_error};
-use moec_family::find::{self, Dense, Linear, Walk};
-use moec_family::{Cut, Distance, Emit, FunctionReport, PartGraph, StaticPart, Trial};
+use moec_family::find::{self, Dense, Grouped, Linear, Walk};
+use moec_family::{Cut, Distance, Emit, FunctionReport, PartGraph, StaticAttention, StaticPart, Trial};
 use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::plan::{GraphDecl, Port};
 use moec_ir::{Glu, Module, Op, Operand, Scope, ValueId, WeightId};
@@ -31,7 +32,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
 
-type Failed = Box<dyn std::error::Error>;
+pub(super) type Failed = Box<dyn std::error::Error>;
 
 /// A part, found in the Graph.
 #[derive(Clone, Debug)]
@@ -44,6 +45,7 @@ pub(super) struct HtpPart {
 
 #[derive(Clone, Debug, PartialEq)]
 enum Kind {
+    Attention(Box<Grouped>),
     Dense(Dense),
     Head(Linear),
 }
@@ -69,7 +71,12 @@ impl HtpPart {
         let mut cuts = Vec::new();
         for graph in &module.entries {
             let mut walk = Walk::new(graph, scope);
-            let (kind, x, y) = if scope.part == moec_ir::Part::FFN {
+            let mut angles = None;
+            let (kind, x, y) = if scope.part == moec_ir::Part::ATTN {
+                let (found, ends) = attention::find(module, &mut walk)?;
+                angles = ends.angles;
+                (Kind::Attention(Box::new(found)), ends.x, ends.y)
+            } else if scope.part == moec_ir::Part::FFN {
                 if walk.nodes().any(|n| matches!(n.op, Op::ExpertFfn { .. })) {
                     name.part = moec_ir::Part::SHARED;
                 }
@@ -84,13 +91,15 @@ impl HtpPart {
             } else if scope.part == moec_ir::Part::HEAD {
                 let (found, x, y) = find::head(module, &mut walk)?;
                 (Kind::Head(found), x, y)
-            } else if scope.part == moec_ir::Part::ATTN {
-                return Err("networks keep no state, and attention has one".into());
             } else {
                 return Err("no network is made for what stands here".into());
             };
-            let rows = graph.ty(x).rows();
-            cuts.push(Cut { entry: graph.kind, nodes: walk.close(y)?, x, angles: None, y, rows });
+            let rows = match &kind {
+                // One sequence at a time: each has a cache of its own.
+                Kind::Attention(_) if !graph.kind.is_prefill() => 1,
+                _ => graph.ty(x).rows(),
+            };
+            cuts.push(Cut { entry: graph.kind, nodes: walk.close(y)?, x, angles, y, rows });
             if part.get_or_insert_with(|| kind.clone()) != &kind {
                 return Err("entry points have it in different forms".into());
             }
@@ -105,6 +114,11 @@ impl HtpPart {
     /// A part that no graph of the unit holds.
     pub(super) fn described(self, module: &Module, unit: &Unit) -> std::result::Result<StaticPart, String> {
         let artifacts = self.artifacts(module, unit)?;
+        let mut kept = None;
+        if let Kind::Attention(found) = &self.kind {
+            attention::runs_on(unit)?;
+            kept = Some(StaticAttention { context: found.context, window: found.desc.window });
+        }
         let hidden = self.hidden(module);
         let of = |cut: &Cut, artifact: &Artifact| {
             let port = |name: &str, channels: usize| Port {
@@ -113,10 +127,14 @@ impl HtpPart {
             };
             let graph = GraphDecl {
                 package: path_of(&artifact.name),
-                function: function(cut.rows),
+                function: self.function(cut.rows),
                 inputs: vec![port("x", hidden)],
                 outputs: vec![port(artifact.output, artifact.channels.len())],
                 stateful: false,
+            };
+            let graph = match &self.kind {
+                Kind::Attention(found) => attention::declared(graph, found, cut.rows),
+                Kind::Dense(_) | Kind::Head(_) => graph,
             };
             PartGraph { entry: cut.entry, graph }
         };
@@ -126,7 +144,7 @@ impl HtpPart {
             name: self.name,
             scope: self.scope,
             cuts: self.cuts,
-            attention: None,
+            attention: kept,
             graphs,
             matrices,
         })
@@ -134,6 +152,7 @@ impl HtpPart {
 
     fn matrices(&self) -> Vec<WeightId> {
         match &self.kind {
+            Kind::Attention(found) => found.matrices(),
             Kind::Dense(dense) => dense.matrices(),
             Kind::Head(head) => vec![head.weight],
         }
@@ -157,16 +176,19 @@ impl HtpPart {
         let bytes: u64 = self.matrices().iter().map(bytes).sum();
         let limit = unit.graph_limit().unwrap_or(u64::MAX);
         match &self.kind {
-            Kind::Dense(_) if bytes > limit => {
+            Kind::Attention(_) | Kind::Dense(_) if bytes > limit => {
                 Err(format!("it has {bytes} bytes of weights; a graph holds {limit}"))
             }
-            Kind::Dense(dense) => {
-                let channels = 0..module.weight(dense.down).rows();
+            Kind::Attention(_) | Kind::Dense(_) => {
+                let last = self.matrices().last().map_or(0, |id| module.weight(*id).rows());
+                let channels = 0..last;
                 Ok(vec![Artifact { name: self.name.clone(), output: "y", channels }])
             }
             Kind::Head(head) => {
                 let rows = module.weight(head.weight).rows();
-                let count = usize::try_from(bytes.div_ceil(limit.max(1))).unwrap_or(usize::MAX);
+                // Scales, biases and what aligns tensors come on top of codes.
+                let reckoned = bytes.saturating_add(bytes / 8);
+                let count = usize::try_from(reckoned.div_ceil(limit.max(1))).unwrap_or(usize::MAX);
                 if count > rows {
                     return Err(format!("not one entry of the vocabulary fits {limit} bytes"));
                 }
@@ -177,6 +199,14 @@ impl HtpPart {
                 };
                 Ok((0..rows).step_by(each).enumerate().map(of).collect())
             }
+        }
+    }
+
+    /// Name of the network of so many rows.
+    fn function(&self, rows: usize) -> String {
+        match self.kind {
+            Kind::Attention(_) => format!("chunk{rows}"),
+            Kind::Dense(_) | Kind::Head(_) => format!("rows{rows}"),
         }
     }
 
@@ -205,10 +235,15 @@ impl HtpPart {
             let made = self.made(emit, &artifact, &mut file)?;
             let bytes = file.finish()?;
             limited(emit.unit, &artifact.name, bytes, SMALLER)?;
-            let plain = made.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
-            let ranges = measured(plain, &folder, &sample).map_err(|e| cannot(&e))?;
+            let ranges = match &made {
+                Made::Attention(made) => attention::measured(emit, made, cut, &folder, &sample)?,
+                Made::Ffn(_) | Made::Head(_) => {
+                    let plain = made.graph("ranges", AT_ONCE).map_err(|e| cannot(&e))?;
+                    measured(plain, &folder, &sample).map_err(|e| cannot(&e))?
+                }
+            };
             for rows in self.rows() {
-                let function = function(rows);
+                let function = self.function(rows);
                 let plain = made.graph(&function, rows).map_err(|e| cannot(&e))?;
                 let codes = coded(&plain, &ranges).map_err(|e| cannot(&e))?;
                 let bytes = onnx::write(&codes).map_err(|e| cannot(&e))?;
@@ -229,6 +264,7 @@ impl HtpPart {
             Part { weight, lead: 0, rows: 0..weight.rows() }.read(emit.numbers)
         };
         match &self.kind {
+            Kind::Attention(found) => attention::written(emit, found, file).map(Made::Attention),
             Kind::Dense(dense) => {
                 let down = module.weight(dense.down);
                 let inner = down.cols();
@@ -257,10 +293,12 @@ impl HtpPart {
             }
             Kind::Head(head) => {
                 let weight = module.weight(head.weight);
-                let channels = rounded(emit.numbers, weight, 0)?;
+                // Of a head in parts no more is held than one of them.
+                let part = Part { weight, lead: 0, rows: artifact.channels.clone() };
+                let channels = part.rounded(emit.numbers)?;
                 let bias = head.bias.map(read).transpose()?;
                 let bias = bias.and_then(|b| b.get(artifact.channels.clone()).map(<[f32]>::to_vec));
-                let rows = (&channels, artifact.channels.clone());
+                let rows = (&channels, 0..artifact.channels.len());
                 let part: Projection = file.projection("wv", rows, (weight.cols(), None), bias)?;
                 Ok(Made::Head(Head { hidden: weight.cols(), parts: vec![part] }))
             }
@@ -271,7 +309,7 @@ impl HtpPart {
     ///
     /// # Errors
     /// An artifact that is missing, malformed, or does not run.
-    fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
+    fn verify(&self, trial: &mut Trial<'_, '_>, given: &mut Given) -> Result<Vec<FunctionReport>> {
         let described = self.clone().described(trial.module, trial.unit).map_err(Error::bug)?;
         let mut reports = Vec::new();
         let mut done = BTreeSet::new();
@@ -282,9 +320,19 @@ impl HtpPart {
             if !done.insert((graph.package.clone(), graph.function.clone())) {
                 continue;
             }
-            let found =
-                self.evaluate(trial, cut, graph, &mut shared).map_err(|e| wrong(&graph.package, &e))?;
-            let (error, saturated, bound) = found;
+            let found = match &self.kind {
+                Kind::Attention(found) => attention::evaluate(trial, found, &self.cuts, graph, &mut shared)
+                    .map(|(error, saturated, inputs)| {
+                        given.insert((graph.package.clone(), graph.function.clone()), inputs);
+                        (error, saturated)
+                    }),
+                Kind::Dense(_) | Kind::Head(_) => self.evaluate(trial, cut, graph, &mut shared),
+            };
+            let (error, saturated) = found.map_err(|e| wrong(&graph.package, &e))?;
+            // The coarsest of its matrices is what it is held to.
+            let formats = self.matrices().into_iter().map(|id| trial.module.weight(id).format);
+            let other = |format| if trial.rounded { moec_family::stored(format) } else { 0.0 };
+            let bound = formats.map(|f| Form::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
             reports.push(FunctionReport {
                 package: graph.package.clone(),
                 function: graph.function.clone(),
@@ -305,7 +353,7 @@ impl HtpPart {
         cut: &Cut,
         graph: &GraphDecl,
         shared: &mut Shared,
-    ) -> std::result::Result<(Distance, Vec<Saturated>, f64), Failed> {
+    ) -> std::result::Result<(Distance, Vec<Saturated>), Failed> {
         let module = trial.module;
         let artifacts = self.artifacts(module, trial.unit)?;
         let artifact =
@@ -323,11 +371,7 @@ impl HtpPart {
         let own: Vec<f32> = own.flat_map(|row| row[artifact.channels.clone()].iter().copied()).collect();
         let count = own.len();
         let error = Distance::of(&Tensor::f32([count], got), &Tensor::f32([count], own), count);
-        // The coarsest of its matrices is what it is held to.
-        let formats = self.matrices().into_iter().map(|id| module.weight(id).format);
-        let other = |format| if trial.rounded { moec_family::stored(format) } else { 0.0 };
-        let bound = formats.map(|f| Form::of(f).bound().hypot(other(f))).fold(0.0, f64::max);
-        Ok((error, outcome.saturated, bound))
+        Ok((error, outcome.saturated))
     }
 
     /// What the nodes that it stands for make of rows.
@@ -364,6 +408,7 @@ impl HtpPart {
 
 /// What becomes networks.
 enum Made {
+    Attention(Attention),
     Ffn(Ffn),
     Head(Head),
 }
@@ -371,24 +416,28 @@ enum Made {
 impl Made {
     fn graph(&self, name: &str, rows: usize) -> std::result::Result<Network, NetworkError> {
         match self {
+            Self::Attention(attention) => attention.graph(name, rows),
             Self::Ffn(ffn) => ffn.graph(name, rows, ffn.clusters.len()),
             Self::Head(head) => head.graph(name, rows),
         }
     }
 }
 
-/// Evaluates every network of the parts of a trial.
+/// What networks were run on that take more than rows, by artifact and name: their inputs, one behind the other.
+pub(super) type Given = HashMap<(String, String), Vec<f32>>;
+
+/// Evaluates every network of the parts of a trial. Gives what those were run on that take more than rows, too.
 ///
 /// # Errors
 /// As [`HtpPart::verify`].
-pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
-    let mut reports = Vec::new();
+pub(super) fn verify(trial: &mut Trial<'_, '_>) -> Result<(Vec<FunctionReport>, Given)> {
+    let (mut reports, mut given) = (Vec::new(), Given::new());
     for part in trial.parts {
         (trial.next)(&part.name)?;
         let found = HtpPart::find(trial.module, &part.scope).map_err(Error::bug)?;
-        reports.extend(found.verify(trial)?);
+        reports.extend(found.verify(trial, &mut given)?);
     }
-    Ok(reports)
+    Ok((reports, given))
 }
 
 /// Writes the parts of a build. Gives the bytes of their weights.
@@ -404,9 +453,4 @@ pub(super) fn write(emit: &Emit<'_>) -> Result<u64> {
         written += found.write(emit)?;
     }
     Ok(written)
-}
-
-/// Name of the network of so many rows.
-fn function(rows: usize) -> String {
-    format!("rows{rows}")
 }

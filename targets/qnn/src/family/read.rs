@@ -1,5 +1,6 @@
 //! Reads the networks of a bundle back.
 
+use super::attention;
 use crate::net::Network;
 use crate::onnx;
 use moec_device::Unit;
@@ -21,6 +22,13 @@ pub(super) fn network(bundle: &Path, graph: &GraphDecl) -> Result<Network, Strin
     let file = bundle.join(&graph.package).join(format!("{}.onnx", graph.function));
     let bytes = regular::read(&file, regular::NETWORK).map_err(|e| format!("`{}`: {e}", file.display()))?;
     let network = onnx::read(&bytes).map_err(|e| e.to_string())?;
+    if network.name != graph.function {
+        return Err(format!("`{}` is the network `{}`, by its own account", file.display(), network.name));
+    }
+    if graph.stateful {
+        attention::shape(graph, &network)?;
+        return Ok(network);
+    }
     let fits = |ports: &[Port], ids: &[crate::net::TensorId]| {
         let rows = |p: &Port| p.shape[..2].iter().map(|&n| n as usize).collect::<Vec<_>>();
         let one = |(p, id): (&Port, &crate::net::TensorId)| {

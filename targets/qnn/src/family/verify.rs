@@ -1,6 +1,7 @@
 //! Evaluates every network of a bundle against the reference.
 
 use super::library::check::Checker;
+use super::parts::Given;
 use super::read::{network, wrong};
 use super::weights::Form;
 use super::{ROWS, function, path, sizes};
@@ -25,21 +26,25 @@ pub(super) fn checker(trial: &mut Trial<'_, '_>) -> Option<Checker> {
     any.then(|| Checker::open(trial))
 }
 
-/// Evaluates networks of experts, and has others execute them, and those of `reports`, which were evaluated.
+/// Evaluates networks of experts, and has others execute them, and those of `reports`, which were evaluated: on what is `given` where
+/// they take more than rows.
 ///
 /// # Errors
 /// A network that is missing, malformed, or does not run.
 pub(super) fn verify(
     trial: &mut Trial<'_, '_>,
     mut reports: Vec<FunctionReport>,
+    given: &Given,
     mut checker: Option<&mut Checker>,
 ) -> Result<Vec<FunctionReport>> {
     // Artifacts of a head come by turns.
     reports.sort_by(|a, b| a.package.cmp(&b.package));
     if let Some(checker) = &mut checker {
         for reports in reports.chunk_by_mut(|a, b| a.package == b.package) {
+            let package = reports.first().map(|r| r.package.clone()).unwrap_or_default();
             let all = shown(trial, reports)?;
-            executed(trial, checker, reports, &|_| all.clone())?;
+            let rows = |name: &str| given.get(&(package.clone(), name.to_owned())).unwrap_or(&all).clone();
+            executed(trial, checker, reports, &rows)?;
         }
     }
     for &(table, group) in trial.groups {

@@ -80,6 +80,18 @@ impl Part<'_> {
         numbers.read(self.weight, self.lead, self.rows.clone(), 0..cols, &mut out)?;
         Ok(out)
     }
+
+    /// Its numbers as codes: of whole matrices those of the processor. Which rows of a part have 8 bits is decided among its own.
+    ///
+    /// # Errors
+    /// A file that cannot be read; a number that no code holds.
+    pub(super) fn rounded(&self, numbers: &dyn Numbers) -> Result<Channels> {
+        let weight = self.weight;
+        let outliers = Form::of(weight.format).outliers(self.rows.len());
+        let made =
+            numbers.rounding(weight, self.lead).channels(&self.read(numbers)?, weight.cols(), outliers);
+        made.map_err(|x| Error::input(format!("`{}` holds {x}, which no code can be", weight.name)))
+    }
 }
 
 /// A whole matrix of a weight, rounded as the processor rounds it.
@@ -87,10 +99,7 @@ impl Part<'_> {
 /// # Errors
 /// A file that cannot be read; a number that no code holds.
 pub(super) fn rounded(numbers: &dyn Numbers, weight: &Weight, lead: usize) -> Result<Channels> {
-    let reals = Part { weight, lead, rows: 0..weight.rows() }.read(numbers)?;
-    let outliers = Form::of(weight.format).outliers(weight.rows());
-    let made = numbers.rounding(weight, lead).channels(&reals, weight.cols(), outliers);
-    made.map_err(|x| Error::input(format!("`{}` holds {x}, which no code can be", weight.name)))
+    Part { weight, lead, rows: 0..weight.rows() }.rounded(numbers)
 }
 
 /// Some rows of a rounded matrix of `cols` columns, in this order.

@@ -150,10 +150,10 @@ fn the_head_gives_its_vocabulary_in_parts() {
 fn chunk(a: &Attention, x: &[f32], at: usize, cache: [&[f32]; 2]) -> Vec<Vec<f32>> {
     let rows = x.len() / a.hidden;
     let (seen, half) = (a.context + rows, a.qk_dim / 2);
-    let mut mask = vec![-100.0; rows * seen];
+    let mut mask = vec![-1e4; rows * seen];
     for t in 0..rows {
-        (0..at).for_each(|c| mask[t * seen + c] = 0.0);
-        (0..=t).for_each(|s| mask[t * seen + a.context + s] = 0.0);
+        (0..at).for_each(|c| mask[t * seen + c] = 1e4);
+        (0..=t).for_each(|s| mask[t * seen + a.context + s] = 1e4);
     }
     let angle = |t: usize, i: usize| (at + t) as f32 / 10_f32.powf(i as f32 / half as f32);
     let of = |f: fn(f32) -> f32| (0..rows).flat_map(|t| (0..half).map(move |i| f(angle(t, i)))).collect();

@@ -2,7 +2,7 @@
 
 use moec_family::Channels;
 use moec_ir::{Activation, Glu, RopeStyle};
-use moec_qnn::emit::{Attention, Cluster, Ffn, Projection, Rope, Rotation};
+use moec_qnn::emit::{Attention, Cluster, Ffn, Projection, Rope, Rotation, fitted};
 use moec_qnn::exec::Executor;
 use moec_qnn::net::{Network, Tensor};
 use moec_qnn::quant::{Matrix, coded, widths};
@@ -130,6 +130,7 @@ pub(crate) fn attention(form: Form, style: RopeStyle) -> Attention {
         o: of("wo", hidden, heads * dim, 4),
         of_q: rotation.clone(),
         of_k: rotation,
+        clip: None,
     }
 }
 
@@ -147,5 +148,5 @@ pub(crate) fn calibrated(network: &Network, sample: impl Fn(u64) -> Vec<Vec<f32>
         let inputs: Vec<&[f32]> = inputs.iter().map(|x| &**x).collect();
         watch.run(&executor, &inputs, seed % 2 == 1).unwrap();
     }
-    coded(network, &watch.ranges(1.25)).unwrap()
+    coded(network, &fitted(watch.ranges(1.25), 1.0)).unwrap()
 }

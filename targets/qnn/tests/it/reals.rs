@@ -23,7 +23,7 @@ fn static_codes_become_what_they_mean() {
     let inputs = |seed: u64| {
         let seen = attention.context + 4;
         let cache = |s: u64| numbers(s + seed, attention.kv_heads * attention.context * attention.v_dim);
-        let mask = (0..4 * seen).map(|i| if i % seen < 8 + i / seen { 0.0 } else { -50.0 }).collect();
+        let mask = (0..4 * seen).map(|i| if i % seen < 8 + i / seen { 1e4 } else { -1e4 }).collect();
         let angles =
             |s| numbers(s + seed, 4 * attention.qk_dim / 2).iter().map(|x| x.clamp(-1.0, 1.0)).collect();
         vec![numbers(seed, 4 * attention.hidden), cache(100), cache(200), mask, angles(300), angles(400)]

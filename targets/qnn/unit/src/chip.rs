@@ -1,5 +1,6 @@
 //! The library, the chip, and what is loaded of a bundle: all on one thread.
 
+use crate::attention::Shape;
 use crate::ports::Port;
 use crate::queue::{Chip, Memory};
 use moec_ir::plan::{self, GraphDecl};
@@ -53,6 +54,23 @@ pub(crate) struct Ports {
     pub(crate) name: String,
     pub(crate) inputs: Vec<Port>,
     pub(crate) outputs: Vec<Port>,
+    /// Of attention: its sizes, and the artifact whose graphs keep the same.
+    pub(crate) attention: Option<(Shape, String)>,
+}
+
+impl Ports {
+    /// The artifact whose keys and values it has.
+    fn package(&self) -> Option<&str> {
+        self.attention.as_ref().map(|(_, package)| &**package)
+    }
+
+    /// Whether another graph of the same artifact stores keys and values alike.
+    fn keeps_as(&self, other: &Self) -> bool {
+        let count = |p: &Self| p.attention.as_ref().map(|(shape, _)| shape.cached());
+        let of = |p: &'_ Self| p.inputs.get(1..3).map(<[Port]>::to_vec).unwrap_or_default();
+        let alike = of(self).iter().zip(of(other)).all(|(a, b)| a.alike(&b));
+        count(self) == count(other) && alike
+    }
 }
 
 /// See the module.
@@ -88,6 +106,13 @@ pub(crate) fn open(
             packages.len() - 1
         };
         let (entry, ports) = entry(&packages[package], package, graph)?;
+        // Graphs of an artifact write and read the same keys and values.
+        let before = all.iter().find(|p: &&Ports| p.package() == ports.package() && p.package().is_some());
+        if before.is_some_and(|before| !before.keeps_as(&ports)) {
+            let why =
+                "it keeps keys and values in another form than another graph of its artifact".to_owned();
+            return Err(Refused::Graph(ports.name, why));
+        }
         entries.push(entry);
         all.push(ports);
     }
@@ -128,6 +153,18 @@ fn entry(package: &Package, index: usize, graph: &GraphDecl) -> Result<(Entry, P
     let info = package.info.graph(&graph.function).cloned();
     let info =
         info.ok_or_else(|| wrong(format!("`{}` has no graph of that name", package.path.display())))?;
+    if graph.stateful {
+        let shape = Shape::of(graph, &named(&info.inputs), &named(&info.outputs)).map_err(&wrong)?;
+        let ports =
+            |all: &[TensorInfo]| all.iter().map(Port::stored).collect::<Result<Vec<_>, _>>().map_err(&wrong);
+        let (inputs, outputs) = (ports(&info.inputs)?, ports(&info.outputs)?);
+        if [1, 2].iter().any(|&i| !inputs[i].alike(&outputs[i])) {
+            return Err(wrong("its keys and values come out in another form than they go in".to_owned()));
+        }
+        let attention = Some((shape, graph.package.clone()));
+        let ports = Ports { name: name.clone(), inputs, outputs, attention };
+        return Ok((Entry { name, package: index, info, graph: None }, ports));
+    }
     let ports = |found: &[TensorInfo], wanted: &[plan::Port], what: &str| -> Result<Vec<Port>, Refused> {
         if found.len() != wanted.len() {
             return Err(wrong(format!("it has {} {what}, and the plan says {}", found.len(), wanted.len())));
@@ -136,8 +173,13 @@ fn entry(package: &Package, index: usize, graph: &GraphDecl) -> Result<(Entry, P
     };
     let inputs = ports(&info.inputs, &graph.inputs, "inputs")?;
     let outputs = ports(&info.outputs, &graph.outputs, "outputs")?;
-    let ports = Ports { name: name.clone(), inputs, outputs };
+    let ports = Ports { name: name.clone(), inputs, outputs, attention: None };
     Ok((Entry { name, package: index, info, graph: None }, ports))
+}
+
+/// Names and extents of tensors.
+fn named(all: &[TensorInfo]) -> Vec<(&str, Vec<usize>)> {
+    all.iter().map(|t| (&*t.name, t.dims.iter().map(|&n| n as usize).collect())).collect()
 }
 
 /// The one chip that all contexts are for.

@@ -6,6 +6,7 @@
 //! * `chip`: the library with what is loaded of a bundle. It has a thread of its own, where contexts load while the processor
 //!   computes (PowerInfer-2, §4.1.3).
 //! * `queue`: what that thread is asked: to execute, and to have graphs ready that a call will come to.
+//! * [`attention`]: what graphs of attention are given, and the keys and values that are kept for them.
 //! * `ports`: numbers as a graph's inputs and outputs hold them.
 //!
 //! [`main`] is all of a bundle's `run`: the runtime's verbs, with this unit.
@@ -13,6 +14,7 @@
 //! Invariant: this crate reaches `moec-ir`, `moec-runtime` and `moec-qnn-sys`, and nothing else of the workspace, so that it builds
 //! beside a generated runner. It has no `unsafe` code.
 
+pub mod attention;
 mod chip;
 mod ports;
 mod queue;

@@ -37,6 +37,15 @@ impl Port {
         if info.dims != port.shape[..2] || port.shape[2..] != [1, 1] {
             return Err(format!("`{name}` is {:?}, and the plan says {:?}", info.dims, port.shape));
         }
+        Self::stored(info)
+    }
+
+    /// A tensor that a context describes.
+    ///
+    /// # Errors
+    /// A type that no caller writes or reads, for people.
+    pub(crate) fn stored(info: &TensorInfo) -> Result<Self, String> {
+        let name = &info.name;
         let dtype = info.dtype().map_err(|e| e.to_string())?;
         let form = match (dtype, &info.quant) {
             (DType::U16, &Quant::Tensor { scale, offset }) => Form::U16 { scale, offset },
@@ -48,13 +57,22 @@ impl Port {
         Ok(Self { name: name.clone(), form, bytes: info.bytes().map_err(|e| e.to_string())? })
     }
 
-    fn expect(&self, numbers: usize) -> Result<(), String> {
-        let width = match self.form {
+    /// Bytes of a number.
+    pub(crate) const fn width(&self) -> usize {
+        match self.form {
             Form::U8 { .. } => 1,
             Form::U16 { .. } | Form::F16 => 2,
             Form::F32 => 4,
-        };
-        let has = self.bytes / width;
+        }
+    }
+
+    /// Whether another tensor stores numbers in the same way.
+    pub(crate) fn alike(&self, other: &Self) -> bool {
+        self.form == other.form
+    }
+
+    fn expect(&self, numbers: usize) -> Result<(), String> {
+        let has = self.bytes / self.width();
         if has == numbers { Ok(()) } else { Err(format!("`{}` has {has} numbers, not {numbers}", self.name)) }
     }
 

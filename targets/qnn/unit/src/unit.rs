@@ -1,5 +1,6 @@
 //! What executes static graphs, as the runtime sees it, and the program of a bundle that has them.
 
+use crate::attention::{Caches, Shape};
 use crate::chip::{self, Ports, Refused};
 use crate::queue::{Memory, Queue};
 use half::f16;
@@ -31,6 +32,10 @@ struct Loaded {
     graphs: Vec<Ports>,
     /// Memory of each graph's last call. Held while one is executed.
     memories: Mutex<Vec<Memory>>,
+    /// Keys and values, as graphs store them, by the artifacts of the graphs in `artifacts`.
+    caches: Mutex<Caches<u8>>,
+    /// For each graph of attention the number of its artifact among those of `caches`.
+    artifacts: Vec<usize>,
 }
 
 impl Hexagon {
@@ -45,14 +50,18 @@ impl Graphs for Hexagon {
         "QNN (Hexagon)"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], _slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
         let found = self.installation.clone().map_or_else(|| Installation::to_execute(bundle), Ok);
         let installation = found.map_err(|e| library(&e))?;
         let (folder, declared) = (bundle.to_owned(), graphs.to_vec());
         let open = move || chip::open(&installation, &folder, &declared);
         let (queue, graphs) = Queue::start(open, Refused::System).map_err(refused)?;
         let memories = graphs.iter().map(|_| Memory::default()).collect();
-        self.loaded = Some(Loaded { queue, graphs, memories: Mutex::new(memories) });
+        let mut caches = Caches::new(slots);
+        let of = |p: &Ports| p.attention.as_ref().map_or(0, |(_, package)| caches.package(package));
+        let artifacts = graphs.iter().map(of).collect();
+        let (memories, caches) = (Mutex::new(memories), Mutex::new(caches));
+        self.loaded = Some(Loaded { queue, graphs, memories, caches, artifacts });
         Ok(())
     }
 
@@ -62,32 +71,99 @@ impl Graphs for Hexagon {
         }
     }
 
-    fn run(&self, graph: usize, _slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
+    fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
         let missing = || Error::Plan(format!("there is no graph {graph}"));
         let loaded = self.loaded.as_ref().ok_or_else(missing)?;
         let ports = loaded.graphs.get(graph).ok_or_else(missing)?;
         let failed = |why: String| Error::Graph { graph: ports.name.clone(), why };
-        if inputs.len() != ports.inputs.len() || outputs.len() != ports.outputs.len() {
-            return Err(failed(format!("it is given {} inputs and {} results", inputs.len(), outputs.len())));
-        }
         let mut memories = loaded.memories.lock().unwrap_or_else(PoisonError::into_inner);
         let mut memory = std::mem::take(memories.get_mut(graph).ok_or_else(missing)?);
         memory.inputs.resize_with(ports.inputs.len(), Vec::new);
         memory.outputs.resize_with(ports.outputs.len(), Vec::new);
-        for ((port, from), to) in ports.inputs.iter().zip(inputs).zip(&mut memory.inputs) {
-            to.resize(port.bytes, 0);
-            port.encode(from, to).map_err(failed)?;
-        }
         for (port, to) in ports.outputs.iter().zip(&mut memory.outputs) {
             to.resize(port.bytes, 0);
         }
-        let (memory, done) = loaded.queue.execute(graph, memory);
-        done.map_err(failed)?;
-        for ((port, from), to) in ports.outputs.iter().zip(&memory.outputs).zip(outputs) {
-            port.decode(from, to).map_err(failed)?;
-        }
-        memories[graph] = memory;
+        let done = match &ports.attention {
+            None => loaded.rows(graph, ports, memory, inputs, outputs),
+            Some((shape, _)) => loaded.attention(graph, slot, (ports, shape), memory, inputs, outputs),
+        };
+        memories[graph] = done.map_err(failed)?;
         Ok(())
+    }
+}
+
+impl Loaded {
+    /// Executes a graph whose inputs and results are those of the plan.
+    fn rows(
+        &self,
+        graph: usize,
+        ports: &Ports,
+        mut memory: Memory,
+        inputs: &[&[f16]],
+        outputs: &mut [&mut [f16]],
+    ) -> Result<Memory, String> {
+        if inputs.len() != ports.inputs.len() || outputs.len() != ports.outputs.len() {
+            return Err(format!("it is given {} inputs and {} results", inputs.len(), outputs.len()));
+        }
+        for ((port, from), to) in ports.inputs.iter().zip(inputs).zip(&mut memory.inputs) {
+            to.resize(port.bytes, 0);
+            port.encode(from, to)?;
+        }
+        let (memory, done) = self.queue.execute(graph, memory);
+        done?;
+        for ((port, from), to) in ports.outputs.iter().zip(&memory.outputs).zip(outputs) {
+            port.decode(from, to)?;
+        }
+        Ok(memory)
+    }
+
+    /// Executes a graph of attention: keys and values of the sequence are lent to it as they are stored.
+    fn attention(
+        &self,
+        graph: usize,
+        slot: usize,
+        (ports, shape): (&Ports, &Shape),
+        mut memory: Memory,
+        inputs: &[&[f16]],
+        outputs: &mut [&mut [f16]],
+    ) -> Result<Memory, String> {
+        let given = shape.given(inputs)?;
+        let [y] = outputs else { return Err(format!("it is given {} results", outputs.len())) };
+        let mut caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        let zeros = |i: usize, count: usize| {
+            let mut bytes = vec![0; ports.inputs[i].bytes];
+            ports.inputs[i].encode(&vec![f16::ZERO; count], &mut bytes).map(|()| bytes)
+        };
+        let [keys, values] = shape.cached();
+        let cache = caches.of(self.artifacts[graph], slot, || Ok([zeros(1, keys)?, zeros(2, values)?]))?;
+        // Beyond every code: a row that sees a key gets the largest, any other the smallest.
+        let mask: Vec<f16> = given.sees.iter().map(|sees| if *sees { f16::MAX } else { f16::MIN }).collect();
+        let [cos, sin] = given.angles.unwrap_or_default();
+        let taken = [Some(given.x), None, None, Some(&mask), Some(&cos), Some(&sin)];
+        for ((port, from), to) in ports.inputs.iter().zip(taken).zip(&mut memory.inputs) {
+            if let Some(from) = from {
+                to.resize(port.bytes, 0);
+                port.encode(from, to)?;
+            }
+        }
+        (memory.inputs[1], memory.inputs[2]) = (std::mem::take(&mut cache[0]), std::mem::take(&mut cache[1]));
+        let (mut memory, done) = self.queue.execute(graph, memory);
+        if let [_, keys, values, ..] = memory.inputs.as_mut_slice() {
+            *cache = [std::mem::take(keys), std::mem::take(values)];
+        }
+        done?;
+        let [_, keys, values] = memory.outputs.as_slice() else {
+            return Err("it gives other results".into());
+        };
+        let [old_keys, old_values] = cache;
+        shape.keep(
+            [old_keys, old_values],
+            [keys, values],
+            [ports.inputs[1].width(), ports.inputs[2].width()],
+            &given.places,
+        );
+        ports.outputs[0].decode(&memory.outputs[0], y)?;
+        Ok(memory)
     }
 }
 

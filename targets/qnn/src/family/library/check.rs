@@ -5,7 +5,7 @@ use super::onnxruntime::{Onnxruntime, PYTHON};
 use super::{CONTEXT, CONTEXT_BYTES, DLC, Library, Missing, networks, ports};
 use crate::compose::compose;
 use crate::exec::{Executor, share_of_spread};
-use crate::net::Network;
+use crate::net::{Network, TensorId};
 use crate::quant::reals;
 use moec_family::{Check, FunctionReport, Trial};
 use moec_qnn_sys::worker::Worker;
@@ -33,12 +33,13 @@ pub(in crate::family) struct Checker {
     onnxruntime: Option<Onnxruntime>,
 }
 
-/// A network with numbers for its input, and what should come of them.
+/// A network with numbers for its inputs, and what should come of them.
 struct Case {
     network: Network,
     spec: GraphSpec,
-    x: Vec<f32>,
-    want: Vec<f32>,
+    inputs: Vec<Vec<f32>>,
+    /// Result by result.
+    want: Vec<Vec<f32>>,
 }
 
 impl Checker {
@@ -57,7 +58,8 @@ impl Checker {
         Self { library: library.ok(), onnxruntime: onnxruntime.ok() }
     }
 
-    /// Executes the networks of one artifact, each on the `rows` of its name (f32, one row after the other); adds to their reports.
+    /// Executes the networks of one artifact, each on the `rows` of its name (f32, one row after the other; of a network with
+    /// several inputs all of them, one behind the other); adds to their reports.
     /// Gives what the artifact has not.
     ///
     /// # Errors
@@ -81,7 +83,7 @@ impl Checker {
         if let Some(onnxruntime) = &mut self.onnxruntime {
             for (case, report) in &cases {
                 let model = folder.join(format!("{}.onnx", case.network.name));
-                let got = onnxruntime.run(&model, &case.x)?;
+                let got = case.split(&onnxruntime.run(&model, &case.inputs.concat())?);
                 reports[*report].checks.push(case.compared(ONNXRUNTIME, &got));
             }
         }
@@ -94,30 +96,66 @@ impl Checker {
 
 /// Numbers for a network, and what its weights make of them in f32.
 fn case(network: Network, folder: &Path, rows: &[f32]) -> Result<Case, Failed> {
-    let [input] = network.inputs.as_slice() else {
-        return Err(
-            format!("`{}` takes {} inputs, not rows alone", network.name, network.inputs.len()).into()
-        );
-    };
-    let count = network.tensor(*input).elements() as usize;
-    let x: Vec<f32> = rows.iter().copied().cycle().take(count).collect();
+    let counts = network.inputs.iter().map(|id| network.tensor(*id).elements() as usize);
+    let mut rest = rows.iter().copied().cycle();
+    let inputs: Vec<Vec<f32>> = counts.map(|count| rest.by_ref().take(count).collect()).collect();
+    let given: usize = inputs.iter().map(Vec::len).sum();
+    if inputs.len() > 1 && given != rows.len() {
+        return Err(format!("`{}` takes {given} numbers, not {}", network.name, rows.len()).into());
+    }
     let real = reals(&network, Some(folder))?;
     real.verify()?;
-    let outcome = Executor::new(real.into(), Some(folder))?.run(&[&x])?;
-    let want = outcome.outputs.into_iter().next().ok_or("it gives nothing")?;
+    let slices: Vec<&[f32]> = inputs.iter().map(|x| &**x).collect();
+    let want = Executor::new(real.into(), Some(folder))?.run(&slices)?.outputs;
     let spec = compose(&network, Some(folder))?;
-    Ok(Case { network, spec, x, want })
+    Ok(Case { network, spec, inputs, want })
 }
 
 impl Case {
-    fn compared(&self, by: &str, got: &[f32]) -> Check {
-        Check { by: by.to_owned(), share_of_spread: share_of_spread(got, &self.want), bound: BOUND }
+    /// Results that lie one behind the other.
+    fn split(&self, all: &[f32]) -> Vec<Vec<f32>> {
+        let mut rest = all.iter().copied();
+        self.want.iter().map(|want| rest.by_ref().take(want.len()).collect()).collect()
+    }
+
+    /// The result that is furthest off says how far the network is.
+    fn compared(&self, by: &str, got: &[Vec<f32>]) -> Check {
+        let none = Vec::new();
+        let each =
+            self.want.iter().enumerate().map(|(i, want)| share_of_spread(got.get(i).unwrap_or(&none), want));
+        // A result that is no number stays.
+        let worst = each.fold(0.0_f64, |most, off| if off.is_nan() || off > most { off } else { most });
+        Check { by: by.to_owned(), share_of_spread: worst, bound: BOUND }
+    }
+
+    fn names(&self, ids: &[TensorId]) -> Vec<String> {
+        ids.iter().map(|id| self.network.tensor(*id).name.clone()).collect()
     }
 
     fn execute(&self, worker: &mut Worker, graph: usize, by: &str) -> Result<Check, Failed> {
-        let given = ports::encode(&self.network, &[&self.x])?;
-        let got = ports::decode(&self.network, &worker.execute(graph, given)?)?;
-        Ok(self.compared(by, got.first().ok_or("it gives nothing")?))
+        let inputs: Vec<&[f32]> = self.inputs.iter().map(|x| &**x).collect();
+        // Those of a DLC come in an order of the library's.
+        let info = worker.graphs().get(graph).ok_or("it is no graph of the library")?;
+        let names = |all: &[TensorInfo]| all.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
+        let (takes, gives) = (names(&info.inputs), names(&info.outputs));
+        let given =
+            ordered(ports::encode(&self.network, &inputs)?, &self.names(&self.network.inputs), &takes)?;
+        let results = ordered(worker.execute(graph, given)?, &gives, &self.names(&self.network.outputs))?;
+        Ok(self.compared(by, &ports::decode(&self.network, &results)?))
+    }
+}
+
+/// What has these names, in the order of others.
+fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result<Vec<Vec<u8>>, Failed> {
+    let one = |name: &String| -> Result<Vec<u8>, Failed> {
+        let at = names.iter().position(|known| known == name);
+        let found = at.and_then(|at| all.get_mut(at)).ok_or_else(|| format!("it has no `{name}`"))?;
+        Ok(std::mem::take(found))
+    };
+    if names.len() == wanted.len() {
+        wanted.iter().map(one).collect()
+    } else {
+        Err("it has other ports".into())
     }
 }
 

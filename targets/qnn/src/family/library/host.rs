@@ -1,5 +1,6 @@
 //! Whole models on the library's emulator: every graph of a bundle in one process, sharing weights.
 
+use super::super::attention::{Attends, Sequences};
 use super::super::read::network;
 use super::{Library, ports};
 use crate::compose::compose;
@@ -18,6 +19,7 @@ struct Loaded {
     network: Network,
     /// Its number in the process.
     number: usize,
+    attends: Option<Attends>,
 }
 
 /// The library's emulator.
@@ -26,12 +28,13 @@ pub(in crate::family) struct LibraryHost {
     library: Library,
     worker: Option<Mutex<Worker>>,
     graphs: Vec<Loaded>,
+    sequences: Sequences,
 }
 
 impl LibraryHost {
     /// Nothing is loaded yet.
     pub(in crate::family) fn new(library: Library) -> Self {
-        Self { library, worker: None, graphs: Vec::new() }
+        Self { library, worker: None, graphs: Vec::new(), sequences: Sequences::default() }
     }
 }
 
@@ -40,34 +43,44 @@ impl Graphs for LibraryHost {
         "emulated by QNN"
     }
 
-    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], _slots: usize) -> Result<()> {
+    fn load(&mut self, bundle: &Path, graphs: &[GraphDecl], slots: usize) -> Result<()> {
+        self.sequences = Sequences::new(slots);
         let failed = |name: &str, why: String| Error::Graph { graph: name.to_owned(), why };
         let mut worker = self.library.worker(true).map_err(|e| failed("QNN", e.to_string()))?;
         for graph in graphs {
             let name = format!("{} {}", graph.package, graph.function);
             let network = network(bundle, graph).map_err(|why| failed(&name, why))?;
+            let attends = self.sequences.known(graph, &network).map_err(|why| failed(&name, why))?;
             let folder = bundle.join(&graph.package);
             let mut spec = compose(&network, Some(&folder)).map_err(|e| failed(&name, e.to_string()))?;
             // Of its own in the context.
             spec.name.clone_from(&name);
             let number = worker.compose(&spec).map_err(|e| failed(&name, e.to_string()))?;
-            self.graphs.push(Loaded { name, network, number });
+            self.graphs.push(Loaded { name, network, number, attends });
         }
         self.worker = Some(Mutex::new(worker));
         Ok(())
     }
 
-    fn run(&self, graph: usize, _slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
+    fn run(&self, graph: usize, slot: usize, inputs: &[&[f16]], outputs: &mut [&mut [f16]]) -> Result<()> {
         let missing = || Error::Plan(format!("there is no graph {graph}"));
         let (loaded, worker) = self.graphs.get(graph).zip(self.worker.as_ref()).ok_or_else(missing)?;
         let failed = |why: String| Error::Graph { graph: loaded.name.clone(), why };
-        let reals: Vec<Vec<f32>> = inputs.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
-        let reals: Vec<&[f32]> = reals.iter().map(|x| &**x).collect();
-        let given = ports::encode(&loaded.network, &reals).map_err(failed)?;
-        let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
-        let results = worker.execute(loaded.number, given).map_err(|e| failed(e.to_string()))?;
-        drop(worker);
-        super::super::host::store(&ports::decode(&loaded.network, &results).map_err(failed)?, outputs)
-            .map_err(failed)
+        let execute = |reals: &[&[f32]]| {
+            let given = ports::encode(&loaded.network, reals)?;
+            let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+            let results = worker.execute(loaded.number, given).map_err(|e| e.to_string())?;
+            drop(worker);
+            ports::decode(&loaded.network, &results)
+        };
+        let results = match &loaded.attends {
+            Some(attends) => self.sequences.run(attends, slot, inputs, execute),
+            None => {
+                let reals: Vec<Vec<f32>> =
+                    inputs.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
+                execute(&reals.iter().map(|x| &**x).collect::<Vec<_>>())
+            }
+        };
+        super::super::host::store(&results.map_err(failed)?, outputs).map_err(failed)
     }
 }

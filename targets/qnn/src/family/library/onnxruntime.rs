@@ -10,8 +10,8 @@ use std::time::Duration;
 /// The variable that names a Python with onnxruntime and numpy.
 pub(super) const PYTHON: &str = "MOEC_ONNXRUNTIME";
 
-/// Answers requests: the path of a model in a line, the numbers of its input in another, and the numbers, f32; those of
-/// its result come back alike.
+/// Answers requests: the path of a model in a line, how many numbers its inputs have in another, and the numbers, f32, input by input;
+/// those of its results come back alike.
 const SCRIPT: &str = "
 import sys
 import numpy, onnxruntime
@@ -25,9 +25,15 @@ for line in iter(source.readline, b''):
     count = int(source.readline())
     numbers = numpy.frombuffer(source.read(4 * count), '<f4')
     model = onnxruntime.InferenceSession(line.decode().rstrip('\\n'), options, providers=['CPUExecutionProvider'])
-    port = model.get_inputs()[0]
-    result = model.run(None, {port.name: numbers.reshape(port.shape)})[0].astype('<f4')
-    sink.write(('%d\\n' % result.size).encode() + result.tobytes())
+    given, first = {}, 0
+    for port in model.get_inputs():
+        size = int(numpy.prod(port.shape))
+        given[port.name] = numbers[first:first + size].reshape(port.shape)
+        first += size
+    results = [result.astype('<f4') for result in model.run(None, given)]
+    sink.write(('%d\\n' % sum(result.size for result in results)).encode())
+    for result in results:
+        sink.write(result.tobytes())
     sink.flush()
 ";
 
@@ -71,7 +77,7 @@ impl Onnxruntime {
         }
     }
 
-    /// The first result of a model with one input.
+    /// The results of a model on its inputs, both one behind the other.
     ///
     /// # Errors
     /// What Python says last, or that it took too long.

@@ -1,0 +1,147 @@
+//! Attention on a phone's unit: networks that keep no state, and hosts that keep it for them.
+
+use super::library::installed;
+use super::{Case, PHONE, Tiny, forge};
+use crate::support::{checkpoint, distance, expected, fails, ferris, list, logits_file, ok};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+/// Attention, dense networks and the head.
+const ASKED: &str = "[placement]\nattention = \"npu\"\n";
+
+/// Logits of a bundle's emulated unit, or of a processor's bundle.
+fn logits(built: &Tiny, how: &str) -> Vec<f32> {
+    let out = built.bundle().with_file_name("logits.safetensors");
+    let ids = expected(&checkpoint(&built.model)).ids;
+    let mut command = built.moec("run");
+    command.arg(how).arg(built.bundle()).args(["logits", "--ids", &list(&ids), "--out"]);
+    ok(command.arg(&out));
+    logits_file(&out).1
+}
+
+fn spread(x: &[f32]) -> f32 {
+    x.iter().fold(f32::MIN, |a, b| a.max(*b)) - x.iter().fold(f32::MAX, |a, b| a.min(*b))
+}
+
+/// Norms of queries and keys, clipping, biases, windows, layers without rotation, pairs of either style.
+#[test]
+fn attention_of_every_kind_becomes_networks_that_verify() {
+    for model in ["bamboo", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "smallthinker_4b", "glm4_moe"] {
+        let built = Tiny::new(model, &[1, 2], ASKED);
+        let report = built.verify();
+        let mut found: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for f in report["packages"].as_array().unwrap() {
+            let error = f["error"]["relative"].as_f64().unwrap();
+            assert!(error > 0.0 && error < 0.03 && f["refused"] == false, "{model}: {f}");
+            assert_eq!(f["findings"], json!([]), "{model}: {f}");
+            let name = f["package"].as_str().unwrap();
+            found.entry(name).or_default().insert(f["function"].as_str().unwrap());
+        }
+        let attention: Vec<_> = found.iter().filter(|(name, _)| name.ends_with(".attn.qnn")).collect();
+        assert!(!attention.is_empty(), "{model}: {found:?}");
+        // A prompt's chunk, and one row for sequences of any batch.
+        for (name, functions) in attention {
+            assert_eq!(*functions, BTreeSet::from(["chunk1", "chunk16"]), "{model}: {name}");
+        }
+        let reference = expected(&checkpoint(model));
+        let (got, want) = (logits(&built, "--emulate"), reference.logits);
+        let cols = want.len() / reference.ids.len();
+        // Where two experts are nearly as likely, a row may be another's: of such rows there are few.
+        let rows = got.chunks(cols).zip(want.chunks(cols));
+        let mut off: Vec<f32> = rows.map(|(got, want)| distance(got, want) / spread(want)).collect();
+        off.sort_by(f32::total_cmp);
+        let (middle, most) = (off[off.len() / 2], off[off.len() - 1]);
+        println!("{model}: logits are {middle:.1e} of a row's spread from the reference, {most:.1e} at most");
+        assert!(got.len() == want.len() && middle > 0.0 && middle < 0.02, "{model}: {middle}");
+    }
+}
+
+/// Left to itself a build keeps attention where its cache is.
+#[test]
+fn attention_goes_to_the_unit_only_where_it_is_asked_for() {
+    let built = Tiny::new("mixtral", &[1], "");
+    let report = built.verify();
+    let parts: Vec<&Value> = report["packages"].as_array().unwrap().iter().collect();
+    assert!(parts.iter().all(|f| !f["package"].as_str().unwrap().contains("attn")), "{report}");
+}
+
+#[test]
+fn attention_that_networks_cannot_compute_is_refused_by_name() {
+    let other = "snapdragon-8-plus-gen-1";
+    for (model, target, expected) in [
+        ("deepseek_v2", PHONE, "it is latent attention: networks have heads of keys and of values"),
+        ("gpt_oss", PHONE, "its softmax has sinks"),
+        (
+            "mixtral",
+            other,
+            "keys and values have 16 bits, and Hexagon v69 multiplies activations by 8 at most",
+        ),
+    ] {
+        let made = Tiny::calibrated(model, &[1], ASKED, Vec::new());
+        let (code, said) = fails(&mut made.build(target));
+        let words = ["layers.0.attn", "cannot be a graph of `npu`", expected, "attention = \"auto\""];
+        assert!(code == 1 && words.iter().all(|words| said.contains(words)), "{model}: {said}");
+    }
+}
+
+/// A network in the place of another is named, before its rows are counted.
+#[test]
+fn a_network_is_what_its_file_says() {
+    let built = Tiny::new("mixtral", &[1], ASKED);
+    let folder = built.bundle();
+    let name = "artifacts/layers.0.attn.qnn/chunk1.onnx";
+    let other = fs::read(folder.join("artifacts/layers.0.attn.qnn/chunk16.onnx")).unwrap();
+    forge(&folder, name, &other);
+    let mut verify = built.moec("verify");
+    let (code, said) = fails(verify.arg(&folder).arg("--source").arg(checkpoint("mixtral")));
+    let words = ["layers.0.attn.qnn", "chunk1.onnx` is the network `chunk16`, by its own account"];
+    assert!(code == 1 && words.iter().all(|words| said.contains(words)), "{said}");
+}
+
+/// Every network of attention is executed by the emulator and by onnxruntime, the prompt's from its DLC, too; the whole model gives on
+/// the emulator what it gives here, and in the unit of a phone's `run` the same to the last bit.
+#[test]
+fn attention_computes_on_the_emulator() {
+    let Some(tools) = installed() else { return };
+    let case = Case::of("ferris-relu", 64, "attention = \"npu\"\n[experts]\ngroup = 24\n");
+    let command = |verb: &str| {
+        let mut command = case.moec(verb);
+        command.envs(tools.iter().map(|(name, value)| (name, value)));
+        command
+    };
+    let bundle = case.path("a.moec");
+    ok(command("build").arg(&case.toml).args(["--target", PHONE, "--no-run", "-o"]).arg(&bundle));
+    let source = ferris().with_file_name("ferris-relu");
+    let mut verify = command("verify");
+    verify.arg(&bundle).arg("--source").arg(source).arg("--json");
+    let report: Value = serde_json::from_slice(&ok(&mut verify).stdout).unwrap();
+    assert_eq!(report.get("unverified"), None, "{report}");
+    let mut executed = 0;
+    for f in report["packages"].as_array().unwrap() {
+        if !f["package"].as_str().unwrap().contains("attn") {
+            continue;
+        }
+        for check in f["checks"].as_array().unwrap() {
+            let off = check["share_of_spread"].as_f64().unwrap();
+            println!("{} {} by {}: {off:.1e}", f["package"], f["function"], check["by"]);
+            assert!(off > 0.0 && off < 0.02, "{f}");
+            executed += 1;
+        }
+    }
+    // Two networks of each of four layers by both, and a DLC of each layer.
+    assert_eq!(executed, 4 * (2 * 2 + 1), "{report}");
+    let ids: Vec<u32> = (0..80).map(|i| i * 37 % 2000 + 1).collect();
+    let logits = |how: &str| {
+        let out = case.path("logits.safetensors");
+        let mut command = command("run");
+        command.arg(how).arg(&bundle).args(["logits", "--ids", &list(&ids), "--out"]);
+        ok(command.arg(&out));
+        logits_file(&out).1
+    };
+    let (here, library) = (logits("--emulate"), logits("--emulate=library"));
+    let off = distance(&here, &library) / spread(&here);
+    println!("logits on QNN's emulator and by moec's evaluator: {off:.1e} of their spread apart");
+    assert!(here.len() >= 2000 && off > 0.0 && off < 0.02, "{off}");
+    assert!(logits("--emulate=device") == library, "the unit and the emulator differ");
+}

@@ -1,0 +1,32 @@
+//! What is larger than a graph may be comes in parts that are not.
+
+use super::{PHONE, Tiny, files};
+use crate::support::{moec, ok};
+use std::collections::BTreeSet;
+use std::fs;
+
+/// A head in 4 bits, with one row of sixteen in 8: 320 rows of 64 channels are 10880 bytes. A third of the rows would be
+/// 3648 bytes with what aligns its two matrices, which is more than the limit.
+#[test]
+fn parts_of_a_head_are_below_the_limit() {
+    const LIMIT: u64 = 3627;
+    let made = Tiny::calibrated("mixtral", &[1], "[placement]\nexperts = \"cpu\"\n", Vec::new());
+    let toml = made.at("model.toml");
+    let text = fs::read_to_string(&toml).unwrap();
+    let from = text.lines().find(|line| line.starts_with("embeddings")).unwrap();
+    fs::write(&toml, text.replace(from, "embeddings = \"q4\"")).unwrap();
+    let device = String::from_utf8(ok(moec().args(["targets", PHONE])).stdout).unwrap();
+    let small = device.replace("value = 2147483648", &format!("value = {LIMIT}"));
+    assert_ne!(small, device);
+    fs::write(made.at("small.toml"), small).unwrap();
+    ok(&mut made.build(made.at("small.toml")));
+    let artifacts = files(&made.bundle().join("artifacts"));
+    let weights: Vec<_> = artifacts.iter().filter(|(path, _)| path.ends_with("weights.bin")).collect();
+    assert_eq!(weights.len(), 4, "{:?}", artifacts.keys().collect::<Vec<_>>());
+    assert!(weights.iter().all(|(_, bytes)| bytes.len() as u64 <= LIMIT));
+    let report = made.verify();
+    let heads: BTreeSet<&str> =
+        report["packages"].as_array().unwrap().iter().map(|f| f["package"].as_str().unwrap()).collect();
+    let wanted = (0..4).map(|i| format!("artifacts/head.{i}.qnn")).collect::<BTreeSet<_>>();
+    assert!(heads.into_iter().eq(wanted.iter().map(|name| &**name)), "{report}");
+}
