@@ -9,7 +9,7 @@ use std::path::Path;
 const MARK: &str = ";!";
 
 /// What goes in, by the names of the sections.
-const INPUTS: [&str; 5] = ["graph", "placement", "loads", "config", "tensors"];
+const INPUTS: [&str; 6] = ["graph", "placement", "loads", "hot", "config", "tensors"];
 /// Own keys of the header.
 const KEYS: [&str; 4] = ["pass", "from", "target", "show"];
 
