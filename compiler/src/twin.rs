@@ -145,8 +145,8 @@ impl Twin {
     /// As [`Twin::new`]; a bundle without its Graph.
     pub fn of(bundle: &Bundle, progress: &Progress) -> Result<Self> {
         let mut module = bundle.graph()?;
-        read_from_bundle(&mut module);
         let source = Packed::open(bundle)?;
+        read_from_bundle(&mut module, &source);
         let plan = &bundle.plan;
         let device = bundle.device()?;
         let units =

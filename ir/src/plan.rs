@@ -522,6 +522,18 @@ pub struct ExpertSet {
     pub capacities: Vec<u32>,
     /// Groups, each one graph of rows `[experts · capacity, hidden, 1, 1]`, the experts one after the other.
     pub groups: Vec<GraphGroup>,
+    /// Of which neurons, where not of all: one graph for each expert, for calls that decode.
+    pub hot: Option<HotNeurons>,
+}
+
+/// The hot neurons of a layer's experts for a batch (PowerInfer-2, §4.1.3): graphs compute them, kernels the others, and the sums
+/// are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
+pub struct HotNeurons {
+    /// Rows of the entry points that they are for, and so the capacity of each expert: no row is past it.
+    pub batch: u32,
+    /// Neurons of each expert.
+    pub neurons: u32,
 }
 
 /// A part of an entry point that static graphs compute, its experts aside: attention, a dense network, the head. All of

@@ -7,23 +7,24 @@ use crate::unit::{BadExpert, Launch, StepFault};
 use moec_ir::plan::ExpertSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What became of (token, expert) pairs, by set, with the layer.
+/// What became of (token, expert) pairs, by set, with the layer; none of hot neurons, past whose capacity there is nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Tallies(Mutex<Vec<(u32, Tally)>>);
+pub(crate) struct Tallies(Mutex<Vec<(u32, Option<Tally>)>>);
 
 impl Tallies {
     /// Nothing yet of these sets.
     pub(crate) fn of(sets: &[ExpertSet]) -> Self {
-        Self(Mutex::new(sets.iter().map(|s| (s.layer, Tally::default())).collect()))
+        let tally = |s: &ExpertSet| (s.layer, s.hot.is_none().then(Tally::default));
+        Self(Mutex::new(sets.iter().map(tally).collect()))
     }
 
     /// By layer.
     pub(crate) fn all(&self) -> Vec<(u32, Tally)> {
-        lock(&self.0).clone()
+        lock(&self.0).iter().filter_map(|(layer, tally)| Some((*layer, (*tally)?))).collect()
     }
 
     pub(crate) fn add(&self, set: usize, tally: &Tally) {
-        if let Some((_, sum)) = lock(&self.0).get_mut(set) {
+        if let Some((_, Some(sum))) = lock(&self.0).get_mut(set) {
             sum.add(tally);
         }
     }

@@ -249,7 +249,7 @@ fn a_step_that_the_unit_does_not_execute_is_refused() {
     let mut plan: Plan = bundle.plan.clone();
     let experts = plan.paging.as_ref().unwrap().layers[0].experts as usize;
     let (overflow, capacities) = (Overflow::Spill, vec![0; experts]);
-    plan.sets.push(ExpertSet { layer: 0, overflow, capacities, groups: vec![] });
+    plan.sets.push(ExpertSet { layer: 0, overflow, capacities, groups: vec![], hot: None });
     let rows = plan.entries[0].kind.rows();
     let table = DispatchLayout { rows, k: 1, experts }.words();
     let mut args = Vec::new();

@@ -1,11 +1,12 @@
 //! What `moec inspect` says of a bundle, and `moec build --json` of its plan.
 
-use super::{explain, output, packages, paging, trust};
+use super::{divided, explain, output, packages, paging, trust};
 use crate::bundle::artifacts::is_inside;
 use crate::bundle::manifest::ProfileEntry;
 use crate::bundle::read::Bundle;
 use crate::decisions::By;
 use crate::{Result, human};
+use moec_family::UnitSizes;
 use moec_ir::Format;
 use moec_ir::plan::{Plan, Segment};
 use serde_json::{Value, json};
@@ -27,7 +28,11 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
             "signature": crate::bundle::signature::found(&bundle.folder)?,
             "plan": facts,
         });
-        if let Some(sizes) = packages::sizes(&bundle)? {
+        let sizes = packages::sizes(&bundle)?;
+        if let Some(hot) = divided::value(&bundle.plan, codes(sizes.as_ref())) {
+            value["hot"] = hot;
+        }
+        if let Some(sizes) = sizes {
             value["unit"] = json!(sizes);
         }
         return output::json(&value);
@@ -78,9 +83,9 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
             format!("{}: {bytes}, {graphs} functions that the plan calls", count(plan)),
         ));
     }
-    if let Some(sizes) = packages::sizes(&bundle)? {
-        rows.extend(packages::rows(&sizes));
-    }
+    let sizes = packages::sizes(&bundle)?;
+    rows.extend(sizes.iter().flat_map(packages::rows));
+    rows.extend(divided::rows(plan, codes(sizes.as_ref())));
     if let Some(b) = plan.model.big_little {
         let what = format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma());
         rows.push(row("big-little", what));
@@ -96,6 +101,11 @@ pub(super) fn inspect(path: &Path, as_json: bool) -> Result<()> {
         rows.push(row(&e.kind.to_string(), format!("{} steps, {barriers} barriers", e.steps.len())));
     }
     output::data(&output::table(&rows))
+}
+
+/// Bytes of the codes of hot neurons.
+fn codes(sizes: Option<&UnitSizes>) -> Option<u64> {
+    sizes.and_then(packages::hot_of).map(|(_, bytes)| bytes)
 }
 
 /// Segments of one format: format, numbers, bytes.

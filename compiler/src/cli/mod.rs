@@ -8,6 +8,7 @@ mod bundle;
 pub mod caches;
 pub mod calibrate;
 pub mod completions;
+mod divided;
 pub mod docs;
 pub mod doctor;
 pub mod eval;

@@ -24,13 +24,18 @@ pub(super) fn sizes(bundle: &Bundle) -> Result<Option<UnitSizes>> {
 /// # Errors
 /// As [`sizes`].
 pub(super) fn hot(bundle: &Bundle) -> Result<Option<(usize, u64)>> {
-    let name = |a: &ArtifactSizes| {
+    Ok(sizes(bundle)?.as_ref().and_then(hot_of))
+}
+
+/// The same, of sizes that are known.
+pub(super) fn hot_of(sizes: &UnitSizes) -> Option<(usize, u64)> {
+    let name = |a: &&ArtifactSizes| {
         let path = std::path::Path::new(&a.package);
         path.file_stem().is_some_and(|stem| HotLayer::has_name(&stem.to_string_lossy()))
     };
-    let all = sizes(bundle)?.map(|sizes| sizes.artifacts).unwrap_or_default();
-    let hot = all.iter().filter(|a| name(a)).fold((0, 0), |(n, b), a| (n + a.functions, b + a.weights));
-    Ok(Some(hot).filter(|(functions, _)| *functions > 0))
+    let own = sizes.artifacts.iter().filter(name);
+    let hot = own.fold((0, 0), |(n, b), a| (n + a.functions, b + a.weights));
+    Some(hot).filter(|(functions, _)| *functions > 0)
 }
 
 /// Sizes for people: all packages together, and of what has a limit the largest.

@@ -34,7 +34,7 @@ pub(super) fn shares(all: &[HotShare]) -> String {
         ]);
     }
     let built = if all.iter().any(|h| h.networks) {
-        "the bundle has networks of them, which `run` does not call: it computes whole experts\n"
+        "decoding computes them in networks, beside the processor, which takes the others; `moec inspect` has their bytes\n"
     } else {
         ""
     };
@@ -68,10 +68,7 @@ pub(super) fn text(device: &Device, s: &Simulated, networks: Option<(usize, u64)
     ];
     let mut facts: Vec<_> = facts.iter().map(|(name, value)| row(&[name, value])).collect();
     facts.extend(networks.map(|(functions, bytes)| {
-        row(&[
-            "networks of them",
-            &format!("{functions}: {} of codes; `run` computes whole experts", human::bytes(bytes)),
-        ])
+        row(&["networks of them", &format!("{functions}: {} of codes", human::bytes(bytes))])
     }));
     let mut queues = vec![row(&["row", "busy", "of the time"])];
     queues.extend(busy(s).into_iter().map(|(name, us)| {

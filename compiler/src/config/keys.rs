@@ -478,9 +478,9 @@ pub const KEYS: &[Key] = &[
         default: "\"cpu\"",
         range: HOT,
         help: &[
-            "Where the hot neurons of experts whose gates leave zeros are computed. A unit with static graphs gets networks of",
-            "them, one for each expert and batch, as calibration saw them: they are built and verified for a program that calls",
-            "them, and `run` computes whole experts.",
+            "Where the hot neurons of experts whose gates leave zeros are computed while tokens are decoded. A unit with static",
+            "graphs gets networks of them, one for each expert and batch, as calibration saw them; the processor computes the",
+            "others meanwhile, and skips those at 0. Prompts have whole experts.",
         ],
         set: |c, v| {
             let home = Home::parse(v.text()?).filter(|h| matches!(h, Home::Unit(_)));

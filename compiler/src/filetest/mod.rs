@@ -13,7 +13,8 @@
 //!
 //! A file goes through the same list as any compilation ([`crate::pipeline::PIPELINE`]), with the verifier in front and
 //! behind. What goes in is a `graph`, for passes that decide places also the `loads` of experts and the `placement` as it is
-//! in front of the pass, for `threshold` the `thresholds`, `LAYER = THRESHOLD` each. In place of a Graph a checkpoint can stand, its `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a
+//! in front of the pass, for `threshold` the `thresholds`, `LAYER = THRESHOLD` each, for `cluster` which neurons are `hot`. In place of
+//! a Graph a checkpoint can stand, its `config` and its `tensors`, which `lower` begins with. Passes that change a Plan begin with a
 //! Graph, too, and run behind those from `layout` on: kernels, and who writes what, stand in no text. What comes out is then
 //! what the pass changed, line by line. Further keys of the header: `target` (x86-64-v3 if there is none; a device
 //! file beside the file where it ends in `.toml`), `from`, the first
@@ -33,6 +34,7 @@ use crate::progress::Progress;
 use crate::targets;
 use moec_cpu::CpuTarget;
 use moec_device::Device;
+use moec_family::{HotBatch, HotLayer};
 use moec_ir::placement::Placement;
 use moec_ir::plan::ModelInfo;
 use moec_ir::text::{ParseError, parse_module, parse_placement};
@@ -137,6 +139,8 @@ impl Filetest {
         let mut c = Compilation::of_graph(config, &model, target, module);
         (c.placement, c.loads) = (placement, loads);
         c.thresholds = thresholds.unwrap_or_default();
+        c.hot_neurons =
+            self.sections.input("hot").map(|text| self.hot(text)).transpose()?.unwrap_or_default();
         self.compile(c, device)
     }
 
@@ -177,6 +181,21 @@ impl Filetest {
         Error::input(format!("`{}:{e}`", self.path.display()))
     }
 
+    fn hot(&self, text: &str) -> Result<Vec<(HotLayer, Vec<Vec<u32>>)>> {
+        let given: Hot = toml::from_str(text).map_err(|e| {
+            Error::input(format!("the hot neurons of `{}` are wrong", self.path.display())).because(e)
+        })?;
+        let of = |HotOf { layer, neurons, batches, hottest }: HotOf| {
+            let batches = batches.iter().map(|&[batch, neurons]| HotBatch { batch, neurons }).collect();
+            let order = |own: Vec<u32>| {
+                let others: Vec<u32> = (0..neurons).filter(|n| !own.contains(n)).collect();
+                [own, others].concat()
+            };
+            (HotLayer { layer, batches }, hottest.into_iter().map(order).collect())
+        };
+        Ok(given.layer.into_iter().map(of).collect())
+    }
+
     fn loads(&self, text: &str) -> Result<Loads> {
         let wrong = |why: String| {
             Error::input(format!("the loads of `{}` are wrong", self.path.display())).because(why)
@@ -206,6 +225,22 @@ impl Filetest {
         let by_layer = given.into_iter().map(|(name, t)| Ok((layer(name)?, t))).collect::<Result<_>>()?;
         Ok(Thresholds { by_layer, percent: 0.0 })
     }
+}
+
+/// Neurons that are hot: of every layer how many at which batch, and the hottest of each expert, whom the others follow.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hot {
+    layer: Vec<HotOf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HotOf {
+    layer: u32,
+    neurons: u32,
+    batches: Vec<[u32; 2]>,
+    hottest: Vec<Vec<u32>>,
 }
 
 /// What a calibration would have seen: for every layer how many tokens of each chunk chose each expert.

@@ -9,7 +9,7 @@ use std::path::Path;
 const MARK: &str = ";!";
 
 /// What goes in, by the names of the sections.
-const INPUTS: [&str; 6] = ["graph", "placement", "loads", "thresholds", "config", "tensors"];
+const INPUTS: [&str; 7] = ["graph", "placement", "loads", "thresholds", "hot", "config", "tensors"];
 /// Own keys of the header.
 const KEYS: [&str; 4] = ["pass", "from", "target", "show"];
 

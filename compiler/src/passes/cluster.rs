@@ -213,7 +213,7 @@ fn bundle(
 
 /// The orders of all experts in one; `None` where nobody leaves his place. An expert of whom nothing was seen, or something
 /// else than his neurons, keeps his order.
-fn order(experts: &[Option<Vec<usize>>], inter: usize) -> Option<Vec<u32>> {
+pub(super) fn order(experts: &[Option<Vec<usize>>], inter: usize) -> Option<Vec<u32>> {
     let usual = || (0..inter).collect::<Vec<_>>();
     let whole = |order: &Vec<usize>| {
         let mut sorted = order.clone();

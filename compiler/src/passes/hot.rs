@@ -11,12 +11,13 @@ use crate::passes::units::Units;
 use crate::profile::{NeuronCounts, Profile};
 use moec_cpu::FLASH;
 use moec_device::Unit;
-use moec_family::{HotBatch, HotLayer};
+use moec_family::{HotBatch, HotLayer, LayerExperts};
 use moec_ir::placement::Placement;
 use moec_ir::{EntryKind, Module, Op, Operand, Part};
 use moec_runtime::neurons::plan::{Tables, hot_share};
 use moec_runtime::neurons::synthetic::{Activations, Independent};
 use moec_runtime::neurons::{NeuronError, Recorded};
+use std::collections::BTreeSet;
 
 /// Neurons of a cluster (§4.1.2), fewer where an expert has few.
 pub const CLUSTER: usize = 512;
@@ -75,13 +76,10 @@ impl Experts {
             });
             weights.sum()
         };
-        let experts = graph.nodes.iter().filter_map(|n| {
-            let (layer, Op::ExpertFfn { .. }, Some(Operand::Weight(id))) =
-                (n.scope.layer?, &n.op, n.inputs.get(2))
-            else {
-                return None;
-            };
-            let weight = module.weight(*id);
+        let layers: BTreeSet<u32> = graph.nodes.iter().filter_map(|n| n.scope.layer).collect();
+        let experts = layers.into_iter().filter_map(|layer| {
+            // A layer may have its hot neurons by themselves: prompts take whole experts.
+            let weight = module.weight(LayerExperts::of(module, layer)?.gate_up);
             let (count, inter, hidden) = (weight.lead(), weight.rows() / 2, weight.cols());
             let bytes = (3 * hidden) as f64 * weight.format.bits() / 8.0;
             Some(Self {
@@ -195,7 +193,8 @@ pub fn hot(layers: &[Experts], units: &Units<'_>, profile: &Profile, room: f64) 
     Ok(all)
 }
 
-/// Hot neurons that become networks of a unit, for the batches that the build decodes; marks their shares.
+/// Hot neurons that become networks of a unit, for the batches that the build decodes, with all neurons of every expert, the hottest first;
+/// marks their shares.
 ///
 /// # Errors
 /// Nothing is hot, or the unit's graphs cannot be of it.
@@ -226,9 +225,8 @@ pub fn networks(
         }
     }
     for (layer, order) in &mut all {
-        let most = layer.cuts().last().copied().unwrap_or(0);
         let seen = profile.neurons(layer.layer).ok_or_else(|| Error::bug("a share of what was not seen"))?;
-        let own = |e: usize| seen.hottest(e, 1).into_iter().take(most).map(|n| n as u32).collect();
+        let own = |e: usize| seen.hottest(e, 1).into_iter().map(|n| n as u32).collect();
         *order = (0..seen.experts()).map(own).collect();
     }
     if all.is_empty() {

@@ -4,6 +4,7 @@ pub mod barriers;
 pub mod cluster;
 pub mod convolve;
 pub mod cross;
+pub mod divide;
 pub mod fetch;
 pub mod format;
 pub mod fuse;

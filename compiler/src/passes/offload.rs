@@ -13,7 +13,8 @@
 //! ```
 //!
 //! The graphs stand in front of the experts that are served here, so that a unit which computes beside the processor
-//! begins first. Experts of decoding are left alone: their rows are too few for a static graph (§4.3).
+//! begins first. Experts of decoding are left alone: their rows are too few for a static graph (§4.3). Their hot neurons alone
+//! may become graphs ([`super::divide`]).
 //!
 //! Attention, dense networks and the head stay as they are in the Graph; where the placement has them on the unit, `layout`
 //! makes one step of all their nodes.
@@ -24,8 +25,8 @@ use crate::error::{Error, Result};
 use moec_family::{Cut, GroupGraph, StaticPart};
 use moec_ir::op::AdmitDesc;
 use moec_ir::placement::{Overflow, Placement};
-use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, PartAttention};
-use moec_ir::{Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId};
+use moec_ir::plan::{ExpertSet, ExpertTable, GraphDecl, GraphGroup, GraphPart, HotNeurons, PartAttention};
+use moec_ir::{EntryKind, Graph, Module, Node, NodeId, Op, Operand, Patch, Scope, ValueId};
 use std::collections::BTreeMap;
 
 /// What a plan says of static graphs.
@@ -63,7 +64,29 @@ impl Statics {
         for part in parts::placed(module, placement, units) {
             statics.part(module, &part, placement, units)?;
         }
+        statics.hot(module, units);
         Ok(statics)
+    }
+
+    /// Hot neurons of experts, where the Graph has them by themselves.
+    fn hot(&mut self, module: &Module, units: &Units<'_>) {
+        for graph in &module.entries {
+            let EntryKind::Decode(batch) = graph.kind else { continue };
+            for node in &graph.nodes {
+                let (Op::ExpertFfn { fixed: true, .. }, Some(layer), Some(&Operand::Weight(down))) =
+                    (&node.op, node.scope.layer, node.inputs.get(3))
+                else {
+                    continue;
+                };
+                let hot = Some(HotNeurons { batch, neurons: module.weight(down).cols() as u32 });
+                let graphs = units.graphs.hot_graphs(module, layer, batch);
+                let (first, capacities) = (self.graphs.len() as u32, vec![batch; graphs.len()]);
+                let group = |e| GraphGroup { graph: first + e, capacity: batch, experts: vec![e] };
+                let groups = (0..graphs.len() as u32).map(group).collect();
+                self.sets.push(ExpertSet { layer, overflow: Overflow::default(), capacities, groups, hot });
+                self.graphs.extend(graphs);
+            }
+        }
     }
 
     fn experts(&mut self, module: &Module, placement: &Placement, units: &Units<'_>) {
@@ -82,7 +105,7 @@ impl Statics {
             }
             if !groups.is_empty() {
                 let (layer, overflow) = (table.layer, placement.overflow);
-                self.sets.push(ExpertSet { layer, overflow, capacities, groups });
+                self.sets.push(ExpertSet { layer, overflow, capacities, groups, hot: None });
             }
         }
     }
@@ -128,9 +151,9 @@ impl Statics {
         Ok(())
     }
 
-    /// Index of a layer's set.
-    pub fn set(&self, layer: u32) -> Option<usize> {
-        self.sets.iter().position(|s| s.layer == layer)
+    /// Index of a layer's set: of whole experts, or of hot neurons for calls that decode so many rows.
+    pub fn set(&self, layer: u32, decoded: Option<u32>) -> Option<usize> {
+        self.sets.iter().position(|s| s.layer == layer && s.hot.map(|h| h.batch) == decoded)
     }
 
     /// The capacities of a placement without graphs: experts are bounded, and computed where all others are.
@@ -140,6 +163,7 @@ impl Statics {
             overflow: placement.overflow,
             capacities: t.experts.iter().map(|e| e.capacity).collect(),
             groups: Vec::new(),
+            hot: None,
         };
         Self { sets: placement.experts.iter().map(set).collect(), ..Self::default() }
     }
@@ -169,14 +193,14 @@ pub fn offload(module: &mut Module, statics: &Statics, fixed: bool) -> Result<()
 }
 
 /// Where the experts of a layer stand.
-struct Routed {
+pub(super) struct Routed {
     dispatch: usize,
-    ffn: usize,
-    combine: usize,
+    pub(super) ffn: usize,
+    pub(super) combine: usize,
 }
 
 impl Routed {
-    fn find(graph: &Graph, layer: u32) -> Option<Self> {
+    pub(super) fn find(graph: &Graph, layer: u32) -> Option<Self> {
         let scope = Scope::in_layer(layer, moec_ir::Part::FFN);
         let find = |is: fn(&Op) -> bool| graph.nodes.iter().position(|n| n.scope == scope && is(&n.op));
         Some(Self {

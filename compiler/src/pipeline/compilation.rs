@@ -59,7 +59,7 @@ pub struct Compilation<'a> {
     pub statics: Statics,
     /// Hot neurons by layer and batch, from `cluster` on where another unit computes densely.
     pub hot: Vec<HotShare>,
-    /// Those that become networks, with the neurons of each expert: from `cluster` on where the user asks for it.
+    /// Those that become networks, with the neurons of each expert, the hottest first: from `cluster` on where the user asks for it.
     pub hot_neurons: Vec<(HotLayer, Vec<Vec<u32>>)>,
     /// How experts on flash are read, from `cluster` on where there was a choice.
     pub on_flash: Option<FlashDecision>,

@@ -7,7 +7,7 @@ use crate::passes::hot::{self, Experts};
 use crate::passes::offload::Statics;
 use crate::passes::rewrite::{Costs, rules};
 use crate::passes::units::Wish;
-use crate::passes::{cluster, convolve, fetch, format, lower, offload, reads, rewrite, threshold};
+use crate::passes::{cluster, convolve, divide, fetch, format, lower, offload, reads, rewrite, threshold};
 use moec_ir::{EntryKind, Op};
 use moec_runtime::cache::Pin;
 
@@ -77,6 +77,9 @@ pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
             c.hot_neurons = hot::networks(&mut c.hot, &c.module, units, profile, &decoded)?;
         }
     }
+    if !c.hot_neurons.is_empty() {
+        return divide(c);
+    }
     // Other units have kernels of their own.
     let paged = c.config.memory.budget.is_some();
     let elsewhere = if c.units.is_some() || !c.list.free.is_empty() || c.placement.is_some() {
@@ -101,6 +104,28 @@ pub(super) fn cluster(c: &mut Compilation<'_>) -> Result<()> {
     Err(Error::limit("`skip = \"on\"`, but experts cannot be skipped neuron by neuron here")
         .because(elsewhere)
         .hint("leave `skip` under `[experts]` at `\"auto\"`"))
+}
+
+/// Divides experts between the networks of their hot neurons and the processor.
+fn divide(c: &mut Compilation<'_>) -> Result<()> {
+    let Some((units, placement)) = c.units.as_ref().zip(c.placement.as_mut()) else { return Ok(()) };
+    let refused = |what: &str| {
+        Error::limit(format!("`hot` under `[placement]` asks for networks of hot neurons, with {what}"))
+            .hint("leave `hot` out: then the processor computes the experts of decoding")
+    };
+    if c.config.memory.budget.is_some() {
+        return Err(refused("a memory budget")
+            .because("the processor's neurons are resident where others are a unit's, and a budget would read them from flash"));
+    }
+    if c.config.experts.skip == Skip::Off {
+        return Err(refused("`skip = \"off\"`")
+            .because("the processor computes what is not hot neuron by neuron, and skips those at 0"));
+    }
+    divide::divide(&mut c.module, &c.hot_neurons)?;
+    divide::placed(placement, &c.module, units);
+    // Nodes have other numbers now.
+    c.statics = Statics::of(&c.module, placement, units)?;
+    Ok(())
 }
 
 pub(super) fn fetch(c: &mut Compilation<'_>) -> Result<()> {

@@ -103,8 +103,7 @@ pub(super) fn verify_streams(
     Ok(reports)
 }
 
-/// Reads every artifact that the plan calls, and those of hot neurons, and checks that its unit can run it; executes nothing. Gives the number of
-/// functions.
+/// Reads every artifact that the plan calls and checks that its unit can run it; executes nothing. Gives the number of functions.
 ///
 /// # Errors
 /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
@@ -118,7 +117,7 @@ pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<usize> {
     let mut read = 0;
     if let Some(units) = Units::of(&device) {
         read += units.graphs.read(&bundle.folder, &bundle.plan, units.npu)?;
-        read += units.graphs.read_hot(&bundle.folder, module, &hot, units.npu)?;
+        units.graphs.read_hot(&bundle.folder, module, &hot)?;
     }
     for free in &UnitList::of(&device).free {
         if let Some(streams) = free.family.streams() {

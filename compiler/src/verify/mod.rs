@@ -192,7 +192,7 @@ pub fn verify(
     weights::split_tables(&mut module, &packed);
     if source.is_none() {
         weights::complete(&module, &packed, &bundle.folder)?;
-        weights::read_from_bundle(&mut module);
+        weights::read_from_bundle(&mut module, &packed);
     }
     let beside = source.map(|checkpoint| weights::Beside { checkpoint, packed: &packed });
     let mut evaluator = match &beside {

@@ -127,7 +127,7 @@ fn compare(bundle: &Bundle, module: &mut Module, source: &Checkpoint, progress: 
     let packed = weights::Packed::open(bundle)?;
     weights::split_tables(module, &packed);
     let mut own = module.clone();
-    weights::read_from_bundle(&mut own);
+    weights::read_from_bundle(&mut own, &packed);
     let beside = weights::Beside { checkpoint: source, packed: &packed };
     let (mut stored, mut right) = (Evaluator::new(&own, &packed), Evaluator::new(module, &beside));
     stored.keep_weights(false);

@@ -127,8 +127,8 @@ fn in_rows(weight: &str) -> String {
     format!("{weight} in rows")
 }
 
-/// Whether the bundle has every weight that the Graph reads. What lives on another unit alone has no segment: its package holds codes,
-/// and these are what is verified.
+/// Whether the bundle has every weight that the Graph reads, or what it is made of. What lives on another unit alone has no segment: its
+/// package holds codes, and these are what is verified.
 ///
 /// # Errors
 /// It has not: the reference needs the checkpoint.
@@ -140,8 +140,10 @@ pub(super) fn complete(module: &Module, packed: &Packed, bundle: &Path) -> Resul
             Operand::Value(_) | Operand::State(_) => None,
         })
         .collect();
-    let lacks = |name: &&str| !packed.holds(name);
-    let missing: Vec<&str> = read.iter().map(|id| module.weight(*id).name.as_str()).filter(lacks).collect();
+    let known = segments(module, packed);
+    let lacks = |w: &&Weight| !packed.holds(&w.name) && through(&w.expr, &known).is_none();
+    let missing: Vec<&str> =
+        read.iter().map(|id| module.weight(*id)).filter(lacks).map(|w| w.name.as_str()).collect();
     let Some(first) = missing.first() else { return Ok(()) };
     let and = match missing.len() {
         1 => String::new(),
@@ -175,12 +177,47 @@ pub(crate) fn split_tables(module: &mut Module, packed: &Packed) {
     }
 }
 
-/// Replaces every weight's expression by the segment of its name.
-pub(crate) fn read_from_bundle(module: &mut Module) {
+/// Replaces every weight's expression by the segment of its name. What has no segment, but is made of weights that have some (the hot
+/// neurons of experts, whose prompts take all), reads those.
+pub(crate) fn read_from_bundle(module: &mut Module, packed: &Packed) {
+    let known = segments(module, packed);
     for w in &mut module.weights {
-        let leaf = Leaf { tensor: w.name.clone(), shape: w.shape.clone(), encoding: Encoding::Plain };
-        w.expr = WeightExpr::Leaf(leaf);
+        let found = if packed.holds(&w.name) { None } else { through(&w.expr, &known) };
+        w.expr = found.unwrap_or_else(|| leaf(w));
     }
+}
+
+/// The segment of a weight.
+fn leaf(w: &Weight) -> WeightExpr {
+    WeightExpr::Leaf(Leaf { tensor: w.name.clone(), shape: w.shape.clone(), encoding: Encoding::Plain })
+}
+
+/// What is stored, with where.
+fn segments(module: &Module, packed: &Packed) -> Vec<(WeightExpr, WeightExpr)> {
+    let held = module.weights.iter().filter(|w| packed.holds(&w.name));
+    held.map(|w| (w.expr.clone(), leaf(w))).collect()
+}
+
+/// An expression with what is stored in place of what it is read from; `None` where some of it is not stored.
+fn through(expr: &WeightExpr, known: &[(WeightExpr, WeightExpr)]) -> Option<WeightExpr> {
+    if let Some((_, stored)) = known.iter().find(|(whole, _)| whole == expr) {
+        return Some(stored.clone());
+    }
+    let one = |of: &WeightExpr| through(of, known).map(Box::new);
+    let all = |of: &[WeightExpr]| of.iter().map(|of| through(of, known)).collect::<Option<Vec<_>>>();
+    Some(match expr {
+        WeightExpr::Leaf(_) => return None,
+        WeightExpr::Const(numbers) => WeightExpr::Const(numbers.clone()),
+        WeightExpr::Transpose(of) => WeightExpr::Transpose(one(of)?),
+        &WeightExpr::Slice { axis, start, step, len, ref of } => {
+            WeightExpr::Slice { axis, start, step, len, of: one(of)? }
+        }
+        WeightExpr::Concat { axis, of } => WeightExpr::Concat { axis: *axis, of: all(of)? },
+        WeightExpr::Stack(of) => WeightExpr::Stack(all(of)?),
+        WeightExpr::Split { heads, of } => WeightExpr::Split { heads: *heads, of: one(of)? },
+        WeightExpr::Arrange { order, of } => WeightExpr::Arrange { order: order.clone(), of: one(of)? },
+        WeightExpr::ScaleCols { of, by } => WeightExpr::ScaleCols { of: one(of)?, by: one(by)? },
+    })
 }
 
 #[cfg(test)]

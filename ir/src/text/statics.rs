@@ -4,7 +4,9 @@ use super::attrs::{Attrs, Value};
 use super::cursor::{Cursor, Parsed};
 use super::items::with_attrs;
 use super::lex::quote;
-use crate::plan::{ExpertSet, GraphDecl, GraphGroup, GraphPart, Overflow, PartAttention, Plan, Port};
+use crate::plan::{
+    ExpertSet, GraphDecl, GraphGroup, GraphPart, HotNeurons, Overflow, PartAttention, Plan, Port,
+};
 use std::fmt;
 
 fn ports(ports: &[Port]) -> String {
@@ -25,14 +27,18 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, plan: &Plan) -> fmt::Result {
             format!("group(graph = {}, capacity = {}, experts = {:?})", g.graph, g.capacity, g.experts)
         };
         let groups: Vec<_> = s.groups.iter().map(group).collect();
-        writeln!(
+        write!(
             f,
-            "set {i} {{layer = {}, overflow = {}, capacities = {:?}, groups = [{}]}}",
+            "set {i} {{layer = {}, overflow = {}, capacities = {:?}, groups = [{}]",
             s.layer,
             s.overflow,
             s.capacities,
             groups.join(", ")
         )?;
+        if let Some(HotNeurons { batch, neurons }) = s.hot {
+            write!(f, ", hot = hot(batch = {batch}, neurons = {neurons})")?;
+        }
+        writeln!(f, "}}")?;
     }
     for (i, p) in plan.parts.iter().enumerate() {
         write!(f, "part {i} {{graphs = {:?}, inputs = {}, outputs = {}", p.graphs, p.inputs, p.outputs)?;
@@ -113,6 +119,12 @@ pub(super) fn set(c: &mut Cursor<'_>) -> Parsed<ExpertSet> {
                     capacity: a.int(c, "capacity")?,
                     experts: a.list(c, "experts", "a list of experts", Value::number)?,
                 })
+            })?,
+            hot: a.optional_variant(c, "hot", "`hot(…)`", |word, args| {
+                if word != "hot" {
+                    return Ok(None);
+                }
+                Ok(Some(HotNeurons { batch: args.int(c, "batch")?, neurons: args.int(c, "neurons")? }))
             })?,
         })
     })

@@ -452,7 +452,7 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 return false;
             };
             k > 0
-                && plan.sets.get(set as usize).is_some()
+                && plan.sets.get(set as usize).is_some_and(|s| s.hot.is_none())
                 && holds(*added, DType::F32, Some(channels))
                 && [ids, stay, rest].iter().all(|&&a| holds(a, DType::I32, Some(k)))
         }
@@ -533,11 +533,17 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
                 plan.graphs.get(g.graph as usize).is_some_and(|d| d.inputs[0].shape[1] == hidden)
             };
             let slots = table_rows.checked_mul(k);
+            // Whole experts are for prompts, hot neurons for decoding their batch.
+            let called = match set.hot {
+                None => true,
+                Some(hot) => !entry.kind.is_prefill() && hot.batch == rows && table_rows == rows,
+            };
             let y = match *y {
                 Arg::Buffer(y, 0) => entry.buffers.get(y as usize),
                 _ => None,
             };
             k > 0
+                && called
                 && table_rows >= rows
                 && set.groups.iter().all(takes)
                 && holds(*x, DType::F32, Some(hidden))

@@ -5,7 +5,8 @@ use crate::plan::{GraphDecl, GraphPart, Plan};
 use std::collections::HashSet;
 
 /// Every graph has distinct ports of some size inside the address space; every set's groups fit their graphs, and no
-/// expert is in two of them. A set without groups only bounds its experts.
+/// expert is in two of them. A set without groups only bounds its experts. Of hot neurons every expert has a graph of its own, with
+/// room for all rows of the batch.
 pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     for (i, g) in plan.graphs.iter().enumerate() {
         let at = || format!("graphs[{i}]");
@@ -24,7 +25,8 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     let mut layers = HashSet::new();
     for (i, s) in plan.sets.iter().enumerate() {
         let at = || format!("sets[{i}]");
-        require(layers.insert(s.layer), at, || format!("layer {} comes twice", s.layer))?;
+        let own = (s.layer, s.hot.map(|h| h.batch));
+        require(layers.insert(own), at, || format!("layer {} comes twice", s.layer))?;
         require(!s.capacities.is_empty(), at, || "no experts".into())?;
         let mut seen = HashSet::new();
         for group in &s.groups {
@@ -38,6 +40,13 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
                 && !group.experts.is_empty()
                 && graph.is_some_and(|d| fits(d) && !d.stateful);
             require(sound, at, || format!("graph {} does not hold its experts", group.graph))?;
+        }
+        if let Some(hot) = s.hot {
+            let room = hot.batch > 0 && hot.neurons > 0 && s.capacities.iter().all(|&c| c == hot.batch);
+            let apart = s.groups.len() == s.capacities.len() && s.groups.iter().all(|g| g.experts.len() == 1);
+            require(room && apart, at, || {
+                format!("experts without a graph of their own for {} rows of hot neurons", hot.batch)
+            })?;
         }
         // Groups of the same experts, one behind the other, are sizes of one graph.
         for sizes in s.groups.chunk_by(|a, b| a.experts == b.experts) {

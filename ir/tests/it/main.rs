@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod hot;
 mod launches;
 mod memories;
 mod model;

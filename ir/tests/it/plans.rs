@@ -137,6 +137,7 @@ pub(crate) fn plan() -> Plan {
             overflow: Overflow::Spill,
             capacities: vec![16, 0, 16, 0],
             groups: vec![GraphGroup { graph: 0, capacity: 16, experts: vec![2, 0] }],
+            hot: None,
         }],
         parts: vec![GraphPart { graphs: vec![0], inputs: 8, outputs: 8, attention: None }],
         entries: vec![entry],

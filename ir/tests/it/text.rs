@@ -523,8 +523,10 @@ fn random_plan() -> impl Strategy<Value = Plan> {
         experts,
     });
     let overflow = prop::sample::select(Overflow::ALL.to_vec());
-    let set = (any::<(u32, Vec<u32>)>(), overflow, list(group, 0..3)).prop_map(
-        |((layer, capacities), overflow, groups)| ExpertSet { layer, overflow, capacities, groups },
+    let hot = prop::option::of(any::<(u32, u32)>())
+        .prop_map(|hot| hot.map(|(batch, neurons)| HotNeurons { batch, neurons }));
+    let set = (any::<(u32, Vec<u32>)>(), overflow, list(group, 0..3), hot).prop_map(
+        |((layer, capacities), overflow, groups, hot)| ExpertSet { layer, overflow, capacities, groups, hot },
     );
     let attention = any::<(u32, u32, Option<u32>, bool)>()
         .prop_map(|(angles, context, window, apart)| PartAttention { angles, context, window, apart });

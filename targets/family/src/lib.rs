@@ -43,7 +43,7 @@ pub use tools::Tools;
 pub use verify::{Check, FunctionReport, Trial};
 
 use moec_device::{Device, Unit};
-use moec_ir::plan::{ExpertTable, Plan};
+use moec_ir::plan::{ExpertTable, GraphDecl, Plan};
 use moec_ir::{Module, Op, Scope, Weight};
 use moec_runtime::beside::Executor;
 use moec_runtime::graphs::Graphs;
@@ -162,6 +162,11 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
         Err("its graphs hold whole experts".into())
     }
 
+    /// What a plan says of these functions for a batch: that of every expert, in their order.
+    fn hot_graphs(&self, _module: &Module, _layer: u32, _batch: u32) -> Vec<GraphDecl> {
+        Vec::new()
+    }
+
     /// Writes artifacts.
     ///
     /// # Errors
@@ -176,12 +181,12 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
     /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize>;
 
-    /// The same for the functions of hot neurons, which no plan calls.
+    /// Reads what else the functions of hot neurons come with, and checks that they and the Graph divide experts alike.
     ///
     /// # Errors
-    /// As [`StaticGraphs::read`].
-    fn read_hot(&self, _folder: &Path, _module: &Module, _hot: &[HotLayer], _unit: &Unit) -> Result<usize> {
-        Ok(0)
+    /// Other neurons than those that the Graph leaves to them.
+    fn read_hot(&self, _folder: &Path, _module: &Module, _hot: &[HotLayer]) -> Result<()> {
+        Ok(())
     }
 
     /// Executes every function of every artifact against the evaluator.

@@ -63,7 +63,8 @@ impl Builder<'_> {
         spaces: &[RowSpace],
     ) -> Result<(Step, Vec<usize>)> {
         let graph = frame.graph;
-        let set = node.scope.layer.and_then(|layer| self.statics.set(layer));
+        let decoded = (!graph.kind.is_prefill()).then(|| graph.kind.rows() as u32);
+        let set = node.scope.layer.and_then(|layer| self.statics.set(layer, decoded));
         let set = set.ok_or_else(|| Error::bug(format!("no set of experts for `{}`", node.scope)))?;
         let value = |i: usize| match node.inputs.get(i) {
             Some(&Operand::Value(v)) => Ok(v),

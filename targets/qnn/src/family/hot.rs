@@ -10,32 +10,28 @@
 //! | `rows.bin` | rows that wake them, f32 `[E, n, H]` |
 //! | `context.bin` | where the vendor's library is installed: all networks, compiled |
 //!
-//! The neurons that are not hot are the processor's: whoever runs both adds their sums.
+//! The neurons that are not hot are the processor's; the plan runs both and adds their sums.
 
 use super::emit::{Gated, limited, measured, read_by_experts};
-use super::library::check::Checker;
-use super::read::{network, wrong};
+use super::read::wrong;
 use super::rows::{AT_ONCE, Sample, cycled, deviations};
-use super::verify::{executed, refuses, routed, rows as rows_of};
-use super::weights::{Form, WeightFile, columns_of, rounded, rows_of as channels_of};
+use super::weights::{WeightFile, columns_of, rounded, rows_of as channels_of};
 use super::{ROWS, path_of};
 use crate::emit::Ffn;
-use crate::exec::{Executor, Saturated, Shared};
+use crate::exec::Executor;
 use crate::net::NetworkError;
 use crate::onnx;
 use crate::quant::coded;
-use moec_device::Unit;
 use moec_family::error::{Error, Result, io_error};
-use moec_family::{Distance, Emit, FunctionReport, HotBatch, HotLayer, LayerExperts, Trial};
-use moec_ir::eval::{Arg, Tensor, op};
+use moec_family::{Emit, HotBatch, HotLayer, LayerExperts};
 use moec_ir::plan::{GraphDecl, Port};
-use moec_ir::{Glu, Module, Op};
+use moec_ir::{Axis, EntryKind, Glu, Module, Op, Operand, WeightExpr, WeightId};
 use moec_runtime::regular;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-type Failed = Box<dyn std::error::Error>;
+pub(super) type Failed = Box<dyn std::error::Error>;
 
 /// File that says which neurons are hot.
 const NEURONS: &str = "neurons.bin";
@@ -64,16 +60,23 @@ fn function(expert: usize, batch: u32) -> String {
     format!("expert{expert}_batch{batch}")
 }
 
-/// What a plan would say of that network.
-fn declared(layer: &HotLayer, hidden: usize, expert: usize, batch: u32) -> GraphDecl {
+/// What a plan says of that network.
+pub(super) fn declared(layer: &str, hidden: usize, expert: usize, batch: u32) -> GraphDecl {
     let port = |name: &str| Port { name: name.to_owned(), shape: [batch, hidden as u32, 1, 1] };
     GraphDecl {
-        package: path_of(&layer.name()),
+        package: path_of(layer),
         function: function(expert, batch),
         inputs: vec![port("x")],
         outputs: vec![port("y")],
         stateful: false,
     }
+}
+
+/// What a plan says of the networks of a layer at a batch, expert by expert.
+pub(super) fn graphs(module: &Module, layer: u32, batch: u32) -> Vec<GraphDecl> {
+    let Some(experts) = LayerExperts::of(module, layer) else { return Vec::new() };
+    let (name, down) = (HotLayer { layer, batches: Vec::new() }.name(), module.weight(experts.down));
+    (0..down.lead()).map(|e| declared(&name, down.rows(), e, batch)).collect()
 }
 
 /// Writes the hot neurons of a build. Gives the bytes of their codes.
@@ -136,7 +139,11 @@ impl<'a> Making<'a> {
             fs::write(&path, bytes).map_err(|e| io_error("write", &path, &e))
         };
         put(ROWS, shown.iter().flat_map(|x| x.to_le_bytes()).collect())?;
-        put(NEURONS, order.iter().flatten().flat_map(|n| n.to_le_bytes()).collect())?;
+        let most = self.cuts.last().copied().unwrap_or(0);
+        put(
+            NEURONS,
+            order.iter().flat_map(|own| own.iter().take(most)).flat_map(|n| n.to_le_bytes()).collect(),
+        )?;
         Ok(bytes)
     }
 
@@ -211,31 +218,63 @@ fn awake(
     Ok(cycled(&rows.into_iter().flat_map(|(_, row)| row).collect::<Vec<_>>(), SHOWN * hidden))
 }
 
-/// Reads the networks of layers and checks that the unit holds each; executes nothing. Gives their number.
+/// Reads which neurons of layers are hot, and checks that the Graph leaves these to the networks, and all others to the processor.
+/// Executes nothing.
 ///
 /// # Errors
-/// A network that is missing, malformed or too large; hot neurons that are none of an expert's.
-pub(super) fn read(folder: &Path, module: &Module, hot: &[HotLayer], unit: &Unit) -> Result<usize> {
-    let mut count = 0;
+/// A file that is missing or malformed; hot neurons that are none of an expert's, or that the processor has, too.
+pub(super) fn read(folder: &Path, module: &Module, hot: &[HotLayer]) -> Result<()> {
     for layer in hot {
         let failed = |e: &dyn std::fmt::Display| wrong(&path_of(&layer.name()), e);
         let experts = LayerExperts::of(module, layer.layer).ok_or_else(|| failed(&"no layer of experts"))?;
         let down = module.weight(experts.down);
-        neurons(folder, layer, down.lead(), down.cols()).map_err(|e| failed(&e))?;
-        for e in 0..down.lead() {
-            for HotBatch { batch, .. } in &layer.batches {
-                let declared = declared(layer, down.rows(), e, *batch);
-                let network = network(folder, &declared).map_err(|e| failed(&e))?;
-                super::read::held(&network, unit).map_err(|e| failed(&e))?;
-                count += 1;
+        let inner = down.cols();
+        let order = neurons(folder, layer, down.lead(), inner).map_err(|e| failed(&e))?;
+        for &HotBatch { batch, neurons } in layer.batches.iter().filter(|b| (b.neurons as usize) < inner) {
+            let cold = cold(module, layer.layer, batch).map(|id| module.weight(id));
+            let alike = cold.is_some_and(|cold| complements(&cold.expr, &order, neurons as usize, inner));
+            if !alike {
+                return Err(failed(&format!(
+                    "the Graph leaves other neurons to the processor than `{NEURONS}` does for batch {batch}"
+                )));
             }
         }
     }
-    Ok(count)
+    Ok(())
+}
+
+/// The cold neurons of a layer at a batch; `None` where all are hot.
+pub(super) fn cold(module: &Module, layer: u32, batch: u32) -> Option<WeightId> {
+    let graph = module.entries.iter().find(|g| g.kind == EntryKind::Decode(batch))?;
+    graph.nodes.iter().filter(|n| n.scope.layer == Some(layer)).find_map(|node| {
+        match (&node.op, node.inputs.get(2)) {
+            (Op::NeuronFfn { .. }, Some(&Operand::Weight(id))) => Some(id),
+            _ => None,
+        }
+    })
+}
+
+/// Whether a weight is the neurons of each expert behind the `hot` first of an order, which `hottest` begins.
+fn complements(weight: &WeightExpr, hottest: &[Vec<usize>], hot: usize, inner: usize) -> bool {
+    let WeightExpr::Slice { axis: Axis::Rows, start, step: 1, len, of } = weight else { return false };
+    let same = |own: &[u32], hottest: &[usize]| own.iter().map(|&n| n as usize).eq(hottest.iter().copied());
+    let alike = match &**of {
+        WeightExpr::Arrange { order, .. } => order
+            .chunks_exact(inner)
+            .zip(hottest)
+            .all(|(own, first)| own.get(..hot).zip(first.get(..hot)).is_some_and(|(a, b)| same(a, b))),
+        _ => hottest.iter().all(|first| first.get(..hot).is_some_and(|f| f.iter().copied().eq(0..hot))),
+    };
+    (*start, *len) == (hot, inner - hot) && alike
 }
 
 /// Which neurons of each expert are hot, read from a bundle.
-fn neurons(folder: &Path, layer: &HotLayer, experts: usize, inner: usize) -> Result<Vec<Vec<usize>>, Failed> {
+pub(super) fn neurons(
+    folder: &Path,
+    layer: &HotLayer,
+    experts: usize,
+    inner: usize,
+) -> Result<Vec<Vec<usize>>, Failed> {
     let path = folder.join(path_of(&layer.name())).join(NEURONS);
     let bytes = regular::read(&path, regular::NETWORK).map_err(|e| format!("`{NEURONS}`: {e}"))?;
     let most = layer.cuts().last().copied().unwrap_or(0);
@@ -252,141 +291,5 @@ fn neurons(folder: &Path, layer: &HotLayer, experts: usize, inner: usize) -> Res
     match all.chunks_exact(most).position(|order| !own(order)) {
         Some(e) => Err(format!("`{NEURONS}` names neurons that expert {e} has not, or some twice").into()),
         None => Ok(all.chunks_exact(most).map(<[usize]>::to_vec).collect()),
-    }
-}
-
-/// Evaluates every network of hot neurons against the same neurons of the reference, and has others execute it.
-///
-/// # Errors
-/// A network that is missing, malformed, or does not run.
-pub(super) fn verify(
-    trial: &mut Trial<'_, '_>,
-    mut checker: Option<&mut Checker>,
-) -> Result<Vec<FunctionReport>> {
-    let mut reports = Vec::new();
-    for layer in trial.hot {
-        let name = path_of(&layer.name());
-        (trial.next)(&name)?;
-        let (mut own, rows) = Tried::new(trial, layer)
-            .and_then(|tried| Ok((tried.reports(trial)?, tried.rows)))
-            .map_err(|e| wrong(&name, &e))?;
-        let of = |function: &str| {
-            let at = own_expert(function).unwrap_or(0);
-            rows.get(at).cloned().unwrap_or_default()
-        };
-        if let Some(checker) = &mut checker {
-            executed(trial, checker, &mut own, &of)?;
-        }
-        reports.extend(own);
-    }
-    Ok(reports)
-}
-
-/// The expert of a network's name.
-fn own_expert(function: &str) -> Option<usize> {
-    function.strip_prefix("expert")?.split('_').next()?.parse().ok()
-}
-
-/// A layer that is being verified.
-struct Tried<'a> {
-    layer: &'a HotLayer,
-    glu: Glu,
-    /// `[E, 2 I, H]` and `[E, H, I]`
-    weights: [std::rc::Rc<Tensor>; 2],
-    order: Vec<Vec<usize>>,
-    /// Rows of each expert, `[n, H]`.
-    rows: Vec<Vec<f32>>,
-    hidden: usize,
-    bound: f64,
-}
-
-impl<'a> Tried<'a> {
-    fn new(trial: &mut Trial<'_, '_>, layer: &'a HotLayer) -> Result<Self, Failed> {
-        let module = trial.module;
-        let experts =
-            LayerExperts::of(module, layer.layer).ok_or("the Graph has no experts in this layer")?;
-        let down = module.weight(experts.down);
-        let (count, hidden, inner) = (down.lead(), down.rows(), down.cols());
-        let order = neurons(trial.folder, layer, count, inner)?;
-        let rows = rows_of(&trial.folder.join(path_of(&layer.name())), hidden)?;
-        let each = rows.len() / count.max(1);
-        if each == 0 || !rows.len().is_multiple_of(count * hidden) {
-            return Err(format!("`{ROWS}` has not as many rows of every expert").into());
-        }
-        let weights = [trial.evaluator.weight(experts.gate_up)?, trial.evaluator.weight(experts.down)?];
-        // Where the reference has the bundle's weights, what their format rounds comes on top.
-        let other = if trial.rounded { moec_family::stored(down.format) } else { 0.0 };
-        let bound = Form::of(down.format).bound().hypot(other);
-        let rows = rows.chunks_exact(each).map(<[f32]>::to_vec).collect();
-        Ok(Self { layer, glu: experts.glu, weights, order, rows, hidden, bound })
-    }
-
-    fn reports(&self, trial: &Trial<'_, '_>) -> Result<Vec<FunctionReport>, Failed> {
-        let mut reports = Vec::new();
-        let mut shared = Shared::default();
-        for e in 0..self.order.len() {
-            for &HotBatch { batch, neurons } in &self.layer.batches {
-                let declared = declared(self.layer, self.hidden, e, batch);
-                let (error, saturated) = self.evaluate(trial, &declared, (e, neurons), &mut shared)?;
-                reports.push(FunctionReport {
-                    package: declared.package,
-                    function: declared.function,
-                    experts: 1,
-                    error,
-                    bound: self.bound,
-                    findings: saturated.iter().map(ToString::to_string).collect(),
-                    refused: refuses(&saturated),
-                    checks: Vec::new(),
-                });
-            }
-        }
-        Ok(reports)
-    }
-
-    /// Runs a network on the rows of its expert, and the reference on the same.
-    fn evaluate(
-        &self,
-        trial: &Trial<'_, '_>,
-        declared: &GraphDecl,
-        (e, neurons): (usize, u32),
-        shared: &mut Shared,
-    ) -> Result<(Distance, Vec<Saturated>), Failed> {
-        let package = trial.folder.join(&declared.package);
-        let executor = Executor::sharing(network(trial.folder, declared)?.into(), Some(&package), shared)?;
-        let rows = self.rows.get(e).map(Vec::as_slice).unwrap_or_default();
-        let each = declared.inputs.first().map_or(0, |p| p.shape[0] as usize) * self.hidden;
-        let (mut got, mut saturated) = (Vec::new(), Vec::new());
-        for own in rows.chunks(each.max(1)) {
-            let outcome = executor.run(&[&cycled(own, each)])?;
-            let y = outcome.outputs.into_iter().next().ok_or("it gives nothing")?;
-            got.extend(y.into_iter().take(own.len()));
-            saturated.extend(outcome.saturated);
-        }
-        let want = self.reference(e, neurons as usize, rows)?;
-        let count = got.len();
-        Ok((Distance::of(&Tensor::f32([count], got), &Tensor::f32([count], want), count), saturated))
-    }
-
-    /// What the hottest neurons of an expert give, in f32.
-    fn reference(&self, e: usize, neurons: usize, x: &[f32]) -> Result<Vec<f32>, Failed> {
-        let (hidden, count) = (self.hidden, x.len() / self.hidden);
-        let order = self.order.get(e).and_then(|o| o.get(..neurons)).ok_or("it has fewer hot neurons")?;
-        let [gate_up, down] = self.weights.each_ref().map(|w| w.as_f32());
-        let inner = down.len() / self.order.len() / hidden;
-        let (gate_up, down) = (&gate_up[e * 2 * inner * hidden..], &down[e * hidden * inner..]);
-        let row = |n: usize| gate_up[n * hidden..(n + 1) * hidden].iter().copied();
-        let halves = [0, inner].into_iter().flat_map(|first| order.iter().map(move |n| first + n));
-        let own_gate_up: Vec<f32> = halves.flat_map(row).collect();
-        let own_down: Vec<f32> =
-            (0..hidden).flat_map(|h| order.iter().map(move |n| down[h * inner + n])).collect();
-        let inputs = [
-            Tensor::f32([count, hidden], x.to_vec()),
-            routed(&[0], &[count], 1),
-            Tensor::f32([1, 2 * neurons, hidden], own_gate_up),
-            Tensor::f32([1, hidden, neurons], own_down),
-        ];
-        let node = Op::ExpertFfn { glu: self.glu, bias: false, fixed: false };
-        let y = op(&node, inputs.iter().map(Arg::Tensor).collect())?;
-        Ok(y.first().ok_or("the evaluator gave nothing")?.as_f32().to_vec())
     }
 }

@@ -3,8 +3,7 @@
 //! A group of experts lies at `artifacts/layers.L.group.G.qnn`, a folder: a network `cap{C}.onnx` for each number of rows of
 //! an expert, `weights.bin` with the codes that all of them share, and `rows.bin`, the rows by which ranges were measured.
 //! Where QNN's library is installed, `context.bin` has all of them compiled, and `cap{C}.dlc` the largest as a DLC.
-//! Attention, dense networks and the head have networks of their own, and so have hot neurons of experts where a build asks for them: no
-//! plan calls these.
+//! Attention, dense networks and the head have networks of their own, and so have hot neurons of experts where a build asks for them.
 
 mod attention;
 mod emit;
@@ -15,6 +14,7 @@ mod parts;
 mod read;
 mod rows;
 mod sizes;
+mod together;
 mod verify;
 mod weights;
 
@@ -140,28 +140,28 @@ impl StaticGraphs for Qnn {
         false
     }
 
+    fn hot_graphs(&self, module: &Module, layer: u32, batch: u32) -> Vec<GraphDecl> {
+        hot::graphs(module, layer, batch)
+    }
+
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
         let bytes = parts::write(emit)? + emit::artifacts(emit)? + hot::write(emit)?;
-        let mut notes = contexts::write(emit)?;
-        if !emit.hot.is_empty() {
-            notes.push("networks of hot neurons lie beside the plan, which does not call them: `run` computes whole experts".into());
-        }
-        Ok(Emitted { bytes, notes })
+        Ok(Emitted { bytes, notes: contexts::write(emit)? })
     }
 
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
         read::read(folder, plan, unit)
     }
 
-    fn read_hot(&self, folder: &Path, module: &Module, hot: &[HotLayer], unit: &Unit) -> Result<usize> {
-        hot::read(folder, module, hot, unit)
+    fn read_hot(&self, folder: &Path, module: &Module, hot: &[HotLayer]) -> Result<()> {
+        hot::read(folder, module, hot)
     }
 
     fn verify(&self, trial: &mut Trial<'_, '_>) -> Result<Vec<FunctionReport>> {
         let (parts, given) = parts::verify(trial)?;
         let mut checker = verify::checker(trial);
         let mut reports = verify::verify(trial, parts, &given, checker.as_mut())?;
-        reports.extend(hot::verify(trial, checker.as_mut())?);
+        reports.extend(together::verify(trial, checker.as_mut())?);
         Ok(reports)
     }
 

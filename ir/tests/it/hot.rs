@@ -1,0 +1,86 @@
+//! Plans whose static graphs have the hot neurons of experts.
+
+use moec_ir::EntryKind;
+use moec_ir::plan::{Arg, Builtin, Code, HotNeurons, Plan};
+use moec_ir::text::parse_plan;
+use moec_ir::verify;
+
+/// Two experts, of which two sequences choose one each: what their graphs give is no logits, but has their form.
+const TEXT: &str = r#"plan 14 {scratch_bytes = 0}
+model "m" {vocab = 1, hidden = 1, layers = 1, max_context = 4, slots = 2, eos = [], parameters = 1, active_parameters = 1}
+target "t" {triple = "t", cpu = "c", features = []}
+unit 0 "cpu" {family = "cpu", memory = 0}
+unit 1 "npu" {family = "qnn", memory = 0}
+memory 0 "ram" {arena_bytes = 448}
+graph 0 "artifacts/h.qnn" "expert0_batch2" {inputs = [port(name = "x", shape = [2, 1, 1, 1])], outputs = [port(name = "y", shape = [2, 1, 1, 1])]}
+graph 1 "artifacts/h.qnn" "expert1_batch2" {inputs = [port(name = "x", shape = [2, 1, 1, 1])], outputs = [port(name = "y", shape = [2, 1, 1, 1])]}
+set 0 {layer = 0, overflow = prune, capacities = [2, 2], groups = [group(graph = 0, capacity = 2, experts = [0]), group(graph = 1, capacity = 2, experts = [1])], hot = hot(batch = 2, neurons = 3)}
+entry decode[2] {out_rows = 2, logits = 6} {
+  buffer 0 "%0" i32[2, 1] {offset = 0, bytes = 64}
+  buffer 1 "%1" i32[2, 1] {offset = 64, bytes = 64}
+  buffer 2 "%2" i32[2, 1] {offset = 128, bytes = 64}
+  buffer 3 "%3" i32[2, 1] {offset = 192, bytes = 64}
+  buffer 4 "x" f32[2, 1] {offset = 256, bytes = 64}
+  buffer 5 "t" i32[13, 1] {offset = 320, bytes = 64}
+  buffer 6 "y" f32[2, 1] {offset = 384, bytes = 64}
+  step 0 dispatch {rows = 2, k = 1, experts = 2} (buffer 0, buffer 5) {unit = 0, rows = tokens, grid = one, barrier = true, deps = [], node = 0}
+  step 1 expert_graphs {set = 0, rows = 2, k = 1, hidden = 1} (buffer 4, buffer 5, buffer 6) {unit = 1, rows = tokens, grid = one, deps = [0], node = 0}
+}
+"#;
+
+fn refused(at: &str, message: &str, change: impl FnOnce(&mut Plan)) {
+    let mut plan = parse_plan(TEXT).unwrap();
+    change(&mut plan);
+    let error = verify::plan(&plan).unwrap_err();
+    assert!(error.at.starts_with(at) && error.message.contains(message), "{error}");
+}
+
+#[test]
+fn hot_neurons_are_read_and_accepted() {
+    let plan = parse_plan(TEXT).unwrap();
+    verify::plan(&plan).unwrap();
+    assert_eq!(plan.sets[0].hot, Some(HotNeurons { batch: 2, neurons: 3 }));
+    assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
+    assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
+    // A layer has a set for each batch, and one of whole experts.
+    let mut more = plan.clone();
+    let mut other = plan.sets[0].clone();
+    other.hot = None;
+    more.sets.push(other);
+    verify::plan(&more).unwrap();
+}
+
+#[test]
+fn every_expert_has_a_graph_for_all_rows_of_its_batch() {
+    refused("sets[1]", "layer 0 comes twice", |p| p.sets.push(p.sets[0].clone()));
+    refused("sets[0]", "a graph of their own for 1 rows", |p| p.sets[0].hot.as_mut().unwrap().batch = 1);
+    refused("sets[0]", "a graph of their own", |p| p.sets[0].hot.as_mut().unwrap().neurons = 0);
+    refused("sets[0]", "a graph of their own", |p| {
+        p.sets[0].groups.pop();
+    });
+    refused("sets[0]", "a graph of their own", |p| {
+        p.sets[0].groups[0].experts = vec![0, 1];
+        p.sets[0].groups.pop();
+        p.graphs[0].inputs[0].shape[0] = 4;
+        p.graphs[0].outputs[0].shape[0] = 4;
+    });
+}
+
+#[test]
+fn only_calls_that_decode_the_batch_run_them() {
+    let step = "entries[0].steps[1]";
+    refused(step, "do not fit", |p| p.entries[0].kind = EntryKind::Prefill(2));
+    refused(step, "do not fit", |p| {
+        let Code::Builtin(Builtin::Experts { rows, .. }) = &mut p.entries[0].steps[1].code else { return };
+        *rows = 3;
+        p.entries[0].buffers[5].bytes = 128;
+        p.entries[0].buffers[5].rows = 15;
+        p.memories[0].arena_bytes = 1024;
+    });
+    // Nothing is past a capacity, so nobody admits.
+    refused(step, "do not fit", |p| {
+        let step = &mut p.entries[0].steps[1];
+        step.code = Code::Builtin(Builtin::Admit { set: 0, k: 1, channels: 1 });
+        step.args = [0, 4, 1, 2].map(|b| Arg::Buffer(b, 0)).to_vec();
+    });
+}
