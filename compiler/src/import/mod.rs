@@ -12,6 +12,7 @@ pub mod families;
 mod latent;
 pub(crate) mod map;
 pub mod moe;
+mod parts;
 mod rectangles;
 pub mod rope;
 pub mod spec;

@@ -3,27 +3,12 @@
 use super::common::{Base, EXPERTS};
 use super::config::Config;
 use super::encodings::mxfp4::MXFP4;
+pub use super::parts::{PROJ, Parts, W123};
 use super::spec::{ExpertWeights, Moe, Projection, RouterInput, Shared};
 use super::tensors::Dim;
 use crate::error::{Error, Result};
 use moec_ir::op::{GroupScore, Groups, Renorm, Score, WeightFrom};
 use moec_ir::{Axis, Glu, RouterDesc, WeightExpr};
-
-/// How a family names the parts of an expert that has tensors of its own.
-#[derive(Clone, Copy, Debug)]
-pub struct Parts {
-    /// Gate projection.
-    pub gate: &'static str,
-    /// Up projection.
-    pub up: &'static str,
-    /// Down projection.
-    pub down: &'static str,
-}
-
-/// As most families do.
-pub const PROJ: Parts = Parts { gate: "gate_proj", up: "up_proj", down: "down_proj" };
-/// As Mixtral does.
-pub const W123: Parts = Parts { gate: "w1", up: "w3", down: "w2" };
 
 /// Whether fused tensors are stored as `[experts, out, in]` with gate before up, or as gpt-oss does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

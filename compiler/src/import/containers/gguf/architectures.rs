@@ -1,64 +1,57 @@
 //! The architectures of GGUF that are read, one row each.
 
 use super::keys::Keys;
-use super::settings::{self, Model, Settings};
+use super::names::Naming;
+use super::settings::{self, Own};
 use crate::error::{Error, Result};
-use crate::import::moe::{PROJ, Parts, W123};
+use crate::import::parts::{PROJ, Parts, W123};
 
-/// How an architecture calls its parts, and what its configuration is.
+/// An architecture.
 #[derive(Debug)]
 pub(super) struct Architecture {
     /// `general.architecture`.
     pub(super) name: &'static str,
-    /// Whether the rows of query and key are paired anew, for a rotation of neighbours.
-    pub(super) paired: bool,
-    /// The router in a layer.
-    pub(super) router: &'static str,
-    /// The experts in a layer.
-    pub(super) experts: &'static str,
-    /// The parts of an expert.
-    pub(super) parts: Parts,
-    /// The network in a layer that all tokens go through beside their experts.
-    pub(super) shared: &'static str,
-    /// Adds the keys that are its own to those that all have.
-    pub(super) settings: fn(&Model<'_>, &mut Settings) -> Result<()>,
+    /// How its tensors are called.
+    pub(super) naming: Naming,
+    /// What adds the keys that are its own to those that all have.
+    pub(super) settings: Own,
 }
 
 /// As most have it.
-const MLP: Architecture = Architecture {
-    name: "",
+const MLP: Naming = Naming {
     paired: false,
     router: "mlp.gate",
     experts: "mlp.experts",
     parts: PROJ,
     shared: "mlp.shared_experts",
-    settings: |_, _| Ok(()),
 };
 
 /// As Mixtral has it.
-const SPARSE: Architecture =
-    Architecture { router: "block_sparse_moe.gate", experts: "block_sparse_moe.experts", parts: W123, ..MLP };
+const SPARSE: Naming =
+    Naming { router: "block_sparse_moe.gate", experts: "block_sparse_moe.experts", parts: W123, ..MLP };
 
 /// As SmallThinker calls the parts of an expert.
 const PLAIN: Parts = Parts { gate: "gate", up: "up", down: "down" };
 
+const fn row(name: &'static str, naming: Naming, settings: Own) -> Architecture {
+    Architecture { name, naming, settings }
+}
+
 /// Every architecture that is read.
 static ARCHITECTURES: [Architecture; 9] = [
-    Architecture { name: "llama", paired: true, settings: settings::mixtral, ..SPARSE },
-    Architecture { name: "qwen2moe", shared: "mlp.shared_expert", settings: settings::qwen2_moe, ..MLP },
-    Architecture { name: "qwen3moe", settings: settings::qwen3_moe, ..MLP },
-    Architecture { name: "olmoe", settings: settings::olmoe, ..MLP },
-    Architecture { name: "deepseek2", settings: settings::deepseek, ..MLP },
-    Architecture { name: "glm4moe", settings: settings::glm4_moe, ..MLP },
-    Architecture { name: "phimoe", settings: settings::phimoe, ..SPARSE },
-    Architecture { name: "gpt-oss", router: "mlp.router", settings: settings::gpt_oss, ..MLP },
-    Architecture {
-        name: "smallthinker",
-        router: "block_sparse_moe.primary_router",
-        parts: PLAIN,
-        settings: settings::smallthinker,
-        ..SPARSE
-    },
+    row("llama", Naming { paired: true, ..SPARSE }, settings::mixtral),
+    row("qwen2moe", Naming { shared: "mlp.shared_expert", ..MLP }, settings::qwen2_moe),
+    row("qwen3moe", MLP, settings::qwen3_moe),
+    row("olmoe", MLP, settings::olmoe),
+    row("deepseek2", MLP, settings::deepseek),
+    row("glm4moe", MLP, settings::glm4_moe),
+    row("phimoe", SPARSE, settings::phimoe),
+    row("gpt-oss", Naming { router: "mlp.router", ..MLP }, settings::gpt_oss),
+    row(
+        "smallthinker",
+        Naming { router: "block_sparse_moe.primary_router", parts: PLAIN, ..SPARSE },
+        settings::smallthinker,
+    ),
 ];
 
 /// The row of a file.

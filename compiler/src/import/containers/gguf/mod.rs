@@ -76,11 +76,11 @@ impl Gguf {
             }
         }
         let model = settings::Model { keys, tensors: &stored, maps: &maps };
-        let config = Config::of(&first.name, settings::config(row, &model)?);
+        let config = Config::of(&first.name, settings::config(row.settings, &model)?);
         let heads = config.opt_size(&["num_attention_heads"])?.map_or(0, |s| s.n);
         let kv_heads = config.opt_size(&["num_key_value_heads"])?.map_or(heads, |s| s.n);
         let experts = config.opt_size(&["num_experts"])?.map_or(0, |s| s.n);
-        let names = Names { row, heads, kv_heads, experts };
+        let names = Names { naming: row.naming, heads, kv_heads, experts };
         let (mut tensors, mut paired) = (IndexMap::new(), HashMap::new());
         for (name, (file, tensor)) in &stored {
             for Placed { name: hf, shape, bytes, heads } in names.place(tensor) {

@@ -1,6 +1,6 @@
 //! From the names of GGUF's tensors to those of Hugging Face.
 
-use super::architectures::Architecture;
+use crate::import::parts::Parts;
 use moec_gguf::Tensor;
 use std::ops::Range;
 
@@ -37,9 +37,24 @@ pub(super) const FACTORS: [&str; 2] = ["rope_factors_short.weight", "rope_factor
 /// Matrices whose rows llama.cpp pairs anew where it rotates neighbours.
 const ROTATED: [(&str, bool); 2] = [("attn_q.weight", false), ("attn_k.weight", true)];
 
+/// How an architecture calls what others call otherwise, in the spelling of Hugging Face.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Naming {
+    /// Whether the rows of query and key are paired anew, for a rotation of neighbours.
+    pub(super) paired: bool,
+    /// The router in a layer.
+    pub(super) router: &'static str,
+    /// The experts in a layer.
+    pub(super) experts: &'static str,
+    /// The parts of an expert.
+    pub(super) parts: Parts,
+    /// The network in a layer that all tokens go through beside their experts.
+    pub(super) shared: &'static str,
+}
+
 /// How the tensors of a model are called.
-pub(super) struct Names<'a> {
-    pub(super) row: &'a Architecture,
+pub(super) struct Names {
+    pub(super) naming: Naming,
     pub(super) heads: usize,
     pub(super) kv_heads: usize,
     /// Experts of a layer: how many tensors one of all of them is. Any other number is not theirs.
@@ -56,7 +71,7 @@ pub(super) struct Placed {
     pub(super) heads: Option<usize>,
 }
 
-impl Names<'_> {
+impl Names {
     /// What a stored tensor is: one, or as many as it has experts. A name that is not known stays, behind that of its layer.
     pub(super) fn place(&self, tensor: &Tensor<'_>) -> Vec<Placed> {
         let whole = |name: String| Placed {
@@ -81,7 +96,7 @@ impl Names<'_> {
         if rest == "ffn_gate_inp_shexp.weight" && placed.shape.len() == 1 {
             placed.shape.insert(0, 1);
         }
-        if self.row.paired {
+        if self.naming.paired {
             let of = ROTATED.iter().find(|(name, _)| *name == rest);
             placed.heads = of.map(|(_, kv)| if *kv { self.kv_heads } else { self.heads });
         }
@@ -96,7 +111,7 @@ impl Names<'_> {
         let size = tensor.bytes.len() / experts;
         let each = (0..*experts).map(|e| {
             let first = tensor.bytes.start + e * size;
-            let name = format!("{at}.{}.{e}.{part}.{suffix}", self.row.experts);
+            let name = format!("{at}.{}.{e}.{part}.{suffix}", self.naming.experts);
             Placed { name, shape: shape.to_vec(), bytes: first..first + size, heads: None }
         });
         (!shape.is_empty()).then(|| each.collect())
@@ -104,7 +119,7 @@ impl Names<'_> {
 
     /// What families call a part of an expert: `ffn_gate`, `ffn_up`, `ffn_down`.
     fn part(&self, name: &str) -> Option<&'static str> {
-        let parts = self.row.parts;
+        let parts = self.naming.parts;
         match name {
             "ffn_gate" => Some(parts.gate),
             "ffn_up" => Some(parts.up),
@@ -124,12 +139,12 @@ impl Names<'_> {
             _ => None,
         };
         let name = match name {
-            "ffn_gate_inp" => self.row.router.to_owned(),
-            "ffn_gate_inp_shexp" => format!("{}_gate", self.row.shared),
+            "ffn_gate_inp" => self.naming.router.to_owned(),
+            "ffn_gate_inp_shexp" => format!("{}_gate", self.naming.shared),
             name => match (name.strip_suffix("_shexp"), name.split_once('.')) {
-                (Some(part), _) => format!("{}.{}", self.row.shared, proj(part)?),
+                (Some(part), _) => format!("{}.{}", self.naming.shared, proj(part)?),
                 (_, Some((part, e))) if e.parse::<u32>().is_ok() => {
-                    format!("{}.{e}.{}", self.row.experts, self.part(part)?)
+                    format!("{}.{e}.{}", self.naming.experts, self.part(part)?)
                 }
                 _ => format!("mlp.{}", proj(name)?),
             },

@@ -3,7 +3,6 @@
 //! llama.cpp leaves out of its metadata what is the same in every model of an architecture that it knows. That is said here, as
 //! the published configurations have it.
 
-use super::architectures::Architecture;
 use super::keys::Keys;
 use super::names::FACTORS;
 use crate::error::{Error, Result};
@@ -14,6 +13,9 @@ use serde_json::{Map as Object, Value, json};
 
 /// A configuration being put together.
 pub(super) type Settings = Object<String, Value>;
+
+/// Adds the keys that are an architecture's own.
+pub(super) type Own = fn(&Model<'_>, &mut Settings) -> Result<()>;
 
 /// A model's metadata and tensors.
 pub(super) struct Model<'a> {
@@ -69,11 +71,11 @@ fn put(settings: &mut Settings, key: &str, value: Option<impl Into<Value>>) {
     }
 }
 
-/// The configuration of a model.
+/// The configuration of a model of an architecture, which has keys of its own.
 ///
 /// # Errors
 /// Keys that are missing or cannot be, and models that are not supported.
-pub(super) fn config(row: &Architecture, model: &Model<'_>) -> Result<Settings> {
+pub(super) fn config(own: Own, model: &Model<'_>) -> Result<Settings> {
     let keys = &model.keys;
     if model.has("rope_freqs.weight") {
         return Err(Error::limit(format!(
@@ -106,12 +108,12 @@ pub(super) fn config(row: &Architecture, model: &Model<'_>) -> Result<Settings> 
     put(&mut s, "intermediate_size", model.heads(".feed_forward_length")?);
     rotation(keys, &mut s)?;
     special_tokens(keys, &mut s)?;
-    (row.settings)(model, &mut s)?;
+    own(model, &mut s)?;
     if s.get("num_experts").and_then(Value::as_u64).unwrap_or(0) == 0 {
         return Err(Error::limit(format!(
             "`{}` is a dense model of architecture `{}`, which is not supported",
             keys.file(),
-            row.name
+            keys.architecture()?
         ))
         .hint("models with experts are read from GGUF files"));
     }

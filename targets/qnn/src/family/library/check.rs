@@ -145,8 +145,11 @@ impl Case {
     }
 }
 
-/// What has these names, in the order of others.
+/// What has these names, in the order of others. One by itself may have another name: a DLC has no dots in them.
 fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result<Vec<Vec<u8>>, Failed> {
+    if names.len() == 1 && wanted.len() == 1 {
+        return Ok(all);
+    }
     let one = |name: &String| -> Result<Vec<u8>, Failed> {
         let at = names.iter().position(|known| known == name);
         let found = at.and_then(|at| all.get_mut(at)).ok_or_else(|| format!("it has no `{name}`"))?;
