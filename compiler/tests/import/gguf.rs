@@ -4,7 +4,7 @@
 #[allow(dead_code, reason = "other tests use the rest of it")]
 mod builder;
 
-use super::support::{distance, expected, golden, logits, refusal};
+use super::support::{Folder, distance, expected, golden, logits, refusal};
 use builder::{Builder, F32, TEXT, U32, text};
 use moec::import::{self, ImportOptions};
 use moec_cpu::Weighting;
@@ -12,6 +12,7 @@ use moec_ir::Format;
 use moec_ir::types::GROUP;
 use moec_runtime::text::Text;
 use moec_testing::GGUF;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -88,6 +89,43 @@ fn what_earlier_converters_wrote() {
         let (ids, _) = expected(&of(family));
         let got = logits(&folder.path().join("model.gguf"), &ids, 16);
         assert_eq!(got, logits(&of(family), &ids, 16), "{family}");
+    }
+}
+
+#[test]
+fn what_a_configuration_says_is_in_the_metadata() {
+    if !GGUF.here() {
+        return;
+    }
+    let yarn = json!({
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+        "mscale": 0.707, "mscale_all_dim": 0.707,
+    });
+    let factors = |from: f64| (0..8).map(|i| from + 0.3 * f64::from(i)).collect::<Vec<_>>();
+    let long = json!({
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
+        "short_factor": factors(1.0), "long_factor": factors(2.0),
+    });
+    let groups = [("n_group", json!(2)), ("topk_group", json!(1))];
+    let cases: [(&str, Vec<(&str, Value)>); 4] = [
+        ("deepseek_v2", vec![("rope_parameters", yarn)]),
+        ("deepseek_v2", [&groups[..], &[("topk_method", json!("group_limited_greedy"))]].concat()),
+        ("phimoe", vec![("rope_parameters", long)]),
+        (
+            "smallthinker_21b",
+            vec![("rope_layout", json!([0, 1, 1])), ("sliding_window_layout", json!([0, 1, 1]))],
+        ),
+    ];
+    for (family, changes) in cases {
+        let what = format!("{family} with {changes:?}");
+        let (ids, _) = expected(&of(family));
+        let plain = logits(&of(family), &ids, 16);
+        let changed = changes.into_iter().fold(Folder::golden(family), |f, (key, value)| f.set(key, value));
+        let checkpoint = changed.write();
+        let folder = write(checkpoint.path(), &[]);
+        let got = logits(&folder.path().join("model.gguf"), &ids, 16);
+        assert_eq!(got, logits(checkpoint.path(), &ids, 16), "{what}");
+        assert!(got != plain, "{what}: it changes nothing");
     }
 }
 

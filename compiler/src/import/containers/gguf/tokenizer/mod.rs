@@ -3,6 +3,8 @@
 mod bytes;
 mod pieces;
 mod splits;
+#[cfg(test)]
+mod tests;
 
 use super::keys::Keys;
 use crate::error::{Error, Result};
