@@ -145,8 +145,7 @@ fn divided(bundle: &Path) -> Vec<usize> {
 
 /// Logits of a prompt, then of two sequences that go on after it, token by token: alone, and together in each batch.
 fn logits(built: &Tiny) -> Vec<f32> {
-    let ids: Vec<u32> =
-        expected(&checkpoint(&built.model)).ids.iter().take(12).map(|&id| id as u32).collect();
+    let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(12).copied().collect();
     let bundle = Bundle::open(&built.bundle()).unwrap();
     let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
     let mut all = Vec::new();
@@ -201,7 +200,7 @@ fn decoding_by_hot_and_cold_neurons_gives_what_whole_experts_give() {
 
 /// Tokens that a bundle generates.
 fn generated(built: &Tiny, how: &str) -> Vec<u64> {
-    let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(8).map(|&id| id as u32).collect();
+    let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(8).copied().collect();
     let mut run = built.moec("run");
     run.arg(how).arg(built.bundle()).args(["generate", "--ids", &list(&ids), "-n", "8", "--json"]);
     // The library writes lines of its own.
