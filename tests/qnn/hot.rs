@@ -19,7 +19,8 @@ const LAYERS: u64 = 4;
 
 /// `ferris-relu` with its experts in few groups, for decoding one and four sequences.
 fn relu() -> Case {
-    let case = Case::of("ferris-relu", 64, "hot = \"npu\"\n[experts]\ngroup = 24\nsizes = 1\n");
+    let case =
+        Case::of("ferris-relu", 64, "hot = \"npu\"\n[experts]\ngroup = 24\nsizes = 1\nskip = \"on\"\n");
     let text = fs::read_to_string(&case.toml).unwrap();
     fs::write(&case.toml, text.replace("decode_batch = [1]", "decode_batch = [1, 4]")).unwrap();
     case
@@ -106,12 +107,17 @@ fn hot_neurons_by_batch_become_networks_that_share_weights_and_verify() {
     swapped[..2 * each].rotate_left(each);
     let mut twice = right.clone();
     twice.copy_within(0..4, 4);
-    for (bytes, expected) in [(swapped, "is off by"), (twice, "some twice"), (right[4..].to_vec(), "has not")]
+    for (bytes, expected) in
+        [(swapped.clone(), "is off by"), (twice, "some twice"), (right[4..].to_vec(), "has not")]
     {
         case.forge("b.moec", "artifacts/layers.0.hot.qnn/neurons.bin", &bytes);
         let (code, said) = fails(case.moec("verify").arg(case.path("b.moec")));
         assert!(code == 1 && said.contains(expected) && said.contains("layers.0.hot"), "{said}");
     }
+    // So they are without executing anything, since the processor's are the others.
+    case.forge("b.moec", "artifacts/layers.0.hot.qnn/neurons.bin", &swapped);
+    let (code, said) = fails(case.moec("verify").arg("--static").arg(case.path("b.moec")));
+    assert!(code == 1 && said.contains("the Graph leaves other neurons to the processor"), "{said}");
 }
 
 /// Layers with hot neurons, by entry point that decodes. A set of them is a step of the unit, and the processor, which waits for it where
@@ -145,8 +151,7 @@ fn divided(bundle: &Path) -> Vec<usize> {
 
 /// Logits of a prompt, then of two sequences that go on after it, token by token: alone, and together in each batch.
 fn logits(built: &Tiny) -> Vec<f32> {
-    let ids: Vec<u32> =
-        expected(&checkpoint(&built.model)).ids.iter().take(12).map(|&id| id as u32).collect();
+    let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(12).copied().collect();
     let bundle = Bundle::open(&built.bundle()).unwrap();
     let twin = Twin::of(&bundle, &Progress::silent()).unwrap();
     let mut all = Vec::new();
@@ -201,7 +206,7 @@ fn decoding_by_hot_and_cold_neurons_gives_what_whole_experts_give() {
 
 /// Tokens that a bundle generates.
 fn generated(built: &Tiny, how: &str) -> Vec<u64> {
-    let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(8).map(|&id| id as u32).collect();
+    let ids: Vec<u32> = expected(&checkpoint(&built.model)).ids.iter().take(8).copied().collect();
     let mut run = built.moec("run");
     run.arg(how).arg(built.bundle()).args(["generate", "--ids", &list(&ids), "-n", "8", "--json"]);
     // The library writes lines of its own.
@@ -211,14 +216,16 @@ fn generated(built: &Tiny, how: &str) -> Vec<u64> {
     said["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect()
 }
 
-/// Gates that leave no zeros have no hot neurons, and not every unit has graphs of them.
+/// Gates that leave no zeros have no hot neurons, and not every unit has graphs of them; the others are resident, and skipped.
 #[test]
 fn what_has_no_hot_neurons_is_refused_by_name() {
-    for (model, target, expected) in [
-        ("ferris", PHONE, "the profile saw no gates that leave zeros"),
-        ("ferris-relu", "m2-max", "no hot neurons pay for a batch that this build decodes"),
+    for (model, target, more, expected) in [
+        ("ferris", PHONE, "", "the profile saw no gates that leave zeros"),
+        ("ferris-relu", "m2-max", "", "no hot neurons pay for a batch that this build decodes"),
+        ("ferris-relu", PHONE, "[experts]\nskip = \"off\"\n", "with `skip = \"off\"`"),
+        ("ferris-relu", PHONE, "[memory]\nbudget = \"64 MiB\"\n", "with a memory budget"),
     ] {
-        let case = Case::of(model, 64, "hot = \"npu\"\n");
+        let case = Case::of(model, 64, &format!("hot = \"npu\"\n{more}"));
         let mut build = case.moec("build");
         build.arg(&case.toml).args(["--target", target, "--no-run", "-o"]).arg(case.path("a.moec"));
         let (code, said) = fails(&mut build);
