@@ -261,7 +261,9 @@ impl HtpPart {
             Part { weight, lead: 0, rows: 0..weight.rows() }.read(emit.numbers)
         };
         match &self.kind {
-            Kind::Attention(found) => attention::written(emit, found, file).map(Made::Attention),
+            Kind::Attention(found) => {
+                attention::written(emit, found, file).map(|made| Made::Attention(Box::new(made)))
+            }
             Kind::Dense(dense) => {
                 let down = module.weight(dense.down);
                 let inner = down.cols();
@@ -405,7 +407,7 @@ impl HtpPart {
 
 /// What becomes networks.
 enum Made {
-    Attention(Attention),
+    Attention(Box<Attention>),
     Ffn(Ffn),
     Head(Head),
 }
