@@ -14,6 +14,7 @@ mod library;
 mod parts;
 mod read;
 mod rows;
+mod sequences;
 mod sizes;
 mod verify;
 mod weights;

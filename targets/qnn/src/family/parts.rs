@@ -14,7 +14,7 @@ use super::emit::{Gated, SMALLER, limited, measured, shown};
 use super::path_of;
 use super::read::{network, wrong};
 use super::rows::{AT_ONCE, Sample, deviations};
-use super::verify::refuses;
+use super::verify::{Given, refuses};
 use super::weights::{Form, Part, WeightFile, rounded};
 use crate::emit::{Attention, Ffn, Head, Projection};
 use crate::exec::{Executor, Saturated, Shared};
@@ -32,7 +32,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
 
-pub(super) type Failed = Box<dyn std::error::Error>;
+type Failed = Box<dyn std::error::Error>;
 
 /// A part, found in the Graph.
 #[derive(Clone, Debug)]
@@ -421,9 +421,6 @@ impl Made {
         }
     }
 }
-
-/// What networks were run on that take more than rows, by artifact and name: their inputs, one behind the other.
-pub(super) type Given = HashMap<(String, String), Vec<f32>>;
 
 /// Evaluates every network of the parts of a trial. Gives what those were run on that take more than rows, too.
 ///

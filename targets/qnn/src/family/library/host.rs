@@ -1,7 +1,7 @@
 //! Whole models on the library's emulator: every graph of a bundle in one process, sharing weights.
 
-use super::super::attention::{Attends, Sequences};
 use super::super::read::network;
+use super::super::sequences::{Attends, Sequences};
 use super::{Library, ports};
 use crate::compose::compose;
 use crate::net::Network;
