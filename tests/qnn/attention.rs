@@ -24,7 +24,7 @@ fn spread(x: &[f32]) -> f32 {
     x.iter().fold(f32::MIN, |a, b| a.max(*b)) - x.iter().fold(f32::MAX, |a, b| a.min(*b))
 }
 
-/// Norms of queries and keys, clipping, biases, windows, layers without rotation, pairs of either style.
+/// Norms of queries and keys, biases, windows, layers without rotation.
 #[test]
 fn attention_of_every_kind_becomes_networks_that_verify() {
     for model in ["bamboo", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "smallthinker_4b", "glm4_moe"] {

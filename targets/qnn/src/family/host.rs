@@ -1,7 +1,7 @@
 //! The HTP, emulated: networks of a bundle, read back from disk and evaluated in whole numbers.
 
-use super::attention::{Attends, Sequences};
 use super::read::network;
+use super::sequences::{Attends, Sequences};
 use crate::exec::{Executor, Shared};
 use moec_ir::plan::GraphDecl;
 use moec_runtime::error::{Error, Result};

@@ -13,6 +13,7 @@ mod library;
 mod parts;
 mod read;
 mod rows;
+mod sequences;
 mod sizes;
 mod together;
 mod verify;

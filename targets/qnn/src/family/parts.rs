@@ -14,7 +14,7 @@ use super::emit::{Gated, SMALLER, limited, measured, shown};
 use super::path_of;
 use super::read::{network, wrong};
 use super::rows::{AT_ONCE, Sample, deviations};
-use super::verify::refuses;
+use super::verify::{Given, refuses};
 use super::weights::{Form, Part, WeightFile, rounded};
 use crate::emit::{Attention, Ffn, Head, Projection};
 use crate::exec::{Executor, Saturated, Shared};
@@ -32,7 +32,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::ops::Range;
 
-pub(super) type Failed = Box<dyn std::error::Error>;
+type Failed = Box<dyn std::error::Error>;
 
 /// A part, found in the Graph.
 #[derive(Clone, Debug)]
@@ -264,7 +264,9 @@ impl HtpPart {
             Part { weight, lead: 0, rows: 0..weight.rows() }.read(emit.numbers)
         };
         match &self.kind {
-            Kind::Attention(found) => attention::written(emit, found, file).map(Made::Attention),
+            Kind::Attention(found) => {
+                attention::written(emit, found, file).map(|made| Made::Attention(Box::new(made)))
+            }
             Kind::Dense(dense) => {
                 let down = module.weight(dense.down);
                 let inner = down.cols();
@@ -408,7 +410,7 @@ impl HtpPart {
 
 /// What becomes networks.
 enum Made {
-    Attention(Attention),
+    Attention(Box<Attention>),
     Ffn(Ffn),
     Head(Head),
 }
@@ -422,9 +424,6 @@ impl Made {
         }
     }
 }
-
-/// What networks were run on that take more than rows, by artifact and name: their inputs, one behind the other.
-pub(super) type Given = HashMap<(String, String), Vec<f32>>;
 
 /// Evaluates every network of the parts of a trial. Gives what those were run on that take more than rows, too.
 ///

@@ -1,6 +1,6 @@
 //! Reads the networks of a bundle back.
 
-use super::attention;
+use super::sequences;
 use crate::net::Network;
 use crate::onnx;
 use moec_device::Unit;
@@ -26,7 +26,7 @@ pub(super) fn network(bundle: &Path, graph: &GraphDecl) -> Result<Network, Strin
         return Err(format!("`{}` is the network `{}`, by its own account", file.display(), network.name));
     }
     if graph.stateful {
-        attention::shape(graph, &network)?;
+        sequences::shape(graph, &network)?;
         return Ok(network);
     }
     let fits = |ports: &[Port], ids: &[crate::net::TensorId]| {

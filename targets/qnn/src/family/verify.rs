@@ -1,7 +1,6 @@
 //! Evaluates every network of a bundle against the reference.
 
 use super::library::check::Checker;
-use super::parts::Given;
 use super::read::{network, wrong};
 use super::weights::Form;
 use super::{ROWS, function, path, sizes};
@@ -13,9 +12,13 @@ use moec_ir::eval::{Arg, Tensor, op};
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::ExpertTable;
 use moec_runtime::regular;
+use std::collections::HashMap;
 use std::path::Path;
 
 type Failed = Box<dyn std::error::Error>;
+
+/// What networks were run on that take more than rows, by artifact and name: their inputs, one behind the other.
+pub(super) type Given = HashMap<(String, String), Vec<f32>>;
 
 /// A tensor of which a larger share of numbers saturates forbids its network.
 const SATURATED: f64 = 1e-3;

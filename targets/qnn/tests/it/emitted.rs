@@ -2,8 +2,9 @@
 
 use super::fixture::*;
 use moec_ir::{Activation, Glu, RopeStyle};
-use moec_qnn::emit::{Attention, Ffn, Group, Head};
+use moec_qnn::emit::{Attention, Ffn, Group, Head, mask};
 use moec_qnn::exec::share_of_spread;
+use moec_qnn::net::Quant;
 
 /// The bound on what codes add: 2 % of the spread of what they are held against.
 const BOUND: f64 = 0.02;
@@ -187,6 +188,48 @@ fn attention_is_the_same_at_once_and_row_by_row() {
             keep(&a, &mut values, &out[2], t);
         }
         assert!(share_of_spread(&steps, &whole) < 1e-5, "{style:?}: {}", share_of_spread(&steps, &whole));
+    }
+}
+
+#[test]
+fn queries_keys_and_values_are_clipped() {
+    let a = attention(Form::Exact, RopeStyle::Half);
+    let (x, empty) = (numbers(11, 3 * a.hidden), vec![0.0; a.kv_heads * a.context * a.v_dim]);
+    let given = |clip| {
+        let clipped = Attention { clip, ..a.clone() };
+        run(&clipped.graph("chunk3", 3).unwrap(), &chunk(&a, &x, 0, [&empty, &empty]))
+    };
+    let (free, wide, narrow) = (given(None), given(Some(1e3)), given(Some(0.5)));
+    assert_eq!(free, wide);
+    let limited: Vec<f32> = free[2].iter().map(|v| v.clamp(-0.5, 0.5)).collect();
+    assert!(narrow[2] == limited && limited != free[2] && narrow[0] != free[0]);
+}
+
+#[test]
+fn what_is_known_of_ranges_is_not_widened() {
+    let a = attention(Form::Eight, RopeStyle::Half);
+    let network = a.graph("chunk4", 4).unwrap();
+    let sample = |seed: u64| {
+        let cache = numbers(seed + 60, a.kv_heads * a.context * a.v_dim);
+        chunk(&a, &numbers(seed + 30, 4 * a.hidden), 3, [&cache, &cache])
+    };
+    let codes = calibrated(&network, sample);
+    let [hidden, seen] = mask(&codes);
+    assert_eq!(mask(&network), [-1e4, 1e4]);
+    let ends = |name: &str| {
+        let tensor = codes.tensors.iter().find(|t| t.name == name).unwrap();
+        let Quant::Tensor(scale) = tensor.quant else { panic!("{name} has no scale") };
+        [0, 65535].map(|code| scale.real(code) as f32)
+    };
+    let scores = ends("scores.rows");
+    assert!(
+        (seen - scores[1]).abs() < 0.01 * seen && (hidden + 16.0 - scores[0]).abs() < 0.1,
+        "{hidden} {seen} {scores:?}"
+    );
+    assert_eq!(ends("scores.masked"), [hidden, seen]);
+    for (name, least, most) in [("shares", 0.0, 1.0), ("cos", -1.0, 1.0), ("sin.row", -1.0, 1.0)] {
+        let found = ends(name);
+        assert!((found[0] - least).abs() < 1e-3 && (found[1] - most).abs() < 1e-3, "{name}: {found:?}");
     }
 }
 

@@ -54,6 +54,9 @@ fn port<'a>(ports: &'a [Port], name: &str) -> Option<(usize, &'a [u32; 4])> {
     Some((at, &ports[at].shape))
 }
 
+/// Name and extents of a tensor.
+type Named = (&'static str, Vec<usize>);
+
 /// Names and extents of tensors, in order.
 pub type Tensors<'a> = [(&'a str, Vec<usize>)];
 
@@ -88,7 +91,7 @@ impl Shape {
             dims: [qk, v],
             at: [x_at, mask_at, write_at, angles.map_or(0, |(at, _)| at)],
         };
-        let (inputs, outputs) = shape.tensors();
+        let [inputs, outputs] = shape.tensors();
         let same = |found: &Tensors<'_>, wanted: &Tensors<'_>| match found
             .iter()
             .zip(wanted)
@@ -117,7 +120,7 @@ impl Shape {
     }
 
     /// Inputs and results of a graph.
-    fn tensors(&self) -> (Vec<(&'static str, Vec<usize>)>, Vec<(&'static str, Vec<usize>)>) {
+    fn tensors(&self) -> [Vec<Named>; 2] {
         let Self { rows, context, heads, dims: [qk, v], .. } = *self;
         let half = vec![rows, self.angles / 2];
         let extents = [
@@ -135,7 +138,7 @@ impl Shape {
             ("new_keys", vec![heads, rows, qk]),
             ("new_values", vec![heads, rows, v]),
         ];
-        (inputs, outputs)
+        [inputs, outputs]
     }
 
     /// Numbers of the keys and of the values that a sequence has.

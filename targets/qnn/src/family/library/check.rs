@@ -145,7 +145,8 @@ impl Case {
     }
 }
 
-/// What has these names, in the order of others. One by itself may have another name: a DLC has no dots in them.
+/// What has these names, in the order of others. One by itself is meant, whatever the library calls it:
+/// behind a DLC not all names are what they were.
 fn ordered(mut all: Vec<Vec<u8>>, names: &[String], wanted: &[String]) -> Result<Vec<Vec<u8>>, Failed> {
     if names.len() == 1 && wanted.len() == 1 {
         return Ok(all);

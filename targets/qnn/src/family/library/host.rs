@@ -1,7 +1,7 @@
 //! Whole models on the library's emulator: every graph of a bundle in one process, sharing weights.
 
-use super::super::attention::{Attends, Sequences};
 use super::super::read::network;
+use super::super::sequences::{Attends, Sequences};
 use super::{Library, ports};
 use crate::compose::compose;
 use crate::net::Network;
@@ -73,13 +73,12 @@ impl Graphs for LibraryHost {
             drop(worker);
             ports::decode(&loaded.network, &results)
         };
-        let results = match &loaded.attends {
-            Some(attends) => self.sequences.run(attends, slot, inputs, execute),
-            None => {
-                let reals: Vec<Vec<f32>> =
-                    inputs.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
-                execute(&reals.iter().map(|x| &**x).collect::<Vec<_>>())
-            }
+        let results = if let Some(attends) = &loaded.attends {
+            self.sequences.run(attends, slot, inputs, execute)
+        } else {
+            let reals: Vec<Vec<f32>> =
+                inputs.iter().map(|x| x.iter().map(|x| x.to_f32()).collect()).collect();
+            execute(&reals.iter().map(|x| &**x).collect::<Vec<_>>())
         };
         super::super::host::store(&results.map_err(failed)?, outputs).map_err(failed)
     }
