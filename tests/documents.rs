@@ -48,6 +48,7 @@ const NAMES: &[(&str, &str)] = &[
 const ROWS: &[(&str, &str)] = &[
     ("moec VERB --help", "moec build --help"),
     ("BUNDLE/run VERB …", "demo.moec/run info"),
+    ("moec inspect PROFILE", "moec inspect ferris.trace"),
     ("moec inspect A --against B", "moec inspect my.trace --against ferris.trace"),
     (
         "moec eval --big-little --gamma 0,0.7,1",
