@@ -90,7 +90,7 @@ pub(crate) fn run() -> Result<(), Failed> {
     let said = shell::output(sweep.arg("outliers").arg(root().join(CHECKPOINT)));
     let said = said.ok_or_else(|| Failed::new("`moec-papers outliers` failed"))?;
     println!("{said}");
-    into_page(PAGE, WEIGHTS, &said)
+    into_page(PAGE, WEIGHTS, &format!("{said}\n"))
 }
 
 /// Builds moec for these measurements: no time is taken, so that what is built soonest will do.
