@@ -15,8 +15,17 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What the library is made of, relative to the workspace.
-const SOURCES: &[&str] =
-    &["Cargo.toml", "Cargo.lock", "prebuilt", "runtime/Cargo.toml", "runtime/src", "ir/Cargo.toml", "ir/src"];
+const SOURCES: &[&str] = &[
+    "Cargo.toml",
+    "Cargo.lock",
+    "prebuilt",
+    "runtime/Cargo.toml",
+    "runtime/src",
+    "service/Cargo.toml",
+    "service/src",
+    "ir/Cargo.toml",
+    "ir/src",
+];
 
 /// Variables that describe the outer build and would leak into the inner one: whole names, or all that begin so.
 const LEAKS: &[&str] = &[

@@ -23,18 +23,16 @@ mod kernels;
 mod plan;
 
 fn main() -> std::process::ExitCode {
-    @MAIN@(plan::PLAN, &kernels::KERNELS)
+    moec_service::front(@NATIVE@).main(plan::PLAN, &kernels::KERNELS).into()
 }
 ";
 
-/// The runtime's own `main`, for [`runner`].
-pub const RUNTIME_MAIN: &str = "moec_runtime::cli::main";
-
 /// The files of the runner crate that depend on the plan, which is one that [`moec_ir::verify::plan`] accepts. The folder
-/// above the crate holds `plan.bin` and `artifacts/kernels.o`. `main` is the path of the function that does everything, [`RUNTIME_MAIN`]
-/// or one like it.
-pub fn runner(plan: &Plan, main: &str) -> Vec<SourceFile> {
-    let main = format!("//! The binary of one bundle. {GENERATED}\n{}", MAIN.replace("@MAIN@", main));
+/// above the crate holds `plan.bin` and `artifacts/kernels.o`. `native` is the path of the constant that brings units
+/// that the runtime by itself does not have.
+pub fn runner(plan: &Plan, native: Option<&str>) -> Vec<SourceFile> {
+    let native = native.map_or("None".to_owned(), |path| format!("Some({path})"));
+    let main = format!("//! The binary of one bundle. {GENERATED}\n{}", MAIN.replace("@NATIVE@", &native));
     [("src/main.rs", main), ("src/kernels.rs", kernels(plan)), ("src/plan.rs", schedule(plan))]
         .map(|(path, text)| SourceFile { path, text })
         .into()

@@ -9,7 +9,6 @@
 //! `unsafe` is in this file: the linked table is trusted, as the kernels are.
 
 use moec_runtime::abi::KernelFn;
-use moec_runtime::cli;
 use std::ffi::{c_char, c_int};
 use std::io::Write;
 
@@ -43,7 +42,7 @@ extern "C" fn main(_count: c_int, _arguments: *const *const c_char) -> c_int {
             std::slice::from_raw_parts((*table).kernels, (*table).kernel_count),
         )
     };
-    let status = cli::main_status(plan, kernels);
+    let status = moec_service::front(None).main(plan, kernels);
     // Returning from C's `main` flushes C's streams only. Whom a closed one concerns has been told by the verb.
     let _ = std::io::stdout().flush();
     c_int::from(status)

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use moec_runtime::Program;
-use moec_runtime::cli::{Io, run_with};
+use moec_runtime::cli::{Front, Io};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
@@ -27,7 +27,7 @@ fn run_program(program: &Program, bundle: &Path, args: &str, input: Option<&str>
     let input = input.as_mut().map(|i| i as &mut dyn Read);
     let args = args.split_whitespace().map(|a| OsString::from(a.replace('_', " ")));
     let io = Io { input, out: &mut out, err: &mut err };
-    let status = run_with(program, bundle, None, args, "run", io);
+    let status = Front::default().run_with(program, bundle, args, io);
     let text = |b| String::from_utf8(b).unwrap();
     Done { status, out: text(out), err: text(err) }
 }
@@ -229,7 +229,7 @@ fn refusals() {
     let input: &mut dyn Read = &mut &b"\xff\xfe"[..];
     let io = Io { input: Some(input), out: &mut out, err: &mut err };
     let args = ["generate"].map(OsString::from).into_iter();
-    let status = run_with(&program(&ENTRIES), dir.path(), None, args, "run", io);
+    let status = Front::default().run_with(&program(&ENTRIES), dir.path(), args, io);
     assert_eq!((status, String::from_utf8(err).unwrap().as_str()), (1, "error: the prompt is not UTF-8\n"));
 }
 
@@ -418,7 +418,7 @@ fn a_closed_pipe_is_quiet() {
         let mut err = Vec::new();
         let io = Io { input: None, out: &mut Closed, err: &mut err };
         let args = args.split(' ').map(OsString::from);
-        assert_eq!(run_with(&program(&ENTRIES), dir.path(), None, args, "run", io), 0);
+        assert_eq!(Front::default().run_with(&program(&ENTRIES), dir.path(), args, io), 0);
         assert_eq!(String::from_utf8(err).unwrap(), "");
     }
 }

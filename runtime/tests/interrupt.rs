@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use moec_runtime::Program;
 use moec_runtime::abi::KernelFn;
-use moec_runtime::cli::{Io, run_with};
+use moec_runtime::cli::{Front, Io};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,7 +35,7 @@ fn an_interrupt_ends_cleanly() {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let args = args.split(' ').map(OsString::from);
         let io = Io { input: None, out: &mut out, err: &mut err };
-        let status = run_with(&program, dir.path(), None, args, "run", io);
+        let status = Front::default().run_with(&program, dir.path(), args, io);
         (status, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
     };
     // One prefill and four decode calls: five tokens are out before the next call sees the flag.

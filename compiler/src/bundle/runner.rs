@@ -1,7 +1,7 @@
 //! The runner crate, whose sources travel inside of moec.
 //!
 //! `runner/` in a bundle is a workspace of its own: the generated crate, and copies of `moec-runtime`,
-//! `moec-ir` and what executes the bundle's static graphs under `vendor/`. [`super::cargo`] builds it.
+//! `moec-service`, `moec-ir` and what executes the bundle's static graphs under `vendor/`. [`super::cargo`] builds it.
 
 use super::toolchain::{MAC_SCRIPT, deployment_target};
 use crate::error::{Error, Result, io_error};
@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 static RUNTIME: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../runtime/src");
+static SERVICE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../service/src");
 static IR: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../ir/src");
 static QNN_SYS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../targets/qnn/sys/src");
 static QNN_UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../targets/qnn/unit/src");
@@ -28,12 +29,18 @@ struct Crate {
     feature: Option<&'static str>,
 }
 
-/// Those that do. Of a feature's, the last one is what the runner crate calls.
-static CRATES: [Crate; 4] = [
+/// Those that do. Of a feature's, the last one brings the unit.
+static CRATES: [Crate; 5] = [
     Crate {
         name: "moec-runtime",
         manifest: include_str!("../../../runtime/Cargo.toml"),
         sources: &RUNTIME,
+        feature: None,
+    },
+    Crate {
+        name: "moec-service",
+        manifest: include_str!("../../../service/Cargo.toml"),
+        sources: &SERVICE,
         feature: None,
     },
     Crate { name: "moec-ir", manifest: include_str!("../../../ir/Cargo.toml"), sources: &IR, feature: None },
@@ -203,6 +210,7 @@ publish = false
 
 [dependencies]
 moec-runtime = { path = "vendor/moec-runtime" }
+moec-service = { path = "vendor/moec-service" }
 @NEEDS@
 @FEATURES@
 
@@ -230,7 +238,7 @@ mod tests {
 
     /// What the runners have besides the runtime.
     fn runners() -> impl Iterator<Item = Option<Runner>> {
-        LOCKS.iter().map(|(feature, ..)| feature.map(|feature| Runner { feature, main: "" }))
+        LOCKS.iter().map(|(feature, ..)| feature.map(|feature| Runner { feature, native: "" }))
     }
 
     /// The embedded lock files must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews them.

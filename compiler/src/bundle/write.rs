@@ -107,7 +107,7 @@ pub fn write(
 
     let units = c.units.as_ref().filter(|_| !plan.graphs.is_empty());
     let more = units.and_then(|units| units.graphs.runner());
-    let generated = moec_cpu::runner_source(&plan, more.map(|more| more.main));
+    let generated = moec_cpu::runner_source(&plan, more.map(|more| more.native));
     runner::write_sources(&root.join("runner"), &generated, more)?;
     runner::write_script(root, c.target.triple())?;
     let route = route.transpose();

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 use moec_ir::plan::UnitRef;
 use moec_runtime::Program;
 use moec_runtime::beside::Executor;
-use moec_runtime::cli::Beside;
+use moec_runtime::cli::{Beside, Front};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -68,7 +68,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     if emulates && !bundle.plan.graphs.is_empty() {
         let twin = Twin::of(&bundle, progress)?;
         let beside = Beside { weights: twin.folder(), executor: &host };
-        return Ok(moec_runtime::cli::run(twin.program(), &bundle.folder, Some(beside), words, &name));
+        return Ok(front(&name, Some(beside)).run(twin.program(), &bundle.folder, words).into());
     }
     let unit = if emulates { bundle.emulated_unit(progress)? } else { bundle.unit()? };
     let program = Program::new(bundle.plan.clone(), &|symbol| unit.resolve(symbol))
@@ -78,7 +78,12 @@ pub fn run(args: &Args, progress: &Progress) -> Result<ExitCode> {
     let brings = emulates || attached(&program, info)?;
     let executor: &dyn Fn(&UnitRef) -> Option<Executor> = if emulates { &host } else { &here };
     let beside = brings.then_some(Beside { weights: &bundle.folder, executor });
-    Ok(moec_runtime::cli::run(&program, &bundle.folder, beside, words, &name))
+    Ok(front(&name, beside).run(&program, &bundle.folder, words).into())
+}
+
+/// A bundle's own verbs, in this process.
+fn front<'a>(name: &'a str, beside: Option<Beside<'a>>) -> Front<'a> {
+    Front { name, beside, ..moec_service::front(None) }
 }
 
 /// The verb that tells of units that are missing, and needs none.
@@ -137,7 +142,7 @@ fn run_on_library(
         if unit.name == units.npu.name { library().ok().map(Executor::Graphs) } else { host(unit) }
     };
     let beside = Beside { weights: twin.folder(), executor: &executor };
-    Ok(moec_runtime::cli::run(twin.program(), &bundle.folder, Some(beside), words, name))
+    Ok(front(name, Some(beside)).run(twin.program(), &bundle.folder, words).into())
 }
 
 fn host(unit: &UnitRef) -> Option<Executor> {

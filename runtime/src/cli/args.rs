@@ -40,8 +40,9 @@ impl Verb {
     }
 }
 
+/// Options of every verb that opens the model.
 #[derive(Args)]
-pub(super) struct Common {
+pub struct Common {
     /// Threads [default: `MOEC_THREADS`, else one per core; `MOEC_PIN=1` binds each to a core]
     #[arg(long, value_name = "N", value_parser = between(1..=MAX_THREADS, "from 1 to 1024"), allow_negative_numbers = true)]
     pub(super) threads: Option<usize>,

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 static STOP: AtomicBool = AtomicBool::new(false);
 
 /// True once an interrupt has come.
-pub(super) fn flag() -> &'static AtomicBool {
+pub fn flag() -> &'static AtomicBool {
     &STOP
 }
 
 /// While it lives, an interrupt sets the flag instead of ending the process.
-pub(super) struct Guard {
+pub struct Guard {
     #[cfg(unix)]
     before: Option<libc::sigaction>,
 }
@@ -20,8 +20,9 @@ extern "C" fn on_interrupt(_signal: libc::c_int) {
     STOP.store(true, Ordering::Relaxed);
 }
 
+/// Takes interrupts until what it returns is dropped.
 #[cfg(unix)]
-pub(super) fn guard() -> Guard {
+pub fn guard() -> Guard {
     STOP.store(false, Ordering::Relaxed);
     // SAFETY: the handler only stores to an atomic, which a signal handler may; both structures live on
     // this stack for the call. `SA_RESETHAND` gives the second interrupt its usual effect.
@@ -36,8 +37,9 @@ pub(super) fn guard() -> Guard {
     Guard { before }
 }
 
+/// Takes interrupts until what it returns is dropped.
 #[cfg(not(unix))]
-pub(super) fn guard() -> Guard {
+pub fn guard() -> Guard {
     STOP.store(false, Ordering::Relaxed);
     Guard {}
 }

@@ -1,14 +1,14 @@
-//! The verbs of a bundle: `generate`, `logits`, `bench`, `info`.
+//! The verbs of a bundle: `generate`, `logits`, `bench`, `info`, and those that a crate above this one brings ([`More`]).
 //!
 //! Data goes to standard output, everything else to standard error. Exit status 0; 1 if it failed; 2 for
 //! bad use; 130 after an interrupt. A reader that closes the output early has had enough: that is no error.
 
-mod args;
+pub mod args;
 mod assigned;
 mod bench;
 mod generate;
 mod info;
-mod interrupt;
+pub mod interrupt;
 mod logits;
 mod paging;
 
@@ -22,12 +22,11 @@ use crate::paging::Paging;
 use crate::program::Program;
 use crate::store::CheckLevel;
 use args::{Cli, Common, Verb};
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 use moec_ir::plan::UnitRef;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind, IsTerminal, Read, Write};
 use std::path::Path;
-use std::process::ExitCode;
 
 /// Exit status for bad use.
 const BAD_USE: u8 = 2;
@@ -46,24 +45,57 @@ pub struct Io<'a> {
 
 impl Io<'_> {
     /// Writes data and passes it on at once.
-    fn say(&mut self, text: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`Error::Output`].
+    pub fn say(&mut self, text: &str) -> Result<()> {
         self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(Error::Output)
     }
 
     /// Writes a note. That nobody can read it is no reason to stop.
-    fn note(&mut self, text: &str) {
+    pub fn note(&mut self, text: &str) {
         let _ = writeln!(self.err, "{text}");
     }
 }
 
 /// What every verb gets.
-struct Context<'a> {
-    program: &'a Program,
+pub struct Context<'a> {
+    /// What runs.
+    pub program: &'a Program,
     /// Where tokenizer and packages lie.
-    bundle: &'a Path,
+    pub bundle: &'a Path,
+    /// How the user calls this.
+    pub name: &'a str,
     beside: Option<Beside<'a>>,
     native: Option<Native<'a>>,
-    name: &'a str,
+}
+
+/// A verb that a crate above this one brings.
+#[derive(Clone, Copy)]
+pub struct More {
+    /// Its name, help and options. Those of [`Common`] are among them.
+    pub command: fn() -> clap::Command,
+    /// What it does with them.
+    pub run: for<'a, 'p> fn(&'a Context<'p>, &ArgMatches, &mut Io<'_>) -> Result<(), Failure>,
+}
+
+/// How the verbs are called: what [`Front::run`] needs beside a program and its bundle.
+#[derive(Clone, Copy)]
+pub struct Front<'a> {
+    /// How the user calls this (`moec run BUNDLE`).
+    pub name: &'a str,
+    /// Verbs beside this crate's own.
+    pub more: &'a [More],
+    /// Where the program does not run on its target.
+    pub beside: Option<Beside<'a>>,
+    /// What executes units that the runtime by itself does not.
+    pub native: Option<Native<'a>>,
+}
+
+impl Default for Front<'_> {
+    fn default() -> Self {
+        Self { name: "run", more: &[], beside: None, native: None }
+    }
 }
 
 /// What a program needs beside its bundle where it does not run on its target.
@@ -92,7 +124,11 @@ impl Native<'_> {
 }
 
 impl<'a> Context<'a> {
-    fn open(&self, common: &Common) -> Result<Engine<'a>> {
+    /// Opens the program as the options say. It stops between calls once [`interrupt::flag`] is true.
+    ///
+    /// # Errors
+    /// As [`Engine::open`]; options that the plan has no use for.
+    pub fn open(&self, common: &Common) -> Result<Engine<'a>> {
         self.open_recording(common, false)
     }
 
@@ -144,8 +180,13 @@ impl<'a> Context<'a> {
 }
 
 /// Holds all files of the bundle against its manifest, if that is asked for, and says so.
-fn check(context: &Context<'_>, verb: &Verb, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Some((_, notes)) = verb.common().filter(|(common, _)| common.check) else { return Ok(()) };
+///
+/// # Errors
+/// A file that is not as it was built.
+pub fn check(context: &Context<'_>, common: &Common, notes: bool, io: &mut Io<'_>) -> Result<(), Failure> {
+    if !common.check {
+        return Ok(());
+    }
     // The weights of a program beside its bundle lie elsewhere.
     let own = context.beside.is_none().then_some(context.program);
     let done = manifest::check(context.bundle, own)?;
@@ -159,11 +200,17 @@ fn check(context: &Context<'_>, verb: &Verb, io: &mut Io<'_>) -> Result<(), Fail
 }
 
 /// How a verb can end without success.
-enum Failure {
+#[derive(Debug)]
+pub enum Failure {
     /// It failed.
     Error(Error),
     /// It was asked for something that makes no sense.
-    Use { what: String, hint: String },
+    Use {
+        /// What, and why not.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
 }
 
 impl From<Error> for Failure {
@@ -172,110 +219,88 @@ impl From<Error> for Failure {
     }
 }
 
-/// The whole of a `run`: the bundle is the folder that the executable lies in. `plan` is encoded, and its kernels come in
-/// its order: see [`Program::linked`].
-pub fn main(plan: &[u8], kernels: &[KernelFn]) -> ExitCode {
-    ExitCode::from(main_status(plan, kernels))
-}
+impl Front<'_> {
+    /// The whole of a `run`: the bundle is the folder that the executable lies in. `plan` is encoded, and its kernels come in
+    /// its order: see [`Program::linked`]. Returns the exit status, for a `main` that may be C's.
+    pub fn main(&self, plan: &[u8], kernels: &[KernelFn]) -> u8 {
+        let program = match Program::linked(plan, kernels) {
+            Ok(program) => program,
+            Err(e) => {
+                complain(&e, &mut io::stderr().lock());
+                return 1;
+            }
+        };
+        let exe = std::env::current_exe().and_then(std::fs::canonicalize);
+        let bundle = exe.as_ref().ok().and_then(|e| e.parent()).unwrap_or(Path::new("."));
+        self.run(&program, bundle, std::env::args_os().skip(1))
+    }
 
-/// As [`main`], with what executes the units of a family beside the processor.
-pub fn main_with(plan: &[u8], kernels: &[KernelFn], native: Native<'_>) -> ExitCode {
-    ExitCode::from(main_of(plan, kernels, Some(native)))
-}
+    /// Runs a verb of the bundle in the folder `bundle` on the standard streams. `args` begins with the verb. Returns the exit status.
+    pub fn run(&self, program: &Program, bundle: &Path, args: impl Iterator<Item = OsString>) -> u8 {
+        let stdin = io::stdin();
+        let terminal = stdin.is_terminal();
+        let mut stdin = stdin.lock();
+        let io = Io {
+            input: if terminal { None } else { Some(&mut stdin) },
+            out: &mut io::stdout().lock(),
+            err: &mut io::stderr().lock(),
+        };
+        self.run_with(program, bundle, args, io)
+    }
 
-/// As [`main`]. Returns the exit status, for a `main` that is C's.
-pub fn main_status(plan: &[u8], kernels: &[KernelFn]) -> u8 {
-    main_of(plan, kernels, None)
-}
-
-fn main_of(plan: &[u8], kernels: &[KernelFn], native: Option<Native<'_>>) -> u8 {
-    let program = match Program::linked(plan, kernels) {
-        Ok(program) => program,
-        Err(e) => {
-            complain(&e, &mut io::stderr().lock());
-            return 1;
+    /// As [`Front::run`], on any streams.
+    pub fn run_with(
+        &self,
+        program: &Program,
+        bundle: &Path,
+        args: impl Iterator<Item = OsString>,
+        mut io: Io<'_>,
+    ) -> u8 {
+        let &Self { name, more, beside, native } = self;
+        let commands: Vec<clap::Command> = more.iter().map(|more| (more.command)()).collect();
+        let names: Vec<String> = commands.iter().map(|c| c.get_name().to_owned()).collect();
+        let command = Cli::command().bin_name(name).subcommands(commands);
+        let matches = match command.try_get_matches_from(args) {
+            Ok(matches) => matches,
+            Err(e) => return refuse(&e, name, &mut io),
+        };
+        let context = Context { program, bundle, name, beside, native };
+        let brought = matches.subcommand().and_then(|(verb, matches)| {
+            Some((more.get(names.iter().position(|name| name == verb)?)?, matches))
+        });
+        let done = match brought {
+            Some((more, matches)) => (more.run)(&context, matches, &mut io),
+            None => match Cli::from_arg_matches(&matches) {
+                Ok(cli) => own(&context, cli.verb, &mut io),
+                Err(e) => return refuse(&e, name, &mut io),
+            },
+        };
+        match done {
+            Ok(()) => 0,
+            Err(Failure::Use { what, hint }) => {
+                io.note(&format!("error: {what}\nhint: {hint}"));
+                BAD_USE
+            }
+            Err(Failure::Error(Error::Output(e))) if e.kind() == ErrorKind::BrokenPipe => 0,
+            Err(Failure::Error(Error::Interrupted)) => INTERRUPTED,
+            Err(Failure::Error(e)) => {
+                complain(&e, io.err);
+                if matches!(e, Error::Range { .. }) { BAD_USE } else { 1 }
+            }
         }
-    };
-    let exe = std::env::current_exe().and_then(std::fs::canonicalize);
-    let bundle = exe.as_ref().ok().and_then(|e| e.parent()).unwrap_or(Path::new("."));
-    status(&program, bundle, (None, native), std::env::args_os().skip(1), "run")
+    }
 }
 
-/// Runs a verb of the bundle in the folder `bundle` on the standard streams. `args` begins with the verb;
-/// `name` is how the user calls this (`moec run BUNDLE`).
-pub fn run(
-    program: &Program,
-    bundle: &Path,
-    beside: Option<Beside<'_>>,
-    args: impl Iterator<Item = OsString>,
-    name: &str,
-) -> ExitCode {
-    ExitCode::from(status(program, bundle, (beside, None), args, name))
-}
-
-fn status(
-    program: &Program,
-    bundle: &Path,
-    executors: (Option<Beside<'_>>, Option<Native<'_>>),
-    args: impl Iterator<Item = OsString>,
-    name: &str,
-) -> u8 {
-    let stdin = io::stdin();
-    let terminal = stdin.is_terminal();
-    let mut stdin = stdin.lock();
-    let io = Io {
-        input: if terminal { None } else { Some(&mut stdin) },
-        out: &mut io::stdout().lock(),
-        err: &mut io::stderr().lock(),
-    };
-    run_of(program, bundle, executors, args, name, io)
-}
-
-/// As [`run`], on any streams. Returns the exit status.
-pub fn run_with(
-    program: &Program,
-    bundle: &Path,
-    beside: Option<Beside<'_>>,
-    args: impl Iterator<Item = OsString>,
-    name: &str,
-    io: Io<'_>,
-) -> u8 {
-    run_of(program, bundle, (beside, None), args, name, io)
-}
-
-fn run_of(
-    program: &Program,
-    bundle: &Path,
-    (beside, native): (Option<Beside<'_>>, Option<Native<'_>>),
-    args: impl Iterator<Item = OsString>,
-    name: &str,
-    mut io: Io<'_>,
-) -> u8 {
-    let command = Cli::command().bin_name(name);
-    let parsed = command.try_get_matches_from(args).and_then(|m| Cli::from_arg_matches(&m));
-    let verb = match parsed {
-        Ok(cli) => cli.verb,
-        Err(e) => return refuse(&e, name, &mut io),
-    };
-    let context = Context { program, bundle, beside, native, name };
-    let done = check(&context, &verb, &mut io).and_then(|()| match verb {
-        Verb::Generate(args) => generate::run(&context, &args, &mut io),
-        Verb::Logits(args) => logits::run(&context, &args, &mut io),
-        Verb::Bench(args) => bench::run(&context, &args, &mut io),
-        Verb::Info(args) => info::run(&context, &args, &mut io),
-    });
-    match done {
-        Ok(()) => 0,
-        Err(Failure::Use { what, hint }) => {
-            io.note(&format!("error: {what}\nhint: {hint}"));
-            BAD_USE
-        }
-        Err(Failure::Error(Error::Output(e))) if e.kind() == ErrorKind::BrokenPipe => 0,
-        Err(Failure::Error(Error::Interrupted)) => INTERRUPTED,
-        Err(Failure::Error(e)) => {
-            complain(&e, io.err);
-            if matches!(e, Error::Range { .. }) { BAD_USE } else { 1 }
-        }
+/// Runs a verb of this crate.
+fn own(context: &Context<'_>, verb: Verb, io: &mut Io<'_>) -> Result<(), Failure> {
+    if let Some((common, notes)) = verb.common() {
+        check(context, common, notes, io)?;
+    }
+    match verb {
+        Verb::Generate(args) => generate::run(context, &args, io),
+        Verb::Logits(args) => logits::run(context, &args, io),
+        Verb::Bench(args) => bench::run(context, &args, io),
+        Verb::Info(args) => info::run(context, &args, io),
     }
 }
 

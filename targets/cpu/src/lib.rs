@@ -196,10 +196,10 @@ impl CpuTarget {
     }
 }
 
-/// Sources of the runner crate, for a plan that verifies. `main`: the path of the function that does everything, where it is not the
-/// runtime's.
-pub fn runner_source(plan: &Plan, main: Option<&str>) -> Vec<SourceFile> {
-    moec_codegen::source::runner(plan, main.unwrap_or(moec_codegen::source::RUNTIME_MAIN))
+/// Sources of the runner crate, for a plan that verifies. `native`: the path of the constant that brings
+/// units that the runtime does not.
+pub fn runner_source(plan: &Plan, native: Option<&str>) -> Vec<SourceFile> {
+    moec_codegen::source::runner(plan, native)
 }
 
 /// Version of LLVM that this build is linked to.

@@ -235,6 +235,6 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
 pub struct Runner {
     /// Feature of the runner crate that brings it.
     pub feature: &'static str,
-    /// Function that takes the plan's bytes and the kernels, and does everything.
-    pub main: &'static str,
+    /// Path of the constant that brings its units, a `moec_runtime::cli::Native`.
+    pub native: &'static str,
 }

@@ -185,7 +185,7 @@ impl StaticGraphs for Qnn {
     }
 
     fn runner(&self) -> Option<Runner> {
-        Some(Runner { feature: "qnn", main: "moec_qnn_unit::main" })
+        Some(Runner { feature: "qnn", native: "moec_qnn_unit::NATIVE" })
     }
 }
 

@@ -9,7 +9,7 @@
 //! * [`attention`]: what graphs of attention are given, and the keys and values that are kept for them.
 //! * `ports`: numbers as a graph's inputs and outputs hold them.
 //!
-//! [`main`] is all of a bundle's `run`: the runtime's verbs, with this unit.
+//! [`NATIVE`] is what a bundle's `run` gives its verbs, to have this unit.
 //!
 //! Invariant: this crate reaches `moec-ir`, `moec-runtime` and `moec-qnn-sys`, and nothing else of the workspace, so that it builds
 //! beside a generated runner. It has no `unsafe` code.
@@ -20,4 +20,4 @@ mod ports;
 mod queue;
 mod unit;
 
-pub use unit::{FAMILY, Hexagon, main};
+pub use unit::{FAMILY, Hexagon, NATIVE};

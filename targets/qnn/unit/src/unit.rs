@@ -1,4 +1,4 @@
-//! What executes static graphs, as the runtime sees it, and the program of a bundle that has them.
+//! What executes static graphs, as the runtime sees it, and how a bundle's `run` gets it.
 
 use crate::attention::{Caches, Shape};
 use crate::chip::{self, Ports, Refused};
@@ -6,13 +6,11 @@ use crate::queue::{Memory, Queue};
 use half::f16;
 use moec_ir::plan::{GraphDecl, UnitRef};
 use moec_qnn_sys::{Error as Qnn, Installation, VARIABLE};
-use moec_runtime::abi::KernelFn;
 use moec_runtime::beside::Executor;
-use moec_runtime::cli::{self, Native};
+use moec_runtime::cli::Native;
 use moec_runtime::error::{Error, Result};
 use moec_runtime::graphs::Graphs;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 
 /// The family of units that this crate executes.
@@ -198,8 +196,9 @@ fn refused(refused: Refused) -> Error {
     }
 }
 
-/// The whole of a `run` whose static graphs are executed here: as [`cli::main`], with this crate's unit.
-pub fn main(plan: &[u8], kernels: &[KernelFn]) -> ExitCode {
-    let executor = |_: &UnitRef| Some(Executor::Graphs(Box::new(Hexagon::default())));
-    cli::main_with(plan, kernels, Native { family: FAMILY, executor: &executor })
+/// This crate's unit, for the `run` of a bundle whose static graphs are executed here.
+pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &executor };
+
+fn executor(_: &UnitRef) -> Option<Executor> {
+    Some(Executor::Graphs(Box::new(Hexagon::default())))
 }

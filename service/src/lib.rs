@@ -1,0 +1,14 @@
+//! What people and programs talk to: the verbs of a bundle that hold conversations, on the runtime's engine.
+//!
+//! Invariant: this crate reaches `moec-ir` and `moec-runtime` and nothing else of the workspace, so that it builds beside a generated
+//! runner.
+
+use moec_runtime::cli::{Front, More, Native};
+
+/// The verbs beside the runtime's own.
+const VERBS: &[More] = &[];
+
+/// The verbs of a bundle, the runtime's and this crate's. `native`: what executes units that the runtime by itself does not.
+pub fn front(native: Option<Native<'static>>) -> Front<'static> {
+    Front { more: VERBS, native, ..Front::default() }
+}
