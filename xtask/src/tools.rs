@@ -1,21 +1,22 @@
 //! Tools that tests need, from the table of `moec-testing`.
 
 use crate::shell::Failed;
-use crate::{apt, coreml, gguf, qnn};
-use moec_testing::{COREML, GGUF, Help, NEEDS, QNN};
+use crate::{apt, coreml, cuda, gguf, qnn};
+use moec_testing::{COREML, GGUF, Help, NEEDS, Need, PTXAS, QNN};
+
+/// What a test needs, and the command of this program that installs it.
+type Installer = (&'static Need, fn() -> Result<(), Failed>);
+
+/// Every such command.
+const INSTALLERS: &[Installer] =
+    &[(&COREML, coreml::run), (&QNN, qnn::run), (&GGUF, gguf::run), (&PTXAS, cuda::run)];
 
 /// Installs what is missing and can be installed here. Gives what could not be; tests that need it say so, too.
 pub(crate) fn run() -> Vec<String> {
-    let mut failed = Vec::new();
-    if !COREML.is_met() {
-        failed.extend(coreml::run().err().map(|e| format!("tests of {}: {e}", COREML.what)));
-    }
-    if !QNN.is_met() {
-        failed.extend(qnn::run().err().map(|e| format!("tests of {}: {e}", QNN.what)));
-    }
-    if !GGUF.is_met() {
-        failed.extend(gguf::run().err().map(|e| format!("tests of {}: {e}", GGUF.what)));
-    }
+    let missing = INSTALLERS.iter().filter(|(need, _)| !need.is_met());
+    let mut failed: Vec<String> = missing
+        .filter_map(|(need, install)| install().err().map(|e| format!("tests of {}: {e}", need.what)))
+        .collect();
     let packages: Vec<&str> = NEEDS
         .iter()
         .filter_map(|need| match need.help {
