@@ -1,13 +1,15 @@
 //! Published evaluations again, on moec's simulator, and what they leave open.
 //!
 //! [`npumoe`] is the evaluation of NPUMoE beside what is simulated, [`trimoe`] that of TriMoE, [`powerinfer2`] that of PowerInfer-2,
-//! [`hybrimoe`] that of HybriMoE; [`capacities`] compares settings of `[experts]`, NPUMoE's among them, and [`outliers`] shares of
+//! [`hybrimoe`] that of HybriMoE, [`mobile`] that of MoBiLE; [`capacities`] compares settings of `[experts]`, NPUMoE's among them, and [`outliers`] shares of
 //! channels of 8 bits. They need models that are not at hand: [`shapes`] has their published shapes, [`recorded`]
 //! draws loads of their experts.
 
 pub mod capacities;
 pub mod chart;
+pub mod claim;
 pub mod hybrimoe;
+pub mod mobile;
 pub mod npumoe;
 pub mod outliers;
 pub mod powerinfer2;

@@ -1,5 +1,5 @@
 //! `moec-papers`: published evaluations again. `cargo xtask npumoe`, `trimoe`, `powerinfer2`, `hybrimoe`,
-//! `padding` and `docs` call it.
+//! `mobile`, `padding` and `docs` call it.
 
 use clap::Parser;
 use moec::bundle::read::Bundle;
@@ -11,7 +11,7 @@ use moec::{Error, Result};
 use moec_papers::capacities::{profiled, recorded, table};
 use moec_papers::npumoe::reproduce::DEVICES;
 use moec_papers::npumoe::{page, report, tables};
-use moec_papers::{hybrimoe, outliers, powerinfer2, trimoe};
+use moec_papers::{hybrimoe, mobile, outliers, powerinfer2, trimoe};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -58,6 +58,19 @@ enum Verb {
     /// Rerun the evaluation of HybriMoE, and print a page with every figure of it beside the simulated one
     #[command(name = "hybrimoe")]
     HybriMoe {
+        /// Write the page and its plots into this folder instead
+        #[arg(long, value_name = "FOLDER")]
+        docs: Option<PathBuf>,
+        /// Write nothing; fail where what is in the folder differs
+        #[arg(long, requires = "docs")]
+        check: bool,
+        /// A few tokens only: other numbers, for a look at the page
+        #[arg(long, conflicts_with = "docs")]
+        quick: bool,
+    },
+    /// Rerun the evaluation of MoBiLE, and print a page with every speedup of it beside the simulated one
+    #[command(name = "mobile")]
+    MoBile {
         /// Write the page and its plots into this folder instead
         #[arg(long, value_name = "FOLDER")]
         docs: Option<PathBuf>,
@@ -120,6 +133,10 @@ fn run(verb: &Verb) -> Result<()> {
         Verb::HybriMoe { docs, check, quick } => {
             let size = if *quick { hybrimoe::report::Size::QUICK } else { hybrimoe::report::Size::FULL };
             publish(hybrimoe::pages(size)?, docs.as_deref(), check.then_some("hybrimoe"))
+        }
+        Verb::MoBile { docs, check, quick } => {
+            let size = if *quick { mobile::report::Size::QUICK } else { mobile::report::Size::FULL };
+            publish(mobile::pages(size)?, docs.as_deref(), check.then_some("mobile"))
         }
         Verb::Outliers { checkpoint } => output::data(&outliers::table(&outliers::rows(checkpoint)?)),
         Verb::Padding { bundle, trace } => padding(bundle.as_deref().zip(trace.as_deref())),

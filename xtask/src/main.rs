@@ -121,6 +121,11 @@ const COMMANDS: &[Command] = &[
         || papers::page("hybrimoe", &options()),
     ),
     (
+        "mobile",
+        "rerun MoBiLE's evaluation, simulated, and write docs/mobile.md; takes options, `--help` lists them",
+        || papers::page("mobile", &options()),
+    ),
+    (
         "big-little",
         "measure what big-little decoding costs and gains, for docs/benchmarks.md; some three minutes",
         big_little::run,
@@ -203,6 +208,7 @@ fn main() -> ExitCode {
                     | "bench-flash"
                     | "bench-neurons"
                     | "hybrimoe"
+                    | "mobile"
                     | "npumoe"
                     | "powerinfer2"
                     | "skip"

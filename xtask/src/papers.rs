@@ -1,4 +1,4 @@
-//! `cargo xtask npumoe`, `trimoe`, `powerinfer2` and `hybrimoe`: evaluations of four papers again, simulated; and the program
+//! `cargo xtask npumoe`, `trimoe`, `powerinfer2`, `hybrimoe` and `mobile`: evaluations of five papers again, simulated; and the program
 //! that does it.
 
 use crate::setup;

@@ -4,51 +4,8 @@ use super::models::MODELS;
 use super::paper;
 use super::report::Report;
 use super::systems::{ABLATION, BASELINE};
+use crate::claim::Claim;
 use crate::printed::Printed;
-
-/// How far ours may be off to agree.
-pub const CLOSE: f64 = 0.10;
-
-/// A figure of the paper.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Claim {
-    /// Where it stands.
-    pub place: &'static str,
-    /// What it is.
-    pub what: String,
-    /// Its unit.
-    pub unit: &'static str,
-    /// What is printed.
-    pub paper: Printed,
-    /// With HybriMoE's policies.
-    pub ours: f64,
-    /// With moec's, where that makes a difference.
-    pub moec: Option<f64>,
-    /// A constant was found from it: it checks nothing.
-    pub used: bool,
-    /// Why it does not come out, if it does not.
-    pub why: &'static str,
-}
-
-impl Claim {
-    fn new(place: &'static str, what: impl Into<String>, paper: Printed, ours: f64) -> Self {
-        Self { place, what: what.into(), unit: "×", paper, ours, moec: None, used: false, why: "" }
-    }
-
-    /// Whether HybriMoE's policies give it.
-    pub fn agrees(&self) -> bool {
-        self.paper.error(self.ours).abs() <= CLOSE
-    }
-
-    /// One line.
-    pub fn verdict(&self) -> String {
-        match (self.used, self.agrees()) {
-            (true, _) => "a constant was found from it".to_owned(),
-            (_, true) => "agrees".to_owned(),
-            _ => format!("{:+.0} %: {}", self.paper.error(self.ours) * 100.0, self.why),
-        }
-    }
-}
 
 const AHEAD: &str = "an expert that is there early saves the processor a millisecond, and the link is idle; the paper does not say how \
 often its gates are right, see *What the speedups hang on*";

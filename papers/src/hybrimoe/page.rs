@@ -1,11 +1,12 @@
 //! The page of the documentation.
 
-use super::claims::{CLOSE, Claim, claims};
+use super::claims::claims;
 use super::machine::{A6000, COLD, GPU_BYTES, GPU_FLOPS, PROMPT, WEIGHT};
 use super::models::MODELS;
 use super::report::{Report, Row};
 use super::routing::FORESIGHT;
 use super::systems::{ABLATION, BASELINE, MRS, SYSTEMS};
+use crate::claim::{CLOSE, Claim, digits, table};
 use std::fmt::Write as _;
 
 /// The page.
@@ -14,7 +15,7 @@ pub fn page(report: &Report) -> String {
     [
         summary(&claims, report),
         machine(),
-        beside(&claims),
+        table(&claims, "HybriMoE, simulated"),
         prefill(report),
         decode(report),
         ablation(report),
@@ -83,31 +84,6 @@ fn machine() -> String {
          load, mended and searched on, in place of the paper's simulation, and MRS with bypass.\n\n",
     );
     out
-}
-
-fn digits(x: f64) -> String {
-    let places = if x >= 100.0 { 0 } else { 2 - (x.max(1.0).log10().floor() as usize).min(1) };
-    format!("{x:.*}", places + usize::from(x < 1.0))
-}
-
-fn beside(claims: &[Claim]) -> String {
-    let mut out = String::from(
-        "## Every figure beside ours\n\n| where | what | the paper's | HybriMoE, simulated | moec | |\n|---|---|---|---|---|---|\n",
-    );
-    for c in claims {
-        let moec = c.moec.map_or_else(String::new, digits);
-        let _ = writeln!(
-            out,
-            "| {} | {} | {} {} | {} | {moec} | {} |",
-            c.place,
-            c.what,
-            c.paper,
-            c.unit,
-            digits(c.ours),
-            c.verdict()
-        );
-    }
-    out + "\n"
 }
 
 /// Rows of times, with the speedups of the last two over the baseline.

@@ -1,0 +1,74 @@
+//! The machine of §IV, and what an expert costs on its units.
+//!
+//! The paper prints no rate and no time. Rates are those of the built-in target `rtx4080-i5`, whose file names their sources. One
+//! constant is found: what a layer takes beside reading its weights, from OLMoE's speedup without fallback.
+
+use crate::hybrimoe::models::Model;
+use moec::{Error, Result};
+use moec_device::Device;
+use moec_runtime::hybrid::{Costs, UnitCosts};
+use moec_runtime::makespan::Table;
+
+/// The target.
+pub const TARGET: &str = "rtx4080-i5";
+/// Bytes of a weight: the checkpoints are in bf16, and the paper names no other format.
+pub const WEIGHT: f64 = 2.0;
+/// Microseconds of a layer, and of what follows the last one, beside reading weights: launches, norms, attention's cache, the framework. Found
+/// from 1.85, OLMoE with half of its experts (Table II).
+pub const OVERHEAD_US: f64 = 216.0;
+
+/// Rates.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machine {
+    /// Bytes a microsecond of the GPU's memory.
+    pub gpu: f64,
+    /// Bytes a microsecond of the processor's memory, at which it computes an expert of one token.
+    pub cpu: f64,
+    /// Bytes a microsecond over the link.
+    pub link: f64,
+    /// Microseconds of a layer beside reading its weights.
+    pub overhead: f64,
+}
+
+impl Machine {
+    /// As the target has it.
+    ///
+    /// # Errors
+    /// A device file without a figure that is needed.
+    pub fn new() -> Result<Self> {
+        let device = Device::find(TARGET).map_err(|e| Error::input(e.to_string()))?;
+        let rate = |name: &str| {
+            let unit = device.units.iter().find(|u| u.name == name);
+            let time = unit.and_then(|u| u.matmul.iter().find(|t| t.rows == 1));
+            time.map(|t| t.weights as f64 * WEIGHT / (t.ms * 1e3))
+        };
+        let link = device.links.iter().find(|l| l.from == "dram").map(|l| l.gb_per_s * 1e3);
+        match (rate("gpu"), rate("cpu"), link) {
+            (Some(gpu), Some(cpu), Some(link)) => Ok(Self { gpu, cpu, link, overhead: OVERHEAD_US }),
+            _ => Err(Error::input(format!("`{TARGET}` lacks a rate"))),
+        }
+    }
+
+    /// What an expert of one token costs. More than one token is not asked for.
+    ///
+    /// # Errors
+    /// Our bug: a table that does not ascend.
+    pub fn costs(&self, model: &Model) -> Result<Costs> {
+        let bytes = model.expert() as f64 * WEIGHT;
+        let unit = |rate: f64| {
+            let table = Table::new(vec![(1, bytes / rate)]).map_err(|e| Error::input(e.to_string()))?;
+            Ok::<_, Error>(UnitCosts { table, first_us: 0.0 })
+        };
+        Ok(Costs {
+            gpu: unit(self.gpu)?,
+            cpu: unit(self.cpu)?,
+            transfer_us: bytes / self.link,
+            first_transfer_us: 0.0,
+        })
+    }
+
+    /// Microseconds of a part that reads so many weights on the GPU.
+    pub fn dense(&self, weights: u64) -> f64 {
+        self.overhead + weights as f64 * WEIGHT / self.gpu
+    }
+}

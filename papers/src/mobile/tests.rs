@@ -1,0 +1,91 @@
+//! What the page says holds, with few tokens.
+
+use super::claims::claims;
+use super::models::{MODELS, OLMOE};
+use super::page::{equation_1, page};
+use super::paper;
+use super::plots::plots;
+use super::report::{Report, Size};
+use super::systems::{FULL, MOBILE, MOBILE_GATES, MOEC, MOEC_FULL, SYSTEMS, at};
+use std::path::Path;
+use std::sync::LazyLock;
+
+static REPORT: LazyLock<Report> = LazyLock::new(|| Report::new(Size::QUICK).expect("a report"));
+
+#[test]
+fn models_have_the_weights_of_their_names() {
+    for (model, billions) in MODELS.iter().zip([14.3, 6.9]) {
+        let weights = model.layers as u64 * (model.experts as u64 * model.expert() + model.dense());
+        let share = weights as f64 * 1e-9 / billions;
+        // Embeddings and the head are not counted.
+        assert!((0.94..1.0).contains(&share), "{}: {share}", model.name);
+    }
+}
+
+#[test]
+fn the_constant_gives_what_it_was_found_from() {
+    let used: Vec<_> = claims(&REPORT).into_iter().filter(|c| c.used).collect();
+    assert_eq!(used.len(), 1);
+    assert!(used[0].paper.error(used[0].ours).abs() < 0.01, "{:?}", used[0]);
+}
+
+#[test]
+fn speedups_follow_equation_1() {
+    for row in REPORT.tasks.iter().chain(&REPORT.curve) {
+        assert!((equation_1(row) / row.speedup(&MOBILE) - 1.0).abs() < 1e-9, "{row:?}");
+        let drawn = row.outcomes[at(&MOBILE)].fallback;
+        assert!((drawn - row.fallback).abs() < 0.08, "{drawn}, {}", row.fallback);
+    }
+}
+
+#[test]
+fn less_work_is_faster() {
+    for row in REPORT.tasks.iter().chain(&REPORT.thresholds).chain(&REPORT.curve) {
+        assert!(row.outcomes.iter().all(|o| o.token > 0.0 && o.token.is_finite()), "{row:?}");
+        assert!(row.speedup(&MOBILE_GATES) > row.speedup(&MOBILE), "{row:?}");
+        assert!(row.speedup(&MOEC_FULL) > 1.0 && row.speedup(&FULL) == 1.0, "{row:?}");
+        // A second pass fetches half of what one without a first one does.
+        let [full, mobile] = [FULL, MOBILE].map(|s| row.outcomes[at(&s)]);
+        assert!(mobile.again < full.token && mobile.first < full.token, "{row:?}");
+    }
+    for pair in REPORT.curve.windows(2) {
+        for system in [MOBILE, MOEC] {
+            assert!(pair[0].speedup(&system) > pair[1].speedup(&system), "{}", system.name);
+        }
+    }
+    assert!(REPORT.sizes.windows(2).all(|s| s[0] > s[1]), "{:?}", REPORT.sizes);
+    for (checked, row) in REPORT.checked.iter().zip(&REPORT.tasks) {
+        assert!(*checked < row.speedup(&MOBILE), "{row:?}");
+    }
+}
+
+#[test]
+fn speedups_are_near_the_papers() {
+    for c in claims(&REPORT) {
+        let near = if c.place == "§IV-B, Figure 5" { 0.25 } else { 0.12 };
+        assert!(c.paper.error(c.ours).abs() < near, "{c:?}");
+    }
+    assert_eq!(paper::TABLE_3[0].2, paper::LITTLE[1]);
+    assert!(paper::TABLE_2.iter().any(|row| row.0 == OLMOE.name));
+}
+
+#[test]
+fn every_figure_stands_on_the_page() {
+    let page = page(&REPORT);
+    for c in claims(&REPORT) {
+        assert!(page.contains(&format!("| {} | {} | {} {} |", c.place, c.what, c.paper, c.unit)), "{c:?}");
+        assert!(c.verdict().len() > 5, "{c:?}");
+    }
+    for system in &SYSTEMS {
+        assert!(page.contains(system.name), "{}", system.name);
+    }
+    let docs = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs"));
+    for (name, text) in plots(&REPORT) {
+        assert!(
+            page.contains(&format!("(mobile/{name})")) && docs.join("mobile").join(name).is_file(),
+            "{name}"
+        );
+        assert!(text.starts_with("<svg") && text.ends_with("</svg>\n") && !text.contains("NaN"), "{name}");
+    }
+    assert!(!page.contains("NaN") && !page.contains("inf "), "{page}");
+}
