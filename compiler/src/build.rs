@@ -4,7 +4,7 @@ use crate::bundle::toolchain::Route;
 use crate::bundle::write::{self, Summary};
 use crate::bundle::{cargo, destination, workspace};
 use crate::cache_dir;
-use crate::config::{Config, Predict, Rounding, Size, Threshold};
+use crate::config::{Config, Home, Predict, Rounding, Size, Threshold};
 use crate::error::{Error, Result};
 use crate::human;
 use crate::import::{self, ImportOptions};
@@ -19,7 +19,9 @@ use crate::targets;
 use crate::thresholds;
 use crate::tuner::Tuner;
 use moec_cpu::WeightImportance;
+use moec_device::UnitKind;
 use moec_ir::plan::Plan;
+use moec_runtime::hybrid::MOEC;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -32,6 +34,8 @@ pub struct Request<'a> {
     pub target: &'a str,
     /// Folder of the bundle.
     pub output: Option<&'a Path>,
+    /// Share of the experts, in percent, that a graphics processor's memory holds, in place of what the `model.toml` says.
+    pub gpu_experts: Option<u8>,
     /// How long kernels are timed, if they are.
     pub tune: Option<Duration>,
     /// Whether `run` is linked.
@@ -66,7 +70,12 @@ pub fn build(
 ) -> Result<Option<Built>> {
     let device = targets::device(request.target)?;
     let target = targets::target_of(&device, request.target)?;
-    let config = Config::load(request.config)?;
+    let mut config = Config::load(request.config)?;
+    if let Some(percent) = request.gpu_experts {
+        config.placement.experts = Home::Share(UnitKind::Gpu.name().to_owned(), percent);
+        config.placement.policy.get_or_insert(&MOEC);
+    }
+    let config = config;
     let folder = request.output.map_or_else(|| default_output(&config, target.name()), Path::to_owned);
     if request.stops.stop_after.is_none() {
         // Before minutes of compiling; `write` looks again.

@@ -39,6 +39,9 @@ pub struct Decisions {
     /// Why the cache of experts keeps whom it keeps, where policies were replayed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheDecision>,
+    /// Frames that experts are brought into while the plan runs, where there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub frames: Option<FramesDecision>,
     /// Whether experts on flash are read whole or by neurons, where there was a choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_flash: Option<FlashDecision>,
@@ -54,6 +57,33 @@ pub struct Decisions {
     /// Where attention lives and why, where the costs of a request decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<AttentionDecision>,
+}
+
+/// Frames of a memory beside the processor's, and who begins in them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FramesDecision {
+    /// Who divides experts and brings them.
+    pub system: String,
+    /// What that does.
+    pub says: String,
+    /// The memory.
+    pub memory: String,
+    /// Bytes that a run may take of it: the budget, or its capacity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// Bytes of a frame.
+    pub each: u64,
+    /// Frames.
+    pub frames: u64,
+    /// Experts of all layers.
+    pub experts: u64,
+    /// Experts that never leave their frames.
+    pub pinned: u64,
+    /// Policy of the others, with its parameters.
+    pub keeps: String,
+    /// Why these.
+    pub why: String,
 }
 
 /// Formats that were chosen for a size.

@@ -38,10 +38,14 @@ pub enum When {
     Capacities,
     /// Models that memory does not hold.
     Budget,
+    /// Models that memory does not hold, and those whose experts are brought into frames ahead.
+    Asks,
     /// Targets with units that take shapes as they come beside the processor.
     Beside,
-    /// Targets with memory modules that compute.
-    Modules,
+    /// Targets with memory modules that compute, and builds with a policy of frames.
+    Assigned,
+    /// Builds with a policy of frames.
+    Frames,
     /// Targets whose units have memories of their own.
     Memories,
     /// Models whose experts have thresholds.
@@ -58,8 +62,10 @@ impl When {
             Self::Static => "where graphs are static",
             Self::Capacities => "where experts have capacities",
             Self::Budget => "where memory has a budget",
+            Self::Asks => "where memory has a budget, or frames hear of scores",
             Self::Beside => "where units beside the processor take shapes as they come",
-            Self::Modules => "where memory modules compute",
+            Self::Assigned => "where memory modules compute, or `policy` names a system",
+            Self::Frames => "where `policy` names a system",
             Self::Memories => "where units have memories of their own",
             Self::Thresholds => "where gates have thresholds",
             Self::NotAsLowered => "unless values are looked at by name",
@@ -73,8 +79,10 @@ impl When {
             Self::Static => c.units.is_some(),
             Self::Capacities => c.units.is_some() || c.placement.is_some(),
             Self::Budget => c.config.memory.budget.is_some(),
+            Self::Asks => c.config.memory.budget.is_some() || c.homes.hears_scores(),
             Self::Beside => !c.list.free.is_empty(),
-            Self::Modules => c.list.modules,
+            Self::Assigned => c.list.modules || c.config.placement.policy.is_some(),
+            Self::Frames => c.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()),
             Self::Memories => c.homes.memories.len() > 1,
             Self::Thresholds => !c.thresholds.by_layer.is_empty(),
             Self::NotAsLowered => !c.as_lowered,
@@ -180,7 +188,7 @@ pub const PIPELINE: &[Pass] = &[
     },
     Pass {
         name: "place",
-        when: When::Modules,
+        when: When::Assigned,
         prints: Prints::Placement,
         run: placement::place,
         why: "whom nobody has given a home is assigned in every step; what that costs is known now",
@@ -194,7 +202,7 @@ pub const PIPELINE: &[Pass] = &[
     },
     Pass {
         name: "fetch",
-        when: When::Budget,
+        when: When::Asks,
         prints: Prints::Graph,
         run: graph::fetch,
         why: "the processor's experts are final; where memory has a budget, layers say whom they will read",
@@ -255,6 +263,13 @@ pub const PIPELINE: &[Pass] = &[
         prints: Prints::Plan,
         run: plan::page,
         why: "last, since what all else takes of the budget is known; the rest holds experts",
+    },
+    Pass {
+        name: "fill",
+        when: When::Frames,
+        prints: Prints::Plan,
+        run: plan::fill,
+        why: "what all else takes of the other memory is known, and how many experts the processor's memory holds",
     },
 ];
 

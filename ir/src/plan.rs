@@ -12,13 +12,14 @@ pub use crate::memory::{ExpertHomes, Memory, MemoryLink, Resident, UnitRef};
 pub use crate::op::FETCHED;
 pub use crate::paging::{PagedLayer, Paging};
 pub use crate::placement::{Expected, ExpertGroup, ExpertRow, ExpertTable, OpPlace, Overflow, Placement};
-pub use crate::schedule::{ExpertTimes, Refine, Schedule, ScheduledLayer, StreamSet};
+pub use crate::schedule::{ExpertTimes, Hybrid, Refine, Schedule, ScheduledLayer, StreamSet};
 pub use crate::state::{CacheOrder, StateBuf, StateKind};
 use crate::types::{DType, Format, GROUP};
 use bincode::{Decode, Encode};
+use std::collections::BTreeSet;
 
 /// Version of the stored form. A runtime refuses any other.
-pub const PLAN_VERSION: u32 = 14;
+pub const PLAN_VERSION: u32 = 15;
 
 /// Alignment of arena buffers, weight segments and states, in bytes: one cache line, one AVX-512 vector.
 pub const ALIGN: u64 = 64;
@@ -707,6 +708,22 @@ impl Plan {
     /// Number format of the KV cache; `None` where nothing is stored by position. All caches of a plan are stored alike.
     pub fn cache_format(&self) -> Option<Format> {
         self.states.iter().find(|s| !s.kind.needs_snapshots()).map(|s| s.format)
+    }
+
+    /// Layers whose `fetch` somebody hears, in order: experts, and experts per token. They stay on flash, or lie in frames.
+    pub fn asked_layers(&self) -> Vec<(u32, u32)> {
+        let hybrid = self.schedule.as_ref().and_then(|s| s.hybrid.as_ref().map(|h| (s, h.k)));
+        match (&self.paging, hybrid) {
+            (Some(paging), _) => paging.layers.iter().map(|l| (l.experts, l.k)).collect(),
+            (None, Some((s, k))) => s.layers.iter().map(|l| (l.modules.len() as u32, k)).collect(),
+            (None, None) => Vec::new(),
+        }
+    }
+
+    /// Segments that are read to bring their matrices to another memory, and that no step of the processor reads.
+    pub fn segments_to_bring(&self) -> BTreeSet<u32> {
+        let layers = self.schedule.iter().filter(|s| s.hybrid.is_some()).flat_map(|s| &s.layers);
+        layers.flat_map(|l| &l.brought).copied().collect()
     }
 
     /// The stored form.

@@ -172,7 +172,7 @@ fn bring(
 
 /// Gives back the pages of a mapping that has been copied: a budget has no room for them. A hint.
 #[cfg(target_os = "linux")]
-fn forget(from: Addr, bytes: usize) {
+pub(crate) fn forget(from: Addr, bytes: usize) {
     /// Largest page of the systems that we run on.
     const PAGE: usize = 64 << 10;
     let (first, end) = (from.ptr().addr().next_multiple_of(PAGE), (from.ptr().addr() + bytes) / PAGE * PAGE);
@@ -185,4 +185,4 @@ fn forget(from: Addr, bytes: usize) {
 
 /// Does nothing on this system.
 #[cfg(not(target_os = "linux"))]
-fn forget(_from: Addr, _bytes: usize) {}
+pub(crate) fn forget(_from: Addr, _bytes: usize) {}

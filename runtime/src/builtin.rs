@@ -1,9 +1,32 @@
 //! The functions that the runtime itself brings.
 
+use crate::unit::Launch;
 use moec_ir::op::DispatchLayout;
 
 /// Experts whose counts fit on the stack. Kimi-K2 has 384.
 const FEW: usize = 1024;
+
+/// A row of the scores that a `fetch` gets: of its own layer for `i` = 0, else of the `i`th layer ahead. Empty where there are none.
+///
+/// # Safety
+/// Every score of the step has a row of so many experts for each of its valid rows, as far apart as `strides` says, and nobody
+/// writes them now.
+pub(crate) unsafe fn scores<'a>(
+    launch: &Launch<'_>,
+    strides: &[u32],
+    i: usize,
+    row: usize,
+    experts: usize,
+) -> &'a [f32] {
+    let scores = launch.args.split_last().map_or(&[][..], |(_table, scores)| scores);
+    match (scores.get(i), strides.get(i)) {
+        // SAFETY: the caller's promise.
+        (Some(at), Some(&stride)) if row < launch.n => unsafe {
+            std::slice::from_raw_parts(at.of::<f32>().add(row * stride as usize), experts)
+        },
+        _ => &[],
+    }
+}
 
 /// Groups the slots (token, choice) of the first `n` rows by expert. Where `partial`, an id of −1 has no slot: the
 /// choice is served elsewhere. Where experts live on several units, `homes` says on which: experts of one stand together.

@@ -1,5 +1,6 @@
 //! One call of an entry point: its steps with their addresses, and how the lanes walk them.
 
+use crate::assign::{Assigner, Link};
 use crate::barrier::Barrier;
 use crate::beside::Residents;
 use crate::error::{Error, Result};
@@ -28,6 +29,8 @@ struct BoundStep {
     half: Option<Half>,
     /// What must have arrived of the weights ([`Arrival::wait`]).
     needs: usize,
+    /// The layer whose experts are brought to its unit while the plan runs, if it reads them.
+    brought: Option<usize>,
     /// Events that it waits for, of steps of other units.
     waits: Range<usize>,
     /// The event of the step, where another unit waits for it.
@@ -117,7 +120,12 @@ impl Places<'_> {
 }
 
 /// Turns the arguments of an entry point's steps into addresses.
-pub(crate) fn bind(program: &Program, entry: &Entry, places: &Places<'_>) -> Result<Bound> {
+pub(crate) fn bind(
+    program: &Program,
+    entry: &Entry,
+    places: &Places<'_>,
+    assigner: Option<&Assigner>,
+) -> Result<Bound> {
     let count = entry.steps.len();
     let mut bound =
         Bound { steps: Vec::with_capacity(count), args: Vec::new(), waits: Vec::new(), events: Vec::new() };
@@ -153,6 +161,12 @@ pub(crate) fn bind(program: &Program, entry: &Entry, places: &Places<'_>) -> Res
             half: step.args.iter().find_map(|&arg| half(program, arg, &mut ups)).filter(|_| here),
             // What lies in another memory has been brought there.
             needs: step.args.iter().filter(|_| here).map(|&arg| needs(places.store, arg)).max().unwrap_or(0),
+            brought: assigner.and_then(|a| {
+                step.args.iter().find_map(|arg| match *arg {
+                    Arg::Matrices(segment) => a.brings(step.unit as usize, segment),
+                    _ => None,
+                })
+            }),
             waits: from..bound.waits.len(),
             event: event_of[i],
         });
@@ -196,6 +210,8 @@ pub(crate) struct Walk<'a> {
     pub(crate) extent: Extent,
     /// What steps wait for; none if all weights are there.
     pub(crate) arrival: Option<&'a Arrival>,
+    /// Who knows whom a link brings.
+    pub(crate) assigner: Option<&'a Assigner>,
     /// Where times go, and the index of the entry point.
     pub(crate) timeline: Option<(&'a Timeline, u32)>,
 }
@@ -243,6 +259,9 @@ impl Walk<'_> {
                 continue;
             }
             self.bound.waits[step.waits.clone()].iter().for_each(|&event| self.events.wait(event));
+            if let Some((assigner, layer)) = self.assigner.zip(step.brought) {
+                assigner.wait(layer);
+            }
             // What a step gives that has failed is nobody's operand.
             if self.fault.get().is_none() && self.has_weights(i) {
                 // SAFETY: steps of this unit have been submitted in their order, and others have ended.
@@ -301,6 +320,8 @@ pub(crate) struct Threads<'a> {
     pub(crate) scratch: (Addr, usize),
     /// Units beside the processor, with their scratch.
     pub(crate) beside: &'a [(usize, Addr)],
+    /// The link that a thread behind these serves, with the unit at its end.
+    pub(crate) link: Option<(&'a Link, usize)>,
 }
 
 impl Threads<'_> {
@@ -314,9 +335,18 @@ impl Threads<'_> {
             let lane = Lane { index, of: self.lanes, scratch: scratch.plus(index * stride) };
             // SAFETY: the caller's promise; each lane has its own part of the scratch.
             unsafe { walk.span(steps, lane, barrier) };
+            // The first lane is the one that tells it something.
+            if let Some((link, _)) = self.link.filter(|_| index == 0) {
+                link.close();
+            }
         } else if let Some(&(unit, scratch)) = self.beside.get(index - self.lanes) {
             // SAFETY: the caller's promise; the scratch is the unit's own.
             unsafe { walk.beside(steps, unit, scratch, index) };
+        } else if let Some((link, unit)) = self.link
+            && let Some(unit) = walk.units.get(unit).and_then(Option::as_deref)
+        {
+            // SAFETY: whoever tells a job keeps what it promises.
+            unsafe { link.serve(unit) };
         }
     }
 }

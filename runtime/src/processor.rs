@@ -136,18 +136,34 @@ impl Processor<'_> {
                         // SAFETY: of all lanes this one alone comes here. Steps that read experts of this layer wait for
                         // this one, and those of the layer that comes next wait for them.
                         unsafe {
-                            assigner.dispatch(layer, chosen, launch.units, &fail, &mut |of| divide(Some(of)));
+                            // A call that decodes says no length.
+                            let prompt = launch.seq_len > 0;
+                            let give = &mut |of: &[u32]| divide(Some(of));
+                            assigner.dispatch(layer, chosen, prompt, launch.units, &fail, give);
                         }
                     }
                     None => divide(homes.map(|(_, h)| h.experts.as_slice())),
                 }
             }
             (Builtin::Fetch { layer, rows, k, strides }, _) => {
+                let [layer, rows, k] = [layer, rows, k].map(|n| n as usize);
+                let assigner = self.assigner.as_deref();
                 // Where all weights are in memory there is nothing to fetch.
                 if let Some(OnFlash::Experts(pager)) = &self.pager {
-                    let [layer, rows, k] = [layer, rows, k].map(|n| n as usize);
                     // SAFETY: the caller's promise; this is the one lane that runs it.
-                    unsafe { pager.ask(launch, lane, layer, [rows, k], &strides) };
+                    let ask = |beside: &[i32]| unsafe {
+                        pager.ask(launch, lane, layer, [rows, k], &strides, beside);
+                    };
+                    assigner.map_or_else(|| ask(&[]), |a| a.beside(ask));
+                }
+                if let Some((assigner, experts)) = assigner.and_then(|a| Some((a, a.experts(layer)?))) {
+                    let scores = args.len() - 1;
+                    // SAFETY: the verifier has found a row of so many experts of every layer that is scored.
+                    let score = |i: usize| unsafe { builtin::scores(launch, &strides, i, 0, experts) };
+                    let scored = if n == 1 { scores } else { 0 };
+                    let fail = |fault| launch.fail(fault);
+                    // SAFETY: the caller's promise; of all lanes this one alone comes here.
+                    unsafe { assigner.foresee(scored, &score, launch.units, &fail) };
                 }
             }
             (Builtin::Wake { layer, rows, k }, _) => {

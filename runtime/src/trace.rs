@@ -161,6 +161,7 @@ impl Engine<'_> {
             fault: &fault,
             extent,
             arrival: None,
+            assigner: None,
             timeline: None,
         };
         let of = &self.program.entries[entry];
@@ -168,6 +169,7 @@ impl Engine<'_> {
             lanes: self.pool.lanes(),
             scratch: (self.scratch.base(), self.scratch_stride),
             beside: &self.threads,
+            link: None,
         };
         let mut start = 0;
         while start < of.steps.len() {
@@ -225,12 +227,14 @@ impl Engine<'_> {
             fault: &fault,
             extent,
             arrival: None,
+            assigner: None,
             timeline: None,
         };
         let threads = Threads {
             lanes: self.pool.lanes(),
             scratch: (self.scratch.base(), self.scratch_stride),
             beside: &self.threads,
+            link: None,
         };
         let mut times = Vec::with_capacity(walk.bound.len());
         for index in 0..walk.bound.len() {

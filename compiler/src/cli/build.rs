@@ -24,6 +24,10 @@ pub struct Args {
     /// Folder to write [default: the checkpoint's name, the target and `.moec`]
     #[arg(long, short, value_name = "DIR")]
     pub output: Option<PathBuf>,
+    /// Hold this share of all experts in the graphics processor's memory, and bring others there while the model runs: `policy` and
+    /// `experts` under `[placement]`
+    #[arg(long, value_name = "SHARE", value_parser = share)]
+    pub gpu_experts: Option<u8>,
     /// Time kernels on this machine, and take the fastest; results are kept for later builds
     #[arg(long)]
     pub tune: bool,
@@ -50,6 +54,12 @@ pub struct Args {
     pub json: bool,
 }
 
+/// A share in percent, as `25%`.
+fn share(text: &str) -> std::result::Result<u8, String> {
+    let percent = text.strip_suffix('%').and_then(|n| n.trim().parse().ok());
+    percent.filter(|n| (1..=100).contains(n)).ok_or_else(|| "expected a share from 1% to 100%".to_owned())
+}
+
 /// Builds.
 ///
 /// # Errors
@@ -60,6 +70,7 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         config: &args.config,
         target: &args.target,
         output: args.output.as_deref(),
+        gpu_experts: args.gpu_experts,
         tune: args.tune.then(|| Duration::from_secs(u64::from(args.tune_time))),
         link: !args.no_run,
         from_source: args.run_from_source,

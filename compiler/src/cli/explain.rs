@@ -157,7 +157,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.expert.is_none() {
         text += &predictors::shown(&decisions, args.layer);
     }
-    text += &placement::schedule(&bundle.plan);
+    text += &placement::schedule(&bundle.plan, decisions.frames.as_ref());
     text += &placed;
     if args.expert.is_some() {
         if placed.is_empty() {
@@ -425,7 +425,7 @@ fn report(
         "predictors_increase": decisions.predictors_increase,
         "graphs": forms,
         "placement": placement_json(&bundle.plan.placement, args),
-        "schedule": placement::schedule_json(&bundle.plan),
+        "schedule": placement::schedule_json(&bundle.plan, decisions.frames.as_ref()),
         "paging": bundle.plan.paging.as_ref().map(|p| paging::value(p, decisions.cache.as_ref())),
         "kernels": kernels.iter().map(|(d, at)| {
             let mut value = json!(d);

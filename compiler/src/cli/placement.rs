@@ -1,7 +1,8 @@
 //! A placement in words, for `moec explain`.
 
 use super::output;
-use crate::decisions::AttentionDecision;
+use crate::decisions::{AttentionDecision, FramesDecision};
+use crate::human;
 use crate::passes::home::ASSIGNED;
 use moec_device::GraphForm;
 use moec_ir::placement::{ExpertTable, Placement};
@@ -109,12 +110,14 @@ fn costs(plan: &Plan, schedule: &Schedule) -> Vec<(String, Vec<f64>)> {
         rows.push((format!("{}, brought there", name(schedule.hot)), of(&|n| c.t_gpu_miss(n, striped))));
     }
     rows.push((name(None).to_owned(), of(&|n| c.t_cpu(n, striped))));
-    rows.push((format!("a module of {}", name(schedule.cold)), of(&|n| c.t_ndp(n))));
+    if schedule.cold.is_some() {
+        rows.push((format!("a module of {}", name(schedule.cold)), of(&|n| c.t_ndp(n))));
+    }
     rows
 }
 
 /// How experts are assigned while the plan runs.
-pub(super) fn schedule(plan: &Plan) -> String {
+pub(super) fn schedule(plan: &Plan, frames: Option<&FramesDecision>) -> String {
     let Some(s) = &plan.schedule else { return String::new() };
     let mut head = vec!["  µs of one expert, by its rows".to_owned()];
     head.extend(ROWS.iter().map(ToString::to_string));
@@ -123,6 +126,27 @@ pub(super) fn schedule(plan: &Plan) -> String {
         let mut row = vec![format!("  {name}")];
         row.extend(us.iter().map(|us| format!("{us:.2}")));
         rows.push(row);
+    }
+    if let Some((hybrid, f)) = s.hybrid.as_ref().zip(frames) {
+        let limit = f.limit.map_or_else(String::new, |bytes| format!(" within {}", human::bytes(bytes)));
+        let [prompt, token] = &hybrid.divides;
+        return format!(
+            "\nexperts are divided in every step by `{}`: {}\n  frames: {} of {} experts in `{}`{limit}, {} each; {} of them stay for good\n  \
+             keeps: {}; {}\n  divides: prompts by `{prompt}`, tokens by `{token}`; {} layers are looked at ahead; {:.2} µs lie between the \
+             experts of two layers; the layers say who begins in a frame\n{}",
+            f.system,
+            f.says,
+            f.frames,
+            f.experts,
+            f.memory,
+            human::bytes(f.each),
+            f.pinned,
+            f.keeps,
+            f.why,
+            hybrid.ahead,
+            s.window_us,
+            output::table(&rows)
+        );
     }
     let frames = match s.hot.and_then(|u| plan.units.get(u as usize)) {
         Some(unit) => format!("`{}` holds {} experts of a layer", unit.name, s.frames),
@@ -141,13 +165,13 @@ pub(super) fn schedule(plan: &Plan) -> String {
 }
 
 /// The same as JSON; null where experts have homes.
-pub(super) fn schedule_json(plan: &Plan) -> Value {
+pub(super) fn schedule_json(plan: &Plan, frames: Option<&FramesDecision>) -> Value {
     let Some(s) = &plan.schedule else { return Value::Null };
     let costs: Vec<Value> =
         costs(plan, s).into_iter().map(|(unit, us)| json!({"unit": unit, "us": us})).collect();
     json!({
         "refine": s.refine.name(), "moves": s.moves, "window_us": s.window_us, "frames": s.frames,
-        "modules": s.modules, "rows": ROWS, "costs": costs,
+        "modules": s.modules, "rows": ROWS, "costs": costs, "shared_frames": frames,
     })
 }
 

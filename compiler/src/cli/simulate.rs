@@ -76,6 +76,11 @@ pub fn run(args: &Args) -> Result<()> {
     let profile = args.trace.as_deref().map(Profile::read).transpose()?;
     let hot = bundle.decisions()?.hot;
     let by_neurons = !hot.is_empty() && profile.as_ref().is_some_and(|p| !p.neurons.is_empty());
+    if bundle.plan.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()) {
+        return Err(Error::limit("experts that come and go over a graphics processor's frames are not simulated here")
+            .because("`moec simulate` has no model of all three: the processor, the graphics processor and the link")
+            .hint("`run generate --json` says what a run expects of them (`expected_s`); `docs/hybrimoe.md` compares systems on one machine"));
+    }
     unused(args, bundle.plan.schedule.is_some(), by_neurons)?;
     let request =
         Request { device: &device, profile: profile.as_ref(), prompt: args.prompt, decode: args.decode };

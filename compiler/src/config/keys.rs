@@ -6,6 +6,7 @@ use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
 use moec_ir::plan::Refine;
+use moec_runtime::hybrid::System;
 use moec_runtime::cache::{Pin, Setting};
 use std::path::PathBuf;
 
@@ -186,6 +187,22 @@ pub const KEYS: &[Key] = &[
             let text = v.text()?;
             let bytes = human::parse_bytes(text).filter(|b| *b > 0);
             c.memory.budget = bytes;
+            if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(Wrong::Range) }
+        },
+    },
+    Key {
+        section: "memory",
+        name: "device_budget",
+        default: "\"\"",
+        range: "a size such as \"4.5 GiB\" or \"900 MiB\", or \"\" for its capacity",
+        help: &[
+            "Most memory that a run may take of the graphics processor's, where `policy` under `[placement]` has experts",
+            "brought there. What nothing else takes of it are frames of one expert each.",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            let bytes = human::parse_bytes(text).filter(|b| *b > 0);
+            c.memory.device_budget = bytes;
             if bytes.is_some() || text.is_empty() { Ok(()) } else { Err(Wrong::Range) }
         },
     },
@@ -474,6 +491,27 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         section: "placement",
+        name: "policy",
+        default: "\"none\"",
+        range: SYSTEMS,
+        help: &[
+            "Who divides experts between the processor and a graphics processor while the model runs, and brings them into its",
+            "memory. With `none` each has a home for good. `moec` searches the best division of every layer, and brings ahead",
+            "what gates foresee; `hybrimoe` does so as the paper has it. The others are what it compares with: `llama.cpp` divides",
+            "layers, `ktransformers` and `fiddler` keep popular experts there, `adapmoe` computes all there (Klotski, too).",
+            "`experts` then names the unit, and a share is that of its frames (`\"gpu:25%\"`).",
+        ],
+        set: |c, v| {
+            let text = v.text()?;
+            c.placement.policy = match text {
+                "none" => None,
+                _ => Some(System::of_key(text).ok_or(Wrong::Range)?),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        section: "placement",
         name: "hot",
         default: "\"cpu\"",
         range: HOT,
@@ -494,7 +532,8 @@ pub const KEYS: &[Key] = &[
         range: "\"auto\", or 0..=4096",
         help: &[
             "Experts of each layer that the memory of a graphics processor holds, on targets whose memory modules compute:",
-            "there the runtime assigns experts to units in every step, and brings hot ones ahead. `auto`: as many as fit.",
+            "there the runtime assigns experts to units in every step, and brings hot ones ahead; and where `policy` has experts",
+            "brought there, on average over the layers. `auto`: as many as fit.",
         ],
         set: |c, v| {
             c.placement.cached = match v.text() {
@@ -579,6 +618,8 @@ fn paths(c: &Config, v: &Value<'_>) -> Result<Vec<PathBuf>, Wrong> {
 const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cpu\", \"npu\")";
 /// Range of `placement.hot`.
 const HOT: &str = "the name or kind of a unit of the target (\"cpu\", \"npu\")";
+/// Range of `placement.policy`; a test holds it against the runtime's table.
+const SYSTEMS: &str = "\"none\", \"llama.cpp\", \"adapmoe\", \"fiddler\", \"ktransformers\", \"hybrimoe\" or \"moec\"";
 /// Range of `placement.experts`.
 const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 
@@ -614,6 +655,13 @@ mod tests {
         let all = || moec_ir::Format::ALL.iter();
         assert_eq!(super::FORMATS, listed(all().map(|f| f.name())));
         assert_eq!(super::TABLE_FORMATS, listed(all().filter(|f| !f.is_by_channel()).map(|f| f.name())));
+    }
+
+    #[test]
+    fn the_range_of_policies_lists_every_system() {
+        let names: Vec<String> =
+            ["none".to_owned()].into_iter().chain(moec_runtime::hybrid::SYSTEMS.iter().map(|s| s.key())).collect();
+        assert_eq!(super::SYSTEMS, listed(names.iter().map(String::as_str)));
     }
 
     #[test]

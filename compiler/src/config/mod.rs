@@ -22,6 +22,7 @@ pub use moec_ir::placement::Overflow;
 use moec_ir::plan::Refine;
 use moec_ir::{Format, WeightClass};
 use moec_runtime::cache::Pin;
+use moec_runtime::hybrid::System;
 use moec_runtime::regular;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -309,6 +310,8 @@ pub struct Homes {
     pub experts: Home,
     /// Where experts' hot neurons are computed beside the processor.
     pub hot: Home,
+    /// Who divides experts between the processor and a unit with frames; `None`: they have homes.
+    pub policy: Option<&'static System>,
     /// Experts of a layer that the memory of a hot unit holds; `None`: as many as it has room for.
     pub cached: Option<u32>,
     /// How experts are assigned to units in every step.
@@ -324,6 +327,7 @@ impl Homes {
             attention: Home::Auto,
             experts: Home::Auto,
             hot: Home::Unit("cpu".to_owned()),
+            policy: None,
             cached: None,
             refine: Refine::Full,
             moves: true,
@@ -401,6 +405,8 @@ pub struct Memory {
     pub kv_cache: KvCache,
     /// Bytes that a run may take; experts that do not fit stay on flash. `None`: all weights are mapped.
     pub budget: Option<u64>,
+    /// Bytes that a run may take of the memory whose frames experts are brought into; `None`: its capacity.
+    pub device_budget: Option<u64>,
     /// Policy of the cache of experts, with its parameters; `None`: the one that reads least in the profile.
     pub policy: Option<String>,
     /// Share of the cache for experts that never go.
@@ -414,7 +420,7 @@ pub struct Memory {
 impl Default for Memory {
     fn default() -> Self {
         let (policy, pin) = (None, Pin::Auto);
-        Self { kv_cache: KvCache::Auto, budget: None, policy, pin, prefetch: 1, threads: None }
+        Self { kv_cache: KvCache::Auto, budget: None, device_budget: None, policy, pin, prefetch: 1, threads: None }
     }
 }
 

@@ -22,6 +22,7 @@ use moec_family::Streams;
 use moec_ir::placement::{ExpertGroup, ExpertRow, OpPlace, Placement};
 use moec_ir::plan::{Arg, Code, ExpertHomes, ExpertTable, Memory, MemoryLink, Plan, Schedule, UnitRef};
 use moec_ir::{Graph, Module, Node, Op, Operand, Part, ValueId, WeightId};
+use moec_runtime::hybrid::Keeps;
 use std::collections::BTreeMap;
 
 /// Why a unit runs experts of a schedule.
@@ -83,6 +84,12 @@ impl Homes {
         }
     }
 
+    /// Whether the scores of routers decide who is brought into frames.
+    pub fn hears_scores(&self) -> bool {
+        let hybrid = self.schedule.as_ref().and_then(|s| s.hybrid.as_ref());
+        hybrid.is_some_and(|h| h.ahead > 0)
+    }
+
     /// The memory of a unit.
     pub fn memory(&self, unit: u32) -> u32 {
         self.units.get(unit as usize).map_or(0, |u| u.memory)
@@ -133,7 +140,8 @@ impl Homes {
     }
 }
 
-/// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one.
+/// Gives attention and experts their units, and says so in the placement; where shapes are dynamic throughout, it makes one. A run
+/// takes at most `budget` bytes of the memory of the unit that experts are for.
 ///
 /// # Errors
 /// A unit that the device has not, or that does not run what it is asked to.
@@ -142,11 +150,15 @@ pub fn home(
     placement: &mut Option<Placement>,
     list: &UnitList<'_>,
     wanted: &config::Homes,
+    budget: Option<u64>,
     loads: Option<&Loads>,
 ) -> Result<Homes> {
     let mut homes = Homes::at_home(list);
     let attention = list.named("attention", &wanted.attention)?.and_then(|index| list.free(index));
     let named = list.named("experts", &wanted.experts)?;
+    if let Some(budget) = budget {
+        promise(&mut homes, list, named, budget)?;
+    }
     if list.free.is_empty() {
         return Ok(homes);
     }
@@ -161,7 +173,8 @@ pub fn home(
     let states = module.states.iter().map(|s| s.ty.bytes() as u64).sum();
     room.insert(homes.memory(homes.attention), states);
     let chunk = loads.map_or(1, |l| l.chunk);
-    for layer in 0..placed.experts.len() {
+    let count = placed.experts.len();
+    for layer in 0..count {
         let table = &placed.experts[layer];
         let load = loads.and_then(|l| l.layers.iter().find(|l| l.layer == table.layer));
         let mut popular: Vec<u32> = (0..table.experts.len() as u32).collect();
@@ -171,6 +184,20 @@ pub fn home(
         let chosen: Vec<(u32, u32)> = match (&wanted.experts, named.and_then(|n| list.free(n))) {
             // Where memory computes, `place` gives an expert several homes.
             (Home::Auto, _) if list.modules => Vec::new(),
+            // Where a unit has frames, `frames` does.
+            _ if wanted.policy.is_some_and(|s| s.keeps != Keeps::Layers) => Vec::new(),
+            (_, free) if wanted.policy.is_some() => {
+                let free = free.or(list.free.first().copied());
+                let free = free.ok_or_else(|| Error::bug("a policy without a unit"))?;
+                let whole = size(module, table.layer).bytes * table.experts.len() as u64;
+                let taken = room.entry(homes.memory(free.index)).or_default();
+                let fits = match wanted.experts {
+                    Home::Share(_, percent) => layer < (count * usize::from(percent) + 50) / 100,
+                    _ => taken.saturating_add(whole) <= most(&homes, free.index),
+                };
+                *taken += if fits { whole } else { u64::MAX / 2 };
+                popular.iter().filter(|_| fits).map(|&e| (e, free.index)).collect()
+            }
             (Home::Auto, _) => {
                 let sizes = size(module, table.layer);
                 let rows = |e: u32| match load {
@@ -199,6 +226,28 @@ pub fn home(
     }
     expert_rows(module, placed, &homes);
     Ok(homes)
+}
+
+/// Takes no more than `budget` bytes of the memory of a unit beside the processor, the first where none is named.
+///
+/// # Errors
+/// There is no such memory.
+fn promise(homes: &mut Homes, list: &UnitList<'_>, named: Option<u32>, budget: u64) -> Result<()> {
+    let unit = named.or(list.free.first().map(|f| f.index)).unwrap_or(0);
+    let memory = homes.memory(unit) as usize;
+    let of = homes.memories.get_mut(memory).filter(|_| memory > 0).ok_or_else(|| {
+        Error::input(format!("`device_budget` under `[memory]`, and `{}` has no memory but its own", list.device.name))
+            .because("it is for the memory of a graphics processor")
+            .hint("`budget` under `[memory]` is that of the processor's")
+    })?;
+    of.capacity = Some(of.capacity.map_or(budget, |c| c.min(budget)));
+    Ok(())
+}
+
+/// Bytes of experts that the memory of a unit takes: a tenth is left for activations.
+fn most(homes: &Homes, unit: u32) -> u64 {
+    let capacity = homes.memories.get(homes.memory(unit) as usize).and_then(|m| m.capacity);
+    capacity.map_or(u64::MAX, |c| c - c / 10)
 }
 
 /// Moves experts of a table to their units.
@@ -287,10 +336,8 @@ fn cheaper(
         };
         let fits = |free: &&Free<'_>, room: &BTreeMap<u32, u64>| {
             let memory = homes.memory(free.index);
-            let capacity = homes.memories.get(memory as usize).and_then(|m| m.capacity);
-            // A tenth is left for activations.
-            let most = capacity.map_or(u64::MAX, |c| c - c / 10);
-            memory == 0 || room.get(&memory).copied().unwrap_or(0).saturating_add(size.bytes) <= most
+            let taken = room.get(&memory).copied().unwrap_or(0).saturating_add(size.bytes);
+            memory == 0 || taken <= most(homes, free.index)
         };
         let best = able.iter().filter(|f| fits(f, room)).filter_map(|f| Some((cost(f)?, f.index)));
         if let Some((_, unit)) = best.min_by(|a, b| a.0.total_cmp(&b.0)).filter(|(us, _)| *us < here) {
@@ -303,17 +350,17 @@ fn cheaper(
 
 /// One expert of a layer.
 #[derive(Clone, Copy, Debug, Default)]
-struct Size {
+pub(super) struct Size {
     /// Numbers of its matrices.
     weights: u64,
     /// Bytes of these as they are stored.
-    bytes: u64,
+    pub(super) bytes: u64,
     /// Channels of its rows.
-    hidden: usize,
+    pub(super) hidden: usize,
 }
 
 /// The experts of a layer.
-fn size(module: &Module, layer: u32) -> Size {
+pub(super) fn size(module: &Module, layer: u32) -> Size {
     let graph = module.entries.first();
     let node = graph.and_then(|g| {
         g.nodes.iter().find(|n| n.scope.layer == Some(layer) && matches!(n.op, Op::ExpertFfn { .. }))
@@ -369,7 +416,7 @@ fn attend(module: &Module, placed: &mut Placement, free: Free<'_>) -> Result<()>
 }
 
 /// Whether a unit runs the experts of a layer.
-fn takes_experts(module: &Module, layer: u32, free: Free<'_>) -> Result<()> {
+pub(super) fn takes_experts(module: &Module, layer: u32, free: Free<'_>) -> Result<()> {
     let nodes = module.entries.iter().flat_map(|g| &g.nodes);
     let of = nodes.filter(|n| n.scope.layer == Some(layer));
     of.filter(|n| matches!(n.op, Op::ExpertFfn { fixed: false, .. })).try_for_each(|n| runs(free, n))

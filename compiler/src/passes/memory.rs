@@ -56,7 +56,10 @@ fn fits(plan: &Plan, index: u32) -> Result<()> {
         human::bytes(states),
         human::bytes(memory.arena_bytes)
     ))
-    .hint("place less there (`experts = \"NAME:50%\"` under `[placement]`), or build with a shorter `max_context`"))
+    .hint(match plan.schedule.as_ref().filter(|s| s.hybrid.is_some() && s.hot.map(|u| plan.memory_of(u)) == Some(index)) {
+        Some(_) => "each layer begins with one expert there, and that is the least: raise `device_budget` under `[memory]`, or build with a shorter `max_context`",
+        None => "place less there (`experts = \"NAME:50%\"` under `[placement]`), or build with a shorter `max_context`",
+    }))
 }
 
 /// Steps during which each buffer of `entry` holds something.

@@ -9,6 +9,7 @@ pub mod fetch;
 pub mod format;
 pub mod fuse;
 pub mod group;
+pub mod frames;
 pub mod home;
 pub mod hot;
 pub mod layout;

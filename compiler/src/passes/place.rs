@@ -43,16 +43,10 @@ pub fn place(
     let Some((cold, streams)) = list.free.iter().find_map(|f| Some((*f, f.family.streams()?))) else {
         return Ok(());
     };
-    let experts = experts(module)?;
-    let Some(&(_, expert)) = experts.first() else { return Ok(()) };
     if config.placement.experts != Home::Auto {
         return Ok(());
     }
-    if let Some((layer, other)) = experts.iter().find(|(_, other)| *other != expert) {
-        return Err(Error::limit(format!("layer {layer} has experts of {} by {}", other.hidden, other.inner))
-            .because(format!("those in front of it are {} by {}", expert.hidden, expert.inner))
-            .hint("a schedule takes layers that are alike: give experts a home, `experts = \"cpu\"` under `[placement]`"));
-    }
+    let Some((layers, Expert(expert))) = alike(module)? else { return Ok(()) };
     if config.memory.budget.is_some() {
         return Err(Error::limit(format!("`budget` under `[memory]`, and experts on `{}`", cold.unit.name))
             .because("experts that are assigned in every step lie in memory")
@@ -71,7 +65,7 @@ pub fn place(
     placed.units = device.units.iter().map(|u| u.name.clone()).collect();
     let most = placed.experts.first().map_or(0, |t| t.experts.len());
     let frames =
-        hot.map_or(0, |hot| frames(device, hot, &size, experts.len(), most, config.placement.cached));
+        hot.map_or(0, |hot| frames(device, hot, &size, layers.len(), most, config.placement.cached));
     let mut schedule = Schedule {
         // A unit that holds no expert runs none: it would bring every one.
         hot: hot.filter(|_| frames > 0).map(|f| f.index),
@@ -80,6 +74,7 @@ pub fn place(
         frames,
         moves: config.placement.moves && costs.link_us.is_some(),
         refine: config.placement.refine,
+        hybrid: None,
         window_us: window_us(module, device, hot)?,
         expert_bytes: size.bytes as u64,
         // In bf16 there, in f32 back.
@@ -91,10 +86,9 @@ pub fn place(
         schedule.times.hot.clear();
     }
     // All layers at once: what begins the first step is what the scheduler itself would choose.
-    let layers: Vec<u32> = experts.iter().map(|(layer, _)| *layer).collect();
     schedule.layers = layers
         .iter()
-        .map(|_| ScheduledLayer { homes: 0, segments: vec![], modules: vec![], cached: vec![] })
+        .map(|_| ScheduledLayer { homes: 0, segments: vec![], brought: vec![], modules: vec![], cached: vec![] })
         .collect();
     let limit = |e: moec_runtime::makespan::MakespanError| {
         Error::limit(format!("the experts of this model cannot be assigned on `{}`", device.name)).because(e)
@@ -121,6 +115,7 @@ pub fn place(
         schedule.layers[index] = ScheduledLayer {
             homes: homes.experts.len() as u32,
             segments: Vec::new(),
+            brought: Vec::new(),
             modules: places.iter().map(|p| p.layout.dimm().map_or(-1, i32::from)).collect(),
             cached: (0..).zip(places).filter(|(_, p)| p.cached).map(|(e, _)| e).collect(),
         };
@@ -135,6 +130,32 @@ pub fn place(
     homes.schedule = Some(schedule);
     expert_rows(module, placed, homes);
     Ok(())
+}
+
+/// An expert of layers that are alike.
+#[derive(Clone, Copy, Debug)]
+pub struct Expert(StreamExpert);
+
+impl Expert {
+    /// Numbers of its matrices.
+    pub fn weights(&self) -> f64 {
+        3.0 * f64::from(self.0.hidden) * f64::from(self.0.inner)
+    }
+}
+
+/// The layers with experts that no static graph computes, and what an expert of all of them is; `None` where there are none.
+///
+/// # Errors
+/// Layers that differ.
+pub fn alike(module: &Module) -> Result<Option<(Vec<u32>, Expert)>> {
+    let experts = experts(module)?;
+    let Some(&(_, expert)) = experts.first() else { return Ok(None) };
+    if let Some((layer, other)) = experts.iter().find(|(_, other)| *other != expert) {
+        return Err(Error::limit(format!("layer {layer} has experts of {} by {}", other.hidden, other.inner))
+            .because(format!("those in front of it are {} by {}", expert.hidden, expert.inner))
+            .hint("a schedule takes layers that are alike: give experts a home, `experts = \"cpu\"` under `[placement]`"));
+    }
+    Ok(Some((experts.iter().map(|(layer, _)| *layer).collect(), Expert(expert))))
 }
 
 /// The experts of each layer that no static graph computes.
@@ -190,7 +211,7 @@ struct Size {
 
 impl Size {
     fn of(e: &StreamExpert) -> Self {
-        let weights = 3.0 * f64::from(e.hidden) * f64::from(e.inner);
+        let weights = Expert(*e).weights();
         Self { weights, bytes: weights * NUMBER_BYTES }
     }
 }
@@ -214,6 +235,12 @@ fn bandwidth(device: &Device, unit: &Unit) -> Option<f64> {
     unit.bandwidth_gb_per_s.as_ref().map(|f| f.value).or(of_memory)
 }
 
+/// Microseconds of one expert by its rows on a unit, launches aside; `None` where the device file does not say.
+pub fn curve(device: &Device, unit: &Unit, weights: f64) -> Option<Vec<(u32, f64)>> {
+    let rate = bandwidth(device, unit);
+    ROWS.iter().map(|&rows| Some((rows, matmul_us(unit, rate, f64::from(rows), weights)?))).collect()
+}
+
 /// What an expert costs on every unit.
 fn times(device: &Device, hot: Option<Free<'_>>, cold: &StreamCosts, size: &Size) -> Result<ExpertTimes> {
     let missing = |unit: &Unit| {
@@ -221,12 +248,8 @@ fn times(device: &Device, hot: Option<Free<'_>>, cold: &StreamCosts, size: &Size
             .hint("give it `matmul`, which `moec profile-device` measures, or `peak` and a bandwidth")
     };
     let curve = |unit: &Unit| {
-        let rate = bandwidth(device, unit);
-        let at = |&rows: &u32| {
-            let us = matmul_us(unit, rate, f64::from(rows), size.weights);
-            us.map(|us| (rows, us + unit.launch_us())).ok_or_else(|| missing(unit))
-        };
-        ROWS.iter().map(at).collect::<Result<Vec<_>>>()
+        let points = curve(device, unit, size.weights).ok_or_else(|| missing(unit))?;
+        Ok::<_, Error>(points.into_iter().map(|(rows, us)| (rows, us + unit.launch_us())).collect::<Vec<_>>())
     };
     let processor = device.units.first().ok_or_else(|| Error::bug("a device without a processor"))?;
     let bring = hot.and_then(|hot| {
@@ -261,7 +284,7 @@ fn frames(
 
 /// Microseconds between the experts of two layers: what else a layer has is read once, by the hot unit where there is one (§4.1:
 /// it keeps attention and what all tokens share), else by the processor.
-fn window_us(module: &Module, device: &Device, hot: Option<Free<'_>>) -> Result<f64> {
+pub fn window_us(module: &Module, device: &Device, hot: Option<Free<'_>>) -> Result<f64> {
     let unit =
         hot.map(|f| f.unit).or(device.units.first()).ok_or_else(|| Error::bug("a device without units"))?;
     let Some(graph) = module.entries.last() else { return Ok(0.0) };

@@ -99,6 +99,7 @@ pub fn tune(
     plan.scratch_bytes = scratch.unwrap_or(0);
     *kernels = chosen;
     Ok(Decisions {
+        frames: None,
         on_flash: None,
         hot: Vec::new(),
         predictors: Vec::new(),

@@ -132,8 +132,10 @@ pub(super) fn fetch(c: &mut Compilation<'_>) -> Result<()> {
     // Neurons are asked for when it is known who is awake.
     let by_neurons = |n: &moec_ir::Node| matches!(n.op, Op::NeuronFfn { paged: Some(_), .. });
     let neurons = c.module.entries.iter().flat_map(|g| &g.nodes).any(by_neurons);
-    if c.config.memory.budget.is_none() || neurons {
+    if neurons {
         return Ok(());
     }
-    fetch::fetch(&mut c.module, c.config.memory.prefetch)
+    let paged = c.config.memory.budget.map_or(0, |_| c.config.memory.prefetch);
+    let frames = c.homes.schedule.iter().filter_map(|s| s.hybrid.as_ref()).map(|h| h.ahead as usize).max();
+    fetch::fetch(&mut c.module, paged.max(frames.unwrap_or(0)))
 }

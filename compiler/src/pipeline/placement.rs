@@ -3,10 +3,11 @@
 use super::{Candidate, Compilation};
 use crate::error::{Error, Result};
 use crate::passes::units::expert_sizes_on;
-use crate::passes::{group, home, place, reside, tier};
+use crate::passes::{frames, group, home, place, reside, tier};
 use crate::profile::loads::{Loads, loads};
 use moec_ir::Op;
 use moec_ir::placement::Overflow;
+use moec_runtime::hybrid::Keeps;
 
 pub(super) fn tier(c: &mut Compilation<'_>) -> Result<()> {
     let Some(units) = &c.units else { return Ok(()) };
@@ -95,7 +96,8 @@ pub(super) fn home(c: &mut Compilation<'_>) -> Result<()> {
         _ => None,
     };
     let loads = c.loads.as_ref().or(known.as_ref());
-    c.homes = home::home(&c.module, &mut c.placement, &c.list, &c.config.placement, loads)?;
+    let (wanted, budget) = (&c.config.placement, c.config.memory.device_budget);
+    c.homes = home::home(&c.module, &mut c.placement, &c.list, wanted, budget, loads)?;
     Ok(())
 }
 
@@ -105,5 +107,8 @@ pub(super) fn place(c: &mut Compilation<'_>) -> Result<()> {
         _ => None,
     };
     let loads = c.loads.as_ref().or(known.as_ref());
+    if c.config.placement.policy.is_some_and(|s| s.keeps != Keeps::Layers) {
+        return frames::frames(&c.module, &mut c.placement, &mut c.homes, &c.list, c.config);
+    }
     place::place(&c.module, &mut c.placement, &mut c.homes, &c.list, c.config, loads)
 }

@@ -2,13 +2,17 @@
 
 use super::Compilation;
 use crate::error::{Error, Result};
-use crate::passes::{barriers, cross, fuse, layout, memory, page, schedule, tune};
+use crate::passes::{barriers, cross, frames, fuse, layout, memory, page, schedule, tune};
+
+/// 10⁹ bytes per second of a disk that nobody has measured.
+const FLASH_GB_PER_S: f64 = 2.0;
 
 pub(super) fn layout(c: &mut Compilation<'_>) -> Result<()> {
     let artifacts = c.artifacts()?;
     let cache = c.config.kv_format();
     let (statics, homes) = (&c.statics, &c.homes);
-    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, statics, homes)?;
+    let paged = c.config.memory.budget.is_some();
+    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, statics, homes, paged)?;
     let mut plan = draft.plan;
     // What bounds the experts of a twin is no placement of its own.
     let placed = c.units.is_some() || !c.list.free.is_empty();
@@ -85,6 +89,24 @@ pub(super) fn page(c: &mut Compilation<'_>) -> Result<()> {
     let paged = page::page(c.plan_mut()?, wanted, profile)?;
     if let Some(decisions) = &mut c.decisions {
         decisions.cache = paged.choice.as_ref().map(crate::decisions::CacheDecision::of);
+    }
+    Ok(())
+}
+
+pub(super) fn fill(c: &mut Compilation<'_>) -> Result<()> {
+    let Some(system) = c.config.placement.policy else { return Ok(()) };
+    let bytes = c.homes.schedule.as_ref().map_or(0, |s| s.expert_bytes);
+    let rate = c.target.flash().and_then(|m| m.bandwidth.last()).map(|b| b.gb_per_s);
+    let wanted = frames::Wanted {
+        system,
+        experts: &c.config.placement.experts,
+        cached: c.config.placement.cached,
+        flash_us: bytes as f64 / (rate.unwrap_or(FLASH_GB_PER_S) * 1e3),
+    };
+    let profile = c.profile;
+    let filled = frames::fill(c.plan_mut()?, wanted, profile)?;
+    if let Some(decisions) = &mut c.decisions {
+        decisions.frames = filled;
     }
     Ok(())
 }

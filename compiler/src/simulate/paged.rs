@@ -140,7 +140,7 @@ fn asks(trace: &Trace, layers: &[PagedLayer], [prompt, chunk, decode]: [u32; 3])
             let active = (0..shape.experts as i32).filter(|&e| chosen[e as usize]).collect();
             let ranked = trace.step(at % trace.tokens().max(1), layer).ranked;
             let scores = if rows == 1 { vec![logits(ranked, shape)] } else { Vec::new() };
-            asks.push(Ask { layer, rows, k: shape.k as usize, active, scores });
+            asks.push(Ask { layer, rows, k: shape.k as usize, active, beside: Vec::new(), scores });
         }
         at += rows;
     }

@@ -420,24 +420,24 @@ fn builtin_fits(plan: &Plan, entry: &Entry, args: &[Arg], builtin: Builtin, rows
             words > 0 && table_fits && most.is_some_and(|n| whole(from, n) && whole(to, n))
         }
         Builtin::Fetch { layer, rows: table_rows, k, strides } => {
-            let layers = plan.paging.as_ref().map_or(&[][..], |p| &p.layers);
+            let layers = plan.asked_layers();
             let Some(ahead) = layers.get(layer as usize..) else { return false };
             let [scores @ .., Arg::Buffer(table, offset)] = args else { return false };
-            let Some(own) = ahead.first() else { return false };
+            let Some(&(experts, most)) = ahead.first() else { return false };
             let layout =
-                DispatchLayout { rows: table_rows as usize, k: k as usize, experts: own.experts as usize };
+                DispatchLayout { rows: table_rows as usize, k: k as usize, experts: experts as usize };
             let bytes = layout.checked_words().and_then(|n| (n as u64).checked_mul(4));
             let end = bytes.and_then(|n| n.checked_add(u64::from(*offset)));
             let table = entry.buffers.get(*table as usize);
-            let scored = |((arg, stride), layer): ((&Arg, &u32), &crate::paging::PagedLayer)| match *arg {
+            let scored = |((arg, stride), &(experts, _)): ((&Arg, &u32), &(u32, u32))| match *arg {
                 Arg::Buffer(b, _) => {
                     entry.buffers.get(b as usize).is_some_and(|b| b.stride == *stride)
-                        && holds(*arg, DType::F32, Some(layer.experts))
+                        && holds(*arg, DType::F32, Some(experts))
                 }
                 _ => false,
             };
             !scores.is_empty()
-                && (1..=own.k).contains(&k)
+                && (1..=most).contains(&k)
                 && scores.len() <= strides.len().min(ahead.len())
                 && strides[scores.len()..].iter().all(|&s| s == 0)
                 && table_rows >= rows

@@ -2,7 +2,7 @@
 
 use super::{VerifyError, require};
 use crate::plan::{Arg, Builtin, Code, ExpertHomes, Plan, StreamSet};
-use crate::schedule::{Schedule, ScheduledLayer};
+use crate::schedule::{Hybrid, Schedule, ScheduledLayer};
 use std::collections::BTreeSet;
 
 /// Most experts of a layer: what a policy does in a step grows with their number.
@@ -59,6 +59,9 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     require(s.modules <= MOST_MODULES && (s.modules > 0) == s.cold.is_some(), at, || {
         format!("{} modules", s.modules)
     })?;
+    if let Some(hybrid) = &s.hybrid {
+        check_hybrid(s, hybrid).map_err(|why| VerifyError::new(at(), why))?;
+    }
     let rising = s.layers.is_sorted_by(|a, b| a.homes < b.homes);
     require(!s.layers.is_empty() && rising, at, || "no layers, or out of order".into())?;
     for (i, layer) in s.layers.iter().enumerate() {
@@ -67,8 +70,32 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
     Ok(())
 }
 
+/// A unit with frames that no layer is without, and no modules. Who is pinned begins in a frame.
+fn check_hybrid(s: &Schedule, hybrid: &Hybrid) -> Result<(), String> {
+    let experts = s.layers.first().map_or(0, |l| l.modules.len());
+    if s.hot.is_none() || s.cold.is_some() {
+        return Err("frames of no unit, or beside modules".into());
+    }
+    if s.layers.iter().any(|l| l.modules.len() != experts || l.cached.is_empty()) {
+        return Err("layers that differ, or begin without an expert in a frame".into());
+    }
+    if hybrid.k == 0 || hybrid.k as usize > experts {
+        return Err(format!("{} of {experts} experts for a token", hybrid.k));
+    }
+    let cached = s.layers.iter().map(|l| l.cached.len() as u64).sum::<u64>();
+    if cached > u64::from(s.frames) {
+        return Err(format!("{cached} experts in {} frames", s.frames));
+    }
+    let there =
+        |&(l, e): &(u32, u32)| s.layers.get(l as usize).is_some_and(|l| l.cached.binary_search(&e).is_ok());
+    if !hybrid.pinned.is_sorted_by(|a, b| a < b) || !hybrid.pinned.iter().all(there) {
+        return Err("a pinned expert that begins in no frame, or out of order".into());
+    }
+    Ok(())
+}
+
 fn check_layer(plan: &Plan, s: &Schedule, layer: &ScheduledLayer) -> Result<(), String> {
-    let ScheduledLayer { homes, segments, modules, cached } = layer;
+    let ScheduledLayer { homes, segments, brought, modules, cached } = layer;
     let Some(ExpertHomes { units, experts, layer: of }) = plan.homes.get(*homes as usize) else {
         return Err(format!("homes {homes} are out of range"));
     };
@@ -90,6 +117,15 @@ fn check_layer(plan: &Plan, s: &Schedule, layer: &ScheduledLayer) -> Result<(), 
         |&i: &u32| plan.segments.get(i as usize).is_some_and(|s| s.extents().0 as usize == experts.len());
     if segments.is_empty() || !segments.is_sorted_by(|a, b| a < b) || !segments.iter().all(of_experts) {
         return Err(format!("segments {segments:?} are not those of its experts"));
+    }
+    // The same numbers, in an order that another unit reads.
+    let alike = |(&own, &other): (&u32, &u32)| {
+        let [own, other] = [own, other].map(|i| plan.segments.get(i as usize));
+        own.zip(other).is_some_and(|(a, b)| (&a.shape, a.format) == (&b.shape, b.format))
+    };
+    let pairs = brought.len() == segments.len() && segments.iter().zip(brought).all(alike);
+    if !brought.is_empty() && !(pairs && s.hybrid.is_some()) {
+        return Err(format!("segments {brought:?} are not those of its experts"));
     }
     // What moves when an expert does is what its streams read.
     if let Some(cold) = s.cold {
@@ -122,7 +158,7 @@ fn check_layer(plan: &Plan, s: &Schedule, layer: &ScheduledLayer) -> Result<(), 
             continue;
         }
         let residents = plan.memories.get(memory as usize).map_or(&[][..], |m| &m.residents);
-        for &segment in segments {
+        for &segment in if Some(unit) == s.hot { layer.to_bring() } else { segments } {
             let there = residents.iter().find(|r| r.segment == segment).map(|r| r.matrices.as_slice());
             let all = |m: &[u32]| m.len() == experts.len();
             let held = there.is_some_and(|m| if Some(unit) == s.hot { m == wanted } else { all(m) });

@@ -23,6 +23,7 @@ mod lfu;
 pub(crate) mod list;
 mod lru;
 mod mrs;
+pub(crate) mod odds;
 mod page_cache;
 mod pin;
 mod policy;

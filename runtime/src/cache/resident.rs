@@ -159,6 +159,35 @@ impl Cache {
         layer: usize,
         chosen: &[u16],
         ranked: &[(u16, f32)],
+        on: impl FnMut(Event),
+    ) -> Result<(), CacheError> {
+        for &expert in chosen {
+            self.experts.id(layer, expert.into())?;
+        }
+        self.score(layer, ranked)?;
+        self.touch(layer, chosen, on)
+    }
+
+    /// A layer's router has spoken, as in [`Self::step`]: for whoever uses experts before their scores are known.
+    ///
+    /// # Errors
+    /// [`CacheError::NoExpert`].
+    pub fn score(&mut self, layer: usize, ranked: &[(u16, f32)]) -> Result<(), CacheError> {
+        self.experts.id(layer, 0)?;
+        let at = self.part(layer);
+        let part = &mut self.parts[at];
+        part.policy.on_scores(layer - part.layer, ranked);
+        Ok(())
+    }
+
+    /// What [`Self::step`] does once it has scores.
+    ///
+    /// # Errors
+    /// [`CacheError::NoExpert`], before anything has happened.
+    pub fn touch(
+        &mut self,
+        layer: usize,
+        chosen: &[u16],
         mut on: impl FnMut(Event),
     ) -> Result<(), CacheError> {
         for &expert in chosen {
@@ -171,7 +200,6 @@ impl Cache {
         let first = self.experts.ids(layer).start;
         let at = self.part(layer);
         let part = &mut self.parts[at];
-        part.policy.on_scores(layer - part.layer, ranked);
         for &expert in chosen {
             let id = first + Id::from(expert);
             self.stamps[id as usize] = self.now;

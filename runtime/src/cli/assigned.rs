@@ -12,12 +12,26 @@ pub(super) fn add(to: &mut Value, did: &Assigned) {
         "moves": {"brought": brought, "relaid": relaid, "moved": moved},
         "predicted": share(did), "expected_s": did.makespan_us * 1e-6,
     });
+    if let Some(f) = &did.frames {
+        to["assigned"]["frames"] = json!({
+            "hits": f.hits, "misses": f.misses, "fetched": f.fetched, "ahead": f.ahead, "foreseen": f.foreseen,
+            "kept": f.kept, "turned_away": f.turned_away, "link_s": f.link_us * 1e-6,
+        });
+    }
 }
 
 /// One line of it.
 pub(super) fn line(did: &Assigned) -> String {
     let all = did.experts.iter().sum::<u64>().max(1) as f64;
     let [hot, processor, cold] = did.experts.map(|n| 100.0 * n as f64 / all);
+    if let Some(f) = &did.frames {
+        let held = 100.0 * f.hits as f64 / (f.hits + f.misses).max(1) as f64;
+        return format!(
+            "experts: {hot:.0} % on the unit with frames, {processor:.0} % on the processor; {held:.0} % of all were in a frame; {} \
+             brought when asked for, {} ahead ({} of these used), {} behind; {} found no frame",
+            f.fetched, f.ahead, f.foreseen, f.kept, f.turned_away
+        );
+    }
     let moves: u64 = did.moves.iter().sum();
     format!(
         "experts: {hot:.0} % hot, {processor:.0} % on the processor, {cold:.0} % in modules; {moves} moved ahead of a step, {} \

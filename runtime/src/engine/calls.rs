@@ -189,13 +189,18 @@ impl Engine<'_> {
             fault: &fault,
             extent,
             arrival: self.store.arrival().filter(|a| !a.is_complete()),
+            assigner: self.assigner.as_deref(),
             timeline: self.timeline.as_deref().map(|t| (t, entry as u32)),
         };
         let threads = Threads {
             lanes: self.pool.lanes(),
             scratch: (self.scratch.base(), self.scratch_stride),
             beside: &self.threads,
+            link: self.assigner.as_ref().and_then(|a| a.link()),
         };
+        if let Some((link, _)) = threads.link {
+            link.open();
+        }
         self.pool.run(&|index, barrier| {
             // SAFETY: the program is verified, and `begin` has checked the rows; all threads of the pool walk the
             // same steps, each with its own part of the scratch; `&mut self` keeps every other use of

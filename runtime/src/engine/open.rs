@@ -98,7 +98,7 @@ impl<'p> Engine<'p> {
                 let (store, why) = weights_of(program, bundle, options)?;
                 (store, None, why)
             };
-        let assigner = Assigner::new(program)?;
+        let assigner = Assigner::new(program, pager.clone())?;
         let processor = Processor::new(program, pager.clone(), Arc::clone(&tallies), assigner.clone());
         units[0] = Some(Box::new(processor));
         let mut engine = Self::with_parts(program, store, units, (tallies, assigner), Some(bundle), options)?;
@@ -152,7 +152,7 @@ impl<'p> Engine<'p> {
             store: store.as_ref(),
             residents: &beside.residents,
         };
-        let all = program.entries.iter().map(|entry| bind(program, entry, &places));
+        let all = program.entries.iter().map(|entry| bind(program, entry, &places, assigner.as_deref()));
         let bound: Vec<Bound> = all.collect::<Result<_>>()?;
         if let Some(assigner) = &assigner {
             // Experts are copied to the hot unit at any dispatch: by then all must be there.
@@ -162,6 +162,8 @@ impl<'p> Engine<'p> {
                 places.matrices(program, hot, s)
             })?;
         }
+        // A link is served by one more thread.
+        let links = assigner.as_ref().map_or(0, |a| usize::from(a.link().is_some()));
         let most = bound.iter().map(Bound::len).max().unwrap_or(0);
         let events = bound.iter().map(|b| b.events().len()).max().unwrap_or(0);
         Ok(Self {
@@ -182,7 +184,7 @@ impl<'p> Engine<'p> {
             scratch_stride: stride,
             taken: (0..most).map(|_| AtomicUsize::new(0)).collect(),
             events: Events::new(events, lanes + threads.len()),
-            pool: Pool::new(lanes, threads.len(), cpu::pinning(lanes))?,
+            pool: Pool::new(lanes, threads.len() + links, cpu::pinning(lanes))?,
             threads,
             rows: Vec::with_capacity(program.entries.iter().map(|e| e.kind.rows()).max().unwrap_or(0)),
             stop: options.stop,
@@ -223,8 +225,9 @@ fn weights_of<'p>(
 ) -> Result<(Box<dyn Store + 'p>, String)> {
     if program.memories.iter().any(|m| !m.residents.is_empty()) && options.weights != Weights::Own {
         // Memory of our own holds whole files, and a part of these weights is elsewhere.
-        let here = program.segments_of(0);
-        let store = MappedStore::open_some(program, bundle, options.check, &|i| here.contains(&i))?;
+        let (here, brought) = (program.segments_of(0), program.segments_to_bring());
+        let wanted = |i: u32| here.contains(&i) || brought.contains(&i);
+        let store = MappedStore::open_some(program, bundle, options.check, &wanted)?;
         return Ok((Box::new(store), "other memories hold a part of them".to_owned()));
     }
     let needed = weights::needed(program, cpu::threads(options.threads)?);

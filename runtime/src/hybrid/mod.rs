@@ -6,6 +6,8 @@
 //!   others use).
 //! * [`prefetch`] weighs experts of the next layers by what the simulated layer gains from having them on the GPU (§IV-C).
 //! * [`Levels`] keeps count of experts on flash, in the host's memory and on the GPU: two caches, one inside of the other (§IV-D).
+//! * [`Director`] puts these together for a plan that runs: who computes a layer's experts, who is brought into which frame, and when.
+//!   [`SYSTEMS`] is the table of what builds can ask for.
 //! * [`mod@resident`] chooses who stays under two budgets, by replays of recorded routing.
 //!
 //! Nothing here reads, waits or looks at a clock: the same decisions are made for a plan that runs and for one that is
@@ -14,6 +16,7 @@
 mod allocation;
 mod costs;
 mod cut;
+pub mod director;
 mod error;
 mod levels;
 mod paper;
@@ -24,12 +27,17 @@ pub mod resident;
 mod schedule;
 mod scheduler;
 mod search;
+mod system;
 #[cfg(test)]
 mod tests;
 
 pub use costs::{Costs, UnitCosts};
+pub use director::Director;
 pub use error::HybridError;
 pub use levels::{Level, Levels, Moved};
 pub use policy::{Order, POLICIES, Policy};
 pub use schedule::{Free, Run, Schedule, Task, Unit};
 pub use scheduler::Scheduler;
+pub use system::{
+    ADAPMOE, FIDDLER, HYBRIMOE, KTRANSFORMERS, Keeps, LLAMA_CPP, LRU, MOEC, MRS, MRS_BYPASS, SYSTEMS, System,
+};

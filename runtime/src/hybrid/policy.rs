@@ -41,3 +41,15 @@ pub const POLICIES: &[(&str, Policy, &str)] = &[
     ("cpu", Policy::Cpu, "the processor computes all"),
     ("cheapest", Policy::Cheapest, "each expert where it is computed sooner by itself"),
 ];
+
+impl Policy {
+    /// The row of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        POLICIES.iter().find(|p| p.0 == name).map(|p| p.1)
+    }
+
+    /// Its name in the table.
+    pub fn name(self) -> &'static str {
+        POLICIES.iter().find(|p| p.1 == self).map_or("", |p| p.0)
+    }
+}

@@ -4,7 +4,7 @@
 //! expert would save against what it keeps waiting. What it needs to know is measured as the model runs: how long a layer
 //! takes without waiting, how fast flash is, and how often such scores are right.
 
-use super::odds::Odds;
+use crate::cache::odds::Odds;
 use crate::cache::prefetch::{self, Candidate, DEPTH, Look, Prefetch};
 use crate::cache::{CachedLayer, Key, Ranking};
 use moec_ir::plan::PagedLayer;

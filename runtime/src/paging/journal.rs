@@ -20,6 +20,8 @@ pub struct Ask {
     pub k: usize,
     /// Experts in the order of the dispatch table.
     pub active: Vec<i32>,
+    /// Experts that other units compute.
+    pub beside: Vec<i32>,
     /// Scores of the first row: its own, then those of the layers ahead. Of a call of many rows nobody asks for them.
     pub scores: Vec<Vec<f32>>,
 }
@@ -27,8 +29,8 @@ pub struct Ask {
 impl Ask {
     /// The same as an event, with what was measured until then.
     pub fn asked(&self, stalled: Duration, flash: Seen) -> Asked<'_> {
-        let Self { layer, rows, k, ref active, ref scores } = *self;
-        Asked { layer, rows, k, active, scored: scores.len(), scores: Scores::Kept(scores), stalled, flash }
+        let Self { layer, rows, k, ref active, ref beside, ref scores } = *self;
+        Asked { layer, rows, k, active, beside, scored: scores.len(), scores: Scores::Kept(scores), stalled, flash }
     }
 
     /// What has asked.
@@ -39,6 +41,7 @@ impl Ask {
             rows: asked.rows,
             k: asked.k,
             active: asked.active.to_vec(),
+            beside: asked.beside.to_vec(),
             scores: (0..scored).map(|i| asked.scores.of(i).to_vec()).collect(),
         }
     }

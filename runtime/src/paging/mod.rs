@@ -1,8 +1,7 @@
 //! Experts on flash, as a store and as a unit: the steps of a plan find them in memory when they need them.
 //!
 //! * [`decider`]: which frame holds whom, what is read next, and who goes. It follows a [`crate::cache::Cache`], and does
-//!   nothing itself. `ahead`: which experts of the next layers are read before they are asked for; `odds`: how likely they will
-//!   be.
+//!   nothing itself. `ahead`: which experts of the next layers are read before they are asked for.
 //! * `desk`: what is decided is carried out, on flash; [`journal`]: and written down.
 //! * `pager`: who may be used, for lanes that compute. `stage`: the experts of one layer in one call, in the order in which they
 //!   are computed.
@@ -21,7 +20,6 @@ pub mod decider;
 mod desk;
 pub mod journal;
 mod neurons;
-mod odds;
 mod options;
 mod pager;
 pub mod simulate;
@@ -29,6 +27,7 @@ mod stage;
 mod tables;
 pub mod units;
 
+use crate::builtin::scores as scores_of;
 use crate::cpu;
 use crate::error::{Error, Result};
 use crate::flash::files::Files;
@@ -103,8 +102,8 @@ pub(crate) fn open(
         }
     }
     let table = Arc::new(table(program, bundle)?);
-    let here = program.segments_of(0);
-    let wanted = |i: u32| halves[i as usize].is_none() && here.contains(&i);
+    let (here, brought) = (program.segments_of(0), program.segments_to_bring());
+    let wanted = |i: u32| halves[i as usize].is_none() && (here.contains(&i) || brought.contains(&i));
     let mapped = MappedStore::open_some(program, bundle, check, &wanted)?;
     let paging = under(program, paging, options.budget)?;
     let count = paging.frames.saturating_add(paging.spare);
@@ -297,7 +296,7 @@ fn extent(
 }
 
 impl Pager {
-    /// Asks for the experts of a dispatch table.
+    /// Asks for the experts of a dispatch table; other units compute those `beside` it.
     ///
     /// # Safety
     /// As [`crate::unit::Unit::submit`]; no other lane runs this step.
@@ -308,6 +307,7 @@ impl Pager {
         layer: usize,
         [rows, k]: [usize; 2],
         strides: &[u32],
+        beside: &[i32],
     ) {
         let (Some((table, scores)), Some((experts, _))) = (launch.args.split_last(), self.shape(layer))
         else {
@@ -319,16 +319,11 @@ impl Pager {
         let active = usize::try_from(table[0]).unwrap_or(0).min(experts);
         let active = &table[layout.expert()..][..active];
         let score = |i: usize, row: usize| -> &[f32] {
-            let (Some(at), Some((experts, _))) = (scores.get(i), self.shape(layer + i)) else {
-                return &[];
-            };
-            if row >= launch.n {
-                return &[];
-            }
+            let Some((experts, _)) = self.shape(layer + i) else { return &[] };
             // SAFETY: the verifier has found `n` rows of so many experts, as far apart; nobody writes them now.
-            unsafe { std::slice::from_raw_parts(at.of::<f32>().add(row * strides[i] as usize), experts) }
+            unsafe { scores_of(launch, strides, i, row, experts) }
         };
-        let asked = Asked { layer, active, rows: launch.n, k, scores: scores.len(), lanes: lane.of };
+        let asked = Asked { layer, active, beside, rows: launch.n, k, scores: scores.len(), lanes: lane.of };
         if let Err(e) = self.fetch(asked, &score) {
             launch.fail(StepFault::Flash(e));
         }

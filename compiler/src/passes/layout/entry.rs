@@ -38,6 +38,8 @@ pub(super) struct Builder<'a> {
     pub(super) segment_weights: Vec<WeightId>,
     /// Segments of gate and up, and of down, by layer.
     pub(super) experts: BTreeMap<u32, [u32; 2]>,
+    /// The same of units that launch kernels of their own.
+    pub(super) brought: BTreeMap<u32, [u32; 2]>,
     /// Experts that streams compute.
     pub(super) streams: Vec<StreamSet>,
     /// What writes the kernels of threads of units that launch their own, by unit.
@@ -85,6 +87,7 @@ impl<'a> Builder<'a> {
             segment_ids: HashMap::new(),
             segment_weights: Vec::new(),
             experts: BTreeMap::new(),
+            brought: BTreeMap::new(),
             streams: Vec::new(),
             threads: super::thread_targets(target, homes),
             thread_kernels: Vec::new(),
@@ -134,7 +137,9 @@ impl Builder<'_> {
             let Some((_, of)) = self.homes.of_layer(Some(*layer)) else { continue };
             let away =
                 |home: u32| of.units.get(home as usize).is_some_and(|&unit| self.homes.memory(unit) != 0);
-            let experts = (0..).zip(&of.experts).filter(|(_, home)| away(**home));
+            // What lies in a frame is in the processor's memory, too.
+            let framed = self.homes.schedule.is_some();
+            let experts = (0..).zip(&of.experts).filter(|(_, home)| !framed && away(**home));
             paging.elsewhere.extend(experts.map(|(expert, _)| (at, expert)));
         }
         Ok(Some(paging))
@@ -321,8 +326,10 @@ impl Builder<'_> {
                                     producer.op,
                                     Op::ExpertFfn { .. } | Op::NeuronFfn { paged: Some(_), .. }
                                 );
-                                if paged && !self.threads.contains_key(&unit) {
-                                    self.experts.entry(layer).or_default()[i - 2] = segment;
+                                let own = self.threads.contains_key(&unit);
+                                let of = if own { &mut self.brought } else { &mut self.experts };
+                                if paged {
+                                    of.entry(layer).or_default()[i - 2] = segment;
                                 }
                                 self.reside(layer, memory, segment)?;
                                 Arg::Matrices(segment)

@@ -56,6 +56,7 @@ pub fn layout(
     artifacts: &[&str],
     statics: &Statics,
     homes: &Homes,
+    paged: bool,
 ) -> Result<Draft> {
     let files = [DENSE, EXPERTS].iter().chain(artifacts);
     let mut builder = Builder::new(module, target, cache, statics, homes);
@@ -66,8 +67,8 @@ pub fn layout(
         entries.push(entry);
         writes.push(w);
     }
-    builder.check_threads()?;
-    let paging = builder.page()?;
+    builder.check_threads(paged)?;
+    let paging = if paged { builder.page()? } else { None };
     let states = module
         .states
         .iter()
@@ -92,8 +93,11 @@ pub fn layout(
     let mut schedule = homes.schedule.clone();
     for layer in schedule.iter_mut().flat_map(|s| &mut s.layers) {
         let of = homes.experts.get(layer.homes as usize).and_then(|h| builder.experts.get(&h.layer));
-        layer.segments = of.ok_or_else(|| Error::bug("a schedule of a layer without experts"))?.to_vec();
-        layer.segments.sort_unstable();
+        let own = *of.ok_or_else(|| Error::bug("a schedule of a layer without experts"))?;
+        let threads = homes.experts.get(layer.homes as usize).and_then(|h| builder.brought.get(&h.layer));
+        let mut parts: Vec<(u32, Option<u32>)> = (0..).zip(own).map(|(i, s)| (s, threads.map(|t| t[i]))).collect();
+        parts.sort_unstable();
+        (layer.segments, layer.brought) = (parts.iter().map(|p| p.0).collect(), parts.iter().filter_map(|p| p.1).collect());
     }
     let mut memories = homes.memories.clone();
     for (m, memory) in memories.iter_mut().enumerate() {

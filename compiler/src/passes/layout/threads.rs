@@ -81,7 +81,7 @@ impl Builder<'_> {
     ///
     /// # Errors
     /// Such a plan.
-    pub(super) fn check_threads(&self) -> Result<()> {
+    pub(super) fn check_threads(&self, paged: bool) -> Result<()> {
         let Some(kernel) = self.launches.first() else { return Ok(()) };
         let name = &self.homes.units[kernel.unit as usize].name;
         let refused = |what: &str, hint: &str| {
@@ -89,15 +89,15 @@ impl Builder<'_> {
                 .because("its weights lie in rows, and those that others read in panels")
                 .hint(hint))
         };
-        let paged = |n: &Node| matches!(n.op, Op::Fetch { .. } | Op::NeuronFfn { paged: Some(_), .. });
+        let hybrid = self.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some());
         let beside = self.homes.experts.iter().flat_map(|h| &h.units).any(|u| self.threads.contains_key(u));
-        if beside && self.module.entries.iter().flat_map(|g| &g.nodes).any(paged) {
+        if beside && paged && !hybrid {
             return refused(
                 "experts that stay on flash",
-                "leave out `budget` under `[memory]`, or all experts to the processor",
+                "leave out `budget` under `[memory]`, or have experts brought there: `policy` under `[placement]`",
             );
         }
-        if self.homes.schedule.is_some() {
+        if self.homes.schedule.is_some() && !hybrid {
             return refused(
                 "experts that are assigned anew in every step",
                 "take a unit of the family `mirror`",

@@ -9,7 +9,7 @@ use std::time::Duration;
 impl Decider {
     /// A layer asks: what is missing is read, in the order in which it will be computed.
     pub(super) fn asked(&mut self, now: Duration, asked: Asked<'_>) -> Result<()> {
-        let Asked { layer, active, rows, scores, .. } = asked;
+        let Asked { layer, active, beside, rows, scores, .. } = asked;
         self.order.clear();
         self.chosen.clear();
         let Some(&place) = self.places.get(layer) else { return Ok(()) };
@@ -19,6 +19,9 @@ impl Decider {
         let experts = place.shape.experts;
         let known = |&e: &i32| u32::try_from(e).ok().filter(|&e| e < experts);
         self.chosen.extend(active.iter().filter_map(known).map(|e| e as u16));
+        let key = |e: u32| Key { layer: layer as u16, expert: e as u16 };
+        let held = |e: &u32| self.cache.contains(key(*e)) && !active.contains(&(*e as i32));
+        self.chosen.extend(beside.iter().filter_map(known).filter(held).map(|e| e as u16));
         self.receive(layer);
         let Self { cache, ranking, chosen, events, .. } = &mut *self;
         events.clear();

@@ -42,6 +42,8 @@ pub struct Asked<'a> {
     pub k: usize,
     /// Experts in the order of the dispatch table; what the layer does not have is passed over.
     pub active: &'a [i32],
+    /// Experts of the layer that other units compute, which hold them: whoever is in memory has been used.
+    pub beside: &'a [i32],
     /// Layers whose scores there are, its own first.
     pub scored: usize,
     /// These scores.

@@ -281,6 +281,11 @@ impl Decider {
         self.broken
     }
 
+    /// Whether the cache keeps an expert.
+    pub fn keeps(&self, key: Key) -> bool {
+        self.cache.contains(key)
+    }
+
     /// What was decided so far.
     pub fn counts(&self) -> Counts {
         self.counts

@@ -17,6 +17,8 @@ pub(in crate::paging) struct Asked<'a> {
     pub(in crate::paging) layer: usize,
     /// Experts in the order of the dispatch table.
     pub(in crate::paging) active: &'a [i32],
+    /// Experts of the layer that other units compute.
+    pub(in crate::paging) beside: &'a [i32],
     /// Rows of the call.
     pub(in crate::paging) rows: usize,
     /// Experts per token of the call.
@@ -36,7 +38,7 @@ impl Pager {
         asked: Asked<'_>,
         score: &dyn Fn(usize, usize) -> &'s [f32],
     ) -> Result<()> {
-        let Asked { layer, active, rows, k, scores, lanes } = asked;
+        let Asked { layer, active, beside, rows, k, scores, lanes } = asked;
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
         stage.clear(lanes);
         stage.rows = rows_each(rows, k, active.len());
@@ -54,6 +56,7 @@ impl Pager {
             rows,
             k,
             active,
+            beside,
             scored: scores,
             scores: Scores::There(&first),
             stalled: Duration::from_nanos(self.stalled.load(Ordering::Relaxed)),

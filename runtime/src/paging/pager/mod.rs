@@ -19,6 +19,7 @@ use super::options::Paging;
 use super::stage::Stage;
 use super::tables::Tables;
 use super::units::Units;
+use crate::assign::Link;
 use crate::cache::{CachedLayer, ExpertIndex, Key, Trace};
 use crate::error::{Error, Result};
 use crate::flash::{Flash, Priority};
@@ -77,6 +78,8 @@ struct Hall {
     /// Whether the call has to end.
     broken: AtomicBool,
     timeline: OnceLock<Arc<Timeline>>,
+    /// Who hears of experts that leave memory.
+    above: OnceLock<Arc<Link>>,
 }
 
 impl Pager {
@@ -122,6 +125,7 @@ impl Pager {
             ready: (0..first).map(|_| AtomicU8::new(0)).collect(),
             broken: AtomicBool::new(false),
             timeline: OnceLock::new(),
+            above: OnceLock::new(),
         };
         let desk = Desk::new(decider, flash.buffers().len(), options.journal);
         let pager = Self {
@@ -140,6 +144,17 @@ impl Pager {
     /// Experts and experts per token of a layer.
     pub(super) fn shape(&self, layer: usize) -> Option<(usize, usize)> {
         self.hall.places.get(layer).map(|p| (p.experts, p.k))
+    }
+
+    /// Has a link told of experts that leave memory. Once only.
+    pub(crate) fn tell(&self, above: Arc<Link>) {
+        let _ = self.hall.above.set(above);
+    }
+
+    /// Whether memory holds an expert, and keeps it.
+    pub(crate) fn holds(&self, key: Key) -> bool {
+        let id = self.hall.id(key);
+        self.hall.is_ready(id, 0) && self.hall.is_ready(id, 1) && self.lock().desk.decider.keeps(key)
     }
 
     /// Writes down from now on what is read and waited for. Once only.
@@ -176,6 +191,14 @@ impl Hall {
         (self.keys[id].layer.into(), self.keys[id].expert.into())
     }
 
+    /// An expert leaves memory.
+    fn leaves(&self, key: Key) {
+        self.ready[self.id(key)].store(0, Ordering::Relaxed);
+        if let Some(above) = self.above.get() {
+            above.left(key);
+        }
+    }
+
     /// Whether a part of an expert may be used.
     fn is_ready(&self, id: usize, part: usize) -> bool {
         self.ready[id].load(Ordering::Acquire) & (1 << part) != 0
@@ -194,9 +217,9 @@ impl Watch for &Hall {
                 // Release: who sees the bit sees the address and the bytes.
                 self.ready[self.id(key)].fetch_or(1 << part, Ordering::Release);
             }
-            Decision::Evict { key, .. } => self.ready[self.id(key)].store(0, Ordering::Relaxed),
+            Decision::Evict { key, .. } => self.leaves(key),
             Decision::Lost { key, asked, .. } => {
-                self.ready[self.id(key)].store(0, Ordering::Relaxed);
+                self.leaves(key);
                 if asked {
                     self.broken.store(true, Ordering::Release);
                 }

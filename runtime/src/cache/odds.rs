@@ -11,7 +11,7 @@ const PRIOR: f64 = 4.0;
 
 /// Shares by place.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Odds {
+pub(crate) struct Odds {
     right: Vec<f64>,
     seen: Vec<f64>,
 }
@@ -19,18 +19,18 @@ pub(super) struct Odds {
 impl Odds {
     /// For `places` places, of which a token uses `k`. Half of what is foreseen is taken to be right until it is known better,
     /// and little of what stands behind.
-    pub(super) fn new(places: usize, k: usize) -> Self {
+    pub(crate) fn new(places: usize, k: usize) -> Self {
         let belief = |place| if place < k { 0.5 } else { 0.1 };
         Self { right: (0..places).map(belief).collect(), seen: vec![PRIOR; places] }
     }
 
     /// How likely the expert at a place is asked for.
-    pub(super) fn of(&self, place: usize) -> f64 {
+    pub(crate) fn of(&self, place: usize) -> f64 {
         self.right.get(place).copied().unwrap_or(0.0)
     }
 
     /// The expert at a place was asked for, or not.
-    pub(super) fn learn(&mut self, place: usize, right: bool) {
+    pub(crate) fn learn(&mut self, place: usize, right: bool) {
         if let (Some(share), Some(seen)) = (self.right.get_mut(place), self.seen.get_mut(place)) {
             *seen += 1.0;
             *share += (f64::from(u8::from(right)) - *share) * (1.0 / *seen).max(NEWEST);

@@ -1,0 +1,275 @@
+//! Experts that the processor and a unit with frames divide while a plan runs: whoever computes them, and from wherever they were
+//! brought, the bits are the processor's.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use moec::bundle::read::Bundle;
+use moec_ir::EntryKind;
+use moec_ir::plan::{Arg, Builtin, Code, Plan};
+use moec_mirror::Modelled;
+use moec_runtime::assign::{Assigned, director_setup};
+use moec_runtime::beside::Executor;
+use moec_runtime::hybrid::{Director, SYSTEMS};
+use moec_runtime::{
+    Decoder, Engine, Moment, Options, Program, Request, Row, Sampler, Sampling, StepView, Want,
+};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::{built, checkpoint, distance, expected, fails, ferris, list, logits_file, moec, ok, root};
+
+/// Times with which a tiny expert is worth a transfer now and then: the processor takes 2 µs for a row and a thousand weights, the
+/// unit a tenth of that.
+const TIMES: [(&str, &str); 2] = [
+    ("memory = \"ram\"", "matmul = [{ rows = 1, weights = 1000000, ms = 2, source = \"assumed\" }, { rows = 64, weights = 1000000, ms = 40, source = \"assumed\" }]"),
+    ("memory = \"vram\"", "matmul = [{ rows = 1, weights = 1000000, ms = 0.2, source = \"assumed\" }, { rows = 64, weights = 1000000, ms = 1, source = \"assumed\" }]"),
+];
+
+/// The device file of the modelled unit, with times.
+fn device(folder: &Path) -> PathBuf {
+    let mut text = fs::read_to_string(root().join("targets/mirror/mirror.toml")).unwrap();
+    for (line, times) in TIMES {
+        assert!(text.contains(line));
+        text = text.replacen(line, &format!("{line}\n{times}"), 1);
+    }
+    let path = folder.join("mirror.toml");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// Builds a model with what `more` says.
+fn build(source: &Path, folder: &Path, name: &str, more: &str) -> Bundle {
+    let toml = folder.join(format!("{name}.toml"));
+    let text = format!(
+        "[model]\nsource = \"{}\"\n[shapes]\nmax_context = 96\nprefill_chunk = 20\n{more}",
+        source.display()
+    );
+    fs::write(&toml, text).unwrap();
+    built(&toml, &["--target", device(folder).to_str().unwrap()], &folder.join(name));
+    Bundle::open(&folder.join(name)).unwrap()
+}
+
+/// What a bundle computes, and who computed its experts.
+struct Computed {
+    logits: Vec<u32>,
+    ids: Vec<u32>,
+    assigned: Option<Assigned>,
+}
+
+fn compute(bundle: &Bundle, options: Options, prompt: &[u32]) -> Computed {
+    let unit = bundle.unit().unwrap();
+    let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
+    let mut bring = |_: &_| Some(Executor::Unit(Box::new(Modelled::default())));
+    let mut engine =
+        Engine::with_units(&program, &bundle.folder, &mut bring, &bundle.folder, options).unwrap();
+    let mut logits = Vec::new();
+    let mut keep = |_: usize, row: &[f32]| {
+        logits.extend(row.iter().map(|x| x.to_bits()));
+        Ok(())
+    };
+    engine.prefill(0, 0, prompt, Want::All, &mut keep).unwrap();
+    let request = Request { slot: 0, prompt, n: 24, end: &[] };
+    let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
+    let made = moec_runtime::generate(&mut engine, &request, &mut decoder, &mut sampler, &mut |_| Ok(()));
+    let promised: Vec<_> = (1..).zip(engine.memories_beside()).map(|(m, (_, taken))| (m, taken)).collect();
+    for (memory, taken) in promised {
+        assert_eq!(bundle.plan.peak(memory, 1), Some(taken), "the promise of memory {memory}");
+    }
+    Computed { logits, ids: made.unwrap().ids, assigned: engine.assigned() }
+}
+
+fn threads(n: usize) -> Options {
+    Options { threads: Some(n), ..Options::default() }
+}
+
+/// Every system gives the bits of the processor alone, on any number of threads, and does what its row says.
+#[test]
+fn every_system_gives_the_bits_of_the_processor() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = checkpoint("olmoe");
+    let prompt = expected(&source).ids;
+    let home = build(&source, folder.path(), "home", "[placement]\nexperts = \"cpu\"\n");
+    let want = compute(&home, threads(2), &prompt);
+    for system in &SYSTEMS {
+        let key = system.key();
+        let more = format!("[placement]\npolicy = \"{key}\"\nexperts = \"mirror:30%\"\n");
+        let bundle = build(&source, folder.path(), &key, &more);
+        let [one, two] = [1, 2].map(|n| compute(&bundle, threads(n), &prompt));
+        for got in [&one, &two] {
+            assert!(got.logits == want.logits && got.ids == want.ids, "{key}");
+        }
+        assert_eq!(one.assigned, two.assigned, "{key}");
+        println!("{key}: {:?}", one.assigned);
+    }
+}
+
+/// A trained model, all of whose policies bring experts, under both budgets.
+#[test]
+fn flash_memory_and_frames_give_the_bits_of_memory_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let prompt: Vec<u32> = (0..40).map(|i| 3 + i * 29 % 400).collect();
+    let home = build(&ferris(), folder.path(), "home", "[placement]\nexperts = \"cpu\"\n");
+    let want = compute(&home, threads(2), &prompt);
+    let more = "[placement]\npolicy = \"moec\"\nexperts = \"mirror:25%\"\n[memory]\nbudget = \"1 GiB\"\nthreads = 2\n";
+    let bundle = build(&ferris(), folder.path(), "both", more);
+    let paging = bundle.plan.paging.as_ref().unwrap();
+    let fixed = paging.resident + paging.process + u64::from(paging.spare) * paging.frame_bytes;
+    for frames in [4, 24] {
+        let how = moec_runtime::paging::Paging::from_env().unwrap();
+        let budget = Some(fixed + frames * paging.frame_bytes);
+        let paging = Some(moec_runtime::paging::Paging { budget, ..how });
+        let got = compute(&bundle, Options { paging, ..threads(2) }, &prompt);
+        assert!(got.logits == want.logits && got.ids == want.ids, "{frames} experts in memory");
+        println!("{frames}: {:?}", got.assigned);
+    }
+}
+
+/// Words of an argument of a step.
+fn words(view: &StepView<'_>, arg: Option<&Arg>) -> Vec<[u8; 4]> {
+    let Some(&Arg::Buffer(buffer, skip)) = arg else { panic!("no buffer") };
+    let bytes = view.buffer(buffer).unwrap();
+    bytes[skip as usize..].as_chunks::<4>().0.to_vec()
+}
+
+/// Has a director hear what a run hears.
+fn follow(director: &mut Director, plan: &Plan, view: &StepView<'_>, prompt: bool, on_gpu: &mut u64) {
+    let schedule = plan.schedule.as_ref().unwrap();
+    let args = &view.step().args;
+    match view.step().code {
+        Code::Builtin(Builtin::Dispatch { k, experts, homes: Some(homes), .. }) => {
+            let layer = schedule.layers.iter().position(|l| l.homes == homes.index).unwrap();
+            let mut loads = vec![0; experts as usize];
+            for id in words(view, args.first()).iter().take(view.n() * k as usize) {
+                loads[i32::from_le_bytes(*id) as usize] += 1;
+            }
+            let division = director.divide(layer, &loads, prompt, &|_| true).unwrap();
+            *on_gpu += division.on_gpu.iter().filter(|on| **on).count() as u64;
+        }
+        Code::Builtin(Builtin::Fetch { .. }) => {
+            let experts = schedule.layers[0].modules.len();
+            let scores: Vec<Vec<f32>> = args[..args.len() - 1]
+                .iter()
+                .map(|arg| words(view, Some(arg)).iter().take(experts).map(|w| f32::from_le_bytes(*w)).collect())
+                .collect();
+            let scored = if view.n() == 1 { scores.len() } else { 0 };
+            director.foresee(scored, &|i| &scores[i], &|_| true).unwrap();
+        }
+        _ => {}
+    }
+}
+
+/// Told the routing and the scores of a run, a director of its own decides what the run has decided.
+#[test]
+fn a_simulation_decides_what_the_run_decides() {
+    let folder = tempfile::tempdir().unwrap();
+    for key in ["moec", "hybrimoe", "adapmoe"] {
+        let more = format!("[placement]\npolicy = \"{key}\"\nexperts = \"mirror:30%\"\n");
+        let bundle = build(&ferris(), folder.path(), key, &more);
+        let unit = bundle.unit().unwrap();
+        let program = Program::new(bundle.plan.clone(), &|s| unit.resolve(s)).unwrap();
+        let mut bring = |_: &_| Some(Executor::Unit(Box::new(Modelled::default())));
+        let mut engine =
+            Engine::with_units(&program, &bundle.folder, &mut bring, &bundle.folder, threads(2)).unwrap();
+        let schedule = bundle.plan.schedule.as_ref().unwrap();
+        let mut director =
+            Director::new(director_setup(schedule, schedule.hybrid.as_ref().unwrap()).unwrap()).unwrap();
+        let row = |pos: usize| Row { slot: 0, pos, id: 3 + pos as u32 * 29 % 400 };
+        let (prefill, decode) =
+            (engine.entry(EntryKind::Prefill(20)).unwrap(), engine.entry(EntryKind::Decode(1)).unwrap());
+        let mut on_gpu = 0;
+        let mut run = |engine: &mut Engine<'_>, entry, rows: &[Row], length: usize| {
+            let mut observe = |moment: Moment, view: &StepView<'_>| {
+                if moment == Moment::After {
+                    follow(&mut director, &bundle.plan, view, length > 0, &mut on_gpu);
+                }
+                Ok(())
+            };
+            engine.trace_entry(entry, rows, &[rows.len() - 1], length, &mut observe).unwrap();
+        };
+        run(&mut engine, prefill, &(0..20).map(row).collect::<Vec<_>>(), 20);
+        for pos in 20..60 {
+            run(&mut engine, decode, &[row(pos)], 0);
+        }
+        let did = engine.assigned().unwrap();
+        assert_eq!(did.frames, Some(director.counts()), "{key}");
+        assert_eq!(did.experts[0], on_gpu, "{key}");
+        assert!(did.experts[0] > 0 && did.experts[1] + did.experts[0] > 500, "{key}: {did:?}");
+        assert!(director.counts().ahead > 0, "{key}: {did:?}");
+    }
+}
+
+/// Kernels of threads, executed: experts are brought in rows, and the reference's logits and tokens come out.
+#[test]
+fn an_emulated_card_gives_the_reference() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = fs::read_to_string(root().join("targets/cuda/beside.toml")).unwrap();
+    // A processor so slow that tiny experts are worth a transfer.
+    let device = folder.path().join("card.toml");
+    fs::write(&device, text.replace("ms = 0.02,", "ms = 2,").replace("ms = 0.13,", "ms = 40,")).unwrap();
+    let source = checkpoint("olmoe");
+    let want = expected(&source);
+    for (name, more) in [("memory", ""), ("flash", "[memory]\nbudget = \"1 GiB\"\nthreads = 2\n")] {
+        let toml = folder.path().join(format!("{name}.toml"));
+        let text = format!(
+            "[model]\nsource = {source:?}\n[shapes]\nmax_context = 96\nprefill_chunk = 20\n[weights]\nexperts = \"f32\"\nattention = \"f32\"\n\
+             embeddings = \"f32\"\nactivations = \"f32\"\n[placement]\npolicy = \"moec\"\nexperts = \"gpu:30%\"\n{more}"
+        );
+        fs::write(&toml, text).unwrap();
+        let out = folder.path().join(name);
+        built(&toml, &["--target", device.to_str().unwrap()], &out);
+        let run = |more: &[&str]| ok(moec().args(["run", "--emulate"]).arg(&out).args(more));
+        let file = folder.path().join("logits.safetensors");
+        run(&["logits", "--ids", &list(&want.ids), "--out", file.to_str().unwrap()]);
+        assert!(distance(&logits_file(&file).1, &want.logits) <= 2e-3, "{name}");
+        let prompt = want.greedy.len() - 24;
+        let said = run(&["generate", "--ids", &list(&want.greedy[..prompt]), "-n", "12", "--json"]);
+        let said: Value = serde_json::from_slice(&said.stdout).unwrap();
+        let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+        assert_eq!(ids, want.greedy[prompt..prompt + 12], "{name}");
+        let frames = &said["assigned"]["frames"];
+        let brought = ["fetched", "ahead", "kept"].iter().map(|k| frames[k].as_u64().unwrap()).sum::<u64>();
+        assert!(brought > 0 && said["assigned"]["experts"]["hot"].as_u64() > Some(0), "{name}: {frames}");
+    }
+}
+
+/// A budget of the other memory is a promise that is kept; what cannot be is refused by name.
+#[test]
+fn a_budget_of_the_other_memory_holds_or_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = checkpoint("olmoe");
+    let whole = build(&source, folder.path(), "whole", "[placement]\npolicy = \"moec\"\n");
+    let schedule = whole.plan.schedule.as_ref().unwrap();
+    let experts = schedule.layers.iter().map(|l| l.modules.len() as u32).sum::<u32>();
+    assert_eq!(schedule.frames, experts, "all of them find room");
+    let peak = whole.plan.peak(1, 1).unwrap();
+    for less in [1, peak / 4] {
+        let budget = peak - less;
+        let more = format!("[placement]\npolicy = \"moec\"\n[memory]\ndevice_budget = \"{budget} B\"\n");
+        let part = build(&source, folder.path(), "part", &more);
+        let frames = part.plan.schedule.as_ref().unwrap().frames;
+        assert!(part.plan.peak(1, 1).unwrap() <= budget && frames < experts, "{frames} frames");
+        compute(&part, threads(1), &[1, 2, 3]);
+        let said = ok(moec().arg("explain").arg(&part.folder));
+        let said = String::from_utf8(said.stdout).unwrap();
+        assert!(said.contains(&format!("frames: {frames} of {experts} experts in `vram`")), "{said}");
+    }
+    let refused = |more: &str, target: &str| {
+        let toml = folder.path().join("refused.toml");
+        fs::write(&toml, format!("[model]\nsource = {source:?}\n{more}")).unwrap();
+        let mut build = moec();
+        build.arg("build").arg(&toml).args(["--target", target, "--quiet", "--no-run", "-o"]);
+        fails(build.arg(folder.path().join("b"))).1
+    };
+    let device = device(folder.path());
+    let device = device.to_str().unwrap();
+    let says = |said: String, words: &[&str]| assert!(words.iter().all(|w| said.contains(w)), "{said}");
+    let policy = "[placement]\npolicy = \"moec\"\n";
+    says(refused(policy, "x86-64-v3"), &["`policy = \"moec\"`", "has no unit for it", "hint: take a target"]);
+    says(refused(policy, root().join("targets/mirror/mirror.toml").to_str().unwrap()), &["`mirror`", "does not say what an expert costs", "`matmul`"]);
+    says(refused(&format!("{policy}[memory]\ndevice_budget = \"1 KiB\"\n"), device), &["`vram`, which has 1.0 KiB", "raise `device_budget`"]);
+    says(refused("[memory]\ndevice_budget = \"1 GiB\"\n", "x86-64-v3"), &["`device_budget`", "has no memory but its own"]);
+    says(refused("[placement]\npolicy = \"best\"\n", device), &["`placement.policy`", "\"hybrimoe\""]);
+    says(refused(&format!("{policy}experts = \"mirror:1%\"\n"), device), &["frames are too few", "hint: ask for a larger share"]);
+    says(refused(policy, "spr-ndp"), &["`policy = \"moec\"` on `spr-ndp`"]);
+}
