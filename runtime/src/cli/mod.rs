@@ -80,13 +80,13 @@ pub struct Beside<'a> {
 pub struct Native<'a> {
     /// The family.
     pub family: &'a str,
-    /// Brings what executes a unit of it.
-    pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
+    /// Brings what executes a unit of it, or says why this machine has none.
+    pub executor: &'a dyn Fn(&UnitRef) -> Option<Result<Executor>>,
 }
 
 impl Native<'_> {
     /// What executes a unit, if it is of the family.
-    fn bring(&self, unit: &UnitRef) -> Option<Executor> {
+    fn bring(&self, unit: &UnitRef) -> Option<Result<Executor>> {
         if unit.family == self.family { (self.executor)(unit) } else { None }
     }
 }
@@ -133,8 +133,18 @@ impl<'a> Context<'a> {
         match (self.beside, self.native) {
             (None, None) => Engine::open(self.program, self.bundle, options),
             (None, Some(native)) => {
-                let mut executor = |unit: &UnitRef| native.bring(unit);
-                Engine::with_units(self.program, self.bundle, &mut executor, self.bundle, options)
+                let mut missing = None;
+                let mut executor = |unit: &UnitRef| match native.bring(unit)? {
+                    Ok(executor) => Some(executor),
+                    Err(why) => {
+                        missing.get_or_insert(why);
+                        None
+                    }
+                };
+                let engine =
+                    Engine::with_units(self.program, self.bundle, &mut executor, self.bundle, options);
+                // Why a unit is missing says more than that it is.
+                missing.map_or(engine, Err)
             }
             (Some(Beside { weights, executor }), _) => {
                 Engine::with_units(self.program, weights, &mut |unit| executor(unit), self.bundle, options)
@@ -175,7 +185,7 @@ impl From<Error> for Failure {
 /// The whole of a `run`: the bundle is the folder that the executable lies in. `plan` is encoded, and its kernels come in
 /// its order: see [`Program::linked`].
 pub fn main(plan: &[u8], kernels: &[KernelFn]) -> ExitCode {
-    ExitCode::from(main_status(plan, kernels))
+    ExitCode::from(main_of(plan, kernels, None))
 }
 
 /// As [`main`], with what executes the units of a family beside the processor.
@@ -183,9 +193,9 @@ pub fn main_with(plan: &[u8], kernels: &[KernelFn], native: Native<'_>) -> ExitC
     ExitCode::from(main_of(plan, kernels, Some(native)))
 }
 
-/// As [`main`]. Returns the exit status, for a `main` that is C's.
-pub fn main_status(plan: &[u8], kernels: &[KernelFn]) -> u8 {
-    main_of(plan, kernels, None)
+/// As [`main_with`]. Returns the exit status, for a `main` that is C's.
+pub fn main_status_with(plan: &[u8], kernels: &[KernelFn], native: Native<'_>) -> u8 {
+    main_of(plan, kernels, Some(native))
 }
 
 fn main_of(plan: &[u8], kernels: &[KernelFn], native: Option<Native<'_>>) -> u8 {

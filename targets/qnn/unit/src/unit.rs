@@ -200,6 +200,6 @@ fn refused(refused: Refused) -> Error {
 
 /// The whole of a `run` whose static graphs are executed here: as [`cli::main`], with this crate's unit.
 pub fn main(plan: &[u8], kernels: &[KernelFn]) -> ExitCode {
-    let executor = |_: &UnitRef| Some(Executor::Graphs(Box::new(Hexagon::default())));
+    let executor = |_: &UnitRef| Some(Ok(Executor::Graphs(Box::new(Hexagon::default()))));
     cli::main_with(plan, kernels, Native { family: FAMILY, executor: &executor })
 }
