@@ -2,7 +2,7 @@
 //!
 //! A cargo of its own builds it, since it wants other settings than moec: optimised whatever moec's profile is, ended
 //! by panics, and without this machine's paths. What it compiles is kept beside the target folder's profiles, so that
-//! checks, lints, debug and release builds share it and nothing is compiled twice; where neither `runtime/` nor `ir/`
+//! checks, lints, debug and release builds share it and nothing is compiled twice; where none of [`SOURCES`]
 //! has changed, cargo does not run this at all. It needs no network beyond what moec's own dependencies need.
 //!
 //! Without the feature `prebuilt`, and for systems other than Linux, nothing is embedded: `run` is then
@@ -25,6 +25,7 @@ const SOURCES: &[&str] = &[
     "service/src",
     "ir/Cargo.toml",
     "ir/src",
+    "targets/cuda/unit",
 ];
 
 /// Variables that describe the outer build and would leak into the inner one: whole names, or all that begin so.

@@ -1,5 +1,5 @@
 //! A graphics processor's kernels, executed from the PTX of bundles, give what transformers and the processor give.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -21,6 +21,8 @@ use support::{
 
 /// Largest difference of any logit.
 const TOLERANCE: f32 = 2e-3;
+/// Largest difference of a logit of most rows where rows of many are rounded to bf16; the logits reach 4.
+const ROUNDED: f32 = 5e-2;
 /// Tokens that are generated.
 const GENERATED: usize = 4;
 
@@ -33,12 +35,23 @@ fn device() -> PathBuf {
     root().join("targets/cuda/beside.toml")
 }
 
-/// Builds a tiny checkpoint, with what `more` says.
+/// Builds a tiny checkpoint, with what `more` says; activations are exact.
 fn build(family: &str, folder: &Path, format: &str, more: &str) -> Bundle {
-    let setup = Setup { format, chunk: 20, batch: &[1], context: 96 };
+    build_with(family, folder, format, [20, 96], |text| format!("{text}{more}"))
+}
+
+/// As [`build`], with prompts in chunks of so many tokens, so many in all, and `model.toml` as `change` makes it.
+fn build_with(
+    family: &str,
+    folder: &Path,
+    format: &str,
+    [chunk, context]: [usize; 2],
+    change: impl Fn(&str) -> String,
+) -> Bundle {
+    let setup = Setup { format, chunk, batch: &[1], context };
     let toml = setup.write(&checkpoint(family), folder);
     let text = fs::read_to_string(&toml).unwrap();
-    fs::write(&toml, format!("{text}{more}")).unwrap();
+    fs::write(&toml, change(&text)).unwrap();
     let bundle = folder.join("b");
     built(&toml, &["--target", device().to_str().unwrap()], &bundle);
     Bundle::open(&bundle).unwrap()
@@ -81,11 +94,16 @@ fn is_the_reference(family: &str, more: &str) {
     let worst = distance(&logits(&bundle, &want.ids), &want.logits);
     assert!(worst <= TOLERANCE, "{family}, {more}: a logit is off by {worst}");
     let prompt = want.greedy.len() - 24;
-    let (ids, n) = (list(&want.greedy[..prompt]), GENERATED.to_string());
-    let output = ok(run(&bundle).args(["generate", "--ids", &ids, "-n", &n, "--json"]));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let ids: Vec<u32> = serde_json::from_value(said["ids"].clone()).unwrap();
+    let ids = generated(&bundle, &want.greedy[..prompt]);
     assert_eq!(ids, want.greedy[prompt..prompt + GENERATED], "{family}, {more}");
+}
+
+/// Tokens that follow a prompt.
+fn generated(bundle: &Bundle, prompt: &[u32]) -> Vec<u32> {
+    let (ids, n) = (list(prompt), GENERATED.to_string());
+    let output = ok(run(bundle).args(["generate", "--ids", &ids, "-n", &n, "--json"]));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    serde_json::from_value(said["ids"].clone()).unwrap()
 }
 
 /// Attention and all experts, of the nine families that static graphs are held against, too.
@@ -121,6 +139,93 @@ fn formats_on_threads_are_those_of_the_processor() {
         });
         let worst = distance(&home, &away);
         assert!(worst <= TOLERANCE, "{format} with a cache of {cache}: a logit is off by {worst}");
+    }
+}
+
+/// Where rows may be rounded, those of prompts meet weights on tensor cores, and those of decoding do not.
+#[test]
+fn families_in_bf16_on_threads_are_near_the_reference() {
+    for (i, family) in PACKAGED.into_iter().enumerate() {
+        near_the_reference(family, "bf16", if i % 2 == 0 { EVERYTHING } else { HALF });
+    }
+}
+
+/// The same of the other formats that tensor cores take.
+#[test]
+fn formats_of_tensor_cores_on_threads_are_near_the_reference() {
+    for format in ["f16", "q8", "q4"] {
+        near_the_reference(MIXTURES[5], format, EVERYTHING);
+    }
+}
+
+/// Logits of a family on tensor cores are near those of the same weights with exact activations on the processor, and the tokens that
+/// follow are the same. What the processor computes is exact in both.
+fn near_the_reference(family: &str, format: &str, more: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let want = expected(&checkpoint(family));
+    let [exact, rough] = ["exact", "rough"].map(|name| {
+        let folder = folder.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        build_with(family, &folder, format, [48, 96], |text| {
+            let text = match format {
+                "bf16" => text.to_owned(),
+                _ => text.replace(&format!("embeddings = \"{format}\""), "embeddings = \"f32\""),
+            };
+            match name {
+                "exact" => text,
+                _ => format!("{}{more}", text.replace("activations = \"f32\"", "activations = \"auto\"")),
+            }
+        })
+    });
+    let ptx = fs::read_to_string(rough.folder.join(&rough.plan.launches[0].artifact)).unwrap();
+    assert!(ptx.contains("mma.sync"), "{family}: {more}");
+    for entry in &rough.plan.entries {
+        let forms = entry.steps.iter().filter_map(|s| match s.code {
+            Code::Builtin(Builtin::Launch { kernel }) => Some(&rough.plan.launches[kernel as usize].symbol),
+            _ => None,
+        });
+        // Down projections of 48 neurons are no steps of 32 columns, and stay in f32.
+        let matrices = |s: &&String| s.contains("expert_gate_up") || s.contains("linear_k64");
+        for symbol in forms.filter(matrices) {
+            assert_eq!(symbol.contains("_as_bf16_"), entry.kind.is_prefill(), "{family}: {symbol}");
+        }
+    }
+    let [exact_logits, rough_logits] = [&exact, &rough].map(|b| logits(b, &want.ids));
+    // Rounding may send a token of such an untrained model to another expert, which changes its row for good. The processor's own bf16
+    // is no nearer: of glm4_moe, the farthest, it leaves 19 of 48 rows farther than that.
+    let vocab = exact_logits.len() / want.ids.len();
+    let rows = exact_logits.chunks(vocab).zip(rough_logits.chunks(vocab));
+    let far: Vec<f32> = rows.map(|(a, b)| distance(a, b)).filter(|d| *d > ROUNDED).collect();
+    let very: Vec<f32> = far.iter().copied().filter(|d| *d > 2.0 * ROUNDED).collect();
+    let all = want.ids.len();
+    eprintln!("{family} in {format}: {} of {all} rows are off by more than {ROUNDED}: {far:?}", far.len());
+    assert!(2 * far.len() <= all && 5 * very.len() <= all, "{family} in {format}, {more}: {far:?}");
+    let prompt = want.greedy.len() - 24;
+    let [a, b] = [&exact, &rough].map(|b| generated(b, &want.greedy[..prompt]));
+    assert_eq!(a, b, "{family} in {format}, {more}");
+}
+
+/// Decoding with few experts first, and with all where that is not sure (MoBiLE), gives the processor's tokens with all experts on the unit.
+#[test]
+fn big_little_on_threads_decodes_as_the_processor() {
+    let family = "qwen3_moe";
+    let want = expected(&checkpoint(family));
+    let prompt = want.greedy.len() - 24;
+    for gamma in ["0.0", "0.5", "1.0"] {
+        let folder = tempfile::tempdir().unwrap();
+        let tokens = [("home", ""), ("away", EVERYTHING)].map(|(name, place)| {
+            let folder = folder.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            let more = format!("[decode]\nbig_little = true\ngamma = {gamma}\n{place}");
+            let bundle = build(family, &folder, "f32", &more);
+            let little = bundle.plan.entries.iter().filter(|e| e.kind.to_string().starts_with("little"));
+            let launches = little.flat_map(|e| &e.steps).filter(|s| s.unit == 1).count();
+            assert_eq!(launches > 0, !place.is_empty());
+            generated(&bundle, &want.greedy[..prompt])
+        });
+        assert_eq!(tokens[0], tokens[1], "gamma {gamma}");
+        // Nothing of the first try is kept: the tokens are the whole model's.
+        assert!(gamma != "1.0" || tokens[1] == want.greedy[prompt..prompt + GENERATED], "{tokens:?}");
     }
 }
 

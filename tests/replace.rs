@@ -51,6 +51,7 @@ fn write(root: &Path, mark: &str) {
         family: mark.into(),
         target: "native".into(),
         llvm: "0".into(),
+        assembler: None,
         source_fingerprint: "0".into(),
         profile: None,
         files,

@@ -99,6 +99,11 @@ pub enum ByteDot {
 }
 
 impl Isa {
+    /// Whether it is that of a thread of a graphics processor.
+    pub fn is_thread(&self) -> bool {
+        *self == Self::THREAD
+    }
+
     /// Whether there are products of two rows and two columns of bf16 (`bfmmla`, with every `bfdot` of NEON).
     pub(crate) fn squares(&self) -> bool {
         self.bf16 && self.lanes == 4

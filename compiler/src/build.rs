@@ -6,6 +6,7 @@ use crate::bundle::{cargo, destination, workspace};
 use crate::cache_dir;
 use crate::config::{Config, Home, Predict, Rounding, Size, Threshold};
 use crate::error::{Error, Result};
+use crate::families;
 use crate::human;
 use crate::import::{self, ImportOptions};
 use crate::mix;
@@ -84,9 +85,8 @@ pub fn build(
     }
     let target = target.with_activations(config.weights.activations);
     let writes = request.stops.stop_after.is_none();
-    // The precompiled runtime executes no static graphs.
-    let more = Units::of(&device).is_some_and(|units| units.graphs.runner().is_some());
-    let route = (request.link && writes).then(|| Route::find(target.triple(), request.from_source || more));
+    let from_source = request.from_source || families::needs_cargo(&device);
+    let route = (request.link && writes).then(|| Route::find(target.triple(), from_source));
     if let Some(Ok(Route::Cargo(_))) = &route {
         cargo::ask()?;
     }

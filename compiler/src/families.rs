@@ -5,7 +5,8 @@
 
 use crate::error::{Error, Result};
 use moec_device::{Device, Unit};
-use moec_family::{Family, StaticGraphs, Streams, Threads};
+use moec_family::{Bench, Family, Runner, StaticGraphs, Streams, Threads};
+use moec_ir::plan::Plan;
 use moec_runtime::beside::Executor;
 
 /// Every family.
@@ -74,6 +75,41 @@ pub fn host(family: &str, unit: &str) -> Option<Executor> {
 pub fn attached(family: &str, unit: &str) -> Option<Result<Executor>> {
     let found = FAMILIES.iter().find(|f| f.name() == family)?.attached(unit)?;
     Some(found.map_err(Error::from))
+}
+
+/// A unit of this machine with kernels of threads, opened to be measured, and its family.
+///
+/// # Errors
+/// This machine has none, or none that can be used.
+pub fn bench() -> Result<(&'static str, Box<dyn Bench>)> {
+    let found = FAMILIES.iter().find_map(|f| Some((f.name(), f.bench()?)));
+    let (name, opened) = found.ok_or_else(|| Error::bug("no family has units that are measured"))?;
+    Ok((name, opened?))
+}
+
+/// What the `run` of a plan has besides the runtime, to drive the units that have steps; `None`: nothing.
+///
+/// # Errors
+/// Units of two families that bring something.
+pub fn runner(plan: &Plan) -> Result<Option<Runner>> {
+    let mut brings = None;
+    for step in plan.entries.iter().flat_map(|e| &e.steps) {
+        let Some(unit) = plan.units.get(step.unit as usize) else { continue };
+        let Some(found) = FAMILIES.iter().find(|f| f.name() == unit.family).and_then(|f| f.runner()) else {
+            continue;
+        };
+        if brings.replace(found).is_some_and(|other| other != found) {
+            return Err(Error::limit("units of two families that a `run` drives by itself")
+                .hint("build with one of them, or with `--no-run`"));
+        }
+    }
+    Ok(brings)
+}
+
+/// Whether a `run` for a device may need what moec's precompiled runtime lacks.
+pub fn needs_cargo(device: &Device) -> bool {
+    let of = |unit: &Unit| of(unit, device).ok()?.runner();
+    device.units.iter().filter_map(of).any(|runner| !runner.precompiled)
 }
 
 /// The static graphs of a device.

@@ -28,6 +28,7 @@ const CRATES: &[&str] = &[
     "targets/ndp/dram/src",
     "targets/ndp/isa/src",
     "targets/qnn/sys/src",
+    "targets/cuda/unit/src",
     "targets/qnn/unit/src",
     "compiler/src",
     "papers/src",

@@ -1,7 +1,8 @@
-//! `cargo xtask cuda`: NVIDIA's assembler of PTX, which tests ask whether it takes the kernels that moec writes.
+//! `cargo xtask cuda`: NVIDIA's assembler of PTX, which writes machine code beside the PTX of bundles, and which tests ask whether it takes the
+//! kernels that moec writes.
 //!
 //! It comes in a package of PyPI and may not be given on, so that it goes into moec's cache folder, for whoever runs this.
-//! moec itself needs it nowhere: drivers assemble PTX by themselves.
+//! Bundles are whole without it: drivers assemble PTX by themselves.
 
 use crate::shell::{self, Failed, cache_dir, output, program, stage};
 use std::fs;

@@ -1,19 +1,56 @@
-//! `cargo xtask gpu-check`: bundles on a graphics processor of NVIDIA's that is there.
+//! `cargo xtask gpu-check`: all that moec does on a graphics processor of NVIDIA's, on one that is there.
 //!
-//! The tests that execute a bundle's PTX on the host run once more, with the card in the place of the
-//! emulator: logits and tokens are held against the same references. What was found goes into a report beside the build.
+//! | part | what it shows |
+//! |---|---|
+//! | kernels | every kernel of threads on the cases that the interpreter executes elsewhere, held against plain loops |
+//! | bundles | logits and tokens of nine families, and of every format, held against their references |
+//! | a program | `run` of a bundle, linked, without moec |
+//! | figures | launches, the memory, the link, experts by rows, beside what the card's maker states |
+//! | models | four layers of OLMoE-1B-7B's shapes: tokens a second of a prompt and of decoding, all on the card |
+//!
+//! A part that fails does not keep the next from running. Everything that was said goes into a report beside the build.
 
 use crate::setup;
 use crate::shell::{Failed, cargo, output, program, shown, stage, target_dir};
+use std::fmt::Write as _;
 use std::fs;
-use std::process::Stdio;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-/// What has the tests use the card (`tests/cuda.rs`).
+/// What has tests use the card (`tests/cuda.rs`, `codegen/tests/kernels/card.rs`).
 const ON_CARD: (&str, &str) = ("MOEC_CUDA", "card");
-/// What tests that execute bundles are called.
-const TESTS: &str = "on_threads";
+/// Formats of the models that are timed.
+const FORMATS: [&str; 3] = ["bf16", "q8", "q4"];
+/// Name of the device file that is measured.
+const DEVICE: &str = "gpu-check-device";
 
-/// Runs them, and writes `gpu-check.txt`.
+/// What was found so far.
+struct Report {
+    text: String,
+    failed: Vec<String>,
+}
+
+impl Report {
+    /// Runs a command and writes down what it says. Gives whether it succeeded.
+    fn part(&mut self, name: &str, command: &mut Command) -> bool {
+        stage("Checking", name);
+        let shown = shown(command);
+        let done = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+        let (said, passed) = match done {
+            Ok(done) => (String::from_utf8_lossy(&done.stdout).into_owned(), done.status.success()),
+            Err(e) => (format!("it does not start: {e}"), false),
+        };
+        let verdict = if passed { "passed" } else { "FAILED" };
+        // Writing to a string does not fail.
+        let _ = write!(self.text, "\n== {name}: {verdict}\n{shown}\n{said}");
+        if !passed {
+            self.failed.push(name.to_owned());
+        }
+        passed
+    }
+}
+
+/// Runs all parts, and writes `gpu-check.txt`.
 pub(crate) fn run() -> Result<(), Failed> {
     let cards = output(
         program("nvidia-smi").args(["--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]),
@@ -25,21 +62,67 @@ pub(crate) fn run() -> Result<(), Failed> {
     };
     cards.lines().for_each(|card| stage("Found", card));
     let llvm = setup::run()?;
-    let mut tests = cargo("test", Some(&llvm));
-    tests.args(["--package", "moec", "--test", "cuda", "--", "--nocapture", TESTS]);
-    tests.env(ON_CARD.0, ON_CARD.1).stdin(Stdio::null()).stderr(Stdio::inherit());
-    let shown = shown(&tests);
-    let done = tests.output().map_err(|e| Failed::new(format!("`{shown}` does not start: {e}")))?;
-    let said = String::from_utf8_lossy(&done.stdout);
-    let verdict = if done.status.success() { "passed" } else { "failed" };
-    let report = target_dir().join("gpu-check.txt");
-    let text = format!("{cards}\n{}={} {shown}: {verdict}\n\n{said}", ON_CARD.0, ON_CARD.1);
-    fs::write(&report, text)
-        .map_err(|e| Failed::new(format!("`{}` cannot be written: {e}", report.display())))?;
-    stage("Wrote", &report.display().to_string());
-    if done.status.success() {
+    let moec = setup::moec()?;
+    let mut report = Report { text: format!("{cards}\n"), failed: Vec::new() };
+    for (name, package, test, filter) in
+        [("kernels", "moec-codegen", "kernels", ""), ("bundles", "moec", "cuda", "on_threads")]
+    {
+        let mut tests = cargo("test", Some(&llvm));
+        tests
+            .args(["--package", package, "--test", test, "--", "--nocapture", filter])
+            .env(ON_CARD.0, ON_CARD.1);
+        report.part(name, &mut tests);
+    }
+    let folder = target_dir().join("gpu-check");
+    let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).map_err(failed)?;
+    let mut profile = program(&moec);
+    profile.args(["profile-device", "--gpu", "--json", "--name", DEVICE]).arg(&folder);
+    if report.part("figures", &mut profile) {
+        let device = folder.join(format!("{DEVICE}.toml"));
+        report.text.push_str(&fs::read_to_string(&device).map_err(failed)?);
+        models(&mut report, &moec, &folder, &device)?;
+    }
+    let at = target_dir().join("gpu-check.txt");
+    fs::write(&at, &report.text)
+        .map_err(|e| Failed::new(format!("`{}` cannot be written: {e}", at.display())))?;
+    let _ = fs::remove_dir_all(&folder);
+    stage("Wrote", &at.display().to_string());
+    if report.failed.is_empty() {
         return Ok(());
     }
-    Err(Failed::new("a bundle does not compute on the card what it should")
-        .hint(format!("`{}` says which, and by how much", report.display())))
+    Err(Failed::new(format!("not everything does on the card what it should: {}", report.failed.join(", ")))
+        .hint(format!("`{}` has what each part said", at.display())))
+}
+
+/// Builds models of usual shapes for the card, and times them by their own `run`.
+fn models(report: &mut Report, moec: &Path, folder: &Path, device: &Path) -> Result<(), Failed> {
+    let failed = |e: std::io::Error| Failed::new(format!("`{}`: {e}", folder.display()));
+    let mut synth = program(moec);
+    synth.args(["synth", "--quiet", "--like", "olmoe", "--layers", "4"]).arg(folder.join("hf"));
+    if !report.part("a model of OLMoE's shapes", &mut synth) {
+        return Ok(());
+    }
+    for format in FORMATS {
+        let text = format!(
+            "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 1024\nprefill_chunk = 512\n[weights]\n\
+             experts = \"{format}\"\nattention = \"{format}\"\nembeddings = \"{format}\"\n[placement]\n\
+             experts = \"gpu\"\nattention = \"gpu\"\n"
+        );
+        let toml = folder.join(format!("{format}.toml"));
+        fs::write(&toml, text).map_err(failed)?;
+        let bundle = folder.join(format!("{format}.moec"));
+        let mut build = program(moec);
+        build.args(["build", "--quiet", "--target"]).arg(device).arg("-o").arg(&bundle).arg(&toml);
+        if report.part(&format!("a bundle in {format}"), &mut build) {
+            let mut bench = program(bundle.join("run"));
+            report.part(
+                &format!("a program in {format}"),
+                bench.args(["bench", "--prompt", "512", "--gen", "64"]),
+            );
+        }
+        let _ = fs::remove_dir_all(&bundle);
+    }
+    Ok(())
 }

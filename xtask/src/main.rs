@@ -68,7 +68,11 @@ const COMMANDS: &[Command] = &[
         "install the gguf package, with which tests write GGUF files, in a folder of its own",
         gguf::run,
     ),
-    ("cuda", "install NVIDIA's assembler of PTX, which tests ask, in moec's cache folder", cuda::run),
+    (
+        "cuda",
+        "install NVIDIA's assembler of PTX, for machine code in bundles, in moec's cache folder",
+        cuda::run,
+    ),
     (
         "gpu-check",
         "run bundles on a graphics processor of NVIDIA's, and write a report; fails where there is none",

@@ -29,6 +29,8 @@ pub(crate) fn kernels() -> Vec<(String, Kernel)> {
         (Format::Q8, Compute::I8),
         (Format::Q4, Compute::I8),
         (Format::Bf16, Compute::Bf16),
+        (Format::F16, Compute::Bf16),
+        (Format::Q8, Compute::Bf16),
         (Format::Q4, Compute::Bf16),
     ] {
         for rows in [1, 4, 8, 64] {

@@ -221,8 +221,8 @@ fn can_multiply(isa: &Isa, format: Format, compute: Compute) -> (bool, &'static 
     match compute {
         Compute::F32 => (true, ""),
         Compute::Bf16 => (
-            isa.bf16 && (quantised || format == Format::Bf16),
-            "bf16 rows need weights of bf16 or codes, and a machine with bf16 dot products",
+            isa.bf16 && (quantised || format == Format::Bf16 || format == Format::F16 && isa.is_thread()),
+            "bf16 rows need weights of bf16 or codes (on threads f16, too), and a machine with bf16 dot products",
         ),
         Compute::I8 => (
             isa.bytes != ByteDot::None && quantised,

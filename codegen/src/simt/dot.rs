@@ -24,14 +24,20 @@ pub(super) fn products<'k>(
 ) -> Vec<Vec<F<'k>>> {
     let sums = match rows.form {
         Compute::I8 => by_codes(k, weights, format, cols, rows),
-        Compute::F32 | Compute::Bf16 => by_numbers(k, weights, cols, rows),
+        Compute::F32 | Compute::Bf16 => by_numbers(k, weights, format, cols, rows),
     };
     let count = rows.at.len().max(1);
     let sums: Vec<F<'k>> = sums.into_iter().map(|sum| sum.warp_sum(WARP)).collect();
     sums.chunks(count).map(<[F<'k>]>::to_vec).collect()
 }
 
-fn by_numbers<'k>(k: &'k Kb<'k>, weights: &[WeightRow<'k>], cols: usize, rows: &Rows<'_, 'k>) -> Vec<F<'k>> {
+fn by_numbers<'k>(
+    k: &'k Kb<'k>,
+    weights: &[WeightRow<'k>],
+    format: Format,
+    cols: usize,
+    rows: &Rows<'_, 'k>,
+) -> Vec<F<'k>> {
     let Some(shape) = weights.first() else { return Vec::new() };
     let (parts, whole) = (shape.parts(), shape.whole());
     let zero = vec![k.f(0.0); weights.len() * rows.at.len()];
@@ -68,7 +74,7 @@ fn by_numbers<'k>(k: &'k Kb<'k>, weights: &[WeightRow<'k>], cols: usize, rows: &
         let xs: Vec<_> = rows.at.iter().map(|&at| rows.one(at, c)).collect();
         let one = |w: &WeightRow<'k>| match rows.form {
             // Codes become what they stand for, rounded to bf16, as in parts.
-            Compute::Bf16 => w.one(c).to_bf16().shl(16).as_float(),
+            Compute::Bf16 if format.is_grouped() => w.one(c).to_bf16().shl(16).as_float(),
             _ => w.one(c),
         };
         let ws = weights.iter().flat_map(|w| std::iter::repeat_n(one(w), xs.len()));

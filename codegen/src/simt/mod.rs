@@ -35,8 +35,8 @@ use crate::dsl::{Kb, ThreadKernel};
 use crate::emit::{new_module, optimise};
 use crate::error::{Error, Result};
 use crate::machine::Isa;
-use crate::spec::KernelSpec;
 use crate::spec::schedule::Schedule;
+use crate::spec::{Compute, KernelSpec, packed_words};
 use inkwell::OptimizationLevel;
 use inkwell::context::Context;
 use inkwell::targets::{
@@ -45,10 +45,16 @@ use inkwell::targets::{
 use moec_ir::op::DispatchLayout;
 use moec_ir::plan::Layout;
 use moec_ir::state::CacheOrder;
+use moec_ir::types::Format;
 use std::collections::BTreeMap;
 
 /// Most rows that are multiplied without tiles, as [`Schedule::rows`](crate::Schedule::rows) asks for.
 pub const FEW_ROWS: usize = 8;
+
+/// Whether many rows of bf16 meet rows of a weight on tensor cores: `depth` numbers of that format each.
+pub fn on_tensor_cores(format: Format, depth: usize) -> bool {
+    tile::multiplies(format, depth, packed_words(depth, Compute::Bf16))
+}
 
 /// Order of keys and of values in a cache: `[ctx][dim]`.
 pub const CACHE_ORDER: CacheOrder = CacheOrder::Keys { nr: 1 };

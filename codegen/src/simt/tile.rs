@@ -2,7 +2,8 @@
 //!
 //! Both come through shared memory a step of 32 columns at a time. While a step is multiplied the next is on its way, into
 //! the other half of it: rows and weights of bf16 by copies that go on by themselves, codes by registers, in which they
-//! become bf16.
+//! become bf16. A number of f16 becomes two of bf16 whose sum it is, so that its rows come twice and 16 columns are a step:
+//! `[x, x] · [w₁, w₂]`. Weights of bf16 and f16 are multiplied as they are, then, and codes times scales rounded to bf16.
 
 use super::weight::WeightRow;
 use crate::dsl::{F, Halves, I, Kb, P, WARP};
@@ -38,9 +39,18 @@ pub(super) const fn columns(gated: bool) -> usize {
 /// Whether a block can multiply rows of bf16, `ld` words apart, by rows of such a weight.
 pub(super) fn multiplies(format: Format, depth: usize, ld: usize) -> bool {
     let sixteen = ld.is_multiple_of(4) && depth.is_multiple_of(STEP);
-    sixteen && matches!(format, Format::Bf16 | Format::Q8 | Format::Q4) && {
-        format == Format::Bf16 || format.row_bytes(depth).is_multiple_of(4)
-    }
+    let whole = |unit: usize| format.row_bytes(depth).is_multiple_of(unit);
+    sixteen
+        && match format {
+            Format::Bf16 | Format::F16 => whole(16),
+            Format::Q8 | Format::Q4 => whole(4),
+            _ => false,
+        }
+}
+
+/// Columns of a step that are different ones.
+const fn columns_of_step(format: Format) -> usize {
+    if matches!(format, Format::F16) { STEP / 2 } else { STEP }
 }
 
 /// What a block multiplies, and what becomes of it.
@@ -74,8 +84,11 @@ impl<'k> Product<'_, 'k> {
         // Sixteen bytes of four threads are a step of a row.
         let (own_row, piece) = (thread.shr(2), thread & 3);
         let every = THREADS / 4;
+        let own = columns_of_step(self.format);
+        // Pieces of a row that are different ones.
+        let of_row = piece & (own / 8 - 1);
         let rows: Vec<_> =
-            (0..ROWS / every).map(|i| (self.row)(own_row + i * every).bytes(piece * 16)).collect();
+            (0..ROWS / every).map(|i| (self.row)(own_row + i * every).bytes(of_row * 16)).collect();
         let copies: Vec<_> = if self.format == Format::Bf16 {
             (0..COLUMNS / every).map(|i| self.weight_row(k, own_row + i * every).bytes(piece * 16)).collect()
         } else {
@@ -86,7 +99,7 @@ impl<'k> Product<'_, 'k> {
         let copy = |step: I<'k>, stage: P<'k>| {
             for (i, row) in rows.iter().enumerate() {
                 let to = stage.bytes((own_row + i * every) * PITCH + piece * 16);
-                to.copy_from(row.bytes(step * (2 * STEP)));
+                to.copy_from(row.bytes(step * (2 * own)));
             }
             for (i, row) in copies.iter().enumerate() {
                 let to = weights_at(stage, own_row + i * every).bytes(piece * 16);
@@ -98,9 +111,13 @@ impl<'k> Product<'_, 'k> {
             let to = weights_at(stage, thread);
             words.chunks(4).enumerate().for_each(|(i, four)| to.bytes(16 * i).store_words(four));
         };
-        let read = |step: I<'k>| codes.map(|row| row.group_as_bf16(step)).unwrap_or_default();
+        let read = |step: I<'k>| match codes {
+            Some(row) if self.format == Format::F16 => row.sixteen_as_two_bf16(step),
+            Some(row) => row.group_as_bf16(step),
+            None => Vec::new(),
+        };
 
-        let steps = self.depth / STEP;
+        let steps = self.depth / own;
         let stage = |step: I<'k>| k.shared((step & 1) * STAGE);
         copy(k.i(0), k.shared(0));
         keep(&read(k.i(0)), k.shared(0));

@@ -170,6 +170,20 @@ impl<'k> WeightRow<'k> {
         numbers.chunks_exact(2).map(|pair| pair[0].both_halves(pair[1])).collect()
     }
 
+    /// Sixteen numbers of f16 from column `16 · step` on, as 16 words of two bf16: first what each is rounded to, then what that
+    /// leaves, which bf16 holds exactly, for 11 digits are 8 and 3.
+    pub(super) fn sixteen_as_two_bf16(&self, step: I<'k>) -> Vec<I<'k>> {
+        let words = (0..2).flat_map(|half| self.at.bytes(step * 32 + 16 * half).load_words(4));
+        let pairs: Vec<[F<'k>; 2]> = words.map(|w| w.unpack(Halves::F16)).collect();
+        let rounded: Vec<I<'k>> = pairs.iter().map(|[a, b]| a.both_halves(*b)).collect();
+        let rests = pairs.iter().zip(&rounded).map(|([a, b], w)| {
+            let [lower, upper] = w.unpack(Halves::Bf16);
+            (*a - lower).both_halves(*b - upper)
+        });
+        let rests: Vec<I<'k>> = rests.collect();
+        rounded.into_iter().chain(rests).collect()
+    }
+
     /// The number of column `c`.
     pub(super) fn one(&self, c: I<'k>) -> F<'k> {
         let k = self.k;

@@ -200,7 +200,8 @@ pub(crate) const PRODUCTS: [(Format, Compute); 14] = [
 pub(crate) fn stored(format: Format, compute: Compute, [rows, cols]: [usize; 2], w: &[f32]) -> Vec<f32> {
     let mut w = w.to_vec();
     w.chunks_mut(rows * cols).for_each(|matrix| round_rows(format, cols, matrix));
-    if compute == Compute::Bf16 {
+    // Threads multiply f16 as it is, by two numbers of bf16.
+    if compute == Compute::Bf16 && format != Format::F16 {
         for x in &mut w {
             *x = bf16::from_f32(*x).to_f32();
         }

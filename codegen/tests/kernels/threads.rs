@@ -1,4 +1,8 @@
-//! Kernels of threads, run by an interpreter of PTX, which watches bounds and races; in pairs of kernels, what nobody wrote, too.
+//! Kernels of threads, run by an interpreter of PTX, which watches bounds and races; in pairs of kernels, what nobody wrote, too. Where
+//! `MOEC_CUDA=card` asks for it (`cargo xtask gpu-check`), a card of this machine runs them in its place.
+
+#[path = "card.rs"]
+mod card;
 
 use crate::experts;
 use crate::harness::{Case, Expect, Operand, Rng, compare_numbers, matrices};
@@ -55,7 +59,7 @@ fn aligned(case: &Case) -> Case {
 fn tensor_cores_multiply_what_plain_loops_do() {
     let mut rng = Rng::new(71);
     let mut cases = Vec::new();
-    for format in [Format::Bf16, Format::Q8, Format::Q4] {
+    for format in [Format::Bf16, Format::F16, Format::Q8, Format::Q4] {
         let compute = Compute::Bf16;
         for (n_rows, k, n, groups, glu) in [
             (70, 128, 150, 1, None),
@@ -83,6 +87,7 @@ fn tensor_cores_multiply_what_plain_loops_do() {
 }
 
 fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::simt::Launch, sm: Sm) {
+    let sm = card::generation().unwrap_or(sm);
     let what = || format!("{:?} n={} on {}", case.spec, case.n, sm.name());
     let text = compile(sm, std::slice::from_ref(kernel)).unwrap_or_else(|e| panic!("{e}"));
     let module = moec_ptx::parse(&text).unwrap_or_else(|e| panic!("{e}: {}\n{text}", what()));
@@ -91,14 +96,25 @@ fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::simt::Launch, 
     assert_eq!(program.local_bytes(), 0, "{}", what());
     assert!(program.shared_bytes() <= launch.shared.max(1), "{}", what());
     let mut memory = Memory::new(&module).unwrap_or_else(|e| panic!("{e}: {}", what()));
-    let buffers = operands(case, kernel, &mut memory);
+    let Held { buffers, tables, matrices } = operands(case, kernel, &mut memory);
     let mut arguments: Vec<Argument> = buffers.iter().map(|&b| Argument::Buffer(b)).collect();
     assert_eq!(arguments.len(), kernel.operands(), "{}", what());
     arguments.push(Argument::U32(case.n as u32));
     let grid = launch.blocks(case.n as u32).unwrap_or_else(|| panic!("{}", what()));
-    let start = Launch { unwritten: true, ..Launch::new(grid, [launch.block, 1, 1]) };
-    let done = program.launch(&memory, &arguments, &start);
-    done.unwrap_or_else(|e| panic!("{e}: {}\n{text}", what()));
+    if card::generation().is_some() {
+        let run = card::Run {
+            text: &text,
+            symbol: &kernel.symbol(),
+            grid,
+            block: launch.block,
+            rows: case.n as u32,
+        };
+        run.on_card(&memory, &buffers, &tables, &matrices);
+    } else {
+        let start = Launch { unwritten: true, ..Launch::new(grid, [launch.block, 1, 1]) };
+        let done = program.launch(&memory, &arguments, &start);
+        done.unwrap_or_else(|e| panic!("{e}: {}\n{text}", what()));
+    }
     for (i, expect) in &case.expect {
         let bytes = memory.bytes(buffers[*i]);
         let what = || format!("operand {i} of {}", what());
@@ -112,40 +128,61 @@ fn check_case(case: &Case, kernel: &Kernel, launch: moec_codegen::simt::Launch, 
     }
 }
 
+/// Where operands are held.
+#[derive(Default)]
+struct Held {
+    /// By operand.
+    buffers: Vec<Buffer>,
+    /// Those that are tables of addresses.
+    tables: Vec<Buffer>,
+    /// What these point to.
+    matrices: Vec<Buffer>,
+}
+
 /// The operands in memory, each in a buffer of its own.
-fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> Vec<Buffer> {
-    let mut buffers: Vec<Buffer> = Vec::new();
+fn operands(case: &Case, kernel: &Kernel, memory: &mut Memory) -> Held {
+    let mut held = Held::default();
     for (i, operand) in case.operands.iter().enumerate() {
         let name = format!("operand {i}");
         let buffer = match operand {
             Operand::Floats(x) => memory.add(&name, &bytes(x.iter().map(|v| v.to_bits()))),
             Operand::Ints(x) => memory.add(&name, &bytes(x.iter().map(|v| v.cast_unsigned()))),
             Operand::Cache(cache) => memory.add(&name, &cache.pack_in(CACHE_ORDER)),
-            Operand::Same(again) => buffers[*again],
+            Operand::Same(again) => held.buffers[*again],
             Operand::Rests(..) => panic!("neurons that lie apart stay with the processor: {case:?}"),
             Operand::Weight(format, [lead, rows, cols], values) => {
                 let layout = kernel.layout().expect("a weight");
                 let geometry = Geometry { layout, format: *format, lead: *lead, rows: *rows, cols: *cols };
                 let packed = pack_slice(&geometry, values).expect("packs");
-                weights(&case.spec, operand, &packed, memory, &name)
+                weights(&case.spec, operand, &packed, memory, &name, &mut held)
             }
         };
-        buffers.push(buffer);
+        held.buffers.push(buffer);
     }
-    buffers
+    held
 }
 
 /// A weight, or the table of the addresses of its matrices.
-fn weights(spec: &KernelSpec, operand: &Operand, packed: &[u8], memory: &mut Memory, name: &str) -> Buffer {
+fn weights(
+    spec: &KernelSpec,
+    operand: &Operand,
+    packed: &[u8],
+    memory: &mut Memory,
+    name: &str,
+    held: &mut Held,
+) -> Buffer {
     let Some(count) = matrices(operand, spec) else { return memory.add_read_only(name, packed) };
     let parts = packed.chunks_exact(packed.len() / count).enumerate();
     let addresses: Vec<u8> = parts
         .flat_map(|(i, part)| {
             let buffer = memory.add_read_only(&format!("{name}, matrix {i}"), part);
+            held.matrices.push(buffer);
             memory.address(buffer).to_le_bytes()
         })
         .collect();
-    memory.add_read_only(name, &addresses)
+    let table = memory.add_read_only(name, &addresses);
+    held.tables.push(table);
+    table
 }
 
 fn bytes(words: impl Iterator<Item = u32>) -> Vec<u8> {
@@ -154,7 +191,8 @@ fn bytes(words: impl Iterator<Item = u32>) -> Vec<u8> {
 
 /// Runs a kernel of two operands, the second of `words` words, which it writes.
 fn run_pair(kernel: &Kernel, n: usize, input: &[u8], words: usize) -> Vec<i32> {
-    let text = compile(Sm::Sm80, std::slice::from_ref(kernel)).unwrap_or_else(|e| panic!("{e}"));
+    let sm = card::generation().unwrap_or(Sm::Sm80);
+    let text = compile(sm, std::slice::from_ref(kernel)).unwrap_or_else(|e| panic!("{e}"));
     let module = moec_ptx::parse(&text).unwrap_or_else(|e| panic!("{e}"));
     let program = Program::new(&module, &kernel.symbol()).unwrap_or_else(|e| panic!("{e}"));
     let mut memory = Memory::new(&module).unwrap_or_else(|e| panic!("{e}"));
@@ -164,7 +202,13 @@ fn run_pair(kernel: &Kernel, n: usize, input: &[u8], words: usize) -> Vec<i32> {
     let grid = launch.blocks(n as u32).expect("few rows");
     let start = Launch::new(grid, [launch.block, 1, 1]);
     let arguments = [Argument::Buffer(input), Argument::Buffer(output), Argument::U32(n as u32)];
-    program.launch(&memory, &arguments, &start).unwrap_or_else(|e| panic!("{e}"));
+    if card::generation().is_some() {
+        let run =
+            card::Run { text: &text, symbol: &kernel.symbol(), grid, block: launch.block, rows: n as u32 };
+        run.on_card(&memory, &[input, output], &[], &[]);
+    } else {
+        program.launch(&memory, &arguments, &start).unwrap_or_else(|e| panic!("{e}"));
+    }
     let bytes = memory.bytes(output);
     bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }

@@ -9,7 +9,7 @@ use crate::profile::{Profile, samples};
 use crate::progress::Progress;
 use crate::tools;
 use moec_cpu::{Feedback, LARGEST, Q4o, ThreadTarget, WeightImportance, Weighting, groups, quantise_q4o};
-use moec_family::{Channels, Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
+use moec_family::{Assembled, Channels, Emit, Emitted, Error, Numbers, Rounding, StreamLayer};
 use moec_ir::plan::{Builtin, Code, StreamSet};
 use moec_ir::types::GROUP;
 use moec_ir::{Format, Module, Source, Weight};
@@ -31,7 +31,7 @@ pub fn is_inside(name: &str) -> bool {
 pub fn write(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<Emitted> {
     let mut emitted = write_graphs(c, root, progress)?;
     emitted.bytes += write_streams(c, root, progress)?;
-    write_threads(c, root, progress)?;
+    write_threads(c, root, progress, &mut emitted)?;
     Ok(emitted)
 }
 
@@ -71,14 +71,15 @@ fn write_streams(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Resul
     Ok(written)
 }
 
-/// Writes the kernels of threads of every unit that launches some.
-fn write_threads(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Result<()> {
+/// Writes the kernels of threads of every unit that launches some, and beside their text what an assembler makes of it, if there is one.
+fn write_threads(c: &Compilation<'_>, root: &Path, progress: &Progress, emitted: &mut Emitted) -> Result<()> {
     let launches = &c.plan()?.launches;
     for free in &c.list.free {
         let own = launches.iter().zip(&c.thread_kernels).filter(|(k, _)| k.unit == free.index);
         let (names, kernels): (Vec<_>, Vec<_>) = own.map(|(k, kernel)| (&k.artifact, kernel.clone())).unzip();
         let Some(artifact) = names.first() else { continue };
-        let generation = free.family.threads().and_then(|t| t.generation(free.unit));
+        let family = free.family.threads().ok_or_else(|| Bug::bug("kernels of threads of no family"))?;
+        let generation = family.generation(free.unit);
         let threads = generation.and_then(|g| ThreadTarget::new(g, c.target));
         let threads = threads.ok_or_else(|| Bug::bug("kernels of threads for no generation"))?;
         let what = format!("{} kernels for {}", kernels.len(), threads.sm().name());
@@ -88,6 +89,20 @@ fn write_threads(c: &Compilation<'_>, root: &Path, progress: &Progress) -> Resul
         })?;
         let path = root.join(artifact);
         std::fs::write(&path, text).map_err(|e| io_error("write", &path, &e))?;
+        let cache = tools::cache();
+        match family.assemble(&path, free.unit, tools::beside(&cache))? {
+            Some(Assembled { code, by }) => {
+                let name = family.code_path(artifact);
+                let path = root.join(&name);
+                std::fs::write(&path, code).map_err(|e| io_error("write", &path, &e))?;
+                emitted.code.push(name);
+                emitted.assembler = Some(by);
+            }
+            None => emitted.notes.push(format!(
+                "`{artifact}` is text alone, which the driver assembles whenever the bundle is opened: `cargo xtask cuda` \
+                 installs what writes machine code beside it"
+            )),
+        }
     }
     Ok(())
 }

@@ -28,6 +28,9 @@ pub struct Manifest {
     pub target: String,
     /// Version of LLVM that compiled the kernels.
     pub llvm: String,
+    /// What assembled kernels of threads, with its release; none where their text is all there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub assembler: Option<String>,
     /// SHA-256 over the names, types, shapes and places of the checkpoint's tensors.
     pub source_fingerprint: String,
     /// Profile whose importance the weights were rounded by, if any.

@@ -18,6 +18,7 @@ static SERVICE: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../service/src");
 static IR: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../ir/src");
 static QNN_SYS: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../targets/qnn/sys/src");
 static QNN_UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../targets/qnn/unit/src");
+static CUDA_UNIT: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/../targets/cuda/unit/src");
 const WORKSPACE_MANIFEST: &str = include_str!("../../../Cargo.toml");
 
 /// A crate of the workspace that travels along.
@@ -30,7 +31,7 @@ struct Crate {
 }
 
 /// Those that do. Of a feature's, the last one brings the unit.
-static CRATES: [Crate; 5] = [
+static CRATES: [Crate; 6] = [
     Crate {
         name: "moec-runtime",
         manifest: include_str!("../../../runtime/Cargo.toml"),
@@ -56,6 +57,12 @@ static CRATES: [Crate; 5] = [
         sources: &QNN_UNIT,
         feature: Some("qnn"),
     },
+    Crate {
+        name: "moec-cuda-unit",
+        manifest: include_str!("../../../targets/cuda/unit/Cargo.toml"),
+        sources: &CUDA_UNIT,
+        feature: Some("cuda"),
+    },
 ];
 
 /// The crates of a runner.
@@ -64,9 +71,10 @@ fn crates(more: Option<Runner>) -> impl Iterator<Item = &'static Crate> {
 }
 
 /// The lock files, by feature.
-const LOCKS: [(Option<&str>, &str, &str); 2] = [
+const LOCKS: [(Option<&str>, &str, &str); 3] = [
     (None, "Cargo.lock", include_str!("../../runner/Cargo.lock")),
     (Some("qnn"), "qnn/Cargo.lock", include_str!("../../runner/qnn/Cargo.lock")),
+    (Some("cuda"), "cuda/Cargo.lock", include_str!("../../runner/cuda/Cargo.lock")),
 ];
 
 /// The lock file of a runner.
@@ -238,7 +246,9 @@ mod tests {
 
     /// What the runners have besides the runtime.
     fn runners() -> impl Iterator<Item = Option<Runner>> {
-        LOCKS.iter().map(|(feature, ..)| feature.map(|feature| Runner { feature, native: "" }))
+        LOCKS
+            .iter()
+            .map(|(feature, ..)| feature.map(|feature| Runner { feature, native: "", precompiled: false }))
     }
 
     /// The embedded lock files must be what cargo makes of this workspace's own. `MOEC_BLESS=1` renews them.

@@ -10,11 +10,12 @@ use super::{
     DECISIONS, DEVICE, GRAPH, KERNELS, PLAN, PLAN_TEXT, TOKENIZER, artifacts, cargo, device, link, runner,
 };
 use crate::error::{Error, Result, io_error};
+use crate::families;
 use crate::hashing::{hex, sha256};
 use crate::interrupt;
 use crate::pipeline::Compilation;
 use crate::progress::Progress;
-use moec_ir::plan::Plan;
+use moec_ir::plan::{FileRef, Plan};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -73,6 +74,8 @@ pub fn write(
 
     let emitted = artifacts::write(c, root, progress)?;
     let mut plan = c.plan()?.clone();
+    let beside = emitted.code.iter().map(|path| FileRef { path: path.clone(), bytes: 0, sha256: [0; 32] });
+    plan.files.extend(beside);
     let rounding = c.profile_entry.as_ref().filter(|_| c.importance.is_some()).map(|profile| {
         let how = c.decisions.as_ref().map(|d| d.rounding);
         format!("{} {how:?}", profile.sha256)
@@ -105,8 +108,7 @@ pub fn write(
     let text = serde_json::to_string_pretty(decisions).map_err(|e| Error::bug(e.to_string()))?;
     put(&root.join(DECISIONS), format!("{text}\n").as_bytes())?;
 
-    let units = c.units.as_ref().filter(|_| !plan.graphs.is_empty());
-    let more = units.and_then(|units| units.graphs.runner());
+    let more = families::runner(&plan)?;
     let generated = moec_cpu::runner_source(&plan, more.map(|more| more.native));
     runner::write_sources(&root.join("runner"), &generated, more)?;
     runner::write_script(root, c.target.triple())?;
@@ -133,6 +135,7 @@ pub fn write(
         family: plan.model.family.clone(),
         target: plan.target.name.clone(),
         llvm: moec_cpu::llvm_version(),
+        assembler: emitted.assembler,
         source_fingerprint: checkpoint.fingerprint(),
         profile: c.profile_entry.clone(),
         files: std::collections::BTreeMap::new(),

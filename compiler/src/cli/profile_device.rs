@@ -3,10 +3,10 @@
 use super::output;
 use crate::progress::Progress;
 use crate::{Error, Result, disk, human};
-use moec_cpu::roofline::{self, Roofline};
+use moec_cpu::roofline::{self, Roofline, ThreadRates};
 use moec_cpu::{CpuTarget, FLASH, TuneError};
 use moec_device::{
-    Bandwidth, Device, Figure, LegalOps, MatmulTime, Memory, NATIVE, PROCESSORS, Peak, Unit, UnitKind,
+    Bandwidth, Device, Figure, LegalOps, Link, MatmulTime, Memory, NATIVE, PROCESSORS, Peak, Unit, UnitKind,
 };
 use moec_runtime::cpu;
 use moec_runtime::flash::measure::{FlashRates, Rate, Scratch, measure_flash, points};
@@ -37,6 +37,10 @@ pub struct Args {
     /// Threads [default: `MOEC_THREADS`, else one per core]
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
+    /// Measure the graphics processor of NVIDIA's, too, that this machine has: launches, its memory, the link both ways, and what an expert
+    /// costs there by its rows
+    #[arg(long)]
+    pub gpu: bool,
     /// Leave out what an expert costs by its rows (`matmul`), which takes most of the time; costs are then estimated
     /// from peaks and bandwidth
     #[arg(long)]
@@ -72,9 +76,18 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         return Err(Error::input(format!("`{}` exists already", path.display()))
             .hint("give another `--name`, or remove it first"));
     }
+    // Whether there is one is known at once; the rest takes seconds.
+    let card = args.gpu.then(crate::families::bench).transpose()?;
     let found = roofline::measure(threads, &mut |what| progress.stage("Measured", what))
         .map_err(|e| Error::environment("this machine cannot be measured").because(e))?;
     let flash = args.flash.as_ref().map(|path| measure_disk(path, args, progress)).transpose()?;
+    let mut tick = |what: &str| progress.stage("Measured", what);
+    let card = card
+        .map(|(family, mut card)| {
+            let rates = roofline::measure_threads(card.as_mut(), &native, !args.no_matmul, &mut tick)?;
+            Ok::<_, Error>((family, rates))
+        })
+        .transpose()?;
     let mut device = Device {
         description: format!("{}, measured by `moec profile-device`", processor_name()),
         family: PROCESSORS.to_owned(),
@@ -93,6 +106,9 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         let table = measure_experts(&device, threads, progress)?;
         device.units.iter_mut().for_each(|unit| unit.matmul.clone_from(&table));
     }
+    if let Some((family, card)) = &card {
+        beside(&mut device, family, card);
+    }
     let text = toml::to_string(&device).map_err(|e| Error::bug("a device cannot be written").because(e))?;
     // What was written must be read again: a name may be none.
     let device = Device::parse(&text, path.as_deref().unwrap_or(Path::new("stdout")))
@@ -106,7 +122,12 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
         progress.finished(&format!("`{}`", path.display()), start);
     }
     match (args.json, path) {
-        (true, path) => output::json(&report(&device, &found, flash.as_ref(), path.as_deref())),
+        (true, path) => output::json(&report(
+            &device,
+            &found,
+            (flash.as_ref(), card.as_ref().map(|(_, card)| card)),
+            path.as_deref(),
+        )),
         (false, None) => output::data(&text),
         (false, Some(_)) => Ok(()),
     }
@@ -150,6 +171,55 @@ fn memory(found: &Roofline) -> Memory {
             source: source(what, found.threads, read.one, "GB/s"),
         }],
         ..Memory::default()
+    }
+}
+
+/// Puts a graphics processor with its memory and its link beside the processor.
+fn beside(device: &mut Device, family: &str, card: &ThreadRates) {
+    const NAMES: [&str; 2] = ["gpu", "vram"];
+    let figure = |value: f64, what: &str| {
+        Some(Figure { value: rounded(value), source: format!("moec profile-device: {what}, {}", card.name) })
+    };
+    let [unit, memory] = NAMES.map(str::to_owned);
+    let own = device.memories.first().map(|m| m.name.clone());
+    for processor in &mut device.units {
+        processor.memory.clone_from(&own);
+    }
+    let best = card.experts.iter().max_by(|a, b| ThreadRates::gops(a).total_cmp(&ThreadRates::gops(b)));
+    let peak = best.map(|t| {
+        let source = format!("moec profile-device: experts of {} rows, {}", t.rows, card.name);
+        ("bf16".to_owned(), Peak { gops: rounded(ThreadRates::gops(t)), source })
+    });
+    device.description = format!("{}; beside it {}", device.description, card.name);
+    device.units.push(Unit {
+        name: unit,
+        kind: UnitKind::Gpu,
+        memory: Some(memory.clone()),
+        family: Some(family.to_owned()),
+        sm: Some(card.generation.to_owned()),
+        dispatch_cost_us: figure(card.launch_us, "a launch among others"),
+        sync_cost_us: figure(card.wait_us, "what a wait adds to a launch"),
+        peak: peak.into_iter().collect(),
+        matmul: card.experts.iter().map(|t| MatmulTime { ms: rounded(t.ms), ..t.clone() }).collect(),
+        ..Unit::default()
+    });
+    device.memories.push(Memory {
+        name: memory.clone(),
+        capacity: figure(card.capacity as f64, "what the driver states")
+            .map(|f| Figure { value: card.capacity as f64, ..f }),
+        bandwidth: vec![Bandwidth {
+            block_bytes: BLOCK,
+            gb_per_s: rounded(card.read_gb_per_s),
+            source: format!("moec profile-device: one row meets a matrix of bf16, {}", card.name),
+        }],
+        ..Memory::default()
+    });
+    let ends = own.map(|own| [(own.clone(), memory.clone()), (memory, own)]);
+    for ((from, to), gb_per_s) in ends.into_iter().flatten().zip(card.link_gb_per_s) {
+        let source =
+            format!("moec profile-device: copies of pinned memory, a small one with its wait, {}", card.name);
+        let latency_us = Some(rounded(card.copy_us));
+        device.links.push(Link { from, to, gb_per_s: rounded(gb_per_s), latency_us, source });
     }
 }
 
@@ -233,7 +303,12 @@ fn processor_name() -> String {
 }
 
 /// Every figure, those of slower instructions too.
-fn report(device: &Device, found: &Roofline, flash: Option<&FlashRates>, path: Option<&Path>) -> Value {
+fn report(
+    device: &Device,
+    found: &Roofline,
+    (flash, card): (Option<&FlashRates>, Option<&ThreadRates>),
+    path: Option<&Path>,
+) -> Value {
     json!({
         "name": device.name,
         "description": device.description,
@@ -249,8 +324,25 @@ fn report(device: &Device, found: &Roofline, flash: Option<&FlashRates>, path: O
         "read_gb_per_s_one_thread": found.read_gb_per_s.one,
         "read_gb_per_s": found.read_gb_per_s.all,
         "barrier_us": found.meeting_us,
-        "matmul": device.units.iter().flat_map(|unit| &unit.matmul).collect::<Vec<_>>(),
+        "matmul": device.units.iter().take(1).flat_map(|unit| &unit.matmul).collect::<Vec<_>>(),
         "caches": device.caches,
+        "gpu": card.map(|card| json!({
+            "name": card.name,
+            "sm": card.generation,
+            "memory_bytes": card.capacity,
+            "launch_us": card.launch_us,
+            "wait_us": card.wait_us,
+            "read_gb_per_s": card.read_gb_per_s,
+            "read_gb_per_s_stated": card.peaks.gb_per_s,
+            "gops_stated": card.peaks.gops,
+            "to_gb_per_s": card.link_gb_per_s[0],
+            "from_gb_per_s": card.link_gb_per_s[1],
+            "copy_us": card.copy_us,
+            "expert": card.shape,
+            "experts": card.experts.iter().map(|t| json!({
+                "rows": t.rows, "ms": t.ms, "gops": ThreadRates::gops(t), "gb_per_s": ThreadRates::gb_per_s(t),
+            })).collect::<Vec<_>>(),
+        })),
         "flash": flash.map(|flash| json!({
             "reader": flash.reader,
             "direct": flash.direct,

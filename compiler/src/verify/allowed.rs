@@ -4,6 +4,7 @@ use crate::bundle::read::Bundle;
 use crate::error::{Error, Result};
 use moec_cpu::{Activations, Compute};
 use moec_family::stored;
+use moec_ir::plan::{Builtin, Code};
 use moec_ir::{Format, Glu, Op};
 use std::collections::HashMap;
 
@@ -21,6 +22,8 @@ const JUMP: f64 = 0.25;
 pub(super) struct Arithmetic {
     /// Format of the weights and form of the rows, by kernel of the plan.
     kernels: HashMap<u32, (Format, Compute)>,
+    /// The same, by launch of the plan.
+    launches: Vec<Option<(Format, Compute)>>,
     /// Format of the KV cache, the widest that it has.
     cache: Format,
     /// Whether attention may round queries and weights.
@@ -40,6 +43,7 @@ impl Arithmetic {
         let unknown = || Error::input("`decisions.json` names an arithmetic that this moec does not know");
         Ok(Self {
             kernels: panels.flatten().map(Some).chain(kernels).collect::<Option<_>>().ok_or_else(unknown)?,
+            launches: bundle.plan.launches.iter().map(|k| of_symbol(&k.symbol)).collect(),
             cache: bundle.plan.states.iter().map(|s| s.format).max().unwrap_or(Format::F32),
             rough: decisions.activations != Activations::F32.name(),
         })
@@ -47,7 +51,7 @@ impl Arithmetic {
 
     /// Local error that formats and arithmetic explain of a node that these kernels compute; 0 where it is of f32.
     /// Streams multiply both halves of an expert in bf16.
-    pub(super) fn rounding(&self, op: &Op, kernels: impl Iterator<Item = u32>, streams: bool) -> f64 {
+    pub(super) fn rounding(&self, op: &Op, codes: &[Code], streams: bool) -> f64 {
         let streamed = if streams { 2.0 * multiplied(Format::Bf16, Compute::Bf16) } else { 0.0 };
         match op {
             Op::CacheWrite => stored(self.cache),
@@ -55,8 +59,12 @@ impl Arithmetic {
             Op::Attention(_) if self.cache != Format::F32 && self.rough => 4.0 * stored(Format::Bf16),
             // The two products of an expert are two kernels.
             _ => {
-                let own: f64 =
-                    kernels.filter_map(|k| self.kernels.get(&k)).map(|&(f, c)| multiplied(f, c)).sum();
+                let of = |code: &Code| match *code {
+                    Code::Kernel(k) => self.kernels.get(&k).copied(),
+                    Code::Builtin(Builtin::Launch { kernel }) => *self.launches.get(kernel as usize)?,
+                    Code::Builtin(_) => None,
+                };
+                let own: f64 = codes.iter().filter_map(of).map(|(f, c)| multiplied(f, c)).sum();
                 let products = own.max(streamed);
                 if jumps(op) { products.hypot(JUMP * products.sqrt()) } else { products }
             }
@@ -70,10 +78,13 @@ const fn jumps(op: &Op) -> bool {
     matches!(op, Op::ExpertFfn { glu: Glu::Cats { .. }, .. } | Op::NeuronFfn { glu: Glu::Cats { .. }, .. })
 }
 
-/// Format of the weights and form of the rows that a symbol names: `…_bf16_as_bf16_…`.
+/// Format of the weights and form of the rows that a symbol names, with or without the width of panels: `…_bf16_as_bf16_…`,
+/// `…_q8_p1_as_bf16_…`. Rows of f32 are not named.
 fn of_symbol(symbol: &str) -> Option<(Format, Compute)> {
     let words: Vec<&str> = symbol.split('_').collect();
-    words.windows(3).find(|w| w[1] == "as").and_then(|w| Some((Format::parse(w[0])?, Compute::parse(w[2])?)))
+    let at = words.iter().position(|w| *w == "as")?;
+    let format = words[..at].iter().rev().find_map(|w| Format::parse(w))?;
+    Some((format, Compute::parse(words.get(at + 1)?)?))
 }
 
 /// Relative error of a product that the form of its rows explains. Stored weights are the evaluator's, too.

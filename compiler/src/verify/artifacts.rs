@@ -107,11 +107,11 @@ pub(super) fn verify_streams(
 ///
 /// # Errors
 /// An artifact that is missing, malformed or refused, or without a function that the plan calls.
-pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<usize> {
+pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<(usize, Vec<String>)> {
     let plan = &bundle.plan;
     let hot = hot_layers(bundle)?;
     if plan.graphs.is_empty() && plan.streams.is_empty() && plan.launches.is_empty() && hot.is_empty() {
-        return Ok(0);
+        return Ok((0, Vec::new()));
     }
     let device = bundle.device()?;
     let mut read = 0;
@@ -124,25 +124,28 @@ pub(super) fn read(bundle: &Bundle, module: &Module) -> Result<usize> {
             read += streams.read(&bundle.folder, &bundle.plan, free.index)?;
         }
     }
-    Ok(read + read_threads(bundle)?)
+    let (kernels, unverified) = read_threads(bundle)?;
+    Ok((read + kernels, unverified))
 }
 
-/// Reads the kernels of threads of every unit that launches some. Gives their number.
+/// Reads the kernels of threads of every unit that launches some. Gives their number, and what of them could not be verified.
 ///
 /// # Errors
 /// As [`read`].
-pub(super) fn read_threads(bundle: &Bundle) -> Result<usize> {
-    let plan = &bundle.plan;
+pub(super) fn read_threads(bundle: &Bundle) -> Result<(usize, Vec<String>)> {
+    let (plan, by) = (&bundle.plan, bundle.manifest.assembler.as_deref());
+    let (mut read, mut unverified) = (0, Vec::new());
     if plan.launches.is_empty() {
-        return Ok(0);
+        return Ok((read, unverified));
     }
     let (device, cache) = (bundle.device()?, tools::cache());
-    let mut read = 0;
     for free in &UnitList::of(&device).free {
         let launches = plan.launches.iter().any(|k| k.unit == free.index);
         if let Some(threads) = free.family.threads().filter(|_| launches) {
-            read += threads.read(&bundle.folder, plan, free.index, tools::beside(&cache))?;
+            let found = threads.read(&bundle.folder, plan, free.index, by, tools::beside(&cache))?;
+            read += found.kernels;
+            unverified.extend(found.unverified);
         }
     }
-    Ok(read)
+    Ok((read, unverified))
 }

@@ -209,10 +209,10 @@ pub fn verify(
         None => Evaluator::new(&module, &packed),
     };
     exact.keep_weights(false);
-    let (mut packages, unverified) =
+    let (mut packages, mut unverified) =
         artifacts::verify(bundle, &module, &mut exact, source.is_none(), progress)?;
     packages.extend(artifacts::verify_streams(bundle, &module, &mut exact, progress)?);
-    artifacts::read_threads(bundle)?;
+    unverified.extend(artifacts::read_threads(bundle)?.1);
     let files = bundle.manifest.files.len();
     if !packages.is_empty() && !bundle.plan.target.triple.starts_with(std::env::consts::ARCH) {
         let triple = &bundle.plan.target.triple;

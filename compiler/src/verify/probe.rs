@@ -365,17 +365,14 @@ impl<'a> Probe<'a> {
             }
         }
         let streams = self.steps_of(id).any(|s| matches!(s.code, Code::Builtin(Builtin::Streams { .. })));
-        let kernels = self.steps_of(id).filter_map(|s| match s.code {
-            Code::Kernel(k) => Some(k),
-            Code::Builtin(_) => None,
-        });
+        let codes: Vec<Code> = self.steps_of(id).map(|s| s.code).collect();
         self.reports.push(NodeReport {
             node: id.0,
             scope: node.scope.to_string(),
             op: node.op.name(),
             kernels: Vec::new(),
             local,
-            rounding: self.arithmetic.rounding(&node.op, kernels, streams),
+            rounding: self.arithmetic.rounding(&node.op, &codes, streams),
             chained,
         });
         Ok(())

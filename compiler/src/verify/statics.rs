@@ -71,7 +71,8 @@ pub fn verify(bundle: &Bundle, source: Option<&Checkpoint>, progress: &Progress)
             .because(why)
             .hint("build the bundle again")
     })?;
-    let functions = super::artifacts::read(bundle, &module)?;
+    let (functions, unverified) = super::artifacts::read(bundle, &module)?;
+    unverified.iter().for_each(|what| progress.warn(what));
     let weights = source.map(|s| compare(bundle, &mut module, s, progress)).transpose()?;
     Ok(StaticReport {
         files,

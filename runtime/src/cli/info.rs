@@ -164,7 +164,9 @@ fn lacking<'a>(context: &Context<'a>) -> Vec<&'a str> {
     if context.beside.is_some() {
         return Vec::new();
     }
-    let native = |unit: &UnitRef| context.native.is_some_and(|native| native.family == unit.family);
+    let native = |unit: &UnitRef| {
+        context.native.and_then(|native| native.bring(unit)).is_some_and(|found| found.is_ok())
+    };
     let units = context.program.units_beside().filter(|(_, unit)| !engine::executes(unit) && !native(unit));
     units.map(|(_, unit)| unit.name.as_str()).collect()
 }

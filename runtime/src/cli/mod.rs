@@ -112,13 +112,13 @@ pub struct Beside<'a> {
 pub struct Native<'a> {
     /// The family.
     pub family: &'a str,
-    /// Brings what executes a unit of it.
-    pub executor: &'a dyn Fn(&UnitRef) -> Option<Executor>,
+    /// Brings what executes a unit of it, or says why this machine has none.
+    pub executor: &'a dyn Fn(&UnitRef) -> Option<Result<Executor>>,
 }
 
 impl Native<'_> {
     /// What executes a unit, if it is of the family.
-    fn bring(&self, unit: &UnitRef) -> Option<Executor> {
+    fn bring(&self, unit: &UnitRef) -> Option<Result<Executor>> {
         if unit.family == self.family { (self.executor)(unit) } else { None }
     }
 }
@@ -169,8 +169,18 @@ impl<'a> Context<'a> {
         match (self.beside, self.native) {
             (None, None) => Engine::open(self.program, self.bundle, options),
             (None, Some(native)) => {
-                let mut executor = |unit: &UnitRef| native.bring(unit);
-                Engine::with_units(self.program, self.bundle, &mut executor, self.bundle, options)
+                let mut missing = None;
+                let mut executor = |unit: &UnitRef| match native.bring(unit)? {
+                    Ok(executor) => Some(executor),
+                    Err(why) => {
+                        missing.get_or_insert(why);
+                        None
+                    }
+                };
+                let engine =
+                    Engine::with_units(self.program, self.bundle, &mut executor, self.bundle, options);
+                // Why a unit is missing says more than that it is.
+                missing.map_or(engine, Err)
             }
             (Some(Beside { weights, executor }), _) => {
                 Engine::with_units(self.program, weights, &mut |unit| executor(unit), self.bundle, options)

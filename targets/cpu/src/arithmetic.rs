@@ -1,8 +1,8 @@
 //! In what form matrix kernels multiply: what `activations` of `model.toml` means on a machine.
 
-use crate::select::Result;
+use crate::select::{Result, Role, Selection};
 use crate::{CpuTarget, Unsupported};
-use moec_codegen::{ByteDot, Compute};
+use moec_codegen::{ByteDot, Compute, simt};
 use moec_ir::Format;
 
 /// What the user asks for.
@@ -60,7 +60,39 @@ impl Activations {
     }
 }
 
+/// Forms in which threads multiply, by the format of the weight: few rows ([`simt::FEW_ROWS`]), which wait for the weights
+/// and so are not rounded, and many, which meet them on tensor cores.
+const OF_THREADS: [(Format, [Compute; 2]); 5] = [
+    (Format::F32, [Compute::F32, Compute::F32]),
+    (Format::F16, [Compute::F32, Compute::Bf16]),
+    (Format::Bf16, [Compute::F32, Compute::Bf16]),
+    (Format::Q8, [Compute::F32, Compute::Bf16]),
+    (Format::Q4, [Compute::F32, Compute::Bf16]),
+];
+
 impl CpuTarget {
+    /// How `rows` rows meet a weight of a format, each of whose rows has `depth` numbers: on threads by the table above, unless
+    /// activations are to be exact, or tensor cores do not take such rows.
+    pub(crate) fn meets(&self, format: Format, rows: usize, depth: usize) -> Result<Compute> {
+        if !self.isa.is_thread() {
+            return self.compute(format, rows);
+        }
+        let many = rows > simt::FEW_ROWS && simt::on_tensor_cores(format, depth);
+        let row = OF_THREADS.iter().find(|(f, _)| *f == format && self.activations != Activations::F32);
+        Ok(row.map_or(Compute::F32, |(_, forms)| forms[usize::from(many)]))
+    }
+
+    /// Rows that a matrix of experts meets at once, of `rows` tokens with a choice of `slots`: all of them may come to one, and a
+    /// processor is asked for that; threads are asked for the average, for those of an expert are a block's.
+    pub(crate) fn rows_of_expert(&self, rows: usize, slots: usize, experts: usize) -> usize {
+        if self.isa.is_thread() { slots.div_ceil(experts.max(1)) } else { rows }
+    }
+
+    /// Rows in the form that a matrix multiplies, as [`Selection::rows`]. Threads read rows of f32 wherever they lie.
+    pub(crate) fn rows_for(&self, s: &mut Selection, x: Role, rows: usize, form: Form) -> (Role, usize) {
+        if self.isa.is_thread() && form.to == Compute::F32 { (x, form.ld) } else { s.rows(x, rows, form) }
+    }
+
     /// How `rows` rows meet weights of a format.
     pub(crate) fn compute(&self, format: Format, rows: usize) -> Result<Compute> {
         use Activations::{Auto, Bf16, I8};

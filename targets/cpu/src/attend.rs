@@ -60,6 +60,8 @@ impl CpuTarget {
         let splits = if node.apart { parts(desc, ctx, count) } else { 1 };
         let compute = match cache {
             Format::F32 => Compute::F32,
+            // Threads widen what they read of the cache.
+            _ if self.isa.is_thread() => Compute::F32,
             _ => self.compute(Format::Bf16, rows * shared(desc))?,
         };
         let desc = desc.clone();

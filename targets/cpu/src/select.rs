@@ -45,7 +45,7 @@ pub enum InputView<'a> {
 }
 
 /// An address that a launch gets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Operand of the node.
     In(usize),
@@ -259,9 +259,9 @@ impl CpuTarget {
         let ([n, k] | [_, n, k]) = *shape else {
             return Err(Unsupported("a matrix needs two or three axes".into()));
         };
-        let compute = self.compute(format, x.rows())?;
+        let compute = self.meets(format, x.rows(), k)?;
         let form = Form { cols: k, groups, per_row: 1, ld: x_ld, to: compute };
-        let (x, x_ld) = s.rows(Role::In(0), x.rows(), form);
+        let (x, x_ld) = self.rows_for(s, Role::In(0), x.rows(), form);
         let out_ld = node.out()?.cols();
         let residual_ld = node.residual_ld;
         let spec = KernelSpec::Linear {
@@ -307,11 +307,18 @@ impl CpuTarget {
         if layout.experts != experts {
             return Err(Unsupported("the dispatch table is for other experts".into()));
         }
-        let compute = self.compute(format, rows)?;
-        let down_compute = self.compute(down_format, rows)?;
+        let met = self.rows_of_expert(rows, slots, experts);
+        let compute = self.meets(format, met, hidden)?;
+        let down_compute = self.meets(down_format, met, inter)?;
         let form = Form { cols: hidden, groups: 1, per_row: 1, ld: x_ld, to: compute };
-        let (x, x_ld) = s.rows(Role::In(0), rows, form);
-        let h = s.temp(Type::f32([slots, inter]));
+        let (x, x_ld) = self.rows_for(s, Role::In(0), rows, form);
+        // Threads write what they multiply next in its form. A processor's kernels are fused later.
+        let paired = self.isa.is_thread() && down_compute == Compute::Bf16;
+        let out = match paired {
+            true => RowForm { form: down_compute, ld: apart(packed_words(inter, down_compute)) },
+            false => RowForm::f32(inter),
+        };
+        let h = s.temp(if paired { Type::i32([slots, out.ld]) } else { Type::f32([slots, inter]) });
         let up = KernelSpec::ExpertGateUp {
             layout,
             hidden,
@@ -321,7 +328,7 @@ impl CpuTarget {
             x_ld,
             glu,
             bias,
-            out: RowForm::f32(inter),
+            out,
             order: WeightOrder::Panels,
             schedule: Schedule::default(),
         };
@@ -332,7 +339,7 @@ impl CpuTarget {
         s.launches.push(Launch { work: Work::Kernel(up), writes: vec![args.len() - 1], args });
 
         let form = Form { cols: inter, groups: 1, per_row: k, ld: inter, to: down_compute };
-        let (h, h_ld) = s.rows(h, rows, form);
+        let (h, h_ld) = if paired { (h, out.ld) } else { self.rows_for(s, h, rows, form) };
         let down = KernelSpec::ExpertDown {
             layout,
             inter,

@@ -1,9 +1,10 @@
 //! Kernels of threads, for units that have kernels of their own: the same operators, selected as for the processor.
 //!
-//! Rows and weights meet in f32: what a unit computes differs from the processor's in the order of sums alone.
+//! Few rows meet weights in f32: what a unit computes then differs from the processor's in the order of sums alone. Many rows
+//! become bf16 for tensor cores, unless activations are exact (`arithmetic`).
 
 use crate::select::{NodeView, Selection, Unsupported};
-use crate::{Activations, CodegenError, CpuTarget, KernelSpec, Schedule};
+use crate::{CodegenError, CpuTarget, KernelSpec, Schedule};
 use moec_codegen::Isa;
 use moec_codegen::simt;
 use moec_ir::plan::{CacheOrder, Grid, Launch, Layout};
@@ -22,7 +23,7 @@ impl ThreadTarget {
     /// Those of a generation, in NVIDIA's spelling (`sm_90`), beside a processor; `None` for one that is not written for.
     pub fn new(generation: &str, processor: &CpuTarget) -> Option<Self> {
         let sm = Sm::ALL.into_iter().find(|sm| sm.name() == generation)?;
-        let select = CpuTarget { isa: Isa::THREAD, activations: Activations::F32, ..processor.clone() };
+        let select = CpuTarget { isa: Isa::THREAD, ..processor.clone() };
         Some(Self { sm, select })
     }
 

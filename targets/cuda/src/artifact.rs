@@ -1,5 +1,6 @@
 //! The PTX of a bundle, read back: what a unit launches is in its artifact, and is what the plan says of it.
 
+use moec_cuda_unit::text;
 use moec_ir::plan::Plan;
 use moec_ptx::{Module, Program};
 use moec_runtime::{Error, Result};
@@ -7,22 +8,12 @@ use std::path::Path;
 
 /// The kernels of a unit.
 pub struct Artifact {
-    /// Path, relative to the bundle.
-    pub path: String,
-    /// The text.
-    pub text: String,
+    /// The text, and what stands beside it.
+    pub text: text::Artifact,
     /// What it says.
     pub module: Module,
     /// By index of [`Plan::launches`]; none of other units'.
     pub kernels: Vec<Option<Program>>,
-}
-
-impl Artifact {
-    /// The generation that it is for: `sm_90`.
-    pub fn generation(&self) -> Option<&str> {
-        let target = self.text.lines().find_map(|l| l.trim().strip_prefix(".target "))?;
-        target.split([',', ' ']).next()
-    }
 }
 
 /// Bytes of the number of valid rows, the last parameter.
@@ -36,27 +27,10 @@ const ADDRESS: u32 = 8;
 /// An artifact that is missing, is no PTX that is understood, or holds not the kernels that the plan launches.
 pub fn read(folder: &Path, plan: &Plan, unit: u32) -> Result<Artifact> {
     let name = plan.units.get(unit as usize).map_or("?", |u| &*u.name);
-    let own = || plan.launches.iter().filter(|k| k.unit == unit);
-    let Some(first) = own().next() else {
-        return Err(Error::Plan(format!("`{name}` launches no kernel")));
-    };
-    if let Some(other) = own().find(|k| k.artifact != first.artifact) {
-        return Err(Error::Plan(format!(
-            "`{name}` launches kernels of `{}` and of `{}`",
-            first.artifact, other.artifact
-        )));
-    }
-    let path = folder.join(&first.artifact);
-    let text =
-        moec_runtime::regular::read_text(&path, moec_runtime::regular::PTX).map_err(|source| match source
-            .kind()
-        {
-            std::io::ErrorKind::NotFound => Error::MissingFile(path.clone()),
-            _ => Error::Io { doing: "read", path: path.clone(), source },
-        })?;
+    let text = text::read(folder, plan, unit)?;
     let wrong = |kernel: &str, why: String| Error::Launch { unit: name.into(), kernel: kernel.into(), why };
-    let module = moec_ptx::parse(&text).map_err(|e| wrong(&first.artifact, e.to_string()))?;
-    moec_ptx::verify(&module).map_err(|e| wrong(&first.artifact, e.to_string()))?;
+    let module = moec_ptx::parse(&text.text).map_err(|e| wrong(&text.path, e.to_string()))?;
+    moec_ptx::verify(&module).map_err(|e| wrong(&text.path, e.to_string()))?;
     let mut kernels = Vec::with_capacity(plan.launches.len());
     for kernel in &plan.launches {
         if kernel.unit != unit {
@@ -86,5 +60,5 @@ pub fn read(folder: &Path, plan: &Plan, unit: u32) -> Result<Artifact> {
         }
         kernels.push(Some(program));
     }
-    Ok(Artifact { path: first.artifact.clone(), text, module, kernels })
+    Ok(Artifact { text, module, kernels })
 }

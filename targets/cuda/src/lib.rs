@@ -2,29 +2,29 @@
 //!
 //! Its units have a memory of their own and launch kernels of threads: what an operator of theirs is the compiler writes as
 //! [`moec_ir::plan::ThreadKernel`]s, whose PTX stands in one artifact for each unit. Here is what reads it back ([`artifact`]) and
-//! what executes it on the host ([`Emulated`]), instruction by instruction, in a memory that nothing else sees, or has NVIDIA's driver
-//! do it ([`Gpu`]).
+//! what executes it on the host ([`Emulated`]), instruction by instruction, in a memory that nothing else sees. What has NVIDIA's driver
+//! do it travels with bundles, and is a crate of its own ([`moec_cuda_unit`]).
 //!
 //! Invariant: nothing of the compiler or the runtime names this crate, but its row in the table of families.
 
 pub mod artifact;
-mod driver;
+mod bench;
 mod emulated;
 mod ptxas;
 
-pub use driver::Gpu;
 pub use emulated::Emulated;
+pub use moec_cuda_unit::Gpu;
 
+use moec_cuda_unit::text::code_path;
 use moec_device::{Device, Unit as DeviceUnit, UnitKind};
-use moec_family::error::Result;
-use moec_family::{Family, Flaw, Threads, Tools};
+use moec_family::error::{Error, Result};
+use moec_family::{Assembled, Bench, Family, Flaw, KernelsRead, Runner, Threads, Tools};
 use moec_ir::Op;
 use moec_ir::plan::Plan;
 use moec_runtime::beside::Executor;
 use std::path::Path;
 
-/// Name of the family.
-const NAME: &str = "cuda";
+use moec_cuda_unit::FAMILY as NAME;
 
 /// Generations that kernels are written for.
 const GENERATIONS: [&str; 3] = ["sm_80", "sm_89", "sm_90"];
@@ -83,6 +83,14 @@ impl Family for Cuda {
         )
     }
 
+    fn bench(&self) -> Option<Result<Box<dyn Bench>>> {
+        Some(bench::Measured::open().map(|card| Box::new(card) as Box<dyn Bench>))
+    }
+
+    fn runner(&self) -> Option<Runner> {
+        Some(Runner { feature: NAME, native: "moec_cuda_unit::NATIVE", precompiled: true })
+    }
+
     fn attached(&self, unit: &str) -> Option<moec_runtime::Result<Executor>> {
         Some(Gpu::open(unit).map(|gpu| Executor::Unit(Box::new(gpu))))
     }
@@ -97,11 +105,50 @@ impl Threads for Cuda {
         unit.sm.as_deref()
     }
 
-    fn read(&self, folder: &Path, plan: &Plan, unit: u32, tools: Tools<'_>) -> Result<usize> {
+    fn assemble(&self, text: &Path, unit: &DeviceUnit, tools: Tools<'_>) -> Result<Option<Assembled>> {
+        let (Some(ptxas), Some(generation)) = (ptxas::find(tools.cache), unit.sm.as_deref()) else {
+            return Ok(None);
+        };
+        ptxas::assemble(&ptxas, generation, text).map(Some)
+    }
+
+    fn code_path(&self, artifact: &str) -> String {
+        code_path(artifact)
+    }
+
+    fn read(
+        &self,
+        folder: &Path,
+        plan: &Plan,
+        unit: u32,
+        by: Option<&str>,
+        tools: Tools<'_>,
+    ) -> Result<KernelsRead> {
         let artifact = artifact::read(folder, plan, unit)?;
-        if let (Some(ptxas), Some(generation)) = (ptxas::find(tools.cache), artifact.generation()) {
-            ptxas::check(&ptxas, generation, &folder.join(&artifact.path))?;
-        }
-        Ok(artifact.kernels.iter().flatten().count())
+        let text = &artifact.text;
+        let assembled = match (ptxas::find(tools.cache), text.generation()) {
+            (Some(ptxas), Some(generation)) => {
+                Some(ptxas::assemble(&ptxas, generation, &folder.join(&text.path))?)
+            }
+            _ => None,
+        };
+        let unverified = match (&text.code, assembled) {
+            (Some(code), Some(made)) if Some(made.by.as_str()) == by && *code != made.code => {
+                let path = code_path(&text.path);
+                return Err(Error::input(format!(
+                    "`{path}` is not what {} makes of `{}`",
+                    made.by, text.path
+                ))
+                .hint("build the bundle again"));
+            }
+            (Some(code), Some(made)) if *code != made.code => Some(format!("{} is installed here", made.by)),
+            (Some(_), None) => Some("NVIDIA's assembler is not installed here".to_owned()),
+            _ => None,
+        };
+        let unverified = unverified.map(|why| {
+            let (path, by) = (code_path(&text.path), by.unwrap_or("an assembler that is not named"));
+            format!("`{path}`, which {by} has made, is not held against its text: {why}")
+        });
+        Ok(KernelsRead { kernels: artifact.kernels.iter().flatten().count(), unverified })
     }
 }

@@ -1,8 +1,9 @@
-//! NVIDIA's assembler, where somebody has installed it: asked whether it takes what a bundle holds.
+//! NVIDIA's assembler, where somebody has installed it: machine code of kernels, beside their text.
 
+use moec_family::Assembled;
 use moec_family::error::{Error, Result};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 /// Where it is looked for besides the cache folder.
 const VARIABLE: &str = "MOEC_PTXAS";
@@ -13,24 +14,43 @@ pub(crate) fn find(cache: &Path) -> Option<PathBuf> {
     given.or_else(|| Some(cache.join("cuda/ptxas"))).filter(|path| path.is_file())
 }
 
-/// Has it assemble a file for a generation, and keeps nothing.
-///
-/// # Errors
-/// What it says of the file; that it does not start.
-pub(crate) fn check(ptxas: &Path, generation: &str, file: &Path) -> Result<()> {
-    let mut assemble = Command::new(ptxas);
-    assemble.arg(format!("-arch={generation}")).args(["-o", "/dev/null"]).arg(file).stdin(Stdio::null());
-    let done = assemble.output().map_err(|e| {
+fn output(ptxas: &Path, command: &mut Command) -> Result<Output> {
+    command.stdin(Stdio::null()).output().map_err(|e| {
         Error::environment(format!("`{}` does not start", ptxas.display()))
             .because(e)
             .hint(format!("correct `{VARIABLE}`, or install it anew with `cargo xtask cuda`"))
-    })?;
-    if done.status.success() {
-        return Ok(());
+    })
+}
+
+/// Its name and release: `ptxas 12.9.86`.
+fn release(ptxas: &Path) -> Result<String> {
+    let said = output(ptxas, Command::new(ptxas).arg("--version"))?;
+    let said = String::from_utf8_lossy(&said.stdout);
+    // `Cuda compilation tools, release 12.9, V12.9.86`
+    let found = said.lines().find_map(|line| line.split_once("release ")?.1.split_once(", V"));
+    let release = found.map_or("of an unknown release", |(_, full)| full.trim());
+    Ok(format!("ptxas {release}"))
+}
+
+/// Has it assemble a text for a generation. The same release makes the same bytes of the same text, wherever it lies.
+///
+/// # Errors
+/// What it says of the text; that it does not start.
+pub(crate) fn assemble(ptxas: &Path, generation: &str, text: &Path) -> Result<Assembled> {
+    let folder = tempfile::tempdir()
+        .map_err(|e| Error::environment("there is no folder for what is assembled").because(e))?;
+    let to = folder.path().join("code");
+    let mut assemble = Command::new(ptxas);
+    assemble.arg(format!("-arch={generation}")).arg("-o").arg(&to).arg(text);
+    let done = output(ptxas, &mut assemble)?;
+    if !done.status.success() {
+        let said = String::from_utf8_lossy(&done.stderr);
+        let first = said.lines().find(|l| !l.trim().is_empty()).unwrap_or("it says nothing").to_owned();
+        return Err(Error::input(format!("`{}` is not taken by NVIDIA's assembler", text.display()))
+            .because(first)
+            .hint("build the bundle again; if that does not help, this is a bug of moec"));
     }
-    let said = String::from_utf8_lossy(&done.stderr);
-    let first = said.lines().find(|l| !l.trim().is_empty()).unwrap_or("it says nothing").to_owned();
-    Err(Error::input(format!("`{}` is not taken by NVIDIA's assembler", file.display()))
-        .because(first)
-        .hint("build the bundle again; if that does not help, this is a bug of moec"))
+    let code = std::fs::read(&to)
+        .map_err(|e| Error::environment(format!("`{}` wrote nothing", ptxas.display())).because(e))?;
+    Ok(Assembled { code, by: release(ptxas)? })
 }

@@ -41,6 +41,10 @@ pub struct Emitted {
     pub bytes: u64,
     /// What was left out, and what helps, a line each.
     pub notes: Vec<String>,
+    /// Machine code of kernels of threads, by its path in the bundle.
+    pub code: Vec<String>,
+    /// What wrote that: [`Assembled::by`](crate::Assembled::by).
+    pub assembler: Option<String>,
 }
 
 /// Numbers of weights, and how they are rounded.

@@ -12,10 +12,12 @@
 //! * [`Family::takes`]: which operators units without static graphs run, with shapes as they come;
 //! * [`Threads`]: kernels of threads, which units launch in place of the processor's: for which of them, and read back;
 //! * [`Streams`]: commands by which a unit computes experts: what they cost, written, read back and executed;
+//! * [`Bench`]: a unit that this machine has, for who measures it;
 //! * [`Family::doctor`], [`Family::serve`]: which [`Tools`] it needs, whether they are there, and what a process for them does.
 //!
 //! Invariant: this crate knows no family.
 
+pub mod bench;
 pub mod distance;
 pub mod emit;
 pub mod error;
@@ -28,6 +30,7 @@ pub mod threads;
 pub mod tools;
 pub mod verify;
 
+pub use bench::{Bench, Call, Peaks};
 pub use distance::{Distance, stored};
 pub use emit::{Channels, Emit, Emitted, Numbers, Rounding};
 pub use error::{Error, Fault, Result};
@@ -38,7 +41,7 @@ pub use streams::{
     BF16_BOUND, StreamCosts, StreamEvent, StreamExpert, StreamLayer, StreamRun, StreamScene, StreamStep,
     StreamTrial, Streams,
 };
-pub use threads::Threads;
+pub use threads::{Assembled, KernelsRead, Threads};
 pub use tools::Tools;
 pub use verify::{Check, FunctionReport, Trial};
 
@@ -92,6 +95,19 @@ pub trait Family: Sync + std::fmt::Debug {
     /// # Errors
     /// Why the machine has no such unit, or none that can be used.
     fn attached(&self, _unit: &str) -> Option<moec_runtime::Result<Executor>> {
+        None
+    }
+
+    /// A unit of it that this machine has, to be measured; `None`: its units are not measured.
+    ///
+    /// # Errors
+    /// Why the machine has none that can be used.
+    fn bench(&self) -> Option<Result<Box<dyn Bench>>> {
+        None
+    }
+
+    /// What the `run` of a bundle whose plan calls its units has besides the runtime, to drive them; `None`: nothing.
+    fn runner(&self) -> Option<Runner> {
         None
     }
 
@@ -223,11 +239,6 @@ pub trait StaticGraphs: Sync + std::fmt::Debug {
         let error = Error::limit(format!("no `run` asks another emulator of `{}` than moec's", unit.name));
         Err(error.hint("leave `=device` out"))
     }
-
-    /// What a bundle's `run` has besides the runtime, to execute them on the device; `None`: nothing.
-    fn runner(&self) -> Option<Runner> {
-        None
-    }
 }
 
 /// What the program of a bundle has besides the runtime.
@@ -237,4 +248,6 @@ pub struct Runner {
     pub feature: &'static str,
     /// Path of the constant that brings its units, a `moec_runtime::cli::Native`.
     pub native: &'static str,
+    /// Whether moec's precompiled runtime has it, too: then no cargo is needed for a bundle of this machine's own kind.
+    pub precompiled: bool,
 }

@@ -12,10 +12,46 @@ pub trait Threads: Sync + std::fmt::Debug {
     /// The generation that the kernels of a unit are written for, in NVIDIA's spelling (`sm_90`).
     fn generation<'u>(&self, unit: &'u Unit) -> Option<&'u str>;
 
-    /// Reads the artifacts of a unit, `unit` by its index in the plan, and checks that they hold every kernel that the plan launches,
-    /// as it says; executes nothing. Where the assembler of the unit's maker is installed, it is asked, too. Gives the number of kernels.
+    /// Machine code of a text, for the generation of a unit, where the assembler of the unit's maker is installed; `None`: it is not, and
+    /// the driver assembles the text when the bundle is opened.
     ///
     /// # Errors
-    /// An artifact that is missing or malformed, a kernel that is not there or takes other arguments.
-    fn read(&self, folder: &Path, plan: &Plan, unit: u32, tools: Tools<'_>) -> Result<usize>;
+    /// An assembler that does not start, or refuses the text.
+    fn assemble(&self, text: &Path, unit: &Unit, tools: Tools<'_>) -> Result<Option<Assembled>>;
+
+    /// Path of the machine code of an artifact, both relative to the bundle.
+    fn code_path(&self, artifact: &str) -> String;
+
+    /// Reads the artifacts of a unit, `unit` by its index in the plan, and checks that they hold every kernel that the plan launches,
+    /// as it says; executes nothing. Where the assembler of the unit's maker is installed, it is asked, too, whether it makes the machine
+    /// code of the text. `by`: what made it, as [`Assembled::by`].
+    ///
+    /// # Errors
+    /// An artifact that is missing or malformed, a kernel that is not there or takes other arguments, code that is another's.
+    fn read(
+        &self,
+        folder: &Path,
+        plan: &Plan,
+        unit: u32,
+        by: Option<&str>,
+        tools: Tools<'_>,
+    ) -> Result<KernelsRead>;
+}
+
+/// What an assembler made of a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assembled {
+    /// Machine code.
+    pub code: Vec<u8>,
+    /// The assembler and its release: another one may write other bytes.
+    pub by: String,
+}
+
+/// What was read of a unit's artifacts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelsRead {
+    /// Kernels that the plan launches.
+    pub kernels: usize,
+    /// What could not be held against anything, and what helps.
+    pub unverified: Option<String>,
 }

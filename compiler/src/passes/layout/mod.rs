@@ -26,7 +26,7 @@ use moec_ir::plan::{
     UnitRef,
 };
 use moec_ir::{Format, Module, StateId, WeightId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The plan with what later passes and the writer need beside it.
 #[derive(Debug)]
@@ -58,7 +58,6 @@ pub fn layout(
     homes: &Homes,
     paged: bool,
 ) -> Result<Draft> {
-    let files = [DENSE, EXPERTS].iter().chain(artifacts);
     let mut builder = Builder::new(module, target, cache, statics, homes);
     let mut entries = Vec::new();
     let mut writes = Vec::new();
@@ -107,6 +106,9 @@ pub fn layout(
         let buffers = entries.iter().flat_map(|e: &Entry| &e.buffers).filter(|b| b.memory as usize == m);
         memory.arena_bytes = buffers.map(|b| b.offset + aligned(b.bytes)).max().unwrap_or(0);
     }
+    let of_threads: BTreeSet<String> = builder.launches.iter().map(|k| k.artifact.clone()).collect();
+    let named = [DENSE, EXPERTS].iter().chain(artifacts).map(|path| (*path).to_owned());
+    let files = named.chain(of_threads);
     let plan = Plan {
         version: PLAN_VERSION,
         model,
@@ -119,7 +121,7 @@ pub fn layout(
         files: files
             .enumerate()
             .map(|(i, path)| FileRef {
-                path: (*path).to_owned(),
+                path,
                 bytes: builder.ends.get(i).copied().unwrap_or(0),
                 sha256: [0; 32],
             })

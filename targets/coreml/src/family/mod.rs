@@ -122,7 +122,7 @@ impl StaticGraphs for CoreMl {
     }
 
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
-        Ok(Emitted { bytes: emit::packages(emit)?, notes: Vec::new() })
+        Ok(Emitted { bytes: emit::packages(emit)?, ..Emitted::default() })
     }
 
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {

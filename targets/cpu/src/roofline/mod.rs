@@ -7,6 +7,7 @@
 #[cfg(target_arch = "aarch64")]
 mod aarch64;
 mod experts;
+mod threads;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
@@ -16,6 +17,7 @@ use aarch64::{LOOPS, READS};
 use x86::{LOOPS, READS};
 
 pub use experts::measure_experts;
+pub use threads::{ThreadRates, measure_threads};
 
 use moec_runtime::cpu;
 use moec_runtime::pool::Pool;

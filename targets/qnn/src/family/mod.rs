@@ -82,6 +82,10 @@ impl Family for Qnn {
         Some(self)
     }
 
+    fn runner(&self) -> Option<Runner> {
+        Some(Runner { feature: "qnn", native: "moec_qnn_unit::NATIVE", precompiled: false })
+    }
+
     fn doctor(&self, tools: Tools<'_>, targets: &[&str]) -> Vec<Diagnosis> {
         let name = "qnn";
         let row = match Library::load(tools, SNAPDRAGON_8_GEN_3) {
@@ -147,7 +151,7 @@ impl StaticGraphs for Qnn {
 
     fn emit(&self, emit: &Emit<'_>) -> Result<Emitted> {
         let bytes = parts::write(emit)? + emit::artifacts(emit)? + hot::write(emit)?;
-        Ok(Emitted { bytes, notes: contexts::write(emit)? })
+        Ok(Emitted { bytes, notes: contexts::write(emit)?, ..Emitted::default() })
     }
 
     fn read(&self, folder: &Path, plan: &Plan, unit: &Unit) -> Result<usize> {
@@ -182,10 +186,6 @@ impl StaticGraphs for Qnn {
     fn device(&self, tools: Tools<'_>, unit: &Unit) -> Result<Box<dyn Graphs>> {
         let library = Library::open(tools, unit).map_err(Missing::error)?;
         Ok(Box::new(DeviceHost::new(library, tools.cache)))
-    }
-
-    fn runner(&self) -> Option<Runner> {
-        Some(Runner { feature: "qnn", native: "moec_qnn_unit::NATIVE" })
     }
 }
 

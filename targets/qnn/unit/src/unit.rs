@@ -199,6 +199,6 @@ fn refused(refused: Refused) -> Error {
 /// This crate's unit, for the `run` of a bundle whose static graphs are executed here.
 pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &executor };
 
-fn executor(_: &UnitRef) -> Option<Executor> {
-    Some(Executor::Graphs(Box::new(Hexagon::default())))
+fn executor(_: &UnitRef) -> Option<Result<Executor>> {
+    Some(Ok(Executor::Graphs(Box::new(Hexagon::default()))))
 }

@@ -1,14 +1,20 @@
 //! The unit on a driver that is made up: what it is asked in which order, and what its refusals become.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use super::api::{Api, Handle, Status, code};
-use super::*;
+use crate::Gpu;
+use crate::api::{Api, Handle, Status, code};
+use crate::gpu::LIMIT;
+use moec_ir::plan::Builtin;
 use moec_ir::text::parse_plan;
-use moec_runtime::unit::Units;
+use moec_runtime::Result;
+use moec_runtime::memory::Addr;
+use moec_runtime::program::{Code, Program};
+use moec_runtime::unit::{Lane, Launch, StepFault, Unit as _, Units};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fs;
-use std::sync::MutexGuard;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// A driver: what it was asked, and how it answers.
 struct Fake {
@@ -179,8 +185,12 @@ fn fake() -> Api {
             assert_eq!(options, [code::ERROR_LOG, code::ERROR_LOG_BYTES]);
             assert!(values[1].addr() > says.len());
             values[0].cast::<u8>().copy_from_nonoverlapping(says.as_ptr(), says.len());
-            let lines = CStr::from_ptr(text.cast()).to_string_lossy().lines().count();
-            give(note("cuModuleLoadDataEx", format!("{lines} lines")), module, handle(0x20))
+            let text = CStr::from_ptr(text.cast()).to_bytes();
+            let what = match text.starts_with(b"\x7fELF") {
+                true => "code".to_owned(),
+                false => format!("{} lines", String::from_utf8_lossy(text).lines().count()),
+            };
+            give(note("cuModuleLoadDataEx", what), module, handle(0x20))
         }
     }
     unsafe extern "C" fn module_unload(_: Handle) -> Status {
@@ -233,6 +243,18 @@ fn fake() -> Api {
         // SAFETY: as above.
         unsafe { give(note("cuEventCreate", String::new()), event, handle(0x40)) }
     }
+    unsafe extern "C" fn event_query(_: Handle) -> Status {
+        note("cuEventQuery", String::new())
+    }
+    unsafe extern "C" fn error_text(status: Status, text: *mut *const c_char) -> Status {
+        let known = match status {
+            code::OUT_OF_MEMORY => c"out of memory",
+            719 => c"unspecified launch failure",
+            _ => return 1,
+        };
+        // SAFETY: as above.
+        unsafe { give(code::SUCCESS, text, known.as_ptr()) }
+    }
     unsafe extern "C" fn event_destroy(_: Handle) -> Status {
         note("cuEventDestroy_v2", String::new())
     }
@@ -242,6 +264,7 @@ fn fake() -> Api {
     unsafe extern "C" fn error_name(status: Status, name: *mut *const c_char) -> Status {
         let known = match status {
             code::UNSUPPORTED_PTX_VERSION => c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+            719 => c"CUDA_ERROR_LAUNCH_FAILED",
             _ => return 1,
         };
         // SAFETY: as above.
@@ -276,7 +299,9 @@ fn fake() -> Api {
         event_create,
         event_destroy,
         event_record,
+        event_query,
         error_name,
+        error_text,
     }
 }
 
@@ -380,6 +405,9 @@ fn steps_reach_the_card_in_their_order() {
             "cuStreamCreate 1",
             "cuEventCreate",
             "cuMemHostAlloc",
+            "cuEventCreate",
+            "cuMemHostAlloc",
+            "cuEventCreate",
             "cuModuleLoadDataEx 7 lines",
             "cuModuleGetFunction k",
             "cuMemAlloc 128",
@@ -400,13 +428,18 @@ fn steps_reach_the_card_in_their_order() {
         [
             "cuEventRecord compute",
             "cuStreamWaitEvent copies",
+            "cuEventQuery",
             "cuMemcpyHtoDAsync 12 to 0 on copies",
-            "cuStreamQuery copies",
+            "cuEventRecord copies",
+            "cuEventRecord copies",
+            "cuStreamWaitEvent compute",
             "cuLaunchKernel [2, 3, 1] of 32 (0, 64, 3) shared 0 on compute",
             "cuEventRecord compute",
             "cuStreamWaitEvent copies",
+            "cuEventQuery",
             "cuMemcpyDtoHAsync 12 from 0 on copies",
-            "cuStreamQuery copies",
+            "cuEventRecord copies",
+            "cuEventQuery",
             "cuStreamQuery compute",
         ]
     );
@@ -416,6 +449,9 @@ fn steps_reach_the_card_in_their_order() {
         [
             "cuStreamDestroy compute",
             "cuStreamDestroy copies",
+            "cuEventDestroy",
+            "cuEventDestroy",
+            "cuMemFreeHost",
             "cuEventDestroy",
             "cuMemFreeHost",
             "cuMemFree",
@@ -517,7 +553,12 @@ fn what_stops_a_step_is_named() {
     let fault = OnceLock::new();
     gpu.wait(&fault);
     let why = message(fault);
-    assert!(why.contains("a kernel stopped: cuStreamQuery gives error 719"), "{why}");
+    assert!(
+        why.contains(
+            "a kernel stopped: cuStreamQuery gives CUDA_ERROR_LAUNCH_FAILED (unspecified launch failure)"
+        ),
+        "{why}"
+    );
     FAKE.lock().unwrap().refuses = Some(("cuMemcpyHtoDAsync", 719));
     // SAFETY: twelve bytes are at both ends.
     unsafe { gpu.copy(Addr::read_only([0_u8; 12].as_ptr()), base, 12) };

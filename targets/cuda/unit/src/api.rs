@@ -29,6 +29,10 @@ pub(crate) mod code {
 
     /// Attributes of a device.
     pub(crate) const CAPABILITY: [c_int; 2] = [75, 76];
+    /// Clock in kHz, and width in bits.
+    pub(crate) const MEMORY: [c_int; 2] = [36, 37];
+    /// Multiprocessors, and their clock in kHz.
+    pub(crate) const PROCESSORS: [c_int; 2] = [16, 13];
 
     /// Options of the assembler.
     pub(crate) const ERROR_LOG: c_uint = 5;
@@ -100,7 +104,9 @@ functions! {
     event_create = c"cuEventCreate": fn(*mut Handle, c_uint);
     event_destroy = c"cuEventDestroy_v2": fn(Handle);
     event_record = c"cuEventRecord": fn(Handle, Handle);
+    event_query = c"cuEventQuery": fn(Handle);
     error_name = c"cuGetErrorName": fn(Status, *mut *const c_char);
+    error_text = c"cuGetErrorString": fn(Status, *mut *const c_char);
 }
 
 /// The driver of this machine.

@@ -1,17 +1,13 @@
 //! A unit that is there: its kernels are assembled and run by NVIDIA's driver.
 //!
-//! The driver's library is looked for when the unit is first used. Kernels are launched one after the other and waited for where
-//! somebody needs what they give; copies wait for them. What is refused is said by name, with what helps.
+//! Kernels are launched one after the other and waited for where somebody needs what they give; copies wait for them. Machine code
+//! of the bundle is taken where the card is of its generation and the driver accepts it, else its text. What is refused is said by
+//! name, with what helps.
 
-mod api;
-mod card;
-#[cfg(test)]
-mod tests;
-
-use crate::NAME;
-use crate::artifact;
-use api::{Api, code};
-use card::{Card, Kernel, Refusal};
+use crate::FAMILY as NAME;
+use crate::api::code;
+use crate::card::{Card, Image, Kernel, Refusal};
+use crate::text::{self, Artifact};
 use moec_ir::plan::{Builtin, ThreadKernel};
 use moec_runtime::memory::Addr;
 use moec_runtime::program::{Code, Program};
@@ -23,10 +19,31 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// The longest that kernels may take before somebody waits for them: a display's driver kills them after seconds.
-const LIMIT: Duration = Duration::from_mins(1);
+pub(crate) const LIMIT: Duration = Duration::from_mins(1);
 /// What is said where the driver does not help.
 const EMULATE: &str =
     "run the bundle on a machine with such a card, or emulate the unit with `moec run BUNDLE --emulate …`";
+
+/// Opens the first card of this machine, for what is called `unit`.
+///
+/// # Errors
+/// [`Error::Unit`]: no driver, no card, a driver that does not start.
+pub fn open(unit: &str) -> Result<Card> {
+    let opened = Card::open().map_err(|why| Error::Unit {
+        unit: unit.to_owned(),
+        why: format!("there is no driver of NVIDIA's ({why})"),
+        hint: format!("install NVIDIA's driver; or {EMULATE}"),
+    })?;
+    opened.map_err(|refusal| not_open(unit, &refusal))
+}
+
+fn not_open(unit: &str, refusal: &Refusal) -> Error {
+    let why = match refusal.status {
+        code::NO_DEVICE => "there is no card that NVIDIA's driver knows".to_owned(),
+        _ => format!("NVIDIA's driver does not start: {refusal}"),
+    };
+    Error::Unit { unit: unit.to_owned(), why, hint: EMULATE.to_owned() }
+}
 
 /// A graphics processor of this machine.
 pub struct Gpu {
@@ -35,6 +52,8 @@ pub struct Gpu {
     /// By index of the plan's launches.
     kernels: Vec<Option<(Kernel, ThreadKernel)>>,
     limit: Duration,
+    /// Whether the kernels are the bundle's machine code.
+    assembled: bool,
     /// What went wrong first in a copy that nobody could be told of.
     lost: OnceLock<String>,
 }
@@ -45,34 +64,33 @@ impl Gpu {
     /// # Errors
     /// [`Error::Unit`]: no driver, or no card.
     pub fn open(unit: &str) -> Result<Self> {
-        let api = api::system().map_err(|why| Error::Unit {
-            unit: unit.to_owned(),
-            why: format!("there is no driver of NVIDIA's ({why})"),
-            hint: format!("install NVIDIA's driver; or {EMULATE}"),
-        })?;
-        Self::with(api, unit, LIMIT)
+        open(unit).map(|card| Self::of(card, unit, LIMIT))
     }
 
-    fn with(api: Api, unit: &str, limit: Duration) -> Result<Self> {
-        let card = Card::open(api).map_err(|refusal| {
-            let why = match refusal.status {
-                code::NO_DEVICE => "there is no card that NVIDIA's driver knows".to_owned(),
-                _ => format!("NVIDIA's driver does not start: {refusal}"),
-            };
-            Error::Unit { unit: unit.to_owned(), why, hint: EMULATE.to_owned() }
-        })?;
-        Ok(Self {
+    #[cfg(test)]
+    pub(crate) fn with(api: crate::api::Api, unit: &str, limit: Duration) -> Result<Self> {
+        Card::with(api).map_err(|refusal| not_open(unit, &refusal)).map(|card| Self::of(card, unit, limit))
+    }
+
+    fn of(card: Card, unit: &str, limit: Duration) -> Self {
+        Self {
             name: unit.to_owned(),
             card: Mutex::new(card),
             kernels: Vec::new(),
             limit,
+            assembled: false,
             lost: OnceLock::new(),
-        })
+        }
     }
 
     /// Name of the card, as its maker has it.
     pub fn card(&self) -> String {
         self.lock().name()
+    }
+
+    /// Whether its kernels are the machine code of the bundle, not what the driver made of the text.
+    pub fn is_assembled(&self) -> bool {
+        self.assembled
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Card> {
@@ -94,10 +112,11 @@ impl Gpu {
         }
     }
 
-    /// What a kernel that was waited for says.
+    /// What a kernel, or a copy, that was waited for says.
     fn stopped(&self, refusal: &Refusal, limit: Duration) -> Error {
         let why = match refusal.status {
             code::NOT_READY => format!("its kernels have not ended within {} s", limit.as_secs_f64()),
+            _ if refusal.function.starts_with("cuMemcpy") => format!("a copy failed: {refusal}"),
             _ => format!("a kernel stopped: {refusal}"),
         };
         let hint =
@@ -105,19 +124,44 @@ impl Gpu {
         Error::Unit { unit: self.name.clone(), why, hint: hint.to_owned() }
     }
 
-    /// Refuses a card that is older than the kernels.
-    fn check_generation(&self, generation: &str) -> Result<()> {
-        let wanted = generation.strip_prefix("sm_").and_then(|w| w.parse::<u32>().ok());
-        let card = self.lock();
+    /// Refuses a card that is older than the kernels. Gives the generations: the kernels', and the card's.
+    fn check_generation(&self, card: &Card, artifact: &Artifact) -> Result<[u32; 2]> {
+        let wanted = artifact.generation().and_then(|g| g.strip_prefix("sm_")?.parse::<u32>().ok());
+        let wanted = wanted.ok_or_else(|| {
+            Error::Plan(format!("`{}` does not say for which generation it is", artifact.path))
+        })?;
         let here = card.generation().map_err(|e| self.refused(&e, EMULATE))?;
-        match wanted {
-            Some(wanted) if wanted > here => Err(Error::Unit {
-                unit: self.name.clone(),
-                why: format!("its kernels are for sm_{wanted}, and `{}` is of sm_{here}", card.name()),
-                hint: format!("build for a device whose file has `sm = \"sm_{here}\"`, or an older one"),
-            }),
-            _ => Ok(()),
+        if wanted <= here {
+            return Ok([wanted, here]);
         }
+        Err(Error::Unit {
+            unit: self.name.clone(),
+            why: format!("its kernels are for sm_{wanted}, and `{}` is of sm_{here}", card.name()),
+            hint: format!("build for a device whose file has `sm = \"sm_{here}\"`, or an older one"),
+        })
+    }
+
+    /// Loads the kernels: machine code where the card runs it and the driver takes it, else the text. Gives which.
+    fn load_kernels(&self, card: &mut Card, artifact: Artifact) -> Result<bool> {
+        let [wanted, here] = self.check_generation(card, &artifact)?;
+        let zero = |_| Error::Plan("a zero byte in a text".to_owned());
+        let text = CString::new(artifact.text).map_err(zero)?;
+        // Code runs on its generation, and on later ones of the same first digit.
+        let code = artifact.code.filter(|code| wanted / 10 == here / 10 && text::is_whole(code));
+        if code.is_some_and(|code| card.load(Image::Code(&code)).is_ok()) {
+            return Ok(true);
+        }
+        card.load(Image::Text(&text)).map_err(|e| {
+            let hint = match e.status {
+                code::UNSUPPORTED_PTX_VERSION => "update NVIDIA's driver: kernels are written for that of CUDA 11.8 or newer",
+                code::INVALID_PTX | code::NO_BINARY_FOR_GPU => {
+                    "build the bundle again for the card's generation; if that does not help, this is a bug of moec"
+                }
+                _ => EMULATE,
+            };
+            self.refused(&e, hint)
+        })?;
+        Ok(false)
     }
 
     fn launch(&self, index: u32, launch: &Launch<'_>) -> Result<()> {
@@ -151,33 +195,26 @@ impl Unit for Gpu {
     }
 
     fn load(&mut self, program: &Program, index: u32, folder: &Path) -> Result<()> {
-        let artifact = artifact::read(folder, program, index)?;
-        self.check_generation(artifact.generation().unwrap_or_default())?;
-        let zero = |_| Error::Plan("a zero byte in a text".to_owned());
-        let text = CString::new(artifact.text).map_err(zero)?;
+        let artifact = text::read(folder, program, index)?;
+        for of in program.launches.iter().filter(|of| of.unit == index) {
+            let (unit, kernel) = (self.name.clone(), of.symbol.clone());
+            artifact.check(of).map_err(|why| Error::Launch { unit, kernel, why })?;
+        }
         let mut card = self.lock();
-        card.load(&text).map_err(|e| {
-            let hint = match e.status {
-                code::UNSUPPORTED_PTX_VERSION => "update NVIDIA's driver: kernels are written for that of CUDA 11.8 or newer",
-                code::INVALID_PTX | code::NO_BINARY_FOR_GPU => {
-                    "build the bundle again for the card's generation; if that does not help, this is a bug of moec"
-                }
-                _ => EMULATE,
-            };
-            self.refused(&e, hint)
-        })?;
+        let assembled = self.load_kernels(&mut card, artifact)?;
         let mut kernels = Vec::with_capacity(program.launches.len());
         for of in &program.launches {
             if of.unit != index {
                 kernels.push(None);
                 continue;
             }
-            let symbol = CString::new(of.symbol.clone()).map_err(zero)?;
+            let symbol = CString::new(of.symbol.clone())
+                .map_err(|_| Error::Plan("a zero byte in a symbol".to_owned()))?;
             let kernel = card.kernel(&symbol).map_err(|e| self.refused(&e, "build the bundle again"))?;
             kernels.push(Some((kernel, of.clone())));
         }
         drop(card);
-        self.kernels = kernels;
+        (self.kernels, self.assembled) = (kernels, assembled);
         Ok(())
     }
 
@@ -260,7 +297,7 @@ impl Gpu {
 
 /// Bytes that are free on a card.
 fn room(card: &Card) -> u64 {
-    card.free().unwrap_or(0) as u64
+    card.memory().map_or(0, |[free, _]| free) as u64
 }
 
 /// The unit as a copy sees it, which says what went wrong.

@@ -1,0 +1,527 @@
+//! A graphics processor as its driver shows it: a context with two streams, one for kernels and one for copies.
+//!
+//! Copies wait for the kernels in front of them, and kernels for copies that came before: each stream waits for an event of the
+//! other. Bytes go through two pinned buffers in turn, so that one is filled or emptied while the other is on its way; what is copied to
+//! the card may be changed as soon as [`Card::put`] returns, and is still on its way then.
+
+use crate::api::{self, Api, Device, DevicePtr, Handle, Status, code};
+use std::cell::Cell;
+use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::ptr;
+use std::time::{Duration, Instant};
+
+/// Bytes of a pinned buffer.
+const STAGED: usize = 4 << 20;
+/// Pinned buffers.
+const BUFFERS: usize = 2;
+/// Bytes of what the assembler says.
+const LOG: usize = 16 << 10;
+/// Streams do not wait for the one that belongs to every context.
+const NON_BLOCKING: c_uint = 1;
+/// Events take no times.
+const NO_TIMES: c_uint = 2;
+/// How long a wait looks again at once: most crossings of a decoded token are shorter, and to sleep takes longer than that.
+const AT_ONCE: Duration = Duration::from_micros(200);
+/// Between two looks from then on.
+const LOOK: Duration = Duration::from_micros(20);
+
+/// What the driver refused: the function, and its error's number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Name of the function.
+    pub function: &'static str,
+    /// What it gave.
+    pub status: i32,
+    /// The name of the error with the driver's words for it, and what the assembler says.
+    pub said: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} gives {}", self.function, self.said)
+    }
+}
+
+/// What the driver gives, or refuses.
+pub type Result<T, E = Refusal> = std::result::Result<T, E>;
+
+/// A pinned buffer.
+#[derive(Clone, Copy)]
+struct Buffer {
+    at: *mut c_void,
+    /// Behind the last copy that uses it.
+    done: Handle,
+}
+
+/// A card.
+pub struct Card {
+    api: Api,
+    device: Device,
+    context: Handle,
+    compute: Handle,
+    copies: Handle,
+    event: Handle,
+    module: Handle,
+    memory: Option<(DevicePtr, usize)>,
+    staged: [Buffer; BUFFERS],
+    /// A kernel did not end: whatever waits for it would not either.
+    hangs: Cell<bool>,
+}
+
+// SAFETY: handles of the driver may be used by any thread that has made the context its own, which every function below does;
+// whoever holds a card uses it alone.
+unsafe impl Send for Card {}
+
+impl Card {
+    /// Opens the first card of this machine.
+    ///
+    /// # Errors
+    /// There is no driver, with what the loader says; what the driver refuses, which is [`NO_DEVICE`] where there is no card.
+    pub fn open() -> Result<Result<Self>, String> {
+        api::system().map(Self::with)
+    }
+
+    /// Opens the first card by a driver.
+    ///
+    /// # Errors
+    /// What the driver refuses; [`code::NO_DEVICE`] where there is none.
+    pub(crate) fn with(api: Api) -> Result<Self> {
+        let (mut count, mut device) = (0, 0);
+        // SAFETY: every address is of a variable that lives as long as the call.
+        unsafe {
+            check(&api, "cuInit", (api.init)(0))?;
+            check(&api, "cuDeviceGetCount", (api.device_count)(&raw mut count))?;
+            if count < 1 {
+                check(&api, "cuDeviceGetCount", code::NO_DEVICE)?;
+            }
+            check(&api, "cuDeviceGet", (api.device_get)(&raw mut device, 0))?;
+        }
+        let mut card = Self {
+            api,
+            device,
+            context: ptr::null_mut(),
+            compute: ptr::null_mut(),
+            copies: ptr::null_mut(),
+            event: ptr::null_mut(),
+            module: ptr::null_mut(),
+            memory: None,
+            staged: [Buffer { at: ptr::null_mut(), done: ptr::null_mut() }; BUFFERS],
+            hangs: Cell::new(false),
+        };
+        // SAFETY: as above; the context is this card's until it is dropped.
+        unsafe {
+            check(&api, "cuDevicePrimaryCtxRetain", (api.context_retain)(&raw mut card.context, device))?;
+            card.current()?;
+            check(&api, "cuStreamCreate", (api.stream_create)(&raw mut card.compute, NON_BLOCKING))?;
+            check(&api, "cuStreamCreate", (api.stream_create)(&raw mut card.copies, NON_BLOCKING))?;
+            check(&api, "cuEventCreate", (api.event_create)(&raw mut card.event, NO_TIMES))?;
+            for buffer in &mut card.staged {
+                check(&api, "cuMemHostAlloc", (api.host_alloc)(&raw mut buffer.at, STAGED, 0))?;
+                check(&api, "cuEventCreate", (api.event_create)(&raw mut buffer.done, NO_TIMES))?;
+            }
+        }
+        Ok(card)
+    }
+
+    /// Makes the context that of the calling thread.
+    fn current(&self) -> Result<()> {
+        // SAFETY: the context is this card's own.
+        check(&self.api, "cuCtxSetCurrent", unsafe { (self.api.context_set)(self.context) })
+    }
+
+    /// Name of the card.
+    pub fn name(&self) -> String {
+        let mut name = [0 as c_char; 128];
+        // SAFETY: the buffer has as many bytes as are said.
+        let status = unsafe { (self.api.device_name)(name.as_mut_ptr(), name.len() as i32, self.device) };
+        let bytes: Vec<u8> = name.iter().take_while(|&&c| c != 0).map(|&c| c as u8).collect();
+        if status == code::SUCCESS { String::from_utf8_lossy(&bytes).into_owned() } else { String::new() }
+    }
+
+    /// Its generation, as two digits: 90 of `sm_90`.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn generation(&self) -> Result<u32> {
+        let [major, minor] = code::CAPABILITY.map(|attribute| self.attribute(attribute));
+        Ok(major? * 10 + minor?)
+    }
+
+    /// Bytes a second that its memory's clock and width allow, two transfers a clock, as the driver states both.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn memory_peak(&self) -> Result<f64> {
+        let [khz, bits] = code::MEMORY.map(|attribute| self.attribute(attribute));
+        Ok(2e3 * f64::from(khz?) * f64::from(bits?) / 8.0)
+    }
+
+    /// Clocks a second of all its multiprocessors together, at the highest clock that the driver states.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn clocks(&self) -> Result<f64> {
+        let [count, khz] = code::PROCESSORS.map(|attribute| self.attribute(attribute));
+        Ok(f64::from(count?) * f64::from(khz?) * 1e3)
+    }
+
+    fn attribute(&self, attribute: i32) -> Result<u32> {
+        let mut number = 0;
+        // SAFETY: the address is of a number.
+        let status = unsafe { (self.api.device_attribute)(&raw mut number, attribute, self.device) };
+        check(&self.api, "cuDeviceGetAttribute", status).map(|()| number.max(0).cast_unsigned())
+    }
+
+    /// Loads kernels: a text that the driver assembles, or machine code.
+    ///
+    /// # Errors
+    /// What its assembler says.
+    pub fn load(&mut self, image: Image<'_>) -> Result<()> {
+        self.current()?;
+        let mut log = vec![0_u8; LOG];
+        let mut options = [code::ERROR_LOG, code::ERROR_LOG_BYTES];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), ptr::without_provenance_mut(LOG)];
+        let at = match image {
+            Image::Text(text) => text.as_ptr().cast(),
+            Image::Code(code) => code.as_ptr().cast(),
+        };
+        if !self.module.is_null() {
+            // SAFETY: nobody has kernels of it any more.
+            unsafe { (self.api.module_unload)(self.module) };
+            self.module = ptr::null_mut();
+        }
+        // SAFETY: a text ends in a zero byte, and code says in its head how long it is; both options have their values, and the log
+        // has as many bytes as is said.
+        let status = unsafe {
+            (self.api.module_load)(
+                &raw mut self.module,
+                at,
+                options.len() as c_uint,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        let said = log.split(|&b| b == 0).next().map(String::from_utf8_lossy).unwrap_or_default();
+        check(&self.api, "cuModuleLoadDataEx", status).map_err(|refusal| match said.trim() {
+            "" => refusal,
+            said => Refusal { said: format!("{}: {said}", refusal.said), ..refusal },
+        })
+    }
+
+    /// A kernel of what was loaded last.
+    ///
+    /// # Errors
+    /// There is none of that name.
+    pub fn kernel(&self, symbol: &CStr) -> Result<Kernel> {
+        let mut function = ptr::null_mut();
+        self.current()?;
+        // SAFETY: the module is loaded, and the name ends in a zero byte.
+        let status = unsafe { (self.api.module_function)(&raw mut function, self.module, symbol.as_ptr()) };
+        check(&self.api, "cuModuleGetFunction", status).map(|()| Kernel(function))
+    }
+
+    /// Bytes of its memory that are free, and all.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn memory(&self) -> Result<[usize; 2]> {
+        let (mut free, mut all) = (0, 0);
+        self.current()?;
+        // SAFETY: both addresses are of numbers.
+        let status = unsafe { (self.api.memory_info)(&raw mut free, &raw mut all) };
+        check(&self.api, "cuMemGetInfo", status).map(|()| [free, all])
+    }
+
+    /// Takes a memory of zeros, in the place of an earlier one, which nobody uses any more.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn take(&mut self, bytes: usize) -> Result<DevicePtr> {
+        let mut at = 0;
+        self.current()?;
+        if let Some((old, _)) = self.memory.take() {
+            // SAFETY: it is this card's own.
+            check(&self.api, "cuMemFree", unsafe { (self.api.memory_free)(old) })?;
+        }
+        // SAFETY: the address is of a number.
+        check(&self.api, "cuMemAlloc", unsafe { (self.api.memory_alloc)(&raw mut at, bytes) })?;
+        self.memory = Some((at, bytes));
+        // SAFETY: the memory has so many bytes.
+        let status = unsafe { (self.api.memory_zero)(at, 0, bytes, self.compute) };
+        check(&self.api, "cuMemsetD8Async", status)?;
+        Ok(at)
+    }
+
+    /// Whether a place lies in the memory.
+    pub(crate) fn holds(&self, at: u64, bytes: usize) -> bool {
+        let Some((base, all)) = self.memory else { return false };
+        at.checked_sub(base).is_some_and(|offset| offset.saturating_add(bytes as u64) <= all as u64)
+    }
+
+    /// Launches a kernel.
+    ///
+    /// # Safety
+    /// The addresses are those that it takes.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub unsafe fn launch(
+        &mut self,
+        kernel: Kernel,
+        [x, y, z]: [u32; 3],
+        block: u32,
+        addresses: &[u64],
+        rows: u32,
+    ) -> Result<()> {
+        self.current()?;
+        let mut parameters: Vec<*mut c_void> =
+            addresses.iter().map(|at| ptr::from_ref(at).cast_mut().cast()).collect();
+        parameters.push(ptr::from_ref(&rows).cast_mut().cast());
+        // SAFETY: the caller's promise; every parameter is read before the call returns.
+        let status = unsafe {
+            (self.api.launch)(
+                kernel.0,
+                x,
+                y,
+                z,
+                block,
+                1,
+                1,
+                0,
+                self.compute,
+                parameters.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        };
+        check(&self.api, "cuLaunchKernel", status)
+    }
+
+    /// Has one stream wait for what the other has been given.
+    fn behind(&self, later: Handle, earlier: Handle) -> Result<()> {
+        // SAFETY: streams and event are this card's own.
+        unsafe {
+            check(&self.api, "cuEventRecord", (self.api.event_record)(self.event, earlier))?;
+            check(&self.api, "cuStreamWaitEvent", (self.api.stream_wait_event)(later, self.event, 0))
+        }
+    }
+
+    /// Begins to copy to the card; kernels that are launched from now on wait for it.
+    ///
+    /// # Safety
+    /// So many bytes are at both ends, and nobody changes those that are read before this returns.
+    ///
+    /// # Errors
+    /// What the driver refuses; [`code::NOT_READY`] where a copy takes longer than `limit`.
+    pub unsafe fn put(
+        &mut self,
+        from: *const u8,
+        to: DevicePtr,
+        bytes: usize,
+        limit: Duration,
+    ) -> Result<()> {
+        self.current()?;
+        // What kernels still read there.
+        self.behind(self.copies, self.compute)?;
+        for (i, at) in (0..bytes).step_by(STAGED).enumerate() {
+            let (count, buffer) = (STAGED.min(bytes - at), self.staged[i % BUFFERS]);
+            self.passed(buffer.done, limit)?;
+            // SAFETY: the caller's promise; the pinned buffer has as many bytes, and the copy that used it has ended.
+            let status = unsafe {
+                ptr::copy_nonoverlapping(from.add(at), buffer.at.cast(), count);
+                (self.api.copy_in)(to + at as u64, buffer.at, count, self.copies)
+            };
+            check(&self.api, "cuMemcpyHtoDAsync", status)?;
+            self.record(buffer.done, self.copies)?;
+        }
+        self.behind(self.compute, self.copies)
+    }
+
+    /// Copies from the card, behind the kernels that were launched.
+    ///
+    /// # Safety
+    /// So many bytes are at both ends, and nobody uses those that are written.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub unsafe fn get(&mut self, from: DevicePtr, to: *mut u8, bytes: usize, limit: Duration) -> Result<()> {
+        self.current()?;
+        self.behind(self.copies, self.compute)?;
+        let pieces: Vec<usize> = (0..bytes).step_by(STAGED).collect();
+        let count = |at: usize| STAGED.min(bytes - at);
+        let begin = |card: &Self, i: usize| {
+            let Some(&at) = pieces.get(i) else { return Ok(()) };
+            let buffer = card.staged[i % BUFFERS];
+            card.passed(buffer.done, limit)?;
+            // SAFETY: the pinned buffer has as many bytes, and was emptied.
+            let status = unsafe { (card.api.copy_out)(buffer.at, from + at as u64, count(at), card.copies) };
+            check(&card.api, "cuMemcpyDtoHAsync", status)?;
+            card.record(buffer.done, card.copies)
+        };
+        begin(self, 0)?;
+        for (i, &at) in pieces.iter().enumerate() {
+            begin(self, i + 1)?;
+            let buffer = self.staged[i % BUFFERS];
+            self.passed(buffer.done, limit)?;
+            // SAFETY: the caller's promise; the copy has ended.
+            unsafe { ptr::copy_nonoverlapping(buffer.at.cast::<u8>(), to.add(at), count(at)) };
+        }
+        Ok(())
+    }
+
+    /// Copies a pinned buffer so many times, or as much of it as the memory has room for, and waits: what the link does at best. `to`: to
+    /// the card, else from it. Gives the bytes of all copies, and how long they took.
+    ///
+    /// # Errors
+    /// As [`Self::put`].
+    pub fn link(&mut self, to: bool, times: usize, limit: Duration) -> Result<(usize, Duration)> {
+        self.current()?;
+        let (at, all) = self.memory.unwrap_or_default();
+        let bytes = all.min(STAGED);
+        let start = Instant::now();
+        for i in 0..times {
+            let buffer = self.staged[i % BUFFERS].at;
+            // SAFETY: both ends have as many bytes, and nobody else uses them.
+            let (name, status) = unsafe {
+                if to {
+                    ("cuMemcpyHtoDAsync", (self.api.copy_in)(at, buffer, bytes, self.copies))
+                } else {
+                    ("cuMemcpyDtoHAsync", (self.api.copy_out)(buffer, at, bytes, self.copies))
+                }
+            };
+            check(&self.api, name, status)?;
+        }
+        self.ended(self.copies, limit)?;
+        Ok((bytes * times, start.elapsed()))
+    }
+
+    /// Copies inside of the card's memory, in the order of its kernels.
+    ///
+    /// # Errors
+    /// What the driver refuses.
+    pub fn within(&mut self, from: DevicePtr, to: DevicePtr, bytes: usize) -> Result<()> {
+        self.current()?;
+        // SAFETY: the driver checks both ends.
+        let status = unsafe { (self.api.copy_within)(to, from, bytes, self.compute) };
+        check(&self.api, "cuMemcpyDtoDAsync", status)
+    }
+
+    /// Waits until every kernel has ended, and every copy before it.
+    ///
+    /// # Errors
+    /// What stopped one; [`code::NOT_READY`] where one takes longer than `limit`.
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        self.current()?;
+        self.ended(self.compute, limit)
+    }
+
+    fn record(&self, event: Handle, behind: Handle) -> Result<()> {
+        // SAFETY: stream and event are this card's own.
+        check(&self.api, "cuEventRecord", unsafe { (self.api.event_record)(event, behind) })
+    }
+
+    /// Waits for a stream.
+    fn ended(&self, stream: Handle, limit: Duration) -> Result<()> {
+        // SAFETY: the stream is this card's own.
+        self.look("cuStreamQuery", limit, || unsafe { (self.api.stream_query)(stream) })
+    }
+
+    /// Waits for an event; one that was never recorded has passed.
+    fn passed(&self, event: Handle, limit: Duration) -> Result<()> {
+        // SAFETY: the event is this card's own.
+        self.look("cuEventQuery", limit, || unsafe { (self.api.event_query)(event) })
+    }
+
+    /// Asks until something is there.
+    fn look(&self, function: &'static str, limit: Duration, ask: impl Fn() -> Status) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            let status = ask();
+            let waited = start.elapsed();
+            if status == code::NOT_READY && waited <= limit {
+                if waited < AT_ONCE {
+                    std::thread::yield_now()
+                } else {
+                    std::thread::sleep(LOOK)
+                }
+                continue;
+            }
+            if status == code::NOT_READY {
+                self.hangs.set(true);
+            }
+            return check(&self.api, function, status);
+        }
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        // To free what a kernel uses waits for it.
+        if self.hangs.get() || self.context.is_null() || self.current().is_err() {
+            return;
+        }
+        // SAFETY: everything is this card's own and used no more; what was not made is not given back.
+        unsafe {
+            for stream in [self.compute, self.copies] {
+                if !stream.is_null() {
+                    (self.api.stream_destroy)(stream);
+                }
+            }
+            if !self.event.is_null() {
+                (self.api.event_destroy)(self.event);
+            }
+            for buffer in self.staged {
+                if !buffer.done.is_null() {
+                    (self.api.event_destroy)(buffer.done);
+                }
+                if !buffer.at.is_null() {
+                    (self.api.host_free)(buffer.at);
+                }
+            }
+            if let Some((at, _)) = self.memory {
+                (self.api.memory_free)(at);
+            }
+            if !self.module.is_null() {
+                (self.api.module_unload)(self.module);
+            }
+            (self.api.context_release)(self.device);
+        }
+    }
+}
+
+/// What a module is loaded from.
+#[derive(Clone, Copy, Debug)]
+pub enum Image<'a> {
+    /// PTX.
+    Text(&'a CStr),
+    /// Machine code, an ELF file of NVIDIA's. A driver believes what stands in its head: it must be one that an assembler has written.
+    Code(&'a [u8]),
+}
+
+/// A kernel of a card's module.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel(Handle);
+
+// SAFETY: a handle of the driver is a number; it is used under the card's context.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+fn check(api: &Api, function: &'static str, status: Status) -> Result<()> {
+    if status == code::SUCCESS {
+        return Ok(());
+    }
+    let said = [api.error_name, api.error_text].map(|ask| {
+        let mut text = ptr::null();
+        // SAFETY: the address is of a pointer; texts are the driver's, and stay.
+        unsafe {
+            let found = ask(status, &raw mut text) == code::SUCCESS && !text.is_null();
+            found.then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
+        }
+    });
+    let said = match said {
+        [Some(name), Some(text)] => format!("{name} ({text})"),
+        [Some(one), None] | [None, Some(one)] => one,
+        [None, None] => format!("error {status}"),
+    };
+    Err(Refusal { function, status, said })
+}

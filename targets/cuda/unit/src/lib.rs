@@ -1,0 +1,36 @@
+//! Drives a graphics processor of NVIDIA's, as a unit of a plan. See `docs/cuda.md`, On a card.
+//!
+//! * [`Gpu`] implements [`Unit`](moec_runtime::unit::Unit): kernels of threads are launched, and rows are copied.
+//! * [`card`]: a card as its driver shows it: a context, two streams, pinned memory, a module. Whoever measures one uses it, too.
+//! * `api`: the functions of the driver that are called, found in `libcuda.so.1` when a card is first asked for.
+//! * [`text`]: the artifacts of a unit: PTX, and what NVIDIA's assembler made of it.
+//!
+//! [`NATIVE`] is what a bundle's `run` gives its verbs, to have this unit.
+//!
+//! Invariant: this crate reaches `moec-ir` and `moec-runtime`, and nothing else of the workspace, so that it builds beside a
+//! generated runner.
+
+mod api;
+pub mod card;
+mod gpu;
+#[cfg(test)]
+mod tests;
+pub mod text;
+
+pub use gpu::{Gpu, open};
+
+use moec_ir::plan::UnitRef;
+use moec_runtime::Result;
+use moec_runtime::beside::Executor;
+use moec_runtime::cli::Native;
+
+/// The family of units that this crate drives.
+pub const FAMILY: &str = "cuda";
+
+/// What drives a unit: the first card of this machine.
+fn executor(unit: &UnitRef) -> Option<Result<Executor>> {
+    Some(Gpu::open(&unit.name).map(|gpu| Executor::Unit(Box::new(gpu))))
+}
+
+/// This crate's unit, for the `run` of a bundle whose units are driven here.
+pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &executor };

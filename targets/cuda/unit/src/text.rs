@@ -1,0 +1,121 @@
+//! The artifacts of a unit: its kernels as PTX, and as machine code where the build had NVIDIA's assembler.
+
+use moec_ir::plan::{Plan, ThreadKernel};
+use moec_runtime::regular::{self, Limit};
+use moec_runtime::{Error, Result};
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// The kernels of a unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Artifact {
+    /// Path of the text, relative to the bundle.
+    pub path: String,
+    /// PTX.
+    pub text: String,
+    /// What the assembler made of it for the generation of the text, if it is there.
+    pub code: Option<Vec<u8>>,
+}
+
+/// Path of the machine code of a text: `artifacts/UNIT.cubin` of `artifacts/UNIT.ptx`.
+pub fn code_path(text: &str) -> String {
+    format!("{}.cubin", text.strip_suffix(".ptx").unwrap_or(text))
+}
+
+/// Reads the artifact of a unit, by its index in the plan.
+///
+/// # Errors
+/// An artifact that is missing or cannot be read; kernels of one unit in several.
+pub fn read(folder: &Path, plan: &Plan, unit: u32) -> Result<Artifact> {
+    let name = plan.units.get(unit as usize).map_or("?", |u| &*u.name);
+    let own = || plan.launches.iter().filter(|k| k.unit == unit);
+    let Some(first) = own().next() else {
+        return Err(Error::Plan(format!("`{name}` launches no kernel")));
+    };
+    if let Some(other) = own().find(|k| k.artifact != first.artifact) {
+        return Err(Error::Plan(format!(
+            "`{name}` launches kernels of `{}` and of `{}`",
+            first.artifact, other.artifact
+        )));
+    }
+    let path = first.artifact.clone();
+    let text = bytes(folder, &path, regular::PTX)?.ok_or_else(|| Error::MissingFile(folder.join(&path)))?;
+    let text = String::from_utf8(text).map_err(|_| Error::Plan(format!("`{path}` is no text")))?;
+    // A plan that lists the code needs it; one that does not has none, whatever lies in the folder.
+    let code_at = code_path(&path);
+    let code = match plan.files.iter().any(|f| f.path == code_at) {
+        true => Some(
+            bytes(folder, &code_at, regular::PTX)?
+                .ok_or_else(|| Error::MissingFile(folder.join(&code_at)))?,
+        ),
+        false => None,
+    };
+    Ok(Artifact { path, text, code })
+}
+
+/// A file of the bundle; `None` where there is none.
+fn bytes(folder: &Path, name: &str, limit: Limit) -> Result<Option<Vec<u8>>> {
+    let path = folder.join(name);
+    match regular::read(&path, limit) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Io { doing: "read", path, source }),
+    }
+}
+
+impl Artifact {
+    /// The generation that it is for: `sm_90`.
+    pub fn generation(&self) -> Option<&str> {
+        let target = self.text.lines().find_map(|l| l.trim().strip_prefix(".target "))?;
+        target.split([',', ' ']).next()
+    }
+
+    /// Whether the text has a kernel that takes what a plan gives it: so many addresses, and a number of rows.
+    ///
+    /// # Errors
+    /// What it lacks, for people.
+    pub fn check(&self, kernel: &ThreadKernel) -> Result<(), String> {
+        let missing = || format!("there is no kernel of that name in `{}`", self.path);
+        let begins = |text: &str| text.trim_start().starts_with('(');
+        let mut found = self.text.match_indices(".entry ").filter_map(|(at, word)| {
+            let rest = self.text[at + word.len()..].trim_start().strip_prefix(&*kernel.symbol)?;
+            begins(rest).then_some(rest)
+        });
+        let rest = found.next().ok_or_else(missing)?;
+        let (parameters, _) = rest.split_once(')').ok_or_else(missing)?;
+        let of =
+            |ty: &str| parameters.split(',').filter(|p| p.split_whitespace().any(|word| word == ty)).count();
+        let (addresses, rows, all) = (of(".u64"), of(".u32"), parameters.split(',').count());
+        if (addresses, rows, all) == (kernel.operands as usize, 1, addresses + rows) {
+            return Ok(());
+        }
+        Err(format!(
+            "it takes {all} parameters, {addresses} of them addresses, not {} addresses and a number of rows",
+            kernel.operands
+        ))
+    }
+}
+
+/// Whether machine code is an ELF file that has everything of which its head speaks.
+pub(crate) fn is_whole(code: &[u8]) -> bool {
+    /// Sections without bytes in the file.
+    const EMPTY: u64 = 8;
+    let number = |at: u64, bytes: usize| -> Option<u64> {
+        let at = usize::try_from(at).ok()?;
+        let bytes = code.get(at..at.checked_add(bytes)?)?;
+        Some(bytes.iter().rev().fold(0, |n, &b| n << 8 | u64::from(b)))
+    };
+    let inside = |at: u64, bytes: u64| at.checked_add(bytes).is_some_and(|end| end <= code.len() as u64);
+    // Where tables of segments and of sections stand in the head: their place, the bytes of a row, the rows.
+    let tables = [(32, 54, 56), (40, 58, 60)].map(|(at, each, count)| {
+        let (at, each, count) = (number(at, 8)?, number(each, 2)?, number(count, 2)?);
+        inside(at, each * count).then_some((at, each, count))
+    });
+    let [Some(_), Some((sections, each, count))] = tables else { return false };
+    code.starts_with(b"\x7fELF\x02")
+        && (0..count).all(|i| {
+            let row = sections + i * each;
+            let of = [(4, 4), (24, 8), (32, 8)].map(|(at, bytes)| number(row + at, bytes));
+            matches!(of, [Some(kind), Some(at), Some(bytes)] if kind == EMPTY || inside(at, bytes))
+        })
+}
