@@ -7,7 +7,7 @@ use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, rate};
-use crate::sampler::{Sampler, Sampling};
+use crate::sampler::{Sampler, Sampling, log_probability};
 use crate::states;
 use std::time::{Duration, Instant};
 
@@ -83,7 +83,7 @@ pub fn best_of(
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    how: Sampling,
+    how: &Sampling,
 ) -> Result<BestOf> {
     let mut out = BestOf::default();
     best_of_into(engine, request, many, decoder, how, &mut out)?;
@@ -100,7 +100,7 @@ pub fn best_of_into(
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    how: Sampling,
+    how: &Sampling,
     out: &mut BestOf,
 ) -> Result<()> {
     let Request { slot: first, prompt, n, .. } = *request;
@@ -117,7 +117,7 @@ pub fn best_of_into(
         return Err(Error::Range { what: "temperature", range, found });
     }
     let before = decoder.fallbacks();
-    let mut drawn: Vec<Drawn> = (0..many).map(|i| Drawn::new(i, how)).collect();
+    let mut drawn: Vec<Drawn> = (0..many).map(|i| Drawn::new(i, how, prompt)).collect();
     let done = draw(engine, request, decoder, &mut drawn, out);
     out.candidates = drawn.into_iter().map(|d| d.candidate).filter(|c| !c.ids.is_empty()).collect();
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
@@ -165,10 +165,12 @@ struct Drawn {
 }
 
 impl Drawn {
-    fn new(i: usize, how: Sampling) -> Self {
+    fn new(i: usize, how: &Sampling, prompt: &[u32]) -> Self {
         let seed = how.seed.wrapping_add(i as u64);
         let candidate = Candidate { seed, ..Candidate::default() };
-        Self { candidate, sampler: Sampler::new(Sampling { seed, ..how }) }
+        let mut sampler = Sampler::new(Sampling { seed, log_probabilities: None, ..how.clone() });
+        sampler.begin(prompt);
+        Self { candidate, sampler }
     }
 
     fn draw(&mut self, logits: &[f32], request: &Request<'_>) -> Result<()> {
@@ -179,13 +181,6 @@ impl Drawn {
         c.ended = request.end.contains(&id) || c.ids.len() >= request.n;
         Ok(())
     }
-}
-
-/// `ln softmax(logits)[id]`.
-fn log_probability(logits: &[f32], id: u32) -> f64 {
-    let max = logits.iter().copied().filter(|z| !z.is_nan()).fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().filter(|z| !z.is_nan()).map(|&z| f64::from(z - max).exp()).sum();
-    logits.get(id as usize).map_or(f64::NEG_INFINITY, |&z| f64::from(z - max) - sum.ln())
 }
 
 /// Puts a prompt into the slots `first .. first + many`; `sink` gets the logits after it, once.
@@ -216,16 +211,6 @@ fn share_prompt(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn probabilities_are_those_of_the_softmax() {
-        let p = [0.5f32, 0.3, 0.15, 0.05];
-        let logits: Vec<f32> = p.iter().map(|p| p.ln() - 7.0).collect();
-        for (id, p) in p.into_iter().enumerate() {
-            assert!((log_probability(&logits, id as u32) - f64::from(p.ln())).abs() < 1e-6);
-        }
-        assert_eq!(log_probability(&[0.0, f32::NAN], 0), 0.0);
-    }
 
     #[test]
     fn the_best_has_the_highest_mean() {

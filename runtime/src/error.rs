@@ -277,6 +277,12 @@ pub enum Error {
     /// Logits without a largest one.
     #[error("the model returned logits that are not numbers")]
     NotFinite,
+    /// Every token is forbidden: by biases, or by what an answer must be like.
+    #[error("no token may come next: biases or a grammar forbid all of them")]
+    NoToken,
+    /// What an answer must be like cannot be held.
+    #[error("the answer cannot be held to its grammar: {0}")]
+    Constraint(String),
     /// A value out of its range.
     #[error("{what} must be {range}, not {found}")]
     Range {
@@ -413,6 +419,8 @@ impl Error {
             | Self::State { .. }
             | Self::Context { .. }
             | Self::Room { .. }
+            | Self::NoToken
+            | Self::Constraint(_)
             | Self::Range { .. }
             | Self::Threads { .. }
             | Self::Budget { .. }
@@ -529,6 +537,8 @@ impl Error {
             Self::NoTokenizer(_) => {
                 "give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there"
             }
+            Self::NoToken => "give fewer biases of −∞, or a grammar that the vocabulary can write",
+            Self::Constraint(_) => "give a smaller grammar, or one with fewer choices at a time",
             Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } | Self::Launch { .. } => {
                 "check the bundle with `moec verify`; if it passes, this is a bug of moec"
             }

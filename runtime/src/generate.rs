@@ -3,7 +3,7 @@
 use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
-use crate::sampler::Sampler;
+use crate::sampler::{LogProbabilities, Sampler};
 use std::time::{Duration, Instant};
 
 /// What a generation has produced and how long it took.
@@ -19,6 +19,8 @@ pub struct Generation {
     pub decode: Duration,
     /// How many ids but the first needed all experts; `None` where fewer are never tried.
     pub fallbacks: Option<Fallbacks>,
+    /// Log-probabilities, one for each id; empty where the sampler's options ask for none.
+    pub log_probabilities: Vec<LogProbabilities>,
 }
 
 impl Generation {
@@ -64,7 +66,7 @@ pub struct Request<'a> {
     pub end: &'a [u32],
 }
 
-/// Generates up to `n` tokens after the prompt; fewer if an end token comes up. `on_token` gets each id as it is chosen;
+/// Generates up to `n` tokens after the prompt; fewer if an end token comes up, or a constraint says that all is said. `on_token` gets each id as it is chosen;
 /// its error ends the work.
 ///
 /// # Errors
@@ -80,6 +82,7 @@ pub fn generate(
     let Request { slot, prompt, n, end } = *request;
     check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
     engine.reset(slot)?;
+    sampler.begin(prompt);
     let before = decoder.fallbacks();
     let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
     let mut next = Err(Error::NotFinite);
@@ -100,9 +103,10 @@ pub fn generate(
         }
         let id = std::mem::replace(&mut next, Err(Error::NotFinite))?;
         out.ids.push(id);
+        out.log_probabilities.extend(sampler.last().cloned());
         out.decode = start.elapsed();
         on_token(id)?;
-        if end.contains(&id) {
+        if end.contains(&id) || sampler.ended() {
             break;
         }
     }

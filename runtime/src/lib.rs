@@ -83,7 +83,7 @@ pub use engine::{Engine, Memory, Options, Row, Want};
 pub use error::{Cannot, Error, Fault, Result};
 pub use generate::{Generation, Request, generate};
 pub use program::Program;
-pub use sampler::{Sampler, Sampling};
+pub use sampler::{Constraint, LogProbabilities, Sampler, Sampling};
 pub use store::CheckLevel;
 pub use text::Text;
 pub use trace::{Moment, StepView};

@@ -99,11 +99,11 @@ fn best(
     let mut once = |n: usize| -> Result<[Duration; 2]> {
         let request = Request { slot: 0, prompt: &ids, n, end: &[] };
         let start = Instant::now();
-        best_of(engine, &request, many, &mut Decoder::full(), how)?;
+        best_of(engine, &request, many, &mut Decoder::full(), &how)?;
         let together = start.elapsed();
         let start = Instant::now();
         for i in 0..many {
-            let mut sampler = Sampler::new(Sampling { seed: i as u64, ..how });
+            let mut sampler = Sampler::new(Sampling { seed: i as u64, ..how.clone() });
             generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(()))?;
         }
         Ok([together, start.elapsed()])
