@@ -4,12 +4,13 @@
 //! in one batch; as sequences end, the batch moves to the smallest entry point that holds what is left.
 
 use crate::big_little::{Decoder, Fallbacks};
-use crate::engine::{Engine, Want};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, rate};
-use crate::sampler::{Sampler, Sampling, log_probability};
-use crate::states;
-use std::time::{Duration, Instant};
+use crate::sampler::{Sampler, Sampling};
+use crate::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
+use std::cell::RefCell;
+use std::time::Duration;
 
 /// One of the sequences.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -117,95 +118,65 @@ pub fn best_of_into(
         return Err(Error::Range { what: "temperature", range, found });
     }
     let before = decoder.fallbacks();
-    let mut drawn: Vec<Drawn> = (0..many).map(|i| Drawn::new(i, how, prompt)).collect();
-    let done = draw(engine, request, decoder, &mut drawn, out);
-    out.candidates = drawn.into_iter().map(|d| d.candidate).filter(|c| !c.ids.is_empty()).collect();
+    let done = draw(engine, request, many, decoder, how, out);
+    out.candidates.retain(|c| !c.ids.is_empty());
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
     done
 }
 
-/// Draws all sequences to their ends; times and calls go to `out` as they come.
+/// Draws all sequences to their ends; ids, times and calls go to `out` as they come.
 fn draw(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
+    many: usize,
     decoder: &mut Decoder,
-    drawn: &mut [Drawn],
+    how: &Sampling,
     out: &mut BestOf,
 ) -> Result<()> {
-    let Request { slot: first, prompt, n, .. } = *request;
-    let start = Instant::now();
-    share_prompt(engine, first, drawn.len(), prompt, &mut |logits| {
-        drawn.iter_mut().try_for_each(|d| d.draw(logits, request))
-    })?;
-    out.prefill = start.elapsed();
-    let start = Instant::now();
-    let (mut rows, mut of): (Vec<(u32, usize, u32)>, Vec<usize>) = (Vec::new(), Vec::new());
-    for made in 1..n {
-        of.clear();
-        of.extend((0..drawn.len()).filter(|&i| !drawn[i].candidate.ended));
-        if of.is_empty() {
-            break;
-        }
-        rows.clear();
-        rows.extend(of.iter().filter_map(|&i| {
-            let last = *drawn[i].candidate.ids.last()?;
-            Some((first + i as u32, prompt.len() + made - 1, last))
-        }));
-        decoder.decode(engine, &rows, &mut |row, logits| drawn[of[row]].draw(logits, request))?;
-        out.calls.push(rows.len());
-        out.decode = start.elapsed();
-    }
-    Ok(())
-}
-
-/// A sequence that is being drawn.
-struct Drawn {
-    candidate: Candidate,
-    sampler: Sampler,
-}
-
-impl Drawn {
-    fn new(i: usize, how: &Sampling, prompt: &[u32]) -> Self {
-        let seed = how.seed.wrapping_add(i as u64);
-        let candidate = Candidate { seed, ..Candidate::default() };
-        let mut sampler = Sampler::new(Sampling { seed, log_probabilities: None, ..how.clone() });
+    let Request { slot: first, prompt, n, end } = *request;
+    let seeds = (0..many as u64).map(|i| how.seed.wrapping_add(i));
+    out.candidates = seeds.map(|seed| Candidate { seed, ..Candidate::default() }).collect();
+    let choosers = out.candidates.iter().map(|c| {
+        let how = Sampling { seed: c.seed, log_probabilities: Some(0), ..how.clone() };
+        let mut sampler = Sampler::new(how);
         sampler.begin(prompt);
-        Self { candidate, sampler }
-    }
-
-    fn draw(&mut self, logits: &[f32], request: &Request<'_>) -> Result<()> {
-        let id = self.sampler.sample(logits)?;
-        let c = &mut self.candidate;
-        c.log_probability += log_probability(logits, id);
-        c.ids.push(id);
-        c.ended = request.end.contains(&id) || c.ids.len() >= request.n;
-        Ok(())
-    }
-}
-
-/// Puts a prompt into the slots `first .. first + many`; `sink` gets the logits after it, once.
-///
-/// A static graph with a state keeps the cache of its layers in the unit, and so does a unit with a memory of its own, where
-/// nothing copies it: the prompt then goes through every slot.
-fn share_prompt(
-    engine: &mut Engine<'_>,
-    first: u32,
-    many: usize,
-    prompt: &[u32],
-    sink: &mut dyn FnMut(&[f32]) -> Result<()>,
-) -> Result<()> {
-    let elsewhere = states::check_fork(engine.program()).is_err();
-    engine.reset(first)?;
-    engine.prefill(first, 0, prompt, Want::Last, &mut |_, logits| sink(logits))?;
-    for slot in (first..).take(many).skip(1) {
-        engine.reset(slot)?;
-        if elsewhere {
-            engine.prefill(slot, 0, prompt, Want::None, &mut |_, _| Ok(()))?;
-        } else {
-            engine.fork(first, slot)?;
+        Box::new(sampler) as Box<dyn Choose>
+    });
+    let job = Job { prompt: prompt.to_vec(), choosers: choosers.collect(), n, end: end.to_vec(), deadline: None };
+    let setting = Setting { slots: first..first.saturating_add(many as u32), ..Setting::default() };
+    let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
+    let ids = scheduler.submit(job)?;
+    let BestOf { candidates, prefill, decode, calls, .. } = out;
+    // One that fails ends all: what is left would not be the best of so many.
+    let failed = RefCell::new(None);
+    let mut sink = |id, event| {
+        let Some(c) = ids.iter().position(|&x| x == id).and_then(|i| candidates.get_mut(i)) else { return false };
+        match event {
+            Event::Began { .. } => {}
+            Event::Token { id, log_probabilities } => {
+                c.ids.push(id);
+                c.log_probability += log_probabilities.map_or(0.0, |l| l.chosen);
+            }
+            Event::Ended(End::Failed(e)) => {
+                failed.borrow_mut().get_or_insert(e);
+            }
+            Event::Ended(_) => c.ended = true,
         }
-    }
-    Ok(())
+        true
+    };
+    scheduler.run(&mut sink, &mut |step| {
+        match step.done {
+            Done::Decode(rows) => {
+                *decode += step.took;
+                calls.push(rows);
+            }
+            // The copies for the other sequences among it.
+            _ => *prefill += step.took,
+        }
+        failed.borrow().is_none()
+    })?;
+    drop(sink);
+    failed.into_inner().map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

@@ -202,6 +202,15 @@ pub enum Error {
         /// Slots.
         slots: u32,
     },
+    /// More sequences than may wait.
+    #[error("{waiting} sequences wait already")]
+    Busy {
+        /// Sequences that wait.
+        waiting: usize,
+    },
+    /// Answers that do not depend on what ran before were asked for.
+    #[error("experts are assigned to units while the plan runs, so answers depend in their last bits on what ran before")]
+    NotExact,
     /// Nothing to work on.
     #[error("the prompt is empty")]
     EmptyPrompt,
@@ -411,6 +420,8 @@ impl Error {
             | Self::NoPaging(_)
             | Self::OwnUnderBudget
             | Self::FewSlots { .. }
+            | Self::Busy { .. }
+            | Self::NotExact
             | Self::EmptyPrompt
             | Self::BadId { .. }
             | Self::BadSlot { .. }
@@ -517,6 +528,8 @@ impl Error {
             Self::State { cannot: Cannot::Reach { .. }, .. } => "give the sequence again from its beginning",
             Self::State { cannot: Cannot::Fork, .. } => "give the sequence to every slot",
             Self::Library { hint, .. } | Self::Unit { hint, .. } => return Some(hint.clone()),
+            Self::Busy { .. } => "ask again later, or let more wait",
+            Self::NotExact => "leave out `--exact`, or build for a target whose experts have one unit",
             Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
             Self::Context { .. } => {

@@ -31,11 +31,6 @@ impl LogProbabilities {
     }
 }
 
-/// `ln softmax(logits)[id]`.
-pub(crate) fn log_probability(logits: &[f32], id: u32) -> f64 {
-    LogProbabilities::of(logits, id, 0).chosen
-}
-
 /// `ln Σ exp(logits)`.
 fn norm(logits: &[f32]) -> f64 {
     let max = logits.iter().copied().filter(|z| !z.is_nan()).fold(f32::NEG_INFINITY, f32::max);
@@ -52,9 +47,9 @@ mod tests {
         let p = [0.05f32, 0.3, 0.5, 0.15];
         let logits: Vec<f32> = p.iter().map(|p| p.ln() - 7.0).collect();
         for (id, p) in p.into_iter().enumerate() {
-            assert!((log_probability(&logits, id as u32) - f64::from(p.ln())).abs() < 1e-6);
+            assert!((LogProbabilities::of(&logits, id as u32, 0).chosen - f64::from(p.ln())).abs() < 1e-6);
         }
-        assert_eq!(log_probability(&[0.0, f32::NAN], 0), 0.0);
+        assert_eq!(LogProbabilities::of(&[0.0, f32::NAN], 0, 0).chosen, 0.0);
         let found = LogProbabilities::of(&logits, 0, 2);
         assert_eq!(found.likeliest.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [2, 1]);
         assert!((found.likeliest[0].1 - 0.5f64.ln()).abs() < 1e-6);

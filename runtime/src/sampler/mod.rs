@@ -13,7 +13,6 @@ mod tests;
 
 use crate::error::{Error, Result};
 pub use log_probabilities::LogProbabilities;
-pub(crate) use log_probabilities::log_probability;
 pub use options::{MAX_LIKELIEST, Sampling};
 pub(crate) use random::SplitMix64;
 use stages::{CUTS, Candidate, History, ON_LOGITS};
