@@ -175,14 +175,13 @@ fn gamma_goes_from_the_little_model_to_the_full_one() {
                 let done = done.unwrap();
                 (done.ids, done.fallbacks)
             };
-            let greedy = Sampling::default();
-            let hot = Sampling { temperature: 1.0, seed: 3, ..greedy };
-            for how in [greedy, hot] {
+            let hot = Sampling { temperature: 1.0, seed: 3, ..Sampling::GREEDY };
+            for how in [Sampling::GREEDY, hot] {
                 let at = |engine: &mut Engine<'_>, gamma: f32| {
                     let decoder = Decoder::big_little(engine.program(), gamma).unwrap();
-                    run(engine, decoder, how)
+                    run(engine, decoder, how.clone())
                 };
-                let all = run(engine, Decoder::full(), how);
+                let all = run(engine, Decoder::full(), how.clone());
                 assert_eq!(all.1, None);
                 let (one, none) = (at(engine, 1.0), at(engine, 0.0));
                 assert_eq!(one, (all.0.clone(), Some(Fallbacks { tokens: 23, full: 23 })), "{family}");
@@ -191,7 +190,7 @@ fn gamma_goes_from_the_little_model_to_the_full_one() {
                 let high = at(engine, 1.0 - f32::EPSILON);
                 assert_eq!(high, (all.0, Some(Fallbacks { tokens: 23, full: 23 })), "{family}");
             }
-            assert_eq!(run(engine, Decoder::full(), greedy).0, after, "{family}");
+            assert_eq!(run(engine, Decoder::full(), Sampling::GREEDY).0, after, "{family}");
         });
     }
 }
@@ -304,12 +303,12 @@ fn best_of_is_so_many_single_runs() {
                 for decoder in [&full as &dyn Fn(&Engine<'_>) -> Decoder, &sure] {
                     let request = moec_runtime::Request { slot: 0, prompt, n: 32, end: &[] };
                     let mut with = decoder(engine);
-                    let done: BestOf = best_of(engine, &request, 4, &mut with, how).unwrap();
+                    let done: BestOf = best_of(engine, &request, 4, &mut with, &how).unwrap();
                     assert_eq!(done.calls, [4; 31]);
                     let (mut differ, mut fallbacks) = (0, 0);
                     for c in &done.candidates {
                         let mut with = decoder(engine);
-                        let how = Sampling { seed: c.seed, ..how };
+                        let how = Sampling { seed: c.seed, ..how.clone() };
                         let alone = replayed(engine, prompt, &c.ids, &mut with, how);
                         differ += alone.0;
                         fallbacks += alone.2;
@@ -337,7 +336,7 @@ fn sequences_that_end_leave_the_batch() {
         let how = Sampling { temperature: 1.0, seed: 2, ..Sampling::default() };
         let run = |engine: &mut Engine<'_>, end: &[u32]| {
             let request = moec_runtime::Request { slot: 0, prompt, n: 64, end };
-            best_of(engine, &request, 4, &mut Decoder::full(), how).unwrap()
+            best_of(engine, &request, 4, &mut Decoder::full(), &how).unwrap()
         };
         let free = run(engine, &[]);
         // Ids that end three of the sequences, each at a time of its own.

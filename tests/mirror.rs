@@ -104,7 +104,7 @@ fn compute(bundle: &Bundle, options: Options, prompt: &[u32], seen: &Arc<Seen>) 
     let made = moec_runtime::generate(&mut engine, &request, &mut decoder, &mut sampler, &mut |_| Ok(()));
     let ids = made.unwrap().ids;
     let how = Sampling { temperature: 0.8, seed: 7, ..Sampling::default() };
-    let both = best_of(&mut engine, &request, 2, &mut Decoder::full(), how).unwrap();
+    let both = best_of(&mut engine, &request, 2, &mut Decoder::full(), &how).unwrap();
     let both = both.candidates.into_iter().map(|c| c.ids).collect();
     let promised: Vec<_> = (1..).zip(engine.memories_beside()).map(|(m, (_, taken))| (m, taken)).collect();
     for (memory, taken) in promised {

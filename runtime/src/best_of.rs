@@ -4,12 +4,13 @@
 //! in one batch; as sequences end, the batch moves to the smallest entry point that holds what is left.
 
 use crate::big_little::{Decoder, Fallbacks};
-use crate::engine::{Engine, Want};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, rate};
 use crate::sampler::{Sampler, Sampling};
-use crate::states;
-use std::time::{Duration, Instant};
+use crate::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
+use std::cell::RefCell;
+use std::time::Duration;
 
 /// One of the sequences.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -83,7 +84,7 @@ pub fn best_of(
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    how: Sampling,
+    how: &Sampling,
 ) -> Result<BestOf> {
     let mut out = BestOf::default();
     best_of_into(engine, request, many, decoder, how, &mut out)?;
@@ -100,7 +101,7 @@ pub fn best_of_into(
     request: &Request<'_>,
     many: usize,
     decoder: &mut Decoder,
-    how: Sampling,
+    how: &Sampling,
     out: &mut BestOf,
 ) -> Result<()> {
     let Request { slot: first, prompt, n, .. } = *request;
@@ -117,115 +118,70 @@ pub fn best_of_into(
         return Err(Error::Range { what: "temperature", range, found });
     }
     let before = decoder.fallbacks();
-    let mut drawn: Vec<Drawn> = (0..many).map(|i| Drawn::new(i, how)).collect();
-    let done = draw(engine, request, decoder, &mut drawn, out);
-    out.candidates = drawn.into_iter().map(|d| d.candidate).filter(|c| !c.ids.is_empty()).collect();
+    let done = draw(engine, request, many, decoder, how, out);
+    out.candidates.retain(|c| !c.ids.is_empty());
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
     done
 }
 
-/// Draws all sequences to their ends; times and calls go to `out` as they come.
+/// Draws all sequences to their ends; ids, times and calls go to `out` as they come.
 fn draw(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
+    many: usize,
     decoder: &mut Decoder,
-    drawn: &mut [Drawn],
+    how: &Sampling,
     out: &mut BestOf,
 ) -> Result<()> {
-    let Request { slot: first, prompt, n, .. } = *request;
-    let start = Instant::now();
-    share_prompt(engine, first, drawn.len(), prompt, &mut |logits| {
-        drawn.iter_mut().try_for_each(|d| d.draw(logits, request))
+    let Request { slot: first, prompt, n, end } = *request;
+    let seeds = (0..many as u64).map(|i| how.seed.wrapping_add(i));
+    out.candidates = seeds.map(|seed| Candidate { seed, ..Candidate::default() }).collect();
+    let choosers = out.candidates.iter().map(|c| {
+        let how = Sampling { seed: c.seed, log_probabilities: Some(0), ..how.clone() };
+        let mut sampler = Sampler::new(how);
+        sampler.begin(prompt);
+        Box::new(sampler) as Box<dyn Choose>
+    });
+    let job = Job { prompt: prompt.to_vec(), choosers: choosers.collect(), n, end: end.to_vec(), deadline: None };
+    let setting = Setting { slots: first..first.saturating_add(many as u32), ..Setting::default() };
+    let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
+    let ids = scheduler.submit(job)?;
+    let BestOf { candidates, prefill, decode, calls, .. } = out;
+    // One that fails ends all: what is left would not be the best of so many.
+    let failed = RefCell::new(None);
+    let mut sink = |id, event| {
+        let Some(c) = ids.iter().position(|&x| x == id).and_then(|i| candidates.get_mut(i)) else { return false };
+        match event {
+            Event::Began { .. } => {}
+            Event::Token { id, log_probabilities } => {
+                c.ids.push(id);
+                c.log_probability += log_probabilities.map_or(0.0, |l| l.chosen);
+            }
+            Event::Ended(End::Failed(e)) => {
+                failed.borrow_mut().get_or_insert(e);
+            }
+            Event::Ended(_) => c.ended = true,
+        }
+        true
+    };
+    scheduler.run(&mut sink, &mut |step| {
+        match step.done {
+            Done::Decode(rows) => {
+                *decode += step.took;
+                calls.push(rows);
+            }
+            // The copies for the other sequences among it.
+            _ => *prefill += step.took,
+        }
+        failed.borrow().is_none()
     })?;
-    out.prefill = start.elapsed();
-    let start = Instant::now();
-    let (mut rows, mut of): (Vec<(u32, usize, u32)>, Vec<usize>) = (Vec::new(), Vec::new());
-    for made in 1..n {
-        of.clear();
-        of.extend((0..drawn.len()).filter(|&i| !drawn[i].candidate.ended));
-        if of.is_empty() {
-            break;
-        }
-        rows.clear();
-        rows.extend(of.iter().filter_map(|&i| {
-            let last = *drawn[i].candidate.ids.last()?;
-            Some((first + i as u32, prompt.len() + made - 1, last))
-        }));
-        decoder.decode(engine, &rows, &mut |row, logits| drawn[of[row]].draw(logits, request))?;
-        out.calls.push(rows.len());
-        out.decode = start.elapsed();
-    }
-    Ok(())
-}
-
-/// A sequence that is being drawn.
-struct Drawn {
-    candidate: Candidate,
-    sampler: Sampler,
-}
-
-impl Drawn {
-    fn new(i: usize, how: Sampling) -> Self {
-        let seed = how.seed.wrapping_add(i as u64);
-        let candidate = Candidate { seed, ..Candidate::default() };
-        Self { candidate, sampler: Sampler::new(Sampling { seed, ..how }) }
-    }
-
-    fn draw(&mut self, logits: &[f32], request: &Request<'_>) -> Result<()> {
-        let id = self.sampler.sample(logits)?;
-        let c = &mut self.candidate;
-        c.log_probability += log_probability(logits, id);
-        c.ids.push(id);
-        c.ended = request.end.contains(&id) || c.ids.len() >= request.n;
-        Ok(())
-    }
-}
-
-/// `ln softmax(logits)[id]`.
-fn log_probability(logits: &[f32], id: u32) -> f64 {
-    let max = logits.iter().copied().filter(|z| !z.is_nan()).fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().filter(|z| !z.is_nan()).map(|&z| f64::from(z - max).exp()).sum();
-    logits.get(id as usize).map_or(f64::NEG_INFINITY, |&z| f64::from(z - max) - sum.ln())
-}
-
-/// Puts a prompt into the slots `first .. first + many`; `sink` gets the logits after it, once.
-///
-/// A static graph with a state keeps the cache of its layers in the unit, and so does a unit with a memory of its own, where
-/// nothing copies it: the prompt then goes through every slot.
-fn share_prompt(
-    engine: &mut Engine<'_>,
-    first: u32,
-    many: usize,
-    prompt: &[u32],
-    sink: &mut dyn FnMut(&[f32]) -> Result<()>,
-) -> Result<()> {
-    let elsewhere = states::check_fork(engine.program()).is_err();
-    engine.reset(first)?;
-    engine.prefill(first, 0, prompt, Want::Last, &mut |_, logits| sink(logits))?;
-    for slot in (first..).take(many).skip(1) {
-        engine.reset(slot)?;
-        if elsewhere {
-            engine.prefill(slot, 0, prompt, Want::None, &mut |_, _| Ok(()))?;
-        } else {
-            engine.fork(first, slot)?;
-        }
-    }
-    Ok(())
+    drop(sink);
+    failed.into_inner().map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn probabilities_are_those_of_the_softmax() {
-        let p = [0.5f32, 0.3, 0.15, 0.05];
-        let logits: Vec<f32> = p.iter().map(|p| p.ln() - 7.0).collect();
-        for (id, p) in p.into_iter().enumerate() {
-            assert!((log_probability(&logits, id as u32) - f64::from(p.ln())).abs() < 1e-6);
-        }
-        assert_eq!(log_probability(&[0.0, f32::NAN], 0), 0.0);
-    }
 
     #[test]
     fn the_best_has_the_highest_mean() {

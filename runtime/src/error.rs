@@ -202,6 +202,15 @@ pub enum Error {
         /// Slots.
         slots: u32,
     },
+    /// More sequences than may wait.
+    #[error("{waiting} sequences wait already")]
+    Busy {
+        /// Sequences that wait.
+        waiting: usize,
+    },
+    /// Answers that do not depend on what ran before were asked for.
+    #[error("experts are assigned to units while the plan runs, so answers depend in their last bits on what ran before")]
+    NotExact,
     /// Nothing to work on.
     #[error("the prompt is empty")]
     EmptyPrompt,
@@ -277,6 +286,12 @@ pub enum Error {
     /// Logits without a largest one.
     #[error("the model returned logits that are not numbers")]
     NotFinite,
+    /// Every token is forbidden: by biases, or by what an answer must be like.
+    #[error("no token may come next: biases or a grammar forbid all of them")]
+    NoToken,
+    /// What an answer must be like cannot be held.
+    #[error("the answer cannot be held to its grammar: {0}")]
+    Constraint(String),
     /// A value out of its range.
     #[error("{what} must be {range}, not {found}")]
     Range {
@@ -405,6 +420,8 @@ impl Error {
             | Self::NoPaging(_)
             | Self::OwnUnderBudget
             | Self::FewSlots { .. }
+            | Self::Busy { .. }
+            | Self::NotExact
             | Self::EmptyPrompt
             | Self::BadId { .. }
             | Self::BadSlot { .. }
@@ -413,6 +430,8 @@ impl Error {
             | Self::State { .. }
             | Self::Context { .. }
             | Self::Room { .. }
+            | Self::NoToken
+            | Self::Constraint(_)
             | Self::Range { .. }
             | Self::Threads { .. }
             | Self::Budget { .. }
@@ -509,6 +528,8 @@ impl Error {
             Self::State { cannot: Cannot::Reach { .. }, .. } => "give the sequence again from its beginning",
             Self::State { cannot: Cannot::Fork, .. } => "give the sequence to every slot",
             Self::Library { hint, .. } | Self::Unit { hint, .. } => return Some(hint.clone()),
+            Self::Busy { .. } => "ask again later, or let more wait",
+            Self::NotExact => "leave out `--exact`, or build for a target whose experts have one unit",
             Self::EmptyPrompt => "give text with `--prompt` or token ids with `--ids`",
             Self::BadId { vocab, .. } => return Some(format!("ids are 0 to {}", vocab.saturating_sub(1))),
             Self::Context { .. } => {
@@ -529,6 +550,8 @@ impl Error {
             Self::NoTokenizer(_) => {
                 "give token ids with `--ids`, or put the checkpoint's `tokenizer.json` there"
             }
+            Self::NoToken => "give fewer biases of −∞, or a grammar that the vocabulary can write",
+            Self::Constraint(_) => "give a smaller grammar, or one with fewer choices at a time",
             Self::BadExpert { .. } | Self::NotFinite | Self::Graph { .. } | Self::Launch { .. } => {
                 "check the bundle with `moec verify`; if it passes, this is a bug of moec"
             }

@@ -1,10 +1,11 @@
 //! Prompt in, tokens out.
 
 use crate::big_little::{Decoder, Fallbacks};
-use crate::engine::{Engine, Want};
+use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::sampler::Sampler;
-use std::time::{Duration, Instant};
+use crate::sampler::{LogProbabilities, Sampler};
+use crate::scheduler::{Done, End, Event, Job, Scheduler, Setting};
+use std::time::Duration;
 
 /// What a generation has produced and how long it took.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,6 +20,8 @@ pub struct Generation {
     pub decode: Duration,
     /// How many ids but the first needed all experts; `None` where fewer are never tried.
     pub fallbacks: Option<Fallbacks>,
+    /// Log-probabilities, one for each id; empty where the sampler's options ask for none.
+    pub log_probabilities: Vec<LogProbabilities>,
 }
 
 impl Generation {
@@ -54,7 +57,7 @@ pub fn check_room(prompt: usize, n: usize, max: usize) -> Result<()> {
 /// What to generate.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// KV-cache slot; it is reset first.
+    /// KV-cache slot; what it holds is forgotten first.
     pub slot: u32,
     /// Token ids to continue.
     pub prompt: &'a [u32],
@@ -64,8 +67,8 @@ pub struct Request<'a> {
     pub end: &'a [u32],
 }
 
-/// Generates up to `n` tokens after the prompt; fewer if an end token comes up. `on_token` gets each id as it is chosen;
-/// its error ends the work.
+/// Generates up to `n` tokens after the prompt; fewer if an end token comes up, or a constraint says that all is
+/// said. `on_token` gets each id as it is chosen; its error ends the work.
 ///
 /// # Errors
 /// Before any work: what [`check_room`] and [`Engine::prefill`] refuse. Then: [`Error::Interrupted`],
@@ -79,33 +82,44 @@ pub fn generate(
 ) -> Result<Generation> {
     let Request { slot, prompt, n, end } = *request;
     check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
-    engine.reset(slot)?;
     let before = decoder.fallbacks();
+    sampler.begin(prompt);
     let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
-    let mut next = Err(Error::NotFinite);
-    let start = Instant::now();
-    engine.prefill(slot, 0, prompt, Want::Last, &mut |_, logits| {
-        next = sampler.sample(logits);
-        Ok(())
-    })?;
-    out.prefill = start.elapsed();
-    let start = Instant::now();
-    while out.ids.len() < n {
-        if let Some(&last) = out.ids.last() {
-            let pos = prompt.len() + out.ids.len() - 1;
-            decoder.decode(engine, &[(slot, pos, last)], &mut |_, logits| {
-                next = sampler.sample(logits);
-                Ok(())
-            })?;
+    let setting = Setting { slots: slot..slot.saturating_add(1), ..Setting::default() };
+    let mut scheduler = Scheduler::new(engine, decoder, &setting)?;
+    let job = Job {
+        prompt: prompt.to_vec(),
+        choosers: vec![Box::new(sampler)],
+        n,
+        end: end.to_vec(),
+        deadline: None,
+    };
+    scheduler.submit(job)?;
+    let (mut ids, mut chances, mut failed) = (Vec::new(), Vec::new(), None);
+    let mut sink = |_, event| match event {
+        Event::Token { id, log_probabilities } => {
+            ids.push(id);
+            chances.extend(log_probabilities);
+            failed = on_token(id).err();
+            failed.is_none()
         }
-        let id = std::mem::replace(&mut next, Err(Error::NotFinite))?;
-        out.ids.push(id);
-        out.decode = start.elapsed();
-        on_token(id)?;
-        if end.contains(&id) {
-            break;
+        Event::Ended(End::Failed(e)) => {
+            failed = Some(e);
+            false
         }
-    }
+        Event::Began { .. } | Event::Ended(_) => true,
+    };
+    let done = scheduler.run(&mut sink, &mut |step| {
+        match step.done {
+            Done::Decode(_) => out.decode += step.took,
+            _ => out.prefill += step.took,
+        }
+        true
+    });
+    drop(scheduler);
+    done?;
+    failed.map_or(Ok(()), Err)?;
+    (out.ids, out.log_probabilities) = (ids, chances);
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
     Ok(out)
 }

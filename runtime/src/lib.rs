@@ -7,6 +7,7 @@
 //! * [`graphs`]: static graphs that a unit beside the processor executes; [`chunk`]: what those of attention are given.
 //! * `coreml`: executes them with Core ML, on macOS.
 //! * `offload`: rows that go to static graphs and back; [`beside`]: units with memories of their own.
+//! * [`scheduler`]: many sequences over one engine, in rounds of prompts and decoding; what every verb generates with.
 //! * `states`: what the slots hold of their sequences; how these begin, go back and are copied.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
@@ -69,6 +70,7 @@ mod processor;
 pub mod program;
 pub mod regular;
 pub mod sampler;
+pub mod scheduler;
 mod states;
 pub mod store;
 pub mod text;
@@ -83,7 +85,8 @@ pub use engine::{Engine, Memory, Options, Row, Want};
 pub use error::{Cannot, Error, Fault, Result};
 pub use generate::{Generation, Request, generate};
 pub use program::Program;
-pub use sampler::{Sampler, Sampling};
+pub use sampler::{Constraint, LogProbabilities, Sampler, Sampling};
+pub use scheduler::{Scheduler, Setting};
 pub use store::CheckLevel;
 pub use text::Text;
 pub use trace::{Moment, StepView};

@@ -8,12 +8,15 @@ use moec_ir::EntryKind::{Decode, Prefill};
 use moec_runtime::{BestOf, Decoder, Engine, Error, Request, Sampler, Sampling, Want, best_of, generate};
 
 /// Hot enough that sequences differ.
-const HOT: Sampling = Sampling { temperature: 40.0, top_p: 0.9, top_k: 60, seed: 5 };
+fn hot() -> Sampling {
+    Sampling { temperature: 40.0, top_p: 0.9, top_k: 60, seed: 5, ..Sampling::GREEDY }
+}
+
 const PROMPT: [u32; 5] = [9, 8, 70, 6, 5];
 
 fn drawn(engine: &mut Engine<'_>, many: usize, n: usize, end: &[u32]) -> BestOf {
     let request = Request { slot: 0, prompt: &PROMPT, n, end };
-    best_of(engine, &request, many, &mut Decoder::full(), HOT).unwrap()
+    best_of(engine, &request, many, &mut Decoder::full(), &hot()).unwrap()
 }
 
 #[test]
@@ -24,7 +27,7 @@ fn sequences_are_those_of_single_runs() {
             assert_eq!(done.calls, [many; 29]);
             for (i, c) in done.candidates.iter().enumerate() {
                 assert_eq!((c.seed, c.ids.len()), (5 + i as u64, 30));
-                let mut sampler = Sampler::new(Sampling { seed: c.seed, ..HOT });
+                let mut sampler = Sampler::new(Sampling { seed: c.seed, ..hot() });
                 let request = Request { slot: 2, prompt: &PROMPT, n: 30, end: &[] };
                 let alone = generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(()));
                 assert_eq!(c.ids, alone.unwrap().ids);
@@ -98,20 +101,20 @@ fn a_fork_goes_its_own_way() {
 fn what_makes_no_sense_is_refused() {
     with_engine(&ENTRIES, 1, |engine| {
         let request = Request { slot: 0, prompt: &PROMPT, n: 4, end: &[] };
-        let mut of = |request: &Request<'_>, many, how| {
-            let e = best_of(engine, request, many, &mut Decoder::full(), how).expect_err("no sense");
+        let mut of = |request: &Request<'_>, many, how: Sampling| {
+            let e = best_of(engine, request, many, &mut Decoder::full(), &how).expect_err("no sense");
             format!("{e} | {}", e.hint().unwrap_or_default())
         };
         assert_eq!(
-            of(&request, 5, HOT),
+            of(&request, 5, hot()),
             "5 sequences were asked for, but the KV cache holds 3 | name 5 in `decode_batch` under `[shapes]` in \
              `model.toml`, as in `decode_batch = [1, 2, 4, 5]`, and build again"
         );
-        assert!(of(&Request { slot: 2, ..request }, 2, HOT).contains("[1, 2, 4]"));
-        assert!(of(&request, 2, Sampling::default()).starts_with("temperature must be above 0"));
+        assert!(of(&Request { slot: 2, ..request }, 2, hot()).contains("[1, 2, 4]"));
+        assert!(of(&request, 2, Sampling::GREEDY).starts_with("temperature must be above 0"));
         assert!(
-            of(&Request { n: 60, ..request }, 2, HOT).contains("60 are to follow, but the context holds 64")
+            of(&Request { n: 60, ..request }, 2, hot()).contains("60 are to follow, but the context holds 64")
         );
-        assert!(of(&Request { prompt: &[], ..request }, 2, HOT).starts_with("the prompt is empty"));
+        assert!(of(&Request { prompt: &[], ..request }, 2, hot()).starts_with("the prompt is empty"));
     });
 }

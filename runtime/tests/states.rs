@@ -435,7 +435,7 @@ fn a_token_that_is_decoded_again_finds_the_state_of_before() {
 
 #[test]
 fn sequences_of_best_of_n_are_those_of_single_runs() {
-    let hot = Sampling { temperature: 2.0, top_p: 0.9, top_k: 60, seed: 5 };
+    let hot = Sampling { temperature: 2.0, top_p: 0.9, top_k: 60, seed: 5, ..Sampling::GREEDY };
     let prompt = [9, 8, 70, 6, 5];
     with_toy(1, |engine| {
         for gamma in [GAMMA, 1.0] {
@@ -447,11 +447,11 @@ fn sequences_of_best_of_n_are_those_of_single_runs() {
             }
             let request = Request { slot: 0, prompt: &prompt, n: 30, end: &[] };
             let mut own = decoder(engine);
-            let done = best_of(engine, &request, SLOTS, &mut own, hot).unwrap();
+            let done = best_of(engine, &request, SLOTS, &mut own, &hot).unwrap();
             let of_all = done.fallbacks.unwrap();
             let mut single = Fallbacks::default();
             for c in &done.candidates {
-                let mut sampler = Sampler::new(Sampling { seed: c.seed, ..hot });
+                let mut sampler = Sampler::new(Sampling { seed: c.seed, ..hot.clone() });
                 let (mut own, request) = (decoder(engine), Request { slot: 1, ..request });
                 let alone = generate(engine, &request, &mut own, &mut sampler, &mut |_| Ok(())).unwrap();
                 assert_eq!(c.ids, alone.ids);

@@ -67,10 +67,10 @@ fn states_of_the_unit_follow_big_little_and_best_of() {
         for gamma in [0.05, 1.0] {
             let decoder = |e: &Engine<'_>| Decoder::big_little(e.program(), gamma).unwrap();
             let mut with = decoder(engine);
-            let done = best_of(engine, &request, 2, &mut with, how).unwrap();
+            let done = best_of(engine, &request, 2, &mut with, &how).unwrap();
             for c in &done.candidates {
                 let mut with = decoder(engine);
-                let mut sampler = Sampler::new(Sampling { seed: c.seed, ..how });
+                let mut sampler = Sampler::new(Sampling { seed: c.seed, ..how.clone() });
                 let alone = generate(engine, &request, &mut with, &mut sampler, &mut |_| Ok(())).unwrap();
                 assert_eq!(c.ids, alone.ids, "gamma {gamma}");
             }

@@ -1,6 +1,7 @@
 //! What the verbs take.
 
 use crate::cpu::MAX_THREADS;
+use crate::sampler::{MAX_LIKELIEST, Sampling};
 use crate::weights::Weights;
 use clap::builder::{PossibleValuesParser, TypedValueParser as _};
 use clap::{Args, Parser, Subcommand};
@@ -71,6 +72,61 @@ pub struct Common {
     pub(super) prefetch: Option<usize>,
 }
 
+/// How tokens are chosen.
+#[derive(Args, Clone)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArgs {
+    /// Divides the logits before one is drawn; 0 takes the likeliest token
+    #[arg(long, value_name = "T", default_value = "0", value_parser = between(0f32..=100.0, "from 0 to 100"), allow_negative_numbers = true)]
+    pub temperature: f32,
+    /// Draw from the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P", default_value = "1", value_parser = between(f32::MIN_POSITIVE..=1.0, "above 0, up to 1"), allow_negative_numbers = true)]
+    pub top_p: f32,
+    /// Draw from this many of the likeliest tokens; 0 from all
+    #[arg(long, value_name = "K", default_value = "0", allow_negative_numbers = true)]
+    pub top_k: usize,
+    /// Draw from tokens with at least this share of the probability of the likeliest one; 0 from all
+    #[arg(long, value_name = "P", default_value = "0", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
+    pub min_p: f32,
+    /// Draw from the most typical tokens, nearest to the entropy, that together have this probability
+    #[arg(long, value_name = "P", default_value = "1", value_parser = between(f32::MIN_POSITIVE..=1.0, "above 0, up to 1"), allow_negative_numbers = true)]
+    pub typical_p: f32,
+    /// Divide positive logits of tokens of the prompt and the answer by this, and multiply negative ones; 1 leaves them
+    #[arg(long, value_name = "R", default_value = "1", value_parser = between(f32::MIN_POSITIVE..=100.0, "above 0, up to 100"), allow_negative_numbers = true)]
+    pub repetition_penalty: f32,
+    /// Subtract this from the logit of every token of the answer
+    #[arg(long, value_name = "A", default_value = "0", value_parser = between(-100f32..=100.0, "from -100 to 100"), allow_negative_numbers = true)]
+    pub presence_penalty: f32,
+    /// Subtract this from the logit of a token once for every time that the answer has it
+    #[arg(long, value_name = "A", default_value = "0", value_parser = between(-100f32..=100.0, "from -100 to 100"), allow_negative_numbers = true)]
+    pub frequency_penalty: f32,
+    /// Add to the logits of tokens: `42:1.5,7:-inf`
+    #[arg(long, value_name = "ID:BIAS,…", value_delimiter = ',', value_parser = bias, allow_hyphen_values = true)]
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Seed of the random numbers
+    #[arg(long, value_name = "S", default_value = "0", allow_negative_numbers = true)]
+    pub seed: u64,
+}
+
+impl SamplingArgs {
+    /// The options of a sampler. Log-probabilities are not among these arguments.
+    pub fn sampling(&self) -> Sampling {
+        Sampling {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            top_k: self.top_k,
+            min_p: self.min_p,
+            typical_p: self.typical_p,
+            repetition_penalty: self.repetition_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            bias: self.logit_bias.clone(),
+            seed: self.seed,
+            log_probabilities: None,
+        }
+    }
+}
+
 #[derive(Args)]
 pub(super) struct Generate {
     /// Text to continue; `-` reads it from standard input, as does leaving it out
@@ -82,18 +138,8 @@ pub(super) struct Generate {
     /// Tokens to generate at most [default: 128, or what the context leaves]
     #[arg(short = 'n', long = "tokens", value_name = "N", value_parser = between(1..=u32::MAX as usize, "from 1 up"), allow_negative_numbers = true)]
     pub(super) n: Option<usize>,
-    /// Divides the logits before one is drawn; 0 takes the likeliest token
-    #[arg(long, value_name = "T", default_value = "0", value_parser = between(0f32..=100.0, "from 0 to 100"), allow_negative_numbers = true)]
-    pub(super) temperature: f32,
-    /// Draw from the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P", default_value = "1", value_parser = between(f32::MIN_POSITIVE..=1.0, "above 0, up to 1"), allow_negative_numbers = true)]
-    pub(super) top_p: f32,
-    /// Draw from this many of the likeliest tokens; 0 from all
-    #[arg(long, value_name = "K", default_value = "0", allow_negative_numbers = true)]
-    pub(super) top_k: usize,
-    /// Seed of the random numbers
-    #[arg(long, value_name = "S", default_value = "0", allow_negative_numbers = true)]
-    pub(super) seed: u64,
+    #[command(flatten)]
+    pub(super) sampling: SamplingArgs,
     /// Keep a token that was decoded with fewer experts if its largest probability exceeds this; 1 keeps none [default: what
     /// the bundle was built with]
     #[arg(long, value_name = "G", value_parser = between(0f32..=1.0, "from 0 to 1"), allow_negative_numbers = true)]
@@ -116,6 +162,9 @@ pub(super) struct Generate {
     /// Print one JSON object when all is done
     #[arg(long)]
     pub(super) json: bool,
+    /// Give the log-probability of every token, and those of the N likeliest ones, in the JSON object
+    #[arg(long, value_name = "N", value_parser = between(0..=MAX_LIKELIEST, "from 0 to 20"), allow_negative_numbers = true, requires = "json", conflicts_with = "best_of")]
+    pub(super) log_probabilities: Option<usize>,
     /// Write what every thread and the disk did to this file, for <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     pub(super) timeline: Option<PathBuf>,
@@ -199,6 +248,17 @@ fn size(text: &str) -> Result<u64, String> {
         .filter(fits)
         .map(|b| b as u64)
         .ok_or_else(|| "must be a size such as `4.5GiB`: a number of KiB, MiB or GiB, or of bytes".to_owned())
+}
+
+/// Reads a token and what is added to its logit: `42:1.5`.
+fn bias(text: &str) -> Result<(u32, f32), String> {
+    let read = |text: &str| {
+        let (id, bias) = text.split_once(':')?;
+        Some((id.trim().parse().ok()?, bias.trim().parse::<f32>().ok()?))
+    };
+    read(text)
+        .filter(|(_, bias)| !bias.is_nan() && *bias != f32::INFINITY)
+        .ok_or_else(|| "must be a token id and a number below infinity, as in `42:1.5` or `7:-inf`".to_owned())
 }
 
 /// A parser of numbers in a range, which `words` describe. NaN is in none.

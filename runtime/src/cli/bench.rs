@@ -4,11 +4,12 @@ use super::args::Bench;
 use super::{Context, Failure, Io, assigned, interrupt, paging, size};
 use crate::best_of::best_of;
 use crate::big_little::Decoder;
-use crate::engine::{Engine, Memory, Want};
+use crate::engine::{Engine, Memory};
 use crate::error::{Error, Result};
 use crate::generate::{Request, check_room, generate, rate};
 use crate::program::Program;
 use crate::sampler::{Sampler, Sampling};
+use crate::scheduler::{Choose, Done, End, Event, Job, Scheduler, Setting};
 use crate::weights::Held;
 use moec_ir::EntryKind;
 use moec_ir::plan::{Arg, Step};
@@ -99,11 +100,11 @@ fn best(
     let mut once = |n: usize| -> Result<[Duration; 2]> {
         let request = Request { slot: 0, prompt: &ids, n, end: &[] };
         let start = Instant::now();
-        best_of(engine, &request, many, &mut Decoder::full(), how)?;
+        best_of(engine, &request, many, &mut Decoder::full(), &how)?;
         let together = start.elapsed();
         let start = Instant::now();
         for i in 0..many {
-            let mut sampler = Sampler::new(Sampling { seed: i as u64, ..how });
+            let mut sampler = Sampler::new(Sampling { seed: i as u64, ..how.clone() });
             generate(engine, &request, &mut Decoder::full(), &mut sampler, &mut |_| Ok(()))?;
         }
         Ok([together, start.elapsed()])
@@ -282,25 +283,50 @@ fn prompt_ids(sequence: usize, n: usize, vocab: u32) -> Vec<u32> {
     (0..n).map(|i| id((sequence * n + i) as u64)).collect()
 }
 
-/// Times of the prefill of every sequence and of the decode calls after it.
+/// Chooses tokens that are known before, whatever the logits.
+struct Known<'i>(std::iter::Cycle<std::slice::Iter<'i, u32>>);
+
+impl Choose for Known<'_> {
+    fn choose(&mut self, _logits: &[f32]) -> Result<u32> {
+        self.0.next().copied().ok_or(Error::EmptyPrompt)
+    }
+}
+
+/// Times of the prefill of every sequence and of the decode calls after it. All prompts come before the first of these, and
+/// the tokens that follow a prompt are its own.
 fn once(engine: &mut Engine<'_>, what: Task) -> Result<(Duration, Duration)> {
     let Task { prompt, n, batch } = what;
-    let vocab = engine.program().model.vocab;
+    let model = &engine.program().model;
+    let (vocab, slots) = (model.vocab, model.slots);
+    if batch > slots as usize {
+        return Err(Error::FewSlots { needed: batch, slots });
+    }
     let ids: Vec<_> = (0..batch).map(|s| prompt_ids(s, prompt, vocab)).collect();
-    let mut prefill = Duration::ZERO;
-    for (slot, ids) in ids.iter().enumerate() {
-        engine.reset(slot as u32)?;
-        let start = Instant::now();
-        engine.prefill(slot as u32, 0, ids, Want::Last, &mut |_, _| Ok(()))?;
-        prefill += start.elapsed();
+    let mut decoder = Decoder::full();
+    let setting = Setting { budget: Some(usize::MAX), ..Setting::default() };
+    let mut scheduler = Scheduler::new(engine, &mut decoder, &setting)?;
+    for ids in &ids {
+        let known: Box<dyn Choose> = Box::new(Known(ids.iter().cycle()));
+        // The first token is the prompt's; each of the others is a call.
+        let job = Job { prompt: ids.clone(), choosers: vec![known], n: n + 1, end: Vec::new(), deadline: None };
+        scheduler.submit(job)?;
     }
-    let rows = |i: usize| ids.iter().enumerate().map(move |(s, ids)| (s as u32, prompt + i, ids[i % prompt]));
-    let calls: Vec<Vec<_>> = (0..n).map(|i| rows(i).collect()).collect();
-    let start = Instant::now();
-    for call in &calls {
-        engine.decode(call, &mut |_, _| Ok(()))?;
-    }
-    Ok((prefill, start.elapsed()))
+    let (mut prefill, mut decode, mut failed) = (Duration::ZERO, Duration::ZERO, None);
+    let mut sink = |_, event| match event {
+        Event::Ended(End::Failed(e)) => {
+            failed = Some(e);
+            false
+        }
+        _ => true,
+    };
+    scheduler.run(&mut sink, &mut |step| {
+        match step.done {
+            Done::Decode(_) => decode += step.took,
+            _ => prefill += step.took,
+        }
+        true
+    })?;
+    failed.map_or(Ok((prefill, decode)), Err)
 }
 
 fn median(mut times: Vec<Duration>) -> Duration {

@@ -7,7 +7,7 @@ use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::generate::{Generation, Request, check_room, generate};
-use crate::sampler::{Sampler, Sampling};
+use crate::sampler::{LogProbabilities, Sampler, Sampling};
 use crate::text::{self, Text, TextStream};
 use crate::timeline::Timeline;
 use serde_json::{Value, json};
@@ -36,7 +36,7 @@ pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Re
     if many > model.slots as usize {
         return Err(Error::FewSlots { needed: many, slots: model.slots }.into());
     }
-    if many > 1 && args.temperature <= 0.0 {
+    if many > 1 && args.sampling.temperature <= 0.0 {
         return Err(Failure::Use {
             what: "with temperature 0 all sequences are the same".to_owned(),
             hint: "give one above 0, such as `--temperature 0.8`".to_owned(),
@@ -56,8 +56,7 @@ pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Re
         other => other,
     };
     let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { &*model.eos };
-    let how =
-        Sampling { temperature: args.temperature, top_p: args.top_p, top_k: args.top_k, seed: args.seed };
+    let how = Sampling { log_probabilities: args.log_probabilities, ..args.sampling.sampling() };
     let request = Request { slot: 0, prompt: &prompt, n, end };
     let job = Job { request, decoder, how, tokenizer: tokenizer.as_ref(), args, watch };
     match args.best_of {
@@ -132,7 +131,7 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
     if args.json {
         let done = done?;
         let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?;
-        let mut report = report(&done, text);
+        let mut report = report(&done, text, args.log_probabilities.is_some());
         if let Some(did) = engine.paging() {
             paging::add(&mut report, &did);
         }
@@ -167,7 +166,7 @@ fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) 
     }
     let interrupt = interrupt::guard();
     let mut drawn = BestOf::default();
-    let done = best_of_into(engine, &request, many, &mut decoder, how, &mut drawn);
+    let done = best_of_into(engine, &request, many, &mut decoder, &how, &mut drawn);
     drop(interrupt);
     let watched = watch.map_or(Ok(()), |w| w.finish(engine));
     let ranking = drawn.ranking();
@@ -268,7 +267,7 @@ impl Printer<'_> {
 }
 
 /// The object that `--json` prints.
-fn report(done: &Generation, text: Option<String>) -> Value {
+fn report(done: &Generation, text: Option<String>, log_probabilities: bool) -> Value {
     let mut report = json!({
         "ids": done.ids,
         "text": text,
@@ -276,7 +275,17 @@ fn report(done: &Generation, text: Option<String>) -> Value {
         "decode_tokens_per_s": done.decode_rate(),
     });
     add_fallbacks(&mut report, done.fallbacks);
+    if log_probabilities {
+        report["log_probabilities"] = done.log_probabilities.iter().map(log_probabilities_of).collect();
+    }
     report
+}
+
+/// The log-probabilities of one token.
+fn log_probabilities_of(of: &LogProbabilities) -> Value {
+    let likeliest: Vec<Value> =
+        of.likeliest.iter().map(|(id, p)| json!({ "id": id, "log_probability": p })).collect();
+    json!({ "id": of.id, "log_probability": of.chosen, "likeliest": likeliest })
 }
 
 /// The object that `--best-of` with `--json` prints: that of the best, and all of them.

@@ -1,0 +1,169 @@
+//! Chooses the next token.
+//!
+//! In this order: logit bias, repetition penalty, presence and frequency penalties, a constraint's mask; the largest logit where the
+//! temperature is 0; else temperature, softmax, top-k, top-p, min-p, typical-p, one draw. Ties go to the lowest id. The same seed,
+//! options and logits give the same tokens. The stages are two tables in `stages`.
+
+mod log_probabilities;
+mod options;
+mod random;
+mod stages;
+#[cfg(test)]
+mod tests;
+
+use crate::error::{Error, Result};
+pub use log_probabilities::LogProbabilities;
+pub use options::{MAX_LIKELIEST, Sampling};
+pub(crate) use random::SplitMix64;
+use stages::{CUTS, Candidate, History, ON_LOGITS};
+
+/// What an answer must be like: which tokens may come next, and what has come.
+pub trait Constraint: Send {
+    /// Makes −∞ of the logits of tokens that may not come next.
+    ///
+    /// # Errors
+    /// The constraint cannot go on.
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
+
+    /// Told of each token as it is chosen.
+    ///
+    /// # Errors
+    /// It may not stand there.
+    fn accept(&mut self, id: u32) -> Result<()>;
+
+    /// Whether the answer is complete, so that nothing may follow.
+    fn ended(&self) -> bool;
+}
+
+/// Chooses tokens from logits, one after the other.
+pub struct Sampler {
+    how: Sampling,
+    rng: SplitMix64,
+    constraint: Option<Box<dyn Constraint>>,
+    /// Tokens of the prompt and of the answer.
+    seen: History,
+    last: Option<LogProbabilities>,
+    /// Logits that stages have changed, kept for the next token.
+    logits: Vec<f32>,
+    candidates: Vec<Candidate>,
+}
+
+impl std::fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sampler")
+            .field("how", &self.how)
+            .field("constrained", &self.constraint.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Sampler {
+    /// A sampler at the start of its random numbers.
+    pub fn new(how: Sampling) -> Self {
+        let rng = SplitMix64(how.seed);
+        Self {
+            how,
+            rng,
+            constraint: None,
+            seen: History::new(),
+            last: None,
+            logits: Vec::new(),
+            candidates: Vec::new(),
+        }
+    }
+
+    /// The sampler with a constraint on all that it chooses.
+    #[must_use]
+    pub fn constrained(mut self, constraint: Box<dyn Constraint>) -> Self {
+        self.constraint = Some(constraint);
+        self
+    }
+
+    /// How it chooses.
+    pub fn how(&self) -> &Sampling {
+        &self.how
+    }
+
+    /// Begins an answer to a prompt: penalties count from here. Random numbers go on, and so does a constraint.
+    pub fn begin(&mut self, prompt: &[u32]) {
+        self.seen.clear();
+        self.last = None;
+        self.seen.extend(prompt.iter().map(|&id| (id, stages::Seen::default())));
+    }
+
+    /// The next token, given `logits` (`f32[vocab]`). Logits that are not numbers count as −∞. The token counts as chosen.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] if the largest logit is not finite, [`Error::NoToken`] if no token may follow, and what a constraint says.
+    pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
+        let id = self.choose(logits)?;
+        if let Some(constraint) = &mut self.constraint {
+            constraint.accept(id)?;
+        }
+        self.seen.entry(id).or_default().answer += 1;
+        self.last = self.how.log_probabilities.map(|n| LogProbabilities::of(logits, id, n));
+        Ok(id)
+    }
+
+    /// Log-probabilities where the last token was chosen, if the options ask for them.
+    pub fn last(&self) -> Option<&LogProbabilities> {
+        self.last.as_ref()
+    }
+
+    /// Whether a constraint says that the answer is complete.
+    pub fn ended(&self) -> bool {
+        self.constraint.as_ref().is_some_and(|c| c.ended())
+    }
+
+    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        let Self { how, rng, constraint, seen, logits: changed, candidates, .. } = self;
+        let wanted = ON_LOGITS.iter().filter(|stage| (stage.wanted)(how));
+        if constraint.is_none() && wanted.clone().next().is_none() {
+            return draw(how, rng, candidates, logits).ok_or(Error::NotFinite);
+        }
+        // What the model did wrong is not to be taken for what the stages did.
+        argmax(logits).ok_or(Error::NotFinite)?;
+        changed.clear();
+        changed.extend_from_slice(logits);
+        wanted.for_each(|stage| (stage.apply)(how, seen, changed));
+        if let Some(constraint) = constraint {
+            constraint.mask(changed)?;
+        }
+        draw(how, rng, candidates, changed).ok_or(Error::NoToken)
+    }
+}
+
+/// Draws a token; none if the largest logit is not finite.
+fn draw(how: &Sampling, rng: &mut SplitMix64, c: &mut Vec<Candidate>, logits: &[f32]) -> Option<u32> {
+    let (best, max) = argmax(logits)?;
+    if how.temperature <= 0.0 {
+        return Some(best);
+    }
+    let temperature = f64::from(how.temperature);
+    let weight = |l: f32| if l.is_nan() { 0.0 } else { (f64::from(l - max) / temperature).exp() };
+    let weights = logits.iter().enumerate().map(|(id, &l)| (weight(l), id as u32));
+    c.clear();
+    c.extend(weights.filter(|(w, _)| *w > 0.0));
+    CUTS.iter().filter(|cut| (cut.wanted)(how)).for_each(|cut| (cut.apply)(how, c));
+    let total: f64 = c.iter().map(|(w, _)| w).sum();
+    let mut left = rng.unit() * total;
+    for &(w, id) in &*c {
+        left -= w;
+        if left < 0.0 {
+            return Some(id);
+        }
+    }
+    // Rounding can leave a hair.
+    Some(c.last().map_or(best, |&(_, id)| id))
+}
+
+/// The lowest id of the largest logit, and that logit; none if it is not finite.
+fn argmax(logits: &[f32]) -> Option<(u32, f32)> {
+    let mut best: Option<(u32, f32)> = None;
+    for (id, &l) in logits.iter().enumerate() {
+        if best.is_none_or(|(_, b)| l > b) && !l.is_nan() {
+            best = Some((id as u32, l));
+        }
+    }
+    best.filter(|(_, l)| l.is_finite())
+}

@@ -1,0 +1,96 @@
+//! How tokens are chosen: the options, their ranges and what they mean where nobody asks.
+
+use crate::error::{Error, Result};
+
+/// Most of the likeliest tokens whose log-probabilities are given beside that of the chosen one (OpenAI's limit).
+pub const MAX_LIKELIEST: usize = 20;
+
+/// How tokens are chosen. The default takes the likeliest token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 chooses the largest one. 0 to 100.
+    pub temperature: f32,
+    /// Only the likeliest tokens that together have at least this probability stay; 1 keeps all. Above 0, up to 1.
+    pub top_p: f32,
+    /// Only this many of the likeliest tokens stay; 0 keeps all.
+    pub top_k: usize,
+    /// Only tokens stay that have at least this share of the probability of the likeliest one; 0 keeps all. 0 to 1.
+    pub min_p: f32,
+    /// Only the most typical tokens stay, those whose −ln p is nearest to the entropy, until they together have this probability
+    /// (Meister et al. 2023, "Locally Typical Sampling", §3); 1 keeps all. Above 0, up to 1.
+    pub typical_p: f32,
+    /// Divides positive logits of tokens that stand in the prompt or in the answer, and multiplies negative ones (Keskar et al.
+    /// 2019, "CTRL", §4.1; as transformers does it); 1 changes nothing. Above 0, up to 100.
+    pub repetition_penalty: f32,
+    /// Subtracted from the logit of every token that stands in the answer (as OpenAI and vLLM: the prompt does not count).
+    /// −100 to 100.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a token once for every time that it stands in the answer (as OpenAI and vLLM). −100 to 100.
+    pub frequency_penalty: f32,
+    /// Added to the logits of these tokens; −∞ forbids one. Ids behind the vocabulary change nothing.
+    pub bias: Vec<(u32, f32)>,
+    /// Of the random numbers.
+    pub seed: u64,
+    /// Gives the log-probability of every chosen token and those of this many likeliest ones; at most [`MAX_LIKELIEST`].
+    pub log_probabilities: Option<usize>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self::GREEDY
+    }
+}
+
+/// A number of [`Sampling`]: its name, its value, whether that is in its range, and the range in words.
+type Bounded = (&'static str, fn(&Sampling) -> f32, fn(f32) -> bool, &'static str);
+
+/// Ranges of the numbers.
+const RANGES: [Bounded; 7] = [
+    ("temperature", |s| s.temperature, |x| (0.0..=100.0).contains(&x), "from 0 to 100"),
+    ("top_p", |s| s.top_p, |x| x > 0.0 && x <= 1.0, "above 0, up to 1"),
+    ("min_p", |s| s.min_p, |x| (0.0..=1.0).contains(&x), "from 0 to 1"),
+    ("typical_p", |s| s.typical_p, |x| x > 0.0 && x <= 1.0, "above 0, up to 1"),
+    ("repetition_penalty", |s| s.repetition_penalty, |x| x > 0.0 && x <= 100.0, "above 0, up to 100"),
+    ("presence_penalty", |s| s.presence_penalty, |x| (-100.0..=100.0).contains(&x), "from -100 to 100"),
+    ("frequency_penalty", |s| s.frequency_penalty, |x| (-100.0..=100.0).contains(&x), "from -100 to 100"),
+];
+
+impl Sampling {
+    /// Takes the likeliest token.
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_p: 1.0,
+        top_k: 0,
+        min_p: 0.0,
+        typical_p: 1.0,
+        repetition_penalty: 1.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        bias: Vec::new(),
+        seed: 0,
+        log_probabilities: None,
+    };
+
+    /// Refuses numbers that are out of their ranges, whoever gave them.
+    ///
+    /// # Errors
+    /// [`Error::Range`], of the first one.
+    pub fn check(&self) -> Result<()> {
+        for (what, of, fits, range) in RANGES {
+            let x = of(self);
+            if !fits(x) {
+                return Err(Error::Range { what, range, found: x.to_string() });
+            }
+        }
+        if let Some((id, bias)) = self.bias.iter().find(|(_, b)| b.is_nan() || *b == f32::INFINITY) {
+            let range = "of numbers below infinity";
+            return Err(Error::Range { what: "logit_bias", range, found: format!("{bias} for token {id}") });
+        }
+        match self.log_probabilities {
+            Some(n) if n > MAX_LIKELIEST => {
+                Err(Error::Range { what: "log_probabilities", range: "from 0 to 20", found: n.to_string() })
+            }
+            _ => Ok(()),
+        }
+    }
+}

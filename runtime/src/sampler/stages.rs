@@ -1,0 +1,138 @@
+//! The stages of a choice, in their order: two tables.
+//!
+//! Stages on logits come first. Those that are still finite then become candidates with weights, which the cuts thin out; each
+//! cut sees what the one before it has left, with the probabilities of what is left (as transformers' processors do).
+
+use super::Sampling;
+use std::collections::HashMap;
+
+/// A token that may be chosen: its weight, in proportion to its probability, and its id.
+pub(super) type Candidate = (f64, u32);
+
+/// Where a token stands in a sequence.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Times in the answer; 0 if it stands in the prompt alone.
+    pub(super) answer: u32,
+}
+
+/// What stages know of a sequence.
+pub(super) type History = HashMap<u32, Seen>;
+
+/// A stage that changes logits.
+pub(super) struct OnLogits {
+    /// Whether it changes any.
+    pub(super) wanted: fn(&Sampling) -> bool,
+    /// Changes them.
+    pub(super) apply: fn(&Sampling, &History, &mut [f32]),
+}
+
+/// A stage that leaves fewer candidates, and never none.
+pub(super) struct Cut {
+    /// Whether it takes any away.
+    pub(super) wanted: fn(&Sampling) -> bool,
+    /// Takes them away.
+    pub(super) apply: fn(&Sampling, &mut Vec<Candidate>),
+}
+
+/// In this order. A constraint's mask follows them.
+pub(super) const ON_LOGITS: [OnLogits; 3] = [
+    OnLogits { wanted: |how| !how.bias.is_empty(), apply: bias },
+    OnLogits { wanted: |how| how.repetition_penalty != 1.0, apply: repetition },
+    OnLogits {
+        wanted: |how| how.presence_penalty != 0.0 || how.frequency_penalty != 0.0,
+        apply: presence_and_frequency,
+    },
+];
+
+/// In this order, behind the temperature.
+pub(super) const CUTS: [Cut; 4] = [
+    Cut { wanted: |how| how.top_k > 0, apply: top_k },
+    Cut { wanted: |how| how.top_p < 1.0, apply: top_p },
+    Cut { wanted: |how| how.min_p > 0.0, apply: min_p },
+    Cut { wanted: |how| how.typical_p < 1.0, apply: typical_p },
+];
+
+fn bias(how: &Sampling, _: &History, logits: &mut [f32]) {
+    for &(id, bias) in &how.bias {
+        if let Some(l) = logits.get_mut(id as usize) {
+            *l += bias;
+        }
+    }
+}
+
+fn repetition(how: &Sampling, seen: &History, logits: &mut [f32]) {
+    for &id in seen.keys() {
+        if let Some(l) = logits.get_mut(id as usize) {
+            *l = if *l < 0.0 { *l * how.repetition_penalty } else { *l / how.repetition_penalty };
+        }
+    }
+}
+
+fn presence_and_frequency(how: &Sampling, seen: &History, logits: &mut [f32]) {
+    for (&id, &Seen { answer }) in seen.iter().filter(|(_, seen)| seen.answer > 0) {
+        if let Some(l) = logits.get_mut(id as usize) {
+            *l -= how.presence_penalty + answer as f32 * how.frequency_penalty;
+        }
+    }
+}
+
+/// The likelier one first; equal ones by id.
+fn likelier(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+}
+
+fn total(c: &[Candidate]) -> f64 {
+    c.iter().map(|(w, _)| w).sum()
+}
+
+fn top_k(how: &Sampling, c: &mut Vec<Candidate>) {
+    if how.top_k < c.len() {
+        c.select_nth_unstable_by(how.top_k - 1, likelier);
+        c.truncate(how.top_k);
+        // The order of what is left decides which token a seed draws.
+        c.sort_unstable_by(likelier);
+    }
+}
+
+fn top_p(how: &Sampling, c: &mut Vec<Candidate>) {
+    let total = total(c);
+    // All tokens below this share together stay under 1 − p, so none of them is ever needed;
+    // without them there is little to sort.
+    let floor = (1.0 - f64::from(how.top_p)) * total / c.len() as f64;
+    c.retain(|(w, _)| *w >= floor);
+    c.sort_unstable_by(likelier);
+    let enough = f64::from(how.top_p) * total;
+    let mut sum = 0.0;
+    let mut keep = 0;
+    while keep < c.len() && sum < enough {
+        sum += c[keep].0;
+        keep += 1;
+    }
+    c.truncate(keep.max(1));
+}
+
+fn min_p(how: &Sampling, c: &mut Vec<Candidate>) {
+    let max = c.iter().map(|(w, _)| *w).fold(0.0, f64::max);
+    let floor = f64::from(how.min_p) * max;
+    c.retain(|(w, _)| *w >= floor);
+}
+
+fn typical_p(how: &Sampling, c: &mut Vec<Candidate>) {
+    let total = total(c);
+    // What a token tells: −ln p, in nats.
+    let tells = |w: f64| (total / w).ln();
+    let entropy: f64 = c.iter().map(|&(w, _)| w / total * tells(w)).sum();
+    let mut order: Vec<(f64, f64)> = c.iter().map(|&(w, _)| ((tells(w) - entropy).abs(), w)).collect();
+    order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+    let enough = f64::from(how.typical_p) * total;
+    let mut sum = 0.0;
+    // Those as typical as the last one that is needed stay, too.
+    let last = order.iter().find(|(_, w)| {
+        sum += w;
+        sum >= enough
+    });
+    if let Some(&(last, _)) = last {
+        c.retain(|&(w, _)| (tells(w) - entropy).abs() <= last);
+    }
+}

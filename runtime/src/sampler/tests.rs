@@ -1,0 +1,214 @@
+//! Closed forms and properties.
+
+use super::*;
+
+fn draws(how: Sampling, logits: &[f32], n: usize) -> Vec<u32> {
+    let mut sampler = Sampler::new(how);
+    (0..n).map(|_| sampler.sample(logits).unwrap()).collect()
+}
+
+fn shares(ids: &[u32], vocab: usize) -> Vec<f64> {
+    let mut count = vec![0.0; vocab];
+    for &id in ids {
+        count[id as usize] += 1.0 / ids.len() as f64;
+    }
+    count
+}
+
+fn hot() -> Sampling {
+    Sampling { temperature: 1.0, seed: 7, ..Sampling::GREEDY }
+}
+
+#[test]
+fn greedy_takes_the_lowest_of_the_largest() {
+    assert_eq!(draws(Sampling::default(), &[0.0, 3.0, 3.0, f32::NAN], 2), [1, 1]);
+    assert_eq!(draws(Sampling::default(), &[f32::NAN, f32::NEG_INFINITY, -2.0], 1), [2]);
+}
+
+#[test]
+fn no_numbers_no_token() {
+    for bad in [vec![f32::NAN; 3], vec![f32::NEG_INFINITY; 2], vec![0.0, f32::INFINITY], vec![]] {
+        assert!(matches!(Sampler::new(hot()).sample(&bad), Err(Error::NotFinite)), "{bad:?}");
+    }
+}
+
+#[test]
+fn draws_follow_the_softmax() {
+    let p = [0.5f32, 0.3, 0.15, 0.05];
+    let logits: Vec<f32> = p.iter().map(|p| p.ln() + 4.0).collect();
+    let found = shares(&draws(hot(), &logits, 40_000), 4);
+    for (found, expected) in found.iter().zip(p) {
+        assert!((found - f64::from(expected)).abs() < 0.01, "{found} {expected}");
+    }
+    // Half the temperature squares the odds.
+    let found = shares(&draws(Sampling { temperature: 0.5, ..hot() }, &logits, 40_000), 4);
+    let total: f32 = p.iter().map(|p| p * p).sum();
+    for (found, expected) in found.iter().zip(p.map(|p| p * p / total)) {
+        assert!((found - f64::from(expected)).abs() < 0.01, "{found} {expected}");
+    }
+}
+
+#[test]
+fn cuts() {
+    let logits: Vec<f32> = [0.5f32, 0.3, 0.15, 0.05].iter().map(|p| p.ln()).collect();
+    let kept = |how| shares(&draws(how, &logits, 4000), 4).iter().filter(|&&s| s > 0.0).count();
+    assert_eq!(kept(Sampling { top_k: 2, ..hot() }), 2);
+    assert_eq!(kept(Sampling { top_p: 0.4, ..hot() }), 1);
+    assert_eq!(kept(Sampling { top_p: 0.79, ..hot() }), 2);
+    assert_eq!(kept(Sampling { top_p: 0.94, ..hot() }), 3);
+    assert_eq!(kept(Sampling { top_p: 1e-9, ..hot() }), 1);
+}
+
+#[test]
+fn a_seed_is_a_sequence() {
+    let logits = [0.0; 1000];
+    assert_eq!(draws(hot(), &logits, 50), draws(hot(), &logits, 50));
+    assert_ne!(draws(hot(), &logits, 50), draws(Sampling { seed: 8, ..hot() }, &logits, 50));
+}
+
+/// Logits of these probabilities.
+fn logits(p: &[f32]) -> Vec<f32> {
+    p.iter().map(|p| p.ln() + 2.0).collect()
+}
+
+/// Which ids are ever drawn, each draw from the same history.
+fn kept(how: &Sampling, logits: &[f32]) -> Vec<u32> {
+    let drawn = draws(how.clone(), logits, 4000);
+    (0..logits.len() as u32).filter(|id| drawn.contains(id)).collect()
+}
+
+#[test]
+fn min_p_is_a_share_of_the_likeliest() {
+    let logits = logits(&[0.1, 0.5, 0.26, 0.14]);
+    let of = |min_p| kept(&Sampling { min_p, ..hot() }, &logits);
+    assert_eq!(of(0.0), [0, 1, 2, 3]);
+    assert_eq!(of(0.21), [1, 2, 3]);
+    assert_eq!(of(0.5), [1, 2]);
+    assert_eq!(of(1.0), [1]);
+    // Behind a temperature: half of it squares the shares.
+    assert_eq!(kept(&Sampling { min_p: 0.21, temperature: 0.5, ..hot() }, &logits), [1, 2]);
+}
+
+#[test]
+fn typical_tokens_are_near_the_entropy() {
+    // −ln p: 0.51, 1.39, 1.90; entropy 0.938: distances 0.43, 0.45, 0.96.
+    let uneven = logits(&[0.6, 0.25, 0.15]);
+    assert_eq!(kept(&Sampling { typical_p: 0.5, ..hot() }, &uneven), [0]);
+    assert_eq!(kept(&Sampling { typical_p: 0.7, ..hot() }, &uneven), [0, 1]);
+    assert_eq!(kept(&Sampling { typical_p: 0.9, ..hot() }, &uneven), [0, 1, 2]);
+    // Entropy 1.22: two tokens (1.61 each) are nearer to it than the likeliest one (0.69), and equal ones stay together.
+    let flat = logits(&[0.5, 0.2, 0.2, 0.1]);
+    assert_eq!(kept(&Sampling { typical_p: 0.3, ..hot() }, &flat), [1, 2]);
+}
+
+#[test]
+fn each_cut_sees_what_the_one_before_has_left() {
+    let logits = logits(&[0.4, 0.3, 0.2, 0.1]);
+    // Of the three that top-k leaves, two have 7/9; of all, they would have 0.7.
+    assert_eq!(kept(&Sampling { top_k: 3, top_p: 0.75, ..hot() }, &logits), [0, 1]);
+    assert_eq!(kept(&Sampling { top_p: 0.75, ..hot() }, &logits), [0, 1, 2]);
+}
+
+#[test]
+fn penalties() {
+    let greedy = |how: Sampling, prompt: &[u32], logits: &[f32], n: usize| {
+        let mut sampler = Sampler::new(how);
+        sampler.begin(prompt);
+        (0..n).map(|_| sampler.sample(logits).unwrap()).collect::<Vec<_>>()
+    };
+    let logits = [4.0, 3.0, 1.0, -1.0];
+    // A positive logit is divided: 4 / 2 < 3; then 3 / 2 < 4 / 2.
+    let repetition = Sampling { repetition_penalty: 2.0, ..Sampling::GREEDY };
+    assert_eq!(greedy(repetition.clone(), &[], &logits, 3), [0, 1, 0]);
+    assert_eq!(greedy(repetition.clone(), &[0, 99], &logits, 2), [1, 0]);
+    // A negative one is multiplied.
+    assert_eq!(greedy(repetition, &[0], &[-1.0, -1.5], 1), [1]);
+    // Once, and once for every time; the prompt does not count.
+    let presence = Sampling { presence_penalty: 1.5, ..Sampling::GREEDY };
+    assert_eq!(greedy(presence, &[0], &logits, 4), [0, 1, 0, 0]);
+    let frequency = Sampling { frequency_penalty: 1.5, ..Sampling::GREEDY };
+    assert_eq!(greedy(frequency, &[0], &logits, 5), [0, 1, 0, 1, 0]);
+    // A new answer forgets the one before.
+    let mut sampler = Sampler::new(Sampling { presence_penalty: 9.0, ..Sampling::GREEDY });
+    for _ in 0..2 {
+        sampler.begin(&[]);
+        assert_eq!([sampler.sample(&logits).unwrap(), sampler.sample(&logits).unwrap()], [0, 1]);
+    }
+}
+
+#[test]
+fn a_bias_forbids_and_forces() {
+    let logits = [4.0, 3.0, 1.0];
+    let of = |bias| draws(Sampling { bias, ..Sampling::GREEDY }, &logits, 1)[0];
+    assert_eq!(of(vec![(0, f32::NEG_INFINITY)]), 1);
+    assert_eq!(of(vec![(2, 100.0), (77, 5.0)]), 2);
+    let all = (0..3).map(|id| (id, f32::NEG_INFINITY)).collect();
+    let none = Sampler::new(Sampling { bias: all, ..hot() }).sample(&logits);
+    assert!(matches!(none, Err(Error::NoToken)), "{none:?}");
+}
+
+/// Allows the tokens of a list, one after the other.
+struct Script(Vec<u32>, usize);
+
+impl Constraint for Script {
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+        let next = self.0.get(self.1).copied();
+        let others = logits.iter_mut().enumerate().filter(|(id, _)| Some(*id as u32) != next);
+        others.for_each(|(_, l)| *l = f32::NEG_INFINITY);
+        Ok(())
+    }
+
+    fn accept(&mut self, id: u32) -> Result<()> {
+        assert_eq!(self.0.get(self.1), Some(&id));
+        self.1 += 1;
+        Ok(())
+    }
+
+    fn ended(&self) -> bool {
+        self.1 == self.0.len()
+    }
+}
+
+#[test]
+fn a_constraint_masks_and_is_told() {
+    for how in [Sampling::GREEDY, hot(), Sampling { repetition_penalty: 3.0, top_p: 0.2, ..hot() }] {
+        let mut sampler = Sampler::new(how).constrained(Box::new(Script(vec![2, 0, 2], 0)));
+        let mut ids = Vec::new();
+        while !sampler.ended() {
+            ids.push(sampler.sample(&[9.0, 8.0, -3.0]).unwrap());
+        }
+        assert_eq!(ids, [2, 0, 2]);
+        assert!(matches!(sampler.sample(&[0.0]), Err(Error::NoToken)));
+    }
+}
+
+#[test]
+fn log_probabilities_are_the_models_own() {
+    let logits = logits(&[0.5, 0.3, 0.2]);
+    let how = Sampling { bias: vec![(2, 50.0)], log_probabilities: Some(2), ..Sampling::GREEDY };
+    let mut sampler = Sampler::new(how);
+    assert_eq!(sampler.sample(&logits).unwrap(), 2);
+    let last = sampler.last().unwrap();
+    assert!(last.id == 2 && (last.chosen - 0.2f64.ln()).abs() < 1e-6);
+    assert_eq!(last.likeliest.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn options_out_of_range_are_named() {
+    Sampling::GREEDY.check().unwrap();
+    hot().check().unwrap();
+    let bad = [
+        (Sampling { temperature: f32::NAN, ..hot() }, "temperature"),
+        (Sampling { top_p: 0.0, ..hot() }, "top_p"),
+        (Sampling { min_p: 1.5, ..hot() }, "min_p"),
+        (Sampling { typical_p: -1.0, ..hot() }, "typical_p"),
+        (Sampling { repetition_penalty: 0.0, ..hot() }, "repetition_penalty"),
+        (Sampling { presence_penalty: f32::INFINITY, ..hot() }, "presence_penalty"),
+        (Sampling { frequency_penalty: 101.0, ..hot() }, "frequency_penalty"),
+        (Sampling { bias: vec![(3, f32::NAN)], ..hot() }, "logit_bias"),
+        (Sampling { log_probabilities: Some(21), ..hot() }, "log_probabilities"),
+    ];
+    for (how, name) in bad {
+        assert!(how.check().unwrap_err().to_string().contains(name), "{name}");
+    }
+}

@@ -1,0 +1,285 @@
+//! What to call next: a state machine over sequences and slots that calls nothing itself.
+//!
+//! [`Core::next`] says what to do, and is told what came of it: by [`Core::placed`], [`Core::prompted`], [`Core::decoded`],
+//! [`Core::chosen`] and [`Core::end`]. It has no clock and no randomness, so the same calls give the same answers.
+
+use super::Id;
+use super::slots::{Means, Place, Slots};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Nobody wants anything.
+    Idle,
+    /// Bring a slot to where a sequence begins.
+    Place {
+        id: Id,
+        place: Place,
+    },
+    /// Compute these tokens of a prompt.
+    Prompt {
+        id: Id,
+        slot: u32,
+        range: Range<usize>,
+        /// Whose first tokens are chosen from the logits behind it; empty before the prompt's end.
+        choose: Vec<Id>,
+    },
+    /// Decode these rows together: sequence, slot, position, token.
+    Decode { rows: Vec<(Id, u32, usize, u32)> },
+}
+
+/// How far a sequence is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Its slot is not yet what it should be.
+    Unplaced(Place),
+    /// Its prompt is being computed. `chooses`: its first token comes from there.
+    Prompt { chooses: bool },
+    /// Another one computes the same prompt.
+    Waits { on: Id },
+    /// It decodes.
+    Runs,
+}
+
+/// A sequence with a slot.
+#[derive(Debug)]
+struct Sequence {
+    id: Id,
+    slot: u32,
+    stage: Stage,
+    /// Prompt and answer.
+    ids: Vec<u32>,
+    prompt: usize,
+    /// Tokens whose states are in the slot.
+    filled: usize,
+}
+
+/// Sequences after one prompt that have no slots yet.
+#[derive(Debug)]
+struct Waiting {
+    ids: Vec<Id>,
+    prompt: Vec<u32>,
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub(super) struct Core {
+    slots: Slots,
+    chunk: usize,
+    fork: bool,
+    /// Tokens of prompts between two steps of decoding; one chunk is always taken.
+    budget: usize,
+    /// Of these, computed since the last step of decoding.
+    spent: usize,
+    waiting: VecDeque<Waiting>,
+    /// In order of arrival.
+    live: Vec<Sequence>,
+    next: Id,
+}
+
+impl Core {
+    pub(super) fn new(slots: Range<u32>, means: Means, budget: usize) -> Self {
+        let (chunk, fork) = (means.chunk.max(1), means.fork);
+        let slots = Slots::new(slots, means);
+        Self { slots, chunk, fork, budget, spent: 0, waiting: VecDeque::new(), live: Vec::new(), next: 0 }
+    }
+
+    /// Slots that sequences may have.
+    pub(super) fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
+    /// Sequences without a slot.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.iter().map(|w| w.ids.len()).sum()
+    }
+
+    /// Sequences with one.
+    pub(super) fn live(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Takes in `many` sequences after a prompt, both at least one, and gives their names. More than there are slots wait for ever: the caller refuses
+    /// them.
+    pub(super) fn submit(&mut self, prompt: Vec<u32>, many: usize) -> Vec<Id> {
+        let ids: Vec<Id> = (self.next..).take(many).collect();
+        self.next += many as u64;
+        self.waiting.push_back(Waiting { ids: ids.clone(), prompt });
+        ids
+    }
+
+    /// What to do next. The same again until it is told what came of it.
+    ///
+    /// The rule of rounds: sequences get their slots in order of arrival, as soon as enough are free. Then come chunks of
+    /// prompts, the oldest prompt first, up to the budget and at least one; then one step of decoding of all that run.
+    pub(super) fn next(&mut self) -> Action {
+        // One after the other: what a slot is said to hold is there when the next sequence looks for its prompt.
+        if let Some((id, place)) = self.unplaced().or_else(|| self.admit().then(|| self.unplaced()).flatten()) {
+            return Action::Place { id, place };
+        }
+        let prompt = self.live.iter().find(|s| matches!(s.stage, Stage::Prompt { .. }));
+        let runs = self.live.iter().any(|s| s.stage == Stage::Runs);
+        if let Some(s) = prompt {
+            // Chunks begin at multiples of their length, as in a run by itself.
+            let end = ((s.filled / self.chunk + 1) * self.chunk).min(s.prompt);
+            let fits = self.spent == 0 || self.spent + (end - s.filled) <= self.budget;
+            if fits || !runs {
+                let last = end == s.prompt && s.stage == Stage::Prompt { chooses: true };
+                let choose = if last { self.family(s.id) } else { Vec::new() };
+                return Action::Prompt { id: s.id, slot: s.slot, range: s.filled..end, choose };
+            }
+        }
+        let rows = self.live.iter().filter(|s| s.stage == Stage::Runs);
+        let rows: Vec<_> =
+            rows.filter_map(|s| Some((s.id, s.slot, s.filled, *s.ids.get(s.filled)?))).collect();
+        if rows.is_empty() { Action::Idle } else { Action::Decode { rows } }
+    }
+
+    /// A sequence and those that wait for its prompt.
+    fn family(&self, id: Id) -> Vec<Id> {
+        let waits = self.live.iter().filter(|s| s.stage == Stage::Waits { on: id });
+        [id].into_iter().chain(waits.map(|s| s.id)).collect()
+    }
+
+    /// The first sequence whose slot is not yet what it should be.
+    fn unplaced(&self) -> Option<(Id, Place)> {
+        self.live.iter().find_map(|s| match s.stage {
+            Stage::Unplaced(place) => Some((s.id, place)),
+            _ => None,
+        })
+    }
+
+    /// Gives slots to the first of those who wait, if there are enough.
+    fn admit(&mut self) -> bool {
+        if self.waiting.front().is_none_or(|w| w.ids.len() > self.slots.free()) {
+            return false;
+        }
+        let Some(Waiting { ids, prompt }) = self.waiting.pop_front() else { return false };
+        for &id in &ids {
+            let first = ids[0];
+            // Those that follow copy the first one's prompt when it is there.
+            let shared: &[u32] = if id == first { &prompt } else { &[] };
+            let Some(place) = self.slots.take(id, shared) else { return false };
+            let stage = if id == first { Stage::Unplaced(place) } else { Stage::Waits { on: first } };
+            let ids = prompt.clone();
+            self.live.push(Sequence { id, slot: place.slot, stage, prompt: ids.len(), ids, filled: 0 });
+        }
+        true
+    }
+
+    /// Tokens of a sequence.
+    pub(super) fn ids(&self, id: Id, range: Range<usize>) -> &[u32] {
+        let found = self.live.iter().find(|s| s.id == id);
+        found.and_then(|s| s.ids.get(range)).unwrap_or_default()
+    }
+
+    /// A slot is what a sequence begins with: its first `kept` tokens are there.
+    pub(super) fn placed(&mut self, id: Id, kept: usize) {
+        let Some(s) = self.live.iter_mut().find(|s| s.id == id) else { return };
+        let Stage::Unplaced(place) = s.stage else { return };
+        s.filled = kept;
+        // One that has its first token has all of its prompt, or computes the rest without choosing again.
+        let chosen = s.ids.len() > s.prompt;
+        s.stage = if kept == s.prompt { Stage::Runs } else { Stage::Prompt { chooses: !chosen } };
+        if let Some(slot) = self.slots.get_mut(s.slot) {
+            slot.held.clear();
+            slot.held.extend_from_slice(&s.ids[..kept]);
+            slot.pure = if place.keep == kept { slot.pure } else { 0 };
+        }
+    }
+
+    /// Tokens of a prompt are computed.
+    pub(super) fn prompted(&mut self, id: Id, range: Range<usize>) {
+        let Some(i) = self.live.iter().position(|s| s.id == id) else { return };
+        let s = &mut self.live[i];
+        self.spent += range.len();
+        s.filled = range.end;
+        let (from, prompt) = (s.slot, s.prompt);
+        if let Some(slot) = self.slots.get_mut(from) {
+            slot.held.extend_from_slice(&s.ids[range.clone()]);
+            if slot.pure == range.start && range.end.is_multiple_of(self.chunk) {
+                slot.pure = range.end;
+            }
+        }
+        if range.end < prompt {
+            return;
+        }
+        s.stage = Stage::Runs;
+        let pure = self.slots.get_mut(from).map_or(0, |s| s.pure);
+        for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: id })) {
+            let place = if self.fork {
+                Place { slot: s.slot, from: Some(from), keep: prompt }
+            } else {
+                Place { slot: s.slot, from: None, keep: 0 }
+            };
+            s.stage = Stage::Unplaced(place);
+            if let Some(slot) = self.slots.get_mut(s.slot) {
+                slot.pure = if self.fork { pure } else { 0 };
+            }
+        }
+    }
+
+    /// A step of decoding is over; the last tokens of these sequences are in their slots.
+    pub(super) fn decoded(&mut self, ids: impl Iterator<Item = Id>) {
+        self.spent = 0;
+        for id in ids {
+            let Some(s) = self.live.iter_mut().find(|s| s.id == id) else { continue };
+            if let (Some(slot), Some(&last)) = (self.slots.get_mut(s.slot), s.ids.get(s.filled)) {
+                slot.held.push(last);
+                s.filled += 1;
+            }
+        }
+    }
+
+    /// A sequence has its next token.
+    pub(super) fn chosen(&mut self, id: Id, token: u32) {
+        if let Some(s) = self.live.iter_mut().find(|s| s.id == id) {
+            s.ids.push(token);
+        }
+    }
+
+    /// A sequence is over, wherever it was, and its slot is free; `torn`: what the slot holds cannot be relied on. Whether there
+    /// was such a sequence.
+    pub(super) fn end(&mut self, id: Id, torn: bool) -> bool {
+        if let Some(i) = self.live.iter().position(|s| s.id == id) {
+            let s = self.live.remove(i);
+            if torn {
+                self.slots.forget(s.slot);
+            }
+            // A slot that was not yet brought to where its sequence begins holds something else than it says.
+            if matches!(s.stage, Stage::Unplaced(_) | Stage::Waits { .. }) {
+                self.slots.forget(s.slot);
+            }
+            self.slots.leave(s.slot);
+            if s.stage != Stage::Runs {
+                self.inherit(id);
+            }
+            return true;
+        }
+        for i in 0..self.waiting.len() {
+            let ids = &mut self.waiting[i].ids;
+            if let Some(at) = ids.iter().position(|&x| x == id) {
+                ids.remove(at);
+                if ids.is_empty() {
+                    self.waiting.remove(i);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Of those that waited for the prompt of a sequence that is gone, the first computes it itself.
+    fn inherit(&mut self, gone: Id) {
+        let mut heir = None;
+        for s in self.live.iter_mut().filter(|s| s.stage == (Stage::Waits { on: gone })) {
+            s.stage = match heir {
+                None => Stage::Unplaced(Place { slot: s.slot, from: None, keep: 0 }),
+                Some(on) => Stage::Waits { on },
+            };
+            heir.get_or_insert(s.id);
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What a scheduler calls: an engine, or a toy in tests.
+
+use super::slots::{Means, Sharing};
+use crate::big_little::Decoder;
+use crate::engine::{Engine, Want};
+use crate::error::{Error, Result};
+use crate::program::Program;
+use crate::states;
+use moec_ir::EntryKind;
+use moec_ir::plan::StateKind;
+
+/// Computes tokens in slots.
+pub(super) trait Model {
+    /// What its states can do.
+    fn means(&self) -> Means;
+
+    /// Brings a slot to the first `keep` tokens of what is in `from`, or in itself, and gives how many of these are there: fewer
+    /// where its states cannot go back so far.
+    fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize>;
+
+    /// Appends a chunk of a prompt; `sink` gets the logits behind it, if they are wanted.
+    fn prompt(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        want: Want,
+        sink: &mut dyn FnMut(&[f32]),
+    ) -> Result<()>;
+
+    /// Appends a token to each of several sequences (slot, position, token); `sink` gets the index of the row and the logits
+    /// behind it, in any order.
+    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()>;
+}
+
+/// An engine, and what decodes its tokens.
+pub(super) struct Served<'e, 'p> {
+    pub(super) engine: &'e mut Engine<'p>,
+    pub(super) decoder: &'e mut Decoder,
+    pub(super) exact: bool,
+}
+
+/// How much sequences of a program may share, and what the states can do for it.
+fn means(program: &Program, exact: bool) -> Means {
+    let prefill = |k: EntryKind| matches!(k, EntryKind::Prefill(_)).then(|| k.rows());
+    let chunk = program.entries.iter().filter_map(|e| prefill(e.kind)).max().unwrap_or(1);
+    let sharing = if program.schedule.is_some() {
+        // Units round differently, and who computes an expert depends on what came before.
+        Sharing::None
+    } else if exact || !program.sets.is_empty() {
+        // What a chunk's experts drop depends on who is in the chunk.
+        Sharing::Chunks
+    } else {
+        Sharing::All
+    };
+    let fork = states::check_fork(program).is_ok();
+    let caches = |s: &moec_ir::plan::StateBuf| matches!(s.kind, StateKind::Cache | StateKind::Ring { .. });
+    Means { sharing, chunk, fork, rewind: program.states.iter().all(caches) }
+}
+
+impl Model for Served<'_, '_> {
+    fn means(&self) -> Means {
+        means(self.engine.program(), self.exact)
+    }
+
+    fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
+        if keep > 0 {
+            let forked = from.map_or(Ok(()), |from| self.engine.fork(from, slot));
+            match forked.and_then(|()| self.engine.rewind(slot, keep)) {
+                Ok(()) => return Ok(keep),
+                Err(Error::State { .. } | Error::Gap { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.engine.reset(slot)?;
+        Ok(0)
+    }
+
+    fn prompt(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        want: Want,
+        sink: &mut dyn FnMut(&[f32]),
+    ) -> Result<()> {
+        self.engine.prefill(slot, start, ids, want, &mut |_, logits| {
+            sink(logits);
+            Ok(())
+        })
+    }
+
+    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        let together = if self.exact { 1 } else { rows.len() };
+        for (i, rows) in rows.chunks(together.max(1)).enumerate() {
+            self.decoder.decode(self.engine, rows, &mut |row, logits| {
+                sink(i * together + row, logits);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,161 @@
+//! Which slot a sequence gets, and what of its prompt lies in one already: an index of what the slots hold.
+//!
+//! A slot keeps its text when its sequence has left, until another sequence wants the slot: system prompts and the turns of a
+//! conversation are found again. Text is compared with all slots, which are few, token by token.
+
+use super::Id;
+
+/// How much of a prompt may be taken from what a slot holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nothing.
+    None,
+    /// Whole chunks that were computed as chunks of a prompt at these positions, so that all is to the bit what computing them
+    /// again gives.
+    Chunks,
+    /// All that is equal, tokens of answers among it. Decoding rounds otherwise than a prompt's chunks do.
+    All,
+}
+
+/// What the states of a model can do for sharing.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Means {
+    pub(super) sharing: Sharing,
+    /// Tokens of a chunk.
+    pub(super) chunk: usize,
+    /// Whether a sequence can be copied from slot to slot.
+    pub(super) fork: bool,
+    /// Whether it can go back to any of its tokens; else only what goes on from a slot's end shares it.
+    pub(super) rewind: bool,
+}
+
+/// Where a sequence begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) slot: u32,
+    /// The slot whose sequence is copied first.
+    pub(super) from: Option<u32>,
+    /// Tokens that are there already; at 0 the slot is emptied.
+    pub(super) keep: usize,
+}
+
+/// What a slot holds.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Slot {
+    /// Whose it is.
+    pub(super) owner: Option<Id>,
+    /// The tokens whose states are there.
+    pub(super) held: Vec<u32>,
+    /// How many of them, from the first on, came in whole chunks of a prompt.
+    pub(super) pure: usize,
+    /// When it was last taken or left; 0: never.
+    used: u64,
+}
+
+/// All slots that sequences may have.
+#[derive(Clone, Debug)]
+pub(super) struct Slots {
+    first: u32,
+    all: Vec<Slot>,
+    means: Means,
+    clock: u64,
+}
+
+impl Slots {
+    pub(super) fn new(range: std::ops::Range<u32>, means: Means) -> Self {
+        Self { first: range.start, all: vec![Slot::default(); range.len()], means, clock: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn free(&self) -> usize {
+        self.all.iter().filter(|s| s.owner.is_none()).count()
+    }
+
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Slot> {
+        self.all.get_mut(slot.checked_sub(self.first)? as usize)
+    }
+
+    /// Chooses a free slot for a prompt and gives it to `owner`; `None` where none is free.
+    ///
+    /// The longest shared prefix counts. A slot that holds it and more is cut back only if a copy into the least recently used
+    /// free slot would lose more tokens than that.
+    pub(super) fn take(&mut self, owner: Id, prompt: &[u32]) -> Option<Place> {
+        let free = |i: &usize| self.all[*i].owner.is_none();
+        let victim = (0..self.all.len()).filter(free).min_by_key(|&i| (self.all[i].used, i))?;
+        let usable = |i: usize| {
+            let inside = self.means.fork || self.all[i].owner.is_none();
+            if inside { self.shared(&self.all[i], prompt) } else { 0 }
+        };
+        let lost = |i: usize, keep: usize| self.all[i].held.len() - keep;
+        let best = (0..self.all.len())
+            .map(|i| (usable(i), i))
+            .filter(|(keep, _)| *keep > 0)
+            // Of equal ones a free slot that loses least, and the first of these.
+            .min_by_key(|&(keep, i)| (std::cmp::Reverse(keep), self.all[i].owner.is_some(), lost(i, keep), i));
+        let place = match best {
+            None => Place { slot: victim as u32, from: None, keep: 0 },
+            Some((keep, i)) => {
+                let cheaper = || lost(i, keep) <= self.all[victim].held.len() || victim == i;
+                let stays = self.all[i].owner.is_none() && (!self.means.fork || cheaper());
+                if stays {
+                    Place { slot: i as u32, from: None, keep }
+                } else {
+                    Place { slot: victim as u32, from: Some(self.first + i as u32), keep }
+                }
+            }
+        };
+        let pure = match best {
+            Some((keep, i)) => self.all[i].pure.min(keep),
+            None => 0,
+        };
+        let slot = &mut self.all[place.slot as usize];
+        slot.owner = Some(owner);
+        slot.held.clear();
+        slot.held.extend_from_slice(&prompt[..place.keep]);
+        slot.pure = pure;
+        self.clock += 1;
+        slot.used = self.clock;
+        Some(Place { slot: self.first + place.slot, ..place })
+    }
+
+    /// A slot is nobody's; what it holds stays until somebody takes it.
+    pub(super) fn leave(&mut self, slot: u32) {
+        self.clock += 1;
+        let clock = self.clock;
+        if let Some(slot) = self.get_mut(slot) {
+            slot.owner = None;
+            slot.used = clock;
+        }
+    }
+
+    /// A slot holds nothing that can be relied on.
+    pub(super) fn forget(&mut self, slot: u32) {
+        if let Some(slot) = self.get_mut(slot) {
+            slot.held.clear();
+            slot.pure = 0;
+        }
+    }
+
+    /// How many tokens of a prompt a slot's text gives. The last one is always computed, for its logits.
+    fn shared(&self, slot: &Slot, prompt: &[u32]) -> usize {
+        let most = prompt.len().saturating_sub(1);
+        let equal = slot.held.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(most);
+        let keep = match self.means.sharing {
+            Sharing::None => 0,
+            Sharing::Chunks => {
+                let chunk = self.means.chunk.max(1);
+                equal.min(slot.pure) / chunk * chunk
+            }
+            Sharing::All => equal,
+        };
+        if self.means.rewind || keep == slot.held.len() { keep } else { 0 }
+    }
+
+    /// Slots that hold text of sequences that have left.
+    pub(super) fn kept(&self) -> usize {
+        self.all.iter().filter(|s| s.owner.is_none() && !s.held.is_empty()).count()
+    }
+}

@@ -1,0 +1,301 @@
+//! Random arrivals, ends and cancellations over a toy model whose states remember what was computed where.
+
+use super::slots::Means;
+use super::*;
+use proptest::prelude::*;
+use std::cell::RefCell;
+
+const SLOTS: u32 = 3;
+const CONTEXT: usize = 40;
+const CHUNK: usize = 4;
+const VOCAB: usize = 11;
+
+/// What slots hold, and what was called.
+#[derive(Default)]
+struct Toy {
+    slots: Vec<Vec<u32>>,
+    sharing: Option<Sharing>,
+    fork: bool,
+    rewind: bool,
+    /// A token behind which the model fails.
+    poison: Option<u32>,
+    /// Tokens that were computed of each prompt call, and rows of each decode call.
+    calls: Vec<(usize, usize)>,
+}
+
+/// The logits behind a sequence.
+fn logits(seq: &[u32]) -> Vec<f32> {
+    let sum = seq.iter().enumerate().map(|(i, &x)| (i + 2) * (x as usize * x as usize + 3)).sum::<usize>();
+    (0..VOCAB).map(|v| ((sum * (v + 5) + v * v) % 97) as f32).collect()
+}
+
+/// What a run by itself gives.
+fn alone(prompt: &[u32], n: usize, end: u32) -> Vec<u32> {
+    let mut seq = prompt.to_vec();
+    for _ in 0..n {
+        let id = Greedy.choose(&logits(&seq)).unwrap();
+        seq.push(id);
+        if id == end {
+            break;
+        }
+    }
+    seq.split_off(prompt.len())
+}
+
+struct Greedy;
+
+impl Choose for Greedy {
+    fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        let best = (0..logits.len()).fold(0, |b, v| if logits[v] > logits[b] { v } else { b });
+        Ok(best as u32)
+    }
+}
+
+impl Toy {
+    fn append(&mut self, slot: u32, pos: usize, id: u32) -> Result<()> {
+        if self.poison == Some(id) {
+            return Err(Error::NotFinite);
+        }
+        let held = &mut self.slots[slot as usize];
+        assert!(pos <= held.len(), "a hole in slot {slot}");
+        if pos < held.len() {
+            assert!(self.rewind, "a slot that cannot go back");
+            held.truncate(pos);
+        }
+        held.push(id);
+        Ok(())
+    }
+}
+
+impl Model for Toy {
+    fn means(&self) -> Means {
+        let sharing = self.sharing.unwrap_or(Sharing::All);
+        Means { sharing, chunk: CHUNK, fork: self.fork, rewind: self.rewind }
+    }
+
+    fn place(&mut self, slot: u32, from: Option<u32>, keep: usize) -> Result<usize> {
+        if let Some(from) = from {
+            assert!(self.fork);
+            self.slots[slot as usize] = self.slots[from as usize].clone();
+        }
+        let held = &mut self.slots[slot as usize];
+        assert!(keep <= held.len() && (keep == 0 || self.rewind || keep == held.len()));
+        held.truncate(keep);
+        Ok(keep)
+    }
+
+    fn prompt(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        want: Want,
+        sink: &mut dyn FnMut(&[f32]),
+    ) -> Result<()> {
+        assert!(!ids.is_empty() && ids.len() <= CHUNK && (start + ids.len() - 1) / CHUNK == start / CHUNK);
+        self.calls.push((ids.len(), 0));
+        for (i, &id) in ids.iter().enumerate() {
+            self.append(slot, start + i, id)?;
+        }
+        if want == Want::Last {
+            sink(&logits(&self.slots[slot as usize]));
+        }
+        Ok(())
+    }
+
+    fn decode(&mut self, rows: &[(u32, usize, u32)], sink: &mut dyn FnMut(usize, &[f32])) -> Result<()> {
+        self.calls.push((0, rows.len()));
+        if let Some((.., id)) = rows.iter().find(|row| self.poison == Some(row.2)) {
+            return self.append(0, 0, *id);
+        }
+        for (i, &(slot, pos, id)) in rows.iter().enumerate() {
+            assert!(rows[..i].iter().all(|row| row.0 != slot), "slot {slot} twice");
+            self.append(slot, pos, id)?;
+            sink(i, &logits(&self.slots[slot as usize]));
+        }
+        Ok(())
+    }
+}
+
+/// A request of a test: when it comes, its prompt, how many sequences, their length, and after how many tokens nobody wants the first.
+#[derive(Clone, Debug)]
+struct Asked {
+    at: usize,
+    prompt: Vec<u32>,
+    many: usize,
+    n: usize,
+    cancel: Option<usize>,
+}
+
+fn asked() -> impl Strategy<Value = Asked> {
+    // Prompts of few tokens, so that prefixes are often equal.
+    let prompt = prop::collection::vec(0..3u32, 1..20);
+    (0..60usize, prompt, 1..=SLOTS as usize, 1..12usize, prop::option::of(0..10usize)).prop_map(
+        |(at, prompt, many, n, cancel)| Asked { at, prompt, many, n, cancel },
+    )
+}
+
+fn scheduler(toy: Toy, budget: usize, queue: usize) -> Inner<'static, Toy> {
+    let toy = Toy { slots: vec![Vec::new(); SLOTS as usize], ..toy };
+    let setting = Setting { budget: Some(budget), queue, ..Setting::default() };
+    Inner::new(toy, &setting, 0..SLOTS, CONTEXT)
+}
+
+fn job(prompt: &[u32], many: usize, n: usize) -> Job<'static> {
+    let choosers = (0..many).map(|_| Box::new(Greedy) as Box<dyn Choose>).collect();
+    Job { prompt: prompt.to_vec(), choosers, n, end: vec![7], deadline: None }
+}
+
+/// What became of a sequence.
+#[derive(Debug, Default)]
+struct Seen {
+    tokens: Vec<u32>,
+    end: Option<usize>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn answers_are_those_of_single_runs(
+        all in prop::collection::vec(asked(), 1..14),
+        sharing in prop::sample::select(vec![Sharing::None, Sharing::Chunks, Sharing::All]),
+        (fork, rewind) in any::<(bool, bool)>(),
+        budget in 0..20usize,
+        poison in prop::option::of(0..VOCAB as u32),
+    ) {
+        let toy = Toy { sharing: Some(sharing), fork, rewind, poison, ..Toy::default() };
+        let mut s = scheduler(toy, budget, usize::MAX);
+        let seen: RefCell<BTreeMap<Id, Seen>> = RefCell::default();
+        let (mut names, mut cancelled) = (Vec::new(), Vec::new());
+        let mut steps = 0;
+        loop {
+            for a in all.iter().filter(|a| a.at == steps) {
+                let ids = s.submit(job(&a.prompt, a.many, a.n), SLOTS).unwrap();
+                names.extend(ids.iter().enumerate().map(|(i, &id)| (id, a.clone(), i == 0)));
+            }
+            for (id, a, first) in &names {
+                let made = seen.borrow().get(id).map_or(0, |s| s.tokens.len());
+                if *first && !cancelled.contains(id) && a.cancel.is_some_and(|c| made >= c) {
+                    s.end(*id, &End::Cancelled, false);
+                    cancelled.push(*id);
+                }
+            }
+            let done = s.step(&mut |id, event| {
+                let mut seen = seen.borrow_mut();
+                let seen: &mut Seen = seen.entry(id).or_default();
+                assert!(seen.end.is_none(), "{id} goes on behind its end");
+                match event {
+                    Event::Token { id, .. } => seen.tokens.push(id),
+                    Event::Ended(end) => seen.end = Some(end.index()),
+                    Event::Began { .. } => {}
+                }
+                true
+            }).unwrap().done;
+            steps += 1;
+            prop_assert!(steps < 20_000, "somebody starves");
+            if done == Done::Idle && all.iter().all(|a| a.at < steps) {
+                break;
+            }
+        }
+        let load = s.load();
+        prop_assert_eq!((load.waiting, load.running, s.live.len()), (0, 0, 0));
+        prop_assert_eq!(s.core.slots().free(), SLOTS as usize);
+        let seen = seen.into_inner();
+        for (id, a, _) in &names {
+            let expected = alone(&a.prompt, a.n, 7);
+            let nothing = Seen::default();
+            let found = seen.get(id).unwrap_or(&nothing);
+            prop_assert!(expected.starts_with(&found.tokens), "{:?} {:?} {:?}", a, expected, found);
+            let bad = poison.is_some_and(|p| {
+                a.prompt.contains(&p) || expected[..expected.len() - 1].contains(&p)
+            });
+            if !cancelled.contains(id) {
+                prop_assert_eq!(found.end == Some(4), bad, "{:?} {:?} {:?}", a, expected, found);
+                prop_assert!(bad || found.tokens == expected);
+                prop_assert!(found.end.is_some());
+            }
+        }
+        // Of prompts, no more than the budget or one chunk between two steps of decoding of those that run.
+        let most = budget.max(CHUNK);
+        let mut spent = 0;
+        let first = s.model.calls.iter().position(|c| c.1 > 0).unwrap_or(usize::MAX);
+        for (i, &(tokens, rows)) in s.model.calls.iter().enumerate() {
+            spent = if rows > 0 { 0 } else { spent + tokens };
+            let alive = i > first && s.model.calls[i..].iter().any(|c| c.1 > 0);
+            prop_assert!(!alive || spent <= most || names.len() > 1, "{spent} tokens between two steps");
+        }
+    }
+}
+
+#[test]
+fn prompts_and_decoding_take_turns() {
+    let mut s = scheduler(Toy { fork: true, rewind: true, sharing: Some(Sharing::None), ..Toy::default() }, 4, 9);
+    let mut quiet = |_, _| true;
+    let endless = |prompt: &[u32], n| Job { end: Vec::new(), ..job(prompt, 1, n) };
+    s.submit(endless(&[1], 20), SLOTS).unwrap();
+    while s.model.calls.len() < 3 {
+        s.step(&mut quiet).unwrap();
+    }
+    s.submit(endless(&[2; 16], 3), SLOTS).unwrap();
+    s.model.calls.clear();
+    while s.core.live() > 1 || s.model.calls.is_empty() {
+        s.step(&mut quiet).unwrap();
+    }
+    let turns = [(4, 0), (0, 1), (4, 0), (0, 1), (4, 0), (0, 1), (4, 0), (0, 2), (0, 2)];
+    assert_eq!(s.model.calls, turns);
+}
+
+#[test]
+fn equal_prefixes_are_computed_once() {
+    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 99, 9);
+    let system = [1, 2, 0, 1, 2, 0, 1, 2, 0, 1];
+    for last in 0..3 {
+        let prompt: Vec<u32> = system.iter().copied().chain([last]).collect();
+        s.submit(job(&prompt, 1, 1), SLOTS).unwrap();
+        while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+    }
+    assert_eq!((s.counters.prompt_tokens, s.counters.shared_tokens), (11 + 1 + 1, 20));
+    // Turns of a conversation: the answer of the first one is not computed again, but for its last token.
+    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 99, 9);
+    let mut turn = system.to_vec();
+    for expected in [0, 13] {
+        let before = s.counters.shared_tokens;
+        s.submit(job(&turn, 1, 4), SLOTS).unwrap();
+        while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+        assert_eq!(s.counters.shared_tokens - before, expected);
+        turn.extend(alone(&turn, 4, 7));
+        turn.push(2);
+    }
+    // Several after one prompt: once, whatever they share.
+    let mut s = scheduler(Toy { fork: true, rewind: true, sharing: Some(Sharing::None), ..Toy::default() }, 99, 9);
+    s.submit(job(&system, 3, 5), SLOTS).unwrap();
+    while s.step(&mut |_, _| true).unwrap().done != Done::Idle {}
+    assert_eq!(s.counters.prompt_tokens, 10);
+}
+
+#[test]
+fn what_is_too_much_is_refused() {
+    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 2);
+    for _ in 0..3 {
+        s.submit(job(&[1], 1, 4), SLOTS).unwrap();
+        s.step(&mut |_, _| true).unwrap();
+    }
+    s.submit(job(&[1], 2, 4), SLOTS).unwrap();
+    assert!(matches!(s.submit(job(&[1], 1, 4), SLOTS), Err(Error::Busy { waiting: 2 })));
+    assert!(matches!(s.submit(job(&[1], 4, 4), SLOTS), Err(Error::FewSlots { needed: 4, slots: 3 })));
+    assert!(matches!(s.submit(job(&[1; 39], 1, 3), SLOTS), Err(Error::Room { .. })));
+    assert!(matches!(s.submit(job(&[], 1, 3), SLOTS), Err(Error::EmptyPrompt)));
+}
+
+#[test]
+fn time_ends_a_sequence() {
+    let mut s = scheduler(Toy { fork: true, rewind: true, ..Toy::default() }, 4, 2);
+    s.submit(Job { deadline: Some(Instant::now()), ..job(&[1], 1, 30) }, SLOTS).unwrap();
+    let mut end = None;
+    while s.step(&mut |_, event| {
+        end = Some(format!("{event:?}"));
+        true
+    }).unwrap().done != Done::Idle {}
+    assert_eq!((end.as_deref(), s.core.slots().free()), (Some("Ended(Expired)"), 3));
+}
