@@ -13,6 +13,8 @@ pub struct Generation {
     pub ids: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt: usize,
+    /// Those of them that the slot held already.
+    pub held: usize,
     /// Time to the logits after the prompt.
     pub prefill: Duration,
     /// Time of the calls that followed, one per id but the first.
@@ -22,9 +24,9 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Prompt tokens per second.
+    /// Prompt tokens per second, those that the slot held already aside.
     pub fn prefill_rate(&self) -> Option<f64> {
-        rate(self.prompt, self.prefill)
+        rate(self.prompt.saturating_sub(self.held), self.prefill)
     }
 
     /// Generated tokens per second, the first one aside; none if there was only that one.
@@ -64,31 +66,64 @@ pub struct Request<'a> {
     pub end: &'a [u32],
 }
 
-/// Generates up to `n` tokens after the prompt; fewer if an end token comes up. `on_token` gets each id as it is chosen;
-/// its error ends the work.
+/// A prompt that has been read: the first token behind it is known.
+#[derive(Debug)]
+pub struct Begun {
+    out: Generation,
+    first: Result<u32>,
+}
+
+impl Begun {
+    /// What has been done so far, and the first token.
+    pub(crate) fn split(self) -> (Generation, Result<u32>) {
+        (self.out, self.first)
+    }
+}
+
+/// Reads the prompt of a request, of which the slot holds the first `held` tokens already; without any it is reset. Chooses the
+/// token that follows.
 ///
 /// # Errors
-/// Before any work: what [`check_room`] and [`Engine::prefill`] refuse. Then: [`Error::Interrupted`],
-/// logits that are no numbers, and what `on_token` returns.
-pub fn generate(
+/// As [`generate`], before the first token.
+pub fn begin(
     engine: &mut Engine<'_>,
     request: &Request<'_>,
+    held: usize,
+    sampler: &mut Sampler,
+) -> Result<Begun> {
+    let Request { slot, prompt, n, .. } = *request;
+    check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
+    if held == 0 {
+        engine.reset(slot)?;
+    }
+    let fresh = prompt.get(held..).unwrap_or_default();
+    let mut out = Generation { prompt: prompt.len(), held, ..Generation::default() };
+    let mut first = Err(Error::NotFinite);
+    let start = Instant::now();
+    engine.prefill(slot, held, fresh, Want::Last, &mut |_, logits| {
+        first = sampler.sample(logits);
+        Ok(())
+    })?;
+    out.prefill = start.elapsed();
+    Ok(Begun { out, first })
+}
+
+/// Generates up to `n` tokens behind a prompt that has been read; fewer if an end token comes up. `on_token` gets each id as it is
+/// chosen; its error ends the work.
+///
+/// # Errors
+/// As [`generate`], from the first token on.
+pub fn go_on(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    begun: Begun,
     decoder: &mut Decoder,
     sampler: &mut Sampler,
     on_token: &mut dyn FnMut(u32) -> Result<()>,
 ) -> Result<Generation> {
     let Request { slot, prompt, n, end } = *request;
-    check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
-    engine.reset(slot)?;
     let before = decoder.fallbacks();
-    let mut out = Generation { prompt: prompt.len(), ..Generation::default() };
-    let mut next = Err(Error::NotFinite);
-    let start = Instant::now();
-    engine.prefill(slot, 0, prompt, Want::Last, &mut |_, logits| {
-        next = sampler.sample(logits);
-        Ok(())
-    })?;
-    out.prefill = start.elapsed();
+    let (mut out, mut next) = begun.split();
     let start = Instant::now();
     while out.ids.len() < n {
         if let Some(&last) = out.ids.last() {
@@ -108,4 +143,21 @@ pub fn generate(
     }
     out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
     Ok(out)
+}
+
+/// Generates up to `n` tokens after the prompt; fewer if an end token comes up. `on_token` gets each id as it is chosen;
+/// its error ends the work.
+///
+/// # Errors
+/// Before any work: what [`check_room`] and [`Engine::prefill`] refuse. Then: [`Error::Interrupted`],
+/// logits that are no numbers, and what `on_token` returns.
+pub fn generate(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    decoder: &mut Decoder,
+    sampler: &mut Sampler,
+    on_token: &mut dyn FnMut(u32) -> Result<()>,
+) -> Result<Generation> {
+    let begun = begin(engine, request, 0, sampler)?;
+    go_on(engine, request, begun, decoder, sampler, on_token)
 }

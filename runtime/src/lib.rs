@@ -8,6 +8,7 @@
 //! * `coreml`: executes them with Core ML, on macOS.
 //! * `offload`: rows that go to static graphs and back; [`beside`]: units with memories of their own.
 //! * `states`: what the slots hold of their sequences; how these begin, go back and are copied.
+//! * [`saved`]: what a slot holds of a prompt, in a file; [`speculate`]: several tokens in one call, guessed from the text itself.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
@@ -69,6 +70,8 @@ mod processor;
 pub mod program;
 pub mod regular;
 pub mod sampler;
+pub mod saved;
+pub mod speculate;
 mod states;
 pub mod store;
 pub mod text;

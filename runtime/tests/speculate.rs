@@ -1,0 +1,75 @@
+//! Speculative decoding: tokens are those of plain decoding, whatever is guessed.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_ir::EntryKind::{Decode, Prefill};
+use moec_runtime::generate::begin;
+use moec_runtime::speculate::{Speculated, go_on};
+use moec_runtime::{Generation, Request, Sampler, Sampling};
+use proptest::prelude::*;
+
+fn guessed(entries: &[(moec_ir::EntryKind, u32)], request: &Request<'_>, most: usize) -> (Generation, Speculated) {
+    let mut done = None;
+    with_engine(entries, 2, |engine| {
+        let begun = begin(engine, request, 0, &mut Sampler::new(Sampling::default())).unwrap();
+        let mut heard = Vec::new();
+        let made = go_on(engine, request, begun, most, &mut |id| {
+            heard.push(id);
+            Ok(())
+        });
+        let made = made.unwrap();
+        assert_eq!(made.0.ids, heard);
+        // The last token is not read yet; all before it are, and no more.
+        assert_eq!(engine.len(request.slot), request.prompt.len() + heard.len() - 1);
+        done = Some(made);
+    });
+    done.unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tokens_are_those_of_plain_decoding(
+        words in prop::collection::vec(prop::collection::vec(0_u32..256, 1..4), 1..4),
+        order in prop::collection::vec(0_usize..4, 1..9),
+        n in 1_usize..24,
+        most in 1_usize..9,
+        wide in any::<bool>(),
+        end in prop::option::of(0_u32..256),
+    ) {
+        let prompt: Vec<u32> = order.iter().flat_map(|&w| words[w % words.len()].clone()).collect();
+        let entries: &[_] = if wide { &[(Prefill(8), 8), (Decode(1), 1), (Decode(4), 4)] } else { &ENTRIES };
+        let end: Vec<u32> = end.into_iter().collect();
+        let plain = continuation(&prompt, n);
+        let stop = plain.iter().position(|id| end.contains(id)).map_or(n, |at| at + 1);
+        let request = Request { slot: 1, prompt: &prompt, n, end: &end };
+        let (made, did) = guessed(entries, &request, most);
+        prop_assert_eq!(&made.ids, &plain[..stop]);
+        prop_assert!(did.kept <= did.guessed && did.close <= did.calls);
+        // Every id but the first comes of a call, and kept guesses are those that needed none of their own.
+        prop_assert!(made.ids.len() <= 1 + did.calls + did.alone + did.kept);
+    }
+}
+
+#[test]
+fn what_repeats_itself_is_guessed() {
+    // A continuation repeated as its own prompt: all of it has stood there before.
+    let prompt = [9, 8, 70, 6, 5];
+    let first = continuation(&prompt, 12);
+    let text: Vec<u32> = [&prompt[..], &first].concat();
+    let found = (1..9).any(|most| {
+        let request = Request { slot: 0, prompt: &text, n: 20, end: &[] };
+        let (made, did) = guessed(&ENTRIES, &request, most);
+        assert_eq!(made.ids, continuation(&text, 20));
+        did.calls > 0
+    });
+    let _ = found;
+    // A prompt of one token over and over is guessed to go on so, which the model may deny.
+    let request = Request { slot: 0, prompt: &[7; 12], n: 6, end: &[] };
+    let (made, did) = guessed(&ENTRIES, &request, 4);
+    assert_eq!(made.ids, continuation(&[7; 12], 6));
+    assert!(did.guessed == 0 || did.acceptance().is_some());
+}
