@@ -49,6 +49,7 @@ const ROWS: &[(&str, &str)] = &[
     ("moec VERB --help", "moec build --help"),
     ("BUNDLE/run VERB …", "demo.moec/run info"),
     ("moec inspect PROFILE", "moec inspect ferris.trace"),
+    ("moec compare A B", "moec compare demo.moec demo.moec"),
     ("moec inspect A --against B", "moec inspect my.trace --against ferris.trace"),
     (
         "moec eval --big-little --gamma 0,0.7,1",
@@ -72,6 +73,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("sh runner/build.sh", "needs a Mac"),
     ("moec synth --like olmoe --layers 8", "writes seven gigabytes"),
     ("moec run --emulate", "an option, without a bundle"),
+    ("moec init allenai/OLMoE-1B-7B-0924", "asks a hub; a test of its own plays one"),
     ("moec init model.gguf", "wants a file that Python writes; a test of its own does the same"),
 ];
 

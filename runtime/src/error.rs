@@ -43,6 +43,27 @@ pub enum Error {
     /// A file of the bundle does not exist.
     #[error("`{}` is missing from the bundle", .0.display())]
     MissingFile(PathBuf),
+    /// A file is no saved prompt, or a damaged one.
+    #[error("`{}` is no saved prompt that can be used: {why}", .path.display())]
+    Saved {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// A prompt was saved with another bundle.
+    #[error(
+        "`{}` was saved with another bundle: of a plan whose SHA-256 starts with {}, not with {}",
+        .path.display(), Hex(.found), Hex(.expected)
+    )]
+    SavedElsewhere {
+        /// The file.
+        path: PathBuf,
+        /// Hash of this plan.
+        expected: [u8; 32],
+        /// Hash that the file names.
+        found: [u8; 32],
+    },
     /// A path of the plan leaves the bundle.
     #[error("the plan names `{0}`, which is not a path inside the bundle")]
     OutsideBundle(String),
@@ -382,6 +403,10 @@ pub enum Cannot {
     },
     /// Copy a slot to another one: another unit keeps it, which does not give it out.
     Fork,
+    /// Be written to a file, or read from one: another unit keeps it.
+    Save,
+    /// Take several tokens of a sequence at once, of which some may be taken back.
+    Draft,
 }
 
 impl fmt::Display for Cannot {
@@ -405,6 +430,8 @@ impl fmt::Display for Cannot {
                 write!(f, "go on in slot {slot}: a call ended in an error while it changed the state")
             }
             Self::Fork => f.write_str("be copied to another slot: another unit keeps it"),
+            Self::Save => f.write_str("be saved: another unit keeps it"),
+            Self::Draft => f.write_str("take back tokens that were only guessed"),
         }
     }
 }
@@ -419,6 +446,8 @@ impl Error {
             | Self::NoLittle
             | Self::NoPaging(_)
             | Self::OwnUnderBudget
+            | Self::Saved { .. }
+            | Self::SavedElsewhere { .. }
             | Self::FewSlots { .. }
             | Self::Busy { .. }
             | Self::NotExact
@@ -527,6 +556,12 @@ impl Error {
             }
             Self::State { cannot: Cannot::Reach { .. }, .. } => "give the sequence again from its beginning",
             Self::State { cannot: Cannot::Fork, .. } => "give the sequence to every slot",
+            Self::State { cannot: Cannot::Save, .. } => "leave out `--save-prompt` and `--load-prompt`",
+            Self::State { cannot: Cannot::Draft, .. } => "leave out `--speculate`",
+            Self::Saved { .. } => "give a file that `--save-prompt` has written, or write it again",
+            Self::SavedElsewhere { .. } => {
+                "a saved prompt belongs to one build, its weights included; save it again with `--save-prompt`"
+            }
             Self::Library { hint, .. } | Self::Unit { hint, .. } => return Some(hint.clone()),
             Self::Busy { .. } => "ask again later, or let more wait",
             Self::NotExact => "leave out `--exact`, or build for a target whose experts have one unit",

@@ -1,11 +1,11 @@
 //! Prompt in, tokens out.
 
 use crate::big_little::{Decoder, Fallbacks};
-use crate::engine::Engine;
+use crate::engine::{Engine, Want};
 use crate::error::{Error, Result};
 use crate::sampler::{LogProbabilities, Sampler};
 use crate::scheduler::{Done, End, Event, Job, Scheduler, Setting};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What a generation has produced and how long it took.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,6 +14,8 @@ pub struct Generation {
     pub ids: Vec<u32>,
     /// Tokens of the prompt.
     pub prompt: usize,
+    /// Those of them that the slot held already.
+    pub held: usize,
     /// Time to the logits after the prompt.
     pub prefill: Duration,
     /// Time of the calls that followed, one per id but the first.
@@ -25,9 +27,9 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Prompt tokens per second.
+    /// Prompt tokens per second, those that the slot held already aside.
     pub fn prefill_rate(&self) -> Option<f64> {
-        rate(self.prompt, self.prefill)
+        rate(self.prompt.saturating_sub(self.held), self.prefill)
     }
 
     /// Generated tokens per second, the first one aside; none if there was only that one.
@@ -65,6 +67,49 @@ pub struct Request<'a> {
     pub n: usize,
     /// Tokens that end it.
     pub end: &'a [u32],
+}
+
+/// A prompt that has been read: the first token behind it is known.
+#[derive(Debug)]
+pub struct Begun {
+    out: Generation,
+    first: Result<u32>,
+}
+
+impl Begun {
+    /// What has been done so far, and the first token.
+    pub(crate) fn split(self) -> (Generation, Result<u32>) {
+        (self.out, self.first)
+    }
+}
+
+/// Reads the prompt of a request, of which the slot holds the first `held` tokens already; without any it is reset. Chooses the
+/// token that follows. What comes behind it is [`crate::speculate::go_on`]'s.
+///
+/// # Errors
+/// As [`generate`], before the first token.
+pub fn begin(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    held: usize,
+    sampler: &mut Sampler,
+) -> Result<Begun> {
+    let Request { slot, prompt, n, .. } = *request;
+    check_room(prompt.len(), n, engine.program().model.max_context as usize)?;
+    if held == 0 {
+        engine.reset(slot)?;
+    }
+    sampler.begin(prompt);
+    let fresh = prompt.get(held..).unwrap_or_default();
+    let mut out = Generation { prompt: prompt.len(), held, ..Generation::default() };
+    let mut first = Err(Error::NotFinite);
+    let start = Instant::now();
+    engine.prefill(slot, held, fresh, Want::Last, &mut |_, logits| {
+        first = sampler.sample(logits);
+        Ok(())
+    })?;
+    out.prefill = start.elapsed();
+    Ok(Begun { out, first })
 }
 
 /// Generates up to `n` tokens after the prompt; fewer if an end token comes up, or a constraint says that all is

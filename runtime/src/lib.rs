@@ -9,6 +9,7 @@
 //! * `offload`: rows that go to static graphs and back; [`beside`]: units with memories of their own.
 //! * [`scheduler`]: many sequences over one engine, in rounds of prompts and decoding; what every verb generates with.
 //! * `states`: what the slots hold of their sequences; how these begin, go back and are copied.
+//! * [`saved`]: what a slot holds of a prompt, in a file; [`speculate`]: several tokens in one call, guessed from the text itself.
 //! * [`overflow`]: what becomes of tokens past an expert's capacity, where capacities are static.
 //! * [`big_little`]: tokens decoded with fewer experts where that is enough; [`mod@best_of`]: several sequences after one prompt.
 //! * [`flash`]: reads weights that are not held in memory; [`paging`]: experts that stay there, as steps see them.
@@ -71,6 +72,8 @@ pub mod program;
 pub mod regular;
 pub mod sampler;
 pub mod scheduler;
+pub mod saved;
+pub mod speculate;
 mod states;
 pub mod store;
 pub mod text;

@@ -122,6 +122,20 @@ impl Region {
         Some(())
     }
 
+    /// A part of the region as it is; `None` where it lies outside. Whoever asks knows that no step is running.
+    pub(crate) fn part(&self, at: usize, bytes: usize) -> Option<&[u8]> {
+        at.checked_add(bytes).filter(|&end| end <= self.bytes)?;
+        // SAFETY: the place lies in the region, which is initialised memory; steps run under `&mut` of the engine that owns it.
+        Some(unsafe { std::slice::from_raw_parts(self.base.plus(at).ptr(), bytes) })
+    }
+
+    /// A part of the region to be written; `None` where it lies outside.
+    pub(crate) fn part_mut(&mut self, at: usize, bytes: usize) -> Option<&mut [u8]> {
+        at.checked_add(bytes).filter(|&end| end <= self.bytes)?;
+        // SAFETY: as in `part`, and `&mut self` keeps every other use of the region away.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.base.plus(at).ptr(), bytes) })
+    }
+
     /// Copies `bytes` bytes from one place of the region to another; `None` where one of them lies outside.
     pub fn copy(&mut self, from: usize, to: usize, bytes: usize) -> Option<()> {
         let inside = |at: usize| at.checked_add(bytes).is_some_and(|end| end <= self.bytes);
@@ -193,6 +207,10 @@ mod tests {
         assert_eq!(bytes[88..], [0, 0, 7, 7, 7, 7, 7, 0, 0, 0, 0, 0]);
         assert_eq!(region.zero(92, 2), Some(()));
         assert_eq!((region.zero(99, 2), region.zero(usize::MAX, 2)), (None, None));
+        assert_eq!(region.part(5, 3), Some(&[7_u8, 7, 7][..]));
+        region.part_mut(99, 1).unwrap()[0] = 7;
+        assert_eq!((region.part(99, 2), region.part(usize::MAX, 2)), (None, None));
+        assert!(region.part_mut(99, 2).is_none() && region.part_mut(usize::MAX, 2).is_none());
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(region.base().ptr(), 100) };
         assert_eq!(bytes[90..], [7, 7, 0, 0, 7, 0, 0, 0, 0, 0]);

@@ -284,6 +284,77 @@ impl<'p> States<'p> {
         Ok(())
     }
 
+    /// Where what a slot holds of its sequence lies, were it of so many tokens: first bytes and lengths in the region, in the plan's
+    /// order.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::State`] for what another unit keeps.
+    fn held(&self, slot: u32, tokens: usize) -> Result<Vec<(usize, usize)>> {
+        self.checked_len(slot)?;
+        check_own(self.plan, Cannot::Save)?;
+        let mut parts = Vec::new();
+        for (state, at) in self.plan.states.iter().zip(&self.at) {
+            let offset = at.ptr() as usize - self.region.base().ptr() as usize;
+            let (bytes, heads) = heads(state, slot, slot, tokens).ok_or_else(short)?;
+            parts.extend(heads.map(|(from, _)| (offset + from, bytes)));
+        }
+        Ok(parts)
+    }
+
+    /// Bytes that [`States::save`] gives of a sequence of so many tokens.
+    ///
+    /// # Errors
+    /// As [`States::save`].
+    pub(crate) fn saved_bytes(&self, slot: u32, tokens: usize) -> Result<u64> {
+        let parts = self.held(slot, tokens)?;
+        Ok(parts.iter().fold(0, |sum, (_, bytes)| sum + *bytes as u64))
+    }
+
+    /// Gives all that a slot holds of its sequence, snapshots aside, to `sink`.
+    ///
+    /// # Errors
+    /// [`Error::BadSlot`]; [`Error::State`] for what another unit keeps, and after a call that failed; those of `sink`.
+    pub(crate) fn save(&self, slot: u32, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+        self.check_whole(slot)?;
+        for (at, bytes) in self.held(slot, self.checked_len(slot)?)? {
+            sink(self.region.part(at, bytes).ok_or_else(short)?)?;
+        }
+        Ok(())
+    }
+
+    /// The position behind the furthest that a slot's rings have seen written; without rings its tokens.
+    pub(crate) fn written(&self, slot: u32) -> usize {
+        let written = self.written.get(slot as usize).copied();
+        written.unwrap_or_else(|| self.len(slot).unwrap_or(0))
+    }
+
+    /// Makes a slot a sequence of `tokens` tokens, of which `source` fills what [`States::save`] gave, part by part; `written` is
+    /// what [`States::written`] said then. After an error the slot holds nothing.
+    ///
+    /// # Errors
+    /// As [`States::save`], and those of `source`.
+    pub(crate) fn restore(
+        &mut self,
+        slot: u32,
+        tokens: usize,
+        written: usize,
+        source: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let parts = self.held(slot, tokens)?;
+        self.zero(slot)?;
+        for (at, bytes) in parts {
+            if let Err(e) = self.region.part_mut(at, bytes).ok_or_else(short).and_then(&mut *source) {
+                self.zero(slot)?;
+                return Err(e);
+            }
+        }
+        self.lens[slot as usize] = tokens;
+        if let Some(rows) = self.written.get_mut(slot as usize) {
+            *rows = written;
+        }
+        Ok(())
+    }
+
     /// Before a call that takes `rows`, slots and positions: takes every sequence back to where its rows begin, so that what
     /// they replace is forgotten should the call end in an error. Rows of a sequence follow each other; slots are the plan's.
     ///
@@ -385,12 +456,35 @@ pub(crate) fn check_snapshots(plan: &Plan) -> Result<()> {
 /// # Errors
 /// [`Error::State`], by the name of the static graph, or of the state that lies in another memory.
 pub(crate) fn check_fork(plan: &Plan) -> Result<()> {
+    check_own(plan, Cannot::Fork)
+}
+
+/// Refuses a plan of whose states some lie beside the processor's memory: they cannot do this.
+///
+/// # Errors
+/// As [`check_fork`].
+fn check_own(plan: &Plan, cannot: Cannot) -> Result<()> {
     let of_graph = |g: &GraphDecl| (format!("{} {}", g.package, g.function), StateKind::Cache);
     let graph = plan.graphs.iter().find(|g| g.stateful).map(of_graph);
     let elsewhere = plan.states.iter().find(|s| s.memory != 0).map(|s| (s.name.clone(), s.kind));
-    graph
-        .or(elsewhere)
-        .map_or(Ok(()), |(state, kind)| Err(Error::State { state, kind, cannot: Cannot::Fork }))
+    graph.or(elsewhere).map_or(Ok(()), |(state, kind)| Err(Error::State { state, kind, cannot }))
+}
+
+/// How many tokens of a sequence can be guessed, taken at once, and taken back without a snapshot: what rings hold beside what
+/// they see.
+///
+/// # Errors
+/// [`Error::State`] for a state that folds tokens together, or that another unit keeps.
+pub(crate) fn most_guesses(plan: &Plan) -> Result<usize> {
+    check_own(plan, Cannot::Draft)?;
+    if least(plan).is_some() {
+        return Err(refusal(plan, Cannot::Draft));
+    }
+    let room = |s: &StateBuf| match s.kind {
+        StateKind::Ring { window } => Some((s.shape[2] as usize).saturating_sub(window as usize)),
+        _ => None,
+    };
+    Ok(plan.states.iter().filter_map(room).min().unwrap_or(usize::MAX))
 }
 
 fn short() -> Error {

@@ -63,6 +63,53 @@ fn generate_json_from_ids() {
 }
 
 #[test]
+fn a_saved_prompt_is_not_read_again() {
+    let dir = bundle();
+    let path = dir.path().join("prompt").display().to_string();
+    let ids: Vec<u32> = (0..20).collect();
+    let run = |args: &str| run_in(dir.path(), args, None);
+    let done = run(&format!("generate --ids {} -n 5 --json --save-prompt {path}", joined(&ids)));
+    assert_eq!((done.status, done.err.as_str()), (0, ""));
+    let longer = [&ids[..], &[50, 51]].concat();
+    for (prompt, held) in [(&longer, 20), (&ids, 19)] {
+        let done = run(&format!("generate --ids {} -n 9 --json --load-prompt {path}", joined(prompt)));
+        let json: Value = serde_json::from_str(&done.out).unwrap();
+        assert_eq!(json["ids"], serde_json::json!(continuation(prompt, 9)));
+        assert_eq!((json["loaded_tokens"].as_u64(), json["prefilled_tokens"].as_u64()), (Some(held), Some(prompt.len() as u64 - held)));
+    }
+    // Without a prompt the saved one is continued.
+    let done = run(&format!("generate -n 9 --ignore-eos --load-prompt {path}"));
+    assert_eq!(done.out, format!("{}\n", joined(&continuation(&ids, 9))));
+    assert!(done.err.starts_with("prefill: 1 tokens behind 19 that were saved"), "{}", done.err);
+    let done = run(&format!("generate --ids 90,91 -n 3 --load-prompt {path}"));
+    assert!(done.err.starts_with("note: the saved prompt begins otherwise"), "{}", done.err);
+    assert_eq!(done.out, format!("{}\n", joined(&continuation(&[90, 91], 3))));
+    std::fs::write(&path, "no").unwrap();
+    let done = run(&format!("generate -n 3 --load-prompt {path}"));
+    assert_eq!(done.status, 1);
+    assert!(done.err.contains("is no saved prompt") && done.err.contains("hint: give a file"), "{}", done.err);
+    assert_eq!(run(&format!("generate --ids 1 --best-of 2 --load-prompt {path}")).status, 2);
+}
+
+#[test]
+fn guesses_are_counted_and_refused_where_tokens_would_differ() {
+    let dir = bundle();
+    let run = |args: &str| run_in(dir.path(), args, None);
+    let ids = [7, 8, 9, 7, 8, 9, 7, 8];
+    let done = run(&format!("generate --ids {} -n 12 --json --speculate 4", joined(&ids)));
+    let json: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!(json["ids"], serde_json::json!(continuation(&ids, 12)));
+    assert!(json["speculation"]["guessed"].as_u64().is_some());
+    let done = run("generate --ids 7,8 -n 12 --speculate 4");
+    assert!(done.err.contains("guesses: "), "{}", done.err);
+    let done = run("generate --ids 7,8 -n 12 --speculate 4 --temperature 1");
+    assert_eq!(done.status, 2);
+    assert!(done.err.contains("takes the likeliest tokens"), "{}", done.err);
+    let little = run_program(&program(&BIG_LITTLE), dir.path(), "generate --ids 7,8 --speculate 4", None);
+    assert!(little.status == 2 && little.err.contains("--no-big-little"), "{}", little.err);
+}
+
+#[test]
 fn generate_without_tokenizer() {
     let dir = bundle();
     let done = run_in(dir.path(), "generate --ids 7,8 -n 5 --json", None);

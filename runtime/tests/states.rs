@@ -8,6 +8,9 @@ use moec_ir::EntryKind::{self, Decode, Little, Prefill};
 use moec_ir::plan::*;
 use moec_ir::{DType, Format};
 use moec_runtime::abi::KernelFn;
+use moec_runtime::generate::begin;
+use moec_runtime::saved::{Saved, save};
+use moec_runtime::speculate;
 use moec_runtime::{
     Decoder, Engine, Error, Fallbacks, Program, Request, Row, Sampler, Sampling, Want, best_of, generate,
 };
@@ -357,6 +360,49 @@ fn snapshots_bring_a_sequence_back_exactly() {
         engine.rewind(2, 6).unwrap();
         check_decode(engine, 2, &[&sequence(6, 9)[..], &[4]].concat());
     });
+}
+
+/// Every kind of state comes back from a file as it was; where one cannot go back, the file's end is where it goes on.
+#[test]
+fn saved_states_of_every_kind_go_on() {
+    let dir = common::bundle();
+    let path = dir.path().join("saved");
+    for program in [toy(0), toy(2), ring()] {
+        let seq = sequence(33, 6);
+        let mut engine = common::open(&program, dir.path(), 2);
+        fill(&mut engine, 1, 0, &seq[..30]).unwrap();
+        save(&engine, 1, &seq[..30], &path).unwrap();
+        let mut want = Vec::new();
+        for (at, &id) in seq.iter().enumerate().skip(30) {
+            engine.decode(&[(1, at, id)], &mut |_, l| Ok(want.push(l.to_vec()))).unwrap();
+        }
+        let mut engine = common::open(&program, dir.path(), 1);
+        fill(&mut engine, 2, 0, &sequence(9, 1)).unwrap();
+        Saved::open(&path, &program).unwrap().restore(&mut engine, 2).unwrap();
+        let mut got = Vec::new();
+        for (at, &id) in seq.iter().enumerate().skip(30) {
+            engine.decode(&[(2, at, id)], &mut |_, l| Ok(got.push(l.to_vec()))).unwrap();
+        }
+        assert!(got == want && got.len() == 3);
+        // What a ring has overwritten is not there in the file either; a recurrence goes back nowhere.
+        assert!(matches!(engine.rewind(2, 3), Err(Error::State { .. })));
+    }
+}
+
+#[test]
+fn what_cannot_be_taken_back_is_not_guessed() {
+    let dir = common::bundle();
+    let program = toy(2);
+    let mut engine = common::open(&program, dir.path(), 1);
+    let request = Request { slot: 0, prompt: &[1, 2, 1, 2], n: 3, end: &[] };
+    let mut sampler = Sampler::new(Sampling::default());
+    let begun = begin(&mut engine, &request, 0, &mut sampler).unwrap();
+    let by = (&mut Decoder::full(), &mut sampler);
+    let e = speculate::go_on(&mut engine, &request, begun, 4, by, &mut |_| Ok(())).unwrap_err();
+    assert_eq!(
+        said(&e),
+        "state `layers.0.s` (recurrent) cannot take back tokens that were only guessed | leave out `--speculate`"
+    );
 }
 
 #[test]

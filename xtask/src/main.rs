@@ -15,6 +15,7 @@ mod cross;
 mod cuda;
 mod debian;
 mod demo;
+mod dist;
 mod docs;
 mod gguf;
 mod gpu_check;
@@ -84,6 +85,9 @@ const COMMANDS: &[Command] = &[
         apple::run,
     ),
     ("docs", "write the generated pages of docs/", docs::run),
+    ("dist", "pack moec: a tarball, a Debian package, checksums; takes options, `--help` lists them", || {
+        dist::run(&options())
+    }),
     (
         "circles",
         "list modules that import each other in a circle, and fail if one is not allowed",
@@ -211,6 +215,7 @@ fn main() -> ExitCode {
                 "bench-peers"
                     | "bench-flash"
                     | "bench-neurons"
+                    | "dist"
                     | "hybrimoe"
                     | "mobile"
                     | "npumoe"

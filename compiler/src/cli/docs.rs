@@ -3,10 +3,12 @@
 use super::{Cli, output};
 use crate::bundle::toolchain::CROSS;
 use crate::import::FAMILIES;
+use crate::error::io_error;
 use crate::{Error, Result, config, human};
 use clap::CommandFactory as _;
 use moec_device::{BUILT_IN, Cache, Device};
 use std::fmt::Write as _;
+use std::path::PathBuf;
 
 /// A page: its file in `docs/`, and what writes it.
 type Page = (&'static str, fn() -> Result<String>);
@@ -24,13 +26,19 @@ pub const PAGES: &[Page] = &[
 pub struct Args {
     /// The page's file name
     pub page: Option<String>,
+    /// Write manual pages of moec and of its verbs into this folder, which is there
+    #[arg(long, value_name = "DIR", conflicts_with = "page")]
+    pub man: Option<PathBuf>,
 }
 
 /// Prints it.
 ///
 /// # Errors
-/// No such page.
+/// No such page, or a folder that cannot be written.
 pub fn run(args: &Args) -> Result<()> {
+    if let Some(folder) = &args.man {
+        return clap_mangen::generate_to(Cli::command(), folder).map_err(|e| io_error("write", folder, &e));
+    }
     let names = || PAGES.iter().map(|(name, _)| *name).collect::<Vec<_>>();
     let Some(page) = &args.page else { return output::data(&names().join("\n")) };
     match PAGES.iter().find(|(name, _)| name == page) {

@@ -353,7 +353,7 @@ fn paragraph(d: &Decision, at: &Use, threads: Option<usize>) -> String {
 }
 
 /// What was chosen for a size, in words.
-fn mixed(mix: &MixDecision) -> String {
+pub(super) fn mixed(mix: &MixDecision) -> String {
     let wanted =
         mix.size.map_or("as small as quality allows".to_owned(), |b| format!("for {}", human::bytes(b)));
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -364,7 +364,7 @@ fn mixed(mix: &MixDecision) -> String {
 }
 
 /// Which neurons count as 0, and what that costs, in words.
-fn silenced(t: &ThresholdDecision) -> String {
+pub(super) fn silenced(t: &ThresholdDecision) -> String {
     let least = t.layers.iter().map(|l| l.1).fold(f32::INFINITY, f32::min);
     let most = t.layers.iter().map(|l| l.1).fold(0.0, f32::max);
     let cost = t.cost.as_ref().map_or("its cost was not measured, for want of text".to_owned(), |c| {
@@ -382,7 +382,7 @@ fn silenced(t: &ThresholdDecision) -> String {
 }
 
 /// How weights were rounded, in words.
-fn rounding(decisions: &Decisions) -> &'static str {
+pub(super) fn rounding(decisions: &Decisions) -> &'static str {
     match decisions.rounding {
         Rounding::Feedback => {
             "q4 with error feedback, by how the profile says that input channels go together"

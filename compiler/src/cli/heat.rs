@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 /// Capacities on the page, at most.
 const CAPACITIES: usize = 24;
 /// Width of what is drawn, in units of the drawing.
-const WIDTH: f64 = 900.0;
+pub(super) const WIDTH: f64 = 900.0;
 /// Room for the names of layers.
 const LEFT: f64 = 70.0;
 /// Width of a character at most, in the font of the drawings: a digit takes 0.55 to 0.65 of 11 units, whatever the font.
@@ -18,7 +18,7 @@ const LETTER: f64 = 7.2;
 /// Between what is drawn and its label.
 const GAP: f64 = 6.0;
 
-const STYLE: &str = "
+pub(super) const STYLE: &str = "
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5b6470; --line: #d5dae1; --page: #ffffff;
   --heat: #1f6fd0; --one: #1f6fd0; --two: #c2540a; --cell: #f1f3f6; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e7eaee; --soft: #a3adba; --line: #39424e;
@@ -73,7 +73,7 @@ pub(super) fn page(profile: &Profile) -> String {
     out
 }
 
-fn escaped(text: &str) -> String {
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
@@ -83,7 +83,7 @@ fn width(label: &str) -> f64 {
 }
 
 /// Begins a drawing of a height. On a narrow screen it keeps its size and can be moved: letters stay readable.
-fn begin(out: &mut String, height: f64, label: &str) {
+pub(super) fn begin(out: &mut String, height: f64, label: &str) {
     let _ = writeln!(
         out,
         "<div class=\"figure\" tabindex=\"0\"><svg viewBox=\"0 0 {WIDTH} {height}\" role=\"img\" aria-label=\"{label}\">"
@@ -91,12 +91,12 @@ fn begin(out: &mut String, height: f64, label: &str) {
 }
 
 /// Ends it.
-fn end(out: &mut String) {
+pub(super) fn end(out: &mut String) {
     out.push_str("</svg></div>\n");
 }
 
 /// A heat map: rows with names, each with cells of a share in 0 ..= 1 and what the pointer shows.
-fn heat_map(out: &mut String, label: &str, columns: &[String], rows: &[(u32, Vec<(f64, String)>)]) {
+pub(super) fn heat_map(out: &mut String, label: &str, columns: &[String], rows: &[(u32, Vec<(f64, String)>)]) {
     let count = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0).max(1);
     let (w, h) = ((WIDTH - LEFT) / count as f64, 18.0);
     let height = rows.len() as f64 * h + 20.0;

@@ -1,7 +1,7 @@
 //! `moec init`.
 
 use super::facts;
-use crate::import::{self, ImportOptions};
+use crate::import::{self, ImportOptions, hub};
 use crate::progress::Progress;
 use crate::{Error, Result, config, human};
 use std::fs::OpenOptions;
@@ -13,9 +13,13 @@ use std::path::{Component, Path, PathBuf};
 /// The file builds as it stands; every key is explained, with the model's own figures.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Folder of a Hugging Face checkpoint, or a GGUF file
-    #[arg(value_name = "HF_DIR")]
+    /// Folder of a Hugging Face checkpoint, a GGUF file, or the name of a model on the hub: `owner/name`, `owner/name@revision` or
+    /// `owner/name:file.gguf`. What exists as a path is taken as one
+    #[arg(value_name = "HF_DIR|NAME")]
     pub source: PathBuf,
+    /// Take a named model from the cache of the hub (`HF_HOME`) alone, and ask nobody
+    #[arg(long)]
+    pub offline: bool,
     /// File to write
     #[arg(long, short, value_name = "FILE", default_value = "model.toml")]
     pub output: PathBuf,
@@ -29,12 +33,13 @@ pub struct Args {
 /// # Errors
 /// The folder is no checkpoint that this version reads, or the file is there already.
 pub fn run(args: &Args, progress: &Progress) -> Result<()> {
-    let (_, spec) = import::open(&args.source, &ImportOptions::default())?;
+    let source = source(&args.source, args.offline, progress)?;
+    let (_, spec) = import::open(&source, &ImportOptions::default())?;
     for warning in &spec.warnings {
         progress.warn(warning);
     }
     let facts = facts::of(&spec);
-    let text = config::template(&seen_from(&args.output, &args.source)?, &facts);
+    let text = config::template(&seen_from(&args.output, &source)?, &facts);
     let shown = args.output.display();
     let opened = OpenOptions::new()
         .write(true)
@@ -57,6 +62,15 @@ pub fn run(args: &Args, progress: &Progress) -> Result<()> {
     Ok(())
 }
 
+/// The path that is meant: one that exists, or where a model with that name was fetched to.
+fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
+    let name = given.to_str().filter(|_| !given.exists()).and_then(hub::Name::parse);
+    // Whatever else is given is a path, and opening it says what is wrong.
+    let Some(name) = name else { return Ok(given.to_owned()) };
+    hub::fetch(&name, offline, progress)
+        .map_err(|e| e.context(format!("`{}` is no file or folder here, and no model could be had", given.display())))
+}
+
 /// The path of `target` as seen from the folder of `file`: relative where both have a common ancestor below
 /// the root, so that the two can be moved together.
 fn seen_from(file: &Path, target: &Path) -> Result<PathBuf> {
@@ -68,7 +82,7 @@ fn seen_from(file: &Path, target: &Path) -> Result<PathBuf> {
         Some(p) if !p.as_os_str().is_empty() => whole(p)?,
         _ => whole(Path::new("."))?,
     };
-    let target = whole(target)?;
+    let target = in_its_folder(target, &whole)?;
     let common = folder.components().zip(target.components()).take_while(|(a, b)| a == b).count();
     if common <= 1 {
         return Ok(target);
@@ -76,6 +90,17 @@ fn seen_from(file: &Path, target: &Path) -> Result<PathBuf> {
     let up = folder.components().skip(common).map(|_| Component::ParentDir);
     let path: PathBuf = up.chain(target.components().skip(common)).collect();
     Ok(if path.as_os_str().is_empty() { ".".into() } else { path })
+}
+
+/// The whole path of a file or folder. A file keeps its own name, should it be a link: what it is may be seen by it alone.
+fn in_its_folder(target: &Path, whole: &impl Fn(&Path) -> Result<PathBuf>) -> Result<PathBuf> {
+    match (target.file_name(), target.parent()) {
+        (Some(name), Some(folder)) if target.is_file() => {
+            let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+            Ok(whole(folder)?.join(name))
+        }
+        _ => whole(target),
+    }
 }
 
 #[cfg(test)]

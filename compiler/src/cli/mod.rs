@@ -7,6 +7,7 @@ pub mod build;
 mod bundle;
 pub mod caches;
 pub mod calibrate;
+pub mod compare;
 pub mod completions;
 mod divided;
 pub mod docs;
@@ -29,7 +30,9 @@ mod phone;
 mod placement;
 mod predictors;
 pub mod profile_device;
+pub mod report;
 pub mod run;
+pub mod self_test;
 pub mod sign;
 pub mod simulate;
 pub mod steps;
@@ -89,6 +92,8 @@ enum Verb {
     Build(build::Args),
     Inspect(inspect::Args),
     Explain(explain::Args),
+    Report(report::Args),
+    Compare(compare::Args),
     Verify(verify::Args),
     Sign(sign::Args),
     Run(run::Args),
@@ -100,6 +105,7 @@ enum Verb {
     Targets(targets::Args),
     Passes(passes::Args),
     Doctor(doctor::Args),
+    SelfTest(self_test::Args),
     Completions(completions::Args),
     #[command(hide = true)]
     Synth(synth::Args),
@@ -151,6 +157,8 @@ impl Verb {
             Self::Build(args) => build::run(args, progress),
             Self::Inspect(args) => inspect::run(args),
             Self::Explain(args) => explain::run(args),
+            Self::Report(args) => report::run(args, progress),
+            Self::Compare(args) => compare::run(args),
             Self::Verify(args) => verify::run(args, progress),
             Self::Sign(args) => sign::run(args),
             Self::Run(args) => return run::run(args, progress),
@@ -162,6 +170,7 @@ impl Verb {
             Self::Targets(args) => targets::run(args),
             Self::Passes(args) => passes::run(args),
             Self::Doctor(args) => return doctor::run(args),
+            Self::SelfTest(args) => return self_test::run(args, progress),
             Self::Completions(args) => completions::run(args),
             Self::Synth(args) => synth::run(args, progress),
             Self::Pass(args) => pass::run(args),

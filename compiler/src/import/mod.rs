@@ -9,6 +9,7 @@ pub mod config;
 pub mod containers;
 pub mod encodings;
 pub mod families;
+pub mod hub;
 mod latent;
 pub(crate) mod map;
 pub mod moe;

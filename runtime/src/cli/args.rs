@@ -153,6 +153,16 @@ pub(super) struct Generate {
     /// Print all N sequences, the best first, each behind a line with its score
     #[arg(long, requires = "best_of", conflicts_with = "json")]
     pub(super) all: bool,
+    /// Write the prompt's ids, and what the model has made of them, to this file: a later `--load-prompt` begins behind them
+    #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
+    pub(super) save_prompt: Option<PathBuf>,
+    /// Take what a file that `--save-prompt` wrote shares with the beginning of the prompt from there; without `--prompt` and
+    /// `--ids` its prompt is continued
+    #[arg(long, value_name = "FILE", conflicts_with = "best_of")]
+    pub(super) load_prompt: Option<PathBuf>,
+    /// Guess up to N tokens ahead from what the text has said before, and check them in one call; the tokens stay the same
+    #[arg(long, value_name = "N", value_parser = between(1..=64usize, "from 1 to 64"), allow_negative_numbers = true, conflicts_with_all = ["best_of", "gamma"])]
+    pub(super) speculate: Option<usize>,
     /// End at an end token, also with `--ids`
     #[arg(long, conflicts_with = "ignore_eos")]
     pub(super) stop_at_eos: bool,

@@ -6,8 +6,11 @@ use crate::best_of::{BestOf, best_of_into};
 use crate::big_little::{Decoder, Fallbacks};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::generate::{Generation, Request, check_room, generate};
+use crate::generate::{Generation, Request, begin, check_room, generate};
 use crate::sampler::{LogProbabilities, Sampler, Sampling};
+use crate::saved::{self, Saved};
+use crate::speculate::{self, Speculated};
+use crate::states::most_guesses;
 use crate::text::{self, Text, TextStream};
 use crate::timeline::Timeline;
 use serde_json::{Value, json};
@@ -22,8 +25,11 @@ const DEFAULT_TOKENS: usize = 128;
 pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Result<(), Failure> {
     let model = &context.program.model;
     let max = model.max_context as usize;
+    let saved = args.load_prompt.as_deref().map(|path| Saved::open(path, context.program)).transpose()?;
     let (prompt, tokenizer) = if let Some(ids) = &args.ids {
         (ids.clone(), None)
+    } else if let (Some(saved), None) = (&saved, &args.prompt) {
+        (saved.ids().to_vec(), None)
     } else {
         let text = prompt(context, args, io)?;
         let tokenizer = Text::open(context.bundle, model.bos)?;
@@ -42,6 +48,9 @@ pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Re
             hint: "give one above 0, such as `--temperature 0.8`".to_owned(),
         });
     }
+    if args.speculate.is_some() {
+        check_speculation(context, args)?;
+    }
     let watch = Watch::create(args)?;
     let mut engine = context.open_recording(&args.common, args.json)?;
     // The ids are data of their own; without a tokenizer they are all there is.
@@ -58,7 +67,7 @@ pub(super) fn run(context: &Context<'_>, args: &Generate, io: &mut Io<'_>) -> Re
     let end = if args.ignore_eos || (args.ids.is_some() && !args.stop_at_eos) { &[] } else { &*model.eos };
     let how = Sampling { log_probabilities: args.log_probabilities, ..args.sampling.sampling() };
     let request = Request { slot: 0, prompt: &prompt, n, end };
-    let job = Job { request, decoder, how, tokenizer: tokenizer.as_ref(), args, watch };
+    let job = Job { request, decoder, how, tokenizer: tokenizer.as_ref(), args, watch, saved };
     match args.best_of {
         None => single(&mut engine, job, io),
         Some(many) => several(&mut engine, job, many, io),
@@ -73,6 +82,67 @@ struct Job<'a> {
     tokenizer: Option<&'a Text>,
     args: &'a Generate,
     watch: Option<Watch>,
+    saved: Option<Saved>,
+}
+
+/// Refuses to guess where tokens would not be those of a plain run.
+fn check_speculation(context: &Context<'_>, args: &Generate) -> Result<(), Failure> {
+    let how = args.sampling.sampling();
+    if how != (Sampling { seed: how.seed, ..Sampling::default() }) {
+        return Err(Failure::Use {
+            what: "`--speculate` takes the likeliest tokens, and there are other options of sampling".to_owned(),
+            hint: "leave `--speculate` or them out".to_owned(),
+        });
+    }
+    if context.program.model.big_little.is_some() && !args.no_big_little {
+        return Err(Failure::Use {
+            what: "`--speculate` decodes with all experts, and the bundle decodes with fewer first".to_owned(),
+            hint: "add `--no-big-little`, or leave `--speculate` out".to_owned(),
+        });
+    }
+    most_guesses(context.program)?;
+    Ok(())
+}
+
+/// Gives the slot what a saved prompt shares with the one at hand, and says how many tokens that are.
+fn restore(engine: &mut Engine<'_>, saved: Saved, request: &Request<'_>, io: &mut Io<'_>) -> Result<usize> {
+    let held = saved.shared_with(request.prompt);
+    if held == 0 {
+        io.note("note: the saved prompt begins otherwise; nothing of it is used");
+        return Ok(0);
+    }
+    saved.restore(engine, request.slot)?;
+    match engine.rewind(request.slot, held) {
+        Ok(()) => Ok(held),
+        Err(e @ Error::State { .. }) => {
+            io.note(&format!("note: nothing of the saved prompt is used: {e}"));
+            Ok(0)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Generates as the arguments say: behind a saved prompt, saving this one, guessing.
+fn made(
+    engine: &mut Engine<'_>,
+    job: (&Request<'_>, Option<Saved>, &mut Decoder, &mut Sampler, &Generate),
+    io: &mut Io<'_>,
+    on_token: &mut dyn FnMut(u32, &mut Io<'_>) -> Result<()>,
+) -> Result<(Generation, Option<Speculated>)> {
+    let (request, saved, decoder, sampler, args) = job;
+    if saved.is_none() && args.save_prompt.is_none() && args.speculate.is_none() {
+        let done = generate(engine, request, decoder, sampler, &mut |id| on_token(id, io))?;
+        return Ok((done, None));
+    }
+    let held = saved.map_or(Ok(0), |saved| restore(engine, saved, request, io))?;
+    let begun = begin(engine, request, held, sampler)?;
+    if let Some(path) = &args.save_prompt {
+        saved::save(engine, request.slot, request.prompt, path)?;
+    }
+    let most = args.speculate.unwrap_or(0);
+    let (done, did) =
+        speculate::go_on(engine, request, begun, most, (decoder, sampler), &mut |id| on_token(id, io))?;
+    Ok((done, args.speculate.map(|_| did)))
 }
 
 /// Where a timeline goes. The file is made before any work, so that one that cannot be is refused at once.
@@ -114,7 +184,7 @@ fn decoder(context: &Context<'_>, args: &Generate) -> Result<Decoder> {
 
 /// One sequence, printed as it comes.
 fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Job { request, mut decoder, how, tokenizer, args, mut watch } = job;
+    let Job { request, mut decoder, how, tokenizer, args, mut watch, saved } = job;
     let mut sampler = Sampler::new(how);
     if let Some(watch) = &mut watch {
         watch.start(engine);
@@ -122,16 +192,24 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
     let interrupt = interrupt::guard();
     let mut printer = Printer { stream: tokenizer.map(Text::stream), first: true };
     let mut any = false;
-    let done = generate(engine, &request, &mut decoder, &mut sampler, &mut |id| {
+    let what = (&request, saved, &mut decoder, &mut sampler, args);
+    let done = made(engine, what, io, &mut |id, io| {
         any = true;
         if args.json { Ok(()) } else { printer.push(id, io) }
     });
     drop(interrupt);
     let watched = watch.map_or(Ok(()), |w| w.finish(engine));
     if args.json {
-        let done = done?;
+        let (done, guesses) = done?;
         let text = tokenizer.map(|t| t.decode(&done.ids)).transpose()?;
         let mut report = report(&done, text, args.log_probabilities.is_some());
+        if args.load_prompt.is_some() {
+            report["loaded_tokens"] = json!(done.held);
+            report["prefilled_tokens"] = json!(done.prompt - done.held);
+        }
+        if let Some(did) = guesses {
+            add_guesses(&mut report, did);
+        }
         if let Some(did) = engine.paging() {
             paging::add(&mut report, &did);
         }
@@ -144,9 +222,12 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
         if (any || done.is_ok()) && !matches!(done, Err(Error::Output(_))) {
             printer.finish(io)?;
         }
-        let done = done?;
+        let (done, guesses) = done?;
         if !args.quiet {
             io.note(&rates(&done));
+            if let Some(did) = guesses {
+                io.note(&line_of_guesses(did));
+            }
             if let Some(did) = engine.paging() {
                 io.note(&paging::line(&did));
             }
@@ -160,7 +241,7 @@ fn single(engine: &mut Engine<'_>, job: Job<'_>, io: &mut Io<'_>) -> Result<(), 
 
 /// Several sequences, of which the best is printed, or all.
 fn several(engine: &mut Engine<'_>, job: Job<'_>, many: usize, io: &mut Io<'_>) -> Result<(), Failure> {
-    let Job { request, mut decoder, how, tokenizer, args, mut watch } = job;
+    let Job { request, mut decoder, how, tokenizer, args, mut watch, .. } = job;
     if let Some(watch) = &mut watch {
         watch.start(engine);
     }
@@ -316,6 +397,27 @@ fn report_of_several(
     Ok(report)
 }
 
+/// Of guesses.
+fn add_guesses(report: &mut Value, did: Speculated) {
+    let Speculated { guessed, kept, calls, alone, close } = did;
+    report["speculation"] = json!({
+        "guessed": guessed,
+        "kept": kept,
+        "acceptance": did.acceptance(),
+        "calls_with_guesses": calls,
+        "calls_of_one_token": alone,
+        "too_close": close,
+    });
+}
+
+fn line_of_guesses(did: Speculated) -> String {
+    let share = did.acceptance().map_or(String::new(), |a| format!(" ({:.0} %)", 100.0 * a));
+    format!(
+        "guesses: {} of {} kept{share}, in {} calls; {} calls of one token, {} choices too close to count",
+        did.kept, did.guessed, did.calls, did.alone, did.close
+    )
+}
+
 /// Of what decodes with fewer experts first.
 fn add_fallbacks(report: &mut Value, fallbacks: Option<Fallbacks>) {
     if let Some(f) = fallbacks {
@@ -325,8 +427,9 @@ fn add_fallbacks(report: &mut Value, fallbacks: Option<Fallbacks>) {
 
 fn rates(done: &Generation) -> String {
     format!(
-        "prefill: {} tokens, {}; decode: {} tokens, {}{}",
-        done.prompt,
+        "prefill: {} tokens{}, {}; decode: {} tokens, {}{}",
+        done.prompt - done.held,
+        if done.held > 0 { format!(" behind {} that were saved", done.held) } else { String::new() },
         show(done.prefill_rate()),
         done.ids.len(),
         show(done.decode_rate()),

@@ -92,6 +92,47 @@ impl Engine<'_> {
         self.decode_in(EntryKind::Little, batch, sink)
     }
 
+    /// Appends several tokens to the sequence in `slot` in one call, from position `start` on: in the smallest decode entry point
+    /// that has as many rows, else in one of prefill. `sink` gets the index and the logits (`f32[vocab]`) of each, in order. Tokens at
+    /// `start` and later are replaced. Kernels of several rows round otherwise than those of one.
+    ///
+    /// # Errors
+    /// As [`Engine::prefill`]; more tokens than [`Engine::most_rows`].
+    pub fn extend(
+        &mut self,
+        slot: u32,
+        start: usize,
+        ids: &[u32],
+        sink: &mut dyn FnMut(usize, &[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.check_context("the sequence would have", start.saturating_add(ids.len()))?;
+        ids.iter().try_for_each(|&id| self.check_id(id))?;
+        self.states.check_rewind(slot, start)?;
+        let entry = self.entry_of(ids.len()).ok_or(Error::NoEntry("wide enough"))?;
+        let rows = ids.iter().enumerate().map(|(i, &id)| Row { slot, pos: start + i, id });
+        // Every row sees the sequence end with it, as where it is decoded alone.
+        self.call(entry, rows, 0..ids.len(), 0)?;
+        (0..ids.len()).try_for_each(|i| sink(i, self.logits(entry, i)))
+    }
+
+    /// Most tokens that [`Engine::extend`] takes.
+    pub fn most_rows(&self) -> usize {
+        self.all_rows().map(|(_, rows)| rows).max().unwrap_or(0)
+    }
+
+    /// Entry points that give the logits of all their rows, with how many that are.
+    fn all_rows(&self) -> impl Iterator<Item = (usize, usize)> {
+        let entries = self.program.entries.iter().enumerate();
+        let whole = entries.filter(|(_, e)| matches!(e.kind, EntryKind::Decode(_) | EntryKind::Prefill(_)));
+        whole.map(|(i, e)| (i, e.kind.rows().min(e.out_rows as usize)))
+    }
+
+    /// The entry point for so many rows of one sequence.
+    fn entry_of(&self, rows: usize) -> Option<usize> {
+        let enough = self.all_rows().filter(|&(_, room)| room >= rows);
+        enough.min_by_key(|&(i, room)| (matches!(self.program.entries[i].kind, EntryKind::Prefill(_)), room)).map(|(i, _)| i)
+    }
+
     /// Decodes in the entry points of one kind.
     fn decode_in(
         &mut self,

@@ -1,0 +1,36 @@
+//! `moec report`: a bundle as one page for a browser.
+
+mod page;
+pub(super) mod summary;
+
+use crate::bundle::read::Bundle;
+use crate::progress::Progress;
+use crate::{Error, Result, disk, human};
+use std::path::PathBuf;
+
+/// Write a page about a bundle: what runs where, memory, hot experts, formats, expected speed, decisions
+///
+/// One file for any browser, without scripts and without anything from elsewhere.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    /// The bundle
+    pub bundle: PathBuf,
+    /// File to write; one that is there is replaced
+    #[arg(long, short, value_name = "FILE", default_value = "report.html")]
+    pub output: PathBuf,
+}
+
+/// Writes it.
+///
+/// # Errors
+/// The bundle cannot be read, or the file not be written.
+pub fn run(args: &Args, progress: &Progress) -> Result<()> {
+    let bundle = Bundle::open(&args.bundle)?;
+    let summary = summary::of(&bundle)?;
+    let page = page::page(&summary);
+    let shown = args.output.display();
+    disk::write_whole(&args.output, page.as_bytes())
+        .map_err(|e| Error::environment(format!("`{shown}` cannot be written")).because(e))?;
+    progress.stage("Wrote", &format!("`{shown}`, {}", human::bytes(page.len() as u64)));
+    Ok(())
+}

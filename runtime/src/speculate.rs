@@ -1,0 +1,184 @@
+//! Speculative decoding from the text itself: prompt lookup.
+//!
+//! Text repeats itself: code names the same things, answers quote what was asked. Where the last tokens have stood before, the ones
+//! that followed them there are a guess of what follows now. Guesses are taken in one call with the token before them, each
+//! row says which token the model would choose behind it, and guesses are kept up to the first that the model would not have
+//! chosen (Leviathan, Kalman and Matias, 2023, with greedy choices; Saxena's prompt lookup for where guesses come from). What was
+//! taken behind it is taken back: the cache's length is all there is to it.
+//!
+//! **Tokens stay those of plain decoding.** Kernels of several rows sum in another order than those of one, so their logits differ
+//! in the last bits, and more where the KV cache rounds. A choice counts only where its logit leads the second by more than
+//! [`TIE`] times the largest magnitude of the row. Where it leads by less, the token is decoded once more, alone,
+//! as plain decoding does it, and that choice counts.
+
+use crate::big_little::Decoder;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::generate::{Begun, Generation, Request};
+use crate::sampler::Sampler;
+use crate::states::most_guesses;
+use std::time::Instant;
+
+/// How far the first logit must lead the second, as a share of the largest magnitude in the row.
+pub const TIE: f32 = 1.0 / 128.0;
+/// Most last tokens that are looked for.
+const LONGEST: usize = 4;
+/// Fewest.
+const SHORTEST: usize = 2;
+
+/// What became of guesses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Speculated {
+    /// Tokens that were guessed.
+    pub guessed: usize,
+    /// Those of them that the model would have chosen.
+    pub kept: usize,
+    /// Calls with guesses.
+    pub calls: usize,
+    /// Calls of one token: no guess, or a choice too close to count.
+    pub alone: usize,
+    /// Choices too close to count, among these calls.
+    pub close: usize,
+}
+
+impl Speculated {
+    /// Of the guesses, how many were kept; none of nothing.
+    pub fn acceptance(&self) -> Option<f64> {
+        (self.guessed > 0).then(|| self.kept as f64 / self.guessed as f64)
+    }
+}
+
+/// The tokens that followed the last place where the end of `seq` has stood before, `most` of them at most. The longest end
+/// counts, of [`LONGEST`] tokens down to [`SHORTEST`].
+pub fn guess(seq: &[u32], most: usize) -> &[u32] {
+    for n in (SHORTEST..=LONGEST).rev() {
+        let Some(body) = seq.len().checked_sub(n).filter(|&body| body > 0) else { continue };
+        let end = &seq[body..];
+        if let Some(at) = (0..body).rev().find(|&at| seq[at..at + n] == *end) {
+            let from = at + n;
+            return &seq[from..seq.len().min(from.saturating_add(most))];
+        }
+    }
+    &[]
+}
+
+/// Continues a sequence behind a prompt that has been read: up to `n` tokens, fewer if an end token comes up, or a constraint says that
+/// all is said. Up to `most` guesses are checked in a call; they take the likeliest tokens, so that with any the sampler must do
+/// the same. Without any, every token is decoded by `decoder` and drawn by `sampler`. `on_token` gets each id as it is chosen; its error
+/// ends the work.
+///
+/// # Errors
+/// With guesses, before any work, [`crate::Error::State`] for states that cannot take tokens back; then as
+/// [`crate::generate::generate`].
+pub fn go_on(
+    engine: &mut Engine<'_>,
+    request: &Request<'_>,
+    begun: Begun,
+    most: usize,
+    (decoder, sampler): (&mut Decoder, &mut Sampler),
+    on_token: &mut dyn FnMut(u32) -> Result<()>,
+) -> Result<(Generation, Speculated)> {
+    let Request { slot, prompt, n, end } = *request;
+    let most = match most {
+        0 => 0,
+        most => most.min(most_guesses(engine.program())?).min(engine.most_rows().saturating_sub(1)),
+    };
+    let before = decoder.fallbacks();
+    let mut did = Speculated::default();
+    let (mut out, first) = begun.split();
+    let mut seq = prompt.to_vec();
+    let mut fresh = vec![(first?, sampler.last().cloned())];
+    let start = Instant::now();
+    let mut guesses = Vec::new();
+    loop {
+        for (id, chances) in fresh.drain(..) {
+            out.ids.push(id);
+            out.log_probabilities.extend(chances);
+            seq.push(id);
+            out.decode = start.elapsed();
+            on_token(id)?;
+            if end.contains(&id) || out.ids.len() >= n || sampler.ended() {
+                out.fallbacks = decoder.fallbacks().zip(before).map(|(after, before)| after.since(before));
+                return Ok((out, did));
+            }
+        }
+        // The last token is not in the states yet. Of what is still to come, one token needs no guess.
+        let pos = seq.len() - 1;
+        let last = seq[pos];
+        guesses.clear();
+        guesses.push(last);
+        guesses.extend_from_slice(guess(&seq, most.min(n - out.ids.len() - 1)));
+        if guesses.len() > 1 {
+            did.calls += 1;
+            did.guessed += guesses.len() - 1;
+            let mut open = true;
+            engine.extend(slot, pos, &guesses, &mut |i, logits| {
+                if !open {
+                    return Ok(());
+                }
+                if !leads(logits) {
+                    open = false;
+                    did.close += 1;
+                    return Ok(());
+                }
+                let id = sampler.sample(logits)?;
+                fresh.push((id, sampler.last().cloned()));
+                open = guesses.get(i + 1) == Some(&id);
+                did.kept += usize::from(open);
+                Ok(())
+            })?;
+            // The token behind the last one that counts is computed by the next call, which replaces what is there.
+            engine.rewind(slot, pos + fresh.len())?;
+        }
+        if fresh.is_empty() {
+            did.alone += 1;
+            decoder.decode(engine, &[(slot, pos, last)], &mut |_, logits| {
+                fresh.push((sampler.sample(logits)?, sampler.last().cloned()));
+                Ok(())
+            })?;
+        }
+    }
+}
+
+/// Whether the first logit leads the second by enough to be the first in any order of summing.
+fn leads(logits: &[f32]) -> bool {
+    let (mut first, mut second, mut largest) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0_f32);
+    for &l in logits {
+        largest = largest.max(l.abs());
+        if l > first {
+            (first, second) = (l, first);
+        } else if l > second {
+            second = l;
+        }
+    }
+    first.is_finite() && first - second > TIE * largest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guesses_are_what_followed_the_longest_end_the_last_time() {
+        assert_eq!(guess(&[1, 2, 3, 4, 9, 1, 2], 2), [3, 4]);
+        // The later of two places; the longer of two ends.
+        assert_eq!(guess(&[1, 2, 3, 1, 2, 5, 1, 2], 1), [5]);
+        assert_eq!(guess(&[7, 1, 2, 3, 1, 2, 5, 7, 1, 2], 3), [3, 1, 2]);
+        // What repeats itself overlaps its own beginning.
+        assert_eq!(guess(&[4, 4, 4], 5), [4]);
+        assert_eq!(guess(&[4; 8], 3), [4]);
+        for (seq, most) in [(&[][..], 3), (&[1], 3), (&[1, 2], 3), (&[1, 2, 3, 2, 1], 3), (&[1, 2, 3, 1, 2], 0)] {
+            assert!(guess(seq, most).is_empty(), "{seq:?}");
+        }
+    }
+
+    #[test]
+    fn a_close_choice_does_not_count() {
+        assert!(leads(&[1.0, -3.0, 2.0]));
+        assert!(!leads(&[2.0, 2.0]) && !leads(&[100.0, 99.5, 0.0]) && leads(&[100.0, 99.0, 0.0]));
+        for bad in [&[][..], &[f32::NAN], &[f32::INFINITY, 1.0], &[f32::NEG_INFINITY; 3]] {
+            assert!(!leads(bad), "{bad:?}");
+        }
+        assert!(leads(&[1.0]), "a vocabulary of one token has no second");
+    }
+}

@@ -1,0 +1,70 @@
+//! Speculative decoding: tokens are those of plain decoding, whatever is guessed.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "what fails here fails the test")]
+
+mod common;
+
+use common::*;
+use moec_ir::EntryKind::{Decode, Prefill};
+use moec_runtime::big_little::Decoder;
+use moec_runtime::generate::begin;
+use moec_runtime::speculate::{Speculated, go_on};
+use moec_runtime::{Generation, Request, Sampler, Sampling};
+use proptest::prelude::*;
+
+fn guessed(entries: &[(moec_ir::EntryKind, u32)], request: &Request<'_>, most: usize) -> (Generation, Speculated) {
+    let mut done = None;
+    with_engine(entries, 2, |engine| {
+        let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));
+        let begun = begin(engine, request, 0, &mut sampler).unwrap();
+        let mut heard = Vec::new();
+        let made = go_on(engine, request, begun, most, (&mut decoder, &mut sampler), &mut |id| {
+            heard.push(id);
+            Ok(())
+        });
+        let made = made.unwrap();
+        assert_eq!(made.0.ids, heard);
+        // The last token is not read yet; all before it are, and no more.
+        assert_eq!(engine.len(request.slot), request.prompt.len() + heard.len() - 1);
+        done = Some(made);
+    });
+    done.unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn tokens_are_those_of_plain_decoding(
+        words in prop::collection::vec(prop::collection::vec(0_u32..256, 1..4), 1..4),
+        order in prop::collection::vec(0_usize..4, 1..9),
+        n in 1_usize..24,
+        most in 1_usize..9,
+        wide in any::<bool>(),
+        end in prop::option::of(0_u32..256),
+    ) {
+        let prompt: Vec<u32> = order.iter().flat_map(|&w| words[w % words.len()].clone()).collect();
+        let entries: &[_] = if wide { &[(Prefill(8), 8), (Decode(1), 1), (Decode(4), 4)] } else { &ENTRIES };
+        let end: Vec<u32> = end.into_iter().collect();
+        let plain = continuation(&prompt, n);
+        let stop = plain.iter().position(|id| end.contains(id)).map_or(n, |at| at + 1);
+        let request = Request { slot: 1, prompt: &prompt, n, end: &end };
+        let (made, did) = guessed(entries, &request, most);
+        prop_assert_eq!(&made.ids, &plain[..stop]);
+        prop_assert!(did.kept <= did.guessed && did.close <= did.calls);
+        // Every id but the first comes of a call, and kept guesses are those that needed none of their own.
+        prop_assert!(made.ids.len() <= 1 + did.calls + did.alone + did.kept);
+    }
+}
+
+#[test]
+fn what_repeats_itself_is_kept() {
+    // `l f g l`, behind which the model says `f g`: the second token is guessed from where `l f` has stood.
+    let all = (0..80).flat_map(|l| (0..80).map(move |g| (l, g)));
+    let mut prompts = all.flat_map(|(l, g)| (0..256).map(move |f| [l, f, g, l]));
+    let prompt = prompts.find(|p| continuation(p, 1) == p[1..2] && continuation(p, 2) == p[1..3]);
+    let prompt = prompt.expect("a prompt that the toy goes on with as it began");
+    let request = Request { slot: 0, prompt: &prompt, n: 8, end: &[] };
+    let (made, did) = guessed(&ENTRIES, &request, 1);
+    assert_eq!(made.ids, continuation(&prompt, 8));
+    assert!(did.kept + did.close > 0 && did.acceptance().is_some(), "{did:?}");
+}

@@ -1,0 +1,333 @@
+//! Models by name, from a hub that this file plays: lists, redirections, ranges, hashes, and everything that can go wrong on the way.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use safetensors::SafeTensors;
+use serde_json::{Value, json};
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use support::{checkpoint, fails, moec, ok};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+const MODEL: &str = "someone/tiny";
+
+/// What the hub does.
+#[derive(Clone, Default)]
+struct Plan {
+    files: BTreeMap<String, Vec<u8>>,
+    /// Status and `X-Error-Code` for everything.
+    refuse: Option<(u16, &'static str)>,
+    /// After so many bytes of a body over a KB the connection ends, each time.
+    cut: Option<usize>,
+    /// A byte of this file is another one.
+    damage: Option<&'static str>,
+    /// This file is not there when it is asked for.
+    gone: Option<&'static str>,
+    /// Whether ranges are ignored.
+    whole: bool,
+    /// Fields put over the list of files.
+    list: Option<Value>,
+}
+
+/// A hub with its log of requests: path, range, whether there was a token.
+struct Hub {
+    endpoint: String,
+    plan: Arc<Mutex<Plan>>,
+    log: Arc<Mutex<Vec<(String, String, bool)>>>,
+    home: tempfile::TempDir,
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut hex, b| {
+        let _ = write!(hex, "{b:02x}");
+        hex
+    })
+}
+
+fn listed(name: &str, bytes: &[u8]) -> Value {
+    let git = hex(&Sha1::new().chain_update(format!("blob {}\0", bytes.len())).chain_update(bytes).finalize());
+    let mut file = json!({"rfilename": name, "size": bytes.len(), "blobId": git});
+    if bytes.len() > 10_000 {
+        file["lfs"] = json!({"sha256": hex(&Sha256::digest(bytes)), "size": bytes.len()});
+    }
+    file
+}
+
+impl Hub {
+    /// A hub with a tiny checkpoint, and a second address to which it sends everybody for the bytes of files.
+    fn new() -> Self {
+        let mut files = BTreeMap::new();
+        for file in fs::read_dir(checkpoint("olmoe")).unwrap() {
+            let path = file.unwrap().path();
+            files.insert(path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read(&path).unwrap());
+        }
+        files.insert("pytorch_model.bin".to_owned(), vec![0; 20_000]);
+        let plan = Arc::new(Mutex::new(Plan { files, ..Plan::default() }));
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let (front, store) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let at = |l: &TcpListener| format!("http://{}", l.local_addr().unwrap());
+        let (endpoint, elsewhere) = (at(&front), at(&store));
+        for (listener, next) in [(front, Some(elsewhere)), (store, None)] {
+            let (plan, log) = (Arc::clone(&plan), Arc::clone(&log));
+            std::thread::spawn(move || {
+                for stream in listener.incoming() {
+                    let plan = plan.lock().unwrap().clone();
+                    // A client that goes early is no failure of the hub's.
+                    let _ = answer(stream.unwrap(), &plan, next.as_deref(), &log);
+                }
+            });
+        }
+        Self { endpoint, plan, log, home: tempfile::tempdir().unwrap() }
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Plan)) {
+        change(&mut self.plan.lock().unwrap());
+        self.log.lock().unwrap().clear();
+    }
+
+    fn asked(&self) -> Vec<(String, String, bool)> {
+        self.log.lock().unwrap().clone()
+    }
+
+    fn init(&self, source: &str) -> Command {
+        let mut command = moec();
+        command.args(["init", source, "--force"]).current_dir(self.home.path());
+        command.env("HF_ENDPOINT", &self.endpoint).env("HF_HOME", self.home.path().join("hf"));
+        for var in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "ALL_PROXY"] {
+            command.env_remove(var);
+        }
+        command
+    }
+
+    fn blobs(&self) -> Vec<PathBuf> {
+        let folder = self.home.path().join("hf/hub/models--someone--tiny/blobs");
+        fs::read_dir(folder).into_iter().flatten().map(|e| e.unwrap().path()).collect()
+    }
+
+    fn snapshot(&self) -> PathBuf {
+        self.home.path().join("hf/hub/models--someone--tiny/snapshots").join(COMMIT)
+    }
+}
+
+/// Answers one request, and closes the connection.
+fn answer(
+    stream: TcpStream,
+    plan: &Plan,
+    elsewhere: Option<&str>,
+    log: &Mutex<Vec<(String, String, bool)>>,
+) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let request = lines.next().unwrap_or(Ok(String::new()))?;
+    let path = request.split(' ').nth(1).unwrap_or_default().to_owned();
+    let mut headers = BTreeMap::new();
+    for line in lines {
+        let line = line?;
+        let Some((key, value)) = line.split_once(": ") else { break };
+        headers.insert(key.to_ascii_lowercase(), value.to_owned());
+    }
+    let range = headers.get("range").cloned().unwrap_or_default();
+    log.lock().unwrap().push((path.clone(), range.clone(), headers.contains_key("authorization")));
+    let mut out = stream;
+    let end = "Connection: close\r\n\r\n";
+    if let Some((status, code)) = plan.refuse {
+        return write!(out, "HTTP/1.1 {status} No\r\nX-Error-Code: {code}\r\nContent-Length: 0\r\n{end}");
+    }
+    if path.starts_with("/api/models/someone/tiny/revision/") {
+        let siblings: Vec<Value> = plan.files.iter().map(|(name, bytes)| listed(name, bytes)).collect();
+        let mut list = json!({"sha": COMMIT, "siblings": siblings});
+        for (key, value) in plan.list.iter().filter_map(Value::as_object).flatten() {
+            list[key] = value.clone();
+        }
+        let text = list.to_string();
+        return write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{end}{text}", text.len());
+    }
+    let missing = |mut out: TcpStream| write!(out, "HTTP/1.1 404 No\r\nX-Error-Code: EntryNotFound\r\nContent-Length: 0\r\n{end}");
+    let Some((name, bytes)) = path.rsplit_once(&format!("{COMMIT}/")).and_then(|(_, f)| plan.files.get_key_value(f)) else {
+        return missing(out);
+    };
+    if plan.gone == Some(&**name) {
+        return missing(out);
+    }
+    if let Some(elsewhere) = elsewhere {
+        return write!(out, "HTTP/1.1 302 Found\r\nLocation: {elsewhere}{path}\r\nContent-Length: 0\r\n{end}");
+    }
+    let mut bytes = bytes.clone();
+    if plan.damage == Some(&**name) {
+        bytes[7] ^= 1;
+    }
+    let asked = range.strip_prefix("bytes=").and_then(|r| r.split_once('-')).filter(|_| !plan.whole);
+    let (from, to) = match asked {
+        Some((from, to)) => (from.parse().unwrap(), bytes.len().min(to.parse::<usize>().unwrap() + 1)),
+        None => (0, bytes.len()),
+    };
+    let status = if asked.is_some() { "206 Partial Content" } else { "200 OK" };
+    let length = bytes.len();
+    write!(out, "HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{}/{length}\r\n{end}", to - from, to.saturating_sub(1))?;
+    let sent = match plan.cut.filter(|_| to - from > 1024) {
+        Some(cut) => to.min(from + cut),
+        None => to,
+    };
+    out.write_all(&bytes[from..sent])
+}
+
+fn is_link(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|m| m.is_symlink())
+}
+
+#[test]
+fn a_named_model_is_fetched_checked_and_built_from() {
+    let hub = Hub::new();
+    let out = ok(hub.init(MODEL).env("HF_TOKEN", "hf_secret"));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("Fetched someone/tiny, commit 01234567"));
+    let folder = hub.snapshot();
+    for file in ["config.json", "model.safetensors"] {
+        assert!(is_link(&folder.join(file)));
+        assert_eq!(fs::read(folder.join(file)).unwrap(), fs::read(checkpoint("olmoe").join(file)).unwrap());
+    }
+    // What no build reads is not fetched, and what is there is not fetched again.
+    let asked = hub.asked();
+    assert!(!asked.iter().any(|(path, ..)| path.ends_with(".bin") || path.ends_with("README.md")), "{asked:?}");
+    // The token is for the hub, not for where it sends us.
+    let of_file: Vec<bool> = asked.iter().filter(|(p, ..)| p.ends_with("config.json")).map(|a| a.2).collect();
+    assert!(of_file.contains(&true) && of_file.contains(&false), "{asked:?}");
+    let toml = fs::read_to_string(hub.home.path().join("model.toml")).unwrap();
+    assert!(toml.contains(&format!("snapshots/{COMMIT}")), "{toml}");
+    hub.set(|_| ());
+    ok(&mut hub.init(MODEL));
+    assert_eq!(hub.asked().len(), 1, "{:?}", hub.asked());
+    // Offline nobody is asked; with a commit or a revision it is the same folder.
+    hub.set(|_| ());
+    for how in [hub.init(MODEL).arg("--offline"), hub.init(MODEL).env("HF_HUB_OFFLINE", "1"), hub.init(&format!("{MODEL}@{COMMIT}")).arg("--offline")] {
+        ok(how);
+    }
+    assert!(hub.asked().is_empty());
+    // Nothing lies outside of the cache but the file that was asked for.
+    let mut made: Vec<String> = fs::read_dir(hub.home.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    made.sort();
+    assert_eq!(made, ["hf", "model.toml"]);
+}
+
+#[test]
+fn a_cut_connection_goes_on_where_it_ended() {
+    let hub = Hub::new();
+    let size = fs::metadata(checkpoint("olmoe").join("model.safetensors")).unwrap().len() as usize;
+    hub.set(|plan| plan.cut = Some(size / 3 + 1));
+    ok(&mut hub.init(MODEL));
+    let froms: Vec<usize> = hub
+        .asked()
+        .iter()
+        .filter(|(p, ..)| p.ends_with("model.safetensors"))
+        .map(|(_, range, _)| range.strip_prefix("bytes=").unwrap().split('-').next().unwrap().parse().unwrap())
+        .collect();
+    assert!(froms.contains(&0) && froms.contains(&(size / 3 + 1)) && froms.contains(&(2 * (size / 3 + 1))), "{froms:?}");
+    assert_eq!(fs::read(hub.snapshot().join("model.safetensors")).unwrap().len(), size);
+}
+
+#[test]
+fn what_an_earlier_attempt_left_is_used_or_replaced() {
+    let hub = Hub::new();
+    let weights = fs::read(checkpoint("olmoe").join("model.safetensors")).unwrap();
+    let blobs = hub.home.path().join("hf/hub/models--someone--tiny/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let partial = blobs.join(format!("{}.incomplete", hex(&Sha256::digest(&weights))));
+    fs::write(&partial, &weights[..5000]).unwrap();
+    ok(&mut hub.init(MODEL));
+    assert!(hub.asked().iter().any(|(p, range, _)| p.ends_with("model.safetensors") && range.starts_with("bytes=5000-")));
+    // Bytes of something else are found out by the hash, and go; the next attempt begins anew.
+    fs::remove_dir_all(hub.home.path().join("hf")).unwrap();
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(&partial, vec![9; 5000]).unwrap();
+    let (code, said) = fails(&mut hub.init(MODEL));
+    assert!(code == 1 && said.contains("came with other content") && !partial.exists(), "{said}");
+    ok(&mut hub.init(MODEL));
+    // More than the file has cannot be its beginning. A server without ranges sends all of it.
+    fs::remove_dir_all(hub.home.path().join("hf")).unwrap();
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(&partial, vec![9; weights.len() + 1]).unwrap();
+    hub.set(|plan| plan.whole = true);
+    ok(&mut hub.init(MODEL));
+    assert!(!hub.blobs().iter().any(|p| p.extension().is_some()), "{:?}", hub.blobs());
+}
+
+#[test]
+fn what_goes_wrong_has_a_name() {
+    let hub = Hub::new();
+    let refused = |plan: &dyn Fn(&mut Plan), words: &[&str]| {
+        hub.set(|p| {
+            p.refuse = None;
+            p.damage = None;
+            p.gone = None;
+            p.list = None;
+            plan(p);
+        });
+        let (code, said) = fails(&mut hub.init(MODEL));
+        assert_eq!(code, 1);
+        for word in words {
+            assert!(said.contains(word), "`{word}` is not in:\n{said}");
+        }
+    };
+    refused(&|p| p.refuse = Some((401, "RepoNotFound")), &["does not exist, or is not public", "set `HF_TOKEN`"]);
+    refused(&|p| p.refuse = Some((401, "GatedRepo")), &["only to those who accept its terms", "/someone/tiny"]);
+    refused(&|p| p.refuse = Some((403, "")), &["only to those who accept its terms"]);
+    refused(&|p| p.refuse = Some((404, "RevisionNotFound")), &["has no revision `main`"]);
+    refused(&|p| p.refuse = Some((404, "RepoNotFound")), &["there is no model `someone/tiny`", "no file or folder here"]);
+    refused(&|p| p.refuse = Some((503, "")), &["status 503"]);
+    refused(&|p| p.damage = Some("model.safetensors"), &["came with other content", "what came was removed"]);
+    refused(&|p| p.damage = Some("config.json"), &["came with other content"]);
+    refused(&|p| p.gone = Some("model.safetensors"), &["there is no"]);
+    refused(&|p| p.list = Some(json!({"siblings": []})), &["has no checkpoint of safetensors", "reads safetensors and GGUF"]);
+    refused(&|p| p.list = Some(json!({"sha": "../../x"})), &["cannot be read", "names no commit"]);
+    let huge = json!({"siblings": [listed("config.json", b"{}"), {"rfilename": "model.safetensors", "lfs": {"sha256": "a".repeat(64), "size": 1_u64 << 60}}]});
+    refused(&|p| p.list = Some(huge.clone()), &["are free", "make room"]);
+    let ggufs = json!({"siblings": [listed("a-Q4_0.gguf", b"x"), listed("b.gguf", b"x")]});
+    refused(&|p| p.list = Some(ggufs.clone()), &["name one of them: `someone/tiny:a-Q4_0.gguf`, `someone/tiny:b.gguf`"]);
+    assert!(!hub.blobs().iter().any(|p| p.extension().is_some()), "{:?}", hub.blobs());
+    let (_, said) = fails(hub.init("other/model").arg("--offline"));
+    assert!(said.contains("is not in the cache") && said.contains("it holds `someone/tiny`"), "{said}");
+    let (_, said) = fails(hub.init(MODEL).env("HF_ENDPOINT", "http://127.0.0.1:1"));
+    assert!(said.contains("does not answer") && said.contains("--offline"), "{said}");
+    let (_, said) = fails(hub.init(MODEL).env("HF_ENDPOINT", "huggingface"));
+    assert!(said.contains("is no address"), "{said}");
+}
+
+#[test]
+fn weights_are_those_that_the_index_names() {
+    let hub = Hub::new();
+    let bytes = fs::read(checkpoint("olmoe").join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let index = |file: &str| {
+        let map: serde_json::Map<String, Value> = tensors.names().iter().map(|n| ((*n).to_owned(), json!(file))).collect();
+        json!({"metadata": {}, "weight_map": map}).to_string().into_bytes()
+    };
+    let part = "model-00001-of-00001.safetensors";
+    hub.set(|plan| {
+        let weights = plan.files.remove("model.safetensors").unwrap();
+        plan.files.insert(part.to_owned(), weights);
+        plan.files.insert("model.safetensors.index.json".to_owned(), index(part));
+    });
+    ok(&mut hub.init(MODEL));
+    assert!(is_link(&hub.snapshot().join(part)));
+    ok(hub.init(MODEL).arg("--offline"));
+    for (file, word) in [("../../x", "names what is no file beside it"), ("absent.safetensors", "has no `absent.safetensors`")] {
+        hub.set(|plan| drop(plan.files.insert("model.safetensors.index.json".to_owned(), index(file))));
+        let (_, said) = fails(&mut hub.init(MODEL));
+        assert!(said.contains(word), "{said}");
+    }
+    fs::remove_file(hub.snapshot().join(part)).unwrap();
+    hub.set(|plan| drop(plan.files.insert("model.safetensors.index.json".to_owned(), index(part))));
+    // Folders of the user's go first: nobody is asked.
+    fs::create_dir_all(hub.home.path().join("someone")).unwrap();
+    std::os::unix::fs::symlink(checkpoint("olmoe"), hub.home.path().join(MODEL)).unwrap();
+    hub.set(|_| ());
+    ok(&mut hub.init(MODEL));
+    assert!(hub.asked().is_empty());
+}

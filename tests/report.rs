@@ -1,0 +1,99 @@
+//! `moec report`, `moec compare` and `moec self-test`, as a user meets them.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use support::{Setup, built, checkpoint, fails, moec, ok};
+
+/// A tiny bundle for a target; `more` is added to its `model.toml`.
+fn bundle(folder: &Path, name: &str, target: &str, more: &str) -> PathBuf {
+    let own = folder.join(name);
+    fs::create_dir(&own).unwrap();
+    let toml = Setup { format: "bf16", chunk: 16, batch: &[1, 2], context: 64 }.write(&checkpoint("olmoe"), &own);
+    let text = fs::read_to_string(&toml).unwrap();
+    fs::write(&toml, format!("{text}{more}")).unwrap();
+    let out = own.join("out.moec");
+    built(&toml, &["--target", target], &out);
+    out
+}
+
+/// Text of a page without what is between `<` and `>`; tags must match.
+fn text(page: &str) -> String {
+    let mut open: Vec<String> = Vec::new();
+    let mut text = String::new();
+    let mut rest = page;
+    while let Some(at) = rest.find('<') {
+        text += &rest[..at];
+        let end = at + rest[at..].find('>').expect("a tag ends");
+        let tag = &rest[at + 1..end];
+        rest = &rest[end + 1..];
+        let name: String = tag.trim_start_matches('/').chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "in front of {rest:.60}");
+        } else if !tag.starts_with('!') && !tag.ends_with('/') && name != "meta" {
+            open.push(name);
+        }
+    }
+    assert!(open.is_empty(), "{open:?} are not closed");
+    text + rest
+}
+
+#[test]
+fn pages_say_what_a_bundle_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = [
+        ("cpu", "x86-64-v3", "", &["cpu", "attention", "Expected speed", "one core"][..]),
+        ("flash", "x86-64-v3", "[memory]\nbudget = \"40 MiB\"\n", &["flash", "frames for experts of the flash"]),
+        ("little", "x86-64-v3", "[decode]\nbig_little = true\n", &["big-little", "experts per token first"]),
+        ("ndp", "spr-ndp", "", &["assigned in every step"]),
+    ];
+    for (name, target, more, words) in cases {
+        let bundle = bundle(folder.path(), name, target, more);
+        let page = folder.path().join(format!("{name}.html"));
+        ok(moec().arg("report").arg(&bundle).arg("-o").arg(&page));
+        let html = fs::read_to_string(&page).unwrap();
+        // All there is of other places is the language of the drawings.
+        assert!(!html.contains("<script") && !html.contains("http"), "{name}");
+        let said = text(&html);
+        for word in words.iter().chain(&["What runs where", "Memory", "Formats of weights", "Decisions", "Files"]) {
+            assert!(said.contains(word), "{name}: `{word}` is not in:\n{said}");
+        }
+        assert!(!html.contains("NaN") && !html.contains("=\"-"), "{name}: a place that is none");
+    }
+    // A page takes the place of another, or of nothing.
+    let (code, said) = fails(moec().arg("report").arg(folder.path()));
+    assert!(code == 1 && said.contains("hint"), "{said}");
+}
+
+#[test]
+fn two_bundles_beside_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = bundle(folder.path(), "a", "x86-64-v3", "");
+    let b = bundle(folder.path(), "b", "x86-64-v3", "[memory]\nkv_cache = \"q8\"\n");
+    let compare = |args: &[&Path], more: &[&str]| ok(moec().arg("compare").args(args).args(more));
+    let json: Value = serde_json::from_slice(&compare(&[&a, &b], &["--json"]).stdout).unwrap();
+    let row = |what: &str| json["rows"].as_array().unwrap().iter().find(|r| r["what"] == what).unwrap().clone();
+    let cache = row("KV cache");
+    assert_eq!((cache["a"].as_str(), cache["b"].as_str(), cache["same"].as_bool()), (Some("f32"), Some("q8"), Some(false)));
+    assert_eq!(row("family")["same"].as_bool(), Some(true));
+    let text = String::from_utf8(compare(&[&a, &b], &[]).stdout).unwrap();
+    assert!(text.contains("* KV cache") && text.contains("  family"), "{text}");
+    let few = String::from_utf8(compare(&[&a, &b], &["--different"]).stdout).unwrap();
+    assert!(few.contains("* KV cache") && !few.contains("family"), "{few}");
+    let same = String::from_utf8(compare(&[&a, &a], &["--different"]).stdout).unwrap();
+    assert!(same.contains("nothing differs"), "{same}");
+    let same: Value = serde_json::from_slice(&compare(&[&a, &a], &["--json"]).stdout).unwrap();
+    assert_eq!(same["different"].as_u64(), Some(0));
+}
+
+#[test]
+fn moec_tests_itself() {
+    let out = ok(moec().args(["self-test", "--json", "--quiet"]));
+    let json: Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!((json["verdict"].as_str(), json["tokens"]["same"].as_u64()), (Some("ok"), Some(64)), "{json}");
+    assert!(json["largest_distance_of_a_logit"].as_f64().unwrap() <= 2e-3);
+    assert!(json["decode_tokens_per_s"].as_f64().unwrap() > 0.0);
+}
