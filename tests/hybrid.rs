@@ -22,8 +22,14 @@ use support::{built, checkpoint, distance, expected, fails, ferris, list, logits
 /// Times with which a tiny expert is worth a transfer now and then: the processor takes 2 µs for a row and a thousand weights, the
 /// unit a tenth of that.
 const TIMES: [(&str, &str); 2] = [
-    ("memory = \"ram\"", "matmul = [{ rows = 1, weights = 1000000, ms = 2, source = \"assumed\" }, { rows = 64, weights = 1000000, ms = 40, source = \"assumed\" }]"),
-    ("memory = \"vram\"", "matmul = [{ rows = 1, weights = 1000000, ms = 0.2, source = \"assumed\" }, { rows = 64, weights = 1000000, ms = 1, source = \"assumed\" }]"),
+    (
+        "memory = \"ram\"",
+        "matmul = [{ rows = 1, weights = 1000000, ms = 2, source = \"assumed\" }, { rows = 64, weights = 1000000, ms = 40, source = \"assumed\" }]",
+    ),
+    (
+        "memory = \"vram\"",
+        "matmul = [{ rows = 1, weights = 1000000, ms = 0.2, source = \"assumed\" }, { rows = 64, weights = 1000000, ms = 1, source = \"assumed\" }]",
+    ),
 ];
 
 /// The device file of the modelled unit, with times.
@@ -33,6 +39,8 @@ fn device(folder: &Path) -> PathBuf {
         assert!(text.contains(line));
         text = text.replacen(line, &format!("{line}\n{times}"), 1);
     }
+    // A transfer takes longer than the unit takes to begin.
+    let text = text.replace("gb_per_s = 25", "gb_per_s = 0.5");
     let path = folder.join("mirror.toml");
     fs::write(&path, text).unwrap();
     path
@@ -150,7 +158,9 @@ fn follow(director: &mut Director, plan: &Plan, view: &StepView<'_>, prompt: boo
             let experts = schedule.layers[0].modules.len();
             let scores: Vec<Vec<f32>> = args[..args.len() - 1]
                 .iter()
-                .map(|arg| words(view, Some(arg)).iter().take(experts).map(|w| f32::from_le_bytes(*w)).collect())
+                .map(|arg| {
+                    words(view, Some(arg)).iter().take(experts).map(|w| f32::from_le_bytes(*w)).collect()
+                })
                 .collect();
             let scored = if view.n() == 1 { scores.len() } else { 0 };
             director.foresee(scored, &|i| &scores[i], &|_| true).unwrap();
@@ -266,10 +276,22 @@ fn a_budget_of_the_other_memory_holds_or_is_refused() {
     let says = |said: String, words: &[&str]| assert!(words.iter().all(|w| said.contains(w)), "{said}");
     let policy = "[placement]\npolicy = \"moec\"\n";
     says(refused(policy, "x86-64-v3"), &["`policy = \"moec\"`", "has no unit for it", "hint: take a target"]);
-    says(refused(policy, root().join("targets/mirror/mirror.toml").to_str().unwrap()), &["`mirror`", "does not say what an expert costs", "`matmul`"]);
-    says(refused(&format!("{policy}[memory]\ndevice_budget = \"1 KiB\"\n"), device), &["`vram`, which has 1.0 KiB", "raise `device_budget`"]);
-    says(refused("[memory]\ndevice_budget = \"1 GiB\"\n", "x86-64-v3"), &["`device_budget`", "has no memory but its own"]);
+    says(
+        refused(policy, root().join("targets/mirror/mirror.toml").to_str().unwrap()),
+        &["`mirror`", "does not say what an expert costs", "`matmul`"],
+    );
+    says(
+        refused(&format!("{policy}[memory]\ndevice_budget = \"1 KiB\"\n"), device),
+        &["`vram`, which has 1.0 KiB", "raise `device_budget`"],
+    );
+    says(
+        refused("[memory]\ndevice_budget = \"1 GiB\"\n", "x86-64-v3"),
+        &["`device_budget`", "has no memory but its own"],
+    );
     says(refused("[placement]\npolicy = \"best\"\n", device), &["`placement.policy`", "\"hybrimoe\""]);
-    says(refused(&format!("{policy}experts = \"mirror:1%\"\n"), device), &["frames are too few", "hint: ask for a larger share"]);
+    says(
+        refused(&format!("{policy}experts = \"mirror:1%\"\n"), device),
+        &["frames are too few", "hint: ask for a larger share"],
+    );
     says(refused(policy, "spr-ndp"), &["`policy = \"moec\"` on `spr-ndp`"]);
 }

@@ -80,7 +80,7 @@ impl When {
             Self::Capacities => c.units.is_some() || c.placement.is_some(),
             Self::Budget => c.config.memory.budget.is_some(),
             Self::Asks => c.config.memory.budget.is_some() || c.homes.hears_scores(),
-            Self::Beside => !c.list.free.is_empty(),
+            Self::Beside => !c.list.free.is_empty() || c.config.memory.device_budget.is_some(),
             Self::Assigned => c.list.modules || c.config.placement.policy.is_some(),
             Self::Frames => c.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some()),
             Self::Memories => c.homes.memories.len() > 1,

@@ -182,7 +182,11 @@ impl<'p> Engine<'p> {
             store: self.store.as_ref(),
             residents: &self.beside.residents,
         };
-        let all = self.program.entries.iter().map(|entry| bind(self.program, entry, &places, self.assigner.as_deref()));
+        let all = self
+            .program
+            .entries
+            .iter()
+            .map(|entry| bind(self.program, entry, &places, self.assigner.as_deref()));
         // Until all are there the addresses of before hold.
         self.bound = all.collect::<Result<_>>()?;
         self.store.leave();

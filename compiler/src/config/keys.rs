@@ -6,8 +6,8 @@ use crate::human;
 use moec_ir::Format;
 use moec_ir::placement::MOST_TIERS;
 use moec_ir::plan::Refine;
-use moec_runtime::hybrid::System;
 use moec_runtime::cache::{Pin, Setting};
+use moec_runtime::hybrid::System;
 use std::path::PathBuf;
 
 /// Most of the cache that may be pinned, in percent: a policy has the rest.
@@ -619,7 +619,8 @@ const UNITS: &str = "\"auto\", or the name or kind of a unit of the target (\"cp
 /// Range of `placement.hot`.
 const HOT: &str = "the name or kind of a unit of the target (\"cpu\", \"npu\")";
 /// Range of `placement.policy`; a test holds it against the runtime's table.
-const SYSTEMS: &str = "\"none\", \"llama.cpp\", \"adapmoe\", \"fiddler\", \"ktransformers\", \"hybrimoe\" or \"moec\"";
+const SYSTEMS: &str =
+    "\"none\", \"llama.cpp\", \"adapmoe\", \"fiddler\", \"ktransformers\", \"hybrimoe\" or \"moec\"";
 /// Range of `placement.experts`.
 const HOMES: &str = "\"auto\", the name or kind of a unit of the target (\"cpu\", \"npu\"), or one with a share (\"gpu:50%\")";
 
@@ -659,8 +660,10 @@ mod tests {
 
     #[test]
     fn the_range_of_policies_lists_every_system() {
-        let names: Vec<String> =
-            ["none".to_owned()].into_iter().chain(moec_runtime::hybrid::SYSTEMS.iter().map(|s| s.key())).collect();
+        let names: Vec<String> = ["none".to_owned()]
+            .into_iter()
+            .chain(moec_runtime::hybrid::SYSTEMS.iter().map(|s| s.key()))
+            .collect();
         assert_eq!(super::SYSTEMS, listed(names.iter().map(String::as_str)));
     }
 

@@ -420,7 +420,15 @@ pub struct Memory {
 impl Default for Memory {
     fn default() -> Self {
         let (policy, pin) = (None, Pin::Auto);
-        Self { kv_cache: KvCache::Auto, budget: None, device_budget: None, policy, pin, prefetch: 1, threads: None }
+        Self {
+            kv_cache: KvCache::Auto,
+            budget: None,
+            device_budget: None,
+            policy,
+            pin,
+            prefetch: 1,
+            threads: None,
+        }
     }
 }
 

@@ -47,7 +47,9 @@ fn hot<'a>(list: &UnitList<'a>, wanted: &config::Homes) -> Result<Free<'a>> {
     if list.modules {
         return Err(Error::limit(format!("`policy = \"{name}\"` on `{}`", list.device.name))
             .because("where memory modules compute, experts are assigned by TriMoE's schedule")
-            .hint("leave `policy` under `[placement]` out; `refine`, `moves` and `cached` say how that works"));
+            .hint(
+                "leave `policy` under `[placement]` out; `refine`, `moves` and `cached` say how that works",
+            ));
     }
     Ok(free)
 }
@@ -68,11 +70,12 @@ pub fn frames(
     let Some((experts, expert)) = alike(module)? else { return Ok(()) };
     let device = list.device;
     let own = homes.memory(hot.index);
-    let (home, there) = device.processor_memory().zip(device.memory_of(hot.unit)).filter(|_| own > 0).ok_or_else(|| {
-        Error::limit(format!("`{}` works in the processor's memory", hot.unit.name))
-            .because("it would find all experts there, and needs no frames")
-            .hint("leave `policy` under `[placement]` out")
-    })?;
+    let (home, there) =
+        device.processor_memory().zip(device.memory_of(hot.unit)).filter(|_| own > 0).ok_or_else(|| {
+            Error::limit(format!("`{}` works in the processor's memory", hot.unit.name))
+                .because("it would find all experts there, and needs no frames")
+                .hint("leave `policy` under `[placement]` out")
+        })?;
     for &layer in &experts {
         takes_experts(module, layer, hot)?;
     }
@@ -80,8 +83,10 @@ pub fn frames(
     let routers = routers(graph);
     let &(most, k, score) = routers.first().ok_or_else(|| Error::bug("experts without a router"))?;
     if routers.iter().any(|r| *r != (most, k, score)) || routers.len() != experts.len() {
-        return Err(Error::limit("layers whose routers choose in different ways, and frames that all of them share")
-            .hint("leave `policy` under `[placement]` out"));
+        return Err(Error::limit(
+            "layers whose routers choose in different ways, and frames that all of them share",
+        )
+        .hint("leave `policy` under `[placement]` out"));
     }
     let size = size(module, *experts.first().unwrap_or(&0));
     let way = |bytes: f64| device.transfer_us(home, there, bytes).unwrap_or(0.0);
@@ -170,7 +175,11 @@ pub struct Wanted<'a> {
 ///
 /// # Errors
 /// Fewer frames than layers.
-pub fn fill(plan: &mut Plan, wanted: Wanted<'_>, profile: Option<&Profile>) -> Result<Option<FramesDecision>> {
+pub fn fill(
+    plan: &mut Plan,
+    wanted: Wanted<'_>,
+    profile: Option<&Profile>,
+) -> Result<Option<FramesDecision>> {
     let Some(room) = Room::of(plan, wanted)? else { return Ok(None) };
     let trace = profile.filter(|p| !p.routes.is_empty()).map(|p| p.routes.trace(&p.layers)).transpose();
     let trace = trace.map_err(|e| Error::bug("a profile that was checked").because(e))?;
@@ -258,7 +267,9 @@ impl Room {
         if frames < layers {
             return Err(Error::input(format!("{frames} frames are too few for {layers} layers of experts"))
                 .because("each layer begins with an expert in a frame")
-                .hint("ask for a larger share in `experts` under `[placement]`, or for a `cached` of 1 or more"));
+                .hint(
+                    "ask for a larger share in `experts` under `[placement]`, or for a `cached` of 1 or more",
+                ));
         }
         Ok(Some(Self { unit, memory, limit, each, frames, layers, experts }))
     }
@@ -274,14 +285,16 @@ struct Kept {
 
 fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> Result<Kept> {
     let (frames, each) = (room.frames, room.experts / room.layers.max(1));
-    let keys = (0..each).flat_map(|e| (0..room.layers).map(move |l| Key { layer: l as u16, expert: e as u16 }));
+    let keys =
+        (0..each).flat_map(|e| (0..room.layers).map(move |l| Key { layer: l as u16, expert: e as u16 }));
     let mut popular: Vec<Key> = keys.collect();
     if let Some(trace) = trace {
         let uses = cache::uses(trace);
         let of = |k: &Key| uses.get(usize::from(k.layer) * each + usize::from(k.expert)).copied();
         popular.sort_by_key(|k| std::cmp::Reverse(of(k)));
     }
-    let seen = if trace.is_some() { "the profile used most" } else { "come first, since no routing was recorded" };
+    let seen =
+        if trace.is_some() { "the profile used most" } else { "come first, since no routing was recorded" };
     let choice = match (trace, wanted.system.keeps) {
         (Some(trace), Keeps::Cache(_)) if wanted.system.name == MOEC.name && trace.tokens() > 1 => {
             let host = plan.paging.as_ref().map_or(room.experts as u64, |p| u64::from(p.frames));
@@ -307,7 +320,8 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
     let held = |begin: &[Key], layer: u16| begin.iter().any(|k| k.layer == layer);
     let lacking = (0..room.layers as u16).filter(|&l| !held(&begin, l)).collect::<Vec<_>>();
     begin.truncate(frames - lacking.len());
-    for layer in (0..room.layers as u16).filter(|l| !begin.iter().any(|k| k.layer == *l)).collect::<Vec<_>>() {
+    for layer in (0..room.layers as u16).filter(|l| !begin.iter().any(|k| k.layer == *l)).collect::<Vec<_>>()
+    {
         begin.extend(popular.iter().find(|k| k.layer == layer));
     }
     for key in popular {
@@ -331,7 +345,10 @@ fn kept(plan: &Plan, wanted: Wanted<'_>, room: &Room, trace: Option<&Trace>) -> 
         (None, Keeps::Popular | Keeps::Layers) => {
             let passing = if wanted.system.passes() { (frames / PASSING).max(1) } else { 0 };
             let pinned = begin.iter().copied().take(frames - passing).collect::<Vec<_>>();
-            let why = format!("{} stay for good, those that {seen}; {passing} frames are for others that pass", pinned.len());
+            let why = format!(
+                "{} stay for good, those that {seen}; {passing} frames are for others that pass",
+                pinned.len()
+            );
             Kept { begin, pinned, keeps: Setting::lru().to_string(), why }
         }
     })

@@ -236,9 +236,12 @@ fn promise(homes: &mut Homes, list: &UnitList<'_>, named: Option<u32>, budget: u
     let unit = named.or(list.free.first().map(|f| f.index)).unwrap_or(0);
     let memory = homes.memory(unit) as usize;
     let of = homes.memories.get_mut(memory).filter(|_| memory > 0).ok_or_else(|| {
-        Error::input(format!("`device_budget` under `[memory]`, and `{}` has no memory but its own", list.device.name))
-            .because("it is for the memory of a graphics processor")
-            .hint("`budget` under `[memory]` is that of the processor's")
+        Error::input(format!(
+            "`device_budget` under `[memory]`, and `{}` has no memory but its own",
+            list.device.name
+        ))
+        .because("it is for the memory of a graphics processor")
+        .hint("`budget` under `[memory]` is that of the processor's")
     })?;
     of.capacity = Some(of.capacity.map_or(budget, |c| c.min(budget)));
     Ok(())

@@ -64,8 +64,7 @@ pub fn place(
     };
     placed.units = device.units.iter().map(|u| u.name.clone()).collect();
     let most = placed.experts.first().map_or(0, |t| t.experts.len());
-    let frames =
-        hot.map_or(0, |hot| frames(device, hot, &size, layers.len(), most, config.placement.cached));
+    let frames = hot.map_or(0, |hot| frames(device, hot, &size, layers.len(), most, config.placement.cached));
     let mut schedule = Schedule {
         // A unit that holds no expert runs none: it would bring every one.
         hot: hot.filter(|_| frames > 0).map(|f| f.index),
@@ -88,7 +87,13 @@ pub fn place(
     // All layers at once: what begins the first step is what the scheduler itself would choose.
     schedule.layers = layers
         .iter()
-        .map(|_| ScheduledLayer { homes: 0, segments: vec![], brought: vec![], modules: vec![], cached: vec![] })
+        .map(|_| ScheduledLayer {
+            homes: 0,
+            segments: vec![],
+            brought: vec![],
+            modules: vec![],
+            cached: vec![],
+        })
         .collect();
     let limit = |e: moec_runtime::makespan::MakespanError| {
         Error::limit(format!("the experts of this model cannot be assigned on `{}`", device.name)).because(e)

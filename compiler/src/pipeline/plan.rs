@@ -12,7 +12,8 @@ pub(super) fn layout(c: &mut Compilation<'_>) -> Result<()> {
     let cache = c.config.kv_format();
     let (statics, homes) = (&c.statics, &c.homes);
     let paged = c.config.memory.budget.is_some();
-    let draft = layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, statics, homes, paged)?;
+    let draft =
+        layout::layout(&c.module, c.model_info()?, c.target, cache, &artifacts, statics, homes, paged)?;
     let mut plan = draft.plan;
     // What bounds the experts of a twin is no placement of its own.
     let placed = c.units.is_some() || !c.list.free.is_empty();

@@ -60,7 +60,7 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
         format!("{} modules", s.modules)
     })?;
     if let Some(hybrid) = &s.hybrid {
-        check_hybrid(s, hybrid).map_err(|why| VerifyError::new(at(), why))?;
+        check_hybrid(plan, s, hybrid).map_err(|why| VerifyError::new(at(), why))?;
     }
     let rising = s.layers.is_sorted_by(|a, b| a.homes < b.homes);
     require(!s.layers.is_empty() && rising, at, || "no layers, or out of order".into())?;
@@ -71,13 +71,22 @@ pub(super) fn check(plan: &Plan) -> Result<(), VerifyError> {
 }
 
 /// A unit with frames that no layer is without, and no modules. Who is pinned begins in a frame.
-fn check_hybrid(s: &Schedule, hybrid: &Hybrid) -> Result<(), String> {
+fn check_hybrid(plan: &Plan, s: &Schedule, hybrid: &Hybrid) -> Result<(), String> {
     let experts = s.layers.first().map_or(0, |l| l.modules.len());
     if s.hot.is_none() || s.cold.is_some() {
         return Err("frames of no unit, or beside modules".into());
     }
     if s.layers.iter().any(|l| l.modules.len() != experts || l.cached.is_empty()) {
         return Err("layers that differ, or begin without an expert in a frame".into());
+    }
+    // A frame is a place for an expert of any layer.
+    let bytes = |l: &ScheduledLayer| -> Vec<Option<u64>> {
+        let of = |&i: &u32| plan.segments.get(i as usize).and_then(crate::plan::Segment::matrix_bytes);
+        l.to_bring().iter().map(of).collect()
+    };
+    let first = s.layers.first().map(bytes);
+    if s.layers.iter().any(|l| Some(bytes(l)) != first) {
+        return Err("layers with matrices of other sizes".into());
     }
     if hybrid.k == 0 || hybrid.k as usize > experts {
         return Err(format!("{} of {experts} experts for a token", hybrid.k));

@@ -1,6 +1,7 @@
 //! Plans whose experts are assigned while they run, and streams of commands.
 
-use moec_ir::plan::{Arg, Plan};
+use moec_ir::op::Score;
+use moec_ir::plan::{Arg, Hybrid, Plan, Schedule};
 use moec_ir::text::parse_plan;
 use moec_ir::verify;
 
@@ -127,4 +128,51 @@ fn who_may_be_given_an_expert_holds_it() {
     s.times.hot.clear();
     s.layers[0].cached.clear();
     verify::plan(&plan).unwrap();
+}
+
+/// Frames that all layers share.
+#[test]
+fn shared_frames_are_of_one_unit_and_hold_who_is_pinned() {
+    let framed = |p: &mut Plan, change: &dyn Fn(&mut Schedule, &mut Hybrid)| {
+        let s = p.schedule.as_mut().unwrap();
+        (s.cold, s.modules, s.layers[0].modules) = (None, 0, vec![-1; 2]);
+        s.times.cold.clear();
+        let mut hybrid = Hybrid {
+            divides: ["cut".into(), "cut".into()],
+            keeps: "lru".into(),
+            ahead: 3,
+            first_us: [1.0, 0.0, 2.5],
+            k: 1,
+            score: Score::Softmax,
+            pinned: vec![(0, 0)],
+        };
+        change(s, &mut hybrid);
+        s.hybrid = Some(hybrid);
+    };
+    let wrong = |message: &str, change: &dyn Fn(&mut Schedule, &mut Hybrid)| {
+        refused("schedule", message, |p| framed(p, change));
+    };
+    wrong("beside modules", &|s, _| {
+        (s.cold, s.modules) = (Some(2), 4);
+        s.times.cold = vec![(1, 1.0)];
+    });
+    wrong("0 of 2 experts", &|_, h| h.k = 0);
+    wrong("3 of 2 experts", &|_, h| h.k = 3);
+    wrong("begin without an expert", &|s, _| s.layers[0].cached.clear());
+    wrong("1 experts in 0 frames", &|s, _| s.frames = 0);
+    wrong("a pinned expert", &|_, h| h.pinned = vec![(0, 1)]);
+    wrong("a pinned expert", &|_, h| h.pinned = vec![(1, 0)]);
+    wrong("a time", &|_, h| h.first_us[1] = f64::INFINITY);
+    wrong("matrices of other sizes", &|s, _| {
+        let mut other = s.layers[0].clone();
+        (other.homes, other.segments) = (1, vec![1, 0]);
+        s.layers.push(other);
+        s.frames = 2;
+    });
+    let mut plan = parse_plan(TEXT).unwrap();
+    framed(&mut plan, &|s, _| s.layers[0].brought = vec![0, 1]);
+    assert_eq!(parse_plan(&plan.to_string()).unwrap(), plan);
+    assert_eq!(Plan::decode(&plan.encode().unwrap()).unwrap(), plan);
+    assert_eq!(plan.asked_layers(), [(2, 1)]);
+    assert_eq!(plan.segments_to_bring().into_iter().collect::<Vec<_>>(), [0, 1]);
 }

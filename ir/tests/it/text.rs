@@ -625,19 +625,41 @@ fn random_schedule() -> impl Strategy<Value = (Vec<StreamSet>, Option<Schedule>)
         internal_us: n[3],
         link_us: n[4],
     });
-    let layer = any::<(u32, Vec<u32>, Vec<i32>, Vec<u32>)>()
-        .prop_map(|(homes, segments, modules, cached)| ScheduledLayer { homes, segments, modules, cached });
+    let layer = any::<(u32, [Vec<u32>; 3], Vec<i32>)>().prop_map(
+        |(homes, [segments, brought, cached], modules)| ScheduledLayer {
+            homes,
+            segments,
+            brought,
+            modules,
+            cached,
+        },
+    );
+    let first = [us.clone(), us.clone(), us.clone()];
+    let score = prop::sample::select(Score::ALL.to_vec());
+    let pinned = list(any::<(u32, u32)>(), 0..3);
+    let hybrid = ([text(), text()], text(), any::<[u32; 2]>(), first, score, pinned);
+    let hybrid = hybrid.prop_map(|(divides, keeps, [ahead, k], first_us, score, pinned)| Hybrid {
+        divides,
+        keeps,
+        ahead,
+        first_us,
+        k,
+        score,
+        pinned,
+    });
+    let hybrid = prop::option::of(hybrid);
     let refine = prop::sample::select(Refine::ALL.to_vec());
     let numbers = any::<(Option<u32>, Option<u32>, u32, u32, bool)>();
     let bytes = any::<(u64, u64)>();
-    let schedule = (numbers, refine, us, times, list(layer, 0..3), bytes).prop_map(
-        |((hot, cold, modules, frames, moves), refine, window_us, times, layers, bytes)| Schedule {
+    let schedule = (numbers, refine, us, times, list(layer, 0..3), bytes, hybrid).prop_map(
+        |((hot, cold, modules, frames, moves), refine, window_us, times, layers, bytes, hybrid)| Schedule {
             hot,
             cold,
             modules,
             frames,
             moves,
             refine,
+            hybrid,
             window_us,
             expert_bytes: bytes.0,
             row_bytes: bytes.1,

@@ -27,8 +27,9 @@ pub fn setup(s: &Schedule, hybrid: &Hybrid) -> Result<Setup> {
         transfer_us: s.times.bring_us,
         first_transfer_us: link,
     };
-    let policy =
-        |name: &String| Policy::named(name).ok_or_else(|| wrong(&format_args!("no policy is called `{name}`")));
+    let policy = |name: &String| {
+        Policy::named(name).ok_or_else(|| wrong(&format_args!("no policy is called `{name}`")))
+    };
     let layer = |l: &moec_ir::plan::ScheduledLayer| CachedLayer {
         experts: l.modules.len(),
         k: hybrid.k as usize,
@@ -72,7 +73,15 @@ impl Framed {
         let begins = setup.cached.clone();
         let director = Director::new(setup).map_err(|e| Error::Plan(format!("its schedule: {e}")))?;
         let tickets = vec![0; begins.len()];
-        Ok(Self { director, begins, places: Vec::new(), tickets, needs, gone: Vec::new(), brings: Vec::new() })
+        Ok(Self {
+            director,
+            begins,
+            places: Vec::new(),
+            tickets,
+            needs,
+            gone: Vec::new(),
+            brings: Vec::new(),
+        })
     }
 
     /// Looks up the frames, and lets those experts go that the host's memory has lost.
@@ -129,7 +138,8 @@ impl Divider for Framed {
         // SAFETY: the caller's promise.
         unsafe { self.bring(hands) };
         let key = |expert: usize| Key { layer: step.layer as u16, expert: expert as u16 };
-        let here = kinds.iter().enumerate().filter(|k| *k.1 == 1).filter_map(|(e, _)| self.director.frame(key(e)));
+        let here =
+            kinds.iter().enumerate().filter(|k| *k.1 == 1).filter_map(|(e, _)| self.director.frame(key(e)));
         let ticket = here.filter_map(|frame| self.tickets.get(frame as usize)).max();
         if let Some(need) = self.needs.get(step.layer) {
             need.store(ticket.copied().unwrap_or(0), Ordering::Release);

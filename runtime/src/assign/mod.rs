@@ -14,9 +14,7 @@ mod modules;
 use crate::cache::Key;
 use crate::error::{Error, Result};
 use crate::hybrid::director::Counts;
-use crate::makespan::{
-    Costs, Dram, MakespanError, NdpCosts, Policy, Refinement, Setup, Table, Window,
-};
+use crate::makespan::{Costs, Dram, MakespanError, NdpCosts, Policy, Refinement, Setup, Table, Window};
 use crate::memory::Addr;
 use crate::paging::OnFlash;
 use crate::program::Program;
@@ -25,10 +23,10 @@ use moec_ir::plan::{Refine, Schedule, Segment};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-pub use framed::setup as director_setup;
 use framed::Framed;
-use link::{Job, Way};
+pub use framed::setup as director_setup;
 pub(crate) use link::Link;
+use link::{Job, Way};
 use modules::Modules;
 
 /// What became of the experts of a schedule since the engine was opened.

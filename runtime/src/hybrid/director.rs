@@ -8,7 +8,8 @@
 //! plan says. So decisions are a function of routing and scores, and a simulation that is told the same decides the same. Nothing
 //! here moves a byte.
 //!
-//! Frames are shared by all layers. Each holds an expert from the start, and a [`Cache`] of as many says who stays.
+//! Frames are shared by all layers. Each holds an expert from the start, and a [`Cache`] says who stays. Where its policy lets some
+//! bypass it, a few frames are not the cache's: whoever passes through lies there until somebody else does.
 
 use super::costs::Costs;
 use super::error::HybridError;
@@ -19,7 +20,11 @@ use super::scheduler::Scheduler;
 use crate::cache::odds::Odds;
 use crate::cache::{Cache, CacheError, Event, ExpertIndex, Key, Ranking, Setting};
 use moec_ir::op::Score;
+use std::collections::VecDeque;
 use thiserror::Error;
+
+/// Of the frames whose policy lets some bypass it, one in so many is for these, up to as many as a token chooses.
+const SPARE: usize = 4;
 
 /// What cannot be directed.
 #[derive(Debug, Error, PartialEq)]
@@ -114,6 +119,8 @@ pub struct Director {
     /// By number of the expert: its frame.
     frames: Vec<Option<u32>>,
     free: Vec<u32>,
+    /// Who is in a frame and not the cache's, the first that came first.
+    passing: VecDeque<Key>,
     /// Who is on the way, until when.
     coming: Vec<(Key, f64)>,
     /// The model's time, when the link is done, and how long the last layer takes.
@@ -127,7 +134,7 @@ pub struct Director {
     odds: Vec<Odds>,
     /// By layer: how far ahead it was foreseen last, and whom; whom of these was brought.
     foreseen: Vec<(usize, Vec<u16>)>,
-    guests: Vec<Key>,
+    told: Vec<Key>,
     tasks: Vec<Task>,
     outlooks: Vec<Outlook>,
     planned: Vec<Prefetch>,
@@ -151,16 +158,28 @@ impl Director {
             let what = "what lies between two layers";
             return Err(HybridError::Time { what, value: window_us }.into());
         }
-        let mut cache = Cache::with_pinned(&experts, cached.len() as u64, &keeps, &pinned)?;
+        let k = experts.layers().iter().map(|l| l.k).max().unwrap_or(1);
+        let bypasses = keeps.to_string().contains("bypass=1");
+        let spare = if bypasses { k.min((cached.len() - pinned.len().min(cached.len())) / SPARE) } else { 0 };
+        let mut cache = Cache::with_pinned(&experts, (cached.len() - spare) as u64, &keeps, &pinned)?;
         let mut frames = vec![None; experts.count()];
+        let mut passing = VecDeque::with_capacity(cached.len());
         for (frame, &key) in (0..).zip(&cached) {
-            if !cache.ahead(key, |_| {})? {
-                return Err(DirectorError::Frames("an expert begins in two frames, or in none"));
+            let id = experts.id(key.layer.into(), key.expert.into())? as usize;
+            if frames[id].replace(frame).is_some() {
+                return Err(DirectorError::Frames("an expert begins in two frames"));
             }
-            frames[experts.id(key.layer.into(), key.expert.into())? as usize] = Some(frame);
+            if pinned.contains(&key) && !cache.ahead(key, |_| {})? {
+                return Err(DirectorError::Frames("an expert that never leaves has no frame"));
+            }
+        }
+        // Those of the end of each layer pass through.
+        for &key in cached.iter().filter(|key| !pinned.contains(key)) {
+            if cache.used() >= cache.capacity() || !cache.ahead(key, |_| {})? {
+                passing.push_back(key);
+            }
         }
         let most = experts.layers().iter().map(|l| l.experts).max().unwrap_or(0);
-        let k = experts.layers().iter().map(|l| l.k).max().unwrap_or(1);
         let layers = experts.layers().len();
         Ok(Self {
             scheduler: Scheduler::new(costs)?,
@@ -168,6 +187,7 @@ impl Director {
             cache,
             frames,
             free: Vec::with_capacity(cached.len()),
+            passing,
             coming: Vec::new(),
             now: 0.0,
             link: 0.0,
@@ -176,7 +196,7 @@ impl Director {
             missed: Vec::with_capacity(most),
             odds: (0..ahead).map(|_| Odds::new(k, k)).collect(),
             foreseen: vec![(0, Vec::with_capacity(k)); layers],
-            guests: Vec::new(),
+            told: Vec::new(),
             tasks: Vec::with_capacity(most),
             outlooks: Vec::new(),
             planned: Vec::new(),
@@ -201,11 +221,6 @@ impl Director {
         self.frame(key).is_some()
     }
 
-    /// Experts of all frames.
-    pub fn held(&self) -> u64 {
-        self.cache.used()
-    }
-
     /// The frame of an expert.
     pub fn frame(&self, key: Key) -> Option<u32> {
         let id = self.experts.id(key.layer.into(), key.expert.into()).ok()?;
@@ -214,7 +229,9 @@ impl Director {
 
     /// An expert has left the host's memory, and with it its frame, unless it never leaves.
     pub fn lose(&mut self, key: Key) {
-        if self.cache.release(key).unwrap_or(false) {
+        let passed = self.passing.len();
+        self.passing.retain(|p| *p != key);
+        if self.cache.release(key).unwrap_or(false) || self.passing.len() < passed {
             self.leave(key);
         }
     }
@@ -274,30 +291,42 @@ impl Director {
             }
         }
         self.tasks = tasks;
-        let Self { cache, frames, free, experts, division, counts, missed, span, scheduler, .. } = self;
-        let mut failed = None;
+        let Self { cache, frames, free, passing, experts, division, counts, missed, span, scheduler, .. } =
+            self;
+        let used = |key: &Key| usize::from(key.layer) == layer && comes.contains(&key.expert);
         cache.touch(layer, &comes, |event| match event {
             Event::Hit(_) => {}
             Event::Evict(key) => free.extend(take(experts, frames, key)),
-            Event::Load(key) => match free.pop() {
-                Some(frame) => {
-                    give(experts, frames, key, frame);
-                    division.brings.push(Bring { key, frame });
-                    counts.fetched += 1;
+            Event::Load(key) | Event::Stream(key) => {
+                let stays = matches!(event, Event::Load(_));
+                let here = passing.iter().position(|p| *p == key);
+                // Whoever passes through has a frame already.
+                if let Some(at) = here {
+                    if stays {
+                        passing.remove(at);
+                    }
+                    return;
                 }
-                None => failed = Some(DirectorError::Frames("a frame that nobody has left is taken")),
-            },
-            Event::Stream(key) => {
-                division.on_gpu[usize::from(key.expert)] = false;
-                counts.turned_away += 1;
-                missed.push(key.expert);
-                *span += scheduler.costs().cpu.table.at(loads[usize::from(key.expert)].into());
+                match vacant(experts, frames, free, passing, &used) {
+                    Some(frame) => {
+                        give(experts, frames, key, frame);
+                        division.brings.push(Bring { key, frame });
+                        counts.fetched += 1;
+                        passing.extend((!stays).then_some(key));
+                    }
+                    None => {
+                        division.on_gpu[usize::from(key.expert)] = false;
+                        counts.turned_away += 1;
+                        missed.push(key.expert);
+                        *span += scheduler.costs().cpu.table.at(loads[usize::from(key.expert)].into());
+                    }
+                }
             }
         })?;
         self.coming.retain(|c| usize::from(c.0.layer) != layer);
         self.counts.makespan_us += self.span;
         self.division.makespan_us = self.span;
-        failed.map_or(Ok(&self.division), Err)
+        Ok(&self.division)
     }
 
     /// Says who is brought ahead, while the layer that was divided last is computed: `scores(0)` are its router's logits of a
@@ -334,7 +363,7 @@ impl Director {
             let key = Key { layer: (layer + planned.ahead) as u16, expert: planned.expert };
             if self.invite(key)? {
                 self.counts.ahead += 1;
-                self.guests.push(key);
+                self.told.push(key);
             }
         }
         self.follow(scores(0), self.now + each, there)?;
@@ -342,14 +371,7 @@ impl Director {
     }
 
     /// What a layer ahead is expected to use: as many experts as a token chooses, the first of the gate.
-    fn look(
-        &mut self,
-        layer: usize,
-        ahead: usize,
-        start: f64,
-        logits: &[f32],
-        there: &dyn Fn(Key) -> bool,
-    ) {
+    fn look(&mut self, layer: usize, ahead: usize, start: f64, logits: &[f32], there: &dyn Fn(Key) -> bool) {
         let mut outlook = std::mem::take(&mut self.outlooks[ahead - 1]);
         outlook.start = start;
         outlook.tasks.clear();
@@ -391,12 +413,16 @@ impl Director {
 
     /// Brings an expert that may be wanted, if the policy keeps it.
     fn invite(&mut self, key: Key) -> Result<bool, DirectorError> {
-        let Self { cache, frames, free, experts, brings, .. } = self;
+        let Self { cache, frames, free, passing, experts, brings, layer, .. } = self;
+        // Whom the layer that is computed now reads keeps its frame.
+        let used = |key: &Key| usize::from(key.layer) == *layer;
         let mut taken = false;
         cache.ahead(key, |event| match event {
             Event::Evict(key) => free.extend(take(experts, frames, key)),
             Event::Load(key) => {
-                if let Some(frame) = free.pop() {
+                if let Some(at) = passing.iter().position(|p| *p == key) {
+                    passing.remove(at);
+                } else if let Some(frame) = vacant(experts, frames, free, passing, &used) {
                     give(experts, frames, key, frame);
                     brings.push(Bring { key, frame });
                     taken = true;
@@ -417,7 +443,7 @@ impl Director {
     fn learn(&mut self, layer: usize, loads: &[u32]) {
         let used = |e: u16| loads.get(usize::from(e)).is_some_and(|&n| n > 0);
         let counts = &mut self.counts;
-        self.guests.retain(|key| {
+        self.told.retain(|key| {
             let own = usize::from(key.layer) == layer;
             counts.foreseen += u64::from(own && used(key.expert));
             !own
@@ -457,6 +483,20 @@ fn when(
 fn take(experts: &ExpertIndex, frames: &mut [Option<u32>], key: Key) -> Option<u32> {
     let id = experts.id(key.layer.into(), key.expert.into()).ok()?;
     frames.get_mut(id as usize)?.take()
+}
+
+/// A frame that is free, or that of who passes through and is not `used` now.
+fn vacant(
+    experts: &ExpertIndex,
+    frames: &mut [Option<u32>],
+    free: &mut Vec<u32>,
+    passing: &mut VecDeque<Key>,
+    used: &dyn Fn(&Key) -> bool,
+) -> Option<u32> {
+    free.pop().or_else(|| {
+        let at = passing.iter().position(|key| !used(key))?;
+        passing.remove(at).and_then(|key| take(experts, frames, key))
+    })
 }
 
 /// An expert moves in.

@@ -30,7 +30,17 @@ impl Ask {
     /// The same as an event, with what was measured until then.
     pub fn asked(&self, stalled: Duration, flash: Seen) -> Asked<'_> {
         let Self { layer, rows, k, ref active, ref beside, ref scores } = *self;
-        Asked { layer, rows, k, active, beside, scored: scores.len(), scores: Scores::Kept(scores), stalled, flash }
+        Asked {
+            layer,
+            rows,
+            k,
+            active,
+            beside,
+            scored: scores.len(),
+            scores: Scores::Kept(scores),
+            stalled,
+            flash,
+        }
     }
 
     /// What has asked.

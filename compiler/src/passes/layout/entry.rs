@@ -27,6 +27,8 @@ pub(super) struct Builder<'a> {
     pub(super) statics: &'a Statics,
     /// Where nodes and experts live that units beside the processor run with shapes as they come.
     pub(super) homes: &'a Homes,
+    /// Whether experts stay on flash.
+    pub(super) paged: bool,
     /// Format of the KV cache.
     cache: Format,
     /// Its tensors that are values, not keys.
@@ -73,12 +75,14 @@ impl<'a> Builder<'a> {
         cache: Format,
         statics: &'a Statics,
         homes: &'a Homes,
+        paged: bool,
     ) -> Self {
         Self {
             module,
             target,
             statics,
             homes,
+            paged,
             cache,
             values: values(module),
             kernels: Vec::new(),
@@ -318,7 +322,7 @@ impl Builder<'_> {
                 let home = match *role {
                     Role::In(i) | Role::InAt(i, _) => match producer.inputs[i] {
                         Operand::Weight(w) => {
-                            let segment = self.segment(w, layout(i))?;
+                            let segment = self.segment(w, layout(i), self.threads.contains_key(&unit))?;
                             addresses.push(if page::is_expert(&producer.op, i, producer.inputs[i]) {
                                 let layer =
                                     node.scope.layer.ok_or_else(|| Error::bug("experts of no layer"))?;
@@ -453,12 +457,13 @@ impl Builder<'_> {
         Ok(id)
     }
 
-    pub(super) fn segment(&mut self, id: WeightId, layout: Layout) -> Result<u32> {
+    pub(super) fn segment(&mut self, id: WeightId, layout: Layout, threads: bool) -> Result<u32> {
         if let Some(&segment) = self.segment_ids.get(&(id, layout)) {
             return Ok(segment);
         }
         let weight = self.module.weight(id);
-        let file = usize::from(weight.class == WeightClass::Experts);
+        // The file of experts that stay on flash has what the processor reads.
+        let file = usize::from(weight.class == WeightClass::Experts && !(threads && self.paged));
         let offset = self.ends[file].next_multiple_of(ALIGN);
         let bytes = moec_cpu::packed_bytes(layout, weight.format, &weight.shape)
             .ok_or_else(|| Error::limit(format!("weight `{}` is past what a plan can hold", weight.name)))?;

@@ -58,7 +58,7 @@ pub fn layout(
     homes: &Homes,
     paged: bool,
 ) -> Result<Draft> {
-    let mut builder = Builder::new(module, target, cache, statics, homes);
+    let mut builder = Builder::new(module, target, cache, statics, homes, paged);
     let mut entries = Vec::new();
     let mut writes = Vec::new();
     for graph in &module.entries {
@@ -66,7 +66,7 @@ pub fn layout(
         entries.push(entry);
         writes.push(w);
     }
-    builder.check_threads(paged)?;
+    builder.check_threads()?;
     let paging = if paged { builder.page()? } else { None };
     let states = module
         .states
@@ -94,9 +94,11 @@ pub fn layout(
         let of = homes.experts.get(layer.homes as usize).and_then(|h| builder.experts.get(&h.layer));
         let own = *of.ok_or_else(|| Error::bug("a schedule of a layer without experts"))?;
         let threads = homes.experts.get(layer.homes as usize).and_then(|h| builder.brought.get(&h.layer));
-        let mut parts: Vec<(u32, Option<u32>)> = (0..).zip(own).map(|(i, s)| (s, threads.map(|t| t[i]))).collect();
+        let mut parts: Vec<(u32, Option<u32>)> =
+            (0..).zip(own).map(|(i, s)| (s, threads.map(|t| t[i]))).collect();
         parts.sort_unstable();
-        (layer.segments, layer.brought) = (parts.iter().map(|p| p.0).collect(), parts.iter().filter_map(|p| p.1).collect());
+        (layer.segments, layer.brought) =
+            (parts.iter().map(|p| p.0).collect(), parts.iter().filter_map(|p| p.1).collect());
     }
     let mut memories = homes.memories.clone();
     for (m, memory) in memories.iter_mut().enumerate() {

@@ -45,7 +45,7 @@ impl Builder<'_> {
                 return Err(Error::bug("a weight that is none"));
             };
             if input > 3 {
-                let segment = self.segment(w, Layout::Rows)?;
+                let segment = self.segment(w, Layout::Rows, false)?;
                 self.residents.insert((memory, segment), Vec::new());
                 args.push(Arg::Segment(segment));
                 continue;
@@ -58,7 +58,7 @@ impl Builder<'_> {
                     .because(format!("they lie as {layout:?}"))
                     .hint("its processor needs AVX-512; or leave experts to the processor: `experts = \"cpu\"` under `[placement]`"));
             }
-            let segment = self.segment(w, layout)?;
+            let segment = self.segment(w, layout, false)?;
             self.experts.entry(layer).or_default()[input - 2] = segment;
             self.reside(layer, memory, segment)?;
             args.push(Arg::Matrices(segment));

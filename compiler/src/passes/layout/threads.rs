@@ -81,7 +81,7 @@ impl Builder<'_> {
     ///
     /// # Errors
     /// Such a plan.
-    pub(super) fn check_threads(&self, paged: bool) -> Result<()> {
+    pub(super) fn check_threads(&self) -> Result<()> {
         let Some(kernel) = self.launches.first() else { return Ok(()) };
         let name = &self.homes.units[kernel.unit as usize].name;
         let refused = |what: &str, hint: &str| {
@@ -91,7 +91,7 @@ impl Builder<'_> {
         };
         let hybrid = self.homes.schedule.as_ref().is_some_and(|s| s.hybrid.is_some());
         let beside = self.homes.experts.iter().flat_map(|h| &h.units).any(|u| self.threads.contains_key(u));
-        if beside && paged && !hybrid {
+        if beside && self.paged && !hybrid {
             return refused(
                 "experts that stay on flash",
                 "leave out `budget` under `[memory]`, or have experts brought there: `policy` under `[placement]`",

@@ -132,6 +132,7 @@ impl Bench {
             rows,
             k: K as usize,
             active,
+            beside: &[],
             scored: scores.len(),
             scores: Scores::Kept(scores),
             stalled: Duration::ZERO,
