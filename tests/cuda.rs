@@ -158,6 +158,20 @@ fn formats_of_tensor_cores_on_threads_are_near_the_reference() {
     }
 }
 
+/// What rows that are rounded explain of a step is known, so that each is held against the evaluator.
+#[test]
+fn steps_on_tensor_cores_verify() {
+    for format in ["f16", "q4"] {
+        let folder = tempfile::tempdir().unwrap();
+        let rough = |text: &str| {
+            format!("{}{EVERYTHING}", text.replace("activations = \"f32\"", "activations = \"auto\""))
+        };
+        let bundle = build_with(MIXTURES[5], folder.path(), format, [48, 96], rough);
+        assert!(bundle.plan.launches.iter().any(|k| k.symbol.contains("_as_bf16_")));
+        ok(moec().args(["verify", "--quiet"]).arg(&bundle.folder));
+    }
+}
+
 /// Logits of a family on tensor cores are near those of the same weights with exact activations on the processor, and the tokens that
 /// follow are the same. What the processor computes is exact in both.
 fn near_the_reference(family: &str, format: &str, more: &str) {

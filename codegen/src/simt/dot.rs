@@ -1,5 +1,8 @@
 //! Few rows by rows of a weight: a warp takes some of these, reads them once, 16 bytes to a lane, and multiplies each by all
 //! rows. What it costs is the reading of the weight.
+//!
+//! Sixteen bytes of codes meet 16 or 32 numbers of a row, so that lanes read the row 64 or 128 bytes apart: from a cache that is a line
+//! for every lane. Such rows are held in shared memory, where four words behind every group of 32 keep eight lanes in different banks.
 
 use super::weight::{Codes, Part, WeightRow, floats_at_once};
 use crate::dsl::{F, Halves, I, Kb, P, WARP};
@@ -12,6 +15,43 @@ pub(super) struct Rows<'a, 'k> {
     pub(super) form: Compute,
     /// Words that the distances of rows are multiples of.
     pub(super) aligned: usize,
+    /// Whether they are held in shared memory, as [`hold`] leaves them.
+    pub(super) held: bool,
+}
+
+/// Most bytes of shared memory that rows are held in: a multiprocessor has room for several blocks then.
+const MOST_HELD: usize = 24 << 10;
+
+/// Words of a row that is held.
+const fn held_words(cols: usize) -> usize {
+    cols / GROUP * (GROUP + 4)
+}
+
+/// Bytes of shared memory in which `rows` rows are held; none where they are read where they lie.
+pub(super) fn held_bytes(format: Format, compute: Compute, cols: usize, rows: usize) -> usize {
+    let bytes = 4 * rows * held_words(cols);
+    let pays = format.is_grouped() && compute == Compute::F32 && cols.is_multiple_of(GROUP);
+    if pays && bytes <= MOST_HELD { bytes } else { 0 }
+}
+
+/// Brings rows of f32 to shared memory, by all threads of a block of so many, once those before have been read. Gives where each is.
+pub(super) fn hold<'k>(k: &'k Kb<'k>, rows: &Rows<'_, 'k>, cols: usize, threads: usize) -> Vec<P<'k>> {
+    let places: Vec<P<'k>> = (0..rows.at.len()).map(|r| k.shared(4 * r * held_words(cols))).collect();
+    k.barrier();
+    for (&from, &to) in rows.at.iter().zip(&places) {
+        k.each(k.thread(), cols / 4, threads, |four| {
+            let numbers = from.words(four * 4).load_floats(4, floats_at_once(rows.aligned));
+            let words: Vec<I<'k>> = numbers.into_iter().map(F::bits).collect();
+            to.words(place(four * 4)).store_words(&words);
+        });
+    }
+    k.barrier();
+    places
+}
+
+/// Word of column `c` in a row that is held.
+fn place(c: I<'_>) -> I<'_> {
+    c + c.shr(5) * 4
 }
 
 /// Products of every row of the weight by every row, in all lanes: `[weight row][row]`.
@@ -138,7 +178,7 @@ impl<'k> Rows<'_, 'k> {
                     .flat_map(|w| w.unpack(Halves::Bf16))
                     .collect()
             }
-            _ => at.words(c).load_floats(count, floats_at_once(self.aligned)),
+            _ => at.words(self.word(c)).load_floats(count, floats_at_once(self.aligned)),
         }
     }
 
@@ -146,7 +186,12 @@ impl<'k> Rows<'_, 'k> {
     fn one(&self, at: P<'k>, c: I<'k>) -> F<'k> {
         match self.form {
             Compute::Bf16 => at.bytes(c * 2).load_half().shl(16).as_float(),
-            _ => at.words(c).load(),
+            _ => at.words(self.word(c)).load(),
         }
+    }
+
+    /// Word of column `c` of a row of f32.
+    fn word(&self, c: I<'k>) -> I<'k> {
+        if self.held { place(c) } else { c }
     }
 }

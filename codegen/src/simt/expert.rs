@@ -93,7 +93,7 @@ pub(super) fn launch(spec: &KernelSpec) -> Option<Launch> {
     let [rows, columns] = way.extents(half.columns, half.glu.is_some());
     let [block, shared] = way.block();
     // An expert has a token at most once.
-    let parts = if matches!(way, Way::Few(_)) { Extent::fixed(1) } else { Extent::rows(rows) };
+    let parts = if matches!(way, Way::Few { .. }) { Extent::fixed(1) } else { Extent::rows(rows) };
     let tiles = Extent::fixed(half.columns.div_ceil(columns));
     Some(Launch { grid: [tiles, Extent::active(half.layout), parts], block, shared })
 }
@@ -162,10 +162,11 @@ impl Half {
             });
         };
         match way {
-            Way::Few(_) => k.each(p.first, p.end, rows, |slot| {
+            Way::Few { held, .. } => k.each(p.first, p.end, rows, |slot| {
                 let at: Vec<_> = (0..rows).map(|r| row_at(slot + r)).collect();
-                let x = Rows { at: &at, form: self.compute, aligned: self.ld };
-                let few = Few { per: columns / WARPS, gated, format: self.format, depth: self.depth };
+                let x = Rows { at: &at, form: self.compute, aligned: self.ld, held: false };
+                let (format, depth, holds) = (self.format, self.depth, held > 0);
+                let few = Few { per: columns / WARPS, gated, format, depth, holds };
                 few.write(k, &x, &weight, &|r, c, sum, up| store(slot + r, c, sum, up));
             }),
             Way::Tile | Way::PlainTile => {

@@ -76,8 +76,13 @@ pub(super) const fn per_warp(columns: usize, gated: bool, rows: usize) -> usize 
 /// How rows meet the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Few of them, by warps: so many at a time.
-    Few(usize),
+    /// Few of them, by warps: so many at a time, in so many bytes of shared memory.
+    Few {
+        /// Rows.
+        rows: usize,
+        /// Bytes.
+        held: usize,
+    },
     /// Tiles on tensor cores.
     Tile,
     /// Tiles in f32.
@@ -91,14 +96,18 @@ impl Way {
         match compute {
             Compute::Bf16 if many && tile::multiplies(format, depth, ld) => Some(Self::Tile),
             Compute::F32 if many && by_rows(format) => Some(Self::PlainTile),
-            _ => dot::multiplies(format, compute, depth).then_some(Self::Few(rows.clamp(1, FEW_ROWS))),
+            _ => {
+                let rows = rows.clamp(1, FEW_ROWS);
+                let held = dot::held_bytes(format, compute, depth, rows);
+                dot::multiplies(format, compute, depth).then_some(Self::Few { rows, held })
+            }
         }
     }
 
     /// Rows of a block, and columns of its result.
     pub(super) fn extents(self, columns: usize, gated: bool) -> [usize; 2] {
         match self {
-            Self::Few(rows) => [rows, per_warp(columns, gated, rows) * WARPS],
+            Self::Few { rows, .. } => [rows, per_warp(columns, gated, rows) * WARPS],
             Self::Tile => [tile::ROWS, tile::columns(gated)],
             Self::PlainTile => [plain_tile::ROWS, plain_tile::columns(gated)],
         }
@@ -107,7 +116,7 @@ impl Way {
     /// Threads and bytes of shared memory of a block.
     pub(super) const fn block(self) -> [u32; 2] {
         match self {
-            Self::Few(_) => [(WARPS * WARP) as u32, 0],
+            Self::Few { held, .. } => [(WARPS * WARP) as u32, held as u32],
             Self::Tile => [tile::THREADS as u32, tile::SHARED as u32],
             Self::PlainTile => [plain_tile::THREADS as u32, plain_tile::SHARED as u32],
         }
@@ -179,12 +188,12 @@ pub(super) fn write<'k>(k: &'k Kb<'k>, spec: &KernelSpec) {
         });
     };
     match way {
-        Way::Few(rows) => {
+        Way::Few { rows, held } => {
             let at: Vec<_> = (0..rows).map(|r| row_at(k.i(r as i64))).collect();
             // A power of two divides both numbers where it divides the bits of both.
             let aligned = s.x_ld | if s.groups > 1 { packed_words(s.k, s.compute) } else { 0 };
-            let x = Rows { at: &at, form: s.compute, aligned };
-            let shape = Few { per: columns / WARPS, gated, format: s.format, depth: s.k };
+            let x = Rows { at: &at, form: s.compute, aligned, held: false };
+            let shape = Few { per: columns / WARPS, gated, format: s.format, depth: s.k, holds: held > 0 };
             shape.write(k, &x, &weight, &|r, c, sum, up| finish(k.i(r as i64), c, sum, up));
         }
         Way::Tile => {
@@ -206,13 +215,15 @@ pub(super) struct Few {
     pub(super) gated: bool,
     pub(super) format: Format,
     pub(super) depth: usize,
+    /// Whether rows are brought to shared memory first.
+    pub(super) holds: bool,
 }
 
 /// Takes a result: number of the row, column in the block, the sum, that of the gate's partner.
 type Finish<'a, 'k> = &'a dyn Fn(usize, I<'k>, F<'k>, Option<F<'k>>);
 
 impl Few {
-    /// The products of the warp's columns; `weight` is as in [`tile::Product`].
+    /// The products of the warp's columns; `weight` is as in [`tile::Product`]. All threads must come here.
     pub(super) fn write<'k>(
         &self,
         k: &'k Kb<'k>,
@@ -226,7 +237,13 @@ impl Few {
             .flat_map(|part| (0..self.per).map(move |c| (part, c)))
             .map(|(part, c)| weight(first + c, k.i(part as i64)))
             .collect();
-        let sums = products(k, &weights, self.format, self.depth, x);
+        let sums = if self.holds {
+            let places = dot::hold(k, x, self.depth, WARPS * WARP);
+            let held = Rows { at: &places, form: x.form, aligned: 4, held: true };
+            products(k, &weights, self.format, self.depth, &held)
+        } else {
+            products(k, &weights, self.format, self.depth, x)
+        };
         k.when(k.lane_index().equals(k.i(0)), || {
             for (c, own) in sums.iter().take(self.per).enumerate() {
                 for (r, &sum) in own.iter().enumerate() {

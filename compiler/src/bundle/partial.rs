@@ -207,6 +207,7 @@ mod tests {
             family: "olmoe".into(),
             target: "native".into(),
             llvm: "0".into(),
+            assembler: None,
             source_fingerprint: "0".into(),
             profile: None,
             files: BTreeMap::new(),

@@ -1,309 +1,23 @@
 //! The unit on a driver that is made up: what it is asked in which order, and what its refusals become.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod driver;
+
 use crate::Gpu;
-use crate::api::{Api, Handle, Status, code};
+use crate::api::code;
 use crate::gpu::LIMIT;
-use moec_ir::plan::Builtin;
+use driver::{FAKE, Fake, asked, fake, turn};
+use moec_ir::plan::{Builtin, FileRef};
 use moec_ir::text::parse_plan;
 use moec_runtime::Result;
 use moec_runtime::memory::Addr;
 use moec_runtime::program::{Code, Program};
 use moec_runtime::unit::{Lane, Launch, StepFault, Unit as _, Units};
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::c_int;
 use std::fs;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
-
-/// A driver: what it was asked, and how it answers.
-struct Fake {
-    asked: Vec<String>,
-    cards: c_int,
-    generation: [c_int; 2],
-    free: usize,
-    /// A function that refuses, and the number that it gives.
-    refuses: Option<(&'static str, Status)>,
-    /// What the assembler says.
-    says: &'static str,
-    memory: Vec<u8>,
-}
-
-static FAKE: Mutex<Fake> = Mutex::new(Fake {
-    asked: Vec::new(),
-    cards: 1,
-    generation: [9, 0],
-    free: 1 << 20,
-    refuses: None,
-    says: "",
-    memory: Vec::new(),
-});
-/// One test after the other: the driver is one for all.
-static TURN: Mutex<()> = Mutex::new(());
-
-fn turn(change: impl FnOnce(&mut Fake)) -> MutexGuard<'static, ()> {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut fake = FAKE.lock().unwrap_or_else(PoisonError::into_inner);
-    (fake.asked, fake.cards, fake.generation) = (Vec::new(), 1, [9, 0]);
-    (fake.free, fake.refuses, fake.says) = (1 << 20, None, "");
-    change(&mut fake);
-    turn
-}
-
-/// Notes a call; the status that it gives.
-fn note(function: &'static str, what: String) -> Status {
-    let mut fake = FAKE.lock().unwrap_or_else(PoisonError::into_inner);
-    let name = function.strip_suffix("_v2").unwrap_or(function);
-    fake.asked.push(if what.is_empty() { name.to_owned() } else { format!("{name} {what}") });
-    fake.refuses.filter(|(of, _)| *of == name).map_or(code::SUCCESS, |(_, status)| status)
-}
-
-fn asked() -> Vec<String> {
-    std::mem::take(&mut FAKE.lock().unwrap().asked)
-}
-
-/// Writes what a call gives, unless it refuses.
-unsafe fn give<T>(status: Status, to: *mut T, value: T) -> Status {
-    if status == code::SUCCESS {
-        // SAFETY: the caller's: the address is of such a value.
-        unsafe { to.write(value) };
-    }
-    status
-}
-
-const COMPUTE: usize = 0x11;
-const COPIES: usize = 0x12;
-
-fn handle(number: usize) -> Handle {
-    std::ptr::without_provenance_mut(number)
-}
-
-fn stream(of: Handle) -> &'static str {
-    match of.addr() {
-        COMPUTE => "compute",
-        COPIES => "copies",
-        _ => "?",
-    }
-}
-
-fn fake() -> Api {
-    unsafe extern "C" fn init(_: c_uint) -> Status {
-        note("cuInit", String::new())
-    }
-    unsafe extern "C" fn device_count(count: *mut c_int) -> Status {
-        let cards = FAKE.lock().unwrap().cards;
-        // SAFETY: the addresses that the card gives are of its variables; so in all functions below.
-        unsafe { give(note("cuDeviceGetCount", String::new()), count, cards) }
-    }
-    unsafe extern "C" fn device_get(device: *mut c_int, index: c_int) -> Status {
-        // SAFETY: as above.
-        unsafe { give(note("cuDeviceGet", index.to_string()), device, 7) }
-    }
-    unsafe extern "C" fn device_name(name: *mut c_char, _: c_int, _: c_int) -> Status {
-        for (i, c) in c"Card".to_bytes_with_nul().iter().enumerate() {
-            // SAFETY: as above.
-            unsafe { name.add(i).write(*c as c_char) };
-        }
-        code::SUCCESS
-    }
-    unsafe extern "C" fn device_attribute(value: *mut c_int, attribute: c_int, _: c_int) -> Status {
-        let generation = FAKE.lock().unwrap().generation;
-        // SAFETY: as above.
-        unsafe { give(code::SUCCESS, value, generation[usize::from(attribute == code::CAPABILITY[1])]) }
-    }
-    unsafe extern "C" fn context_retain(context: *mut Handle, device: c_int) -> Status {
-        // SAFETY: as above.
-        unsafe { give(note("cuDevicePrimaryCtxRetain", device.to_string()), context, handle(0x10)) }
-    }
-    unsafe extern "C" fn context_release(_: c_int) -> Status {
-        note("cuDevicePrimaryCtxRelease_v2", String::new())
-    }
-    unsafe extern "C" fn context_set(_: Handle) -> Status {
-        code::SUCCESS
-    }
-    unsafe extern "C" fn memory_info(free: *mut usize, all: *mut usize) -> Status {
-        let bytes = FAKE.lock().unwrap().free;
-        // SAFETY: as above.
-        unsafe { give(give(code::SUCCESS, free, bytes), all, 1 << 30) }
-    }
-    unsafe extern "C" fn memory_alloc(at: *mut u64, bytes: usize) -> Status {
-        let status = note("cuMemAlloc_v2", bytes.to_string());
-        let mut fake = FAKE.lock().unwrap();
-        fake.memory = vec![0xff; bytes];
-        let address = fake.memory.as_ptr().addr() as u64;
-        // SAFETY: as above.
-        unsafe { give(status, at, address) }
-    }
-    unsafe extern "C" fn memory_free(_: u64) -> Status {
-        note("cuMemFree_v2", String::new())
-    }
-    unsafe extern "C" fn memory_zero(_: u64, value: u8, bytes: usize, of: Handle) -> Status {
-        FAKE.lock().unwrap().memory.fill(value);
-        note("cuMemsetD8Async", format!("{bytes} on {}", stream(of)))
-    }
-    unsafe extern "C" fn host_alloc(at: *mut *mut c_void, bytes: usize, _: c_uint) -> Status {
-        let buffer = vec![0_u8; bytes].leak().as_mut_ptr().cast();
-        // SAFETY: as above.
-        unsafe { give(note("cuMemHostAlloc", String::new()), at, buffer) }
-    }
-    unsafe extern "C" fn host_free(_: *mut c_void) -> Status {
-        note("cuMemFreeHost", String::new())
-    }
-    unsafe extern "C" fn copy_in(to: u64, from: *const c_void, bytes: usize, of: Handle) -> Status {
-        let mut fake = FAKE.lock().unwrap();
-        let at = (to as usize) - fake.memory.as_ptr().addr();
-        // SAFETY: the pinned buffer has as many bytes.
-        let bytes = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
-        fake.memory[at..at + bytes.len()].copy_from_slice(bytes);
-        drop(fake);
-        note("cuMemcpyHtoDAsync_v2", format!("{} to {at} on {}", bytes.len(), stream(of)))
-    }
-    unsafe extern "C" fn copy_out(to: *mut c_void, from: u64, bytes: usize, of: Handle) -> Status {
-        let fake = FAKE.lock().unwrap();
-        let at = (from as usize) - fake.memory.as_ptr().addr();
-        // SAFETY: the pinned buffer has as many bytes.
-        unsafe { fake.memory.as_ptr().add(at).copy_to_nonoverlapping(to.cast(), bytes) };
-        drop(fake);
-        note("cuMemcpyDtoHAsync_v2", format!("{bytes} from {at} on {}", stream(of)))
-    }
-    unsafe extern "C" fn copy_within(_: u64, _: u64, bytes: usize, _: Handle) -> Status {
-        note("cuMemcpyDtoDAsync_v2", bytes.to_string())
-    }
-    unsafe extern "C" fn module_load(
-        module: *mut Handle,
-        text: *const c_void,
-        count: c_uint,
-        options: *mut c_uint,
-        values: *mut *mut c_void,
-    ) -> Status {
-        let says = FAKE.lock().unwrap().says;
-        // SAFETY: the text ends in a zero byte; there are as many options and values as is said, and the log has the bytes of
-        // the second one.
-        unsafe {
-            let options = std::slice::from_raw_parts(options, count as usize);
-            let values = std::slice::from_raw_parts(values, count as usize);
-            assert_eq!(options, [code::ERROR_LOG, code::ERROR_LOG_BYTES]);
-            assert!(values[1].addr() > says.len());
-            values[0].cast::<u8>().copy_from_nonoverlapping(says.as_ptr(), says.len());
-            let text = CStr::from_ptr(text.cast()).to_bytes();
-            let what = match text.starts_with(b"\x7fELF") {
-                true => "code".to_owned(),
-                false => format!("{} lines", String::from_utf8_lossy(text).lines().count()),
-            };
-            give(note("cuModuleLoadDataEx", what), module, handle(0x20))
-        }
-    }
-    unsafe extern "C" fn module_unload(_: Handle) -> Status {
-        note("cuModuleUnload", String::new())
-    }
-    unsafe extern "C" fn module_function(function: *mut Handle, _: Handle, name: *const c_char) -> Status {
-        // SAFETY: names end in a zero byte.
-        let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
-        // SAFETY: as above.
-        unsafe { give(note("cuModuleGetFunction", name), function, handle(0x30)) }
-    }
-    unsafe extern "C" fn launch(
-        _: Handle,
-        x: c_uint,
-        y: c_uint,
-        z: c_uint,
-        block: c_uint,
-        _: c_uint,
-        _: c_uint,
-        shared: c_uint,
-        of: Handle,
-        parameters: *mut *mut c_void,
-        _: *mut *mut c_void,
-    ) -> Status {
-        let base = FAKE.lock().unwrap().memory.as_ptr().addr() as u64;
-        // SAFETY: the kernel of these tests has two addresses and a number of rows.
-        let (a, b, rows) = unsafe {
-            let p = std::slice::from_raw_parts(parameters, 3);
-            (p[0].cast::<u64>().read() - base, p[1].cast::<u64>().read() - base, p[2].cast::<u32>().read())
-        };
-        let how = format!("[{x}, {y}, {z}] of {block} ({a}, {b}, {rows}) shared {shared} on {}", stream(of));
-        note("cuLaunchKernel", how)
-    }
-    unsafe extern "C" fn stream_create(of: *mut Handle, flags: c_uint) -> Status {
-        let all = FAKE.lock().unwrap().asked.iter().filter(|a| a.starts_with("cuStreamCreate")).count();
-        let stream = if all == 0 { COMPUTE } else { COPIES };
-        // SAFETY: as above.
-        unsafe { give(note("cuStreamCreate", flags.to_string()), of, handle(stream)) }
-    }
-    unsafe extern "C" fn stream_destroy(of: Handle) -> Status {
-        note("cuStreamDestroy_v2", stream(of).to_owned())
-    }
-    unsafe extern "C" fn stream_query(of: Handle) -> Status {
-        note("cuStreamQuery", stream(of).to_owned())
-    }
-    unsafe extern "C" fn stream_wait_event(of: Handle, _: Handle, _: c_uint) -> Status {
-        note("cuStreamWaitEvent", stream(of).to_owned())
-    }
-    unsafe extern "C" fn event_create(event: *mut Handle, _: c_uint) -> Status {
-        // SAFETY: as above.
-        unsafe { give(note("cuEventCreate", String::new()), event, handle(0x40)) }
-    }
-    unsafe extern "C" fn event_query(_: Handle) -> Status {
-        note("cuEventQuery", String::new())
-    }
-    unsafe extern "C" fn error_text(status: Status, text: *mut *const c_char) -> Status {
-        let known = match status {
-            code::OUT_OF_MEMORY => c"out of memory",
-            719 => c"unspecified launch failure",
-            _ => return 1,
-        };
-        // SAFETY: as above.
-        unsafe { give(code::SUCCESS, text, known.as_ptr()) }
-    }
-    unsafe extern "C" fn event_destroy(_: Handle) -> Status {
-        note("cuEventDestroy_v2", String::new())
-    }
-    unsafe extern "C" fn event_record(_: Handle, of: Handle) -> Status {
-        note("cuEventRecord", stream(of).to_owned())
-    }
-    unsafe extern "C" fn error_name(status: Status, name: *mut *const c_char) -> Status {
-        let known = match status {
-            code::UNSUPPORTED_PTX_VERSION => c"CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
-            719 => c"CUDA_ERROR_LAUNCH_FAILED",
-            _ => return 1,
-        };
-        // SAFETY: as above.
-        unsafe { give(code::SUCCESS, name, known.as_ptr()) }
-    }
-    Api {
-        init,
-        device_count,
-        device_get,
-        device_name,
-        device_attribute,
-        context_retain,
-        context_release,
-        context_set,
-        memory_info,
-        memory_alloc,
-        memory_free,
-        memory_zero,
-        host_alloc,
-        host_free,
-        copy_in,
-        copy_out,
-        copy_within,
-        module_load,
-        module_unload,
-        module_function,
-        launch,
-        stream_create,
-        stream_destroy,
-        stream_query,
-        stream_wait_event,
-        event_create,
-        event_destroy,
-        event_record,
-        event_query,
-        error_name,
-        error_text,
-    }
-}
 
 /// A kernel that does nothing with two addresses and a number of rows.
 const PTX: &str = ".version 7.8
@@ -459,6 +173,86 @@ fn steps_reach_the_card_in_their_order() {
             "cuDevicePrimaryCtxRelease",
         ]
     );
+}
+
+/// Machine code is taken where the card is of its first digit and it is whole; else the driver gets the text.
+#[test]
+fn machine_code_goes_first_where_the_card_runs_it() {
+    let mut plan = parse_plan(PLAN).unwrap();
+    plan.files.push(FileRef { path: "artifacts/gpu.cubin".into(), bytes: 64, sha256: [0; 32] });
+    let program = Program::new(plan, &|_| None).unwrap();
+    let folder = Folder::new(PTX);
+    let code = folder.0.join("artifacts/gpu.cubin");
+    let loads = |generation: [c_int; 2]| {
+        let _turn = turn(|fake| fake.generation = generation);
+        let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+        gpu.load(&program, 1, &folder.0).unwrap();
+        let loads: Vec<String> = asked().into_iter().filter(|a| a.starts_with("cuModuleLoad")).collect();
+        assert_eq!(gpu.is_assembled(), loads == ["cuModuleLoadDataEx code"]);
+        loads.join(", ")
+    };
+    // A head that speaks of nothing else.
+    let mut head = b"\x7fELF\x02\x01\x01".to_vec();
+    head.resize(64, 0);
+    fs::write(&code, &head).unwrap();
+    assert_eq!(loads([9, 0]), "cuModuleLoadDataEx code");
+    assert_eq!(loads([10, 0]), "cuModuleLoadDataEx 7 lines");
+    // Sections that are not there, a table that is not, and no head at all.
+    for (at, bytes) in [(40, [60_u8, 0]), (60, [1, 0]), (0, [0, 0])] {
+        let mut broken = head.clone();
+        broken[at..at + 2].copy_from_slice(&bytes);
+        broken[58] = 64;
+        fs::write(&code, &broken).unwrap();
+        assert_eq!(loads([9, 0]), "cuModuleLoadDataEx 7 lines", "{at}");
+    }
+    fs::remove_file(&code).unwrap();
+    let _turn = turn(|_| {});
+    let (why, _) = said(Gpu::with(fake(), "gpu", LIMIT).unwrap().load(&program, 1, &folder.0));
+    assert!(why.contains("gpu.cubin") && why.contains("is missing"), "{why}");
+}
+
+/// A plan and a text that speak of other kernels are no pair.
+#[test]
+fn kernels_are_those_of_the_plan() {
+    for (text, words) in [
+        (PTX.replace("entry k(", "entry kk("), "there is no kernel of that name"),
+        (PTX.replace(".param .u64 b, ", ""), "it takes 2 parameters, 1 of them addresses, not 2 addresses"),
+        (PTX.replace(".param .u32 n", ".param .u64 n"), "it takes 3 parameters, 3 of them addresses"),
+        (PTX.replace(".target sm_90", ".target"), "does not say for which generation"),
+    ] {
+        let _turn = turn(|_| {});
+        let folder = Folder::new(&text);
+        let (why, _) = said(Gpu::with(fake(), "gpu", LIMIT).unwrap().load(&program(), 1, &folder.0));
+        assert!(why.contains(words), "{why}");
+    }
+}
+
+/// Long copies go through two buffers in turn, whole, and none is used before the copy in front of it has passed.
+#[test]
+fn long_copies_take_turns() {
+    let _turn = turn(|fake| fake.free = 64 << 20);
+    let mut gpu = Gpu::with(fake(), "gpu", LIMIT).unwrap();
+    let bytes = (9 << 20) + 5;
+    let base = gpu.take(bytes as u64).unwrap().unwrap();
+    let numbers: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
+    let mut back = vec![0_u8; bytes];
+    asked();
+    // SAFETY: so many bytes are at both ends.
+    unsafe { gpu.copy(Addr::read_only(numbers.as_ptr()), base, bytes) };
+    let piece = ["cuEventQuery", "cuMemcpyHtoDAsync", "cuEventRecord copies"];
+    let there: Vec<String> =
+        asked().into_iter().map(|a| a.split(" 4194304").next().unwrap().to_owned()).collect();
+    let there: Vec<&str> = there.iter().map(|a| if a.starts_with(piece[1]) { piece[1] } else { a }).collect();
+    let order = ["cuEventRecord compute", "cuStreamWaitEvent copies"].into_iter().chain(piece.repeat(3));
+    let order: Vec<&str> = order.chain(["cuEventRecord copies", "cuStreamWaitEvent compute"]).collect();
+    assert_eq!(there, order);
+    // SAFETY: as above.
+    unsafe { gpu.copy(base, Addr::read_only(back.as_mut_ptr()), bytes) };
+    assert!(back == numbers);
+    // The second piece is on its way before the first is read.
+    let copies: Vec<bool> = asked().iter().map(|a| a.starts_with("cuMemcpyDtoH")).collect();
+    let at: Vec<usize> = copies.iter().zip(0..).filter(|(c, _)| **c).map(|(_, i)| i).collect();
+    assert_eq!((at.len(), at[1] - at[0]), (3, 3));
 }
 
 fn said<T>(result: Result<T>) -> (String, String) {
