@@ -26,14 +26,21 @@ fn a_template_travels_with_its_model() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::create_dir(at("hf")).unwrap();
-    for name in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ] {
         fs::copy(ferris().join(name), at("hf").join(name)).unwrap();
     }
     fs::copy(root().join("golden/plain.jinja"), at("hf/chat_template.jinja")).unwrap();
     fs::write(at("model.toml"), "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 512\n").unwrap();
     let bundle = at("out.moec");
     ok(moec().arg("build").arg(at("model.toml")).arg("-o").arg(&bundle).arg("--no-run"));
-    let kept: Value = serde_json::from_slice(&fs::read(bundle.join("artifacts/chat_template.json")).unwrap()).unwrap();
+    let kept: Value =
+        serde_json::from_slice(&fs::read(bundle.join("artifacts/chat_template.json")).unwrap()).unwrap();
     assert_eq!(kept["tokens"]["eos_token"], "<|endoftext|>");
     let manifest = fs::read_to_string(bundle.join("manifest.json")).unwrap();
     assert!(manifest.contains("artifacts/chat_template.json"));

@@ -335,7 +335,7 @@ impl Said<'_> {
                     self.calls.push(json!({"name": call.name, "arguments": call.arguments}));
                 }
                 Event::Broken { text, why } => {
-                    io.note(&format!("note: a call that cannot be read ({why}): {text}"))
+                    io.note(&format!("note: a call that cannot be read ({why}): {text}"));
                 }
             }
         }

@@ -131,7 +131,8 @@ fn what_is_not_known_is_refused() {
 #[test]
 fn a_template_comes_with_the_texts_of_special_tokens() {
     let text = |key: &str, value: &str| [entry(key), 8_u32.to_le_bytes().to_vec(), entry(value)].concat();
-    let id = |key: &str, id: u32| [entry(key), 4_u32.to_le_bytes().to_vec(), id.to_le_bytes().to_vec()].concat();
+    let id =
+        |key: &str, id: u32| [entry(key), 4_u32.to_le_bytes().to_vec(), id.to_le_bytes().to_vec()].concat();
     let mut tokens = entry(TOKENS);
     tokens.extend([9_u32.to_le_bytes(), 8_u32.to_le_bytes()].concat());
     tokens.extend(2_u64.to_le_bytes());
