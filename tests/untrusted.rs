@@ -122,6 +122,7 @@ fn what_is_no_file_is_refused_in_a_checkpoint() {
         "generation_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
+        "chat_template.jinja",
         "model.safetensors",
     ] {
         refused(&case, &format!("hf/{file}"), &build);

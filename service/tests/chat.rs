@@ -60,7 +60,7 @@ fn three_turns_prefill_what_is_new() {
     let mut prompt = String::new();
     let mut before = 0;
     for (answer, said) in answers.iter().zip(["hi", "ho", "he"]) {
-        prompt.push_str(&format!("[u]{said}[a]"));
+        prompt = [&*prompt, "[u]", said, "[a]"].concat();
         assert_eq!(answer["prompt_tokens"], prompt.len());
         // All that was there before but the last token of the answer, which no call has taken in.
         assert_eq!(answer["kept_tokens"], before);

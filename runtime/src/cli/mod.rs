@@ -52,6 +52,14 @@ impl Io<'_> {
         self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(Error::Output)
     }
 
+    /// Writes an error and what to do about it, as [`Io::note`] writes a note.
+    pub fn error(&mut self, what: &str, hint: Option<&str>) {
+        self.note(&format!("error: {what}"));
+        if let Some(hint) = hint {
+            self.note(&format!("hint: {hint}"));
+        }
+    }
+
     /// Writes a note. That nobody can read it is no reason to stop.
     pub fn note(&mut self, text: &str) {
         let _ = writeln!(self.err, "{text}");
@@ -243,7 +251,8 @@ impl Front<'_> {
         let program = match Program::linked(plan, kernels) {
             Ok(program) => program,
             Err(e) => {
-                complain(&e, &mut io::stderr().lock());
+                let io = &mut Io { input: None, out: &mut io::stdout(), err: &mut io::stderr() };
+                io.error(&e.to_string(), e.hint().as_deref());
                 return 1;
             }
         };
@@ -299,16 +308,13 @@ impl Front<'_> {
                 BAD_USE
             }
             Err(Failure::Other { what, hint }) => {
-                io.note(&format!("error: {what}"));
-                if let Some(hint) = hint {
-                    io.note(&format!("hint: {hint}"));
-                }
+                io.error(&what, hint.as_deref());
                 1
             }
             Err(Failure::Error(Error::Output(e))) if e.kind() == ErrorKind::BrokenPipe => 0,
             Err(Failure::Error(Error::Interrupted)) => INTERRUPTED,
             Err(Failure::Error(e)) => {
-                complain(&e, io.err);
+                io.error(&e.to_string(), e.hint().as_deref());
                 if matches!(e, Error::Range { .. }) { BAD_USE } else { 1 }
             }
         }
@@ -325,14 +331,6 @@ fn own(context: &Context<'_>, verb: Verb, io: &mut Io<'_>) -> Result<(), Failure
         Verb::Logits(args) => logits::run(context, &args, io),
         Verb::Bench(args) => bench::run(context, &args, io),
         Verb::Info(args) => info::run(context, &args, io),
-    }
-}
-
-/// Writes an error and what to do about it. That nobody can read it is no reason to stop.
-fn complain(e: &Error, err: &mut dyn Write) {
-    let _ = writeln!(err, "error: {e}");
-    if let Some(hint) = e.hint() {
-        let _ = writeln!(err, "hint: {hint}");
     }
 }
 

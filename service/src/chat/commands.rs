@@ -1,4 +1,5 @@
 //! What begins with `/` in a chat.
+#![allow(clippy::unnecessary_wraps, reason = "all rows of the table have one type")]
 
 use super::{Conversation, FILE, json_or_text};
 use crate::error::{Error, Result};

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 /// The verb.
 pub(crate) const VERB: More = More { command, run };
 
-/// Most messages of a conversation that is loaded.
+/// A conversation that is loaded.
 const FILE: regular::Limit = regular::Limit { what: "a conversation", bytes: 64 << 20 };
 
 /// Options of the verb.
@@ -122,13 +122,9 @@ fn run(context: &Context<'_>, matches: &clap::ArgMatches, io: &mut Io<'_>) -> Re
         };
         match done {
             Ok(()) => {}
-            Err(Failure::Other { what, hint }) if lines.goes_on() => {
-                io.note(&format!("error: {what}"));
-                hint.iter().for_each(|hint| io.note(&format!("hint: {hint}")));
-            }
+            Err(Failure::Other { what, hint }) if lines.goes_on() => io.error(&what, hint.as_deref()),
             Err(Failure::Error(e)) if lines.goes_on() && !matches!(e, moec_runtime::Error::Output(_)) => {
-                io.note(&format!("error: {e}"));
-                e.hint().iter().for_each(|hint| io.note(&format!("hint: {hint}")));
+                io.error(&e.to_string(), e.hint().as_deref());
             }
             Err(e) => return Err(e),
         }
@@ -149,7 +145,7 @@ fn template(context: &Context<'_>, file: Option<&Path>) -> Result<Template> {
             ))
         });
     };
-    let source = regular::read_text(path, FILE)
+    let source = regular::read_text(path, regular::CONFIG)
         .map_err(|e| Error::new(format!("cannot read `{}`: {e}", path.display())))?;
     Template::new(&source, &own.unwrap_or_default().tokens)
 }
@@ -339,7 +335,7 @@ impl Said<'_> {
                     self.calls.push(json!({"name": call.name, "arguments": call.arguments}));
                 }
                 Event::Broken { text, why } => {
-                    io.note(&format!("note: a call that cannot be read ({why}): {text}"))
+                    io.note(&format!("note: a call that cannot be read ({why}): {text}"));
                 }
             }
         }

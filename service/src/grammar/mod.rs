@@ -114,16 +114,13 @@ impl Grammars {
             Grammar::Regex(regex) => ("regular expression", TopLevelGrammar::from_regex(regex)),
         };
         let mut matcher = Matcher::new(self.factory.create_parser(top));
-        match matcher.get_error() {
-            Some(why) => Err(Error::new(format!("the {what} cannot be used: {}", why.trim()))),
-            None => {
-                // What is wrong shows with the first mask.
-                matcher
-                    .compute_mask_or_eos()
-                    .map_err(|e| Error::new(format!("the {what} cannot be used: {e}")))?;
-                Ok(Box::new(Held(matcher)))
-            }
+        let unusable = |why: &str| Error::new(format!("the {what} cannot be used: {}", why.trim()));
+        if let Some(why) = matcher.get_error() {
+            return Err(unusable(&why));
         }
+        // What is wrong shows with the first mask.
+        matcher.compute_mask_or_eos().map_err(|e| unusable(&e.to_string()))?;
+        Ok(Box::new(Held(matcher)))
     }
 }
 

@@ -333,8 +333,7 @@ fn without_generation(source: &str) -> String {
         let (tag, after) = tag.split_at(end);
         let name = tag.trim_start_matches("{%").trim_end_matches("%}");
         match name.trim_matches(['-', '+']).trim() {
-            "generation" => out.push_str(&tag.replace("generation", "with")),
-            "endgeneration" => out.push_str(&tag.replace("generation", "with")),
+            "generation" | "endgeneration" => out.push_str(&tag.replace("generation", "with")),
             _ => out.push_str(tag),
         }
         rest = after;

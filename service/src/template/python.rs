@@ -2,6 +2,7 @@
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
+use std::fmt::Write as _;
 
 /// Deepest nesting that is written out.
 const MAX_DEPTH: usize = 128;
@@ -111,7 +112,7 @@ fn quote(text: &str, ensure_ascii: bool, out: &mut String) {
             '\u{c}' => out.push_str("\\f"),
             c if c < ' ' || (ensure_ascii && c > '~') => {
                 for unit in c.encode_utf16(&mut [0; 2]) {
-                    out.push_str(&format!("\\u{unit:04x}"));
+                    let _ = write!(out, "\\u{unit:04x}");
                 }
             }
             c => out.push(c),
@@ -218,7 +219,7 @@ fn repr(text: &str, out: &mut String) {
                 out.push(c);
             }
             c if c < ' ' || ('\u{7f}'..='\u{a0}').contains(&c) || c == '\u{ad}' => {
-                out.push_str(&format!("\\x{:02x}", c as u32));
+                let _ = write!(out, "\\x{:02x}", c as u32);
             }
             c => out.push(c),
         }

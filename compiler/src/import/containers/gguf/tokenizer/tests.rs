@@ -127,3 +127,34 @@ fn what_is_not_known_is_refused() {
     assert!(said.message.contains("tokenizer.ggml.pre") && said.message.contains("whatever"), "{said}");
     assert!(splits::names().iter().all(|name| said.hint.as_ref().unwrap().contains(name)));
 }
+
+#[test]
+fn a_template_comes_with_the_texts_of_special_tokens() {
+    let text = |key: &str, value: &str| [entry(key), 8_u32.to_le_bytes().to_vec(), entry(value)].concat();
+    let id =
+        |key: &str, id: u32| [entry(key), 4_u32.to_le_bytes().to_vec(), id.to_le_bytes().to_vec()].concat();
+    let mut tokens = entry(TOKENS);
+    tokens.extend([9_u32.to_le_bytes(), 8_u32.to_le_bytes()].concat());
+    tokens.extend(2_u64.to_le_bytes());
+    tokens.extend([entry("<s>"), entry("</s>")].concat());
+    let keys = [
+        text(TEMPLATE, "{{ eos_token }}"),
+        tokens,
+        id("tokenizer.ggml.bos_token_id", 0),
+        id("tokenizer.ggml.eos_token_id", 1),
+        // One that is not there has no text.
+        id("tokenizer.ggml.padding_token_id", 9),
+    ];
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend([0_u64.to_le_bytes(), (keys.len() as u64).to_le_bytes()].concat());
+    bytes.extend(keys.concat());
+    let header = Header::read(&bytes).unwrap();
+    let found = config(&Keys::new("sample", &header)).unwrap();
+    let expected = json!({
+        "add_bos_token": false,
+        "chat_template": "{{ eos_token }}",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    });
+    assert_eq!(Value::Object(found), expected);
+}

@@ -1,0 +1,58 @@
+//! A chat template on its way from a checkpoint into a bundle, and a conversation with the demo model.
+#![allow(clippy::unwrap_used, reason = "what fails here fails the test")]
+
+mod support;
+
+use serde_json::Value;
+use std::fs;
+use std::io::Write as _;
+use std::os::unix::fs::symlink;
+use std::process::Stdio;
+use support::{ferris, moec, ok, root};
+
+/// What the demo model says to the lines, an object for each answer.
+fn answers(bundle: &std::path::Path, args: &[&str], lines: &str) -> Vec<Value> {
+    let mut command = moec();
+    command.arg("run").arg(bundle).args(["chat", "--json", "-n", "12"]).args(args);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    let done = child.wait_with_output().unwrap();
+    assert!(done.status.success());
+    String::from_utf8(done.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn a_template_travels_with_its_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    fs::create_dir(at("hf")).unwrap();
+    for name in [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors",
+    ] {
+        fs::copy(ferris().join(name), at("hf").join(name)).unwrap();
+    }
+    fs::copy(root().join("golden/plain.jinja"), at("hf/chat_template.jinja")).unwrap();
+    fs::write(at("model.toml"), "[model]\nsource = \"hf\"\n[shapes]\nmax_context = 512\n").unwrap();
+    let bundle = at("out.moec");
+    ok(moec().arg("build").arg(at("model.toml")).arg("-o").arg(&bundle).arg("--no-run"));
+    let kept: Value =
+        serde_json::from_slice(&fs::read(bundle.join("artifacts/chat_template.json")).unwrap()).unwrap();
+    assert_eq!(kept["tokens"]["eos_token"], "<|endoftext|>");
+    let manifest = fs::read_to_string(bundle.join("manifest.json")).unwrap();
+    assert!(manifest.contains("artifacts/chat_template.json"));
+
+    let said = answers(&bundle, &[], "The borrow checker\nWhat is a trait?\n");
+    assert_eq!(said.len(), 2);
+    // The second prompt begins with the first, which is not prefilled again.
+    assert!(said[1]["kept_tokens"].as_u64().unwrap() >= said[0]["prompt_tokens"].as_u64().unwrap());
+    let held = answers(&bundle, &["--regex", "(yes|no)"], "Is it sound?\n");
+    assert!(["yes", "no"].contains(&held[0]["text"].as_str().unwrap()), "{held:?}");
+    // Another one in its place gives another prompt.
+    symlink(root().join("golden/templates/Qwen-Qwen3-0.6B.jinja"), at("qwen.jinja")).unwrap();
+    let other = answers(&bundle, &["--template", at("qwen.jinja").to_str().unwrap()], "Is it sound?\n");
+    assert_ne!(other[0]["prompt_tokens"], held[0]["prompt_tokens"]);
+}
