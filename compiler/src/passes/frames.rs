@@ -8,7 +8,7 @@
 //!
 //! A frame is a promise, as `[memory] budget` is: `fill` stands at the end, since what all else takes of the other memory is known
 //! there. Who begins in a frame, what stays there for good and which policy keeps the rest is chosen by replays of recorded routing
-//! ([`moec_runtime::hybrid::resident`]).
+//! ([`mod@moec_runtime::hybrid::resident`]).
 
 use super::home::{Homes, expert_rows, expert_tables, regroup, size, takes_experts};
 use super::page::routers;

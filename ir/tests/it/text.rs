@@ -625,15 +625,10 @@ fn random_schedule() -> impl Strategy<Value = (Vec<StreamSet>, Option<Schedule>)
         internal_us: n[3],
         link_us: n[4],
     });
-    let layer = any::<(u32, [Vec<u32>; 3], Vec<i32>)>().prop_map(
-        |(homes, [segments, brought, cached], modules)| ScheduledLayer {
-            homes,
-            segments,
-            brought,
-            modules,
-            cached,
-        },
-    );
+    let layer =
+        any::<(u32, [Vec<u32>; 3], Vec<i32>)>().prop_map(|(homes, [segments, brought, cached], modules)| {
+            ScheduledLayer { homes, segments, brought, modules, cached }
+        });
     let first = [us.clone(), us.clone(), us.clone()];
     let score = prop::sample::select(Score::ALL.to_vec());
     let pinned = list(any::<(u32, u32)>(), 0..3);

@@ -6,6 +6,7 @@
 use crate::beside::forget;
 use crate::cache::Key;
 use crate::memory::Addr;
+use crate::paging::Above;
 use crate::unit::Unit;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -138,14 +139,15 @@ impl Link {
         self.lock().told
     }
 
-    /// An expert has left the host's memory.
-    pub(crate) fn left(&self, key: Key) {
-        self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(key);
-    }
-
     /// Who has left since the last time, into `to`.
     pub(super) fn take_gone(&self, to: &mut Vec<Key>) {
         to.append(&mut self.gone.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Above for Link {
+    fn left(&self, key: Key) {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner).push(key);
     }
 }
 

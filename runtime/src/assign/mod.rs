@@ -291,7 +291,7 @@ impl Assigner {
         };
         let link = Arc::new(Link::default());
         if let (Some(OnFlash::Experts(pager)), Some(_)) = (&pager, &s.hybrid) {
-            pager.tell(Arc::clone(&link));
+            pager.tell(Arc::<Link>::clone(&link));
         }
         Ok(Some(Arc::new(Self {
             layers,

@@ -361,7 +361,7 @@ impl Director {
         for at in 0..self.planned.len() {
             let planned = self.planned[at];
             let key = Key { layer: (layer + planned.ahead) as u16, expert: planned.expert };
-            if self.invite(key)? {
+            if self.invite(key)? || self.pass(key) {
                 self.counts.ahead += 1;
                 self.told.push(key);
             }
@@ -431,12 +431,32 @@ impl Director {
             Event::Hit(_) | Event::Stream(_) => {}
         })?;
         if taken {
-            let way = self.scheduler.costs().transfer_us;
-            self.link = self.link.max(self.now) + way;
-            self.counts.link_us += way;
-            self.coming.push((key, self.link));
+            self.send(key);
         }
         Ok(taken)
+    }
+
+    /// Brings an expert that the policy would not keep, to where others pass through, unless these are still to be used.
+    fn pass(&mut self, key: Key) -> bool {
+        if self.holds(key) {
+            return false;
+        }
+        let Self { frames, free, passing, experts, brings, layer, told, .. } = self;
+        let used = |key: &Key| usize::from(key.layer) == *layer || told.contains(key);
+        let Some(frame) = vacant(experts, frames, free, passing, &used) else { return false };
+        give(experts, frames, key, frame);
+        passing.push_back(key);
+        brings.push(Bring { key, frame });
+        self.send(key);
+        true
+    }
+
+    /// An expert is on the way.
+    fn send(&mut self, key: Key) {
+        let way = self.scheduler.costs().transfer_us;
+        self.link = self.link.max(self.now) + way;
+        self.counts.link_us += way;
+        self.coming.push((key, self.link));
     }
 
     /// A layer has chosen: what was foreseen of it was right or wrong.

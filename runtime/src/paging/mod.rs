@@ -48,8 +48,8 @@ use tables::Tables;
 
 pub use journal::Journal;
 pub use options::{Paging, Wrap};
-pub(crate) use pager::Pager;
 pub use pager::Report;
+pub(crate) use pager::{Above, Pager};
 pub use units::Units;
 
 /// Weights outside of experts mapped, experts on flash.

@@ -115,6 +115,7 @@ fn what_is_foreseen_rightly_is_there() {
     let mut spans = Vec::new();
     for foresees in [false, true] {
         let mut setup = setup([LAYERS, EXPERTS, 2], "mrs", [Policy::Cut; 2], 12);
+        setup.costs = costs([6.0, 0.5], [200.0, 20.0], 5.0, 60.0);
         setup.window_us = 200.0;
         let mut director = Director::new(setup).expect("a director");
         let mut random = SplitMix64(3);
@@ -134,8 +135,8 @@ fn what_is_foreseen_rightly_is_there() {
         assert_eq!(counts.foreseen, counts.ahead, "none was wrong");
         spans.push((counts.makespan_us, counts.hits));
     }
-    assert!(spans[1].1 > spans[0].1 * 2, "hits without and with: {spans:?}");
-    assert!(spans[1].0 < spans[0].0 * 0.8, "{spans:?}");
+    assert!(spans[1].1 > spans[0].1 * 3 / 2, "hits without and with: {spans:?}");
+    assert!(spans[1].0 < spans[0].0 * 0.9, "{spans:?}");
 }
 
 #[test]

@@ -19,7 +19,6 @@ use super::options::Paging;
 use super::stage::Stage;
 use super::tables::Tables;
 use super::units::Units;
-use crate::assign::Link;
 use crate::cache::{CachedLayer, ExpertIndex, Key, Trace};
 use crate::error::{Error, Result};
 use crate::flash::{Flash, Priority};
@@ -34,6 +33,12 @@ use std::time::{Duration, Instant};
 
 pub(super) use ask::Asked;
 pub use report::Report;
+
+/// A memory whose experts are those of this one, too.
+pub(crate) trait Above: Send + Sync {
+    /// An expert has left memory.
+    fn left(&self, key: Key);
+}
 
 /// Experts of a layer.
 struct Place {
@@ -79,7 +84,7 @@ struct Hall {
     broken: AtomicBool,
     timeline: OnceLock<Arc<Timeline>>,
     /// Who hears of experts that leave memory.
-    above: OnceLock<Arc<Link>>,
+    above: OnceLock<Arc<dyn Above>>,
 }
 
 impl Pager {
@@ -146,8 +151,8 @@ impl Pager {
         self.hall.places.get(layer).map(|p| (p.experts, p.k))
     }
 
-    /// Has a link told of experts that leave memory. Once only.
-    pub(crate) fn tell(&self, above: Arc<Link>) {
+    /// Has another memory told of experts that leave this one. Once only.
+    pub(crate) fn tell(&self, above: Arc<dyn Above>) {
         let _ = self.hall.above.set(above);
     }
 
