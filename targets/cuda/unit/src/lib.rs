@@ -30,16 +30,16 @@ use std::process::ExitCode;
 pub const FAMILY: &str = "cuda";
 
 /// What drives a unit: the first card of this machine.
-fn executor(unit: &UnitRef) -> Option<Result<Executor>> {
-    Some(Gpu::open(&unit.name).map(|gpu| Executor::Unit(Box::new(gpu))))
+fn executor(unit: &UnitRef) -> Result<Executor> {
+    Gpu::open(&unit.name).map(|gpu| Executor::Unit(Box::new(gpu)))
 }
 
 /// The whole of a `run` whose units are driven here: as [`cli::main`], with this crate's unit.
 pub fn main(plan: &[u8], kernels: &[KernelFn]) -> ExitCode {
-    cli::main_with(plan, kernels, Native { family: FAMILY, executor: &executor })
+    cli::main_with(plan, kernels, Native { family: FAMILY, executor: &|unit| Some(executor(unit)) })
 }
 
 /// As [`main`]. Returns the exit status, for a `main` that is C's.
 pub fn main_status(plan: &[u8], kernels: &[KernelFn]) -> u8 {
-    cli::main_status_with(plan, kernels, Native { family: FAMILY, executor: &executor })
+    cli::main_status_with(plan, kernels, Native { family: FAMILY, executor: &|unit| Some(executor(unit)) })
 }
