@@ -314,9 +314,10 @@ impl CpuTarget {
         let (x, x_ld) = self.rows_for(s, Role::In(0), rows, form);
         // Threads write what they multiply next in its form. A processor's kernels are fused later.
         let paired = self.isa.is_thread() && down_compute == Compute::Bf16;
-        let out = match paired {
-            true => RowForm { form: down_compute, ld: apart(packed_words(inter, down_compute)) },
-            false => RowForm::f32(inter),
+        let out = if paired {
+            RowForm { form: down_compute, ld: apart(packed_words(inter, down_compute)) }
+        } else {
+            RowForm::f32(inter)
         };
         let h = s.temp(if paired { Type::i32([slots, out.ld]) } else { Type::f32([slots, inter]) });
         let up = KernelSpec::ExpertGateUp {

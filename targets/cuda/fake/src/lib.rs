@@ -97,12 +97,10 @@ driver! {
         let number = match attribute {
             75 => sm / 10,
             76 => sm % 10,
-            // A memory of 1 GHz and 1024 bits.
-            36 => 1_000_000,
-            37 => 1024,
-            // Two multiprocessors of 1 GHz.
+            // Two multiprocessors, and a memory of 1024 bits, all at 1 GHz.
+            13 | 36 => 1_000_000,
             16 => 2,
-            13 => 1_000_000,
+            37 => 1024,
             _ => return INVALID_VALUE,
         };
         // SAFETY: as above.

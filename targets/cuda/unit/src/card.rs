@@ -352,9 +352,9 @@ impl Card {
             let waited = start.elapsed();
             if status == code::NOT_READY && waited <= limit {
                 if waited < AT_ONCE {
-                    std::thread::yield_now()
+                    std::thread::yield_now();
                 } else {
-                    std::thread::sleep(LOOK)
+                    std::thread::sleep(LOOK);
                 }
                 continue;
             }

@@ -28,9 +28,9 @@ use moec_runtime::cli::Native;
 pub const FAMILY: &str = "cuda";
 
 /// What drives a unit: the first card of this machine.
-fn executor(unit: &UnitRef) -> Option<Result<Executor>> {
-    Some(Gpu::open(&unit.name).map(|gpu| Executor::Unit(Box::new(gpu))))
+fn executor(unit: &UnitRef) -> Result<Executor> {
+    Gpu::open(&unit.name).map(|gpu| Executor::Unit(Box::new(gpu)))
 }
 
 /// This crate's unit, for the `run` of a bundle whose units are driven here.
-pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &executor };
+pub const NATIVE: Native<'static> = Native { family: FAMILY, executor: &|unit| Some(executor(unit)) };

@@ -43,12 +43,11 @@ pub fn read(folder: &Path, plan: &Plan, unit: u32) -> Result<Artifact> {
     let text = String::from_utf8(text).map_err(|_| Error::Plan(format!("`{path}` is no text")))?;
     // A plan that lists the code needs it; one that does not has none, whatever lies in the folder.
     let code_at = code_path(&path);
-    let code = match plan.files.iter().any(|f| f.path == code_at) {
-        true => Some(
-            bytes(folder, &code_at, regular::PTX)?
-                .ok_or_else(|| Error::MissingFile(folder.join(&code_at)))?,
-        ),
-        false => None,
+    let code = if plan.files.iter().any(|f| f.path == code_at) {
+        let missing = || Error::MissingFile(folder.join(&code_at));
+        Some(bytes(folder, &code_at, regular::PTX)?.ok_or_else(missing)?)
+    } else {
+        None
     };
     Ok(Artifact { path, text, code })
 }

@@ -174,9 +174,10 @@ pub(super) fn fake() -> Api {
             assert!(values[1].addr() > says.len());
             values[0].cast::<u8>().copy_from_nonoverlapping(says.as_ptr(), says.len());
             let text = CStr::from_ptr(text.cast()).to_bytes();
-            let what = match text.starts_with(b"\x7fELF") {
-                true => "code".to_owned(),
-                false => format!("{} lines", String::from_utf8_lossy(text).lines().count()),
+            let what = if text.starts_with(b"\x7fELF") {
+                "code".to_owned()
+            } else {
+                format!("{} lines", String::from_utf8_lossy(text).lines().count())
             };
             give(note("cuModuleLoadDataEx", what), module, handle(0x20))
         }
