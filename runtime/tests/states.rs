@@ -395,8 +395,7 @@ fn what_cannot_be_taken_back_is_not_guessed() {
     let program = toy(2);
     let mut engine = common::open(&program, dir.path(), 1);
     let request = Request { slot: 0, prompt: &[1, 2, 1, 2], n: 3, end: &[] };
-    let begun =
-        begin(&mut engine, &request, 0, &mut Sampler::new(Sampling::default())).unwrap();
+    let begun = begin(&mut engine, &request, 0, &mut Sampler::new(Sampling::default())).unwrap();
     let e = speculate::go_on(&mut engine, &request, begun, 4, &mut |_| Ok(())).unwrap_err();
     assert_eq!(
         said(&e),
