@@ -340,7 +340,8 @@ fn what_goes_wrong_has_a_name() {
         &["has no checkpoint of safetensors", "reads safetensors and GGUF"],
     );
     refused(&|p| p.list = Some(json!({"sha": "../../x"})), &["cannot be read", "names no commit"]);
-    let huge = json!({"siblings": [listed("config.json", b"{}"), {"rfilename": "model.safetensors", "lfs": {"sha256": "a".repeat(64), "size": 1_u64 << 60}}]});
+    let config = fs::read(checkpoint("olmoe").join("config.json")).unwrap();
+    let huge = json!({"siblings": [listed("config.json", &config), {"rfilename": "model.safetensors", "lfs": {"sha256": "a".repeat(64), "size": 1_u64 << 60}}]});
     refused(&|p| p.list = Some(huge.clone()), &["are free", "make room"]);
     let ggufs = json!({"siblings": [listed("a-Q4_0.gguf", b"x"), listed("b.gguf", b"x")]});
     refused(

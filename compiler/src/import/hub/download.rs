@@ -112,7 +112,13 @@ impl Fetch<'_> {
             match self.piece(&mut out, &mut sum, &mut done) {
                 Ok(()) => broken = 0,
                 Err(Stopped::Disk(e)) => return Err(failed(e)),
-                Err(Stopped::Hub(Broken::Said(e))) => return Err(e),
+                Err(Stopped::Hub(Broken::Said(e))) => {
+                    if done == 0 {
+                        // Nothing has come that another attempt could go on with.
+                        let _ = fs::remove_file(&partial);
+                    }
+                    return Err(e);
+                }
                 Err(Stopped::Hub(line)) => {
                     broken = if done > before { 1 } else { broken + 1 };
                     if broken >= ATTEMPTS {
