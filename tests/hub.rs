@@ -54,7 +54,8 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn listed(name: &str, bytes: &[u8]) -> Value {
-    let git = hex(&Sha1::new().chain_update(format!("blob {}\0", bytes.len())).chain_update(bytes).finalize());
+    let git =
+        hex(&Sha1::new().chain_update(format!("blob {}\0", bytes.len())).chain_update(bytes).finalize());
     let mut file = json!({"rfilename": name, "size": bytes.len(), "blobId": git});
     if bytes.len() > 10_000 {
         file["lfs"] = json!({"sha256": hex(&Sha256::digest(bytes)), "size": bytes.len()});
@@ -73,7 +74,8 @@ impl Hub {
         files.insert("pytorch_model.bin".to_owned(), vec![0; 20_000]);
         let plan = Arc::new(Mutex::new(Plan { files, ..Plan::default() }));
         let log = Arc::new(Mutex::new(Vec::new()));
-        let (front, store) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let (front, store) =
+            (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
         let at = |l: &TcpListener| format!("http://{}", l.local_addr().unwrap());
         let (endpoint, elsewhere) = (at(&front), at(&store));
         for (listener, next) in [(front, Some(elsewhere)), (store, None)] {
@@ -102,7 +104,15 @@ impl Hub {
         let mut command = moec();
         command.args(["init", source, "--force"]).current_dir(self.home.path());
         command.env("HF_ENDPOINT", &self.endpoint).env("HF_HOME", self.home.path().join("hf"));
-        for var in ["HF_TOKEN", "HF_TOKEN_PATH", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "http_proxy", "HTTP_PROXY", "ALL_PROXY"] {
+        for var in [
+            "HF_TOKEN",
+            "HF_TOKEN_PATH",
+            "HF_HUB_CACHE",
+            "HF_HUB_OFFLINE",
+            "http_proxy",
+            "HTTP_PROXY",
+            "ALL_PROXY",
+        ] {
             command.env_remove(var);
         }
         command
@@ -150,15 +160,22 @@ fn answer(
         let text = list.to_string();
         return write!(out, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n{end}{text}", text.len());
     }
-    let missing = |mut out: TcpStream| write!(out, "HTTP/1.1 404 No\r\nX-Error-Code: EntryNotFound\r\nContent-Length: 0\r\n{end}");
-    let Some((name, bytes)) = path.rsplit_once(&format!("{COMMIT}/")).and_then(|(_, f)| plan.files.get_key_value(f)) else {
+    let missing = |mut out: TcpStream| {
+        write!(out, "HTTP/1.1 404 No\r\nX-Error-Code: EntryNotFound\r\nContent-Length: 0\r\n{end}")
+    };
+    let Some((name, bytes)) =
+        path.rsplit_once(&format!("{COMMIT}/")).and_then(|(_, f)| plan.files.get_key_value(f))
+    else {
         return missing(out);
     };
     if plan.gone == Some(&**name) {
         return missing(out);
     }
     if let Some(elsewhere) = elsewhere {
-        return write!(out, "HTTP/1.1 302 Found\r\nLocation: {elsewhere}{path}\r\nContent-Length: 0\r\n{end}");
+        return write!(
+            out,
+            "HTTP/1.1 302 Found\r\nLocation: {elsewhere}{path}\r\nContent-Length: 0\r\n{end}"
+        );
     }
     let mut bytes = bytes.clone();
     if plan.damage == Some(&**name) {
@@ -171,7 +188,12 @@ fn answer(
     };
     let status = if asked.is_some() { "206 Partial Content" } else { "200 OK" };
     let length = bytes.len();
-    write!(out, "HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{}/{length}\r\n{end}", to - from, to.saturating_sub(1))?;
+    write!(
+        out,
+        "HTTP/1.1 {status}\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{}/{length}\r\n{end}",
+        to - from,
+        to.saturating_sub(1)
+    )?;
     let sent = match plan.cut.filter(|_| to - from > 1024) {
         Some(cut) => to.min(from + cut),
         None => to,
@@ -195,7 +217,10 @@ fn a_named_model_is_fetched_checked_and_built_from() {
     }
     // What no build reads is not fetched, and what is there is not fetched again.
     let asked = hub.asked();
-    assert!(!asked.iter().any(|(path, ..)| path.ends_with(".bin") || path.ends_with("README.md")), "{asked:?}");
+    assert!(
+        !asked.iter().any(|(path, ..)| path.ends_with(".bin") || path.ends_with("README.md")),
+        "{asked:?}"
+    );
     // The token is for the hub, not for where it sends us.
     let of_file: Vec<bool> = asked.iter().filter(|(p, ..)| p.ends_with("config.json")).map(|a| a.2).collect();
     assert!(of_file.contains(&true) && of_file.contains(&false), "{asked:?}");
@@ -206,12 +231,19 @@ fn a_named_model_is_fetched_checked_and_built_from() {
     assert_eq!(hub.asked().len(), 1, "{:?}", hub.asked());
     // Offline nobody is asked; with a commit or a revision it is the same folder.
     hub.set(|_| ());
-    for how in [hub.init(MODEL).arg("--offline"), hub.init(MODEL).env("HF_HUB_OFFLINE", "1"), hub.init(&format!("{MODEL}@{COMMIT}")).arg("--offline")] {
+    for how in [
+        hub.init(MODEL).arg("--offline"),
+        hub.init(MODEL).env("HF_HUB_OFFLINE", "1"),
+        hub.init(&format!("{MODEL}@{COMMIT}")).arg("--offline"),
+    ] {
         ok(how);
     }
     assert!(hub.asked().is_empty());
     // Nothing lies outside of the cache but the file that was asked for.
-    let mut made: Vec<String> = fs::read_dir(hub.home.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut made: Vec<String> = fs::read_dir(hub.home.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     made.sort();
     assert_eq!(made, ["hf", "model.toml"]);
 }
@@ -226,9 +258,14 @@ fn a_cut_connection_goes_on_where_it_ended() {
         .asked()
         .iter()
         .filter(|(p, ..)| p.ends_with("model.safetensors"))
-        .map(|(_, range, _)| range.strip_prefix("bytes=").unwrap().split('-').next().unwrap().parse().unwrap())
+        .map(|(_, range, _)| {
+            range.strip_prefix("bytes=").unwrap().split('-').next().unwrap().parse().unwrap()
+        })
         .collect();
-    assert!(froms.contains(&0) && froms.contains(&(size / 3 + 1)) && froms.contains(&(2 * (size / 3 + 1))), "{froms:?}");
+    assert!(
+        froms.contains(&0) && froms.contains(&(size / 3 + 1)) && froms.contains(&(2 * (size / 3 + 1))),
+        "{froms:?}"
+    );
     assert_eq!(fs::read(hub.snapshot().join("model.safetensors")).unwrap().len(), size);
 }
 
@@ -241,7 +278,11 @@ fn what_an_earlier_attempt_left_is_used_or_replaced() {
     let partial = blobs.join(format!("{}.incomplete", hex(&Sha256::digest(&weights))));
     fs::write(&partial, &weights[..5000]).unwrap();
     ok(&mut hub.init(MODEL));
-    assert!(hub.asked().iter().any(|(p, range, _)| p.ends_with("model.safetensors") && range.starts_with("bytes=5000-")));
+    assert!(
+        hub.asked()
+            .iter()
+            .any(|(p, range, _)| p.ends_with("model.safetensors") && range.starts_with("bytes=5000-"))
+    );
     // Bytes of something else are found out by the hash, and go; the next attempt begins anew.
     fs::remove_dir_all(hub.home.path().join("hf")).unwrap();
     fs::create_dir_all(&blobs).unwrap();
@@ -275,21 +316,38 @@ fn what_goes_wrong_has_a_name() {
             assert!(said.contains(word), "`{word}` is not in:\n{said}");
         }
     };
-    refused(&|p| p.refuse = Some((401, "RepoNotFound")), &["does not exist, or is not public", "set `HF_TOKEN`"]);
-    refused(&|p| p.refuse = Some((401, "GatedRepo")), &["only to those who accept its terms", "/someone/tiny"]);
+    refused(
+        &|p| p.refuse = Some((401, "RepoNotFound")),
+        &["does not exist, or is not public", "set `HF_TOKEN`"],
+    );
+    refused(
+        &|p| p.refuse = Some((401, "GatedRepo")),
+        &["only to those who accept its terms", "/someone/tiny"],
+    );
     refused(&|p| p.refuse = Some((403, "")), &["only to those who accept its terms"]);
     refused(&|p| p.refuse = Some((404, "RevisionNotFound")), &["has no revision `main`"]);
-    refused(&|p| p.refuse = Some((404, "RepoNotFound")), &["there is no model `someone/tiny`", "no file or folder here"]);
+    refused(
+        &|p| p.refuse = Some((404, "RepoNotFound")),
+        &["there is no model `someone/tiny`", "no file or folder here"],
+    );
     refused(&|p| p.refuse = Some((503, "")), &["status 503"]);
-    refused(&|p| p.damage = Some("model.safetensors"), &["came with other content", "what came was removed"]);
+    // A small file first: once it is in the cache it is not fetched again.
     refused(&|p| p.damage = Some("config.json"), &["came with other content"]);
-    refused(&|p| p.gone = Some("model.safetensors"), &["there is no"]);
-    refused(&|p| p.list = Some(json!({"siblings": []})), &["has no checkpoint of safetensors", "reads safetensors and GGUF"]);
+    refused(&|p| p.damage = Some("model.safetensors"), &["came with other content", "what came was removed"]);
+    refused(&|p| p.gone = Some("model.safetensors"), &["a file that the hub lists", "is not there"]);
+    refused(
+        &|p| p.list = Some(json!({"siblings": []})),
+        &["has no checkpoint of safetensors", "reads safetensors and GGUF"],
+    );
     refused(&|p| p.list = Some(json!({"sha": "../../x"})), &["cannot be read", "names no commit"]);
-    let huge = json!({"siblings": [listed("config.json", b"{}"), {"rfilename": "model.safetensors", "lfs": {"sha256": "a".repeat(64), "size": 1_u64 << 60}}]});
+    let config = fs::read(checkpoint("olmoe").join("config.json")).unwrap();
+    let huge = json!({"siblings": [listed("config.json", &config), {"rfilename": "model.safetensors", "lfs": {"sha256": "a".repeat(64), "size": 1_u64 << 60}}]});
     refused(&|p| p.list = Some(huge.clone()), &["are free", "make room"]);
     let ggufs = json!({"siblings": [listed("a-Q4_0.gguf", b"x"), listed("b.gguf", b"x")]});
-    refused(&|p| p.list = Some(ggufs.clone()), &["name one of them: `someone/tiny:a-Q4_0.gguf`, `someone/tiny:b.gguf`"]);
+    refused(
+        &|p| p.list = Some(ggufs.clone()),
+        &["name one of them: `someone/tiny:a-Q4_0.gguf`, `someone/tiny:b.gguf`"],
+    );
     assert!(!hub.blobs().iter().any(|p| p.extension().is_some()), "{:?}", hub.blobs());
     let (_, said) = fails(hub.init("other/model").arg("--offline"));
     assert!(said.contains("is not in the cache") && said.contains("it holds `someone/tiny`"), "{said}");
@@ -305,7 +363,8 @@ fn weights_are_those_that_the_index_names() {
     let bytes = fs::read(checkpoint("olmoe").join("model.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let index = |file: &str| {
-        let map: serde_json::Map<String, Value> = tensors.names().iter().map(|n| ((*n).to_owned(), json!(file))).collect();
+        let map: serde_json::Map<String, Value> =
+            tensors.names().iter().map(|n| ((*n).to_owned(), json!(file))).collect();
         json!({"metadata": {}, "weight_map": map}).to_string().into_bytes()
     };
     let part = "model-00001-of-00001.safetensors";
@@ -317,7 +376,10 @@ fn weights_are_those_that_the_index_names() {
     ok(&mut hub.init(MODEL));
     assert!(is_link(&hub.snapshot().join(part)));
     ok(hub.init(MODEL).arg("--offline"));
-    for (file, word) in [("../../x", "names what is no file beside it"), ("absent.safetensors", "has no `absent.safetensors`")] {
+    for (file, word) in [
+        ("../../x", "names what is no file beside it"),
+        ("absent.safetensors", "has no `absent.safetensors`"),
+    ] {
         hub.set(|plan| drop(plan.files.insert("model.safetensors.index.json".to_owned(), index(file))));
         let (_, said) = fails(&mut hub.init(MODEL));
         assert!(said.contains(word), "{said}");

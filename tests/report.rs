@@ -12,7 +12,8 @@ use support::{Setup, built, checkpoint, fails, moec, ok};
 fn bundle(folder: &Path, name: &str, target: &str, more: &str) -> PathBuf {
     let own = folder.join(name);
     fs::create_dir(&own).unwrap();
-    let toml = Setup { format: "bf16", chunk: 16, batch: &[1, 2], context: 64 }.write(&checkpoint("olmoe"), &own);
+    let toml =
+        Setup { format: "bf16", chunk: 16, batch: &[1, 2], context: 64 }.write(&checkpoint("olmoe"), &own);
     let text = fs::read_to_string(&toml).unwrap();
     fs::write(&toml, format!("{text}{more}")).unwrap();
     let out = own.join("out.moec");
@@ -30,7 +31,8 @@ fn text(page: &str) -> String {
         let end = at + rest[at..].find('>').expect("a tag ends");
         let tag = &rest[at + 1..end];
         rest = &rest[end + 1..];
-        let name: String = tag.trim_start_matches('/').chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+        let name: String =
+            tag.trim_start_matches('/').chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
         if tag.starts_with('/') {
             assert_eq!(open.pop(), Some(name), "in front of {rest:.60}");
         } else if !tag.starts_with('!') && !tag.ends_with('/') && name != "meta" {
@@ -46,7 +48,12 @@ fn pages_say_what_a_bundle_is() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
         ("cpu", "x86-64-v3", "", &["cpu", "attention", "Expected speed", "one core"][..]),
-        ("flash", "x86-64-v3", "[memory]\nbudget = \"40 MiB\"\n", &["flash", "frames for experts of the flash"]),
+        (
+            "flash",
+            "x86-64-v3",
+            "[memory]\nbudget = \"40 MiB\"\n",
+            &["flash", "frames for experts of the flash"],
+        ),
         ("little", "x86-64-v3", "[decode]\nbig_little = true\n", &["big-little", "experts per token first"]),
         ("ndp", "spr-ndp", "", &["assigned in every step"]),
     ];
@@ -58,7 +65,9 @@ fn pages_say_what_a_bundle_is() {
         // All there is of other places is the language of the drawings.
         assert!(!html.contains("<script") && !html.contains("http"), "{name}");
         let said = text(&html);
-        for word in words.iter().chain(&["What runs where", "Memory", "Formats of weights", "Decisions", "Files"]) {
+        for word in
+            words.iter().chain(&["What runs where", "Memory", "Formats of weights", "Decisions", "Files"])
+        {
             assert!(said.contains(word), "{name}: `{word}` is not in:\n{said}");
         }
         assert!(!html.contains("NaN") && !html.contains("=\"-"), "{name}: a place that is none");
@@ -75,9 +84,13 @@ fn two_bundles_beside_each_other() {
     let b = bundle(folder.path(), "b", "x86-64-v3", "[memory]\nkv_cache = \"q8\"\n");
     let compare = |args: &[&Path], more: &[&str]| ok(moec().arg("compare").args(args).args(more));
     let json: Value = serde_json::from_slice(&compare(&[&a, &b], &["--json"]).stdout).unwrap();
-    let row = |what: &str| json["rows"].as_array().unwrap().iter().find(|r| r["what"] == what).unwrap().clone();
+    let row =
+        |what: &str| json["rows"].as_array().unwrap().iter().find(|r| r["what"] == what).unwrap().clone();
     let cache = row("KV cache");
-    assert_eq!((cache["a"].as_str(), cache["b"].as_str(), cache["same"].as_bool()), (Some("f32"), Some("q8"), Some(false)));
+    assert_eq!(
+        (cache["a"].as_str(), cache["b"].as_str(), cache["same"].as_bool()),
+        (Some("f32"), Some("q8"), Some(false))
+    );
     assert_eq!(row("family")["same"].as_bool(), Some(true));
     let text = String::from_utf8(compare(&[&a, &b], &[]).stdout).unwrap();
     assert!(text.contains("* KV cache") && text.contains("  family"), "{text}");

@@ -68,6 +68,8 @@ fn help_of_every_verb() {
         "init",
         "build",
         "inspect",
+        "report",
+        "compare",
         "verify",
         "sign",
         "run",
@@ -77,6 +79,7 @@ fn help_of_every_verb() {
         "targets",
         "passes",
         "doctor",
+        "self-test",
         "completions",
         "synth",
     ] {

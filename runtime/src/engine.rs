@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 mod calls;
 mod open;
 
+pub(crate) use calls::most_rows;
 pub(crate) use open::executes;
 
 /// How to run.

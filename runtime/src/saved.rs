@@ -162,7 +162,9 @@ impl Saved {
     pub fn restore(self, engine: &mut Engine<'_>, slot: u32) -> Result<()> {
         let Self { path, mut file, bytes, mut hash, written, ids } = self;
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::UnexpectedEof => Error::Saved { path: path.clone(), why: "it is cut off".to_owned() },
+            io::ErrorKind::UnexpectedEof => {
+                Error::Saved { path: path.clone(), why: "it is cut off".to_owned() }
+            }
             _ => Error::Io { doing: "read", path: path.clone(), source },
         };
         let wrong = |why: String| Error::Saved { path: path.clone(), why };

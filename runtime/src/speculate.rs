@@ -6,9 +6,10 @@
 //! chosen (Leviathan, Kalman and Matias, 2023, with greedy choices; Saxena's prompt lookup for where guesses come from). What was
 //! taken behind it is taken back: the cache's length is all there is to it.
 //!
-//! **Tokens stay those of plain decoding.** Kernels of several rows sum in another order than those of one, so their logits differ
-//! in the last bits, and more where the KV cache rounds. A choice counts only where its logit leads the second by more than
-//! [`TIE`] times the largest magnitude of the row. Where it leads by less, the token is decoded once more, alone,
+//! **Tokens stay those of plain decoding.** Guesses are checked in entry points for decoding, whose kernels treat inputs as those of
+//! one row do; those of a prompt may round them to fewer bits, and then other tokens come out. What is left is that several rows
+//! are summed in another order than one, which moves the last bits of logits. A choice counts only where its logit leads the
+//! second by more than [`TIE`] times the largest magnitude of the row. Where it leads by less, the token is decoded once more, alone,
 //! as plain decoding does it, and that choice counts.
 
 use crate::big_little::Decoder;
@@ -167,7 +168,9 @@ mod tests {
         // What repeats itself overlaps its own beginning.
         assert_eq!(guess(&[4, 4, 4], 5), [4]);
         assert_eq!(guess(&[4; 8], 3), [4]);
-        for (seq, most) in [(&[][..], 3), (&[1], 3), (&[1, 2], 3), (&[1, 2, 3, 2, 1], 3), (&[1, 2, 3, 1, 2], 0)] {
+        for (seq, most) in
+            [(&[][..], 3), (&[1], 3), (&[1, 2], 3), (&[1, 2, 3, 2, 1], 3), (&[1, 2, 3, 1, 2], 0)]
+        {
             assert!(guess(seq, most).is_empty(), "{seq:?}");
         }
     }

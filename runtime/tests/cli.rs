@@ -75,7 +75,10 @@ fn a_saved_prompt_is_not_read_again() {
         let done = run(&format!("generate --ids {} -n 9 --json --load-prompt {path}", joined(prompt)));
         let json: Value = serde_json::from_str(&done.out).unwrap();
         assert_eq!(json["ids"], serde_json::json!(continuation(prompt, 9)));
-        assert_eq!((json["loaded_tokens"].as_u64(), json["prefilled_tokens"].as_u64()), (Some(held), Some(prompt.len() as u64 - held)));
+        assert_eq!(
+            (json["loaded_tokens"].as_u64(), json["prefilled_tokens"].as_u64()),
+            (Some(held), Some(prompt.len() as u64 - held))
+        );
     }
     // Without a prompt the saved one is continued.
     let done = run(&format!("generate -n 9 --ignore-eos --load-prompt {path}"));
@@ -87,7 +90,11 @@ fn a_saved_prompt_is_not_read_again() {
     std::fs::write(&path, "no").unwrap();
     let done = run(&format!("generate -n 3 --load-prompt {path}"));
     assert_eq!(done.status, 1);
-    assert!(done.err.contains("is no saved prompt") && done.err.contains("hint: give a file"), "{}", done.err);
+    assert!(
+        done.err.contains("is no saved prompt") && done.err.contains("hint: give a file"),
+        "{}",
+        done.err
+    );
     assert_eq!(run(&format!("generate --ids 1 --best-of 2 --load-prompt {path}")).status, 2);
 }
 
@@ -105,6 +112,9 @@ fn guesses_are_counted_and_refused_where_tokens_would_differ() {
     let done = run("generate --ids 7,8 -n 12 --speculate 4 --temperature 1");
     assert_eq!(done.status, 2);
     assert!(done.err.contains("takes the likeliest tokens"), "{}", done.err);
+    let narrow = [ENTRIES[0], ENTRIES[2]];
+    let alone = run_program(&program(&narrow), dir.path(), "generate --ids 7,8 --speculate 4", None);
+    assert!(alone.status == 2 && alone.err.contains("decode_batch = [1, 5]"), "{}", alone.err);
     let little = run_program(&program(&BIG_LITTLE), dir.path(), "generate --ids 7,8 --speculate 4", None);
     assert!(little.status == 2 && little.err.contains("--no-big-little"), "{}", little.err);
 }

@@ -11,7 +11,11 @@ use moec_runtime::speculate::{Speculated, go_on};
 use moec_runtime::{Generation, Request, Sampler, Sampling};
 use proptest::prelude::*;
 
-fn guessed(entries: &[(moec_ir::EntryKind, u32)], request: &Request<'_>, most: usize) -> (Generation, Speculated) {
+fn guessed(
+    entries: &[(moec_ir::EntryKind, u32)],
+    request: &Request<'_>,
+    most: usize,
+) -> (Generation, Speculated) {
     let mut done = None;
     with_engine(entries, 2, |engine| {
         let (mut decoder, mut sampler) = (Decoder::full(), Sampler::new(Sampling::default()));

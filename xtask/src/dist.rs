@@ -73,7 +73,8 @@ fn options(args: &[String]) -> Result<Option<Options>, Failed> {
     let mut options = Options { binary: None, out: target_dir().join("dist"), test: true };
     let mut args = args.iter();
     while let Some(arg) = args.next() {
-        let mut value = || args.next().ok_or_else(|| Failed::new(format!("`{arg}` takes a value")).hint(HELP));
+        let mut value =
+            || args.next().ok_or_else(|| Failed::new(format!("`{arg}` takes a value")).hint(HELP));
         match arg.as_str() {
             "--help" => return Ok(None),
             "--binary" => options.binary = Some(absolute(value()?)?),
@@ -100,8 +101,9 @@ fn built() -> Result<PathBuf, Failed> {
 /// Seconds since 1970 that all files get.
 fn epoch() -> Result<String, Failed> {
     let set = std::env::var("SOURCE_DATE_EPOCH").ok().filter(|s| s.parse::<u64>().is_ok());
-    set.or_else(|| shell::output(program("git").args(["log", "-1", "--format=%ct"])))
-        .ok_or_else(|| Failed::new("the time of the last commit is not known").hint("set `SOURCE_DATE_EPOCH`"))
+    set.or_else(|| shell::output(program("git").args(["log", "-1", "--format=%ct"]))).ok_or_else(|| {
+        Failed::new("the time of the last commit is not known").hint("set `SOURCE_DATE_EPOCH`")
+    })
 }
 
 /// An empty folder. Only what this command makes is removed from one that is there.
@@ -129,7 +131,10 @@ fn tree_of(binary: &Path, tree: &Path) -> Result<(), Failed> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(|e| failed("create", folder, &e))?;
         }
-        write(&path, &format!("{}\n", script.ok_or_else(|| Failed::new(format!("no completions for {shell_name}")))?))?;
+        write(
+            &path,
+            &format!("{}\n", script.ok_or_else(|| Failed::new(format!("no completions for {shell_name}")))?),
+        )?;
     }
     for name in DOCUMENTS {
         let (from, to) = (root().join(name), doc.join(name));
@@ -143,7 +148,14 @@ fn pack(parent: &Path, name: &str, tarball: &Path, epoch: &str) -> Result<(), Fa
     let tar = parent.join("moec.tar");
     done(
         program("tar")
-            .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner", "--mode=u+rwX,go=rX", "--format=gnu"])
+            .args([
+                "--sort=name",
+                "--owner=0",
+                "--group=0",
+                "--numeric-owner",
+                "--mode=u+rwX,go=rX",
+                "--format=gnu",
+            ])
             .arg(format!("--mtime=@{epoch}"))
             .arg("-cf")
             .arg(&tar)
@@ -171,7 +183,10 @@ fn needs(binary: &Path) -> Result<Needs, Failed> {
     let found = shell::output(program("ldd").arg(binary)).unwrap_or_default();
     let places = found.lines().filter_map(|l| {
         let (name, place) = l.trim().split_once(" => ")?;
-        libraries.iter().any(|own| own == name).then(|| place.split(' ').next().unwrap_or_default().to_owned())
+        libraries
+            .iter()
+            .any(|own| own == name)
+            .then(|| place.split(' ').next().unwrap_or_default().to_owned())
     });
     // dpkg knows a file by the path that its package gives it: with the folder resolved, its own name as it is.
     let owner = |path: String| {
@@ -195,7 +210,14 @@ fn debian(machine: &str) -> &str {
 }
 
 /// Makes the Debian package of what is installed.
-fn deb(tree: &Path, folder: &Path, package: &Path, version: &str, epoch: &str, needs: &Needs) -> Result<(), Failed> {
+fn deb(
+    tree: &Path,
+    folder: &Path,
+    package: &Path,
+    version: &str,
+    epoch: &str,
+    needs: &Needs,
+) -> Result<(), Failed> {
     let (control, usr) = (folder.join("DEBIAN"), folder.join("usr"));
     fs::create_dir_all(&control).map_err(|e| failed("create", &control, &e))?;
     done(program("cp").arg("-a").arg(tree).arg(&usr))?;

@@ -40,13 +40,17 @@ pub fn run(args: &Args) -> Result<()> {
         rows.retain(|(.., a, b)| a != b);
     }
     if args.json {
-        let row = |(part, what, a, b): &Pair| json!({"part": part, "what": what, "a": a, "b": b, "same": a == b});
+        let row =
+            |(part, what, a, b): &Pair| json!({"part": part, "what": what, "a": a, "b": b, "same": a == b});
         let different = rows.iter().filter(|(.., a, b)| a != b).count();
         return output::json(&json!({
             "a": args.a, "b": args.b, "different": different, "rows": rows.iter().map(row).collect::<Vec<_>>(),
         }));
     }
-    let mut text = output::table(&[vec!["a".to_owned(), args.a.display().to_string()], vec!["b".to_owned(), args.b.display().to_string()]]);
+    let mut text = output::table(&[
+        vec!["a".to_owned(), args.a.display().to_string()],
+        vec!["b".to_owned(), args.b.display().to_string()],
+    ]);
     let mut part = "";
     let mut table = Vec::new();
     for (of, what, a, b) in &rows {
@@ -115,7 +119,11 @@ fn rows(plan: &Plan, s: &Summary) -> Vec<Row> {
     add("shapes", "rows of a prompt's call", sizes(|k| matches!(k, EntryKind::Prefill(_))));
     add("shapes", "sequences decoded together", sizes(|k| matches!(k, EntryKind::Decode(_))));
     add("shapes", "KV cache", plan.cache_format().map_or("none".to_owned(), |f| f.name().to_owned()));
-    add("shapes", "big-little", model.big_little.map_or("no".to_owned(), |b| format!("{} experts, gamma {}", b.experts, b.gamma())));
+    add(
+        "shapes",
+        "big-little",
+        model.big_little.map_or("no".to_owned(), |b| format!("{} experts, gamma {}", b.experts, b.gamma())),
+    );
     let mut formats: BTreeMap<&str, Vec<String>> = BTreeMap::new();
     for w in &s.weights {
         formats.entry(w.class).or_default().push(format!("{} {}", w.format, human::bytes(w.bytes)));
@@ -128,16 +136,25 @@ fn rows(plan: &Plan, s: &Summary) -> Vec<Row> {
         add("memory", &format!("{}: {}", part.memory, part.what), human::bytes(part.bytes));
     }
     for e in &s.expected {
-        add("expected on one core", &e.entry, format!("{:.3} ms, {:.0} % waiting for memory", e.ms, 100.0 * e.memory_bound));
+        add(
+            "expected on one core",
+            &e.entry,
+            format!("{:.3} ms, {:.0} % waiting for memory", e.ms, 100.0 * e.memory_bound),
+        );
     }
     let expected: Vec<(f32, f32)> = s.tiers.iter().filter_map(|t| t.2).collect();
     if !expected.is_empty() {
-        let mean = |f: fn(&(f32, f32)) -> f32| 100.0 * expected.iter().map(f).sum::<f32>() / expected.len() as f32;
+        let mean =
+            |f: fn(&(f32, f32)) -> f32| 100.0 * expected.iter().map(f).sum::<f32>() / expected.len() as f32;
         add("quality", "expected past capacities", format!("{:.2} %", mean(|e| e.0)));
         add("quality", "expected padding", format!("{:.2} %", mean(|e| e.1)));
     }
     for (name, value) in &s.decisions {
-        let part = if ["mix of formats", "thresholds", "rounding", "profile"].contains(&name.as_str()) { "quality" } else { "decisions" };
+        let part = if ["mix of formats", "thresholds", "rounding", "profile"].contains(&name.as_str()) {
+            "quality"
+        } else {
+            "decisions"
+        };
         add(part, name, value.clone());
     }
     for e in &plan.entries {
@@ -155,10 +172,12 @@ fn rows(plan: &Plan, s: &Summary) -> Vec<Row> {
 /// By column what share of all layers' parts each unit has.
 fn placed(s: &Summary) -> Vec<(String, String)> {
     let column = |(j, name): (usize, &String)| {
-        let cells: Vec<&Cell> = s.places.iter().filter_map(|(_, cells)| cells.get(j)).filter(|c| !c.units.is_empty()).collect();
+        let cells: Vec<&Cell> =
+            s.places.iter().filter_map(|(_, cells)| cells.get(j)).filter(|c| !c.units.is_empty()).collect();
         let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
         cells.iter().flat_map(|c| &c.units).for_each(|(unit, share)| *sums.entry(unit).or_default() += share);
-        let shares = sums.iter().map(|(unit, sum)| format!("{unit} {:.0} %", 100.0 * sum / cells.len() as f64));
+        let shares =
+            sums.iter().map(|(unit, sum)| format!("{unit} {:.0} %", 100.0 * sum / cells.len() as f64));
         (name.clone(), shares.collect::<Vec<_>>().join(", "))
     };
     s.columns.iter().enumerate().map(column).collect()

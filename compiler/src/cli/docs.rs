@@ -2,8 +2,8 @@
 
 use super::{Cli, output};
 use crate::bundle::toolchain::CROSS;
-use crate::import::FAMILIES;
 use crate::error::io_error;
+use crate::import::FAMILIES;
 use crate::{Error, Result, config, human};
 use clap::CommandFactory as _;
 use moec_device::{BUILT_IN, Cache, Device};

@@ -96,7 +96,12 @@ pub(super) fn end(out: &mut String) {
 }
 
 /// A heat map: rows with names, each with cells of a share in 0 ..= 1 and what the pointer shows.
-pub(super) fn heat_map(out: &mut String, label: &str, columns: &[String], rows: &[(u32, Vec<(f64, String)>)]) {
+pub(super) fn heat_map(
+    out: &mut String,
+    label: &str,
+    columns: &[String],
+    rows: &[(u32, Vec<(f64, String)>)],
+) {
     let count = rows.iter().map(|(_, cells)| cells.len()).max().unwrap_or(0).max(1);
     let (w, h) = ((WIDTH - LEFT) / count as f64, 18.0);
     let height = rows.len() as f64 * h + 20.0;

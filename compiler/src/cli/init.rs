@@ -67,8 +67,9 @@ fn source(given: &Path, offline: bool, progress: &Progress) -> Result<PathBuf> {
     let name = given.to_str().filter(|_| !given.exists()).and_then(hub::Name::parse);
     // Whatever else is given is a path, and opening it says what is wrong.
     let Some(name) = name else { return Ok(given.to_owned()) };
-    hub::fetch(&name, offline, progress)
-        .map_err(|e| e.context(format!("`{}` is no file or folder here, and no model could be had", given.display())))
+    hub::fetch(&name, offline, progress).map_err(|e| {
+        e.context(format!("`{}` is no file or folder here, and no model could be had", given.display()))
+    })
 }
 
 /// The path of `target` as seen from the folder of `file`: relative where both have a common ancestor below

@@ -127,7 +127,8 @@ fn found(progress: &Progress) -> Result<Found> {
     let bundle = folder.join("out.moec");
     progress.stage("Building", "a model of 6 million parameters");
     let start = Instant::now();
-    let moec = std::env::current_exe().map_err(|e| Error::environment("moec does not find itself").because(e))?;
+    let moec =
+        std::env::current_exe().map_err(|e| Error::environment("moec does not find itself").because(e))?;
     let mut build = Command::new(moec);
     build.arg("build").arg(folder.join("model.toml")).args(["--quiet", "-o"]).arg(&bundle);
     ran(&mut build)?;
@@ -136,8 +137,16 @@ fn found(progress: &Progress) -> Result<Found> {
     let list = |ids: &[u32]| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let (prompt, rest) = ids.split_at(PROMPT.min(ids.len()));
     let program = bundle.join("run");
-    let made = ran(Command::new(&program).args(["generate", "--json", "--ids", &list(prompt), "-n", &rest.len().to_string()]))?;
-    let made: Value = serde_json::from_slice(&made).map_err(|e| Error::bug("`run generate` prints no JSON").because(e))?;
+    let made = ran(Command::new(&program).args([
+        "generate",
+        "--json",
+        "--ids",
+        &list(prompt),
+        "-n",
+        &rest.len().to_string(),
+    ]))?;
+    let made: Value =
+        serde_json::from_slice(&made).map_err(|e| Error::bug("`run generate` prints no JSON").because(e))?;
     let got = made["ids"].as_array().map(Vec::as_slice).unwrap_or_default();
     let same = got.iter().zip(rest).take_while(|(got, want)| got.as_u64() == Some(u64::from(**want))).count();
     let file = folder.join("logits.safetensors");
@@ -155,12 +164,14 @@ fn found(progress: &Progress) -> Result<Found> {
 
 /// Runs a program; gives what it prints.
 fn ran(command: &mut Command) -> Result<Vec<u8>> {
-    let out = crate::interrupt::output(command).map_err(|e| Error::environment("a program does not start").because(e))?;
+    let out = crate::interrupt::output(command)
+        .map_err(|e| Error::environment("a program does not start").because(e))?;
     if out.status.success() {
         return Ok(out.stdout);
     }
     let words: Vec<_> = command.get_args().take(1).map(|a| a.to_string_lossy().into_owned()).collect();
-    Err(Error::environment(format!("`{}` failed ({})", words.join(" "), out.status)).because(String::from_utf8_lossy(&out.stderr).trim()))
+    Err(Error::environment(format!("`{}` failed ({})", words.join(" "), out.status))
+        .because(String::from_utf8_lossy(&out.stderr).trim()))
 }
 
 fn write(folder: &Path, files: &[(&str, &[u8])]) -> Result<()> {
@@ -177,7 +188,10 @@ fn expected() -> Result<(Vec<u32>, Vec<f32>)> {
     let tensors = SafeTensors::deserialize(EXPECTED).map_err(|e| wrong(&e))?;
     let tensor = |name: &str| tensors.tensor(name).map_err(|e| wrong(&e));
     let (ids, logits) = (tensor("greedy_ids")?, tensor("logits")?);
-    Ok((words(ids.data()).map(u32::from_le_bytes).collect(), words(logits.data()).map(f32::from_le_bytes).collect()))
+    Ok((
+        words(ids.data()).map(u32::from_le_bytes).collect(),
+        words(logits.data()).map(f32::from_le_bytes).collect(),
+    ))
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = [u8; 4]> {
@@ -196,7 +210,10 @@ fn last_row(path: &PathBuf, vocab: usize) -> Result<Vec<f32>> {
 
 /// The largest distance; not a number where one of them is none.
 fn distance(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |most: f32, d| if d.is_nan() || d > most { d } else { most })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |most: f32, d| if d.is_nan() || d > most { d } else { most })
 }
 
 #[cfg(test)]
@@ -209,9 +226,11 @@ mod tests {
         let bytes = fs::read(golden.join("expected.safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let (ids, logits) = expected().unwrap();
-        let greedy: Vec<u32> = words(tensors.tensor("greedy_ids").unwrap().data()).map(u32::from_le_bytes).collect();
+        let greedy: Vec<u32> =
+            words(tensors.tensor("greedy_ids").unwrap().data()).map(u32::from_le_bytes).collect();
         assert_eq!(ids, greedy);
-        let input: Vec<u32> = words(tensors.tensor("input_ids").unwrap().data()).map(u32::from_le_bytes).collect();
+        let input: Vec<u32> =
+            words(tensors.tensor("input_ids").unwrap().data()).map(u32::from_le_bytes).collect();
         assert_eq!(ids[..PROMPT], input[..PROMPT]);
         let all: Vec<f32> = words(tensors.tensor("logits").unwrap().data()).map(f32::from_le_bytes).collect();
         assert_eq!(logits, all[(PROMPT - 1) * logits.len()..][..logits.len()]);
@@ -219,13 +238,29 @@ mod tests {
 
     #[test]
     fn a_wrong_token_or_logit_is_wrong() {
-        let right = Found { cpu: "c".into(), features: vec![], build_s: 1.0, tokens: (64, 64), distance: 1e-4, tokens_per_s: None };
+        let right = Found {
+            cpu: "c".into(),
+            features: vec![],
+            build_s: 1.0,
+            tokens: (64, 64),
+            distance: 1e-4,
+            tokens_per_s: None,
+        };
         assert!(right.is_right());
         assert!(!Found { tokens: (63, 64), ..right }.is_right());
         for distance in [1e-2, f32::NAN, f32::INFINITY] {
-            let wrong = Found { cpu: "c".into(), features: vec![], build_s: 1.0, tokens: (64, 64), distance, tokens_per_s: None };
+            let wrong = Found {
+                cpu: "c".into(),
+                features: vec![],
+                build_s: 1.0,
+                tokens: (64, 64),
+                distance,
+                tokens_per_s: None,
+            };
             assert!(!wrong.is_right() && line(&wrong, "WRONG").contains("WRONG"));
         }
-        assert!(distance(&[1.0, 2.0], &[1.5, 2.0]) == 0.5 && distance(&[f32::NAN, 1.0], &[0.0, 1.0]).is_nan());
+        assert!(
+            distance(&[1.0, 2.0], &[1.5, 2.0]) == 0.5 && distance(&[f32::NAN, 1.0], &[0.0, 1.0]).is_nan()
+        );
     }
 }

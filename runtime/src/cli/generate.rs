@@ -4,7 +4,7 @@ use super::args::Generate;
 use super::{Context, Failure, Io, assigned, interrupt, paging};
 use crate::best_of::{BestOf, best_of_into};
 use crate::big_little::{Decoder, Fallbacks};
-use crate::engine::Engine;
+use crate::engine::{Engine, most_rows};
 use crate::error::{Error, Result};
 use crate::generate::{Generation, Request, begin, check_room, generate};
 use crate::sampler::{LogProbabilities, Sampler, Sampling};
@@ -96,8 +96,17 @@ fn check_speculation(context: &Context<'_>, args: &Generate) -> Result<(), Failu
     }
     if context.program.model.big_little.is_some() && !args.no_big_little {
         return Err(Failure::Use {
-            what: "`--speculate` decodes with all experts, and the bundle decodes with fewer first".to_owned(),
+            what: "`--speculate` decodes with all experts, and the bundle decodes with fewer first"
+                .to_owned(),
             hint: "add `--no-big-little`, or leave `--speculate` out".to_owned(),
+        });
+    }
+    if most_rows(context.program) < 2 {
+        return Err(Failure::Use {
+            what: "`--speculate` checks several tokens in one call, and the bundle decodes one at a time".to_owned(),
+            hint: "name a size for the guesses and one token more in `decode_batch` under `[shapes]` in `model.toml`, as in \
+                   `decode_batch = [1, 5]`, and build again"
+                .to_owned(),
         });
     }
     most_guesses(context.program)?;

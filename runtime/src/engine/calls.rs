@@ -5,7 +5,7 @@ use crate::call::{Extent, Threads, Walk};
 use crate::error::{Error, Result};
 use crate::unit::{BadExpert, StepFault};
 use moec_ir::EntryKind;
-use moec_ir::plan::Entry;
+use moec_ir::plan::{Entry, Plan};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -92,9 +92,9 @@ impl Engine<'_> {
         self.decode_in(EntryKind::Little, batch, sink)
     }
 
-    /// Appends several tokens to the sequence in `slot` in one call, from position `start` on: in the smallest decode entry point
-    /// that has as many rows, else in one of prefill. `sink` gets the index and the logits (`f32[vocab]`) of each, in order. Tokens at
-    /// `start` and later are replaced. Kernels of several rows round otherwise than those of one.
+    /// Appends several tokens to the sequence in `slot` in one call, from position `start` on, in the smallest decode entry point that
+    /// has as many rows. `sink` gets the index and the logits (`f32[vocab]`) of each, in order. Tokens at `start` and later are
+    /// replaced. Kernels of several rows sum in another order than those of one.
     ///
     /// # Errors
     /// As [`Engine::prefill`]; more tokens than [`Engine::most_rows`].
@@ -108,7 +108,10 @@ impl Engine<'_> {
         self.check_context("the sequence would have", start.saturating_add(ids.len()))?;
         ids.iter().try_for_each(|&id| self.check_id(id))?;
         self.states.check_rewind(slot, start)?;
-        let entry = self.entry_of(ids.len()).ok_or(Error::NoEntry("wide enough"))?;
+        let decode = |k| matches!(k, EntryKind::Decode(_));
+        let room = |e: &Entry| e.kind.rows().min(e.out_rows as usize);
+        let found = self.pick(decode, room, ids.len()).filter(|&(_, room)| room >= ids.len());
+        let (entry, _) = found.ok_or(Error::NoEntry("wide enough decode"))?;
         let rows = ids.iter().enumerate().map(|(i, &id)| Row { slot, pos: start + i, id });
         // Every row sees the sequence end with it, as where it is decoded alone.
         self.call(entry, rows, 0..ids.len(), 0)?;
@@ -117,20 +120,7 @@ impl Engine<'_> {
 
     /// Most tokens that [`Engine::extend`] takes.
     pub fn most_rows(&self) -> usize {
-        self.all_rows().map(|(_, rows)| rows).max().unwrap_or(0)
-    }
-
-    /// Entry points that give the logits of all their rows, with how many that are.
-    fn all_rows(&self) -> impl Iterator<Item = (usize, usize)> {
-        let entries = self.program.entries.iter().enumerate();
-        let whole = entries.filter(|(_, e)| matches!(e.kind, EntryKind::Decode(_) | EntryKind::Prefill(_)));
-        whole.map(|(i, e)| (i, e.kind.rows().min(e.out_rows as usize)))
-    }
-
-    /// The entry point for so many rows of one sequence.
-    fn entry_of(&self, rows: usize) -> Option<usize> {
-        let enough = self.all_rows().filter(|&(_, room)| room >= rows);
-        enough.min_by_key(|&(i, room)| (matches!(self.program.entries[i].kind, EntryKind::Prefill(_)), room)).map(|(i, _)| i)
+        most_rows(self.program)
     }
 
     /// Decodes in the entry points of one kind.
@@ -336,4 +326,10 @@ impl Engine<'_> {
             std::slice::from_raw_parts(first, self.program.model.vocab as usize)
         }
     }
+}
+
+/// Rows of the widest decode entry point of a plan.
+pub(crate) fn most_rows(plan: &Plan) -> usize {
+    let decode = plan.entries.iter().filter(|e| matches!(e.kind, EntryKind::Decode(_)));
+    decode.map(|e| e.kind.rows().min(e.out_rows as usize)).max().unwrap_or(0)
 }

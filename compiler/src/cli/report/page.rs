@@ -34,7 +34,7 @@ h1 { margin-bottom: .2rem; } h2 { border-top: 1px solid var(--line); padding-top
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .35rem 1rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; white-space: nowrap; } td.n, th.n { text-align: right; white-space: nowrap; }
-td { overflow-wrap: anywhere; } text.on { fill: var(--page); font-weight: 600; }
+td { overflow-wrap: break-word; } tr > :last-child { padding-right: 0; } text.on { fill: var(--page); font-weight: 600; }
 ";
 
 /// The page of a bundle.
@@ -115,13 +115,24 @@ fn places(out: &mut String, s: &Summary) {
     end(out);
 }
 
-fn place<'a>(out: &mut String, cell: &'a Cell, colours: &mut Colours<'a>, (x, y, w, h): (f64, f64, f64, f64), layer: u32) {
-    let _ = write!(out, "<g><rect class=\"cell\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\"/>");
+fn place<'a>(
+    out: &mut String,
+    cell: &'a Cell,
+    colours: &mut Colours<'a>,
+    (x, y, w, h): (f64, f64, f64, f64),
+    layer: u32,
+) {
+    let _ =
+        write!(out, "<g><rect class=\"cell\" x=\"{x:.1}\" y=\"{y:.1}\" width=\"{w:.1}\" height=\"{h:.1}\"/>");
     let mut at = x;
     let mut says = Vec::new();
     for (name, share) in &cell.units {
         let wide = share * w;
-        let _ = write!(out, "<rect class=\"c{}\" x=\"{at:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"{h:.1}\"/>", colours.of(name));
+        let _ = write!(
+            out,
+            "<rect class=\"c{}\" x=\"{at:.1}\" y=\"{y:.1}\" width=\"{wide:.1}\" height=\"{h:.1}\"/>",
+            colours.of(name)
+        );
         at += wide;
         says.push(format!("{:.0} % of the {} on {}", 100.0 * share, cell.of, escaped(name)));
     }
@@ -131,7 +142,8 @@ fn place<'a>(out: &mut String, cell: &'a Cell, colours: &mut Colours<'a>, (x, y,
 
 /// A bar for each memory, all to one scale.
 fn memory(out: &mut String, parts: &[Part]) {
-    *out += "<h2>Memory</h2>\n<p>What each memory holds when everything is in use, all bars to one scale.</p>\n";
+    *out +=
+        "<h2>Memory</h2>\n<p>What each memory holds when everything is in use, all bars to one scale.</p>\n";
     let mut of: Vec<(&str, Vec<&Part>)> = Vec::new();
     for part in parts {
         match of.iter_mut().find(|(name, _)| *name == part.memory) {
@@ -150,7 +162,13 @@ fn memory(out: &mut String, parts: &[Part]) {
     begin(out, of.len() as f64 * h, "bytes of each memory");
     for (i, (name, parts)) in of.iter().enumerate() {
         let y = i as f64 * h;
-        let _ = writeln!(out, "<text x=\"0\" y=\"{:.1}\">{}: {}</text>", y + 11.0, escaped(name), human::bytes(sum(parts)));
+        let _ = writeln!(
+            out,
+            "<text x=\"0\" y=\"{:.1}\">{}: {}</text>",
+            y + 11.0,
+            escaped(name),
+            human::bytes(sum(parts))
+        );
         let mut x = 0.0;
         for part in parts {
             let wide = part.bytes as f64 / most * WIDTH;
@@ -164,7 +182,12 @@ fn memory(out: &mut String, parts: &[Part]) {
                 escaped(&part.what)
             );
             if label.len() as f64 * LETTER + 8.0 < wide {
-                let _ = write!(out, "<text class=\"on\" x=\"{:.1}\" y=\"{:.1}\">{label}</text>", x + 5.0, y + 30.0);
+                let _ = write!(
+                    out,
+                    "<text class=\"on\" x=\"{:.1}\" y=\"{:.1}\">{label}</text>",
+                    x + 5.0,
+                    y + 30.0
+                );
             }
             x += wide;
         }
@@ -179,9 +202,19 @@ fn weights(out: &mut String, weights: &[Stored]) {
     *out += "<h2>Formats of weights</h2>\n";
     let row = |s: &Stored| {
         let bits = s.bytes as f64 * 8.0 / s.numbers.max(1) as f64;
-        vec![s.class.to_owned(), s.format.to_string(), human::count(s.numbers), format!("{bits:.2}"), human::bytes(s.bytes)]
+        vec![
+            s.class.to_owned(),
+            s.format.to_string(),
+            human::count(s.numbers),
+            format!("{bits:.2}"),
+            human::bytes(s.bytes),
+        ]
     };
-    table(out, &["weights", "format", "#numbers", "#bits each, as stored", "#bytes"], weights.iter().map(row).collect());
+    table(
+        out,
+        &["weights", "format", "#numbers", "#bits each, as stored", "#bytes"],
+        weights.iter().map(row).collect(),
+    );
 }
 
 fn loads(out: &mut String, s: &Summary) {
@@ -201,9 +234,14 @@ fn loads(out: &mut String, s: &Summary) {
     );
     let columns = loads.layers.iter().map(|(_, l)| l.len()).max().unwrap_or(0);
     let names: Vec<String> = (0..columns).map(|e| e.to_string()).collect();
-    let cell = |layer: u32, (e, &r): (usize, &f64)| (r / most, format!("layer {layer}, expert {e}: {r:.2} × the mean"));
-    let rows: Vec<_> =
-        loads.layers.iter().map(|(layer, l)| (*layer, l.iter().enumerate().map(|x| cell(*layer, x)).collect())).collect();
+    let cell = |layer: u32, (e, &r): (usize, &f64)| {
+        (r / most, format!("layer {layer}, expert {e}: {r:.2} × the mean"))
+    };
+    let rows: Vec<_> = loads
+        .layers
+        .iter()
+        .map(|(layer, l)| (*layer, l.iter().enumerate().map(|x| cell(*layer, x)).collect()))
+        .collect();
     heat_map(out, "use by layer and expert", &names, &rows);
 }
 
@@ -233,9 +271,18 @@ fn expected(out: &mut String, s: &Summary) {
     }
     let row = |e: &super::summary::Expected| {
         let rate = e.rows as f64 / e.ms * 1000.0;
-        vec![e.entry.clone(), format!("{:.3} ms", e.ms), format!("{rate:.1}"), format!("{:.0} %", 100.0 * e.memory_bound)]
+        vec![
+            e.entry.clone(),
+            format!("{:.3} ms", e.ms),
+            format!("{rate:.1}"),
+            format!("{:.0} %", 100.0 * e.memory_bound),
+        ]
     };
-    table(out, &["call", "#expected", "#rows per second", "#waiting for memory"], s.expected.iter().map(row).collect());
+    table(
+        out,
+        &["call", "#expected", "#rows per second", "#waiting for memory"],
+        s.expected.iter().map(row).collect(),
+    );
 }
 
 fn decisions(out: &mut String, s: &Summary) {
@@ -248,9 +295,11 @@ fn decisions(out: &mut String, s: &Summary) {
 
 fn files(out: &mut String, s: &Summary) {
     let sum = |files: &[(String, u64)]| files.iter().map(|(_, b)| *b).fold(0, u64::saturating_add);
-    let _ = writeln!(out, "<h2>Files</h2>\n<p>{} in {} files.</p>", human::bytes(sum(&s.files)), s.files.len());
+    let _ =
+        writeln!(out, "<h2>Files</h2>\n<p>{} in {} files.</p>", human::bytes(sum(&s.files)), s.files.len());
     let (shown, rest) = s.files.split_at(s.files.len().min(FILES));
-    let mut rows: Vec<_> = shown.iter().map(|(name, bytes)| vec![name.clone(), human::bytes(*bytes)]).collect();
+    let mut rows: Vec<_> =
+        shown.iter().map(|(name, bytes)| vec![name.clone(), human::bytes(*bytes)]).collect();
     if !rest.is_empty() {
         rows.push(vec![format!("{} more", rest.len()), human::bytes(sum(rest))]);
     }

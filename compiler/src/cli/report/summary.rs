@@ -129,25 +129,32 @@ const PARTS: [(&str, &[&str]); 2] = [("attention", &["attn"]), ("experts", &["ff
 
 /// Where every part of every layer runs: in the largest prefill and in the smallest decode entry point.
 fn places(plan: &Plan, module: &Module) -> (Vec<String>, Vec<(u32, Vec<Cell>)>) {
-    let of_kind = |wanted: fn(EntryKind) -> bool| {
-        plan.entries.iter().enumerate().filter(move |(_, e)| wanted(e.kind))
-    };
+    let of_kind =
+        |wanted: fn(EntryKind) -> bool| plan.entries.iter().enumerate().filter(move |(_, e)| wanted(e.kind));
     let prefill = of_kind(|k| matches!(k, EntryKind::Prefill(_))).max_by_key(|(_, e)| e.kind.rows());
     let decode = of_kind(|k| matches!(k, EntryKind::Decode(_))).min_by_key(|(_, e)| e.kind.rows());
     let entries: Vec<(usize, &Entry)> = [prefill, decode].into_iter().flatten().collect();
-    let columns = entries.iter().flat_map(|(_, e)| PARTS.map(|(name, _)| format!("{}: {name}", e.kind))).collect();
+    let columns =
+        entries.iter().flat_map(|(_, e)| PARTS.map(|(name, _)| format!("{}: {name}", e.kind))).collect();
     let rows = (0..plan.model.layers)
         .map(|layer| {
-            let cells = entries
-                .iter()
-                .flat_map(|&(i, entry)| PARTS.map(|(name, scopes)| cell(plan, module, (i, entry), layer, name, scopes)));
+            let cells = entries.iter().flat_map(|&(i, entry)| {
+                PARTS.map(|(name, scopes)| cell(plan, module, (i, entry), layer, name, scopes))
+            });
             (layer, cells.collect())
         })
         .collect();
     (columns, rows)
 }
 
-fn cell(plan: &Plan, module: &Module, (i, entry): (usize, &Entry), layer: u32, name: &str, scopes: &[&str]) -> Cell {
+fn cell(
+    plan: &Plan,
+    module: &Module,
+    (i, entry): (usize, &Entry),
+    layer: u32,
+    name: &str,
+    scopes: &[&str],
+) -> Cell {
     if name == "experts"
         && let Some(cell) = experts(plan, entry.kind, layer)
     {
@@ -229,9 +236,21 @@ fn memory(plan: &Plan, module: &Module) -> Vec<Part> {
     *sums.entry((0, "scratch of a thread")).or_default() += plan.scratch_bytes;
     let frames = plan.paging.as_ref().and_then(moec_ir::paging::Paging::cache_bytes);
     *sums.entry((0, "frames for experts of the flash")).or_default() += frames.unwrap_or(0);
-    let held = sums.into_iter().map(|((m, what), bytes)| Part { memory: name(m).to_owned(), what: what.to_owned(), bytes });
-    let stays = flash.into_iter().map(|(what, bytes)| Part { memory: "flash".to_owned(), what: what.to_owned(), bytes });
-    held.chain(stays).filter(|p| p.bytes > 0).collect()
+    let held = sums.into_iter().map(|((m, what), bytes)| Part {
+        memory: name(m).to_owned(),
+        what: what.to_owned(),
+        bytes,
+    });
+    let stays = flash.into_iter().map(|(what, bytes)| Part {
+        memory: "flash".to_owned(),
+        what: what.to_owned(),
+        bytes,
+    });
+    let mut parts: Vec<Part> = held.chain(stays).filter(|p| p.bytes > 0).collect();
+    // The order of memories stays; within one the largest comes first.
+    let order: Vec<String> = parts.iter().map(|p| p.memory.clone()).collect();
+    parts.sort_by_key(|p| (order.iter().position(|m| *m == p.memory), std::cmp::Reverse(p.bytes)));
+    parts
 }
 
 fn classes(module: &Module) -> HashMap<&str, WeightClass> {
@@ -257,7 +276,9 @@ fn weights(plan: &Plan, module: &Module) -> Vec<Stored> {
         sum.0 += s.shape.iter().map(|&d| u64::from(d)).product::<u64>();
         sum.1 += s.bytes;
     }
-    sums.into_iter().map(|((class, format), (numbers, bytes))| Stored { class, format, numbers, bytes }).collect()
+    sums.into_iter()
+        .map(|((class, format), (numbers, bytes))| Stored { class, format, numbers, bytes })
+        .collect()
 }
 
 /// From the placement, where capacities were chosen by loads; else from what the cache of experts begins with.
@@ -326,18 +347,36 @@ fn decided(plan: &Plan, decisions: &Decisions, bundle: &Bundle) -> Vec<(String, 
         }
     }
     if let Some(b) = plan.model.big_little {
-        add("big-little", format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma()));
+        add(
+            "big-little",
+            format!("{} experts per token first, all below a probability of {}", b.experts, b.gamma()),
+        );
     }
     if let Some(a) = &decisions.attention {
         let homes: Vec<String> = a.homes.iter().map(|h| format!("on {} {}", h.unit, h.shown())).collect();
-        add("attention", format!("on {}; simulated for {} tokens and {} generated: {}", a.chosen, a.prompt, a.generate, homes.join(", ")));
+        add(
+            "attention",
+            format!(
+                "on {}; simulated for {} tokens and {} generated: {}",
+                a.chosen,
+                a.prompt,
+                a.generate,
+                homes.join(", ")
+            ),
+        );
     }
     if let Some(s) = &plan.schedule {
         let name = |u: Option<u32>| u.and_then(|u| plan.units.get(u as usize)).map_or("none", |u| &u.name);
-        add("experts", format!("assigned in every step; hot ones on {}, cold ones on {}", name(s.hot), name(s.cold)));
+        add(
+            "experts",
+            format!("assigned in every step; hot ones on {}, cold ones on {}", name(s.hot), name(s.cold)),
+        );
     }
     for op in &plan.placement.ops {
-        add(&format!("{} of {}", op.op, op.scope), format!("{} on {}: {}", op.entry, plan.placement.unit(op.unit), op.why));
+        add(
+            &format!("{} of {}", op.op, op.scope),
+            format!("{} on {}: {}", op.entry, plan.placement.unit(op.unit), op.why),
+        );
     }
     for f in &decisions.figures {
         add("one core", format!("{}: {} {} ({})", f.what, f.value.round(), f.unit, f.source));

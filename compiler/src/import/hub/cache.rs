@@ -23,9 +23,7 @@ pub(super) fn home() -> Result<PathBuf> {
     var("HF_HOME")
         .or_else(|| var("XDG_CACHE_HOME").map(|p| p.join("huggingface")))
         .or_else(|| var("HOME").map(|p| p.join(".cache/huggingface")))
-        .ok_or_else(|| {
-            Error::environment("there is no folder for downloads").hint("set `HF_HOME` to one")
-        })
+        .ok_or_else(|| Error::environment("there is no folder for downloads").hint("set `HF_HOME` to one"))
 }
 
 /// Where models lie: `$HF_HUB_CACHE`, or `hub` below [`home`].

@@ -95,7 +95,8 @@ impl Client {
             if let Some((from, to)) = range {
                 request = request.header("Range", format!("bytes={from}-{to}"));
             }
-            if let Some(token) = self.token.as_ref().filter(|_| authority(&url) == authority(&self.endpoint)) {
+            if let Some(token) = self.token.as_ref().filter(|_| authority(&url) == authority(&self.endpoint))
+            {
                 request = request.header("Authorization", format!("Bearer {token}"));
             }
             let response = request.call().map_err(|e| Broken::Line(e.to_string()))?;
@@ -130,7 +131,13 @@ impl Client {
     }
 
     /// The bytes `from..to` of a file of a commit.
-    pub(super) fn piece(&self, name: &Name, commit: &str, file: &str, (from, to): (u64, u64)) -> Result<impl Read + use<>, Broken> {
+    pub(super) fn piece(
+        &self,
+        name: &Name,
+        commit: &str,
+        file: &str,
+        (from, to): (u64, u64),
+    ) -> Result<impl Read + use<>, Broken> {
         let url = format!("{}/{}/resolve/{commit}/{file}", self.endpoint, name.id());
         let response = self.ask(&url, Some((from, to - 1)))?;
         let status = response.status().as_u16();
@@ -138,12 +145,18 @@ impl Client {
             206 => {
                 let said = header(&response, "content-range").unwrap_or_default();
                 if !said.starts_with(&format!("bytes {from}-")) {
-                    return Err(Broken::Said(Error::environment(format!("the hub sends another part of `{file}` than was asked for"))));
+                    return Err(Broken::Said(Error::environment(format!(
+                        "the hub sends another part of `{file}` than was asked for"
+                    ))));
                 }
             }
             // A server without ranges sends all of it.
             200 if from == 0 => {}
-            200 => return Err(Broken::Said(Error::environment(format!("the hub cannot go on in the middle of `{file}`")))),
+            200 => {
+                return Err(Broken::Said(Error::environment(format!(
+                    "the hub cannot go on in the middle of `{file}`"
+                ))));
+            }
             429 | 500..=599 => return Err(Broken::Line(format!("the hub answers with status {status}"))),
             _ => return Err(Broken::Said(self.refusal(name, &response))),
         }
@@ -153,9 +166,11 @@ impl Client {
     pub(super) fn unreachable(&self, broken: Broken) -> Error {
         match broken {
             Broken::Said(error) => error,
-            Broken::Line(why) => Error::environment(format!("`{}` does not answer", self.endpoint))
-                .because(why)
-                .hint("check the network and `HF_ENDPOINT`; with `--offline` only what the cache has is used"),
+            Broken::Line(why) => {
+                Error::environment(format!("`{}` does not answer", self.endpoint)).because(why).hint(
+                    "check the network and `HF_ENDPOINT`; with `--offline` only what the cache has is used",
+                )
+            }
         }
     }
 
@@ -165,17 +180,31 @@ impl Client {
         let code = header(response, "x-error-code").unwrap_or_default();
         let page = format!("{}/{}", self.endpoint, name.id());
         match (status, code) {
-            (_, "GatedRepo") | (403, _) => Error::environment(format!("`{}` is given only to those who accept its terms", name.id()))
-                .hint(format!("accept them at {page}, and set `HF_TOKEN` to a token of that account")),
-            (_, "RevisionNotFound") => {
-                Error::input(format!("`{}` has no revision `{}`", name.id(), name.revision)).hint(format!("{page} lists them"))
+            (_, "GatedRepo") | (403, _) => {
+                Error::environment(format!("`{}` is given only to those who accept its terms", name.id()))
+                    .hint(format!("accept them at {page}, and set `HF_TOKEN` to a token of that account"))
             }
-            (401, _) if self.token.is_none() => Error::input(format!("`{}` does not exist, or is not public", name.id()))
-                .hint("check the spelling; for a private model set `HF_TOKEN`"),
-            (401, _) => Error::input(format!("the hub does not accept the token for `{}`, or there is no such model", name.id()))
-                .hint("check the spelling and `HF_TOKEN`"),
-            (404, _) => Error::input(format!("there is no model `{}` on `{}`", name.id(), self.endpoint)).hint("check the spelling"),
-            _ => Error::environment(format!("the hub answers with status {status} for `{name}`")).hint("try again later"),
+            (_, "RevisionNotFound") => {
+                Error::input(format!("`{}` has no revision `{}`", name.id(), name.revision))
+                    .hint(format!("{page} lists them"))
+            }
+            (404, "EntryNotFound") => {
+                Error::environment(format!("a file that the hub lists for `{name}` is not there"))
+                    .hint("try again later, or another `@revision`")
+            }
+            (401, _) if self.token.is_none() => {
+                Error::input(format!("`{}` does not exist, or is not public", name.id()))
+                    .hint("check the spelling; for a private model set `HF_TOKEN`")
+            }
+            (401, _) => Error::input(format!(
+                "the hub does not accept the token for `{}`, or there is no such model",
+                name.id()
+            ))
+            .hint("check the spelling and `HF_TOKEN`"),
+            (404, _) => Error::input(format!("there is no model `{}` on `{}`", name.id(), self.endpoint))
+                .hint("check the spelling"),
+            _ => Error::environment(format!("the hub answers with status {status} for `{name}`"))
+                .hint("try again later"),
         }
     }
 }

@@ -99,7 +99,8 @@ impl Fetch<'_> {
             .map_err(|e| io_error("create", &partial, &e))?;
         // Two of us would write the same bytes twice.
         out.try_lock().map_err(|_| {
-            Error::environment(format!("another process is fetching `{}`", self.file.name)).hint("wait until it has ended")
+            Error::environment(format!("another process is fetching `{}`", self.file.name))
+                .hint("wait until it has ended")
         })?;
         let failed = |e: io::Error| io_error("write", &partial, &e);
         let mut sum = Sum::new(self.file);
@@ -111,14 +112,20 @@ impl Fetch<'_> {
             match self.piece(&mut out, &mut sum, &mut done) {
                 Ok(()) => broken = 0,
                 Err(Stopped::Disk(e)) => return Err(failed(e)),
-                Err(Stopped::Hub(Broken::Said(e))) => return Err(e),
+                Err(Stopped::Hub(Broken::Said(e))) => {
+                    if done == 0 {
+                        // Nothing has come that another attempt could go on with.
+                        let _ = fs::remove_file(&partial);
+                    }
+                    return Err(e);
+                }
                 Err(Stopped::Hub(line)) => {
                     broken = if done > before { 1 } else { broken + 1 };
                     if broken >= ATTEMPTS {
                         let e = self.client.unreachable(line);
-                        return Err(e.context(format!("`{}` of `{}` did not come whole", self.file.name, self.name)).hint(
-                            "run the same command again: it goes on where this ended",
-                        ));
+                        return Err(e
+                            .context(format!("`{}` of `{}` did not come whole", self.file.name, self.name))
+                            .hint("run the same command again: it goes on where this ended"));
                     }
                     std::thread::sleep(PAUSE * 2_u32.pow(broken - 1));
                 }
@@ -163,7 +170,8 @@ impl Fetch<'_> {
     /// One request's bytes behind those that are there.
     fn piece(&self, out: &mut File, sum: &mut Sum, done: &mut u64) -> Result<(), Stopped> {
         let to = self.file.bytes.min(done.saturating_add(PIECE));
-        let mut from = self.client.piece(self.name, self.commit, &self.file.name, (*done, to)).map_err(Stopped::Hub)?;
+        let mut from =
+            self.client.piece(self.name, self.commit, &self.file.name, (*done, to)).map_err(Stopped::Hub)?;
         let mut buffer = vec![0; 1 << 16];
         while *done < to {
             interrupt::check().map_err(|e| Stopped::Hub(Broken::Said(e)))?;

@@ -59,6 +59,7 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
         Some(file) => parts_of(name, file, &listing.files)?,
         None => {
             let (small, index) = checkpoint(name, &listing.files)?;
+            check_space(name, &repo, &small)?;
             get(&small)?;
             let weights = weights(name, &repo.snapshot(commit), index, &listing.files)?;
             [small, weights].concat()
@@ -69,7 +70,10 @@ pub fn fetch(name: &Name, offline: bool, progress: &Progress) -> Result<PathBuf>
     repo.note(commit)?;
     let folder = repo.snapshot(commit);
     let bytes = wanted.iter().map(|f| f.bytes).fold(0, u64::saturating_add);
-    progress.stage("Fetched", &format!("{name}, commit {}, {} in `{}`", &commit[..8], human::bytes(bytes), folder.display()));
+    progress.stage(
+        "Fetched",
+        &format!("{name}, commit {}, {} in `{}`", &commit[..8], human::bytes(bytes), folder.display()),
+    );
     Ok(name.file.as_ref().map_or(folder.clone(), |file| folder.join(file)))
 }
 
@@ -82,7 +86,11 @@ fn asked_for(var: &str) -> bool {
 fn from_cache(name: &Name, repo: &Repo) -> Result<PathBuf> {
     let missing = |what: String| {
         let held = cache::held();
-        let there = if held.is_empty() { "it holds no models".to_owned() } else { format!("it holds {}", quoted(&held)) };
+        let there = if held.is_empty() {
+            "it holds no models".to_owned()
+        } else {
+            format!("it holds {}", quoted(&held))
+        };
         Error::input(what).hint(format!("{there}; without `--offline` and `HF_HUB_OFFLINE` it is fetched"))
     };
     let Some(commit) = repo.commit() else {
@@ -109,7 +117,8 @@ fn checkpoint<'a>(name: &Name, files: &'a [Listed]) -> Result<(Vec<&'a Listed>, 
     let find = |wanted: &str| files.iter().find(|f| f.name == wanted);
     let index = find(INDEX);
     if find("config.json").is_none() || (index.is_none() && find(WEIGHTS).is_none()) {
-        let mut ggufs: Vec<String> = files.iter().map(|f| &f.name).filter(|n| n.ends_with(".gguf")).cloned().collect();
+        let mut ggufs: Vec<String> =
+            files.iter().map(|f| &f.name).filter(|n| n.ends_with(".gguf")).cloned().collect();
         ggufs.sort();
         let more = ggufs.len().saturating_sub(NAMED);
         ggufs.truncate(NAMED);
@@ -128,14 +137,20 @@ fn checkpoint<'a>(name: &Name, files: &'a [Listed]) -> Result<(Vec<&'a Listed>, 
 }
 
 /// The files of weights.
-fn weights<'a>(name: &Name, folder: &Path, index: Option<&Listed>, files: &'a [Listed]) -> Result<Vec<&'a Listed>> {
+fn weights<'a>(
+    name: &Name,
+    folder: &Path,
+    index: Option<&Listed>,
+    files: &'a [Listed],
+) -> Result<Vec<&'a Listed>> {
     let names = match index {
         Some(_) => named_by_index(name, folder)?,
         None => BTreeSet::from([WEIGHTS.to_owned()]),
     };
     let find = |wanted: String| {
         files.iter().find(|f| f.name == wanted).ok_or_else(|| {
-            Error::input(format!("`{name}` has no `{wanted}`, which its index of weights names")).hint("the upload is incomplete; try another `@revision`")
+            Error::input(format!("`{name}` has no `{wanted}`, which its index of weights names"))
+                .hint("the upload is incomplete; try another `@revision`")
         })
     };
     names.into_iter().map(find).collect()
@@ -144,8 +159,10 @@ fn weights<'a>(name: &Name, folder: &Path, index: Option<&Listed>, files: &'a [L
 /// The files that an index of weights names.
 fn named_by_index(name: &Name, folder: &Path) -> Result<BTreeSet<String>> {
     let path = folder.join(INDEX);
-    let wrong = |why: String| Error::input(format!("the index of weights of `{name}` cannot be read")).because(why);
-    let bytes = moec_runtime::regular::read(&path, moec_runtime::regular::INDEX).map_err(|e| wrong(e.to_string()))?;
+    let wrong =
+        |why: String| Error::input(format!("the index of weights of `{name}` cannot be read")).because(why);
+    let bytes =
+        moec_runtime::regular::read(&path, moec_runtime::regular::INDEX).map_err(|e| wrong(e.to_string()))?;
     let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| wrong(e.to_string()))?;
     let map = json["weight_map"].as_object().ok_or_else(|| wrong("it has no `weight_map`".to_owned()))?;
     map.values()
@@ -161,7 +178,11 @@ fn parts_of<'a>(name: &Name, file: &str, files: &'a [Listed]) -> Result<Vec<&'a 
         files.iter().find(|f| f.name == *wanted).ok_or_else(|| {
             let ggufs: Vec<String> =
                 files.iter().map(|f| &f.name).filter(|n| n.ends_with(".gguf")).take(NAMED).cloned().collect();
-            let hint = if ggufs.is_empty() { "it has no GGUF files".to_owned() } else { format!("it has {}", quoted(&ggufs)) };
+            let hint = if ggufs.is_empty() {
+                "it has no GGUF files".to_owned()
+            } else {
+                format!("it has {}", quoted(&ggufs))
+            };
             Error::input(format!("`{}` has no file `{wanted}`", name.id())).hint(hint)
         })
     };
@@ -184,7 +205,9 @@ fn parts(file: &str) -> Vec<String> {
 /// Refuses what the disk has no room for, before anything large is fetched.
 fn check_space(name: &Name, repo: &Repo, files: &[&Listed]) -> Result<()> {
     let missing = |f: &&Listed| {
-        let there = |suffix: &str| fs::metadata(format!("{}{suffix}", repo.blob(f.hash.text()).display())).map_or(0, |m| m.len());
+        let there = |suffix: &str| {
+            fs::metadata(format!("{}{suffix}", repo.blob(f.hash.text()).display())).map_or(0, |m| m.len())
+        };
         f.bytes.saturating_sub(there("").max(there(".incomplete")))
     };
     let needed = files.iter().map(missing).fold(0, u64::saturating_add);

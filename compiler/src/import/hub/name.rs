@@ -91,8 +91,28 @@ mod tests {
     #[test]
     fn what_leads_elsewhere_is_no_name() {
         for text in [
-            "", "a", "a/", "/a", "a/b/c", "../b", "a/..", "./b", "a/.b", "a/b@", "a/b@../x", "a/b@/x", "a/b:",
-            "a/b:x.bin", "a/b:../x.gguf", "a/b:/x.gguf", "a\\b/c", "a b/c", "a/b?x", "a/b#c", "a/b%2e", "ä/b",
+            "",
+            "a",
+            "a/",
+            "/a",
+            "a/b/c",
+            "../b",
+            "a/..",
+            "./b",
+            "a/.b",
+            "a/b@",
+            "a/b@../x",
+            "a/b@/x",
+            "a/b:",
+            "a/b:x.bin",
+            "a/b:../x.gguf",
+            "a/b:/x.gguf",
+            "a\\b/c",
+            "a b/c",
+            "a/b?x",
+            "a/b#c",
+            "a/b%2e",
+            "ä/b",
         ] {
             assert_eq!(Name::parse(text), None, "{text}");
         }
