@@ -3,10 +3,12 @@
 //! Invariant: this crate reaches `moec-ir` and `moec-runtime` and nothing else of the workspace, so that it builds beside a generated
 //! runner.
 
+mod serve;
+
 use moec_runtime::cli::{Front, More, Native};
 
 /// The verbs beside the runtime's own.
-const VERBS: &[More] = &[];
+const VERBS: &[More] = &[serve::VERB];
 
 /// The verbs of a bundle, the runtime's and this crate's. `native`: what executes units that the runtime by itself does not.
 pub fn front(native: Option<Native<'static>>) -> Front<'static> {

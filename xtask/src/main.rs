@@ -16,7 +16,6 @@ mod cuda;
 mod debian;
 mod demo;
 mod docs;
-mod gguf;
 mod gpu_check;
 mod hit_rates;
 mod llvm;
@@ -35,6 +34,7 @@ mod skip;
 mod suite;
 mod tools;
 mod torment;
+mod venv;
 
 use shell::Failed;
 use std::process::ExitCode;
@@ -66,8 +66,11 @@ const COMMANDS: &[Command] = &[
     (
         "gguf",
         "install the gguf package, with which tests write GGUF files, in a folder of its own",
-        gguf::run,
+        || venv::run(&venv::GGUF),
     ),
+    ("openai", "install OpenAI's client, with which tests ask `run serve`, in a folder of its own", || {
+        venv::run(&venv::OPENAI)
+    }),
     ("cuda", "install NVIDIA's assembler of PTX, which tests ask, in moec's cache folder", cuda::run),
     (
         "gpu-check",
@@ -171,6 +174,11 @@ const COMMANDS: &[Command] = &[
     ("torment", "a thousand damaged checkpoints and bundles; takes options, `--help` lists them", || {
         torment::run(&options())
     }),
+    (
+        "torment-serve",
+        "64 clients of a server that come and go at random; two minutes",
+        torment::serve,
+    ),
     ("fmt-check", "check the formatting", suite::formatting),
     ("help", "this list", help),
 ];

@@ -1,8 +1,8 @@
 //! Tools that tests need, from the table of `moec-testing`.
 
 use crate::shell::Failed;
-use crate::{apt, coreml, gguf, qnn};
-use moec_testing::{COREML, GGUF, Help, NEEDS, QNN};
+use crate::{apt, coreml, qnn, venv};
+use moec_testing::{COREML, GGUF, Help, NEEDS, OPENAI, QNN};
 
 /// Installs what is missing and can be installed here. Gives what could not be; tests that need it say so, too.
 pub(crate) fn run() -> Vec<String> {
@@ -13,8 +13,10 @@ pub(crate) fn run() -> Vec<String> {
     if !QNN.is_met() {
         failed.extend(qnn::run().err().map(|e| format!("tests of {}: {e}", QNN.what)));
     }
-    if !GGUF.is_met() {
-        failed.extend(gguf::run().err().map(|e| format!("tests of {}: {e}", GGUF.what)));
+    for (need, environment) in [(&GGUF, &venv::GGUF), (&OPENAI, &venv::OPENAI)] {
+        if !need.is_met() {
+            failed.extend(venv::run(environment).err().map(|e| format!("tests of {}: {e}", need.what)));
+        }
     }
     let packages: Vec<&str> = NEEDS
         .iter()

@@ -233,8 +233,8 @@ impl<'j, M: Model> Inner<'j, M> {
             return Err(Error::FewSlots { needed: many + (of_plan as usize).saturating_sub(slots), slots: of_plan });
         }
         let waiting = self.core.waiting();
-        let enter = self.core.slots().free() >= many && waiting == 0;
-        if !enter && waiting + many > self.queue {
+        // Who waits for no more than the next step takes a slot that is free now.
+        if waiting + many > self.queue.saturating_add(self.core.slots().free()) {
             return Err(Error::Busy { waiting });
         }
         if many == 0 || n == 0 {
